@@ -1,0 +1,269 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// An acquisition is one call of Acquire or TryAcquire.
+type acquisition struct {
+	client *Client
+	ctx    context.Context // the caller's
+	key    string
+	token  string     // of the next attempt; empty if a new one is to be made
+	held   *HeldError // the last answer; nil if the last attempt got none
+	asked  time.Time  // when the last attempt returned
+}
+
+type acquireFunc = func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
+
+var (
+	errNoGrant  = errors.New("the store's queue returned neither a grant nor an error")
+	errLate     = errors.New("granted, but the answer took nearly as long as the TTL")
+	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
+)
+
+func (a *acquisition) acquire() (*Lease, error) {
+	o := a.client.options
+	ctx := a.ctx
+	if o.maxWait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.maxWait)
+		defer cancel()
+	}
+	lease, err := a.try(ctx)
+	if a.held != nil && o.maxWait != 0 && ctx.Err() == nil {
+		lease, err = a.wait(ctx)
+	}
+	if err != nil {
+		return nil, a.verdict(ctx, err)
+	}
+	return lease, nil
+}
+
+// try makes one attempt without waiting.
+func (a *acquisition) try(ctx context.Context) (*Lease, error) {
+	return a.attempt(ctx, a.client.keeper.locker.TryAcquire)
+}
+
+// wait goes on when the store has answered that the key is held: in the queue
+// of the store if it has one, else by asking again and again.
+func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
+	ctx, stop := a.client.keeper.untilClosed(ctx)
+	defer stop()
+	queue, queued := a.client.keeper.locker.(Acquirer)
+	pace := pace{backoff: a.client.options.backoff}
+	var err error = a.held
+	for again := !queued; ; again = true {
+		if again {
+			if ended := pace.pause(ctx, a); ended != nil {
+				return nil, pick(ended, err)
+			}
+		}
+		var lease *Lease
+		if queued {
+			lease, err = a.enqueue(ctx, queue)
+		} else {
+			lease, err = a.try(ctx)
+		}
+		switch {
+		case err == nil || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid):
+			return lease, err
+		case ctx.Err() != nil:
+			return nil, pick(context.Cause(ctx), err)
+		case queued && errors.Is(err, errors.ErrUnsupported):
+			queued = false
+		}
+	}
+}
+
+// enqueue waits in the queue of the store.
+func (a *acquisition) enqueue(ctx context.Context, queue Acquirer) (*Lease, error) {
+	return a.attempt(ctx, func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error) {
+		answer, err := queue.Acquire(ctx, key, token, ttl)
+		if err == nil && !answer.Acquired {
+			err = errNoGrant
+		}
+		return answer, err
+	})
+}
+
+// pick returns why a wait has ended: ended if that is an error of this package,
+// else err, that of the last attempt.
+func pick(ended, err error) error {
+	if errors.Is(ended, ErrClosed) || errors.Is(ended, ErrInvalid) {
+		return ended
+	}
+	return err
+}
+
+// attempt makes one call and judges its answer. A grant that is found late may
+// have ended already, and is not believed: the token tries once more, and that
+// answer alone counts. (A renewal would not do. If the lease ended and the token
+// was granted the key again, another may have held it between, with a fence
+// above the one that was found.)
+func (a *acquisition) attempt(ctx context.Context, call acquireFunc) (*Lease, error) {
+	lease, err := a.send(ctx, call)
+	if err == errLate {
+		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire)
+		if err != nil {
+			a.giveUp()
+		}
+	}
+	return lease, err
+}
+
+func (a *acquisition) send(ctx context.Context, call acquireFunc) (*Lease, error) {
+	o := &a.client.options
+	if a.token == "" {
+		a.token = newToken(o.owner)
+	}
+	sent := time.Now()
+	answer, err := call(ctx, a.key, a.token, o.ttl)
+	a.asked = time.Now()
+	switch {
+	case err != nil:
+		return nil, a.failed(ctx, answer, err)
+	case !answer.Acquired:
+		a.held = heldBy(a.key, answer)
+		return nil, a.held
+	}
+	a.held = nil
+	if answer.Since.IsZero() || answer.Since.After(a.asked) {
+		answer.Since = sent
+	}
+	lease := newLease(a, answer)
+	if lease.rest(a.asked) < o.ttl/10 {
+		return nil, errLate
+	}
+	return a.hand(lease)
+}
+
+// hand returns a lease that is good, unless it is not wanted any more: then it
+// is released.
+func (a *acquisition) hand(lease *Lease) (*Lease, error) {
+	var unwanted error
+	switch {
+	case a.client.options.fenced && lease.fence == 0:
+		unwanted = errNoFences
+	case !lease.start():
+		unwanted = ErrClosed
+	default:
+		return lease, nil
+	}
+	ctx, cancel := context.WithTimeout(lease.values, releaseTimeout)
+	defer cancel()
+	if _, err := a.client.keeper.locker.Release(ctx, a.key, a.token); err != nil {
+		a.giveUp()
+	}
+	a.token = ""
+	return nil, unwanted
+}
+
+// failed notes that an attempt got no answer, or (an Acquirer says so beside its
+// error) that the store had answered "held" before.
+func (a *acquisition) failed(ctx context.Context, answer Attempt, err error) error {
+	if answer.Holder != "" || answer.Remaining != 0 {
+		a.held = heldBy(a.key, answer)
+	} else if ctx.Err() == nil {
+		a.held = nil
+	}
+	if !unsent(err) {
+		a.giveUp()
+	}
+	return err
+}
+
+// giveUp owes the store a release of the token, and never uses it again.
+func (a *acquisition) giveUp() {
+	if a.token == "" {
+		return
+	}
+	a.client.keeper.owe(&debt{
+		key:     a.key,
+		token:   a.token,
+		ttl:     a.client.options.ttl,
+		values:  context.WithoutCancel(a.ctx),
+		pending: true,
+	})
+	a.token = ""
+}
+
+// unsent says of an error of a Locker that nothing was sent to the store.
+func unsent(err error) bool {
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid)
+}
+
+func heldBy(key string, a Attempt) *HeldError {
+	return &HeldError{key, ownerOf(a.Holder), a.Remaining}
+}
+
+// verdict is the error of an acquisition that ended with err. ctx is the
+// caller's, or one made from it that ends with MaxWait.
+func (a *acquisition) verdict(ctx context.Context, err error) error {
+	mine := a.ctx.Err()
+	switch {
+	case mine != nil && a.held != nil:
+		return fmt.Errorf("%w: %w", endOf(a.ctx), a.held)
+	case mine != nil && !errors.Is(err, mine):
+		return fmt.Errorf("%w: %w", endOf(a.ctx), err)
+	case mine != nil, ctx.Err() == nil, errors.Is(err, ErrClosed):
+		return err
+	case a.held != nil:
+		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, a.held)
+	default:
+		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, hideContextErrors(err))
+	}
+}
+
+// The pauses of a waiter that asks again and again: at least minPause, doubled
+// each time up to maxPause, and up to half as much more at random, so that those
+// who began together do not stay together.
+const (
+	minPause = 50 * time.Millisecond
+	maxPause = 640 * time.Millisecond
+)
+
+type pace struct {
+	backoff func(attempt int) time.Duration
+	pauses  int
+	before  time.Time // when the attempt before the last one returned
+}
+
+// pause returns nil when it is time for the next attempt, or the error of ctx.
+func (p *pace) pause(ctx context.Context, a *acquisition) error {
+	p.pauses++
+	d, err := p.next(a)
+	if err != nil {
+		return err
+	}
+	p.before = a.asked
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+func (p *pace) next(a *acquisition) (time.Duration, error) {
+	if p.backoff != nil {
+		d := p.backoff(p.pauses)
+		if d <= 0 {
+			return 0, invalid("WithBackoff: %v for attempt %d: not positive", d, p.pauses)
+		}
+		return d, nil
+	}
+	d := min(minPause<<min(p.pauses-1, 10), maxPause)
+	d += rand.N(d / 2)
+	if a.held == nil || a.held.Remaining <= 0 || a.asked.Sub(p.before) < 2*minPause {
+		return d, nil
+	}
+	expiry := time.Until(a.asked.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)
+	return max(0, min(d, expiry)), nil
+}

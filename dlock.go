@@ -1,0 +1,159 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// A Locker is a store that keeps leases: a backend. Applications use a
+// [Client]; only the authors of backends and decorators call or implement
+// Locker.
+//
+// Each method is one operation that takes effect at one instant. A Locker has
+// no policy: it makes no tokens, waits for nothing, repeats nothing and starts
+// no renewal; the Client does all that. Keys have 1 to 1,024 bytes, tokens are
+// not empty, and both may hold any bytes; TTLs are whole milliseconds and
+// positive. A Locker is safe for use by any number of goroutines.
+//
+// A method whose ctx has ended before the call sends nothing and returns the
+// error of ctx. An error means that the outcome is unknown: the operation may
+// have taken effect, or may do so later. Two kinds of errors say more: those
+// that match [errors.ErrUnsupported] or [ErrInvalid] mean that nothing was
+// sent.
+//
+// The package conformance tests all of this.
+type Locker interface {
+	// TryAcquire makes one attempt to take key for token until ttl has passed.
+	// If another token holds key, nothing changes. If token itself holds it,
+	// that is a grant like any other, with a fence of its own; what is left of
+	// the lease becomes the longer of what it was and ttl.
+	TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
+
+	// Renew makes what is left of the lease the longer of what it is and ttl,
+	// and reports whether token held key. If it did not, nothing changes: a
+	// lease that has ended is never revived.
+	Renew(ctx context.Context, key, token string, ttl time.Duration) (held bool, err error)
+
+	// Release forgets token: it ends its lease, or its place in the queue (held
+	// is false then). If token has neither, nothing changes.
+	Release(ctx context.Context, key, token string) (held bool, err error)
+}
+
+// An Attempt is the store's answer to an attempt to take a key.
+type Attempt struct {
+	// Acquired says that the token holds the key now.
+	Acquired bool
+
+	// Since is an instant of this process's clock, from [time.Now], such that
+	// the store keeps this grant at least until Since+ttl. Zero stands for the
+	// instant at which the call was made.
+	Since time.Time
+
+	// Fence is the number of this grant, larger than that of every earlier
+	// grant of the key by at least 8; 0 where the store has no fences.
+	Fence int64
+
+	// Holder is the token of the present holder, if the key was not acquired
+	// and the store told. It may come beside an error, and says then that the
+	// store had answered "held" before.
+	Holder string
+
+	// Remaining is how long the lease of the present holder still lasts, if
+	// the key was not acquired: 0 if unknown, negative if it never ends.
+	Remaining time.Duration
+}
+
+// An Acquirer is a [Locker] whose store queues those who wait and hands the
+// lock over to them. Like all optional interfaces of this package it is found
+// with a type assertion, and a method that answers [errors.ErrUnsupported] is
+// treated as if it were not there.
+type Acquirer interface {
+	// Acquire takes key for token, waiting until it is free or ctx ends. It
+	// returns an Attempt that is Acquired, or an error. The caller follows
+	// every error with a Release of token, so that Acquire need not clean up.
+	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
+}
+
+// A BatchRenewer is a [Locker] that renews many leases in one round trip.
+type BatchRenewer interface {
+	// RenewBatch does what Renew does for each element of batch, independently
+	// of the others, and returns the results in the order of the batch. An
+	// error says that the outcome of all of them is unknown.
+	RenewBatch(ctx context.Context, batch []Renewal) ([]RenewResult, error)
+}
+
+// A Renewal is one element of a batch for a [BatchRenewer].
+type Renewal struct {
+	Key, Token string
+	TTL        time.Duration
+}
+
+// A RenewResult is what [Locker.Renew] would have returned.
+type RenewResult struct {
+	Held bool
+	Err  error
+}
+
+// An Inspector is a [Locker] that can tell who holds a key.
+type Inspector interface {
+	// Inspect returns who holds key, and for how long still, and changes
+	// nothing.
+	Inspect(ctx context.Context, key string) (Hold, error)
+}
+
+// A Hold is the answer of an [Inspector].
+type Hold struct {
+	Held      bool
+	Token     string        // of the holder; empty if unknown
+	Remaining time.Duration // 0 if unknown, negative if it never ends
+}
+
+// Forward is embedded by Lockers that are built around another Locker. It
+// passes every method on to it, the optional ones too, so that a decorator
+// which changes one method hides none of the others:
+//
+//	type counting struct {
+//		dlock.Forward
+//		attempts atomic.Int64
+//	}
+//
+//	func (c *counting) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+//		c.attempts.Add(1)
+//		return c.Forward.TryAcquire(ctx, key, token, ttl)
+//	}
+//
+// An optional method that the inner Locker does not have answers
+// [errors.ErrUnsupported].
+type Forward struct{ Locker }
+
+var (
+	_ Locker       = Forward{}
+	_ Acquirer     = Forward{}
+	_ BatchRenewer = Forward{}
+	_ Inspector    = Forward{}
+)
+
+// Acquire calls the Acquire of the inner Locker, if it is an [Acquirer].
+func (f Forward) Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error) {
+	if a, ok := f.Locker.(Acquirer); ok {
+		return a.Acquire(ctx, key, token, ttl)
+	}
+	return Attempt{}, errors.ErrUnsupported
+}
+
+// RenewBatch calls the RenewBatch of the inner Locker, if it is a [BatchRenewer].
+func (f Forward) RenewBatch(ctx context.Context, batch []Renewal) ([]RenewResult, error) {
+	if r, ok := f.Locker.(BatchRenewer); ok {
+		return r.RenewBatch(ctx, batch)
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// Inspect calls the Inspect of the inner Locker, if it is an [Inspector].
+func (f Forward) Inspect(ctx context.Context, key string) (Hold, error) {
+	if i, ok := f.Locker.(Inspector); ok {
+		return i.Inspect(ctx, key)
+	}
+	return Hold{}, errors.ErrUnsupported
+}

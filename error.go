@@ -1,0 +1,95 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The errors of this package, to be tested with [errors.Is]. Any other error
+// comes from the store, as its client returned it, and means that the store did
+// not answer, or not with what was asked.
+var (
+	// ErrHeld says that another holds the key. The error is a [*HeldError].
+	ErrHeld = errors.New("held by another")
+
+	// ErrLost says that the lease has ended without being released: the store
+	// said so, or its deadline has passed. Another may hold the key.
+	ErrLost = errors.New("lease lost")
+
+	// ErrReleased says that the lease was released or detached.
+	ErrReleased = errors.New("lease released")
+
+	// ErrInvalid says that an argument or an option is not acceptable, and
+	// which. Nothing was sent to the store.
+	ErrInvalid = errors.New("invalid")
+
+	// ErrClosed says that the Client has been closed.
+	ErrClosed = errors.New("client closed")
+)
+
+// A HeldError is an [ErrHeld] with what the store told about the holder.
+type HeldError struct {
+	Key       string
+	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
+	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
+}
+
+// Error tells owner and remaining time. It never tells the token.
+func (e *HeldError) Error() string {
+	s := ErrHeld.Error()
+	if e.Owner != "" {
+		s = fmt.Sprintf("held by %q", e.Owner)
+	}
+	if e.Remaining > 0 {
+		s += fmt.Sprintf(" for %v unless renewed", e.Remaining.Round(time.Millisecond))
+	}
+	return s
+}
+
+// Is makes a HeldError match [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w %s", ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// wrap is the one place where errors get their context. ctx is the caller's:
+// while it is alive, a context error can only come from a limit that this
+// package or the store's client has set itself, and must not be taken for the
+// caller's own.
+func wrap(ctx context.Context, op, key string, err error) error {
+	if ctx.Err() == nil {
+		err = hideContextErrors(err)
+	}
+	return fmt.Errorf("dlock: %s %q: %w", op, key, err)
+}
+
+func hideContextErrors(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return notContextError{err}
+	}
+	return err
+}
+
+// notContextError is an error that does not match the errors of package context
+// that are in its chain. Everything else can still be found.
+type notContextError struct{ err error }
+
+func (e notContextError) Error() string { return e.err.Error() }
+
+func (e notContextError) Is(target error) bool {
+	return target != context.Canceled && target != context.DeadlineExceeded && errors.Is(e.err, target)
+}
+
+func (e notContextError) As(target any) bool { return errors.As(e.err, target) }
+
+// endOf is the error of a context that has ended, and its cause.
+func endOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}

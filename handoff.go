@@ -1,0 +1,185 @@
+package dlock
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// maxSteps is how many times in a row a lease can be handed off: each grant has
+// 8 fences of its own, one for each of its holders.
+const maxSteps = 7
+
+// A Handoff is a lease on its way from one holder to the next, in this process
+// or in another: [Lease.Detach] makes it, [Client.Adopt] takes it up. It is a
+// secret: whoever has it holds the lock. MarshalText prints it whole, to be sent
+// to the taker; its other representations show only key and fence.
+//
+// A Handoff must be adopted at most once. Whoever delivers it more than once
+// (a queue that repeats messages) makes more than one holder; a Client refuses
+// that only as long as a lease that it adopted from the same Handoff lives.
+type Handoff struct {
+	key, token string
+	fence      int64 // of the taker
+	step       int   // from 1 to maxSteps; 0 in the zero value, which nobody can adopt
+}
+
+var errNoHandoff = invalid("Handoff: empty, not made by Detach")
+
+// Detach gives the lease up without releasing it, for another to adopt: the lease
+// ends with [ErrReleased] and is not renewed any more, and its taker has until
+// the Deadline to adopt it. The taker's fence is one higher. A lease that has
+// ended cannot be detached, and one that was handed off seven times in a row
+// cannot be an eighth time, since another grant may have the fence after that.
+func (l *Lease) Detach() (Handoff, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.look(); err != nil {
+		return Handoff{}, wrapUnlessLost(l.values, "detach", l.key, err)
+	}
+	if l.step >= maxSteps {
+		return Handoff{}, wrap(l.values, "detach", l.key, invalid("hand-off: %d in a row, the most that one grant allows", l.step))
+	}
+	h := Handoff{key: l.key, token: l.token, step: l.step + 1}
+	if l.fence != 0 {
+		h.fence = l.fence + 1
+	}
+	l.end(ErrReleased)
+	l.settled = true
+	return h, nil
+}
+
+// Adopt takes up a lease that was detached, with the options of c. It asks the
+// store for a full TTL. The error matches [ErrLost] if the lease has run out, and
+// [ErrInvalid] if h is not a Handoff that can be adopted; after any other error h
+// may be adopted again.
+func (c *Client) Adopt(ctx context.Context, h Handoff) (*Lease, error) {
+	if h.step == 0 {
+		return nil, wrap(ctx, "adopt", h.key, errNoHandoff)
+	}
+	a, err := c.begin(ctx, "adopt", h.key)
+	if err != nil {
+		return nil, err
+	}
+	defer c.keeper.leave()
+	a.token = h.token
+	lease, err := a.adopt(h)
+	if err != nil {
+		return nil, wrapUnlessLost(ctx, "adopt", h.key, err)
+	}
+	return lease, nil
+}
+
+func (a *acquisition) adopt(h Handoff) (*Lease, error) {
+	o, k := &a.client.options, a.client.keeper
+	switch {
+	case o.fenced && h.fence == 0:
+		return nil, errNoFences
+	case !k.adopt(h.token):
+		return nil, invalid("Handoff: adopted already")
+	}
+	sent := time.Now()
+	held, err := k.locker.Renew(a.ctx, h.key, h.token, o.ttl)
+	a.asked = time.Now()
+	lease := newLease(a, Attempt{Fence: h.fence, Since: sent})
+	lease.step = h.step
+	switch {
+	case err != nil:
+	case !held:
+		err = lease.lost(errTaken)
+	case lease.rest(a.asked) <= 0:
+		err = errLate
+	case !lease.start():
+		err = ErrClosed
+	}
+	if err != nil {
+		k.forget(lease)
+		return nil, err
+	}
+	return lease, nil
+}
+
+// adopt reports whether the token is not that of a lease adopted before that
+// still lives.
+func (k *keeper) adopt(token string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.adopted[token]; ok {
+		return false
+	}
+	k.adopted[token] = struct{}{}
+	return true
+}
+
+// handoffPrefix starts the text of a Handoff, and tells its version.
+const handoffPrefix = "dlock1-"
+
+var handoffText = base64.RawURLEncoding.Strict()
+
+// MarshalText returns h as printable ASCII text, the secret included.
+func (h Handoff) MarshalText() ([]byte, error) {
+	if h.step == 0 {
+		return nil, fmt.Errorf("dlock: marshal: %w", errNoHandoff)
+	}
+	b := []byte{byte(h.step)}
+	b = binary.AppendVarint(b, h.fence)
+	b = binary.AppendUvarint(b, uint64(len(h.key)))
+	b = append(b, h.key...)
+	b = append(b, h.token...)
+	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	return handoffText.AppendEncode([]byte(handoffPrefix), b), nil
+}
+
+// UnmarshalText sets h to what MarshalText returned. The error matches
+// [ErrInvalid] if text is anything else; it does not show the text, which may be
+// most of a secret.
+func (h *Handoff) UnmarshalText(text []byte) error {
+	parsed, reason := parseHandoff(string(text))
+	if reason != "" {
+		return fmt.Errorf("dlock: unmarshal: %w", invalid("Handoff of %d bytes: %s", len(text), reason))
+	}
+	*h = parsed
+	return nil
+}
+
+func parseHandoff(text string) (h Handoff, reason string) {
+	encoded, ok := strings.CutPrefix(text, handoffPrefix)
+	if !ok {
+		return h, "does not begin with " + handoffPrefix
+	}
+	b, err := handoffText.DecodeString(encoded)
+	if err != nil {
+		return h, err.Error()
+	}
+	if len(b) < 5 || crc32.ChecksumIEEE(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) {
+		return h, "cut off or changed"
+	}
+	step, b := int(b[0]), b[1:len(b)-4]
+	fence, n := binary.Varint(b)
+	size, m := binary.Uvarint(b[max(n, 0):])
+	if n <= 0 || m <= 0 || size > uint64(len(b)-n-m) || step < 1 || step > maxSteps {
+		return h, "malformed"
+	}
+	b = b[n+m:]
+	h = Handoff{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
+	if h.key == "" || len(h.key) > maxKey || h.token == "" {
+		return Handoff{}, "malformed"
+	}
+	return h, ""
+}
+
+// String returns key and fence, not the secret.
+func (h Handoff) String() string { return fmt.Sprintf("handoff of %q (fence %d)", h.key, h.fence) }
+
+// GoString is String.
+func (h Handoff) GoString() string { return h.String() }
+
+// LogValue returns key and fence, not the secret.
+func (h Handoff) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("key", h.key), slog.Int64("fence", h.fence))
+}

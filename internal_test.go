@@ -1,0 +1,124 @@
+package dlock
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// yes is a Locker that grants everything.
+type yes struct{}
+
+func (yes) TryAcquire(context.Context, string, string, time.Duration) (Attempt, error) {
+	return Attempt{Acquired: true, Fence: 8}, nil
+}
+func (yes) Renew(context.Context, string, string, time.Duration) (bool, error) { return true, nil }
+func (yes) Release(context.Context, string, string) (bool, error)              { return true, nil }
+
+// The monotonic clock stops while a machine is suspended; the wall clock does
+// not. Virtual time has only one, so the test moves the lease's deadline on the
+// wall clock instead of the clock.
+func TestSuspendedMachine(t *testing.T) {
+	suspend := func(l *Lease, d time.Duration) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.wall = l.wall.Add(-d)
+		l.keeper.mu.Lock()
+		defer l.keeper.mu.Unlock()
+		l.event.wall = l.wall
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := New(yes{})
+		l, err := c.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		work := l.Context(t.Context())
+		suspend(l, 20*time.Second)
+		require.NoError(t, l.Err())
+		suspend(l, 10*time.Second)
+		start := time.Now()
+		<-work.Done()
+		require.LessOrEqual(t, time.Since(start), time.Second)
+		require.ErrorIs(t, context.Cause(work), ErrLost)
+
+		l, err = c.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		suspend(l, time.Minute)
+		require.ErrorIs(t, l.Release(), ErrLost, "found by the look before the release")
+	})
+}
+
+func TestLeaseContextKeepsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(yes{}).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		for range 1000 {
+			parent, cancel := context.WithCancel(t.Context())
+			ctx := l.Context(parent)
+			cancel()
+			<-ctx.Done()
+		}
+		synctest.Wait()
+		require.Empty(t, l.contexts, "after the parents have ended")
+
+		parent := &countingContext{Context: t.Context()}
+		for range 1000 {
+			l.Context(parent)
+		}
+		require.Len(t, l.contexts, 1000)
+		require.NoError(t, l.Release())
+		synctest.Wait()
+		require.Empty(t, l.contexts, "after the lease has ended")
+		require.Zero(t, parent.registered, "the parent still knows of contexts of the lease")
+	})
+}
+
+// countingContext counts what has registered with it to hear of its end.
+type countingContext struct {
+	context.Context
+	registered int
+}
+
+func (c *countingContext) Done() <-chan struct{} { return make(chan struct{}) }
+
+func (c *countingContext) AfterFunc(func()) func() bool {
+	c.registered++
+	return func() bool { c.registered--; return true }
+}
+
+func TestAgendaIsEmptyWithoutLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(yes{})
+		for range 100 {
+			l, err := c.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.NoError(t, l.Release())
+		}
+		time.Sleep(2 * lookAround)
+		c.keeper.mu.Lock()
+		defer c.keeper.mu.Unlock()
+		require.Empty(t, c.keeper.agenda)
+		require.True(t, c.keeper.wake.IsZero(), "the timer still runs")
+	})
+}
+
+func TestTokens(t *testing.T) {
+	seen := make(map[string]bool)
+	for range 10_000 {
+		token := newToken("a.b")
+		require.False(t, seen[token])
+		seen[token] = true
+		require.Equal(t, "a.b", ownerOf(token))
+	}
+	require.Empty(t, ownerOf(newToken("")))
+}
+
+func TestCoreImportsTheStandardLibraryOnly(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "github.com/dlock-go/dlock", strings.TrimSpace(string(out)))
+}
