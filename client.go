@@ -146,7 +146,7 @@ func (c *Client) Close() error {
 
 // begin is how every call of a Client starts. If there is no error the call must
 // end with keeper.leave.
-func (c *Client) begin(ctx context.Context, op, key string) (*acquisition, error) {
+func (c *Client) begin(ctx context.Context, op, key string) (acquisition, error) {
 	err := c.check(key)
 	if err == nil && ctx.Err() != nil {
 		err = endOf(ctx)
@@ -155,9 +155,9 @@ func (c *Client) begin(ctx context.Context, op, key string) (*acquisition, error
 		err = ErrClosed
 	}
 	if err != nil {
-		return nil, wrap(ctx, op, key, err)
+		return acquisition{}, wrap(ctx, op, key, err)
 	}
-	return &acquisition{client: c, ctx: ctx, key: key}, nil
+	return acquisition{client: c, ctx: ctx, key: key}, nil
 }
 
 func (c *Client) check(key string) error {

@@ -29,9 +29,8 @@ func (l *Lease) Release() error {
 	defer l.mu.Unlock()
 	if l.look() == nil {
 		l.end(ErrReleased)
-		if until := l.granted.Add(l.options.minHold); time.Now().Before(until) {
-			l.settled = true
-			l.keeper.owe(&debt{lease: l, hold: until})
+		if l.options.minHold > 0 {
+			l.linger()
 		}
 	} else if l.err != ErrReleased {
 		return l.err
@@ -43,6 +42,15 @@ func (l *Lease) Release() error {
 		return wrapUnlessLost(l.values, "release", l.key, err)
 	}
 	return nil
+}
+
+// linger leaves a lease that has ended to the keeper, if it is to be kept for
+// longer.
+func (l *Lease) linger() {
+	if until := l.granted.Add(l.options.minHold); time.Now().Before(until) {
+		l.settled = true
+		l.keeper.owe(&debt{lease: l, hold: until})
+	}
 }
 
 // sendRelease makes one try, in the time that is left of the lease.

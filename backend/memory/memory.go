@@ -45,6 +45,7 @@ type waiter struct {
 	token string
 	ttl   time.Duration
 	ended chan result // of capacity 1; sent to by whoever takes the waiter out of the queue
+	timer *time.Timer // of the first in the queue: fires when the holder's lease ends, or earlier
 }
 
 type result struct {
@@ -77,11 +78,11 @@ func (m *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		m.mu.Unlock()
 		return a, reply
 	}
-	w := &waiter{ctx: ctx, token: token, ttl: ttl, ended: make(chan result, 1)}
+	w := &waiter{ctx, token, ttl, make(chan result, 1), time.NewTimer(a.Remaining)}
 	l := m.locks[key]
 	l.queue = append(l.queue, w)
 	m.mu.Unlock()
-	return m.wait(key, w, a.Remaining)
+	return m.wait(key, w)
 }
 
 // Renew implements [dlock.Locker].
@@ -128,6 +129,7 @@ func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if i := slices.IndexFunc(l.queue, func(w *waiter) bool { return w.token == token }); i >= 0 {
 		l.queue[i].ended <- result{err: dlock.ErrReleased}
 		l.queue = slices.Delete(l.queue, i, i+1)
+		l.watch(now)
 	}
 	if l.token != token {
 		return false, reply
@@ -192,12 +194,21 @@ func (m *Locker) grant(l *lock, token string, ttl time.Duration, now time.Time) 
 	m.fence = max(m.fence+8, now.UnixMicro())
 	l.token = token
 	l.extend(now.Add(ttl))
+	l.watch(now)
 	return dlock.Attempt{Acquired: true, Since: now, Fence: m.fence}
 }
 
 func (l *lock) extend(until time.Time) {
 	if until.After(l.until) {
 		l.until = until
+	}
+}
+
+// watch makes the first in the queue look again when the lease ends, so that no
+// goroutine is needed to expire it.
+func (l *lock) watch(now time.Time) {
+	if len(l.queue) > 0 {
+		l.queue[0].timer.Reset(l.until.Sub(now))
 	}
 }
 
@@ -249,22 +260,20 @@ func (m *Locker) add(key string, now time.Time) *lock {
 	return l
 }
 
-// wait returns when w has been taken out of the queue, or its ctx ends. Each
-// waiter looks again when the holder's lease was to end, so that no goroutine
-// is needed to expire it. m.mu is not held.
-func (m *Locker) wait(key string, w *waiter, remaining time.Duration) (dlock.Attempt, error) {
-	timer := time.NewTimer(remaining)
-	defer timer.Stop()
+// wait returns when w has been taken out of the queue, or its ctx ends. m.mu is
+// not held.
+func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
+	defer w.timer.Stop()
 	for {
 		select {
 		case r := <-w.ended:
 			return r.attempt, r.err
 		case <-w.ctx.Done():
 			return m.leave(key, w)
-		case <-timer.C:
+		case <-w.timer.C:
 			m.mu.Lock()
 			if l, now := m.drive(key); l != nil {
-				timer.Reset(l.until.Sub(now))
+				l.watch(now)
 			}
 			m.mu.Unlock()
 		}
@@ -282,8 +291,10 @@ func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	default:
 	}
 	l := m.locks[key] // it exists, since w is in its queue
+	now := time.Now()
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
-	return dlock.Attempt{Holder: l.token, Remaining: time.Until(l.until)}, w.ctx.Err()
+	l.watch(now)
+	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, w.ctx.Err()
 }
 
 func stranger() string { return "stranger " + rand.Text() }

@@ -1,0 +1,307 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/conformance"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness keeps one store for each test or benchmark.
+func harness() conformance.Harness {
+	var stores sync.Map
+	store := func(t testing.TB) *memory.Locker {
+		s, ok := stores.Load(t)
+		if !ok {
+			s, _ = stores.LoadOrStore(t, memory.New())
+			t.Cleanup(func() { stores.Delete(t) })
+		}
+		return s.(*memory.Locker)
+	}
+	return conformance.Harness{
+		New:    func(t *testing.T) dlock.Locker { return store(t) },
+		Wipe:   func(t *testing.T) { store(t).Wipe() },
+		TTL:    10 * time.Millisecond,
+		Bubble: true,
+	}
+}
+
+func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
+
+func BenchmarkOperations(b *testing.B) {
+	store := memory.New()
+	conformance.Bench(b, conformance.Harness{New: func(*testing.T) dlock.Locker { return store }})
+}
+
+const ttl = time.Minute
+
+func try(t *testing.T, m *memory.Locker, key, token string) dlock.Attempt {
+	t.Helper()
+	a, err := m.TryAcquire(t.Context(), key, token, ttl)
+	require.NoError(t, err)
+	return a
+}
+
+func TestZeroValue(t *testing.T) {
+	var m memory.Locker
+	held, err := m.Release(t.Context(), "k", "a")
+	require.NoError(t, err)
+	require.False(t, held)
+	require.True(t, try(t, &m, "k", "a").Acquired)
+}
+
+func TestExpire(t *testing.T) {
+	m := memory.New()
+	require.False(t, m.Expire("k"))
+	require.True(t, try(t, m, "k", "a").Acquired)
+	require.True(t, m.Expire("k"))
+	held, err := m.Renew(t.Context(), "k", "a", ttl)
+	require.NoError(t, err)
+	require.False(t, held)
+	require.True(t, try(t, m, "k", "b").Acquired)
+}
+
+func TestExpireServesTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		try(t, m, "k", "a")
+		go func() {
+			time.Sleep(time.Second)
+			m.Expire("k")
+		}()
+		start := time.Now()
+		a, err := m.Acquire(t.Context(), "k", "b", ttl)
+		require.NoError(t, err)
+		require.True(t, a.Acquired)
+		require.Equal(t, time.Second, time.Since(start))
+	})
+}
+
+func TestSteal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		first := try(t, m, "k", "a")
+		result := make(chan dlock.Attempt)
+		go func() {
+			a, _ := m.Acquire(t.Context(), "k", "waits", ttl)
+			result <- a
+		}()
+		synctest.Wait()
+		m.Steal("k", time.Second)
+		m.Steal("free", time.Second)
+		held, err := m.Release(t.Context(), "k", "a")
+		require.NoError(t, err)
+		require.False(t, held)
+		require.False(t, try(t, m, "free", "a").Acquired)
+		start := time.Now()
+		a := <-result
+		require.Equal(t, time.Second, time.Since(start), "the stranger is served first")
+		require.GreaterOrEqual(t, a.Fence, first.Fence+16, "the stranger has had a fence too")
+	})
+}
+
+func TestFail(t *testing.T) {
+	m := memory.New()
+	broken := errors.New("broken")
+	operations := func() map[string]error {
+		errs := make(map[string]error)
+		_, errs["TryAcquire"] = m.TryAcquire(t.Context(), "k", "a", ttl)
+		_, errs["Acquire"] = m.Acquire(t.Context(), "k", "a", ttl)
+		_, errs["Renew"] = m.Renew(t.Context(), "k", "a", ttl)
+		_, errs["RenewBatch"] = m.RenewBatch(t.Context(), nil)
+		_, errs["Inspect"] = m.Inspect(t.Context(), "k")
+		_, errs["Release"] = m.Release(t.Context(), "k", "a")
+		return errs
+	}
+	m.Fail(broken)
+	for name, err := range operations() {
+		require.Equal(t, broken, err, name)
+	}
+	_, err := m.TryAcquire(t.Context(), "k", "a", ttl)
+	require.Equal(t, broken, err)
+	m.Fail(nil)
+	require.True(t, try(t, m, "k", "b").Acquired, "a failed call has no effect")
+	m.Release(t.Context(), "k", "b")
+
+	m.FailReplies(broken)
+	for name, err := range operations() {
+		require.Equal(t, broken, err, name)
+	}
+	_, err = m.TryAcquire(t.Context(), "k", "a", ttl)
+	require.Equal(t, broken, err)
+	m.FailReplies(nil)
+	require.False(t, try(t, m, "k", "b").Acquired, "the failed call took effect")
+}
+
+func TestDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		m.Delay(time.Second)
+		start := time.Now()
+		a := try(t, m, "k", "a")
+		require.Equal(t, time.Second, time.Since(start))
+		require.Equal(t, time.Now(), a.Since)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		_, err := m.Release(ctx, "k", "a")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		m.Delay(0)
+		require.False(t, try(t, m, "k", "b").Acquired, "the call has no effect")
+	})
+}
+
+func TestWipe(t *testing.T) {
+	m := memory.New()
+	before := try(t, m, "k", "a").Fence
+	m.Wipe()
+	a := try(t, m, "k", "b")
+	require.True(t, a.Acquired)
+	require.Greater(t, a.Fence, before)
+}
+
+// The lease of the one who is served may end before that of the one who was
+// waited for would have.
+func TestWaiterBehindAShorterLease(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			m := memory.New()
+			try(t, m, "k", "a")
+			short, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go m.Acquire(short, "k", "dies", time.Second)
+			synctest.Wait()
+			gone, leaves := context.WithCancel(t.Context())
+			defer leaves()
+			go m.Acquire(gone, "k", "leaves", time.Second)
+			synctest.Wait()
+			go func() {
+				time.Sleep(time.Second)
+				if leave {
+					leaves()
+				}
+				m.Release(t.Context(), "k", "a")
+			}()
+			start := time.Now()
+			_, err := m.Acquire(t.Context(), "k", "b", ttl)
+			require.NoError(t, err)
+			want := 3 * time.Second
+			if leave {
+				want = 2 * time.Second
+			}
+			require.Equal(t, want, time.Since(start))
+		})
+	}
+}
+
+func TestReleaseEndsAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		try(t, m, "k", "a")
+		result := make(chan error)
+		go func() {
+			_, err := m.Acquire(t.Context(), "k", "b", ttl)
+			result <- err
+		}()
+		synctest.Wait()
+		held, err := m.Release(t.Context(), "k", "b")
+		require.NoError(t, err)
+		require.False(t, held)
+		require.ErrorIs(t, <-result, dlock.ErrReleased)
+	})
+}
+
+func TestBadArguments(t *testing.T) {
+	m := memory.New()
+	for _, bad := range []struct {
+		key, token string
+		ttl        time.Duration
+		want       string
+	}{
+		{"", "a", ttl, "key: empty"},
+		{"k", "", ttl, "token: empty"},
+		{"k", "a", 0, "TTL 0s"},
+		{"k", "a", -ttl, "TTL -1m0s"},
+	} {
+		_, err := m.TryAcquire(t.Context(), bad.key, bad.token, bad.ttl)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, bad.want)
+		results, err := m.RenewBatch(t.Context(), []dlock.Renewal{{Key: bad.key, Token: bad.token, TTL: bad.ttl}})
+		require.NoError(t, err)
+		require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
+	}
+}
+
+// Fences must rise across processes, for resources that outlive one.
+func TestFencesOfANewStoreAreHigher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before := try(t, memory.New(), "k", "a").Fence
+		time.Sleep(time.Second)
+		require.Greater(t, try(t, memory.New(), "k", "a").Fence, before)
+	})
+}
+
+func TestForgottenKeysAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		for i := range 10_000 {
+			_, err := m.TryAcquire(t.Context(), strconv.Itoa(i), "a", 10*time.Millisecond)
+			require.NoError(t, err)
+			time.Sleep(time.Millisecond)
+		}
+		require.Less(t, m.Len(), 200, "locks that nobody asked for any more are still there")
+	})
+}
+
+// A service's own test of what it does when it loses its lock.
+func Example() {
+	// See the test of the same program, in virtual time: TestWorkerStopsWhenItsLockIsLost.
+	store := memory.New()
+	worker := &worker{client: dlock.New(store)}
+	fmt.Println(worker.run(context.Background(), func() { store.Expire("report") }))
+	// Output: stopped: lease lost
+}
+
+// worker stands for a service that works in steps under a lock.
+type worker struct{ client *dlock.Client }
+
+func (w *worker) run(ctx context.Context, step func()) string {
+	lease, err := w.client.Acquire(ctx, "report")
+	if err != nil {
+		return err.Error()
+	}
+	step()
+	if err := lease.Renew(ctx); errors.Is(err, dlock.ErrLost) {
+		return "stopped: lease lost"
+	}
+	return fmt.Sprint("done ", lease.Release())
+}
+
+func TestWorkerStopsWhenItsLockIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		stopped := make(chan error, 1)
+		go func() {
+			stopped <- dlock.New(store).Do(t.Context(), "report", func(ctx context.Context, _ *dlock.Lease) error {
+				<-ctx.Done() // it works, until it is told to stop
+				return context.Cause(ctx)
+			})
+		}()
+		synctest.Wait()                  // the worker holds its lock
+		store.Steal("report", time.Hour) // and now another has it
+		require.ErrorIs(t, <-stopped, dlock.ErrLost)
+	})
+}
