@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"time"
 )
 
@@ -192,9 +193,12 @@ func (a *acquisition) giveUp() {
 	a.token = ""
 }
 
-// unsent says of an error of a Locker that nothing was sent to the store.
+// unsent says of an error of a Locker that nothing was sent to the store: the
+// Locker says so, or there was no connection.
 func unsent(err error) bool {
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid)
+	var op *net.OpError
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid) ||
+		errors.As(err, &op) && op.Op == "dial"
 }
 
 func heldBy(key string, a Attempt) *HeldError {

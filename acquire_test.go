@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -328,6 +329,24 @@ func TestBackoff(t *testing.T) {
 		_, err = c.With(dlock.WithBackoff(nil)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 	})
+}
+
+func TestWhatWasNotSentIsNotOwed(t *testing.T) {
+	for _, err := range []error{
+		fmt.Errorf("pool: %w", &net.OpError{Op: "dial", Net: "tcp", Err: errStore}),
+		fmt.Errorf("%w key: has a hash tag", dlock.ErrInvalid),
+		errors.ErrUnsupported,
+	} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			store.Fail(err)
+			_, got := c.Acquire(t.Context(), "k")
+			require.ErrorIs(t, got, err)
+			time.Sleep(time.Minute)
+			require.Empty(t, s.made("release"))
+			require.NoError(t, c.Close())
+		})
+	}
 }
 
 func TestUnsupportedQueueIsNotThere(t *testing.T) {

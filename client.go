@@ -72,8 +72,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 // soon as the lease is lost; [context.Cause] tells which.
 //
 // ctx is what the work runs under, so it bounds wait and work together: use
-// [WithMaxWait] for the wait alone. If the lock was not acquired, fn is not called
-// and the error is that of Acquire. Otherwise Do returns the error of fn. If the
+// [WithMaxWait] for the wait alone, WithMaxWait(0) for a single attempt. If the
+// lock was not acquired, fn is not called and the error is that of Acquire. Otherwise Do returns the error of fn. If the
 // lease was lost before fn returned, the error matches [ErrLost] as well, since
 // another may have worked at the same time; a [context.Canceled] that the loss
 // brought about is then kept as text only, lest it be taken for the end of ctx.
@@ -134,6 +134,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (Holder, error) {
 // most 5 s for the releases that are owed to be answered, and returns an error if
 // some were not: their keys stay for up to one TTL. It does not close the Locker.
 // Closing a closed Client does nothing.
+//
+// A Client that is not closed leaks nothing, since it has no goroutine while there
+// is nothing to do. Close it before the process ends, or what it owes, and what
+// [WithMinHold] promises, ends with the process.
 func (c *Client) Close() error {
 	if c.keeper == nil {
 		return nil

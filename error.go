@@ -11,7 +11,9 @@ import (
 // comes from the store, as its client returned it, and means that the store did
 // not answer, or not with what was asked.
 var (
-	// ErrHeld says that another holds the key. The error is a [*HeldError].
+	// ErrHeld says that another holds the key. The error is a [*HeldError]. A
+	// wait that was cut short by its context matches the context's error too:
+	// look for that first if it is to be treated differently.
 	ErrHeld = errors.New("held by another")
 
 	// ErrLost says that the lease has ended without being released: the store

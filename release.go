@@ -22,6 +22,9 @@ const (
 // for up to one TTL, and that the release is owed: the Client repeats it in the
 // background.
 //
+// Where Release is deferred and its result dropped, end the work with
+// return lease.Err(), so that a loss does not go unnoticed; or use [Client.Do].
+//
 // Calling Release again retries one that failed. Otherwise it does nothing and
 // returns nil, or the [ErrLost] of before. After Detach it returns nil.
 func (l *Lease) Release() error {

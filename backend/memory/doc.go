@@ -19,18 +19,17 @@
 //     and fail, [Locker.Delay] makes them slow,
 //   - [Locker.Wipe] makes the store lose everything.
 //
-// A service that must stop its work when its lease is lost is tested so (the
-// package example has it in full):
+// A service that must stop its work when its lease is lost is tested so:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		store := memory.New()
-//		worker := NewWorker(dlock.New(store))
-//		go worker.Run(t.Context())
-//		synctest.Wait()                   // the worker holds its lock and works
-//		store.Steal("report", time.Hour)  // …and now another has it
-//		time.Sleep(30 * time.Second)      // the next renewal finds out, in no real time
-//		if !worker.Stopped() {
-//			t.Error("the worker goes on without its lock")
+//		stopped := make(chan error, 1)
+//		go func() { stopped <- NewWorker(dlock.New(store)).Run(t.Context()) }()
+//		synctest.Wait()                  // the worker holds its lock and works
+//		store.Steal("report", time.Hour) // and now another has it
+//		err := <-stopped                 // the next renewal finds out, in no real time
+//		if !errors.Is(err, dlock.ErrLost) {
+//			t.Errorf("the worker did not notice that it lost its lock: %v", err)
 //		}
 //	})
 package memory

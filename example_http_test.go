@@ -1,0 +1,110 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+)
+
+// A checkout charges orders. Many instances of it serve the same orders, and
+// each order is charged once.
+type checkout struct {
+	locks   *dlock.Client
+	charged *sync.Map // stands for the database that the instances share
+}
+
+// statusClientClosedRequest is what nginx logs when nobody waits for the answer
+// any more.
+const statusClientClosedRequest = 499
+
+func (c *checkout) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	err := c.locks.Do(r.Context(), "order:"+id, func(ctx context.Context, _ *dlock.Lease) error {
+		return c.charge(ctx, id)
+	})
+	switch {
+	case err == nil:
+		w.WriteHeader(http.StatusOK)
+	case r.Context().Err() != nil: // first: the client may have gone while the order was held
+		w.WriteHeader(statusClientClosedRequest)
+	case errors.Is(err, dlock.ErrHeld):
+		http.Error(w, "the order is being handled", http.StatusConflict)
+	default: // the store did not answer, the lease was lost, the charge failed
+		w.Header().Set("Retry-After", "5")
+		http.Error(w, "try again", http.StatusServiceUnavailable)
+	}
+}
+
+// charge charges an order unless that has been done. ctx ends when the client
+// goes or the lock is lost.
+func (c *checkout) charge(ctx context.Context, id string) error {
+	if _, done := c.charged.Load(id); done {
+		return nil
+	}
+	select {
+	case <-time.After(time.Millisecond): // the call of the payment service, under ctx
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	fmt.Println("charged order", id)
+	c.charged.Store(id, true)
+	return nil
+}
+
+// An HTTP handler that must not handle an order twice. A request whose order is
+// held by another waits for it for at most 2 s, and is then answered with 409
+// Conflict; a client that has gone is no conflict, and neither is a store that
+// does not answer.
+func Example_http() {
+	store := memory.New()
+	locks := dlock.New(store, dlock.WithMaxWait(2*time.Second))
+	defer locks.Close()
+	patient := &checkout{locks, new(sync.Map)}
+	// …and one that does not make the reader of this example wait.
+	hasty := &checkout{locks.With(dlock.WithMaxWait(10 * time.Millisecond)), patient.charged}
+
+	post := func(ctx context.Context, c *checkout, id string) int {
+		mux := http.NewServeMux()
+		mux.Handle("POST /orders/{id}", c)
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/"+id, nil))
+		return w.Code
+	}
+	ctx := context.Background()
+	fmt.Println(post(ctx, patient, "1"))
+	fmt.Println(post(ctx, patient, "1"), "and not charged again")
+
+	lease, err := locks.Acquire(ctx, "order:2") // as another instance would
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(post(ctx, hasty, "2"), "while another handles it")
+
+	gone, leave := context.WithCancel(ctx)
+	time.AfterFunc(10*time.Millisecond, leave)
+	fmt.Println(post(gone, patient, "2"), "when the client goes")
+
+	time.AfterFunc(10*time.Millisecond, func() { lease.Release() })
+	fmt.Println(post(ctx, patient, "2"), "when the other is done in time")
+
+	store.Fail(errors.New("connection refused"))
+	fmt.Println(post(ctx, patient, "3"), "when the store does not answer")
+	store.Fail(nil)
+	// Output:
+	// charged order 1
+	// 200
+	// 200 and not charged again
+	// 409 while another handles it
+	// 499 when the client goes
+	// charged order 2
+	// 200 when the other is done in time
+	// 503 when the store does not answer
+}

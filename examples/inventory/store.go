@@ -1,0 +1,80 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+const (
+	key           = "inventory:stock" // names the lock
+	ttl           = 5 * time.Second   // how long the stock stays locked if this program is killed
+	answerTimeout = 3 * time.Second   // how long the store may take to show that it is there
+)
+
+// A store is where the locks are kept. Every worker has a Client of its own, as
+// if it were a process of its own.
+type store struct {
+	clients []*dlock.Client
+	hangUp  func() error
+}
+
+func open(cfg config) (*store, error) {
+	lockers, hangUp, err := backends[cfg.backend](cfg)
+	if err != nil {
+		return nil, err
+	}
+	return newStore(lockers, hangUp), nil
+}
+
+// newStore returns a store with one Client for each Locker. hangUp is called
+// when it is closed.
+func newStore(lockers []dlock.Locker, hangUp func() error) *store {
+	s := &store{hangUp: hangUp}
+	for i, locker := range lockers {
+		owner := fmt.Sprintf("worker %d", i+1)
+		s.clients = append(s.clients, dlock.New(locker, dlock.WithTTL(ttl), dlock.WithFence(), dlock.WithOwner(owner)))
+	}
+	return s
+}
+
+// client returns the Client of a worker, counted from 0.
+func (s *store) client(worker int) *dlock.Client { return s.clients[worker%len(s.clients)] }
+
+// guard lets a worker sell only while it holds the lock.
+func (s *store) guard(worker int) guard {
+	client := s.client(worker)
+	return func(ctx context.Context, sell func(ctx context.Context, fence int64) error) error {
+		return client.Do(ctx, key, func(ctx context.Context, lease *dlock.Lease) error {
+			return sell(ctx, lease.Fence())
+		})
+	}
+}
+
+// answers returns an error if the store does not answer.
+func (s *store) answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	_, err := s.client(0).Inspect(ctx, key)
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return fmt.Errorf("the store does not answer: %w", err)
+}
+
+// close returns the first error of a Client, or of hangUp. Each Client waits for
+// the releases that it owes, so all are closed at once.
+func (s *store) close() error {
+	failed := make([]error, len(s.clients), len(s.clients)+1)
+	var wg sync.WaitGroup
+	for i, client := range s.clients {
+		wg.Go(func() { failed[i] = client.Close() })
+	}
+	wg.Wait()
+	return cmp.Or(append(failed, s.hangUp())...)
+}
