@@ -36,7 +36,7 @@ func (a *acquisition) acquire() (*Lease, error) {
 		defer cancel()
 	}
 	lease, err := a.try(ctx)
-	if a.held != nil && o.maxWait != 0 && ctx.Err() == nil {
+	if a.held != nil && o.maxWait != 0 && ended(ctx) == nil {
 		lease, err = a.wait(ctx)
 	}
 	if err != nil {
@@ -73,7 +73,7 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 		switch {
 		case err == nil || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid):
 			return lease, err
-		case ctx.Err() != nil:
+		case ended(ctx) != nil:
 			return nil, pick(context.Cause(ctx), err)
 		case queued && errors.Is(err, errors.ErrUnsupported):
 			queued = false
@@ -169,7 +169,7 @@ func (a *acquisition) hand(lease *Lease) (*Lease, error) {
 func (a *acquisition) failed(ctx context.Context, answer Attempt, err error) error {
 	if answer.Holder != "" || answer.Remaining != 0 {
 		a.held = heldBy(a.key, answer)
-	} else if ctx.Err() == nil {
+	} else if ended(ctx) == nil {
 		a.held = nil
 	}
 	if !unsent(err) {
@@ -187,7 +187,7 @@ func (a *acquisition) giveUp() {
 		key:     a.key,
 		token:   a.token,
 		ttl:     a.client.options.ttl,
-		values:  context.WithoutCancel(a.ctx),
+		values:  withoutCancel(a.ctx),
 		pending: true,
 	})
 	a.token = ""
@@ -197,8 +197,12 @@ func (a *acquisition) giveUp() {
 // Locker says so, or there was no connection.
 func unsent(err error) bool {
 	var op *net.OpError
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid) ||
-		errors.As(err, &op) && op.Op == "dial"
+	return hopeless(err) || errors.As(err, &op) && op.Op == "dial"
+}
+
+// hopeless says of an error of a Locker that the same call will always fail.
+func hopeless(err error) bool {
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed)
 }
 
 func heldBy(key string, a Attempt) *HeldError {
@@ -208,13 +212,13 @@ func heldBy(key string, a Attempt) *HeldError {
 // verdict is the error of an acquisition that ended with err. ctx is the
 // caller's, or one made from it that ends with MaxWait.
 func (a *acquisition) verdict(ctx context.Context, err error) error {
-	mine := a.ctx.Err()
+	mine := ended(a.ctx)
 	switch {
 	case mine != nil && a.held != nil:
 		return fmt.Errorf("%w: %w", endOf(a.ctx), a.held)
 	case mine != nil && !errors.Is(err, mine):
 		return fmt.Errorf("%w: %w", endOf(a.ctx), err)
-	case mine != nil, ctx.Err() == nil, errors.Is(err, ErrClosed):
+	case mine != nil, ended(ctx) == nil, errors.Is(err, ErrClosed):
 		return err
 	case a.held != nil:
 		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, a.held)

@@ -87,7 +87,7 @@ func (k *keeper) paid(d *debt, kept, held bool, err error) {
 	case kept && held && err == nil:
 		d.tries = 0
 		k.scheduleLocked(&d.event, d.hold)
-	case err == nil && (held || !d.pending), !now.Before(d.until):
+	case err == nil && (held || !d.pending), hopeless(err), !now.Before(d.until):
 		k.drop(d)
 	default:
 		next := now.Add(min(100*time.Millisecond<<min(d.tries, 10), d.ttl/4))

@@ -19,8 +19,8 @@ import (
 // A method whose ctx has ended before the call sends nothing and returns the
 // error of ctx. An error means that the outcome is unknown: the operation may
 // have taken effect, or may do so later. Some errors say more: those that match
-// [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial",
-// mean that nothing was sent.
+// [errors.ErrUnsupported], [ErrInvalid] or [ErrClosed], and a [net.OpError] whose
+// Op is "dial", mean that nothing was sent.
 //
 // The package conformance tests all of this.
 type Locker interface {

@@ -62,7 +62,7 @@ func invalid(format string, args ...any) error {
 // package or the store's client has set itself, and must not be taken for the
 // caller's own.
 func wrap(ctx context.Context, op, key string, err error) error {
-	if ctx.Err() == nil {
+	if ended(ctx) == nil {
 		err = hideContextErrors(err)
 	}
 	return fmt.Errorf("dlock: %s %q: %w", op, key, err)
@@ -87,10 +87,25 @@ func (e notContextError) Is(target error) bool {
 
 func (e notContextError) As(target any) bool { return errors.As(e.err, target) }
 
+// ended is the error of ctx, like ctx.Err. A socket with the deadline of a context
+// may time out just before the context notices that it has ended.
+func ended(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
 // endOf is the error of a context that has ended, and its cause.
 func endOf(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
+	err, cause := ended(ctx), context.Cause(ctx)
+	switch {
+	case cause == nil:
+		return err
+	case errors.Is(cause, err):
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)

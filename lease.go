@@ -54,12 +54,19 @@ func newLease(a *acquisition, grant Attempt) *Lease {
 		key:     a.key,
 		token:   a.token,
 		fence:   grant.Fence,
-		values:  context.WithoutCancel(a.ctx),
+		values:  withoutCancel(a.ctx),
 		granted: a.asked,
 	}
 	l.event.lease = l
 	l.extend(grant.Since)
 	return l
+}
+
+func withoutCancel(ctx context.Context) context.Context {
+	if ctx.Done() == nil {
+		return ctx // it never ends anyway
+	}
+	return context.WithoutCancel(ctx)
 }
 
 // Key returns the name of the lock.

@@ -1,9 +1,6 @@
 package dlock
 
-import (
-	"context"
-	"time"
-)
+import "time"
 
 const (
 	releaseTimeout = 5 * time.Second // for one try of a release
@@ -62,8 +59,8 @@ func (l *Lease) sendRelease() error {
 	if rest <= 0 {
 		return l.unanswered
 	}
-	ctx, cancel := context.WithTimeout(l.values, rest)
-	defer cancel()
+	ctx := newLimit(l.values, rest)
+	defer ctx.cancel()
 	if err := l.takeTurn(ctx); err != nil {
 		return l.oweRelease(err)
 	}

@@ -11,21 +11,12 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// backends makes a Locker of each kind.
-var backends = []struct {
-	name string
-	new  func(b *testing.B) dlock.Locker
-}{
-	{"memory", func(*testing.B) dlock.Locker { return memory.New() }},
-}
-
 // each runs a benchmark on every backend.
-func each(b *testing.B, f func(b *testing.B, l dlock.Locker)) {
-	for _, backend := range backends {
-		b.Run("backend="+backend.name, func(b *testing.B) { f(b, backend.new(b)) })
+func each(b *testing.B, f func(b *testing.B, on backend)) {
+	for _, on := range backends(b) {
+		b.Run("backend="+on.name, func(b *testing.B) { f(b, on) })
 	}
 }
 
@@ -39,47 +30,69 @@ func newClient(b *testing.B, l dlock.Locker, opts ...dlock.Option) *dlock.Client
 	return c
 }
 
-// BenchmarkAcquireRelease is one cycle on a key that nobody else wants.
+// BenchmarkAcquireRelease is one cycle on a key that nobody else wants: by=dlock,
+// and next to it by=floor, the least that it can cost.
 func BenchmarkAcquireRelease(b *testing.B) {
-	each(b, func(b *testing.B, l dlock.Locker) {
-		c := newClient(b, l)
-		b.ReportAllocs()
-		for b.Loop() {
-			cycle(b, c, "k")
-		}
+	each(b, func(b *testing.B, on backend) {
+		c := newClient(b, on.locker)
+		b.Run("by=floor", func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				onFloor(b, on, "k", i)
+			}
+		})
+		b.Run("by=dlock", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				cycle(b, c, "k")
+			}
+		})
 	})
 }
 
-// BenchmarkFloor is the same two calls of the Locker, without a Client.
-func BenchmarkFloor(b *testing.B) {
-	each(b, func(b *testing.B, l dlock.Locker) {
-		ctx := b.Context()
-		b.ReportAllocs()
+// BenchmarkPaired makes cycles of dlock and of the floor in turn, so that whatever
+// disturbs the machine disturbs both, and reports the quotient of their times.
+func BenchmarkPaired(b *testing.B) {
+	each(b, func(b *testing.B, on backend) {
+		c := newClient(b, on.locker)
+		const turn = 20
+		var floor, ours time.Duration
 		for i := 0; b.Loop(); i++ {
-			token := strconv.Itoa(i)
-			if a, err := l.TryAcquire(ctx, "k", token, time.Minute); err != nil || !a.Acquired {
-				b.Fatal(a, err)
+			start := time.Now()
+			for j := range turn {
+				onFloor(b, on, "k", i*turn+j)
 			}
-			if held, err := l.Release(ctx, "k", token); err != nil || !held {
-				b.Fatal(held, err)
+			middle := time.Now()
+			for range turn {
+				cycle(b, c, "k")
 			}
+			floor += middle.Sub(start)
+			ours += time.Since(middle)
 		}
+		b.ReportMetric(float64(ours)/float64(floor), "x-floor")
 	})
 }
 
 // BenchmarkOwnKeys is cycles of 64 goroutines with a key each.
 func BenchmarkOwnKeys(b *testing.B) {
-	each(b, func(b *testing.B, l dlock.Locker) {
-		c := newClient(b, l)
-		b.ReportAllocs()
-		b.SetParallelism(32)
-		var n atomic.Int64
-		b.RunParallel(func(pb *testing.PB) {
-			key := fmt.Sprint(n.Add(1))
-			for pb.Next() {
-				cycle(b, c, key)
-			}
-		})
+	each(b, func(b *testing.B, on backend) {
+		c := newClient(b, on.locker)
+		for name, f := range map[string]func(key string, i int){
+			"floor": func(key string, i int) { onFloor(b, on, key, i) },
+			"dlock": func(key string, _ int) { cycle(b, c, key) },
+		} {
+			b.Run("by="+name, func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetParallelism(32)
+				var n atomic.Int64
+				b.RunParallel(func(pb *testing.PB) {
+					key := fmt.Sprint(name, n.Add(1))
+					for i := 0; pb.Next(); i++ {
+						f(key, i)
+					}
+				})
+			})
+		}
 	})
 }
 
@@ -88,7 +101,7 @@ func BenchmarkOwnKeys(b *testing.B) {
 func BenchmarkContended(b *testing.B) {
 	for _, waiters := range []int{2, 8, 32, 128} {
 		b.Run(fmt.Sprintf("waiters=%d", waiters), func(b *testing.B) {
-			each(b, func(b *testing.B, l dlock.Locker) { contend(b, l, waiters) })
+			each(b, func(b *testing.B, on backend) { contend(b, on.locker, waiters) })
 		})
 	}
 }
@@ -127,8 +140,8 @@ func contend(b *testing.B, l dlock.Locker, waiters int) {
 
 // BenchmarkRenew is the renewal of one of a thousand leases, by hand.
 func BenchmarkRenew(b *testing.B) {
-	each(b, func(b *testing.B, l dlock.Locker) {
-		c := newClient(b, l, dlock.WithRenewal(false))
+	each(b, func(b *testing.B, on backend) {
+		c := newClient(b, on.locker, dlock.WithRenewal(false))
 		leases := make([]*dlock.Lease, 1000)
 		for i := range leases {
 			var err error
@@ -149,6 +162,37 @@ func BenchmarkRenew(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkRenewBatch is the renewal of a thousand leases in one call.
+func BenchmarkRenewBatch(b *testing.B) {
+	each(b, func(b *testing.B, on backend) {
+		batch := make([]dlock.Renewal, 1000)
+		for i := range batch {
+			batch[i] = dlock.Renewal{Key: strconv.Itoa(i), Token: "t", TTL: dlock.DefaultTTL}
+			if _, err := on.locker.TryAcquire(b.Context(), batch[i].Key, "t", dlock.DefaultTTL); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := on.locker.(dlock.BatchRenewer).RenewBatch(b.Context(), batch); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.StopTimer()
+		for _, r := range batch {
+			if _, err := on.locker.Release(b.Context(), r.Key, r.Token); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
+
+func onFloor(b *testing.B, on backend, key string, i int) {
+	if err := on.floor(context.Background(), key, strconv.Itoa(i)); err != nil {
+		b.Error(err)
+	}
 }
 
 func cycle(b *testing.B, c *dlock.Client, key string) {

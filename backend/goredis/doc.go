@@ -1,0 +1,27 @@
+// Package goredis is a dlock backend for services that use go-redis.
+//
+//	rdb := redis.NewClient(&redis.Options{
+//		Addr:                  "localhost:6379",
+//		ContextTimeoutEnabled: true,
+//	})
+//	client := dlock.New(goredis.New(rdb))
+//
+// Any [redis.UniversalClient] will do: a single server, Sentinel, a cluster or a
+// ring. What is stored, and what it needs of the server, is told by the package
+// [github.com/dlock-go/dlock/backend/rediscore].
+//
+// # Settings of the client
+//
+// Set ContextTimeoutEnabled. Without it go-redis looks at a context only while it
+// waits for a connection: a call that hangs then ends after ReadTimeout (3 s if it
+// is not set), however short its context is. Leases stay safe without it, since
+// they are lost on their deadline whatever a call does; but with a TTL of less than
+// about three times ReadTimeout there is no time for a second try when a renewal
+// hangs.
+//
+// MaxRetries may be what it is: lock commands are marked so that go-redis does not
+// send them again, because a retry hides that the outcome of the first try is
+// unknown, and dlock retries by itself where that is safe. In a cluster,
+// redirections are followed, and ReadOnly, RouteByLatency and RouteRandomly do no
+// harm: scripts are sent to masters.
+package goredis

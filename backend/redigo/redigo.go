@@ -1,0 +1,209 @@
+package redigo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
+
+// New returns a Locker on the server that pool connects to. It never closes the
+// pool. A nil pool makes its methods fail with [dlock.ErrInvalid].
+func New(pool *redis.Pool, opts ...rediscore.Option) *rediscore.Locker {
+	if pool == nil {
+		return rediscore.New(nil, opts...)
+	}
+	return rediscore.New(conn{pool}, opts...)
+}
+
+type conn struct{ pool *redis.Pool }
+
+func args(script string, call rediscore.Call) []any {
+	args := make([]any, 2, 2+len(call.Args))
+	args[0], args[1] = script, call.Script.Keys
+	for _, arg := range call.Args {
+		args = append(args, arg)
+	}
+	return args
+}
+
+func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	conn, err := c.pool.GetContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	reply, err := do(ctx, conn, "EVALSHA", args(call.Script.SHA, call)...)
+	if noScript(err) {
+		reply, err = do(ctx, conn, "EVAL", args(call.Script.Source, call)...)
+	}
+	return text(reply), err
+}
+
+// do starts a goroutine, as redigo's DoContext does, only where nothing else would
+// end the call in time: where ctx has an end but no deadline.
+func do(ctx context.Context, conn redis.Conn, name string, args ...any) (any, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		if rest := time.Until(deadline); rest > 0 {
+			return redis.DoWithTimeout(conn, rest, name, args...)
+		}
+	}
+	if ctx.Done() == nil {
+		return conn.Do(name, args...)
+	}
+	return redis.DoContext(conn, ctx, name, args...)
+}
+
+func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	conn, err := c.pool.GetContext(ctx)
+	if err != nil {
+		for i := range results {
+			results[i].Err = err
+		}
+		return
+	}
+	defer conn.Close()
+	numbers := make([]int, len(calls))
+	for i := range calls {
+		numbers[i] = i
+	}
+	pipeline(ctx, conn, numbers, results, func(i int) error {
+		return conn.Send("EVALSHA", args(calls[i].Script.SHA, calls[i])...)
+	})
+	unknown := slices.DeleteFunc(numbers, func(i int) bool { return !noScript(results[i].Err) })
+	if len(unknown) > 0 {
+		pipeline(ctx, conn, unknown, results, func(i int) error {
+			return conn.Send("EVAL", args(calls[i].Script.Source, calls[i])...)
+		})
+	}
+}
+
+// pipeline sends the calls with the given numbers, and then receives all their
+// replies.
+func pipeline(ctx context.Context, conn redis.Conn, numbers []int, results []rediscore.Result, send func(i int) error) {
+	var err error
+	for _, i := range numbers {
+		if err = send(i); err != nil {
+			break
+		}
+	}
+	var replies []any
+	if err == nil {
+		replies, err = redis.Values(do(ctx, conn, "")) // all that are pending
+	}
+	if err == nil && len(replies) != len(numbers) {
+		err = fmt.Errorf("redigo: %d replies to %d commands", len(replies), len(numbers))
+	}
+	for n, i := range numbers {
+		if err != nil {
+			results[i] = rediscore.Result{Err: err}
+		} else if e, ok := replies[n].(redis.Error); ok {
+			results[i] = rediscore.Result{Err: e}
+		} else {
+			results[i] = rediscore.Result{Reply: text(replies[n])}
+		}
+	}
+}
+
+func noScript(err error) bool {
+	e, ok := err.(redis.Error)
+	return ok && rediscore.IsNoScript(string(e))
+}
+
+// text makes strings of the bytes of a reply.
+func text(reply any) any {
+	switch r := reply.(type) {
+	case []byte:
+		return string(r)
+	case []any:
+		for i := range r {
+			r[i] = text(r[i])
+		}
+	}
+	return reply
+}
+
+func (conn) Cluster() bool { return false }
+
+// Listen dials a connection of its own: one of the pool could be the last.
+func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	subscribe := "SUBSCRIBE"
+	if sharded {
+		subscribe = "SSUBSCRIBE"
+	}
+	if err = conn.Send(subscribe, channel); err == nil {
+		err = conn.Flush()
+	}
+	var pings sync.WaitGroup
+	ended := make(chan struct{})
+	pings.Go(func() { ping(conn, ended) })
+	for err == nil {
+		err = receive(conn, on)
+	}
+	close(ended)
+	pings.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func (c conn) dial(ctx context.Context) (redis.Conn, error) {
+	switch {
+	case c.pool.DialContext != nil:
+		return c.pool.DialContext(ctx)
+	case c.pool.Dial != nil:
+		return c.pool.Dial()
+	}
+	return nil, errors.New("redigo: the pool has no Dial")
+}
+
+// ping makes sure that there is something to receive now and then. A connection
+// may be written to by one goroutine while another receives.
+func ping(conn redis.Conn, ended <-chan struct{}) {
+	ticker := time.NewTicker(rediscore.ListenPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-ticker.C:
+			if conn.Send("PING") != nil || conn.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// receive waits for one message. An error says that the subscription is lost.
+func receive(conn redis.Conn, on func(rediscore.Event)) error {
+	reply, err := redis.Values(redis.ReceiveWithTimeout(conn, 2*rediscore.ListenPeriod))
+	if err != nil {
+		return err
+	}
+	kind, err := redis.String(reply[0], nil)
+	switch kind {
+	case "pong":
+	case "subscribe", "ssubscribe":
+		on(rediscore.Event{Kind: rediscore.Subscribed})
+	case "message", "smessage":
+		var payload string
+		payload, err = redis.String(reply[len(reply)-1], err)
+		on(rediscore.Event{Kind: rediscore.Message, Payload: payload})
+	default:
+		err = fmt.Errorf("redigo: %s by the server", kind)
+	}
+	return err
+}

@@ -1,0 +1,38 @@
+package redigo
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAdapter(t *testing.T) {
+	adaptertest.Run(t, adaptertest.Adapter{
+		Dial: func(t testing.TB, addr, password string) (adaptertest.Client, error) {
+			pool := &redis.Pool{
+				MaxIdle: 10,
+				DialContext: func(ctx context.Context) (redis.Conn, error) {
+					return redis.DialContext(ctx, "tcp", addr,
+						redis.DialPassword(password),
+						redis.DialConnectTimeout(time.Second),
+						redis.DialReadTimeout(time.Second),
+						redis.DialWriteTimeout(time.Second))
+				},
+			}
+			t.Cleanup(func() { pool.Close() })
+			return adaptertest.Client{
+				Conn: conn{pool},
+				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(pool, opts...) },
+			}, nil
+		},
+		Nil: func(opts ...rediscore.Option) *rediscore.Locker { return New(nil, opts...) },
+	})
+}

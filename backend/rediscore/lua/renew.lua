@@ -1,0 +1,25 @@
+-- Makes what is left of a lease the longer of what it is and a TTL.
+--
+-- KEYS[1]  the lock
+-- ARGV[1]  the token
+-- ARGV[2]  the TTL in ms
+--
+-- Replies with 1 if the token holds the lock, else with 0.
+
+local holder = redis.call('GET', KEYS[1])
+if holder == ARGV[1] then
+  local rest = redis.call('PTTL', KEYS[1])
+  if rest >= 0 and rest < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
+  return 1
+end
+
+-- A replica may be behind: only a server that accepts writes may say "not held".
+-- Neither of these changes anything.
+if holder then
+  redis.call('RENAMENX', KEYS[1], KEYS[1])
+else
+  redis.call('PERSIST', KEYS[1])
+end
+return 0

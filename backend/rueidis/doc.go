@@ -1,0 +1,19 @@
+// Package rueidis is a dlock backend for services that use rueidis.
+//
+//	rdb, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"localhost:6379"}})
+//	client := dlock.New(dlockrueidis.New(rdb))
+//
+// A single server, Sentinel or a cluster will do. What is stored, and what it needs
+// of the server, is told by the package
+// [github.com/dlock-go/dlock/backend/rediscore].
+//
+// # Settings of the client
+//
+// None is needed. rueidis honours contexts, and does not send again what may write,
+// which lock commands may; DisableRetry makes no difference to them. A call without
+// a deadline on a connection that hangs ends when rueidis' own pings go unanswered
+// (ConnWriteTimeout, 10 s if it is not set). Commands of many goroutines share
+// connections and travel together, so locks of one process cost few connections;
+// a command that waits for its reply when its context ends is given up, and its
+// outcome is unknown.
+package rueidis

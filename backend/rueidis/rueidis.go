@@ -1,0 +1,130 @@
+package rueidis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
+
+// New returns a Locker on the server that client talks to. It never closes the
+// client. A nil client makes its methods fail with [dlock.ErrInvalid].
+func New(client rueidis.Client, opts ...rediscore.Option) *rediscore.Locker {
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return rediscore.New(nil, opts...)
+	}
+	return rediscore.New(conn{client}, opts...)
+}
+
+type conn struct{ client rueidis.Client }
+
+// command builds a command that rueidis does not send again, since it is not
+// marked as one that only reads.
+func (c conn) command(name, script string, call rediscore.Call) rueidis.Completed {
+	keys := call.Script.Keys
+	return c.client.B().Arbitrary(name, script, strconv.Itoa(keys)).
+		Keys(call.Args[:keys]...).Args(call.Args[keys:]...).Build()
+}
+
+func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	r := c.client.Do(ctx, c.command("EVALSHA", call.Script.SHA, call))
+	if noScript(r.Error()) {
+		r = c.client.Do(ctx, c.command("EVAL", call.Script.Source, call))
+	}
+	return result(r)
+}
+
+func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	cmds := make(rueidis.Commands, len(calls))
+	for i, call := range calls {
+		cmds[i] = c.command("EVALSHA", call.Script.SHA, call)
+	}
+	var unknown []int
+	var again rueidis.Commands
+	for i, r := range c.client.DoMulti(ctx, cmds...) {
+		if noScript(r.Error()) {
+			unknown = append(unknown, i)
+			again = append(again, c.command("EVAL", calls[i].Script.Source, calls[i]))
+		} else {
+			results[i].Reply, results[i].Err = result(r)
+		}
+	}
+	if len(again) > 0 {
+		for i, r := range c.client.DoMulti(ctx, again...) {
+			results[unknown[i]].Reply, results[unknown[i]].Err = result(r)
+		}
+	}
+}
+
+func noScript(err error) bool {
+	e, ok := rueidis.IsRedisErr(err)
+	return ok && e.IsNoScript()
+}
+
+func result(r rueidis.RedisResult) (any, error) {
+	m, err := r.ToMessage()
+	switch {
+	case rueidis.IsRedisNil(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case m.IsInt64():
+		return m.ToInt64()
+	}
+	return m.ToAny()
+}
+
+func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }
+
+func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
+	client, release := c.client.Dedicate()
+	defer release()
+	defer client.Close() // not back into the pool, subscribed
+	ended := make(chan error, 1)
+	lost := client.SetPubSubHooks(hooks(on, ended))
+	subscribe := client.B().Subscribe().Channel(channel).Build()
+	if sharded {
+		subscribe = client.B().Ssubscribe().Channel(channel).Build()
+	}
+	if err := client.Do(ctx, subscribe).Error(); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-ended:
+		return err
+	case err := <-lost: // rueidis pings the server itself
+		if err == nil {
+			err = errEnded
+		}
+		return err
+	}
+}
+
+var errEnded = errors.New("subscription ended")
+
+// hooks calls on with what happens, and sends to ended when the server ends the
+// subscription.
+func hooks(on func(rediscore.Event), ended chan<- error) rueidis.PubSubHooks {
+	return rueidis.PubSubHooks{
+		OnMessage: func(m rueidis.PubSubMessage) {
+			on(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+		},
+		OnSubscription: func(s rueidis.PubSubSubscription) {
+			if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
+				on(rediscore.Event{Kind: rediscore.Subscribed})
+				return
+			}
+			select {
+			case ended <- fmt.Errorf("%s by the server", s.Kind):
+			default:
+			}
+		},
+	}
+}

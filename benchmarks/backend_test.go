@@ -1,0 +1,142 @@
+package benchmarks
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+var redisAddr = flag.String("redis", "", "host:port of the Redis server to use; one is started if it is empty, miniredis if none is installed")
+
+// A backend is one of those that are compared.
+type backend struct {
+	name   string
+	locker dlock.Locker
+	floor  floor
+}
+
+// A floor takes a lock and frees it again with the bare client, as cheaply as it
+// can be done: SET NX PX and a script that compares and deletes. There is nothing
+// cheaper for memory than the Locker itself.
+type floor func(ctx context.Context, key, token string) error
+
+const compareAndDelete = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
+
+var errFloor = errors.New("the lock was not taken and freed")
+
+func backends(b *testing.B) []backend {
+	addr := server(b)
+	store := memory.New()
+	return []backend{
+		{"memory", store, func(ctx context.Context, key, token string) error {
+			a, err := store.TryAcquire(ctx, key, token, dlock.DefaultTTL)
+			if err == nil && a.Acquired {
+				_, err = store.Release(ctx, key, token)
+			}
+			return err
+		}},
+		onGoredis(b, addr),
+		onRueidis(b, addr),
+		onRedigo(b, addr),
+	}
+}
+
+// server returns the address of the server to use.
+func server(b *testing.B) string {
+	if *redisAddr != "" {
+		return *redisAddr
+	}
+	if !redistest.Installed() {
+		fmt.Fprintln(os.Stderr, "no Redis server is installed: measuring on miniredis")
+		return miniredis.RunT(b).Addr()
+	}
+	return redistest.Start(b).Addr()
+}
+
+func onGoredis(b *testing.B, addr string) backend {
+	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
+	b.Cleanup(func() { client.Close() })
+	script := goredislib.NewScript(compareAndDelete)
+	return backend{"goredis", goredis.New(client), func(ctx context.Context, key, token string) error {
+		if err := client.SetArgs(ctx, key, token, goredislib.SetArgs{Mode: "NX", TTL: dlock.DefaultTTL}).Err(); err != nil {
+			return err
+		}
+		n, err := script.Run(ctx, client, []string{key}, token).Int()
+		if err == nil && n != 1 {
+			err = errFloor
+		}
+		return err
+	}}
+}
+
+func onRueidis(b *testing.B, addr string) backend {
+	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(client.Close)
+	script := rueidislib.NewLuaScript(compareAndDelete)
+	return backend{"rueidis", rueidis.New(client), func(ctx context.Context, key, token string) error {
+		set := client.B().Set().Key(key).Value(token).Nx().PxMilliseconds(dlock.DefaultTTL.Milliseconds()).Build()
+		if err := client.Do(ctx, set).Error(); err != nil {
+			return err
+		}
+		n, err := script.Exec(ctx, client, []string{key}, []string{token}).AsInt64()
+		if err == nil && n != 1 {
+			err = errFloor
+		}
+		return err
+	}}
+}
+
+func onRedigo(b *testing.B, addr string) backend {
+	pool := &redigolib.Pool{
+		MaxIdle: 128,
+		DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			return redigolib.DialContext(ctx, "tcp", addr,
+				redigolib.DialReadTimeout(3*time.Second), redigolib.DialWriteTimeout(3*time.Second))
+		},
+	}
+	b.Cleanup(func() { pool.Close() })
+	script := redigolib.NewScript(1, compareAndDelete)
+	do := func(ctx context.Context, f func(redigolib.Conn) error) error {
+		conn, err := pool.GetContext(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return f(conn)
+	}
+	return backend{"redigo", redigo.New(pool), func(ctx context.Context, key, token string) error {
+		err := do(ctx, func(c redigolib.Conn) error {
+			_, err := redigolib.String(c.Do("SET", key, token, "NX", "PX", dlock.DefaultTTL.Milliseconds()))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return do(ctx, func(c redigolib.Conn) error {
+			n, err := redigolib.Int(script.Do(c, key, token))
+			if err == nil && n != 1 {
+				err = errFloor
+			}
+			return err
+		})
+	}}
+}
