@@ -122,8 +122,15 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc) (*Lease, error
 	if a.token == "" {
 		a.token = newToken(o.owner)
 	}
+	returned := false
+	defer func() {
+		if !returned { // but panicked
+			a.giveUp()
+		}
+	}()
 	sent := time.Now()
 	answer, err := call(ctx, a.key, a.token, o.ttl)
+	returned = true
 	a.asked = time.Now()
 	switch {
 	case err != nil:
@@ -194,15 +201,29 @@ func (a *acquisition) giveUp() {
 }
 
 // unsent says of an error of a Locker that nothing was sent to the store: the
-// Locker says so, or there was no connection.
+// Locker says so, or there was no connection. An error that joins several says
+// nothing of the kind, since each may be of another store.
 func unsent(err error) bool {
-	var op *net.OpError
-	return hopeless(err) || errors.As(err, &op) && op.Op == "dial"
+	return hopeless(err) || inChain(err, func(err error) bool {
+		op, ok := err.(*net.OpError)
+		return ok && op.Op == "dial"
+	})
 }
 
 // hopeless says of an error of a Locker that the same call will always fail.
 func hopeless(err error) bool {
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed)
+	return inChain(err, func(err error) bool {
+		return err == errors.ErrUnsupported || err == ErrInvalid || err == ErrClosed
+	})
+}
+
+func inChain(err error, is func(error) bool) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if is(err) {
+			return true
+		}
+	}
+	return false
 }
 
 func heldBy(key string, a Attempt) *HeldError {
@@ -216,14 +237,12 @@ func (a *acquisition) verdict(ctx context.Context, err error) error {
 	switch {
 	case mine != nil && a.held != nil:
 		return fmt.Errorf("%w: %w", endOf(a.ctx), a.held)
-	case mine != nil && !errors.Is(err, mine):
-		return fmt.Errorf("%w: %w", endOf(a.ctx), err)
 	case mine != nil, ended(ctx) == nil, errors.Is(err, ErrClosed):
 		return err
 	case a.held != nil:
 		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, a.held)
 	default:
-		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, hideContextErrors(err))
+		return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, err)
 	}
 }
 
@@ -269,7 +288,7 @@ func (p *pace) next(a *acquisition) (time.Duration, error) {
 	}
 	d := min(minPause<<min(p.pauses-1, 10), maxPause)
 	d += rand.N(d / 2)
-	if a.held == nil || a.held.Remaining <= 0 || a.asked.Sub(p.before) < 2*minPause {
+	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d || a.asked.Sub(p.before) < 2*minPause {
 		return d, nil
 	}
 	expiry := time.Until(a.asked.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)

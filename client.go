@@ -131,9 +131,9 @@ func (c *Client) Inspect(ctx context.Context, key string) (Holder, error) {
 
 // Close ends all waits with [ErrClosed] and all renewal: leases that are still
 // held end on their deadlines, and can be released until then. It waits for at
-// most 5 s for the releases that are owed to be answered, and returns an error if
-// some were not: their keys stay for up to one TTL. It does not close the Locker.
-// Closing a closed Client does nothing.
+// most 5 s for calls that are on their way, and for releases that are owed to be
+// answered, and returns an error if some were not: their keys may stay for up to
+// one TTL. It does not close the Locker. Closing a closed Client does nothing.
 //
 // A Client that is not closed leaks nothing, since it has no goroutine while there
 // is nothing to do. Close it before the process ends, or what it owes, and what
@@ -142,8 +142,9 @@ func (c *Client) Close() error {
 	if c.keeper == nil {
 		return nil
 	}
-	if n := c.keeper.close(); n > 0 {
-		return fmt.Errorf("dlock: close: %d releases not answered within %v: their keys stay for up to one TTL", n, closeTimeout)
+	if calls, debts := c.keeper.close(); calls > 0 || debts > 0 {
+		return fmt.Errorf("dlock: close: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
+			debts, calls, closeTimeout)
 	}
 	return nil
 }

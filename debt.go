@@ -31,47 +31,58 @@ type debt struct {
 // owe takes on a debt and makes a first try to pay it. A debt is paid when the
 // store has ended the lease; otherwise it is given up one TTL after it was made,
 // when the lease has ended by itself. Of too many debts, the one that is closest
-// to that is dropped.
-func (k *keeper) owe(d *debt) {
+// to that is dropped. It reports false if the Client has been closed.
+func (k *keeper) owe(d *debt) bool {
 	if l := d.lease; l != nil {
 		d.key, d.token, d.ttl, d.values = l.key, l.token, l.options.ttl, l.values
 	}
 	now := time.Now()
 	d.until = now.Add(d.ttl)
-	if d.hold.After(now) {
-		d.until = d.hold.Add(d.ttl)
+	if d.hold.After(d.until) {
+		d.until = d.hold
 	}
 	d.event.debt = d
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.finished {
-		return
+		return false
 	}
-	if len(k.debts) >= maxDebts {
-		k.drop(k.oldestDebt())
+	if d.hold.IsZero() {
+		k.makeRoom()
 	}
 	k.debts[d] = struct{}{}
-	k.payments.add(func() { k.pay(d) })
+	k.crewFor(d).add(d)
+	return true
 }
 
-// pay makes one try to pay a debt. It keeps the order of the calls of a lease.
+// crewFor returns who makes the next try: what keeps a lease is urgent, and must
+// not wait behind releases that hang.
+func (k *keeper) crewFor(d *debt) *crew[*debt] {
+	if time.Now().Before(d.hold) {
+		return &k.holds
+	}
+	return &k.payments
+}
+
+// pay makes one try to pay a debt: a release, or what keeps a lease until it is
+// time for that.
 func (k *keeper) pay(d *debt) {
 	if !k.owes(d) {
 		return
 	}
 	ctx, cancel := within(d.values, releaseTimeout, k.over)
 	defer cancel()
-	keep := time.Now().Before(d.hold)
-	held, err := true, error(nil)
+	kept, held, err := false, false, errPanic
+	defer func() { k.paid(d, kept, held, err) }()
 	switch {
-	case d.lease == nil:
+	case d.lease == nil, !d.hold.IsZero() && !time.Now().Before(d.hold):
 		held, err = k.locker.Release(ctx, d.key, d.token)
-	case keep:
-		held, err = d.lease.keepUntil(ctx, d.hold)
+	case d.hold.IsZero():
+		held, err = d.lease.payRelease(ctx)
 	default:
-		held, err = d.lease.payRelease(ctx, !d.hold.IsZero())
+		kept = true
+		held, err = d.lease.keep(ctx, d.hold)
 	}
-	k.paid(d, keep, held, err)
 }
 
 // paid notes what came of a try, and plans the next one if one is needed.
@@ -100,11 +111,26 @@ func (k *keeper) paid(d *debt, kept, held bool, err error) {
 	k.notify()
 }
 
-// keepUntil makes the store keep a lease that has ended until hold. l.mu is not
-// held, here and below.
-func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (bool, error) {
+// payRelease releases a lease that has ended. l.mu is not held.
+func (l *Lease) payRelease(ctx context.Context) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.callRelease(ctx)
+}
+
+// keep is keepUntil without l.mu held.
+func (l *Lease) keep(ctx context.Context, hold time.Time) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.keepUntil(ctx, hold)
+}
+
+// maxKeep bounds a TTL, which is to be added to an instant: 146 years.
+const maxKeep = time.Duration(1 << 62)
+
+// keepUntil makes the store keep a lease that has ended until hold, and reports
+// whether it does.
+func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (held bool, err error) {
 	if !l.deadline.Before(hold) {
 		return true, nil
 	}
@@ -112,27 +138,8 @@ func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (bool, error) {
 		return false, err
 	}
 	defer l.endTurn()
-	l.mu.Unlock()
-	defer l.mu.Lock()
-	rest := max(time.Until(hold), 0).Truncate(time.Millisecond) + time.Millisecond
-	return l.keeper.locker.Renew(ctx, l.key, l.token, rest)
-}
-
-// payRelease releases a lease that has ended, unless Release has done so itself.
-func (l *Lease) payRelease(ctx context.Context, always bool) (bool, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.takeTurn(ctx); err != nil {
-		return false, err
-	}
-	defer l.endTurn()
-	if l.settled && !always {
-		return true, nil
-	}
-	l.mu.Unlock()
-	held, err := l.keeper.locker.Release(ctx, l.key, l.token)
-	l.mu.Lock()
-	l.settled = l.settled || err == nil
+	rest := min(max(0, time.Until(hold)), maxKeep).Truncate(time.Millisecond) + time.Millisecond
+	l.unlocked(func() { held, err = l.keeper.locker.Renew(ctx, l.key, l.token, rest) })
 	return held, err
 }
 
@@ -143,21 +150,31 @@ func (k *keeper) owes(d *debt) bool {
 	return ok
 }
 
-// oldestDebt returns the debt that is given up first. k.mu is held, here and
-// below.
-func (k *keeper) oldestDebt() *debt {
+// makeRoom drops a debt if there are too many. Those of a MinHold do not count:
+// they keep what was promised, and there are no more of them than there were
+// leases. k.mu is held, here and below.
+func (k *keeper) makeRoom() {
+	n := 0
 	var oldest *debt
 	for d := range k.debts {
+		if !d.hold.IsZero() {
+			continue
+		}
+		n++
 		if oldest == nil || d.until.Before(oldest.until) {
 			oldest = d
 		}
 	}
-	return oldest
+	if n >= maxDebts {
+		k.drop(oldest)
+	}
 }
 
 func (k *keeper) drop(d *debt) {
 	delete(k.debts, d)
 	k.removeLocked(&d.event)
+	k.payments.remove(d)
+	k.holds.remove(d)
 }
 
 // unanswered returns how many debts the store has never answered.

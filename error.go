@@ -24,7 +24,7 @@ var (
 	ErrReleased = errors.New("lease released")
 
 	// ErrInvalid says that an argument or an option is not acceptable, and
-	// which. Nothing was sent to the store.
+	// which. Nothing is held.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrClosed says that the Client has been closed.
@@ -57,13 +57,15 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// wrap is the one place where errors get their context. ctx is the caller's:
-// while it is alive, a context error can only come from a limit that this
-// package or the store's client has set itself, and must not be taken for the
-// caller's own.
+// wrap is the one place where errors get their context. ctx is the caller's. While
+// it is alive, a context error can only come from a limit that this package or the
+// store's client has set itself, and must not be taken for the caller's own. When
+// it has ended, the error matches its error, whatever the client made of that.
 func wrap(ctx context.Context, op, key string, err error) error {
-	if ended(ctx) == nil {
+	if end := ended(ctx); end == nil {
 		err = hideContextErrors(err)
+	} else if !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", endOf(ctx), err)
 	}
 	return fmt.Errorf("dlock: %s %q: %w", op, key, err)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"log/slog"
 	"strings"
 	"time"
@@ -24,9 +25,13 @@ const maxSteps = 7
 // (a queue that repeats messages) makes more than one holder; a Client refuses
 // that only as long as a lease that it adopted from the same Handoff lives.
 type Handoff struct {
+	secret *handoff // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
+}
+
+type handoff struct {
 	key, token string
 	fence      int64 // of the taker
-	step       int   // from 1 to maxSteps; 0 in the zero value, which nobody can adopt
+	step       int   // from 1 to maxSteps
 }
 
 var errNoHandoff = invalid("Handoff: empty, not made by Detach")
@@ -45,13 +50,13 @@ func (l *Lease) Detach() (Handoff, error) {
 	if l.step >= maxSteps {
 		return Handoff{}, wrap(l.values, "detach", l.key, invalid("hand-off: %d in a row, the most that one grant allows", l.step))
 	}
-	h := Handoff{key: l.key, token: l.token, step: l.step + 1}
+	h := handoff{key: l.key, token: l.token, step: l.step + 1}
 	if l.fence != 0 {
 		h.fence = l.fence + 1
 	}
 	l.end(ErrReleased)
-	l.settled = true
-	return h, nil
+	l.release.settled = true
+	return Handoff{&h}, nil
 }
 
 // Adopt takes up a lease that was detached, with the options of c. It asks the
@@ -59,23 +64,23 @@ func (l *Lease) Detach() (Handoff, error) {
 // [ErrInvalid] if h is not a Handoff that can be adopted; after any other error h
 // may be adopted again.
 func (c *Client) Adopt(ctx context.Context, h Handoff) (*Lease, error) {
-	if h.step == 0 {
-		return nil, wrap(ctx, "adopt", h.key, errNoHandoff)
+	if h.secret == nil {
+		return nil, wrap(ctx, "adopt", "", errNoHandoff)
 	}
-	a, err := c.begin(ctx, "adopt", h.key)
+	a, err := c.begin(ctx, "adopt", h.secret.key)
 	if err != nil {
 		return nil, err
 	}
 	defer c.keeper.leave()
-	a.token = h.token
-	lease, err := a.adopt(h)
+	a.token = h.secret.token
+	lease, err := a.adopt(h.secret)
 	if err != nil {
-		return nil, wrapUnlessLost(ctx, "adopt", h.key, err)
+		return nil, wrapUnlessLost(ctx, "adopt", a.key, err)
 	}
 	return lease, nil
 }
 
-func (a *acquisition) adopt(h Handoff) (*Lease, error) {
+func (a *acquisition) adopt(h *handoff) (lease *Lease, err error) {
 	o, k := &a.client.options, a.client.keeper
 	switch {
 	case o.fenced && h.fence == 0:
@@ -83,25 +88,27 @@ func (a *acquisition) adopt(h Handoff) (*Lease, error) {
 	case !k.adopt(h.token):
 		return nil, invalid("Handoff: adopted already")
 	}
+	defer func() {
+		if lease == nil {
+			k.disown(h.token)
+		}
+	}()
 	sent := time.Now()
 	held, err := k.locker.Renew(a.ctx, h.key, h.token, o.ttl)
 	a.asked = time.Now()
-	lease := newLease(a, Attempt{Fence: h.fence, Since: sent})
-	lease.step = h.step
+	l := newLease(a, Attempt{Fence: h.fence, Since: sent})
+	l.step = h.step
 	switch {
 	case err != nil:
-	case !held:
-		err = lease.lost(errTaken)
-	case lease.rest(a.asked) <= 0:
-		err = errLate
-	case !lease.start():
-		err = ErrClosed
-	}
-	if err != nil {
-		k.forget(lease)
 		return nil, err
+	case !held:
+		return nil, l.lost(errTaken)
+	case l.rest(a.asked) <= 0:
+		return nil, errLate
+	case !l.start():
+		return nil, ErrClosed
 	}
-	return lease, nil
+	return l, nil
 }
 
 // adopt reports whether the token is not that of a lease adopted before that
@@ -116,6 +123,12 @@ func (k *keeper) adopt(token string) bool {
 	return true
 }
 
+func (k *keeper) disown(token string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.adopted, token)
+}
+
 // handoffPrefix starts the text of a Handoff, and tells its version.
 const handoffPrefix = "dlock1-"
 
@@ -123,16 +136,20 @@ var handoffText = base64.RawURLEncoding.Strict()
 
 // MarshalText returns h as printable ASCII text, the secret included.
 func (h Handoff) MarshalText() ([]byte, error) {
-	if h.step == 0 {
+	if h.secret == nil {
 		return nil, fmt.Errorf("dlock: marshal: %w", errNoHandoff)
 	}
+	return h.secret.text(), nil
+}
+
+func (h *handoff) text() []byte {
 	b := []byte{byte(h.step)}
 	b = binary.AppendVarint(b, h.fence)
 	b = binary.AppendUvarint(b, uint64(len(h.key)))
 	b = append(b, h.key...)
 	b = append(b, h.token...)
 	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-	return handoffText.AppendEncode([]byte(handoffPrefix), b), nil
+	return handoffText.AppendEncode([]byte(handoffPrefix), b)
 }
 
 // UnmarshalText sets h to what MarshalText returned. The error matches
@@ -143,11 +160,11 @@ func (h *Handoff) UnmarshalText(text []byte) error {
 	if reason != "" {
 		return fmt.Errorf("dlock: unmarshal: %w", invalid("Handoff of %d bytes: %s", len(text), reason))
 	}
-	*h = parsed
+	h.secret = &parsed
 	return nil
 }
 
-func parseHandoff(text string) (h Handoff, reason string) {
+func parseHandoff(text string) (h handoff, reason string) {
 	encoded, ok := strings.CutPrefix(text, handoffPrefix)
 	if !ok {
 		return h, "does not begin with " + handoffPrefix
@@ -166,20 +183,23 @@ func parseHandoff(text string) (h Handoff, reason string) {
 		return h, "malformed"
 	}
 	b = b[n+m:]
-	h = Handoff{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
+	h = handoff{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
 	if h.key == "" || len(h.key) > maxKey || h.token == "" {
-		return Handoff{}, "malformed"
+		return handoff{}, "malformed"
 	}
 	return h, ""
 }
 
 // String returns key and fence, not the secret.
-func (h Handoff) String() string { return fmt.Sprintf("handoff of %q (fence %d)", h.key, h.fence) }
-
-// GoString is String.
-func (h Handoff) GoString() string { return h.String() }
-
-// LogValue returns key and fence, not the secret.
-func (h Handoff) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("key", h.key), slog.Int64("fence", h.fence))
+func (h Handoff) String() string {
+	if h.secret == nil {
+		return "empty handoff"
+	}
+	return fmt.Sprintf("handoff of %q (fence %d)", h.secret.key, h.secret.fence)
 }
+
+// Format prints String, whatever the verb.
+func (h Handoff) Format(s fmt.State, _ rune) { io.WriteString(s, h.String()) }
+
+// LogValue returns String, not the secret.
+func (h Handoff) LogValue() slog.Value { return slog.StringValue(h.String()) }

@@ -122,3 +122,16 @@ func TestCoreImportsTheStandardLibraryOnly(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Equal(t, "github.com/dlock-go/dlock", strings.TrimSpace(string(out)))
 }
+func TestForeignTokensHaveNoOwner(t *testing.T) {
+	own := newToken("")
+	require.Empty(t, ownerOf(own[:len(own)-1]+"-s3cret"), "no dot")
+	require.Empty(t, ownerOf(own[:len(own)-1]))
+}
+
+func TestHandoffOfTooManySteps(t *testing.T) {
+	for _, step := range []int{maxSteps + 1, 255} {
+		text, err := Handoff{&handoff{key: "k", token: "t", step: step}}.MarshalText()
+		require.NoError(t, err)
+		require.ErrorIs(t, new(Handoff).UnmarshalText(text), ErrInvalid)
+	}
+}

@@ -8,9 +8,13 @@ import (
 	"time"
 )
 
+// How many calls a Client makes at once in the background, and when one that hangs
+// is not counted any more.
 const (
-	renewers = 32 // renewals that a Client sends at once; each may be a batch
-	payers   = 8  // releases in the background
+	renewers       = 32
+	renewPatience  = 20 * time.Millisecond
+	payers         = 8
+	payersPatience = time.Second
 )
 
 // lookAround is how often leases are compared with the wall clock.
@@ -23,8 +27,9 @@ const lookAround = time.Second
 type keeper struct {
 	locker    Locker
 	noBatches atomic.Bool // the Locker's RenewBatch is unsupported
-	renewals  crew
-	payments  crew
+	renewals  crew[*renewal]
+	payments  crew[*debt] // releases that are owed
+	holds     crew[*debt] // renewals for a MinHold
 
 	open    context.Context // ends when Close is called
 	endOpen context.CancelFunc
@@ -46,13 +51,14 @@ type keeper struct {
 
 func newKeeper(l Locker) *keeper {
 	k := &keeper{
-		locker:   l,
-		renewals: crew{size: renewers},
-		payments: crew{size: payers},
-		changed:  make(chan struct{}, 1),
-		debts:    make(map[*debt]struct{}),
-		adopted:  make(map[string]struct{}),
+		locker:  l,
+		changed: make(chan struct{}, 1),
+		debts:   make(map[*debt]struct{}),
+		adopted: make(map[string]struct{}),
 	}
+	k.renewals = crew[*renewal]{size: renewers, patience: renewPatience, do: k.renew}
+	k.holds = crew[*debt]{size: renewers, patience: renewPatience, do: k.pay}
+	k.payments = crew[*debt]{size: payers, patience: payersPatience, do: k.pay}
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.over, k.endOver = context.WithCancel(context.Background())
 	return k
@@ -104,10 +110,11 @@ func (k *keeper) notify() {
 	}
 }
 
-// close returns how many releases are owed that the store has not answered.
-func (k *keeper) close() int {
+// close returns how many calls are still on their way, and how many releases are
+// owed that the store has not answered.
+func (k *keeper) close() (calls, debts int) {
 	if k.closed.Swap(true) {
-		return 0
+		return 0, 0
 	}
 	k.endOpen()
 	k.hurry()
@@ -131,7 +138,7 @@ func (k *keeper) hurry() {
 		if !d.answered && d.event.index > 0 {
 			k.removeLocked(&d.event)
 			d.tries = 0
-			k.payments.add(func() { k.pay(d) })
+			k.crewFor(d).add(d)
 		}
 	}
 }
@@ -142,19 +149,20 @@ func (k *keeper) outstanding() bool {
 	return k.calls.Load() > 0 || k.unanswered() > 0
 }
 
-func (k *keeper) finish() int {
+func (k *keeper) finish() (calls, debts int) {
 	defer k.endOver()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	n := k.unanswered()
+	calls, debts = int(k.calls.Load()), k.unanswered()
 	k.finished = true
 	for d := range k.debts {
 		k.drop(d)
 	}
 	if len(k.agenda) == 0 && k.timer != nil {
 		k.timer.Stop()
+		k.wake = time.Time{}
 	}
-	return n
+	return calls, debts
 }
 
 // forget removes a lease that has ended.
@@ -215,16 +223,16 @@ func (k *keeper) setTimer(now, at time.Time) {
 
 // tick does what is due.
 func (k *keeper) tick() {
-	renewals := make(map[int][]*Lease) // by how often they failed in a row
+	renewals := make(map[int][]*Lease) // by how often they failed together
 	for _, e := range k.takeDue() {
 		if e.debt != nil {
-			k.payments.add(func() { k.pay(e.debt) })
-		} else if failures, renew := e.lease.due(); renew {
-			renewals[failures] = append(renewals[failures], e.lease)
+			k.crewFor(e.debt).add(e.debt)
+		} else if group, renew := e.lease.due(); renew {
+			renewals[group] = append(renewals[group], e.lease)
 		}
 	}
-	for failures, leases := range renewals {
-		k.renewAll(leases, failures)
+	for group, leases := range renewals {
+		k.renewAll(leases, group)
 	}
 }
 
@@ -289,46 +297,4 @@ func (a *agenda) Pop() any {
 	*a = (*a)[:last]
 	e.index = 0
 	return e
-}
-
-// A crew does jobs in the background, in the order in which they come, size at a
-// time. It has no goroutine while there are no jobs.
-type crew struct {
-	size    int
-	mu      sync.Mutex
-	jobs    []func()
-	working int
-}
-
-func (c *crew) add(job func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.jobs = append(c.jobs, job)
-	if c.working < c.size {
-		c.working++
-		go c.work()
-	}
-}
-
-func (c *crew) work() {
-	for {
-		job := c.next()
-		if job == nil {
-			return
-		}
-		job()
-	}
-}
-
-func (c *crew) next() func() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.jobs) == 0 {
-		c.working--
-		return nil
-	}
-	job := c.jobs[0]
-	c.jobs[0] = nil
-	c.jobs = c.jobs[1:]
-	return job
 }

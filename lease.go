@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -33,7 +34,7 @@ type Lease struct {
 	wall     time.Time     // the deadline on the wall clock
 	renewAt  time.Time     // when a renewal is due; zero if none is, or one is on its way
 	failure  error         // of the last renewal, if it failed
-	failures int           // of renewals, in a row
+	group    int           // of those that are renewed together
 	err      error         // nil while held
 	done     chan struct{} // made when it is asked for
 	contexts map[context.Context]context.CancelCauseFunc
@@ -41,9 +42,16 @@ type Lease struct {
 	busy bool          // a call for this lease is on its way
 	idle chan struct{} // closed when it returns; made by those who wait for that
 
-	unanswered error // why the last try to release got no answer
-	settled    bool  // a release was answered, or is not needed
-	verdict    error // of that release: nil or ErrLost
+	release release
+}
+
+// A release is how far the release of a lease has come.
+type release struct {
+	sent    bool  // a call may have reached the store
+	owed    bool  // it is left to the keeper
+	settled bool  // the store has answered, or need not be asked
+	verdict error // of that answer: nil or ErrLost
+	failure error // of the last call, if there was no answer
 }
 
 // newLease makes the lease that was granted to a.
@@ -93,9 +101,10 @@ func (l *Lease) Deadline() time.Time {
 func (l *Lease) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	err := l.look()
 	if l.done == nil {
 		l.done = make(chan struct{})
-		if l.look() != nil {
+		if err != nil {
 			close(l.done)
 		}
 	}
@@ -136,8 +145,8 @@ func (l *Lease) Context(parent context.Context) context.Context {
 // String returns the key and the fence, not the token.
 func (l *Lease) String() string { return fmt.Sprintf("lease %q (fence %d)", l.key, l.fence) }
 
-// GoString is String.
-func (l *Lease) GoString() string { return l.String() }
+// Format prints String, whatever the verb.
+func (l *Lease) Format(s fmt.State, _ rune) { io.WriteString(s, l.String()) }
 
 // LogValue returns the key and the fence, not the token.
 func (l *Lease) LogValue() slog.Value {

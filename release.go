@@ -1,6 +1,9 @@
 package dlock
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 const (
 	releaseTimeout = 5 * time.Second // for one try of a release
@@ -17,7 +20,7 @@ const (
 // called. It returns an error that matches [ErrLost] if another may have held
 // the lock meanwhile. Any other error means only that the key may stay locked
 // for up to one TTL, and that the release is owed: the Client repeats it in the
-// background.
+// background, until it is closed.
 //
 // Where Release is deferred and its result dropped, end the work with
 // return lease.Err(), so that a loss does not go unnoticed; or use [Client.Do].
@@ -25,6 +28,8 @@ const (
 // Calling Release again retries one that failed. Otherwise it does nothing and
 // returns nil, or the [ErrLost] of before. After Detach it returns nil.
 func (l *Lease) Release() error {
+	l.keeper.calls.Add(1)
+	defer l.keeper.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.look() == nil {
@@ -35,58 +40,76 @@ func (l *Lease) Release() error {
 	} else if l.err != ErrReleased {
 		return l.err
 	}
-	if l.settled {
-		return l.verdict
-	}
-	if err := l.sendRelease(); err != nil {
-		return wrapUnlessLost(l.values, "release", l.key, err)
-	}
-	return nil
+	return wrapUnlessLost(l.values, "release", l.key, l.sendRelease())
 }
 
 // linger leaves a lease that has ended to the keeper, if it is to be kept for
-// longer.
+// longer. If the Client has been closed, it makes the store keep it and leaves it
+// to that.
 func (l *Lease) linger() {
-	if until := l.granted.Add(l.options.minHold); time.Now().Before(until) {
-		l.settled = true
-		l.keeper.owe(&debt{lease: l, hold: until})
+	until := l.granted.Add(l.options.minHold)
+	if now := time.Now(); !now.Before(until) {
+		return
+	}
+	l.release.settled = true
+	if !l.keeper.owe(&debt{lease: l, hold: until}) {
+		ctx := newLimit(l.values, min(l.rest(time.Now()), releaseTimeout))
+		defer ctx.cancel()
+		_, err := l.keepUntil(ctx, until)
+		l.release.verdict = err
 	}
 }
 
 // sendRelease makes one try, in the time that is left of the lease.
 func (l *Lease) sendRelease() error {
+	r := &l.release
+	if r.settled {
+		return r.verdict
+	}
 	rest := min(l.rest(time.Now()), releaseTimeout)
 	if rest <= 0 {
-		return l.unanswered
+		l.oweRelease()
+		return r.failure
 	}
 	ctx := newLimit(l.values, rest)
 	defer ctx.cancel()
-	if err := l.takeTurn(ctx); err != nil {
-		return l.oweRelease(err)
+	if _, err := l.callRelease(ctx); err != nil {
+		r.failure = err
+		l.oweRelease()
+		return err
 	}
-	defer l.endTurn()
-	if l.settled {
-		return l.verdict
-	}
-	l.mu.Unlock()
-	held, err := l.keeper.locker.Release(ctx, l.key, l.token)
-	l.mu.Lock()
-	if err != nil {
-		return l.oweRelease(err)
-	}
-	// The store need not know a lease that an earlier try has released, or that
-	// ran out on the way. Otherwise somebody else has ended it.
-	l.settled = true
-	if !held && l.unanswered == nil && l.rest(time.Now()) > 0 {
-		l.verdict = l.lost(errTaken)
-	}
-	return l.verdict
+	return r.verdict
 }
 
-func (l *Lease) oweRelease(err error) error {
-	if l.unanswered == nil {
-		l.keeper.owe(&debt{lease: l})
+// callRelease calls Release of the Locker when it is the turn of that, unless
+// another has done so meanwhile.
+func (l *Lease) callRelease(ctx context.Context) (held bool, err error) {
+	if err := l.takeTurn(ctx); err != nil {
+		return false, err
 	}
-	l.unanswered = err
-	return err
+	defer l.endTurn()
+	r := &l.release
+	if r.settled {
+		return true, nil
+	}
+	first := !r.sent
+	r.sent = true
+	l.unlocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
+	if err != nil {
+		return false, err
+	}
+	// The store need not know a lease any more that an earlier call has ended,
+	// or that ran out on the way. Otherwise somebody else has ended it.
+	r.settled = true
+	if !held && first && l.rest(time.Now()) > 0 {
+		r.verdict = l.lost(errTaken)
+	}
+	return held, nil
+}
+
+// oweRelease leaves the release to the keeper.
+func (l *Lease) oweRelease() {
+	if !l.release.owed {
+		l.release.owed = l.keeper.owe(&debt{lease: l})
+	}
 }

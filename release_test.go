@@ -74,7 +74,7 @@ func TestReleaseWaitsForTheRenewal(t *testing.T) {
 func TestReleaseBehindAHangingRenewal(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		s.hook = func(c *call) {
-			if c.op == "batch" {
+			if c.op == "renew" {
 				time.Sleep(14 * time.Second)
 			}
 		}

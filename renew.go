@@ -16,6 +16,9 @@ var (
 	errTooLate = errors.New("not renewed before its deadline")
 )
 
+// errPanic is the error of a call that did not return.
+var errPanic = errors.New("the Locker panicked")
+
 // maxBatch is how many leases one RenewBatch renews at most.
 const maxBatch = 1000
 
@@ -99,7 +102,7 @@ func (l *Lease) extend(since time.Time) {
 // renewed at all, else for its deadline.
 func (l *Lease) plan(renewal time.Time) {
 	l.renewAt = time.Time{}
-	if l.options.renewal && !l.keeper.closed.Load() && !l.overheld(renewal) && renewal.Before(l.deadline) {
+	if l.options.renewal && !l.overheld(renewal) && renewal.Before(l.deadline) {
 		l.renewAt = renewal
 	}
 	if l.renewAt.IsZero() {
@@ -110,9 +113,8 @@ func (l *Lease) plan(renewal time.Time) {
 }
 
 // due does what the agenda woke the lease for: it ends it, or reports that it
-// is to be renewed now, and how many times that failed in a row. l.mu is not
-// held.
-func (l *Lease) due() (failures int, renew bool) {
+// is to be renewed now, and with which others. l.mu is not held.
+func (l *Lease) due() (group int, renew bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.look() != nil {
@@ -121,7 +123,7 @@ func (l *Lease) due() (failures int, renew bool) {
 	renew = !l.renewAt.IsZero() && !l.keeper.closed.Load()
 	l.renewAt = time.Time{}
 	l.keeper.schedule(l, l.deadline, 0)
-	return l.failures, renew
+	return l.group, renew
 }
 
 // Renew moves the deadline on by a full TTL, counted from now: for leases of a
@@ -137,9 +139,16 @@ func (l *Lease) Renew(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, rest)
 	defer cancel()
-	sent := time.Now()
-	held, err := l.keeper.locker.Renew(limited, l.key, l.token, l.options.ttl)
-	return wrapUnlessLost(ctx, "renew", l.key, l.renewed(sent, RenewResult{held, err}))
+	err = l.sendRenewal(limited)
+	return wrapUnlessLost(ctx, "renew", l.key, err)
+}
+
+// sendRenewal makes the call of a renewal that has begun. l.mu is not held.
+func (l *Lease) sendRenewal(ctx context.Context) (err error) {
+	sent, result := time.Now(), RenewResult{Err: errPanic}
+	defer func() { err = l.renewed(sent, result, 0) }()
+	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.options.ttl)
+	return
 }
 
 func wrapUnlessLost(ctx context.Context, op, key string, err error) error {
@@ -149,29 +158,39 @@ func wrapUnlessLost(ctx context.Context, op, key string, err error) error {
 	return wrap(ctx, op, key, err)
 }
 
-// beginRenewal waits for its turn and returns how long the lease still lasts. If
-// there is no error, renewed must follow. l.mu is not held.
+// beginRenewal waits for its turn, at most until the deadline, and returns how
+// long the lease still lasts. If there is no error, renewed must follow. l.mu is
+// not held.
 func (l *Lease) beginRenewal(ctx context.Context) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ctx.Err() != nil {
-		return 0, endOf(ctx)
-	}
-	if l.keeper.closed.Load() {
-		return 0, ErrClosed
-	}
-	if err := l.takeTurn(ctx); err != nil {
+	if err := l.mayRenew(ctx); err != nil {
 		return 0, err
 	}
-	now := time.Now()
-	err := l.look()
-	if err == nil && l.overheld(now) {
-		err = errMaxHold
+	limited, cancel := context.WithTimeout(ctx, l.rest(time.Now()))
+	defer cancel()
+	err := l.takeTurn(limited)
+	if now := l.mayRenew(ctx); now != nil {
+		if err == nil {
+			l.endTurn()
+		}
+		return 0, now
 	}
-	if err != nil {
-		l.endTurn()
+	return l.rest(time.Now()), err
+}
+
+func (l *Lease) mayRenew(ctx context.Context) error {
+	switch err := l.look(); {
+	case err != nil:
+		return err
+	case ended(ctx) != nil:
+		return endOf(ctx)
+	case l.keeper.closed.Load():
+		return ErrClosed
+	case l.overheld(time.Now()):
+		return errMaxHold
 	}
-	return l.rest(now), err
+	return nil
 }
 
 // tryBeginRenewal is beginRenewal for a renewal in the background. If it is not
@@ -179,16 +198,17 @@ func (l *Lease) beginRenewal(ctx context.Context) (time.Duration, error) {
 func (l *Lease) tryBeginRenewal() (time.Duration, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.busy || l.look() != nil {
+	if l.busy || l.mayRenew(l.keeper.open) != nil {
 		return 0, false
 	}
 	l.busy = true
 	return l.rest(time.Now()), true
 }
 
-// renewed is the end of a renewal that was sent at sent. An answer that comes
-// after the deadline does not revive the lease. l.mu is not held.
-func (l *Lease) renewed(sent time.Time, r RenewResult) error {
+// renewed is the end of a renewal that was sent at sent, with the other leases of
+// group. An answer that comes after the deadline does not revive the lease. l.mu is
+// not held.
+func (l *Lease) renewed(sent time.Time, r RenewResult, group int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endTurn()
@@ -197,14 +217,14 @@ func (l *Lease) renewed(sent time.Time, r RenewResult) error {
 	case l.look() != nil:
 		return l.err
 	case r.Err != nil:
-		l.failures++
+		l.group = group
 		l.plan(time.Now().Add(min(l.options.ttl/20, time.Second)))
 		return r.Err
 	case !r.Held:
 		l.lose(errTaken)
 		return l.err
 	}
-	l.failures = 0
+	l.group = 0
 	l.extend(sent)
 	l.plan(l.extended.Add(l.options.ttl / 3))
 	return nil
@@ -218,18 +238,25 @@ func (l *Lease) takeTurn(ctx context.Context) error {
 			l.idle = make(chan struct{})
 		}
 		idle := l.idle
-		l.mu.Unlock()
-		select {
-		case <-idle:
-		case <-ctx.Done():
-		}
-		l.mu.Lock()
-		if ctx.Err() != nil {
+		l.unlocked(func() {
+			select {
+			case <-idle:
+			case <-ctx.Done():
+			}
+		})
+		if ended(ctx) != nil {
 			return endOf(ctx)
 		}
 	}
 	l.busy = true
 	return nil
+}
+
+// unlocked calls f without l.mu.
+func (l *Lease) unlocked(f func()) {
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	f()
 }
 
 func (l *Lease) endTurn() {
@@ -240,65 +267,81 @@ func (l *Lease) endTurn() {
 	}
 }
 
-// renewAll sends the renewals of leases that are due and have failed so many
-// times in a row, in as few calls as the Locker allows. A batch that failed is
-// cut into smaller ones, so that what spoils it does not spoil it for all.
-func (k *keeper) renewAll(leases []*Lease, failures int) {
-	batcher, ok := k.locker.(BatchRenewer)
-	size := maxBatch >> (3 * failures)
-	if !ok || size <= 1 || k.noBatches.Load() {
-		for _, l := range leases {
-			k.renewals.add(func() { k.renewOne(l) })
-		}
-		return
+// A renewal is a job of the keeper's: leases to be renewed together.
+type renewal struct {
+	leases []*Lease
+	group  int
+}
+
+// Leases are renewed in groups, by what became of their last renewal. In group 0 it
+// succeeded. In the others it failed: for some leases of a batch, which are kept
+// apart from the rest, or for a whole batch, which is cut into smaller ones, so
+// that what spoils it does not spoil it for all.
+const (
+	failedAlone = 1
+	maxGroup    = 4
+)
+
+func batchSize(group int) int { return max(1, maxBatch>>(4*max(0, group-failedAlone))) }
+
+// renewAll sends the renewals of the leases of a group that are due, in as few
+// calls as the Locker allows.
+func (k *keeper) renewAll(leases []*Lease, group int) {
+	size := batchSize(group)
+	if _, ok := k.locker.(BatchRenewer); !ok || k.noBatches.Load() {
+		size = 1
 	}
 	for batch := range slices.Chunk(leases, size) {
-		k.renewals.add(func() { k.renewBatch(batcher, batch) })
+		k.renewals.add(&renewal{batch, group})
 	}
 }
 
-// renewOne gives a renewal half of the time that is left, so that if it hangs
-// there is time for another.
-func (k *keeper) renewOne(l *Lease) {
-	rest, ok := l.tryBeginRenewal()
-	if !ok {
-		return
-	}
-	ctx, cancel := within(l.values, rest/2, k.open)
-	defer cancel()
-	sent := time.Now()
-	held, err := k.locker.Renew(ctx, l.key, l.token, l.options.ttl)
-	l.renewed(sent, RenewResult{held, err})
-}
-
-func (k *keeper) renewBatch(batcher BatchRenewer, leases []*Lease) {
-	batch := make([]Renewal, 0, len(leases))
-	begun := make([]*Lease, 0, len(leases))
+// renew gives a renewal half of the time that is left, so that if it hangs there
+// is time for another.
+func (k *keeper) renew(r *renewal) {
+	begun := make([]*Lease, 0, len(r.leases))
 	limit := time.Duration(math.MaxInt64)
-	for _, l := range leases {
+	for _, l := range r.leases {
 		if rest, ok := l.tryBeginRenewal(); ok {
-			batch = append(batch, Renewal{l.key, l.token, l.options.ttl})
 			begun = append(begun, l)
 			limit = min(limit, rest/2)
 		}
 	}
-	if len(batch) == 0 {
-		return
+	switch {
+	case len(begun) == 0:
+	case len(r.leases) == 1:
+		ctx, cancel := within(begun[0].values, limit, k.open)
+		defer cancel()
+		_ = begun[0].sendRenewal(ctx) // the lease has the error
+	default:
+		ctx, cancel := within(context.Background(), limit, k.open)
+		defer cancel()
+		k.sendBatch(ctx, begun, min(r.group+2, maxGroup))
 	}
-	ctx, cancel := within(context.Background(), limit, k.open)
-	defer cancel()
-	sent := time.Now()
-	results, err := batcher.RenewBatch(ctx, batch)
+}
+
+// sendBatch makes the call of a batch of renewals that have begun. If it fails,
+// its leases are in the given group.
+func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, group int) {
+	batch := make([]Renewal, len(leases))
+	for i, l := range leases {
+		batch[i] = Renewal{l.key, l.token, l.options.ttl}
+	}
+	sent, err := time.Now(), errPanic
+	var results []RenewResult
+	defer func() {
+		for i, l := range leases {
+			if err != nil {
+				l.renewed(sent, RenewResult{Err: err}, group)
+			} else {
+				l.renewed(sent, results[i], failedAlone)
+			}
+		}
+	}()
+	results, err = k.locker.(BatchRenewer).RenewBatch(ctx, batch)
 	if errors.Is(err, errors.ErrUnsupported) {
 		k.noBatches.Store(true)
 	} else if err == nil && len(results) != len(batch) {
 		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
-	}
-	for i, l := range begun {
-		if err != nil {
-			l.renewed(sent, RenewResult{Err: err})
-		} else {
-			l.renewed(sent, results[i])
-		}
 	}
 }

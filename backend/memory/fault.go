@@ -48,7 +48,8 @@ func (m *Locker) Fail(err error) {
 }
 
 // FailReplies makes every call from now on take effect and return err all the
-// same, as if its reply had been lost. FailReplies(nil) ends that.
+// same, as if its reply had been lost. An Acquire takes a free key, but does not
+// wait for one that is held. FailReplies(nil) ends that.
 func (m *Locker) FailReplies(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -126,11 +126,14 @@ func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if l == nil {
 		return false, reply
 	}
-	if i := slices.IndexFunc(l.queue, func(w *waiter) bool { return w.token == token }); i >= 0 {
-		l.queue[i].ended <- result{err: dlock.ErrReleased}
-		l.queue = slices.Delete(l.queue, i, i+1)
-		l.watch(now)
-	}
+	l.queue = slices.DeleteFunc(l.queue, func(w *waiter) bool {
+		if w.token != token {
+			return false
+		}
+		w.ended <- result{err: dlock.ErrReleased}
+		return true
+	})
+	l.watch(now)
 	if l.token != token {
 		return false, reply
 	}
@@ -285,13 +288,12 @@ func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
 func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	l, now := m.drive(key)
 	select {
 	case r := <-w.ended:
 		return r.attempt, r.err
 	default:
 	}
-	l := m.locks[key] // it exists, since w is in its queue
-	now := time.Now()
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watch(now)
 	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, w.ctx.Err()

@@ -1,0 +1,234 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/dlock-go/dlock"
+)
+
+// Bench measures the operations of a store as sub-benchmarks, each with clients
+// and keys of its own. What the store cannot do is skipped. Of h it uses New
+// alone.
+func Bench(b *testing.B, h Harness) {
+	withT(b, func(t *testing.T) {
+		for _, m := range measures {
+			b.Run(m.name, func(b *testing.B) {
+				b.ReportAllocs()
+				s := newScene(t, Harness{New: h.New}, 0)
+				s.ctx = b.Context()
+				m.run(b, s)
+				b.StopTimer()
+				s.cleanUp()
+			})
+		}
+	})
+}
+
+// withT calls f once, with a T as Harness.New wants it.
+func withT(b *testing.B, f func(*testing.T)) {
+	procs := runtime.GOMAXPROCS(0)
+	var once sync.Once // as RunTests repeats tests for -count and -cpu
+	test := testing.InternalTest{Name: b.Name(), F: func(t *testing.T) {
+		once.Do(func() {
+			runtime.GOMAXPROCS(procs)
+			f(t)
+		})
+	}}
+	always := func(_, _ string) (bool, error) { return true, nil }
+	if !testing.RunTests(always, []testing.InternalTest{test}) {
+		b.Fail()
+	}
+	runtime.GOMAXPROCS(procs)
+}
+
+var measures = []struct {
+	name string
+	run  func(*testing.B, *scene)
+}{
+	{"AcquireRelease", benchAcquireRelease},
+	{"AcquireReleaseParallel", benchAcquireReleaseParallel},
+	{"Refused", benchRefused},
+	{"Renew", benchRenew},
+	{"RenewBatch100", benchRenewBatch},
+	{"Inspect", benchInspect},
+	{"Handover8", benchHandover},
+	{"ClientAcquireRelease", benchClient},
+	{"ClientContended8", benchContended},
+}
+
+// ready ends the benchmark if what it needs is not there.
+func (s *scene) ready(b *testing.B) {
+	b.Helper()
+	err := s.result()
+	if skip, ok := err.(skipError); ok {
+		b.Skip(skip.reason)
+	}
+	must(b, err)
+}
+
+func must(b *testing.B, err error) {
+	if err != nil {
+		b.Helper()
+		b.Fatal(err)
+	}
+}
+
+// plain is c without the trace, which would be measured too.
+func (c *client) plain() dlock.Forward { return c.inner }
+
+func benchAcquireRelease(b *testing.B, s *scene) {
+	l, key, token := s.client().plain(), s.key(), s.token("holder")
+	s.uses(key, token)
+	for b.Loop() {
+		must(b, cycle(s.ctx, l, key, token))
+	}
+}
+
+func cycle(ctx context.Context, l dlock.Locker, key, token string) error {
+	if a, err := l.TryAcquire(ctx, key, token, long); err != nil || !a.Acquired {
+		return fmt.Errorf("TryAcquire: acquired %v, %w", a.Acquired, err)
+	}
+	_, err := l.Release(ctx, key, token)
+	return err
+}
+
+// benchAcquireReleaseParallel has 32 goroutines per processor share one client,
+// each with a key of its own.
+func benchAcquireReleaseParallel(b *testing.B, s *scene) {
+	l := s.client().plain()
+	b.SetParallelism(32)
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		key, token := s.key(), s.token("holder")
+		s.uses(key, token)
+		for pb.Next() {
+			if err := cycle(s.ctx, l, key, token); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+func benchRefused(b *testing.B, s *scene) {
+	c := s.client()
+	g := s.grant(c, s.key(), s.token("holder"), long)
+	s.ready(b)
+	l, token := c.plain(), s.token("stranger")
+	for b.Loop() {
+		_, err := l.TryAcquire(s.ctx, g.key, token, long)
+		must(b, err)
+	}
+}
+
+func benchRenew(b *testing.B, s *scene) {
+	c := s.client()
+	g := s.grant(c, s.key(), s.token("holder"), long)
+	s.ready(b)
+	l := c.plain()
+	for b.Loop() {
+		_, err := l.Renew(s.ctx, g.key, g.token, long)
+		must(b, err)
+	}
+}
+
+func benchRenewBatch(b *testing.B, s *scene) {
+	c := s.batchRenewer()
+	s.ready(b)
+	l, batch := c.plain(), make([]dlock.Renewal, 100)
+	for i := range batch {
+		g := s.grant(c, s.key(), s.token("holder"), long)
+		batch[i] = dlock.Renewal{Key: g.key, Token: g.token, TTL: long}
+	}
+	for b.Loop() {
+		_, err := l.RenewBatch(s.ctx, batch)
+		must(b, err)
+	}
+}
+
+func benchInspect(b *testing.B, s *scene) {
+	c := s.inspector()
+	s.ready(b)
+	g := s.grant(c, s.key(), s.token("holder"), long)
+	s.ready(b)
+	l := c.plain()
+	for b.Loop() {
+		_, err := l.Inspect(s.ctx, g.key)
+		must(b, err)
+	}
+}
+
+// benchHandover passes one key around among 8 waiters of as many clients: an
+// operation is one handover.
+func benchHandover(b *testing.B, s *scene) {
+	s.acquirer()
+	s.ready(b)
+	s.shared(b, func(l dlock.Locker) (operation, func()) {
+		return func(key, token string) error {
+			if _, err := l.(dlock.Acquirer).Acquire(s.ctx, key, token, long); err != nil {
+				return err
+			}
+			_, err := l.Release(s.ctx, key, token)
+			return err
+		}, func() {}
+	})
+}
+
+// An operation takes key and gives it back. The token is new.
+type operation func(key, token string) error
+
+// shared has 8 goroutines with a client each do b.N operations on one key.
+func (s *scene) shared(b *testing.B, open func(dlock.Locker) (do operation, end func())) {
+	const workers = 8
+	key := s.key()
+	var ops [workers]operation
+	for i := range ops {
+		do, end := open(s.client().plain())
+		defer end()
+		ops[i] = do
+	}
+	var wg sync.WaitGroup
+	b.ResetTimer()
+	for i, do := range ops {
+		token := s.token(fmt.Sprint("worker", i))
+		wg.Go(func() {
+			for n := i; n < b.N; n += workers {
+				if err := do(key, fmt.Sprint(token, n)); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.StopTimer()
+}
+
+func benchClient(b *testing.B, s *scene) {
+	c := dlock.New(s.client().plain())
+	defer c.Close()
+	key := s.key()
+	for b.Loop() {
+		lease, err := c.Acquire(s.ctx, key)
+		must(b, err)
+		must(b, lease.Release())
+	}
+}
+
+// benchContended has 8 Clients take one key in turn.
+func benchContended(b *testing.B, s *scene) {
+	s.shared(b, func(l dlock.Locker) (operation, func()) {
+		c := dlock.New(l)
+		return func(key, _ string) error {
+			lease, err := c.Acquire(s.ctx, key)
+			if err != nil {
+				return err
+			}
+			return lease.Release()
+		}, func() { c.Close() }
+	})
+}

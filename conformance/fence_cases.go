@@ -1,0 +1,168 @@
+package conformance
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// numbers is how many numbers belong to one grant.
+const numbers = 8
+
+// above checks that later has a fence of its own, above that of earlier.
+func (s *scene) above(earlier, later grant) {
+	if s.over() || earlier.Fence == 0 && later.Fence == 0 {
+		return
+	}
+	if later.Fence < earlier.Fence+numbers {
+		s.fail("two grants of %s, one after the other, have the fences %d and %d; want the second to be above the first by at least %d",
+			brief(later.key), earlier.Fence, later.Fence, numbers)
+	}
+}
+
+// fenced skips the case where the store has no fences.
+func (s *scene) fenced(g grant) {
+	if !s.over() && g.Fence == 0 {
+		s.skip("Fence is 0: the store has no fences")
+	}
+}
+
+func fenceRises(s *scene) error {
+	a, b := s.clients2()
+	key, ttl := s.key(), s.h.ttl()
+	first := s.grant(a, key, s.token("first"), long)
+	s.fenced(first)
+
+	s.release(a, first, true)
+	second := s.grant(b, key, s.token("second"), ttl)
+	s.above(first, second) // after release, by another client
+
+	s.lapse(ttl)
+	third := s.grant(a, key, s.token("third"), long)
+	s.above(second, third) // after expiry
+
+	s.above(third, s.handover(a, b, third))
+	s.fencesUnderContention(a, b)
+	return s.result()
+}
+
+// handover has g passed to a waiter, where the store can do that.
+func (s *scene) handover(a, b *client, g grant) grant {
+	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
+	s.gap()
+	s.release(a, g, true)
+	if s.over() || !s.await(w.done) || !supported(w.err) {
+		return s.grant(b, g.key, s.token("next"), long)
+	}
+	return s.isServed(w)
+}
+
+// fencesUnderContention has many take one key in turn, and looks at the fences
+// in the order in which the key was held.
+func (s *scene) fencesUnderContention(clients ...*client) {
+	const rounds = 6
+	key := s.key()
+	var mu sync.Mutex
+	var grants []grant
+	var wg sync.WaitGroup
+	for i := range racers {
+		wg.Go(func() {
+			for n := range rounds {
+				g := s.takeFenced(clients[i%len(clients)], key, fmt.Sprint("racer", i, "-", n))
+				if g.Acquired {
+					mu.Lock()
+					grants = append(grants, g)
+					mu.Unlock()
+					s.release(clients[0], g, true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := 1; i < len(grants); i++ {
+		s.above(grants[i-1], grants[i])
+	}
+}
+
+func (s *scene) takeFenced(c *client, key, name string) grant {
+	g := grant{key: key, token: s.token(name), start: s.now()}
+	if s.over() {
+		return g
+	}
+	s.uses(key, g.token)
+	a, err := c.TryAcquire(s.ctx, key, g.token, long)
+	s.noError(err, "TryAcquire", key)
+	if !a.Acquired {
+		time.Sleep(time.Millisecond)
+	}
+	g.Attempt = a
+	return g
+}
+
+func fenceSurvivesDataLoss(s *scene) error {
+	c := s.client()
+	key := s.key()
+	var last grant
+	for range 5 {
+		last = s.grant(c, key, s.token("early"), long)
+		s.fenced(last)
+		s.release(c, last, true)
+	}
+	last = s.grant(c, key, s.token("last"), long)
+	s.wipe()
+	s.sleep(s.h.ttl()) // as no store is back at once
+	after := s.grant(s.client(), key, s.token("after"), long)
+	s.above(last, after)
+	return s.result()
+}
+
+func (s *scene) wipe() {
+	if !s.over() {
+		s.h.Wipe(s.t)
+	}
+}
+
+func sinceIsConservative(s *scene) error {
+	a, b := s.clients2()
+	c := s.acquirer()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), ttl)
+	s.notFreedBefore(b, g, ttl)
+
+	for range 3 {
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		w := s.wait(c, g.key, s.token("waiter"), ttl)
+		s.sleep(ttl / 3)
+		s.release(a, g, true)
+		s.notFreedBefore(b, s.served(w, "the holder released the key"), ttl)
+	}
+	return s.result()
+}
+
+// notFreedBefore has a stranger try to take the key all the time, until it
+// succeeds.
+func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
+	since := g.Since
+	if since.IsZero() {
+		since = g.start
+	}
+	end := time.Now().Add(ttl + s.h.patience())
+	for !s.over() && time.Now().Before(end) {
+		token := s.token("stranger")
+		s.uses(g.key, token)
+		a, err := c.TryAcquire(s.ctx, g.key, token, long)
+		s.noError(err, "TryAcquire", g.key)
+		if a.Acquired {
+			s.freedAt(time.Now(), since.Add(ttl), g)
+			return
+		}
+		time.Sleep(ttl / 40)
+	}
+}
+
+// freedAt checks that g, which lasts until then, was not given away at now.
+func (s *scene) freedAt(now, then time.Time, g grant) {
+	if now.Before(then) {
+		s.fail("%s was granted to another %v before Since+ttl of its holder %s", brief(g.key), then.Sub(now), brief(g.token))
+	}
+}

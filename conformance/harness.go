@@ -1,0 +1,96 @@
+package conformance
+
+import (
+	"cmp"
+	"testing"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A Harness tells the suite how to reach a store, and what the store claims.
+// Only New is needed.
+type Harness struct {
+	// New returns one more client of the same store, and cleans up with
+	// t.Cleanup. All calls that one case makes get the same t. With Bubble
+	// they run inside the bubble of the case, where nothing made in another
+	// bubble may be used: a store per t is what is wanted there.
+	New func(t *testing.T) dlock.Locker
+
+	// TTL is the shortest TTL that the store keeps honestly, a multiple of a
+	// millisecond; 0 means 200 ms.
+	TTL time.Duration
+
+	// Grace is how late the store may expire a lease; 0 means 50 ms.
+	Grace time.Duration
+
+	// Sleep lets time pass for the store, for stores whose clock is moved by
+	// hand; nil means time.Sleep. With Sleep, cases run one at a time, and
+	// those that compare the store's clock with the process's are skipped.
+	Sleep func(time.Duration)
+
+	// Bubble says that the store lives in this process and uses nothing but
+	// package time: every case runs in a testing/synctest bubble, and no real
+	// time passes.
+	Bubble bool
+
+	// Via returns a client of the network store that listens at addr. The
+	// suite stands between the two, at an address of its own.
+	Via func(t *testing.T, addr string) dlock.Locker
+
+	// Addr is where the store of Via really is: host and port.
+	Addr string
+
+	// Wipe makes the store lose everything that it has stored, where it claims
+	// that fences survive this. Cases that call it run alone; nobody else may
+	// be using the store.
+	Wipe func(t *testing.T)
+
+	// Unordered says that the store wakes waiters in any order.
+	Unordered bool
+
+	patient time.Duration // what patience returns, if not 0
+}
+
+const (
+	defaultTTL   = 200 * time.Millisecond
+	defaultGrace = 50 * time.Millisecond
+
+	// long is a TTL that no case outlives.
+	long = 10 * time.Minute
+)
+
+func (h Harness) ttl() time.Duration {
+	return cmp.Or(h.TTL.Truncate(time.Millisecond), defaultTTL)
+}
+
+func (h Harness) grace() time.Duration { return cmp.Or(h.Grace, defaultGrace) }
+
+// patience is how long the suite waits for what a store owes it "soon": several
+// times the period in which waiters ask whether they have been served.
+func (h Harness) patience() time.Duration {
+	return cmp.Or(h.patient, 15*time.Second+10*h.grace())
+}
+
+// limit is how long a case may take altogether.
+func (h Harness) limit() time.Duration { return 2*time.Minute + 100*h.ttl() + 20*h.grace() }
+
+// gap is the time that a call is given to reach the store.
+func (h Harness) gap() time.Duration {
+	if h.Bubble {
+		return 10 * time.Millisecond
+	}
+	return 100 * time.Millisecond
+}
+
+// forwarded is h with every client wrapped in a dlock.Forward.
+func (h Harness) forwarded() Harness {
+	f := h
+	f.New = func(t *testing.T) dlock.Locker { return dlock.Forward{Locker: h.New(t)} }
+	if h.Via != nil {
+		f.Via = func(t *testing.T, addr string) dlock.Locker {
+			return dlock.Forward{Locker: h.Via(t, addr)}
+		}
+	}
+	return f
+}

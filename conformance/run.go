@@ -1,0 +1,117 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Run checks every clause of the contract as a subtest, and then all of them
+// again, below the subtest Forward, with the clients wrapped in a
+// dlock.Forward. A clause that the store cannot fulfil by its nature shows as a
+// skip that names the reason.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	if h.New == nil {
+		t.Fatal("conformance: Harness.New is nil")
+	}
+	runAll(t, h)
+	t.Run("Forward", func(t *testing.T) { runAll(t, h.forwarded()) })
+}
+
+func runAll(t *testing.T, h Harness) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			if !h.Bubble && h.Sleep == nil && !c.alone {
+				t.Parallel()
+			}
+			report(t, c, play(t, h, c))
+		})
+	}
+}
+
+// report fails or skips t, and says which clause err violates.
+func report(t *testing.T, c testCase, err error) {
+	t.Helper()
+	var skip skipError
+	switch {
+	case err == nil:
+	case errors.As(err, &skip):
+		t.Skip(skip.reason)
+	default:
+		t.Errorf("%v\nclause: a backend %s", err, c.clause)
+	}
+}
+
+// tries is how often a case is begun anew that came to no conclusion.
+const tries = 5
+
+// play runs one case and returns what is wrong, a skipError, or nil.
+func play(t *testing.T, h Harness, c testCase) error {
+	if err := c.needs.missing(h); err != nil {
+		return err
+	}
+	var err error
+	for attempt := range tries {
+		err = h.stage(t, func(t *testing.T) error {
+			return newScene(t, h, attempt).play(c.check)
+		})
+		if !errors.Is(err, errInconclusive) {
+			return err
+		}
+	}
+	if h.Bubble {
+		return fmt.Errorf("%w, though no time passes in a bubble unless the store sleeps: raise Harness.TTL", err)
+	}
+	return skipError{fmt.Sprintf("%v, %d times: raise Harness.TTL", err, tries)}
+}
+
+// stage calls f where a case of this harness has to run.
+func (h Harness) stage(t *testing.T, f func(*testing.T) error) error {
+	if h.Bubble {
+		return inBubble(t, f)
+	}
+	return f(t)
+}
+
+// inBubble calls f in a bubble. Goroutines that f leaves behind are an error.
+// The bubble is watched from outside, because its own time stands still if f
+// hangs in something that package synctest does not know.
+func inBubble(t *testing.T, f func(*testing.T) error) error {
+	const limit = 2 * time.Minute
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		defer func() { done <- errors.Join(err, leftBehind(recover())) }()
+		synctest.Test(t, func(t *testing.T) { err = f(t) })
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("the bubble did not end within %v of real time: something in it waits for what is not a channel, a timer, or another goroutine of the bubble", limit)
+	}
+}
+
+// leftBehind turns what package synctest panics with, when a bubble ends before
+// its goroutines, into an error. Other panics go on.
+func leftBehind(p any) error {
+	if p == nil {
+		return nil
+	}
+	err, ok := p.(error)
+	if !ok || err.Error() != "deadlock: main bubble goroutine has exited but blocked goroutines remain" {
+		panic(p)
+	}
+	return errors.New("goroutines are left behind after the clients were closed (NoLeaks)")
+}
+
+// errInconclusive says that the machine was too slow to tell right from wrong.
+var errInconclusive = errors.New("the machine was too slow to tell")
+
+// A skipError says why a case does not apply to a store.
+type skipError struct{ reason string }
+
+func (e skipError) Error() string { return "skipped: " + e.reason }

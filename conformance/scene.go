@@ -1,0 +1,271 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A scene is the stage of one case: clients of the store, keys that nobody else
+// uses, and a clock. Its methods call the store and compare the answer with the
+// contract. The first violation sticks: it is kept in err, and from then on the
+// methods do nothing, so that a check reads from top to bottom and returns err
+// at its end.
+type scene struct {
+	t       *testing.T
+	h       Harness
+	ctx     context.Context // ends with the case
+	attempt int             // how often the case was begun before and came to no conclusion
+	trace   *trace
+
+	mu      sync.Mutex
+	err     error
+	shift   time.Duration // how far h.Sleep has moved the store's clock beyond time.Now
+	clients int
+	used    map[hold]bool        // every key and token that may be left in the store
+	until   map[string]time.Time // key → until when its lease is certain
+	waiters []*waiter
+}
+
+type hold struct{ key, token string }
+
+func newScene(t *testing.T, h Harness, attempt int) *scene {
+	return &scene{
+		t: t, h: h, attempt: attempt,
+		trace: newTrace(),
+		used:  make(map[hold]bool),
+		until: make(map[string]time.Time),
+	}
+}
+
+// play runs check, no longer than the harness's limit, and then cleans up.
+func (s *scene) play(check func(*scene) error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s.ctx = ctx
+	err := s.watch(func() error {
+		err := check(s)
+		s.cleanUp()
+		return err
+	})
+	var skip skipError
+	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) {
+		return err
+	}
+	return fmt.Errorf("%w\nthe latest calls:\n%v", err, s.trace)
+}
+
+// watch returns what f returns, or the error that it does not return in time.
+func (s *scene) watch(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		defer close(done) // also if f calls t.FailNow or t.SkipNow
+		done <- f()
+	}()
+	timer := time.NewTimer(s.h.limit())
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
+			s.h.limit(), strings.Join(s.trace.hanging(), "\n"))
+	}
+}
+
+// cleanUp ends every wait and gives back whatever may be held.
+func (s *scene) cleanUp() {
+	for _, w := range s.waiters {
+		w.cancel()
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
+	defer cancel()
+	if len(s.used) > 0 {
+		l := s.client().inner
+		for u := range s.used {
+			_, _ = l.Release(ctx, u.key, u.token) // best effort: the TTL frees the rest
+		}
+	}
+	for _, w := range s.waiters {
+		s.await(w.done)
+	}
+	if s.h.Bubble {
+		time.Sleep(s.h.patience()) // what the store still does in the background
+	}
+}
+
+// fail notes a violation, unless there was one before.
+func (s *scene) fail(format string, args ...any) {
+	s.stop(fmt.Errorf(format, args...))
+}
+
+func (s *scene) stop(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// over reports whether the case is decided.
+func (s *scene) over() bool { return s.result() != nil }
+
+func (s *scene) result() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// skip ends the case, because it does not apply to the store.
+func (s *scene) skip(format string, args ...any) {
+	s.stop(skipError{fmt.Sprintf(format, args...)})
+}
+
+// client returns one more client of the store.
+func (s *scene) client() *client {
+	l := s.h.New(s.t)
+	s.mu.Lock()
+	s.clients++
+	name := string(rune('A' + (s.clients-1)%26))
+	s.mu.Unlock()
+	if l == nil {
+		s.fail("Harness.New returned nil")
+		l = absent{}
+	}
+	return &client{inner: dlock.Forward{Locker: l}, name: name, trace: s.trace}
+}
+
+func (s *scene) clients2() (a, b *client) { return s.client(), s.client() }
+
+// key returns a key that nobody else uses.
+func (s *scene) key() string { return "conformance-" + rand.Text()[:12] }
+
+// token returns a token that nobody else uses.
+func (s *scene) token(name string) string { return name + "-" + rand.Text()[:12] }
+
+// uses makes sure that key and token are cleaned up.
+func (s *scene) uses(key, token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used[hold{key, token}] = true
+}
+
+// keysUsed returns the keys that the case has used so far.
+func (s *scene) keysUsed() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keys := make(map[string]bool)
+	for u := range s.used {
+		keys[u.key] = true
+	}
+	return slices.Sorted(maps.Keys(keys))
+}
+
+// now is the store's time, or later: never earlier.
+func (s *scene) now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Add(s.shift)
+}
+
+// sleep lets at least d pass for the store.
+func (s *scene) sleep(d time.Duration) {
+	if s.over() || d <= 0 {
+		return
+	}
+	if s.h.Sleep == nil {
+		time.Sleep(d)
+		return
+	}
+	start := time.Now()
+	s.h.Sleep(d)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shift += max(0, d-time.Since(start))
+}
+
+// lapse lets so much time pass that a lease of ttl that was granted before has
+// expired.
+func (s *scene) lapse(ttl time.Duration) { s.sleep(ttl + s.h.grace() + time.Millisecond) }
+
+// gap gives calls that were started in goroutines the time to reach the store:
+// the more the more often that was not enough.
+func (s *scene) gap() {
+	if s.over() {
+		return
+	}
+	d := s.h.gap() << s.attempt
+	time.Sleep(d)
+	if s.h.Sleep != nil {
+		s.sleep(d)
+	}
+}
+
+// await reports whether done is closed within the harness's patience.
+func (s *scene) await(done <-chan struct{}) bool { return s.awaitFor(done, s.h.patience()) }
+
+func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	step := time.NewTicker(20 * time.Millisecond)
+	defer step.Stop()
+	for {
+		select {
+		case <-done:
+			return true
+		case <-deadline.C:
+			return false
+		case <-step.C:
+			if s.h.Sleep != nil {
+				s.sleep(20 * time.Millisecond)
+			}
+		}
+	}
+}
+
+// certain notes that key is held at least until then.
+func (s *scene) certain(key string, then time.Time, anew bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if anew || then.After(s.until[key]) {
+		s.until[key] = then
+	}
+}
+
+// mayHaveExpired reports whether the lease on key may have ended meanwhile on
+// its own, because this machine was slow. The case has come to no conclusion
+// then.
+func (s *scene) mayHaveExpired(key string) bool {
+	s.mu.Lock()
+	until, ok := s.until[key]
+	s.mu.Unlock()
+	if !ok || s.now().Before(until) {
+		return false
+	}
+	s.stop(errInconclusive)
+	return true
+}
+
+// absent stands for a Locker that Harness.New did not return.
+type absent struct{}
+
+var errAbsent = errors.New("conformance: no Locker")
+
+func (absent) TryAcquire(context.Context, string, string, time.Duration) (dlock.Attempt, error) {
+	return dlock.Attempt{}, errAbsent
+}
+
+func (absent) Renew(context.Context, string, string, time.Duration) (bool, error) {
+	return false, errAbsent
+}
+
+func (absent) Release(context.Context, string, string) (bool, error) { return false, errAbsent }

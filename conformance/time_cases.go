@@ -1,0 +1,175 @@
+package conformance
+
+import "time"
+
+func expiry(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+
+	g := s.grant(a, s.key(), s.token("holder"), ttl)
+	s.lapse(ttl)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), ttl)
+	s.renew(a, g, ttl+ttl/2, true)
+	s.lapse(ttl + ttl/2)
+	s.free(b, g.key)
+	return s.result()
+}
+
+func notBefore(s *scene) error {
+	a, b := s.clients2()
+	for _, ttl := range []time.Duration{s.h.ttl(), unevenTTL(s.h.ttl())} {
+		g := s.grant(a, s.key(), s.token("holder"), ttl)
+		for _, part := range []float64{0.45, 0.6, 0.9} {
+			s.sleep(g.start.Add(time.Duration(part * float64(ttl))).Sub(s.now()))
+			s.heldSoFar(b, g, ttl)
+		}
+	}
+	return s.result()
+}
+
+// unevenTTL is a TTL that a store would cut by much if it counted in seconds.
+func unevenTTL(ttl time.Duration) time.Duration {
+	return ttl.Truncate(time.Second) + 1987*time.Millisecond
+}
+
+// heldSoFar checks that the key has not been freed too early, unless it is not
+// too early any more.
+func (s *scene) heldSoFar(c *client, g grant, ttl time.Duration) {
+	if s.over() {
+		return
+	}
+	token := s.token("stranger")
+	s.uses(g.key, token)
+	a, err := c.TryAcquire(s.ctx, g.key, token, ttl)
+	age := s.now().Sub(g.start)
+	switch {
+	case err != nil:
+		s.fail("TryAcquire(%s) = %w; want it to be refused without an error", brief(g.key), err)
+	case a.Acquired && age < ttl:
+		s.fail("TryAcquire(%s) was acquired at most %v after the call that granted the key to another for %v",
+			brief(g.key), age, ttl)
+	case a.Acquired:
+		s.stop(errInconclusive)
+	}
+}
+
+func renewExtends(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
+	s.renew(b, g, long, true)
+	s.lapse(2 * ttl)
+	s.held(b, g)
+	s.renew(a, g, long, true)
+	s.release(a, g, true)
+	s.free(b, g.key)
+	return s.result()
+}
+
+func renewNeverShortens(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(a, g, ttl, true)
+	s.renew(b, g, time.Millisecond, true)
+	s.lapse(ttl)
+	s.held(b, g)
+	s.release(a, g, true)
+	return s.result()
+}
+
+func renewByStranger(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(b, g.as(s.token("stranger")), ttl, false)
+	s.lapse(ttl)
+	s.held(b, g) // not shortened
+	s.release(a, g, true)
+
+	g = s.grant(a, s.key(), s.token("holder"), ttl)
+	s.renew(b, g.as(s.token("stranger")), long, false)
+	s.lapse(ttl)
+	s.free(b, g.key) // not extended
+
+	g = grant{key: s.key(), token: s.token("stranger")}
+	s.uses(g.key, g.token)
+	s.renew(a, g, long, false)
+	s.free(b, g.key) // not made
+	return s.result()
+}
+
+func renewAfterExpiry(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	s.renew(a, g, long, false)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	next := s.grant(b, g.key, s.token("next"), long)
+	s.renew(a, g, ttl, false)
+	s.lapse(ttl)
+	s.held(a, next)
+	s.release(b, next, true)
+	return s.result()
+}
+
+func releaseFrees(s *scene) error {
+	a, b := s.clients2()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.release(a, g, true)
+	g = s.grant(b, g.key, s.token("next"), long)
+	s.release(a, g, true) // by any client that knows the token
+	s.free(b, g.key)
+	return s.result()
+}
+
+func releaseByStranger(s *scene) error {
+	a, b := s.clients2()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.release(b, g.as(s.token("stranger")), false)
+	s.release(a, g.as(s.token("stranger")), false)
+	s.held(b, g)
+	s.release(a, g, true)
+
+	g = grant{key: s.key(), token: s.token("stranger")}
+	s.release(a, g, false) // of a key that nobody holds
+	s.free(b, g.key)
+	return s.result()
+}
+
+func releaseTwice(s *scene) error {
+	a, b := s.clients2()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.release(a, g, true)
+	s.release(a, g, false)
+	next := s.grant(b, g.key, s.token("next"), long)
+	s.release(a, g, false)
+	s.held(a, next)
+	s.release(b, next, true)
+	return s.result()
+}
+
+func releaseAfterExpiry(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	s.release(a, g, false)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	next := s.grant(b, g.key, s.token("next"), long)
+	s.release(a, g, false)
+	s.held(a, next)
+	s.release(b, next, true)
+	return s.result()
+}

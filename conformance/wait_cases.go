@@ -1,0 +1,294 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+func endedContext(s *scene) error {
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
+	defer cancel()
+	for _, ctx := range []context.Context{ended, late} {
+		s.endedAttempts(ctx, s.client(), s.client())
+		s.endedOnHolder(ctx, s.client(), s.client())
+	}
+	return s.result()
+}
+
+// endedAttempts tries to take a free key under a ctx that has ended.
+func (s *scene) endedAttempts(ctx context.Context, a, b *client) {
+	key, token := s.key(), s.token("late")
+	s.uses(key, token)
+	_, err := a.TryAcquire(ctx, key, token, long)
+	s.refusedWith(ctx, err, "TryAcquire")
+	s.free(b, key)
+	_, err = a.Acquire(ctx, key, token, long)
+	s.refusedWith(ctx, err, "Acquire")
+	s.free(b, key)
+}
+
+// endedOnHolder calls everything that can change or read a lease under a ctx
+// that has ended.
+func (s *scene) endedOnHolder(ctx context.Context, a, b *client) {
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	_, err := a.Release(ctx, g.key, g.token)
+	s.refusedWith(ctx, err, "Release")
+	_, err = a.Inspect(ctx, g.key)
+	s.refusedWith(ctx, err, "Inspect")
+	s.held(b, g)
+	s.release(a, g, true)
+
+	for _, call := range []string{"Renew", "RenewBatch"} {
+		g = s.grant(a, s.key(), s.token("holder"), ttl)
+		s.refusedWith(ctx, a.renewBy(ctx, call, g), call)
+		s.lapse(ttl)
+		s.free(b, g.key)
+	}
+}
+
+// refusedWith checks what a call under an ended ctx returned.
+func (s *scene) refusedWith(ctx context.Context, err error, call string) {
+	if err != nil && !supported(err) {
+		return
+	}
+	if !isErr(err, ctx.Err()) {
+		s.fail("%s under a ctx that had ended returned the error %v; want %v", call, err, ctx.Err())
+	}
+}
+
+func cancelledWait(s *scene) error {
+	a, b := s.client(), s.acquirer()
+
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	w := s.wait(b, g.key, s.token("waiter"), long)
+	s.waits(w)
+	s.forget(w)
+	s.held(b, g)
+	s.release(a, g, true)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap())
+	defer cancel()
+	w = s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
+	s.ended(w)
+	s.release(b, w.grant, false)
+	s.held(b, g)
+	s.release(a, g, true)
+	s.free(b, g.key)
+
+	for range 10 {
+		s.cancelWhileServed(a, b, func(w *waiter, release func()) { w.cancel(); release() })
+		s.cancelWhileServed(a, b, func(w *waiter, release func()) { go w.cancel(); release() })
+		s.cancelWhileServed(a, b, func(w *waiter, release func()) { release(); w.cancel() })
+	}
+	return s.result()
+}
+
+// cancelWhileServed has a wait cancelled at the moment in which it is granted its
+// key. Either may win.
+func (s *scene) cancelWhileServed(a, b *client, race func(w *waiter, release func())) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
+	time.Sleep(s.h.gap() / 10)
+	race(w, func() { s.release(a, g, true) })
+	if s.over() {
+		return
+	}
+	if !s.await(w.done) {
+		s.ended(w)
+		return
+	}
+	if w.err == nil {
+		s.release(b, w.grant, true)
+	} else if _, err := b.Release(s.ctx, w.key, w.token); err != nil {
+		s.noError(err, "Release", w.key)
+	}
+	s.free(a, g.key)
+}
+
+func waitEndsOnRelease(s *scene) error {
+	a, b := s.client(), s.acquirer()
+
+	w := s.waitCtx(s.ctx, b, s.key(), s.token("first"), long)
+	s.served(w, "it was called, though nobody held the key")
+	s.release(b, w.grant, true)
+
+	g := w.grant
+	for _, by := range []*client{a, b, s.client()} {
+		g = s.grant(by, g.key, s.token("holder"), long)
+		w := s.wait(b, g.key, s.token("waiter"), long)
+		s.waits(w)
+		s.release(by, g, true)
+		g = s.served(w, "the holder released the key")
+		s.held(a, g)
+		s.release(a, g, true)
+	}
+	s.allServed(a, b)
+	return s.result()
+}
+
+// allServed checks that each release serves one more of several waiters.
+func (s *scene) allServed(a, b *client) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	var waiting []*waiter
+	for i := range 4 {
+		waiting = append(waiting, s.waitCtx(s.ctx, b, g.key, s.token(fmt.Sprint("waiter", i)), long))
+	}
+	s.gap()
+	for len(waiting) > 0 && !s.over() {
+		s.release(a, g, true)
+		i := s.first(waiting)
+		if i < 0 {
+			s.fail("a holder released %s, for which %d waited, and %v later none of them was served", brief(g.key), len(waiting), s.h.patience())
+			return
+		}
+		g = s.isServed(waiting[i])
+		waiting = slices.Delete(waiting, i, i+1)
+	}
+	s.release(b, g, true)
+	s.free(a, g.key)
+}
+
+// first returns the index of a waiter that has returned, or -1 if none has
+// within the harness's patience.
+func (s *scene) first(waiting []*waiter) int {
+	returned := make(chan struct{})
+	var once sync.Once
+	for _, w := range waiting {
+		go func() {
+			<-w.done
+			once.Do(func() { close(returned) })
+		}()
+	}
+	s.await(returned)
+	return slices.IndexFunc(waiting, (*waiter).returned)
+}
+
+func (w *waiter) returned() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func waitEndsOnExpiry(s *scene) error {
+	a, b := s.client(), s.acquirer()
+	ttl := max(s.h.ttl(), s.h.gap()<<s.attempt)
+
+	g := s.grant(a, s.key(), s.token("dead"), 2*ttl)
+	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), ttl)
+	s.lapse(2 * ttl)
+	s.served(w, "the holder's lease had expired")
+	next := s.waitCtx(s.ctx, b, g.key, s.token("next"), long)
+	s.lapse(ttl) // the first waiter was served, and died
+	s.served(next, "the lease of a waiter that had been served had expired")
+	s.release(b, next.grant, true)
+
+	g = s.grant(a, s.key(), s.token("dead"), 2*ttl)
+	w = s.wait(b, g.key, s.token("waiter"), long)
+	s.renew(a, g, 5*ttl, true)
+	s.sleep(2 * ttl)
+	s.waits(w)
+	s.lapse(3 * ttl)
+	s.served(w, "the holder's lease, renewed once, had expired")
+	s.release(b, w.grant, true)
+	return s.result()
+}
+
+func waitEndsOnRemoval(s *scene) error {
+	a, b := s.client(), s.acquirer()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	w := s.wait(b, g.key, s.token("waiter"), long)
+	s.waits(w)
+	s.wipe()
+	s.served(w, "the store lost the key")
+	s.release(b, w.grant, true)
+	s.free(a, g.key)
+	return s.result()
+}
+
+func firstComeFirstServed(s *scene) error {
+	a := s.client()
+	clients := []*client{s.acquirer(), s.client(), a}
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	var waiting []*waiter
+	for i := range 6 {
+		waiting = append(waiting, s.wait(clients[i%3], g.key, s.token(fmt.Sprint("waiter", i)), long))
+	}
+	for n := 0; len(waiting) > 0 && !s.over(); n++ {
+		s.release(a, g, true)
+		i := s.first(waiting)
+		if i != 0 {
+			s.outOfOrder(i+n, n)
+			return s.result()
+		}
+		g = s.isServed(waiting[0])
+		waiting = waiting[1:]
+	}
+	s.release(a, g, true)
+	return s.result()
+}
+
+// outOfOrder is a violation if it happens again and again: the first time it may
+// be that the waiters came to the store in another order than they set out.
+func (s *scene) outOfOrder(got, want int) {
+	if !s.h.Bubble && s.attempt < tries-2 {
+		s.stop(errInconclusive)
+		return
+	}
+	if got < want {
+		s.fail("%v after the release nobody was served; want waiter%d, who came first", s.h.patience(), want)
+		return
+	}
+	s.fail("waiter%d was served; want waiter%d, who came before", got, want)
+}
+
+func deadWaiterIsSkipped(s *scene) error {
+	a, b := s.client(), s.acquirer()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	dead := s.wait(b, g.key, s.token("dead"), long)
+	alive := s.wait(s.client(), g.key, s.token("alive"), long)
+	deadToo := s.wait(b, g.key, s.token("dead"), long)
+	last := s.wait(b, g.key, s.token("last"), long)
+	for _, w := range []*waiter{dead, deadToo} {
+		w.cancel()
+		s.ended(w)
+	}
+	s.release(a, g, true)
+	g = s.served(alive, "the holder released the key; a waiter that came before had died")
+	s.release(a, g, true)
+	g = s.served(last, "the holder released the key; a waiter that came before had died")
+	s.release(a, g, true)
+	return s.result()
+}
+
+func deadHostManyWaiters(s *scene) error {
+	const many = 100
+	a, host := s.client(), s.acquirer()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	dead := make([]*waiter, many)
+	for i := range dead {
+		dead[i] = s.waitCtx(s.ctx, host, g.key, s.token("dead"), long)
+	}
+	s.gap()
+	alive := s.wait(s.client(), g.key, s.token("alive"), long)
+	for _, w := range dead {
+		w.cancel()
+	}
+	for _, w := range dead {
+		s.ended(w)
+	}
+	s.release(a, g, true)
+	g = s.served(alive, fmt.Sprintf("the holder released the key; %d waiters of one client that came before had died", many))
+	s.release(a, g, true)
+	return s.result()
+}

@@ -1,0 +1,116 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	endLimit  = 10 * time.Second // for a process to heed a signal
+	logShown  = 32 << 10         // bytes of a log, from its end; a crash report is long
+	portTaken = "Address already in use"
+)
+
+// A process is one run of a server.
+type process struct {
+	cmd   *exec.Cmd
+	log   string        // path of what it writes
+	done  chan struct{} // closed when it has ended
+	err   error         // why; valid after done
+	asked atomic.Bool   // whether it was told to end, or its end was reported
+}
+
+func run(dir, path string, args []string) (*process, error) {
+	log, err := os.CreateTemp(dir, "server-*.log")
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	dieWithParent(cmd)
+	p := &process{cmd: cmd, log: log.Name(), done: make(chan struct{})}
+	started := make(chan error, 1)
+	go p.attend(started)
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Attend starts the process and waits for it on a thread that lives as long:
+// for Linux, the parent that a process dies with is the thread that started it.
+func (p *process) attend(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := p.cmd.Start()
+	started <- err
+	if err == nil {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// End sends sig and waits for the end, which it enforces after endLimit, with
+// an error. It also returns an error, once, if the process had crashed before.
+func (p *process) end(sig os.Signal) error {
+	if !p.running() {
+		if !p.asked.Swap(true) && p.err != nil {
+			return fmt.Errorf("it has crashed: %w", p.err)
+		}
+		return nil
+	}
+	p.asked.Store(true)
+	p.cmd.Process.Signal(sig)
+	p.cmd.Process.Signal(sigCont) // a suspended one heeds nothing else but SIGKILL
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(endLimit):
+		p.cmd.Process.Kill()
+		<-p.done
+		return fmt.Errorf("it did not end within %v of %v", endLimit, sig)
+	}
+}
+
+// Suspend stops the process, and returns when it has stopped.
+func (p *process) suspend() error {
+	if err := p.cmd.Process.Signal(sigStop); err != nil {
+		return err
+	}
+	for limit := time.Now().Add(endLimit); p.running() && time.Now().Before(limit); {
+		if stopped(p.pid()) {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return errors.New("it did not stop")
+}
+
+// Explain adds the end of the log to err, which matches errPortTaken if that
+// was the reason.
+func (p *process) explain(err error) error {
+	log, _ := os.ReadFile(p.log)
+	text := string(log[max(0, len(log)-logShown):])
+	if strings.Contains(text, portTaken) {
+		err = fmt.Errorf("%w: %w", errPortTaken, err)
+	}
+	return fmt.Errorf("%w\nThe end of its log:\n%s", err, text)
+}

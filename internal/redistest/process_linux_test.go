@@ -1,0 +1,97 @@
+package redistest
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestVictim starts a server, says where, and waits to be killed.
+func TestVictim(t *testing.T) {
+	if os.Getenv(envVictim) == "" {
+		t.Skip("a part of TestServerDiesWithTheTestBinary")
+	}
+	s := Start(t)
+	fmt.Println("addr", s.Addr())
+	if os.Getenv(envVictim) == "suspended" {
+		s.Suspend()
+	}
+	fmt.Println("ready")
+	time.Sleep(time.Minute)
+}
+
+func TestServerDiesWithTheTestBinary(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"running", "suspended"} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestVictim$")
+		cmd.Env = append(os.Environ(), envVictim+"="+state)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		var addr, line string
+		for lines := bufio.NewScanner(out); line != "ready" && lines.Scan(); {
+			line = lines.Text()
+			if a, ok := strings.CutPrefix(line, "addr "); ok {
+				addr = a
+			}
+		}
+		require.NoError(t, cmd.Process.Kill())
+		cmd.Wait()
+		require.Equal(t, "ready", line)
+		await(t, func() error {
+			conn, err := net.Dial("tcp4", addr)
+			if err != nil {
+				return nil
+			}
+			conn.Close()
+			return fmt.Errorf("the server still listens on %s", addr)
+		})
+	}
+}
+
+// The thread that called Start ends, and the server must not.
+func TestServerOutlivesTheStartingThread(t *testing.T) {
+	t.Parallel()
+	started := make(chan *Server)
+	var thread string
+	go onMortalThread(func() {
+		link, _ := os.Readlink("/proc/thread-self")
+		thread = "/proc/" + link
+		started <- Start(t)
+	})
+	s := <-started
+	await(t, func() error {
+		if _, err := os.Stat(thread); err == nil {
+			return fmt.Errorf("thread %s still lives", thread)
+		}
+		return nil
+	})
+	require.Equal(t, "PONG", do(t, s, "PING"))
+	require.True(t, s.proc.running())
+}
+
+// OnMortalThread runs fn on a thread that ends with it. The main thread never
+// does; but while one goroutine occupies it another has a different one.
+func onMortalThread(fn func()) {
+	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
+	if syscall.Gettid() != os.Getpid() {
+		fn()
+		return
+	}
+	defer runtime.UnlockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onMortalThread(fn)
+	}()
+	<-done
+}

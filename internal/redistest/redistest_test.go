@@ -1,0 +1,483 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"go/build"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// EnvVictim is set in a test binary that is to be killed.
+const envVictim = "REDISTEST_VICTIM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envVictim) != "" {
+		os.Exit(m.Run())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func do(t *testing.T, s *Server, args ...string) any {
+	t.Helper()
+	reply, err := s.Do(args...)
+	require.NoError(t, err, "%q", args)
+	return reply
+}
+
+func TestDoReplies(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	binary := "\x00\r\n$-1\xff"
+	require.Equal(t, "OK", do(t, s, "SET", binary, binary))
+	require.Equal(t, binary, do(t, s, "GET", binary))
+	require.Equal(t, "", do(t, s, "ECHO", ""))
+	require.Equal(t, int64(-7), do(t, s, "INCRBY", "n", "-7"))
+	require.Nil(t, do(t, s, "GET", "none"))
+	require.Nil(t, do(t, s, "BLPOP", "none", "0.01"))
+	require.Equal(t, []any{"-7", nil}, do(t, s, "MGET", "n", "none"))
+	require.Equal(t, []any{int64(1), []any{"two"}, []any{}}, do(t, s, "EVAL", "return {1, {'two'}, {}}", "0"))
+
+	_, err := s.Do("INCR", binary)
+	require.Equal(t, Error("ERR value is not an integer or out of range"), err)
+	_, err = s.Do()
+	require.ErrorContains(t, err, "empty command")
+}
+
+func TestDoLeavesNoConnection(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	for range 100 {
+		clients := do(t, s, "CLIENT", "LIST").(string)
+		require.Equal(t, 1, strings.Count(clients, "\n"), clients)
+	}
+}
+
+func TestDoConcurrently(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 50 {
+				text := fmt.Sprint(g, i)
+				if reply, err := s.Do("ECHO", text); err != nil || reply != text {
+					t.Errorf("ECHO %q: got %v, %v", text, reply, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestPassword(t *testing.T) {
+	t.Parallel()
+	s := Start(t, "--requirepass", "secret")
+	require.Equal(t, "PONG", do(t, s, "PING"))
+	r := StartReplica(t, s)
+	require.Equal(t, "PONG", do(t, r, "PING"))
+
+	s.password = ""
+	_, err := s.Do("PING")
+	require.ErrorContains(t, err, "NOAUTH")
+	s.password = "wrong"
+	_, err = s.Do("PING")
+	require.ErrorContains(t, err, "WRONGPASS")
+}
+
+func TestArgsArePassedOn(t *testing.T) {
+	t.Parallel()
+	s := Start(t, "--maxmemory", "10mb", "--databases", "3")
+	require.Equal(t, []any{"maxmemory", "10485760"}, do(t, s, "CONFIG", "GET", "maxmemory"))
+	require.Equal(t, []any{"databases", "3"}, do(t, s, "CONFIG", "GET", "databases"))
+	require.Equal(t, []any{"save", ""}, do(t, s, "CONFIG", "GET", "save"))
+	require.Equal(t, "OK", do(t, s, "DEBUG", "SLEEP", "0"))
+}
+
+func TestRestartEmpties(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	for _, end := range []func(){s.Stop, s.Kill, s.Suspend, func() {}} {
+		do(t, s, "SET", "a", "1")
+		require.Equal(t, []string{"a"}, s.Keys(t))
+		addr := s.Addr()
+		end()
+		s.Restart()
+		require.Equal(t, addr, s.Addr())
+		require.Empty(t, s.Keys(t))
+	}
+}
+
+func TestRestartKeepsWhatArgsPersist(t *testing.T) {
+	t.Parallel()
+	s := Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	do(t, s, "SET", "a", "1")
+	s.Restart()
+	require.Equal(t, []string{"a"}, s.Keys(t))
+}
+
+func TestRestartWaitsForThePort(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Stop()
+	l, err := net.Listen("tcp4", s.Addr())
+	require.NoError(t, err)
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			conn.Close()
+		}
+	}()
+	require.ErrorIs(t, s.launch(), errPortTaken)
+	time.AfterFunc(200*time.Millisecond, func() { l.Close() })
+	s.Restart()
+	require.Equal(t, "PONG", do(t, s, "PING"))
+}
+
+func TestStopAndKill(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	for _, end := range []func(){s.Stop, s.Kill} {
+		for _, suspended := range []bool{false, true} {
+			if suspended {
+				s.Suspend()
+			}
+			end()
+			require.False(t, s.proc.running())
+			require.False(t, s.alive())
+			_, err := s.Do("PING")
+			require.ErrorContains(t, err, "refused")
+			end() // again, which is harmless
+			s.Restart()
+		}
+	}
+}
+
+func TestStopIsGraceful(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Stop()
+	require.NoError(t, s.proc.err, "exit status")
+	s.Restart()
+	s.Kill()
+	require.ErrorContains(t, s.proc.err, "killed")
+}
+
+func TestSuspendAndResume(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	require.True(t, s.alive())
+	s.limit = 100 * time.Millisecond
+	for range 10 {
+		s.Suspend()
+		require.False(t, s.alive())
+	}
+	begin := time.Now()
+	_, err := s.Do("INCR", "n")
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.GreaterOrEqual(t, time.Since(begin), s.limit)
+	require.Less(t, time.Since(begin), s.limit+2*time.Second)
+
+	s.limit = replyLimit
+	s.Resume()
+	require.True(t, s.alive())
+	await(t, func() error {
+		if n, err := s.Do("GET", "n"); n != "1" {
+			return fmt.Errorf("the command that timed out: got %v, %v, want 1", n, err)
+		}
+		return nil
+	})
+}
+
+func TestCleanupEndsASuspendedServer(t *testing.T) {
+	t.Parallel()
+	var s *Server
+	t.Run("suspends", func(t *testing.T) {
+		s = Start(t)
+		s.Suspend()
+	})
+	require.False(t, s.proc.running())
+	s.Restart() // too late
+	require.False(t, s.proc.running())
+}
+
+func TestConcurrentStarts(t *testing.T) {
+	t.Parallel()
+	servers := make([]*Server, 8)
+	t.Run("group", func(t *testing.T) {
+		for i := range servers {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				servers[i] = Start(t)
+				do(t, servers[i], "SET", fmt.Sprint(i), "")
+				require.Equal(t, []string{fmt.Sprint(i)}, servers[i].Keys(t))
+			})
+		}
+	})
+	for _, s := range servers {
+		require.False(t, s.proc.running())
+	}
+}
+
+func TestClaimsAreExclusive(t *testing.T) {
+	t.Parallel()
+	seen := make(map[int]bool)
+	for range 200 {
+		claim, port, err := claimPort()
+		require.NoError(t, err)
+		defer claim.Close()
+		require.False(t, seen[port])
+		require.Less(t, port+busOffset, 1<<15)
+		seen[port] = true
+	}
+}
+
+func TestAnotherServerOnThePortIsNotOurs(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	require.NoError(t, s.answers(s.proc.pid()))
+	require.ErrorContains(t, s.answers(1), "in place of 1 ")
+	require.ErrorIs(t, s.launch(), errPortTaken)
+}
+
+func TestInfo(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	calls := s.Calls(t)
+	require.Equal(t, calls+1, s.Calls(t))
+	do(t, s, "EVAL", "return redis.call('SET', KEYS[1], 'v')", "1", "k")
+	require.Equal(t, calls+4, s.Calls(t)) // INFO, EVAL, SET
+
+	for range 3 {
+		do(t, s, "GET", "k")
+	}
+	counts := s.CommandCount(t)
+	require.Equal(t, int64(3), counts["get"])
+	require.Equal(t, int64(1), counts["set"])
+	require.Equal(t, int64(1), counts["eval"])
+
+	do(t, s, "SET", "a\x00b", "")
+	require.Equal(t, []string{"a\x00b", "k"}, s.Keys(t))
+}
+
+func TestCPU(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	before := s.CPU(t)
+	require.Positive(t, before)
+	do(t, s, "EVAL", "local n = 0; for i = 1, 1e7 do n = n + i end", "0")
+	require.Greater(t, s.CPU(t)-before, 10*time.Millisecond)
+}
+
+func TestReplica(t *testing.T) {
+	t.Parallel()
+	master := Start(t)
+	do(t, master, "SET", "a", "1")
+	r := StartReplica(t, master)
+	require.Equal(t, "1", do(t, r, "GET", "a"))
+	_, err := r.Do("SET", "a", "2")
+	require.ErrorContains(t, err, "READONLY")
+
+	r.Stop()
+	master.Kill()
+	r.Restart()
+	require.Empty(t, r.Keys(t), "a copy of the master's data survived")
+}
+
+func TestStopWithASuspendedReplica(t *testing.T) {
+	t.Parallel()
+	master := Start(t)
+	StartReplica(t, master).Suspend()
+	do(t, master, "SET", "a", "1")
+	begin := time.Now()
+	master.Stop()
+	require.Less(t, time.Since(begin), endLimit/2)
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	master := Start(t, "--requirepass", "secret")
+	replica := StartReplica(t, master)
+	s := StartSentinel(t, master, "orders", 1)
+	ask := []string{"SENTINEL", "GET-MASTER-ADDR-BY-NAME", "orders"}
+	require.Equal(t, []any{host, fmt.Sprint(master.port)}, do(t, s, ask...))
+	master.Kill()
+	await(t, func() error {
+		if reply, _ := s.Do(ask...); reply.([]any)[1] != fmt.Sprint(replica.port) {
+			return fmt.Errorf("the master is still %v", reply)
+		}
+		return nil
+	})
+	require.Equal(t, "OK", do(t, replica, "SET", "a", "1"))
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 3, 0)
+	require.Len(t, c.Addrs(), 3)
+	require.Equal(t, c.Nodes[2].Addr(), c.Addrs()[2])
+	served := make(map[*Server]bool)
+	for i := range 30 {
+		key := fmt.Sprint(i)
+		m := c.MasterOf(t, key)
+		require.Same(t, m, c.Nodes[(m.Slot(t, key)*3+2)/slots])
+		for _, n := range c.Nodes {
+			if _, err := n.Do("SET", key, ""); n == m {
+				require.NoError(t, err)
+			} else {
+				require.EqualError(t, err, fmt.Sprintf("MOVED %d %s", m.Slot(t, key), m.Addr()))
+			}
+		}
+		served[m] = true
+	}
+	require.Len(t, served, 3)
+	require.Equal(t, 12182, c.Nodes[0].Slot(t, "foo"))
+	require.Equal(t, 12182, c.Nodes[1].Slot(t, "bar{foo}"))
+}
+
+func TestClusterRestartedNode(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 3, 0)
+	c.Nodes[1].Restart()
+	for _, n := range c.Nodes {
+		await(t, func() error { return c.complete(n) })
+	}
+}
+
+func TestClusterFailover(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 3, 1)
+	m := c.MasterOf(t, "foo")
+	require.Same(t, c.Nodes[2], m)
+	do(t, m, "SET", "foo", "1")
+	require.Equal(t, int64(1), do(t, m, "WAIT", "1", "0"))
+	m.Suspend()
+	await(t, func() error {
+		if c.MasterOf(t, "foo") == m {
+			return errors.New("no failover")
+		}
+		return nil
+	})
+	require.Same(t, c.Nodes[5], c.MasterOf(t, "foo"))
+	require.Equal(t, "1", do(t, c.Nodes[5], "GET", "foo"))
+}
+
+func TestLocate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		server, require string
+		onPath          []string
+		want            string // path, or what the error says
+		skip            bool
+	}{
+		"redis first":  {onPath: []string{"redis-server", "valkey-server"}, want: "/bin/redis-server"},
+		"else valkey":  {onPath: []string{"valkey-server"}, want: "/bin/valkey-server"},
+		"named":        {server: "mine", onPath: []string{"redis-server", "mine"}, want: "/bin/mine"},
+		"named, gone":  {server: "mine", onPath: []string{"redis-server"}, want: `DLOCK_TEST_REDIS_SERVER="mine"`},
+		"none":         {want: "set DLOCK_TEST_REDIS_SERVER", skip: true},
+		"none, needed": {require: "1", want: "DLOCK_TEST_REQUIRE_SERVER=1, but"},
+	} {
+		env := map[string]string{envServer: c.server, envRequire: c.require}
+		lookPath := func(file string) (string, error) {
+			for _, f := range c.onPath {
+				if f == file {
+					return "/bin/" + file, nil
+				}
+			}
+			return "", exec.ErrNotFound
+		}
+		b, err := locate(func(key string) string { return env[key] }, lookPath)
+		if err == nil {
+			require.Equal(t, c.want, b.path, name)
+			continue
+		}
+		require.ErrorContains(t, err, c.want, name)
+		require.Equal(t, c.skip, errors.Is(err, errNoServer), name)
+	}
+}
+
+// A recorder is a test that may fail.
+type recorder struct {
+	testing.TB
+	failed, skipped string
+}
+
+func (r *recorder) Fatal(args ...any) { r.failed = fmt.Sprint(args...); runtime.Goexit() }
+func (r *recorder) Skip(args ...any)  { r.skipped = fmt.Sprint(args...); runtime.Goexit() }
+
+func (r *recorder) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
+func (r *recorder) Errorf(format string, args ...any) { r.failed += fmt.Sprintf(format, args...) }
+
+// Record runs fn as a test of its own, without its clean-up.
+func record(t *testing.T, fn func(testing.TB)) *recorder {
+	r := &recorder{TB: t}
+	var wg sync.WaitGroup
+	wg.Go(func() { fn(r) })
+	wg.Wait()
+	return r
+}
+
+func TestWithoutServer(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv(envServer, "")
+	t.Setenv(envRequire, "")
+	start := func(t testing.TB) { Start(t) }
+	require.Contains(t, record(t, start).skipped, "apt-get install redis-server")
+	t.Setenv(envRequire, "1")
+	require.Contains(t, record(t, start).failed, "DLOCK_TEST_REQUIRE_SERVER=1")
+}
+
+func TestServerThatDoesNotStart(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "server")
+	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\necho something is wrong\nexit 3\n"), 0o700))
+	t.Setenv(envServer, script)
+	got := record(t, func(t testing.TB) { Start(t) }).failed
+	require.Contains(t, got, fmt.Sprintf("DLOCK_TEST_REDIS_SERVER=%q does not start", script))
+	require.Contains(t, got, "exit status 3")
+	require.Contains(t, got, "something is wrong")
+
+	t.Setenv(envServer, script+"-not-there")
+	got = record(t, func(t testing.TB) { Start(t) }).failed
+	require.Contains(t, got, script+"-not-there")
+}
+
+func TestBadArgument(t *testing.T) {
+	t.Parallel()
+	got := record(t, func(t testing.TB) { Start(t, "--no-such-option", "1") }).failed
+	require.Contains(t, got, "does not start")
+	require.Contains(t, got, "no-such-option")
+}
+
+func TestCrashIsReported(t *testing.T) {
+	t.Parallel()
+	for _, next := range []func(*Server){(*Server).Stop, (*Server).Restart, (*Server).close} {
+		var s *Server
+		r := record(t, func(t testing.TB) {
+			s = Start(t)
+			_, err := s.Do("DEBUG", "SEGFAULT")
+			require.Error(t, err)
+			<-s.proc.done
+			next(s)
+		})
+		require.Contains(t, r.failed, "it has crashed: signal: segmentation fault")
+		require.Contains(t, r.failed, "BUG REPORT")
+	}
+}
+
+func TestStandardLibraryOnly(t *testing.T) {
+	t.Parallel()
+	p, err := build.ImportDir(".", 0)
+	require.NoError(t, err)
+	for _, path := range p.Imports {
+		require.NotContains(t, path, ".")
+	}
+}
