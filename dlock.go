@@ -70,8 +70,9 @@ type Attempt struct {
 // treated as if it were not there.
 type Acquirer interface {
 	// Acquire takes key for token, waiting until it is free or ctx ends. It
-	// returns an Attempt that is Acquired, or an error. The caller follows
-	// every error with a Release of token, so that Acquire need not clean up.
+	// returns an Attempt that is Acquired, and whose Since tells when, or an
+	// error. The caller follows every error with a Release of token, unless
+	// nothing was sent, so that Acquire need not clean up.
 	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 }
 

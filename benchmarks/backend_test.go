@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,7 @@ type backend struct {
 	name   string
 	locker dlock.Locker
 	floor  floor
+	cpu    func(b *testing.B) time.Duration // that the server has used so far; nil if it cannot tell
 }
 
 // A floor takes a lock and frees it again with the bare client, as cheaply as it
@@ -43,17 +46,57 @@ var errFloor = errors.New("the lock was not taken and freed")
 func backends(b *testing.B) []backend {
 	addr := server(b)
 	store := memory.New()
-	return []backend{
+	all := []backend{
 		{"memory", store, func(ctx context.Context, key, token string) error {
 			a, err := store.TryAcquire(ctx, key, token, dlock.DefaultTTL)
 			if err == nil && a.Acquired {
 				_, err = store.Release(ctx, key, token)
 			}
 			return err
-		}},
+		}, nil},
 		onGoredis(b, addr),
 		onRueidis(b, addr),
 		onRedigo(b, addr),
+	}
+	if cpu := cpuOf(b, addr); cpu != nil {
+		for i := range all[1:] {
+			all[1+i].cpu = cpu
+		}
+	}
+	return all
+}
+
+// cpuOf returns what tells the CPU time of the server, or nil for miniredis.
+func cpuOf(b *testing.B, addr string) func(b *testing.B) time.Duration {
+	conn, err := redigolib.Dial("tcp", addr)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	read := func() (total time.Duration, err error) {
+		info, err := redigolib.String(conn.Do("INFO", "cpu"))
+		for _, name := range []string{"used_cpu_sys", "used_cpu_user"} {
+			_, rest, ok := strings.Cut(info, "\n"+name+":")
+			if !ok {
+				return 0, fmt.Errorf("no %s in %q: %w", name, info, err)
+			}
+			seconds, err := strconv.ParseFloat(strings.TrimSpace(rest[:strings.IndexByte(rest, '\r')]), 64)
+			if err != nil {
+				return 0, err
+			}
+			total += time.Duration(seconds * float64(time.Second))
+		}
+		return total, nil
+	}
+	if _, err := read(); err != nil {
+		return nil
+	}
+	return func(b *testing.B) time.Duration {
+		total, err := read()
+		if err != nil {
+			b.Fatal(err)
+		}
+		return total
 	}
 }
 
@@ -82,7 +125,7 @@ func onGoredis(b *testing.B, addr string) backend {
 			err = errFloor
 		}
 		return err
-	}}
+	}, nil}
 }
 
 func onRueidis(b *testing.B, addr string) backend {
@@ -102,7 +145,7 @@ func onRueidis(b *testing.B, addr string) backend {
 			err = errFloor
 		}
 		return err
-	}}
+	}, nil}
 }
 
 func onRedigo(b *testing.B, addr string) backend {
@@ -138,5 +181,5 @@ func onRedigo(b *testing.B, addr string) backend {
 			}
 			return err
 		})
-	}}
+	}, nil}
 }

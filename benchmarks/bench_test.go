@@ -51,26 +51,41 @@ func BenchmarkAcquireRelease(b *testing.B) {
 }
 
 // BenchmarkPaired makes cycles of dlock and of the floor in turn, so that whatever
-// disturbs the machine disturbs both, and reports the quotient of their times.
+// disturbs the machine disturbs both, and reports the quotients of their times and
+// of what CPU time they cost the server.
 func BenchmarkPaired(b *testing.B) {
 	each(b, func(b *testing.B, on backend) {
 		c := newClient(b, on.locker)
-		const turn = 20
-		var floor, ours time.Duration
-		for i := 0; b.Loop(); i++ {
-			start := time.Now()
-			for j := range turn {
-				onFloor(b, on, "k", i*turn+j)
-			}
-			middle := time.Now()
-			for range turn {
-				cycle(b, c, "k")
-			}
-			floor += middle.Sub(start)
-			ours += time.Since(middle)
+		var floor, ours cost
+		for n := 0; b.Loop(); n++ {
+			floor.add(b, on, func(i int) { onFloor(b, on, "k", n*turn+i) })
+			ours.add(b, on, func(int) { cycle(b, c, "k") })
 		}
-		b.ReportMetric(float64(ours)/float64(floor), "x-floor")
+		b.ReportMetric(float64(ours.time)/float64(floor.time), "x-floor-time")
+		if on.cpu != nil {
+			b.ReportMetric(float64(ours.cpu)/float64(floor.cpu), "x-floor-server-cpu")
+		}
 	})
+}
+
+// turn is how many cycles of a kind are made before those of the other.
+const turn = 100
+
+type cost struct{ time, cpu time.Duration }
+
+func (c *cost) add(b *testing.B, on backend, f func(i int)) {
+	var before time.Duration
+	if on.cpu != nil {
+		before = on.cpu(b)
+	}
+	start := time.Now()
+	for i := range turn {
+		f(i)
+	}
+	c.time += time.Since(start)
+	if on.cpu != nil {
+		c.cpu += on.cpu(b) - before
+	}
 }
 
 // BenchmarkOwnKeys is cycles of 64 goroutines with a key each.

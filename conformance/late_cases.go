@@ -309,8 +309,3 @@ func (s *scene) lateTry(a, b *client) {
 	s.release(a, g, true)
 	s.free(b, g.key)
 }
-
-func unreachableStore(s *scene) error {
-	s.skip("the suite has no faulty proxy yet")
-	return s.result()
-}

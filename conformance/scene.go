@@ -132,13 +132,16 @@ func (s *scene) skip(format string, args ...any) {
 
 // client returns one more client of the store.
 func (s *scene) client() *client {
-	l := s.h.New(s.t)
+	return s.clientOf(s.h.New(s.t), "Harness.New")
+}
+
+func (s *scene) clientOf(l dlock.Locker, source string) *client {
 	s.mu.Lock()
 	s.clients++
 	name := string(rune('A' + (s.clients-1)%26))
 	s.mu.Unlock()
 	if l == nil {
-		s.fail("Harness.New returned nil")
+		s.fail("%s returned nil", source)
 		l = absent{}
 	}
 	return &client{inner: dlock.Forward{Locker: l}, name: name, trace: s.trace}

@@ -14,7 +14,9 @@
 //
 // Set ContextTimeoutEnabled. Without it go-redis looks at a context only while it
 // waits for a connection: a call that hangs then ends after ReadTimeout (3 s if it
-// is not set), however short its context is. Leases stay safe without it, since
+// is not set), however soon the deadline of its context is. Even with it only a
+// deadline ends a call that is on its way: one whose context is cancelled ends after
+// ReadTimeout. Leases stay safe without it, since
 // they are lost on their deadline whatever a call does; but with a TTL of less than
 // about three times ReadTimeout there is no time for a second try when a renewal
 // hangs.
@@ -24,4 +26,7 @@
 // unknown, and dlock retries by itself where that is safe. In a cluster,
 // redirections are followed, and ReadOnly, RouteByLatency and RouteRandomly do no
 // harm: scripts are sent to masters.
+//
+// go-redis tries five times to connect before it fails (0.4 s if connections are
+// refused), and logs that to standard error; see its SetLogger.
 package goredis

@@ -25,6 +25,10 @@
 // in the same slot, for Redis Cluster. Keys that contain "dlock1:" are refused, since
 // they could be such names.
 //
+// Keys that are made up anew each time (an order number, a random part) may so come
+// to use every slot, and leave a counter in each for a day. Where that is too much, a
+// common hash tag keeps them in one slot: "{orders}:1234".
+//
 // These names, the tags and the values are the wire format, which all clients of a
 // lock must agree on. A change of it would change the "1".
 //

@@ -9,7 +9,11 @@
 //
 // # Settings of the client
 //
-// None is needed. rueidis honours contexts, and does not send again what may write,
+// None is needed, but for DisableCache on servers without client-side caching (Redis
+// 5), where NewClient fails otherwise. NewClient connects at once, bounded by
+// Dialer.Timeout (5 s if it is not set).
+//
+// rueidis honours contexts, and does not send again what may write,
 // which lock commands may; DisableRetry makes no difference to them. A call without
 // a deadline on a connection that hangs ends when rueidis' own pings go unanswered
 // (ConnWriteTimeout, 10 s if it is not set). Commands of many goroutines share

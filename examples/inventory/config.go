@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -15,6 +17,7 @@ type config struct {
 	stock   int
 	hold    time.Duration
 	backend string
+	redis   string // host:port
 }
 
 const (
@@ -31,6 +34,7 @@ func parse(args []string, stdout io.Writer) (config, error) {
 	flags.IntVar(&cfg.stock, "stock", 100, fmt.Sprintf("how many there are to sell, from 1 to %d", maxStock))
 	flags.DurationVar(&cfg.hold, "hold", 10*time.Millisecond, "how long one sale takes, from reading the stock to writing it")
 	flags.StringVar(&cfg.backend, "backend", "memory", "where the locks are kept: "+strings.Join(backendNames(), ", "))
+	flags.StringVar(&cfg.redis, "redis", "localhost:6379", "the `host:port` of the Redis server, for every backend but memory")
 	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -43,6 +47,11 @@ func parse(args []string, stdout io.Writer) (config, error) {
 	if err == nil {
 		err = cfg.check()
 	}
+	flags.Visit(func(f *flag.Flag) {
+		if err == nil && f.Name == "redis" && cfg.backend == inMemory {
+			err = fmt.Errorf("-redis %s: -backend %s uses no server", cfg.redis, cfg.backend)
+		}
+	})
 	return cfg, err
 }
 
@@ -57,6 +66,32 @@ func (c config) check() error {
 		return fmt.Errorf("-hold %v: must not be negative", c.hold)
 	case backends[c.backend] == nil:
 		return fmt.Errorf("-backend %q: must be one of %s", c.backend, strings.Join(backendNames(), ", "))
+	case !isAddress(c.redis):
+		return fmt.Errorf("-redis %q: must be host:port", c.redis)
 	}
 	return nil
+}
+
+func isAddress(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && notNumber == nil && host != "" && n > 0
+}
+
+// label names a worker, counted from 0, and its driver where workers differ in
+// that.
+func (c config) label(worker int) string {
+	label := strconv.Itoa(worker + 1)
+	if drivers := backends[c.backend]; len(drivers) > 1 {
+		label += " " + drivers[worker%len(drivers)].name
+	}
+	return label
+}
+
+// store says where the locks are.
+func (c config) store() string {
+	if c.backend == inMemory {
+		return "the store in memory"
+	}
+	return "the server at " + c.redis
 }

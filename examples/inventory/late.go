@@ -25,7 +25,7 @@ type lateness struct {
 func comeLate(ctx context.Context, store *store) (*lateness, error) {
 	shop := newShop(1)
 	stopped := store.client(0).With(dlock.WithTTL(shortTTL), dlock.WithRenewal(false))
-	first, err := stopped.Acquire(ctx, key)
+	first, err := stopped.Acquire(ctx, store.key)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func comeLate(ctx context.Context, store *store) (*lateness, error) {
 	if err != nil {
 		return nil, err
 	}
-	second, err := store.client(1).Acquire(ctx, key)
+	second, err := store.client(1).Acquire(ctx, store.key)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,12 @@
 //
 // Usage:
 //
-//	go run ./examples/inventory [-workers n] [-stock n] [-hold d] [-backend name]
+//	go run ./examples/inventory [-workers n] [-stock n] [-hold d] [-backend name] [-redis host:port]
+//
+// The locks are in memory, or on a Redis server if -backend names a client
+// library: goredis, rueidis or redigo. With mixed the workers use all three at
+// once, in turn. Runs at the same time do not disturb each other, and nothing is
+// left on the server but one counter of fences, which expires after a day.
 //
 // The exit status is 0 if the lock and the fence kept the stock right, 1 if they
 // did not or the store did not answer, 2 if a flag is wrong, and 130 if the
@@ -57,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func play(ctx context.Context, cfg config, stdout io.Writer) (err error) {
 	store, err := open(cfg)
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot use %s: %w", cfg.store(), err)
 	}
 	defer func() {
 		if closed := store.close(); err == nil {
@@ -71,7 +76,7 @@ func play(ctx context.Context, cfg config, stdout io.Writer) (err error) {
 // reports. The error tells what failed, or what was not as promised.
 func show(ctx context.Context, cfg config, store *store, stdout io.Writer) error {
 	if err := store.answers(ctx); err != nil {
-		return err
+		return fmt.Errorf("cannot use %s: %w", cfg.store(), err)
 	}
 	screen := newScreen(stdout)
 	without := newSale("without a lock", cfg, unguarded)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -17,7 +18,12 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main() // which exits
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestRunSellsExactlyTheStockWithTheLock(t *testing.T) {
 	status, stdout, stderr := runWith(t, "-workers", "4", "-stock", "12", "-hold", "2ms")
@@ -54,6 +60,16 @@ func TestRunRefusesWrongFlags(t *testing.T) {
 		{[]string{"-hold", "-1ms"}, "-hold -1ms"},
 		{[]string{"-hold", "5"}, `"5"`},
 		{[]string{"-backend", "etc"}, `-backend "etc"`},
+		{[]string{"-backend", "goredis", "-redis", ""}, `-redis ""`},
+		{[]string{"-backend", "goredis", "-redis", "localhost"}, `-redis "localhost"`},
+		{[]string{"-backend", "rueidis", "-redis", "localhost:"}, `-redis "localhost:"`},
+		{[]string{"-backend", "rueidis", "-redis", ":6379"}, `-redis ":6379"`},
+		{[]string{"-backend", "redigo", "-redis", "localhost:0"}, `-redis "localhost:0"`},
+		{[]string{"-backend", "redigo", "-redis", "localhost:65536"}, `-redis "localhost:65536"`},
+		{[]string{"-backend", "mixed", "-redis", "localhost:redis"}, `-redis "localhost:redis"`},
+		{[]string{"-backend", "mixed", "-redis", "redis://localhost:6379"}, `-redis "redis://localhost:6379"`},
+		{[]string{"-backend", "mixed", "-redis", "::1:6379"}, `-redis "::1:6379"`},
+		{[]string{"-redis", "localhost:6379"}, "-redis localhost:6379: -backend memory uses no server"},
 		{[]string{"-colour"}, "-colour"},
 		{[]string{"sell"}, `"sell"`},
 	} {
@@ -71,7 +87,7 @@ func TestRunHelps(t *testing.T) {
 	status, stdout, stderr := runWith(t, "-h")
 	require.Zero(t, status)
 	require.Empty(t, stderr)
-	for _, flag := range []string{"-workers", "-stock", "-hold", "-backend"} {
+	for _, flag := range []string{"-workers", "-stock", "-hold", "-backend", "-redis"} {
 		require.Contains(t, stdout, flag)
 	}
 }

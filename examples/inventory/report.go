@@ -16,7 +16,7 @@ func report(out io.Writer, stock int, without, with *sale, late *lateness) error
 	fmt.Fprint(table, "worker\tsold\tsold\twaited p50\twaited p99\t\n")
 	var waits []time.Duration
 	for i, w := range with.workers {
-		fmt.Fprintf(table, "%d\t%d\t%d\t%s\n", i+1, without.workers[i].sold, w.sold, percentiles(w.waits))
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\n", w.label, without.workers[i].sold, w.sold, percentiles(w.waits))
 		waits = append(waits, w.waits...)
 	}
 	_, soldWithout := without.shop.counts()

@@ -34,7 +34,7 @@ func unguarded(int) guard {
 func newSale(name string, cfg config, guardOf func(worker int) guard) *sale {
 	s := &sale{name: name, stock: cfg.stock, shop: newShop(cfg.stock)}
 	for i := range cfg.workers {
-		s.workers = append(s.workers, &worker{shop: s.shop, guard: guardOf(i), hold: cfg.hold})
+		s.workers = append(s.workers, &worker{label: cfg.label(i), shop: s.shop, guard: guardOf(i), hold: cfg.hold})
 	}
 	return s
 }
@@ -59,6 +59,7 @@ func (s *sale) run(ctx context.Context) error {
 // A worker sells one item after another. Its counts belong to the goroutine
 // that calls sellOut.
 type worker struct {
+	label string
 	shop  *shop
 	guard guard
 	hold  time.Duration

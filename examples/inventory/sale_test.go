@@ -49,9 +49,9 @@ func TestSaleSurvivesLostLeases(t *testing.T) {
 		go func() { done <- s.run(t.Context()) }()
 		for range 5 {
 			time.Sleep(14 * time.Second)
-			locks.Expire(key)
+			locks.Expire(store.key)
 			time.Sleep(14 * time.Second)
-			locks.Steal(key, time.Second)
+			locks.Steal(store.key, time.Second)
 		}
 		require.NoError(t, <-done)
 		left, sold := s.shop.counts()
@@ -61,9 +61,8 @@ func TestSaleSurvivesLostLeases(t *testing.T) {
 
 func TestComingLateIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lockers, hangUp, err := inMemory(config{workers: 1})
+		store, err := open(config{workers: 1, backend: inMemory})
 		require.NoError(t, err)
-		store := newStore(lockers, hangUp)
 		defer store.close()
 		late, err := comeLate(t.Context(), store)
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,20 +13,21 @@ import (
 )
 
 const (
-	key           = "inventory:stock" // names the lock
-	ttl           = 5 * time.Second   // how long the stock stays locked if this program is killed
-	answerTimeout = 3 * time.Second   // how long the store may take to show that it is there
+	ttl           = 5 * time.Second // how long the stock stays locked if this program is killed
+	answerTimeout = 3 * time.Second // how long the store may take to show that it is there
 )
 
 // A store is where the locks are kept. Every worker has a Client of its own, as
 // if it were a process of its own.
 type store struct {
+	key     string // names the lock on the stock
 	clients []*dlock.Client
 	hangUp  func() error
 }
 
+// open dials. Whether anybody answers may show only in the answers of the store.
 func open(cfg config) (*store, error) {
-	lockers, hangUp, err := backends[cfg.backend](cfg)
+	lockers, hangUp, err := dial(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -35,13 +37,18 @@ func open(cfg config) (*store, error) {
 // newStore returns a store with one Client for each Locker. hangUp is called
 // when it is closed.
 func newStore(lockers []dlock.Locker, hangUp func() error) *store {
-	s := &store{hangUp: hangUp}
+	s := &store{key: newKey(), hangUp: hangUp}
 	for i, locker := range lockers {
 		owner := fmt.Sprintf("worker %d", i+1)
 		s.clients = append(s.clients, dlock.New(locker, dlock.WithTTL(ttl), dlock.WithFence(), dlock.WithOwner(owner)))
 	}
 	return s
 }
+
+// newKey returns a key that no other run of this program has. The tag in braces
+// puts the keys of all runs into one hash slot, so that they share one counter of
+// fences: it is all that a run leaves behind.
+func newKey() string { return "{stock}:" + rand.Text()[:8] }
 
 // client returns the Client of a worker, counted from 0.
 func (s *store) client(worker int) *dlock.Client { return s.clients[worker%len(s.clients)] }
@@ -50,21 +57,23 @@ func (s *store) client(worker int) *dlock.Client { return s.clients[worker%len(s
 func (s *store) guard(worker int) guard {
 	client := s.client(worker)
 	return func(ctx context.Context, sell func(ctx context.Context, fence int64) error) error {
-		return client.Do(ctx, key, func(ctx context.Context, lease *dlock.Lease) error {
+		return client.Do(ctx, s.key, func(ctx context.Context, lease *dlock.Lease) error {
 			return sell(ctx, lease.Fence())
 		})
 	}
 }
 
-// answers returns an error if the store does not answer.
+// answers returns an error if the store does not answer the Client of every
+// worker.
 func (s *store) answers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	_, err := s.client(0).Inspect(ctx, key)
-	if err == nil || errors.Is(err, errors.ErrUnsupported) {
-		return nil
+	for _, client := range s.clients {
+		if _, err := client.Inspect(ctx, s.key); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
 	}
-	return fmt.Errorf("the store does not answer: %w", err)
+	return nil
 }
 
 // close returns the first error of a Client, or of hangUp. Each Client waits for

@@ -1,0 +1,168 @@
+package backend_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const slots = 16384
+
+type dialCluster func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker
+
+// clusterAdapters are those whose client libraries know Redis Cluster.
+var clusterAdapters = map[string]dialCluster{
+	"goredis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
+		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: true})
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client, opts...)
+	},
+	"rueidis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
+		client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: c.Addrs()})
+		require.NoError(t, err)
+		t.Cleanup(client.Close)
+		return rueidis.New(client, opts...)
+	},
+}
+
+func TestCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0)
+	for name, dial := range clusterAdapters {
+		t.Run(name+"/AnyKey", func(t *testing.T) { anyKey(t, cluster, dial) })
+		t.Run(name+"/EverySlot", func(t *testing.T) { everySlot(t, cluster, dial) })
+		t.Run(name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, dial) })
+		t.Run(name+"/FreeInMovingSlot", func(t *testing.T) { freeInMovingSlot(t, cluster, dial) })
+	}
+}
+
+func anyKey(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
+	for _, prefix := range []string{"", "app:", "{app}:", "{", "}", "a}{b:", "{}", "{a", "é\x00"} {
+		l := dial(t, cluster, rediscore.WithPrefix(prefix))
+		for _, key := range []string{
+			"order:7", "{user1}:a", "{user1}:b", "a{}b", "{", "}", "{}", "}{", "{{x}}", "{x}{y}", "{}{x}",
+			"с{é}", "\x00", "a\r\nb", " ",
+		} {
+			requireCycle(t, l, key)
+		}
+	}
+}
+
+// requireCycle takes key, looks at it, renews it and frees it.
+func requireCycle(t *testing.T, l *rediscore.Locker, key string) {
+	t.Helper()
+	require.Positive(t, acquire(t, l, key, "mine"), key)
+	requireHeldBy(t, l, key, "mine")
+	require.True(t, renew(t, l, key, "mine"), key)
+	hold, err := l.Inspect(t.Context(), key)
+	require.NoError(t, err, key)
+	require.Equal(t, "mine", hold.Token, key)
+	require.Greater(t, hold.Remaining, ttl, key)
+	require.False(t, release(t, l, key, "stranger"), key)
+	require.True(t, release(t, l, key, "mine"), key)
+	hold, err = l.Inspect(t.Context(), key)
+	require.NoError(t, err, key)
+	require.Equal(t, dlock.Hold{}, hold, key)
+}
+
+// everySlot renews a lease in each slot in one batch.
+func everySlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
+	l := dial(t, cluster, rediscore.WithPrefix(t.Name()))
+	batch := oneOfEachSlot(t.Name())
+	acquireAll(t, l, batch)
+	const stranger = slots / 2
+	batch[stranger].Token = "stranger"
+	results, err := l.RenewBatch(t.Context(), batch)
+	require.NoError(t, err)
+	require.Len(t, results, slots)
+	for i, r := range results {
+		require.NoError(t, r.Err, "slot %d", i)
+		require.Equal(t, i != stranger, r.Held, "slot %d", i)
+	}
+}
+
+// oneOfEachSlot returns a renewal for each slot, in order.
+func oneOfEachSlot(prefix string) []dlock.Renewal {
+	batch := make([]dlock.Renewal, slots)
+	for i, found := 0, 0; found < slots; i++ {
+		key := strconv.Itoa(i)
+		if r := &batch[rediscore.Slot(prefix+key)]; r.Key == "" {
+			*r = dlock.Renewal{Key: key, Token: "mine", TTL: 2 * ttl}
+			found++
+		}
+	}
+	return batch
+}
+
+func acquireAll(t *testing.T, l dlock.Locker, batch []dlock.Renewal) {
+	t.Helper()
+	const workers = 64
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			for i := w; i < len(batch); i += workers {
+				attempt, err := l.TryAcquire(t.Context(), batch[i].Key, batch[i].Token, ttl)
+				if err != nil || !attempt.Acquired {
+					t.Errorf("TryAcquire(%q): got %+v, %v, want a grant", batch[i].Key, attempt, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.False(t, t.Failed())
+}
+
+// movingSlot uses a lock while its slot moves from one master to another, and
+// afterwards.
+func movingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
+	l := dial(t, cluster)
+	key := t.Name()
+	fence := acquire(t, l, key, "mine")
+	batch := []dlock.Renewal{{Key: key, Token: "mine", TTL: ttl}}
+	m := startMigration(t, cluster, key)
+	for _, step := range []func(){
+		func() {},  // the keys are still where they were
+		m.moveKeys, // ASK
+		m.finish,   // MOVED
+	} {
+		step()
+		require.True(t, renew(t, l, key, "mine"))
+		requireRenewed(t, l, batch)
+		requireHeldBy(t, l, key, "mine")
+	}
+	require.True(t, release(t, l, key, "mine"))
+	require.Greater(t, acquire(t, l, key, "next"), fence)
+	require.True(t, release(t, l, key, "next"))
+}
+
+// freeInMovingSlot asks for a free key whose counter of fences is elsewhere: Redis
+// refuses (TRYAGAIN) until the slot has moved, which is neither a grant nor "held".
+func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
+	l := dial(t, cluster)
+	other, free := "{"+t.Name()+"}other", "{"+t.Name()+"}free"
+	acquire(t, l, other, "mine") // makes the counter
+	m := startMigration(t, cluster, other)
+	for _, step := range []func(){func() {}, m.moveKeys} {
+		step()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		attempt, err := l.TryAcquire(ctx, free, "mine", ttl)
+		cancel()
+		require.ErrorContains(t, err, "TRYAGAIN")
+		require.Zero(t, attempt)
+	}
+	m.finish()
+	acquire(t, l, free, "mine")
+	require.True(t, release(t, l, free, "mine"))
+	require.True(t, release(t, l, other, "mine"))
+}

@@ -1,0 +1,148 @@
+package adaptertest
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// RunCluster tests Listen on a Redis Cluster. Dial makes a Conn that knows of the
+// nodes at addrs, and closes its client when t ends.
+func RunCluster(t *testing.T, dial func(t testing.TB, addrs []string) rediscore.Conn) {
+	t.Cleanup(AwaitGoroutines)
+	cluster := redistest.StartCluster(t, 3, 1)
+	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDNUMSUB"); err != nil {
+		t.Skipf("no shard channels: %v", err)
+	}
+	for name, test := range map[string]func(*testing.T, *redistest.Cluster, rediscore.Conn){
+		"ListenOnTheMaster":     listenOnTheMaster,
+		"ListenEndsWithTheSlot": listenEndsWithTheSlot,
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := dial(t, cluster.Addrs())
+			require.True(t, conn.Cluster())
+			test(t, cluster, conn)
+		})
+	}
+}
+
+// AwaitGoroutines waits until client libraries have ended all their goroutines, for
+// at most 10 s. rueidis closes connections to nodes that have lost their slots after 5 s
+// only, also when the client has been closed.
+func AwaitGoroutines() {
+	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit) && goleak.Find() != nil; {
+	}
+}
+
+const shardChannel = "ch {1}\n" // that of an inbox
+
+func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+	inbox := start(t, conn, true)
+	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+	master := cluster.MasterOf(t, shardChannel)
+	for _, n := range cluster.Nodes {
+		require.Equal(t, n == master, subscribers(t, n) == 1, "subscribed on %s, the master being %s", n.Addr(), master.Addr())
+	}
+	require.EqualValues(t, 1, do(t, master, "SPUBLISH", shardChannel, "hello"))
+	require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "hello"}, inbox.next())
+	inbox.cancel()
+	require.ErrorIs(t, <-inbox.ended, context.Canceled)
+	requireNoSubscribers(t, cluster)
+}
+
+// The server ends a subscription when the slot of the channel moves. Listen
+// returns then, does not subscribe again, and can be called again.
+func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+	inbox := start(t, conn, true)
+	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+	moveSlot(t, cluster)
+	select {
+	case err := <-inbox.ended:
+		require.Error(t, err)
+		require.NotErrorIs(t, err, context.Canceled)
+		t.Logf("Listen returned %q", err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Listen did not notice that the slot has moved")
+	}
+	requireNoSubscribers(t, cluster)
+	listenAgain(t, cluster, conn)
+}
+
+// listenAgain calls Listen until the client has learnt where the slot is now.
+func listenAgain(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+	t.Helper()
+	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		inbox := start(t, conn, true)
+		select {
+		case e := <-inbox.events:
+			require.Equal(t, rediscore.Subscribed, e.Kind)
+			require.EqualValues(t, 1, subscribers(t, cluster.MasterOf(t, shardChannel)))
+			inbox.cancel()
+			<-inbox.ended
+			return
+		case err := <-inbox.ended:
+			require.True(t, time.Now().Before(limit), "Listen still fails: %v", err)
+		}
+	}
+}
+
+// moveSlot gives the slot of the channel to another master.
+func moveSlot(t *testing.T, cluster *redistest.Cluster) {
+	t.Helper()
+	from, to := cluster.MasterOf(t, shardChannel), cluster.Nodes[0]
+	if to == from {
+		to = cluster.Nodes[1]
+	}
+	slot, id := strconv.Itoa(from.Slot(t, shardChannel)), do(t, to, "CLUSTER", "MYID").(string)
+	do(t, to, "CLUSTER", "SETSLOT", slot, "IMPORTING", do(t, from, "CLUSTER", "MYID").(string))
+	do(t, from, "CLUSTER", "SETSLOT", slot, "MIGRATING", id)
+	do(t, to, "CLUSTER", "SETSLOT", slot, "NODE", id)
+	do(t, from, "CLUSTER", "SETSLOT", slot, "NODE", id)
+	require.Eventually(t, func() bool {
+		for _, n := range cluster.Nodes {
+			if owner := ownerOf(t, n, slot); owner != to.Addr() {
+				return false
+			}
+		}
+		return true
+	}, 20*time.Second, 10*time.Millisecond, "not all nodes know that slot %s is on %s", slot, to.Addr())
+}
+
+// ownerOf is the address of the master of a slot in the eyes of n.
+func ownerOf(t *testing.T, n *redistest.Server, slot string) string {
+	t.Helper()
+	number, err := strconv.ParseInt(slot, 10, 64)
+	require.NoError(t, err)
+	for _, r := range do(t, n, "CLUSTER", "SLOTS").([]any) {
+		r := r.([]any)
+		if r[0].(int64) <= number && number <= r[1].(int64) {
+			master := r[2].([]any)
+			return master[0].(string) + ":" + strconv.FormatInt(master[1].(int64), 10)
+		}
+	}
+	return ""
+}
+
+func subscribers(t *testing.T, n *redistest.Server) int64 {
+	t.Helper()
+	return do(t, n, "PUBSUB", "SHARDNUMSUB", shardChannel).([]any)[1].(int64)
+}
+
+func requireNoSubscribers(t *testing.T, cluster *redistest.Cluster) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		for _, n := range cluster.Nodes {
+			if subscribers(t, n) != 0 {
+				return false
+			}
+		}
+		return true
+	}, 5*time.Second, time.Millisecond, "a subscription was left behind")
+}

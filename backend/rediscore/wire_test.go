@@ -1,0 +1,235 @@
+package rediscore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// wireConn is the least Conn that will do, over one connection. It keeps the keys
+// of the last call.
+type wireConn struct {
+	Conn
+	redis redis.Conn
+	keys  []string
+}
+
+func (c *wireConn) Eval(_ context.Context, call Call) (any, error) {
+	c.keys = call.Args[:call.Script.Keys]
+	args := redis.Args{call.Script.Source, call.Script.Keys}.AddFlat(call.Args)
+	reply, err := c.redis.Do("EVAL", args...)
+	if holder, ok := reply.([]any); ok {
+		holder[0] = string(holder[0].([]byte))
+	}
+	return reply, err
+}
+
+// wire returns a Locker on a server of its own, and a connection to that server.
+func wire(t testing.TB, prefix string, args ...string) (*Locker, *wireConn) {
+	t.Helper()
+	server := redistest.Start(t, args...)
+	conn, err := redis.Dial("tcp", server.Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	c := &wireConn{redis: conn}
+	return New(c, WithPrefix(prefix)), c
+}
+
+func (c *wireConn) integer(t testing.TB, command string, args ...any) int64 {
+	t.Helper()
+	n, err := redis.Int64(c.redis.Do(command, args...))
+	require.NoError(t, err, "%s %q", command, args)
+	return n
+}
+
+func (c *wireConn) text(t testing.TB, command string, args ...any) string {
+	t.Helper()
+	s, err := redis.String(c.redis.Do(command, args...))
+	require.NoError(t, err, "%s %q", command, args)
+	return s
+}
+
+func (c *wireConn) all(t testing.TB) []string {
+	t.Helper()
+	keys, err := redis.Strings(c.redis.Do("KEYS", "*"))
+	require.NoError(t, err)
+	return keys
+}
+
+// names are what all programs that share locks must agree on. They must not change.
+var names = []struct{ prefix, key, lock, fence string }{
+	{"", "order:7", "order:7", "{46q}dlock1:fence"},
+	{"", "{user1}:a", "{user1}:a", "{5F6}dlock1:fence"},
+	{"", "{user1}:b", "{user1}:b", "{5F6}dlock1:fence"},
+	{"", "a{}b{c}", "a{}b{c}", "{FPm}dlock1:fence"},
+	{"", "}{", "}{", "{2kj}dlock1:fence"},
+	{"", "ключ é 🔒", "ключ é 🔒", "{6gh}dlock1:fence"},
+	{"", "a\x00b\r\n\xff", "a\x00b\r\n\xff", "{0c7}dlock1:fence"},
+	{"myapp:lock:", "order:7", "myapp:lock:order:7", "myapp:lock:{045}dlock1:fence"},
+	{"myapp:lock:", "{user1}:a", "myapp:lock:{user1}:a", "myapp:lock:{5F6}dlock1:fence"},
+	{"myapp:lock:", "\x00", "myapp:lock:\x00", "myapp:lock:{BWm}dlock1:fence"},
+	{"my}app:", "order:7", "my}app:order:7", "my}app:{34m}dlock1:fence"},
+	{"my}app:", "{user1}", "my}app:{user1}", "my}app:{5F6}dlock1:fence"},
+	{"my{app:", "order:7", "my{app:order:7", "{475}my{app:dlock1:fence"},
+	{"my{app:", "order}7", "my{app:order}7", "{09Q}my{app:dlock1:fence"},
+	{"{tag}:", "order:7", "{tag}:order:7", "{2Ie}{tag}:dlock1:fence"},
+	{"{tag}:", "{user1}", "{tag}:{user1}", "{2Ie}{tag}:dlock1:fence"},
+	{"{}:", "{user1}", "{}:{user1}", "{0Nk}{}:dlock1:fence"},
+	{"é:", "order:7", "é:order:7", "é:{7Nc}dlock1:fence"},
+}
+
+func TestNames(t *testing.T) {
+	_, c := wire(t, "")
+	for _, n := range names {
+		l := New(c, WithPrefix(n.prefix))
+		attempt, err := l.TryAcquire(t.Context(), n.key, "token", time.Minute)
+		require.NoError(t, err, "%q", n)
+		require.True(t, attempt.Acquired, "%q", n)
+		require.Equal(t, []string{n.lock, n.fence}, c.keys, "keys of an attempt")
+		require.ElementsMatch(t, []string{n.lock, n.fence}, c.all(t), "keys on the server")
+		held, err := l.Renew(t.Context(), n.key, "token", time.Minute)
+		require.NoError(t, err)
+		require.True(t, held)
+		require.Equal(t, []string{n.lock}, c.keys, "keys of a renewal")
+		hold, err := l.Inspect(t.Context(), n.key)
+		require.NoError(t, err)
+		require.Equal(t, "token", hold.Token)
+		require.Equal(t, []string{n.lock}, c.keys, "keys of an inspection")
+		held, err = l.Release(t.Context(), n.key, "token")
+		require.NoError(t, err)
+		require.True(t, held)
+		require.Equal(t, []string{n.lock}, c.keys, "keys of a release")
+		require.Equal(t, []string{n.fence}, c.all(t), "keys that stay")
+		c.text(t, "FLUSHALL")
+	}
+}
+
+func TestStoredValues(t *testing.T) {
+	l, c := wire(t, "p:")
+	for _, token := range []string{"token", "a\x00\r\n{}\xff", "42"} {
+		attempt, err := l.TryAcquire(t.Context(), "k", token, time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired)
+		lock, fence := c.keys[0], c.keys[1]
+		require.Equal(t, token, c.text(t, "GET", lock))
+		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", fence))
+		rest := c.integer(t, "PTTL", lock)
+		require.LessOrEqual(t, rest, int64(60_000))
+		require.Greater(t, rest, int64(50_000))
+		requireADay(t, c, fence)
+		held, err := l.Release(t.Context(), "k", token)
+		require.NoError(t, err)
+		require.True(t, held)
+	}
+}
+
+// TTLs are whole milliseconds; what is more is cut off.
+func TestStoredTTL(t *testing.T) {
+	l, c := wire(t, "")
+	_, err := l.TryAcquire(t.Context(), "k", "t", 1234567*time.Microsecond)
+	require.NoError(t, err)
+	require.LessOrEqual(t, c.integer(t, "PTTL", "k"), int64(1234))
+	_, err = l.Renew(t.Context(), "k", "t", 2345678*time.Microsecond)
+	require.NoError(t, err)
+	require.InDelta(t, 2000, c.integer(t, "PTTL", "k"), 345, "PTTL after a renewal for 2345 ms")
+}
+
+func requireADay(t *testing.T, c *wireConn, key string) {
+	t.Helper()
+	const day = 24 * time.Hour
+	rest := time.Duration(c.integer(t, "PTTL", key)) * time.Millisecond
+	require.LessOrEqual(t, rest, day, "TTL of %q", key)
+	require.Greater(t, rest, day-time.Minute, "TTL of %q", key)
+}
+
+// Programs with different versions of the scripts work on the same locks while a
+// fleet is updated. Whoever changes a script sees to it that they can, and then
+// changes its sum here.
+func TestScripts(t *testing.T) {
+	for name, s := range map[string]*Script{
+		"0d338626b1ba93b1f59a70ab466c128207f43edf": acquireScript,
+		"9abfe385300dd6eb50d46826cf05e836491aaa5a": renewScript,
+		"5e0810b85deca45581caeb0ad3c45bd55ead6d33": releaseScript,
+		"7c6f1f9c0dc8b55869550967088818ca27044bf3": inspectScript,
+	} {
+		require.Equal(t, name, s.SHA, "%.60s…", s.Source)
+	}
+}
+
+func TestTags(t *testing.T) {
+	for slot, tag := range map[int]string{0: "06S", 1: "2Gx", 4095: "6iL", 8192: "8YG", 12182: "9Le", 16382: "4oi", 16383: "6ZJ"} {
+		require.Equal(t, tag, tags()[slot], "tag of slot %d", slot)
+	}
+	sum := sha256.Sum256([]byte(strings.Join(tags()[:], "\n")))
+	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
+}
+
+// The fence is the larger of the last one + 8 and the server's time.
+func TestFenceRule(t *testing.T) {
+	l, c := wire(t, "")
+	fence := func() int64 {
+		attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", c.keys[1]))
+		return attempt.Fence
+	}
+	before := c.now(t)
+	first := fence()
+	require.GreaterOrEqual(t, first, before)
+	require.LessOrEqual(t, first, c.now(t))
+	counter := c.keys[1]
+	const exact = 1 << 53 // the largest integer up to which a float64 has them all
+	for _, last := range []int64{first + 3_600_000_000, 1<<52 - 1, exact - 9, exact - 8} {
+		c.text(t, "SET", counter, last)
+		require.Equal(t, last+8, fence(), "fence after %d, which is ahead of the time", last)
+		requireADay(t, c, counter)
+	}
+	for _, last := range []int64{0, 1, first} {
+		c.text(t, "SET", counter, last)
+		require.GreaterOrEqual(t, fence(), first+8, "fence after %d, which is behind the time", last)
+	}
+	c.text(t, "FLUSHALL")
+	require.Greater(t, fence(), first, "fence after the loss of all data")
+}
+
+func (c *wireConn) now(t testing.TB) int64 {
+	t.Helper()
+	time, err := redis.Int64s(c.redis.Do("TIME"))
+	require.NoError(t, err)
+	return time[0]*1_000_000 + time[1]
+}
+
+// What is left of many locks is at most one counter for each slot, and expires.
+func TestCountersAreFew(t *testing.T) {
+	l, c := wire(t, "myapp:lock:")
+	used := make(map[int]bool)
+	for i := range 10_000 {
+		key := fmt.Sprint("order:", i)
+		attempt, err := l.TryAcquire(t.Context(), key, "t", time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired, key)
+		held, err := l.Release(t.Context(), key, "t")
+		require.NoError(t, err)
+		require.True(t, held, key)
+		used[Slot("myapp:lock:"+key)] = true
+	}
+	left := c.all(t)
+	require.Len(t, left, len(used))
+	for _, name := range left {
+		require.Regexp(t, `^myapp:lock:\{[0-9A-Za-z]{3}\}dlock1:fence$`, name)
+		requireADay(t, c, name)
+	}
+}

@@ -1,0 +1,22 @@
+package main
+
+import (
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
+
+func dialGoRedis(cfg config) (dlock.Locker, func() error, error) {
+	logging.Disable() // or each failure to connect is told on stderr, besides being returned
+	client := redis.NewClient(&redis.Options{
+		Addr:                  cfg.redis,
+		ContextTimeoutEnabled: true,
+		DialTimeout:           timeout,
+		ReadTimeout:           timeout,
+		WriteTimeout:          timeout,
+	})
+	return goredis.New(client, rediscore.WithPrefix(prefix)), client.Close, nil
+}
