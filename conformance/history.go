@@ -145,7 +145,7 @@ func (w *worker) acquire(c *dlock.Client, patience time.Duration) *dlock.Lease {
 		lease, err = c.Acquire(ctx, w.key)
 	}
 	w.count(held, err)
-	if err != nil && !errors.Is(err, dlock.ErrHeld) && ctx.Err() == nil {
+	if err != nil && !errors.Is(err, dlock.ErrHeld) && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		w.s.fail("Client.Acquire(%s) = %w; want a lease, or an error of its ctx", brief(w.key), err)
 	}
 	if err != nil {

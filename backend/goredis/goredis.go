@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -48,34 +49,77 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	cmds := c.pipeline(ctx, calls, "evalsha", func(s *rediscore.Script) string { return s.SHA })
+	numbers := make([]int, len(calls))
+	for i := range calls {
+		numbers[i] = i
+	}
+	if cluster, ok := c.client.(*redis.ClusterClient); ok {
+		c.evalByMaster(ctx, cluster, calls, results)
+		return
+	}
+	c.evalSome(ctx, numbers, calls, results)
+}
+
+// evalByMaster has a pipeline for each master, so that one that is dead holds up
+// none but its own calls; in a pipeline of the cluster's client it fails them all.
+func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result) {
+	groups := make(map[*redis.Client][]int)
+	for i, call := range calls {
+		master, err := cluster.MasterForKey(ctx, call.Args[0])
+		if err != nil {
+			results[i].Err = err
+			continue
+		}
+		groups[master] = append(groups[master], i)
+	}
+	var pipelines sync.WaitGroup
+	for master, numbers := range groups {
+		pipelines.Go(func() {
+			conn{master}.evalSome(ctx, numbers, calls, results)
+			for _, i := range numbers {
+				if redirected(results[i].Err) {
+					results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
+				}
+			}
+		})
+	}
+	pipelines.Wait()
+}
+
+func redirected(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
+}
+
+// evalSome makes the calls with the given numbers, in one pipeline and, if the
+// server does not know some scripts, a second.
+func (c conn) evalSome(ctx context.Context, numbers []int, calls []rediscore.Call, results []rediscore.Result) {
+	c.pipeline(ctx, numbers, results, func(i int) *command {
+		return newCommand(ctx, "evalsha", calls[i].Script.SHA, calls[i])
+	})
 	var unknown []int
-	var again []rediscore.Call
-	for i, cmd := range cmds {
-		if noScript(cmd.Err()) {
-			unknown, again = append(unknown, i), append(again, calls[i])
+	for _, i := range numbers {
+		if noScript(results[i].Err) {
+			unknown = append(unknown, i)
 		}
 	}
-	if len(again) > 0 {
-		retried := c.pipeline(ctx, again, "eval", func(s *rediscore.Script) string { return s.Source })
-		for i, cmd := range retried {
-			cmds[unknown[i]] = cmd
-		}
-	}
-	for i, cmd := range cmds {
-		results[i].Reply, results[i].Err = result(cmd, cmd.Err())
+	if len(unknown) > 0 {
+		c.pipeline(ctx, unknown, results, func(i int) *command {
+			return newCommand(ctx, "eval", calls[i].Script.Source, calls[i])
+		})
 	}
 }
 
-func (c conn) pipeline(ctx context.Context, calls []rediscore.Call, name string, script func(*rediscore.Script) string) []*command {
+func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
 	pipe := c.client.Pipeline()
-	cmds := make([]*command, len(calls))
-	for i, call := range calls {
-		cmds[i] = newCommand(ctx, name, script(call.Script), call)
-		_ = pipe.Process(ctx, cmds[i]) // queues it
+	cmds := make([]*command, len(numbers))
+	for n, i := range numbers {
+		cmds[n] = newCmd(i)
+		_ = pipe.Process(ctx, cmds[n]) // queues it
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	return cmds
+	for n, i := range numbers {
+		results[i].Reply, results[i].Err = result(cmds[n], cmds[n].Err())
+	}
 }
 
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
@@ -116,6 +160,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 			err = pubsub.Ping(ctx)
 		}
 		if err != nil {
+			c.learn(ctx, err)
 			return err
 		}
 		switch m := msg.(type) {
@@ -127,5 +172,13 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 			}
 			on(rediscore.Event{Kind: rediscore.Subscribed})
 		}
+	}
+}
+
+// learn makes the client look where the slots are, if an error says that one has
+// moved: a subscription that was refused does not.
+func (c conn) learn(ctx context.Context, err error) {
+	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
+		cluster.ReloadState(ctx)
 	}
 }

@@ -25,7 +25,8 @@ type Conn interface {
 
 	// EvalAll does the same for calls that are independent of each other and
 	// may be for different masters, in as few round trips as the library can.
-	// It sets Reply or Err of each.
+	// It sets Reply or Err of each. A master that does not answer spoils the
+	// calls for no other.
 	EvalAll(ctx context.Context, calls []Call, results []Result)
 
 	// Listen subscribes to a channel on the master that has it, or with sharded
@@ -81,6 +82,16 @@ type Script struct {
 func newScript(source string, keys int) *Script {
 	sum := sha1.Sum([]byte(source))
 	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
+}
+
+// Half returns a context for the first of two tries, which ends when half of the
+// time is over that ctx has left.
+func Half(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)/2)
 }
 
 // IsNoScript reports whether the text of a server's error says that it does not

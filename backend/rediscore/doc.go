@@ -44,6 +44,10 @@
 //
 // # What a user must know of Redis
 //
+// While a slot is moved from one server of a cluster to another, a free lock in it
+// cannot be taken if its counter is not yet where the lock would be: the attempt fails
+// with TRYAGAIN. Locks that are held are renewed and released.
+//
 // Leases are as durable as the server's data. A server that restarts without its
 // data, or a replica that is promoted without the last writes, has forgotten who
 // holds what: use fences where that matters. Expiry is decided by the server's

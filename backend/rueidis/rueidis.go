@@ -44,9 +44,13 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 	for i, call := range calls {
 		cmds[i] = c.command("EVALSHA", call.Script.SHA, call)
 	}
+	// The results come together, when a master that does not answer is given up.
+	// There must be time left then for those that do not know the script.
+	first, cancel := rediscore.Half(ctx)
+	defer cancel()
 	var unknown []int
 	var again rueidis.Commands
-	for i, r := range c.client.DoMulti(ctx, cmds...) {
+	for i, r := range c.client.DoMulti(first, cmds...) {
 		if noScript(r.Error()) {
 			unknown = append(unknown, i)
 			again = append(again, c.command("EVAL", calls[i].Script.Source, calls[i]))
