@@ -5,8 +5,8 @@
 // [github.com/dlock-go/dlock/backend/redigo]. For another library, write a [Conn]
 // and pass it to [New].
 //
-// It needs Redis 5 or newer, or Valkey, alone, with replicas or as a cluster. The
-// user of the connection may run EVAL, EVALSHA, GET, SET, DEL, PTTL, PEXPIRE,
+// It is made for Redis 5 and newer, and what is compatible with it, alone, with
+// replicas or as a cluster; its tests run on Redis 7. The user of the connection may run EVAL, EVALSHA, GET, SET, DEL, PTTL, PEXPIRE,
 // PERSIST, RENAMENX and TIME on the keys below the prefix.
 //
 // # What is stored
