@@ -361,13 +361,8 @@ func TestUnsupportedQueueIsNotThere(t *testing.T) {
 }
 
 func TestQueueThatReturnsNothing(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+	in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
 		defer acquire(t, dlock.New(store), "k").Release()
-		s.hook = func(c *call) {
-			if c.op == "acquire" {
-				s.Locker, c.attempt = plain{store}, &dlock.Attempt{}
-			}
-		}
 		_, err := dlock.New(lazyQueue{plain{store}}, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
 		require.Error(t, err)
 		requireNoContextError(t, err)

@@ -49,13 +49,13 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	numbers := make([]int, len(calls))
-	for i := range calls {
-		numbers[i] = i
-	}
 	if cluster, ok := c.client.(*redis.ClusterClient); ok {
 		c.evalByMaster(ctx, cluster, calls, results)
 		return
+	}
+	numbers := make([]int, len(calls))
+	for i := range calls {
+		numbers[i] = i
 	}
 	c.evalSome(ctx, numbers, calls, results)
 }
