@@ -644,7 +644,6 @@ func TestBadInput(t *testing.T) {
 			if bad.client != good {
 				require.NoError(t, bad.client.With().Close())
 			}
-			_ = fmt.Sprint(bad.client)
 		}
 		require.ErrorIs(t, dlock.New(s).Do(t.Context(), "k", nil), dlock.ErrInvalid)
 		require.Empty(t, s.made(), "something was sent to the store")

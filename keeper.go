@@ -22,8 +22,8 @@ const lookAround = time.Second
 
 // A keeper is what a Client shares with those made from it by With. It keeps
 // leases alive and pays debts, by an agenda of what is due when. One timer wakes
-// it; there is no goroutine while nothing is due, and no timer runs while there
-// is neither lease nor debt.
+// it; there is no goroutine while nothing is due, and the timer is not set again
+// when there is neither lease nor debt.
 type keeper struct {
 	locker    Locker
 	noBatches atomic.Bool // the Locker's RenewBatch is unsupported

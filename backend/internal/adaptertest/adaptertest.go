@@ -34,6 +34,7 @@ type Client struct {
 
 // Run runs all tests.
 func Run(t *testing.T, a Adapter) {
+	t.Cleanup(AwaitGoroutines)
 	t.Run("Redis", func(t *testing.T) { conformance.Run(t, a.onRedis(t)) })
 	t.Run("Miniredis", func(t *testing.T) { conformance.Run(t, a.onMiniredis(t)) })
 	for name, test := range map[string]func(*testing.T, Adapter){
