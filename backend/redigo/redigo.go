@@ -19,12 +19,24 @@ func New(pool *redis.Pool, opts ...rediscore.Option) *rediscore.Locker {
 	if pool == nil {
 		return rediscore.New(nil, opts...)
 	}
-	return rediscore.New(conn{pool}, opts...)
+	return rediscore.New(conn{pool, new(sync.Map)}, opts...)
 }
 
-type conn struct{ pool *redis.Pool }
+type conn struct {
+	pool   *redis.Pool
+	hashes *sync.Map // of scripts: *rediscore.Script to its SHA, made an any once
+}
 
-func args(script string, call rediscore.Call) []any {
+// hash returns the SHA of a script without an allocation for each call.
+func (c conn) hash(s *rediscore.Script) any {
+	hash, ok := c.hashes.Load(s)
+	if !ok {
+		hash, _ = c.hashes.LoadOrStore(s, s.SHA)
+	}
+	return hash
+}
+
+func args(script any, call rediscore.Call) []any {
 	args := make([]any, 2, 2+len(call.Args))
 	args[0], args[1] = script, call.Script.Keys
 	for _, arg := range call.Args {
@@ -39,7 +51,7 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	reply, err := do(ctx, conn, "EVALSHA", args(call.Script.SHA, call)...)
+	reply, err := do(ctx, conn, "EVALSHA", args(c.hash(call.Script), call)...)
 	if noScript(err) {
 		reply, err = do(ctx, conn, "EVAL", args(call.Script.Source, call)...)
 	}
@@ -74,7 +86,7 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 		numbers[i] = i
 	}
 	pipeline(ctx, conn, numbers, results, func(i int) error {
-		return conn.Send("EVALSHA", args(calls[i].Script.SHA, calls[i])...)
+		return conn.Send("EVALSHA", args(c.hash(calls[i].Script), calls[i])...)
 	})
 	unknown := slices.DeleteFunc(numbers, func(i int) bool { return !noScript(results[i].Err) })
 	if len(unknown) > 0 {

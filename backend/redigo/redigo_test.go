@@ -2,6 +2,7 @@ package redigo
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestAdapter(t *testing.T) {
 			}
 			t.Cleanup(func() { pool.Close() })
 			return adaptertest.Client{
-				Conn: conn{pool},
+				Conn: conn{pool, new(sync.Map)},
 				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(pool, opts...) },
 			}, nil
 		},

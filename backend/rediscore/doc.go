@@ -6,8 +6,9 @@
 // and pass it to [New].
 //
 // It is made for Redis 5 and newer, and what is compatible with it, alone, with
-// replicas or as a cluster; its tests run on Redis 7. The user of the connection may run EVAL, EVALSHA, GET, SET, DEL, PTTL, PEXPIRE,
-// PERSIST, RENAMENX and TIME on the keys below the prefix.
+// replicas or as a cluster; its tests run on Redis 7. The user of the connection
+// must be allowed EVAL, EVALSHA, GET, SET, INCRBY, DEL, PTTL, PEXPIRE, PERSIST,
+// RENAMENX and TIME on the keys below the prefix.
 //
 // # What is stored
 //
@@ -35,12 +36,14 @@
 // # Fences
 //
 // The fence of a grant is the larger of the last one in the slot + 8, and the
-// server's clock in microseconds. So it rises as long as the server lives, and it
+// server's clock in microseconds; the clock is looked at again when the last fence
+// that was made of it is 10 ms old. So it rises as long as the server lives, and it
 // still rises when the server has lost everything (FLUSHALL, a restart without
 // persistence, a failover that lost writes), because time has moved on: provided
-// that the clock of the new server is not behind the old one's by more than the
-// outage took, and that there were fewer than 125,000 grants a second in a slot. It
-// fits a float64, and with it JavaScript, exactly until the year 2255.
+// that the outage took at least 10 ms, that the clock of the new server is not behind
+// the old one's by more than the outage took, and that there were fewer than 125,000
+// grants a second in a slot. It fits a float64, and with it JavaScript, exactly until
+// the year 2255.
 //
 // # What a user must know of Redis
 //

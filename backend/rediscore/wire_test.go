@@ -160,7 +160,7 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // changes its sum here.
 func TestScripts(t *testing.T) {
 	for name, s := range map[string]*Script{
-		"0d338626b1ba93b1f59a70ab466c128207f43edf": acquireScript,
+		"c11bc8642a61be16c99a19258fbe67cdf570eeae": acquireScript,
 		"9abfe385300dd6eb50d46826cf05e836491aaa5a": renewScript,
 		"5e0810b85deca45581caeb0ad3c45bd55ead6d33": releaseScript,
 		"7c6f1f9c0dc8b55869550967088818ca27044bf3": inspectScript,
@@ -177,7 +177,10 @@ func TestTags(t *testing.T) {
 	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
 }
 
-// The fence is the larger of the last one + 8 and the server's time.
+const dayInMS = 24 * 60 * 60 * 1000
+
+// The fence is the larger of the last one + 8 and the server's time, which is looked
+// at if the last one was not made in the last 10 ms.
 func TestFenceRule(t *testing.T) {
 	l, c := wire(t, "")
 	fence := func() int64 {
@@ -199,7 +202,18 @@ func TestFenceRule(t *testing.T) {
 	}
 	for _, last := range []int64{0, 1, first} {
 		c.text(t, "SET", counter, last)
-		require.GreaterOrEqual(t, fence(), first+8, "fence after %d, which is behind the time", last)
+		before := c.now(t)
+		require.GreaterOrEqual(t, fence(), max(before, first+8), "fence after %d, which is behind the time", last)
+	}
+	require.Eventually(t, func() bool {
+		c.text(t, "SET", counter, first, "PX", dayInMS)
+		return fence() == first+8
+	}, time.Minute, time.Nanosecond, "fence after one that is less than 10 ms old")
+	for _, rest := range []int{dayInMS - 1000, dayInMS + 1000, 1000} {
+		c.text(t, "SET", counter, first, "PX", rest)
+		before := c.now(t)
+		require.GreaterOrEqual(t, fence(), before, "fence after one with a TTL of %d ms", rest)
+		requireADay(t, c, counter)
 	}
 	c.text(t, "FLUSHALL")
 	require.Greater(t, fence(), first, "fence after the loss of all data")

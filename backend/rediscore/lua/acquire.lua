@@ -8,25 +8,32 @@
 -- Replies with the fence of the grant, or, if another token holds the lock,
 -- with {that token, what is left of its TTL in ms or -1 for ever}.
 
-local holder = redis.call('GET', KEYS[1])
+local call = redis.call
+
+local holder = call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
-  return {holder, redis.call('PTTL', KEYS[1])}
+  return {holder, call('PTTL', KEYS[1])}
 end
 
--- Time has moved on even if the counter was lost with everything else. The
--- counter is written first: if that is not allowed, nothing has happened. Unused
--- for a day, it expires.
-local time = redis.call('TIME')
-local last = tonumber(redis.call('GET', KEYS[2])) or 0
-local fence = math.max(last + 8, time[1] * 1000000 + time[2])
-redis.call('SET', KEYS[2], string.format('%.0f', fence), 'EX', 86400)
+-- The fence is the larger of the counter + 8 and the time in microseconds: time
+-- has moved on even if the counter was lost with everything else. A counter that
+-- was set to the time less than 10 ms ago, which its TTL of a day tells, need not
+-- be compared again. The counter is written first: if that is not allowed, nothing
+-- has happened.
+local fence = call('INCRBY', KEYS[2], 8)
+local rest = call('PTTL', KEYS[2])
+if rest <= 86400000 - 10 or rest > 86400000 then
+  local time = call('TIME')
+  fence = math.max(fence, time[1] * 1000000 + time[2])
+  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', 86400000)
+end
 
 if not holder then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 else
-  local rest = redis.call('PTTL', KEYS[1])
+  local rest = call('PTTL', KEYS[1])
   if rest >= 0 and rest < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    call('PEXPIRE', KEYS[1], ARGV[2])
   end
 end
 return fence
