@@ -15,6 +15,7 @@ type acquisition struct {
 	ctx    context.Context // the caller's
 	key    string
 	token  string     // of the next attempt; empty if a new one is to be made
+	often  bool       // the token may be in several requests that are on their way
 	held   *HeldError // the last answer; nil if the last attempt got none
 	asked  time.Time  // when the last attempt returned
 }
@@ -47,7 +48,7 @@ func (a *acquisition) acquire() (*Lease, error) {
 
 // try makes one attempt without waiting.
 func (a *acquisition) try(ctx context.Context) (*Lease, error) {
-	return a.attempt(ctx, a.client.keeper.locker.TryAcquire)
+	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl)
 }
 
 // wait goes on when the store has answered that the key is held: in the queue
@@ -83,13 +84,14 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 
 // enqueue waits in the queue of the store.
 func (a *acquisition) enqueue(ctx context.Context, queue Acquirer) (*Lease, error) {
+	a.often = true
 	return a.attempt(ctx, func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error) {
 		answer, err := queue.Acquire(ctx, key, token, ttl)
 		if err == nil && !answer.Acquired {
 			err = errNoGrant
 		}
 		return answer, err
-	})
+	}, a.client.options.firstTTL())
 }
 
 // pick returns why a wait has ended: ended if that is an error of this package,
@@ -106,10 +108,11 @@ func pick(ended, err error) error {
 // answer alone counts. (A renewal would not do. If the lease ended and the token
 // was granted the key again, another may have held it between, with a fence
 // above the one that was found.)
-func (a *acquisition) attempt(ctx context.Context, call acquireFunc) (*Lease, error) {
-	lease, err := a.send(ctx, call)
+func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration) (*Lease, error) {
+	lease, err := a.send(ctx, call, ttl)
 	if err == errLate {
-		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire)
+		a.often = true
+		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl)
 		if err != nil {
 			a.giveUp()
 		}
@@ -117,10 +120,9 @@ func (a *acquisition) attempt(ctx context.Context, call acquireFunc) (*Lease, er
 	return lease, err
 }
 
-func (a *acquisition) send(ctx context.Context, call acquireFunc) (*Lease, error) {
-	o := &a.client.options
+func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Duration) (*Lease, error) {
 	if a.token == "" {
-		a.token = newToken(o.owner)
+		a.token, a.often = newToken(a.client.options.owner), false
 	}
 	returned := false
 	defer func() {
@@ -129,7 +131,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc) (*Lease, error
 		}
 	}()
 	sent := time.Now()
-	answer, err := call(ctx, a.key, a.token, o.ttl)
+	answer, err := call(ctx, a.key, a.token, ttl)
 	returned = true
 	a.asked = time.Now()
 	switch {
@@ -143,8 +145,8 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc) (*Lease, error
 	if answer.Since.IsZero() || answer.Since.After(a.asked) {
 		answer.Since = sent
 	}
-	lease := newLease(a, answer)
-	if lease.rest(a.asked) < o.ttl/10 {
+	lease := newLease(a, answer, ttl)
+	if lease.rest(a.asked) < ttl/10 {
 		return nil, errLate
 	}
 	return a.hand(lease)
@@ -196,6 +198,7 @@ func (a *acquisition) giveUp() {
 		ttl:     a.client.options.ttl,
 		values:  withoutCancel(a.ctx),
 		pending: true,
+		often:   a.often,
 	})
 	a.token = ""
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -418,7 +419,7 @@ func TestWaiterStoppedPastItsDeadline(t *testing.T) {
 				l := acquire(t, dlock.New(s), "k")
 				require.NoError(t, l.Err())
 				requireHeld(t, store, "k", l.Token())
-				require.Greater(t, time.Until(l.Deadline()), 29*time.Second)
+				require.Greater(t, time.Until(l.Deadline()), 4*time.Second)
 				first := s.made("acquire")[0].token
 				synctest.Wait()
 				if name == "taken" {
@@ -433,6 +434,60 @@ func TestWaiterStoppedPastItsDeadline(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A token that is tried again may be granted the key after a release of it was
+// answered "held", which was the first grant.
+func TestReleaseOfTheFirstGrantIsNotTheLastWord(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			switch {
+			case c.op == "try" && len(s.made("try")) == 1:
+				c.delay = 950 * time.Millisecond // granted, and found late
+			case c.op == "try":
+				c.err = io.ErrUnexpectedEOF // still on its way
+			}
+		}
+		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		synctest.Wait()
+		token := s.made("try")[0].token
+		require.True(t, s.released(token))
+		requireFree(t, store, "k")
+		late, err := store.TryAcquire(t.Context(), "k", token, time.Second)
+		require.NoError(t, err)
+		require.True(t, late.Acquired)
+		time.Sleep(300 * time.Millisecond)
+		requireFree(t, store, "k")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		n := len(s.made("release"))
+		time.Sleep(time.Minute)
+		require.Len(t, s.made("release"), n, "it is released for ever")
+	})
+}
+
+// A release that was sent in time, but answered when the debt would have ended, is
+// not the last: the attempt may have come between.
+func TestReleaseAnsweredAtTheEndOfADebt(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			switch {
+			case c.op == "try":
+				c.err = io.ErrUnexpectedEOF // still on its way
+			case len(s.made("release")) == 1:
+				c.delay = 2 * time.Second
+			}
+		}
+		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		time.Sleep(500 * time.Millisecond)
+		late, err := store.TryAcquire(t.Context(), "k", s.made("try")[0].token, time.Hour)
+		require.NoError(t, err)
+		require.True(t, late.Acquired)
+		time.Sleep(5 * time.Second)
+		requireFree(t, store, "k")
+	})
 }
 
 func TestAnswersAlwaysTooLate(t *testing.T) {
@@ -462,8 +517,74 @@ func TestDeadlineCountsFromSince(t *testing.T) {
 			}
 		}
 		l := acquire(t, dlock.New(s), "k")
-		require.Equal(t, since.Add(30*time.Second-302*time.Millisecond), l.Deadline())
+		require.Equal(t, since.Add(5*time.Second-52*time.Millisecond), l.Deadline())
 		require.NoError(t, l.Release())
+	})
+}
+
+// The first TTL after a wait is short, in case the waiter is dead, and the lease is
+// renewed soon.
+func TestFirstTTLAfterAWait(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		for _, w := range []struct {
+			options []dlock.Option
+			first   time.Duration
+			renewed bool
+		}{
+			{nil, 5 * time.Second, true},
+			{[]dlock.Option{dlock.WithTTL(5*time.Second + time.Millisecond)}, 5 * time.Second, true},
+			{[]dlock.Option{dlock.WithTTL(5 * time.Second)}, 5 * time.Second, false},
+			{[]dlock.Option{dlock.WithTTL(3 * time.Second)}, 3 * time.Second, false},
+			{[]dlock.Option{dlock.WithRenewal(false)}, 30 * time.Second, false},
+			{[]dlock.Option{dlock.WithMaxHold(100 * time.Millisecond)}, 30 * time.Second, false},
+			{[]dlock.Option{dlock.WithMaxHold(time.Second)}, 5 * time.Second, true},
+			{[]dlock.Option{dlock.WithMinHold(7 * time.Second)}, 7 * time.Second, true},
+			{[]dlock.Option{dlock.WithMinHold(time.Hour)}, 30 * time.Second, false},
+		} {
+			s.calls = nil
+			_, err := store.TryAcquire(t.Context(), "k", "dead", time.Second)
+			require.NoError(t, err)
+			l := acquire(t, c.With(w.options...), "k")
+			at := time.Now()
+			require.Equal(t, w.first, s.made("acquire")[0].ttl)
+			require.Equal(t, at.Add(w.first-w.first/100-2*time.Millisecond), l.Deadline())
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			if w.renewed {
+				require.Len(t, s.made("renew"), 1)
+				full := s.made("try")[0].ttl
+				require.Equal(t, full, s.made("renew")[0].ttl)
+				require.Equal(t, time.Now().Add(full-full/100-2*time.Millisecond), l.Deadline())
+			} else {
+				require.Empty(t, s.made("renew"))
+			}
+			require.NoError(t, l.Release())
+			time.Sleep(2 * time.Hour)
+		}
+	})
+}
+
+// A lease that is released soon after a wait costs no renewal, also if the Client
+// is busy with others.
+func TestShortHoldAfterAWaitIsNotRenewed(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		other := acquire(t, c, "other")
+		time.Sleep(9 * time.Second)
+		_, err := store.TryAcquire(t.Context(), "k", "dead", 950*time.Millisecond)
+		require.NoError(t, err)
+		l := acquire(t, c, "k")
+		time.Sleep(60 * time.Millisecond) // other has been renewed now
+		synctest.Wait()
+		require.NoError(t, l.Release())
+		time.Sleep(time.Second)
+		require.NoError(t, other.Release())
+		for _, r := range s.made("renew", "batch") {
+			require.NotEqual(t, l.Token(), r.token)
+		}
+		require.Len(t, s.made("renew"), 1)
+		require.Empty(t, s.made("batch"))
 	})
 }
 

@@ -17,6 +17,10 @@ type debt struct {
 	// is not the last word until a TTL has passed.
 	pending bool
 
+	// often says that there may be several, so that "held, now free" is not the
+	// last word either.
+	often bool
+
 	// hold is when a lease with a MinHold is to be released: not before, and
 	// until then the store is to keep it.
 	hold time.Time
@@ -72,8 +76,8 @@ func (k *keeper) pay(d *debt) {
 	}
 	ctx, cancel := within(d.values, releaseTimeout, k.over)
 	defer cancel()
-	kept, held, err := false, false, errPanic
-	defer func() { k.paid(d, kept, held, err) }()
+	sent, kept, held, err := time.Now(), false, false, errPanic
+	defer func() { k.paid(d, sent, kept, held, err) }()
 	switch {
 	case d.lease == nil, !d.hold.IsZero() && !time.Now().Before(d.hold):
 		held, err = k.locker.Release(ctx, d.key, d.token)
@@ -85,8 +89,9 @@ func (k *keeper) pay(d *debt) {
 	}
 }
 
-// paid notes what came of a try, and plans the next one if one is needed.
-func (k *keeper) paid(d *debt, kept, held bool, err error) {
+// paid notes what came of a try that was made at sent, and plans the next one if one
+// is needed.
+func (k *keeper) paid(d *debt, sent time.Time, kept, held bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, ok := k.debts[d]; !ok {
@@ -98,7 +103,7 @@ func (k *keeper) paid(d *debt, kept, held bool, err error) {
 	case kept && held && err == nil:
 		d.tries = 0
 		k.scheduleLocked(&d.event, d.hold)
-	case err == nil && (held || !d.pending), hopeless(err), !now.Before(d.until):
+	case err == nil && (held && !d.often || !d.pending), hopeless(err), !sent.Before(d.until):
 		k.drop(d)
 	default:
 		next := now.Add(min(100*time.Millisecond<<min(d.tries, 10), d.ttl/4))

@@ -13,14 +13,18 @@ import (
 // Each method is one operation that takes effect at one instant. A Locker has
 // no policy: it makes no tokens, waits for nothing, repeats nothing and starts
 // no renewal; the Client does all that. Keys have 1 to 1,024 bytes, tokens are
-// not empty, and both may hold any bytes; TTLs are whole milliseconds and
-// positive. A Locker is safe for use by any number of goroutines.
+// not empty, and both may hold any bytes; TTLs are whole milliseconds, from one
+// to those of a year. A lease ends when its TTL has passed, for all methods at
+// the same time, however many others there are. One token may hold several keys:
+// these are leases of their own. A Locker is safe for use by any number of
+// goroutines.
 //
-// A method whose ctx has ended before the call sends nothing and returns the
-// error of ctx. An error means that the outcome is unknown: the operation may
-// have taken effect, or may do so later. Some errors say more: those that match
-// [errors.ErrUnsupported], [ErrInvalid] or [ErrClosed], and a [net.OpError] whose
-// Op is "dial", mean that nothing was sent.
+// A ctx bounds its call, and no lease: one stays when the ctx of the call that
+// granted it ends. A method whose ctx has ended before the call sends nothing and
+// returns the error of ctx, which is not its cause. An error means that the outcome
+// is unknown: the operation may have taken effect, or may do so later. Some errors
+// say more: those that match [errors.ErrUnsupported], [ErrInvalid] or [ErrClosed],
+// and a [net.OpError] whose Op is "dial", mean that nothing was sent.
 //
 // The package conformance tests all of this.
 type Locker interface {
@@ -36,7 +40,10 @@ type Locker interface {
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (held bool, err error)
 
 	// Release forgets token: it ends its lease, or its place in the queue (held
-	// is false then). If token has neither, nothing changes.
+	// is false then); both, if token holds key and waits for it still. If token
+	// has neither, nothing changes. It does not matter which client acquired the
+	// key, or waits for it. A wait for token that is still under way may end then,
+	// or take a place anew.
 	Release(ctx context.Context, key, token string) (held bool, err error)
 }
 
@@ -54,9 +61,9 @@ type Attempt struct {
 	// grant of the key by at least 8; 0 where the store has no fences.
 	Fence int64
 
-	// Holder is the token of the present holder, if the key was not acquired
-	// and the store told. It may come beside an error, and says then that the
-	// store had answered "held" before.
+	// Holder is the token of the present holder, byte for byte, if the key was
+	// not acquired and the store told. It may come beside an error, and says
+	// then that the store had answered "held" before.
 	Holder string
 
 	// Remaining is how long the lease of the present holder still lasts, if
@@ -71,16 +78,22 @@ type Attempt struct {
 type Acquirer interface {
 	// Acquire takes key for token, waiting until it is free or ctx ends. It
 	// returns an Attempt that is Acquired, and whose Since tells when, or an
-	// error. The caller follows every error with a Release of token, unless
-	// nothing was sent, so that Acquire need not clean up.
+	// error. The lease begins with the grant. If token itself holds key, it is
+	// granted at once, as by TryAcquire, whoever waits; a token that waits is to
+	// the other methods one that does not hold key. The caller follows every
+	// error with a Release of token, unless nothing was sent, so that Acquire
+	// need not clean up. It uses a token that waits for no other key meanwhile.
 	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 }
 
 // A BatchRenewer is a [Locker] that renews many leases in one round trip.
 type BatchRenewer interface {
 	// RenewBatch does what Renew does for each element of batch, independently
-	// of the others, and returns the results in the order of the batch. An
-	// error says that the outcome of all of them is unknown.
+	// of the others, and returns the results in the order of the batch. Of
+	// several for one lease the longest counts. A batch may be of any size, and
+	// have leases in common with others that are renewed at the same time. It is
+	// not changed; the results are the caller's. An error says that the outcome
+	// of all of them is unknown.
 	RenewBatch(ctx context.Context, batch []Renewal) ([]RenewResult, error)
 }
 

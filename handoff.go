@@ -96,7 +96,7 @@ func (a *acquisition) adopt(h *handoff) (lease *Lease, err error) {
 	sent := time.Now()
 	held, err := k.locker.Renew(a.ctx, h.key, h.token, o.ttl)
 	a.asked = time.Now()
-	l := newLease(a, Attempt{Fence: h.fence, Since: sent})
+	l := newLease(a, Attempt{Fence: h.fence, Since: sent}, a.client.options.ttl)
 	l.step = h.step
 	switch {
 	case err != nil:
@@ -184,7 +184,7 @@ func parseHandoff(text string) (h handoff, reason string) {
 	}
 	b = b[n+m:]
 	h = handoff{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
-	if h.key == "" || len(h.key) > maxKey || h.token == "" {
+	if h.key == "" || len(h.key) > maxKey || h.token == "" || string(h.text()) != text {
 		return handoff{}, "malformed"
 	}
 	return h, ""

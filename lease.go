@@ -54,8 +54,9 @@ type release struct {
 	failure error // of the last call, if there was no answer
 }
 
-// newLease makes the lease that was granted to a.
-func newLease(a *acquisition, grant Attempt) *Lease {
+// newLease makes the lease that was granted to a for a TTL, which may be shorter
+// than that of the options.
+func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 	l := &Lease{
 		keeper:  a.client.keeper,
 		options: &a.client.options,
@@ -66,7 +67,11 @@ func newLease(a *acquisition, grant Attempt) *Lease {
 		granted: a.asked,
 	}
 	l.event.lease = l
-	l.extend(grant.Since)
+	l.extend(grant.Since, ttl)
+	l.renewAt = l.extended.Add(ttl / 3)
+	if ttl < l.options.ttl {
+		l.renewAt = l.granted.Add(firstRenewal)
+	}
 	return l
 }
 

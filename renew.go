@@ -22,6 +22,23 @@ var errPanic = errors.New("the Locker panicked")
 // maxBatch is how many leases one RenewBatch renews at most.
 const maxBatch = 1000
 
+// A waiter may have died unnoticed when it is granted the lock, so the first TTL of a
+// lease that was waited for is short, and the lease is renewed soon: not at once,
+// since a Release would have to wait for the answer.
+const (
+	waitTTL      = 5 * time.Second
+	firstRenewal = 100 * time.Millisecond
+)
+
+// firstTTL is the TTL of a lease that is waited for. Only one that will be renewed
+// can be short, and it has to last for the MinHold.
+func (o *options) firstTTL() time.Duration {
+	if !o.renewal || 0 < o.maxHold && o.maxHold <= firstRenewal {
+		return o.ttl
+	}
+	return min(o.ttl, max(waitTTL, o.minHold))
+}
+
 // drift is what is taken off a TTL, for clocks that do not run at the same
 // speed. It is that of the Redlock algorithm.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
@@ -34,7 +51,7 @@ func (l *Lease) start() bool {
 	if l.keeper.closed.Load() {
 		return false
 	}
-	l.plan(l.extended.Add(l.options.ttl / 3))
+	l.plan(l.renewAt)
 	return true
 }
 
@@ -92,8 +109,8 @@ func (l *Lease) overheld(now time.Time) bool {
 
 // extend moves the deadline on: the store was asked at since to keep the lease
 // for a TTL, and has said that it does.
-func (l *Lease) extend(since time.Time) {
-	if deadline := since.Add(l.options.ttl - drift(l.options.ttl)); deadline.After(l.deadline) {
+func (l *Lease) extend(since time.Time, ttl time.Duration) {
+	if deadline := since.Add(ttl - drift(ttl)); deadline.After(l.deadline) {
 		l.extended, l.deadline, l.wall = since, deadline, deadline.Round(0)
 	}
 }
@@ -108,7 +125,7 @@ func (l *Lease) plan(renewal time.Time) {
 	if l.renewAt.IsZero() {
 		l.keeper.schedule(l, l.deadline, 0)
 	} else {
-		l.keeper.schedule(l, l.renewAt, l.options.ttl/12)
+		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, time.Until(l.renewAt)/4))
 	}
 }
 
@@ -225,7 +242,7 @@ func (l *Lease) renewed(sent time.Time, r RenewResult, group int) error {
 		return l.err
 	}
 	l.group = 0
-	l.extend(sent)
+	l.extend(sent, l.options.ttl)
 	l.plan(l.extended.Add(l.options.ttl / 3))
 	return nil
 }
