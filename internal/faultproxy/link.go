@@ -1,0 +1,284 @@
+package faultproxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A link is a client's connection, and the one to the store that was made for it. In
+// each direction one goroutine reads, and another writes what may pass.
+type link struct {
+	p        *Proxy
+	client   *net.TCPConn
+	store    *net.TCPConn
+	over     context.Context // ends with the link
+	end      context.CancelFunc
+	requests chan message
+	replies  chan message
+	holding  atomic.Bool // a request that can still be delivered
+
+	mu      sync.Mutex
+	pending pending
+}
+
+// A message is a request or a reply on its way.
+type message struct {
+	raw   []byte
+	args  []string // of a request in RESP
+	due   time.Time
+	fault *Fault // of a reply: that of the request
+}
+
+const queued = 256 // messages on their way, in each direction
+
+func newLink(p *Proxy, client, store *net.TCPConn) *link {
+	l := &link{
+		p: p, client: client, store: store,
+		requests: make(chan message, queued),
+		replies:  make(chan message, queued),
+	}
+	l.over, l.end = context.WithCancel(p.over)
+	return l
+}
+
+// serve returns when both connections have ended.
+func (l *link) serve() {
+	var loops sync.WaitGroup
+	loops.Go(l.readRequests)
+	loops.Go(l.writeRequests)
+	loops.Go(l.readReplies)
+	loops.Go(l.writeReplies)
+	loops.Wait()
+}
+
+func (l *link) close() {
+	l.end()
+	l.client.Close()
+	l.store.Close()
+}
+
+// cut closes the link, but keeps the way to the store open for a request that is held.
+func (l *link) cut() {
+	if l.holding.Load() {
+		l.client.Close()
+	} else {
+		l.close()
+	}
+}
+
+func (l *link) readRequests() {
+	defer close(l.requests)
+	in := bufio.NewReaderSize(l.client, chunk)
+	first, err := in.Peek(1)
+	if err != nil {
+		return
+	}
+	resp := first[0] == '*'
+	l.paired(func(q *pending) { q.resp = resp })
+	l.read(in, l.requests, ToStore, func(r *respReader) (m message, err error) {
+		m.args, err = r.command()
+		return m, err
+	})
+}
+
+func (l *link) readReplies() {
+	defer close(l.replies)
+	in := bufio.NewReaderSize(l.store, chunk)
+	if _, err := in.Peek(1); err != nil { // until then the client may not have shown what it speaks
+		return
+	}
+	l.read(in, l.replies, ToClient, func(r *respReader) (m message, err error) {
+		reply, err := r.reply()
+		if err == nil {
+			l.paired(func(q *pending) { m.fault = q.answer(reply) })
+		}
+		return m, err
+	})
+}
+
+const chunk = 32 << 10
+
+// read reads messages, in RESP as long as it is that, until there are no more.
+func (l *link) read(in *bufio.Reader, to chan<- message, d Direction, value func(*respReader) (message, error)) {
+	r := &respReader{in: in}
+	for {
+		var m message
+		var err error
+		resp := false
+		l.paired(func(q *pending) { resp = q.resp })
+		if resp {
+			m, err = value(r)
+			m.raw = r.take()
+			if errors.Is(err, errNotRESP) {
+				l.paired(func(q *pending) { *q = pending{} })
+				err = nil
+			}
+		} else {
+			m.raw = make([]byte, chunk)
+			var n int
+			n, err = in.Read(m.raw)
+			m.raw = m.raw[:n]
+			if d == ToClient && n > 0 {
+				l.paired(func(q *pending) { m.fault = q.pop() })
+			}
+		}
+		if m.fault != nil {
+			close(m.fault.answered)
+		}
+		m.due = l.p.due(d)
+		if len(m.raw) > 0 && !l.send(to, m) || err != nil {
+			return
+		}
+	}
+}
+
+func (l *link) send(to chan<- message, m message) bool {
+	select {
+	case to <- m:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}
+
+// paired calls f with the requests that the store has not answered.
+func (l *link) paired(f func(*pending)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(&l.pending)
+}
+
+// writeRequests tells the store when the client sends no more, and not before it has
+// passed on all that the client has sent.
+func (l *link) writeRequests() {
+	defer l.store.CloseWrite()
+	deaf := false
+	for m := range l.requests {
+		if !deaf && l.passes(m, ToStore) {
+			deaf = !l.writeRequest(m)
+		}
+	}
+}
+
+// writeRequest reports whether requests may go on to the store.
+func (l *link) writeRequest(m message) bool {
+	f := l.p.find(Request{m.raw, m.args})
+	if f == nil {
+		l.paired(func(q *pending) { q.push(m.args, nil) })
+		return l.write(l.store, m.raw, ToStore)
+	}
+	if f.kind == hold && !l.hold(f) {
+		return false
+	}
+	if f.kind == dropRequest {
+		l.strike(f)
+		return false
+	}
+	l.paired(func(q *pending) { q.push(m.args, f) })
+	ok := l.write(l.store, m.raw, ToStore)
+	if f.kind == hold {
+		l.holding.Store(false)
+	}
+	if f.kind == watch {
+		f.strike(l)
+	}
+	return ok
+}
+
+// hold keeps a request back, and reports whether it may go on.
+func (l *link) hold(f *Fault) bool {
+	l.holding.Store(true)
+	f.strike(l)
+	if f.ending == Cut {
+		l.client.Close()
+	}
+	select {
+	case <-f.goOn:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}
+
+// strike ends the connection as the fault wants it.
+func (l *link) strike(f *Fault) {
+	if f.ending == Cut {
+		l.close()
+	}
+	f.strike(l)
+}
+
+// writeReplies goes on when the client has gone, until the store has nothing more to
+// say: requests may still be held back.
+func (l *link) writeReplies() {
+	defer l.close()
+	mute := false
+	for m := range l.replies {
+		if !mute && l.passes(m, ToClient) {
+			mute = !l.writeReply(m)
+		}
+	}
+}
+
+// writeReply reports whether replies may go on to the client.
+func (l *link) writeReply(m message) bool {
+	if f := m.fault; f != nil && (f.kind == dropReply || f.kind == cutReply) {
+		if f.kind == cutReply {
+			l.write(l.client, m.raw[:len(m.raw)/2], ToClient)
+		}
+		l.strike(f)
+		return false
+	}
+	return l.write(l.client, m.raw, ToClient)
+}
+
+// passes waits until m may be passed on in direction d, and reports whether it may be
+// at all.
+func (l *link) passes(m message, d Direction) bool {
+	if !l.sleep(time.Until(m.due)) {
+		return false
+	}
+	for {
+		blocked, changed := l.p.blocks(d)
+		if !blocked {
+			return l.over.Err() == nil
+		}
+		select {
+		case <-changed:
+		case <-l.over.Done():
+			return false
+		}
+	}
+}
+
+// write reports whether all of b was written.
+func (l *link) write(to net.Conn, b []byte, d Direction) bool {
+	for len(b) > 0 {
+		n, pause := l.p.pace(d).piece(len(b))
+		if _, err := to.Write(b[:n]); err != nil || !l.sleep(pause) {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}
+
+// sleep reports whether the link was not over before.
+func (l *link) sleep(d time.Duration) bool {
+	if d <= 0 {
+		return l.over.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}

@@ -1,0 +1,149 @@
+package faultproxy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// A respReader reads what is sent in RESP, value by value, and remembers the bytes.
+// See https://redis.io/docs/latest/develop/reference/protocol-spec/.
+type respReader struct {
+	in  *bufio.Reader
+	raw bytes.Buffer // of the present value
+}
+
+var errNotRESP = errors.New("faultproxy: not RESP")
+
+// command reads a command: an array of strings, or a line of words.
+func (r *respReader) command() ([]string, error) {
+	line, err := r.line()
+	if err != nil {
+		return nil, err
+	}
+	if line == "" || line[0] != '*' {
+		return strings.Fields(line), nil
+	}
+	n, err := number(line)
+	args := make([]string, 0, min(max(0, n), 1024))
+	for range n {
+		if err != nil {
+			break
+		}
+		var arg string
+		arg, err = r.argument()
+		args = append(args, arg)
+	}
+	return args, err
+}
+
+func (r *respReader) argument() (string, error) {
+	line, err := r.line()
+	if err != nil {
+		return "", err
+	}
+	if line == "" || line[0] != '$' {
+		return "", errNotRESP
+	}
+	return r.bulk(line)
+}
+
+// A reply is one value that a server sends.
+type reply struct {
+	kind  byte   // its first byte
+	first string // the first element, if it has elements and that is a string
+}
+
+// reply reads a value, together with the attributes before it.
+func (r *respReader) reply() (reply, error) {
+	kind, first, err := r.value(0)
+	return reply{kind, first}, err
+}
+
+// value reads a value. It returns its kind, and the string that it is or begins with.
+func (r *respReader) value(depth int) (kind byte, text string, err error) {
+	const deepest = 128
+	line, err := r.line()
+	if err != nil {
+		return 0, "", err
+	}
+	if line == "" || depth > deepest {
+		return 0, "", errNotRESP
+	}
+	switch kind = line[0]; kind {
+	case '+':
+		return kind, line[1:], nil
+	case '-', ':', '_', ',', '#', '(':
+		return kind, "", nil
+	case '$', '=', '!':
+		text, err = r.bulk(line)
+		return kind, text, err
+	case '*', '~', '>', '%':
+		text, err = r.elements(line, depth)
+		return kind, text, err
+	case '|':
+		if _, err = r.elements(line, depth); err != nil {
+			return kind, "", err
+		}
+		return r.value(depth)
+	}
+	return 0, "", errNotRESP
+}
+
+// elements reads the values of an aggregate that begins with line, and returns the
+// first, if it is a string.
+func (r *respReader) elements(line string, depth int) (first string, err error) {
+	n, err := number(line)
+	if line[0] == '%' || line[0] == '|' {
+		n *= 2
+	}
+	for i := range n {
+		if err != nil {
+			break
+		}
+		var text string
+		if _, text, err = r.value(depth + 1); i == 0 {
+			first = text
+		}
+	}
+	return first, err
+}
+
+// bulk reads the rest of a string that begins with line; "" if it is none.
+func (r *respReader) bulk(line string) (string, error) {
+	n, err := number(line)
+	if err != nil || n < 0 {
+		return "", err
+	}
+	start := r.raw.Len()
+	if _, err := io.CopyN(&r.raw, r.in, int64(n)+2); err != nil {
+		return "", err
+	}
+	return string(r.raw.Bytes()[start : start+n]), nil
+}
+
+func (r *respReader) line() (string, error) {
+	line, err := r.in.ReadString('\n')
+	r.raw.WriteString(line)
+	return strings.TrimRight(line, "\r\n"), err
+}
+
+// number reads the number behind the first byte of line. -1 stands for nothing.
+func number(line string) (int, error) {
+	const largest = 1 << 29 // bytes, in Redis
+	n, err := strconv.Atoi(line[1:])
+	if err != nil || n < -1 || n > largest {
+		return 0, errNotRESP
+	}
+	return n, nil
+}
+
+// take returns the bytes of the value that was read last, or of its beginning.
+func (r *respReader) take() []byte {
+	raw := bytes.Clone(r.raw.Bytes())
+	r.raw.Reset()
+	return raw
+}

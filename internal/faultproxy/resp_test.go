@@ -1,0 +1,199 @@
+package faultproxy
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+func TestReplies(t *testing.T) {
+	for _, text := range []string{
+		"+OK\r\n", "-ERR no\r\n", ":1\r\n", "_\r\n", ",1.5\r\n", "#t\r\n", "(123\r\n",
+		"$-1\r\n", "$0\r\n\r\n", "$2\r\n\r\n\r\n", "=7\r\ntxt:a\r\n\r\n", "!3\r\nERR\r\n",
+		"*-1\r\n", "*0\r\n", "*2\r\n*1\r\n:1\r\n$1\r\na\r\n", "~1\r\n+a\r\n", ">2\r\n+a\r\n+b\r\n",
+		"%1\r\n+k\r\n*2\r\n:1\r\n:2\r\n", "|1\r\n+ttl\r\n:3\r\n*1\r\n+a\r\n",
+	} {
+		r := &respReader{in: bufio.NewReader(strings.NewReader(text + "+next\r\n"))}
+		_, err := r.reply()
+		require.NoError(t, err, "%q", text)
+		require.Equal(t, text, string(r.take()))
+		got, err := r.reply()
+		require.NoError(t, err)
+		require.Equal(t, reply{'+', "next"}, got)
+	}
+	for _, text := range []string{"", "+OK", "$3\r\nab", "*2\r\n:1\r\n", "x\r\n", "$x\r\n", "$9999999999\r\n", "\r\n",
+		strings.Repeat("*1\r\n", 1000)} {
+		r := &respReader{in: bufio.NewReader(strings.NewReader(text))}
+		_, err := r.reply()
+		require.Error(t, err, "%q", text)
+		require.True(t, strings.HasPrefix(text, string(r.take())), "%q", text)
+	}
+}
+
+func TestCommandMatches(t *testing.T) {
+	evalsha := Request{Args: []string{"evalsha", "abc", "1", "key", "token"}}
+	require.True(t, Command("EVALSHA")(evalsha))
+	require.True(t, Command("EVALSHA", "token", "key")(evalsha))
+	require.False(t, Command("EVALSHA", "tok")(evalsha))
+	require.False(t, Command("EVALSHA", "evalsha")(evalsha))
+	require.False(t, Command("EVAL")(evalsha))
+	require.False(t, Command("EVAL")(Request{}))
+}
+
+// Several requests in a segment, and a request in several.
+func TestSegments(t *testing.T) {
+	f := newFake(t)
+	p := start(t, f.addr)
+	c := dial(t, p.Addr())
+	drop := p.DropReply(Command("get", "two"), Cut)
+	c.send(resp("GET", "one") + resp("GET", "1") + resp("GET", "two")[:7])
+	c.reads("+GET ONE\r\n+GET 1\r\n")
+	c.send(resp("GET", "two")[7:] + resp("GET", "three"))
+	await(t, drop.Struck())
+	c.ends()
+	for _, want := range []string{"GET one", "GET 1", "GET two"} {
+		require.Equal(t, want, f.next())
+	}
+}
+
+func TestHoldInAPipeline(t *testing.T) {
+	f := newFake(t)
+	p := start(t, f.addr)
+	c := dial(t, p.Addr())
+	hold := p.Hold(Command("GET", "two"), Stall)
+	c.send(resp("GET", "one") + resp("GET", "two") + resp("GET", "three"))
+	c.reads("+GET ONE\r\n")
+	await(t, hold.Struck())
+	require.Equal(t, "GET one", f.next())
+	f.nothing()
+	require.NoError(t, hold.Deliver(t.Context()))
+	c.reads("+GET TWO\r\n+GET THREE\r\n")
+}
+
+// A client that turns out to speak something else is served all the same.
+func TestNotRESP(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	p := start(t, l.Addr().String())
+	c := dial(t, p.Addr())
+	c.send("*hello\r\n")
+	store, err := l.Accept()
+	require.NoError(t, err)
+	defer store.Close()
+	server := &caller{store, t, bufio.NewReader(store)}
+	server.reads("*hello\r\n")
+	drop := p.DropReply(Contains("more"), Cut)
+	server.send("\x00\x01")
+	c.reads("\x00\x01")
+	c.send("and more")
+	server.reads("and more")
+	server.send("lost")
+	await(t, drop.Struck())
+	c.ends()
+}
+
+// On a real server: a push, a message or a confirmation is not the reply to a command.
+func TestPushesAreNoReplies(t *testing.T) {
+	server := redistest.Start(t)
+	for _, hello := range []string{"2", "3"} {
+		t.Run("RESP"+hello, func(t *testing.T) {
+			p := start(t, server.Addr())
+			c := dial(t, p.Addr())
+			get := p.Watch(Command("PING", "first"))
+			c.send(resp("HELLO", hello) + resp("SUBSCRIBE", "a", "b") + resp("PING", "first"))
+			await(t, get.Answered())
+			drop := p.DropReply(Command("PING", "second"), Cut)
+			_, err := server.Do("PUBLISH", "a", "hello")
+			require.NoError(t, err)
+			c.send(resp("UNSUBSCRIBE") + resp("SUBSCRIBE", "c") + resp("PING", "second"))
+			await(t, drop.Struck())
+			var all strings.Builder
+			_, _ = c.in.WriteTo(&all) // until the connection is cut
+			require.Contains(t, all.String(), "first")
+			require.Contains(t, all.String(), "hello")
+			require.Contains(t, all.String(), "unsubscribe")
+			require.Regexp(t, `subscribe\r\n\$1\r\nc\r\n:\d\r\n$`, all.String())
+		})
+	}
+}
+
+// All parts of the answer to one SUBSCRIBE come before that to the next, and what a
+// script returns is not taken for a message.
+func TestRepliesBesidesSubscriptions(t *testing.T) {
+	server := redistest.Start(t)
+	p := start(t, server.Addr())
+	c := dial(t, p.Addr())
+	script := p.Watch(Command("EVAL"))
+	drop := p.DropReply(Command("SUBSCRIBE", "c"), Cut)
+	c.send(resp("HELLO", "3") + resp("SUBSCRIBE", "z") + resp("EVAL", "return {'message', 'z', 'x'}", "0"))
+	await(t, script.Answered())
+	c.send(resp("SUBSCRIBE", "a", "b") + resp("SUBSCRIBE", "c"))
+	await(t, drop.Struck())
+	var all strings.Builder
+	_, _ = c.in.WriteTo(&all)
+	require.True(t, strings.HasSuffix(all.String(), "\r\n$1\r\nb\r\n:3\r\n"), "%q", all.String())
+}
+
+// A command that is refused, or an error of a subscription, is a reply.
+func TestErrorsAreReplies(t *testing.T) {
+	server := redistest.Start(t)
+	p := start(t, server.Addr())
+	c := dial(t, p.Addr())
+	drop := p.DropReply(Command("ECHO"), Cut)
+	c.send(resp("NOSUCH") + resp("SUBSCRIBE") + "PING inline\r\n\r\n" + resp("ECHO", "x"))
+	await(t, drop.Struck())
+	var all strings.Builder
+	_, _ = c.in.WriteTo(&all)
+	require.Equal(t, 2, strings.Count(all.String(), "-ERR"))
+	require.True(t, strings.HasSuffix(all.String(), "$6\r\ninline\r\n"), "%q", all.String())
+}
+
+// On a real server: a write whose reply is lost has happened, one that is dropped has
+// not, and one that is held happens in the database and under the name of its client.
+func TestRedis(t *testing.T) {
+	server := redistest.Start(t, "--requirepass", "secret")
+	p := start(t, server.Addr())
+	login := func() *caller {
+		c := dial(t, p.Addr())
+		c.send(resp("AUTH", "secret") + resp("SELECT", "3"))
+		c.reads("+OK\r\n+OK\r\n")
+		return c
+	}
+	get := func(key string) string {
+		c := login()
+		c.send(resp("GET", key))
+		line, err := c.in.ReadString('\n')
+		require.NoError(t, err)
+		return strings.TrimSpace(line)
+	}
+	for i, e := range []Ending{Cut, Stall} {
+		lost, dropped, held := fmt.Sprint("lost", i), fmt.Sprint("dropped", i), fmt.Sprint("held", i)
+		c := login()
+		drop := p.DropReply(Command("SET", lost), e)
+		c.send(resp("SET", lost, "v"))
+		await(t, drop.Struck())
+		require.Equal(t, "$1", get(lost))
+
+		c = login()
+		drop = p.DropRequest(Command("SET", dropped), e)
+		c.send(resp("SET", dropped, "v"))
+		await(t, drop.Struck())
+		require.Equal(t, "$-1", get(dropped))
+
+		c = login()
+		hold := p.Hold(Command("SET", held), e)
+		c.send(resp("SET", held, "v"))
+		await(t, hold.Struck())
+		c.Close()
+		require.Equal(t, "$-1", get(held))
+		require.NoError(t, hold.Deliver(t.Context()))
+		require.Equal(t, "$1", get(held))
+	}
+}
