@@ -43,6 +43,7 @@ func fenceRises(s *scene) error {
 
 	s.above(third, s.handover(a, b, third))
 	s.fencesUnderContention(a, b)
+	eachWay(a, b, s.fenceAtExpiry)
 	return s.result()
 }
 
@@ -60,7 +61,7 @@ func (s *scene) handover(a, b *client, g grant) grant {
 // fencesUnderContention has many take one key in turn, and looks at the fences
 // in the order in which the key was held.
 func (s *scene) fencesUnderContention(clients ...*client) {
-	const rounds = 6
+	rounds := s.h.rounds(6)
 	key := s.key()
 	var mu sync.Mutex
 	var grants []grant
@@ -114,6 +115,34 @@ func fenceSurvivesDataLoss(s *scene) error {
 	after := s.grant(s.client(), key, s.token("after"), long)
 	s.above(last, after)
 	return s.result()
+}
+
+// idleTimes are longer than what companions of a lock, or rows that are used no more,
+// are kept for.
+var idleTimes = []time.Duration{90 * time.Minute, 25 * time.Hour, 8 * 24 * time.Hour}
+
+func fenceSurvivesIdleness(s *scene) error {
+	a, b := s.clients2()
+	last := s.grant(a, s.key(), s.token("first"), long)
+	s.fenced(last)
+	s.release(a, last, true)
+	for _, idle := range idleTimes {
+		s.idle(idle)
+		next := s.grant(b, last.key, s.token(fmt.Sprint("after ", idle)), s.h.ttl())
+		s.above(last, next) // whose lease runs out
+		last = next
+	}
+	return s.result()
+}
+
+// idle lets so much time pass that it must not be real time.
+func (s *scene) idle(d time.Duration) {
+	if s.over() {
+		return
+	}
+	end := s.trace.begin("%v pass", d)
+	s.sleep(d)
+	end("they have passed", nil)
 }
 
 func (s *scene) wipe() {

@@ -25,8 +25,9 @@ type Harness struct {
 	Grace time.Duration
 
 	// Sleep lets time pass for the store, for stores whose clock is moved by
-	// hand; nil means time.Sleep. With Sleep, cases run one at a time, and
-	// those that compare the store's clock with the process's are skipped.
+	// hand; nil means time.Sleep. It may be asked for days, and must not take
+	// as long itself. With Sleep, cases run one at a time, and those that
+	// compare the store's clock with the process's are skipped.
 	Sleep func(time.Duration)
 
 	// Bubble says that the store lives in this process and uses nothing but
@@ -42,14 +43,22 @@ type Harness struct {
 	Addr string
 
 	// Wipe makes the store lose everything that it has stored, where it claims
-	// that fences survive this. Cases that call it run alone; nobody else may
-	// be using the store.
+	// that fences survive this. Cases that call it run alone; nobody else may be
+	// using the store. It is called from other goroutines than that of t too, and
+	// while calls are under way, which must not fail of it.
 	Wipe func(t *testing.T)
+
+	// Stored returns how many keys, rows or records the store keeps altogether, so
+	// that NoLeaks sees what is never removed. It leaves out what has a limit,
+	// however many locks there are. Nobody else may be using the store.
+	Stored func(t *testing.T) int
 
 	// Unordered says that the store wakes waiters in any order.
 	Unordered bool
 
 	patient time.Duration // what patience returns, if not 0
+	shorten time.Duration // in place of shortening, if not 0
+	idles   bool          // idleTimes pass in this case
 }
 
 const (
@@ -73,7 +82,15 @@ func (h Harness) patience() time.Duration {
 }
 
 // limit is how long a case may take altogether.
-func (h Harness) limit() time.Duration { return 2*time.Minute + 100*h.ttl() + 20*h.grace() }
+func (h Harness) limit() time.Duration {
+	limit := 2*time.Minute + 100*h.ttl() + 20*h.grace()
+	if h.idles && h.Bubble {
+		for _, idle := range idleTimes {
+			limit += idle
+		}
+	}
+	return limit
+}
 
 // gap is the time that a call is given to reach the store.
 func (h Harness) gap() time.Duration {
@@ -81,6 +98,15 @@ func (h Harness) gap() time.Duration {
 		return 10 * time.Millisecond
 	}
 	return 100 * time.Millisecond
+}
+
+// rounds is how often a case does what is left to chance: n times, or half as often
+// with go test -short.
+func (h Harness) rounds(n int) int {
+	if testing.Short() {
+		return max(1, n/2)
+	}
+	return n
 }
 
 // forwarded is h with every client wrapped in a dlock.Forward.

@@ -88,6 +88,8 @@ func lostReply(s *scene) error {
 	a, b := s.clients2()
 	s.repeatAll(a, b)
 	s.repeatAcquire(s.client(), b)
+	s.givenUpOwesNoMore(a, b)
+	s.givenUpIsNoLoss(b)
 
 	store := newLossy(s.client())
 	c := dlock.New(store, dlock.WithTTL(long), dlock.WithRenewal(false))
@@ -262,6 +264,12 @@ func (s *scene) lateAfterRelease(a, b *client) {
 	s.batch(a, g, long, false)
 	s.release(a, g, false)
 	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	s.release(b, g, true)
+	s.renew(a, g, long, false)
+	s.free(b, g.key)
+	eachWay(a, b, s.renewAtRelease)
 }
 
 // lateAfterTakeover: nor does it touch whoever holds the key by then.

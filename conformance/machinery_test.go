@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -102,47 +103,11 @@ func TestSleepMovesTheStore(t *testing.T) {
 	})
 }
 
-func TestHistoryVerdict(t *testing.T) {
-	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
-	plenty := counts{held: 100, handed: 100, cancelled: 100, expired: 100}
-	for _, c := range []struct {
-		name  string
-		seen  counts
-		holds []certainHold
-		want  string
-	}{
-		{"good", plenty, []certainHold{{0, at(0), at(5), 8}, {1, at(5), at(9), 16}}, ""},
-		{"without fences", plenty, []certainHold{{0, at(0), at(5), 0}, {1, at(5), at(9), 0}}, ""},
-		{"out of order", plenty, []certainHold{{1, at(5), at(9), 16}, {0, at(0), at(5), 8}}, ""},
-		{"overlap", plenty, []certainHold{{0, at(0), at(6), 8}, {1, at(5), at(9), 16}}, "overlap by 1ms"},
-		{"fence falls", plenty, []certainHold{{0, at(0), at(5), 16}, {1, at(5), at(9), 8}}, "higher fence"},
-		{"fence repeats", plenty, []certainHold{{0, at(0), at(5), 8}, {1, at(5), at(9), 8}}, "higher fence"},
-		{"fence vanishes", plenty, []certainHold{{0, at(0), at(5), 8}, {1, at(5), at(9), 0}}, "higher fence"},
-		{"nothing happened", counts{}, nil, "too little"},
-		{"nobody waited", counts{100, 0, 100, 100}, nil, "too little"},
-		{"nothing expired", counts{100, 100, 100, 0}, nil, "too little"},
-	} {
-		err := (&chronicle{holds: c.holds, seen: c.seen}).verdict()
-		if c.want == "" {
-			assert.NoError(t, err, c.name)
-		} else {
-			assert.ErrorContains(t, err, c.want, c.name)
-		}
-	}
-}
-
-func TestSeedIsRepeated(t *testing.T) {
-	t.Setenv(seedVariable, "42")
-	assert.Equal(t, uint64(42), seed())
-	err := play(t, toyHarness("fences in disorder", itself), caseNamed(t, "History"))
-	assert.ErrorContains(t, err, seedVariable+"=42")
-}
-
 // Outside of a bubble goroutines are counted, and the clock runs.
 func TestRealTime(t *testing.T) {
 	real := toyHarness("", itself)
 	real.Bubble, real.TTL = false, 30*time.Millisecond
-	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry"} {
+	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry", "History", "GuardedCounter", "GuardedRegister"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			assert.NoError(t, play(t, real, caseNamed(t, name)))
@@ -156,6 +121,22 @@ func TestRealLeaksAreCounted(t *testing.T) {
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 6 rounds with new clients")
 	assert.ErrorContains(t, err, "(*toy).leak", "the stacks do not show who leaks")
+}
+
+// A watchful Locker watches the ctx of each wait, for ever.
+type watchful struct{ dlock.Forward }
+
+func (l watchful) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	go func() { <-ctx.Done() }()
+	return l.Forward.Acquire(ctx, key, token, ttl)
+}
+
+func TestRealLeaksOfCallsAreCounted(t *testing.T) {
+	real := toyHarness("", func(m *toy) dlock.Locker { return watchful{dlock.Forward{Locker: m}} })
+	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 200*time.Millisecond
+	err := play(t, real, caseNamed(t, "NoLeaks"))
+	assert.ErrorContains(t, err, "after 5 rounds of calls under a ctx that has not ended")
+	assert.ErrorContains(t, err, "watchful.Acquire", "the stacks do not show who leaks")
 }
 
 func TestNilLocker(t *testing.T) {

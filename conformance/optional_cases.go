@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -12,28 +13,44 @@ type wish struct {
 	held    bool
 }
 
-// renewAll renews a batch and compares the results.
-func (s *scene) renewAll(c *client, wishes []wish) {
+// renewAll renews a batch and compares the results. It returns what it gave and got.
+func (s *scene) renewAll(c *client, wishes []wish) ([]dlock.Renewal, []dlock.RenewResult) {
 	if s.over() {
-		return
+		return nil, nil
 	}
+	batch := batchOf(wishes)
+	start := s.now()
+	results, err := c.RenewBatch(s.ctx, batch)
+	if err != nil || len(results) != len(wishes) {
+		s.fail("%s.RenewBatch(%s) = %d results, %v; want %d results, and no error", c.name, showBatch(batchOf(wishes)), len(results), err, len(wishes))
+		return nil, nil
+	}
+	if !slices.Equal(batch, batchOf(wishes)) {
+		s.fail("%s.RenewBatch(%s) changed the batch that it was given, to %s", c.name, showBatch(batchOf(wishes)), showBatch(batch))
+	}
+	s.checkResults(c, wishes, results)
+	for _, w := range wishes {
+		if w.held {
+			s.certain(w.renewal.Key, start.Add(w.renewal.TTL), false)
+		}
+	}
+	return batch, results
+}
+
+func batchOf(wishes []wish) []dlock.Renewal {
 	batch := make([]dlock.Renewal, len(wishes))
 	for i, w := range wishes {
 		batch[i] = w.renewal
 	}
-	start := s.now()
-	results, err := c.RenewBatch(s.ctx, batch)
-	if err != nil || len(results) != len(wishes) {
-		s.fail("RenewBatch of %d renewals returned %d results and the error %v; want one result for each, and no error", len(wishes), len(results), err)
-		return
-	}
-	for i, w := range wishes {
-		if got := results[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
-			s.fail("RenewBatch of %d renewals: result %d, of %s by %s, is %+v; want held = %v",
-				len(wishes), i, brief(w.renewal.Key), brief(w.renewal.Token), got, w.held)
-		}
-		if w.held {
-			s.certain(w.renewal.Key, start.Add(w.renewal.TTL), false)
+	return batch
+}
+
+// checkResults compares the results of a batch, when they are returned or later.
+func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResult) {
+	for i, got := range results {
+		if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
+			s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %v}; want {held = %v, error <nil>}",
+				c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, got.Err, w.held)
 		}
 	}
 }
@@ -88,7 +105,35 @@ func batchRenewsAsRenew(s *scene) error {
 		s.release(a, g, true)
 	}
 	s.free(a, short.key) // not extended by a stranger
+	s.renewsTwice(a, c)
 	return s.result()
+}
+
+// renewsTwice has several elements of one batch renew the same lease: the longest
+// counts, wherever it stands, and what strangers ask for does not.
+func (s *scene) renewsTwice(a, c *client) {
+	ttl := s.h.ttl()
+	var leases []grant
+	var wishes []wish
+	for _, ttls := range [][]time.Duration{{ttl, long}, {long, ttl}, {ttl, long, ttl}, {ttl, ttl, long}} {
+		g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
+		leases = append(leases, g)
+		for i, lasting := range ttls {
+			wishes = append(wishes, g.wish(lasting, true))
+			if i == 0 {
+				wishes = append(wishes, g.as("stranger").wish(ttl, false))
+			}
+		}
+	}
+	short := s.grant(a, s.key(), s.token("holder"), 2*ttl)
+	wishes = append(wishes, short.as("stranger").wish(long, false), short.wish(ttl, true), short.as("stranger").wish(long, false))
+	s.renewAll(c, wishes)
+	s.lapse(2 * ttl)
+	for _, g := range leases {
+		s.held(a, g)
+		s.release(a, g, true)
+	}
+	s.free(a, short.key)
 }
 
 func inspectTells(s *scene) error {
@@ -99,13 +144,31 @@ func inspectTells(s *scene) error {
 	for _, lasting := range []time.Duration{long, 2 * ttl} {
 		g := s.grant(a, key, s.token("holder"), lasting)
 		s.sees(c, g, lasting)
+		s.seesRest(a, c, g, lasting)
 		s.release(a, g, true)
 		s.seesNobody(c, key, "its holder released it")
 	}
 	s.grant(a, key, s.token("dead"), ttl)
 	s.lapse(ttl)
 	s.seesNobody(c, key, "its holder's lease had expired")
+	s.readsBesideWriters(c)
 	return s.result()
+}
+
+// seesRest: what remains is that of the longest TTL that was asked for, not of the
+// latest.
+func (s *scene) seesRest(a, c *client, g grant, ttl time.Duration) {
+	s.renew(a, g, time.Millisecond, true)
+	s.sees(c, g, ttl)
+	s.again(a, g, time.Millisecond)
+	s.sees(c, g, ttl)
+	s.refused(a, g, s.token("stranger"), 3*long)
+	s.sees(c, g, ttl)
+	g.start = s.now()
+	s.renew(a, g, 2*long, true)
+	s.sees(c, g, 2*long)
+	s.renew(a, g, long, true)
+	s.sees(c, g, 2*long)
 }
 
 func (s *scene) seesNobody(c *client, key, why string) {
@@ -114,7 +177,7 @@ func (s *scene) seesNobody(c *client, key, why string) {
 	}
 	h, err := c.Inspect(s.ctx, key)
 	if err != nil || h.Held || h.Token != "" {
-		s.fail("Inspect(%s) = %+v, %v, though %s; want it not to be held", brief(key), h, err, why)
+		s.fail("Inspect(%s) = %s, %v, though %s; want it not to be held", brief(key), showHold(h), err, why)
 	}
 }
 
@@ -123,15 +186,14 @@ func (s *scene) sees(c *client, g grant, ttl time.Duration) {
 	if s.over() {
 		return
 	}
-	const slack = 10 * time.Millisecond // for rounding
 	h, err := c.Inspect(s.ctx, g.key)
-	least := ttl - s.now().Sub(g.start) - slack
+	least := ttl - s.now().Sub(g.start) - rounding
 	switch {
 	case err != nil:
 		s.fail("Inspect(%s) = %w; want its holder", brief(g.key), err)
 	case !h.Held && s.mayHaveExpired(g.key):
 	case !h.Held || h.Token != "" && h.Token != g.token:
-		s.fail("Inspect(%s) = %+v; want it to be held by %s, or by an unknown token", brief(g.key), h, brief(g.token))
+		s.fail("Inspect(%s) = %s; want it to be held by %s, or by an unknown token", brief(g.key), showHold(h), brief(g.token))
 	case h.Remaining != 0 && (h.Remaining > ttl+s.h.grace() || h.Remaining < least):
 		s.fail("Inspect(%s): %v remain; want between %v and %v, or 0 for unknown", brief(g.key), h.Remaining, least, ttl)
 	}

@@ -3,33 +3,62 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// Run checks every clause of the contract as a subtest, and then all of them
-// again, below the subtest Forward, with the clients wrapped in a
-// dlock.Forward. A clause that the store cannot fulfil by its nature shows as a
-// skip that names the reason.
+// Run checks every clause of the contract as a subtest, and most of them again,
+// below the subtest Forward, with the clients wrapped in a dlock.Forward. A clause
+// that the store cannot fulfil by its nature shows as a skip that names the reason.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil {
 		t.Fatal("conformance: Harness.New is nil")
 	}
-	runAll(t, h)
-	t.Run("Forward", func(t *testing.T) { runAll(t, h.forwarded()) })
+	runAlone(t, h, cases)
+	t.Run("Forward", func(t *testing.T) {
+		again := slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once })
+		runAlone(t, h.forwarded(), again)
+		runTogether(t, h.forwarded(), again)
+	})
+	runTogether(t, h, cases)
 }
 
-func runAll(t *testing.T, h Harness) {
+// alone says that c must run while no other case does.
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Sleep != nil }
+
+func runAlone(t *testing.T, h Harness, cases []testCase) {
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			if !h.Bubble && h.Sleep == nil && !c.alone {
-				t.Parallel()
-			}
-			report(t, c, play(t, h, c))
+		if h.alone(c) {
+			runCase(t, h, c)
+		}
+	}
+}
+
+// runTogether runs several cases at the same time, however few tests go test would run
+// in parallel: they wait for leases to expire most of the time.
+func runTogether(t *testing.T, h Harness, cases []testCase) {
+	const together = 6
+	places := make(chan struct{}, together)
+	var all sync.WaitGroup
+	for _, c := range cases {
+		if h.alone(c) {
+			continue
+		}
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			runCase(t, h, c)
 		})
 	}
+	all.Wait()
+}
+
+func runCase(t *testing.T, h Harness, c testCase) {
+	t.Run(c.name, func(t *testing.T) { report(t, c, play(t, h, c)) })
 }
 
 // report fails or skips t, and says which clause err violates.
@@ -41,7 +70,7 @@ func report(t *testing.T, c testCase, err error) {
 	case errors.As(err, &skip):
 		t.Skip(skip.reason)
 	default:
-		t.Errorf("%v\nclause: a backend %s", err, c.clause)
+		t.Errorf("%v%s\nclause: a backend %s", err, keepPicture(t, err), c.clause)
 	}
 }
 
@@ -53,6 +82,10 @@ func play(t *testing.T, h Harness, c testCase) error {
 	if err := c.needs.missing(h); err != nil {
 		return err
 	}
+	if c.whole != nil {
+		return c.whole(t, h)
+	}
+	h.idles = c.idles
 	var err error
 	for attempt := range tries {
 		err = h.stage(t, func(t *testing.T) error {

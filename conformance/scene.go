@@ -58,7 +58,8 @@ func (s *scene) play(check func(*scene) error) error {
 		return err
 	})
 	var skip skipError
-	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) {
+	var told *historyError // has a piece of its own
+	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) || errors.As(err, &told) {
 		return err
 	}
 	return fmt.Errorf("%w\nthe latest calls:\n%v", err, s.trace)
@@ -96,7 +97,10 @@ func (s *scene) cleanUp() {
 		}
 	}
 	for _, w := range s.waiters {
-		s.await(w.done)
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+		}
 	}
 	if s.h.Bubble {
 		time.Sleep(s.h.patience()) // what the store still does in the background

@@ -14,19 +14,48 @@ func expiry(s *scene) error {
 	s.renew(a, g, ttl+ttl/2, true)
 	s.lapse(ttl + ttl/2)
 	s.free(b, g.key)
+	s.givenUpExpires(a, b)
 	return s.result()
 }
 
 func notBefore(s *scene) error {
 	a, b := s.clients2()
 	for _, ttl := range []time.Duration{s.h.ttl(), unevenTTL(s.h.ttl())} {
+		a, b = b, a // as the clock of either may be behind
 		g := s.grant(a, s.key(), s.token("holder"), ttl)
 		for _, part := range []float64{0.45, 0.6, 0.9} {
 			s.sleep(g.start.Add(time.Duration(part * float64(ttl))).Sub(s.now()))
 			s.heldSoFar(b, g, ttl)
 		}
 	}
+	s.notBeforeAnew(a, b)
 	return s.result()
+}
+
+// notBeforeAnew has a key taken again, for longer, after a lease that would have ended
+// soon: nothing is left of that.
+func (s *scene) notBeforeAnew(a, b *client) {
+	ttl := s.h.ttl()
+	again := s.token("again")
+	var leases []grant
+	for _, end := range []func(grant){
+		func(g grant) { s.release(a, g, true) },
+		func(g grant) { s.release(b, g, true) },
+		func(g grant) { s.renew(b, g, ttl, true); s.release(b, g, true) },
+		func(g grant) { s.again(b, g, ttl); s.release(b, g, true) },
+		func(grant) { s.lapse(ttl) },
+	} {
+		for _, next := range []string{again, s.token("next")} {
+			g := s.grant(a, s.key(), again, ttl)
+			end(g)
+			leases = append(leases, s.grant(a, g.key, next, long))
+		}
+	}
+	s.lapse(ttl)
+	for _, g := range leases {
+		s.held(b, g)
+		s.release(a, g, true)
+	}
 }
 
 // unevenTTL is a TTL that a store would cut by much if it counted in seconds.
@@ -118,6 +147,8 @@ func renewAfterExpiry(s *scene) error {
 	s.lapse(ttl)
 	s.held(a, next)
 	s.release(b, next, true)
+
+	eachWay(a, b, s.renewAtExpiry)
 	return s.result()
 }
 
@@ -150,10 +181,12 @@ func releaseTwice(s *scene) error {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	s.release(a, g, false)
-	next := s.grant(b, g.key, s.token("next"), long)
-	s.release(a, g, false)
-	s.held(a, next)
-	s.release(b, next, true)
+	for _, by := range []*client{a, b} {
+		next := s.grant(by, g.key, s.token("next"), long)
+		s.release(a, g, false)
+		s.held(a, next)
+		s.release(by, next, true)
+	}
 	return s.result()
 }
 
@@ -171,5 +204,7 @@ func releaseAfterExpiry(s *scene) error {
 	s.release(a, g, false)
 	s.held(a, next)
 	s.release(b, next, true)
+
+	eachWay(a, b, s.releaseAtExpiry)
 	return s.result()
 }

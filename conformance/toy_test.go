@@ -23,6 +23,8 @@ type toy struct {
 	fence  int64
 	grants int
 	leaks  int
+	turns  int
+	wipes  int
 }
 
 type toyLock struct {
@@ -40,6 +42,7 @@ type toyWaiter struct {
 	token string
 	ttl   time.Duration
 	grant chan dlock.Attempt // of capacity 1
+	fence int64              // the next one when it came, for flaws
 }
 
 func newToy(flaw string) *toy { return &toy{flaw: flaw, locks: make(map[string]*toyLock)} }
@@ -76,10 +79,24 @@ func (m *toy) seemsFree(key string) bool {
 	return m.drive(key).token == ""
 }
 
+// nth reports whether the toy has a flaw that shows every nth time, and it does
+// now.
+func (m *toy) nth(n int, flaw string) bool {
+	if !m.has(flaw) {
+		return false
+	}
+	m.turns++
+	return m.turns%n == 0
+}
+
 // try grants a free key, or answers who holds it.
 func (m *toy) try(key, token string, ttl time.Duration) dlock.Attempt {
 	l := m.drive(key)
 	switch {
+	case l.token == "" && l.last != "" && l.last != token && m.nth(25, "a free key seems held now and then"):
+		return dlock.Attempt{Holder: l.last}
+	case l.token != "" && l.token != token && m.nth(25, "a held key is granted now and then"):
+		return m.grant(l, token, ttl)
 	case l.token == "" && len(l.queue) > 0 && m.has("a queue that is not cleaned"):
 		return dlock.Attempt{}
 	case l.token == "":
@@ -177,7 +194,7 @@ func (m *toy) Acquire(ctx context.Context, key, token string, ttl time.Duration)
 		m.mu.Unlock()
 		return a, nil
 	}
-	w := &toyWaiter{ctx, token, ttl, make(chan dlock.Attempt, 1)}
+	w := &toyWaiter{ctx, token, ttl, make(chan dlock.Attempt, 1), m.fence + 8}
 	l := m.lock(key)
 	l.queue = append(l.queue, w)
 	m.mu.Unlock()
@@ -281,6 +298,8 @@ func (m *toy) Renew(ctx context.Context, key, token string, ttl time.Duration) (
 func (m *toy) renew(key, token string, ttl time.Duration) bool {
 	l := m.drive(key)
 	switch {
+	case l.token == token && m.nth(25, "renewal says not held now and then"):
+		return false
 	case l.token == "" && l.last == token && m.has("renewal revives"):
 		m.grant(l, token, ttl)
 		return true
@@ -325,6 +344,13 @@ func (m *toy) Release(ctx context.Context, key, token string) (bool, error) {
 		return false, nil
 	}
 	held := l.token != ""
+	if held && m.nth(25, "a release is lost now and then") {
+		return true, nil
+	}
+	if held && m.nth(25, "release says not held now and then") {
+		m.free(key, l)
+		return false, nil
+	}
 	if !held && l.last == token && m.has("release of what was is true") {
 		return true, nil
 	}
@@ -371,7 +397,14 @@ func (m *toy) serve(l *toyLock) {
 			continue
 		}
 		l.queue = slices.Delete(l.queue, i, i+1)
-		w.grant <- m.grant(l, w.token, w.ttl)
+		a := m.grant(l, w.token, w.ttl)
+		if m.has("fences are drawn on arrival") {
+			a.Fence = w.fence
+		}
+		w.grant <- a
+		if m.nth(25, "two waiters are served now and then") {
+			m.serve(l)
+		}
 		return
 	}
 }
@@ -501,6 +534,8 @@ func (m *toy) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	switch {
 	case m.has("inspecting reveals the last holder"):
 		return dlock.Hold{Held: l.last != "", Token: l.last}, nil
+	case l.token != "" && m.nth(8, "inspecting sees nobody now and then"):
+		return dlock.Hold{}, nil
 	case m.has("inspecting prolongs") && l.token != "":
 		l.extend(l.ttl)
 	case m.has("inspecting cuts") && l.token != "":
@@ -522,7 +557,8 @@ func (m *toy) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 func (m *toy) wipe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.has("fences are lost with the data") {
+	m.wipes++
+	if m.has("fences are lost with the data") || m.has("fences are lost with the data at the third time") && m.wipes == 3 {
 		m.fence = 0
 	}
 	for _, key := range slices.Collect(maps.Keys(m.locks)) {

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -123,16 +122,16 @@ func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Durati
 }
 
 func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	end := c.trace.begin("%s.RenewBatch(%d renewals)", c.name, len(batch))
+	end := c.trace.begin("%s.RenewBatch(%s)", c.name, showBatch(batch))
 	results, err := c.inner.RenewBatch(ctx, batch)
-	end(fmt.Sprintf("%d results", len(results)), err)
+	end(showResults(results), err)
 	return results, err
 }
 
 func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	end := c.trace.begin("%s.Inspect(%s)", c.name, brief(key))
 	h, err := c.inner.Inspect(ctx, key)
-	end(fmt.Sprintf("%+v", h), err)
+	end(showHold(h), err)
 	return h, err
 }
 
@@ -144,10 +143,41 @@ func brief(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
+// showBatch prints the elements of a batch, unless they are many.
+func showBatch(batch []dlock.Renewal) string {
+	if len(batch) > 4 {
+		return fmt.Sprintf("%d renewals", len(batch))
+	}
+	shown := make([]string, len(batch))
+	for i, r := range batch {
+		shown[i] = showRenewal(r)
+	}
+	return strings.Join(shown, "; ")
+}
+
+func showRenewal(r dlock.Renewal) string {
+	return fmt.Sprintf("%s, %s, %v", brief(r.Key), brief(r.Token), r.TTL)
+}
+
+func showResults(results []dlock.RenewResult) string {
+	if len(results) > 4 {
+		return fmt.Sprintf("%d results", len(results))
+	}
+	return fmt.Sprintf("%+v", results)
+}
+
 // show prints an Attempt without the fields that are zero.
 func show(a dlock.Attempt) string {
 	if a.Acquired {
 		return fmt.Sprintf("acquired, fence %d", a.Fence)
 	}
-	return fmt.Sprintf("held by %s for %v", cmp.Or(brief(a.Holder), "?"), a.Remaining)
+	holder := "?"
+	if a.Holder != "" {
+		holder = brief(a.Holder)
+	}
+	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
+}
+
+func showHold(h dlock.Hold) string {
+	return fmt.Sprintf("{held = %v, by %s, for %v}", h.Held, brief(h.Token), h.Remaining)
 }

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,12 +14,24 @@ func endedContext(s *scene) error {
 	cancel()
 	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
 	defer cancel()
-	for _, ctx := range []context.Context{ended, late} {
-		s.endedAttempts(ctx, s.client(), s.client())
-		s.endedOnHolder(ctx, s.client(), s.client())
+	caused, cause := context.WithCancelCause(s.ctx)
+	cause(errCause)
+	lateCaused, cancel := context.WithDeadlineCause(s.ctx, time.Now().Add(-time.Second), errCause)
+	defer cancel()
+	var checks []func()
+	for _, ctx := range []context.Context{ended, late, caused, lateCaused} {
+		a, b := s.clients2()
+		checks = append(checks, func() {
+			s.endedAttempts(ctx, a, b)
+			s.endedOnHolder(ctx, a, b)
+		})
 	}
+	s.atOnce(checks...)
 	return s.result()
 }
+
+// errCause is why a ctx has ended. That is the caller's affair, and not the error of ctx.
+var errCause = errors.New("conformance: the cause of the end of a context")
 
 // endedAttempts tries to take a free key under a ctx that has ended.
 func (s *scene) endedAttempts(ctx context.Context, a, b *client) {
@@ -81,13 +94,17 @@ func cancelledWait(s *scene) error {
 	s.release(b, w.grant, false)
 	s.held(b, g)
 	s.release(a, g, true)
-	s.free(b, g.key)
+	for range 3 { // nothing comes back later
+		s.gap()
+		s.free(a, g.key)
+	}
 
 	for range 10 {
 		s.cancelWhileServed(a, b, func(w *waiter, release func()) { w.cancel(); release() })
 		s.cancelWhileServed(a, b, func(w *waiter, release func()) { go w.cancel(); release() })
 		s.cancelWhileServed(a, b, func(w *waiter, release func()) { release(); w.cancel() })
 	}
+	eachWay(a, b, s.cancelFirstOfTwo)
 	return s.result()
 }
 
@@ -131,6 +148,7 @@ func waitEndsOnRelease(s *scene) error {
 		s.release(a, g, true)
 	}
 	s.allServed(a, b)
+	eachWay(a, b, s.servedWhileComing)
 	return s.result()
 }
 
@@ -201,7 +219,72 @@ func waitEndsOnExpiry(s *scene) error {
 	s.lapse(3 * ttl)
 	s.served(w, "the holder's lease, renewed once, had expired")
 	s.release(b, w.grant, true)
+	s.waitersLeave(a, b)
 	return s.result()
+}
+
+// waitersLeave has some of three waiters leave in one way or another, after the holder
+// has renewed its lease and the time at which that was to end has passed. When the
+// holder dies, the others are served: whoever has left did not take away what was to
+// wake them.
+func (s *scene) waitersLeave(a, b *client) {
+	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
+	var queues []*queueOfThree
+	for _, leavers := range [][]int{{0}, {1}, {2}, {0, 1}, {1, 2}, {2, 0}} {
+		for how, leave := range map[string]func(*waiter){
+			"was cancelled": func(w *waiter) { w.cancel(); s.ended(w) },
+			"was released":  s.forget,
+		} {
+			g := s.grant(a, s.key(), s.token("dead"), 4*ttl)
+			queues = append(queues, &queueOfThree{holder: g, leavers: leavers, how: how, leave: leave})
+		}
+	}
+	for i := range 3 {
+		for _, q := range queues {
+			q.waiting = append(q.waiting, s.waitCtx(s.ctx, b, q.holder.key, s.token(fmt.Sprint("waiter", i)), long))
+		}
+		s.gap()
+	}
+	for _, q := range queues {
+		s.renew(a, q.holder, 6*ttl, true)
+	}
+	s.sleep(4 * ttl)
+	for _, q := range queues {
+		for _, i := range q.leavers {
+			q.leave(q.waiting[i])
+		}
+	}
+	for _, q := range queues {
+		s.othersServed(b, q)
+	}
+}
+
+// A queueOfThree waits for a holder that dies.
+type queueOfThree struct {
+	holder  grant
+	waiting []*waiter
+	leavers []int // of the three
+	how     string
+	leave   func(*waiter)
+}
+
+func (s *scene) othersServed(c *client, q *queueOfThree) {
+	var staying []*waiter
+	for i, w := range q.waiting {
+		if !slices.Contains(q.leavers, i) {
+			staying = append(staying, w)
+		}
+	}
+	for len(staying) > 0 && !s.over() {
+		i := s.first(staying)
+		if i < 0 {
+			s.fail("%v after the end of the lease on %s, which was renewed once, none of %d waiters has been served; of the 3 that there were, each of numbers %v (from 0) %s",
+				s.h.patience(), brief(q.holder.key), len(staying), q.leavers, q.how)
+			return
+		}
+		s.release(c, s.isServed(staying[i]), true)
+		staying = slices.Delete(staying, i, i+1)
+	}
 }
 
 func waitEndsOnRemoval(s *scene) error {

@@ -1,0 +1,466 @@
+package museum
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// The key is handed to the first in the queue, whether that lives or not. A dead
+// one keeps it until the TTL has passed, and a crashed process with a hundred
+// waiters a hundred times as long. Right: hand it to the first who listens.
+type handsToTheDead struct{ queue }
+
+func (q *handsToTheDead) Release(ctx context.Context, key, token string) (bool, error) {
+	return q.release(ctx, key, token, func(d *db, key string) {
+		if w, ok := d.first(key); ok {
+			d.hand(key, w.token, w.ttl)
+		}
+	})
+}
+
+// Whoever came last is served first, so those who came first wait for as long as
+// others keep coming. Right: first come, first served.
+type lastComeFirst struct{ queue }
+
+func (q *lastComeFirst) Release(ctx context.Context, key, token string) (bool, error) {
+	return q.release(ctx, key, token, func(d *db, key string) {
+		if n := len(d.queues[key]); n > 0 {
+			w := d.queues[key][n-1]
+			d.unqueue(key, w.token)
+			d.hand(key, w.token, w.ttl)
+		}
+	})
+}
+
+// A release wakes the first waiter, which is to take the key itself. If that has
+// just given up, the wake-up is lost, and the others sleep on before a key that is
+// free. Right: who is woken and does not want the key any more wakes the next; or
+// the release hands the key over.
+type wakesOne struct{ queue }
+
+func (q *wakesOne) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	for {
+		sent := time.Now()
+		a, err := q.take(ctx, key, token, ttl)
+		if a.Since = sent; err != nil || a.Acquired {
+			return a, err
+		}
+		select {
+		case <-inbox:
+		case <-time.After(a.Remaining):
+		case <-ctx.Done():
+			return dlock.Attempt{}, ctx.Err()
+		}
+	}
+}
+
+// take takes a free key; others wait.
+func (q *wakesOne) take(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Attempt {
+		d.unqueue(key, token)
+		a := d.try(key, token, ttl)
+		if !a.Acquired {
+			d.queues[key] = append(d.queues[key], waiter{token: token})
+		}
+		return a
+	})
+}
+
+func (q *wakesOne) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.lock.TryAcquire(ctx, key, token, ttl)
+}
+
+func (q *wakesOne) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		d.unqueue(key, token)
+		held := d.get(key) == token && d.del(key)
+		for held && len(d.queues[key]) > 0 {
+			if w, _ := d.first(key); d.publish(w.token, message{}) > 0 {
+				break
+			}
+		}
+		return held
+	})
+}
+
+// A waiter asks, is told that the key is held, and subscribes. What is published
+// between the two does not reach it, and it sleeps on before a key that is free.
+// Right: subscribe, and then ask.
+type subscribesLate struct{ lock }
+
+func (l *subscribesLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	sent := time.Now()
+	a, err := l.TryAcquire(ctx, key, token, ttl)
+	if a.Since = sent; err != nil || a.Acquired {
+		return a, err
+	}
+	released, leave := l.subscribe(key)
+	defer leave()
+	for !a.Acquired && err == nil {
+		select {
+		case <-released:
+		case <-time.After(a.Remaining):
+		case <-ctx.Done():
+		}
+		sent = time.Now()
+		a, err = l.TryAcquire(ctx, key, token, ttl)
+		a.Since = sent
+	}
+	return a, err
+}
+
+func (l *subscribesLate) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		held := d.get(key) == token && d.del(key)
+		if held {
+			d.publish(key, message{})
+		}
+		return held
+	})
+}
+
+// Waiters wait for the holder to tell them that it has released the lock. One that
+// has died tells nobody, and they wait for ever, before a key that has expired. Right:
+// ask when the lease of the holder ends, and from time to time.
+type trustsTheHolder struct{ queue }
+
+func (q *trustsTheHolder) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	sent := time.Now()
+	p, err := eval(ctx, q.conn, func(d *db) place { return d.enqueue(key, token, ttl) })
+	if p.Since = sent; err != nil || p.Acquired {
+		return p.Attempt, err
+	}
+	select {
+	case m := <-inbox:
+		m.grant.Since = sent.Add(m.at.Sub(p.now))
+		return m.grant, nil
+	case <-ctx.Done():
+		return dlock.Attempt{}, ctx.Err()
+	}
+}
+
+// A waiter that gives up leaves the queue, and takes it for granted that it holds
+// nothing. If the key was handed to it at that moment, nobody has it until the TTL
+// has passed. Right: a wait that was cancelled is followed by a release, which
+// asks the store.
+type missesItsGrant struct {
+	queue
+	gone sync.Map // tokens whose wait has ended
+}
+
+func (q *missesItsGrant) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		q.gone.Store(token, true)
+		_, _ = eval(context.WithoutCancel(ctx), q.conn, func(d *db) bool { d.unqueue(key, token); return true })
+	}
+	return a, err
+}
+
+func (q *missesItsGrant) Release(ctx context.Context, key, token string) (bool, error) {
+	if _, gone := q.gone.LoadAndDelete(token); gone {
+		return false, nil // saves a round trip
+	}
+	return q.queue.Release(ctx, key, token)
+}
+
+// A waiter counts its lease from the moment in which it reads of its grant. The
+// store counts from the grant; if the process was stopped between, its holder
+// believes in a lease that is over. Right: count from the grant.
+type datesItsDiscovery struct{ queue }
+
+func (q *datesItsDiscovery) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	time.Sleep(20 * time.Millisecond) // a garbage collection, a busy machine, a frozen container
+	a.Since = time.Now()
+	return a, err
+}
+
+// To ask means to queue, or to take the key if it is free. An ask that is delivered
+// when its waiter has given up, and released its token, does so for nobody. Right:
+// an ask creates nothing; only the first call of a waiter queues it, and the
+// release of what may still be on its way is repeated.
+type asksLate struct{ queue }
+
+func (q *asksLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil { // an ask is on its way, by a slow connection
+		time.AfterFunc(20*time.Millisecond, func() {
+			q.run(func(d *db) any { return d.enqueue(key, token, ttl) })
+		})
+	}
+	return a, err
+}
+
+// The lease of a waiter begins when it queues. When its turn comes, the lease may
+// be nearly over, or have ended; it is told that it holds the key all the same.
+// Right: the lease begins with the grant.
+type leaseOfTheQueue struct{ queue }
+
+func (q *leaseOfTheQueue) Release(ctx context.Context, key, token string) (bool, error) {
+	return q.release(ctx, key, token, func(d *db, key string) {
+		if w, ok := d.first(key); ok {
+			d.hand(key, w.token, max(w.ttl-time.Since(w.since), 1)) // gone at once if that has passed
+		}
+	})
+}
+
+// The key is handed over with the lease of its former holder, whose TTL it keeps. Right:
+// the waiter's.
+type formersTTL struct{ queue }
+
+func (q *formersTTL) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.TryAcquire(ctx, key, token, ttl)
+	if a.Acquired {
+		q.run(func(d *db) any { return d.set("TTL of "+key, ttl.String(), forever) })
+	}
+	return a, err
+}
+
+func (q *formersTTL) Release(ctx context.Context, key, token string) (bool, error) {
+	return q.release(ctx, key, token, func(d *db, key string) {
+		ttl, err := time.ParseDuration(d.get("TTL of " + key))
+		for i := range d.queues[key] {
+			if err == nil {
+				d.queues[key][i].ttl = ttl
+			}
+		}
+		d.serve(key)
+	})
+}
+
+// Whoever comes while others wait goes to the end of the queue, the holder too, if it asks
+// again since its reply was lost: it waits for itself. Right: first look who holds the key.
+type queuesTheHolder struct{ queue }
+
+func (q *queuesTheHolder) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	queued, err := eval(ctx, q.conn, func(d *db) bool {
+		if d.get(key) != token || len(d.queues[key]) == 0 {
+			return false
+		}
+		d.queues[key] = append(d.queues[key], waiter{token, ttl, time.Now()})
+		return true
+	})
+	if err != nil || !queued {
+		return q.queue.Acquire(ctx, key, token, ttl)
+	}
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	select {
+	case m := <-inbox:
+		return m.grant, nil
+	case <-ctx.Done():
+		return dlock.Attempt{}, ctx.Err()
+	}
+}
+
+// The first waiter alone watches the lease of the holder, for all. When it leaves, nobody
+// does, and when the holder dies, the others wait for ever. Right: whoever is first then
+// watches; or all do.
+type watchman struct{ queue }
+
+func (q *watchman) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	for first := true; ; {
+		sent := time.Now()
+		p, err := eval(ctx, q.conn, func(d *db) place {
+			p := d.enqueue(key, token, ttl)
+			first = len(d.queues[key]) > 0 && d.queues[key][0].token == token
+			return p
+		})
+		if p.Since = sent; err != nil || p.Acquired {
+			return p.Attempt, err
+		}
+		var watch <-chan time.Time
+		if first {
+			watch = time.After(p.pause())
+		}
+		select {
+		case m := <-inbox:
+			m.grant.Since = sent.Add(m.at.Sub(p.now))
+			return m.grant, nil
+		case <-watch:
+		case <-ctx.Done():
+			return dlock.Attempt{}, ctx.Err()
+		}
+	}
+}
+
+// A token whose call was repeated stands in the queue twice. It is served once, works, and
+// releases the key, which is handed to the place that it has left: nobody holds it until
+// the TTL has passed. Right: a release forgets all of a token.
+type forgetsHalf struct{ queue }
+
+func (q *forgetsHalf) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	sent := time.Now()
+	p, err := eval(ctx, q.conn, func(d *db) place {
+		d.serve(key)
+		a := d.try(key, token, ttl)
+		if !a.Acquired {
+			d.queues[key] = append(d.queues[key], waiter{token, ttl, time.Now()})
+		}
+		return place{a, time.Now()}
+	})
+	if p.Since = sent; err != nil || p.Acquired {
+		return p.Attempt, err
+	}
+	select {
+	case m := <-inbox:
+		m.grant.Since = sent.Add(m.at.Sub(p.now))
+		return m.grant, nil
+	case <-ctx.Done():
+		return dlock.Attempt{}, ctx.Err()
+	}
+}
+
+func (q *forgetsHalf) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		if d.get(key) == token {
+			d.del(key)
+			if w, ok := d.first(key); ok {
+				d.hand(key, w.token, w.ttl)
+			}
+			return true
+		}
+		d.unqueue(key, token)
+		return false
+	})
+}
+
+// wait waits for a message after enter has taken a token into the queue, and asks no
+// more.
+func (q *queue) wait(ctx context.Context, token string, enter func(*db) dlock.Attempt) (dlock.Attempt, error) {
+	inbox, leave := q.subscribe(token)
+	defer leave()
+	sent := time.Now()
+	p, err := eval(ctx, q.conn, func(d *db) place { return place{enter(d), time.Now()} })
+	if p.Since = sent; err != nil || p.Acquired {
+		return p.Attempt, err
+	}
+	select {
+	case m := <-inbox:
+		m.grant.Since = sent.Add(m.at.Sub(p.now))
+		return m.grant, nil
+	case <-ctx.Done():
+		return dlock.Attempt{}, ctx.Err()
+	}
+}
+
+// The queue is a ring of 128 places. Whoever comes when it is full takes the place of
+// the first, who is told nothing, and waits for ever. Right: a queue that grows, or an
+// error for whoever comes too late.
+type ring struct{ queue }
+
+func (q *ring) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	const places = 128
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		p := d.enqueue(key, token, ttl)
+		d.queues[key] = d.queues[key][max(0, len(d.queues[key])-places):]
+		return p.Attempt
+	})
+}
+
+// byTicket takes a token into the queue at the place that its ticket has among the
+// others, in the order of their text.
+func (d *db) byTicket(key, token string, ttl time.Duration, ticket func(n int64) string) dlock.Attempt {
+	p := d.enqueue(key, token, ttl)
+	if !p.Acquired {
+		d.set("ticket of "+token, ticket(d.incrBy("tickets", 1)), time.Hour)
+		slices.SortFunc(d.queues[key], func(a, b waiter) int {
+			return strings.Compare(d.get("ticket of "+a.token), d.get("ticket of "+b.token))
+		})
+	}
+	return p.Attempt
+}
+
+// Tickets are compared as text: 10 is before 9. Right: numbers, or text of one length.
+type textTickets struct{ queue }
+
+func (q *textTickets) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		return d.byTicket(key, token, ttl, func(n int64) string { return strconv.FormatInt(n, 10) })
+	})
+}
+
+// Tickets have three digits, and begin anew after the last, though some wait that have
+// those from before. Right: numbers that do not come to an end.
+type fewTickets struct{ queue }
+
+func (q *fewTickets) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	const tickets = 256
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		return d.byTicket(key, token, ttl, func(n int64) string { return fmt.Sprintf("%03d", n%tickets) })
+	})
+}
+
+// A client takes those out of the queue only that it has put there itself. When another
+// releases a token, as one does that cleans up after it, the place stays, and the key is
+// handed to nobody. Right: what is in the store is found there.
+type ownPlaces struct {
+	queue
+	mine sync.Map // tokens that wait, or have waited
+}
+
+func (q *ownPlaces) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	q.mine.Store(token, true)
+	return q.queue.Acquire(ctx, key, token, ttl)
+}
+
+func (q *ownPlaces) Release(ctx context.Context, key, token string) (bool, error) {
+	if _, ok := q.mine.LoadAndDelete(token); ok {
+		return q.queue.Release(ctx, key, token)
+	}
+	return eval(ctx, q.conn, func(d *db) bool {
+		held := d.get(key) == token && d.del(key)
+		if held {
+			d.serve(key)
+		}
+		return held
+	})
+}
+
+// A wait that was cancelled is cleaned up in the background, so that the caller need not
+// wait for that. The caller does it as well, and uses the token again; what it holds then
+// is released behind its back. Right: leave it to the caller.
+type cleansUpLate struct{ queue }
+
+func (q *cleansUpLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		time.AfterFunc(50*time.Millisecond, func() {
+			_, _ = q.queue.Release(context.WithoutCancel(ctx), key, token)
+		})
+	}
+	return a, err
+}
+
+// A token that stands in the queue twice loses one place when it is released: it is
+// served in the other, when nobody waits there any more. Right: a release forgets all of
+// a token.
+type losesOnePlace struct{ forgetsHalf }
+
+func (q *losesOnePlace) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		waits := func(w waiter) bool { return w.token == token }
+		if i := slices.IndexFunc(d.queues[key], waits); i >= 0 {
+			d.queues[key] = slices.Delete(d.queues[key], i, i+1)
+		}
+		held := d.get(key) == token && d.del(key)
+		d.serve(key)
+		return held
+	})
+}

@@ -1,0 +1,234 @@
+package conformance
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
+)
+
+// A network is a client of the store, the faulty proxy that it goes through, and a
+// client that goes straight to the store.
+type network struct {
+	*scene
+	*faultproxy.Proxy
+	via    *client
+	direct *client
+	clear  bool // requests contain keys and tokens literally
+}
+
+// A part is what a case does with one network.
+type part func(*network)
+
+// overNetworks runs each part with a network of its own, all at the same time.
+func (s *scene) overNetworks(parts ...part) {
+	networks := make([]*network, 0, len(parts))
+	for range parts {
+		if n := s.network(); n != nil {
+			defer n.Close()
+			networks = append(networks, n)
+		}
+	}
+	if s.over() {
+		return
+	}
+	var all sync.WaitGroup
+	for i, n := range networks {
+		all.Go(func() {
+			n.warm()
+			if !n.over() {
+				parts[i](n)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// overClearNetworks is overNetworks for parts that have to find the request about a
+// certain key or token in the traffic.
+func (s *scene) overClearNetworks(parts ...part) {
+	for i, p := range parts {
+		parts[i] = func(n *network) {
+			if !n.clear {
+				n.skip("requests do not contain key and token literally: the suite cannot find them in the network's traffic")
+				return
+			}
+			p(n)
+		}
+	}
+	s.overNetworks(parts...)
+}
+
+func (s *scene) network() *network {
+	p, err := faultproxy.New(s.h.Addr)
+	if err != nil {
+		s.stop(err)
+		return nil
+	}
+	return &network{scene: s, Proxy: p, via: s.clientOf(s.h.Via(s.t, p.Addr()), "Harness.Via"), direct: s.client()}
+}
+
+// warm makes every call once, so that what stores do at the first time only (load a
+// script, prepare a statement) is done.
+func (n *network) warm() {
+	for _, o := range optionalMethods {
+		n.offers(n.via.inner.Locker, o)
+	}
+	g := n.another("warm")
+	seen := n.Watch(func(r faultproxy.Request) bool {
+		return faultproxy.Contains(g.key)(r) && faultproxy.Contains(g.token)(r)
+	})
+	g = n.grant(n.via, g.key, g.token, long)
+	n.clear = !n.Lift(seen)
+	n.renew(n.via, g, long, true)
+	n.release(n.via, g, true)
+}
+
+// spoil makes a call that f is to strike, and returns its error. When the fault has
+// struck the caller gives up, as one does whose time is over.
+func (n *network) spoil(f *faultproxy.Fault, name string, call func(context.Context) error) error {
+	if n.over() {
+		return nil
+	}
+	ctx, giveUp := context.WithCancel(n.ctx)
+	defer giveUp()
+	done := make(chan struct{})
+	var err error
+	go func() {
+		defer close(done)
+		err = call(ctx)
+	}()
+	select {
+	case <-f.Struck():
+		giveUp()
+	case <-done:
+	}
+	if !n.await(done) {
+		n.fail("%s did not return within %v after its ctx had ended, over a network that is faulty", name, n.h.patience())
+		return nil
+	}
+	switch met := !n.Lift(f); {
+	case met:
+	case err != nil:
+		n.fail("%s, over a network that has spoilt nothing yet, returned %w", name, err)
+	default:
+		n.skip("nothing that %s sends contains key and token literally, as what TryAcquire sends does", name)
+	}
+	return err
+}
+
+// soon reports whether done is closed within the harness's patience. It does not wait
+// any more when the case is decided.
+func (n *network) soon(done <-chan struct{}) bool {
+	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
+		if n.awaitFor(done, 20*time.Millisecond) {
+			return true
+		}
+	}
+	return false
+}
+
+// about chooses the requests that concern a grant.
+func about(g grant) faultproxy.Match { return faultproxy.Contains(g.token) }
+
+// recovers waits until calls through a network that has healed succeed: several in a
+// row, since a client with several connections notices the end of each by itself.
+func (n *network) recovers() {
+	var err error
+	good := 0
+	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
+		if err = n.tryOnce(); err != nil {
+			good = 0
+			time.Sleep(5 * time.Millisecond)
+		} else if good++; good == 8 {
+			return
+		}
+	}
+	if !n.over() {
+		n.fail("calls still fail %v after the network has healed: %w", n.h.patience(), err)
+	}
+}
+
+// tryOnce makes a call that changes nothing.
+func (n *network) tryOnce() error {
+	ctx, cancel := context.WithTimeout(n.ctx, time.Second)
+	defer cancel()
+	_, err := n.via.Renew(ctx, n.key(), n.token("nobody"), long)
+	return err
+}
+
+// anew cuts what the faults have left of the connections, and waits until there are
+// new ones.
+func (n *network) anew() {
+	n.Cut()
+	n.recovers()
+}
+
+// another is a grant by a token of its own that has not been asked for yet.
+func (n *network) another(name string) grant {
+	g := grant{key: n.key(), token: n.token(name), start: n.now()}
+	n.uses(g.key, g.token)
+	return g
+}
+
+// endings are the ways in which faults leave a client.
+var endings = []faultproxy.Ending{faultproxy.Cut, faultproxy.Stall}
+
+// inBothWays makes a part of f for each ending.
+func inBothWays(parts []func(*network, faultproxy.Ending)) (all []part) {
+	for _, p := range parts {
+		for _, e := range endings {
+			all = append(all, func(n *network) { p(n, e) })
+		}
+	}
+	return all
+}
+
+// core returns a Client over the network.
+func (n *network) core(opts ...dlock.Option) *dlock.Client {
+	return dlock.New(n.via, append([]dlock.Option{dlock.WithTTL(long)}, opts...)...)
+}
+
+// tells checks that err is not one that only an answer of the store could justify.
+func (n *network) tells(err error, call string) {
+	if isErr(err, dlock.ErrHeld) || isErr(err, dlock.ErrLost) || isErr(err, dlock.ErrInvalid) {
+		n.fail("%s, whose reply was lost, returned %q; want that the store did not answer", call, err)
+	}
+}
+
+// leaseSlowly acquires key, as often as it takes: a grant that was on its way for nearly
+// as long as its TTL is an error.
+func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
+	for end := time.Now().Add(n.h.patience()); !n.over(); {
+		lease, err := c.Acquire(n.ctx, key)
+		if err == nil {
+			n.uses(key, lease.Token())
+			return lease
+		}
+		if time.Now().After(end) {
+			n.t.Logf("Client.Acquire(%s), again and again for %v, returns %v", brief(key), n.h.patience(), err)
+			n.stop(errInconclusive)
+		}
+	}
+	return nil
+}
+
+// stays checks that a lease that its Client renews is held until its deadline is later
+// than then. That the machine is too slow to renew it is not the store's fault, but a
+// loss before the deadline is.
+func (n *network) stays(lease *dlock.Lease, then time.Time) {
+	for !n.over() && !lease.Deadline().After(then) {
+		now := time.Now()
+		if err := lease.Err(); err != nil {
+			if now.Before(lease.Deadline()) {
+				n.fail("the lease on %s was lost before its deadline, though nobody else had acquired it: %w", brief(lease.Key()), err)
+			} else {
+				n.stop(errInconclusive)
+			}
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
