@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -46,7 +47,7 @@ func libraries(client *redis.Client) []library {
 }
 
 func ours(rdb *redis.Client) library {
-	client := dlock.New(goredis.New(rdb), dlock.WithTTL(ttl), dlock.WithRenewal(false),
+	client := dlock.New(goredis.New(rdb, rediscore.WithoutQueue()), dlock.WithTTL(ttl), dlock.WithRenewal(false),
 		dlock.WithBackoff(func(int) time.Duration { return pause }))
 	grant := func(l *dlock.Lease, err error) (lock, error) {
 		if errors.Is(err, dlock.ErrHeld) {

@@ -10,9 +10,19 @@ import (
 )
 
 func TestCluster(t *testing.T) {
-	adaptertest.RunCluster(t, func(t testing.TB, addrs []string) rediscore.Conn {
-		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
-		t.Cleanup(func() { client.Close() })
-		return conn{client}
-	})
+	dials := make(map[string]adaptertest.DialCluster)
+	for name, o := range map[string]redis.ClusterOptions{
+		"Default":        {},
+		"ReadOnly":       {ReadOnly: true},
+		"RouteByLatency": {RouteByLatency: true},
+	} {
+		dials[name] = func(t testing.TB, addrs []string) rediscore.Conn {
+			o := o
+			o.Addrs, o.ContextTimeoutEnabled = addrs, true
+			client := redis.NewClusterClient(&o)
+			t.Cleanup(func() { client.Close() })
+			return conn{client}
+		}
+	}
+	adaptertest.RunCluster(t, dials)
 }

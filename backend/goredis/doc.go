@@ -6,8 +6,9 @@
 //	})
 //	client := dlock.New(goredis.New(rdb))
 //
-// Any [redis.UniversalClient] will do: a single server, Sentinel, a cluster or a
-// ring. What is stored, and what it needs of the server, is told by the package
+// A single server, Sentinel or a cluster will do. A [redis.Ring] will not: its clients
+// need not agree on which server has a key, so that two of them would hold the same
+// lock. What is stored, and what it needs of the server, is told by the package
 // [github.com/dlock-go/dlock/backend/rediscore].
 //
 // # Settings of the client
@@ -25,7 +26,7 @@
 // send them again, because a retry hides that the outcome of the first try is
 // unknown, and dlock retries by itself where that is safe. In a cluster,
 // redirections are followed, and ReadOnly, RouteByLatency and RouteRandomly do no
-// harm: scripts are sent to masters.
+// harm: scripts and subscriptions are sent to masters.
 //
 // go-redis tries five times to connect before it fails (0.4 s if connections are
 // refused), and logs that to standard error; see its SetLogger.

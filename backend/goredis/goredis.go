@@ -14,10 +14,14 @@ import (
 )
 
 // New returns a Locker on the server that client talks to. It never closes the
-// client. A nil client makes its methods fail with [dlock.ErrInvalid].
+// client. A nil client, or a [redis.Ring], makes its methods fail with
+// [dlock.ErrInvalid].
 func New(client redis.UniversalClient, opts ...rediscore.Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
+	}
+	if _, ok := client.(*redis.Ring); ok {
+		return rediscore.New(ringConn{}, opts...)
 	}
 	return rediscore.New(conn{client}, opts...)
 }
@@ -30,12 +34,9 @@ type command struct{ redis.Cmd }
 func (*command) NoRetry() bool { return true }
 
 func newCommand(ctx context.Context, name, script string, call rediscore.Call) *command {
-	args := make([]any, 3, 3+len(call.Args))
-	args[0], args[1], args[2] = name, script, call.Script.Keys
-	for _, arg := range call.Args {
-		args = append(args, arg)
-	}
-	return &command{*redis.NewCmd(ctx, args...)}
+	args := make([]any, 2, 2+call.Len())
+	args[0], args[1] = name, script
+	return &command{*redis.NewCmd(ctx, call.Append(args)...)}
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
@@ -65,7 +66,7 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result) {
 	groups := make(map[*redis.Client][]int)
 	for i, call := range calls {
-		master, err := cluster.MasterForKey(ctx, call.Args[0])
+		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
 			results[i].Err = err
 			continue
@@ -140,11 +141,10 @@ func (c conn) Cluster() bool {
 }
 
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	subscribe := c.client.Subscribe
-	if sharded {
-		subscribe = c.client.SSubscribe
+	pubsub, err := c.subscribe(ctx, channel, sharded)
+	if err != nil {
+		return err
 	}
-	pubsub := subscribe(ctx, channel)
 	defer pubsub.Close()
 	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
 	for silent := false; ; {
@@ -173,6 +173,22 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 			on(rediscore.Event{Kind: rediscore.Subscribed})
 		}
 	}
+}
+
+// subscribe asks the client of the master: one of a cluster that is ReadOnly would
+// take a replica, whose subscribers the master does not count.
+func (c conn) subscribe(ctx context.Context, channel string, sharded bool) (*redis.PubSub, error) {
+	if !sharded {
+		return c.client.Subscribe(ctx, channel), nil
+	}
+	if cluster, ok := c.client.(*redis.ClusterClient); ok {
+		master, err := cluster.MasterForKey(ctx, channel)
+		if err != nil {
+			return nil, err
+		}
+		return master.SSubscribe(ctx, channel), nil
+	}
+	return c.client.SSubscribe(ctx, channel), nil
 }
 
 // learn makes the client look where the slots are, if an error says that one has

@@ -5,10 +5,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,4 +34,21 @@ func TestAdapter(t *testing.T) {
 		},
 		Nil: func(opts ...rediscore.Option) *rediscore.Locker { return New((*redis.Client)(nil), opts...) },
 	})
+}
+
+// A ring is refused: on two of its clients a key may be on two servers.
+func TestRing(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": redistest.Start(t).Addr()}})
+	t.Cleanup(func() { ring.Close() })
+	l := New(ring)
+	t.Cleanup(func() { l.Close() })
+	_, err := l.TryAcquire(t.Context(), "k", "t", time.Second)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	_, err = l.Acquire(t.Context(), "k", "t", time.Second)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	_, err = l.Inspect(t.Context(), "k")
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	results, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Second}})
+	require.NoError(t, err)
+	require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
 }

@@ -23,5 +23,8 @@
 // cancelled before; one whose context has none ends when it is cancelled, at the
 // price of a goroutine. Set MaxIdle to the number of calls that are made at once, or
 // each connects anew; with MaxActive set, set Wait too, or calls fail with
-// [redis.ErrPoolExhausted]. TestOnBorrow is not needed, and costs a round trip.
+// [redis.ErrPoolExhausted]. Where the server cuts idle connections (its timeout is not
+// 0), set IdleTimeout to less, or a call on one fails with EOF. One connection is
+// enough for any number of waiters: they hear of their grants over another, which is
+// not of the pool, and which the server does not cut. TestOnBorrow is not needed, and costs a round trip.
 package redigo

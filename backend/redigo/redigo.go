@@ -37,12 +37,9 @@ func (c conn) hash(s *rediscore.Script) any {
 }
 
 func args(script any, call rediscore.Call) []any {
-	args := make([]any, 2, 2+len(call.Args))
-	args[0], args[1] = script, call.Script.Keys
-	for _, arg := range call.Args {
-		args = append(args, arg)
-	}
-	return args
+	args := make([]any, 1, 1+call.Len())
+	args[0] = script
+	return call.Append(args)
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
@@ -59,10 +56,12 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 }
 
 // do starts a goroutine, as redigo's DoContext does, only where nothing else would
-// end the call in time: where ctx has an end but no deadline.
+// end the call in time: where ctx can end, and has no deadline that is near. A
+// deadline that is far away takes the place of the connection's own read time-out,
+// and does not heed that ctx is cancelled.
 func do(ctx context.Context, conn redis.Conn, name string, args ...any) (any, error) {
 	if deadline, ok := ctx.Deadline(); ok {
-		if rest := time.Until(deadline); rest > 0 {
+		if rest := time.Until(deadline); rest > 0 && rest <= near {
 			return redis.DoWithTimeout(conn, rest, name, args...)
 		}
 	}
@@ -71,6 +70,8 @@ func do(ctx context.Context, conn redis.Conn, name string, args ...any) (any, er
 	}
 	return redis.DoContext(conn, ctx, name, args...)
 }
+
+const near = 5 * time.Second
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	conn, err := c.pool.GetContext(ctx)

@@ -44,11 +44,30 @@ type Conn interface {
 	Cluster() bool
 }
 
-// A Call is a script with its arguments.
+// A Call is a script with its keys and its other arguments.
 type Call struct {
 	Script *Script
-	Args   []string // the keys, Script.Keys of them, and then the other arguments
+	Args   []string // those after the keys
+	keys   *lockKeys
 }
+
+// Keys returns the keys, at least one, all in the same slot. The slice must not be
+// changed.
+func (c Call) Keys() []string { return c.keys.texts[:c.Script.Keys] }
+
+// Append appends what follows the script in an EVALSHA to args: the number of keys,
+// the keys, and the other arguments.
+func (c Call) Append(args []any) []any {
+	args = append(args, c.Script.Keys)
+	args = append(args, c.keys.boxed[:c.Script.Keys]...)
+	for _, arg := range c.Args {
+		args = append(args, arg)
+	}
+	return args
+}
+
+// Len returns how many arguments Append appends.
+func (c Call) Len() int { return 1 + c.Script.Keys + len(c.Args) }
 
 // A Result is the reply to a [Call], or an error.
 type Result struct {
@@ -99,5 +118,6 @@ func Half(ctx context.Context) (context.Context, context.CancelFunc) {
 func IsNoScript(text string) bool { return strings.HasPrefix(text, "NOSCRIPT") }
 
 // ListenPeriod is how long a Listen waits in silence before it pings the server,
-// and then for the answer before the subscription counts as lost.
-const ListenPeriod = 5 * time.Second
+// and then for the answer before the subscription counts as lost. It can be long:
+// waiters find out what they were not told.
+const ListenPeriod = 15 * time.Second

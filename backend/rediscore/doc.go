@@ -5,10 +5,19 @@
 // [github.com/dlock-go/dlock/backend/redigo]. For another library, write a [Conn]
 // and pass it to [New].
 //
-// It is made for Redis 5 and newer, and what is compatible with it, alone, with
-// replicas or as a cluster; its tests run on Redis 7. The user of the connection
-// must be allowed EVAL, EVALSHA, GET, SET, INCRBY, DEL, PTTL, PEXPIRE, PERSIST,
-// RENAMENX and TIME on the keys below the prefix.
+// It needs Redis 6.0 or newer, or Valkey, alone, with replicas, with Sentinel or as a
+// cluster; its tests have run on Redis 6.0, 7.0 and 8.0, and on Valkey 8.0, 8.1 and
+// 9.1. A server before Redis 5 refuses scripts that look at its clock and then write:
+// attempts fail with an error that says so, and store nothing. Shard channels, over
+// which grants are told in a cluster, came with Redis 7.0.
+//
+// The user of the connection must be allowed
+// EVAL, EVALSHA, GET, SET, INCRBY, DEL, EXISTS, PTTL, PEXPIRE, PERSIST,
+// RENAMENX and TIME on the keys below the prefix; for the queue also ZADD, ZRANGE,
+// ZRANK, ZSCORE, ZREM, HGET, HSET and HDEL there, and PUBSUB, PUBLISH, SUBSCRIBE
+// (in a cluster SPUBLISH and SSUBSCRIBE) on the channels below the prefix. Who may not
+// use the queue, or may subscribe but not publish, is told so by an error that matches
+// [dlock.ErrInvalid] when it is to wait; who may not subscribe waits without an inbox.
 //
 // # What is stored
 //
@@ -25,6 +34,10 @@
 // into the slot of the lock. So it is under the same prefix, for access control, and
 // in the same slot, for Redis Cluster. Keys that contain "dlock1:" are refused, since
 // they could be such names.
+//
+// Where somebody waits there are two more keys, prefix{tag}dlock1:queue: and the key,
+// and prefix{tag}dlock1:waiters: and the key, placed like the counter. They go with the
+// last waiter, or a minute after everybody has stopped to ask.
 //
 // Keys that are made up anew each time (an order number, a random part) may so come
 // to use every slot, and leave a counter in each for a day. Where that is too much, a
@@ -45,11 +58,38 @@
 // grants a second in a slot. It fits a float64, and with it JavaScript, exactly until
 // the year 2255.
 //
+// # Waiting
+//
+// Waiters stand in a queue, in the order in which the server took them in. Whoever
+// releases the lock gives it to the first of them in the same step, and tells that one
+// by a message: one round trip from holder to holder, however many wait. An attempt
+// on a lock that is free gets nothing while somebody waits for it, so nobody barges in.
+//
+// Messages come through an inbox, a channel on a connection of its own that a Locker
+// opens when somebody begins to wait (in a cluster a shard channel for each slot, up to
+// 32) and closes when nobody has waited for a second. Messages can be lost, so every
+// waiter asks about every two seconds whether it has been served, and the first two
+// ask when the holder's lease runs out. Who has not asked for five seconds, or whose
+// inbox nobody listens to, counts as dead and is passed over; if that was wrong, it
+// comes back with its old place.
+//
+// Where there is no inbox (no right to subscribe, a proxy that cannot, a cluster before
+// Redis 7) waiters queue all the same, and ask ten times a second when they are first. The
+// lock stays free for such a one until it comes, at most for two seconds.
+//
+// Programs with other libraries do not queue. They get no turn at a lock that dlock's
+// waiters pass on among themselves, and when they free it, nobody is told. While both
+// are in use, make dlock's Lockers with [WithoutQueue].
+//
+// docs/handover.md has the protocol rule by rule, and docs/model a model of it that is
+// searched exhaustively.
+//
 // # What a user must know of Redis
 //
 // While a slot is moved from one server of a cluster to another, a free lock in it
-// cannot be taken if its counter is not yet where the lock would be: the attempt fails
-// with TRYAGAIN. Locks that are held are renewed and released.
+// cannot be taken if not all that is stored beside it is where the lock would be: the
+// attempt fails with TRYAGAIN. Locks that are held are renewed and released, but not
+// handed over: the waiters find out when they ask.
 //
 // Leases are as durable as the server's data. A server that restarts without its
 // data, or a replica that is promoted without the last writes, has forgotten who

@@ -2,6 +2,7 @@ package rediscore
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/gomodule/redigo/redis"
@@ -23,13 +24,14 @@ func (c *wireConn) keySlots(t testing.TB, names ...string) []int {
 // and what is stored beside the lock is in it too.
 func requireSameSlot(t testing.TB, c *wireConn, prefix, key string) {
 	t.Helper()
-	lock := prefix + key
-	companion := New(c, WithPrefix(prefix)).companion(lock, fenceSuffix)
-	got := c.keySlots(t, lock, companion)
-	require.Equal(t, got[0], Slot(lock), "Slot(%q)", lock)
-	require.Equal(t, got[0], Slot(companion), "Slot(%q), beside %q", companion, lock)
-	require.Equal(t, got[0], got[1], "slot of %q, beside %q", companion, lock)
-	require.NotEqual(t, lock, companion)
+	keys := newLockKeys(prefix, key)
+	all := append(keys.texts[:], companion(prefix, keys.slot, inboxSuffix+"x"))
+	for i, slot := range c.keySlots(t, all...) {
+		require.Equal(t, slot, keys.slot, "slot of %q, for lock %q", all[i], prefix+key)
+		require.Equal(t, slot, Slot(all[i]), "Slot(%q), for lock %q", all[i], prefix+key)
+	}
+	slices.Sort(all)
+	require.Len(t, slices.Compact(all), 5, "names for %q", prefix+key)
 }
 
 // FuzzSlot compares the slots of locks, and of what is stored beside them, with

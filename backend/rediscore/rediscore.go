@@ -13,8 +13,17 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
+//go:embed lua/queue.lua
+var queueSource string
+
 //go:embed lua/acquire.lua
 var acquireSource string
+
+//go:embed lua/enqueue.lua
+var enqueueSource string
+
+//go:embed lua/ask.lua
+var askSource string
 
 //go:embed lua/renew.lua
 var renewSource string
@@ -22,27 +31,43 @@ var renewSource string
 //go:embed lua/release.lua
 var releaseSource string
 
+//go:embed lua/free.lua
+var freeSource string
+
 //go:embed lua/inspect.lua
 var inspectSource string
 
 var (
-	acquireScript = newScript(acquireSource, 2)
+	acquireScript = newScript(including(acquireSource), 4)
+	enqueueScript = newScript(including(enqueueSource), 4)
+	askScript     = newScript(including(askSource), 4)
 	renewScript   = newScript(renewSource, 1)
-	releaseScript = newScript(releaseSource, 1)
+	releaseScript = newScript(including(releaseSource), 4)
+	freeScript    = newScript(freeSource, 1)
 	inspectScript = newScript(inspectSource, 1)
 )
 
-// A Locker keeps leases on Redis. It is a [dlock.Locker], [dlock.BatchRenewer]
-// and [dlock.Inspector]. All methods may be called by any number of goroutines.
+// including puts in what a script includes.
+func including(source string) string {
+	return strings.Replace(source, "--include queue.lua\n", queueSource, 1)
+}
+
+// A Locker keeps leases on Redis. It is a [dlock.Locker], [dlock.Acquirer],
+// [dlock.BatchRenewer] and [dlock.Inspector]. All methods may be called by any
+// number of goroutines.
 type Locker struct {
-	conn   Conn
-	prefix string
-	err    error // why no call can succeed: a bad argument of the constructor
-	closed atomic.Bool
+	conn     Conn
+	prefix   string
+	unqueued bool  // WithoutQueue
+	err      error // why no call can succeed: a bad argument of the constructor
+	closed   atomic.Bool
+	keys     keys
+	post     *post
 }
 
 var (
 	_ dlock.Locker       = (*Locker)(nil)
+	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
 )
@@ -64,6 +89,11 @@ func WithPrefix(prefix string) Option {
 
 const maxPrefix = 1024
 
+// WithoutQueue makes those who wait ask again and again instead of standing in the
+// queue. It is for locks that programs with other libraries want too: these are not
+// in the queue, and get no turn while somebody is.
+func WithoutQueue() Option { return func(l *Locker) { l.unqueued = true } }
+
 // New returns a Locker on the server that conn talks to. Bad arguments make its
 // methods fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
@@ -78,6 +108,7 @@ func New(conn Conn, opts ...Option) *Locker {
 		}
 		opt(l)
 	}
+	l.post = newPost(l)
 	return l
 }
 
@@ -91,10 +122,13 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w %s", dlock.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Close makes all later calls fail with [dlock.ErrClosed]. It does not close the
+// Close ends the subscriptions and makes all later calls, and waits that are under
+// way, fail with [dlock.ErrClosed]. It returns when these have left the queues and
+// nothing is sent any more, so that the client can be closed. It does not close the
 // client, and frees no lock.
 func (l *Locker) Close() error {
 	l.closed.Store(true)
+	l.post.close()
 	return nil
 }
 
@@ -103,8 +137,14 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
 	}
-	name := l.prefix + key
-	reply, err := l.eval(ctx, acquireScript, name, l.companion(name, fenceSuffix), token, milliseconds(ttl))
+	l.post.reuse(token)
+	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
+	if moving(err) {
+		hold, failure := l.Inspect(ctx, key)
+		if failure == nil && hold.Held && hold.Token != token {
+			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
+		}
+	}
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
@@ -124,7 +164,7 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return false, err
 	}
-	return held(l.eval(ctx, renewScript, l.prefix+key, token, milliseconds(ttl)))
+	return held(l.eval(ctx, renewScript, key, token, milliseconds(ttl)))
 }
 
 // Release implements [dlock.Locker] in one round trip.
@@ -132,8 +172,20 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	return held(l.eval(ctx, releaseScript, l.prefix+key, token))
+	l.post.releasing(token)
+	reply, err := l.eval(ctx, releaseScript, key, token)
+	if moving(err) {
+		reply, err = l.eval(ctx, freeScript, key, token)
+	}
+	ok, err := held(reply, err)
+	l.post.released(token, ok)
+	return ok, err
 }
+
+// moving reports whether a call was refused because its slot is being moved from one
+// server of a cluster to another, and not all its keys are in one place. A call with
+// one key is not.
+func moving(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "TRYAGAIN") }
 
 // RenewBatch implements [dlock.BatchRenewer], in one round trip to each server
 // that has some of the keys.
@@ -146,7 +198,7 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	sent := make([]int, 0, len(batch)) // the place in the batch of each call
 	for i, r := range batch {
 		if results[i].Err = checkArgs(r.Key, r.Token, r.TTL); results[i].Err == nil {
-			calls = append(calls, Call{renewScript, []string{l.prefix + r.Key, r.Token, milliseconds(r.TTL)}})
+			calls = append(calls, l.call(renewScript, r.Key, r.Token, milliseconds(r.TTL)))
 			sent = append(sent, i)
 		}
 	}
@@ -166,7 +218,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err
 	}
-	reply, err := l.eval(ctx, inspectScript, l.prefix+key)
+	reply, err := l.eval(ctx, inspectScript, key)
 	if err != nil || reply == nil {
 		return dlock.Hold{}, err
 	}
@@ -176,8 +228,16 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, unexpected(reply)
 }
 
-func (l *Locker) eval(ctx context.Context, s *Script, args ...string) (any, error) {
-	return l.conn.Eval(ctx, Call{s, args})
+func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {
+	reply, err := l.conn.Eval(ctx, l.call(s, key, args...))
+	if err != nil && strings.Contains(err.Error(), "non deterministic commands") {
+		err = fmt.Errorf("a server before Redis 5: %w", err)
+	}
+	return reply, err
+}
+
+func (l *Locker) call(s *Script, key string, args ...string) Call {
+	return Call{Script: s, Args: args, keys: l.keys.of(l.prefix, key)}
 }
 
 func (l *Locker) check(ctx context.Context, key, token string, ttl time.Duration) error {
@@ -225,13 +285,22 @@ func held(reply any, err error) (bool, error) {
 	return n == 1, nil
 }
 
+// remaining makes a duration of what PTTL has replied: -1 for a lock that never
+// ends, and -2, of which nothing is known, for one that is free.
+func remaining(ms int64) time.Duration {
+	if ms == -2 {
+		return 0
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
 // parseHold reads the reply {token, rest in ms or -1}.
 func parseHold(r []any) (dlock.Hold, error) {
 	if len(r) == 2 {
 		token, ok1 := r[0].(string)
 		rest, ok2 := r[1].(int64)
 		if ok1 && ok2 {
-			return dlock.Hold{Held: true, Token: token, Remaining: time.Duration(rest) * time.Millisecond}, nil
+			return dlock.Hold{Held: true, Token: token, Remaining: remaining(rest)}, nil
 		}
 	}
 	return dlock.Hold{}, errUnexpected
@@ -241,20 +310,3 @@ var errUnexpected = errors.New("unexpected reply of a script")
 
 // unexpected does not show the reply, which may hold a token.
 func unexpected(reply any) error { return fmt.Errorf("%w: %T", errUnexpected, reply) }
-
-// What is stored beside a lock is named prefix{tag}… if the prefix has no
-// opening brace, or {tag}prefix…, with the tag of the lock's slot. So it is in
-// the lock's slot, and there is one of it for each slot, not for each lock.
-const (
-	companionMark = "dlock1:"
-	fenceSuffix   = "dlock1:fence"
-)
-
-// companion returns the name of what is stored beside the lock of that name.
-func (l *Locker) companion(name, suffix string) string {
-	tag := tags()[Slot(name)]
-	if strings.Contains(l.prefix, "{") {
-		return "{" + tag + "}" + l.prefix + suffix
-	}
-	return l.prefix + "{" + tag + "}" + suffix
-}

@@ -28,13 +28,25 @@ type wireConn struct {
 }
 
 func (c *wireConn) Eval(_ context.Context, call Call) (any, error) {
-	c.keys = call.Args[:call.Script.Keys]
-	args := redis.Args{call.Script.Source, call.Script.Keys}.AddFlat(call.Args)
+	c.keys = call.Keys()
+	args := call.Append([]any{call.Script.Source})
 	reply, err := c.redis.Do("EVAL", args...)
-	if holder, ok := reply.([]any); ok {
-		holder[0] = string(holder[0].([]byte))
+	return text(reply), err
+}
+
+func (c *wireConn) Cluster() bool { return false }
+
+// text makes strings of the bytes of a reply.
+func text(reply any) any {
+	switch r := reply.(type) {
+	case []byte:
+		return string(r)
+	case []any:
+		for i := range r {
+			r[i] = text(r[i])
+		}
 	}
-	return reply, err
+	return reply
 }
 
 // wire returns a Locker on a server of its own, and a connection to that server.
@@ -70,36 +82,47 @@ func (c *wireConn) all(t testing.TB) []string {
 }
 
 // names are what all programs that share locks must agree on. They must not change.
-var names = []struct{ prefix, key, lock, fence string }{
-	{"", "order:7", "order:7", "{46q}dlock1:fence"},
-	{"", "{user1}:a", "{user1}:a", "{5F6}dlock1:fence"},
-	{"", "{user1}:b", "{user1}:b", "{5F6}dlock1:fence"},
-	{"", "a{}b{c}", "a{}b{c}", "{FPm}dlock1:fence"},
-	{"", "}{", "}{", "{2kj}dlock1:fence"},
-	{"", "ключ é 🔒", "ключ é 🔒", "{6gh}dlock1:fence"},
-	{"", "a\x00b\r\n\xff", "a\x00b\r\n\xff", "{0c7}dlock1:fence"},
-	{"myapp:lock:", "order:7", "myapp:lock:order:7", "myapp:lock:{045}dlock1:fence"},
-	{"myapp:lock:", "{user1}:a", "myapp:lock:{user1}:a", "myapp:lock:{5F6}dlock1:fence"},
-	{"myapp:lock:", "\x00", "myapp:lock:\x00", "myapp:lock:{BWm}dlock1:fence"},
-	{"my}app:", "order:7", "my}app:order:7", "my}app:{34m}dlock1:fence"},
-	{"my}app:", "{user1}", "my}app:{user1}", "my}app:{5F6}dlock1:fence"},
-	{"my{app:", "order:7", "my{app:order:7", "{475}my{app:dlock1:fence"},
-	{"my{app:", "order}7", "my{app:order}7", "{09Q}my{app:dlock1:fence"},
-	{"{tag}:", "order:7", "{tag}:order:7", "{2Ie}{tag}:dlock1:fence"},
-	{"{tag}:", "{user1}", "{tag}:{user1}", "{2Ie}{tag}:dlock1:fence"},
-	{"{}:", "{user1}", "{}:{user1}", "{0Nk}{}:dlock1:fence"},
-	{"é:", "order:7", "é:order:7", "é:{7Nc}dlock1:fence"},
+// What is stored beside a lock is named beside followed by "fence", "queue:" and the
+// key, or "waiters:" and the key; inboxes as beside followed by "inbox:" and a name
+// made up by the Locker, in Redis Cluster.
+var names = []struct{ prefix, key, lock, beside string }{
+	{"", "order:7", "order:7", "{46q}dlock1:"},
+	{"", "{user1}:a", "{user1}:a", "{5F6}dlock1:"},
+	{"", "{user1}:b", "{user1}:b", "{5F6}dlock1:"},
+	{"", "a{}b{c}", "a{}b{c}", "{FPm}dlock1:"},
+	{"", "}{", "}{", "{2kj}dlock1:"},
+	{"", "ключ é 🔒", "ключ é 🔒", "{6gh}dlock1:"},
+	{"", "a\x00b\r\n\xff", "a\x00b\r\n\xff", "{0c7}dlock1:"},
+	{"myapp:lock:", "order:7", "myapp:lock:order:7", "myapp:lock:{045}dlock1:"},
+	{"myapp:lock:", "{user1}:a", "myapp:lock:{user1}:a", "myapp:lock:{5F6}dlock1:"},
+	{"myapp:lock:", "\x00", "myapp:lock:\x00", "myapp:lock:{BWm}dlock1:"},
+	{"my}app:", "order:7", "my}app:order:7", "my}app:{34m}dlock1:"},
+	{"my}app:", "{user1}", "my}app:{user1}", "my}app:{5F6}dlock1:"},
+	{"my{app:", "order:7", "my{app:order:7", "{475}my{app:dlock1:"},
+	{"my{app:", "order}7", "my{app:order}7", "{09Q}my{app:dlock1:"},
+	{"{tag}:", "order:7", "{tag}:order:7", "{2Ie}{tag}:dlock1:"},
+	{"{tag}:", "{user1}", "{tag}:{user1}", "{2Ie}{tag}:dlock1:"},
+	{"{}:", "{user1}", "{}:{user1}", "{0Nk}{}:dlock1:"},
+	{"é:", "order:7", "é:order:7", "é:{7Nc}dlock1:"},
 }
 
 func TestNames(t *testing.T) {
 	_, c := wire(t, "")
 	for _, n := range names {
 		l := New(c, WithPrefix(n.prefix))
+		fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
+		all := []string{n.lock, fence, queue, waiters}
 		attempt, err := l.TryAcquire(t.Context(), n.key, "token", time.Minute)
 		require.NoError(t, err, "%q", n)
 		require.True(t, attempt.Acquired, "%q", n)
-		require.Equal(t, []string{n.lock, n.fence}, c.keys, "keys of an attempt")
-		require.ElementsMatch(t, []string{n.lock, n.fence}, c.all(t), "keys on the server")
+		require.Equal(t, all, c.keys, "keys of an attempt")
+		require.ElementsMatch(t, []string{n.lock, fence}, c.all(t), "keys on the server")
+		for _, s := range []*Script{enqueueScript, askScript} {
+			_, err = l.eval(t.Context(), s, n.key, "waiter", "60000", "", "")
+			require.NoError(t, err)
+			require.Equal(t, all, c.keys, "keys of a waiter's call")
+			require.ElementsMatch(t, all, c.all(t), "keys on the server while somebody waits")
+		}
 		held, err := l.Renew(t.Context(), n.key, "token", time.Minute)
 		require.NoError(t, err)
 		require.True(t, held)
@@ -108,11 +131,15 @@ func TestNames(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "token", hold.Token)
 		require.Equal(t, []string{n.lock}, c.keys, "keys of an inspection")
+		held, err = l.Release(t.Context(), n.key, "waiter")
+		require.NoError(t, err)
+		require.False(t, held)
+		require.Equal(t, all, c.keys, "keys of a release")
 		held, err = l.Release(t.Context(), n.key, "token")
 		require.NoError(t, err)
 		require.True(t, held)
-		require.Equal(t, []string{n.lock}, c.keys, "keys of a release")
-		require.Equal(t, []string{n.fence}, c.all(t), "keys that stay")
+		require.Equal(t, []string{fence}, c.all(t), "keys that stay")
+		require.Equal(t, n.beside+"inbox:NAME", companion(n.prefix, Slot(n.lock), inboxSuffix+"NAME"))
 		c.text(t, "FLUSHALL")
 	}
 }
@@ -159,14 +186,24 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // fleet is updated. Whoever changes a script sees to it that they can, and then
 // changes its sum here.
 func TestScripts(t *testing.T) {
-	for name, s := range map[string]*Script{
-		"c11bc8642a61be16c99a19258fbe67cdf570eeae": acquireScript,
-		"9abfe385300dd6eb50d46826cf05e836491aaa5a": renewScript,
-		"5e0810b85deca45581caeb0ad3c45bd55ead6d33": releaseScript,
-		"7c6f1f9c0dc8b55869550967088818ca27044bf3": inspectScript,
-	} {
-		require.Equal(t, name, s.SHA, "%.60s…", s.Source)
+	want := map[string]string{
+		"acquire": "2e981320a330eb398b1661794ee3d70f309c27f1",
+		"enqueue": "abaf36e4176082c039e49ffb96b980267093ef41",
+		"ask":     "197f551a094cfdb2105035b0fac144ec281e857f",
+		"renew":   "9abfe385300dd6eb50d46826cf05e836491aaa5a",
+		"release": "9919810b1b58f65711a081a450a4331d12ba514f",
+		"free":    "dd1e7d817c9271937cc26977adec64e5a1dda63a",
+		"inspect": "7c6f1f9c0dc8b55869550967088818ca27044bf3",
 	}
+	require.Equal(t, want, map[string]string{
+		"acquire": acquireScript.SHA,
+		"enqueue": enqueueScript.SHA,
+		"ask":     askScript.SHA,
+		"renew":   renewScript.SHA,
+		"release": releaseScript.SHA,
+		"free":    freeScript.SHA,
+		"inspect": inspectScript.SHA,
+	})
 }
 
 func TestTags(t *testing.T) {
@@ -228,6 +265,7 @@ func (c *wireConn) now(t testing.TB) int64 {
 
 // What is left of many locks is at most one counter for each slot, and expires.
 func TestCountersAreFew(t *testing.T) {
+	t.Parallel()
 	l, c := wire(t, "myapp:lock:")
 	used := make(map[int]bool)
 	for i := range 10_000 {

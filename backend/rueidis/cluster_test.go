@@ -11,10 +11,17 @@ import (
 )
 
 func TestCluster(t *testing.T) {
-	adaptertest.RunCluster(t, func(t testing.TB, addrs []string) rediscore.Conn {
-		client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs})
-		require.NoError(t, err)
-		t.Cleanup(client.Close)
-		return conn{client}
-	})
+	dials := make(map[string]adaptertest.DialCluster)
+	for name, send := range map[string]func(rueidis.Completed) bool{
+		"Default":        nil,
+		"SendToReplicas": func(cmd rueidis.Completed) bool { return cmd.IsReadOnly() },
+	} {
+		dials[name] = func(t testing.TB, addrs []string) rediscore.Conn {
+			client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, SendToReplicas: send})
+			require.NoError(t, err)
+			t.Cleanup(client.Close)
+			return conn{client}
+		}
+	}
+	adaptertest.RunCluster(t, dials)
 }

@@ -26,9 +26,8 @@ type conn struct{ client rueidis.Client }
 // command builds a command that rueidis does not send again, since it is not
 // marked as one that only reads.
 func (c conn) command(name, script string, call rediscore.Call) rueidis.Completed {
-	keys := call.Script.Keys
-	return c.client.B().Arbitrary(name, script, strconv.Itoa(keys)).
-		Keys(call.Args[:keys]...).Args(call.Args[keys:]...).Build()
+	return c.client.B().Arbitrary(name, script, strconv.Itoa(call.Script.Keys)).
+		Keys(call.Keys()...).Args(call.Args...).Build()
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
@@ -86,8 +85,10 @@ func result(r rueidis.RedisResult) (any, error) {
 func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }
 
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	client, release := c.client.Dedicate()
-	defer release()
+	client, err := c.dedicate(ctx)
+	if err != nil {
+		return err
+	}
 	defer client.Close() // not back into the pool, subscribed
 	ended := make(chan error, 1)
 	lost := client.SetPubSubHooks(hooks(on, ended))
@@ -108,6 +109,26 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 			err = errEnded
 		}
 		return err
+	}
+}
+
+// dedicate is Dedicate, which does not heed a context while all connections of its pool
+// are in use. A goroutine is left then until one is free.
+func (c conn) dedicate(ctx context.Context) (rueidis.DedicatedClient, error) {
+	clients := make(chan rueidis.DedicatedClient)
+	go func() {
+		client, release := c.client.Dedicate()
+		select {
+		case clients <- client:
+		case <-ctx.Done():
+			release()
+		}
+	}()
+	select {
+	case client := <-clients:
+		return client, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 

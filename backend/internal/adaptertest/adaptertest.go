@@ -3,6 +3,7 @@
 package adaptertest
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -71,25 +72,47 @@ func (a Adapter) dial(t testing.TB, addr string) Client {
 	return c
 }
 
+// locker makes a Locker for the suite.
+func (a Adapter) locker(t *testing.T, addr string) dlock.Locker {
+	t.Helper()
+	l := a.dial(t, addr).New()
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
 func (a Adapter) onRedis(t *testing.T) conformance.Harness {
 	server := redistest.Start(t)
 	return conformance.Harness{
-		New:  func(t *testing.T) dlock.Locker { return a.dial(t, server.Addr()).New() },
-		Via:  func(t *testing.T, addr string) dlock.Locker { return a.dial(t, addr).New() },
-		Addr: server.Addr(),
-		Wipe: func(t *testing.T) { do(t, server, "FLUSHALL") },
+		New:    func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
+		Via:    func(t *testing.T, addr string) dlock.Locker { return a.locker(t, addr) },
+		Addr:   server.Addr(),
+		Wipe:   func(t *testing.T) { do(t, server, "FLUSHALL") },
+		Stored: func(t *testing.T) int { return stored(server.Keys(t)) },
 	}
+}
+
+// stored counts keys, but for the counters of fences: there is one for each slot at most.
+func stored(keys []string) (n int) {
+	for _, key := range keys {
+		if !strings.HasSuffix(key, "dlock1:fence") {
+			n++
+		}
+	}
+	return n
 }
 
 func (a Adapter) onMiniredis(t *testing.T) conformance.Harness {
 	server := miniredis.RunT(t)
 	return conformance.Harness{
-		New: func(t *testing.T) dlock.Locker { return a.dial(t, server.Addr()).New() },
+		New: func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
 		Sleep: func(d time.Duration) {
-			time.Sleep(d)
+			if d < time.Minute {
+				time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
+			}
 			server.FastForward(d)
 		},
-		Wipe: func(*testing.T) { server.FlushAll() },
+		Wipe:   func(*testing.T) { server.FlushAll() },
+		Stored: func(*testing.T) int { return stored(server.Keys()) },
 	}
 }
 

@@ -13,23 +13,28 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// RunCluster tests Listen on a Redis Cluster. Dial makes a Conn that knows of the
-// nodes at addrs, and closes its client when t ends.
-func RunCluster(t *testing.T, dial func(t testing.TB, addrs []string) rediscore.Conn) {
+// A DialCluster makes a Conn that knows of the nodes of a cluster at addrs, and closes
+// its client when t ends.
+type DialCluster func(t testing.TB, addrs []string) rediscore.Conn
+
+// RunCluster tests Listen on a Redis Cluster, with clients of several settings.
+func RunCluster(t *testing.T, dials map[string]DialCluster) {
 	t.Cleanup(AwaitGoroutines)
 	cluster := redistest.StartCluster(t, 3, 1)
 	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDNUMSUB"); err != nil {
 		t.Skipf("no shard channels: %v", err)
 	}
-	for name, test := range map[string]func(*testing.T, *redistest.Cluster, rediscore.Conn){
-		"ListenOnTheMaster":     listenOnTheMaster,
-		"ListenEndsWithTheSlot": listenEndsWithTheSlot,
-	} {
-		t.Run(name, func(t *testing.T) {
-			conn := dial(t, cluster.Addrs())
-			require.True(t, conn.Cluster())
-			test(t, cluster, conn)
-		})
+	for settings, dial := range dials {
+		for name, test := range map[string]func(*testing.T, *redistest.Cluster, rediscore.Conn){
+			"ListenOnTheMaster":     listenOnTheMaster,
+			"ListenEndsWithTheSlot": listenEndsWithTheSlot,
+		} {
+			t.Run(settings+"/"+name, func(t *testing.T) {
+				conn := dial(t, cluster.Addrs())
+				require.True(t, conn.Cluster())
+				test(t, cluster, conn)
+			})
+		}
 	}
 }
 

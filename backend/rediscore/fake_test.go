@@ -1,0 +1,175 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A fakeConn is a Conn to no server, for virtual time. It answers what its fields
+// say, and notes what came.
+type fakeConn struct {
+	Conn
+	cluster bool
+	eval    func(ctx context.Context, call Call) (any, error)
+	listen  func(ctx context.Context, on func(Event)) error // nil: subscribes, and waits for the end
+
+	mu      sync.Mutex
+	calls   []noted
+	listens []noted
+	on      func(Event) // of the last subscription
+	open    int         // subscriptions
+}
+
+// What was noted of a call or a subscription.
+type noted struct {
+	at      time.Time
+	script  *Script
+	args    []string
+	channel string
+	sharded bool
+}
+
+func (f *fakeConn) Cluster() bool { return f.cluster }
+
+func (f *fakeConn) Eval(ctx context.Context, call Call) (any, error) {
+	f.mu.Lock()
+	f.calls = append(f.calls, noted{at: time.Now(), script: call.Script, args: call.Args})
+	eval := f.eval
+	f.mu.Unlock()
+	return eval(ctx, call)
+}
+
+func (f *fakeConn) Listen(ctx context.Context, channel string, sharded bool, on func(Event)) error {
+	f.mu.Lock()
+	f.listens = append(f.listens, noted{at: time.Now(), channel: channel, sharded: sharded})
+	listen := f.listen
+	f.on = on
+	f.open++
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.open--
+	}()
+	if listen != nil {
+		return listen(ctx, on)
+	}
+	on(Event{Kind: Subscribed})
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+var errDown = errors.New("down")
+
+func refuse(context.Context, func(Event)) error { return errDown }
+
+// set changes what is answered from now on.
+func (f *fakeConn) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+// tell delivers a message through the last subscription.
+func (f *fakeConn) tell(message string) {
+	f.mu.Lock()
+	on := f.on
+	f.mu.Unlock()
+	on(Event{Kind: Message, Payload: message})
+}
+
+// evals returns what was called, but for the first n.
+func (f *fakeConn) evals(n int) []noted {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[n:]
+}
+
+func (f *fakeConn) listened() []noted {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.listens
+}
+
+func (f *fakeConn) opened() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.open
+}
+
+func gaps(all []noted) (gaps []time.Duration) {
+	for i := 1; i < len(all); i++ {
+		gaps = append(gaps, all[i].at.Sub(all[i-1].at))
+	}
+	return gaps
+}
+
+const fakeTicket = 4800
+
+// waits is an answer to one that waits. The server's clock goes as the virtual one.
+func waits(rank int64, holder string, rest int64) []any {
+	return []any{int64(answerWaits), int64(fakeTicket), rank, time.Now().UnixMicro(), holder, rest}
+}
+
+// always makes an eval of a function of one answer.
+func always(answer func() []any) func(context.Context, Call) (any, error) {
+	return func(context.Context, Call) (any, error) { return answer(), nil }
+}
+
+func waitsAlways(rank int64, holder string, rest int64) func(context.Context, Call) (any, error) {
+	return always(func() []any { return waits(rank, holder, rest) })
+}
+
+// bubble runs a test in virtual time, with a Locker that is closed at the end.
+func bubble(t *testing.T, test func(t *testing.T, f *fakeConn, l *Locker), opts ...Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := new(fakeConn)
+		f.eval = waitsAlways(0, "H", 60_000)
+		l := New(f, opts...)
+		defer func() {
+			require.NoError(t, l.Close())
+			synctest.Wait()
+			require.Zero(t, f.opened(), "subscriptions that are left")
+		}()
+		test(t, f, l)
+	})
+}
+
+// A fakeWait is an Acquire on a fakeConn.
+type fakeWait struct {
+	cancel  context.CancelFunc
+	done    chan struct{}
+	attempt dlock.Attempt
+	err     error
+}
+
+func begin(t *testing.T, l *Locker, key, token string) *fakeWait {
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &fakeWait{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.attempt, w.err = l.Acquire(ctx, key, token, time.Minute)
+	}()
+	synctest.Wait()
+	return w
+}
+
+// isDone reports whether the wait is over when nothing else happens.
+func (w *fakeWait) isDone() bool {
+	synctest.Wait()
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,941 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// A bench has the scripts of one lock on it, each to be called by itself.
+type bench struct {
+	*testing.T
+	*wireConn
+	addr   string
+	locker *Locker
+	lock   *lockKeys
+	key    string
+}
+
+// newBench returns the scripts of a lock on a server of its own. At the end of the
+// test, whatever is stored beside the lock must expire some time.
+func newBench(t *testing.T, prefix, key string) *bench {
+	t.Helper()
+	return benchOn(t, redistest.Start(t), prefix, key)
+}
+
+func benchOn(t *testing.T, server *redistest.Server, prefix, key string) *bench {
+	t.Helper()
+	b := &bench{T: t, addr: server.Addr(), key: key, lock: newLockKeys(prefix, key)}
+	b.wireConn = &wireConn{redis: b.dial()}
+	b.locker = New(b.wireConn, WithPrefix(prefix))
+	t.Cleanup(b.requireExpiry)
+	return b
+}
+
+// of returns the scripts of another lock on the same server.
+func (b *bench) of(key string) *bench {
+	other := *b
+	other.key, other.lock = key, newLockKeys(b.locker.prefix, key)
+	return &other
+}
+
+func (b *bench) dial() redis.Conn {
+	b.Helper()
+	conn, err := redis.Dial("tcp", b.addr)
+	require.NoError(b, err)
+	b.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func (b *bench) requireExpiry() {
+	b.Helper()
+	for _, key := range b.all(b) {
+		if strings.Contains(key, companionMark) {
+			require.Positive(b, b.integer(b, "PTTL", key), "PTTL of %q", key)
+		}
+	}
+}
+
+func (b *bench) call(s *Script, args ...string) any {
+	b.Helper()
+	reply, err := b.locker.eval(b.Context(), s, b.key, args...)
+	require.NoError(b, err, "%q", args)
+	return reply
+}
+
+func (b *bench) try(token string) any     { return b.call(acquireScript, token, "60000") }
+func (b *bench) release(token string) any { return b.call(releaseScript, token) }
+
+func (b *bench) enqueue(token, inbox string) any {
+	return b.call(enqueueScript, token, "60000", inbox, "")
+}
+
+func (b *bench) ask(token, inbox string) any { return b.call(askScript, token, inbox) }
+
+// hold makes a token the holder, and returns its fence.
+func (b *bench) hold(token string) int64 {
+	b.Helper()
+	fence, ok := b.try(token).(int64)
+	require.True(b, ok, "%q got the lock", token)
+	return fence
+}
+
+// wait puts a token into the queue, and returns its ticket.
+func (b *bench) wait(token, inbox string) int64 {
+	b.Helper()
+	state, n := b.answer(b.enqueue(token, inbox))
+	require.EqualValues(b, answerWaits, state, "%q waits", token)
+	return n[0]
+}
+
+// answer reads an answer to enqueue or ask: its first number, and the others.
+func (b *bench) answer(reply any) (state int64, n []int64) {
+	b.Helper()
+	state, n, _, err := parseAnswer(answer{reply: reply})
+	require.NoError(b, err, "%v", reply)
+	return state, n
+}
+
+// expire ends a lease as its TTL would.
+func (b *bench) expire() { b.integer(b, "DEL", b.lock.texts[0]) }
+
+// age makes a waiter one that was last seen d before.
+func (b *bench) age(token string, d time.Duration) {
+	b.Helper()
+	seen, rest, ok := strings.Cut(b.text(b, "HGET", b.lock.texts[3], ":"+token), " ")
+	require.True(b, ok)
+	at, err := strconv.ParseInt(seen, 10, 64)
+	require.NoError(b, err)
+	b.integer(b, "HSET", b.lock.texts[3], ":"+token, fmt.Sprint(at-d.Microseconds(), " ", rest))
+}
+
+// queue returns the tokens that wait, in their order.
+func (b *bench) queue() []string {
+	b.Helper()
+	tokens, err := redis.Strings(b.redis.Do("ZRANGE", b.lock.texts[2], 0, -1))
+	require.NoError(b, err)
+	return tokens
+}
+
+func (b *bench) waiters() map[string]string {
+	b.Helper()
+	fields, err := redis.StringMap(b.redis.Do("HGETALL", b.lock.texts[3]))
+	require.NoError(b, err)
+	return fields
+}
+
+// holder returns who holds the lock, or "" if nobody does.
+func (b *bench) holder() string {
+	b.Helper()
+	token, err := redis.String(b.redis.Do("GET", b.lock.texts[0]))
+	if !errors.Is(err, redis.ErrNil) {
+		require.NoError(b, err)
+	}
+	return token
+}
+
+// state returns what is stored beside the fences, but for the times of expiry.
+func (b *bench) state() map[string]any {
+	b.Helper()
+	state := map[string]any{"queue": b.queue(), "waiters": b.waiters()}
+	if token := b.holder(); token != "" {
+		state["lock"] = token
+	}
+	return state
+}
+
+// An ear hears what comes to an inbox, whose name the scripts are told as inbox.
+type ear struct {
+	b     *bench
+	conn  redis.PubSubConn
+	inbox string
+}
+
+func (b *bench) listen(channel string) *ear {
+	b.Helper()
+	e := &ear{b, redis.PubSubConn{Conn: b.dial()}, "p" + channel}
+	require.NoError(b, e.conn.Subscribe(channel))
+	require.IsType(b, redis.Subscription{}, e.next())
+	return e
+}
+
+func (e *ear) next() any { return e.conn.ReceiveWithTimeout(10 * time.Second) }
+
+// heard returns all messages that were published before.
+func (e *ear) heard() (messages []string) {
+	e.b.Helper()
+	require.NoError(e.b, e.conn.Ping(""))
+	for {
+		switch m := e.next().(type) {
+		case redis.Message:
+			messages = append(messages, string(m.Data))
+		case redis.Pong:
+			return messages
+		default:
+			require.FailNow(e.b, "unexpected", "%v", m)
+		}
+	}
+}
+
+// deaf closes the subscription, and waits until the server knows.
+func (e *ear) deaf() {
+	e.b.Helper()
+	require.NoError(e.b, e.conn.Unsubscribe())
+	require.IsType(e.b, redis.Subscription{}, e.next())
+}
+
+// requireTold fails unless the inbox was told of exactly one grant, to that token,
+// and returns it.
+func (e *ear) requireTold(token string) handover {
+	e.b.Helper()
+	messages := e.heard()
+	require.Len(e.b, messages, 1)
+	h, to, ok := parseHandover(messages[0])
+	require.True(e.b, ok, "%q", messages[0])
+	require.Equal(e.b, token, to)
+	return h
+}
+
+const odd = "a\x00 b\r\n{}:%\xff 1 2"
+
+// The queue, what is known of waiters, and messages are read by all programs that
+// share locks. Their form must not change.
+func TestStoredQueue(t *testing.T) {
+	b := newBench(t, odd, odd)
+	ear := b.listen(odd + "inbox")
+	fence := b.hold("H")
+	before := b.now(t)
+	first := b.wait(odd, ear.inbox)
+	second := b.wait("handover", "")
+	after := b.now(t)
+	require.GreaterOrEqual(t, first, fence+8)
+	require.GreaterOrEqual(t, second, first+8)
+	tickets, err := redis.Strings(b.redis.Do("ZRANGE", b.lock.texts[2], 0, -1, "WITHSCORES"))
+	require.NoError(t, err)
+	require.Equal(t, []string{odd, fmt.Sprint(first), "handover", fmt.Sprint(second)}, tickets)
+	waiters := b.waiters()
+	for token, want := range map[string]string{odd: "60000 " + ear.inbox, "handover": "60000 "} {
+		seen, rest, _ := strings.Cut(waiters[":"+token], " ")
+		at, err := strconv.ParseInt(seen, 10, 64)
+		require.NoError(t, err)
+		require.True(t, before <= at && at <= after, "seen at %d, between %d and %d", at, before, after)
+		require.Equal(t, want, rest)
+	}
+	require.Len(t, waiters, 2)
+
+	before = b.now(t)
+	require.EqualValues(t, 1, b.release("H"))
+	require.Equal(t, odd, b.holder())
+	require.Greater(t, b.integer(t, "PTTL", b.lock.texts[0]), int64(50_000))
+	h := ear.requireTold(odd)
+	require.GreaterOrEqual(t, h.fence, second+8)
+	require.True(t, before <= h.time && h.time <= b.now(t))
+	require.Equal(t, fmtInt(h.fence), b.text(t, "GET", b.lock.texts[1]))
+	require.Equal(t, []string{"handover"}, b.queue())
+	require.Equal(t, map[string]string{
+		"handover":  fmt.Sprintf("%d %d %s", h.fence, h.time, odd),
+		":handover": waiters[":handover"],
+	}, b.waiters())
+	state, n := b.answer(b.ask(odd, ear.inbox))
+	require.EqualValues(t, answerFound, state)
+	require.Equal(t, []int64{h.fence, h.time}, n[:2])
+	require.EqualValues(t, 1, b.release(odd))
+	require.Empty(t, b.holder())
+	state, _ = b.answer(b.ask("handover", ""))
+	require.EqualValues(t, answerGranted, state)
+	require.Equal(t, "handover", b.holder())
+}
+
+// The answers to a waiter, which no message may say in another way.
+func TestAnswers(t *testing.T) {
+	b := newBench(t, "p:", "k")
+	ear := b.listen("inbox")
+	require.Equal(t, []any{int64(3)}, b.ask("A", ear.inbox), "free, and not in the queue")
+	b.hold("H")
+	require.Equal(t, []any{int64(3)}, b.ask("A", ear.inbox), "held, and not in the queue")
+	require.Equal(t, []any{int64(3)}, b.ask("H", ear.inbox), "held by itself, but not handed over")
+	first, second := b.wait("A", ear.inbox), b.wait("B", ear.inbox)
+	for _, reply := range []any{b.ask("B", ear.inbox), b.enqueue("B", ear.inbox)} {
+		r := reply.([]any)
+		require.Len(t, r, 6)
+		require.Equal(t, []any{int64(1), second, int64(1)}, r[:3])
+		require.InDelta(t, b.now(t), r[3], 10e6)
+		require.Equal(t, "H", r[4])
+		require.InDelta(t, 55_000, r[5], 5_000)
+	}
+	require.EqualValues(t, first, b.ask("A", "").([]any)[1])
+	b.integer(t, "PERSIST", "p:k")
+	require.EqualValues(t, -1, b.ask("A", ear.inbox).([]any)[5], "rest of a lock that never ends")
+	b.ask("A", "")
+	b.expire()
+	for _, reply := range []any{b.ask("B", ear.inbox), b.enqueue("C", "")} {
+		require.Len(t, reply, 6)
+		require.Equal(t, []any{"", int64(-2)}, reply.([]any)[4:], "holder and rest of a lock that is kept for A")
+	}
+	require.Equal(t, []any{"", int64(-2)}, b.try("C"), "of the same for somebody else")
+	require.EqualValues(t, 0, b.release("C"))
+	before := b.now(t)
+	reply := b.ask("A", ear.inbox).([]any)
+	require.Len(t, reply, 2)
+	require.EqualValues(t, 0, reply[0])
+	require.GreaterOrEqual(t, reply[1], second+8)
+	found := b.ask("A", ear.inbox).([]any)
+	require.Len(t, found, 4)
+	require.Equal(t, []any{int64(2), reply[1]}, found[:2])
+	require.GreaterOrEqual(t, found[2], before)
+	require.GreaterOrEqual(t, found[3], found[2])
+	require.Empty(t, ear.heard(), "messages of grants that were answered")
+	hold := b.try("C").([]any)
+	require.Equal(t, "A", hold[0])
+	require.InDelta(t, 55_000, hold[1], 5_000)
+	state, n := b.answer(b.enqueue("A", ear.inbox))
+	require.EqualValues(t, answerGranted, state)
+	require.GreaterOrEqual(t, n[0], found[1].(int64)+8, "the fence of a second grant")
+	require.Equal(t, []string{"B"}, b.queue())
+}
+
+func fmtInt(n int64) string { return strconv.FormatInt(n, 10) }
+
+// Waiters are served in the order in which they came, each told of its own grant
+// only, with rising fences.
+func TestOrderOfService(t *testing.T) {
+	b := newBench(t, "", "k")
+	before := b.hold("H")
+	tokens := []string{"z", "y", "x", "a", "b", "c"}
+	ears := make(map[string]*ear)
+	for _, token := range tokens {
+		ears[token] = b.listen("inbox of " + token)
+		b.wait(token, ears[token].inbox)
+	}
+	holder := "H"
+	for _, token := range tokens {
+		require.EqualValues(t, 1, b.release(holder))
+		require.Equal(t, token, b.holder())
+		h := ears[token].requireTold(token)
+		require.GreaterOrEqual(t, h.fence, before+8)
+		holder, before = token, h.fence
+	}
+	require.EqualValues(t, 1, b.release(holder))
+	require.Empty(t, b.holder())
+	require.Empty(t, b.queue())
+	for token, ear := range ears {
+		require.Empty(t, ear.heard(), "messages to %s, later", token)
+	}
+}
+
+// A ticket is the next fence, whatever the clock shows; so the order stays when the
+// clock steps back.
+func TestTicketsAreFences(t *testing.T) {
+	b := newBench(t, "", "k")
+	b.hold("H")
+	ahead := b.now(t) + time.Hour.Microseconds()
+	b.text(t, "SET", b.lock.texts[1], ahead, "PX", dayInMS)
+	require.Equal(t, ahead+8, b.wait("A", ""))
+	require.Equal(t, ahead+16, b.wait("B", ""))
+	require.Equal(t, ahead+16, b.wait("B", ""), "ticket of one that is in the queue")
+	require.Equal(t, ahead+24, b.wait("C", ""))
+	require.Equal(t, []string{"A", "B", "C"}, b.queue())
+}
+
+// A waiter that has lost its place gets it back with its old ticket. One that has
+// it keeps it, whatever ticket it shows.
+func TestOldTicket(t *testing.T) {
+	b := newBench(t, "", "k")
+	b.hold("H")
+	ear := b.listen("inbox")
+	ticket := b.wait("A", ear.inbox)
+	b.wait("B", ear.inbox)
+	b.release("A")
+	require.Equal(t, []string{"B"}, b.queue())
+	old := fmtInt(ticket)
+	state, n := b.answer(b.call(enqueueScript, "A", "60000", ear.inbox, old))
+	require.EqualValues(t, answerWaits, state)
+	require.Equal(t, []int64{ticket, 0}, n[:2], "ticket and rank")
+	state, n = b.answer(b.call(enqueueScript, "B", "60000", ear.inbox, "1"))
+	require.EqualValues(t, answerWaits, state)
+	require.EqualValues(t, 1, n[1], "rank of one that shows another's ticket")
+	require.Equal(t, []string{"A", "B"}, b.queue())
+}
+
+// Whoever is dead is taken out of the queue, and the first that is alive is served.
+func TestDeadWaiters(t *testing.T) {
+	for name, kill := range map[string]func(b *bench, ear *ear){
+		"nobody listens":     func(b *bench, ear *ear) { ear.deaf() },
+		"has not asked":      func(b *bench, ear *ear) { b.age("dead", 5100*time.Millisecond) },
+		"nothing known":      func(b *bench, ear *ear) { b.integer(b, "HDEL", b.lock.texts[3], ":dead") },
+		"not to be read":     func(b *bench, ear *ear) { b.integer(b, "HSET", b.lock.texts[3], ":dead", "?") },
+		"no inbox, silent":   func(b *bench, ear *ear) { b.ask("dead", ""); b.age("dead", 2100*time.Millisecond) },
+		"somebody hears all": func(b *bench, ear *ear) { ear.deaf(); require.NoError(b, ear.conn.PSubscribe("*")); ear.next() },
+		"listens to the other": func(b *bench, ear *ear) {
+			ear.deaf()
+			require.NoError(b, ear.conn.Subscribe("p"+ear.inbox))
+			ear.next()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "-")
+			for how, free := range map[string]func(b *bench){
+				"release":             func(b *bench) { require.EqualValues(b, 1, b.release("H")) },
+				"release by a waiter": func(b *bench) { b.expire(); require.EqualValues(b, 0, b.release("-")) },
+				"attempt":             func(b *bench) { b.expire(); require.IsType(b, []any{}, b.try("-")) },
+				"enqueue":             func(b *bench) { b.expire(); b.wait("-", "") },
+				"ask":                 func(b *bench) { b.expire(); b.ask("-", "") },
+			} {
+				b := b.of(how)
+				ear, alive := b.listen("inbox"), b.listen("alive")
+				b.hold("H")
+				for _, token := range []string{"dead", "A", "B"} {
+					b.wait(token, map[bool]string{true: ear.inbox, false: alive.inbox}[token == "dead"])
+				}
+				kill(b, ear)
+				free(b)
+				require.Equal(t, "A", b.holder(), how)
+				require.Equal(t, "B", b.queue()[0], how)
+				require.NotContains(t, b.waiters(), ":dead", how)
+				alive.requireTold("A")
+			}
+		})
+	}
+}
+
+// Somebody who has asked lately is alive, and the lock is kept for one without an
+// inbox until it comes.
+func TestAliveWaiters(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.hold("H")
+	b.wait("A", ear.inbox)
+	b.age("A", 4*time.Second)
+	require.EqualValues(t, 1, b.release("H"))
+	ear.requireTold("A")
+
+	b.wait("deaf", "")
+	b.wait("B", ear.inbox)
+	b.age("deaf", 500*time.Millisecond)
+	require.EqualValues(t, 1, b.release("A"))
+	require.Empty(t, b.holder())
+	require.Equal(t, "", b.try("C").([]any)[0])
+	require.EqualValues(t, 1, b.answerOf(b.enqueue("C", ear.inbox)))
+	require.EqualValues(t, 1, b.answerOf(b.ask("B", ear.inbox)))
+	require.EqualValues(t, 0, b.release("C"))
+	require.Empty(t, b.holder())
+	require.Equal(t, []string{"deaf", "B"}, b.queue())
+	require.EqualValues(t, 0, b.answerOf(b.ask("deaf", "")))
+	require.Equal(t, "deaf", b.holder())
+	require.Empty(t, ear.heard())
+
+	require.EqualValues(t, 1, b.release("deaf"))
+	ear.requireTold("B")
+	b.wait("deaf", "")
+	b.expire()
+	require.EqualValues(t, 0, b.answerOf(b.enqueue("deaf", "")), "it may come with an enqueue, too")
+	b.wait("deaf again", "")
+	b.expire()
+	b.hold("deaf again")
+	require.Empty(t, b.queue())
+}
+
+func (b *bench) answerOf(reply any) int64 {
+	b.Helper()
+	state, _ := b.answer(reply)
+	return state
+}
+
+// A lock that is free while somebody waits goes to the first in the queue, whoever
+// finds it so.
+func TestNobodyBargesIn(t *testing.T) {
+	for name, come := range map[string]func(b *bench){
+		"attempt": func(b *bench) { require.Equal(b, "A", b.try("C").([]any)[0]) },
+		"enqueue": func(b *bench) { b.wait("C", ""); require.Equal(b, []string{"B", "C"}, b.queue()) },
+		"ask":     func(b *bench) { require.EqualValues(b, 1, b.answerOf(b.ask("B", ""))) },
+		"ask of a stranger": func(b *bench) {
+			require.EqualValues(b, 3, b.answerOf(b.ask("C", "")))
+		},
+		"release of a waiter":   func(b *bench) { require.EqualValues(b, 0, b.release("B")) },
+		"release of a stranger": func(b *bench) { require.EqualValues(b, 0, b.release("C")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			fence := b.hold("H")
+			b.wait("A", ear.inbox)
+			b.wait("B", ear.inbox)
+			b.expire()
+			come(b)
+			require.Equal(t, "A", b.holder())
+			require.Greater(t, ear.requireTold("A").fence, fence)
+		})
+	}
+}
+
+// The first in the queue that finds the lock free gets it with the answer.
+func TestFirstServesItself(t *testing.T) {
+	for name, come := range map[string]func(b *bench, inbox string) int64{
+		"attempt": func(b *bench, _ string) int64 { return b.hold("A") },
+		"enqueue": func(b *bench, inbox string) int64 { return b.enqueue("A", inbox).([]any)[1].(int64) },
+		"ask":     func(b *bench, inbox string) int64 { return b.ask("A", inbox).([]any)[1].(int64) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			b.hold("H")
+			ticket := b.wait("A", ear.inbox)
+			b.wait("B", ear.inbox)
+			b.expire()
+			require.GreaterOrEqual(t, come(b, ear.inbox), ticket+8)
+			require.Equal(t, "A", b.holder())
+			require.Equal(t, []string{"B"}, b.queue())
+			require.Empty(t, ear.heard())
+		})
+	}
+}
+
+// The same token stands in the queue once, and not at all when it holds the lock.
+func TestEnqueueTwice(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.hold("H")
+	ticket := b.wait("A", "")
+	b.wait("B", ear.inbox)
+	require.Equal(t, ticket, b.wait("A", ear.inbox))
+	require.Equal(t, []string{"A", "B"}, b.queue())
+	require.EqualValues(t, 1, b.release("H"))
+	first := ear.requireTold("A").fence
+	reply := b.enqueue("A", ear.inbox).([]any)
+	require.EqualValues(t, 0, reply[0])
+	require.Greater(t, reply[1], first)
+	require.Equal(t, []string{"B"}, b.queue())
+	require.Equal(t, "A", b.holder())
+}
+
+// Every script that is delivered late, after others, leaves alone what it finds:
+// the longer lease of its own token, that of another, or a lock that is free. What
+// an attempt or an enqueue takes is what the release that is owed gives back.
+func TestDeliveredLast(t *testing.T) {
+	late := map[string]func(b *bench){
+		"renew":   func(b *bench) { b.call(renewScript, "A", "1000") },
+		"ask":     func(b *bench) { b.ask("A", "") },
+		"release": func(b *bench) { b.release("A") },
+		"try":     func(b *bench) { b.call(acquireScript, "A", "1000") },
+		"enqueue": func(b *bench) { b.call(enqueueScript, "A", "1000", "", "") },
+	}
+	for name, deliver := range late {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			b.hold("H")
+			b.wait("A", ear.inbox)
+			require.EqualValues(t, 1, b.release("H"))
+			if name != "release" {
+				deliver(b)
+				require.Equal(t, "A", b.holder())
+				require.Greater(t, b.integer(t, "PTTL", "k"), int64(50_000), "rest of its own lease")
+				require.Empty(t, b.queue())
+			}
+
+			require.EqualValues(t, 1, b.release("A"))
+			before := b.state()
+			deliver(b)
+			if name == "try" || name == "enqueue" {
+				require.LessOrEqual(t, b.integer(t, "PTTL", "k"), int64(1000))
+				require.EqualValues(t, 1, b.release("A"))
+			}
+			require.Equal(t, before, b.state(), "of a lock that was free")
+
+			b.hold("B")
+			ticket := b.wait("C", ear.inbox)
+			before = b.state()
+			deliver(b)
+			b.release("A")
+			require.Equal(t, before, b.state(), "of a lock that another holds")
+			require.Greater(t, b.integer(t, "PTTL", "k"), int64(50_000), "rest of another's lease")
+			require.Equal(t, fmt.Sprint(ticket), b.text(t, "ZSCORE", b.lock.texts[2], "C"))
+		})
+	}
+}
+
+// An ask creates and extends nothing but the waiter's own place.
+func TestAskChangesNothing(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.ask("A", ear.inbox)
+	require.Empty(t, b.all(t), "after an ask on an empty server")
+	b.hold("H")
+	b.wait("A", ear.inbox)
+	b.wait("B", ear.inbox)
+	b.release("H")
+	ear.requireTold("A")
+	for _, key := range []string{b.lock.texts[0], b.lock.texts[1]} {
+		b.integer(t, "PEXPIRE", key, 2000)
+	}
+	before, fence := b.state(), b.text(t, "GET", b.lock.texts[1])
+	for _, token := range []string{"A", "C", "H"} {
+		b.ask(token, "p another")
+	}
+	require.Equal(t, before, b.state())
+	require.Equal(t, fence, b.text(t, "GET", b.lock.texts[1]))
+	require.LessOrEqual(t, b.integer(t, "PTTL", b.lock.texts[0]), int64(2000))
+	b.age("B", 3*time.Second)
+	aged := b.waiters()[":B"]
+	b.ask("B", "panother")
+	require.Equal(t, b.queue(), before["queue"])
+	now := b.waiters()
+	require.Greater(t, now[":B"], aged)
+	require.True(t, strings.HasSuffix(now[":B"], " 60000 panother"), now[":B"])
+	delete(now, ":B")
+	require.Equal(t, []string{"handover"}, slices.Collect(maps.Keys(now)))
+	b.integer(t, "PEXPIRE", b.lock.texts[1], dayInMS)
+}
+
+// No call shortens a lease, nor ends one that never ends.
+func TestNothingShortens(t *testing.T) {
+	b := newBench(t, "", "k")
+	calls := map[string]func(){
+		"renew":   func() { b.call(renewScript, "A", "1000") },
+		"try":     func() { b.call(acquireScript, "A", "1000") },
+		"enqueue": func() { b.call(enqueueScript, "A", "1000", "", "") },
+		"ask":     func() { b.ask("A", "") },
+	}
+	b.hold("A")
+	for name, call := range calls {
+		call()
+		require.Greater(t, b.integer(t, "PTTL", "k"), int64(50_000), name)
+	}
+	b.integer(t, "PERSIST", "k")
+	for name, call := range calls {
+		call()
+		require.EqualValues(t, -1, b.integer(t, "PTTL", "k"), name)
+	}
+	for name, script := range map[string]*Script{"renew": renewScript, "try": acquireScript, "enqueue": enqueueScript} {
+		b.integer(t, "PEXPIRE", "k", 1000)
+		args := []string{"A", "60000"}
+		if script == enqueueScript {
+			args = append(args, "", "")
+		}
+		b.call(script, args...)
+		require.Greater(t, b.integer(t, "PTTL", "k"), int64(50_000), "%s lengthens", name)
+	}
+}
+
+// A release takes its token out of the queue, whoever holds the lock.
+func TestReleaseLeavesTheQueue(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.hold("H")
+	for _, token := range []string{"A", "B", "C"} {
+		b.wait(token, ear.inbox)
+	}
+	require.EqualValues(t, 0, b.release("B"))
+	require.Equal(t, []string{"A", "C"}, b.queue())
+	require.NotContains(t, b.waiters(), ":B")
+	require.EqualValues(t, 0, b.release("stranger"))
+	require.Equal(t, []string{"A", "C"}, b.queue())
+	require.Equal(t, "H", b.holder())
+	require.Empty(t, ear.heard())
+}
+
+// A release by a token that holds nothing, which finds the lock free, passes it on as a
+// lease that ends.
+func TestReleaseOfAnother(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.hold("H")
+	b.wait("A", ear.inbox)
+	b.expire()
+	require.EqualValues(t, 0, b.release("stranger"))
+	require.Equal(t, "A", b.holder())
+	require.Positive(t, b.integer(t, "PTTL", "k"))
+}
+
+// A release whose handover fails frees the lock all the same, and who waits gets it
+// when it asks.
+func TestHandoverFails(t *testing.T) {
+	for name, rule := range map[string]string{
+		"no counter": "-incrby",
+		"no queue":   "-zrange",
+		"no record":  "-hset",
+		"no waiters": "-hget",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			b.hold("H")
+			b.wait("A", ear.inbox)
+			before := b.queue()
+			b.rule(rule)
+			require.EqualValues(t, 1, b.release("H"))
+			b.rule("+@all")
+			require.Empty(t, b.holder())
+			require.Empty(t, ear.heard())
+			require.Equal(t, before, b.queue())
+			require.EqualValues(t, answerGranted, b.answerOf(b.ask("A", ear.inbox)))
+		})
+	}
+}
+
+// A free lock whose handover fails, since the user lacks a right, is granted to nobody.
+func TestServiceFails(t *testing.T) {
+	for _, rule := range []string{"-hset", "-zrem", "-hdel"} {
+		for name, script := range map[string]*Script{"try": acquireScript, "enqueue": enqueueScript, "ask": askScript} {
+			t.Run(name+rule, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, "", "k")
+				ear := b.listen("inbox")
+				b.hold("H")
+				b.wait("A", ear.inbox)
+				b.expire()
+				b.rule(rule)
+				_, err := b.locker.eval(t.Context(), script, "k", "B", "60000", ear.inbox, "")
+				require.True(t, forbidden(err), "%v", err)
+				require.Empty(t, b.holder())
+				require.Empty(t, ear.heard())
+			})
+		}
+	}
+}
+
+// An enqueue that fails, since the user lacks a right, leaves nothing in the queue, and
+// nothing beside the lock when that is released.
+func TestEnqueueFails(t *testing.T) {
+	for _, rule := range []string{"-hset", "-pexpire", "-zadd", "-incrby", "-publish", "resetchannels"} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			b.hold("H")
+			b.rule(rule)
+			_, err := b.locker.eval(t.Context(), enqueueScript, "k", "A", "60000", ear.inbox, "")
+			require.True(t, forbidden(err), "%v", err)
+			b.rule("+@all")
+			require.Empty(t, b.queue())
+			b.release("H")
+			require.Equal(t, []string{b.lock.texts[1]}, b.all(t), "what is left")
+		})
+	}
+}
+
+// A waiter that may not publish in its inbox finds that out when it tells of it.
+func TestMayNotPublish(t *testing.T) {
+	for _, rule := range []string{"-publish", "resetchannels"} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			b.hold("H")
+			b.wait("A", "")
+			b.rule(rule)
+			_, err := b.locker.eval(t.Context(), askScript, "k", "A", "pinbox")
+			require.True(t, forbidden(err), "%v", err)
+			require.NotContains(t, b.waiters()[":A"], "inbox")
+			require.EqualValues(t, answerWaits, b.answerOf(b.ask("A", "")), "without an inbox")
+		})
+	}
+}
+
+// A Client whose user may not use the queue is told so, and leaves nothing there.
+func TestMayNotWait(t *testing.T) {
+	for _, rule := range []string{"-hset", "-zadd", "-zrank", "-publish"} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			l, _ := s.enter()
+			c := dlock.New(l)
+			t.Cleanup(func() { c.Close() })
+			s.rule(rule)
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err := c.Acquire(ctx, "k")
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+			require.ErrorContains(t, err, "The user executing the script can't run this command")
+			require.NoError(t, ctx.Err())
+			s.eventually(func() bool { return len(s.queue()) == 0 }, "nobody waits")
+		})
+	}
+}
+
+// A user with the rights that the package documentation names can do everything.
+func TestRights(t *testing.T) {
+	rights := strings.Fields("+eval +evalsha +get +set +incrby +del +exists +pttl +pexpire +persist +renamenx +time " +
+		"+zadd +zrange +zrank +zscore +zrem +hget +hset +hdel +pubsub +publish +subscribe")
+	b := newBench(t, "p:", "k")
+	rights = append([]string{"app", "on", "nopass", "resetchannels", "~p:*", "&p:*", "-@all"}, rights...)
+	_, err := b.redis.Do("ACL", redis.Args{"SETUSER"}.AddFlat(rights)...)
+	require.NoError(t, err)
+	conn := plain(t, b.addr)
+	conn.pool.DialContext = func(ctx context.Context) (redis.Conn, error) {
+		return redis.DialContext(ctx, "tcp", b.addr, redis.DialUsername("app"), redis.DialPassword("any"))
+	}
+	l := New(conn, WithPrefix("p:"))
+	t.Cleanup(func() { l.Close() })
+	for _, token := range []string{"A", "B"} {
+		_, err = l.TryAcquire(t.Context(), "k", token, time.Minute)
+		require.NoError(t, err)
+	}
+	s := &scene{bench: b}
+	w := s.acquire(l, "B").listening()
+	ok, err := l.Renew(t.Context(), "k", "A", time.Minute)
+	require.True(t, ok, err)
+	ok, err = l.Release(t.Context(), "k", "A")
+	require.True(t, ok, err)
+	released := time.Now()
+	await(t, w.done, "the end of the wait")
+	require.NoError(t, w.err)
+	require.Less(t, time.Since(released), time.Second, "told by a message")
+	for _, call := range []func() (bool, error){
+		func() (bool, error) { return l.Renew(t.Context(), "k", "A", time.Minute) },
+		func() (bool, error) { return l.Release(t.Context(), "k", "A") },
+		func() (bool, error) { ok, err := l.Release(t.Context(), "k", "B"); return !ok, err },
+		func() (bool, error) { return l.Renew(t.Context(), "k", "B", time.Minute) },
+		func() (bool, error) { return l.Release(t.Context(), "k", "B") },
+	} {
+		changed, err := call()
+		require.NoError(t, err)
+		require.False(t, changed)
+	}
+}
+
+// rule changes what users may do, as in "-zrange".
+func (b *bench) rule(rule string) {
+	b.Helper()
+	_, err := b.redis.Do("ACL", "SETUSER", "default", rule)
+	require.NoError(b, err)
+}
+
+// Without memory for a handover the lock is freed too.
+func TestHandoverWithoutMemory(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	b.hold("H")
+	b.wait("A", ear.inbox)
+	b.text(t, "CONFIG", "SET", "maxmemory", "1")
+	_, err := b.locker.eval(t.Context(), acquireScript, "other", "B", "60000")
+	require.ErrorContains(t, err, "OOM")
+	require.EqualValues(t, 1, b.release("H"))
+	b.text(t, "CONFIG", "SET", "maxmemory", "0")
+	require.Empty(t, b.holder())
+	require.Empty(t, ear.heard())
+	require.EqualValues(t, answerGranted, b.answerOf(b.ask("A", ear.inbox)))
+}
+
+// A user who may not publish hands over in silence; one who may not count
+// subscribers takes waiters for alive that have asked lately.
+func TestHandoverInSilence(t *testing.T) {
+	for name, rule := range map[string]string{"no message": "-publish", "no count": "-pubsub"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, "", "k")
+			ear := b.listen("inbox")
+			b.hold("H")
+			b.wait("dead", "pnobody listens")
+			b.age("dead", 6*time.Second)
+			b.wait("A", ear.inbox)
+			b.rule(rule)
+			require.EqualValues(t, 1, b.release("H"))
+			b.rule("+@all")
+			require.Equal(t, "A", b.holder())
+			if rule == "-publish" {
+				require.Empty(t, ear.heard())
+			} else {
+				ear.requireTold("A")
+			}
+			state, n := b.answer(b.ask("A", ear.inbox))
+			require.EqualValues(t, answerFound, state)
+			require.Equal(t, b.text(t, "GET", b.lock.texts[1]), fmtInt(n[0]))
+		})
+	}
+}
+
+// An inbox that begins with an "s" is a shard channel, which a plain one of the same
+// name is not.
+func TestShardedInbox(t *testing.T) {
+	b := newBench(t, "", "k")
+	conn, plain := b.dial(), b.listen("inbox")
+	_, err := conn.Do("SSUBSCRIBE", "inbox")
+	if err != nil && strings.Contains(err.Error(), "unknown command") {
+		t.Skip("the server has no shard channels: ", err)
+	}
+	require.NoError(t, err)
+	b.hold("H")
+	b.wait("dead", "sanother")
+	b.wait("A", "sinbox")
+	b.release("H")
+	require.Equal(t, "A", b.holder())
+	message, err := redis.Strings(redis.ReceiveWithTimeout(conn, limit))
+	require.NoError(t, err)
+	handover := b.waiters()["handover"]
+	require.Equal(t, []string{"smessage", "inbox", handover}, message)
+	require.Empty(t, plain.heard())
+
+	_, err = conn.Do("SUNSUBSCRIBE", "inbox")
+	require.NoError(t, err)
+	b.wait("deaf", "sinbox")
+	b.wait("B", plain.inbox)
+	b.release("A")
+	plain.requireTold("B")
+}
+
+// A waiter's place and what is known of it last as long as it asks, and no longer
+// than a minute.
+func TestQueueExpires(t *testing.T) {
+	b := newBench(t, "", "k")
+	b.hold("H")
+	beside := b.lock.texts[2:]
+	for name, call := range map[string]func(){
+		"enqueue": func() { b.enqueue("A", "") },
+		"ask":     func() { b.ask("A", "") },
+	} {
+		b.enqueue("A", "")
+		for _, key := range beside {
+			b.integer(t, "PEXPIRE", key, 1000)
+		}
+		call()
+		for _, key := range beside {
+			rest := b.integer(t, "PTTL", key)
+			require.True(t, 50_000 < rest && rest <= 60_000, "PTTL of %q after %s: %d", key, name, rest)
+		}
+	}
+	for _, key := range beside { // evicted, or expired too early
+		b.integer(t, "DEL", key)
+		require.EqualValues(t, answerUnknown, b.answerOf(b.ask("A", "")))
+		b.enqueue("A", "")
+	}
+}
+
+// Tokens and inboxes are any bytes, and none is taken for another's, or for what
+// is stored of the last handover.
+func TestTokensAreBytes(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("in box\x00\n\xff 1 2 ")
+	tokens := []string{" ", "\x00", "handover", ":handover", "1 2 3", " 1", "1", "1 ", "A\n", "A", "A\x00B", "\xff\xfe", "%d%.0f", "(%d+) .*$", strings.Repeat("x", 5000)}
+	b.hold("H")
+	for _, token := range tokens {
+		b.wait(token, ear.inbox)
+	}
+	require.Equal(t, tokens, b.queue())
+	holder := "H"
+	for _, token := range tokens {
+		require.EqualValues(t, 1, b.release(holder), "%q", holder)
+		h := ear.requireTold(token)
+		state, n := b.answer(b.ask(token, ear.inbox))
+		require.EqualValues(t, answerFound, state, "%q", token)
+		require.Equal(t, h.fence, n[0])
+		holder = token
+	}
+	require.Len(t, b.waiters(), 1)
+}

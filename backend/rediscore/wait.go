@@ -1,0 +1,316 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// How often a waiter asks whether it has been served. One that has not asked for
+// five seconds counts as dead (queue.lua).
+const (
+	askPeriod  = 2200 * time.Millisecond
+	askJitter  = 400 * time.Millisecond
+	deafPeriod = 100 * time.Millisecond // without an inbox, for the first in the queue
+	maxDeaf    = time.Second            // without an inbox, for all others
+	nextAsk    = 25 * time.Millisecond  // after a lease has run out: the first asks, then the second
+	comePeriod = 500 * time.Millisecond // while the lock is free for the first, who has no inbox
+)
+
+// maxPassed is how often a waiter that has an inbox may lose its place. Once can be a
+// pause of the process. Then the inbox must be heard of on another server than the lock,
+// such as a former master: the waiter does without.
+const maxPassed = 2
+
+// Acquire implements [dlock.Acquirer]. The token stands in the queue of the lock
+// until whoever releases the lock hands it over. A message tells the waiter; in
+// case that is lost, it asks about every two seconds, and when a lease runs out. A
+// waiter whose token is released through the same Locker ends with [dlock.ErrReleased]
+// then, or is served no more.
+func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if err := l.check(ctx, key, token, ttl); err != nil {
+		return dlock.Attempt{}, err
+	}
+	if l.unqueued {
+		return dlock.Attempt{}, errors.ErrUnsupported
+	}
+	waiter := l.post.join(key, token, l.keys.of(l.prefix, key).slot)
+	if waiter == nil {
+		return dlock.Attempt{}, dlock.ErrClosed
+	}
+	w := &wait{
+		locker:  l,
+		ctx:     ctx,
+		key:     key,
+		token:   token,
+		ttl:     milliseconds(ttl),
+		waiter:  waiter,
+		answers: make(chan answer, 1),
+		timer:   time.NewTimer(time.Hour),
+	}
+	attempt, err := w.run()
+	w.timer.Stop()
+	if w.calling {
+		l.post.start(w.outlast)
+	}
+	l.post.leave(token, w.waiter, attempt.Acquired)
+	return attempt, err
+}
+
+// A wait is one call of Acquire. It makes one call to the server at a time.
+type wait struct {
+	locker  *Locker
+	ctx     context.Context
+	key     string
+	token   string
+	ttl     string
+	waiter  *waiter
+	answers chan answer // of capacity 1
+	timer   *time.Timer // when to ask
+
+	calling  bool // a call is on its way
+	again    bool // another is to follow
+	queued   bool // as far as is known
+	failures int  // of calls, in a row
+	passed   int  // how often it lost its place though its inbox was known
+	ticket   string
+	told     string // the address of the inbox that the server knows
+	held     dlock.Attempt
+
+	// What the server's clock showed, not before the time sent. It is zero if
+	// it may have become that of another server meanwhile.
+	clock int64
+	sent  time.Time
+}
+
+// An answer is what a call has returned that was made at sent.
+type answer struct {
+	sent    time.Time
+	address string
+	reply   any
+	err     error
+}
+
+func (w *wait) run() (dlock.Attempt, error) {
+	w.send()
+	for {
+		select {
+		case <-w.ctx.Done():
+			return w.held, w.ctx.Err()
+		case <-w.locker.post.open.Done():
+			w.close()
+			return w.held, dlock.ErrClosed
+		case a := <-w.answers:
+			attempt, err := w.take(a)
+			if err != nil || attempt.Acquired {
+				return attempt, err
+			}
+		case h := <-w.waiter.granted:
+			w.noteChange()
+			if w.clock != 0 {
+				return w.grant(h), nil
+			}
+			w.told = "" // this grant will not be told again
+			w.send()
+		case <-w.waiter.changed:
+			w.clock = 0
+			w.send()
+		case <-w.timer.C:
+			w.send()
+		}
+	}
+}
+
+// noteChange notes a change of the inbox that came before a message.
+func (w *wait) noteChange() {
+	select {
+	case <-w.waiter.changed:
+		w.clock = 0
+	default:
+	}
+}
+
+// outlast waits for the answer to a call that was on its way when the wait ended. The
+// call may have come to the server after the release of the token, which is repeated then.
+func (w *wait) outlast() {
+	<-w.answers
+	if w.locker.post.late(w.token) {
+		w.locker.giveBack(w.ctx, w.key, w.token)
+	}
+}
+
+// close gives back what the token has, or may be given by a call that is on its way.
+func (w *wait) close() {
+	if w.calling {
+		<-w.answers
+		w.calling = false
+	}
+	w.locker.giveBack(w.ctx, w.key, w.token)
+}
+
+// grant dates a grant of which a message tells. It was made at least so long after
+// w.sent as the server's clock has moved on since it was read.
+func (w *wait) grant(h handover) dlock.Attempt {
+	since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)
+	return dlock.Attempt{Acquired: true, Since: since, Fence: h.fence}
+}
+
+// send asks the server, or goes (back) into the queue.
+func (w *wait) send() {
+	if w.calling {
+		w.again = true
+		return
+	}
+	address := w.waiter.address()
+	if w.passed >= maxPassed {
+		address = ""
+	}
+	script, args := w.next(address)
+	w.again = false
+	w.calling = w.locker.post.start(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
+		defer cancel()
+		a := answer{sent: time.Now(), address: address}
+		a.reply, a.err = w.locker.eval(ctx, script, w.key, args...)
+		w.answers <- a
+	})
+}
+
+func (w *wait) next(address string) (script *Script, args []string) {
+	if w.queued {
+		return askScript, []string{w.token, address}
+	}
+	return enqueueScript, []string{w.token, w.ttl, address, w.ticket}
+}
+
+// take acts on an answer. It returns a grant or an error, or nothing if the wait
+// goes on.
+func (w *wait) take(a answer) (dlock.Attempt, error) {
+	w.calling = false
+	state, n, holder, err := parseAnswer(a)
+	if err != nil {
+		if forbidden(err) { // for as long as it waits
+			return dlock.Attempt{}, fmt.Errorf("%w client: its user may not wait: %w", dlock.ErrInvalid, err)
+		}
+		if w.ticket == "" {
+			return dlock.Attempt{}, err
+		}
+		w.failures++
+		pause := minPause << min(w.failures, 4)
+		w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
+		return dlock.Attempt{}, nil
+	}
+	w.failures = 0
+	switch state {
+	case answerGranted:
+		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
+	case answerFound:
+		if w.told != "" && w.told == a.address {
+			w.locker.post.found(w.token, w.waiter)
+		}
+		w.sent, w.clock = a.sent, n[2]
+		return w.grant(handover{fence: n[0], time: n[1]}), nil
+	case answerUnknown:
+		if w.locker.post.isReleased(w.token) {
+			return dlock.Attempt{}, dlock.ErrReleased
+		}
+		// A message that is read from now on is not the last word on the token,
+		// which is on its way back into the queue: the answer to that is.
+		w.queued, w.clock = false, 0
+		if a.address != "" && a.address == w.told {
+			if w.passed++; w.passed == maxPassed {
+				w.locker.post.passedOver(w.waiter)
+			}
+		}
+		w.send()
+	default:
+		w.waits(a, n, holder)
+	}
+	return dlock.Attempt{}, nil
+}
+
+// waits plans the next ask of a waiter that stands in the queue.
+func (w *wait) waits(a answer, n []int64, holder string) {
+	ticket, rank, clock, rest := n[0], time.Duration(n[1]), n[2], remaining(n[3])
+	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
+	if !w.again { // else the inbox may have changed since, or a message have come
+		w.sent, w.clock, w.told = a.sent, clock, a.address
+	}
+	w.held = dlock.Attempt{Holder: holder, Remaining: rest}
+	period := askPeriod - askJitter/2 + rand.N(askJitter)
+	if a.address == "" {
+		period = min(deafPeriod*(rank+1), maxDeaf) + rand.N(deafPeriod)
+	}
+	switch {
+	case rank > 1 || rest < 0:
+	case holder == "": // another is to come for it
+		period = min(period, comePeriod)
+	default:
+		period = min(period, rest+time.Millisecond+rank*nextAsk)
+	}
+	w.pause(period)
+}
+
+// pause asks again after d, or at once if that was wanted meanwhile.
+func (w *wait) pause(d time.Duration) {
+	if w.again {
+		d = 0
+	}
+	w.timer.Reset(d)
+}
+
+// The first numbers of answers, as in ask.lua.
+const (
+	answerGranted = iota
+	answerWaits
+	answerFound
+	answerUnknown
+)
+
+// parseAnswer reads an answer of enqueue.lua or ask.lua: the numbers after the
+// first, and the holder if there is one.
+func parseAnswer(a answer) (state int64, n []int64, holder string, err error) {
+	if a.err != nil {
+		return 0, nil, "", a.err
+	}
+	reply, _ := a.reply.([]any)
+	for _, r := range reply {
+		switch r := r.(type) {
+		case int64:
+			n = append(n, r)
+		case string:
+			holder = r
+		}
+	}
+	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
+	if len(n) == 0 || len(n) != wanted[n[0]] {
+		return 0, nil, "", unexpected(a.reply)
+	}
+	return n[0], n[1:], holder, nil
+}
+
+// giveBack releases what was granted to a token that is used no more. A failure
+// leaves the lock to its TTL.
+func (l *Locker) giveBack(ctx context.Context, key, token string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+	defer cancel()
+	_, _ = l.eval(ctx, releaseScript, key, token)
+}
+
+// forbidden reports whether a server has refused a call since its user lacks a right.
+// Servers say so in several ways, scripts in others.
+func forbidden(err error) bool {
+	if err == nil {
+		return false
+	}
+	text := err.Error()
+	return strings.HasPrefix(text, "NOPERM") ||
+		strings.Contains(text, "The user executing the script") || // before Redis 7.2
+		strings.Contains(text, "ACL failure in script")
+}

@@ -1,0 +1,469 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+)
+
+// asks returns when a waiter asks in half a minute, with a given answer to all it
+// asks.
+func asks(t *testing.T, deaf bool, rank int64, holder string, rest int64) (between []time.Duration) {
+	t.Helper()
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		f.eval = waitsAlways(rank, holder, rest)
+		if deaf {
+			f.listen = refuse
+		}
+		w := begin(t, l, "k", "t")
+		n := len(f.evals(0)) - 1
+		for start := time.Now(); time.Since(start) < 30*time.Second && len(f.evals(n)) < 100; {
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, call := range f.evals(n + 1) {
+			require.Equal(t, askScript, call.script)
+			require.Equal(t, "t", call.args[0])
+		}
+		between = gaps(f.evals(n))
+		w.cancel()
+		require.True(t, w.isDone())
+	})
+	return between
+}
+
+// A waiter asks about every two seconds, each time a little sooner or later, so that
+// it counts as alive even if one ask is lost.
+func TestAskPeriod(t *testing.T) {
+	least, most := askPeriod-askJitter/2, askPeriod+askJitter/2
+	require.Less(t, 2*most, 5*time.Second, "two periods, and the limit in queue.lua")
+	for _, rest := range []int64{-1, 0, 1, 50_000} {
+		gaps := asks(t, false, 2, "H", rest)
+		require.GreaterOrEqual(t, slices.Min(gaps), least)
+		require.LessOrEqual(t, slices.Max(gaps), most)
+		require.Greater(t, slices.Max(gaps)-slices.Min(gaps), askJitter/4, "jitter")
+	}
+	for _, rank := range []int64{0, 1} {
+		for _, rest := range []int64{-1, 50_000} {
+			gaps := asks(t, false, rank, "H", rest)
+			require.GreaterOrEqual(t, slices.Min(gaps), least)
+			require.LessOrEqual(t, slices.Max(gaps), most)
+		}
+	}
+}
+
+// When a lease runs out the first in the queue asks, and then the second.
+func TestAskAtExpiry(t *testing.T) {
+	for _, c := range []struct {
+		rank, rest int64
+		want       time.Duration
+	}{
+		{0, 700, 701 * time.Millisecond},
+		{0, 0, time.Millisecond},
+		{1, 700, 701*time.Millisecond + nextAsk},
+	} {
+		for _, gap := range asks(t, false, c.rank, "H", c.rest) {
+			require.Equal(t, c.want, gap, "rank %d", c.rank)
+		}
+	}
+}
+
+// While the lock is free for one that has to come for it, the first two look after it.
+func TestAskForFreeLock(t *testing.T) {
+	for _, rank := range []int64{0, 1} {
+		for _, gap := range asks(t, false, rank, "", -2) {
+			require.Equal(t, comePeriod, gap)
+		}
+	}
+	require.GreaterOrEqual(t, slices.Min(asks(t, false, 2, "", -2)), askPeriod-askJitter/2)
+}
+
+// Without an inbox a waiter asks more often, the first most often, and each often
+// enough to count as alive.
+func TestAskWithoutInbox(t *testing.T) {
+	require.Less(t, 2*(maxDeaf+deafPeriod), 3*time.Second)
+	require.Less(t, maxDeaf+deafPeriod, 2*time.Second, "the limit in queue.lua")
+	for rank, least := range map[int64]time.Duration{0: deafPeriod, 1: 2 * deafPeriod, 4: 5 * deafPeriod, 9: maxDeaf, 1000: maxDeaf} {
+		gaps := asks(t, true, rank, "H", 50_000)
+		require.GreaterOrEqual(t, slices.Min(gaps), least, "rank %d", rank)
+		require.Less(t, slices.Max(gaps), least+deafPeriod, "rank %d", rank)
+		require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
+	}
+	require.Equal(t, time.Millisecond, slices.Max(asks(t, true, 0, "H", 0)))
+}
+
+// A waiter asks at once when its inbox is open, lost, and open again, and says each
+// time where it listens.
+func TestAskWhenInboxChanges(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		open, lose := make(chan struct{}), make(chan struct{})
+		f.listen = func(ctx context.Context, on func(Event)) error {
+			select {
+			case <-open:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			on(Event{Kind: Subscribed})
+			select {
+			case <-lose:
+			case <-ctx.Done():
+			}
+			return errDown
+		}
+		f.eval = waitsAlways(5, "H", -1)
+		w := begin(t, l, "k", "t")
+		address := "p" + f.listened()[0].channel
+		require.Len(t, f.evals(0), 1)
+		require.Equal(t, []string{"t", "60000", "", ""}, f.evals(0)[0].args)
+		for range 3 {
+			n := len(f.evals(0))
+			open <- struct{}{}
+			synctest.Wait()
+			require.Len(t, f.evals(n), 1, "after the inbox was opened")
+			require.Equal(t, []string{"t", address}, f.evals(n)[0].args)
+			lose <- struct{}{}
+			synctest.Wait()
+			require.Len(t, f.evals(n), 2, "after the inbox was lost")
+			require.Equal(t, []string{"t", ""}, f.evals(n)[1].args)
+		}
+		w.cancel()
+		require.True(t, w.isDone())
+	}, WithPrefix("p:"))
+}
+
+// What was known of the clock does not outlive the inbox: the next one may be at
+// another server.
+func TestClockEndsWithInbox(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		answer := make(chan []any)
+		f.set(func() { f.eval = answering(answer) })
+		nudge(l, "t")
+		synctest.Wait()
+		f.tell("88 1 t")
+		require.False(t, w.isDone(), "a message before the answer")
+		now := time.Now().UnixMicro()
+		answer <- []any{int64(answerFound), int64(96), now - 1000, now}
+		require.True(t, w.isDone())
+		require.EqualValues(t, 96, w.attempt.Fence)
+		require.WithinDuration(t, time.Now(), w.attempt.Since, 2*time.Millisecond)
+	})
+}
+
+func answering(answers <-chan []any) func(context.Context, Call) (any, error) {
+	return func(ctx context.Context, _ Call) (any, error) {
+		select {
+		case a := <-answers:
+			return a, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Nor does an answer count that was on its way when the inbox changed.
+func TestClockOfAnswerUnderWay(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		answer := make(chan []any)
+		f.set(func() { f.eval = answering(answer) })
+		nudge(l, "t")
+		synctest.Wait()
+		nudge(l, "t")
+		synctest.Wait()
+		answer <- waits(0, "H", 60_000)
+		synctest.Wait()
+		f.tell("88 1 t")
+		require.False(t, w.isDone(), "dated by the clock of what may be another server")
+		answer <- []any{int64(answerFound), int64(88), int64(1), int64(1)}
+		require.True(t, w.isDone())
+		require.NoError(t, w.err)
+	})
+}
+
+// A message is dated by the last answer: from when it was asked for, by as much as
+// the server's clock has moved since, less a millisecond.
+func TestMessageIsDated(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		const clock = 1_700_000_000_000_000 // any other than ours
+		f.eval = func(context.Context, Call) (any, error) {
+			time.Sleep(200 * time.Millisecond)
+			return []any{int64(answerWaits), int64(fakeTicket), int64(0), int64(clock), "H", int64(60_000)}, nil
+		}
+		w := begin(t, l, "k", "t")
+		time.Sleep(time.Second)
+		calls := f.evals(0)
+		sent := calls[len(calls)-1].at
+		f.tell("88 1700000000700000 t")
+		require.True(t, w.isDone())
+		want := dlock.Attempt{Acquired: true, Fence: 88, Since: sent.Add(699 * time.Millisecond)}
+		require.NoError(t, w.err)
+		require.Equal(t, want, w.attempt)
+		time.Sleep(200 * time.Millisecond)
+	})
+}
+
+// A grant that an ask finds is dated in the same way, and one that the answer
+// itself makes from when it was asked for.
+func TestAnswersAreDated(t *testing.T) {
+	for _, c := range []struct {
+		answer []any
+		since  time.Duration
+	}{
+		{[]any{int64(answerFound), int64(88), int64(5_000_000), int64(5_300_000)}, -301 * time.Millisecond},
+		{[]any{int64(answerGranted), int64(88)}, 0},
+	} {
+		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+			var asked time.Time
+			f.eval = func(_ context.Context, call Call) (any, error) {
+				if call.Script == enqueueScript {
+					return waits(0, "H", 60_000), nil
+				}
+				asked = time.Now()
+				time.Sleep(time.Second)
+				return c.answer, nil
+			}
+			w := begin(t, l, "k", "t")
+			time.Sleep(2 * time.Second)
+			require.True(t, w.isDone())
+			require.Equal(t, dlock.Attempt{Acquired: true, Fence: 88, Since: asked.Add(c.since)}, w.attempt)
+		})
+	}
+}
+
+// One that is not in the queue any more goes back at once, with its ticket.
+func TestBackIntoTheQueue(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		n := len(f.evals(0))
+		f.set(func() {
+			f.eval = func(_ context.Context, call Call) (any, error) {
+				if call.Script == askScript {
+					return []any{int64(answerUnknown)}, nil
+				}
+				return waits(0, "H", 60_000), nil
+			}
+		})
+		time.Sleep(askPeriod + askJitter)
+		synctest.Wait()
+		calls := f.evals(n)
+		require.Len(t, calls, 2)
+		require.Equal(t, askScript, calls[0].script)
+		require.Equal(t, enqueueScript, calls[1].script)
+		require.Equal(t, calls[0].at, calls[1].at)
+		require.Equal(t, []string{"t", "60000", "p" + f.listened()[0].channel, "4800"}, calls[1].args)
+		w.cancel()
+		require.True(t, w.isDone())
+	})
+}
+
+// One whose token was released does not go back, however often it waits: it would come
+// before those that were to be served instead.
+func TestReleasedStaysOutOfTheQueue(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		first, second := begin(t, l, "k", "t"), begin(t, l, "k", "t")
+		f.set(func() {
+			f.eval = func(_ context.Context, call Call) (any, error) {
+				switch call.Script {
+				case releaseScript:
+					return int64(0), nil
+				case askScript:
+					return []any{int64(answerUnknown)}, nil
+				}
+				return waits(0, "H", 60_000), nil
+			}
+		})
+		_, err := l.Release(t.Context(), "k", "t")
+		require.NoError(t, err)
+		n := len(f.evals(0))
+		time.Sleep(askPeriod + askJitter)
+		require.True(t, first.isDone())
+		require.True(t, second.isDone())
+		require.ErrorIs(t, first.err, dlock.ErrReleased)
+		require.ErrorIs(t, second.err, dlock.ErrReleased)
+		for _, call := range f.evals(n) {
+			require.NotEqual(t, enqueueScript, call.script)
+		}
+	})
+}
+
+// While it goes back, a message may be of an earlier grant: the answer counts.
+func TestMessageOnTheWayBack(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		answer := make(chan []any)
+		f.set(func() { f.eval = answering(answer) })
+		time.Sleep(askPeriod + askJitter)
+		answer <- []any{int64(answerUnknown)}
+		synctest.Wait()
+		f.tell("88 1 t")
+		require.False(t, w.isDone())
+		answer <- []any{int64(answerGranted), int64(96)}
+		require.True(t, w.isDone())
+		require.EqualValues(t, 96, w.attempt.Fence)
+	})
+}
+
+// Errors are returned before the store has ever answered. After that the wait goes on,
+// with ever longer pauses.
+func TestWaitSurvivesFailures(t *testing.T) {
+	down := func(context.Context, Call) (any, error) { return nil, errDown }
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		f.eval = down
+		w := begin(t, l, "k", "t")
+		require.True(t, w.isDone())
+		require.ErrorIs(t, w.err, errDown)
+		require.Len(t, f.evals(0), 1)
+	})
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		for range 2 {
+			jitter := false
+			f.set(func() { f.eval = down })
+			n := len(f.evals(0))
+			time.Sleep(10 * time.Second)
+			pauses := gaps(f.evals(n))
+			want := []time.Duration{200, 400, 800, 1600, 1600}
+			require.Greater(t, len(pauses), len(want))
+			for i := range want {
+				pause := want[i] * time.Millisecond
+				require.True(t, pause/2 <= pauses[i] && pauses[i] <= pause, "pause %d: %v", i, pauses[i])
+				jitter = jitter || pauses[i] != pause
+			}
+			require.True(t, jitter)
+			f.set(func() { f.eval = waitsAlways(0, "H", 60_000) })
+			time.Sleep(2 * time.Second)
+		}
+		require.False(t, w.isDone())
+		f.tell("88 1 t")
+		require.True(t, w.isDone())
+		require.NoError(t, w.err)
+	})
+}
+
+// A ctx that ends ends the wait at once, though a call hangs; the last answer is
+// told. The call has five seconds.
+func TestWaitEndsWithContext(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		var took time.Duration
+		f.set(func() {
+			f.eval = func(ctx context.Context, _ Call) (any, error) {
+				start := time.Now()
+				<-ctx.Done()
+				took = time.Since(start)
+				return nil, ctx.Err()
+			}
+		})
+		n := len(f.evals(0))
+		time.Sleep(3 * time.Second)
+		require.Len(t, f.evals(n), 1, "calls while one hangs")
+		start := time.Now()
+		w.cancel()
+		require.True(t, w.isDone())
+		require.Zero(t, time.Since(start))
+		require.ErrorIs(t, w.err, context.Canceled)
+		require.Equal(t, dlock.Attempt{Holder: "H", Remaining: time.Minute}, w.attempt)
+		require.NoError(t, l.Close())
+		require.Equal(t, callLimit, took)
+	})
+}
+
+// Close ends waits, whose tokens it releases: whoever waits will not, since to it
+// ErrClosed says that nothing was sent.
+func TestWaitEndsWithClose(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		n := len(f.evals(0))
+		f.set(func() { f.eval = func(context.Context, Call) (any, error) { return int64(0), nil } })
+		require.NoError(t, l.Close())
+		require.True(t, w.isDone())
+		require.ErrorIs(t, w.err, dlock.ErrClosed)
+		require.Len(t, f.evals(n), 1)
+		require.Equal(t, releaseScript, f.evals(n)[0].script)
+		require.Equal(t, []string{"t"}, f.evals(n)[0].args)
+		_, err := l.Acquire(t.Context(), "k", "t", time.Minute)
+		require.ErrorIs(t, err, dlock.ErrClosed)
+	})
+}
+
+func TestWaitRefusesNonsense(t *testing.T) {
+	for _, reply := range []any{
+		nil, "OK", int64(1), []any{}, []any{"x"}, []any{int64(4)}, []any{int64(-1)},
+		[]any{int64(answerGranted)}, []any{int64(answerGranted), int64(1), int64(2)},
+		[]any{int64(answerWaits), int64(1), int64(2), int64(3), "H"},
+		[]any{int64(answerFound), int64(1)}, []any{int64(answerUnknown), int64(1)},
+	} {
+		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+			f.eval = func(context.Context, Call) (any, error) { return reply, nil }
+			w := begin(t, l, "k", "t")
+			require.True(t, w.isDone(), "%v", reply)
+			require.ErrorIs(t, w.err, errUnexpected, "%v", reply)
+		})
+	}
+}
+
+// A Locker that is not to queue does not, and one that cannot sends nothing.
+func TestNothingIsSent(t *testing.T) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, c := range []struct {
+		ctx   context.Context
+		token string
+		opts  []Option
+		want  error
+	}{
+		{context.Background(), "t", []Option{WithoutQueue()}, errors.ErrUnsupported},
+		{ended, "t", nil, context.Canceled},
+		{context.Background(), "", nil, dlock.ErrInvalid},
+	} {
+		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+			_, err := l.Acquire(c.ctx, "k", c.token, time.Minute)
+			require.ErrorIs(t, err, c.want)
+			synctest.Wait()
+			require.Empty(t, f.evals(0))
+			require.Empty(t, f.listened())
+		}, c.opts...)
+	}
+}
+
+// A server that is too old is named, by an attempt and by a wait.
+func TestTooOldAServer(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
+			"Write commands are not allowed after non deterministic commands.")
+		f.eval = func(context.Context, Call) (any, error) { return nil, refusal }
+		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.ErrorIs(t, err, refusal)
+		require.ErrorContains(t, err, "before Redis 5")
+		w := begin(t, l, "k", "t")
+		require.True(t, w.isDone())
+		require.ErrorContains(t, w.err, "before Redis 5")
+	})
+}
+
+// One who may not ask does not wait in vain.
+func TestAskIsDenied(t *testing.T) {
+	for _, text := range []string{
+		"NOPERM this user has no permissions to run the 'evalsha' command",
+		"ERR The user executing the script can't run this command or subcommand script: 46d8, on @user_script:86.",
+		"ERR ACL failure in script: User u has no permissions to run the 'hget' command script: 46d8, on @user_script:86.",
+	} {
+		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+			w := begin(t, l, "k", "t")
+			f.set(func() {
+				f.eval = func(context.Context, Call) (any, error) { return nil, errors.New(text) }
+			})
+			time.Sleep(askPeriod + askJitter)
+			require.True(t, w.isDone())
+			require.ErrorIs(t, w.err, dlock.ErrInvalid)
+			require.ErrorContains(t, w.err, text)
+		})
+	}
+}
