@@ -1,0 +1,171 @@
+package main
+
+import "slices"
+
+// canonical makes states equal that differ only in what does not matter: the order of
+// what is on its way, how large fences and tickets are, and what is remembered of
+// tokens that nothing refers to.
+func (w *world) canonical() {
+	for i := range w.Clients {
+		if a := &w.Clients[i].Away; a.Rest == 0 && a.Token != w.Server.Holder && a.Token != w.Replica.Holder {
+			*a = Away{}
+		}
+	}
+	w.forgetUnused()
+	for i := range w.Calls {
+		w.Calls[i].trim()
+	}
+	slices.SortFunc(w.Calls[:], func(a, b Call) int { return a.order(b) })
+	slices.SortFunc(w.Msgs[:], func(a, b Message) int { return int(b.key()) - int(a.key()) })
+	if !w.c.timed() && !w.plain {
+		renumber(w.eachFence)
+		renumber(w.eachTicket)
+	}
+}
+
+// trim clears what is of no use any more.
+func (c *Call) trim() {
+	if c.Answer == answerHeld || c.Answer == answerNotHeld || c.Answer == answerUnknown {
+		c.Ticket, c.Delay, c.Fence = 0, 0, 0
+		if c.Script != renewScript {
+			c.Age = 0
+		}
+	}
+	if c.Answer == answerGranted || c.Answer == answerFound {
+		c.Delay, c.Ticket = 0, 0
+	}
+	if c.Answer == answerWaits {
+		c.Age = 0
+	} else if c.Answer != unanswered {
+		c.Stale = false
+	}
+	if !c.Wanted {
+		c.Stale = false
+	}
+	if c.Answer != unanswered {
+		c.Inbox = false
+	}
+	if c.Answer != answerWaits {
+		c.Term = 0
+	}
+	if c.Script == releaseScript {
+		c.Age, c.Delay = 0, 0
+	}
+}
+
+func (c Call) order(d Call) int {
+	a, b := c.key(), d.key()
+	switch {
+	case a > b:
+		return -1
+	case a < b:
+		return 1
+	}
+	return 0
+}
+
+func (c Call) key() uint64 {
+	k := uint64(c.Script)<<60 | uint64(c.Token)<<56 | uint64(c.Age)<<52 | uint64(c.Answer)<<48
+	k |= uint64(c.Ticket)<<40 | uint64(c.Fence)<<32 | uint64(c.Delay)<<28 | uint64(c.Granted)<<24
+	if c.Wanted {
+		k |= 1
+	}
+	if c.Inbox {
+		k |= 2
+	}
+	if c.Last {
+		k |= 4
+	}
+	if c.Stale {
+		k |= 8
+	}
+	k |= uint64(c.Term) << 4
+	return k
+}
+
+func (m Message) key() uint32 {
+	return uint32(m.Token)<<16 | uint32(m.Fence)<<8 | uint32(m.Age)<<4 | uint32(m.Term)
+}
+
+// used tells for each token whether anything refers to it, apart from its own record
+// and that of the last handover.
+func (w *world) used() (used [maxTokens + 1]bool) {
+	used[w.Server.Holder] = true
+	used[w.Replica.Holder] = true
+	for i := range w.Tokens {
+		if w.Server.Queue[i].Ticket != 0 || w.Replica.Queue[i].Ticket != 0 || w.Tokens[i].Debt != noDebt {
+			used[i+1] = true
+		}
+	}
+	for i := range w.Calls {
+		used[w.Calls[i].Token] = true
+	}
+	for i := range w.Msgs {
+		used[w.Msgs[i].Token] = true
+	}
+	for i := range w.Clients {
+		used[w.Clients[i].Token] = true
+		used[w.Clients[i].Away.Token] = true
+	}
+	return used
+}
+
+func (w *world) forgetUnused() {
+	used := w.used()
+	for i := range w.Tokens {
+		if !used[i+1] {
+			w.Tokens[i] = Token{}
+		}
+	}
+	w.Server.forgetUnused(used)
+	w.Replica.forgetUnused(used)
+}
+
+func (s *Server) forgetUnused(used [maxTokens + 1]bool) {
+	if !used[s.To] {
+		s.To, s.Fence, s.Age = 0, 0, 0
+	}
+}
+
+// renumber replaces numbers by their ranks.
+func renumber(each func(func(*uint8))) {
+	var present [64]bool
+	var rank [64]uint8
+	each(func(n *uint8) { present[*n] = true })
+	next := uint8(0)
+	for n := 1; n < 64; n++ {
+		if present[n] {
+			next++
+			rank[n] = next
+		}
+	}
+	each(func(n *uint8) { *n = rank[*n] })
+}
+
+func (w *world) eachFence(f func(*uint8)) {
+	f(&w.Server.Counter)
+	f(&w.Server.Fence)
+	f(&w.Certain)
+	for i := range w.Calls {
+		f(&w.Calls[i].Fence)
+	}
+	for i := range w.Msgs {
+		f(&w.Msgs[i].Fence)
+	}
+	for i := range w.Clients {
+		f(&w.Clients[i].Fence)
+		f(&w.Clients[i].Away.Fence)
+	}
+}
+
+func (w *world) eachTicket(f func(*uint8)) {
+	for i := range w.Server.Queue {
+		f(&w.Server.Queue[i].Ticket)
+	}
+	for i := range w.Calls {
+		f(&w.Calls[i].Ticket)
+	}
+	for i := range w.Clients {
+		f(&w.Clients[i].Ticket)
+	}
+}

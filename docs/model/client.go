@@ -1,0 +1,359 @@
+package main
+
+// What follows is the core (acquire.go, renew.go, release.go, debt.go) with the
+// Locker of rediscore (wait.go, post.go).
+
+// begin is Acquire of a Client: an attempt without waiting comes first.
+func (w *world) begin(c int) {
+	cl := &w.Clients[c]
+	cl.More--
+	if t := w.fresh(c); t != 0 {
+		cl.Token, cl.Phase = t, trying
+		w.call(Call{Script: tryScript, Token: t, Wanted: true})
+	}
+}
+
+// fresh returns a token that nothing refers to.
+func (w *world) fresh(c int) token {
+	used := w.used()
+	for i := range w.c.Tokens {
+		if t := token(1 + c*w.c.Tokens + i); !used[t] {
+			return t
+		}
+	}
+	w.full = true
+	return 0
+}
+
+// wait is Acquire of the Locker.
+func (w *world) wait(c int) {
+	cl := &w.Clients[c]
+	cl.Phase = waiting
+	w.clear(c)
+	r := &w.Tokens[cl.Token-1]
+	r.Known, r.Gone = true, false
+	w.send(c)
+}
+
+// send asks the server, or goes (back) into the queue.
+func (w *world) send(c int) {
+	cl := &w.Clients[c]
+	if cl.Calling {
+		cl.Again = true
+		return
+	}
+	cl.Calling, cl.Again = true, false
+	call := Call{Script: enqueueScript, Token: cl.Token, Ticket: cl.Ticket, Inbox: cl.Live, Wanted: true}
+	if cl.Queued {
+		call.Script, call.Ticket = askScript, 0
+	}
+	w.call(call)
+}
+
+// take acts on the answer to a call that somebody waits for.
+func (w *world) take(a Call) {
+	c := w.c.client(a.Token)
+	switch a.Script {
+	case tryScript:
+		w.tried(c, a)
+	case enqueueScript, askScript:
+		w.answered(c, a)
+	case renewScript:
+		w.renewed(c, a)
+	case releaseScript:
+		w.paid(a.Token, a.Answer == answerHeld, a.Last)
+	}
+}
+
+// tried is the end of an attempt without waiting.
+func (w *world) tried(c int, a Call) {
+	cl := &w.Clients[c]
+	rest := w.c.TTL - int(a.Age)
+	switch {
+	case a.Answer == answerGranted && rest > 0:
+		w.hold(c, rest, a.Fence)
+	case a.Answer == answerGranted && cl.Phase == trying:
+		w.late(c, a.Fence)
+	case cl.Phase == trying:
+		w.wait(c)
+	default:
+		w.giveUp(c)
+		w.again(c)
+	}
+}
+
+// answered is take of a wait.
+func (w *world) answered(c int, a Call) {
+	cl := &w.Clients[c]
+	cl.Calling = false
+	switch a.Answer {
+	case answerGranted:
+		w.granted(c, w.c.FirstTTL-int(a.Age), a.Fence)
+	case answerFound:
+		w.granted(c, w.c.FirstTTL-int(a.Age)-int(a.Granted), a.Fence)
+	case answerUnknown:
+		if w.c.without(unknownEnqueues) {
+			return
+		}
+		cl.Queued = false
+		if !w.c.without(unknownForgetsClock) {
+			cl.Clock, cl.Term = 0, 0
+		}
+		w.send(c)
+	case answerWaits:
+		cl.Queued, cl.Ticket = true, a.Ticket
+		cl.Clock, cl.Term = 1+min(a.Delay, uint8(w.c.FirstTTL)), a.Term
+		if a.Stale && !w.c.without(clockIsOfThisInbox) {
+			cl.Clock, cl.Term = 0, 0
+		}
+		if cl.Again {
+			w.send(c)
+		}
+	}
+}
+
+// hears is what a wait does with a message.
+func (w *world) hears(c int, m Message) {
+	cl := &w.Clients[c]
+	if cl.Changed && !w.c.without(changeComesFirst) {
+		w.forgetClock(c)
+	}
+	rest := w.c.FirstTTL - int(m.Age) - (int(cl.Clock) - 1) + w.c.Skew*(int(m.Term)-int(cl.Term))
+	if rest > w.c.FirstTTL {
+		rest = 0 // the core does not believe in a grant of the future
+	}
+	switch {
+	case w.c.without(datedBySample) || cl.Clock == 0 && w.c.without(hintBeforeSample):
+		w.granted(c, w.c.FirstTTL, m.Fence)
+	case cl.Clock != 0:
+		w.granted(c, rest, m.Fence)
+	default:
+		w.send(c)
+	}
+}
+
+// granted ends a wait. A grant that is found late is tried again with the same token.
+func (w *world) granted(c int, rest int, fence uint8) {
+	w.unwant(w.Clients[c].Token)
+	if rest > 0 {
+		w.hold(c, rest, fence)
+	} else {
+		w.late(c, fence)
+	}
+}
+
+func (w *world) late(c int, fence uint8) {
+	cl := &w.Clients[c]
+	w.clear(c)
+	cl.Phase = retry
+	call := Call{Script: tryScript, Token: cl.Token, Wanted: true}
+	if w.c.without(lateIsTriedAgain) {
+		call.Script, cl.Fence = renewScript, fence
+	}
+	w.call(call)
+}
+
+// clear forgets what belongs to a phase.
+func (w *world) clear(c int) {
+	cl := &w.Clients[c]
+	cl.Queued, cl.Calling, cl.Again, cl.Ticket, cl.Clock, cl.Term = false, false, false, 0, 0, 0
+	cl.Changed, cl.Fence, cl.Rest = false, 0, 0
+}
+
+// hold begins a lease.
+func (w *world) hold(c int, rest int, fence uint8) {
+	w.clear(c)
+	cl := &w.Clients[c]
+	cl.Phase, cl.Rest, cl.Fence = holding, uint8(rest), fence
+	if fence > w.Lost {
+		if fence <= w.Certain {
+			w.breaks(P2, "a lease begins under a fence that is not above that of one before")
+		}
+		w.Certain = max(w.Certain, fence)
+	}
+}
+
+func (w *world) breaks(p Properties, why string) {
+	if w.broken == 0 && p&w.c.Check != 0 {
+		w.broken, w.why = p, why
+	}
+}
+
+func (w *world) sendRenewal(c int) {
+	cl := &w.Clients[c]
+	cl.Calling = true
+	w.call(Call{Script: renewScript, Token: cl.Token, Wanted: true})
+}
+
+func (w *world) renewed(c int, a Call) {
+	cl := &w.Clients[c]
+	rest := w.c.TTL - int(a.Age)
+	if cl.Phase == retry { // without rule 5
+		if a.Answer == answerHeld && rest > 0 {
+			w.hold(c, rest, cl.Fence)
+			return
+		}
+		w.giveUp(c)
+		w.again(c)
+		return
+	}
+	cl.Calling = false
+	if a.Answer != answerHeld {
+		w.stop(c)
+		return
+	}
+	cl.Rest = uint8(max(int(cl.Rest), rest))
+}
+
+// expire ends a lease on its deadline: a release is owed.
+func (w *world) expire(c int) {
+	w.owe(w.Clients[c].Token, settled)
+	w.stop(c)
+}
+
+// endLease is Release of a lease.
+func (w *world) endLease(c int) {
+	t := w.Clients[c].Token
+	w.owe(t, settled)
+	w.stop(c)
+	w.pay(t)
+}
+
+// stop ends an acquisition.
+func (w *world) stop(c int) {
+	cl := &w.Clients[c]
+	w.unwant(cl.Token)
+	w.clear(c)
+	cl.Phase, cl.Token = idle, 0
+}
+
+// giveUp owes a release of the token of an acquisition.
+func (w *world) giveUp(c int) {
+	cl := &w.Clients[c]
+	w.unwant(cl.Token)
+	if cl.Phase == trying || w.c.without(heldPaysNoAttempt) {
+		w.owe(cl.Token, pending)
+	} else {
+		w.owe(cl.Token, often)
+	}
+}
+
+// again goes on waiting, with a new token.
+func (w *world) again(c int) {
+	cl := &w.Clients[c]
+	w.clear(c)
+	if !w.c.without(tokensAreUsedOnce) {
+		if cl.Token = w.fresh(c); cl.Token == 0 {
+			return
+		}
+	}
+	w.wait(c)
+}
+
+// cancel ends an acquisition that waits.
+func (w *world) cancel(c int) {
+	t := w.Clients[c].Token
+	w.giveUp(c)
+	if r := &w.Tokens[t-1]; r.Known {
+		r.Gone = true
+	}
+	w.stop(c)
+}
+
+// fail is what a client does when a call gets no answer.
+func (w *world) fail(a Call) {
+	c := w.c.client(a.Token)
+	cl := &w.Clients[c]
+	switch a.Script {
+	case releaseScript:
+		if r := &w.Tokens[a.Token-1]; a.Last || w.c.without(debtsEndWhenSent) && r.Until == 0 {
+			r.Debt = noDebt
+		}
+	case renewScript:
+		if cl.Phase == holding {
+			cl.Calling = false
+			return
+		}
+		w.leave(c)
+	case tryScript:
+		w.leave(c)
+	default:
+		if cl.Calling = false; cl.Ticket == 0 || !w.c.without(enqueueIsAnswered) && !cl.Queued {
+			w.leave(c)
+		}
+	}
+}
+
+// leave gives a token up and goes on with a new one.
+func (w *world) leave(c int) {
+	w.giveUp(c)
+	if r := &w.Tokens[w.Clients[c].Token-1]; r.Known {
+		r.Gone = true
+	}
+	w.again(c)
+}
+
+func (w *world) owe(t token, d debt) {
+	if w.c.without(debtsAreRepeated) {
+		d = settled
+	}
+	w.Tokens[t-1].Debt, w.Tokens[t-1].Until = d, uint8(w.c.TTL)
+}
+
+// pay makes a try to pay a debt.
+func (w *world) pay(t token) {
+	if r := &w.Tokens[t-1]; r.Known {
+		r.Gone = true
+	}
+	w.call(Call{Script: releaseScript, Token: t, Wanted: true, Last: !w.c.without(debtsEndWhenSent) && w.Tokens[t-1].Until == 0})
+}
+
+func (w *world) paid(t token, held, last bool) {
+	r := &w.Tokens[t-1]
+	if w.c.without(debtsEndWhenSent) {
+		last = r.Until == 0
+	}
+	if held && r.Debt != often || r.Debt == settled || last {
+		r.Debt, r.Until = noDebt, 0
+	}
+}
+
+// deliver passes a message to the inbox.
+func (w *world) deliver(m Message) {
+	c := w.c.client(m.Token)
+	cl, r := &w.Clients[c], &w.Tokens[m.Token-1]
+	waits := cl.Phase == waiting && cl.Token == m.Token
+	switch {
+	case cl.Phase == crashed || !r.Known:
+	case waits:
+		w.hears(c, m)
+	case r.Gone && !w.c.without(deadIsGivenBack), w.c.without(liveIsNotGivenBack):
+		w.call(Call{Script: releaseScript, Token: m.Token})
+	}
+}
+
+// changes is what happens in a client when its inbox is opened or lost.
+func (w *world) changes(c int, live bool) {
+	cl := &w.Clients[c]
+	cl.Live = live
+	if cl.Phase != waiting {
+		return
+	}
+	cl.Changed = true
+	for i := range w.Calls {
+		if call := &w.Calls[i]; call.Token == cl.Token && call.Script != releaseScript && call.Wanted {
+			call.Stale = true
+		}
+	}
+}
+
+// notices is what a wait does then.
+func (w *world) notices(c int) {
+	w.forgetClock(c)
+	w.send(c)
+}
+
+func (w *world) forgetClock(c int) {
+	cl := &w.Clients[c]
+	cl.Clock, cl.Term, cl.Changed = 0, 0, false
+}

@@ -1,0 +1,102 @@
+package main
+
+import "strings"
+
+// A Config says what is searched.
+type Config struct {
+	Name    string
+	Clients int
+	Acquire [maxClients]int // acquisitions of each client
+	Tokens  int             // that each client can have in use at a time
+
+	TTL      int // in ticks, of attempts without waiting and of renewals
+	FirstTTL int // of leases that were waited for
+	Seen     int // a waiter that was last seen so long ago is dead
+	DeafSeen int // the same, without an inbox
+
+	Faults  [numFaults]uint8
+	Skew    int  // how many ticks the clock of the replica is ahead
+	Deaf    int  // so many clients, from the first, never have an inbox
+	Unheard bool // the inboxes are opened only after the start
+	NoRenew bool // nobody renews
+	Prompt  bool // a call that is more than a TTL old is never delivered
+
+	Begin []string // the events with which every history begins: their texts
+
+	Without  Rules // taken out of the protocol
+	Check    Properties
+	Limit    int // of states
+	LastTick int // where the server may lose data: when the search ends
+}
+
+// Rules is a set of rules of the protocol, by their numbers.
+type Rules uint64
+
+func rule(n int) Rules               { return 1 << n }
+func (r Rules) has(n int) bool       { return r&rule(n) != 0 }
+func (c *Config) without(n int) bool { return c.Without.has(n) }
+
+// Properties is a set of properties.
+type Properties uint8
+
+const (
+	P1     Properties = 1 << iota // two clients never certainly hold at once
+	P2                            // fences rise in the order of certain holds
+	P3                            // while a client is certain, the store holds its token
+	P4                            // once faults stop, all are served and nothing stays behind
+	safety = P1 | P2 | P3
+	all    = safety | P4
+)
+
+func (p Properties) String() string {
+	for i, name := range []string{"P1", "P2", "P3", "P4"} {
+		if p == 1<<i {
+			return name
+		}
+	}
+	return "?"
+}
+
+// base is a configuration without faults.
+func base(name string, clients int) *Config {
+	return &Config{
+		Name: name, Clients: clients, Acquire: [maxClients]int{1, 1, 1}, Tokens: maxTokens / clients,
+		TTL: 3, FirstTTL: 2, Seen: 2, DeafSeen: 1,
+		Prompt: true, Check: all, Limit: 25_000_000,
+	}
+}
+
+func (c *Config) timed() bool { return c.Faults[wipe]+c.Faults[failover] > 0 }
+
+// client returns whose a token is.
+func (c *Config) client(t token) int { return (int(t) - 1) / c.Tokens }
+
+// start returns the first state, after the events with which every history begins.
+func (c *Config) start() (State, []Step) {
+	w := world{c: c}
+	w.Left = c.Faults
+	for i := range c.Clients {
+		w.Clients[i].More = uint8(c.Acquire[i])
+		w.Clients[i].Live = i >= c.Deaf && !c.Unheard
+		w.Clients[i].Sub = w.Clients[i].Live
+	}
+	w.canonical()
+	var steps []Step
+	for _, text := range c.Begin {
+		steps = append(steps, w.named(text))
+	}
+	return w.State, steps
+}
+
+// named makes the event happen whose text begins so.
+func (w *world) named(text string) Step {
+	for e := range w.events {
+		if step := (Step{Event: e, Before: w.State}); strings.HasPrefix(w.c.event(&step), text) {
+			w.happen(e)
+			w.canonical()
+			step.After = w.State
+			return step
+		}
+	}
+	panic("nothing that begins with " + text)
+}

@@ -1,0 +1,92 @@
+//go:build !race
+
+// The race detector would find nothing here, and takes many times as long.
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestHolds(t *testing.T) {
+	for _, c := range small() {
+		t.Run(c.Name, func(t *testing.T) {
+			if r := holds(t, c); r.Full > 0 {
+				t.Errorf("%d steps were not taken for want of room", r.Full)
+			}
+		})
+	}
+}
+
+// TestLarge takes hours: DLOCK_MODEL=large go test -timeout 0 ./docs/model
+func TestLarge(t *testing.T) {
+	if !wanted("large") {
+		t.Skip("DLOCK_MODEL is not large")
+	}
+	for _, c := range large() {
+		t.Run(c.Name, func(t *testing.T) { holds(t, c) })
+	}
+}
+
+// wanted reports whether the environment asks for a size.
+func wanted(size string) bool { return os.Getenv("DLOCK_MODEL") == size }
+
+func holds(t *testing.T, c *Config) Result {
+	r := Search(c)
+	if r.Broken != 0 || !r.Complete {
+		t.Errorf("got %v, want all states, and no property broken", r.Text(c))
+	}
+	t.Log(r.Text(c))
+	return r
+}
+
+func TestBreaks(t *testing.T) {
+	for _, b := range breaks() {
+		t.Run(fmt.Sprintf("%d %s", b.Rule, b.Config.Name), func(t *testing.T) {
+			c := *b.Config.lacks(b.Rule)
+			r := Search(&c)
+			if r.Broken != c.Check {
+				t.Fatalf("without rule %d: got %v, want a violation of %v", b.Rule, r.Text(&c), c.Check)
+			}
+			if !wanted("large") {
+				return
+			}
+			c.Without &^= rule(b.Rule)
+			if r := Search(&c); r.Broken != 0 {
+				t.Errorf("with rule %d: got %v, want no violation", b.Rule, r.Text(&c))
+			}
+		})
+	}
+}
+
+// No rule is left out by mistake.
+func TestEveryRuleHasABreak(t *testing.T) {
+	shown := map[int]bool{}
+	for _, b := range breaks() {
+		shown[b.Rule] = true
+	}
+	for _, n := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 17, 18, 19, 20, 21, 22, 23} {
+		if !shown[n] {
+			t.Errorf("no configuration shows what breaks without rule %d", n)
+		}
+	}
+}
+
+// A trace is made of steps that follow from each other.
+func TestTraceIsContinuous(t *testing.T) {
+	b := breaks()[0]
+	c := b.Config.lacks(b.Rule)
+	r := Search(c)
+	steps := append(r.Trace, r.After...)
+	for i := 1; i < len(steps); i++ {
+		if steps[i].Before != steps[i-1].After {
+			t.Errorf("step %d begins in another state than step %d ends in", i+1, i)
+		}
+	}
+	if text := r.Text(c); !strings.Contains(text, "A begins to acquire") {
+		t.Errorf("got %q, want a trace that says who did what", text)
+	}
+}

@@ -1,0 +1,238 @@
+package main
+
+// A world is a state that is being changed.
+type world struct {
+	State
+	c      *Config
+	broken Properties // by what has just happened
+	why    string
+	full   bool   // there was no room for something
+	plain  bool   // numbers are left as they are
+	after  []Step // what follows without faults, if that breaks P4
+}
+
+// execute runs the script of a call: backend/rediscore/lua, one function for each.
+func (w *world) execute(call *Call) {
+	call.Delay, call.Term = call.Age, w.Term
+	switch call.Script {
+	case tryScript:
+		w.acquire(call)
+	case enqueueScript:
+		w.enqueue(call)
+	case askScript:
+		w.ask(call)
+	case renewScript:
+		w.renew(call)
+	case releaseScript:
+		w.release(call)
+	}
+}
+
+// acquire is acquire.lua.
+func (w *world) acquire(call *Call) {
+	holder, reserved := w.look(call.Token)
+	if reserved || holder != 0 && holder != call.Token {
+		call.Answer = answerHeld
+		return
+	}
+	call.Answer, call.Fence = answerGranted, w.grant(holder, call.Token, w.c.TTL)
+}
+
+// enqueue is enqueue.lua.
+func (w *world) enqueue(call *Call) {
+	holder, reserved := w.look(call.Token)
+	if !reserved && (holder == 0 || holder == call.Token) {
+		call.Answer, call.Fence = answerGranted, w.grant(holder, call.Token, w.c.FirstTTL)
+		call.Ticket = 0
+		return
+	}
+	w.takeIn(call)
+}
+
+func (w *world) takeIn(call *Call) {
+	e := w.entry(call.Token)
+	if e.Ticket == 0 {
+		e.Ticket = call.Ticket
+		if e.Ticket == 0 {
+			e.Ticket = w.mintTicket()
+		}
+	}
+	e.Seen, e.Inbox = 0, call.Inbox
+	call.Answer, call.Ticket = answerWaits, e.Ticket
+}
+
+// ask is ask.lua.
+func (w *world) ask(call *Call) {
+	s := &w.Server
+	before := s.Holder
+	holder := before
+	if before == 0 {
+		holder, _ = w.serve(call.Token)
+	}
+	call.Ticket = 0
+	if holder == call.Token {
+		if w.c.without(askCreatesNothing) {
+			s.Rest = uint8(w.c.FirstTTL)
+		}
+		switch {
+		case s.To != call.Token:
+			call.Answer = answerUnknown
+		case before == 0:
+			call.Answer, call.Fence = answerGranted, s.Fence
+		default:
+			call.Answer, call.Fence, call.Granted = answerFound, s.Fence, s.Age
+		}
+		return
+	}
+	e := w.entry(call.Token)
+	if e.Ticket == 0 && !w.c.without(askCreatesNothing) {
+		call.Answer = answerUnknown
+		return
+	}
+	w.takeIn(call)
+}
+
+// renew is renew.lua.
+func (w *world) renew(call *Call) {
+	if w.Server.Holder != call.Token {
+		call.Answer = answerNotHeld
+		return
+	}
+	call.Answer = answerHeld
+	w.lengthen(w.c.TTL)
+}
+
+// release is release.lua.
+func (w *world) release(call *Call) {
+	s := &w.Server
+	if s.Holder == call.Token {
+		call.Answer = answerHeld
+		s.Holder, s.Rest = 0, 0
+		if w.first() == 0 {
+			s.To, s.Fence, s.Age = 0, 0, 0
+		}
+		w.serve(0)
+		return
+	}
+	call.Answer = answerNotHeld
+	*w.entry(call.Token) = Entry{}
+	if s.Holder == 0 {
+		w.serve(0)
+	}
+}
+
+// look, serve, grant, lengthen and mint are those of queue.lua.
+func (w *world) look(caller token) (holder token, reserved bool) {
+	if w.Server.Holder != 0 {
+		return w.Server.Holder, false
+	}
+	return w.serve(caller)
+}
+
+func (w *world) serve(caller token) (holder token, reserved bool) {
+	for {
+		t := w.first()
+		if t == 0 {
+			return 0, false
+		}
+		e := *w.entry(t)
+		if !e.Inbox && t != caller && int(e.Seen) < w.c.DeafSeen {
+			return 0, true
+		}
+		*w.entry(t) = Entry{}
+		alive := e.Inbox && int(e.Seen) < w.c.Seen && w.Clients[w.c.client(t)].Sub
+		if t != caller && !alive {
+			continue
+		}
+		s := &w.Server
+		s.To, s.Fence, s.Age = t, w.grant(0, t, w.c.FirstTTL), 0
+		if e.Inbox && t != caller {
+			w.publish(Message{Token: t, Fence: s.Fence, Term: w.Term})
+		}
+		return t, false
+	}
+}
+
+func (w *world) grant(holder, t token, ttl int) (fence uint8) {
+	fence = w.mint()
+	if holder == 0 {
+		w.Server.Holder, w.Server.Rest = t, uint8(ttl)
+	} else {
+		w.lengthen(ttl)
+	}
+	return fence
+}
+
+// lengthen makes what is left of the lease the longer of what it is and a TTL.
+func (w *world) lengthen(ttl int) {
+	if w.Server.Rest < uint8(ttl) || w.c.without(nothingIsShortened) {
+		w.Server.Rest = uint8(ttl)
+	}
+}
+
+// grantsPerTick is more than the server ever numbers in a tick.
+const (
+	grantsPerTick = 20
+	lastTick      = 12
+)
+
+func (w *world) mint() uint8 {
+	s := &w.Server
+	s.Counter++
+	if !w.c.without(fencesFollowTime) {
+		s.Counter = max(s.Counter, w.Time*grantsPerTick)
+	}
+	if s.Counter <= w.Lost {
+		w.breaks(P2, "a fence is not above those from before the data was lost")
+	}
+	return s.Counter
+}
+
+// mintTicket draws a ticket. Only the order of tickets matters, so that they are kept
+// apart from fences where both cannot be lost.
+func (w *world) mintTicket() uint8 {
+	if w.c.timed() {
+		return w.mint()
+	}
+	var last uint8
+	w.eachTicket(func(t *uint8) { last = max(last, *t) })
+	return last + 1
+}
+
+func (w *world) entry(t token) *Entry { return &w.Server.Queue[t-1] }
+
+func (w *world) first() (first token) {
+	for i := range w.Server.Queue {
+		if t := w.Server.Queue[i].Ticket; t != 0 && (first == 0 || t < w.entry(first).Ticket) {
+			first = token(i + 1)
+		}
+	}
+	return first
+}
+
+func (w *world) publish(m Message) {
+	for i := range w.Msgs {
+		if w.Msgs[i].Token == 0 {
+			w.Msgs[i] = m
+			return
+		}
+	}
+	w.full = true
+}
+
+// pass lets a tick of time pass for the server.
+func (s *Server) pass(c *Config) {
+	if s.Holder != 0 {
+		if s.Rest--; s.Rest == 0 {
+			s.Holder = 0
+		}
+	}
+	if s.To != 0 {
+		s.Age = min(s.Age+1, uint8(c.FirstTTL))
+	}
+	for i := range s.Queue {
+		if e := &s.Queue[i]; e.Ticket != 0 {
+			e.Seen = min(e.Seen+1, uint8(c.Seen))
+		}
+	}
+}

@@ -1,0 +1,393 @@
+package main
+
+import "slices"
+
+// An event is what may happen in a state.
+type event struct {
+	kind eventKind
+	n    int // the client, the token, or the place of the call or message
+}
+
+type eventKind uint8
+
+const (
+	tick eventKind = iota
+	execute
+	receive
+	message
+	begin
+	askAgain
+	renewNow
+	releaseNow
+	payNow
+	lost     // fault timeout: the call never arrives, or its answer is lost
+	slow     // fault timeout: the call arrives later
+	dropped  // fault drop
+	cancels  // fault cancel
+	swallows // fault cancel, when a message had arrived already
+	crashes
+	sees // the server sees that a subscription has ended
+	unsubscribes
+	hangUp // the client sees it
+	opens
+	notices // that the inbox has changed
+	detaches
+	wipes
+	copies // the replica catches up
+	fails
+	writesOff
+)
+
+// events yields each event that may happen.
+func (w *world) events(yield func(event) bool) {
+	more := true
+	w.each(func(e event) { more = more && yield(e) })
+}
+
+// each calls f for each event that may happen.
+func (w *world) each(f func(event)) {
+	if w.Left[delay] > 0 || w.quiet() {
+		f(event{tick, 0})
+	}
+	w.onTheWay(f)
+	for i := range w.c.Clients {
+		w.clientEvents(i, f)
+	}
+	for i := range w.Tokens {
+		if w.Tokens[i].Debt != noDebt && !w.paying(token(i+1)) {
+			f(event{payNow, i + 1})
+			if w.Left[writeOff] > 0 && w.mayWriteOff(token(i+1)) {
+				f(event{writesOff, i + 1})
+			}
+		}
+	}
+	if w.Left[wipe] > 0 {
+		f(event{wipes, 0})
+	}
+	if w.Left[failover] > 0 {
+		f(event{copies, 0})
+		f(event{fails, 0})
+	}
+}
+
+func (w *world) onTheWay(f func(event)) {
+	for i, call := range w.Calls {
+		if call.Script == noScript || i > 0 && call == w.Calls[i-1] {
+			continue
+		}
+		if call.Answer == unanswered {
+			f(event{execute, i})
+		} else {
+			f(event{receive, i})
+		}
+		if call.Wanted && !call.Last && w.Left[timeout] > 0 {
+			f(event{lost, i})
+			if call.Answer == unanswered {
+				f(event{slow, i})
+			}
+		}
+	}
+	for i, m := range w.Msgs {
+		if m.Token == 0 || i > 0 && m == w.Msgs[i-1] {
+			continue
+		}
+		f(event{message, i})
+		if w.Left[drop] > 0 {
+			f(event{dropped, i})
+		}
+	}
+}
+
+func (w *world) clientEvents(i int, f func(event)) {
+	cl := &w.Clients[i]
+	switch cl.Phase {
+	case crashed:
+		if cl.Sub {
+			f(event{sees, i})
+		}
+		return
+	case idle:
+		if cl.More > 0 {
+			f(event{begin, i})
+		}
+	case trying, retry, waiting:
+		if w.Left[cancel] > 0 {
+			f(event{cancels, i})
+			if w.messageFor(cl.Token) >= 0 {
+				f(event{swallows, i})
+			}
+		}
+		if cl.Changed {
+			f(event{notices, i})
+		}
+		if cl.Phase == waiting && !cl.Calling && !w.c.without(waitersAsk) {
+			f(event{askAgain, i})
+		}
+	case holding:
+		if !cl.Calling {
+			f(event{releaseNow, i})
+			if !w.c.NoRenew {
+				f(event{renewNow, i})
+			}
+			if w.Left[detach] > 0 && cl.Away.Token == 0 {
+				f(event{detaches, i})
+			}
+		}
+	}
+	if w.Left[crash] > 0 {
+		f(event{crashes, i})
+	}
+	w.inboxEvents(i, f)
+}
+
+func (w *world) inboxEvents(i int, f func(event)) {
+	cl := &w.Clients[i]
+	switch {
+	case i < w.c.Deaf:
+	case cl.Live && cl.Sub:
+		if w.Left[subLoss] > 0 {
+			f(event{unsubscribes, i})
+		}
+	case cl.Live:
+		f(event{hangUp, i})
+	default:
+		f(event{opens, i})
+	}
+}
+
+// happen changes the world as an event does.
+func (w *world) happen(e event) {
+	switch e.kind {
+	case tick:
+		w.tick()
+	case execute:
+		w.arrive(e.n)
+	case receive:
+		w.take(w.removeCall(e.n))
+	case message:
+		w.deliver(w.removeMessage(e.n))
+	case begin:
+		w.begin(e.n)
+	case askAgain:
+		w.send(e.n)
+	case renewNow:
+		w.sendRenewal(e.n)
+	case releaseNow:
+		w.endLease(e.n)
+	case payNow:
+		w.pay(token(e.n))
+	case sees:
+		w.Clients[e.n].Sub = false
+	case hangUp:
+		w.changes(e.n, false)
+	case opens:
+		w.Clients[e.n].Sub = true
+		w.changes(e.n, true)
+	case notices:
+		w.notices(e.n)
+	case copies:
+		w.Replica = w.Server
+	default:
+		w.goWrong(e)
+	}
+}
+
+// mayWriteOff reports that only the inbox is left to give a grant back: there is no
+// grant yet, or its message is on the way, and no
+// other call.
+func (w *world) mayWriteOff(t token) bool {
+	other := func(c Call) bool {
+		return c.Token == t && c.Script != releaseScript
+	}
+	return (w.Server.Holder != t || w.messageFor(t) >= 0) && !slices.ContainsFunc(w.Calls[:], other)
+}
+
+// goWrong makes a fault happen.
+func (w *world) goWrong(e event) {
+	switch e.kind {
+	case lost:
+		w.Left[timeout]--
+		w.fail(w.removeCall(e.n))
+	case slow:
+		w.Left[timeout]--
+		call := w.Calls[e.n]
+		w.Calls[e.n].Wanted = false
+		w.fail(call)
+	case dropped:
+		w.Left[drop]--
+		w.removeMessage(e.n)
+	case cancels:
+		w.Left[cancel]--
+		w.cancel(e.n)
+	case swallows:
+		w.Left[cancel]--
+		w.removeMessage(w.messageFor(w.Clients[e.n].Token))
+		w.cancel(e.n)
+	case crashes:
+		w.Left[crash]--
+		w.crash(e.n)
+	case unsubscribes:
+		w.Left[subLoss]--
+		w.Clients[e.n].Sub = false
+	case writesOff:
+		w.Left[writeOff]--
+		w.Tokens[e.n-1].Debt, w.Tokens[e.n-1].Until = noDebt, 0
+	case detaches:
+		w.Left[detach]--
+		cl := &w.Clients[e.n]
+		cl.Away = Away{cl.Token, cl.Fence, cl.Rest}
+		w.clear(e.n)
+		cl.Phase, cl.Token = idle, 0
+	case wipes:
+		w.Left[wipe]--
+		w.lose(Server{})
+	case fails:
+		w.Left[failover]--
+		w.lose(w.Replica)
+		w.Term++
+		for i := range w.Clients {
+			w.Clients[i].Sub = false
+		}
+	}
+}
+
+// lose makes the server go on with what is left. That takes some time.
+func (w *world) lose(s Server) {
+	w.Lost = max(w.Lost, w.Server.Counter)
+	w.Server = s
+	w.Replica = Server{}
+	w.tick()
+}
+
+func (w *world) crash(c int) {
+	for i := range w.Calls {
+		if call := &w.Calls[i]; call.Script != noScript && w.c.client(call.Token) == c {
+			call.ignore()
+		}
+	}
+	for i := range w.Tokens {
+		if w.c.client(token(i+1)) == c {
+			w.Tokens[i] = Token{}
+		}
+	}
+	w.Clients[c] = Client{Phase: crashed, Sub: w.Clients[c].Sub, Away: w.Clients[c].Away}
+}
+
+// quiet reports that nothing is on the way.
+func (w *world) quiet() bool { return w.Calls == [maxCalls]Call{} && w.Msgs == [maxMsgs]Message{} }
+
+// tick lets time pass.
+func (w *world) tick() {
+	if n := &w.Left[delay]; *n > 0 && *n < unlimited && !w.quiet() {
+		*n--
+	}
+	w.Server.pass(w.c)
+	if w.Left[failover] > 0 {
+		w.Replica.pass(w.c)
+	}
+	if w.c.timed() {
+		w.Time = min(w.Time+1, lastTick)
+	}
+	for i := range w.Calls {
+		if call := &w.Calls[i]; call.Script != noScript {
+			call.Age = min(call.Age+1, uint8(w.c.TTL))
+		}
+	}
+	for i := range w.Msgs {
+		if m := &w.Msgs[i]; m.Token != 0 {
+			m.Age = min(m.Age+1, uint8(w.c.FirstTTL))
+		}
+	}
+	for i := range w.Tokens {
+		if w.Tokens[i].Until > 0 {
+			w.Tokens[i].Until--
+		}
+	}
+	for c := range w.c.Clients {
+		w.age(c)
+	}
+	if w.c.Prompt {
+		w.loseOld()
+	}
+}
+
+// age lets a tick of time pass for the leases of a client.
+func (w *world) age(c int) {
+	cl := &w.Clients[c]
+	if cl.Phase == holding {
+		if cl.Rest--; cl.Rest == 0 {
+			w.expire(c)
+		}
+	}
+	if cl.Away.Rest > 0 {
+		cl.Away.Rest--
+	}
+}
+
+// loseOld loses calls that have been on their way for a TTL.
+func (w *world) loseOld() {
+	for i := range w.Calls {
+		call := &w.Calls[i]
+		if call.Script != noScript && !call.Wanted && call.Age >= uint8(w.c.TTL) {
+			*call = Call{}
+		}
+	}
+}
+
+func (w *world) call(c Call) {
+	for i := range w.Calls {
+		if w.Calls[i].Script == noScript {
+			w.Calls[i] = c
+			return
+		}
+	}
+	w.full = true
+}
+
+// arrive lets the server run the script of a call. An answer that nobody waits for
+// is lost.
+func (w *world) arrive(i int) {
+	w.execute(&w.Calls[i])
+	if !w.Calls[i].Wanted {
+		w.Calls[i] = Call{}
+	}
+}
+
+func (w *world) removeCall(i int) Call {
+	call := w.Calls[i]
+	w.Calls[i] = Call{}
+	return call
+}
+
+func (w *world) removeMessage(i int) Message {
+	m := w.Msgs[i]
+	w.Msgs[i] = Message{}
+	return m
+}
+
+func (w *world) messageFor(t token) int {
+	return slices.IndexFunc(w.Msgs[:], func(m Message) bool { return m.Token == t })
+}
+
+// unwant makes nobody wait for the answers to calls of a token.
+func (w *world) unwant(t token) {
+	for i := range w.Calls {
+		call := &w.Calls[i]
+		if call.Token == t && call.Script != releaseScript {
+			call.ignore()
+		}
+	}
+}
+
+// ignore makes nobody wait for the answer to a call.
+func (c *Call) ignore() {
+	if c.Wanted = false; c.Answer != unanswered {
+		*c = Call{}
+	}
+}
+
+func (w *world) paying(t token) bool {
+	return slices.ContainsFunc(w.Calls[:], func(c Call) bool {
+		return c.Token == t && c.Script == releaseScript && c.Wanted
+	})
+}
