@@ -1,0 +1,201 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const password = "pass"
+
+// A dialUser makes a Locker for a user of the server, whose name is the prefix too.
+type dialUser func(t testing.TB, addr, user string) *rediscore.Locker
+
+var userAdapters = map[string]dialUser{
+	"goredis": func(t testing.TB, addr, user string) *rediscore.Locker {
+		client := goredislib.NewClient(&goredislib.Options{Addr: addr, Username: user, Password: password, ContextTimeoutEnabled: true})
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client, rediscore.WithPrefix(user))
+	},
+	"rueidis": func(t testing.TB, addr, user string) *rediscore.Locker {
+		client, err := rueidislib.NewClient(rueidislib.ClientOption{
+			InitAddress: []string{addr}, Username: user, Password: password, DisableCache: true,
+		})
+		require.NoError(t, err)
+		t.Cleanup(client.Close)
+		return rueidis.New(client, rediscore.WithPrefix(user))
+	},
+	"redigo": func(t testing.TB, addr, user string) *rediscore.Locker {
+		pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			return redigolib.DialContext(ctx, "tcp", addr, redigolib.DialUsername(user), redigolib.DialPassword(password))
+		}}
+		t.Cleanup(func() { pool.Close() })
+		return redigo.New(pool, rediscore.WithPrefix(user))
+	},
+}
+
+// documentedRights are the commands that the documentation of rediscore lists.
+func documentedRights(t *testing.T) []string {
+	t.Helper()
+	doc, err := os.ReadFile("rediscore/doc.go")
+	require.NoError(t, err)
+	_, list, _ := strings.Cut(string(doc), "must be allowed")
+	list, _, found := strings.Cut(list, "(in a cluster")
+	require.True(t, found, "the list of rights has moved")
+	return regexp.MustCompile(`\b[A-Z]{3,}\b`).FindAllString(list, -1)
+}
+
+// addUser adds a user who may use some commands, and keys and channels with its own
+// name as a prefix.
+func addUser(t *testing.T, server *redistest.Server, user string, rights []string) {
+	t.Helper()
+	args := []string{"ACL", "SETUSER", user, "on", ">" + password, "resetkeys", "~" + user + "*", "-@all"}
+	for _, r := range rights {
+		args = append(args, "+"+strings.ToLower(r))
+	}
+	if _, err := server.Do(append(args, "resetchannels", "&"+user+"*")...); err != nil { // before Redis 6.2
+		do(t, server, args...)
+	}
+}
+
+// TestRights takes each of the documented rights away from a user who has no others.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rights := documentedRights(t)
+	require.Greater(t, len(rights), 20)
+	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, rights, "EVAL") }) // while no script is known
+	for name, dial := range userAdapters {
+		t.Run(name, func(t *testing.T) {
+			addUser(t, server, name, rights)
+			require.Empty(t, useEverything(t, server, name, dial))
+			requireNothingForEver(t, server, name)
+		})
+	}
+	for _, right := range rights {
+		if right != "EVAL" {
+			t.Run(right, func(t *testing.T) {
+				t.Parallel()
+				withoutRight(t, server, rights, right)
+			})
+		}
+	}
+}
+
+// helpful are the rights without which waiters have to ask.
+var helpful = map[string]bool{"PUBSUB": true, "SUBSCRIBE": true}
+
+func withoutRight(t *testing.T, server *redistest.Server, rights []string, right string) {
+	var others []string
+	for _, r := range rights {
+		if r != right {
+			others = append(others, r)
+		}
+	}
+	user := "no-" + right + ":"
+	addUser(t, server, user, others)
+	errs := useEverything(t, server, user, userAdapters["goredis"])
+	if helpful[right] {
+		require.Empty(t, errs)
+	} else {
+		require.NotEmpty(t, errs, "nothing needs the right")
+		require.Regexp(t, "NOPERM|can't run this command|"+strings.ToLower(right), errs[0].Error())
+	}
+	t.Log(errors.Join(errs...))
+	requireNothingForEver(t, server, user)
+}
+
+// useEverything uses a lock in all ways that there are, and returns what went wrong, in
+// order.
+func useEverything(t *testing.T, server *redistest.Server, user string, dial dialUser) (errs []error) {
+	t.Helper()
+	const (
+		key  = "k"
+		rest = time.Second
+	)
+	ctx, l := t.Context(), dial(t, server.Addr(), user)
+	note := func(what string, ok bool, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		} else if !ok {
+			errs = append(errs, fmt.Errorf("%s: the wrong answer", what))
+		}
+	}
+	try := func(what, token string, ttl time.Duration) {
+		a, err := l.TryAcquire(ctx, key, token, ttl)
+		note(what, a.Acquired, err)
+	}
+	renew := func(what, token string, want bool) {
+		held, err := l.Renew(ctx, key, token, 3*rest)
+		note(what, held == want, err)
+	}
+	release := func(what, token string, want bool) {
+		held, err := l.Release(ctx, key, token)
+		note(what, held == want, err)
+	}
+	try("acquire", "a", rest)
+	try("acquire again", "a", 2*rest)
+	renew("renew", "a", true)
+	renew("renew another's", "stranger", false)
+	hold, err := l.Inspect(ctx, key)
+	note("inspect", hold.Token == "a" && hold.Remaining > 2*rest, err)
+	release("release", "a", true)
+	renew("renew nothing", "stranger", false)
+
+	try("acquire, for long", "a", 10*rest)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, key, "b", 10*rest)
+		waited <- err
+	}()
+	for len(waited) == 0 && !somebodyWaits(t, server, user) {
+		time.Sleep(pause)
+	}
+	release("hand over", "a", true)
+	note("wait", true, <-waited)
+
+	cancelled, cancel := context.WithTimeout(ctx, rest/10)
+	defer cancel()
+	_, err = l.Acquire(cancelled, key, "c", rest)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil
+	}
+	note("wait and give up", cancelled.Err() != nil, err)
+	release("leave the queue", "c", false)
+	release("release after a wait", "b", true)
+	return errs
+}
+
+// somebodyWaits reports whether somebody stands in a queue under a prefix.
+func somebodyWaits(t *testing.T, server *redistest.Server, prefix string) bool {
+	return slices.ContainsFunc(server.Keys(t), func(key string) bool {
+		return strings.HasPrefix(key, prefix) && strings.Contains(key, "dlock1:waiters:")
+	})
+}
+
+// requireNothingForEver fails if something is stored that does not expire.
+func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string) {
+	t.Helper()
+	for _, key := range server.Keys(t) {
+		if strings.HasPrefix(key, prefix) {
+			require.NotEqual(t, int64(-1), do(t, server, "PTTL", key), "%q never expires", key)
+		}
+	}
+}

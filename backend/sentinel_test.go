@@ -1,0 +1,110 @@
+package backend_test
+
+import (
+	"testing"
+	"time"
+
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const masterName = "mymaster"
+
+// sentinelAdapters are those whose client libraries know Redis Sentinel.
+var sentinelAdapters = map[string]func(t *testing.T, sentinel string) *rediscore.Locker{
+	"goredis": func(t *testing.T, sentinel string) *rediscore.Locker {
+		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
+			MasterName: masterName, SentinelAddrs: []string{sentinel}, ContextTimeoutEnabled: true,
+		})
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client)
+	},
+	"rueidis": func(t *testing.T, sentinel string) *rediscore.Locker {
+		client, err := rueidislib.NewClient(rueidislib.ClientOption{
+			InitAddress: []string{sentinel}, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
+		})
+		require.NoError(t, err)
+		t.Cleanup(client.Close)
+		return rueidis.New(client)
+	},
+}
+
+// A failover is what one client has when a replica takes its master's place.
+type failover struct {
+	client         *dlock.Client
+	locker         *rediscore.Locker
+	known, unknown *dlock.Lease
+	granted        chan *dlock.Lease // the next of known
+}
+
+// TestSentinel has a replica take its master's place. A lease that the replica knows of
+// stays, and its waiter is told by the new master; one that it does not know of is
+// lost, and its fence is below those that follow.
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	sentinel := redistest.StartSentinel(t, master, masterName, 1)
+	failovers := make(map[string]*failover)
+	for name, dial := range sentinelAdapters {
+		f := &failover{locker: dial(t, sentinel.Addr()), granted: make(chan *dlock.Lease, 1)}
+		f.client = dlock.New(f.locker, dlock.WithTTL(20*time.Second))
+		failovers[name] = f
+		t.Cleanup(func() {
+			f.client.Close()
+			f.locker.Close()
+		})
+		var err error
+		f.known, err = f.client.Acquire(t.Context(), name)
+		require.NoError(t, err)
+		f.unknown, err = f.client.Acquire(t.Context(), "unknown"+name)
+		require.NoError(t, err)
+		go func() {
+			next, err := f.client.Acquire(t.Context(), name)
+			if err == nil {
+				f.granted <- next
+			}
+		}()
+	}
+	require.Eventually(t, func() bool {
+		return listening(t, replica, "") == len(failovers) && len(replica.Keys(t)) == len(master.Keys(t))
+	}, ttl, pause)
+	master.Kill()
+	for name, f := range failovers {
+		require.Eventually(t, func() bool {
+			hold, err := f.locker.Inspect(t.Context(), name)
+			if err != nil || hold.Token != f.known.Token() {
+				return false
+			}
+			inboxes, err := replica.Do("PUBSUB", "CHANNELS", "dlock1:inbox:*") // Sentinel may cut the connection
+			return err == nil && len(inboxes.([]any)) == len(failovers)
+		}, 30*time.Second, 10*time.Millisecond, "%s: nobody has taken the master's place, or not all listen to it", name)
+		do(t, replica, "DEL", "unknown"+name) // as if it had not got the last write
+		f.require(t, name)
+	}
+}
+
+func (f *failover) require(t *testing.T, name string) {
+	require.ErrorIs(t, f.unknown.Renew(t.Context()), dlock.ErrLost, name)
+	require.ErrorIs(t, f.unknown.Err(), dlock.ErrLost, name)
+	require.NoError(t, f.known.Renew(t.Context()), name)
+	require.NoError(t, f.known.Release(), name)
+	select {
+	case next := <-f.granted:
+		require.Greater(t, next.Fence(), f.known.Fence(), name)
+		require.NoError(t, next.Release(), name)
+	case <-time.After(soon):
+		t.Fatalf("%s: the waiter was not served within %v", name, soon)
+	}
+	again, err := f.client.Acquire(t.Context(), "unknown"+name)
+	require.NoError(t, err, name)
+	require.Greater(t, again.Fence(), f.unknown.Fence(), name)
+	require.NoError(t, again.Release(), name)
+}

@@ -1,0 +1,413 @@
+package backend_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// soon is how long a handover by message takes at most. Without the message it
+// would take two seconds.
+const soon = 1500 * time.Millisecond
+
+func newGoRedis(t testing.TB, o goredislib.Options) *rediscore.Locker {
+	o.ContextTimeoutEnabled = true
+	client := goredislib.NewClient(&o)
+	t.Cleanup(func() { client.Close() })
+	return goredis.New(client, rediscore.WithPrefix(t.Name()))
+}
+
+func newRueidis(t testing.TB, o rueidislib.ClientOption) *rediscore.Locker {
+	client, err := rueidislib.NewClient(o)
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return rueidis.New(client, rediscore.WithPrefix(t.Name()))
+}
+
+func newRedigo(t testing.TB, pool *redigolib.Pool, network, addr string, options ...redigolib.DialOption) *rediscore.Locker {
+	pool.DialContext = func(ctx context.Context) (redigolib.Conn, error) {
+		return redigolib.DialContext(ctx, network, addr, options...)
+	}
+	t.Cleanup(func() { pool.Close() })
+	return redigo.New(pool, rediscore.WithPrefix(t.Name()))
+}
+
+// A hook of go-redis, as tracing has them.
+type hook struct{ calls atomic.Int32 }
+
+func (h *hook) DialHook(next goredislib.DialHook) goredislib.DialHook { return next }
+
+func (h *hook) ProcessHook(next goredislib.ProcessHook) goredislib.ProcessHook {
+	return func(ctx context.Context, cmd goredislib.Cmder) error {
+		h.calls.Add(1)
+		_, _ = cmd.FullName(), cmd.String()
+		return next(ctx, cmd)
+	}
+}
+
+func (h *hook) ProcessPipelineHook(next goredislib.ProcessPipelineHook) goredislib.ProcessPipelineHook {
+	return next
+}
+
+// TestSettingsOfClients uses a lock through clients with the settings that services
+// have.
+func TestSettingsOfClients(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	addr := server.Addr()
+	for name, dial := range map[string]func(t *testing.T) *rediscore.Locker{
+		"goredis/RESP2": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, Protocol: 2})
+		},
+		"goredis/RESP3": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, Protocol: 3})
+		},
+		"goredis/Retries": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, MaxRetries: 10})
+		},
+		"goredis/OneConnection": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, PoolSize: 1, MaxActiveConns: 1})
+		},
+		"goredis/Hook": func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: addr})
+			h := new(hook)
+			client.AddHook(h)
+			t.Cleanup(func() {
+				client.Close()
+				require.NotZero(t, h.calls.Load())
+			})
+			return goredis.New(client, rediscore.WithPrefix(t.Name()))
+		},
+		"rueidis/RESP3": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}})
+		},
+		"rueidis/RESP2": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, AlwaysRESP2: true, DisableCache: true})
+		},
+		"rueidis/Pipelining": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true, AlwaysPipelining: true})
+		},
+		"rueidis/OneConnection": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, PipelineMultiplex: -1, BlockingPoolSize: 1})
+		},
+		"redigo/RESP2": func(t *testing.T) *rediscore.Locker { return newRedigo(t, &redigolib.Pool{MaxIdle: 1}, "tcp", addr) },
+		"redigo/OneConnection": func(t *testing.T) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, "tcp", addr)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireHandover(t, server, dial(t))
+		})
+	}
+}
+
+// requireHandover uses a lock, and has two waiters served by messages, through one
+// client.
+func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker) {
+	t.Helper()
+	const key = "k"
+	defer l.Close()
+	requireCycle(t, l, key)
+	acquire(t, l, key, "w0")
+	granted := make(chan string, 2)
+	for _, token := range []string{"w1", "w2"} {
+		go func() {
+			if _, err := l.Acquire(t.Context(), key, token, ttl); err == nil {
+				granted <- token
+			}
+		}()
+	}
+	require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 2 }, ttl, pause)
+	holder := "w0"
+	for range 2 {
+		require.True(t, release(t, l, key, holder))
+		select {
+		case holder = <-granted:
+		case <-time.After(soon):
+			t.Fatalf("nobody was served within %v", soon)
+		}
+	}
+	require.True(t, release(t, l, key, holder))
+}
+
+// listening counts the waiters under a prefix whose inbox the server knows.
+func listening(t *testing.T, server *redistest.Server, prefix string) (n int) {
+	t.Helper()
+	for _, key := range server.Keys(t) {
+		if !strings.HasPrefix(key, prefix+"{") || !strings.Contains(key, "dlock1:waiters:") {
+			continue
+		}
+		for _, waiter := range do(t, server, "HVALS", key).([]any) {
+			if strings.Contains(waiter.(string), "dlock1:inbox:") {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// TestSocketAndTLS uses locks over a Unix socket and over TLS.
+func TestSocketAndTLS(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "dlock") // the path of a socket has to be short
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	certificate, config := selfSigned(t, dir)
+	if len(do(t, redistest.Start(t), "CONFIG", "GET", "tls-port").([]any)) == 0 {
+		t.Skip("the server is built without TLS")
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := listener.Addr().String()
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	listener.Close()
+	server := redistest.Start(t, "--unixsocket", socket, "--tls-port", port, "--tls-cert-file", certificate,
+		"--tls-key-file", certificate, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no")
+	for name, dial := range map[string]func(t *testing.T) *rediscore.Locker{
+		"goredis/Socket": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Network: "unix", Addr: socket})
+		},
+		"goredis/TLS": func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, TLSConfig: config})
+		},
+		"rueidis/Socket": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{socket},
+				DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+					return d.DialContext(ctx, "unix", addr)
+				}})
+		},
+		"rueidis/TLS": func(t *testing.T) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, TLSConfig: config})
+		},
+		"redigo/Socket": func(t *testing.T) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "unix", socket)
+		},
+		"redigo/TLS": func(t *testing.T) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", addr,
+				redigolib.DialUseTLS(true), redigolib.DialTLSConfig(config))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { requireHandover(t, server, dial(t)) })
+	}
+}
+
+// selfSigned makes a certificate and its key, in one file.
+func selfSigned(t *testing.T, dir string) (path string, config *tls.Config) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...)
+	path = filepath.Join(dir, "pem")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(text)
+	return path, &tls.Config{RootCAs: roots}
+}
+
+// TestDatabases has waiters for the same key in two databases. Channels know no
+// databases.
+func TestDatabases(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, dial := range map[string]func(t *testing.T, db int) *rediscore.Locker{
+		"goredis": func(t *testing.T, db int) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: server.Addr(), DB: db})
+		},
+		"rueidis": func(t *testing.T, db int) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{server.Addr()}, SelectDB: db})
+		},
+		"redigo": func(t *testing.T, db int) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", server.Addr(), redigolib.DialDatabase(db))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const (
+				databases = 2
+				key       = "k"
+			)
+			var lockers [databases]*rediscore.Locker
+			var granted [databases]chan error
+			for db := range databases {
+				l, done := dial(t, db+3), make(chan error, 1)
+				lockers[db], granted[db] = l, done
+				t.Cleanup(func() { l.Close() })
+				acquire(t, l, key, "holder")
+				go func() {
+					_, err := l.Acquire(t.Context(), key, "waiter"+strconv.Itoa(db), ttl)
+					done <- err
+				}()
+			}
+			require.Eventually(t, func() bool {
+				inboxes := do(t, server, "PUBSUB", "CHANNELS", t.Name()+"dlock1:inbox:*").([]any)
+				return len(inboxes) == databases
+			}, ttl, pause)
+			for db, l := range lockers {
+				require.True(t, release(t, l, key, "holder"))
+				select {
+				case err := <-granted[db]:
+					require.NoError(t, err)
+				case <-time.After(soon):
+					t.Fatalf("nobody was served within %v", soon)
+				}
+				requireHeldBy(t, l, key, "waiter"+strconv.Itoa(db))
+				if other := db + 1; other < databases {
+					require.Empty(t, granted[other], "a waiter of another database was served")
+					requireHeldBy(t, lockers[other], key, "holder")
+				}
+			}
+		})
+	}
+}
+
+// TestEviction evicts a lease: its holder hears of it, and fences still rise.
+func TestEviction(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := dlock.New(dialGoRedis(t, server.Addr()), dlock.WithTTL(time.Second))
+	defer client.Close()
+	lease, err := client.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	do(t, server, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+	do(t, server, "CONFIG", "SET", "maxmemory", "1")
+	_, _ = server.Do("SET", "another", "1") // fails when there is nothing left to evict
+	do(t, server, "CONFIG", "SET", "maxmemory", "0")
+	require.Empty(t, server.Keys(t))
+	select {
+	case <-lease.Done():
+		require.ErrorIs(t, lease.Err(), dlock.ErrLost)
+	case <-time.After(2 * time.Second):
+		t.Fatal("the holder has not heard of the loss within two TTLs")
+	}
+	next, err := client.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.Greater(t, next.Fence(), lease.Fence())
+	require.NoError(t, next.Release())
+}
+
+// TestRenamedCommands uses servers without scripts: nothing works, and the error says so.
+func TestRenamedCommands(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"EVAL", "EVALSHA"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t, "--rename-command", name, "")
+			for _, a := range adapters {
+				_, err := a.dial(t, server.Addr()).TryAcquire(t.Context(), "k", "t", ttl)
+				require.Regexp(t, "(?i)unknown command.*"+name, err, a.name)
+			}
+			require.Empty(t, server.Keys(t))
+		})
+	}
+}
+
+// TestBusyServer has somebody's script hold up a server, which answers BUSY then: a
+// lease that is not over when the script is killed stays.
+func TestBusyServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--lua-time-limit", "50")
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			l := a.dial(t, server.Addr())
+			client := dlock.New(l, dlock.WithTTL(3*time.Second))
+			defer client.Close()
+			lease, err := client.Acquire(t.Context(), t.Name())
+			require.NoError(t, err)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, _ = server.Do("EVAL", "while true do end", "0")
+			}()
+			require.Eventually(t, func() bool {
+				_, err = l.TryAcquire(t.Context(), "other", "t", ttl)
+				return err != nil
+			}, 2*time.Second, pause)
+			require.ErrorContains(t, err, "BUSY")
+			require.NotErrorIs(t, err, dlock.ErrHeld)
+			require.ErrorContains(t, lease.Renew(t.Context()), "BUSY")
+			do(t, server, "SCRIPT", "KILL")
+			<-done
+			require.NoError(t, lease.Renew(t.Context()))
+			require.NoError(t, lease.Release())
+		})
+	}
+}
+
+// TestIdleConnectionsAreCut uses a server that cuts what is idle for a second: leases
+// stay, and waiters are served.
+func TestIdleConnectionsAreCut(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--timeout", "1")
+	careful := newRedigo(t, &redigolib.Pool{MaxIdle: 1, IdleTimeout: 500 * time.Millisecond}, "tcp", server.Addr())
+	acquire(t, careful, "k", "t")
+	leases := make([]*dlock.Lease, len(adapters))
+	granted := make([]chan error, len(adapters))
+	for i, a := range adapters {
+		client := dlock.New(a.dial(t, server.Addr()), dlock.WithTTL(5*time.Second))
+		t.Cleanup(func() { client.Close() })
+		lease, err := client.Acquire(t.Context(), a.name)
+		require.NoError(t, err)
+		leases[i], granted[i] = lease, make(chan error, 1)
+		go func() {
+			next, err := client.Acquire(t.Context(), a.name)
+			granted[i] <- err
+			if err == nil {
+				_ = next.Release()
+			}
+		}()
+	}
+	time.Sleep(2600 * time.Millisecond) // past a renewal and an ask
+	require.True(t, renew(t, careful, "k", "t"), "redigo finds no connection that is cut")
+	for i, lease := range leases {
+		require.NoError(t, lease.Err(), adapters[i].name)
+		require.Eventually(t, func() bool { // some find out by using a connection that it is gone
+			err := lease.Release()
+			require.NotErrorIs(t, err, dlock.ErrLost, adapters[i].name)
+			return err == nil
+		}, 5*time.Second, pause)
+		select {
+		case err := <-granted[i]:
+			require.NoError(t, err, adapters[i].name)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: the waiter was not served", adapters[i].name)
+		}
+	}
+}
