@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
@@ -18,5 +19,6 @@ func dialGoRedis(cfg config) (dlock.Locker, func() error, error) {
 		ReadTimeout:           timeout,
 		WriteTimeout:          timeout,
 	})
-	return goredis.New(client, rediscore.WithPrefix(prefix)), client.Close, nil
+	locker := goredis.New(client, rediscore.WithPrefix(prefix))
+	return locker, func() error { return cmp.Or(locker.Close(), client.Close()) }, nil
 }

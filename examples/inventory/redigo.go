@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/gomodule/redigo/redis"
@@ -20,5 +21,6 @@ func dialRedigo(cfg config) (dlock.Locker, func() error, error) {
 				redis.DialWriteTimeout(timeout))
 		},
 	}
-	return dlockredigo.New(pool, rediscore.WithPrefix(prefix)), pool.Close, nil
+	locker := dlockredigo.New(pool, rediscore.WithPrefix(prefix))
+	return locker, func() error { return cmp.Or(locker.Close(), pool.Close()) }, nil
 }

@@ -22,9 +22,10 @@ func dialRueidis(cfg config) (dlock.Locker, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	locker := dlockrueidis.New(client, rediscore.WithPrefix(prefix))
 	hangUp := func() error {
-		client.Close()
-		return nil
+		defer client.Close()
+		return locker.Close()
 	}
-	return dlockrueidis.New(client, rediscore.WithPrefix(prefix)), hangUp, nil
+	return locker, hangUp, nil
 }

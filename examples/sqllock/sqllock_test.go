@@ -1,0 +1,62 @@
+//go:build unix
+
+package sqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/examples/sqllock"
+)
+
+func TestConformance(t *testing.T) {
+	conformance.Run(t, harness(t))
+}
+
+func BenchmarkLocker(b *testing.B) {
+	conformance.Bench(b, harness(b))
+}
+
+func harness(t testing.TB) conformance.Harness {
+	server := postgres(t)
+	admin := open(t, server.addr)
+	makeSchema(t, admin)
+	return conformance.Harness{
+		New:  func(t *testing.T) dlock.Locker { return sqllock.New(open(t, server.addr)) },
+		Via:  func(t *testing.T, addr string) dlock.Locker { return sqllock.New(open(t, addr)) },
+		Addr: server.addr,
+		Wipe: func(t *testing.T) { do(t, admin, wipe) },
+	}
+}
+
+// wipe makes the database forget what it knows of locks, while they are in use: the
+// rows, and what sequences have counted, if there were any. A table that is dropped
+// would be missed by whoever uses it just then.
+const wipe = `DO $$
+DECLARE counter regclass;
+BEGIN
+	TRUNCATE dlock;
+	FOR counter IN SELECT oid FROM pg_class WHERE relkind = 'S' LOOP
+		EXECUTE format('ALTER SEQUENCE %s RESTART', counter);
+	END LOOP;
+END $$`
+
+// makeSchema makes the database empty, but for the table.
+func makeSchema(t testing.TB, db *sql.DB) {
+	t.Helper()
+	do(t, db, "DROP SCHEMA public CASCADE")
+	do(t, db, "CREATE SCHEMA public")
+	if err := sqllock.New(db).CreateTable(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func do(t testing.TB, db *sql.DB, stmt string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(stmt, args...); err != nil {
+		t.Fatalf("%s: %v", stmt, err)
+	}
+}
