@@ -1,0 +1,5 @@
+// Package reproductions shows, against a real server, what known lock libraries and
+// recipes do in the situations that dlock is designed for: one test for each claim, which
+// passes where the claim holds. It is a module of its own, so that the libraries stay out
+// of the dependencies of dlock. README.md lists the claims.
+package reproductions
