@@ -54,9 +54,9 @@ func backends(b *testing.B) []backend {
 			}
 			return err
 		}, nil},
-		onGoredis(b, addr),
-		onRueidis(b, addr),
-		onRedigo(b, addr),
+	}
+	for _, name := range adapters {
+		all = append(all, dial(b, name, addr))
 	}
 	if cpu := cpuOf(b, addr); cpu != nil {
 		for i := range all[1:] {
@@ -66,27 +66,27 @@ func backends(b *testing.B) []backend {
 	return all
 }
 
+var adapters = []string{"goredis", "rueidis", "redigo"}
+
+// dial makes a client of the server at addr.
+func dial(b *testing.B, name, addr string) backend {
+	switch name {
+	case "goredis":
+		return onGoredis(b, addr)
+	case "rueidis":
+		return onRueidis(b, addr)
+	default:
+		return onRedigo(b, addr)
+	}
+}
+
 // cpuOf returns what tells the CPU time of the server, or nil for miniredis.
 func cpuOf(b *testing.B, addr string) func(b *testing.B) time.Duration {
-	conn, err := redigolib.Dial("tcp", addr)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { conn.Close() })
-	read := func() (total time.Duration, err error) {
-		info, err := redigolib.String(conn.Do("INFO", "cpu"))
-		for _, name := range []string{"used_cpu_sys", "used_cpu_user"} {
-			_, rest, ok := strings.Cut(info, "\n"+name+":")
-			if !ok {
-				return 0, fmt.Errorf("no %s in %q: %w", name, info, err)
-			}
-			seconds, err := strconv.ParseFloat(strings.TrimSpace(rest[:strings.IndexByte(rest, '\r')]), 64)
-			if err != nil {
-				return 0, err
-			}
-			total += time.Duration(seconds * float64(time.Second))
-		}
-		return total, nil
+	info := infoOf(b, addr)
+	read := func() (time.Duration, error) {
+		sys, err1 := info("cpu", "used_cpu_sys")
+		user, err2 := info("cpu", "used_cpu_user")
+		return time.Duration((sys + user) * float64(time.Second)), errors.Join(err1, err2)
 	}
 	if _, err := read(); err != nil {
 		return nil
@@ -97,6 +97,23 @@ func cpuOf(b *testing.B, addr string) func(b *testing.B) time.Duration {
 			b.Fatal(err)
 		}
 		return total
+	}
+}
+
+// infoOf returns what reads a number of a section of the server's INFO.
+func infoOf(b *testing.B, addr string) func(section, name string) (float64, error) {
+	conn, err := redigolib.Dial("tcp", addr)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	return func(section, name string) (float64, error) {
+		info, err := redigolib.String(conn.Do("INFO", section))
+		_, rest, ok := strings.Cut(info, "\n"+name+":")
+		if !ok {
+			return 0, fmt.Errorf("no %s in %q: %w", name, info, err)
+		}
+		return strconv.ParseFloat(strings.TrimSpace(rest[:strings.IndexByte(rest, '\r')]), 64)
 	}
 }
 

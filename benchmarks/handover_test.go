@@ -1,0 +1,174 @@
+package benchmarks
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
+)
+
+var (
+	rtt  = flag.Duration("rtt", 2*time.Millisecond, "round-trip time that is added in BenchmarkHandover")
+	hold = flag.Duration("hold", time.Millisecond, "how long each holds the lock in BenchmarkHandover")
+)
+
+// BenchmarkHandover has so many clients, each with a connection of its own, pass one
+// lock on among them, over a network with a round-trip time of -rtt. It reports
+//   - gap-p50-rtt and gap-p99-rtt: from Release being called to the next holder
+//     running, in round-trip times as they are measured on the same network;
+//   - wait-p99-x: the 99th percentile of the waits as a multiple of the ideal, in which
+//     each waits for all others to hold the lock for -hold and to pass it on at the
+//     median gap;
+//   - spread: how much oftener the most served was served than the least served;
+//   - commands and server-µs: what one handover costs the server, with the commands
+//     that scripts make, and the CPU time.
+func BenchmarkHandover(b *testing.B) {
+	for _, waiters := range []int{2, 8, 32, 128} {
+		b.Run(fmt.Sprintf("waiters=%d", waiters), func(b *testing.B) {
+			for _, name := range adapters {
+				b.Run("backend="+name, func(b *testing.B) { handover(b, name, waiters) })
+			}
+		})
+	}
+}
+
+// A tenure is one hold of the lock by one of the clients.
+type tenure struct {
+	who              int
+	asked, got, done time.Time
+}
+
+func handover(b *testing.B, name string, waiters int) {
+	addr := server(b)
+	cpu := cpuOf(b, addr)
+	proxy, err := faultproxy.New(addr)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(proxy.Close)
+	clients := make([]*dlock.Client, waiters)
+	var ping func() error
+	for i := range clients {
+		on := dial(b, name, proxy.Addr())
+		clients[i] = newClient(b, on.locker)
+		ping = func() error { return on.floor(context.Background(), "ping", "pong") }
+	}
+	proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: *rtt / 2})
+	trip := roundTrip(b, ping)
+	handovers(b, clients, waiters) // connects everybody
+	var before time.Duration
+	if cpu != nil {
+		before = cpu(b)
+	}
+	info := infoOf(b, addr)
+	commands, counted := info("stats", "total_commands_processed")
+	b.ResetTimer()
+	turns := handovers(b, clients, b.N*waiters)
+	b.StopTimer()
+	n := float64(len(turns))
+	if counted == nil { // miniredis does not
+		after, err := info("stats", "total_commands_processed")
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric((after-commands)/n, "commands")
+	}
+	if cpu != nil {
+		b.ReportMetric(float64((cpu(b)-before).Microseconds())/n, "server-µs")
+	}
+	report(b, turns, waiters, trip)
+}
+
+// roundTrip returns the median of the round-trip times of the bare client. One cycle
+// of the floor is two.
+func roundTrip(b *testing.B, cycle func() error) time.Duration {
+	const tries = 50
+	trips := make([]time.Duration, tries)
+	for i := range trips {
+		start := time.Now()
+		if err := cycle(); err != nil {
+			b.Fatal(err)
+		}
+		trips[i] = time.Since(start) / 2
+	}
+	slices.Sort(trips)
+	return trips[tries/2]
+}
+
+// handovers has all clients acquire one lock again and again, until it has been held
+// n times by all of them together.
+func handovers(b *testing.B, clients []*dlock.Client, n int) []tenure {
+	var mu sync.Mutex
+	var turns []tenure
+	var all sync.WaitGroup
+	for who, c := range clients {
+		all.Go(func() {
+			for more := true; more; {
+				t := tenure{who: who, asked: time.Now()}
+				lease, err := c.Acquire(b.Context(), "k")
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				t.got = time.Now()
+				time.Sleep(*hold)
+				mu.Lock()
+				t.done = time.Now()
+				turns = append(turns, t)
+				more = len(turns) < n
+				mu.Unlock()
+				if err := lease.Release(); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return turns[:min(n, len(turns))]
+}
+
+func report(b *testing.B, turns []tenure, waiters int, trip time.Duration) {
+	var gaps, waits []time.Duration
+	served := make([]int, waiters)
+	for i, t := range turns {
+		served[t.who]++
+		if i > 0 {
+			gaps = append(gaps, t.got.Sub(turns[i-1].done))
+		}
+		if i >= 2*waiters { // those before had no full queue before them
+			waits = append(waits, t.got.Sub(t.asked))
+		}
+	}
+	gap := percentile(gaps, 50)
+	b.ReportMetric(float64(gap)/float64(trip), "gap-p50-rtt")
+	b.ReportMetric(float64(percentile(gaps, 99))/float64(trip), "gap-p99-rtt")
+	ideal := time.Duration(waiters) * (holdOf(turns) + gap)
+	b.ReportMetric(float64(percentile(waits, 99))/float64(ideal), "wait-p99-x")
+	b.ReportMetric(float64(slices.Max(served)-slices.Min(served)), "spread")
+}
+
+// holdOf is how long the lock was really held, in the median.
+func holdOf(turns []tenure) time.Duration {
+	holds := make([]time.Duration, len(turns))
+	for i, t := range turns {
+		holds[i] = t.done.Sub(t.got)
+	}
+	return percentile(holds, 50)
+}
+
+func percentile[T cmp.Ordered](all []T, p int) T {
+	var zero T
+	if len(all) == 0 {
+		return zero
+	}
+	slices.Sort(all)
+	return all[min(len(all)-1, len(all)*p/100)]
+}
