@@ -542,7 +542,7 @@ func TestFirstTTLAfterAWait(t *testing.T) {
 			{[]dlock.Option{dlock.WithMinHold(7 * time.Second)}, 7 * time.Second, true},
 			{[]dlock.Option{dlock.WithMinHold(time.Hour)}, 30 * time.Second, false},
 		} {
-			s.calls = nil
+			s.forget()
 			_, err := store.TryAcquire(t.Context(), "k", "dead", time.Second)
 			require.NoError(t, err)
 			l := acquire(t, c.With(w.options...), "k")

@@ -128,6 +128,13 @@ func (s *spy) made(ops ...string) []*call {
 	return made
 }
 
+// forget makes the calls so far as if they had not been made.
+func (s *spy) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = nil
+}
+
 // plain hides the optional interfaces of a Locker, so that waiters poll and
 // renewals go one by one.
 type plain struct{ dlock.Locker }

@@ -130,37 +130,30 @@ func (u *unreliable) pass(ctx context.Context, call func(context.Context) error)
 	return errUnreliable
 }
 
-func (u *unreliable) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (a dlock.Attempt, err error) {
-	err = u.pass(ctx, func(ctx context.Context) (err error) {
-		answer, err := u.Forward.TryAcquire(ctx, key, token, ttl)
-		a = answer
-		return err
-	})
-	if err != nil {
-		return dlock.Attempt{}, err
-	}
-	return a, nil
+func (u *unreliable) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return answer(u, ctx, func(ctx context.Context) (dlock.Attempt, error) { return u.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
 func (u *unreliable) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return u.tell(ctx, func(ctx context.Context) (bool, error) { return u.Forward.Renew(ctx, key, token, ttl) })
+	return answer(u, ctx, func(ctx context.Context) (bool, error) { return u.Forward.Renew(ctx, key, token, ttl) })
 }
 
 func (u *unreliable) Release(ctx context.Context, key, token string) (bool, error) {
-	return u.tell(ctx, func(ctx context.Context) (bool, error) { return u.Forward.Release(ctx, key, token) })
+	return answer(u, ctx, func(ctx context.Context) (bool, error) { return u.Forward.Release(ctx, key, token) })
 }
 
-func (u *unreliable) tell(ctx context.Context, call func(context.Context) (bool, error)) (bool, error) {
-	answer := make(chan bool, 1)
-	err := u.pass(ctx, func(ctx context.Context) error {
-		held, err := call(ctx)
-		answer <- held
+// answer returns the answer to a call, unless that gets none.
+func answer[T any](u *unreliable, ctx context.Context, call func(context.Context) (T, error)) (none T, err error) {
+	answers := make(chan T, 1) // a late call may answer when nobody waits for it
+	err = u.pass(ctx, func(ctx context.Context) error {
+		a, err := call(ctx)
+		answers <- a
 		return err
 	})
 	if err != nil {
-		return false, err
+		return none, err
 	}
-	return <-answer, nil
+	return <-answers, nil
 }
 
 // calm is a line that nothing happens to.

@@ -650,6 +650,28 @@ func TestReleaseLeavesTheQueue(t *testing.T) {
 	require.Empty(t, ear.heard())
 }
 
+// When the lock is free and nobody waits, nothing is left but the fence, in whatever
+// order the last holder and the last waiters have gone.
+func TestNothingIsLeft(t *testing.T) {
+	b := newBench(t, "", "k")
+	ear := b.listen("inbox")
+	for name, end := range map[string]func(){
+		"holder":              func() { b.release("A") },
+		"lease, then holder":  func() { b.expire(); b.release("A") },
+		"waiter, then holder": func() { b.wait("B", ""); b.release("B"); b.release("A") },
+		"holder, then waiter": func() { b.wait("B", ""); b.release("A"); b.release("B") },
+		"holder of the dead":  func() { b.wait("B", "pnobody"); b.release("A") },
+		"lease, then waiter":  func() { b.wait("B", ""); b.expire(); b.release("B") },
+	} {
+		b.hold("H")
+		b.wait("A", ear.inbox)
+		b.release("H")
+		ear.requireTold("A")
+		end()
+		require.Equal(t, []string{b.lock.texts[1]}, b.all(t), name)
+	}
+}
+
 // A release by a token that holds nothing, which finds the lock free, passes it on as a
 // lease that ends.
 func TestReleaseOfAnother(t *testing.T) {

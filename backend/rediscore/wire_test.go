@@ -191,7 +191,7 @@ func TestScripts(t *testing.T) {
 		"enqueue": "abaf36e4176082c039e49ffb96b980267093ef41",
 		"ask":     "197f551a094cfdb2105035b0fac144ec281e857f",
 		"renew":   "9abfe385300dd6eb50d46826cf05e836491aaa5a",
-		"release": "9919810b1b58f65711a081a450a4331d12ba514f",
+		"release": "d88a8705b4e1d3636976acdb2a06a21cc834346f",
 		"free":    "dd1e7d817c9271937cc26977adec64e5a1dda63a",
 		"inspect": "7c6f1f9c0dc8b55869550967088818ca27044bf3",
 	}

@@ -13,25 +13,29 @@ if holder == token and not waited then
   return 1
 end
 
+-- A replica may be behind: only a server that accepts writes may say "not held".
+if not waited then
+  if holder then
+    redis.call('RENAMENX', KEYS[1], KEYS[1]) -- changes nothing
+  else
+    redis.call('DEL', KEYS[4])
+  end
+  return 0
+end
+
 --include queue.lua
 
-if holder == token then
+local held = holder == token
+if not held then
+  forget(token)
+end
+if held or not holder then
   local ok, next = pcall(serve, '')
-  if not ok or not next or next == '' then -- it failed, or nobody can be given the lock
+  if held and (not ok or not next or next == '') then -- it failed, or nobody can be given the lock
     call('DEL', KEYS[1])
   end
-  return 1
-end
-
--- A replica may be behind: only a server that accepts writes may say "not held".
-if waited then
-  forget(token)
-  if not holder then
-    pcall(serve, '')
+  if ok and not next then -- nobody waits any more
+    call('DEL', KEYS[4])
   end
-elseif holder then -- these two change nothing
-  call('RENAMENX', KEYS[1], KEYS[1])
-else
-  call('PERSIST', KEYS[1])
 end
-return 0
+return held and 1 or 0
