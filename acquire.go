@@ -36,19 +36,50 @@ func (a *acquisition) acquire() (*Lease, error) {
 		ctx, cancel = context.WithTimeout(ctx, o.maxWait)
 		defer cancel()
 	}
-	lease, err := a.try(ctx)
-	if a.held != nil && o.maxWait != 0 && ended(ctx) == nil {
-		lease, err = a.wait(ctx)
-	}
+	lease, err := a.tryOrWait(ctx)
 	if err != nil {
 		return nil, a.verdict(ctx, err)
 	}
 	return lease, nil
 }
 
+func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
+	waits := a.client.options.maxWait != 0
+	if waits && a.client.keeper.crowded.has(a.key) {
+		if lease, decided, err := a.rejoin(ctx); decided {
+			return lease, err
+		}
+	}
+	if a.held == nil {
+		lease, err := a.try(ctx)
+		if a.held == nil || !waits || ended(ctx) != nil {
+			return lease, err
+		}
+	}
+	return a.wait(ctx)
+}
+
 // try makes one attempt without waiting.
 func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl)
+}
+
+// rejoin waits in the queue of the store without an attempt before, for a key that was
+// waited for there a moment ago: most likely that attempt would be in vain. What fails
+// before the store has answered decides nothing, and neither does what a wait retries.
+func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, err error) {
+	ctx, stop := a.client.keeper.untilClosed(ctx)
+	defer stop()
+	lease, err = a.enqueue(ctx, a.client.keeper.locker.(Acquirer))
+	if err != nil && ended(ctx) != nil {
+		return nil, true, pick(context.Cause(ctx), err)
+	}
+	return lease, err == nil || final(err), err
+}
+
+// final says of an error that the wait need not go on.
+func final(err error) bool {
+	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
 // wait goes on when the store has answered that the key is held: in the queue
@@ -72,7 +103,10 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 			lease, err = a.try(ctx)
 		}
 		switch {
-		case err == nil || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid):
+		case err == nil || final(err):
+			if err == nil && queued {
+				a.client.keeper.crowded.note(a.key)
+			}
 			return lease, err
 		case ended(ctx) != nil:
 			return nil, pick(context.Cause(ctx), err)

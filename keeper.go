@@ -27,6 +27,7 @@ const lookAround = time.Second
 type keeper struct {
 	locker    Locker
 	noBatches atomic.Bool // the Locker's RenewBatch is unsupported
+	crowded   crowd       // where the Locker's queue is joined at once
 	renewals  crew[*renewal]
 	payments  crew[*debt] // releases that are owed
 	holds     crew[*debt] // renewals for a MinHold
