@@ -9,7 +9,7 @@ import (
 )
 
 // A Harness tells the suite how to reach a store, and what the store claims.
-// Only New is needed.
+// Only New is needed, or Each.
 type Harness struct {
 	// New returns one more client of the same store, and cleans up with
 	// t.Cleanup. All calls that one case makes get the same t. With Bubble
@@ -26,8 +26,8 @@ type Harness struct {
 
 	// Sleep lets time pass for the store, for stores whose clock is moved by
 	// hand; nil means time.Sleep. It may be asked for days, and must not take
-	// as long itself. With Sleep, cases run one at a time, and those that
-	// compare the store's clock with the process's are skipped.
+	// as long itself. With Sleep, cases run one at a time (unless there is Each),
+	// and those that compare the store's clock with the process's are skipped.
 	Sleep func(time.Duration)
 
 	// Bubble says that the store lives in this process and uses nothing but
@@ -52,6 +52,11 @@ type Harness struct {
 	// that NoLeaks sees what is never removed. It leaves out what has a limit,
 	// however many locks there are. Nobody else may be using the store.
 	Stored func(t *testing.T) int
+
+	// Each returns a Harness for one case, of a store that nobody else uses, and
+	// cleans up with t.Cleanup. It stands in for all other fields. Cases can run at
+	// the same time then, whatever they do to their store.
+	Each func(t *testing.T) Harness
 
 	// Unordered says that the store wakes waiters in any order.
 	Unordered bool
@@ -117,6 +122,9 @@ func (h Harness) forwarded() Harness {
 		f.Via = func(t *testing.T, addr string) dlock.Locker {
 			return dlock.Forward{Locker: h.Via(t, addr)}
 		}
+	}
+	if h.Each != nil {
+		f.Each = func(t *testing.T) Harness { return h.Each(t).forwarded() }
 	}
 	return f
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,6 +102,33 @@ func TestSleepMovesTheStore(t *testing.T) {
 		s.sleep(time.Hour)
 		assert.Equal(t, time.Hour, s.now().Sub(before), "time that really passed is counted twice")
 	})
+}
+
+// With Each every case has a store of its own, also below a Forward, and cases run
+// together though the clocks of their stores are moved by hand.
+func TestEach(t *testing.T) {
+	h := Harness{Each: func(t *testing.T) Harness {
+		toy := toyHarness("", itself)
+		return Harness{New: toy.New, Sleep: func(time.Duration) {}}
+	}}
+	for name, h := range map[string]Harness{"plain": h, "forwarded": h.forwarded()} {
+		t.Run(name, func(t *testing.T) {
+			var met sync.WaitGroup
+			met.Add(2)
+			meet := func(s *scene) error {
+				c := s.client()
+				_, wrapped := c.inner.Locker.(dlock.Forward)
+				assert.Equal(t, name == "forwarded", wrapped)
+				s.grant(c, "key", "token of "+s.t.Name(), long)
+				met.Done()
+				met.Wait()
+				return s.result()
+			}
+			pair := []testCase{{name: "one", check: meet}, {name: "two", check: meet}}
+			runAlone(t, h, pair)
+			runTogether(t, h, pair)
+		})
+	}
 }
 
 // Outside of a bubble goroutines are counted, and the clock runs.

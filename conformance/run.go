@@ -15,7 +15,7 @@ import (
 // that the store cannot fulfil by its nature shows as a skip that names the reason.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	if h.New == nil {
+	if h.New == nil && h.Each == nil {
 		t.Fatal("conformance: Harness.New is nil")
 	}
 	runAlone(t, h, cases)
@@ -58,7 +58,20 @@ func runTogether(t *testing.T, h Harness, cases []testCase) {
 }
 
 func runCase(t *testing.T, h Harness, c testCase) {
-	t.Run(c.name, func(t *testing.T) { report(t, c, play(t, h, c)) })
+	t.Run(c.name, func(t *testing.T) {
+		report(t, c, play(t, h.forCase(t), c))
+	})
+}
+
+// forCase returns the Harness that a case is to use.
+func (h Harness) forCase(t *testing.T) Harness {
+	if h.Each == nil {
+		return h
+	}
+	if h = h.Each(t); h.New == nil {
+		t.Fatal("conformance: Harness.Each returned a Harness whose New is nil")
+	}
+	return h
 }
 
 // report fails or skips t, and says which clause err violates.

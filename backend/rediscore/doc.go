@@ -75,7 +75,7 @@
 //
 // Where there is no inbox (no right to subscribe, a proxy that cannot, a cluster before
 // Redis 7) waiters queue all the same, and ask ten times a second when they are first. The
-// lock stays free for such a one until it comes, at most for two seconds.
+// lock stays free for such a one until it comes, at most for two seconds or its TTL.
 //
 // Programs with other libraries do not queue. They get no turn at a lock that dlock's
 // waiters pass on among themselves, and when they free it, nobody is told. While both

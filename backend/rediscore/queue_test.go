@@ -372,10 +372,15 @@ func TestOldTicket(t *testing.T) {
 // Whoever is dead is taken out of the queue, and the first that is alive is served.
 func TestDeadWaiters(t *testing.T) {
 	for name, kill := range map[string]func(b *bench, ear *ear){
-		"nobody listens":     func(b *bench, ear *ear) { ear.deaf() },
-		"has not asked":      func(b *bench, ear *ear) { b.age("dead", 5100*time.Millisecond) },
-		"nothing known":      func(b *bench, ear *ear) { b.integer(b, "HDEL", b.lock.texts[3], ":dead") },
-		"not to be read":     func(b *bench, ear *ear) { b.integer(b, "HSET", b.lock.texts[3], ":dead", "?") },
+		"nobody listens": func(b *bench, ear *ear) { ear.deaf() },
+		"has not asked":  func(b *bench, ear *ear) { b.age("dead", 5100*time.Millisecond) },
+		"nothing known":  func(b *bench, ear *ear) { b.integer(b, "HDEL", b.lock.texts[3], ":dead") },
+		"not to be read": func(b *bench, ear *ear) { b.integer(b, "HSET", b.lock.texts[3], ":dead", "?") },
+		"no inbox, short TTL": func(b *bench, ear *ear) {
+			b.ask("dead", "")
+			b.integer(b, "HSET", b.lock.texts[3], ":dead", strings.Replace(b.waiters()[":dead"], " 60000 ", " 200 ", 1))
+			b.age("dead", 201*time.Millisecond)
+		},
 		"no inbox, silent":   func(b *bench, ear *ear) { b.ask("dead", ""); b.age("dead", 2100*time.Millisecond) },
 		"somebody hears all": func(b *bench, ear *ear) { ear.deaf(); require.NoError(b, ear.conn.PSubscribe("*")); ear.next() },
 		"listens to the other": func(b *bench, ear *ear) {

@@ -187,11 +187,11 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // changes its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "2e981320a330eb398b1661794ee3d70f309c27f1",
-		"enqueue": "abaf36e4176082c039e49ffb96b980267093ef41",
-		"ask":     "197f551a094cfdb2105035b0fac144ec281e857f",
+		"acquire": "1303b907d35ad55b91bbf2fc6e9e9e06a1a1912c",
+		"enqueue": "cef2bf233fd53a7cb90e71b1055e5d0498f0044b",
+		"ask":     "3a0e652a6a770f4c4f5da148372f056b24c6fe15",
 		"renew":   "9abfe385300dd6eb50d46826cf05e836491aaa5a",
-		"release": "d88a8705b4e1d3636976acdb2a06a21cc834346f",
+		"release": "714e787a5188319c57b893a8318c0e1a0bdbf791",
 		"free":    "dd1e7d817c9271937cc26977adec64e5a1dda63a",
 		"inspect": "7c6f1f9c0dc8b55869550967088818ca27044bf3",
 	}

@@ -11,8 +11,9 @@
 -- wants in ms, and the channel where it hears of its grant, with an "s" before a
 -- shard channel and a "p" before another; it is empty if the waiter has none. It is
 -- alive if it was seen in the last five seconds and somebody listens to its inbox.
--- Without an inbox it asks often, is alive if it was seen in the last two seconds,
--- and is served only when it asks: nobody else could tell whether it is there.
+-- Without an inbox it asks often, is alive if it was seen in the last two seconds (or
+-- in its TTL if that is less: one that is not there costs no more than a lease), and is
+-- served only when it asks: nobody else could tell whether it is there.
 --
 -- The last handover, in the field "handover", is "fence time token". The fields of
 -- waiters begin with a colon.
@@ -95,7 +96,7 @@ local function serve(caller)
     local waiter = call('HGET', KEYS[4], ':' .. token) or ''
     local seen, ttl, inbox = waiter:match('^(%d+) (%d+) (.*)$')
     local ago = seen and math.abs(time - seen) -- the clock may have been set back
-    if seen and inbox == '' and token ~= caller and ago < 2000000 then
+    if seen and inbox == '' and token ~= caller and ago < math.min(2000000, ttl * 1000) then
       return ''
     end
     if seen and (token == caller or inbox ~= '' and ago < 5000000 and subscribers(inbox) > 0) then
