@@ -41,7 +41,7 @@ func runAlone(t *testing.T, h Harness, cases []testCase) {
 // runTogether runs several cases at the same time, however few tests go test would run
 // in parallel: they wait for leases to expire most of the time.
 func runTogether(t *testing.T, h Harness, cases []testCase) {
-	const together = 6
+	const together = 12
 	places := make(chan struct{}, together)
 	var all sync.WaitGroup
 	for _, c := range cases {
