@@ -46,7 +46,7 @@ func (c *chaos) run() {
 	}
 	c.wg.Wait()
 	for _, p := range c.proxies {
-		_ = p.Heal()
+		c.healed(p)
 	}
 }
 
@@ -148,11 +148,13 @@ func (c *chaos) block() {
 }
 
 func (c *chaos) heal(p *faultproxy.Proxy, after time.Duration) {
-	c.later(after, func() {
-		if err := p.Heal(); err != nil {
-			c.note("", event{Kind: broken, Who: "the test", At: now(), Text: err.Error()})
-		}
-	})
+	c.later(after, func() { c.healed(p) })
+}
+
+func (c *chaos) healed(p *faultproxy.Proxy) {
+	if err := p.Heal(); err != nil {
+		c.note("", event{Kind: broken, Who: "the test", At: now(), Text: err.Error()})
+	}
 }
 
 func (c *chaos) refuse() {

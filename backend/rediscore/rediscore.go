@@ -13,6 +13,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
+//go:embed lua/fence.lua
+var fenceSource string
+
 //go:embed lua/queue.lua
 var queueSource string
 
@@ -49,7 +52,7 @@ var (
 
 // including puts in what a script includes.
 func including(source string) string {
-	return strings.Replace(source, "--include queue.lua\n", queueSource, 1)
+	return strings.NewReplacer("--include fence.lua\n", fenceSource, "--include queue.lua\n", queueSource).Replace(source)
 }
 
 // A Locker keeps leases on Redis. It is a [dlock.Locker], [dlock.Acquirer],

@@ -187,11 +187,11 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // changes its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "1303b907d35ad55b91bbf2fc6e9e9e06a1a1912c",
-		"enqueue": "cef2bf233fd53a7cb90e71b1055e5d0498f0044b",
-		"ask":     "3a0e652a6a770f4c4f5da148372f056b24c6fe15",
+		"acquire": "992c450c7fc24f3f7a43164042b84fc19454ae25",
+		"enqueue": "17936191e4f64ce819eb51453f7be9a0c38a3abd",
+		"ask":     "c0c8710fd728bb4d130e6a0159a78a9022565fca",
 		"renew":   "9abfe385300dd6eb50d46826cf05e836491aaa5a",
-		"release": "714e787a5188319c57b893a8318c0e1a0bdbf791",
+		"release": "29829e0dc774f1ba46e2b79ab94122d35390cf1f",
 		"free":    "dd1e7d817c9271937cc26977adec64e5a1dda63a",
 		"inspect": "7c6f1f9c0dc8b55869550967088818ca27044bf3",
 	}

@@ -56,12 +56,16 @@ func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
 	for i := range p.inboxes {
 		p.subscribe(i)
 	}
-	shared, err := os.ReadFile("../../backend/rediscore/lua/queue.lua")
-	require.NoError(t, err)
+	var shared []string
+	for _, name := range []string{"fence.lua", "queue.lua"} {
+		source, err := os.ReadFile("../../backend/rediscore/lua/" + name)
+		require.NoError(t, err)
+		shared = append(shared, "--include "+name+"\n", string(source))
+	}
 	for s, name := range map[script]string{tryScript: "acquire", enqueueScript: "enqueue", askScript: "ask", renewScript: "renew", releaseScript: "release"} {
 		source, err := os.ReadFile("../../backend/rediscore/lua/" + name + ".lua")
 		require.NoError(t, err)
-		p.scripts[s] = strings.Replace(string(source), "--include queue.lua\n", string(shared), 1)
+		p.scripts[s] = strings.NewReplacer(shared...).Replace(string(source))
 	}
 	return p
 }

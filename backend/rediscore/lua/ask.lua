@@ -10,6 +10,7 @@
 -- {2, fence, time of the grant, time} if it was granted before; or with {3} if it is
 -- not in the queue.
 
+--include fence.lua
 --include queue.lua
 
 local token = ARGV[1]

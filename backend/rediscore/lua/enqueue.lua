@@ -10,6 +10,7 @@
 -- Replies with {0, fence} if the lock was granted, or with {1, ticket, rank from 0,
 -- time, holder, what is left of the holder's TTL in ms or -1 for ever}.
 
+--include fence.lua
 --include queue.lua
 
 local token, ttl = ARGV[1], ARGV[2]

@@ -1,5 +1,5 @@
--- What the scripts share that grant a lock. It stands where they include it: after
--- what is done most often, which does without.
+-- What the scripts share that have to do with the queue. It stands where they include
+-- it, below fence.lua and what is done most often, which does without.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
@@ -17,28 +17,6 @@
 --
 -- The last handover, in the field "handover", is "fence time token". The fields of
 -- waiters begin with a colon.
-
-local call = redis.call
-
--- now returns the time in microseconds.
-local function now()
-  local time = call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-
--- mint returns the next fence of the slot: the larger of the counter + 8 and the
--- time in microseconds, since time has moved on even if the counter was lost with
--- everything else. A counter that was set to the time less than 10 ms ago, which
--- its TTL of a day tells, need not be compared again. The counter has a TTL from the
--- start, even if the user may not call all that is called here.
-local function mint()
-  local rest = call('PTTL', KEYS[2])
-  if rest <= 86400000 - 10 or rest > 86400000 then
-    local last = math.max(tonumber(call('GET', KEYS[2]) or 0), now() - 8)
-    call('SET', KEYS[2], string.format('%.0f', last), 'PX', 86400000)
-  end
-  return call('INCRBY', KEYS[2], 8)
-end
 
 -- grant gives the lock, which is free or the token's already, to a token. What is
 -- left of a lease becomes the longer of what it is and the TTL. The counter is

@@ -23,6 +23,7 @@ if not waited then
   return 0
 end
 
+--include fence.lua
 --include queue.lua
 
 local held = holder == token
