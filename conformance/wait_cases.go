@@ -253,6 +253,9 @@ func (s *scene) waitersLeave(a, b *client) {
 		for _, i := range q.leavers {
 			q.leave(q.waiting[i])
 		}
+		if s.mayHaveExpired(q.holder.key) { // and who has left been served
+			return
+		}
 	}
 	for _, q := range queues {
 		s.othersServed(b, q)
@@ -355,12 +358,15 @@ func deadWaiterIsSkipped(s *scene) error {
 }
 
 func deadHostManyWaiters(s *scene) error {
-	const many = 100
+	const (
+		many = 100
+		ttl  = 5 * time.Second // one of them may be served while it dies
+	)
 	a, host := s.client(), s.acquirer()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	dead := make([]*waiter, many)
 	for i := range dead {
-		dead[i] = s.waitCtx(s.ctx, host, g.key, s.token("dead"), long)
+		dead[i] = s.waitCtx(s.ctx, host, g.key, s.token("dead"), ttl)
 	}
 	s.gap()
 	alive := s.wait(s.client(), g.key, s.token("alive"), long)

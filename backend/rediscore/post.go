@@ -190,9 +190,7 @@ func (p *post) leave(token string, w *waiter, granted bool) {
 	}
 	if b := w.inbox; b != nil {
 		delete(b.waiters, w)
-		if len(b.waiters) == 0 {
-			b.idle.Reset(lingering)
-		}
+		b.lingerLocked()
 	}
 }
 
@@ -391,6 +389,7 @@ func (b *inbox) listen(ctx context.Context) error {
 			b.set(true)
 		case Message:
 			b.post.deliver(e.Payload)
+			b.linger()
 		}
 	})
 }
@@ -413,10 +412,24 @@ func (b *inbox) set(live bool) (was bool) {
 	return was
 }
 
+// linger keeps an inbox open for a while after a message, though nobody waits: grants
+// for those who went away together come one after the other.
+func (b *inbox) linger() {
+	b.post.mu.Lock()
+	defer b.post.mu.Unlock()
+	b.lingerLocked()
+}
+
+func (b *inbox) lingerLocked() {
+	if len(b.waiters) == 0 && b.post.open.Err() == nil {
+		b.idle.Reset(lingering)
+	}
+}
+
 func (b *inbox) closeIfIdle() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
-	if len(b.waiters) == 0 {
+	if len(b.waiters) == 0 && b.post.inboxes[b.channel] == b {
 		b.close()
 		delete(b.post.inboxes, b.channel)
 	}

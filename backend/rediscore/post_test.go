@@ -45,6 +45,29 @@ func TestInboxIsShared(t *testing.T) {
 	}
 }
 
+// An inbox stays open while messages come for those who have gone away: the grants of
+// many who went together come one after the other.
+func TestInboxLingersForTheGone(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "gone")
+		w.cancel()
+		require.True(t, w.isDone())
+		for range 3 {
+			time.Sleep(lingering - time.Millisecond)
+			f.tell("8 1 gone")
+			require.Equal(t, 1, f.opened())
+		}
+		time.Sleep(lingering + time.Millisecond)
+		require.Zero(t, f.opened())
+
+		next := begin(t, l, "k", "next")
+		require.Equal(t, 1, f.opened())
+		next.cancel()
+		require.NoError(t, l.Close())
+		require.Zero(t, f.opened())
+	})
+}
+
 // An inbox that nobody waits for is closed after a while, not at once.
 func TestInboxIsClosedWhenIdle(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
