@@ -127,8 +127,9 @@ func TestEnqueueAfterCancel(t *testing.T) {
 }
 
 // An enqueue that comes after the release of its token, which was cancelled, leaves
-// neither a place nor a lease, whether its answer comes after that of the release or
-// before. An answer that comes before the release is no reason for another.
+// neither a place nor a lease when the release returns, whether its answer comes after
+// that of the release or before. An answer that comes before the release is no reason for
+// another.
 func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 	t.Parallel()
 	for _, free := range []bool{false, true} {
@@ -145,7 +146,7 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 				if free {
 					s.release("H")
 				}
-				released := make(chan bool)
+				released := make(chan bool, 1)
 				go func() {
 					held, err := a.Release(t.Context(), s.key, "A")
 					require.NoError(t, err)
@@ -158,11 +159,15 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				release.answer(none)
-				require.False(t, <-released)
 				if !early {
+					time.Sleep(10 * time.Millisecond)
+					require.Empty(t, released)
 					enqueue.answer(reply)
 				}
-				s.eventually(func() bool { return s.holder() != "A" && len(s.queue()) == 0 }, "the token is forgotten")
+				require.Equal(t, free, <-released)
+				require.NotEqual(t, "A", s.holder())
+				require.Empty(t, s.queue())
+				require.Equal(t, 2, stage.calls(releaseScript, "A"))
 				if !free {
 					s.release("H")
 				}
@@ -654,5 +659,28 @@ func TestReleaseOvertakesEnqueue(t *testing.T) {
 	enqueue.lose()
 	s.eventually(func() bool { return s.holder() == "" }, "the late grant is released")
 	require.NoError(t, c.Close())
+	s.requireClean(a)
+}
+
+// A release that waits for the last call of its token's wait does so no longer than its
+// ctx lasts. What the call brings later is released all the same.
+func TestReleaseUnderContext(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	a, stage := s.enter()
+	enqueue := stage.catch(enqueueScript)
+	w := s.acquire(a, "A")
+	enqueue.await()
+	w.cancel()
+	w.ended()
+	s.release("H")
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	held, err := a.Release(ctx, s.key, "A")
+	require.NoError(t, err, "the server has answered")
+	require.False(t, held)
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+	enqueue.answer(enqueue.execute())
+	s.eventually(func() bool { return s.holder() == "" }, "the late grant is released")
 	s.requireClean(a)
 }

@@ -52,6 +52,8 @@ type record struct {
 	releases int     // that are on their way
 	heard    bool    // that there may be a grant again, was heard meanwhile
 	unread   bool    // an ask has found a grant whose message is still to come
+
+	answered <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
 }
 
 // A waiter is where a wait hears of its inbox.
@@ -241,16 +243,56 @@ func (p *post) reuse(token string) {
 	}
 }
 
-// late notes that the last call of a wait was answered after the wait had ended, and
-// reports whether its token has to be released again: a release has missed it.
-func (p *post) late(token string) bool {
+// outlived notes that a call of a wait is still on its way when that ends; late must
+// follow when it is answered, and then answered be closed.
+func (p *post) outlived(token string, w *waiter, answered <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.tokens[token]; r != nil && r.waiter == w {
+		r.answered = answered
+	}
+}
+
+// settle waits for the answer to a call that has outlived its wait, as long as ctx lasts.
+// It reports whether there may be a grant again since the token was released, which the
+// caller has to release then.
+func (p *post) settle(ctx context.Context, token string) bool {
+	if !p.used.Load() {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.tokens[token]
-	switch {
-	case r == nil:
+	if r == nil {
 		return false
-	case r.releases > 0: // which may miss it
+	}
+	if answered := r.answered; answered != nil {
+		p.mu.Unlock()
+		select {
+		case <-answered:
+		case <-ctx.Done():
+		case <-p.open.Done():
+		}
+		p.mu.Lock()
+	}
+	heard := r.heard
+	r.heard = false
+	return heard
+}
+
+// late notes that a call that outlived its wait was answered, and reports whether its
+// token has to be released again: a release has missed it.
+func (p *post) late(token string, answered <-chan struct{}) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	if r == nil {
+		return false
+	}
+	if r.answered == answered {
+		r.answered = nil
+	}
+	if r.releases > 0 { // which may miss it
 		r.heard = true
 		return false
 	}

@@ -170,19 +170,28 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	return held(l.eval(ctx, renewScript, key, token, milliseconds(ttl)))
 }
 
-// Release implements [dlock.Locker] in one round trip.
+// Release implements [dlock.Locker] in one round trip. If it finds nothing, but a call of
+// a wait of token that has ended is still on its way, it waits for the answer to that, as
+// long as ctx lasts, and releases what it may have brought.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
 	l.post.releasing(token)
+	ok, err := l.release(ctx, key, token)
+	if err == nil && !ok && l.post.settle(ctx, token) {
+		ok, err = l.release(ctx, key, token)
+	}
+	l.post.released(token, ok)
+	return ok, err
+}
+
+func (l *Locker) release(ctx context.Context, key, token string) (bool, error) {
 	reply, err := l.eval(ctx, releaseScript, key, token)
 	if moving(err) {
 		reply, err = l.eval(ctx, freeScript, key, token)
 	}
-	ok, err := held(reply, err)
-	l.post.released(token, ok)
-	return ok, err
+	return held(reply, err)
 }
 
 // moving reports whether a call was refused because its slot is being moved from one

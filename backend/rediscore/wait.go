@@ -57,7 +57,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	attempt, err := w.run()
 	w.timer.Stop()
 	if w.calling {
-		l.post.start(w.outlast)
+		w.outlive()
 	}
 	l.post.leave(token, w.waiter, attempt.Acquired)
 	return attempt, err
@@ -136,13 +136,20 @@ func (w *wait) noteChange() {
 	}
 }
 
-// outlast waits for the answer to a call that was on its way when the wait ended. The
-// call may have come to the server after the release of the token, which is repeated then.
-func (w *wait) outlast() {
-	<-w.answers
-	if w.locker.post.late(w.token) {
-		w.locker.giveBack(w.ctx, w.key, w.token)
-	}
+// outlive waits in the background for the answer to a call that is on its way when the
+// wait ends. The call may come to the server after the release of the token, which is
+// repeated then.
+func (w *wait) outlive() {
+	post, answered := w.locker.post, make(chan struct{})
+	post.outlived(w.token, w.waiter, answered)
+	post.start(func() {
+		<-w.answers
+		missed := post.late(w.token, answered)
+		close(answered)
+		if missed {
+			w.locker.giveBack(w.ctx, w.key, w.token)
+		}
+	})
 }
 
 // close gives back what the token has, or may be given by a call that is on its way.
