@@ -88,6 +88,31 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 	assert.Contains(t, skip.reason, "too slow")
 }
 
+// A slow Locker answers attempts late.
+type slow struct {
+	dlock.Forward
+	by time.Duration
+}
+
+func (l slow) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
+	time.Sleep(l.by)
+	return a, err
+}
+
+// The error of a Client whose store answers too late is known as such, and others are not.
+func TestTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := toyHarness("", itself).New(t)
+		c := dlock.New(slow{dlock.Forward{Locker: store}, 950 * time.Millisecond}, dlock.WithTTL(time.Second))
+		_, err := c.Acquire(t.Context(), "k")
+		require.Error(t, err)
+		assert.True(t, tooLate(err), "%v", err)
+		assert.False(t, tooLate(errUnreliable))
+		assert.NoError(t, c.Close())
+	})
+}
+
 // A store whose clock stands still unless it is moved must pass as well.
 func TestSleepMovesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

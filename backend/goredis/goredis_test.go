@@ -23,7 +23,7 @@ func TestAdapter(t *testing.T) {
 				Addr:                  addr,
 				Password:              password,
 				ContextTimeoutEnabled: true,
-				ReadTimeout:           time.Second,
+				ReadTimeout:           2 * time.Second,
 				MaxRetries:            3,
 			})
 			t.Cleanup(func() { client.Close() })

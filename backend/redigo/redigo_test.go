@@ -24,8 +24,8 @@ func TestAdapter(t *testing.T) {
 					return redis.DialContext(ctx, "tcp", addr,
 						redis.DialPassword(password),
 						redis.DialConnectTimeout(time.Second),
-						redis.DialReadTimeout(time.Second),
-						redis.DialWriteTimeout(time.Second))
+						redis.DialReadTimeout(2*time.Second),
+						redis.DialWriteTimeout(2*time.Second))
 				},
 			}
 			t.Cleanup(func() { pool.Close() })

@@ -23,7 +23,7 @@ func TestAdapter(t *testing.T) {
 			option := rueidis.ClientOption{
 				InitAddress:      []string{addr},
 				Password:         password,
-				ConnWriteTimeout: time.Second,
+				ConnWriteTimeout: 2 * time.Second,
 			}
 			client, err := rueidis.NewClient(option)
 			if errors.Is(err, rueidis.ErrNoCache) { // miniredis

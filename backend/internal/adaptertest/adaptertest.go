@@ -19,7 +19,7 @@ import (
 // An Adapter is a backend under test.
 type Adapter struct {
 	// Dial makes a client of the server at addr, with the settings that the
-	// package documentation asks for and time-outs of about a second, and
+	// package documentation asks for and time-outs of a few seconds, and
 	// closes it when t ends. An error is that of a library that connects at once.
 	Dial func(t testing.TB, addr, password string) (Client, error)
 
