@@ -176,7 +176,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 		return nil, a.held
 	}
 	a.held = nil
-	if answer.Since.IsZero() || answer.Since.After(a.asked) {
+	if answer.Since.IsZero() || answer.Since.After(a.asked) || wallClock(answer.Since) && !wallClock(sent) {
 		answer.Since = sent
 	}
 	lease := newLease(a, answer, ttl)
@@ -185,6 +185,10 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 	}
 	return a.hand(lease)
 }
+
+// wallClock says of an instant that it has no monotonic reading, and would move with the
+// clock on the wall.
+func wallClock(t time.Time) bool { return t == t.Round(0) }
 
 // hand returns a lease that is good, unless it is not wanted any more: then it
 // is released.

@@ -602,6 +602,19 @@ func TestSinceInTheFutureIsNotBelieved(t *testing.T) {
 	})
 }
 
+// A Since without a monotonic reading would move with the clock on the wall: the lease is
+// counted from the call. (In a bubble no time has such a reading.)
+func TestSinceOnTheWallIsNotBelieved(t *testing.T) {
+	s := &spy{Forward: dlock.Forward{Locker: memory.New()}}
+	s.hook = func(c *call) {
+		c.attempt = &dlock.Attempt{Acquired: true, Fence: 8, Since: time.Now().Add(time.Millisecond).Round(0)}
+		time.Sleep(2 * time.Millisecond)
+	}
+	l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+	require.NotEqual(t, l.Deadline().Round(0), l.Deadline())
+	require.NoError(t, l.Release())
+}
+
 func TestWholeMilliseconds(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		s.hook = func(c *call) {

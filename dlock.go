@@ -82,7 +82,9 @@ type Acquirer interface {
 	// granted at once, as by TryAcquire, whoever waits; a token that waits is to
 	// the other methods one that does not hold key. The caller follows every
 	// error with a Release of token, unless nothing was sent, so that Acquire
-	// need not clean up. It uses a token that waits for no other key meanwhile.
+	// need not clean up; but where the caller has died, what its waits have left
+	// must not hold others up for longer than seconds. It uses a token that waits
+	// for no other key meanwhile.
 	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 }
 

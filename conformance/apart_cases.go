@@ -93,5 +93,29 @@ func tokenHoldsManyKeys(s *scene) error {
 		s.release(a, lasting[0], true)
 		lasting = lasting[1:]
 	}
+	if s.abilities(b).wait {
+		s.servedApart(a, b)
+	}
 	return s.result()
+}
+
+// servedApart has one client wait for two keys: each lease that it gets is one of its own.
+func (s *scene) servedApart(a, b *client) {
+	ttl := max(2*s.h.ttl(), 4*s.h.gap()<<s.attempt)
+	var holders []grant
+	var waiting []*waiter
+	for range 2 {
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		holders = append(holders, g)
+		waiting = append(waiting, s.wait(b, g.key, s.token("waiter"), ttl))
+	}
+	for i, w := range waiting {
+		s.release(a, holders[i], true)
+		s.served(w, "the holder released the key")
+	}
+	s.renew(b, waiting[0].grant, long, true)
+	s.lapse(ttl)
+	s.held(a, waiting[0].grant)
+	s.free(a, waiting[1].key)
+	s.release(a, waiting[0].grant, true)
 }

@@ -123,5 +123,30 @@ func batchesCross(s *scene) error {
 			2*len(orders), len(leases), s.h.patience(), strings.Join(s.trace.hanging(), "\n"))
 	}
 	s.releaseMany(leases, a)
+	s.batchesApart(a, c)
 	return s.result()
+}
+
+// batchesApart renews batches at the same time that have nothing in common: all of all of
+// them is renewed, however busy the store.
+func (s *scene) batchesApart(a, c *client) {
+	const batches, size = 4, 100
+	short := max(2*s.h.ttl(), 5*s.h.gap()<<s.attempt)
+	leases := s.takeMany(batches*size, short, a, c)
+	var renewing sync.WaitGroup
+	for i := range batches {
+		renewing.Go(func() {
+			var wishes []wish
+			for _, g := range leases[i*size : (i+1)*size] {
+				wishes = append(wishes, g.wish(long, true))
+			}
+			s.renewAll([]*client{a, c}[i%2], wishes)
+		})
+	}
+	renewing.Wait()
+	s.lapse(short)
+	for _, g := range leases {
+		s.held(c, g)
+	}
+	s.releaseMany(leases, a, c)
 }

@@ -94,7 +94,7 @@ var cases = []testCase{
 		clause: "frees a key no later than its TTL plus the store's declared grace"},
 	{name: "NotBefore", check: notBefore,
 		clause: "never frees it earlier: no truncation to seconds, no lagging client clock"},
-	{name: "AnyTTL", check: anyTTL,
+	{name: "AnyTTL", check: anyTTL, idles: true,
 		clause: "keeps a lease for as long as it was asked for, from a millisecond to a year, by whatever call: an attempt, one by the holder, a renewal, one in a batch, a wait"},
 	{name: "ExpiresForAll", check: expiresForAll,
 		clause: "ends a lease for every call at the same time: once another could take the key, it is neither renewed, nor released with the answer true, nor shown"},

@@ -57,6 +57,8 @@
 //   - Stored counts what the store keeps, so that NoLeaks sees what is never removed:
 //     a record, or a counter, for each lock that ever was.
 //   - Unordered is for stores that queue waiters, but not in order.
+//   - Each returns a Harness of a store of its own for each case, for stores that are
+//     made in no time. Cases run together then also where Sleep is set.
 //
 // In a bubble nothing may be used that was made in another. All calls of New and
 // Wipe in one case get the same t, so a store is kept for each t:

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"sync"
+	"testing/synctest"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -78,6 +79,7 @@ func (s *scene) endsTogether(c, _ *client) {
 			func() { taken = s.grant(c, s.key(), s.token("taken"), ttl) },
 		)
 		s.sleep(taken.start.Add(ttl).Sub(s.now()))
+		synctest.Wait() // a store may have a timer for each
 		lasts := false
 		together(
 			func() { next = s.takeFenced(c, taken.key, "next") },

@@ -38,8 +38,11 @@ func fenceRises(s *scene) error {
 	s.above(first, second) // after release, by another client
 
 	s.lapse(ttl)
+	again := s.grant(a, key, second.token, ttl)
+	s.above(second, again) // by the token that has lost it
+	s.lapse(ttl)
 	third := s.grant(a, key, s.token("third"), long)
-	s.above(second, third) // after expiry
+	s.above(again, third) // after expiry
 
 	s.above(third, s.handover(a, b, third))
 	s.fencesUnderContention(a, b)
@@ -151,6 +154,17 @@ func (s *scene) wipe() {
 	}
 }
 
+// tellsMonotonicTime: Since is an instant that no change of the wall clock moves. In a
+// bubble there is no such clock.
+func (s *scene) tellsMonotonicTime(g grant) {
+	if now := time.Now(); s.over() || g.Since.IsZero() || now == now.Round(0) {
+		return
+	}
+	if g.Since == g.Since.Round(0) {
+		s.fail("Since is %v, which has no monotonic reading; want an instant from time.Now", g.Since)
+	}
+}
+
 func sinceIsConservative(s *scene) error {
 	a, b := s.clients2()
 	c := s.acquirer()
@@ -163,7 +177,9 @@ func sinceIsConservative(s *scene) error {
 		w := s.wait(c, g.key, s.token("waiter"), ttl)
 		s.sleep(ttl / 3)
 		s.release(a, g, true)
-		s.notFreedBefore(b, s.served(w, "the holder released the key"), ttl)
+		next := s.served(w, "the holder released the key")
+		s.tellsMonotonicTime(next)
+		s.notFreedBefore(b, next, ttl)
 	}
 	return s.result()
 }

@@ -277,6 +277,7 @@ func sameTokenAgain(s *scene) error {
 	ttl := s.h.ttl()
 
 	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.held(b, g) // who was refused just before does not matter
 	again := s.again(b, g, ttl)
 	s.above(g, again)
 	s.lapse(ttl)
@@ -284,12 +285,37 @@ func sameTokenAgain(s *scene) error {
 	s.release(a, g, true)
 
 	g = s.grant(a, s.key(), s.token("holder"), ttl)
+	other := s.grant(a, s.key(), s.token("dead"), ttl)
 	s.above(g, s.again(a, g, long))
 	s.lapse(ttl)
 	s.held(b, g) // extended
+	s.free(b, other.key)
 	s.release(b, g, true)
 	s.free(a, g.key)
+	s.allAtOnce(a, b)
 	return s.result()
+}
+
+// allAtOnce has a holder renew its lease and try again at the same time, as it may when it
+// repeats what got no answer: neither is refused because of the other.
+func (s *scene) allAtOnce(a, b *client) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	var calls sync.WaitGroup
+	for _, c := range []*client{a, b, a, b} {
+		calls.Go(func() {
+			for range s.h.rounds(20) {
+				s.renew(c, g, long, true)
+			}
+		})
+		calls.Go(func() {
+			for range s.h.rounds(20) {
+				s.again(c, g, long)
+				time.Sleep(30 * time.Microsecond) // so that it meets the others at other moments
+			}
+		})
+	}
+	calls.Wait()
+	s.release(a, g, true)
 }
 
 func tokensCompareWhole(s *scene) error {

@@ -114,7 +114,7 @@ func (s *scene) keepsNothing() {
 		}
 		s.lapse(time.Millisecond)
 	}
-	const most = rounds * keys / 2
+	const most = rounds * keys / (2 * ways) // half of what one way alone would leave
 	stored := 0
 	for end := time.Now().Add(s.h.patience()); !s.over(); s.sleep(20 * time.Millisecond) {
 		if stored = s.h.Stored(s.t) - before; stored < most {
@@ -127,10 +127,13 @@ func (s *scene) keepsNothing() {
 	}
 }
 
+// ways is how many ways there are to use a key.
+const ways = 5
+
 // useKey uses a key in one way or another. Its lease ends at once, or very soon.
 func (s *scene) useKey(a, b *client, way int) {
 	key := s.key()
-	switch way % 4 {
+	switch way % ways {
 	case 0:
 		s.release(a, s.grant(a, key, s.token("holder"), long), true)
 	case 1:
@@ -145,6 +148,10 @@ func (s *scene) useKey(a, b *client, way int) {
 		g := s.grant(a, key, s.token("holder"), long)
 		s.waitsInVain(b, g)
 		s.release(a, g, true)
+	case 4:
+		if _, err := b.Inspect(s.ctx, key); supported(err) {
+			s.noError(err, "Inspect", key)
+		}
 	}
 }
 

@@ -16,17 +16,20 @@ func (h Harness) many() int {
 }
 
 // manyLeases has a thousand other keys come and go while a few leases last, which were made
-// in every way, and are older than the TTL that their keys were first held for.
+// in every way, and are older than the TTL that their keys were first held for. The fences
+// of a key that rested meanwhile rise all the same.
 func manyLeases(s *scene) error {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	leases := s.lastingFor(a, b, can, short, long)
+	early := s.grant(a, s.key(), s.token("early"), short)
 	s.lapse(short)
 	s.comeAndGo(a, b)
 	others := s.takeMany(s.h.many(), long, a, b)
 	s.stillLast(a, b, leases, can)
 	s.releaseMany(others, a, b)
+	s.above(early, s.grant(b, early.key, s.token("late"), s.h.ttl()))
 	return s.result()
 }
 

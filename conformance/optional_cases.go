@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -109,20 +110,19 @@ func batchRenewsAsRenew(s *scene) error {
 	return s.result()
 }
 
-// renewsTwice has several elements of one batch renew the same lease: the longest
-// counts, wherever it stands, and what strangers ask for does not.
+// renewsTwice has several elements of one batch renew the same lease, with others between
+// them: the longest counts, wherever it stands, and what strangers ask for does not.
 func (s *scene) renewsTwice(a, c *client) {
 	ttl := s.h.ttl()
-	var leases []grant
+	orders := [][]time.Duration{{ttl, long, ttl}, {long, ttl, ttl}, {ttl, ttl, long}}
+	leases := make([]grant, len(orders))
+	for i := range leases {
+		leases[i] = s.grant(a, s.key(), s.token("holder"), 2*ttl)
+	}
 	var wishes []wish
-	for _, ttls := range [][]time.Duration{{ttl, long}, {long, ttl}, {ttl, long, ttl}, {ttl, ttl, long}} {
-		g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
-		leases = append(leases, g)
-		for i, lasting := range ttls {
-			wishes = append(wishes, g.wish(lasting, true))
-			if i == 0 {
-				wishes = append(wishes, g.as("stranger").wish(ttl, false))
-			}
+	for n := range orders {
+		for i, g := range leases {
+			wishes = append(wishes, g.wish(orders[i][n], true), g.as("stranger").wish(ttl, false))
 		}
 	}
 	short := s.grant(a, s.key(), s.token("holder"), 2*ttl)
@@ -152,7 +152,42 @@ func inspectTells(s *scene) error {
 	s.lapse(ttl)
 	s.seesNobody(c, key, "its holder's lease had expired")
 	s.readsBesideWriters(c)
+	if s.abilities(a).wait {
+		s.showsHolders(a, c)
+	}
 	return s.result()
+}
+
+// showsHolders has a key handed over again and again: a waiter is not shown before it holds
+// the key.
+func (s *scene) showsHolders(a, c *client) {
+	for range s.h.rounds(20) {
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		w := s.wait(c, g.key, s.token("waiter"), long)
+		var readers sync.WaitGroup
+		for range 2 {
+			readers.Go(func() { s.holdsWhenShown(c, w) })
+		}
+		s.release(a, g, true)
+		s.served(w, "the holder released the key")
+		readers.Wait()
+		s.release(c, w.grant, true)
+	}
+}
+
+// holdsWhenShown looks until a waiter is shown as the holder, and has it renew its lease.
+func (s *scene) holdsWhenShown(c *client, w *waiter) {
+	for !s.over() {
+		h, err := c.Inspect(s.ctx, w.key)
+		s.noError(err, "Inspect", w.key)
+		if h.Token == w.token {
+			s.renew(c, w.grant, time.Millisecond, true)
+			return
+		}
+		if h.Token == "" && w.returned() {
+			return // it is served, and shown no more: the lease may have ended
+		}
+	}
 }
 
 // seesRest: what remains is that of the longest TTL that was asked for, not of the

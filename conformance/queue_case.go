@@ -24,7 +24,70 @@ func longQueue(s *scene) error {
 		s.waits(p.waiter)
 	}
 	s.serveLine(a, g, staying)
+	if !s.h.Unordered {
+		s.lineOnBusyStore(a, clients[0])
+		if s.h.Bubble { // it takes a gap for each
+			s.rollingLine(a, clients[0])
+		}
+	}
 	return s.result()
+}
+
+// beyond is how many grants there are while some wait: more than fit into three digits, or
+// into the history that a store keeps of its changes.
+const beyond = 1100
+
+// lineOnBusyStore has a few wait while many other keys are granted and released: they keep
+// their order.
+func (s *scene) lineOnBusyStore(a, b *client) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	var line []*waiter
+	for i := range 4 {
+		line = append(line, s.wait([]*client{a, b}[i%2], g.key, s.token(fmt.Sprint("waiter", i)), long))
+	}
+	eachOf(beyond, func(int) {
+		g := s.grant(a, s.key(), s.token("elsewhere"), long)
+		s.release(a, g, true)
+	})
+	if s.h.Bubble {
+		s.sleep(10 * time.Second)
+	}
+	s.serveInOrder(a, g, line, func() []*waiter { return nil })
+}
+
+// rollingLine has so many come one after the other: first more than are served, then as
+// many.
+func (s *scene) rollingLine(a, b *client) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	came := 0
+	s.serveInOrder(a, g, nil, func() (line []*waiter) {
+		n := 1
+		if came < inLine/2 {
+			n = 3
+		}
+		for ; n > 0 && came < beyond; n-- {
+			line = append(line, s.wait([]*client{a, b}[came%2], g.key, s.token("waiter"), long))
+			came++
+		}
+		return line
+	})
+}
+
+// serveInOrder releases the key until all of a line have been served. Before each release
+// others may join.
+func (s *scene) serveInOrder(c *client, g grant, line []*waiter, join func() []*waiter) {
+	for n := 0; !s.over(); n++ {
+		line = append(line, join()...)
+		s.release(c, g, true)
+		if len(line) == 0 {
+			return
+		}
+		if i := s.first(line); i != 0 {
+			s.outOfOrder(i+n, n)
+			return
+		}
+		g, line = s.isServed(line[0]), line[1:]
+	}
 }
 
 // A lineWaiter is one of many.

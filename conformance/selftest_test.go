@@ -28,7 +28,7 @@ type names = []string
 var (
 	waiting = names{"SinceIsConservative", "CancelledWait", "WaitEndsOnRelease", "WaitEndsOnExpiry", "WaitEndsOnRemoval",
 		"FirstComeFirstServed", "DeadWaiterIsSkipped", "DeadHostManyWaiters", "NoStarvation", "LostReply", "NoLeaks", "History", "Exclusion", "FenceRises"}
-	expiring = names{"Exclusion", "HeldIsUntouched", "RenewByStranger", "RenewAfterExpiry", "ReleaseAfterExpiry", "FenceRises",
+	expiring = names{"SameTokenAgain", "RenewExtends", "Exclusion", "HeldIsUntouched", "RenewByStranger", "RenewAfterExpiry", "ReleaseAfterExpiry", "FenceRises",
 		"EndedContext", "WaitEndsOnExpiry", "LateDuplicate", "NoLeaks", "BatchKeepsOrder", "BatchRenewsAsRenew", "InspectTells", "InspectChangesNothing"}
 	random  = names{"History", "HistoryAcrossDataLoss", "GuardedCounter", "GuardedRegister"}
 	lasting = names{"HeldIsUntouched", "RenewExtends", "SinceIsConservative", "WaitEndsOnExpiry", "LateDuplicate", "NoLeaks", "History",
@@ -39,7 +39,7 @@ var flaws = []broken{
 	{flaw: "check, then act", caught: names{"Exclusion", "History", "GuardedCounter"}, also: slices.Concat(names{"NoStarvation", "FenceRises"}, random)},
 
 	{flaw: "a refused attempt prolongs", caught: names{"HeldIsUntouched"}, also: slices.Concat(names{"InspectTells"}, names{"WaitEndsOnExpiry"}, random)},
-	{flaw: "a refused attempt shortens", caught: names{"HeldIsUntouched"}, also: slices.Concat(names{"InspectTells"}, names{"WaitEndsOnExpiry", "LateDuplicate"}, random)},
+	{flaw: "a refused attempt shortens", caught: names{"HeldIsUntouched"}, also: slices.Concat(names{"InspectTells", "SameTokenAgain"}, names{"WaitEndsOnExpiry", "LateDuplicate"}, random)},
 	{flaw: "a refused attempt replaces the holder", caught: names{"HeldIsUntouched", "Exclusion"},
 		also: slices.Concat(names{"InspectTells", "NotBefore"}, waiting, names{"SameTokenAgain", "RenewExtends", "RenewNeverShortens", "RenewByStranger", "RenewAfterExpiry", "ReleaseByStranger",
 			"ReleaseTwice", "ReleaseAfterExpiry", "TokensCompareWhole", "EndedContext", "LateDuplicate", "BatchRenewsAsRenew", "InspectChangesNothing"}, random)},
@@ -72,7 +72,7 @@ var flaws = []broken{
 	{flaw: "renewal creates", caught: names{"RenewByStranger", "RenewAfterExpiry"}, also: slices.Concat(names{"LateDuplicate", "BatchRenewsAsRenew"}, random)},
 
 	{flaw: "release only marks", caught: names{"ReleaseFrees"},
-		also: slices.Concat(names{"NotBefore"}, waiting, names{"SameTokenAgain", "RenewExtends", "ReleaseTwice", "FenceSurvivesDataLoss", "EndedContext", "LateDuplicate", "InspectTells", "InspectChangesNothing"}, random)},
+		also: slices.Concat(names{"NotBefore"}, waiting, names{"SameTokenAgain", "RenewExtends", "RenewByStranger", "ReleaseTwice", "FenceSurvivesDataLoss", "EndedContext", "LateDuplicate", "InspectTells", "InspectChangesNothing"}, random)},
 	{flaw: "release does not compare", caught: names{"ReleaseByStranger", "ReleaseTwice", "ReleaseAfterExpiry", "TokensCompareWhole", "LateDuplicate"},
 		also: slices.Concat(names{"WaitEndsOnExpiry"}, names{"CancelledWait", "NoStarvation", "LostReply", "NoLeaks", "History"}, random)},
 	{flaw: "release of what was is true", caught: names{"ReleaseTwice", "ReleaseAfterExpiry"}, also: slices.Concat(names{"LostReply", "LateDuplicate"}, random)},

@@ -1,6 +1,9 @@
 package conformance
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 func expiry(s *scene) error {
 	a, b := s.clients2()
@@ -94,7 +97,28 @@ func renewExtends(s *scene) error {
 	s.renew(a, g, long, true)
 	s.release(a, g, true)
 	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), 4*ttl)
+	s.sleep(3 * ttl)
+	g.start = s.now()
+	s.renew(b, g, 2*ttl, true)
+	s.lapse(2 * ttl) // not for as long as it was granted
+	s.free(a, g.key)
+	s.renewsOften(a, b)
 	return s.result()
+}
+
+// renewsOften renews a lease hundreds of times, and once more.
+func (s *scene) renewsOften(a, b *client) {
+	lasting := 10 * s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), lasting)
+	for range 300 {
+		s.renew(b, g, lasting, true)
+	}
+	s.renew(a, g, long, true)
+	s.lapse(lasting)
+	s.held(b, g)
+	s.release(a, g, true)
 }
 
 func renewNeverShortens(s *scene) error {
@@ -128,7 +152,35 @@ func renewByStranger(s *scene) error {
 	s.uses(g.key, g.token)
 	s.renew(a, g, long, false)
 	s.free(b, g.key) // not made
+	eachWay(a, b, s.renewsWhilePassing)
 	return s.result()
+}
+
+// renewsWhilePassing has keys pass from one to another while the former renews: what the
+// latter has does not last for longer.
+func (s *scene) renewsWhilePassing(a, b *client) {
+	ttl := s.h.ttl()
+	rounds := 2
+	if s.h.Bubble {
+		rounds = s.h.rounds(20)
+	}
+	for range rounds {
+		var passed []grant
+		for range 20 {
+			g := s.grant(a, s.key(), s.token("holder"), long)
+			var calls sync.WaitGroup
+			for range 4 {
+				calls.Go(func() { _, _ = a.Renew(s.ctx, g.key, g.token, long) })
+			}
+			s.release(b, g, true)
+			passed = append(passed, s.grant(b, g.key, s.token("next"), ttl))
+			calls.Wait()
+		}
+		s.lapse(ttl)
+		for _, g := range passed {
+			s.free(a, g.key)
+		}
+	}
 }
 
 func renewAfterExpiry(s *scene) error {

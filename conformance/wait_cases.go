@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -148,6 +149,8 @@ func waitEndsOnRelease(s *scene) error {
 		s.release(a, g, true)
 	}
 	s.allServed(a, b)
+	s.servedOnManyKeys(a, b)
+	s.servedBeforeFarDeadline(a, b)
 	eachWay(a, b, s.servedWhileComing)
 	return s.result()
 }
@@ -278,15 +281,56 @@ func (s *scene) othersServed(c *client, q *queueOfThree) {
 			staying = append(staying, w)
 		}
 	}
-	for len(staying) > 0 && !s.over() {
-		i := s.first(staying)
+	s.eachServed(staying,
+		fmt.Sprintf("the lease of the holder, which was renewed once, had expired; of the 3 waiters that there were, each of numbers %v (from 0) %s", q.leavers, q.how),
+		func(w *waiter) { s.release(c, w.grant, true) })
+}
+
+// eachServed checks that all of waiting are served, in whatever order, and calls next for
+// each when it has been: so the key is freed for the others.
+func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
+	waiting = slices.Clone(waiting)
+	for len(waiting) > 0 && !s.over() {
+		i := s.first(waiting)
 		if i < 0 {
-			s.fail("%v after the end of the lease on %s, which was renewed once, none of %d waiters has been served; of the 3 that there were, each of numbers %v (from 0) %s",
-				s.h.patience(), brief(q.holder.key), len(staying), q.leavers, q.how)
+			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
 			return
 		}
-		s.release(c, s.isServed(staying[i]), true)
-		staying = slices.Delete(staying, i, i+1)
+		s.isServed(waiting[i])
+		next(waiting[i])
+		waiting = slices.Delete(waiting, i, i+1)
+	}
+}
+
+// servedOnManyKeys has one client wait for many keys, of which the latest is released first.
+func (s *scene) servedOnManyKeys(a, b *client) {
+	const why = "the holder released the key; the same client waits for many others"
+	leases := s.takeMany(100, long, a)
+	var waiting []*waiter
+	for _, g := range leases {
+		waiting = append(waiting, s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long))
+	}
+	s.gap()
+	for i := len(leases) - 1; i >= 0 && !s.over(); i-- {
+		s.release(a, leases[i], true)
+		s.served(waiting[i], why)
+		s.release(b, waiting[i].grant, true)
+	}
+}
+
+// servedBeforeFarDeadline waits under a ctx that ends when nobody lives any more: too many
+// milliseconds ahead for 32 bits, or nanoseconds for 64.
+func (s *scene) servedBeforeFarDeadline(a, b *client) {
+	for _, far := range []time.Duration{(1<<31 + 1000) * time.Millisecond, (1<<32 + 1000) * time.Millisecond, math.MaxInt64} {
+		ctx, cancel := context.WithTimeout(s.ctx, far)
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		w := s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
+		s.gap()
+		s.waits(w)
+		s.release(a, g, true)
+		s.served(w, "the holder released the key")
+		s.release(b, w.grant, true)
+		cancel()
 	}
 }
 
@@ -350,11 +394,37 @@ func deadWaiterIsSkipped(s *scene) error {
 		s.ended(w)
 	}
 	s.release(a, g, true)
-	g = s.served(alive, "the holder released the key; a waiter that came before had died")
-	s.release(a, g, true)
-	g = s.served(last, "the holder released the key; a waiter that came before had died")
-	s.release(a, g, true)
+	s.eachServed([]*waiter{alive, last}, "the holder released the key; a waiter that came before had died",
+		func(w *waiter) { s.release(a, w.grant, true) })
+	s.othersStay(a, b)
 	return s.result()
+}
+
+// othersStay: that a waiter has died is no reason to serve those behind it, while the key is
+// held, nor to forget others of its client, that wait for the same key or another. In a
+// bubble there is time for the session of the dead to end.
+func (s *scene) othersStay(a, b *client) {
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	h := s.grant(a, s.key(), s.token("holder"), long)
+	dead := s.wait(b, g.key, s.token("dead"), long)
+	behind := []*waiter{s.wait(a, g.key, s.token("alive"), long), s.wait(b, g.key, s.token("same"), long)}
+	other := s.wait(b, h.key, s.token("other"), long)
+	dead.cancel()
+	s.ended(dead)
+	if s.h.Bubble {
+		s.sleep(time.Minute)
+	}
+	for _, w := range append(behind, other) {
+		s.waits(w)
+	}
+	s.held(a, g)
+	s.renew(a, g, long, true)
+	s.release(a, g, true)
+	s.release(a, h, true)
+	s.served(other, "the holder released the key; a wait of the same client for another key had ended before")
+	s.release(a, other.grant, true)
+	s.eachServed(behind, "the holder released the key; a waiter that came before, of the client of one of them, had died",
+		func(w *waiter) { s.release(a, w.grant, true) })
 }
 
 func deadHostManyWaiters(s *scene) error {

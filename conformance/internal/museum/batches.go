@@ -103,3 +103,21 @@ func (l *rowByRow) lockRow(ctx context.Context, row, transaction string) error {
 	}
 	return errDeadlock
 }
+
+// A busy store does a part of a batch, and hands back what it has not done. That is
+// dropped: the client calls it renewed. Right: send again what was handed back.
+type unprocessed struct{ lock }
+
+func (l *unprocessed) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	const capacity = 20
+	busy := l.run(func(d *db) any { return d.incrBy("batches", 1) > 1 }).(bool)
+	defer l.run(func(d *db) any { return d.incrBy("batches", -1) })
+	if !busy || len(batch) <= capacity {
+		return l.lock.RenewBatch(ctx, batch)
+	}
+	results, err := l.lock.RenewBatch(ctx, batch[:capacity])
+	for range batch[capacity:] {
+		results = append(results, dlock.RenewResult{Held: true})
+	}
+	return results, err
+}

@@ -2,6 +2,7 @@ package museum
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -100,6 +101,27 @@ func (l *counterOfEachLock) TryAcquire(ctx context.Context, key, token string, t
 		a := d.try(key, token, ttl)
 		if a.Acquired {
 			d.set("fence of "+key, strconv.FormatInt(a.Fence, 10), forever)
+		}
+		return a
+	})
+}
+
+// The counters of keys that are not in use are kept in a cache of limited size. A key that
+// rested while a thousand others came and went begins anew. Right: one counter for all
+// keys, or for as many as there is room for.
+type cachesCounters struct{ lock }
+
+func (l *cachesCounters) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	const room = 512
+	return eval(ctx, l.conn, func(d *db) dlock.Attempt {
+		a := d.try(key, token, ttl)
+		if a.Acquired {
+			if counter := "counter of " + key; d.get(counter) == "" {
+				oldest := d.incrBy("counters", 1) - room
+				d.set(fmt.Sprint("counter ", oldest+room), counter, forever)
+				d.del(d.get(fmt.Sprint("counter ", oldest)))
+			}
+			a.Fence = d.incrBy("counter of "+key, numbers)
 		}
 		return a
 	})

@@ -66,3 +66,12 @@ func (l *likeKeys) Inspect(ctx context.Context, pattern string) (dlock.Hold, err
 		return dlock.Hold{}
 	})
 }
+
+// To look for a lock makes a record of it, which stays: a table fills up with the keys that
+// somebody was curious about. Right: what reads does not write.
+type getOrCreate struct{ lock }
+
+func (l *getOrCreate) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	l.run(func(d *db) any { return d.set("record of "+key, "free", forever) })
+	return l.lock.Inspect(ctx, key)
+}

@@ -33,6 +33,10 @@ const trial = "in a trial of this suite"
 // suite, to find out what it still missed.
 const secondTrial = "in a second trial of this suite"
 
+// thirdTrial is where those are from that two more came upon, one of whom wrote locks for
+// stores of four kinds.
+const thirdTrial = "in a third trial of this suite"
+
 // Broken are the locks with a flaw, each of which the suite must catch.
 var Broken = []Exhibit{
 	{
@@ -575,5 +579,124 @@ var Broken = []Exhibit{
 		Seen:  secondTrial,
 		Harm:  "a shutdown looks like a fault of the store",
 		build: func(c conn) dlock.Locker { return &causeNotError{forward(c)} },
+	},
+	{
+		Name: "renewsTheVersion", Room: "renewing.go", Case: "SameTokenAgain",
+		Flaw:  "a renewal compares the version that it read before",
+		Seen:  thirdTrial,
+		Harm:  "the holder repeats a call, and its lease is called lost",
+		build: func(c conn) dlock.Locker { return &renewsTheVersion{lock{c}} },
+	},
+	{
+		Name: "countsRenewals", Room: "renewing.go", Case: "RenewExtends",
+		Flaw:  "a renewal changes nothing any more once it has been counted 255 times, and says that it has",
+		Seen:  thirdTrial,
+		Harm:  "who holds for long is certain of a lease that has ended",
+		build: func(c conn) dlock.Locker { return &countsRenewals{lock{c}} },
+	},
+	{
+		Name: "keepsAlive", Room: "renewing.go", Case: "RenewExtends",
+		Flaw:  "a renewal lasts for as long as the lease was granted for",
+		Seen:  thirdTrial,
+		Harm:  "the key stays locked for longer than anybody asked",
+		build: func(c conn) dlock.Locker { return &keepsAlive{lock{c}} },
+	},
+	{
+		Name: "unprocessed", Room: "batches.go", Case: "BatchesCross",
+		Flaw:  "what a busy store has not done of a batch is called renewed",
+		Seen:  thirdTrial,
+		Harm:  "leases end that their holders believe in",
+		build: func(c conn) dlock.Locker { return &unprocessed{lock{c}} },
+	},
+	{
+		Name: "retention", Room: "time.go", Case: "AnyTTL",
+		Flaw:  "the row of a lease is removed a day after its first end, however often it is renewed",
+		Seen:  thirdTrial,
+		Harm:  "two leaders",
+		build: func(c conn) dlock.Locker { return &retention{lock{c}} },
+	},
+	{
+		Name: "getOrCreate", Room: "keys.go", Case: "NoLeaks",
+		Flaw:  "to look for a lock makes a record of it",
+		Seen:  thirdTrial,
+		Harm:  "the store fills up",
+		build: func(c conn) dlock.Locker { return &getOrCreate{lock{c}} },
+	},
+	{
+		Name: "cachesCounters", Room: "fences.go", Case: "ManyLeases",
+		Flaw:  "the counters of fences are in a cache of limited size",
+		Seen:  thirdTrial,
+		Harm:  "fences fall, and the resource lets stale holders in",
+		build: func(c conn) dlock.Locker { return &cachesCounters{lock{c}} },
+	},
+	{
+		Name: "servedByDeath", Room: "waiting.go", Case: "DeadWaiterIsSkipped",
+		Flaw:  "the death of the waiter before is taken for the release",
+		Seen:  thirdTrial,
+		Harm:  "two holders",
+		build: func(c conn) dlock.Locker { return &servedByDeath{queue: *newQueue(c)} },
+	},
+	{
+		Name: "oneSession", Room: "waiting.go", Case: "DeadWaiterIsSkipped",
+		Flaw:  "the session of a client ends with its first wait",
+		Seen:  thirdTrial,
+		Harm:  "its other waits are forgotten",
+		build: func(c conn) dlock.Locker { return &oneSession{queue: *newQueue(c)} },
+	},
+	{
+		Name: "threeDigits", Room: "waiting.go", Case: "LongQueue",
+		Flaw:  "tickets are compared as text of three digits",
+		Seen:  thirdTrial,
+		Harm:  "from the thousandth waiter on the order is lost",
+		build: func(c conn) dlock.Locker { return &threeDigits{*newQueue(c)} },
+	},
+	{
+		Name: "growingRing", Room: "waiting.go", Case: "LongQueue",
+		Flaw:  "the queue is a ring that loses its order when it grows",
+		Seen:  thirdTrial,
+		Harm:  "those who came first wait for long",
+		build: func(c conn) dlock.Locker { return &growingRing{*newQueue(c)} },
+	},
+	{
+		Name: "joinsAnew", Room: "waiting.go", Case: "LongQueue",
+		Flaw:  "the first waiter begins anew when the store has forgotten the revision from which it watches",
+		Seen:  thirdTrial,
+		Harm:  "on a busy store who came first is last",
+		build: func(c conn) dlock.Locker { return &joinsAnew{*newQueue(c)} },
+	},
+	{
+		Name: "oneEar", Room: "waiting.go", Case: "WaitEndsOnRelease",
+		Flaw:  "of two waiters whose keys have the same hash, one hears the messages for both",
+		Seen:  thirdTrial,
+		Harm:  "a process that waits for many keys waits for ever",
+		build: func(c conn) dlock.Locker { return &oneEar{queue: *newQueue(c)} },
+	},
+	{
+		Name: "shortDeadline", Room: "waiting.go", Case: "WaitEndsOnRelease",
+		Flaw:  "the rest of a ctx is sent in milliseconds of 32 bits",
+		Seen:  thirdTrial,
+		Harm:  "who would wait for ever does not wait at all",
+		build: func(c conn) dlock.Locker { return &shortDeadline{*newQueue(c)} },
+	},
+	{
+		Name: "sharesItsLease", Room: "waiting.go", Case: "TokenHoldsManyKeys",
+		Flaw:  "what a client has waited for shares one lease",
+		Seen:  thirdTrial,
+		Harm:  "a lock that was left for dead stays",
+		build: func(c conn) dlock.Locker { return &sharesItsLease{queue: *newQueue(c)} },
+	},
+	{
+		Name: "showsTheNext", Room: "waiting.go", Case: "InspectTells",
+		Flaw:  "the first of the queue is shown as the holder",
+		Seen:  thirdTrial,
+		Harm:  "people look for the fault in the wrong place",
+		build: func(c conn) dlock.Locker { return &showsTheNext{*newQueue(c)} },
+	},
+	{
+		Name: "indexesWaits", Room: "waiting.go", Case: "NoLeaks",
+		Flaw:  "a wait that is given up leaves an entry in an index",
+		Seen:  thirdTrial,
+		Harm:  "the store fills up",
+		build: func(c conn) dlock.Locker { return &indexesWaits{*newQueue(c)} },
 	},
 }

@@ -137,3 +137,62 @@ func (l *firstOfTheBatch) RenewBatch(ctx context.Context, batch []dlock.Renewal)
 		return results
 	})
 }
+
+// A renewal reads the version of the row and then updates WHERE version = …; if no row
+// was updated, the lease is called lost. Another call of the same holder has changed the
+// version in between, and healthy work is stopped. Right: compare the token alone.
+type renewsTheVersion struct{ lock }
+
+func (l *renewsTheVersion) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, l.conn, func(d *db) dlock.Attempt {
+		a := d.try(key, token, ttl)
+		if a.Acquired {
+			d.set("version of "+key, fmt.Sprint(a.Fence), ttl)
+		}
+		return a
+	})
+}
+
+func (l *renewsTheVersion) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	read, err := l.get(ctx, "version of "+key)
+	if err != nil {
+		return false, err
+	}
+	return eval(ctx, l.conn, func(d *db) bool {
+		return d.get("version of "+key) == read && d.renew(key, token, ttl)
+	})
+}
+
+// The number of renewals is kept in a byte. When that is full, the statement that counts
+// and prolongs changes nothing any more, and nobody looks how many rows it has changed.
+// Right: what is not needed is not counted; and look.
+type countsRenewals struct{ lock }
+
+func (l *countsRenewals) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		if d.incrBy("renewals by "+token, 1) > 255 {
+			return d.get(key) == token
+		}
+		return d.renew(key, token, ttl)
+	})
+}
+
+// A keep-alive renews a lease for what it was granted for, whatever is asked for: a store
+// whose leases are objects has no other. A lease that is to last a little longer lasts as
+// long again. Right: another object, with the TTL that was asked for.
+type keepsAlive struct{ lock }
+
+func (l *keepsAlive) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.lock.TryAcquire(ctx, key, token, ttl)
+	if a.Acquired {
+		_, _ = eval(ctx, l.conn, func(d *db) bool { return d.set("granted to "+token, ttl.String(), time.Hour) })
+	}
+	return a, err
+}
+
+func (l *keepsAlive) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		granted, _ := time.ParseDuration(d.get("granted to " + token))
+		return d.renew(key, token, max(ttl, granted))
+	})
+}

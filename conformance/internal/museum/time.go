@@ -159,3 +159,34 @@ func (l *readsTwice) Inspect(ctx context.Context, key string) (dlock.Hold, error
 	rest, err := eval(ctx, l.conn, func(d *db) time.Duration { return d.pTTL(key) })
 	return dlock.Hold{Held: true, Token: token, Remaining: rest}, err
 }
+
+// Rows that nobody has cleaned away are removed by the store, a day after the lease was to
+// end. Renewals do not move that day: a leader that renews for longer loses its row, and
+// another takes the lock. Right: whatever prolongs the lease prolongs its row.
+type retention struct{ lock }
+
+func (l *retention) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, l.conn, func(d *db) dlock.Attempt {
+		d.clean(key)
+		holder := d.get(key)
+		a := d.try(key, token, ttl)
+		if a.Acquired && holder != token {
+			d.set("row of "+key, "kept", ttl+24*time.Hour)
+		}
+		return a
+	})
+}
+
+func (l *retention) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		d.clean(key)
+		return d.renew(key, token, ttl)
+	})
+}
+
+// clean removes a lock whose row is not kept any more.
+func (d *db) clean(key string) {
+	if d.get("row of "+key) == "" {
+		d.del(key)
+	}
+}

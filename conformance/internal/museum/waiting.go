@@ -3,6 +3,7 @@ package museum
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strconv"
 	"strings"
@@ -463,4 +464,258 @@ func (q *losesOnePlace) Release(ctx context.Context, key, token string) (bool, e
 		d.serve(key)
 		return held
 	})
+}
+
+// Each waiter watches the one before it. When that is gone the watch fires, and the waiter
+// takes the key: if the one before was a waiter as well, which has died, the key is still
+// held. Right: the watch is a reason to look, no more.
+type servedByDeath struct{ queue }
+
+func (q *servedByDeath) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		time.AfterFunc(30*time.Second, func() { // the session ends
+			q.run(func(d *db) any { d.dies(key, token); return nil })
+		})
+	}
+	return a, err
+}
+
+// dies removes a waiter whose session has ended, and tells the next.
+func (d *db) dies(key, token string) {
+	i := slices.IndexFunc(d.queues[key], func(w waiter) bool { return w.token == token })
+	if i < 0 {
+		return
+	}
+	d.unqueue(key, token)
+	if i < len(d.queues[key]) {
+		next := d.queues[key][i]
+		d.unqueue(key, next.token)
+		d.del(key)
+		d.hand(key, next.token, next.ttl)
+	}
+}
+
+// All waits of a client share one session, which is kept alive for as long as the ctx of
+// the first of them lasts. When that ends, the others lose their places, and wait for ever.
+// Right: a session lasts for as long as anything needs it.
+type oneSession struct {
+	queue
+	mu    sync.Mutex
+	waits map[string]string // token → key
+	kept  bool
+}
+
+func (q *oneSession) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	q.mu.Lock()
+	if q.waits == nil {
+		q.waits = make(map[string]string)
+	}
+	q.waits[token] = key
+	if !q.kept {
+		q.kept = true
+		context.AfterFunc(ctx, func() { time.AfterFunc(3*time.Second, q.expire) })
+	}
+	q.mu.Unlock()
+	a, err := q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
+	q.mu.Lock()
+	delete(q.waits, token)
+	q.mu.Unlock()
+	return a, err
+}
+
+func (q *oneSession) expire() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for token, key := range q.waits {
+		q.run(func(d *db) any { d.unqueue(key, token); return nil })
+	}
+}
+
+// Tickets are compared as text, with zeros before the number: enough for 999. Right:
+// numbers, or text that is long enough for all times.
+type threeDigits struct{ queue }
+
+func (q *threeDigits) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		return d.byTicket(key, token, ttl, func(n int64) string { return fmt.Sprintf("%03d", n) })
+	})
+}
+
+// The queue is a ring that is made larger when it is full: by copying it as it lies in
+// memory, where the last may stand before the first. Right: copy it in its own order.
+type growingRing struct{ queue }
+
+func (q *growingRing) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		p := d.enqueue(key, token, ttl)
+		line := d.queues[key]
+		if n := len(line); !p.Acquired && n >= 8 && n&(n-1) == 0 { // it is full
+			served := int(d.incrBy("came for "+key, 1)) - n
+			start := n - served%n // what lies at the beginning
+			d.queues[key] = slices.Concat(line[start%n:], line[:start%n])
+		} else if !p.Acquired {
+			d.incrBy("came for "+key, 1)
+		}
+		return p.Attempt
+	})
+}
+
+// The first of the queue watches the holder's key from the revision at which it began to.
+// When the store has forgotten that, the waiter begins anew, behind all who came after it.
+// Right: watch from the present revision, and keep the place.
+type joinsAnew struct{ queue }
+
+const revision = "revision"
+
+func (q *joinsAnew) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Attempt {
+		d.incrBy(revision, 1)
+		d.serve(key)
+		return d.try(key, token, ttl)
+	})
+}
+
+func (q *joinsAnew) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	const kept = 1000
+	begun := q.run(func(d *db) any { return d.incrBy(revision, 1) }).(int64)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(askPeriod / 20):
+			}
+			q.run(func(d *db) any {
+				line, now := d.queues[key], d.incrBy(revision, 0)
+				first := len(line) > 0 && line[0].token == token
+				if first && now-begun > kept {
+					d.queues[key] = append(line[1:], line[0])
+				}
+				if !first || now-begun > kept {
+					begun = now
+				}
+				return nil
+			})
+		}
+	}()
+	return q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
+}
+
+// A client hands its messages to its waiters by the hash of their keys: where two have the
+// same, the latest hears what is meant for the other. Right: by key and token.
+type oneEar struct {
+	queue
+	mu   sync.Mutex
+	ears [64]string // the token that listens
+}
+
+func (q *oneEar) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	hash := fnv.New32a()
+	hash.Write([]byte(key))
+	ear := &q.ears[hash.Sum32()%uint32(len(q.ears))]
+	q.mu.Lock()
+	*ear = token
+	q.mu.Unlock()
+	a, err := q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
+	q.mu.Lock()
+	heard := *ear == token
+	q.mu.Unlock()
+	if err == nil && !heard {
+		<-ctx.Done()
+		return dlock.Attempt{}, ctx.Err()
+	}
+	return a, err
+}
+
+// What is left of the ctx is sent to the store in milliseconds, of 32 bits. A program that
+// waits "for ever", which is some weeks, does not wait at all. Right: 64 bits; or a
+// maximum.
+type shortDeadline struct{ queue }
+
+func (q *shortDeadline) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if end, ok := ctx.Deadline(); ok {
+		left := time.Duration(int32(time.Until(end).Milliseconds())) * time.Millisecond
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, left)
+		defer cancel()
+	}
+	return q.queue.Acquire(ctx, key, token, ttl)
+}
+
+// What a client has waited for with the same TTL shares one lease object. Who renews one
+// key renews them all, and what its owner has left for dead stays. Right: an object for
+// each.
+type sharesItsLease struct {
+	queue
+	mu     sync.Mutex
+	shared map[time.Duration]map[string]string // TTL → key → token
+}
+
+func (q *sharesItsLease) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err == nil {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if q.shared == nil {
+			q.shared = make(map[time.Duration]map[string]string)
+		}
+		if q.shared[ttl] == nil {
+			q.shared[ttl] = make(map[string]string)
+		}
+		q.shared[ttl][key] = token
+	}
+	return a, err
+}
+
+func (q *sharesItsLease) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, keys := range q.shared {
+		if keys[key] != token {
+			continue
+		}
+		for other, its := range keys {
+			if _, err := q.queue.Renew(ctx, other, its, ttl); err != nil {
+				return false, err
+			}
+		}
+	}
+	return q.queue.Renew(ctx, key, token, ttl)
+}
+
+// The first of the queue is shown as the holder, though the key is still on its way to it.
+// Right: who holds is what is stored under the key.
+type showsTheNext struct{ queue }
+
+func (q *showsTheNext) Release(ctx context.Context, key, token string) (bool, error) {
+	held, err := q.release(ctx, key, token, func(*db, string) {})
+	time.Sleep(20 * time.Millisecond)
+	q.run(func(d *db) any { d.serve(key); return nil })
+	return held, err
+}
+
+func (q *showsTheNext) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Hold {
+		token := d.get(key)
+		if token == "" && len(d.queues[key]) > 0 {
+			token = d.queues[key][0].token
+		}
+		return dlock.Hold{Held: token != "", Token: token, Remaining: d.pTTL(key)}
+	})
+}
+
+// A wait that is given up leaves its entry in an index, which nothing but a grant removes.
+// Right: whatever ends a wait removes all of it.
+type indexesWaits struct{ queue }
+
+func (q *indexesWaits) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	q.run(func(d *db) any { return d.set("wait of "+token, key, forever) })
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err == nil {
+		q.run(func(d *db) any { return d.del("wait of " + token) })
+	}
+	return a, err
 }
