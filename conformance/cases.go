@@ -140,7 +140,7 @@ var cases = []testCase{
 		clause: "serves a waiter when the holder releases, when it dies, and (within one ask period) when the key vanished by other means"},
 	{name: "WaitEndsOnExpiry", check: waitEndsOnExpiry,
 		clause: "serves a waiter when the holder releases, when it dies, and (within one ask period) when the key vanished by other means"},
-	{name: "WaitEndsOnRemoval", check: waitEndsOnRemoval, alone: true, needs: needsWipe,
+	{name: "WaitEndsOnRemoval", check: waitEndsOnRemoval, once: true, alone: true, needs: needsWipe,
 		clause: "serves a waiter when the holder releases, when it dies, and (within one ask period) when the key vanished by other means"},
 	{name: "FirstComeFirstServed", check: firstComeFirstServed, needs: needsOrder,
 		clause: "serves in the order in which the store took the waiters in (where it queues)"},
