@@ -135,10 +135,10 @@ func TestCrowdedKeyFails(t *testing.T) {
 		})
 	}
 	t.Run("the queue says held, then fails", func(t *testing.T) {
-		inCrowd(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			fails := &heldThenFails{spy: s}
 			hold(t, store, time.Second)
-			c = dlock.New(fails)
+			c := dlock.New(fails)
 			require.NoError(t, acquire(t, c, "k").Release())
 			s.forget()
 			fails.times = 3
