@@ -154,12 +154,11 @@ func heldIsUntouched(s *scene) error {
 	s.release(a, g, true)
 
 	g = s.grant(a, s.key(), s.token("holder"), 3*ttl)
-	granted := s.now()
 	for range 4 { // a lease that strangers' attempts prolong would not end
 		s.sleep(ttl / 2)
 		s.refused(b, g, s.token("stranger"), long)
 	}
-	s.sleep(granted.Add(3*ttl + s.h.grace()).Sub(s.now()))
+	s.lapse(ttl)
 	s.free(b, g.key)
 	return s.result()
 }
