@@ -17,7 +17,7 @@
 //
 // # The cases
 //
-// Each clause of the contract is a subtest of its name. All of them run a second
+// Each clause of the contract is a subtest of its name. Most of them run a second
 // time, below the subtest Forward, with every client wrapped in a
 // [dlock.Forward], which must not change anything.
 //
