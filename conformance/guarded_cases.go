@@ -56,7 +56,12 @@ func (c *crowd) run(enough func() bool, do func(*dlock.Client, *plan), opts ...d
 // acquire returns a lease, or nil if the case is over.
 func (c *crowd) acquire(client *dlock.Client) *dlock.Lease {
 	l, err := client.Acquire(c.s.ctx, c.key)
-	if err != nil {
+	switch {
+	case err == nil:
+	case tooLate(err):
+		c.s.stop(errInconclusive)
+		return nil
+	default:
 		c.s.fail("Client.Acquire(%s) = %w; want a lease", brief(c.key), err)
 		return nil
 	}

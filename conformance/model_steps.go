@@ -216,7 +216,7 @@ func (c *comparison) acquire(by *client, r dlock.Renewal) {
 	switch {
 	case !supported(err):
 	case wait && err != nil && c.asked.Err() == nil:
-		c.giveUp(by, r, when)
+		c.giveUp(by, r)
 	default:
 		agrees := func() error { return m.tryAcquire(when, r.Token, r.TTL, a) }
 		c.check(err, agrees, "%s.Acquire(%s)", by.name, showRenewal(r))
@@ -224,9 +224,11 @@ func (c *comparison) acquire(by *client, r dlock.Renewal) {
 }
 
 // giveUp does what is owed after a wait that has ended without a grant. There may have been
-// one if the lease of the holder has run out.
-func (c *comparison) giveUp(by *client, r dlock.Renewal, when span) {
-	held, err := by.Release(c.asked, r.Key, r.Token)
+// one if the lease of the holder has run out by the end of the release.
+func (c *comparison) giveUp(by *client, r dlock.Renewal) {
+	var held bool
+	var err error
+	when := c.call(func() { held, err = by.Release(c.asked, r.Key, r.Token) })
 	agrees := func() error {
 		if m := c.model(r.Key); held && m.state(when) == isHeld {
 			return m.disagree(when, "held = true")

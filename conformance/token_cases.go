@@ -10,7 +10,7 @@ import (
 // others wait for it.
 func holderAcquiresAgain(s *scene) error {
 	a, b := s.client(), s.acquirer()
-	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
+	ttl := max(s.h.ttl(), 4*s.h.gap()<<s.attempt)
 
 	g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
 	s.acquiresAgain(a, g, ttl) // nobody waits
@@ -90,8 +90,15 @@ func (s *scene) strangerWaitsForTheDead(a, b *client) {
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
 	w := s.wait(b, g.key, s.token("waiter"), long)
-	s.renew(a, w.grant, long, false)
-	s.batch(b, w.grant, long, false)
+	for _, renew := range []func(){
+		func() { s.renew(a, w.grant, long, false) },
+		func() { s.batch(b, w.grant, long, false) },
+	} {
+		if s.mayHaveExpired(g.key) { // and the waiter be served
+			return
+		}
+		renew()
+	}
 	s.lapse(ttl)
 	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
 	s.release(b, w.grant, true)
