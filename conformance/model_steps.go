@@ -3,6 +3,7 @@ package conformance
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -84,6 +85,7 @@ type comparison struct {
 	*scene
 	clients []*client
 	keys    []string
+	name    string // begins its tokens: others ask the same clients meanwhile, and a token waits for one key at a time
 	models  map[string]*model
 	ttls    []time.Duration
 	slept   time.Duration // where the store's clock is moved by hand
@@ -91,7 +93,7 @@ type comparison struct {
 }
 
 func (s *scene) compare(scripts []modelScript) error {
-	c := &comparison{scene: s, clients: []*client{s.client(), s.client(), s.client()},
+	c := &comparison{scene: s, clients: []*client{s.client(), s.client(), s.client()}, name: rand.Text()[:6] + "-",
 		models: make(map[string]*model), ttls: s.h.modelTTLs()}
 	end := c.now().Add(s.h.sequenceTime())
 	for _, script := range scripts {
@@ -145,7 +147,7 @@ func (c *comparison) take(s modelStep) {
 }
 
 func (c *comparison) renewal(a modelAsk) dlock.Renewal {
-	r := dlock.Renewal{Key: c.keys[a.key], Token: modelTokens[a.token], TTL: c.ttls[a.ttl]}
+	r := dlock.Renewal{Key: c.keys[a.key], Token: c.name + modelTokens[a.token], TTL: c.ttls[a.ttl]}
 	c.uses(r.Key, r.Token)
 	return r
 }

@@ -166,7 +166,7 @@ const museumIntroduction = `# The museum of broken locks
 A lock that is wrong works nearly always. These are small locks that are wrong, each
 in a way of its own: recipes that have been copied for years, defects that real lock
 libraries have had, and some that were made, knowing nothing but the documentation, to
-try the suite. They are there to be read, ten to forty lines each, and so that we know that the [conformance suite](../conformance) finds what it looks for: for each
+try the suite. They are there to be read, ten to fifty lines each, and so that we know that the [conformance suite](../conformance) finds what it looks for: for each
 of them there is a case that must fail, and two locks that are right, built in the
 same way, must pass all of it.
 

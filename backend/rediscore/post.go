@@ -166,7 +166,7 @@ func (p *post) inboxOf(slot int, cluster bool) *inbox {
 
 func (p *post) remember(key, token string, w *waiter) {
 	if r := p.tokens[token]; r != nil {
-		r.waiter, r.gone, r.missed = w, false, false
+		r.key, r.waiter, r.gone, r.missed = key, w, false, false
 		return
 	}
 	p.tokens[token] = &record{key: key, waiter: w}

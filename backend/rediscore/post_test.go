@@ -45,6 +45,31 @@ func TestInboxIsShared(t *testing.T) {
 	}
 }
 
+// A token that waits for another key than before is given back there.
+func TestTokenWaitsForAnotherKey(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		for _, key := range []string{"first", "second"} {
+			w := begin(t, l, key, "t")
+			w.cancel()
+			require.True(t, w.isDone())
+			var released []string
+			eval := f.eval
+			f.set(func() {
+				f.eval = func(ctx context.Context, call Call) (any, error) {
+					if call.Script == releaseScript {
+						released = append(released, call.Keys()[0])
+					}
+					return eval(ctx, call)
+				}
+			})
+			f.tell("8 1 t")
+			synctest.Wait()
+			require.Equal(t, []string{key}, released)
+			f.set(func() { f.eval = eval })
+		}
+	})
+}
+
 // An inbox stays open while messages come for those who have gone away: the grants of
 // many who went together come one after the other.
 func TestInboxLingersForTheGone(t *testing.T) {
