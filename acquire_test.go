@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -760,6 +761,8 @@ func TestBadInput(t *testing.T) {
 			{good.With(dlock.WithMaxWait(-1)), "k", "WithMaxWait(-1ns): negative"},
 			{good.With(dlock.WithMaxHold(-1)), "k", "WithMaxHold(-1ns): negative"},
 			{good.With(dlock.WithMinHold(-1)), "k", "WithMinHold(-1ns): negative"},
+			{good.With(dlock.WithTTL(365*24*time.Hour + 1)), "k", "WithTTL(8760h0m0.000000001s): more than 8760h0m0s"},
+			{good.With(dlock.WithMinHold(math.MaxInt64)), "k", "more than 8760h0m0s"},
 			{good.With(dlock.WithOwner(strings.Repeat("o", 257))), "k", "257 bytes, more than 256"},
 			{good.With(dlock.WithTTL(0)).With(dlock.WithTTL(time.Second)), "k", "WithTTL(0s)"},
 		} {
@@ -791,6 +794,9 @@ func TestLimitsAreAccepted(t *testing.T) {
 		l := acquire(t, c, strings.Repeat("k", 1024))
 		time.Sleep(time.Minute)
 		require.NoError(t, l.Release())
+
+		year := c.With(dlock.WithTTL(365*24*time.Hour), dlock.WithMinHold(0))
+		require.NoError(t, acquire(t, year, "k").Release())
 	})
 }
 

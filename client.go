@@ -73,11 +73,11 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 //
 // ctx is what the work runs under, so it bounds wait and work together: use
 // [WithMaxWait] for the wait alone, WithMaxWait(0) for a single attempt. If the
-// lock was not acquired, fn is not called and the error is that of Acquire. Otherwise Do returns the error of fn. If the
-// lease was lost before fn returned, the error matches [ErrLost] as well, since
-// another may have worked at the same time; a [context.Canceled] that the loss
-// brought about is then kept as text only, lest it be taken for the end of ctx.
-// A release that is still owed (see [Lease.Release]) is not an error of the work.
+// lock was not acquired, fn is not called and the error is that of Acquire.
+// Otherwise Do returns the error of fn. If the lease was lost before fn returned,
+// the error matches [ErrLost] as well, since another may have worked at the same
+// time; a [context.Canceled] that the loss brought about is then kept as text
+// only, lest it be taken for the end of ctx. A release that is still owed (see [Lease.Release]) is not an error of the work.
 func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error) error {
 	if fn == nil {
 		return wrap(ctx, "do", key, invalid("function: nil"))

@@ -130,9 +130,6 @@ func (l *Lease) keep(ctx context.Context, hold time.Time) (bool, error) {
 	return l.keepUntil(ctx, hold)
 }
 
-// maxKeep bounds a TTL, which is to be added to an instant: 146 years.
-const maxKeep = time.Duration(1 << 62)
-
 // keepUntil makes the store keep a lease that has ended until hold, and reports
 // whether it does.
 func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (held bool, err error) {
@@ -143,7 +140,7 @@ func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (held bool, err e
 		return false, err
 	}
 	defer l.endTurn()
-	rest := min(max(0, time.Until(hold)), maxKeep).Truncate(time.Millisecond) + time.Millisecond
+	rest := min(max(0, time.Until(hold)).Truncate(time.Millisecond)+time.Millisecond, maxTTL)
 	l.unlocked(func() { held, err = l.keeper.locker.Renew(ctx, l.key, l.token, rest) })
 	return held, err
 }

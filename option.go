@@ -9,6 +9,7 @@ const (
 	maxKey   = 1024 // bytes
 	maxOwner = 256  // bytes
 	minTTL   = 10 * time.Millisecond
+	maxTTL   = 365 * 24 * time.Hour // a Locker need not keep leases for longer
 )
 
 // DefaultTTL is how long a grant lasts without renewal, unless [WithTTL] says
@@ -50,13 +51,16 @@ func (o *options) refuse(format string, args ...any) {
 }
 
 // WithTTL sets how long a grant lasts if it is not renewed: how long a key stays
-// locked after its holder died. The default is [DefaultTTL], the least 10 ms;
-// fractions of a millisecond are cut off. A short TTL frees the keys of the dead
+// locked after its holder died. The default is [DefaultTTL], the least 10 ms, the
+// most 365 days; fractions of a millisecond are cut off. A short TTL frees the keys of the dead
 // sooner, and lets a lease be lost to a shorter failure of the store.
 func WithTTL(ttl time.Duration) Option {
 	return func(o *options) {
-		if ttl < minTTL {
+		switch {
+		case ttl < minTTL:
 			o.refuse("WithTTL(%v): less than %v", ttl, minTTL)
+		case ttl > maxTTL:
+			o.refuse("WithTTL(%v): more than %v", ttl, maxTTL)
 		}
 		o.ttl = ttl.Truncate(time.Millisecond)
 	}
@@ -97,11 +101,15 @@ func WithMaxHold(d time.Duration) Option {
 // the store keeps the key until then, with one renewal where the TTL is too
 // short for that, and releases it when the time has come. If the process ends
 // after that renewal the store frees the key at the same time; if it ends
-// before, when the TTL has passed. 0, the default, frees the key on Release.
+// before, when the TTL has passed. 0, the default, frees the key on Release; the
+// most is 365 days.
 func WithMinHold(d time.Duration) Option {
 	return func(o *options) {
-		if d < 0 {
+		switch {
+		case d < 0:
 			o.refuse("WithMinHold(%v): negative", d)
+		case d > maxTTL:
+			o.refuse("WithMinHold(%v): more than %v", d, maxTTL)
 		}
 		o.minHold = d
 	}
