@@ -77,7 +77,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 // Otherwise Do returns the error of fn. If the lease was lost before fn returned,
 // the error matches [ErrLost] as well, since another may have worked at the same
 // time; a [context.Canceled] that the loss brought about is then kept as text
-// only, lest it be taken for the end of ctx. A release that is still owed (see [Lease.Release]) is not an error of the work.
+// only, lest it be taken for the end of ctx. A release that is still owed (see
+// [Lease.Release]) is not an error of the work.
 func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error) error {
 	if fn == nil {
 		return wrap(ctx, "do", key, invalid("function: nil"))
