@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -26,6 +27,7 @@ func manyLeases(s *scene) error {
 	early := s.grant(a, s.key(), s.token("early"), short)
 	s.lapse(short)
 	s.comeAndGo(a, b)
+	s.manyEnd(a, b, short)
 	others := s.takeMany(s.h.many(), long, a, b)
 	s.stillLast(a, b, leases, can)
 	s.releaseMany(others, a, b)
@@ -41,6 +43,24 @@ func (s *scene) comeAndGo(a, b *client) {
 	s.lapse(time.Millisecond)
 }
 
+// manyEnd has a thousand leases end together. Each has ended for whoever asks first, the
+// one that was granted first and the one that was granted last.
+func (s *scene) manyEnd(a, b *client, ttl time.Duration) {
+	for _, last := range []bool{false, true} {
+		ended := s.takeMany(s.h.many(), ttl, a, b)
+		s.lapse(ttl)
+		if last {
+			slices.Reverse(ended)
+		}
+		s.renew(a, ended[0], ttl, false)
+		s.free(b, ended[1].key)
+		s.release(b, ended[2], false)
+		for _, g := range ended {
+			s.usesNoMore(g)
+		}
+	}
+}
+
 // takeMany takes n keys, several at the same time.
 func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
 	leases := make([]grant, n)
@@ -54,9 +74,7 @@ func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
 func (s *scene) releaseMany(leases []grant, clients ...*client) {
 	eachOf(len(leases), func(i int) {
 		s.release(clients[(i+1)%len(clients)], leases[i], true)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.used, hold{leases[i].key, leases[i].token})
+		s.usesNoMore(leases[i])
 	})
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -143,6 +145,8 @@ func (c *netToy) ask(ctx context.Context, q toyQuestion) (toyAnswer, error) {
 		return toyAnswer{Results: make([]dlock.RenewResult, len(q.Batch))}, nil
 	case c.has("an error says that nothing was sent"):
 		return a, errors.Join(err, dlock.ErrInvalid)
+	case c.has("an error says that the client is closed") && errors.Is(err, io.EOF):
+		return a, dlock.ErrClosed
 	}
 	return a, err
 }
@@ -257,6 +261,7 @@ var networkFlaws = []networkFlaw{
 
 	{"an error is swallowed", "UnreachableStore", "returned no error"},
 	{"an error says that nothing was sent", "UnreachableStore", "was not asked"},
+	{"an error says that the client is closed", "UnreachableStore", "was not asked"},
 	{"a beginning is taken for the whole", "UnreachableStore", "a store that breaks off each reply, returned no error"},
 	{"ctx is ignored", "UnreachableStore", "did not return"},
 
@@ -340,11 +345,19 @@ func TestNetworkStorePasses(t *testing.T) {
 	goleak.VerifyNone(t, goroutines)
 }
 
+// A busy machine may hide a flaw that has to do with time, but hardly three times.
 func TestNetworkFlawsAreCaught(t *testing.T) {
-	for i, err := range playAll(len(networkFlaws), func(i int) error {
-		h := networkHarness(t, networkFlaws[i].flaw)
-		h.patient = 2 * time.Second
-		return play(t, h, caseNamed(t, networkFlaws[i].caught))
+	for i, err := range playAll(len(networkFlaws), func(i int) (err error) {
+		f := networkFlaws[i]
+		for range 3 {
+			h := networkHarness(t, f.flaw)
+			h.patient = 2 * time.Second
+			err = play(t, h, caseNamed(t, f.caught))
+			if err != nil && regexp.MustCompile(f.why).MatchString(err.Error()) {
+				break
+			}
+		}
+		return err
 	}) {
 		f := networkFlaws[i]
 		var skip skipError

@@ -166,6 +166,13 @@ func (s *scene) uses(key, token string) {
 	s.used[hold{key, token}] = true
 }
 
+// usesNoMore says of a lease that it has ended, so that there is nothing to clean up.
+func (s *scene) usesNoMore(g grant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.used, hold{g.key, g.token})
+}
+
 // keysUsed returns the keys that the case has used so far.
 func (s *scene) keysUsed() []string {
 	s.mu.Lock()

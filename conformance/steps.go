@@ -211,6 +211,16 @@ func (s *scene) ended(w *waiter) {
 		s.fail("%s.Acquire(%s, %s, %v) = %s, <nil> after its ctx had ended; want an error, because another token holds the key",
 			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
 	}
+	s.wasSent(w)
+}
+
+// wasSent checks that a wait which has stood in the queue does not say that nothing was
+// sent: nobody would release its token then.
+func (s *scene) wasSent(w *waiter) {
+	if !s.over() && w.err != nil && saysUnsent(w.err) {
+		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	}
 }
 
 // forget cancels w and does what a caller owes the store after that.

@@ -105,7 +105,21 @@ func renewExtends(s *scene) error {
 	s.lapse(2 * ttl) // not for as long as it was granted
 	s.free(a, g.key)
 	s.renewsOften(a, b)
+	s.renewsSoonAgain(a, b)
 	return s.result()
+}
+
+// renewsSoonAgain renews a lease twice within an eighth of the TTL: what the first has
+// found is out of date when the second is made.
+func (s *scene) renewsSoonAgain(a, b *client) {
+	ttl := 4 * s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), ttl)
+	s.renew(a, g, ttl, true)
+	s.sleep(ttl / 8)
+	s.renew(a, g, ttl, true)
+	s.sleep(ttl - ttl/16)
+	s.held(b, g)
+	s.release(a, g, true)
 }
 
 // renewsOften renews a lease hundreds of times, and once more.
@@ -199,6 +213,12 @@ func renewAfterExpiry(s *scene) error {
 	s.lapse(ttl)
 	s.held(a, next)
 	s.release(b, next, true)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(a, g, long, true)
+	s.release(b, g, true)
+	s.renew(a, g, long, false) // though it has renewed it a moment ago
+	s.free(b, g.key)
 
 	eachWay(a, b, s.renewAtExpiry)
 	return s.result()

@@ -219,6 +219,7 @@ func (s *scene) endWaits(c *client, waiting []*waiter) {
 		if !s.over() && !s.await(w.done) {
 			s.ended(w)
 		}
+		s.wasSent(w)
 	}
 	s.release(c, waiting[0].grant, false)
 }

@@ -100,21 +100,27 @@ func cancelledWait(s *scene) error {
 		s.free(a, g.key)
 	}
 
-	for range 10 {
-		s.cancelWhileServed(a, b, func(w *waiter, release func()) { w.cancel(); release() })
-		s.cancelWhileServed(a, b, func(w *waiter, release func()) { go w.cancel(); release() })
-		s.cancelWhileServed(a, b, func(w *waiter, release func()) { release(); w.cancel() })
+	for i := range 20 {
+		behind := i%2 == 1
+		s.cancelWhileServed(a, b, behind, func(w *waiter, release func()) { w.cancel(); release() })
+		s.cancelWhileServed(a, b, behind, func(w *waiter, release func()) { go w.cancel(); release() })
+		s.cancelWhileServed(a, b, behind, func(w *waiter, release func()) { release(); w.cancel() })
 	}
 	eachWay(a, b, s.cancelFirstOfTwo)
 	return s.result()
 }
 
 // cancelWhileServed has a wait cancelled at the moment in which it is granted its
-// key. Either may win.
-func (s *scene) cancelWhileServed(a, b *client, race func(w *waiter, release func())) {
+// key. Either may win; if another waits behind it, that is served next.
+func (s *scene) cancelWhileServed(a, b *client, behind bool, race func(w *waiter, release func())) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
 	time.Sleep(s.h.gap() / 10)
+	var next *waiter
+	if behind {
+		next = s.waitCtx(s.ctx, b, g.key, s.token("next"), long)
+		time.Sleep(s.h.gap() / 10)
+	}
 	race(w, func() { s.release(a, g, true) })
 	if s.over() {
 		return
@@ -127,6 +133,10 @@ func (s *scene) cancelWhileServed(a, b *client, race func(w *waiter, release fun
 		s.release(b, w.grant, true)
 	} else if _, err := b.Release(s.ctx, w.key, w.token); err != nil {
 		s.noError(err, "Release", w.key)
+	}
+	if behind {
+		s.served(next, "the holder released the key, and so did a waiter that came before, whose ctx ended at about the same time")
+		s.release(b, next.grant, true)
 	}
 	s.free(a, g.key)
 }

@@ -196,3 +196,23 @@ func (l *keepsAlive) Renew(ctx context.Context, key, token string, ttl time.Dura
 		return d.renew(key, token, max(ttl, granted))
 	})
 }
+
+// A client that has renewed a lease just now does not ask again for a fifth of the TTL: the
+// answer is known. But it is not, if another has released the lease since; and the lease
+// does not last for as long as was asked for the second time. Right: ask.
+type debounces struct {
+	lock
+	renewed sync.Map // token and TTL → when
+}
+
+func (l *debounces) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	lease, now := token+" "+ttl.String(), time.Now()
+	if last, ok := l.renewed.Load(lease); ok && now.Sub(last.(time.Time)) < ttl/5 {
+		return true, nil
+	}
+	held, err := l.lock.Renew(ctx, key, token, ttl)
+	if held {
+		l.renewed.Store(lease, now)
+	}
+	return held, err
+}

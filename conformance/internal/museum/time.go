@@ -2,6 +2,8 @@ package museum
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -171,7 +173,7 @@ func (l *retention) TryAcquire(ctx context.Context, key, token string, ttl time.
 		holder := d.get(key)
 		a := d.try(key, token, ttl)
 		if a.Acquired && holder != token {
-			d.set("row of "+key, "kept", ttl+24*time.Hour)
+			d.set(rowOf+key, "kept", ttl+24*time.Hour)
 		}
 		return a
 	})
@@ -186,7 +188,48 @@ func (l *retention) Renew(ctx context.Context, key, token string, ttl time.Durat
 
 // clean removes a lock whose row is not kept any more.
 func (d *db) clean(key string) {
-	if d.get("row of "+key) == "" {
+	if d.get(rowOf+key) == "" {
 		d.del(key)
+	}
+}
+
+// Each call first removes leases that have ended, a hundred at most, lest it take long. What
+// is left counts as held. When a thousand leases have ended at once, those who come next
+// are refused. Right: what has ended has ended, whether it is removed or not.
+type sweepsSome struct{ lock }
+
+func (l *sweepsSome) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, l.conn, func(d *db) dlock.Attempt {
+		d.sweep(100)
+		if d.get(key) == "" && d.get(rowOf+key) != "" {
+			return dlock.Attempt{} // held, for all that is known
+		}
+		a := d.try(key, token, ttl)
+		if a.Acquired {
+			d.set(rowOf+key, fmt.Sprintf("ends at %019d", time.Now().Add(ttl).UnixNano()), forever)
+		}
+		return a
+	})
+}
+
+func (l *sweepsSome) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		return d.get(key) == token && d.del(key) && d.del(rowOf+key)
+	})
+}
+
+const rowOf = "row of "
+
+// sweep removes the rows of so many leases that have ended, the oldest first.
+func (d *db) sweep(most int) {
+	var ended []string
+	for name := range d.data {
+		if key, ok := strings.CutPrefix(name, rowOf); ok && d.get(key) == "" {
+			ended = append(ended, d.get(name)+name)
+		}
+	}
+	slices.Sort(ended)
+	for _, row := range ended[:min(most, len(ended))] {
+		d.del(row[strings.Index(row, rowOf):])
 	}
 }

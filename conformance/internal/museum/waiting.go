@@ -719,3 +719,62 @@ func (q *indexesWaits) Acquire(ctx context.Context, key, token string, ttl time.
 	}
 	return a, err
 }
+
+// A waiter that is cancelled while its grant is on the way gives the key back in the
+// background, and serves nobody, since only a release does. Right: whoever frees a key
+// serves the next.
+type givesBackInSilence struct{ queue }
+
+func (q *givesBackInSilence) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
+	if err != nil {
+		q.run(func(d *db) any {
+			d.unqueue(key, token)
+			return d.get(key) == token && d.del(key)
+		})
+	}
+	return a, err
+}
+
+func (q *givesBackInSilence) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		held := d.get(key) == token && d.del(key)
+		if held {
+			d.serve(key)
+		}
+		return held
+	})
+}
+
+// A wait whose token is released ends, with the error of a client that was closed: it
+// means that nothing was sent, so that nobody gives back what the wait may still be
+// granted. Right: an error of its own.
+type saysClosed struct {
+	queue
+	ended sync.Map // token → a channel that is closed by its release
+}
+
+func (q *saysClosed) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	waiting, end := context.WithCancel(ctx)
+	defer end()
+	released, _ := q.ended.LoadOrStore(token, make(chan struct{}))
+	go func() {
+		select {
+		case <-released.(chan struct{}):
+			end()
+		case <-waiting.Done():
+		}
+	}()
+	a, err := q.queue.Acquire(waiting, key, token, ttl)
+	if err != nil && ctx.Err() == nil {
+		err = dlock.ErrClosed
+	}
+	return a, err
+}
+
+func (q *saysClosed) Release(ctx context.Context, key, token string) (bool, error) {
+	if released, ok := q.ended.LoadAndDelete(token); ok {
+		close(released.(chan struct{}))
+	}
+	return q.queue.Release(ctx, key, token)
+}
