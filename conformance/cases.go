@@ -150,6 +150,8 @@ var cases = []testCase{
 		clause: "is not held up by one waiter that died, nor by a hundred of one stopped process, for longer than seconds"},
 	{name: "DeadHostManyWaiters", check: deadHostManyWaiters,
 		clause: "is not held up by one waiter that died, nor by a hundred of one stopped process, for longer than seconds"},
+	{name: "DeadWaiterOverNetwork", check: deadWaiterOverNetwork, needs: needsNetwork,
+		clause: "is not held up by one waiter that died, nor by a hundred of one stopped process, for longer than seconds"},
 	{name: "NoStarvation", check: noStarvation,
 		clause: "serves every kind of waiter, with and without a subscription, while others keep coming"},
 	{name: "UnreachableStore", check: unreachableStore, needs: needsVia,
