@@ -27,6 +27,7 @@ func keyAndTokenApart(s *scene) error {
 	}
 	if can.wait {
 		s.waitsApart(a, b)
+		s.servedOneByOne(a, b)
 	}
 	return s.result()
 }

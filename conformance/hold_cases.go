@@ -319,17 +319,22 @@ func (s *scene) allAtOnce(a, b *client) {
 
 func tokensCompareWhole(s *scene) error {
 	c := s.client()
-	kb := strings.Repeat("t", 600)
-	for _, pair := range [][2]string{
-		{"user-1", "user-10"}, {"user-1", "user-2"}, {"t", "T"}, {"t", "t "}, {"t", " t"}, {"t", "t\n"},
-		{"t", "t\x00"}, {"t\x00a", "t\x00b"}, {"\xff", "\xfe"}, {"\xff", "\ufffd"}, {"é", "e\u0301"},
-		{"1", "01"}, {"1", "1.0"}, {"10", "1e1"}, {"0", "false"}, {"*", "t"}, {"%", "t"}, {"?", "t"}, {"_", "t"}, {"[t]", "t"}, {".*", "t"}, {kb + "1", kb + "2"}, {kb, kb + "1"},
-		{"1" + kb, "2" + kb},
-	} {
+	for _, pair := range likeTokens() {
 		s.toldApart(c, pair[0], pair[1])
 		s.toldApart(c, pair[1], pair[0])
 	}
 	return s.result()
+}
+
+// likeTokens returns pairs of tokens that a store might take for the same.
+func likeTokens() [][2]string {
+	kb := strings.Repeat("t", 600)
+	return [][2]string{
+		{"user-1", "user-10"}, {"user-1", "user-2"}, {"t", "T"}, {"t", "t "}, {"t", " t"}, {"t", "t\n"}, {"t", "t 1"},
+		{"t", "t\x00"}, {"t\x00a", "t\x00b"}, {"\xff", "\xfe"}, {"\xff", "\ufffd"}, {"é", "e\u0301"},
+		{"1", "01"}, {"1", "1.0"}, {"10", "1e1"}, {"0", "false"}, {"*", "t"}, {"%", "t"}, {"?", "t"}, {"_", "t"}, {"[t]", "t"}, {".*", "t"}, {kb + "1", kb + "2"}, {kb, kb + "1"},
+		{"1" + kb, "2" + kb},
+	}
 }
 
 func (s *scene) toldApart(c *client, holder, other string) {
@@ -338,4 +343,45 @@ func (s *scene) toldApart(c *client, holder, other string) {
 	s.renew(c, g.as(other), long, false)
 	s.release(c, g.as(other), false)
 	s.release(c, g, true)
+}
+
+// servedOneByOne has tokens that are like each other wait for the same key, through one
+// client. The one is served, and then the other.
+func (s *scene) servedOneByOne(a, b *client) {
+	var holders []grant
+	var first, second []*waiter
+	wait := func(key, token string) *waiter { return s.waitCtx(s.ctx, b, key, token, long) }
+	pairs := likeTokens()
+	for i, pair := range append(pairs, pairs...) {
+		own := s.token("") // since no token may wait for two keys
+		if i >= len(pairs) {
+			pair[0], pair[1] = pair[1], pair[0]
+		}
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		holders = append(holders, g)
+		first = append(first, wait(g.key, own+pair[0]))
+		second = append(second, wait(g.key, own+pair[1]))
+	}
+	s.gap()
+	for _, g := range holders {
+		s.release(a, g, true)
+	}
+	served := make([]int, len(holders))
+	for i := range holders {
+		both := []*waiter{first[i], second[i]}
+		if served[i] = max(0, s.first(both)); !s.over() {
+			s.isServed(both[served[i]])
+		}
+	}
+	s.gap()
+	for i := range holders {
+		one, other := first[i], second[i]
+		if served[i] == 1 {
+			one, other = other, one
+		}
+		s.waits(other)
+		s.release(b, one.grant, true)
+		s.served(other, "a token like it, which had been served before, released the key")
+		s.release(b, other.grant, true)
+	}
 }

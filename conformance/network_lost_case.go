@@ -17,6 +17,7 @@ func lostReplyOverNetwork(s *scene) error {
 		(*network).loseClientsAcquired,
 		(*network).loseClientsRenewed,
 	}),
+		(*network).loseWithTime,
 		(*network).loseClientsReleased,
 		(*network).loseClientsRelease,
 		(*network).loseClientsPoll,
@@ -54,6 +55,33 @@ func (n *network) loseAcquired(e faultproxy.Ending) {
 	n.answered("TryAcquire", g, acquired, err)
 	n.again(n.via, g, long)
 	n.held(n.direct, g)
+	n.release(n.via, g, true)
+	n.free(n.direct, g.key)
+}
+
+// loseWithTime: an attempt that has time left when its reply is lost may be answered all
+// the same, but not with anything that the store has not said.
+func (n *network) loseWithTime() {
+	before := n.grant(n.direct, n.key(), n.token("before"), long)
+	n.release(n.direct, before, true)
+	g := grant{key: before.key, token: n.token("holder")}
+	n.uses(g.key, g.token)
+	if n.over() {
+		return
+	}
+	f := n.DropReply(about(g), faultproxy.Cut)
+	ctx, cancel := context.WithTimeout(n.ctx, 5*time.Second)
+	defer cancel()
+	a, err := n.via.TryAcquire(ctx, g.key, g.token, long)
+	g.Attempt = a
+	n.Lift(f)
+	n.answered("TryAcquire", g, a.Acquired, err)
+	n.anew()
+	again := n.again(n.via, g, long)
+	if err == nil {
+		n.above(before, g)
+		n.above(g, again)
+	}
 	n.release(n.via, g, true)
 	n.free(n.direct, g.key)
 }

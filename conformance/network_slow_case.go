@@ -71,7 +71,8 @@ func (n *network) succeed(lease *dlock.Lease) grant {
 func slowNetwork(s *scene) error {
 	shared := &overlaps{s: s, key: s.key()}
 	defer s.soonFree(s.client(), shared.key)
-	s.overNetworks((*network).endOnTime, (*network).endOnTime, shared.work, shared.work, shared.work)
+	s.overNetworks((*network).endOnTime, (*network).endOnTime, (*network).servedAfterSlowAnswers,
+		shared.work, shared.work, shared.work)
 	shared.check()
 	return s.result()
 }
@@ -93,6 +94,23 @@ func (n *network) endOnTime() {
 			n.release(n.direct, n.succeed(lease), true)
 		}
 	}
+}
+
+// servedAfterSlowAnswers: the network is slow while a waiter is told that it waits, and fast
+// again when it is served. What it was told is old then.
+func (n *network) servedAfterSlowAnswers() {
+	const lag = 300 * time.Millisecond
+	if !n.offers(n.via.inner.Locker, acquire) {
+		return
+	}
+	ttl := max(n.h.ttl(), lag)
+	g := n.grant(n.direct, n.key(), n.token("holder"), long)
+	n.Slow(faultproxy.ToClient, faultproxy.Pace{Latency: lag})
+	w := n.waitCtx(n.ctx, n.via, g.key, n.token("waiter"), ttl)
+	time.Sleep(4 * lag)
+	n.noError(n.Heal(), "Heal", g.key)
+	n.release(n.direct, g, true)
+	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
 }
 
 // overlaps are the times in which those who share a key were certain of it.
@@ -156,6 +174,7 @@ func reconnection(s *scene) error {
 		func(n *network) { n.outage("was cut", n.Cut) },
 		func(n *network) { n.outage("refused connections", n.Refuse) },
 		func(n *network) { n.outage("was silent", func() { n.Block(faultproxy.Both) }) },
+		(*network).cutOften,
 	)
 	return s.result()
 }
@@ -189,6 +208,31 @@ func (n *network) outage(what string, begin func()) {
 		n.fail("Lease.Release after an outage returned %w", err)
 	}
 	n.soonFree(n.direct, kept.Key())
+}
+
+// cutOften has a waiter lose its connections again and again. Those that it makes in their
+// place become no more.
+func (n *network) cutOften() {
+	const often = 12
+	c := n.core(dlock.WithRenewal(false))
+	defer c.Close()
+	cut := func() {
+		g := n.grant(n.direct, n.key(), n.token("holder"), long)
+		w := n.waitAgain(c, g.key)
+		n.anew()
+		n.release(n.direct, g, true)
+		n.isOver(w)
+		n.soonFree(n.direct, g.key)
+	}
+	cut()
+	before := n.Connections()
+	for range often {
+		cut()
+	}
+	if after := n.Connections(); after > before+often/2 && !n.over() {
+		n.fail("a client had %d connections after its network had been cut once, and %d after it had been cut %d times more; want no more than before",
+			before, after, often)
+	}
 }
 
 // outlastTTL is the TTL of a lease that outlasts an outage.

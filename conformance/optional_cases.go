@@ -49,10 +49,14 @@ func batchOf(wishes []wish) []dlock.Renewal {
 // checkResults compares the results of a batch, when they are returned or later.
 func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResult) {
 	for i, got := range results {
-		if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
-			s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %v}; want {held = %v, error <nil>}",
-				c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, got.Err, w.held)
-		}
+		s.checkResult(c, wishes, i, got)
+	}
+}
+
+func (s *scene) checkResult(c *client, wishes []wish, i int, got dlock.RenewResult) {
+	if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
+		s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %v}; want {held = %v, error <nil>}",
+			c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, got.Err, w.held)
 	}
 }
 
@@ -83,7 +87,32 @@ func batchKeepsOrder(s *scene) error {
 		many = append(many, g.wish(long, i%3 != 1))
 	}
 	s.renewAll(c, many)
+	s.batchWithNonsense(c, held, other)
 	return s.result()
+}
+
+// batchWithNonsense has elements in a batch that no lease can be meant by. A store may
+// refuse them, or all of the batch, but must not mix up the others.
+func (s *scene) batchWithNonsense(c *client, held, other grant) {
+	stranger := held.as(s.token("stranger"))
+	wishes := []wish{
+		held.as("").wish(long, false), held.wish(long, true), stranger.wish(0, false), stranger.wish(long, false),
+		{dlock.Renewal{Token: held.token, TTL: long}, false}, other.wish(long, true), stranger.wish(-long, false),
+	}
+	if s.over() {
+		return
+	}
+	results, err := c.RenewBatch(s.ctx, batchOf(wishes))
+	if err != nil {
+		return
+	}
+	if len(results) != len(wishes) {
+		s.fail("%s.RenewBatch(%s) = %d results; want %d", c.name, showBatch(batchOf(wishes)), len(results), len(wishes))
+		return
+	}
+	for _, i := range []int{1, 3, 5} {
+		s.checkResult(c, wishes, i, results[i])
+	}
 }
 
 func batchRenewsAsRenew(s *scene) error {

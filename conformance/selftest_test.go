@@ -68,11 +68,11 @@ var flaws = []broken{
 	{flaw: "renewal shortens", caught: names{"RenewNeverShortens", "LateDuplicate"}, also: names{"InspectTells", "BatchRenewsAsRenew"}},
 	{flaw: "renewal does not compare", caught: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"},
 		also: slices.Concat(names{"RenewAfterExpiry", "BatchKeepsOrder", "BatchRenewsAsRenew"}, random)},
-	{flaw: "renewal revives", caught: names{"RenewAfterExpiry", "LateDuplicate"}, also: slices.Concat(names{"BatchKeepsOrder", "BatchRenewsAsRenew"}, random)},
+	{flaw: "renewal revives", caught: names{"RenewAfterExpiry", "LateDuplicate"}, also: slices.Concat(names{"RenewByStranger", "BatchKeepsOrder", "BatchRenewsAsRenew"}, random)},
 	{flaw: "renewal creates", caught: names{"RenewByStranger", "RenewAfterExpiry"}, also: slices.Concat(names{"LateDuplicate", "BatchRenewsAsRenew"}, random)},
 
 	{flaw: "release only marks", caught: names{"ReleaseFrees"},
-		also: slices.Concat(names{"NotBefore"}, waiting, names{"SameTokenAgain", "RenewExtends", "RenewByStranger", "ReleaseTwice", "FenceSurvivesDataLoss", "EndedContext", "LateDuplicate", "InspectTells", "InspectChangesNothing"}, random)},
+		also: slices.Concat(names{"NotBefore"}, waiting, names{"SameTokenAgain", "RenewExtends", "RenewByStranger", "RenewAfterExpiry", "ReleaseTwice", "FenceSurvivesDataLoss", "EndedContext", "LateDuplicate", "InspectTells", "InspectChangesNothing"}, random)},
 	{flaw: "release does not compare", caught: names{"ReleaseByStranger", "ReleaseTwice", "ReleaseAfterExpiry", "TokensCompareWhole", "LateDuplicate"},
 		also: slices.Concat(names{"WaitEndsOnExpiry"}, names{"CancelledWait", "NoStarvation", "LostReply", "NoLeaks", "History"}, random)},
 	{flaw: "release of what was is true", caught: names{"ReleaseTwice", "ReleaseAfterExpiry"}, also: slices.Concat(names{"LostReply", "LateDuplicate"}, random)},
@@ -81,7 +81,7 @@ var flaws = []broken{
 	{flaw: "tokens end at NUL", caught: names{"TokensCompareWhole"}},
 	{flaw: "tokens are folded", caught: names{"TokensCompareWhole"}},
 
-	{flaw: "a fence twice", caught: names{"FenceRises"}, also: slices.Concat(names{"SameTokenAgain", "History"}, random)},
+	{flaw: "a fence twice", caught: names{"FenceRises"}, also: slices.Concat(names{"SameTokenAgain", "FenceSurvivesDataLoss", "History"}, random)},
 	{flaw: "fences without room", caught: names{"FenceRises"}, also: slices.Concat(names{"SameTokenAgain", "FenceSurvivesDataLoss", "History"}, random)},
 	{flaw: "fences in disorder", caught: names{"FenceRises", "History", "GuardedRegister"}, also: random},
 	{flaw: "fences restart on release", caught: names{"FenceRises", "History", "GuardedRegister"}, also: random},
