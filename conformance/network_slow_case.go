@@ -174,7 +174,6 @@ func reconnection(s *scene) error {
 		func(n *network) { n.outage("was cut", n.Cut) },
 		func(n *network) { n.outage("refused connections", n.Refuse) },
 		func(n *network) { n.outage("was silent", func() { n.Block(faultproxy.Both) }) },
-		(*network).cutOften,
 	)
 	return s.result()
 }
@@ -208,31 +207,6 @@ func (n *network) outage(what string, begin func()) {
 		n.fail("Lease.Release after an outage returned %w", err)
 	}
 	n.soonFree(n.direct, kept.Key())
-}
-
-// cutOften has a waiter lose its connections again and again. Those that it makes in their
-// place become no more.
-func (n *network) cutOften() {
-	const often = 12
-	c := n.core(dlock.WithRenewal(false))
-	defer c.Close()
-	cut := func() {
-		g := n.grant(n.direct, n.key(), n.token("holder"), long)
-		w := n.waitAgain(c, g.key)
-		n.anew()
-		n.release(n.direct, g, true)
-		n.isOver(w)
-		n.soonFree(n.direct, g.key)
-	}
-	cut()
-	before := n.Connections()
-	for range often {
-		cut()
-	}
-	if after := n.Connections(); after > before+often/2 && !n.over() {
-		n.fail("a client had %d connections after its network had been cut once, and %d after it had been cut %d times more; want no more than before",
-			before, after, often)
-	}
 }
 
 // outlastTTL is the TTL of a lease that outlasts an outage.

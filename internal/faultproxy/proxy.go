@@ -91,9 +91,6 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Connections returns how many clients' connections there are.
-func (p *Proxy) Connections() int { return len(p.present()) }
-
 // Slow makes what passes in direction d, from now on, as slow as pace says.
 func (p *Proxy) Slow(d Direction, pace Pace) {
 	p.mu.Lock()
