@@ -211,14 +211,28 @@ func (c *netToy) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if c.has("a grant is dated when it arrives") {
 		a.Attempt.Since = time.Now()
 	}
+	if err != nil && c.has("an answer is made up") {
+		if hold, failed := c.Inspect(ctx, key); failed == nil && hold.Token == token {
+			return dlock.Attempt{Acquired: true}, nil
+		}
+	}
 	return a.Attempt, err
 }
 
 // Acquire dates a grant when the wait began, which is conservative, and too much so
 // for a wait of more than a TTL.
 func (c *netToy) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	var lag time.Duration
+	if c.has("the clocks are compared by a slow answer") {
+		start := time.Now()
+		_, _ = c.Inspect(ctx, key)
+		lag = time.Since(start)
+	}
 	a, err := c.ask(ctx, toyQuestion{Call: "Acquire", Key: key, Token: token, TTL: ttl})
 	a.Attempt.Since = time.Time{}
+	if lag != 0 {
+		a.Attempt.Since = time.Now().Add(lag)
+	}
 	return a.Attempt, err
 }
 
@@ -275,6 +289,7 @@ var networkFlaws = []networkFlaw{
 	{"calls are repeated without a word", "LostReplyOverNetwork", "Release.* answered that the token does not hold the key|lease lost"},
 	{"an error is swallowed", "LostReplyOverNetwork", "whose reply was lost, (answered|returned)|lease lost"},
 	{"the same token is refused", "LostReplyOverNetwork", "want it to be acquired"},
+	{"an answer is made up", "LostReplyOverNetwork", "have the fences [0-9]+ and 0;"},
 
 	{"release does not compare", "LateDuplicateOverNetwork", "must still hold the key|Release.*: held = true; want false"},
 	{"renewal revives", "LateDuplicateOverNetwork", "want it to be acquired"},
@@ -288,6 +303,7 @@ var networkFlaws = []networkFlaw{
 
 	{"a renewal without an answer counts", "BlackHole", "before the deadline of a lease"},
 	{"a grant is dated when it arrives", "SlowNetwork", "before the deadline of a lease"},
+	{"the clocks are compared by a slow answer", "SlowNetwork", "before Since.ttl of its holder"},
 	{"half the TTL", "SlowNetwork", "before the deadline of a lease"},
 }
 

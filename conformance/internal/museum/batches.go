@@ -121,3 +121,21 @@ func (l *unprocessed) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]
 	}
 	return results, err
 }
+
+// Elements that are refused are not sent, and the answers to the others are written down one
+// after the other: each at the place of an earlier one. Right: with each that is sent, where
+// it stood.
+type shiftsResults struct{ lock }
+
+func (l *shiftsResults) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	var sent []dlock.Renewal
+	for _, r := range batch {
+		if r.Key != "" && r.Token != "" && r.TTL > 0 {
+			sent = append(sent, r)
+		}
+	}
+	results := make([]dlock.RenewResult, len(batch))
+	answers, err := l.lock.RenewBatch(ctx, sent)
+	copy(results, answers)
+	return results, err
+}

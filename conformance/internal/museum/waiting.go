@@ -778,3 +778,25 @@ func (q *saysClosed) Release(ctx context.Context, key, token string) (bool, erro
 	}
 	return q.queue.Release(ctx, key, token)
 }
+
+// A message is read word by word, so that a token ends with its first space. The grant for
+// one token is heard by another that begins with it. Right: tokens are any bytes; cut off
+// what is before, and take the rest as it is.
+type readsWords struct{ queue }
+
+func firstWord(token string) string {
+	word, _, _ := strings.Cut(token, " ")
+	return word
+}
+
+func (q *readsWords) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.wait(ctx, firstWord(token), func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
+}
+
+func (q *readsWords) Release(ctx context.Context, key, token string) (bool, error) {
+	return q.release(ctx, key, token, func(d *db, key string) {
+		if w, ok := d.first(key); ok {
+			d.publish(firstWord(w.token), message{d.try(key, w.token, w.ttl), time.Now()})
+		}
+	})
+}
