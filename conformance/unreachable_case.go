@@ -17,17 +17,17 @@ func unreachableStore(s *scene) error {
 		unreachable("is silent", func(n *network, _ grant) { n.Block(faultproxy.Both) }),
 		unreachable("does not hear", func(n *network, _ grant) { n.Block(faultproxy.ToStore) }),
 		unreachable("is not heard", func(n *network, _ grant) { n.Block(faultproxy.ToClient) }),
-		unreachable(refuses, func(n *network, _ grant) { n.Refuse() }),
+		unreachable("refuses connections", func(n *network, _ grant) { n.Refuse() }),
 		func(n *network) {
 			if n.clear {
-				unreachable("breaks off each reply", (*network).breakOff)(n)
+				unreachable(breaksOff, (*network).breakOff)(n)
 			}
 		},
 	)
 	return s.result()
 }
 
-const refuses = "refuses connections"
+const breaksOff = "breaks off each reply"
 
 // unreachable has a store become unreachable while a lease is held, and then makes all
 // calls.
@@ -35,7 +35,7 @@ func unreachable(how string, become func(*network, grant)) part {
 	return func(n *network) {
 		g := n.grant(n.via, n.key(), n.token("holder"), long)
 		become(n, g)
-		n.unanswered(n.via, g, "a store that "+how, how == refuses)
+		n.unanswered(n.via, g, "a store that "+how, how == breaksOff)
 	}
 }
 
@@ -48,8 +48,9 @@ func (n *network) breakOff(g grant) {
 }
 
 // unanswered makes every call of a store that cannot answer, all at the same time. Each
-// must end with an error, which may say that nothing was sent if that may be so.
-func (s *scene) unanswered(c *client, g grant, store string, unsent bool) {
+// must end with an error, which says nothing of a connection that could not be made if the
+// call was sent.
+func (s *scene) unanswered(c *client, g grant, store string, sent bool) {
 	waiter := s.token("waiter")
 	s.uses(g.key, waiter)
 	var calls sync.WaitGroup
@@ -83,7 +84,7 @@ func (s *scene) unanswered(c *client, g grant, store string, unsent bool) {
 		},
 	} {
 		calls.Go(func() {
-			s.endsWithError(fmt.Sprintf("%s.%s(%s), of %s,", c.name, call, brief(g.key), store), unsent, do)
+			s.endsWithError(fmt.Sprintf("%s.%s(%s), of %s,", c.name, call, brief(g.key), store), sent, do)
 		})
 	}
 	calls.Wait()
@@ -91,7 +92,7 @@ func (s *scene) unanswered(c *client, g grant, store string, unsent bool) {
 
 // endsWithError makes a call with a second of time, and wants an error within
 // that or the client's own time-out.
-func (s *scene) endsWithError(name string, unsent bool, call func(context.Context) error) {
+func (s *scene) endsWithError(name string, sent bool, call func(context.Context) error) {
 	if s.over() {
 		return
 	}
@@ -108,7 +109,7 @@ func (s *scene) endsWithError(name string, unsent bool, call func(context.Contex
 		s.fail("%s did not return within %v, though its ctx ended after 1s; want an error soon after that, or after the client's time-out", name, s.h.patience())
 	case err == nil:
 		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
-	case errors.Is(err, dlock.ErrHeld), supported(err) && saysUnsent(err) && !(unsent && isDial(err)):
+	case errors.Is(err, dlock.ErrHeld), supported(err) && saysUnsent(err) && (sent || !isDial(err)):
 		s.fail("%s returned %q, which says that the store answered or was not asked; want any other error", name, err)
 	}
 }
