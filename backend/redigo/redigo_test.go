@@ -23,7 +23,7 @@ func TestAdapter(t *testing.T) {
 				DialContext: func(ctx context.Context) (redis.Conn, error) {
 					return redis.DialContext(ctx, "tcp", addr,
 						redis.DialPassword(password),
-						redis.DialConnectTimeout(time.Second),
+						redis.DialConnectTimeout(5*time.Second),
 						redis.DialReadTimeout(2*time.Second),
 						redis.DialWriteTimeout(2*time.Second))
 				},
