@@ -133,8 +133,9 @@ func (n *network) soon(done <-chan struct{}) bool {
 // about chooses the requests that concern a grant.
 func about(g grant) faultproxy.Match { return faultproxy.Contains(g.token) }
 
-// recovers waits until calls through a network that has healed succeed: several in a
-// row, since a client with several connections notices the end of each by itself.
+// recovers waits until calls through a network that has healed succeed: many in a row,
+// since a client with several connections notices the end of each by itself, and chooses
+// one by the key.
 func (n *network) recovers() {
 	var err error
 	good := 0
@@ -142,7 +143,7 @@ func (n *network) recovers() {
 		if err = n.tryOnce(); err != nil {
 			good = 0
 			time.Sleep(5 * time.Millisecond)
-		} else if good++; good == 8 {
+		} else if good++; good == 32 {
 			return
 		}
 	}
