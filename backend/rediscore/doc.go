@@ -74,10 +74,10 @@
 // comes back with its old place.
 //
 // Where there is no inbox (no right to subscribe, a proxy that cannot, a cluster before
-// Redis 7) waiters queue all the same, and ask five to ten times a second when they are first,
-// the others about once a second or oftener. The lock stays free for such a one until it comes,
-// at most for two seconds, or its TTL, since it last asked. So one whose TTL is shorter
-// than the pause between its asks may lose its turn, though not its place.
+// Redis 7) waiters queue all the same, and ask five to ten times a second when they are
+// first, the others about once a second or oftener, and each at least three times in its
+// TTL. The lock stays free for such a one until it comes, at most for two seconds, or its
+// TTL, since it last asked.
 //
 // Programs with other libraries do not queue. They get no turn at a lock that dlock's
 // waiters pass on among themselves, and when they free it, nobody is told. While both

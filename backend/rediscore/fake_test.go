@@ -153,11 +153,15 @@ type fakeWait struct {
 }
 
 func begin(t *testing.T, l *Locker, key, token string) *fakeWait {
+	return beginFor(t, l, key, token, time.Minute)
+}
+
+func beginFor(t *testing.T, l *Locker, key, token string, ttl time.Duration) *fakeWait {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &fakeWait{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		w.attempt, w.err = l.Acquire(ctx, key, token, time.Minute)
+		w.attempt, w.err = l.Acquire(ctx, key, token, ttl)
 	}()
 	synctest.Wait()
 	return w

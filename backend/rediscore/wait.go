@@ -13,12 +13,14 @@ import (
 )
 
 // How often a waiter asks whether it has been served. One that has not asked for
-// five seconds counts as dead (queue.lua).
+// five seconds counts as dead; without an inbox for two, or for its TTL (queue.lua).
 const (
 	askPeriod  = 2200 * time.Millisecond
 	askJitter  = 400 * time.Millisecond
 	deafPeriod = 100 * time.Millisecond // without an inbox, for the first in the queue
 	maxDeaf    = time.Second            // without an inbox, for all others
+	deafShare  = 6                      // without an inbox, of a short TTL
+	minDeaf    = 5 * time.Millisecond   // however short the TTL is
 	nextAsk    = 25 * time.Millisecond  // after a lease has run out: the first asks, then the second
 	comePeriod = 500 * time.Millisecond // while the lock is free for the first, who has no inbox
 )
@@ -49,7 +51,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		ctx:     ctx,
 		key:     key,
 		token:   token,
-		ttl:     milliseconds(ttl),
+		ttl:     ttl,
 		waiter:  waiter,
 		answers: make(chan answer, 1),
 		timer:   time.NewTimer(time.Hour),
@@ -69,7 +71,7 @@ type wait struct {
 	ctx     context.Context
 	key     string
 	token   string
-	ttl     string
+	ttl     time.Duration
 	waiter  *waiter
 	answers chan answer // of capacity 1
 	timer   *time.Timer // when to ask
@@ -193,7 +195,7 @@ func (w *wait) next(address string) (script *Script, args []string) {
 	if w.queued {
 		return askScript, []string{w.token, address}
 	}
-	return enqueueScript, []string{w.token, w.ttl, address, w.ticket}
+	return enqueueScript, []string{w.token, milliseconds(w.ttl), address, w.ticket}
 }
 
 // take acts on an answer. It returns a grant or an error, or nothing if the wait
@@ -252,7 +254,8 @@ func (w *wait) waits(a answer, n []int64, holder string) {
 	w.held = dlock.Attempt{Holder: holder, Remaining: rest}
 	period := askPeriod - askJitter/2 + rand.N(askJitter)
 	if a.address == "" {
-		period = min(deafPeriod*(rank+1), maxDeaf) + rand.N(deafPeriod)
+		share := max(w.ttl/deafShare, minDeaf)
+		period = min(deafPeriod*(rank+1), maxDeaf, share) + rand.N(min(deafPeriod, share))
 	}
 	switch {
 	case rank > 1 || rest < 0:

@@ -17,12 +17,17 @@ import (
 // asks.
 func asks(t *testing.T, deaf bool, rank int64, holder string, rest int64) (between []time.Duration) {
 	t.Helper()
+	return asksFor(t, time.Minute, deaf, rank, holder, rest)
+}
+
+func asksFor(t *testing.T, ttl time.Duration, deaf bool, rank int64, holder string, rest int64) (between []time.Duration) {
+	t.Helper()
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		f.eval = waitsAlways(rank, holder, rest)
 		if deaf {
 			f.listen = refuse
 		}
-		w := begin(t, l, "k", "t")
+		w := beginFor(t, l, "k", "t", ttl)
 		n := len(f.evals(0)) - 1
 		for start := time.Now(); time.Since(start) < 30*time.Second && len(f.evals(n)) < 100; {
 			time.Sleep(10 * time.Millisecond)
@@ -96,6 +101,20 @@ func TestAskWithoutInbox(t *testing.T) {
 		require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
 	}
 	require.Equal(t, time.Millisecond, slices.Max(asks(t, true, 0, "H", 0)))
+}
+
+// Without an inbox a lock is kept for a waiter for its TTL at most. So it asks several
+// times in that, wherever it stands, if the TTL is not shorter than calls take.
+func TestAskWithoutInboxForAShortTTL(t *testing.T) {
+	for _, ttl := range []time.Duration{40 * time.Millisecond, 200 * time.Millisecond, time.Second} {
+		for _, rank := range []int64{0, 1, 9, 1000} {
+			gaps := asksFor(t, ttl, true, rank, "H", 50_000)
+			require.LessOrEqual(t, slices.Max(gaps), ttl/3, "TTL %v, rank %d", ttl, rank)
+			require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
+		}
+	}
+	require.GreaterOrEqual(t, slices.Min(asksFor(t, time.Millisecond, true, 0, "H", 50_000)), minDeaf)
+	require.GreaterOrEqual(t, slices.Min(asksFor(t, 5*time.Second, true, 0, "H", 50_000)), deafPeriod)
 }
 
 // A waiter asks at once when its inbox is open, lost, and open again, and says each
