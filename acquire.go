@@ -14,10 +14,11 @@ type acquisition struct {
 	client *Client
 	ctx    context.Context // the caller's
 	key    string
-	token  string     // of the next attempt; empty if a new one is to be made
-	often  bool       // the token may be in several requests that are on their way
-	held   *HeldError // the last answer; nil if the last attempt got none
-	asked  time.Time  // when the last attempt returned
+	token  string        // of the next attempt; empty if a new one is to be made
+	often  bool          // the token may be in several requests that are on their way
+	held   *HeldError    // the last answer; nil if the last attempt got none
+	asked  time.Time     // when the last attempt returned
+	waited time.Duration // from when the last attempt was sent to its grant, at least
 }
 
 type acquireFunc = func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
@@ -73,6 +74,9 @@ func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, e
 	lease, err = a.enqueue(ctx, a.client.keeper.locker.(Acquirer))
 	if err != nil && ended(ctx) != nil {
 		return nil, true, pick(context.Cause(ctx), err)
+	}
+	if err == nil && a.waited >= leastWait {
+		a.client.keeper.crowded.note(a.key)
 	}
 	return lease, err == nil || final(err), err
 }
@@ -179,6 +183,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 	if answer.Since.IsZero() || answer.Since.After(a.asked) || wallClock(answer.Since) && !wallClock(sent) {
 		answer.Since = sent
 	}
+	a.waited = answer.Since.Sub(sent)
 	lease := newLease(a, answer, ttl)
 	if lease.rest(a.asked) < ttl/10 {
 		return nil, errLate

@@ -9,6 +9,7 @@ import (
 const (
 	crowdedFor = time.Second
 	maxCrowded = 1024
+	leastWait  = time.Millisecond // of one who found the key held: a grant at once is dated a little later than its call, too
 )
 
 // A crowd knows keys that had to be waited for a moment ago. The zero crowd is ready

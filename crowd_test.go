@@ -51,7 +51,7 @@ func TestCrowdedKey(t *testing.T) {
 			inCrowd(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 				time.Sleep(time.Second - 2*time.Millisecond)
 				if !free {
-					hold(t, store, time.Millisecond)
+					hold(t, store, 500*time.Microsecond) // too short to be a new wait
 				}
 				require.NoError(t, acquire(t, c.With(dlock.WithMaxWait(time.Minute)), "k").Release())
 				require.Equal(t, []string{"acquire", "release"}, s.ops())
@@ -73,6 +73,25 @@ func TestCrowdedKey(t *testing.T) {
 		_, err = c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.Equal(t, []string{"try", "try"}, s.ops())
+	})
+}
+
+// A key stays crowded for as long as it is waited for, and each wait again tells so. A
+// grant at once does not.
+func TestCrowdedKeyStaysSo(t *testing.T) {
+	inCrowd(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+		s.hook = func(c *call) { time.Sleep(10 * time.Microsecond) }
+		for range 5 {
+			time.Sleep(600 * time.Millisecond)
+			hold(t, store, 5*time.Millisecond)
+			require.NoError(t, acquire(t, c, "k").Release())
+		}
+		require.Empty(t, s.made("try"))
+		for range 2 {
+			time.Sleep(600 * time.Millisecond)
+			require.NoError(t, acquire(t, c, "k").Release())
+		}
+		require.Len(t, s.made("try"), 1)
 	})
 }
 
