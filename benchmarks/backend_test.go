@@ -31,6 +31,7 @@ type backend struct {
 	name   string
 	locker dlock.Locker
 	floor  floor
+	ping   func(ctx context.Context) error  // a round trip of the bare client; nil for memory
 	cpu    func(b *testing.B) time.Duration // that the server has used so far; nil if it cannot tell
 }
 
@@ -47,13 +48,13 @@ func backends(b *testing.B) []backend {
 	addr := server(b)
 	store := memory.New()
 	all := []backend{
-		{"memory", store, func(ctx context.Context, key, token string) error {
+		{name: "memory", locker: store, floor: func(ctx context.Context, key, token string) error {
 			a, err := store.TryAcquire(ctx, key, token, dlock.DefaultTTL)
 			if err == nil && a.Acquired {
 				_, err = store.Release(ctx, key, token)
 			}
 			return err
-		}, nil},
+		}},
 	}
 	for _, name := range adapters {
 		all = append(all, dial(b, name, addr))
@@ -133,7 +134,7 @@ func onGoredis(b *testing.B, addr string) backend {
 	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
 	b.Cleanup(func() { client.Close() })
 	script := goredislib.NewScript(compareAndDelete)
-	return backend{"goredis", goredis.New(client), func(ctx context.Context, key, token string) error {
+	floor := func(ctx context.Context, key, token string) error {
 		if err := client.SetArgs(ctx, key, token, goredislib.SetArgs{Mode: "NX", TTL: dlock.DefaultTTL}).Err(); err != nil {
 			return err
 		}
@@ -142,7 +143,9 @@ func onGoredis(b *testing.B, addr string) backend {
 			err = errFloor
 		}
 		return err
-	}, nil}
+	}
+	ping := func(ctx context.Context) error { return client.Ping(ctx).Err() }
+	return backend{name: "goredis", locker: goredis.New(client), floor: floor, ping: ping}
 }
 
 func onRueidis(b *testing.B, addr string) backend {
@@ -152,7 +155,7 @@ func onRueidis(b *testing.B, addr string) backend {
 	}
 	b.Cleanup(client.Close)
 	script := rueidislib.NewLuaScript(compareAndDelete)
-	return backend{"rueidis", rueidis.New(client), func(ctx context.Context, key, token string) error {
+	floor := func(ctx context.Context, key, token string) error {
 		set := client.B().Set().Key(key).Value(token).Nx().PxMilliseconds(dlock.DefaultTTL.Milliseconds()).Build()
 		if err := client.Do(ctx, set).Error(); err != nil {
 			return err
@@ -162,7 +165,9 @@ func onRueidis(b *testing.B, addr string) backend {
 			err = errFloor
 		}
 		return err
-	}, nil}
+	}
+	ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
+	return backend{name: "rueidis", locker: rueidis.New(client), floor: floor, ping: ping}
 }
 
 func onRedigo(b *testing.B, addr string) backend {
@@ -183,7 +188,7 @@ func onRedigo(b *testing.B, addr string) backend {
 		defer conn.Close()
 		return f(conn)
 	}
-	return backend{"redigo", redigo.New(pool), func(ctx context.Context, key, token string) error {
+	floor := func(ctx context.Context, key, token string) error {
 		err := do(ctx, func(c redigolib.Conn) error {
 			_, err := redigolib.String(c.Do("SET", key, token, "NX", "PX", dlock.DefaultTTL.Milliseconds()))
 			return err
@@ -198,5 +203,12 @@ func onRedigo(b *testing.B, addr string) backend {
 			}
 			return err
 		})
-	}, nil}
+	}
+	ping := func(ctx context.Context) error {
+		return do(ctx, func(c redigolib.Conn) error {
+			_, err := c.Do("PING")
+			return err
+		})
+	}
+	return backend{name: "redigo", locker: redigo.New(pool), floor: floor, ping: ping}
 }

@@ -24,7 +24,7 @@ var (
 //   - gap-p50-rtt and gap-p99-rtt: from Release being called to the next holder
 //     running, in round-trip times: the median of those that the bare client has at the
 //     same time on the same network, since a busy machine makes both longer;
-//   - rtt-p99-x: the 99th percentile of these, as a multiple of their median;
+//   - rtt-µs and rtt-p99-x: their median, and their 99th percentile as a multiple of it;
 //   - wait-p99-x: the 99th percentile of the waits as a multiple of the ideal, in which
 //     each waits for all others to hold the lock for -hold and to pass it on at the
 //     median gap;
@@ -59,10 +59,12 @@ func handover(b *testing.B, name string, waiters int) {
 	for i := range clients {
 		clients[i] = newClient(b, dial(b, name, proxy.Addr()).locker)
 	}
-	bare := dial(b, name, proxy.Addr())
-	ping := func() error { return bare.floor(context.Background(), "ping", "pong") }
+	ping := dial(b, name, proxy.Addr()).ping
 	proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: *rtt / 2})
 	handovers(b, clients, waiters) // connects everybody
+	if err := ping(b.Context()); err != nil {
+		b.Fatal(err)
+	}
 	var before time.Duration
 	if cpu != nil {
 		before = cpu(b)
@@ -80,7 +82,7 @@ func handover(b *testing.B, name string, waiters int) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.ReportMetric((after-commands-pingCommands*float64(len(trips)))/n, "commands")
+		b.ReportMetric((after-commands-float64(len(trips)))/n, "commands")
 	}
 	if cpu != nil {
 		b.ReportMetric(float64((cpu(b)-before).Microseconds())/n, "server-µs")
@@ -88,24 +90,19 @@ func handover(b *testing.B, name string, waiters int) {
 	report(b, turns, waiters, trips)
 }
 
-// pingCommands is how many commands a cycle of the floor is: SET, and a script with GET
-// and DEL.
-const pingCommands = 4
-
-// pinging measures round-trip times until stop is called, which returns them. One cycle
-// of the bare client is two.
-func pinging(b *testing.B, cycle func() error) (stop func() []time.Duration) {
+// pinging measures round-trip times until stop is called, which returns them.
+func pinging(b *testing.B, ping func(context.Context) error) (stop func() []time.Duration) {
 	var trips []time.Duration
 	end := make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
 			start := time.Now()
-			if err := cycle(); err != nil {
+			if err := ping(b.Context()); err != nil {
 				b.Error(err)
 				return
 			}
-			trips = append(trips, time.Since(start)/2)
+			trips = append(trips, time.Since(start))
 			select {
 			case <-end:
 				return
@@ -168,6 +165,7 @@ func report(b *testing.B, turns []tenure, waiters int, trips []time.Duration) {
 	gap, trip := percentile(gaps, 50), percentile(trips, 50)
 	b.ReportMetric(float64(gap)/float64(trip), "gap-p50-rtt")
 	b.ReportMetric(float64(percentile(gaps, 99))/float64(trip), "gap-p99-rtt")
+	b.ReportMetric(float64(trip.Microseconds()), "rtt-µs")
 	b.ReportMetric(float64(percentile(trips, 99))/float64(trip), "rtt-p99-x")
 	ideal := time.Duration(waiters) * (holdOf(turns) + gap)
 	b.ReportMetric(float64(percentile(waits, 99))/float64(ideal), "wait-p99-x")
