@@ -89,6 +89,7 @@ type wait struct {
 	// it may have become that of another server meanwhile.
 	clock int64
 	sent  time.Time
+	early handover // has overtaken the answer to the call, which is to date it; the zero handover if none has
 }
 
 // An answer is what a call has returned that was made at sent.
@@ -118,10 +119,13 @@ func (w *wait) run() (dlock.Attempt, error) {
 			if w.clock != 0 {
 				return w.grant(h), nil
 			}
+			if w.calling && !w.again {
+				w.early = h
+			}
 			w.told = "" // this grant will not be told again
 			w.send()
 		case <-w.waiter.changed:
-			w.clock = 0
+			w.change()
 			w.send()
 		case <-w.timer.C:
 			w.send()
@@ -129,14 +133,18 @@ func (w *wait) run() (dlock.Attempt, error) {
 	}
 }
 
-// noteChange notes a change of the inbox that came before a message.
+// noteChange notes a change of the inbox that came before a message or an answer.
 func (w *wait) noteChange() {
 	select {
 	case <-w.waiter.changed:
-		w.clock = 0
+		w.change()
 	default:
 	}
 }
+
+// change forgets what may be of another server than what comes through the inbox from
+// now on. An ask is to follow.
+func (w *wait) change() { w.clock, w.early, w.again = 0, handover{}, true }
 
 // outlive waits in the background for the answer to a call that is on its way when the
 // wait ends. The call may come to the server after the release of the token, which is
@@ -181,7 +189,7 @@ func (w *wait) send() {
 		address = ""
 	}
 	script, args := w.next(address)
-	w.again = false
+	w.again, w.early = false, handover{}
 	w.calling = w.locker.post.start(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
 		defer cancel()
@@ -239,15 +247,21 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		}
 		w.send()
 	default:
-		w.waits(a, n, holder)
+		return w.waits(a, n, holder), nil
 	}
 	return dlock.Attempt{}, nil
 }
 
-// waits plans the next ask of a waiter that stands in the queue.
-func (w *wait) waits(a answer, n []int64, holder string) {
+// waits plans the next ask of a waiter that stands in the queue, or returns the grant
+// that was made since the answer, if its message was here first.
+func (w *wait) waits(a answer, n []int64, holder string) dlock.Attempt {
 	ticket, rank, clock, rest := n[0], time.Duration(n[1]), n[2], remaining(n[3])
 	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
+	w.noteChange()
+	if w.early.time > clock {
+		w.sent, w.clock = a.sent, clock
+		return w.grant(w.early)
+	}
 	if !w.again { // else the inbox may have changed since, or a message have come
 		w.sent, w.clock, w.told = a.sent, clock, a.address
 	}
@@ -265,6 +279,7 @@ func (w *wait) waits(a answer, n []int64, holder string) {
 		period = min(period, rest+time.Millisecond+rank*nextAsk)
 	}
 	w.pause(period)
+	return dlock.Attempt{}
 }
 
 // pause asks again after d, or at once if that was wanted meanwhile.

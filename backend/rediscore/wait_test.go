@@ -3,6 +3,7 @@ package rediscore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -184,6 +185,113 @@ func answering(answers <-chan []any) func(context.Context, Call) (any, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// A message that overtakes an answer is dated by it, if the grant was made later. Any other
+// is of an earlier grant, or of another server, and only a hint to ask.
+func TestMessageBeforeAnswer(t *testing.T) {
+	const clock = 1_700_000_000_000_000
+	for name, c := range map[string]struct {
+		granted int64 // later than the answer, in microseconds
+		before  bool  // the inbox changes before the message, while the call is on its way
+		after   bool  // it changes after the message
+		believe bool
+	}{
+		"later":                 {granted: 5000, believe: true},
+		"just later":            {granted: 1, believe: true},
+		"at the same time":      {granted: 0},
+		"earlier":               {granted: -5000},
+		"after a change":        {granted: 5000, before: true},
+		"a change comes after":  {granted: 5000, after: true},
+		"between two of these":  {granted: 5000, before: true, after: true},
+		"earlier, and a change": {granted: -5000, after: true},
+	} {
+		for i := range 20 {
+			noticed := i == 0 // else it may read first what came last
+			bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+				answer := make(chan []any)
+				w := begin(t, l, "k", "t")
+				f.set(func() { f.eval = answering(answer) })
+				nudge(l, "t")
+				synctest.Wait()
+				calls := f.evals(0)
+				sent := calls[len(calls)-1].at
+				time.Sleep(100 * time.Millisecond)
+				change := func(is bool) {
+					if is {
+						nudge(l, "t")
+					}
+					if noticed {
+						synctest.Wait()
+					}
+				}
+				change(c.before)
+				f.tell(fmt.Sprintf("88 %d t", clock+c.granted))
+				synctest.Wait()
+				require.False(t, w.isDone(), "%s: nothing is known of the server's clock", name)
+				change(c.after)
+				answer <- []any{int64(answerWaits), int64(fakeTicket), int64(0), int64(clock), "H", int64(60_000)}
+				synctest.Wait()
+				require.Equal(t, c.believe, w.isDone(), name)
+				if !c.believe {
+					require.Len(t, f.evals(len(calls)), 1, "%s: it asks at once", name)
+					w.cancel()
+					return
+				}
+				since := sent.Add(time.Duration(c.granted)*time.Microsecond - time.Millisecond)
+				require.Equal(t, dlock.Attempt{Acquired: true, Fence: 88, Since: since}, w.attempt, name)
+				require.Len(t, f.evals(0), len(calls), "%s: no call more", name)
+			})
+		}
+	}
+}
+
+// A message waits for the answer to the call that was on its way, not to the next one: the
+// server's clock may be set back.
+func TestMessageBeforeFailure(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		fails := make(chan struct{})
+		f.set(func() {
+			f.eval = func(context.Context, Call) (any, error) { <-fails; return nil, errDown }
+		})
+		nudge(l, "t")
+		synctest.Wait()
+		f.tell(fmt.Sprintf("88 %d t", time.Now().UnixMicro()))
+		synctest.Wait()
+		f.set(func() {
+			f.eval = always(func() []any {
+				return []any{int64(answerWaits), int64(fakeTicket), int64(0), time.Now().Add(-time.Hour).UnixMicro(), "H", int64(60_000)}
+			})
+		})
+		close(fails)
+		time.Sleep(time.Second)
+		require.False(t, w.isDone())
+		w.cancel()
+		require.True(t, w.isDone())
+	})
+}
+
+// A change of the inbox that the wait has not noticed yet is noticed before a message is
+// dated.
+func TestChangeBeforeAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const clock = 1_700_000_000_000_000
+		for _, changed := range []bool{false, true} {
+			w := &wait{
+				waiter: &waiter{changed: make(chan struct{}, 1)},
+				timer:  time.NewTimer(time.Hour),
+				early:  handover{fence: 88, time: clock + 1},
+				again:  true,
+			}
+			if changed {
+				w.waiter.changed <- struct{}{}
+			}
+			attempt := w.waits(answer{sent: time.Now()}, []int64{fakeTicket, 0, clock, 60_000}, "H")
+			require.Equal(t, !changed, attempt.Acquired)
+			w.timer.Stop()
+		}
+	})
 }
 
 // Nor does an answer count that was on its way when the inbox changed.

@@ -1,6 +1,9 @@
 package main
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // canonical makes states equal that differ only in what does not matter: the order of
 // what is on its way, how large fences and tickets are, and what is remembered of
@@ -16,7 +19,7 @@ func (w *world) canonical() {
 		w.Calls[i].trim()
 	}
 	slices.SortFunc(w.Calls[:], func(a, b Call) int { return a.order(b) })
-	slices.SortFunc(w.Msgs[:], func(a, b Message) int { return int(b.key()) - int(a.key()) })
+	slices.SortFunc(w.Msgs[:], func(a, b Message) int { return cmp.Compare(b.key(), a.key()) })
 	if !w.c.timed() && !w.plain {
 		renumber(w.eachFence)
 		renumber(w.eachTicket)
@@ -84,7 +87,11 @@ func (c Call) key() uint64 {
 }
 
 func (m Message) key() uint32 {
-	return uint32(m.Token)<<16 | uint32(m.Fence)<<8 | uint32(m.Age)<<4 | uint32(m.Term)
+	k := uint32(m.Token)<<24 | uint32(m.Fence)<<16 | uint32(m.Age)<<8 | uint32(m.Term)<<4
+	if m.Past {
+		k |= 1
+	}
+	return k
 }
 
 // used tells for each token whether anything refers to it, apart from its own record
@@ -154,6 +161,7 @@ func (w *world) eachFence(f func(*uint8)) {
 	}
 	for i := range w.Clients {
 		f(&w.Clients[i].Fence)
+		f(&w.Clients[i].Early.Fence)
 		f(&w.Clients[i].Away.Fence)
 	}
 }

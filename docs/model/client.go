@@ -42,7 +42,7 @@ func (w *world) send(c int) {
 		cl.Again = true
 		return
 	}
-	cl.Calling, cl.Again = true, false
+	cl.Calling, cl.Again, cl.Early = true, false, Message{}
 	call := Call{Script: enqueueScript, Token: cl.Token, Ticket: cl.Ticket, Inbox: cl.Live, Wanted: true}
 	if cl.Queued {
 		call.Script, call.Ticket = askScript, 0
@@ -106,6 +106,10 @@ func (w *world) answered(c int, a Call) {
 		if a.Stale && !w.c.without(clockIsOfThisInbox) {
 			cl.Clock, cl.Term = 0, 0
 		}
+		if m := cl.Early; m.Token != 0 && cl.Clock != 0 {
+			w.granted(c, w.dated(c, m), m.Fence)
+			return
+		}
 		if cl.Again {
 			w.send(c)
 		}
@@ -118,18 +122,27 @@ func (w *world) hears(c int, m Message) {
 	if cl.Changed && !w.c.without(changeComesFirst) {
 		w.forgetClock(c)
 	}
-	rest := w.c.FirstTTL - int(m.Age) - (int(cl.Clock) - 1) + w.c.Skew*(int(m.Term)-int(cl.Term))
-	if rest > w.c.FirstTTL {
-		rest = 0 // the core does not believe in a grant of the future
-	}
 	switch {
 	case w.c.without(datedBySample) || cl.Clock == 0 && w.c.without(hintBeforeSample):
 		w.granted(c, w.c.FirstTTL, m.Fence)
 	case cl.Clock != 0:
-		w.granted(c, rest, m.Fence)
+		w.granted(c, w.dated(c, m), m.Fence)
 	default:
+		if cl.Calling && !cl.Again && !m.Past {
+			cl.Early = m
+		}
 		w.send(c)
 	}
+}
+
+// dated is what is left of a grant, by the server's clock.
+func (w *world) dated(c int, m Message) int {
+	cl := &w.Clients[c]
+	rest := w.c.FirstTTL - int(m.Age) - (int(cl.Clock) - 1) + w.c.Skew*(int(m.Term)-int(cl.Term))
+	if rest > w.c.FirstTTL {
+		return 0 // the core does not believe in a grant of the future
+	}
+	return rest
 }
 
 // granted ends a wait. A grant that is found late is tried again with the same token.
@@ -157,7 +170,7 @@ func (w *world) late(c int, fence uint8) {
 func (w *world) clear(c int) {
 	cl := &w.Clients[c]
 	cl.Queued, cl.Calling, cl.Again, cl.Ticket, cl.Clock, cl.Term = false, false, false, 0, 0, 0
-	cl.Changed, cl.Fence, cl.Rest = false, 0, 0
+	cl.Changed, cl.Early, cl.Fence, cl.Rest = false, Message{}, 0, 0
 }
 
 // hold begins a lease.
@@ -355,5 +368,5 @@ func (w *world) notices(c int) {
 
 func (w *world) forgetClock(c int) {
 	cl := &w.Clients[c]
-	cl.Clock, cl.Term, cl.Changed = 0, 0, false
+	cl.Clock, cl.Term, cl.Changed, cl.Early = 0, 0, false, Message{}
 }

@@ -62,12 +62,13 @@ type Client struct {
 
 	// Of a wait.
 	Queued  bool
-	Calling bool  // a call is on its way whose answer is waited for; of a lease too
-	Again   bool  // another is to follow
-	Ticket  uint8 // 0 if it has none yet
-	Clock   uint8 // 1 + how long the call was on its way that read the server's clock; 0: not known
-	Term    uint8 // in which that was
-	Changed bool  // the inbox was opened or lost, which the wait has not noticed
+	Calling bool    // a call is on its way whose answer is waited for; of a lease too
+	Again   bool    // another is to follow
+	Ticket  uint8   // 0 if it has none yet
+	Clock   uint8   // 1 + how long the call was on its way that read the server's clock; 0: not known
+	Term    uint8   // in which that was
+	Changed bool    // the inbox was opened or lost, which the wait has not noticed
+	Early   Message // has overtaken the answer that is waited for
 
 	// Of a lease. Fence is also kept between a late grant and the call that tries again.
 	Fence uint8
@@ -157,6 +158,7 @@ type Message struct {
 	Fence uint8
 	Age   uint8 // since the handover
 	Term  uint8
+	Past  bool // the server has answered "waits" since, to the call that is on its way or one before
 }
 
 // A fault is something that goes wrong, of which there is a limited number.

@@ -294,9 +294,7 @@ func (w *world) tick() {
 		}
 	}
 	for i := range w.Msgs {
-		if m := &w.Msgs[i]; m.Token != 0 {
-			m.Age = min(m.Age+1, uint8(w.c.FirstTTL))
-		}
+		w.Msgs[i].pass(w.c)
 	}
 	for i := range w.Tokens {
 		if w.Tokens[i].Until > 0 {
@@ -304,10 +302,17 @@ func (w *world) tick() {
 		}
 	}
 	for c := range w.c.Clients {
+		w.Clients[c].Early.pass(w.c)
 		w.age(c)
 	}
 	if w.c.Prompt {
 		w.loseOld()
+	}
+}
+
+func (m *Message) pass(c *Config) {
+	if m.Token != 0 {
+		m.Age = min(m.Age+1, uint8(c.FirstTTL))
 	}
 }
 
@@ -347,9 +352,25 @@ func (w *world) call(c Call) {
 // arrive lets the server run the script of a call. An answer that nobody waits for
 // is lost.
 func (w *world) arrive(i int) {
-	w.execute(&w.Calls[i])
-	if !w.Calls[i].Wanted {
-		w.Calls[i] = Call{}
+	call := &w.Calls[i]
+	w.execute(call)
+	if !call.Wanted {
+		*call = Call{}
+	} else if call.Answer == answerWaits {
+		w.passes(call.Token)
+	}
+}
+
+// passes notes that the server has answered "waits" since the grants of a token of which
+// messages tell.
+func (w *world) passes(t token) {
+	for i := range w.Msgs {
+		if m := &w.Msgs[i]; m.Token == t {
+			m.Past = true
+		}
+	}
+	if m := &w.Clients[w.c.client(t)].Early; m.Token == t {
+		*m = Message{}
 	}
 }
 
