@@ -193,8 +193,7 @@ func (w *worker) act(key string) {
 	case n < 30:
 		w.hold(w.cancelled(key), w.below(5*time.Millisecond))
 	case n < 40:
-		c := w.client.With(dlock.WithMaxWait(1 + w.below(300*time.Millisecond)))
-		w.hold(w.acquire(w.limit, c, key), w.below(5*time.Millisecond))
+		w.hold(w.briefly(key), w.below(5*time.Millisecond))
 	case n < 42:
 		w.outlive(w.acquire(w.limit, unrenewed, key))
 	case n < 44:
@@ -226,6 +225,14 @@ func (w *worker) cancelled(key string) *dlock.Lease {
 	timer := time.AfterFunc(w.below(200*time.Millisecond), cancel)
 	defer timer.Stop()
 	return w.acquire(ctx, w.client, key)
+}
+
+// briefly acquires with a MaxWait. That may be too short for any answer, however often it
+// is tried.
+func (w *worker) briefly(key string) *dlock.Lease {
+	ctx, cancel := context.WithTimeout(w.limit, time.Second)
+	defer cancel()
+	return w.acquire(ctx, w.client.With(dlock.WithMaxWait(1+w.below(300*time.Millisecond))), key)
 }
 
 // acquire returns nil only if ctx has ended, or MaxWait.

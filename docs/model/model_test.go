@@ -21,7 +21,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestLarge takes hours: DLOCK_MODEL=large go test -timeout 0 ./docs/model
+// TestLarge takes a quarter of an hour: DLOCK_MODEL=large go test -timeout 0 ./docs/model
 func TestLarge(t *testing.T) {
 	if !wanted("large") {
 		t.Skip("DLOCK_MODEL is not large")

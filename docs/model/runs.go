@@ -44,7 +44,7 @@ func small() []*Config {
 	}
 }
 
-// large are configurations that hold, and take minutes each.
+// large are configurations that hold, and take up to minutes each.
 func large() []*Config {
 	return []*Config{
 		base("two, a message and a subscription lost", 2).with(delay, 2, drop, 1, subLoss, 1),
@@ -55,6 +55,13 @@ func large() []*Config {
 		base("three, a cancellation and a lost message", 3).with(cancel, 1, drop, 1).quick(),
 		base("three, a crash", 3).with(delay, 1, crash, 1).quick(),
 		base("three, one without an inbox", 3).with(delay, 1).deaf(1),
+		base("three, more delay", 3).with(delay, 2),
+		base("three, delay, a cancellation and a lost message", 3).with(delay, 1, cancel, 1, drop, 1).quick(),
+		base("three, a subscription lost", 3).with(delay, 1, subLoss, 1).quick(),
+		base("three, inboxes opened late", 3).with(delay, 1).unheard().quick(),
+		base("three, a call without an answer", 3).with(timeout, 1).quick(),
+		base("three, a lease passed on", 3).with(delay, 1, detach, 1).quick(),
+		base("three, all data lost", 3).with(wipe, 1).until(4).quick(),
 		base("two, all data lost", 2).with(delay, 2, wipe, 1, cancel, 1).until(5).quick(),
 		base("two, failover", 2).with(failover, 1).until(5).quick().skewed(),
 		base("two, failover, delay", 2).with(delay, 1, failover, 1).until(4).quick().skewed(),
