@@ -137,18 +137,18 @@ func about(g grant) faultproxy.Match { return faultproxy.Contains(g.token) }
 // since a client with several connections notices the end of each by itself, and chooses
 // one by the key.
 func (n *network) recovers() {
-	var err error
-	good := 0
-	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
-		if err = n.tryOnce(); err != nil {
+	const enough = 32
+	end := time.Now().Add(n.h.patience())
+	for good := 0; good < enough && !n.over(); {
+		switch err := n.tryOnce(); {
+		case err == nil:
+			good++
+		case time.Now().After(end):
+			n.fail("calls still fail %v after the network has healed: %w", n.h.patience(), err)
+		default:
 			good = 0
 			time.Sleep(5 * time.Millisecond)
-		} else if good++; good == 32 {
-			return
 		}
-	}
-	if !n.over() {
-		n.fail("calls still fail %v after the network has healed: %w", n.h.patience(), err)
 	}
 }
 
