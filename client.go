@@ -108,8 +108,8 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	return fmt.Errorf("%w: %w", lost, err)
 }
 
-// A Holder tells who holds a lock.
-type Holder struct {
+// A Status tells who holds a lock.
+type Status struct {
 	Held      bool
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
@@ -118,16 +118,16 @@ type Holder struct {
 // Inspect tells who holds the lock named key, and changes nothing. The answer
 // may be out of date when it arrives: show it to people, and do not decide by
 // it. Where the store cannot tell, the error matches [errors.ErrUnsupported].
-func (c *Client) Inspect(ctx context.Context, key string) (Holder, error) {
+func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if _, err := c.begin(ctx, "inspect", key); err != nil {
-		return Holder{}, err
+		return Status{}, err
 	}
 	defer c.keeper.leave()
 	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
 	if err != nil {
-		return Holder{}, wrap(ctx, "inspect", key, err)
+		return Status{}, wrap(ctx, "inspect", key, err)
 	}
-	return Holder{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
+	return Status{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
 }
 
 // Close ends all waits with [ErrClosed] and all renewal: leases that are still

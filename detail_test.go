@@ -106,7 +106,7 @@ func TestUnwantedGrantIsOwedIfItsReleaseFails(t *testing.T) {
 				c.err = errStore
 			}
 		}
-		c := dlock.New(noFences{dlock.Forward{Locker: s}}, dlock.WithFence())
+		c := dlock.New(noFences{dlock.Forward{Locker: s}}, dlock.WithFence(true))
 		_, err := c.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		time.Sleep(time.Second)

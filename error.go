@@ -112,3 +112,26 @@ func endOf(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %w", err, cause)
 }
+
+// A NoEffectError marks an error of a [Locker]: the call did not take effect, and
+// nothing of it is on its way, so that it never will. A backend returns one when it
+// sent nothing, when the store refused the call before it began, and when each request
+// of a wait that was cut short has been answered. Without it, the outcome of a call
+// that fails is unknown. The error reads, and matches, as Err does.
+//
+// An error that joins several (Unwrap() []error) is not marked by a NoEffectError among
+// them, since each may be of another store.
+type NoEffectError struct {
+	Err error
+
+	// Temporary says that the store will soon be ready for the same call: it is
+	// loading its data, say, or a replica is being promoted. The Client then tries
+	// an attempt again, as long as it may wait, for at most 10 s.
+	Temporary bool
+}
+
+// Error returns the text of Err.
+func (e *NoEffectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *NoEffectError) Unwrap() error { return e.Err }

@@ -324,7 +324,7 @@ func TestCloseWithACallOnItsWay(t *testing.T) {
 	})
 }
 
-func TestHandoffLeaks(t *testing.T) {
+func TestDetachedLeaks(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		l := acquire(t, dlock.New(s), "k")
 		for _, f := range []string{"%d", "%x", "%t"} {
@@ -336,10 +336,10 @@ func TestHandoffLeaks(t *testing.T) {
 		require.NoError(t, err)
 		type job struct {
 			id int
-			h  dlock.Handoff
+			h  dlock.Detached
 		}
 		if out := fmt.Sprintf("%+v", job{1, h}); strings.Contains(out, l.Token()) {
-			t.Errorf("handoff in a struct: %s", out)
+			t.Errorf("Detached in a struct: %s", out)
 		}
 	})
 }

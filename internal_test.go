@@ -128,10 +128,10 @@ func TestForeignTokensHaveNoOwner(t *testing.T) {
 	require.Empty(t, ownerOf(own[:len(own)-1]))
 }
 
-func TestHandoffOfTooManySteps(t *testing.T) {
+func TestDetachedOfTooManySteps(t *testing.T) {
 	for _, step := range []int{maxSteps + 1, 255} {
-		text, err := Handoff{&handoff{key: "k", token: "t", step: step}}.MarshalText()
+		text, err := Detached{&detached{key: "k", token: "t", step: step}}.MarshalText()
 		require.NoError(t, err)
-		require.ErrorIs(t, new(Handoff).UnmarshalText(text), ErrInvalid)
+		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
 	}
 }

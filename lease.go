@@ -23,7 +23,7 @@ type Lease struct {
 	key     string
 	token   string
 	fence   int64
-	step    int             // how many times it was handed off since the grant
+	step    int             // how many times it was passed on since the grant
 	values  context.Context // the values of Acquire's ctx; it never ends
 	granted time.Time       // when it was handed to its holder
 	event   event           // of the keeper's agenda
