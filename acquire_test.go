@@ -802,7 +802,7 @@ func TestLimitsAreAccepted(t *testing.T) {
 
 func TestWithSharesTheRest(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithOwner("a"), dlock.WithMaxHold(time.Second), dlock.WithMinHold(time.Hour))
+		c := dlock.New(s, dlock.WithOwner("a"), dlock.WithMaxHold(time.Minute), dlock.WithMinHold(time.Minute))
 		d := c.With(dlock.WithOwner(""), dlock.WithMaxHold(0), dlock.WithMinHold(0))
 		l := acquire(t, d, "k")
 		defer l.Release()

@@ -130,26 +130,6 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return Status{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
 }
 
-// Close ends all waits with [ErrClosed] and all renewal: leases that are still
-// held end on their deadlines, and can be released until then. It waits for at
-// most 5 s for calls that are on their way, and for releases that are owed to be
-// answered, and returns an error if some were not: their keys may stay for up to
-// one TTL. It does not close the Locker. Closing a closed Client does nothing.
-//
-// A Client that is not closed leaks nothing, since it has no goroutine while there
-// is nothing to do. Close it before the process ends, or what it owes, and what
-// [WithMinHold] promises, ends with the process.
-func (c *Client) Close() error {
-	if c.keeper == nil {
-		return nil
-	}
-	if calls, debts := c.keeper.close(); calls > 0 || debts > 0 {
-		return fmt.Errorf("dlock: close: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			debts, calls, closeTimeout)
-	}
-	return nil
-}
-
 // begin is how every call of a Client starts. If there is no error the call must
 // end with keeper.leave.
 func (c *Client) begin(ctx context.Context, op, key string) (acquisition, error) {
@@ -174,6 +154,8 @@ func (c *Client) check(key string) error {
 		return c.options.err
 	case key == "":
 		return invalid("key: empty")
+	case c.options.maxHold > 0 && c.options.maxHold < c.options.minHold:
+		return invalid("WithMaxHold(%v): less than WithMinHold(%v)", c.options.maxHold, c.options.minHold)
 	case len(key) > maxKey:
 		return invalid("key: %d bytes, more than %d", len(key), maxKey)
 	}

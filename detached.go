@@ -102,7 +102,7 @@ func (a *acquisition) adopt(h *detached) (lease *Lease, err error) {
 	case err != nil:
 		return nil, err
 	case !held:
-		return nil, l.lost(errTaken)
+		return nil, l.lost(LossRemoved)
 	case l.rest(a.asked) <= 0:
 		return nil, errLate
 	case !l.start():
