@@ -39,6 +39,7 @@ type line struct {
 	waited   map[string]int // calls of Acquire that arrived, by token
 	attempts map[string]int // calls of TryAcquire, by token
 	released map[string]int // calls of Release, by token
+	arrived  map[string]int // of them, those that reached the Locker
 	onCall   func()         // if set, runs at the start of each call
 }
 
@@ -79,7 +80,7 @@ func (n *line) forget() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.calls, n.waited = make(map[string]int), make(map[string]int)
-	n.attempts, n.released = make(map[string]int), make(map[string]int)
+	n.attempts, n.released, n.arrived = make(map[string]int), make(map[string]int), make(map[string]int)
 	n.most, n.cut = n.current, 0
 }
 
@@ -90,20 +91,23 @@ func (n *line) made(op string) int {
 	return n.calls[op]
 }
 
-func (n *line) note(m map[string]int, token string) {
+// note counts a call with token, which is not made if ctx has ended.
+func (n *line) note(ctx context.Context, m *map[string]int, token string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	m[token]++
+	if ctx.Err() == nil {
+		(*m)[token]++
+	}
 }
 
 func (n *line) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	n.note(n.attempts, token)
+	n.note(ctx, &n.attempts, token)
 	return trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
 func (n *line) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return trip(ctx, n, "acquire", func() (dlock.Attempt, error) {
-		n.note(n.waited, token)
+		n.note(ctx, &n.waited, token)
 		return n.Forward.Acquire(ctx, key, token, ttl)
 	})
 }
@@ -113,8 +117,11 @@ func (n *line) Renew(ctx context.Context, key, token string, ttl time.Duration) 
 }
 
 func (n *line) Release(ctx context.Context, key, token string) (bool, error) {
-	n.note(n.released, token)
-	return trip(ctx, n, "release", func() (bool, error) { return n.Forward.Release(ctx, key, token) })
+	n.note(ctx, &n.released, token)
+	return trip(ctx, n, "release", func() (bool, error) {
+		n.note(ctx, &n.arrived, token)
+		return n.Forward.Release(ctx, key, token)
+	})
 }
 
 func (n *line) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
