@@ -3,6 +3,8 @@ package dlock_test
 import (
 	"context"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -35,7 +37,7 @@ type line struct {
 	calls    map[string]int // by operation
 	current  int            // calls on their way now
 	most     int            // of them at any time
-	cut      int            // calls that got no reply because their ctx ended
+	cut      map[string]int // calls that got no reply because their ctx ended, by operation
 	waited   map[string]int // calls of Acquire that arrived, by token
 	attempts map[string]int // calls of TryAcquire, by token
 	released map[string]int // calls of Release, by token
@@ -49,10 +51,25 @@ func newLine(l dlock.Locker) *line {
 	return n
 }
 
-// overLine returns a store behind a line, both new.
-func overLine() (*memory.Locker, *line) {
+// overLine returns a store behind a line, both new. The test ends when no call is on
+// its way any more.
+func overLine(t *testing.T) (*memory.Locker, *line) {
+	t.Helper()
 	store := memory.New()
-	return store, newLine(store)
+	n := newLine(store)
+	t.Cleanup(func() {
+		for synctest.Wait(); n.busy() > 0; synctest.Wait() {
+			time.Sleep(deaf)
+		}
+	})
+	return store, n
+}
+
+// busy returns how many calls are on their way.
+func (n *line) busy() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.current
 }
 
 func (n *line) setRTT(d time.Duration) {
@@ -81,7 +98,7 @@ func (n *line) forget() {
 	defer n.mu.Unlock()
 	n.calls, n.waited = make(map[string]int), make(map[string]int)
 	n.attempts, n.released, n.arrived = make(map[string]int), make(map[string]int), make(map[string]int)
-	n.most, n.cut = n.current, 0
+	n.most, n.cut = n.current, make(map[string]int)
 }
 
 // made returns how many calls of an operation were made.
@@ -136,17 +153,17 @@ func trip[R any](ctx context.Context, n *line, op string, f func() (R, error)) (
 	}
 	n.enter(op)
 	defer n.leave()
-	if err := n.pass(ctx, true); err != nil {
+	if err := n.pass(ctx, op, true); err != nil {
 		return none, err
 	}
-	if err := n.travel(ctx, true); err != nil {
+	if err := n.travel(ctx, op, true); err != nil {
 		return none, err
 	}
 	r, err := f()
 	if err != nil {
 		return r, err
 	}
-	if err := n.travel(ctx, false); err != nil {
+	if err := n.travel(ctx, op, false); err != nil {
 		return none, err
 	}
 	return r, nil
@@ -171,7 +188,7 @@ func (n *line) leave() {
 }
 
 // travel takes half of a round trip, to the Locker or back.
-func (n *line) travel(ctx context.Context, there bool) error {
+func (n *line) travel(ctx context.Context, op string, there bool) error {
 	n.mu.Lock()
 	d := n.rtt / 2
 	n.mu.Unlock()
@@ -181,14 +198,14 @@ func (n *line) travel(ctx context.Context, there bool) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return n.wait(ctx)
+			return n.wait(ctx, op)
 		}
 	}
-	return n.pass(ctx, there)
+	return n.pass(ctx, op, there)
 }
 
 // pass lets a message pass, or returns what became of its call.
-func (n *line) pass(ctx context.Context, there bool) error {
+func (n *line) pass(ctx context.Context, op string, there bool) error {
 	n.mu.Lock()
 	f := n.fault
 	n.mu.Unlock()
@@ -201,13 +218,13 @@ func (n *line) pass(ctx context.Context, there bool) error {
 		time.Sleep(deaf)
 		return errStore
 	}
-	return n.wait(ctx)
+	return n.wait(ctx, op)
 }
 
-func (n *line) wait(ctx context.Context) error {
+func (n *line) wait(ctx context.Context, op string) error {
 	<-ctx.Done()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.cut++
+	n.cut[op]++
 	return ctx.Err()
 }

@@ -179,7 +179,7 @@ func (s *sweep) log(t *testing.T) {
 // lost makes the outage happen, and returns how many leases were lost that had
 // time enough when it was over.
 func (o outage) lost(t *testing.T) (lost int) {
-	_, n := overLine()
+	_, n := overLine(t)
 	c := dlock.New(n, dlock.WithTTL(o.ttl))
 	leases := o.acquire(t, c)
 	n.setRTT(o.rtt)

@@ -80,7 +80,7 @@ func TestWaitsCutTogether(t *testing.T) {
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine()
+				store, n := overLine(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
 				c := dlock.New(n, dlock.WithTTL(ttl))
@@ -113,7 +113,7 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 	for _, f := range []fault{refuse, hang, lose} {
 		t.Run(string(f), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine()
+				store, n := overLine(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
 				c := dlock.New(n)
@@ -164,7 +164,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	for _, then := range []fault{up, refuse, hang, ignore} {
 		t.Run(string(then), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine()
+				store, n := overLine(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(n)
 				keys := make([]string, attempts)
@@ -199,7 +199,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 		kept     = 100_000
 	)
 	synctest.Test(t, func(t *testing.T) {
-		_, n := overLine()
+		_, n := overLine(t)
 		c := dlock.New(n, dlock.WithTTL(time.Hour))
 		n.set(refuse)
 		before := heap()
