@@ -110,7 +110,11 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 		pace  = 2 * time.Millisecond
 		wait  = 100 * time.Millisecond
 	)
-	for _, f := range []fault{refuse, hang, lose} {
+	for f, apart := range map[fault]time.Duration{ // between the releases
+		refuse: 90 * time.Millisecond,
+		hang:   0, // so that all have failed when the store is back
+		lose:   0,
+	} {
 		t.Run(string(f), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, n := overLine(t)
@@ -130,12 +134,13 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 					}
 				})
 				time.Sleep(27 * time.Second)
-				n.set(f)
-				for _, l := range leases {
-					all.Go(func() { _ = l.Release() })
+				for i, l := range leases {
+					all.Go(func() {
+						time.Sleep(time.Duration(i)*apart + time.Nanosecond)
+						_ = l.Release()
+					})
 				}
-				time.Sleep(5 * time.Second)
-				n.set(up)
+				n.fail(f, 5*time.Second)
 				time.Sleep(2 * time.Second)
 				requireAllFree(t, store, mine)
 				all.Wait()
@@ -183,6 +188,9 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 				n.fail(then, 5*time.Second)
 				time.Sleep(2 * time.Second)
+				if then == ignore {
+					time.Sleep(deaf)
+				}
 				all.Wait()
 				requireAllFree(t, store, keys)
 				require.NoError(t, c.Close())
