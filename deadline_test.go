@@ -17,7 +17,7 @@ import (
 // loop until the deadline ends.
 func TestDeadlineAfterTheEnd(t *testing.T) {
 	const ttl = 30 * time.Second
-	lose := func(t *testing.T, l *dlock.Lease) { <-l.Done() }
+	await := func(t *testing.T, l *dlock.Lease) { <-l.Done() }
 	for name, c := range map[string]struct {
 		options []dlock.Option
 		end     func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease)
@@ -38,7 +38,7 @@ func TestDeadlineAfterTheEnd(t *testing.T) {
 		}},
 		"taken by another": {nil, func(t *testing.T, store *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
 			store.Steal("k", time.Hour)
-			lose(t, l)
+			await(t, l)
 		}},
 		"Renew finds it taken": {[]dlock.Option{dlock.WithRenewal(false)}, func(t *testing.T, store *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
 			store.Steal("k", time.Hour)
@@ -46,17 +46,17 @@ func TestDeadlineAfterTheEnd(t *testing.T) {
 		}},
 		"store out of reach": {nil, func(t *testing.T, store *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
 			store.Fail(errStore)
-			lose(t, l)
+			await(t, l)
 		}},
 		"MaxHold": {[]dlock.Option{dlock.WithMaxHold(time.Minute)}, func(t *testing.T, _ *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
-			lose(t, l)
+			await(t, l)
 		}},
 		"no renewal": {[]dlock.Option{dlock.WithRenewal(false)}, func(t *testing.T, _ *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
-			lose(t, l)
+			await(t, l)
 		}},
 		"Close": {nil, func(t *testing.T, _ *memory.Locker, c *dlock.Client, l *dlock.Lease) {
 			require.NoError(t, c.Close())
-			lose(t, l)
+			await(t, l)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

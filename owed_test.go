@@ -113,7 +113,6 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 	for f, apart := range map[fault]time.Duration{ // between the releases
 		refuse: 90 * time.Millisecond,
 		hang:   0, // so that all have failed when the store is back
-		lose:   0,
 	} {
 		t.Run(string(f), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
