@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -105,8 +106,17 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		err = hideContextErrors(err)
 	}
+	if strings.Contains(err.Error(), lost.Error()) {
+		return toldLoss{err, lost}
+	}
 	return fmt.Errorf("%w: %w", lost, err)
 }
+
+// A toldLoss is an error of the work whose text tells the loss of its lease already.
+type toldLoss struct{ err, loss error }
+
+func (e toldLoss) Error() string   { return e.err.Error() }
+func (e toldLoss) Unwrap() []error { return []error{e.loss, e.err} }
 
 // A Status tells who holds a lock.
 type Status struct {

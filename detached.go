@@ -100,7 +100,7 @@ func (a *acquisition) adopt(h *detached) (lease *Lease, err error) {
 	l.step = h.step
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, hide(err, ErrLost) // it may be the cause of ctx, and of another lease
 	case !held:
 		return nil, l.lost(errTaken)
 	case l.rest(a.asked) <= 0:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -71,23 +72,30 @@ func wrap(ctx context.Context, op, key string, err error) error {
 }
 
 func hideContextErrors(err error) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return notContextError{err}
+	return hide(err, context.Canceled, context.DeadlineExceeded)
+}
+
+// hide returns err if it matches none of the errors to be hidden, and else one that
+// reads like err and matches everything that err does but these.
+func hide(err error, hidden ...error) error {
+	if slices.ContainsFunc(hidden, func(target error) bool { return errors.Is(err, target) }) {
+		return hiding{err, hidden}
 	}
 	return err
 }
 
-// notContextError is an error that does not match the errors of package context
-// that are in its chain. Everything else can still be found.
-type notContextError struct{ err error }
-
-func (e notContextError) Error() string { return e.err.Error() }
-
-func (e notContextError) Is(target error) bool {
-	return target != context.Canceled && target != context.DeadlineExceeded && errors.Is(e.err, target)
+type hiding struct {
+	err    error
+	hidden []error
 }
 
-func (e notContextError) As(target any) bool { return errors.As(e.err, target) }
+func (e hiding) Error() string { return e.err.Error() }
+
+func (e hiding) Is(target error) bool {
+	return !slices.Contains(e.hidden, target) && errors.Is(e.err, target)
+}
+
+func (e hiding) As(target any) bool { return errors.As(e.err, target) }
 
 // ended is the error of ctx, like ctx.Err. A socket with the deadline of a context
 // may time out just before the context notices that it has ended.
@@ -101,16 +109,31 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// endOf is the error of a context that has ended, and its cause.
+// endOf is the error of a context that has ended, and its cause. A cause that is an
+// error of this package is of another lease or Client (the context is from
+// [Lease.Context], say), and must not be taken for what this call has found: it is told
+// as text only.
 func endOf(ctx context.Context) error {
 	err, cause := ended(ctx), context.Cause(ctx)
 	switch {
-	case cause == nil:
+	case cause == nil, cause == err:
 		return err
+	case ours(cause):
+		return fmt.Errorf("%w: %v", err, cause)
 	case errors.Is(cause, err):
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// ours reports whether err matches an error of this package.
+func ours(err error) bool {
+	for _, target := range []error{ErrHeld, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
 }
 
 // A NoEffectError marks an error of a [Locker]: the call did not take effect, and
