@@ -32,7 +32,7 @@ var (
 func (a *acquisition) acquire() (*Lease, error) {
 	o := a.client.options
 	ctx := a.ctx
-	if o.maxWait > 0 {
+	if 0 < o.maxWait && o.maxWait < NoLimit {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.maxWait)
 		defer cancel()
@@ -159,8 +159,9 @@ func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Du
 }
 
 func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Duration) (*Lease, error) {
+	sent := time.Now()
 	if a.token == "" {
-		a.token, a.often = newToken(a.client.options.owner), false
+		a.token, a.often = newToken(a.client.options.owner, sent), false
 	}
 	returned := false
 	defer func() {
@@ -168,7 +169,6 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 			a.giveUp()
 		}
 	}()
-	sent := time.Now()
 	answer, err := call(ctx, a.key, a.token, ttl)
 	returned = true
 	a.asked = time.Now()
@@ -275,7 +275,8 @@ func inChain(err error, is func(error) bool) bool {
 }
 
 func heldBy(key string, a Attempt) *HeldError {
-	return &HeldError{key, ownerOf(a.Holder), a.Remaining}
+	owner, started := parseToken(a.Holder)
+	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
 }
 
 // verdict is the error of an acquisition that ended with err. ctx is the

@@ -36,17 +36,21 @@ var (
 type HeldError struct {
 	Key       string
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
+	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
 	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
 }
 
-// Error tells owner and remaining time. It never tells the token.
+// Error tells owner, start and remaining time. It never tells the token.
 func (e *HeldError) Error() string {
 	s := ErrHeld.Error()
 	if e.Owner != "" {
 		s = fmt.Sprintf("held by %q", e.Owner)
 	}
+	if !e.Started.IsZero() {
+		s += " since " + e.Started.UTC().Format(time.RFC3339)
+	}
 	if e.Remaining > 0 {
-		s += fmt.Sprintf(" for %v unless renewed", e.Remaining.Round(time.Millisecond))
+		s += fmt.Sprintf(", for %v unless renewed", e.Remaining.Round(time.Millisecond))
 	}
 	return s
 }

@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -73,10 +74,13 @@ func TestDetachedWithLineBreaks(t *testing.T) {
 	}
 }
 
-// TestOwnerArrivesWhole: a token tells its owner's label, whatever bytes that has.
+// TestOwnerArrivesWhole: a token tells its owner's label, whatever bytes that has, and when it was made.
 func TestOwnerArrivesWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		owner := anyBytes.Draw(t, "owner")
-		require.Equal(t, owner, ownerOf(newToken(owner)))
+		started := time.UnixMilli(rapid.Int64Range(0, 1<<45-1).Draw(t, "started"))
+		got, at := parseToken(newToken(owner, started))
+		require.Equal(t, owner, got)
+		require.Equal(t, started, at)
 	})
 }
