@@ -16,7 +16,7 @@ import (
 
 // ours are the errors that say something of the call that returns them, and that
 // must not come from the cause of its context, which is of another lease or Client.
-var ours = []error{dlock.ErrHeld, dlock.ErrLost, dlock.ErrReleased, dlock.ErrInvalid, dlock.ErrClosed}
+var ours = []error{dlock.ErrHeld, dlock.ErrUnavailable, dlock.ErrNested, dlock.ErrLost, dlock.ErrReleased, dlock.ErrInvalid, dlock.ErrClosed}
 
 // lostContext returns a context that ends with the loss of another lease at once, or as
 // soon as the store is asked next.

@@ -61,9 +61,9 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 		return nil, err
 	}
 	defer c.keeper.leave()
-	lease, err := a.try(ctx)
+	lease, err := a.tryOnce()
 	if err != nil {
-		return nil, wrap(ctx, "acquire", key, a.verdict(ctx, err))
+		return nil, wrap(ctx, "acquire", key, err)
 	}
 	return lease, nil
 }

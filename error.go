@@ -12,10 +12,20 @@ import (
 // comes from the store, as its client returned it, and means that the store did
 // not answer, or not with what was asked.
 var (
-	// ErrHeld says that another holds the key. The error is a [*HeldError]. A
-	// wait that was cut short by its context matches the context's error too:
-	// look for that first if it is to be treated differently.
+	// ErrHeld says that another holds the key. The error is a [*HeldError]. If ctx
+	// ended the wait, the error also matches the error of ctx: test for that
+	// first if you treat it differently.
 	ErrHeld = errors.New("held by another")
+
+	// ErrUnavailable says that a wait has ended, and that the store had not
+	// answered for so long that the lease of the last known holder must have
+	// ended. Nobody knows whether the key is held. The error tells how long the
+	// store has been silent, and its last error.
+	ErrUnavailable = errors.New("store unavailable")
+
+	// ErrNested says that the caller's ctx carries a lease of the same key (see
+	// [LeaseFromContext]), so that Acquire would wait for its own caller.
+	ErrNested = errors.New("already held by the caller")
 
 	// ErrLost says that the lease has ended without being released: the store
 	// said so, or its deadline has passed. Another may hold the key.
@@ -132,7 +142,7 @@ func endOf(ctx context.Context) error {
 
 // ours reports whether err matches an error of this package.
 func ours(err error) bool {
-	for _, target := range []error{ErrHeld, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
+	for _, target := range []error{ErrHeld, ErrUnavailable, ErrNested, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
 		if errors.Is(err, target) {
 			return true
 		}

@@ -233,8 +233,8 @@ func (m *Locker) free(key string, l *lock, now time.Time) {
 	for len(l.queue) > 0 {
 		w := l.queue[0]
 		l.queue = slices.Delete(l.queue, 0, 1)
-		if err := w.ctx.Err(); err != nil {
-			w.ended <- result{err: err}
+		if w.ctx.Err() != nil {
+			w.ended <- result{err: ended(w.ctx)}
 			continue
 		}
 		w.ended <- result{attempt: m.grant(l, w.token, w.ttl, now)}
@@ -296,7 +296,10 @@ func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watch(now)
-	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, w.ctx.Err()
+	return dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}, ended(w.ctx)
 }
+
+// ended is the error of a wait whose context has ended. Nothing of it is left.
+func ended(ctx context.Context) error { return &dlock.NoEffectError{Err: ctx.Err()} }
 
 func stranger() string { return "stranger " + rand.Text() }

@@ -22,6 +22,7 @@ const (
 	deafShare  = 6                      // without an inbox, of a short TTL
 	minDeaf    = 5 * time.Millisecond   // however short the TTL is
 	nextAsk    = 25 * time.Millisecond  // after a lease has run out: the first asks, then the second
+	noReply    = time.Second            // of a call, after which it is told
 	comePeriod = 500 * time.Millisecond // while the lock is free for the first, who has no inbox
 )
 
@@ -76,11 +77,13 @@ type wait struct {
 	answers chan answer // of capacity 1
 	timer   *time.Timer // when to ask
 
-	calling  bool // a call is on its way
-	again    bool // another is to follow
-	queued   bool // as far as is known
-	failures int  // of calls, in a row
-	passed   int  // how often it lost its place though its inbox was known
+	calling  bool      // a call is on its way
+	called   time.Time // when the last call was made
+	again    bool      // another is to follow
+	queued   bool      // as far as is known
+	failures int       // of calls, in a row
+	failure  error     // of the last of them
+	passed   int       // how often it lost its place though its inbox was known
 	ticket   string
 	told     string // the address of the inbox that the server knows
 	held     dlock.Attempt
@@ -105,7 +108,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 	for {
 		select {
 		case <-w.ctx.Done():
-			return w.held, w.ctx.Err()
+			return w.held, w.ended()
 		case <-w.locker.post.open.Done():
 			w.close()
 			return w.held, dlock.ErrClosed
@@ -131,6 +134,19 @@ func (w *wait) run() (dlock.Attempt, error) {
 			w.send()
 		}
 	}
+}
+
+// ended is the error of a wait whose ctx has ended. It wraps why the last call has
+// failed too, if it has, or that there is no reply to it for longer than a server takes.
+func (w *wait) ended() error {
+	failure, since := w.failure, time.Since(w.called)
+	if failure == nil && w.calling && since >= noReply {
+		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
+	}
+	if failure == nil {
+		return w.ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
 }
 
 // noteChange notes a change of the inbox that came before a message or an answer.
@@ -189,7 +205,7 @@ func (w *wait) send() {
 		address = ""
 	}
 	script, args := w.next(address)
-	w.again, w.early = false, handover{}
+	w.again, w.early, w.called = false, handover{}, time.Now()
 	w.calling = w.locker.post.start(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
 		defer cancel()
@@ -218,12 +234,12 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		if w.ticket == "" {
 			return dlock.Attempt{}, err
 		}
-		w.failures++
+		w.failures, w.failure = w.failures+1, err
 		pause := minPause << min(w.failures, 4)
 		w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
 		return dlock.Attempt{}, nil
 	}
-	w.failures = 0
+	w.failures, w.failure = 0, nil
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -265,7 +281,7 @@ func (w *wait) waits(a answer, n []int64, holder string) dlock.Attempt {
 	if !w.again { // else the inbox may have changed since, or a message have come
 		w.sent, w.clock, w.told = a.sent, clock, a.address
 	}
-	w.held = dlock.Attempt{Holder: holder, Remaining: rest}
+	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: rest}
 	period := askPeriod - askJitter/2 + rand.N(askJitter)
 	if a.address == "" {
 		share := max(w.ttl/deafShare, minDeaf)
