@@ -55,6 +55,9 @@ func (a *acquisition) acquire() (*Lease, error) {
 	if o.maxWait == 0 {
 		return a.tryOnce()
 	}
+	if a.nested() {
+		return nil, ErrNested
+	}
 	ctx := a.ctx
 	if o.maxWait < NoLimit {
 		var cancel context.CancelFunc

@@ -144,7 +144,7 @@ func (l *Lease) Context(parent context.Context) context.Context {
 		defer l.mu.Unlock()
 		delete(l.contexts, ctx)
 	})
-	return ctx
+	return withLease(ctx, l)
 }
 
 // String returns the key and the fence, not the token.
