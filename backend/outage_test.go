@@ -25,13 +25,13 @@ func TestOutageDuringAWait(t *testing.T) {
 			for _, a := range adapters {
 				for how, queue := range map[string]bool{"Queue": true, "Poll": false} {
 					l := a.dial(t, server.Addr(), rediscore.WithQueue(queue))
-					c := dlock.New(l, dlock.WithTTL(2*time.Second), dlock.WithRenewal(false), dlock.WithOwner("h"))
+					c := dlock.New(l, dlock.WithTTL(3*time.Second), dlock.WithRenewal(false), dlock.WithOwner("h"))
 					t.Cleanup(func() { c.Close(); l.Close() })
 					key := a.name + how
 					_, err := c.Acquire(t.Context(), key)
 					require.NoError(t, err)
 					early[key] = outage(t, c, key, 1700*time.Millisecond)
-					late[key] = outage(t, c, key, 7*time.Second)
+					late[key] = outage(t, c, key, 8*time.Second)
 				}
 			}
 			time.Sleep(300 * time.Millisecond)
