@@ -51,14 +51,15 @@ func TestHeldErrorTellsTheOwner(t *testing.T) {
 		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 		var held *dlock.HeldError
 		require.ErrorAs(t, err, &held)
-		require.Equal(t, dlock.HeldError{Key: "k", Owner: "web-7 \x00é", Remaining: 27 * time.Second}, *held)
+		started := time.Now().Add(-3 * time.Second).Local()
+		require.Equal(t, dlock.HeldError{Key: "k", Owner: "web-7 \x00é", Started: started, Remaining: 27 * time.Second}, *held)
 		require.NotContains(t, err.Error(), l.Token())
-		require.True(t, strings.HasPrefix(err.Error(), `dlock: acquire "k": held by "web-7`), err)
+		require.EqualError(t, err, fmt.Sprintf(`dlock: acquire "k": held by %q since %s, for 27s unless renewed`, "web-7 \x00é", started.UTC().Format(time.RFC3339)))
 	})
 }
 
 func TestForeignValueIsNotShown(t *testing.T) {
-	for _, foreign := range []string{"s3cret", "dlock1.s3cret.s3cret", "dlock1.", "dlock1.abcdefghijklmnopqrstuvwxyz.s3cret"} {
+	for _, foreign := range []string{"s3cret", "dlock1.s3cret.s3cret", "dlock1.", "dlock1.abcdefghijklmnopqrstuvwxyz.s3cret", "dlock2.ABCDEFGHIJKLMNOPQRSTUVWXYZ.s3cret"} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			_, err := store.TryAcquire(t.Context(), "k", foreign, time.Minute)
 			require.NoError(t, err)
@@ -82,7 +83,7 @@ func TestInspect(t *testing.T) {
 		defer acquire(t, c, "k").Release()
 		holder, err = c.Inspect(t.Context(), "k")
 		require.NoError(t, err)
-		require.Equal(t, dlock.Status{Held: true, Owner: "web-7", Remaining: 30 * time.Second}, holder)
+		require.Equal(t, dlock.Status{Held: true, Owner: "web-7", Started: time.Now().Local(), Remaining: 30 * time.Second}, holder)
 		_, err = dlock.New(plain{s}).Inspect(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Contains(t, err.Error(), `dlock: inspect "k"`)
@@ -154,7 +155,7 @@ func TestWaitCutByContextWhileStoreFails(t *testing.T) {
 		_, err := dlock.New(plain{s}).Acquire(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, errStore)
-		require.NotErrorIs(t, err, dlock.ErrHeld, "the last answer was none")
+		require.ErrorIs(t, err, dlock.ErrHeld, "the lease that the store told of may last for 30 s")
 	})
 }
 
@@ -197,8 +198,51 @@ func TestMaxWaitEndsWhileStoreFails(t *testing.T) {
 		}
 		_, err := dlock.New(l, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
-		require.NotErrorIs(t, err, dlock.ErrHeld)
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.ErrorContains(t, err, "for 30s unless renewed; the store last answered 5s ago: store: connection refused")
 		requireNoContextError(t, err)
+	})
+}
+
+// Started is when the holder began to acquire the key: for one that waited, when it began
+// to wait.
+func TestStartedOfAWaiter(t *testing.T) {
+	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		_, err := store.TryAcquire(t.Context(), "k", "dead", 10*time.Second)
+		require.NoError(t, err)
+		start := time.Now().Local()
+		waiter := acquire(t, dlock.New(l), "k")
+		require.NotEqual(t, start, time.Now())
+		holder, err := dlock.New(store).Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, start, holder.Started)
+		require.NoError(t, waiter.Release())
+	})
+}
+
+func TestStatusTellsHowManyWait(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		defer acquire(t, c, "k").Release()
+		for range 7 {
+			go c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		}
+		synctest.Wait()
+		status, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, 7, status.Waiting)
+		time.Sleep(time.Minute)
+	})
+}
+
+// NoLimit undoes a MaxWait.
+func TestNoLimit(t *testing.T) {
+	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		_, err := store.TryAcquire(t.Context(), "k", "dead", 24*time.Hour)
+		require.NoError(t, err)
+		c := dlock.New(l, dlock.WithMaxWait(time.Second))
+		lease := acquire(t, c.With(dlock.WithMaxWait(dlock.NoLimit)), "k")
+		require.NoError(t, lease.Release())
 	})
 }
 
@@ -759,6 +803,7 @@ func TestBadInput(t *testing.T) {
 			{good.With(dlock.WithTTL(-time.Second)), "k", "WithTTL(-1s)"},
 			{good.With(dlock.WithTTL(9999 * time.Microsecond)), "k", "WithTTL(9.999ms)"},
 			{good.With(dlock.WithMaxWait(-1)), "k", "WithMaxWait(-1ns): negative"},
+			{good.With(dlock.WithMaxWait(math.MinInt64)), "k", "negative"},
 			{good.With(dlock.WithMaxHold(-1)), "k", "WithMaxHold(-1ns): negative"},
 			{good.With(dlock.WithMinHold(-1)), "k", "WithMinHold(-1ns): negative"},
 			{good.With(dlock.WithTTL(365*24*time.Hour + 1)), "k", "WithTTL(8760h0m0.000000001s): more than 8760h0m0s"},

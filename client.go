@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -18,7 +19,7 @@ type Client struct {
 // New returns a Client of the locks that l keeps. Options out of range, or a nil
 // l, make its methods fail with [ErrInvalid].
 func New(l Locker, opts ...Option) *Client {
-	defaults := options{ttl: DefaultTTL, maxWait: -1, renewal: true}
+	defaults := options{ttl: DefaultTTL, maxWait: NoLimit, renewal: true}
 	return &Client{newKeeper(l), defaults.apply(opts)}
 }
 
@@ -60,9 +61,9 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 		return nil, err
 	}
 	defer c.keeper.leave()
-	lease, err := a.try(ctx)
+	lease, err := a.tryOnce()
 	if err != nil {
-		return nil, wrap(ctx, "acquire", key, a.verdict(ctx, err))
+		return nil, wrap(ctx, "acquire", key, err)
 	}
 	return lease, nil
 }
@@ -105,19 +106,30 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		err = hideContextErrors(err)
 	}
+	if strings.Contains(err.Error(), lost.Error()) {
+		return toldLoss{err, lost}
+	}
 	return fmt.Errorf("%w: %w", lost, err)
 }
 
-// A Status tells who holds a lock.
+// A toldLoss is an error of the work whose text tells the loss of its lease already.
+type toldLoss struct{ err, loss error }
+
+func (e toldLoss) Error() string   { return e.err.Error() }
+func (e toldLoss) Unwrap() []error { return []error{e.loss, e.err} }
+
+// A Status says who holds a lock.
 type Status struct {
 	Held      bool
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
+	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
+	Waiting   int           // how many wait in the store's queue; 0 if it has none
 }
 
-// Inspect tells who holds the lock named key, and changes nothing. The answer
+// Inspect returns who holds the lock named key, and changes nothing. The answer
 // may be out of date when it arrives: show it to people, and do not decide by
-// it. Where the store cannot tell, the error matches [errors.ErrUnsupported].
+// it. If the store cannot tell, the error matches [errors.ErrUnsupported].
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if _, err := c.begin(ctx, "inspect", key); err != nil {
 		return Status{}, err
@@ -127,7 +139,8 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if err != nil {
 		return Status{}, wrap(ctx, "inspect", key, err)
 	}
-	return Status{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
+	owner, started := parseToken(hold.Token)
+	return Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}, nil
 }
 
 // begin is how every call of a Client starts. If there is no error the call must

@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -16,31 +17,61 @@ import (
 // 8 fences of its own, one for each of its holders.
 const maxSteps = 7
 
+// maxHeld is for how long a lease can have been held that is taken up: longer than any
+// is, and short enough to be counted with.
+const maxHeld = 100 * 365 * 24 * time.Hour
+
 // A Detached is a lease on its way from one holder to the next, in this process
-// or in another: [Lease.Detach] makes it, [Client.Adopt] takes it up. It is a
-// secret: whoever has it holds the lock. MarshalText prints it whole, to be sent
-// to the taker; its other representations show only key and fence.
+// or another. [Lease.Detach] makes it, and [Client.Adopt] takes it up. A Detached is
+// a secret: whoever has it can take the lock. Send the result of MarshalText to the
+// taker; everything else that prints a Detached shows only its key and fence.
 //
-// A Detached must be adopted at most once. Whoever delivers it more than once
-// (a queue that repeats messages) makes more than one holder; a Client refuses
-// that only as long as a lease that it adopted from the same Detached lives.
+// If a Detached cannot be sent, and it is certain that no taker has it, the giver adopts
+// it itself and releases that lease. If a taker may have it, do nothing: the key is free
+// after the Deadline unless the taker adopted it.
+//
+// A Detached must be adopted at most once. If it is delivered twice, by a queue that
+// repeats messages say, there may be two holders. A Client refuses a second adoption
+// only while the lease that it adopted first is held.
 type Detached struct {
 	secret *detached // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
 }
 
 type detached struct {
 	key, token string
-	fence      int64 // of the taker
-	step       int   // from 1 to maxSteps
+	fence      int64     // of the taker
+	step       int       // from 1 to maxSteps
+	deadline   time.Time // of the giver, on its wall clock, in milliseconds
+	held       time.Duration
 }
 
 var errNotDetached = invalid("Detached: empty, not made by Detach")
 
-// Detach gives the lease up without releasing it, for another to adopt: the lease
-// ends with [ErrReleased] and is not renewed any more, and its taker has until
-// the Deadline to adopt it. The taker's fence is one higher. A lease that has
-// ended cannot be detached, and one that was passed on seven times in a row
-// cannot be an eighth time, since another grant may have the fence after that.
+// Key returns the name of the lock; it is empty for the zero Detached.
+func (d Detached) Key() string { return d.look().key }
+
+// Fence returns the fence that the taker's lease will have: one more than the giver's,
+// or 0 if the store has no fences.
+func (d Detached) Fence() int64 { return d.look().fence }
+
+// Deadline returns until when the lock is kept for the taker, on the wall clock of the
+// giver. It is for display: the clock of the taker may show another time, and Adopt
+// asks the store.
+func (d Detached) Deadline() time.Time { return d.look().deadline }
+
+func (d Detached) look() detached {
+	if d.secret == nil {
+		return detached{}
+	}
+	return *d.secret
+}
+
+// Detach ends the lease with [ErrReleased] without releasing the lock, so that another
+// can adopt it. The lease is not renewed any more: the taker has until the Deadline to
+// adopt it. The taker's fence is one higher. The contexts of the lease end.
+//
+// A lease that has ended cannot be detached. A grant can be passed on seven times;
+// the eighth Detach fails with [ErrInvalid], and the lease is still held then.
 func (l *Lease) Detach() (Detached, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,57 +81,65 @@ func (l *Lease) Detach() (Detached, error) {
 	if l.step >= maxSteps {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: %d in a row, the most that one grant allows", l.step))
 	}
-	h := detached{key: l.key, token: l.token, step: l.step + 1}
+	d := detached{
+		key:      l.key,
+		token:    l.token,
+		step:     l.step + 1,
+		deadline: time.UnixMilli(l.wall.UnixMilli()),
+		held:     max(0, time.Since(l.granted)).Truncate(time.Millisecond),
+	}
 	if l.fence != 0 {
-		h.fence = l.fence + 1
+		d.fence = l.fence + 1
 	}
 	l.end(ErrReleased)
 	l.release.settled = true
-	return Detached{&h}, nil
+	return Detached{&d}, nil
 }
 
-// Adopt takes up a lease that was detached, with the options of c. It asks the
-// store for a full TTL. The error matches [ErrLost] if the lease has run out, and
-// [ErrInvalid] if h is not a Detached that can be adopted; after any other error h
-// may be adopted again.
-func (c *Client) Adopt(ctx context.Context, h Detached) (*Lease, error) {
-	if h.secret == nil {
+// Adopt takes up a lease that was detached, with the options of c. It asks the store for
+// a full TTL. [WithMaxHold] and [WithMinHold] count from the grant, as if one holder had
+// had the lease, but for the time that the Detached was on its way.
+//
+// The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
+// adopted. After any other error d can be adopted again.
+func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {
+	if d.secret == nil {
 		return nil, wrap(ctx, "adopt", "", errNotDetached)
 	}
-	a, err := c.begin(ctx, "adopt", h.secret.key)
+	a, err := c.begin(ctx, "adopt", d.secret.key)
 	if err != nil {
 		return nil, err
 	}
 	defer c.keeper.leave()
-	a.token = h.secret.token
-	lease, err := a.adopt(h.secret)
+	a.token = d.secret.token
+	lease, err := a.adopt(d.secret)
 	if err != nil {
 		return nil, wrapUnlessLost(ctx, "adopt", a.key, err)
 	}
 	return lease, nil
 }
 
-func (a *acquisition) adopt(h *detached) (lease *Lease, err error) {
+func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	o, k := &a.client.options, a.client.keeper
 	switch {
-	case o.fenced && h.fence == 0:
+	case o.fenced && d.fence == 0:
 		return nil, errNoFences
-	case !k.adopt(h.token):
+	case !k.adopt(d.token):
 		return nil, invalid("Detached: adopted already")
 	}
 	defer func() {
 		if lease == nil {
-			k.disown(h.token)
+			k.disown(d.token)
 		}
 	}()
 	sent := time.Now()
-	held, err := k.locker.Renew(a.ctx, h.key, h.token, o.ttl)
+	held, err := k.locker.Renew(a.ctx, d.key, d.token, o.ttl)
 	a.asked = time.Now()
-	l := newLease(a, Attempt{Fence: h.fence, Since: sent}, a.client.options.ttl)
-	l.step = h.step
+	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.client.options.ttl)
+	l.step, l.granted = d.step, l.granted.Add(-d.held)
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, hide(err, ErrLost) // it may be the cause of ctx, and of another lease
 	case !held:
 		return nil, l.lost(LossRemoved)
 	case l.rest(a.asked) <= 0:
@@ -130,76 +169,92 @@ func (k *keeper) disown(token string) {
 }
 
 // detachedPrefix starts the text of a Detached, and tells its version.
-const detachedPrefix = "dlock1-"
+const detachedPrefix = "dlock2-"
 
 var detachedText = base64.RawURLEncoding.Strict()
 
-// MarshalText returns h as printable ASCII text, the secret included.
-func (h Detached) MarshalText() ([]byte, error) {
-	if h.secret == nil {
+// MarshalText returns d as printable ASCII text, the secret included.
+func (d Detached) MarshalText() ([]byte, error) {
+	if d.secret == nil {
 		return nil, fmt.Errorf("dlock: marshal: %w", errNotDetached)
 	}
-	return h.secret.text(), nil
+	return d.secret.text(), nil
 }
 
-func (h *detached) text() []byte {
-	b := []byte{byte(h.step)}
-	b = binary.AppendVarint(b, h.fence)
-	b = binary.AppendUvarint(b, uint64(len(h.key)))
-	b = append(b, h.key...)
-	b = append(b, h.token...)
+func (d *detached) text() []byte {
+	b := []byte{byte(d.step)}
+	b = binary.AppendVarint(b, d.fence)
+	b = binary.AppendVarint(b, d.deadline.UnixMilli())
+	b = binary.AppendVarint(b, d.held.Milliseconds())
+	b = binary.AppendVarint(b, int64(len(d.key)))
+	b = append(b, d.key...)
+	b = append(b, d.token...)
 	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
 	return detachedText.AppendEncode([]byte(detachedPrefix), b)
 }
 
-// UnmarshalText sets h to what MarshalText returned. The error matches
-// [ErrInvalid] if text is anything else; it does not show the text, which may be
-// most of a secret.
-func (h *Detached) UnmarshalText(text []byte) error {
-	parsed, reason := parseDetached(string(text))
+// UnmarshalText sets d to what MarshalText returned; white space around the text does
+// not matter. The error matches [ErrInvalid] if text is anything else. It does not show
+// the text, which may be most of a secret.
+func (d *Detached) UnmarshalText(text []byte) error {
+	parsed, reason := parseDetached(string(bytes.TrimSpace(text)))
 	if reason != "" {
 		return fmt.Errorf("dlock: unmarshal: %w", invalid("Detached of %d bytes: %s", len(text), reason))
 	}
-	h.secret = &parsed
+	d.secret = &parsed
 	return nil
 }
 
-func parseDetached(text string) (h detached, reason string) {
+func parseDetached(text string) (d detached, reason string) {
 	encoded, ok := strings.CutPrefix(text, detachedPrefix)
 	if !ok {
-		return h, "does not begin with " + detachedPrefix
+		return d, "does not begin with " + detachedPrefix
 	}
 	b, err := detachedText.DecodeString(encoded)
 	if err != nil {
-		return h, err.Error()
+		return d, err.Error()
 	}
 	if len(b) < 5 || crc32.ChecksumIEEE(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) {
-		return h, "cut off or changed"
+		return d, "cut off or changed"
 	}
-	step, b := int(b[0]), b[1:len(b)-4]
-	fence, n := binary.Varint(b)
-	size, m := binary.Uvarint(b[max(n, 0):])
-	if n <= 0 || m <= 0 || size > uint64(len(b)-n-m) || step < 1 || step > maxSteps {
-		return h, "malformed"
+	b = b[:len(b)-4]
+	numbers := [...]int64{int64(b[0]), 0, 0, 0, 0}
+	b = b[1:]
+	for i := range numbers[1:] {
+		n, size := binary.Varint(b)
+		if size <= 0 {
+			return d, "malformed"
+		}
+		numbers[i+1], b = n, b[size:]
 	}
-	b = b[n+m:]
-	h = detached{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
-	if h.key == "" || len(h.key) > maxKey || h.token == "" || string(h.text()) != text {
+	step, fence, deadline, held, size := numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+	if step < 1 || step > maxSteps || held < 0 || held > maxHeld.Milliseconds() || size < 1 || size > maxKey || size >= int64(len(b)) {
+		return d, "malformed"
+	}
+	d = detached{
+		key:      string(b[:size]),
+		token:    string(b[size:]),
+		fence:    fence,
+		step:     int(step),
+		deadline: time.UnixMilli(deadline),
+		held:     time.Duration(held) * time.Millisecond,
+	}
+	if string(d.text()) != text {
 		return detached{}, "malformed"
 	}
-	return h, ""
+	return d, ""
 }
 
 // String returns key and fence, not the secret.
-func (h Detached) String() string {
-	if h.secret == nil {
+func (d Detached) String() string {
+	if d.secret == nil {
 		return "empty Detached"
 	}
-	return fmt.Sprintf("detached lease %q (fence %d)", h.secret.key, h.secret.fence)
+	return fmt.Sprintf("detached lease %q (fence %d)", d.secret.key, d.secret.fence)
 }
 
 // Format prints String, whatever the verb.
-func (h Detached) Format(s fmt.State, _ rune) { io.WriteString(s, h.String()) }
+func (d Detached) Format(s fmt.State, _ rune) { io.WriteString(s, d.String()) }
 
 // LogValue returns String, not the secret.
-func (h Detached) LogValue() slog.Value { return slog.StringValue(h.String()) }
+func (d Detached) LogValue() slog.Value { return slog.StringValue(d.String()) }

@@ -56,6 +56,9 @@ type Attempt struct {
 	// Since is an instant of this process's clock, from [time.Now], such that
 	// the store keeps this grant at least until Since+ttl. Zero stands for the
 	// instant at which the call was made.
+	//
+	// Beside an error, Since is when the store last answered that another holds
+	// the key. Zero stands for the instant at which the call returned.
 	Since time.Time
 
 	// Fence is the number of this grant, larger than that of every earlier
@@ -63,8 +66,8 @@ type Attempt struct {
 	Fence int64
 
 	// Holder is the token of the present holder, byte for byte, if the key was
-	// not acquired and the store told. Holder or Remaining may come beside an
-	// error, and say then that the store had answered "held" before.
+	// not acquired and the store told. An Attempt beside an error is not zero if
+	// the store had answered "held" before.
 	Holder string
 
 	// Remaining is how long the lease of the present holder still lasts, if
@@ -85,6 +88,12 @@ type Acquirer interface {
 	// error with a Release of token, so that Acquire need not clean up; but where
 	// the caller has died, what its waits have left must not hold others up for
 	// longer than seconds. It uses a token that waits for no other key meanwhile.
+	//
+	// If ctx ends the wait, Acquire returns the error of ctx, and an Attempt whose
+	// Holder, Remaining and Since are the store's last answer. If the last call of
+	// the wait has failed, or has had no reply for a second, the error wraps two
+	// (Unwrap() []error): first the error of ctx, then why. From these the Client
+	// tells a key that is held from a store that is away.
 	//
 	// After a [NoEffectError] beside an Attempt that tells the holder, only the
 	// place in the queue may be left: one Release that is answered ends it. After

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -11,10 +12,20 @@ import (
 // comes from the store, as its client returned it, and means that the store did
 // not answer, or not with what was asked.
 var (
-	// ErrHeld says that another holds the key. The error is a [*HeldError]. A
-	// wait that was cut short by its context matches the context's error too:
-	// look for that first if it is to be treated differently.
+	// ErrHeld says that another holds the key. The error is a [*HeldError]. If ctx
+	// ended the wait, the error also matches the error of ctx: test for that
+	// first if you treat it differently.
 	ErrHeld = errors.New("held by another")
+
+	// ErrUnavailable says that a wait has ended, and that the store had not
+	// answered for so long that the lease of the last known holder must have
+	// ended. Nobody knows whether the key is held. The error tells how long the
+	// store has been silent, and its last error.
+	ErrUnavailable = errors.New("store unavailable")
+
+	// ErrNested says that the caller's ctx carries a lease of the same key (see
+	// [LeaseFromContext]), so that Acquire would wait for its own caller.
+	ErrNested = errors.New("already held by the caller")
 
 	// ErrLost says that the lease has ended without being released: the store
 	// said so, or its deadline has passed. Another may hold the key. The error is a
@@ -36,17 +47,21 @@ var (
 type HeldError struct {
 	Key       string
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
+	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
 	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
 }
 
-// Error tells owner and remaining time. It never tells the token.
+// Error tells owner, start and remaining time. It never tells the token.
 func (e *HeldError) Error() string {
 	s := ErrHeld.Error()
 	if e.Owner != "" {
 		s = fmt.Sprintf("held by %q", e.Owner)
 	}
+	if !e.Started.IsZero() {
+		s += " since " + e.Started.UTC().Format(time.RFC3339)
+	}
 	if e.Remaining > 0 {
-		s += fmt.Sprintf(" for %v unless renewed", e.Remaining.Round(time.Millisecond))
+		s += fmt.Sprintf(", for %v unless renewed", e.Remaining.Round(time.Millisecond))
 	}
 	return s
 }
@@ -72,23 +87,30 @@ func wrap(ctx context.Context, op, key string, err error) error {
 }
 
 func hideContextErrors(err error) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return notContextError{err}
+	return hide(err, context.Canceled, context.DeadlineExceeded)
+}
+
+// hide returns err if it matches none of the errors to be hidden, and else one that
+// reads like err and matches everything that err does but these.
+func hide(err error, hidden ...error) error {
+	if slices.ContainsFunc(hidden, func(target error) bool { return errors.Is(err, target) }) {
+		return hiding{err, hidden}
 	}
 	return err
 }
 
-// notContextError is an error that does not match the errors of package context
-// that are in its chain. Everything else can still be found.
-type notContextError struct{ err error }
-
-func (e notContextError) Error() string { return e.err.Error() }
-
-func (e notContextError) Is(target error) bool {
-	return target != context.Canceled && target != context.DeadlineExceeded && errors.Is(e.err, target)
+type hiding struct {
+	err    error
+	hidden []error
 }
 
-func (e notContextError) As(target any) bool { return errors.As(e.err, target) }
+func (e hiding) Error() string { return e.err.Error() }
+
+func (e hiding) Is(target error) bool {
+	return !slices.Contains(e.hidden, target) && errors.Is(e.err, target)
+}
+
+func (e hiding) As(target any) bool { return errors.As(e.err, target) }
 
 // ended is the error of ctx, like ctx.Err. A socket with the deadline of a context
 // may time out just before the context notices that it has ended.
@@ -102,16 +124,31 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// endOf is the error of a context that has ended, and its cause.
+// endOf is the error of a context that has ended, and its cause. A cause that is an
+// error of this package is of another lease or Client (the context is from
+// [Lease.Context], say), and must not be taken for what this call has found: it is told
+// as text only.
 func endOf(ctx context.Context) error {
 	err, cause := ended(ctx), context.Cause(ctx)
 	switch {
-	case cause == nil:
+	case cause == nil, cause == err:
 		return err
+	case ours(cause):
+		return fmt.Errorf("%w: %v", err, cause)
 	case errors.Is(cause, err):
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// ours reports whether err matches an error of this package.
+func ours(err error) bool {
+	for _, target := range []error{ErrHeld, ErrUnavailable, ErrNested, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
 }
 
 // A NoEffectError marks an error of a [Locker]: the call did not take effect, and

@@ -3,6 +3,9 @@ package dlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -145,24 +148,67 @@ func TestAgendaIsEmptyWithoutLeases(t *testing.T) {
 
 func TestTokens(t *testing.T) {
 	seen := make(map[string]bool)
+	started := time.UnixMilli(1_753_000_123_456)
 	for range 10_000 {
-		token := newToken("a.b")
+		token := newToken("a.b", started.Add(999*time.Microsecond))
 		require.False(t, seen[token])
 		seen[token] = true
-		require.Equal(t, "a.b", ownerOf(token))
+		owner, at := parseToken(token)
+		require.Equal(t, "a.b", owner)
+		require.Equal(t, started, at)
 	}
-	require.Empty(t, ownerOf(newToken("")))
+	owner, at := parseToken(newToken("", time.UnixMilli(1<<45-1)))
+	require.Empty(t, owner)
+	require.Equal(t, time.UnixMilli(1<<45-1), at)
+}
+
+// A token of the version before, and what is not quite one.
+func TestParseToken(t *testing.T) {
+	random := strings.Repeat("A7", randomChars/2)
+	for _, c := range []struct {
+		token, owner string
+		started      bool
+	}{
+		{"dlock1." + random + ".web-7", "web-7", false},
+		{"dlock2." + random + "ABCDEFGHI.web-7", "web-7", true},
+		{"dlock2." + random + ".web-7", "", false},
+		{"dlock2." + random + "ABCDEFGH.web-7", "", false},
+		{"dlock2." + random + "ABCDEFGHI-web-7", "", false},
+		{"dlock2." + random + "ABCDEFG1I.web-7", "", false},
+		{"dlock2." + random + "ABCDEFGHI", "", false},
+		{"dlock3." + random + "ABCDEFGHI.web-7", "", false},
+		{"dlock2.", "", false},
+		{"", "", false},
+	} {
+		owner, started := parseToken(c.token)
+		require.Equal(t, c.owner, owner, c.token)
+		require.Equal(t, c.started, !started.IsZero(), c.token)
+	}
+}
+
+func TestHostOwner(t *testing.T) {
+	for _, c := range []struct {
+		host, program string
+		pid           int
+		want          string
+	}{
+		{"web-7", "billing", 4711, "web-7/billing[4711]"},
+		{"web\n7\x00", "b\xffl é", 1, "web?7?/b?l é[1]"},
+		{strings.Repeat("é", 200), strings.Repeat("p", 300), math.MaxInt, strings.Repeat("é", 58) + "/" + strings.Repeat("p", 116) + "[9223372036854775807]"},
+	} {
+		got := hostOwner(c.host, c.program, c.pid)
+		require.Equal(t, c.want, got)
+		require.LessOrEqual(t, len(got), maxOwner)
+	}
+	own := HostOwner()
+	require.Contains(t, own, fmt.Sprintf("[%d]", os.Getpid()))
+	require.Equal(t, own, HostOwner())
 }
 
 func TestCoreImportsTheStandardLibraryOnly(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Equal(t, "github.com/dlock-go/dlock", strings.TrimSpace(string(out)))
-}
-func TestForeignTokensHaveNoOwner(t *testing.T) {
-	own := newToken("")
-	require.Empty(t, ownerOf(own[:len(own)-1]+"-s3cret"), "no dot")
-	require.Empty(t, ownerOf(own[:len(own)-1]))
 }
 
 func TestDetachedOfTooManySteps(t *testing.T) {

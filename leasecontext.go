@@ -1,6 +1,9 @@
 package dlock
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // A life is what all contexts of a lease share whose parents end together. It is all
 // that the lease keeps of them, so that a context for each step of a long work costs
@@ -10,12 +13,15 @@ type life struct {
 	cancel          context.CancelCauseFunc
 }
 
-// A leaseContext has the values of its parent and the end of its life.
+// A leaseContext has the values of its parent, the end of its life, and carries its lease:
+// it is itself the value for leaseKey, from which the search for other leases goes on.
 type leaseContext struct {
 	context.Context // the parent
 	life            *life
 	lease           *Lease
 }
+
+type leaseKey struct{}
 
 // Context returns a context for work that needs the lock: it ends with parent or
 // with the lease, whichever is first, and [context.Cause] returns parent's cause
@@ -53,11 +59,19 @@ func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
 
 func (c *leaseContext) Err() error { return c.life.Err() }
 
-// Value returns the parent's values, but for the one by which package context finds
-// what it has made itself: that is the life's.
+// Value returns the parent's values, but for two: that for leaseKey, and the one by which
+// package context finds what it has made itself, which is the life's.
 func (c *leaseContext) Value(key any) any {
+	if key == (leaseKey{}) {
+		return c
+	}
 	if v := c.life.Value(key); v == any(c.life.Context) {
 		return v
 	}
 	return c.Context.Value(key)
+}
+
+// String returns a text like those of package context, without the token.
+func (c *leaseContext) String() string {
+	return fmt.Sprintf("%v.WithLease(%q)", c.Context, c.lease.key)
 }

@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"math"
 	"time"
 )
 
@@ -22,7 +23,7 @@ type Option func(*options)
 
 type options struct {
 	ttl     time.Duration
-	maxWait time.Duration // negative: as long as ctx lives
+	maxWait time.Duration
 	maxHold time.Duration
 	minHold time.Duration
 	renewal bool
@@ -66,10 +67,13 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds how long Acquire waits for a key. A wait that it ends
-// matches [ErrHeld], and no context error, if the key was held to the end. 0
-// does not wait at all: Acquire is TryAcquire then. By default only ctx ends a
-// wait.
+// NoLimit is the longest possible duration. WithMaxWait(NoLimit) is the default.
+const NoLimit time.Duration = math.MaxInt64
+
+// WithMaxWait limits how long Acquire waits for a key. If the wait reaches the
+// limit while the key is held, the error matches [ErrHeld], and no context error.
+// With 0, Acquire does not wait: it is TryAcquire. However short d is, the first
+// attempt has 1 s for its answer. [NoLimit] is the default: then only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -122,9 +126,10 @@ func WithRenewal(on bool) Option {
 	return func(o *options) { o.renewal = on }
 }
 
-// WithOwner labels this Client's leases for those who find the key held: who or
-// where the holder is, such as a host name. It has up to 256 bytes, and is part
-// of what is stored under the key. The default is no label.
+// WithOwner sets a label that others see when they find the key held by this
+// Client: who or where the holder is. [HostOwner] makes one of host and process.
+// The label has at most 256 bytes. It shows in errors and logs, and is part of what
+// is stored under the key. The default is no label.
 func WithOwner(label string) Option {
 	return func(o *options) {
 		if len(label) > maxOwner {

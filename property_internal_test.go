@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -18,6 +19,9 @@ func drawDetached(t *rapid.T) detached {
 		token: "t" + anyBytes.Draw(t, "token"),
 		fence: rapid.Int64Range(0, math.MaxInt64).Draw(t, "fence"),
 		step:  rapid.IntRange(1, maxSteps).Draw(t, "step"),
+
+		deadline: time.UnixMilli(rapid.Int64().Draw(t, "deadline")),
+		held:     time.Duration(rapid.Int64Range(0, maxHeld.Milliseconds()).Draw(t, "held")) * time.Millisecond,
 	}
 }
 
@@ -52,6 +56,8 @@ func TestDetachedHasOneText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := []byte{rapid.Byte().Draw(t, "step") % (maxSteps + 2)}
 		b = append(b, number.Draw(t, "fence")...)
+		b = append(b, number.Draw(t, "deadline")...)
+		b = append(b, number.Draw(t, "held")...)
 		b = append(b, number.Draw(t, "size")...)
 		b = append(b, anyBytes.Draw(t, "rest")...)
 		b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
@@ -63,20 +69,33 @@ func TestDetachedHasOneText(t *testing.T) {
 	})
 }
 
-// TestDetachedWithLineBreaks: package base64 reads over them, which is not the same text.
+// TestDetachedWithLineBreaks: white space around the text does no harm. Package base64
+// reads over line breaks within it, which is not the same text.
 func TestDetachedWithLineBreaks(t *testing.T) {
-	text, err := Detached{&detached{key: "k", token: "t", step: 1}}.MarshalText()
+	sent := Detached{&detached{key: "k", token: "t", step: 1}}
+	text, err := sent.MarshalText()
 	require.NoError(t, err)
-	require.NoError(t, new(Detached).UnmarshalText(text))
-	for _, end := range []string{"\n", "\r"} {
-		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(string(text)+end)), ErrInvalid)
+	for _, around := range []string{"\n", "\r\n", " ", "\t\n "} {
+		var got Detached
+		require.NoError(t, got.UnmarshalText([]byte(around+string(text)+around)))
+		require.Equal(t, sent.String(), got.String())
+	}
+	for _, within := range []string{"\n", "\r", " "} {
+		broken := string(text[:12]) + within + string(text[12:])
+		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(broken)), ErrInvalid)
+	}
+	for _, empty := range []string{"", "\n"} {
+		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(empty)), ErrInvalid)
 	}
 }
 
-// TestOwnerArrivesWhole: a token tells its owner's label, whatever bytes that has.
+// TestOwnerArrivesWhole: a token tells its owner's label, whatever bytes that has, and when it was made.
 func TestOwnerArrivesWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		owner := anyBytes.Draw(t, "owner")
-		require.Equal(t, owner, ownerOf(newToken(owner)))
+		started := time.UnixMilli(rapid.Int64Range(0, 1<<45-1).Draw(t, "started"))
+		got, at := parseToken(newToken(owner, started))
+		require.Equal(t, owner, got)
+		require.Equal(t, started, at)
 	})
 }

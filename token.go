@@ -4,39 +4,67 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"strings"
+	"time"
 )
 
-// A token is tokenPrefix, 26 random characters (128 bits), a dot and the owner
-// label. The prefix tells our tokens from what other programs store under the
-// same keys, and carries the version of this format.
+// A token is tokenPrefix, 26 random characters (128 bits), when it was made (9
+// characters, see appendStarted), a dot and the owner label. The prefix tells our
+// tokens from what other programs store under the same keys, and carries the version
+// of this format. Tokens of version 1 do not tell when they were made.
 const (
-	tokenPrefix = "dlock1."
-	randomChars = 26
+	tokenPrefix  = "dlock2."
+	tokenPrefix1 = "dlock1."
+	randomChars  = 26
+	startedChars = 9
 )
 
-const randomAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+const tokenAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
-var randomText = base32.NewEncoding(randomAlphabet).WithPadding(base32.NoPadding)
+var randomText = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
 
-func newToken(owner string) string {
+func newToken(owner string, started time.Time) string {
 	var random [16]byte
 	rand.Read(random[:]) // never fails
-	var buf [64]byte
+	var buf [128]byte
 	b := append(buf[:0], tokenPrefix...)
 	b = randomText.AppendEncode(b, random[:])
+	b = appendStarted(b, started)
 	b = append(b, '.')
 	return string(append(b, owner...))
 }
 
-// ownerOf returns the label of a token. It is empty for any value that this
-// package has not made: that may be somebody's secret.
-func ownerOf(token string) string {
+// appendStarted appends an instant in milliseconds since 1970, as 9 digits of base 32,
+// the highest first: that is enough until the year 3084.
+func appendStarted(b []byte, started time.Time) []byte {
+	ms := uint64(started.UnixMilli())
+	for shift := 5 * (startedChars - 1); shift >= 0; shift -= 5 {
+		b = append(b, tokenAlphabet[ms>>shift&31])
+	}
+	return b
+}
+
+func parseStarted(digits string) time.Time {
+	var ms int64
+	for i := range len(digits) {
+		ms = ms<<5 | int64(strings.IndexByte(tokenAlphabet, digits[i]))
+	}
+	return time.UnixMilli(ms)
+}
+
+// parseToken returns the label of a token, and when it was made. They are zero for any
+// value that this package has not made: that may be somebody's secret.
+func parseToken(token string) (owner string, started time.Time) {
+	chars := randomChars + startedChars
 	rest, ok := strings.CutPrefix(token, tokenPrefix)
-	if !ok || len(rest) <= randomChars || rest[randomChars] != '.' {
-		return ""
+	if !ok {
+		chars = randomChars
+		rest, ok = strings.CutPrefix(token, tokenPrefix1)
 	}
-	if strings.Trim(rest[:randomChars], randomAlphabet) != "" {
-		return ""
+	if !ok || len(rest) <= chars || rest[chars] != '.' || strings.Trim(rest[:chars], tokenAlphabet) != "" {
+		return "", time.Time{}
 	}
-	return rest[randomChars+1:]
+	if chars > randomChars {
+		started = parseStarted(rest[randomChars:chars])
+	}
+	return rest[chars+1:], started
 }

@@ -299,7 +299,7 @@ func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watch(now)
-	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, noEffect(w.ctx.Err())
+	return dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}, noEffect(w.ctx.Err())
 }
 
 func stranger() string { return "stranger " + rand.Text() }

@@ -22,6 +22,7 @@ const (
 	deafShare  = 6                      // without an inbox, of a short TTL
 	minDeaf    = 5 * time.Millisecond   // however short the TTL is
 	nextAsk    = 25 * time.Millisecond  // after a lease has run out: the first asks, then the second
+	noReply    = time.Second            // of a call, after which it is told
 	comePeriod = 500 * time.Millisecond // while the lock is free for the first, who has no inbox
 )
 
@@ -76,12 +77,14 @@ type wait struct {
 	answers chan answer // of capacity 1
 	timer   *time.Timer // when to ask
 
-	calling  bool // a call is on its way
-	again    bool // another is to follow
-	queued   bool // as far as is known
-	unsure   bool // an attempt to queue was given up, and may still be on its way
-	failures int  // of calls, in a row
-	passed   int  // how often it lost its place though its inbox was known
+	calling  bool      // a call is on its way
+	called   time.Time // when the last call was made
+	again    bool      // another is to follow
+	queued   bool      // as far as is known
+	unsure   bool      // an attempt to queue was given up, and may still be on its way
+	failures int       // of calls, in a row
+	failure  error     // of the last of them
+	passed   int       // how often it lost its place though its inbox was known
 	ticket   string
 	told     string // the address of the inbox that the server knows
 	held     dlock.Attempt
@@ -107,7 +110,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 	for {
 		select {
 		case <-w.ctx.Done():
-			return w.end(w.ctx.Err())
+			return w.end(w.ended())
 		case <-w.locker.post.open.Done():
 			return w.close()
 		case a := <-w.answers:
@@ -132,6 +135,19 @@ func (w *wait) run() (dlock.Attempt, error) {
 			w.send()
 		}
 	}
+}
+
+// ended is the error of a wait whose ctx has ended. It wraps why the last call has
+// failed too, if it has, or that there is no reply to it for longer than a server takes.
+func (w *wait) ended() error {
+	failure, since := w.failure, time.Since(w.called)
+	if failure == nil && w.calling && since >= noReply {
+		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
+	}
+	if failure == nil {
+		return w.ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
 }
 
 // noteChange notes a change of the inbox that came before a message or an answer.
@@ -165,9 +181,9 @@ func (w *wait) outlive() {
 
 // end is how a wait ends without a grant. The error is marked if nothing can be left of the
 // wait, or nothing but the place in the queue, which the holder beside the error tells. An
-// ask that was given up does no harm: it does nothing for a token that is not in the queue.
+// ask that is on its way does no harm: it does nothing for a token that is not in the queue.
 func (w *wait) end(err error) (dlock.Attempt, error) {
-	if w.calling || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
+	if w.calling && !w.queued || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
 		return w.held, unmark(err)
 	}
 	return w.held, mark(err)
@@ -213,7 +229,7 @@ func (w *wait) send() {
 		address = ""
 	}
 	script, args := w.next(address)
-	w.again, w.early = false, handover{}
+	w.again, w.early, w.called = false, handover{}, time.Now()
 	w.calling = w.locker.post.start(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
 		defer cancel()
@@ -238,7 +254,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	if err != nil {
 		return w.failed(err)
 	}
-	w.failures = 0
+	w.failures, w.failure = 0, nil
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -276,7 +292,7 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 	case w.ticket == "", errors.Is(err, dlock.ErrClosed):
 		return w.end(err)
 	}
-	w.failures++
+	w.failures, w.failure = w.failures+1, err
 	pause := minPause << min(w.failures, 4)
 	w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
@@ -300,7 +316,7 @@ func (w *wait) waits(a answer, n []int64, holder string) dlock.Attempt {
 	if !w.again { // else the inbox may have changed since, or a message have come
 		w.sent, w.clock, w.told = a.sent, clock, a.address
 	}
-	w.held = dlock.Attempt{Holder: holder, Remaining: rest}
+	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: rest}
 	period := askPeriod - askJitter/2 + rand.N(askJitter)
 	if a.address == "" {
 		share := max(w.ttl/deafShare, minDeaf)

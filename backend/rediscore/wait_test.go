@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -478,6 +480,7 @@ func TestWaitSurvivesFailures(t *testing.T) {
 // told. The call has five seconds.
 func TestWaitEndsWithContext(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		answered := time.Now()
 		w := begin(t, l, "k", "t")
 		var took time.Duration
 		f.set(func() {
@@ -496,10 +499,51 @@ func TestWaitEndsWithContext(t *testing.T) {
 		require.True(t, w.isDone())
 		require.Zero(t, time.Since(start))
 		require.ErrorIs(t, w.err, context.Canceled)
-		require.Equal(t, dlock.Attempt{Holder: "H", Remaining: time.Minute}, w.attempt)
+		require.Equal(t, dlock.Attempt{Since: answered, Holder: "H", Remaining: time.Minute}, w.attempt)
 		require.NoError(t, l.Close())
 		require.Equal(t, callLimit, took)
 	})
+}
+
+// A wait whose ctx ends tells when the server last answered, and why the last call
+// failed, or that it has no reply.
+func TestWaitTellsWhatFailed(t *testing.T) {
+	hang := func(ctx context.Context, _ Call) (any, error) { <-ctx.Done(); return nil, ctx.Err() }
+	refuse := func(context.Context, Call) (any, error) { return nil, io.ErrUnexpectedEOF }
+	for _, c := range []struct {
+		name string
+		eval func(context.Context, Call) (any, error)
+		wait time.Duration
+		text string
+		is   error
+	}{
+		{"nothing", nil, 10 * time.Second, "context canceled", context.Canceled},
+		{"hangs a little", hang, askPeriod + 500*time.Millisecond, "context canceled", context.Canceled},
+		{"hangs", hang, askPeriod + 1700*time.Millisecond, "context canceled: no reply for 1.", context.Canceled},
+		{"refuses", refuse, 10 * time.Second, "context canceled: unexpected EOF", io.ErrUnexpectedEOF},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+				answered := time.Now()
+				w := begin(t, l, "k", "t")
+				if c.eval != nil {
+					f.set(func() { f.eval = c.eval })
+				}
+				time.Sleep(c.wait)
+				w.cancel()
+				require.True(t, w.isDone())
+				require.ErrorIs(t, w.err, context.Canceled)
+				require.ErrorIs(t, w.err, c.is)
+				require.True(t, strings.HasPrefix(w.err.Error(), c.text), w.err)
+				require.NotEmpty(t, w.attempt.Holder)
+				if c.eval != nil {
+					require.Equal(t, answered, w.attempt.Since)
+				} else {
+					require.WithinDuration(t, time.Now(), w.attempt.Since, askPeriod+askJitter)
+				}
+			})
+		})
+	}
 }
 
 // Close ends waits, whose tokens it releases: whoever waits will not, since to it

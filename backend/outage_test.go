@@ -1,0 +1,65 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// TestOutageDuringAWait takes the server away from one that waits. When the holder's
+// lease must have ended, the key is not known to be held, and the error says so; before,
+// it is, and the error tells the server's silence too.
+func TestOutageDuringAWait(t *testing.T) {
+	for name, fail := range failures {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			early, late := make(map[string]<-chan error), make(map[string]<-chan error)
+			for _, a := range adapters {
+				for how, queue := range map[string]bool{"Queue": true, "Poll": false} {
+					l := a.dial(t, server.Addr(), rediscore.WithQueue(queue))
+					c := dlock.New(l, dlock.WithTTL(3*time.Second), dlock.WithRenewal(false), dlock.WithOwner("h"))
+					t.Cleanup(func() { c.Close(); l.Close() })
+					key := a.name + how
+					_, err := c.Acquire(t.Context(), key)
+					require.NoError(t, err)
+					early[key] = outage(t, c, key, 1700*time.Millisecond)
+					late[key] = outage(t, c, key, 8*time.Second)
+				}
+			}
+			time.Sleep(300 * time.Millisecond)
+			fail(server)
+			for key := range early {
+				requireUnavailable(t, <-early[key], false)
+				requireUnavailable(t, <-late[key], true)
+			}
+		})
+	}
+}
+
+// outage waits for the key until the time is over, and returns the error.
+func outage(t *testing.T, c *dlock.Client, key string, wait time.Duration) <-chan error {
+	result := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	go func() {
+		defer cancel()
+		_, err := c.Acquire(ctx, key)
+		result <- err
+	}()
+	return result
+}
+
+func requireUnavailable(t *testing.T, err error, unavailable bool) {
+	t.Helper()
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, unavailable, errors.Is(err, dlock.ErrUnavailable), "%v", err)
+	require.Equal(t, !unavailable, errors.Is(err, dlock.ErrHeld), "%v", err)
+	t.Log(err)
+}

@@ -1,0 +1,36 @@
+package dlock
+
+import "context"
+
+// LeaseFromContext returns the lease of key that ctx carries, while it is held:
+// [Client.Do] and [Lease.Context] put it there. Code deep in the call tree finds the
+// fence with it. It returns false if ctx carries no lease of key, or if that was
+// released, detached or lost.
+//
+// A goroutine that outlives the work must not carry its lease along: give it a ctx
+// from before Do or Lease.Context.
+func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
+	l := findLease(ctx, func(l *Lease) bool { return l.key == key })
+	return l, l != nil
+}
+
+// findLease returns the innermost lease in ctx that is wanted and held, or nil.
+func findLease(ctx context.Context, wanted func(*Lease) bool) *Lease {
+	for {
+		c, _ := ctx.Value(leaseKey{}).(*leaseContext)
+		if c == nil {
+			return nil
+		}
+		if wanted(c.lease) && c.lease.Err() == nil {
+			return c.lease
+		}
+		ctx = c.Context
+	}
+}
+
+// nested reports whether the caller of a wait holds the key itself.
+func (a *acquisition) nested() bool {
+	return nil != findLease(a.ctx, func(l *Lease) bool {
+		return l.key == a.key && l.keeper == a.client.keeper
+	})
+}

@@ -1,0 +1,42 @@
+package dlock
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// HostOwner returns a label for [WithOwner] that names this process: host name, program
+// and process id, as in "web-7/billing[4711]". It has at most 256 bytes, all of them of
+// printable characters. Whoever finds a key held, reads the store, or reads logs of
+// errors can see it.
+func HostOwner() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "unknown"
+	}
+	return hostOwner(host, filepath.Base(os.Args[0]), os.Getpid())
+}
+
+func hostOwner(host, program string, pid int) string {
+	const most = (maxOwner - len("/[18446744073709551615]")) / 2
+	return printable(host, most) + "/" + printable(program, most) + "[" + strconv.Itoa(pid) + "]"
+}
+
+// printable returns the first bytes of s, at most so many, with a question mark for
+// each character that cannot be printed.
+func printable(s string, most int) string {
+	var b strings.Builder
+	for _, r := range s {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			r = '?'
+		}
+		if b.Len()+len(string(r)) > most {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
