@@ -153,7 +153,7 @@ func (m *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if l == nil {
 		return dlock.Hold{}, reply
 	}
-	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now)}, reply
+	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now), Waiting: len(l.queue)}, reply
 }
 
 func check(key, token string, ttl time.Duration) error {
