@@ -55,7 +55,8 @@ func noEffect(s *scene) error {
 	eachWay(a, b, func(c, other *client) {
 		able, rtt := s.abilities(c), s.roundTrip(c)
 		for i := range s.h.moments() {
-			calls = append(calls, &interrupted{scene: s, c: c, other: other, able: able, after: rtt * time.Duration(i) / 12})
+			after := rtt * time.Duration(4*i) / time.Duration(3*s.h.moments())
+			calls = append(calls, &interrupted{scene: s, c: c, other: other, able: able, after: after})
 		}
 	})
 	var all sync.WaitGroup
@@ -78,7 +79,7 @@ func (h Harness) moments() int {
 	if h.Advance != nil {
 		return 4 // they are slow
 	}
-	return h.rounds(16)
+	return h.rounds(8)
 }
 
 // roundTrip is how long a call of c takes that is not its first.
@@ -232,9 +233,9 @@ func oneReleaseSettles(s *scene) error {
 			waits = append(waits, &settlement{c: c, other: other, ttl: ttl, after: after})
 		}
 		for i := range s.h.moments() {
-			wait(long, rtt+rtt*time.Duration(i)/4)
+			wait(long, rtt+rtt*time.Duration(i)/2)
 			if s.h.Advance == nil {
-				wait(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/8)
+				wait(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/4)
 			}
 		}
 		wait(long, s.h.gap())
