@@ -48,8 +48,8 @@
 //   - Dial and Addr let the suite stand between a client and its server, and make the
 //     network faulty. It loses, holds back, delays and cuts whatever is sent: any
 //     protocol will do. To choose a request it looks for the key or the token in what
-//     is sent, so UnreachableStore (in part), LostReplyOverNetwork,
-//     LateDuplicateOverNetwork and Reconnection need a client that does not encrypt,
+//     is sent, so UnreachableStore (in part), NoEffectOverNetwork,
+//     LostReplyOverNetwork, LateDuplicateOverNetwork and Reconnection need a client that does not encrypt,
 //     compress or encode these. Dial should make clients with time-outs of about a
 //     second, if they do not end a call when its context does: cases wait for that.
 //   - Wipe makes the store lose everything that it has stored, as FLUSHALL does.
@@ -134,6 +134,7 @@
 //
 // Optional interfaces that a Locker does not implement, or whose method answers
 // [errors.ErrUnsupported], and fences that are 0, show as skips that name the
-// reason; so do the fields of the Harness that are not set. Nothing else is
-// optional.
+// reason; so do the fields of the Harness that are not set. OneReleaseSettles is skipped
+// where no error of a wait says that one release is enough, which no backend must say.
+// Nothing else is optional.
 package conformance

@@ -148,6 +148,8 @@ func (c *netToy) ask(ctx context.Context, q toyQuestion) (toyAnswer, error) {
 	case err == nil:
 	case c.has("an error is swallowed"):
 		return toyAnswer{Results: make([]dlock.RenewResult, len(q.Batch))}, nil
+	case c.has("every error is marked"):
+		return a, &dlock.NoEffectError{Err: err}
 	case c.has("an error says that nothing was sent"):
 		return a, errors.Join(err, dlock.ErrInvalid)
 	case c.has("an error says that the client is closed") && errors.Is(err, io.EOF):
@@ -230,6 +232,12 @@ func (c *netToy) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	}
 	a, err := c.ask(ctx, toyQuestion{Call: "Acquire", Key: key, Token: token, TTL: ttl})
 	a.Attempt.Since = time.Time{}
+	if err != nil && c.has("a cancelled wait is marked", "a cancelled wait is marked beside the holder") {
+		err = &dlock.NoEffectError{Err: err}
+		if c.has("a cancelled wait is marked beside the holder") {
+			a.Attempt.Remaining = time.Second
+		}
+	}
 	if lag != 0 {
 		a.Attempt.Since = time.Now().Add(lag)
 	}
@@ -281,8 +289,13 @@ var networkFlaws = []networkFlaw{
 	{"the dead are served", "DeadWaiterOverNetwork", "waiters of one client whose process was killed"},
 
 	{"an error is swallowed", "UnreachableStore", "returned no error"},
-	{"an error says that nothing was sent", "UnreachableStore", "was not asked"},
-	{"an error says that the client is closed", "UnreachableStore", "was not asked"},
+	{"an error says that nothing was sent", "UnreachableStore", "says that the call has no effect"},
+	{"an error says that the client is closed", "UnreachableStore", "no later call can succeed"},
+	{"every error is marked", "UnreachableStore", "breaks off each reply, returned .*says that the call has no effect"},
+
+	{"every error is marked", "NoEffectOverNetwork", "after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect"},
+	{"a cancelled wait is marked", "NoEffectOverNetwork", "after an interrupted Acquire whose error says that it has no effect"},
+	{"a cancelled wait is marked beside the holder", "NoEffectOverNetwork", "after an interrupted Acquire whose error says that it has no effect"},
 	{"a beginning is taken for the whole", "UnreachableStore", "a store that breaks off each reply, returned no error"},
 	{"ctx is ignored", "UnreachableStore", "did not return"},
 
@@ -329,7 +342,7 @@ func networkCases(t *testing.T) (found []testCase) {
 			found = append(found, c)
 		}
 	}
-	require.Len(t, found, 7)
+	require.Len(t, found, 8)
 	return found
 }
 

@@ -26,7 +26,7 @@ type names = []string
 
 // Cases that cannot do their work where something elementary is broken.
 var (
-	waiting = names{"SinceIsConservative", "CancelledWait", "WaitEndsOnRelease", "WaitEndsOnExpiry", "WaitEndsOnRemoval",
+	waiting = names{"SinceIsConservative", "CancelledWait", "OneReleaseSettles", "NoEffect", "WaitEndsOnRelease", "WaitEndsOnExpiry", "WaitEndsOnRemoval",
 		"FirstComeFirstServed", "DeadWaiterIsSkipped", "DeadHostManyWaiters", "NoStarvation", "LostReply", "NoLeaks", "History", "Exclusion", "FenceRises"}
 	expiring = names{"SameTokenAgain", "RenewExtends", "Exclusion", "HeldIsUntouched", "RenewByStranger", "RenewAfterExpiry", "ReleaseAfterExpiry", "FenceRises",
 		"EndedContext", "WaitEndsOnExpiry", "LateDuplicate", "NoLeaks", "BatchKeepsOrder", "BatchRenewsAsRenew", "InspectTells", "InspectChangesNothing"}
@@ -97,7 +97,7 @@ var flaws = []broken{
 	{flaw: "RenewBatch under an ended ctx", caught: names{"EndedContext"}},
 	{flaw: "Inspect under an ended ctx", caught: names{"EndedContext"}},
 
-	{flaw: "a wait that ignores its ctx", caught: names{"CancelledWait", "NoLeaks"}, also: names{"WaitEndsOnExpiry", "DeadWaiterIsSkipped", "DeadHostManyWaiters", "History"}},
+	{flaw: "a wait that ignores its ctx", caught: names{"CancelledWait", "NoLeaks"}, also: names{"OneReleaseSettles", "NoEffect", "WaitEndsOnExpiry", "DeadWaiterIsSkipped", "DeadHostManyWaiters", "History"}},
 	{flaw: "a grant is lost on cancel", caught: names{"CancelledWait"}},
 	{flaw: "release forgets the queue", caught: names{"CancelledWait", "NoLeaks"}, also: names{"WaitEndsOnExpiry", "DeadWaiterIsSkipped", "DeadHostManyWaiters"}},
 	{flaw: "a queue that is not cleaned", caught: names{"CancelledWait", "DeadWaiterIsSkipped"}, also: slices.Concat(names{"WaitEndsOnExpiry"}, names{"DeadHostManyWaiters", "NoLeaks", "History"}, random)},
@@ -151,7 +151,7 @@ var beyondModel = names{
 // broad are the cases that use so much of a store that nearly any flaw may show. What they
 // must catch is in the museum.
 var broad = names{"AgreesWithModel", "AnyTTL", "ExpiresForAll", "HolderAcquiresAgain", "WaiterIsNoHolder", "ReleaseForgets", "FenceSurvivesIdleness",
-	"LeaseOutlivesContext", "LongQueue", "InspectTells", "KeysAreIndependent", "KeyAndTokenApart", "TokenHoldsManyKeys", "ManyLeases", "HolderIsTold", "BatchOfAnySize", "BatchIsTheCallers", "BatchesCross"}
+	"LeaseOutlivesContext", "LongQueue", "InspectTells", "WaitingIsCounted", "KeysAreIndependent", "KeyAndTokenApart", "TokenHoldsManyKeys", "ManyLeases", "HolderIsTold", "BatchOfAnySize", "BatchIsTheCallers", "BatchesCross"}
 
 // decorators are lockers around a correct store.
 var decorators = []struct {

@@ -215,9 +215,15 @@ func (s *scene) ended(w *waiter) {
 }
 
 // wasSent checks that a wait which has stood in the queue does not say that nothing was
-// sent: nobody would release its token then.
+// sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
+// its own look at that.
 func (s *scene) wasSent(w *waiter) {
-	if !s.over() && w.err != nil && saysUnsent(w.err) {
+	switch {
+	case s.over() || w.err == nil:
+	case errors.Is(w.err, dlock.ErrClosed):
+		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case saysNoEffect(w.err) && !chain(w.err, isMark):
 		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
 			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
 	}

@@ -548,9 +548,9 @@ func (m *toy) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 		return dlock.Hold{}, nil
 	}
 	if m.has("inspecting tells the TTL in seconds") {
-		return dlock.Hold{Held: true, Token: l.token, Remaining: time.Until(l.until) / time.Second}, nil
+		return dlock.Hold{Held: true, Token: l.token, Remaining: time.Until(l.until) / time.Second, Waiting: len(l.queue)}, nil
 	}
-	return dlock.Hold{Held: true, Token: l.token, Remaining: time.Until(l.until)}, nil
+	return dlock.Hold{Held: true, Token: l.token, Remaining: time.Until(l.until), Waiting: len(l.queue)}, nil
 }
 
 // wipe loses all leases, but not the fences, and tells those who wait.

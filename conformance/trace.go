@@ -179,5 +179,5 @@ func show(a dlock.Attempt) string {
 }
 
 func showHold(h dlock.Hold) string {
-	return fmt.Sprintf("{held = %v, by %s, for %v}", h.Held, brief(h.Token), h.Remaining)
+	return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", h.Held, brief(h.Token), h.Remaining, h.Waiting)
 }

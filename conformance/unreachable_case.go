@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -48,8 +47,7 @@ func (n *network) breakOff(g grant) {
 }
 
 // unanswered makes every call of a store that cannot answer, all at the same time. Each
-// must end with an error, which says nothing of a connection that could not be made if the
-// call was sent.
+// must end with an error, which does not say that the call has no effect if it was sent.
 func (s *scene) unanswered(c *client, g grant, store string, sent bool) {
 	waiter := s.token("waiter")
 	s.uses(g.key, waiter)
@@ -109,17 +107,11 @@ func (s *scene) endsWithError(name string, sent bool, call func(context.Context)
 		s.fail("%s did not return within %v, though its ctx ended after 1s; want an error soon after that, or after the client's time-out", name, s.h.patience())
 	case err == nil:
 		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
-	case errors.Is(err, dlock.ErrHeld), supported(err) && saysUnsent(err) && (sent || !isDial(err)):
-		s.fail("%s returned %q, which says that the store answered or was not asked; want any other error", name, err)
+	case errors.Is(err, dlock.ErrHeld):
+		s.fail("%s returned %q, which says that the store answered; want any other error", name, err)
+	case errors.Is(err, dlock.ErrClosed):
+		s.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
+	case supported(err) && saysNoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
+		s.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
 	}
-}
-
-// saysUnsent reports whether an error means to a dlock.Client that nothing was sent.
-func saysUnsent(err error) bool {
-	return !supported(err) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) || isDial(err)
-}
-
-func isDial(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
 }

@@ -37,7 +37,7 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 func (l *Locker) holds(ctx context.Context, stmt string, args ...any) (map[hold]bool, error) {
 	rows, err := l.db.QueryContext(ctx, stmt, args...)
 	if err != nil {
-		return nil, dialled(err)
+		return nil, outcome(err)
 	}
 	defer rows.Close()
 	found := make(map[hold]bool)
@@ -48,5 +48,5 @@ func (l *Locker) holds(ctx context.Context, stmt string, args ...any) (map[hold]
 		}
 		found[hold{string(key), string(token)}] = true
 	}
-	return found, rows.Err()
+	return found, outcome(rows.Err())
 }

@@ -58,8 +58,9 @@
 // whose first try may have reached the server. pgx returns ErrBadConn if the
 // connection was closed before the call, and if not one byte of the statement was
 // written; any other error it returns as it is, and the outcome is unknown, as
-// [dlock.Locker] says. Other drivers may be less careful. Errors of connecting come
-// back as those of a dial, after which nothing is owed.
+// [dlock.Locker] says. Other drivers may be less careful. Errors of connecting, and
+// refusals (no such table, no rights, a server that is read-only), are marked with
+// [dlock.NoEffectError]: nothing is owed after them.
 //
 // Leases are as durable as the server's commits. With synchronous_commit turned off,
 // a crash forgets the latest; with asynchronous replication, a failover does. Use

@@ -5,11 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dlock-go/dlock"
 )
@@ -99,7 +96,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	case errors.Is(err, sql.ErrNoRows): // another was granted the key during the statement
 		return dlock.Attempt{}, nil
 	case err != nil:
-		return dlock.Attempt{}, dialled(err)
+		return dlock.Attempt{}, outcome(err)
 	case fence.Valid:
 		return dlock.Attempt{Acquired: true, Fence: fence.Int64}, nil
 	}
@@ -134,7 +131,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 		return dlock.Hold{}, nil
 	}
 	if err != nil {
-		return dlock.Hold{}, err
+		return dlock.Hold{}, outcome(err)
 	}
 	return dlock.Hold{Held: true, Token: string(token), Remaining: microseconds(remaining)}, nil
 }
@@ -158,20 +155,10 @@ func (l *Locker) check(key, token string, ttl time.Duration) error {
 // changed tells whether a statement has changed its row.
 func changed(res sql.Result, err error) (bool, error) {
 	if err != nil {
-		return false, dialled(err)
+		return false, outcome(err)
 	}
 	n, err := res.RowsAffected()
 	return n == 1, err
-}
-
-// dialled marks the error of a connection that could not be made as what it is: a
-// dial, after which nothing was sent, and nothing is owed. pgx's own error joins
-// those of several addresses, and does not say it in the way that dlock looks for.
-func dialled(err error) error {
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		return &net.OpError{Op: "dial", Net: "tcp", Err: err}
-	}
-	return err
 }
 
 func microseconds(n int64) time.Duration { return time.Duration(n) * time.Microsecond }

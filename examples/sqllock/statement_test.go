@@ -321,15 +321,42 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// A server that cannot be reached is owed nothing, so that a Client closes at once.
-func TestNothingIsOwedWithoutAConnection(t *testing.T) {
-	client := dlock.New(sqllock.New(open(t, "127.0.0.1:1")))
-	if _, err := client.TryAcquire(t.Context(), "key"); err == nil || errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("TryAcquire without a server: %v; want the error of the connection", err)
+// Whoever was refused, or had no connection, owes nothing, so that a Client closes at once.
+func TestNothingIsOwedAfterARefusal(t *testing.T) {
+	server := postgres(t)
+	db := open(t, server.addr)
+	makeSchema(t, db)
+	for name, l := range map[string]*sqllock.Locker{
+		"no server":        sqllock.New(open(t, "127.0.0.1:1")),
+		"no such table":    sqllock.New(db, sqllock.WithTable("absent")),
+		"no such role":     sqllock.New(open(t, server.addr, "user=nobody")),
+		"no such database": sqllock.New(open(t, server.addr, "database=absent")),
+		"read-only":        sqllock.New(open(t, server.addr, "default_transaction_read_only=on")),
+	} {
+		var mark *dlock.NoEffectError
+		for call, err := range errorsOf(t.Context(), l) {
+			if !errors.As(err, &mark) || mark.Temporary {
+				t.Errorf("%s: %s: %v; want an error that is marked, and not temporary", name, call, err)
+			}
+		}
+		client := dlock.New(l)
+		if _, err := client.TryAcquire(t.Context(), "key"); err == nil || errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("TryAcquire, with %s: %v; want the refusal", name, err)
+		}
+		if err := client.Close(); err != nil {
+			t.Errorf("Close, with %s: %v; want nil, because nothing is owed", name, err)
+		}
 	}
-	if err := client.Close(); err != nil {
-		t.Errorf("Close: %v; want nil, because nothing is owed", err)
-	}
+}
+
+// errorsOf makes each call that changes something, and returns what it returned.
+func errorsOf(ctx context.Context, l *sqllock.Locker) map[string]error {
+	found := make(map[string]error)
+	_, found["TryAcquire"] = l.TryAcquire(ctx, "key", "token", long)
+	_, found["Renew"] = l.Renew(ctx, "key", "token", long)
+	_, found["Release"] = l.Release(ctx, "key", "token")
+	_, found["RenewBatch"] = l.RenewBatch(ctx, []dlock.Renewal{{Key: "key", Token: "token", TTL: long}})
+	return found
 }
 
 func tryAcquire(l dlock.Locker, key, token string, ttl time.Duration) error {

@@ -35,10 +35,12 @@ func (l *lock) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.R
 }
 
 func (l *lock) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return eval(ctx, l.conn, func(d *db) dlock.Hold {
-		token := d.get(key)
-		return dlock.Hold{Held: token != "", Token: token, Remaining: d.pTTL(key)}
-	})
+	return eval(ctx, l.conn, func(d *db) dlock.Hold { return d.hold(key) })
+}
+
+func (d *db) hold(key string) dlock.Hold {
+	token := d.get(key)
+	return dlock.Hold{Held: token != "", Token: token, Remaining: d.pTTL(key)}
 }
 
 // try grants a free key, or one that token holds already: then what is left of the

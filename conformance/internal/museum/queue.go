@@ -40,6 +40,9 @@ const askPeriod = 2 * time.Second
 // Acquire subscribes before it asks for the first time, so that it misses no
 // grant. What it is granted by a message counts from the grant, not from the
 // receipt of the message: since is that instant on the client's clock, or before.
+//
+// A wait that ends between two questions has no request on its way, and says so. Its
+// place is left, or what it was granted at the last moment, which one release ends.
 func (q *queue) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if ctx.Err() != nil {
 		return dlock.Attempt{}, ctx.Err()
@@ -58,9 +61,19 @@ func (q *queue) Acquire(ctx context.Context, key, token string, ttl time.Duratio
 			return m.grant, nil
 		case <-time.After(p.pause()):
 		case <-ctx.Done():
-			return dlock.Attempt{}, ctx.Err()
+			held := dlock.Attempt{Holder: p.Holder, Remaining: p.Remaining}
+			return held, &dlock.NoEffectError{Err: ctx.Err()}
 		}
 	}
+}
+
+// Inspect also tells how many wait.
+func (q *queue) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Hold {
+		h := d.hold(key)
+		h.Waiting = len(d.queues[key])
+		return h
+	})
 }
 
 // pause is how long to wait for a message before asking again.

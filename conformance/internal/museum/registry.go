@@ -41,6 +41,9 @@ const thirdTrial = "in a third trial of this suite"
 // more had made, one of whom broke the Redis backend.
 const fourthTrial = "in a fourth trial of this suite"
 
+// forItsCase is where those are from that were made together with the case that catches them.
+const forItsCase = "made for its case"
+
 // Broken are the locks with a flaw, each of which the suite must catch.
 var Broken = []Exhibit{
 	{
@@ -726,9 +729,9 @@ var Broken = []Exhibit{
 	},
 	{
 		Name: "saysClosed", Room: "waiting.go", Case: "ReleaseForgets",
-		Flaw:  "a wait that a release has ended says that the client is closed: that nothing was sent",
+		Flaw:  "a wait that a release has ended says that the client is closed: that no later call can succeed",
 		Seen:  fourthTrial,
-		Harm:  "what it may still be granted is released by nobody",
+		Harm:  "a program gives a store up that is well",
 		build: func(c conn) dlock.Locker { return &saysClosed{queue: *newQueue(c)} },
 	},
 	{
@@ -751,5 +754,61 @@ var Broken = []Exhibit{
 		Seen:  fourthTrial,
 		Harm:  "two holders",
 		build: func(c conn) dlock.Locker { return &readsWords{*newQueue(c)} },
+	},
+	{
+		Name: "marksWhatWasSent", Room: "taking.go", Case: "NoEffect",
+		Flaw:  "an attempt without an answer says that it had no effect",
+		Seen:  forItsCase,
+		Harm:  "nobody releases what it was granted: a lock that nobody holds, until its TTL",
+		build: func(c conn) dlock.Locker { return &marksWhatWasSent{lock{c}} },
+	},
+	{
+		Name: "marksItsRelease", Room: "releasing.go", Case: "NoEffect",
+		Flaw:  "a release without an answer says that it had no effect",
+		Seen:  forItsCase,
+		Harm:  "its holder works on without a lock",
+		build: func(c conn) dlock.Locker { return &marksItsRelease{lock{c}} },
+	},
+	{
+		Name: "marksItsRenewal", Room: "renewing.go", Case: "NoEffect",
+		Flaw:  "a renewal without an answer says that it had no effect",
+		Seen:  forItsCase,
+		Harm:  "the lease lasts for longer than its holder thinks",
+		build: func(c conn) dlock.Locker { return &marksItsRenewal{lock{c}} },
+	},
+	{
+		Name: "marksItsEnqueue", Room: "waiting.go", Case: "NoEffect",
+		Flaw:  "a cancelled wait says that nothing is left of it, while its first request is on its way",
+		Seen:  forItsCase,
+		Harm:  "a lock that nobody holds, until its TTL",
+		build: func(c conn) dlock.Locker { return &marksItsEnqueue{*newQueue(c)} },
+	},
+	{
+		Name: "leavesASecondPlace", Room: "waiting.go", Case: "OneReleaseSettles",
+		Flaw:  "a cancelled wait says that no request of it is on its way, and one takes a second place",
+		Seen:  forItsCase,
+		Harm:  "a lock that nobody holds, until its TTL",
+		build: func(c conn) dlock.Locker { return &leavesASecondPlace{*newQueue(c)} },
+	},
+	{
+		Name: "countsTheLeft", Room: "waiting.go", Case: "WaitingIsCounted",
+		Flaw:  "who was cancelled counts as waiting for ever",
+		Seen:  forItsCase,
+		Harm:  "people look for waiters that do not exist",
+		build: func(c conn) dlock.Locker { return &countsTheLeft{*newQueue(c)} },
+	},
+	{
+		Name: "countsNobody", Room: "waiting.go", Case: "WaitingIsCounted",
+		Flaw:  "nobody is said to wait, though the store queues",
+		Seen:  forItsCase,
+		Harm:  "a crowd before a lock goes unnoticed",
+		build: func(c conn) dlock.Locker { return &countsNobody{*newQueue(c)} },
+	},
+	{
+		Name: "countsTheHolder", Room: "waiting.go", Case: "WaitingIsCounted",
+		Flaw:  "the holder is counted among those who wait",
+		Seen:  forItsCase,
+		Harm:  "one too many, always",
+		build: func(c conn) dlock.Locker { return &countsTheHolder{*newQueue(c)} },
 	},
 }

@@ -72,3 +72,16 @@ func (l *endsTheSession) Release(ctx context.Context, key, token string) (bool, 
 		return held
 	})
 }
+
+// A release whose ctx ends says that it had no effect, so that nobody repeats it, or looks
+// what became of it: the holder goes on with a lease that has ended. Right: mark what is
+// known.
+type marksItsRelease struct{ lock }
+
+func (l *marksItsRelease) Release(ctx context.Context, key, token string) (bool, error) {
+	held, err := l.lock.Release(ctx, key, token)
+	if err != nil {
+		err = &dlock.NoEffectError{Err: err}
+	}
+	return held, err
+}

@@ -216,3 +216,15 @@ func (l *debounces) Renew(ctx context.Context, key, token string, ttl time.Durat
 	}
 	return held, err
 }
+
+// A renewal whose ctx ends says that it had no effect. The store may have prolonged the
+// lease: who waits for its end by a clock waits in vain. Right: mark what is known.
+type marksItsRenewal struct{ lock }
+
+func (l *marksItsRenewal) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := l.lock.Renew(ctx, key, token, ttl)
+	if err != nil {
+		err = &dlock.NoEffectError{Err: err}
+	}
+	return held, err
+}

@@ -99,3 +99,15 @@ func (l *heldByOneself) TryAcquire(ctx context.Context, key, token string, ttl t
 		return d.try(key, token, ttl)
 	})
 }
+
+// An error of an attempt is marked: it had no effect. That is true of one that was not
+// sent. What was sent without an answer may hold the key. Right: mark what is known.
+type marksWhatWasSent struct{ lock }
+
+func (l *marksWhatWasSent) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.lock.TryAcquire(ctx, key, token, ttl)
+	if err != nil {
+		err = &dlock.NoEffectError{Err: err}
+	}
+	return a, err
+}

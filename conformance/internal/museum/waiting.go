@@ -747,8 +747,8 @@ func (q *givesBackInSilence) Release(ctx context.Context, key, token string) (bo
 }
 
 // A wait whose token is released ends, with the error of a client that was closed: it
-// means that nothing was sent, so that nobody gives back what the wait may still be
-// granted. Right: an error of its own.
+// means that no later call can succeed, so that its caller gives the store up. Right: an
+// error of its own.
 type saysClosed struct {
 	queue
 	ended sync.Map // token → a channel that is closed by its release
@@ -799,4 +799,89 @@ func (q *readsWords) Release(ctx context.Context, key, token string) (bool, erro
 			d.publish(firstWord(w.token), message{d.try(key, w.token, w.ttl), time.Now()})
 		}
 	})
+}
+
+// A wait whose ctx ends says that nothing of it is left, while the request that takes it
+// into the queue, or takes the key, is still on its way. Right: say so when each request
+// has been answered, and else return the error as it is.
+type marksItsEnqueue struct{ queue }
+
+func (q *marksItsEnqueue) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, ctx.Err()
+	}
+	type result struct {
+		dlock.Attempt
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		a, err := q.queue.Acquire(ctx, key, token, ttl)
+		done <- result{a, err}
+	}()
+	select {
+	case r := <-done:
+		return r.Attempt, r.err
+	case <-ctx.Done():
+		return dlock.Attempt{}, &dlock.NoEffectError{Err: ctx.Err()}
+	}
+}
+
+// A wait that was told who holds the key asks once more, by a connection of its own, when
+// its ctx ends, and says that one release settles it. The question takes a second place in
+// the queue, or the key, when the token has been released. Right: say so when no question
+// is on its way.
+type leavesASecondPlace struct{ queue }
+
+func (q *leavesASecondPlace) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil && a.Holder != "" {
+		_, leave := q.subscribe(token)
+		time.AfterFunc(15*time.Millisecond, func() {
+			q.run(func(d *db) any { return d.enqueue(key, token, ttl) })
+			time.AfterFunc(time.Second, leave)
+		})
+	}
+	return a, err
+}
+
+// A counter beside the queue tells how many wait. It goes up with each that comes, and down
+// with each that is served: who was cancelled counts for ever. Right: count the queue.
+type countsTheLeft struct{ queue }
+
+func (q *countsTheLeft) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	q.run(func(d *db) any { return d.incrBy("waiting for "+key, 1) })
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err == nil {
+		q.run(func(d *db) any { return d.incrBy("waiting for "+key, -1) })
+	}
+	return a, err
+}
+
+func (q *countsTheLeft) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Hold {
+		h := d.hold(key)
+		h.Waiting = int(d.incrBy("waiting for "+key, 0))
+		return h
+	})
+}
+
+// Inspecting looks at the key, and not at its queue: nobody seems to wait. Right: count the
+// queue.
+type countsNobody struct{ queue }
+
+func (q *countsNobody) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return q.lock.Inspect(ctx, key)
+}
+
+// The holder is counted as the first of those who wait. Right: whoever has been served waits
+// no more.
+type countsTheHolder struct{ queue }
+
+func (q *countsTheHolder) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	h, err := q.queue.Inspect(ctx, key)
+	if h.Held {
+		h.Waiting++
+	}
+	return h, err
 }
