@@ -125,6 +125,8 @@ type Status struct {
 	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
 	Waiting   int           // how many wait in the store's queue; 0 if it has none
+
+	seen func() (key, token string) // for Break; nil if the holder is not a Client. Nothing prints what a function returns
 }
 
 // Inspect returns who holds the lock named key, and changes nothing. The answer
@@ -140,7 +142,39 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 		return Status{}, wrap(ctx, "inspect", key, err)
 	}
 	owner, started := parseToken(hold.Token)
-	return Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}, nil
+	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
+	if !started.IsZero() {
+		status.seen = func() (string, string) { return key, hold.Token }
+	}
+	return status, nil
+}
+
+// Break releases the lock that s shows to be held, for operators: the lock goes to the
+// first waiter, or is free. Only the holder that s was made for is released, and only
+// once: if it does not hold the lock any more, the error matches [ErrReleased], and nothing
+// changes. A status that no Inspect has returned, or that shows no holder or one that is
+// not a [Client], is refused with [ErrInvalid].
+//
+// The holder is not told. It may believe in its lease, and work, until its next renewal,
+// which is after at most a third of its TTL, or until its [Lease.Deadline] if it does not
+// reach the store. Be sure that it has stopped, or that what it writes is fenced.
+func (c *Client) Break(ctx context.Context, s Status) error {
+	if s.seen == nil {
+		return wrap(ctx, "break", "", invalid("Status: shows no holder that dlock knows"))
+	}
+	key, token := s.seen()
+	if _, err := c.begin(ctx, "break", key); err != nil {
+		return err
+	}
+	defer c.keeper.leave()
+	held, err := c.keeper.locker.Release(ctx, key, token)
+	if err == nil && !held {
+		err = fmt.Errorf("%w: it is not held any more by the holder that was seen", ErrReleased)
+	}
+	if err != nil {
+		return wrap(ctx, "break", key, err)
+	}
+	return nil
 }
 
 // begin is how every call of a Client starts. If there is no error the call must
