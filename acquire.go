@@ -224,7 +224,7 @@ func (a *acquisition) failed(ctx context.Context, answer Attempt, err error) err
 	} else if ended(ctx) == nil {
 		a.held = nil
 	}
-	if !unsent(err) {
+	if !noEffect(err) {
 		a.giveUp()
 	}
 	return err
@@ -246,13 +246,15 @@ func (a *acquisition) giveUp() {
 	a.token = ""
 }
 
-// unsent says of an error of a Locker that nothing was sent to the store: the
-// Locker says so, or there was no connection. An error that joins several says
-// nothing of the kind, since each may be of another store.
-func unsent(err error) bool {
-	return hopeless(err) || inChain(err, func(err error) bool {
-		op, ok := err.(*net.OpError)
-		return ok && op.Op == "dial"
+// noEffect says of an error of a Locker that its call did not and will not take
+// effect: the Locker says so, or there was no connection.
+func noEffect(err error) bool {
+	return inChain(err, func(err error) bool {
+		if op, ok := err.(*net.OpError); ok {
+			return op.Op == "dial"
+		}
+		_, marked := err.(*NoEffectError)
+		return marked || err == errors.ErrUnsupported || err == ErrInvalid
 	})
 }
 

@@ -68,7 +68,7 @@ func TestForeignValueIsNotShown(t *testing.T) {
 			require.NotContains(t, err.Error(), "s3cret")
 			holder, err := c.Inspect(t.Context(), "k")
 			require.NoError(t, err)
-			require.Equal(t, dlock.Holder{Held: true, Remaining: time.Minute}, holder)
+			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, holder)
 		})
 	}
 }
@@ -82,7 +82,7 @@ func TestInspect(t *testing.T) {
 		defer acquire(t, c, "k").Release()
 		holder, err = c.Inspect(t.Context(), "k")
 		require.NoError(t, err)
-		require.Equal(t, dlock.Holder{Held: true, Owner: "web-7", Remaining: 30 * time.Second}, holder)
+		require.Equal(t, dlock.Status{Held: true, Owner: "web-7", Remaining: 30 * time.Second}, holder)
 		_, err = dlock.New(plain{s}).Inspect(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Contains(t, err.Error(), `dlock: inspect "k"`)
@@ -652,7 +652,7 @@ func (n noFences) Acquire(ctx context.Context, key, token string, ttl time.Durat
 func TestWithFence(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(noFences{dlock.Forward{Locker: l}})
-		fenced := c.With(dlock.WithFence())
+		fenced := c.With(dlock.WithFence(true))
 		_, err := fenced.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		requireFree(t, store, "k")
@@ -664,7 +664,7 @@ func TestWithFence(t *testing.T) {
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		requireFree(t, store, "k")
 
-		lease = acquire(t, dlock.New(s, dlock.WithFence()), "k")
+		lease = acquire(t, dlock.New(s, dlock.WithFence(true)), "k")
 		require.NotZero(t, lease.Fence())
 		require.NoError(t, lease.Release())
 	})
@@ -802,7 +802,7 @@ func TestLimitsAreAccepted(t *testing.T) {
 
 func TestWithSharesTheRest(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithOwner("a"), dlock.WithMaxHold(time.Second), dlock.WithMinHold(time.Hour))
+		c := dlock.New(s, dlock.WithOwner("a"), dlock.WithMaxHold(time.Minute), dlock.WithMinHold(time.Minute))
 		d := c.With(dlock.WithOwner(""), dlock.WithMaxHold(0), dlock.WithMinHold(0))
 		l := acquire(t, d, "k")
 		defer l.Release()

@@ -108,8 +108,8 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	return fmt.Errorf("%w: %w", lost, err)
 }
 
-// A Holder tells who holds a lock.
-type Holder struct {
+// A Status tells who holds a lock.
+type Status struct {
 	Held      bool
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
@@ -118,36 +118,16 @@ type Holder struct {
 // Inspect tells who holds the lock named key, and changes nothing. The answer
 // may be out of date when it arrives: show it to people, and do not decide by
 // it. Where the store cannot tell, the error matches [errors.ErrUnsupported].
-func (c *Client) Inspect(ctx context.Context, key string) (Holder, error) {
+func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if _, err := c.begin(ctx, "inspect", key); err != nil {
-		return Holder{}, err
+		return Status{}, err
 	}
 	defer c.keeper.leave()
 	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
 	if err != nil {
-		return Holder{}, wrap(ctx, "inspect", key, err)
+		return Status{}, wrap(ctx, "inspect", key, err)
 	}
-	return Holder{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
-}
-
-// Close ends all waits with [ErrClosed] and all renewal: leases that are still
-// held end on their deadlines, and can be released until then. It waits for at
-// most 5 s for calls that are on their way, and for releases that are owed to be
-// answered, and returns an error if some were not: their keys may stay for up to
-// one TTL. It does not close the Locker. Closing a closed Client does nothing.
-//
-// A Client that is not closed leaks nothing, since it has no goroutine while there
-// is nothing to do. Close it before the process ends, or what it owes, and what
-// [WithMinHold] promises, ends with the process.
-func (c *Client) Close() error {
-	if c.keeper == nil {
-		return nil
-	}
-	if calls, debts := c.keeper.close(); calls > 0 || debts > 0 {
-		return fmt.Errorf("dlock: close: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			debts, calls, closeTimeout)
-	}
-	return nil
+	return Status{hold.Held, ownerOf(hold.Token), hold.Remaining}, nil
 }
 
 // begin is how every call of a Client starts. If there is no error the call must
@@ -174,6 +154,8 @@ func (c *Client) check(key string) error {
 		return c.options.err
 	case key == "":
 		return invalid("key: empty")
+	case c.options.maxHold > 0 && c.options.maxHold < c.options.minHold:
+		return invalid("WithMaxHold(%v): less than WithMinHold(%v)", c.options.maxHold, c.options.minHold)
 	case len(key) > maxKey:
 		return invalid("key: %d bytes, more than %d", len(key), maxKey)
 	}

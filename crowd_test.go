@@ -210,7 +210,7 @@ func TestCrowdedKeyEnds(t *testing.T) {
 	})
 	inCrowd(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		s.hook = func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} } // without a fence
-		_, err := c.With(dlock.WithFence()).Acquire(t.Context(), "k")
+		_, err := c.With(dlock.WithFence(true)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Equal(t, []string{"acquire", "release"}, s.ops())
 	})

@@ -22,9 +22,10 @@ import (
 // A ctx bounds its call, and no lease: one stays when the ctx of the call that
 // granted it ends. A method whose ctx has ended before the call sends nothing and
 // returns the error of ctx, which is not its cause. An error means that the outcome
-// is unknown: the operation may have taken effect, or may do so later. Some errors
-// say more: those that match [errors.ErrUnsupported], [ErrInvalid] or [ErrClosed],
-// and a [net.OpError] whose Op is "dial", mean that nothing was sent.
+// is unknown: the operation may have taken effect, or may do so later. A
+// [NoEffectError] says that it has not, and will not. So do errors that match
+// [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial".
+// An error that matches [ErrClosed] says that no later call can succeed.
 //
 // The package conformance tests all of this.
 type Locker interface {
@@ -62,8 +63,8 @@ type Attempt struct {
 	Fence int64
 
 	// Holder is the token of the present holder, byte for byte, if the key was
-	// not acquired and the store told. It may come beside an error, and says
-	// then that the store had answered "held" before.
+	// not acquired and the store told. Holder or Remaining may come beside an
+	// error, and say then that the store had answered "held" before.
 	Holder string
 
 	// Remaining is how long the lease of the present holder still lasts, if
@@ -81,10 +82,13 @@ type Acquirer interface {
 	// error. The lease begins with the grant. If token itself holds key, it is
 	// granted at once, as by TryAcquire, whoever waits; a token that waits is to
 	// the other methods one that does not hold key. The caller follows every
-	// error with a Release of token, unless nothing was sent, so that Acquire
-	// need not clean up; but where the caller has died, what its waits have left
-	// must not hold others up for longer than seconds. It uses a token that waits
-	// for no other key meanwhile.
+	// error with a Release of token, so that Acquire need not clean up; but where
+	// the caller has died, what its waits have left must not hold others up for
+	// longer than seconds. It uses a token that waits for no other key meanwhile.
+	//
+	// After a [NoEffectError] beside an Attempt that tells the holder, only the
+	// place in the queue may be left: one Release that is answered ends it. After
+	// one beside the zero Attempt nothing is left.
 	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 }
 
@@ -123,6 +127,7 @@ type Hold struct {
 	Held      bool
 	Token     string        // of the holder; empty if unknown
 	Remaining time.Duration // 0 if unknown, negative if it never ends
+	Waiting   int           // how many wait in the store's queue; 0 where it has none
 }
 
 // Forward is embedded by Lockers that are built around another Locker. It

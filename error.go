@@ -17,7 +17,8 @@ var (
 	ErrHeld = errors.New("held by another")
 
 	// ErrLost says that the lease has ended without being released: the store
-	// said so, or its deadline has passed. Another may hold the key.
+	// said so, or its deadline has passed. Another may hold the key. The error is a
+	// [*LostError].
 	ErrLost = errors.New("lease lost")
 
 	// ErrReleased says that the lease was released or detached.
@@ -111,4 +112,75 @@ func endOf(ctx context.Context) error {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// A NoEffectError marks an error of a [Locker]: the call did not take effect, and
+// nothing of it is on its way, so that it never will. A backend returns one when it
+// sent nothing, when the store refused the call before it began, and when each request
+// of a wait that was cut short has been answered. Without it, the outcome of a call
+// that fails is unknown. The error reads, and matches, as Err does.
+//
+// An error that joins several (Unwrap() []error) is not marked by a NoEffectError among
+// them, since each may be of another store.
+type NoEffectError struct {
+	Err error
+
+	// Temporary says that the store will soon be ready for the same call: it is
+	// loading its data, say, or a replica is being promoted. The Client then tries
+	// an attempt again, as long as it may wait, for at most 10 s.
+	Temporary bool
+}
+
+// Error returns the text of Err.
+func (e *NoEffectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *NoEffectError) Unwrap() error { return e.Err }
+
+// A LostError is an [ErrLost] that tells how the lease was lost.
+type LostError struct {
+	Key    string
+	Reason LossReason
+	Err    error // of the last renewal, if it failed; else nil
+}
+
+// Error tells key, reason and the last renewal's error.
+func (e *LostError) Error() string {
+	s := fmt.Sprintf("dlock: %q: %v: %v", e.Key, ErrLost, e.Reason)
+	if e.Err != nil {
+		s += fmt.Sprintf(" (last renewal: %v)", e.Err)
+	}
+	return s
+}
+
+// Is makes a LostError match [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns the error of the last renewal.
+func (e *LostError) Unwrap() error { return e.Err }
+
+// A LossReason is how a lease was lost.
+type LossReason int
+
+// The reasons for a loss.
+const (
+	LossExpired LossReason = iota + 1 // it was not renewed before its deadline
+	LossRemoved                       // the store does not know it any more: it lost data, or somebody else removed the key
+	LossMaxHold                       // it was held for longer than [WithMaxHold] allows, and ran out
+	LossClock                         // the wall clock has passed its deadline: it was set forward, or the machine was suspended
+)
+
+// String returns the reason in words.
+func (r LossReason) String() string {
+	switch r {
+	case LossExpired:
+		return "not renewed before its deadline"
+	case LossRemoved:
+		return "the store does not know it any more"
+	case LossMaxHold:
+		return "held for longer than WithMaxHold allows"
+	case LossClock:
+		return "the wall clock has passed its deadline"
+	}
+	return fmt.Sprintf("LossReason(%d)", int(r))
 }

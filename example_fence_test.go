@@ -40,7 +40,7 @@ func (r *register) write(fence int64, value string) error {
 // lock no more. The register knows.
 func Example_fence() {
 	store := memory.New()
-	locks := dlock.New(store, dlock.WithFence()) // refuses stores that have no fences
+	locks := dlock.New(store, dlock.WithFence(true)) // refuses stores that have no fences
 	defer locks.Close()
 	ctx := context.Background()
 	var r register

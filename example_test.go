@@ -141,14 +141,14 @@ func ExampleLease_Detach() {
 		fmt.Println(err)
 		return
 	}
-	handoff, err := lease.Detach()
+	detached, err := lease.Detach()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	// The lease is over, and the lock is still held: by whoever adopts handoff
+	// The lease is over, and the lock is still held: by whoever adopts detached
 	// before the deadline. MarshalText makes it a text that can be sent.
-	text, err := handoff.MarshalText()
+	text, err := detached.MarshalText()
 	fmt.Println(errors.Is(lease.Err(), dlock.ErrReleased), len(text) > 0, err)
 	// Output: true true <nil>
 }
@@ -163,7 +163,7 @@ func ExampleClient_Adopt() {
 		return
 	}
 	fence := lease.Fence()
-	handoff, err := lease.Detach()
+	detached, err := lease.Detach()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -172,7 +172,7 @@ func ExampleClient_Adopt() {
 	// In the process that goes on with the work:
 	taker := dlock.New(store)
 	defer taker.Close()
-	lease, err = taker.Adopt(context.Background(), handoff)
+	lease, err = taker.Adopt(context.Background(), detached)
 	if err != nil {
 		fmt.Println(err)
 		return

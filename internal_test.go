@@ -2,7 +2,9 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -63,27 +65,62 @@ func TestLeaseContextKeepsNothing(t *testing.T) {
 			<-ctx.Done()
 		}
 		synctest.Wait()
-		require.Empty(t, l.contexts, "after the parents have ended")
+		require.Empty(t, l.lives, "after the parents have ended")
 
-		parent := &countingContext{Context: t.Context()}
-		for range 1000 {
+		parent := &countingContext{Context: t.Context(), done: make(chan struct{})}
+		for i := range 1000 {
 			l.Context(parent)
+			l.Context(context.WithValue(t.Context(), keyOfTest{}, i))
 		}
-		require.Len(t, l.contexts, 1000)
+		require.Len(t, l.lives, 2, "one for all parents that end together")
+		require.Equal(t, 1, parent.registered)
 		require.NoError(t, l.Release())
 		synctest.Wait()
-		require.Empty(t, l.contexts, "after the lease has ended")
+		require.Empty(t, l.lives, "after the lease has ended")
 		require.Zero(t, parent.registered, "the parent still knows of contexts of the lease")
+	})
+}
+
+type keyOfTest struct{}
+
+// A context of a lease is one of package context to those that derive others from it, and
+// has the values of its own parent.
+func TestLeaseContextIsWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(yes{}).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		cause := errors.New("the parent's cause")
+		root, cancel := context.WithCancelCause(t.Context())
+		one := l.Context(context.WithValue(root, keyOfTest{}, 1))
+		two := l.Context(context.WithValue(root, keyOfTest{}, 2))
+		require.Equal(t, 1, one.Value(keyOfTest{}))
+		require.Equal(t, 2, two.Value(keyOfTest{}))
+		before := runtime.NumGoroutine()
+		child, stop := context.WithCancel(two)
+		defer stop()
+		require.Equal(t, before, runtime.NumGoroutine(), "a goroutine watches the context")
+		cancel(cause)
+		<-child.Done()
+		require.Equal(t, cause, context.Cause(child))
+		require.Equal(t, cause, context.Cause(one))
+		require.NoError(t, l.Err())
+
+		below := l.Context(t.Context())
+		require.NoError(t, l.Release())
+		<-below.Done()
+		require.Equal(t, ErrReleased, context.Cause(below))
+		require.Equal(t, ErrReleased, context.Cause(l.Context(t.Context())))
 	})
 }
 
 // countingContext counts what has registered with it to hear of its end.
 type countingContext struct {
 	context.Context
+	done       chan struct{}
 	registered int
 }
 
-func (c *countingContext) Done() <-chan struct{} { return make(chan struct{}) }
+func (c *countingContext) Done() <-chan struct{} { return c.done }
 
 func (c *countingContext) AfterFunc(func()) func() bool {
 	c.registered++
@@ -128,10 +165,10 @@ func TestForeignTokensHaveNoOwner(t *testing.T) {
 	require.Empty(t, ownerOf(own[:len(own)-1]))
 }
 
-func TestHandoffOfTooManySteps(t *testing.T) {
+func TestDetachedOfTooManySteps(t *testing.T) {
 	for _, step := range []int{maxSteps + 1, 255} {
-		text, err := Handoff{&handoff{key: "k", token: "t", step: step}}.MarshalText()
+		text, err := Detached{&detached{key: "k", token: "t", step: step}}.MarshalText()
 		require.NoError(t, err)
-		require.ErrorIs(t, new(Handoff).UnmarshalText(text), ErrInvalid)
+		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
 	}
 }

@@ -8,45 +8,40 @@ import (
 	"time"
 )
 
-// How many calls a Client makes at once in the background, and when one that hangs
-// is not counted any more.
-const (
-	renewers       = 32
-	renewPatience  = 20 * time.Millisecond
-	payers         = 8
-	payersPatience = time.Second
-)
-
 // lookAround is how often leases are compared with the wall clock.
 const lookAround = time.Second
 
 // A keeper is what a Client shares with those made from it by With. It keeps
-// leases alive and pays debts, by an agenda of what is due when. One timer wakes
-// it; there is no goroutine while nothing is due, and the timer is not set again
-// when there is neither lease nor debt.
+// leases alive and sends the releases that are owed, by an agenda of what is due
+// when. One timer wakes it; there is no goroutine while nothing is due, and the timer
+// is not set again when there is neither a lease nor an owed release.
+//
+// Where both are locked, the mutex of a lease is locked before that of the keeper.
 type keeper struct {
-	locker    Locker
-	noBatches atomic.Bool // the Locker's RenewBatch is unsupported
-	crowded   crowd       // where the Locker's queue is joined at once
-	renewals  crew[*renewal]
-	payments  crew[*debt] // releases that are owed
-	holds     crew[*debt] // renewals for a MinHold
+	locker  Locker
+	crowded crowd // where the Locker's queue is joined at once
 
-	open    context.Context // ends when Close is called
-	endOpen context.CancelFunc
-	over    context.Context // ends when Close returns
-	endOver context.CancelFunc
-	closed  atomic.Bool
-	calls   atomic.Int64  // of the Client, on their way
-	changed chan struct{} // of capacity 1: calls or debts have become fewer, for close
+	open      context.Context // ends when Close or Shutdown is called
+	endOpen   context.CancelFunc
+	renewing  context.Context // ends when leases are not renewed any more
+	endRenew  context.CancelFunc
+	over      context.Context // ends when Close or Shutdown returns
+	endOver   context.CancelFunc
+	closed    atomic.Bool   // no new calls
+	abandoned atomic.Bool   // leases that are still held have ended with ErrClosed
+	calls     atomic.Int64  // of the Client, in flight
+	waiters   atomic.Int64  // calls that wait for a key
+	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
 	mu       sync.Mutex
 	agenda   agenda
 	timer    *time.Timer
 	wake     time.Time // when timer fires; zero if it does not
 	looked   time.Time // when leases were last compared with the wall clock
-	debts    map[*debt]struct{}
-	finished bool // no more debts are taken on
+	leases   int       // that are held
+	lost     uint64
+	renewals renewals
+	owed     owed
 	adopted  map[string]struct{}
 }
 
@@ -54,13 +49,13 @@ func newKeeper(l Locker) *keeper {
 	k := &keeper{
 		locker:  l,
 		changed: make(chan struct{}, 1),
-		debts:   make(map[*debt]struct{}),
 		adopted: make(map[string]struct{}),
 	}
-	k.renewals = crew[*renewal]{size: renewers, patience: renewPatience, do: k.renew}
-	k.holds = crew[*debt]{size: renewers, patience: renewPatience, do: k.pay}
-	k.payments = crew[*debt]{size: payers, patience: payersPatience, do: k.pay}
+	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals, patience: renewPatience, next: k.nextRenewal}
+	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, patience: releasePatience, next: k.nextRelease}
+	k.owed.holds = workers{mu: &k.mu, size: renewers, most: maxRenewals, patience: renewPatience, next: k.nextHold}
 	k.open, k.endOpen = context.WithCancel(context.Background())
+	k.renewing, k.endRenew = context.WithCancel(context.Background())
 	k.over, k.endOver = context.WithCancel(context.Background())
 	return k
 }
@@ -82,14 +77,16 @@ func (k *keeper) leave() {
 	}
 }
 
-// untilClosed returns a context that ends with ctx, or with cause ErrClosed when
-// the Client is closed.
+// untilClosed returns the context of a wait, which ends with ctx, or with cause
+// ErrClosed when the Client is closed.
 func (k *keeper) untilClosed(ctx context.Context) (context.Context, func()) {
+	k.waiters.Add(1)
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(k.open, func() { cancel(ErrClosed) })
 	return ctx, func() {
 		stop()
 		cancel(nil)
+		k.waiters.Add(-1)
 	}
 }
 
@@ -111,71 +108,29 @@ func (k *keeper) notify() {
 	}
 }
 
-// close returns how many calls are still on their way, and how many releases are
-// owed that the store has not answered.
-func (k *keeper) close() (calls, debts int) {
-	if k.closed.Swap(true) {
-		return 0, 0
-	}
-	k.endOpen()
-	k.hurry()
-	timer := time.NewTimer(closeTimeout)
-	defer timer.Stop()
-	for k.outstanding() {
-		select {
-		case <-k.changed:
-		case <-timer.C:
-			return k.finish()
-		}
-	}
-	return k.finish()
-}
-
-// hurry tries at once to pay the debts that wait for their next try.
-func (k *keeper) hurry() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for d := range k.debts {
-		if !d.answered && d.event.index > 0 {
-			k.removeLocked(&d.event)
-			d.tries = 0
-			k.crewFor(d).add(d)
-		}
-	}
-}
-
-func (k *keeper) outstanding() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.calls.Load() > 0 || k.unanswered() > 0
-}
-
-func (k *keeper) finish() (calls, debts int) {
-	defer k.endOver()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	calls, debts = int(k.calls.Load()), k.unanswered()
-	k.finished = true
-	for d := range k.debts {
-		k.drop(d)
-	}
-	if len(k.agenda) == 0 && k.timer != nil {
-		k.timer.Stop()
-		k.wake = time.Time{}
-	}
-	return calls, debts
-}
-
 // forget removes a lease that has ended.
-func (k *keeper) forget(l *Lease) {
+func (k *keeper) forget(l *Lease, lost bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if l.counted {
+		k.leases--
+	}
+	if lost {
+		k.lost++
+	}
 	k.removeLocked(&l.event)
+	if k.renewals.probe == l {
+		k.renewals.probe = nil
+	}
 	delete(k.adopted, l.token)
+	if k.closed.Load() {
+		k.notify()
+	}
 }
 
-// An event is something on the agenda: a lease or a debt that wants to be looked
-// at. It is guarded by the keeper's mutex.
+// An event is something on the agenda: a lease or an owed release that wants to be
+// looked at, or, if it is neither, the owed releases as a whole. It is guarded by the
+// keeper's mutex.
 type event struct {
 	lease *Lease
 	debt  *debt
@@ -189,6 +144,10 @@ type event struct {
 func (k *keeper) schedule(l *Lease, at time.Time, slack time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if !l.counted {
+		l.counted = true
+		k.leases++
+	}
 	l.event.slack, l.event.wall = slack, l.wall
 	k.scheduleLocked(&l.event, at)
 }
@@ -201,7 +160,7 @@ func (k *keeper) scheduleLocked(e *event, at time.Time) {
 		heap.Push(&k.agenda, e)
 	}
 	if k.wake.IsZero() || at.Before(k.wake) {
-		k.setTimer(time.Now(), at)
+		k.setTimerLocked(time.Now(), at)
 	}
 }
 
@@ -211,8 +170,8 @@ func (k *keeper) removeLocked(e *event) {
 	}
 }
 
-// setTimer makes the timer fire at the given time, or earlier to look around.
-func (k *keeper) setTimer(now, at time.Time) {
+// setTimerLocked makes the timer fire at the given time, or earlier to look around.
+func (k *keeper) setTimerLocked(now, at time.Time) {
 	d := min(at.Sub(now), lookAround)
 	k.wake = now.Add(d)
 	if k.timer == nil {
@@ -224,17 +183,26 @@ func (k *keeper) setTimer(now, at time.Time) {
 
 // tick does what is due.
 func (k *keeper) tick() {
-	renewals := make(map[int][]*Lease) // by how often they failed together
-	for _, e := range k.takeDue() {
-		if e.debt != nil {
-			k.crewFor(e.debt).add(e.debt)
-		} else if group, renew := e.lease.due(); renew {
-			renewals[group] = append(renewals[group], e.lease)
+	due := k.takeDue()
+	for _, e := range due {
+		if e.lease != nil {
+			e.lease.due()
 		}
 	}
-	for group, leases := range renewals {
-		k.renewAll(leases, group)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range due {
+		if e.debt != nil {
+			k.dueLocked(e.debt)
+		}
 	}
+	k.wakeLocked()
+}
+
+func (k *keeper) wakeLocked() {
+	k.renewals.workers.wakeLocked()
+	k.owed.workers.wakeLocked()
+	k.owed.holds.wakeLocked()
 }
 
 // takeDue removes from the agenda what is due, and sets the timer for the rest.
@@ -242,7 +210,7 @@ func (k *keeper) takeDue() []*event {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
-	due := k.takeOverdue(now)
+	due := k.takeOverdueLocked(now)
 	if len(k.agenda) > 0 && !k.agenda[0].at.After(now) {
 		for len(k.agenda) > 0 && !k.agenda[0].at.Add(-k.agenda[0].slack).After(now) {
 			due = append(due, heap.Pop(&k.agenda).(*event))
@@ -250,14 +218,14 @@ func (k *keeper) takeDue() []*event {
 	}
 	k.wake = time.Time{}
 	if len(k.agenda) > 0 {
-		k.setTimer(now, k.agenda[0].at)
+		k.setTimerLocked(now, k.agenda[0].at)
 	}
 	return due
 }
 
-// takeOverdue finds the leases whose deadline has passed on the wall clock only:
-// the other one has stood still while the machine was suspended.
-func (k *keeper) takeOverdue(now time.Time) []*event {
+// takeOverdueLocked finds the leases whose deadline has passed on the wall clock
+// only: the other one has stood still while the machine was suspended.
+func (k *keeper) takeOverdueLocked(now time.Time) []*event {
 	if now.Sub(k.looked) < lookAround {
 		return nil
 	}

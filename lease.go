@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,45 +15,42 @@ import (
 // as long as the lease is held. All methods may be called by any number of
 // goroutines.
 //
-// A lease ends once, by Release or Detach, or by being lost: then its contexts
-// end, Done is closed, and Err tells which. Printed or logged, a Lease shows its
-// key and fence, never its token.
+// A lease ends once: by Release or Detach, by [Client.Shutdown], or by being lost. Then
+// its contexts end, Done is closed, and Err tells which. Printed or logged, a Lease shows
+// its key and fence, never its token.
 type Lease struct {
 	keeper  *keeper
 	options *options
 	key     string
 	token   string
 	fence   int64
-	step    int             // how many times it was handed off since the grant
+	step    int             // how many times it was detached and adopted since the grant
 	values  context.Context // the values of Acquire's ctx; it never ends
 	granted time.Time       // when it was handed to its holder
-	event   event           // of the keeper's agenda
+
+	// The keeper's, and guarded by its mutex.
+	event   event     // of the agenda
+	counted bool      // it has been on the agenda
+	queued  bool      // it is due for a renewal
+	dueBy   time.Time // the deadline that it had then
 
 	mu       sync.Mutex
 	extended time.Time // when the request was sent that was acknowledged last
 	deadline time.Time
-	wall     time.Time     // the deadline on the wall clock
-	renewAt  time.Time     // when a renewal is due; zero if none is, or one is on its way
-	failure  error         // of the last renewal, if it failed
-	group    int           // of those that are renewed together
-	err      error         // nil while held
-	done     chan struct{} // made when it is asked for
-	contexts map[context.Context]context.CancelCauseFunc
-
-	busy bool          // a call for this lease is on its way
-	idle chan struct{} // closed when it returns; made by those who wait for that
+	wall     time.Time // the deadline on the wall clock
+	renewAt  time.Time // when a renewal is due; zero if none is
+	trouble  trouble   // of its renewals
+	err      error     // nil while held
+	ended    time.Time // when err was set
+	done     chan struct{}
+	lives    map[<-chan struct{}]*life // of its contexts, by the Done of their parents
 
 	release release
 }
 
-// A release is how far the release of a lease has come.
-type release struct {
-	sent    bool  // a call may have reached the store
-	owed    bool  // it is left to the keeper
-	settled bool  // the store has answered, or need not be asked
-	verdict error // of that answer: nil or ErrLost
-	failure error // of the last call, if there was no answer
-}
+// drift is what is taken off a TTL, for clocks that do not run at the same
+// speed. It is that of the Redlock algorithm.
+func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // newLease makes the lease that was granted to a for a TTL, which may be shorter
 // than that of the options.
@@ -95,11 +93,24 @@ func (l *Lease) Token() string { return l.token }
 func (l *Lease) Fence() int64 { return l.fence }
 
 // Deadline returns the instant, on this process's clock, until which the lease
-// is certain to be held, unless the store loses data. Renewals move it on.
+// is certain to be held, unless the store loses data. Renewals move it on. It is never
+// later than either of the process's clocks allows, and not in the future once the lease
+// has ended.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.deadline
+	now := time.Now()
+	if l.look() != nil {
+		return earlier(l.deadline, l.ended)
+	}
+	return earlier(l.deadline, now.Add(l.rest(now)))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // Done returns a channel that is closed when the lease ends.
@@ -117,34 +128,12 @@ func (l *Lease) Done() <-chan struct{} {
 }
 
 // Err returns nil while the lease is held; then [ErrReleased] if it was released
-// or detached, or an error that matches [ErrLost] and tells how it was lost.
+// or detached, a [*LostError], which matches [ErrLost] and tells how it was lost, or
+// [ErrClosed] if it was held when [Client.Shutdown] ended.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.look()
-}
-
-// Context returns a context for work that needs the lock: it ends with parent or
-// with the lease, whichever is first, and [context.Cause] returns parent's cause
-// or the lease's Err.
-func (l *Lease) Context(parent context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(parent)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.look() != nil {
-		cancel(l.err)
-		return ctx
-	}
-	if l.contexts == nil {
-		l.contexts = make(map[context.Context]context.CancelCauseFunc)
-	}
-	l.contexts[ctx] = cancel
-	context.AfterFunc(ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.contexts, ctx)
-	})
-	return ctx
 }
 
 // String returns the key and the fence, not the token.
@@ -156,4 +145,115 @@ func (l *Lease) Format(s fmt.State, _ rune) { io.WriteString(s, l.String()) }
 // LogValue returns the key and the fence, not the token.
 func (l *Lease) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("key", l.key), slog.Int64("fence", l.fence))
+}
+
+// start puts a new lease on the agenda. It reports false if the Client has been
+// closed.
+func (l *Lease) start() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.keeper.closed.Load() {
+		return false
+	}
+	l.plan(l.renewAt)
+	return true
+}
+
+// rest returns how long the lease is still certain to be held. Either clock may
+// end it, since the monotonic one stops while the machine is suspended. l.mu is
+// held, as it is for all unexported methods of a Lease unless they say otherwise.
+func (l *Lease) rest(now time.Time) time.Duration {
+	return min(l.deadline.Sub(now), l.wall.Sub(now.Round(0)))
+}
+
+// look returns the Err of the lease, after a look at the clocks.
+func (l *Lease) look() error {
+	if l.err != nil {
+		return l.err
+	}
+	if now := time.Now(); l.rest(now) <= 0 {
+		l.expire(now)
+	} else if l.keeper.abandoned.Load() {
+		l.end(ErrClosed)
+	}
+	return l.err
+}
+
+// expire ends a lease whose deadline has passed. The store may still keep it for
+// a while, so a release is owed, or what is left of the MinHold.
+func (l *Lease) expire(now time.Time) {
+	reason := LossExpired
+	switch {
+	case l.overheld(now):
+		reason = LossMaxHold
+	case l.deadline.After(now):
+		reason = LossClock
+	}
+	l.lose(reason)
+	l.keeper.owe(&debt{lease: l, hold: l.holdUntil(now)})
+}
+
+func (l *Lease) lose(reason LossReason) { l.end(l.lost(reason)) }
+
+func (l *Lease) lost(reason LossReason) error {
+	err := &LostError{Key: l.key, Reason: reason}
+	if l.trouble.err != nil {
+		err.Err = hideContextErrors(l.trouble.err)
+	}
+	return err
+}
+
+// end ends the lease, once, and everything that depends on it.
+func (l *Lease) end(err error) {
+	l.err, l.ended = err, time.Now()
+	l.keeper.forget(l, errors.Is(err, ErrLost))
+	if l.done != nil {
+		close(l.done)
+	}
+	for _, life := range l.lives {
+		life.cancel(err)
+	}
+	l.lives = nil
+}
+
+func (l *Lease) overheld(now time.Time) bool {
+	return l.options.maxHold > 0 && now.Sub(l.granted) >= l.options.maxHold
+}
+
+// extend moves the deadline on: the store was asked at since to keep the lease
+// for a TTL, and has said that it does.
+func (l *Lease) extend(since time.Time, ttl time.Duration) {
+	if deadline := since.Add(ttl - drift(ttl)); deadline.After(l.deadline) {
+		l.extended, l.deadline, l.wall = since, deadline, deadline.Round(0)
+	}
+}
+
+// plan puts the lease on the agenda: for a renewal at renewal, if it is to be
+// renewed at all, else for its deadline.
+func (l *Lease) plan(renewal time.Time) {
+	l.renewAt = time.Time{}
+	if l.options.renewal && !l.overheld(renewal) && renewal.Before(l.deadline) {
+		l.renewAt = renewal
+	}
+	if l.renewAt.IsZero() {
+		l.keeper.schedule(l, l.deadline, 0)
+	} else {
+		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, time.Until(l.renewAt)/4))
+	}
+}
+
+// due does what the agenda woke the lease for: it ends it, or queues it for a
+// renewal. l.mu is not held.
+func (l *Lease) due() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.look() != nil {
+		return
+	}
+	renew := !l.renewAt.IsZero() && l.keeper.renewing.Err() == nil
+	l.renewAt = time.Time{}
+	l.keeper.schedule(l, l.deadline, 0)
+	if renew {
+		l.keeper.queueRenewal(l, l.deadline, l.trouble.queue)
+	}
 }

@@ -86,9 +86,9 @@ func TestPrintsAndLogsWithoutToken(t *testing.T) {
 		require.NoError(t, err)
 		text, err := h.MarshalText()
 		require.NoError(t, err)
-		check("handoff", h, l.Token())
-		check("handoff", h, string(text[7:]))
-		check("handoff", &h, l.Token())
+		check("detached", h, l.Token())
+		check("detached", h, string(text[7:]))
+		check("detached", &h, l.Token())
 	})
 }
 
@@ -203,7 +203,7 @@ func TestDetachAndAdopt(t *testing.T) {
 		text, err := h.MarshalText()
 		require.NoError(t, err)
 		require.Regexp(t, "^[ -~]+$", string(text))
-		var sent dlock.Handoff
+		var sent dlock.Detached
 		require.NoError(t, sent.UnmarshalText(text))
 		require.Equal(t, h, sent)
 
@@ -242,7 +242,7 @@ func TestNobodyAdopts(t *testing.T) {
 	})
 }
 
-func TestEighthHandoffInARowIsRefused(t *testing.T) {
+func TestEighthDetachInARowIsRefused(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		l := acquire(t, c, "k")
@@ -283,13 +283,13 @@ func TestAdoptMayBeRepeatedAfterAnError(t *testing.T) {
 	})
 }
 
-func TestBadHandoff(t *testing.T) {
+func TestBadDetached(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
-		_, err := c.Adopt(t.Context(), dlock.Handoff{})
+		_, err := c.Adopt(t.Context(), dlock.Detached{})
 		require.ErrorIs(t, err, dlock.ErrInvalid)
-		require.ErrorContains(t, err, "Handoff: empty")
-		_, err = dlock.Handoff{}.MarshalText()
+		require.ErrorContains(t, err, "Detached: empty")
+		_, err = dlock.Detached{}.MarshalText()
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 
 		h, err := acquire(t, c, "k").Detach()
@@ -297,13 +297,13 @@ func TestBadHandoff(t *testing.T) {
 		text, err := h.MarshalText()
 		require.NoError(t, err)
 		for i := range text {
-			require.ErrorIs(t, new(dlock.Handoff).UnmarshalText(text[:i]), dlock.ErrInvalid)
+			require.ErrorIs(t, new(dlock.Detached).UnmarshalText(text[:i]), dlock.ErrInvalid)
 			changed := bytes.Clone(text)
 			changed[i] ^= 1
-			require.ErrorIs(t, new(dlock.Handoff).UnmarshalText(changed), dlock.ErrInvalid, "byte %d", i)
+			require.ErrorIs(t, new(dlock.Detached).UnmarshalText(changed), dlock.ErrInvalid, "byte %d", i)
 		}
-		err = new(dlock.Handoff).UnmarshalText([]byte("my-secret"))
-		require.ErrorContains(t, err, "invalid Handoff of 9 bytes: does not begin with dlock1-")
+		err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
+		require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
 		require.NotContains(t, err.Error(), "my-secret")
 		_, err = c.With(dlock.WithTTL(0)).Adopt(t.Context(), h)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
@@ -311,11 +311,11 @@ func TestBadHandoff(t *testing.T) {
 	})
 }
 
-func FuzzHandoff(f *testing.F) {
+func FuzzDetached(f *testing.F) {
 	f.Add([]byte("dlock1-AYCAgA"))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var h dlock.Handoff
+		var h dlock.Detached
 		if err := h.UnmarshalText(text); err != nil {
 			require.ErrorIs(t, err, dlock.ErrInvalid)
 			return
@@ -331,11 +331,11 @@ func TestAdoptWithFence(t *testing.T) {
 		c := dlock.New(noFences{s.Forward})
 		h, err := acquire(t, c, "k").Detach()
 		require.NoError(t, err)
-		_, err = c.With(dlock.WithFence()).Adopt(t.Context(), h)
+		_, err = c.With(dlock.WithFence(true)).Adopt(t.Context(), h)
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		l, err := c.Adopt(t.Context(), h)
 		require.NoError(t, err)
-		require.Zero(t, l.Fence(), "a store without fences has none after a hand-off either")
+		require.Zero(t, l.Fence(), "a store without fences has none after a Detach either")
 		require.NoError(t, l.Release())
 	})
 }

@@ -134,11 +134,11 @@ func WithOwner(label string) Option {
 	}
 }
 
-// WithFence makes an acquisition fail with [errors.ErrUnsupported], and hold
-// nothing, if the store does not number its grants. Use it wherever [Lease.Fence]
+// WithFence(true) makes an acquisition fail with [errors.ErrUnsupported], and hold
+// nothing, if the store does not number its grants. The default is false. Use it wherever [Lease.Fence]
 // is sent along with a write: a fence that is always 0 would fence nothing.
-func WithFence() Option {
-	return func(o *options) { o.fenced = true }
+func WithFence(on bool) Option {
+	return func(o *options) { o.fenced = on }
 }
 
 // WithBackoff sets how long a waiter pauses before it asks a store that does not

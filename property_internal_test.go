@@ -12,8 +12,8 @@ import (
 
 var anyBytes = rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")) })
 
-func drawHandoff(t *rapid.T) handoff {
-	return handoff{
+func drawDetached(t *rapid.T) detached {
+	return detached{
 		key:   string(rapid.SliceOfN(rapid.Byte(), 1, maxKey).Draw(t, "key")),
 		token: "t" + anyBytes.Draw(t, "token"),
 		fence: rapid.Int64Range(0, math.MaxInt64).Draw(t, "fence"),
@@ -21,33 +21,33 @@ func drawHandoff(t *rapid.T) handoff {
 	}
 }
 
-// TestHandoffArrivesWhole: what is marshalled comes back, whatever bytes key and token have.
-func TestHandoffArrivesWhole(t *testing.T) {
+// TestDetachedArrivesWhole: what is marshalled comes back, whatever bytes key and token have.
+func TestDetachedArrivesWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sent := drawHandoff(t)
-		text, err := Handoff{&sent}.MarshalText()
+		sent := drawDetached(t)
+		text, err := Detached{&sent}.MarshalText()
 		require.NoError(t, err)
-		var got Handoff
+		var got Detached
 		require.NoError(t, got.UnmarshalText(text))
 		require.Equal(t, sent, *got.secret)
 	})
 }
 
-// TestHandoffChangedOnItsWay: text with one character changed, or cut off, is refused.
-func TestHandoffChangedOnItsWay(t *testing.T) {
+// TestDetachedChangedOnItsWay: text with one character changed, or cut off, is refused.
+func TestDetachedChangedOnItsWay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sent := drawHandoff(t)
+		sent := drawDetached(t)
 		text := sent.text()
 		i := rapid.IntRange(0, len(text)-1).Draw(t, "position")
-		require.ErrorIs(t, new(Handoff).UnmarshalText(text[:i]), ErrInvalid)
+		require.ErrorIs(t, new(Detached).UnmarshalText(text[:i]), ErrInvalid)
 		text[i] ^= byte(rapid.IntRange(1, 127).Draw(t, "change"))
-		require.ErrorIs(t, new(Handoff).UnmarshalText(text), ErrInvalid)
+		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
 	})
 }
 
-// TestHandoffHasOneText: of all texts with the right check sum, those that are accepted are
+// TestDetachedHasOneText: of all texts with the right check sum, those that are accepted are
 // those that MarshalText returns.
-func TestHandoffHasOneText(t *testing.T) {
+func TestDetachedHasOneText(t *testing.T) {
 	number := rapid.SampledFrom([]string{"\x00", "\x01", "\x02", "\x80\x00", "\x81\x00", "\x80\x01", "\x81\x80\x00", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"})
 	rapid.Check(t, func(t *rapid.T) {
 		b := []byte{rapid.Byte().Draw(t, "step") % (maxSteps + 2)}
@@ -55,21 +55,21 @@ func TestHandoffHasOneText(t *testing.T) {
 		b = append(b, number.Draw(t, "size")...)
 		b = append(b, anyBytes.Draw(t, "rest")...)
 		b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-		text := handoffText.AppendEncode([]byte(handoffPrefix), b)
-		var h Handoff
+		text := detachedText.AppendEncode([]byte(detachedPrefix), b)
+		var h Detached
 		if h.UnmarshalText(text) == nil {
 			require.Equal(t, string(text), string(h.secret.text()))
 		}
 	})
 }
 
-// TestHandoffWithLineBreaks: package base64 reads over them, which is not the same text.
-func TestHandoffWithLineBreaks(t *testing.T) {
-	text, err := Handoff{&handoff{key: "k", token: "t", step: 1}}.MarshalText()
+// TestDetachedWithLineBreaks: package base64 reads over them, which is not the same text.
+func TestDetachedWithLineBreaks(t *testing.T) {
+	text, err := Detached{&detached{key: "k", token: "t", step: 1}}.MarshalText()
 	require.NoError(t, err)
-	require.NoError(t, new(Handoff).UnmarshalText(text))
+	require.NoError(t, new(Detached).UnmarshalText(text))
 	for _, end := range []string{"\n", "\r"} {
-		require.ErrorIs(t, new(Handoff).UnmarshalText([]byte(string(text)+end)), ErrInvalid)
+		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(string(text)+end)), ErrInvalid)
 	}
 }
 

@@ -2,14 +2,23 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
-const (
-	releaseTimeout = 5 * time.Second // for one try of a release
-	closeTimeout   = 5 * time.Second // for all that are owed when a Client is closed
-	maxDebts       = 1024            // releases that a Client can owe
-)
+const releaseTimeout = 5 * time.Second // for one try of a release
+
+// A release is how far the release of a lease has come.
+type release struct {
+	busy     bool          // a call of Release is in flight
+	idle     chan struct{} // closed when it returns; made by those that wait for it
+	sent     bool          // a call may have reached the store
+	answered bool          // the store has answered
+	settled  bool          // it has, or it is the keeper's to send what is needed
+	owed     bool          // it is left to the keeper, too
+	verdict  error         // of the answer: nil or ErrLost
+	failure  error         // of the last call, if there was no answer
+}
 
 // Release ends the lease and frees the lock. It needs no context, because a
 // release that is not sent since a context has ended strands the key: it keeps
@@ -32,32 +41,41 @@ func (l *Lease) Release() error {
 	defer l.keeper.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.look() == nil {
+	switch err := l.look(); {
+	case errors.Is(err, ErrLost):
+		return err
+	case err == nil:
 		l.end(ErrReleased)
-		if l.options.minHold > 0 {
-			l.linger()
-		}
-	} else if l.err != ErrReleased {
-		return l.err
+		l.linger()
+	case err == ErrClosed && !l.release.sent:
+		l.linger()
 	}
 	return wrapUnlessLost(l.values, "release", l.key, l.sendRelease())
+}
+
+// holdUntil returns until when the MinHold keeps the key, or zero if that has passed.
+func (l *Lease) holdUntil(now time.Time) time.Time {
+	if until := l.granted.Add(l.options.minHold); now.Before(until) {
+		return until
+	}
+	return time.Time{}
 }
 
 // linger leaves a lease that has ended to the keeper, if it is to be kept for
 // longer. If the Client has been closed, it makes the store keep it and leaves it
 // to that.
 func (l *Lease) linger() {
-	until := l.granted.Add(l.options.minHold)
-	if now := time.Now(); !now.Before(until) {
+	until := l.holdUntil(time.Now())
+	if until.IsZero() {
 		return
 	}
 	l.release.settled = true
-	if !l.keeper.owe(&debt{lease: l, hold: until}) {
-		ctx := newLimit(l.values, min(l.rest(time.Now()), releaseTimeout))
-		defer ctx.cancel()
-		_, err := l.keepUntil(ctx, until)
-		l.release.verdict = err
+	if l.keeper.owe(&debt{lease: l, hold: until}) {
+		return
 	}
+	ctx := newLimit(l.values, min(l.rest(time.Now()), releaseTimeout))
+	defer ctx.cancel()
+	l.unlocked(func() { _, l.release.verdict = l.keepUntil(ctx, until) })
 }
 
 // sendRelease makes one try, in the time that is left of the lease.
@@ -73,7 +91,7 @@ func (l *Lease) sendRelease() error {
 	}
 	ctx := newLimit(l.values, rest)
 	defer ctx.cancel()
-	if _, err := l.callRelease(ctx); err != nil {
+	if err := l.callRelease(ctx); err != nil {
 		r.failure = err
 		l.oweRelease()
 		return err
@@ -81,30 +99,75 @@ func (l *Lease) sendRelease() error {
 	return r.verdict
 }
 
-// callRelease calls Release of the Locker when it is the turn of that, unless
-// another has done so meanwhile.
-func (l *Lease) callRelease(ctx context.Context) (held bool, err error) {
+// callRelease calls Release of the Locker, unless another call of Release has done so
+// meanwhile. It waits for no renewal: one that comes later finds nothing.
+func (l *Lease) callRelease(ctx context.Context) error {
 	if err := l.takeTurn(ctx); err != nil {
-		return false, err
+		return err
 	}
 	defer l.endTurn()
-	r := &l.release
-	if r.settled {
-		return true, nil
+	if l.release.settled {
+		return nil
 	}
+	_, err := l.tryRelease(ctx)
+	return err
+}
+
+// tryRelease makes one call of Release of the Locker.
+func (l *Lease) tryRelease(ctx context.Context) (held bool, err error) {
+	r := &l.release
 	first := !r.sent
 	r.sent = true
 	l.unlocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
 	if err != nil {
+		r.sent = !first || !noEffect(err)
 		return false, err
 	}
 	// The store need not know a lease any more that an earlier call has ended,
 	// or that ran out on the way. Otherwise somebody else has ended it.
-	r.settled = true
+	r.settled, r.answered = true, true
 	if !held && first && l.rest(time.Now()) > 0 {
-		r.verdict = l.lost(errTaken)
+		r.verdict = l.lost(LossRemoved)
 	}
 	return held, nil
+}
+
+// takeTurn waits until no other call of Release is in flight; endTurn must follow.
+func (l *Lease) takeTurn(ctx context.Context) error {
+	r := &l.release
+	for r.busy {
+		if r.idle == nil {
+			r.idle = make(chan struct{})
+		}
+		idle := r.idle
+		l.unlocked(func() {
+			select {
+			case <-idle:
+			case <-ctx.Done():
+			}
+		})
+		if ended(ctx) != nil {
+			return endOf(ctx)
+		}
+	}
+	r.busy = true
+	return nil
+}
+
+func (l *Lease) endTurn() {
+	r := &l.release
+	r.busy = false
+	if r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// unlocked calls f without l.mu.
+func (l *Lease) unlocked(f func()) {
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	f()
 }
 
 // oweRelease leaves the release to the keeper.

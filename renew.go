@@ -1,33 +1,35 @@
 package dlock
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"slices"
+	"sync/atomic"
 	"time"
 )
 
-// Why a lease was lost.
-var (
-	errTaken   = errors.New("the store does not know it any more")
-	errMaxHold = errors.New("held for longer than WithMaxHold allows")
-	errTooLate = errors.New("not renewed before its deadline")
+// How many renewals a Client has in flight: those that have not hung, and all.
+const (
+	renewers      = 32
+	maxRenewals   = 256
+	renewPatience = 20 * time.Millisecond
 )
-
-// errPanic is the error of a call that did not return.
-var errPanic = errors.New("the Locker panicked")
 
 // maxBatch is how many leases one RenewBatch renews at most.
 const maxBatch = 1000
 
 // A waiter may have died unnoticed when it is granted the lock, so the first TTL of a
-// lease that was waited for is short, and the lease is renewed soon: not at once,
-// since a Release would have to wait for the answer.
+// lease that was waited for is short, and the lease is renewed soon: not at once, since
+// a lease that is held for a shorter time needs no renewal.
 const (
 	waitTTL      = 5 * time.Second
 	firstRenewal = 100 * time.Millisecond
+)
+
+var (
+	errMaxHold = errors.New("held for longer than WithMaxHold allows")
+	errPanic   = errors.New("the Locker panicked") // of a call that did not return
 )
 
 // firstTTL is the TTL of a lease that is waited for. Only one that will be renewed
@@ -39,109 +41,10 @@ func (o *options) firstTTL() time.Duration {
 	return min(o.ttl, max(waitTTL, o.minHold))
 }
 
-// drift is what is taken off a TTL, for clocks that do not run at the same
-// speed. It is that of the Redlock algorithm.
-func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
-
-// start puts a new lease on the agenda. It reports false if the Client has been
-// closed.
-func (l *Lease) start() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.keeper.closed.Load() {
-		return false
-	}
-	l.plan(l.renewAt)
-	return true
-}
-
-// rest returns how long the lease is still certain to be held. Either clock may
-// end it, since the monotonic one stops while the machine is suspended. l.mu is
-// held, as it is for all unexported methods of a Lease unless they say otherwise.
-func (l *Lease) rest(now time.Time) time.Duration {
-	return min(l.deadline.Sub(now), l.wall.Sub(now.Round(0)))
-}
-
-// look returns the Err of the lease, after a look at the clocks.
-func (l *Lease) look() error {
-	if now := time.Now(); l.err == nil && l.rest(now) <= 0 {
-		l.expire(now)
-	}
-	return l.err
-}
-
-// expire ends a lease whose deadline has passed. The store may still keep it for
-// a while, so a release is owed.
-func (l *Lease) expire(now time.Time) {
-	cause := errTooLate
-	switch {
-	case l.overheld(now):
-		cause = errMaxHold
-	case l.failure != nil:
-		cause = fmt.Errorf("%w: %w", errTooLate, hideContextErrors(l.failure))
-	}
-	l.lose(cause)
-	l.keeper.owe(&debt{lease: l})
-}
-
-func (l *Lease) lose(cause error) { l.end(l.lost(cause)) }
-
-func (l *Lease) lost(cause error) error {
-	return fmt.Errorf("dlock: %q: %w: %w", l.key, ErrLost, cause)
-}
-
-// end ends the lease, once, and everything that depends on it.
-func (l *Lease) end(err error) {
-	l.err = err
-	l.keeper.forget(l)
-	if l.done != nil {
-		close(l.done)
-	}
-	for _, cancel := range l.contexts {
-		cancel(err)
-	}
-	l.contexts = nil
-}
-
-func (l *Lease) overheld(now time.Time) bool {
-	return l.options.maxHold > 0 && now.Sub(l.granted) >= l.options.maxHold
-}
-
-// extend moves the deadline on: the store was asked at since to keep the lease
-// for a TTL, and has said that it does.
-func (l *Lease) extend(since time.Time, ttl time.Duration) {
-	if deadline := since.Add(ttl - drift(ttl)); deadline.After(l.deadline) {
-		l.extended, l.deadline, l.wall = since, deadline, deadline.Round(0)
-	}
-}
-
-// plan puts the lease on the agenda: for a renewal at renewal, if it is to be
-// renewed at all, else for its deadline.
-func (l *Lease) plan(renewal time.Time) {
-	l.renewAt = time.Time{}
-	if l.options.renewal && !l.overheld(renewal) && renewal.Before(l.deadline) {
-		l.renewAt = renewal
-	}
-	if l.renewAt.IsZero() {
-		l.keeper.schedule(l, l.deadline, 0)
-	} else {
-		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, time.Until(l.renewAt)/4))
-	}
-}
-
-// due does what the agenda woke the lease for: it ends it, or reports that it
-// is to be renewed now, and with which others. l.mu is not held.
-func (l *Lease) due() (group int, renew bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.look() != nil {
-		return 0, false
-	}
-	renew = !l.renewAt.IsZero() && !l.keeper.closed.Load()
-	l.renewAt = time.Time{}
-	l.keeper.schedule(l, l.deadline, 0)
-	return l.group, renew
-}
+// Renewals repeat and overtake each other without harm: none shortens a lease, none
+// revives one, and the deadline counts from the sending of the latest that was
+// acknowledged. So nothing waits for a renewal that hangs. After half of the time that
+// a lease had left it is renewed again, whatever has become of the renewal before.
 
 // Renew moves the deadline on by a full TTL, counted from now: for leases of a
 // Client [WithRenewal](false), though any may be renewed so. It returns an error
@@ -149,23 +52,34 @@ func (l *Lease) due() (group int, renew bool) {
 // ends it, or if it has been lost before; [ErrReleased] after Release; or why the
 // store did not answer, after which the lease is still held until its deadline.
 // A lease that has been held for longer than [WithMaxHold] allows is not renewed.
+// Renewal in the background goes on meanwhile.
 func (l *Lease) Renew(ctx context.Context) error {
-	rest, err := l.beginRenewal(ctx)
-	if err != nil {
-		return wrapUnlessLost(ctx, "renew", l.key, err)
+	rest, err := l.mayRenew(ctx)
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, rest)
+		defer cancel()
+		err = l.sendRenewal(limited, time.Now(), manual)
 	}
-	limited, cancel := context.WithTimeout(ctx, rest)
-	defer cancel()
-	err = l.sendRenewal(limited)
 	return wrapUnlessLost(ctx, "renew", l.key, err)
 }
 
-// sendRenewal makes the call of a renewal that has begun. l.mu is not held.
-func (l *Lease) sendRenewal(ctx context.Context) (err error) {
-	sent, result := time.Now(), RenewResult{Err: errPanic}
-	defer func() { err = l.renewed(sent, result, 0) }()
-	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.options.ttl)
-	return
+// mayRenew returns how long the lease still lasts, or why it is not to be renewed.
+// l.mu is not held.
+func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	switch err := l.look(); {
+	case err != nil:
+		return 0, err
+	case ended(ctx) != nil:
+		return 0, endOf(ctx)
+	case l.keeper.renewing.Err() != nil:
+		return 0, ErrClosed
+	case l.overheld(now):
+		return 0, errMaxHold
+	}
+	return l.rest(now), nil
 }
 
 func wrapUnlessLost(ctx context.Context, op, key string, err error) error {
@@ -175,190 +89,340 @@ func wrapUnlessLost(ctx context.Context, op, key string, err error) error {
 	return wrap(ctx, op, key, err)
 }
 
-// beginRenewal waits for its turn, at most until the deadline, and returns how
-// long the lease still lasts. If there is no error, renewed must follow. l.mu is
-// not held.
-func (l *Lease) beginRenewal(ctx context.Context) (time.Duration, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.mayRenew(ctx); err != nil {
-		return 0, err
-	}
-	limited, cancel := context.WithTimeout(ctx, l.rest(time.Now()))
-	defer cancel()
-	err := l.takeTurn(limited)
-	if now := l.mayRenew(ctx); now != nil {
-		if err == nil {
-			l.endTurn()
-		}
-		return 0, now
-	}
-	return l.rest(time.Now()), err
+// An outcome is what came of a call that renewed one lease or more.
+type outcome struct {
+	sent, answered time.Time
+	size           int // how many leases were in the call; manual, or spared
 }
 
-func (l *Lease) mayRenew(ctx context.Context) error {
-	switch err := l.look(); {
-	case err != nil:
-		return err
-	case ended(ctx) != nil:
-		return endOf(ctx)
-	case l.keeper.closed.Load():
-		return ErrClosed
-	case l.overheld(time.Now()):
-		return errMaxHold
-	}
-	return nil
+const (
+	manual = 0  // the size of a renewal that was not planned: its failure plans no other
+	spared = -1 // that of a batch of which other leases were renewed
+)
+
+// sendRenewal makes the call of one renewal. l.mu is not held.
+func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (err error) {
+	result := RenewResult{Err: errPanic}
+	defer func() { err = l.renewed(outcome{sent, time.Now(), size}, result) }()
+	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.options.ttl)
+	return
 }
 
-// tryBeginRenewal is beginRenewal for a renewal in the background. If it is not
-// the lease's turn, whoever has it plans the next one.
-func (l *Lease) tryBeginRenewal() (time.Duration, bool) {
+// renewed notes the result of a renewal. An answer that comes after the deadline does not
+// revive the lease. l.mu is not held.
+func (l *Lease) renewed(o outcome, r RenewResult) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.busy || l.mayRenew(l.keeper.open) != nil {
-		return 0, false
+	if r.Err != nil {
+		return l.renewalFailed(o, r.Err)
 	}
-	l.busy = true
-	return l.rest(time.Now()), true
-}
-
-// renewed is the end of a renewal that was sent at sent, with the other leases of
-// group. An answer that comes after the deadline does not revive the lease. l.mu is
-// not held.
-func (l *Lease) renewed(sent time.Time, r RenewResult, group int) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.endTurn()
-	l.failure = r.Err
 	switch {
 	case l.look() != nil:
 		return l.err
-	case r.Err != nil:
-		l.group = group
-		l.plan(time.Now().Add(min(l.options.ttl/20, time.Second)))
-		return r.Err
 	case !r.Held:
-		l.lose(errTaken)
+		l.lose(LossRemoved)
 		return l.err
 	}
-	l.group = 0
-	l.extend(sent, l.options.ttl)
+	l.keeper.renewals.succeeded(o.sent)
+	if l.trouble.queue >= smaller {
+		l.keeper.probed(l)
+	}
+	l.trouble = trouble{sent: l.trouble.sent}
+	l.extend(o.sent, l.options.ttl)
 	l.plan(l.extended.Add(l.options.ttl / 3))
 	return nil
 }
 
-// takeTurn waits until no other call for the lease is on its way, and makes this
-// one the next; endTurn must follow. So a release never overtakes a renewal.
-func (l *Lease) takeTurn(ctx context.Context) error {
-	for l.busy {
-		if l.idle == nil {
-			l.idle = make(chan struct{})
-		}
-		idle := l.idle
-		l.unlocked(func() {
-			select {
-			case <-idle:
-			case <-ctx.Done():
-			}
-		})
-		if ended(ctx) != nil {
-			return endOf(ctx)
-		}
+func (l *Lease) renewalFailed(o outcome, err error) error {
+	l.keeper.renewals.failed.Add(1)
+	t := &l.trouble
+	if o.sent.Before(l.extended) {
+		return err // a later one has succeeded
 	}
-	l.busy = true
-	return nil
-}
-
-// unlocked calls f without l.mu.
-func (l *Lease) unlocked(f func()) {
-	l.mu.Unlock()
-	defer l.mu.Lock()
-	f()
-}
-
-func (l *Lease) endTurn() {
-	l.busy = false
-	if l.idle != nil {
-		close(l.idle)
-		l.idle = nil
+	t.err = err
+	if l.look() != nil {
+		return l.err
 	}
+	if o.size != manual && !o.sent.Before(t.sent) {
+		t.note(l, o)
+		again := o.sent.Add(min(l.options.ttl/20, time.Second, l.patience(o.sent)))
+		if l.keeper.probing(l, o.size) {
+			t.queue, again = queues-1, o.answered
+		}
+		l.plan(later(again, o.answered))
+	}
+	return err
 }
 
-// A renewal is a job of the keeper's: leases to be renewed together.
-type renewal struct {
-	leases []*Lease
-	group  int
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
-// Leases are renewed in groups, by what became of their last renewal. In group 0 it
-// succeeded. In the others it failed: for some leases of a batch, which are kept
-// apart from the rest, or for a whole batch, which is cut into smaller ones, so
-// that what spoils it does not spoil it for all.
+// patience returns how long after a renewal that was sent at sent, and has not been
+// answered, the next one is sent at the latest: so early that, if the store answers from
+// any instant on, and all leases of the Client can be renewed in the time that the lease
+// has left then, less one round trip, there is time for that still. With all leases in
+// flight at once that is half of what is left of the lease at sent, else less.
+func (l *Lease) patience(sent time.Time) time.Duration {
+	rounds := time.Duration(l.keeper.renewals.rounds.Load())
+	return max(l.deadline.Sub(sent)/(rounds+1), time.Millisecond)
+}
+
+// beginRenewal reports whether a lease is to be renewed by a call that is made now, and
+// how long it still lasts. If that call hangs, the lease becomes due again. l.mu is not
+// held.
+func (l *Lease) beginRenewal(now time.Time) (rest time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.look() != nil || l.keeper.renewing.Err() != nil || l.overheld(now) {
+		return 0, false
+	}
+	t := &l.trouble
+	t.sent, t.suspect = now, !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
+	l.plan(now.Add(l.patience(now)))
+	return l.rest(now), true
+}
+
+// trouble is what is known of the renewals of a lease that have failed since the last
+// one that succeeded. Leases are renewed in batches. If a whole batch fails, the store may
+// be away, or one element may spoil the batch. To tell, one lease of the batch is renewed
+// alone at once, as a probe. If the store answers that or any other renewal, and the batch
+// fails once more, it is cut into smaller ones, down to single leases as long as others
+// succeed. A lease that was renewed is back in the large batches.
+type trouble struct {
+	err     error     // of the last renewal
+	sent    time.Time // when the last one was sent
+	since   time.Time // when the first one failed in a batch of this size
+	suspect bool      // the store had answered others between since and sent
+	queue   int       // of the renewals
+}
+
+// The queues of leases that are due for a renewal, with the most leases in a batch.
+// Leases that failed while others of their batch did not are kept apart, since a server
+// of a cluster that is down may hold the batch up.
 const (
-	failedAlone = 1
-	maxGroup    = 4
+	whole = iota
+	apart
+	smaller
+	queues = smaller + 3
 )
 
-func batchSize(group int) int { return max(1, maxBatch>>(4*max(0, group-failedAlone))) }
+var batchSizes = [queues]int{maxBatch, maxBatch, maxBatch >> 4, maxBatch >> 8, 1}
 
-// renewAll sends the renewals of the leases of a group that are due, in as few
-// calls as the Locker allows.
-func (k *keeper) renewAll(leases []*Lease, group int) {
-	size := batchSize(group)
-	if _, ok := k.locker.(BatchRenewer); !ok || k.noBatches.Load() {
-		size = 1
-	}
-	for batch := range slices.Chunk(leases, size) {
-		k.renewals.add(&renewal{batch, group})
+// note chooses the queue of a lease whose renewal has failed.
+func (t *trouble) note(l *Lease, o outcome) {
+	alive := !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
+	switch {
+	case o.size == spared:
+		t.queue = apart
+	case t.queue >= smaller && alive, t.queue < smaller && t.suspect:
+		t.queue, t.since = cut(o.size), o.answered
+	case l.keeper.probed(l):
+		t.queue = whole
+	case t.since.IsZero():
+		t.since = o.answered
 	}
 }
 
-// renew gives a renewal half of the time that is left, so that if it hangs there
-// is time for another.
-func (k *keeper) renew(r *renewal) {
-	begun := make([]*Lease, 0, len(r.leases))
-	limit := time.Duration(math.MaxInt64)
-	for _, l := range r.leases {
-		if rest, ok := l.tryBeginRenewal(); ok {
-			begun = append(begun, l)
-			limit = min(limit, rest/2)
+// cut returns the queue whose batches are at most half as large as one of size.
+func cut(size int) int {
+	q := smaller
+	for q < queues-1 && 2*batchSizes[q] > size {
+		q++
+	}
+	return q
+}
+
+// renewals are the leases that are due for a renewal, the earliest deadline first. They
+// are guarded by the keeper's mutex, but for the atomic fields.
+type renewals struct {
+	workers   workers
+	due       [queues]urgent
+	probe     *Lease        // the one that is renewed alone after its batch has failed
+	failed    atomic.Uint64 // how many leases were not renewed by a call
+	latest    atomic.Int64  // when the latest renewal was sent that has succeeded, in nanoseconds after epoch
+	rounds    atomic.Int64  // how many calls after each other renew all leases, at most maxRounds
+	unbatched atomic.Bool   // RenewBatch is unsupported
+}
+
+// maxRounds bounds how often a renewal that gets no answer is repeated: after at least an
+// eighth of the time that the lease has left.
+const maxRounds = 7
+
+// epoch is an instant with a reading of the monotonic clock.
+var epoch = time.Now()
+
+func (r *renewals) succeeded(sent time.Time) {
+	n := int64(sent.Sub(epoch))
+	for latest := r.latest.Load(); n > latest && !r.latest.CompareAndSwap(latest, n); {
+		latest = r.latest.Load()
+	}
+}
+
+// answeredSince reports whether a renewal has succeeded that was sent at t or later.
+func (r *renewals) answeredSince(t time.Time) bool { return r.latest.Load() >= int64(t.Sub(epoch)) }
+
+// probing makes a lease the probe, if its batch of size has failed and there is none.
+func (k *keeper) probing(l *Lease, size int) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if size <= 1 || k.renewals.probe != nil {
+		return false
+	}
+	k.renewals.probe = l
+	return true
+}
+
+// probed reports whether a lease was the probe, and is so no more.
+func (k *keeper) probed(l *Lease) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.renewals.probe != l {
+		return false
+	}
+	k.renewals.probe = nil
+	return true
+}
+
+// queueRenewal takes a lease with a deadline in a queue of those that are due.
+func (k *keeper) queueRenewal(l *Lease, deadline time.Time, queue int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !l.queued {
+		l.queued, l.dueBy = true, deadline
+		heap.Push(&k.renewals.due[queue], l)
+	}
+}
+
+// nextRenewal returns the next call of the workers. k.mu is held.
+func (k *keeper) nextRenewal() func() {
+	r := &k.renewals
+	_, batches := k.locker.(BatchRenewer)
+	batches = batches && !r.unbatched.Load()
+	r.rounds.Store(1)
+	if batches {
+		r.rounds.Store(int64(min(1+k.leases/(maxBatch*renewers), maxRounds)))
+	}
+	q := r.next()
+	if len(r.due[q]) == 0 {
+		return nil
+	}
+	size := 1
+	if batches {
+		size = batchSizes[q]
+	}
+	var leases []*Lease
+	for len(leases) < size && len(r.due[q]) > 0 {
+		l := heap.Pop(&r.due[q]).(*Lease)
+		l.queued = false
+		leases = append(leases, l)
+	}
+	others := len(r.due[q]) > 0
+	return func() { k.renew(leases, others) }
+}
+
+// next returns the queue that has the lease with the earliest deadline, if there is any.
+func (r *renewals) next() int {
+	first := 0
+	for q, due := range r.due {
+		if len(due) > 0 && (len(r.due[first]) == 0 || due[0].dueBy.Before(r.due[first][0].dueBy)) {
+			first = q
 		}
 	}
+	return first
+}
+
+// renew makes one call for leases that are due. If it hangs, it ends when half of the time
+// has passed that the last of them has left; each becomes due again when half of its own
+// time has. Where others wait, a call for a single lease ends earlier, since there cannot
+// be any number of calls.
+func (k *keeper) renew(leases []*Lease, others bool) {
+	now := time.Now()
+	begun := leases[:0]
+	var rest time.Duration
+	for _, l := range leases {
+		if r, ok := l.beginRenewal(now); ok {
+			begun = append(begun, l)
+			rest = max(rest, r)
+		}
+	}
+	limit := rest / 2
 	switch {
 	case len(begun) == 0:
-	case len(r.leases) == 1:
-		ctx, cancel := within(begun[0].values, limit, k.open)
+	case len(begun) == 1:
+		if others {
+			limit = min(limit, max(time.Second, rest/8))
+		}
+		ctx, cancel := within(begun[0].values, limit, k.renewing)
 		defer cancel()
-		_ = begun[0].sendRenewal(ctx) // the lease has the error
+		_ = begun[0].sendRenewal(ctx, now, 1) // the lease has the error
 	default:
-		ctx, cancel := within(context.Background(), limit, k.open)
+		ctx, cancel := within(context.Background(), limit, k.renewing)
 		defer cancel()
-		k.sendBatch(ctx, begun, min(r.group+2, maxGroup))
+		k.sendBatch(ctx, begun, now)
 	}
 }
 
-// sendBatch makes the call of a batch of renewals that have begun. If it fails,
-// its leases are in the given group.
-func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, group int) {
+// sendBatch makes the call of a batch of renewals.
+func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, sent time.Time) {
 	batch := make([]Renewal, len(leases))
 	for i, l := range leases {
 		batch[i] = Renewal{l.key, l.token, l.options.ttl}
 	}
-	sent, err := time.Now(), errPanic
+	err := errPanic
 	var results []RenewResult
-	defer func() {
-		for i, l := range leases {
-			if err != nil {
-				l.renewed(sent, RenewResult{Err: err}, group)
-			} else {
-				l.renewed(sent, results[i], failedAlone)
-			}
-		}
-	}()
+	defer func() { k.batchRenewed(leases, sent, results, err) }()
 	results, err = k.locker.(BatchRenewer).RenewBatch(ctx, batch)
-	if errors.Is(err, errors.ErrUnsupported) {
-		k.noBatches.Store(true)
-	} else if err == nil && len(results) != len(batch) {
+	if err == nil && len(results) != len(batch) {
 		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
 	}
+}
+
+func (k *keeper) batchRenewed(leases []*Lease, sent time.Time, results []RenewResult, err error) {
+	if errors.Is(err, errors.ErrUnsupported) {
+		k.renewals.unbatched.Store(true)
+		for _, l := range leases {
+			l.replan()
+		}
+		return
+	}
+	o := outcome{sent, time.Now(), len(leases)}
+	if err == nil {
+		o.size = spared
+	}
+	for i, l := range leases {
+		if err != nil {
+			_ = l.renewed(o, RenewResult{Err: err}) // the lease has the error
+		} else {
+			_ = l.renewed(o, results[i])
+		}
+	}
+}
+
+// replan makes a lease due at once. l.mu is not held.
+func (l *Lease) replan() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.look() == nil {
+		l.plan(time.Now())
+	}
+}
+
+// urgent is a heap of leases, the earliest deadline first.
+type urgent []*Lease
+
+func (u urgent) Len() int           { return len(u) }
+func (u urgent) Less(i, j int) bool { return u[i].dueBy.Before(u[j].dueBy) }
+func (u urgent) Swap(i, j int)      { u[i], u[j] = u[j], u[i] }
+func (u *urgent) Push(x any)        { *u = append(*u, x.(*Lease)) }
+
+func (u *urgent) Pop() any {
+	last := len(*u) - 1
+	l := (*u)[last]
+	(*u)[last] = nil
+	*u = (*u)[:last]
+	return l
 }

@@ -101,7 +101,7 @@ func handOff(t *testing.T, p pair) {
 	require.NoError(t, err)
 	text, err := h.MarshalText()
 	require.NoError(t, err)
-	var received dlock.Handoff
+	var received dlock.Detached
 	require.NoError(t, received.UnmarshalText(text))
 	taker, err := dlock.New(p.b).Adopt(t.Context(), received)
 	require.NoError(t, err)

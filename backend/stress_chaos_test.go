@@ -295,7 +295,7 @@ func (c *chaos) crowd() {
 // stressKinds are what must have happened before a stress test may end.
 var stressKinds = slices.Concat(childKinds, []string{
 	"found held", "served from the queue", "cancelled in the queue", "MaxWait over", "expired", "abandoned",
-	"lost early", "not answered", "handed off", "server asked", "handed over by script", "crashed", "crowds",
+	"lost early", "not answered", "detached", "server asked", "handed over by script", "crashed", "crowds",
 	"FLUSHALL", "restart", "scripts forgotten", "server suspended", "server paused",
 	"connections killed: normal", "connections killed: pubsub", "connections cut", "connections refused",
 	"network blocked", "network slow", "reply lost", "request lost", "reply cut", "request late",

@@ -79,7 +79,7 @@ func (c *stressCrew) connect(name string, library int, addr string) (*dlock.Clie
 	if err != nil {
 		return nil, err
 	}
-	client := dlock.New(&queued{dlock.Forward{Locker: locker}, c}, dlock.WithFence(), dlock.WithOwner(name))
+	client := dlock.New(&queued{dlock.Forward{Locker: locker}, c}, dlock.WithFence(true), dlock.WithOwner(name))
 	c.closers = append(c.closers, func() {
 		client.Close()
 		locker.Close()
@@ -350,7 +350,7 @@ func (w *worker) handOff(l *dlock.Lease) {
 		w.asked = now()
 		next, failure := w.client.Adopt(w.limit, h)
 		if failure == nil {
-			w.happened("handed off")
+			w.happened("detached")
 			w.hold(next, w.below(5*time.Millisecond))
 			return
 		}

@@ -48,15 +48,15 @@ func needsOrder(h Harness) string {
 }
 
 func needsClock(h Harness) string {
-	if h.Sleep != nil {
-		return "Harness.Sleep is set: the store's clock is not the process's"
+	if h.Advance != nil {
+		return "Harness.Advance is set: the store's clock is not the process's"
 	}
 	return ""
 }
 
 func needsIdleness(h Harness) string {
-	if !h.Bubble && h.Sleep == nil {
-		return "neither Harness.Bubble nor Harness.Sleep is set: it would take days"
+	if !h.Bubble && h.Advance == nil {
+		return "neither Harness.Bubble nor Harness.Advance is set: it would take days"
 	}
 	return ""
 }
@@ -64,8 +64,8 @@ func needsIdleness(h Harness) string {
 func needsClockAndWipe(h Harness) string { return cmp.Or(needsClock(h), needsWipe(h)) }
 
 func needsVia(h Harness) string {
-	if h.Via == nil || h.Addr == "" {
-		return "Harness.Via or Harness.Addr is not set: there is no network to make faulty"
+	if h.Dial == nil || h.Addr == "" {
+		return "Harness.Dial or Harness.Addr is not set: there is no network to make faulty"
 	}
 	return ""
 }

@@ -152,7 +152,7 @@ func (s *scene) renewAtExpiry(next, holder *client) {
 
 // whereTimePasses is atMoments for what needs the store's clock to run.
 func (s *scene) whereTimePasses(f func(time.Duration)) {
-	if s.h.Sleep == nil {
+	if s.h.Advance == nil {
 		s.atMoments(f)
 	}
 }

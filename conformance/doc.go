@@ -40,25 +40,25 @@
 //   - Grace is how late the store may expire a lease: the period of its sweeper,
 //     for instance. It is added wherever the suite waits for an expiry. There is
 //     no such allowance for a lease that ends too early.
-//   - Sleep lets time pass where the store's clock is moved by hand, as that of
-//     miniredis is: Sleep: server.FastForward. It may be asked for days, and must
+//   - Advance lets time pass where the store's clock is moved by hand, as that of
+//     miniredis is: Advance: server.FastForward. It may be asked for days, and must
 //     not take as long itself.
 //   - Bubble runs every case in a [testing/synctest] bubble, so that a store that
 //     lives in this process is tested in virtual time, in milliseconds.
-//   - Via and Addr let the suite stand between a client and its server, and make the
+//   - Dial and Addr let the suite stand between a client and its server, and make the
 //     network faulty. It loses, holds back, delays and cuts whatever is sent: any
 //     protocol will do. To choose a request it looks for the key or the token in what
 //     is sent, so UnreachableStore (in part), LostReplyOverNetwork,
 //     LateDuplicateOverNetwork and Reconnection need a client that does not encrypt,
-//     compress or encode these. Via should make clients with time-outs of about a
+//     compress or encode these. Dial should make clients with time-outs of about a
 //     second, if they do not end a call when its context does: cases wait for that.
 //   - Wipe makes the store lose everything that it has stored, as FLUSHALL does.
 //     Set it only if fences survive this.
-//   - Stored counts what the store keeps, so that NoLeaks sees what is never removed:
+//   - Count counts what the store keeps, so that NoLeaks sees what is never removed:
 //     a record, or a counter, for each lock that ever was.
 //   - Unordered is for stores that queue waiters, but not in order.
-//   - Each returns a Harness of a store of its own for each case, for stores that are
-//     made in no time. Cases run together then also where Sleep is set.
+//   - PerCase returns a Harness of a store of its own for each case, for stores that are
+//     made in no time. Cases run together then also where Advance is set.
 //
 // In a bubble nothing may be used that was made in another. All calls of New and
 // Wipe in one case get the same t, so a store is kept for each t:

@@ -9,7 +9,7 @@ import (
 )
 
 // A Harness tells the suite how to reach a store, and what the store claims.
-// Only New is needed, or Each.
+// Only New is needed, or PerCase.
 type Harness struct {
 	// New returns one more client of the same store, and cleans up with
 	// t.Cleanup. All calls that one case makes get the same t. With Bubble
@@ -24,22 +24,22 @@ type Harness struct {
 	// Grace is how late the store may expire a lease; 0 means 50 ms.
 	Grace time.Duration
 
-	// Sleep lets time pass for the store, for stores whose clock is moved by
+	// Advance lets time pass for the store, for stores whose clock is moved by
 	// hand; nil means time.Sleep. It may be asked for days, and must not take
-	// as long itself. With Sleep, cases run one at a time (unless there is Each),
+	// as long itself. With Advance, cases run one at a time (unless there is PerCase),
 	// and those that compare the store's clock with the process's are skipped.
-	Sleep func(time.Duration)
+	Advance func(time.Duration)
 
 	// Bubble says that the store lives in this process and uses nothing but
 	// package time: every case runs in a testing/synctest bubble, and no real
 	// time passes.
 	Bubble bool
 
-	// Via returns a client of the network store that listens at addr. The
+	// Dial returns a client of the network store that listens at addr. The
 	// suite stands between the two, at an address of its own.
-	Via func(t *testing.T, addr string) dlock.Locker
+	Dial func(t *testing.T, addr string) dlock.Locker
 
-	// Addr is where the store of Via really is: host and port.
+	// Addr is where the store of Dial really is: host and port.
 	Addr string
 
 	// Wipe makes the store lose everything that it has stored, where it claims
@@ -48,15 +48,15 @@ type Harness struct {
 	// while calls are under way, which must not fail of it.
 	Wipe func(t *testing.T)
 
-	// Stored returns how many keys, rows or records the store keeps altogether, so
+	// Count returns how many keys, rows or records the store keeps altogether, so
 	// that NoLeaks sees what is never removed. It leaves out what has a limit,
 	// however many locks there are. Nobody else may be using the store.
-	Stored func(t *testing.T) int
+	Count func(t *testing.T) int
 
-	// Each returns a Harness for one case, of a store that nobody else uses, and
+	// PerCase returns a Harness for one case, of a store that nobody else uses, and
 	// cleans up with t.Cleanup. It stands in for all other fields. Cases can run at
 	// the same time then, whatever they do to their store.
-	Each func(t *testing.T) Harness
+	PerCase func(t *testing.T) Harness
 
 	// Unordered says that the store wakes waiters in any order.
 	Unordered bool
@@ -118,13 +118,13 @@ func (h Harness) rounds(n int) int {
 func (h Harness) forwarded() Harness {
 	f := h
 	f.New = func(t *testing.T) dlock.Locker { return dlock.Forward{Locker: h.New(t)} }
-	if h.Via != nil {
-		f.Via = func(t *testing.T, addr string) dlock.Locker {
-			return dlock.Forward{Locker: h.Via(t, addr)}
+	if h.Dial != nil {
+		f.Dial = func(t *testing.T, addr string) dlock.Locker {
+			return dlock.Forward{Locker: h.Dial(t, addr)}
 		}
 	}
-	if h.Each != nil {
-		f.Each = func(t *testing.T) Harness { return h.Each(t).forwarded() }
+	if h.PerCase != nil {
+		f.PerCase = func(t *testing.T) Harness { return h.PerCase(t).forwarded() }
 	}
 	return f
 }

@@ -20,14 +20,14 @@ type line interface {
 // lineTo returns a client of the store, and the line to it if that is wanted and
 // possible.
 func (s *scene) lineTo(wanted bool) (*client, line, error) {
-	if !wanted || s.h.Via == nil || s.h.Addr == "" {
+	if !wanted || s.h.Dial == nil || s.h.Addr == "" {
 		return s.client(), nil, nil
 	}
 	p, err := faultproxy.New(s.h.Addr)
 	if err != nil {
 		return s.client(), nil, err
 	}
-	return s.clientOf(s.h.Via(s.t, p.Addr()), "Harness.Via"), proxyLine{p}, nil
+	return s.clientOf(s.h.Dial(s.t, p.Addr()), "Harness.Dial"), proxyLine{p}, nil
 }
 
 // proxyLine makes a line of a proxy.

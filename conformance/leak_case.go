@@ -102,12 +102,12 @@ func (s *scene) callsUnder(ctx context.Context, a, b *client) {
 // store may remove things later, but what it keeps must not grow with the keys that were
 // ever used.
 func (s *scene) keepsNothing() {
-	if s.h.Stored == nil {
+	if s.h.Count == nil {
 		return
 	}
 	const rounds, keys = 10, 40
 	a, b := s.clients2()
-	before := s.h.Stored(s.t)
+	before := s.h.Count(s.t)
 	for range rounds {
 		for i := range keys {
 			s.useKey(a, b, i)
@@ -117,7 +117,7 @@ func (s *scene) keepsNothing() {
 	const most = rounds * keys / (2 * ways) // half of what one way alone would leave
 	stored := 0
 	for end := time.Now().Add(s.h.patience()); !s.over(); s.sleep(20 * time.Millisecond) {
-		if stored = s.h.Stored(s.t) - before; stored < most {
+		if stored = s.h.Count(s.t) - before; stored < most {
 			return
 		}
 		if time.Now().After(end) {

@@ -44,7 +44,7 @@ func TestSkipsNameTheReason(t *testing.T) {
 	full := toyHarness("", itself)
 	bare := Harness{New: full.New, Bubble: true, Unordered: true}
 	slow := toyHarness("", func(m *toy) dlock.Locker { return plain{m} })
-	slow.Sleep = time.Sleep
+	slow.Advance = time.Sleep
 	noFence := toyHarness("no fences", itself)
 	lying := toyHarness("", func(m *toy) dlock.Locker { return dlock.Forward{Locker: plain{m}} })
 	for _, c := range []struct {
@@ -54,13 +54,13 @@ func TestSkipsNameTheReason(t *testing.T) {
 		{bare, "FenceSurvivesDataLoss", "Harness.Wipe is nil"},
 		{bare, "WaitEndsOnRemoval", "Harness.Wipe is nil"},
 		{bare, "FirstComeFirstServed", "Harness.Unordered is set"},
-		{bare, "UnreachableStore", "Harness.Via or Harness.Addr is not set"},
+		{bare, "UnreachableStore", "Harness.Dial or Harness.Addr is not set"},
 		{bare, "UnsupportedSendsNothing", "no method of the Locker answers errors.ErrUnsupported"},
 		{bare, "DecoratorHidesNothing", "not built around another"},
 		{slow, "CancelledWait", "the Locker is no Acquirer"},
 		{slow, "BatchKeepsOrder", "the Locker is no BatchRenewer"},
 		{slow, "InspectTells", "the Locker is no Inspector"},
-		{slow, "History", "Harness.Sleep is set"},
+		{slow, "History", "Harness.Advance is set"},
 		{lying, "WaitEndsOnExpiry", "Acquire answers errors.ErrUnsupported"},
 		{lying, "BatchKeepsOrder", "RenewBatch answers errors.ErrUnsupported"},
 		{lying, "InspectTells", "Inspect answers errors.ErrUnsupported"},
@@ -117,24 +117,24 @@ func TestTooLate(t *testing.T) {
 func TestSleepMovesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := toyHarness("", itself)
-		s := newScene(t, Harness{New: h.New, Sleep: func(time.Duration) {}}, 0)
+		s := newScene(t, Harness{New: h.New, Advance: func(time.Duration) {}}, 0)
 		before := s.now()
 		s.sleep(time.Hour)
 		assert.Equal(t, time.Hour, s.now().Sub(before), "now is not an upper bound of the store's time")
 
-		s = newScene(t, Harness{New: h.New, Sleep: time.Sleep}, 0)
+		s = newScene(t, Harness{New: h.New, Advance: time.Sleep}, 0)
 		before = s.now()
 		s.sleep(time.Hour)
 		assert.Equal(t, time.Hour, s.now().Sub(before), "time that really passed is counted twice")
 	})
 }
 
-// With Each every case has a store of its own, also below a Forward, and cases run
+// With PerCase every case has a store of its own, also below a Forward, and cases run
 // together though the clocks of their stores are moved by hand.
 func TestEach(t *testing.T) {
-	h := Harness{Each: func(t *testing.T) Harness {
+	h := Harness{PerCase: func(t *testing.T) Harness {
 		toy := toyHarness("", itself)
-		return Harness{New: toy.New, Sleep: func(time.Duration) {}}
+		return Harness{New: toy.New, Advance: func(time.Duration) {}}
 	}}
 	for name, h := range map[string]Harness{"plain": h, "forwarded": h.forwarded()} {
 		t.Run(name, func(t *testing.T) {

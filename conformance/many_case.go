@@ -10,7 +10,7 @@ import (
 // many is more than what stores keep, or look at, at a time: 100, 128, 256, 1,000. Those
 // whose clock is moved by hand are imitations, and slow.
 func (h Harness) many() int {
-	if h.Sleep != nil {
+	if h.Advance != nil {
 		return 129
 	}
 	return 1001

@@ -23,7 +23,7 @@ func agreesWithModel(t *testing.T, h Harness) error {
 	if !h.Bubble {
 		e.h, e.scripts = h.reusing(t), 1
 	}
-	if !h.Bubble && h.Sleep == nil {
+	if !h.Bubble && h.Advance == nil {
 		walks = 12
 	}
 	var wg sync.WaitGroup

@@ -161,7 +161,7 @@ func (c *comparison) model(key string) *model {
 
 // slow is a clock that the store's is not behind.
 func (c *comparison) slow() time.Time {
-	if c.h.Sleep == nil {
+	if c.h.Advance == nil {
 		return time.Now()
 	}
 	return time.Time{}.Add(c.slept)

@@ -55,7 +55,7 @@ func museumHarness(e museum.Exhibit) Harness {
 	return Harness{
 		New:    func(t *testing.T) dlock.Locker { return of(t).Client() },
 		Wipe:   func(t *testing.T) { of(t).Wipe() },
-		Stored: func(t *testing.T) int { return of(t).Stored() },
+		Count:  func(t *testing.T) int { return of(t).Stored() },
 		Bubble: true,
 	}
 }

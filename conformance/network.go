@@ -67,7 +67,7 @@ func (s *scene) network() *network {
 		s.stop(err)
 		return nil
 	}
-	return &network{scene: s, Proxy: p, via: s.clientOf(s.h.Via(s.t, p.Addr()), "Harness.Via"), direct: s.client()}
+	return &network{scene: s, Proxy: p, via: s.clientOf(s.h.Dial(s.t, p.Addr()), "Harness.Dial"), direct: s.client()}
 }
 
 // warm makes every call once, so that what stores do at the first time only (load a

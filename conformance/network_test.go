@@ -318,7 +318,7 @@ func networkHarness(t *testing.T, flaw string) Harness {
 	}
 	return Harness{
 		New:  func(*testing.T) dlock.Locker { return m },
-		Via:  dial,
+		Dial: dial,
 		Addr: addr,
 	}
 }
@@ -362,8 +362,8 @@ func TestNetworkStorePasses(t *testing.T) {
 		found := networkCases(t)
 		for i, err := range playAll(2*len(found), func(i int) error {
 			h := networkHarness(t, "")
-			if via := h.Via; i >= len(found) { // without queue and batches
-				h.Via = func(t *testing.T, addr string) dlock.Locker { return plain{via(t, addr)} }
+			if via := h.Dial; i >= len(found) { // without queue and batches
+				h.Dial = func(t *testing.T, addr string) dlock.Locker { return plain{via(t, addr)} }
 			}
 			return play(t, h, found[i%len(found)])
 		}) {
@@ -403,7 +403,7 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 func TestHiddenTraffic(t *testing.T) {
 	hidden := func(flaw string) Harness {
 		h := networkHarness(t, flaw)
-		h.Via = func(t *testing.T, addr string) dlock.Locker { return &netToy{addr: addr, flaw: flaw, hidden: true} }
+		h.Dial = func(t *testing.T, addr string) dlock.Locker { return &netToy{addr: addr, flaw: flaw, hidden: true} }
 		return h
 	}
 	for _, name := range []string{"LostReplyOverNetwork", "LateDuplicateOverNetwork", "Reconnection"} {

@@ -15,7 +15,7 @@ import (
 // that the store cannot fulfil by its nature shows as a skip that names the reason.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	if h.New == nil && h.Each == nil {
+	if h.New == nil && h.PerCase == nil {
 		t.Fatal("conformance: Harness.New is nil")
 	}
 	runAlone(t, h, cases)
@@ -28,7 +28,7 @@ func Run(t *testing.T, h Harness) {
 }
 
 // alone says that c must run while no other case does.
-func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Sleep != nil }
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
 
 func runAlone(t *testing.T, h Harness, cases []testCase) {
 	for _, c := range cases {
@@ -65,11 +65,11 @@ func runCase(t *testing.T, h Harness, c testCase) {
 
 // forCase returns the Harness that a case is to use.
 func (h Harness) forCase(t *testing.T) Harness {
-	if h.Each == nil {
+	if h.PerCase == nil {
 		return h
 	}
-	if h = h.Each(t); h.New == nil {
-		t.Fatal("conformance: Harness.Each returned a Harness whose New is nil")
+	if h = h.PerCase(t); h.New == nil {
+		t.Fatal("conformance: Harness.PerCase returned a Harness whose New is nil")
 	}
 	return h
 }

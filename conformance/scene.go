@@ -29,7 +29,7 @@ type scene struct {
 
 	mu      sync.Mutex
 	err     error
-	shift   time.Duration // how far h.Sleep has moved the store's clock beyond time.Now
+	shift   time.Duration // how far h.Advance has moved the store's clock beyond time.Now
 	clients int
 	used    map[hold]bool        // every key and token that may be left in the store
 	until   map[string]time.Time // key → until when its lease is certain
@@ -196,12 +196,12 @@ func (s *scene) sleep(d time.Duration) {
 	if s.over() || d <= 0 {
 		return
 	}
-	if s.h.Sleep == nil {
+	if s.h.Advance == nil {
 		time.Sleep(d)
 		return
 	}
 	start := time.Now()
-	s.h.Sleep(d)
+	s.h.Advance(d)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shift += max(0, d-time.Since(start))
@@ -219,7 +219,7 @@ func (s *scene) gap() {
 	}
 	d := s.h.gap() << s.attempt
 	time.Sleep(d)
-	if s.h.Sleep != nil {
+	if s.h.Advance != nil {
 		s.sleep(d)
 	}
 }
@@ -239,7 +239,7 @@ func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
 		case <-deadline.C:
 			return false
 		case <-step.C:
-			if s.h.Sleep != nil {
+			if s.h.Advance != nil {
 				s.sleep(20 * time.Millisecond)
 			}
 		}

@@ -52,7 +52,7 @@ func (s *scene) atOnce(fs ...func()) {
 	var wg sync.WaitGroup
 	for _, f := range fs {
 		wg.Go(f)
-		if s.h.Sleep != nil {
+		if s.h.Advance != nil {
 			wg.Wait()
 		}
 	}

@@ -47,7 +47,7 @@ func libraries(client *redis.Client) []library {
 }
 
 func ours(rdb *redis.Client) library {
-	client := dlock.New(goredis.New(rdb, rediscore.WithoutQueue()), dlock.WithTTL(ttl), dlock.WithRenewal(false),
+	client := dlock.New(goredis.New(rdb, rediscore.WithQueue(false)), dlock.WithTTL(ttl), dlock.WithRenewal(false),
 		dlock.WithBackoff(func(int) time.Duration { return pause }))
 	grant := func(l *dlock.Lease, err error) (lock, error) {
 		if errors.Is(err, dlock.ErrHeld) {

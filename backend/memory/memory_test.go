@@ -34,7 +34,7 @@ func harness() conformance.Harness {
 	return conformance.Harness{
 		New:    func(t *testing.T) dlock.Locker { return store(t) },
 		Wipe:   func(t *testing.T) { store(t).Wipe() },
-		Stored: func(t *testing.T) int { return store(t).Len() },
+		Count:  func(t *testing.T) int { return store(t).Len() },
 		TTL:    10 * time.Millisecond,
 		Bubble: true,
 	}

@@ -81,7 +81,7 @@
 //
 // Programs with other libraries do not queue. They get no turn at a lock that dlock's
 // waiters pass on among themselves, and when they free it, nobody is told. While both
-// are in use, make dlock's Lockers with [WithoutQueue].
+// are in use, make dlock's Lockers with [WithQueue](false).
 //
 // docs/handover.md has the protocol rule by rule, and docs/model a model of it that is
 // searched exhaustively.

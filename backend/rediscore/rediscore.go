@@ -61,7 +61,7 @@ func including(source string) string {
 type Locker struct {
 	conn     Conn
 	prefix   string
-	unqueued bool  // WithoutQueue
+	unqueued bool  // WithQueue(false)
 	err      error // why no call can succeed: a bad argument of the constructor
 	closed   atomic.Bool
 	keys     keys
@@ -92,10 +92,10 @@ func WithPrefix(prefix string) Option {
 
 const maxPrefix = 1024
 
-// WithoutQueue makes those who wait ask again and again instead of standing in the
-// queue. It is for locks that programs with other libraries want too: these are not
-// in the queue, and get no turn while somebody is.
-func WithoutQueue() Option { return func(l *Locker) { l.unqueued = true } }
+// WithQueue(false) makes waiters poll instead of standing in the queue. It is for locks
+// that programs with other libraries want too: these are not in the queue, and get no
+// turn while somebody is. The default is true.
+func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
 // New returns a Locker on the server that conn talks to. Bad arguments make its
 // methods fail with [dlock.ErrInvalid].

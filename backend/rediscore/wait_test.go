@@ -546,7 +546,7 @@ func TestNothingIsSent(t *testing.T) {
 		opts  []Option
 		want  error
 	}{
-		{context.Background(), "t", []Option{WithoutQueue()}, errors.ErrUnsupported},
+		{context.Background(), "t", []Option{WithQueue(false)}, errors.ErrUnsupported},
 		{ended, "t", nil, context.Canceled},
 		{context.Background(), "", nil, dlock.ErrInvalid},
 	} {

@@ -40,7 +40,7 @@ func newStore(lockers []dlock.Locker, hangUp func() error) *store {
 	s := &store{key: newKey(), hangUp: hangUp}
 	for i, locker := range lockers {
 		owner := fmt.Sprintf("worker %d", i+1)
-		s.clients = append(s.clients, dlock.New(locker, dlock.WithTTL(ttl), dlock.WithFence(), dlock.WithOwner(owner)))
+		s.clients = append(s.clients, dlock.New(locker, dlock.WithTTL(ttl), dlock.WithFence(true), dlock.WithOwner(owner)))
 	}
 	return s
 }

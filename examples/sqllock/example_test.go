@@ -74,7 +74,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	locks := dlock.New(locker, dlock.WithFence())
+	locks := dlock.New(locker, dlock.WithFence(true))
 	defer locks.Close()
 	if err := withdraw(ctx, db, locks, "savings", 100); err != nil {
 		fmt.Println(err)
@@ -89,7 +89,7 @@ func TestWithdraw(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			locks := dlock.New(l, dlock.WithFence())
+			locks := dlock.New(l, dlock.WithFence(true))
 			defer locks.Close()
 			for range 5 {
 				if err := withdraw(ctx, db, locks, "savings", 3); err != nil {
@@ -116,7 +116,7 @@ func TestWithdrawTooLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	do(t, db, "UPDATE dlock SET expires = 'epoch'") // as if long had passed
-	locks := dlock.New(l, dlock.WithFence())
+	locks := dlock.New(l, dlock.WithFence(true))
 	defer locks.Close()
 	if err := withdraw(ctx, db, locks, "savings", 30); err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ func harness(t testing.TB) conformance.Harness {
 	makeSchema(t, admin)
 	return conformance.Harness{
 		New:  func(t *testing.T) dlock.Locker { return sqllock.New(open(t, server.addr)) },
-		Via:  func(t *testing.T, addr string) dlock.Locker { return sqllock.New(open(t, addr)) },
+		Dial: func(t *testing.T, addr string) dlock.Locker { return sqllock.New(open(t, addr)) },
 		Addr: server.addr,
 		Wipe: func(t *testing.T) { do(t, admin, wipe) },
 	}

@@ -37,7 +37,7 @@ type Client struct {
 func Run(t *testing.T, a Adapter) {
 	t.Cleanup(AwaitGoroutines)
 	t.Run("Redis", func(t *testing.T) { conformance.Run(t, a.onRedis(t)) })
-	t.Run("Miniredis", func(t *testing.T) { conformance.Run(t, conformance.Harness{Each: a.onMiniredis}) })
+	t.Run("Miniredis", func(t *testing.T) { conformance.Run(t, conformance.Harness{PerCase: a.onMiniredis}) })
 	for name, test := range map[string]func(*testing.T, Adapter){
 		"FenceSurvivesRestart":        fenceSurvivesRestart,
 		"RoundTrips":                  roundTrips,
@@ -83,11 +83,11 @@ func (a Adapter) locker(t *testing.T, addr string) dlock.Locker {
 func (a Adapter) onRedis(t *testing.T) conformance.Harness {
 	server := redistest.Start(t)
 	return conformance.Harness{
-		New:    func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
-		Via:    func(t *testing.T, addr string) dlock.Locker { return a.locker(t, addr) },
-		Addr:   server.Addr(),
-		Wipe:   func(t *testing.T) { do(t, server, "FLUSHALL") },
-		Stored: func(t *testing.T) int { return stored(server.Keys(t)) },
+		New:   func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
+		Dial:  func(t *testing.T, addr string) dlock.Locker { return a.locker(t, addr) },
+		Addr:  server.Addr(),
+		Wipe:  func(t *testing.T) { do(t, server, "FLUSHALL") },
+		Count: func(t *testing.T) int { return stored(server.Keys(t)) },
 	}
 }
 
@@ -106,14 +106,14 @@ func (a Adapter) onMiniredis(t *testing.T) conformance.Harness {
 	server := miniredis.RunT(t)
 	return conformance.Harness{
 		New: func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
-		Sleep: func(d time.Duration) {
+		Advance: func(d time.Duration) {
 			if d < time.Minute {
 				time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
 			}
 			server.FastForward(d)
 		},
-		Wipe:   func(*testing.T) { server.FlushAll() },
-		Stored: func(*testing.T) int { return stored(server.Keys()) },
+		Wipe:  func(*testing.T) { server.FlushAll() },
+		Count: func(*testing.T) int { return stored(server.Keys()) },
 	}
 }
 

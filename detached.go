@@ -12,60 +12,60 @@ import (
 	"time"
 )
 
-// maxSteps is how many times in a row a lease can be handed off: each grant has
+// maxSteps is how many times in a row a lease can be passed on: each grant has
 // 8 fences of its own, one for each of its holders.
 const maxSteps = 7
 
-// A Handoff is a lease on its way from one holder to the next, in this process
+// A Detached is a lease on its way from one holder to the next, in this process
 // or in another: [Lease.Detach] makes it, [Client.Adopt] takes it up. It is a
 // secret: whoever has it holds the lock. MarshalText prints it whole, to be sent
 // to the taker; its other representations show only key and fence.
 //
-// A Handoff must be adopted at most once. Whoever delivers it more than once
+// A Detached must be adopted at most once. Whoever delivers it more than once
 // (a queue that repeats messages) makes more than one holder; a Client refuses
-// that only as long as a lease that it adopted from the same Handoff lives.
-type Handoff struct {
-	secret *handoff // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
+// that only as long as a lease that it adopted from the same Detached lives.
+type Detached struct {
+	secret *detached // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
 }
 
-type handoff struct {
+type detached struct {
 	key, token string
 	fence      int64 // of the taker
 	step       int   // from 1 to maxSteps
 }
 
-var errNoHandoff = invalid("Handoff: empty, not made by Detach")
+var errNotDetached = invalid("Detached: empty, not made by Detach")
 
 // Detach gives the lease up without releasing it, for another to adopt: the lease
 // ends with [ErrReleased] and is not renewed any more, and its taker has until
 // the Deadline to adopt it. The taker's fence is one higher. A lease that has
-// ended cannot be detached, and one that was handed off seven times in a row
+// ended cannot be detached, and one that was passed on seven times in a row
 // cannot be an eighth time, since another grant may have the fence after that.
-func (l *Lease) Detach() (Handoff, error) {
+func (l *Lease) Detach() (Detached, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.look(); err != nil {
-		return Handoff{}, wrapUnlessLost(l.values, "detach", l.key, err)
+		return Detached{}, wrapUnlessLost(l.values, "detach", l.key, err)
 	}
 	if l.step >= maxSteps {
-		return Handoff{}, wrap(l.values, "detach", l.key, invalid("hand-off: %d in a row, the most that one grant allows", l.step))
+		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: %d in a row, the most that one grant allows", l.step))
 	}
-	h := handoff{key: l.key, token: l.token, step: l.step + 1}
+	h := detached{key: l.key, token: l.token, step: l.step + 1}
 	if l.fence != 0 {
 		h.fence = l.fence + 1
 	}
 	l.end(ErrReleased)
 	l.release.settled = true
-	return Handoff{&h}, nil
+	return Detached{&h}, nil
 }
 
 // Adopt takes up a lease that was detached, with the options of c. It asks the
 // store for a full TTL. The error matches [ErrLost] if the lease has run out, and
-// [ErrInvalid] if h is not a Handoff that can be adopted; after any other error h
+// [ErrInvalid] if h is not a Detached that can be adopted; after any other error h
 // may be adopted again.
-func (c *Client) Adopt(ctx context.Context, h Handoff) (*Lease, error) {
+func (c *Client) Adopt(ctx context.Context, h Detached) (*Lease, error) {
 	if h.secret == nil {
-		return nil, wrap(ctx, "adopt", "", errNoHandoff)
+		return nil, wrap(ctx, "adopt", "", errNotDetached)
 	}
 	a, err := c.begin(ctx, "adopt", h.secret.key)
 	if err != nil {
@@ -80,13 +80,13 @@ func (c *Client) Adopt(ctx context.Context, h Handoff) (*Lease, error) {
 	return lease, nil
 }
 
-func (a *acquisition) adopt(h *handoff) (lease *Lease, err error) {
+func (a *acquisition) adopt(h *detached) (lease *Lease, err error) {
 	o, k := &a.client.options, a.client.keeper
 	switch {
 	case o.fenced && h.fence == 0:
 		return nil, errNoFences
 	case !k.adopt(h.token):
-		return nil, invalid("Handoff: adopted already")
+		return nil, invalid("Detached: adopted already")
 	}
 	defer func() {
 		if lease == nil {
@@ -102,7 +102,7 @@ func (a *acquisition) adopt(h *handoff) (lease *Lease, err error) {
 	case err != nil:
 		return nil, err
 	case !held:
-		return nil, l.lost(errTaken)
+		return nil, l.lost(LossRemoved)
 	case l.rest(a.asked) <= 0:
 		return nil, errLate
 	case !l.start():
@@ -129,47 +129,47 @@ func (k *keeper) disown(token string) {
 	delete(k.adopted, token)
 }
 
-// handoffPrefix starts the text of a Handoff, and tells its version.
-const handoffPrefix = "dlock1-"
+// detachedPrefix starts the text of a Detached, and tells its version.
+const detachedPrefix = "dlock1-"
 
-var handoffText = base64.RawURLEncoding.Strict()
+var detachedText = base64.RawURLEncoding.Strict()
 
 // MarshalText returns h as printable ASCII text, the secret included.
-func (h Handoff) MarshalText() ([]byte, error) {
+func (h Detached) MarshalText() ([]byte, error) {
 	if h.secret == nil {
-		return nil, fmt.Errorf("dlock: marshal: %w", errNoHandoff)
+		return nil, fmt.Errorf("dlock: marshal: %w", errNotDetached)
 	}
 	return h.secret.text(), nil
 }
 
-func (h *handoff) text() []byte {
+func (h *detached) text() []byte {
 	b := []byte{byte(h.step)}
 	b = binary.AppendVarint(b, h.fence)
 	b = binary.AppendUvarint(b, uint64(len(h.key)))
 	b = append(b, h.key...)
 	b = append(b, h.token...)
 	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-	return handoffText.AppendEncode([]byte(handoffPrefix), b)
+	return detachedText.AppendEncode([]byte(detachedPrefix), b)
 }
 
 // UnmarshalText sets h to what MarshalText returned. The error matches
 // [ErrInvalid] if text is anything else; it does not show the text, which may be
 // most of a secret.
-func (h *Handoff) UnmarshalText(text []byte) error {
-	parsed, reason := parseHandoff(string(text))
+func (h *Detached) UnmarshalText(text []byte) error {
+	parsed, reason := parseDetached(string(text))
 	if reason != "" {
-		return fmt.Errorf("dlock: unmarshal: %w", invalid("Handoff of %d bytes: %s", len(text), reason))
+		return fmt.Errorf("dlock: unmarshal: %w", invalid("Detached of %d bytes: %s", len(text), reason))
 	}
 	h.secret = &parsed
 	return nil
 }
 
-func parseHandoff(text string) (h handoff, reason string) {
-	encoded, ok := strings.CutPrefix(text, handoffPrefix)
+func parseDetached(text string) (h detached, reason string) {
+	encoded, ok := strings.CutPrefix(text, detachedPrefix)
 	if !ok {
-		return h, "does not begin with " + handoffPrefix
+		return h, "does not begin with " + detachedPrefix
 	}
-	b, err := handoffText.DecodeString(encoded)
+	b, err := detachedText.DecodeString(encoded)
 	if err != nil {
 		return h, err.Error()
 	}
@@ -183,23 +183,23 @@ func parseHandoff(text string) (h handoff, reason string) {
 		return h, "malformed"
 	}
 	b = b[n+m:]
-	h = handoff{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
+	h = detached{key: string(b[:size]), token: string(b[size:]), fence: fence, step: step}
 	if h.key == "" || len(h.key) > maxKey || h.token == "" || string(h.text()) != text {
-		return handoff{}, "malformed"
+		return detached{}, "malformed"
 	}
 	return h, ""
 }
 
 // String returns key and fence, not the secret.
-func (h Handoff) String() string {
+func (h Detached) String() string {
 	if h.secret == nil {
-		return "empty handoff"
+		return "empty Detached"
 	}
-	return fmt.Sprintf("handoff of %q (fence %d)", h.secret.key, h.secret.fence)
+	return fmt.Sprintf("detached lease %q (fence %d)", h.secret.key, h.secret.fence)
 }
 
 // Format prints String, whatever the verb.
-func (h Handoff) Format(s fmt.State, _ rune) { io.WriteString(s, h.String()) }
+func (h Detached) Format(s fmt.State, _ rune) { io.WriteString(s, h.String()) }
 
 // LogValue returns String, not the secret.
-func (h Handoff) LogValue() slog.Value { return slog.StringValue(h.String()) }
+func (h Detached) LogValue() slog.Value { return slog.StringValue(h.String()) }

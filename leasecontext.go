@@ -1,0 +1,63 @@
+package dlock
+
+import "context"
+
+// A life is what all contexts of a lease share whose parents end together. It is all
+// that the lease keeps of them, so that a context for each step of a long work costs
+// nothing when it is dropped.
+type life struct {
+	context.Context // ends with the parents or the lease
+	cancel          context.CancelCauseFunc
+}
+
+// A leaseContext has the values of its parent and the end of its life.
+type leaseContext struct {
+	context.Context // the parent
+	life            *life
+	lease           *Lease
+}
+
+// Context returns a context for work that needs the lock: it ends with parent or
+// with the lease, whichever is first, and [context.Cause] returns parent's cause
+// or the lease's Err. It need not be cancelled.
+func (l *Lease) Context(parent context.Context) context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &leaseContext{parent, l.lifeOf(parent), l}
+}
+
+func (l *Lease) lifeOf(parent context.Context) *life {
+	ends := parent.Done()
+	if shared := l.lives[ends]; shared != nil {
+		return shared
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	shared := &life{ctx, cancel}
+	if err := l.look(); err != nil {
+		cancel(err)
+		return shared
+	}
+	if l.lives == nil {
+		l.lives = make(map[<-chan struct{}]*life)
+	}
+	l.lives[ends] = shared
+	context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.lives, ends)
+	})
+	return shared
+}
+
+func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
+
+func (c *leaseContext) Err() error { return c.life.Err() }
+
+// Value returns the parent's values, but for the one by which package context finds
+// what it has made itself: that is the life's.
+func (c *leaseContext) Value(key any) any {
+	if v := c.life.Value(key); v == any(c.life.Context) {
+		return v
+	}
+	return c.Context.Value(key)
+}
