@@ -219,12 +219,13 @@ func (a *acquisition) hand(lease *Lease) (*Lease, error) {
 // failed notes that an attempt got no answer, or (an Acquirer says so beside its
 // error) that the store had answered "held" before.
 func (a *acquisition) failed(ctx context.Context, answer Attempt, err error) error {
-	if answer.Holder != "" || answer.Remaining != 0 {
+	told := answer.Holder != "" || answer.Remaining != 0
+	if told {
 		a.held = heldBy(a.key, answer)
 	} else if ended(ctx) == nil {
 		a.held = nil
 	}
-	if !noEffect(err) {
+	if told || !noEffect(err) { // a place in the queue may be left
 		a.giveUp()
 	}
 	return err

@@ -51,6 +51,8 @@ func newKeeper(l Locker) *keeper {
 		changed: make(chan struct{}, 1),
 		adopted: make(map[string]struct{}),
 	}
+	k.renewals.epoch = time.Now()
+	k.renewals.latest.Store(-1)
 	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals, patience: renewPatience, next: k.nextRenewal}
 	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, patience: releasePatience, next: k.nextRelease}
 	k.owed.holds = workers{mu: &k.mu, size: renewers, most: maxRenewals, patience: renewPatience, next: k.nextHold}

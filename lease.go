@@ -254,6 +254,9 @@ func (l *Lease) due() {
 	l.renewAt = time.Time{}
 	l.keeper.schedule(l, l.deadline, 0)
 	if renew {
+		if t := &l.trouble; t.inFlight > 0 {
+			l.unanswered(outcome{t.sent, time.Now(), t.inFlight})
+		}
 		l.keeper.queueRenewal(l, l.deadline, l.trouble.queue)
 	}
 }

@@ -267,7 +267,7 @@ func (k *keeper) tried(d *debt, sent time.Time, held bool, err error) {
 		d.refused = true
 		k.againLocked(d, d.sent.Add(min(time.Second<<min(d.tries, 10), d.ttl/4)))
 	case d.inFlight == 0:
-		k.againLocked(d, d.sent.Add(min(firstPause<<min(d.tries-1, 10), maxPauseOwed, d.ttl/4)))
+		k.againLocked(d, d.sent.Add(min(firstPause<<min(max(d.tries-1, 0), 10), maxPauseOwed, d.ttl/4)))
 	}
 }
 

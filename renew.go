@@ -143,15 +143,27 @@ func (l *Lease) renewalFailed(o outcome, err error) error {
 	if l.look() != nil {
 		return l.err
 	}
-	if o.size != manual && !o.sent.Before(t.sent) {
-		t.note(l, o)
+	if o.size != manual && t.inFlight > 0 && !o.sent.Before(t.sent) {
 		again := o.sent.Add(min(l.options.ttl/20, time.Second, l.patience(o.sent)))
-		if l.keeper.probing(l, o.size) {
-			t.queue, again = queues-1, o.answered
+		if l.unanswered(o) {
+			again = o.answered
 		}
 		l.plan(later(again, o.answered))
 	}
 	return err
+}
+
+// unanswered chooses the queue of a lease whose latest renewal has failed or hangs, and
+// reports whether the lease is the probe now.
+func (l *Lease) unanswered(o outcome) (probe bool) {
+	t := &l.trouble
+	t.inFlight = 0
+	t.note(l, o)
+	if l.keeper.probing(l, o.size) {
+		t.queue = queues - 1
+		return true
+	}
+	return false
 }
 
 func later(a, b time.Time) time.Time {
@@ -174,30 +186,32 @@ func (l *Lease) patience(sent time.Time) time.Duration {
 // beginRenewal reports whether a lease is to be renewed by a call that is made now, and
 // how long it still lasts. If that call hangs, the lease becomes due again. l.mu is not
 // held.
-func (l *Lease) beginRenewal(now time.Time) (rest time.Duration, ok bool) {
+func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.look() != nil || l.keeper.renewing.Err() != nil || l.overheld(now) {
 		return 0, false
 	}
 	t := &l.trouble
-	t.sent, t.suspect = now, !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
+	t.sent, t.inFlight = now, size
+	t.suspect = !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
 	l.plan(now.Add(l.patience(now)))
 	return l.rest(now), true
 }
 
 // trouble is what is known of the renewals of a lease that have failed since the last
 // one that succeeded. Leases are renewed in batches. If a whole batch fails, the store may
-// be away, or one element may spoil the batch. To tell, one lease of the batch is renewed
+// be away, or one element may spoil the batch. A batch that hangs has failed. To tell, one lease of the batch is renewed
 // alone at once, as a probe. If the store answers that or any other renewal, and the batch
 // fails once more, it is cut into smaller ones, down to single leases as long as others
 // succeed. A lease that was renewed is back in the large batches.
 type trouble struct {
-	err     error     // of the last renewal
-	sent    time.Time // when the last one was sent
-	since   time.Time // when the first one failed in a batch of this size
-	suspect bool      // the store had answered others between since and sent
-	queue   int       // of the renewals
+	err      error     // of the last renewal
+	sent     time.Time // when the last one was sent
+	inFlight int       // the size of its batch, while it is in flight and need not hang
+	since    time.Time // when the first one failed in a batch of this size
+	suspect  bool      // the store had answered others between since and sent
+	queue    int       // of the renewals
 }
 
 // The queues of leases that are due for a renewal, with the most leases in a batch.
@@ -240,10 +254,11 @@ func cut(size int) int {
 // are guarded by the keeper's mutex, but for the atomic fields.
 type renewals struct {
 	workers   workers
+	epoch     time.Time
 	due       [queues]urgent
 	probe     *Lease        // the one that is renewed alone after its batch has failed
 	failed    atomic.Uint64 // how many leases were not renewed by a call
-	latest    atomic.Int64  // when the latest renewal was sent that has succeeded, in nanoseconds after epoch
+	latest    atomic.Int64  // when the latest renewal was sent that has succeeded, in nanoseconds after epoch; -1 if none
 	rounds    atomic.Int64  // how many calls after each other renew all leases, at most maxRounds
 	unbatched atomic.Bool   // RenewBatch is unsupported
 }
@@ -252,18 +267,15 @@ type renewals struct {
 // eighth of the time that the lease has left.
 const maxRounds = 7
 
-// epoch is an instant with a reading of the monotonic clock.
-var epoch = time.Now()
-
 func (r *renewals) succeeded(sent time.Time) {
-	n := int64(sent.Sub(epoch))
+	n := int64(sent.Sub(r.epoch))
 	for latest := r.latest.Load(); n > latest && !r.latest.CompareAndSwap(latest, n); {
 		latest = r.latest.Load()
 	}
 }
 
 // answeredSince reports whether a renewal has succeeded that was sent at t or later.
-func (r *renewals) answeredSince(t time.Time) bool { return r.latest.Load() >= int64(t.Sub(epoch)) }
+func (r *renewals) answeredSince(t time.Time) bool { return r.latest.Load() >= int64(t.Sub(r.epoch)) }
 
 // probing makes a lease the probe, if its batch of size has failed and there is none.
 func (k *keeper) probing(l *Lease, size int) bool {
@@ -320,8 +332,8 @@ func (k *keeper) nextRenewal() func() {
 		l.queued = false
 		leases = append(leases, l)
 	}
-	others := len(r.due[q]) > 0
-	return func() { k.renew(leases, others) }
+	many := len(r.due[q]) > 0 || r.workers.calls > maxRenewals/2
+	return func() { k.renew(leases, many) }
 }
 
 // next returns the queue that has the lease with the earliest deadline, if there is any.
@@ -335,33 +347,35 @@ func (r *renewals) next() int {
 	return first
 }
 
-// renew makes one call for leases that are due. If it hangs, it ends when half of the time
-// has passed that the last of them has left; each becomes due again when half of its own
-// time has. Where others wait, a call for a single lease ends earlier, since there cannot
-// be any number of calls.
-func (k *keeper) renew(leases []*Lease, others bool) {
+// renew makes one call for leases that are due. It may take half of the time that the last
+// of them has left, or a second; where many calls are in flight, less, so that those that
+// hang make room for others. A lease that has less time left is renewed again meanwhile.
+func (k *keeper) renew(leases []*Lease, many bool) {
 	now := time.Now()
 	begun := leases[:0]
 	var rest time.Duration
 	for _, l := range leases {
-		if r, ok := l.beginRenewal(now); ok {
+		if r, ok := l.beginRenewal(now, len(leases)); ok {
 			begun = append(begun, l)
 			rest = max(rest, r)
 		}
 	}
-	limit := rest / 2
-	switch {
-	case len(begun) == 0:
-	case len(begun) == 1:
-		if others {
-			limit = min(limit, max(time.Second, rest/8))
-		}
-		ctx, cancel := within(begun[0].values, limit, k.renewing)
-		defer cancel()
+	if len(begun) == 0 {
+		return
+	}
+	limit := min(rest, max(time.Second, rest/2))
+	if many {
+		limit = min(rest, max(time.Second, rest/8))
+	}
+	values := context.Background()
+	if len(begun) == 1 {
+		values = begun[0].values
+	}
+	ctx, cancel := within(values, limit, k.renewing)
+	defer cancel()
+	if len(begun) == 1 {
 		_ = begun[0].sendRenewal(ctx, now, 1) // the lease has the error
-	default:
-		ctx, cancel := within(context.Background(), limit, k.renewing)
-		defer cancel()
+	} else {
 		k.sendBatch(ctx, begun, now)
 	}
 }

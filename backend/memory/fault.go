@@ -24,7 +24,7 @@ func (m *Locker) begin(ctx context.Context, key, token string, ttl time.Duration
 // why its answer does not.
 func (m *Locker) send(ctx context.Context) (reply, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, noEffect(err)
 	}
 	m.mu.Lock()
 	f := m.faults
@@ -32,7 +32,7 @@ func (m *Locker) send(ctx context.Context) (reply, err error) {
 	if f.delay > 0 {
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, ctx.Err() // unmarked: of a store that is slow, nobody knows whether it took effect
 		case <-time.After(f.delay):
 		}
 	}

@@ -130,7 +130,7 @@ func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		if w.token != token {
 			return false
 		}
-		w.ended <- result{err: dlock.ErrReleased}
+		w.ended <- result{err: noEffect(dlock.ErrReleased)}
 		return true
 	})
 	l.watch(now)
@@ -153,20 +153,23 @@ func (m *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if l == nil {
 		return dlock.Hold{}, reply
 	}
-	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now)}, reply
+	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now), Waiting: len(l.queue)}, reply
 }
 
 func check(key, token string, ttl time.Duration) error {
 	switch {
 	case key == "":
-		return fmt.Errorf("%w key: empty", dlock.ErrInvalid)
+		return noEffect(fmt.Errorf("%w key: empty", dlock.ErrInvalid))
 	case token == "":
-		return fmt.Errorf("%w token: empty", dlock.ErrInvalid)
+		return noEffect(fmt.Errorf("%w token: empty", dlock.ErrInvalid))
 	case ttl <= 0:
-		return fmt.Errorf("%w TTL %v: not positive", dlock.ErrInvalid, ttl)
+		return noEffect(fmt.Errorf("%w TTL %v: not positive", dlock.ErrInvalid, ttl))
 	}
 	return nil
 }
+
+// noEffect marks an error of a call that changed nothing.
+func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // try grants key to token if it is free or already token's. The lock exists
 // afterwards. m.mu is held, as it is for all that follow.
@@ -234,7 +237,7 @@ func (m *Locker) free(key string, l *lock, now time.Time) {
 		w := l.queue[0]
 		l.queue = slices.Delete(l.queue, 0, 1)
 		if err := w.ctx.Err(); err != nil {
-			w.ended <- result{err: err}
+			w.ended <- result{err: noEffect(err)}
 			continue
 		}
 		w.ended <- result{attempt: m.grant(l, w.token, w.ttl, now)}
@@ -296,7 +299,7 @@ func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watch(now)
-	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, w.ctx.Err()
+	return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, noEffect(w.ctx.Err())
 }
 
 func stranger() string { return "stranger " + rand.Text() }

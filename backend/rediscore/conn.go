@@ -14,9 +14,14 @@ import (
 //
 // A Conn never sends a call again by itself if the first try may have reached the
 // server; redirections of Redis Cluster, which did not execute the call, and the
-// EVAL after a NOSCRIPT are no such tries. Errors are those of the library, with
-// the chain intact that tells a connection that could not be made (a
-// [net.OpError] of "dial").
+// EVAL after a NOSCRIPT are no such tries. Errors are those of the library, with the chain
+// intact that tells a connection that could not be made (a [net.OpError] of "dial"), and
+// what the server said: that it has refused a call is found out from its text.
+//
+// An error of a call of which nothing was sent, and nothing will be, is marked as a
+// [dlock.NoEffectError]: when the library could not provide a connection, or says so. When
+// in doubt it is not. When the library's client itself was closed, all methods fail with
+// [ClientClosed], which ends waits for good; never for a connection that was closed.
 type Conn interface {
 	// Eval runs a script on the master that has its keys, in one round trip:
 	// EVALSHA, followed by EVAL if the server does not know the script. It

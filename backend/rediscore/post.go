@@ -3,6 +3,7 @@ package rediscore
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"math"
 	mathrand "math/rand/v2"
 	"strconv"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 const (
@@ -40,6 +43,7 @@ type post struct {
 	inboxes map[string]*inbox  // by channel
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
+	told    bool               // why there is no inbox, since one was open
 }
 
 // A record is what a post knows of a token that was taken into a queue. While it is
@@ -339,7 +343,7 @@ func (p *post) deliver(message string) {
 }
 
 func (p *post) giveBack(key, token string) {
-	p.startLocked(func() { p.locker.giveBack(context.Background(), key, token) })
+	p.startLocked(func() { _ = p.locker.giveBack(context.Background(), key, token) })
 }
 
 // parseHandover reads "fence time token".
@@ -406,12 +410,19 @@ func (w *waiter) address() string {
 	return "p" + b.channel
 }
 
-// run listens until ctx ends. A subscription that did not last is no reason to hurry.
+// run listens until ctx ends, or the library's client is closed. A subscription that did
+// not last is no reason to hurry.
 func (b *inbox) run(ctx context.Context) {
 	for pause := minPause; ctx.Err() == nil; {
 		begun := time.Now()
-		_ = b.listen(ctx) // every wait asks, which tells it what is wrong
-		if b.set(false) && time.Since(begun) >= lasting {
+		err := b.listen(ctx)
+		was := b.set(false)
+		switch {
+		case ctx.Err() != nil, errors.Is(err, dlock.ErrClosed): // waits find out when they ask
+			return
+		case !was:
+			b.post.missing(err)
+		case time.Since(begun) >= lasting:
 			pause = minPause
 		}
 		sleep(ctx, pause+mathrand.N(pause))
@@ -436,12 +447,24 @@ func (b *inbox) listen(ctx context.Context) error {
 	})
 }
 
+// missing tells why an inbox could not be opened, unless that was told since one was open.
+func (p *post) missing(err error) {
+	p.mu.Lock()
+	told := p.told
+	p.told = true
+	p.mu.Unlock()
+	if f := p.locker.inboxErr; f != nil && !told {
+		f(err)
+	}
+}
+
 // set notes whether somebody listens, tells the waiters of a change, and returns
 // how it was before.
 func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	was, b.live = b.live, live
+	b.post.told = b.post.told && !live
 	if was == live {
 		return was
 	}

@@ -103,7 +103,7 @@ func (b *bench) wait(token, inbox string) int64 {
 // answer reads an answer to enqueue or ask: its first number, and the others.
 func (b *bench) answer(reply any) (state int64, n []int64) {
 	b.Helper()
-	state, n, _, err := parseAnswer(answer{reply: reply})
+	state, n, _, err := parseAnswer(&answer{reply: reply})
 	require.NoError(b, err, "%v", reply)
 	return state, n
 }

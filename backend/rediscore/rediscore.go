@@ -40,6 +40,9 @@ var freeSource string
 //go:embed lua/inspect.lua
 var inspectSource string
 
+//go:embed lua/holder.lua
+var holderSource string
+
 var (
 	acquireScript = newScript(including(acquireSource), 4)
 	enqueueScript = newScript(including(enqueueSource), 4)
@@ -47,7 +50,8 @@ var (
 	renewScript   = newScript(renewSource, 1)
 	releaseScript = newScript(including(releaseSource), 4)
 	freeScript    = newScript(freeSource, 1)
-	inspectScript = newScript(inspectSource, 1)
+	inspectScript = newScript(inspectSource, 3)
+	holderScript  = newScript(holderSource, 1)
 )
 
 // including puts in what a script includes.
@@ -61,8 +65,9 @@ func including(source string) string {
 type Locker struct {
 	conn     Conn
 	prefix   string
-	unqueued bool  // WithQueue(false)
-	err      error // why no call can succeed: a bad argument of the constructor
+	unqueued bool        // WithQueue(false)
+	inboxErr func(error) // WithInboxError
+	err      error       // why no call can succeed: a bad argument of the constructor
 	closed   atomic.Bool
 	keys     keys
 	post     *post
@@ -80,11 +85,16 @@ type Option func(*Locker)
 
 // WithPrefix puts all keys under a prefix: the lock named key is stored as prefix
 // followed by key, and what else is stored begins with the prefix too, unless it
-// contains a brace (see the package documentation). The default is no prefix.
+// contains a brace (see the package documentation). All who share a lock must split its
+// name into prefix and key at the same place. A prefix that contains "dlock1:" is refused.
+// The default is no prefix.
 func WithPrefix(prefix string) Option {
 	return func(l *Locker) {
 		if len(prefix) > maxPrefix {
 			l.refuse("WithPrefix(%.32q…): %d bytes, more than %d", prefix, len(prefix), maxPrefix)
+		}
+		if strings.Contains(prefix, companionMark) {
+			l.refuse("WithPrefix(%q): contains %q, which marks what dlock stores beside its locks", prefix, companionMark)
 		}
 		l.prefix = prefix
 	}
@@ -96,6 +106,13 @@ const maxPrefix = 1024
 // that programs with other libraries want too: these are not in the queue, and get no
 // turn while somebody is. The default is true.
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
+
+// WithInboxError has f called when the Locker cannot open an inbox: once, with the reason,
+// and not again until an inbox was open in between. Without an inbox waiters ask again and
+// again, instead of being told. The most frequent reason is that the Redis user has no right
+// to subscribe to the channels under the prefix (see the package documentation). f should
+// return soon: Close waits for it.
+func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
 // New returns a Locker on the server that conn talks to. Bad arguments make its
 // methods fail with [dlock.ErrInvalid].
@@ -143,7 +160,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	l.post.reuse(token)
 	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
 	if moving(err) {
-		hold, failure := l.Inspect(ctx, key)
+		hold, failure := l.holder(ctx, key)
 		if failure == nil && hold.Held && hold.Token != token {
 			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
 		}
@@ -181,6 +198,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	ok, err := l.release(ctx, key, token)
 	if err == nil && !ok && l.post.settle(ctx, token) {
 		ok, err = l.release(ctx, key, token)
+		err = unmark(err) // the first had an effect
 	}
 	l.post.released(token, ok)
 	return ok, err
@@ -209,7 +227,9 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	calls := make([]Call, 0, len(batch))
 	sent := make([]int, 0, len(batch)) // the place in the batch of each call
 	for i, r := range batch {
-		if results[i].Err = checkArgs(r.Key, r.Token, r.TTL); results[i].Err == nil {
+		if err := l.checkArgs(r.Key, r.Token, r.TTL); err != nil {
+			results[i].Err = mark(err)
+		} else {
 			calls = append(calls, l.call(renewScript, r.Key, r.Token, milliseconds(r.TTL)))
 			sent = append(sent, i)
 		}
@@ -220,17 +240,42 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	replies := make([]Result, len(calls))
 	l.conn.EvalAll(ctx, calls, replies)
 	for i, r := range replies {
-		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, r.Err)
+		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, judge(r.Err))
 	}
 	return results, nil
 }
 
-// Inspect implements [dlock.Inspector] in one round trip.
+// Inspect implements [dlock.Inspector] in one round trip. Those who wait are counted as they
+// stand in the queue: one that has died is among them for a few seconds. Nobody is counted
+// while the slot of the key is moved between servers of a cluster.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err
 	}
 	reply, err := l.eval(ctx, inspectScript, key)
+	if moving(err) {
+		return l.holder(ctx, key)
+	}
+	if err != nil {
+		return dlock.Hold{}, err
+	}
+	switch r := reply.(type) {
+	case int64:
+		return dlock.Hold{Waiting: int(r)}, nil
+	case []any:
+		if len(r) == 3 {
+			hold, err := parseHold(r[:2])
+			waiting, _ := r[2].(int64)
+			hold.Waiting = int(waiting)
+			return hold, err
+		}
+	}
+	return dlock.Hold{}, unexpected(reply)
+}
+
+// holder is Inspect for a call with one key.
+func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
+	reply, err := l.eval(ctx, holderScript, key)
 	if err != nil || reply == nil {
 		return dlock.Hold{}, err
 	}
@@ -245,7 +290,7 @@ func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string
 	if err != nil && strings.Contains(err.Error(), "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	return reply, err
+	return reply, judge(err)
 }
 
 func (l *Locker) call(s *Script, key string, args ...string) Call {
@@ -256,31 +301,48 @@ func (l *Locker) check(ctx context.Context, key, token string, ttl time.Duration
 	if err := l.ready(ctx); err != nil {
 		return err
 	}
-	return checkArgs(key, token, ttl)
+	if err := l.checkArgs(key, token, ttl); err != nil {
+		return mark(err)
+	}
+	return nil
 }
 
 func (l *Locker) ready(ctx context.Context) error {
 	switch {
 	case l.err != nil:
-		return l.err
+		return mark(l.err)
 	case l.closed.Load():
-		return dlock.ErrClosed
+		return mark(dlock.ErrClosed)
 	}
-	return ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return mark(err)
+	}
+	return nil
 }
 
-func checkArgs(key, token string, ttl time.Duration) error {
+func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	switch {
 	case key == "":
 		return invalid("key: empty")
-	case strings.Contains(key, companionMark):
-		return invalid("key %q: contains %q, which marks what dlock stores beside its locks", key, companionMark)
+	case strings.Contains(key, companionMark), l.completesMark(key):
+		return invalid("key %q: contains %q (with the prefix), which marks what dlock stores beside its locks", key, companionMark)
 	case token == "":
 		return invalid("token: empty")
 	case ttl < time.Millisecond:
 		return invalid("TTL %v: less than 1ms", ttl)
 	}
 	return nil
+}
+
+// completesMark reports whether the prefix ends with the begin of the mark, and the key
+// begins with the rest.
+func (l *Locker) completesMark(key string) bool {
+	for n := 1; n < len(companionMark); n++ {
+		if strings.HasPrefix(key, companionMark[n:]) && strings.HasSuffix(l.prefix, companionMark[:n]) {
+			return true
+		}
+	}
+	return false
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

@@ -40,11 +40,11 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		return dlock.Attempt{}, err
 	}
 	if l.unqueued {
-		return dlock.Attempt{}, errors.ErrUnsupported
+		return dlock.Attempt{}, mark(errors.ErrUnsupported)
 	}
 	waiter := l.post.join(key, token, l.keys.of(l.prefix, key).slot)
 	if waiter == nil {
-		return dlock.Attempt{}, dlock.ErrClosed
+		return dlock.Attempt{}, mark(dlock.ErrClosed)
 	}
 	w := &wait{
 		locker:  l,
@@ -79,6 +79,7 @@ type wait struct {
 	calling  bool // a call is on its way
 	again    bool // another is to follow
 	queued   bool // as far as is known
+	unsure   bool // an attempt to queue was given up, and may still be on its way
 	failures int  // of calls, in a row
 	passed   int  // how often it lost its place though its inbox was known
 	ticket   string
@@ -95,6 +96,7 @@ type wait struct {
 // An answer is what a call has returned that was made at sent.
 type answer struct {
 	sent    time.Time
+	script  *Script
 	address string
 	reply   any
 	err     error
@@ -105,10 +107,9 @@ func (w *wait) run() (dlock.Attempt, error) {
 	for {
 		select {
 		case <-w.ctx.Done():
-			return w.held, w.ctx.Err()
+			return w.end(w.ctx.Err())
 		case <-w.locker.post.open.Done():
-			w.close()
-			return w.held, dlock.ErrClosed
+			return w.close()
 		case a := <-w.answers:
 			attempt, err := w.take(a)
 			if err != nil || attempt.Acquired {
@@ -157,18 +158,41 @@ func (w *wait) outlive() {
 		missed := post.late(w.token, answered)
 		close(answered)
 		if missed {
-			w.locker.giveBack(w.ctx, w.key, w.token)
+			_ = w.locker.giveBack(w.ctx, w.key, w.token)
 		}
 	})
 }
 
-// close gives back what the token has, or may be given by a call that is on its way.
-func (w *wait) close() {
-	if w.calling {
-		<-w.answers
-		w.calling = false
+// end is how a wait ends without a grant. The error is marked if nothing can be left of the
+// wait, or nothing but the place in the queue, which the holder beside the error tells. An
+// ask that was given up does no harm: it does nothing for a token that is not in the queue.
+func (w *wait) end(err error) (dlock.Attempt, error) {
+	if w.calling || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
+		return w.held, unmark(err)
 	}
-	w.locker.giveBack(w.ctx, w.key, w.token)
+	return w.held, mark(err)
+}
+
+// left notes that nothing is left of the wait on the server, but what may be on its way.
+func (w *wait) left() { w.ticket, w.held = "", dlock.Attempt{} }
+
+// close gives back what the token has, or may be given by a call that is on its way.
+func (w *wait) close() (dlock.Attempt, error) {
+	if w.calling {
+		w.received(<-w.answers)
+	}
+	if w.locker.giveBack(w.ctx, w.key, w.token) == nil {
+		w.left()
+	}
+	return w.end(dlock.ErrClosed)
+}
+
+// received notes that the call is not on its way any more, as far as its error tells.
+func (w *wait) received(a answer) {
+	w.calling = false
+	if a.err != nil && a.script == enqueueScript && !marked(a.err) {
+		w.unsure = true
+	}
 }
 
 // grant dates a grant of which a message tells. It was made at least so long after
@@ -193,7 +217,7 @@ func (w *wait) send() {
 	w.calling = w.locker.post.start(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
 		defer cancel()
-		a := answer{sent: time.Now(), address: address}
+		a := answer{sent: time.Now(), script: script, address: address}
 		a.reply, a.err = w.locker.eval(ctx, script, w.key, args...)
 		w.answers <- a
 	})
@@ -209,19 +233,10 @@ func (w *wait) next(address string) (script *Script, args []string) {
 // take acts on an answer. It returns a grant or an error, or nothing if the wait
 // goes on.
 func (w *wait) take(a answer) (dlock.Attempt, error) {
-	w.calling = false
-	state, n, holder, err := parseAnswer(a)
+	state, n, holder, err := parseAnswer(&a)
+	w.received(a)
 	if err != nil {
-		if forbidden(err) { // for as long as it waits
-			return dlock.Attempt{}, fmt.Errorf("%w client: its user may not wait: %w", dlock.ErrInvalid, err)
-		}
-		if w.ticket == "" {
-			return dlock.Attempt{}, err
-		}
-		w.failures++
-		pause := minPause << min(w.failures, 4)
-		w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
-		return dlock.Attempt{}, nil
+		return w.failed(err)
 	}
 	w.failures = 0
 	switch state {
@@ -235,7 +250,8 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		return w.grant(handover{fence: n[0], time: n[1]}), nil
 	case answerUnknown:
 		if w.locker.post.isReleased(w.token) {
-			return dlock.Attempt{}, dlock.ErrReleased
+			w.left()
+			return w.end(dlock.ErrReleased)
 		}
 		// A message that is read from now on is not the last word on the token,
 		// which is on its way back into the queue: the answer to that is.
@@ -250,6 +266,25 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		return w.waits(a, n, holder), nil
 	}
 	return dlock.Attempt{}, nil
+}
+
+// failed ends the wait with the error of a call, or plans the next one.
+func (w *wait) failed(err error) (dlock.Attempt, error) {
+	switch {
+	case forbidden(err): // for as long as it waits
+		return w.end(lacksRights(err))
+	case w.ticket == "", errors.Is(err, dlock.ErrClosed):
+		return w.end(err)
+	}
+	w.failures++
+	pause := minPause << min(w.failures, 4)
+	w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
+	return dlock.Attempt{}, nil
+}
+
+func lacksRights(err error) error {
+	return fmt.Errorf("%w: the Redis user lacks the rights to queue (ZADD, PUBLISH and others): "+
+		"see the package documentation of rediscore, or use WithQueue(false): %w", dlock.ErrInvalid, err)
 }
 
 // waits plans the next ask of a waiter that stands in the queue, or returns the grant
@@ -300,7 +335,7 @@ const (
 
 // parseAnswer reads an answer of enqueue.lua or ask.lua: the numbers after the
 // first, and the holder if there is one.
-func parseAnswer(a answer) (state int64, n []int64, holder string, err error) {
+func parseAnswer(a *answer) (state int64, n []int64, holder string, err error) {
 	if a.err != nil {
 		return 0, nil, "", a.err
 	}
@@ -315,17 +350,19 @@ func parseAnswer(a answer) (state int64, n []int64, holder string, err error) {
 	}
 	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
-		return 0, nil, "", unexpected(a.reply)
+		a.err = unexpected(a.reply)
+		return 0, nil, "", a.err
 	}
 	return n[0], n[1:], holder, nil
 }
 
 // giveBack releases what was granted to a token that is used no more. A failure
 // leaves the lock to its TTL.
-func (l *Locker) giveBack(ctx context.Context, key, token string) {
+func (l *Locker) giveBack(ctx context.Context, key, token string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 	defer cancel()
-	_, _ = l.eval(ctx, releaseScript, key, token)
+	_, err := l.eval(ctx, releaseScript, key, token)
+	return err
 }
 
 // forbidden reports whether a server has refused a call since its user lacks a right.

@@ -130,7 +130,8 @@ func TestNames(t *testing.T) {
 		hold, err := l.Inspect(t.Context(), n.key)
 		require.NoError(t, err)
 		require.Equal(t, "token", hold.Token)
-		require.Equal(t, []string{n.lock}, c.keys, "keys of an inspection")
+		require.Equal(t, 1, hold.Waiting)
+		require.Equal(t, all[:3], c.keys, "keys of an inspection")
 		held, err = l.Release(t.Context(), n.key, "waiter")
 		require.NoError(t, err)
 		require.False(t, held)
@@ -193,7 +194,8 @@ func TestScripts(t *testing.T) {
 		"renew":   "9abfe385300dd6eb50d46826cf05e836491aaa5a",
 		"release": "29829e0dc774f1ba46e2b79ab94122d35390cf1f",
 		"free":    "dd1e7d817c9271937cc26977adec64e5a1dda63a",
-		"inspect": "7c6f1f9c0dc8b55869550967088818ca27044bf3",
+		"inspect": "692c0cbf2c3a16cd8ed1fec2ab8209e393e1c316",
+		"holder":  "d9af0e89175cdf3224776937a66e6406e27a1700",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,
@@ -203,6 +205,7 @@ func TestScripts(t *testing.T) {
 		"release": releaseScript.SHA,
 		"free":    freeScript.SHA,
 		"inspect": inspectScript.SHA,
+		"holder":  holderScript.SHA,
 	})
 }
 

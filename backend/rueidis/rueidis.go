@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -31,37 +32,64 @@ func (c conn) command(name, script string, call rediscore.Call) rueidis.Complete
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	r := c.client.Do(ctx, c.command("EVALSHA", call.Script.SHA, call))
+	r := c.do(ctx, "EVALSHA", call.Script.SHA, call)
 	if noScript(r.Error()) {
-		r = c.client.Do(ctx, c.command("EVAL", call.Script.Source, call))
+		r = c.do(ctx, "EVAL", call.Script.Source, call)
 	}
 	return result(r)
 }
 
-func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	cmds := make(rueidis.Commands, len(calls))
-	for i, call := range calls {
-		cmds[i] = c.command("EVALSHA", call.Script.SHA, call)
+func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) rueidis.RedisResult {
+	for start := time.Now(); ; {
+		r := c.client.Do(ctx, c.command(name, script, call))
+		if !unsent(ctx, r.NonRedisError()) || !pause(ctx, start) {
+			return r
+		}
 	}
+}
+
+func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	// The results come together, when a master that does not answer is given up.
 	// There must be time left then for those that do not know the script.
 	first, cancel := rediscore.Half(ctx)
 	defer cancel()
-	var unknown []int
-	var again rueidis.Commands
-	for i, r := range c.client.DoMulti(first, cmds...) {
-		if noScript(r.Error()) {
-			unknown = append(unknown, i)
-			again = append(again, c.command("EVAL", calls[i].Script.Source, calls[i]))
-		} else {
+	numbers := make([]int, len(calls))
+	for i := range calls {
+		numbers[i] = i
+	}
+	unknown := c.evalSome(first, numbers, results, func(i int) rueidis.Completed {
+		return c.command("EVALSHA", calls[i].Script.SHA, calls[i])
+	})
+	c.evalSome(ctx, unknown, results, func(i int) rueidis.Completed {
+		return c.command("EVAL", calls[i].Script.Source, calls[i])
+	})
+}
+
+// evalSome makes the calls with the given numbers, and returns the numbers of those
+// whose script the server does not know.
+func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.Result, newCmd func(i int) rueidis.Completed) (unknown []int) {
+	for start := time.Now(); len(numbers) > 0; {
+		cmds := make(rueidis.Commands, len(numbers))
+		for n, i := range numbers {
+			cmds[n] = newCmd(i)
+		}
+		var again []int
+		for n, r := range c.client.DoMulti(ctx, cmds...) {
+			i := numbers[n]
 			results[i].Reply, results[i].Err = result(r)
+			switch {
+			case noScript(results[i].Err):
+				unknown = append(unknown, i)
+			case unsent(ctx, r.NonRedisError()):
+				again = append(again, i)
+			}
 		}
-	}
-	if len(again) > 0 {
-		for i, r := range c.client.DoMulti(ctx, again...) {
-			results[unknown[i]].Reply, results[unknown[i]].Err = result(r)
+		if len(again) == 0 || !pause(ctx, start) {
+			break
 		}
+		numbers = again
 	}
+	return unknown
 }
 
 func noScript(err error) bool {

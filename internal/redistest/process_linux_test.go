@@ -31,6 +31,7 @@ func TestVictim(t *testing.T) {
 
 func TestServerDiesWithTheTestBinary(t *testing.T) {
 	t.Parallel()
+	find(t)
 	for _, state := range []string{"running", "suspended"} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestVictim$")
 		cmd.Env = append(os.Environ(), envVictim+"="+state)
@@ -61,6 +62,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 // The thread that called Start ends, and the server must not.
 func TestServerOutlivesTheStartingThread(t *testing.T) {
 	t.Parallel()
+	find(t)
 	started := make(chan *Server)
 	var thread string
 	go onMortalThread(func() {

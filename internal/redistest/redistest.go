@@ -66,13 +66,7 @@ func Start(t testing.TB, args ...string) *Server {
 
 func start(t testing.TB, config string, args []string) *Server {
 	t.Helper()
-	bin, err := locate(os.Getenv, exec.LookPath)
-	if errors.Is(err, errNoServer) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := find(t)
 	s := &Server{t: t, binary: bin, config: config, args: args, dir: t.TempDir(), limit: replyLimit}
 	s.password = option(args, "--requirepass")
 	if err := s.open(); err != nil {
@@ -80,6 +74,19 @@ func start(t testing.TB, config string, args []string) *Server {
 	}
 	t.Cleanup(s.close)
 	return s
+}
+
+// Find returns the binary. A test that has none is skipped, or fails.
+func find(t testing.TB) binary {
+	t.Helper()
+	bin, err := locate(os.Getenv, exec.LookPath)
+	if errors.Is(err, errNoServer) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
 }
 
 // Option returns what follows name in args, or "".

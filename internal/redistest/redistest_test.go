@@ -200,6 +200,7 @@ func TestSuspendAndResume(t *testing.T) {
 
 func TestCleanupEndsASuspendedServer(t *testing.T) {
 	t.Parallel()
+	find(t)
 	var s *Server
 	t.Run("suspends", func(t *testing.T) {
 		s = Start(t)
@@ -212,6 +213,7 @@ func TestCleanupEndsASuspendedServer(t *testing.T) {
 
 func TestConcurrentStarts(t *testing.T) {
 	t.Parallel()
+	find(t)
 	servers := make([]*Server, 8)
 	t.Run("group", func(t *testing.T) {
 		for i := range servers {
@@ -457,6 +459,7 @@ func TestServerThatDoesNotStart(t *testing.T) {
 
 func TestBadArgument(t *testing.T) {
 	t.Parallel()
+	find(t)
 	got := record(t, func(t testing.TB) { Start(t, "--no-such-option", "1") }).failed
 	require.Contains(t, got, "does not start")
 	require.Contains(t, got, "no-such-option")
@@ -464,6 +467,7 @@ func TestBadArgument(t *testing.T) {
 
 func TestCrashIsReported(t *testing.T) {
 	t.Parallel()
+	find(t)
 	for _, next := range []func(*Server){(*Server).Stop, (*Server).Restart, (*Server).close} {
 		var s *Server
 		r := record(t, func(t testing.TB) {

@@ -1,0 +1,51 @@
+package rueidis
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+const (
+	unsentLimit = 5 * time.Second // the time that rueidis takes to connect by default
+	unsentPause = time.Millisecond
+)
+
+// unsent reports whether a call has got the context error of another call, and so
+// was not sent. rueidis has calls share a connection, and the fate of the call in
+// front of them:
+//
+//   - A call with a deadline that is alone on a connection reads its own reply. If the
+//     deadline passes, it closes the connection, and the calls that wait behind it,
+//     which are not written before it has ended, get its [context.DeadlineExceeded].
+//   - The call that finds no connection makes one within its own context. If it fails,
+//     those that wait for the connection get its error.
+//
+// A time-out of the connection itself, for which calls may be on their way, is no
+// context error. One of connecting may be: nothing was sent either.
+func unsent(ctx context.Context, err error) bool {
+	return (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) && !ended(ctx)
+}
+
+// ended reports whether ctx has ended, or ought to have: the deadline of a socket may
+// be noticed before that of the context which it comes from.
+func ended(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
+// pause waits before a call that was not sent is made again, and reports whether it
+// should be: it began at start, and ends in time if nobody ever connects.
+func pause(ctx context.Context, start time.Time) bool {
+	if time.Since(start) >= unsentLimit {
+		return false
+	}
+	timer := time.NewTimer(unsentPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
