@@ -86,7 +86,7 @@ func TestDeadlineAfterTheEnd(t *testing.T) {
 // A context of the lease for each tick costs nothing that stays.
 func TestContextOncePerTick(t *testing.T) {
 	const (
-		ticks = 100_000
+		ticks = 100_000 / slower
 		most  = 100 // bytes
 	)
 	for name, derive := range map[string]func(context.Context) (context.Context, context.CancelFunc){

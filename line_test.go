@@ -36,7 +36,6 @@ type line struct {
 	fault    fault
 	calls    map[string]int // by operation
 	current  int            // calls on their way now
-	most     int            // of them at any time
 	cut      map[string]int // calls that got no reply because their ctx ended, by operation
 	waited   map[string]int // calls of Acquire that arrived, by token
 	attempts map[string]int // calls of TryAcquire, by token
@@ -98,7 +97,14 @@ func (n *line) forget() {
 	defer n.mu.Unlock()
 	n.calls, n.waited = make(map[string]int), make(map[string]int)
 	n.attempts, n.released, n.arrived = make(map[string]int), make(map[string]int), make(map[string]int)
-	n.most, n.cut = n.current, make(map[string]int)
+	n.cut = make(map[string]int)
+}
+
+// tokens returns how many tokens have been counted in m, a map of n.
+func (n *line) tokens(m *map[string]int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(*m)
 }
 
 // made returns how many calls of an operation were made.
@@ -106,6 +112,13 @@ func (n *line) made(op string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.calls[op]
+}
+
+// ended returns how many calls of an operation got no reply because their ctx ended.
+func (n *line) ended(op string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cut[op]
 }
 
 // note counts a call with token, which is not made if ctx has ended.
@@ -173,7 +186,6 @@ func (n *line) enter(op string) {
 	n.mu.Lock()
 	n.calls[op]++
 	n.current++
-	n.most = max(n.most, n.current)
 	hook := n.onCall
 	n.mu.Unlock()
 	if hook != nil {
