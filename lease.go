@@ -238,7 +238,11 @@ func (l *Lease) plan(renewal time.Time) {
 	if l.renewAt.IsZero() {
 		l.keeper.schedule(l, l.deadline, 0)
 	} else {
-		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, time.Until(l.renewAt)/4))
+		slack := time.Until(l.renewAt) / 4
+		if l.trouble.inFlight > 0 || l.trouble.err != nil {
+			slack *= 2
+		}
+		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, slack))
 	}
 }
 

@@ -9,10 +9,12 @@ import (
 	"time"
 )
 
-// How many renewals a Client has in flight: those that have not hung, and all.
+// How many calls for renewals a Client has in flight: those that have not hung, all for
+// single leases, and all.
 const (
 	renewers      = 32
-	maxRenewals   = 256
+	maxSingle     = 256
+	maxRenewals   = 512
 	renewPatience = 20 * time.Millisecond
 )
 
@@ -326,13 +328,16 @@ func (k *keeper) nextRenewal() func() {
 	if batches {
 		size = batchSizes[q]
 	}
+	if size == 1 && r.workers.calls >= maxSingle {
+		return nil
+	}
 	var leases []*Lease
 	for len(leases) < size && len(r.due[q]) > 0 {
 		l := heap.Pop(&r.due[q]).(*Lease)
 		l.queued = false
 		leases = append(leases, l)
 	}
-	many := len(r.due[q]) > 0 || r.workers.calls > maxRenewals/2
+	many := len(r.due[q]) > 0 || r.workers.calls > maxSingle/2
 	return func() { k.renew(leases, many) }
 }
 
