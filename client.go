@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// A Client acquires locks from a [Locker], and keeps the leases that it was
-// granted alive. All its methods may be called by any number of goroutines; one
-// Client for a whole process is what it is made for.
+// A Client acquires locks from a [Locker], and renews the leases that it was granted.
+// All its methods may be called by any number of goroutines. One Client per process is
+// normally enough.
 type Client struct {
 	keeper  *keeper
 	options options
 }
 
-// New returns a Client of the locks that l keeps. Options out of range, or a nil
-// l, make its methods fail with [ErrInvalid].
+// New returns a Client of the locks that l keeps. If l is nil or an option is out of
+// range, every method that talks to the store fails with [ErrInvalid].
 func New(l Locker, opts ...Option) *Client {
 	defaults := options{ttl: DefaultTTL, maxWait: NoLimit, renewal: true}
 	return &Client{newKeeper(l), defaults.apply(opts)}
@@ -30,15 +30,22 @@ func (c *Client) With(opts ...Option) *Client {
 }
 
 // Acquire takes the lock named key. If another holds it, Acquire waits until it
-// is free, ctx ends, or the time of [WithMaxWait] has passed. ctx bounds the wait
-// only: the lease goes on until it is released or lost.
+// is free, ctx ends, or [WithMaxWait] is over. ctx limits only the wait: the lease
+// stays until it is released or lost.
 //
-// An error of the store is returned if it comes before the store ever answered,
-// since a wrong password must not look like a long wait. Once the store has
-// answered that the key is held, errors are retried until the wait ends. A wait
-// that ctx cuts short matches the error of ctx; it matches [ErrHeld] as well if
-// the last that the store answered was that the key is held. After an error,
-// whatever the attempt may have left in the store is released in the background.
+// If the store fails before it has answered for the first time, Acquire returns its
+// error at once, so that a wrong password does not look like a long wait. But if the
+// store says that it will soon be ready, Acquire repeats the attempt for up to 10 s.
+// Once the store has answered that the key is held, Acquire retries after errors until
+// the wait ends.
+//
+// When ctx ends the wait, the error matches that of ctx. When ctx or WithMaxWait ends
+// it, the error also matches [ErrHeld] if the key is held as far as is known, or
+// [ErrUnavailable] if the store has been silent for too long to know. If ctx carries
+// a lease of key from this Client, Acquire fails with [ErrNested] instead of waiting.
+//
+// After an error the Client releases in the background whatever the attempt may have
+// left in the store.
 func (c *Client) Acquire(ctx context.Context, key string) (*Lease, error) {
 	a, err := c.begin(ctx, "acquire", key)
 	if err != nil {
@@ -52,9 +59,8 @@ func (c *Client) Acquire(ctx context.Context, key string) (*Lease, error) {
 	return lease, nil
 }
 
-// TryAcquire takes the lock named key if it is free, and returns an error that
-// matches [ErrHeld] if another holds it. It does not wait, except for the answer
-// of the store.
+// TryAcquire makes one attempt to take the lock named key. If another holds it, the
+// error matches [ErrHeld].
 func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 	a, err := c.begin(ctx, "acquire", key)
 	if err != nil {
@@ -69,17 +75,20 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 }
 
 // Do runs fn while it holds the lock named key: it acquires it like Acquire, and
-// releases it when fn returns or panics. The context of fn ends with ctx, and as
-// soon as the lease is lost; [context.Cause] tells which.
+// releases it when fn returns or panics. The context of fn ends with ctx or with
+// the lease, whichever is first; [context.Cause] returns why. [LeaseFromContext] finds
+// the lease in it.
 //
-// ctx is what the work runs under, so it bounds wait and work together: use
-// [WithMaxWait] for the wait alone, WithMaxWait(0) for a single attempt. If the
-// lock was not acquired, fn is not called and the error is that of Acquire.
-// Otherwise Do returns the error of fn. If the lease was lost before fn returned,
-// the error matches [ErrLost] as well, since another may have worked at the same
-// time; a [context.Canceled] that the loss brought about is then kept as text
-// only, lest it be taken for the end of ctx. A release that is still owed (see
-// [Lease.Release]) is not an error of the work.
+// ctx limits wait and work together. Use [WithMaxWait] for the wait alone, and
+// WithMaxWait(0) for a single attempt. If the lock was not acquired, fn is not called,
+// and Do returns the error of Acquire.
+//
+// Otherwise Do returns the error of fn. If the lease was lost before fn returned, the
+// error also matches [ErrLost], since another may have worked at the same time. It then
+// does not match a [context.Canceled] that the loss caused, which would look like the
+// end of ctx. If fn detached the lease, its context has ended, and the lock is left to
+// the taker. If the release fails, it is owed (see [Lease.Release]), and the error of Do
+// does not tell.
 func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error) error {
 	if fn == nil {
 		return wrap(ctx, "do", key, invalid("function: nil"))

@@ -13,15 +13,15 @@ import (
 // Each method is one operation that takes effect at one instant. A Locker has
 // no policy: it makes no tokens, waits for nothing, repeats nothing and starts
 // no renewal; the Client does all that. Keys have 1 to 1,024 bytes, tokens are
-// not empty, and both may hold any bytes; TTLs are whole milliseconds, from one
-// to those of a year. A lease ends when its TTL has passed, for all methods at
+// not empty, and both may hold any bytes; TTLs are whole milliseconds between 1 ms and
+// 365 days. A lease ends when its TTL has passed, for all methods at
 // the same time, however many others there are. One token may hold several keys:
 // these are leases of their own. A Locker is safe for use by any number of
 // goroutines.
 //
-// A ctx bounds its call, and no lease: one stays when the ctx of the call that
-// granted it ends. A method whose ctx has ended before the call sends nothing and
-// returns the error of ctx, which is not its cause. An error means that the outcome
+// ctx limits only the call: a lease stays when the ctx of the call that granted it
+// ends. If ctx is already done, nothing is sent and ctx.Err() is returned, not its
+// cause. An error means that the outcome
 // is unknown: the operation may have taken effect, or may do so later. A
 // [NoEffectError] says that it has not, and will not. So do errors that match
 // [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial".
@@ -31,20 +31,19 @@ import (
 type Locker interface {
 	// TryAcquire makes one attempt to take key for token until ttl has passed.
 	// If another token holds key, nothing changes. If token itself holds it,
-	// that is a grant like any other, with a fence of its own; what is left of
-	// the lease becomes the longer of what it was and ttl.
+	// that is a grant like any other, with a fence of its own; the lease is
+	// extended to at least ttl from now, and never shortened.
 	TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 
-	// Renew makes what is left of the lease the longer of what it is and ttl,
-	// and reports whether token held key. If it did not, nothing changes: a
-	// lease that has ended is never revived.
+	// Renew extends the lease to at least ttl from now, and never shortens it. It
+	// reports whether token held key. If it did not, nothing changes: a lease
+	// that has ended is never revived.
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (held bool, err error)
 
-	// Release forgets token: it ends its lease, or its place in the queue (held
-	// is false then); both, if token holds key and waits for it still. If token
-	// has neither, nothing changes. It does not matter which client acquired the
-	// key, or waits for it. A wait for token that is still under way may end then,
-	// or take a place anew.
+	// Release ends token's lease and removes it from the queue; it reports
+	// whether token held key. If token has neither, nothing changes. It does not
+	// matter which client acquired the key, or waits for it. A wait for token
+	// that is still under way may end then, or take a new place.
 	Release(ctx context.Context, key, token string) (held bool, err error)
 }
 
@@ -65,9 +64,9 @@ type Attempt struct {
 	// grant of the key by at least 8; 0 where the store has no fences.
 	Fence int64
 
-	// Holder is the token of the present holder, byte for byte, if the key was
-	// not acquired and the store told. An Attempt beside an error is not zero if
-	// the store had answered "held" before.
+	// Holder is the exact token of the present holder, if the key was not
+	// acquired and the store reports it. An Attempt that is not zero may be set
+	// with an error: the store had already answered "held".
 	Holder string
 
 	// Remaining is how long the lease of the present holder still lasts, if
@@ -83,11 +82,11 @@ type Acquirer interface {
 	// Acquire takes key for token, waiting until it is free or ctx ends. It
 	// returns an Attempt that is Acquired, and whose Since tells when, or an
 	// error. The lease begins with the grant. If token itself holds key, it is
-	// granted at once, as by TryAcquire, whoever waits; a token that waits is to
-	// the other methods one that does not hold key. The caller follows every
-	// error with a Release of token, so that Acquire need not clean up; but where
-	// the caller has died, what its waits have left must not hold others up for
-	// longer than seconds. It uses a token that waits for no other key meanwhile.
+	// granted at once, as by TryAcquire, whoever waits. Other methods treat a
+	// waiting token as not holding key. The caller follows every error with a
+	// Release of token, so that Acquire need not clean up. But if the caller has
+	// died, what its waits have left must not hold others up for longer than
+	// seconds. While a token waits, the caller must not use it for another key.
 	//
 	// If ctx ends the wait, Acquire returns the error of ctx, and an Attempt whose
 	// Holder, Remaining and Since are the store's last answer. If the last call of
@@ -104,8 +103,8 @@ type Acquirer interface {
 // A BatchRenewer is a [Locker] that renews many leases in one round trip.
 type BatchRenewer interface {
 	// RenewBatch does what Renew does for each element of batch, independently
-	// of the others, and returns the results in the order of the batch. Of
-	// several for one lease the longest counts. A batch may be of any size, and
+	// of the others, and returns the results in the order of the batch. If a lease
+	// appears twice, the longest TTL applies. A batch may be of any size, and
 	// have leases in common with others that are renewed at the same time. It is
 	// not changed; the results are the caller's. An error says that the outcome
 	// of all of them is unknown.

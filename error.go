@@ -8,9 +8,12 @@ import (
 	"time"
 )
 
-// The errors of this package, to be tested with [errors.Is]. Any other error
-// comes from the store, as its client returned it, and means that the store did
-// not answer, or not with what was asked.
+// The errors of this package, to be tested with [errors.Is]. Any other error is the
+// error of a context, or that of the store as its client library returned it: the store
+// did not answer, or refused.
+//
+// If the cause of a ctx is one of these errors, it came from another lease or Client. An
+// error of this package then contains it as text, and does not match it.
 var (
 	// ErrHeld says that another holds the key. The error is a [*HeldError]. If ctx
 	// ended the wait, the error also matches the error of ctx: test for that
@@ -35,15 +38,15 @@ var (
 	// ErrReleased says that the lease was released or detached.
 	ErrReleased = errors.New("lease released")
 
-	// ErrInvalid says that an argument or an option is not acceptable, and
-	// which. Nothing is held.
+	// ErrInvalid says that an argument or an option is out of range. The error
+	// names it. Nothing is held.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrClosed says that the Client has been closed.
 	ErrClosed = errors.New("client closed")
 )
 
-// A HeldError is an [ErrHeld] with what the store told about the holder.
+// A HeldError is an [ErrHeld] with what the store knows of the holder.
 type HeldError struct {
 	Key       string
 	Owner     string        // label given with [WithOwner]; empty if unknown, or if the holder is not a Client
@@ -51,7 +54,7 @@ type HeldError struct {
 	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
 }
 
-// Error tells owner, start and remaining time. It never tells the token.
+// Error returns a text with owner, start and remaining time, and never with the token.
 func (e *HeldError) Error() string {
 	s := ErrHeld.Error()
 	if e.Owner != "" {

@@ -13,8 +13,7 @@ const (
 	maxTTL   = 365 * 24 * time.Hour // a Locker need not keep leases for longer
 )
 
-// DefaultTTL is how long a grant lasts without renewal, unless [WithTTL] says
-// otherwise.
+// DefaultTTL is the TTL of leases unless [WithTTL] sets another.
 const DefaultTTL = 30 * time.Second
 
 // An Option changes how a Client acquires and keeps leases. A value out of range
@@ -51,10 +50,10 @@ func (o *options) refuse(format string, args ...any) {
 	}
 }
 
-// WithTTL sets how long a grant lasts if it is not renewed: how long a key stays
-// locked after its holder died. The default is [DefaultTTL], the least 10 ms, the
-// most 365 days; fractions of a millisecond are cut off. A short TTL frees the keys of the dead
-// sooner, and lets a lease be lost to a shorter failure of the store.
+// WithTTL sets how long a lease lasts if it is not renewed, and so how long a key stays
+// locked after its holder died. The default is [DefaultTTL]. The TTL is at least 10 ms
+// and at most 365 days; fractions of a millisecond are cut off. A short TTL frees a dead
+// holder's key sooner, but a shorter outage then loses the lease.
 func WithTTL(ttl time.Duration) Option {
 	return func(o *options) {
 		switch {
@@ -83,10 +82,10 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold stops the renewal of a lease when it has been held for d, so that
-// work that hangs does not hold its key for ever: the lease is then lost when
-// its TTL runs out, at most a TTL later. Nothing is released early, and Renew
-// refuses from then on. 0, the default, means no limit.
+// WithMaxHold stops the renewal of a lease when d has passed since the grant, so that
+// work that hangs does not hold its key for ever. The lease is lost when the TTL then
+// runs out, at most one TTL later. Nothing is released early, and Renew refuses from
+// then on. 0, the default, means no limit.
 func WithMaxHold(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -119,9 +118,9 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithRenewal says whether leases are renewed in the background for as long as
-// they are held, which is the default. Without, a lease is lost when its TTL has
-// passed, unless its holder calls [Lease.Renew].
+// WithRenewal(false) switches off the renewal of leases in the background. A lease is
+// then lost when its TTL has passed, unless its holder calls [Lease.Renew]. The default
+// is true.
 func WithRenewal(on bool) Option {
 	return func(o *options) { o.renewal = on }
 }
@@ -140,18 +139,17 @@ func WithOwner(label string) Option {
 }
 
 // WithFence(true) makes an acquisition fail with [errors.ErrUnsupported], and hold
-// nothing, if the store does not number its grants. The default is false. Use it wherever [Lease.Fence]
-// is sent along with a write: a fence that is always 0 would fence nothing.
+// nothing, if the store does not number its grants. Use it wherever [Lease.Fence] is sent
+// along with a write: a fence that is always 0 would protect nothing. The default is
+// false.
 func WithFence(on bool) Option {
 	return func(o *options) { o.fenced = on }
 }
 
-// WithBackoff sets how long a waiter pauses before it asks a store that does not
-// queue waiters again, or one that failed: after its first unsuccessful attempt
-// for backoff(1), then for backoff(2), and so on. A result that is not positive
-// ends the wait with [ErrInvalid]. Nil stands for the default, which asks at
-// most 20 times a second, ever more seldom up to about once a second, and when
-// the holder's lease is about to end.
+// WithBackoff sets the pauses of a waiter that polls, or whose store fails: backoff(1)
+// after its first attempt, then backoff(2), and so on. If a result is not positive, the
+// wait ends with [ErrInvalid]. Nil stands for the default: pauses of 50 to 75 ms at first,
+// doubling up to 640 to 960 ms, and an attempt when the holder's lease is about to end.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {
 	return func(o *options) { o.backoff = backoff }
 }
