@@ -26,7 +26,10 @@
 // send them again, because a retry hides that the outcome of the first try is
 // unknown, and dlock retries by itself where that is safe. In a cluster,
 // redirections are followed, and ReadOnly, RouteByLatency and RouteRandomly do no
-// harm: scripts and subscriptions are sent to masters.
+// harm: scripts and subscriptions are sent to masters. When a master does not answer, the
+// client is made to look which replica has taken its place, which it does by itself only
+// once a minute: locks can be taken again within 3 s of that, or ReadTimeout and a second
+// if the master accepts connections and says nothing.
 //
 // go-redis tries five times to connect before it fails (0.4 s if connections are
 // refused), and logs that to standard error; see its SetLogger.

@@ -23,10 +23,15 @@ func New(client redis.UniversalClient, opts ...rediscore.Option) *rediscore.Lock
 	if _, ok := client.(*redis.Ring); ok {
 		return rediscore.New(ringConn{}, opts...)
 	}
-	return rediscore.New(conn{client}, opts...)
+	return rediscore.New(newConn(client), opts...)
 }
 
-type conn struct{ client redis.UniversalClient }
+type conn struct {
+	client  redis.UniversalClient
+	lookout *lookout
+}
+
+func newConn(client redis.UniversalClient) conn { return conn{client, newLookout(client)} }
 
 // A command is one that go-redis does not send again.
 type command struct{ redis.Cmd }
@@ -40,12 +45,14 @@ func newCommand(ctx context.Context, name, script string, call rediscore.Call) *
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	defer c.lookout.watch()()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := c.client.Process(ctx, cmd)
 	if noScript(err) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
 		err = c.client.Process(ctx, cmd)
 	}
+	c.lookout.failed(err)
 	return result(cmd, err)
 }
 
@@ -64,11 +71,13 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 // evalByMaster has a pipeline for each master, so that one that is dead holds up
 // none but its own calls; in a pipeline of the cluster's client it fails them all.
 func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result) {
+	defer c.lookout.watch()()
 	groups := make(map[*redis.Client][]int)
 	for i, call := range calls {
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
 			results[i].Err = err
+			c.lookout.failed(err)
 			continue
 		}
 		groups[master] = append(groups[master], i)
@@ -76,8 +85,9 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	var pipelines sync.WaitGroup
 	for master, numbers := range groups {
 		pipelines.Go(func() {
-			conn{master}.evalSome(ctx, numbers, calls, results)
+			conn{client: master}.evalSome(ctx, numbers, calls, results)
 			for _, i := range numbers {
+				c.lookout.failed(results[i].Err)
 				if redirected(results[i].Err) {
 					results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
 				}
@@ -143,6 +153,7 @@ func (c conn) Cluster() bool {
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
 	pubsub, err := c.subscribe(ctx, channel, sharded)
 	if err != nil {
+		c.learn(ctx, err)
 		return err
 	}
 	defer pubsub.Close()
@@ -192,8 +203,9 @@ func (c conn) subscribe(ctx context.Context, channel string, sharded bool) (*red
 }
 
 // learn makes the client look where the slots are, if an error says that one has
-// moved: a subscription that was refused does not.
+// moved, or that its master is gone: a subscription that was refused does not.
 func (c conn) learn(ctx context.Context, err error) {
+	c.lookout.failed(err)
 	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
 		cluster.ReloadState(ctx)
 	}

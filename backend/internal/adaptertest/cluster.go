@@ -17,7 +17,8 @@ import (
 // its client when t ends.
 type DialCluster func(t testing.TB, addrs []string) rediscore.Conn
 
-// RunCluster tests Listen on a Redis Cluster, with clients of several settings.
+// RunCluster tests Listen on a Redis Cluster, with clients of several settings, of which
+// one is called Default.
 func RunCluster(t *testing.T, dials map[string]DialCluster) {
 	t.Cleanup(AwaitGoroutines)
 	cluster := redistest.StartCluster(t, 3, 1)
@@ -36,6 +37,9 @@ func RunCluster(t *testing.T, dials map[string]DialCluster) {
 			})
 		}
 	}
+	t.Run("ListenFollowsTheMaster", func(t *testing.T) {
+		listenFollowsTheMaster(t, cluster, dials["Default"](t, cluster.Addrs()))
+	})
 }
 
 // AwaitGoroutines waits until client libraries have ended all their goroutines, for
@@ -77,18 +81,32 @@ func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn redisc
 		t.Fatal("Listen did not notice that the slot has moved")
 	}
 	requireNoSubscribers(t, cluster)
-	listenAgain(t, cluster, conn)
+	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
 }
 
-// listenAgain calls Listen until the client has learnt where the slot is now.
-func listenAgain(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+// Listen finds the replica that takes the place of a master that was killed, though the
+// client is used for nothing else.
+func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+	inbox := start(t, conn, true)
+	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+	master := cluster.MasterOf(t, shardChannel)
+	master.Kill()
+	require.Error(t, <-inbox.ended)
+	successor := cluster.AwaitFailover(t, master)
+	promoted := time.Now()
+	listenAgain(t, successor, conn)
+	require.Less(t, time.Since(promoted), 3*time.Second)
+}
+
+// listenAgain calls Listen until the client has learnt that the slot is on master now.
+func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 	t.Helper()
 	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		inbox := start(t, conn, true)
 		select {
 		case e := <-inbox.events:
 			require.Equal(t, rediscore.Subscribed, e.Kind)
-			require.EqualValues(t, 1, subscribers(t, cluster.MasterOf(t, shardChannel)))
+			require.EqualValues(t, 1, subscribers(t, master))
 			inbox.cancel()
 			<-inbox.ended
 			return

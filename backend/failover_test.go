@@ -1,0 +1,167 @@
+package backend_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const (
+	readTimeout = 2 * time.Second // of the clients below
+	failoverTTL = 14 * time.Second
+	giveUp      = 10 * time.Second
+)
+
+// failoverAdapters have clients that wait for a reply for no longer than readTimeout.
+var failoverAdapters = map[string]dialCluster{
+	"goredis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
+		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
+			Addrs: c.Addrs(), ContextTimeoutEnabled: true, ReadTimeout: readTimeout,
+		})
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client, opts...)
+	},
+	"rueidis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
+		option := rueidislib.ClientOption{InitAddress: c.Addrs(), ConnWriteTimeout: readTimeout}
+		option.Dialer.Timeout = readTimeout
+		client, err := rueidislib.NewClient(option)
+		require.NoError(t, err)
+		t.Cleanup(client.Close)
+		return rueidis.New(client, opts...)
+	},
+}
+
+// TestClusterFailover has replicas take the place of one master after the other: of one
+// that steps down, one that is killed and one that is suspended. Locks can be taken
+// soon after, leases are renewed, and waiters are served.
+func TestClusterFailover(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1)
+	var users []*clusterUser
+	for name, dial := range failoverAdapters {
+		users = append(users, newClusterUser(t, cluster, name, dial(t, cluster)))
+	}
+	for i, f := range []struct {
+		name  string
+		fail  func(*testing.T, *redistest.Cluster, *redistest.Server)
+		limit time.Duration
+	}{
+		{"stepped down", stepDown, 3 * time.Second},
+		{"killed", failing((*redistest.Server).Kill), 3 * time.Second},
+		{"suspended", failing((*redistest.Server).Suspend), readTimeout + time.Second},
+	} {
+		master, promotion := cluster.Nodes[i], new(promotion)
+		var all sync.WaitGroup
+		for _, u := range users {
+			all.Go(func() {
+				took := u.recovery(i, promotion)
+				t.Logf("%s, master %s: a lock was taken %v after the promotion", u.name, f.name, took.Round(time.Millisecond))
+				if took > f.limit {
+					t.Errorf("%s, master %s: no lock for %v after the promotion, want at most %v", u.name, f.name, took, f.limit)
+				}
+			})
+		}
+		f.fail(t, cluster, master)
+		now := time.Now()
+		promotion.at.Store(&now)
+		all.Wait()
+	}
+	for _, u := range users {
+		u.finish()
+	}
+}
+
+// A promotion is that of a replica.
+type promotion struct{ at atomic.Pointer[time.Time] }
+
+func stepDown(t *testing.T, c *redistest.Cluster, master *redistest.Server) { c.StepDown(t, master) }
+
+func failing(fail func(*redistest.Server)) func(*testing.T, *redistest.Cluster, *redistest.Server) {
+	return func(t *testing.T, c *redistest.Cluster, master *redistest.Server) {
+		fail(master)
+		c.AwaitFailover(t, master)
+	}
+}
+
+// A clusterUser has leases on all masters.
+type clusterUser struct {
+	t      *testing.T
+	name   string
+	locker *rediscore.Locker
+	client *dlock.Client
+	keys   []string // the nth is one of the nth master
+	leases []*dlock.Lease
+}
+
+func newClusterUser(t *testing.T, cluster *redistest.Cluster, name string, l *rediscore.Locker) *clusterUser {
+	u := &clusterUser{t: t, name: name, locker: l, client: dlock.New(l, dlock.WithTTL(failoverTTL))}
+	t.Cleanup(func() {
+		u.client.Close()
+		l.Close()
+	})
+	for i := range 3 {
+		u.keys = append(u.keys, keyOf(t, cluster, cluster.Nodes[i], name))
+		lease, err := u.client.Acquire(t.Context(), u.keys[i])
+		require.NoError(t, err, "%s: %q", name, u.keys[i])
+		u.leases = append(u.leases, lease)
+	}
+	return u
+}
+
+// keyOf returns a key of master that begins with prefix.
+func keyOf(t *testing.T, cluster *redistest.Cluster, master *redistest.Server, prefix string) string {
+	t.Helper()
+	for i := 0; ; i++ {
+		if key := fmt.Sprintf("{%s%d}", prefix, i); cluster.MasterOf(t, key) == master {
+			return key
+		}
+	}
+}
+
+// recovery takes locks of the nth master, one after the other, from before it fails
+// until one has been taken that was asked for after the promotion, and returns how long
+// after that.
+func (u *clusterUser) recovery(n int, p *promotion) time.Duration {
+	for i := 0; ; i++ {
+		at := p.at.Load()
+		err := u.lock(fmt.Sprint(u.keys[n], i))
+		if at != nil && (err == nil || time.Since(*at) > giveUp) {
+			return time.Since(*at)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (u *clusterUser) lock(key string) error {
+	ctx, cancel := context.WithTimeout(u.t.Context(), ttl) // the client gives up before
+	defer cancel()
+	attempt, err := u.locker.TryAcquire(ctx, key, "t", ttl)
+	if err == nil && !attempt.Acquired {
+		err = dlock.ErrHeld
+	}
+	return err
+}
+
+// finish requires that all leases are held and renewed again.
+func (u *clusterUser) finish() {
+	for i, lease := range u.leases {
+		require.Eventually(u.t, func() bool {
+			return lease.Err() != nil || time.Until(lease.Deadline()) > failoverTTL/2
+		}, failoverTTL, pause, "%s: the lease on master %d is not renewed", u.name, i)
+		require.NoError(u.t, lease.Err(), "%s: the lease on master %d", u.name, i)
+		require.NoError(u.t, lease.Release(), "%s: the lease on master %d", u.name, i)
+	}
+}
