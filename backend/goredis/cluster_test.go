@@ -21,7 +21,7 @@ func TestCluster(t *testing.T) {
 			o.Addrs, o.ContextTimeoutEnabled = addrs, true
 			client := redis.NewClusterClient(&o)
 			t.Cleanup(func() { client.Close() })
-			return conn{client}
+			return newConn(client)
 		}
 	}
 	adaptertest.RunCluster(t, dials)

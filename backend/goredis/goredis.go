@@ -15,28 +15,38 @@ import (
 
 // New returns a Locker on the server that client talks to. It never closes the
 // client. A nil client, or a [redis.Ring], makes its methods fail with
-// [dlock.ErrInvalid].
-func New(client redis.UniversalClient, opts ...rediscore.Option) *rediscore.Locker {
+// [dlock.ErrInvalid]. It adds a hook to the client that notes why a try to connect failed,
+// and does nothing else.
+func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
 	}
 	if _, ok := client.(*redis.Ring); ok {
 		return rediscore.New(ringConn{}, opts...)
 	}
-	return rediscore.New(conn{client}, opts...)
+	return rediscore.New(newConn(client), opts...)
 }
 
-type conn struct{ client redis.UniversalClient }
+type conn struct {
+	client redis.UniversalClient
+	dials  *dials // nil if nobody watches
+}
+
+func newConn(client redis.UniversalClient) conn { return conn{client, watch(client)} }
 
 // A command is one that go-redis does not send again.
-type command struct{ redis.Cmd }
+type command struct {
+	redis.Cmd
+	script *script
+}
 
 func (*command) NoRetry() bool { return true }
 
-func newCommand(ctx context.Context, name, script string, call rediscore.Call) *command {
+func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
+	script := &script{text: text}
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, script
-	return &command{*redis.NewCmd(ctx, call.Append(args)...)}
+	return &command{*redis.NewCmd(ctx, call.Append(args)...), script}
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
@@ -46,10 +56,21 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
 		err = c.client.Process(ctx, cmd)
 	}
-	return result(cmd, err)
+	reply, err := c.outcome(cmd, err)
+	return reply, c.unlessClosed(ctx, err)
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	c.evalAll(ctx, calls, results)
+	closed := sync.OnceValue(func() bool { return rediscore.IsClosed(ctx, saysClosed, c.ping) })
+	for i, r := range results {
+		if saysClosed(r.Err) && closed() {
+			results[i].Err = clientClosed(r.Err)
+		}
+	}
+}
+
+func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	if cluster, ok := c.client.(*redis.ClusterClient); ok {
 		c.evalByMaster(ctx, cluster, calls, results)
 		return
@@ -68,7 +89,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	for i, call := range calls {
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
-			results[i].Err = err
+			results[i].Err = c.unsent(err)
 			continue
 		}
 		groups[master] = append(groups[master], i)
@@ -76,7 +97,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	var pipelines sync.WaitGroup
 	for master, numbers := range groups {
 		pipelines.Go(func() {
-			conn{master}.evalSome(ctx, numbers, calls, results)
+			conn{master, c.dials}.evalSome(ctx, numbers, calls, results)
 			for _, i := range numbers {
 				if redirected(results[i].Err) {
 					results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
@@ -117,23 +138,16 @@ func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.R
 		cmds[n] = newCmd(i)
 		_ = pipe.Process(ctx, cmds[n]) // queues it
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, failure := pipe.Exec(ctx)
 	for n, i := range numbers {
-		results[i].Reply, results[i].Err = result(cmds[n], cmds[n].Err())
+		if cmds[n].Err() == nil && !cmds[n].script.written.Load() { // go-redis does not say why
+			cmds[n].SetErr(failure)
+		}
+		results[i].Reply, results[i].Err = c.outcome(cmds[n], cmds[n].Err())
 	}
 }
 
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
-
-func result(cmd *command, err error) (any, error) {
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return cmd.Val(), nil
-}
 
 func (c conn) Cluster() bool {
 	_, ok := c.client.(*redis.ClusterClient)
@@ -143,7 +157,7 @@ func (c conn) Cluster() bool {
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
 	pubsub, err := c.subscribe(ctx, channel, sharded)
 	if err != nil {
-		return err
+		return c.unlessClosed(ctx, err)
 	}
 	defer pubsub.Close()
 	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
@@ -161,7 +175,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		}
 		if err != nil {
 			c.learn(ctx, err)
-			return err
+			return c.unlessClosed(ctx, err)
 		}
 		switch m := msg.(type) {
 		case *redis.Message:

@@ -28,7 +28,7 @@ func TestAdapter(t *testing.T) {
 			})
 			t.Cleanup(func() { client.Close() })
 			return adaptertest.Client{
-				Conn: conn{client},
+				Conn: newConn(client),
 				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(client, opts...) },
 			}, nil
 		},
