@@ -51,15 +51,31 @@ var userAdapters = map[string]dialUser{
 	},
 }
 
-// documentedRights are the commands that the documentation of rediscore lists.
-func documentedRights(t *testing.T) []string {
+// documentedRule is the line of the documentation of rediscore that makes a user, for one
+// whose name is the prefix too.
+func documentedRule(t *testing.T, user string) []string {
 	t.Helper()
 	doc, err := os.ReadFile("rediscore/doc.go")
 	require.NoError(t, err)
-	_, list, _ := strings.Cut(string(doc), "must be allowed")
-	list, _, found := strings.Cut(list, "(in a cluster")
-	require.True(t, found, "the list of rights has moved")
-	return regexp.MustCompile(`\b[A-Z]{3,}\b`).FindAllString(list, -1)
+	line := regexp.MustCompile(`ACL SETUSER .*`).FindString(string(doc))
+	require.NotEmpty(t, line)
+	line = strings.NewReplacer(" dlock ", " "+user+" ", ">PASSWORD", ">"+password, "lock:*", user+"*").Replace(line)
+	return strings.Fields(line)
+}
+
+// inCluster are the rights that are of use only in a cluster.
+var inCluster = regexp.MustCompile(`^(ASKING|CLUSTER\|.*|COMMAND|SPUBLISH|SSUBSCRIBE)$`)
+
+// documentedRights are the commands that the documentation of rediscore lists for a server
+// alone.
+func documentedRights(t *testing.T) (rights []string) {
+	t.Helper()
+	for _, word := range documentedRule(t, "user") {
+		if right, ok := strings.CutPrefix(word, "+"); ok && !inCluster.MatchString(strings.ToUpper(right)) {
+			rights = append(rights, strings.ToUpper(right))
+		}
+	}
+	return rights
 }
 
 // addUser adds a user who may use some commands, and keys and channels with its own
@@ -99,8 +115,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// helpful are the rights without which waiters have to ask.
-var helpful = map[string]bool{"PUBSUB": true, "SUBSCRIBE": true}
+// helpful are the rights without which waiters have to ask, or are not counted.
+var helpful = map[string]bool{"PING": true, "PUBSUB": true, "SUBSCRIBE": true, "ZCARD": true}
 
 func withoutRight(t *testing.T, server *redistest.Server, rights []string, right string) {
 	var others []string
@@ -198,4 +214,110 @@ func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string
 			require.NotEqual(t, int64(-1), do(t, server, "PTTL", key), "%q never expires", key)
 		}
 	}
+}
+
+// TestRightsInACluster has users with the documented line, and with one right less of those
+// that are for clusters.
+func TestRightsInACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	if _, err := cluster.Nodes[0].Do("SPUBLISH", "x", "x"); strings.Contains(fmt.Sprint(err), "unknown command") {
+		t.Skipf("no shard channels: %v", err)
+	}
+	for _, c := range []struct {
+		without string
+		broken  map[string]bool // libraries that cannot do without
+	}{
+		{"", nil},
+		{"+spublish", map[string]bool{"goredis": true, "rueidis": true}},
+		{"+ssubscribe", map[string]bool{"goredis": true, "rueidis": true}},
+		{"+cluster|slots", map[string]bool{"goredis": true, "rueidis": true}},
+		{"+cluster|shards", nil},
+		{"+command", nil},
+		{"+asking", map[string]bool{"goredis": true, "rueidis": true}},
+	} {
+		for name, dial := range clusterUsers {
+			t.Run(name+c.without, func(t *testing.T) {
+				user := name + strings.NewReplacer("+", "-", "|", "-").Replace(c.without) + ":"
+				for _, n := range cluster.Nodes {
+					do(t, n, slices.DeleteFunc(documentedRule(t, user), func(word string) bool { return word == c.without })...)
+				}
+				errs := useInCluster(t, cluster, user, dial)
+				if c.broken[name] {
+					require.NotEmpty(t, errs)
+					t.Log(errs[0])
+				} else {
+					require.Empty(t, errs)
+				}
+			})
+		}
+	}
+}
+
+var clusterUsers = map[string]func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error){
+	"goredis": func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error) {
+		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
+			Addrs: addrs, Username: user, Password: password, ContextTimeoutEnabled: true,
+		})
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client, append(opts, goredis.WithPrefix(user))...), nil
+	},
+	"rueidis": func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error) {
+		client, err := rueidislib.NewClient(rueidislib.ClientOption{
+			InitAddress: addrs, Username: user, Password: password, DisableCache: true,
+		})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(client.Close)
+		return rueidis.New(client, append(opts, rueidis.WithPrefix(user))...), nil
+	},
+}
+
+// useInCluster hands a lock over by a message, while its slot is on one server, and uses
+// one whose slot is being moved.
+func useInCluster(t *testing.T, cluster *redistest.Cluster, user string,
+	dial func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error)) (errs []error) {
+	t.Helper()
+	told := make(chan error, 100)
+	l, err := dial(t, cluster.Addrs(), user, rediscore.WithInboxError(func(err error) { told <- err }))
+	if err != nil {
+		return []error{err}
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := l.TryAcquire(ctx, "k", "a", ttl); err != nil {
+		return []error{err}
+	}
+	waited := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, "k", "b", ttl)
+		waited <- err
+	}()
+	server := cluster.MasterOf(t, user+"k")
+	for len(waited) == 0 && len(told) == 0 && listening(t, server, user) == 0 {
+		time.Sleep(pause)
+	}
+	if len(told) > 0 {
+		errs = append(errs, <-told)
+	}
+	if _, err := l.Release(ctx, "k", "a"); err != nil {
+		errs = append(errs, err)
+	}
+	if err := <-waited; err != nil {
+		errs = append(errs, err)
+	}
+	m := startMigration(t, cluster, user+"k")
+	m.moveKeys()
+	for range 2 { // the new master does not know the script
+		if _, err := l.Renew(ctx, "k", "b", 2*ttl); err != nil {
+			errs = append(errs, fmt.Errorf("while the slot moves: %w", err))
+		}
+	}
+	m.finish()
+	if _, err := l.Release(ctx, "k", "b"); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
 }

@@ -15,8 +15,9 @@ import (
 
 // New returns a Locker on the server that client talks to. It never closes the
 // client. A nil client, or a [redis.Ring], makes its methods fail with
-// [dlock.ErrInvalid].
-func New(client redis.UniversalClient, opts ...rediscore.Option) *rediscore.Locker {
+// [dlock.ErrInvalid]. It adds a hook to the client that notes why a try to connect failed,
+// and does nothing else.
+func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
 	}
@@ -28,20 +29,27 @@ func New(client redis.UniversalClient, opts ...rediscore.Option) *rediscore.Lock
 
 type conn struct {
 	client  redis.UniversalClient
-	lookout *lookout
+	lookout *lookout // nil if client is none of a cluster
+	dials   *dials   // nil if nobody watches
 }
 
-func newConn(client redis.UniversalClient) conn { return conn{client, newLookout(client)} }
+func newConn(client redis.UniversalClient) conn {
+	return conn{client, newLookout(client), watch(client)}
+}
 
 // A command is one that go-redis does not send again.
-type command struct{ redis.Cmd }
+type command struct {
+	redis.Cmd
+	script *script
+}
 
 func (*command) NoRetry() bool { return true }
 
-func newCommand(ctx context.Context, name, script string, call rediscore.Call) *command {
+func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
+	script := &script{text: text}
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, script
-	return &command{*redis.NewCmd(ctx, call.Append(args)...)}
+	return &command{*redis.NewCmd(ctx, call.Append(args)...), script}
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
@@ -53,10 +61,21 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 		err = c.client.Process(ctx, cmd)
 	}
 	c.lookout.failed(err)
-	return result(cmd, err)
+	reply, err := c.outcome(cmd, err)
+	return reply, c.unlessClosed(ctx, err)
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	c.evalAll(ctx, calls, results)
+	closed := sync.OnceValue(func() bool { return rediscore.IsClosed(ctx, saysClosed, c.ping) })
+	for i, r := range results {
+		if saysClosed(r.Err) && closed() {
+			results[i].Err = clientClosed(r.Err)
+		}
+	}
+}
+
+func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	if cluster, ok := c.client.(*redis.ClusterClient); ok {
 		c.evalByMaster(ctx, cluster, calls, results)
 		return
@@ -76,8 +95,8 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	for i, call := range calls {
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
-			results[i].Err = err
 			c.lookout.failed(err)
+			results[i].Err = c.unsent(err)
 			continue
 		}
 		groups[master] = append(groups[master], i)
@@ -85,7 +104,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	var pipelines sync.WaitGroup
 	for master, numbers := range groups {
 		pipelines.Go(func() {
-			conn{client: master}.evalSome(ctx, numbers, calls, results)
+			conn{client: master, dials: c.dials}.evalSome(ctx, numbers, calls, results)
 			for _, i := range numbers {
 				c.lookout.failed(results[i].Err)
 				if redirected(results[i].Err) {
@@ -127,23 +146,16 @@ func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.R
 		cmds[n] = newCmd(i)
 		_ = pipe.Process(ctx, cmds[n]) // queues it
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, failure := pipe.Exec(ctx)
 	for n, i := range numbers {
-		results[i].Reply, results[i].Err = result(cmds[n], cmds[n].Err())
+		if cmds[n].Err() == nil && !cmds[n].script.written.Load() { // go-redis does not say why
+			cmds[n].SetErr(failure)
+		}
+		results[i].Reply, results[i].Err = c.outcome(cmds[n], cmds[n].Err())
 	}
 }
 
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
-
-func result(cmd *command, err error) (any, error) {
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return cmd.Val(), nil
-}
 
 func (c conn) Cluster() bool {
 	_, ok := c.client.(*redis.ClusterClient)
@@ -154,7 +166,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	pubsub, err := c.subscribe(ctx, channel, sharded)
 	if err != nil {
 		c.learn(ctx, err)
-		return err
+		return c.unlessClosed(ctx, err)
 	}
 	defer pubsub.Close()
 	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
@@ -172,7 +184,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		}
 		if err != nil {
 			c.learn(ctx, err)
-			return err
+			return c.unlessClosed(ctx, err)
 		}
 		switch m := msg.(type) {
 		case *redis.Message:

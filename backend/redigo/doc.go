@@ -27,4 +27,9 @@
 // 0), set IdleTimeout to less, or a call on one fails with EOF. One connection is
 // enough for any number of waiters: they hear of their grants over another, which is
 // not of the pool, and which the server does not cut. TestOnBorrow is not needed, and costs a round trip.
+//
+// Connections may be wrapped in a type that has only what [redis.Conn] demands. A call on
+// one ends with its context too, at the price of a goroutine; but the connection is lost to
+// the pool until the server answers, or DialReadTimeout ends it. Such a DialReadTimeout
+// should be more than a second, or waiters have to ask instead of being told.
 package redigo

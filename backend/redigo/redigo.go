@@ -10,12 +10,13 @@ import (
 
 	"github.com/gomodule/redigo/redis"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 // New returns a Locker on the server that pool connects to. It never closes the
 // pool. A nil pool makes its methods fail with [dlock.ErrInvalid].
-func New(pool *redis.Pool, opts ...rediscore.Option) *rediscore.Locker {
+func New(pool *redis.Pool, opts ...Option) *rediscore.Locker {
 	if pool == nil {
 		return rediscore.New(nil, opts...)
 	}
@@ -43,38 +44,32 @@ func args(script any, call rediscore.Call) []any {
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	conn, err := c.pool.GetContext(ctx)
+	conn, err := c.get(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	reply, err := do(ctx, conn, "EVALSHA", args(c.hash(call.Script), call)...)
+	reply, err := conn.do(ctx, "EVALSHA", args(c.hash(call.Script), call)...)
 	if noScript(err) {
-		reply, err = do(ctx, conn, "EVAL", args(call.Script.Source, call)...)
+		reply, err = conn.do(ctx, "EVAL", args(call.Script.Source, call)...)
 	}
 	return text(reply), err
 }
 
-// do starts a goroutine, as redigo's DoContext does, only where nothing else would
-// end the call in time: where ctx can end, and has no deadline that is near. A
-// deadline that is far away takes the place of the connection's own read time-out,
-// and does not heed that ctx is cancelled.
-func do(ctx context.Context, conn redis.Conn, name string, args ...any) (any, error) {
-	if deadline, ok := ctx.Deadline(); ok {
-		if rest := time.Until(deadline); rest > 0 && rest <= near {
-			return redis.DoWithTimeout(conn, rest, name, args...)
-		}
+// get takes a connection from the pool. If there is none, nothing is sent.
+func (c conn) get(ctx context.Context) (*lent, error) {
+	conn, err := c.pool.GetContext(ctx)
+	if err == nil {
+		return &lent{Conn: conn}, nil
 	}
-	if ctx.Done() == nil {
-		return conn.Do(name, args...)
+	if err.Error() == "redigo: get on closed pool" { // it has no name
+		err = rediscore.ClientClosed(err)
 	}
-	return redis.DoContext(conn, ctx, name, args...)
+	return nil, &dlock.NoEffectError{Err: err}
 }
 
-const near = 5 * time.Second
-
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	conn, err := c.pool.GetContext(ctx)
+	conn, err := c.get(ctx)
 	if err != nil {
 		for i := range results {
 			results[i].Err = err
@@ -99,7 +94,7 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 
 // pipeline sends the calls with the given numbers, and then receives all their
 // replies.
-func pipeline(ctx context.Context, conn redis.Conn, numbers []int, results []rediscore.Result, send func(i int) error) {
+func pipeline(ctx context.Context, conn *lent, numbers []int, results []rediscore.Result, send func(i int) error) {
 	var err error
 	for _, i := range numbers {
 		if err = send(i); err != nil {
@@ -108,7 +103,7 @@ func pipeline(ctx context.Context, conn redis.Conn, numbers []int, results []red
 	}
 	var replies []any
 	if err == nil {
-		replies, err = redis.Values(do(ctx, conn, "")) // all that are pending
+		replies, err = redis.Values(conn.do(ctx, "")) // all that are pending
 	}
 	if err == nil && len(replies) != len(numbers) {
 		err = fmt.Errorf("redigo: %d replies to %d commands", len(replies), len(numbers))
@@ -183,10 +178,17 @@ func (c conn) dial(ctx context.Context) (redis.Conn, error) {
 	return nil, errors.New("redigo: the pool has no Dial")
 }
 
+// hurriedPeriod is between two pings where the connection's own read time-out counts.
+const hurriedPeriod = time.Second
+
 // ping makes sure that there is something to receive now and then. A connection
 // may be written to by one goroutine while another receives.
 func ping(conn redis.Conn, ended <-chan struct{}) {
-	ticker := time.NewTicker(rediscore.ListenPeriod)
+	period := rediscore.ListenPeriod
+	if _, ok := conn.(redis.ConnWithTimeout); !ok {
+		period = hurriedPeriod
+	}
+	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
 		select {
@@ -203,6 +205,9 @@ func ping(conn redis.Conn, ended <-chan struct{}) {
 // receive waits for one message. An error says that the subscription is lost.
 func receive(conn redis.Conn, on func(rediscore.Event)) error {
 	reply, err := redis.Values(redis.ReceiveWithTimeout(conn, 2*rediscore.ListenPeriod))
+	if unsupported(err) {
+		reply, err = redis.Values(conn.Receive())
+	}
 	if err != nil {
 		return err
 	}

@@ -11,13 +11,23 @@
 // attempts fail with an error that says so, and store nothing. Shard channels, over
 // which grants are told in a cluster, came with Redis 7.0.
 //
-// The user of the connection must be allowed
-// EVAL, EVALSHA, GET, SET, INCRBY, DEL, EXISTS, PTTL, PEXPIRE, PERSIST,
-// RENAMENX and TIME on the keys below the prefix; for the queue also ZADD, ZRANGE,
-// ZRANK, ZSCORE, ZREM, HGET, HSET and HDEL there, and PUBSUB, PUBLISH, SUBSCRIBE
-// (in a cluster SPUBLISH and SSUBSCRIBE) on the channels below the prefix. Who may not
-// use the queue, or may subscribe but not publish, is told so by an error that matches
-// [dlock.ErrInvalid] when it is to wait; who may not subscribe waits without an inbox.
+// # The rights that it needs
+//
+// A Redis user with these rights, here for the prefix "lock:", can do everything:
+//
+//	ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all +asking +cluster|shards +cluster|slots +command +del +eval +evalsha +exists +get +hdel +hget +hset +incrby +persist +pexpire +ping +pttl +publish +pubsub +renamenx +set +spublish +ssubscribe +subscribe +time +zadd +zcard +zrange +zrank +zrem +zscore
+//
+// The channels (&) matter: new users have none since Redis 7. Before Redis 7.0 leave out
+// SPUBLISH and SSUBSCRIBE, which are for clusters, as CLUSTER, COMMAND and ASKING are;
+// before 6.2 leave out the channels. With a prefix that contains an opening brace, as
+// "my{app:", the patterns begin with a star too, as "~*my{app:*", since some names have a
+// tag before the prefix. A client that caches on its side (rueidis, unless DisableCache is set) needs
+// CLIENT TRACKING too.
+//
+// A user who lacks a right for the queue, or may subscribe but not publish, gets an error that
+// matches [dlock.ErrInvalid] when it is to wait; [WithQueue](false) does without. A user who
+// may not subscribe waits all the same, but has to ask, which is slower: [WithInboxError]
+// tells why.
 //
 // # What is stored
 //
@@ -32,8 +42,13 @@
 // after its last use. Its name is prefix{tag}dlock1:fence, or
 // {tag}prefixdlock1:fence for a prefix with an opening brace, where the tag puts it
 // into the slot of the lock. So it is under the same prefix, for access control, and
-// in the same slot, for Redis Cluster. Keys that contain "dlock1:" are refused, since
-// they could be such names.
+// in the same slot, for Redis Cluster. Keys and prefixes that contain "dlock1:" are
+// refused, since they could be such names.
+//
+// Use one prefix for a lock. "a:" and "b:1" store the same lock as "a:b:" and "1", and
+// exclude each other; but each has a counter of fences and a queue of its own, so that
+// fences can go back from one to the other, and who waits in one is passed over by those
+// who wait in the other.
 //
 // Where somebody waits there are two more keys, prefix{tag}dlock1:queue: and the key,
 // and prefix{tag}dlock1:waiters: and the key, placed like the counter. They go with the
@@ -95,6 +110,10 @@
 //
 // Leases are as durable as the server's data. A server that restarts without its
 // data, or a replica that is promoted without the last writes, has forgotten who
-// holds what: use fences where that matters. Expiry is decided by the server's
-// clock; a clock that is set forward ends leases early.
+// holds what: use fences where that matters. Set maxmemory-policy to noeviction, its
+// default: any other policy may evict locks when memory runs short.
+//
+// Expiry is decided by the server's clock. A clock that is set forward ends leases early. One
+// that is set back keeps the key of a holder that has died for as much longer: for an hour,
+// if it is set back by an hour.
 package rediscore

@@ -798,8 +798,7 @@ func TestMayNotWait(t *testing.T) {
 
 // A user with the rights that the package documentation names can do everything.
 func TestRights(t *testing.T) {
-	rights := strings.Fields("+eval +evalsha +get +set +incrby +del +exists +pttl +pexpire +persist +renamenx +time " +
-		"+zadd +zrange +zrank +zscore +zrem +hget +hset +hdel +pubsub +publish +subscribe")
+	rights := slices.DeleteFunc(neededRights(), inCluster)
 	b := newBench(t, "p:", "k")
 	rights = append([]string{"app", "on", "nopass", "resetchannels", "~p:*", "&p:*", "-@all"}, rights...)
 	_, err := b.redis.Do("ACL", redis.Args{"SETUSER"}.AddFlat(rights)...)

@@ -83,6 +83,7 @@ var refusals = map[string]bool{
 var generalRefusals = []string{
 	"ERR unknown command",
 	"ERR wrong number of arguments",
+	"ERR Protocol error: unauthenticated", // a long command, before AUTH
 	"ERR max number of clients reached",
 	"ERR Client sent AUTH",
 	"ERR AUTH ",

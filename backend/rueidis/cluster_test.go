@@ -20,7 +20,7 @@ func TestCluster(t *testing.T) {
 			client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, SendToReplicas: send})
 			require.NoError(t, err)
 			t.Cleanup(client.Close)
-			return conn{client}
+			return newConn(client)
 		}
 	}
 	adaptertest.RunCluster(t, dials)

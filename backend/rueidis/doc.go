@@ -20,4 +20,9 @@
 // connections and travel together, so locks of one process cost few connections;
 // a command that waits for its reply when its context ends is given up, and its
 // outcome is unknown.
+//
+// When the client is closed, waits and calls end with an error that matches
+// dlock's ErrClosed: unless it has failed to connect to a server before, since rueidis
+// connects again then, closed or not. Close the dlock Client first, then the Locker, then
+// the client.
 package rueidis

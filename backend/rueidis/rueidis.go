@@ -15,14 +15,19 @@ import (
 
 // New returns a Locker on the server that client talks to. It never closes the
 // client. A nil client makes its methods fail with [dlock.ErrInvalid].
-func New(client rueidis.Client, opts ...rediscore.Option) *rediscore.Locker {
+func New(client rueidis.Client, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
 	}
-	return rediscore.New(conn{client}, opts...)
+	return rediscore.New(newConn(client), opts...)
 }
 
-type conn struct{ client rueidis.Client }
+type conn struct {
+	client  rueidis.Client
+	closing *closing
+}
+
+func newConn(client rueidis.Client) conn { return conn{client, &closing{client: client}} }
 
 // command builds a command that rueidis does not send again, since it is not
 // marked as one that only reads.
@@ -32,11 +37,15 @@ func (c conn) command(name, script string, call rediscore.Call) rueidis.Complete
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	if err := c.closing.before(); err != nil {
+		return nil, err
+	}
 	r := c.do(ctx, "EVALSHA", call.Script.SHA, call)
 	if noScript(r.Error()) {
 		r = c.do(ctx, "EVAL", call.Script.Source, call)
 	}
-	return result(r)
+	reply, err := result(r)
+	return reply, c.closing.after(ctx, err)
 }
 
 func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) rueidis.RedisResult {
@@ -49,6 +58,17 @@ func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) 
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	if err := c.closing.before(); err != nil {
+		for i := range results {
+			results[i].Err = err
+		}
+		return
+	}
+	c.evalAll(ctx, calls, results)
+	c.closing.afterAll(ctx, results)
+}
+
+func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	// The results come together, when a master that does not answer is given up.
 	// There must be time left then for those that do not know the script.
 	first, cancel := rediscore.Half(ctx)
@@ -113,6 +133,10 @@ func result(r rueidis.RedisResult) (any, error) {
 func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }
 
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
+	return c.closing.after(ctx, c.listen(ctx, channel, sharded, on))
+}
+
+func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
 	client, err := c.dedicate(ctx)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func TestAdapter(t *testing.T) {
 			}
 			t.Cleanup(client.Close)
 			return adaptertest.Client{
-				Conn: conn{client},
+				Conn: newConn(client),
 				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(client, opts...) },
 			}, nil
 		},
@@ -53,7 +53,7 @@ func TestListenWithoutConnection(t *testing.T) {
 	t.Cleanup(release)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- conn{client}.Listen(ctx, "inbox", false, func(rediscore.Event) {}) }()
+	go func() { ended <- newConn(client).Listen(ctx, "inbox", false, func(rediscore.Event) {}) }()
 	time.Sleep(50 * time.Millisecond)
 	cancel()
 	select {

@@ -1,0 +1,358 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// plainClients make a Locker for a user of one server, who may be "", and tell how to close
+// the library's client.
+var plainClients = map[string]func(t testing.TB, addr, user string) (l *rediscore.Locker, closeClient func()){
+	"goredis": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+		o := &goredislib.Options{Addr: addr, ContextTimeoutEnabled: true}
+		if user != "" {
+			o.Username, o.Password = user, password
+		}
+		client := goredislib.NewClient(o)
+		t.Cleanup(func() { client.Close() })
+		return goredis.New(client), func() { client.Close() }
+	},
+	"rueidis": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+		o := rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true, ForceSingleClient: true}
+		if user != "" {
+			o.Username, o.Password = user, password
+		}
+		client, err := rueidislib.NewClient(o)
+		if client == nil {
+			require.NoError(t, err)
+		}
+		t.Cleanup(client.Close)
+		return rueidis.New(client), client.Close
+	},
+	"redigo": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+		var options []redigolib.DialOption
+		if user != "" {
+			options = append(options, redigolib.DialUsername(user), redigolib.DialPassword(password))
+		}
+		pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			return redigolib.DialContext(ctx, "tcp", addr, options...)
+		}}
+		t.Cleanup(func() { pool.Close() })
+		return redigo.New(pool), func() { pool.Close() }
+	},
+}
+
+// The verdict of an error is "" if the outcome of its call is unknown.
+func verdictOf(err error) string {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if e, ok := err.(*dlock.NoEffectError); ok {
+			return map[bool]string{false: "no effect", true: "no effect, for now"}[e.Temporary]
+		}
+	}
+	return ""
+}
+
+// calls are one of each kind that changes something, for a key that another holds.
+func calls(l *rediscore.Locker, key string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, key, "t", ttl); return err },
+		"Acquire":    func(ctx context.Context) error { _, err := l.Acquire(ctx, key, "t", ttl); return err },
+		"Renew":      func(ctx context.Context) error { _, err := l.Renew(ctx, key, "t", ttl); return err },
+		"Release":    func(ctx context.Context) error { _, err := l.Release(ctx, key, "t"); return err },
+		"RenewBatch": func(ctx context.Context) error {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "t", TTL: ttl}})
+			if err == nil {
+				err = results[0].Err
+			}
+			return err
+		},
+	}
+}
+
+// TestRefusedCalls has servers refuse calls for all the reasons that they have.
+func TestRefusedCalls(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		text    string
+		verdict string
+		args    []string
+		user    string
+		refuse  func(t *testing.T, s *redistest.Server) // after the client has connected
+		spares  string                                  // calls that are not refused
+	}{
+		{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "-evalsha", "-eval")
+		}},
+		{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "resetkeys", "~other*")
+		}},
+		{text: "NOAUTH|unauthenticated", verdict: "no effect", args: []string{"--requirepass", password}},
+		{text: "WRONGPASS", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "resetpass", ">other")
+			_, _ = s.Do("CLIENT", "KILL", "TYPE", "normal")
+		}},
+		{text: "OOM", verdict: "no effect", spares: "Renew RenewBatch Release", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "CONFIG", "SET", "maxmemory", "1")
+		}},
+		{text: "NOREPLICAS", verdict: "no effect", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
+		}},
+		{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
+		{text: "LOADING", verdict: "no effect, for now",
+			args: []string{"--loading-process-events-interval-bytes", "1024"}, refuse: load},
+		{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "REPLICAOF", "127.0.0.1", "1")
+		}},
+		{text: "MASTERDOWN", verdict: "no effect, for now", args: []string{"--replica-serve-stale-data", "no"},
+			refuse: func(t *testing.T, s *redistest.Server) {
+				do(t, s, "REPLICAOF", "127.0.0.1", "1")
+			}},
+		{text: "WRONGTYPE", verdict: "", refuse: func(t *testing.T, s *redistest.Server) { // inside a script
+			do(t, s, "LPUSH", "k", "x")
+		}},
+	} {
+		for name, dial := range plainClients {
+			t.Run(c.text+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t, c.args...)
+				if c.user != "" {
+					do(t, server, "ACL", "SETUSER", c.user, "on", ">"+password, "~*", "+@all")
+					if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
+						t.Log(err)
+					}
+				}
+				l, _ := dial(t, server.Addr(), c.user)
+				_, _ = l.Inspect(t.Context(), "k") // connects
+				if c.refuse != nil {
+					c.refuse(t, server)
+				}
+				for method, call := range calls(l, "k") {
+					if strings.Contains(c.spares, method) {
+						continue
+					}
+					require.Eventually(t, func() bool { // a killed connection is found out by using it
+						err := call(t.Context())
+						if !regexp.MustCompile(c.text).MatchString(fmt.Sprint(err)) {
+							return false
+						}
+						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
+						return true
+					}, 5*time.Second, pause, method)
+				}
+			})
+		}
+	}
+}
+
+// load makes a server load its data for several seconds.
+func load(t *testing.T, s *redistest.Server) {
+	do(t, s, "DEBUG", "POPULATE", "3000", "populated", "1024")
+	do(t, s, "CONFIG", "SET", "key-load-delay", "3000")
+	go s.Do("DEBUG", "RELOAD")
+	require.Eventually(t, func() bool {
+		_, err := s.Do("GET", "k")
+		return err != nil && strings.Contains(err.Error(), "LOADING")
+	}, 5*time.Second, pause)
+}
+
+// TestRefusedWhileASlotMoves has a cluster's node answer TRYAGAIN.
+func TestRefusedWhileASlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	for name, dial := range plainClients {
+		t.Run(name, func(t *testing.T) {
+			key := "k-" + name
+			do(t, cluster.MasterOf(t, key), "SET", key, "H", "PX", "60000") // the other keys are nowhere
+			m := startMigration(t, cluster, key)
+			defer func() { m.moveKeys(); m.finish() }()
+			l, _ := dial(t, m.from.Addr(), "")
+			hold, err := l.Inspect(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, "H", hold.Token)
+			attempt, err := l.TryAcquire(t.Context(), key, "t", ttl)
+			require.NoError(t, err)
+			require.Equal(t, "H", attempt.Holder)
+			_, err = l.Acquire(t.Context(), key, "t", ttl)
+			require.ErrorContains(t, err, "TRYAGAIN")
+			require.Equal(t, "no effect, for now", verdictOf(err), "%v", err)
+		})
+	}
+}
+
+// TestNoConnection has no call sent: for want of a server, or of a connection in the pool.
+func TestNoConnection(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	down := redistest.Start(t)
+	down.Stop()
+	hang := unanswered(t)
+	for name, c := range map[string]struct {
+		dial func(t *testing.T) *rediscore.Locker
+		text string
+	}{
+		"goredis/refused": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr()})
+		}, "connection refused"},
+		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 30})
+		}, "connection refused"},
+		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})
+			t.Cleanup(func() { client.Close() })
+			return goredis.New(client)
+		}, "connection refused"},
+		"goredis/pool": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
+			t.Cleanup(func() { client.Close() })
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return goredis.New(client)
+		}, "pool timeout"},
+		"goredis/pool in time": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: time.Minute})
+			t.Cleanup(func() { client.Close() })
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return goredis.New(client)
+		}, "context deadline exceeded"},
+		"goredis/handshake": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond})
+		}, ""},
+		"rueidis/refused": {func(t *testing.T) *rediscore.Locker {
+			client, _ := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{down.Addr()}, ForceSingleClient: true})
+			t.Cleanup(client.Close)
+			return rueidis.New(client)
+		}, "connection refused"},
+		"redigo/refused": {func(t *testing.T) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 1}, "tcp", down.Addr())
+		}, "connection refused"},
+		"redigo/pool": {func(t *testing.T) *rediscore.Locker {
+			pool := &redigolib.Pool{MaxActive: 1}
+			l := newRedigo(t, pool, "tcp", server.Addr())
+			taken := pool.Get()
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}, "exhausted"},
+		"redigo/pool in time": {func(t *testing.T) *rediscore.Locker {
+			pool := &redigolib.Pool{MaxActive: 1, Wait: true}
+			l := newRedigo(t, pool, "tcp", server.Addr())
+			taken := pool.Get()
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}, "context deadline exceeded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := c.dial(t)
+			for method, call := range calls(l, "k") {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				err := call(ctx)
+				cancel()
+				if method == "Acquire" && strings.HasSuffix(t.Name(), "in_time") {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					continue // its call was still on its way
+				}
+				if method == "RenewBatch" && strings.HasPrefix(name, "goredis/pool") {
+					continue // go-redis has another pool for it
+				}
+				require.ErrorContains(t, err, c.text, method)
+				require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
+			}
+		})
+	}
+	require.Empty(t, server.Keys(t))
+}
+
+// unanswered returns the address of a listener that never answers.
+func unanswered(t *testing.T) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { listener.Close() })
+	return listener.Addr().String()
+}
+
+// TestAnswerThatNeverComes has calls written that nobody answers: their outcome is unknown.
+func TestAnswerThatNeverComes(t *testing.T) {
+	t.Parallel()
+	for name, dial := range plainClients {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			for method := range calls(nil, "k") {
+				l, _ := dial(t, server.Addr(), "")
+				for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
+					require.NoError(t, calls(l, "k")[connects](t.Context()))
+				}
+				server.Suspend()
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				err := calls(l, "k")[method](ctx)
+				cancel()
+				server.Resume()
+				require.Error(t, err, method)
+				require.Empty(t, verdictOf(err), "%s: %v", method, err)
+			}
+		})
+	}
+}
+
+// TestRefusedAttemptsOweNothing counts what a Client sends after attempts that the server
+// has refused.
+func TestRefusedAttemptsOweNothing(t *testing.T) {
+	t.Parallel()
+	const attempts = 300
+	for name, dial := range plainClients {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			do(t, server, "ACL", "SETUSER", "nobody", "on", ">"+password, "~*", "+@all", "-evalsha", "-eval")
+			l, _ := dial(t, server.Addr(), "nobody")
+			client := dlock.New(l)
+			for i := range attempts {
+				_, err := client.TryAcquire(t.Context(), "k"+strconv.Itoa(i))
+				require.ErrorContains(t, err, "NOPERM")
+			}
+			require.EqualValues(t, attempts, rejected(t, server))
+			time.Sleep(3 * time.Second) // debts are tried after 100 ms, 200 ms, and so on
+			began := time.Now()
+			require.NoError(t, client.Close())
+			require.Less(t, time.Since(began), time.Second)
+			require.EqualValues(t, attempts, rejected(t, server), "calls that were refused")
+		})
+	}
+}
+
+// rejected counts the calls of scripts that a server has refused.
+func rejected(t *testing.T, server *redistest.Server) (n int) {
+	t.Helper()
+	for line := range strings.SplitSeq(do(t, server, "INFO", "commandstats").(string), "\r\n") {
+		if !strings.HasPrefix(line, "cmdstat_eval") {
+			continue
+		}
+		_, count, _ := strings.Cut(line, "rejected_calls=")
+		count, _, _ = strings.Cut(count, ",")
+		calls, err := strconv.Atoi(count)
+		require.NoError(t, err, line)
+		n += calls
+	}
+	return n
+}

@@ -1,0 +1,41 @@
+package rueidis
+
+import (
+	"testing"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// ErrClosing of one connection is not that of the client; and what was on its way when the
+// client was closed may have had an effect.
+func TestErrClosing(t *testing.T) {
+	server := redistest.Start(t)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	c := newConn(client).closing
+	require.Equal(t, rueidis.ErrClosing, c.after(t.Context(), rueidis.ErrClosing))
+	results := []rediscore.Result{{Reply: int64(1)}, {Err: rueidis.ErrClosing}, {Err: rueidis.ErrClosing}}
+	calls := server.Calls(t)
+	c.afterAll(t.Context(), results)
+	require.EqualValues(t, 2, server.Calls(t)-calls, "one ping, and the INFO before")
+	require.Equal(t, []rediscore.Result{{Reply: int64(1)}, {Err: rueidis.ErrClosing}, {Err: rueidis.ErrClosing}}, results)
+	require.NoError(t, c.before())
+
+	client.Close()
+	c.afterAll(t.Context(), results)
+	require.NoError(t, results[0].Err)
+	var unsent *dlock.NoEffectError
+	for _, r := range results[1:] {
+		require.ErrorIs(t, r.Err, dlock.ErrClosed)
+		require.ErrorIs(t, r.Err, rueidis.ErrClosing)
+		require.NotErrorAs(t, r.Err, &unsent)
+	}
+	require.ErrorIs(t, c.before(), dlock.ErrClosed)
+	require.ErrorAs(t, c.before(), &unsent)
+}
