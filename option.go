@@ -144,9 +144,13 @@ func WithFence(on bool) Option {
 // WithBackoff sets how long a waiter pauses before it asks a store that does not
 // queue waiters again, or one that failed: after its first unsuccessful attempt
 // for backoff(1), then for backoff(2), and so on. A result that is not positive
-// ends the wait with [ErrInvalid]. Nil stands for the default, which asks at
-// most 20 times a second, ever more seldom up to about once a second, and when
-// the holder's lease is about to end.
+// ends the wait with [ErrInvalid].
+//
+// Nil stands for the default. While the store answers that the key is held, each pause is
+// between 50 and 250 ms, at random: a waiter asks 6 or 7 times a second, however long it
+// waits, and also when the holder's lease is about to end. While the store fails, pauses
+// double from 50 ms to about a second. With many waiters for one key, or a store where each
+// question costs money, use longer pauses.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {
 	return func(o *options) { o.backoff = backoff }
 }
