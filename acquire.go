@@ -108,7 +108,7 @@ func (a *acquisition) first(ctx context.Context) (*Lease, error) {
 	defer cancel()
 	pace := pace{backoff: a.client.options.backoff}
 	for temporary(err) {
-		if end := pace.pause(patience, a); end != nil {
+		if end := pace.pause(patience, a, err); end != nil {
 			return nil, a.pick(end, err)
 		}
 		lease, err = a.try(ctx)
@@ -162,7 +162,7 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 	var err error = a.held
 	for again := !queued; ; again = true {
 		if again {
-			if end := pace.pause(ctx, a); end != nil {
+			if end := pace.pause(ctx, a, err); end != nil {
 				return nil, a.pick(end, err)
 			}
 		}
@@ -456,28 +456,37 @@ func unavailable(silence time.Duration, held *HeldError, failure error) error {
 	return fmt.Errorf("%w: no answer for %v%s: %w", ErrUnavailable, silence, last, failure)
 }
 
-// The pauses of a waiter that asks again and again: at least minPause, doubled
-// each time up to maxPause, and up to half as much more at random, so that those
-// who began together do not stay together.
+// The pauses of a waiter that asks again and again. As long as the store answers, each is
+// between minPause and maxPause, at random, however many there were before: whoever came
+// first asks no more seldom than the others, and those who began together do not stay
+// together. They are redsync's, so that a lock that both use goes to each as often as to
+// the other. When the store does not answer they double up to maxRetry, and up to half as
+// much more.
 const (
 	minPause = 50 * time.Millisecond
-	maxPause = 640 * time.Millisecond
+	maxPause = 250 * time.Millisecond
+	maxRetry = 640 * time.Millisecond
 )
 
 type pace struct {
-	backoff func(attempt int) time.Duration
-	pauses  int
-	before  time.Time // when the attempt before the last one returned
+	backoff  func(attempt int) time.Duration
+	pauses   int
+	failures int  // of attempts, in a row
+	early    bool // the last pause ended early, with the holder's lease
 }
 
-// pause returns nil when it is time for the next attempt, or the error of ctx.
-func (p *pace) pause(ctx context.Context, a *acquisition) error {
+// pause returns nil when it is time for the next attempt, or the error of ctx. The last
+// attempt returned err.
+func (p *pace) pause(ctx context.Context, a *acquisition, err error) error {
 	p.pauses++
+	p.failures++
+	if errors.Is(err, ErrHeld) {
+		p.failures = 0
+	}
 	d, err := p.next(a)
 	if err != nil {
 		return err
 	}
-	p.before = a.asked
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -496,11 +505,19 @@ func (p *pace) next(a *acquisition) (time.Duration, error) {
 		}
 		return d, nil
 	}
-	d := min(minPause<<min(p.pauses-1, 10), maxPause)
-	d += rand.N(d / 2)
-	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d || a.asked.Sub(p.before) < 2*minPause {
+	if p.failures > 0 {
+		d := min(minPause<<min(p.failures-1, 10), maxRetry)
+		return d + rand.N(d/2), nil
+	}
+	d := minPause + rand.N(maxPause-minPause)
+	if p.early {
+		p.early = false
+		return max(d, 2*minPause), nil // a short TTL does not make it ask more often
+	}
+	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
 		return d, nil
 	}
+	p.early = true
 	expiry := time.Until(a.asked.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)
 	return max(0, min(d, expiry)), nil
 }

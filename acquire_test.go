@@ -340,10 +340,37 @@ func TestPollingPace(t *testing.T) {
 					}
 					require.LessOrEqual(t, n, 21, "attempts in one second")
 				}
-				require.Greater(t, len(tries), 15, "it hardly asks")
+				require.Greater(t, len(tries), 5*20, "it hardly asks")
+				require.Less(t, len(tries), 14*20, "it asks too often")
 			})
 		})
 	}
+}
+
+// A store that does not answer is asked more and more seldom, and at the usual pace when
+// it answers again.
+func TestPollingPaceOfFailures(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		defer acquire(t, dlock.New(store), "k").Release()
+		start := time.Now()
+		s.hook = func(c *call) {
+			if at := time.Since(start); at > time.Second && at < time.Minute {
+				c.err = errStore
+			}
+		}
+		_, err := dlock.New(plain{s}, dlock.WithMaxWait(2*time.Minute)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		asked := func(from, to time.Duration) (n int) {
+			for _, c := range s.made("try") {
+				if at := c.at.Sub(start); at >= from && at < to {
+					n++
+				}
+			}
+			return n
+		}
+		require.InDelta(t, 60, asked(10*time.Second, time.Minute), 15, "attempts in 50 s, while it fails")
+		require.InDelta(t, 6.7*50, asked(65*time.Second, 115*time.Second), 70, "attempts in 50 s, when it answers again")
+	})
 }
 
 func TestPollAsksWhenTheLeaseEnds(t *testing.T) {

@@ -148,8 +148,13 @@ func WithFence(on bool) Option {
 
 // WithBackoff sets the pauses of a waiter that polls, or whose store fails: backoff(1)
 // after its first attempt, then backoff(2), and so on. If a result is not positive, the
-// wait ends with [ErrInvalid]. Nil stands for the default: pauses of 50 to 75 ms at first,
-// doubling up to 640 to 960 ms, and an attempt when the holder's lease is about to end.
+// wait ends with [ErrInvalid].
+//
+// Nil stands for the default. While the store answers that the key is held, each pause is
+// between 50 and 250 ms, at random: a waiter polls 6 or 7 times a second, however long it
+// waits, and also when the holder's lease is about to end. While the store fails, pauses
+// double from 50 ms to about a second. With many waiters for one key, or a store where each
+// poll costs money, use longer pauses.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {
 	return func(o *options) { o.backoff = backoff }
 }

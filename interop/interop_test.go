@@ -43,12 +43,24 @@ type lock interface {
 }
 
 func libraries(client *redis.Client) []library {
-	return []library{ours(client), redsyncs(client), redislocks(client)}
+	often := dlock.WithBackoff(func(int) time.Duration { return pause })
+	return []library{ours(client, often), redsyncs(client, redsync.WithRetryDelay(pause)), redislocks(client)}
 }
 
-func ours(rdb *redis.Client) library {
-	client := dlock.New(goredis.New(rdb, rediscore.WithQueue(false)), dlock.WithTTL(ttl), dlock.WithRenewal(false),
-		dlock.WithBackoff(func(int) time.Duration { return pause }))
+// ours polls at the default pace, unless opts say otherwise.
+func ours(rdb *redis.Client, opts ...dlock.Option) library {
+	client := dlock.New(goredis.New(rdb, rediscore.WithQueue(false)), dlock.WithTTL(ttl), dlock.WithRenewal(false)).With(opts...)
+	return leases(client, "dlock")
+}
+
+// queueing stands in the queue.
+func queueing(t *testing.T, rdb *redis.Client) library {
+	store := goredis.New(rdb)
+	t.Cleanup(func() { store.Close() })
+	return leases(dlock.New(store, dlock.WithTTL(ttl)), "dlock, queueing")
+}
+
+func leases(client *dlock.Client, name string) library {
 	grant := func(l *dlock.Lease, err error) (lock, error) {
 		if errors.Is(err, dlock.ErrHeld) {
 			err = errHeld
@@ -56,7 +68,7 @@ func ours(rdb *redis.Client) library {
 		return lease{l}, err
 	}
 	return library{
-		name: "dlock",
+		name: name,
 		try:  func(ctx context.Context, key string) (lock, error) { return grant(client.TryAcquire(ctx, key)) },
 		wait: func(ctx context.Context, key string) (lock, error) { return grant(client.Acquire(ctx, key)) },
 	}
@@ -75,7 +87,8 @@ func still(err error) (bool, error) {
 	return err == nil, err
 }
 
-func redsyncs(rdb *redis.Client) library {
+// redsyncs polls at redsync's default pace, unless opts say otherwise.
+func redsyncs(rdb *redis.Client, opts ...redsync.Option) library {
 	client := redsync.New(redsyncgoredis.NewPool(rdb))
 	grant := func(m *redsync.Mutex, err error) (lock, error) {
 		var taken *redsync.ErrTaken
@@ -85,7 +98,7 @@ func redsyncs(rdb *redis.Client) library {
 		return mutex{m}, err
 	}
 	newMutex := func(key string) *redsync.Mutex {
-		return client.NewMutex(key, redsync.WithExpiry(ttl), redsync.WithTries(1<<20), redsync.WithRetryDelay(pause))
+		return client.NewMutex(key, append([]redsync.Option{redsync.WithExpiry(ttl), redsync.WithTries(1 << 20)}, opts...)...)
 	}
 	return library{
 		name: "redsync",
@@ -150,7 +163,7 @@ func notLost(err error) (bool, error) {
 }
 
 func dial(t *testing.T, server *redistest.Server) *redis.Client {
-	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true, PoolSize: 40})
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true, PoolSize: 200})
 	t.Cleanup(func() { client.Close() })
 	return client
 }

@@ -1,0 +1,176 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// The steps of docs/coming-from-redsync.md, which quotes them. A stepN works under the lock
+// of an order, as one version of a service does.
+
+func newRedsync(rdb *redis.Client) *redsync.Redsync {
+	return redsync.New(redsyncgoredis.NewPool(rdb))
+}
+
+func step0(ctx context.Context, rs *redsync.Redsync, order string, charge func(context.Context) error) error {
+	m := rs.NewMutex("order:"+order, redsync.WithExpiry(30*time.Second), redsync.WithTries(100))
+	if err := m.LockContext(ctx); err != nil {
+		return err
+	}
+	defer m.UnlockContext(context.WithoutCancel(ctx))
+	return charge(ctx)
+}
+
+func try0(ctx context.Context, rs *redsync.Redsync, order string, charge func(context.Context) error) (done bool, err error) {
+	m := rs.NewMutex("order:"+order, redsync.WithExpiry(30*time.Second))
+	var taken *redsync.ErrTaken
+	if err := m.TryLockContext(ctx); errors.As(err, &taken) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer m.UnlockContext(context.WithoutCancel(ctx))
+	return true, charge(ctx)
+}
+
+func newPolling(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
+	store := goredis.New(rdb, rediscore.WithQueue(false))
+	return store, dlock.New(store, dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
+}
+
+func step1(ctx context.Context, locks *dlock.Client, order string, charge func(context.Context) error) error {
+	lease, err := locks.Acquire(ctx, "order:"+order)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	return charge(ctx)
+}
+
+func try1(ctx context.Context, locks *dlock.Client, order string, charge func(context.Context) error) (done bool, err error) {
+	lease, err := locks.TryAcquire(ctx, "order:"+order)
+	if errors.Is(err, dlock.ErrHeld) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer lease.Release()
+	return true, charge(ctx)
+}
+
+func step2(ctx context.Context, locks *dlock.Client, order string, charge func(context.Context) error) error {
+	return locks.Do(ctx, "order:"+order, func(ctx context.Context, _ *dlock.Lease) error {
+		return charge(ctx) // ctx ends when the lock is lost
+	})
+}
+
+func newQueueing(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
+	store := goredis.New(rdb)
+	return store, dlock.New(store, dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
+}
+
+// A version is the service after a step.
+type version struct {
+	name string
+	wait func(ctx context.Context, order string, charge func(context.Context) error) error
+	try  func(ctx context.Context, order string, charge func(context.Context) error) (bool, error)
+}
+
+func versions(t *testing.T, rdb *redis.Client) []version {
+	rs := newRedsync(rdb)
+	polls, polling := newPolling(rdb)
+	queues, queueing := newQueueing(rdb)
+	t.Cleanup(func() {
+		require.NoError(t, errors.Join(polling.Close(), queueing.Close(), polls.Close(), queues.Close()))
+	})
+	type charge = func(context.Context) error
+	of := func(name string, c *dlock.Client, step func(context.Context, *dlock.Client, string, func(context.Context) error) error) version {
+		return version{name,
+			func(ctx context.Context, order string, f charge) error { return step(ctx, c, order, f) },
+			func(ctx context.Context, order string, f charge) (bool, error) { return try1(ctx, c, order, f) }}
+	}
+	return []version{
+		{"before",
+			func(ctx context.Context, order string, f charge) error { return step0(ctx, rs, order, f) },
+			func(ctx context.Context, order string, f charge) (bool, error) { return try0(ctx, rs, order, f) }},
+		of("step 1", polling, step1),
+		of("step 2", polling, step2),
+		of("step 3", queueing, step2),
+	}
+}
+
+// TestMigrationSteps runs each version of the service beside the one before it.
+func TestMigrationSteps(t *testing.T) {
+	rdb := dial(t, redistest.Start(t))
+	all := versions(t, rdb)
+	for i := 1; i < len(all); i++ {
+		t.Run(all[i].name, func(t *testing.T) {
+			both := []version{all[i-1], all[i]}
+			order := fmt.Sprint(i)
+			var inside, charges atomic.Int64
+			charge := func(context.Context) error {
+				if inside.Add(1) != 1 {
+					return errors.New("two at once")
+				}
+				defer inside.Add(-1)
+				charges.Add(1)
+				time.Sleep(time.Millisecond)
+				return nil
+			}
+			var workers sync.WaitGroup
+			for n := range 6 {
+				workers.Go(func() {
+					for range 5 {
+						if err := both[n%2].wait(t.Context(), order, charge); err != nil {
+							t.Errorf("%s: %v", both[n%2].name, err)
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				})
+			}
+			workers.Wait()
+			require.EqualValues(t, 30, charges.Load(), "charges")
+			for n, holder := range both {
+				err := holder.wait(t.Context(), order, func(ctx context.Context) error {
+					done, err := both[1-n].try(ctx, order, charge)
+					if done {
+						return errors.New("the other version has not been kept out")
+					}
+					return err
+				})
+				require.NoError(t, err, "%s holds the lock", holder.name)
+			}
+		})
+	}
+}
+
+// TestMigrationTellsOfALoss: from step 2 on, work ends when its lock is lost.
+func TestMigrationTellsOfALoss(t *testing.T) {
+	rdb := dial(t, redistest.Start(t))
+	store := goredis.New(rdb)
+	locks := dlock.New(store, dlock.WithTTL(300*time.Millisecond))
+	t.Cleanup(func() { require.NoError(t, errors.Join(locks.Close(), store.Close())) })
+	err := step2(t.Context(), locks, "7", func(ctx context.Context) error {
+		if err := rdb.Del(ctx, "order:7").Err(); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.ErrorIs(t, err, dlock.ErrLost)
+}
