@@ -72,7 +72,12 @@ func (d Detached) look() detached {
 //
 // A lease that has ended cannot be detached. A grant can be passed on seven times;
 // the eighth Detach fails with [ErrInvalid], and the lease is still held then.
+//
+// Detach sends nothing, but for one case: a lease that was waited for less than 100 ms ago
+// was granted for at most 5 s, and is renewed first, so that the taker has the full TTL. If
+// that fails within a second, the taker has what is left.
 func (l *Lease) Detach() (Detached, error) {
+	l.renewShort()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.look(); err != nil {
@@ -94,6 +99,21 @@ func (l *Lease) Detach() (Detached, error) {
 	l.end(ErrReleased)
 	l.release.settled = true
 	return Detached{&d}, nil
+}
+
+// renewShort renews a lease that was granted for less than its TTL, and not renewed since.
+// l.mu is not held.
+func (l *Lease) renewShort() {
+	l.mu.Lock()
+	now, ttl := time.Now(), l.options.ttl
+	short := l.look() == nil && l.deadline.Before(l.extended.Add(ttl-drift(ttl)))
+	rest := l.rest(now)
+	l.mu.Unlock()
+	if short {
+		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
+		defer cancel()
+		_ = l.sendRenewal(ctx, now, manual) // the lease has the error
+	}
 }
 
 // Adopt takes up a lease that was detached, with the options of c. It asks the store for

@@ -427,3 +427,31 @@ func TestDetachOfLostLease(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A lease that was waited for is granted for 5 s at first. Its taker has the full TTL all
+// the same, or what is left if the store does not answer.
+func TestDetachRightAfterAWait(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		first := acquire(t, dlock.New(store), "k")
+		time.AfterFunc(time.Second, func() { first.Release() })
+		l := acquire(t, dlock.New(s), "k")
+		require.Less(t, time.Until(l.Deadline()), 5*time.Second)
+		d, err := l.Detach()
+		require.NoError(t, err)
+		require.Greater(t, time.Until(d.Deadline()), 29*time.Second)
+		time.Sleep(29 * time.Second)
+		heir, err := dlock.New(s).Adopt(t.Context(), d)
+		require.NoError(t, err)
+
+		time.AfterFunc(time.Second, func() { heir.Release() })
+		l = acquire(t, dlock.New(s), "k")
+		store.Delay(time.Hour)
+		start := time.Now()
+		d, err = l.Detach()
+		require.NoError(t, err)
+		require.Equal(t, time.Second, time.Since(start))
+		require.Greater(t, time.Until(d.Deadline()), 3*time.Second)
+		store.Delay(0)
+		time.Sleep(time.Hour)
+	})
+}
