@@ -171,10 +171,14 @@ var decorators = []struct {
 	{"a method that answers ErrUnsupported", func(m *toy) dlock.Locker { return &refusing{dlock.Forward{Locker: m}} }, true},
 }
 
-// outcomes plays all cases, and returns the violations by the name of the case.
-func outcomes(t *testing.T, h Harness) map[string]error {
+// outcomes plays all cases, and returns the violations by the name of the case. Under the
+// race detector it plays those alone that must catch the flaw.
+func outcomes(t *testing.T, h Harness, caught names) map[string]error {
 	found := make(map[string]error)
 	for _, c := range cases {
+		if raceDetector && !slices.Contains(caught, c.name) && c.name != "AgreesWithModel" {
+			continue
+		}
 		err := play(t, h, c)
 		var skip skipError
 		if err != nil && !errors.As(err, &skip) {
@@ -207,7 +211,7 @@ func TestFlawsAreCaught(t *testing.T) {
 	for _, b := range flaws {
 		t.Run(b.flaw, func(t *testing.T) {
 			t.Parallel()
-			found := outcomes(t, toyHarness(b.flaw, itself))
+			found := outcomes(t, toyHarness(b.flaw, itself), b.caught)
 			for _, name := range b.caught {
 				assert.Contains(t, found, name, "the case does not catch the flaw")
 			}
