@@ -130,31 +130,6 @@ func (h *heldFor) TryAcquire(context.Context, string, string, time.Duration) (At
 	return Attempt{Holder: "x", Remaining: h.remaining}, nil
 }
 
-// What is owed while the Locker hangs is bounded, and the rest is counted.
-func TestOwedReleasesAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := New(hanging{})
-		for range maxOwed + 5 {
-			c.TryAcquire(t.Context(), "k")
-		}
-		s := c.Stats()
-		require.Equal(t, maxOwed, s.ReleasesOwed)
-		require.EqualValues(t, 5, s.ReleasesDropped)
-		require.LessOrEqual(t, c.keeper.owed.first.Len()+c.keeper.owed.again.Len(), maxOwed)
-		time.Sleep(100 * time.Hour)
-	})
-}
-
-type hanging struct{ yes }
-
-func (hanging) TryAcquire(context.Context, string, string, time.Duration) (Attempt, error) {
-	return Attempt{}, errors.New("down")
-}
-func (hanging) Release(ctx context.Context, _, _ string) (bool, error) {
-	<-ctx.Done()
-	return false, ctx.Err()
-}
-
 // Goexit in the Locker (require in a fake, say) costs a renewer for good.
 func TestGoexitInLocker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

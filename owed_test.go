@@ -218,6 +218,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 			require.ErrorIs(t, err, errStore)
 		}
 		time.Sleep(time.Minute)
+		require.Equal(t, dlock.Stats{ReleasesOwed: kept, ReleasesDropped: attempts - kept}, c.Stats())
 		n.forget()
 		bytes := heap() - before
 		n.setRTT(time.Millisecond)
