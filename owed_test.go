@@ -202,7 +202,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 // the store is back.
 func TestMoreOwedThanKept(t *testing.T) {
 	const (
-		attempts = 120_000
+		attempts = 101_000
 		kept     = 100_000
 	)
 	if slower > 1 {
