@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	readTimeout = 2 * time.Second // of the clients below
+	readTimeout = 3 * time.Second // of the clients below
 	failoverTTL = 14 * time.Second
 	giveUp      = 10 * time.Second
 )
@@ -37,6 +37,7 @@ var failoverAdapters = map[string]dialCluster{
 	"rueidis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
 		option := rueidislib.ClientOption{InitAddress: c.Addrs(), ConnWriteTimeout: readTimeout}
 		option.Dialer.Timeout = readTimeout
+		option.ClusterOption.ShardsRefreshInterval = time.Second // as the documentation advises
 		client, err := rueidislib.NewClient(option)
 		require.NoError(t, err)
 		t.Cleanup(client.Close)
