@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -18,17 +19,17 @@ import (
 const masterName = "mymaster"
 
 // sentinelAdapters are those whose client libraries know Redis Sentinel.
-var sentinelAdapters = map[string]func(t *testing.T, sentinel string) *rediscore.Locker{
-	"goredis": func(t *testing.T, sentinel string) *rediscore.Locker {
+var sentinelAdapters = map[string]func(t *testing.T, sentinels ...string) *rediscore.Locker{
+	"goredis": func(t *testing.T, sentinels ...string) *rediscore.Locker {
 		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
-			MasterName: masterName, SentinelAddrs: []string{sentinel}, ContextTimeoutEnabled: true,
+			MasterName: masterName, SentinelAddrs: sentinels, ContextTimeoutEnabled: true,
 		})
 		t.Cleanup(func() { client.Close() })
 		return goredis.New(client)
 	},
-	"rueidis": func(t *testing.T, sentinel string) *rediscore.Locker {
+	"rueidis": func(t *testing.T, sentinels ...string) *rediscore.Locker {
 		client, err := rueidislib.NewClient(rueidislib.ClientOption{
-			InitAddress: []string{sentinel}, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
+			InitAddress: sentinels, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
 		})
 		require.NoError(t, err)
 		t.Cleanup(client.Close)
@@ -107,4 +108,37 @@ func (f *failover) require(t *testing.T, name string) {
 	require.NoError(t, err, name)
 	require.Greater(t, again.Fence(), f.unknown.Fence(), name)
 	require.NoError(t, again.Release(), name)
+}
+
+// TestSentinelFailover has clients go on when their master was killed, and when the next
+// has stepped down: locks can be taken soon after.
+func TestSentinelFailover(t *testing.T) {
+	t.Parallel()
+	servers := redistest.StartSentinels(t, masterName)
+	lockers := make(map[string]*rediscore.Locker)
+	for name, dial := range sentinelAdapters {
+		lockers[name] = dial(t, servers.Addrs()...)
+		t.Cleanup(func() { lockers[name].Close() })
+		acquire(t, lockers[name], name, "before")
+	}
+	for how, failover := range map[string]func(){
+		"killed": func() {
+			master := servers.Master()
+			master.Kill()
+			servers.AwaitFailover(t, master)
+		},
+		"stepped down": func() { servers.StepDown(t) },
+	} {
+		failover()
+		promoted := time.Now()
+		for name, l := range lockers {
+			require.Eventually(t, func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				attempt, err := l.TryAcquire(ctx, name+how, "after", ttl)
+				return err == nil && attempt.Acquired
+			}, 10*time.Second, 10*time.Millisecond, "%s, master %s", name, how)
+			t.Logf("%s, master %s: a lock was taken %v after the promotion", name, how, time.Since(promoted).Round(time.Millisecond))
+		}
+	}
 }

@@ -13,6 +13,10 @@
 // 5), where NewClient fails otherwise. NewClient connects at once, bounded by
 // Dialer.Timeout (5 s if it is not set).
 //
+// In a cluster, set ClusterOption.ShardsRefreshInterval to a second. rueidis looks where
+// the slots are up to a second after a call has failed. If a master accepts connections
+// and says nothing, the next call has gone to it by then, and takes as long to fail.
+//
 // rueidis honours contexts, and does not send again what may write,
 // which lock commands may; DisableRetry makes no difference to them. A call without
 // a deadline on a connection that hangs ends when rueidis' own pings go unanswered

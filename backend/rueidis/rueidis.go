@@ -49,9 +49,9 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 }
 
 func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) rueidis.RedisResult {
-	for start := time.Now(); ; {
+	for start, last := time.Now(), time.Now(); ; last = time.Now() {
 		r := c.client.Do(ctx, c.command(name, script, call))
-		if !unsent(ctx, r.NonRedisError()) || !pause(ctx, start) {
+		if !unsent(ctx, r.NonRedisError()) || !c.pause(ctx, start, last) {
 			return r
 		}
 	}
@@ -88,7 +88,7 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 // evalSome makes the calls with the given numbers, and returns the numbers of those
 // whose script the server does not know.
 func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.Result, newCmd func(i int) rueidis.Completed) (unknown []int) {
-	for start := time.Now(); len(numbers) > 0; {
+	for start, last := time.Now(), time.Now(); len(numbers) > 0; last = time.Now() {
 		cmds := make(rueidis.Commands, len(numbers))
 		for n, i := range numbers {
 			cmds[n] = newCmd(i)
@@ -104,7 +104,7 @@ func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.R
 				again = append(again, i)
 			}
 		}
-		if len(again) == 0 || !pause(ctx, start) {
+		if len(again) == 0 || !c.pause(ctx, start, last) {
 			break
 		}
 		numbers = again

@@ -7,8 +7,10 @@ import (
 )
 
 const (
-	unsentLimit = 5 * time.Second // the time that rueidis takes to connect by default
-	unsentPause = time.Millisecond
+	unsentLimit  = 5 * time.Second // the time that rueidis takes to connect by default
+	unsentPause  = time.Millisecond
+	slowCall     = 500 * time.Millisecond
+	refreshDelay = 500 * time.Millisecond // that of rueidis is random, up to a second
 )
 
 // unsent reports whether a call has got the context error of another call, and so
@@ -35,12 +37,18 @@ func ended(ctx context.Context) bool {
 }
 
 // pause waits before a call that was not sent is made again, and reports whether it
-// should be: it began at start, and ends in time if nobody ever connects.
-func pause(ctx context.Context, start time.Time) bool {
+// should be: it began at start, was last made at last, and ends in time if nobody ever
+// connects. In a cluster, a call that took long has met a master that says nothing, and
+// waits until rueidis has looked which replica takes its place.
+func (c conn) pause(ctx context.Context, start, last time.Time) bool {
 	if time.Since(start) >= unsentLimit {
 		return false
 	}
-	timer := time.NewTimer(unsentPause)
+	d := unsentPause
+	if c.Cluster() && time.Since(last) >= slowCall {
+		d = refreshDelay
+	}
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -6,15 +6,14 @@ import (
 )
 
 // StepDown has a replica of master take its place in an orderly way, with CLUSTER
-// FAILOVER, and returns it when it has.
+// FAILOVER, and returns it when it has. All nodes must be running: it first waits until
+// they know of each other, as a master ignores a replica that it does not know.
 func (c *Cluster) StepDown(t testing.TB, master *Server) (successor *Server) {
 	t.Helper()
-	for _, n := range c.others(master) {
-		if n.alive() {
-			must[string](t, n, "CLUSTER", "FAILOVER")
-			break
-		}
+	for _, n := range c.Nodes {
+		await(t, func() error { return c.complete(n) })
 	}
+	must[string](t, c.others(master)[0], "CLUSTER", "FAILOVER")
 	return c.AwaitFailover(t, master)
 }
 

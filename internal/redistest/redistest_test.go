@@ -322,6 +322,35 @@ func TestSentinel(t *testing.T) {
 	require.Equal(t, "OK", do(t, replica, "SET", "a", "1"))
 }
 
+func TestSentinels(t *testing.T) {
+	t.Parallel()
+	s := StartSentinels(t, "orders")
+	require.Len(t, s.Addrs(), 3)
+	require.Same(t, s.Servers[0], s.Master())
+	for name, replace := range map[string]func() (old, successor *Server){
+		"killed": func() (*Server, *Server) {
+			old := s.Master()
+			old.Kill()
+			return old, s.AwaitFailover(t, old)
+		},
+		"stepped down": func() (*Server, *Server) {
+			old := s.Master()
+			return old, s.StepDown(t)
+		},
+	} {
+		old, successor := replace()
+		require.NotSame(t, old, successor, name)
+		require.Equal(t, "OK", do(t, successor, "SET", name, "1"), name)
+	}
+}
+
+func TestClusterStepDown(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 3, 1)
+	require.Same(t, c.Nodes[4], c.StepDown(t, c.Nodes[1]))
+	require.Same(t, c.Nodes[1], c.StepDown(t, c.Nodes[4]))
+}
+
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	c := StartCluster(t, 3, 0)

@@ -1,0 +1,87 @@
+package redistest
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+)
+
+// A Sentinels is a master with two replicas, and three Sentinels that watch them, two
+// of which are needed to replace the master.
+type Sentinels struct {
+	Name      string    // of the master, to the Sentinels
+	Servers   []*Server // the first was the master when it was started
+	Sentinels []*Server
+}
+
+// StartSentinels starts the servers and the Sentinels, and waits until these know all
+// replicas and each other, which takes about three seconds.
+func StartSentinels(t testing.TB, name string) *Sentinels {
+	t.Helper()
+	master := Start(t)
+	s := &Sentinels{Name: name, Servers: []*Server{master, StartReplica(t, master), StartReplica(t, master)}}
+	for range 3 {
+		s.Sentinels = append(s.Sentinels, StartSentinel(t, master, name, 2))
+	}
+	for _, sentinel := range s.Sentinels {
+		await(t, func() error {
+			reply, err := sentinel.Do("SENTINEL", "SENTINELS", name)
+			if known, _ := reply.([]any); len(known) != len(s.Sentinels)-1 {
+				return fmt.Errorf("the Sentinel at %s knows %d others, %v, want %d", sentinel.Addr(), len(known), err, len(s.Sentinels)-1)
+			}
+			return nil
+		})
+	}
+	return s
+}
+
+// Addrs are the addresses of the Sentinels.
+func (s *Sentinels) Addrs() []string {
+	addrs := make([]string, len(s.Sentinels))
+	for i, sentinel := range s.Sentinels {
+		addrs[i] = sentinel.Addr()
+	}
+	return addrs
+}
+
+// Master is the master in the eyes of most Sentinels, or nil if there is none.
+func (s *Sentinels) Master() *Server {
+	votes := make(map[string]int)
+	for _, sentinel := range s.Sentinels {
+		reply, _ := sentinel.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Name)
+		if addr, _ := reply.([]any); len(addr) == 2 {
+			votes[addr[1].(string)]++
+		}
+	}
+	for _, server := range s.Servers {
+		if votes[strconv.Itoa(server.port)] > len(s.Sentinels)/2 && server.alive() && server.isMaster() {
+			return server
+		}
+	}
+	return nil
+}
+
+// StepDown has a replica take the place of the master in an orderly way, and returns it.
+func (s *Sentinels) StepDown(t testing.TB) (successor *Server) {
+	t.Helper()
+	master := s.Master()
+	await(t, func() error {
+		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", s.Name)
+		return err
+	})
+	return s.AwaitFailover(t, master)
+}
+
+// AwaitFailover waits until a replica has taken the place of a master that was killed or
+// suspended, or has stepped down, and returns it. That takes about 3 s if the master
+// does not answer: the Sentinels notice after one.
+func (s *Sentinels) AwaitFailover(t testing.TB, master *Server) (successor *Server) {
+	t.Helper()
+	await(t, func() error {
+		if successor = s.Master(); successor == nil || successor == master {
+			return fmt.Errorf("no replica has taken the place of %s", master.Addr())
+		}
+		return nil
+	})
+	return successor
+}
