@@ -206,6 +206,37 @@ func TestRefusedWhileASlotMoves(t *testing.T) {
 	}
 }
 
+// TestRefusedByACluster takes the slot of a key away: the clients of the cluster say so,
+// marked.
+func TestRefusedByACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	goRedis := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { goRedis.Close() })
+	rueidisClient, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: cluster.Addrs(), DisableCache: true})
+	require.NoError(t, err)
+	t.Cleanup(rueidisClient.Close)
+	lockers := map[string]*rediscore.Locker{"goredis": goredis.New(goRedis), "rueidis": rueidis.New(rueidisClient)}
+	for name, l := range lockers {
+		acquire(t, l, "k-"+name, "H") // connects
+		release(t, l, "k-"+name, "H")
+	}
+	for name := range lockers {
+		slot := strconv.Itoa(cluster.Nodes[0].Slot(t, "k-"+name))
+		for _, n := range cluster.Nodes {
+			_, _ = n.Do("CLUSTER", "DELSLOTS", slot)
+		}
+	}
+	for name, l := range lockers {
+		t.Run(name, func(t *testing.T) {
+			for method, call := range calls(l, "k-"+name) {
+				err := refusedWith(t, "CLUSTERDOWN", call)
+				require.Equal(t, "no effect, for now", verdictOf(err), "%s: %v", method, err)
+			}
+		})
+	}
+}
+
 // TestNoConnection has no call sent: for want of a server, or of a connection in the pool.
 func TestNoConnection(t *testing.T) {
 	t.Parallel()
