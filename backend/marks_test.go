@@ -26,17 +26,17 @@ import (
 
 // plainClients make a Locker for a user of one server, who may be "", and tell how to close
 // the library's client.
-var plainClients = map[string]func(t testing.TB, addr, user string) (l *rediscore.Locker, closeClient func()){
-	"goredis": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+var plainClients = map[string]func(t testing.TB, addr, user string, opts ...rediscore.Option) (l *rediscore.Locker, closeClient func()){
+	"goredis": func(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
 		o := &goredislib.Options{Addr: addr, ContextTimeoutEnabled: true}
 		if user != "" {
 			o.Username, o.Password = user, password
 		}
 		client := goredislib.NewClient(o)
 		t.Cleanup(func() { client.Close() })
-		return goredis.New(client), func() { client.Close() }
+		return goredis.New(client, opts...), func() { client.Close() }
 	},
-	"rueidis": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+	"rueidis": func(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
 		o := rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true, ForceSingleClient: true}
 		if user != "" {
 			o.Username, o.Password = user, password
@@ -46,9 +46,9 @@ var plainClients = map[string]func(t testing.TB, addr, user string) (l *rediscor
 			require.NoError(t, err)
 		}
 		t.Cleanup(client.Close)
-		return rueidis.New(client), client.Close
+		return rueidis.New(client, opts...), client.Close
 	},
-	"redigo": func(t testing.TB, addr, user string) (*rediscore.Locker, func()) {
+	"redigo": func(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
 		var options []redigolib.DialOption
 		if user != "" {
 			options = append(options, redigolib.DialUsername(user), redigolib.DialPassword(password))
@@ -57,7 +57,7 @@ var plainClients = map[string]func(t testing.TB, addr, user string) (l *rediscor
 			return redigolib.DialContext(ctx, "tcp", addr, options...)
 		}}
 		t.Cleanup(func() { pool.Close() })
-		return redigo.New(pool), func() { pool.Close() }
+		return redigo.New(pool, opts...), func() { pool.Close() }
 	},
 }
 
@@ -149,18 +149,26 @@ func TestRefusedCalls(t *testing.T) {
 					if strings.Contains(c.spares, method) {
 						continue
 					}
-					require.Eventually(t, func() bool { // a killed connection is found out by using it
-						err := call(t.Context())
-						if !regexp.MustCompile(c.text).MatchString(fmt.Sprint(err)) {
-							return false
-						}
-						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
-						return true
-					}, 5*time.Second, pause, method)
+					err := refusedWith(t, c.text, call)
+					require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
 				}
 			})
 		}
 	}
+}
+
+// refusedWith returns the first error of a call that has a text: a connection that was killed
+// is found out by using it.
+func refusedWith(t *testing.T, text string, call func(context.Context) error) error {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(pause) {
+		if err = call(t.Context()); regexp.MustCompile(text).MatchString(fmt.Sprint(err)) {
+			return err
+		}
+	}
+	require.ErrorContains(t, err, text)
+	return nil
 }
 
 // load makes a server load its data for several seconds.
@@ -194,6 +202,37 @@ func TestRefusedWhileASlotMoves(t *testing.T) {
 			_, err = l.Acquire(t.Context(), key, "t", ttl)
 			require.ErrorContains(t, err, "TRYAGAIN")
 			require.Equal(t, "no effect, for now", verdictOf(err), "%v", err)
+		})
+	}
+}
+
+// TestRefusedByACluster takes the slot of a key away: the clients of the cluster say so,
+// marked.
+func TestRefusedByACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	goRedis := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { goRedis.Close() })
+	rueidisClient, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: cluster.Addrs(), DisableCache: true})
+	require.NoError(t, err)
+	t.Cleanup(rueidisClient.Close)
+	lockers := map[string]*rediscore.Locker{"goredis": goredis.New(goRedis), "rueidis": rueidis.New(rueidisClient)}
+	for name, l := range lockers {
+		acquire(t, l, "k-"+name, "H") // connects
+		release(t, l, "k-"+name, "H")
+	}
+	for name := range lockers {
+		slot := strconv.Itoa(cluster.Nodes[0].Slot(t, "k-"+name))
+		for _, n := range cluster.Nodes {
+			_, _ = n.Do("CLUSTER", "DELSLOTS", slot)
+		}
+	}
+	for name, l := range lockers {
+		t.Run(name, func(t *testing.T) {
+			for method, call := range calls(l, "k-"+name) {
+				err := refusedWith(t, "CLUSTERDOWN", call)
+				require.Equal(t, "no effect, for now", verdictOf(err), "%s: %v", method, err)
+			}
 		})
 	}
 }

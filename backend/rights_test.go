@@ -216,6 +216,31 @@ func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string
 	}
 }
 
+// TestInboxErrorOfAUser has a user who may not use channels wait: it is served, and the
+// reason why it has to ask is told.
+func TestInboxErrorOfAUser(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, dial := range plainClients {
+		t.Run(name, func(t *testing.T) {
+			do(t, server, "ACL", "SETUSER", name, "on", ">"+password, "~*", "+@all")
+			if _, err := server.Do("ACL", "SETUSER", name, "resetchannels"); err != nil {
+				t.Skipf("no rights to channels: %v", err)
+			}
+			told := make(chan error, 10)
+			l, _ := dial(t, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
+			defer l.Close()
+			acquire(t, l, "k", "H")
+			time.AfterFunc(time.Second, func() { release(t, l, "k", "H") })
+			attempt, err := l.Acquire(t.Context(), "k", "w", ttl)
+			require.NoError(t, err)
+			require.True(t, attempt.Acquired)
+			require.Len(t, told, 1)
+			require.ErrorContains(t, <-told, "NOPERM")
+		})
+	}
+}
+
 // TestRightsInACluster has users with the documented line, and with one right less of those
 // that are for clusters.
 func TestRightsInACluster(t *testing.T) {

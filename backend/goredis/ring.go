@@ -11,7 +11,9 @@ import (
 // errRing is why a ring is refused. Each client of a ring decides by itself when a
 // server is down and its keys are to be found on another, so two that see the network
 // differently would hold the same lock.
-var errRing = fmt.Errorf("%w client: a ring, whose clients need not agree on which server has a key", dlock.ErrInvalid)
+var errRing = &dlock.NoEffectError{
+	Err: fmt.Errorf("%w client: a ring, whose clients need not agree on which server has a key", dlock.ErrInvalid),
+}
 
 // A ringConn stands for a ring. It fails always.
 type ringConn struct{}

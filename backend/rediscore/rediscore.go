@@ -62,6 +62,11 @@ func including(source string) string {
 // A Locker keeps leases on Redis. It is a [dlock.Locker], [dlock.Acquirer],
 // [dlock.BatchRenewer] and [dlock.Inspector]. All methods may be called by any
 // number of goroutines.
+//
+// An error of a call that had no effect is marked as a [dlock.NoEffectError]: nothing was
+// sent, or the server refused the call before its script ran. It is temporary if the server
+// said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN or READONLY. Of an error from inside a
+// script, as that of a missing right, the outcome is unknown.
 type Locker struct {
 	conn     Conn
 	prefix   string

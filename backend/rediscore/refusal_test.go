@@ -306,3 +306,36 @@ func TestNamesBesideLocks(t *testing.T) {
 		}
 	}
 }
+
+// A release in two calls, of which the first was answered, is not one without effect if the
+// second is refused.
+func TestSecondReleaseRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		enqueued, releases := make(chan struct{}), 0
+		f.eval = func(_ context.Context, call Call) (any, error) {
+			if call.Script != releaseScript {
+				<-enqueued
+				return waits(0, "H", 60_000), nil
+			}
+			if releases++; releases > 1 {
+				return nil, errors.New("LOADING Redis is loading the dataset in memory")
+			}
+			return int64(0), nil
+		}
+		w := begin(t, l, "k", "t")
+		w.cancel()
+		<-w.done
+		require.Equal(t, unknown, verdictOf(w.err))
+		released := make(chan error, 1)
+		go func() {
+			_, err := l.Release(t.Context(), "k", "t")
+			released <- err
+		}()
+		synctest.Wait()
+		close(enqueued)
+		err := <-released
+		require.Equal(t, 2, releases)
+		require.ErrorContains(t, err, "LOADING")
+		require.Equal(t, unknown, verdictOf(err))
+	})
+}

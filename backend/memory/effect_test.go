@@ -1,0 +1,102 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+)
+
+// A call that changed nothing says so, and so does a wait that was cancelled, which tells
+// the holder too. A call that was failed on purpose does not: it stands for one whose
+// outcome nobody knows.
+func TestNoEffect(t *testing.T) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	errDown := errors.New("down")
+	for name, c := range map[string]struct {
+		call   func(t *testing.T, m *memory.Locker) error
+		want   error
+		marked bool
+	}{
+		"TryAcquire": {func(t *testing.T, m *memory.Locker) error {
+			_, err := m.TryAcquire(over, "k", "t", time.Second)
+			return err
+		}, context.Canceled, true},
+		"Renew": {func(t *testing.T, m *memory.Locker) error {
+			_, err := m.Renew(over, "k", "t", time.Second)
+			return err
+		}, context.Canceled, true},
+		"RenewBatch": {func(t *testing.T, m *memory.Locker) error {
+			results, err := m.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t"}})
+			require.NoError(t, err)
+			return results[0].Err
+		}, dlock.ErrInvalid, true},
+		"Release": {func(t *testing.T, m *memory.Locker) error {
+			_, err := m.Release(t.Context(), "", "t")
+			return err
+		}, dlock.ErrInvalid, true},
+		"Acquire": {func(t *testing.T, m *memory.Locker) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			attempt, err := m.Acquire(ctx, "k", "t", time.Second)
+			require.Equal(t, "H", attempt.Holder)
+			return err
+		}, context.DeadlineExceeded, true},
+		"Released": {func(t *testing.T, m *memory.Locker) error {
+			time.AfterFunc(time.Second, func() { m.Release(context.Background(), "k", "t") })
+			attempt, err := m.Acquire(t.Context(), "k", "t", time.Second)
+			require.Zero(t, attempt)
+			return err
+		}, dlock.ErrReleased, true},
+		"Fail": {func(t *testing.T, m *memory.Locker) error {
+			m.Fail(errDown)
+			_, err := m.TryAcquire(t.Context(), "k", "t", time.Second)
+			return err
+		}, errDown, false},
+		"Delay": {func(t *testing.T, m *memory.Locker) error {
+			m.Delay(time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := m.TryAcquire(ctx, "k", "t", time.Second)
+			return err
+		}, context.DeadlineExceeded, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := memory.New()
+				_, err := m.TryAcquire(t.Context(), "k", "H", time.Hour)
+				require.NoError(t, err)
+				err = c.call(t, m)
+				require.ErrorIs(t, err, c.want)
+				var mark *dlock.NoEffectError
+				require.Equal(t, c.marked, errors.As(err, &mark), "%#v", err)
+			})
+		})
+	}
+}
+
+func TestInspectCountsWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		ctx, cancel := context.WithCancel(t.Context())
+		for want := range 3 {
+			go m.Acquire(ctx, "k", string(rune('a'+want)), time.Hour)
+			synctest.Wait()
+			hold, err := m.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			require.Equal(t, want, hold.Waiting)
+		}
+		cancel()
+		synctest.Wait()
+		hold, err := m.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Zero(t, hold.Waiting)
+	})
+}
