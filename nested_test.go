@@ -14,12 +14,13 @@ import (
 )
 
 func TestLeaseFromContext(t *testing.T) {
+	type trace struct{}
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		require.NoError(t, c.Do(t.Context(), "a", func(ctx context.Context, a *dlock.Lease) error {
 			b := acquire(t, c, "b")
 			other := acquire(t, dlock.New(memory.New()), "a") // of another store
-			ctx = context.WithValue(b.Context(ctx), "x", "y")
+			ctx = context.WithValue(b.Context(ctx), trace{}, "id")
 			for key, want := range map[string]*dlock.Lease{"a": a, "b": b, "c": nil} {
 				got, ok := dlock.LeaseFromContext(ctx, key)
 				require.Same(t, want, got)

@@ -153,6 +153,39 @@ func (q queue) Acquire(ctx context.Context, _, _ string, _ time.Duration) (dlock
 	return q.acquire(ctx)
 }
 
+// A store that has answered again has not failed, and neither has one whose last call
+// was cut short by the end of the wait.
+func TestOutageThatIsOver(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		start := time.Now()
+		s.hook = func(c *call) {
+			c.attempt = &dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
+			if d := time.Since(start); d > time.Second && d < 9*time.Second {
+				c.err = errStore
+			}
+		}
+		err := waitEnds["ctx"](t.Context(), plain{s}, 15*time.Second)
+		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 3s unless renewed`)
+		time.Sleep(time.Minute)
+	})
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		start := time.Now()
+		s.hook = func(c *call) {
+			c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
+			if time.Since(start) >= 14*time.Second {
+				<-c.ctx.Done()
+				c.err = c.ctx.Err()
+			}
+		}
+		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
+		ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second+30*time.Millisecond)
+		defer cancel()
+		_, err := c.Acquire(ctx, "k")
+		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
+		time.Sleep(time.Minute)
+	})
+}
+
 // The limit of a call that this package or a client has set itself is not that of the
 // caller.
 func TestFailureOfAWaitIsNotTheEndOfTheCaller(t *testing.T) {
@@ -231,8 +264,8 @@ func TestMaxWaitShorterThanAnAttempt(t *testing.T) {
 	})
 }
 
-// loading is the answer of a store that will soon be ready.
-var loading = fmt.Errorf("client: %w", &dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
+// errLoading is the answer of a store that will soon be ready.
+var errLoading = fmt.Errorf("client: %w", &dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
 
 // The first attempt is repeated while the store says that it will soon be ready.
 func TestStoreThatIsSoonReady(t *testing.T) {
@@ -246,9 +279,9 @@ func TestStoreThatIsSoonReady(t *testing.T) {
 	}{
 		{"ready soon", nil, 3 * time.Second, 3 * time.Second, 4 * time.Second, nil},
 		{"ready in time", []dlock.Option{dlock.WithMaxWait(5 * time.Second)}, 3 * time.Second, 3 * time.Second, 4 * time.Second, nil},
-		{"never ready", nil, time.Hour, 9 * time.Second, 10 * time.Second, loading},
-		{"not in MaxWait", []dlock.Option{dlock.WithMaxWait(2 * time.Second)}, time.Hour, 2 * time.Second, 2 * time.Second, loading},
-		{"no wait", []dlock.Option{dlock.WithMaxWait(0)}, 3 * time.Second, 0, 0, loading},
+		{"never ready", nil, time.Hour, 9 * time.Second, 10 * time.Second, errLoading},
+		{"not in MaxWait", []dlock.Option{dlock.WithMaxWait(2 * time.Second)}, time.Hour, 2 * time.Second, 2 * time.Second, errLoading},
+		{"no wait", []dlock.Option{dlock.WithMaxWait(0)}, 3 * time.Second, 0, 0, errLoading},
 		{"backoff", []dlock.Option{dlock.WithBackoff(func(int) time.Duration { return 4 * time.Second })}, 3 * time.Second, 4 * time.Second, 4 * time.Second, nil},
 		{"bad backoff", []dlock.Option{dlock.WithBackoff(func(int) time.Duration { return 0 })}, 3 * time.Second, 0, 0, dlock.ErrInvalid},
 	} {
@@ -257,7 +290,7 @@ func TestStoreThatIsSoonReady(t *testing.T) {
 				start := time.Now()
 				s.hook = func(c *call) {
 					if time.Since(start) < test.ready {
-						c.err = loading
+						c.err = errLoading
 					}
 				}
 				c := dlock.New(l, test.options...)
@@ -286,9 +319,9 @@ func TestStoreThatIsSoonReady(t *testing.T) {
 
 func TestEndsOfAWaitForAStoreThatIsSoonReady(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		store.Fail(loading)
+		store.Fail(errLoading)
 		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, loading)
+		require.ErrorIs(t, err, errLoading)
 		require.Len(t, s.made("try"), 1, "TryAcquire does not wait")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -296,7 +329,7 @@ func TestEndsOfAWaitForAStoreThatIsSoonReady(t *testing.T) {
 		start := time.Now()
 		_, err = dlock.New(s).Acquire(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, err, loading)
+		require.ErrorIs(t, err, errLoading)
 		require.Equal(t, 2*time.Second, time.Since(start))
 
 		c := dlock.New(s)
@@ -304,20 +337,25 @@ func TestEndsOfAWaitForAStoreThatIsSoonReady(t *testing.T) {
 		_, err = c.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrClosed)
 
-		// Any other error ends it, and so does one of several stores.
-		for _, other := range []error{errStore, errors.Join(loading, errStore), &dlock.NoEffectError{Err: errStore}} {
-			s.forget()
+		time.Sleep(time.Minute)
+	})
+}
+
+// Any other error ends it, and so does one of several stores.
+func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
+	for _, other := range []error{errStore, errors.Join(errLoading, errStore), &dlock.NoEffectError{Err: errStore}} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			s.hook = func(c *call) {
-				if len(s.made("try")) > 3 {
+				if c.err = errLoading; len(s.made("try")) > 3 {
 					c.err = other
 				}
 			}
-			_, err = dlock.New(s).Acquire(t.Context(), "k")
+			_, err := dlock.New(s).Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, other)
 			require.Len(t, s.made("try"), 4)
-		}
-		time.Sleep(time.Minute)
-	})
+			time.Sleep(time.Minute)
+		})
+	}
 }
 
 // Once the store is ready, the wait is like any other.
@@ -327,7 +365,7 @@ func TestWaitAfterTheStoreIsReady(t *testing.T) {
 		start := time.Now()
 		s.hook = func(c *call) {
 			if time.Since(start) < 3*time.Second {
-				c.err = loading
+				c.err = errLoading
 			}
 		}
 		lease := acquire(t, dlock.New(l), "k")
@@ -391,6 +429,43 @@ func TestWhatAnAcquisitionOwes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A wait may be several requests: the release that ends what one has been granted is not
+// the last.
+func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		hold(t, store, time.Hour)
+		q := queue{plain{s}, func(ctx context.Context) (dlock.Attempt, error) {
+			<-ctx.Done()
+			store.Expire("k")
+			_, err := store.TryAcquire(context.Background(), "k", s.made("try")[0].token, time.Minute)
+			require.NoError(t, err)
+			return dlock.Attempt{Holder: "other"}, errStore
+		}}
+		_, err := dlock.New(q, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		synctest.Wait()
+		requireFree(t, store, "k")
+		time.Sleep(time.Hour)
+		require.Greater(t, len(s.made("release")), 3)
+	})
+}
+
+// An attempt that does not wait leaves no place in a queue.
+func TestMarkedAttemptThatTellsTheHolderOwesNothing(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		_, err := dlock.New(toldTry{plain{s}}).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(time.Minute)
+		require.Empty(t, s.made("release"))
+	})
+}
+
+type toldTry struct{ dlock.Locker }
+
+func (toldTry) TryAcquire(context.Context, string, string, time.Duration) (dlock.Attempt, error) {
+	return dlock.Attempt{Holder: "other"}, &dlock.NoEffectError{Err: errStore}
 }
 
 // The calls of one token count together: the first is granted, and found late, so that
