@@ -189,7 +189,7 @@ func (k *keeper) disown(token string) {
 }
 
 // detachedPrefix starts the text of a Detached, and tells its version.
-const detachedPrefix = "dlock2-"
+const detachedPrefix = "dlock1-"
 
 var detachedText = base64.RawURLEncoding.Strict()
 

@@ -169,15 +169,14 @@ func TestParseToken(t *testing.T) {
 		token, owner string
 		started      bool
 	}{
-		{"dlock1." + random + ".web-7", "web-7", false},
-		{"dlock2." + random + "ABCDEFGHI.web-7", "web-7", true},
-		{"dlock2." + random + ".web-7", "", false},
-		{"dlock2." + random + "ABCDEFGH.web-7", "", false},
-		{"dlock2." + random + "ABCDEFGHI-web-7", "", false},
-		{"dlock2." + random + "ABCDEFG1I.web-7", "", false},
-		{"dlock2." + random + "ABCDEFGHI", "", false},
+		{"dlock1." + random + "ABCDEFGHI.web-7", "web-7", true},
+		{"dlock1." + random + ".web-7", "", false},
+		{"dlock1." + random + "ABCDEFGH.web-7", "", false},
+		{"dlock1." + random + "ABCDEFGHI-web-7", "", false},
+		{"dlock1." + random + "ABCDEFG1I.web-7", "", false},
+		{"dlock1." + random + "ABCDEFGHI", "", false},
 		{"dlock3." + random + "ABCDEFGHI.web-7", "", false},
-		{"dlock2.", "", false},
+		{"dlock1.", "", false},
 		{"", "", false},
 	} {
 		owner, started := parseToken(c.token)

@@ -380,7 +380,7 @@ func TestBadDetached(t *testing.T) {
 			require.ErrorIs(t, new(dlock.Detached).UnmarshalText(changed), dlock.ErrInvalid, "byte %d", i)
 		}
 		err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
-		require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock2-")
+		require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
 		require.NotContains(t, err.Error(), "my-secret")
 		_, err = c.With(dlock.WithTTL(0)).Adopt(t.Context(), h)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
@@ -389,7 +389,7 @@ func TestBadDetached(t *testing.T) {
 }
 
 func FuzzDetached(f *testing.F) {
-	f.Add([]byte("dlock2-AYCAgA"))
+	f.Add([]byte("dlock1-AYCAgA"))
 	f.Add([]byte("dlock1-AYCAgA"))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -10,10 +10,9 @@ import (
 // A token is tokenPrefix, 26 random characters (128 bits), when it was made (9
 // characters, see appendStarted), a dot and the owner label. The prefix tells our
 // tokens from what other programs store under the same keys, and carries the version
-// of this format. Tokens of version 1 do not tell when they were made.
+// of this format.
 const (
-	tokenPrefix  = "dlock2."
-	tokenPrefix1 = "dlock1."
+	tokenPrefix  = "dlock1."
 	randomChars  = 26
 	startedChars = 9
 )
@@ -54,17 +53,10 @@ func parseStarted(digits string) time.Time {
 // parseToken returns the label of a token, and when it was made. They are zero for any
 // value that this package has not made: that may be somebody's secret.
 func parseToken(token string) (owner string, started time.Time) {
-	chars := randomChars + startedChars
+	const chars = randomChars + startedChars
 	rest, ok := strings.CutPrefix(token, tokenPrefix)
-	if !ok {
-		chars = randomChars
-		rest, ok = strings.CutPrefix(token, tokenPrefix1)
-	}
 	if !ok || len(rest) <= chars || rest[chars] != '.' || strings.Trim(rest[:chars], tokenAlphabet) != "" {
 		return "", time.Time{}
 	}
-	if chars > randomChars {
-		started = parseStarted(rest[randomChars:chars])
-	}
-	return rest[chars+1:], started
+	return rest[chars+1:], parseStarted(rest[randomChars:chars])
 }
