@@ -157,6 +157,7 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	a.asked = time.Now()
 	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.client.options.ttl)
 	l.step, l.granted = d.step, l.granted.Add(-d.held)
+	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
 	switch {
 	case err != nil:
 		return nil, hide(err, ErrLost) // it may be the cause of ctx, and of another lease

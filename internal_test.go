@@ -217,3 +217,78 @@ func TestDetachedOfTooManySteps(t *testing.T) {
 		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
 	}
 }
+
+// A lease that the agenda has just let go when Shutdown gives up.
+func TestLeaseIsAbandonedWhileItIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(yes{})
+		l, err := c.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		work := l.Context(t.Context())
+		k := c.keeper
+		k.mu.Lock() // tick: takeDue, then due up to its look
+		k.removeLocked(&l.event)
+		k.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.Error(t, c.Shutdown(ctx))
+		l.keeper.schedule(l, l.deadline, 0) // the rest of due
+		time.Sleep(2 * time.Second)
+		require.Error(t, work.Err(), "the work must end when Shutdown does")
+		require.Equal(t, ErrClosed, context.Cause(work))
+	})
+}
+
+// A value is asked for once at the root, however many leases there are on the way.
+func TestValueOfNestedLeaseContexts(t *testing.T) {
+	c := New(yes{})
+	defer c.Close()
+	asked := 0
+	var ctx context.Context = askedContext{t.Context(), &asked}
+	for range 16 {
+		l, err := c.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		defer l.Release()
+		ctx = l.Context(ctx)
+	}
+	asked = 0
+	ctx.Value(keyOfTest{})
+	require.Equal(t, 1, asked)
+}
+
+type askedContext struct {
+	context.Context
+	asked *int
+}
+
+func (c askedContext) Value(key any) any {
+	*c.asked++
+	return c.Context.Value(key)
+}
+
+// Calls for single leases that hang leave room for batches.
+func TestBatchesPassSinglesThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(batching{})
+		alone, err := c.Acquire(t.Context(), "alone")
+		require.NoError(t, err)
+		other, err := c.Acquire(t.Context(), "other")
+		require.NoError(t, err)
+		k := c.keeper
+		k.queueRenewal(alone, time.Now(), queues-1)
+		k.queueRenewal(other, time.Now().Add(time.Second), whole)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.renewals.workers.calls = maxSingle
+		require.NotNil(t, k.nextRenewal())
+		require.True(t, alone.queued)
+		require.False(t, other.queued)
+		require.Nil(t, k.nextRenewal())
+	})
+}
+
+type batching struct{ yes }
+
+func (batching) RenewBatch(_ context.Context, batch []Renewal) ([]RenewResult, error) {
+	return make([]RenewResult, len(batch)), nil
+}

@@ -151,6 +151,9 @@ func (k *keeper) schedule(l *Lease, at time.Time, slack time.Duration) {
 		k.leases++
 	}
 	l.event.slack, l.event.wall = slack, l.wall
+	if k.abandoned.Load() { // after abandon has looked for leases here
+		at = time.Now()
+	}
 	k.scheduleLocked(&l.event, at)
 }
 

@@ -28,6 +28,8 @@ type Lease struct {
 	values  context.Context // the values of Acquire's ctx; it never ends
 	granted time.Time       // when it was handed to its holder
 
+	inherited time.Duration // what was left of the giver's lease, which may be longer than the TTL
+
 	// The keeper's, and guarded by its mutex.
 	event   event     // of the agenda
 	counted bool      // it has been on the agenda
@@ -175,6 +177,9 @@ func (l *Lease) look() error {
 		l.expire(now)
 	} else if l.keeper.abandoned.Load() {
 		l.end(ErrClosed)
+		if hold := l.holdUntil(now); !hold.IsZero() {
+			l.keeper.owe(&debt{lease: l, hold: hold, abandoned: true})
+		}
 	}
 	return l.err
 }

@@ -18,6 +18,7 @@ type life struct {
 type leaseContext struct {
 	context.Context // the parent
 	life            *life
+	first           bool // the life was made for this parent, and has its values
 	lease           *Lease
 }
 
@@ -29,19 +30,20 @@ type leaseKey struct{}
 func (l *Lease) Context(parent context.Context) context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return &leaseContext{parent, l.lifeOf(parent), l}
+	life, made := l.lifeOf(parent)
+	return &leaseContext{parent, life, made, l}
 }
 
-func (l *Lease) lifeOf(parent context.Context) *life {
+func (l *Lease) lifeOf(parent context.Context) (_ *life, made bool) {
 	ends := parent.Done()
 	if shared := l.lives[ends]; shared != nil {
-		return shared
+		return shared, false
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	shared := &life{ctx, cancel}
 	if err := l.look(); err != nil {
 		cancel(err)
-		return shared
+		return shared, true
 	}
 	if l.lives == nil {
 		l.lives = make(map[<-chan struct{}]*life)
@@ -52,7 +54,7 @@ func (l *Lease) lifeOf(parent context.Context) *life {
 		defer l.mu.Unlock()
 		delete(l.lives, ends)
 	})
-	return shared
+	return shared, true
 }
 
 func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
@@ -65,7 +67,7 @@ func (c *leaseContext) Value(key any) any {
 	if key == (leaseKey{}) {
 		return c
 	}
-	if v := c.life.Value(key); v == any(c.life.Context) {
+	if v := c.life.Value(key); c.first || v == any(c.life.Context) {
 		return v
 	}
 	return c.Context.Value(key)

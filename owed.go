@@ -37,6 +37,10 @@ type debt struct {
 	// until then the store is to keep it.
 	hold time.Time
 
+	// abandoned says that the lease is not to be released at all, since the work that
+	// holds it still runs.
+	abandoned bool
+
 	// The keeper's, and guarded by its mutex.
 	event    event
 	owed     place     // in one of the lists of all that is owed
@@ -73,8 +77,10 @@ type owed struct {
 	workers workers
 	holds   workers // renewals for a MinHold, which must not wait behind releases
 
-	fresh, settled, held list.List // all: those not answered, those answered, those with a MinHold; the oldest first
-	first, again, keep   list.List // those that are due: for their first try, another, or a renewal
+	fresh, settled, held list.List    // all: those not answered, those answered, those with a MinHold; the oldest first
+	due                  [3]list.List // those that are due: of leases; of attempts, for their first try, or another
+	turn                 int          // which of them is next
+	keep                 list.List    // those that are due for a renewal
 
 	unanswered int // of all, without those that were refused: Close waits for them
 	silent     int // tries in a row that got no answer
@@ -89,9 +95,9 @@ type owed struct {
 // when the lease has ended by itself. It reports false if the Client has been closed.
 func (k *keeper) owe(d *debt) bool {
 	if l := d.lease; l != nil {
-		d.key, d.token, d.ttl, d.values = l.key, l.token, l.options.ttl, l.values
+		d.key, d.token, d.ttl, d.values = l.key, l.token, max(l.options.ttl, l.inherited), l.values
 	}
-	d.until = later(time.Now().Add(d.ttl), d.hold)
+	d.until = time.Now().Add(d.ttl)
 	d.event.debt = d
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -154,23 +160,31 @@ func (k *keeper) dueLocked(d *debt) {
 	switch {
 	case time.Now().Before(d.hold):
 		d.queued.enter(&o.keep, d)
+	case d.lease != nil:
+		if d.answered { // it was kept; now its release is owed
+			d.answered = false
+			if !d.refused {
+				o.unanswered++
+			}
+		}
+		d.queued.enter(&o.due[0], d)
 	case d.sent.IsZero():
-		d.queued.enter(&o.first, d)
+		d.queued.enter(&o.due[1], d)
 	default:
-		d.queued.enter(&o.again, d)
+		d.queued.enter(&o.due[2], d)
 	}
 }
 
 // nextRelease returns the next try of an owed release. k.mu is held.
 func (k *keeper) nextRelease() func() {
 	o := &k.owed
-	next := o.first.Front()
-	if next == nil {
-		next = o.again.Front()
+	turn := o.turn
+	for o.due[turn].Len() == 0 {
+		if turn = (turn + 1) % len(o.due); turn == o.turn {
+			return nil
+		}
 	}
-	if next == nil {
-		return nil
-	}
+	next := o.due[turn].Front()
 	if o.silent >= releasers { // the store is away
 		now := time.Now()
 		if now.Before(o.probeAt) {
@@ -179,6 +193,7 @@ func (k *keeper) nextRelease() func() {
 		o.probeAt = now.Add(probePause)
 		k.scheduleLocked(&o.probe, o.probeAt)
 	}
+	o.turn = (turn + 1) % len(o.due)
 	return k.tryLocked(next.Value.(*debt), k.sendOwed)
 }
 
@@ -237,8 +252,13 @@ func (k *keeper) kept(d *debt) {
 	if d.owed.list == nil {
 		return
 	}
+	if d.abandoned {
+		k.dropLocked(d)
+		return
+	}
 	k.settleLocked(d)
 	d.answered, d.tries = true, 0
+	d.until = later(d.until, d.hold)
 	d.queued.leave()
 	k.scheduleLocked(&d.event, d.hold)
 }

@@ -12,7 +12,7 @@ const releaseTimeout = 5 * time.Second // for one try of a release
 type release struct {
 	busy     bool          // a call of Release is in flight
 	idle     chan struct{} // closed when it returns; made by those that wait for it
-	sent     bool          // a call may have reached the store
+	sent     int           // calls that may have reached the store
 	answered bool          // the store has answered
 	settled  bool          // it has, or it is the keeper's to send what is needed
 	owed     bool          // it is left to the keeper, too
@@ -41,13 +41,16 @@ func (l *Lease) Release() error {
 	defer l.keeper.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch err := l.look(); {
+	switch err, r := l.look(), &l.release; {
 	case errors.Is(err, ErrLost):
 		return err
 	case err == nil:
 		l.end(ErrReleased)
 		l.linger()
-	case err == ErrClosed && !l.release.sent:
+	case err == ErrClosed && r.sent == 0 && r.failure == nil && !r.settled: // the first call
+		if l.rest(time.Now()) <= 0 {
+			return l.lost(LossExpired)
+		}
 		l.linger()
 	}
 	return wrapUnlessLost(l.values, "release", l.key, l.sendRelease())
@@ -75,7 +78,9 @@ func (l *Lease) linger() {
 	}
 	ctx := newLimit(l.values, min(l.rest(time.Now()), releaseTimeout))
 	defer ctx.cancel()
-	l.unlocked(func() { _, l.release.verdict = l.keepUntil(ctx, until) })
+	var err error
+	l.unlocked(func() { _, err = l.keepUntil(ctx, until) })
+	l.release.verdict = err
 }
 
 // sendRelease makes one try, in the time that is left of the lease.
@@ -91,9 +96,14 @@ func (l *Lease) sendRelease() error {
 	}
 	ctx := newLimit(l.values, rest)
 	defer ctx.cancel()
-	if err := l.callRelease(ctx); err != nil {
-		r.failure = err
-		l.oweRelease()
+	err := errPanic
+	defer func() {
+		if err != nil {
+			r.failure = err
+			l.oweRelease()
+		}
+	}()
+	if err = l.callRelease(ctx); err != nil {
 		return err
 	}
 	return r.verdict
@@ -116,17 +126,18 @@ func (l *Lease) callRelease(ctx context.Context) error {
 // tryRelease makes one call of Release of the Locker.
 func (l *Lease) tryRelease(ctx context.Context) (held bool, err error) {
 	r := &l.release
-	first := !r.sent
-	r.sent = true
+	r.sent++
 	l.unlocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
 	if err != nil {
-		r.sent = !first || !noEffect(err)
+		if noEffect(err) {
+			r.sent--
+		}
 		return false, err
 	}
-	// The store need not know a lease any more that an earlier call has ended,
+	// The store need not know a lease any more that another call has ended,
 	// or that ran out on the way. Otherwise somebody else has ended it.
 	r.settled, r.answered = true, true
-	if !held && first && l.rest(time.Now()) > 0 {
+	if !held && r.sent == 1 && l.rest(time.Now()) > 0 {
 		r.verdict = l.lost(LossRemoved)
 	}
 	return held, nil

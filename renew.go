@@ -137,13 +137,17 @@ func (l *Lease) renewed(o outcome, r RenewResult) error {
 
 func (l *Lease) renewalFailed(o outcome, err error) error {
 	l.keeper.renewals.failed.Add(1)
+	err = hide(err, ErrLost, ErrReleased) // it may be the cause of a ctx, and of another lease
 	t := &l.trouble
-	if o.sent.Before(l.extended) {
-		return err // a later one has succeeded
+	overtaken := o.sent.Before(l.extended) // by one that has succeeded
+	if !overtaken {
+		t.err = err
 	}
-	t.err = err
 	if l.look() != nil {
 		return l.err
+	}
+	if overtaken {
+		return err
 	}
 	if o.size != manual && t.inFlight > 0 && !o.sent.Before(t.sent) {
 		again := o.sent.Add(min(l.options.ttl/20, time.Second, l.patience(o.sent)))
@@ -237,7 +241,7 @@ func (t *trouble) note(l *Lease, o outcome) {
 	case t.queue >= smaller && alive, t.queue < smaller && t.suspect:
 		t.queue, t.since = cut(o.size), o.answered
 	case l.keeper.probed(l):
-		t.queue = whole
+		t.queue = apart // it may be what spoils the batch
 	case t.since.IsZero():
 		t.since = o.answered
 	}
@@ -320,16 +324,13 @@ func (k *keeper) nextRenewal() func() {
 	if batches {
 		r.rounds.Store(int64(min(1+k.leases/(maxBatch*renewers), maxRounds)))
 	}
-	q := r.next()
-	if len(r.due[q]) == 0 {
+	q := r.next(func(q int) bool { return r.workers.calls < maxSingle || batches && batchSizes[q] > 1 })
+	if q < 0 {
 		return nil
 	}
 	size := 1
 	if batches {
 		size = batchSizes[q]
-	}
-	if size == 1 && r.workers.calls >= maxSingle {
-		return nil
 	}
 	var leases []*Lease
 	for len(leases) < size && len(r.due[q]) > 0 {
@@ -341,11 +342,12 @@ func (k *keeper) nextRenewal() func() {
 	return func() { k.renew(leases, many) }
 }
 
-// next returns the queue that has the lease with the earliest deadline, if there is any.
-func (r *renewals) next() int {
-	first := 0
+// next returns the queue, of those that may be served, that has the lease with the earliest
+// deadline, or -1 if they are empty.
+func (r *renewals) next(may func(queue int) bool) int {
+	first := -1
 	for q, due := range r.due {
-		if len(due) > 0 && (len(r.due[first]) == 0 || due[0].dueBy.Before(r.due[first][0].dueBy)) {
+		if len(due) > 0 && may(q) && (first < 0 || due[0].dueBy.Before(r.due[first][0].dueBy)) {
 			first = q
 		}
 	}
