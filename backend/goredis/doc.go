@@ -4,7 +4,7 @@
 //		Addr:                  "localhost:6379",
 //		ContextTimeoutEnabled: true,
 //	})
-//	client := dlock.New(goredis.New(rdb))
+//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 //
 // A single server, Sentinel or a cluster will do. A [redis.Ring] will not: its clients
 // need not agree on which server has a key, so that two of them would hold the same

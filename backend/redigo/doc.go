@@ -9,7 +9,7 @@
 //				redis.DialWriteTimeout(3*time.Second))
 //		},
 //	}
-//	client := dlock.New(dlockredigo.New(pool))
+//	client := dlock.New(dlockredigo.New(pool), dlock.WithOwner(dlock.HostOwner()))
 //
 // The pool must connect to a master. redigo knows no cluster: a pool works with one
 // only as long as it holds the slots of all keys. What is stored, and what it needs

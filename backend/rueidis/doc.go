@@ -1,7 +1,7 @@
 // Package rueidis is a dlock backend for services that use rueidis.
 //
 //	rdb, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"localhost:6379"}})
-//	client := dlock.New(dlockrueidis.New(rdb))
+//	client := dlock.New(dlockrueidis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 //
 // A single server, Sentinel or a cluster will do. What is stored, and what it needs
 // of the server, is told by the package
