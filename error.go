@@ -22,8 +22,9 @@ var (
 
 	// ErrUnavailable says that a wait has ended, and that the store had not
 	// answered for so long that the lease of the last known holder must have
-	// ended. Nobody knows whether the key is held. The error tells how long the
-	// store has been silent, and its last error.
+	// ended unless it was renewed. Nobody knows whether the key is held. The error
+	// tells how long the store has been silent, and its last error. (If the first
+	// attempt fails at once, Acquire returns the store's error as it is.)
 	ErrUnavailable = errors.New("store unavailable")
 
 	// ErrNested says that the caller's ctx carries a lease of the same key (see
@@ -35,14 +36,17 @@ var (
 	// [*LostError].
 	ErrLost = errors.New("lease lost")
 
-	// ErrReleased says that the lease was released or detached.
+	// ErrReleased says that the lease was released or detached; from
+	// [Client.Break], that the holder does not hold the lock any more.
 	ErrReleased = errors.New("lease released")
 
-	// ErrInvalid says that an argument or an option is out of range. The error
-	// names it. Nothing is held.
+	// ErrInvalid says that an argument or an option is out of range, or that the
+	// store's user lacks the rights to queue. The error names it. The call changed
+	// nothing: no lock was acquired, and a lease stays as it was.
 	ErrInvalid = errors.New("invalid")
 
-	// ErrClosed says that the Client has been closed.
+	// ErrClosed says that the Client has been closed, or the backend or the
+	// store's client that it uses.
 	ErrClosed = errors.New("client closed")
 )
 

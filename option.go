@@ -70,9 +70,10 @@ func WithTTL(ttl time.Duration) Option {
 const NoLimit time.Duration = math.MaxInt64
 
 // WithMaxWait limits how long Acquire waits for a key. If the wait reaches the
-// limit while the key is held, the error matches [ErrHeld], and no context error.
-// With 0, Acquire does not wait: it is TryAcquire. However short d is, the first
-// attempt has 1 s for its answer. [NoLimit] is the default: then only ctx ends a wait.
+// limit while the key is held, the error matches [ErrHeld], or [ErrUnavailable] if the
+// store has been silent for too long to know, and no context error. With 0, Acquire does
+// not wait: it is TryAcquire. However short d is, the first attempt has 1 s for its answer.
+// [NoLimit] is the default: then only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -85,7 +86,8 @@ func WithMaxWait(d time.Duration) Option {
 // WithMaxHold stops the renewal of a lease when d has passed since the grant, so that
 // work that hangs does not hold its key for ever. The lease is lost when the TTL then
 // runs out, at most one TTL later. Nothing is released early, and Renew refuses from
-// then on. 0, the default, means no limit.
+// then on. When a lease is detached and adopted, d still counts from the grant, with the
+// taker's d. A limit below [WithMinHold] is refused. 0, the default, means no limit.
 func WithMaxHold(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -100,12 +102,18 @@ func WithMaxHold(d time.Duration) Option {
 // when its replicas start 100 ms apart and the job takes 50 ms; a MinHold longer
 // than they are apart does.
 //
-// Release still returns at once. In the background the Client sees to it that
-// the store keeps the key until then, with one renewal where the TTL is too
-// short for that, and releases it when the time has come. If the process ends
-// after that renewal the store frees the key at the same time; if it ends
-// before, when the TTL has passed. 0, the default, frees the key on Release; the
-// most is 365 days.
+// Release still returns at once. If the TTL ends earlier than d, the Client sends one
+// renewal in the background, which makes the store keep the key until d has passed. It
+// releases the key then. If the process ends after that renewal, the store frees the key
+// at the same time. If the process ends before, the store frees it when the TTL has passed.
+//
+// A lease that is lost at its deadline, or because the wall clock was set forward, is kept
+// in the same way, if the store still knows it. A key that the store has lost or given to
+// another is not taken back. When a lease is detached and adopted, d still counts from the
+// grant, with the taker's d; while the lease is detached, its key is kept only until
+// [Detached.Deadline].
+//
+// 0, the default, frees the key on Release. The most is 365 days.
 func WithMinHold(d time.Duration) Option {
 	return func(o *options) {
 		switch {
