@@ -1,7 +1,7 @@
 // Package dlock is a distributed lock: one holder at a time among any number of
 // processes, kept by a store that they share.
 //
-//	client := dlock.New(goredis.New(rdb)) // or another backend
+//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner())) // or another backend
 //	err := client.Do(ctx, "order:1234", func(ctx context.Context, lease *dlock.Lease) error {
 //		return handle(ctx, order)
 //	})
@@ -120,6 +120,6 @@
 // A backend implements [Locker], and returns an [Attempt] for each attempt to acquire.
 // If its store can do more, it also implements [Acquirer], [BatchRenewer] (with
 // [Renewal] and [RenewResult]) and [Inspector] (with [Hold]). It marks errors of calls
-// that had no effect with [NoEffectError]. A Locker around another, such as one that
-// counts calls, embeds [Forward]. The package conformance tests a backend.
+// that had no effect with [NoEffectError]. A decorator is a Locker around another one, to
+// count its calls for example; it embeds [Forward]. The package conformance tests a backend.
 package dlock

@@ -12,8 +12,8 @@ import (
 // error of a context, or that of the store as its client library returned it: the store
 // did not answer, or refused.
 //
-// If the cause of a ctx is one of these errors, it came from another lease or Client. An
-// error of this package then contains it as text, and does not match it.
+// The cause of a ctx may be one of these errors: that of another lease or Client. An error
+// of this package shows such a cause as text, and does not match it.
 var (
 	// ErrHeld says that another holds the key. The error is a [*HeldError]. If ctx
 	// ended the wait, the error also matches the error of ctx: test for that
@@ -170,8 +170,8 @@ type NoEffectError struct {
 	Err error
 
 	// Temporary says that the store will soon be ready for the same call: it is
-	// loading its data, say, or a replica is being promoted. The Client then tries
-	// an attempt again, as long as it may wait, for at most 10 s.
+	// loading its data, say, or a replica is being promoted. [Client.Acquire] then
+	// repeats its first attempt until its wait ends, for at most 10 s.
 	Temporary bool
 }
 
