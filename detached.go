@@ -74,9 +74,9 @@ func (d Detached) look() detached {
 // the eighth Detach fails with [ErrInvalid], and the lease is still held then.
 //
 // Detach sends nothing to the store, except in the first 100 ms after a wait. The lease is
-// short then, because the waiter might have died: 5 s, or [WithMinHold]. Detach renews it
-// first, so that the taker has the full TTL. That takes at most a second; if it fails, the
-// taker has what is left.
+// short then, because the waiter might have died: 5 s, or the [WithMinHold] if that is
+// longer. Detach renews it first, so that the taker has the full TTL. That takes at most a
+// second; if it fails, the taker has what is left.
 func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	l.mu.Lock()
