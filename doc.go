@@ -51,7 +51,7 @@
 // As long as the store keeps its data and its clock runs at a steady rate:
 //
 //   - Until the holder's deadline, nobody else is granted the lock, and nobody else
-//     renews or releases it. (An operator can: see [Client.Break].)
+//     renews or releases it. The exception is an operator who calls [Client.Break].
 //   - If a holder dies, its lock is free when the TTL has passed. While a holder
 //     lives and reaches the store, its lease is renewed.
 //   - A holder learns of the loss of its lease at the deadline at the latest, even if the
@@ -79,9 +79,9 @@
 // # Time
 //
 // A lease's deadline counts from the sending of the last request that the store has
-// acknowledged, so it is never later than what the store keeps. The drift is taken off,
-// 1 % of the TTL and 2 ms, for clocks that run at different speeds. Stores are sent
-// relative times only, so clocks need not agree on what time it is.
+// acknowledged, so it is never later than what the store keeps. Clocks run at different
+// speeds: for that the drift, which is 1 % of the TTL and 2 ms, is taken off. Stores are
+// sent relative times only, so clocks need not agree on what time it is.
 //
 // A process has two clocks. The wall clock shows the date, and can be set. The monotonic
 // clock cannot be set, and stops while the machine is suspended. A lease ends when either
@@ -106,7 +106,8 @@
 // once one is answered, the others follow at once. A release that the store refuses,
 // because its user lacks a right, is repeated after 2 s, then less and less often. A Client
 // keeps up to 100,000 owed releases, beside those of WithMinHold. Beyond that it drops
-// answered ones first, then the oldest. [Client.Stats] counts both.
+// answered ones first, then the oldest. [Client.Stats] counts those that are owed, and those
+// that were dropped.
 //
 // A renewal that fails or hangs is repeated until the deadline. As far as a backend can
 // prevent it, the store's own client library repeats nothing: that would hide unknown

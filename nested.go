@@ -5,7 +5,8 @@ import "context"
 // LeaseFromContext returns the lease of key that ctx carries, while it is held:
 // [Client.Do] and [Lease.Context] put it there. Code deep in the call tree finds the
 // fence with it. It returns false if ctx carries no lease of key, or if that was
-// released, detached or lost.
+// released, detached or lost. If Clients of several stores have leases of key in ctx, it
+// returns the one that was put there last.
 //
 // Give a goroutine that outlives the work a ctx from before Do or Lease.Context. A ctx of
 // the work carries the lease, also behind [context.WithoutCancel]: while the lease is
