@@ -74,3 +74,20 @@ func TestBreakRefuses(t *testing.T) {
 		require.NoError(t, l.Err())
 	})
 }
+
+// Break also frees a key that nobody holds any more, and that a MinHold keeps.
+func TestBreakOfAMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Hour))
+		require.NoError(t, acquire(t, c, "k").Release())
+		synctest.Wait()
+		status, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, status.Held)
+		require.NoError(t, c.Break(t.Context(), status))
+		requireFree(t, store, "k")
+		time.Sleep(2 * time.Hour)
+		requireFree(t, store, "k")
+		require.Zero(t, c.Stats().ReleasesOwed)
+	})
+}

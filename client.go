@@ -86,9 +86,11 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 // Otherwise Do returns the error of fn. If the lease was lost before fn returned, the
 // error also matches [ErrLost], since another may have worked at the same time. It then
 // does not match a [context.Canceled] that the loss caused, which would look like the
-// end of ctx. If fn detached the lease, its context has ended, and the lock is left to
-// the taker. If the release fails, it is owed (see [Lease.Release]), and the error of Do
+// end of ctx. If the release fails, it is owed (see [Lease.Release]), and the error of Do
 // does not tell.
+//
+// If fn detaches the lease, the context of fn ends then, and Do releases nothing: the lock
+// is left to the taker. Do returns the error of fn alone.
 func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error) error {
 	if fn == nil {
 		return wrap(ctx, "do", key, invalid("function: nil"))
@@ -159,14 +161,16 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 }
 
 // Break releases the lock that s shows to be held, for operators: the lock goes to the
-// first waiter, or is free. Only the holder that s was made for is released, and only
-// once: if it does not hold the lock any more, the error matches [ErrReleased], and nothing
-// changes. A status that no Inspect has returned, or that shows no holder or one that is
-// not a [Client], is refused with [ErrInvalid].
+// first waiter, or is free. Only the holder that Inspect has seen is released. If it does
+// not hold the lock any more, the error matches [ErrReleased], and nothing changes. A
+// Status that no Inspect has returned is refused with [ErrInvalid], and so is one that
+// shows no holder, or a holder that is not a [Client]. A key that is kept only by
+// [WithMinHold] is freed too.
 //
-// The holder is not told. It may believe in its lease, and work, until its next renewal,
-// which is after at most a third of its TTL, or until its [Lease.Deadline] if it does not
-// reach the store. Be sure that it has stopped, or that what it writes is fenced.
+// The old holder gets no message. It believes in its lease, and may work on, until its next
+// renewal: that is at most a third of its TTL later. If it does not renew its lease, or does
+// not reach the store, it believes in it until its [Lease.Deadline]. Before you call
+// Break, be sure that it has stopped, or that what it writes is fenced.
 func (c *Client) Break(ctx context.Context, s Status) error {
 	if s.seen == nil {
 		return wrap(ctx, "break", "", invalid("Status: shows no holder that dlock knows"))

@@ -9,12 +9,12 @@ import (
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
 
-// Close ends all waits with [ErrClosed] and all renewal: leases that are still
-// held end on their deadlines, and can be released until then. It waits for at
-// most 5 s for calls that are in flight, and for releases that are owed to be
-// answered, and returns an error if some were not: their keys may stay for up to
-// one TTL. It does not wait for those that the store refuses, nor close the Locker.
-// Closing a closed Client does nothing.
+// Close ends all waits with [ErrClosed], and ends all renewal: leases that are still
+// held are lost at their deadlines, and can be released until then. It waits for at most
+// 5 s until calls in flight have ended, and the store has answered the releases that are
+// owed, and keeps the keys of [WithMinHold]. It returns an error if some were not answered:
+// their keys may stay for up to one TTL. It does not wait for releases that the store
+// refuses. It does not close the Locker. Closing a closed Client does nothing.
 //
 // A Client that is not closed leaks nothing, since it has no goroutine while there
 // is nothing to do. Close it, or call [Client.Shutdown], before the process ends, or what
@@ -31,12 +31,13 @@ func (c *Client) Close() error {
 // Shutdown ends all waits with [ErrClosed], refuses new calls, and waits until all
 // leases have been released or lost, or ctx ends. Leases are renewed meanwhile. When ctx
 // ends, leases that are still held end with ErrClosed, and their contexts with them; they
-// are not released, since their work may still run, so that their keys stay until their
-// TTL has passed, unless their holders call Release. Then Shutdown does what Close does.
+// are not released, since their work may still run. Their keys stay until their TTL has
+// passed, unless their holders call Release. Then Shutdown does what Close does, for up
+// to 5 s more.
 //
 // It returns nil if everything was released, an error that matches ctx's if leases were
 // still held, and else the error of Close. Once Close or Shutdown was called, both do
-// nothing and return nil.
+// nothing, and return nil at once.
 func (c *Client) Shutdown(ctx context.Context) error {
 	k := c.keeper
 	if k == nil || k.closed.Swap(true) {

@@ -22,7 +22,7 @@ const maxSteps = 7
 const maxHeld = 100 * 365 * 24 * time.Hour
 
 // A Detached is a lease on its way from one holder to the next, in this process
-// or another. [Lease.Detach] makes it, and [Client.Adopt] takes it up. A Detached is
+// or another. [Lease.Detach] makes it, and [Client.Adopt] makes a lease of it. A Detached is
 // a secret: whoever has it can take the lock. Send the result of MarshalText to the
 // taker; everything else that prints a Detached shows only its key and fence.
 //
@@ -73,9 +73,10 @@ func (d Detached) look() detached {
 // A lease that has ended cannot be detached. A grant can be passed on seven times;
 // the eighth Detach fails with [ErrInvalid], and the lease is still held then.
 //
-// Detach sends nothing, but for one case: a lease that was waited for less than 100 ms ago
-// was granted for at most 5 s, and is renewed first, so that the taker has the full TTL. If
-// that fails within a second, the taker has what is left.
+// Detach sends nothing to the store, except in the first 100 ms after a wait. The lease is
+// short then, because the waiter might have died: 5 s, or the [WithMinHold] if that is
+// longer. Detach renews it first, so that the taker has the full TTL. That takes at most a
+// second; if it fails, the taker has what is left.
 func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	l.mu.Lock()
@@ -116,9 +117,9 @@ func (l *Lease) renewShort() {
 	}
 }
 
-// Adopt takes up a lease that was detached, with the options of c. It asks the store for
-// a full TTL. [WithMaxHold] and [WithMinHold] count from the grant, as if one holder had
-// had the lease, but for the time that the Detached was on its way.
+// Adopt makes a lease of one that was detached, with the options of c. It asks the store
+// for a full TTL. The [WithMaxHold] and [WithMinHold] of c count from the grant, through
+// all its holders; only the time from each Detach to its Adopt does not count.
 //
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error d can be adopted again.

@@ -23,9 +23,9 @@ import (
 // ends. If ctx is already done, nothing is sent and ctx.Err() is returned, not its
 // cause. An error means that the outcome
 // is unknown: the operation may have taken effect, or may do so later. A
-// [NoEffectError] says that it has not, and will not. So do errors that match
-// [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial".
-// An error that matches [ErrClosed] says that no later call can succeed.
+// [NoEffectError] says that it has not, and will not. Errors that match
+// [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial", say the
+// same. An error that matches [ErrClosed] says that no later call can succeed.
 //
 // The package conformance tests all of this.
 type Locker interface {
@@ -74,19 +74,20 @@ type Attempt struct {
 	Remaining time.Duration
 }
 
-// An Acquirer is a [Locker] whose store queues those who wait and hands the
-// lock over to them. Like all optional interfaces of this package it is found
-// with a type assertion, and a method that answers [errors.ErrUnsupported] is
-// treated as if it were not there.
+// An Acquirer is a [Locker] whose store queues waiters and hands the lock over to
+// them. Like all optional interfaces of this package it is found with a type
+// assertion, and a method that answers [errors.ErrUnsupported] is treated as if it
+// were not there.
 type Acquirer interface {
 	// Acquire takes key for token, waiting until it is free or ctx ends. It
 	// returns an Attempt that is Acquired, and whose Since tells when, or an
 	// error. The lease begins with the grant. If token itself holds key, it is
 	// granted at once, as by TryAcquire, whoever waits. Other methods treat a
-	// waiting token as not holding key. The caller follows every error with a
-	// Release of token, so that Acquire need not clean up. But if the caller has
-	// died, what its waits have left must not hold others up for longer than
-	// seconds. While a token waits, the caller must not use it for another key.
+	// waiting token as not holding key. After an error the caller releases token,
+	// unless the error says that nothing is left, so Acquire need not clean up. But
+	// if the caller has died, what its waits have left must not hold others up for
+	// longer than seconds. While a token waits, the caller must not use it for
+	// another key.
 	//
 	// If ctx ends the wait, Acquire returns the error of ctx, and an Attempt whose
 	// Holder, Remaining and Since are the store's last answer. If the last call of

@@ -12,8 +12,8 @@ import (
 // error of a context, or that of the store as its client library returned it: the store
 // did not answer, or refused.
 //
-// If the cause of a ctx is one of these errors, it came from another lease or Client. An
-// error of this package then contains it as text, and does not match it.
+// The cause of a ctx may be one of these errors: that of another lease or Client. An error
+// of this package shows such a cause as text, and does not match it.
 var (
 	// ErrHeld says that another holds the key. The error is a [*HeldError]. If ctx
 	// ended the wait, the error also matches the error of ctx: test for that
@@ -22,8 +22,9 @@ var (
 
 	// ErrUnavailable says that a wait has ended, and that the store had not
 	// answered for so long that the lease of the last known holder must have
-	// ended. Nobody knows whether the key is held. The error tells how long the
-	// store has been silent, and its last error.
+	// ended unless it was renewed. Nobody knows whether the key is held. The error
+	// tells how long the store has been silent, and its last error. (If the first
+	// attempt fails at once, Acquire returns the store's error as it is.)
 	ErrUnavailable = errors.New("store unavailable")
 
 	// ErrNested says that the caller's ctx carries a lease of the same key (see
@@ -35,14 +36,17 @@ var (
 	// [*LostError].
 	ErrLost = errors.New("lease lost")
 
-	// ErrReleased says that the lease was released or detached.
+	// ErrReleased says that the lease was released or detached; from
+	// [Client.Break], that the holder does not hold the lock any more.
 	ErrReleased = errors.New("lease released")
 
-	// ErrInvalid says that an argument or an option is out of range. The error
-	// names it. Nothing is held.
+	// ErrInvalid says that an argument or an option is out of range, or that the
+	// store's user lacks the rights to queue. The error names it. The call changed
+	// nothing: no lock was acquired, and a lease stays as it was.
 	ErrInvalid = errors.New("invalid")
 
-	// ErrClosed says that the Client has been closed.
+	// ErrClosed says that the Client has been closed, or the backend or the
+	// store's client that it uses.
 	ErrClosed = errors.New("client closed")
 )
 
@@ -166,8 +170,8 @@ type NoEffectError struct {
 	Err error
 
 	// Temporary says that the store will soon be ready for the same call: it is
-	// loading its data, say, or a replica is being promoted. The Client then tries
-	// an attempt again, as long as it may wait, for at most 10 s.
+	// loading its data, say, or a replica is being promoted. [Client.Acquire] then
+	// repeats its first attempt until its wait ends, for at most 10 s.
 	Temporary bool
 }
 

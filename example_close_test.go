@@ -33,8 +33,8 @@ func newWorker(addr string) *worker {
 //
 //   - The Client ends its waits and renewals, and sends the releases that it owes. For
 //     that it needs the other two.
-//   - The backend takes those who still wait out of the queues, and ends its subscription.
-//     For that it needs the driver.
+//   - The backend removes its waiters from the queues, and ends its subscription. For that
+//     it needs the driver.
 //   - The driver closes its connections. It belongs to the application: leave it open if
 //     others use it.
 func (w *worker) close() error {

@@ -34,10 +34,10 @@ func cronOptions(period time.Duration) []dlock.Option {
 //	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 //	defer stop()
 //
-// What remains after SIGTERM, as after any other end, is the key, until MinHold has passed
-// since the grant. So another machine does not begin a job again that was interrupted; the
-// next period does. Close is what sees to that: it returns when the store keeps the key for
-// so long, and does not wait until then. After SIGKILL the key remains for a TTL.
+// After SIGTERM, as after any end but a kill, the key stays taken until MinHold has passed
+// since the grant. So no other machine repeats an interrupted job before the next period.
+// Close makes sure of that: it returns as soon as the store keeps the key for so long. After
+// SIGKILL the key stays taken for at most a TTL.
 func runFromCron(ctx context.Context, store dlock.Locker, period time.Duration, job func(context.Context) error) error {
 	locks := dlock.New(store, cronOptions(period)...)
 	err := locks.With(dlock.WithMaxWait(0)).Do(ctx, "cron:report", func(ctx context.Context, _ *dlock.Lease) error {

@@ -35,8 +35,12 @@ func (c *checkout) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Context().Err() != nil: // first: the client may have gone while the order was held
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, dlock.ErrHeld):
+		w.Header().Set("Retry-After", "1")
 		http.Error(w, "the order is being handled", http.StatusConflict)
-	default: // the store did not answer, the lease was lost, the charge failed
+	case errors.Is(err, dlock.ErrUnavailable): // the store went away during the wait
+		w.Header().Set("Retry-After", "5")
+		http.Error(w, "nobody knows whether the order is being handled", http.StatusServiceUnavailable)
+	default: // the store failed at once, the lease was lost, the charge failed
 		w.Header().Set("Retry-After", "5")
 		http.Error(w, "try again", http.StatusServiceUnavailable)
 	}
@@ -60,8 +64,9 @@ func (c *checkout) charge(ctx context.Context, id string) error {
 
 // An HTTP handler that must not handle an order twice. A request whose order is
 // held by another waits for it for at most 2 s, and is then answered with 409
-// Conflict; a client that has gone is no conflict, and neither is a store that
-// does not answer.
+// Conflict. If the store does not answer, it is answered with 503 Service Unavailable:
+// when the store fails at once, and also when it goes away during the wait and the lease
+// of the last known holder must have ended since. A client that has gone gets no answer.
 func Example_http() {
 	store := memory.New()
 	locks := dlock.New(store, dlock.WithMaxWait(2*time.Second))
@@ -70,12 +75,15 @@ func Example_http() {
 	// …and one that does not make the reader of this example wait.
 	hasty := &checkout{locks.With(dlock.WithMaxWait(10 * time.Millisecond)), patient.charged}
 
-	post := func(ctx context.Context, c *checkout, id string) int {
+	post := func(ctx context.Context, c *checkout, id string) string {
 		mux := http.NewServeMux()
 		mux.Handle("POST /orders/{id}", c)
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/"+id, nil))
-		return w.Code
+		if again := w.Header().Get("Retry-After"); again != "" {
+			return fmt.Sprintf("%d (again after %s s)", w.Code, again)
+		}
+		return fmt.Sprint(w.Code)
 	}
 	ctx := context.Background()
 	fmt.Println(post(ctx, patient, "1"))
@@ -98,13 +106,30 @@ func Example_http() {
 	store.Fail(errors.New("connection refused"))
 	fmt.Println(post(ctx, patient, "3"), "when the store does not answer")
 	store.Fail(nil)
+
+	// The store goes away during the wait, after its first answer.
+	_, err = locks.With(dlock.WithTTL(50*time.Millisecond), dlock.WithRenewal(false)).Acquire(ctx, "order:4")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	goesAway := func(int) time.Duration {
+		store.Fail(errors.New("connection refused"))
+		return 10 * time.Millisecond
+	}
+	polling := dlock.New(struct{ dlock.Locker }{store}, // without the queue of the store
+		dlock.WithMaxWait(200*time.Millisecond), dlock.WithBackoff(goesAway))
+	defer polling.Close()
+	fmt.Println(post(ctx, &checkout{polling, patient.charged}, "4"), "when the store goes away during the wait")
+	store.Fail(nil)
 	// Output:
 	// charged order 1
 	// 200
 	// 200 and not charged again
-	// 409 while another handles it
+	// 409 (again after 1 s) while another handles it
 	// 499 when the client goes
 	// charged order 2
 	// 200 when the other is done in time
-	// 503 when the store does not answer
+	// 503 (again after 5 s) when the store does not answer
+	// 503 (again after 5 s) when the store goes away during the wait
 }

@@ -26,7 +26,7 @@ type leaseKey struct{}
 
 // Context returns a context for work that needs the lock: it ends with parent or
 // with the lease, whichever is first, and [context.Cause] returns parent's cause
-// or the lease's Err. It need not be cancelled.
+// or the lease's Err. It need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()

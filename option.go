@@ -70,9 +70,10 @@ func WithTTL(ttl time.Duration) Option {
 const NoLimit time.Duration = math.MaxInt64
 
 // WithMaxWait limits how long Acquire waits for a key. If the wait reaches the
-// limit while the key is held, the error matches [ErrHeld], and no context error.
-// With 0, Acquire does not wait: it is TryAcquire. However short d is, the first
-// attempt has 1 s for its answer. [NoLimit] is the default: then only ctx ends a wait.
+// limit while the key is held, the error matches [ErrHeld], or [ErrUnavailable] if the
+// store has been silent for too long to know, and no context error. With 0, Acquire does
+// not wait: it is TryAcquire. However short d is, the first attempt has 1 s for its answer.
+// [NoLimit] is the default: then only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -85,7 +86,8 @@ func WithMaxWait(d time.Duration) Option {
 // WithMaxHold stops the renewal of a lease when d has passed since the grant, so that
 // work that hangs does not hold its key for ever. The lease is lost when the TTL then
 // runs out, at most one TTL later. Nothing is released early, and Renew refuses from
-// then on. 0, the default, means no limit.
+// then on. When a lease is adopted, the taker's limit applies, and counts from the grant.
+// A limit below [WithMinHold] is refused. 0, the default, means no limit.
 func WithMaxHold(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -96,16 +98,22 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithMinHold keeps a key taken until d has passed since the grant, however soon
-// the lease is released. Mutual exclusion alone does not make a job run once
-// when its replicas start 100 ms apart and the job takes 50 ms; a MinHold longer
-// than they are apart does.
+// the lease is released. Without it, replicas that start the same job 100 ms apart
+// run it twice if it takes 50 ms. With a MinHold longer than the time between the
+// first start and the last, it runs once.
 //
-// Release still returns at once. In the background the Client sees to it that
-// the store keeps the key until then, with one renewal where the TTL is too
-// short for that, and releases it when the time has come. If the process ends
-// after that renewal the store frees the key at the same time; if it ends
-// before, when the TTL has passed. 0, the default, frees the key on Release; the
-// most is 365 days.
+// Release still returns at once. If the TTL ends earlier than d, the Client sends one
+// renewal in the background, which makes the store keep the key until d has passed. It
+// releases the key then. If the process ends after that renewal, the store frees the key
+// at the same time. If the process ends before, the store frees it when the TTL has passed.
+//
+// A lease that is lost at its deadline, or because the wall clock was set forward, is kept
+// in the same way, if the store still knows it. A key that the store has lost or given to
+// another is not taken back. When a lease is adopted, the taker's MinHold applies, and
+// counts from the grant. While a lease is detached, its key is kept only until
+// [Detached.Deadline].
+//
+// 0, the default, frees the key on Release. The most is 365 days.
 func WithMinHold(d time.Duration) Option {
 	return func(o *options) {
 		switch {
@@ -152,7 +160,7 @@ func WithFence(on bool) Option {
 //
 // Nil stands for the default. While the store answers that the key is held, each pause is
 // between 50 and 250 ms, at random: a waiter polls 6 or 7 times a second, however long it
-// waits, and also when the holder's lease is about to end. While the store fails, pauses
+// waits. It also polls when the holder's lease runs out. While the store fails, pauses
 // double from 50 ms to about a second. With many waiters for one key, or a store where each
 // poll costs money, use longer pauses.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {

@@ -9,9 +9,9 @@ import (
 )
 
 // HostOwner returns a label for [WithOwner] that names this process: host name, program
-// and process id, as in "web-7/billing[4711]". It has at most 256 bytes, all of them of
-// printable characters. Whoever finds a key held, reads the store, or reads logs of
-// errors can see it.
+// and process id, as in "web-7/billing[4711]". It has at most 256 bytes, and only printable
+// characters. It is visible in the store, in the errors of callers that find the key held,
+// and in logs of these errors.
 func HostOwner() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {

@@ -20,10 +20,9 @@ type release struct {
 	failure  error         // of the last call, if there was no answer
 }
 
-// Release ends the lease and frees the lock. It needs no context, because a
-// release that is not sent since a context has ended strands the key: it keeps
-// the values of Acquire's, and takes at most 5 s, or less if less is left of the
-// lease.
+// Release ends the lease and frees the lock. It takes no context: if a context that has
+// ended stopped it, the key would stay locked. Its call carries the values of Acquire's
+// ctx, and takes at most 5 s, and no longer than the lease lasts.
 //
 // Release returns nil if the lease was certain to be held until Release was
 // called. It returns an error that matches [ErrLost] if another may have held

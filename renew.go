@@ -45,16 +45,18 @@ func (o *options) firstTTL() time.Duration {
 
 // Renewals repeat and overtake each other without harm: none shortens a lease, none
 // revives one, and the deadline counts from the sending of the latest that was
-// acknowledged. So nothing waits for a renewal that hangs. After half of the time that
-// a lease had left it is renewed again, whatever has become of the renewal before.
+// acknowledged. So nothing waits for a renewal that hangs. After at most half of the time
+// that a lease had left (see patience) it is renewed again, whatever has become of the
+// renewal before.
 
-// Renew moves the deadline on by a full TTL, counted from now: for leases of a
-// Client [WithRenewal](false), though any may be renewed so. It returns an error
-// that matches [ErrLost] if the store does not know the lease any more, which
-// ends it, or if it has been lost before; [ErrReleased] after Release; or why the
-// store did not answer, after which the lease is still held until its deadline.
-// A lease that has been held for longer than [WithMaxHold] allows is not renewed.
-// Renewal in the background goes on meanwhile.
+// Renew moves the deadline to a full TTL from now. Leases of a Client
+// [WithRenewal](false) need it; any lease may be renewed so, and renewal in the
+// background goes on meanwhile.
+//
+// The error matches [ErrLost] if the store does not know the lease any more, which ends
+// it, or if it was lost before, and [ErrReleased] after Release or Detach. After any other
+// error the lease is still held until its deadline. A lease that has been held for longer
+// than [WithMaxHold] allows is not renewed.
 func (l *Lease) Renew(ctx context.Context) error {
 	rest, err := l.mayRenew(ctx)
 	if err == nil {
@@ -206,11 +208,12 @@ func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bo
 }
 
 // trouble is what is known of the renewals of a lease that have failed since the last
-// one that succeeded. Leases are renewed in batches. If a whole batch fails, the store may
-// be away, or one element may spoil the batch. A batch that hangs has failed. To tell, one lease of the batch is renewed
-// alone at once, as a probe. If the store answers that or any other renewal, and the batch
-// fails once more, it is cut into smaller ones, down to single leases as long as others
-// succeed. A lease that was renewed is back in the large batches.
+// one that succeeded. Leases are renewed in batches. A batch that hangs has failed. If a
+// whole batch fails, the store may be away, or one element may spoil the batch. To tell
+// which, one lease of the batch is renewed alone at once, as a probe. If the store answers
+// that or any other renewal, and the batch fails once more, it is cut into smaller ones,
+// down to single leases as long as others succeed. A lease that was renewed is back in the
+// large batches.
 type trouble struct {
 	err      error     // of the last renewal
 	sent     time.Time // when the last one was sent

@@ -1,20 +1,27 @@
 package dlock
 
-// Stats is what a [Client] is doing, and has done. The counts since it was made only
-// grow.
+// Stats is what a [Client] does now (the fields of type int), and what it has done since it
+// was made (the others, which only grow).
 type Stats struct {
-	Leases  int // that are held now
-	Waiters int // calls that wait for a key now
+	Leases  int // leases that are held
+	Waiters int // calls that wait for a key
 
-	ReleasesOwed    int    // releases that are owed to the store now: see [Lease.Release] and [WithMinHold]
-	ReleasesDropped uint64 // owed releases that were given up since there were more than 100,000: their keys stay for up to a TTL
+	// ReleasesOwed counts the releases that are owed, answered or not: see "Unknown
+	// outcomes" in the package documentation. A lease that was released before its
+	// [WithMinHold] has passed is among them until then. A number that stays high
+	// says that the store does not answer, or refuses.
+	ReleasesOwed int
 
-	Lost           uint64 // leases that were lost
-	RenewalsFailed uint64 // renewals without an answer, each lease of a batch counted
+	// ReleasesDropped counts owed releases that were given up because there were
+	// more than 100,000. Their keys stay taken for up to one TTL.
+	ReleasesDropped uint64
+
+	Lost           uint64 // leases that were lost before they were released
+	RenewalsFailed uint64 // renewals that failed; one for each lease of a batch that fails
 }
 
-// Stats returns the figures of c and all Clients that were made from it, or it from, by
-// [Client.With]. All are of one instant, but for Waiters and RenewalsFailed, which are read
+// Stats returns the figures of c, together with all Clients that are related to it by
+// [Client.With]. All are of one instant, except Waiters and RenewalsFailed, which are read
 // at about the same time. It is cheap enough to be called once a second.
 func (c *Client) Stats() Stats {
 	k := c.keeper

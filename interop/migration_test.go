@@ -49,8 +49,9 @@ func try0(ctx context.Context, rs *redsync.Redsync, order string, charge func(co
 }
 
 func newPolling(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
-	store := goredis.New(rdb, rediscore.WithQueue(false))
-	return store, dlock.New(store, dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
+	store := goredis.New(rdb, goredis.WithQueue(false))
+	return store, dlock.New(store, dlock.WithOwner(dlock.HostOwner()),
+		dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
 }
 
 func step1(ctx context.Context, locks *dlock.Client, order string, charge func(context.Context) error) error {
@@ -81,7 +82,8 @@ func step2(ctx context.Context, locks *dlock.Client, order string, charge func(c
 
 func newQueueing(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
 	store := goredis.New(rdb)
-	return store, dlock.New(store, dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
+	return store, dlock.New(store, dlock.WithOwner(dlock.HostOwner()),
+		dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
 }
 
 // A version is the service after a step.

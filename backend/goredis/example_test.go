@@ -15,7 +15,7 @@ func ExampleNew() {
 		Addr:                  "localhost:6379",
 		ContextTimeoutEnabled: true, // so that go-redis honours contexts
 	})
-	client := dlock.New(goredis.New(rdb))
+	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 	defer client.Close()
 
 	err := client.Do(context.Background(), "order:1234", func(ctx context.Context, lease *dlock.Lease) error {

@@ -9,27 +9,30 @@
 //				redis.DialWriteTimeout(3*time.Second))
 //		},
 //	}
-//	client := dlock.New(dlockredigo.New(pool))
+//	client := dlock.New(dlockredigo.New(pool), dlock.WithOwner(dlock.HostOwner()))
 //
 // The pool must connect to a master. redigo knows no cluster: a pool works with one
-// only as long as it holds the slots of all keys. What is stored, and what it needs
-// of the server, is told by the package
-// [github.com/dlock-go/dlock/backend/rediscore].
+// only as long as it holds the slots of all keys. The package
+// [github.com/dlock-go/dlock/backend/rediscore] documents what is stored, and what is needed
+// of the server.
 //
 // # Settings of the pool
 //
-// Set DialReadTimeout and DialWriteTimeout, which redigo leaves unlimited. A call
-// whose context has a deadline ends by then, though not earlier if the context is
-// cancelled before; one whose context has none ends when it is cancelled, at the
-// price of a goroutine. Set MaxIdle to the number of calls that are made at once, or
-// each connects anew; with MaxActive set, set Wait too, or calls fail with
-// [redis.ErrPoolExhausted]. Where the server cuts idle connections (its timeout is not
-// 0), set IdleTimeout to less, or a call on one fails with EOF. One connection is
-// enough for any number of waiters: they hear of their grants over another, which is
-// not of the pool, and which the server does not cut. TestOnBorrow is not needed, and costs a round trip.
+// Set DialReadTimeout and DialWriteTimeout, which redigo leaves unlimited. If the context of
+// a call has a deadline, the call ends at the deadline, even if the context is cancelled
+// before. If it has no deadline, the call ends when the context is cancelled, at the price
+// of a goroutine.
+//
+// Set MaxIdle to the number of calls that are made at once, or each call opens a new
+// connection. With MaxActive set, set Wait too, or calls fail with [redis.ErrPoolExhausted].
+// If the server cuts idle connections (its timeout is not 0), set IdleTimeout to less, or a
+// call on such a connection fails with EOF. TestOnBorrow is not needed, and costs a round
+// trip. One connection is enough for any number of waiters: the messages that tell them of
+// their grants come over another connection, outside of the pool, which the server does not
+// cut.
 //
 // Connections may be wrapped in a type that has only what [redis.Conn] demands. A call on
-// one ends with its context too, at the price of a goroutine; but the connection is lost to
-// the pool until the server answers, or DialReadTimeout ends it. Such a DialReadTimeout
-// should be more than a second, or waiters have to ask instead of being told.
+// such a connection ends with its context too, at the price of a goroutine. But the pool
+// does not get the connection back until the server answers, or DialReadTimeout ends the
+// call. Make this DialReadTimeout more than a second, or waiters have to poll.
 package redigo

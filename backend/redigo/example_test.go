@@ -9,7 +9,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	dlockredigo "github.com/dlock-go/dlock/backend/redigo"
-	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 func ExampleNew() {
@@ -20,7 +19,7 @@ func ExampleNew() {
 				redis.DialReadTimeout(3*time.Second), redis.DialWriteTimeout(3*time.Second))
 		},
 	}
-	client := dlock.New(dlockredigo.New(pool, rediscore.WithPrefix("myapp:lock:")))
+	client := dlock.New(dlockredigo.New(pool, dlockredigo.WithPrefix("myapp:lock:")), dlock.WithOwner(dlock.HostOwner()))
 	defer client.Close()
 
 	err := client.Do(context.Background(), "order:1234", func(ctx context.Context, lease *dlock.Lease) error {

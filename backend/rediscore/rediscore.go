@@ -89,10 +89,10 @@ var (
 type Option func(*Locker)
 
 // WithPrefix puts all keys under a prefix: the lock named key is stored as prefix
-// followed by key, and what else is stored begins with the prefix too, unless it
-// contains a brace (see the package documentation). All who share a lock must split its
-// name into prefix and key at the same place. A prefix that contains "dlock1:" is refused.
-// The default is no prefix.
+// followed by key. Everything else that is stored begins with the prefix too, unless the
+// prefix contains a brace (see the package documentation). All programs that share a lock
+// must split its name into prefix and key at the same place. A prefix that contains
+// "dlock1:" is refused. The default is no prefix.
 func WithPrefix(prefix string) Option {
 	return func(l *Locker) {
 		if len(prefix) > maxPrefix {
@@ -107,15 +107,15 @@ func WithPrefix(prefix string) Option {
 
 const maxPrefix = 1024
 
-// WithQueue(false) makes waiters poll instead of standing in the queue. It is for locks
-// that programs with other libraries want too: these are not in the queue, and get no
-// turn while somebody is. The default is true.
+// WithQueue(false) makes waiters poll instead of queueing. Use it for locks that programs
+// with other libraries acquire too: these do not queue, and get no turn while a waiter of
+// dlock does. The default is true.
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
-// WithInboxError has f called when the Locker cannot open an inbox: once, with the reason,
-// and not again until an inbox was open in between. Without an inbox waiters ask again and
-// again, instead of being told. The most frequent reason is that the Redis user has no right
-// to subscribe to the channels under the prefix (see the package documentation). f should
+// WithInboxError has f called with the reason when the Locker cannot open an inbox. After
+// that f is not called again until an inbox was open. Without an inbox waiters get no
+// messages, and poll. The most frequent reason is that the Redis user has no right to
+// subscribe to the channels under the prefix (see the package documentation). f should
 // return soon: Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
@@ -192,9 +192,9 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	return held(l.eval(ctx, renewScript, key, token, milliseconds(ttl)))
 }
 
-// Release implements [dlock.Locker] in one round trip. If it finds nothing, but a call of
-// a wait of token that has ended is still on its way, it waits for the answer to that, as
-// long as ctx lasts, and releases what it may have brought.
+// Release implements [dlock.Locker] in one round trip. If token holds nothing, but a request
+// of an earlier wait of token has not been answered, Release waits for that answer, as long
+// as ctx lasts, and releases what the request was granted.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
@@ -250,9 +250,9 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	return results, nil
 }
 
-// Inspect implements [dlock.Inspector] in one round trip. Those who wait are counted as they
-// stand in the queue: one that has died is among them for a few seconds. Nobody is counted
-// while the slot of the key is moved between servers of a cluster.
+// Inspect implements [dlock.Inspector] in one round trip. A waiter that has died is counted
+// for a few seconds more. Waiting is 0 while the slot of the key is moved between servers of
+// a cluster.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err

@@ -31,11 +31,11 @@ const (
 // such as a former master: the waiter does without.
 const maxPassed = 2
 
-// Acquire implements [dlock.Acquirer]. The token stands in the queue of the lock
-// until whoever releases the lock hands it over. A message tells the waiter; in
-// case that is lost, it asks about every two seconds, and when a lease runs out. A
-// waiter whose token is released through the same Locker ends with [dlock.ErrReleased]
-// then, or is served no more.
+// Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
+// hands the lock to it. A message tells the waiter. In case the message is lost, the waiter
+// polls about every two seconds, and when a lease runs out. If the token is released through
+// the same Locker during the wait, the wait ends with [dlock.ErrReleased], or is never granted
+// the lock.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err

@@ -16,7 +16,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer rdb.Close()
-	client := dlock.New(dlockrueidis.New(rdb))
+	client := dlock.New(dlockrueidis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 	defer client.Close()
 
 	err = client.Do(context.Background(), "order:1234", func(ctx context.Context, lease *dlock.Lease) error {

@@ -1,6 +1,6 @@
 package main
 
-// What follows is the core (acquire.go, renew.go, release.go, debt.go) with the
+// What follows is the core (acquire.go, renew.go, release.go, owed.go) with the
 // Locker of rediscore (wait.go, post.go).
 
 // begin is Acquire of a Client: an attempt without waiting comes first.
