@@ -44,6 +44,9 @@ func TestSuspendedMachine(t *testing.T) {
 		work := l.Context(t.Context())
 		suspend(l, 20*time.Second)
 		require.NoError(t, l.Err())
+		time.Sleep(time.Second + 10*time.Millisecond) // since then the clocks have been compared
+		_, err = c.With(WithTTL(time.Second), WithRenewal(false)).Acquire(t.Context(), "ends just before they are again")
+		require.NoError(t, err)
 		suspend(l, 10*time.Second)
 		start := time.Now()
 		<-work.Done()

@@ -130,6 +130,13 @@ func (k *keeper) forget(l *Lease, lost bool) {
 	}
 }
 
+// countLoss counts the loss of a lease that its release has found.
+func (k *keeper) countLoss() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lost++
+}
+
 // An event is something on the agenda: a lease or an owed release that wants to be
 // looked at, or, if it is neither, the owed releases as a whole. It is guarded by the
 // keeper's mutex.
@@ -178,6 +185,9 @@ func (k *keeper) removeLocked(e *event) {
 // setTimerLocked makes the timer fire at the given time, or earlier to look around.
 func (k *keeper) setTimerLocked(now, at time.Time) {
 	d := min(at.Sub(now), lookAround)
+	if look := lookAround - now.Sub(k.looked); look > 0 {
+		d = min(d, look)
+	}
 	k.wake = now.Add(d)
 	if k.timer == nil {
 		k.timer = time.AfterFunc(d, k.tick)

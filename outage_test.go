@@ -54,10 +54,15 @@ func (o outage) group() string {
 }
 
 // needed is how long the store must have been back for all leases to be renewed:
-// the round trips of the batches, and one for a call that was on its way.
+// the round trips of the batches, and one for a call that was on its way. Calls that
+// ignore their ctx occupy all places that there are, for as long as they do.
 func (o outage) needed() time.Duration {
 	batches := (o.leases + perBatch - 1) / perBatch
-	return time.Duration((batches+parallel-1)/parallel+1)*o.rtt + 2*time.Millisecond
+	needed := time.Duration((batches+parallel-1)/parallel+1)*o.rtt + 2*time.Millisecond
+	if o.fault == ignore {
+		needed += deaf
+	}
+	return needed
 }
 
 // everyOutage returns the whole sweep.

@@ -138,6 +138,7 @@ func (l *Lease) tryRelease(ctx context.Context) (held bool, err error) {
 	r.settled, r.answered = true, true
 	if !held && r.sent == 1 && l.rest(time.Now()) > 0 {
 		r.verdict = l.lost(LossRemoved)
+		l.keeper.countLoss()
 	}
 	return held, nil
 }

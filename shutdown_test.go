@@ -144,6 +144,10 @@ func TestStats(t *testing.T) {
 		store.Fail(nil)
 		time.Sleep(time.Minute)
 		require.Zero(t, c.Stats().ReleasesOwed)
+		n := acquire(t, c, "n")
+		store.Steal("n", time.Hour)
+		require.ErrorIs(t, n.Release(), dlock.ErrLost)
+		require.EqualValues(t, 2, c.Stats().Lost)
 		require.Zero(t, new(dlock.Client).Stats())
 	})
 }

@@ -16,7 +16,7 @@ type Stats struct {
 	// more than 100,000. Their keys stay taken for up to one TTL.
 	ReleasesDropped uint64
 
-	Lost           uint64 // leases that were lost before they were released
+	Lost           uint64 // leases that were lost, those included whose Release has found it
 	RenewalsFailed uint64 // renewals that failed; one for each lease of a batch that fails
 }
 
