@@ -374,3 +374,53 @@ func TestReleaseThatPanicsIsOwed(t *testing.T) {
 		c.Close()
 	})
 }
+
+// A probe that hangs keeps others from having one.
+func TestProbeThatHangsDoesNotBlockTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &hungAndSpoilt{Locker: memory.New()}
+		long := dlock.New(x, dlock.WithTTL(time.Hour))
+		c := long.With(dlock.WithTTL(30 * time.Second))
+		acquire(t, long, "hangs")
+		time.Sleep(time.Second)
+		acquire(t, long, "beside")
+		time.Sleep(21 * time.Minute) // the batch of both has failed, and the probe hangs
+		var others []*dlock.Lease
+		for i := range 100 {
+			others = append(others, acquire(t, c, fmt.Sprint("good", i)))
+		}
+		acquire(t, c, "poison")
+		x.spoilt.Store(true)
+		time.Sleep(5 * time.Minute)
+		requireNoneLost(t, others)
+		require.NoError(t, c.Close())
+		time.Sleep(time.Hour)
+	})
+}
+
+type hungAndSpoilt struct {
+	*memory.Locker
+	spoilt atomic.Bool
+}
+
+func (x *hungAndSpoilt) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	time.Sleep(5 * time.Millisecond)
+	if key == "hangs" {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	return x.Locker.Renew(ctx, key, token, ttl)
+}
+
+func (x *hungAndSpoilt) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	time.Sleep(5 * time.Millisecond)
+	for _, r := range batch {
+		switch {
+		case r.Key == "hangs" && len(batch) > 1:
+			return nil, errStore
+		case r.Key == "poison" && x.spoilt.Load():
+			return nil, errStore
+		}
+	}
+	return x.Locker.RenewBatch(ctx, batch)
+}

@@ -238,12 +238,13 @@ var batchSizes = [queues]int{maxBatch, maxBatch, maxBatch >> 4, maxBatch >> 8, 1
 // note chooses the queue of a lease whose renewal has failed.
 func (t *trouble) note(l *Lease, o outcome) {
 	alive := !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
+	probed := l.keeper.probed(l)
 	switch {
 	case o.size == spared:
 		t.queue = apart
 	case t.queue >= smaller && alive, t.queue < smaller && t.suspect:
 		t.queue, t.since = cut(o.size), o.answered
-	case l.keeper.probed(l):
+	case probed:
 		t.queue = apart // it may be what spoils the batch
 	case t.since.IsZero():
 		t.since = o.answered
@@ -266,6 +267,7 @@ type renewals struct {
 	epoch     time.Time
 	due       [queues]urgent
 	probe     *Lease        // the one that is renewed alone after its batch has failed
+	probedAt  time.Time     // when it was chosen; one that hangs for longer than lookAround makes room for another
 	failed    atomic.Uint64 // how many leases were not renewed by a call
 	latest    atomic.Int64  // when the latest renewal was sent that has succeeded, in nanoseconds after epoch; -1 if none
 	rounds    atomic.Int64  // how many calls after each other renew all leases, at most maxRounds
@@ -290,10 +292,11 @@ func (r *renewals) answeredSince(t time.Time) bool { return r.latest.Load() >= i
 func (k *keeper) probing(l *Lease, size int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if size <= 1 || k.renewals.probe != nil {
+	r, now := &k.renewals, time.Now()
+	if size <= 1 || r.probe != nil && now.Sub(r.probedAt) < lookAround {
 		return false
 	}
-	k.renewals.probe = l
+	r.probe, r.probedAt = l, now
 	return true
 }
 
