@@ -355,26 +355,6 @@ func TestNothingIsOwedWhenTheTTLHasPassed(t *testing.T) {
 	})
 }
 
-// A Release that panics is owed, as an attempt is.
-func TestReleaseThatPanicsIsOwed(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		l := acquire(t, c, "k")
-		var n int
-		s.hook = func(c *call) {
-			if c.op == "release" {
-				if n++; n == 1 {
-					panic("driver")
-				}
-			}
-		}
-		require.Panics(t, func() { l.Release() })
-		time.Sleep(5 * time.Second)
-		requireFree(t, store, "k")
-		c.Close()
-	})
-}
-
 // A probe that hangs keeps others from having one.
 func TestProbeThatHangsDoesNotBlockTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

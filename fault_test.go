@@ -259,7 +259,7 @@ func (p *panicky) TryAcquire(ctx context.Context, key, token string, ttl time.Du
 
 func TestPanicInRelease(t *testing.T) {
 	if os.Getenv("CHILD") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestBugPanicInRelease$")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestPanicInRelease$")
 		cmd.Env = append(os.Environ(), "CHILD=1")
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%.300s", out)

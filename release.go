@@ -95,14 +95,9 @@ func (l *Lease) sendRelease() error {
 	}
 	ctx := newLimit(l.values, rest)
 	defer ctx.cancel()
-	err := errPanic
-	defer func() {
-		if err != nil {
-			r.failure = err
-			l.oweRelease()
-		}
-	}()
-	if err = l.callRelease(ctx); err != nil {
+	if err := l.callRelease(ctx); err != nil {
+		r.failure = err
+		l.oweRelease()
 		return err
 	}
 	return r.verdict

@@ -326,10 +326,11 @@ func (k *keeper) nextRenewal() func() {
 	r := &k.renewals
 	_, batches := k.locker.(BatchRenewer)
 	batches = batches && !r.unbatched.Load()
-	r.rounds.Store(1)
+	rounds := 1
 	if batches {
-		r.rounds.Store(int64(min(1+k.leases/(maxBatch*renewers), maxRounds)))
+		rounds = min(1+k.leases/(maxBatch*renewers), maxRounds)
 	}
+	r.rounds.Store(int64(rounds))
 	q := r.next(func(q int) bool { return r.workers.calls < maxSingle || batches && batchSizes[q] > 1 })
 	if q < 0 {
 		return nil

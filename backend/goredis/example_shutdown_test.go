@@ -1,4 +1,4 @@
-package dlock_test
+package goredis_test
 
 import (
 	"context"
