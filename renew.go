@@ -362,8 +362,9 @@ func (r *renewals) next(may func(queue int) bool) int {
 }
 
 // renew makes one call for leases that are due. It may take half of the time that the last
-// of them has left, or a second; where many calls are in flight, less, so that those that
-// hang make room for others. A lease that has less time left is renewed again meanwhile.
+// of them has left, or a second if that is more and there is time for it; where many calls
+// are in flight, less than half, so that those that hang make room for others. A lease that
+// has less time left is renewed again meanwhile.
 func (k *keeper) renew(leases []*Lease, many bool) {
 	now := time.Now()
 	begun := leases[:0]
@@ -377,9 +378,10 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	if len(begun) == 0 {
 		return
 	}
-	limit := min(rest, max(time.Second, rest/2))
+	least := min(time.Second, rest*3/4)
+	limit := max(rest/2, least)
 	if many {
-		limit = min(rest, max(time.Second, rest/8))
+		limit = max(rest/8, least)
 	}
 	values := context.Background()
 	if len(begun) == 1 {
