@@ -414,6 +414,9 @@ func (a *acquisition) verdict(ctx context.Context, err error) error {
 		return err
 	}
 	known := a.known(time.Now())
+	if known == nil && besidesEnd(err) == nil {
+		known = hideContextErrors(a.failure) // says more than err
+	}
 	switch {
 	case known == nil && mine:
 		return err

@@ -86,7 +86,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 // Otherwise Do returns the error of fn. If the lease was lost before fn returned, the
 // error also matches [ErrLost], since another may have worked at the same time. It then
 // does not match a [context.Canceled] that the loss caused, which would look like the
-// end of ctx. If the release fails, it is owed (see [Lease.Release]), and the error of Do
+// end of ctx. Likewise if [Client.Shutdown] has ended the lease: then the error matches
+// [ErrClosed]. If the release fails, it is owed (see [Lease.Release]), and the error of Do
 // does not tell.
 //
 // If fn detaches the lease, the context of fn ends then, and Do releases nothing: the lock
@@ -107,8 +108,13 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	}()
 	err = fn(lease.Context(ctx), lease)
 	returned = true
+	ended := lease.Err()
 	lost := lease.Release()
-	if !errors.Is(lost, ErrLost) {
+	switch {
+	case errors.Is(lost, ErrLost):
+	case err != nil && ended == ErrClosed: // Shutdown has ended the work
+		lost = wrap(ctx, "do", key, ErrClosed)
+	default:
 		return err
 	}
 	if err == nil {

@@ -121,6 +121,10 @@ func (l *Lease) renewShort() {
 // for a full TTL. The [WithMaxHold] and [WithMinHold] of c count from the grant, through
 // all its holders; only the time from each Detach to its Adopt does not count.
 //
+// Those who find the key held are still shown the giver's [WithOwner]: it is part of what is
+// stored. A Client that is shutting down adopts nothing, so detach before [Client.Shutdown]
+// if a lease may have to be taken back.
+//
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error d can be adopted again.
 func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {

@@ -202,8 +202,8 @@ func (l *Lease) lose(reason LossReason) { l.end(l.lost(reason)) }
 
 func (l *Lease) lost(reason LossReason) error {
 	err := &LostError{Key: l.key, Reason: reason}
-	if l.trouble.err != nil {
-		err.Err = hideContextErrors(l.trouble.err)
+	if reason != LossRemoved { // as the store has answered
+		err.Err = l.trouble.cause(time.Now())
 	}
 	return err
 }

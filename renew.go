@@ -202,6 +202,9 @@ func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bo
 	}
 	t := &l.trouble
 	t.sent, t.inFlight = now, size
+	if t.silent.IsZero() {
+		t.silent = now
+	}
 	t.suspect = !t.since.IsZero() && l.keeper.renewals.answeredSince(t.since)
 	l.plan(now.Add(l.patience(now)))
 	return l.rest(now), true
@@ -218,9 +221,20 @@ type trouble struct {
 	err      error     // of the last renewal
 	sent     time.Time // when the last one was sent
 	inFlight int       // the size of its batch, while it is in flight and need not hang
+	silent   time.Time // when the first one was sent
 	since    time.Time // when the first one failed in a batch of this size
 	suspect  bool      // the store had answered others between since and sent
 	queue    int       // of the renewals
+}
+
+// cause returns why renewals have failed, at the time of a loss; nil if none was tried. That
+// a call has come to the end of its time says less than for how long there was no answer.
+func (t *trouble) cause(now time.Time) error {
+	err := hideContextErrors(t.err)
+	if t.err != nil && besidesEnd(t.err) == nil || t.err == nil && t.inFlight > 0 {
+		err = fmt.Errorf("no answer for %v", now.Sub(t.silent).Round(time.Millisecond))
+	}
+	return err
 }
 
 // The queues of leases that are due for a renewal, with the most leases in a batch.

@@ -350,3 +350,14 @@ func TestNoGoroutineWithoutALease(t *testing.T) {
 		require.Zero(t, goroutines())
 	})
 }
+
+// A lease that is lost to a store that hangs tells for how long there was no answer.
+func TestLossToAStoreThatHangs(t *testing.T) {
+	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+		l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
+		store.Delay(time.Hour)
+		<-l.Done()
+		store.Delay(0)
+		require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
+	})
+}

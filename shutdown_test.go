@@ -79,6 +79,27 @@ func TestShutdownGivesUp(t *testing.T) {
 	})
 }
 
+// Work that Shutdown has ended says so.
+func TestDoThatShutdownEnds(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		done := make(chan error)
+		go func() {
+			done <- c.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Lease) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.Error(t, c.Shutdown(ctx))
+		err := <-done
+		require.ErrorIs(t, err, dlock.ErrClosed)
+		requireNoContextError(t, err)
+	})
+}
+
 // Shutdown sees to it that the store keeps what a MinHold promises, and does not wait for that.
 func TestShutdownKeepsMinHold(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {

@@ -517,3 +517,16 @@ func TestCutWaitIsReleasedOnce(t *testing.T) {
 		require.Len(t, s.made("release"), 1)
 	})
 }
+
+// A store that is silent from the start, for a shorter time than the TTL.
+func TestStoreThatIsSilentFromTheStart(t *testing.T) {
+	for name, end := range waitEnds {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			store.Delay(time.Hour)
+			err := end(t.Context(), s, 2*time.Second)
+			require.ErrorContains(t, err, "no answer within 2s", name)
+			require.NotErrorIs(t, err, dlock.ErrHeld, name)
+			store.Delay(0)
+		})
+	}
+}

@@ -126,7 +126,7 @@ func TestRefusedCalls(t *testing.T) {
 			refuse: func(t *testing.T, s *redistest.Server) {
 				do(t, s, "REPLICAOF", "127.0.0.1", "1")
 			}},
-		{text: "WRONGTYPE", verdict: "", refuse: func(t *testing.T, s *redistest.Server) { // inside a script
+		{text: "WRONGTYPE", verdict: "no effect", spares: "Acquire", refuse: func(t *testing.T, s *redistest.Server) { // inside a script
 			do(t, s, "LPUSH", "k", "x")
 		}},
 	} {
@@ -376,6 +376,33 @@ func TestRefusedAttemptsOweNothing(t *testing.T) {
 			require.NoError(t, client.Close())
 			require.Less(t, time.Since(began), time.Second)
 			require.EqualValues(t, attempts, rejected(t, server), "calls that were refused")
+		})
+	}
+}
+
+// A script that fails before it grants anything owes nothing either.
+func TestAttemptsThatFailInTheirScriptOweNothing(t *testing.T) {
+	t.Parallel()
+	for name, dial := range plainClients {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			do(t, server, "LPUSH", "k", "somebody's list")
+			l, _ := dial(t, server.Addr(), "")
+			client := dlock.New(l)
+			_, err := client.TryAcquire(t.Context(), "k")
+			require.ErrorContains(t, err, "WRONGTYPE")
+			require.Zero(t, client.Stats().ReleasesOwed)
+
+			lease, err := client.TryAcquire(t.Context(), "held")
+			require.NoError(t, err)
+			do(t, server, "DEL", "held")
+			do(t, server, "LPUSH", "held", "somebody's list")
+			require.ErrorContains(t, lease.Release(), "WRONGTYPE")
+			require.Equal(t, 1, client.Stats().ReleasesOwed)
+			began := time.Now()
+			require.NoError(t, client.Close(), "the store has answered")
+			require.Less(t, time.Since(began), time.Second)
 		})
 	}
 }

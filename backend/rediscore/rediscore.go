@@ -245,7 +245,7 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	replies := make([]Result, len(calls))
 	l.conn.EvalAll(ctx, calls, replies)
 	for i, r := range replies {
-		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, judge(r.Err))
+		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, judge(renewScript, r.Err))
 	}
 	return results, nil
 }
@@ -295,7 +295,7 @@ func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string
 	if err != nil && strings.Contains(err.Error(), "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	return reply, judge(err)
+	return reply, judge(s, err)
 }
 
 func (l *Locker) call(s *Script, key string, args ...string) Call {

@@ -10,19 +10,39 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
+// decisive are the scripts whose last write is the one that counts: if one ends with an
+// error, what it was called for has not happened, whatever has been written before. (The
+// fence counter may have moved on, a waiter that is dead have been removed, and a token that
+// was released have lost its place in the queue.) The others write down a waiter in two steps.
+var decisive = map[*Script]bool{
+	acquireScript: true, renewScript: true, releaseScript: true, freeScript: true,
+	inspectScript: true, holderScript: true,
+}
+
 // judge marks the error of a call that certainly had no effect, and never will have: the
-// Conn says so, there was no connection, or the server refused it.
-func judge(err error) error {
+// Conn says so, there was no connection, the server refused it, or its script failed before
+// the write that counts.
+func judge(s *Script, err error) error {
 	if err == nil {
 		return nil
 	}
 	if temporary, ok := refused(err); ok {
 		return &dlock.NoEffectError{Err: err, Temporary: temporary}
 	}
-	if dial, ok := find[*net.OpError](err); ok && dial.Op == "dial" {
+	if dial, ok := find[*net.OpError](err); ok && dial.Op == "dial" || decisive[s] && failedInScript(err) {
 		return mark(err)
 	}
 	return err
+}
+
+func failedInScript(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if inScript(err.Error()) {
+			_, joined := err.(interface{ Unwrap() []error })
+			return !joined
+		}
+	}
+	return false
 }
 
 // mark says of an error that its call had no effect.

@@ -70,15 +70,22 @@ func TestRefusals(t *testing.T) {
 		"BUSYKEY something else":  unknown,
 		"a hook: NOPERM of what?": unknown,
 	} {
-		require.Equal(t, want, verdictOf(judge(errors.New(text))), text)
-		require.Equal(t, text, judge(errors.New(text)).Error())
-		require.Equal(t, want, verdictOf(judge(fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
-		require.Equal(t, unknown, verdictOf(judge(errors.Join(errors.New("x"), errors.New(text)))), "joined: %s", text)
+		require.Equal(t, want, verdictOf(judge(enqueueScript, errors.New(text))), text)
+		require.Equal(t, text, judge(enqueueScript, errors.New(text)).Error())
+		require.Equal(t, want, verdictOf(judge(enqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
+		require.Equal(t, unknown, verdictOf(judge(enqueueScript, errors.Join(errors.New("x"), errors.New(text)))), "joined: %s", text)
 	}
-	require.Equal(t, noEffect, verdictOf(judge(&net.OpError{Op: "dial", Err: errDown})))
-	require.Equal(t, unknown, verdictOf(judge(&net.OpError{Op: "read", Err: errDown})))
-	require.NoError(t, judge(nil))
-	require.Equal(t, noEffect, verdictOf(judge(&dlock.NoEffectError{Err: errDown})), "of the Conn")
+	require.Equal(t, noEffect, verdictOf(judge(enqueueScript, &net.OpError{Op: "dial", Err: errDown})))
+	require.Equal(t, unknown, verdictOf(judge(enqueueScript, &net.OpError{Op: "read", Err: errDown})))
+	require.NoError(t, judge(enqueueScript, nil))
+	require.Equal(t, noEffect, verdictOf(judge(enqueueScript, &dlock.NoEffectError{Err: errDown})), "of the Conn")
+	for _, text := range []string{"WRONGTYPE Operation" + redis7, redis6 + "WRONGTYPE Operation"} {
+		for script := range decisive {
+			require.Equal(t, noEffect, verdictOf(judge(script, errors.New(text))), text)
+			require.Equal(t, unknown, verdictOf(judge(script, errors.Join(errors.New("x"), errors.New(text)))), text)
+		}
+		require.Equal(t, unknown, verdictOf(judge(askScript, errors.New(text))), text)
+	}
 	require.ErrorIs(t, ClientClosed(errDown), dlock.ErrClosed)
 	require.ErrorIs(t, ClientClosed(errDown), errDown)
 }

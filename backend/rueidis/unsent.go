@@ -3,6 +3,7 @@ package rueidis
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 )
 
@@ -26,7 +27,12 @@ const (
 // A time-out of the connection itself, for which calls may be on their way, is no
 // context error. One of connecting may be: nothing was sent either.
 func unsent(ctx context.Context, err error) bool {
-	return (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) && !ended(ctx)
+	if ended(ctx) {
+		return false
+	}
+	// A deadline that passes while the socket connects is an os.ErrDeadlineExceeded.
+	dial, ok := errors.AsType[*net.OpError](err)
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || ok && dial.Op == "dial" && dial.Timeout()
 }
 
 // ended reports whether ctx has ended, or ought to have: the deadline of a socket may

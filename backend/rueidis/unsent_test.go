@@ -3,8 +3,11 @@ package rueidis
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -119,4 +122,28 @@ func begin(t *testing.T, l *rediscore.Locker, limit time.Duration, call lockCall
 		ended <- call(ctx, l)
 	}()
 	return ended
+}
+
+// What the call in front leaves to those behind it, and what is of another kind.
+func TestUnsent(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	timeout := os.ErrDeadlineExceeded
+	for _, c := range []struct {
+		ctx  context.Context
+		err  error
+		want bool
+	}{
+		{t.Context(), context.DeadlineExceeded, true},
+		{t.Context(), fmt.Errorf("dial: %w", context.Canceled), true},
+		{t.Context(), &net.OpError{Op: "dial", Err: timeout}, true},
+		{t.Context(), &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, false},
+		{t.Context(), &net.OpError{Op: "read", Err: timeout}, false},
+		{t.Context(), timeout, false},
+		{t.Context(), nil, false},
+		{over, context.Canceled, false},
+		{over, &net.OpError{Op: "dial", Err: timeout}, false},
+	} {
+		require.Equal(t, c.want, unsent(c.ctx, c.err), "%v", c.err)
+	}
 }
