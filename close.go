@@ -32,8 +32,8 @@ func (c *Client) Close() error {
 // leases have been released or lost, or ctx ends. Leases are renewed meanwhile. When ctx
 // ends, leases that are still held end with ErrClosed, and their contexts with them; they
 // are not released, since their work may still run. Their keys stay until their TTL has
-// passed, unless their holders call Release. Then Shutdown does what Close does, for up
-// to 5 s more.
+// passed, and their [WithMinHold], unless their holders call Release. Then Shutdown does
+// what Close does, for up to 5 s more.
 //
 // It returns nil if everything was released, an error that matches ctx's if leases were
 // still held, and else the error of Close. Once Close or Shutdown was called, both do

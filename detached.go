@@ -119,7 +119,8 @@ func (l *Lease) renewShort() {
 
 // Adopt makes a lease of one that was detached, with the options of c. It asks the store
 // for a full TTL. The [WithMaxHold] and [WithMinHold] of c count from the grant, through
-// all its holders; only the time from each Detach to its Adopt does not count.
+// all its holders; only the time from each Detach to its Adopt does not count. A lease that
+// was held for longer than MaxHold can be adopted, and is not renewed then.
 //
 // Those who find the key held are still shown the giver's [WithOwner]: it is part of what is
 // stored. A Client that is shutting down adopts nothing, so detach before [Client.Shutdown]

@@ -108,7 +108,8 @@ type BatchRenewer interface {
 	// appears twice, the longest TTL applies. A batch may be of any size, and
 	// have leases in common with others that are renewed at the same time. It is
 	// not changed; the results are the caller's. An error says that the outcome
-	// of all of them is unknown.
+	// of all of them is unknown. If only a part of the store does not answer, the
+	// errors belong to its elements, soon enough for the others to be repeated.
 	RenewBatch(ctx context.Context, batch []Renewal) ([]RenewResult, error)
 }
 
