@@ -77,12 +77,12 @@ func (p *poisonFirst) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]
 // Verdict of a slow first background try after another has released.
 func TestSlowTryOfAReleaseGivesNoVerdict(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		n := 0
+		var n atomic.Int32
 		s.hook = func(c *call) {
 			if c.op != "release" {
 				return
 			}
-			switch n++; n {
+			switch n.Add(1) {
 			case 1: // of the holder: there is no connection
 				c.err = errDial
 			case 2: // of the Client, in the background: slow on the way
