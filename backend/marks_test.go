@@ -319,7 +319,7 @@ func TestNoConnection(t *testing.T) {
 			}
 		})
 	}
-	require.Empty(t, server.Keys(t))
+	require.NotContains(t, server.Keys(t), "k", "a wait whose call was still on its way has drawn a ticket at most")
 }
 
 // unanswered returns the address of a listener that never answers.
