@@ -390,11 +390,11 @@ func TestNetworkStorePasses(t *testing.T) {
 	goleak.VerifyNone(t, goroutines)
 }
 
-// A busy machine may hide a flaw that has to do with time, but hardly three times.
+// A busy machine may hide a flaw that has to do with time, but hardly eight times.
 func TestNetworkFlawsAreCaught(t *testing.T) {
 	for i, err := range playAll(len(networkFlaws), func(i int) (err error) {
 		f := networkFlaws[i]
-		for range 3 {
+		for range 8 {
 			h := networkHarness(t, f.flaw)
 			h.patient = 2 * time.Second
 			err = play(t, h, caseNamed(t, f.caught))
