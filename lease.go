@@ -43,7 +43,7 @@ type Lease struct {
 	renewAt  time.Time // when a renewal is due; zero if none is
 	trouble  trouble   // of its renewals
 	err      error     // nil while held
-	ended    time.Time // when err was set
+	ended    time.Time // what Deadline returns since then
 	done     chan struct{}
 	lives    map[<-chan struct{}]*life // of its contexts, by the Done of their parents
 
@@ -103,7 +103,10 @@ func (l *Lease) Deadline() time.Time {
 	defer l.mu.Unlock()
 	now := time.Now()
 	if l.look() != nil {
-		return earlier(l.deadline, l.ended)
+		if l.ended.IsZero() {
+			l.ended = earlier(l.deadline, now)
+		}
+		return l.ended
 	}
 	return earlier(l.deadline, now.Add(l.rest(now)))
 }
@@ -210,7 +213,7 @@ func (l *Lease) lost(reason LossReason) error {
 
 // end ends the lease, once, and everything that depends on it.
 func (l *Lease) end(err error) {
-	l.err, l.ended = err, time.Now()
+	l.err = err
 	l.keeper.forget(l, errors.Is(err, ErrLost))
 	if l.done != nil {
 		close(l.done)

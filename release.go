@@ -67,6 +67,9 @@ func (l *Lease) holdUntil(now time.Time) time.Time {
 // longer. If the Client has been closed, it makes the store keep it and leaves it
 // to that.
 func (l *Lease) linger() {
+	if l.options.minHold == 0 {
+		return
+	}
 	until := l.holdUntil(time.Now())
 	if until.IsZero() {
 		return
