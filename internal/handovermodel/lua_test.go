@@ -62,7 +62,7 @@ func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
 		require.NoError(t, err)
 		shared = append(shared, "--include "+name+"\n", string(source))
 	}
-	for s, name := range map[script]string{tryScript: "acquire", enqueueScript: "enqueue", askScript: "ask", renewScript: "renew", releaseScript: "release"} {
+	for s, name := range map[script]string{tryScript: "acquire", enqueueScript: "enqueue", checkInScript: "checkin", renewScript: "renew", releaseScript: "release"} {
 		source, err := os.ReadFile("../../backend/rediscore/lua/" + name + ".lua")
 		require.NoError(t, err)
 		p.scripts[s] = strings.NewReplacer(shared...).Replace(string(source))
@@ -177,7 +177,7 @@ func (p *pair) really(call Call, withTicket bool) string {
 			ticket = p.tickets[1][call.Token-1]
 		}
 		args = append(args, p.milliseconds(p.world.c.FirstTTL), address, ticket)
-	case askScript:
+	case checkInScript:
 		args = append(args, address)
 	}
 	reply, err := p.client.Eval(p.t.Context(), p.scripts[call.Script], []string{"lock", "fence", "queue", "waiters"}, args...).Result()

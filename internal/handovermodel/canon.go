@@ -6,7 +6,7 @@ import (
 )
 
 // canonical makes states equal that differ only in what does not matter: the order of
-// what is on its way, how large fences and tickets are, and what is remembered of
+// what is in flight, how large fences and tickets are, and what is remembered of
 // tokens that nothing refers to.
 func (w *world) canonical() {
 	for i := range w.Clients {
@@ -100,7 +100,7 @@ func (w *world) used() (used [maxTokens + 1]bool) {
 	used[w.Server.Holder] = true
 	used[w.Replica.Holder] = true
 	for i := range w.Tokens {
-		if w.Server.Queue[i].Ticket != 0 || w.Replica.Queue[i].Ticket != 0 || w.Tokens[i].Debt != noDebt {
+		if w.Server.Queue[i].Ticket != 0 || w.Replica.Queue[i].Ticket != 0 || w.Tokens[i].Owed != nothingOwed {
 			used[i+1] = true
 		}
 	}

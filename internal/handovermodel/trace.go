@@ -54,7 +54,7 @@ func (c *Config) name(t token) string {
 
 var eventText = map[eventKind]string{
 	begin:        "begins to acquire",
-	askAgain:     "asks again",
+	checksIn:     "checks in",
 	renewNow:     "renews",
 	releaseNow:   "releases",
 	cancels:      "cancels",
@@ -66,7 +66,8 @@ var eventText = map[eventKind]string{
 	notices:      "notices that its inbox has changed",
 	opens:        "is subscribed",
 	detaches:     "passes the lease to another process",
-	wipes:        "the server loses everything",
+	passesOn:     "passes the lease on to the next in its line",
+	wipes:        "the server loses all data",
 	copies:       "the replica catches up",
 	fails:        "the replica becomes the server",
 }
@@ -87,7 +88,7 @@ func (c *Config) event(s *Step) string {
 	case lost:
 		return "lost: " + c.call(s.Before.Calls[e.n]) + " or its answer; the caller gives it up"
 	case slow:
-		return "the caller gives up " + c.call(s.Before.Calls[e.n]) + ", which is still on its way"
+		return "the caller gives up " + c.call(s.Before.Calls[e.n]) + ", which is still in flight"
 	case message, dropped:
 		m := s.Before.Msgs[e.n]
 		verb := " reads the message"
@@ -95,10 +96,10 @@ func (c *Config) event(s *Step) string {
 			verb = "'s message is lost"
 		}
 		return fmt.Sprintf("%s%s: %s was granted fence %d, %d ago", c.who(m.Token), verb, c.name(m.Token), m.Fence, m.Age)
-	case payNow:
-		return c.who(token(e.n)) + " tries to pay the debt of " + c.name(token(e.n))
-	case writesOff:
-		return c.who(token(e.n)) + " owes too much, and drops the debt of " + c.name(token(e.n))
+	case retriesRelease:
+		return c.who(token(e.n)) + " sends the owed release of " + c.name(token(e.n))
+	case dropsRelease:
+		return c.who(token(e.n)) + " owes too many releases, and drops that of " + c.name(token(e.n))
 	case wipes, copies, fails:
 		return eventText[e.kind]
 	}
@@ -108,7 +109,7 @@ func (c *Config) event(s *Step) string {
 func (c *Config) who(t token) string { return string(rune('A' + c.client(t))) }
 
 func (c *Config) call(call Call) string {
-	return [...]string{"", "try", "enqueue", "ask", "renew", "release"}[call.Script] + " " + c.name(call.Token)
+	return [...]string{"", "try", "enqueue", "check-in", "renew", "release"}[call.Script] + " " + c.name(call.Token)
 }
 
 func (c *Config) reply(call Call) string {
@@ -122,7 +123,7 @@ func (c *Config) reply(call Call) string {
 	return " → " + text
 }
 
-// state is the server, what is on the way, and who is certain.
+// state is the server, what is in flight, and who is certain.
 func (c *Config) state(s *State) string {
 	w := world{State: *s, c: c}
 	var b strings.Builder
@@ -146,7 +147,7 @@ func (c *Config) state(s *State) string {
 		fmt.Fprintf(&b, " | %s certain for %d, fence %d", c.name(l.Token), l.Rest, l.Fence)
 	})
 	for i, t := range s.Tokens {
-		if t.Debt != noDebt {
+		if t.Owed != nothingOwed {
 			fmt.Fprintf(&b, " | %s owed", c.name(token(i+1)))
 		}
 	}

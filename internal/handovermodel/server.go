@@ -19,8 +19,8 @@ func (w *world) execute(call *Call) {
 		w.acquire(call)
 	case enqueueScript:
 		w.enqueue(call)
-	case askScript:
-		w.ask(call)
+	case checkInScript:
+		w.checkIn(call)
 	case renewScript:
 		w.renew(call)
 	case releaseScript:
@@ -61,8 +61,8 @@ func (w *world) takeIn(call *Call) {
 	call.Answer, call.Ticket = answerWaits, e.Ticket
 }
 
-// ask is ask.lua.
-func (w *world) ask(call *Call) {
+// checkIn is checkin.lua.
+func (w *world) checkIn(call *Call) {
 	s := &w.Server
 	before := s.Holder
 	holder := before
@@ -71,7 +71,7 @@ func (w *world) ask(call *Call) {
 	}
 	call.Ticket = 0
 	if holder == call.Token {
-		if w.c.without(askCreatesNothing) {
+		if w.c.without(checkInCreatesNothing) {
 			s.Rest = uint8(w.c.FirstTTL)
 		}
 		switch {
@@ -85,7 +85,7 @@ func (w *world) ask(call *Call) {
 		return
 	}
 	e := w.entry(call.Token)
-	if e.Ticket == 0 && !w.c.without(askCreatesNothing) {
+	if e.Ticket == 0 && !w.c.without(checkInCreatesNothing) {
 		call.Answer = answerUnknown
 		return
 	}
@@ -136,7 +136,7 @@ func (w *world) serve(caller token) (holder token, reserved bool) {
 			return 0, false
 		}
 		e := *w.entry(t)
-		if !e.Inbox && t != caller && int(e.Seen) < w.c.DeafSeen {
+		if !e.Inbox && t != caller && int(e.Seen) < w.c.UnsubscribedSeen {
 			return 0, true
 		}
 		*w.entry(t) = Entry{}
@@ -163,7 +163,7 @@ func (w *world) grant(holder, t token, ttl int) (fence uint8) {
 	return fence
 }
 
-// lengthen makes what is left of the lease the longer of what it is and a TTL.
+// lengthen extends the lease to at least a TTL from now, and never shortens it.
 func (w *world) lengthen(ttl int) {
 	if w.Server.Rest < uint8(ttl) || w.c.without(nothingIsShortened) {
 		w.Server.Rest = uint8(ttl)

@@ -15,7 +15,7 @@ const (
 // stand for any number of tokens.
 type token = uint8
 
-// A State is one state of the whole: the server, the clients, and what is on its way
+// A State is one state of the whole: the server, the clients, and what is in flight
 // between them. Times are in ticks, and count from now. All fields are bytes, so that
 // a state can be hashed as it lies in memory.
 type State struct {
@@ -49,7 +49,7 @@ type Server struct {
 // An Entry is a token's place in the queue.
 type Entry struct {
 	Ticket uint8 // 0 if the token is not in the queue
-	Seen   uint8 // how long ago it asked
+	Seen   uint8 // how long ago it checked in
 	Inbox  bool  // it has an address
 }
 
@@ -62,10 +62,10 @@ type Client struct {
 
 	// Of a wait.
 	Queued  bool
-	Calling bool    // a call is on its way whose answer is waited for; of a lease too
+	Calling bool    // a call is in flight whose answer is waited for; of a lease too
 	Again   bool    // another is to follow
 	Ticket  uint8   // 0 if it has none yet
-	Clock   uint8   // 1 + how long the call was on its way that read the server's clock; 0: not known
+	Clock   uint8   // 1 + how long the call was in flight that read the server's clock; 0: not known
 	Term    uint8   // in which that was
 	Changed bool    // the inbox was opened or lost, which the wait has not noticed
 	Early   Message // has overtaken the answer that is waited for
@@ -97,22 +97,22 @@ const (
 
 // A Token is what its client remembers of a token.
 type Token struct {
-	Debt  debt
-	Until uint8 // how long the debt is still owed
+	Owed  owed
+	Until uint8 // for how long a release is still owed
 	Known bool  // the inbox has a record of it
 	Gone  bool  // that record says that a grant comes too late
 }
 
-type debt uint8
+type owed uint8
 
 const (
-	noDebt  debt = iota
-	settled      // of a lease: any answer pays it
-	pending      // of an attempt that may still be on its way
-	often        // of several
+	nothingOwed  owed = iota
+	leaseOwed         // the release of a lease: any answer ends it
+	attemptOwed       // that of an attempt, which may still be in flight
+	attemptsOwed      // that of several attempts
 )
 
-// A Call is on its way to the server, or its answer is on the way back.
+// A Call is in flight to the server, or its answer is in flight back to the client.
 type Call struct {
 	Script  script // 0: no call
 	Token   token
@@ -120,7 +120,7 @@ type Call struct {
 	Answer  answer
 	Wanted  bool  // somebody waits for the answer
 	Inbox   bool  // the call brings an address
-	Last    bool  // a release that was sent when the debt had run out
+	Last    bool  // a release that was sent when the time for it had run out
 	Ticket  uint8 // that it brings, or that is answered
 	Fence   uint8 // answered
 	Delay   uint8 // the age when the server read its clock
@@ -135,7 +135,7 @@ const (
 	noScript script = iota
 	tryScript
 	enqueueScript
-	askScript
+	checkInScript
 	renewScript
 	releaseScript
 )
@@ -158,7 +158,7 @@ type Message struct {
 	Fence uint8
 	Age   uint8 // since the handover
 	Term  uint8
-	Past  bool // the server has answered "waits" since, to the call that is on its way or one before
+	Past  bool // the server has answered "waits" since, to the call that is in flight or one before
 }
 
 // A fault is something that goes wrong, of which there is a limited number.
@@ -169,16 +169,17 @@ type fault uint8
 const unlimited = 255
 
 const (
-	delay    fault = iota // time passes while something is on the way
-	timeout               // a call is given up: it, or its answer, is lost or comes later
-	drop                  // a message is lost
-	cancel                // a client does not want the lock any more
-	crash                 // a client is gone
-	subLoss               // a subscription is lost
-	detach                // a lease is passed to another process, which never releases it
-	wipe                  // the server loses everything
-	failover              // the replica becomes the server
-	writeOff              // a client that owes too much drops a debt
+	delay       fault = iota // time passes while something is in flight
+	timeout                  // a call is given up: it, or its answer, is lost or comes later
+	drop                     // a message is lost
+	cancel                   // a client does not want the lock any more
+	crash                    // a client is gone
+	subLoss                  // a subscription is lost
+	detach                   // a lease is passed to another process, which never releases it
+	wipe                     // the server loses all data
+	failover                 // the replica becomes the server
+	dropRelease              // a client that owes too many releases drops one
+	turn                     // a lease is passed on to the next in the line of its process
 	numFaults
 )
 

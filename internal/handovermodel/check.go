@@ -43,7 +43,7 @@ func (w *world) checkStore() {
 }
 
 // checkProgress lets the state go on without faults: everything arrives at once, every
-// lease is released at once, debts are paid and waiters ask once in each tick. All
+// lease is released at once, owed releases are sent and waiters check in once in each tick. All
 // waits have to end. At the end of each tick nobody may hold the lock but those that
 // wait, that have crashed, or that were passed on; and at last it has to be free.
 func (w *world) checkProgress(s *search) {
@@ -68,17 +68,17 @@ func (w *world) checkProgress(s *search) {
 // A future is what becomes of a state without faults.
 type future struct {
 	world
-	search  *search
-	history []event
-	passed  []uint64 // states, at times when nobody has asked or paid in the present tick
-	asked   [maxClients]bool
-	paid    [maxTokens]bool
+	search    *search
+	history   []event
+	passed    []uint64 // states, at times when no one has checked in or sent an owed release in the present tick
+	checkedIn [maxClients]bool
+	released  [maxTokens]bool
 }
 
 // round makes everything happen that can, but time pass. It returns what is wrong, or
 // whether all is known to be well.
 func (f *future) round() (ended bool, why string) {
-	f.asked, f.paid = [maxClients]bool{}, [maxTokens]bool{}
+	f.checkedIn, f.released = [maxClients]bool{}, [maxTokens]bool{}
 	for fresh := true; ; {
 		if fresh {
 			print := f.search.print(&f.State)
@@ -91,7 +91,7 @@ func (f *future) round() (ended bool, why string) {
 		if !ok {
 			break
 		}
-		fresh = fresh && e.kind != payNow && e.kind != askAgain
+		fresh = fresh && e.kind != retriesRelease && e.kind != checksIn
 		f.do(e)
 		switch {
 		case f.full:
@@ -144,21 +144,21 @@ func (f *future) next() (e event, ok bool) {
 			choose(c, 3)
 		case releaseNow:
 			choose(c, 2)
-		case payNow:
-			if !f.paid[c.n-1] {
+		case retriesRelease:
+			if !f.released[c.n-1] {
 				choose(c, 1)
 			}
-		case askAgain:
-			if !f.asked[c.n] {
+		case checksIn:
+			if !f.checkedIn[c.n] {
 				choose(c, 1)
 			}
 		}
 	})
 	switch e.kind {
-	case payNow:
-		f.paid[e.n-1] = true
-	case askAgain:
-		f.asked[e.n] = true
+	case retriesRelease:
+		f.released[e.n-1] = true
+	case checksIn:
+		f.checkedIn[e.n] = true
 	}
 	return e, ok
 }

@@ -5,39 +5,42 @@ import "slices"
 // The rules that can be taken out: those of the protocol, by their numbers, and below
 // them what the model found missing.
 const (
-	askCreatesNothing   = 1
-	nothingIsShortened  = 2
-	datedBySample       = 3
-	hintBeforeSample    = 4
-	lateIsTriedAgain    = 5
-	tokensAreUsedOnce   = 6
-	liveIsNotGivenBack  = 7
-	deadIsGivenBack     = 8
-	waitersAsk          = 9
-	unknownEnqueues     = 10
-	debtsAreRepeated    = 15
-	unknownForgetsClock = 17 // "not queued" forgets the server's clock, so that a message is only a hint
-	heldPaysNoAttempt   = 18 // "held, now free" does not pay the debt of a token that was in several commands
-	debtsEndWhenSent    = 19 // a debt ends with the release that was sent when it had run out
-	enqueueIsAnswered   = 20 // a token whose enqueue got no answer is given up
-	clockIsOfThisInbox  = 21 // an answer to a call from before the inbox has changed does not tell the clock
-	changeComesFirst    = 22 // a wait notices that its inbox has changed before it reads a message
-	fencesFollowTime    = 23 // they are not below the server's time
+	checkInCreatesNothing = 1
+	nothingIsShortened    = 2
+	datedBySample         = 3
+	hintBeforeSample      = 4
+	lateIsTriedAgain      = 5
+	tokensAreUsedOnce     = 6
+	liveIsNotGivenBack    = 7
+	deadIsGivenBack       = 8
+	waitersCheckIn        = 9
+	unknownEnqueues       = 10
+	owedIsRepeated        = 15
+	unknownForgetsClock   = 17 // "not queued" forgets the server's clock, so that a message is only a hint
+	heldSettlesNoAttempt  = 18 // "held, now free" does not end the owed release of a token that was in several commands
+	owedEndsWhenSent      = 19 // an owed release ends with the one that was sent when its time had run out
+	enqueueIsAnswered     = 20 // a token whose enqueue got no answer is given up
+	clockIsOfThisInbox    = 21 // an answer to a call from before the inbox has changed does not tell the clock
+	changeComesFirst      = 22 // a wait notices that its inbox has changed before it reads a message
+	fencesFollowTime      = 23 // they are not below the server's time
+	passedOwesNothing     = 24 // a lease that was passed on to the next in line owes no release
+	turnsShareDeadline    = 25 // the next in line has the deadline of the grant
 )
 
 // small are the configurations that hold, and take seconds together.
 func small() []*Config {
 	return []*Config{
 		base("two", 2).with(delay, 2),
-		base("two, cancelled", 2).with(delay, 1, cancel, 1, writeOff, 1),
+		base("two, cancelled", 2).with(delay, 1, cancel, 1, dropRelease, 1),
 		base("two, a message lost", 2).with(delay, 2, drop, 1),
 		base("two, a crash", 2).with(delay, 1, crash, 1),
 		base("two, a call without an answer", 2).with(timeout, 1),
 		base("two, a subscription lost", 2).with(delay, 1, subLoss, 1),
 		base("two, a lease passed on", 2).with(delay, 2, detach, 1),
-		base("two, inboxes opened late", 2).with(delay, 1).unheard(),
-		base("two, one without an inbox", 2).with(delay, 2).deaf(1),
-		base("two, both without an inbox", 2).with(delay, 2).deaf(2),
+		base("two, turns in a line", 2).with(delay, 1, turn, 2),
+		base("two, inboxes opened late", 2).with(delay, 1).opensLate(),
+		base("two, one without an inbox", 2).with(delay, 2).unsubscribed(1),
+		base("two, both without an inbox", 2).with(delay, 2).unsubscribed(2),
 		base("three", 3).quick(),
 		base("two, all data lost", 2).with(delay, 1, wipe, 1).until(5).quick(),
 		base("two, failover", 2).with(delay, 1, failover, 1).until(3).quick().skewed().after(bGranted[:7]),
@@ -49,16 +52,16 @@ func large() []*Config {
 	return []*Config{
 		base("two, a message and a subscription lost", 2).with(delay, 2, drop, 1, subLoss, 1),
 		base("two, a cancellation and a lost message", 2).with(delay, 2, drop, 1, cancel, 1),
-		base("two, without an inbox, a crash", 2).with(delay, 2, crash, 1, cancel, 1).deaf(1),
+		base("two, without an inbox, a crash", 2).with(delay, 2, crash, 1, cancel, 1).unsubscribed(1),
 		base("two, more delay", 2).with(delay, 5).quick(),
 		base("three, delay", 3).with(delay, 1),
 		base("three, a cancellation and a lost message", 3).with(cancel, 1, drop, 1).quick(),
 		base("three, a crash", 3).with(delay, 1, crash, 1).quick(),
-		base("three, one without an inbox", 3).with(delay, 1).deaf(1),
+		base("three, one without an inbox", 3).with(delay, 1).unsubscribed(1),
 		base("three, more delay", 3).with(delay, 2),
 		base("three, delay, a cancellation and a lost message", 3).with(delay, 1, cancel, 1, drop, 1).quick(),
 		base("three, a subscription lost", 3).with(delay, 1, subLoss, 1).quick(),
-		base("three, inboxes opened late", 3).with(delay, 1).unheard().quick(),
+		base("three, inboxes opened late", 3).with(delay, 1).opensLate().quick(),
 		base("three, a call without an answer", 3).with(timeout, 1).quick(),
 		base("three, a lease passed on", 3).with(delay, 1, detach, 1).quick(),
 		base("three, all data lost", 3).with(wipe, 1).until(4).quick(),
@@ -80,39 +83,41 @@ type Break struct {
 
 // How histories begin: A holds, B (or A again) waits, A hands over.
 var (
-	aHolds   = []string{"A begins", "server: try A1", "A reads the answer to try A1"}
-	bWaits   = []string{"B begins", "server: try B1", "B reads the answer to try B1", "server: enqueue B1"}
-	aWaits   = []string{"A begins", "server: try A2", "A reads the answer to try A2", "server: enqueue A2"}
-	aHands   = []string{"A releases", "server: release A1"}
-	bAsks    = []string{"B reads the answer to enqueue B1", "B asks again", "server: ask B1", "B reads the answer to ask B1"}
-	bGranted = slices.Concat(aHolds, bWaits, aHands)
-	aGranted = slices.Concat(aHolds, []string{"A releases"}, aWaits, []string{"server: release A1"})
+	aHolds    = []string{"A begins", "server: try A1", "A reads the answer to try A1"}
+	bWaits    = []string{"B begins", "server: try B1", "B reads the answer to try B1", "server: enqueue B1"}
+	aWaits    = []string{"A begins", "server: try A2", "A reads the answer to try A2", "server: enqueue A2"}
+	aHands    = []string{"A releases", "server: release A1"}
+	bChecksIn = []string{"B reads the answer to enqueue B1", "B checks in", "server: check-in B1", "B reads the answer to check-in B1"}
+	bGranted  = slices.Concat(aHolds, bWaits, aHands)
+	aGranted  = slices.Concat(aHolds, []string{"A releases"}, aWaits, []string{"server: release A1"})
 )
 
 // breaks are the rules taken out one at a time, in configurations that show soon what
 // breaks.
 func breaks() []Break {
 	return []Break{
-		{askCreatesNothing, base("a late ask cuts a renewed lease", 2).only(P3)},
+		{checkInCreatesNothing, base("a late check-in cuts a renewed lease", 2).only(P3)},
 		{nothingIsShortened, base("a late enqueue cuts a lease", 2).only(P3).with(delay, 3).lacks(unknownForgetsClock).after(bGranted)},
 		{datedBySample, base("a message is read late", 2).only(P1).with(delay, 2).again().quick()},
 		{datedBySample, base("a message is read late", 2).only(P3).with(delay, 2)},
 		{hintBeforeSample, base("a message is read late, before any answer", 2).only(P3).with(delay, 2)},
 		{lateIsTriedAgain, base("a late grant is renewed", 2).only(P2).with(delay, 3).again().quick().after(aGranted)},
 		{tokensAreUsedOnce, base("a token is used on after its release is owed", 2).only(P1).with(timeout, 1).quick()},
-		{liveIsNotGivenBack, base("a grant was learned by asking", 2).only(P3)},
-		{liveIsNotGivenBack, base("a lease was passed on", 2).only(P3).with(detach, 1).after(slices.Concat(bGranted, bAsks, []string{"B passes"}))},
-		{deadIsGivenBack, base("a cancelled wait is granted", 2).only(P4).with(cancel, 1, writeOff, 1)},
-		{waitersAsk, base("a message is lost", 2).only(P4).with(drop, 1)},
+		{liveIsNotGivenBack, base("a grant was found by a check-in", 2).only(P3)},
+		{liveIsNotGivenBack, base("a lease was passed on", 2).only(P3).with(detach, 1).after(slices.Concat(bGranted, bChecksIn, []string{"B passes"}))},
+		{deadIsGivenBack, base("a cancelled wait is granted", 2).only(P4).with(cancel, 1, dropRelease, 1)},
+		{waitersCheckIn, base("a message is lost", 2).only(P4).with(drop, 1)},
 		{unknownEnqueues, base("a place is lost", 2).only(P4).with(delay, 2)},
-		{debtsAreRepeated, base("a release overtakes an attempt", 2).only(P4).with(cancel, 1)},
+		{owedIsRepeated, base("a release overtakes an attempt", 2).only(P4).with(cancel, 1)},
 		{fencesFollowTime, base("all data lost", 2).only(P2).with(wipe, 1).until(3).quick()},
-		{unknownForgetsClock, base("a grant is read while an enqueue is on its way", 2).only(P4).with(delay, 3).after(bGranted)},
-		{heldPaysNoAttempt, base("a release frees the grant of another attempt", 2).only(P4).with(delay, 3, cancel, 1)},
-		{debtsEndWhenSent, base("the answer to a release is slow", 2).only(P4).with(delay, 3, cancel, 1)},
+		{unknownForgetsClock, base("a grant is read while an enqueue is in flight", 2).only(P4).with(delay, 3).after(bGranted)},
+		{heldSettlesNoAttempt, base("a release frees the grant of another attempt", 2).only(P4).with(delay, 3, cancel, 1)},
+		{owedEndsWhenSent, base("the answer to a release is slow", 2).only(P4).with(delay, 3, cancel, 1)},
 		{enqueueIsAnswered, base("one of two enqueues is slow", 2).only(P4).with(delay, 2, timeout, 1).after(bGranted[:len(bGranted)-1])},
 		{clockIsOfThisInbox, base("an old server's clock, read late", 2).only(P3).with(delay, 2, failover, 1).until(4).quick().skewed().after(bGranted[:7])},
 		{changeComesFirst, base("an old server's clock, kept", 2).only(P3).with(delay, 2, failover, 1).until(4).quick().skewed().after(bGranted[:7])},
+		{passedOwesNothing, base("a lease was passed on in a line", 2).only(P3).with(turn, 1)},
+		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }
 
@@ -126,8 +131,8 @@ func (c *Config) with(faults ...fault) *Config {
 
 func (c *Config) only(p Properties) *Config     { c.Check = p; return c }
 func (c *Config) skewed() *Config               { c.Skew = 1; return c }
-func (c *Config) unheard() *Config              { c.Unheard = true; return c }
-func (c *Config) deaf(n int) *Config            { c.Deaf = n; return c }
+func (c *Config) opensLate() *Config            { c.OpensLate = true; return c }
+func (c *Config) unsubscribed(n int) *Config    { c.Unsubscribed = n; return c }
 func (c *Config) quick() *Config                { c.NoRenew = true; return c }
 func (c *Config) late() *Config                 { c.Prompt, c.Check = false, safety; return c }
 func (c *Config) again() *Config                { c.Acquire[0] = 2; return c }

@@ -1,6 +1,6 @@
 package main
 
-// What follows is the core (acquire.go, renew.go, release.go, owed.go) with the
+// What follows is the core (acquire.go, lease.go, renew.go, release.go, owed.go) with the
 // Locker of rediscore (wait.go, post.go).
 
 // begin is Acquire of a Client: an attempt without waiting comes first.
@@ -35,7 +35,7 @@ func (w *world) wait(c int) {
 	w.send(c)
 }
 
-// send asks the server, or goes (back) into the queue.
+// send checks in, or goes (back) into the queue.
 func (w *world) send(c int) {
 	cl := &w.Clients[c]
 	if cl.Calling {
@@ -45,7 +45,7 @@ func (w *world) send(c int) {
 	cl.Calling, cl.Again, cl.Early = true, false, Message{}
 	call := Call{Script: enqueueScript, Token: cl.Token, Ticket: cl.Ticket, Inbox: cl.Live, Wanted: true}
 	if cl.Queued {
-		call.Script, call.Ticket = askScript, 0
+		call.Script, call.Ticket = checkInScript, 0
 	}
 	w.call(call)
 }
@@ -56,12 +56,12 @@ func (w *world) take(a Call) {
 	switch a.Script {
 	case tryScript:
 		w.tried(c, a)
-	case enqueueScript, askScript:
+	case enqueueScript, checkInScript:
 		w.answered(c, a)
 	case renewScript:
 		w.renewed(c, a)
 	case releaseScript:
-		w.paid(a.Token, a.Answer == answerHeld, a.Last)
+		w.releasedOwed(a.Token, a.Answer == answerHeld, a.Last)
 	}
 }
 
@@ -135,7 +135,7 @@ func (w *world) hears(c int, m Message) {
 	}
 }
 
-// dated is what is left of a grant, by the server's clock.
+// dated is the remaining time of a grant, by the server's clock.
 func (w *world) dated(c int, m Message) int {
 	cl := &w.Clients[c]
 	rest := w.c.FirstTTL - int(m.Age) - (int(cl.Clock) - 1) + w.c.Skew*(int(m.Term)-int(cl.Term))
@@ -220,16 +220,28 @@ func (w *world) renewed(c int, a Call) {
 
 // expire ends a lease on its deadline: a release is owed.
 func (w *world) expire(c int) {
-	w.owe(w.Clients[c].Token, settled)
+	w.owe(w.Clients[c].Token, leaseOwed)
 	w.stop(c)
 }
 
 // endLease is Release of a lease.
 func (w *world) endLease(c int) {
 	t := w.Clients[c].Token
-	w.owe(t, settled)
+	w.owe(t, leaseOwed)
 	w.stop(c)
-	w.pay(t)
+	w.retryRelease(t)
+}
+
+// passOn ends a lease, whose token and deadline the next in line has from now on. (Its errand
+// for the turn after that is another client here.)
+func (w *world) passOn(c int) {
+	cl := &w.Clients[c]
+	if w.c.without(passedOwesNothing) {
+		w.owe(cl.Token, leaseOwed)
+	}
+	if w.c.without(turnsShareDeadline) {
+		cl.Rest = uint8(w.c.FirstTTL)
+	}
 }
 
 // stop ends an acquisition.
@@ -244,10 +256,10 @@ func (w *world) stop(c int) {
 func (w *world) giveUp(c int) {
 	cl := &w.Clients[c]
 	w.unwant(cl.Token)
-	if cl.Phase == trying || w.c.without(heldPaysNoAttempt) {
-		w.owe(cl.Token, pending)
+	if cl.Phase == trying || w.c.without(heldSettlesNoAttempt) {
+		w.owe(cl.Token, attemptOwed)
 	} else {
-		w.owe(cl.Token, often)
+		w.owe(cl.Token, attemptsOwed)
 	}
 }
 
@@ -279,8 +291,8 @@ func (w *world) fail(a Call) {
 	cl := &w.Clients[c]
 	switch a.Script {
 	case releaseScript:
-		if r := &w.Tokens[a.Token-1]; a.Last || w.c.without(debtsEndWhenSent) && r.Until == 0 {
-			r.Debt = noDebt
+		if r := &w.Tokens[a.Token-1]; a.Last || w.c.without(owedEndsWhenSent) && r.Until == 0 {
+			r.Owed = nothingOwed
 		}
 	case renewScript:
 		if cl.Phase == holding {
@@ -306,28 +318,28 @@ func (w *world) leave(c int) {
 	w.again(c)
 }
 
-func (w *world) owe(t token, d debt) {
-	if w.c.without(debtsAreRepeated) {
-		d = settled
+func (w *world) owe(t token, d owed) {
+	if w.c.without(owedIsRepeated) {
+		d = leaseOwed
 	}
-	w.Tokens[t-1].Debt, w.Tokens[t-1].Until = d, uint8(w.c.TTL)
+	w.Tokens[t-1].Owed, w.Tokens[t-1].Until = d, uint8(w.c.TTL)
 }
 
-// pay makes a try to pay a debt.
-func (w *world) pay(t token) {
+// retryRelease sends an owed release once more.
+func (w *world) retryRelease(t token) {
 	if r := &w.Tokens[t-1]; r.Known {
 		r.Gone = true
 	}
-	w.call(Call{Script: releaseScript, Token: t, Wanted: true, Last: !w.c.without(debtsEndWhenSent) && w.Tokens[t-1].Until == 0})
+	w.call(Call{Script: releaseScript, Token: t, Wanted: true, Last: !w.c.without(owedEndsWhenSent) && w.Tokens[t-1].Until == 0})
 }
 
-func (w *world) paid(t token, held, last bool) {
+func (w *world) releasedOwed(t token, held, last bool) {
 	r := &w.Tokens[t-1]
-	if w.c.without(debtsEndWhenSent) {
+	if w.c.without(owedEndsWhenSent) {
 		last = r.Until == 0
 	}
-	if held && r.Debt != often || r.Debt == settled || last {
-		r.Debt, r.Until = noDebt, 0
+	if held && r.Owed != attemptsOwed || r.Owed == leaseOwed || last {
+		r.Owed, r.Until = nothingOwed, 0
 	}
 }
 

@@ -1,8 +1,8 @@
-// Command model searches a model of the handover on Redis exhaustively. README.md
+// Command handovermodel searches a model of the handover on Redis exhaustively. README.md
 // says what is modelled.
 //
-//	go run ./docs/model            the small configurations, and each rule taken out
-//	go run ./docs/model -large     the large ones, which take long
+//	go run ./internal/handovermodel            the small configurations, and each rule taken out
+//	go run ./internal/handovermodel -large     the large ones, which take long
 package main
 
 import (

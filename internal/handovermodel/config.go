@@ -9,17 +9,17 @@ type Config struct {
 	Acquire [maxClients]int // acquisitions of each client
 	Tokens  int             // that each client can have in use at a time
 
-	TTL      int // in ticks, of attempts without waiting and of renewals
-	FirstTTL int // of leases that were waited for
-	Seen     int // a waiter that was last seen so long ago is dead
-	DeafSeen int // the same, without an inbox
+	TTL              int // in ticks, of attempts without waiting and of renewals
+	FirstTTL         int // of leases that were waited for
+	Seen             int // a waiter that was last seen so long ago is dead
+	UnsubscribedSeen int // the same, without an inbox
 
-	Faults  [numFaults]uint8
-	Skew    int  // how many ticks the clock of the replica is ahead
-	Deaf    int  // so many clients, from the first, never have an inbox
-	Unheard bool // the inboxes are opened only after the start
-	NoRenew bool // nobody renews
-	Prompt  bool // a call that is more than a TTL old is never delivered
+	Faults       [numFaults]uint8
+	Skew         int  // how many ticks the clock of the replica is ahead
+	Unsubscribed int  // so many clients, from the first, never have an inbox
+	OpensLate    bool // the inboxes are opened only after the start
+	NoRenew      bool // nobody renews
+	Prompt       bool // a call that is more than a TTL old is never delivered
 
 	Begin []string // the events with which every history begins: their texts
 
@@ -61,7 +61,7 @@ func (p Properties) String() string {
 func base(name string, clients int) *Config {
 	return &Config{
 		Name: name, Clients: clients, Acquire: [maxClients]int{1, 1, 1}, Tokens: maxTokens / clients,
-		TTL: 3, FirstTTL: 2, Seen: 2, DeafSeen: 1,
+		TTL: 3, FirstTTL: 2, Seen: 2, UnsubscribedSeen: 1,
 		Prompt: true, Check: all, Limit: 25_000_000,
 	}
 }
@@ -77,7 +77,7 @@ func (c *Config) start() (State, []Step) {
 	w.Left = c.Faults
 	for i := range c.Clients {
 		w.Clients[i].More = uint8(c.Acquire[i])
-		w.Clients[i].Live = i >= c.Deaf && !c.Unheard
+		w.Clients[i].Live = i >= c.Unsubscribed && !c.OpensLate
 		w.Clients[i].Sub = w.Clients[i].Live
 	}
 	w.canonical()

@@ -16,10 +16,10 @@ const (
 	receive
 	message
 	begin
-	askAgain
+	checksIn
 	renewNow
 	releaseNow
-	payNow
+	retriesRelease
 	lost     // fault timeout: the call never arrives, or its answer is lost
 	slow     // fault timeout: the call arrives later
 	dropped  // fault drop
@@ -35,7 +35,8 @@ const (
 	wipes
 	copies // the replica catches up
 	fails
-	writesOff
+	dropsRelease
+	passesOn
 )
 
 // events yields each event that may happen.
@@ -54,10 +55,10 @@ func (w *world) each(f func(event)) {
 		w.clientEvents(i, f)
 	}
 	for i := range w.Tokens {
-		if w.Tokens[i].Debt != noDebt && !w.paying(token(i+1)) {
-			f(event{payNow, i + 1})
-			if w.Left[writeOff] > 0 && w.mayWriteOff(token(i+1)) {
-				f(event{writesOff, i + 1})
+		if w.Tokens[i].Owed != nothingOwed && !w.releasing(token(i+1)) {
+			f(event{retriesRelease, i + 1})
+			if w.Left[dropRelease] > 0 && w.mayDropRelease(token(i+1)) {
+				f(event{dropsRelease, i + 1})
 			}
 		}
 	}
@@ -120,8 +121,8 @@ func (w *world) clientEvents(i int, f func(event)) {
 		if cl.Changed {
 			f(event{notices, i})
 		}
-		if cl.Phase == waiting && !cl.Calling && !w.c.without(waitersAsk) {
-			f(event{askAgain, i})
+		if cl.Phase == waiting && !cl.Calling && !w.c.without(waitersCheckIn) {
+			f(event{checksIn, i})
 		}
 	case holding:
 		if !cl.Calling {
@@ -131,6 +132,9 @@ func (w *world) clientEvents(i int, f func(event)) {
 			}
 			if w.Left[detach] > 0 && cl.Away.Token == 0 {
 				f(event{detaches, i})
+			}
+			if w.Left[turn] > 0 {
+				f(event{passesOn, i})
 			}
 		}
 	}
@@ -143,7 +147,7 @@ func (w *world) clientEvents(i int, f func(event)) {
 func (w *world) inboxEvents(i int, f func(event)) {
 	cl := &w.Clients[i]
 	switch {
-	case i < w.c.Deaf:
+	case i < w.c.Unsubscribed:
 	case cl.Live && cl.Sub:
 		if w.Left[subLoss] > 0 {
 			f(event{unsubscribes, i})
@@ -168,14 +172,14 @@ func (w *world) happen(e event) {
 		w.deliver(w.removeMessage(e.n))
 	case begin:
 		w.begin(e.n)
-	case askAgain:
+	case checksIn:
 		w.send(e.n)
 	case renewNow:
 		w.sendRenewal(e.n)
 	case releaseNow:
 		w.endLease(e.n)
-	case payNow:
-		w.pay(token(e.n))
+	case retriesRelease:
+		w.retryRelease(token(e.n))
 	case sees:
 		w.Clients[e.n].Sub = false
 	case hangUp:
@@ -192,10 +196,9 @@ func (w *world) happen(e event) {
 	}
 }
 
-// mayWriteOff reports that only the inbox is left to give a grant back: there is no
-// grant yet, or its message is on the way, and no
-// other call.
-func (w *world) mayWriteOff(t token) bool {
+// mayDropRelease reports whether only the inbox can give a grant back: there is no
+// grant yet, or its message is in flight, and no other call is.
+func (w *world) mayDropRelease(t token) bool {
 	other := func(c Call) bool {
 		return c.Token == t && c.Script != releaseScript
 	}
@@ -229,15 +232,18 @@ func (w *world) goWrong(e event) {
 	case unsubscribes:
 		w.Left[subLoss]--
 		w.Clients[e.n].Sub = false
-	case writesOff:
-		w.Left[writeOff]--
-		w.Tokens[e.n-1].Debt, w.Tokens[e.n-1].Until = noDebt, 0
+	case dropsRelease:
+		w.Left[dropRelease]--
+		w.Tokens[e.n-1].Owed, w.Tokens[e.n-1].Until = nothingOwed, 0
 	case detaches:
 		w.Left[detach]--
 		cl := &w.Clients[e.n]
 		cl.Away = Away{cl.Token, cl.Fence, cl.Rest}
 		w.clear(e.n)
 		cl.Phase, cl.Token = idle, 0
+	case passesOn:
+		w.Left[turn]--
+		w.passOn(e.n)
 	case wipes:
 		w.Left[wipe]--
 		w.lose(Server{})
@@ -273,7 +279,7 @@ func (w *world) crash(c int) {
 	w.Clients[c] = Client{Phase: crashed, Sub: w.Clients[c].Sub, Away: w.Clients[c].Away}
 }
 
-// quiet reports that nothing is on the way.
+// quiet reports that nothing is in flight.
 func (w *world) quiet() bool { return w.Calls == [maxCalls]Call{} && w.Msgs == [maxMsgs]Message{} }
 
 // tick lets time pass.
@@ -407,7 +413,7 @@ func (c *Call) ignore() {
 	}
 }
 
-func (w *world) paying(t token) bool {
+func (w *world) releasing(t token) bool {
 	return slices.ContainsFunc(w.Calls[:], func(c Call) bool {
 		return c.Token == t && c.Script == releaseScript && c.Wanted
 	})
