@@ -1,0 +1,17 @@
+# The commands of a contributor. CONTRIBUTING.md says when to use which.
+.PHONY: short test race lint check
+
+short: ## the quick tests
+	go test -short ./...
+
+test: ## the tests, with a Redis server if there is one
+	go test ./...
+
+race: ## the tests with the race detector; each needs a Redis server
+	DLOCK_TEST_REQUIRE_SERVER=1 go test -race -count=1 -p 4 ./...
+
+lint: ## needs golangci-lint
+	golangci-lint run ./...
+
+check: ## everything that a change must pass (Linux; installs servers with apt)
+	.ci/run
