@@ -11,8 +11,7 @@ import (
 )
 
 // Bench measures the operations of a store as sub-benchmarks, each with clients
-// and keys of its own. What the store cannot do is skipped. Of h it uses New
-// alone.
+// and keys of its own. It skips what the store cannot do. It uses only h.New.
 func Bench(b *testing.B, h Harness) {
 	withT(b, func(t *testing.T) {
 		for _, m := range measures {

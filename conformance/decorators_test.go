@@ -26,6 +26,23 @@ func (p plain) Release(ctx context.Context, key, token string) (bool, error) {
 	return p.locker().Release(ctx, key, token)
 }
 
+// withoutFences is a store that numbers nothing.
+func withoutFences(l dlock.Locker) dlock.Locker { return &unfenced{dlock.Forward{Locker: l}} }
+
+type unfenced struct{ dlock.Forward }
+
+func (u *unfenced) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := u.Forward.TryAcquire(ctx, key, token, ttl)
+	a.Fence = 0
+	return a, err
+}
+
+func (u *unfenced) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := u.Forward.Acquire(ctx, key, token, ttl)
+	a.Fence = 0
+	return a, err
+}
+
 // counting is the decorator of the documentation of dlock.Forward.
 type counting struct {
 	dlock.Forward
@@ -52,7 +69,7 @@ type burying struct {
 	inside struct{ store dlock.Locker }
 }
 
-func bury(m *toy) *burying {
+func bury(m dlock.Locker) *burying {
 	b := &burying{plain: plain{m}}
 	b.inside.store = m
 	return b

@@ -1,5 +1,5 @@
-// Package conformance checks that a store keeps the contract of [dlock.Locker].
-// Every backend of this module passes it; so should anyone else's.
+// Package conformance checks that a backend keeps the contract of [dlock.Locker].
+// Every backend of this module passes it. Yours should too:
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Run(t, conformance.Harness{
@@ -12,56 +12,57 @@
 //
 //	func BenchmarkLocker(b *testing.B) { conformance.Bench(b, harness) }
 //
-// docs/writing-a-backend.md goes from nothing to a backend that passes, with one on
+// docs/writing-a-backend.md shows how to write a backend that passes, with one on
 // PostgreSQL as the example.
 //
 // # The cases
 //
-// Each clause of the contract is a subtest of its name. Most of them run a second
-// time, below the subtest Forward, with every client wrapped in a
-// [dlock.Forward], which must not change anything.
+// Each clause of the contract is a subtest with a name of its own. docs/contract.md
+// lists them in chapters: Taking, Renewing, Releasing and so on. Each chapter is a file
+// here (taking.go, renewing.go, releasing.go), which begins with the chapter's clauses
+// and goes on with the checks. docs/museum.md shows broken locks that break each clause.
 //
-// Cases use random keys, so that they can share one store, and several run at the
-// same time; those that make the store lose its data, or count goroutines, run
-// alone. With go test -short what is left to chance is done half as often.
+// Most cases run twice. The second time, below the subtest Forward, every client is
+// wrapped in a [dlock.Forward], which must not change anything.
 //
-// The clauses are listed in docs/contract.md. What each is there for is shown by the
-// broken locks in docs/museum.md, which the suite catches.
+// Cases use random keys, so they can share one store. Several cases run at the same time. Those
+// that make the store lose its data, or count goroutines, run alone. With go test -short, the
+// subtest Forward is left out. Where time really passes, -short also halves the number of
+// rounds of the cases that depend on chance.
 //
 // # The harness
 //
-// Only Harness.New is needed. It returns one more client of the same store,
-// however often a case calls it, and several cases at once: most use several, as a
-// store is used by several processes.
+// Only Harness.New is needed. It returns one more client of the same store. A case calls
+// it several times, as a store is used by several processes, and cases call it at the
+// same time. The other fields tell the suite more about the store:
 //
-//   - TTL is the shortest TTL that the store keeps as it should: a lease ends
-//     neither earlier, nor later than by Grace. Raise it for a store that counts in
-//     seconds.
-//   - Grace is how late the store may expire a lease: the period of its sweeper,
-//     for instance. It is added wherever the suite waits for an expiry. There is
-//     no such allowance for a lease that ends too early.
-//   - Advance lets time pass where the store's clock is moved by hand, as that of
-//     miniredis is: Advance: server.FastForward. It may be asked for days, and must
-//     not take as long itself.
-//   - Bubble runs every case in a [testing/synctest] bubble, so that a store that
-//     lives in this process is tested in virtual time, in milliseconds.
-//   - Dial and Addr let the suite stand between a client and its server, and make the
-//     network faulty. It loses, holds back, delays and cuts whatever is sent: any
-//     protocol will do. To choose a request it looks for the key or the token in what
-//     is sent, so UnreachableStore (in part), NoEffectOverNetwork,
-//     LostReplyOverNetwork, LateDuplicateOverNetwork and Reconnection need a client that does not encrypt,
-//     compress or encode these. Dial should make clients with time-outs of about a
-//     second, if they do not end a call when its context does: cases wait for that.
-//   - Wipe makes the store lose everything that it has stored, as FLUSHALL does.
-//     Set it only if fences survive this.
-//   - Count counts what the store keeps, so that NoLeaks sees what is never removed:
-//     a record, or a counter, for each lock that ever was.
+//   - TTL is the shortest TTL that the store can keep: a lease ends no earlier, and
+//     no later than Grace allows. Raise it for a store that counts in seconds.
+//   - Grace is how late the store may end a lease, for instance the period of its
+//     sweeper. The suite waits that much longer for each expiry. No lease may end too
+//     early.
+//   - Advance lets time pass for a store whose clock is moved by hand, such as miniredis:
+//     Advance: server.FastForward. The suite asks for days, so Advance must not take as
+//     long itself.
+//   - Bubble runs every case in a [testing/synctest] bubble. A store that lives in this
+//     process is then tested in virtual time, within milliseconds.
+//   - Dial and Addr put the suite between a client and its server, where it makes the
+//     network faulty. It loses, holds back, delays and cuts what is sent, whatever the
+//     protocol. To find a request, it looks for the key or the token in what is sent.
+//     UnreachableStore (in part), NoEffectOverNetwork, LostReplyOverNetwork,
+//     LateDuplicateOverNetwork and Reconnection therefore need a client that does not
+//     encrypt, compress or encode these. If a client does not end a call when its ctx
+//     ends, give it time-outs of about a second in Dial: cases wait for them.
+//   - Wipe makes the store lose everything, as FLUSHALL does. Set it only if fences
+//     survive this.
+//   - Count counts what the store keeps. NoLeaks then finds what is never removed, such as a
+//     counter for each lock that was ever used.
 //   - Unordered is for stores that queue waiters, but not in order.
-//   - PerCase returns a Harness of a store of its own for each case, for stores that are
-//     made in no time. Cases run together then also where Advance is set.
+//   - PerCase returns a Harness with a store of its own for each case, for stores that are
+//     quick to create. Cases then run at the same time even if Advance is set.
 //
-// In a bubble nothing may be used that was made in another. All calls of New and
-// Wipe in one case get the same t, so a store is kept for each t:
+// Nothing that was made in one bubble may be used in another. All calls of New and Wipe
+// in one case get the same t, so keep a store for each t:
 //
 //	var stores sync.Map
 //	store := func(t *testing.T) *memory.Locker {
@@ -76,65 +77,70 @@
 //
 // # Reading a failure
 //
-// A failure says what was called, what came back and what the contract wants;
-// then which calls were made before: when each began, counted from the beginning
-// of the case, the client (A, B, …), and the answer, so that what another client
-// did in between can be seen; and at last the clause. Calls are in the order of
-// their answers. Where several run at once, one that began earlier may so stand
-// below one that began later.
+// This is a backend that answers true to every release:
 //
-//	B.Release("conformance-QX2…", "stranger-7KD…"): held = true; want false
-//	the latest calls:
-//	      120µs  A.TryAcquire("conformance-QX2…", "holder-M3A…", 10m0s) = acquired, fence 8
-//	      170µs  B.Release("conformance-QX2…", "stranger-7KD…") = true
-//	clause: a backend reports false and changes nothing, also when another has taken the key over
+//	--- FAIL: TestConformance/ReleaseAfterExpiry (0.00s)
+//	    conformance/releasing.go:67: A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK"): held = true; want false
+//	    the latest calls:
+//	            0s  A.TryAcquire("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK", 200ms) = acquired, fence 946684800000000
+//	         251ms  A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK") = true
+//	    clause (conformance/releasing.go:17): A backend answers false when a token releases a lease that has ended. It changes nothing, even if another token holds the key by then.
+//
+// The first line names the line of the check, the call, its answer, and what the
+// contract wants. The last line is the clause, with its place in the table of the
+// chapter.
+//
+// In between are the calls that led to the failure. Each line gives the time at which the call
+// began, counted from the beginning of the case, then the client (A, B, …), the call and the
+// answer. A token's name says what it does in the case. Calls stand in the order of their
+// answers: where several run at once, a call that began earlier can stand below one that began
+// later. The list ends with the calls that have not returned. It always contains the call that
+// failed and the latest grants of its key. If other calls are left out, it says how many.
 //
 //	go test -run 'TestConformance/^SameTokenAgain$'   checks one clause
 //	go test -run TestConformance -skip /Forward       checks each of them once
-//	go test -run TestConformance -v                   tells which were skipped, and why
+//	go test -run TestConformance -v                   shows which were skipped, and why
 //
 // A case that does not end names the calls that have not returned.
 //
-// History, HistoryAcrossDataLoss, GuardedCounter and GuardedRegister are random.
-// A failure tells the seed; with the environment variable DLOCK_CONFORMANCE_SEED
-// set to that, the clients make the same choices again, though in real time not
-// at the same instants. With -short they do half as much.
+// # Random cases
 //
-// A history fails with the few calls that contradict each other, whatever was
-// answered to the others. Each line gives call and return, counted from the
-// beginning, and the client; tokens are shortened:
+// History, HistoryAcrossDataLoss, GuardedCounter and GuardedRegister are random. A
+// failure prints its seed. Set the environment variable DLOCK_CONFORMANCE_SEED to it, and
+// the clients make the same choices again, though in real time not at the same instants.
+//
+// A history fails with the few calls that contradict each other. Each line gives the
+// times of call and return since the beginning, and the client. Tokens are shortened:
 //
 //	these answers cannot all be right: Renew("dloc…A4UX", 200ms) = true of client 3 is impossible where the key is free:
 //	     265.832ms to    265.832ms  client 3  TryAcquire("dloc…A4UX", 200ms) = acquired, fence 8
 //	     466.500ms to    466.500ms  client 3  Release("dloc…A4UX") = true
 //	     466.976ms to    466.976ms  client 3  Renew("dloc…A4UX", 200ms) = true
 //
-// It also names a file with a picture of the whole history, with these calls in
-// red: a page of HTML among the artifacts of the test if go test was given
-// -artifacts, and otherwise in the directory for temporary files.
+// The failure also names a file with a picture of the whole history, in which these
+// calls are red. It is a page of HTML. With go test -artifacts it is among the artifacts
+// of the test, otherwise in the directory for temporary files.
 //
-// AgreesWithModel is random, too: it asks the store many things, one after the
-// other, and compares the answers with a model of a few lines. It uses package
-// [pgregory.net/rapid], which makes a sequence of calls that fails shorter, until
-// it is of two or three calls as a rule, and leaves what it takes to repeat it in
-// testdata/rapid, where the next run looks first. Its flags apply: with
-// -rapid.checks 10000 it tries more than 100 sequences (where time really
-// passes, not for longer than a few seconds), and -rapid.nofailfile leaves nothing
-// behind.
+// AgreesWithModel makes random calls, one after the other, and compares the answers with those
+// of a model of a few lines. It uses package [pgregory.net/rapid], which shortens a sequence of
+// calls that fails, usually to two or three calls. rapid writes a file to testdata/rapid that
+// repeats the sequence. The next run begins with that file. The flags of rapid apply. With -rapid.checks
+// 10000 it tries more than 100 sequences, though for no longer than a few seconds where time
+// really passes. With -rapid.nofailfile it leaves no file.
+//
+// # What is not tested
 //
 // FenceSurvivesIdleness lets days pass, and AnyTTL asks for leases of months. Where time
-// really passes, the one is skipped, and the other looks at the beginning of the leases
-// only: that fences are still there after a day, and leases end after a month, is then not
+// really passes, FenceSurvivesIdleness is skipped, and AnyTTL looks only at the beginning
+// of the leases. Fences after a day, and the end of a lease after a month, are then not
 // tested.
 //
-// No case fails because the machine is slow. Where a lease may have expired
-// meanwhile, the case begins anew, and after several times is skipped.
+// No case fails because the machine is slow. If a lease may have expired in the meantime,
+// the case starts again. After five times it is skipped. A case also starts again after a
+// time-out of the client, unless it makes the network faulty. After five such times it fails.
 //
-// # What a store cannot do
-//
-// Optional interfaces that a Locker does not implement, or whose method answers
-// [errors.ErrUnsupported], and fences that are 0, show as skips that name the
-// reason; so do the fields of the Harness that are not set. OneReleaseSettles is skipped
-// where no error of a wait says that one release is enough, which no backend must say.
-// Nothing else is optional.
+// A case is skipped, with the reason, if an optional interface is not implemented or its method
+// answers [errors.ErrUnsupported], if fences are 0, or if it needs a field of the Harness that
+// is not set. OneReleaseSettles is skipped if no error of a wait says that one release is
+// enough. No backend has to say so. Nothing else is optional.
 package conformance

@@ -8,30 +8,30 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A Harness tells the suite how to reach a store, and what the store claims.
-// Only New is needed, or PerCase.
+// A Harness says how to reach a store, and what the store claims. Only New is
+// needed, or PerCase.
 type Harness struct {
 	// New returns one more client of the same store, and cleans up with
-	// t.Cleanup. All calls that one case makes get the same t. With Bubble
-	// they run inside the bubble of the case, where nothing made in another
-	// bubble may be used: a store per t is what is wanted there.
+	// t.Cleanup. All calls in one case get the same t. With Bubble they run
+	// inside the bubble of the case, where nothing from another bubble may be
+	// used: keep a store for each t.
 	New func(t *testing.T) dlock.Locker
 
-	// TTL is the shortest TTL that the store keeps honestly, a multiple of a
-	// millisecond; 0 means 200 ms.
+	// TTL is the shortest TTL that the store can keep, in whole milliseconds.
+	// 0 means 200 ms.
 	TTL time.Duration
 
-	// Grace is how late the store may expire a lease; 0 means 50 ms.
+	// Grace is how late the store may expire a lease. 0 means 50 ms.
 	Grace time.Duration
 
-	// Advance lets time pass for the store, for stores whose clock is moved by
-	// hand; nil means time.Sleep. It may be asked for days, and must not take
-	// as long itself. With Advance, cases run one at a time (unless there is PerCase),
-	// and those that compare the store's clock with the process's are skipped.
+	// Advance lets time pass for a store whose clock is moved by hand. nil means
+	// time.Sleep. The suite asks for days, so Advance must not take as long itself.
+	// With Advance, cases run one at a time (unless there is PerCase). Cases that
+	// compare the store's clock with the process's are skipped.
 	Advance func(time.Duration)
 
-	// Bubble says that the store lives in this process and uses nothing but
-	// package time: every case runs in a testing/synctest bubble, and no real
+	// Bubble says that the store lives in this process and reads time only from
+	// package time. Every case then runs in a testing/synctest bubble, and no real
 	// time passes.
 	Bubble bool
 
@@ -42,24 +42,28 @@ type Harness struct {
 	// Addr is where the store of Dial really is: host and port.
 	Addr string
 
-	// Wipe makes the store lose everything that it has stored, where it claims
-	// that fences survive this. Cases that call it run alone; nobody else may be
-	// using the store. It is called from other goroutines than that of t too, and
-	// while calls are under way, which must not fail of it.
+	// Wipe makes the store lose everything that it has stored. Set it if the store
+	// claims that fences survive this. Cases that call it run alone, and nobody else
+	// may use the store. It is also called from other goroutines than that of t, and
+	// while calls are in flight, which must not fail because of it.
 	Wipe func(t *testing.T)
 
-	// Count returns how many keys, rows or records the store keeps altogether, so
-	// that NoLeaks sees what is never removed. It leaves out what has a limit,
-	// however many locks there are. Nobody else may be using the store.
+	// Count returns how many keys, rows or records the store keeps altogether.
+	// NoLeaks then sees what is never removed. Count leaves out what has a limit,
+	// however many locks there are. Nobody else may use the store.
 	Count func(t *testing.T) int
 
-	// PerCase returns a Harness for one case, of a store that nobody else uses, and
-	// cleans up with t.Cleanup. It stands in for all other fields. Cases can run at
-	// the same time then, whatever they do to their store.
+	// PerCase returns a Harness for one case, with a store that nobody else uses, and
+	// cleans up with t.Cleanup. If it is set, all other fields but SkipForward are
+	// ignored. Cases then run at the same time, whatever they do to their store.
 	PerCase func(t *testing.T) Harness
 
-	// Unordered says that the store wakes waiters in any order.
+	// Unordered says that the store serves waiters in any order.
 	Unordered bool
+
+	// SkipForward leaves out the subtest Forward. It is for clients that are also
+	// tested with another Harness.
+	SkipForward bool
 
 	patient time.Duration // what patience returns, if not 0
 	shorten time.Duration // in place of shortening, if not 0
@@ -80,8 +84,8 @@ func (h Harness) ttl() time.Duration {
 
 func (h Harness) grace() time.Duration { return cmp.Or(h.Grace, defaultGrace) }
 
-// patience is how long the suite waits for what a store owes it "soon": several
-// times the period in which waiters ask whether they have been served.
+// patience is how long the suite waits for what must happen soon: several times the
+// check-in period of waiters.
 func (h Harness) patience() time.Duration {
 	return cmp.Or(h.patient, 15*time.Second+10*h.grace())
 }
@@ -105,10 +109,10 @@ func (h Harness) gap() time.Duration {
 	return 100 * time.Millisecond
 }
 
-// rounds is how often a case does what is left to chance: n times, or half as often
-// with go test -short.
+// rounds is how many times a case does what is left to chance: n, or half of that with
+// go test -short where time really passes.
 func (h Harness) rounds(n int) int {
-	if testing.Short() {
+	if testing.Short() && !h.Bubble {
 		return max(1, n/2)
 	}
 	return n

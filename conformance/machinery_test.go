@@ -26,7 +26,7 @@ func caseNamed(t *testing.T, name string) testCase {
 }
 
 func TestHangingCallIsNamed(t *testing.T) {
-	h := toyHarness("", func(m *toy) dlock.Locker { return &hanging{dlock.Forward{Locker: m}} })
+	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &hanging{dlock.Forward{Locker: m}} })
 	err := play(t, h, caseNamed(t, "RenewExtends"))
 	assert.ErrorContains(t, err, "did not end within")
 	assert.ErrorContains(t, err, "B.Renew(")
@@ -34,19 +34,19 @@ func TestHangingCallIsNamed(t *testing.T) {
 }
 
 func TestFailureShowsTheCalls(t *testing.T) {
-	err := play(t, toyHarness("release does not compare", itself), caseNamed(t, "ReleaseByStranger"))
+	err := play(t, harnessOf("plainDelete"), caseNamed(t, "ReleaseByStranger"))
 	assert.ErrorContains(t, err, "held = true; want false")
 	assert.ErrorContains(t, err, "the latest calls:")
 	assert.ErrorContains(t, err, "A.TryAcquire(")
 }
 
 func TestSkipsNameTheReason(t *testing.T) {
-	full := toyHarness("", itself)
+	full := harnessOf("near")
 	bare := Harness{New: full.New, Bubble: true, Unordered: true}
-	slow := toyHarness("", func(m *toy) dlock.Locker { return plain{m} })
+	slow := harnessOf("near", func(m dlock.Locker) dlock.Locker { return plain{m} })
 	slow.Advance = time.Sleep
-	noFence := toyHarness("no fences", itself)
-	lying := toyHarness("", func(m *toy) dlock.Locker { return dlock.Forward{Locker: plain{m}} })
+	noFence := harnessOf("near", withoutFences)
+	lying := harnessOf("near", func(m dlock.Locker) dlock.Locker { return dlock.Forward{Locker: plain{m}} })
 	for _, c := range []struct {
 		h            Harness
 		name, reason string
@@ -56,7 +56,7 @@ func TestSkipsNameTheReason(t *testing.T) {
 		{bare, "FirstComeFirstServed", "Harness.Unordered is set"},
 		{bare, "UnreachableStore", "Harness.Dial or Harness.Addr is not set"},
 		{bare, "UnsupportedSendsNothing", "no method of the Locker answers errors.ErrUnsupported"},
-		{bare, "DecoratorHidesNothing", "not built around another"},
+		{slow, "DecoratorHidesNothing", "not built around another"},
 		{slow, "CancelledWait", "the Locker is no Acquirer"},
 		{slow, "BatchKeepsOrder", "the Locker is no BatchRenewer"},
 		{slow, "InspectTells", "the Locker is no Inspector"},
@@ -80,7 +80,7 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 		s.held(s.client(), g)
 		return s.result()
 	}}
-	h := toyHarness("", itself)
+	h := harnessOf("near")
 	assert.ErrorContains(t, play(t, h, slow), "raise Harness.TTL", "in a bubble nothing can be slow")
 	h.Bubble, h.TTL, h.Grace = false, 5*time.Millisecond, time.Millisecond
 	var skip skipError
@@ -103,7 +103,7 @@ func (l slow) TryAcquire(ctx context.Context, key, token string, ttl time.Durati
 // The error of a Client whose store answers too late is known as such, and others are not.
 func TestTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := toyHarness("", itself).New(t)
+		store := harnessOf("near").New(t)
 		c := dlock.New(slow{dlock.Forward{Locker: store}, 950 * time.Millisecond}, dlock.WithTTL(time.Second))
 		_, err := c.Acquire(t.Context(), "k")
 		require.Error(t, err)
@@ -116,7 +116,7 @@ func TestTooLate(t *testing.T) {
 // A store whose clock stands still unless it is moved must pass as well.
 func TestSleepMovesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := toyHarness("", itself)
+		h := harnessOf("near")
 		s := newScene(t, Harness{New: h.New, Advance: func(time.Duration) {}}, 0)
 		before := s.now()
 		s.sleep(time.Hour)
@@ -133,8 +133,8 @@ func TestSleepMovesTheStore(t *testing.T) {
 // together though the clocks of their stores are moved by hand.
 func TestEach(t *testing.T) {
 	h := Harness{PerCase: func(t *testing.T) Harness {
-		toy := toyHarness("", itself)
-		return Harness{New: toy.New, Advance: func(time.Duration) {}}
+		queue := harnessOf("near")
+		return Harness{New: queue.New, Advance: func(time.Duration) {}}
 	}}
 	for name, h := range map[string]Harness{"plain": h, "forwarded": h.forwarded()} {
 		t.Run(name, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestEach(t *testing.T) {
 
 // Outside of a bubble goroutines are counted, and the clock runs.
 func TestRealTime(t *testing.T) {
-	real := toyHarness("", itself)
+	real := harnessOf("near")
 	real.Bubble, real.TTL = false, 30*time.Millisecond
 	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry", "History", "GuardedCounter", "GuardedRegister"} {
 		t.Run(name, func(t *testing.T) {
@@ -169,11 +169,14 @@ func TestRealTime(t *testing.T) {
 }
 
 func TestRealLeaksAreCounted(t *testing.T) {
-	real := toyHarness("a wait leaves a goroutine", itself)
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	real := harnessOf("leavesAGoroutine")
 	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 200*time.Millisecond
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 6 rounds with new clients")
-	assert.ErrorContains(t, err, "(*toy).leak", "the stacks do not show who leaks")
+	assert.ErrorContains(t, err, "(*leavesAGoroutine).Acquire", "the stacks do not show who leaks")
 }
 
 // A watchful Locker watches the ctx of each wait, for ever.
@@ -185,7 +188,10 @@ func (l watchful) Acquire(ctx context.Context, key, token string, ttl time.Durat
 }
 
 func TestRealLeaksOfCallsAreCounted(t *testing.T) {
-	real := toyHarness("", func(m *toy) dlock.Locker { return watchful{dlock.Forward{Locker: m}} })
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	real := harnessOf("near", func(m dlock.Locker) dlock.Locker { return watchful{dlock.Forward{Locker: m}} })
 	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 200*time.Millisecond
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 5 rounds of calls under a ctx that has not ended")
@@ -211,4 +217,4 @@ func TestBriefQuotes(t *testing.T) {
 	assert.Equal(t, "skipped: why", fmt.Sprint(skipError{"why"}))
 }
 
-func BenchmarkToy(b *testing.B) { Bench(b, toyHarness("", itself)) }
+func BenchmarkQueue(b *testing.B) { Bench(b, harnessOf("near")) }

@@ -41,15 +41,15 @@ func TestModelShrinks(t *testing.T) {
 		last  string
 		wrong string
 	}{
-		{"tokens compare as prefixes", 2, "A.TryAcquire(", `: it was acquired; but by then "`},
-		{"keys end at NUL", 2, "A.TryAcquire(", `: it was refused; but by then nobody holds the key`},
-		{"renewal revives", 3, "A.Renew(", `: held = true; but by then nobody holds the key`},
-		{"release of what was is true", 3, "A.Release(", `: held = true; but by then nobody holds the key`},
-		{"fences restart on release", 3, "A.TryAcquire(", `: it was acquired with fence 8, after 8; want at least 8 more`},
-		{"Renew under an ended ctx", 1, "A.Renew(", ` = <nil>; its ctx has ended: want context canceled`},
+		{"prefixes", 2, "A.TryAcquire(", `: it was acquired; but by then "`},
+		{"cKeys", 2, "A.TryAcquire(", `: it was refused; but by then nobody holds the key`},
+		{"revives", 1, "A.Renew(", `: held = true; but by then nobody holds the key`},
+		{"trueForEver", 3, "A.Release(", `: held = true; but by then nobody holds the key`},
+		{"fenceInTheLock", 3, "A.TryAcquire(", `: it was acquired with fence 8, after 8; want at least 8 more`},
+		{"detaches Renew", 1, "A.Renew(", ` = <nil>; its ctx has ended: want context canceled`},
 	} {
 		t.Run(c.flaw, func(t *testing.T) {
-			h := toyHarness(c.flaw, itself)
+			h := harnessOf(c.flaw)
 			h.shorten = 10 * time.Minute
 			err := agreesWithModel(t, h)
 			require.ErrorContains(t, err, c.wrong)
@@ -67,7 +67,7 @@ func TestModelShrinks(t *testing.T) {
 // TestModelIsPatient: calls that take as long as leases, leases that last as long as the
 // grace allows, and rough words about them, are no reason to fail.
 func TestModelIsPatient(t *testing.T) {
-	h := toyHarness("", func(m *toy) dlock.Locker { return sluggish{dlock.Forward{Locker: m}} })
+	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return sluggish{dlock.Forward{Locker: m}} })
 	assert.NoError(t, agreesWithModel(t, h))
 }
 

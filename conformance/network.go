@@ -70,8 +70,8 @@ func (s *scene) network() *network {
 	return &network{scene: s, Proxy: p, via: s.clientOf(s.h.Dial(s.t, p.Addr()), "Harness.Dial"), direct: s.client()}
 }
 
-// warm makes every call once, so that what stores do at the first time only (load a
-// script, prepare a statement) is done.
+// warm makes every call once. Stores then have done what they do only the first time,
+// such as loading a script or preparing a statement.
 func (n *network) warm() {
 	for _, o := range optionalMethods {
 		n.offers(n.via.inner.Locker, o)
@@ -86,8 +86,8 @@ func (n *network) warm() {
 	n.release(n.via, g, true)
 }
 
-// spoil makes a call that f is to strike, and returns its error. When the fault has
-// struck the caller gives up, as one does whose time is over.
+// spoil makes a call that f is to strike, and returns its error. Once the fault has
+// struck, the caller gives up.
 func (n *network) spoil(f *faultproxy.Fault, name string, call func(context.Context) error) error {
 	if n.over() {
 		return nil
@@ -119,8 +119,8 @@ func (n *network) spoil(f *faultproxy.Fault, name string, call func(context.Cont
 	return err
 }
 
-// soon reports whether done is closed within the harness's patience. It does not wait
-// any more when the case is decided.
+// soon reports whether done is closed within the harness's patience. It stops waiting
+// when the case is decided.
 func (n *network) soon(done <-chan struct{}) bool {
 	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
 		if n.awaitFor(done, 20*time.Millisecond) {
@@ -160,14 +160,13 @@ func (n *network) tryOnce() error {
 	return err
 }
 
-// anew cuts what the faults have left of the connections, and waits until there are
-// new ones.
-func (n *network) anew() {
+// reconnect cuts all connections, and waits until there are new ones.
+func (n *network) reconnect() {
 	n.Cut()
 	n.recovers()
 }
 
-// another is a grant by a token of its own that has not been asked for yet.
+// another is a grant of a new key to a new token, which is still to be made.
 func (n *network) another(name string) grant {
 	g := grant{key: n.key(), token: n.token(name), start: n.now()}
 	n.uses(g.key, g.token)
@@ -192,15 +191,15 @@ func (n *network) core(opts ...dlock.Option) *dlock.Client {
 	return dlock.New(n.via, append([]dlock.Option{dlock.WithTTL(long)}, opts...)...)
 }
 
-// tells checks that err is not one that only an answer of the store could justify.
-func (n *network) tells(err error, call string) {
+// unansweredBy checks that err is not one that only an answer of the store could justify.
+func (n *network) unansweredBy(err error, call string) {
 	if isErr(err, dlock.ErrHeld) || isErr(err, dlock.ErrLost) || isErr(err, dlock.ErrInvalid) {
 		n.fail("%s, whose reply was lost, returned %q; want that the store did not answer", call, err)
 	}
 }
 
-// leaseSlowly acquires key, as often as it takes: a grant that was on its way for nearly
-// as long as its TTL is an error.
+// leaseSlowly acquires key, again and again if need be: a grant that was in flight for
+// nearly as long as its TTL is an error.
 func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
 	for end := time.Now().Add(n.h.patience()); !n.over(); {
 		lease, err := c.Acquire(n.ctx, key)
@@ -217,8 +216,8 @@ func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
 }
 
 // stays checks that a lease that its Client renews is held until its deadline is later
-// than then. That the machine is too slow to renew it is not the store's fault, but a
-// loss before the deadline is.
+// than then. A loss before the deadline is the store's fault. A loss after it is not: the
+// machine was too slow to renew the lease.
 func (n *network) stays(lease *dlock.Lease, then time.Time) {
 	for !n.over() && !lease.Deadline().After(then) {
 		now := time.Now()

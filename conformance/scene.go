@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,14 +16,13 @@ import (
 
 // A scene is the stage of one case: clients of the store, keys that nobody else
 // uses, and a clock. Its methods call the store and compare the answer with the
-// contract. The first violation sticks: it is kept in err, and from then on the
-// methods do nothing, so that a check reads from top to bottom and returns err
-// at its end.
+// contract. They keep the first violation in err, and do nothing after it. A check
+// therefore reads from top to bottom, and returns err at its end.
 type scene struct {
 	t       *testing.T
 	h       Harness
 	ctx     context.Context // ends with the case
-	attempt int             // how often the case was begun before and came to no conclusion
+	attempt int             // how many times the case was inconclusive before
 	trace   *trace
 
 	mu      sync.Mutex
@@ -47,22 +45,31 @@ func newScene(t *testing.T, h Harness, attempt int) *scene {
 	}
 }
 
-// play runs check, no longer than the harness's limit, and then cleans up.
+// play is run, and adds the calls that led to a violation.
 func (s *scene) play(check func(*scene) error) error {
+	err := s.run(check)
+	var skip skipError
+	var random *historyError // shows calls of its own
+	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) || errors.As(err, &random) {
+		return err
+	}
+	var v *violation
+	if !errors.As(err, &v) {
+		v = &violation{err: err, calls: s.trace.about(err.Error())}
+	}
+	return fmt.Errorf("%w\nthe latest calls:\n%s", err, v.calls)
+}
+
+// run runs check, no longer than the harness's limit, and then cleans up.
+func (s *scene) run(check func(*scene) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s.ctx = ctx
-	err := s.watch(func() error {
+	return s.watch(func() error {
 		err := check(s)
 		s.cleanUp()
 		return err
 	})
-	var skip skipError
-	var told *historyError // has a piece of its own
-	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) || errors.As(err, &told) {
-		return err
-	}
-	return fmt.Errorf("%w\nthe latest calls:\n%v", err, s.trace)
 }
 
 // watch returns what f returns, or the error that it does not return in time.
@@ -79,7 +86,7 @@ func (s *scene) watch(f func() error) error {
 		return err
 	case <-timer.C:
 		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
-			s.h.limit(), strings.Join(s.trace.hanging(), "\n"))
+			s.h.limit(), s.trace.unanswered())
 	}
 }
 
@@ -93,7 +100,7 @@ func (s *scene) cleanUp() {
 	if len(s.used) > 0 {
 		l := s.client().inner
 		for u := range s.used {
-			_, _ = l.Release(ctx, u.key, u.token) // best effort: the TTL frees the rest
+			_, _ = l.Release(ctx, u.key, u.token) // best effort: the TTL frees the others
 		}
 	}
 	for _, w := range s.waiters {
@@ -109,7 +116,9 @@ func (s *scene) cleanUp() {
 
 // fail notes a violation, unless there was one before.
 func (s *scene) fail(format string, args ...any) {
-	s.stop(fmt.Errorf(format, args...))
+	if !s.over() {
+		s.stop(s.violation(fmt.Errorf(format, args...)))
+	}
 }
 
 func (s *scene) stop(err error) {
@@ -166,7 +175,7 @@ func (s *scene) uses(key, token string) {
 	s.used[hold{key, token}] = true
 }
 
-// usesNoMore says of a lease that it has ended, so that there is nothing to clean up.
+// usesNoMore says that a lease has ended: there is nothing to clean up.
 func (s *scene) usesNoMore(g grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,12 +216,11 @@ func (s *scene) sleep(d time.Duration) {
 	s.shift += max(0, d-time.Since(start))
 }
 
-// lapse lets so much time pass that a lease of ttl that was granted before has
-// expired.
+// lapse waits until a lease of ttl that was granted before has expired.
 func (s *scene) lapse(ttl time.Duration) { s.sleep(ttl + s.h.grace() + time.Millisecond) }
 
-// gap gives calls that were started in goroutines the time to reach the store:
-// the more the more often that was not enough.
+// gap gives calls that were started in goroutines the time to reach the store. It
+// doubles with each attempt.
 func (s *scene) gap() {
 	if s.over() {
 		return
@@ -246,18 +254,18 @@ func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
 	}
 }
 
-// certain notes that key is held at least until then.
-func (s *scene) certain(key string, then time.Time, anew bool) {
+// certain notes that key is held at least until then. With fresh, what was noted before
+// no longer counts.
+func (s *scene) certain(key string, then time.Time, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if anew || then.After(s.until[key]) {
+	if fresh || then.After(s.until[key]) {
 		s.until[key] = then
 	}
 }
 
-// mayHaveExpired reports whether the lease on key may have ended meanwhile on
-// its own, because this machine was slow. The case has come to no conclusion
-// then.
+// mayHaveExpired reports whether the lease on key may have expired in the meantime,
+// because this machine was slow. The case is then inconclusive.
 func (s *scene) mayHaveExpired(key string) bool {
 	s.mu.Lock()
 	until, ok := s.until[key]

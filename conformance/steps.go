@@ -1,9 +1,8 @@
 package conformance
 
 import (
-	"context"
-	"errors"
-	"strings"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -45,7 +44,7 @@ func (s *scene) again(c *client, g grant, ttl time.Duration) grant {
 	switch {
 	case err != nil:
 		s.fail("%s.TryAcquire(%s, %s, %v) = %w; want it to be acquired", c.name, brief(g.key), brief(g.token), ttl, err)
-	case !a.Acquired:
+	case !a.Acquired && !s.mayHaveExpired(g.key):
 		s.fail("%s.TryAcquire(%s, %s, %v), by the token that holds the key: %s; want it to be acquired",
 			c.name, brief(g.key), brief(g.token), ttl, show(a))
 	}
@@ -100,7 +99,7 @@ func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 func (s *scene) release(c *client, g grant, want bool) { s.releaseUnless(c, g, want, want) }
 
 // releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key
-// may have ended meanwhile.
+// may have ended in the meantime.
 func (s *scene) releaseUnless(c *client, g grant, want, late bool) {
 	if s.over() {
 		return
@@ -117,143 +116,271 @@ func (s *scene) releaseUnless(c *client, g grant, want, late bool) {
 // as is g in the name of another token.
 func (g grant) as(token string) grant { g.token = token; return g }
 
-// A waiter is an Acquire that runs in a goroutine.
-type waiter struct {
-	grant  // without the answer
-	by     *client
-	ttl    time.Duration
-	cancel context.CancelFunc
-
-	done   chan struct{} // closed when Acquire has returned
-	answer dlock.Attempt // after done, as err
-	err    error
+// A wish is an element of a batch and what is to become of it.
+type wish struct {
+	renewal dlock.Renewal
+	held    bool
 }
 
-// wait starts an Acquire and gives it the time to reach the store.
-func (s *scene) wait(c *client, key, token string, ttl time.Duration) *waiter {
-	w := s.waitCtx(s.ctx, c, key, token, ttl)
-	s.gap()
-	return w
-}
-
-func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl time.Duration) *waiter {
-	ctx, cancel := context.WithCancel(ctx)
-	w := &waiter{by: c, ttl: ttl, cancel: cancel, done: make(chan struct{})}
-	w.grant = grant{key: key, token: token, start: s.now()}
+// renewAll renews a batch and compares the results. It returns what it gave and got.
+func (s *scene) renewAll(c *client, wishes []wish) ([]dlock.Renewal, []dlock.RenewResult) {
 	if s.over() {
-		close(w.done)
-		return w
+		return nil, nil
 	}
-	s.uses(key, token)
-	s.mu.Lock()
-	s.waiters = append(s.waiters, w)
-	s.mu.Unlock()
-	go func() {
-		defer close(w.done)
-		w.answer, w.err = c.Acquire(ctx, key, token, ttl)
-	}()
-	return w
+	batch := batchOf(wishes)
+	start := s.now()
+	results, err := c.RenewBatch(s.ctx, batch)
+	if err != nil || len(results) != len(wishes) {
+		s.fail("%s.RenewBatch(%s) = %d results, %v; want %d results, and no error", c.name, showBatch(batchOf(wishes)), len(results), err, len(wishes))
+		return nil, nil
+	}
+	if !slices.Equal(batch, batchOf(wishes)) {
+		s.fail("%s.RenewBatch(%s) changed the batch that it was given, to %s", c.name, showBatch(batchOf(wishes)), showBatch(batch))
+	}
+	s.checkResults(c, wishes, results)
+	for _, w := range wishes {
+		if w.held {
+			s.certain(w.renewal.Key, start.Add(w.renewal.TTL), false)
+		}
+	}
+	return batch, results
 }
 
-// waits checks that w has not returned yet.
-func (s *scene) waits(w *waiter) {
-	if s.over() {
+func batchOf(wishes []wish) []dlock.Renewal {
+	batch := make([]dlock.Renewal, len(wishes))
+	for i, w := range wishes {
+		batch[i] = w.renewal
+	}
+	return batch
+}
+
+// checkResults compares the results of a batch, when they are returned or later.
+func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResult) {
+	for i, got := range results {
+		s.checkResult(c, wishes, i, got)
+	}
+}
+
+func (s *scene) checkResult(c *client, wishes []wish, i int, got dlock.RenewResult) {
+	if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
+		s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %v}; want {held = %v, error <nil>}",
+			c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, got.Err, w.held)
+	}
+}
+
+// batch renews like renew, where the store can.
+func (s *scene) batch(c *client, g grant, ttl time.Duration, want bool) {
+	if !s.over() && s.offers(c.inner.Locker, renewBatch) {
+		s.renewAll(c, []wish{g.wish(ttl, want)})
+	}
+}
+
+func (g grant) wish(ttl time.Duration, held bool) wish {
+	return wish{dlock.Renewal{Key: g.key, Token: g.token, TTL: ttl}, held}
+}
+
+// rounding is how much less than the remaining time a store may report.
+const rounding = 10 * time.Millisecond
+
+func (s *scene) noError(err error, call, key string) {
+	if err != nil {
+		s.fail("%s(%s) = %w; want no error", call, brief(key), err)
+	}
+}
+
+// numbers is how many numbers belong to one grant.
+const numbers = 8
+
+// above checks that later has a fence of its own, above that of earlier.
+func (s *scene) above(earlier, later grant) {
+	if s.over() || earlier.Fence == 0 && later.Fence == 0 {
 		return
 	}
-	select {
-	case <-w.done:
-		if !s.mayHaveExpired(w.key) {
-			s.fail("%s.Acquire(%s, %s, %v) returned %s, %v, while another token held the key",
-				w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), w.err)
-		}
-	default:
+	if later.Fence < earlier.Fence+numbers {
+		s.fail("two grants of %s, one after the other, have the fences %d and %d; want the second to be above the first by at least %d",
+			brief(later.key), earlier.Fence, later.Fence, numbers)
 	}
 }
 
-// served checks that w is granted its key soon.
-func (s *scene) served(w *waiter, why string) grant {
+// fenced skips the case where the store has no fences.
+func (s *scene) fenced(g grant) {
+	if !s.over() && g.Fence == 0 {
+		s.skip("Fence is 0: the store has no fences")
+	}
+}
+
+func (s *scene) takeFenced(c *client, key, name string) grant {
+	g := grant{key: key, token: s.token(name), start: s.now()}
 	if s.over() {
-		return w.grant
+		return g
 	}
-	if !s.await(w.done) {
-		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after %s",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience(), why)
-		return w.grant
+	s.uses(key, g.token)
+	a, err := c.TryAcquire(s.ctx, key, g.token, long)
+	s.noError(err, "TryAcquire", key)
+	if !a.Acquired {
+		time.Sleep(time.Millisecond)
 	}
-	return s.isServed(w)
-}
-
-// isServed checks what a waiter that has returned was answered.
-func (s *scene) isServed(w *waiter) grant {
-	if w.err != nil || !w.answer.Acquired {
-		s.fail("%s.Acquire(%s, %s, %v) = %s, %v; want it to be acquired, or an error if its ctx has ended",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), w.err)
-	}
-	// Any time after the grant is meant, and this is after it by no more than
-	// the store takes to tell.
-	s.certain(w.key, s.now().Add(w.ttl-s.h.patience()), true)
-	g := w.grant
-	g.Attempt = w.answer
+	g.Attempt = a
 	return g
 }
 
-// ended checks that w returns an error soon after its ctx has ended.
-func (s *scene) ended(w *waiter) {
+func (s *scene) wipe() {
+	if !s.over() {
+		s.h.Wipe(s.t)
+	}
+}
+
+// checkRefusal compares what a refused attempt reports, if it does, with
+// what it can be.
+func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
 	if s.over() {
 		return
 	}
-	if !s.await(w.done) {
-		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after its ctx had ended",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience())
+	if a.Holder != "" && a.Holder != g.token {
+		s.fail("TryAcquire(%s) was refused with Holder %s; want %s, who holds the key, or nothing", brief(g.key), brief(a.Holder), brief(g.token))
+	}
+	least := ttl - s.now().Sub(g.start) - rounding
+	if a.Remaining != 0 && (a.Remaining > ttl+s.h.grace() || a.Remaining < max(least, 0)) {
+		s.fail("TryAcquire(%s) was refused with Remaining %v; want between %v and the %v that the holder asked for, or 0 for unknown",
+			brief(g.key), a.Remaining, max(least, 0), ttl)
+	}
+}
+
+// sees inspects a key that g holds with a lease of ttl.
+func (s *scene) sees(c *client, g grant, ttl time.Duration) {
+	if s.over() {
 		return
 	}
-	if w.err == nil && !s.mayHaveExpired(w.key) {
-		s.fail("%s.Acquire(%s, %s, %v) = %s, <nil> after its ctx had ended; want an error, because another token holds the key",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
-	}
-	s.wasSent(w)
-}
-
-// wasSent checks that a wait which has stood in the queue does not say that nothing was
-// sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
-// its own look at that.
-func (s *scene) wasSent(w *waiter) {
+	h, err := c.Inspect(s.ctx, g.key)
+	least := ttl - s.now().Sub(g.start) - rounding
 	switch {
-	case s.over() || w.err == nil:
-	case errors.Is(w.err, dlock.ErrClosed):
-		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
-	case saysNoEffect(w.err) && !chain(w.err, isMark):
-		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case err != nil:
+		s.fail("Inspect(%s) = %w; want its holder", brief(g.key), err)
+	case !h.Held && s.mayHaveExpired(g.key):
+	case !h.Held || h.Token != "" && h.Token != g.token:
+		s.fail("Inspect(%s) = %s; want it to be held by %s, or by an unknown token", brief(g.key), showHold(h), brief(g.token))
+	case h.Remaining != 0 && (h.Remaining > ttl+s.h.grace() || h.Remaining < least):
+		s.fail("Inspect(%s): %v remain; want between %v and %v, or 0 for unknown", brief(g.key), h.Remaining, least, ttl)
 	}
 }
 
-// forget cancels w and does what a caller owes the store after that.
-func (s *scene) forget(w *waiter) {
-	w.cancel()
-	s.ended(w)
-	s.releaseUnless(w.by, w.grant, false, true) // it may have been served meanwhile
+func (s *scene) seesNobody(c *client, key, why string) {
+	if s.over() {
+		return
+	}
+	h, err := c.Inspect(s.ctx, key)
+	if err != nil || h.Held || h.Token != "" {
+		s.fail("Inspect(%s) = %s, %v, though %s; want it not to be held", brief(key), showHold(h), err, why)
+	}
 }
 
-// supported reports whether an optional method is there.
-func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
+// takeMany takes n keys, several at the same time.
+func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
+	leases := make([]grant, n)
+	eachOf(n, func(i int) {
+		leases[i] = s.grant(clients[i%len(clients)], s.key(), s.token(fmt.Sprint("holder", i)), ttl)
+	})
+	return leases
+}
 
-// acquirer, batchRenewer and inspector return one more client, and skip the case
-// if it lacks the method.
-func (s *scene) acquirer() *client     { return s.clientThat(acquire) }
-func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }
-func (s *scene) inspector() *client    { return s.clientThat(inspect) }
+// releaseMany releases leases by other clients than those that took them.
+func (s *scene) releaseMany(leases []grant, clients ...*client) {
+	eachOf(len(leases), func(i int) {
+		s.release(clients[(i+1)%len(clients)], leases[i], true)
+		s.usesNoMore(leases[i])
+	})
+}
 
-func (s *scene) clientThat(o optionalMethod) *client {
-	c := s.client()
-	iface, method, _ := strings.Cut(o.name, ".")
-	switch l := c.inner.Locker; {
-	case s.over():
-	case !o.implemented(l):
-		s.skip("the Locker is no %s", iface)
-	case !s.offers(l, o):
-		s.skip("%s answers errors.ErrUnsupported", method)
+// notFreedBefore has a stranger try to take the key all the time, until it
+// succeeds.
+func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
+	since := g.Since
+	if since.IsZero() {
+		since = g.start
 	}
-	return c
+	end := time.Now().Add(ttl + s.h.patience())
+	for !s.over() && time.Now().Before(end) {
+		token := s.token("stranger")
+		s.uses(g.key, token)
+		a, err := c.TryAcquire(s.ctx, g.key, token, long)
+		s.noError(err, "TryAcquire", g.key)
+		if a.Acquired {
+			s.freedAt(time.Now(), since.Add(ttl), g)
+			return
+		}
+		time.Sleep(ttl / 40)
+	}
+}
+
+// freedAt checks that g, which lasts until then, was not given away at now.
+func (s *scene) freedAt(now, then time.Time, g grant) {
+	if now.Before(then) {
+		s.fail("%s was granted to another %v before Since+ttl of its holder %s", brief(g.key), then.Sub(now), brief(g.token))
+	}
+}
+
+// A longLease was given a TTL by one call or another.
+type longLease struct {
+	grant
+	by  string
+	ttl time.Duration
+}
+
+// lastingFor has each call make a lease, or extend a short one.
+func (s *scene) lastingFor(a, b *client, can abilities, short, ttl time.Duration) []longLease {
+	leases := []longLease{{s.grant(a, s.key(), s.token("holder"), ttl), "TryAcquire", ttl}}
+	extended := func(by string, extend func(grant)) {
+		g := s.grant(a, s.key(), s.token("holder"), short)
+		g.start = s.now()
+		extend(g)
+		leases = append(leases, longLease{g, by, ttl})
+	}
+	extended("TryAcquire, by the holder,", func(g grant) { s.again(b, g, ttl) })
+	extended("Renew", func(g grant) { s.renew(b, g, ttl, true) })
+	if can.batch {
+		extended("RenewBatch", func(g grant) { s.renewAll(b, []wish{g.wish(ttl, true)}) })
+	}
+	if can.wait {
+		leases = append(leases, s.handedOver(a, b, short, ttl))
+	}
+	return leases
+}
+
+// handedOver has a key handed to a waiter, by a holder with a shorter TTL.
+func (s *scene) handedOver(a, b *client, former, ttl time.Duration) longLease {
+	g := s.grant(a, s.key(), s.token("holder"), former)
+	w := s.wait(b, g.key, s.token("waiter"), ttl)
+	start := s.now()
+	s.release(a, g, true)
+	next := s.served(w, "the holder released the key")
+	next.start = start
+	return longLease{next, "Acquire", ttl}
+}
+
+// stillLast looks at all of leases, and ends them.
+func (s *scene) stillLast(a, b *client, leases []longLease, can abilities) {
+	for _, l := range leases {
+		s.lasts(b, l)
+		if can.inspect {
+			s.sees(b, l.grant, l.ttl)
+		}
+		s.release(a, l.grant, true)
+		s.free(b, l.key)
+	}
+}
+
+// lasts checks that a long lease is still there.
+func (s *scene) lasts(c *client, l longLease) {
+	if s.over() {
+		return
+	}
+	token := s.token("stranger")
+	s.uses(l.key, token)
+	a, err := c.TryAcquire(s.ctx, l.key, token, s.h.ttl())
+	s.noError(err, "TryAcquire", l.key)
+	if a.Acquired {
+		s.fail("%s.TryAcquire(%s, %s) was acquired %v after %s had given the key to %s for %v",
+			c.name, brief(l.key), brief(token), s.now().Sub(l.start), l.by, brief(l.token), l.ttl)
+	}
+	s.checkRefusal(a, l.grant, l.ttl)
 }

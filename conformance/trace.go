@@ -1,8 +1,8 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -11,128 +11,152 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A trace remembers the calls of one case: the latest that have returned, and
-// all that have not.
+// A trace remembers the calls of one case: the latest that have returned, all that have
+// not, and for each key the last call that granted it, with the last that granted it to
+// another token.
 type trace struct {
-	mu     sync.Mutex
-	start  time.Time
-	next   int
-	latest []string
-	open   map[int]string
+	mu       sync.Mutex
+	start    time.Time
+	begun    int
+	returned int
+	latest   []*call // in the order of their answers
+	open     map[*call]bool
+	grants   map[string][]*call
 }
 
-// traced is how many calls are shown with a failure.
-const traced = 30
-
-func newTrace() *trace { return &trace{start: time.Now(), open: make(map[int]string)} }
-
-// begin notes a call; the function that it returns notes the answer.
-func (tr *trace) begin(format string, args ...any) (end func(answer any, err error)) {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	id := tr.next
-	tr.next++
-	call := fmt.Sprintf("%10v  ", time.Since(tr.start).Round(10*time.Microsecond)) + fmt.Sprintf(format, args...)
-	tr.open[id] = call
-	return func(answer any, err error) { tr.end(id, call, answer, err) }
+// A call is one that a client has made.
+type call struct {
+	trace  *trace
+	n      int           // it is the nth that was made, and the nth that has returned when it has
+	begun  time.Duration // since the case began
+	text   string
+	key    string // "" if it is about several
+	token  string
+	answer any
 }
 
-func (tr *trace) end(id int, call string, answer any, err error) {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	delete(tr.open, id)
-	if err != nil {
-		answer = err
-	}
-	tr.latest = append(tr.latest, fmt.Sprintf("%s = %v", call, answer))
-	if len(tr.latest) > 2*traced {
-		tr.latest = slices.Clone(tr.latest[traced:])
-	}
-}
-
-// hanging lists the calls that have not returned, oldest first.
-func (tr *trace) hanging() []string {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	ids := make([]int, 0, len(tr.open))
-	for id := range tr.open {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	calls := make([]string, len(ids))
-	for i, id := range ids {
-		calls[i] = tr.open[id]
-	}
-	return calls
-}
-
-// String shows the latest calls, one a line.
-func (tr *trace) String() string {
-	hanging := tr.hanging()
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	lines := tr.latest[max(0, len(tr.latest)-traced):]
-	for _, call := range hanging[:min(len(hanging), traced)] {
-		lines = append(slices.Clip(lines), call+" …has not returned")
-	}
-	return strings.Join(lines, "\n")
-}
-
-// A client is a Locker of the harness whose calls are traced. It has all
-// optional methods, as a dlock.Forward has.
-type client struct {
-	inner dlock.Forward
-	name  string
-	trace *trace
-}
-
-var (
-	_ dlock.Locker       = (*client)(nil)
-	_ dlock.Acquirer     = (*client)(nil)
-	_ dlock.BatchRenewer = (*client)(nil)
-	_ dlock.Inspector    = (*client)(nil)
+const (
+	remembered = 2000 // calls that have returned
+	traced     = 25   // calls that are shown, whatever they are about
+	tracedKey  = 10   // calls that are shown on each key that the failure names
+	tracedCall = 2    // calls that are shown of those that the failure names
 )
 
-func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	end := c.trace.begin("%s.TryAcquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.TryAcquire(ctx, key, token, ttl)
-	end(show(a), err)
-	return a, err
+func newTrace() *trace {
+	return &trace{start: time.Now(), open: make(map[*call]bool), grants: make(map[string][]*call)}
 }
 
-func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	end := c.trace.begin("%s.Renew(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	held, err := c.inner.Renew(ctx, key, token, ttl)
-	end(held, err)
-	return held, err
+// begin notes a call.
+func (tr *trace) begin(key, token, format string, args ...any) *call {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.begun++
+	c := &call{trace: tr, n: tr.begun, begun: time.Since(tr.start), key: key, token: token, text: fmt.Sprintf(format, args...)}
+	tr.open[c] = true
+	return c
 }
 
-func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
-	end := c.trace.begin("%s.Release(%s, %s)", c.name, brief(key), brief(token))
-	held, err := c.inner.Release(ctx, key, token)
-	end(held, err)
-	return held, err
+// end notes its answer, and whether that was a grant.
+func (c *call) end(answer any, granted bool, err error) {
+	tr := c.trace
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	delete(tr.open, c)
+	tr.returned++
+	c.n, c.answer = tr.returned, answer
+	if err != nil {
+		c.answer = err
+	}
+	if len(tr.latest) >= 2*remembered {
+		tr.latest = slices.Clone(tr.latest[remembered:])
+	}
+	tr.latest = append(tr.latest, c)
+	if granted && err == nil {
+		tr.grants[c.key] = append(lastOfAnother(tr.grants[c.key], c.token), c)
+	}
 }
 
-func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	end := c.trace.begin("%s.Acquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.Acquire(ctx, key, token, ttl)
-	end(show(a), err)
-	return a, err
+// lastOfAnother returns the last of grants that another token got, if there is one.
+func lastOfAnother(grants []*call, token string) []*call {
+	for _, c := range slices.Backward(grants) {
+		if c.token != token {
+			return []*call{c}
+		}
+	}
+	return nil
 }
 
-func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	end := c.trace.begin("%s.RenewBatch(%s)", c.name, showBatch(batch))
-	results, err := c.inner.RenewBatch(ctx, batch)
-	end(showResults(results), err)
-	return results, err
+// hanging shows the calls that have not returned, oldest first, one a line. If they are
+// many, it prefers those that the failure names.
+func (tr *trace) hanging(named func(*call) bool) []string {
+	open := slices.SortedFunc(maps.Keys(tr.open), func(a, b *call) int { return a.n - b.n })
+	var lines []string
+	for _, c := range open {
+		if len(lines) < traced || named(c) && len(lines) < 2*traced {
+			lines = append(lines, fmt.Sprintf("%v …has not returned", c))
+		}
+	}
+	if more := len(open) - len(lines); more > 0 {
+		lines = append(lines, fmt.Sprintf("%12s%d more have not returned", "", more))
+	}
+	return lines
 }
 
-func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	end := c.trace.begin("%s.Inspect(%s)", c.name, brief(key))
-	h, err := c.inner.Inspect(ctx, key)
-	end(showHold(h), err)
-	return h, err
+// unanswered shows the calls that have not returned.
+func (tr *trace) unanswered() string {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return strings.Join(tr.hanging(func(*call) bool { return false }), "\n")
+}
+
+// about shows the latest calls, and, however many there were since, what a failure is
+// about: the calls and the keys that its message names, and the last grants of these keys.
+func (tr *trace) about(message string) string {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	known := make(map[string]bool)
+	named := func(c *call) bool {
+		if _, ok := known[c.key]; !ok {
+			known[c.key] = c.key != "" && strings.Contains(message, brief(c.key))
+		}
+		return known[c.key]
+	}
+	var shown []*call
+	ofKey, ofCall := make(map[string]int), make(map[string]int)
+	for i, c := range slices.Backward(tr.latest) {
+		if named(c) {
+			ofKey[c.key]++
+		}
+		if strings.Contains(message, c.text) {
+			ofCall[c.text]++
+		}
+		if len(tr.latest)-i <= traced || named(c) && ofKey[c.key] <= tracedKey || 0 < ofCall[c.text] && ofCall[c.text] <= tracedCall {
+			shown = append(shown, c)
+		}
+	}
+	for _, grants := range tr.grants {
+		if named(grants[0]) {
+			shown = append(shown, grants...)
+		}
+	}
+	slices.SortFunc(shown, func(a, b *call) int { return a.n - b.n })
+	shown = slices.Compact(shown)
+	var lines []string
+	for i, c := range shown {
+		if i > 0 && c.n > shown[i-1].n+1 {
+			lines = append(lines, fmt.Sprintf("%12s… %d other calls", "", c.n-shown[i-1].n-1))
+		}
+		lines = append(lines, c.String())
+	}
+	return strings.Join(append(lines, tr.hanging(named)...), "\n")
+}
+
+func (c *call) String() string {
+	line := fmt.Sprintf("%10v  %s", c.begun.Round(10*time.Microsecond), c.text)
+	if c.answer != nil {
+		line += fmt.Sprintf(" = %v", c.answer)
+	}
+	return line
 }
 
 // brief quotes s, without its middle if it is long.

@@ -2,19 +2,59 @@ package museum
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
 	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
 )
 
+var clients = []Exhibit{
+	{Name: "announcesLate", Cases: names{"LateDuplicate"}, Also: names{"RenewAfterExpiry"}, build: func(c conn) dlock.Locker { return &announcesLate{Forward: forward(c)} }},
+	{Name: "releasesOnItsContext", Cases: names{"CancelledWait"}, Also: unserved, build: func(c conn) dlock.Locker { return &releasesOnItsContext{Forward: forward(c)} }},
+	{Name: "watchdog", Cases: names{"Expiry"}, Also: unending, build: func(c conn) dlock.Locker { return &watchdog{Forward: forward(c)} }},
+	{Name: "reusesTokens", Cases: names{"LostReply"}, build: func(c conn) dlock.Locker {
+		return &reusesTokens{Forward: forward(c), unknown: make(map[string]string), alias: make(map[string]string)}
+	}},
+	{Name: "hidesTheQueue", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &hidesTheQueue{newQueue(c), func() {}} }},
+	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: names{"Exclusion", "LostReply", "NoStarvation"}, build: around[endsWithItsContext]},
+	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, Also: names{"EndedContext"}, BeyondModel: true, build: around[watchesItsContext]},
+	{Name: "causeNotError", Cases: names{"EndedContext"}, BeyondModel: true, build: around[causeNotError]},
+	{Name: "detaches TryAcquire", Cases: names{"EndedContext"}, build: detaching("TryAcquire")},
+	{Name: "detaches Acquire", Cases: names{"EndedContext"}, Also: names{"NoEffect"}, build: detaching("Acquire")},
+	{Name: "detaches Renew", Cases: names{"EndedContext"}, build: detaching("Renew")},
+	{Name: "detaches Release", Cases: names{"EndedContext"}, build: detaching("Release")},
+	{Name: "detaches RenewBatch", Cases: names{"EndedContext"}, build: detaching("RenewBatch")},
+	{Name: "detaches Inspect", Cases: names{"EndedContext"}, build: detaching("Inspect")},
+	{Name: "triesUnsupported", Cases: names{"UnsupportedSendsNothing"}, Also: names{"DecoratorHidesNothing"}, build: around[triesUnsupported]},
+	{Name: "firstAndLast", Network: says{"Reconnection": `calls still fail`}, client: asking(firstAndLast)},
+	{Name: "noticesNoDeaths", Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`}, build: onQueue[noticesNoDeaths]},
+	{Name: "swallowsErrors", Network: says{"UnreachableStore": `returned no error`, "LostReplyOverNetwork": `whose reply was lost, (answered|returned)|lease lost`}, client: asking(swallowsErrors)},
+	{Name: "blamesTheCaller", Network: says{"UnreachableStore": `says that the call has no effect`}, client: asking(blamesTheCaller)},
+	{Name: "givesUp", Network: says{"UnreachableStore": `no later call can succeed`}, client: asking(givesUp)},
+	{Name: "marksEveryError", Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`, "NoEffectOverNetwork": `after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`}, client: asking(marksEveryError)},
+	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`}, client: overWire[marksItsWait]},
+	{Name: "marksItsPlace", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`}, client: overWire[marksItsPlace]},
+	{Name: "readsABeginning", Network: says{"UnreachableStore": `a store that breaks off each reply, returned no error`}, client: asking(readsABeginning)},
+	{Name: "ignoresItsDeadline", Network: says{"UnreachableStore": `did not return`}, client: asking(ignoresItsDeadline)},
+	{Name: "repeatsCalls", Network: says{"LostReplyOverNetwork": `Release.* answered that the token does not hold the key|lease lost`}, client: asking(repeatsCalls)},
+	{Name: "makesUpAnswers", Network: says{"LostReplyOverNetwork": `have the fences [0-9]+ and 0;`}, client: overWire[makesUpAnswers]},
+	{Name: "countsOnSilence", Network: says{"BlackHole": `before the deadline of a lease`}, client: overWire[countsOnSilence]},
+	{Name: "datesItsArrival", Network: says{"SlowNetwork": `before the deadline of a lease`}, client: overWire[datesItsArrival]},
+	{Name: "comparesClocks", Network: says{"SlowNetwork": `before Since.ttl of its holder`}, client: overWire[comparesClocks]},
+}
+
 // What clients do wrong is shown by decorators: they make the mistake for every
 // program that uses them.
 
-// When the store says that a lease is lost, the client waits until the time that it
-// had counted on is over before it says so: it might be a hiccup. Meanwhile another
-// holds the key. Right: a loss is announced when it is known, and at the deadline
-// at the latest.
+// When the store says that a lease is lost, the client believes its own clock, and waits
+// until the lease's time is over.
+// Seen: relatives: cirello-io/dynamolock#446, redisson/redisson#5698.
+// Harm: the holder works on, beside its successor.
+// Right: a loss is announced at once, and at the deadline at the latest.
 type announcesLate struct {
 	dlock.Forward
 	believed sync.Map // token → until when it counts on its lease
@@ -42,9 +82,10 @@ func (l *announcesLate) Release(ctx context.Context, key, token string) (bool, e
 	return l.Forward.Release(ctx, key, token)
 }
 
-// A release is sent with the context under which the lock was acquired. If that has
-// ended, which is often why the work is over, nothing is sent, and the key is held
-// until its TTL has passed. Right: a release has a time limit of its own.
+// The release is sent with the ctx of the acquisition, which has often ended by then.
+// Seen: blnkfinance/blnk#355.
+// Harm: nothing is sent, and the key is held until its TTL has passed.
+// Right: a release has a time limit of its own.
 type releasesOnItsContext struct {
 	dlock.Forward
 	contexts sync.Map // token → the ctx of its acquisition
@@ -67,9 +108,11 @@ func (l *releasesOnItsContext) Release(ctx context.Context, key, token string) (
 	return l.Forward.Release(ctx, key, token)
 }
 
-// A lock that renews itself as long as its process runs is held for ever by a
-// worker that hangs, or that has forgotten it. Right: the Locker keeps a lease for
-// its TTL; the Client renews, no longer than WithMaxHold.
+// The lock renews itself as long as its process runs.
+// Seen: samcook/RedLock.net#68, redisson/redisson#5115.
+// Harm: a worker that hangs, or has forgotten it, holds the lock for ever.
+// Right: the Locker keeps a lease for its TTL; the Client renews, no longer than
+// WithMaxHold.
 type watchdog struct {
 	dlock.Forward
 	timers sync.Map // token → *time.Timer
@@ -99,10 +142,10 @@ func (l *watchdog) Release(ctx context.Context, key, token string) (bool, error)
 	return l.Forward.Release(ctx, key, token)
 }
 
-// After an attempt without an answer, the next one uses the same token, since the
-// first may have worked. The release that is owed for the first attempt then ends
-// the lease of the second. Right: a token whose outcome is unknown is never used
-// again.
+// After an attempt without an answer, the next one uses the same token.
+// Seen: retries around a lock library.
+// Harm: the release that is owed for the first ends the lease of the second.
+// Right: a token whose outcome is unknown is never used again.
 type reusesTokens struct {
 	dlock.Forward
 	mu      sync.Mutex
@@ -142,9 +185,10 @@ func (l *reusesTokens) Release(ctx context.Context, key, token string) (bool, er
 	return l.Forward.Release(ctx, key, l.stored(token))
 }
 
-// A decorator that embeds the interface Locker has its three methods and no others:
-// waiters poll, renewals go one by one, and nobody notices. Right: embed
-// dlock.Forward.
+// A decorator embeds the interface Locker: it has its three methods and no others.
+// Seen: decorators that embed an interface.
+// Harm: waiters poll, leases are renewed one by one, and nobody notices.
+// Right: embed dlock.Forward.
 type hidesTheQueue struct {
 	dlock.Locker
 	attempts func()
@@ -155,9 +199,10 @@ func (l *hidesTheQueue) TryAcquire(ctx context.Context, key, token string, ttl t
 	return l.Locker.TryAcquire(ctx, key, token, ttl)
 }
 
-// A lease is tied to the ctx of the call that has acquired it: that of a request, of which
-// the work goes on afterwards, or one with a time limit for the wait. When it ends, the
-// lease is gone. Right: the ctx of a call ends with the call.
+// A lease ends with the ctx under which it was acquired.
+// Seen: leases that are tied to a request.
+// Harm: the work goes on after the request, and another client does it too.
+// Right: the ctx of a call ends with the call.
 type endsWithItsContext struct{ dlock.Forward }
 
 func (l *endsWithItsContext) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -170,9 +215,10 @@ func (l *endsWithItsContext) Acquire(ctx context.Context, key, token string, ttl
 	return a, err
 }
 
-// For each wait a goroutine passes the end of one ctx on to another. When the wait is
-// over, it stays until the ctx ends: for ever, in a program that has none to end. Right:
-// context.AfterFunc, stopped when the wait is over.
+// A goroutine for each wait stays until the ctx ends.
+// Seen: a trial of the suite.
+// Harm: a program without an end has more and more of them.
+// Right: context.AfterFunc, stopped when the wait is over.
 type watchesItsContext struct{ dlock.Forward }
 
 func (l *watchesItsContext) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -184,9 +230,10 @@ func (l *watchesItsContext) Acquire(ctx context.Context, key, token string, ttl 
 	return l.Forward.Acquire(inner, key, token, ttl)
 }
 
-// What a method returns when its ctx has ended is the cause of that. Who asks whether the
-// error is context.Canceled, as everybody does, takes the end of the program for a fault
-// of the store. Right: the error of the ctx.
+// A method returns the cause of its ctx's end, not the ctx's error.
+// Seen: a trial of the suite.
+// Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
+// Right: the error of the ctx.
 type causeNotError struct{ dlock.Forward }
 
 func (l *causeNotError) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -194,4 +241,282 @@ func (l *causeNotError) TryAcquire(ctx context.Context, key, token string, ttl t
 		return dlock.Attempt{}, context.Cause(ctx)
 	}
 	return l.Forward.TryAcquire(ctx, key, token, ttl)
+}
+
+// A method does not look at its ctx before it sends its request.
+// Seen: a well-known recipe.
+// Harm: a request is sent for a caller that has gone: a lock that nobody holds, until its
+// TTL has passed.
+// Right: if the ctx has ended, return its error and send nothing.
+type detaches struct {
+	dlock.Forward
+	method string
+}
+
+func detaching(method string) func(conn) dlock.Locker {
+	return func(c conn) dlock.Locker { return &detaches{forward(c), method} }
+}
+
+// from returns ctx for a method, without its end if that has come already.
+func (l *detaches) from(ctx context.Context, method string) context.Context {
+	if method == l.method && ctx.Err() != nil {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
+func (l *detaches) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return l.Forward.TryAcquire(l.from(ctx, "TryAcquire"), key, token, ttl)
+}
+
+func (l *detaches) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return l.Forward.Acquire(l.from(ctx, "Acquire"), key, token, ttl)
+}
+
+func (l *detaches) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return l.Forward.Renew(l.from(ctx, "Renew"), key, token, ttl)
+}
+
+func (l *detaches) Release(ctx context.Context, key, token string) (bool, error) {
+	return l.Forward.Release(l.from(ctx, "Release"), key, token)
+}
+
+func (l *detaches) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return l.Forward.RenewBatch(l.from(ctx, "RenewBatch"), batch)
+}
+
+func (l *detaches) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return l.Forward.Inspect(l.from(ctx, "Inspect"), key)
+}
+
+// A method that is not supported has sent its request when it says so.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: say so before anything is sent.
+type triesUnsupported struct{ dlock.Forward }
+
+func (l *triesUnsupported) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	_, err := l.TryAcquire(ctx, key, token, ttl)
+	return dlock.Attempt{}, errors.Join(errors.ErrUnsupported, err)
+}
+
+// A client has one connection, and makes no other when that is broken.
+// Seen: a well-known recipe.
+// Harm: after a short outage, nothing works until the program is restarted.
+// Right: connect again.
+func firstAndLast(w wire) asker {
+	var mu sync.Mutex
+	var c net.Conn
+	var broken error
+	return func(ctx context.Context, q question) (answer, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if c == nil {
+			c, broken = net.Dial("tcp", w.addr)
+		}
+		if broken != nil {
+			return answer{}, broken
+		}
+		line, err := w.over(ctx, c, q)
+		if broken = err; err != nil {
+			return answer{}, err
+		}
+		return read(line)
+	}
+}
+
+// The server does not notice that a waiting client has gone.
+// Seen: a well-known recipe.
+// Harm: everybody waits for the TTLs of all the waiters of a process that was killed.
+// Right: a wait ends with its connection.
+type noticesNoDeaths struct{ queue }
+
+func (q *noticesNoDeaths) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if q.over != nil {
+		ctx = q.over
+	}
+	return q.queue.Acquire(ctx, key, token, ttl)
+}
+
+// An error of the network is taken for the answer no.
+// Seen: a well-known recipe.
+// Harm: a lease that is held is reported as lost; a key is held by nobody, until its TTL
+// has passed.
+// Right: return the error.
+func swallowsErrors(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		a, err := w.ask(ctx, q)
+		if err != nil {
+			a.Results = make([]dlock.RenewResult, len(q.Batch))
+		}
+		return a, nil
+	}
+}
+
+// An error of the network is dlock.ErrInvalid: nothing was sent.
+// Seen: made for its case.
+// Harm: nobody releases what it may have been granted: a lock without a holder, until its
+// TTL has passed.
+// Right: return the error as it is.
+func blamesTheCaller(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		a, err := w.ask(ctx, q)
+		if err != nil {
+			err = errors.Join(err, dlock.ErrInvalid)
+		}
+		return a, err
+	}
+}
+
+// The end of a connection is dlock.ErrClosed: no later call can succeed.
+// Seen: made for its case.
+// Harm: a program gives up a store that works.
+// Right: return the error as it is.
+func givesUp(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		a, err := w.ask(ctx, q)
+		if errors.Is(err, io.EOF) {
+			err = dlock.ErrClosed
+		}
+		return a, err
+	}
+}
+
+// Every error is marked: the call had no effect.
+// Seen: made for its case.
+// Harm: nobody releases what it may have been granted: a lock without a holder, until its
+// TTL has passed.
+// Right: mark only what was not sent.
+func marksEveryError(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		a, err := w.ask(ctx, q)
+		if err != nil {
+			err = &dlock.NoEffectError{Err: err}
+		}
+		return a, err
+	}
+}
+
+// A cancelled wait is marked: it had no effect.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: mark only what was not sent.
+type marksItsWait struct{ remote }
+
+func (r *marksItsWait) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.remote.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		err = &dlock.NoEffectError{Err: err}
+	}
+	return a, err
+}
+
+// A cancelled wait says that one release settles it, while its request may be on its way.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: say so only when no request is on its way.
+type marksItsPlace struct{ remote }
+
+func (r *marksItsPlace) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.remote.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		a.Remaining, err = time.Second, &dlock.NoEffectError{Err: err}
+	}
+	return a, err
+}
+
+// The beginning of a reply is taken for the whole.
+// Seen: a well-known recipe.
+// Harm: a lease that is held is reported as lost.
+// Right: a reply that breaks off is an error.
+func readsABeginning(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		line, err := w.exchange(ctx, q)
+		if len(line) == 0 {
+			return answer{}, err
+		}
+		a := answer{Results: make([]dlock.RenewResult, len(q.Batch))}
+		_ = json.Unmarshal(line, &a)
+		return a, nil
+	}
+}
+
+// A call does not look at its ctx while it waits for the reply.
+// Seen: a well-known recipe.
+// Harm: a program hangs as long as the store does.
+// Right: a deadline on the connection.
+func ignoresItsDeadline(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		return w.ask(context.WithoutCancel(ctx), q)
+	}
+}
+
+// A call without an answer is repeated by the client library.
+// Seen: retries that are on by default.
+// Harm: a release whose reply was lost is answered: the token does not hold the key.
+// Right: return the error.
+func repeatsCalls(w wire) asker {
+	return func(ctx context.Context, q question) (answer, error) {
+		a, err := w.ask(ctx, q)
+		if err != nil {
+			a, err = w.ask(ctx, q)
+		}
+		return a, err
+	}
+}
+
+// After an attempt without an answer, the client looks who holds the key, and makes up
+// the grant.
+// Seen: made for its case.
+// Harm: the grant has no fence.
+// Right: return the error; the caller tries again with the same token, or releases it.
+type makesUpAnswers struct{ remote }
+
+func (r *makesUpAnswers) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.remote.TryAcquire(ctx, key, token, ttl)
+	if err != nil {
+		if hold, failed := r.Inspect(ctx, key); failed == nil && hold.Token == token {
+			return dlock.Attempt{Acquired: true}, nil
+		}
+	}
+	return a, err
+}
+
+// A renewal without an answer counts as done.
+// Seen: a well-known recipe.
+// Harm: when the network is gone, the holder works on beside its successor.
+// Right: return the error.
+type countsOnSilence struct{ remote }
+
+func (r *countsOnSilence) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := r.remote.Renew(ctx, key, token, ttl)
+	return held || err != nil, nil
+}
+
+// A grant is dated when it arrives.
+// Seen: a well-known recipe.
+// Harm: on a slow network, the holder believes in a lease that is over.
+// Right: date it when the request was sent.
+type datesItsArrival struct{ remote }
+
+func (r *datesItsArrival) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.remote.TryAcquire(ctx, key, token, ttl)
+	a.Since = time.Now()
+	return a, err
+}
+
+// The clocks are compared by an answer that was slow, and the difference is added to the
+// date of a grant.
+// Seen: made for its case.
+// Harm: the waiter believes in a lease that is over.
+// Right: assume that the answer took no time to arrive.
+type comparesClocks struct{ remote }
+
+func (r *comparesClocks) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	start := time.Now()
+	_, _ = r.Inspect(ctx, key)
+	lag := time.Since(start)
+	a, err := r.remote.Acquire(ctx, key, token, ttl)
+	a.Since = time.Now().Add(lag)
+	return a, err
 }

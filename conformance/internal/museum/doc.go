@@ -1,11 +1,13 @@
-// Package museum is a collection of broken locks. Each has one flaw that real
-// lock libraries have had, or that well-known recipes have, or that was made to try
-// the suite, and each is caught by a case of the conformance suite. Read it to learn what goes wrong.
+// Package museum is a collection of broken locks. Each has one flaw that a real lock
+// library or a well-known recipe has had, or that was made to try the conformance suite,
+// and is caught by the cases that it names. Read it to learn what goes wrong.
 //
 // Start with lock.go and queue.go, which are right: a lock on a very small Redis
 // (redis.go), and one whose waiters queue. Nearly every exhibit embeds one of the
-// two, and gets one method wrong. There is a file for each room: taking,
-// releasing, renewing, time, tokens, fences, waiting, and clients.
+// two, and gets one method wrong. There is a file for each chapter of the contract. A
+// comment says what is wrong, where it was seen, what harm it does, and what is right.
+// Exhibits from "a trial of the suite" are by people who knew only the documentation of
+// dlock.Locker: the suite missed them at first, or found them by luck.
 //
 // The package is internal so that nobody takes a lock home.
 package museum

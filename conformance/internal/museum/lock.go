@@ -25,10 +25,15 @@ func (l *lock) Release(ctx context.Context, key, token string) (bool, error) {
 }
 
 func (l *lock) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return l.each(ctx, batch, (*db).renew)
+}
+
+// each renews the elements of a batch, one after the other, in one script.
+func (l *lock) each(ctx context.Context, batch []dlock.Renewal, renew func(d *db, key, token string, ttl time.Duration) bool) ([]dlock.RenewResult, error) {
 	return eval(ctx, l.conn, func(d *db) []dlock.RenewResult {
 		results := make([]dlock.RenewResult, len(batch))
 		for i, r := range batch {
-			results[i].Held = d.renew(r.Key, r.Token, r.TTL)
+			results[i].Held = renew(d, r.Key, r.Token, r.TTL)
 		}
 		return results
 	})

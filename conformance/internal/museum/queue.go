@@ -33,9 +33,9 @@ type place struct {
 	now time.Time
 }
 
-// askPeriod is how often waiters ask, in case that a message was lost, or the
+// checkInPeriod is how often waiters check in, in case that a message was lost, or the
 // whole queue.
-const askPeriod = 2 * time.Second
+const checkInPeriod = 2 * time.Second
 
 // Acquire subscribes before it asks for the first time, so that it misses no
 // grant. What it is granted by a message counts from the grant, not from the
@@ -79,9 +79,9 @@ func (q *queue) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 // pause is how long to wait for a message before asking again.
 func (p place) pause() time.Duration {
 	if p.Remaining <= 0 {
-		return askPeriod
+		return checkInPeriod
 	}
-	return min(p.Remaining, askPeriod)
+	return min(p.Remaining, checkInPeriod)
 }
 
 // TryAcquire does not overtake those who wait.

@@ -28,14 +28,16 @@ func (r *redis) flushAll() {
 	defer r.mu.Unlock()
 	clear(r.db.data)
 	clear(r.db.queues)
+	r.db.losses++
 }
 
 // A conn is the connection of one client.
 type conn struct {
 	redis *redis
-	name  string        // of the client
-	rtt   time.Duration // a command and its reply take half of it each
-	lag   time.Duration // by which the client's wall clock is behind
+	name  string          // of the client
+	rtt   time.Duration   // a command and its reply take half of it each
+	lag   time.Duration   // by which the client's wall clock is behind
+	over  context.Context // ends with the server, if that is behind a network
 }
 
 // eval has the server run a script. If ctx ends meanwhile, the script runs, but
@@ -119,6 +121,14 @@ type db struct {
 	data   map[string]entry
 	queues map[string][]waiter
 	subs   map[string][]*subscriber
+	turns  int
+	losses int // of all data
+}
+
+// turn counts its calls, and reports whether this is an nth one.
+func (d *db) turn(n int) bool {
+	d.turns++
+	return d.turns%n == 0
 }
 
 type entry struct {
@@ -206,7 +216,7 @@ func (d *db) incrBy(key string, by int64) int64 {
 // they are.
 func (d *db) publish(channel string, m message) int {
 	for _, s := range d.subs[channel] {
-		time.AfterFunc(s.rtt/2, func() {
+		time.AfterFunc(max(s.rtt/2, time.Nanosecond), func() { // in a bubble, Go 1.26's race detector crashes of 0
 			select {
 			case s.inbox <- m:
 			default: // it has one already

@@ -7,16 +7,30 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A holder whose lease has expired deletes the lock of whoever has it now. Right:
-// compare the token, and delete, in one script.
+var releasing = []Exhibit{
+	{Name: "plainDelete", Cases: names{"ReleaseByStranger", "ReleaseTwice", "ReleaseAfterExpiry", "TokensCompareWhole", "LateDuplicate"}, Also: names{"LostReply", "NoLeaks"}, Network: says{"LateDuplicateOverNetwork": `must still hold the key|Release.*: held = true; want false`}, build: onLock[plainDelete]},
+	{Name: "getThenDelete", Cases: names{"ReleaseAfterExpiry", "ReleaseCrossesTakeover"}, BeyondModel: true, build: onLock[getThenDelete]},
+	{Name: "sessions", Cases: names{"ReleaseTwice"}, Also: mixedUp, build: func(c conn) dlock.Locker { return &sessions{lock{c}, make(map[string]string)} }},
+	{Name: "endsTheSession", Cases: names{"TokenHoldsManyKeys"}, Also: names{"NotBefore"}, build: onLock[endsTheSession]},
+	{Name: "marksItsRelease", Cases: names{"NoEffect"}, BeyondModel: true, build: onLock[marksItsRelease]},
+	{Name: "onlyMarks", Cases: names{"ReleaseFrees"}, Also: mixedUp, build: onLock[onlyMarks]},
+	{Name: "trueForEver", Cases: names{"ReleaseTwice", "ReleaseAfterExpiry"}, Also: names{"LateDuplicate", "LostReply", "NoLeaks"}, build: onLock[trueForEver]},
+}
+
+// DEL without comparing.
+// Seen: a well-known recipe.
+// Harm: a late holder frees the lock of its successor, and a third client takes it.
+// Right: compare the token and delete in one script.
 type plainDelete struct{ lock }
 
 func (l *plainDelete) Release(ctx context.Context, key, _ string) (bool, error) {
 	return l.del(ctx, key)
 }
 
-// The token is compared, but the lease may end, and another begin, between GET and
-// DEL. Right: compare and delete in one script.
+// GET, compare, then DEL.
+// Seen: a well-known recipe.
+// Harm: the lease ends between the two, and the successor's lock is deleted.
+// Right: compare and delete in one script.
 type getThenDelete struct{ lock }
 
 func (l *getThenDelete) Release(ctx context.Context, key, token string) (bool, error) {
@@ -27,10 +41,13 @@ func (l *getThenDelete) Release(ctx context.Context, key, token string) (bool, e
 	return l.del(ctx, key)
 }
 
-// The store knows sessions, and tells no two acquisitions of one session apart; a
-// client keeps in mind which of its callers holds the key. An unlock that is
-// retried, since its reply was lost, deletes the lock that another caller has got
-// since. Right: a token that is new for each acquisition.
+// A release names the session, not the acquisition: the store cannot tell two
+// acquisitions of one session apart. The client remembers which of its callers holds the
+// key.
+// Seen: etcd-io/etcd#22082.
+// Harm: an unlock that is retried deletes the lock that another caller of the session has
+// acquired since.
+// Right: a new token for each acquisition.
 type sessions struct {
 	lock
 	holder map[string]string // key → token of the caller that holds it, guarded by the server's mutex
@@ -57,8 +74,10 @@ func (l *sessions) Release(ctx context.Context, key, _ string) (bool, error) {
 	return l.lock.Release(ctx, key, l.name)
 }
 
-// A release ends the session of its token, and with it all that the token holds. Right:
-// the lease of the key that is released.
+// A release ends everything that its token holds.
+// Seen: a trial of the suite.
+// Harm: a lease that nobody released has ended.
+// Right: end the lease of the key that is released.
 type endsTheSession struct{ lock }
 
 func (l *endsTheSession) Release(ctx context.Context, key, token string) (bool, error) {
@@ -73,9 +92,10 @@ func (l *endsTheSession) Release(ctx context.Context, key, token string) (bool, 
 	})
 }
 
-// A release whose ctx ends says that it had no effect, so that nobody repeats it, or looks
-// what became of it: the holder goes on with a lease that has ended. Right: mark what is
-// known.
+// A release without an answer is marked as having had no effect.
+// Seen: made for its case.
+// Harm: nobody looks what became of it, and the holder works on without a lock.
+// Right: mark only what was not sent.
 type marksItsRelease struct{ lock }
 
 func (l *marksItsRelease) Release(ctx context.Context, key, token string) (bool, error) {
@@ -84,4 +104,40 @@ func (l *marksItsRelease) Release(ctx context.Context, key, token string) (bool,
 		err = &dlock.NoEffectError{Err: err}
 	}
 	return held, err
+}
+
+// A release marks the row as released, and an attempt does not look at the mark.
+// Seen: made for its case.
+// Harm: the key is held until its TTL has passed.
+// Right: delete the row.
+type onlyMarks struct{ lock }
+
+func (l *onlyMarks) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		held := d.get(key) == token && d.get("released "+key) != token
+		return held && d.set("released "+key, token, d.pTTL(key))
+	})
+}
+
+// A release reports whether the token was the last to hold the key.
+// Seen: made for its case.
+// Harm: a holder whose lease ended while it worked does not hear of it.
+// Right: whether it holds the key now.
+type trueForEver struct{ lock }
+
+func (l *trueForEver) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, l.conn, func(d *db) dlock.Attempt {
+		a := d.try(key, token, ttl)
+		if a.Acquired {
+			d.set("last holder of "+key, token, forever)
+		}
+		return a
+	})
+}
+
+func (l *trueForEver) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool {
+		held := d.get(key) == token && d.del(key)
+		return held || d.get(key) == "" && d.get("last holder of "+key) == token
+	})
 }

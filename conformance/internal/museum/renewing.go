@@ -10,17 +10,38 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A renewal by a client that has lost its lease takes the lock away from the one
-// that has it now. Right: compare the token and set the TTL in one script.
+var renewing = []Exhibit{
+	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"}, Also: names{"NoLeaks", "RenewAfterExpiry", "RenewNeverShortens"}, Network: says{"LateDuplicateOverNetwork": `want it to be acquired|held = true; want false`}, build: onLock[setExisting]},
+	{Name: "getThenExpire", Cases: names{"RenewAfterExpiry", "RenewCrossesTakeover"}, BeyondModel: true, build: onLock[getThenExpire]},
+	{Name: "revives", Cases: names{"RenewAfterExpiry", "LateDuplicate"}, Also: names{"RenewByStranger"}, Network: says{"LateDuplicateOverNetwork": `want it to be acquired`}, build: onLock[revives]},
+	{Name: "renewsWhatIsReleased", Cases: names{"LateDuplicate", "RenewCrossesTakeover"}, Also: names{"RenewAfterExpiry"}, BeyondModel: true, build: onLock[renewsWhatIsReleased]},
+	{Name: "versions", Cases: names{"LostReply"}, Also: names{"NotBefore", "SameTokenAgain"}, build: func(c conn) dlock.Locker { return &versions{lock: lock{c}} }},
+	{Name: "shortens", Cases: names{"RenewNeverShortens", "LateDuplicate"}, Network: says{"LateDuplicateOverNetwork": `must still hold the key`}, build: onLock[shortens]},
+	{Name: "renewsOnTheDot", Cases: names{"ExpiresForAll"}, BeyondModel: true, build: onLock[renewsOnTheDot]},
+	{Name: "renewsWaiters", Cases: names{"WaiterIsNoHolder"}, BeyondModel: true, build: onQueue[renewsWaiters]},
+	{Name: "renewsTheVersion", Cases: names{"SameTokenAgain"}, Also: names{"NoLeaks", "RenewExtends"}, BeyondModel: true, build: onLock[renewsTheVersion]},
+	{Name: "countsRenewals", Cases: names{"RenewExtends"}, BeyondModel: true, build: onLock[countsRenewals]},
+	{Name: "keepsAlive", Cases: names{"RenewExtends"}, Also: names{"NoLeaks"}, build: onLock[keepsAlive]},
+	{Name: "debounces", Cases: names{"RenewExtends"}, Also: names{"LateDuplicate", "RenewAfterExpiry"}, build: func(c conn) dlock.Locker { return &debounces{lock: lock{c}} }},
+	{Name: "marksItsRenewal", Cases: names{"NoEffect"}, BeyondModel: true, build: onLock[marksItsRenewal]},
+	{Name: "onlyLooks", Cases: names{"RenewExtends"}, Also: names{"LateDuplicate", "RenewAfterExpiry"}, build: onLock[onlyLooks]},
+	{Name: "upserts", Cases: names{"RenewByStranger", "RenewAfterExpiry"}, Also: names{"LateDuplicate"}, build: onLock[upserts]},
+}
+
+// A renewal is SET XX, without comparing.
+// Seen: a well-known recipe.
+// Harm: a client that has lost its lease takes the lock away from its successor.
+// Right: compare the token and set the TTL in one script.
 type setExisting struct{ lock }
 
 func (l *setExisting) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	return l.setXX(ctx, key, token, ttl)
 }
 
-// The token is compared, but the lease may end, and another begin, between GET and
-// PEXPIRE (here with GT, so that it shortens nothing): then it is the other's TTL
-// that is set. Right: one script.
+// GET, compare, then PEXPIRE (here with GT, so that it shortens nothing).
+// Seen: a well-known recipe.
+// Harm: the lease ends between the two, and the TTL of the successor's lease is changed.
+// Right: one script.
 type getThenExpire struct{ lock }
 
 func (l *getThenExpire) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -31,9 +52,11 @@ func (l *getThenExpire) Renew(ctx context.Context, key, token string, ttl time.D
 	return l.pExpireGT(ctx, key, ttl)
 }
 
-// A renewal that finds no key makes it anew. Its holder has been without the lock
-// for a while, and another may have had it, and may hold it on other servers.
-// Right: a dead lease stays dead; the holder is told, and acquires again.
+// A renewal creates the key again when it has expired.
+// Seen: samcook/RedLock.net#93, #48.
+// Harm: two holders: one whose lease was revived, and one that acquired the lock
+// meanwhile.
+// Right: a dead lease stays dead; the holder hears of it, and acquires again.
 type revives struct{ lock }
 
 func (l *revives) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -45,9 +68,13 @@ func (l *revives) Renew(ctx context.Context, key, token string, ttl time.Duratio
 	})
 }
 
-// A renewal compares and then writes the token with a new TTL. A release that comes
-// in between is undone: a lock without a holder. Right: one script that does not
-// write the token; and a client that orders the renewals and the release of a lease.
+// A renewal compares, and then writes the token with a new TTL. A release in between is
+// undone.
+// Seen: samcook/RedLock.net#64, redisson/redisson#7272.
+// Harm: a lock that nobody holds, until its TTL has passed; or for ever, if the renewals
+// go on.
+// Right: one script that does not write the token; and a client that orders the renewals
+// and the release of a lease.
 type renewsWhatIsReleased struct{ lock }
 
 func (l *renewsWhatIsReleased) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -63,9 +90,11 @@ func (l *renewsWhatIsReleased) Renew(ctx context.Context, key, token string, ttl
 	return err == nil, err
 }
 
-// Each renewal raises a version, and must know the last one. When the reply of one is
-// lost, the next finds a version that it does not know, and the holder gives up a lock
-// that it has. Right: the token is enough, and a renewal can be repeated.
+// Each renewal raises a version, and must know the last one. After a lost reply it does
+// not.
+// Seen: cirello-io/dynamolock#280.
+// Harm: the holder gives up a lock that it has.
+// Right: the token is enough, and a renewal can be repeated.
 type versions struct {
 	lock
 	seen sync.Map // token → version
@@ -85,18 +114,20 @@ func (l *versions) Renew(ctx context.Context, key, token string, ttl time.Durati
 	return version != 0, err
 }
 
-// A renewal sets the TTL that it was given. One for less, or one that is delivered
-// late, after another for more, cuts the lease while its holder believes in all of
-// it. Right: the longer of what is left and what is asked for.
+// A renewal sets the TTL that it was given, even if the lease lasts longer.
+// Seen: a well-known recipe.
+// Harm: a renewal that arrives late cuts a lease in which its holder believes.
+// Right: the longer of the remaining TTL and the new one.
 type shortens struct{ lock }
 
 func (l *shortens) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	return eval(ctx, l.conn, func(d *db) bool { return d.get(key) == token && d.pExpire(key, ttl) })
 }
 
-// A renewal at the instant at which the lease ends is let pass, while an attempt at that
-// instant takes the key: two comparisons, one with < and one with <=. Right: one
-// function that says whether a lease has ended.
+// At the very end of a lease, a renewal compares with <= and an attempt with <.
+// Seen: a trial of the suite.
+// Harm: a lease is revived that another client could have taken.
+// Right: one function that says whether a lease has ended.
 type renewsOnTheDot struct{ lock }
 
 func (l *renewsOnTheDot) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -108,8 +139,10 @@ func (l *renewsOnTheDot) Renew(ctx context.Context, key, token string, ttl time.
 	})
 }
 
-// A renewal asks whether the store knows the token, and so it does if that waits. Right:
-// whether it holds the key.
+// A renewal asks whether the store knows the token, which it does if the token waits.
+// Seen: a trial of the suite.
+// Harm: a waiter believes that it holds the lock.
+// Right: ask whether the token holds the key.
 type renewsWaiters struct{ queue }
 
 func (q *renewsWaiters) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -119,28 +152,12 @@ func (q *renewsWaiters) Renew(ctx context.Context, key, token string, ttl time.D
 	})
 }
 
-// Of several renewals of a lease in one batch, all but the first are dropped, as if they
-// asked for the same. Right: the longest counts.
-type firstOfTheBatch struct{ lock }
-
-func (l *firstOfTheBatch) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return eval(ctx, l.conn, func(d *db) []dlock.RenewResult {
-		results := make([]dlock.RenewResult, len(batch))
-		done := make(map[dlock.Renewal]bool)
-		for i, r := range batch {
-			lease := dlock.Renewal{Key: r.Key, Token: r.Token}
-			if _, ok := done[lease]; !ok {
-				done[lease] = d.renew(r.Key, r.Token, r.TTL)
-			}
-			results[i].Held = done[lease]
-		}
-		return results
-	})
-}
-
-// A renewal reads the version of the row and then updates WHERE version = …; if no row
-// was updated, the lease is called lost. Another call of the same holder has changed the
-// version in between, and healthy work is stopped. Right: compare the token alone.
+// A renewal reads the version of the row, then updates WHERE version = …; if no row was
+// updated, the lease is reported as lost.
+// Seen: a trial of the suite.
+// Harm: another call of the same holder changes the version in between, and healthy work
+// is stopped.
+// Right: compare the token alone.
 type renewsTheVersion struct{ lock }
 
 func (l *renewsTheVersion) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -163,9 +180,11 @@ func (l *renewsTheVersion) Renew(ctx context.Context, key, token string, ttl tim
 	})
 }
 
-// The number of renewals is kept in a byte. When that is full, the statement that counts
-// and prolongs changes nothing any more, and nobody looks how many rows it has changed.
-// Right: what is not needed is not counted; and look.
+// The number of renewals is kept in a byte. When it is full, a renewal changes nothing,
+// and reports success.
+// Seen: a trial of the suite.
+// Harm: a holder that renews often enough trusts a lease that has ended.
+// Right: do not count what nobody needs; look at how many rows were changed.
 type countsRenewals struct{ lock }
 
 func (l *countsRenewals) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -177,9 +196,10 @@ func (l *countsRenewals) Renew(ctx context.Context, key, token string, ttl time.
 	})
 }
 
-// A keep-alive renews a lease for what it was granted for, whatever is asked for: a store
-// whose leases are objects has no other. A lease that is to last a little longer lasts as
-// long again. Right: another object, with the TTL that was asked for.
+// A renewal lasts as long as the original grant, whatever TTL is asked for.
+// Seen: a trial of the suite.
+// Harm: the key stays locked for longer than anybody asked.
+// Right: a lease with the TTL that was asked for.
 type keepsAlive struct{ lock }
 
 func (l *keepsAlive) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -197,9 +217,11 @@ func (l *keepsAlive) Renew(ctx context.Context, key, token string, ttl time.Dura
 	})
 }
 
-// A client that has renewed a lease just now does not ask again for a fifth of the TTL: the
-// answer is known. But it is not, if another has released the lease since; and the lease
-// does not last for as long as was asked for the second time. Right: ask.
+// A renewal soon after the last one is answered by the client, and not sent.
+// Seen: a trial of the suite.
+// Harm: the lease ends earlier than was asked for; a holder that has lost it does not
+// hear of it.
+// Right: send it.
 type debounces struct {
 	lock
 	renewed sync.Map // token and TTL → when
@@ -217,8 +239,10 @@ func (l *debounces) Renew(ctx context.Context, key, token string, ttl time.Durat
 	return held, err
 }
 
-// A renewal whose ctx ends says that it had no effect. The store may have prolonged the
-// lease: who waits for its end by a clock waits in vain. Right: mark what is known.
+// A renewal without an answer is marked as having had no effect.
+// Seen: made for its case.
+// Harm: the lease lasts longer than its holder thinks.
+// Right: mark only what was not sent.
 type marksItsRenewal struct{ lock }
 
 func (l *marksItsRenewal) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -227,4 +251,25 @@ func (l *marksItsRenewal) Renew(ctx context.Context, key, token string, ttl time
 		err = &dlock.NoEffectError{Err: err}
 	}
 	return held, err
+}
+
+// A renewal compares the token, and sets no TTL.
+// Seen: made for its case.
+// Harm: the lease ends in which its holder believes.
+// Right: compare the token and set the TTL in one script.
+type onlyLooks struct{ lock }
+
+func (l *onlyLooks) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool { return d.get(key) == token })
+}
+
+// A renewal is an upsert: if there is no row it adds one, and reports that it updated
+// none.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: UPDATE … WHERE.
+type upserts struct{ lock }
+
+func (l *upserts) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return eval(ctx, l.conn, func(d *db) bool { return d.renew(key, token, ttl) || d.get(key) == "" && !d.set(key, token, ttl) })
 }

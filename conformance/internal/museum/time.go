@@ -10,17 +10,38 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A TTL that is cut to whole seconds ends before its holder thinks so. Right:
-// milliseconds.
+var timing = []Exhibit{
+	{Name: "wholeSeconds", Cases: names{"NotBefore"}, Also: unending, build: onLock[wholeSeconds]},
+	{Name: "expiresAtOnce", Cases: names{"RenewNeverShortens"}, Also: names{"LateDuplicate", "NoLeaks", "NotBefore", "RenewExtends"}, build: onLock[expiresAtOnce]},
+	{Name: "wallClock", Cases: names{"NotBefore"}, Also: names{"NoLeaks"}, build: onLock[wallClock]},
+	{Name: "sameTokenShortens", Cases: names{"SameTokenAgain", "LateDuplicate"}, Network: says{"LateDuplicateOverNetwork": `must still hold the key`}, build: onLock[sameTokenShortens]},
+	{Name: "shortInteger", Cases: names{"AnyTTL"}, BeyondModel: true, build: onLock[shortInteger]},
+	{Name: "staleTimer", Cases: names{"NotBefore"}, Also: unending, build: onLock[staleTimer]},
+	{Name: "ticks", Cases: names{"AnyTTL"}, BeyondModel: true, build: onLock[ticks]},
+	{Name: "sweepsByGrant", Cases: names{"ManyLeases"}, Also: names{"NoLeaks"}, BeyondModel: true, build: onLock[sweepsByGrant]},
+	{Name: "tellsTheGrantedTTL", Cases: names{"HolderIsTold"}, Also: names{"NoLeaks"}, build: onLock[tellsTheGrantedTTL]},
+	{Name: "retention", Cases: names{"AnyTTL"}, Also: names{"NoLeaks"}, BeyondModel: true, build: onLock[retention]},
+	{Name: "sweepsSome", Cases: names{"ManyLeases"}, BeyondModel: true, build: onLock[sweepsSome]},
+	{Name: "roundsUp", Cases: names{"Expiry"}, Also: unending, build: onLock[roundsUp]},
+	{Name: "twiceTheTTL", Cases: names{"Expiry"}, Also: unending, build: onLock[twiceTheTTL]},
+	{Name: "halfTheTTL", Cases: names{"NotBefore"}, Also: names{"HeldIsUntouched", "RenewExtends", "SinceIsConservative"}, Network: says{"SlowNetwork": `before the deadline of a lease`}, build: onQueue[halfTheTTL]},
+}
+
+// The TTL is cut to whole seconds.
+// Seen: recipes with EXPIRE.
+// Harm: the lock is free while its holder works.
+// Right: milliseconds.
 type wholeSeconds struct{ lock }
 
 func (l *wholeSeconds) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return l.lock.TryAcquire(ctx, key, token, max(ttl.Truncate(time.Second), time.Second))
 }
 
-// A TTL of less than the unit of the command becomes 0, and EXPIRE with 0 deletes
-// the key, and reports success. Libraries that send milliseconds do so below one;
-// this one sends seconds. Right: refuse such a TTL, or round it up.
+// A TTL below the unit of the command becomes 0; EXPIRE with 0 deletes the key, and
+// reports success.
+// Seen: below 1 ms: in the source of bsm/redislock and go-redsync/redsync.
+// Harm: the renewal deletes the lock that it should prolong.
+// Right: refuse such a TTL, or round it up.
 type expiresAtOnce struct{ lock }
 
 func (l *expiresAtOnce) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -30,10 +51,10 @@ func (l *expiresAtOnce) Renew(ctx context.Context, key, token string, ttl time.D
 	})
 }
 
-// The client says at what time the key is to expire, by its own clock (PXAT). If
-// that is behind the server's, the lock is gone early, or at once, and the client
-// believes that it has it. Right: the client says how long (PX), and the server
-// has the only clock.
+// The client says when the key expires, by its own clock (PXAT).
+// Seen: in the source of rueidislock.
+// Harm: a client whose clock is behind acquires a key that is gone at once.
+// Right: the client says how long (PX), and the server has the only clock.
 type wallClock struct{ lock }
 
 func (l *wallClock) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -43,9 +64,11 @@ func (l *wallClock) TryAcquire(ctx context.Context, key, token string, ttl time.
 	})
 }
 
-// An attempt by the token that holds already sets the TTL that it was given. If it
-// is an earlier one that arrives late, it cuts the lease. Right: the longer of what
-// is left and what is asked for.
+// An attempt by the token that holds already sets the TTL that it was given, even if the
+// lease lasts longer.
+// Seen: in a model of a handover.
+// Harm: an earlier attempt that arrives late cuts the lease in which its holder believes.
+// Right: the longer of the remaining TTL and the new one.
 type sameTokenShortens struct{ lock }
 
 func (l *sameTokenShortens) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -58,8 +81,10 @@ func (l *sameTokenShortens) TryAcquire(ctx context.Context, key, token string, t
 	})
 }
 
-// TTLs are kept as 32 bits of milliseconds, which end after 24 days: a lease of a month
-// has ended before it began. Right: 64 bits.
+// A TTL is kept in 32 bits of milliseconds, which end after 24 days.
+// Seen: a trial of the suite.
+// Harm: a lock for a month is free at once.
+// Right: 64 bits.
 type shortInteger struct{ lock }
 
 func (l *shortInteger) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -67,9 +92,10 @@ func (l *shortInteger) TryAcquire(ctx context.Context, key, token string, ttl ti
 	return l.lock.TryAcquire(ctx, key, token, ttl)
 }
 
-// A timer ends each lease, and is not stopped by a release. If the token takes the key
-// again, it ends that lease, too early. Right: compare the time with the end of the
-// lease that there is.
+// A timer ends each lease, and a release does not stop it.
+// Seen: a trial of the suite.
+// Harm: it ends the next lease of the same token too early.
+// Right: compare the time with the end of the present lease.
 type staleTimer struct{ lock }
 
 func (l *staleTimer) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -83,29 +109,11 @@ func (l *staleTimer) TryAcquire(ctx context.Context, key, token string, ttl time
 	})
 }
 
-// What remains is counted from what was asked for last, even if the lease is longer.
-// Whoever reads it comes too early, or takes a holder for dead. Right: the end of the
-// lease, less the time.
-type tellsTheLastTTL struct{ lock }
-
-func (l *tellsTheLastTTL) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return eval(ctx, l.conn, func(d *db) bool {
-		return d.renew(key, token, ttl) && d.set("asked for "+key, token, ttl)
-	})
-}
-
-func (l *tellsTheLastTTL) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return eval(ctx, l.conn, func(d *db) dlock.Hold {
-		token, rest := d.get(key), d.pTTL(key)
-		if d.get("asked for "+key) == token {
-			rest = d.pTTL("asked for " + key)
-		}
-		return dlock.Hold{Held: token != "", Token: token, Remaining: rest}
-	})
-}
-
 // Leases are in a wheel of timers that turns every 10 ms, and end with the last tick
-// before their time, not the first after it. Right: no lease ends early; round up.
+// before their time.
+// Seen: a trial of the suite.
+// Harm: the lock is free while its holder works.
+// Right: the first tick after it: round up.
 type ticks struct{ lock }
 
 func (l *ticks) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -113,9 +121,11 @@ func (l *ticks) TryAcquire(ctx context.Context, key, token string, ttl time.Dura
 	return l.lock.TryAcquire(ctx, key, token, max(ttl.Truncate(tick), tick))
 }
 
-// When there are many keys, those are removed whose lease has ended: the one that was
-// granted, whatever renewals have made of it. Right: by the end that counts for
-// everything else.
+// When there are many keys, a sweeper removes those whose original TTL has passed,
+// renewed or not.
+// Seen: a trial of the suite.
+// Harm: under load, a renewed lock is free while its holder works.
+// Right: go by the end that counts for everything else.
 type sweepsByGrant struct{ lock }
 
 func (l *sweepsByGrant) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -132,8 +142,10 @@ func (l *sweepsByGrant) TryAcquire(ctx context.Context, key, token string, ttl t
 	})
 }
 
-// A refusal tells the TTL that the holder was granted, as if no time had passed since.
-// Right: what is left.
+// A refusal reports the TTL that the holder was granted, not the remaining time.
+// Seen: a trial of the suite.
+// Harm: others come too late.
+// Right: the remaining time.
 type tellsTheGrantedTTL struct{ lock }
 
 func (l *tellsTheGrantedTTL) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -148,23 +160,11 @@ func (l *tellsTheGrantedTTL) TryAcquire(ctx context.Context, key, token string, 
 	})
 }
 
-// Who holds the key is asked with one command, and for how long with another. If it
-// passes on between the two, the one is told with the time of the other. Right: ask
-// for both at once.
-type readsTwice struct{ lock }
-
-func (l *readsTwice) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	token, err := l.get(ctx, key)
-	if err != nil || token == "" {
-		return dlock.Hold{}, err
-	}
-	rest, err := eval(ctx, l.conn, func(d *db) time.Duration { return d.pTTL(key) })
-	return dlock.Hold{Held: true, Token: token, Remaining: rest}, err
-}
-
-// Rows that nobody has cleaned away are removed by the store, a day after the lease was to
-// end. Renewals do not move that day: a leader that renews for longer loses its row, and
-// another takes the lock. Right: whatever prolongs the lease prolongs its row.
+// The store removes the row of a lease a day after its first end, however often it is
+// renewed.
+// Seen: a trial of the suite.
+// Harm: a leader that renews for longer loses its row: two leaders.
+// Right: whatever prolongs the lease prolongs its row.
 type retention struct{ lock }
 
 func (l *retention) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -193,9 +193,11 @@ func (d *db) clean(key string) {
 	}
 }
 
-// Each call first removes leases that have ended, a hundred at most, lest it take long. What
-// is left counts as held. When a thousand leases have ended at once, those who come next
-// are refused. Right: what has ended has ended, whether it is removed or not.
+// Each call first removes ended leases, at most a hundred. The others still count as
+// held.
+// Seen: a trial of the suite.
+// Harm: after an outage of many holders, their keys seem to be held.
+// Right: what has ended has ended, removed or not.
 type sweepsSome struct{ lock }
 
 func (l *sweepsSome) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -232,4 +234,38 @@ func (d *db) sweep(most int) {
 	for _, row := range ended[:min(most, len(ended))] {
 		d.del(row[strings.Index(row, rowOf):])
 	}
+}
+
+// The TTL is rounded up to whole seconds.
+// Seen: recipes with EXPIRE.
+// Harm: the lock of a dead holder is held for longer than was asked.
+// Right: milliseconds.
+type roundsUp struct{ lock }
+
+func (l *roundsUp) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return l.lock.TryAcquire(ctx, key, token, (ttl + time.Second - 1).Truncate(time.Second))
+}
+
+// A lease lasts twice its TTL, to be safe.
+// Seen: made for its case.
+// Harm: the lock of a dead holder is held for longer than was asked.
+// Right: the TTL, and a declared grace.
+type twiceTheTTL struct{ lock }
+
+func (l *twiceTheTTL) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return l.lock.TryAcquire(ctx, key, token, 2*ttl)
+}
+
+// A lease lasts half its TTL.
+// Seen: made for its case.
+// Harm: the lock is free while its holder works.
+// Right: at least the TTL.
+type halfTheTTL struct{ queue }
+
+func (q *halfTheTTL) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.queue.TryAcquire(ctx, key, token, ttl/2)
+}
+
+func (q *halfTheTTL) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.queue.Acquire(ctx, key, token, ttl/2)
 }

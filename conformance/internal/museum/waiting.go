@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,9 +14,55 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// The key is handed to the first in the queue, whether that lives or not. A dead
-// one keeps it until the TTL has passed, and a crashed process with a hundred
-// waiters a hundred times as long. Right: hand it to the first who listens.
+var waiting = []Exhibit{
+	{Name: "handsToTheDead", Cases: names{"DeadWaiterIsSkipped"}, Also: names{"WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[handsToTheDead]},
+	{Name: "lastComeFirst", Cases: names{"FirstComeFirstServed", "NoStarvation"}, Also: names{"DeadWaiterIsSkipped", "WaitEndsOnExpiry"}, BeyondModel: true, build: near(onQueue[lastComeFirst])},
+	{Name: "wakesOne", Cases: names{"CancelledWait"}, Also: names{"NoStarvation", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[wakesOne]},
+	{Name: "subscribesLate", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true, build: onLock[subscribesLate]},
+	{Name: "trustsTheHolder", Cases: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[trustsTheHolder]},
+	{Name: "missesItsGrant", Cases: names{"CancelledWait"}, build: func(c conn) dlock.Locker { return &missesItsGrant{queue: *newQueue(c)} }},
+	{Name: "datesItsDiscovery", Cases: names{"SinceIsConservative", "History"}, Also: names{"WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[datesItsDiscovery]},
+	{Name: "checksInLate", Cases: names{"CancelledWait"}, Also: names{"NoLeaks", "OneReleaseSettles"}, build: onQueue[checksInLate]},
+	{Name: "leaseOfTheQueue", Cases: names{"SinceIsConservative"}, Also: names{"DeadWaiterIsSkipped", "WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[leaseOfTheQueue]},
+	{Name: "formersTTL", Cases: names{"AnyTTL"}, Also: names{"NoLeaks"}, BeyondModel: true, build: onQueue[formersTTL]},
+	{Name: "queuesTheHolder", Cases: names{"HolderAcquiresAgain"}, Also: names{"FirstComeFirstServed"}, BeyondModel: true, build: onQueue[queuesTheHolder]},
+	{Name: "watchman", Cases: names{"WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[watchman]},
+	{Name: "forgetsHalf", Cases: names{"ReleaseForgets"}, Also: names{"DeadHostManyWaiters", "DeadWaiterIsSkipped", "WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[forgetsHalf]},
+	{Name: "ring", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[ring]},
+	{Name: "textTickets", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[textTickets]},
+	{Name: "fewTickets", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[fewTickets]},
+	{Name: "ownPlaces", Cases: names{"ReleaseForgets"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &ownPlaces{queue: *newQueue(c)} }},
+	{Name: "cleansUpLate", Cases: names{"LeaseOutlivesContext"}, build: onQueue[cleansUpLate]},
+	{Name: "losesOnePlace", Cases: names{"ReleaseForgets"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &losesOnePlace{forgetsHalf{*newQueue(c)}} }},
+	{Name: "servedByDeath", Cases: names{"DeadWaiterIsSkipped"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &servedByDeath{queue: *newQueue(c)} }},
+	{Name: "oneSession", Cases: names{"DeadWaiterIsSkipped"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &oneSession{queue: *newQueue(c)} }},
+	{Name: "threeDigits", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[threeDigits]},
+	{Name: "growingRing", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[growingRing]},
+	{Name: "joinsAgain", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[joinsAgain]},
+	{Name: "oneEar", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true, build: func(c conn) dlock.Locker { return &oneEar{queue: *newQueue(c)} }},
+	{Name: "shortDeadline", Cases: names{"WaitEndsOnRelease"}, BeyondModel: true, build: onQueue[shortDeadline]},
+	{Name: "sharesItsLease", Cases: names{"TokenHoldsManyKeys"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &sharesItsLease{queue: *newQueue(c)} }},
+	{Name: "indexesWaits", Cases: names{"NoLeaks"}, BeyondModel: true, build: onQueue[indexesWaits]},
+	{Name: "givesBackInSilence", Cases: names{"CancelledWait"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, build: onQueue[givesBackInSilence]},
+	{Name: "saysClosed", Cases: names{"ReleaseForgets"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &saysClosed{queue: *newQueue(c)} }},
+	{Name: "readsWords", Cases: names{"KeyAndTokenApart"}, Also: names{"DeadHostManyWaiters", "DeadWaiterIsSkipped", "WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true, build: onQueue[readsWords]},
+	{Name: "marksItsEnqueue", Cases: names{"NoEffect"}, Also: names{"CancelledWait"}, BeyondModel: true, build: onQueue[marksItsEnqueue]},
+	{Name: "leavesASecondPlace", Cases: names{"OneReleaseSettles"}, Also: names{"CancelledWait", "DeadWaiterIsSkipped", "NoLeaks", "WaitEndsOnExpiry"}, build: onQueue[leavesASecondPlace]},
+	{Name: "ignoresItsContext", Cases: names{"CancelledWait", "NoLeaks"}, Also: unserved, build: onQueue[ignoresItsContext]},
+	{Name: "forgetsThePlace", Cases: names{"CancelledWait", "NoLeaks"}, Also: names{"DeadWaiterIsSkipped", "OneReleaseSettles", "WaitEndsOnExpiry"}, build: onQueue[forgetsThePlace]},
+	{Name: "neverCleans", Cases: names{"CancelledWait", "DeadWaiterIsSkipped"}, Also: names{"DeadHostManyWaiters", "NoLeaks", "WaitEndsOnExpiry", "WaitEndsOnRemoval"}, build: onQueue[neverCleans]},
+	{Name: "sleepsOut", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true, build: onLock[sleepsOut]},
+	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"}, Also: names{"WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[hearsForTheDead]},
+	{Name: "triesTheDead", Cases: names{"DeadHostManyWaiters"}, BeyondModel: true, build: onQueue[triesTheDead]},
+	{Name: "triesEachSecond", Cases: names{"WaitEndsOnExpiry"}, Also: unserved, BeyondModel: true, build: onLock[triesEachSecond]},
+	{Name: "leavesAGoroutine", Cases: names{"NoLeaks"}, Also: slices.Concat(unserved, names{"DecoratorHidesNothing"}), build: func(c conn) dlock.Locker { return &leavesAGoroutine{Forward: forward(c)} }},
+}
+
+// A release hands the key to the first of the queue, dead or alive.
+// Seen: queues that are a list in Redis.
+// Harm: everybody waits for the TTL of a dead waiter, or of a hundred of one crashed
+// process.
+// Right: hand it to the first that listens.
 type handsToTheDead struct{ queue }
 
 func (q *handsToTheDead) Release(ctx context.Context, key, token string) (bool, error) {
@@ -26,8 +73,10 @@ func (q *handsToTheDead) Release(ctx context.Context, key, token string) (bool, 
 	})
 }
 
-// Whoever came last is served first, so those who came first wait for as long as
-// others keep coming. Right: first come, first served.
+// The last waiter is served first: a stack, not a queue.
+// Seen: LPUSH with LPOP.
+// Harm: the first waiters wait as long as others keep coming.
+// Right: first come, first served.
 type lastComeFirst struct{ queue }
 
 func (q *lastComeFirst) Release(ctx context.Context, key, token string) (bool, error) {
@@ -40,10 +89,12 @@ func (q *lastComeFirst) Release(ctx context.Context, key, token string) (bool, e
 	})
 }
 
-// A release wakes the first waiter, which is to take the key itself. If that has
-// just given up, the wake-up is lost, and the others sleep on before a key that is
-// free. Right: who is woken and does not want the key any more wakes the next; or
-// the release hands the key over.
+// A release wakes the first waiter, which is to take the key itself, but may just have
+// given up.
+// Seen: as old as condition variables; missed wake-ups in redis/rueidis#604.
+// Harm: the others sleep on before a free key.
+// Right: a waiter that is woken in vain wakes the next; or the release hands the key
+// over.
 type wakesOne struct{ queue }
 
 func (q *wakesOne) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -93,9 +144,11 @@ func (q *wakesOne) Release(ctx context.Context, key, token string) (bool, error)
 	})
 }
 
-// A waiter asks, is told that the key is held, and subscribes. What is published
-// between the two does not reach it, and it sleeps on before a key that is free.
-// Right: subscribe, and then ask.
+// A waiter asks, hears that the key is held, and subscribes: a wake-up between the two is
+// missed.
+// Seen: redisson/redisson#1763.
+// Harm: it sleeps on before a free key.
+// Right: subscribe, then ask.
 type subscribesLate struct{ lock }
 
 func (l *subscribesLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -129,32 +182,22 @@ func (l *subscribesLate) Release(ctx context.Context, key, token string) (bool, 
 	})
 }
 
-// Waiters wait for the holder to tell them that it has released the lock. One that
-// has died tells nobody, and they wait for ever, before a key that has expired. Right:
-// ask when the lease of the holder ends, and from time to time.
+// Only a release wakes waiters.
+// Seen: recipes with PUBLISH.
+// Harm: when the holder dies, they wait for ever.
+// Right: check in when the holder's lease ends, and from time to time.
 type trustsTheHolder struct{ queue }
 
 func (q *trustsTheHolder) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	inbox, leave := q.subscribe(token)
-	defer leave()
-	sent := time.Now()
-	p, err := eval(ctx, q.conn, func(d *db) place { return d.enqueue(key, token, ttl) })
-	if p.Since = sent; err != nil || p.Acquired {
-		return p.Attempt, err
-	}
-	select {
-	case m := <-inbox:
-		m.grant.Since = sent.Add(m.at.Sub(p.now))
-		return m.grant, nil
-	case <-ctx.Done():
-		return dlock.Attempt{}, ctx.Err()
-	}
+	return q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
 }
 
-// A waiter that gives up leaves the queue, and takes it for granted that it holds
-// nothing. If the key was handed to it at that moment, nobody has it until the TTL
-// has passed. Right: a wait that was cancelled is followed by a release, which
-// asks the store.
+// A waiter that gives up leaves the queue, and assumes that it holds nothing: its release
+// sends nothing.
+// Seen: in a model of a handover.
+// Harm: the key may have been handed to it at that moment; nobody gets it until the TTL
+// has passed.
+// Right: release the token after a cancelled wait: the store knows.
 type missesItsGrant struct {
 	queue
 	gone sync.Map // tokens whose wait has ended
@@ -176,25 +219,28 @@ func (q *missesItsGrant) Release(ctx context.Context, key, token string) (bool, 
 	return q.queue.Release(ctx, key, token)
 }
 
-// A waiter counts its lease from the moment in which it reads of its grant. The
-// store counts from the grant; if the process was stopped between, its holder
-// believes in a lease that is over. Right: count from the grant.
+// A waiter counts its lease from when it reads of its grant.
+// Seen: in a model of a handover.
+// Harm: if the process was stopped before that, it believes in a lease that is over.
+// Right: count from the grant.
 type datesItsDiscovery struct{ queue }
 
 func (q *datesItsDiscovery) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a, err := q.queue.Acquire(ctx, key, token, ttl)
-	time.Sleep(20 * time.Millisecond) // a garbage collection, a busy machine, a frozen container
+	time.Sleep(40 * time.Millisecond) // a garbage collection, a busy machine, a frozen container
 	a.Since = time.Now()
 	return a, err
 }
 
-// To ask means to queue, or to take the key if it is free. An ask that is delivered
-// when its waiter has given up, and released its token, does so for nobody. Right:
-// an ask creates nothing; only the first call of a waiter queues it, and the
-// release of what may still be on its way is repeated.
-type asksLate struct{ queue }
+// A check-in queues, or takes a free key. One is delivered after its waiter has given up
+// and released its token.
+// Seen: in a model of a handover.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: only the first call of a waiter queues it; repeat the release of what may still
+// be on its way.
+type checksInLate struct{ queue }
 
-func (q *asksLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (q *checksInLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a, err := q.queue.Acquire(ctx, key, token, ttl)
 	if err != nil { // an ask is on its way, by a slow connection
 		time.AfterFunc(20*time.Millisecond, func() {
@@ -204,8 +250,10 @@ func (q *asksLate) Acquire(ctx context.Context, key, token string, ttl time.Dura
 	return a, err
 }
 
-// The lease of a waiter begins when it queues. When its turn comes, the lease may
-// be nearly over, or have ended; it is told that it holds the key all the same.
+// The lease of a waiter begins when it queues.
+// Seen: etcd-io/etcd#11456.
+// Harm: the lock is granted to a waiter whose lease has ended, and to the next one as
+// well.
 // Right: the lease begins with the grant.
 type leaseOfTheQueue struct{ queue }
 
@@ -217,8 +265,10 @@ func (q *leaseOfTheQueue) Release(ctx context.Context, key, token string) (bool,
 	})
 }
 
-// The key is handed over with the lease of its former holder, whose TTL it keeps. Right:
-// the waiter's.
+// The key is handed over with the TTL of its former holder.
+// Seen: a trial of the suite.
+// Harm: the waiter's lease ends before it thinks that it does, or long after it has died.
+// Right: the waiter's TTL.
 type formersTTL struct{ queue }
 
 func (q *formersTTL) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -241,8 +291,11 @@ func (q *formersTTL) Release(ctx context.Context, key, token string) (bool, erro
 	})
 }
 
-// Whoever comes while others wait goes to the end of the queue, the holder too, if it asks
-// again since its reply was lost: it waits for itself. Right: first look who holds the key.
+// While others wait, every caller goes to the end of the queue, also the holder that
+// repeats its call.
+// Seen: a trial of the suite.
+// Harm: everybody waits until the TTL has passed, the holder for itself.
+// Right: first look who holds the key.
 type queuesTheHolder struct{ queue }
 
 func (q *queuesTheHolder) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -266,9 +319,10 @@ func (q *queuesTheHolder) Acquire(ctx context.Context, key, token string, ttl ti
 	}
 }
 
-// The first waiter alone watches the lease of the holder, for all. When it leaves, nobody
-// does, and when the holder dies, the others wait for ever. Right: whoever is first then
-// watches; or all do.
+// The first waiter alone watches the holder's lease, for all, and leaves.
+// Seen: a trial of the suite.
+// Harm: the holder dies, and the others wait for ever.
+// Right: the next one watches then; or all do.
 type watchman struct{ queue }
 
 func (q *watchman) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -299,33 +353,23 @@ func (q *watchman) Acquire(ctx context.Context, key, token string, ttl time.Dura
 	}
 }
 
-// A token whose call was repeated stands in the queue twice. It is served once, works, and
-// releases the key, which is handed to the place that it has left: nobody holds it until
-// the TTL has passed. Right: a release forgets all of a token.
+// A token whose call was repeated is in the queue twice. A release by the holder hands
+// the key to the next place at once.
+// Seen: a trial of the suite.
+// Harm: it may be the second place of the same token: a lock that nobody holds, until its
+// TTL has passed.
+// Right: a release removes every place of its token.
 type forgetsHalf struct{ queue }
 
 func (q *forgetsHalf) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	inbox, leave := q.subscribe(token)
-	defer leave()
-	sent := time.Now()
-	p, err := eval(ctx, q.conn, func(d *db) place {
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
 		d.serve(key)
 		a := d.try(key, token, ttl)
 		if !a.Acquired {
 			d.queues[key] = append(d.queues[key], waiter{token, ttl, time.Now()})
 		}
-		return place{a, time.Now()}
+		return a
 	})
-	if p.Since = sent; err != nil || p.Acquired {
-		return p.Attempt, err
-	}
-	select {
-	case m := <-inbox:
-		m.grant.Since = sent.Add(m.at.Sub(p.now))
-		return m.grant, nil
-	case <-ctx.Done():
-		return dlock.Attempt{}, ctx.Err()
-	}
 }
 
 func (q *forgetsHalf) Release(ctx context.Context, key, token string) (bool, error) {
@@ -361,9 +405,11 @@ func (q *queue) wait(ctx context.Context, token string, enter func(*db) dlock.At
 	}
 }
 
-// The queue is a ring of 128 places. Whoever comes when it is full takes the place of
-// the first, who is told nothing, and waits for ever. Right: a queue that grows, or an
-// error for whoever comes too late.
+// The queue is a ring of 128 places. When it is full, the newest takes the place of the
+// first.
+// Seen: a trial of the suite.
+// Harm: a waiter is never served, and does not hear of it.
+// Right: a queue that grows, or an error for the newest.
 type ring struct{ queue }
 
 func (q *ring) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -388,7 +434,10 @@ func (d *db) byTicket(key, token string, ttl time.Duration, ticket func(n int64)
 	return p.Attempt
 }
 
-// Tickets are compared as text: 10 is before 9. Right: numbers, or text of one length.
+// Tickets are compared as text: 10 is before 9.
+// Seen: a trial of the suite.
+// Harm: the tenth waiter is served before the second.
+// Right: numbers, or text of one length.
 type textTickets struct{ queue }
 
 func (q *textTickets) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -397,8 +446,10 @@ func (q *textTickets) Acquire(ctx context.Context, key, token string, ttl time.D
 	})
 }
 
-// Tickets have three digits, and begin anew after the last, though some wait that have
-// those from before. Right: numbers that do not come to an end.
+// Tickets have three digits, and begin again after the last.
+// Seen: a trial of the suite.
+// Harm: the next waiter is served before all who wait.
+// Right: numbers that do not come to an end.
 type fewTickets struct{ queue }
 
 func (q *fewTickets) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -408,9 +459,11 @@ func (q *fewTickets) Acquire(ctx context.Context, key, token string, ttl time.Du
 	})
 }
 
-// A client takes those out of the queue only that it has put there itself. When another
-// releases a token, as one does that cleans up after it, the place stays, and the key is
-// handed to nobody. Right: what is in the store is found there.
+// A client removes only those places from the queue that it has added itself.
+// Seen: a trial of the suite.
+// Harm: if another client releases the token, the key is handed to nobody, until its TTL
+// has passed.
+// Right: what is in the store is found there.
 type ownPlaces struct {
 	queue
 	mine sync.Map // tokens that wait, or have waited
@@ -434,9 +487,10 @@ func (q *ownPlaces) Release(ctx context.Context, key, token string) (bool, error
 	})
 }
 
-// A wait that was cancelled is cleaned up in the background, so that the caller need not
-// wait for that. The caller does it as well, and uses the token again; what it holds then
-// is released behind its back. Right: leave it to the caller.
+// A cancelled wait is cleaned up in the background.
+// Seen: a trial of the suite.
+// Harm: the caller releases the token as well and uses it again: its new lease is ended.
+// Right: leave it to the caller.
 type cleansUpLate struct{ queue }
 
 func (q *cleansUpLate) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -449,9 +503,11 @@ func (q *cleansUpLate) Acquire(ctx context.Context, key, token string, ttl time.
 	return a, err
 }
 
-// A token that stands in the queue twice loses one place when it is released: it is
-// served in the other, when nobody waits there any more. Right: a release forgets all of
-// a token.
+// A token whose call was repeated is in the queue twice, and its release removes one
+// place.
+// Seen: a trial of the suite.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: a release removes every place of its token.
 type losesOnePlace struct{ forgetsHalf }
 
 func (q *losesOnePlace) Release(ctx context.Context, key, token string) (bool, error) {
@@ -466,9 +522,10 @@ func (q *losesOnePlace) Release(ctx context.Context, key, token string) (bool, e
 	})
 }
 
-// Each waiter watches the one before it. When that is gone the watch fires, and the waiter
-// takes the key: if the one before was a waiter as well, which has died, the key is still
-// held. Right: the watch is a reason to look, no more.
+// Each waiter watches the one before it, and takes the key when that is gone.
+// Seen: a trial of the suite.
+// Harm: it was only a waiter, which died: two holders.
+// Right: the watch is a reason to look, no more.
 type servedByDeath struct{ queue }
 
 func (q *servedByDeath) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -496,9 +553,10 @@ func (d *db) dies(key, token string) {
 	}
 }
 
-// All waits of a client share one session, which is kept alive for as long as the ctx of
-// the first of them lasts. When that ends, the others lose their places, and wait for ever.
-// Right: a session lasts for as long as anything needs it.
+// All waits of a client share one session, which lasts as long as the ctx of the first.
+// Seen: a trial of the suite.
+// Harm: the other waits lose their places, and wait for ever.
+// Right: the session lasts as long as anything needs it.
 type oneSession struct {
 	queue
 	mu    sync.Mutex
@@ -532,8 +590,10 @@ func (q *oneSession) expire() {
 	}
 }
 
-// Tickets are compared as text, with zeros before the number: enough for 999. Right:
-// numbers, or text that is long enough for all times.
+// Tickets are compared as text of three digits.
+// Seen: a trial of the suite.
+// Harm: from the thousandth waiter on the order is lost.
+// Right: numbers, or text that is long enough for ever.
 type threeDigits struct{ queue }
 
 func (q *threeDigits) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -542,8 +602,11 @@ func (q *threeDigits) Acquire(ctx context.Context, key, token string, ttl time.D
 	})
 }
 
-// The queue is a ring that is made larger when it is full: by copying it as it lies in
-// memory, where the last may stand before the first. Right: copy it in its own order.
+// The queue is a ring. When it grows, it is copied as it lies in memory, where the last
+// may be before the first.
+// Seen: a trial of the suite.
+// Harm: those who came first wait for long.
+// Right: copy it in its own order.
 type growingRing struct{ queue }
 
 func (q *growingRing) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -561,14 +624,16 @@ func (q *growingRing) Acquire(ctx context.Context, key, token string, ttl time.D
 	})
 }
 
-// The first of the queue watches the holder's key from the revision at which it began to.
-// When the store has forgotten that, the waiter begins anew, behind all who came after it.
+// The first waiter watches from the revision at which it began. When the store has
+// forgotten that, it queues again.
+// Seen: a trial of the suite.
+// Harm: on a busy store, the first becomes the last.
 // Right: watch from the present revision, and keep the place.
-type joinsAnew struct{ queue }
+type joinsAgain struct{ queue }
 
 const revision = "revision"
 
-func (q *joinsAnew) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (q *joinsAgain) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return eval(ctx, q.conn, func(d *db) dlock.Attempt {
 		d.incrBy(revision, 1)
 		d.serve(key)
@@ -576,7 +641,7 @@ func (q *joinsAnew) TryAcquire(ctx context.Context, key, token string, ttl time.
 	})
 }
 
-func (q *joinsAnew) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (q *joinsAgain) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	const kept = 1000
 	begun := q.run(func(d *db) any { return d.incrBy(revision, 1) }).(int64)
 	stop := make(chan struct{})
@@ -586,7 +651,7 @@ func (q *joinsAnew) Acquire(ctx context.Context, key, token string, ttl time.Dur
 			select {
 			case <-stop:
 				return
-			case <-time.After(askPeriod / 20):
+			case <-time.After(checkInPeriod / 20):
 			}
 			q.run(func(d *db) any {
 				line, now := d.queues[key], d.incrBy(revision, 0)
@@ -604,8 +669,11 @@ func (q *joinsAnew) Acquire(ctx context.Context, key, token string, ttl time.Dur
 	return q.wait(ctx, token, func(d *db) dlock.Attempt { return d.enqueue(key, token, ttl).Attempt })
 }
 
-// A client hands its messages to its waiters by the hash of their keys: where two have the
-// same, the latest hears what is meant for the other. Right: by key and token.
+// A client passes messages to its waiters by a hash of their keys: of two with the same
+// hash, the latest hears those for both.
+// Seen: a trial of the suite.
+// Harm: a process that waits for many keys waits for ever.
+// Right: by key and token.
 type oneEar struct {
 	queue
 	mu   sync.Mutex
@@ -630,9 +698,10 @@ func (q *oneEar) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	return a, err
 }
 
-// What is left of the ctx is sent to the store in milliseconds, of 32 bits. A program that
-// waits "for ever", which is some weeks, does not wait at all. Right: 64 bits; or a
-// maximum.
+// The remaining time of the ctx is sent as milliseconds in 32 bits.
+// Seen: a trial of the suite.
+// Harm: a program that would wait for some weeks does not wait at all.
+// Right: 64 bits; or a maximum.
 type shortDeadline struct{ queue }
 
 func (q *shortDeadline) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -645,9 +714,10 @@ func (q *shortDeadline) Acquire(ctx context.Context, key, token string, ttl time
 	return q.queue.Acquire(ctx, key, token, ttl)
 }
 
-// What a client has waited for with the same TTL shares one lease object. Who renews one
-// key renews them all, and what its owner has left for dead stays. Right: an object for
-// each.
+// The waits of a client that have the same TTL share one lease object.
+// Seen: a trial of the suite.
+// Harm: renewing one key renews them all, also those whose owner is dead.
+// Right: an object for each.
 type sharesItsLease struct {
 	queue
 	mu     sync.Mutex
@@ -671,43 +741,25 @@ func (q *sharesItsLease) Acquire(ctx context.Context, key, token string, ttl tim
 }
 
 func (q *sharesItsLease) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	var shared map[string]string
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	for _, keys := range q.shared {
-		if keys[key] != token {
-			continue
+		if keys[key] == token {
+			shared = maps.Clone(keys)
 		}
-		for other, its := range keys {
-			if _, err := q.queue.Renew(ctx, other, its, ttl); err != nil {
-				return false, err
-			}
+	}
+	q.mu.Unlock()
+	for other, its := range shared {
+		if _, err := q.queue.Renew(ctx, other, its, ttl); err != nil {
+			return false, err
 		}
 	}
 	return q.queue.Renew(ctx, key, token, ttl)
 }
 
-// The first of the queue is shown as the holder, though the key is still on its way to it.
-// Right: who holds is what is stored under the key.
-type showsTheNext struct{ queue }
-
-func (q *showsTheNext) Release(ctx context.Context, key, token string) (bool, error) {
-	held, err := q.release(ctx, key, token, func(*db, string) {})
-	time.Sleep(20 * time.Millisecond)
-	q.run(func(d *db) any { d.serve(key); return nil })
-	return held, err
-}
-
-func (q *showsTheNext) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return eval(ctx, q.conn, func(d *db) dlock.Hold {
-		token := d.get(key)
-		if token == "" && len(d.queues[key]) > 0 {
-			token = d.queues[key][0].token
-		}
-		return dlock.Hold{Held: token != "", Token: token, Remaining: d.pTTL(key)}
-	})
-}
-
-// A wait that is given up leaves its entry in an index, which nothing but a grant removes.
+// A cancelled wait leaves its entry in an index.
+// Seen: a trial of the suite.
+// Harm: the store fills up.
 // Right: whatever ends a wait removes all of it.
 type indexesWaits struct{ queue }
 
@@ -720,9 +772,11 @@ func (q *indexesWaits) Acquire(ctx context.Context, key, token string, ttl time.
 	return a, err
 }
 
-// A waiter that is cancelled while its grant is on the way gives the key back in the
-// background, and serves nobody, since only a release does. Right: whoever frees a key
-// serves the next.
+// A waiter that is cancelled while its grant is on its way gives the key back, and serves
+// nobody.
+// Seen: a trial of the suite.
+// Harm: the key is free, and those behind wait for ever.
+// Right: whoever frees a key serves the next.
 type givesBackInSilence struct{ queue }
 
 func (q *givesBackInSilence) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -746,9 +800,10 @@ func (q *givesBackInSilence) Release(ctx context.Context, key, token string) (bo
 	})
 }
 
-// A wait whose token is released ends, with the error of a client that was closed: it
-// means that no later call can succeed, so that its caller gives the store up. Right: an
-// error of its own.
+// A wait that was ended by a release returns dlock.ErrClosed: no later call can succeed.
+// Seen: a trial of the suite.
+// Harm: a program gives up a store that works.
+// Right: an error of its own.
 type saysClosed struct {
 	queue
 	ended sync.Map // token → a channel that is closed by its release
@@ -779,9 +834,10 @@ func (q *saysClosed) Release(ctx context.Context, key, token string) (bool, erro
 	return q.queue.Release(ctx, key, token)
 }
 
-// A message is read word by word, so that a token ends with its first space. The grant for
-// one token is heard by another that begins with it. Right: tokens are any bytes; cut off
-// what is before, and take the rest as it is.
+// The token in a message ends at its first space.
+// Seen: a trial of the suite.
+// Harm: another token that begins with the same word hears the grant: two holders.
+// Right: tokens are any bytes: the remainder of the message.
 type readsWords struct{ queue }
 
 func firstWord(token string) string {
@@ -801,9 +857,10 @@ func (q *readsWords) Release(ctx context.Context, key, token string) (bool, erro
 	})
 }
 
-// A wait whose ctx ends says that nothing of it is left, while the request that takes it
-// into the queue, or takes the key, is still on its way. Right: say so when each request
-// has been answered, and else return the error as it is.
+// A cancelled wait says that nothing is left of it while its first request is on its way.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: say so only when every request has been answered.
 type marksItsEnqueue struct{ queue }
 
 func (q *marksItsEnqueue) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -827,10 +884,11 @@ func (q *marksItsEnqueue) Acquire(ctx context.Context, key, token string, ttl ti
 	}
 }
 
-// A wait that was told who holds the key asks once more, by a connection of its own, when
-// its ctx ends, and says that one release settles it. The question takes a second place in
-// the queue, or the key, when the token has been released. Right: say so when no question
-// is on its way.
+// A cancelled wait says that one release settles it, while a last check-in is on its way,
+// which queues again.
+// Seen: made for its case.
+// Harm: a lock that nobody holds, until its TTL has passed.
+// Right: say so only when no check-in is on its way.
 type leavesASecondPlace struct{ queue }
 
 func (q *leavesASecondPlace) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -845,43 +903,167 @@ func (q *leavesASecondPlace) Acquire(ctx context.Context, key, token string, ttl
 	return a, err
 }
 
-// A counter beside the queue tells how many wait. It goes up with each that comes, and down
-// with each that is served: who was cancelled counts for ever. Right: count the queue.
-type countsTheLeft struct{ queue }
+// A wait does not look at its ctx once it has begun.
+// Seen: a well-known recipe.
+// Harm: a program that is shut down hangs.
+// Right: return soon after the ctx ends.
+type ignoresItsContext struct{ queue }
 
-func (q *countsTheLeft) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	q.run(func(d *db) any { return d.incrBy("waiting for "+key, 1) })
+func (q *ignoresItsContext) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, ctx.Err()
+	}
+	return q.queue.Acquire(context.WithoutCancel(ctx), key, token, ttl)
+}
+
+// A release ends the lease of its token, and leaves its place in the queue.
+// Seen: a well-known recipe.
+// Harm: the key is handed to a waiter that has given up, until its TTL has passed.
+// Right: a release forgets all of a token.
+type forgetsThePlace struct{ queue }
+
+func (q *forgetsThePlace) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		if d.get(key) != token {
+			return false
+		}
+		d.del(key)
+		if w, ok := d.first(key); ok {
+			d.hand(key, w.token, w.ttl)
+		}
+		return true
+	})
+}
+
+// A waiter leaves the queue only when it is served. A free key goes to the first, and to
+// nobody if that is dead.
+// Seen: queues that are a list in Redis.
+// Harm: one dead waiter blocks the key for ever.
+// Right: skip the dead.
+type neverCleans struct{ queue }
+
+func (q *neverCleans) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return eval(ctx, q.conn, func(d *db) dlock.Attempt {
+		if d.get(key) == "" && len(d.queues[key]) > 0 {
+			return dlock.Attempt{}
+		}
+		return d.try(key, token, ttl)
+	})
+}
+
+func (q *neverCleans) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return q.wait(ctx, token, func(d *db) dlock.Attempt {
+		a := d.try(key, token, ttl)
+		if !a.Acquired {
+			d.queues[key] = append(d.queues[key], waiter{token, ttl, time.Now()})
+		}
+		return a
+	})
+}
+
+func (q *neverCleans) Release(ctx context.Context, key, token string) (bool, error) {
+	return eval(ctx, q.conn, func(d *db) bool {
+		held := d.get(key) == token && d.del(key)
+		if held && len(d.queues[key]) > 0 && d.listeners(d.queues[key][0].token) > 0 {
+			d.serve(key)
+		}
+		return held
+	})
+}
+
+// A waiter sleeps for the remaining time that it was told, and asks again.
+// Seen: a well-known recipe.
+// Harm: it sleeps on before a key that was released.
+// Right: a release wakes the first waiter.
+type sleepsOut struct{ lock }
+
+func (l *sleepsOut) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	for {
+		sent := time.Now()
+		a, err := l.TryAcquire(ctx, key, token, ttl)
+		if a.Since = sent; err != nil || a.Acquired {
+			return a, err
+		}
+		select {
+		case <-time.After(a.Remaining):
+		case <-ctx.Done():
+			return dlock.Attempt{}, ctx.Err()
+		}
+	}
+}
+
+// The subscription of a waiter stays when that has died.
+// Seen: connections that nobody closes.
+// Harm: everybody waits for the TTLs of all the dead.
+// Right: a subscription ends with its waiter.
+type hearsForTheDead struct{ queue }
+
+func (q *hearsForTheDead) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a, err := q.queue.Acquire(ctx, key, token, ttl)
-	if err == nil {
-		q.run(func(d *db) any { return d.incrBy("waiting for "+key, -1) })
+	if err != nil {
+		q.subscribe(token)
 	}
 	return a, err
 }
 
-func (q *countsTheLeft) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return eval(ctx, q.conn, func(d *db) dlock.Hold {
-		h := d.hold(key)
-		h.Waiting = int(d.incrBy("waiting for "+key, 0))
-		return h
-	})
-}
+// A dead waiter is handed the key, and loses it if it does not answer within a second.
+// Seen: made for its case.
+// Harm: a crashed process with a hundred waiters blocks the key for a hundred seconds.
+// Right: skip all the dead at once.
+type triesTheDead struct{ queue }
 
-// Inspecting looks at the key, and not at its queue: nobody seems to wait. Right: count the
-// queue.
-type countsNobody struct{ queue }
-
-func (q *countsNobody) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return q.lock.Inspect(ctx, key)
-}
-
-// The holder is counted as the first of those who wait. Right: whoever has been served waits
-// no more.
-type countsTheHolder struct{ queue }
-
-func (q *countsTheHolder) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	h, err := q.queue.Inspect(ctx, key)
-	if h.Held {
-		h.Waiting++
+func (q *triesTheDead) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.queue.Acquire(ctx, key, token, ttl)
+	if err != nil {
+		q.subscribe(token)
+		q.run(func(d *db) any {
+			for i, w := range d.queues[key] {
+				if w.token == token {
+					d.queues[key][i].ttl = time.Second
+				}
+			}
+			return nil
+		})
 	}
-	return h, err
+	return a, err
+}
+
+// The first wait of a client starts two goroutines that nothing ends.
+// Seen: a well-known recipe.
+// Harm: a program that makes clients again and again has more and more of them.
+// Right: the client is closed, and its goroutines end.
+type leavesAGoroutine struct {
+	dlock.Forward
+	once sync.Once
+}
+
+func (l *leavesAGoroutine) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	l.once.Do(func() {
+		for range 2 { // one that reads and one that writes
+			go func() { select {} }()
+		}
+	})
+	return l.Forward.Acquire(ctx, key, token, ttl)
+}
+
+// A waiter tries once a second.
+// Seen: a trial of the suite.
+// Harm: up to a second passes after the death of a holder, and after each release, in which
+// nobody holds the key.
+// Right: try when the lease ends, and hear of releases.
+type triesEachSecond struct{ lock }
+
+func (l *triesEachSecond) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	for {
+		sent := time.Now()
+		a, err := l.TryAcquire(ctx, key, token, ttl)
+		if a.Since = sent; err != nil || a.Acquired {
+			return a, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return a, ctx.Err()
+		}
+	}
 }

@@ -1,0 +1,159 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A client is a Locker of the harness whose calls are traced. It has all
+// optional methods, as a dlock.Forward has.
+type client struct {
+	inner dlock.Forward
+	name  string
+	trace *trace
+}
+
+var (
+	_ dlock.Locker       = (*client)(nil)
+	_ dlock.Acquirer     = (*client)(nil)
+	_ dlock.BatchRenewer = (*client)(nil)
+	_ dlock.Inspector    = (*client)(nil)
+)
+
+func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	call := c.trace.begin(key, token, "%s.TryAcquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
+	a, err := c.inner.TryAcquire(ctx, key, token, ttl)
+	call.end(show(a), a.Acquired, err)
+	return a, err
+}
+
+func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	call := c.trace.begin(key, token, "%s.Renew(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
+	held, err := c.inner.Renew(ctx, key, token, ttl)
+	call.end(held, false, err)
+	return held, err
+}
+
+func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
+	call := c.trace.begin(key, token, "%s.Release(%s, %s)", c.name, brief(key), brief(token))
+	held, err := c.inner.Release(ctx, key, token)
+	call.end(held, false, err)
+	return held, err
+}
+
+func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	call := c.trace.begin(key, token, "%s.Acquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
+	a, err := c.inner.Acquire(ctx, key, token, ttl)
+	call.end(show(a), a.Acquired, err)
+	return a, err
+}
+
+func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	call := c.trace.begin("", "", "%s.RenewBatch(%s)", c.name, showBatch(batch))
+	results, err := c.inner.RenewBatch(ctx, batch)
+	call.end(showResults(results), false, err)
+	return results, err
+}
+
+func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	call := c.trace.begin(key, "", "%s.Inspect(%s)", c.name, brief(key))
+	h, err := c.inner.Inspect(ctx, key)
+	call.end(showHold(h), false, err)
+	return h, err
+}
+
+// renewBy renews g with Renew or RenewBatch.
+func (c *client) renewBy(ctx context.Context, call string, g grant) error {
+	if call == "Renew" {
+		_, err := c.Renew(ctx, g.key, g.token, long)
+		return err
+	}
+	_, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+	return err
+}
+
+// An optionalMethod is the method of an optional interface of a Locker.
+type optionalMethod struct {
+	name        string
+	implemented func(dlock.Locker) bool
+	call        func(ctx context.Context, l dlock.Forward, key, token string) error
+}
+
+var (
+	acquire = optionalMethod{"Acquirer.Acquire", is[dlock.Acquirer],
+		func(ctx context.Context, l dlock.Forward, key, token string) error {
+			_, err := l.Acquire(ctx, key, token, long)
+			return err
+		}}
+	renewBatch = optionalMethod{"BatchRenewer.RenewBatch", is[dlock.BatchRenewer],
+		func(ctx context.Context, l dlock.Forward, key, token string) error {
+			_, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
+			return err
+		}}
+	inspect = optionalMethod{"Inspector.Inspect", is[dlock.Inspector],
+		func(ctx context.Context, l dlock.Forward, key, _ string) error {
+			_, err := l.Inspect(ctx, key)
+			return err
+		}}
+	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
+)
+
+func is[T any](l dlock.Locker) bool {
+	_, ok := l.(T)
+	return ok
+}
+
+// probe calls o for no longer than the harness's patience.
+func (s *scene) probe(o optionalMethod, l dlock.Locker, key, token string) error {
+	s.uses(key, token)
+	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
+	defer cancel()
+	return o.call(ctx, dlock.Forward{Locker: l}, key, token)
+}
+
+// offers reports whether l has the method, and does not answer
+// errors.ErrUnsupported.
+func (s *scene) offers(l dlock.Locker, o optionalMethod) bool {
+	return o.implemented(l) && supported(s.probe(o, l, s.key(), s.token("probe")))
+}
+
+// Abilities are the optional methods that a Locker has.
+type abilities struct{ wait, batch, inspect bool }
+
+func (s *scene) abilities(c *client) abilities {
+	if s.over() {
+		return abilities{}
+	}
+	l := c.inner.Locker
+	return abilities{s.offers(l, acquire), s.offers(l, renewBatch), s.offers(l, inspect)}
+}
+
+// supported reports whether an optional method is there.
+func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
+
+// acquirer, batchRenewer and inspector return one more client, and skip the case
+// if it lacks the method.
+func (s *scene) acquirer() *client { return s.clientThat(acquire) }
+
+func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }
+
+func (s *scene) inspector() *client { return s.clientThat(inspect) }
+
+func (s *scene) clientThat(o optionalMethod) *client {
+	c := s.client()
+	iface, method, _ := strings.Cut(o.name, ".")
+	switch l := c.inner.Locker; {
+	case s.over():
+	case !o.implemented(l):
+		s.skip("the Locker is no %s", iface)
+	case !s.offers(l, o):
+		s.skip("%s answers errors.ErrUnsupported", method)
+	}
+	return c
+}
+
+func isErr(err, target error) bool { return errors.Is(err, target) }

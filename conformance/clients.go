@@ -1,0 +1,476 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+var clientsCases = []testCase{
+	{name: "EndedContext", check: endedContext,
+		clause: withSource("A backend sends nothing when the ctx has already ended, and returns ctx.Err().")},
+	{name: "UnsupportedSendsNothing", check: unsupportedSendsNothing,
+		clause: withSource("A backend sends nothing when a method answers errors.ErrUnsupported.")},
+	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
+		clause: withSource("A backend that wraps another Locker hides none of its optional interfaces (embed dlock.Forward).")},
+	{name: "NoLeaks", check: noLeaks, once: true, alone: true,
+		clause: withSource("A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.")},
+	{name: "NoEffect", check: noEffect,
+		clause: withSource("A backend says that a call has no effect (NoEffectError, ErrUnsupported, ErrInvalid, a net.OpError of a dial) only if it has none, now or later.")},
+	{name: "NoEffectOverNetwork", check: noEffectOverNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend says that a call has no effect (NoEffectError, ErrUnsupported, ErrInvalid, a net.OpError of a dial) only if no request of it can still be on its way.")},
+	{name: "LostReply", check: lostReply,
+		clause: withSource("A backend lets a caller repeat an acquire, a renewal or a release of the same token after its reply was lost. The repetition does no harm, and a Client ends in a state that it knows.")},
+	{name: "LostReplyOverNetwork", check: lostReplyOverNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend lets a caller repeat an acquire, a renewal or a release of the same token after the network has lost its reply. The repetition does no harm, and a Client ends in a state that it knows.")},
+	{name: "LateDuplicate", check: lateDuplicate,
+		clause: withSource("A backend survives a call that comes after later ones. Such a call shortens nothing, revives nothing, and takes no key for longer than its TTL.")},
+	{name: "LateDuplicateOverNetwork", check: lateDuplicateOverNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend survives a request that the network delivers after later ones. Such a request shortens nothing, revives nothing, and takes no key for longer than its TTL.")},
+	{name: "UnreachableStore", check: unreachableStore, faults: true, needs: needsVia,
+		clause: withSource("A backend that cannot reach its store returns an error that means neither \"held\" nor \"not held\". It returns within the ctx or within the client's own read timeout, whichever it can honour.")},
+	{name: "BlackHole", check: blackHole, faults: true, needs: needsNetwork,
+		clause: withSource("A backend whose requests or replies vanish never makes a holder certain of more than the store keeps. The holder learns of the loss at the deadline, and nobody else gets the key before.")},
+	{name: "SlowNetwork", check: slowNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend over a slow network keeps each lease until the deadline that its holder believes in. No two holders are certain of a key at the same time.")},
+	{name: "Reconnection", check: reconnection, faults: true, needs: needsNetwork,
+		clause: withSource("A backend works again by itself when the network does, with the same Locker. Calls succeed, waiters are served, and leases that outlast the outage stay.")},
+}
+
+func endedContext(s *scene) error {
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
+	defer cancel()
+	caused, cause := context.WithCancelCause(s.ctx)
+	cause(errCause)
+	lateCaused, cancel := context.WithDeadlineCause(s.ctx, time.Now().Add(-time.Second), errCause)
+	defer cancel()
+	var checks []func()
+	for _, ctx := range []context.Context{ended, late, caused, lateCaused} {
+		a, b := s.clients2()
+		checks = append(checks, func() {
+			endedAttempts(s, ctx, a, b)
+			endedOnHolder(s, ctx, a, b)
+		})
+	}
+	s.atOnce(checks...)
+	return s.result()
+}
+
+// errCause is why a ctx has ended. That is the caller's affair, and not the error of ctx.
+var errCause = errors.New("conformance: the cause of the end of a context")
+
+// endedAttempts tries to take a free key under a ctx that has ended.
+func endedAttempts(s *scene, ctx context.Context, a, b *client) {
+	key, token := s.key(), s.token("late")
+	s.uses(key, token)
+	_, err := a.TryAcquire(ctx, key, token, long)
+	refusedWith(s, ctx, err, "TryAcquire")
+	s.free(b, key)
+	_, err = a.Acquire(ctx, key, token, long)
+	refusedWith(s, ctx, err, "Acquire")
+	s.free(b, key)
+}
+
+// endedOnHolder calls everything that can change or read a lease under a ctx
+// that has ended.
+func endedOnHolder(s *scene, ctx context.Context, a, b *client) {
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	_, err := a.Release(ctx, g.key, g.token)
+	refusedWith(s, ctx, err, "Release")
+	_, err = a.Inspect(ctx, g.key)
+	refusedWith(s, ctx, err, "Inspect")
+	s.held(b, g)
+	s.release(a, g, true)
+
+	for _, call := range []string{"Renew", "RenewBatch"} {
+		g = s.grant(a, s.key(), s.token("holder"), ttl)
+		refusedWith(s, ctx, a.renewBy(ctx, call, g), call)
+		s.lapse(ttl)
+		s.free(b, g.key)
+	}
+}
+
+// refusedWith checks what a call under an ended ctx returned.
+func refusedWith(s *scene, ctx context.Context, err error, call string) {
+	if err != nil && !supported(err) {
+		return
+	}
+	if !isErr(err, ctx.Err()) {
+		s.fail("%s under a ctx that had ended returned the error %v; want %v", call, err, ctx.Err())
+	}
+}
+
+// unsupportedSendsNothing calls the optional methods that are not there, though
+// the interfaces are, and looks for their effects.
+func unsupportedSendsNothing(s *scene) error {
+	a, b := s.clients2()
+	n := 0
+	for _, o := range optionalMethods {
+		if o.implemented(a.inner.Locker) && !supported(s.probe(o, a, s.key(), s.token("probe"))) {
+			n++
+			changesNothing(s, a, b, o)
+		}
+	}
+	if n == 0 {
+		s.skip("no method of the Locker answers errors.ErrUnsupported")
+	}
+	return s.result()
+}
+
+func changesNothing(s *scene, a, b *client, o optionalMethod) {
+	ttl := s.h.ttl()
+	key, token := s.key(), s.token("caller")
+	s.uses(key, token)
+	unsupported(s, o, a, key, token)
+	s.free(b, key)
+
+	s.grant(a, key, token, ttl)
+	unsupported(s, o, a, key, token) // by the holder
+	s.lapse(ttl)
+	s.free(b, key)
+
+	g := s.grant(b, key, s.token("holder"), long)
+	unsupported(s, o, a, key, token) // by a stranger
+	s.release(b, g, true)
+	s.free(b, key)
+}
+
+func unsupported(s *scene, o optionalMethod, c *client, key, token string) {
+	if s.over() {
+		return
+	}
+	if err := s.probe(o, c, key, token); supported(err) {
+		s.fail("%s answers errors.ErrUnsupported once and %v later", o.name, err)
+	}
+}
+
+func decoratorHidesNothing(s *scene) error {
+	c := s.client()
+	if s.over() {
+		return s.result()
+	}
+	if n := hidesNothing(s, c.inner.Locker, 0); n == 0 {
+		s.skip("the Locker is not built around another: no field of it holds a dlock.Locker")
+	}
+	return s.result()
+}
+
+// hidesNothing compares what l offers with what the Lockers in its fields do,
+// and those with what is in theirs, and returns how many there are in l.
+func hidesNothing(s *scene, l dlock.Locker, depth int) int {
+	const deepest = 8 // in case that they refer to each other
+	if depth > deepest {
+		return 0
+	}
+	inner := lockersIn(reflect.ValueOf(l), fmt.Sprintf("%T", l))
+	for path, in := range inner {
+		if names := hides(s, l, in); names != nil {
+			s.fail("%T hides %s of the %T in its field %s; embed dlock.Forward, which passes every method on",
+				l, strings.Join(names, ", "), in, path)
+		}
+		hidesNothing(s, in, depth+1)
+	}
+	return len(inner)
+}
+
+// hides returns which optional methods of inner l does not offer.
+func hides(s *scene, l, inner dlock.Locker) (names []string) {
+	for _, o := range optionalMethods {
+		if s.offers(inner, o) && !s.offers(l, o) {
+			names = append(names, o.name)
+		}
+	}
+	return names
+}
+
+// lockersIn returns the Lockers in the fields of the struct that v is or points
+// to, unexported and embedded ones too, by the path of the field.
+func lockersIn(v reflect.Value, path string) map[string]dlock.Locker {
+	found := make(map[string]dlock.Locker)
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	if v.Kind() != reflect.Struct {
+		return found
+	}
+	if !v.CanAddr() {
+		addressable := reflect.New(v.Type()).Elem()
+		addressable.Set(v)
+		v = addressable
+	}
+	addLockers(found, v, path)
+	return found
+}
+
+func addLockers(found map[string]dlock.Locker, v reflect.Value, path string) {
+	for i := range v.NumField() {
+		name := path + "." + v.Type().Field(i).Name
+		if l := lockerAt(v.Field(i).Addr()); l != nil {
+			found[name] = l
+		} else if v.Field(i).Kind() == reflect.Struct {
+			addLockers(found, v.Field(i), name)
+		}
+	}
+}
+
+// lockerAt returns the Locker that the field at p holds, or nil. It reads no
+// fields but those whose type says that they hold one.
+func lockerAt(p reflect.Value) dlock.Locker {
+	locker := reflect.TypeFor[dlock.Locker]()
+	p = reflect.NewAt(p.Type().Elem(), p.UnsafePointer()) // makes unexported fields readable
+	field := p.Elem()
+	switch {
+	case field.Type().Implements(locker):
+		if k := field.Kind(); (k == reflect.Interface || k == reflect.Pointer) && field.IsNil() {
+			return nil
+		}
+		return field.Interface().(dlock.Locker)
+	case p.Type().Implements(locker):
+		return p.Interface().(dlock.Locker)
+	}
+	return nil
+}
+
+// noLeaks uses the store in every way, and looks for keys that are left. In a
+// bubble the goroutines that are left behind are found when it ends. Elsewhere
+// the store is used again and again, with new clients each time, and the number
+// of goroutines must not rise with the rounds.
+func noLeaks(s *scene) error {
+	keepsNothing(s)
+	ctx, end := goingOn()
+	if s.h.Bubble { // where it never ends
+		callsUnder(s, ctx, s.client(), s.client())
+		return useEverything(s)
+	}
+	defer end()
+	callsLeaveNothing(s, ctx)
+	const warmUp, rounds = 2, 6
+	before := 0
+	for i := range warmUp + rounds {
+		if i == warmUp {
+			before = runtime.NumGoroutine()
+		}
+		use := useClients
+		if i == 0 {
+			use = useEverything
+		}
+		s.t.Run("round", func(t *testing.T) {
+			if err := newScene(t, s.h, 0).run(use); err != nil {
+				s.stop(err)
+			}
+		})
+	}
+	goroutinesEnd(s, before, rounds, "with new clients, all closed")
+	return s.result()
+}
+
+// goingOn returns a ctx that does not end with the case, as that of a program that runs
+// for months: what stays until it ends is a leak.
+func goingOn() (ctx context.Context, end context.CancelFunc) {
+	return context.WithCancel(context.Background())
+}
+
+// callsLeaveNothing makes calls under a ctx that goes on. The number of goroutines must
+// not rise with them.
+func callsLeaveNothing(s *scene, ctx context.Context) {
+	const rounds = 5
+	a, b := s.clients2()
+	callsUnder(s, ctx, a, b)
+	s.gap() // what ends, ends
+	before := runtime.NumGoroutine()
+	for range rounds {
+		callsUnder(s, ctx, a, b)
+	}
+	goroutinesEnd(s, before, rounds, "of calls under a ctx that has not ended")
+}
+
+// callsUnder makes calls of each kind under ctx.
+func callsUnder(s *scene, ctx context.Context, a, b *client) {
+	g := grant{key: s.key(), token: s.token("holder")}
+	w := grant{key: g.key, token: s.token("waiter")}
+	s.uses(g.key, g.token)
+	s.uses(w.key, w.token)
+	call := func(name string, f func() error) {
+		if s.over() {
+			return
+		}
+		if err := f(); supported(err) {
+			s.noError(err, name, g.key)
+		}
+	}
+	call("TryAcquire", func() error { _, err := a.TryAcquire(ctx, g.key, g.token, long); return err })
+	call("Renew", func() error { return a.renewBy(ctx, "Renew", g) })
+	call("RenewBatch", func() error { return a.renewBy(ctx, "RenewBatch", g) })
+	call("TryAcquire", func() error { _, err := b.TryAcquire(ctx, w.key, w.token, long); return err })
+	call("Inspect", func() error { _, err := b.Inspect(ctx, g.key); return err })
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		call("Acquire", func() error { _, err := b.Acquire(ctx, w.key, w.token, long); return err })
+	}()
+	s.gap()
+	call("Release", func() error { _, err := a.Release(ctx, g.key, g.token); return err })
+	if !s.over() && !s.await(served) {
+		s.fail("%s.Acquire(%s) has not returned %v after the holder released the key", b.name, brief(w.key), s.h.patience())
+	}
+	call("Release", func() error { _, err := b.Release(ctx, w.key, w.token); return err })
+}
+
+// keepsNothing uses many keys, never many at a time, and looks how much is stored. A
+// store may remove things later, but what it keeps must not grow with the keys that were
+// ever used.
+func keepsNothing(s *scene) {
+	if s.h.Count == nil {
+		return
+	}
+	const rounds, keys = 10, 40
+	a, b := s.clients2()
+	before := s.h.Count(s.t)
+	for range rounds {
+		for i := range keys {
+			useKey(s, a, b, i)
+		}
+		s.lapse(time.Millisecond)
+	}
+	const most = rounds * keys / (2 * ways) // half of what one way alone would leave
+	stored := 0
+	for end := time.Now().Add(s.h.patience()); !s.over(); s.sleep(20 * time.Millisecond) {
+		if stored = s.h.Count(s.t) - before; stored < most {
+			return
+		}
+		if time.Now().After(end) {
+			s.fail("%d keys, %d at a time, were released or have expired, but %d more things are stored than before; want less than %d, and no more if more keys are used",
+				rounds*keys, keys, stored, most)
+		}
+	}
+}
+
+// ways is how many ways there are to use a key.
+const ways = 5
+
+// useKey uses a key in one way or another. Its lease ends at once, or very soon.
+func useKey(s *scene, a, b *client, way int) {
+	key := s.key()
+	switch way % ways {
+	case 0:
+		s.release(a, s.grant(a, key, s.token("holder"), long), true)
+	case 1:
+		s.grant(a, key, s.token("dead"), time.Millisecond)
+	case 2:
+		g := s.grant(a, key, s.token("holder"), long)
+		s.refused(b, g, s.token("stranger"), long)
+		s.renew(b, g.as("stranger"), long, false)
+		s.release(b, g.as("stranger"), false)
+		s.release(a, g, true)
+	case 3:
+		g := s.grant(a, key, s.token("holder"), long)
+		waitsInVain(s, b, g)
+		s.release(a, g, true)
+	case 4:
+		if _, err := b.Inspect(s.ctx, key); supported(err) {
+			s.noError(err, "Inspect", key)
+		}
+	}
+}
+
+// waitsInVain has a token wait for a short time.
+func waitsInVain(s *scene, c *client, g grant) {
+	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap()/20)
+	defer cancel()
+	w := g.as(s.token("late"))
+	s.uses(w.key, w.token)
+	if _, err := c.Acquire(ctx, w.key, w.token, long); err == nil {
+		s.fail("%s.Acquire(%s) = <nil> when its ctx had ended; want an error, because another token holds the key", c.name, brief(w.key))
+	}
+	s.release(c, w, false)
+}
+
+// goroutinesEnd waits until there are about as many goroutines as before: one
+// more for each round is a leak.
+func goroutinesEnd(s *scene, before, rounds int, rounded string) {
+	for end := time.Now().Add(s.h.patience()); runtime.NumGoroutine() >= before+rounds; {
+		if time.Now().After(end) {
+			var stacks strings.Builder
+			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1) // to a Builder, which does not fail
+			s.fail("%d goroutines, and %d after %d rounds %s:\n%s", before, runtime.NumGoroutine(), rounds, rounded, &stacks)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// useEverything is useClients, and then looks for what is left when all leases
+// have expired.
+func useEverything(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	s.grant(a, s.key(), s.token("dead"), ttl)
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	s.renew(a, g, ttl, true)
+	if err := useClients(s); err != nil {
+		return err
+	}
+	s.lapse(ttl)
+	for _, key := range s.keysUsed() {
+		s.free(b, key)
+	}
+	return s.result()
+}
+
+// useClients has leases released, expired and renewed, and waits served,
+// cancelled and timed out.
+func useClients(s *scene) error {
+	a, b := s.clients2()
+	key := s.key()
+	s.release(a, s.grant(a, key, s.token("holder"), long), true)
+	g := s.grant(a, key, s.token("holder"), long)
+	useWaits(s, b, g)
+	s.release(a, g, true)
+	s.free(b, key)
+	useClient(s, b)
+	return s.result()
+}
+
+// useWaits has waits for g end in two ways, where the store has a queue.
+func useWaits(s *scene, c *client, g grant) {
+	timeout, cancel := context.WithTimeout(s.ctx, s.h.gap())
+	defer cancel()
+	w := s.waitCtx(timeout, c, g.key, s.token("late"), long)
+	if s.over() || s.await(w.done) && !supported(w.err) {
+		return
+	}
+	s.ended(w)
+	s.release(c, w.grant, false)
+	s.forget(s.wait(c, g.key, s.token("cancelled"), long))
+}
+
+// useClient uses the store through a Client, and closes it.
+func useClient(s *scene, c *client) {
+	d := dlock.New(c, dlock.WithTTL(s.h.coreTTL()))
+	defer d.Close()
+	for i := range 2 {
+		if s.over() {
+			return
+		}
+		err := d.Do(s.ctx, s.key(), func(context.Context, *dlock.Lease) error {
+			time.Sleep(s.h.coreTTL() * time.Duration(i) / 2)
+			return nil
+		})
+		if errors.Is(err, dlock.ErrLost) && !s.h.Bubble {
+			s.stop(errInconclusive) // or the store loses leases, for which there are other cases
+			return
+		}
+		s.noError(err, "Client.Do", fmt.Sprint("round ", i))
+	}
+}

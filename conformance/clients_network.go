@@ -1,0 +1,319 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
+)
+
+func unreachableStore(s *scene) error {
+	s.overNetworks(
+		unreachable("is silent", func(n *network, _ grant) { n.Block(faultproxy.Both) }),
+		unreachable("does not hear", func(n *network, _ grant) { n.Block(faultproxy.ToStore) }),
+		unreachable("is not heard", func(n *network, _ grant) { n.Block(faultproxy.ToClient) }),
+		unreachable("refuses connections", func(n *network, _ grant) { n.Refuse() }),
+		func(n *network) {
+			if n.clear {
+				unreachable(breaksOff, breakOff)(n)
+			}
+		},
+	)
+	return s.result()
+}
+
+const breaksOff = "breaks off each reply"
+
+// unreachable has a store become unreachable while a lease is held, and then makes all
+// calls.
+func unreachable(how string, become func(*network, grant)) part {
+	return func(n *network) {
+		g := n.grant(n.via, n.key(), n.token("holder"), long)
+		become(n, g)
+		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
+	}
+}
+
+// breakOff cuts the connection in the middle of every reply that concerns the key of g,
+// however many times a client sends it.
+func breakOff(n *network, g grant) {
+	for range 200 {
+		n.CutReply(faultproxy.Contains(g.key))
+	}
+}
+
+// unanswered makes every call of a store that cannot answer, all at the same time. Each
+// must end with an error, which does not say that the call has no effect if it was sent.
+func unanswered(s *scene, c *client, g grant, store string, sent bool) {
+	waiter := s.token("waiter")
+	s.uses(g.key, waiter)
+	var calls sync.WaitGroup
+	for call, do := range map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := c.TryAcquire(ctx, g.key, g.token, long)
+			return err
+		},
+		"Acquire": func(ctx context.Context) error {
+			_, err := c.Acquire(ctx, g.key, waiter, long)
+			return err
+		},
+		"Renew": func(ctx context.Context) error {
+			_, err := c.Renew(ctx, g.key, g.token, long)
+			return err
+		},
+		"RenewBatch": func(ctx context.Context) error {
+			results, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+			if err == nil && len(results) == 1 {
+				err = results[0].Err
+			}
+			return err
+		},
+		"Inspect": func(ctx context.Context) error {
+			_, err := c.Inspect(ctx, g.key)
+			return err
+		},
+		"Release": func(ctx context.Context) error {
+			_, err := c.Release(ctx, g.key, g.token)
+			return err
+		},
+	} {
+		calls.Go(func() {
+			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, call, brief(g.key), store), sent, do)
+		})
+	}
+	calls.Wait()
+}
+
+// endsWithError makes a call with a second of time, and wants an error within
+// that or the client's own time-out.
+func endsWithError(s *scene, name string, sent bool, call func(context.Context) error) {
+	if s.over() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, time.Second)
+	defer cancel()
+	done := make(chan struct{})
+	var err error
+	go func() {
+		defer close(done)
+		err = call(ctx)
+	}()
+	switch {
+	case !s.await(done):
+		s.fail("%s did not return within %v, though its ctx ended after 1s; want an error soon after that, or after the client's time-out", name, s.h.patience())
+	case err == nil:
+		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
+	case errors.Is(err, dlock.ErrHeld):
+		s.fail("%s returned %q, which says that the store answered; want any other error", name, err)
+	case errors.Is(err, dlock.ErrClosed):
+		s.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
+	case supported(err) && saysNoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
+		s.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
+	}
+}
+
+func blackHole(s *scene) error {
+	var parts []part
+	for _, d := range []faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both} {
+		parts = append(parts, func(n *network) { swallow(n, d) })
+	}
+	s.overNetworks(parts...)
+	return s.result()
+}
+
+// swallow lets a lease end in a black hole. Its holder must know of that before another
+// has the key, and what arrives late must not touch the other's lease.
+func swallow(n *network, d faultproxy.Direction) {
+	c := n.core(dlock.WithTTL(n.h.coreTTL()))
+	defer c.Close()
+	lease := n.leaseSlowly(c, n.key())
+	if lease == nil {
+		return
+	}
+	work := lease.Context(n.ctx)
+	n.Block(d)
+	next := succeed(n, lease)
+	if n.over() {
+		return
+	}
+	if !n.soon(lease.Done()) || !n.soon(work.Done()) {
+		n.fail("a lease that has ended in a black hole is not announced %v later", n.h.patience())
+	}
+	if err := lease.Release(); !isErr(err, dlock.ErrLost) || !isErr(context.Cause(work), dlock.ErrLost) {
+		n.fail("a lease has ended in a black hole: Release returned %v, and the cause of its context is %v; want ErrLost", err, context.Cause(work))
+	}
+	n.noError(n.Heal(), "Heal", next.key)
+	n.recovers()
+	n.held(n.direct, next)
+	n.release(n.direct, next, true)
+}
+
+// succeed takes the key of a lease as soon as the store gives it away, and checks that
+// the lease has ended by then.
+func succeed(n *network, lease *dlock.Lease) grant {
+	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
+		g := n.takeFenced(n.direct, lease.Key(), "next")
+		now := time.Now()
+		if !g.Acquired {
+			continue
+		}
+		if deadline := lease.Deadline(); now.Before(deadline) && lease.Err() == nil {
+			n.fail("the store granted %s to another %v before the deadline of a lease whose holder is certain of it", brief(g.key), deadline.Sub(now))
+		}
+		n.certain(g.key, g.start.Add(long), true)
+		return g
+	}
+	if !n.over() {
+		n.fail("%s is still held %v after its holder was cut off, with a TTL of %v", brief(lease.Key()), n.h.patience(), n.h.coreTTL())
+	}
+	return grant{}
+}
+
+func slowNetwork(s *scene) error {
+	shared := &overlaps{s: s, key: s.key()}
+	defer soonFree(s, s.client(), shared.key)
+	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers,
+		shared.work, shared.work, shared.work)
+	shared.check()
+	return s.result()
+}
+
+// slowDown makes the network slow: the latency matters beside the TTL, and is small enough
+// to have leases in spite of it.
+func slowDown(n *network) {
+	pace := n.h.coreTTL() / 10
+	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
+}
+
+// endOnTime has leases expire. The store keeps each until its deadline.
+func endOnTime(n *network) {
+	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
+	defer c.Close()
+	slowDown(n)
+	for range n.h.rounds(4) {
+		if lease := n.leaseSlowly(c, n.key()); lease != nil {
+			n.release(n.direct, succeed(n, lease), true)
+		}
+	}
+}
+
+// servedAfterSlowAnswers: the network is slow when the store answers a waiter that it
+// waits, and fast again when the waiter is served. The first answer is old by then.
+func servedAfterSlowAnswers(n *network) {
+	const lag = 300 * time.Millisecond
+	if !n.offers(n.via.inner.Locker, acquire) {
+		return
+	}
+	ttl := max(n.h.ttl(), lag)
+	g := n.grant(n.direct, n.key(), n.token("holder"), long)
+	n.Slow(faultproxy.ToClient, faultproxy.Pace{Latency: lag})
+	w := n.waitCtx(n.ctx, n.via, g.key, n.token("waiter"), ttl)
+	time.Sleep(4 * lag)
+	n.noError(n.Heal(), "Heal", g.key)
+	n.release(n.direct, g, true)
+	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
+}
+
+// overlaps are the times in which those who share a key were certain of it.
+type overlaps struct {
+	s   *scene
+	key string
+
+	mu    sync.Mutex
+	holds []certainty
+}
+
+type certainty struct{ start, end time.Time }
+
+// work holds the key again and again over a slow network: released in time, kept alive
+// and released, or left to expire.
+func (o *overlaps) work(n *network) {
+	kept := n.core(dlock.WithTTL(n.h.coreTTL()))
+	defer kept.Close()
+	left := kept.With(dlock.WithRenewal(false))
+	slowDown(n)
+	for i := range n.h.rounds(6) {
+		c := kept
+		if i%2 == 1 {
+			c = left
+		}
+		if lease := n.leaseSlowly(c, o.key); lease != nil {
+			o.hold(n, lease, i%3 == 2)
+		}
+	}
+}
+
+// hold holds a lease, for longer than its TTL if long, and notes while it was certain.
+func (o *overlaps) hold(n *network, lease *dlock.Lease, long bool) {
+	start := time.Now()
+	if long {
+		n.awaitFor(lease.Done(), n.h.coreTTL()*3/2)
+	}
+	end := time.Now()
+	if deadline := lease.Deadline(); deadline.Before(end) {
+		end = deadline
+	}
+	_ = lease.Release() // it may be lost, or not be answered in time
+	if start.Before(end) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.holds = append(o.holds, certainty{start, end})
+	}
+}
+
+func (o *overlaps) check() {
+	slices.SortFunc(o.holds, func(a, b certainty) int { return a.start.Compare(b.start) })
+	for i := 1; i < len(o.holds); i++ {
+		if by := o.holds[i-1].end.Sub(o.holds[i].start); by > 0 {
+			o.s.fail("over a slow network, two holders were certain of %s at the same time, for %v", brief(o.key), by)
+		}
+	}
+}
+
+func reconnection(s *scene) error {
+	s.overClearNetworks(
+		func(n *network) { outage(n, "was cut", n.Cut) },
+		func(n *network) { outage(n, "refused connections", n.Refuse) },
+		func(n *network) { outage(n, "was silent", func() { n.Block(faultproxy.Both) }) },
+	)
+	return s.result()
+}
+
+// outage has the network fail while a lease is held, another is kept alive and a third
+// is waited for.
+func outage(n *network, what string, begin func()) {
+	c := n.core(dlock.WithTTL(n.h.outlastTTL()))
+	defer c.Close()
+	g := n.grant(n.via, n.key(), n.token("holder"), long)
+	kept := n.leaseSlowly(c, n.key())
+	held := n.grant(n.direct, n.key(), n.token("holder"), long)
+	w := waitAgain(n, c, held.key)
+	if n.over() {
+		return
+	}
+	begin()
+	n.release(n.direct, held, true)
+	time.Sleep(n.h.outlastTTL() * 2 / 5) // a renewal is due by then
+	n.noError(n.Heal(), "Heal", g.key)
+	deadline := kept.Deadline()
+	n.recovers()
+	if !n.soon(w.done) && !n.over() {
+		n.fail("a waiter is not served %v after a network that %s has healed, though the key became free meanwhile", n.h.patience(), what)
+	}
+	succeeds(n, w)
+	n.stays(kept, deadline)
+	n.held(n.direct, g)
+	n.release(n.direct, g, true)
+	if err := kept.Release(); errors.Is(err, dlock.ErrLost) && !n.over() {
+		n.fail("Lease.Release after an outage returned %w", err)
+	}
+	soonFree(n.scene, n.direct, kept.Key())
+}
+
+// outlastTTL is the TTL of a lease that outlasts an outage.
+func (h Harness) outlastTTL() time.Duration { return 20 * h.coreTTL() }

@@ -1,0 +1,147 @@
+package conformance
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+var fencesCases = []testCase{
+	{name: "FenceRises", check: fenceRises,
+		clause: withSource("A backend gives each grant of a key a larger fence than every earlier one: after a release, an expiry or a handover, by another client, and with many contenders. It leaves at least 8 numbers for each grant.")},
+	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, once: true, idles: true, needs: needsIdleness,
+		clause: withSource("A backend gives the next grant of a key a larger fence even if nobody has used the key for hours, or for days.")},
+	{name: "FenceSurvivesDataLoss", check: fenceSurvivesDataLoss, alone: true, needs: needsWipe,
+		clause: withSource("A backend gives the next grant of a key a larger fence even after the store has lost everything, if it claims that fences survive this.")},
+}
+
+func fenceRises(s *scene) error {
+	a, b := s.clients2()
+	key, ttl := s.key(), s.h.ttl()
+	first := s.grant(a, key, s.token("first"), long)
+	s.fenced(first)
+
+	s.release(a, first, true)
+	second := s.grant(b, key, s.token("second"), ttl)
+	s.above(first, second) // after release, by another client
+
+	s.lapse(ttl)
+	again := s.grant(a, key, second.token, ttl)
+	s.above(second, again) // by the token that has lost it
+	s.lapse(ttl)
+	third := s.grant(a, key, s.token("third"), long)
+	s.above(again, third) // after expiry
+
+	s.above(third, handover(s, a, b, third))
+	fencesUnderContention(s, a, b)
+	s.eachWay(a, b, fenceAtExpiry)
+	return s.result()
+}
+
+// handover has g passed to a waiter, where the store can do that.
+func handover(s *scene, a, b *client, g grant) grant {
+	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
+	s.gap()
+	s.release(a, g, true)
+	if s.over() || !s.await(w.done) || !supported(w.err) {
+		return s.grant(b, g.key, s.token("next"), long)
+	}
+	return s.isServed(w)
+}
+
+// fencesUnderContention has many take one key in turn, and looks at the fences
+// in the order in which the key was held.
+func fencesUnderContention(s *scene, clients ...*client) {
+	rounds := s.h.rounds(6)
+	key := s.key()
+	var mu sync.Mutex
+	var grants []grant
+	var wg sync.WaitGroup
+	for i := range racers {
+		wg.Go(func() {
+			for n := range rounds {
+				g := s.takeFenced(clients[i%len(clients)], key, fmt.Sprint("racer", i, "-", n))
+				if g.Acquired {
+					mu.Lock()
+					grants = append(grants, g)
+					mu.Unlock()
+					s.release(clients[0], g, true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := 1; i < len(grants); i++ {
+		s.above(grants[i-1], grants[i])
+	}
+}
+
+// fenceAtExpiry: a lease that was over before the call that made it has returned
+// came before that of the next holder, and so does its fence.
+func fenceAtExpiry(s *scene, next, slow *client) {
+	var wg sync.WaitGroup
+	for ttl := time.Millisecond; ttl <= 8*time.Millisecond; ttl += time.Millisecond {
+		wg.Go(func() {
+			first := grant{key: s.key(), token: s.token("slow")}
+			s.uses(first.key, first.token)
+			done := make(chan error, 1)
+			go func() {
+				var err error
+				first.Attempt, err = slow.TryAcquire(s.ctx, first.key, first.token, ttl)
+				done <- err
+			}()
+			time.Sleep(s.h.gap() / 2)
+			second := s.takeSoon(next, first.key)
+			s.noError(<-done, "TryAcquire", first.key)
+			if first.Acquired && second.Acquired {
+				s.above(first, second)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// idleTimes are longer than what companions of a lock, or rows that are used no more,
+// are kept for.
+var idleTimes = []time.Duration{90 * time.Minute, 25 * time.Hour, 8 * 24 * time.Hour}
+
+func fenceSurvivesIdleness(s *scene) error {
+	a, b := s.clients2()
+	last := s.grant(a, s.key(), s.token("first"), long)
+	s.fenced(last)
+	s.release(a, last, true)
+	for _, idle := range idleTimes {
+		stayIdle(s, idle)
+		next := s.grant(b, last.key, s.token(fmt.Sprint("after ", idle)), s.h.ttl())
+		s.above(last, next) // whose lease runs out
+		last = next
+	}
+	return s.result()
+}
+
+// stayIdle lets so much time pass that it must not be real time.
+func stayIdle(s *scene, d time.Duration) {
+	if s.over() {
+		return
+	}
+	pause := s.trace.begin("", "", "%v pass", d)
+	s.sleep(d)
+	pause.end("they have passed", false, nil)
+}
+
+func fenceSurvivesDataLoss(s *scene) error {
+	c := s.client()
+	key := s.key()
+	var last grant
+	for range 300 { // quickly: numbers that run ahead of a clock are still ahead of it later
+		last = s.grant(c, key, s.token("early"), long)
+		s.fenced(last)
+		s.release(c, last, true)
+	}
+	last = s.grant(c, key, s.token("last"), long)
+	s.wipe()
+	s.sleep(s.h.ttl()) // as no store is back at once
+	after := s.grant(s.client(), key, s.token("after"), long)
+	s.above(last, after)
+	return s.result()
+}

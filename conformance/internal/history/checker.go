@@ -1,0 +1,237 @@
+package history
+
+import (
+	"slices"
+	"time"
+)
+
+// A checker decides whether the answers to all operations on one key can be those of
+// its model. It looks for an order in which each operation takes effect at one instant
+// between its call and its return, such that every answer is right. An operation is
+// placed when it returns, together with those that must have come before it.
+//
+// A mutex with expiry is not a matter of order alone. For each state the checker knows
+// the earliest and the latest instant at which the lease may end on its own, and how
+// late it is at least.
+//
+// An indeterminate operation is not placed. From its call on, the store may change its
+// state as the operation would.
+type checker struct {
+	Model
+	events []event
+	tokens map[string]int
+	extra  map[int]time.Duration // by token: what indeterminate renewals may add to a lease
+
+	pending       [64]*Operation // that have been called, have not returned, and are not indeterminate
+	indeterminate []indeterminate
+	states        []state // in which the store may be, before what is pending takes effect
+	tooMany       bool    // states, or pending operations
+}
+
+// An event is a call or a return.
+type event struct {
+	operation     *Operation
+	indeterminate bool
+	isCall        bool
+}
+
+func (e event) place() int {
+	if e.isCall {
+		return e.operation.Begin
+	}
+	return e.operation.End
+}
+
+// An indeterminate operation may take effect any number of times.
+type indeterminate struct {
+	*Operation
+	token int
+}
+
+// Tokens are numbered from 2. free is the holder of a free key. somebody stands for all
+// tokens that may have held the key and that no answer names. nobody never holds it.
+const (
+	free     = 0
+	somebody = 1
+	nobody   = -1
+)
+
+// maxStates limits the search: a history that needs more is not checked.
+const maxStates = 2000
+
+// checker prepares to check operations, which are in the order of their calls. The
+// outcomes of those that are not known are ignored; nil knows all.
+func (m Model) checker(operations []*Operation, known func(*Operation) bool) *checker {
+	c := &checker{Model: m, tokens: map[string]int{"": free}, extra: make(map[int]time.Duration), states: []state{{}}}
+	isIndeterminate := func(o *Operation) bool { return o.Outcome == Unknown || known != nil && !known(o) }
+	anonymous := c.number(operations, isIndeterminate)
+	for _, o := range operations {
+		e := event{operation: o, indeterminate: isIndeterminate(o), isCall: true}
+		unnamed := e.indeterminate && c.tokens[o.Token] == free
+		switch {
+		case e.indeterminate && o.Method == Inspect:
+		case unnamed && o.Method.takes() && !anonymous: // nobody ever saw it
+		case unnamed && o.Method == Release: // its hold is indeterminate too
+		case e.indeterminate && o.Method == Renew:
+			c.extra[c.token(o, somebody)] += o.TTL
+		default:
+			c.events = append(c.events, e)
+			if o.End != Never && (!e.indeterminate || o.Outcome != Unknown) {
+				e.isCall = false
+				c.events = append(c.events, e)
+			}
+		}
+	}
+	slices.SortFunc(c.events, func(a, b event) int { return a.place() - b.place() })
+	return c
+}
+
+// number numbers the tokens that some answer shows to have held the key. It reports
+// whether some answer shows that the key was held, but not by whom.
+func (c *checker) number(operations []*Operation, isIndeterminate func(*Operation) bool) (anonymous bool) {
+	name := func(token string) {
+		if _, ok := c.tokens[token]; !ok {
+			c.tokens[token] = somebody + len(c.tokens)
+		}
+	}
+	for _, o := range operations {
+		switch {
+		case isIndeterminate(o):
+		case o.Outcome == Granted, o.Outcome == Held && o.Method != Inspect:
+			name(o.Token)
+		case o.Outcome == Refused, o.Outcome == Held:
+			name(o.Holder)
+			anonymous = anonymous || o.Holder == ""
+		}
+	}
+	return anonymous
+}
+
+// token is the number of the operation's token, or other if it has none.
+func (c *checker) token(o *Operation, other int) int {
+	if i := c.tokens[o.Token]; i != free {
+		return i
+	}
+	return other
+}
+
+// run returns the first return that the model cannot have, and the states in which the
+// store may have been before it; or nil.
+func (c *checker) run() (wrong *Operation, before []state) {
+	for _, e := range c.events {
+		before := c.states
+		switch {
+		case e.isCall && e.indeterminate:
+			c.suppose(e.operation)
+		case e.isCall:
+			if e.operation.Method == Acquire {
+				c.suppose(e.operation) // it may be granted and expire unseen, and be granted again
+			}
+			c.begin(e.operation)
+		default:
+			c.settle(e.operation, !e.indeterminate)
+			c.end(e.operation)
+		}
+		if len(c.states) == 0 {
+			return e.operation, before
+		}
+		if c.tooMany {
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+// suppose lets o take effect from now on.
+func (c *checker) suppose(o *Operation) {
+	i := indeterminate{o, c.token(o, somebody)}
+	if i.token == somebody && slices.ContainsFunc(c.indeterminate, i.sameAs) {
+		return
+	}
+	c.indeterminate = append(c.indeterminate, i)
+}
+
+// sameAs reports whether other has every effect that i can have.
+func (i indeterminate) sameAs(other indeterminate) bool {
+	return other.token == i.token && other.End == Never && other.TTL >= i.TTL && other.Method.takes() && i.Method.takes()
+}
+
+func (c *checker) begin(o *Operation) {
+	i := slices.Index(c.pending[:], nil)
+	if i < 0 {
+		c.tooMany = true
+		return
+	}
+	c.pending[i] = o
+}
+
+func (c *checker) end(o *Operation) {
+	c.indeterminate = slices.DeleteFunc(c.indeterminate, func(i indeterminate) bool { return i.Operation == o })
+	if i := slices.Index(c.pending[:], o); i >= 0 {
+		c.pending[i] = nil
+	}
+}
+
+// settle replaces the states by all that may be reached from them until o returns;
+// if o must have taken effect by then, by those in which it has.
+func (c *checker) settle(o *Operation, must bool) {
+	var bit uint64
+	if i := slices.Index(c.pending[:], o); i >= 0 {
+		bit = 1 << i
+	}
+	reached, settled := frontier{reads: c.reads()}, frontier{reads: c.reads()}
+	for _, s := range c.states {
+		reached.add(s)
+	}
+	for i := 0; i < len(reached.states); i++ {
+		s := reached.states[i]
+		switch {
+		case reached.covered[i]:
+			continue
+		case !must:
+			settled.add(s)
+		case s.done&bit != 0:
+			s.done &^= bit
+			settled.add(s)
+			continue
+		}
+		c.successors(s, o.Returned, &reached)
+		if len(reached.states) > maxStates {
+			c.tooMany = true
+			return
+		}
+	}
+	c.states = settled.best()
+}
+
+// reads are the pending operations that change nothing.
+func (c *checker) reads() uint64 {
+	var bits uint64
+	for i, o := range c.pending {
+		if o != nil && (o.Outcome == Refused || o.Outcome == NotHeld || o.Method == Inspect) {
+			bits |= 1 << i
+		}
+	}
+	return bits
+}
+
+// successors adds the states that may follow s until then.
+func (c *checker) successors(s state, then time.Duration, to *frontier) {
+	if s.holder != free && then >= s.least {
+		to.add(s.freed(max(s.now, s.least)))
+	}
+	for _, i := range c.indeterminate {
+		if next, ok := c.mayChange(s, i, then); ok {
+			to.add(next)
+		}
+	}
+	for i, o := range c.pending {
+		if o == nil || s.done&(1<<i) != 0 {
+			continue
+		}
+		if next, ok := c.takesEffect(s, o, then); ok {
+			next.done |= 1 << i
+			to.add(next)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A Recorder records a history while it happens. It is safe for concurrent use.
+type Recorder struct {
+	start time.Time
+
+	mu      sync.Mutex
+	events  int
+	history History
+}
+
+// NewRecorder begins a history.
+func NewRecorder() *Recorder { return &Recorder{start: time.Now()} }
+
+// Now is the time since the beginning of the history.
+func (r *Recorder) Now() time.Duration { return r.At(time.Now()) }
+
+// At is the time from the beginning of the history to t.
+func (r *Recorder) At(t time.Time) time.Duration { return t.Sub(r.start) }
+
+// History returns what has happened until now. Certain holds end where data was lost.
+// What happens later does not change it.
+func (r *Recorder) History() *History {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := &History{Outages: slices.Clone(r.history.Outages)}
+	for _, o := range r.history.Operations {
+		o := *o
+		h.Operations = append(h.Operations, &o)
+	}
+	h.Holds = cutAtWipes(r.history.Holds, h.Operations)
+	return h
+}
+
+// Held records that a client was certain of its lease, unless no time passed.
+func (r *Recorder) Held(h Hold) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.history.Holds = append(r.history.Holds, &h)
+}
+
+// Failed records that a client's connection failed from then until now.
+func (r *Recorder) Failed(client int, from time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.history.Outages = append(r.history.Outages, Outage{client, from, r.Now()})
+}
+
+// Wipe calls wipe, which loses all data of the store, and records that.
+func (r *Recorder) Wipe(wipe func()) {
+	o := r.begin(Operation{Method: Wipe, Client: -1})
+	wipe()
+	r.end(o, nil, func() { o.Outcome = Wiped })
+}
+
+// begin records a call, before it is made.
+func (r *Recorder) begin(o Operation) *Operation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events++
+	o.Begin, o.End, o.Called = r.events, Never, r.Now()
+	r.history.Operations = append(r.history.Operations, &o)
+	return &o
+}
+
+// end records that a call has returned. A call whose error says that the store does
+// not have the method was not made.
+func (r *Recorder) end(o *Operation, err error, answer func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events++
+	o.End, o.Returned, o.Err = r.events, r.Now(), err
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		r.history.Operations = slices.DeleteFunc(r.history.Operations, func(other *Operation) bool { return other == o })
+	case err == nil:
+		answer()
+	}
+}
+
+// A Locker records the calls of one client.
+type Locker struct {
+	dlock.Forward
+	recorder *Recorder
+	client   int
+	stall    atomic.Int64
+}
+
+// Locker returns l for one client, whose calls it records.
+func (r *Recorder) Locker(client int, l dlock.Locker) *Locker {
+	return &Locker{Forward: dlock.Forward{Locker: l}, recorder: r, client: client}
+}
+
+// Stall delays the next answer to TryAcquire or Acquire by d, as if the process had
+// been stopped just then.
+func (l *Locker) Stall(d time.Duration) { l.stall.Store(int64(d)) }
+
+func (l *Locker) begin(m Method, key, token string, ttl time.Duration) *Operation {
+	return l.recorder.begin(Operation{Method: m, Client: l.client, Key: key, Token: token, TTL: ttl})
+}
+
+// TryAcquire implements [dlock.Locker].
+func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	o := l.begin(TryAcquire, key, token, ttl)
+	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
+	l.attempted(o, a, err)
+	return a, err
+}
+
+// Acquire implements [dlock.Acquirer].
+func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	o := l.begin(Acquire, key, token, ttl)
+	a, err := l.Forward.Acquire(ctx, key, token, ttl)
+	l.attempted(o, a, err)
+	return a, err
+}
+
+func (l *Locker) attempted(o *Operation, a dlock.Attempt, err error) {
+	l.recorder.end(o, err, func() {
+		o.Outcome, o.Fence, o.Holder = Refused, a.Fence, a.Holder
+		if a.Acquired {
+			o.Outcome, o.Since = Granted, o.Called
+		}
+		if a.Acquired && !a.Since.IsZero() {
+			o.Since = min(l.recorder.At(a.Since), o.Returned)
+		}
+	})
+	time.Sleep(time.Duration(l.stall.Swap(0)))
+}
+
+// Renew implements [dlock.Locker].
+func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	o := l.begin(Renew, key, token, ttl)
+	held, err := l.Forward.Renew(ctx, key, token, ttl)
+	l.answered(o, held, "", err)
+	return held, err
+}
+
+// Release implements [dlock.Locker].
+func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
+	o := l.begin(Release, key, token, 0)
+	held, err := l.Forward.Release(ctx, key, token)
+	l.answered(o, held, "", err)
+	return held, err
+}
+
+func (l *Locker) answered(o *Operation, held bool, holder string, err error) {
+	l.recorder.end(o, err, func() {
+		o.Outcome = NotHeld
+		if held {
+			o.Outcome, o.Holder = Held, holder
+		}
+	})
+}
+
+// RenewBatch implements [dlock.BatchRenewer].
+func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	operations := make([]*Operation, len(batch))
+	for i, n := range batch {
+		operations[i] = l.begin(Renew, n.Key, n.Token, n.TTL)
+	}
+	results, err := l.Forward.RenewBatch(ctx, batch)
+	if err == nil && len(results) != len(batch) {
+		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
+	}
+	for i, o := range operations {
+		if err != nil {
+			l.answered(o, false, "", err)
+		} else {
+			l.answered(o, results[i].Held, "", results[i].Err)
+		}
+	}
+	return results, err
+}
+
+// Inspect implements [dlock.Inspector].
+func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	o := l.begin(Inspect, key, "", 0)
+	h, err := l.Forward.Inspect(ctx, key)
+	l.answered(o, h.Held, h.Token, err)
+	return h, err
+}

@@ -1,0 +1,191 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"html"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestSeedIsRepeated(t *testing.T) {
+	t.Setenv(seedVariable, "42")
+	assert.Equal(t, uint64(42), seed())
+	for _, name := range []string{"History", "GuardedRegister"} {
+		err := play(t, harnessOf("blocksOfNumbers"), caseNamed(t, name))
+		assert.ErrorContains(t, err, seedVariable+"=42", name)
+	}
+	assert.ErrorContains(t, play(t, harnessOf("getThenSet"), caseNamed(t, "GuardedCounter")), seedVariable+"=42")
+}
+
+func TestTooLittleFails(t *testing.T) {
+	idle := testCase{name: "idle", check: func(s *scene) error {
+		c := newRandomRun(s)
+		require.Positive(t, min(c.want.held, c.want.handed, c.want.cancelled, c.want.lost))
+		for _, n := range []counts{{0, 9, 9, 9, 9, 9}, {9, 0, 9, 9, 9, 9}, {9, 9, 0, 9, 9, 9}, {9, 9, 9, 0, 9, 9}, {9, 9, 9, 9, 0, 9}, {9, 9, 9, 9, 9, 0}} {
+			assert.False(t, n.enough(counts{9, 9, 9, 9, 9, 9}))
+		}
+		return c.verdict()
+	}}
+	assert.ErrorContains(t, play(t, harnessOf("near"), idle), "too little happened to prove anything: a key was found held 0 times")
+}
+
+// An unreliable Locker loses replies, and delivers some calls late.
+type unreliable struct {
+	dlock.Forward
+	calls atomic.Int64
+}
+
+var errUnreliable = errors.New("no reply")
+
+// pass makes the call, unless it gets no reply.
+func (u *unreliable) pass(ctx context.Context, call func(context.Context) error) error {
+	switch u.calls.Add(1) % 12 {
+	case 3:
+		_ = call(ctx)
+	case 6:
+		time.AfterFunc(30*time.Millisecond, func() { _ = call(context.WithoutCancel(ctx)) })
+	case 9: // never delivered
+	default:
+		return call(ctx)
+	}
+	return errUnreliable
+}
+
+func (u *unreliable) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return answer(u, ctx, func(ctx context.Context) (dlock.Attempt, error) { return u.Forward.TryAcquire(ctx, key, token, ttl) })
+}
+
+func (u *unreliable) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return answer(u, ctx, func(ctx context.Context) (bool, error) { return u.Forward.Renew(ctx, key, token, ttl) })
+}
+
+func (u *unreliable) Release(ctx context.Context, key, token string) (bool, error) {
+	return answer(u, ctx, func(ctx context.Context) (bool, error) { return u.Forward.Release(ctx, key, token) })
+}
+
+// answer returns the answer to a call, unless that gets none.
+func answer[T any](u *unreliable, ctx context.Context, call func(context.Context) (T, error)) (none T, err error) {
+	answers := make(chan T, 1) // a late call may answer when nobody waits for it
+	err = u.pass(ctx, func(ctx context.Context) error {
+		a, err := call(ctx)
+		answers <- a
+		return err
+	})
+	if err != nil {
+		return none, err
+	}
+	return <-answers, nil
+}
+
+// calm is a line that nothing happens to.
+type calm struct{}
+
+func (calm) silence(time.Duration) {}
+func (calm) Close()                {}
+
+// A correct store is not blamed for what it answers while replies are lost and
+// requests come late; a broken one still is.
+func TestHistoryWithLostReplies(t *testing.T) {
+	lossy := testCase{name: "lossy", check: func(s *scene) error {
+		c := newRandomRun(s)
+		workers := c.workers()
+		for _, w := range workers {
+			w.line = calm{} // errors are to be expected
+		}
+		c.run(workers)
+		unanswered := 0
+		for _, o := range c.recorder.History().Operations {
+			if o.Key == c.keys[0] && errors.Is(o.Err, errUnreliable) {
+				unanswered++
+			}
+		}
+		err := c.verdict()
+		assert.True(t, err != nil || unanswered > 20, "%d calls without a reply", unanswered)
+		return err
+	}}
+	for range 20 {
+		require.NoError(t, play(t, harnessOf("near", func(m dlock.Locker) dlock.Locker { return &unreliable{Forward: dlock.Forward{Locker: m}} }), lossy))
+	}
+	for _, flaw := range []string{"failsOver", "blocksOfNumbers", "deniesReleases"} {
+		var err error
+		for tries := 0; err == nil && tries < 10; tries++ { // one may be lucky
+			err = play(t, harnessOf(flaw, func(m dlock.Locker) dlock.Locker { return &unreliable{Forward: dlock.Forward{Locker: m}} }), lossy)
+		}
+		assert.Error(t, err, flaw)
+	}
+}
+
+// failedHistory plays History on a broken store until it fails on a piece.
+func failedHistory(t *testing.T, flaw string) *historyError {
+	for range 20 {
+		var e *historyError
+		if err := play(t, harnessOf(flaw), caseNamed(t, "History")); errors.As(err, &e) && e.violation != nil {
+			return e
+		}
+	}
+	t.Fatalf("no history of %q fails", flaw)
+	return nil
+}
+
+func TestFailedHistoryIsPrinted(t *testing.T) {
+	for _, flaw := range []string{"blocksOfNumbers", "getThenSet", "revives"} {
+		e := failedHistory(t, flaw)
+		assert.Regexp(t, seedVariable+`=\d+ makes the same random choices again`, e.Error())
+		assert.Contains(t, e.Error(), e.violation.Key)
+		lines := regexp.MustCompile(`(?m)^ +\d+\.\d{3}ms to +\S+  client \d  `).FindAllString(e.Error(), -1)
+		assert.NotEmpty(t, lines, "%s: %v", flaw, e)
+		assert.Less(t, len(strings.Split(e.Error(), "\n")), 12, "the piece is not short: %v", e)
+		assert.NotContains(t, e.Error(), "the latest calls", "which have nothing to do with it")
+	}
+}
+
+func TestPictureIsKept(t *testing.T) {
+	e := failedHistory(t, "blocksOfNumbers")
+	dir := flag.Lookup("test.outputdir").Value.String() // where artifacts are, in the process below
+	if flag.Lookup("test.artifacts").Value.String() != "true" {
+		dir = t.TempDir()
+		t.Setenv("TMPDIR", dir)
+	}
+	printed := keepPicture(t, fmt.Errorf("wrapped: %w", e))
+	path := strings.TrimPrefix(printed, "\npicture of the history: ")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err, printed)
+	assert.Contains(t, string(text), "</html>")
+	assert.Contains(t, string(text), html.EscapeString(e.Error()))
+	assert.Contains(t, path, fmt.Sprint(e.seed))
+	assert.True(t, strings.HasPrefix(path, dir), "%s is not in %s", path, dir)
+}
+
+func TestPictureIsAnArtifact(t *testing.T) {
+	dir := t.TempDir()
+	out, err := exec.Command(os.Args[0], "-test.run=^TestPictureIsKept$", "-test.artifacts", "-test.outputdir="+dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	var kept []string
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if filepath.Ext(path) == ".html" {
+			kept = append(kept, path)
+		}
+		return err
+	}))
+	assert.Len(t, kept, 1, "%s", out)
+}
+
+func TestNoPicture(t *testing.T) {
+	assert.Empty(t, keepPicture(t, errors.New("of another case")))
+	e := failedHistory(t, "blocksOfNumbers")
+	t.Setenv("TMPDIR", "/nowhere")
+	assert.Contains(t, keepPicture(t, e), "no picture of the history")
+}

@@ -1,0 +1,193 @@
+package conformance
+
+import (
+	"sync"
+	"time"
+)
+
+var renewingCases = []testCase{
+	{name: "RenewExtends", check: renewExtends,
+		clause: withSource("A backend extends a lease when its holder renews it. The lease then ends ttl from now, or when it would have ended anyway, whichever is later.")},
+	{name: "RenewNeverShortens", check: renewNeverShortens,
+		clause: withSource("A backend never shortens a lease when its holder renews it, so a late duplicate does no harm.")},
+	{name: "RenewByStranger", check: renewByStranger,
+		clause: withSource("A backend answers false when a token renews a key that it does not hold, and changes nothing.")},
+	{name: "RenewAfterExpiry", check: renewAfterExpiry,
+		clause: withSource("A backend answers false when a token renews a lease that has ended, and changes nothing. It never revives the lease.")},
+	{name: "RenewCrossesTakeover", check: renewCrossesTakeover,
+		clause: withSource("A backend extends no lease but the token's own, even if several renewals of the token arrive together and another client takes the key between two of them.")},
+}
+
+func renewExtends(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
+	s.renew(b, g, long, true)
+	s.lapse(2 * ttl)
+	s.held(b, g)
+	s.renew(a, g, long, true)
+	s.release(a, g, true)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), 4*ttl)
+	s.sleep(3 * ttl)
+	g.start = s.now()
+	s.renew(b, g, 2*ttl, true)
+	s.lapse(2 * ttl) // not for as long as it was granted
+	s.free(a, g.key)
+	renewsOften(s, a, b)
+	renewsSoonAgain(s, a, b)
+	return s.result()
+}
+
+// renewsSoonAgain renews a lease twice within an eighth of the TTL: what the first has
+// found is out of date when the second is made.
+func renewsSoonAgain(s *scene, a, b *client) {
+	ttl := 4 * s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), ttl)
+	s.renew(a, g, ttl, true)
+	s.sleep(ttl / 8)
+	s.renew(a, g, ttl, true)
+	s.sleep(ttl - ttl/16)
+	s.held(b, g)
+	s.release(a, g, true)
+}
+
+// renewsOften renews a lease hundreds of times, and once more.
+func renewsOften(s *scene, a, b *client) {
+	lasting := 10 * s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), lasting)
+	for range 300 {
+		s.renew(b, g, lasting, true)
+	}
+	s.renew(a, g, long, true)
+	s.lapse(lasting)
+	s.held(b, g)
+	s.release(a, g, true)
+}
+
+func renewNeverShortens(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(a, g, ttl, true)
+	s.renew(b, g, time.Millisecond, true)
+	s.lapse(ttl)
+	s.held(b, g)
+	s.release(a, g, true)
+	return s.result()
+}
+
+func renewByStranger(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(b, g.as(s.token("stranger")), ttl, false)
+	s.lapse(ttl)
+	s.held(b, g) // not shortened
+	s.release(a, g, true)
+
+	g = s.grant(a, s.key(), s.token("holder"), ttl)
+	s.renew(b, g.as(s.token("stranger")), long, false)
+	s.lapse(ttl)
+	s.free(b, g.key) // not extended
+
+	g = grant{key: s.key(), token: s.token("stranger")}
+	s.uses(g.key, g.token)
+	s.renew(a, g, long, false)
+	s.free(b, g.key) // not made
+	s.eachWay(a, b, renewsWhilePassing)
+	return s.result()
+}
+
+// renewsWhilePassing has keys pass from one to another while the former renews: what the
+// latter has does not last for longer.
+func renewsWhilePassing(s *scene, a, b *client) {
+	ttl := s.h.ttl()
+	rounds := 2
+	if s.h.Bubble {
+		rounds = s.h.rounds(20)
+	}
+	for range rounds {
+		var passed []grant
+		for range 20 {
+			g := s.grant(a, s.key(), s.token("holder"), long)
+			var calls sync.WaitGroup
+			for range 4 {
+				calls.Go(func() { _, _ = a.Renew(s.ctx, g.key, g.token, long) })
+			}
+			s.release(b, g, true)
+			passed = append(passed, s.grant(b, g.key, s.token("next"), ttl))
+			calls.Wait()
+		}
+		s.lapse(ttl)
+		for _, g := range passed {
+			s.free(a, g.key)
+		}
+	}
+}
+
+func renewAfterExpiry(s *scene) error {
+	a, b := s.clients2()
+	ttl := s.h.ttl()
+
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	s.renew(a, g, long, false)
+	s.free(b, g.key)
+
+	g = s.grant(a, s.key(), s.token("dead"), ttl)
+	s.lapse(ttl)
+	next := s.grant(b, g.key, s.token("next"), long)
+	s.renew(a, g, ttl, false)
+	s.lapse(ttl)
+	s.held(a, next)
+	s.release(b, next, true)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	s.renew(a, g, long, true)
+	s.release(b, g, true)
+	s.renew(a, g, long, false) // though it has renewed it a moment ago
+	s.free(b, g.key)
+
+	s.eachWay(a, b, renewAtExpiry)
+	return s.result()
+}
+
+// renewAtExpiry: of a renewal that is on its way when the lease ends, and an attempt
+// to take the key, one succeeds.
+func renewAtExpiry(s *scene, next, holder *client) {
+	s.whereTimePasses(func(early time.Duration) {
+		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
+		kept, n := s.overtake(next, g, early, func() (bool, error) {
+			return holder.Renew(s.ctx, g.key, g.token, long)
+		})
+		if kept && n.Acquired {
+			s.fail("%s.Renew(%s, %s, %v) reported true at the end of a lease, and %s.TryAcquire(%s, %s) was acquired; want one of the two",
+				holder.name, brief(g.key), brief(g.token), long, next.name, brief(n.key), brief(n.token))
+		}
+	})
+}
+
+// renewCrossesTakeover sends several renewals of one token together, and a release, while
+// another client takes the key for a short time.
+func renewCrossesTakeover(s *scene) error {
+	ttl := s.h.ttl()
+	var mu sync.Mutex
+	var taken []grant
+	s.crossTakeovers(func(next, holder *client, spread time.Duration) {
+		g := s.grant(holder, s.key(), s.token("holder"), long)
+		renew, release := s.staleRenewals(holder, g), s.staleRelease(holder, g)
+		n := s.takeDuring(next, g.key, ttl, spread, renew, renew, renew, release)
+		mu.Lock()
+		defer mu.Unlock()
+		taken = append(taken, n)
+	})
+	s.lapse(ttl)
+	c := s.client()
+	for _, n := range taken {
+		s.freeAfter(c, n.key, "though the lease of "+brief(n.token)+" has expired, which took the key over while its former holder was renewing")
+	}
+	return s.result()
+}

@@ -1,0 +1,188 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A waiter is an Acquire that runs in a goroutine.
+type waiter struct {
+	grant  // without the answer
+	by     *client
+	ttl    time.Duration
+	cancel context.CancelFunc
+
+	done   chan struct{} // closed when Acquire has returned
+	answer dlock.Attempt // after done, as err
+	err    error
+}
+
+// wait starts an Acquire and gives it the time to reach the store.
+func (s *scene) wait(c *client, key, token string, ttl time.Duration) *waiter {
+	w := s.waitCtx(s.ctx, c, key, token, ttl)
+	s.gap()
+	return w
+}
+
+func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl time.Duration) *waiter {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &waiter{by: c, ttl: ttl, cancel: cancel, done: make(chan struct{})}
+	w.grant = grant{key: key, token: token, start: s.now()}
+	if s.over() {
+		close(w.done)
+		return w
+	}
+	s.uses(key, token)
+	s.mu.Lock()
+	s.waiters = append(s.waiters, w)
+	s.mu.Unlock()
+	go func() {
+		defer close(w.done)
+		w.answer, w.err = c.Acquire(ctx, key, token, ttl)
+	}()
+	return w
+}
+
+// waits checks that w has not returned yet.
+func (s *scene) waits(w *waiter) {
+	if s.over() {
+		return
+	}
+	select {
+	case <-w.done:
+		if !s.mayHaveExpired(w.key) {
+			s.fail("%s.Acquire(%s, %s, %v) returned %s, %v, while another token held the key",
+				w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), w.err)
+		}
+	default:
+	}
+}
+
+// served checks that w is granted its key soon.
+func (s *scene) served(w *waiter, why string) grant {
+	if s.over() {
+		return w.grant
+	}
+	if !s.await(w.done) {
+		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after %s",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience(), why)
+		return w.grant
+	}
+	return s.isServed(w)
+}
+
+// isServed checks what a waiter that has returned was answered.
+func (s *scene) isServed(w *waiter) grant {
+	switch {
+	case w.err != nil:
+		s.fail("%s.Acquire(%s, %s, %v) = %w; want it to be acquired, as its ctx has not ended",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case !w.answer.Acquired:
+		s.fail("%s.Acquire(%s, %s, %v): %s; want it to be acquired, or an error if its ctx has ended",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
+	}
+	// Any time after the grant is meant, and this is after it by no more than
+	// the store takes to tell.
+	s.certain(w.key, s.now().Add(w.ttl-s.h.patience()), true)
+	g := w.grant
+	g.Attempt = w.answer
+	return g
+}
+
+// ended checks that w returns an error soon after its ctx has ended.
+func (s *scene) ended(w *waiter) {
+	if s.over() {
+		return
+	}
+	if !s.await(w.done) {
+		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after its ctx had ended",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience())
+		return
+	}
+	if w.err == nil && !s.mayHaveExpired(w.key) {
+		s.fail("%s.Acquire(%s, %s, %v) = %s, <nil> after its ctx had ended; want an error, because another token holds the key",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
+	}
+	s.wasSent(w)
+}
+
+// wasSent checks that a wait which has stood in the queue does not say that nothing was
+// sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
+// its own look at that.
+func (s *scene) wasSent(w *waiter) {
+	switch {
+	case s.over() || w.err == nil:
+	case errors.Is(w.err, dlock.ErrClosed):
+		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case saysNoEffect(w.err) && !chain(w.err, isMark):
+		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	}
+}
+
+// forget cancels w and does what a caller owes the store after that.
+func (s *scene) forget(w *waiter) {
+	w.cancel()
+	s.ended(w)
+	s.releaseUnless(w.by, w.grant, false, true) // it may have been served in the meantime
+}
+
+// first returns the index of a waiter that has returned, or -1 if none has
+// within the harness's patience.
+func (s *scene) first(waiting []*waiter) int {
+	returned := make(chan struct{})
+	var once sync.Once
+	for _, w := range waiting {
+		go func() {
+			<-w.done
+			once.Do(func() { close(returned) })
+		}()
+	}
+	s.await(returned)
+	return slices.IndexFunc(waiting, (*waiter).returned)
+}
+
+func (w *waiter) returned() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// eachServed checks that all of waiting are served, in whatever order, and calls next for
+// each when it has been: so the key is freed for the others.
+func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
+	waiting = slices.Clone(waiting)
+	for len(waiting) > 0 && !s.over() {
+		i := s.first(waiting)
+		if i < 0 {
+			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
+			return
+		}
+		s.isServed(waiting[i])
+		next(waiting[i])
+		waiting = slices.Delete(waiting, i, i+1)
+	}
+}
+
+// endWaits cancels waits of a token that was released, whatever has come of them.
+func (s *scene) endWaits(c *client, waiting []*waiter) {
+	for _, w := range waiting {
+		w.cancel()
+	}
+	for _, w := range waiting {
+		if !s.over() && !s.await(w.done) {
+			s.ended(w)
+		}
+		s.wasSent(w)
+	}
+	s.release(c, waiting[0].grant, false)
+}
