@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"time"
 )
 
@@ -14,34 +12,42 @@ type acquisition struct {
 	client *Client
 	ctx    context.Context // the caller's
 	key    string
+	errand *errand // that makes the acquisition; nil if a caller does
 	token  string  // of the next attempt; empty if a new one is to be made
 	left   residue // of the calls for token
 
-	held     *HeldError    // the store's last answer, if that was "held"
-	answered time.Time     // when the store last answered; before its first answer, when the first attempt was sent
-	failure  error         // of the last call; nil if the store answered
-	asked    time.Time     // when the last attempt returned
+	word
+	returned time.Time     // when the last attempt returned
 	waited   time.Duration // from when the last attempt was sent to its grant, at least
 }
 
-// A residue is what the calls for one token may have left in the store.
+// A word is what the store has said about a key.
+type word struct {
+	held     *HeldError // the store's last answer, if that was "held"
+	answered time.Time  // when the store last answered; before its first answer, when the first attempt was sent
+	failure  error      // of the last call; nil if the store answered
+}
+
+// A residue describes what the calls for one token may have left in the store.
 type residue struct {
-	some    bool // there may be something, which a release ends
-	pending bool // a call may take effect later
-	often   bool // several may, or one that comes after a release has ended something
+	some     bool     // there may be something, which a release ends
+	inFlight inFlight // several also if one call may follow the release of something else
 }
 
 // unknown adds a call with an unknown outcome. One to a queue may be several requests.
 func (r *residue) unknown(queued bool) {
-	r.often = r.often || queued || r.some
-	r.some, r.pending = true, true
+	r.inFlight = one
+	if queued || r.some {
+		r.inFlight = several
+	}
+	r.some = true
 }
 
 type acquireFunc = func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 
 const (
-	attemptTime = time.Second      // that the first attempt has, however short MaxWait is
-	readyTime   = 10 * time.Second // for how long a store may say that it will soon be ready
+	attemptTime = time.Second      // the first attempt has at least this time, however short MaxWait is
+	readyTime   = 10 * time.Second // how long the first attempt is repeated while the store is not ready
 )
 
 var (
@@ -71,6 +77,13 @@ func (a *acquisition) acquire() (*Lease, error) {
 	return lease, nil
 }
 
+// nested reports whether the caller holds the key itself.
+func (a *acquisition) nested() bool {
+	return nil != findLease(a.ctx, func(l *Lease) bool {
+		return l.key == a.key && l.keeper == a.client.keeper
+	})
+}
+
 // tryOnce makes one attempt without waiting.
 func (a *acquisition) tryOnce() (*Lease, error) {
 	lease, err := a.try(a.ctx)
@@ -81,10 +94,8 @@ func (a *acquisition) tryOnce() (*Lease, error) {
 }
 
 func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
-	if a.client.keeper.crowded.has(a.key) && a.client.options.maxWait >= attemptTime {
-		if lease, decided, err := a.rejoin(ctx); decided {
-			return lease, err
-		}
+	if lease, decided, err := a.waitFirst(ctx); decided {
+		return lease, err
 	}
 	if a.held == nil {
 		lease, err := a.first(ctx)
@@ -92,10 +103,30 @@ func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
 			return lease, err
 		}
 	}
+	if a.client.takesTurns() {
+		if lease, decided, err := a.await(ctx, a.client.keeper.turns.join(a, false)); decided {
+			return lease, err
+		}
+	}
 	return a.wait(ctx)
 }
 
-// first makes the first attempt, and repeats it if the store says that it will soon be
+// waitFirst waits without an attempt first, if the key is most likely held. If the acquisition
+// is not decided then, it goes on as if it had just begun.
+func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool, err error) {
+	k := a.client.keeper
+	contended := a.client.options.maxWait >= attemptTime && k.contended.has(a.key)
+	if a.client.takesTurns() {
+		if w := k.turns.join(a, contended); w != nil {
+			return a.await(ctx, w)
+		}
+	} else if contended {
+		return a.rejoin(ctx)
+	}
+	return nil, false, nil
+}
+
+// first makes the first attempt, and repeats it while the store says that it will soon be
 // ready.
 func (a *acquisition) first(ctx context.Context) (*Lease, error) {
 	lease, err := a.tryInTime(ctx)
@@ -104,11 +135,11 @@ func (a *acquisition) first(ctx context.Context) (*Lease, error) {
 	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
-	patience, cancel := context.WithTimeout(ctx, readyTime)
+	limited, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
 	pace := pace{backoff: a.client.options.backoff}
 	for temporary(err) {
-		if end := pace.pause(patience, a, err); end != nil {
+		if end := pace.pause(limited, a, err); end != nil {
 			return nil, a.pick(end, err)
 		}
 		lease, err = a.try(ctx)
@@ -116,8 +147,8 @@ func (a *acquisition) first(ctx context.Context) (*Lease, error) {
 	return lease, err
 }
 
-// tryInTime makes an attempt that has attemptTime for its answer, though MaxWait is
-// shorter: a round trip of the network is not for the caller to know.
+// tryInTime makes an attempt that has at least attemptTime for its answer: callers need not
+// choose a MaxWait that covers the network's round trip.
 func (a *acquisition) tryInTime(ctx context.Context) (*Lease, error) {
 	if a.client.options.maxWait >= attemptTime {
 		return a.try(ctx)
@@ -131,9 +162,9 @@ func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl, false)
 }
 
-// rejoin waits in the queue of the store without an attempt before, for a key that was
-// waited for there a moment ago: most likely that attempt would be in vain. What fails
-// before the store has answered decides nothing, and neither does what a wait retries.
+// rejoin waits for a contended key in the queue of the store, without an attempt first: the
+// key is most likely held. If it fails before the store has answered, or with an error that a
+// wait retries, the acquisition is not decided, and begins with an attempt.
 func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, err error) {
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
@@ -141,23 +172,23 @@ func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, e
 	if err != nil && ended(ctx) != nil {
 		return nil, true, a.pick(context.Cause(ctx), err)
 	}
-	if err == nil && a.waited >= leastWait {
-		a.client.keeper.crowded.note(a.key)
+	if err == nil && a.waited >= shortestWait {
+		a.client.keeper.contended.note(a.key)
 	}
 	return lease, err == nil || final(err), err
 }
 
-// final says of an error that the wait need not go on.
+// final reports whether an error ends a wait.
 func final(err error) bool {
 	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
-// wait goes on when the store has answered that the key is held: in the queue
-// of the store if it has one, else by asking again and again.
+// wait waits for a key that is held: in the queue of the store if it has one, else by polling.
 func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
 	queue, queued := a.client.keeper.locker.(Acquirer)
+	queued = queued && !a.client.keeper.turns.unqueued.Load()
 	pace := pace{backoff: a.client.options.backoff}
 	var err error = a.held
 	for again := !queued; ; again = true {
@@ -175,7 +206,7 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 		switch {
 		case err == nil || final(err):
 			if err == nil && queued {
-				a.client.keeper.crowded.note(a.key)
+				a.client.keeper.contended.note(a.key)
 			}
 			return lease, err
 		case ended(ctx) != nil:
@@ -197,9 +228,8 @@ func (a *acquisition) enqueue(ctx context.Context, queue Acquirer) (*Lease, erro
 	}, a.client.options.firstTTL(), true)
 }
 
-// pick returns why a wait has ended: end if that is an error of this Client, else err,
-// that of the last attempt. (The caller's context may have ended with an error of
-// another.)
+// pick returns why a wait has ended: end if that is an error of this Client, else err, the
+// error of the last attempt. (The caller's context may have ended with another Client's error.)
 func (a *acquisition) pick(end, err error) error {
 	if ended(a.ctx) == nil && (end == ErrClosed || errors.Is(end, ErrInvalid)) {
 		return end
@@ -207,11 +237,10 @@ func (a *acquisition) pick(end, err error) error {
 	return err
 }
 
-// attempt makes one call and judges its answer. A grant that is found late may
-// have ended already, and is not believed: the token tries once more, and that
-// answer alone counts. (A renewal would not do. If the lease ended and the token
-// was granted the key again, another may have held it between, with a fence
-// above the one that was found.)
+// attempt makes one call and judges its answer. If a grant arrives late, the lease may have
+// ended already, so the token tries once more, and only that answer counts. (A renewal is not
+// enough. Between the end of the lease and a second grant to the token another may have held
+// the key, with a larger fence than that of the first grant.)
 func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
 	lease, err := a.send(ctx, call, ttl, queued)
 	if err == errLate {
@@ -240,43 +269,44 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 	}()
 	answer, err := call(ctx, a.key, a.token, ttl)
 	returned = true
-	a.asked = time.Now()
+	a.returned = time.Now()
 	if err != nil {
 		a.failed(ctx, sent, answer, err, queued)
 		return nil, err
 	}
-	a.answered, a.failure = a.asked, nil
+	a.answered, a.failure = a.returned, nil
 	if !answer.Acquired {
 		a.held = heldBy(a.key, answer)
 		return nil, a.held
 	}
 	a.held = nil
-	if answer.Since.IsZero() || answer.Since.After(a.asked) || wallClock(answer.Since) && !wallClock(sent) {
+	if answer.Since.IsZero() || answer.Since.After(a.returned) || wallClock(answer.Since) && !wallClock(sent) {
 		answer.Since = sent
 	}
 	a.waited = answer.Since.Sub(sent)
 	lease := newLease(a, answer, ttl)
-	if lease.rest(a.asked) < ttl/10 {
+	if lease.restLocked(a.returned) < ttl/10 {
 		a.left.some = true
 		return nil, errLate
 	}
 	return a.hand(lease)
 }
 
-// wallClock says of an instant that it has no monotonic reading, and would move with the
-// clock on the wall.
+// wallClock reports whether an instant has no monotonic reading.
 func wallClock(t time.Time) bool { return t == t.Round(0) }
 
-// hand returns a lease that is good, unless it is not wanted any more: then it
-// is released.
+// hand returns the lease, or releases it if it cannot be used.
 func (a *acquisition) hand(lease *Lease) (*Lease, error) {
 	var unwanted error
 	switch {
 	case a.client.options.fenced && lease.fence == 0:
 		unwanted = errNoFences
+	case a.errand != nil:
+		unwanted = a.errand.serve(lease)
 	case !lease.start():
 		unwanted = ErrClosed
-	default:
+	}
+	if unwanted == nil {
 		return lease, nil
 	}
 	ctx, cancel := context.WithTimeout(lease.values, releaseTimeout)
@@ -285,242 +315,22 @@ func (a *acquisition) hand(lease *Lease) (*Lease, error) {
 		a.left.some = true
 		a.giveUp()
 	}
-	a.token = ""
+	a.token, a.left = "", residue{}
 	return nil, unwanted
 }
 
-// failed notes what is known after a call that failed: of the store, which may have
-// answered "held" while the call waited in its queue, and of what the call may have left
-// there.
-func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt, err error, queued bool) {
-	told := answer != (Attempt{})
-	a.blame(ctx, sent, err, queued)
-	if told {
-		a.held, a.answered = heldBy(a.key, answer), answer.Since
-		if a.answered.IsZero() || a.answered.After(a.asked) {
-			a.answered = a.asked
-		}
-	}
-	switch {
-	case !noEffect(err):
-		a.left.unknown(queued)
-	case queued && told:
-		a.left.some = true // its place in the queue
-	}
-}
-
-// blame notes why the store did not answer. A call that was cut short is no failure of
-// the store, unless it took long. A queue tells of its own calls.
-func (a *acquisition) blame(ctx context.Context, sent time.Time, err error, queued bool) {
-	if ended(ctx) != nil {
-		err = besidesEnd(err)
-	}
-	took := a.asked.Sub(sent)
-	switch {
-	case err != nil:
-		a.failure = err
-	case queued:
-		a.answered, a.failure = a.asked, nil
-	case a.failure == nil && took >= attemptTime:
-		a.failure = fmt.Errorf("no answer within %v", took.Round(time.Millisecond))
-	}
-}
-
-// besidesEnd returns what an error says besides that a context has ended, or nil if it
-// says no more.
-func besidesEnd(err error) error {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if contextError(e) {
-			return nil
-		}
-		if joined, ok := e.(interface{ Unwrap() []error }); ok {
-			if all := joined.Unwrap(); len(all) == 2 && contextError(all[0]) {
-				return all[1]
-			}
-		}
-	}
-	return err
-}
-
-// contextError reports whether err is that of a context, and no more.
-func contextError(err error) bool {
-	return err == context.Canceled || err == context.DeadlineExceeded
-}
-
-// giveUp owes the store a release of the token if its calls may have left something
-// there. Then the token is never used again.
+// giveUp leaves the release of the token to the keeper, if its calls may have left something
+// in the store. The token is never used again then.
 func (a *acquisition) giveUp() {
 	if !a.left.some {
 		return
 	}
-	a.client.keeper.owe(&debt{
-		key:     a.key,
-		token:   a.token,
-		ttl:     a.client.options.ttl,
-		values:  withoutCancel(a.ctx),
-		pending: a.left.pending,
-		often:   a.left.often,
+	a.client.keeper.owe(&owedRelease{
+		key:      a.key,
+		token:    a.token,
+		ttl:      a.client.options.ttl,
+		values:   withoutCancel(a.ctx),
+		inFlight: a.left.inFlight,
 	})
 	a.token, a.left = "", residue{}
-}
-
-// noEffect says of an error of a Locker that its call did not and will not take
-// effect: the Locker says so, or there was no connection.
-func noEffect(err error) bool {
-	return inChain(err, func(err error) bool {
-		if op, ok := err.(*net.OpError); ok {
-			return op.Op == "dial"
-		}
-		_, marked := err.(*NoEffectError)
-		return marked || err == errors.ErrUnsupported || err == ErrInvalid
-	})
-}
-
-// temporary says of an error of a Locker that the same call may succeed soon, and left
-// nothing.
-func temporary(err error) bool {
-	return inChain(err, func(err error) bool {
-		marked, ok := err.(*NoEffectError)
-		return ok && marked.Temporary
-	})
-}
-
-// hopeless says of an error of a Locker that the same call will always fail.
-func hopeless(err error) bool {
-	return inChain(err, func(err error) bool {
-		return err == errors.ErrUnsupported || err == ErrInvalid || err == ErrClosed
-	})
-}
-
-func inChain(err error, is func(error) bool) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if is(err) {
-			return true
-		}
-	}
-	return false
-}
-
-func heldBy(key string, a Attempt) *HeldError {
-	owner, started := parseToken(a.Holder)
-	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
-}
-
-// verdict is the error of an acquisition that ended with err. ctx is the
-// caller's, or one made from it that ends with MaxWait.
-func (a *acquisition) verdict(ctx context.Context, err error) error {
-	mine := ended(a.ctx) != nil
-	if !mine && ended(ctx) == nil || errors.Is(err, ErrClosed) {
-		return err
-	}
-	known := a.known(time.Now())
-	if known == nil && besidesEnd(err) == nil {
-		known = hideContextErrors(a.failure) // says more than err
-	}
-	switch {
-	case known == nil && mine:
-		return err
-	case known == nil:
-		known = err
-	}
-	if mine {
-		return fmt.Errorf("%w: %w", endOf(a.ctx), known)
-	}
-	return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, known)
-}
-
-// known is what is known of the key when a wait ends, or nil if the store has not said
-// that it is held. What it has said is not known any more when calls have failed since,
-// and the lease of that time has ended.
-func (a *acquisition) known(now time.Time) error {
-	silence, rest := now.Sub(a.answered), a.client.options.ttl
-	if a.held != nil && a.held.Remaining != 0 {
-		rest = a.held.Remaining
-	}
-	failure, endless := hideContextErrors(a.failure), rest < 0
-	switch {
-	case failure != nil && !endless && silence >= rest:
-		return unavailable(silence.Round(time.Millisecond), a.held, failure)
-	case a.held == nil:
-		return nil
-	case failure == nil:
-		return a.held
-	}
-	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
-}
-
-// unavailable is an ErrUnavailable that tells the store's last answer, if there was one,
-// and its last error. The answer is told as text, since it is not to be matched.
-func unavailable(silence time.Duration, held *HeldError, failure error) error {
-	last := ""
-	if held != nil {
-		last = fmt.Sprintf(" (the last: %v)", held)
-	}
-	return fmt.Errorf("%w: no answer for %v%s: %w", ErrUnavailable, silence, last, failure)
-}
-
-// The pauses of a waiter that asks again and again. As long as the store answers, each is
-// between minPause and maxPause, at random, however many there were before: whoever came
-// first asks no more seldom than the others, and those who began together do not stay
-// together. They are redsync's, so that a lock that both use goes to each as often as to
-// the other. When the store does not answer they double up to maxRetry, and up to half as
-// much more.
-const (
-	minPause = 50 * time.Millisecond
-	maxPause = 250 * time.Millisecond
-	maxRetry = 640 * time.Millisecond
-)
-
-type pace struct {
-	backoff  func(attempt int) time.Duration
-	pauses   int
-	failures int  // of attempts, in a row
-	early    bool // the last pause ended early, with the holder's lease
-}
-
-// pause returns nil when it is time for the next attempt, or the error of ctx. The last
-// attempt returned err.
-func (p *pace) pause(ctx context.Context, a *acquisition, err error) error {
-	p.pauses++
-	p.failures++
-	if errors.Is(err, ErrHeld) {
-		p.failures = 0
-	}
-	d, err := p.next(a)
-	if err != nil {
-		return err
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
-}
-
-func (p *pace) next(a *acquisition) (time.Duration, error) {
-	if p.backoff != nil {
-		d := p.backoff(p.pauses)
-		if d <= 0 {
-			return 0, invalid("WithBackoff: %v for attempt %d: not positive", d, p.pauses)
-		}
-		return d, nil
-	}
-	if p.failures > 0 {
-		d := min(minPause<<min(p.failures-1, 10), maxRetry)
-		return d + rand.N(d/2), nil
-	}
-	d := minPause + rand.N(maxPause-minPause)
-	if p.early {
-		p.early = false
-		return max(d, 2*minPause), nil // a short TTL does not make it ask more often
-	}
-	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
-		return d, nil
-	}
-	p.early = true
-	expiry := time.Until(a.asked.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)
-	return max(0, min(d, expiry)), nil
 }

@@ -9,16 +9,16 @@ import (
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
 
-// Close ends all waits with [ErrClosed], and ends all renewal: leases that are still
-// held are lost at their deadlines, and can be released until then. It waits for at most
-// 5 s until calls in flight have ended, and the store has answered the releases that are
-// owed, and keeps the keys of [WithMinHold]. It returns an error if some were not answered:
-// their keys may stay for up to one TTL. It does not wait for releases that the store
-// refuses. It does not close the Locker. Closing a closed Client does nothing.
+// Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost
+// at their deadlines; until then they can be released. Close waits up to 5 s for calls in
+// flight to end, for the store to answer owed releases, and for it to keep the keys of
+// [WithMinHold]. It does not wait for releases that the store refuses. If some releases were
+// not answered it returns an error: their keys may stay for up to one TTL. Close does not
+// close the Locker. Closing a closed Client does nothing.
 //
-// A Client that is not closed leaks nothing, since it has no goroutine while there
-// is nothing to do. Close it, or call [Client.Shutdown], before the process ends, or what
-// it owes, and what [WithMinHold] promises, ends with the process.
+// A Client that is not closed leaks nothing: it has no goroutine while there is nothing to
+// do. But call Close or [Client.Shutdown] before the process ends. Otherwise owed releases
+// are not sent, and keys may be freed before their [WithMinHold] has passed.
 func (c *Client) Close() error {
 	k := c.keeper
 	if k == nil || k.closed.Swap(true) {
@@ -28,16 +28,16 @@ func (c *Client) Close() error {
 	return k.close("close")
 }
 
-// Shutdown ends all waits with [ErrClosed], refuses new calls, and waits until all
-// leases have been released or lost, or ctx ends. Leases are renewed meanwhile. When ctx
-// ends, leases that are still held end with ErrClosed, and their contexts with them; they
-// are not released, since their work may still run. Their keys stay until their TTL has
-// passed, and their [WithMinHold], unless their holders call Release. Then Shutdown does
-// what Close does, for up to 5 s more.
+// Shutdown ends all waits with [ErrClosed], refuses new calls, and waits until all leases
+// have been released or lost, or ctx ends. Leases are renewed meanwhile. When ctx ends,
+// leases that are still held end with ErrClosed, and their contexts with them. They are not
+// released, since their work may still run: unless their holders call Release, their keys
+// stay until their TTL and their [WithMinHold] have passed. Then Shutdown does what Close
+// does, for up to 5 s more.
 //
-// It returns nil if everything was released, an error that matches ctx's if leases were
-// still held, and else the error of Close. Once Close or Shutdown was called, both do
-// nothing, and return nil at once.
+// It returns nil if everything was released. If leases were still held, it returns an error
+// that matches that of ctx; otherwise it returns the error of Close. After Close or Shutdown,
+// a call of either does nothing and returns nil at once.
 func (c *Client) Shutdown(ctx context.Context) error {
 	k := c.keeper
 	if k == nil || k.closed.Swap(true) {
@@ -52,8 +52,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// awaitLeases waits until no lease is held, or ctx ends, and returns how many leases it
-// has abandoned then.
+// awaitLeases waits until no lease is held or ctx ends. It returns how many leases it has
+// abandoned.
 func (k *keeper) awaitLeases(ctx context.Context) int {
 	for {
 		k.mu.Lock()
@@ -75,15 +75,15 @@ func (k *keeper) abandon() int {
 	k.abandoned.Store(true)
 	k.mu.Lock()
 	n := k.leases
-	leases := make([]*Lease, 0, len(k.agenda))
-	for _, e := range k.agenda { // those that are just being taken from it look by themselves
+	leases := make([]*Lease, 0, len(k.schedule))
+	for _, e := range k.schedule { // a lease that was just taken from it looks by itself
 		if e.lease != nil {
 			leases = append(leases, e.lease)
 		}
 	}
 	k.mu.Unlock()
 	for _, l := range leases {
-		_ = l.Err() // which looks
+		_ = l.Err() // it ends the lease
 	}
 	return n
 }
@@ -102,25 +102,25 @@ func (k *keeper) close(op string) error {
 		}
 		break
 	}
-	if calls, debts := k.finish(); calls > 0 || debts > 0 {
+	if calls, owed := k.finish(); calls > 0 || owed > 0 {
 		return fmt.Errorf("dlock: %s: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			op, debts, calls, closeTimeout)
+			op, owed, calls, closeTimeout)
 	}
 	return nil
 }
 
-// hurry tries at once to pay the debts that wait for their next try.
+// hurry makes owed releases that wait for their next try due at once.
 func (k *keeper) hurry() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
 	o.silent = 0
-	for _, all := range []*list.List{&o.fresh, &o.held} {
+	for _, all := range []*list.List{&o.fresh, &o.holds} {
 		for e := all.Front(); e != nil; e = e.Next() {
-			if d := e.Value.(*debt); d.inFlight == 0 && !d.answered && !d.refused {
-				k.removeLocked(&d.event)
-				d.tries = 0
-				k.dueLocked(d)
+			if r := e.Value.(*owedRelease); r.trying == 0 && !r.answered && !r.refused {
+				k.removeLocked(&r.event)
+				r.tries = 0
+				k.dueLocked(r)
 			}
 		}
 	}
@@ -133,24 +133,24 @@ func (k *keeper) outstanding() bool {
 	return k.calls.Load() > 0 || k.owed.unanswered > 0
 }
 
-// finish drops what is still owed, and returns how many calls are in flight, and how many
+// finish drops all owed releases. It returns how many calls are in flight, and how many
 // releases the store has not answered.
-func (k *keeper) finish() (calls, debts int) {
+func (k *keeper) finish() (calls, owed int) {
 	defer k.endOver()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
-	calls, debts = int(k.calls.Load()), o.unanswered
+	calls, owed = int(k.calls.Load()), o.unanswered
 	o.finished = true
-	for _, all := range []*list.List{&o.fresh, &o.settled, &o.held} {
+	for _, all := range []*list.List{&o.fresh, &o.settled, &o.holds} {
 		for all.Len() > 0 {
-			k.dropLocked(all.Front().Value.(*debt))
+			k.dropLocked(all.Front().Value.(*owedRelease))
 		}
 	}
-	k.removeLocked(&o.probe)
-	if len(k.agenda) == 0 && k.timer != nil {
+	k.removeLocked(&o.away)
+	if len(k.schedule) == 0 && k.timer != nil {
 		k.timer.Stop()
-		k.wake = time.Time{}
+		k.timerAt = time.Time{}
 	}
-	return calls, debts
+	return calls, owed
 }

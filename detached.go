@@ -13,26 +13,26 @@ import (
 	"time"
 )
 
-// maxSteps is how many times in a row a lease can be passed on: each grant has
-// 8 fences of its own, one for each of its holders.
+// maxSteps is how many times in a row a lease can be passed on, in a line or by Detach: each
+// grant has 8 fences, one for each of its holders.
 const maxSteps = 7
 
-// maxHeld is for how long a lease can have been held that is taken up: longer than any
-// is, and short enough to be counted with.
+// maxHeld is the longest time a lease can have been held when it is adopted: longer than any
+// real lease, and small enough to calculate with.
 const maxHeld = 100 * 365 * 24 * time.Hour
 
-// A Detached is a lease on its way from one holder to the next, in this process
-// or another. [Lease.Detach] makes it, and [Client.Adopt] makes a lease of it. A Detached is
-// a secret: whoever has it can take the lock. Send the result of MarshalText to the
-// taker; everything else that prints a Detached shows only its key and fence.
+// A Detached is a lease on its way from one holder to the next, in this process or another.
+// [Lease.Detach] makes it, and [Client.Adopt] turns it into a lease. A Detached is a secret:
+// anyone who has it can take the lock. Send the result of MarshalText to the taker;
+// everything else that prints a Detached shows only its key and fence.
 //
-// If a Detached cannot be sent, and it is certain that no taker has it, the giver adopts
-// it itself and releases that lease. If a taker may have it, do nothing: the key is free
-// after the Deadline unless the taker adopted it.
+// If a Detached cannot be sent, and it is certain that no taker has it, the giver adopts it
+// itself and releases that lease. If a taker may have it, do nothing: the key is free after
+// the Deadline unless the taker has adopted it.
 //
-// A Detached must be adopted at most once. If it is delivered twice, by a queue that
-// repeats messages say, there may be two holders. A Client refuses a second adoption
-// only while the lease that it adopted first is held.
+// A Detached must be adopted at most once. If it is delivered twice, for example by a queue
+// that repeats messages, there may be two holders. A Client refuses a second adoption only
+// while the lease of the first is held.
 type Detached struct {
 	secret *detached // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
 }
@@ -47,16 +47,16 @@ type detached struct {
 
 var errNotDetached = invalid("Detached: empty, not made by Detach")
 
-// Key returns the name of the lock; it is empty for the zero Detached.
+// Key returns the name of the lock. It is empty for the zero Detached.
 func (d Detached) Key() string { return d.look().key }
 
-// Fence returns the fence that the taker's lease will have: one more than the giver's,
-// or 0 if the store has no fences.
+// Fence returns the fence of the taker's lease: one more than the giver's, or 0 if the store
+// has no fences.
 func (d Detached) Fence() int64 { return d.look().fence }
 
-// Deadline returns until when the lock is kept for the taker, on the wall clock of the
-// giver. It is for display: the clock of the taker may show another time, and Adopt
-// asks the store.
+// Deadline returns the instant, on the giver's wall clock, until which the lock is kept for
+// the taker. It is for display: the taker's clock may show another time, and Adopt asks the
+// store.
 func (d Detached) Deadline() time.Time { return d.look().deadline }
 
 func (d Detached) look() detached {
@@ -66,26 +66,27 @@ func (d Detached) look() detached {
 	return *d.secret
 }
 
-// Detach ends the lease with [ErrReleased] without releasing the lock, so that another
-// can adopt it. The lease is not renewed any more: the taker has until the Deadline to
-// adopt it. The taker's fence is one higher. The contexts of the lease end.
+// Detach ends the lease with [ErrReleased] without releasing the lock, so that another can
+// adopt it. The contexts of the lease end. The lease is not renewed any more: the taker has
+// until the Deadline to adopt it. The taker's fence is one higher.
 //
-// A lease that has ended cannot be detached. A grant can be passed on seven times;
-// the eighth Detach fails with [ErrInvalid], and the lease is still held then.
+// A lease that has ended cannot be detached. A grant can be passed on seven times, turns
+// in a line included (see [WithLocalTurns]); the eighth Detach fails with [ErrInvalid], and
+// the lease remains held.
 //
-// Detach sends nothing to the store, except in the first 100 ms after a wait. The lease is
-// short then, because the waiter might have died: 5 s, or the [WithMinHold] if that is
-// longer. Detach renews it first, so that the taker has the full TTL. That takes at most a
-// second; if it fails, the taker has what is left.
+// Detach sends nothing to the store, except in the first 100 ms after a wait. Because the
+// waiter might have died, the lease is short then: 5 s, or the [WithMinHold] if that is
+// longer. Detach renews it first, so that the taker has the full TTL. The renewal takes at
+// most a second; if it fails, the taker has only the remaining time.
 func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.look(); err != nil {
+	if err := l.lookLocked(); err != nil {
 		return Detached{}, wrapUnlessLost(l.values, "detach", l.key, err)
 	}
 	if l.step >= maxSteps {
-		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: %d in a row, the most that one grant allows", l.step))
+		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: passed on %d times since the grant, the most that one grant allows", l.step))
 	}
 	d := detached{
 		key:      l.key,
@@ -97,18 +98,22 @@ func (l *Lease) Detach() (Detached, error) {
 	if l.fence != 0 {
 		d.fence = l.fence + 1
 	}
-	l.end(ErrReleased)
+	l.endLocked(ErrReleased)
 	l.release.settled = true
 	return Detached{&d}, nil
 }
 
-// renewShort renews a lease that was granted for less than its TTL, and not renewed since.
-// l.mu is not held.
+// renewShort renews a lease that was granted for less than its TTL, and not renewed since. From
+// now on no line gets it.
 func (l *Lease) renewShort() {
 	l.mu.Lock()
 	now, ttl := time.Now(), l.options.ttl
-	short := l.look() == nil && l.deadline.Before(l.extended.Add(ttl-drift(ttl)))
-	rest := l.rest(now)
+	held := l.lookLocked() == nil
+	if held {
+		l.leaveBlockLocked(false)
+	}
+	short := held && l.deadline.Before(l.extended.Add(ttl-drift(ttl)))
+	rest := l.restLocked(now)
 	l.mu.Unlock()
 	if short {
 		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
@@ -117,17 +122,17 @@ func (l *Lease) renewShort() {
 	}
 }
 
-// Adopt makes a lease of one that was detached, with the options of c. It asks the store
-// for a full TTL. The [WithMaxHold] and [WithMinHold] of c count from the grant, through
-// all its holders; only the time from each Detach to its Adopt does not count. A lease that
-// was held for longer than MaxHold can be adopted, and is not renewed then.
+// Adopt turns a Detached into a lease, with the options of c. It asks the store for a full
+// TTL. The [WithMaxHold] and [WithMinHold] of c count from the grant, except for the time
+// between a Detach and its Adopt. A lease that was held for longer than MaxHold can be adopted, but
+// is not renewed.
 //
-// Those who find the key held are still shown the giver's [WithOwner]: it is part of what is
-// stored. A Client that is shutting down adopts nothing, so detach before [Client.Shutdown]
-// if a lease may have to be taken back.
+// Others who find the key held still see the giver's [WithOwner], which is part of what is
+// stored. A Client that is shutting down adopts nothing: to be able to take leases back,
+// detach them before [Client.Shutdown].
 //
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
-// adopted. After any other error d can be adopted again.
+// adopted. After any other error, d can be adopted again.
 func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {
 	if d.secret == nil {
 		return nil, wrap(ctx, "adopt", "", errNotDetached)
@@ -160,16 +165,16 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	}()
 	sent := time.Now()
 	held, err := k.locker.Renew(a.ctx, d.key, d.token, o.ttl)
-	a.asked = time.Now()
+	a.returned = time.Now()
 	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.client.options.ttl)
 	l.step, l.granted = d.step, l.granted.Add(-d.held)
 	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
 	switch {
 	case err != nil:
-		return nil, hide(err, ErrLost) // it may be the cause of ctx, and of another lease
+		return nil, hide(err, ErrLost) // of another lease, if err is the cause of ctx
 	case !held:
-		return nil, l.lost(LossRemoved)
-	case l.rest(a.asked) <= 0:
+		return nil, l.lostLocked(LossRemoved)
+	case l.restLocked(a.returned) <= 0:
 		return nil, errLate
 	case !l.start():
 		return nil, ErrClosed
@@ -177,8 +182,8 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	return l, nil
 }
 
-// adopt reports whether the token is not that of a lease adopted before that
-// still lives.
+// adopt reports whether token may be adopted: no lease that was adopted with it is still
+// held.
 func (k *keeper) adopt(token string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -195,12 +200,12 @@ func (k *keeper) disown(token string) {
 	delete(k.adopted, token)
 }
 
-// detachedPrefix starts the text of a Detached, and tells its version.
+// detachedPrefix starts the text of a Detached, and contains its version.
 const detachedPrefix = "dlock1-"
 
 var detachedText = base64.RawURLEncoding.Strict()
 
-// MarshalText returns d as printable ASCII text, the secret included.
+// MarshalText returns d as printable ASCII text, including the secret.
 func (d Detached) MarshalText() ([]byte, error) {
 	if d.secret == nil {
 		return nil, fmt.Errorf("dlock: marshal: %w", errNotDetached)
@@ -220,9 +225,9 @@ func (d *detached) text() []byte {
 	return detachedText.AppendEncode([]byte(detachedPrefix), b)
 }
 
-// UnmarshalText sets d to what MarshalText returned; white space around the text does
-// not matter. The error matches [ErrInvalid] if text is anything else. It does not show
-// the text, which may be most of a secret.
+// UnmarshalText sets d to what MarshalText returned; it ignores white space around the text.
+// The error matches [ErrInvalid] if text is anything else. It does not show the text, which
+// may be most of a secret.
 func (d *Detached) UnmarshalText(text []byte) error {
 	parsed, reason := parseDetached(string(bytes.TrimSpace(text)))
 	if reason != "" {

@@ -1,52 +1,50 @@
-// Package dlock is a distributed lock: one holder at a time among any number of
-// processes, kept by a store that they share.
+// Package dlock is a distributed lock: one holder at a time among any number of processes.
+// The processes share a store, such as a Redis server, that keeps the lock.
 //
 //	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner())) // or another backend
 //	err := client.Do(ctx, "order:1234", func(ctx context.Context, lease *dlock.Lease) error {
 //		return handle(ctx, order)
 //	})
 //
-// # The words
+// # Terms
 //
-// A key names a lock. The store, such as a Redis server, remembers who holds it. A
-// backend is the code that talks to a store; it implements [Locker]. A [Client] adds
-// everything else.
+// A key names a lock. The store remembers who holds it. A backend is the code that talks to
+// a store; it implements [Locker]. A [Client] adds everything else.
 //
-// A grant is the store's answer that the caller holds the lock now. The caller is then its
-// holder, and has a [Lease]. An attempt is one request for a grant; the store answers
-// whether the key was acquired, or is held by another.
+// An attempt is one request for a lock. The store grants the lock, or answers that another
+// holds it. A grant makes the caller the holder, with a [Lease].
 //
-// The lease lasts for the TTL (time to live), and the Client renews it in the background:
-// each renewal makes it last for a full TTL from then on. A batch is one request that
-// renews many leases. The deadline is the instant, on the holder's own clock, until which
-// the lease is certain. A lease is lost if it ends without its holder's call: the deadline
-// has passed, or the store does not know the lease any more.
+// A lease lasts for the TTL (time to live). The Client renews it in the background: each
+// renewal extends it to a full TTL from then on. A batch is one request that renews many
+// leases. The deadline is the instant, on the holder's own clock, until which the lease is
+// certain. A lease is lost if it ends without a call of its holder: the deadline has passed,
+// or the store does not know the lease any more.
 //
-// A token is the secret of one acquisition, stored under the key. Only its holder knows
-// it, and so only its holder can renew or release the lease. An owner label is the part
-// of a token that others may see: who the holder is.
+// A token is the secret of one acquisition, stored under the key. Only the holder knows it, so
+// only the holder can renew or release the lease. With [WithLocalTurns], the holders that pass a
+// lease on inside a process share its token. An owner label is the part of a token that others may
+// see. It names the holder.
 //
-// A fence is the number of a grant. It is larger than that of every earlier grant of the
-// same key, so that a resource can refuse a writer whose lease was lost.
+// A fence is the number of a grant. It is larger than the fence of every earlier grant of
+// the same key, so a resource can refuse a writer that has lost its lease.
 //
-// A waiter waits for a lock that another holds. If the store has a queue, waiters are
-// served in the order in which they came. A handover is a release that grants the lock to
-// the first waiter. Without a queue a waiter polls: it makes one attempt after the other,
-// with pauses.
+// A waiter waits for a lock that another holds. If the store has a queue, waiters are served
+// in the order of their arrival. A handover is a release that grants the lock to the first
+// waiter. Without a queue a waiter polls: it makes attempts, with pauses between them.
 //
-// The outcome of a request is unknown if no answer came: the store may have done it, may
-// do it later, or never. A release is owed while the Client has to repeat it in the
-// background: the store has not answered it, an attempt with an unknown outcome may still
-// be granted, or [WithMinHold] keeps the key.
+// The outcome of a request is unknown if no answer came: the request may have taken effect, may do
+// so later, or never will. A release is owed while the Client still has to complete it in the
+// background. There are three causes: the store has not answered the release, an attempt with an
+// unknown outcome may still be granted, or [WithMinHold] keeps the key.
 //
-// A lease is detached while it is on its way from one holder, the giver, to the next,
-// the taker, who adopts it. A lease is nested if work that holds the lock of a key asks
-// for the same lock again.
+// A lease is detached while it is on its way from one holder, the giver, to the next, the
+// taker, who adopts it. An acquisition is nested if the work that holds a key's lock
+// acquires the same key again.
 //
 // A master is a server that answers for its keys. A replica copies a master, and may be
 // promoted to take its place.
 //
-// # What is promised
+// # Guarantees
 //
 // As long as the store keeps its data and its clock runs at a steady rate:
 //
@@ -54,23 +52,22 @@
 //     renews or releases it. The exception is an operator who calls [Client.Break].
 //   - If a holder dies, its lock is free when the TTL has passed. While a holder
 //     lives and reaches the store, its lease is renewed.
-//   - A holder learns of the loss of its lease at the deadline at the latest, even if the
-//     network swallows every packet. If the machine was suspended, it learns of it at most
-//     a second later. [Lease.Context] ends then, [Lease.Done] is closed, and [Lease.Err]
-//     matches [ErrLost].
+//   - A holder learns of the loss of its lease by the deadline, even if the network drops every
+//     packet. If the machine was suspended, or its wall clock was set forward, it learns up to a
+//     second later. [Lease.Context] ends, [Lease.Done] is closed, and [Lease.Err] matches
+//     [ErrLost].
 //   - [Lease.Fence] rises with each grant of a key, if the store has fences.
-//   - [errors.Is] tells apart a lock that is held, a lease that was lost, a call that
-//     was cancelled or was invalid, and a store that did not answer.
+//   - [errors.Is] distinguishes a lock that is held, a lease that was lost, a call that
+//     was cancelled or invalid, and a store that did not answer.
 //
-// # What no lock of this kind can promise
+// # Limits
 //
-// A holder may be stopped at any instant, by its garbage collector, its machine or its
-// network. When it goes on, its lease may have been lost long ago, and it may write before
-// it looks. A write that it had begun arrives late. Nor does a lock survive a store that
-// forgets it: a server that crashes without having saved, or a replica promoted
-// without the last writes. Where two holders at once would cost money, send the
-// fence along with each write. Let the resource remember the largest fence that it
-// has seen, and refuse any smaller one. See [WithFence].
+// A holder may be paused at any instant, by its garbage collector, its machine or its network.
+// When it continues, its lease may have been lost long ago, and it may write before it checks. A
+// write that it had already sent may arrive late. A store may also forget a lock: a server may
+// crash before it saves, or a replica may be promoted without the last writes. If two holders at
+// once would be costly, send the fence along with each write. Let the resource remember the
+// largest fence it has seen, and refuse any smaller one. See [WithFence].
 //
 // Locks are not reentrant: acquiring a key that you already hold blocks, or fails with
 // [ErrNested] if ctx carries the lease. A goroutine that outlives the work needs a ctx
@@ -78,49 +75,48 @@
 //
 // # Time
 //
-// A lease's deadline counts from the sending of the last request that the store has
-// acknowledged, so it is never later than what the store keeps. Clocks run at different
-// speeds: for that the drift, which is 1 % of the TTL and 2 ms, is taken off. Stores are
-// sent relative times only, so clocks need not agree on what time it is.
+// A lease's deadline counts from when the last acknowledged request was sent, so it is never
+// later than the end of the lease in the store. To allow for clocks that run at different
+// speeds, 1 % of the TTL and 2 ms are subtracted. Requests contain durations, not times of
+// day, so clocks need not be synchronized.
 //
 // A process has two clocks. The wall clock shows the date, and can be set. The monotonic
 // clock cannot be set, and stops while the machine is suspended. A lease ends when either
 // has passed its deadline. If the wall clock is set forward past the deadline, the lease is
-// given up though the store still keeps it. [Lease.Err] looks at both clocks; contexts and
+// lost although the store still keeps it. [Lease.Err] looks at both clocks; contexts and
 // Done follow within a second if only the wall clock has passed the deadline.
 //
-// [WithMaxHold] and [WithMinHold] count from the grant, also when the lease is detached and
-// adopted.
+// [WithMaxHold] and [WithMinHold] count from the grant, even if the lease is detached and adopted.
+// The time between a Detach and its Adopt does not count.
 //
 // # Unknown outcomes
 //
-// After an attempt with an unknown outcome the token is never used for another attempt,
-// and its release is owed. It is owed until a release was answered and no other request
-// with the token can be on its way, or until one TTL has passed: the store has then ended
-// the lease by itself. Nothing is owed for a call of which the backend says that it did not
-// and will not take effect.
+// After an attempt with an unknown outcome its token is never used for another attempt, and
+// its release is owed. The release remains owed until the store has answered it and no other
+// request with the token can be on its way, or until one TTL has passed: by then the store
+// has ended the lease itself. Nothing is owed if the backend says that the call did not and
+// will not take effect.
 //
-// An owed release without an answer is repeated after 0.1 s, then after pauses that double
-// up to 1 s, and are at most a quarter of the TTL. When eight tries in a row got no answer,
-// the store counts as away. Then only one of all owed releases is tried every half second;
-// once one is answered, the others follow at once. A release that the store refuses,
-// because its user lacks a right, is repeated after 2 s, then less and less often. A Client
-// keeps up to 100,000 owed releases, beside those of WithMinHold. Beyond that it drops
-// answered ones first, then the oldest. [Client.Stats] counts those that are owed, and those
-// that were dropped.
+// An owed release without an answer is retried after 0.1 s. The pauses then double up to 1 s, and
+// are at most a quarter of the TTL. After eight tries in a row without an answer, the Client
+// treats the store as unreachable. It then tries a single owed release every half second. Once one
+// is answered, the others follow at once. If the store refuses a release, because its user lacks a
+// right, the next try follows after 2 s, and later ones after longer and longer pauses. A Client
+// keeps up to 100,000 owed releases, not counting those of WithMinHold. Beyond that it drops
+// answered ones first, then the oldest. [Client.Stats] counts owed releases and dropped ones.
 //
-// A renewal that fails or hangs is repeated until the deadline. As far as a backend can
-// prevent it, the store's own client library repeats nothing: that would hide unknown
-// outcomes, and send requests that are out of date.
+// A renewal that fails or hangs is retried until the deadline. Where a backend can prevent it, the
+// store's own client library retries nothing: its retries would hide unknown outcomes, and send
+// outdated requests.
 //
 // # For authors of backends
 //
 // Users of locks can stop reading here. They need [New] and the methods of [Client] and
 // [Lease], and neither call nor implement the types below.
 //
-// A backend implements [Locker], and returns an [Attempt] for each attempt to acquire.
-// If its store can do more, it also implements [Acquirer], [BatchRenewer] (with
-// [Renewal] and [RenewResult]) and [Inspector] (with [Hold]). It marks errors of calls
-// that had no effect with [NoEffectError]. A decorator is a Locker around another one, to
-// count its calls for example; it embeds [Forward]. The package conformance tests a backend.
+// A backend implements [Locker], and returns an [Attempt] for each attempt to acquire a key.
+// If its store can do more, it also implements [Acquirer], [BatchRenewer] (with [Renewal]
+// and [RenewResult]) and [Inspector] (with [Hold]). It marks errors of calls that had no
+// effect with [NoEffectError]. A decorator is a Locker around another one, for example to
+// count its calls; it embeds [Forward]. The package conformance tests a backend.
 package dlock

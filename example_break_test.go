@@ -9,11 +9,11 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// An operator frees a lock whose holder hangs. Break frees exactly the holder that Inspect
-// has shown, so that a holder who came in between keeps the lock.
+// An operator frees a lock whose holder hangs. Break releases only the holder that Inspect
+// has shown: if another has taken the lock since, it keeps it.
 //
-// First make sure that the old holder has stopped, or that what it writes is fenced: it is
-// not told. It goes on until its next renewal, or until its deadline.
+// First make sure that the old holder has stopped, or that its writes are fenced. It is not
+// notified, and continues until its next renewal, or until its deadline.
 func ExampleClient_Break() {
 	store := memory.New() // stands for a server that all processes reach
 	service := dlock.New(store, dlock.WithOwner("web-7/billing[4711]"))
@@ -25,7 +25,7 @@ func ExampleClient_Break() {
 		return
 	}
 
-	operator := dlock.New(store) // in a tool, with the store and the prefix of the service
+	operator := dlock.New(store) // in a tool, with the same store and prefix as the service
 	defer operator.Close()
 	status, err := operator.Inspect(ctx, "invoice:7")
 	if err != nil {
@@ -33,7 +33,7 @@ func ExampleClient_Break() {
 		return
 	}
 	fmt.Println("held:", status.Held, "by", status.Owner, "and waiting:", status.Waiting)
-	// Here a person looks at web-7, at status.Started and status.Remaining, and decides.
+	// Here a person looks at web-7, status.Started and status.Remaining, and decides.
 	fmt.Println("break:", operator.Break(ctx, status))
 	err = operator.Break(ctx, status)
 	fmt.Println("again:", errors.Is(err, dlock.ErrReleased))

@@ -12,8 +12,8 @@ import (
 
 var errNoLock = errors.New("the caller does not hold the lock of the account")
 
-// saveBalance is deep in the call tree: it knows nothing of locks but the name of the key,
-// and finds the fence in ctx. The write is refused if the caller does not hold the lock.
+// saveBalance is deep in the call tree. It knows only the name of the key, and finds the
+// fence in ctx. It writes nothing if the caller does not hold the lock.
 func saveBalance(ctx context.Context, account string, balance int) error {
 	lease, held := dlock.LeaseFromContext(ctx, "account:"+account)
 	if !held {
@@ -23,16 +23,16 @@ func saveBalance(ctx context.Context, account string, balance int) error {
 	return nil
 }
 
-// The functions between Do and the write pass only ctx on, as they do anyway.
+// deposit, between Do and the write, only passes ctx on, as it does anyway.
 func deposit(ctx context.Context, account string, amount int) error {
 	return saveBalance(ctx, account, 100+amount)
 }
 
 // A function deep in the call tree finds the lease, and its fence, in its ctx.
 //
-// A goroutine that outlives the work gets the ctx from before Do. The ctx of the work, and
-// also context.WithoutCancel of it, carries the lease: an Acquire of the same key with it
-// fails with ErrNested while the lease is held.
+// A goroutine that outlives the work gets the ctx from before Do. The ctx of the work carries
+// the lease, even through context.WithoutCancel: with it, an Acquire of the same key fails
+// with ErrNested while the lease is held.
 func ExampleLeaseFromContext() {
 	locks := dlock.New(memory.New(), dlock.WithFence(true))
 	defer locks.Close()

@@ -14,30 +14,30 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// cronOptions are for a job that cron starts on several machines in every period, and
-// that is to run once in each: TTL ≤ MinHold < period.
+// cronOptions are for a job that cron starts on several machines in every period, and that
+// should run once per period. They satisfy TTL ≤ MinHold < period.
 //
-//   - MinHold < period, or the job of the next period finds the key still taken.
-//   - The clocks of the machines differ by less than MinHold, or the last of them finds the
+//   - MinHold < period: otherwise the next period's job finds the key still taken.
+//   - The machines' clocks differ by less than MinHold: otherwise the last machine finds the
 //     key free again, and runs the job a second time.
-//   - TTL ≤ MinHold, so that a machine that loses its power does not hold the key for
-//     longer than one that ends well.
-//   - The job may take longer than the TTL, and longer than MinHold: its lease is renewed.
-//     If it takes longer than the period, the next job is left out.
+//   - TTL ≤ MinHold: a machine that loses power keeps the key no longer than one that
+//     finishes normally.
+//   - The job may take longer than the TTL and MinHold: its lease is renewed. If it takes
+//     longer than the period, the next run is skipped.
 func cronOptions(period time.Duration) []dlock.Option {
 	hold := period / 2
 	return []dlock.Option{dlock.WithMinHold(hold), dlock.WithTTL(min(hold, dlock.DefaultTTL))}
 }
 
-// runFromCron is all that the process does which cron starts. ctx ends with SIGTERM:
+// runFromCron is the whole work of the process that cron starts. ctx ends with SIGTERM:
 //
 //	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 //	defer stop()
 //
-// After SIGTERM, as after any end but a kill, the key stays taken until MinHold has passed
-// since the grant. So no other machine repeats an interrupted job before the next period.
-// Close makes sure of that: it returns as soon as the store keeps the key for so long. After
-// SIGKILL the key stays taken for at most a TTL.
+// After any end except SIGKILL, the key stays taken until MinHold has passed since the grant,
+// so no other machine repeats an interrupted job before the next period. Close ensures that:
+// it waits until the store has confirmed it. After SIGKILL the key stays taken for at most
+// one TTL.
 func runFromCron(ctx context.Context, store dlock.Locker, period time.Duration, job func(context.Context) error) error {
 	locks := dlock.New(store, cronOptions(period)...)
 	err := locks.With(dlock.WithMaxWait(0)).Do(ctx, "cron:report", func(ctx context.Context, _ *dlock.Lease) error {
@@ -46,8 +46,8 @@ func runFromCron(ctx context.Context, store dlock.Locker, period time.Duration, 
 	return errors.Join(err, locks.Close())
 }
 
-// A job that cron starts on each of three machines. It is interrupted on the first, and is
-// not begun again before the next hour.
+// Cron starts a job on each of three machines. It is interrupted on the first, and does not
+// start again before the next hour.
 func Example_cron() {
 	store := memory.New()
 	const period = time.Hour
@@ -79,7 +79,7 @@ func Example_cron() {
 	// the key remains for 30m0s <nil>
 }
 
-// TestCronRecipe: five machines, whose clocks differ by a minute, and a day of periods.
+// The job runs once per period on five machines whose clocks differ, however long it takes.
 func TestCronRecipe(t *testing.T) {
 	for _, period := range []time.Duration{10 * time.Second, 5 * time.Minute, 24 * time.Hour} {
 		t.Run(period.String(), func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestCronRecipe(t *testing.T) {
 				for n := range 10 {
 					start, runs := time.Now(), 0
 					for range 5 {
-						took := period / 100 * time.Duration(n) // some of them longer than the TTL, or MinHold
+						took := period / 100 * time.Duration(n) // in part longer than the TTL
 						err := runFromCron(t.Context(), store, period, func(context.Context) error {
 							runs++
 							time.Sleep(took)
@@ -108,7 +108,7 @@ func TestCronRecipe(t *testing.T) {
 	}
 }
 
-// TestCronEnds: what remains after each end of the process.
+// How long the key stays taken after each end of the process.
 func TestCronEnds(t *testing.T) {
 	const period = time.Hour
 	rest := func(t *testing.T, store *memory.Locker) time.Duration {

@@ -12,13 +12,13 @@ import (
 
 var errBehind = errors.New("a later holder has been here")
 
-// A register is a resource that is written to under a lock. It remembers the
-// largest fence that it has seen, and refuses smaller ones. In SQL:
+// A register is a resource that lock holders write to. It remembers the largest fence it
+// has seen, and refuses smaller ones. In SQL:
 //
 //	UPDATE register SET value = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //
-// where no row updated means that the writer is behind. A service that reads
-// before it writes must show its fence when it reads, too.
+// If no row is updated, the writer is behind. A service that reads before it writes must
+// also send its fence with the read.
 type register struct {
 	mu    sync.Mutex
 	fence int64
@@ -35,9 +35,8 @@ func (r *register) write(fence int64, value string) error {
 	return nil
 }
 
-// A write that is guarded by its fence. A holder that is stopped for longer than
-// its lease lasts cannot know, at the moment when it writes, that it holds the
-// lock no more. The register knows.
+// A fence guards each write. A holder that is paused for longer than its TTL does not know,
+// when it writes, that it has lost the lock. The register knows.
 func Example_fence() {
 	store := memory.New()
 	locks := dlock.New(store, dlock.WithFence(true)) // refuses stores that have no fences
@@ -53,7 +52,7 @@ func Example_fence() {
 	defer first.Release()
 	fmt.Println("first writes:", r.write(first.Fence(), "one"))
 
-	store.Expire("register") // the first holder is stopped for longer than its TTL
+	store.Expire("register") // as if the first holder was paused for longer than its TTL
 	second, err := locks.Acquire(ctx, "register")
 	if err != nil {
 		fmt.Println(err)

@@ -10,9 +10,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A countingLocker counts the grants and the refusals of another Locker. Since
-// it embeds [dlock.Forward], it queues waiters, renews in batches and inspects
-// if the other does.
+// A countingLocker counts the grants and refusals of another Locker. It embeds
+// [dlock.Forward], so it queues waiters, renews in batches and inspects if the other does.
 type countingLocker struct {
 	dlock.Forward
 	granted, refused, failed atomic.Int64
@@ -41,7 +40,7 @@ func (c *countingLocker) count(attempt dlock.Attempt, err error) {
 	}
 }
 
-// A decorator that counts what a store grants and refuses, for metrics.
+// A decorator counts what a store grants and refuses, for metrics.
 func ExampleForward() {
 	store := &countingLocker{Forward: dlock.Forward{Locker: memory.New()}}
 	locks := dlock.New(store)

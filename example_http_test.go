@@ -13,15 +13,14 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A checkout charges orders. Many instances of it serve the same orders, and
-// each order is charged once.
+// A checkout charges orders. Many instances serve the same orders, and each order is
+// charged once.
 type checkout struct {
 	locks   *dlock.Client
 	charged *sync.Map // stands for the database that the instances share
 }
 
-// statusClientClosedRequest is what nginx logs when nobody waits for the answer
-// any more.
+// statusClientClosedRequest is what nginx logs when the client has gone.
 const statusClientClosedRequest = 499
 
 func (c *checkout) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -46,14 +45,14 @@ func (c *checkout) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// charge charges an order unless that has been done. ctx ends when the client
-// goes or the lock is lost.
+// charge charges an order, unless it is charged already. ctx ends when the client leaves or
+// the lock is lost.
 func (c *checkout) charge(ctx context.Context, id string) error {
 	if _, done := c.charged.Load(id); done {
 		return nil
 	}
 	select {
-	case <-time.After(time.Millisecond): // the call of the payment service, under ctx
+	case <-time.After(time.Millisecond): // stands for a call of the payment service with ctx
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -62,17 +61,16 @@ func (c *checkout) charge(ctx context.Context, id string) error {
 	return nil
 }
 
-// An HTTP handler that must not handle an order twice. A request whose order is
-// held by another waits for it for at most 2 s, and is then answered with 409
-// Conflict. If the store does not answer, it is answered with 503 Service Unavailable:
-// when the store fails at once, and also when it goes away during the wait and the lease
-// of the last known holder must have ended since. A client that has gone gets no answer.
+// An HTTP handler must not handle an order twice. If another instance holds the order, a
+// request waits for at most 2 s, and is then answered with 409 Conflict. If the store fails at
+// once, the answer is 503 Service Unavailable. So it is if the store goes away during the wait
+// and the lease of the last known holder must have ended since.
 func Example_http() {
 	store := memory.New()
 	locks := dlock.New(store, dlock.WithMaxWait(2*time.Second))
 	defer locks.Close()
 	patient := &checkout{locks, new(sync.Map)}
-	// …and one that does not make the reader of this example wait.
+	// The second one waits for a shorter time, so that this example runs quickly.
 	hasty := &checkout{locks.With(dlock.WithMaxWait(10 * time.Millisecond)), patient.charged}
 
 	post := func(ctx context.Context, c *checkout, id string) string {

@@ -10,21 +10,21 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A candidate is one of several instances of which one is to lead.
+// A candidate is one of several instances. One of them leads.
 type candidate struct {
 	name  string
 	locks *dlock.Client
 	news  chan string
 }
 
-// run stands for leader, and again after each loss, until ctx ends. When it
-// returns, the lead has been given back.
+// run competes for the lead, and again after each loss, until ctx ends. When it returns, it
+// has released the lead.
 func (c *candidate) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := c.locks.Do(ctx, "leader", c.lead)
 		switch {
 		case ctx.Err() != nil, errors.Is(err, dlock.ErrLost):
-		case err != nil: // the store does not answer: ask again, but not at once
+		case err != nil: // the store does not answer: try again, but not at once
 			c.news <- err.Error()
 			select {
 			case <-time.After(5 * time.Second):
@@ -34,8 +34,7 @@ func (c *candidate) run(ctx context.Context) {
 	}
 }
 
-// lead does the leader's work. ctx ends on shutdown, or as soon as another may
-// be leading.
+// lead does the leader's work. ctx ends on shutdown, or before another can lead.
 func (c *candidate) lead(ctx context.Context, _ *dlock.Lease) error {
 	c.news <- c.name + " leads"
 	<-ctx.Done() // the work goes here
@@ -47,7 +46,7 @@ func (c *candidate) lead(ctx context.Context, _ *dlock.Lease) error {
 	return context.Cause(ctx)
 }
 
-// start makes a candidate run. stop returns when it has ended.
+// start runs a candidate. stop ends it, and waits until it has ended.
 func start(name string, store dlock.Locker) (c *candidate, stop func()) {
 	locks := dlock.New(store, dlock.WithOwner(name), dlock.WithTTL(600*time.Millisecond))
 	c = &candidate{name, locks, make(chan string, 10)}
@@ -64,15 +63,15 @@ func start(name string, store dlock.Locker) (c *candidate, stop func()) {
 	}
 }
 
-// A leader loop that stands again after a loss, and gives the lead back on
-// shutdown. The cause of the work's context tells the one from the other.
+// A leader loop competes again after a loss, and releases the lead on shutdown. The cause of
+// the work's context says which of the two has ended it.
 func Example_leader() {
 	store := memory.New()
 	anna, stopAnna := start("anna", store)
 	fmt.Println(<-anna.news)
 	ben, stopBen := start("ben", store)
 
-	store.Expire("leader") // as if anna had been cut off for longer than her TTL
+	store.Expire("leader") // as if anna was cut off for longer than her TTL
 	fmt.Println(<-ben.news)
 	fmt.Println(<-anna.news)
 

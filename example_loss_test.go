@@ -12,8 +12,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// An indexer is the service under test. It indexes 600 pages, which takes it ten
-// minutes, and only one indexer may do so at a time.
+// An indexer is the service under test. It indexes 600 pages in ten minutes. Only one indexer
+// may work at a time.
 type indexer struct {
 	locks *dlock.Client
 	index func(ctx context.Context, page int) error
@@ -30,9 +30,8 @@ func (x *indexer) run(ctx context.Context) error {
 	})
 }
 
-// testIndexerStopsWhenItsLockIsLost is the test: in a test file its name begins
-// with a capital T. It runs in a bubble of [testing/synctest], where ten minutes
-// pass at once.
+// testIndexerStopsWhenItsLockIsLost is the test. In your test file, its name begins with a
+// capital T. It runs in a bubble of [testing/synctest], where ten minutes pass at once.
 func testIndexerStopsWhenItsLockIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -57,7 +56,7 @@ func testIndexerStopsWhenItsLockIsLost(t *testing.T) {
 	})
 }
 
-// workFor takes d, unless ctx ends before.
+// workFor waits for d, or until ctx ends.
 func workFor(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -67,10 +66,10 @@ func workFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A unit test of a service that loses its lock in the middle of its work: the
-// in-memory store gives the lock to another, and the service must stop before
-// its TTL has passed. The test is in the code below. What it tests happens here
-// in real time, with a short TTL.
+// This is a unit test of a service that loses its lock in the middle of its work. The
+// in-memory store gives the lock to another, and the service must stop before its TTL has
+// passed. See the test in the code below; the example does the same in real time, with a
+// short TTL.
 func Example_loss() {
 	store := memory.New()
 	locks := dlock.New(store, dlock.WithTTL(300*time.Millisecond))

@@ -12,18 +12,17 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A replica is one of those whose clocks start the same job every night.
+// A replica starts the same job as others, every night by its own clock.
 type replica struct{ locks *dlock.Client }
 
-// newReplica returns a replica whose lock stays taken for ten minutes, however
-// soon the job is done: longer than the clocks of two replicas are apart, and
-// shorter than the time to the next night.
+// newReplica returns a replica whose lock stays taken for ten minutes, even if the job ends
+// earlier. That is longer than the clocks of two replicas differ, and shorter than the time
+// until the next night.
 func newReplica(store dlock.Locker) *replica {
 	return &replica{dlock.New(store, dlock.WithMinHold(10*time.Minute))}
 }
 
-// nightly runs the job, unless another replica has begun with it. It reports
-// whether it ran.
+// nightly runs the job, unless another replica has started it. It reports whether it ran.
 func (r *replica) nightly(ctx context.Context, job func(context.Context) error) (ran bool, err error) {
 	lease, err := r.locks.TryAcquire(ctx, "nightly-report")
 	if errors.Is(err, dlock.ErrHeld) {
@@ -36,12 +35,12 @@ func (r *replica) nightly(ctx context.Context, job func(context.Context) error) 
 	if err := job(lease.Context(ctx)); err != nil {
 		return true, err
 	}
-	return true, lease.Err() // if it was lost, the job may have run twice
+	return true, lease.Err() // after a loss the job may have run twice
 }
 
-// A nightly job on five replicas that runs once. They start apart, and the job
-// takes less time than that: without [dlock.WithMinHold] each replica would find
-// the lock free again.
+// A nightly job on five replicas runs once. The replicas start at different times, and the
+// job is shorter than the time between two starts. Without [dlock.WithMinHold] each replica
+// would find the lock free again.
 func Example_nightly() {
 	store := memory.New()
 	var reports, ran atomic.Int64

@@ -9,8 +9,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// lockStats is served under /debug/vars by any HTTP server that uses
-// http.DefaultServeMux. It has one entry for each Client.
+// lockStats has one entry for each Client. Any HTTP server that uses http.DefaultServeMux
+// serves it under /debug/vars.
 var lockStats = expvar.NewMap("dlock")
 
 // publish makes the figures of a Client visible. Each request for them calls Stats.
@@ -18,8 +18,8 @@ func publish(name string, locks *dlock.Client) {
 	lockStats.Set(name, expvar.Func(func() any { return locks.Stats() }))
 }
 
-// The figures of a Client, published with expvar. Worth an alert: Lost and RenewalsFailed
-// that grow, ReleasesOwed that stays high, and ReleasesDropped above 0.
+// Publish the figures of a Client with expvar. Alert if Lost or RenewalsFailed grow, if
+// ReleasesOwed stays high, or if ReleasesDropped is above 0.
 func ExampleClient_Stats() {
 	locks := dlock.New(memory.New())
 	defer locks.Close()

@@ -11,8 +11,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A process that is about to be replaced hands its lease to its successor over a
-// socket, so that nobody else gets the lock between the two.
+// A process that is being replaced sends its lease to its successor over a socket, so that
+// nobody else gets the lock in between.
 func Example_successor() {
 	ctx := context.Background()
 	store := memory.New() // stands for a server that both processes reach
@@ -34,7 +34,7 @@ func Example_successor() {
 		taken <- lease
 	}()
 
-	// The old process holds the lock until it is told to stop.
+	// The old process holds the lock until it is replaced.
 	old := dlock.New(store)
 	defer old.Close()
 	lease, err := old.Acquire(ctx, "consumer:orders")
@@ -55,8 +55,7 @@ func Example_successor() {
 	// new: consumer:orders with the next fence: true
 }
 
-// handOver gives the lease to the process at addr. If that cannot be reached, it releases
-// the lease.
+// handOver sends the lease to the process at addr, or releases the lease if it cannot.
 func handOver(ctx context.Context, client *dlock.Client, lease *dlock.Lease, addr string) error {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -74,7 +73,7 @@ func handOver(ctx context.Context, client *dlock.Client, lease *dlock.Lease, add
 	if _, err := conn.Write(append(text, '\n')); err == nil {
 		return nil
 	}
-	// The text did not arrive whole, so nobody can adopt it: take the lease back.
+	// The text did not arrive whole, so nobody can adopt the lease: take it back.
 	back, err := client.Adopt(ctx, detached)
 	if err != nil {
 		return err

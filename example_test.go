@@ -32,7 +32,7 @@ func ExampleClient_Acquire() {
 	locks := dlock.New(memory.New())
 	defer locks.Close()
 
-	// The context bounds the wait, not the lease.
+	// ctx limits the wait, not the lease.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	lease, err := locks.Acquire(ctx, "invoice:7")
@@ -42,7 +42,7 @@ func ExampleClient_Acquire() {
 	}
 	fmt.Println("held:", lease.Err() == nil)
 
-	// nil says that nobody else held the lock meanwhile.
+	// nil means that nobody else held the lock meanwhile.
 	fmt.Println("released:", lease.Release())
 	// Output:
 	// held: true
@@ -74,9 +74,9 @@ func ExampleClient_TryAcquire() {
 
 func ExampleClient_With() {
 	locks := dlock.New(memory.New(), dlock.WithOwner("worker 3"))
-	defer locks.Close() // closes those made by With, too
+	defer locks.Close() // also closes those made by With
 
-	// For work that waits no longer than 10 ms for its lock.
+	// For work that waits at most 10 ms for its lock.
 	hasty := locks.With(dlock.WithMaxWait(10 * time.Millisecond))
 
 	lease, err := locks.Acquire(context.Background(), "invoice:7")
@@ -125,7 +125,7 @@ func ExampleLease_Context() {
 
 	lease.Release()
 	fmt.Println(ctx.Err())
-	fmt.Println(context.Cause(ctx)) // an error that matches ErrLost, had it been lost
+	fmt.Println(context.Cause(ctx)) // after a loss it matches ErrLost
 	// Output:
 	// <nil>
 	// context canceled
@@ -146,8 +146,8 @@ func ExampleLease_Detach() {
 		fmt.Println(err)
 		return
 	}
-	// The lease is over, and the lock is still held: by whoever adopts detached
-	// before the deadline. MarshalText makes it a text that can be sent.
+	// The lease has ended, and the lock stays held until the deadline: a taker can adopt it.
+	// MarshalText returns a text to send.
 	text, err := detached.MarshalText()
 	fmt.Println(errors.Is(lease.Err(), dlock.ErrReleased), len(text) > 0, err)
 	// Output: true true <nil>
@@ -169,7 +169,7 @@ func ExampleClient_Adopt() {
 		return
 	}
 
-	// In the process that goes on with the work:
+	// In the process that continues the work:
 	taker := dlock.New(store)
 	defer taker.Close()
 	lease, err = taker.Adopt(context.Background(), detached)

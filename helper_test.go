@@ -3,6 +3,11 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"net"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -17,13 +22,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var errStore = errors.New("store: connection refused")
+var (
+	errStore = errors.New("store: connection refused")
+	errDial  = &net.OpError{Op: "dial", Err: errStore}
+)
 
-// A spy is a Locker that notes the calls made of it, and does what the test
-// tells it to.
+// A spy is a Locker that notes its calls, and changes them as the test's hook says.
 type spy struct {
 	dlock.Forward
-	hook func(c *call) // runs before each call, in its goroutine; may set c.err, or c.reply
+	hook func(c *call) // runs before each call, in its goroutine; may change the fields after at
 
 	mu    sync.Mutex
 	calls []*call
@@ -36,114 +43,205 @@ type call struct {
 	token   string
 	ttl     time.Duration
 	at      time.Time
-	err     error         // returned instead of making the call
-	reply   error         // returned after making the call
-	delay   time.Duration // of the reply
-	attempt *dlock.Attempt
+	answer  *dlock.Attempt // returned with err instead of making the call
+	err     error          // returned instead of making the call
+	attempt *dlock.Attempt // returned after making the call
+	reply   error          // returned after making the call
+	delay   time.Duration  // of the reply
 }
 
-func (s *spy) begin(ctx context.Context, op, key, token string, ttl time.Duration) *call {
-	c := &call{ctx: ctx, op: op, key: key, token: token, ttl: ttl, at: time.Now()}
+// renews reports whether the call is a renewal.
+func (c *call) renews() bool { return c.op == "renew" || c.op == "batch" }
+
+// answers makes the call return a and err instead of being made.
+func (c *call) answers(a dlock.Attempt, err error) { c.answer, c.err = &a, err }
+
+// hang makes the call wait until its ctx ends.
+func (c *call) hang() {
+	<-c.ctx.Done()
+	c.err = c.ctx.Err()
+}
+
+// take makes the call last for d, or until its ctx ends.
+func (c *call) take(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-c.ctx.Done():
+		c.err = c.ctx.Err()
+	}
+}
+
+func send[R any](s *spy, c *call, f func(*call) (R, error)) (R, error) {
+	c.at = time.Now()
 	s.mu.Lock()
 	s.calls = append(s.calls, c)
 	s.mu.Unlock()
 	if s.hook != nil {
 		s.hook(c)
 	}
-	return c
-}
-
-func (c *call) end(err error) error {
+	var none R
+	if c.err != nil {
+		return none, c.err
+	}
+	r, err := f(c)
 	time.Sleep(c.delay)
 	if c.reply != nil {
-		return c.reply
+		return none, c.reply
 	}
-	return err
+	return r, err
 }
 
 func (s *spy) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return s.acquire(s.begin(ctx, "try", key, token, ttl), s.Forward.TryAcquire)
+	return s.acquire(&call{ctx: ctx, op: "try", key: key, token: token, ttl: ttl}, s.Forward.TryAcquire)
 }
 
 func (s *spy) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return s.acquire(s.begin(ctx, "acquire", key, token, ttl), s.Forward.Acquire)
+	return s.acquire(&call{ctx: ctx, op: "acquire", key: key, token: token, ttl: ttl}, s.Forward.Acquire)
 }
 
 func (s *spy) acquire(c *call, f func(context.Context, string, string, time.Duration) (dlock.Attempt, error)) (dlock.Attempt, error) {
-	if c.err != nil {
-		return dlock.Attempt{}, c.err
-	}
-	a, err := f(c.ctx, c.key, c.token, c.ttl)
-	if c.attempt != nil {
-		a = *c.attempt
-	}
-	if err = c.end(err); err != nil && c.reply != nil {
-		a = dlock.Attempt{}
+	a, err := send(s, c, func(c *call) (dlock.Attempt, error) {
+		if c.answer != nil {
+			return *c.answer, nil
+		}
+		a, err := f(c.ctx, c.key, c.token, c.ttl)
+		if c.attempt != nil {
+			a = *c.attempt
+		}
+		return a, err
+	})
+	if c.answer != nil {
+		a = *c.answer
 	}
 	return a, err
 }
 
 func (s *spy) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	c := s.begin(ctx, "renew", key, token, ttl)
-	if c.err != nil {
-		return false, c.err
-	}
-	held, err := s.Forward.Renew(c.ctx, key, token, ttl)
-	return held, c.end(err)
+	return send(s, &call{ctx: ctx, op: "renew", key: key, token: token, ttl: ttl}, func(c *call) (bool, error) {
+		return s.Forward.Renew(c.ctx, key, token, ttl)
+	})
 }
 
 func (s *spy) Release(ctx context.Context, key, token string) (bool, error) {
-	c := s.begin(ctx, "release", key, token, 0)
-	if c.err != nil {
-		return false, c.err
-	}
-	held, err := s.Forward.Release(c.ctx, key, token)
-	return held, c.end(err)
+	return send(s, &call{ctx: ctx, op: "release", key: key, token: token}, func(c *call) (bool, error) {
+		return s.Forward.Release(c.ctx, key, token)
+	})
 }
 
 func (s *spy) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	c := s.begin(ctx, "batch", batch[0].Key, batch[0].Token, batch[0].TTL)
-	if c.err != nil {
-		return nil, c.err
-	}
-	results, err := s.Forward.RenewBatch(ctx, batch)
-	return results, c.end(err)
+	c := &call{ctx: ctx, op: "batch", key: batch[0].Key, token: batch[0].Token, ttl: batch[0].TTL}
+	return send(s, c, func(*call) ([]dlock.RenewResult, error) { return s.Forward.RenewBatch(ctx, batch) })
 }
 
 // made returns the calls of the given operations so far, of all if none is given.
-func (s *spy) made(ops ...string) []*call {
+func (s *spy) made(ops ...string) (made []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var made []*call
 	for _, c := range s.calls {
-		for _, op := range ops {
-			if c.op == op {
-				made = append(made, c)
-			}
-		}
-		if len(ops) == 0 {
+		if len(ops) == 0 || slices.Contains(ops, c.op) {
 			made = append(made, c)
 		}
 	}
 	return made
 }
 
-// forget makes the calls so far as if they had not been made.
+func (s *spy) ops() (ops []string) {
+	for _, c := range s.made() {
+		ops = append(ops, c.op)
+	}
+	return ops
+}
+
+func (s *spy) released(token string) bool {
+	return slices.ContainsFunc(s.made("release"), func(c *call) bool { return c.token == token })
+}
+
+// forget drops the calls so far.
 func (s *spy) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls = nil
 }
 
-// plain hides the optional interfaces of a Locker, so that waiters poll and
-// renewals go one by one.
+// plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one
+// by one.
 type plain struct{ dlock.Locker }
 
-// single hides only the batches, so that each renewal is a call of Renew.
+// single hides only RenewBatch: each renewal is a call of Renew.
 type single struct{ *spy }
 
 func (single) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewResult, error) {
 	return nil, errors.ErrUnsupported
+}
+
+// noFences is a store that does not number its grants.
+type noFences struct{ dlock.Forward }
+
+func (n noFences) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := n.Forward.TryAcquire(ctx, key, token, ttl)
+	a.Fence = 0
+	return a, err
+}
+
+func (n noFences) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := n.Forward.Acquire(ctx, key, token, ttl)
+	a.Fence = 0
+	return a, err
+}
+
+// spoiled is a Locker whose renewals of some keys fail.
+type spoiled struct {
+	dlock.Forward
+	rtt   time.Duration
+	alone func(ctx context.Context, key string) error // the error of Renew
+	batch func(ctx context.Context, key string) error // the error of each batch with the key; nil: only of its element, from alone
+}
+
+func (s *spoiled) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	time.Sleep(s.rtt)
+	if err := s.alone(ctx, key); err != nil {
+		return false, err
+	}
+	return s.Forward.Renew(ctx, key, token, ttl)
+}
+
+func (s *spoiled) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	if s.batch == nil {
+		results := make([]dlock.RenewResult, len(batch))
+		for i, r := range batch {
+			if results[i].Err = s.alone(ctx, r.Key); results[i].Err == nil {
+				results[i].Held, results[i].Err = s.Forward.Renew(context.WithoutCancel(ctx), r.Key, r.Token, r.TTL)
+			}
+		}
+		return results, nil
+	}
+	time.Sleep(s.rtt)
+	for _, r := range batch {
+		if err := s.batch(ctx, r.Key); err != nil {
+			return nil, err
+		}
+	}
+	return s.Forward.RenewBatch(ctx, batch)
+}
+
+// hangIf and failIf are errors of the keys with a prefix: when ctx ends, or at once.
+func hangIf(prefix string) func(context.Context, string) error {
+	return func(ctx context.Context, key string) error {
+		if strings.HasPrefix(key, prefix) {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+}
+
+func failIf(prefix string) func(context.Context, string) error {
+	return func(_ context.Context, key string) error {
+		if strings.HasPrefix(key, prefix) {
+			return errStore
+		}
+		return nil
+	}
 }
 
 // in runs a test in virtual time, with a spy around a store of its own.
@@ -156,6 +254,277 @@ func in(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy)) {
 	})
 }
 
+// each runs a test like in, once for each way of using the spy.
+func each(t *testing.T, ways map[string]func(*spy) dlock.Locker, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
+	t.Helper()
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, way(s)) })
+		})
+	}
+}
+
+// waiting runs a test with both ways of waiting.
+func waiting(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
+	t.Helper()
+	each(t, map[string]func(*spy) dlock.Locker{
+		"queue": func(s *spy) dlock.Locker { return s },
+		"poll":  func(s *spy) dlock.Locker { return plain{s} },
+	}, f)
+}
+
+// renewing runs a test with all ways of renewing.
+func renewing(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
+	t.Helper()
+	each(t, map[string]func(*spy) dlock.Locker{
+		"batch":       func(s *spy) dlock.Locker { return s },
+		"single":      func(s *spy) dlock.Locker { return plain{s} },
+		"unsupported": func(s *spy) dlock.Locker { return single{s} },
+	}, f)
+}
+
+// A fault is what a line does to the messages that pass it.
+type fault string
+
+const (
+	up     fault = "up"
+	refuse fault = "refuse" // the call fails at once
+	hang   fault = "hang"   // the request never arrives: the call returns when its ctx ends
+	ignore fault = "ignore" // the same, but the call ignores its ctx and fails after 3 s
+	lose   fault = "lose"   // the request arrives, the reply does not: the call returns when its ctx ends
+)
+
+const ignored = 3 * time.Second // how long a call ignores its ctx
+
+// A line is the network between a Client and a Locker. A request arrives after half of the
+// round trip time, and its reply after the other half. A fault hits the calls that are on
+// the line when it begins; their messages stay lost when it ends. Errors of the Locker come
+// back at once.
+type line struct {
+	dlock.Forward
+
+	mu       sync.Mutex
+	rtt      time.Duration
+	fault    fault
+	inFlight int
+	counts   map[string]map[string]int
+	onCall   func() // if set, runs at the start of each call
+}
+
+// What a line counts: calls by operation, and calls by token.
+const (
+	callsMade       = "calls"
+	callsCut        = "cut calls"        // without a reply, since their ctx ended
+	waitsArrived    = "waits"            // calls of Acquire that arrived
+	attemptsMade    = "attempts"         // calls of TryAcquire
+	releasesMade    = "releases"         // calls of Release
+	releasesArrived = "arrived releases" // those that arrived
+)
+
+// overLine returns a store behind a line, both new. The test ends when no call is in flight.
+func overLine(t *testing.T) (*memory.Locker, *line) {
+	t.Helper()
+	store := memory.New()
+	n := &line{Forward: dlock.Forward{Locker: store}, fault: up}
+	n.forget()
+	t.Cleanup(func() {
+		for synctest.Wait(); n.busy(); synctest.Wait() {
+			time.Sleep(ignored)
+		}
+	})
+	return store, n
+}
+
+func (n *line) busy() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.inFlight > 0
+}
+
+func (n *line) setRTT(d time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.rtt = d
+}
+
+func (n *line) set(f fault) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fault = f
+}
+
+// fail makes the line fail for d, and returns the instant at which it is up again.
+func (n *line) fail(f fault, d time.Duration) time.Time {
+	n.set(f)
+	time.Sleep(d)
+	n.set(up)
+	return time.Now()
+}
+
+// forget drops the counts so far.
+func (n *line) forget() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts = make(map[string]map[string]int)
+	for _, what := range []string{callsMade, callsCut, waitsArrived, attemptsMade, releasesMade, releasesArrived} {
+		n.counts[what] = make(map[string]int)
+	}
+}
+
+// count adds one, unless ctx has ended: then no call is made.
+func (n *line) count(ctx context.Context, what, of string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ctx.Err() == nil {
+		n.counts[what][of]++
+	}
+}
+
+func (n *line) counted(what, of string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts[what][of]
+}
+
+// made returns how many calls of some operations were made.
+func (n *line) made(ops ...string) (made int) {
+	for _, op := range ops {
+		made += n.counted(callsMade, op)
+	}
+	return made
+}
+
+// tokens returns how many tokens have been counted.
+func (n *line) tokens(what string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.counts[what])
+}
+
+func (n *line) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	n.count(ctx, attemptsMade, token)
+	return trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
+}
+
+func (n *line) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return trip(ctx, n, "acquire", func() (dlock.Attempt, error) {
+		n.count(ctx, waitsArrived, token)
+		return n.Forward.Acquire(ctx, key, token, ttl)
+	})
+}
+
+func (n *line) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return trip(ctx, n, "renew", func() (bool, error) { return n.Forward.Renew(ctx, key, token, ttl) })
+}
+
+func (n *line) Release(ctx context.Context, key, token string) (bool, error) {
+	n.count(ctx, releasesMade, token)
+	return trip(ctx, n, "release", func() (bool, error) {
+		n.count(ctx, releasesArrived, token)
+		return n.Forward.Release(ctx, key, token)
+	})
+}
+
+func (n *line) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return trip(ctx, n, "batch", func() ([]dlock.RenewResult, error) { return n.Forward.RenewBatch(ctx, batch) })
+}
+
+// trip makes a call over the line.
+func trip[R any](ctx context.Context, n *line, op string, f func() (R, error)) (R, error) {
+	var none R
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	n.enter(op)
+	defer n.leave()
+	if err := n.pass(ctx, op, true); err != nil {
+		return none, err
+	}
+	if err := n.travel(ctx, op, true); err != nil {
+		return none, err
+	}
+	r, err := f()
+	if err != nil {
+		return r, err
+	}
+	if err := n.travel(ctx, op, false); err != nil {
+		return none, err
+	}
+	return r, nil
+}
+
+func (n *line) enter(op string) {
+	n.mu.Lock()
+	n.counts[callsMade][op]++
+	n.inFlight++
+	hook := n.onCall
+	n.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+}
+
+func (n *line) leave() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.inFlight--
+}
+
+// travel takes half of a round trip, to the Locker or back.
+func (n *line) travel(ctx context.Context, op string, there bool) error {
+	n.mu.Lock()
+	d := n.rtt / 2
+	n.mu.Unlock()
+	if d > 0 {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return n.wait(ctx, op)
+		}
+	}
+	return n.pass(ctx, op, there)
+}
+
+// pass lets a message pass, or returns the error of its call.
+func (n *line) pass(ctx context.Context, op string, there bool) error {
+	n.mu.Lock()
+	f := n.fault
+	n.mu.Unlock()
+	switch {
+	case f == up, f == lose && there:
+		return nil
+	case f == refuse:
+		return errStore
+	case f == ignore:
+		time.Sleep(ignored)
+		return errStore
+	}
+	return n.wait(ctx, op)
+}
+
+func (n *line) wait(ctx context.Context, op string) error {
+	<-ctx.Done()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[callsCut][op]++
+	return ctx.Err()
+}
+
+// lockers are both ways of renewing over a line.
+var lockers = map[string]func(*line) dlock.Locker{
+	"batch":  func(n *line) dlock.Locker { return n },
+	"single": func(n *line) dlock.Locker { return plain{n} },
+}
+
+// ended returns a context that has been cancelled.
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
 func acquire(t *testing.T, c *dlock.Client, key string) *dlock.Lease {
 	t.Helper()
 	l, err := c.Acquire(t.Context(), key)
@@ -163,19 +532,103 @@ func acquire(t *testing.T, c *dlock.Client, key string) *dlock.Lease {
 	return l
 }
 
-// requireFree says that nobody holds key, as seen by a new Client.
-func requireFree(t *testing.T, store dlock.Locker, key string) {
+func acquireAll(t *testing.T, c *dlock.Client, prefix string, n int) (leases []*dlock.Lease, keys []string) {
+	t.Helper()
+	for i := range n {
+		keys = append(keys, prefix+strconv.Itoa(i))
+		leases = append(leases, acquire(t, c, keys[i]))
+	}
+	return leases, keys
+}
+
+func detach(t *testing.T, l *dlock.Lease) dlock.Detached {
+	t.Helper()
+	d, err := l.Detach()
+	require.NoError(t, err)
+	return d
+}
+
+func adopt(t *testing.T, c *dlock.Client, d dlock.Detached) *dlock.Lease {
+	t.Helper()
+	l, err := c.Adopt(t.Context(), d)
+	require.NoError(t, err)
+	return l
+}
+
+// hold makes another the holder of the key k for d.
+func hold(t *testing.T, store *memory.Locker, d time.Duration) {
+	t.Helper()
+	holdKey(t, store, "k", d)
+}
+
+func holdKey(t *testing.T, store *memory.Locker, key string, d time.Duration) {
+	t.Helper()
+	a, err := store.TryAcquire(t.Context(), key, "other", d)
+	require.NoError(t, err)
+	require.True(t, a.Acquired)
+}
+
+// holdAll makes another the holder of n keys for an hour, and returns them.
+func holdAll(t *testing.T, store *memory.Locker, n int) []string {
+	t.Helper()
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = "held" + strconv.Itoa(i)
+		holdKey(t, store, keys[i], time.Hour)
+	}
+	return keys
+}
+
+// lostOf returns how many of the leases are not held any more.
+func lostOf(leases []*dlock.Lease) (lost int) {
+	for _, l := range leases {
+		if l.Err() != nil {
+			lost++
+		}
+	}
+	return lost
+}
+
+func requireNoneLost(t *testing.T, leases []*dlock.Lease) {
+	t.Helper()
+	if lost := lostOf(leases); lost > 0 {
+		t.Errorf("%d of %d leases were lost, want 0", lost, len(leases))
+	}
+}
+
+func holder(t *testing.T, store dlock.Locker, key string) dlock.Hold {
 	t.Helper()
 	hold, err := store.(dlock.Inspector).Inspect(t.Context(), key)
 	require.NoError(t, err)
-	require.False(t, hold.Held, "%q is held", key)
+	return hold
+}
+
+func requireFree(t *testing.T, store dlock.Locker, key string) {
+	t.Helper()
+	require.False(t, holder(t, store, key).Held, "%q is held", key)
+}
+
+func requireTaken(t *testing.T, store dlock.Locker, key string) {
+	t.Helper()
+	require.True(t, holder(t, store, key).Held, "%q is free", key)
 }
 
 func requireHeld(t *testing.T, store dlock.Locker, key, token string) {
 	t.Helper()
-	hold, err := store.(dlock.Inspector).Inspect(t.Context(), key)
-	require.NoError(t, err)
-	require.Equal(t, token, hold.Token, "holder of %q", key)
+	require.Equal(t, token, holder(t, store, key).Token, "holder of %q", key)
+}
+
+func requireAllFree(t *testing.T, store dlock.Locker, keys []string) {
+	t.Helper()
+	taken := 0
+	for _, key := range keys {
+		if holder(t, store, key).Held {
+			taken++
+		}
+	}
+	if taken > 0 {
+		t.Errorf("%d of %d keys are taken, want 0", taken, len(keys))
+	}
 }
 
 func requireNoContextError(t *testing.T, err error) {
@@ -183,4 +636,24 @@ func requireNoContextError(t *testing.T, err error) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// heap returns how many bytes are in use.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// goroutines returns how many goroutines run code of the core, without those of the test.
+func goroutines() int {
+	buf := make([]byte, 1<<20)
+	n := 0
+	for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(g, "dlock-go/dlock.") && !strings.Contains(g, "testing.tRunner") {
+			n++
+		}
+	}
+	return n
 }

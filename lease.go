@@ -10,52 +10,59 @@ import (
 	"time"
 )
 
-// A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is
-// granted the lock, and in the background the Client moves the deadline on for
-// as long as the lease is held. All methods may be called by any number of
-// goroutines.
+// A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is granted the lock.
+// The Client moves the deadline on in the background for as long as the lease is held. Its
+// methods are safe for concurrent use.
 //
-// A lease ends once: by Release or Detach, by [Client.Shutdown], or by being lost. Then
-// its contexts end, Done is closed, and Err tells which. Printed or logged, a Lease shows
-// its key and fence, never its token.
+// A lease ends once: when it is released, detached or lost, or when [Client.Shutdown] ends
+// it. Then its contexts end, Done is closed, and Err says why. Printed or logged, a Lease
+// shows its key and fence, never its token.
 type Lease struct {
 	keeper  *keeper
 	options *options
 	key     string
 	token   string
 	fence   int64
-	step    int             // how many times it was detached and adopted since the grant
+	step    int             // how many times it was passed on, or detached and adopted, since the grant
 	values  context.Context // the values of Acquire's ctx; it never ends
-	granted time.Time       // when it was handed to its holder
+	granted time.Time       // when the holder got it
 
-	inherited time.Duration // what was left of the giver's lease, which may be longer than the TTL
+	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
-	// The keeper's, and guarded by its mutex.
-	event   event     // of the agenda
-	counted bool      // it has been on the agenda
+	// Guarded by the keeper's mutex.
+	event   event     // in the schedule
+	counted bool      // it has been in the schedule
 	queued  bool      // it is due for a renewal
-	dueBy   time.Time // the deadline that it had then
+	dueBy   time.Time // its deadline when it became due
 
 	mu       sync.Mutex
-	extended time.Time // when the request was sent that was acknowledged last
+	extended time.Time // when the last acknowledged request was sent
 	deadline time.Time
 	wall     time.Time // the deadline on the wall clock
 	renewAt  time.Time // when a renewal is due; zero if none is
-	trouble  trouble   // of its renewals
+	trouble  trouble   // with its renewals
+	line     *line     // to which it may be passed on; nil if it may not
 	err      error     // nil while held
-	ended    time.Time // what Deadline returns since then
+	ended    time.Time // what Deadline returns after the end
 	done     chan struct{}
 	lives    map[<-chan struct{}]*life // of its contexts, by the Done of their parents
-
-	release release
+	release  release
 }
 
-// drift is what is taken off a TTL, for clocks that do not run at the same
-// speed. It is that of the Redlock algorithm.
+// The state of a lease: start begins it. It is held while err is nil. Only endLocked ends it:
+// with ErrReleased for Release and Detach, with a LostError if the deadline has passed or the
+// store does not know the lease, and with ErrClosed if Shutdown has given up on it. While it
+// is held, it alternates between waiting for its next renewal (planLocked, due) and being
+// renewed (beginRenewal, then renewed). Every method looks at the clocks first (lookLocked).
+
+var errMaxHold = errors.New("held for longer than WithMaxHold allows")
+
+// drift is subtracted from a TTL, for clocks that run at different speeds. It is that of the
+// Redlock algorithm.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
-// newLease makes the lease that was granted to a for a TTL, which may be shorter
-// than that of the options.
+// newLease makes the lease that was granted to a for ttl, which may be shorter than the TTL
+// of the options.
 func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 	l := &Lease{
 		keeper:  a.client.keeper,
@@ -64,10 +71,10 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		token:   a.token,
 		fence:   grant.Fence,
 		values:  withoutCancel(a.ctx),
-		granted: a.asked,
+		granted: a.returned,
 	}
 	l.event.lease = l
-	l.extend(grant.Since, ttl)
+	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(ttl / 3)
 	if ttl < l.options.ttl {
 		l.renewAt = l.granted.Add(firstRenewal)
@@ -85,44 +92,36 @@ func withoutCancel(ctx context.Context) context.Context {
 // Key returns the name of the lock.
 func (l *Lease) Key() string { return l.key }
 
-// Token returns the secret of this lease: whoever knows it can release the lock.
+// Token returns the secret of this lease: anyone who knows it can release the lock.
 func (l *Lease) Token() string { return l.token }
 
-// Fence returns the number of this grant, larger than that of every earlier
-// grant of the same key, or 0 if the store has no fences. Sent along with each
-// write, it lets the resource that is written to refuse a holder whose lease was
-// lost: it remembers the largest fence it has seen, and refuses smaller ones.
+// Fence returns the number of this grant, or 0 if the store has no fences. It is larger than
+// that of every earlier grant of the same key. Send it along with each write, and let the
+// resource remember the largest fence it has seen: it can then refuse a smaller one, from a
+// holder that has lost its lease.
 func (l *Lease) Fence() int64 { return l.fence }
 
-// Deadline returns the instant, on this process's clock, until which the lease
-// is certain to be held, unless the store loses data. Renewals move it on. It is never
-// later than either of the process's clocks allows, and not in the future once the lease
-// has ended.
+// Deadline returns the instant, on this process's clock, until which the lease is certain to
+// be held, unless the store loses data. Renewals move it on. It is the earlier of the
+// deadlines on the process's two clocks, and never in the future once the lease has ended.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	if l.look() != nil {
+	if l.lookLocked() != nil {
 		if l.ended.IsZero() {
 			l.ended = earlier(l.deadline, now)
 		}
 		return l.ended
 	}
-	return earlier(l.deadline, now.Add(l.rest(now)))
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
+	return earlier(l.deadline, now.Add(l.restLocked(now)))
 }
 
 // Done returns a channel that is closed when the lease ends.
 func (l *Lease) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.look()
+	err := l.lookLocked()
 	if l.done == nil {
 		l.done = make(chan struct{})
 		if err != nil {
@@ -132,13 +131,13 @@ func (l *Lease) Done() <-chan struct{} {
 	return l.done
 }
 
-// Err returns nil while the lease is held; then [ErrReleased] if it was released
-// or detached, a [*LostError], which matches [ErrLost] and tells how it was lost, or
-// [ErrClosed] if it was held when [Client.Shutdown] ended.
+// Err returns nil while the lease is held. After that it returns [ErrReleased] if the lease
+// was released or detached, a [*LostError], which matches [ErrLost], if it was lost, or
+// [ErrClosed] if [Client.Shutdown] ended it.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.look()
+	return l.lookLocked()
 }
 
 // String returns the key and the fence, not the token.
@@ -152,44 +151,42 @@ func (l *Lease) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("key", l.key), slog.Int64("fence", l.fence))
 }
 
-// start puts a new lease on the agenda. It reports false if the Client has been
-// closed.
+// start schedules a new lease. It reports false if the Client has been closed.
 func (l *Lease) start() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keeper.closed.Load() {
 		return false
 	}
-	l.plan(l.renewAt)
+	l.planLocked(l.renewAt)
 	return true
 }
 
-// rest returns how long the lease is still certain to be held. Either clock may
-// end it, since the monotonic one stops while the machine is suspended. l.mu is
-// held, as it is for all unexported methods of a Lease unless they say otherwise.
-func (l *Lease) rest(now time.Time) time.Duration {
+// restLocked returns how long the lease is still certain to be held, by the clock that ends
+// it first: the monotonic one stops while the machine is suspended.
+func (l *Lease) restLocked(now time.Time) time.Duration {
 	return min(l.deadline.Sub(now), l.wall.Sub(now.Round(0)))
 }
 
-// look returns the Err of the lease, after a look at the clocks.
-func (l *Lease) look() error {
+// lookLocked returns the Err of the lease, after a look at the clocks.
+func (l *Lease) lookLocked() error {
 	if l.err != nil {
 		return l.err
 	}
-	if now := time.Now(); l.rest(now) <= 0 {
-		l.expire(now)
+	if now := time.Now(); l.restLocked(now) <= 0 {
+		l.expireLocked(now)
 	} else if l.keeper.abandoned.Load() {
-		l.end(ErrClosed)
+		l.endLocked(ErrClosed)
 		if hold := l.holdUntil(now); !hold.IsZero() {
-			l.keeper.owe(&debt{lease: l, hold: hold, abandoned: true})
+			l.keeper.owe(&owedRelease{lease: l, hold: hold, abandoned: true})
 		}
 	}
 	return l.err
 }
 
-// expire ends a lease whose deadline has passed. The store may still keep it for
-// a while, so a release is owed, or what is left of the MinHold.
-func (l *Lease) expire(now time.Time) {
+// expireLocked ends a lease whose deadline has passed. The store may keep it a little longer,
+// so its release is owed, after its MinHold.
+func (l *Lease) expireLocked(now time.Time) {
 	reason := LossExpired
 	switch {
 	case l.overheld(now):
@@ -197,22 +194,23 @@ func (l *Lease) expire(now time.Time) {
 	case l.deadline.After(now):
 		reason = LossClock
 	}
-	l.lose(reason)
-	l.keeper.owe(&debt{lease: l, hold: l.holdUntil(now)})
+	l.loseLocked(reason)
+	l.keeper.owe(&owedRelease{lease: l, hold: l.holdUntil(now)})
 }
 
-func (l *Lease) lose(reason LossReason) { l.end(l.lost(reason)) }
+func (l *Lease) loseLocked(reason LossReason) { l.endLocked(l.lostLocked(reason)) }
 
-func (l *Lease) lost(reason LossReason) error {
+// lostLocked returns the error of a loss.
+func (l *Lease) lostLocked(reason LossReason) error {
 	err := &LostError{Key: l.key, Reason: reason}
-	if reason != LossRemoved { // as the store has answered
-		err.Err = l.trouble.cause(time.Now())
+	if reason != LossRemoved { // for that the store has answered
+		err.Err = l.trouble.causeLocked(time.Now())
 	}
 	return err
 }
 
-// end ends the lease, once, and everything that depends on it.
-func (l *Lease) end(err error) {
+// endLocked ends the lease, once, and everything that depends on it.
+func (l *Lease) endLocked(err error) {
 	l.err = err
 	l.keeper.forget(l, errors.Is(err, ErrLost))
 	if l.done != nil {
@@ -222,53 +220,204 @@ func (l *Lease) end(err error) {
 		life.cancel(err)
 	}
 	l.lives = nil
+	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
 }
 
+// overheld reports whether the MaxHold has passed.
 func (l *Lease) overheld(now time.Time) bool {
 	return l.options.maxHold > 0 && now.Sub(l.granted) >= l.options.maxHold
 }
 
-// extend moves the deadline on: the store was asked at since to keep the lease
-// for a TTL, and has said that it does.
-func (l *Lease) extend(since time.Time, ttl time.Duration) {
+// extendLocked moves the deadline on: the store has acknowledged a request for ttl that was
+// sent at since.
+func (l *Lease) extendLocked(since time.Time, ttl time.Duration) {
 	if deadline := since.Add(ttl - drift(ttl)); deadline.After(l.deadline) {
 		l.extended, l.deadline, l.wall = since, deadline, deadline.Round(0)
 	}
 }
 
-// plan puts the lease on the agenda: for a renewal at renewal, if it is to be
-// renewed at all, else for its deadline.
-func (l *Lease) plan(renewal time.Time) {
+// planLocked schedules the lease: for a renewal at renewAt if it can be renewed then, else
+// for its deadline.
+func (l *Lease) planLocked(renewAt time.Time) {
 	l.renewAt = time.Time{}
-	if l.options.renewal && !l.overheld(renewal) && renewal.Before(l.deadline) {
-		l.renewAt = renewal
+	if l.options.autoRenew && !l.overheld(renewAt) && renewAt.Before(l.deadline) {
+		l.renewAt = renewAt
 	}
 	if l.renewAt.IsZero() {
-		l.keeper.schedule(l, l.deadline, 0)
+		l.keeper.scheduleLease(l, l.deadline, 0)
 	} else {
 		slack := time.Until(l.renewAt) / 4
 		if l.trouble.inFlight > 0 || l.trouble.err != nil {
 			slack *= 2
 		}
-		l.keeper.schedule(l, l.renewAt, min(l.options.ttl/12, slack))
+		l.keeper.scheduleLease(l, l.renewAt, min(l.options.ttl/12, slack))
 	}
 }
 
-// due does what the agenda woke the lease for: it ends it, or queues it for a
-// renewal. l.mu is not held.
+// due is called when the lease's event is due. It ends the lease, or queues it for a renewal.
 func (l *Lease) due() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.look() != nil {
+	if l.lookLocked() != nil {
 		return
 	}
+	l.leaveBlockLocked(false)
 	renew := !l.renewAt.IsZero() && l.keeper.renewing.Err() == nil
 	l.renewAt = time.Time{}
-	l.keeper.schedule(l, l.deadline, 0)
+	l.keeper.scheduleLease(l, l.deadline, 0)
 	if renew {
 		if t := &l.trouble; t.inFlight > 0 {
-			l.unanswered(outcome{t.sent, time.Now(), t.inFlight})
+			l.unansweredLocked(outcome{t.sent, time.Now(), t.inFlight})
 		}
 		l.keeper.queueRenewal(l, l.deadline, l.trouble.queue)
 	}
+}
+
+// mayRenew returns how long the lease still lasts, or why it cannot be renewed.
+func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	switch err := l.lookLocked(); {
+	case err != nil:
+		return 0, err
+	case ended(ctx) != nil:
+		return 0, endOf(ctx)
+	case l.keeper.renewing.Err() != nil:
+		return 0, ErrClosed
+	case l.overheld(now):
+		return 0, errMaxHold
+	}
+	l.leaveBlockLocked(false)
+	return l.restLocked(now), nil
+}
+
+// beginRenewal reports whether a call that is made now is to renew the lease, and how long
+// the lease still lasts. If that call hangs, the lease becomes due again.
+func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lookLocked() != nil || l.keeper.renewing.Err() != nil || l.overheld(now) {
+		return 0, false
+	}
+	t := &l.trouble
+	t.sent, t.inFlight = now, size
+	if t.silentSince.IsZero() {
+		t.silentSince = now
+	}
+	t.suspect = !t.failedAt.IsZero() && l.keeper.renewals.answeredSince(t.failedAt)
+	l.planLocked(now.Add(l.patienceLocked(now)))
+	return l.restLocked(now), true
+}
+
+// renewed notes the result of a renewal. An answer after the deadline revives nothing.
+func (l *Lease) renewed(o outcome, r RenewResult) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Err != nil {
+		return l.renewalFailedLocked(o, r.Err)
+	}
+	switch {
+	case l.lookLocked() != nil:
+		return l.err
+	case !r.Held:
+		l.loseLocked(LossRemoved)
+		return l.err
+	}
+	l.keeper.renewals.succeeded(o.sent)
+	if l.trouble.queue >= queueSmaller {
+		l.keeper.endProbe(l)
+	}
+	l.trouble = trouble{sent: l.trouble.sent}
+	l.extendLocked(o.sent, l.options.ttl)
+	l.planLocked(l.extended.Add(l.options.ttl / 3))
+	return nil
+}
+
+// renewalFailedLocked plans the next try, if this was the latest planned renewal.
+func (l *Lease) renewalFailedLocked(o outcome, err error) error {
+	l.keeper.renewals.failed.Add(1)
+	err = hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
+	t := &l.trouble
+	overtaken := o.sent.Before(l.extended) // by one that has succeeded
+	if !overtaken {
+		t.err = err
+	}
+	if l.lookLocked() != nil {
+		return l.err
+	}
+	if overtaken {
+		return err
+	}
+	if o.size != manual && t.inFlight > 0 && !o.sent.Before(t.sent) {
+		again := o.sent.Add(min(l.options.ttl/20, time.Second, l.patienceLocked(o.sent)))
+		if l.unansweredLocked(o) {
+			again = o.answered
+		}
+		l.planLocked(later(again, o.answered))
+	}
+	return err
+}
+
+// unansweredLocked chooses the queue of a lease whose latest renewal failed or hangs. It
+// reports whether the lease is the probe now.
+func (l *Lease) unansweredLocked(o outcome) (probe bool) {
+	t := &l.trouble
+	t.inFlight = 0
+	t.noteLocked(l, o)
+	if l.keeper.chooseProbe(l, o.size) {
+		t.queue = queueCount - 1
+		return true
+	}
+	return false
+}
+
+// patienceLocked returns how long after sent a renewal is repeated at the latest, if it has
+// no answer. All leases of the Client need a number of rounds of calls. The remaining time is
+// divided so that all of them are renewed in time whenever the store begins to answer, less
+// one round trip. With one round that is half of the remaining time.
+func (l *Lease) patienceLocked(sent time.Time) time.Duration {
+	rounds := time.Duration(l.keeper.renewals.rounds.Load())
+	return max(l.deadline.Sub(sent)/(rounds+1), time.Millisecond)
+}
+
+// endForReleaseLocked ends the lease for a call of Release, or returns its loss. After a
+// Shutdown that gave up on the lease, the first Release counts as its end.
+func (l *Lease) endForReleaseLocked() error {
+	switch err, r := l.lookLocked(), &l.release; {
+	case errors.Is(err, ErrLost):
+		return err
+	case err == nil:
+		l.endLocked(ErrReleased)
+		l.keepForMinHoldLocked()
+	case err == ErrClosed && r.sent == 0 && r.failure == nil && !r.settled: // the first call
+		if l.restLocked(time.Now()) <= 0 {
+			return l.lostLocked(LossExpired)
+		}
+		l.keepForMinHoldLocked()
+	}
+	return nil
+}
+
+// replan makes a lease due at once.
+func (l *Lease) replan() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lookLocked() == nil {
+		l.planLocked(time.Now())
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }

@@ -5,16 +5,16 @@ import (
 	"fmt"
 )
 
-// A life is what all contexts of a lease share whose parents end together. It is all
-// that the lease keeps of them, so that a context for each step of a long work costs
-// nothing when it is dropped.
+// A life is shared by all contexts of a lease whose parents end together. The lease keeps
+// nothing else of its contexts, so a context for each step of a long work costs nothing once
+// it is dropped.
 type life struct {
 	context.Context // ends with the parents or the lease
 	cancel          context.CancelCauseFunc
 }
 
-// A leaseContext has the values of its parent, the end of its life, and carries its lease:
-// it is itself the value for leaseKey, from which the search for other leases goes on.
+// A leaseContext has the values of its parent, ends with its life, and carries its lease: it
+// is the value for leaseKey, so that a search for another lease can continue at its parent.
 type leaseContext struct {
 	context.Context // the parent
 	life            *life
@@ -24,24 +24,25 @@ type leaseContext struct {
 
 type leaseKey struct{}
 
-// Context returns a context for work that needs the lock: it ends with parent or
-// with the lease, whichever is first, and [context.Cause] returns parent's cause
-// or the lease's Err. It need not be cancelled. [LeaseFromContext] finds the lease in it.
+// Context returns a context for work that needs the lock. It ends with parent or with the
+// lease, whichever is first; [context.Cause] returns parent's cause or the lease's Err. It
+// need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	life, made := l.lifeOf(parent)
+	life, made := l.lifeLocked(parent)
 	return &leaseContext{parent, life, made, l}
 }
 
-func (l *Lease) lifeOf(parent context.Context) (_ *life, made bool) {
+// lifeLocked returns the life of contexts of parent, and whether it was made for this one.
+func (l *Lease) lifeLocked(parent context.Context) (_ *life, made bool) {
 	ends := parent.Done()
 	if shared := l.lives[ends]; shared != nil {
 		return shared, false
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	shared := &life{ctx, cancel}
-	if err := l.look(); err != nil {
+	if err := l.lookLocked(); err != nil {
 		cancel(err)
 		return shared, true
 	}
@@ -61,8 +62,8 @@ func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
 
 func (c *leaseContext) Err() error { return c.life.Err() }
 
-// Value returns the parent's values, but for two: that for leaseKey, and the one by which
-// package context finds what it has made itself, which is the life's.
+// Value returns the parent's values, with two exceptions: leaseKey, and the key by which
+// package context finds its own contexts. The life answers that one.
 func (c *leaseContext) Value(key any) any {
 	if key == (leaseKey{}) {
 		return c
@@ -76,4 +77,33 @@ func (c *leaseContext) Value(key any) any {
 // String returns a text like those of package context, without the token.
 func (c *leaseContext) String() string {
 	return fmt.Sprintf("%v.WithLease(%q)", c.Context, c.lease.key)
+}
+
+// LeaseFromContext returns the lease of key that ctx carries, while it is held. [Client.Do]
+// and [Lease.Context] put it there. With it, code deep in the call tree finds the fence.
+// LeaseFromContext returns false if ctx carries no lease of key, or if that lease was
+// released, detached or lost. If ctx carries leases of key from Clients of several stores, it
+// returns the one that was put there last.
+//
+// A goroutine that outlives the work needs a ctx from before Do or Lease.Context. A ctx of
+// the work carries the lease, even through [context.WithoutCancel]. While the lease is held,
+// the goroutine would take it for its own, and its Acquire of the same key would fail with
+// [ErrNested] instead of waiting.
+func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
+	l := findLease(ctx, func(l *Lease) bool { return l.key == key })
+	return l, l != nil
+}
+
+// findLease returns the innermost wanted lease in ctx that is held, or nil.
+func findLease(ctx context.Context, wanted func(*Lease) bool) *Lease {
+	for {
+		c, _ := ctx.Value(leaseKey{}).(*leaseContext)
+		if c == nil {
+			return nil
+		}
+		if wanted(c.lease) && c.lease.Err() == nil {
+			return c.lease
+		}
+		ctx = c.Context
+	}
 }

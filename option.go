@@ -16,20 +16,27 @@ const (
 // DefaultTTL is the TTL of leases unless [WithTTL] sets another.
 const DefaultTTL = 30 * time.Second
 
-// An Option changes how a Client acquires and keeps leases. A value out of range
-// makes every call of that Client fail with [ErrInvalid].
+// An Option changes how a Client acquires and keeps leases. If its value is out of range,
+// every call of that Client fails with [ErrInvalid].
 type Option func(*options)
 
 type options struct {
-	ttl     time.Duration
+	terms
 	maxWait time.Duration
-	maxHold time.Duration
-	minHold time.Duration
-	renewal bool
-	fenced  bool
-	owner   string
-	backoff func(attempt int) time.Duration
 	err     error // the first value that was out of range
+}
+
+// terms are the options that waiters must share to stand in one line (see turns). An option
+// belongs here unless its value is each waiter's own.
+type terms struct {
+	ttl       time.Duration
+	maxHold   time.Duration
+	minHold   time.Duration
+	autoRenew bool
+	fenced    bool
+	owner     string
+	turns     int
+	backoff   *func(attempt int) time.Duration // that of one call of WithBackoff; nil: the default
 }
 
 // apply returns o changed by opts.
@@ -50,10 +57,10 @@ func (o *options) refuse(format string, args ...any) {
 	}
 }
 
-// WithTTL sets how long a lease lasts if it is not renewed, and so how long a key stays
-// locked after its holder died. The default is [DefaultTTL]. The TTL is at least 10 ms
-// and at most 365 days; fractions of a millisecond are cut off. A short TTL frees a dead
-// holder's key sooner, but a shorter outage then loses the lease.
+// WithTTL sets how long a lease lasts without a renewal, and so how long a key stays locked
+// after its holder dies. The default is [DefaultTTL]. The TTL is between 10 ms and 365 days,
+// and is cut to whole milliseconds. A short TTL frees a dead holder's key sooner, but a
+// shorter outage then loses the lease.
 func WithTTL(ttl time.Duration) Option {
 	return func(o *options) {
 		switch {
@@ -69,11 +76,11 @@ func WithTTL(ttl time.Duration) Option {
 // NoLimit is the longest possible duration. WithMaxWait(NoLimit) is the default.
 const NoLimit time.Duration = math.MaxInt64
 
-// WithMaxWait limits how long Acquire waits for a key. If the wait reaches the
-// limit while the key is held, the error matches [ErrHeld], or [ErrUnavailable] if the
-// store has been silent for too long to know, and no context error. With 0, Acquire does
-// not wait: it is TryAcquire. However short d is, the first attempt has 1 s for its answer.
-// [NoLimit] is the default: then only ctx ends a wait.
+// WithMaxWait limits how long Acquire waits for a key. If d passes while the key is held, the
+// error matches [ErrHeld]. If the store was silent for too long to know that, it matches
+// [ErrUnavailable]. It matches no context error. With 0, Acquire does not wait: it is
+// TryAcquire. However short d is, the first attempt has 1 s for its answer. The default is
+// [NoLimit]: only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -83,11 +90,11 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold stops the renewal of a lease when d has passed since the grant, so that
-// work that hangs does not hold its key for ever. The lease is lost when the TTL then
-// runs out, at most one TTL later. Nothing is released early, and Renew refuses from
-// then on. When a lease is adopted, the taker's limit applies, and counts from the grant.
-// A limit below [WithMinHold] is refused. 0, the default, means no limit.
+// WithMaxHold stops the renewal of a lease when d has passed since the grant, so that work
+// that hangs does not keep its key forever. Nothing is released early: the lease is lost when
+// its TTL runs out, at most one TTL later, and [Lease.Renew] refuses until then. When a lease
+// is adopted, the taker's limit applies, and counts from the grant. A limit below
+// [WithMinHold] is refused. The default, 0, means no limit.
 func WithMaxHold(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -97,23 +104,23 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps a key taken until d has passed since the grant, however soon
-// the lease is released. Without it, replicas that start the same job 100 ms apart
-// run it twice if it takes 50 ms. With a MinHold longer than the time between the
-// first start and the last, it runs once.
+// WithMinHold keeps a key taken until d has passed since the grant, even if the lease is
+// released earlier. Without it, replicas that start the same job 100 ms apart run it twice if
+// it takes 50 ms. With a MinHold longer than the time between the first start and the last,
+// the job runs once.
 //
-// Release still returns at once. If the TTL ends earlier than d, the Client sends one
-// renewal in the background, which makes the store keep the key until d has passed. It
-// releases the key then. If the process ends after that renewal, the store frees the key
-// at the same time. If the process ends before, the store frees it when the TTL has passed.
+// Release still returns at once. If the TTL ends before d, the Client sends one renewal in
+// the background, which makes the store keep the key until d has passed. The Client releases
+// the key then. If the process ends after that renewal, the store frees the key at the same
+// time. If the process ends before it, the store frees the key when the TTL has passed.
 //
-// A lease that is lost at its deadline, or because the wall clock was set forward, is kept
-// in the same way, if the store still knows it. A key that the store has lost or given to
-// another is not taken back. When a lease is adopted, the taker's MinHold applies, and
+// A lease that is lost at its deadline, or because the wall clock was set forward, is kept in
+// the same way if the store still knows it. A key that the store has lost, or given to
+// another, is not taken back. When a lease is adopted, the taker's MinHold applies, and
 // counts from the grant. While a lease is detached, its key is kept only until
 // [Detached.Deadline].
 //
-// 0, the default, frees the key on Release. The most is 365 days.
+// The default, 0, frees the key on Release. The maximum is 365 days.
 func WithMinHold(d time.Duration) Option {
 	return func(o *options) {
 		switch {
@@ -126,17 +133,16 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithRenewal(false) switches off the renewal of leases in the background. A lease is
-// then lost when its TTL has passed, unless its holder calls [Lease.Renew]. The default
-// is true.
+// WithRenewal(false) turns off the renewal of leases in the background. A lease is then lost
+// when its TTL has passed, unless its holder calls [Lease.Renew]. The default is true.
 func WithRenewal(on bool) Option {
-	return func(o *options) { o.renewal = on }
+	return func(o *options) { o.autoRenew = on }
 }
 
-// WithOwner sets a label that others see when they find the key held by this
-// Client: who or where the holder is. [HostOwner] makes one of host and process.
-// The label has at most 256 bytes. It shows in errors and logs, and is part of what
-// is stored under the key. The default is no label.
+// WithOwner sets a label that others see when they find the key held by this Client: who or
+// where the holder is. [HostOwner] makes one from host and process. The label has at most 256
+// bytes. It appears in errors and logs, and is stored under the key as part of the token. The
+// default is no label.
 func WithOwner(label string) Option {
 	return func(o *options) {
 		if len(label) > maxOwner {
@@ -146,23 +152,68 @@ func WithOwner(label string) Option {
 	}
 }
 
-// WithFence(true) makes an acquisition fail with [errors.ErrUnsupported], and hold
-// nothing, if the store does not number its grants. Use it wherever [Lease.Fence] is sent
-// along with a write: a fence that is always 0 would protect nothing. The default is
-// false.
+// WithFence(true) makes an acquisition fail with [errors.ErrUnsupported], and hold nothing,
+// if the store does not number its grants. Use it wherever you send [Lease.Fence] along with
+// a write: a fence that is always 0 would protect nothing. The default is false.
 func WithFence(on bool) Option {
 	return func(o *options) { o.fenced = on }
 }
 
-// WithBackoff sets the pauses of a waiter that polls, or whose store fails: backoff(1)
-// after its first attempt, then backoff(2), and so on. If a result is not positive, the
-// wait ends with [ErrInvalid].
+// WithLocalTurns lets the goroutines of a process pass a lock on among themselves, up to n
+// in a row, without asking the store each time. It is for processes in which many goroutines
+// want the same key: the lock changes hands faster, and the store has less work.
 //
-// Nil stands for the default. While the store answers that the key is held, each pause is
-// between 50 and 250 ms, at random: a waiter polls 6 or 7 times a second, however long it
-// waits. It also polls when the holder's lease runs out. While the store fails, pauses
-// double from 50 ms to about a second. With many waiters for one key, or a store where each
-// poll costs money, use longer pauses.
+// With n > 1, the waiters of a Client, and of those made from it by [Client.With], that want
+// the same key with the same options (except [WithMaxWait]) form a line. The line has one
+// place in the store's queue. When the lock is granted to it, the first in line gets a lease,
+// and Release passes the lock on to the next. This ends after n holders, after as many as
+// stood in line when the grant came, or 100 ms after the grant, whichever is first. The next
+// Release frees the lock in the store, or hands it to the store's next waiter.
+//
+// What changes:
+//
+//   - Places in the store's queue are served in order, each for up to n goroutines of its
+//     process. So a goroutine of another process that waits already may be passed by up to
+//     2n-1 later ones. Within a line the order is that of arrival.
+//   - The holders of one grant share its [Lease.Token], and what [Client.Inspect] and
+//     [HeldError] show. Each has its own fence.
+//   - A grant has 8 fences, for turns and for [Lease.Detach] together. The last of n holders
+//     can be followed by 8-n detached leases: with n = 8 its Detach fails with [ErrInvalid].
+//   - A Release that passes the lock on sends nothing. If the store has lost the lock
+//     meanwhile, or an operator has broken it, only a later holder finds out, at its first
+//     renewal or at the Release that is sent.
+//   - A wait that ends while others stay in its line reports what the store last said to the
+//     line. If the store has been away since, the error may match [ErrHeld] where a wait of its
+//     own would find [ErrUnavailable].
+//
+// The function of [WithBackoff] is called in a goroutine of the Client then, so a panic in it
+// ends the process.
+//
+// [WithMaxHold] counts for each holder. n is between 1 and 8. The default, 1, turns this off.
+// Use 8, or 4 if leases are detached. It has no effect for waiters without renewal in the
+// background, with [WithMinHold], or with a MaxHold that ends before the first renewal, nor
+// with a store that has no queue. TryAcquire always asks the store.
+func WithLocalTurns(n int) Option {
+	return func(o *options) {
+		if n < 1 || n > maxSteps+1 {
+			o.refuse("WithLocalTurns(%d): not between 1 and %d", n, maxSteps+1)
+		}
+		o.turns = n
+	}
+}
+
+// WithBackoff sets the pauses of a waiter that polls, or whose store fails: backoff(1) after
+// its first attempt, then backoff(2), and so on. If a result is not positive, the wait ends
+// with [ErrInvalid].
+//
+// Nil means the default. While the store answers that the key is held, each pause is random
+// between 50 and 250 ms: a waiter polls 6 or 7 times a second, however long it waits. It also
+// polls when the holder's lease runs out. While the store fails, pauses double from 50 ms to
+// about a second. With many waiters for one key, or a store where each poll costs money, use
+// longer pauses.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {
-	return func(o *options) { o.backoff = backoff }
+	if backoff == nil {
+		return func(o *options) { o.backoff = nil }
+	}
+	return func(o *options) { o.backoff = &backoff }
 }

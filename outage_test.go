@@ -21,7 +21,7 @@ import (
 // time allows, as in DLOCK_OUTAGES=1h. By default it is a fixed sample.
 const envOutages = "DLOCK_OUTAGES"
 
-// What a Client may use to get leases through: RenewBatch calls at once, and leases in each.
+// How many RenewBatch calls a Client has in flight, and how many leases each has.
 const (
 	parallel = 32
 	perBatch = 1000
@@ -53,14 +53,14 @@ func (o outage) group() string {
 	return fmt.Sprintf("ttl=%v,leases=%d,rtt=%v,%s,%s", o.ttl, o.leases, o.rtt, o.fault, o.begun)
 }
 
-// needed is how long the store must have been back for all leases to be renewed:
-// the round trips of the batches, and one for a call that was on its way. Calls that
-// ignore their ctx occupy all places that there are, for as long as they do.
+// needed is how long the store must be back until all leases are renewed: the round trips of
+// the batches, and one for a call in flight. Calls that ignore their ctx occupy all workers
+// until they return.
 func (o outage) needed() time.Duration {
 	batches := (o.leases + perBatch - 1) / perBatch
 	needed := time.Duration((batches+parallel-1)/parallel+1)*o.rtt + 2*time.Millisecond
 	if o.fault == ignore {
-		needed += deaf
+		needed += ignored
 	}
 	return needed
 }
@@ -106,6 +106,9 @@ func sampleOutages() []outage {
 // The sweep: DLOCK_OUTAGES=all go test -run TestOutages -timeout 0 .
 // One of its outages: DLOCK_OUTAGES=all go test -run 'TestOutages/^ttl=…$' .
 func TestOutages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	outages, end := sampleOutages(), time.Time{}
 	if text := os.Getenv(envOutages); text != "" {
 		outages = everyOutage()
@@ -137,7 +140,7 @@ func TestOutages(t *testing.T) {
 	s.log(t)
 }
 
-// A sweep adds up what became of the leases, by group of outages.
+// A sweep counts lost leases by group of outages.
 type sweep struct {
 	mu     sync.Mutex
 	groups map[string]*tally
@@ -182,8 +185,8 @@ func (s *sweep) log(t *testing.T) {
 	t.Logf("%d outages, %d of them lost %d leases that had time left", all.outages, all.bad, all.lost)
 }
 
-// lost makes the outage happen, and returns how many leases were lost that had
-// time enough when it was over.
+// lost makes the outage happen. It returns how many leases were lost although they had enough
+// time when it was over.
 func (o outage) lost(t *testing.T) (lost int) {
 	_, n := overLine(t)
 	c := dlock.New(n, dlock.WithTTL(o.ttl))

@@ -3,123 +3,97 @@ package dlock
 import (
 	"container/list"
 	"context"
-	"net"
 	"time"
 )
 
 const (
-	maxOwed         = 100_000 // releases that a Client can owe
-	releasers       = 8       // owed releases in flight that have not hung
-	maxReleases     = 64      // owed releases in flight
-	releasePatience = 500 * time.Millisecond
-	firstPause      = 100 * time.Millisecond // before a release is tried again, doubled each time
-	maxPauseOwed    = time.Second            // while there is no answer
-	probePause      = 500 * time.Millisecond // between two tries of any, while the store is away
+	maxOwed          = 100_000 // releases that a Client can owe
+	releasers        = 8       // owed releases in flight that have not hung
+	maxReleases      = 64      // owed releases in flight
+	releaseHungAfter = 500 * time.Millisecond
+	firstRetryPause  = 100 * time.Millisecond // before a release is tried again, doubled each time
+	maxRetryPause    = time.Second            // while there is no answer
+	awayPause        = 500 * time.Millisecond // between two tries of any, while the store is away
 )
 
-// A debt is a release that is owed to the store: of a lease, or of the token of
-// an attempt whose outcome is unknown.
-type debt struct {
+// An owedRelease is a release that the keeper repeats: of a lease, or of the token of an
+// attempt with an unknown outcome.
+type owedRelease struct {
 	lease      *Lease // nil for an attempt
 	key, token string
 	ttl        time.Duration
 	values     context.Context
 
-	// pending says that a call for the token may still be in flight, so that "not
-	// held" is not the last word until a TTL has passed.
-	pending bool
+	// inFlight says how many calls for the token may still be in flight. If there is one, the
+	// answer "not held" is final only after a TTL; if there are several, so is "held, now free".
+	inFlight inFlight
 
-	// often says that there may be several, so that "held, now free" is not the
-	// last word either.
-	often bool
+	hold      time.Time // end of the MinHold: the store keeps the lease until then
+	abandoned bool      // only the MinHold is owed: the work that holds the lease still runs
 
-	// hold is when a lease with a MinHold is to be released: not before, and
-	// until then the store is to keep it.
-	hold time.Time
-
-	// abandoned says that the lease is not to be released at all, since the work that
-	// holds it still runs.
-	abandoned bool
-
-	// The keeper's, and guarded by its mutex.
+	// Guarded by the keeper's mutex.
 	event    event
-	owed     place     // in one of the lists of all that is owed
+	listed   place     // in one of the lists of all owed releases; nowhere once dropped
 	queued   place     // in one of the queues; nowhere while it is not due
-	until    time.Time // when the store has ended by itself what it may keep
-	sent     time.Time // the last try
+	until    time.Time // by then the lease has ended by itself
+	sent     time.Time // when the last try was sent
 	tries    int       // since the last answer
-	inFlight int
-	answered bool // a release was
-	refused  bool // the store has answered, but would not release
+	trying   int       // tries in flight
+	answered bool      // a release was
+	refused  bool      // the store has answered, but would not release
 }
 
-// A place is where an element is in a list, if it is in one.
-type place struct {
-	list    *list.List
-	element *list.Element
-}
-
-func (p *place) enter(l *list.List, d *debt) { *p = place{l, l.PushBack(d)} }
-
-func (p *place) leave() {
-	if p.list != nil {
-		p.list.Remove(p.element)
-		*p = place{}
-	}
-}
-
-// owed are the releases that are owed. They are guarded by the keeper's mutex.
+// owedReleases are guarded by the keeper's mutex.
 //
-// A release that gets no answer is tried again after 0.1 to 1 s, whatever becomes of the
-// try before. When several in a row got none, the store counts as away: then one release is
-// tried every half second, until one is answered, and all others follow at once.
-type owed struct {
-	workers workers
-	holds   workers // renewals for a MinHold, which must not wait behind releases
+// A release without an answer is retried after 0.1 to 1 s, even if the last try still hangs.
+// When several tries in a row got no answer, the store counts as away: then one release is
+// retried every half second. Once one is answered, all others follow at once.
+type owedReleases struct {
+	workers     workers
+	holdWorkers workers // renewals for a MinHold, which must not wait behind releases
 
-	fresh, settled, held list.List    // all: those not answered, those answered, those with a MinHold; the oldest first
-	due                  [3]list.List // those that are due: of leases; of attempts, for their first try, or another
-	turn                 int          // which of them is next
-	keep                 list.List    // those that are due for a renewal
+	fresh, settled, holds list.List    // all: those not answered, those answered, those with a MinHold; the oldest first
+	due                   [3]list.List // those that are due: of leases, of attempts for their first try, of attempts for a later one
+	turn                  int          // which of the three is next
+	dueHolds              list.List    // those that are due for a renewal, for their MinHold
 
-	unanswered int // of all, without those that were refused: Close waits for them
-	silent     int // tries in a row that got no answer
-	probe      event
-	probeAt    time.Time
+	unanswered int       // of all, without those that were refused: Close waits for them
+	silent     int       // tries in a row that got no answer
+	away       event     // the next try while the store is away
+	awayTryAt  time.Time // its earliest time
 	dropped    uint64
 	finished   bool // no more are taken on
 }
 
-// owe takes on a debt and makes a first try to pay it. A debt is paid when the
-// store has ended the lease; otherwise it is given up one TTL after it was made,
-// when the lease has ended by itself. It reports false if the Client has been closed.
-func (k *keeper) owe(d *debt) bool {
-	if l := d.lease; l != nil {
-		d.key, d.token, d.ttl, d.values = l.key, l.token, max(l.options.ttl, l.inherited), l.values
+// owe takes on a release, and tries it at once. It is owed until the store has ended the
+// lease, or until one TTL has passed: the lease has ended by itself then. owe reports false if
+// the Client has been closed.
+func (k *keeper) owe(r *owedRelease) bool {
+	if l := r.lease; l != nil {
+		r.key, r.token, r.ttl, r.values = l.key, l.token, max(l.options.ttl, l.inherited), l.values
 	}
-	d.until = time.Now().Add(d.ttl)
-	d.event.debt = d
+	r.until = time.Now().Add(r.ttl)
+	r.event.owed = r
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
 	if o.finished {
 		return false
 	}
-	if d.hold.IsZero() {
+	if r.hold.IsZero() {
 		k.makeRoomLocked()
-		d.owed.enter(&o.fresh, d)
+		r.listed.enter(&o.fresh, r)
 	} else {
-		d.owed.enter(&o.held, d)
+		r.listed.enter(&o.holds, r)
 	}
 	o.unanswered++
-	k.dueLocked(d)
+	k.dueLocked(r)
 	k.wakeLocked()
 	return true
 }
 
-// makeRoomLocked drops a debt if there are too many: one that was answered, or else the
-// oldest. Those of a MinHold do not count: they keep what was promised, and there are no
-// more of them than there were leases.
+// makeRoomLocked drops a release if there are too many: one that was answered, or else the
+// oldest. Those of a MinHold do not count: there are no more of them than there were leases.
 func (k *keeper) makeRoomLocked() {
 	o := &k.owed
 	if o.fresh.Len()+o.settled.Len() < maxOwed {
@@ -130,53 +104,53 @@ func (k *keeper) makeRoomLocked() {
 		oldest = o.fresh.Front()
 	}
 	o.dropped++
-	k.dropLocked(oldest.Value.(*debt))
+	k.dropLocked(oldest.Value.(*owedRelease))
 }
 
-func (k *keeper) dropLocked(d *debt) {
-	k.settleLocked(d)
-	d.owed.leave()
-	d.queued.leave()
-	k.removeLocked(&d.event)
+func (k *keeper) dropLocked(r *owedRelease) {
+	k.settleLocked(r)
+	r.listed.leave()
+	r.queued.leave()
+	k.removeLocked(&r.event)
 }
 
-// settleLocked notes that Close need not wait for a debt.
-func (k *keeper) settleLocked(d *debt) {
-	if !d.answered && !d.refused {
+// settleLocked notes that Close need not wait for a release.
+func (k *keeper) settleLocked(r *owedRelease) {
+	if !r.answered && !r.refused {
 		k.owed.unanswered--
 		k.notify()
 	}
 }
 
-// dueLocked queues a debt for its next try.
-func (k *keeper) dueLocked(d *debt) {
+// dueLocked queues a release for its next try.
+func (k *keeper) dueLocked(r *owedRelease) {
 	o := &k.owed
-	if d.owed.list == nil || d.queued.list != nil {
+	if r.listed.list == nil || r.queued.list != nil {
 		return
 	}
-	if d.inFlight > 0 { // and hangs
+	if r.trying > 0 { // and hangs
 		o.silent++
 	}
 	switch {
-	case time.Now().Before(d.hold):
-		d.queued.enter(&o.keep, d)
-	case d.lease != nil:
-		if d.answered { // it was kept; now its release is owed
-			d.answered = false
-			if !d.refused {
+	case time.Now().Before(r.hold):
+		r.queued.enter(&o.dueHolds, r)
+	case r.lease != nil:
+		if r.answered { // it was kept; now its release is owed
+			r.answered = false
+			if !r.refused {
 				o.unanswered++
 			}
 		}
-		d.queued.enter(&o.due[0], d)
-	case d.sent.IsZero():
-		d.queued.enter(&o.due[1], d)
+		r.queued.enter(&o.due[0], r)
+	case r.sent.IsZero():
+		r.queued.enter(&o.due[1], r)
 	default:
-		d.queued.enter(&o.due[2], d)
+		r.queued.enter(&o.due[2], r)
 	}
 }
 
-// nextRelease returns the next try of an owed release. k.mu is held.
-func (k *keeper) nextRelease() func() {
+// nextReleaseLocked returns the next try of an owed release, or nil.
+func (k *keeper) nextReleaseLocked() func() {
 	o := &k.owed
 	turn := o.turn
 	for o.due[turn].Len() == 0 {
@@ -187,88 +161,47 @@ func (k *keeper) nextRelease() func() {
 	next := o.due[turn].Front()
 	if o.silent >= releasers { // the store is away
 		now := time.Now()
-		if now.Before(o.probeAt) {
+		if now.Before(o.awayTryAt) {
 			return nil
 		}
-		o.probeAt = now.Add(probePause)
-		k.scheduleLocked(&o.probe, o.probeAt)
+		o.awayTryAt = now.Add(awayPause)
+		k.scheduleLocked(&o.away, o.awayTryAt)
 	}
 	o.turn = (turn + 1) % len(o.due)
-	return k.tryLocked(next.Value.(*debt), k.sendOwed)
+	return k.tryLocked(next.Value.(*owedRelease), k.sendOwed)
 }
 
-// nextHold returns the next renewal for a MinHold. k.mu is held.
-func (k *keeper) nextHold() func() {
-	next := k.owed.keep.Front()
-	if next == nil {
-		return nil
-	}
-	return k.tryLocked(next.Value.(*debt), k.keepHold)
-}
-
-// tryLocked begins a try of a debt. If it hangs, the debt becomes due again.
-func (k *keeper) tryLocked(d *debt, try func(context.Context, *debt)) func() {
-	d.queued.leave()
-	d.inFlight++
-	d.tries++
-	d.sent = time.Now()
-	k.scheduleLocked(&d.event, d.sent.Add(maxPauseOwed))
+// tryLocked begins a try of a release. If it hangs, the release becomes due again.
+func (k *keeper) tryLocked(r *owedRelease, try func(context.Context, *owedRelease)) func() {
+	r.queued.leave()
+	r.trying++
+	r.tries++
+	r.sent = time.Now()
+	k.scheduleLocked(&r.event, r.sent.Add(maxRetryPause))
 	return func() {
-		ctx, cancel := within(d.values, releaseTimeout, k.over)
+		ctx, cancel := within(r.values, releaseTimeout, k.over)
 		defer cancel()
-		try(ctx, d)
+		try(ctx, r)
 	}
 }
 
-// sendOwed makes one try of a release.
-func (k *keeper) sendOwed(ctx context.Context, d *debt) {
+// sendOwed makes one try of an owed release.
+func (k *keeper) sendOwed(ctx context.Context, r *owedRelease) {
 	sent, held, err := time.Now(), false, errPanic
-	defer func() { k.tried(d, sent, held, err) }()
-	if d.lease != nil {
-		held, err = d.lease.sendOwed(ctx)
+	defer func() { k.tried(r, sent, held, err) }()
+	if r.lease != nil {
+		held, err = r.lease.retryRelease(ctx)
 	} else {
-		held, err = k.locker.Release(ctx, d.key, d.token)
+		held, err = k.locker.Release(ctx, r.key, r.token)
 	}
 }
 
-// keepHold makes the store keep a lease until its MinHold has passed.
-func (k *keeper) keepHold(ctx context.Context, d *debt) {
-	sent, held, err := time.Now(), false, errPanic
-	defer func() {
-		if held {
-			k.kept(d)
-		} else {
-			k.tried(d, sent, held, err)
-		}
-	}()
-	held, err = d.lease.keepUntil(ctx, d.hold)
-}
-
-// kept plans the release of a lease that the store keeps for its MinHold.
-func (k *keeper) kept(d *debt) {
+// tried notes the answer to a try that was made at sent, and plans the next try if there is
+// one.
+func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	d.inFlight--
-	if d.owed.list == nil {
-		return
-	}
-	if d.abandoned {
-		k.dropLocked(d)
-		return
-	}
-	k.settleLocked(d)
-	d.answered, d.tries = true, 0
-	d.until = later(d.until, d.hold)
-	d.queued.leave()
-	k.scheduleLocked(&d.event, d.hold)
-}
-
-// tried notes what came of a try that was made at sent, and plans the next one if one
-// is needed.
-func (k *keeper) tried(d *debt, sent time.Time, held bool, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	d.inFlight--
+	r.trying--
 	o := &k.owed
 	refused := refused(err)
 	if err == nil || refused {
@@ -277,73 +210,58 @@ func (k *keeper) tried(d *debt, sent time.Time, held bool, err error) {
 		o.silent++
 	}
 	switch {
-	case d.owed.list == nil: // dropped
-	case err == nil && (held && !d.often || !d.pending), hopeless(err), !sent.Before(d.until):
-		k.dropLocked(d)
+	case r.listed.list == nil: // dropped
+	case err == nil && (held && r.inFlight < several || r.inFlight == none), hopeless(err), !sent.Before(r.until):
+		k.dropLocked(r)
 	case err == nil:
-		k.answeredLocked(d)
+		k.answeredLocked(r)
 	case refused:
-		k.settleLocked(d)
-		d.refused = true
-		k.againLocked(d, d.sent.Add(min(time.Second<<min(d.tries, 10), d.ttl/4)))
-	case d.inFlight == 0:
-		k.againLocked(d, d.sent.Add(min(firstPause<<min(max(d.tries-1, 0), 10), maxPauseOwed, d.ttl/4)))
+		k.settleLocked(r)
+		r.refused = true
+		k.retryLocked(r, r.sent.Add(min(time.Second<<min(r.tries, 10), r.ttl/4)))
+	case r.trying == 0:
+		k.retryLocked(r, r.sent.Add(min(firstRetryPause<<min(max(r.tries-1, 0), 10), maxRetryPause, r.ttl/4)))
 	}
 }
 
-// answeredLocked plans another try of a debt whose release was answered, since a call for
-// the token may come to the store after it.
-func (k *keeper) answeredLocked(d *debt) {
-	if !d.answered {
-		k.settleLocked(d)
-		d.answered, d.tries = true, 0
-		d.owed.leave()
-		d.owed.enter(&k.owed.settled, d)
+// answeredLocked plans another try of a release that was answered: a call for the token may
+// reach the store after it.
+func (k *keeper) answeredLocked(r *owedRelease) {
+	if !r.answered {
+		k.settleLocked(r)
+		r.answered, r.tries = true, 0
+		r.listed.leave()
+		r.listed.enter(&k.owed.settled, r)
 	}
-	k.againLocked(d, d.sent.Add(min(firstPause<<min(2*d.tries, 20), d.ttl/4)))
+	k.retryLocked(r, r.sent.Add(min(firstRetryPause<<min(2*r.tries, 20), r.ttl/4)))
 }
 
-func (k *keeper) againLocked(d *debt, at time.Time) {
-	if d.queued.list == nil {
-		k.scheduleLocked(&d.event, later(earlier(at, d.until), time.Now()))
+func (k *keeper) retryLocked(r *owedRelease, at time.Time) {
+	if r.queued.list == nil {
+		k.scheduleLocked(&r.event, later(earlier(at, r.until), time.Now()))
 	}
 }
 
-// refused says of the error of a release that the store has answered, and will do so again
-// with the same: its user lacks a right, say. A store that was not reached has refused
-// nothing, and one that is not ready yet will be soon.
-func refused(err error) bool {
-	refused := false
-	dialled := inChain(err, func(err error) bool {
-		if e, ok := err.(*NoEffectError); ok {
-			refused = !e.Temporary
-		}
-		op, ok := err.(*net.OpError)
-		return ok && op.Op == "dial"
-	})
-	return refused && !dialled
+// inFlight is a number of calls that the store may still receive.
+type inFlight int
+
+const (
+	none inFlight = iota
+	one
+	several
+)
+
+// A place is the place of an owed release in a list, if it is in one.
+type place struct {
+	list    *list.List
+	element *list.Element
 }
 
-// sendOwed makes one try of the release of a lease, unless a call of Release has done so
-// meanwhile. l.mu is not held.
-func (l *Lease) sendOwed(ctx context.Context) (held bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.release.answered {
-		return true, nil
-	}
-	return l.tryRelease(ctx)
-}
+func (p *place) enter(l *list.List, r *owedRelease) { *p = place{l, l.PushBack(r)} }
 
-// keepUntil makes the store keep a lease that has ended until hold, and reports
-// whether it does. l.mu is not held.
-func (l *Lease) keepUntil(ctx context.Context, hold time.Time) (held bool, err error) {
-	l.mu.Lock()
-	enough := !l.deadline.Before(hold)
-	l.mu.Unlock()
-	if enough {
-		return true, nil
+func (p *place) leave() {
+	if p.list != nil {
+		p.list.Remove(p.element)
+		*p = place{}
 	}
-	rest := min(max(0, time.Until(hold)).Truncate(time.Millisecond)+time.Millisecond, maxTTL)
-	return l.keeper.locker.Renew(ctx, l.key, l.token, rest)
 }

@@ -2,10 +2,9 @@ package dlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"runtime"
-	"strconv"
-	"sync"
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,230 +15,417 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// holdAll makes another the holder of n keys for an hour, and returns them.
-func holdAll(t *testing.T, store *memory.Locker, n int) []string {
-	t.Helper()
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = fmt.Sprint("held", i)
-		a, err := store.TryAcquire(t.Context(), keys[i], "other", time.Hour)
-		require.NoError(t, err)
-		require.True(t, a.Acquired)
-	}
-	return keys
-}
-
-// requireReleased says that a release of each token of asked, a map of n, reached the store. It
-// returns how many were sent for each in the mean.
-func requireReleased(t *testing.T, n *line, what string, asked *map[string]int) (mean float64) {
-	t.Helper()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	never, sent := 0, 0
-	for token := range *asked {
-		sent += n.released[token]
-		if n.arrived[token] == 0 {
-			never++
-		}
-	}
-	mean = float64(sent) / float64(len(*asked))
-	t.Logf("%d %s: %d never released, %.2f releases sent for each", len(*asked), what, never, mean)
-	if never > 0 {
-		t.Errorf("%d of %d %s were never released, want 0", never, len(*asked), what)
-	}
-	return mean
-}
-
-// requireReleasedOnce says the same of waits that the store had answered, with at most
-// two releases for each in the mean.
-func requireReleasedOnce(t *testing.T, n *line) {
-	t.Helper()
-	const most = 2
-	if mean := requireReleased(t, n, "cut waits", &n.waited); mean > most {
-		t.Errorf("%.2f releases were sent for each of %d cut waits, want at most %d", mean, n.tokens(&n.waited), most)
-	}
-}
-
-// requireAllFree says that nobody holds the keys.
-func requireAllFree(t *testing.T, store *memory.Locker, keys []string) {
-	t.Helper()
-	taken := 0
-	for _, key := range keys {
-		if hold, err := store.Inspect(t.Context(), key); err != nil || hold.Held {
-			taken++
-		}
-	}
-	if taken > 0 {
-		t.Errorf("%d of %d keys are taken, want 0", taken, len(keys))
-	}
-}
-
-// Of any number of waits that are cut at one instant, each is released.
-func TestWaitsCutTogether(t *testing.T) {
-	const waits = 5000 / slower
-	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
-		t.Run(ttl.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
-				n.setRTT(time.Millisecond)
-				keys := holdAll(t, store, 100)
-				c := dlock.New(n, dlock.WithTTL(ttl))
-				ctx, cut := context.WithCancel(t.Context())
-				var all sync.WaitGroup
-				for i := range waits {
-					all.Go(func() { _, _ = c.Acquire(ctx, keys[i%len(keys)]) })
-				}
-				time.Sleep(time.Second)
-				require.Equal(t, waits, n.tokens(&n.waited))
-				cut()
-				all.Wait()
-				time.Sleep(2 * ttl)
-				requireReleasedOnce(t, n)
-				require.NoError(t, c.Close())
-			})
-		})
-	}
-}
-
-// 500 waits a second are cut for a minute, and in its middle the store is out of reach
-// for 5 s, in which 50 leases are released.
-func TestCutWaitsBesideAnOutage(t *testing.T) {
-	const (
-		waits = 30_000 / slower
-		real  = 50
-		pace  = slower * 2 * time.Millisecond
-		wait  = 100 * time.Millisecond
-	)
-	for f, apart := range map[fault]time.Duration{ // between the releases
-		refuse: 90 * time.Millisecond,
-		hang:   0, // so that all have failed when the store is back
-	} {
-		t.Run(string(f), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
-				n.setRTT(time.Millisecond)
-				keys := holdAll(t, store, 100)
-				c := dlock.New(n)
-				leases, mine := acquireAll(t, c, "mine", real)
-				var all sync.WaitGroup
-				all.Go(func() {
-					for i := range waits {
-						all.Go(func() {
-							ctx, cancel := context.WithTimeout(t.Context(), wait)
-							defer cancel()
-							_, _ = c.Acquire(ctx, keys[i%len(keys)])
-						})
-						time.Sleep(pace)
-					}
-				})
-				time.Sleep(27 * time.Second)
-				for i, l := range leases {
-					all.Go(func() {
-						time.Sleep(time.Duration(i)*apart + time.Nanosecond)
-						_ = l.Release()
-					})
-				}
-				n.fail(f, 5*time.Second)
-				time.Sleep(2 * time.Second)
-				requireAllFree(t, store, mine)
-				all.Wait()
-				time.Sleep(time.Minute)
-				requireReleasedOnce(t, n)
-				requireReleased(t, n, "tokens", &n.attempts)
-				require.NoError(t, c.Close())
-			})
-		})
-	}
-}
-
-func acquireAll(t *testing.T, c *dlock.Client, prefix string, n int) (leases []*dlock.Lease, keys []string) {
-	t.Helper()
-	for i := range n {
-		keys = append(keys, prefix+strconv.Itoa(i))
-		leases = append(leases, acquire(t, c, keys[i]))
-	}
-	return leases, keys
-}
-
-// Attempts that took effect, and whose replies were lost together, are undone as soon
-// as the store is back.
-func TestLostRepliesOfManyAttempts(t *testing.T) {
-	const attempts = 5000 / slower
-	for _, then := range []fault{up, refuse, hang, ignore} {
-		t.Run(string(then), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
-				n.setRTT(time.Millisecond)
-				c := dlock.New(n)
-				keys := make([]string, attempts)
-				n.set(lose)
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				defer cancel()
-				var all sync.WaitGroup
-				for i := range keys {
-					keys[i] = strconv.Itoa(i)
-					all.Go(func() {
-						if _, err := c.TryAcquire(ctx, keys[i]); err == nil {
-							t.Errorf("TryAcquire(%q): no error", keys[i])
-						}
-					})
-				}
-				time.Sleep(50 * time.Millisecond)
-				n.fail(then, 5*time.Second)
-				time.Sleep(2 * time.Second)
-				if then == ignore {
-					time.Sleep(deaf)
-				}
-				all.Wait()
-				requireAllFree(t, store, keys)
-				require.NoError(t, c.Close())
-			})
-		})
-	}
-}
-
-// More releases are owed than a Client keeps: it keeps 100,000, and they are made when
-// the store is back.
-func TestMoreOwedThanKept(t *testing.T) {
-	const (
-		attempts = 101_000
-		kept     = 100_000
-	)
-	if slower > 1 {
-		t.Skip("too slow with the race detector")
-	}
-	synctest.Test(t, func(t *testing.T) {
-		_, n := overLine(t)
-		c := dlock.New(n, dlock.WithTTL(time.Hour))
-		n.set(refuse)
-		before := heap()
-		for i := range attempts {
-			_, err := c.TryAcquire(t.Context(), strconv.Itoa(i))
-			require.ErrorIs(t, err, errStore)
-		}
-		time.Sleep(time.Minute)
-		require.Equal(t, dlock.Stats{ReleasesOwed: kept, ReleasesDropped: attempts - kept}, c.Stats())
-		n.forget()
-		bytes := heap() - before
-		n.setRTT(time.Millisecond)
-		n.set(up)
-		time.Sleep(time.Minute)
-		released := n.tokens(&n.released)
-		t.Logf("%d owed: %d released after the return; %d bytes each", attempts, released, bytes/kept)
-		if released < kept || released > kept+parallel {
-			t.Errorf("%d of %d tokens were released in the minute after the return, want %d", released, attempts, kept)
-		}
-		if bytes > 1000*kept {
-			t.Errorf("what is owed takes %d bytes, want at most %d", bytes, 1000*kept)
-		}
-		require.NoError(t, c.Close())
+func TestOwedReleaseIsRepeated(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s), "k")
+		store.Fail(errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		time.Sleep(10 * time.Second)
+		requireOwed := len(s.made("release"))
+		require.Greater(t, requireOwed, 4)
+		require.Less(t, requireOwed, 15)
+		store.Fail(nil)
+		time.Sleep(8 * time.Second)
+		requireFree(t, store, "k")
+		n := len(s.made("release"))
+		require.NoError(t, l.Release())
+		time.Sleep(time.Hour)
+		require.Len(t, s.made("release"), n)
 	})
 }
 
-// heap returns how many bytes are in use.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
+func TestFailedReleaseIsOwedOnce(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		l := acquire(t, c, "k")
+		store.Fail(errStore)
+		for range 3 {
+			require.ErrorIs(t, l.Release(), errStore)
+		}
+		require.ErrorContains(t, c.Close(), "1 releases not answered")
+	})
+}
+
+func TestOwedReleaseIsNotSentAfterRelease(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s), "k")
+		store.Fail(errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		synctest.Wait()
+		store.Fail(nil)
+		require.NoError(t, l.Release())
+		n := len(s.made("release"))
+		time.Sleep(time.Hour)
+		require.Len(t, s.made("release"), n)
+	})
+}
+
+func TestOwedReleaseIsGivenUpAfterATTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s), "k")
+		store.Fail(errStore)
+		start := time.Now()
+		require.ErrorIs(t, l.Release(), errStore)
+		time.Sleep(time.Hour)
+		releases := s.made("release")
+		require.Equal(t, start.Add(30*time.Second), releases[len(releases)-1].at)
+		require.ErrorIs(t, l.Release(), errStore, "there is no time left for another try")
+	})
+}
+
+func TestLostLeaseThatTheStoreForgotIsReleasedOnce(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+		time.Sleep(29 * time.Second)
+		require.True(t, store.Expire("k"))
+		<-l.Done()
+		time.Sleep(time.Hour)
+		require.Len(t, s.made("release"), 1)
+	})
+}
+
+// A lease is adopted with a shorter TTL, and its release gets no answer for longer than that.
+func TestReleaseOfALeaseAdoptedWithAShorterTTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithTTL(time.Hour))
+		d := detach(t, acquire(t, c, "k"))
+		l := adopt(t, c.With(dlock.WithTTL(time.Second)), d)
+		store.Fail(errStore)
+		require.Error(t, l.Release())
+		time.Sleep(3 * time.Second)
+		store.Fail(nil)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, c.Close())
+		requireFree(t, store, "k")
+	})
+}
+
+func TestEachTryOfAReleaseEnds(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "try" {
+				c.err = errStore
+				return
+			}
+			c.hang()
+		}
+		c := dlock.New(s)
+		_, err := c.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(5500 * time.Millisecond)
+		releases := s.made("release")
+		require.Len(t, releases, 6, "one a second")
+		require.Error(t, releases[0].ctx.Err(), "it ends after 5 s")
+		require.NoError(t, releases[1].ctx.Err())
+		start := time.Now()
+		require.Error(t, c.Close())
+		require.Equal(t, 5*time.Second, time.Since(start))
+		synctest.Wait()
+		for _, r := range s.made("release") {
+			require.Error(t, r.ctx.Err(), "it outlives Close")
+		}
+	})
+}
+
+func TestFailedAcquireIsReleased(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		defer acquire(t, dlock.New(store), "k").Release()
+		_, err := dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		synctest.Wait()
+		tokens := s.made("acquire")
+		require.Len(t, tokens, 1)
+		require.True(t, s.released(tokens[0].token))
+	})
+}
+
+// A cut wait in the queue needs one release, if the store knows what the wait has left.
+func TestCutWaitIsReleasedOnce(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		hold(t, store, time.Hour)
+		_, err := dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		time.Sleep(time.Hour)
+		require.Len(t, s.made("release"), 1)
+	})
+}
+
+func TestCancelledPollOwesNothing(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		defer acquire(t, dlock.New(store), "k").Release()
+		_, err := dlock.New(plain{s}, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		time.Sleep(time.Minute)
+		require.Empty(t, s.made("release"), "every attempt was answered")
+	})
+}
+
+func TestWhatWasNotSentIsNotOwed(t *testing.T) {
+	for _, err := range []error{
+		fmt.Errorf("pool: %w", errDial),
+		fmt.Errorf("%w key: has a hash tag", dlock.ErrInvalid),
+		errors.ErrUnsupported,
+	} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			store.Fail(err)
+			_, got := c.Acquire(t.Context(), "k")
+			require.ErrorIs(t, got, err)
+			time.Sleep(time.Minute)
+			require.Empty(t, s.made("release"))
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
+// A Locker of several stores joins their errors: one could not be dialled, another
+// did not answer (and has granted the key).
+func TestJoinedDialErrorIsOwed(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "try" {
+				c.reply = errors.Join(errDial, errStore)
+			}
+		}
+		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		synctest.Wait()
+		requireFree(t, store, "k")
+	})
+}
+
+// What is owed after an acquisition that failed.
+func TestWhatAnAcquisitionOwes(t *testing.T) {
+	mark := func(err error) error { return &dlock.NoEffectError{Err: err} }
+	held, none := dlock.Attempt{Holder: "other", Remaining: time.Minute}, dlock.Attempt{}
+	const once, forATTL = 1, 2
+	for _, test := range []struct {
+		name   string
+		queue  error         // of Acquire; nil: only TryAcquire is called
+		answer dlock.Attempt // with queue
+		try    error         // of TryAcquire
+		want   int
+	}{
+		{"try, unknown", nil, none, errStore, forATTL},
+		{"try, marked", nil, none, mark(errStore), 0},
+		{"try, marked within", nil, none, fmt.Errorf("client: %w", mark(errStore)), 0},
+		{"try, not dialled", nil, none, errDial, 0},
+		{"try, marked among others", nil, none, errors.Join(mark(errStore), io.EOF), forATTL},
+		{"queue, unknown", errStore, none, nil, forATTL},
+		{"queue, unknown, held", errStore, held, nil, forATTL},
+		{"queue, marked", mark(errStore), none, nil, 0},
+		{"queue, marked, held", mark(errStore), held, nil, once},
+		{"queue, marked, only when", mark(errStore), dlock.Attempt{Since: time.Now()}, nil, once},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				s.hook = func(c *call) {
+					switch c.op {
+					case "try":
+						c.err = test.try
+					case "acquire":
+						time.Sleep(time.Second)
+						c.answers(test.answer, test.queue)
+					}
+				}
+				c, err := dlock.New(s), test.try
+				if test.queue != nil {
+					hold(t, store, time.Hour)
+					c, err = c.With(dlock.WithMaxWait(time.Second)), dlock.ErrHeld
+				}
+				_, got := c.Acquire(t.Context(), "k")
+				require.ErrorIs(t, got, err)
+				time.Sleep(time.Hour)
+				releases := len(s.made("release"))
+				switch test.want {
+				case forATTL:
+					require.Greater(t, releases, 3, "a call may be on its way for a TTL")
+				default:
+					require.Equal(t, test.want, releases)
+				}
+			})
+		})
+	}
+}
+
+// A wait may be several requests, so the release that ends one grant is not the last.
+func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		hold(t, store, time.Hour)
+		s.hook = func(c *call) {
+			if c.op == "acquire" {
+				<-c.ctx.Done()
+				store.Expire("k")
+				_, err := store.TryAcquire(context.Background(), "k", s.made("try")[0].token, time.Minute)
+				require.NoError(t, err)
+				c.answers(dlock.Attempt{Holder: "other"}, errStore)
+			}
+		}
+		_, err := dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		synctest.Wait()
+		requireFree(t, store, "k")
+		time.Sleep(time.Hour)
+		require.Greater(t, len(s.made("release")), 3)
+	})
+}
+
+// An attempt that does not wait leaves no place in a queue.
+func TestMarkedAttemptThatTellsTheHolderOwesNothing(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		s.hook = func(c *call) { c.answers(dlock.Attempt{Holder: "other"}, &dlock.NoEffectError{Err: errStore}) }
+		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(time.Minute)
+		require.Empty(t, s.made("release"))
+	})
+}
+
+// The calls of one token count together: the first grant is late, so the token tries again.
+func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
+	for name, test := range map[string]struct {
+		second func(c *call)
+		once   bool
+	}{
+		"marked":  {func(c *call) { c.err = &dlock.NoEffectError{Err: errStore} }, true},
+		"held":    {func(c *call) { c.attempt = &dlock.Attempt{Holder: "other"} }, true},
+		"unknown": {func(c *call) { c.err = errStore }, false},
+		"late":    {func(c *call) { c.delay = 29 * time.Second }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				s.hook = func(c *call) {
+					switch {
+					case c.op != "try":
+					case len(s.made("try")) == 1:
+						c.delay = 29 * time.Second
+					default:
+						test.second(c)
+					}
+				}
+				_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+				require.Error(t, err)
+				require.Len(t, s.made("try"), 2)
+				synctest.Wait()
+				requireFree(t, store, "k")
+				time.Sleep(time.Hour)
+				if test.once {
+					require.Len(t, s.made("release"), 1)
+				} else {
+					require.Greater(t, len(s.made("release")), 3)
+				}
+			})
+		})
+	}
+}
+
+// A token that tries again may be granted the key after a release has ended its first grant.
+func TestReleaseOfTheFirstGrantIsNotTheLastWord(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			switch {
+			case c.op == "try" && len(s.made("try")) == 1:
+				c.delay = 950 * time.Millisecond // granted, and found late
+			case c.op == "try":
+				c.err = io.ErrUnexpectedEOF // still on its way
+			}
+		}
+		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		synctest.Wait()
+		token := s.made("try")[0].token
+		require.True(t, s.released(token))
+		requireFree(t, store, "k")
+		late, err := store.TryAcquire(t.Context(), "k", token, time.Second)
+		require.NoError(t, err)
+		require.True(t, late.Acquired)
+		time.Sleep(300 * time.Millisecond)
+		requireFree(t, store, "k")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		n := len(s.made("release"))
+		time.Sleep(time.Minute)
+		require.Len(t, s.made("release"), n, "it is released for ever")
+	})
+}
+
+// A release that is answered after a TTL has passed is not the last: the attempt may have
+// arrived in between.
+func TestReleaseAnsweredAfterATTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			switch {
+			case c.op == "try":
+				c.err = io.ErrUnexpectedEOF // still on its way
+			case len(s.made("release")) == 1:
+				c.delay = 2 * time.Second
+			}
+		}
+		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		time.Sleep(500 * time.Millisecond)
+		late, err := store.TryAcquire(t.Context(), "k", s.made("try")[0].token, time.Hour)
+		require.NoError(t, err)
+		require.True(t, late.Acquired)
+		time.Sleep(5 * time.Second)
+		requireFree(t, store, "k")
+	})
+}
+
+// An attempt that arrives after the first release of its token is released within a quarter
+// of the TTL.
+func TestLateAttemptIsReleased(t *testing.T) {
+	for _, late := range []time.Duration{7 * time.Second, 13 * time.Second} {
+		t.Run(late.String(), func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				s.hook = func(c *call) {
+					if c.op == "try" {
+						c.err = errStore
+						time.AfterFunc(late, func() { store.TryAcquire(context.Background(), c.key, c.token, c.ttl) })
+					}
+				}
+				start := time.Now()
+				_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+				require.ErrorIs(t, err, errStore)
+				require.NoError(t, acquire(t, dlock.New(store), "k").Release())
+				time.Sleep(late + 7600*time.Millisecond)
+				requireFree(t, store, "k")
+				time.Sleep(time.Minute)
+				releases := s.made("release")
+				require.Less(t, releases[len(releases)-1].at.Sub(start), late+8*time.Second, `"held, now free" is the end of it`)
+			})
+		})
+	}
+}
+
+func TestAttemptThatNeverArrives(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "try" {
+				c.err = errStore
+			}
+		}
+		start := time.Now()
+		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(time.Hour)
+		releases := s.made("release")
+		require.Equal(t, start, releases[0].at)
+		require.Equal(t, start.Add(30*time.Second), releases[len(releases)-1].at, "one TTL after the last try")
+		require.Less(t, len(releases), 15)
+	})
+}
+
+// Nothing is owed to a store that is away for longer than the TTL.
+func TestNothingIsOwedWhenTheTTLHasPassed(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithTTL(10*time.Second))
+		store.Fail(errStore)
+		for i := range 100 {
+			c.TryAcquire(t.Context(), fmt.Sprint(i))
+		}
+		time.Sleep(5 * time.Minute)
+		require.Zero(t, c.Stats().ReleasesOwed)
+		require.NoError(t, c.Close(), "no key can stay")
+	})
 }

@@ -8,10 +8,10 @@ import (
 	"unicode"
 )
 
-// HostOwner returns a label for [WithOwner] that names this process: host name, program
-// and process id, as in "web-7/billing[4711]". It has at most 256 bytes, and only printable
-// characters. It is visible in the store, in the errors of callers that find the key held,
-// and in logs of these errors.
+// HostOwner returns a label for [WithOwner] that names this process: host name, program and
+// process id, as in "web-7/billing[4711]". It has at most 256 bytes, and only printable
+// characters. The label is visible in the store, in the errors of callers that find the key
+// held, and in their logs.
 func HostOwner() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {
@@ -25,8 +25,8 @@ func hostOwner(host, program string, pid int) string {
 	return printable(host, most) + "/" + printable(program, most) + "[" + strconv.Itoa(pid) + "]"
 }
 
-// printable returns the first bytes of s, at most so many, with a question mark for
-// each character that cannot be printed.
+// printable returns s with a question mark for each character that cannot be printed, cut to
+// at most most bytes.
 func printable(s string, most int) string {
 	var b strings.Builder
 	for _, r := range s {

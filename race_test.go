@@ -2,6 +2,5 @@
 
 package dlock_test
 
-// slower is how many times slower the race detector makes large tests, which so are
-// that much smaller.
+// slower is how many times smaller large tests are with the race detector.
 const slower = 10

@@ -2,154 +2,131 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
 const releaseTimeout = 5 * time.Second // for one try of a release
 
-// A release is how far the release of a lease has come.
+// A release is the progress of the release of a lease.
 type release struct {
 	busy     bool          // a call of Release is in flight
-	idle     chan struct{} // closed when it returns; made by those that wait for it
+	idle     chan struct{} // closed when it returns; nil if nobody waits for that
 	sent     int           // calls that may have reached the store
 	answered bool          // the store has answered
-	settled  bool          // it has, or it is the keeper's to send what is needed
-	owed     bool          // it is left to the keeper, too
-	verdict  error         // of the answer: nil or ErrLost
+	settled  bool          // there is nothing to send: it was answered, detached, or is kept for its MinHold
+	owed     bool          // the keeper repeats it
+	result   error         // of the answer: nil or ErrLost
 	failure  error         // of the last call, if there was no answer
 }
 
-// Release ends the lease and frees the lock. It takes no context: if a context that has
-// ended stopped it, the key would stay locked. Its call carries the values of Acquire's
-// ctx, and takes at most 5 s, and no longer than the lease lasts.
+// Release ends the lease and frees the lock. It takes no context, so that a context that has
+// ended cannot prevent it. Its request carries the values of Acquire's ctx, and takes at most
+// 5 s, and no longer than the lease lasts.
 //
-// Release returns nil if the lease was certain to be held until Release was
-// called. It returns an error that matches [ErrLost] if another may have held
-// the lock meanwhile. Any other error means only that the key may stay locked
-// for up to one TTL, and that the release is owed: the Client repeats it in the
-// background, until it is closed.
+// Release returns nil if the lease was certain to be held until Release was called. It
+// returns an error that matches [ErrLost] if another may have held the lock meanwhile. After
+// any other error the key may stay locked for up to one TTL, and the release is owed: the
+// Client repeats it in the background, until it is closed.
 //
-// Where Release is deferred and its result dropped, end the work with
-// return lease.Err(), so that a loss does not go unnoticed; or use [Client.Do].
+// If you defer Release and drop its result, end the work with return lease.Err(), so that a
+// loss is not overlooked; or use [Client.Do].
 //
-// Calling Release again retries one that failed. Otherwise it does nothing and
-// returns nil, or the [ErrLost] of before. After Detach it returns nil.
+// Calling Release again retries a release that failed. Otherwise it does nothing and returns
+// nil, or the same [ErrLost]. After Detach it returns nil.
 func (l *Lease) Release() error {
 	l.keeper.calls.Add(1)
 	defer l.keeper.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch err, r := l.look(), &l.release; {
-	case errors.Is(err, ErrLost):
-		return err
-	case err == nil:
-		l.end(ErrReleased)
-		l.linger()
-	case err == ErrClosed && r.sent == 0 && r.failure == nil && !r.settled: // the first call
-		if l.rest(time.Now()) <= 0 {
-			return l.lost(LossExpired)
-		}
-		l.linger()
+	err := l.endForReleaseLocked()
+	if err == nil {
+		err = l.sendReleaseLocked()
 	}
-	return wrapUnlessLost(l.values, "release", l.key, l.sendRelease())
+	return wrapUnlessLost(l.values, "release", l.key, err)
 }
 
-// holdUntil returns until when the MinHold keeps the key, or zero if that has passed.
-func (l *Lease) holdUntil(now time.Time) time.Time {
-	if until := l.granted.Add(l.options.minHold); now.Before(until) {
-		return until
-	}
-	return time.Time{}
-}
-
-// linger leaves a lease that has ended to the keeper, if it is to be kept for
-// longer. If the Client has been closed, it makes the store keep it and leaves it
-// to that.
-func (l *Lease) linger() {
-	if l.options.minHold == 0 {
-		return
-	}
-	until := l.holdUntil(time.Now())
-	if until.IsZero() {
-		return
-	}
-	l.release.settled = true
-	if l.keeper.owe(&debt{lease: l, hold: until}) {
-		return
-	}
-	ctx := newLimit(l.values, min(l.rest(time.Now()), releaseTimeout))
-	defer ctx.cancel()
-	var err error
-	l.unlocked(func() { _, err = l.keepUntil(ctx, until) })
-	l.release.verdict = err
-}
-
-// sendRelease makes one try, in the time that is left of the lease.
-func (l *Lease) sendRelease() error {
+// sendReleaseLocked makes one try, within the remaining time of the lease.
+func (l *Lease) sendReleaseLocked() error {
 	r := &l.release
 	if r.settled {
-		return r.verdict
+		return r.result
 	}
-	rest := min(l.rest(time.Now()), releaseTimeout)
+	rest := min(l.restLocked(time.Now()), releaseTimeout)
 	if rest <= 0 {
-		l.oweRelease()
+		l.oweReleaseLocked()
 		return r.failure
 	}
-	ctx := newLimit(l.values, rest)
+	ctx := newLazyTimeout(l.values, rest)
 	defer ctx.cancel()
-	if err := l.callRelease(ctx); err != nil {
+	if err := l.callReleaseLocked(ctx); err != nil {
 		r.failure = err
-		l.oweRelease()
+		l.oweReleaseLocked()
 		return err
 	}
-	return r.verdict
+	return r.result
 }
 
-// callRelease calls Release of the Locker, unless another call of Release has done so
-// meanwhile. It waits for no renewal: one that comes later finds nothing.
-func (l *Lease) callRelease(ctx context.Context) error {
-	if err := l.takeTurn(ctx); err != nil {
+// callReleaseLocked calls Release of the Locker, unless another call of Release did so
+// meanwhile. It does not wait for renewals: a later one finds nothing to renew.
+func (l *Lease) callReleaseLocked(ctx context.Context) error {
+	if err := l.takeTurnLocked(ctx); err != nil {
 		return err
 	}
-	defer l.endTurn()
+	defer l.endTurnLocked()
 	if l.release.settled {
 		return nil
 	}
-	_, err := l.tryRelease(ctx)
+	_, err := l.tryReleaseLocked(ctx)
 	return err
 }
 
-// tryRelease makes one call of Release of the Locker.
-func (l *Lease) tryRelease(ctx context.Context) (held bool, err error) {
+// tryReleaseLocked makes one call of Release of the Locker.
+func (l *Lease) tryReleaseLocked(ctx context.Context) (held bool, err error) {
 	r := &l.release
 	r.sent++
-	l.unlocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
+	l.stepOutLocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
 	if err != nil {
 		if noEffect(err) {
 			r.sent--
 		}
 		return false, err
 	}
-	// The store need not know a lease any more that another call has ended,
-	// or that ran out on the way. Otherwise somebody else has ended it.
+	// Another call may have ended the lease, or it expired on the way. Otherwise "not held"
+	// means that somebody else has ended it.
 	r.settled, r.answered = true, true
-	if !held && r.sent == 1 && l.rest(time.Now()) > 0 {
-		r.verdict = l.lost(LossRemoved)
+	if !held && r.sent == 1 && l.restLocked(time.Now()) > 0 {
+		r.result = l.lostLocked(LossRemoved)
 		l.keeper.countLoss()
 	}
 	return held, nil
 }
 
-// takeTurn waits until no other call of Release is in flight; endTurn must follow.
-func (l *Lease) takeTurn(ctx context.Context) error {
+// oweReleaseLocked leaves the release to the keeper.
+func (l *Lease) oweReleaseLocked() {
+	if !l.release.owed {
+		l.release.owed = l.keeper.owe(&owedRelease{lease: l})
+	}
+}
+
+// retryRelease makes one try for the keeper, unless a call of Release got an answer meanwhile.
+func (l *Lease) retryRelease(ctx context.Context) (held bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.release.answered {
+		return true, nil
+	}
+	return l.tryReleaseLocked(ctx)
+}
+
+// takeTurnLocked waits until no other call of Release is in flight; endTurnLocked must follow.
+func (l *Lease) takeTurnLocked(ctx context.Context) error {
 	r := &l.release
 	for r.busy {
 		if r.idle == nil {
 			r.idle = make(chan struct{})
 		}
 		idle := r.idle
-		l.unlocked(func() {
+		l.stepOutLocked(func() {
 			select {
 			case <-idle:
 			case <-ctx.Done():
@@ -163,7 +140,7 @@ func (l *Lease) takeTurn(ctx context.Context) error {
 	return nil
 }
 
-func (l *Lease) endTurn() {
+func (l *Lease) endTurnLocked() {
 	r := &l.release
 	r.busy = false
 	if r.idle != nil {
@@ -172,16 +149,9 @@ func (l *Lease) endTurn() {
 	}
 }
 
-// unlocked calls f without l.mu.
-func (l *Lease) unlocked(f func()) {
+// stepOutLocked calls f without the mutex.
+func (l *Lease) stepOutLocked(f func()) {
 	l.mu.Unlock()
 	defer l.mu.Lock()
 	f()
-}
-
-// oweRelease leaves the release to the keeper.
-func (l *Lease) oweRelease() {
-	if !l.release.owed {
-		l.release.owed = l.keeper.owe(&debt{lease: l})
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,22 +15,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// drift is what the design takes off a TTL of 30 s.
+// drift is subtracted from a TTL of 30 s.
 const drift = 302 * time.Millisecond
-
-// Both ways of renewing.
-func renewing(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
-	t.Helper()
-	t.Run("batch", func(t *testing.T) {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, s) })
-	})
-	t.Run("single", func(t *testing.T) {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, plain{s}) })
-	})
-	t.Run("unsupported", func(t *testing.T) {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, single{s}) })
-	})
-}
 
 func TestRenewalKeepsTheLease(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
@@ -67,26 +52,18 @@ func TestWithoutRenewal(t *testing.T) {
 }
 
 func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
-	hang := func(c *call) {
-		if c.op == "renew" || c.op == "batch" {
-			<-c.ctx.Done()
-			c.err = c.ctx.Err()
-		}
-	}
-	hangForGood := func(c *call) {
-		if c.op == "renew" || c.op == "batch" {
-			time.Sleep(time.Hour)
-		}
-	}
-	fail := func(c *call) {
-		if c.op == "renew" || c.op == "batch" {
-			c.err = errStore
-		}
-	}
-	for name, hook := range map[string]func(*call){"hang": hang, "ignore the context": hangForGood, "fail": fail} {
+	for name, hook := range map[string]func(*call){
+		"hang":               (*call).hang,
+		"ignore the context": func(*call) { time.Sleep(time.Hour) },
+		"fail":               func(c *call) { c.err = errStore },
+	} {
 		t.Run(name, func(t *testing.T) {
 			renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-				s.hook = hook
+				s.hook = func(c *call) {
+					if c.renews() {
+						hook(c)
+					}
+				}
 				start := time.Now()
 				l := acquire(t, dlock.New(locker), "k")
 				work := l.Context(t.Context())
@@ -97,7 +74,7 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 				require.ErrorIs(t, l.Release(), dlock.ErrLost)
 				requireNoContextError(t, l.Err())
 				if name == "fail" {
-					require.ErrorIs(t, l.Err(), errStore, "the cause is told")
+					require.ErrorIs(t, l.Err(), errStore, "the error has the cause")
 				}
 				if name != "ignore the context" {
 					require.Greater(t, len(s.made("renew", "batch")), 2, "retried until the deadline")
@@ -111,7 +88,7 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 func TestRenewalThatAnswersLateRevivesNothing(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		s.hook = func(c *call) {
-			if c.op == "renew" || c.op == "batch" {
+			if c.renews() {
 				c.delay = 25 * time.Second // takes effect at once, and says so when it is too late
 			}
 		}
@@ -150,9 +127,7 @@ func TestRenewalHearsOfTheLoss(t *testing.T) {
 		<-l.Done()
 		require.LessOrEqual(t, time.Since(start), 12*time.Second)
 		require.ErrorIs(t, l.Err(), dlock.ErrLost)
-		hold, err := store.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.True(t, hold.Held)
+		requireTaken(t, store, "k")
 	})
 }
 
@@ -169,12 +144,43 @@ func TestDeadlineCountsFromSending(t *testing.T) {
 	})
 }
 
+// A lease is released while its renewal waits for a worker.
+func TestReleasedLeaseIsNotRenewedLater(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				time.Sleep(5 * time.Second)
+			}
+		}
+		c := dlock.New(plain{s})
+		leases, _ := acquireAll(t, c, "", 33)
+		time.Sleep(10*time.Second + 10*time.Millisecond)
+		renewed := make(map[string]bool)
+		for _, c := range s.made("renew") {
+			renewed[c.key] = true
+		}
+		require.Len(t, renewed, 32, "at most so many at once, while they are quick")
+		for _, l := range leases {
+			if !renewed[l.Key()] {
+				require.NoError(t, l.Release())
+				time.Sleep(10 * time.Second)
+				for _, c := range s.made("renew") {
+					require.NotEqual(t, l.Key(), c.key, "renewed after its release")
+				}
+			}
+		}
+		for _, l := range leases {
+			require.NoError(t, l.Release())
+		}
+		time.Sleep(time.Minute) // for the renewals
+	})
+}
+
 func TestRenewByHand(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithRenewal(false))
 		l := acquire(t, c, "k")
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
+		ended := ended(t)
 		require.ErrorIs(t, l.Renew(ended), context.Canceled)
 		require.Empty(t, s.made("renew"))
 
@@ -188,7 +194,9 @@ func TestRenewByHand(t *testing.T) {
 		store.Delay(time.Minute)
 		require.ErrorIs(t, l.Renew(short), context.DeadlineExceeded)
 		require.NoError(t, l.Err())
-		require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost, "it returns on the deadline")
+		deadline := l.Deadline()
+		require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
+		require.Equal(t, deadline, time.Now())
 		store.Delay(0)
 
 		l = acquire(t, c, "k2")
@@ -201,6 +209,85 @@ func TestRenewByHand(t *testing.T) {
 		require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrReleased)
 		require.ErrorContains(t, l.Renew(t.Context()), `dlock: renew "k3": lease released`)
 		time.Sleep(time.Hour)
+	})
+}
+
+func TestRenewDoesNotWaitForOneThatHangs(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "renew" && len(s.made("renew")) == 1 {
+				time.Sleep(time.Hour)
+			}
+		}
+		l := acquire(t, dlock.New(s), "k")
+		time.Sleep(11 * time.Second)
+		require.NoError(t, l.Renew(t.Context()))
+		require.Len(t, s.made("renew"), 2)
+		time.Sleep(time.Hour)
+		require.NoError(t, l.Release())
+	})
+}
+
+// A Renew whose request is lost does not keep the background from renewing.
+func TestRenewThatHangs(t *testing.T) {
+	for name, wrap := range lockers {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, n := overLine(t)
+				n.setRTT(time.Millisecond)
+				c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
+				l := acquire(t, c, "k")
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				ended := make(chan error, 1)
+				n.set(hang)
+				go func() { ended <- l.Renew(ctx) }()
+				synctest.Wait()
+				n.set(up)
+				time.Sleep(2 * time.Minute)
+				t.Logf("Renew: %v", <-ended)
+				if err := l.Err(); err != nil {
+					t.Errorf("after a Renew of which the request was lost: %v, want the lease held", err)
+				}
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+// A Renew that fails after the loss reports the loss.
+func TestRenewThatFailsAfterTheLoss(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		var n atomic.Int32
+		s.hook = func(c *call) {
+			if c.op == "renew" && n.Add(1) == 1 {
+				time.Sleep(time.Minute) // does not look at its ctx
+				c.err = errStore
+			}
+		}
+		c := dlock.New(single{s}, dlock.WithTTL(3*time.Second))
+		l := acquire(t, c, "k")
+		result := make(chan error)
+		go func() { result <- l.Renew(t.Context()) }()
+		time.Sleep(2 * time.Second) // renewed in the background meanwhile
+		store.Fail(errStore)
+		err := <-result
+		require.ErrorIs(t, l.Err(), dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrLost)
+		store.Fail(nil)
+		c.Close()
+	})
+}
+
+func TestRenewOfALostLeaseAfterClose(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		l, r := acquire(t, c, "k"), acquire(t, c, "r")
+		require.NoError(t, r.Release())
+		c.Close()
+		<-l.Done()
+		require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
+		require.ErrorIs(t, r.Renew(t.Context()), dlock.ErrReleased)
 	})
 }
 
@@ -222,6 +309,82 @@ func TestMaxHold(t *testing.T) {
 		require.ErrorIs(t, l.Err(), dlock.ErrLost)
 		require.ErrorContains(t, l.Err(), "WithMaxHold")
 		synctest.Wait()
+	})
+}
+
+func TestShortLeaseBesideALongOne(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		long := acquire(t, c, "long")
+		short := acquire(t, c.With(dlock.WithTTL(100*time.Millisecond)), "short")
+		time.Sleep(time.Minute)
+		require.NoError(t, short.Err())
+		require.NoError(t, short.Release())
+		require.NoError(t, long.Release())
+	})
+}
+
+// Leases are renewed by deadline, however many others came earlier.
+func TestShortLeaseBehindLongOnes(t *testing.T) {
+	const (
+		leases = 10_000 / slower
+		rtt    = 10 * time.Millisecond
+	)
+	synctest.Test(t, func(t *testing.T) {
+		_, n := overLine(t)
+		c := dlock.New(plain{n})
+		long, _ := acquireAll(t, c, "long", leases)
+		n.setRTT(rtt)
+		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+		time.Sleep(time.Minute)
+		if err := short.Err(); err != nil {
+			t.Errorf("the lease of 1 s behind %d of 30 s: %v, want it held", leases, err)
+		}
+		requireNoneLost(t, long)
+		require.NoError(t, c.Close())
+	})
+}
+
+// The remaining time of a short lease does not limit its whole batch.
+func TestShortLeaseInABatch(t *testing.T) {
+	const rtt = 400 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		_, n := overLine(t)
+		c := dlock.New(n)
+		long, _ := acquireAll(t, c, "long", 100)
+		n.setRTT(rtt)
+		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+		time.Sleep(time.Minute)
+		if err := short.Err(); err != nil {
+			t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
+		}
+		requireNoneLost(t, long)
+		if cut := n.counted(callsCut, "batch"); cut > 0 {
+			t.Errorf("%d RenewBatch were ended before their reply came, want 0", cut)
+		}
+		require.NoError(t, c.Close())
+	})
+}
+
+func TestAtMost32RenewalsAtOnce(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		var now, most atomic.Int64
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				most.Store(max(most.Load(), now.Add(1)))
+				time.Sleep(time.Millisecond)
+				now.Add(-1)
+			}
+		}
+		c := dlock.New(plain{s})
+		leases, _ := acquireAll(t, c, "", 1000)
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 32, most.Load())
+		for _, l := range leases {
+			require.NoError(t, l.Release())
+		}
 	})
 }
 
@@ -257,87 +420,6 @@ func TestThousandsOfLeases(t *testing.T) {
 	})
 }
 
-// goroutines returns how many goroutines run code of the core, apart from those
-// that run the test.
-func goroutines() int {
-	buf := make([]byte, 1<<20)
-	n := 0
-	for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		if strings.Contains(g, "dlock-go/dlock.") && !strings.Contains(g, "testing.tRunner") {
-			n++
-		}
-	}
-	return n
-}
-
-// One key whose renewal makes every batch fail that it is in.
-func TestSpoiledBatch(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(spoiled{s})
-		var leases []*dlock.Lease
-		for i := range 500 {
-			leases = append(leases, acquire(t, c, fmt.Sprint(i)))
-		}
-		bad := acquire(t, c, "bad")
-		time.Sleep(10 * time.Minute)
-		for _, l := range leases {
-			require.NoError(t, l.Err())
-			require.NoError(t, l.Release())
-		}
-		require.ErrorIs(t, bad.Err(), dlock.ErrLost)
-	})
-}
-
-type spoiled struct{ *spy }
-
-func (s spoiled) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	if key == "bad" {
-		<-ctx.Done()
-		return false, ctx.Err()
-	}
-	return s.spy.Renew(ctx, key, token, ttl)
-}
-
-func (s spoiled) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	for _, r := range batch {
-		if r.Key == "bad" {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
-	}
-	return s.spy.RenewBatch(ctx, batch)
-}
-
-type shortBatch struct{ dlock.Forward }
-
-func (shortBatch) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return []dlock.RenewResult{}, nil
-}
-
-func TestBatchWithTooFewResults(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(shortBatch{s.Forward})
-		l := acquire(t, c, "k")
-		m := acquire(t, c, "l")
-		time.Sleep(time.Hour)
-		require.NoError(t, l.Err(), "it is renewed singly")
-		require.NoError(t, l.Release())
-		require.NoError(t, m.Release())
-	})
-}
-
-func TestPartlyFailedBatch(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		a, b := acquire(t, c, "a"), acquire(t, c, "b")
-		store.Steal("a", time.Hour)
-		<-a.Done()
-		time.Sleep(time.Hour)
-		require.NoError(t, b.Err())
-		require.NoError(t, b.Release())
-	})
-}
-
 func TestNoGoroutineWithoutALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dlock.New(memory.New())
@@ -351,13 +433,38 @@ func TestNoGoroutineWithoutALease(t *testing.T) {
 	})
 }
 
-// A lease that is lost to a store that hangs tells for how long there was no answer.
-func TestLossToAStoreThatHangs(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
-		store.Delay(time.Hour)
-		<-l.Done()
-		store.Delay(0)
-		require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
-	})
+// A store that hangs does not cost a goroutine for each lease.
+func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	const (
+		leases = 10_000 / slower
+		most   = 600
+		ttl    = 30 * time.Second
+	)
+	for _, f := range []fault{hang, ignore, lose} {
+		t.Run(string(f), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, n := overLine(t)
+				c := dlock.New(plain{n}, dlock.WithTTL(ttl))
+				all, _ := acquireAll(t, c, "k", leases)
+				n.setRTT(time.Millisecond)
+				before, peak := runtime.NumGoroutine(), atomic.Int64{}
+				n.onCall = func() { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) }
+				time.Sleep(8 * time.Second)
+				n.fail(f, ttl/3)
+				time.Sleep(time.Minute)
+				requireNoneLost(t, all)
+				n.fail(f, time.Minute) // of which no lease survives
+				if lost := lostOf(all); lost != leases {
+					t.Errorf("%d of %d leases were lost in an outage of twice their TTL, want all", lost, leases)
+				}
+				if peak.Load() > most {
+					t.Errorf("%d goroutines more than before, with %d leases; want at most %d", peak.Load(), leases, most)
+				}
+				_ = c.Close()
+			})
+		})
+	}
 }

@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// A token is tokenPrefix, 26 random characters (128 bits), when it was made (9
-// characters, see appendStarted), a dot and the owner label. The prefix tells our
-// tokens from what other programs store under the same keys, and carries the version
-// of this format.
+// A token consists of tokenPrefix, 26 random characters (128 bits), the time when it was made
+// (9 characters, see appendStarted), a dot and the owner label. The prefix distinguishes our
+// tokens from other programs' values, and contains the version of this format.
 const (
 	tokenPrefix  = "dlock1."
 	randomChars  = 26
@@ -32,8 +31,8 @@ func newToken(owner string, started time.Time) string {
 	return string(append(b, owner...))
 }
 
-// appendStarted appends an instant in milliseconds since 1970, as 9 digits of base 32,
-// the highest first: that is enough until the year 3084.
+// appendStarted appends an instant in milliseconds since 1970 as 9 digits of base 32, the
+// highest first. They last until the year 3084.
 func appendStarted(b []byte, started time.Time) []byte {
 	ms := uint64(started.UnixMilli())
 	for shift := 5 * (startedChars - 1); shift >= 0; shift -= 5 {
@@ -50,8 +49,8 @@ func parseStarted(digits string) time.Time {
 	return time.UnixMilli(ms)
 }
 
-// parseToken returns the label of a token, and when it was made. They are zero for any
-// value that this package has not made: that may be somebody's secret.
+// parseToken returns a token's label, and when it was made. They are zero for a value that
+// this package has not made, which may be somebody's secret.
 func parseToken(token string) (owner string, started time.Time) {
 	const chars = randomChars + startedChars
 	rest, ok := strings.CutPrefix(token, tokenPrefix)

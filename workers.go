@@ -1,28 +1,31 @@
 package dlock
 
 import (
+	"errors"
 	"sync"
 	"time"
 )
 
-// workers makes calls to the store in the background. At most size calls are in
-// flight that have not hung yet, and at most most in all. A call that takes longer
-// than patience has hung: it leaves its place to another, so that calls that hang do
-// not hold up the others. There is no goroutine while there are no jobs.
+// errPanic is the error of a call that did not return.
+var errPanic = errors.New("the Locker panicked")
+
+// workers make calls to the store in the background: at most size at a time, and at most most
+// with those that hang. A call that takes longer than hungAfter counts as hung, and makes room
+// for another. There is no goroutine while there are no jobs.
 type workers struct {
-	mu       *sync.Mutex // guards prompt and calls, and is held when next is called
-	size     int
-	most     int
-	patience time.Duration
-	next     func() func() // takes the next job; nil if there is none now
-	prompt   int           // calls in flight that have not hung
-	calls    int           // calls in flight
+	mu         *sync.Mutex // guards prompt and calls, and is locked when nextLocked is called
+	size       int
+	most       int
+	hungAfter  time.Duration
+	nextLocked func() func() // takes the next job; nil if there is none now
+	prompt     int           // calls in flight that have not hung
+	calls      int           // calls in flight
 }
 
-// wakeLocked starts the jobs that there are, as far as there is room for them.
+// wakeLocked starts jobs while there is room for them.
 func (w *workers) wakeLocked() {
 	for w.prompt < w.size && w.calls < w.most {
-		job := w.next()
+		job := w.nextLocked()
 		if job == nil {
 			return
 		}
@@ -33,7 +36,7 @@ func (w *workers) wakeLocked() {
 }
 
 func (w *workers) do(job func()) {
-	hung := time.AfterFunc(w.patience, w.hang)
+	hung := time.AfterFunc(w.hungAfter, w.hang)
 	defer func() { // also if the job ends its goroutine
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -3,39 +3,32 @@ package backend_test
 import (
 	"context"
 	"errors"
-	"net"
-	"strings"
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// TestClosedClient closes the library's client: a wait ends, and so do all later calls.
+// TestClosedClient closes the library's client. The wait in progress and all later calls fail
+// with ErrClosed.
 func TestClosedClient(t *testing.T) {
 	t.Parallel()
-	for name, dial := range plainClients {
-		t.Run(name, func(t *testing.T) {
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			l, closeClient := dial(t, server.Addr(), "")
-			requireClosed(t, l, closeClient, redisPrefix(t, server))
+			l, closeClient := a.connect(t, server.Addr(), "")
+			requireClosed(t, l, closeClient, awaitInbox(t, server))
 		})
 	}
 }
 
-// redisPrefix waits until somebody listens to an inbox of the server.
-func redisPrefix(t *testing.T, server *redistest.Server) (listening func()) {
+// awaitInbox returns a function that waits until the server has a subscriber to an inbox.
+func awaitInbox(t *testing.T, server *redistest.Server) (listening func()) {
 	return func() {
 		t.Helper()
 		require.Eventually(t, func() bool {
@@ -76,19 +69,10 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 func TestClosedClientOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
-	for name, dial := range map[string]func() (*rediscore.Locker, func()){
-		"goredis": func() (*rediscore.Locker, func()) {
-			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
-			return goredis.New(client), func() { client.Close() }
-		},
-		"rueidis": func() (*rediscore.Locker, func()) {
-			client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: cluster.Addrs(), DisableCache: true})
-			require.NoError(t, err)
-			return rueidis.New(client), client.Close
-		},
-	} {
+	for name, connect := range clusterAdapters {
 		t.Run(name, func(t *testing.T) {
-			l, closeClient := dial()
+			l, closeClient, err := connect(t, cluster.Addrs(), "")
+			require.NoError(t, err)
 			requireClosed(t, l, closeClient, func() { time.Sleep(time.Second) })
 			for _, n := range cluster.Nodes {
 				do(t, n, "FLUSHALL")
@@ -97,15 +81,15 @@ func TestClosedClientOfACluster(t *testing.T) {
 	}
 }
 
-// TestLiveClient kills the connections of clients that live, over and over: nothing says
-// that they are closed.
+// TestLiveClient kills the connections of open clients over and over. No error says that the
+// client is closed.
 func TestLiveClient(t *testing.T) {
 	t.Parallel()
-	for name, dial := range plainClients {
-		t.Run(name, func(t *testing.T) {
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			l, _ := dial(t, server.Addr(), "")
+			l := a.dial(t, server.Addr())
 			acquire(t, l, "k", "H")
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
@@ -141,7 +125,7 @@ func TestLiveClient(t *testing.T) {
 	}
 }
 
-// retry calls f until it succeeds, a few times.
+// retry calls f until it succeeds, at most ten times.
 func retry(f func() error) (err error) {
 	for range 10 {
 		if err = f(); err == nil {
@@ -151,97 +135,7 @@ func retry(f func() error) (err error) {
 	return err
 }
 
-// A wrapped connection has no more than what an interface of redigo demands.
-type wrapped struct{ redigolib.Conn }
-
-// TestWrappedConnections uses redigo with connections that hide its methods for contexts and
-// time-outs.
-func TestWrappedConnections(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	wrap := func(options ...redigolib.DialOption) *redigolib.Pool {
-		return &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-			conn, err := redigolib.DialContext(ctx, "tcp", server.Addr(), options...)
-			if err != nil {
-				return nil, err
-			}
-			return wrapped{conn}, nil
-		}}
-	}
-	pool := wrap(redigolib.DialReadTimeout(2 * time.Second))
-	t.Cleanup(func() { pool.Close() })
-	t.Run("Handover", func(t *testing.T) {
-		requireHandover(t, server, redigo.New(pool, redigo.WithPrefix(t.Name())))
-	})
-	t.Run("Lease", func(t *testing.T) {
-		client := dlock.New(redigo.New(pool), dlock.WithTTL(time.Second))
-		defer client.Close()
-		for range 2 {
-			lease, err := client.Acquire(t.Context(), t.Name())
-			require.NoError(t, err)
-			select {
-			case <-lease.Done():
-				t.Fatal(lease.Err())
-			case <-time.After(2 * time.Second):
-			}
-			require.NoError(t, lease.Release())
-		}
-	})
-	t.Run("Inbox", func(t *testing.T) { // silent for longer than the connection's read time-out
-		l := redigo.New(pool, redigo.WithPrefix(t.Name()))
-		defer l.Close()
-		acquire(t, l, "k", "H")
-		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
-		defer cancel()
-		go l.Acquire(ctx, "k", "w", ttl)
-		redisPrefix(t, server)()
-		subscribed := commandCalls(t, server, "subscribe")
-		<-ctx.Done()
-		require.Equal(t, subscribed, commandCalls(t, server, "subscribe"))
-	})
-	t.Run("Hangs", func(t *testing.T) {
-		l := redigo.New(pool)
-		acquire(t, l, t.Name(), "H")
-		server.Suspend()
-		for method, call := range calls(l, t.Name()) {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			began := time.Now()
-			err := call(ctx)
-			cancel()
-			require.ErrorIs(t, err, context.DeadlineExceeded, method)
-			require.Less(t, time.Since(began), time.Second, method)
-		}
-		server.Resume()
-		require.True(t, retry(func() error { _, err := l.Release(t.Context(), t.Name(), "H"); return err }) == nil)
-		require.Eventually(t, func() bool { // every connection is given back
-			return pool.ActiveCount() == pool.IdleCount()
-		}, 5*time.Second, pause)
-	})
-}
-
 func commandCalls(t *testing.T, server *redistest.Server, name string) int64 {
 	t.Helper()
 	return server.CommandCount(t)[name]
-}
-
-// TestCauseOfALoss has a lease be lost since the server is gone: the loss says so.
-func TestCauseOfALoss(t *testing.T) {
-	t.Parallel()
-	for name, dial := range plainClients {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			l, _ := dial(t, server.Addr(), "")
-			client := dlock.New(l, dlock.WithTTL(2*time.Second))
-			defer client.Close()
-			lease, err := client.Acquire(t.Context(), "k")
-			require.NoError(t, err)
-			server.Stop()
-			<-lease.Done()
-			require.ErrorIs(t, lease.Err(), dlock.ErrLost)
-			t.Log(lease.Err())
-			var op *net.OpError
-			require.True(t, errors.As(lease.Err(), &op) || strings.Contains(lease.Err().Error(), "connection refused"), "%v", lease.Err())
-		})
-	}
 }

@@ -2,54 +2,35 @@ package backend_test
 
 import (
 	"context"
+	"net"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const slots = 16384
 
-type dialCluster func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker
-
-// clusterAdapters are those whose client libraries know Redis Cluster.
-var clusterAdapters = map[string]dialCluster{
-	"goredis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
-		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: true})
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client, opts...)
-	},
-	"rueidis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
-		client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: c.Addrs()})
-		require.NoError(t, err)
-		t.Cleanup(client.Close)
-		return rueidis.New(client, opts...)
-	},
-}
-
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
-	for name, dial := range clusterAdapters {
-		t.Run(name+"/AnyKey", func(t *testing.T) { anyKey(t, cluster, dial) })
-		t.Run(name+"/EverySlot", func(t *testing.T) { everySlot(t, cluster, dial) })
-		t.Run(name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, dial) })
-		t.Run(name+"/FreeInMovingSlot", func(t *testing.T) { freeInMovingSlot(t, cluster, dial) })
+	for name, a := range clusterAdapters {
+		t.Run(name+"/AnyKey", func(t *testing.T) { anyKey(t, cluster, a) })
+		t.Run(name+"/EverySlot", func(t *testing.T) { everySlot(t, cluster, a) })
+		t.Run(name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, a) })
+		t.Run(name+"/FreeInMovingSlot", func(t *testing.T) { freeInMovingSlot(t, cluster, a) })
 	}
 }
 
-func anyKey(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
+func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 	for _, prefix := range []string{"", "app:", "{app}:", "{", "}", "a}{b:", "{}", "{a", "é\x00"} {
-		l := dial(t, cluster, rediscore.WithPrefix(prefix))
+		l := a.dial(t, cluster, rediscore.WithPrefix(prefix))
 		for _, key := range []string{
 			"order:7", "{user1}:a", "{user1}:b", "a{}b", "{", "}", "{}", "}{", "{{x}}", "{x}{y}", "{}{x}",
 			"с{é}", "\x00", "a\r\nb", " ",
@@ -59,7 +40,7 @@ func anyKey(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
 	}
 }
 
-// requireCycle takes key, looks at it, renews it and frees it.
+// requireCycle acquires, inspects, renews and releases key.
 func requireCycle(t *testing.T, l *rediscore.Locker, key string) {
 	t.Helper()
 	require.Positive(t, acquire(t, l, key, "mine"), key)
@@ -77,8 +58,8 @@ func requireCycle(t *testing.T, l *rediscore.Locker, key string) {
 }
 
 // everySlot renews a lease in each slot in one batch.
-func everySlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
-	l := dial(t, cluster, rediscore.WithPrefix(t.Name()))
+func everySlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+	l := a.dial(t, cluster, rediscore.WithPrefix(t.Name()))
 	batch := oneOfEachSlot(t.Name())
 	acquireAll(t, l, batch)
 	const stranger = slots / 2
@@ -125,8 +106,8 @@ func acquireAll(t *testing.T, l dlock.Locker, batch []dlock.Renewal) {
 
 // movingSlot uses a lock while its slot moves from one master to another, and
 // afterwards.
-func movingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
-	l := dial(t, cluster)
+func movingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+	l := a.dial(t, cluster)
 	key := t.Name()
 	fence := acquire(t, l, key, "mine")
 	batch := []dlock.Renewal{{Key: key, Token: "mine", TTL: ttl}}
@@ -146,10 +127,10 @@ func movingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
 	require.True(t, release(t, l, key, "next"))
 }
 
-// freeInMovingSlot asks for a free key whose counter of fences is elsewhere: Redis
-// refuses (TRYAGAIN) until the slot has moved, which is neither a grant nor "held".
-func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster) {
-	l := dial(t, cluster)
+// freeInMovingSlot acquires a free key whose fence counter is on another server. Redis
+// refuses (TRYAGAIN) until the slot has moved; that is neither a grant nor "held".
+func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+	l := a.dial(t, cluster)
 	other, free := "{"+t.Name()+"}other", "{"+t.Name()+"}free"
 	acquire(t, l, other, "mine") // makes the counter
 	m := startMigration(t, cluster, other)
@@ -165,4 +146,51 @@ func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, dial dialCluster
 	acquire(t, l, free, "mine")
 	require.True(t, release(t, l, free, "mine"))
 	require.True(t, release(t, l, other, "mine"))
+}
+
+// A migration moves a slot of a cluster to another master, as redis-cli does.
+type migration struct {
+	t        *testing.T
+	cluster  *redistest.Cluster
+	slot     string
+	from, to *redistest.Server
+}
+
+// startMigration begins to move the slot of key. The new master knows no scripts.
+func startMigration(t *testing.T, c *redistest.Cluster, key string) migration {
+	t.Helper()
+	from := c.MasterOf(t, key)
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	m := migration{t, c, strconv.Itoa(from.Slot(t, key)), from, to}
+	do(t, to, "SCRIPT", "FLUSH")
+	do(t, to, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.id(from))
+	do(t, from, "CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.id(to))
+	return m
+}
+
+func (m migration) id(s *redistest.Server) string {
+	m.t.Helper()
+	return do(m.t, s, "CLUSTER", "MYID").(string)
+}
+
+// moveKeys moves the keys. Until finish the old master answers with ASK.
+func (m migration) moveKeys() {
+	m.t.Helper()
+	host, port, err := net.SplitHostPort(m.to.Addr())
+	require.NoError(m.t, err)
+	for _, key := range do(m.t, m.from, "CLUSTER", "GETKEYSINSLOT", m.slot, "100").([]any) {
+		do(m.t, m.from, "MIGRATE", host, port, key.(string), "0", "5000")
+	}
+}
+
+// finish makes all nodes answer with MOVED.
+func (m migration) finish() {
+	m.t.Helper()
+	do(m.t, m.to, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
+	for _, n := range m.cluster.Nodes {
+		do(m.t, n, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
+	}
 }

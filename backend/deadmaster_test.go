@@ -12,9 +12,10 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// TestClusterDeadMaster renews a batch while one master is gone: the leases on the
-// others are renewed, and known to be.
+// TestClusterDeadMaster renews a batch while one master is down. The leases on the other
+// masters are renewed, and reported so.
 func TestClusterDeadMaster(t *testing.T) {
+	t.Parallel()
 	for name, fail := range failures {
 		t.Run(name, func(t *testing.T) { deadMaster(t, fail, true) })
 	}
@@ -23,6 +24,7 @@ func TestClusterDeadMaster(t *testing.T) {
 // TestClusterDeadMasterUnknownScript does the same when the living masters do not
 // know the script, as after a failover.
 func TestClusterDeadMasterUnknownScript(t *testing.T) {
+	t.Parallel()
 	for name, fail := range failures {
 		t.Run(name, func(t *testing.T) { deadMaster(t, fail, false) })
 	}
@@ -30,11 +32,11 @@ func TestClusterDeadMasterUnknownScript(t *testing.T) {
 
 var failures = map[string]func(*redistest.Server){
 	"Stopped":   (*redistest.Server).Stop,    // refuses connections
-	"Suspended": (*redistest.Server).Suspend, // accepts them, and says nothing
+	"Suspended": (*redistest.Server).Suspend, // accepts them, and does not answer
 }
 
-// deadMaster lets clients that have connections to all masters, and others that
-// have none to the dead one, renew the same leases.
+// deadMaster renews the same leases through clients with connections to all masters, and
+// through clients without one to the dead master.
 func deadMaster(t *testing.T, fail func(*redistest.Server), scripts bool) {
 	cluster := partlyAvailable(t)
 	batch := make([]dlock.Renewal, 60)
@@ -45,8 +47,8 @@ func deadMaster(t *testing.T, fail func(*redistest.Server), scripts bool) {
 	}
 	require.False(t, onDead[0], "the key that cold clients use")
 	lockers := make(map[string]dlock.BatchRenewer)
-	for name, dial := range clusterAdapters {
-		warm, cold := dial(t, cluster), dial(t, cluster)
+	for name, a := range clusterAdapters {
+		warm, cold := a.dial(t, cluster), a.dial(t, cluster)
 		acquireAll(t, warm, batch)
 		requireRenewed(t, warm, batch)
 		require.True(t, renew(t, cold, batch[0].Key, batch[0].Token))
@@ -64,7 +66,7 @@ func deadMaster(t *testing.T, fail func(*redistest.Server), scripts bool) {
 	}
 }
 
-// partlyAvailable is a cluster that serves what it can when a master is gone.
+// partlyAvailable starts a cluster that serves the other slots when a master is down.
 func partlyAvailable(t *testing.T) *redistest.Cluster {
 	t.Helper()
 	cluster := redistest.StartCluster(t, 3, 0)

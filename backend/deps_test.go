@@ -11,8 +11,8 @@ import (
 
 const root = "github.com/dlock-go/dlock"
 
-// TestOneClientLibraryEach keeps an application that uses one adapter from
-// building the client libraries of the others.
+// TestOneClientLibraryEach checks that an application with one adapter builds only that
+// adapter's client library.
 func TestOneClientLibraryEach(t *testing.T) {
 	for pkg, client := range map[string]string{
 		"goredis":   "github.com/redis/go-redis/v9",
@@ -30,8 +30,8 @@ func TestOneClientLibraryEach(t *testing.T) {
 	}
 }
 
-// modules returns the modules of the packages that format lists of pkg, without
-// the standard library.
+// modules returns the modules that go list prints for pkg with a format, without the
+// standard library.
 func modules(t *testing.T, pkg, format string) []string {
 	t.Helper()
 	packages := goList(t, "-f", format, "./"+pkg)
@@ -49,8 +49,7 @@ func goList(t *testing.T, args ...string) []string {
 	return slices.Compact(lines)
 }
 
-// clients leaves out what is no concern of an application: the modules that a
-// client library needs itself.
+// clients returns the client libraries among modules, without what these need themselves.
 func clients(modules []string) []string {
 	return slices.DeleteFunc(modules, func(m string) bool {
 		return m != root && !strings.Contains(m, "redi") && !strings.Contains(m, "rueidis")

@@ -25,8 +25,8 @@ const (
 	giveUp      = 10 * time.Second
 )
 
-// failoverAdapters have clients that wait for a reply for no longer than readTimeout.
-var failoverAdapters = map[string]dialCluster{
+// failoverAdapters have clients that wait at most readTimeout for a reply.
+var failoverAdapters = map[string]func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker{
 	"goredis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
 		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
 			Addrs: c.Addrs(), ContextTimeoutEnabled: true, ReadTimeout: readTimeout,
@@ -45,9 +45,9 @@ var failoverAdapters = map[string]dialCluster{
 	},
 }
 
-// TestClusterFailover has replicas take the place of one master after the other: of one
-// that steps down, one that is killed and one that is suspended. Locks can be taken
-// soon after, leases are renewed, and waiters are served.
+// TestClusterFailover replaces one master after the other by its replica: the first steps
+// down, the second is killed, the third suspended. Soon after each, locks can be acquired,
+// leases are renewed, and waiters are served.
 func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
@@ -85,7 +85,7 @@ func TestClusterFailover(t *testing.T) {
 	}
 }
 
-// A promotion is that of a replica.
+// A promotion is when a replica became a master.
 type promotion struct{ at atomic.Pointer[time.Time] }
 
 func stepDown(t *testing.T, c *redistest.Cluster, master *redistest.Server) { c.StepDown(t, master) }
@@ -132,9 +132,9 @@ func keyOf(t *testing.T, cluster *redistest.Cluster, master *redistest.Server, p
 	}
 }
 
-// recovery takes locks of the nth master, one after the other, from before it fails
-// until one has been taken that was asked for after the promotion, and returns how long
-// after that.
+// recovery acquires locks of the nth master, one after the other, beginning before it fails.
+// It returns the time from the promotion to the first success of an attempt that began after
+// the promotion.
 func (u *clusterUser) recovery(n int, p *promotion) time.Duration {
 	for i := 0; ; i++ {
 		at := p.at.Load()
@@ -147,7 +147,7 @@ func (u *clusterUser) recovery(n int, p *promotion) time.Duration {
 }
 
 func (u *clusterUser) lock(key string) error {
-	ctx, cancel := context.WithTimeout(u.t.Context(), ttl) // the client gives up before
+	ctx, cancel := context.WithTimeout(u.t.Context(), ttl) // the client's own limit is shorter
 	defer cancel()
 	attempt, err := u.locker.TryAcquire(ctx, key, "t", ttl)
 	if err == nil && !attempt.Acquired {

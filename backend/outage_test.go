@@ -3,6 +3,8 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"net"
+	"regexp"
 	"testing"
 	"time"
 
@@ -13,10 +15,13 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// TestOutageDuringAWait takes the server away from one that waits. When the holder's
-// lease must have ended, the key is not known to be held, and the error says so; before,
-// it is, and the error tells the server's silence too.
+// TestOutageDuringAWait stops the server during a wait. If the wait ends before the holder's
+// lease must have ended, the error matches ErrHeld and says that the server does not answer.
+// If it ends later, the error matches ErrUnavailable.
 func TestOutageDuringAWait(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for name, fail := range failures {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,7 +49,7 @@ func TestOutageDuringAWait(t *testing.T) {
 	}
 }
 
-// outage waits for the key until the time is over, and returns the error.
+// outage acquires the key with a limit, and returns the error.
 func outage(t *testing.T, c *dlock.Client, key string, wait time.Duration) <-chan error {
 	result := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -62,4 +67,26 @@ func requireUnavailable(t *testing.T, err error, unavailable bool) {
 	require.Equal(t, unavailable, errors.Is(err, dlock.ErrUnavailable), "%v", err)
 	require.Equal(t, !unavailable, errors.Is(err, dlock.ErrHeld), "%v", err)
 	t.Log(err)
+}
+
+// TestCauseOfALoss stops the server until a lease is lost. The error says why.
+func TestCauseOfALoss(t *testing.T) {
+	t.Parallel()
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			l := a.dial(t, server.Addr())
+			client := dlock.New(l, dlock.WithTTL(2*time.Second))
+			defer client.Close()
+			lease, err := client.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			server.Stop()
+			<-lease.Done()
+			require.ErrorIs(t, lease.Err(), dlock.ErrLost)
+			t.Log(lease.Err())
+			var op *net.OpError // on a busy machine, the last renewal may have no answer yet
+			require.True(t, errors.As(lease.Err(), &op) || regexp.MustCompile("connection refused|last renewal: no answer for").MatchString(lease.Err().Error()), "%v", lease.Err())
+		})
+	}
 }

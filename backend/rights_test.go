@@ -11,48 +11,14 @@ import (
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const password = "pass"
-
-// A dialUser makes a Locker for a user of the server, whose name is the prefix too.
-type dialUser func(t testing.TB, addr, user string) *rediscore.Locker
-
-var userAdapters = map[string]dialUser{
-	"goredis": func(t testing.TB, addr, user string) *rediscore.Locker {
-		client := goredislib.NewClient(&goredislib.Options{Addr: addr, Username: user, Password: password, ContextTimeoutEnabled: true})
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client, rediscore.WithPrefix(user))
-	},
-	"rueidis": func(t testing.TB, addr, user string) *rediscore.Locker {
-		client, err := rueidislib.NewClient(rueidislib.ClientOption{
-			InitAddress: []string{addr}, Username: user, Password: password, DisableCache: true,
-		})
-		require.NoError(t, err)
-		t.Cleanup(client.Close)
-		return rueidis.New(client, rediscore.WithPrefix(user))
-	},
-	"redigo": func(t testing.TB, addr, user string) *rediscore.Locker {
-		pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-			return redigolib.DialContext(ctx, "tcp", addr, redigolib.DialUsername(user), redigolib.DialPassword(password))
-		}}
-		t.Cleanup(func() { pool.Close() })
-		return redigo.New(pool, rediscore.WithPrefix(user))
-	},
-}
-
-// documentedRule is the line of the documentation of rediscore that makes a user, for one
-// whose name is the prefix too.
+// documentedRule returns the ACL SETUSER command of rediscore's documentation, with the user's
+// name in place of "dlock" and as the prefix.
 func documentedRule(t *testing.T, user string) []string {
 	t.Helper()
 	doc, err := os.ReadFile("rediscore/doc.go")
@@ -63,11 +29,10 @@ func documentedRule(t *testing.T, user string) []string {
 	return strings.Fields(line)
 }
 
-// inCluster are the rights that are of use only in a cluster.
+// inCluster matches the rights that are needed only in a cluster.
 var inCluster = regexp.MustCompile(`^(ASKING|CLUSTER\|.*|COMMAND|SPUBLISH|SSUBSCRIBE)$`)
 
-// documentedRights are the commands that the documentation of rediscore lists for a server
-// alone.
+// documentedRights returns the commands of documentedRule that a single server needs.
 func documentedRights(t *testing.T) (rights []string) {
 	t.Helper()
 	for _, word := range documentedRule(t, "user") {
@@ -78,8 +43,8 @@ func documentedRights(t *testing.T) (rights []string) {
 	return rights
 }
 
-// addUser adds a user who may use some commands, and keys and channels with its own
-// name as a prefix.
+// addUser adds a user with the right to some commands, and to the keys and channels that begin
+// with the user's name.
 func addUser(t *testing.T, server *redistest.Server, user string, rights []string) {
 	t.Helper()
 	args := []string{"ACL", "SETUSER", user, "on", ">" + password, "resetkeys", "~" + user + "*", "-@all"}
@@ -91,18 +56,19 @@ func addUser(t *testing.T, server *redistest.Server, user string, rights []strin
 	}
 }
 
-// TestRights takes each of the documented rights away from a user who has no others.
+// TestRights checks that a user with the documented rights can do everything, and that each
+// of them is needed.
 func TestRights(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rights := documentedRights(t)
 	require.Greater(t, len(rights), 20)
 	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, rights, "EVAL") }) // while no script is known
-	for name, dial := range userAdapters {
-		t.Run(name, func(t *testing.T) {
-			addUser(t, server, name, rights)
-			require.Empty(t, useEverything(t, server, name, dial))
-			requireNothingForEver(t, server, name)
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			addUser(t, server, a.name, rights)
+			require.Empty(t, useEverything(t, server, a.name, a.connect))
+			requireNothingForEver(t, server, a.name)
 		})
 	}
 	for _, right := range rights {
@@ -115,7 +81,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// helpful are the rights without which waiters have to ask, or are not counted.
+// helpful are the rights that can be missed: without them waiters get no messages, or are not
+// counted.
 var helpful = map[string]bool{"PING": true, "PUBSUB": true, "SUBSCRIBE": true, "ZCARD": true}
 
 func withoutRight(t *testing.T, server *redistest.Server, rights []string, right string) {
@@ -127,7 +94,7 @@ func withoutRight(t *testing.T, server *redistest.Server, rights []string, right
 	}
 	user := "no-" + right + ":"
 	addUser(t, server, user, others)
-	errs := useEverything(t, server, user, userAdapters["goredis"])
+	errs := useEverything(t, server, user, connectGoRedis)
 	if helpful[right] {
 		require.Empty(t, errs)
 	} else {
@@ -138,15 +105,15 @@ func withoutRight(t *testing.T, server *redistest.Server, rights []string, right
 	requireNothingForEver(t, server, user)
 }
 
-// useEverything uses a lock in all ways that there are, and returns what went wrong, in
-// order.
-func useEverything(t *testing.T, server *redistest.Server, user string, dial dialUser) (errs []error) {
+// useEverything uses a lock in every way, and returns the errors in order.
+func useEverything(t *testing.T, server *redistest.Server, user string, connect connect) (errs []error) {
 	t.Helper()
 	const (
 		key  = "k"
 		rest = time.Second
 	)
-	ctx, l := t.Context(), dial(t, server.Addr(), user)
+	ctx := t.Context()
+	l, _ := connect(t, server.Addr(), user, rediscore.WithPrefix(user))
 	note := func(what string, ok bool, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
@@ -199,14 +166,14 @@ func useEverything(t *testing.T, server *redistest.Server, user string, dial dia
 	return errs
 }
 
-// somebodyWaits reports whether somebody stands in a queue under a prefix.
+// somebodyWaits reports whether there is a queue under a prefix.
 func somebodyWaits(t *testing.T, server *redistest.Server, prefix string) bool {
 	return slices.ContainsFunc(server.Keys(t), func(key string) bool {
 		return strings.HasPrefix(key, prefix) && strings.Contains(key, "dlock1:waiters:")
 	})
 }
 
-// requireNothingForEver fails if something is stored that does not expire.
+// requireNothingForEver fails if a key under the prefix has no TTL.
 func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string) {
 	t.Helper()
 	for _, key := range server.Keys(t) {
@@ -216,19 +183,20 @@ func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string
 	}
 }
 
-// TestInboxErrorOfAUser has a user who may not use channels wait: it is served, and the
-// reason why it has to ask is told.
+// TestInboxErrorOfAUser waits as a user without rights to channels. The wait is served, and
+// WithInboxError gets the reason why there is no inbox.
 func TestInboxErrorOfAUser(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	for name, dial := range plainClients {
+	for _, a := range adapters {
+		name := a.name
 		t.Run(name, func(t *testing.T) {
 			do(t, server, "ACL", "SETUSER", name, "on", ">"+password, "~*", "+@all")
 			if _, err := server.Do("ACL", "SETUSER", name, "resetchannels"); err != nil {
 				t.Skipf("no rights to channels: %v", err)
 			}
 			told := make(chan error, 10)
-			l, _ := dial(t, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
+			l, _ := a.connect(t, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
 			defer l.Close()
 			acquire(t, l, "k", "H")
 			time.AfterFunc(time.Second, func() { release(t, l, "k", "H") })
@@ -241,8 +209,8 @@ func TestInboxErrorOfAUser(t *testing.T) {
 	}
 }
 
-// TestRightsInACluster has users with the documented line, and with one right less of those
-// that are for clusters.
+// TestRightsInACluster uses a cluster with the documented rights, and with each of the rights
+// for clusters missing.
 func TestRightsInACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 2, 0)
@@ -251,7 +219,7 @@ func TestRightsInACluster(t *testing.T) {
 	}
 	for _, c := range []struct {
 		without string
-		broken  map[string]bool // libraries that cannot do without
+		broken  map[string]bool // libraries that need the right
 	}{
 		{"", nil},
 		{"+spublish", map[string]bool{"goredis": true, "rueidis": true}},
@@ -261,13 +229,13 @@ func TestRightsInACluster(t *testing.T) {
 		{"+command", nil},
 		{"+asking", map[string]bool{"goredis": true, "rueidis": true}},
 	} {
-		for name, dial := range clusterUsers {
+		for name, connect := range clusterAdapters {
 			t.Run(name+c.without, func(t *testing.T) {
 				user := name + strings.NewReplacer("+", "-", "|", "-").Replace(c.without) + ":"
 				for _, n := range cluster.Nodes {
 					do(t, n, slices.DeleteFunc(documentedRule(t, user), func(word string) bool { return word == c.without })...)
 				}
-				errs := useInCluster(t, cluster, user, dial)
+				errs := useInCluster(t, cluster, user, connect)
 				if c.broken[name] {
 					require.NotEmpty(t, errs)
 					t.Log(errs[0])
@@ -279,33 +247,13 @@ func TestRightsInACluster(t *testing.T) {
 	}
 }
 
-var clusterUsers = map[string]func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error){
-	"goredis": func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error) {
-		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
-			Addrs: addrs, Username: user, Password: password, ContextTimeoutEnabled: true,
-		})
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client, append(opts, goredis.WithPrefix(user))...), nil
-	},
-	"rueidis": func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error) {
-		client, err := rueidislib.NewClient(rueidislib.ClientOption{
-			InitAddress: addrs, Username: user, Password: password, DisableCache: true,
-		})
-		if err != nil {
-			return nil, err
-		}
-		t.Cleanup(client.Close)
-		return rueidis.New(client, append(opts, rueidis.WithPrefix(user))...), nil
-	},
-}
-
-// useInCluster hands a lock over by a message, while its slot is on one server, and uses
-// one whose slot is being moved.
-func useInCluster(t *testing.T, cluster *redistest.Cluster, user string,
-	dial func(t *testing.T, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, error)) (errs []error) {
+// useInCluster hands a lock over by a message, and then uses the lock while its slot is being
+// moved.
+func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, connect connectCluster) (errs []error) {
 	t.Helper()
 	told := make(chan error, 100)
-	l, err := dial(t, cluster.Addrs(), user, rediscore.WithInboxError(func(err error) { told <- err }))
+	l, _, err := connect(t, cluster.Addrs(), user,
+		rediscore.WithPrefix(user), rediscore.WithInboxError(func(err error) { told <- err }))
 	if err != nil {
 		return []error{err}
 	}

@@ -18,7 +18,7 @@ import (
 
 const masterName = "mymaster"
 
-// sentinelAdapters are those whose client libraries know Redis Sentinel.
+// sentinelAdapters are those whose client libraries support Redis Sentinel.
 var sentinelAdapters = map[string]func(t *testing.T, sentinels ...string) *rediscore.Locker{
 	"goredis": func(t *testing.T, sentinels ...string) *rediscore.Locker {
 		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
@@ -37,17 +37,17 @@ var sentinelAdapters = map[string]func(t *testing.T, sentinels ...string) *redis
 	},
 }
 
-// A failover is what one client has when a replica takes its master's place.
+// A failover is the Client of one library, and its leases, in TestSentinel.
 type failover struct {
 	client         *dlock.Client
 	locker         *rediscore.Locker
 	known, unknown *dlock.Lease
-	granted        chan *dlock.Lease // the next of known
+	granted        chan *dlock.Lease // the next lease of known's key
 }
 
-// TestSentinel has a replica take its master's place. A lease that the replica knows of
-// stays, and its waiter is told by the new master; one that it does not know of is
-// lost, and its fence is below those that follow.
+// TestSentinel promotes a replica. A lease that the replica has stays, and its waiter gets its
+// message from the new master. A lease that the replica does not have is lost, and the next
+// fence of its key is higher.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -87,7 +87,7 @@ func TestSentinel(t *testing.T) {
 			inboxes, err := replica.Do("PUBSUB", "CHANNELS", "dlock1:inbox:*") // Sentinel may cut the connection
 			return err == nil && len(inboxes.([]any)) == len(failovers)
 		}, 30*time.Second, 10*time.Millisecond, "%s: nobody has taken the master's place, or not all listen to it", name)
-		do(t, replica, "DEL", "unknown"+name) // as if it had not got the last write
+		do(t, replica, "DEL", "unknown"+name) // as if it had missed the last write
 		f.require(t, name)
 	}
 }
@@ -110,8 +110,8 @@ func (f *failover) require(t *testing.T, name string) {
 	require.NoError(t, again.Release(), name)
 }
 
-// TestSentinelFailover has clients go on when their master was killed, and when the next
-// has stepped down: locks can be taken soon after.
+// TestSentinelFailover kills one master, and makes the next step down. Soon after each, locks
+// can be acquired.
 func TestSentinelFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartSentinels(t, masterName)

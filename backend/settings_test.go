@@ -57,7 +57,7 @@ func newRedigo(t testing.TB, pool *redigolib.Pool, network, addr string, options
 	return redigo.New(pool, rediscore.WithPrefix(t.Name()))
 }
 
-// A hook of go-redis, as tracing has them.
+// A hook counts the commands of a go-redis client, as tracing hooks do.
 type hook struct{ calls atomic.Int32 }
 
 func (h *hook) DialHook(next goredislib.DialHook) goredislib.DialHook { return next }
@@ -74,8 +74,7 @@ func (h *hook) ProcessPipelineHook(next goredislib.ProcessPipelineHook) goredisl
 	return next
 }
 
-// TestSettingsOfClients uses a lock through clients with the settings that services
-// have.
+// TestSettingsOfClients uses a lock through clients with the settings found in services.
 func TestSettingsOfClients(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -127,8 +126,8 @@ func TestSettingsOfClients(t *testing.T) {
 	}
 }
 
-// requireHandover uses a lock, and has two waiters served by messages, through one
-// client.
+// requireHandover uses a lock through one client, with two waiters that are served by
+// messages.
 func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker) {
 	t.Helper()
 	const key = "k"
@@ -156,7 +155,7 @@ func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker
 	require.True(t, release(t, l, key, holder))
 }
 
-// listening counts the waiters under a prefix whose inbox the server knows.
+// listening counts the waiters under a prefix that have registered an inbox.
 func listening(t *testing.T, server *redistest.Server, prefix string) (n int) {
 	t.Helper()
 	for _, key := range server.Keys(t) {
@@ -242,8 +241,7 @@ func selfSigned(t *testing.T, dir string) (path string, config *tls.Config) {
 	return path, &tls.Config{RootCAs: roots}
 }
 
-// TestDatabases has waiters for the same key in two databases. Channels know no
-// databases.
+// TestDatabases waits for the same key in two databases, which share their channels.
 func TestDatabases(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -298,11 +296,11 @@ func TestDatabases(t *testing.T) {
 	}
 }
 
-// TestEviction evicts a lease: its holder hears of it, and fences still rise.
+// TestEviction evicts a lease. Its holder finds out, and fences still rise.
 func TestEviction(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	client := dlock.New(dialGoRedis(t, server.Addr()), dlock.WithTTL(time.Second))
+	client := dlock.New(adapters[0].dial(t, server.Addr()), dlock.WithTTL(time.Second))
 	defer client.Close()
 	lease, err := client.Acquire(t.Context(), "k")
 	require.NoError(t, err)
@@ -323,7 +321,7 @@ func TestEviction(t *testing.T) {
 	require.NoError(t, next.Release())
 }
 
-// TestRenamedCommands uses servers without scripts: nothing works, and the error says so.
+// TestRenamedCommands uses servers without scripts. Every call fails, and the error says why.
 func TestRenamedCommands(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"EVAL", "EVALSHA"} {
@@ -339,8 +337,8 @@ func TestRenamedCommands(t *testing.T) {
 	}
 }
 
-// TestBusyServer has somebody's script hold up a server, which answers BUSY then: a
-// lease that is not over when the script is killed stays.
+// TestBusyServer blocks a server with a script, so that it answers BUSY. A lease survives if
+// the script is killed before its deadline.
 func TestBusyServer(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--lua-time-limit", "50")
@@ -371,8 +369,8 @@ func TestBusyServer(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsAreCut uses a server that cuts what is idle for a second: leases
-// stay, and waiters are served.
+// TestIdleConnectionsAreCut uses a server that closes connections after a second without
+// traffic. Leases stay, and waiters are served.
 func TestIdleConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--timeout", "1")

@@ -115,6 +115,23 @@ func hearsLate(t *testing.T, validity time.Duration) time.Duration {
 	return (<-told).Sub(taken)
 }
 
+// TestRueidislockHearsOfDeletion: client side caching tells the holder that its key was
+// deleted, long before the next extension.
+func TestRueidislockHearsOfDeletion(t *testing.T) {
+	server, client := start(t)
+	locker := newRueidislock(t, server.Addr(), func(o *rueidislock.LockerOption) { o.KeyValidity = ttl })
+	defer locker.Close()
+	ctx, release, err := locker.TryWithContext(t.Context(), key)
+	require.NoError(t, err)
+	defer release()
+	require.NoError(t, client.Del(t.Context(), stored).Err())
+	select {
+	case <-ctx.Done():
+	case <-time.After(ttl / 6):
+		t.Fatal("the context of the holder has not ended")
+	}
+}
+
 // TestRueidislockLaggingClock: leases are sent as instants of the client's wall clock
 // (PXAT). In a bubble that clock shows the year 2000, and stands still while the network is
 // being waited for: two clients "acquire" a lock, and there is no key.

@@ -13,10 +13,9 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// New returns a Locker on the server that client talks to. It never closes the
-// client. A nil client, or a [redis.Ring], makes its methods fail with
-// [dlock.ErrInvalid]. It adds a hook to the client that notes why a try to connect failed,
-// and does nothing else.
+// New returns a Locker that keeps its leases on client's server. It never closes the client.
+// It adds a hook to the client, which only records why connecting failed. If client is nil or
+// a [redis.Ring], all methods of the Locker fail with [dlock.ErrInvalid].
 func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
@@ -28,39 +27,40 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 }
 
 type conn struct {
-	client  redis.UniversalClient
-	lookout *lookout // nil if client is none of a cluster
-	dials   *dials   // nil if nobody watches
+	client   redis.UniversalClient
+	topology *topology // nil if client is not for a cluster
+	dials    *dials    // of the client or its nodes
 }
 
 func newConn(client redis.UniversalClient) conn {
-	return conn{client, newLookout(client), watch(client)}
+	return conn{client, newTopology(client), watch(client)}
 }
 
-// A command is one that go-redis does not send again.
+// A command is a script call that go-redis does not retry.
 type command struct {
 	redis.Cmd
-	script *script
+	script script
 }
 
 func (*command) NoRetry() bool { return true }
 
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
-	script := &script{text: text}
+	cmd := &command{script: script{text: text}}
 	args := make([]any, 2, 2+call.Len())
-	args[0], args[1] = name, script
-	return &command{*redis.NewCmd(ctx, call.Append(args)...), script}
+	args[0], args[1] = name, &cmd.script
+	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
+	return cmd
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	defer c.lookout.watch()()
+	defer c.topology.watch()()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := c.client.Process(ctx, cmd)
 	if noScript(err) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
 		err = c.client.Process(ctx, cmd)
 	}
-	c.lookout.failed(err)
+	c.topology.failed(err)
 	reply, err := c.outcome(cmd, err)
 	return reply, c.unlessClosed(ctx, err)
 }
@@ -87,15 +87,15 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 	c.evalSome(ctx, numbers, calls, results)
 }
 
-// evalByMaster has a pipeline for each master, so that one that is dead holds up
-// none but its own calls; in a pipeline of the cluster's client it fails them all.
+// evalByMaster uses a pipeline for each master, so that a dead master fails only its own calls.
+// In a pipeline of the cluster client it would fail them all.
 func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result) {
-	defer c.lookout.watch()()
+	defer c.topology.watch()()
 	groups := make(map[*redis.Client][]int)
 	for i, call := range calls {
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
-			c.lookout.failed(err)
+			c.topology.failed(err)
 			results[i].Err = c.unsent(err)
 			continue
 		}
@@ -106,7 +106,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 		pipelines.Go(func() {
 			conn{client: master, dials: c.dials}.evalSome(ctx, numbers, calls, results)
 			for _, i := range numbers {
-				c.lookout.failed(results[i].Err)
+				c.topology.failed(results[i].Err)
 				if redirected(results[i].Err) {
 					results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
 				}
@@ -120,8 +120,8 @@ func redirected(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
 }
 
-// evalSome makes the calls with the given numbers, in one pipeline and, if the
-// server does not know some scripts, a second.
+// evalSome makes the calls with the given indices in one pipeline. Calls whose script the server
+// does not know go into a second one.
 func (c conn) evalSome(ctx context.Context, numbers []int, calls []rediscore.Call, results []rediscore.Result) {
 	c.pipeline(ctx, numbers, results, func(i int) *command {
 		return newCommand(ctx, "evalsha", calls[i].Script.SHA, calls[i])
@@ -148,7 +148,7 @@ func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.R
 	}
 	_, failure := pipe.Exec(ctx)
 	for n, i := range numbers {
-		if cmds[n].Err() == nil && !cmds[n].script.written.Load() { // go-redis does not say why
+		if cmds[n].Err() == nil && !cmds[n].script.written.Load() { // go-redis sets no error
 			cmds[n].SetErr(failure)
 		}
 		results[i].Reply, results[i].Err = c.outcome(cmds[n], cmds[n].Err())
@@ -198,8 +198,8 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 }
 
-// subscribe asks the client of the master: one of a cluster that is ReadOnly would
-// take a replica, whose subscribers the master does not count.
+// subscribe uses the client of the master. A cluster client with ReadOnly would subscribe on a
+// replica, whose subscribers the master does not count.
 func (c conn) subscribe(ctx context.Context, channel string, sharded bool) (*redis.PubSub, error) {
 	if !sharded {
 		return c.client.Subscribe(ctx, channel), nil
@@ -214,10 +214,10 @@ func (c conn) subscribe(ctx context.Context, channel string, sharded bool) (*red
 	return c.client.SSubscribe(ctx, channel), nil
 }
 
-// learn makes the client look where the slots are, if an error says that one has
-// moved, or that its master is gone: a subscription that was refused does not.
+// learn makes the client refresh its table of slots if the error of a subscription says that a
+// slot has moved, or that a master does not answer. go-redis does not do so by itself.
 func (c conn) learn(ctx context.Context, err error) {
-	c.lookout.failed(err)
+	c.topology.failed(err)
 	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
 		cluster.ReloadState(ctx)
 	}

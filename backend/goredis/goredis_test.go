@@ -18,12 +18,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, addr, password string) (adaptertest.Client, error) {
+		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
 			client := redis.NewClient(&redis.Options{
-				Addr:                  addr,
-				Password:              password,
+				Addr:                  s.Addr,
+				Password:              s.Password,
 				ContextTimeoutEnabled: true,
-				ReadTimeout:           2 * time.Second,
+				ReadTimeout:           s.Timeout,
 				MaxRetries:            3,
 			})
 			t.Cleanup(func() { client.Close() })

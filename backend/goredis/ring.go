@@ -8,14 +8,14 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// errRing is why a ring is refused. Each client of a ring decides by itself when a
-// server is down and its keys are to be found on another, so two that see the network
-// differently would hold the same lock.
+// errRing says why a ring is refused. Each client of a ring decides by itself when a server is
+// down and which server has its keys then. Two clients that decide differently could hold the
+// same lock.
 var errRing = &dlock.NoEffectError{
 	Err: fmt.Errorf("%w client: a ring, whose clients need not agree on which server has a key", dlock.ErrInvalid),
 }
 
-// A ringConn stands for a ring. It fails always.
+// A ringConn takes the place of a ring. All its methods fail.
 type ringConn struct{}
 
 func (ringConn) Eval(context.Context, rediscore.Call) (any, error) { return nil, errRing }

@@ -1,32 +1,31 @@
-// Package memory is a dlock backend in the memory of one process: for tests, for
-// programs that are a single process, and for trying dlock out without a server.
+// Package memory is a dlock backend in the memory of one process. It is for tests, for programs
+// that run as a single process, and for trying dlock without a server.
 //
 //	client := dlock.New(memory.New())
 //
-// It keeps the whole contract of [dlock.Locker], with all the optional
-// interfaces: waiters are served first come first served, and the call that
-// frees a key hands it over. It has no goroutine of its own, and works inside a
-// [testing/synctest] bubble, where leases of any length expire at once.
+// It keeps the whole contract of [dlock.Locker] and implements all the optional interfaces.
+// Waiters are served in the order of arrival, and the call that frees a key hands it over. The
+// package starts no goroutines. It works inside a [testing/synctest] bubble, where leases of any
+// length expire in no real time.
 //
-// # Testing what a service does when it loses a lock
+// # Testing how a service handles a lost lock
 //
-// The store can be told to misbehave, so that a service's own tests see what
-// rarely happens in production:
+// A test can make the store misbehave in ways that are rare in production:
 //
-//   - [Locker.Expire] ends a lease as if its TTL had passed,
-//   - [Locker.Steal] does, and gives the key to a stranger,
-//   - [Locker.Fail] makes calls fail, [Locker.FailReplies] makes them take effect
-//     and fail, [Locker.Delay] makes them slow,
-//   - [Locker.Wipe] makes the store lose everything.
+//   - [Locker.Expire] ends a lease as if its TTL had passed.
+//   - [Locker.Steal] does the same and gives the key to a stranger.
+//   - [Locker.Fail] makes calls fail. [Locker.FailReplies] makes them take effect and fail.
+//     [Locker.Delay] makes them slow.
+//   - [Locker.Wipe] makes the store lose all data.
 //
-// A service that must stop its work when its lease is lost is tested so:
+// This test checks that a service stops working when its lease is lost:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		store := memory.New()
 //		stopped := make(chan error, 1)
 //		go func() { stopped <- NewWorker(dlock.New(store)).Run(t.Context()) }()
 //		synctest.Wait()                  // the worker holds its lock and works
-//		store.Steal("report", time.Hour) // and now another has it
+//		store.Steal("report", time.Hour) // now a stranger holds it
 //		err := <-stopped                 // the next renewal finds out, in no real time
 //		if !errors.Is(err, dlock.ErrLost) {
 //			t.Errorf("the worker did not notice that it lost its lock: %v", err)

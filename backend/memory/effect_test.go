@@ -13,9 +13,8 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A call that changed nothing says so, and so does a wait that was cancelled, which tells
-// the holder too. A call that was failed on purpose does not: it stands for one whose
-// outcome nobody knows.
+// A call that changed nothing returns a NoEffectError. So does a cancelled wait, which also reports
+// the holder. A call that Fail makes fail does not: it simulates an unknown outcome.
 func TestNoEffect(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -99,4 +98,18 @@ func TestInspectCountsWaiters(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, hold.Waiting)
 	})
+}
+
+// A wait that is cut when the holder's lease ends does not report a lease that never ends.
+func TestWaitCutAtTheEndOfALease(t *testing.T) {
+	for _, cut := range []time.Duration{time.Second - 1, time.Second, time.Second + 1} {
+		synctest.Test(t, func(t *testing.T) {
+			m := memory.New()
+			m.Steal("k", time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), cut)
+			defer cancel()
+			a, err := m.Acquire(ctx, "k", "b", time.Minute)
+			require.GreaterOrEqual(t, a.Remaining, time.Duration(0), "cut after %v: %+v, %v", cut, a, err)
+		})
+	}
 }

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// faults is what the store was told to do to the calls made of it.
+// faults are what Delay, Fail and FailReplies have set.
 type faults struct {
 	delay    time.Duration
 	requests error
 	replies  error
 }
 
-// begin is send, after a look at the arguments.
+// begin checks the arguments of a call, and sends it.
 func (m *Locker) begin(ctx context.Context, key, token string, ttl time.Duration) (reply, err error) {
 	if err := check(key, token, ttl); err != nil {
 		return nil, err
@@ -20,8 +20,8 @@ func (m *Locker) begin(ctx context.Context, key, token string, ttl time.Duration
 	return m.send(ctx)
 }
 
-// send is the way of a call to the store: err is why it does not arrive, reply
-// why its answer does not.
+// send applies the faults to a call. If err is not nil, the call must have no effect and return
+// err. If reply is not nil, the call must take effect and return reply.
 func (m *Locker) send(ctx context.Context) (reply, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, noEffect(err)
@@ -32,72 +32,71 @@ func (m *Locker) send(ctx context.Context) (reply, err error) {
 	if f.delay > 0 {
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err() // unmarked: of a store that is slow, nobody knows whether it took effect
+			return nil, ctx.Err() // not marked: with a slow store, the caller cannot know that there was no effect
 		case <-time.After(f.delay):
 		}
 	}
 	return f.replies, f.requests
 }
 
-// Fail makes every call from now on return err without effect, as if the store
-// could not be reached. Fail(nil) ends that. Waits that have begun go on.
+// Fail makes all later calls return err and have no effect, as if the store could not be reached.
+// Waits in progress go on. Fail(nil) ends the fault.
 func (m *Locker) Fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults.requests = err
 }
 
-// FailReplies makes every call from now on take effect and return err all the
-// same, as if its reply had been lost. An Acquire takes a free key, but does not
-// wait for one that is held. FailReplies(nil) ends that.
+// FailReplies makes all later calls take effect and return err nevertheless, as if their replies
+// were lost. An Acquire of a free key takes it; an Acquire of a held key returns at once and does
+// not wait. FailReplies(nil) ends the fault.
 func (m *Locker) FailReplies(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults.replies = err
 }
 
-// Delay makes every call from now on wait for d before it takes effect. A call
-// whose ctx ends earlier has no effect. Delay(0) ends that.
+// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before
+// that has no effect. Delay(0) ends the fault.
 func (m *Locker) Delay(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults.delay = d
 }
 
-// Expire ends the lease on key as if its TTL had passed, and reports whether
-// there was one. The next in the queue is granted it.
+// Expire ends the lease on key as if its TTL had passed, and grants the key to the first waiter.
+// It reports whether there was a lease.
 func (m *Locker) Expire(key string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l, now := m.drive(key)
+	l, now := m.advanceLocked(key)
 	if l == nil {
 		return false
 	}
-	m.free(key, l, now)
+	m.freeLocked(key, l, now)
 	return true
 }
 
-// Steal ends the lease on key, if there is one, and grants the key to a
-// stranger for ttl, ahead of all who wait: what a holder finds whose lease
-// expired while it was stopped.
+// Steal ends the lease on key, if there is one, and grants the key to a stranger for ttl, ahead of
+// all waiters. A holder that was suspended until its lease had expired finds the same.
 func (m *Locker) Steal(key string, ttl time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l, now := m.drive(key)
+	l, now := m.advanceLocked(key)
 	if l == nil {
-		l = m.add(key, now)
+		l = m.addLocked(key, now)
 	}
 	l.token, l.until = "", time.Time{}
-	m.grant(l, stranger(), ttl, now)
+	m.grantLocked(l, stranger(), ttl, now)
 }
 
-// Wipe ends every lease, as if the store had lost its data. Those who wait find
-// out at once, and fences go on rising, as both do on Redis.
+// Wipe ends every lease, as if the store had lost its data. As on Redis, waiters are then granted
+// the free keys, and fences go on rising.
 func (m *Locker) Wipe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
 	for key, l := range m.locks {
-		m.free(key, l, now)
+		m.freeLocked(key, l, now)
 	}
 }

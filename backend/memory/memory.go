@@ -11,14 +11,14 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A Locker keeps leases in the memory of one process. It is a [dlock.Locker]
-// with every optional interface. All methods may be called by any number of
-// goroutines.
+// A Locker keeps leases in the memory of one process. It implements [dlock.Locker] and every
+// optional interface. All methods are safe for concurrent use. The zero value is an empty
+// store.
 type Locker struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // guards all fields, and what they point to; functions named …Locked need it
 	locks   map[string]*lock
 	fence   int64
-	sweepAt int // how many locks there may be before expired ones are looked for
+	sweepAt int // the number of locks at which expired ones are removed
 	faults  faults
 }
 
@@ -29,11 +29,11 @@ var (
 	_ dlock.Inspector    = (*Locker)(nil)
 )
 
-// New returns an empty store. Several Clients may share it.
+// New returns an empty store. Clients that share it exclude each other.
 func New() *Locker { return &Locker{locks: make(map[string]*lock)} }
 
-// A lock is a key that is held or waited for. It is held while token is not
-// empty and until has not come.
+// A lock is a key that is held or waited for. It is held if token is not empty and until is in
+// the future.
 type lock struct {
 	token string
 	until time.Time
@@ -44,8 +44,8 @@ type waiter struct {
 	ctx   context.Context
 	token string
 	ttl   time.Duration
-	ended chan result // of capacity 1; sent to by whoever takes the waiter out of the queue
-	timer *time.Timer // of the first in the queue: fires when the holder's lease ends, or earlier
+	ended chan result // of capacity 1; gets the result when the waiter is removed from the queue
+	timer *time.Timer // for the first in the queue, it fires when the holder's lease ends, or earlier
 }
 
 type result struct {
@@ -61,19 +61,19 @@ func (m *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.try(key, token, ttl), reply
+	return m.tryLocked(key, token, ttl), reply
 }
 
-// Acquire implements [dlock.Acquirer]. Waiters are served first come first
-// served; the call that frees the key hands it over. A Release of token by
-// another goroutine ends the wait with [dlock.ErrReleased].
+// Acquire implements [dlock.Acquirer]. Waiters are served in the order of arrival. The call that
+// frees the key hands it to the first. A Release of token during the wait ends the wait with
+// [dlock.ErrReleased].
 func (m *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
 	m.mu.Lock()
-	a := m.try(key, token, ttl)
+	a := m.tryLocked(key, token, ttl)
 	if a.Acquired || reply != nil {
 		m.mu.Unlock()
 		return a, reply
@@ -93,7 +93,7 @@ func (m *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.renew(key, token, ttl), reply
+	return m.renewLocked(key, token, ttl), reply
 }
 
 // RenewBatch implements [dlock.BatchRenewer].
@@ -107,7 +107,7 @@ func (m *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	results := make([]dlock.RenewResult, len(batch))
 	for i, r := range batch {
 		if results[i].Err = check(r.Key, r.Token, r.TTL); results[i].Err == nil {
-			results[i].Held = m.renew(r.Key, r.Token, r.TTL)
+			results[i].Held = m.renewLocked(r.Key, r.Token, r.TTL)
 		}
 	}
 	return results, reply
@@ -122,7 +122,7 @@ func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l, now := m.drive(key)
+	l, now := m.advanceLocked(key)
 	if l == nil {
 		return false, reply
 	}
@@ -133,11 +133,11 @@ func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		w.ended <- result{err: noEffect(dlock.ErrReleased)}
 		return true
 	})
-	l.watch(now)
+	l.watchLocked(now)
 	if l.token != token {
 		return false, reply
 	}
-	m.free(key, l, now)
+	m.freeLocked(key, l, now)
 	return true, reply
 }
 
@@ -149,7 +149,7 @@ func (m *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l, now := m.drive(key)
+	l, now := m.advanceLocked(key)
 	if l == nil {
 		return dlock.Hold{}, reply
 	}
@@ -168,70 +168,68 @@ func check(key, token string, ttl time.Duration) error {
 	return nil
 }
 
-// noEffect marks an error of a call that changed nothing.
+// noEffect returns the error of a call that changed nothing.
 func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
 
-// try grants key to token if it is free or already token's. The lock exists
-// afterwards. m.mu is held, as it is for all that follow.
-func (m *Locker) try(key, token string, ttl time.Duration) dlock.Attempt {
-	l, now := m.drive(key)
+// tryLocked grants key to token if it is free or already token's. Afterwards m.locks has key.
+func (m *Locker) tryLocked(key, token string, ttl time.Duration) dlock.Attempt {
+	l, now := m.advanceLocked(key)
 	if l == nil {
-		l = m.add(key, now)
+		l = m.addLocked(key, now)
 	}
 	if l.token != "" && l.token != token {
 		return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}
 	}
-	return m.grant(l, token, ttl, now)
+	return m.grantLocked(l, token, ttl, now)
 }
 
-func (m *Locker) renew(key, token string, ttl time.Duration) bool {
-	l, now := m.drive(key)
+func (m *Locker) renewLocked(key, token string, ttl time.Duration) bool {
+	l, now := m.advanceLocked(key)
 	if l == nil || l.token != token {
 		return false
 	}
-	l.extend(now.Add(ttl))
+	l.extendLocked(now.Add(ttl))
 	return true
 }
 
-// grant makes token the holder. Fences are microseconds of the wall clock, or
-// the last one + 8 where grants come faster than that, so that they still rise
-// when the process has been started anew.
-func (m *Locker) grant(l *lock, token string, ttl time.Duration, now time.Time) dlock.Attempt {
+// grantLocked makes token the holder. The fence is the wall clock in microseconds, so that fences
+// also rise across a restart of the process, or the last fence + 8 if that is larger.
+func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, now time.Time) dlock.Attempt {
 	m.fence = max(m.fence+8, now.UnixMicro())
 	l.token = token
-	l.extend(now.Add(ttl))
-	l.watch(now)
+	l.extendLocked(now.Add(ttl))
+	l.watchLocked(now)
 	return dlock.Attempt{Acquired: true, Since: now, Fence: m.fence}
 }
 
-func (l *lock) extend(until time.Time) {
+func (l *lock) extendLocked(until time.Time) {
 	if until.After(l.until) {
 		l.until = until
 	}
 }
 
-// watch makes the first in the queue look again when the lease ends, so that no
-// goroutine is needed to expire it.
-func (l *lock) watch(now time.Time) {
+// watchLocked sets the timer of the first waiter to the end of the lease. So no goroutine is
+// needed to expire leases.
+func (l *lock) watchLocked(now time.Time) {
 	if len(l.queue) > 0 {
 		l.queue[0].timer.Reset(l.until.Sub(now))
 	}
 }
 
-// drive returns the lock of key, or nil if it is free. Leases expire when they
-// are looked at; one that has goes to the first in the queue.
-func (m *Locker) drive(key string) (*lock, time.Time) {
+// advanceLocked returns the lock of key, or nil if it is free. If the lease has expired, it
+// first grants the key to the next waiter.
+func (m *Locker) advanceLocked(key string) (*lock, time.Time) {
 	now := time.Now()
 	l := m.locks[key]
 	if l == nil || now.Before(l.until) {
 		return l, now
 	}
-	m.free(key, l, now)
+	m.freeLocked(key, l, now)
 	return m.locks[key], now
 }
 
-// free ends the lease of l, and hands it to the oldest waiter that still waits.
-func (m *Locker) free(key string, l *lock, now time.Time) {
+// freeLocked ends the lease of l, and grants the key to the first waiter whose ctx has not ended.
+func (m *Locker) freeLocked(key string, l *lock, now time.Time) {
 	l.token, l.until = "", time.Time{}
 	for len(l.queue) > 0 {
 		w := l.queue[0]
@@ -240,16 +238,15 @@ func (m *Locker) free(key string, l *lock, now time.Time) {
 			w.ended <- result{err: noEffect(err)}
 			continue
 		}
-		w.ended <- result{attempt: m.grant(l, w.token, w.ttl, now)}
+		w.ended <- result{attempt: m.grantLocked(l, w.token, w.ttl, now)}
 		return
 	}
 	delete(m.locks, key)
 }
 
-// add makes the lock of a key. Expired locks that nobody asks for any more are
-// removed whenever the number of locks has doubled, which costs each addition
-// constant time on average.
-func (m *Locker) add(key string, now time.Time) *lock {
+// addLocked makes the lock of a key. Whenever the number of locks has doubled, it removes expired
+// locks that have no waiters. This takes constant time per addition on average.
+func (m *Locker) addLocked(key string, now time.Time) *lock {
 	if len(m.locks) >= m.sweepAt {
 		for k, l := range m.locks {
 			if len(l.queue) == 0 && !now.Before(l.until) {
@@ -266,8 +263,7 @@ func (m *Locker) add(key string, now time.Time) *lock {
 	return l
 }
 
-// wait returns when w has been taken out of the queue, or its ctx ends. m.mu is
-// not held.
+// wait returns when w has been removed from the queue, or its ctx ends.
 func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
 	defer w.timer.Stop()
 	for {
@@ -278,27 +274,27 @@ func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
 			return m.leave(key, w)
 		case <-w.timer.C:
 			m.mu.Lock()
-			if l, now := m.drive(key); l != nil {
-				l.watch(now)
+			if l, now := m.advanceLocked(key); l != nil {
+				l.watchLocked(now)
 			}
 			m.mu.Unlock()
 		}
 	}
 }
 
-// leave takes a waiter whose ctx has ended out of the queue. A grant that came
-// first stands.
+// leave removes a waiter whose ctx has ended from the queue. If the waiter was granted the key
+// before that, leave returns the grant.
 func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l, now := m.drive(key)
+	l, now := m.advanceLocked(key)
 	select {
 	case r := <-w.ended:
 		return r.attempt, r.err
 	default:
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
-	l.watch(now)
+	l.watchLocked(now)
 	return dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}, noEffect(w.ctx.Err())
 }
 

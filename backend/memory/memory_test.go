@@ -174,8 +174,8 @@ func TestWipe(t *testing.T) {
 	require.Greater(t, a.Fence, before)
 }
 
-// The lease of the one who is served may end before that of the one who was
-// waited for would have.
+// A waiter's lease may end before the previous holder's lease would have ended. The next waiter
+// is served in time.
 func TestWaiterBehindAShorterLease(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// Fences must rise across processes, for resources that outlive one.
+// Fences rise across processes, for resources that outlive a process.
 func TestFencesOfANewStoreAreHigher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := try(t, memory.New(), "k", "a").Fence
@@ -276,7 +276,7 @@ func Example() {
 	// Output: stopped: lease lost
 }
 
-// worker stands for a service that works in steps under a lock.
+// A worker is a service that works in steps under a lock.
 type worker struct{ client *dlock.Client }
 
 func (w *worker) run(ctx context.Context, step func()) string {
@@ -297,12 +297,12 @@ func TestWorkerStopsWhenItsLockIsLost(t *testing.T) {
 		stopped := make(chan error, 1)
 		go func() {
 			stopped <- dlock.New(store).Do(t.Context(), "report", func(ctx context.Context, _ *dlock.Lease) error {
-				<-ctx.Done() // it works, until it is told to stop
+				<-ctx.Done() // works until ctx ends
 				return context.Cause(ctx)
 			})
 		}()
 		synctest.Wait()                  // the worker holds its lock
-		store.Steal("report", time.Hour) // and now another has it
+		store.Steal("report", time.Hour) // now a stranger holds it
 		require.ErrorIs(t, <-stopped, dlock.ErrLost)
 	})
 }

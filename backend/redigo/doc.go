@@ -11,28 +11,27 @@
 //	}
 //	client := dlock.New(dlockredigo.New(pool), dlock.WithOwner(dlock.HostOwner()))
 //
-// The pool must connect to a master. redigo knows no cluster: a pool works with one
-// only as long as it holds the slots of all keys. The package
-// [github.com/dlock-go/dlock/backend/rediscore] documents what is stored, and what is needed
-// of the server.
+// The pool must connect to a master. redigo does not support Redis Cluster: a pool works with one
+// only while a single node has the slots of all keys. The package
+// [github.com/dlock-go/dlock/backend/rediscore] documents what is stored and what the server
+// must allow.
 //
 // # Settings of the pool
 //
-// Set DialReadTimeout and DialWriteTimeout, which redigo leaves unlimited. If the context of
-// a call has a deadline, the call ends at the deadline, even if the context is cancelled
-// before. If it has no deadline, the call ends when the context is cancelled, at the price
-// of a goroutine.
+// Set DialReadTimeout and DialWriteTimeout: by default redigo has no limits. A call whose context
+// has a deadline within the next 5 s ends at that deadline, and not earlier if the context is
+// cancelled. Any other call ends when its context ends; it uses a goroutine.
 //
-// Set MaxIdle to the number of calls that are made at once, or each call opens a new
-// connection. With MaxActive set, set Wait too, or calls fail with [redis.ErrPoolExhausted].
-// If the server cuts idle connections (its timeout is not 0), set IdleTimeout to less, or a
-// call on such a connection fails with EOF. TestOnBorrow is not needed, and costs a round
-// trip. One connection is enough for any number of waiters: the messages that tell them of
-// their grants come over another connection, outside of the pool, which the server does not
-// cut.
+// Set MaxIdle to the number of concurrent calls, or calls open new connections. If you set
+// MaxActive, set Wait too, or calls fail with [redis.ErrPoolExhausted]. If the server closes idle
+// connections (its timeout is not 0), set IdleTimeout to less, or a call on such a connection
+// fails with EOF. TestOnBorrow is not needed, and costs a round trip.
 //
-// Connections may be wrapped in a type that has only what [redis.Conn] demands. A call on
-// such a connection ends with its context too, at the price of a goroutine. But the pool
-// does not get the connection back until the server answers, or DialReadTimeout ends the
-// call. Make this DialReadTimeout more than a second, or waiters have to poll.
+// One connection outside of the pool receives the messages for all waiters. The server does not
+// close it while it is idle.
+//
+// The pool may wrap its connections in a type that has only the methods of [redis.Conn]. A call
+// on such a connection also ends with its context, and uses a goroutine. But the pool gets the
+// connection back only when the server answers or DialReadTimeout ends the call. That
+// DialReadTimeout must be more than a second, or waiters get no messages.
 package redigo

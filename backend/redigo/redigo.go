@@ -14,8 +14,8 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// New returns a Locker on the server that pool connects to. It never closes the
-// pool. A nil pool makes its methods fail with [dlock.ErrInvalid].
+// New returns a Locker that keeps its leases on the server that pool connects to. It never closes
+// the pool. If pool is nil, all methods of the Locker fail with [dlock.ErrInvalid].
 func New(pool *redis.Pool, opts ...Option) *rediscore.Locker {
 	if pool == nil {
 		return rediscore.New(nil, opts...)
@@ -25,10 +25,10 @@ func New(pool *redis.Pool, opts ...Option) *rediscore.Locker {
 
 type conn struct {
 	pool   *redis.Pool
-	hashes *sync.Map // of scripts: *rediscore.Script to its SHA, made an any once
+	hashes *sync.Map // from *rediscore.Script to its SHA, boxed once
 }
 
-// hash returns the SHA of a script without an allocation for each call.
+// hash returns the SHA of a script, and allocates only the first time.
 func (c conn) hash(s *rediscore.Script) any {
 	hash, ok := c.hashes.Load(s)
 	if !ok {
@@ -56,16 +56,16 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	return text(reply), err
 }
 
-// get takes a connection from the pool. If there is none, nothing is sent.
-func (c conn) get(ctx context.Context) (*lent, error) {
+// get takes a connection from the pool. Its error is a [dlock.NoEffectError].
+func (c conn) get(ctx context.Context) (pooled, error) {
 	conn, err := c.pool.GetContext(ctx)
 	if err == nil {
-		return &lent{Conn: conn}, nil
+		return pooled{Conn: conn}, nil
 	}
-	if err.Error() == "redigo: get on closed pool" { // it has no name
+	if err.Error() == "redigo: get on closed pool" { // redigo has no variable for it
 		err = rediscore.ClientClosed(err)
 	}
-	return nil, &dlock.NoEffectError{Err: err}
+	return pooled{}, &dlock.NoEffectError{Err: err}
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
@@ -81,20 +81,19 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 	for i := range calls {
 		numbers[i] = i
 	}
-	pipeline(ctx, conn, numbers, results, func(i int) error {
+	pipeline(ctx, &conn, numbers, results, func(i int) error {
 		return conn.Send("EVALSHA", args(c.hash(calls[i].Script), calls[i])...)
 	})
 	unknown := slices.DeleteFunc(numbers, func(i int) bool { return !noScript(results[i].Err) })
 	if len(unknown) > 0 {
-		pipeline(ctx, conn, unknown, results, func(i int) error {
+		pipeline(ctx, &conn, unknown, results, func(i int) error {
 			return conn.Send("EVAL", args(calls[i].Script.Source, calls[i])...)
 		})
 	}
 }
 
-// pipeline sends the calls with the given numbers, and then receives all their
-// replies.
-func pipeline(ctx context.Context, conn *lent, numbers []int, results []rediscore.Result, send func(i int) error) {
+// pipeline sends the calls with the given indices, and then receives all replies.
+func pipeline(ctx context.Context, conn *pooled, numbers []int, results []rediscore.Result, send func(i int) error) {
 	var err error
 	for _, i := range numbers {
 		if err = send(i); err != nil {
@@ -124,7 +123,7 @@ func noScript(err error) bool {
 	return ok && rediscore.IsNoScript(string(e))
 }
 
-// text makes strings of the bytes of a reply.
+// text converts the []byte of a reply to strings.
 func text(reply any) any {
 	switch r := reply.(type) {
 	case []byte:
@@ -139,7 +138,8 @@ func text(reply any) any {
 
 func (conn) Cluster() bool { return false }
 
-// Listen dials a connection of its own: one of the pool could be the last.
+// Listen implements [rediscore.Conn]. It dials a connection of its own, because it must not take
+// the last one of the pool.
 func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
 	conn, err := c.dial(ctx)
 	if err != nil {
@@ -178,15 +178,15 @@ func (c conn) dial(ctx context.Context) (redis.Conn, error) {
 	return nil, errors.New("redigo: the pool has no Dial")
 }
 
-// hurriedPeriod is between two pings where the connection's own read time-out counts.
-const hurriedPeriod = time.Second
+// shortPeriod is the time between two pings if the connection's read time-out cannot be changed.
+const shortPeriod = time.Second
 
-// ping makes sure that there is something to receive now and then. A connection
-// may be written to by one goroutine while another receives.
+// ping pings the server, so that the connection receives something now and then. redigo allows
+// one goroutine to send while another receives.
 func ping(conn redis.Conn, ended <-chan struct{}) {
 	period := rediscore.ListenPeriod
 	if _, ok := conn.(redis.ConnWithTimeout); !ok {
-		period = hurriedPeriod
+		period = shortPeriod
 	}
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
@@ -202,7 +202,7 @@ func ping(conn redis.Conn, ended <-chan struct{}) {
 	}
 }
 
-// receive waits for one message. An error says that the subscription is lost.
+// receive waits for one message. After an error the subscription is lost.
 func receive(conn redis.Conn, on func(rediscore.Event)) error {
 	reply, err := redis.Values(redis.ReceiveWithTimeout(conn, 2*rediscore.ListenPeriod))
 	if unsupported(err) {

@@ -17,15 +17,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, addr, password string) (adaptertest.Client, error) {
+		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
 			pool := &redis.Pool{
 				MaxIdle: 10,
 				DialContext: func(ctx context.Context) (redis.Conn, error) {
-					return redis.DialContext(ctx, "tcp", addr,
-						redis.DialPassword(password),
+					return redis.DialContext(ctx, "tcp", s.Addr,
+						redis.DialPassword(s.Password),
 						redis.DialConnectTimeout(5*time.Second),
-						redis.DialReadTimeout(2*time.Second),
-						redis.DialWriteTimeout(2*time.Second))
+						redis.DialReadTimeout(s.Timeout),
+						redis.DialWriteTimeout(s.Timeout))
 				},
 			}
 			t.Cleanup(func() { pool.Close() })

@@ -8,60 +8,63 @@ import (
 	"time"
 )
 
-// A Conn is what a backend needs of a Redis client library. Whoever has a
-// library that this package does not know writes one, and has a backend with
-// [New]. It is safe for use by any number of goroutines.
+// A Conn is what a backend needs from a Redis client library. To support another library,
+// implement Conn with it and pass it to [New]. All methods must be safe for concurrent use.
 //
-// A Conn never sends a call again by itself if the first try may have reached the
-// server; redirections of Redis Cluster, which did not execute the call, and the
-// EVAL after a NOSCRIPT are no such tries. Errors are those of the library, with the chain
-// intact that tells a connection that could not be made (a [net.OpError] of "dial"), and
-// what the server said: that it has refused a call is found out from its text.
+// A Conn must not repeat a call that may have reached the server: the Locker has to know that
+// the outcome of the first try is unknown. It follows redirections of Redis Cluster, because
+// the server that redirects has not executed the call.
 //
-// An error of a call of which nothing was sent, and nothing will be, is marked as a
-// [dlock.NoEffectError]: when the library could not provide a connection, or says so. When
-// in doubt it is not. When the library's client itself was closed, all methods fail with
-// [ClientClosed], which ends waits for good; never for a connection that was closed.
+// A Conn returns the library's errors, wrapped or not. The Locker looks in their chain for a
+// [net.OpError] with Op "dial" (no connection could be made), and for the text of the server's
+// answer, which tells whether the server refused the call.
+//
+// A Conn returns a [dlock.NoEffectError] if it is certain that the call was not sent and will
+// not be, for example because the pool had no free connection. When in doubt, it does not.
+//
+// When the library's client was closed, all methods fail with [ClientClosed], which ends all
+// waits. A single closed connection must not be reported like this.
 type Conn interface {
-	// Eval runs a script on the master that has its keys, in one round trip:
-	// EVALSHA, followed by EVAL if the server does not know the script. It
-	// returns the reply as an int64, a string, nil, or a []any of these.
+	// Eval runs a script on the master that has its keys. It sends EVALSHA, and then
+	// EVAL if the server does not know the script (see [IsNoScript]). It returns the
+	// reply as an int64, a string, nil, or a []any of these.
 	Eval(ctx context.Context, call Call) (any, error)
 
-	// EvalAll does the same for calls that are independent of each other and
-	// may be for different masters, in as few round trips as the library can.
-	// It sets Reply or Err of each. A master that does not answer spoils the
-	// calls for no other.
+	// EvalAll does the same for several independent calls, in as few round trips as the
+	// library can. The calls may be for different masters; if one of these does not
+	// answer, the calls to the others succeed all the same. EvalAll sets Reply or Err of
+	// each result; results is as long as calls.
 	EvalAll(ctx context.Context, calls []Call, results []Result)
 
-	// Listen subscribes to a channel on the master that has it, or with sharded
-	// to a shard channel (SSUBSCRIBE) on the master of its slot, over a
-	// connection that is not one of a pool others wait for. It calls on with
-	// Subscribed when the subscription has come into force and with Message
-	// for each message, one after the other, and returns when ctx has ended or
-	// the subscription is lost for any reason, the server's sunsubscribe when
-	// a slot moves included. It never subscribes again by itself, and never
-	// returns nil. Nothing of it is left when it has returned.
+	// Listen subscribes to a channel of a master (SUBSCRIBE) or, if sharded, to a shard
+	// channel on the master of its slot (SSUBSCRIBE). It uses a connection of its own,
+	// which calls do not wait for.
+	//
+	// Listen calls on with Subscribed when the server has confirmed the subscription, and with
+	// Message for each message, one after the other. It returns when ctx ends or the
+	// subscription is lost, for example because the server ended it (sunsubscribe, when a slot
+	// moves). It does not subscribe again, and never returns nil. When it has returned, the
+	// subscription is over and on is not called any more.
 	Listen(ctx context.Context, channel string, sharded bool, on func(Event)) error
 
-	// Cluster reports whether the server is a Redis Cluster, where channels
-	// are to be sharded.
+	// Cluster reports whether the server is a Redis Cluster. The Locker uses shard
+	// channels there.
 	Cluster() bool
 }
 
-// A Call is a script with its keys and its other arguments.
+// A Call is a call of a script, with its keys and arguments.
 type Call struct {
 	Script *Script
 	Args   []string // those after the keys
 	keys   *lockKeys
 }
 
-// Keys returns the keys, at least one, all in the same slot. The slice must not be
-// changed.
+// Keys returns the keys. There is at least one, and all are in the same slot. The caller must
+// not change the slice.
 func (c Call) Keys() []string { return c.keys.texts[:c.Script.Keys] }
 
-// Append appends what follows the script in an EVALSHA to args: the number of keys,
-// the keys, and the other arguments.
+// Append appends to args what follows the script in an EVALSHA command: the number of keys,
+// the keys, and the arguments. It returns the extended slice.
 func (c Call) Append(args []any) []any {
 	args = append(args, c.Script.Keys)
 	args = append(args, c.keys.boxed[:c.Script.Keys]...)
@@ -71,7 +74,7 @@ func (c Call) Append(args []any) []any {
 	return args
 }
 
-// Len returns how many arguments Append appends.
+// Len returns the number of elements that Append appends.
 func (c Call) Len() int { return 1 + c.Script.Keys + len(c.Args) }
 
 // A Result is the reply to a [Call], or an error.
@@ -80,7 +83,7 @@ type Result struct {
 	Err   error
 }
 
-// An Event is what happens to a subscription.
+// An Event is something that happened to a subscription.
 type Event struct {
 	Kind    EventKind
 	Payload string // of a Message
@@ -91,15 +94,14 @@ type EventKind int
 
 // The kinds of events.
 const (
-	Subscribed EventKind = iota + 1
-	Message
+	Subscribed EventKind = iota + 1 // the server has confirmed the subscription
+	Message                         // a message has come
 )
 
-// A Script is a Lua script that takes a fixed number of keys, at least one, all
-// in the same slot.
+// A Script is a Lua script with a fixed number of keys, at least one, all in the same slot.
 type Script struct {
 	Source string
-	SHA    string // SHA-1 of Source in hexadecimal, its name on the server
+	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
 	Keys   int
 }
 
@@ -108,8 +110,8 @@ func newScript(source string, keys int) *Script {
 	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
 }
 
-// Half returns a context for the first of two tries, which ends when half of the
-// time is over that ctx has left.
+// Half returns a context for the first of two tries: it ends halfway between now and the
+// deadline of ctx. If ctx has no deadline, Half returns ctx.
 func Half(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -118,11 +120,10 @@ func Half(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(deadline)/2)
 }
 
-// IsNoScript reports whether the text of a server's error says that it does not
-// know a script.
+// IsNoScript reports whether the text of an error says that the server does not know a
+// script.
 func IsNoScript(text string) bool { return strings.HasPrefix(text, "NOSCRIPT") }
 
-// ListenPeriod is how long a Listen waits in silence before it pings the server,
-// and then for the answer before the subscription counts as lost. It can be long:
-// waiters find out what they were not told.
+// ListenPeriod is how long a Listen waits for a message before it pings the server, and then
+// for the answer to the ping before it returns. It can be long, because waiters also check in.
 const ListenPeriod = 15 * time.Second

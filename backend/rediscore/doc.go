@@ -1,15 +1,15 @@
-// Package rediscore is what all dlock backends on Redis share: names of keys,
-// scripts, and how their replies are read. Applications use the package for their
-// client library: [github.com/dlock-go/dlock/backend/goredis],
+// Package rediscore is the common part of dlock's Redis backends: the [Locker], its Lua
+// scripts, and the names of what they store. Applications import the package for their client
+// library instead: [github.com/dlock-go/dlock/backend/goredis],
 // [github.com/dlock-go/dlock/backend/rueidis] or
-// [github.com/dlock-go/dlock/backend/redigo]. For another library, write a [Conn]
+// [github.com/dlock-go/dlock/backend/redigo]. To support another library, write a [Conn]
 // and pass it to [New].
 //
-// It needs Redis 6.0 or newer, or Valkey, alone, with replicas, with Sentinel or as a
-// cluster; its tests have run on Redis 6.0, 7.0 and 8.0, and on Valkey 8.0, 8.1 and
-// 9.1. A server before Redis 5 refuses scripts that read its clock and then write:
-// attempts fail with an error that says so, and store nothing. Shard channels, which
-// announce grants in a cluster, came with Redis 7.0.
+// It needs Redis 6.0 or newer, or Valkey. A single server, replicas, Sentinel and Redis Cluster
+// are supported. The tests have run on Redis 6.0, 7.0 and 8.0, and on Valkey 8.0, 8.1 and 9.1.
+// Before Redis 5, a server refuses scripts that read its clock and then write: attempts fail
+// with an error that says so, and store nothing. In a cluster, messages to waiters need shard
+// channels, which came with Redis 7.0.
 //
 // # The rights that it needs
 //
@@ -17,104 +17,105 @@
 //
 //	ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all +asking +cluster|shards +cluster|slots +command +del +eval +evalsha +exists +get +hdel +hget +hset +incrby +persist +pexpire +ping +pttl +publish +pubsub +renamenx +set +spublish +ssubscribe +subscribe +time +zadd +zcard +zrange +zrank +zrem +zscore
 //
-// The channels (&) matter: new users have none since Redis 7. Before Redis 7.0 leave out
-// SPUBLISH and SSUBSCRIBE. These are for clusters, as are CLUSTER, COMMAND and ASKING.
-// Before 6.2 leave out the channels. If the prefix contains an opening brace, as "my{app:",
-// some names have a tag before the prefix, so begin the patterns with a star too:
-// "~*my{app:*". A client that caches on its side (rueidis, unless DisableCache is set)
-// needs CLIENT TRACKING too.
+// New users have no right to any channel since Redis 7, so do not leave out the channels (&).
+// Before Redis 7.0, leave out SPUBLISH and SSUBSCRIBE; before 6.2, leave out the channels too.
+// SPUBLISH, SSUBSCRIBE, CLUSTER, COMMAND and ASKING are needed only in a cluster. A client with
+// client-side caching (rueidis, unless DisableCache is set) also needs CLIENT TRACKING. If the
+// prefix contains an opening brace, as in "my{app:", some names have a hash tag before the
+// prefix, so the patterns must begin with a star: "~*my{app:*".
 //
 // If the user lacks a right for the queue, or may subscribe but not publish, an Acquire that
-// would wait fails with an error that matches [dlock.ErrInvalid]. [WithQueue](false) needs
-// none of these rights. If the user may not subscribe, waiters queue and poll, which is
-// slower: [WithInboxError] reports why.
+// would have to wait fails with an error that matches [dlock.ErrInvalid]. [WithQueue](false)
+// needs none of these rights. If the user may not subscribe, waiters queue but get no messages,
+// and are served more slowly: [WithInboxError] reports why.
 //
 // # What is stored
 //
-// The lock named key is a plain string under prefix followed by key; its value is
-// the holder's token and its TTL is the lease's. This is how redsync, redislock and
-// StackExchange.Redis store theirs, so locks of these libraries and of this one
-// exclude each other on the same key, and a fleet can change from one to another
-// while it runs.
+// The lock named key is a string at prefix followed by key. Its value is the holder's token,
+// and its TTL is the lease's. This is how redsync, redislock and StackExchange.Redis store
+// their locks, so their locks and dlock's exclude each other on the same key. A fleet can
+// change from one library to another while it runs.
 //
-// Beside the locks there is one counter of fences for each of the 16,384 hash
-// slots, however many locks there are, and only for slots in use: it expires a day
-// after its last use. Its name is prefix{tag}dlock1:fence, or
-// {tag}prefixdlock1:fence for a prefix with an opening brace, where the tag puts it
-// into the slot of the lock. So it is under the same prefix, for access control, and
-// in the same slot, for Redis Cluster. Keys and prefixes that contain "dlock1:" are
-// refused, since they could be such names.
+// Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
+// expires a day after its last use. It is named prefix{tag}dlock1:fence, or
+// {tag}prefixdlock1:fence if the prefix has an opening brace. The tag puts it into the slot of
+// the lock, as Redis Cluster requires, and the prefix keeps it in reach of access control. Keys
+// and prefixes that contain "dlock1:" are refused, because they could be such names.
+//
+// While a lock is waited for, it has two more keys: prefix{tag}dlock1:queue: followed by the
+// key, and prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace,
+// the tag comes first here too. They are removed with the last waiter, or a minute after the
+// last check-in.
 //
 // All programs must split the name of a lock into prefix and key at the same place. Prefix
 // "a:" with key "b:1" stores the same lock as prefix "a:b:" with key "1", and the two exclude
-// each other. But each has its own counter of fences and its own queue: a fence of one can
-// be smaller than an earlier fence of the other, and the waiters of one are passed over by
-// those of the other.
+// each other. But each has its own fence counter and its own queue: a fence of one can be
+// smaller than an earlier fence of the other, and the waiters of one are passed over by those
+// of the other.
 //
-// While a lock is waited for there are two more keys, prefix{tag}dlock1:queue: and the key,
-// and prefix{tag}dlock1:waiters: and the key, placed like the counter. They are removed
-// with the last waiter, or a minute after the last waiter has polled.
+// Keys that are unique per use (an order number, a random part) can end up using every one of
+// the 16,384 slots, and leave a counter in each for a day. If that is too much, a common hash
+// tag keeps them in one slot: "{orders}:1234".
 //
-// Keys that are unique per use (an order number, a random part) can end up using every
-// slot, and leave a counter in each for a day. If that is too much, a common hash tag keeps
-// them in one slot: "{orders}:1234".
-//
-// These names, the tags and the values are the wire format, which all clients of a
-// lock must agree on. A later format will have another number than the "1".
+// These names, tags and values are the wire format, which all clients of a lock must agree on.
+// A later format will have another number in place of the "1".
 //
 // # Fences
 //
-// The fence of a grant is the last fence in the slot + 8, or the server's clock in
-// microseconds if that is larger. The clock is read again when the last fence that was made
-// from it is 10 ms old.
+// The fence of a grant is the last fence of the slot + 8, or the server's clock in microseconds
+// if that is larger. (The clock is compared only if the counter was last set from it at least
+// 10 ms ago.)
 //
-// So fences rise as long as the server lives. They also rise when the server has lost
-// everything (FLUSHALL, a restart without persistence, a failover that lost writes),
-// because time has moved on. That has three conditions: the outage took at least 10 ms; the
-// clock of the new server is not behind the old one's by more than the outage took; and
-// there were fewer than 125,000 grants a second in a slot. A fence fits into a float64,
-// and so into a number of JavaScript, exactly until the year 2255.
+// So fences rise as long as the server has its data. They also rise when the server has lost its
+// data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
+// moved on, under three conditions: the outage lasted at least 10 ms; the clock of the new
+// server is behind the old one's by no more than the length of the outage; and there were fewer
+// than 125,000 grants a second in the slot. A fence fits exactly into a float64, and so into a
+// JavaScript number, until the year 2255.
 //
 // # Waiting
 //
-// Waiters queue in the order in which the server received them. A release gives the lock to
-// the first waiter in the same step, and sends that waiter a message: one round trip from
-// holder to holder, however long the queue is. While a lock has waiters, an attempt by
-// anybody else is refused even if the lock is free, so nobody barges in.
+// Waiters queue in the order in which the server received their calls. A release gives the lock
+// to the first waiter in the same step, and sends that waiter a message: one network round trip
+// from holder to holder, however long the queue is. While a lock has waiters, everybody else is
+// refused, even if the lock is free: nobody jumps the queue.
 //
-// Messages come through an inbox, which is a channel on a connection of its own. A Locker
-// opens its inbox when a wait begins, and closes it when there was no wait for a second. (In
-// a cluster an inbox is a shard channel for each slot, for up to 32 slots.) Messages can be
-// lost. So each waiter polls: it asks the server about every two seconds whether it was
-// granted the lock, and the first two waiters ask when the holder's lease runs out. A waiter
-// that has not polled for five seconds, or whose inbox has no listener, counts as dead and
-// is passed over. If it was alive, it returns to its old place with its next poll.
+// Messages come through an inbox: a channel, subscribed to on a connection of its own. A Locker
+// opens its inbox when a wait begins, and closes it when there was no wait for a second. In a
+// cluster, an inbox is a shard channel for each slot, for up to 32 slots; waiters for more
+// slots have no inbox.
 //
-// There may be no inbox: the user has no right to subscribe, a proxy does not support it,
-// or it is a cluster before Redis 7. Then waiters queue too, and poll more often: the first
-// one five to ten times a second, the others about once a second or more often, and each at
-// least three times in its TTL. The lock is reserved for such a waiter for at most 2 s after
-// its last poll, or for its TTL if that is shorter.
+// Messages can be lost. So each waiter checks in with the server about every two seconds, to
+// find out whether it was granted the lock and to show that it is alive. The first two waiters
+// also check in when the holder's lease ends. A waiter that has not checked in for five seconds,
+// or whose inbox has no subscriber, counts as dead and is passed over. If it was alive after
+// all, it returns to its old place with its next check-in.
 //
-// Programs with other libraries do not queue. They get no turn at a lock that dlock's
-// waiters pass on among themselves. When they free a lock, no waiter gets a message. While
-// both are in use, make dlock's Lockers with [WithQueue](false).
+// A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support
+// it, or the cluster may be older than Redis 7. Such waiters queue too, and check in more often:
+// the first one five to ten times a second, the others about once a second or more often, and
+// each at least three times in its TTL. The lock is reserved for the first waiter for at most
+// 2 s after its last check-in, or for its TTL if that is shorter.
 //
-// docs/handover.md has the protocol rule by rule, and docs/model a model of it that is
-// searched exhaustively.
+// Programs with other libraries do not queue. They do not get a lock that dlock's waiters pass
+// on among themselves, and when they free a lock, no waiter gets a message. While both are in
+// use, make dlock's Lockers with [WithQueue](false).
 //
-// # What a user must know of Redis
+// docs/handover.md has the rules of the protocol. internal/handovermodel has a model of it that
+// is searched exhaustively.
 //
-// While a slot is moved from one server of a cluster to another, the keys of a lock may be
-// on different servers. Such a lock, if it is free, cannot be taken: attempts fail with
-// TRYAGAIN, which the Client repeats for up to 10 s. Locks that are held are renewed and
-// released, but not handed over: the waiters find out with their next poll.
+// # Limits of Redis
 //
-// Leases are as durable as the server's data. A server that restarts without its
-// data, or a replica that is promoted without the last writes, has forgotten who
-// holds what: use fences where that matters. Set maxmemory-policy to noeviction, its
-// default: any other policy may evict locks when memory runs short.
+// While a slot is moved from one server of a cluster to another, the keys of a lock may be on
+// different servers. A free lock cannot be acquired then: attempts fail with TRYAGAIN, and the
+// Client repeats them for up to 10 s. A held lock can be renewed and released. It is not handed
+// over then: the waiters find out with their next check-in.
 //
-// Expiry is decided by the server's clock. A clock that is set forward ends leases early. A
-// clock that is set back by an hour keeps the key of a dead holder for an hour longer.
+// Leases are as durable as the server's data. A server that restarts without its data, or a
+// replica that is promoted without the last writes, has lost leases: use fences where that
+// matters. Set maxmemory-policy to noeviction, the default. Any other policy may evict locks
+// when memory runs short.
+//
+// The server's clock decides when a lease expires. If the clock is set forward, leases end
+// early. If it is set back by an hour, the key of a dead holder stays for an hour longer.
 package rediscore

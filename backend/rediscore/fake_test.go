@@ -13,8 +13,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A fakeConn is a Conn to no server, for virtual time. It answers what its fields
-// say, and notes what came.
+// A fakeConn is a Conn without a server, for virtual time. It answers as its fields say, and
+// records the calls.
 type fakeConn struct {
 	Conn
 	cluster bool
@@ -28,7 +28,7 @@ type fakeConn struct {
 	open    int         // subscriptions
 }
 
-// What was noted of a call or a subscription.
+// A noted is the record of a call or a subscription.
 type noted struct {
 	at      time.Time
 	script  *Script
@@ -71,7 +71,7 @@ var errDown = errors.New("down")
 
 func refuse(context.Context, func(Event)) error { return errDown }
 
-// set changes what is answered from now on.
+// set changes the answers from now on.
 func (f *fakeConn) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,7 @@ func (f *fakeConn) tell(message string) {
 	on(Event{Kind: Message, Payload: message})
 }
 
-// evals returns what was called, but for the first n.
+// evals returns the calls after the first n.
 func (f *fakeConn) evals(n int) []noted {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,12 +114,12 @@ func gaps(all []noted) (gaps []time.Duration) {
 
 const fakeTicket = 4800
 
-// waits is an answer to one that waits. The server's clock goes as the virtual one.
+// waits is the answer "waits". The server's clock is the virtual one.
 func waits(rank int64, holder string, rest int64) []any {
 	return []any{int64(answerWaits), int64(fakeTicket), rank, time.Now().UnixMicro(), holder, rest}
 }
 
-// always makes an eval of a function of one answer.
+// always makes an eval that answers every call with answer().
 func always(answer func() []any) func(context.Context, Call) (any, error) {
 	return func(context.Context, Call) (any, error) { return answer(), nil }
 }
@@ -167,7 +167,7 @@ func beginFor(t *testing.T, l *Locker, key, token string, ttl time.Duration) *fa
 	return w
 }
 
-// isDone reports whether the wait is over when nothing else happens.
+// isDone waits until all goroutines are blocked, and reports whether the wait is over.
 func (w *fakeWait) isDone() bool {
 	synctest.Wait()
 	select {

@@ -9,8 +9,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// Inspect counts those who stand in the queue, also while the lock is free, and for a user
-// who may not count it tells the holder all the same.
+// Inspect counts the waiters in the queue, also while the lock is free. For a user without the
+// right to count, it still reports the holder.
 func TestInspectTellsHowManyWait(t *testing.T) {
 	b := newBench(t, "", "k")
 	inspect := func() dlock.Hold {

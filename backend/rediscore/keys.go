@@ -5,19 +5,19 @@ import (
 	"sync"
 )
 
-// What is stored beside a lock is named prefix{tag}… if the prefix has no
-// opening brace, or {tag}prefix…, with the tag of the lock's slot. So it is in
-// the lock's slot. There is one counter of fences for each slot, not for each lock,
-// and a queue only where somebody waits.
+// The companions of a lock are what is stored beside it. Their names begin with prefix{tag},
+// or with {tag}prefix if the prefix has an opening brace. The tag puts them into the lock's
+// slot. There is one fence counter for each slot, not for each lock, and there is a queue only
+// while a waiter needs it.
 const (
 	companionMark = "dlock1:"
 	fenceSuffix   = companionMark + "fence"
-	queueSuffix   = companionMark + "queue:"   // and the key
-	waitersSuffix = companionMark + "waiters:" // and the key
-	inboxSuffix   = companionMark + "inbox:"   // and a name made up by the Locker
+	queueSuffix   = companionMark + "queue:"   // followed by the key
+	waitersSuffix = companionMark + "waiters:" // followed by the key
+	inboxSuffix   = companionMark + "inbox:"   // followed by a random name of the Locker's
 )
 
-// companion returns the name of what is stored beside the locks of a slot.
+// companion returns the name of a companion of the locks in a slot.
 func companion(prefix string, slot int, suffix string) string {
 	tag := "{" + tags()[slot] + "}"
 	if strings.Contains(prefix, "{") {
@@ -26,9 +26,8 @@ func companion(prefix string, slot int, suffix string) string {
 	return prefix + tag + suffix
 }
 
-// lockKeys are the keys of the scripts for one lock: the lock, the counter of its
-// slot, the queue and the waiters. They are boxed here, once, for libraries that
-// want their arguments so.
+// lockKeys are the keys of the scripts for one lock: the lock, the fence counter of its slot,
+// the queue and the waiters. They are boxed once, for libraries that take []any.
 type lockKeys struct {
 	slot  int
 	texts [4]string
@@ -49,13 +48,13 @@ func newLockKeys(prefix, key string) *lockKeys {
 	return n
 }
 
-// keys remembers the names of locks that were used lately.
+// keys caches the keys of locks that were used lately.
 type keys struct {
 	mu    sync.RWMutex
 	names map[string]*lockKeys
 }
 
-// maxNames is of how many locks the names are remembered.
+// maxNames is the number of locks in the cache. When it is full, it is emptied.
 const maxNames = 1024
 
 func (k *keys) of(prefix, key string) *lockKeys {

@@ -197,7 +197,7 @@ func TestDeafInboxIsOpenedAnew(t *testing.T) {
 			})
 			close(open) // which makes it ask, where it was not open before
 			if c.known {
-				nudge(l, "t")
+				forceCheckIn(l, "t")
 			}
 			require.True(t, w.isDone())
 			require.NoError(t, w.err)
@@ -396,7 +396,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	first := s.acquire(a, "A").listening()
 	second := s.acquire(b, "B").listening()
 	s.integer(t, "PEXPIRE", s.key, 300)
-	nudge(a, "A") // so that it knows
+	forceCheckIn(a, "A") // so that it knows
 	first.granted()
 	second.waits()
 	first.releaseBy(a)
@@ -460,10 +460,10 @@ func TestSubscriptionIsLost(t *testing.T) {
 	a, stage := s.enter()
 	w := s.acquire(a, "A").listening()
 	for n := range 2 {
-		asks := stage.calls(askScript, "A")
+		asks := stage.calls(checkInScript, "A")
 		s.integer(t, "CLIENT", "KILL", "TYPE", "pubsub")
 		s.eventually(func() bool { stage.mu.Lock(); defer stage.mu.Unlock(); return stage.opened == n+2 }, "it is opened again")
-		s.eventually(func() bool { return stage.calls(askScript, "A") >= asks+2 }, "it asks when lost and when opened")
+		s.eventually(func() bool { return stage.calls(checkInScript, "A") >= asks+2 }, "it asks when lost and when opened")
 	}
 	w.listening()
 	stage.silence(true)
@@ -529,14 +529,14 @@ func TestNobodyStarves(t *testing.T) {
 // A conn that subscribes on another server than where the locks are, as one that is still
 // connected to a former master does.
 type elsewhere struct {
-	*stage
+	*interceptConn
 	other plainConn
 	times int // so often; -1 for ever
 }
 
 func (e *elsewhere) Listen(ctx context.Context, channel string, sharded bool, on func(Event)) error {
 	if e.times == 0 {
-		return e.stage.Listen(ctx, channel, sharded, on)
+		return e.interceptConn.Listen(ctx, channel, sharded, on)
 	}
 	e.times--
 	return e.other.Listen(ctx, channel, sharded, on)

@@ -18,7 +18,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A bench has the scripts of one lock on it, each to be called by itself.
+// A bench calls the scripts of one lock one by one, and looks at what they store.
 type bench struct {
 	*testing.T
 	*wireConn
@@ -28,8 +28,8 @@ type bench struct {
 	key    string
 }
 
-// newBench returns the scripts of a lock on a server of its own. At the end of the
-// test, whatever is stored beside the lock must expire some time.
+// newBench returns a bench for a lock on a server of its own. It fails if a companion of the lock
+// has no TTL at the end of the test.
 func newBench(t *testing.T, prefix, key string) *bench {
 	t.Helper()
 	return benchOn(t, redistest.Start(t), prefix, key)
@@ -44,7 +44,7 @@ func benchOn(t *testing.T, server *redistest.Server, prefix, key string) *bench 
 	return b
 }
 
-// of returns the scripts of another lock on the same server.
+// of returns a bench for another lock on the same server.
 func (b *bench) of(key string) *bench {
 	other := *b
 	other.key, other.lock = key, newLockKeys(b.locker.prefix, key)
@@ -82,7 +82,7 @@ func (b *bench) enqueue(token, inbox string) any {
 	return b.call(enqueueScript, token, "60000", inbox, "")
 }
 
-func (b *bench) ask(token, inbox string) any { return b.call(askScript, token, inbox) }
+func (b *bench) checkIn(token, inbox string) any { return b.call(checkInScript, token, inbox) }
 
 // hold makes a token the holder, and returns its fence.
 func (b *bench) hold(token string) int64 {
@@ -100,7 +100,7 @@ func (b *bench) wait(token, inbox string) int64 {
 	return n[0]
 }
 
-// answer reads an answer to enqueue or ask: its first number, and the others.
+// answer reads an answer to enqueue or checkIn: the first number, and the others.
 func (b *bench) answer(reply any) (state int64, n []int64) {
 	b.Helper()
 	state, n, _, err := parseAnswer(&answer{reply: reply})
@@ -111,7 +111,7 @@ func (b *bench) answer(reply any) (state int64, n []int64) {
 // expire ends a lease as its TTL would.
 func (b *bench) expire() { b.integer(b, "DEL", b.lock.texts[0]) }
 
-// age makes a waiter one that was last seen d before.
+// age moves a waiter's last check-in back by d.
 func (b *bench) age(token string, d time.Duration) {
 	b.Helper()
 	seen, rest, ok := strings.Cut(b.text(b, "HGET", b.lock.texts[3], ":"+token), " ")
@@ -121,7 +121,7 @@ func (b *bench) age(token string, d time.Duration) {
 	b.integer(b, "HSET", b.lock.texts[3], ":"+token, fmt.Sprint(at-d.Microseconds(), " ", rest))
 }
 
-// queue returns the tokens that wait, in their order.
+// queue returns the tokens in the queue, in order.
 func (b *bench) queue() []string {
 	b.Helper()
 	tokens, err := redis.Strings(b.redis.Do("ZRANGE", b.lock.texts[2], 0, -1))
@@ -136,7 +136,7 @@ func (b *bench) waiters() map[string]string {
 	return fields
 }
 
-// holder returns who holds the lock, or "" if nobody does.
+// holder returns the token that holds the lock, or "".
 func (b *bench) holder() string {
 	b.Helper()
 	token, err := redis.String(b.redis.Do("GET", b.lock.texts[0]))
@@ -146,7 +146,7 @@ func (b *bench) holder() string {
 	return token
 }
 
-// state returns what is stored beside the fences, but for the times of expiry.
+// state returns all that is stored, without fences and TTLs.
 func (b *bench) state() map[string]any {
 	b.Helper()
 	state := map[string]any{"queue": b.queue(), "waiters": b.waiters()}
@@ -156,25 +156,25 @@ func (b *bench) state() map[string]any {
 	return state
 }
 
-// An ear hears what comes to an inbox, whose name the scripts are told as inbox.
-type ear struct {
+// A subscriber receives the messages to an inbox. The field inbox is its address for the scripts.
+type subscriber struct {
 	b     *bench
 	conn  redis.PubSubConn
 	inbox string
 }
 
-func (b *bench) listen(channel string) *ear {
+func (b *bench) listen(channel string) *subscriber {
 	b.Helper()
-	e := &ear{b, redis.PubSubConn{Conn: b.dial()}, "p" + channel}
+	e := &subscriber{b, redis.PubSubConn{Conn: b.dial()}, "p" + channel}
 	require.NoError(b, e.conn.Subscribe(channel))
 	require.IsType(b, redis.Subscription{}, e.next())
 	return e
 }
 
-func (e *ear) next() any { return e.conn.ReceiveWithTimeout(10 * time.Second) }
+func (e *subscriber) next() any { return e.conn.ReceiveWithTimeout(10 * time.Second) }
 
-// heard returns all messages that were published before.
-func (e *ear) heard() (messages []string) {
+// heard returns all messages that have been published.
+func (e *subscriber) heard() (messages []string) {
 	e.b.Helper()
 	require.NoError(e.b, e.conn.Ping(""))
 	for {
@@ -189,16 +189,16 @@ func (e *ear) heard() (messages []string) {
 	}
 }
 
-// deaf closes the subscription, and waits until the server knows.
-func (e *ear) deaf() {
+// unsubscribe ends the subscription, and waits until the server has confirmed it.
+func (e *subscriber) unsubscribe() {
 	e.b.Helper()
 	require.NoError(e.b, e.conn.Unsubscribe())
 	require.IsType(e.b, redis.Subscription{}, e.next())
 }
 
-// requireTold fails unless the inbox was told of exactly one grant, to that token,
-// and returns it.
-func (e *ear) requireTold(token string) handover {
+// requireTold fails unless exactly one message has come, for a grant to token. It returns the
+// grant.
+func (e *subscriber) requireTold(token string) handover {
 	e.b.Helper()
 	messages := e.heard()
 	require.Len(e.b, messages, 1)
@@ -210,8 +210,8 @@ func (e *ear) requireTold(token string) handover {
 
 const odd = "a\x00 b\r\n{}:%\xff 1 2"
 
-// The queue, what is known of waiters, and messages are read by all programs that
-// share locks. Their form must not change.
+// The queue, the records of waiters and the messages are part of the wire format. Their form must
+// not change.
 func TestStoredQueue(t *testing.T) {
 	b := newBench(t, odd, odd)
 	ear := b.listen(odd + "inbox")
@@ -248,26 +248,26 @@ func TestStoredQueue(t *testing.T) {
 		"handover":  fmt.Sprintf("%d %d %s", h.fence, h.time, odd),
 		":handover": waiters[":handover"],
 	}, b.waiters())
-	state, n := b.answer(b.ask(odd, ear.inbox))
+	state, n := b.answer(b.checkIn(odd, ear.inbox))
 	require.EqualValues(t, answerFound, state)
 	require.Equal(t, []int64{h.fence, h.time}, n[:2])
 	require.EqualValues(t, 1, b.release(odd))
 	require.Empty(t, b.holder())
-	state, _ = b.answer(b.ask("handover", ""))
+	state, _ = b.answer(b.checkIn("handover", ""))
 	require.EqualValues(t, answerGranted, state)
 	require.Equal(t, "handover", b.holder())
 }
 
-// The answers to a waiter, which no message may say in another way.
+// A waiter that gets a grant as an answer gets no message for it.
 func TestAnswers(t *testing.T) {
 	b := newBench(t, "p:", "k")
 	ear := b.listen("inbox")
-	require.Equal(t, []any{int64(3)}, b.ask("A", ear.inbox), "free, and not in the queue")
+	require.Equal(t, []any{int64(3)}, b.checkIn("A", ear.inbox), "free, and not in the queue")
 	b.hold("H")
-	require.Equal(t, []any{int64(3)}, b.ask("A", ear.inbox), "held, and not in the queue")
-	require.Equal(t, []any{int64(3)}, b.ask("H", ear.inbox), "held by itself, but not handed over")
+	require.Equal(t, []any{int64(3)}, b.checkIn("A", ear.inbox), "held, and not in the queue")
+	require.Equal(t, []any{int64(3)}, b.checkIn("H", ear.inbox), "held by itself, but not handed over")
 	first, second := b.wait("A", ear.inbox), b.wait("B", ear.inbox)
-	for _, reply := range []any{b.ask("B", ear.inbox), b.enqueue("B", ear.inbox)} {
+	for _, reply := range []any{b.checkIn("B", ear.inbox), b.enqueue("B", ear.inbox)} {
 		r := reply.([]any)
 		require.Len(t, r, 6)
 		require.Equal(t, []any{int64(1), second, int64(1)}, r[:3])
@@ -275,23 +275,23 @@ func TestAnswers(t *testing.T) {
 		require.Equal(t, "H", r[4])
 		require.InDelta(t, 55_000, r[5], 5_000)
 	}
-	require.EqualValues(t, first, b.ask("A", "").([]any)[1])
+	require.EqualValues(t, first, b.checkIn("A", "").([]any)[1])
 	b.integer(t, "PERSIST", "p:k")
-	require.EqualValues(t, -1, b.ask("A", ear.inbox).([]any)[5], "rest of a lock that never ends")
-	b.ask("A", "")
+	require.EqualValues(t, -1, b.checkIn("A", ear.inbox).([]any)[5], "remaining TTL of a lock that never ends")
+	b.checkIn("A", "")
 	b.expire()
-	for _, reply := range []any{b.ask("B", ear.inbox), b.enqueue("C", "")} {
+	for _, reply := range []any{b.checkIn("B", ear.inbox), b.enqueue("C", "")} {
 		require.Len(t, reply, 6)
 		require.Equal(t, []any{"", int64(-2)}, reply.([]any)[4:], "holder and rest of a lock that is kept for A")
 	}
 	require.Equal(t, []any{"", int64(-2)}, b.try("C"), "of the same for somebody else")
 	require.EqualValues(t, 0, b.release("C"))
 	before := b.now(t)
-	reply := b.ask("A", ear.inbox).([]any)
+	reply := b.checkIn("A", ear.inbox).([]any)
 	require.Len(t, reply, 2)
 	require.EqualValues(t, 0, reply[0])
 	require.GreaterOrEqual(t, reply[1], second+8)
-	found := b.ask("A", ear.inbox).([]any)
+	found := b.checkIn("A", ear.inbox).([]any)
 	require.Len(t, found, 4)
 	require.Equal(t, []any{int64(2), reply[1]}, found[:2])
 	require.GreaterOrEqual(t, found[2], before)
@@ -308,13 +308,13 @@ func TestAnswers(t *testing.T) {
 
 func fmtInt(n int64) string { return strconv.FormatInt(n, 10) }
 
-// Waiters are served in the order in which they came, each told of its own grant
-// only, with rising fences.
+// Waiters are served in the order of arrival, with rising fences. Each gets a message for its own
+// grant only.
 func TestOrderOfService(t *testing.T) {
 	b := newBench(t, "", "k")
 	before := b.hold("H")
 	tokens := []string{"z", "y", "x", "a", "b", "c"}
-	ears := make(map[string]*ear)
+	ears := make(map[string]*subscriber)
 	for _, token := range tokens {
 		ears[token] = b.listen("inbox of " + token)
 		b.wait(token, ears[token].inbox)
@@ -335,8 +335,8 @@ func TestOrderOfService(t *testing.T) {
 	}
 }
 
-// A ticket is the next fence, whatever the clock shows; so the order stays when the
-// clock steps back.
+// A ticket is the next fence, whatever the clock shows. So the order is kept when the clock is set
+// back.
 func TestTicketsAreFences(t *testing.T) {
 	b := newBench(t, "", "k")
 	b.hold("H")
@@ -349,8 +349,8 @@ func TestTicketsAreFences(t *testing.T) {
 	require.Equal(t, []string{"A", "B", "C"}, b.queue())
 }
 
-// A waiter that has lost its place gets it back with its old ticket. One that has
-// it keeps it, whatever ticket it shows.
+// A waiter that has lost its place gets it back with its old ticket. A waiter that has a place
+// keeps it, whatever ticket it sends.
 func TestOldTicket(t *testing.T) {
 	b := newBench(t, "", "k")
 	b.hold("H")
@@ -369,22 +369,28 @@ func TestOldTicket(t *testing.T) {
 	require.Equal(t, []string{"A", "B"}, b.queue())
 }
 
-// Whoever is dead is taken out of the queue, and the first that is alive is served.
+// Dead waiters are removed from the queue, and the first one that is alive is served.
 func TestDeadWaiters(t *testing.T) {
-	for name, kill := range map[string]func(b *bench, ear *ear){
-		"nobody listens": func(b *bench, ear *ear) { ear.deaf() },
-		"has not asked":  func(b *bench, ear *ear) { b.age("dead", 5100*time.Millisecond) },
-		"nothing known":  func(b *bench, ear *ear) { b.integer(b, "HDEL", b.lock.texts[3], ":dead") },
-		"not to be read": func(b *bench, ear *ear) { b.integer(b, "HSET", b.lock.texts[3], ":dead", "?") },
-		"no inbox, short TTL": func(b *bench, ear *ear) {
-			b.ask("dead", "")
+	for name, kill := range map[string]func(b *bench, ear *subscriber){
+		"nobody listens": func(b *bench, ear *subscriber) { ear.unsubscribe() },
+		"silent":         func(b *bench, ear *subscriber) { b.age("dead", 5100*time.Millisecond) },
+		"nothing known":  func(b *bench, ear *subscriber) { b.integer(b, "HDEL", b.lock.texts[3], ":dead") },
+		"not to be read": func(b *bench, ear *subscriber) { b.integer(b, "HSET", b.lock.texts[3], ":dead", "?") },
+		"no inbox, short TTL": func(b *bench, ear *subscriber) {
+			b.checkIn("dead", "")
 			b.integer(b, "HSET", b.lock.texts[3], ":dead", strings.Replace(b.waiters()[":dead"], " 60000 ", " 200 ", 1))
 			b.age("dead", 201*time.Millisecond)
 		},
-		"no inbox, silent":   func(b *bench, ear *ear) { b.ask("dead", ""); b.age("dead", 2100*time.Millisecond) },
-		"somebody hears all": func(b *bench, ear *ear) { ear.deaf(); require.NoError(b, ear.conn.PSubscribe("*")); ear.next() },
-		"listens to the other": func(b *bench, ear *ear) {
-			ear.deaf()
+		"clock set back":           func(b *bench, ear *subscriber) { b.age("dead", -time.Hour) },
+		"no inbox, clock set back": func(b *bench, ear *subscriber) { b.checkIn("dead", ""); b.age("dead", -time.Hour) },
+		"no inbox, silent":         func(b *bench, ear *subscriber) { b.checkIn("dead", ""); b.age("dead", 2100*time.Millisecond) },
+		"somebody hears all": func(b *bench, ear *subscriber) {
+			ear.unsubscribe()
+			require.NoError(b, ear.conn.PSubscribe("*"))
+			ear.next()
+		},
+		"listens to the other": func(b *bench, ear *subscriber) {
+			ear.unsubscribe()
 			require.NoError(b, ear.conn.Subscribe("p"+ear.inbox))
 			ear.next()
 		},
@@ -397,7 +403,7 @@ func TestDeadWaiters(t *testing.T) {
 				"release by a waiter": func(b *bench) { b.expire(); require.EqualValues(b, 0, b.release("-")) },
 				"attempt":             func(b *bench) { b.expire(); require.IsType(b, []any{}, b.try("-")) },
 				"enqueue":             func(b *bench) { b.expire(); b.wait("-", "") },
-				"ask":                 func(b *bench) { b.expire(); b.ask("-", "") },
+				"check-in":            func(b *bench) { b.expire(); b.checkIn("-", "") },
 			} {
 				b := b.of(how)
 				ear, alive := b.listen("inbox"), b.listen("alive")
@@ -416,8 +422,8 @@ func TestDeadWaiters(t *testing.T) {
 	}
 }
 
-// Somebody who has asked lately is alive, and the lock is kept for one without an
-// inbox until it comes.
+// A waiter that has checked in lately is alive. The lock is reserved for a waiter without an inbox
+// until it checks in.
 func TestAliveWaiters(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -427,29 +433,29 @@ func TestAliveWaiters(t *testing.T) {
 	require.EqualValues(t, 1, b.release("H"))
 	ear.requireTold("A")
 
-	b.wait("deaf", "")
+	b.wait("unsubscribed", "")
 	b.wait("B", ear.inbox)
-	b.age("deaf", 500*time.Millisecond)
+	b.age("unsubscribed", 500*time.Millisecond)
 	require.EqualValues(t, 1, b.release("A"))
 	require.Empty(t, b.holder())
 	require.Equal(t, "", b.try("C").([]any)[0])
 	require.EqualValues(t, 1, b.answerOf(b.enqueue("C", ear.inbox)))
-	require.EqualValues(t, 1, b.answerOf(b.ask("B", ear.inbox)))
+	require.EqualValues(t, 1, b.answerOf(b.checkIn("B", ear.inbox)))
 	require.EqualValues(t, 0, b.release("C"))
 	require.Empty(t, b.holder())
-	require.Equal(t, []string{"deaf", "B"}, b.queue())
-	require.EqualValues(t, 0, b.answerOf(b.ask("deaf", "")))
-	require.Equal(t, "deaf", b.holder())
+	require.Equal(t, []string{"unsubscribed", "B"}, b.queue())
+	require.EqualValues(t, 0, b.answerOf(b.checkIn("unsubscribed", "")))
+	require.Equal(t, "unsubscribed", b.holder())
 	require.Empty(t, ear.heard())
 
-	require.EqualValues(t, 1, b.release("deaf"))
+	require.EqualValues(t, 1, b.release("unsubscribed"))
 	ear.requireTold("B")
-	b.wait("deaf", "")
+	b.wait("unsubscribed", "")
 	b.expire()
-	require.EqualValues(t, 0, b.answerOf(b.enqueue("deaf", "")), "it may come with an enqueue, too")
-	b.wait("deaf again", "")
+	require.EqualValues(t, 0, b.answerOf(b.enqueue("unsubscribed", "")), "it may come with an enqueue, too")
+	b.wait("unsubscribed again", "")
 	b.expire()
-	b.hold("deaf again")
+	b.hold("unsubscribed again")
 	require.Empty(t, b.queue())
 }
 
@@ -459,15 +465,14 @@ func (b *bench) answerOf(reply any) int64 {
 	return state
 }
 
-// A lock that is free while somebody waits goes to the first in the queue, whoever
-// finds it so.
+// A lock that is free while it has waiters goes to the first of them, whoever calls.
 func TestNobodyBargesIn(t *testing.T) {
 	for name, come := range map[string]func(b *bench){
-		"attempt": func(b *bench) { require.Equal(b, "A", b.try("C").([]any)[0]) },
-		"enqueue": func(b *bench) { b.wait("C", ""); require.Equal(b, []string{"B", "C"}, b.queue()) },
-		"ask":     func(b *bench) { require.EqualValues(b, 1, b.answerOf(b.ask("B", ""))) },
-		"ask of a stranger": func(b *bench) {
-			require.EqualValues(b, 3, b.answerOf(b.ask("C", "")))
+		"attempt":  func(b *bench) { require.Equal(b, "A", b.try("C").([]any)[0]) },
+		"enqueue":  func(b *bench) { b.wait("C", ""); require.Equal(b, []string{"B", "C"}, b.queue()) },
+		"check-in": func(b *bench) { require.EqualValues(b, 1, b.answerOf(b.checkIn("B", ""))) },
+		"check-in of a stranger": func(b *bench) {
+			require.EqualValues(b, 3, b.answerOf(b.checkIn("C", "")))
 		},
 		"release of a waiter":   func(b *bench) { require.EqualValues(b, 0, b.release("B")) },
 		"release of a stranger": func(b *bench) { require.EqualValues(b, 0, b.release("C")) },
@@ -487,12 +492,12 @@ func TestNobodyBargesIn(t *testing.T) {
 	}
 }
 
-// The first in the queue that finds the lock free gets it with the answer.
+// If the first waiter finds the lock free, it is granted the lock in the answer.
 func TestFirstServesItself(t *testing.T) {
 	for name, come := range map[string]func(b *bench, inbox string) int64{
-		"attempt": func(b *bench, _ string) int64 { return b.hold("A") },
-		"enqueue": func(b *bench, inbox string) int64 { return b.enqueue("A", inbox).([]any)[1].(int64) },
-		"ask":     func(b *bench, inbox string) int64 { return b.ask("A", inbox).([]any)[1].(int64) },
+		"attempt":  func(b *bench, _ string) int64 { return b.hold("A") },
+		"enqueue":  func(b *bench, inbox string) int64 { return b.enqueue("A", inbox).([]any)[1].(int64) },
+		"check-in": func(b *bench, inbox string) int64 { return b.checkIn("A", inbox).([]any)[1].(int64) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -510,7 +515,7 @@ func TestFirstServesItself(t *testing.T) {
 	}
 }
 
-// The same token stands in the queue once, and not at all when it holds the lock.
+// A token is in the queue only once, and not at all while it holds the lock.
 func TestEnqueueTwice(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -528,16 +533,16 @@ func TestEnqueueTwice(t *testing.T) {
 	require.Equal(t, "A", b.holder())
 }
 
-// Every script that is delivered late, after others, leaves alone what it finds:
-// the longer lease of its own token, that of another, or a lock that is free. What
-// an attempt or an enqueue takes is what the release that is owed gives back.
+// A script that is delivered late, after others, does no harm: not to a longer lease of its own
+// token, nor to another token's, nor to a free lock. What a late attempt or enqueue takes, the owed
+// release gives back.
 func TestDeliveredLast(t *testing.T) {
 	late := map[string]func(b *bench){
-		"renew":   func(b *bench) { b.call(renewScript, "A", "1000") },
-		"ask":     func(b *bench) { b.ask("A", "") },
-		"release": func(b *bench) { b.release("A") },
-		"try":     func(b *bench) { b.call(acquireScript, "A", "1000") },
-		"enqueue": func(b *bench) { b.call(enqueueScript, "A", "1000", "", "") },
+		"renew":    func(b *bench) { b.call(renewScript, "A", "1000") },
+		"check-in": func(b *bench) { b.checkIn("A", "") },
+		"release":  func(b *bench) { b.release("A") },
+		"try":      func(b *bench) { b.call(acquireScript, "A", "1000") },
+		"enqueue":  func(b *bench) { b.call(enqueueScript, "A", "1000", "", "") },
 	}
 	for name, deliver := range late {
 		t.Run(name, func(t *testing.T) {
@@ -575,12 +580,12 @@ func TestDeliveredLast(t *testing.T) {
 	}
 }
 
-// An ask creates and extends nothing but the waiter's own place.
-func TestAskChangesNothing(t *testing.T) {
+// A check-in creates and extends nothing but the waiter's own place.
+func TestCheckInChangesNothing(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
-	b.ask("A", ear.inbox)
-	require.Empty(t, b.all(t), "after an ask on an empty server")
+	b.checkIn("A", ear.inbox)
+	require.Empty(t, b.all(t), "after a check-in on an empty server")
 	b.hold("H")
 	b.wait("A", ear.inbox)
 	b.wait("B", ear.inbox)
@@ -591,14 +596,14 @@ func TestAskChangesNothing(t *testing.T) {
 	}
 	before, fence := b.state(), b.text(t, "GET", b.lock.texts[1])
 	for _, token := range []string{"A", "C", "H"} {
-		b.ask(token, "p another")
+		b.checkIn(token, "p another")
 	}
 	require.Equal(t, before, b.state())
 	require.Equal(t, fence, b.text(t, "GET", b.lock.texts[1]))
 	require.LessOrEqual(t, b.integer(t, "PTTL", b.lock.texts[0]), int64(2000))
 	b.age("B", 3*time.Second)
 	aged := b.waiters()[":B"]
-	b.ask("B", "panother")
+	b.checkIn("B", "panother")
 	require.Equal(t, b.queue(), before["queue"])
 	now := b.waiters()
 	require.Greater(t, now[":B"], aged)
@@ -608,14 +613,14 @@ func TestAskChangesNothing(t *testing.T) {
 	b.integer(t, "PEXPIRE", b.lock.texts[1], dayInMS)
 }
 
-// No call shortens a lease, nor ends one that never ends.
+// No call shortens a lease, or gives a TTL to one without.
 func TestNothingShortens(t *testing.T) {
 	b := newBench(t, "", "k")
 	calls := map[string]func(){
-		"renew":   func() { b.call(renewScript, "A", "1000") },
-		"try":     func() { b.call(acquireScript, "A", "1000") },
-		"enqueue": func() { b.call(enqueueScript, "A", "1000", "", "") },
-		"ask":     func() { b.ask("A", "") },
+		"renew":    func() { b.call(renewScript, "A", "1000") },
+		"try":      func() { b.call(acquireScript, "A", "1000") },
+		"enqueue":  func() { b.call(enqueueScript, "A", "1000", "", "") },
+		"check-in": func() { b.checkIn("A", "") },
 	}
 	b.hold("A")
 	for name, call := range calls {
@@ -638,7 +643,7 @@ func TestNothingShortens(t *testing.T) {
 	}
 }
 
-// A release takes its token out of the queue, whoever holds the lock.
+// A release removes its token from the queue, whoever holds the lock.
 func TestReleaseLeavesTheQueue(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -655,8 +660,8 @@ func TestReleaseLeavesTheQueue(t *testing.T) {
 	require.Empty(t, ear.heard())
 }
 
-// When the lock is free and nobody waits, nothing is left but the fence, in whatever
-// order the last holder and the last waiters have gone.
+// When the lock is free and has no waiters, only the fence counter is left, in whatever order the
+// last holder and the last waiters left.
 func TestNothingIsLeft(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -677,8 +682,8 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// A release by a token that holds nothing, which finds the lock free, passes it on as a
-// lease that ends.
+// If the release of a token that holds nothing finds the lock free, it hands the lock over with a
+// TTL.
 func TestReleaseOfAnother(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -690,8 +695,7 @@ func TestReleaseOfAnother(t *testing.T) {
 	require.Positive(t, b.integer(t, "PTTL", "k"))
 }
 
-// A release whose handover fails frees the lock all the same, and who waits gets it
-// when it asks.
+// A release whose handover fails still frees the lock. The waiter is granted it when it checks in.
 func TestHandoverFails(t *testing.T) {
 	for name, rule := range map[string]string{
 		"no counter": "-incrby",
@@ -712,15 +716,15 @@ func TestHandoverFails(t *testing.T) {
 			require.Empty(t, b.holder())
 			require.Empty(t, ear.heard())
 			require.Equal(t, before, b.queue())
-			require.EqualValues(t, answerGranted, b.answerOf(b.ask("A", ear.inbox)))
+			require.EqualValues(t, answerGranted, b.answerOf(b.checkIn("A", ear.inbox)))
 		})
 	}
 }
 
-// A free lock whose handover fails, since the user lacks a right, is granted to nobody.
+// If the handover of a free lock fails because the user lacks a right, nobody is granted the lock.
 func TestServiceFails(t *testing.T) {
 	for _, rule := range []string{"-hset", "-zrem", "-hdel"} {
-		for name, script := range map[string]*Script{"try": acquireScript, "enqueue": enqueueScript, "ask": askScript} {
+		for name, script := range map[string]*Script{"try": acquireScript, "enqueue": enqueueScript, "check-in": checkInScript} {
 			t.Run(name+rule, func(t *testing.T) {
 				t.Parallel()
 				b := newBench(t, "", "k")
@@ -738,8 +742,8 @@ func TestServiceFails(t *testing.T) {
 	}
 }
 
-// An enqueue that fails, since the user lacks a right, leaves nothing in the queue, and
-// nothing beside the lock when that is released.
+// An enqueue that fails because the user lacks a right leaves nothing in the queue, and no companion
+// when the lock is released.
 func TestEnqueueFails(t *testing.T) {
 	for _, rule := range []string{"-hset", "-pexpire", "-zadd", "-incrby", "-publish", "resetchannels"} {
 		t.Run(rule, func(t *testing.T) {
@@ -758,7 +762,7 @@ func TestEnqueueFails(t *testing.T) {
 	}
 }
 
-// A waiter that may not publish in its inbox finds that out when it tells of it.
+// A waiter without the right to publish finds that out when it registers its inbox.
 func TestMayNotPublish(t *testing.T) {
 	for _, rule := range []string{"-publish", "resetchannels"} {
 		t.Run(rule, func(t *testing.T) {
@@ -767,15 +771,15 @@ func TestMayNotPublish(t *testing.T) {
 			b.hold("H")
 			b.wait("A", "")
 			b.rule(rule)
-			_, err := b.locker.eval(t.Context(), askScript, "k", "A", "pinbox")
+			_, err := b.locker.eval(t.Context(), checkInScript, "k", "A", "pinbox")
 			require.True(t, forbidden(err), "%v", err)
 			require.NotContains(t, b.waiters()[":A"], "inbox")
-			require.EqualValues(t, answerWaits, b.answerOf(b.ask("A", "")), "without an inbox")
+			require.EqualValues(t, answerWaits, b.answerOf(b.checkIn("A", "")), "without an inbox")
 		})
 	}
 }
 
-// A Client whose user may not use the queue is told so, and leaves nothing there.
+// A Client whose user lacks the rights for the queue gets an error that says so, and leaves nothing.
 func TestMayNotWait(t *testing.T) {
 	for _, rule := range []string{"-hset", "-zadd", "-zrank", "-publish"} {
 		t.Run(rule, func(t *testing.T) {
@@ -796,7 +800,7 @@ func TestMayNotWait(t *testing.T) {
 	}
 }
 
-// A user with the rights that the package documentation names can do everything.
+// A user with the documented rights can do everything.
 func TestRights(t *testing.T) {
 	rights := slices.DeleteFunc(neededRights(), inCluster)
 	b := newBench(t, "p:", "k")
@@ -822,7 +826,7 @@ func TestRights(t *testing.T) {
 	released := time.Now()
 	await(t, w.done, "the end of the wait")
 	require.NoError(t, w.err)
-	require.Less(t, time.Since(released), time.Second, "told by a message")
+	require.Less(t, time.Since(released), time.Second, "served by a message")
 	for _, call := range []func() (bool, error){
 		func() (bool, error) { return l.Renew(t.Context(), "k", "A", time.Minute) },
 		func() (bool, error) { return l.Release(t.Context(), "k", "A") },
@@ -843,7 +847,7 @@ func (b *bench) rule(rule string) {
 	require.NoError(b, err)
 }
 
-// Without memory for a handover the lock is freed too.
+// The lock is also freed if there is no memory for a handover.
 func TestHandoverWithoutMemory(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("inbox")
@@ -856,11 +860,11 @@ func TestHandoverWithoutMemory(t *testing.T) {
 	b.text(t, "CONFIG", "SET", "maxmemory", "0")
 	require.Empty(t, b.holder())
 	require.Empty(t, ear.heard())
-	require.EqualValues(t, answerGranted, b.answerOf(b.ask("A", ear.inbox)))
+	require.EqualValues(t, answerGranted, b.answerOf(b.checkIn("A", ear.inbox)))
 }
 
-// A user who may not publish hands over in silence; one who may not count
-// subscribers takes waiters for alive that have asked lately.
+// A user without the right to publish hands over without a message. For a user without the right to
+// count subscribers, waiters that have checked in lately are alive.
 func TestHandoverInSilence(t *testing.T) {
 	for name, rule := range map[string]string{"no message": "-publish", "no count": "-pubsub"} {
 		t.Run(name, func(t *testing.T) {
@@ -880,15 +884,15 @@ func TestHandoverInSilence(t *testing.T) {
 			} else {
 				ear.requireTold("A")
 			}
-			state, n := b.answer(b.ask("A", ear.inbox))
+			state, n := b.answer(b.checkIn("A", ear.inbox))
 			require.EqualValues(t, answerFound, state)
 			require.Equal(t, b.text(t, "GET", b.lock.texts[1]), fmtInt(n[0]))
 		})
 	}
 }
 
-// An inbox that begins with an "s" is a shard channel, which a plain one of the same
-// name is not.
+// The address of an inbox on a shard channel begins with "s". A plain channel of the same name is
+// another one.
 func TestShardedInbox(t *testing.T) {
 	b := newBench(t, "", "k")
 	conn, plain := b.dial(), b.listen("inbox")
@@ -910,21 +914,20 @@ func TestShardedInbox(t *testing.T) {
 
 	_, err = conn.Do("SUNSUBSCRIBE", "inbox")
 	require.NoError(t, err)
-	b.wait("deaf", "sinbox")
+	b.wait("unsubscribed", "sinbox")
 	b.wait("B", plain.inbox)
 	b.release("A")
 	plain.requireTold("B")
 }
 
-// A waiter's place and what is known of it last as long as it asks, and no longer
-// than a minute.
+// A waiter's place and record last as long as it checks in, and for at most a minute after that.
 func TestQueueExpires(t *testing.T) {
 	b := newBench(t, "", "k")
 	b.hold("H")
 	beside := b.lock.texts[2:]
 	for name, call := range map[string]func(){
-		"enqueue": func() { b.enqueue("A", "") },
-		"ask":     func() { b.ask("A", "") },
+		"enqueue":  func() { b.enqueue("A", "") },
+		"check-in": func() { b.checkIn("A", "") },
 	} {
 		b.enqueue("A", "")
 		for _, key := range beside {
@@ -938,13 +941,13 @@ func TestQueueExpires(t *testing.T) {
 	}
 	for _, key := range beside { // evicted, or expired too early
 		b.integer(t, "DEL", key)
-		require.EqualValues(t, answerUnknown, b.answerOf(b.ask("A", "")))
+		require.EqualValues(t, answerUnknown, b.answerOf(b.checkIn("A", "")))
 		b.enqueue("A", "")
 	}
 }
 
-// Tokens and inboxes are any bytes, and none is taken for another's, or for what
-// is stored of the last handover.
+// Tokens and inboxes may be any bytes. None is confused with another, or with the record of the last
+// handover.
 func TestTokensAreBytes(t *testing.T) {
 	b := newBench(t, "", "k")
 	ear := b.listen("in box\x00\n\xff 1 2 ")
@@ -958,7 +961,7 @@ func TestTokensAreBytes(t *testing.T) {
 	for _, token := range tokens {
 		require.EqualValues(t, 1, b.release(holder), "%q", holder)
 		h := ear.requireTold(token)
-		state, n := b.answer(b.ask(token, ear.inbox))
+		state, n := b.answer(b.checkIn(token, ear.inbox))
 		require.EqualValues(t, answerFound, state, "%q", token)
 		require.Equal(t, h.fence, n[0])
 		holder = token

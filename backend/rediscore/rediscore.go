@@ -25,8 +25,8 @@ var acquireSource string
 //go:embed lua/enqueue.lua
 var enqueueSource string
 
-//go:embed lua/ask.lua
-var askSource string
+//go:embed lua/checkin.lua
+var checkInSource string
 
 //go:embed lua/renew.lua
 var renewSource string
@@ -46,7 +46,7 @@ var holderSource string
 var (
 	acquireScript = newScript(including(acquireSource), 4)
 	enqueueScript = newScript(including(enqueueSource), 4)
-	askScript     = newScript(including(askSource), 4)
+	checkInScript = newScript(including(checkInSource), 4)
 	renewScript   = newScript(renewSource, 1)
 	releaseScript = newScript(including(releaseSource), 4)
 	freeScript    = newScript(freeSource, 1)
@@ -54,25 +54,26 @@ var (
 	holderScript  = newScript(holderSource, 1)
 )
 
-// including puts in what a script includes.
+// including replaces the --include lines of a script by the files that they name.
 func including(source string) string {
 	return strings.NewReplacer("--include fence.lua\n", fenceSource, "--include queue.lua\n", queueSource).Replace(source)
 }
 
-// A Locker keeps leases on Redis. It is a [dlock.Locker], [dlock.Acquirer],
-// [dlock.BatchRenewer] and [dlock.Inspector]. All methods may be called by any
-// number of goroutines.
+// A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
+// [dlock.BatchRenewer] and [dlock.Inspector]. All methods are safe for concurrent use.
 //
-// An error of a call that had no effect is marked as a [dlock.NoEffectError]: nothing was
-// sent, or the server refused the call before its script ran. It is temporary if the server
-// said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN or READONLY. Of an error from inside a
-// script, as that of a missing right, the outcome is unknown.
+// A method returns a [dlock.NoEffectError] if its call had no effect: nothing was sent, or
+// the server refused the call before its script had granted, renewed or released anything. The
+// error is temporary if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN or READONLY.
+// After any other error the outcome of the call is unknown.
 type Locker struct {
+	// No two mutexes of this package are ever held together, and none during a call of a
+	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
 	conn     Conn
 	prefix   string
 	unqueued bool        // WithQueue(false)
 	inboxErr func(error) // WithInboxError
-	err      error       // why no call can succeed: a bad argument of the constructor
+	err      error       // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
 	keys     keys
 	post     *post
@@ -88,11 +89,13 @@ var (
 // An Option changes where or how a [Locker] keeps leases.
 type Option func(*Locker)
 
-// WithPrefix puts all keys under a prefix: the lock named key is stored as prefix
-// followed by key. Everything else that is stored begins with the prefix too, unless the
-// prefix contains a brace (see the package documentation). All programs that share a lock
-// must split its name into prefix and key at the same place. A prefix that contains
-// "dlock1:" is refused. The default is no prefix.
+// WithPrefix sets the prefix of all Redis keys and channels: the lock named key is stored
+// under prefix followed by key. If the prefix contains an opening brace, some names have a
+// hash tag before the prefix; the package documentation says which. All programs that share a
+// lock must split its name into prefix and key at the same place. The default is no prefix.
+//
+// A prefix that contains "dlock1:" or is longer than 1,024 bytes is refused: all methods fail
+// with [dlock.ErrInvalid].
 func WithPrefix(prefix string) Option {
 	return func(l *Locker) {
 		if len(prefix) > maxPrefix {
@@ -107,20 +110,21 @@ func WithPrefix(prefix string) Option {
 
 const maxPrefix = 1024
 
-// WithQueue(false) makes waiters poll instead of queueing. Use it for locks that programs
-// with other libraries acquire too: these do not queue, and get no turn while a waiter of
-// dlock does. The default is true.
+// WithQueue sets whether waiters queue on the server. The default is true. With false, they
+// poll: Acquire returns [errors.ErrUnsupported], and the [dlock.Client] repeats TryAcquire.
+// Use WithQueue(false) for a lock that programs with other libraries acquire too. These
+// programs do not queue, so they would not get the lock while a waiter of dlock is queued.
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
-// WithInboxError has f called with the reason when the Locker cannot open an inbox. After
-// that f is not called again until an inbox was open. Without an inbox waiters get no
-// messages, and poll. The most frequent reason is that the Redis user has no right to
-// subscribe to the channels under the prefix (see the package documentation). f should
-// return soon: Close waits for it.
+// WithInboxError sets a function that is called with the reason when the Locker cannot open
+// an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
+// that the Redis user has no right to subscribe to the channels under the prefix (see the
+// package documentation). f is called once, and again only after an inbox has been open. It
+// should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
-// New returns a Locker on the server that conn talks to. Bad arguments make its
-// methods fail with [dlock.ErrInvalid].
+// New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
+// methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
 	l := &Locker{conn: conn}
 	if conn == nil {
@@ -147,10 +151,10 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w %s", dlock.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Close ends the subscriptions and makes all later calls, and waits that are under
-// way, fail with [dlock.ErrClosed]. It returns when these have left the queues and
-// nothing is sent any more, so that the client can be closed. It does not close the
-// client, and frees no lock.
+// Close ends the subscriptions and the waits in progress. These waits and all later calls fail
+// with [dlock.ErrClosed]. Close returns when the waiters have left the queues and nothing more
+// is sent, so the caller can then close the Redis client. Close does not release any lease.
+// It always returns nil.
 func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
@@ -192,9 +196,9 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	return held(l.eval(ctx, renewScript, key, token, milliseconds(ttl)))
 }
 
-// Release implements [dlock.Locker] in one round trip. If token holds nothing, but a request
-// of an earlier wait of token has not been answered, Release waits for that answer, as long
-// as ctx lasts, and releases what the request was granted.
+// Release implements [dlock.Locker] in one round trip. If token holds nothing, but a call of
+// an earlier wait of token has not been answered, Release waits for that answer until ctx
+// ends, and releases what the call was granted.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
@@ -217,20 +221,20 @@ func (l *Locker) release(ctx context.Context, key, token string) (bool, error) {
 	return held(reply, err)
 }
 
-// moving reports whether a call was refused because its slot is being moved from one
-// server of a cluster to another, and not all its keys are in one place. A call with
-// one key is not.
+// moving reports whether a call was refused because its slot is being moved from one server
+// of a cluster to another, and its keys are not all on the same one. A call with a single key
+// is not refused so.
 func moving(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "TRYAGAIN") }
 
-// RenewBatch implements [dlock.BatchRenewer], in one round trip to each server
-// that has some of the keys.
+// RenewBatch implements [dlock.BatchRenewer], in one round trip to each server that has keys
+// of the batch.
 func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
 	if err := l.ready(ctx); err != nil {
 		return nil, err
 	}
 	results := make([]dlock.RenewResult, len(batch))
 	calls := make([]Call, 0, len(batch))
-	sent := make([]int, 0, len(batch)) // the place in the batch of each call
+	sent := make([]int, 0, len(batch)) // the index in the batch of each call
 	for i, r := range batch {
 		if err := l.checkArgs(r.Key, r.Token, r.TTL); err != nil {
 			results[i].Err = mark(err)
@@ -250,9 +254,9 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	return results, nil
 }
 
-// Inspect implements [dlock.Inspector] in one round trip. A waiter that has died is counted
-// for a few seconds more. Waiting is 0 while the slot of the key is moved between servers of
-// a cluster.
+// Inspect implements [dlock.Inspector] in one round trip. Waiting includes waiters that have
+// died but have not been removed yet. It is 0 while the slot of the key is being moved to
+// another server of a cluster, or if the user lacks the right to count them.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err
@@ -278,7 +282,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, unexpected(reply)
 }
 
-// holder is Inspect for a call with one key.
+// holder is Inspect with a single key, for a slot that is being moved.
 func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
 	reply, err := l.eval(ctx, holderScript, key)
 	if err != nil || reply == nil {
@@ -339,8 +343,7 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	return nil
 }
 
-// completesMark reports whether the prefix ends with the begin of the mark, and the key
-// begins with the rest.
+// completesMark reports whether the mark begins at the end of the prefix, and ends in the key.
 func (l *Locker) completesMark(key string) bool {
 	for n := 1; n < len(companionMark); n++ {
 		if strings.HasPrefix(key, companionMark[n:]) && strings.HasSuffix(l.prefix, companionMark[:n]) {
@@ -364,8 +367,8 @@ func held(reply any, err error) (bool, error) {
 	return n == 1, nil
 }
 
-// remaining makes a duration of what PTTL has replied: -1 for a lock that never
-// ends, and -2, of which nothing is known, for one that is free.
+// remaining converts a reply of PTTL. It returns a negative duration for a lock that never
+// ends (-1), and 0 for one that is free (-2).
 func remaining(ms int64) time.Duration {
 	if ms == -2 {
 		return 0
@@ -373,13 +376,13 @@ func remaining(ms int64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// parseHold reads the reply {token, rest in ms or -1}.
+// parseHold reads the reply {token, remaining TTL in ms or -1}.
 func parseHold(r []any) (dlock.Hold, error) {
 	if len(r) == 2 {
 		token, ok1 := r[0].(string)
-		rest, ok2 := r[1].(int64)
+		ms, ok2 := r[1].(int64)
 		if ok1 && ok2 {
-			return dlock.Hold{Held: true, Token: token, Remaining: remaining(rest)}, nil
+			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
 		}
 	}
 	return dlock.Hold{}, errUnexpected
@@ -387,5 +390,5 @@ func parseHold(r []any) (dlock.Hold, error) {
 
 var errUnexpected = errors.New("unexpected reply of a script")
 
-// unexpected does not show the reply, which may hold a token.
+// unexpected does not show the reply, which may contain a token.
 func unexpected(reply any) error { return fmt.Errorf("%w: %T", errUnexpected, reply) }

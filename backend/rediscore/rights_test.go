@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What clients call beside the scripts, as in an ACL rule. The value says whether that is in
-// a cluster only.
+// called has what clients call besides the scripts, as in an ACL rule. The value is true if that is
+// only in a cluster.
 var called = map[string]bool{
 	"+asking":         true,
 	"+cluster|shards": true,
@@ -30,14 +30,14 @@ func inCluster(right string) bool { return called[right] || right == "+spublish"
 // notCommands are words of the scripts that look like commands.
 var notCommands = map[string]bool{"NUMSUB": true, "SHARDNUMSUB": true}
 
-// neededRights finds the rights that a user needs in the scripts.
+// neededRights returns the rights that the scripts and clients need.
 func neededRights() []string {
 	rights := make(map[string]bool)
 	for right := range called {
 		rights[right] = true
 	}
 	for _, script := range []*Script{
-		acquireScript, enqueueScript, askScript, renewScript, releaseScript, freeScript, inspectScript, holderScript,
+		acquireScript, enqueueScript, checkInScript, renewScript, releaseScript, freeScript, inspectScript, holderScript,
 	} {
 		for _, word := range regexp.MustCompile(`'([A-Z]{3,})'`).FindAllStringSubmatch(script.Source, -1) {
 			if !notCommands[word[1]] {
@@ -48,7 +48,7 @@ func neededRights() []string {
 	return slices.Sorted(maps.Keys(rights))
 }
 
-// The documentation has the line that makes a user with all rights that are needed.
+// The documentation shows the command that creates a user with exactly the rights that are needed.
 func TestDocumentedRights(t *testing.T) {
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)

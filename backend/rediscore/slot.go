@@ -51,9 +51,9 @@ const (
 	tagAlphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// tags has one hash tag for each slot: the first of three characters, in the
-// order of tagAlphabet, that is in the slot. The table is part of the wire
-// format, since all Clients of a lock must find the same companions.
+// tags has one hash tag for each slot: the first string of three characters, in the order of
+// tagAlphabet, that is in the slot. The table is part of the wire format, since all clients of
+// a lock must use the same companions.
 var tags = sync.OnceValue(func() *[slots]string {
 	var table [slots]string
 	var tag [tagLength]byte

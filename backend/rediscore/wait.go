@@ -12,30 +12,36 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// How often a waiter asks whether it has been served. One that has not asked for
-// five seconds counts as dead; without an inbox for two, or for its TTL (queue.lua).
+// A check-in asks the server whether the waiter was granted the lock, and shows that the
+// waiter is alive. A waiter that has not checked in for 5 s counts as dead; one without an
+// inbox, for 2 s or its TTL if that is shorter (queue.lua).
 const (
-	askPeriod  = 2200 * time.Millisecond
-	askJitter  = 400 * time.Millisecond
-	deafPeriod = 100 * time.Millisecond // without an inbox, for the first in the queue
-	maxDeaf    = time.Second            // without an inbox, for all others
-	deafShare  = 6                      // without an inbox, of a short TTL
-	minDeaf    = 5 * time.Millisecond   // however short the TTL is
-	nextAsk    = 25 * time.Millisecond  // after a lease has run out: the first asks, then the second
-	noReply    = time.Second            // of a call, after which it is told
-	comePeriod = 500 * time.Millisecond // while the lock is free for the first, who has no inbox
+	checkInPeriod = 2200 * time.Millisecond
+	checkInJitter = 400 * time.Millisecond
+	expiryStagger = 25 * time.Millisecond  // after the end of a lease, between the check-ins of the first two waiters
+	reservePeriod = 500 * time.Millisecond // of the first two, while the lock is reserved for the first
+
+	// Without an inbox, the period is unsubscribedPeriod for the first waiter, twice that for
+	// the second and so on, but at most maxUnsubscribed and at most a share of the TTL.
+	unsubscribedPeriod = 100 * time.Millisecond
+	maxUnsubscribed    = time.Second
+	minUnsubscribed    = 5 * time.Millisecond
+	unsubscribedShare  = 6
+
+	retryPause = 100 * time.Millisecond // after a failed call; doubled four times
+	replyLimit = time.Second            // after which the error of a wait says that there is no reply
 )
 
-// maxPassed is how often a waiter that has an inbox may lose its place. Once can be a
-// pause of the process. Then the inbox must be heard of on another server than the lock,
-// such as a former master: the waiter does without.
-const maxPassed = 2
+// maxPassedOver is how many times a waiter with an inbox may lose its place. Once can be a
+// pause of the process. After the second time the inbox is probably on another server than
+// the lock, such as a former master, and the waiter goes on without it.
+const maxPassedOver = 2
 
 // Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
-// hands the lock to it. A message tells the waiter. In case the message is lost, the waiter
-// polls about every two seconds, and when a lease runs out. If the token is released through
-// the same Locker during the wait, the wait ends with [dlock.ErrReleased], or is never granted
-// the lock.
+// hands the lock to it and sends the waiter a message. Because the message can be lost, the
+// waiter also checks in with the server about every two seconds, and when the holder's lease
+// ends. If the token is released through the same Locker during the wait, the wait ends with
+// [dlock.ErrReleased], or is never granted the lock.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
@@ -60,13 +66,13 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	attempt, err := w.run()
 	w.timer.Stop()
 	if w.calling {
-		w.outlive()
+		w.awaitAnswer()
 	}
 	l.post.leave(token, w.waiter, attempt.Acquired)
 	return attempt, err
 }
 
-// A wait is one call of Acquire. It makes one call to the server at a time.
+// A wait is one call of Acquire. It has at most one call to the server in flight.
 type wait struct {
 	locker  *Locker
 	ctx     context.Context
@@ -75,28 +81,28 @@ type wait struct {
 	ttl     time.Duration
 	waiter  *waiter
 	answers chan answer // of capacity 1
-	timer   *time.Timer // when to ask
+	timer   *time.Timer // of the next check-in
 
-	calling  bool      // a call is on its way
-	called   time.Time // when the last call was made
-	again    bool      // another is to follow
-	queued   bool      // as far as is known
-	unsure   bool      // an attempt to queue was given up, and may still be on its way
-	failures int       // of calls, in a row
-	failure  error     // of the last of them
-	passed   int       // how often it lost its place though its inbox was known
-	ticket   string
-	told     string // the address of the inbox that the server knows
-	held     dlock.Attempt
+	calling    bool      // a call is in flight
+	called     time.Time // when the last call was made
+	again      bool      // another call follows when the call in flight is answered
+	queued     bool      // as far as is known
+	unsure     bool      // an enqueue failed, and may still reach the server
+	failures   int       // of calls, in a row
+	failure    error     // of the last of them
+	passedOver int       // how many times it lost its place although its inbox was registered
+	ticket     string
+	registered string        // the address of the inbox that the server has
+	held       dlock.Attempt // the last answer "held"
 
-	// What the server's clock showed, not before the time sent. It is zero if
-	// it may have become that of another server meanwhile.
+	// The server's clock, read at the time sent or later. It is zero if the inbox may have
+	// moved to another server since.
 	clock int64
 	sent  time.Time
-	early handover // has overtaken the answer to the call, which is to date it; the zero handover if none has
+	early handover // a message that overtook the answer in flight, which will date it; or zero
 }
 
-// An answer is what a call has returned that was made at sent.
+// An answer is the result of a call that was made at sent.
 type answer struct {
 	sent    time.Time
 	script  *Script
@@ -126,7 +132,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 			if w.calling && !w.again {
 				w.early = h
 			}
-			w.told = "" // this grant will not be told again
+			w.registered = "" // no second message will come for this grant
 			w.send()
 		case <-w.waiter.changed:
 			w.change()
@@ -137,11 +143,11 @@ func (w *wait) run() (dlock.Attempt, error) {
 	}
 }
 
-// ended is the error of a wait whose ctx has ended. It wraps why the last call has
-// failed too, if it has, or that there is no reply to it for longer than a server takes.
+// ended returns the error of a wait whose ctx has ended. It also wraps the error of the last
+// call, or says that the call in flight has had no reply for replyLimit.
 func (w *wait) ended() error {
 	failure, since := w.failure, time.Since(w.called)
-	if failure == nil && w.calling && since >= noReply {
+	if failure == nil && w.calling && since >= replyLimit {
 		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
 	}
 	if failure == nil {
@@ -150,7 +156,7 @@ func (w *wait) ended() error {
 	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
 }
 
-// noteChange notes a change of the inbox that came before a message or an answer.
+// noteChange takes note of a change of the inbox before a message or an answer is read.
 func (w *wait) noteChange() {
 	select {
 	case <-w.waiter.changed:
@@ -159,14 +165,14 @@ func (w *wait) noteChange() {
 	}
 }
 
-// change forgets what may be of another server than what comes through the inbox from
-// now on. An ask is to follow.
+// change forgets what the server said before the inbox changed: the inbox may be on another
+// server now. A check-in follows.
 func (w *wait) change() { w.clock, w.early, w.again = 0, handover{}, true }
 
-// outlive waits in the background for the answer to a call that is on its way when the
-// wait ends. The call may come to the server after the release of the token, which is
-// repeated then.
-func (w *wait) outlive() {
+// awaitAnswer waits in the background for the answer to a call that is in flight when the
+// wait ends. The call may reach the server after the release of the token, which is repeated
+// then.
+func (w *wait) awaitAnswer() {
 	post, answered := w.locker.post, make(chan struct{})
 	post.outlived(w.token, w.waiter, answered)
 	post.start(func() {
@@ -179,9 +185,9 @@ func (w *wait) outlive() {
 	})
 }
 
-// end is how a wait ends without a grant. The error is marked if nothing can be left of the
-// wait, or nothing but the place in the queue, which the holder beside the error tells. An
-// ask that is on its way does no harm: it does nothing for a token that is not in the queue.
+// end ends a wait without a grant. The error says that there was no effect if the wait has
+// left nothing on the server, or only a place in the queue, which the holder beside the error
+// implies. A check-in in flight does no harm: it does nothing for a token that is not queued.
 func (w *wait) end(err error) (dlock.Attempt, error) {
 	if w.calling && !w.queued || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
 		return w.held, unmark(err)
@@ -189,21 +195,21 @@ func (w *wait) end(err error) (dlock.Attempt, error) {
 	return w.held, mark(err)
 }
 
-// left notes that nothing is left of the wait on the server, but what may be on its way.
-func (w *wait) left() { w.ticket, w.held = "", dlock.Attempt{} }
+// forgetPlace notes that the token is not in the queue any more.
+func (w *wait) forgetPlace() { w.ticket, w.held = "", dlock.Attempt{} }
 
-// close gives back what the token has, or may be given by a call that is on its way.
+// close releases the token, after the answer to the call in flight.
 func (w *wait) close() (dlock.Attempt, error) {
 	if w.calling {
 		w.received(<-w.answers)
 	}
 	if w.locker.giveBack(w.ctx, w.key, w.token) == nil {
-		w.left()
+		w.forgetPlace()
 	}
 	return w.end(dlock.ErrClosed)
 }
 
-// received notes that the call is not on its way any more, as far as its error tells.
+// received notes that the call in flight was answered, or has failed.
 func (w *wait) received(a answer) {
 	w.calling = false
 	if a.err != nil && a.script == enqueueScript && !marked(a.err) {
@@ -211,21 +217,22 @@ func (w *wait) received(a answer) {
 	}
 }
 
-// grant dates a grant of which a message tells. It was made at least so long after
-// w.sent as the server's clock has moved on since it was read.
+// grant dates the grant of a message. On the server's clock, it was made h.time-w.clock after
+// the clock was read, which was not before w.sent.
 func (w *wait) grant(h handover) dlock.Attempt {
 	since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)
 	return dlock.Attempt{Acquired: true, Since: since, Fence: h.fence}
 }
 
-// send asks the server, or goes (back) into the queue.
+// send makes the next call, a check-in or an enqueue. If a call is in flight, the next one
+// follows its answer.
 func (w *wait) send() {
 	if w.calling {
 		w.again = true
 		return
 	}
 	address := w.waiter.address()
-	if w.passed >= maxPassed {
+	if w.passedOver >= maxPassedOver {
 		address = ""
 	}
 	script, args := w.next(address)
@@ -241,13 +248,12 @@ func (w *wait) send() {
 
 func (w *wait) next(address string) (script *Script, args []string) {
 	if w.queued {
-		return askScript, []string{w.token, address}
+		return checkInScript, []string{w.token, address}
 	}
 	return enqueueScript, []string{w.token, milliseconds(w.ttl), address, w.ticket}
 }
 
-// take acts on an answer. It returns a grant or an error, or nothing if the wait
-// goes on.
+// take acts on an answer. It returns a grant, an error, or neither if the wait goes on.
 func (w *wait) take(a answer) (dlock.Attempt, error) {
 	state, n, holder, err := parseAnswer(&a)
 	w.received(a)
@@ -259,42 +265,42 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
 	case answerFound:
-		if w.told != "" && w.told == a.address {
+		if w.registered != "" && w.registered == a.address {
 			w.locker.post.found(w.token, w.waiter)
 		}
 		w.sent, w.clock = a.sent, n[2]
 		return w.grant(handover{fence: n[0], time: n[1]}), nil
 	case answerUnknown:
 		if w.locker.post.isReleased(w.token) {
-			w.left()
+			w.forgetPlace()
 			return w.end(dlock.ErrReleased)
 		}
-		// A message that is read from now on is not the last word on the token,
-		// which is on its way back into the queue: the answer to that is.
+		// The token goes back into the queue. A message that is read from now on may be
+		// older than the answer to that, which counts.
 		w.queued, w.clock = false, 0
-		if a.address != "" && a.address == w.told {
-			if w.passed++; w.passed == maxPassed {
+		if a.address != "" && a.address == w.registered {
+			if w.passedOver++; w.passedOver == maxPassedOver {
 				w.locker.post.passedOver(w.waiter)
 			}
 		}
 		w.send()
 	default:
-		return w.waits(a, n, holder), nil
+		return w.stillQueued(a, n, holder), nil
 	}
 	return dlock.Attempt{}, nil
 }
 
-// failed ends the wait with the error of a call, or plans the next one.
+// failed ends the wait with the error of a call, or schedules the next call.
 func (w *wait) failed(err error) (dlock.Attempt, error) {
 	switch {
-	case forbidden(err): // for as long as it waits
+	case forbidden(err): // a retry would fail too
 		return w.end(lacksRights(err))
 	case w.ticket == "", errors.Is(err, dlock.ErrClosed):
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
-	pause := minPause << min(w.failures, 4)
-	w.pause(pause/2 + rand.N(pause/2)) // not all waiters at once
+	pause := retryPause << min(w.failures, 4)
+	w.schedule(pause/2 + rand.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
 }
 
@@ -303,45 +309,45 @@ func lacksRights(err error) error {
 		"see the package documentation of rediscore, or use WithQueue(false): %w", dlock.ErrInvalid, err)
 }
 
-// waits plans the next ask of a waiter that stands in the queue, or returns the grant
-// that was made since the answer, if its message was here first.
-func (w *wait) waits(a answer, n []int64, holder string) dlock.Attempt {
-	ticket, rank, clock, rest := n[0], time.Duration(n[1]), n[2], remaining(n[3])
+// stillQueued schedules the next check-in of a waiter that is in the queue. If a message
+// overtook the answer and is of a later grant, it returns that grant.
+func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
+	ticket, rank, clock, left := n[0], time.Duration(n[1]), n[2], remaining(n[3])
 	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
 	w.noteChange()
 	if w.early.time > clock {
 		w.sent, w.clock = a.sent, clock
 		return w.grant(w.early)
 	}
-	if !w.again { // else the inbox may have changed since, or a message have come
-		w.sent, w.clock, w.told = a.sent, clock, a.address
+	if !w.again { // else the inbox may have changed, or a message may have come
+		w.sent, w.clock, w.registered = a.sent, clock, a.address
 	}
-	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: rest}
-	period := askPeriod - askJitter/2 + rand.N(askJitter)
+	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
+	period := checkInPeriod - checkInJitter/2 + rand.N(checkInJitter)
 	if a.address == "" {
-		share := max(w.ttl/deafShare, minDeaf)
-		period = min(deafPeriod*(rank+1), maxDeaf, share) + rand.N(min(deafPeriod, share))
+		share := max(w.ttl/unsubscribedShare, minUnsubscribed)
+		period = min(unsubscribedPeriod*(rank+1), maxUnsubscribed, share) + rand.N(min(unsubscribedPeriod, share))
 	}
 	switch {
-	case rank > 1 || rest < 0:
-	case holder == "": // another is to come for it
-		period = min(period, comePeriod)
+	case rank > 1 || left < 0:
+	case holder == "": // reserved for another waiter
+		period = min(period, reservePeriod)
 	default:
-		period = min(period, rest+time.Millisecond+rank*nextAsk)
+		period = min(period, left+time.Millisecond+rank*expiryStagger)
 	}
-	w.pause(period)
+	w.schedule(period)
 	return dlock.Attempt{}
 }
 
-// pause asks again after d, or at once if that was wanted meanwhile.
-func (w *wait) pause(d time.Duration) {
+// schedule makes the next call after d, or at once if one is due already.
+func (w *wait) schedule(d time.Duration) {
 	if w.again {
 		d = 0
 	}
 	w.timer.Reset(d)
 }
 
-// The first numbers of answers, as in ask.lua.
+// The first numbers of answers, as in checkin.lua.
 const (
 	answerGranted = iota
 	answerWaits
@@ -349,8 +355,8 @@ const (
 	answerUnknown
 )
 
-// parseAnswer reads an answer of enqueue.lua or ask.lua: the numbers after the
-// first, and the holder if there is one.
+// parseAnswer reads an answer of enqueue.lua or checkin.lua. It returns the first number, the
+// others, and the holder if there is one.
 func parseAnswer(a *answer) (state int64, n []int64, holder string, err error) {
 	if a.err != nil {
 		return 0, nil, "", a.err
@@ -372,8 +378,8 @@ func parseAnswer(a *answer) (state int64, n []int64, holder string, err error) {
 	return n[0], n[1:], holder, nil
 }
 
-// giveBack releases what was granted to a token that is used no more. A failure
-// leaves the lock to its TTL.
+// giveBack releases what was granted to a token that is no longer in use. If it fails, the
+// lock is freed by its TTL.
 func (l *Locker) giveBack(ctx context.Context, key, token string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 	defer cancel()
@@ -381,8 +387,8 @@ func (l *Locker) giveBack(ctx context.Context, key, token string) error {
 	return err
 }
 
-// forbidden reports whether a server has refused a call since its user lacks a right.
-// Servers say so in several ways, scripts in others.
+// forbidden reports whether a call failed because the user lacks a right. The wording depends
+// on the version of the server, and on whether a script was running.
 func forbidden(err error) bool {
 	if err == nil {
 		return false

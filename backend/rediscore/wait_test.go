@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,18 +17,18 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// asks returns when a waiter asks in half a minute, with a given answer to all it
-// asks.
-func asks(t *testing.T, deaf bool, rank int64, holder string, rest int64) (between []time.Duration) {
+// checkIns returns the times between a waiter's check-ins in half a minute, if all have the same
+// answer.
+func checkIns(t *testing.T, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
 	t.Helper()
-	return asksFor(t, time.Minute, deaf, rank, holder, rest)
+	return checkInsFor(t, time.Minute, subscribed, rank, holder, rest)
 }
 
-func asksFor(t *testing.T, ttl time.Duration, deaf bool, rank int64, holder string, rest int64) (between []time.Duration) {
+func checkInsFor(t *testing.T, ttl time.Duration, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
 	t.Helper()
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		f.eval = waitsAlways(rank, holder, rest)
-		if deaf {
+		if !subscribed {
 			f.listen = refuse
 		}
 		w := beginFor(t, l, "k", "t", ttl)
@@ -36,7 +37,7 @@ func asksFor(t *testing.T, ttl time.Duration, deaf bool, rank int64, holder stri
 			time.Sleep(10 * time.Millisecond)
 		}
 		for _, call := range f.evals(n + 1) {
-			require.Equal(t, askScript, call.script)
+			require.Equal(t, checkInScript, call.script)
 			require.Equal(t, "t", call.args[0])
 		}
 		between = gaps(f.evals(n))
@@ -46,83 +47,83 @@ func asksFor(t *testing.T, ttl time.Duration, deaf bool, rank int64, holder stri
 	return between
 }
 
-// A waiter asks about every two seconds, each time a little sooner or later, so that
-// it counts as alive even if one ask is lost.
-func TestAskPeriod(t *testing.T) {
-	least, most := askPeriod-askJitter/2, askPeriod+askJitter/2
+// A waiter checks in about every two seconds, with jitter. It counts as alive even if one check-in
+// is lost.
+func TestCheckInPeriod(t *testing.T) {
+	least, most := checkInPeriod-checkInJitter/2, checkInPeriod+checkInJitter/2
 	require.Less(t, 2*most, 5*time.Second, "two periods, and the limit in queue.lua")
 	for _, rest := range []int64{-1, 0, 1, 50_000} {
-		gaps := asks(t, false, 2, "H", rest)
+		gaps := checkIns(t, true, 2, "H", rest)
 		require.GreaterOrEqual(t, slices.Min(gaps), least)
 		require.LessOrEqual(t, slices.Max(gaps), most)
-		require.Greater(t, slices.Max(gaps)-slices.Min(gaps), askJitter/4, "jitter")
+		require.Greater(t, slices.Max(gaps)-slices.Min(gaps), checkInJitter/4, "jitter")
 	}
 	for _, rank := range []int64{0, 1} {
 		for _, rest := range []int64{-1, 50_000} {
-			gaps := asks(t, false, rank, "H", rest)
+			gaps := checkIns(t, true, rank, "H", rest)
 			require.GreaterOrEqual(t, slices.Min(gaps), least)
 			require.LessOrEqual(t, slices.Max(gaps), most)
 		}
 	}
 }
 
-// When a lease runs out the first in the queue asks, and then the second.
-func TestAskAtExpiry(t *testing.T) {
+// When a lease ends, the first waiter checks in, and then the second.
+func TestCheckInAtExpiry(t *testing.T) {
 	for _, c := range []struct {
 		rank, rest int64
 		want       time.Duration
 	}{
 		{0, 700, 701 * time.Millisecond},
 		{0, 0, time.Millisecond},
-		{1, 700, 701*time.Millisecond + nextAsk},
+		{1, 700, 701*time.Millisecond + expiryStagger},
 	} {
-		for _, gap := range asks(t, false, c.rank, "H", c.rest) {
+		for _, gap := range checkIns(t, true, c.rank, "H", c.rest) {
 			require.Equal(t, c.want, gap, "rank %d", c.rank)
 		}
 	}
 }
 
-// While the lock is free for one that has to come for it, the first two look after it.
-func TestAskForFreeLock(t *testing.T) {
+// While the lock is reserved for a waiter without an inbox, the first two waiters check in more
+// often.
+func TestCheckInForFreeLock(t *testing.T) {
 	for _, rank := range []int64{0, 1} {
-		for _, gap := range asks(t, false, rank, "", -2) {
-			require.Equal(t, comePeriod, gap)
+		for _, gap := range checkIns(t, true, rank, "", -2) {
+			require.Equal(t, reservePeriod, gap)
 		}
 	}
-	require.GreaterOrEqual(t, slices.Min(asks(t, false, 2, "", -2)), askPeriod-askJitter/2)
+	require.GreaterOrEqual(t, slices.Min(checkIns(t, true, 2, "", -2)), checkInPeriod-checkInJitter/2)
 }
 
-// Without an inbox a waiter asks more often, the first most often, and each often
-// enough to count as alive.
-func TestAskWithoutInbox(t *testing.T) {
-	require.Less(t, 2*(maxDeaf+deafPeriod), 3*time.Second)
-	require.Less(t, maxDeaf+deafPeriod, 2*time.Second, "the limit in queue.lua")
-	for rank, least := range map[int64]time.Duration{0: deafPeriod, 1: 2 * deafPeriod, 4: 5 * deafPeriod, 9: maxDeaf, 1000: maxDeaf} {
-		gaps := asks(t, true, rank, "H", 50_000)
+// A waiter without an inbox checks in more often: the first waiter most often, and each often enough
+// to count as alive.
+func TestCheckInWithoutInbox(t *testing.T) {
+	require.Less(t, 2*(maxUnsubscribed+unsubscribedPeriod), 3*time.Second)
+	require.Less(t, maxUnsubscribed+unsubscribedPeriod, 2*time.Second, "the limit in queue.lua")
+	for rank, least := range map[int64]time.Duration{0: unsubscribedPeriod, 1: 2 * unsubscribedPeriod, 4: 5 * unsubscribedPeriod, 9: maxUnsubscribed, 1000: maxUnsubscribed} {
+		gaps := checkIns(t, false, rank, "H", 50_000)
 		require.GreaterOrEqual(t, slices.Min(gaps), least, "rank %d", rank)
-		require.Less(t, slices.Max(gaps), least+deafPeriod, "rank %d", rank)
+		require.Less(t, slices.Max(gaps), least+unsubscribedPeriod, "rank %d", rank)
 		require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
 	}
-	require.Equal(t, time.Millisecond, slices.Max(asks(t, true, 0, "H", 0)))
+	require.Equal(t, time.Millisecond, slices.Max(checkIns(t, false, 0, "H", 0)))
 }
 
-// Without an inbox a lock is kept for a waiter for its TTL at most. So it asks several
-// times in that, wherever it stands, if the TTL is not shorter than calls take.
-func TestAskWithoutInboxForAShortTTL(t *testing.T) {
+// The lock is reserved for a waiter without an inbox for at most its TTL. So the waiter checks in
+// several times in its TTL, whatever its place, unless the TTL is extremely short.
+func TestCheckInWithoutInboxForAShortTTL(t *testing.T) {
 	for _, ttl := range []time.Duration{40 * time.Millisecond, 200 * time.Millisecond, time.Second} {
 		for _, rank := range []int64{0, 1, 9, 1000} {
-			gaps := asksFor(t, ttl, true, rank, "H", 50_000)
+			gaps := checkInsFor(t, ttl, false, rank, "H", 50_000)
 			require.LessOrEqual(t, slices.Max(gaps), ttl/3, "TTL %v, rank %d", ttl, rank)
 			require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
 		}
 	}
-	require.GreaterOrEqual(t, slices.Min(asksFor(t, time.Millisecond, true, 0, "H", 50_000)), minDeaf)
-	require.GreaterOrEqual(t, slices.Min(asksFor(t, 5*time.Second, true, 0, "H", 50_000)), deafPeriod)
+	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, time.Millisecond, false, 0, "H", 50_000)), minUnsubscribed)
+	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, 5*time.Second, false, 0, "H", 50_000)), unsubscribedPeriod)
 }
 
-// A waiter asks at once when its inbox is open, lost, and open again, and says each
-// time where it listens.
-func TestAskWhenInboxChanges(t *testing.T) {
+// A waiter checks in at once when its inbox is opened or lost, with the address that it has then.
+func TestCheckInWhenInboxChanges(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		open, lose := make(chan struct{}), make(chan struct{})
 		f.listen = func(ctx context.Context, on func(Event)) error {
@@ -159,14 +160,13 @@ func TestAskWhenInboxChanges(t *testing.T) {
 	}, WithPrefix("p:"))
 }
 
-// What was known of the clock does not outlive the inbox: the next one may be at
-// another server.
+// The clock is forgotten when the inbox is lost: the next inbox may be on another server.
 func TestClockEndsWithInbox(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
 		answer := make(chan []any)
 		f.set(func() { f.eval = answering(answer) })
-		nudge(l, "t")
+		forceCheckIn(l, "t")
 		synctest.Wait()
 		f.tell("88 1 t")
 		require.False(t, w.isDone(), "a message before the answer")
@@ -189,8 +189,8 @@ func answering(answers <-chan []any) func(context.Context, Call) (any, error) {
 	}
 }
 
-// A message that overtakes an answer is dated by it, if the grant was made later. Any other
-// is of an earlier grant, or of another server, and only a hint to ask.
+// A message that overtakes an answer is dated by it, if the grant was made later. Any other message
+// is of an earlier grant, or from another server, and only a hint to check in.
 func TestMessageBeforeAnswer(t *testing.T) {
 	const clock = 1_700_000_000_000_000
 	for name, c := range map[string]struct {
@@ -214,14 +214,14 @@ func TestMessageBeforeAnswer(t *testing.T) {
 				answer := make(chan []any)
 				w := begin(t, l, "k", "t")
 				f.set(func() { f.eval = answering(answer) })
-				nudge(l, "t")
+				forceCheckIn(l, "t")
 				synctest.Wait()
 				calls := f.evals(0)
 				sent := calls[len(calls)-1].at
 				time.Sleep(100 * time.Millisecond)
 				change := func(is bool) {
 					if is {
-						nudge(l, "t")
+						forceCheckIn(l, "t")
 					}
 					if noticed {
 						synctest.Wait()
@@ -236,7 +236,7 @@ func TestMessageBeforeAnswer(t *testing.T) {
 				synctest.Wait()
 				require.Equal(t, c.believe, w.isDone(), name)
 				if !c.believe {
-					require.Len(t, f.evals(len(calls)), 1, "%s: it asks at once", name)
+					require.Len(t, f.evals(len(calls)), 1, "%s: it checks in at once", name)
 					w.cancel()
 					return
 				}
@@ -248,8 +248,8 @@ func TestMessageBeforeAnswer(t *testing.T) {
 	}
 }
 
-// A message waits for the answer to the call that was on its way, not to the next one: the
-// server's clock may be set back.
+// A message waits for the answer to the call in flight, not to the next one: the server's clock may
+// be set back.
 func TestMessageBeforeFailure(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
@@ -257,7 +257,7 @@ func TestMessageBeforeFailure(t *testing.T) {
 		f.set(func() {
 			f.eval = func(context.Context, Call) (any, error) { <-fails; return nil, errDown }
 		})
-		nudge(l, "t")
+		forceCheckIn(l, "t")
 		synctest.Wait()
 		f.tell(fmt.Sprintf("88 %d t", time.Now().UnixMicro()))
 		synctest.Wait()
@@ -274,8 +274,7 @@ func TestMessageBeforeFailure(t *testing.T) {
 	})
 }
 
-// A change of the inbox that the wait has not noticed yet is noticed before a message is
-// dated.
+// A wait takes note of a change of its inbox before it dates a message.
 func TestChangeBeforeAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const clock = 1_700_000_000_000_000
@@ -289,22 +288,22 @@ func TestChangeBeforeAnswer(t *testing.T) {
 			if changed {
 				w.waiter.changed <- struct{}{}
 			}
-			attempt := w.waits(answer{sent: time.Now()}, []int64{fakeTicket, 0, clock, 60_000}, "H")
+			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{fakeTicket, 0, clock, 60_000}, "H")
 			require.Equal(t, !changed, attempt.Acquired)
 			w.timer.Stop()
 		}
 	})
 }
 
-// Nor does an answer count that was on its way when the inbox changed.
+// An answer that was in flight when the inbox changed does not date a message either.
 func TestClockOfAnswerUnderWay(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
 		answer := make(chan []any)
 		f.set(func() { f.eval = answering(answer) })
-		nudge(l, "t")
+		forceCheckIn(l, "t")
 		synctest.Wait()
-		nudge(l, "t")
+		forceCheckIn(l, "t")
 		synctest.Wait()
 		answer <- waits(0, "H", 60_000)
 		synctest.Wait()
@@ -316,8 +315,8 @@ func TestClockOfAnswerUnderWay(t *testing.T) {
 	})
 }
 
-// A message is dated by the last answer: from when it was asked for, by as much as
-// the server's clock has moved since, less a millisecond.
+// A message is dated by the last answer: the time of its call, plus what the server's clock has moved
+// since, less a millisecond.
 func TestMessageIsDated(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		const clock = 1_700_000_000_000_000 // any other than ours
@@ -338,8 +337,8 @@ func TestMessageIsDated(t *testing.T) {
 	})
 }
 
-// A grant that an ask finds is dated in the same way, and one that the answer
-// itself makes from when it was asked for.
+// A grant that a check-in finds is dated in the same way. A grant that is made in the answer is dated
+// from the time of the call.
 func TestAnswersAreDated(t *testing.T) {
 	for _, c := range []struct {
 		answer []any
@@ -349,41 +348,41 @@ func TestAnswersAreDated(t *testing.T) {
 		{[]any{int64(answerGranted), int64(88)}, 0},
 	} {
 		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-			var asked time.Time
+			var called time.Time
 			f.eval = func(_ context.Context, call Call) (any, error) {
 				if call.Script == enqueueScript {
 					return waits(0, "H", 60_000), nil
 				}
-				asked = time.Now()
+				called = time.Now()
 				time.Sleep(time.Second)
 				return c.answer, nil
 			}
 			w := begin(t, l, "k", "t")
 			time.Sleep(2 * time.Second)
 			require.True(t, w.isDone())
-			require.Equal(t, dlock.Attempt{Acquired: true, Fence: 88, Since: asked.Add(c.since)}, w.attempt)
+			require.Equal(t, dlock.Attempt{Acquired: true, Fence: 88, Since: called.Add(c.since)}, w.attempt)
 		})
 	}
 }
 
-// One that is not in the queue any more goes back at once, with its ticket.
+// A waiter that has lost its place goes back into the queue at once, with its ticket.
 func TestBackIntoTheQueue(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
 		n := len(f.evals(0))
 		f.set(func() {
 			f.eval = func(_ context.Context, call Call) (any, error) {
-				if call.Script == askScript {
+				if call.Script == checkInScript {
 					return []any{int64(answerUnknown)}, nil
 				}
 				return waits(0, "H", 60_000), nil
 			}
 		})
-		time.Sleep(askPeriod + askJitter)
+		time.Sleep(checkInPeriod + checkInJitter)
 		synctest.Wait()
 		calls := f.evals(n)
 		require.Len(t, calls, 2)
-		require.Equal(t, askScript, calls[0].script)
+		require.Equal(t, checkInScript, calls[0].script)
 		require.Equal(t, enqueueScript, calls[1].script)
 		require.Equal(t, calls[0].at, calls[1].at)
 		require.Equal(t, []string{"t", "60000", "p" + f.listened()[0].channel, "4800"}, calls[1].args)
@@ -392,8 +391,8 @@ func TestBackIntoTheQueue(t *testing.T) {
 	})
 }
 
-// One whose token was released does not go back, however often it waits: it would come
-// before those that were to be served instead.
+// A waiter whose token was released does not go back into the queue: it would be served before others
+// in the place of a wait that is over.
 func TestReleasedStaysOutOfTheQueue(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		first, second := begin(t, l, "k", "t"), begin(t, l, "k", "t")
@@ -402,7 +401,7 @@ func TestReleasedStaysOutOfTheQueue(t *testing.T) {
 				switch call.Script {
 				case releaseScript:
 					return int64(0), nil
-				case askScript:
+				case checkInScript:
 					return []any{int64(answerUnknown)}, nil
 				}
 				return waits(0, "H", 60_000), nil
@@ -411,7 +410,7 @@ func TestReleasedStaysOutOfTheQueue(t *testing.T) {
 		_, err := l.Release(t.Context(), "k", "t")
 		require.NoError(t, err)
 		n := len(f.evals(0))
-		time.Sleep(askPeriod + askJitter)
+		time.Sleep(checkInPeriod + checkInJitter)
 		require.True(t, first.isDone())
 		require.True(t, second.isDone())
 		require.ErrorIs(t, first.err, dlock.ErrReleased)
@@ -422,13 +421,13 @@ func TestReleasedStaysOutOfTheQueue(t *testing.T) {
 	})
 }
 
-// While it goes back, a message may be of an earlier grant: the answer counts.
+// While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts.
 func TestMessageOnTheWayBack(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
 		answer := make(chan []any)
 		f.set(func() { f.eval = answering(answer) })
-		time.Sleep(askPeriod + askJitter)
+		time.Sleep(checkInPeriod + checkInJitter)
 		answer <- []any{int64(answerUnknown)}
 		synctest.Wait()
 		f.tell("88 1 t")
@@ -439,8 +438,8 @@ func TestMessageOnTheWayBack(t *testing.T) {
 	})
 }
 
-// Errors are returned before the store has ever answered. After that the wait goes on,
-// with ever longer pauses.
+// Errors are returned until the store has answered once. After that the wait goes on, with growing
+// pauses.
 func TestWaitSurvivesFailures(t *testing.T) {
 	down := func(context.Context, Call) (any, error) { return nil, errDown }
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
@@ -476,8 +475,8 @@ func TestWaitSurvivesFailures(t *testing.T) {
 	})
 }
 
-// A ctx that ends ends the wait at once, though a call hangs; the last answer is
-// told. The call has five seconds.
+// When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer. The call
+// is limited to five seconds.
 func TestWaitEndsWithContext(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		answered := time.Now()
@@ -505,8 +504,8 @@ func TestWaitEndsWithContext(t *testing.T) {
 	})
 }
 
-// A wait whose ctx ends tells when the server last answered, and why the last call
-// failed, or that it has no reply.
+// When ctx ends, the wait returns when the server last answered, and why the last call failed or that
+// it had no reply.
 func TestWaitTellsWhatFailed(t *testing.T) {
 	hang := func(ctx context.Context, _ Call) (any, error) { <-ctx.Done(); return nil, ctx.Err() }
 	refuse := func(context.Context, Call) (any, error) { return nil, io.ErrUnexpectedEOF }
@@ -518,8 +517,8 @@ func TestWaitTellsWhatFailed(t *testing.T) {
 		is   error
 	}{
 		{"nothing", nil, 10 * time.Second, "context canceled", context.Canceled},
-		{"hangs a little", hang, askPeriod + 500*time.Millisecond, "context canceled", context.Canceled},
-		{"hangs", hang, askPeriod + 1700*time.Millisecond, "context canceled: no reply for 1.", context.Canceled},
+		{"hangs a little", hang, checkInPeriod + 500*time.Millisecond, "context canceled", context.Canceled},
+		{"hangs", hang, checkInPeriod + 1700*time.Millisecond, "context canceled: no reply for 1.", context.Canceled},
 		{"refuses", refuse, 10 * time.Second, "context canceled: unexpected EOF", io.ErrUnexpectedEOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -539,15 +538,15 @@ func TestWaitTellsWhatFailed(t *testing.T) {
 				if c.eval != nil {
 					require.Equal(t, answered, w.attempt.Since)
 				} else {
-					require.WithinDuration(t, time.Now(), w.attempt.Since, askPeriod+askJitter)
+					require.WithinDuration(t, time.Now(), w.attempt.Since, checkInPeriod+checkInJitter)
 				}
 			})
 		})
 	}
 }
 
-// Close ends waits, whose tokens it releases: whoever waits will not, since to it
-// ErrClosed says that nothing was sent.
+// Close ends waits and releases their tokens. Their callers will not, because ErrClosed tells them
+// that nothing was sent.
 func TestWaitEndsWithClose(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "t")
@@ -562,6 +561,62 @@ func TestWaitEndsWithClose(t *testing.T) {
 		_, err := l.Acquire(t.Context(), "k", "t", time.Minute)
 		require.ErrorIs(t, err, dlock.ErrClosed)
 	})
+}
+
+// When Close returns, nothing is in flight, so that the client can be closed: what was queued or
+// granted has been released.
+func TestCloseGivesBackFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		var queued, closed atomic.Bool
+		f.eval = func(_ context.Context, call Call) (any, error) {
+			time.Sleep(map[*Script]time.Duration{enqueueScript: 2 * time.Second, releaseScript: time.Second / 2}[call.Script])
+			require.False(t, closed.Load(), "a call after Close")
+			queued.Store(call.Script != releaseScript)
+			return waits(0, "H", 60_000), nil
+		}
+		w := begin(t, l, "k", "t")
+		time.Sleep(time.Second / 2) // the enqueue is on its way
+		require.NoError(t, l.Close())
+		closed.Store(true)
+		require.False(t, queued.Load(), "the token is in the queue when Close has returned")
+		require.True(t, w.isDone())
+		require.ErrorIs(t, w.err, dlock.ErrClosed)
+		time.Sleep(time.Hour)
+	})
+}
+
+// A check-in found the grant, and its message comes during the release of the lease. The inbox must
+// not release it too: the release in flight would find nothing, and the lease would count as lost.
+// If the release in flight finds nothing, the message may be of a later grant, which is released.
+func TestMessageDuringTheRelease(t *testing.T) {
+	for held, want := range map[bool]int64{true: 1, false: 2} {
+		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+			var checkIns, releases atomic.Int64
+			f.eval = func(_ context.Context, call Call) (any, error) {
+				switch call.Script {
+				case checkInScript:
+					if checkIns.Add(1) > 1 {
+						return []any{int64(answerFound), int64(7), int64(1), int64(2)}, nil
+					}
+				case releaseScript:
+					if releases.Add(1) == 1 {
+						f.tell("7 1 t")
+						time.Sleep(time.Second)
+						return map[bool]int64{true: 1}[held], nil
+					}
+					return int64(0), nil
+				}
+				return waits(0, "H", 60_000), nil
+			}
+			_, err := l.Acquire(t.Context(), "k", "t", time.Minute)
+			require.NoError(t, err)
+			was, err := l.Release(t.Context(), "k", "t")
+			require.NoError(t, err)
+			require.Equal(t, held, was, "the answer of the release")
+			synctest.Wait()
+			require.Equal(t, want, releases.Load())
+		})
+	}
 }
 
 func TestWaitRefusesNonsense(t *testing.T) {
@@ -580,7 +635,7 @@ func TestWaitRefusesNonsense(t *testing.T) {
 	}
 }
 
-// A Locker that is not to queue does not, and one that cannot sends nothing.
+// A Locker with WithQueue(false) sends no enqueue. Nothing is sent if the arguments or ctx forbid it.
 func TestNothingIsSent(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -604,7 +659,7 @@ func TestNothingIsSent(t *testing.T) {
 	}
 }
 
-// A server that is too old is named, by an attempt and by a wait.
+// The errors of an attempt and of a wait say that a server is too old.
 func TestTooOldAServer(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
@@ -619,8 +674,8 @@ func TestTooOldAServer(t *testing.T) {
 	})
 }
 
-// One who may not ask does not wait in vain.
-func TestAskIsDenied(t *testing.T) {
+// A waiter whose user may not check in gets an error, and does not wait forever.
+func TestCheckInIsDenied(t *testing.T) {
 	for _, text := range []string{
 		"NOPERM this user has no permissions to run the 'evalsha' command",
 		"ERR The user executing the script can't run this command or subcommand script: 46d8, on @user_script:86.",
@@ -631,7 +686,7 @@ func TestAskIsDenied(t *testing.T) {
 			f.set(func() {
 				f.eval = func(context.Context, Call) (any, error) { return nil, errors.New(text) }
 			})
-			time.Sleep(askPeriod + askJitter)
+			time.Sleep(checkInPeriod + checkInJitter)
 			require.True(t, w.isDone())
 			require.ErrorIs(t, w.err, dlock.ErrInvalid)
 			require.ErrorContains(t, w.err, text)

@@ -3,30 +3,31 @@
 //	rdb, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"localhost:6379"}})
 //	client := dlock.New(dlockrueidis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 //
-// A single server, Sentinel or a cluster will do. The package
-// [github.com/dlock-go/dlock/backend/rediscore] documents what is stored, and what is needed
-// of the server.
+// It works with a single server, Sentinel and Redis Cluster. The package
+// [github.com/dlock-go/dlock/backend/rediscore] documents what is stored and what the server
+// must allow.
 //
 // # Settings of the client
 //
-// A single server needs none, unless it lacks client-side caching: then set DisableCache, or
-// NewClient fails. NewClient connects at once, and takes at most Dialer.Timeout (5 s if it
-// is not set).
+// The defaults are right for a single server. If the server does not support client-side
+// caching, set DisableCache, or NewClient fails. NewClient connects at once, and takes at most
+// Dialer.Timeout (5 s by default).
 //
-// In a cluster, set ClusterOption.ShardsRefreshInterval to a second. By default rueidis looks
-// where the slots are only up to a second after a call has failed. If a master accepts
-// connections and says nothing, the next call has been sent to it by then, and takes as long
-// to fail.
+// In a cluster, set ClusterOption.ShardsRefreshInterval to one second. By default, rueidis
+// refreshes its table of slots only after a call has failed, up to a second later. If a master
+// accepts connections but does not answer, the next call is sent to the same master before the
+// refresh, and takes just as long to fail.
 //
-// rueidis honours contexts. It sends no lock command again, since these may write;
-// DisableRetry makes no difference to them. A call without a deadline on a connection that
-// hangs ends when rueidis' own pings go unanswered (ConnWriteTimeout, 10 s if it is not
-// set). Commands of many goroutines share connections and travel together, so the locks of
-// one process cost few connections. If the context of a command ends before its reply, the
-// outcome of the command is unknown.
+// A call ends when its context ends. Its outcome is unknown then. A call without a deadline on
+// a connection that hangs ends when rueidis' own pings go unanswered (after ConnWriteTimeout,
+// 10 s by default).
 //
-// Close the dlock Client first, then the Locker, then the rueidis client. When the rueidis
-// client is closed, waits and calls end with an error that matches dlock's ErrClosed. There
-// is one exception: if rueidis has failed to connect to a server before, it connects again,
-// closed or not.
+// rueidis does not retry lock commands, whether DisableRetry is set or not, because they may
+// write. Commands of many goroutines share connections, so the locks of a process need few of
+// them.
+//
+// Close the dlock Client first, then the Locker, then the rueidis client. Once the rueidis
+// client is closed, waits and calls fail with an error that matches [dlock.ErrClosed]. There is
+// one exception: a rueidis client that failed to connect earlier connects again after its
+// Close.
 package rueidis

@@ -2,16 +2,16 @@ package rueidis
 
 import "github.com/dlock-go/dlock/backend/rediscore"
 
-// An Option changes where or how a Locker keeps leases.
+// An Option configures a Locker. It is a [rediscore.Option].
 type Option = rediscore.Option
 
-// WithPrefix is [rediscore.WithPrefix]: everything that is stored is put under a prefix.
+// WithPrefix is [rediscore.WithPrefix]: it sets the prefix of all Redis keys and channels.
 func WithPrefix(prefix string) Option { return rediscore.WithPrefix(prefix) }
 
-// WithQueue is [rediscore.WithQueue]: WithQueue(false) makes waiters poll instead of
-// queueing. The default is true.
+// WithQueue is [rediscore.WithQueue]: with false, waiters poll and do not queue. The default is
+// true.
 func WithQueue(on bool) Option { return rediscore.WithQueue(on) }
 
-// WithInboxError is [rediscore.WithInboxError]: f is called with the reason if waiters get no
-// messages, and have to poll.
+// WithInboxError is [rediscore.WithInboxError]: f is called with the reason why waiters get no
+// messages.
 func WithInboxError(f func(error)) Option { return rediscore.WithInboxError(f) }

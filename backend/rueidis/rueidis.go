@@ -13,8 +13,8 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// New returns a Locker on the server that client talks to. It never closes the
-// client. A nil client makes its methods fail with [dlock.ErrInvalid].
+// New returns a Locker that keeps its leases on client's server. It never closes the client. If
+// client is nil, all methods of the Locker fail with [dlock.ErrInvalid].
 func New(client rueidis.Client, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
@@ -29,8 +29,7 @@ type conn struct {
 
 func newConn(client rueidis.Client) conn { return conn{client, &closing{client: client}} }
 
-// command builds a command that rueidis does not send again, since it is not
-// marked as one that only reads.
+// command builds a command that rueidis does not retry, since it is not marked as read-only.
 func (c conn) command(name, script string, call rediscore.Call) rueidis.Completed {
 	return c.client.B().Arbitrary(name, script, strconv.Itoa(call.Script.Keys)).
 		Keys(call.Keys()...).Args(call.Args...).Build()
@@ -69,8 +68,8 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 }
 
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	// The results come together, when a master that does not answer is given up.
-	// There must be time left then for those that do not know the script.
+	// All results come together, after the time limit if a master does not answer. There
+	// must be time left then to send the scripts that other masters do not know.
 	first, cancel := rediscore.Half(ctx)
 	defer cancel()
 	numbers := make([]int, len(calls))
@@ -85,8 +84,8 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 	})
 }
 
-// evalSome makes the calls with the given numbers, and returns the numbers of those
-// whose script the server does not know.
+// evalSome makes the calls with the given indices. It returns the indices of those whose script
+// the server does not know.
 func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.Result, newCmd func(i int) rueidis.Completed) (unknown []int) {
 	for start, last := time.Now(), time.Now(); len(numbers) > 0; last = time.Now() {
 		cmds := make(rueidis.Commands, len(numbers))
@@ -141,7 +140,7 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 	if err != nil {
 		return err
 	}
-	defer client.Close() // not back into the pool, subscribed
+	defer client.Close() // it must not return to the pool subscribed
 	ended := make(chan error, 1)
 	lost := client.SetPubSubHooks(hooks(on, ended))
 	subscribe := client.B().Subscribe().Channel(channel).Build()
@@ -164,8 +163,8 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 }
 
-// dedicate is Dedicate, which does not heed a context while all connections of its pool
-// are in use. A goroutine is left then until one is free.
+// dedicate is Dedicate with a context. Dedicate blocks while all connections of its pool are in
+// use; if ctx ends first, a goroutine stays until one is free.
 func (c conn) dedicate(ctx context.Context) (rueidis.DedicatedClient, error) {
 	clients := make(chan rueidis.DedicatedClient)
 	go func() {
@@ -186,8 +185,8 @@ func (c conn) dedicate(ctx context.Context) (rueidis.DedicatedClient, error) {
 
 var errEnded = errors.New("subscription ended")
 
-// hooks calls on with what happens, and sends to ended when the server ends the
-// subscription.
+// hooks calls on with the events of a subscription. It sends an error to ended when the server
+// ends the subscription.
 func hooks(on func(rediscore.Event), ended chan<- error) rueidis.PubSubHooks {
 	return rueidis.PubSubHooks{
 		OnMessage: func(m rueidis.PubSubMessage) {

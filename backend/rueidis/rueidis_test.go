@@ -19,11 +19,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, addr, password string) (adaptertest.Client, error) {
+		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
 			option := rueidis.ClientOption{
-				InitAddress:      []string{addr},
-				Password:         password,
-				ConnWriteTimeout: 2 * time.Second,
+				InitAddress:      []string{s.Addr},
+				Password:         s.Password,
+				ConnWriteTimeout: s.Timeout,
 			}
 			client, err := rueidis.NewClient(option)
 			if errors.Is(err, rueidis.ErrNoCache) { // miniredis

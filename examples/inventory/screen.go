@@ -8,31 +8,23 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/term"
 )
 
 // A screen shows how far a sale is: on a terminal in one line that changes, and
 // elsewhere with a line every now and then.
 type screen struct {
-	out     io.Writer
-	every   time.Duration
-	columns func() int // of the terminal; nil if it is none
+	out      io.Writer
+	every    time.Duration
+	terminal bool
 }
 
 func newScreen(out io.Writer) *screen {
-	f, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return &screen{out: out, every: 500 * time.Millisecond}
-	}
-	columns := func() int {
-		width, _, err := term.GetSize(int(f.Fd()))
-		if err != nil || width <= 0 {
-			return 80
+	if f, ok := out.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			return &screen{out, 50 * time.Millisecond, true}
 		}
-		return width
 	}
-	return &screen{out: out, every: 50 * time.Millisecond, columns: columns}
+	return &screen{out, 500 * time.Millisecond, false}
 }
 
 // follow runs s, shows how it goes, and returns its error.
@@ -55,7 +47,7 @@ func (v *screen) watch(s *sale, done <-chan struct{}) {
 			v.print(s)
 		case <-done:
 			v.print(s)
-			if v.columns != nil {
+			if v.terminal {
 				fmt.Fprintln(v.out)
 			}
 			return
@@ -66,13 +58,12 @@ func (v *screen) watch(s *sale, done <-chan struct{}) {
 func (v *screen) print(s *sale) {
 	left, sold := s.shop.counts()
 	line := fmt.Sprintf("%-14s  %*d left  %*d sold", s.name, width(s.stock), left, width(s.stock)+1, sold)
-	if v.columns == nil {
+	if !v.terminal {
 		fmt.Fprintln(v.out, line)
 		return
 	}
-	line += "  " + bar(s.stock-left, s.stock)
 	const toStart, clear = "\r", "\x1b[K"
-	fmt.Fprint(v.out, toStart, line[:min(len(line), max(v.columns()-1, 0))], clear)
+	fmt.Fprint(v.out, toStart, line, "  ", bar(s.stock-left, s.stock), clear)
 }
 
 // bar shows which part of all is done.

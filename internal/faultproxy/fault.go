@@ -9,27 +9,26 @@ import (
 	"sync"
 )
 
-// A Request is what a client asks of its store; the package documentation tells what
-// that is in which protocol.
+// A Request is one request of a client to the store. The package documentation says how requests
+// are found in different protocols.
 type Request struct {
 	Raw  []byte   // as it was sent
-	Args []string // of a connection that speaks RESP: the name of the command and its arguments
+	Args []string // the name of the command and its arguments; nil if the connection does not speak RESP
 }
 
-// A Match chooses requests. It may be called by several goroutines at once, and
-// changes nothing.
+// A Match selects requests. It must be safe for concurrent use, and must not change the request.
 type Match func(Request) bool
 
-// Any chooses all requests.
+// Any selects all requests.
 func Any(Request) bool { return true }
 
-// Contains chooses the requests in which text occurs literally, in any protocol.
+// Contains selects the requests that contain text literally, in any protocol.
 func Contains(text string) Match {
 	return func(r Request) bool { return bytes.Contains(r.Raw, []byte(text)) }
 }
 
-// Command chooses the commands of RESP that have the given name, in any case, and all
-// of args among their arguments.
+// Command selects the RESP commands with a name, in upper or lower case, whose arguments include
+// all of args.
 func Command(name string, args ...string) Match {
 	return func(r Request) bool {
 		if len(r.Args) == 0 || !strings.EqualFold(r.Args[0], name) {
@@ -44,29 +43,29 @@ func Command(name string, args ...string) Match {
 	}
 }
 
-// An Ending is what becomes of the client's connection when a fault strikes.
+// An Ending says what happens to the client's connection when a fault strikes.
 type Ending int
 
 const (
 	// Cut closes the client's connection.
 	Cut Ending = iota
-	// Stall leaves the client waiting: its connection stays open, and the client
-	// gets nothing more on it.
+	// Stall leaves the client's connection open, but the client receives nothing more
+	// on it.
 	Stall
 )
 
-// A Fault strikes one request: the first that matches, of all connections. Of several
-// faults that match, the one strikes that was asked for first.
+// A Fault strikes one request: the first that matches, on any connection. If several faults match
+// a request, the oldest strikes.
 type Fault struct {
 	match  Match
 	kind   kind
 	ending Ending
 
 	struck   chan struct{}
-	once     sync.Once     // guards the closing of go on
-	goOn     chan struct{} // a request that is held may go on
-	answered chan struct{} // the store has begun to reply
-	link     *link         // after struck
+	once     sync.Once     // closes goOn
+	goOn     chan struct{} // closed when a held request may go on
+	answered chan struct{} // closed when the store has begun to reply
+	link     *link         // set when struck is closed
 }
 
 type kind int
@@ -79,26 +78,25 @@ const (
 	hold
 )
 
-// Watch does nothing to the request. It strikes when the request is passed on to the
-// store, and Answered tells of the reply.
+// Watch does not affect the request. Struck is closed when the request is passed on to the store,
+// and Answered when the reply comes.
 func (p *Proxy) Watch(m Match) *Fault { return p.fault(watch, m, Stall) }
 
-// DropRequest has a request not reach the store, nor anything after it on the same
-// connection.
+// DropRequest drops a request, and everything after it on the same connection. The store does not
+// receive it.
 func (p *Proxy) DropRequest(m Match, e Ending) *Fault { return p.fault(dropRequest, m, e) }
 
-// DropReply has the reply to a request not reach the client, nor anything after it on
-// the same connection. It strikes when the reply has come. With Stall, requests still
-// reach the store.
+// DropReply drops the reply to a request, and everything after it on the same connection. It
+// strikes when the reply comes from the store. With Stall, later requests still reach the store.
 func (p *Proxy) DropReply(m Match, e Ending) *Fault { return p.fault(dropReply, m, e) }
 
-// CutReply closes the connection in the middle of the reply to a request. It strikes
-// when the reply has come.
+// CutReply closes the connection in the middle of the reply to a request. It strikes when the
+// reply comes from the store.
 func (p *Proxy) CutReply(m Match) *Fault { return p.fault(cutReply, m, Cut) }
 
-// Hold keeps a request back, with what the client sends after it on the same
-// connection, until Deliver is called: also when the client has closed its connection
-// by then, as it must with Cut.
+// Hold holds a request back, and what the client sends after it on the same connection, until
+// Deliver is called. The request can be delivered although the client's connection is closed,
+// which it always is with Cut.
 func (p *Proxy) Hold(m Match, e Ending) *Fault { return p.fault(hold, m, e) }
 
 func (p *Proxy) fault(k kind, m Match, e Ending) *Fault {
@@ -114,7 +112,7 @@ func (p *Proxy) fault(k kind, m Match, e Ending) *Fault {
 	return f
 }
 
-// find returns the fault that is to strike r, or nil, and will not do so again.
+// find removes and returns the fault that strikes r, or returns nil.
 func (p *Proxy) find(r Request) *Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,7 +125,7 @@ func (p *Proxy) find(r Request) *Fault {
 	return f
 }
 
-// Lift calls off a fault that no request has met yet, and reports whether that was so.
+// Lift cancels a fault. It returns false if the fault has already struck.
 func (p *Proxy) Lift(f *Fault) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,8 +137,8 @@ func (p *Proxy) Lift(f *Fault) bool {
 // Struck is closed when the fault has struck.
 func (f *Fault) Struck() <-chan struct{} { return f.struck }
 
-// Answered is closed when the store has begun to reply to the request: it has been
-// carried out, if it was one that is carried out at one instant.
+// Answered is closed when the store has begun to reply to the request. A request that takes effect
+// at one instant has done so by then.
 func (f *Fault) Answered() <-chan struct{} { return f.answered }
 
 var (
@@ -148,10 +146,9 @@ var (
 	errEnded   = errors.New("faultproxy: the connection to the store has ended without a reply")
 )
 
-// Deliver passes on a request that a Hold keeps back, and waits for the store to reply.
-// The reply goes to the client, if that is still there. An error says that no request
-// has come, that the store has closed the connection without a reply, or that ctx has
-// ended.
+// Deliver passes on a request that Hold holds back, and waits for the store to reply. The reply
+// goes to the client, if its connection is still open. Deliver returns an error if no request has
+// come, if the store closed the connection without a reply, or if ctx ends.
 func (f *Fault) Deliver(ctx context.Context) error {
 	select {
 	case <-f.struck:
@@ -169,7 +166,7 @@ func (f *Fault) Deliver(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	select { // whichever was first
+	select { // the one that came first
 	case <-f.answered:
 		return nil
 	default:
@@ -177,7 +174,7 @@ func (f *Fault) Deliver(ctx context.Context) error {
 	}
 }
 
-// strike says that the fault has struck a request on l.
+// strike notes that the fault has struck a request on l.
 func (f *Fault) strike(l *link) {
 	f.link = l
 	close(f.struck)

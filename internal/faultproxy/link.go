@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A link is a client's connection, and the one to the store that was made for it. In
-// each direction one goroutine reads, and another writes what may pass.
+// A link is a client's connection with its own connection to the store. In each direction one
+// goroutine reads, and another writes what may pass.
 type link struct {
 	p        *Proxy
 	client   *net.TCPConn
@@ -20,13 +20,13 @@ type link struct {
 	end      context.CancelFunc
 	requests chan message
 	replies  chan message
-	holding  atomic.Bool // a request that can still be delivered
+	holding  atomic.Bool // whether a held request can still be delivered
 
 	mu      sync.Mutex
 	pending pending
 }
 
-// A message is a request or a reply on its way.
+// A message is a request or a reply in flight.
 type message struct {
 	raw   []byte
 	args  []string // of a request in RESP
@@ -34,7 +34,7 @@ type message struct {
 	fault *Fault // of a reply: that of the request
 }
 
-const queued = 256 // messages on their way, in each direction
+const queued = 256 // messages in flight, in each direction
 
 func newLink(p *Proxy, client, store *net.TCPConn) *link {
 	l := &link{
@@ -62,7 +62,7 @@ func (l *link) close() {
 	l.store.Close()
 }
 
-// cut closes the link, but keeps the way to the store open for a request that is held.
+// cut closes the link, except for the connection to the store if a request is held.
 func (l *link) cut() {
 	if l.holding.Load() {
 		l.client.Close()
@@ -89,7 +89,7 @@ func (l *link) readRequests() {
 func (l *link) readReplies() {
 	defer close(l.replies)
 	in := bufio.NewReaderSize(l.store, chunk)
-	if _, err := in.Peek(1); err != nil { // until then the client may not have shown what it speaks
+	if _, err := in.Peek(1); err != nil { // the client has shown its protocol now
 		return
 	}
 	l.read(in, l.replies, ToClient, func(r *respReader) (m message, err error) {
@@ -103,7 +103,7 @@ func (l *link) readReplies() {
 
 const chunk = 32 << 10
 
-// read reads messages, in RESP as long as it is that, until there are no more.
+// read reads messages until there are no more, as RESP while they are valid RESP.
 func (l *link) read(in *bufio.Reader, to chan<- message, d Direction, value func(*respReader) (message, error)) {
 	r := &respReader{in: in}
 	for {
@@ -146,26 +146,26 @@ func (l *link) send(to chan<- message, m message) bool {
 	}
 }
 
-// paired calls f with the requests that the store has not answered.
+// paired calls f with the unanswered requests.
 func (l *link) paired(f func(*pending)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(&l.pending)
 }
 
-// writeRequests tells the store when the client sends no more, and not before it has
-// passed on all that the client has sent.
+// writeRequests passes requests on. When the client sends no more and all is passed on, it closes
+// the store's connection for writing.
 func (l *link) writeRequests() {
 	defer l.store.CloseWrite()
-	deaf := false
+	stalled := false // the store gets nothing more
 	for m := range l.requests {
-		if !deaf && l.passes(m, ToStore) {
-			deaf = !l.writeRequest(m)
+		if !stalled && l.passes(m, ToStore) {
+			stalled = !l.writeRequest(m)
 		}
 	}
 }
 
-// writeRequest reports whether requests may go on to the store.
+// writeRequest reports whether later requests may be passed on.
 func (l *link) writeRequest(m message) bool {
 	f := l.p.find(Request{m.raw, m.args})
 	if f == nil {
@@ -190,7 +190,7 @@ func (l *link) writeRequest(m message) bool {
 	return ok
 }
 
-// hold keeps a request back, and reports whether it may go on.
+// hold holds a request back, and reports whether it may be passed on then.
 func (l *link) hold(f *Fault) bool {
 	l.holding.Store(true)
 	f.strike(l)
@@ -205,7 +205,7 @@ func (l *link) hold(f *Fault) bool {
 	}
 }
 
-// strike ends the connection as the fault wants it.
+// strike ends the connection as the fault's Ending says.
 func (l *link) strike(f *Fault) {
 	if f.ending == Cut {
 		l.close()
@@ -213,8 +213,8 @@ func (l *link) strike(f *Fault) {
 	f.strike(l)
 }
 
-// writeReplies goes on when the client has gone, until the store has nothing more to
-// say: requests may still be held back.
+// writeReplies passes replies on. It reads them to the end even if the client is gone, because
+// requests may still be held back.
 func (l *link) writeReplies() {
 	defer l.close()
 	mute := false
@@ -225,7 +225,7 @@ func (l *link) writeReplies() {
 	}
 }
 
-// writeReply reports whether replies may go on to the client.
+// writeReply reports whether later replies may be passed on.
 func (l *link) writeReply(m message) bool {
 	if f := m.fault; f != nil && (f.kind == dropReply || f.kind == cutReply) {
 		if f.kind == cutReply {
@@ -237,8 +237,7 @@ func (l *link) writeReply(m message) bool {
 	return l.write(l.client, m.raw, ToClient)
 }
 
-// passes waits until m may be passed on in direction d, and reports whether it may be
-// at all.
+// passes waits until m may be passed on in direction d. It returns false if the link ends before.
 func (l *link) passes(m message, d Direction) bool {
 	if !l.sleep(time.Until(m.due)) {
 		return false
@@ -268,7 +267,7 @@ func (l *link) write(to net.Conn, b []byte, d Direction) bool {
 	return true
 }
 
-// sleep reports whether the link was not over before.
+// sleep returns false if the link ends before d has passed.
 func (l *link) sleep(d time.Duration) bool {
 	if d <= 0 {
 		return l.over.Err() == nil

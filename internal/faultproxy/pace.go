@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// A Pace says how slow a network is in one direction. Zero fields change nothing.
+// A Pace says how slow a network is in one direction. A zero field has no effect.
 type Pace struct {
-	Latency        time.Duration // what everything takes at least
-	Jitter         time.Duration // what it takes more, at random, up to this; the order is kept
+	Latency        time.Duration // of everything
+	Jitter         time.Duration // a random extra latency, up to this; the order is kept
 	BytesPerSecond int           // on each connection
 }
 

@@ -2,8 +2,8 @@ package faultproxy
 
 import "strings"
 
-// pending are the requests of one connection that the store has not answered yet, the
-// oldest first; in a protocol other than RESP those with faults only.
+// pending has the unanswered requests of one connection, the oldest first. In a protocol other
+// than RESP it has only those with faults.
 type pending struct {
 	resp       bool // this is RESP
 	resp3      bool // in version 3
@@ -17,7 +17,7 @@ type asked struct {
 	parts int    // how many confirmations answer it, if it (un)subscribes
 }
 
-// push notes a request that is passed on to the store.
+// push adds a request that is passed on to the store.
 func (q *pending) push(args []string, f *Fault) {
 	switch {
 	case q.resp && len(args) == 0: // an empty line, which is not answered
@@ -33,7 +33,7 @@ func (q *pending) push(args []string, f *Fault) {
 	}
 }
 
-// pop takes out the oldest request, and returns its fault.
+// pop removes the oldest request, and returns its fault.
 func (q *pending) pop() *Fault {
 	if len(q.asked) == 0 {
 		return nil
@@ -43,8 +43,8 @@ func (q *pending) pop() *Fault {
 	return f
 }
 
-// answer returns the fault of the request that is answered completely with r; nil if
-// there is none, or r is no answer.
+// answer returns the fault of the request whose answer is complete with r. It returns nil if the
+// request has no fault, or if r completes no answer.
 func (q *pending) answer(r reply) *Fault {
 	if len(q.asked) == 0 {
 		return nil

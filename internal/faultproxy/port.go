@@ -6,11 +6,10 @@ import (
 	"net"
 )
 
-// A port is one that nobody else listens on, also while the Proxy does not. Ports are
-// from the range of package redistest, and claimed as it claims its own: with the UDP
-// port of the same number. They are none that common systems take for outgoing
-// connections, or a client that redials a Proxy that refuses could be connected to
-// itself.
+// A port is a TCP port that no other test listens on, even while the Proxy does not listen. It is
+// claimed like those of package redistest, from the same range: with the UDP port of the same
+// number. That range is outside of the usual range for outgoing connections. Otherwise a client
+// that redials a refusing Proxy could be connected to itself.
 type port struct {
 	addr     string
 	claim    net.PacketConn

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A Direction is one of the two in which bytes flow, or both.
+// A Direction is a direction in which bytes flow, or both.
 type Direction int
 
 // The directions.
@@ -20,9 +20,8 @@ const (
 	Both     = ToStore | ToClient
 )
 
-// A Proxy passes on what clients that connect to it and the store say to each other,
-// except for what it is told to spoil. All its methods may be called by any number of
-// goroutines.
+// A Proxy passes on what its clients and the store send to each other, except for the faults that
+// its methods set. All methods are safe for concurrent use.
 type Proxy struct {
 	store string
 	port  *port
@@ -32,15 +31,15 @@ type Proxy struct {
 
 	mu       sync.Mutex
 	listener net.Listener  // nil while connections are refused
-	changed  chan struct{} // closed, and made anew, when blocked changes
+	changed  chan struct{} // closed, and replaced, when blocked changes
 	blocked  Direction
 	paces    map[Direction]Pace
 	faults   []*Fault // those that have not struck yet
 	links    map[*link]struct{}
 }
 
-// New returns a Proxy for the store at the address store, on a loopback port of its
-// own. It passes everything on. Close it.
+// New starts a Proxy for the store at the address store, on a loopback port of its own. At first
+// it passes everything on. The caller must Close it.
 func New(store string) (*Proxy, error) {
 	port, err := claimPort()
 	if err != nil {
@@ -54,15 +53,15 @@ func New(store string) (*Proxy, error) {
 		links:   make(map[*link]struct{}),
 	}
 	p.over, p.end = context.WithCancel(context.Background())
-	p.listen(port.listener)
+	p.listenLocked(port.listener)
 	return p, nil
 }
 
-// Addr is where clients connect to: host and port. It never changes.
+// Addr returns the host and port that clients connect to. They never change.
 func (p *Proxy) Addr() string { return p.port.addr }
 
-// Close ends all connections, drops what is held back, and returns when nothing of
-// the Proxy is left.
+// Close closes all connections, and drops what is held back. It returns when all goroutines of the
+// Proxy have ended.
 func (p *Proxy) Close() {
 	p.end()
 	p.refuse((*link).close)
@@ -70,28 +69,27 @@ func (p *Proxy) Close() {
 	p.port.free()
 }
 
-// Block makes a black hole: from now on nothing passes in direction d, on present and
-// new connections, though all stay open; only what is being written at this moment may
-// still pass. What is sent meanwhile waits, as it does when TCP sends again and again,
-// and passes after Heal, even if whoever sent it has closed the connection.
+// Block stops everything in direction d, on present and new connections. The connections stay
+// open. Only what is being written at this moment may still pass. What is sent later waits, like
+// data that TCP retransmits, and passes after Heal, even if its sender has closed the connection.
 func (p *Proxy) Block(d Direction) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.block(p.blocked | d)
+	p.blockLocked(p.blocked | d)
 }
 
-// Refuse cuts all connections like Cut, and refuses new ones until Heal.
+// Refuse closes all connections like Cut, and refuses new ones until Heal.
 func (p *Proxy) Refuse() { p.refuse((*link).cut) }
 
-// Cut closes all connections on both sides, and drops what is on its way in them. Only
-// requests that a Hold keeps back can still be delivered.
+// Cut closes all connections on both sides, and drops what is in flight. Only requests that Hold
+// holds back can still be delivered.
 func (p *Proxy) Cut() {
 	for _, l := range p.present() {
 		l.cut()
 	}
 }
 
-// Slow makes what passes in direction d, from now on, as slow as pace says.
+// Slow sets the pace of everything that passes in direction d from now on.
 func (p *Proxy) Slow(d Direction, pace Pace) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,12 +100,11 @@ func (p *Proxy) Slow(d Direction, pace Pace) {
 	}
 }
 
-// Heal undoes Block, Refuse and Slow. It fails only if something else has taken the
-// Proxy's port meanwhile.
+// Heal undoes Block, Refuse and Slow. It fails only if another process has taken the Proxy's port.
 func (p *Proxy) Heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.block(0)
+	p.blockLocked(0)
 	clear(p.paces)
 	if p.listener != nil || p.over.Err() != nil {
 		return nil
@@ -116,18 +113,18 @@ func (p *Proxy) Heal() error {
 	if err != nil {
 		return fmt.Errorf("faultproxy: %w", err)
 	}
-	p.listen(l)
+	p.listenLocked(l)
 	return nil
 }
 
-// block sets what is blocked. p.mu is held.
-func (p *Proxy) block(d Direction) {
+// blockLocked sets what is blocked.
+func (p *Proxy) blockLocked(d Direction) {
 	p.blocked = d
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// refuse stops listening, and has end done to all connections.
+// refuse stops listening, and calls end for all connections.
 func (p *Proxy) refuse(end func(*link)) {
 	p.mu.Lock()
 	if p.listener != nil {
@@ -146,9 +143,8 @@ func (p *Proxy) present() []*link {
 	return slices.Collect(maps.Keys(p.links))
 }
 
-// listen serves the connections of a listener until that is closed. p.mu is held, or
-// nobody else knows p.
-func (p *Proxy) listen(l net.Listener) {
+// listenLocked serves the connections of a listener until the listener is closed.
+func (p *Proxy) listenLocked(l net.Listener) {
 	p.listener = l
 	p.all.Go(func() {
 		for {
@@ -184,14 +180,14 @@ func (p *Proxy) serve(client net.Conn, by net.Listener) {
 	delete(p.links, l)
 }
 
-// reset closes a connection such that the other side finds an error, not an end.
+// reset closes a connection so that the other side gets an error, and not an end of file.
 func reset(conn net.Conn) {
-	_ = conn.(*net.TCPConn).SetLinger(0) // fails on a connection that has ended: as good
+	_ = conn.(*net.TCPConn).SetLinger(0) // fails if the connection has ended, which does as well
 	conn.Close()
 }
 
-// blocks reports whether nothing may pass in direction d, and returns a channel that
-// is closed when that may have changed.
+// blocks reports whether direction d is blocked, and returns a channel that is closed when that
+// may have changed.
 func (p *Proxy) blocks(d Direction) (bool, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,5 +200,5 @@ func (p *Proxy) pace(d Direction) Pace {
 	return p.paces[d]
 }
 
-// due is when what is read now may be passed on in direction d.
+// due returns when what is read now may be passed on in direction d.
 func (p *Proxy) due(d Direction) time.Time { return time.Now().Add(p.pace(d).delay()) }

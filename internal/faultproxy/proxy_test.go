@@ -542,7 +542,7 @@ func TestCloseInEveryState(t *testing.T) {
 		"slow":    func(p *Proxy) { p.Slow(Both, Pace{Latency: time.Hour, BytesPerSecond: 1}) },
 		"held":    func(p *Proxy) { p.Hold(Any, Stall) },
 		"mute":    func(p *Proxy) { p.DropReply(Any, Stall) },
-		"deaf":    func(p *Proxy) { p.DropRequest(Any, Stall) },
+		"stalled": func(p *Proxy) { p.DropRequest(Any, Stall) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(t)

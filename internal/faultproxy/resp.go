@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// A respReader reads what is sent in RESP, value by value, and remembers the bytes.
+// A respReader reads RESP, value by value, and keeps the bytes of the last value.
 // See https://redis.io/docs/latest/develop/reference/protocol-spec/.
 type respReader struct {
 	in  *bufio.Reader
-	raw bytes.Buffer // of the present value
+	raw bytes.Buffer // of the current value
 }
 
 var errNotRESP = errors.New("faultproxy: not RESP")
@@ -112,7 +112,7 @@ func (r *respReader) elements(line string, depth int) (first string, err error) 
 	return first, err
 }
 
-// bulk reads the rest of a string that begins with line; "" if it is none.
+// bulk reads the string whose first line is line. It returns "" for a null.
 func (r *respReader) bulk(line string) (string, error) {
 	n, err := number(line)
 	if err != nil || n < 0 {
@@ -131,7 +131,7 @@ func (r *respReader) line() (string, error) {
 	return strings.TrimRight(line, "\r\n"), err
 }
 
-// number reads the number behind the first byte of line. -1 stands for nothing.
+// number reads the number after the first byte of line. -1 means null.
 func number(line string) (int, error) {
 	const largest = 1 << 29 // bytes, in Redis
 	n, err := strconv.Atoi(line[1:])
@@ -141,7 +141,7 @@ func number(line string) (int, error) {
 	return n, nil
 }
 
-// take returns the bytes of the value that was read last, or of its beginning.
+// take returns the bytes of the last value, or of the part of it that was read.
 func (r *respReader) take() []byte {
 	raw := bytes.Clone(r.raw.Bytes())
 	r.raw.Reset()

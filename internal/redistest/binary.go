@@ -15,7 +15,7 @@ const (
 	envRequire = "DLOCK_TEST_REQUIRE_SERVER"
 )
 
-// ErrNoServer is the reason to skip a test.
+// errNoServer is the reason to skip a test.
 var errNoServer = errors.New("redistest: there is no redis-server and no valkey-server on PATH: " +
 	"install one (apt-get install redis-server, brew install valkey), or set " + envServer + " to its path")
 
@@ -27,8 +27,7 @@ type binary struct {
 
 func (b binary) String() string { return b.name }
 
-// Locate finds the binary. Its error matches errNoServer if the test may do
-// without.
+// locate finds the binary. Its error matches errNoServer if the test is to be skipped.
 func locate(getenv func(string) string, lookPath func(string) (string, error)) (binary, error) {
 	if value := getenv(envServer); value != "" {
 		name := fmt.Sprintf("%s=%q", envServer, value)
@@ -49,7 +48,7 @@ func locate(getenv func(string) string, lookPath func(string) (string, error)) (
 	return binary{}, errNoServer
 }
 
-// Options are those that not every version knows.
+// options returns the options that not every version supports.
 func (b binary) options() (args []string) {
 	major := b.major()
 	if major >= 6 {
@@ -65,7 +64,7 @@ func (b binary) options() (args []string) {
 
 var version = regexp.MustCompile(`\bv=(\d+)\.`)
 
-// Major is the server's major version, or 0 if it does not say.
+// major returns the server's major version, or 0 if it is unknown.
 func (b binary) major() int {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -11,20 +11,21 @@ const slots = 16384
 
 // A Cluster is a Redis Cluster.
 type Cluster struct {
-	// Nodes are first the masters, in the order of their slots, then the
-	// replicas: with m masters, Nodes[m+i] replicates Nodes[i%m]. Failovers do not
-	// change the order.
+	// Nodes has the masters in the order of their slots, followed by the replicas: with m
+	// masters, Nodes[m+i] replicates Nodes[i%m]. Failovers do not change the order.
 	Nodes []*Server
 
 	masters int
 }
 
-// StartCluster starts a Redis Cluster, whose masters share the slots evenly,
-// and waits until every node knows all others and finds the whole in order,
-// which takes about two seconds. A node is taken for failed 3 s after its last
-// answer.
+// StartCluster starts a Redis Cluster whose masters share the slots evenly. It waits until every
+// node knows all others and all slots are served, which takes about two seconds. A node counts as
+// failed 3 s after its last answer. With -short the test is skipped.
 func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("redistest: clusters are left out with -short")
+	}
 	c := &Cluster{masters: masters}
 	for range masters * (1 + replicasPerMaster) {
 		c.Nodes = append(c.Nodes, Start(t,
@@ -50,7 +51,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	return c
 }
 
-// AddSlots is the command for the slots from first to before end. The newer
+// addSlots is the command for the slots from first to before end. The newer
 // ADDSLOTSRANGE would be shorter.
 func addSlots(first, end int) []string {
 	args := []string{"CLUSTER", "ADDSLOTS"}
@@ -60,8 +61,7 @@ func addSlots(first, end int) []string {
 	return args
 }
 
-// Meet introduces each node to each other. One would do, and gossip spread it,
-// but more slowly.
+// meet introduces each node to each other. Gossip would do so too, but more slowly.
 func (c *Cluster) meet(t testing.TB) {
 	t.Helper()
 	for i, n := range c.Nodes {
@@ -71,7 +71,7 @@ func (c *Cluster) meet(t testing.TB) {
 	}
 }
 
-// Complete returns nil if n sees all slots served, each by a master with its
+// complete returns nil if n sees all slots served, each by a master with its
 // replicas, and is in sync if it is a replica.
 func (c *Cluster) complete(n *Server) error {
 	reply, err := n.Do("CLUSTER", "INFO")
@@ -90,7 +90,7 @@ func (c *Cluster) complete(n *Server) error {
 	return n.inSync()
 }
 
-// Addrs are the addresses of the Nodes.
+// Addrs returns the addresses of the Nodes.
 func (c *Cluster) Addrs() []string {
 	addrs := make([]string, len(c.Nodes))
 	for i, n := range c.Nodes {
@@ -99,8 +99,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// MasterOf is the node that serves key, in the eyes of the first node that is
-// not stopped or suspended.
+// MasterOf returns the node that serves key, according to the first node that is running.
 func (c *Cluster) MasterOf(t testing.TB, key string) *Server {
 	t.Helper()
 	s, err := c.masterOf(t, key)
@@ -154,7 +153,7 @@ func (s *Server) ranges() ([]slotRange, error) {
 	return ranges, nil
 }
 
-// PortOf is the port of the master that serves slot, or 0.
+// portOf returns the port of the master that serves slot, or 0.
 func portOf(ranges []slotRange, slot int64) int64 {
 	for _, r := range ranges {
 		if r.first <= slot && slot <= r.last {

@@ -11,20 +11,18 @@ import (
 	"time"
 )
 
-// An Error is an error that the server replied, as in "ERR syntax error".
+// An Error is an error reply of the server, such as "ERR syntax error".
 type Error string
 
 func (e Error) Error() string { return string(e) }
 
-// Do sends one command, and returns the reply: a string (simple or bulk), an
-// int64, a []any of replies, or nil for a null. An error that the server
-// replied is an Error; in a []any it is an element. Every other error means that
-// there was no reply within 5 s.
+// Do sends one command, and returns the reply: a string (simple or bulk), an int64, a []any of
+// replies, or nil for a null. An error reply is returned as an Error; inside a []any it is an
+// element. Any other error means that there was no reply within 5 s.
 //
-// Each Do has a connection of its own, so a command like SELECT or MULTI has no
-// effect on the next, and the server has closed it when Do returns a reply. A
-// password given to Start with --requirepass is used, by an AUTH on each
-// connection.
+// Each Do uses a connection of its own, so SELECT or MULTI has no effect on the next Do. When Do
+// returns a reply, the server has closed the connection. If Start was given --requirepass, Do
+// sends AUTH first.
 func (s *Server) Do(args ...string) (any, error) {
 	if len(args) == 0 {
 		return nil, errors.New("redistest: empty command")
@@ -71,7 +69,7 @@ func roundTrip(w io.Writer, r *bufio.Reader, args []string) (any, error) {
 	return decode(r)
 }
 
-// Encode and decode speak RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec/.
+// encode and decode speak RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec/.
 func encode(args []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%d\r\n", len(args))

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Keys are all keys of database 0, sorted.
+// Keys returns all keys of database 0, sorted.
 func (s *Server) Keys(t testing.TB) []string {
 	t.Helper()
 	reply := must[[]any](t, s, "KEYS", "*")
@@ -20,9 +20,9 @@ func (s *Server) Keys(t testing.TB) []string {
 	return keys
 }
 
-// CommandCount says how often each command was executed, by clients and inside
-// scripts, since the server started. Names are lower case, those of subcommands
-// as in "cluster|info". As with Calls, every INFO but the asking one is counted.
+// CommandCount returns the number of executions of each command since the server started, by
+// clients and inside scripts. Names are in lower case; those of subcommands are like
+// "cluster|info". As with Calls, the INFO of this call is not counted.
 func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
@@ -34,16 +34,15 @@ func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	return counts
 }
 
-// Calls is the number of commands executed since the server started, by
-// clients and inside scripts. The INFO that asks for it is not in it yet, so of
-// two values the second is larger by 1 if nothing else happened between.
+// Calls returns the number of commands executed since the server started, by clients and inside
+// scripts. It does not count its own INFO, but earlier ones: a second call returns 1 more if
+// nothing else was executed in between.
 func (s *Server) Calls(t testing.TB) int64 {
 	t.Helper()
 	return number(t, s.mustInfo(t, "stats")["total_commands_processed"], parseInt)
 }
 
-// CPU is the time that the server has spent computing, for itself and in the
-// kernel.
+// CPU returns the CPU time of the server, user and system.
 func (s *Server) CPU(t testing.TB) time.Duration {
 	t.Helper()
 	info := s.mustInfo(t, "cpu")
@@ -51,8 +50,8 @@ func (s *Server) CPU(t testing.TB) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// Slot is the hash slot of key in Redis Cluster. Some versions know it only if
-// they were started with --cluster-enabled yes.
+// Slot returns the hash slot of key in Redis Cluster. Some versions support that only if they were
+// started with --cluster-enabled yes.
 func (s *Server) Slot(t testing.TB, key string) int {
 	t.Helper()
 	return int(must[int64](t, s, "CLUSTER", "KEYSLOT", key))
@@ -67,7 +66,7 @@ func (s *Server) mustInfo(t testing.TB, section string) map[string]string {
 	return info
 }
 
-// Info is one section of INFO, by field.
+// info returns one section of INFO, by field.
 func (s *Server) info(section string) (map[string]string, error) {
 	reply, err := s.Do("INFO", section)
 	if err != nil {
@@ -76,7 +75,7 @@ func (s *Server) info(section string) (map[string]string, error) {
 	return fields(reply), nil
 }
 
-// Fields reads the lines of a reply that have the form field:value.
+// fields reads the lines of a reply that have the form field:value.
 func fields(reply any) map[string]string {
 	text, _ := reply.(string)
 	m := make(map[string]string)
@@ -88,7 +87,7 @@ func fields(reply any) map[string]string {
 	return m
 }
 
-// Must is Do, where everything but a T fails the test.
+// must is Do, but fails the test unless the reply is a T.
 func must[T any](t testing.TB, s *Server, args ...string) T {
 	t.Helper()
 	reply, err := s.Do(args...)

@@ -5,8 +5,7 @@ import (
 	"os/exec"
 )
 
-// Installed reports whether there is a server that Start can start, for those who
-// can do with something else.
+// Installed reports whether Start would find a server, for tests that have an alternative.
 func Installed() bool {
 	_, err := locate(os.Getenv, exec.LookPath)
 	return err == nil

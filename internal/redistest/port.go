@@ -7,10 +7,10 @@ import (
 	"strconv"
 )
 
-// Servers listen on ports from 12000 on, and their cluster bus 10000 above. No
-// port is used for both, and none is from the range that common systems take
-// for outgoing connections. There a client that redials a dead server could be
-// given the server's own port, and be connected to itself.
+// Servers listen on ports from 12000 up, and their cluster bus on ports 10000 higher. The two
+// ranges do not overlap each other, nor the usual range for outgoing connections. In that range, a
+// client that redials a dead server could be given the server's own port, and be connected to
+// itself.
 const (
 	firstPort = 12000
 	ports     = 10000
@@ -19,10 +19,10 @@ const (
 
 var errPortTaken = errors.New("its port is taken")
 
-// ClaimPort finds a port that is free, and whose bus port is. Until the claim
-// is closed no other test is given them, in this process or another, not even
-// while the server is down: the claim is the UDP port of the same number,
-// which the kernel gives to one process only, and frees when that dies.
+// claimPort finds a port that is free, with a free bus port. Until the claim is closed, no other
+// test in any process gets these ports, even while the server is down. The claim is the UDP port
+// of the same number, which the kernel gives to one process only, and frees when that process
+// dies.
 func claimPort() (claim net.PacketConn, port int, err error) {
 	for range ports {
 		port = firstPort + rand.IntN(ports)

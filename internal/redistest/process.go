@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	endLimit  = 10 * time.Second // for a process to heed a signal
+	endLimit  = 10 * time.Second // for a process to end after a signal
 	logShown  = 32 << 10         // bytes of a log, from its end; a crash report is long
 	portTaken = "Address already in use"
 )
@@ -22,8 +22,8 @@ type process struct {
 	cmd   *exec.Cmd
 	log   string        // path of what it writes
 	done  chan struct{} // closed when it has ended
-	err   error         // why; valid after done
-	asked atomic.Bool   // whether it was told to end, or its end was reported
+	err   error         // why it has ended; set when done is closed
+	asked atomic.Bool   // whether its end was requested or reported
 }
 
 func run(dir, path string, args []string) (*process, error) {
@@ -44,8 +44,8 @@ func run(dir, path string, args []string) (*process, error) {
 	return p, nil
 }
 
-// Attend starts the process and waits for it on a thread that lives as long:
-// for Linux, the parent that a process dies with is the thread that started it.
+// attend starts the process and waits for it, both on one thread: on Linux, the process dies with
+// the thread that started it.
 func (p *process) attend(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -68,8 +68,8 @@ func (p *process) running() bool {
 	}
 }
 
-// End sends sig and waits for the end, which it enforces after endLimit, with
-// an error. It also returns an error, once, if the process had crashed before.
+// end sends sig and waits until the process has ended. After endLimit it kills the process and
+// returns an error. It also returns an error, once, if the process had crashed before.
 func (p *process) end(sig os.Signal) error {
 	if !p.running() {
 		if !p.asked.Swap(true) && p.err != nil {
@@ -79,7 +79,7 @@ func (p *process) end(sig os.Signal) error {
 	}
 	p.asked.Store(true)
 	p.cmd.Process.Signal(sig)
-	p.cmd.Process.Signal(sigCont) // a suspended one heeds nothing else but SIGKILL
+	p.cmd.Process.Signal(sigCont) // a suspended process reacts only to this and to SIGKILL
 	select {
 	case <-p.done:
 		return nil
@@ -90,7 +90,7 @@ func (p *process) end(sig os.Signal) error {
 	}
 }
 
-// Suspend stops the process, and returns when it has stopped.
+// suspend stops the process, and returns when it has stopped.
 func (p *process) suspend() error {
 	if err := p.cmd.Process.Signal(sigStop); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (p *process) suspend() error {
 	return errors.New("it did not stop")
 }
 
-// Explain adds the end of the log to err, which matches errPortTaken if that
+// explain adds the end of the log to err, which matches errPortTaken if that
 // was the reason.
 func (p *process) explain(err error) error {
 	log, _ := os.ReadFile(p.log)

@@ -14,12 +14,12 @@ const (
 	sigCont = syscall.SIGCONT
 )
 
-// DieWithParent has the process killed when the thread that starts it ends.
+// dieWithParent makes the kernel kill the process when the thread that started it ends.
 func dieWithParent(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// Stopped reports whether the process is suspended. Its state follows its name
+// stopped reports whether the process is suspended. Its state follows its name
 // in parentheses, proc_pid_stat(5).
 func stopped(pid int) bool {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

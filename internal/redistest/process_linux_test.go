@@ -81,7 +81,7 @@ func TestServerOutlivesTheStartingThread(t *testing.T) {
 	require.True(t, s.proc.running())
 }
 
-// OnMortalThread runs fn on a thread that ends with it. The main thread never
+// onMortalThread runs fn on a thread that ends with it. The main thread never
 // does; but while one goroutine occupies it another has a different one.
 func onMortalThread(fn func()) {
 	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine

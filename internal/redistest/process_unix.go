@@ -17,7 +17,7 @@ const (
 
 func dieWithParent(*exec.Cmd) {}
 
-// Stopped reports whether the process is suspended.
+// stopped reports whether the process is suspended.
 func stopped(pid int) bool {
 	state, _ := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
 	return strings.HasPrefix(strings.TrimSpace(string(state)), "T")

@@ -1,15 +1,14 @@
-// Package redistest starts real servers for tests, Redis or Valkey, on free
-// ports of the loopback interface, and ends them with the test: one server,
-// a replica, a Sentinel, or a whole Cluster. Servers can be stopped, killed,
-// suspended and restarted in mid-test.
+// Package redistest starts real Redis or Valkey servers for tests, on free ports of the loopback
+// interface: a single server, a replica, a Sentinel, or a whole Cluster. A test can stop, kill,
+// suspend and restart them. They are killed when the test ends.
 //
-// The server is the one that DLOCK_TEST_REDIS_SERVER names, or else
-// redis-server or valkey-server, whichever is on PATH. Where there is none the
-// test is skipped, or fails if DLOCK_TEST_REQUIRE_SERVER is 1.
+// DLOCK_TEST_REDIS_SERVER names the server's program. By default it is redis-server or
+// valkey-server, whichever is on PATH. If there is none, the test is skipped, or fails if
+// DLOCK_TEST_REQUIRE_SERVER is 1.
 //
-// On Linux a server is killed when the test binary dies, however it dies.
+// On Linux, the servers also die when the test binary dies, whatever the reason.
 //
-// Importing the standard library only, the package can test any client.
+// The package imports only the standard library, so it can test any client.
 package redistest
 
 import (
@@ -27,14 +26,14 @@ import (
 const (
 	startLimit = 20 * time.Second     // for a server to answer, and to free a port
 	replyLimit = 5 * time.Second      // for one Do
-	poll       = 5 * time.Millisecond // between two looks at a server
+	poll       = 5 * time.Millisecond // between two checks of a server
 	host       = "127.0.0.1"          // of every server
-	attempts   = 20                   // at a port that nobody takes meanwhile
+	attempts   = 20                   // to start on a port that no other process takes
 )
 
-// A Server is one running server. Its methods may be called by many goroutines
-// at once, those that take a testing.TB by that test's own only. What goes
-// wrong in the others is an error of the test that started the server.
+// A Server is one running server. Its methods are safe for concurrent use, but a method with a
+// testing.TB may be called only by that test's own goroutine. The errors of methods without one
+// fail the test that started the server.
 type Server struct {
 	t        testing.TB
 	binary   binary
@@ -51,14 +50,13 @@ type Server struct {
 	closed bool
 }
 
-// Start starts a server without persistence, in a directory of its own, and
-// waits until it answers. The args are passed on to it behind Start's own, as
-// in
+// Start starts a server without persistence, in a directory of its own, and waits until it
+// answers. The args are added to the command line:
 //
 //	redistest.Start(t, "--maxmemory", "10mb")
 //
-// The server is killed when t ends. A crash before that is an error of t, and
-// shows the server's log. DEBUG commands are allowed.
+// The server is killed when t ends. If it crashes before, t fails and shows the server's log.
+// DEBUG commands are allowed.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return start(t, "", args)
@@ -76,7 +74,7 @@ func start(t testing.TB, config string, args []string) *Server {
 	return s
 }
 
-// Find returns the binary. A test that has none is skipped, or fails.
+// find returns the binary. A test that has none is skipped, or fails.
 func find(t testing.TB) binary {
 	t.Helper()
 	bin, err := locate(os.Getenv, exec.LookPath)
@@ -89,7 +87,7 @@ func find(t testing.TB) binary {
 	return bin
 }
 
-// Option returns what follows name in args, or "".
+// option returns what follows name in args, or "".
 func option(args []string, name string) (value string) {
 	for i := range len(args) - 1 {
 		if args[i] == name {
@@ -99,11 +97,11 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
-// Addr is the server's host and port.
+// Addr returns the server's host and port.
 func (s *Server) Addr() string { return address(s.port) }
 
-// Stop ends the server as an administrator would, with SIGTERM, also when it
-// is suspended, and waits for its end. Stopping twice is harmless.
+// Stop ends the server in an orderly way, with SIGTERM, and waits until it has ended. A suspended
+// server can be stopped too. A second Stop does nothing.
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -111,8 +109,8 @@ func (s *Server) Stop() {
 	s.end(sigTerm)
 }
 
-// Kill ends the server as a power cut would, with SIGKILL, and waits for its
-// end. Killing twice is harmless.
+// Kill ends the server like a power cut, with SIGKILL, and waits until it has ended. A second Kill
+// does nothing.
 func (s *Server) Kill() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -120,8 +118,8 @@ func (s *Server) Kill() {
 	s.end(os.Kill)
 }
 
-// Suspend freezes the server with SIGSTOP. When it returns no command is being
-// executed. The kernel goes on to accept connections and data for it.
+// Suspend freezes the server with SIGSTOP. When Suspend returns, no command is being executed. The
+// kernel still accepts connections and data for the server.
 func (s *Server) Suspend() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -131,8 +129,7 @@ func (s *Server) Suspend() {
 	}
 }
 
-// Resume lets a suspended server go on: first with what it has received
-// meanwhile.
+// Resume continues a suspended server. The server first executes what it received meanwhile.
 func (s *Server) Resume() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -142,9 +139,9 @@ func (s *Server) Resume() {
 	}
 }
 
-// Restart kills the server if it still runs, starts it again on the same port,
-// and waits until it answers. It is empty then, unless the args of Start turned
-// persistence on. A node of a Cluster keeps its place in it.
+// Restart kills the server if it is running, starts it on the same port, and waits until it
+// answers. The server is empty then, unless the args of Start enabled persistence. A node of a
+// Cluster keeps its place in the Cluster.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -163,7 +160,7 @@ func (s *Server) Restart() {
 	}
 }
 
-// Open starts the server on a port that nobody else has.
+// open starts the server on a port that nobody else has.
 func (s *Server) open() (err error) {
 	for range attempts {
 		if s.claim, s.port, err = claimPort(); err != nil {
@@ -180,7 +177,7 @@ func (s *Server) open() (err error) {
 	return err
 }
 
-// Launch starts the process on s.port and waits until it answers. After an
+// launch starts the process on s.port and waits until it answers. After an
 // error there is no new process.
 func (s *Server) launch() error {
 	p, err := run(s.dir, s.binary.path, s.arguments())
@@ -212,7 +209,7 @@ func (s *Server) arguments() []string {
 	return append(append(args, s.binary.options()...), s.args...)
 }
 
-// AwaitAnswer waits until p, and no other process on the same port, answers.
+// awaitAnswer waits until p, and no other process on the same port, answers.
 func (s *Server) awaitAnswer(p *process) error {
 	err := errors.New("it has not answered")
 	for limit := time.Now().Add(startLimit); time.Now().Before(limit); {
@@ -242,7 +239,7 @@ func (s *Server) answers(pid int) error {
 	return nil
 }
 
-// Alive reports whether the server could answer: it runs and is not suspended.
+// alive reports whether the server could answer: it runs and is not suspended.
 func (s *Server) alive() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

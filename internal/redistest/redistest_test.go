@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// EnvVictim is set in a test binary that is to be killed.
+// envVictim is set in a test binary that is to be killed.
 const envVictim = "REDISTEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -453,7 +453,7 @@ func (r *recorder) Skip(args ...any)  { r.skipped = fmt.Sprint(args...); runtime
 func (r *recorder) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
 func (r *recorder) Errorf(format string, args ...any) { r.failed += fmt.Sprintf(format, args...) }
 
-// Record runs fn as a test of its own, without its clean-up.
+// record runs fn as a test of its own, without its clean-up.
 func record(t *testing.T, fn func(testing.TB)) *recorder {
 	r := &recorder{TB: t}
 	var wg sync.WaitGroup

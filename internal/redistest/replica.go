@@ -11,8 +11,8 @@ import (
 
 const settleLimit = 60 * time.Second // for several servers to agree
 
-// StartReplica starts a replica of a server and waits until it is in sync. It
-// has its master's password.
+// StartReplica starts a replica of a server and waits until it is in sync. Its password is the
+// master's.
 func StartReplica(t testing.TB, of *Server) *Server {
 	t.Helper()
 	args := []string{"--replicaof", host, strconv.Itoa(of.port)}
@@ -24,7 +24,7 @@ func StartReplica(t testing.TB, of *Server) *Server {
 	return s
 }
 
-// InSync returns nil if the server is a master, or a replica that has a copy of
+// inSync returns nil if the server is a master, or a replica that has a copy of
 // its master and receives its writes.
 func (s *Server) inSync() error {
 	info, err := s.info("replication")
@@ -37,12 +37,15 @@ func (s *Server) inSync() error {
 	return nil
 }
 
-// StartSentinel starts a Redis Sentinel that watches master by that name, and
-// waits until it knows the replicas that master has. It takes a master for down
-// that has not answered for a second, and replaces it if quorum Sentinels agree.
-// Of the methods of a Server those about keys fail.
+// StartSentinel starts a Redis Sentinel that watches master under a name, and waits until it knows
+// the replicas of master. A master counts as down if it has not answered for a second, and is
+// replaced if quorum Sentinels agree. The methods of the Server that read keys fail. With -short
+// the test is skipped.
 func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("redistest: Sentinels are left out with -short")
+	}
 	text := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]d %[4]d\n"+
 		"sentinel down-after-milliseconds %[1]s 1000\n"+
 		"sentinel failover-timeout %[1]s 5000\n", name, host, master.port, quorum)
@@ -58,7 +61,7 @@ func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Serve
 	return s
 }
 
-// Watches returns nil if the Sentinel knows all replicas of master.
+// watches returns nil if the Sentinel knows all replicas of master.
 func (s *Server) watches(master *Server, name string) error {
 	info, err := master.info("replication")
 	if err != nil {
@@ -75,7 +78,7 @@ func (s *Server) watches(master *Server, name string) error {
 	return nil
 }
 
-// Await waits until what returns nil.
+// await waits until a function returns nil.
 func await(t testing.TB, what func() error) {
 	t.Helper()
 	err := what()

@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// A Sentinels is a master with two replicas, and three Sentinels that watch them, two
-// of which are needed to replace the master.
+// Sentinels are a master with two replicas, and three Sentinels that watch them. Two Sentinels must
+// agree to replace the master.
 type Sentinels struct {
-	Name      string    // of the master, to the Sentinels
-	Servers   []*Server // the first was the master when it was started
+	Name      string    // of the master
+	Servers   []*Server // the first was the master at the start
 	Sentinels []*Server
 }
 
-// StartSentinels starts the servers and the Sentinels, and waits until these know all
+// StartSentinels starts the servers and the Sentinels. It waits until the Sentinels know all
 // replicas and each other, which takes about three seconds.
 func StartSentinels(t testing.TB, name string) *Sentinels {
 	t.Helper()
@@ -35,7 +35,7 @@ func StartSentinels(t testing.TB, name string) *Sentinels {
 	return s
 }
 
-// Addrs are the addresses of the Sentinels.
+// Addrs returns the addresses of the Sentinels.
 func (s *Sentinels) Addrs() []string {
 	addrs := make([]string, len(s.Sentinels))
 	for i, sentinel := range s.Sentinels {
@@ -44,7 +44,7 @@ func (s *Sentinels) Addrs() []string {
 	return addrs
 }
 
-// Master is the master in the eyes of most Sentinels, or nil if there is none.
+// Master returns the master according to most Sentinels, or nil.
 func (s *Sentinels) Master() *Server {
 	votes := make(map[string]int)
 	for _, sentinel := range s.Sentinels {
@@ -61,7 +61,7 @@ func (s *Sentinels) Master() *Server {
 	return nil
 }
 
-// StepDown has a replica take the place of the master in an orderly way, and returns it.
+// StepDown replaces the master by a replica in an orderly way, and returns the new master.
 func (s *Sentinels) StepDown(t testing.TB) (successor *Server) {
 	t.Helper()
 	master := s.Master()
@@ -72,9 +72,9 @@ func (s *Sentinels) StepDown(t testing.TB) (successor *Server) {
 	return s.AwaitFailover(t, master)
 }
 
-// AwaitFailover waits until a replica has taken the place of a master that was killed or
-// suspended, or has stepped down, and returns it. That takes about 3 s if the master
-// does not answer: the Sentinels notice after one.
+// AwaitFailover waits until a replica has replaced a master that was killed or suspended, or has
+// stepped down. It returns the new master. If the old one does not answer, that takes about 3 s:
+// the Sentinels notice after one.
 func (s *Sentinels) AwaitFailover(t testing.TB, master *Server) (successor *Server) {
 	t.Helper()
 	await(t, func() error {

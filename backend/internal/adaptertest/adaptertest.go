@@ -3,7 +3,9 @@
 package adaptertest
 
 import (
+	"path"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,13 +20,20 @@ import (
 
 // An Adapter is a backend under test.
 type Adapter struct {
-	// Dial makes a client of the server at addr, with the settings that the
-	// package documentation asks for and time-outs of a few seconds, and
-	// closes it when t ends. An error is that of a library that connects at once.
-	Dial func(t testing.TB, addr, password string) (Client, error)
+	// Dial makes a client of a server, and closes it when t ends. An error is that
+	// of a library that connects at once.
+	Dial func(t testing.TB, s Settings) (Client, error)
 
 	// Nil returns a Locker made of a nil client.
 	Nil func(opts ...rediscore.Option) *rediscore.Locker
+}
+
+// Settings are those of a client, beside the ones that the package documentation asks
+// for.
+type Settings struct {
+	Addr     string
+	Password string
+	Timeout  time.Duration // of a command
 }
 
 // A Client is a client of the adapter's library.
@@ -33,11 +42,15 @@ type Client struct {
 	New  func(opts ...rediscore.Option) *rediscore.Locker // the package's New with this client
 }
 
-// Run runs all tests.
+// Run runs all tests, at the same time, since most of them wait. With -short the suite is
+// left out.
 func Run(t *testing.T, a Adapter) {
 	t.Cleanup(AwaitGoroutines)
-	t.Run("Redis", func(t *testing.T) { conformance.Run(t, a.onRedis(t)) })
-	t.Run("Miniredis", func(t *testing.T) { conformance.Run(t, conformance.Harness{PerCase: a.onMiniredis}) })
+	var all sync.WaitGroup
+	if !testing.Short() {
+		all.Go(func() { t.Run("Redis", a.onRedis) })
+		all.Go(func() { t.Run("Miniredis", a.onMiniredis) })
+	}
 	for name, test := range map[string]func(*testing.T, Adapter){
 		"FenceSurvivesRestart":        fenceSurvivesRestart,
 		"RoundTrips":                  roundTrips,
@@ -58,36 +71,90 @@ func Run(t *testing.T, a Adapter) {
 		"Listen":                      listen,
 		"ListenEndsWithTheConnection": listenEndsWithTheConnection,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, a)
+		all.Go(func() {
+			t.Run(name, func(t *testing.T) {
+				share(t)
+				test(t, a)
+			})
 		})
 	}
+	all.Wait()
 }
+
+const (
+	timeout = 2 * time.Second
+	patient = time.Minute // for tests that are not about time-outs, on a busy machine
+)
 
 func (a Adapter) dial(t testing.TB, addr string) Client {
 	t.Helper()
-	c, err := a.Dial(t, addr, "")
+	return a.dialWith(t, Settings{Addr: addr, Timeout: timeout})
+}
+
+func (a Adapter) dialWith(t testing.TB, s Settings) Client {
+	t.Helper()
+	c, err := a.Dial(t, s)
 	require.NoError(t, err)
 	return c
 }
 
 // locker makes a Locker for the suite.
-func (a Adapter) locker(t *testing.T, addr string) dlock.Locker {
+func (a Adapter) locker(t *testing.T, addr string, timeout time.Duration) dlock.Locker {
 	t.Helper()
-	l := a.dial(t, addr).New()
+	l := a.dialWith(t, Settings{Addr: addr, Timeout: timeout}).New()
 	t.Cleanup(func() { require.NoError(t, l.Close()) })
 	return l
 }
 
-func (a Adapter) onRedis(t *testing.T) conformance.Harness {
+func (a Adapter) onRedis(t *testing.T) {
 	server := redistest.Start(t)
-	return conformance.Harness{
-		New:   func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
-		Dial:  func(t *testing.T, addr string) dlock.Locker { return a.locker(t, addr) },
+	h := conformance.Harness{
+		New:   func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr(), patient) },
+		Dial:  func(t *testing.T, addr string) dlock.Locker { return a.locker(t, addr, timeout) },
 		Addr:  server.Addr(),
 		Wipe:  func(t *testing.T) { do(t, server, "FLUSHALL") },
 		Count: func(t *testing.T) int { return stored(server.Keys(t)) },
+	}
+	conformance.Run(t, conformance.Harness{PerCase: func(t *testing.T) conformance.Harness {
+		share(t)
+		return h
+	}})
+}
+
+// onMiniredis has a server for each case, since its clock is moved by hand.
+func (a Adapter) onMiniredis(t *testing.T) {
+	conformance.Run(t, conformance.Harness{
+		SkipForward: true, // it runs on Redis
+		PerCase: func(t *testing.T) conformance.Harness {
+			share(t)
+			server := miniredis.RunT(t)
+			addr := server.Addr() // not to be asked for when the server has ended
+			return conformance.Harness{
+				New: func(t *testing.T) dlock.Locker { return a.locker(t, addr, patient) },
+				Advance: func(d time.Duration) {
+					if d < time.Minute {
+						time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
+					}
+					server.FastForward(d)
+				},
+				Wipe:  func(*testing.T) { server.FlushAll() },
+				Count: func(*testing.T) int { return stored(server.Keys()) },
+			}
+		},
+	})
+}
+
+// process is locked by the case that counts the goroutines of the process, and shared by
+// all others.
+var process sync.RWMutex
+
+func share(t *testing.T) {
+	if path.Base(t.Name()) == "NoLeaks" {
+		process.Lock()
+		t.Cleanup(process.Unlock)
+	} else {
+		process.RLock()
+		t.Cleanup(process.RUnlock)
 	}
 }
 
@@ -99,22 +166,6 @@ func stored(keys []string) (n int) {
 		}
 	}
 	return n
-}
-
-// onMiniredis has a server for each case, since its clock is moved by hand.
-func (a Adapter) onMiniredis(t *testing.T) conformance.Harness {
-	server := miniredis.RunT(t)
-	return conformance.Harness{
-		New: func(t *testing.T) dlock.Locker { return a.locker(t, server.Addr()) },
-		Advance: func(d time.Duration) {
-			if d < time.Minute {
-				time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
-			}
-			server.FastForward(d)
-		},
-		Wipe:  func(*testing.T) { server.FlushAll() },
-		Count: func(*testing.T) int { return stored(server.Keys()) },
-	}
 }
 
 func do(t testing.TB, s *redistest.Server, args ...string) any {

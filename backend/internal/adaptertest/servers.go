@@ -85,7 +85,7 @@ func unreachable(t *testing.T, a Adapter) {
 func wrongPassword(t *testing.T, a Adapter) {
 	server := redistest.Start(t, "--requirepass", "right")
 	for _, password := range []string{"", "wrong"} {
-		c, err := a.Dial(t, server.Addr(), password)
+		c, err := a.Dial(t, Settings{Addr: server.Addr(), Password: password, Timeout: timeout})
 		if err == nil {
 			_, err = dlock.New(c.New()).Acquire(t.Context(), "order:7")
 			require.ErrorContains(t, err, `dlock: acquire "order:7"`)
@@ -179,7 +179,7 @@ func replica(t *testing.T, a Adapter) {
 	require.True(t, attempt.Acquired)
 	require.Eventually(t, func() bool { return len(follower.Keys(t)) == len(master.Keys(t)) }, 10*time.Second, time.Millisecond)
 	l := a.dial(t, follower.Addr()).New()
-	_, err = dlock.New(l).Acquire(t.Context(), "order:7")
+	_, err = dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "order:7")
 	require.ErrorContains(t, err, "READONLY")
 	for _, key := range []string{"held", "free"} {
 		_, err = l.Release(t.Context(), key, "stranger")

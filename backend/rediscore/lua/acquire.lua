@@ -1,19 +1,19 @@
--- Grants the lock to a token, if it is that token's already, or is free and nobody
--- waits for it.
+-- Grants the lock to a token if the token already holds it, or if it is free and no waiter
+-- in the queue is to get it.
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
 -- ARGV[2]  the TTL in ms
 --
--- Replies with the fence of the grant, or, if another token holds the lock,
--- with {that token, what is left of its TTL in ms or -1 for ever}. The token is
--- empty if the lock is free, but only for a waiter that has to come for it.
+-- Replies with the fence of the grant, or, if another token holds the lock, with
+-- {that token, its remaining TTL in ms or -1 if it has none}. That token is empty if the
+-- lock is free but reserved for a waiter without an inbox.
 
 --include fence.lua
 
 local token = ARGV[1]
 if call('EXISTS', KEYS[1], KEYS[3]) == 0 then -- free, and nobody waits
-  local fence = mint() -- first: if it fails, nothing has happened
+  local fence = mint() -- first, so that nothing has happened if it fails
   call('SET', KEYS[1], token, 'PX', ARGV[2])
   return fence
 end

@@ -1,14 +1,15 @@
--- Grants the lock to a token as acquire.lua does, or takes the token into the queue,
--- once.
+-- Grants the lock to a token as acquire.lua does. Otherwise puts the token into the queue,
+-- unless it is there already.
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
 -- ARGV[2]  the TTL in ms
 -- ARGV[3]  the inbox
--- ARGV[4]  the ticket of a waiter that has lost its place; empty for a new one
+-- ARGV[4]  the old ticket of a waiter that has lost its place, or empty
 --
 -- Replies with {0, fence} if the lock was granted, or with {1, ticket, rank from 0,
--- time, holder, what is left of the holder's TTL in ms or -1 for ever}.
+-- time, holder, the holder's remaining TTL in ms or -1 if it has none}. The holder is empty
+-- if the lock is free but reserved.
 
 --include fence.lua
 --include queue.lua

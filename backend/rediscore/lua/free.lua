@@ -1,5 +1,5 @@
--- Ends the lease of a token without a look at the queue, for while a slot is moved
--- from one server of a cluster to another, and not all its keys are in one place.
+-- Ends the lease of a token, and ignores the queue. Used while a slot is moved from one
+-- server of a cluster to another, when its keys are not all on the same server.
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the token
@@ -12,8 +12,8 @@ if holder == ARGV[1] then
   return 1
 end
 
--- A replica may be behind: only a server that accepts writes may say "not held".
--- Neither of these changes anything.
+-- A replica may be behind, so only a server that accepts writes may say "not held".
+-- Neither of these writes changes anything.
 if holder then
   redis.call('RENAMENX', KEYS[1], KEYS[1])
 else

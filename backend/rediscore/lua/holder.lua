@@ -1,10 +1,10 @@
--- Tells who holds a lock, for while a slot is moved from one server of a cluster to
--- another, and not all its keys are in one place.
+-- Returns the holder of a lock. Used while a slot is moved from one server of a cluster to
+-- another, when its keys are not all on the same server.
 --
 -- KEYS[1]  the lock
 --
--- Replies with {token, what is left of its TTL in ms or -1 for ever}, or with
--- nothing if the lock is free.
+-- Replies with {token, its remaining TTL in ms or -1 if it has none}, or with nil if the
+-- lock is free.
 
 local holder = redis.call('GET', KEYS[1])
 if not holder then

@@ -1,12 +1,12 @@
--- Tells who holds a lock, and how many wait for it.
+-- Returns the holder of a lock and the number of its waiters.
 --
 -- KEYS[1]  the lock
--- KEYS[2]  the fence counter of the lock's slot, which is not used
+-- KEYS[2]  the fence counter of the lock's slot, not used
 -- KEYS[3]  the queue
 --
--- Replies with {token, what is left of its TTL in ms or -1 for ever, how many wait}, or
--- with how many wait if the lock is free. A user without the right to count is told of
--- nobody.
+-- Replies with {token, its remaining TTL in ms or -1 if it has none, number of waiters}, or
+-- with the number of waiters if the lock is free. For a user without the right to ZCARD that
+-- number is 0.
 
 local waiting = redis.pcall('ZCARD', KEYS[3])
 if type(waiting) ~= 'number' then

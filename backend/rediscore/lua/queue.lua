@@ -1,34 +1,35 @@
--- What the scripts share that have to do with the queue. It stands where they include
--- it, below fence.lua and what is done most often, which does without.
+-- Functions of the scripts that use the queue. A script includes this file after fence.lua,
+-- and after the frequent case that does not need it.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
--- KEYS[3]  the queue: a sorted set of tokens by their tickets
--- KEYS[4]  the waiters: a hash of what is known of each token in the queue, and of
---          the last handover. It expires with the queue.
+-- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
+-- KEYS[4]  the waiters: a hash with a field for each token in the queue, and one for the
+--          last handover. It expires with the queue.
 --
--- A waiter is "seen ttl inbox": when it last asked in microseconds, the TTL it
--- wants in ms, and the channel where it hears of its grant, with an "s" before a
--- shard channel and a "p" before another; it is empty if the waiter has none. It is
--- alive if it was seen in the last five seconds and somebody listens to its inbox.
--- Without an inbox it asks often, is alive if it was seen in the last two seconds (or
--- in its TTL if that is less: one that is not there costs no more than a lease), and is
--- served only when it asks: nobody else could tell whether it is there.
+-- The field of a waiter is a colon and its token. The value is "seen ttl inbox": the time of
+-- its last check-in in microseconds, the TTL that it wants in ms, and the channel for its
+-- messages, after an "s" for a shard channel or a "p" for another. The inbox is empty if the
+-- waiter has none.
 --
--- The last handover, in the field "handover", is "fence time token". The fields of
--- waiters begin with a colon.
+-- A waiter with an inbox is alive if it has checked in during the last five seconds and its
+-- inbox has a subscriber. A waiter without an inbox is alive if it has checked in during the
+-- last two seconds, or during its TTL if that is shorter, so that a dead one costs no more
+-- than a lease. It is granted the lock only when it checks in, because only that shows that
+-- it is still there.
+--
+-- The value of the field "handover" is "fence time token".
 
--- grant gives the lock, which is free or the token's already, to a token. What is
--- left of a lease becomes the longer of what it is and the TTL. The counter is
--- written first: if that is not allowed, nothing has happened.
+-- grant gives a token the lock, which is free or its own, for at least ttl. It never shortens
+-- a lease. The counter is written first, so that nothing has happened if that fails.
 local function grant(holder, token, ttl)
   local fence = mint()
   if not holder then
     call('SET', KEYS[1], token, 'PX', ttl)
     return fence
   end
-  local rest = call('PTTL', KEYS[1])
-  if rest >= 0 and rest < tonumber(ttl) then
+  local remaining = call('PTTL', KEYS[1])
+  if remaining >= 0 and remaining < tonumber(ttl) then
     call('PEXPIRE', KEYS[1], ttl)
   end
   return fence
@@ -37,7 +38,7 @@ end
 local function subscribers(inbox)
   local command = inbox:sub(1, 1) == 's' and 'SHARDNUMSUB' or 'NUMSUB'
   local reply = redis.pcall('PUBSUB', command, inbox:sub(2))
-  return tonumber(reply[2]) or 1 -- if it may not be asked
+  return tonumber(reply[2]) or 1 -- 1 if PUBSUB is not allowed
 end
 
 local function publish(try, inbox, message)
@@ -45,8 +46,8 @@ local function publish(try, inbox, message)
   try(command, inbox:sub(2), message)
 end
 
--- note writes down what is known of a waiter. If its inbox is not the known one,
--- whether that may be published to is tried first, where nobody listens.
+-- note records a waiter. If its inbox is new, note first publishes to a channel without
+-- subscribers, so that a user without the right to publish gets the error now.
 local function note(token, time, ttl, inbox, known)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
@@ -60,10 +61,10 @@ local function forget(token)
   call('HDEL', KEYS[4], ':' .. token)
 end
 
--- serve gives the lock, which is free, to the first waiter that is alive, and takes
--- those before it out of the queue. That waiter is told, unless it is the caller. It
--- returns the token of the waiter; '' if the waiter has to come for the lock; or
--- false if there is none.
+-- serve gives the lock, which is free, to the first waiter that is alive, and removes the
+-- waiters before it from the queue. It sends that waiter a message, unless it is the caller.
+-- It returns the waiter's token; '' if the lock is reserved for a waiter without an inbox; or
+-- false if there is no waiter.
 local function serve(caller)
   local time = now()
   while true do
@@ -81,7 +82,7 @@ local function serve(caller)
       local handover = string.format('%.0f %.0f ', mint(), time) .. token
       call('HSET', KEYS[4], 'handover', handover)
       forget(token)
-      call('SET', KEYS[1], token, 'PX', ttl) -- the last that may be refused
+      call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
       if inbox ~= '' and token ~= caller then
         publish(redis.pcall, inbox, handover)
       end
@@ -91,7 +92,7 @@ local function serve(caller)
   end
 end
 
--- served is serve for a lock that was found free, whether somebody waits or not.
+-- served is serve if there is a queue, for a lock that was found free.
 local function served(caller)
   return call('EXISTS', KEYS[3]) == 1 and serve(caller)
 end

@@ -1,4 +1,5 @@
--- Ends the lease of a token, or its wait. The lock goes to the first waiter.
+-- Ends the lease of a token and hands the lock to the first waiter, or removes the token
+-- from the queue.
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
@@ -13,7 +14,7 @@ if holder == token and not waited then
   return 1
 end
 
--- A replica may be behind: only a server that accepts writes may say "not held".
+-- A replica may be behind, so only a server that accepts writes may say "not held".
 if not waited then
   if holder then
     redis.call('RENAMENX', KEYS[1], KEYS[1]) -- changes nothing
@@ -32,10 +33,10 @@ if not held then
 end
 if held or not holder then
   local ok, next = pcall(serve, '')
-  if held and (not ok or not next or next == '') then -- it failed, or nobody can be given the lock
+  if held and (not ok or not next or next == '') then -- it failed, or no waiter can be given the lock
     call('DEL', KEYS[1])
   end
-  if ok and not next then -- nobody waits any more
+  if ok and not next then -- the queue is empty
     call('DEL', KEYS[4])
   end
 end

@@ -1,4 +1,4 @@
--- Makes what is left of a lease the longer of what it is and a TTL.
+-- Extends the lease of a token to at least a TTL from now. It never shortens the lease.
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the token
@@ -8,15 +8,15 @@
 
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  local rest = redis.call('PTTL', KEYS[1])
-  if rest >= 0 and rest < tonumber(ARGV[2]) then
+  local remaining = redis.call('PTTL', KEYS[1])
+  if remaining >= 0 and remaining < tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
   return 1
 end
 
--- A replica may be behind: only a server that accepts writes may say "not held".
--- Neither of these changes anything.
+-- A replica may be behind, so only a server that accepts writes may say "not held".
+-- Neither of these writes changes anything.
 if holder then
   redis.call('RENAMENX', KEYS[1], KEYS[1])
 else

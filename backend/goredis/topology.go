@@ -1,0 +1,105 @@
+package goredis
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	refreshLimit = 500 * time.Millisecond // of one refresh: the node that it asks may be the dead one
+	refreshPause = 200 * time.Millisecond // between two refreshes
+	slowCall     = 500 * time.Millisecond // after which a call counts as hanging
+)
+
+// A topology makes the client of a cluster refresh its table of slots while a master does not
+// answer. By itself the client does so only once a minute, or when a server replies that a slot
+// has moved, which a dead server does not. A nil topology does nothing.
+type topology struct {
+	cluster *redis.ClusterClient
+
+	mu         sync.Mutex
+	refreshing bool
+	failures   bool // a call has failed since the last refresh began
+	hanging    int  // calls
+}
+
+// newTopology returns nil if client is not for a cluster.
+func newTopology(client redis.UniversalClient) *topology {
+	if cluster, ok := client.(*redis.ClusterClient); ok {
+		return &topology{cluster: cluster}
+	}
+	return nil
+}
+
+// watch is called when a call begins. The function that it returns is called when the call
+// has ended.
+func (t *topology) watch() (ended func()) {
+	if t == nil {
+		return noop
+	}
+	timer := time.AfterFunc(slowCall, func() { t.hangs(1) })
+	return func() {
+		if !timer.Stop() {
+			t.hangs(-1)
+		}
+	}
+}
+
+func noop() {}
+
+func (t *topology) hangs(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.hanging += n
+	t.startLocked()
+}
+
+// failed takes the error of a call, which may be nil. The reply of a server is no reason to
+// refresh: go-redis acts on it.
+func (t *topology) failed(err error) {
+	if t == nil || err == nil {
+		return
+	}
+	if _, ok := errors.AsType[redis.Error](err); ok {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failures = true
+	t.startLocked()
+}
+
+func (t *topology) startLocked() {
+	if !t.refreshing && (t.failures || t.hanging > 0) {
+		t.refreshing = true
+		go t.run()
+	}
+}
+
+// run refreshes the table until no call hangs or fails. It ends soon after the last call has.
+func (t *topology) run() {
+	for t.more() {
+		t.refresh()
+		time.Sleep(refreshPause)
+	}
+}
+
+func (t *topology) more() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refreshing = t.failures || t.hanging > 0
+	t.failures = false
+	return t.refreshing
+}
+
+// refresh uses ForEachMaster, which fetches the table within ctx. ReloadState has no limit, and
+// does not start again while it waits for a dead node.
+func (t *topology) refresh() {
+	ctx, cancel := context.WithTimeout(context.Background(), refreshLimit)
+	defer cancel()
+	_ = t.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+}

@@ -1,0 +1,405 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// verdictOf returns what an error says of the effect of its call: "" if that is unknown.
+func verdictOf(err error) string {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if e, ok := err.(*dlock.NoEffectError); ok {
+			return map[bool]string{false: "no effect", true: "no effect, for now"}[e.Temporary]
+		}
+	}
+	return ""
+}
+
+// calls has one call of each method that writes, for a key that another token holds.
+func calls(l *rediscore.Locker, key string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, key, "t", ttl); return err },
+		"Acquire":    func(ctx context.Context) error { _, err := l.Acquire(ctx, key, "t", ttl); return err },
+		"Renew":      func(ctx context.Context) error { _, err := l.Renew(ctx, key, "t", ttl); return err },
+		"Release":    func(ctx context.Context) error { _, err := l.Release(ctx, key, "t"); return err },
+		"RenewBatch": func(ctx context.Context) error {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "t", TTL: ttl}})
+			if err == nil {
+				err = results[0].Err
+			}
+			return err
+		},
+	}
+}
+
+// TestRefusedCalls makes servers refuse calls, for every reason that they have.
+func TestRefusedCalls(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		text    string
+		verdict string
+		args    []string
+		user    string
+		refuse  func(t *testing.T, s *redistest.Server) // after the client has connected
+		spares  string                                  // calls that are not refused
+	}{
+		{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "-evalsha", "-eval")
+		}},
+		{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "resetkeys", "~other*")
+		}},
+		{text: "NOAUTH|unauthenticated", verdict: "no effect", args: []string{"--requirepass", password}},
+		{text: "WRONGPASS", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "ACL", "SETUSER", "nobody", "resetpass", ">other")
+			_, _ = s.Do("CLIENT", "KILL", "TYPE", "normal")
+		}},
+		{text: "OOM", verdict: "no effect", spares: "Renew RenewBatch Release", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "CONFIG", "SET", "maxmemory", "1")
+		}},
+		{text: "NOREPLICAS", verdict: "no effect", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
+		}},
+		{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
+		{text: "LOADING", verdict: "no effect, for now",
+			args: []string{"--loading-process-events-interval-bytes", "1024"}, refuse: load},
+		{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
+			do(t, s, "REPLICAOF", "127.0.0.1", "1")
+		}},
+		{text: "MASTERDOWN", verdict: "no effect, for now", args: []string{"--replica-serve-stale-data", "no"},
+			refuse: func(t *testing.T, s *redistest.Server) {
+				do(t, s, "REPLICAOF", "127.0.0.1", "1")
+			}},
+		{text: "WRONGTYPE", verdict: "no effect", spares: "Acquire", refuse: func(t *testing.T, s *redistest.Server) { // inside a script
+			do(t, s, "LPUSH", "k", "x")
+		}},
+	} {
+		for _, a := range adapters {
+			t.Run(c.text+"/"+a.name, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t, c.args...)
+				if c.user != "" {
+					do(t, server, "ACL", "SETUSER", c.user, "on", ">"+password, "~*", "+@all")
+					if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
+						t.Log(err)
+					}
+				}
+				l, _ := a.connect(t, server.Addr(), c.user)
+				_, _ = l.Inspect(t.Context(), "k") // connects
+				if c.refuse != nil {
+					c.refuse(t, server)
+				}
+				for method, call := range calls(l, "k") {
+					if strings.Contains(c.spares, method) {
+						continue
+					}
+					err := refusedWith(t, c.text, call)
+					require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
+				}
+			})
+		}
+	}
+}
+
+// refusedWith repeats a call until its error matches text, and returns that error. The first
+// calls may fail because the connection was killed.
+func refusedWith(t *testing.T, text string, call func(context.Context) error) error {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(pause) {
+		if err = call(t.Context()); regexp.MustCompile(text).MatchString(fmt.Sprint(err)) {
+			return err
+		}
+	}
+	require.ErrorContains(t, err, text)
+	return nil
+}
+
+// load makes a server load its data for several seconds.
+func load(t *testing.T, s *redistest.Server) {
+	do(t, s, "DEBUG", "POPULATE", "3000", "populated", "1024")
+	do(t, s, "CONFIG", "SET", "key-load-delay", "3000")
+	go s.Do("DEBUG", "RELOAD")
+	require.Eventually(t, func() bool {
+		_, err := s.Do("GET", "k")
+		return err != nil && strings.Contains(err.Error(), "LOADING")
+	}, 5*time.Second, pause)
+}
+
+// TestRefusedWhileASlotMoves makes a cluster's node answer TRYAGAIN.
+func TestRefusedWhileASlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			key := "k-" + a.name
+			do(t, cluster.MasterOf(t, key), "SET", key, "H", "PX", "60000") // the companion keys do not exist
+			m := startMigration(t, cluster, key)
+			defer func() { m.moveKeys(); m.finish() }()
+			l := a.dial(t, m.from.Addr())
+			hold, err := l.Inspect(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, "H", hold.Token)
+			attempt, err := l.TryAcquire(t.Context(), key, "t", ttl)
+			require.NoError(t, err)
+			require.Equal(t, "H", attempt.Holder)
+			_, err = l.Acquire(t.Context(), key, "t", ttl)
+			require.ErrorContains(t, err, "TRYAGAIN")
+			require.Equal(t, "no effect, for now", verdictOf(err), "%v", err)
+		})
+	}
+}
+
+// TestRefusedByACluster takes the slot of a key away. The error of a cluster client says that
+// the call had no effect.
+func TestRefusedByACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	lockers := make(map[string]*rediscore.Locker)
+	for name, a := range clusterAdapters {
+		lockers[name] = a.dial(t, cluster)
+	}
+	for name, l := range lockers {
+		acquire(t, l, "k-"+name, "H") // connects
+		release(t, l, "k-"+name, "H")
+	}
+	for name := range lockers {
+		slot := strconv.Itoa(cluster.Nodes[0].Slot(t, "k-"+name))
+		for _, n := range cluster.Nodes {
+			_, _ = n.Do("CLUSTER", "DELSLOTS", slot)
+		}
+	}
+	for name, l := range lockers {
+		t.Run(name, func(t *testing.T) {
+			for method, call := range calls(l, "k-"+name) {
+				err := refusedWith(t, "CLUSTERDOWN", call)
+				require.Equal(t, "no effect, for now", verdictOf(err), "%s: %v", method, err)
+			}
+		})
+	}
+}
+
+// TestNoConnection makes calls without a server, or without a free connection in the pool.
+// Nothing is sent.
+func TestNoConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	t.Parallel()
+	server := redistest.Start(t)
+	down := redistest.Start(t)
+	down.Stop()
+	hang := unanswered(t)
+	// Close returns when what is owed was released, for which the client must still be open.
+	givesBack := func(t *testing.T, l *rediscore.Locker) {
+		t.Cleanup(func() {
+			l.Close()
+			assert.NotContains(t, server.Keys(t), "k", "of a wait whose call was still on its way")
+		})
+	}
+	for name, c := range map[string]struct {
+		dial func(t *testing.T) *rediscore.Locker
+		text string
+	}{
+		"goredis/refused": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr()})
+		}, "connection refused"},
+		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 30})
+		}, "connection refused"},
+		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})
+			t.Cleanup(func() { client.Close() })
+			return goredis.New(client)
+		}, "connection refused"},
+		"goredis/pool": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
+			t.Cleanup(func() { client.Close() })
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return goredis.New(client)
+		}, "pool timeout"},
+		"goredis/pool in time": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: time.Minute})
+			t.Cleanup(func() { client.Close() })
+			l := goredis.New(client)
+			givesBack(t, l)
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}, "context deadline exceeded"},
+		"goredis/handshake": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond})
+		}, ""},
+		"rueidis/refused": {func(t *testing.T) *rediscore.Locker {
+			client, _ := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{down.Addr()}, ForceSingleClient: true})
+			t.Cleanup(client.Close)
+			return rueidis.New(client)
+		}, "connection refused"},
+		"redigo/refused": {func(t *testing.T) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 1}, "tcp", down.Addr())
+		}, "connection refused"},
+		"redigo/pool": {func(t *testing.T) *rediscore.Locker {
+			pool := &redigolib.Pool{MaxActive: 1}
+			l := newRedigo(t, pool, "tcp", server.Addr())
+			taken := pool.Get()
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}, "exhausted"},
+		"redigo/pool in time": {func(t *testing.T) *rediscore.Locker {
+			pool := &redigolib.Pool{MaxActive: 1, Wait: true}
+			l := newRedigo(t, pool, "tcp", server.Addr())
+			givesBack(t, l)
+			taken := pool.Get()
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}, "context deadline exceeded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := c.dial(t)
+			for method, call := range calls(l, "k") {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				err := call(ctx)
+				cancel()
+				if method == "Acquire" && strings.HasSuffix(t.Name(), "in_time") {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					continue // its call was still on its way
+				}
+				if method == "RenewBatch" && strings.HasPrefix(name, "goredis/pool") {
+					continue // go-redis has another pool for it
+				}
+				require.ErrorContains(t, err, c.text, method)
+				require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
+			}
+			// Not so short that it may be over when Release begins.
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			_, err := l.Release(ctx, "k", "t") // the last call: an attempt after it would use the token again
+			require.Error(t, err)
+		})
+	}
+}
+
+// unanswered returns the address of a listener that never answers.
+func unanswered(t *testing.T) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { listener.Close() })
+	return listener.Addr().String()
+}
+
+// TestAnswerThatNeverComes makes calls that are sent and not answered. Their outcome is
+// unknown.
+func TestAnswerThatNeverComes(t *testing.T) {
+	t.Parallel()
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			for method := range calls(nil, "k") {
+				l := a.dial(t, server.Addr())
+				for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
+					require.NoError(t, calls(l, "k")[connects](t.Context()))
+				}
+				server.Suspend()
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				err := calls(l, "k")[method](ctx)
+				cancel()
+				server.Resume()
+				require.Error(t, err, method)
+				require.Empty(t, verdictOf(err), "%s: %v", method, err)
+			}
+		})
+	}
+}
+
+// TestRefusedAttemptsOweNothing counts what a Client sends after refused attempts: no release
+// is owed.
+func TestRefusedAttemptsOweNothing(t *testing.T) {
+	t.Parallel()
+	const attempts = 300
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			do(t, server, "ACL", "SETUSER", "nobody", "on", ">"+password, "~*", "+@all", "-evalsha", "-eval")
+			l, _ := a.connect(t, server.Addr(), "nobody")
+			client := dlock.New(l)
+			for i := range attempts {
+				_, err := client.TryAcquire(t.Context(), "k"+strconv.Itoa(i))
+				require.ErrorContains(t, err, "NOPERM")
+			}
+			require.EqualValues(t, attempts, rejected(t, server))
+			time.Sleep(3 * time.Second) // owed releases are sent after 100 ms, 200 ms, and so on
+			began := time.Now()
+			require.NoError(t, client.Close())
+			require.Less(t, time.Since(began), time.Second)
+			require.EqualValues(t, attempts, rejected(t, server), "calls that were refused")
+		})
+	}
+}
+
+// TestAttemptsThatFailInTheirScriptOweNothing does the same for attempts whose script fails
+// before it has granted anything.
+func TestAttemptsThatFailInTheirScriptOweNothing(t *testing.T) {
+	t.Parallel()
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			do(t, server, "LPUSH", "k", "somebody's list")
+			l := a.dial(t, server.Addr())
+			client := dlock.New(l)
+			_, err := client.TryAcquire(t.Context(), "k")
+			require.ErrorContains(t, err, "WRONGTYPE")
+			require.Zero(t, client.Stats().ReleasesOwed)
+
+			lease, err := client.TryAcquire(t.Context(), "held")
+			require.NoError(t, err)
+			do(t, server, "DEL", "held")
+			do(t, server, "LPUSH", "held", "somebody's list")
+			require.ErrorContains(t, lease.Release(), "WRONGTYPE")
+			require.Equal(t, 1, client.Stats().ReleasesOwed)
+			began := time.Now()
+			require.NoError(t, client.Close(), "the store has answered")
+			require.Less(t, time.Since(began), time.Second)
+		})
+	}
+}
+
+// rejected counts the calls of scripts that a server has refused.
+func rejected(t *testing.T, server *redistest.Server) (n int) {
+	t.Helper()
+	for line := range strings.SplitSeq(do(t, server, "INFO", "commandstats").(string), "\r\n") {
+		if !strings.HasPrefix(line, "cmdstat_eval") {
+			continue
+		}
+		_, count, _ := strings.Cut(line, "rejected_calls=")
+		count, _, _ = strings.Cut(count, ",")
+		calls, err := strconv.Atoi(count)
+		require.NoError(t, err, line)
+		n += calls
+	}
+	return n
+}

@@ -1,0 +1,287 @@
+package rediscore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A wireConn is a minimal Conn over one connection. It records the keys of the last call.
+type wireConn struct {
+	Conn
+	redis redis.Conn
+	keys  []string
+}
+
+func (c *wireConn) Eval(_ context.Context, call Call) (any, error) {
+	c.keys = call.Keys()
+	args := call.Append([]any{call.Script.Source})
+	reply, err := c.redis.Do("EVAL", args...)
+	return text(reply), err
+}
+
+func (c *wireConn) Cluster() bool { return false }
+
+// text converts the []byte of a reply to strings.
+func text(reply any) any {
+	switch r := reply.(type) {
+	case []byte:
+		return string(r)
+	case []any:
+		for i := range r {
+			r[i] = text(r[i])
+		}
+	}
+	return reply
+}
+
+// wire returns a Locker on a server of its own, and a connection to that server.
+func wire(t testing.TB, prefix string, args ...string) (*Locker, *wireConn) {
+	t.Helper()
+	server := redistest.Start(t, args...)
+	conn, err := redis.Dial("tcp", server.Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	c := &wireConn{redis: conn}
+	return New(c, WithPrefix(prefix)), c
+}
+
+func (c *wireConn) integer(t testing.TB, command string, args ...any) int64 {
+	t.Helper()
+	n, err := redis.Int64(c.redis.Do(command, args...))
+	require.NoError(t, err, "%s %q", command, args)
+	return n
+}
+
+func (c *wireConn) text(t testing.TB, command string, args ...any) string {
+	t.Helper()
+	s, err := redis.String(c.redis.Do(command, args...))
+	require.NoError(t, err, "%s %q", command, args)
+	return s
+}
+
+func (c *wireConn) all(t testing.TB) []string {
+	t.Helper()
+	keys, err := redis.Strings(c.redis.Do("KEYS", "*"))
+	require.NoError(t, err)
+	return keys
+}
+
+// names are part of the wire format, and must not change. The companions of a lock are named
+// beside followed by "fence", by "queue:" and the key, or by "waiters:" and the key. An inbox in
+// Redis Cluster is named beside followed by "inbox:" and a random name.
+var names = []struct{ prefix, key, lock, beside string }{
+	{"", "order:7", "order:7", "{46q}dlock1:"},
+	{"", "{user1}:a", "{user1}:a", "{5F6}dlock1:"},
+	{"", "{user1}:b", "{user1}:b", "{5F6}dlock1:"},
+	{"", "a{}b{c}", "a{}b{c}", "{FPm}dlock1:"},
+	{"", "}{", "}{", "{2kj}dlock1:"},
+	{"", "ключ é 🔒", "ключ é 🔒", "{6gh}dlock1:"},
+	{"", "a\x00b\r\n\xff", "a\x00b\r\n\xff", "{0c7}dlock1:"},
+	{"myapp:lock:", "order:7", "myapp:lock:order:7", "myapp:lock:{045}dlock1:"},
+	{"myapp:lock:", "{user1}:a", "myapp:lock:{user1}:a", "myapp:lock:{5F6}dlock1:"},
+	{"myapp:lock:", "\x00", "myapp:lock:\x00", "myapp:lock:{BWm}dlock1:"},
+	{"my}app:", "order:7", "my}app:order:7", "my}app:{34m}dlock1:"},
+	{"my}app:", "{user1}", "my}app:{user1}", "my}app:{5F6}dlock1:"},
+	{"my{app:", "order:7", "my{app:order:7", "{475}my{app:dlock1:"},
+	{"my{app:", "order}7", "my{app:order}7", "{09Q}my{app:dlock1:"},
+	{"{tag}:", "order:7", "{tag}:order:7", "{2Ie}{tag}:dlock1:"},
+	{"{tag}:", "{user1}", "{tag}:{user1}", "{2Ie}{tag}:dlock1:"},
+	{"{}:", "{user1}", "{}:{user1}", "{0Nk}{}:dlock1:"},
+	{"é:", "order:7", "é:order:7", "é:{7Nc}dlock1:"},
+}
+
+func TestNames(t *testing.T) {
+	_, c := wire(t, "")
+	for _, n := range names {
+		l := New(c, WithPrefix(n.prefix))
+		fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
+		all := []string{n.lock, fence, queue, waiters}
+		attempt, err := l.TryAcquire(t.Context(), n.key, "token", time.Minute)
+		require.NoError(t, err, "%q", n)
+		require.True(t, attempt.Acquired, "%q", n)
+		require.Equal(t, all, c.keys, "keys of an attempt")
+		require.ElementsMatch(t, []string{n.lock, fence}, c.all(t), "keys on the server")
+		for _, s := range []*Script{enqueueScript, checkInScript} {
+			_, err = l.eval(t.Context(), s, n.key, "waiter", "60000", "", "")
+			require.NoError(t, err)
+			require.Equal(t, all, c.keys, "keys of a waiter's call")
+			require.ElementsMatch(t, all, c.all(t), "keys on the server while somebody waits")
+		}
+		held, err := l.Renew(t.Context(), n.key, "token", time.Minute)
+		require.NoError(t, err)
+		require.True(t, held)
+		require.Equal(t, []string{n.lock}, c.keys, "keys of a renewal")
+		hold, err := l.Inspect(t.Context(), n.key)
+		require.NoError(t, err)
+		require.Equal(t, "token", hold.Token)
+		require.Equal(t, 1, hold.Waiting)
+		require.Equal(t, all[:3], c.keys, "keys of an inspection")
+		held, err = l.Release(t.Context(), n.key, "waiter")
+		require.NoError(t, err)
+		require.False(t, held)
+		require.Equal(t, all, c.keys, "keys of a release")
+		held, err = l.Release(t.Context(), n.key, "token")
+		require.NoError(t, err)
+		require.True(t, held)
+		require.Equal(t, []string{fence}, c.all(t), "keys that stay")
+		require.Equal(t, n.beside+"inbox:NAME", companion(n.prefix, Slot(n.lock), inboxSuffix+"NAME"))
+		c.text(t, "FLUSHALL")
+	}
+}
+
+func TestStoredValues(t *testing.T) {
+	l, c := wire(t, "p:")
+	for _, token := range []string{"token", "a\x00\r\n{}\xff", "42"} {
+		attempt, err := l.TryAcquire(t.Context(), "k", token, time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired)
+		lock, fence := c.keys[0], c.keys[1]
+		require.Equal(t, token, c.text(t, "GET", lock))
+		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", fence))
+		rest := c.integer(t, "PTTL", lock)
+		require.LessOrEqual(t, rest, int64(60_000))
+		require.Greater(t, rest, int64(50_000))
+		requireADay(t, c, fence)
+		held, err := l.Release(t.Context(), "k", token)
+		require.NoError(t, err)
+		require.True(t, held)
+	}
+}
+
+// TTLs are truncated to whole milliseconds.
+func TestStoredTTL(t *testing.T) {
+	l, c := wire(t, "")
+	_, err := l.TryAcquire(t.Context(), "k", "t", 1234567*time.Microsecond)
+	require.NoError(t, err)
+	require.LessOrEqual(t, c.integer(t, "PTTL", "k"), int64(1234))
+	_, err = l.Renew(t.Context(), "k", "t", 2345678*time.Microsecond)
+	require.NoError(t, err)
+	require.InDelta(t, 2000, c.integer(t, "PTTL", "k"), 345, "PTTL after a renewal for 2345 ms")
+}
+
+func requireADay(t *testing.T, c *wireConn, key string) {
+	t.Helper()
+	const day = 24 * time.Hour
+	rest := time.Duration(c.integer(t, "PTTL", key)) * time.Millisecond
+	require.LessOrEqual(t, rest, day, "TTL of %q", key)
+	require.Greater(t, rest, day-time.Minute, "TTL of %q", key)
+}
+
+// While a fleet is updated, programs with different versions of the scripts share locks. If you
+// change a script, make sure that both versions work together, and then change its sum here.
+func TestScripts(t *testing.T) {
+	want := map[string]string{
+		"acquire": "94fa1a4c643a65ca3fc311e5f85bca00d6cdb41f",
+		"enqueue": "eae9c145762a409001ea2d52b7b011389f636984",
+		"checkin": "98ddbafb92ae4ad02bb7db96bcee74fd9674febf",
+		"renew":   "b3c7780f1c8e50845f7c609de766fcff05a81107",
+		"release": "ba3f9c77fbd530b4d735e9e3ff2162c3ae360aaa",
+		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
+		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
+		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
+	}
+	require.Equal(t, want, map[string]string{
+		"acquire": acquireScript.SHA,
+		"enqueue": enqueueScript.SHA,
+		"checkin": checkInScript.SHA,
+		"renew":   renewScript.SHA,
+		"release": releaseScript.SHA,
+		"free":    freeScript.SHA,
+		"inspect": inspectScript.SHA,
+		"holder":  holderScript.SHA,
+	})
+}
+
+func TestTags(t *testing.T) {
+	for slot, tag := range map[int]string{0: "06S", 1: "2Gx", 4095: "6iL", 8192: "8YG", 12182: "9Le", 16382: "4oi", 16383: "6ZJ"} {
+		require.Equal(t, tag, tags()[slot], "tag of slot %d", slot)
+	}
+	sum := sha256.Sum256([]byte(strings.Join(tags()[:], "\n")))
+	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
+}
+
+const dayInMS = 24 * 60 * 60 * 1000
+
+// A fence is the last one + 8, or the server's time if that is larger. The time is compared if the
+// last fence is at least 10 ms old.
+func TestFenceRule(t *testing.T) {
+	l, c := wire(t, "")
+	fence := func() int64 {
+		attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", c.keys[1]))
+		return attempt.Fence
+	}
+	before := c.now(t)
+	first := fence()
+	require.GreaterOrEqual(t, first, before)
+	require.LessOrEqual(t, first, c.now(t))
+	counter := c.keys[1]
+	const exact = 1 << 53 // the largest integer up to which a float64 has them all
+	for _, last := range []int64{first + 3_600_000_000, 1<<52 - 1, exact - 9, exact - 8} {
+		c.text(t, "SET", counter, last)
+		require.Equal(t, last+8, fence(), "fence after %d, which is ahead of the time", last)
+		requireADay(t, c, counter)
+	}
+	for _, last := range []int64{0, 1, first} {
+		c.text(t, "SET", counter, last)
+		before := c.now(t)
+		require.GreaterOrEqual(t, fence(), max(before, first+8), "fence after %d, which is behind the time", last)
+	}
+	require.Eventually(t, func() bool {
+		c.text(t, "SET", counter, first, "PX", dayInMS)
+		return fence() == first+8
+	}, time.Minute, time.Nanosecond, "fence after one that is less than 10 ms old")
+	for _, rest := range []int{dayInMS - 1000, dayInMS + 1000, 1000} {
+		c.text(t, "SET", counter, first, "PX", rest)
+		before := c.now(t)
+		require.GreaterOrEqual(t, fence(), before, "fence after one with a TTL of %d ms", rest)
+		requireADay(t, c, counter)
+	}
+	c.text(t, "FLUSHALL")
+	require.Greater(t, fence(), first, "fence after the loss of all data")
+}
+
+func (c *wireConn) now(t testing.TB) int64 {
+	t.Helper()
+	time, err := redis.Int64s(c.redis.Do("TIME"))
+	require.NoError(t, err)
+	return time[0]*1_000_000 + time[1]
+}
+
+// Locks leave at most one counter for each slot, and it expires.
+func TestCountersAreFew(t *testing.T) {
+	t.Parallel()
+	l, c := wire(t, "myapp:lock:")
+	used := make(map[int]bool)
+	for i := range 10_000 {
+		key := fmt.Sprint("order:", i)
+		attempt, err := l.TryAcquire(t.Context(), key, "t", time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired, key)
+		held, err := l.Release(t.Context(), key, "t")
+		require.NoError(t, err)
+		require.True(t, held, key)
+		used[Slot("myapp:lock:"+key)] = true
+	}
+	left := c.all(t)
+	require.Len(t, left, len(used))
+	for _, name := range left {
+		require.Regexp(t, `^myapp:lock:\{[0-9A-Za-z]{3}\}dlock1:fence$`, name)
+		requireADay(t, c, name)
+	}
+}

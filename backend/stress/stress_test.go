@@ -1,0 +1,337 @@
+package stress
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const (
+	envDuration = "DLOCK_STRESS"
+	envSeed     = "DLOCK_STRESS_SEED"
+)
+
+const (
+	shortStress = 2 * time.Second
+	longRound   = 15 * time.Second
+	mixLimit    = 3 * time.Minute // until each of wantedKinds has happened
+	calmLimit   = 2 * time.Minute // until all are served when the faults have ended
+	perClient   = 4               // workers that share a Client
+)
+
+var lockKeys = []string{"key0", "key1", "key2", "key3", "{key4}", "key\n5"}
+
+// TestStress runs rounds until DLOCK_STRESS has passed. See the package documentation.
+func TestStress(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	d := shortStress
+	if text := os.Getenv(envDuration); text != "" {
+		var err error
+		d, err = time.ParseDuration(text)
+		require.NoError(t, err, envDuration)
+	}
+	seed := rand.Uint64()
+	if text := os.Getenv(envSeed); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err, envSeed)
+	}
+	for end := time.Now().Add(d); !t.Failed(); seed++ {
+		t.Run(fmt.Sprintf("%s=%d", envSeed, seed), func(t *testing.T) {
+			runRound(t, seed, min(longRound, max(shortStress, time.Until(end))))
+		})
+		if !time.Now().Before(end) {
+			return
+		}
+	}
+}
+
+// A round is one run of workers and faults, with a server of its own.
+type round struct {
+	t      *testing.T
+	start  time.Time
+	server *redistest.Server
+	*journal
+	chaos   *chaos
+	workers *workerGroup
+	limit   context.Context // of the round; it ends when waiters are not served in time
+	end     context.CancelFunc
+	stop    context.Context // for the workers
+	endWork context.CancelFunc
+}
+
+func runRound(t *testing.T, seed uint64, d time.Duration) {
+	r := &round{t: t, start: time.Now(), server: redistest.Start(t), journal: newJournal()}
+	awaitGoroutines := watchGoroutines(t)
+	r.limit, r.end = context.WithCancel(t.Context())
+	r.stop, r.endWork = context.WithCancel(r.limit)
+	defer r.end()
+	r.work(seed, d)
+	r.settle()
+	r.closeAll()
+	r.report()
+	awaitGoroutines()
+}
+
+// watchGoroutines returns a function that waits until all goroutines that were started in
+// between have ended, but for those that attend a server.
+func watchGoroutines(t *testing.T) (await func()) {
+	ignored := []goleak.Option{
+		goleak.IgnoreCurrent(),
+		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend"),
+	}
+	return func() { awaitNil(t, "goroutines to end", func() error { return goleak.Find(ignored...) }) }
+}
+
+// newGroup returns a group whose events are recorded as those of a process.
+func (r *round) newGroup(process string, seed uint64) *workerGroup {
+	return &workerGroup{
+		keys: lockKeys, seed: seed, stop: r.stop, limit: r.limit, peek: r.peek,
+		note: func(e event) { r.note(process, e) },
+	}
+}
+
+// peek returns the holder of a lock that the server has.
+func (r *round) peek(key string) (string, error) {
+	reply, err := r.server.Do("GET", key)
+	token, _ := reply.(string)
+	return token, err
+}
+
+// work runs the workers and the faults, for at least d.
+func (r *round) work(seed uint64, d time.Duration) {
+	r.workers = r.newGroup("main", seed)
+	on, calm := context.WithCancel(r.limit)
+	defer calm()
+	r.chaos = &chaos{
+		journal: r.journal, server: r.server, on: on, late: r.limit.Done(),
+		rng:   rand.New(rand.NewPCG(seed, 0)),
+		pace:  min(d/50, []time.Duration{20, 60, 200, 600}[seed%4]*time.Millisecond),
+		group: func(process string) *workerGroup { return r.newGroup(process, seed) },
+	}
+	for i := range libraries {
+		p, err := faultproxy.New(r.server.Addr())
+		require.NoError(r.t, err)
+		r.t.Cleanup(p.Close)
+		r.chaos.proxies = append(r.chaos.proxies, p)
+		require.NoError(r.t, r.workers.start("proxied", i, p.Addr(), perClient))
+		require.NoError(r.t, r.workers.start("direct", i, r.server.Addr(), perClient))
+	}
+	children := make(chan error, 2)
+	for i := range cap(children) {
+		o := order{r.server.Addr(), lockKeys, seed + uint64(i)<<32}
+		go func() { children <- r.chaos.runChildren(fmt.Sprintf("child%d", i), i, o) }()
+	}
+	faults := make(chan struct{})
+	go func() {
+		defer close(faults)
+		r.chaos.run()
+	}()
+	r.awaitMix(d)
+	calm()
+	<-faults
+	r.abandonAll()
+	r.endWork()
+	r.fault("calm")
+	late := time.AfterFunc(calmLimit, r.tooLate)
+	defer late.Stop()
+	calmed := time.Now()
+	for range cap(children) {
+		if err := <-children; err != nil {
+			r.t.Error(err)
+		}
+	}
+	r.workers.wg.Wait()
+	r.t.Logf("all were served within %v of the last fault", time.Since(calmed).Round(time.Millisecond))
+}
+
+// abandonAll acquires every lock and never releases it, and leaves time for others to
+// queue up.
+func (r *round) abandonAll() {
+	for i, key := range lockKeys {
+		library := i % len(libraries)
+		client, err := r.workers.connect("abandoner", library, r.server.Addr())
+		require.NoError(r.t, err)
+		w := r.workers.worker("abandoner", library, i, client.With(dlock.WithRenewal(false)))
+		r.workers.wg.Go(func() { w.abandon(w.acquire(r.limit, w.client, key)) })
+	}
+	time.Sleep(100 * time.Millisecond)
+}
+
+// awaitMix returns when d has passed and each of wantedKinds has happened.
+func (r *round) awaitMix(d time.Duration) {
+	for {
+		time.Sleep(10 * time.Millisecond)
+		r.look(r.start)
+		missing, age := r.missing(wantedKinds), time.Since(r.start)
+		switch {
+		case age > mixLimit:
+			r.t.Errorf("never happened: %q", missing)
+			return
+		case age > d && len(missing) == 0:
+			return
+		}
+	}
+}
+
+// tooLate logs the waits that go on after calmLimit, and ends them.
+func (r *round) tooLate() {
+	r.t.Errorf("not served within %v:\n%s", calmLimit, strings.Join(r.waiting(), "\n"))
+	for _, key := range lockKeys {
+		r.t.Logf("%s\n%s", r.state(key), r.history(key, now()))
+	}
+	r.end()
+}
+
+// state describes what the server has stored for a lock.
+func (r *round) state(key string) string {
+	text := fmt.Sprintf("%q: %v, PTTL %v", key, r.chaos.do("GET", key), r.chaos.do("PTTL", key))
+	for _, name := range r.keys() {
+		switch {
+		case strings.HasSuffix(name, "dlock1:queue:"+key):
+			text += fmt.Sprintf("\n  %q: %q", name, r.chaos.do("ZRANGE", name, "0", "-1", "WITHSCORES"))
+		case strings.HasSuffix(name, "dlock1:waiters:"+key):
+			text += fmt.Sprintf("\n  %q: %q", name, r.chaos.do("HGETALL", name))
+		}
+	}
+	return text + fmt.Sprintf("\n  channels %q", r.chaos.do("PUBSUB", "CHANNELS"))
+}
+
+func (r *round) keys() []string {
+	list, _ := r.chaos.do("KEYS", "*").([]any)
+	names := make([]string, len(list))
+	for i, name := range list {
+		names[i] = name.(string)
+	}
+	return names
+}
+
+// settle waits until the queues hold no waiters but dead ones.
+func (r *round) settle() {
+	if r.t.Failed() {
+		return
+	}
+	awaitNil(r.t, "queues to be empty", func() error {
+		for _, name := range r.keys() {
+			if !strings.Contains(name, "dlock1:queue:") {
+				continue
+			}
+			tokens, _ := r.chaos.do("ZRANGE", name, "0", "-1").([]any)
+			for _, token := range tokens {
+				owner := token.(string)[strings.LastIndex(token.(string), ".")+1:]
+				if owner != "child" && owner != "crash" {
+					return fmt.Errorf("%q stands in %q", token, name)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// closeAll closes everything, and checks that the server stores nothing but fence counters.
+func (r *round) closeAll() {
+	r.end()
+	r.workers.close()
+	if r.t.Failed() {
+		return
+	}
+	for i := range libraries {
+		r.serveAll(i)
+	}
+	awaitNil(r.t, "keys to go", func() error { return left(r.server, "KEYS", "*") })
+	awaitNil(r.t, "subscriptions to end", func() error { return left(r.server, "PUBSUB", "CHANNELS") })
+	awaitNil(r.t, "connections of subscribers to end", func() error {
+		if list, _ := r.chaos.do("CLIENT", "LIST", "TYPE", "pubsub").(string); list != "" {
+			return fmt.Errorf("%s", list)
+		}
+		return nil
+	})
+	for _, p := range r.chaos.proxies {
+		p.Close()
+	}
+}
+
+// serveAll acquires and releases every lock.
+func (r *round) serveAll(library int) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), calmLimit)
+	defer cancel()
+	locker, closeClient, err := dialPatiently(ctx, library, r.server.Addr())
+	require.NoError(r.t, err)
+	defer closeClient()
+	defer locker.Close()
+	client := dlock.New(locker)
+	defer client.Close()
+	for _, key := range lockKeys {
+		lease, err := client.Acquire(ctx, key)
+		if err != nil {
+			r.t.Errorf("nobody waits, and Acquire(%q): %v\n%s", key, err, r.state(key))
+			return
+		}
+		if err := lease.Release(); err != nil {
+			r.t.Errorf("Release(%q): %v\n%s", key, err, r.history(key, now()))
+		}
+	}
+}
+
+// left returns an error if a command lists anything but fence counters.
+func left(server *redistest.Server, args ...string) error {
+	reply, err := server.Do(args...)
+	if err != nil {
+		return err
+	}
+	names := slices.DeleteFunc(reply.([]any), func(name any) bool {
+		return strings.HasSuffix(name.(string), "}dlock1:fence")
+	})
+	if len(names) > 0 {
+		return fmt.Errorf("%q: %q", args, names)
+	}
+	return nil
+}
+
+// report logs a summary, and fails the test for each violation.
+func (r *round) report() {
+	r.t.Logf("%v: %s", time.Since(r.start).Round(time.Millisecond), r.summary())
+	r.look(r.start)
+	if r.stepped {
+		r.t.Log("inconclusive: the clock of this machine was set during the round")
+		return
+	}
+	violations := r.check()
+	for _, f := range violations[:min(3, len(violations))] {
+		r.t.Errorf("%q: %s\n%s\n%s", f.key, f.text, r.state(f.key), r.history(f.key, f.at))
+	}
+	for _, e := range r.errors {
+		r.t.Error(e)
+	}
+}
+
+// awaitNil waits until f returns nil.
+func awaitNil(t *testing.T, what string, f func() error) {
+	t.Helper()
+	var err error
+	for limit := time.Now().Add(calmLimit); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	t.Errorf("waiting for %s: %v", what, err)
+}
+
+// lines returns the lines of an INFO.
+func lines(text string) iter.Seq[string] { return strings.SplitSeq(text, "\r\n") }

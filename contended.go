@@ -1,0 +1,47 @@
+package dlock
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A key is contended for a second after a wait for it.
+const (
+	contendedFor = time.Second
+	maxContended = 1024
+	shortestWait = time.Millisecond // a grant is dated a little later than its call even if the key was free
+)
+
+// contendedKeys are the keys for which an acquisition has just waited: the next one joins the
+// queue at once. The zero value is ready for use.
+type contendedKeys struct {
+	some  atomic.Bool // there may be any
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+func (c *contendedKeys) note(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.until == nil || len(c.until) >= maxContended {
+		c.until = make(map[string]time.Time)
+	}
+	c.until[key] = time.Now().Add(contendedFor)
+	c.some.Store(true)
+}
+
+func (c *contendedKeys) has(key string) bool {
+	if !c.some.Load() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	until, ok := c.until[key]
+	if ok && !time.Now().Before(until) {
+		delete(c.until, key)
+		c.some.Store(len(c.until) > 0)
+		return false
+	}
+	return ok
+}

@@ -1,0 +1,60 @@
+package dlock
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestTokens(t *testing.T) {
+	seen := make(map[string]bool)
+	started := time.UnixMilli(1_753_000_123_456)
+	for range 10_000 {
+		token := newToken("a.b", started.Add(999*time.Microsecond))
+		require.False(t, seen[token])
+		seen[token] = true
+		owner, at := parseToken(token)
+		require.Equal(t, "a.b", owner)
+		require.Equal(t, started, at)
+	}
+	owner, at := parseToken(newToken("", time.UnixMilli(1<<45-1)))
+	require.Empty(t, owner)
+	require.Equal(t, time.UnixMilli(1<<45-1), at)
+}
+
+// Only tokens of this version have an owner and a time.
+func TestParseToken(t *testing.T) {
+	random := strings.Repeat("A7", randomChars/2)
+	for _, c := range []struct {
+		token, owner string
+		started      bool
+	}{
+		{"dlock1." + random + "ABCDEFGHI.web-7", "web-7", true},
+		{"dlock1." + random + ".web-7", "", false},
+		{"dlock1." + random + "ABCDEFGH.web-7", "", false},
+		{"dlock1." + random + "ABCDEFGHI-web-7", "", false},
+		{"dlock1." + random + "ABCDEFG1I.web-7", "", false},
+		{"dlock1." + random + "ABCDEFGHI", "", false},
+		{"dlock3." + random + "ABCDEFGHI.web-7", "", false},
+		{"dlock1.", "", false},
+		{"", "", false},
+	} {
+		owner, started := parseToken(c.token)
+		require.Equal(t, c.owner, owner, c.token)
+		require.Equal(t, c.started, !started.IsZero(), c.token)
+	}
+}
+
+// A token contains its owner's label, which may have any bytes, and when it was made.
+func TestOwnerArrivesWhole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		owner := anyBytes.Draw(t, "owner")
+		started := time.UnixMilli(rapid.Int64Range(0, 1<<45-1).Draw(t, "started"))
+		got, at := parseToken(newToken(owner, started))
+		require.Equal(t, owner, got)
+		require.Equal(t, started, at)
+	})
+}
