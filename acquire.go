@@ -48,6 +48,8 @@ type acquireFunc = func(ctx context.Context, key, token string, ttl time.Duratio
 const (
 	attemptTime = time.Second      // the first attempt has at least this time, however short MaxWait is
 	readyTime   = 10 * time.Second // how long the first attempt is repeated while the store is not ready
+
+	outageAttempt = 3 * time.Second // after which an attempt is made again, with WithOutage
 )
 
 var (
@@ -126,35 +128,73 @@ func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool
 	return nil, false, nil
 }
 
-// first makes the first attempt, and repeats it while the store says that it will soon be
-// ready.
+// first makes the first attempt, and repeats it while the store's failure may pass.
 func (a *acquisition) first(ctx context.Context) (*Lease, error) {
+	begun := time.Now()
 	lease, err := a.tryInTime(ctx)
-	if !temporary(err) {
+	if a.patience(err) == 0 {
 		return lease, err
 	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
-	limited, cancel := context.WithTimeout(ctx, readyTime)
-	defer cancel()
 	pace := pace{backoff: a.client.options.backoff}
-	for temporary(err) {
-		if end := pace.pause(limited, a, err); end != nil {
+	for {
+		rest := a.patience(err) - time.Since(begun)
+		if rest <= 0 {
+			return lease, a.outOfPatience(err)
+		}
+		limited, cancel := context.WithTimeout(ctx, rest)
+		end := pace.pause(limited, a, err)
+		cancel()
+		switch {
+		case end == nil:
+			lease, err = a.tryFor(ctx, a.patience(err)-time.Since(begun))
+		case ended(ctx) != nil || end != context.DeadlineExceeded:
 			return nil, a.pick(end, err)
 		}
-		lease, err = a.try(ctx)
 	}
-	return lease, err
+}
+
+// patience returns how long the first attempt is repeated after an error: 0 if that would be
+// of no use, or was not asked for.
+func (a *acquisition) patience(err error) time.Duration {
+	outage := a.client.options.outage
+	switch {
+	case temporary(err):
+		return max(readyTime, outage)
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), refused(err) && !errors.Is(err, ErrUnavailable):
+		return 0
+	}
+	return outage
+}
+
+// outOfPatience is the error after the last attempt, which failed with err.
+func (a *acquisition) outOfPatience(err error) error {
+	if a.client.options.outage == 0 || a.failure == nil || a.patience(err) == 0 {
+		return err
+	}
+	return unavailable(time.Since(a.answered).Round(time.Millisecond), nil, hideContextErrors(a.failure))
 }
 
 // tryInTime makes an attempt that has at least attemptTime for its answer: callers need not
 // choose a MaxWait that covers the network's round trip.
 func (a *acquisition) tryInTime(ctx context.Context) (*Lease, error) {
 	if a.client.options.maxWait >= attemptTime {
-		return a.try(ctx)
+		return a.tryFor(ctx, max(a.client.options.outage, attemptTime))
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, attemptTime)
 	defer cancel()
+	return a.try(ctx)
+}
+
+// tryFor makes an attempt. With WithOutage, it is cut off after rest or outageAttempt: the
+// store that does not answer may have been replaced by another.
+func (a *acquisition) tryFor(ctx context.Context, rest time.Duration) (*Lease, error) {
+	if a.client.options.outage > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, min(rest, outageAttempt))
+		defer cancel()
+	}
 	return a.try(ctx)
 }
 

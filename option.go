@@ -23,6 +23,7 @@ type Option func(*options)
 type options struct {
 	terms
 	maxWait time.Duration
+	outage  time.Duration
 	err     error // the first value that was out of range
 }
 
@@ -87,6 +88,24 @@ func WithMaxWait(d time.Duration) Option {
 			o.refuse("WithMaxWait(%v): negative", d)
 		}
 		o.maxWait = d
+	}
+}
+
+// WithOutage gives Acquire patience with a store that cannot be reached, or does not answer:
+// it repeats its first attempt for up to d, instead of failing at once. Use it for work that
+// must not be skipped because of a failover, such as a nightly job. The patience is part of
+// the wait: it ends with ctx and with [WithMaxWait], and TryAcquire has none. When d has
+// passed, the error matches [ErrUnavailable], and shows for how long there was no answer, and
+// the last failure. An error that would come again, such as a wrong password, is returned at
+// once. The default is 0.
+//
+// Each attempt whose outcome is unknown is released as soon as the store is back.
+func WithOutage(d time.Duration) Option {
+	return func(o *options) {
+		if d < 0 {
+			o.refuse("WithOutage(%v): negative", d)
+		}
+		o.outage = d
 	}
 }
 
@@ -164,8 +183,8 @@ func WithFence(on bool) Option {
 // want the same key: the lock changes hands faster, and the store has less work.
 //
 // With n > 1, the waiters of a Client, and of those made from it by [Client.With], that want
-// the same key with the same options (except [WithMaxWait]) form a line. The line has one
-// place in the store's queue. When the lock is granted to it, the first in line gets a lease,
+// the same key with the same options (except [WithMaxWait] and [WithOutage]) form a line. The
+// line has one place in the store's queue. When the lock is granted to it, the first in line gets a lease,
 // and Release passes the lock on to the next. This ends after n holders, after as many as
 // stood in line when the grant came, or 100 ms after the grant, whichever is first. The next
 // Release frees the lock in the store, or hands it to the store's next waiter.
