@@ -6,6 +6,7 @@
 //   - [github.com/dlock-go/dlock/backend/rediscore] is what these three share, and what a
 //     backend for another Redis library needs.
 //   - [github.com/dlock-go/dlock/backend/memory] keeps leases in the memory of one process.
+//   - [github.com/dlock-go/dlock/backend/breaker] is a circuit breaker around any of them.
 //
 // The tests in this directory run the same check on every Redis adapter, or use several
 // adapters together: settings of clients and servers, users with few rights, clusters and

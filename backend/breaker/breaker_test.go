@@ -1,0 +1,355 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/breaker"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/conformance"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) {
+	var stores sync.Map
+	store := func(t testing.TB) *memory.Locker {
+		s, _ := stores.LoadOrStore(t, memory.New())
+		return s.(*memory.Locker)
+	}
+	conformance.Run(t, conformance.Harness{
+		New:    func(t *testing.T) dlock.Locker { return breaker.New(store(t)) },
+		Wipe:   func(t *testing.T) { store(t).Wipe() },
+		TTL:    10 * time.Millisecond,
+		Bubble: true,
+	})
+}
+
+var (
+	errStore = errors.New("i/o timeout")
+	errDial  = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+)
+
+// An away is a Locker that makes calls fail as the test says.
+type away struct {
+	dlock.Forward
+	err   error        // of every call; nil: it is made
+	hang  bool         // until ctx ends
+	calls atomic.Int64 // of TryAcquire and Acquire
+	looks atomic.Int64 // of Inspect
+	look  error        // of every Inspect; nil: as the other calls
+}
+
+func (a *away) fail(ctx context.Context) error {
+	if a.hang {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return a.err
+}
+
+func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a.calls.Add(1)
+	if err := a.fail(ctx); err != nil {
+		return dlock.Attempt{}, err
+	}
+	return a.Forward.TryAcquire(ctx, key, token, ttl)
+}
+
+func (a *away) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a.calls.Add(1)
+	if err := a.fail(ctx); err != nil {
+		return dlock.Attempt{}, err
+	}
+	return a.Forward.Acquire(ctx, key, token, ttl)
+}
+
+func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	a.looks.Add(1)
+	if a.look != nil {
+		return dlock.Hold{}, a.look
+	}
+	if err := a.fail(ctx); err != nil {
+		return dlock.Hold{}, err
+	}
+	return a.Forward.Inspect(ctx, key)
+}
+
+// in runs a test in virtual time, with a store and a breaker around it that notes its changes.
+func in(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker), opts ...breaker.Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
+		f(t, s, breaker.New(s, opts...))
+		time.Sleep(time.Minute) // calls and probes that are cut off
+	})
+}
+
+func try(ctx context.Context, b *breaker.Locker) error {
+	_, err := b.TryAcquire(ctx, "k", "t", time.Minute)
+	return err
+}
+
+func open(t *testing.T, s *away, b *breaker.Locker) {
+	t.Helper()
+	s.err = errStore
+	for range 5 {
+		require.ErrorIs(t, try(t.Context(), b), errStore)
+	}
+	require.True(t, b.State().Open)
+}
+
+// Failures in a row open it. Then nothing is sent, and nothing has to be released.
+func TestOpens(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		require.Equal(t, breaker.State{}, b.State())
+		open(t, s, b)
+		require.Equal(t, breaker.State{Open: true, Since: time.Now(), Err: errStore}, b.State())
+		time.Sleep(300 * time.Millisecond)
+		for range 10 {
+			var refusal *dlock.NoEffectError
+			err := try(t.Context(), b)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.ErrorAs(t, err, &refusal)
+			require.False(t, refusal.Temporary)
+			require.ErrorContains(t, err, "open for 300ms: i/o timeout")
+			_, err = b.Acquire(t.Context(), "k", "t", time.Minute)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+		}
+		require.EqualValues(t, 5, s.calls.Load())
+		require.Zero(t, s.looks.Load())
+	})
+}
+
+// What counts as a failure.
+func TestJudges(t *testing.T) {
+	noEffect := func(err error) error { return &dlock.NoEffectError{Err: err} }
+	for _, test := range []struct {
+		err   error
+		opens bool
+	}{
+		{errStore, true},
+		{errDial, true},
+		{noEffect(errDial), true},
+		{&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true}, true},
+		{fmt.Errorf("read: %w", context.DeadlineExceeded), true}, // the client's own limit
+		{noEffect(errors.New("NOPERM")), false},
+		{noEffect(fmt.Errorf("%w key", dlock.ErrInvalid)), false},
+		{errors.ErrUnsupported, false},
+		{dlock.ErrClosed, false},
+	} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.err = test.err
+			for range 20 {
+				require.Error(t, try(t.Context(), b))
+			}
+			require.Equal(t, test.opens, b.State().Open, "%v", test.err)
+		})
+	}
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // failures that are not in a row
+		for range 5 {
+			s.err = errStore
+			for range 4 {
+				require.Error(t, try(t.Context(), b))
+			}
+			s.err = nil
+			require.NoError(t, try(t.Context(), b))
+		}
+		require.False(t, b.State().Open)
+	})
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // calls that end with their ctx
+		s.hang = true
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			require.ErrorIs(t, try(ctx, b), context.DeadlineExceeded)
+			cancel()
+		}
+		require.False(t, b.State().Open)
+	})
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // waits that ended while the store was silent
+		silent := fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore)
+		for range 5 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			time.Sleep(time.Second)
+			s.err = silent
+			_, err := b.Acquire(ctx, "k", "t", time.Minute)
+			require.ErrorIs(t, err, errStore)
+			cancel()
+		}
+		require.True(t, b.State().Open)
+	})
+}
+
+// A store that hangs is noticed after WithSlow.
+func TestHang(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		s.hang = true
+		begun := time.Now()
+		var running sync.WaitGroup
+		for range 200 {
+			running.Go(func() {
+				for time.Since(begun) < 10*time.Second {
+					called := time.Now()
+					err := try(t.Context(), b)
+					if !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("after %v: %v", time.Since(called), err)
+					}
+					if took := time.Since(called); took > 2*time.Second || took > 0 && called.After(begun) {
+						t.Errorf("a call took %v", took)
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+		}
+		running.Wait()
+		require.EqualValues(t, 200, s.calls.Load())
+		require.InDelta(t, 8, s.looks.Load(), 1, "probes")
+	})
+}
+
+// It closes within two probe intervals of the store's return, if anybody calls.
+func TestCloses(t *testing.T) {
+	for _, hang := range []bool{false, true} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			open(t, s, b)
+			s.hang = hang
+			for range 100 {
+				require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+				time.Sleep(100 * time.Millisecond)
+			}
+			synctest.Wait()
+			s.err, s.hang = nil, false
+			back := time.Now()
+			for try(t.Context(), b) != nil {
+				time.Sleep(100 * time.Millisecond)
+			}
+			require.LessOrEqual(t, time.Since(back), 2*time.Second)
+			require.NoError(t, b.State().Err)
+			require.False(t, b.State().Open)
+			require.InDelta(t, 10, s.looks.Load(), 2)
+		})
+	}
+}
+
+// Nothing runs while nobody calls.
+func TestIdle(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		open(t, s, b)
+		time.Sleep(time.Hour)
+		require.Zero(t, s.looks.Load())
+		s.err = nil
+		require.Error(t, try(t.Context(), b), "it starts the probe")
+		synctest.Wait()
+		require.NoError(t, try(t.Context(), b))
+	})
+}
+
+// If the store cannot be inspected, a call is the probe.
+func TestNoInspector(t *testing.T) {
+	for _, look := range []error{errors.ErrUnsupported, &dlock.NoEffectError{Err: errors.New("NOPERM")}} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.look = look
+			open(t, s, b)
+			time.Sleep(time.Second)
+			require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+			synctest.Wait()
+			require.ErrorIs(t, try(t.Context(), b), errStore)
+			require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+			s.err = nil
+			time.Sleep(time.Second)
+			_, err := b.Acquire(t.Context(), "k", "t", time.Minute)
+			require.ErrorIs(t, err, dlock.ErrUnavailable, "a wait is no probe")
+			require.NoError(t, try(t.Context(), b))
+			require.False(t, b.State().Open)
+		})
+	}
+}
+
+// A call that began before a change says nothing of the store after it.
+func TestLateAnswers(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		s.hang = true
+		for range 20 {
+			go func() { _ = try(context.Background(), b) }()
+		}
+		synctest.Wait()
+		s.hang = false
+		open(t, s, b)
+		s.err = nil
+		time.Sleep(time.Second)
+		require.Error(t, try(t.Context(), b))
+		synctest.Wait()
+		time.Sleep(2 * time.Second) // the first twenty are cut off
+		require.False(t, b.State().Open)
+	})
+}
+
+// Renewals and releases go through an open breaker: a lease outlives it.
+func TestLeasesGoOn(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		locks := dlock.New(b)
+		lease, err := locks.Acquire(t.Context(), "held")
+		require.NoError(t, err)
+		open(t, s, b)
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, lease.Err())
+		_, err = locks.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		require.NoError(t, lease.Release())
+		require.NoError(t, locks.Close())
+	})
+}
+
+func TestOnChange(t *testing.T) {
+	var changes []breaker.State
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		open(t, s, b)
+		opened := time.Now()
+		s.err = nil
+		time.Sleep(time.Second)
+		require.Error(t, try(t.Context(), b))
+		synctest.Wait()
+		require.Equal(t, []breaker.State{{Open: true, Since: opened, Err: errStore}, {Since: time.Now()}}, changes)
+	}, breaker.OnChange(func(s breaker.State) { changes = append(changes, s) }))
+}
+
+func TestInvalid(t *testing.T) {
+	for _, b := range []*breaker.Locker{
+		breaker.New(nil),
+		breaker.New(memory.New(), nil),
+		breaker.New(memory.New(), breaker.WithFailures(0)),
+		breaker.New(memory.New(), breaker.WithSlow(0)),
+		breaker.New(memory.New(), breaker.WithProbe(-time.Second)),
+	} {
+		_, err := dlock.New(b).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		_, err = b.Renew(t.Context(), "k", "t", time.Minute)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+	}
+}
+
+func Example() {
+	store := breaker.New(memory.New(), breaker.OnChange(func(s breaker.State) {
+		fmt.Println("open:", s.Open, s.Err)
+	}))
+	locks := dlock.New(store)
+	defer locks.Close()
+	lease, err := locks.Acquire(context.Background(), "invoice:7")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lease.Release(), store.State().Open)
+	// Output: <nil> false
+}
