@@ -18,11 +18,11 @@ var (
 	// the error of ctx first.
 	ErrHeld = errors.New("held by another")
 
-	// ErrUnavailable says that the store is away. After a wait it says that nobody knows whether the key is
-	// held: the store has been silent for so long that the last known holder's lease must
-	// have ended unless it was renewed. The error shows the length of the silence and the
-	// store's last error. (If the first attempt fails at once, Acquire returns the store's
-	// error as it is.)
+	// ErrUnavailable says that the store is away. After a wait it says that nobody knows
+	// whether the key is held: the store has been silent for so long that the last known
+	// holder's lease must have ended unless it was renewed. The error shows the length of the
+	// silence and the store's last error. (If the first attempt fails at once, Acquire returns
+	// the store's error as it is.)
 	//
 	// After [WithOutage] it says that the store could not be reached for so long. A breaker
 	// (package backend/breaker) says with it that the store is away, and that nothing was sent.

@@ -184,10 +184,10 @@ func WithFence(on bool) Option {
 //
 // With n > 1, the waiters of a Client, and of those made from it by [Client.With], that want
 // the same key with the same options (except [WithMaxWait] and [WithOutage]) form a line. The
-// line has one place in the store's queue. When the lock is granted to it, the first in line gets a lease,
-// and Release passes the lock on to the next. This ends after n holders, after as many as
-// stood in line when the grant came, or 100 ms after the grant, whichever is first. The next
-// Release frees the lock in the store, or hands it to the store's next waiter.
+// line has one place in the store's queue. When the lock is granted to it, the first in line
+// gets a lease, and Release passes the lock on to the next. This ends after n holders, after
+// as many as stood in line when the grant came, or 100 ms after the grant, whichever is first.
+// The next Release frees the lock in the store, or hands it to the store's next waiter.
 //
 // What changes:
 //
