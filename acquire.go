@@ -55,6 +55,7 @@ const (
 var (
 	errNoGrant  = errors.New("the store's queue returned neither a grant nor an error")
 	errLate     = errors.New("granted, but the answer took nearly as long as the TTL")
+	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
 
@@ -339,6 +340,8 @@ func wallClock(t time.Time) bool { return t == t.Round(0) }
 func (a *acquisition) hand(lease *Lease) (*Lease, error) {
 	var unwanted error
 	switch {
+	case a.client.options.fenced && lease.standIn:
+		unwanted = errStandIn
 	case a.client.options.fenced && lease.fence == 0:
 		unwanted = errNoFences
 	case a.errand != nil:

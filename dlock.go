@@ -59,6 +59,10 @@ type Attempt struct {
 	// at least 8. It is 0 if the store has no fences.
 	Fence int64
 
+	// Degraded says that a stand-in has granted the key, since the store is away: nobody but
+	// this process knows of the grant. See package backend/breaker.
+	Degraded bool
+
 	// Holder is the exact token of the present holder, if the key was not acquired and the
 	// store reports it. A nonzero Attempt may come with an error: the store had already
 	// answered "held".

@@ -24,6 +24,7 @@ type Lease struct {
 	token   string
 	fence   int64
 	step    int             // how many times it was passed on, or detached and adopted, since the grant
+	standIn bool            // granted it, as Degraded says
 	values  context.Context // the values of Acquire's ctx; it never ends
 	granted time.Time       // when the holder got it
 
@@ -70,6 +71,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		key:     a.key,
 		token:   a.token,
 		fence:   grant.Fence,
+		standIn: grant.Degraded,
 		values:  withoutCancel(a.ctx),
 		granted: a.returned,
 	}
@@ -100,6 +102,11 @@ func (l *Lease) Token() string { return l.token }
 // resource remember the largest fence it has seen: it can then refuse a smaller one, from a
 // holder that has lost its lease.
 func (l *Lease) Fence() int64 { return l.fence }
+
+// Degraded reports whether the store was away when the lease was granted, and a stand-in in
+// this process has granted it: other processes may hold the key, too. It needs a backend that
+// does this, such as a breaker with WithDegradation. The fence is 0 then.
+func (l *Lease) Degraded() bool { return l.standIn }
 
 // Deadline returns the instant, on this process's clock, until which the lease is certain to
 // be held, unless the store loses data. Renewals move it on. It is the earlier of the

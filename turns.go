@@ -297,6 +297,7 @@ func (l *Lease) successor(w *waiter) *Lease {
 		token:    l.token,
 		fence:    l.fence,
 		step:     l.step + 1,
+		standIn:  l.standIn,
 		values:   withoutCancel(w.ctx),
 		granted:  time.Now(),
 		extended: l.extended,

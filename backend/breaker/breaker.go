@@ -19,6 +19,8 @@
 // One breaker judges one store. In a cluster, a breaker around the whole opens when all of it
 // is away; a single master that is away does not open it while the others answer.
 //
+// [WithDegradation] grants certain keys in memory while the store is away for long.
+//
 // The circuit breaker is a pattern from Michael Nygard, Release It!, 2007. This one has no
 // half-open state that lets a call through: a wait in a queue would occupy it for minutes.
 package breaker
@@ -50,6 +52,10 @@ type Locker struct {
 	probed  time.Time // when the last probe began
 	probing bool
 	blind   bool // the store could not be inspected: calls are the probes
+
+	degradation *Degradation // nil if it is off; then the maps are nil
+	granted     map[string]hold
+	standIns    map[string]*standIn
 }
 
 var (
@@ -157,28 +163,44 @@ func (b *Locker) State() State {
 // TryAcquire implements [dlock.Locker].
 func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	changes, err := b.admit(ctx, key, true)
+	if attempt, decided := b.decide(key, token, ttl, err != nil); decided {
+		return attempt, nil
+	}
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
+	return b.try(ctx, changes, key, token, ttl)
+}
+
+// try is TryAcquire of the inner Locker.
+func (b *Locker) try(ctx context.Context, changes int, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	limited, cancel := context.WithTimeout(ctx, b.slow)
 	defer cancel()
+	begun := time.Now()
 	attempt, err := b.Forward.TryAcquire(limited, key, token, ttl)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, b.slow)
 	}
 	b.note(changes, judge(ctx, err), err)
-	return attempt, err
+	return b.use(key, token, ttl, begun, attempt, err)
 }
 
 // Acquire implements [dlock.Acquirer].
 func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	changes, err := b.admit(ctx, key, false)
+	if attempt, decided := b.decide(key, token, ttl, err != nil); decided {
+		if !attempt.Acquired {
+			return dlock.Attempt{}, unavailable("%v", errHeldHere)
+		}
+		return attempt, nil
+	}
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
+	begun := time.Now()
 	attempt, err := b.Forward.Acquire(ctx, key, token, ttl)
 	b.note(changes, judge(ctx, err), err)
-	return attempt, err
+	return b.use(key, token, ttl, begun, attempt, err)
 }
 
 // admit returns how many changes of state there have been. If the breaker is open, it may start
@@ -201,8 +223,12 @@ func (b *Locker) admit(ctx context.Context, key string, short bool) (changes int
 			go b.inspect(key)
 		}
 	}
-	return 0, &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker has been open for %v: %v",
-		dlock.ErrUnavailable, now.Sub(b.state.Since).Round(time.Millisecond), b.state.Err)}
+	return 0, unavailable("the breaker has been open for %v: %v", now.Sub(b.state.Since).Round(time.Millisecond), b.state.Err)
+}
+
+// unavailable is the error of a call that was not made.
+func unavailable(format string, args ...any) error {
+	return &dlock.NoEffectError{Err: fmt.Errorf("%w: %s", dlock.ErrUnavailable, fmt.Sprintf(format, args...))}
 }
 
 // inspect is a probe.

@@ -29,12 +29,16 @@ func TestConformance(t *testing.T) {
 		return s.(*memory.Locker)
 	}
 	conformance.Run(t, conformance.Harness{
-		New:    func(t *testing.T) dlock.Locker { return breaker.New(store(t)) },
+		New: func(t *testing.T) dlock.Locker {
+			return breaker.New(store(t), breaker.WithDegradation(breaker.Degradation{After: 24 * time.Hour, Keys: all}))
+		},
 		Wipe:   func(t *testing.T) { store(t).Wipe() },
 		TTL:    10 * time.Millisecond,
 		Bubble: true,
 	})
 }
+
+func all(string) bool { return true }
 
 var (
 	errStore = errors.New("i/o timeout")
@@ -331,6 +335,8 @@ func TestInvalid(t *testing.T) {
 		breaker.New(memory.New(), breaker.WithFailures(0)),
 		breaker.New(memory.New(), breaker.WithSlow(0)),
 		breaker.New(memory.New(), breaker.WithProbe(-time.Second)),
+		breaker.New(memory.New(), breaker.WithDegradation(breaker.Degradation{Keys: all})),
+		breaker.New(memory.New(), breaker.WithDegradation(breaker.Degradation{After: time.Second})),
 	} {
 		_, err := dlock.New(b).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrInvalid)

@@ -1,0 +1,360 @@
+package breaker_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/breaker"
+	"github.com/dlock-go/dlock/backend/memory"
+)
+
+// degrading runs a test with a breaker that degrades keys that begin with "k" after 30 s.
+func degrading(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client)) {
+	t.Helper()
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		locks := dlock.New(b, dlock.WithTTL(10*time.Second))
+		f(t, s, b, locks)
+		require.NoError(t, locks.Close())
+	}, breaker.WithDegradation(breaker.Degradation{
+		After: 30 * time.Second,
+		Keys:  func(key string) bool { return strings.HasPrefix(key, "k") },
+	}))
+}
+
+// back lets the store answer, and waits until the breaker is closed.
+func back(t *testing.T, s *away, b *breaker.Locker) {
+	t.Helper()
+	synctest.Wait()
+	s.err = nil
+	for b.State().Open {
+		time.Sleep(time.Second)
+		_, _ = b.TryAcquire(t.Context(), "other", "t", time.Second)
+		synctest.Wait()
+	}
+}
+
+func TestDegrades(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		open(t, s, b)
+		time.Sleep(29 * time.Second)
+		_, err := locks.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrUnavailable, "too early")
+		time.Sleep(time.Second)
+		_, err = locks.TryAcquire(t.Context(), "money")
+		require.ErrorIs(t, err, dlock.ErrUnavailable, "not this key")
+		_, err = locks.With(dlock.WithFence(true)).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrUnavailable, "not with fences")
+
+		sent := s.calls.Load()
+		lease, err := locks.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, lease.Degraded())
+		require.Zero(t, lease.Fence())
+		_, err = locks.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		time.AfterFunc(time.Minute, func() { _ = lease.Release() })
+		next, err := locks.Acquire(t.Context(), "k") // a wait
+		require.NoError(t, err)
+		require.ErrorIs(t, lease.Err(), dlock.ErrReleased, "it was renewed until then")
+		require.True(t, next.Degraded())
+		require.NoError(t, next.Release())
+		require.Equal(t, sent, s.calls.Load())
+		require.Zero(t, locks.Stats().ReleasesOwed)
+	})
+}
+
+// A lease that the store has granted blocks its key until its deadline.
+func TestGrantedLeaseBlocks(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		lease, err := locks.With(dlock.WithTTL(time.Minute), dlock.WithRenewal(false)).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		open(t, s, b)
+		time.Sleep(40 * time.Second)
+		_, err = locks.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		next, err := locks.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.ErrorIs(t, lease.Err(), dlock.ErrLost)
+		require.True(t, next.Degraded())
+		require.NoError(t, next.Release())
+	})
+}
+
+// Renewals go through an open breaker, and keep the key blocked.
+func TestRenewedLeaseBlocks(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		lease, err := locks.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		for i := range 10 { // so many are renewed in a batch
+			_, err := locks.Acquire(t.Context(), "kb"+strconv.Itoa(i))
+			require.NoError(t, err)
+		}
+		_, err = b.TryAcquire(t.Context(), "k2", "t", 10*time.Second)
+		require.NoError(t, err)
+		open(t, s, b)
+		for range 20 {
+			time.Sleep(5 * time.Second)
+			held, err := b.Renew(t.Context(), "k2", "t", 10*time.Second)
+			require.NoError(t, err)
+			require.True(t, held)
+		}
+		for _, key := range []string{"k", "k2", "kb0", "kb9"} {
+			_, err = locks.TryAcquire(t.Context(), key)
+			require.ErrorIs(t, err, dlock.ErrHeld)
+		}
+		require.NoError(t, lease.Release())
+		lease, err = locks.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, lease.Degraded())
+	})
+}
+
+// A grant of the store that comes late, to a wait that began before the breaker opened, is of
+// no use while a degraded lease holds the key.
+func TestLateGrant(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		store := s.Forward.Locker.(*memory.Locker)
+		_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
+		require.NoError(t, err)
+		late := make(chan error)
+		go func() {
+			_, err := b.Acquire(t.Context(), "k", "late", time.Minute)
+			late <- err
+		}()
+		synctest.Wait()
+		open(t, s, b)
+		time.Sleep(30 * time.Second)
+		lease, err := locks.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		_, err = store.Release(t.Context(), "k", "of another process")
+		require.NoError(t, err)
+		err = <-late
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		require.False(t, errors.As(err, new(*dlock.NoEffectError)), "it has to be released")
+		require.NoError(t, lease.Err())
+	})
+}
+
+// When the store is back, the next renewal takes the key there.
+func TestStoreIsBack(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+			open(t, s, b)
+			time.Sleep(30 * time.Second)
+			lease, err := locks.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			store := s.Forward.Locker.(*memory.Locker)
+			if other {
+				_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
+				require.NoError(t, err)
+			}
+			back(t, s, b)
+			_, err = locks.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrHeld, "by the degraded lease")
+			time.Sleep(10 * time.Second)
+			hold, err := store.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			if other {
+				require.ErrorIs(t, lease.Err(), dlock.ErrLost)
+				require.Equal(t, "of another process", hold.Token)
+				return
+			}
+			require.NoError(t, lease.Err())
+			require.Equal(t, lease.Token(), hold.Token)
+			require.NoError(t, lease.Release())
+			hold, err = store.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			require.False(t, hold.Held)
+		})
+	}
+}
+
+// A degraded lease leaves nothing in the store, even if it was released while the store was
+// asked for it, or if the answer was lost.
+func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
+	for _, test := range []struct {
+		delay time.Duration // of the question
+		lost  error         // in place of the answer
+	}{{time.Second, nil}, {time.Second, errStore}, {0, errStore}} {
+		synctest.Test(t, func(t *testing.T) {
+			store := memory.New()
+			s := &away{Forward: dlock.Forward{Locker: store}}
+			slow := &slowTry{Forward: dlock.Forward{Locker: s}}
+			b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
+			open(t, s, b)
+			time.Sleep(time.Second)
+			a, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
+			require.NoError(t, err)
+			require.True(t, a.Degraded)
+			back(t, s, b)
+			slow.delay, slow.reply = test.delay, test.lost
+			go func() { _, _ = b.Renew(t.Context(), "k", "t", time.Hour) }()
+			synctest.Wait()
+			held, err := b.Release(t.Context(), "k", "t")
+			require.NoError(t, err)
+			require.True(t, held)
+			time.Sleep(10 * time.Second)
+			hold, err := store.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			require.False(t, hold.Held)
+		})
+	}
+}
+
+// A slowTry delays attempts, and may lose their answers.
+type slowTry struct {
+	dlock.Forward
+	delay time.Duration
+	reply error
+}
+
+func (s *slowTry) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	time.Sleep(s.delay)
+	a, err := s.Forward.TryAcquire(ctx, key, token, ttl)
+	return a, cmp.Or(err, s.reply)
+}
+
+// Holds of one process never overlap, whatever the store does: neither those in memory, nor
+// those in the store, nor one with the other.
+func TestHistoryOfDegradation(t *testing.T) {
+	type hold struct {
+		key        string
+		begun, end time.Time
+		degraded   bool
+	}
+	var kinds [2]int
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			away, random := false, rand.New(rand.NewPCG(seed, 0))
+			chance := func(n int) bool { mu.Lock(); defer mu.Unlock(); return random.IntN(n) == 0 }
+			between := func(d time.Duration) time.Duration {
+				mu.Lock()
+				defer mu.Unlock()
+				return time.Duration(random.Int64N(int64(d)))
+			}
+			store := &flaky{Forward: dlock.Forward{Locker: memory.New()}, fails: func() error {
+				time.Sleep(between(50 * time.Millisecond))
+				mu.Lock()
+				defer mu.Unlock()
+				if away {
+					return errStore
+				}
+				return nil
+			}}
+			b := breaker.New(store, breaker.WithDegradation(breaker.Degradation{After: 5 * time.Second, Keys: all}))
+			locks := dlock.New(b, dlock.WithTTL(4*time.Second), dlock.WithMaxWait(3*time.Second))
+			var holds []hold
+			begun := time.Now()
+			var workers sync.WaitGroup
+			for range 8 {
+				workers.Go(func() {
+					for time.Since(begun) < 2*time.Minute {
+						lease, err := locks.Acquire(t.Context(), "k"+strconv.FormatInt(int64(between(3)), 10))
+						if err != nil {
+							time.Sleep(between(200 * time.Millisecond))
+							continue
+						}
+						h := hold{key: lease.Key(), begun: time.Now(), degraded: lease.Degraded()}
+						d := between(time.Second)
+						if chance(10) {
+							d *= 10
+						}
+						select {
+						case <-time.After(d):
+						case <-lease.Done():
+						}
+						h.end = time.Now()
+						if deadline := lease.Deadline(); deadline.Before(h.end) {
+							h.end = deadline
+						}
+						_ = lease.Release()
+						mu.Lock()
+						holds = append(holds, h)
+						mu.Unlock()
+					}
+				})
+			}
+			for time.Since(begun) < 2*time.Minute {
+				time.Sleep(between(20 * time.Second))
+				mu.Lock()
+				away = !away
+				mu.Unlock()
+			}
+			mu.Lock()
+			away = false
+			mu.Unlock()
+			workers.Wait()
+			require.NoError(t, locks.Close())
+			time.Sleep(time.Minute)
+			slices.SortFunc(holds, func(a, b hold) int { return cmp.Or(cmp.Compare(a.key, b.key), a.begun.Compare(b.begun)) })
+			for i, h := range holds {
+				if h.degraded {
+					kinds[0]++
+				} else {
+					kinds[1]++
+				}
+				if i > 0 && holds[i-1].key == h.key && h.begun.Before(holds[i-1].end) {
+					t.Errorf("%+v overlaps %+v", holds[i-1], h)
+				}
+			}
+		})
+	}
+	require.Greater(t, kinds[0], 100, "degraded holds")
+	require.Greater(t, kinds[1], 100, "other holds")
+}
+
+// A flaky Locker calls fails before and after each call. An error takes the place of the call,
+// or of its answer.
+type flaky struct {
+	dlock.Forward
+	fails func() error
+}
+
+func through[R any](s *flaky, call func() (R, error)) (R, error) {
+	var none R
+	if err := s.fails(); err != nil {
+		return none, err
+	}
+	r, err := call()
+	if lost := s.fails(); lost != nil {
+		return none, errors.Join(lost, err)
+	}
+	return r, err
+}
+
+func (s *flaky) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(s, func() (dlock.Attempt, error) { return s.Forward.TryAcquire(ctx, key, token, ttl) })
+}
+
+func (s *flaky) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(s, func() (dlock.Attempt, error) { return s.Forward.Acquire(ctx, key, token, ttl) })
+}
+
+func (s *flaky) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return through(s, func() (bool, error) { return s.Forward.Renew(ctx, key, token, ttl) })
+}
+
+func (s *flaky) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return through(s, func() ([]dlock.RenewResult, error) { return s.Forward.RenewBatch(ctx, batch) })
+}
+
+func (s *flaky) Release(ctx context.Context, key, token string) (bool, error) {
+	return through(s, func() (bool, error) { return s.Forward.Release(ctx, key, token) })
+}
+
+func (s *flaky) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return through(s, func() (dlock.Hold, error) { return s.Forward.Inspect(ctx, key) })
+}
