@@ -62,7 +62,7 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 	began := time.Now()
 	require.NoError(t, client.Close())
 	require.NoError(t, l.Close())
-	require.Less(t, time.Since(began), time.Second)
+	require.Less(t, time.Since(began), atOnce)
 }
 
 // TestClosedClientOfACluster is TestClosedClient for clients of a cluster.

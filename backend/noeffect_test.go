@@ -279,13 +279,11 @@ func TestNoConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := c.dial(t)
 			for method, call := range calls(l, "k") {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				err := call(ctx)
-				cancel()
 				if method == "Acquire" && strings.HasSuffix(t.Name(), "in_time") {
-					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.ErrorIs(t, failsWith(t, "", call), context.DeadlineExceeded)
 					continue // its call was still on its way
 				}
+				err := failsWith(t, c.text, call)
 				if method == "RenewBatch" && strings.HasPrefix(name, "goredis/pool") {
 					continue // go-redis has another pool for it
 				}
@@ -293,12 +291,27 @@ func TestNoConnection(t *testing.T) {
 				require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
 			}
 			// Not so short that it may be over when Release begins.
-			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err := l.Release(ctx, "k", "t") // the last call: an attempt after it would use the token again
 			require.Error(t, err)
 		})
 	}
+}
+
+// failsWith makes a call that fails within a second, and returns its error. On a busy machine the
+// second may be over before the client has tried to connect: if the error lacks text, the call is
+// made again.
+func failsWith(t *testing.T, text string, call func(context.Context) error) (err error) {
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err = call(ctx)
+		cancel()
+		if strings.Contains(fmt.Sprint(err), text) {
+			break
+		}
+	}
+	return err
 }
 
 // unanswered returns the address of a listener that never answers.
@@ -323,15 +336,27 @@ func TestAnswerThatNeverComes(t *testing.T) {
 					require.NoError(t, calls(l, "k")[connects](t.Context()))
 				}
 				server.Suspend()
-				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-				err := calls(l, "k")[method](ctx)
-				cancel()
+				err := endedUnanswered(t, calls(l, "k")[method])
 				server.Resume()
 				require.Error(t, err, method)
 				require.Empty(t, verdictOf(err), "%s: %v", method, err)
 			}
 		})
 	}
+}
+
+// endedUnanswered makes a call that ends with its ctx. If that was over before anything was
+// sent, as on a busy machine, the call is made again with more time.
+func endedUnanswered(t *testing.T, call func(context.Context) error) (err error) {
+	for _, limit := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 10 * time.Second} {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		err = call(ctx)
+		cancel()
+		if verdictOf(err) == "" {
+			break
+		}
+	}
+	return err
 }
 
 // TestRefusedAttemptsOweNothing counts what a Client sends after refused attempts: no release
@@ -354,7 +379,7 @@ func TestRefusedAttemptsOweNothing(t *testing.T) {
 			time.Sleep(3 * time.Second) // owed releases are sent after 100 ms, 200 ms, and so on
 			began := time.Now()
 			require.NoError(t, client.Close())
-			require.Less(t, time.Since(began), time.Second)
+			require.Less(t, time.Since(began), atOnce)
 			require.EqualValues(t, attempts, rejected(t, server), "calls that were refused")
 		})
 	}
@@ -383,7 +408,7 @@ func TestAttemptsThatFailInTheirScriptOweNothing(t *testing.T) {
 			require.Equal(t, 1, client.Stats().ReleasesOwed)
 			began := time.Now()
 			require.NoError(t, client.Close(), "the store has answered")
-			require.Less(t, time.Since(began), time.Second)
+			require.Less(t, time.Since(began), atOnce)
 		})
 	}
 }

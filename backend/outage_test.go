@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,11 +28,13 @@ func TestOutageDuringAWait(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			early, late := make(map[string]<-chan error), make(map[string]<-chan error)
+			var clients []*dlock.Client
 			for _, a := range adapters {
 				for how, queue := range map[string]bool{"Queue": true, "Poll": false} {
 					l := a.dial(t, server.Addr(), rediscore.WithQueue(queue))
-					c := dlock.New(l, dlock.WithTTL(3*time.Second), dlock.WithRenewal(false), dlock.WithOwner("h"))
+					c := dlock.New(l, dlock.WithTTL(6*time.Second), dlock.WithRenewal(false), dlock.WithOwner("h"))
 					t.Cleanup(func() { c.Close(); l.Close() })
+					clients = append(clients, c)
 					key := a.name + how
 					_, err := c.Acquire(t.Context(), key)
 					require.NoError(t, err)
@@ -39,6 +42,9 @@ func TestOutageDuringAWait(t *testing.T) {
 					late[key] = outage(t, c, key, 8*time.Second)
 				}
 			}
+			require.Eventually(t, func() bool { // all have heard that the key is held
+				return !slices.ContainsFunc(clients, func(c *dlock.Client) bool { return c.Stats().Waiters < 2 })
+			}, time.Second, pause)
 			time.Sleep(300 * time.Millisecond)
 			fail(server)
 			for key := range early {

@@ -110,7 +110,7 @@ func useEverything(t *testing.T, server *redistest.Server, user string, connect 
 	t.Helper()
 	const (
 		key  = "k"
-		rest = time.Second
+		rest = 10 * time.Second
 	)
 	ctx := t.Context()
 	l, _ := connect(t, server.Addr(), user, rediscore.WithPrefix(user))
@@ -148,28 +148,36 @@ func useEverything(t *testing.T, server *redistest.Server, user string, connect 
 		_, err := l.Acquire(ctx, key, "b", 10*rest)
 		waited <- err
 	}()
-	for len(waited) == 0 && !somebodyWaits(t, server, user) {
+	for len(waited) == 0 && !isQueued(t, server, user, "b") {
 		time.Sleep(pause)
 	}
 	release("hand over", "a", true)
 	note("wait", true, <-waited)
 
-	cancelled, cancel := context.WithTimeout(ctx, rest/10)
+	cancelled, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_, err = l.Acquire(cancelled, key, "c", rest)
-	if errors.Is(err, context.DeadlineExceeded) {
+	go func() {
+		_, err := l.Acquire(cancelled, key, "c", rest)
+		waited <- err
+	}()
+	for len(waited) == 0 && !isQueued(t, server, user, "c") {
+		time.Sleep(pause)
+	}
+	cancel()
+	if err = <-waited; errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	note("wait and give up", cancelled.Err() != nil, err)
+	note("wait and give up", true, err)
 	release("leave the queue", "c", false)
 	release("release after a wait", "b", true)
 	return errs
 }
 
-// somebodyWaits reports whether there is a queue under a prefix.
-func somebodyWaits(t *testing.T, server *redistest.Server, prefix string) bool {
+// isQueued reports whether a token is in the queue under a prefix.
+func isQueued(t *testing.T, server *redistest.Server, prefix, token string) bool {
+	t.Helper()
 	return slices.ContainsFunc(server.Keys(t), func(key string) bool {
-		return strings.HasPrefix(key, prefix) && strings.Contains(key, "dlock1:waiters:")
+		return strings.HasPrefix(key, prefix) && strings.Contains(key, "dlock1:queue:") && do(t, server, "ZSCORE", key, token) != nil
 	})
 }
 
@@ -199,12 +207,16 @@ func TestInboxErrorOfAUser(t *testing.T) {
 			l, _ := a.connect(t, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
 			defer l.Close()
 			acquire(t, l, "k", "H")
-			time.AfterFunc(time.Second, func() { release(t, l, "k", "H") })
-			attempt, err := l.Acquire(t.Context(), "k", "w", ttl)
-			require.NoError(t, err)
-			require.True(t, attempt.Acquired)
-			require.Len(t, told, 1)
+			ended := make(chan error, 1)
+			go func() {
+				_, err := l.Acquire(t.Context(), "k", "w", ttl)
+				ended <- err
+			}()
+			require.Eventually(t, func() bool { return len(told) > 0 }, ttl, pause)
 			require.ErrorContains(t, <-told, "NOPERM")
+			release(t, l, "k", "H")
+			require.NoError(t, <-ended)
+			require.Empty(t, told)
 		})
 	}
 }
@@ -258,7 +270,7 @@ func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, connect
 		return []error{err}
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if _, err := l.TryAcquire(ctx, "k", "a", ttl); err != nil {
 		return []error{err}
