@@ -23,6 +23,7 @@ func TestAdapter(t *testing.T) {
 				Addr:                  s.Addr,
 				Password:              s.Password,
 				ContextTimeoutEnabled: true,
+				DialTimeout:           max(5*time.Second, s.Timeout),
 				ReadTimeout:           s.Timeout,
 				MaxRetries:            3,
 			})

@@ -23,7 +23,7 @@ func TestAdapter(t *testing.T) {
 				DialContext: func(ctx context.Context) (redis.Conn, error) {
 					return redis.DialContext(ctx, "tcp", s.Addr,
 						redis.DialPassword(s.Password),
-						redis.DialConnectTimeout(5*time.Second),
+						redis.DialConnectTimeout(max(5*time.Second, s.Timeout)),
 						redis.DialReadTimeout(s.Timeout),
 						redis.DialWriteTimeout(s.Timeout))
 				},

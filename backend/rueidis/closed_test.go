@@ -2,6 +2,7 @@ package rueidis
 
 import (
 	"testing"
+	"time"
 
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
@@ -15,7 +16,9 @@ import (
 // client was closed may have had an effect.
 func TestErrClosing(t *testing.T) {
 	server := redistest.Start(t)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}})
+	option := rueidis.ClientOption{InitAddress: []string{server.Addr()}}
+	option.Dialer.KeepAlive = time.Hour // without pings of its own
+	client, err := rueidis.NewClient(option)
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	c := newConn(client).closing

@@ -25,6 +25,7 @@ func TestAdapter(t *testing.T) {
 				Password:         s.Password,
 				ConnWriteTimeout: s.Timeout,
 			}
+			option.Dialer.Timeout = max(5*time.Second, s.Timeout)
 			client, err := rueidis.NewClient(option)
 			if errors.Is(err, rueidis.ErrNoCache) { // miniredis
 				option.DisableCache = true

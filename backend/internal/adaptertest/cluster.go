@@ -95,13 +95,13 @@ func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn redis
 	successor := cluster.AwaitFailover(t, master)
 	promoted := time.Now()
 	listenAgain(t, successor, conn)
-	require.Less(t, time.Since(promoted), 3*time.Second)
+	require.Less(t, time.Since(promoted), 10*time.Second)
 }
 
 // listenAgain calls Listen until the client has learnt that the slot is on master now.
 func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 	t.Helper()
-	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		inbox := start(t, conn, true)
 		select {
 		case e := <-inbox.events:
