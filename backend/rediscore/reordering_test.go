@@ -186,7 +186,11 @@ func TestEnqueueBeforeRelease(t *testing.T) {
 	w.cancel()
 	w.ended()
 	enqueue.answer(enqueue.execute())
-	time.Sleep(10 * time.Millisecond)
+	s.eventually(func() bool {
+		a.post.mu.Lock()
+		defer a.post.mu.Unlock()
+		return a.post.tokens["A"].answered == nil
+	}, "the answer has come")
 	_, err := a.Release(t.Context(), s.key, "A")
 	require.NoError(t, err)
 	s.release("H")
