@@ -106,7 +106,7 @@ func Example_http() {
 	store.Fail(nil)
 
 	// The store goes away during the wait, after its first answer.
-	_, err = locks.With(dlock.WithTTL(50*time.Millisecond), dlock.WithRenewal(false)).Acquire(ctx, "order:4")
+	_, err = locks.With(dlock.WithTTL(500*time.Millisecond), dlock.WithRenewal(false)).Acquire(ctx, "order:4")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -116,7 +116,7 @@ func Example_http() {
 		return 10 * time.Millisecond
 	}
 	polling := dlock.New(struct{ dlock.Locker }{store}, // without the queue of the store
-		dlock.WithMaxWait(200*time.Millisecond), dlock.WithBackoff(goesAway))
+		dlock.WithMaxWait(time.Second), dlock.WithBackoff(goesAway))
 	defer polling.Close()
 	fmt.Println(post(ctx, &checkout{polling, patient.charged}, "4"), "when the store goes away during the wait")
 	store.Fail(nil)

@@ -48,7 +48,7 @@ func (c *candidate) lead(ctx context.Context, _ *dlock.Lease) error {
 
 // start runs a candidate. stop ends it, and waits until it has ended.
 func start(name string, store dlock.Locker) (c *candidate, stop func()) {
-	locks := dlock.New(store, dlock.WithOwner(name), dlock.WithTTL(600*time.Millisecond))
+	locks := dlock.New(store, dlock.WithOwner(name), dlock.WithTTL(3*time.Second))
 	c = &candidate{name, locks, make(chan string, 10)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

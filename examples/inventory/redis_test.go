@@ -77,7 +77,7 @@ func TestProgramFailsIfTheServerIsUnreachable(t *testing.T) {
 	for _, backend := range onRedis {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
-			requireFailure(t, 5*time.Second, backend, addr)
+			requireFailure(t, backend, addr)
 		})
 	}
 }
@@ -90,7 +90,7 @@ func TestProgramFailsIfTheServerHangs(t *testing.T) {
 		for _, backend := range onRedis {
 			t.Run(backend, func(t *testing.T) {
 				t.Parallel()
-				requireFailure(t, 10*time.Second, backend, server.Addr())
+				requireFailure(t, backend, server.Addr())
 			})
 		}
 	})
@@ -105,7 +105,7 @@ func TestProgramCleansUpWhenInterrupted(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			cmd, stderr := program(t, "-backend", backend, "-redis", server.Addr(), "-stock", "2", "-hold", "500ms")
+			cmd, stderr := program(t, "-backend", backend, "-redis", server.Addr(), "-stock", "8", "-hold", "500ms")
 			require.NoError(t, cmd.Start())
 			require.Eventually(t, func() bool {
 				return strings.Contains(fmt.Sprint(server.Keys(t)), prefix+"{stock}:")
@@ -119,10 +119,11 @@ func TestProgramCleansUpWhenInterrupted(t *testing.T) {
 	}
 }
 
-// requireFailure runs the program, which must fail within the limit and name
+// requireFailure runs the program, which must fail soon and name
 // addr in the one line that it and the client libraries write to stderr.
-func requireFailure(t *testing.T, limit time.Duration, backend, addr string) {
+func requireFailure(t *testing.T, backend, addr string) {
 	t.Helper()
+	const limit = 30 * time.Second // on a busy machine
 	cmd, stderr := program(t, "-backend", backend, "-redis", addr)
 	begin := time.Now()
 	_ = cmd.Run()
