@@ -67,6 +67,7 @@ type Harness struct {
 
 	patient time.Duration // what patience returns, if not 0
 	shorten time.Duration // in place of shortening, if not 0
+	explore time.Duration // in place of budget, if not 0
 	idles   bool          // idleTimes pass in this case
 }
 

@@ -284,7 +284,7 @@ func (r *register) admits(l *dlock.Lease) bool {
 // those of a model. Where they differ, package rapid looks for the shortest
 // sequence of calls that shows it. There are several walks at once where time really passes.
 func agreesWithModel(t *testing.T, h Harness) error {
-	e := &explorer{t: t, h: h, scripts: 20, end: time.Now().Add(budget())}
+	e := &explorer{t: t, h: h, scripts: 20, end: time.Now().Add(cmp.Or(h.explore, budget()))}
 	walks := 1
 	if !h.Bubble {
 		e.h, e.scripts = h.reusing(t), 1
@@ -300,7 +300,8 @@ func agreesWithModel(t *testing.T, h Harness) error {
 	return e.result()
 }
 
-// budget is how long new sequences are begun. In a bubble all of them are done sooner.
+// budget is how long new sequences are begun. In a bubble all of them are done sooner, unless
+// the machine is busy.
 func budget() time.Duration {
 	if testing.Short() {
 		return 1500 * time.Millisecond

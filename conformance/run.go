@@ -140,7 +140,7 @@ func (h Harness) stage(t *testing.T, f func(*testing.T) error) error {
 // The bubble is watched from outside, because its own time stands still if f
 // hangs in something that package synctest does not know.
 func inBubble(t *testing.T, f func(*testing.T) error) error {
-	const limit = 2 * time.Minute
+	const limit = 5 * time.Minute
 	done := make(chan error, 1)
 	go func() {
 		var err error
