@@ -163,7 +163,11 @@ func TestRealTime(t *testing.T) {
 	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry", "History", "GuardedCounter", "GuardedRegister"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.NoError(t, play(t, real, caseNamed(t, name)))
+			err := play(t, real, caseNamed(t, name))
+			if isSkip(err) && strings.Contains(err.Error(), errInconclusive.Error()) {
+				t.Skip(err)
+			}
+			assert.NoError(t, err)
 		})
 	}
 }
@@ -173,7 +177,7 @@ func TestRealLeaksAreCounted(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	real := harnessOf("leavesAGoroutine")
-	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 200*time.Millisecond
+	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 6 rounds with new clients")
 	assert.ErrorContains(t, err, "(*leavesAGoroutine).Acquire", "the stacks do not show who leaks")
@@ -192,7 +196,7 @@ func TestRealLeaksOfCallsAreCounted(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	real := harnessOf("near", func(m dlock.Locker) dlock.Locker { return watchful{dlock.Forward{Locker: m}} })
-	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 200*time.Millisecond
+	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 5 rounds of calls under a ctx that has not ended")
 	assert.ErrorContains(t, err, "watchful.Acquire", "the stacks do not show who leaks")
