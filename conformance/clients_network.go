@@ -89,13 +89,14 @@ func unanswered(s *scene, c *client, g grant, store string, sent bool) {
 	calls.Wait()
 }
 
-// endsWithError makes a call with a second of time, and wants an error within
-// that or the client's own time-out.
+// endsWithError makes a call with a second of time, or more if the case was inconclusive, and
+// wants an error within that or the client's own time-out.
 func endsWithError(s *scene, name string, sent bool, call func(context.Context) error) {
 	if s.over() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, time.Second)
+	limit := min(time.Second<<s.attempt, s.h.patience()/2)
+	ctx, cancel := context.WithTimeout(s.ctx, limit)
 	defer cancel()
 	done := make(chan struct{})
 	var err error
@@ -105,13 +106,15 @@ func endsWithError(s *scene, name string, sent bool, call func(context.Context) 
 	}()
 	switch {
 	case !s.await(done):
-		s.fail("%s did not return within %v, though its ctx ended after 1s; want an error soon after that, or after the client's time-out", name, s.h.patience())
+		s.fail("%s did not return within %v, though its ctx ended after %v; want an error soon after that, or after the client's time-out", name, s.h.patience(), limit)
 	case err == nil:
 		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
 	case errors.Is(err, dlock.ErrHeld):
 		s.fail("%s returned %q, which says that the store answered; want any other error", name, err)
 	case errors.Is(err, dlock.ErrClosed):
 		s.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
+	case supported(err) && saysNoEffect(err) && sent && ctx.Err() != nil && s.attempt < tries-1:
+		s.stop(errInconclusive) // ctx may have ended before the call could be sent
 	case supported(err) && saysNoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
 		s.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
 	}
@@ -310,6 +313,9 @@ func outage(n *network, what string, begin func()) {
 	n.held(n.direct, g)
 	n.release(n.direct, g, true)
 	if err := kept.Release(); errors.Is(err, dlock.ErrLost) && !n.over() {
+		if time.Now().After(kept.Deadline()) {
+			n.stop(errInconclusive) // the machine was too slow to renew it
+		}
 		n.fail("Lease.Release after an outage returned %w", err)
 	}
 	soonFree(n.scene, n.direct, kept.Key())

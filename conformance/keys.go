@@ -64,7 +64,7 @@ func grantApart(s *scene, c *client, key, token string) grant {
 	s.uses(key, token)
 	a, err := c.TryAcquire(s.ctx, key, token, long)
 	if err != nil || !a.Acquired {
-		s.fail("TryAcquire(%s) = %s, %v, though nobody holds this key, but others like it; want it to be acquired", brief(key), show(a), err)
+		s.fail("TryAcquire(%s) = %s, %w, though nobody holds this key, but others like it; want it to be acquired", brief(key), show(a), orNone(err))
 	}
 	s.certain(key, g.start.Add(long), true)
 	return g

@@ -170,7 +170,7 @@ func forgetsWaits(s *scene, a, b *client, times int) {
 	other := s.wait(b, g.key, s.token("other"), long)
 	s.release(b, waiting[0].grant, false)
 	s.release(a, g, true)
-	s.served(other, "the holder released the key; the token that came before had been released")
+	s.servedInTheEnd(other, "the holder released the key; the token that came before had been released")
 	s.endWaits(b, waiting)
 	s.release(b, other.grant, true)
 	s.free(a, g.key)

@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -131,7 +133,7 @@ func (s *scene) renewAll(c *client, wishes []wish) ([]dlock.Renewal, []dlock.Ren
 	start := s.now()
 	results, err := c.RenewBatch(s.ctx, batch)
 	if err != nil || len(results) != len(wishes) {
-		s.fail("%s.RenewBatch(%s) = %d results, %v; want %d results, and no error", c.name, showBatch(batchOf(wishes)), len(results), err, len(wishes))
+		s.fail("%s.RenewBatch(%s) = %d results, %w; want %d results, and no error", c.name, showBatch(batchOf(wishes)), len(results), orNone(err), len(wishes))
 		return nil, nil
 	}
 	if !slices.Equal(batch, batchOf(wishes)) {
@@ -163,8 +165,8 @@ func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResu
 
 func (s *scene) checkResult(c *client, wishes []wish, i int, got dlock.RenewResult) {
 	if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
-		s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %v}; want {held = %v, error <nil>}",
-			c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, got.Err, w.held)
+		s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %w}; want {held = %v, error <nil>}",
+			c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, orNone(got.Err), w.held)
 	}
 }
 
@@ -181,6 +183,12 @@ func (g grant) wish(ttl time.Duration, held bool) wish {
 
 // rounding is how much less than the remaining time a store may report.
 const rounding = 10 * time.Millisecond
+
+// orNone is err for %w in a message of a failure, which need not be the fault of err: whether
+// err is a time-out can be told then.
+func orNone(err error) error { return cmp.Or(err, errNone) }
+
+var errNone = errors.New("<nil>")
 
 func (s *scene) noError(err error, call, key string) {
 	if err != nil {
@@ -270,7 +278,7 @@ func (s *scene) seesNobody(c *client, key, why string) {
 	}
 	h, err := c.Inspect(s.ctx, key)
 	if err != nil || h.Held || h.Token != "" {
-		s.fail("Inspect(%s) = %s, %v, though %s; want it not to be held", brief(key), showHold(h), err, why)
+		s.fail("Inspect(%s) = %s, %w, though %s; want it not to be held", brief(key), showHold(h), orNone(err), why)
 	}
 }
 

@@ -261,17 +261,24 @@ type endCall struct {
 }
 
 var endCalls = []endCall{
-	{"Renew", func(s *scene, c *client, g grant) (bool, error) { return c.Renew(s.ctx, g.key, g.token, long) }},
+	renewEnds,
 	{"Release", func(s *scene, c *client, g grant) (bool, error) { return c.Release(s.ctx, g.key, g.token) }},
-	{"RenewBatch", func(s *scene, c *client, g grant) (bool, error) {
-		results, err := c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-		return supported(err) && len(results) == 1 && results[0].Held, supportedError(err)
-	}},
+	renewBatchEnds,
 	{"Inspect", func(s *scene, c *client, g grant) (bool, error) {
 		h, err := c.Inspect(s.ctx, g.key)
 		return h.Held && s.h.Grace == 0, supportedError(err) // what is not swept yet may still be shown
 	}},
 }
+
+var (
+	renewEnds = endCall{"Renew", func(s *scene, c *client, g grant) (bool, error) {
+		return c.Renew(s.ctx, g.key, g.token, long)
+	}}
+	renewBatchEnds = endCall{"RenewBatch", func(s *scene, c *client, g grant) (bool, error) {
+		results, err := c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+		return supported(err) && len(results) == 1 && results[0].Held, supportedError(err)
+	}}
+)
 
 // supportedError is err, unless that says that the method is not there.
 func supportedError(err error) error {

@@ -56,8 +56,8 @@ func (s *scene) waits(w *waiter) {
 	select {
 	case <-w.done:
 		if !s.mayHaveExpired(w.key) {
-			s.fail("%s.Acquire(%s, %s, %v) returned %s, %v, while another token held the key",
-				w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), w.err)
+			s.fail("%s.Acquire(%s, %s, %v) returned %s, %w, while another token held the key",
+				w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), orNone(w.err))
 		}
 	default:
 	}
@@ -74,6 +74,15 @@ func (s *scene) served(w *waiter, why string) grant {
 		return w.grant
 	}
 	return s.isServed(w)
+}
+
+// servedInTheEnd is served, where that depends on calls that were given a gap to reach the store.
+// If w is not served the case is inconclusive first, as the gap may have been too short.
+func (s *scene) servedInTheEnd(w *waiter, why string) grant {
+	if !s.over() && !s.h.Bubble && s.attempt < tries-2 && !s.await(w.done) {
+		s.stop(errInconclusive)
+	}
+	return s.served(w, why)
 }
 
 // isServed checks what a waiter that has returned was answered.

@@ -74,8 +74,8 @@ func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
 		return g
 	}
 	if w.err != nil || !w.answer.Acquired {
-		s.fail("%s.Acquire(%s, %s, %v), by the token that holds the key = %s, %v; want it to be acquired",
-			c.name, brief(g.key), brief(g.token), ttl, show(w.answer), w.err)
+		s.fail("%s.Acquire(%s, %s, %v), by the token that holds the key = %s, %w; want it to be acquired",
+			c.name, brief(g.key), brief(g.token), ttl, show(w.answer), orNone(w.err))
 	}
 	s.certain(g.key, start.Add(ttl), false)
 	again := grant{Attempt: w.answer, key: g.key, token: g.token, start: start}
@@ -122,14 +122,10 @@ func strangerWaitsForTheDead(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
 	w := s.wait(b, g.key, s.token("waiter"), long)
-	for _, renew := range []func(){
-		func() { s.renew(a, w.grant, long, false) },
-		func() { s.batch(b, w.grant, long, false) },
-	} {
-		if s.mayHaveExpired(g.key) { // and the waiter be served
-			return
+	for c, call := range map[*client]endCall{a: renewEnds, b: renewBatchEnds} {
+		if lastsBy(s, c, w.grant, call) && !s.mayHaveExpired(g.key) { // and the waiter been served
+			s.fail("%s.%s(%s, %s), which only waits: held = true; want false", c.name, call.name, brief(w.key), brief(w.token))
 		}
-		renew()
 	}
 	s.lapse(ttl)
 	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
@@ -413,10 +409,12 @@ func waitEndsOnExpiry(s *scene) error {
 }
 
 // servedSoonAfterExpiry has several leases expire at times spread over a second, and takes
-// the median of how late their waiters are served.
+// the median of how late their waiters are served. A busy machine may be late with any call: so
+// others make one at the same times.
 func servedSoonAfterExpiry(s *scene, a, b *client) {
 	const soon, several = 250 * time.Millisecond, 9
-	late := make([]time.Duration, several)
+	late, others := make([]time.Duration, several), make([]time.Duration, several)
+	busy := s.grant(a, s.key(), s.token("holder"), long)
 	var all sync.WaitGroup
 	for i := range several {
 		ttl := s.h.ttl() + time.Duration(i)*time.Second/several
@@ -428,17 +426,26 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 			s.served(w, "the holder's lease had expired")
 			late[i] = time.Since(end)
 		})
+		all.Go(func() {
+			time.Sleep(time.Until(end))
+			s.held(a, busy)
+			others[i] = time.Since(end)
+		})
 	}
 	all.Wait()
 	slices.Sort(late)
+	slices.Sort(others)
 	median, most := late[several/2], s.h.grace()+soon
+	if !s.h.Bubble {
+		most += 2 * others[several/2]
+	}
 	switch {
 	case median <= most:
 	case s.attempt < tries-1: // the machine may be slow, but hardly each time
 		s.stop(errInconclusive)
 	default:
-		s.fail("of %d waiters, half were served later than %v after the holder's lease had expired; want at most %v, which is Harness.Grace and %v",
-			several, median.Round(time.Millisecond), most, soon)
+		s.fail("of %d waiters, half were served later than %v after the holder's lease had expired; want at most %v, which is Harness.Grace, %v, and what a busy machine takes",
+			several, median.Round(time.Millisecond), most.Round(time.Millisecond), soon)
 	}
 }
 

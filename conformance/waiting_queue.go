@@ -317,7 +317,7 @@ func deadHostManyWaiters(s *scene) error {
 		s.ended(w)
 	}
 	s.release(a, g, true)
-	g = s.served(alive, fmt.Sprintf("the holder released the key; %d waiters of one client that came before had died", many))
+	g = s.servedInTheEnd(alive, fmt.Sprintf("the holder released the key; %d waiters of one client that came before had died", many))
 	s.release(a, g, true)
 	return s.result()
 }
@@ -359,7 +359,7 @@ func waitersDie(n *network, many int, ttl time.Duration, how string, die func())
 	die()
 	n.gap()
 	n.release(n.direct, g, true)
-	n.served(alive, fmt.Sprintf("the holder released the key; before it came %d waiters of one client %s", many, how))
+	n.servedInTheEnd(alive, fmt.Sprintf("the holder released the key; before it came %d waiters of one client %s", many, how))
 	n.release(n.direct, alive.grant, true)
 	for _, w := range dead {
 		w.cancel()
