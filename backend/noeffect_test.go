@@ -125,7 +125,7 @@ func TestRefusedCalls(t *testing.T) {
 func refusedWith(t *testing.T, text string, call func(context.Context) error) error {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(pause) {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(pause) {
 		if err = call(t.Context()); regexp.MustCompile(text).MatchString(fmt.Sprint(err)) {
 			return err
 		}
@@ -142,7 +142,7 @@ func load(t *testing.T, s *redistest.Server) {
 	require.Eventually(t, func() bool {
 		_, err := s.Do("GET", "k")
 		return err != nil && strings.Contains(err.Error(), "LOADING")
-	}, 5*time.Second, pause)
+	}, 20*time.Second, pause)
 }
 
 // TestRefusedWhileASlotMoves makes a cluster's node answer TRYAGAIN.

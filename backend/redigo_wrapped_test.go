@@ -81,6 +81,6 @@ func TestWrappedConnections(t *testing.T) {
 		require.True(t, retry(func() error { _, err := l.Release(t.Context(), t.Name(), "H"); return err }) == nil)
 		require.Eventually(t, func() bool { // every connection is given back
 			return pool.ActiveCount() == pool.IdleCount()
-		}, 5*time.Second, pause)
+		}, 20*time.Second, pause)
 	})
 }

@@ -80,7 +80,7 @@ func onMemory(t *testing.T, n int, ttl time.Duration, flaky bool) {
 	require.Eventually(t, func() bool {
 		hold, err := store.Inspect(context.Background(), "k")
 		return err == nil && !hold.Held && hold.Waiting == 0
-	}, 5*time.Second, time.Millisecond, "the key is not free in the end")
+	}, 30*time.Second, time.Millisecond, "the key is not free in the end")
 }
 
 func TestRandomHistoryWithLocalTurnsOnRedis(t *testing.T) {
@@ -145,7 +145,7 @@ func onServers(t *testing.T, servers []*redistest.Server, dial func(t *testing.T
 			keys = append(keys, some...)
 		}
 		return len(keys) == 1 && strings.HasSuffix(keys[0].(string), "dlock1:fence")
-	}, 5*time.Second, 10*time.Millisecond, "more than the fence counter is left")
+	}, 30*time.Second, 10*time.Millisecond, "more than the fence counter is left")
 	require.NoError(t, goleak.Find(ignored,
 		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend"),
 		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"), // which ends after 5 s

@@ -167,5 +167,5 @@ func requireNoSubscribers(t *testing.T, cluster *redistest.Cluster) {
 			}
 		}
 		return true
-	}, 5*time.Second, time.Millisecond, "a subscription was left behind")
+	}, 20*time.Second, time.Millisecond, "a subscription was left behind")
 }

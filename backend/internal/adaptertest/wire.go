@@ -145,7 +145,7 @@ func nothingIsSentTwice(t *testing.T, a Adapter) {
 			return err
 		},
 	} {
-		require.Eventually(t, func() bool { return warm() == nil }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return warm() == nil }, 20*time.Second, time.Millisecond)
 		before := server.CommandCount(t)["evalsha"]
 		cut.replies(true)
 		err := call()
@@ -268,7 +268,7 @@ func listen(t *testing.T, a Adapter) {
 		require.Eventually(t, func() bool {
 			reply := do(t, server, "PUBSUB", numsub, "ch {1}\n").([]any)
 			return reply[1] == int64(0)
-		}, 5*time.Second, time.Millisecond, "a subscription was left behind")
+		}, 20*time.Second, time.Millisecond, "a subscription was left behind")
 	}
 }
 
