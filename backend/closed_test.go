@@ -51,11 +51,16 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 	select {
 	case err := <-ended:
 		require.ErrorIs(t, err, dlock.ErrClosed)
-	case <-time.After(10 * time.Second):
+	case <-time.After(ttl):
 		t.Fatal("the wait goes on")
 	}
 	for method, call := range calls(l, "k") {
-		err := call(t.Context())
+		var err error
+		for range 5 { // a busy machine may take too long to find out
+			if err = call(t.Context()); errors.Is(err, dlock.ErrClosed) {
+				break
+			}
+		}
 		require.ErrorIs(t, err, dlock.ErrClosed, method)
 		require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
 	}
