@@ -1,0 +1,13 @@
+// Peers measures dlock beside other lock libraries for Redis, and writes docs/performance.md and
+// its charts:
+//
+//	go -C benchmarks/peers run .
+//
+// The run takes at most 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and
+// runs on Unix. It writes what it has measured to data.json. With -from data.json it measures
+// nothing, and only writes the page and the charts again.
+//
+// All contestants take turns: each turn measures one of them in one scenario, in processes of
+// its own, and the rounds go through all contestants. So a slow minute of the machine hits all.
+// A process is this program, which executes itself: see worker.go.
+package main

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// A tenure is one hold of a lock. Its instants are nanoseconds of the machine's clock, so those
+// of several processes can be compared. A wait that had not ended when its turn did has no Got.
+type tenure struct {
+	Who, Key         int32
+	Asked, Got, Done int64 // Done is just before the release
+}
+
+// A contention is what tenures of one key show.
+type contention struct {
+	handovers int             // whose holder is not the one before
+	gaps      []time.Duration // from the release by another to the grant
+	waits     []time.Duration // of those that were handed the lock, and of those that wait still
+	longest   time.Duration   // of waits
+	open      bool            // the longest wait had not ended
+	fairness  float64         // the Jain index of the holds of each waiter
+	starved   int             // waiters that never held
+}
+
+// contend judges the tenures of waiters that wanted one key in the time from from until until.
+// A holder that takes the lock again at once hands nothing over, and did not wait.
+func contend(all []tenure, waiters int, from, until int64) (c contention) {
+	all = slices.SortedFunc(slices.Values(all), func(a, b tenure) int { return cmp.Compare(a.Got, b.Got) })
+	served := make([]float64, waiters)
+	last := -1
+	for i, t := range all {
+		switch {
+		case t.Got == 0 || t.Got > until:
+			if t.Asked < until {
+				c.wait(time.Duration(until-t.Asked), true)
+			}
+			continue
+		case t.Got >= from:
+			served[t.Who]++
+			if last >= 0 && all[last].Who != t.Who {
+				c.handovers++
+				c.gaps = append(c.gaps, time.Duration(t.Got-all[last].Done))
+				c.wait(time.Duration(t.Got-t.Asked), false)
+			}
+		}
+		last = i
+	}
+	c.fairness = jain(served)
+	for _, n := range served {
+		if n == 0 {
+			c.starved++
+		}
+	}
+	return c
+}
+
+func (c *contention) wait(d time.Duration, open bool) {
+	c.waits = append(c.waits, d)
+	if d > c.longest {
+		c.longest, c.open = d, open
+	}
+}
+
+// jain is Jain's index of fairness: 1 if all have the same, 1/n if one has everything.
+func jain(all []float64) float64 {
+	var sum, squares float64
+	for _, x := range all {
+		sum += x
+		squares += x * x
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(all)) * squares)
+}
+
+// quantile returns the element of sorted below which the share q lies.
+func quantile[T any](sorted []T, q float64) (x T) {
+	if len(sorted) == 0 {
+		return x
+	}
+	return sorted[min(len(sorted)-1, int(float64(len(sorted))*q))]
+}
+
+// median sorts all.
+func median[T cmp.Ordered](all []T) T {
+	slices.Sort(all)
+	return quantile(all, 0.5)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,181 @@
+package main
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// prose is the page without its figures.
+//
+//go:embed performance.md.tmpl
+var prose string
+
+// page returns docs/performance.md.
+func (m *measurement) page() string {
+	page := template.New("performance.md").Funcs(template.FuncMap{
+		"table": m.table, "columns": m.columns, "settings": settings, "picture": picture, "version": m.version, "ms": ms,
+	})
+	var b strings.Builder
+	if err := template.Must(page.Parse(prose)).Execute(&b, m); err != nil {
+		panic(err) // the test has written this page
+	}
+	return b.String()
+}
+
+// SlowNetwork is the round-trip time that was added, or 0.
+func (m *measurement) SlowNetwork() time.Duration { return m.rtt() }
+
+// table has a row for each contestant. A column is its title and the name of its figure.
+func (m *measurement) table(scenario string, rtt time.Duration, n int, columns ...string) string {
+	t := newTable()
+	for _, c := range columns {
+		title, _, _ := strings.Cut(c, "|")
+		t.head(title)
+	}
+	for _, c := range contestants {
+		r := m.find(scenario, rtt, n, c.id())
+		if r == nil {
+			continue
+		}
+		t.row(c.id())
+		for _, c := range columns {
+			_, figure, _ := strings.Cut(c, "|")
+			t.cell(r.text(figure))
+		}
+	}
+	return t.String()
+}
+
+// columns has a row for each contestant, and a column for each number of processes.
+func (m *measurement) columns(rtt time.Duration, figure string) string {
+	t := newTable()
+	for _, n := range crowds {
+		t.head(fmt.Sprint(n, " processes"))
+	}
+	for _, c := range contestants {
+		if m.find("processes", rtt, crowds[0], c.id()) == nil {
+			continue
+		}
+		t.row(c.id())
+		for _, n := range crowds {
+			t.cell(m.find("processes", rtt, n, c.id()).text(figure))
+		}
+	}
+	return t.String()
+}
+
+// settings has a row for each library, with the settings that are not its defaults.
+func settings() string {
+	t := newTable()
+	t.head("settings")
+	t.head("why")
+	seen := ""
+	for _, c := range contestants {
+		if c.name == seen {
+			continue
+		}
+		seen = c.name
+		t.row(c.name)
+		t.cell(c.settings)
+		t.cell(c.why)
+	}
+	return t.String()
+}
+
+// picture is a chart, for light and dark pages.
+func picture(name, alt string) string {
+	return fmt.Sprintf(`<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="pictures/%[1]s-dark.svg">
+  <img alt="%[2]s" src="pictures/%[1]s-light.svg">
+</picture>`, name, alt)
+}
+
+func (m *measurement) version(path string) string {
+	if v := m.Versions[path]; v != "" {
+		return v
+	}
+	return "unknown"
+}
+
+func ms(d time.Duration) string { return human(milliseconds(d)) + " ms" }
+
+// A table is one of Markdown.
+type table struct{ titles, rules, rows strings.Builder }
+
+func newTable() *table {
+	t := new(table)
+	t.titles.WriteString("| |")
+	t.rules.WriteString("|---|")
+	return t
+}
+
+func (t *table) head(title string) {
+	t.titles.WriteString(" " + title + " |")
+	t.rules.WriteString("---|")
+}
+
+func (t *table) row(name string)  { t.rows.WriteString("\n| " + name + " |") }
+func (t *table) cell(text string) { t.rows.WriteString(" " + text + " |") }
+func (t *table) String() string {
+	return t.titles.String() + "\n" + t.rules.String() + t.rows.String()
+}
+
+// figure is the median of all turns.
+func (r *result) figure(name string) (float64, bool) {
+	if r == nil { // there was no turn
+		return 0, false
+	}
+	quantiles := map[string]int{"p50": steps / 2, "p99": steps * 99 / 100}
+	if i, ok := quantiles[name]; ok {
+		if len(r.Waits) == 0 {
+			return 0, false
+		}
+		return r.Waits[i], true
+	}
+	all := slices.Clone(r.Figures[name])
+	if len(all) == 0 {
+		return 0, false
+	}
+	if name == "longest" {
+		return slices.Max(all), true
+	}
+	return median(all), true
+}
+
+// text is a figure as a table has it.
+func (r *result) text(name string) string {
+	x, ok := r.figure(name)
+	switch {
+	case !ok:
+		return "–"
+	case name == "longest" && slices.Max(r.Figures["open"]) > 0:
+		return "over " + human(x)
+	case name == "goroutines" && x < 0.5:
+		return "none"
+	}
+	return human(x)
+}
+
+// human writes two digits, and all of those before the point, with commas.
+func human(x float64) string {
+	switch {
+	case x < 0:
+		return "-" + human(-x)
+	case x < 0.005:
+		return "0"
+	case x < 1:
+		return strconv.FormatFloat(round(x, 2), 'f', -1, 64)
+	case x < 9.95:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", x), ".0")
+	}
+	text := fmt.Sprintf("%.0f", x)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"log"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestMain is also the process that a turn starts.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(jobVariable); text != "" {
+		if err := work(text, os.Stdin, os.Stdout); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestShortRun measures in all scenarios, on a real server.
+func TestShortRun(t *testing.T) {
+	all := short(scenarios(0))
+	m, err := run(t.Context(), t, all)
+	require.NoError(t, err)
+	require.False(t, m.Cut, "the time was up")
+	for _, s := range all {
+		for _, c := range s.among {
+			r := m.find(s.Name, s.RTT, s.N, c.id())
+			require.NotNil(t, r, "%s: %s", s.Name, c.id())
+			require.NotEmpty(t, r.Figures, "%s: %s", s.Name, c.id())
+			require.Zero(t, slices.Max(append(r.Figures["lost"], 0)), "%s: %s has lost leases", s.Name, c.id())
+		}
+	}
+	require.NotEqual(t, "unknown", m.Redis)
+}
+
+// TestDelay measures through a network that adds a round-trip time.
+func TestDelay(t *testing.T) {
+	const rtt = 20 * time.Millisecond
+	s := scenario{Name: "alone", RTT: rtt, N: 1, Window: 200 * time.Millisecond, TTL: time.Minute, rounds: 1, among: contestants[:1], run: cycles}
+	m, err := run(t.Context(), t, []scenario{s})
+	require.NoError(t, err)
+	for _, r := range m.Results {
+		us, _ := r.figure("µs")
+		require.Greater(t, us, float64(2*rtt.Microseconds())*0.99, "%s: an acquisition and a release are two round trips", r.Contestant)
+	}
+}
+
+// TestPage: the page and the charts are those of data.json.
+func TestPage(t *testing.T) {
+	m, err := readMeasurement("data.json")
+	require.NoError(t, err)
+	for name, want := range m.files() {
+		if strings.HasSuffix(name, ".svg") && runtime.GOARCH != "amd64" {
+			continue // others round differently
+		}
+		got, err := os.ReadFile("../../docs/" + name)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "%s: run go run . -from data.json", name)
+	}
+}
+
+// TestNothingMeasured: a page without figures has dashes, and no chart fails.
+func TestNothingMeasured(t *testing.T) {
+	m := new(measurement)
+	m.add(scenario{Name: "alone", N: 1}, contestants[0], nil, nil)
+	m.finish()
+	files := m.files()
+	require.Contains(t, files["performance.md"], "| redsync (go-redis) | – | – |")
+	for name, text := range files {
+		if strings.HasSuffix(name, ".svg") {
+			d := xml.NewDecoder(strings.NewReader(text))
+			var err error
+			for err == nil {
+				_, err = d.Token()
+			}
+			require.True(t, errors.Is(err, io.EOF), "%s: %v", name, err)
+		}
+	}
+}
+
+// at makes a tenure whose instants are in milliseconds.
+func at(who int32, asked, got, done int64) tenure {
+	const ms = int64(time.Millisecond)
+	return tenure{Who: who, Asked: asked * ms, Got: got * ms, Done: done * ms}
+}
+
+func TestContend(t *testing.T) {
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	all := []tenure{
+		at(1, 0, 15, 20), // handed over after 4 ms
+		at(0, 0, 1, 5),
+		at(0, 5, 6, 11),     // takes it again: no handover, and no wait
+		at(0, 11, 22, 30),   // handed over after 2 ms
+		at(2, 0, 0, 0),      // waits still
+		at(1, 20, 120, 121), // got it after the end
+		at(3, 150, 0, 0),    // asked after the end
+	}
+	c := contend(all, 4, 0, int64(ms(100)))
+	assert.Equal(t, 2, c.handovers)
+	assert.Equal(t, []time.Duration{ms(4), ms(2)}, c.gaps)
+	assert.ElementsMatch(t, []time.Duration{ms(15), ms(11), ms(100), ms(80)}, c.waits)
+	assert.Equal(t, ms(100), c.longest)
+	assert.True(t, c.open)
+	assert.Equal(t, 2, c.starved, "two never held")
+	assert.InDelta(t, 16.0/(4*10), c.fairness, 1e-9, "3, 1, 0 and 0 holds")
+
+	late := contend(all, 4, int64(ms(20)), int64(ms(100)))
+	assert.Equal(t, 1, late.handovers, "only one since 20 ms, from one who held before")
+	assert.Equal(t, []time.Duration{ms(2)}, late.gaps)
+}
+
+func TestJain(t *testing.T) {
+	assert.Equal(t, 1.0, jain([]float64{7, 7, 7}))
+	assert.Equal(t, 0.25, jain([]float64{0, 9, 0, 0}))
+	assert.Zero(t, jain([]float64{0, 0}))
+}
+
+func TestQuantile(t *testing.T) {
+	all := make([]int, 200)
+	for i := range all {
+		all[i] = i
+	}
+	assert.Equal(t, 0, quantile(all, 0))
+	assert.Equal(t, 100, quantile(all, 0.5))
+	assert.Equal(t, 198, quantile(all, 0.99))
+	assert.Equal(t, 199, quantile(all, 1))
+	assert.Zero(t, quantile([]int(nil), 0.5))
+	assert.Equal(t, 2, median([]int{3, 1, 2}))
+}
+
+func TestHuman(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", 0.001: "0", 0.0523: "0.052", 0.2: "0.2", 1: "1", 1.26: "1.3", 9.96: "10", 999: "999", 1234: "1,234", 1e6: "1,000,000", -3: "-3",
+	} {
+		assert.Equal(t, want, human(x), x)
+	}
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"encoding/gob"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// jobVariable holds the job of a process that this program started. Such a process opens its
+// client, answers that it is ready, reads the instant to begin at, works, answers with a report,
+// and ends when its standard input does.
+const jobVariable = "DLOCK_PEERS_JOB"
+
+// A job is what one process does in a turn.
+type job struct {
+	Contestant string
+	Addr       string
+	TTL        time.Duration
+	Hold       bool          // take Keys locks, and keep them; else contend
+	Keys       int           // worker i wants key i modulo Keys
+	Workers    int           // goroutines
+	First      int           // number of the first worker
+	Pause      time.Duration // that a worker holds a lock
+	Window     time.Duration // of the work
+	Once       bool          // each worker takes one lock
+}
+
+// A report is the answer to a job.
+type report struct {
+	Err     string
+	Tenures []tenure
+	Leases
+}
+
+// Leases says what the locks of a job with Hold took.
+type Leases struct {
+	Heap, Stack int64         // bytes of all
+	Goroutines  int           // of all
+	CPU         time.Duration // of the process while it held them
+	Lost        int
+}
+
+// key is the name of a lock.
+func key(i int) string { return fmt.Sprintf("order:%d", i) }
+
+// work is the whole of a process that has a job.
+func work(text string, in io.Reader, out io.Writer) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	answer := gob.NewEncoder(out)
+	l, err := j.ready()
+	if err != nil {
+		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
+	}
+	defer l.close()
+	var r report
+	if j.Hold { // holds before it answers that it is ready
+		err = j.hold(l, in, answer, &r)
+	} else if err = answer.Encode(r); err == nil {
+		var start int64
+		if start, err = readInstant(in); err == nil {
+			time.Sleep(time.Until(time.Unix(0, start)))
+			r.Tenures = j.contend(l)
+		}
+	}
+	if errors.Is(err, io.EOF) { // nothing more is wanted
+		return nil
+	}
+	if err != nil {
+		r.Err = err.Error()
+	}
+	err = errors.Join(err, answer.Encode(r))
+	io.Copy(io.Discard, in)
+	return err
+}
+
+func readInstant(in io.Reader) (at int64, err error) {
+	_, err = fmt.Fscan(in, &at)
+	return at, err
+}
+
+// ready opens the client, its connections and its scripts.
+func (j job) ready() (locks, error) {
+	l, err := contestantOf(j.Contestant).open(j.Addr, j.TTL)
+	if err != nil {
+		return l, err
+	}
+	errs := make([]error, j.Workers)
+	var all sync.WaitGroup
+	for i := range j.Workers {
+		all.Go(func() {
+			h, err := l.acquire(context.Background(), fmt.Sprintf("warm:%d", j.First+i))
+			if err == nil {
+				h.release()
+			}
+			errs[i] = err
+		})
+	}
+	all.Wait()
+	return l, errors.Join(errs...)
+}
+
+// contend has all workers take and release their locks until the window ends. The contexts
+// have no deadline, since rueidislock would end the lease with it.
+func (j job) contend(l locks) []tenure {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	defer time.AfterFunc(j.Window, cancel).Stop()
+	tenures := make([][]tenure, j.Workers)
+	var all sync.WaitGroup
+	for i := range j.Workers {
+		all.Go(func() { tenures[i] = j.one(ctx, l, j.First+i) })
+	}
+	all.Wait()
+	var flat []tenure
+	for _, t := range tenures {
+		flat = append(flat, t...)
+	}
+	return flat
+}
+
+// one is the work of one worker. A failed attempt is part of the wait.
+func (j job) one(ctx context.Context, l locks, who int) (all []tenure) {
+	n := who % j.Keys
+	for ctx.Err() == nil {
+		t := tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()}
+		h, err := l.acquire(ctx, key(n))
+		for err != nil && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+			h, err = l.acquire(ctx, key(n))
+		}
+		if err != nil {
+			return append(all, t)
+		}
+		t.Got = time.Now().UnixNano()
+		if j.Pause > 0 {
+			time.Sleep(j.Pause)
+		}
+		t.Done = time.Now().UnixNano()
+		all = append(all, t)
+		h.release()
+		if j.Once {
+			return all
+		}
+	}
+	return all
+}
+
+// hold takes all locks, says that it is ready, and keeps them for the window. Where the library
+// does not renew, each lock gets a goroutine that does, three times in a TTL.
+func (j job) hold(l locks, in io.Reader, answer *gob.Encoder, r *report) error {
+	heap, stack, goroutines := inUse()
+	ctx, cancel := context.WithCancel(context.Background())
+	taken := make([]held, j.Keys)
+	var next, lost atomic.Int64
+	var takers, keepers sync.WaitGroup
+	failed := make(chan error, j.Workers)
+	for range j.Workers {
+		takers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
+				h, err := l.acquire(context.Background(), key(i))
+				if err != nil {
+					failed <- err
+					return
+				}
+				taken[i] = h
+				if h.renew != nil {
+					keepers.Go(func() { keep(ctx, h, j.TTL/3) })
+				}
+			}
+		})
+	}
+	takers.Wait()
+	defer cancel()
+	if len(failed) > 0 {
+		return <-failed
+	}
+	if err := answer.Encode(report{}); err != nil {
+		return err
+	}
+	start, err := readInstant(in)
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Until(time.Unix(0, start)))
+	before := cpu()
+	time.Sleep(j.Window)
+	r.CPU = cpu() - before
+	h, s, g := inUse()
+	r.Heap, r.Stack, r.Goroutines = h-heap, s-stack, g-goroutines
+	cancel()
+	keepers.Wait()
+	next.Store(0)
+	for range j.Workers {
+		takers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
+				if !taken[i].release() {
+					lost.Add(1)
+				}
+			}
+		})
+	}
+	takers.Wait()
+	r.Lost = int(lost.Load())
+	return nil
+}
+
+// keep renews until ctx ends. A failed renewal is tried again at the next tick: the release
+// tells whether the lock was lost.
+func keep(ctx context.Context, h held, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.renew()
+		}
+	}
+}
+
+func inUse() (heap, stack int64, goroutines int) {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc), int64(m.StackInuse), runtime.NumGoroutine()
+}
+
+// cpu is what this process has used.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
