@@ -1,5 +1,5 @@
 // Package benchmarks compares the backends of dlock with each other and with the
-// least that each of them could cost.
+// least that each of them could cost. The module in peers compares them with other libraries.
 //
 //	go test -bench . ./benchmarks
 //

@@ -30,8 +30,8 @@ func main() {
 		return
 	}
 	rtt := flag.Duration("rtt", 2*time.Millisecond, "round-trip time that is added in the second half of the run; 0 leaves that half out")
-	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; the page goes to standard output")
-	only := flag.String("only", "", "only the scenarios whose names match this regular expression; the page goes to standard output")
+	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
+	only := flag.String("only", "", "only the scenarios whose names match this regular expression; figures go to standard output")
 	data := flag.String("data", "data.json", "where what was measured is written")
 	from := flag.String("from", "", "measure nothing; write the page and the charts from this file")
 	docs := flag.String("docs", "../../docs", "the folder of the page and the charts")
@@ -55,7 +55,9 @@ func main() {
 	m, failed := run(context.Background(), h, matching(all, names))
 	m.Command = strings.Join(append([]string{"go -C benchmarks/peers run ."}, os.Args[1:]...), " ")
 	if *brief || *only != "" {
-		fmt.Println(m.page())
+		for _, r := range m.Results {
+			fmt.Println(r)
+		}
 	} else {
 		failed = errors.Join(failed, m.save(*data), m.write(*docs))
 	}

@@ -33,6 +33,10 @@ type result struct {
 	waits []time.Duration
 }
 
+func (r *result) String() string {
+	return fmt.Sprintf("%s, %d, RTT %v ms: %s: %v", r.Scenario, r.N, r.RTT, r.Contestant, r.Figures)
+}
+
 const steps = 100 // between the quantiles
 
 // describe says where and of what the run is.

@@ -157,6 +157,8 @@ func (r *result) text(name string) string {
 		return "over " + human(x)
 	case name == "goroutines" && x < 0.5:
 		return "none"
+	case name == "renewed":
+		return map[float64]string{0: "no", 1: "yes"}[x]
 	}
 	return human(x)
 }

@@ -27,10 +27,11 @@ func (s scenario) limit() time.Duration { return s.Window + 20*time.Second }
 
 // cost is how long a turn is expected to take.
 func (s scenario) cost() time.Duration {
+	crowd := 0
 	if s.Name == "processes" {
-		return s.Window + 300*time.Millisecond + time.Duration(s.N)*15*time.Millisecond
+		crowd = s.N
 	}
-	return s.Window + 500*time.Millisecond
+	return s.Window + 500*time.Millisecond + time.Duration(crowd)*15*time.Millisecond
 }
 
 // scenarios returns all scenarios, each with a network that adds nothing, and those of which
@@ -74,7 +75,7 @@ func short(all []scenario) (small []scenario) {
 		s.rounds, s.N, s.Window = 1, min(s.N, 4), min(s.Window, 100*time.Millisecond)
 		switch s.Name {
 		case "takeover": // outlives the TTL
-			s.Window, s.TTL = 10*time.Second, 500*time.Millisecond
+			s.Window, s.TTL = 20*time.Second, 3*time.Second
 			fallthrough
 		default:
 			j := 2 * i % (len(s.among) - 1)

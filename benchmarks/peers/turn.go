@@ -78,7 +78,7 @@ func (t turn) start(ctx context.Context, jobs ...job) (all []*worker, err error)
 		return nil, err
 	}
 	for _, j := range jobs {
-		j.Contestant, j.Addr, j.TTL, j.Window = t.id(), t.addr, t.TTL, t.Window
+		j.Contestant, j.Addr, j.TTL = t.id(), t.addr, t.TTL
 		text, err := json.Marshal(j)
 		if err != nil {
 			return all, err
@@ -98,13 +98,11 @@ func (t turn) start(ctx context.Context, jobs ...job) (all []*worker, err error)
 	return all, err
 }
 
-// begin tells the processes when to begin.
-func begin(all []*worker) (start time.Time) {
-	start = time.Now().Add(20 * time.Millisecond)
+// tell makes the processes begin, and then stop.
+func tell(all []*worker) {
 	for _, w := range all {
-		fmt.Fprintln(w.in, start.UnixNano())
+		fmt.Fprintln(w.in)
 	}
-	return start
 }
 
 // reports returns what each process answers next.
@@ -136,7 +134,6 @@ func end(all []*worker) {
 }
 
 // A load is what the server had to do in a window, and how long a round trip took meanwhile.
-// The window is a little shorter than that of the turn: the server says when it began and ended.
 type load struct {
 	from, until int64 // on the clock of tenures
 	commands    float64
@@ -149,9 +146,8 @@ func (l load) seconds() float64 { return time.Duration(l.until - l.from).Seconds
 // percent is how much of one CPU the server used.
 func (l load) percent() float64 { return 100 * l.cpu.Seconds() / l.seconds() }
 
-// watch measures the load from start until the window has passed.
-func (t turn) watch(ctx context.Context, start time.Time) (l load, err error) {
-	time.Sleep(time.Until(start))
+// watch measures the load of a window, while the processes work.
+func (t turn) watch(ctx context.Context) (l load, err error) {
 	cpu, commands := t.server.CPU(t.t), t.server.Calls(t.t)
 	l.from = time.Now().UnixNano()
 	var trips []time.Duration
@@ -173,18 +169,18 @@ func (t turn) watch(ctx context.Context, start time.Time) (l load, err error) {
 
 // together has a process for each job work for the window.
 func (t turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, err error) {
-	const late = 50 * time.Millisecond // the workers work on until the server has been asked
-	t.Window += late
 	workers, err := t.start(ctx, jobs...)
 	defer end(workers)
 	if err != nil {
 		return nil, l, err
 	}
-	t.Window -= late
-	l, err = t.watch(ctx, begin(workers))
+	tell(workers)
+	time.Sleep(t.Window / 20) // until all are at work
+	l, err = t.watch(ctx)
 	if err != nil {
 		return nil, l, err
 	}
+	tell(workers)
 	answers, err := reports(workers)
 	for _, r := range answers {
 		all = append(all, r.Tenures...)
@@ -204,11 +200,11 @@ func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 			n++
 		}
 	}
+	figures["rate"] = n / l.seconds()
 	if n == 0 {
-		return nil, errors.New("no cycle")
+		return nil, nil
 	}
 	each := l.seconds() * float64(t.N) / n
-	figures["rate"] = n / l.seconds()
 	figures["µs"] = each * 1e6
 	figures["trips"] = each / l.rtt.Seconds()
 	figures["commands"] = l.commands / n
@@ -261,10 +257,12 @@ func leases(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 	if err != nil {
 		return nil, err
 	}
-	l, err := t.watch(ctx, begin(holders))
+	tell(holders)
+	l, err := t.watch(ctx)
 	if err != nil {
 		return nil, err
 	}
+	tell(holders)
 	answers, err := reports(holders)
 	if err != nil {
 		return nil, err
@@ -273,10 +271,14 @@ func leases(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 	figures["heap"] = float64(r.Heap) / n
 	figures["stack"] = float64(r.Stack) / n
 	figures["goroutines"] = float64(r.Goroutines) / n
-	figures["client cpu"] = 100 * r.CPU.Seconds() / t.Window.Seconds()
+	figures["client cpu"] = 100 * r.CPU.Seconds() / l.seconds()
 	figures["server cpu"] = l.percent()
 	figures["commands"] = l.commands / l.seconds()
 	figures["lost"] = float64(r.Lost)
+	figures["renewed"] = 0
+	if r.Renewed {
+		figures["renewed"] = 1
+	}
 	return nil, nil
 }
 
@@ -287,16 +289,14 @@ func idle(ctx context.Context, t turn, figures map[string]float64) ([]time.Durat
 	if err != nil {
 		return nil, err
 	}
-	settled := t.Window / 5
-	t.Window += 2 * settled
 	waiters, err := t.start(ctx, job{Keys: 1, Workers: t.N})
 	defer end(waiters)
 	if err != nil {
 		return nil, err
 	}
-	start := begin(waiters).Add(settled)
-	t.Window -= 2 * settled
-	l, err := t.watch(ctx, start)
+	tell(waiters)
+	time.Sleep(t.Window / 5) // until all wait
+	l, err := t.watch(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +317,7 @@ func takeover(ctx context.Context, t turn, figures map[string]float64) ([]time.D
 	if err != nil {
 		return nil, err
 	}
-	begin(waiters)
+	tell(waiters)
 	time.Sleep(t.TTL / 2)
 	killed := time.Now().UnixNano()
 	if err := holders[0].cmd.Process.Kill(); err != nil {
@@ -333,6 +333,7 @@ func takeover(ctx context.Context, t turn, figures map[string]float64) ([]time.D
 		}
 		expiry[i] = time.Now().Add(time.Duration(left) * time.Millisecond)
 	}
+	defer time.AfterFunc(t.Window, func() { tell(waiters) }).Stop()
 	answers, err := reports(waiters)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/gob"
 	"encoding/json"
@@ -16,8 +17,8 @@ import (
 )
 
 // jobVariable holds the job of a process that this program started. Such a process opens its
-// client, answers that it is ready, reads the instant to begin at, works, answers with a report,
-// and ends when its standard input does.
+// client, answers that it is ready, works from one line on its standard input to the next,
+// answers with a report, and ends when its standard input does.
 const jobVariable = "DLOCK_PEERS_JOB"
 
 // A job is what one process does in a turn.
@@ -30,7 +31,6 @@ type job struct {
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
-	Window     time.Duration // of the work
 	Once       bool          // each worker takes one lock
 }
 
@@ -47,6 +47,7 @@ type Leases struct {
 	Goroutines  int           // of all
 	CPU         time.Duration // of the process while it held them
 	Lost        int
+	Renewed     bool // by the library
 }
 
 // key is the name of a lock.
@@ -64,30 +65,24 @@ func work(text string, in io.Reader, out io.Writer) error {
 		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
 	}
 	defer l.close()
-	var r report
-	if j.Hold { // holds before it answers that it is ready
-		err = j.hold(l, in, answer, &r)
-	} else if err = answer.Encode(r); err == nil {
-		var start int64
-		if start, err = readInstant(in); err == nil {
-			time.Sleep(time.Until(time.Unix(0, start)))
-			r.Tenures = j.contend(l)
-		}
+	lines := bufio.NewScanner(in)
+	if j.Hold {
+		return j.hold(l, lines, answer)
 	}
-	if errors.Is(err, io.EOF) { // nothing more is wanted
-		return nil
+	if err := answer.Encode(report{}); err != nil || !lines.Scan() {
+		return err
 	}
-	if err != nil {
-		r.Err = err.Error()
-	}
-	err = errors.Join(err, answer.Encode(r))
-	io.Copy(io.Discard, in)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		lines.Scan()
+		cancel()
+		lines.Scan() // the end
+	}()
+	err = answer.Encode(report{Tenures: j.contend(ctx, l)})
+	<-ended
 	return err
-}
-
-func readInstant(in io.Reader) (at int64, err error) {
-	_, err = fmt.Fscan(in, &at)
-	return at, err
 }
 
 // ready opens the client, its connections and its scripts.
@@ -111,12 +106,9 @@ func (j job) ready() (locks, error) {
 	return l, errors.Join(errs...)
 }
 
-// contend has all workers take and release their locks until the window ends. The contexts
-// have no deadline, since rueidislock would end the lease with it.
-func (j job) contend(l locks) []tenure {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	defer time.AfterFunc(j.Window, cancel).Stop()
+// contend has all workers take and release their locks until ctx ends. It has no deadline,
+// since rueidislock would end the lease with it.
+func (j job) contend(ctx context.Context, l locks) []tenure {
 	tenures := make([][]tenure, j.Workers)
 	var all sync.WaitGroup
 	for i := range j.Workers {
@@ -157,63 +149,56 @@ func (j job) one(ctx context.Context, l locks, who int) (all []tenure) {
 	return all
 }
 
-// hold takes all locks, says that it is ready, and keeps them for the window. Where the library
-// does not renew, each lock gets a goroutine that does, three times in a TTL.
-func (j job) hold(l locks, in io.Reader, answer *gob.Encoder, r *report) error {
+// hold takes all locks, says that it is ready, and keeps them. Where the library does not
+// renew, each lock gets a goroutine that does, three times in a TTL.
+func (j job) hold(l locks, lines *bufio.Scanner, answer *gob.Encoder) error {
 	heap, stack, goroutines := inUse()
 	ctx, cancel := context.WithCancel(context.Background())
-	taken := make([]held, j.Keys)
-	var next, lost atomic.Int64
-	var takers, keepers sync.WaitGroup
-	failed := make(chan error, j.Workers)
-	for range j.Workers {
-		takers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
-				h, err := l.acquire(context.Background(), key(i))
-				if err != nil {
-					failed <- err
-					return
-				}
-				taken[i] = h
-				if h.renew != nil {
-					keepers.Go(func() { keep(ctx, h, j.TTL/3) })
-				}
-			}
-		})
-	}
-	takers.Wait()
 	defer cancel()
-	if len(failed) > 0 {
-		return <-failed
+	taken, errs := make([]held, j.Keys), make([]error, j.Keys)
+	var keepers sync.WaitGroup
+	j.share(func(i int) {
+		if taken[i], errs[i] = l.acquire(context.Background(), key(i)); errs[i] == nil && taken[i].renew != nil {
+			keepers.Go(func() { keep(ctx, taken[i], j.TTL/3) })
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
 	}
-	if err := answer.Encode(report{}); err != nil {
+	if err := answer.Encode(report{}); err != nil || !lines.Scan() {
 		return err
 	}
-	start, err := readInstant(in)
-	if err != nil {
-		return err
-	}
-	time.Sleep(time.Until(time.Unix(0, start)))
 	before := cpu()
-	time.Sleep(j.Window)
-	r.CPU = cpu() - before
+	lines.Scan()
+	r := report{Leases: Leases{CPU: cpu() - before, Renewed: taken[0].renew == nil}}
 	h, s, g := inUse()
 	r.Heap, r.Stack, r.Goroutines = h-heap, s-stack, g-goroutines
 	cancel()
 	keepers.Wait()
-	next.Store(0)
+	var lost atomic.Int64
+	j.share(func(i int) {
+		if !taken[i].release() {
+			lost.Add(1)
+		}
+	})
+	r.Lost = int(lost.Load())
+	err := answer.Encode(r)
+	lines.Scan()
+	return err
+}
+
+// share has the workers call f for each key.
+func (j job) share(f func(i int)) {
+	var next atomic.Int64
+	var all sync.WaitGroup
 	for range j.Workers {
-		takers.Go(func() {
+		all.Go(func() {
 			for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
-				if !taken[i].release() {
-					lost.Add(1)
-				}
+				f(i)
 			}
 		})
 	}
-	takers.Wait()
-	r.Lost = int(lost.Load())
-	return nil
+	all.Wait()
 }
 
 // keep renews until ctx ends. A failed renewal is tried again at the next tick: the release

@@ -1,6 +1,8 @@
 // Pictures writes the pictures of the documentation, each for a light and a dark page:
 //
 //	go generate ./docs/pictures
+//
+// The charts in this folder are drawn by benchmarks/peers.
 package main
 
 //go:generate go run .
