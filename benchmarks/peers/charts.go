@@ -51,8 +51,8 @@ func (m *measurement) charts() map[string]string {
 	all := make(map[string]string)
 	for name, t := range themes {
 		all["waits-"+name] = t.waits(m)
-		all["throughput-"+name] = t.byProcesses(m, "Handovers a second, by the number of processes that want the lock", "handovers a second", "rate")
-		all["commands-"+name] = t.byProcesses(m, "Commands on the server for each handover", "commands, with those of scripts", "commands")
+		all["throughput-"+name] = t.byProcesses(m, "Handovers a second, by the number of processes that want the lock", "rate")
+		all["commands-"+name] = t.byProcesses(m, "Commands on the server for each handover, with those of scripts", "commands")
 		all["turns-"+name] = t.bars(m, "Handovers a second among 32 goroutines of one process", "threads", 32, "rate")
 		all["memory-"+name] = t.bars(m, "Memory of the process for each held lock, in bytes: heap, and stacks (paler)", "leases", 10_000, "heap", "stack")
 	}
@@ -85,9 +85,10 @@ func network(rtt time.Duration) string {
 	return ", at a round-trip time of " + ms(rtt)
 }
 
-// byProcesses shows a figure by the number of processes.
-func (t theme) byProcesses(m *measurement, title, axis, figure string) string {
-	p := t.plot(title, "processes", axis)
+// byProcesses shows a figure by the number of processes. The title names it: gonum leaves too
+// much room for the label of a logarithmic axis.
+func (t theme) byProcesses(m *measurement, title, figure string) string {
+	p := t.plot(title, "processes", "")
 	ticks := constant(crowds...)
 	for _, c := range contestants {
 		var points plotter.XYs
@@ -204,7 +205,7 @@ func (t theme) plot(title, x, y string) *plot.Plot {
 	p.Legend.Top, p.Legend.Left, p.Legend.ThumbnailWidth, p.Legend.Padding = true, true, vg.Points(26), vg.Points(5)
 	grid := plotter.NewGrid()
 	grid.Horizontal.Color, grid.Vertical.Color = t.faint, t.faint
-	if y == "" { // bars
+	if x == "" { // bars
 		grid.Horizontal.Width = 0
 	}
 	p.Add(grid)

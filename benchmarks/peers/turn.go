@@ -190,7 +190,7 @@ func (t turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, 
 
 // cycles measures acquisitions and releases without contention: N goroutines with a key each.
 func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	all, l, err := t.together(ctx, job{Keys: t.N, Workers: t.N})
+	all, l, err := t.together(ctx, job{Alone: true, Keys: t.N, Workers: t.N})
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +252,7 @@ func (t turn) contended(ctx context.Context, figures map[string]float64, jobs ..
 
 // leases has one process hold N locks.
 func leases(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	holders, err := t.start(ctx, job{Hold: true, Keys: t.N, Workers: 64})
+	holders, err := t.start(ctx, job{Alone: true, Hold: true, Keys: t.N, Workers: 64})
 	defer end(holders)
 	if err != nil {
 		return nil, err

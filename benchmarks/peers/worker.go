@@ -26,6 +26,7 @@ type job struct {
 	Contestant string
 	Addr       string
 	TTL        time.Duration
+	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
 	Keys       int           // worker i wants key i modulo Keys
 	Workers    int           // goroutines
@@ -87,7 +88,7 @@ func work(text string, in io.Reader, out io.Writer) error {
 
 // ready opens the client, its connections and its scripts.
 func (j job) ready() (locks, error) {
-	l, err := contestantOf(j.Contestant).open(j.Addr, j.TTL)
+	l, err := contestantOf(j.Contestant).open(j)
 	if err != nil {
 		return l, err
 	}
