@@ -163,11 +163,10 @@ func (r *result) text(name string) string {
 	return human(x)
 }
 
-// human writes two digits, and all of those before the point, with commas.
+// human writes two digits, and all of those before the point, with commas. Less than nothing is
+// within what a measurement is wrong by.
 func human(x float64) string {
 	switch {
-	case x < 0:
-		return "-" + human(-x)
 	case x < 0.005:
 		return "0"
 	case x < 1:
