@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -186,11 +187,11 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // change a script, make sure that both versions work together, and then change its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "94fa1a4c643a65ca3fc311e5f85bca00d6cdb41f",
-		"enqueue": "eae9c145762a409001ea2d52b7b011389f636984",
-		"checkin": "98ddbafb92ae4ad02bb7db96bcee74fd9674febf",
+		"acquire": "c6f1e3829cc7e48012fa8bf48737715e0f4d94d0",
+		"enqueue": "61c98f8bb441b441479698496211dc7875f80fb2",
+		"checkin": "f69a08de0781840bf945b08fa8643bc6dfa34ca5",
 		"renew":   "b3c7780f1c8e50845f7c609de766fcff05a81107",
-		"release": "ba3f9c77fbd530b4d735e9e3ff2162c3ae360aaa",
+		"release": "b763341ef2023a0505b2b7547f276c296af22ac6",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
@@ -217,8 +218,7 @@ func TestTags(t *testing.T) {
 
 const dayInMS = 24 * 60 * 60 * 1000
 
-// A fence is the last one + 8, or the server's time if that is larger. The time is compared if the
-// last fence is at least 10 ms old.
+// A fence is the last one + 8, or the server's time if that is larger.
 func TestFenceRule(t *testing.T) {
 	l, c := wire(t, "")
 	fence := func() int64 {
@@ -232,29 +232,91 @@ func TestFenceRule(t *testing.T) {
 	require.GreaterOrEqual(t, first, before)
 	require.LessOrEqual(t, first, c.now(t))
 	counter := c.keys[1]
-	const exact = 1 << 53 // the largest integer up to which a float64 has them all
-	for _, last := range []int64{first + 3_600_000_000, 1<<52 - 1, exact - 9, exact - 8} {
-		c.text(t, "SET", counter, last)
-		require.Equal(t, last+8, fence(), "fence after %d, which is ahead of the time", last)
-		requireADay(t, c, counter)
-	}
 	for _, last := range []int64{0, 1, first} {
 		c.text(t, "SET", counter, last)
 		before := c.now(t)
 		require.GreaterOrEqual(t, fence(), max(before, first+8), "fence after %d, which is behind the time", last)
+		requireADay(t, c, counter)
 	}
 	require.Eventually(t, func() bool {
 		c.text(t, "SET", counter, first, "PX", dayInMS)
 		return fence() == first+8
 	}, time.Minute, time.Nanosecond, "fence after one that is less than 10 ms old")
-	for _, rest := range []int{dayInMS - 1000, dayInMS + 1000, 1000} {
+	for _, rest := range []int{dayInMS - 11_000, dayInMS + 60_000, 1000} {
 		c.text(t, "SET", counter, first, "PX", rest)
 		before := c.now(t)
 		require.GreaterOrEqual(t, fence(), before, "fence after one with a TTL of %d ms", rest)
 		requireADay(t, c, counter)
 	}
+	ahead := first + 3_600_000_000
+	c.text(t, "SET", counter, ahead, "PX", dayInMS-1000)
+	require.GreaterOrEqual(t, fence(), ahead+1_000_000, "fence after one that is a second old")
+	requireADay(t, c, counter)
 	c.text(t, "FLUSHALL")
 	require.Greater(t, fence(), first, "fence after the loss of all data")
+}
+
+// While the counter is ahead of the clock, it does not go on with the clock: the clock catches up.
+func TestFenceAheadOfTheClock(t *testing.T) {
+	l, c := wire(t, "")
+	attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+	require.NoError(t, err)
+	counter := c.keys[1]
+	const exact = 1 << 53 // the largest integer up to which a float64 has them all
+	for _, last := range []int64{attempt.Fence + 3_600_000_000, 1<<52 - 1, exact - 25} {
+		c.text(t, "SET", counter, last, "PX", 2*dayInMS) // as after the clock was set back
+		for n := range int64(3) {
+			attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+			require.NoError(t, err)
+			require.Equal(t, last+8*(n+1), attempt.Fence, "fence after %d", last)
+			require.Greater(t, c.integer(t, "PTTL", counter), int64(dayInMS), "TTL of the counter")
+			time.Sleep(12 * time.Millisecond)
+		}
+	}
+	c.text(t, "SET", counter, c.now(t)+50_000, "PX", 2*dayInMS)
+	require.Eventually(t, func() bool {
+		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		return c.integer(t, "PTTL", counter) <= dayInMS
+	}, time.Minute, time.Millisecond, "the clock catches up")
+}
+
+// formerMint is the rule of an earlier version. While a fleet is updated, both are in use.
+const formerMint = `
+local remaining = redis.call('PTTL', KEYS[1])
+if remaining <= 86400000 - 10 or remaining > 86400000 then
+  local time = redis.call('TIME')
+  local last = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), time[1] * 1000000 + time[2] - 8)
+  redis.call('SET', KEYS[1], string.format('%.0f', last), 'PX', 86400000)
+end
+return redis.call('INCRBY', KEYS[1], 8)`
+
+// Fences rise and keep up with the server's time, whatever the pauses between them, and whichever
+// version makes them.
+func TestFencesKeepUpWithTime(t *testing.T) {
+	for name, former := range map[string]bool{"one version": false, "two versions": true} {
+		t.Run(name, func(t *testing.T) {
+			l, c := wire(t, "")
+			last := int64(0)
+			for n := range 100 {
+				before := c.now(t)
+				var fence int64
+				if former && rand.IntN(2) == 0 && n > 0 {
+					fence = c.integer(t, "EVAL", formerMint, 1, c.keys[1])
+				} else {
+					attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+					require.NoError(t, err)
+					fence = attempt.Fence
+				}
+				after := c.now(t)
+				require.GreaterOrEqual(t, fence, last+8)
+				require.Greater(t, fence, before-1e6)
+				require.Less(t, fence, after+1e6)
+				last = fence
+				time.Sleep(rand.N(8 * time.Millisecond >> rand.IntN(4)))
+			}
+		})
+	}
 }
 
 func (c *wireConn) now(t testing.TB) int64 {

@@ -19,6 +19,9 @@ var fenceSource string
 //go:embed lua/queue.lua
 var queueSource string
 
+//go:embed lua/sweep.lua
+var sweepSource string
+
 //go:embed lua/acquire.lua
 var acquireSource string
 
@@ -56,7 +59,11 @@ var (
 
 // including replaces the --include lines of a script by the files that they name.
 func including(source string) string {
-	return strings.NewReplacer("--include fence.lua\n", fenceSource, "--include queue.lua\n", queueSource).Replace(source)
+	return strings.NewReplacer(
+		"--include fence.lua\n", fenceSource,
+		"--include queue.lua\n", queueSource,
+		"--include sweep.lua\n", sweepSource,
+	).Replace(source)
 }
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
@@ -255,7 +262,7 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 }
 
 // Inspect implements [dlock.Inspector] in one round trip. Waiting includes waiters that have
-// died but have not been removed yet. It is 0 while the slot of the key is being moved to
+// died but have not been removed yet: most are removed a minute later. It is 0 while the slot of the key is being moved to
 // another server of a cluster, or if the user lacks the right to count them.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
@@ -294,8 +301,17 @@ func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, unexpected(reply)
 }
 
+// unswept is the reply of a script that has removed many dead waiters, and nothing else, so that
+// the server can serve others before it goes on.
+const unswept = "unswept"
+
+// eval makes a call, and repeats it until the script has done its work.
 func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {
-	reply, err := l.conn.Eval(ctx, l.call(s, key, args...))
+	call := l.call(s, key, args...)
+	reply, err := l.conn.Eval(ctx, call)
+	for err == nil && reply == unswept {
+		reply, err = l.conn.Eval(ctx, call)
+	}
 	if err != nil && strings.Contains(err.Error(), "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}

@@ -28,7 +28,7 @@ var called = map[string]bool{
 func inCluster(right string) bool { return called[right] || right == "+spublish" }
 
 // notCommands are words of the scripts that look like commands.
-var notCommands = map[string]bool{"NUMSUB": true, "SHARDNUMSUB": true}
+var notCommands = map[string]bool{"NUMSUB": true, "SHARDNUMSUB": true, "WITHSCORES": true}
 
 // neededRights returns the rights that the scripts and clients need.
 func neededRights() []string {

@@ -13,6 +13,8 @@ type Config struct {
 	FirstTTL         int // of leases that were waited for
 	Seen             int // a waiter that was last seen so long ago is dead
 	UnsubscribedSeen int // the same, without an inbox
+	Silent           int // such a waiter is removed also while the lock is held; 0: it is not
+	Sweep            int // so many dead waiters are removed in a call; 0: all
 
 	Faults       [numFaults]uint8
 	Skew         int  // how many ticks the clock of the replica is ahead

@@ -45,22 +45,26 @@ type pair struct {
 	inboxes []*redis.PubSub
 	tickets [2][maxTokens]string // the last of each token: in the model, and really
 	scripts map[script]string
+
+	patience int // how often the holder renews and one waiter checks in while time passes
 }
 
 func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
 	p := &pair{t: t, client: client, rand: rand.New(rand.NewPCG(seed, 0)), scripts: map[script]string{}}
 	require.NoError(t, client.FlushAll(t.Context()).Err())
 	p.world = world{c: base("", 2).with(wipe, 1), plain: true} // so that tickets are never the same
+	p.world.c.Silent, p.world.c.Sweep = 3, int(seed%2)
+	p.patience = []int{0, 14, 15, 16}[seed/2%4]
 	p.world.State, _ = p.world.c.start()
 	p.inboxes = make([]*redis.PubSub, 2)
 	for i := range p.inboxes {
 		p.subscribe(i)
 	}
 	var shared []string
-	for _, name := range []string{"fence.lua", "queue.lua"} {
+	for _, name := range []string{"fence.lua", "queue.lua", "sweep.lua"} {
 		source, err := os.ReadFile("../../backend/rediscore/lua/" + name)
 		require.NoError(t, err)
-		shared = append(shared, "--include "+name+"\n", string(source))
+		shared = append(shared, "--include "+name+"\n", p.shorten(string(source)))
 	}
 	for s, name := range map[script]string{tryScript: "acquire", enqueueScript: "enqueue", checkInScript: "checkin", renewScript: "renew", releaseScript: "release"} {
 		source, err := os.ReadFile("../../backend/rediscore/lua/" + name + ".lua")
@@ -68,6 +72,16 @@ func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
 		p.scripts[s] = strings.NewReplacer(shared...).Replace(string(source))
 	}
 	return p
+}
+
+// shorten changes the limits of a script to those of the model.
+func (p *pair) shorten(source string) string {
+	changes := []string{"silence, pause, window = 60000000, 10000000,", fmt.Sprintf("silence, pause, window = %d, %d,",
+		tickLength.Microseconds()*5/2, tickLength.Microseconds()*3/2)}
+	if p.world.c.Sweep > 0 {
+		changes = append(changes, "for batch = 0, 50 do", fmt.Sprintf("for batch = 0, %d do", p.world.c.Sweep-1))
+	}
+	return strings.NewReplacer(changes...).Replace(source)
 }
 
 func (p *pair) subscribe(i int) {
@@ -115,19 +129,29 @@ func (p *pair) step() (text, want, got string) {
 			p.unsubscribe(i)
 		}
 		text = fmt.Sprintf("inbox %d listens: %v", i, *sub)
+	case n < p.patience && p.world.Server.Holder != 0 && len(p.world.queue()) > 0:
+		queue := p.world.queue()
+		text, want, got = p.call(Call{Script: renewScript, Token: p.world.Server.Holder}, 3)
+		p.world.Server.pass(p.world.c)
+		p.tick()
+		more, want2, got2 := p.call(Call{Script: checkInScript, Token: queue[p.patience%len(queue)], Inbox: true}, 3)
+		text, want, got = text+", tick, "+more, want+want2, got+got2
 	default:
-		call := Call{
+		text, want, got = p.call(Call{
 			Script: script(1 + p.rand.IntN(5)),
 			Token:  token(1 + p.rand.IntN(maxTokens)),
 			Inbox:  p.rand.IntN(3) > 0,
-		}
-		withTicket := p.rand.IntN(2) == 0
-		p.world.c.TTL = 1 + p.rand.IntN(3) // of try and renew
-		text = p.world.c.call(call)
-		got = p.really(call, withTicket)
-		want = p.inModel(call, withTicket)
+		}, 1+p.rand.IntN(3))
 	}
 	return text, want + p.modelState(), got + p.realState()
+}
+
+// call makes a call. The TTL is that of try and renew.
+func (p *pair) call(call Call, ttl int) (text, want, got string) {
+	withTicket := p.rand.IntN(2) == 0
+	p.world.c.TTL = ttl
+	got = p.really(call, withTicket)
+	return p.world.c.call(call), p.inModel(call, withTicket), got
 }
 
 func (p *pair) unsubscribe(i int) {
@@ -193,6 +217,8 @@ func (p *pair) read(call Call, reply any) string {
 	one, _ := reply.(int64)
 	a := answerHeld
 	switch {
+	case reply == "unswept":
+		a = answerUnswept
 	case call.Script == renewScript || call.Script == releaseScript:
 		if one == 0 {
 			a = answerNotHeld
@@ -252,13 +278,18 @@ func (p *pair) tick() {
 	}
 	for field, value := range p.client.HGetAll(ctx, "waiters").Val() {
 		parts := strings.SplitN(value, " ", 3)
-		at := 0 // where the time is
-		if field == "handover" {
-			at = 1
+		at := []int{0} // where the times are
+		switch field {
+		case "handover":
+			at = []int{1}
+		case "pulse":
+			at = []int{0, 1}
 		}
-		n, err := strconv.ParseInt(parts[at], 10, 64)
-		require.NoError(p.t, err)
-		parts[at] = strconv.FormatInt(n-tickLength.Microseconds(), 10)
+		for _, i := range at {
+			n, err := strconv.ParseInt(parts[i], 10, 64)
+			require.NoError(p.t, err)
+			parts[i] = strconv.FormatInt(n-tickLength.Microseconds(), 10)
+		}
 		require.NoError(p.t, p.client.HSet(ctx, "waiters", field, strings.Join(parts, " ")).Err())
 	}
 }

@@ -25,6 +25,7 @@ const (
 	fencesFollowTime      = 23 // they are not below the server's time
 	passedOwesNothing     = 24 // a lease that was passed on to the next in line owes no release
 	turnsShareDeadline    = 25 // the next in line has the deadline of the grant
+	unsweptIsRepeated     = 26 // a release that has only removed dead waiters is repeated
 )
 
 // small are the configurations that hold, and take seconds together.
@@ -42,6 +43,8 @@ func small() []*Config {
 		base("two, one without an inbox", 2).with(delay, 2).unsubscribed(1),
 		base("two, both without an inbox", 2).with(delay, 2).unsubscribed(2),
 		base("three", 3).quick(),
+		base("two, the dead swept", 2).with(delay, 1, crash, 1).sweeping(),
+		base("three, the dead swept", 3).sweeping().quick(),
 		base("two, all data lost", 2).with(delay, 1, wipe, 1).until(5).quick(),
 		base("two, failover", 2).with(delay, 1, failover, 1).until(3).quick().skewed().after(bGranted[:7]),
 	}
@@ -55,6 +58,9 @@ func large() []*Config {
 		base("two, without an inbox, a crash", 2).with(delay, 2, crash, 1, cancel, 1).unsubscribed(1),
 		base("two, more delay", 2).with(delay, 5).quick(),
 		base("three, delay", 3).with(delay, 1),
+		base("three, the dead swept, a crash", 3).with(crash, 1).sweeping().quick(),
+		base("three, the dead swept, delay", 3).with(delay, 1, crash, 1).sweeping().quick(),
+		base("three, the dead swept, renewals", 3).with(crash, 1).sweeping(),
 		base("three, a cancellation and a lost message", 3).with(cancel, 1, drop, 1).quick(),
 		base("three, a crash", 3).with(delay, 1, crash, 1).quick(),
 		base("three, one without an inbox", 3).with(delay, 1).unsubscribed(1),
@@ -117,6 +123,7 @@ func breaks() []Break {
 		{clockIsOfThisInbox, base("an old server's clock, read late", 2).only(P3).with(delay, 2, failover, 1).until(4).quick().skewed().after(bGranted[:7])},
 		{changeComesFirst, base("an old server's clock, kept", 2).only(P3).with(delay, 2, failover, 1).until(4).quick().skewed().after(bGranted[:7])},
 		{passedOwesNothing, base("a lease was passed on in a line", 2).only(P3).with(turn, 1)},
+		{unsweptIsRepeated, base("a dead waiter is in the queue", 3).only(P4).with(crash, 1).sweeping().quick()},
 		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }
@@ -134,6 +141,7 @@ func (c *Config) skewed() *Config               { c.Skew = 1; return c }
 func (c *Config) opensLate() *Config            { c.OpensLate = true; return c }
 func (c *Config) unsubscribed(n int) *Config    { c.Unsubscribed = n; return c }
 func (c *Config) quick() *Config                { c.NoRenew = true; return c }
+func (c *Config) sweeping() *Config             { c.Silent, c.Sweep = 2, 1; return c }
 func (c *Config) late() *Config                 { c.Prompt, c.Check = false, safety; return c }
 func (c *Config) again() *Config                { c.Acquire[0] = 2; return c }
 func (c *Config) until(tick int) *Config        { c.LastTick = tick; return c }

@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // A world is a state that is being changed.
 type world struct {
 	State
@@ -30,8 +32,12 @@ func (w *world) execute(call *Call) {
 
 // acquire is acquire.lua.
 func (w *world) acquire(call *Call) {
-	holder, reserved := w.look(call.Token)
-	if reserved || holder != 0 && holder != call.Token {
+	holder, found := w.look(call.Token)
+	switch {
+	case found == unswept:
+		call.Answer = answerUnswept
+		return
+	case found == reserved || holder != 0 && holder != call.Token:
 		call.Answer = answerHeld
 		return
 	}
@@ -40,8 +46,12 @@ func (w *world) acquire(call *Call) {
 
 // enqueue is enqueue.lua.
 func (w *world) enqueue(call *Call) {
-	holder, reserved := w.look(call.Token)
-	if !reserved && (holder == 0 || holder == call.Token) {
+	holder, found := w.look(call.Token)
+	if found == unswept {
+		call.Answer = answerUnswept
+		return
+	}
+	if found != reserved && (holder == 0 || holder == call.Token) {
 		call.Answer, call.Fence = answerGranted, w.grant(holder, call.Token, w.c.FirstTTL)
 		call.Ticket = 0
 		return
@@ -65,9 +75,10 @@ func (w *world) takeIn(call *Call) {
 func (w *world) checkIn(call *Call) {
 	s := &w.Server
 	before := s.Holder
-	holder := before
-	if before == 0 {
-		holder, _ = w.serve(call.Token)
+	holder, found := w.look(call.Token)
+	if found == unswept {
+		call.Answer = answerUnswept
+		return
 	}
 	call.Ticket = 0
 	if holder == call.Token {
@@ -90,6 +101,36 @@ func (w *world) checkIn(call *Call) {
 		return
 	}
 	w.takeIn(call)
+	w.sweep(call.Token)
+}
+
+// sweep is sweep.lua: it removes the silent on each side of a waiter whose neighbour is silent.
+func (w *world) sweep(t token) {
+	s := &w.Server
+	if w.c.Silent == 0 {
+		return
+	}
+	s.Fresh = pause
+	if int(s.Steady) < w.c.Silent {
+		return
+	}
+	queue := w.queue()
+	own := slices.Index(queue, t)
+	w.sweepFrom(queue[own+1:])
+	slices.Reverse(queue[:own])
+	w.sweepFrom(queue[:own])
+}
+
+func (w *world) sweepFrom(neighbours []token) {
+	silent := func(t token) bool { return int(w.entry(t).Seen) >= w.c.Silent }
+	if len(neighbours) == 0 || !silent(neighbours[0]) {
+		return
+	}
+	for _, t := range neighbours {
+		if silent(t) {
+			*w.entry(t) = Entry{}
+		}
+	}
 }
 
 // renew is renew.lua.
@@ -105,39 +146,57 @@ func (w *world) renew(call *Call) {
 // release is release.lua.
 func (w *world) release(call *Call) {
 	s := &w.Server
-	if s.Holder == call.Token {
+	held := s.Holder == call.Token
+	call.Answer = answerNotHeld
+	if held {
 		call.Answer = answerHeld
-		s.Holder, s.Rest = 0, 0
-		if w.first() == 0 {
-			s.To, s.Fence, s.Age = 0, 0, 0
-		}
-		w.serve(0)
+	} else {
+		*w.entry(call.Token) = Entry{}
+	}
+	if !held && s.Holder != 0 {
 		return
 	}
-	call.Answer = answerNotHeld
-	*w.entry(call.Token) = Entry{}
-	if s.Holder == 0 {
-		w.serve(0)
+	_, found := w.serve(0)
+	if found == unswept && !w.c.without(unsweptIsRepeated) {
+		call.Answer = answerUnswept
+		return
+	}
+	if held && (found == nobody || found == reserved) {
+		s.Holder, s.Rest = 0, 0
+	}
+	if found == nobody {
+		s.To, s.Fence, s.Age = 0, 0, 0
+		s.Fresh, s.Steady = 0, 0
 	}
 }
 
+// Who was found to have the lock, or to get it.
+type outcome uint8
+
+const (
+	nobody outcome = iota
+	somebody
+	reserved // for a waiter without an inbox
+	unswept  // there are more dead waiters than one call removes
+)
+
 // look, serve, grant, lengthen and mint are those of queue.lua.
-func (w *world) look(caller token) (holder token, reserved bool) {
+func (w *world) look(caller token) (holder token, is outcome) {
 	if w.Server.Holder != 0 {
-		return w.Server.Holder, false
+		return w.Server.Holder, somebody
 	}
 	return w.serve(caller)
 }
 
-func (w *world) serve(caller token) (holder token, reserved bool) {
-	for {
+func (w *world) serve(caller token) (holder token, is outcome) {
+	for dead := 0; w.c.Sweep == 0 || dead < w.c.Sweep; dead++ {
 		t := w.first()
 		if t == 0 {
-			return 0, false
+			return 0, nobody
 		}
 		e := *w.entry(t)
 		if !e.Inbox && t != caller && int(e.Seen) < w.c.UnsubscribedSeen {
-			return 0, true
+			return 0, reserved
 		}
 		*w.entry(t) = Entry{}
 		alive := e.Inbox && int(e.Seen) < w.c.Seen && w.Clients[w.c.client(t)].Sub
@@ -149,8 +208,9 @@ func (w *world) serve(caller token) (holder token, reserved bool) {
 		if e.Inbox && t != caller {
 			w.publish(Message{Token: t, Fence: s.Fence, Term: w.Term})
 		}
-		return t, false
+		return t, somebody
 	}
+	return 0, unswept
 }
 
 func (w *world) grant(holder, t token, ttl int) (fence uint8) {
@@ -188,6 +248,9 @@ func (w *world) mint() uint8 {
 	return s.Counter
 }
 
+// pause is after how many ticks without a check-in nobody is swept.
+const pause = 2
+
 // mintTicket draws a ticket. Only the order of tickets matters, so that they are kept
 // apart from fences where both cannot be lost.
 func (w *world) mintTicket() uint8 {
@@ -208,6 +271,17 @@ func (w *world) first() (first token) {
 		}
 	}
 	return first
+}
+
+// queue returns the tokens that wait, in order.
+func (w *world) queue() (tokens []token) {
+	for i, e := range w.Server.Queue {
+		if e.Ticket != 0 {
+			tokens = append(tokens, token(i+1))
+		}
+	}
+	slices.SortFunc(tokens, func(a, b token) int { return int(w.entry(a).Ticket) - int(w.entry(b).Ticket) })
+	return tokens
 }
 
 func (w *world) publish(m Message) {
@@ -232,7 +306,14 @@ func (s *Server) pass(c *Config) {
 	}
 	for i := range s.Queue {
 		if e := &s.Queue[i]; e.Ticket != 0 {
-			e.Seen = min(e.Seen+1, uint8(c.Seen))
+			e.Seen = min(e.Seen+1, uint8(max(c.Seen, c.Silent)))
 		}
+	}
+	if s.Fresh > 0 {
+		s.Fresh--
+		s.Steady = min(s.Steady+1, uint8(c.Silent))
+	}
+	if s.Fresh == 0 {
+		s.Steady = 0
 	}
 }

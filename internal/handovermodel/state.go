@@ -44,6 +44,9 @@ type Server struct {
 	To    token
 	Fence uint8
 	Age   uint8
+
+	Fresh  uint8 // how long the last check-in still shows that they come
+	Steady uint8 // for how long they have come
 }
 
 // An Entry is a token's place in the queue.
@@ -150,6 +153,7 @@ const (
 	answerUnknown
 	answerHeld    // of try: by another; of renew and release: yes
 	answerNotHeld // of renew and release
+	answerUnswept // the call is repeated
 )
 
 // A Message tells a client's inbox of a handover.

@@ -356,11 +356,13 @@ func (w *world) call(c Call) {
 }
 
 // arrive lets the server run the script of a call. An answer that nobody waits for
-// is lost.
+// is lost. A call that has only removed dead waiters is under way again.
 func (w *world) arrive(i int) {
 	call := &w.Calls[i]
 	w.execute(call)
-	if !call.Wanted {
+	if call.Answer == answerUnswept {
+		call.Answer = unanswered
+	} else if !call.Wanted {
 		*call = Call{}
 	} else if call.Answer == answerWaits {
 		w.passes(call.Token)

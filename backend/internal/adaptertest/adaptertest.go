@@ -64,6 +64,7 @@ func Run(t *testing.T, a Adapter) {
 		"WrongType":                   wrongType,
 		"ForeignValue":                foreignValue,
 		"KeyWithoutTTL":               keyWithoutTTL,
+		"DeadWaiters":                 deadWaiters,
 		"OutOfMemory":                 outOfMemory,
 		"Replica":                     replica,
 		"PausedServer":                pausedServer,

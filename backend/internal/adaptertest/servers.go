@@ -149,6 +149,18 @@ func keyWithoutTTL(t *testing.T, a Adapter) {
 	require.EqualValues(t, -1, do(t, server, "PTTL", "order:7"), "a lease was shortened")
 }
 
+// deadWaiters has more dead waiters in a queue than one call of a script removes. They have no records.
+func deadWaiters(t *testing.T, a Adapter) {
+	server := redistest.Start(t)
+	do(t, server, "EVAL", "for i = 1, 12000 do redis.call('ZADD', KEYS[1], i, i) end redis.call('PEXPIRE', KEYS[1], 60000)",
+		"1", "{46q}dlock1:queue:order:7")
+	l := a.dial(t, server.Addr()).New()
+	attempt, err := l.TryAcquire(t.Context(), "order:7", "t", ttl)
+	require.NoError(t, err)
+	require.True(t, attempt.Acquired)
+	require.ElementsMatch(t, []string{"order:7", "{46q}dlock1:fence"}, server.Keys(t), "the queue was not removed")
+}
+
 func outOfMemory(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
 	l := a.dial(t, server.Addr()).New()

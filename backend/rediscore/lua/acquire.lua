@@ -5,9 +5,9 @@
 -- ARGV[1]  the token
 -- ARGV[2]  the TTL in ms
 --
--- Replies with the fence of the grant, or, if another token holds the lock, with
--- {that token, its remaining TTL in ms or -1 if it has none}. That token is empty if the
--- lock is free but reserved for a waiter without an inbox.
+-- Replies with the fence of the grant; if another token holds the lock, with {that token, its
+-- remaining TTL in ms or -1 if it has none}; or with 'unswept'. That token is empty if the lock
+-- is free but reserved for a waiter without an inbox.
 
 --include fence.lua
 
@@ -25,6 +25,9 @@ end
 --include queue.lua
 
 holder = holder or served(token)
+if holder == unswept then
+  return 'unswept'
+end
 if holder and holder ~= token then
   return {holder, call('PTTL', KEYS[1])}
 end

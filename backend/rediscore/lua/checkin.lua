@@ -1,6 +1,6 @@
 -- Finds out whether a waiter was granted the lock. Records that the waiter is alive, and its
 -- inbox. If the lock is free, the first waiter in the queue gets it before that; no other
--- lease is created or extended.
+-- lease is created or extended. Removes dead waiters beside this one (see sweep.lua).
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
@@ -8,15 +8,19 @@
 --
 -- Replies with {0, fence} if the lock is granted now; {1, ticket, rank from 0, time,
 -- holder, the holder's remaining TTL in ms or -1 if it has none} if the token waits;
--- {2, fence, time of the grant, time} if it was granted before; or {3} if it is not in
--- the queue. The holder is empty if the lock is free but reserved.
+-- {2, fence, time of the grant, time} if it was granted before; {3} if it is not in
+-- the queue; or 'unswept'. The holder is empty if the lock is free but reserved.
 
 --include fence.lua
 --include queue.lua
+--include sweep.lua
 
 local token = ARGV[1]
-local before = call('GET', KEYS[1])
-local holder = before or served(token)
+local held = call('GET', KEYS[1])
+local holder = held or served(token)
+if holder == unswept then
+  return 'unswept'
+end
 local time = now()
 if holder == token then
   local handover = call('HGET', KEYS[4], 'handover') or ''
@@ -24,18 +28,33 @@ if holder == token then
   if to ~= token then
     return {3}
   end
-  if not before then
+  if not held then
     return {0, tonumber(fence)}
   end
   return {2, tonumber(fence), tonumber(granted), time}
 end
 
-local waiter = call('HGET', KEYS[4], ':' .. token) or ''
-local ttl, known = waiter:match('^%d+ (%d+) (.*)$')
-local ticket = call('ZSCORE', KEYS[3], token)
-if not ttl or not ticket then
+local rank = call('ZRANK', KEYS[3], token)
+if not rank then
   return {3}
 end
-note(token, time, ttl, ARGV[2], known)
+local near = call('ZRANGE', KEYS[3], math.max(rank - 1, 0), rank + 1, 'WITHSCORES')
+local own = rank > 0 and 3 or 1
+local before, after = near[own - 2], near[own + 2]
+local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', ':' .. (before or ''), ':' .. (after or ''))
+local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
+if not ttl then
+  return {3}
+end
+local since = steady(waiters[2], time)
+note(token, time, ttl, ARGV[2], known, 'pulse', string.format('%.0f %.0f', time, since))
 call('PEXPIRE', KEYS[3], 60000)
-return {1, tonumber(ticket), call('ZRANK', KEYS[3], token), time, holder or '', call('PTTL', KEYS[1])}
+if time - since > silence then
+  if after and silent(waiters[4], time) then
+    sweep(rank + 1, rank + window, time)
+  end
+  if before and silent(waiters[3], time) then
+    rank = rank - sweep(math.max(rank - window, 0), rank - 1, time)
+  end
+end
+return {1, tonumber(near[own + 1]), rank, time, holder or '', call('PTTL', KEYS[1])}

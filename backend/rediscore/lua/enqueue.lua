@@ -7,8 +7,8 @@
 -- ARGV[3]  the inbox
 -- ARGV[4]  the old ticket of a waiter that has lost its place, or empty
 --
--- Replies with {0, fence} if the lock was granted, or with {1, ticket, rank from 0,
--- time, holder, the holder's remaining TTL in ms or -1 if it has none}. The holder is empty
+-- Replies with {0, fence} if the lock was granted; with {1, ticket, rank from 0, time, holder,
+-- the holder's remaining TTL in ms or -1 if it has none}; or with 'unswept'. The holder is empty
 -- if the lock is free but reserved.
 
 --include fence.lua
@@ -16,6 +16,9 @@
 
 local token, ttl = ARGV[1], ARGV[2]
 local holder = call('GET', KEYS[1]) or served(token)
+if holder == unswept then
+  return 'unswept'
+end
 if not holder or holder == token then
   return {0, grant(holder, token, ttl)}
 end

@@ -4,8 +4,8 @@
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
--- KEYS[4]  the waiters: a hash with a field for each token in the queue, and one for the
---          last handover. It expires with the queue.
+-- KEYS[4]  the waiters: a hash with a field for each token in the queue, one for the last
+--          handover, and one for sweep.lua. It expires with the queue.
 --
 -- The field of a waiter is a colon and its token. The value is "seen ttl inbox": the time of
 -- its last check-in in microseconds, the TTL that it wants in ms, and the channel for its
@@ -46,50 +46,75 @@ local function publish(try, inbox, message)
   try(command, inbox:sub(2), message)
 end
 
--- note records a waiter. If its inbox is new, note first publishes to a channel without
--- subscribers, so that a user without the right to publish gets the error now.
-local function note(token, time, ttl, inbox, known)
+-- note records a waiter, and other fields. If its inbox is new, note first publishes to a channel
+-- without subscribers, so that a user without the right to publish gets the error now.
+local function note(token, time, ttl, inbox, known, ...)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
-  call('HSET', KEYS[4], ':' .. token, string.format('%.0f ', time) .. ttl .. ' ' .. inbox)
+  call('HSET', KEYS[4], ':' .. token, string.format('%.0f ', time) .. ttl .. ' ' .. inbox, ...)
   call('PEXPIRE', KEYS[4], 60000)
 end
 
-local function forget(token)
-  call('ZREM', KEYS[3], token)
-  call('HDEL', KEYS[4], ':' .. token)
+-- records returns the fields of waiters, and their values.
+local function records(tokens)
+  local fields = {}
+  for i, token in ipairs(tokens) do
+    fields[i] = ':' .. token
+  end
+  return fields, call('HMGET', KEYS[4], unpack(fields))
 end
+
+-- dequeue removes the first n waiters, which have these fields.
+local function dequeue(n, fields)
+  if n > 0 then
+    call('ZREMRANGEBYRANK', KEYS[3], 0, n - 1)
+    call('HDEL', KEYS[4], unpack(fields, 1, n))
+  end
+end
+
+-- unswept is returned by serve if it has removed 5,000 dead waiters, and more are in the queue.
+-- The script has done nothing else then. It replies with 'unswept', and the caller repeats the
+-- call, so that the server can serve others between.
+local unswept = true
 
 -- serve gives the lock, which is free, to the first waiter that is alive, and removes the
 -- waiters before it from the queue. It sends that waiter a message, unless it is the caller.
--- It returns the waiter's token; '' if the lock is reserved for a waiter without an inbox; or
--- false if there is no waiter.
+-- It returns the waiter's token; '' if the lock is reserved for a waiter without an inbox;
+-- false if there is no waiter; or unswept.
 local function serve(caller)
-  local time = now()
-  while true do
-    local token = call('ZRANGE', KEYS[3], 0, 0)[1]
-    if not token then
+  local time, listeners = now(), {}
+  local function listens(inbox)
+    listeners[inbox] = listeners[inbox] or subscribers(inbox)
+    return listeners[inbox] > 0
+  end
+  for batch = 0, 50 do -- of a hundred waiters; but the first waiter is alone, since it is rarely dead
+    local tokens = call('ZRANGE', KEYS[3], 0, batch > 0 and 99 or 0)
+    if #tokens == 0 then
       return false
     end
-    local waiter = call('HGET', KEYS[4], ':' .. token) or ''
-    local seen, ttl, inbox = waiter:match('^(%d+) (%d+) (.*)$')
-    local ago = seen and math.abs(time - seen) -- the clock may have been set back
-    if seen and inbox == '' and token ~= caller and ago < math.min(2000000, ttl * 1000) then
-      return ''
-    end
-    if seen and (token == caller or inbox ~= '' and ago < 5000000 and subscribers(inbox) > 0) then
-      local handover = string.format('%.0f %.0f ', mint(), time) .. token
-      call('HSET', KEYS[4], 'handover', handover)
-      forget(token)
-      call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
-      if inbox ~= '' and token ~= caller then
-        publish(redis.pcall, inbox, handover)
+    local fields, waiters = records(tokens)
+    for i, token in ipairs(tokens) do
+      local seen, ttl, inbox = (waiters[i] or ''):match('^(%d+) (%d+) (.*)$')
+      local ago = seen and math.abs(time - seen) -- the clock may have been set back
+      if seen and inbox == '' and token ~= caller and ago < math.min(2000000, ttl * 1000) then
+        dequeue(i - 1, fields)
+        return ''
       end
-      return token
+      if seen and (token == caller or inbox ~= '' and ago < 5000000 and listens(inbox)) then
+        local handover = string.format('%.0f %.0f ', mint(), time) .. token
+        call('HSET', KEYS[4], 'handover', handover)
+        dequeue(i, fields)
+        call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
+        if inbox ~= '' and token ~= caller then
+          publish(redis.pcall, inbox, handover)
+        end
+        return token
+      end
     end
-    forget(token)
+    dequeue(#tokens, fields)
   end
+  return unswept
 end
 
 -- served is serve if there is a queue, for a lock that was found free.
