@@ -251,6 +251,10 @@ func TestFenceRule(t *testing.T) {
 	ahead := first + 3_600_000_000
 	c.text(t, "SET", counter, ahead, "PX", dayInMS-1000)
 	require.GreaterOrEqual(t, fence(), ahead+1_000_000, "fence after one that is a second old")
+	c.text(t, "SET", counter, ahead, "PX", dayInMS-11_000)
+	require.Equal(t, ahead+8, fence(), "fence after one that is more than ten seconds old, and ahead of the time")
+	c.text(t, "SET", counter, first, "PX", dayInMS-1000)
+	fence()
 	requireADay(t, c, counter)
 	c.text(t, "FLUSHALL")
 	require.Greater(t, fence(), first, "fence after the loss of all data")
