@@ -11,24 +11,27 @@ end
 -- mint returns the next fence of the slot: the last one + 8, or the time in microseconds if
 -- that is larger. Time has moved on even if the counter was lost with all data.
 --
--- When the counter is set to the time, it gets a TTL of a day, which then shows how much time has
--- passed since. For 10 ms the counter is only raised by 8. For 10 s it is raised by the time that
--- has passed, which is cheaper than to read the clock. While the counter is ahead of the clock, it
--- has a TTL of two days, so that the clock is read each time. (Redis formats an argument that is a
--- number. A string is cheaper.)
+-- The counter's TTL shows how long ago its window began, which is 10 ms long: a window begins
+-- with a TTL of a day, at a multiple of 10 ms. Within it, the counter is raised by 8. Later, up to
+-- 10 s, it is set to the begin of the present window: that is the begin of its last one, which
+-- is the counter cut to 10 ms, and the time that has passed. So the counter keeps up with the
+-- clock and never leads it, and the clock, which costs more, is read after pauses only. A counter
+-- that leads, because the clock was set back, has a TTL of two days: the clock is read each time.
 local function mint()
-  local elapsed = 86400000 - call('PTTL', KEYS[2])
-  if elapsed >= 0 and elapsed < 10 then
+  local passed = 86400000 - call('PTTL', KEYS[2])
+  if passed >= 0 and passed < 10 then
     return call('INCRBY', KEYS[2], '8')
   end
-  if elapsed >= 10 and elapsed <= 10000 then
-    local fence = call('INCRBY', KEYS[2], 1000 * elapsed)
-    call('PEXPIRE', KEYS[2], '86400000')
-    return fence
+  local last, fence, ttl = tonumber(call('GET', KEYS[2]) or 0)
+  if passed >= 10 and passed <= 10000 then
+    local rest = passed % 10
+    fence, ttl = last - last % 10000 + 1000 * (passed - rest), 86400000 - rest
+  else
+    fence = now()
+    ttl = 86400000 - math.floor(fence % 10000 / 1000)
   end
-  local fence, last, ttl = now(), tonumber(call('GET', KEYS[2]) or 0), '86400000'
   if fence < last + 8 then
-    fence, ttl = last + 8, '172800000'
+    fence, ttl = last + 8, 172800000
   end
   call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
   return fence
