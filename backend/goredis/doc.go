@@ -24,6 +24,15 @@
 // them so. A retry would hide that the outcome of the first try is unknown. dlock itself
 // retries where that is safe.
 //
+// One connection outside of the pool receives the messages for all waiters. In a cluster, there is
+// one to each master. The calls of waiters use at most a quarter of PoolSize at once, and at most
+// four connections. With a PoolSize of less than four, a release may have to wait until a batch of
+// these calls is answered.
+//
+// A cluster client for a single master, such as that of [redis.NewFailoverClusterClient], is used as a
+// client of a single server. (Close of that client leaves two goroutines behind: go-redis does not end
+// them.)
+//
 // In a cluster, redirections are followed. ReadOnly, RouteByLatency and RouteRandomly do no
 // harm: scripts and subscriptions always go to masters. When a master does not answer, this
 // package makes go-redis look for its replacement. By itself, go-redis looks only once a

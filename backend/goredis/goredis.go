@@ -2,9 +2,6 @@ package goredis
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"reflect"
 	"sync"
 
@@ -27,13 +24,21 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 }
 
 type conn struct {
-	client   redis.UniversalClient
-	topology *topology // nil if client is not for a cluster
-	dials    *dials    // of the client or its nodes
+	client    redis.UniversalClient
+	topology  *topology // nil if client is not for a cluster
+	dials     *dials    // of the client or its nodes
+	listeners *listeners
+	oneMaster *oneMaster
 }
 
 func newConn(client redis.UniversalClient) conn {
-	return conn{client, newTopology(client), watch(client)}
+	return conn{
+		client:    client,
+		topology:  newTopology(client),
+		dials:     watch(client),
+		listeners: &listeners{all: make(map[*redis.Client]*listener)},
+		oneMaster: new(oneMaster),
+	}
 }
 
 // A command is a script call that go-redis does not retry.
@@ -157,68 +162,36 @@ func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.R
 
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
 
+// Cluster implements [rediscore.Conn].
 func (c conn) Cluster() bool {
-	_, ok := c.client.(*redis.ClusterClient)
-	return ok
+	cluster, ok := c.client.(*redis.ClusterClient)
+	return ok && !c.oneMaster.is(cluster)
 }
 
-func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	pubsub, err := c.subscribe(ctx, channel, sharded)
-	if err != nil {
-		c.learn(ctx, err)
-		return c.unlessClosed(ctx, err)
-	}
-	defer pubsub.Close()
-	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
-	for silent := false; ; {
-		msg, err := pubsub.ReceiveTimeout(ctx, rediscore.ListenPeriod)
-		var timeout net.Error
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err == nil:
-			silent = false
-		case errors.As(err, &timeout) && timeout.Timeout() && !silent:
-			silent = true
-			err = pubsub.Ping(ctx)
-		}
-		if err != nil {
-			c.learn(ctx, err)
-			return c.unlessClosed(ctx, err)
-		}
-		switch m := msg.(type) {
-		case *redis.Message:
-			on(rediscore.Event{Kind: rediscore.Message, Payload: m.Payload})
-		case *redis.Subscription:
-			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
-				return fmt.Errorf("%s by the server", m.Kind)
-			}
-			on(rediscore.Event{Kind: rediscore.Subscribed})
-		}
-	}
-}
-
-// subscribe uses the client of the master. A cluster client with ReadOnly would subscribe on a
-// replica, whose subscribers the master does not count.
-func (c conn) subscribe(ctx context.Context, channel string, sharded bool) (*redis.PubSub, error) {
-	if !sharded {
-		return c.client.Subscribe(ctx, channel), nil
-	}
+// Master implements [rediscore.Router].
+func (c conn) Master(ctx context.Context, call rediscore.Call) any {
 	if cluster, ok := c.client.(*redis.ClusterClient); ok {
-		master, err := cluster.MasterForKey(ctx, channel)
-		if err != nil {
-			return nil, err
+		if master, err := cluster.MasterForKey(ctx, call.Keys()[0]); err == nil {
+			return master
 		}
-		return master.SSubscribe(ctx, channel), nil
 	}
-	return c.client.SSubscribe(ctx, channel), nil
+	return nil
 }
 
-// learn makes the client refresh its table of slots if the error of a subscription says that a
-// slot has moved, or that a master does not answer. go-redis does not do so by itself.
-func (c conn) learn(ctx context.Context, err error) {
-	c.topology.failed(err)
-	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
-		cluster.ReloadState(ctx)
+// PoolSize implements [rediscore.Pooled].
+func (c conn) PoolSize() int {
+	switch client := c.client.(type) {
+	case *redis.Client:
+		return poolSize(client.Options().PoolSize, client.Options().MaxActiveConns)
+	case *redis.ClusterClient:
+		return poolSize(client.Options().PoolSize, client.Options().MaxActiveConns)
 	}
+	return 1 // not known
+}
+
+func poolSize(size, limit int) int {
+	if limit > 0 {
+		return min(size, limit)
+	}
+	return size
 }

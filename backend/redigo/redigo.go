@@ -136,7 +136,11 @@ func text(reply any) any {
 	return reply
 }
 
+// Cluster implements [rediscore.Conn].
 func (conn) Cluster() bool { return false }
+
+// PoolSize implements [rediscore.Pooled].
+func (c conn) PoolSize() int { return c.pool.MaxActive }
 
 // Listen implements [rediscore.Conn]. It dials a connection of its own, because it must not take
 // the last one of the pool.

@@ -13,6 +13,15 @@
 // caching, set DisableCache, or NewClient fails. NewClient connects at once, and takes at most
 // Dialer.Timeout (5 s by default).
 //
+// Messages for waiters come over the connection that carries the commands, so a Locker needs no
+// connection of its own, and none of the blocking pool. With AlwaysRESP2 there is one more
+// connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
+// other commands on a connection that has subscribed, as miniredis does.
+//
+// In a cluster, there is a subscription, with a goroutine, for each slot that is waited for. rueidis
+// does not tell which master has a slot, so calls of waiters go together only if their keys are in the
+// same slot.
+//
 // In a cluster, set ClusterOption.ShardsRefreshInterval to one second. By default, rueidis
 // refreshes its table of slots only after a call has failed, up to a second later. If a master
 // accepts connections but does not answer, the next call is sent to the same master before the

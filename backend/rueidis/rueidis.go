@@ -2,8 +2,6 @@ package rueidis
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"reflect"
 	"strconv"
 	"time"
@@ -25,9 +23,12 @@ func New(client rueidis.Client, opts ...Option) *rediscore.Locker {
 type conn struct {
 	client  rueidis.Client
 	closing *closing
+	masters *masters // in a cluster
 }
 
-func newConn(client rueidis.Client) conn { return conn{client, &closing{client: client}} }
+func newConn(client rueidis.Client) conn {
+	return conn{client, &closing{client: client}, new(masters)}
+}
 
 // command builds a command that rueidis does not retry, since it is not marked as read-only.
 func (c conn) command(name, script string, call rediscore.Call) rueidis.Completed {
@@ -130,77 +131,3 @@ func result(r rueidis.RedisResult) (any, error) {
 }
 
 func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }
-
-func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	return c.closing.after(ctx, c.listen(ctx, channel, sharded, on))
-}
-
-func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	client, err := c.dedicate(ctx)
-	if err != nil {
-		return err
-	}
-	defer client.Close() // it must not return to the pool subscribed
-	ended := make(chan error, 1)
-	lost := client.SetPubSubHooks(hooks(on, ended))
-	subscribe := client.B().Subscribe().Channel(channel).Build()
-	if sharded {
-		subscribe = client.B().Ssubscribe().Channel(channel).Build()
-	}
-	if err := client.Do(ctx, subscribe).Error(); err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case err := <-ended:
-		return err
-	case err := <-lost: // rueidis pings the server itself
-		if err == nil {
-			err = errEnded
-		}
-		return err
-	}
-}
-
-// dedicate is Dedicate with a context. Dedicate blocks while all connections of its pool are in
-// use; if ctx ends first, a goroutine stays until one is free.
-func (c conn) dedicate(ctx context.Context) (rueidis.DedicatedClient, error) {
-	clients := make(chan rueidis.DedicatedClient)
-	go func() {
-		client, release := c.client.Dedicate()
-		select {
-		case clients <- client:
-		case <-ctx.Done():
-			release()
-		}
-	}()
-	select {
-	case client := <-clients:
-		return client, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-var errEnded = errors.New("subscription ended")
-
-// hooks calls on with the events of a subscription. It sends an error to ended when the server
-// ends the subscription.
-func hooks(on func(rediscore.Event), ended chan<- error) rueidis.PubSubHooks {
-	return rueidis.PubSubHooks{
-		OnMessage: func(m rueidis.PubSubMessage) {
-			on(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
-		},
-		OnSubscription: func(s rueidis.PubSubSubscription) {
-			if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
-				on(rediscore.Event{Kind: rediscore.Subscribed})
-				return
-			}
-			select {
-			case ended <- fmt.Errorf("%s by the server", s.Kind):
-			default:
-			}
-		},
-	}
-}

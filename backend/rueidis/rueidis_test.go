@@ -3,6 +3,10 @@ package rueidis
 import (
 	"context"
 	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +34,7 @@ func TestAdapter(t *testing.T) {
 			if errors.Is(err, rueidis.ErrNoCache) { // miniredis
 				option.DisableCache = true
 				option.ForceSingleClient = true // it says that it is a cluster, and has no SSUBSCRIBE
+				option.AlwaysRESP2 = true       // it refuses all other commands on a connection with a subscription
 				client, err = rueidis.NewClient(option)
 			}
 			if err != nil {
@@ -45,22 +50,49 @@ func TestAdapter(t *testing.T) {
 	})
 }
 
-// A Listen that finds no connection, since all are in use, ends with its context.
-func TestListenWithoutConnection(t *testing.T) {
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{redistest.Start(t).Addr()}, BlockingPoolSize: 1})
+// Subscriptions need no connection of the blocking pool, and leave no goroutine behind: with a pool
+// of one, the application's own blocking command works beside them, and they beside it.
+func TestListenLeavesTheBlockingPool(t *testing.T) {
+	server := redistest.Start(t)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}, BlockingPoolSize: 1})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	_, release := client.Dedicate()
-	t.Cleanup(release)
+	blocked := make(chan error, 1)
+	go func() {
+		blocked <- client.Do(t.Context(), client.B().Blpop().Key("list").Timeout(0).Build()).Error()
+	}()
+	require.Eventually(t, func() bool {
+		reply, err := server.Do("INFO", "clients")
+		return err == nil && strings.Contains(reply.(string), "blocked_clients:1")
+	}, 30*time.Second, time.Millisecond)
+	connections := connected(t, server)
+
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- newConn(client).Listen(ctx, "inbox", false, func(rediscore.Event) {}) }()
-	time.Sleep(50 * time.Millisecond)
-	cancel()
-	select {
-	case err := <-ended:
-		require.ErrorIs(t, err, context.Canceled)
-	case <-time.After(20 * time.Second):
-		require.FailNow(t, "Listen does not end")
+	var all sync.WaitGroup
+	subscribed := make(chan rediscore.Event, 10)
+	for i := range cap(subscribed) {
+		all.Go(func() {
+			err := newConn(client).Listen(ctx, fmt.Sprint("inbox", i), false, func(e rediscore.Event) { subscribed <- e })
+			require.ErrorIs(t, err, context.Canceled)
+		})
 	}
+	for range cap(subscribed) {
+		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-subscribed)
+	}
+	require.Equal(t, connections, connected(t, server), "connections")
+	_, err = server.Do("RPUSH", "list", "x")
+	require.NoError(t, err)
+	require.NoError(t, <-blocked)
+	cancel()
+	all.Wait()
+	reply, err := server.Do("PUBSUB", "CHANNELS")
+	require.NoError(t, err)
+	require.Empty(t, reply, "channels after the end of all Listens")
+}
+
+// connected returns how many clients the server has.
+func connected(t *testing.T, server *redistest.Server) string {
+	reply, err := server.Do("INFO", "clients")
+	require.NoError(t, err)
+	return regexp.MustCompile(`connected_clients:\d+`).FindString(reply.(string))
 }

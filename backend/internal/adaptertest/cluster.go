@@ -3,6 +3,7 @@ package adaptertest
 import (
 	"context"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ func RunCluster(t *testing.T, dials map[string]DialCluster) {
 		for name, test := range map[string]func(*testing.T, *redistest.Cluster, rediscore.Conn){
 			"ListenOnTheMaster":     listenOnTheMaster,
 			"ListenEndsWithTheSlot": listenEndsWithTheSlot,
+			"ListensShare":          listensShare,
 		} {
 			t.Run(settings+"/"+name, func(t *testing.T) {
 				conn := dial(t, cluster.Addrs())
@@ -82,6 +84,66 @@ func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn redisc
 	}
 	requireNoSubscribers(t, cluster)
 	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
+}
+
+// listensShare subscribes in many slots: that needs one connection to each master. A slot that moves
+// ends its own subscription only. What is cancelled is subscribed to again
+// at once.
+func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
+	inboxes := make(map[string]*inbox)
+	subscribe := func(channel string) {
+		inboxes[channel] = startOn(t, conn, channel, true)
+		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inboxes[channel].next(), channel)
+	}
+	subscribe(shardChannel)
+	for i := range 100 {
+		subscribe("c" + strconv.Itoa(i))
+	}
+	for i := range 10 {
+		channel := "c" + strconv.Itoa(i)
+		inboxes[channel].cancel()
+		require.ErrorIs(t, <-inboxes[channel].ended, context.Canceled)
+		subscribe(channel)
+	}
+	requireOneListener(t, cluster)
+	moveSlot(t, cluster)
+	select {
+	case err := <-inboxes[shardChannel].ended:
+		require.Error(t, err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Listen did not notice that the slot has moved")
+	}
+	delete(inboxes, shardChannel)
+	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
+	requireOneListener(t, cluster)
+	for channel, inbox := range inboxes {
+		require.EqualValues(t, 1, do(t, cluster.MasterOf(t, channel), "SPUBLISH", channel, "to "+channel), "listeners of %s", channel)
+		require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "to " + channel}, inbox.next())
+	}
+	for _, inbox := range inboxes {
+		inbox.cancel()
+		require.ErrorIs(t, <-inbox.ended, context.Canceled)
+	}
+	require.Eventually(t, func() bool {
+		for _, n := range cluster.Nodes {
+			if len(do(t, n, "PUBSUB", "SHARDCHANNELS").([]any)) > 0 {
+				return false
+			}
+		}
+		return true
+	}, 5*time.Second, time.Millisecond, "a subscription was left behind")
+}
+
+func requireOneListener(t *testing.T, cluster *redistest.Cluster) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		for _, n := range cluster.Nodes {
+			if strings.Count(do(t, n, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n") > 1 {
+				return false
+			}
+		}
+		return true
+	}, 5*time.Second, time.Millisecond, "several connections with subscriptions on one master")
 }
 
 // Listen finds the replica that takes the place of a master that was killed, though the

@@ -298,11 +298,15 @@ type inbox struct {
 }
 
 func start(t testing.TB, conn rediscore.Conn, sharded bool) *inbox {
+	return startOn(t, conn, shardChannel, sharded)
+}
+
+func startOn(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inbox{t, cancel, make(chan rediscore.Event, 10), make(chan error, 1)}
 	t.Cleanup(cancel)
 	go func() {
-		i.ended <- conn.Listen(ctx, "ch {1}\n", sharded, func(e rediscore.Event) { i.events <- e })
+		i.ended <- conn.Listen(ctx, channel, sharded, func(e rediscore.Event) { i.events <- e })
 	}()
 	return i
 }

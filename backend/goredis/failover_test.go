@@ -1,0 +1,56 @@
+package goredis
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// A cluster client for one master that is not a cluster, such as that of NewFailoverClusterClient,
+// uses plain channels and one inbox.
+func TestClusterClientOfOneMaster(t *testing.T) {
+	server := redistest.Start(t, "--rename-command", "SSUBSCRIBE", "")
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ContextTimeoutEnabled: true,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: server.Addr()}}}}, nil
+		},
+	})
+	t.Cleanup(func() { client.Close() })
+	require.False(t, newConn(client).Cluster())
+	l := New(client)
+	t.Cleanup(func() { l.Close() })
+	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
+	require.NoError(t, err)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
+		granted <- err
+	}()
+	require.Eventually(t, func() bool {
+		channels, err := server.Do("PUBSUB", "CHANNELS")
+		return err == nil && len(channels.([]any)) == 1
+	}, 30*time.Second, time.Millisecond, "the waiter's inbox")
+	_, err = l.Release(t.Context(), "k", "holder")
+	require.NoError(t, err)
+	require.NoError(t, <-granted)
+}
+
+// One whose masters share the slots uses shard channels.
+func TestClusterClientOfTwoMasters(t *testing.T) {
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{
+				{Start: 0, End: 9, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:1"}}},
+				{Start: 10, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}},
+			}, nil
+		},
+	})
+	t.Cleanup(func() { client.Close() })
+	require.True(t, newConn(client).Cluster())
+}
