@@ -37,19 +37,36 @@ type Conn interface {
 	EvalAll(ctx context.Context, calls []Call, results []Result)
 
 	// Listen subscribes to a channel of a master (SUBSCRIBE) or, if sharded, to a shard
-	// channel on the master of its slot (SSUBSCRIBE). It uses a connection of its own,
-	// which calls do not wait for.
+	// channel on the master of its slot (SSUBSCRIBE). Calls do not wait for the connection that
+	// it uses. In a cluster, thousands of Listens may run at once, each with its own channel:
+	// those on one master should share a connection.
 	//
 	// Listen calls on with Subscribed when the server has confirmed the subscription, and with
 	// Message for each message, one after the other. It returns when ctx ends or the
 	// subscription is lost, for example because the server ended it (sunsubscribe, when a slot
 	// moves). It does not subscribe again, and never returns nil. When it has returned, the
-	// subscription is over and on is not called any more.
+	// subscription is over and on is not called any more. The Locker then may call Listen
+	// for the same channel again, and not before.
 	Listen(ctx context.Context, channel string, sharded bool, on func(Event)) error
 
 	// Cluster reports whether the server is a Redis Cluster. The Locker uses shard
 	// channels there.
 	Cluster() bool
+}
+
+// A Router is a [Conn] of a Redis Cluster that knows the masters. The Locker then sends the calls
+// of waits for one master together. Otherwise it does so only for the waits of a slot.
+type Router interface {
+	// Master returns a comparable value that stands for the master that has the keys of a call,
+	// or nil if that is not known. It does not wait for a server if it can help it.
+	Master(ctx context.Context, call Call) any
+}
+
+// A Pooled is a [Conn] whose calls take connections from a pool. The calls of waits use at most
+// a quarter of it, rounded up.
+type Pooled interface {
+	// PoolSize returns how many connections to a master the pool has, or 0 if there is no limit.
+	PoolSize() int
 }
 
 // A Call is a call of a script, with its keys and arguments.

@@ -3,6 +3,7 @@ package rediscore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"time"
@@ -21,10 +22,13 @@ var decisive = map[*Script]bool{
 
 // judge marks the error of a call if the call certainly has no effect, now or later: the Conn
 // says so, there was no connection, the server refused the call, or its script failed before
-// the write that counts.
+// the write that counts. It also names the cause if the server is too old.
 func judge(s *Script, err error) error {
 	if err == nil {
 		return nil
+	}
+	if strings.Contains(err.Error(), "non deterministic commands") {
+		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
 	if temporary, ok := refused(err); ok {
 		return &dlock.NoEffectError{Err: err, Temporary: temporary}

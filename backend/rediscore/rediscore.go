@@ -84,6 +84,7 @@ type Locker struct {
 	closed   atomic.Bool
 	keys     keys
 	post     *post
+	outbox   *outbox
 }
 
 var (
@@ -145,6 +146,7 @@ func New(conn Conn, opts ...Option) *Locker {
 		opt(l)
 	}
 	l.post = newPost(l)
+	l.outbox = newOutbox(l)
 	return l
 }
 
@@ -254,9 +256,9 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 		return results, nil
 	}
 	replies := make([]Result, len(calls))
-	l.conn.EvalAll(ctx, calls, replies)
+	l.evalAll(ctx, calls, replies)
 	for i, r := range replies {
-		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, judge(renewScript, r.Err))
+		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, r.Err)
 	}
 	return results, nil
 }
@@ -305,17 +307,29 @@ func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
 // the server can serve others before it goes on.
 const unswept = "unswept"
 
-// eval makes a call, and repeats it until the script has done its work.
 func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {
-	call := l.call(s, key, args...)
+	return l.evalOne(ctx, l.call(s, key, args...))
+}
+
+// evalOne makes a call, and repeats it until the script has done its work.
+func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
 	reply, err := l.conn.Eval(ctx, call)
 	for err == nil && reply == unswept {
 		reply, err = l.conn.Eval(ctx, call)
 	}
-	if err != nil && strings.Contains(err.Error(), "non deterministic commands") {
-		err = fmt.Errorf("a server before Redis 5: %w", err)
+	return reply, judge(call.Script, err)
+}
+
+// evalAll makes calls as evalOne does, in a batch.
+func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
+	l.conn.EvalAll(ctx, calls, results)
+	for i, r := range results {
+		if r.Err == nil && r.Reply == unswept {
+			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])
+		} else {
+			results[i].Err = judge(calls[i].Script, r.Err)
+		}
 	}
-	return reply, judge(s, err)
 }
 
 func (l *Locker) call(s *Script, key string, args ...string) Call {

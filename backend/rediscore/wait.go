@@ -65,14 +65,14 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	}
 	attempt, err := w.run()
 	w.timer.Stop()
-	if w.calling {
+	if w.withdraw(); w.calling {
 		w.awaitAnswer()
 	}
 	l.post.leave(token, w.waiter, attempt.Acquired)
 	return attempt, err
 }
 
-// A wait is one call of Acquire. It has at most one call to the server in flight.
+// A wait is one call of Acquire. It has at most one call to the server in the outbox or in flight.
 type wait struct {
 	locker  *Locker
 	ctx     context.Context
@@ -83,9 +83,10 @@ type wait struct {
 	answers chan answer // of capacity 1
 	timer   *time.Timer // of the next check-in
 
-	calling    bool      // a call is in flight
-	called     time.Time // when the last call was made
-	again      bool      // another call follows when the call in flight is answered
+	ask        *ask      // the last call
+	calling    bool      // it is in the outbox or in flight
+	called     time.Time // when it was made
+	again      bool      // another call follows when it is answered
 	queued     bool      // as far as is known
 	unsure     bool      // an enqueue failed, and may still reach the server
 	failures   int       // of calls, in a row
@@ -116,7 +117,9 @@ func (w *wait) run() (dlock.Attempt, error) {
 	for {
 		select {
 		case <-w.ctx.Done():
-			return w.end(w.ended())
+			err := w.ended()
+			w.withdraw()
+			return w.end(err)
 		case <-w.locker.post.open.Done():
 			return w.close()
 		case a := <-w.answers:
@@ -169,6 +172,13 @@ func (w *wait) noteChange() {
 // server now. A check-in follows.
 func (w *wait) change() { w.clock, w.early, w.again = 0, handover{}, true }
 
+// withdraw takes back a call that was not sent yet. It has no effect then.
+func (w *wait) withdraw() {
+	if w.calling && w.locker.outbox.withdraw(w.ask) {
+		w.calling = false
+	}
+}
+
 // awaitAnswer waits in the background for the answer to a call that is in flight when the
 // wait ends. The call may reach the server after the release of the token, which is repeated
 // then.
@@ -200,7 +210,7 @@ func (w *wait) forgetPlace() { w.ticket, w.held = "", dlock.Attempt{} }
 
 // close releases the token, after the answer to the call in flight.
 func (w *wait) close() (dlock.Attempt, error) {
-	if w.calling {
+	if w.withdraw(); w.calling {
 		w.received(<-w.answers)
 	}
 	if w.locker.giveBack(w.ctx, w.key, w.token) == nil {
@@ -237,13 +247,8 @@ func (w *wait) send() {
 	}
 	script, args := w.next(address)
 	w.again, w.early, w.called = false, handover{}, time.Now()
-	w.calling = w.locker.post.start(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), callLimit)
-		defer cancel()
-		a := answer{sent: time.Now(), script: script, address: address}
-		a.reply, a.err = w.locker.eval(ctx, script, w.key, args...)
-		w.answers <- a
-	})
+	w.ask = &ask{ctx: w.ctx, call: w.locker.call(script, w.key, args...), address: address, answers: w.answers}
+	w.calling = w.locker.outbox.put(w.ask)
 }
 
 func (w *wait) next(address string) (script *Script, args []string) {
@@ -293,6 +298,9 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 // failed ends the wait with the error of a call, or schedules the next call.
 func (w *wait) failed(err error) (dlock.Attempt, error) {
 	switch {
+	case errors.Is(err, dlock.ErrReleased):
+		w.forgetPlace()
+		return w.end(err)
 	case forbidden(err): // a retry would fail too
 		return w.end(lacksRights(err))
 	case w.ticket == "", errors.Is(err, dlock.ErrClosed):

@@ -1,0 +1,209 @@
+package rediscore
+
+import (
+	"context"
+	"crypto/rand"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	messageLag = time.Second // how much later than the answer to a check-in a message may come
+	callLimit  = 5 * time.Second
+)
+
+// A post delivers grants to the waiters of a Locker, through one inbox or, in Redis Cluster, one
+// for each slot.
+type post struct {
+	locker  *Locker
+	name    string // of the inboxes
+	used    atomic.Bool
+	open    context.Context
+	end     context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	inboxes map[string]*inbox  // by channel
+	tokens  map[string]*record // that wait, or have waited
+	order   []string           // of tokens, the oldest first
+	told    bool               // why there is no inbox, since one was open
+}
+
+// A waiter is where a wait hears of its inbox.
+type waiter struct {
+	inbox   *inbox
+	changed chan struct{} // of capacity 1: the inbox has been opened or lost
+	granted chan handover // of capacity 1
+}
+
+// A handover is a grant by whoever released the lock.
+type handover struct {
+	fence int64
+	time  int64 // of the server, in microseconds
+}
+
+func newPost(l *Locker) *post {
+	p := &post{
+		locker:  l,
+		name:    rand.Text(),
+		inboxes: make(map[string]*inbox),
+		tokens:  make(map[string]*record),
+	}
+	p.open, p.end = context.WithCancel(context.Background())
+	return p
+}
+
+// close ends all inboxes, and waits for all that is under way.
+func (p *post) close() {
+	p.mu.Lock()
+	p.end()
+	for _, b := range p.inboxes {
+		b.idle.Stop()
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
+// start calls f in a goroutine, unless the post is closed, and reports whether it does.
+func (p *post) start(f func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.startLocked(f)
+}
+
+func (p *post) startLocked(f func()) bool {
+	if p.open.Err() != nil {
+		return false
+	}
+	p.running.Go(f)
+	return true
+}
+
+// join makes a waiter for a token, whose messages come through the inbox of a slot. If it is not
+// nil, which it is if the post is closed, leave must follow.
+func (p *post) join(key, token string, slot int) *waiter {
+	sharded := p.locker.conn.Cluster()
+	p.used.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open.Err() != nil {
+		return nil
+	}
+	p.running.Add(1)
+	w := &waiter{
+		inbox:   p.inboxLocked(slot, sharded),
+		changed: make(chan struct{}, 1),
+		granted: make(chan handover, 1),
+	}
+	w.inbox.idle.Stop()
+	w.inbox.waiters[w] = struct{}{}
+	p.rememberLocked(key, token, w)
+	return w
+}
+
+// leave ends the wait of a token, which was granted the lock or not.
+func (p *post) leave(token string, w *waiter, granted bool) {
+	defer p.running.Done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.tokens[token]; r != nil && r.waiter == w {
+		r.forgetWaiterLocked(granted)
+	}
+	delete(w.inbox.waiters, w)
+	w.inbox.lingerLocked()
+}
+
+// deliver passes a message on. A grant for a token that is used no more is released; but while a
+// release is in flight it is most likely the one that this ends, and must not be released first,
+// or the release would find nothing and call the lease lost. A grant for a token that has got its
+// answer by a check-in is no news, and one for a token that is not known may be of a lease that
+// somebody holds.
+func (p *post) deliver(message string) {
+	h, token, ok := parseHandover(message)
+	if !ok {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	if r == nil {
+		return
+	}
+	r.due = nil
+	switch {
+	case r.releases > 0:
+		r.again = true
+	case r.use != inUse:
+		p.giveBackLocked(r.key, token)
+	case r.waiter != nil:
+		select {
+		case r.waiter.granted <- h:
+		default: // it has one to read, which makes it check in
+		}
+	}
+}
+
+// parseHandover reads "fence time token".
+func parseHandover(message string) (h handover, token string, ok bool) {
+	fence, rest, _ := strings.Cut(message, " ")
+	time, token, found := strings.Cut(rest, " ")
+	var err1, err2 error
+	h.fence, err1 = strconv.ParseInt(fence, 10, 64)
+	h.time, err2 = strconv.ParseInt(time, 10, 64)
+	return h, token, found && err1 == nil && err2 == nil
+}
+
+// found notes that a check-in has found a grant whose message ought to have come. If it does not
+// come, the inbox is deaf, and is opened anew.
+func (p *post) found(token string, w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r, b := p.tokens[token], w.inbox
+	if r == nil || !b.live || len(w.granted) > 0 {
+		return
+	}
+	r.due = b
+	time.AfterFunc(messageLag, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if r.due == b {
+			b.doubtLocked()
+		}
+	})
+}
+
+// passedOver notes that a waiter was taken for dead again though its inbox was known: it is not
+// heard of where the lock is.
+func (p *post) passedOver(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w.inbox.doubtLocked()
+}
+
+// missing tells why an inbox could not be opened, unless that was told since one was open.
+func (p *post) missing(err error) {
+	p.mu.Lock()
+	told := p.told
+	p.told = true
+	p.mu.Unlock()
+	if f := p.locker.inboxErr; f != nil && !told {
+		f(err)
+	}
+}
+
+// address returns how scripts are told of the inbox, or "" if nobody listens to it.
+func (w *waiter) address() string {
+	b := w.inbox
+	b.post.mu.Lock()
+	defer b.post.mu.Unlock()
+	switch {
+	case !b.live:
+		return ""
+	case b.sharded:
+		return "s" + b.channel
+	}
+	return "p" + b.channel
+}

@@ -1,0 +1,177 @@
+package rediscore
+
+import "context"
+
+// maxTokens is how many tokens are remembered.
+const maxTokens = 16384
+
+// A record is what a post knows of a token that was taken into a queue. While it is kept, a grant
+// is never taken for that of another token.
+type record struct {
+	key    string
+	waiter *waiter // nil if the wait is over
+	use    use
+	due    *inbox // that must bring the message of a grant that a check-in has found; or nil
+
+	releases int  // that are in flight
+	again    bool // one of them may have missed a grant: another follows if it found nothing
+
+	answered <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
+}
+
+// A use says whether a token is in use, and so what a grant for it means.
+type use int
+
+const (
+	inUse  use = iota // it waits, or may hold the lock
+	given             // it was given up: its wait was cancelled, or its lease was released
+	missed            // it was given up, and the last release has found nothing, or has failed
+)
+
+func (p *post) rememberLocked(key, token string, w *waiter) {
+	if r := p.tokens[token]; r != nil {
+		r.key, r.waiter, r.use = key, w, inUse
+		return
+	}
+	p.tokens[token] = &record{key: key, waiter: w}
+	p.order = append(p.order, token)
+	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
+		oldest := p.order[0]
+		p.order = p.order[1:]
+		if p.tokens[oldest].waiter != nil {
+			p.order = append(p.order, oldest)
+		} else {
+			delete(p.tokens, oldest)
+		}
+	}
+}
+
+// forgetWaiterLocked notes that a wait of a token is over, and whether it was granted the lock.
+func (r *record) forgetWaiterLocked(granted bool) {
+	r.waiter = nil
+	switch {
+	case granted:
+		r.use = inUse
+	case r.use == inUse:
+		r.use = given
+	}
+}
+
+// releasing notes that a token is about to be released; released must follow.
+func (p *post) releasing(token string) {
+	if !p.used.Load() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.tokens[token]; r != nil {
+		r.releases++
+	}
+}
+
+// released notes that a token is used no more, and whether a release has ended its lease. If it
+// has not, and there may be one again, the release is repeated.
+func (p *post) released(token string, held bool) {
+	if !p.used.Load() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	if r == nil {
+		return
+	}
+	r.use = given
+	if !held {
+		r.use = missed
+	}
+	r.releases = max(0, r.releases-1) // the record may be younger than the release
+	if r.releases == 0 && r.again {
+		r.again = false
+		if !held {
+			p.giveBackLocked(r.key, token)
+		}
+	}
+}
+
+// reuse notes that a token is used again, by an attempt: what is heard of it from now on is no
+// reason to release it.
+func (p *post) reuse(token string) {
+	if !p.used.Load() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.tokens[token]; r != nil && r.waiter == nil {
+		r.use, r.again = inUse, false
+	}
+}
+
+// outlived notes that a call of a wait is still in flight when the wait ends; late must follow
+// when it is answered, and then answered be closed.
+func (p *post) outlived(token string, w *waiter, answered <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.tokens[token]; r != nil && r.waiter == w {
+		r.answered = answered
+	}
+}
+
+// settle waits for the answer to a call that has outlived its wait, as long as ctx lasts. It
+// reports whether there may be a grant again since the token was released, which the caller has
+// to release then.
+func (p *post) settle(ctx context.Context, token string) bool {
+	if !p.used.Load() {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	if r == nil {
+		return false
+	}
+	if answered := r.answered; answered != nil {
+		p.mu.Unlock()
+		select {
+		case <-answered:
+		case <-ctx.Done():
+		case <-p.open.Done():
+		}
+		p.mu.Lock()
+	}
+	again := r.again
+	r.again = false
+	return again
+}
+
+// late notes that a call that outlived its wait was answered, and reports whether its token has
+// to be released again: a release has missed it.
+func (p *post) late(token string, answered <-chan struct{}) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	if r == nil {
+		return false
+	}
+	if r.answered == answered {
+		r.answered = nil
+	}
+	if r.releases > 0 { // which may miss it
+		r.again = true
+		return false
+	}
+	return r.use == missed
+}
+
+// isReleased reports whether a token that is not in the queue any more was taken out of it by a
+// release, and not because it seemed dead.
+func (p *post) isReleased(token string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.tokens[token]
+	return r != nil && (r.use != inUse || r.releases > 0)
+}
+
+func (p *post) giveBackLocked(key, token string) {
+	p.startLocked(func() { _ = p.locker.giveBack(context.Background(), key, token) })
+}
