@@ -114,11 +114,12 @@ func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
 	return a.wait(ctx)
 }
 
-// waitFirst waits without an attempt first, if the key is most likely held. If the acquisition
-// is not decided then, it goes on as if it had just begun.
+// waitFirst waits without an attempt first, if the key is most likely held or the Client makes
+// many attempts already. If the acquisition is not decided then, it goes on as if it had just
+// begun.
 func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool, err error) {
 	k := a.client.keeper
-	contended := a.client.options.maxWait >= attemptTime && k.contended.has(a.key)
+	contended := a.client.options.maxWait >= attemptTime && (k.contended.has(a.key) || k.crowded())
 	if a.client.takesTurns() {
 		if w := k.turns.join(a, contended); w != nil {
 			return a.await(ctx, w)
@@ -180,6 +181,8 @@ func (a *acquisition) outOfPatience(err error) error {
 // tryInTime makes an attempt that has at least attemptTime for its answer: callers need not
 // choose a MaxWait that covers the network's round trip.
 func (a *acquisition) tryInTime(ctx context.Context) (*Lease, error) {
+	a.client.keeper.attempts.Add(1)
+	defer a.client.keeper.attempts.Add(-1)
 	if a.client.options.maxWait >= attemptTime {
 		return a.tryFor(ctx, max(a.client.options.outage, attemptTime))
 	}

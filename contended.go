@@ -21,6 +21,20 @@ type contendedKeys struct {
 	until map[string]time.Time
 }
 
+// maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls
+// would stand before renewals and releases for the connections of the store's client. So further
+// acquisitions join the queue of the store at once, free or not, and the backend sends them
+// together.
+const maxAttempts = 128
+
+func (k *keeper) crowded() bool {
+	if k.attempts.Load() < maxAttempts || k.turns.unqueued.Load() {
+		return false
+	}
+	_, ok := k.locker.(Acquirer)
+	return ok
+}
+
 func (c *contendedKeys) note(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

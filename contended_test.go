@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,6 +59,34 @@ func TestContendedKey(t *testing.T) {
 		_, err = c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.Equal(t, []string{"try", "try"}, s.ops())
+	})
+}
+
+// While many first attempts are in flight, others join the queue at once.
+func TestManyAttempts(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		s.hook = func(*call) { time.Sleep(time.Second) }
+		var all sync.WaitGroup
+		for i := range 200 {
+			all.Go(func() {
+				lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
+				if err == nil {
+					err = lease.Release()
+				}
+				require.NoError(t, err)
+			})
+		}
+		all.Wait()
+		ops := make(map[string]int)
+		for _, op := range s.ops() {
+			ops[op]++
+		}
+		require.Equal(t, map[string]int{"try": 128, "acquire": 72, "release": 200}, ops)
+		s.forget()
+		require.NoError(t, acquire(t, c, "k").Release())
+		require.Equal(t, []string{"try", "release"}, s.ops())
+		require.NoError(t, c.Close())
 	})
 }
 

@@ -31,6 +31,7 @@ type keeper struct {
 	abandoned atomic.Bool   // leases that are still held have ended with ErrClosed
 	calls     atomic.Int64  // of the Client, in flight
 	waiters   atomic.Int64  // calls that wait for a key
+	attempts  atomic.Int64  // first attempts, in flight
 	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
 	mu       sync.Mutex
