@@ -19,7 +19,7 @@ import (
 // ends one of them, and a lost connection ends all. Each can be made again at once.
 func TestListenersOnOneConnection(t *testing.T) {
 	server := redistest.Start(t)
-	_, err := server.Do("ACL", "SETUSER", "default", "resetchannels", "&good*")
+	_, err := server.Do("ACL", "SETUSER", "default", "resetchannels", "&good*", "&gone")
 	if err != nil {
 		t.Skip(err)
 	}
@@ -67,11 +67,19 @@ func TestListenersOnOneConnection(t *testing.T) {
 			all[0] = listen("good0")
 			require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-all[0].events)
 		}
+		gone := listen("gone")
+		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-gone.events)
+		gone.cancel()
+		require.ErrorIs(t, <-gone.ended, context.Canceled)
 		n, err := server.Do("PUBLISH", "good0", "hello")
 		require.NoError(t, err)
 		require.EqualValues(t, 1, n)
 		require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "hello"}, <-all[0].events)
 		require.Equal(t, 1, connections())
+		within("the subscription of one that has ended", func() bool {
+			n, err := server.Do("PUBLISH", "gone", "hello")
+			return err == nil && n == int64(0)
+		})
 		_, err = server.Do("CLIENT", "KILL", "TYPE", "pubsub")
 		require.NoError(t, err)
 		for _, l := range all {

@@ -125,6 +125,28 @@ func TestInboxIsClosedWhenIdle(t *testing.T) {
 	})
 }
 
+// A waiter that comes while its inbox is being closed has it opened again afterwards: there are
+// never two subscriptions to one channel.
+func TestInboxIsNeededAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		f.listen = func(ctx context.Context, on func(Event)) error {
+			on(Event{Kind: Subscribed})
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return ctx.Err()
+		}
+		first := begin(t, l, "k", "first")
+		first.cancel()
+		time.Sleep(lingering + 100*time.Millisecond)
+		second := begin(t, l, "k", "second")
+		require.Len(t, f.listened(), 1)
+		time.Sleep(time.Second)
+		require.Len(t, f.listened(), 2)
+		require.Equal(t, 1, f.opened())
+		second.cancel()
+	})
+}
+
 // An inbox that cannot be opened, or was lost, is opened again: soon, and ever more
 // seldom while that fails.
 func TestInboxIsOpenedAgain(t *testing.T) {

@@ -268,7 +268,10 @@ func TestAsksForADeadMaster(t *testing.T) {
 			if r := (routedConn{c}); routed {
 				l = New(r)
 			} else {
-				l = New(struct{ Conn }{r})
+				l = New(struct {
+					Conn
+					Pooled
+				}{r, r})
 			}
 			defer l.Close()
 			dead := begin(t, l, "dead", "dead")
