@@ -15,7 +15,7 @@
 //
 // A Redis user with these rights can do everything, here with the prefix "lock:":
 //
-//	ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all +asking +cluster|shards +cluster|slots +command +del +eval +evalsha +exists +get +hdel +hget +hmget +hset +incrby +persist +pexpire +ping +pttl +publish +pubsub +renamenx +set +spublish +ssubscribe +subscribe +time +zadd +zcard +zrange +zrank +zrem +zremrangebyrank +zscore
+//	ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all +asking +cluster|shards +cluster|slots +command +del +eval +evalsha +exists +get +hdel +hmget +hset +incrby +persist +pexpire +ping +pttl +publish +pubsub +renamenx +set +spublish +ssubscribe +subscribe +time +zadd +zcard +zrange +zrank +zrem +zremrangebyrank +zscore
 //
 // New users have no right to any channel since Redis 7, so do not leave out the channels (&).
 // Before Redis 7.0, leave out SPUBLISH and SSUBSCRIBE; before 6.2, leave out the channels too.

@@ -189,7 +189,7 @@ func TestScripts(t *testing.T) {
 	want := map[string]string{
 		"acquire": "b1ed1f095ef973dbf8519cbe239266abaec8a6a0",
 		"enqueue": "2077e37f0ae18ce56e51dcbf7609897825dd62b7",
-		"checkin": "9e55d4fac0a2fffce8303b20acc75f4a91335fc7",
+		"checkin": "8288b25677e30297ddab903342429cc80c786792",
 		"renew":   "b3c7780f1c8e50845f7c609de766fcff05a81107",
 		"release": "f7f8ef59527901aefbadaee411965462d8c101e2",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",

@@ -23,7 +23,7 @@ if holder == unswept then
 end
 local time = now()
 if holder == token then
-  local handover = call('HGET', KEYS[4], 'handover') or ''
+  local handover = call('HMGET', KEYS[4], 'handover')[1] or ''
   local fence, granted, to = handover:match('^(%d+) (%d+) (.*)$')
   if to ~= token then
     return {3}
