@@ -698,7 +698,7 @@ func TestReleaseOfAnother(t *testing.T) {
 // A release whose handover fails still frees the lock. The waiter is granted it when it checks in.
 func TestHandoverFails(t *testing.T) {
 	for name, rule := range map[string]string{
-		"no counter": "-incrby",
+		"no counter": "-pttl",
 		"no queue":   "-zrange",
 		"no record":  "-hset",
 		"no waiters": "-hmget",
@@ -745,7 +745,7 @@ func TestServiceFails(t *testing.T) {
 // An enqueue that fails because the user lacks a right leaves nothing in the queue, and no companion
 // when the lock is released.
 func TestEnqueueFails(t *testing.T) {
-	for _, rule := range []string{"-hset", "-pexpire", "-zadd", "-incrby", "-publish", "resetchannels"} {
+	for _, rule := range []string{"-hset", "-pexpire", "-zadd", "-pttl", "-publish", "resetchannels"} {
 		t.Run(rule, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, "", "k")
