@@ -94,7 +94,7 @@ func requireRenewed(t *testing.T, l dlock.BatchRenewer, batch []dlock.Renewal) {
 
 func requireLivingRenewed(t *testing.T, l dlock.BatchRenewer, batch []dlock.Renewal, onDead []bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	start := time.Now()
 	results, err := l.RenewBatch(ctx, batch)
