@@ -163,7 +163,7 @@ func (b *Locker) State() State {
 // TryAcquire implements [dlock.Locker].
 func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	changes, err := b.admit(ctx, key, true)
-	if attempt, decided := b.decide(key, token, ttl, err != nil); decided {
+	if attempt, decided := b.decide(ctx, key, token, ttl, err != nil); decided {
 		return attempt, nil
 	}
 	if err != nil {
@@ -188,7 +188,7 @@ func (b *Locker) try(ctx context.Context, changes int, key, token string, ttl ti
 // Acquire implements [dlock.Acquirer].
 func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	changes, err := b.admit(ctx, key, false)
-	if attempt, decided := b.decide(key, token, ttl, err != nil); decided {
+	if attempt, decided := b.decide(ctx, key, token, ttl, err != nil); decided {
 		if !attempt.Acquired {
 			return dlock.Attempt{}, unavailable("%v", errHeldHere)
 		}
@@ -265,8 +265,8 @@ func judge(ctx context.Context, err error) verdict {
 	case err == nil:
 		return answered
 	case ctx.Err() != nil:
-		// A wait that ended because the store was silent has two errors.
-		if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 2 {
+		var both interface{ Unwrap() []error } // that of ctx, and why the store was silent
+		if errors.As(err, &both) {
 			return failed
 		}
 		return nothing

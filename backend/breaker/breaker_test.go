@@ -1,6 +1,7 @@
 package breaker_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +66,7 @@ func (a *away) fail(ctx context.Context) error {
 
 func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a.calls.Add(1)
-	if err := a.fail(ctx); err != nil {
+	if err := cmp.Or(ctx.Err(), a.fail(ctx)); err != nil {
 		return dlock.Attempt{}, err
 	}
 	return a.Forward.TryAcquire(ctx, key, token, ttl)
@@ -182,10 +183,10 @@ func TestJudges(t *testing.T) {
 		require.False(t, b.State().Open)
 	})
 	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // waits that ended while the store was silent
-		silent := fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore)
+		silent := noEffect(fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore))
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			time.Sleep(time.Second)
+			<-ctx.Done()
 			s.err = silent
 			_, err := b.Acquire(ctx, "k", "t", time.Minute)
 			require.ErrorIs(t, err, errStore)

@@ -71,8 +71,8 @@ func (b *Locker) degrades(key string) bool { return b.degradation != nil && b.de
 
 // decide makes an attempt in memory if another lease of this process holds the key, or if the
 // breaker has refused the attempt and has been open for long enough.
-func (b *Locker) decide(key, token string, ttl time.Duration, refused bool) (attempt dlock.Attempt, decided bool) {
-	if key == "" || token == "" || ttl < time.Millisecond || !b.degrades(key) {
+func (b *Locker) decide(ctx context.Context, key, token string, ttl time.Duration, refused bool) (attempt dlock.Attempt, decided bool) {
+	if ctx.Err() != nil || key == "" || token == "" || ttl < time.Millisecond || !b.degrades(key) {
 		return dlock.Attempt{}, false
 	}
 	b.mu.Lock()

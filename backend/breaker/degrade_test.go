@@ -57,13 +57,17 @@ func TestDegrades(t *testing.T) {
 		_, err = locks.With(dlock.WithFence(true)).TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrUnavailable, "not with fences")
 
-		sent := s.calls.Load()
+		sent := s.calls.Load() + 1 // the attempt whose ctx has ended is passed on
 		lease, err := locks.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		require.True(t, lease.Degraded())
 		require.Zero(t, lease.Fence())
 		_, err = locks.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = b.TryAcquire(ended, "k", "t", time.Second)
+		require.ErrorIs(t, err, context.Canceled)
 		time.AfterFunc(time.Minute, func() { _ = lease.Release() })
 		next, err := locks.Acquire(t.Context(), "k") // a wait
 		require.NoError(t, err)
