@@ -28,6 +28,39 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// TestClusterReplicated uses locks whose leases count when the replica of their master has them.
+func TestClusterReplicated(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1)
+	for name, a := range clusterAdapters {
+		replicated := func(t testing.TB, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
+			return a(t, addrs, user, append(opts, rediscore.WithReplicas(1, 10*time.Second))...)
+		}
+		t.Run(name+"/EverySlot", func(t *testing.T) { everySlot(t, cluster, replicated) })
+		t.Run(name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, replicated) })
+		t.Run(name+"/FreeInMovingSlot", func(t *testing.T) { freeInMovingSlot(t, cluster, replicated) })
+		t.Run(name+"/OneReplicaIsAway", func(t *testing.T) { oneReplicaIsAway(t, cluster, a) })
+	}
+}
+
+// oneReplicaIsAway suspends a replica: that fails the calls for its master, and no others.
+func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+	l := a.dial(t, cluster, rediscore.WithReplicas(1, 200*time.Millisecond))
+	batch := []dlock.Renewal{
+		{Key: keyOf(t, cluster, cluster.Nodes[0], t.Name()), Token: "t", TTL: ttl},
+		{Key: keyOf(t, cluster, cluster.Nodes[1], t.Name()), Token: "t", TTL: ttl},
+	}
+	acquireAll(t, l, batch)
+	cluster.Nodes[3].Suspend()
+	results, err := l.RenewBatch(t.Context(), batch)
+	cluster.Nodes[3].Resume()
+	require.NoError(t, err)
+	require.Equal(t, dlock.RenewResult{Held: true}, results[1])
+	var few *rediscore.ReplicasError
+	require.ErrorAs(t, results[0].Err, &few)
+	require.Zero(t, few.Got)
+}
+
 func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 	for _, prefix := range []string{"", "app:", "{app}:", "{", "}", "a}{b:", "{}", "{a", "é\x00"} {
 		l := a.dial(t, cluster, rediscore.WithPrefix(prefix))
@@ -190,7 +223,7 @@ func (m migration) moveKeys() {
 func (m migration) finish() {
 	m.t.Helper()
 	do(m.t, m.to, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
-	for _, n := range m.cluster.Nodes {
+	for _, n := range m.cluster.Nodes[:3] { // the masters
 		do(m.t, n, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
 	}
 }

@@ -2,11 +2,13 @@ package goredis
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -71,7 +73,31 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	c.evalAll(ctx, calls, results)
+	c.evalAll(ctx, calls, results, nil)
+}
+
+// EvalReplicated implements [rediscore.Replicator]. A pipeline has a connection for itself. Clients
+// other than those of go-redis may send its commands to several servers.
+func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
+	if c.writesAtOnce() {
+		c.evalAll(ctx, calls, results, &wait)
+		return
+	}
+	for i := range results {
+		results[i].Err = &dlock.NoEffectError{Err: fmt.Errorf("%w client for WithReplicas: a %T", dlock.ErrInvalid, c.client)}
+	}
+}
+
+func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
+	if cluster, ok := c.client.(*redis.ClusterClient); ok {
+		c.evalByMaster(ctx, cluster, calls, results, wait)
+	} else {
+		numbers := make([]int, len(calls))
+		for i := range calls {
+			numbers[i] = i
+		}
+		c.evalSome(ctx, envelope{wait: wait}, numbers, calls, results)
+	}
 	closed := sync.OnceValue(func() bool { return rediscore.IsClosed(ctx, saysClosed, c.ping) })
 	for i, r := range results {
 		if saysClosed(r.Err) && closed() {
@@ -80,55 +106,46 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 	}
 }
 
-func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	if cluster, ok := c.client.(*redis.ClusterClient); ok {
-		c.evalByMaster(ctx, cluster, calls, results)
-		return
-	}
-	numbers := make([]int, len(calls))
-	for i := range calls {
-		numbers[i] = i
-	}
-	c.evalSome(ctx, numbers, calls, results)
-}
-
 // evalByMaster uses a pipeline for each master, so that a dead master fails only its own calls.
 // In a pipeline of the cluster client it would fail them all.
-func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result) {
+func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	defer c.topology.watch()()
-	groups := make(map[*redis.Client][]int)
-	for i, call := range calls {
+	master := func(call rediscore.Call, address string) (*redis.Client, error) {
+		if address != "" {
+			return c.topology.node(ctx, address)
+		}
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
 			c.topology.failed(err)
-			results[i].Err = c.unsent(err)
-			continue
+			err = c.unsent(err)
 		}
-		groups[master] = append(groups[master], i)
+		return master, err
 	}
-	var pipelines sync.WaitGroup
-	for master, numbers := range groups {
-		pipelines.Go(func() {
-			conn{client: master, dials: c.dials}.evalSome(ctx, numbers, calls, results)
-			for _, i := range numbers {
-				c.topology.failed(results[i].Err)
-				if redirected(results[i].Err) {
-					results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
-				}
+	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
+		conn{client: node, dials: c.dials}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		for _, i := range numbers {
+			c.topology.failed(results[i].Err)
+			if wait == nil && redirected(results[i].Err) { // go-redis follows to any node
+				results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
 			}
-		})
-	}
-	pipelines.Wait()
+		}
+	})
 }
 
 func redirected(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
 }
 
+// An envelope is what a pipeline has beside the calls.
+type envelope struct {
+	asking bool                   // ASKING before each
+	wait   *rediscore.Replication // for a WAIT at the end; or nil
+}
+
 // evalSome makes the calls with the given indices in one pipeline. Calls whose script the server
 // does not know go into a second one.
-func (c conn) evalSome(ctx context.Context, numbers []int, calls []rediscore.Call, results []rediscore.Result) {
-	c.pipeline(ctx, numbers, results, func(i int) *command {
+func (c conn) evalSome(ctx context.Context, e envelope, numbers []int, calls []rediscore.Call, results []rediscore.Result) {
+	c.pipeline(ctx, e, numbers, results, func(i int) *command {
 		return newCommand(ctx, "evalsha", calls[i].Script.SHA, calls[i])
 	})
 	var unknown []int
@@ -138,18 +155,26 @@ func (c conn) evalSome(ctx context.Context, numbers []int, calls []rediscore.Cal
 		}
 	}
 	if len(unknown) > 0 {
-		c.pipeline(ctx, unknown, results, func(i int) *command {
+		c.pipeline(ctx, e, unknown, results, func(i int) *command {
 			return newCommand(ctx, "eval", calls[i].Script.Source, calls[i])
 		})
 	}
 }
 
-func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
+func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
 	pipe := c.client.Pipeline()
 	cmds := make([]*command, len(numbers))
 	for n, i := range numbers {
+		if e.asking {
+			_ = pipe.Process(ctx, redis.NewStatusCmd(ctx, "asking"))
+		}
 		cmds[n] = newCmd(i)
 		_ = pipe.Process(ctx, cmds[n]) // queues it
+	}
+	var replicas *redis.IntCmd
+	if e.wait != nil {
+		replicas = redis.NewIntCmd(ctx, "wait", e.wait.Replicas, e.wait.Milliseconds(ctx))
+		_ = pipe.Process(ctx, replicas)
 	}
 	_, failure := pipe.Exec(ctx)
 	for n, i := range numbers {
@@ -157,6 +182,9 @@ func (c conn) pipeline(ctx context.Context, numbers []int, results []rediscore.R
 			cmds[n].SetErr(failure)
 		}
 		results[i].Reply, results[i].Err = c.outcome(cmds[n], cmds[n].Err())
+		if replicas != nil {
+			results[i].Replicas, results[i].NoWait = int(replicas.Val()), replicas.Err()
+		}
 	}
 }
 

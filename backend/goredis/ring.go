@@ -26,6 +26,10 @@ func (ringConn) EvalAll(_ context.Context, _ []rediscore.Call, results []redisco
 	}
 }
 
+func (c ringConn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, _ rediscore.Replication) {
+	c.EvalAll(ctx, calls, results)
+}
+
 func (ringConn) Listen(context.Context, string, bool, func(rediscore.Event)) error { return errRing }
 
 func (ringConn) Cluster() bool { return false }

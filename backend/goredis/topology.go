@@ -1,12 +1,16 @@
 package goredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 const (
@@ -94,6 +98,24 @@ func (t *topology) more() bool {
 	t.refreshing = t.failures || t.hanging > 0
 	t.failures = false
 	return t.refreshing
+}
+
+// node returns the client of the master at an address, which a redirection names. It fetches the
+// table: the redirection shows that the present one is old.
+func (t *topology) node(ctx context.Context, address string) (*redis.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
+	defer cancel()
+	var found atomic.Pointer[redis.Client]
+	err := t.cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+		if master.Options().Addr == address {
+			found.Store(master)
+		}
+		return nil
+	})
+	if node := found.Load(); node != nil {
+		return node, nil
+	}
+	return nil, cmp.Or(err, rediscore.ErrNoMaster)
 }
 
 // refresh uses ForEachMaster, which fetches the table within ctx. ReloadState has no limit, and

@@ -69,6 +69,15 @@ func (c conn) get(ctx context.Context) (pooled, error) {
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	c.evalAll(ctx, calls, results, nil)
+}
+
+// EvalReplicated implements [rediscore.Replicator].
+func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
+	c.evalAll(ctx, calls, results, &wait)
+}
+
+func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	conn, err := c.get(ctx)
 	if err != nil {
 		for i := range results {
@@ -81,39 +90,50 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 	for i := range calls {
 		numbers[i] = i
 	}
-	pipeline(ctx, &conn, numbers, results, func(i int) error {
+	pipeline(ctx, &conn, numbers, results, wait, func(i int) error {
 		return conn.Send("EVALSHA", args(c.hash(calls[i].Script), calls[i])...)
 	})
 	unknown := slices.DeleteFunc(numbers, func(i int) bool { return !noScript(results[i].Err) })
 	if len(unknown) > 0 {
-		pipeline(ctx, &conn, unknown, results, func(i int) error {
+		pipeline(ctx, &conn, unknown, results, wait, func(i int) error {
 			return conn.Send("EVAL", args(calls[i].Script.Source, calls[i])...)
 		})
 	}
 }
 
-// pipeline sends the calls with the given indices, and then receives all replies.
-func pipeline(ctx context.Context, conn *pooled, numbers []int, results []rediscore.Result, send func(i int) error) {
+// pipeline sends the calls with the given indices, and WAIT if wait is not nil, and then receives
+// all replies.
+func pipeline(ctx context.Context, conn *pooled, numbers []int, results []rediscore.Result, wait *rediscore.Replication, send func(i int) error) {
 	var err error
 	for _, i := range numbers {
 		if err = send(i); err != nil {
 			break
 		}
 	}
+	sent := len(numbers)
+	if err == nil && wait != nil {
+		err = conn.Send("WAIT", wait.Replicas, wait.Milliseconds(ctx))
+		sent++
+	}
 	var replies []any
 	if err == nil {
 		replies, err = redis.Values(conn.do(ctx, "")) // all that are pending
 	}
-	if err == nil && len(replies) != len(numbers) {
-		err = fmt.Errorf("redigo: %d replies to %d commands", len(replies), len(numbers))
+	if err == nil && len(replies) != sent {
+		err = fmt.Errorf("redigo: %d replies to %d commands", len(replies), sent)
 	}
 	for n, i := range numbers {
 		if err != nil {
 			results[i] = rediscore.Result{Err: err}
-		} else if e, ok := replies[n].(redis.Error); ok {
+			continue
+		}
+		if e, ok := replies[n].(redis.Error); ok {
 			results[i] = rediscore.Result{Err: e}
 		} else {
 			results[i] = rediscore.Result{Reply: text(replies[n])}
+		}
+		if wait != nil {
+			results[i].Replicas, results[i].NoWait = redis.Int(replies[len(numbers)], nil)
 		}
 	}
 }

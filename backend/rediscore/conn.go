@@ -98,6 +98,10 @@ func (c Call) Len() int { return 1 + c.Script.Keys + len(c.Args) }
 type Result struct {
 	Reply any
 	Err   error
+
+	// Of a call that a [Replicator] has made.
+	Replicas int   // how many replicas have what the call wrote
+	NoWait   error // why that is not known, or nil
 }
 
 // An Event is something that happened to a subscription.

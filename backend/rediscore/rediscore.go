@@ -80,6 +80,7 @@ type Locker struct {
 	prefix   string
 	unqueued bool        // WithQueue(false)
 	inboxErr func(error) // WithInboxError
+	replicas *replicas   // WithReplicas; nil for none
 	err      error       // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
 	keys     keys
@@ -313,16 +314,16 @@ func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string
 
 // evalOne makes a call, and repeats it until the script has done its work.
 func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
-	reply, err := l.conn.Eval(ctx, call)
+	reply, err := l.replicas.eval(ctx, l.conn, call)
 	for err == nil && reply == unswept {
-		reply, err = l.conn.Eval(ctx, call)
+		reply, err = l.replicas.eval(ctx, l.conn, call)
 	}
 	return reply, judge(call.Script, err)
 }
 
 // evalAll makes calls as evalOne does, in a batch.
 func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
-	l.conn.EvalAll(ctx, calls, results)
+	l.replicas.evalAll(ctx, l.conn, calls, results)
 	for i, r := range results {
 		if r.Err == nil && r.Reply == unswept {
 			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])

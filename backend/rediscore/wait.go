@@ -129,10 +129,11 @@ func (w *wait) run() (dlock.Attempt, error) {
 			}
 		case h := <-w.waiter.granted:
 			w.noteChange()
-			if w.clock != 0 {
+			hint := w.locker.replicas != nil // whether the replicas have it is known when the waiter has asked
+			if w.clock != 0 && !hint {
 				return w.grant(h), nil
 			}
-			if w.calling && !w.again {
+			if w.calling && !w.again && !hint {
 				w.early = h
 			}
 			w.registered = "" // no second message will come for this grant

@@ -33,7 +33,9 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	hooked = rueidis.WithOnReceiveReturnHook(hooked, l.ending)
 	client := c.client
 	if sharded {
-		client = c.masters.of(ctx, client, rediscore.Slot(channel))
+		if node := client.Nodes()[c.masters.of(ctx, client, rediscore.Slot(channel))]; node != nil {
+			client = node
+		}
 	}
 	slow := time.AfterFunc(subscribeLimit, l.fail)
 	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {

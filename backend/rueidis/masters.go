@@ -5,16 +5,18 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// masters finds the client of the master of a slot. A subscription must be on the master, whose
+// masters finds the address of the master of a slot. A subscription must be on the master, whose
 // scripts count its subscribers. rueidis itself may send a SSUBSCRIBE to a replica, because it takes
 // it for a command that only reads (see ClientOption.SendToReplicas).
 type masters struct {
-	mu     sync.Mutex
-	ranges []slotRange // empty if not known
+	mu      sync.Mutex
+	ranges  []slotRange   // empty if not known
+	reading chan struct{} // closed when they have been read; nil if they are not being read
 }
 
 type slotRange struct {
@@ -22,22 +24,41 @@ type slotRange struct {
 	addr        string
 }
 
-// of returns the client for the master of a slot, or c itself if the master is not known.
-func (m *masters) of(ctx context.Context, c rueidis.Client, slot int) rueidis.Client {
+const (
+	readLimit = 500 * time.Millisecond // of one try: rueidis may ask a node that is dead
+	readTries = 3
+)
+
+// of returns the address of the master of a slot, or "" if it is not known.
+func (m *masters) of(ctx context.Context, c rueidis.Client, slot int) string {
+	m.mu.Lock()
+	if addr := m.addrLocked(slot); addr != "" {
+		m.mu.Unlock()
+		return addr
+	}
+	read := m.reading
+	if read == nil {
+		read = make(chan struct{})
+		m.reading = read
+		go m.read(c, read)
+	}
+	m.mu.Unlock()
+	select {
+	case <-read:
+	case <-ctx.Done():
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.ranges) == 0 {
-		m.read(ctx, c)
-	}
+	return m.addrLocked(slot)
+}
+
+func (m *masters) addrLocked(slot int) string {
 	for _, r := range m.ranges {
 		if r.first <= int64(slot) && int64(slot) <= r.last {
-			if node := c.Nodes()[r.addr]; node != nil {
-				return node
-			}
+			return r.addr
 		}
 	}
-	m.ranges = nil
-	return c
+	return ""
 }
 
 // forget makes the next of read who serves which slots.
@@ -47,8 +68,21 @@ func (m *masters) forget() {
 	m.ranges = nil
 }
 
-// read reads CLUSTER SLOTS. Nodes that have no address of their own are left out.
-func (m *masters) read(ctx context.Context, c rueidis.Client) {
+func (m *masters) read(c rueidis.Client, done chan<- struct{}) {
+	var ranges []slotRange
+	for try := 0; try < readTries && len(ranges) == 0; try++ {
+		ctx, cancel := context.WithTimeout(context.Background(), readLimit)
+		ranges = slotRanges(ctx, c)
+		cancel()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ranges, m.reading = ranges, nil
+	close(done)
+}
+
+// slotRanges reads CLUSTER SLOTS. Nodes that have no address of their own are left out.
+func slotRanges(ctx context.Context, c rueidis.Client) (ranges []slotRange) {
 	reply, _ := c.Do(ctx, c.B().ClusterSlots().Build()).ToArray()
 	for _, entry := range reply {
 		fields, _ := entry.ToArray()
@@ -64,7 +98,8 @@ func (m *masters) read(ctx context.Context, c rueidis.Client) {
 		host, err1 := node[0].ToString()
 		port, err2 := node[1].AsInt64()
 		if err1 == nil && err2 == nil {
-			m.ranges = append(m.ranges, slotRange{first, last, net.JoinHostPort(host, strconv.FormatInt(port, 10))})
+			ranges = append(ranges, slotRange{first, last, net.JoinHostPort(host, strconv.FormatInt(port, 10))})
 		}
 	}
+	return ranges
 }

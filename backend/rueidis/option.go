@@ -1,6 +1,10 @@
 package rueidis
 
-import "github.com/dlock-go/dlock/backend/rediscore"
+import (
+	"time"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
 
 // An Option configures a Locker. It is a [rediscore.Option].
 type Option = rediscore.Option
@@ -15,3 +19,7 @@ func WithQueue(on bool) Option { return rediscore.WithQueue(on) }
 // WithInboxError is [rediscore.WithInboxError]: f is called with the reason why waiters get no
 // messages.
 func WithInboxError(f func(error)) Option { return rediscore.WithInboxError(f) }
+
+// WithReplicas is [rediscore.WithReplicas]: grants and renewals count only when n replicas have
+// them.
+func WithReplicas(n int, timeout time.Duration) Option { return rediscore.WithReplicas(n, timeout) }

@@ -67,6 +67,7 @@ func Run(t *testing.T, a Adapter) {
 		"DeadWaiters":                 deadWaiters,
 		"OutOfMemory":                 outOfMemory,
 		"Replica":                     replica,
+		"Replicated":                  replicated,
 		"PausedServer":                pausedServer,
 		"SuspendedServer":             suspendedServer,
 		"Listen":                      listen,

@@ -1,0 +1,216 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// WithReplicas makes grants and renewals count only when n replicas of the master have them. The
+// Locker sends WAIT behind each script that may grant or renew, on the same connection and in the
+// same round trip. Replicas that do not answer within timeout count as missing. The call then
+// fails with a [*ReplicasError]: a lease that was just granted must be released, as after any
+// error whose outcome is unknown (a [dlock.Client] does so), and one that was to be renewed keeps
+// its old deadline. Releases do not wait for replicas.
+//
+// With n = all replicas that can be promoted, a failover loses no lease that somebody relies on.
+// But as long as one of them is away, nothing is granted or renewed. With a smaller n, a replica
+// without the lease may be promoted, and an old master with n replicas may go on granting. A call
+// takes the round trip from the master to the replicas longer, and a handover one from the waiter
+// to the master besides: the message is only a hint then, and the waiter asks.
+//
+// The replicas' clocks decide when a lease expires after a failover, so they must be as good as
+// the master's. The timeout should be shorter than the time that the client library gives a
+// call. n may be 0, which is the default. A negative n, or a timeout below 1 ms, is refused: all
+// methods fail with [dlock.ErrInvalid]. So do they if the [Conn] is not a [Replicator].
+func WithReplicas(n int, timeout time.Duration) Option {
+	return func(l *Locker) {
+		l.replicas = nil
+		replicator, ok := l.conn.(Replicator)
+		switch {
+		case n < 0:
+			l.refuse("WithReplicas(%d, %v): a negative number", n, timeout)
+		case n == 0:
+		case timeout < time.Millisecond:
+			l.refuse("WithReplicas(%d, %v): a timeout of less than 1ms", n, timeout)
+		case l.conn != nil && !ok:
+			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, l.conn)
+		default:
+			l.replicas = &replicas{replicator, Replication{Replicas: n, Timeout: timeout}}
+		}
+	}
+}
+
+// A Replicator is a [Conn] that can ask a master whether its replicas have what was written.
+type Replicator interface {
+	// EvalReplicated makes calls as EvalAll does. Behind the calls for a master it sends WAIT on
+	// the same connection, which nobody else uses meanwhile. It sets Replicas of each result that
+	// is no error to the reply, or NoWait to the error of WAIT.
+	EvalReplicated(ctx context.Context, calls []Call, results []Result, wait Replication)
+}
+
+// A Replication says for how many replicas to wait, and for how long.
+type Replication struct {
+	Replicas int
+	Timeout  time.Duration
+}
+
+// Milliseconds returns the time-out that WAIT is to have: less than Timeout if ctx ends before,
+// and at least 1, since 0 means to wait for ever.
+func (r Replication) Milliseconds(ctx context.Context) int64 {
+	timeout := r.Timeout
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(deadline))
+	}
+	return max(timeout.Milliseconds(), 1)
+}
+
+// A ReplicasError says that a lease was granted or renewed, but not on as many replicas as
+// [WithReplicas] asks for. It may be lost in a failover.
+type ReplicasError struct {
+	Got, Want int
+	Timeout   time.Duration
+	Err       error // of WAIT, or nil
+}
+
+// Error returns a text with the numbers and the time-out, or with the error of WAIT.
+func (e *ReplicasError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("the master has the lease, and WAIT for %d replicas fails: %v", e.Want, e.Err)
+	}
+	return fmt.Sprintf("the master has the lease, and %d of %d replicas have it within %v", e.Got, e.Want, e.Timeout)
+}
+
+// Unwrap returns the error of WAIT among several, if there is one: it says nothing about the
+// effect of the call.
+func (e *ReplicasError) Unwrap() []error {
+	if e.Err == nil {
+		return nil
+	}
+	return []error{e.Err}
+}
+
+// replicas makes the calls of scripts that may grant or renew.
+type replicas struct {
+	conn Replicator
+	wait Replication
+}
+
+// mayGrant are the scripts that grant or renew.
+var mayGrant = map[*Script]bool{acquireScript: true, enqueueScript: true, checkInScript: true, renewScript: true}
+
+// evalAll makes calls, which are all of scripts that may grant or all of others.
+func (r *replicas) evalAll(ctx context.Context, conn Conn, calls []Call, results []Result) {
+	if r == nil || !mayGrant[calls[0].Script] {
+		conn.EvalAll(ctx, calls, results)
+		return
+	}
+	r.conn.EvalReplicated(ctx, calls, results, r.wait)
+	for i, result := range results {
+		if result.Err == nil && grants(result.Reply) && (result.NoWait != nil || result.Replicas < r.wait.Replicas) {
+			results[i] = Result{Err: &ReplicasError{result.Replicas, r.wait.Replicas, r.wait.Timeout, result.NoWait}}
+		}
+	}
+}
+
+// eval makes a call.
+func (r *replicas) eval(ctx context.Context, conn Conn, call Call) (any, error) {
+	if r == nil || !mayGrant[call.Script] {
+		return conn.Eval(ctx, call)
+	}
+	results := make([]Result, 1)
+	r.evalAll(ctx, conn, []Call{call}, results)
+	return results[0].Reply, results[0].Err
+}
+
+// grants reports whether the reply of a script that may grant says that the token holds the lock.
+func grants(reply any) bool {
+	switch r := reply.(type) {
+	case int64: // a fence, or whether a lease was renewed
+		return r != 0
+	case []any: // of acquire.lua it begins with the token of another
+		state, ok := r[0].(int64)
+		return ok && (state == answerGranted || state == answerFound)
+	}
+	return false
+}
+
+// maxRedirections is how often EvalByMaster sends a call again that was redirected.
+const maxRedirections = 3
+
+// EvalByMaster makes calls in a cluster: those for one master together, and for several masters at
+// the same time. A call that is redirected follows. It is for the methods of a [Conn].
+//
+// The function master returns the master of a call or, if address is not empty, the node that a
+// redirection names. The function eval makes the calls with the given indices on a node. If asking
+// is set, it sends ASKING before each.
+func EvalByMaster[M comparable](
+	calls []Call, results []Result,
+	master func(call Call, address string) (M, error),
+	eval func(node M, asking bool, numbers []int),
+) {
+	type target struct {
+		node   M
+		asking bool
+	}
+	type found struct {
+		node M
+		err  error
+	}
+	numbers := make([]int, len(calls))
+	for i := range calls {
+		numbers[i] = i
+	}
+	for range 1 + maxRedirections {
+		named := make(map[string]found) // by address
+		groups := make(map[target][]int)
+		for _, i := range numbers {
+			address, asking := redirection(results[i].Err)
+			f, ok := named[address]
+			if !ok {
+				if f.node, f.err = master(calls[i], address); address != "" {
+					named[address] = f
+				}
+			}
+			switch t := (target{f.node, asking}); {
+			case f.err == nil:
+				groups[t] = append(groups[t], i)
+			case address == "":
+				results[i].Err = f.err
+			}
+		}
+		var all sync.WaitGroup
+		for t, group := range groups {
+			all.Go(func() { eval(t.node, t.asking, group) })
+		}
+		all.Wait()
+		numbers = numbers[:0]
+		for _, group := range groups {
+			for _, i := range group {
+				if address, _ := redirection(results[i].Err); address != "" {
+					numbers = append(numbers, i)
+				}
+			}
+		}
+	}
+}
+
+// redirection returns the address that a MOVED or an ASK names, or "".
+func redirection(err error) (address string, asking bool) {
+	if err == nil {
+		return "", false
+	}
+	fields := strings.Fields(err.Error())
+	if len(fields) != 3 || fields[0] != "MOVED" && fields[0] != "ASK" {
+		return "", false
+	}
+	return fields[2], fields[0] == "ASK"
+}
+
+// ErrNoMaster is the error of a call whose master is not known at the moment.
+var ErrNoMaster error = &dlock.NoEffectError{Err: errors.New("the master of the key is not known"), Temporary: true}
