@@ -125,7 +125,7 @@
 //
 // Leases are as durable as the server's data. A server that restarts without its data, or a
 // replica that is promoted without the last writes, has lost leases: use fences where that
-// matters. Set maxmemory-policy to noeviction, the default. Any other policy may evict locks
+// matters, or [WithReplicas], which costs a round trip to the replicas. Set maxmemory-policy to noeviction, the default. Any other policy may evict locks
 // when memory runs short.
 //
 // The server's clock decides when a lease expires. If the clock is set forward, leases end

@@ -45,6 +45,7 @@ func (c *Call) trim() {
 	if !c.Wanted {
 		c.Stale = false
 	}
+	c.Copied = c.Copied && c.counts()
 	if c.Answer != unanswered {
 		c.Inbox = false
 	}
@@ -81,6 +82,9 @@ func (c Call) key() uint64 {
 	}
 	if c.Stale {
 		k |= 8
+	}
+	if c.Copied {
+		k |= 1 << 10
 	}
 	k |= uint64(c.Term) << 4
 	return k

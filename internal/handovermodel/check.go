@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // check looks for a property that does not hold in the state.
 func (w *world) check(s *search) {
 	w.checkExclusion()
@@ -10,14 +12,18 @@ func (w *world) check(s *search) {
 }
 
 // leases calls f for each lease that its client is certain of. Once the server has
-// lost data, only those count that were granted later.
+// lost data, only those count that were granted later, or whose grant the replica had.
 func (w *world) leases(f func(l Away)) {
+	lost := w.Lost
+	if w.c.Replicated {
+		lost = 0
+	}
 	for i := range w.Clients {
 		cl := &w.Clients[i]
-		if cl.Phase == holding && cl.Fence > w.Lost {
+		if cl.Phase == holding && cl.Fence > lost {
 			f(Away{cl.Token, cl.Fence, cl.Rest})
 		}
-		if cl.Away.Rest > 0 && cl.Away.Fence > w.Lost {
+		if cl.Away.Rest > 0 && cl.Away.Fence > lost {
 			f(cl.Away)
 		}
 	}
@@ -142,6 +148,10 @@ func (f *future) next() (e event, ok bool) {
 		switch c.kind {
 		case execute, receive, message, sees, hangUp, opens, notices:
 			choose(c, 3)
+		case copies:
+			if slices.ContainsFunc(f.Calls[:], f.uncopied) {
+				choose(c, 3)
+			}
 		case releaseNow:
 			choose(c, 2)
 		case retriesRelease:

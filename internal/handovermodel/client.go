@@ -123,6 +123,8 @@ func (w *world) hears(c int, m Message) {
 		w.forgetClock(c)
 	}
 	switch {
+	case w.c.Replicated && !w.c.without(hintForReplicas):
+		w.send(c)
 	case w.c.without(datedBySample) || cl.Clock == 0 && w.c.without(hintBeforeSample):
 		w.granted(c, w.c.FirstTTL, m.Fence)
 	case cl.Clock != 0:
@@ -178,7 +180,7 @@ func (w *world) hold(c int, rest int, fence uint8) {
 	w.clear(c)
 	cl := &w.Clients[c]
 	cl.Phase, cl.Rest, cl.Fence = holding, uint8(rest), fence
-	if fence > w.Lost {
+	if fence > w.Lost || w.c.Replicated {
 		if fence <= w.Certain {
 			w.breaks(P2, "a lease begins under a fence that is not above that of one before")
 		}

@@ -21,6 +21,7 @@ type Config struct {
 	Unsubscribed int  // so many clients, from the first, never have an inbox
 	OpensLate    bool // the inboxes are opened only after the start
 	NoRenew      bool // nobody renews
+	Replicated   bool // grants and renewals count when the replica has them
 	Prompt       bool // a call that is more than a TTL old is never delivered
 
 	Begin []string // the events with which every history begins: their texts

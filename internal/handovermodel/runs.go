@@ -26,6 +26,8 @@ const (
 	passedOwesNothing     = 24 // a lease that was passed on to the next in line owes no release
 	turnsShareDeadline    = 25 // the next in line has the deadline of the grant
 	unsweptIsRepeated     = 26 // a release that has only removed dead waiters is repeated
+	replicasHaveIt        = 27 // with replicas, a grant or a renewal counts when they have it
+	hintForReplicas       = 28 // with replicas, the message of a handover is only a hint
 )
 
 // small are the configurations that hold, and take seconds together.
@@ -47,6 +49,7 @@ func small() []*Config {
 		base("three, the dead swept", 3).sweeping().quick(),
 		base("two, all data lost", 2).with(delay, 1, wipe, 1).until(5).quick(),
 		base("two, failover", 2).with(delay, 1, failover, 1).until(3).quick().skewed().after(bGranted[:7]),
+		base("two, failover, replicated", 2).with(failover, 1).until(3).quick().skewed().replicated().after(aHoldsCopied),
 	}
 }
 
@@ -74,6 +77,9 @@ func large() []*Config {
 		base("two, all data lost", 2).with(delay, 2, wipe, 1, cancel, 1).until(5).quick(),
 		base("two, failover", 2).with(failover, 1).until(5).quick().skewed(),
 		base("two, failover, delay", 2).with(delay, 1, failover, 1).until(4).quick().skewed(),
+		base("two, failover, replicated", 2).with(failover, 1).until(4).quick().skewed().replicated(),
+		base("two, failover, replicated, delay", 2).with(delay, 1, failover, 1).until(3).quick().skewed().replicated(),
+		base("two, failover, replicated, renewals", 2).with(failover, 1).until(4).skewed().replicated(),
 		base("two, a call without an answer, more delay", 2).with(delay, 2, timeout, 1),
 		base("two, A twice, any call arbitrarily late", 2).with(delay, 1, timeout, 1).again().quick().late(),
 		base("two, a call without an answer, a cancellation", 2).with(delay, 1, timeout, 1, cancel, 1).quick(),
@@ -89,13 +95,14 @@ type Break struct {
 
 // How histories begin: A holds, B (or A again) waits, A hands over.
 var (
-	aHolds    = []string{"A begins", "server: try A1", "A reads the answer to try A1"}
-	bWaits    = []string{"B begins", "server: try B1", "B reads the answer to try B1", "server: enqueue B1"}
-	aWaits    = []string{"A begins", "server: try A2", "A reads the answer to try A2", "server: enqueue A2"}
-	aHands    = []string{"A releases", "server: release A1"}
-	bChecksIn = []string{"B reads the answer to enqueue B1", "B checks in", "server: check-in B1", "B reads the answer to check-in B1"}
-	bGranted  = slices.Concat(aHolds, bWaits, aHands)
-	aGranted  = slices.Concat(aHolds, []string{"A releases"}, aWaits, []string{"server: release A1"})
+	aHolds       = []string{"A begins", "server: try A1", "A reads the answer to try A1"}
+	aHoldsCopied = slices.Insert(slices.Clone(aHolds), 2, "the replica catches up")
+	bWaits       = []string{"B begins", "server: try B1", "B reads the answer to try B1", "server: enqueue B1"}
+	aWaits       = []string{"A begins", "server: try A2", "A reads the answer to try A2", "server: enqueue A2"}
+	aHands       = []string{"A releases", "server: release A1"}
+	bChecksIn    = []string{"B reads the answer to enqueue B1", "B checks in", "server: check-in B1", "B reads the answer to check-in B1"}
+	bGranted     = slices.Concat(aHolds, bWaits, aHands)
+	aGranted     = slices.Concat(aHolds, []string{"A releases"}, aWaits, []string{"server: release A1"})
 )
 
 // breaks are the rules taken out one at a time, in configurations that show soon what
@@ -124,6 +131,8 @@ func breaks() []Break {
 		{changeComesFirst, base("an old server's clock, kept", 2).only(P3).with(delay, 2, failover, 1).until(4).quick().skewed().after(bGranted[:7])},
 		{passedOwesNothing, base("a lease was passed on in a line", 2).only(P3).with(turn, 1)},
 		{unsweptIsRepeated, base("a dead waiter is in the queue", 3).only(P4).with(crash, 1).sweeping().quick()},
+		{replicasHaveIt, base("a replica without the grant becomes the server", 2).only(P1).with(failover, 1).until(4).quick().replicated()},
+		{hintForReplicas, base("a replica without the handover becomes the server", 2).only(P3).with(failover, 1).until(4).quick().replicated()},
 		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }
@@ -142,6 +151,7 @@ func (c *Config) opensLate() *Config            { c.OpensLate = true; return c }
 func (c *Config) unsubscribed(n int) *Config    { c.Unsubscribed = n; return c }
 func (c *Config) quick() *Config                { c.NoRenew = true; return c }
 func (c *Config) sweeping() *Config             { c.Silent, c.Sweep = 2, 1; return c }
+func (c *Config) replicated() *Config           { c.Replicated = true; return c }
 func (c *Config) late() *Config                 { c.Prompt, c.Check = false, safety; return c }
 func (c *Config) again() *Config                { c.Acquire[0] = 2; return c }
 func (c *Config) until(tick int) *Config        { c.LastTick = tick; return c }

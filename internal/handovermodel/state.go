@@ -130,6 +130,7 @@ type Call struct {
 	Granted uint8 // how long ago the grant was, then
 	Term    uint8
 	Stale   bool // the inbox has changed since it was sent
+	Copied  bool // the replica has what it wrote; kept only of an answer that counts then
 }
 
 type script uint8

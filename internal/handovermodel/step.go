@@ -78,7 +78,7 @@ func (w *world) onTheWay(f func(event)) {
 		}
 		if call.Answer == unanswered {
 			f(event{execute, i})
-		} else {
+		} else if !w.uncopied(call) {
 			f(event{receive, i})
 		}
 		if call.Wanted && !call.Last && w.Left[timeout] > 0 {
@@ -190,7 +190,7 @@ func (w *world) happen(e event) {
 	case notices:
 		w.notices(e.n)
 	case copies:
-		w.Replica = w.Server
+		w.copy()
 	default:
 		w.goWrong(e)
 	}
@@ -249,11 +249,43 @@ func (w *world) goWrong(e event) {
 		w.lose(Server{})
 	case fails:
 		w.Left[failover]--
+		w.failUncopied()
 		w.lose(w.Replica)
 		w.Term++
 		for i := range w.Clients {
 			w.Clients[i].Sub = false
 		}
+	}
+}
+
+// counts reports whether an answer is a grant or a renewal.
+func (c *Call) counts() bool {
+	return c.Answer == answerGranted || c.Answer == answerFound || c.Script == renewScript && c.Answer == answerHeld
+}
+
+// uncopied reports whether an answer does not count because the replica does not have what the call
+// wrote. There is one replica, and WAIT for it is behind the call.
+func (w *world) uncopied(call Call) bool {
+	return w.c.Replicated && call.counts() && !call.Copied && !w.c.without(replicasHaveIt)
+}
+
+func (w *world) copy() {
+	w.Replica = w.Server
+	for i := range w.Calls {
+		w.Calls[i].Copied = w.c.Replicated && w.Calls[i].Answer != unanswered
+	}
+}
+
+// failUncopied makes calls fail for which WAIT will never be answered.
+func (w *world) failUncopied() {
+	var failed []Call
+	for i, call := range w.Calls {
+		if w.uncopied(call) {
+			failed = append(failed, w.removeCall(i))
+		}
+	}
+	for _, call := range failed {
+		w.fail(call)
 	}
 }
 
@@ -360,6 +392,7 @@ func (w *world) call(c Call) {
 func (w *world) arrive(i int) {
 	call := &w.Calls[i]
 	w.execute(call)
+	call.Copied = w.c.Replicated && w.Left[failover] == 0
 	if call.Answer == answerUnswept {
 		call.Answer = unanswered
 	} else if !call.Wanted {
