@@ -20,7 +20,7 @@
 // New users have no right to any channel since Redis 7, so do not leave out the channels (&).
 // Before Redis 7.0, leave out SPUBLISH and SSUBSCRIBE; before 6.2, leave out the channels too.
 // SPUBLISH, SSUBSCRIBE, CLUSTER, COMMAND and ASKING are needed only in a cluster. A client with
-// client-side caching (rueidis, unless DisableCache is set) also needs CLIENT TRACKING. If the
+// client-side caching (rueidis, unless DisableCache is set) also needs CLIENT TRACKING. [WithReplicas] also needs WAIT. If the
 // prefix contains an opening brace, as in "my{app:", some names have a hash tag before the
 // prefix, so the patterns must begin with a star: "~*my{app:*".
 //
