@@ -187,11 +187,11 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // change a script, make sure that both versions work together, and then change its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "b1ed1f095ef973dbf8519cbe239266abaec8a6a0",
-		"enqueue": "2077e37f0ae18ce56e51dcbf7609897825dd62b7",
-		"checkin": "8288b25677e30297ddab903342429cc80c786792",
+		"acquire": "d41faa9f85f4311833347e8e0e9e2dfc2bdfc5f1",
+		"enqueue": "e4f0014bd2b0979af426ba9d47bbbf80bef5f498",
+		"checkin": "319114d9611f5d5a78bd1bf012d58fe90d7130d0",
 		"renew":   "b3c7780f1c8e50845f7c609de766fcff05a81107",
-		"release": "f7f8ef59527901aefbadaee411965462d8c101e2",
+		"release": "8309fbf9f698fce44b7b333d9811fda721f48971",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
@@ -242,6 +242,9 @@ func TestFenceRule(t *testing.T) {
 		c.text(t, "SET", counter, first, "PX", dayInMS)
 		return fence() == first+8
 	}, time.Minute, time.Nanosecond, "fence after one that is less than 10 ms old")
+	c.text(t, "SET", counter, first-first%10_000+9_995, "PX", dayInMS-12)
+	require.GreaterOrEqual(t, fence(), first-first%10_000+9_995+8, "fence after one that was close to the end of its window")
+	requireADay(t, c, counter)
 	for _, rest := range []int{dayInMS - 11_000, dayInMS + 60_000, 1000} {
 		c.text(t, "SET", counter, first, "PX", rest)
 		before := c.now(t)

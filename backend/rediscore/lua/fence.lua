@@ -25,7 +25,8 @@ local function mint()
   local last, fence, ttl = tonumber(call('GET', KEYS[2]) or 0)
   if passed >= 10 and passed <= 10000 then
     local rest = passed % 10
-    fence, ttl = last - last % 10000 + 1000 * (passed - rest), 86400000 - rest
+    fence = math.max(last - last % 10000 + 1000 * (passed - rest), last + 8)
+    ttl = 86400000 - rest
   else
     fence = now()
     ttl = 86400000 - math.floor(fence % 10000 / 1000)
