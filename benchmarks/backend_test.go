@@ -20,6 +20,7 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -70,14 +71,14 @@ func backends(b *testing.B) []backend {
 var adapters = []string{"goredis", "rueidis", "redigo"}
 
 // dial makes a client of the server at addr.
-func dial(b *testing.B, name, addr string) backend {
+func dial(b *testing.B, name, addr string, opts ...rediscore.Option) backend {
 	switch name {
 	case "goredis":
-		return onGoredis(b, addr)
+		return onGoredis(b, addr, opts)
 	case "rueidis":
-		return onRueidis(b, addr)
+		return onRueidis(b, addr, opts)
 	default:
-		return onRedigo(b, addr)
+		return onRedigo(b, addr, opts)
 	}
 }
 
@@ -130,7 +131,7 @@ func server(b *testing.B) string {
 	return redistest.Start(b).Addr()
 }
 
-func onGoredis(b *testing.B, addr string) backend {
+func onGoredis(b *testing.B, addr string, opts []rediscore.Option) backend {
 	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
 	b.Cleanup(func() { client.Close() })
 	script := goredislib.NewScript(compareAndDelete)
@@ -145,10 +146,10 @@ func onGoredis(b *testing.B, addr string) backend {
 		return err
 	}
 	ping := func(ctx context.Context) error { return client.Ping(ctx).Err() }
-	return backend{name: "goredis", locker: goredis.New(client), floor: floor, ping: ping}
+	return backend{name: "goredis", locker: goredis.New(client, opts...), floor: floor, ping: ping}
 }
 
-func onRueidis(b *testing.B, addr string) backend {
+func onRueidis(b *testing.B, addr string, opts []rediscore.Option) backend {
 	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
 	if err != nil {
 		b.Fatal(err)
@@ -167,10 +168,10 @@ func onRueidis(b *testing.B, addr string) backend {
 		return err
 	}
 	ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
-	return backend{name: "rueidis", locker: rueidis.New(client), floor: floor, ping: ping}
+	return backend{name: "rueidis", locker: rueidis.New(client, opts...), floor: floor, ping: ping}
 }
 
-func onRedigo(b *testing.B, addr string) backend {
+func onRedigo(b *testing.B, addr string, opts []rediscore.Option) backend {
 	pool := &redigolib.Pool{
 		MaxIdle: 128,
 		DialContext: func(ctx context.Context) (redigolib.Conn, error) {
@@ -210,5 +211,5 @@ func onRedigo(b *testing.B, addr string) backend {
 			return err
 		})
 	}
-	return backend{name: "redigo", locker: redigo.New(pool), floor: floor, ping: ping}
+	return backend{name: "redigo", locker: redigo.New(pool, opts...), floor: floor, ping: ping}
 }
