@@ -29,6 +29,9 @@
 // four connections. With a PoolSize of less than four, a release may have to wait until a batch of
 // these calls is answered.
 //
+// [WithReplicas] needs a [redis.Client] or a [redis.ClusterClient], and a ReadTimeout that is longer than
+// its own time-out. Calls that wait for replicas use connections as pipelines do.
+//
 // A cluster client for a single master, such as that of [redis.NewFailoverClusterClient], is used as a
 // client of a single server. (Close of that client leaves two goroutines behind: go-redis does not end
 // them.)

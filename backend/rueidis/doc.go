@@ -18,6 +18,10 @@
 // connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
 // other commands on a connection that has subscribed, as miniredis does.
 //
+// With [WithReplicas], each grant or renewal in flight takes a connection of the blocking pool
+// (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
+// ends 5 s after the time-out of WithReplicas at the latest.
+//
 // In a cluster, there is a subscription, with a goroutine, for each slot that is waited for. rueidis
 // does not tell which master has a slot, so calls of waiters go together only if their keys are in the
 // same slot.
