@@ -45,7 +45,7 @@ func TestClusterReplicated(t *testing.T) {
 
 // oneReplicaIsAway suspends a replica: that fails the calls for its master, and no others.
 func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
-	l := a.dial(t, cluster, rediscore.WithReplicas(1, 200*time.Millisecond))
+	l := a.dial(t, cluster, rediscore.WithReplicas(1, 2*time.Second))
 	batch := []dlock.Renewal{
 		{Key: keyOf(t, cluster, cluster.Nodes[0], t.Name()), Token: "t", TTL: ttl},
 		{Key: keyOf(t, cluster, cluster.Nodes[1], t.Name()), Token: "t", TTL: ttl},
