@@ -77,11 +77,11 @@ func TestRefusedCalls(t *testing.T) {
 			do(t, s, "CONFIG", "SET", "maxmemory", "1")
 		}},
 		{text: "NOREPLICAS", verdict: "no effect", refuse: func(t *testing.T, s *redistest.Server) {
+			sinceRedis7(t, s)
 			do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
 		}},
 		{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
-		{text: "LOADING", verdict: "no effect, for now",
-			args: []string{"--loading-process-events-interval-bytes", "1024"}, refuse: load},
+		{text: "LOADING", verdict: "no effect, for now", refuse: load},
 		{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
 			do(t, s, "REPLICAOF", "127.0.0.1", "1")
 		}},
@@ -136,7 +136,9 @@ func refusedWith(t *testing.T, text string, call func(context.Context) error) er
 
 // load makes a server load its data for several seconds.
 func load(t *testing.T, s *redistest.Server) {
+	sinceRedis7(t, s)
 	do(t, s, "DEBUG", "POPULATE", "3000", "populated", "1024")
+	do(t, s, "CONFIG", "SET", "loading-process-events-interval-bytes", "1024")
 	do(t, s, "CONFIG", "SET", "key-load-delay", "3000")
 	go s.Do("DEBUG", "RELOAD")
 	require.Eventually(t, func() bool {
@@ -149,6 +151,7 @@ func load(t *testing.T, s *redistest.Server) {
 func TestRefusedWhileASlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 2, 0)
+	sinceRedis7(t, cluster.Nodes[0])
 	for _, a := range adapters {
 		t.Run(a.name, func(t *testing.T) {
 			key := "k-" + a.name
@@ -368,6 +371,7 @@ func TestRefusedAttemptsOweNothing(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
+			sinceRedis7(t, server)
 			do(t, server, "ACL", "SETUSER", "nobody", "on", ">"+password, "~*", "+@all", "-evalsha", "-eval")
 			l, _ := a.connect(t, server.Addr(), "nobody")
 			client := dlock.New(l)

@@ -137,7 +137,7 @@ func refused(err error) (temporary, ok bool) {
 // these codes.
 func refusal(text string) (temporary, ok bool) {
 	if inScript(text) {
-		if strings.HasPrefix(text, "ERR Error running script") { // Redis 6: the command's error is the rest
+		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
 			_, text, _ = strings.Cut(text, ": -")
 		}
 		for _, code := range firstWrites {

@@ -57,6 +57,7 @@ func TestRefusals(t *testing.T) {
 		redis6 + "-READONLY You can't write against a read only replica.":                  temporary,
 		"OOM command not allowed when used memory > 'maxmemory'." + redis7:                 noEffect,
 		redis6 + "-OOM command not allowed when used memory > 'maxmemory'.":                noEffect,
+		redis6[len("ERR "):] + "-OOM command not allowed.":                                 noEffect, // rueidis leaves ERR out
 		"MISCONF Redis is configured to save RDB snapshots" + redis7:                       noEffect,
 		"NOREPLICAS Not enough good replicas to write." + redis7:                           noEffect,
 		"ERR The user executing the script can't run this command or subcommand" + redis7:  unknown,

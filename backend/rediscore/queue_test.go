@@ -793,51 +793,10 @@ func TestMayNotWait(t *testing.T) {
 			defer cancel()
 			_, err := c.Acquire(ctx, "k")
 			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "The user executing the script can't run this command")
+			require.True(t, forbidden(err), "%v", err)
 			require.NoError(t, ctx.Err())
 			s.eventually(func() bool { return len(s.queue()) == 0 }, "nobody waits")
 		})
-	}
-}
-
-// A user with the documented rights can do everything.
-func TestRights(t *testing.T) {
-	rights := slices.DeleteFunc(neededRights(), inCluster)
-	b := newBench(t, "p:", "k")
-	rights = append([]string{"app", "on", "nopass", "resetchannels", "~p:*", "&p:*", "-@all"}, rights...)
-	_, err := b.redis.Do("ACL", redis.Args{"SETUSER"}.AddFlat(rights)...)
-	require.NoError(t, err)
-	conn := plain(t, b.addr)
-	conn.pool.DialContext = func(ctx context.Context) (redis.Conn, error) {
-		return redis.DialContext(ctx, "tcp", b.addr, redis.DialUsername("app"), redis.DialPassword("any"))
-	}
-	stage := &interceptConn{plainConn: conn, t: t, came: make(chan struct{}, 1)}
-	l := New(stage, WithPrefix("p:"))
-	t.Cleanup(func() { l.Close() })
-	for _, token := range []string{"A", "B"} {
-		_, err = l.TryAcquire(t.Context(), "k", token, time.Minute)
-		require.NoError(t, err)
-	}
-	s := &scene{bench: b}
-	w := s.acquire(l, "B").listening()
-	ok, err := l.Renew(t.Context(), "k", "A", time.Minute)
-	require.True(t, ok, err)
-	stage.silence(true)
-	ok, err = l.Release(t.Context(), "k", "A")
-	require.True(t, ok, err)
-	stage.message()()
-	await(t, w.done, "the end of the wait")
-	require.NoError(t, w.err)
-	for _, call := range []func() (bool, error){
-		func() (bool, error) { return l.Renew(t.Context(), "k", "A", time.Minute) },
-		func() (bool, error) { return l.Release(t.Context(), "k", "A") },
-		func() (bool, error) { ok, err := l.Release(t.Context(), "k", "B"); return !ok, err },
-		func() (bool, error) { return l.Renew(t.Context(), "k", "B", time.Minute) },
-		func() (bool, error) { return l.Release(t.Context(), "k", "B") },
-	} {
-		changed, err := call()
-		require.NoError(t, err)
-		require.False(t, changed)
 	}
 }
 
@@ -845,6 +804,9 @@ func TestRights(t *testing.T) {
 func (b *bench) rule(rule string) {
 	b.Helper()
 	_, err := b.redis.Do("ACL", "SETUSER", "default", rule)
+	if rule == "resetchannels" && err != nil {
+		b.Skipf("no rights to channels: %v", err)
+	}
 	require.NoError(b, err)
 }
 
