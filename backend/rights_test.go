@@ -2,118 +2,168 @@ package backend_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	redigolib "github.com/gomodule/redigo/redis"
+	goredislib "github.com/redis/go-redis/v9"
+	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// documentedRule returns the ACL SETUSER command of rediscore's documentation, with the user's
-// name in place of "dlock" and as the prefix.
-func documentedRule(t *testing.T, user string) []string {
+// rights returns the commands of docs/security.md for a user and the prefix of the same name.
+func rights(t *testing.T, server *redistest.Server, user string) [][]string {
 	t.Helper()
-	doc, err := os.ReadFile("rediscore/doc.go")
-	require.NoError(t, err)
-	line := regexp.MustCompile(`ACL SETUSER .*`).FindString(string(doc))
-	require.NotEmpty(t, line)
-	line = strings.NewReplacer(" dlock ", " "+user+" ", ">PASSWORD", ">"+password, "lock:*", user+"*").Replace(line)
-	return strings.Fields(line)
-}
-
-// inCluster matches the rights that are needed only in a cluster.
-var inCluster = regexp.MustCompile(`^(ASKING|CLUSTER\|.*|COMMAND|SPUBLISH|SSUBSCRIBE)$`)
-
-// documentedRights returns the commands of documentedRule that a single server needs.
-func documentedRights(t *testing.T) (rights []string) {
-	t.Helper()
-	for _, word := range documentedRule(t, "user") {
-		if right, ok := strings.CutPrefix(word, "+"); ok && !inCluster.MatchString(strings.ToUpper(right)) {
-			rights = append(rights, strings.ToUpper(right))
+	commands := adaptertest.Rights(t, "../docs/security.md", server)
+	for _, command := range commands {
+		for i, word := range command {
+			command[i] = strings.NewReplacer("PASSWORD", password, "app:", user).Replace(word)
 		}
+		command[2] = user
 	}
-	return rights
+	return commands
 }
 
-// addUser adds a user with the right to some commands, and to the keys and channels that begin
-// with the user's name.
-func addUser(t *testing.T, server *redistest.Server, user string, rights []string) {
+// setUser makes a user with the rights that some commands of the page give, but for one of them if
+// without is not "".
+func setUser(t *testing.T, server *redistest.Server, commands [][]string, without string) {
 	t.Helper()
-	args := []string{"ACL", "SETUSER", user, "on", ">" + password, "resetkeys", "~" + user + "*", "-@all"}
-	for _, r := range rights {
-		args = append(args, "+"+strings.ToLower(r))
-	}
-	if _, err := server.Do(append(args, "resetchannels", "&"+user+"*")...); err != nil { // before Redis 6.2
-		do(t, server, args...)
+	for _, command := range commands {
+		do(t, server, slices.DeleteFunc(slices.Clone(command), func(word string) bool { return word == without })...)
 	}
 }
 
-// TestRights checks that a user with the documented rights can do everything, and that each
-// of them is needed.
+// On a single server, the first three commands of the page give all rights. These are the next.
+const (
+	single         = 3
+	clusterRights  = 3
+	sentinelRights = 4
+	cachingRights  = 5
+)
+
+// overTLS has functions that connect to a server over TLS, as the user with the test's name.
+var overTLS = map[string]func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker{
+	"goredis": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
+		return newGoRedis(t, goredislib.Options{Addr: server.TLSAddr, TLSConfig: server.TLS, Username: t.Name(), Password: password})
+	},
+	"rueidis": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
+		return newRueidis(t, rueidisOverTLS(t, server, true))
+	},
+	"redigo": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
+		return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", server.TLSAddr, redigolib.DialUseTLS(true),
+			redigolib.DialTLSConfig(server.TLS), redigolib.DialUsername(t.Name()), redigolib.DialPassword(password))
+	},
+}
+
+func rueidisOverTLS(t *testing.T, server *redistest.TLSServer, disableCache bool) rueidislib.ClientOption {
+	return rueidislib.ClientOption{InitAddress: []string{server.TLSAddr}, TLSConfig: server.TLS,
+		Username: t.Name(), Password: password, DisableCache: disableCache, ForceSingleClient: true}
+}
+
+// TestRights checks that a user with the documented rights can do everything, on a server that
+// requires TLS and a user, and that each of the rights is needed.
 func TestRights(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	rights := documentedRights(t)
-	require.Greater(t, len(rights), 20)
-	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, rights, "EVAL") }) // while no script is known
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
-			addUser(t, server, a.name, rights)
-			require.Empty(t, useEverything(t, server, a.name, a.connect))
-			requireNothingForEver(t, server, a.name)
+	server := redistest.StartTLS(t)
+	requireStrict(t, server)
+	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, "+eval") }) // while no script is known
+	for name, dial := range overTLS {
+		t.Run(name, func(t *testing.T) {
+			setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], "")
+			require.Empty(t, useEverything(t, server.Server, dial(t, server)))
+			requireNothingForEver(t, server.Server, t.Name())
+			requireNothingRefused(t, server.Server)
 		})
 	}
-	for _, right := range rights {
-		if right != "EVAL" {
-			t.Run(right, func(t *testing.T) {
-				t.Parallel()
-				withoutRight(t, server, rights, right)
-			})
+	t.Run("Plain", func(t *testing.T) {
+		setUser(t, server.Server, rights(t, server.Server, t.Name())[:1], "")
+		requireCycle(t, overTLS["goredis"](t, server), "k")
+	})
+	t.Run("Caching", func(t *testing.T) {
+		commands := rights(t, server.Server, t.Name())
+		setUser(t, server.Server, commands[:single], "")
+		client, err := rueidislib.NewClient(rueidisOverTLS(t, server, false))
+		if err == nil {
+			client.Close()
+		}
+		require.ErrorContains(t, err, "NOPERM")
+		setUser(t, server.Server, commands[cachingRights:], "")
+		require.Empty(t, useEverything(t, server.Server, newRueidis(t, rueidisOverTLS(t, server, false))))
+	})
+	for _, command := range rights(t, server.Server, t.Name())[:single] {
+		for _, word := range command {
+			if word[0] == '+' && word != "+eval" {
+				t.Run(word, func(t *testing.T) {
+					t.Parallel()
+					withoutRight(t, server, word)
+				})
+			}
+		}
+	}
+}
+
+// requireStrict fails if the server accepts a client without TLS, without a certificate or without
+// a password.
+func requireStrict(t *testing.T, server *redistest.TLSServer) {
+	t.Helper()
+	for name, config := range map[string]*tls.Config{
+		"plain":                 nil,
+		"without a certificate": {RootCAs: server.TLS.RootCAs},
+		"without a password":    server.TLS,
+	} {
+		client := goredislib.NewClient(&goredislib.Options{Addr: server.TLSAddr, TLSConfig: config, MaxRetries: -1})
+		require.Error(t, client.Get(t.Context(), "k").Err(), name)
+		require.NoError(t, client.Close())
+	}
+}
+
+// requireNothingRefused fails if the server has refused commands of the test's user, other than
+// CLIENT, by which client libraries present themselves.
+func requireNothingRefused(t *testing.T, server *redistest.Server) {
+	t.Helper()
+	for _, entry := range do(t, server, "ACL", "LOG", "128").([]any) {
+		entry := fmt.Sprint(entry)
+		if strings.Contains(entry, t.Name()) && !strings.Contains(entry, "Caching") && !strings.Contains(entry, "EVAL") {
+			require.Regexp(t, `object client(\|setinfo)? `, entry)
 		}
 	}
 }
 
 // helpful are the rights that can be missed: without them waiters get no messages, or are not
 // counted.
-var helpful = map[string]bool{"PING": true, "PUBSUB": true, "SUBSCRIBE": true, "ZCARD": true}
+var helpful = map[string]bool{"+ping": true, "+pubsub|numsub": true, "+subscribe": true, "+zcard": true}
 
-func withoutRight(t *testing.T, server *redistest.Server, rights []string, right string) {
-	var others []string
-	for _, r := range rights {
-		if r != right {
-			others = append(others, r)
-		}
-	}
-	user := "no-" + right + ":"
-	addUser(t, server, user, others)
-	errs := useEverything(t, server, user, connectGoRedis)
+func withoutRight(t *testing.T, server *redistest.TLSServer, right string) {
+	setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], right)
+	errs := useEverything(t, server.Server, overTLS["goredis"](t, server))
 	if helpful[right] {
 		require.Empty(t, errs)
 	} else {
 		require.NotEmpty(t, errs, "nothing needs the right")
-		require.Regexp(t, "NOPERM|can't run this command|"+strings.ToLower(right), errs[0].Error())
+		require.Regexp(t, "NOPERM|can't run this command|ACL failure|"+right[1:], errs[0].Error())
 	}
 	t.Log(errors.Join(errs...))
-	requireNothingForEver(t, server, user)
+	requireNothingForEver(t, server.Server, t.Name())
 }
 
 // useEverything uses a lock in every way, and returns the errors in order.
-func useEverything(t *testing.T, server *redistest.Server, user string, connect connect) (errs []error) {
+func useEverything(t *testing.T, server *redistest.Server, l *rediscore.Locker) (errs []error) {
 	t.Helper()
 	const (
 		key  = "k"
 		rest = 10 * time.Second
 	)
 	ctx := t.Context()
-	l, _ := connect(t, server.Addr(), user, rediscore.WithPrefix(user))
 	note := func(what string, ok bool, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
@@ -148,10 +198,14 @@ func useEverything(t *testing.T, server *redistest.Server, user string, connect 
 		_, err := l.Acquire(ctx, key, "b", 10*rest)
 		waited <- err
 	}()
-	for len(waited) == 0 && !isQueued(t, server, user, "b") {
+	for len(waited) == 0 && !isQueued(t, server, t.Name(), "b") {
 		time.Sleep(pause)
 	}
+	before := len(errs)
 	release("hand over", "a", true)
+	if len(errs) > before { // the waiter would wait for the end of the lease
+		do(t, server, "DEL", t.Name()+key)
+	}
 	note("wait", true, <-waited)
 
 	cancelled, cancel := context.WithCancel(ctx)
@@ -160,7 +214,7 @@ func useEverything(t *testing.T, server *redistest.Server, user string, connect 
 		_, err := l.Acquire(cancelled, key, "c", rest)
 		waited <- err
 	}()
-	for len(waited) == 0 && !isQueued(t, server, user, "c") {
+	for len(waited) == 0 && !isQueued(t, server, t.Name(), "c") {
 		time.Sleep(pause)
 	}
 	cancel()
@@ -221,47 +275,84 @@ func TestInboxErrorOfAUser(t *testing.T) {
 	}
 }
 
+// TestRightsWithSentinel uses a master that Sentinels watch, with the documented rights.
+func TestRightsWithSentinel(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	sentinels := []string{redistest.StartSentinel(t, master, masterName, 1).Addr()}
+	t.Run("goredis", func(t *testing.T) {
+		setUser(t, master, rights(t, master, t.Name())[:single], "")
+		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{MasterName: masterName, SentinelAddrs: sentinels,
+			Username: t.Name(), Password: password, ContextTimeoutEnabled: true})
+		t.Cleanup(func() { client.Close() })
+		require.Empty(t, useEverything(t, master, goredis.New(client, goredis.WithPrefix(t.Name()))))
+		requireNothingRefused(t, master)
+	})
+	t.Run("rueidis", func(t *testing.T) {
+		o := rueidislib.ClientOption{InitAddress: sentinels, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
+			Username: t.Name(), Password: password, DisableCache: true}
+		commands := rights(t, master, t.Name())
+		setUser(t, master, commands[:single], "")
+		_, err := rueidislib.NewClient(o)
+		require.ErrorContains(t, err, "NOPERM")
+		do(t, master, "ACL", "LOG", "RESET")
+		setUser(t, master, commands[sentinelRights:sentinelRights+1], "")
+		require.Empty(t, useEverything(t, master, newRueidis(t, o)))
+		requireNothingRefused(t, master)
+	})
+}
+
 // TestRightsInACluster uses a cluster with the documented rights, and with each of the rights
 // for clusters missing.
 func TestRightsInACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 2, 0)
-	if _, err := cluster.Nodes[0].Do("SPUBLISH", "x", "x"); strings.Contains(fmt.Sprint(err), "unknown command") {
-		t.Skipf("no shard channels: %v", err)
-	}
+	sinceRedis7(t, cluster.Nodes[0]) // no shard channels
+	const always, oneOfTwo = 1, 2
+	broken := 0 // for lack of one of the two
 	for _, c := range []struct {
-		without string
-		broken  map[string]bool // libraries that need the right
+		without          string
+		goredis, rueidis int // whether the library needs the right
 	}{
-		{"", nil},
-		{"+spublish", map[string]bool{"goredis": true, "rueidis": true}},
-		{"+ssubscribe", map[string]bool{"goredis": true, "rueidis": true}},
-		{"+cluster|slots", map[string]bool{"goredis": true, "rueidis": true}},
-		{"+cluster|shards", nil},
-		{"+command", nil},
-		{"+asking", map[string]bool{"goredis": true, "rueidis": true}},
+		{"", 0, 0},
+		{"+spublish", always, always},
+		{"+ssubscribe", always, always},
+		{"+pubsub|shardnumsub", 0, 0}, // the waiter is then taken for alive
+		{"+cluster|slots", always, oneOfTwo},
+		{"+cluster|shards", 0, oneOfTwo}, // which of the two depends on the version of the server
+		{"+command", 0, 0},
+		{"+asking", always, always},
 	} {
 		for name, connect := range clusterAdapters {
+			needed := map[string]int{"goredis": c.goredis, "rueidis": c.rueidis}[name]
 			t.Run(name+c.without, func(t *testing.T) {
-				user := name + strings.NewReplacer("+", "-", "|", "-").Replace(c.without) + ":"
+				user := t.Name()
 				for _, n := range cluster.Nodes {
-					do(t, n, slices.DeleteFunc(documentedRule(t, user), func(word string) bool { return word == c.without })...)
+					setUser(t, n, rights(t, n, user)[:clusterRights+1], c.without)
 				}
-				errs := useInCluster(t, cluster, user, connect)
-				if c.broken[name] {
+				limit := 20 * time.Second
+				if needed == always {
+					limit = 3 * time.Second
+				}
+				errs := useInCluster(t, cluster, user, limit, connect)
+				switch {
+				case needed == oneOfTwo && len(errs) > 0:
+					broken++
+				case needed == always:
 					require.NotEmpty(t, errs)
-					t.Log(errs[0])
-				} else {
+				default:
 					require.Empty(t, errs)
 				}
+				t.Log(errors.Join(errs...))
 			})
 		}
 	}
+	require.Equal(t, 1, broken, "rueidis needs one of two rights")
 }
 
 // useInCluster hands a lock over by a message, and then uses the lock while its slot is being
 // moved.
-func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, connect connectCluster) (errs []error) {
+func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit time.Duration, connect connectCluster) (errs []error) {
 	t.Helper()
 	told := make(chan error, 100)
 	l, _, err := connect(t, cluster.Addrs(), user,
@@ -270,7 +361,7 @@ func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, connect
 		return []error{err}
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	if _, err := l.TryAcquire(ctx, "k", "a", ttl); err != nil {
 		return []error{err}

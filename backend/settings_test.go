@@ -2,14 +2,7 @@ package backend_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	cryptorand "crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -195,83 +188,30 @@ func listening(t *testing.T, server *redistest.Server, prefix string) (n int) {
 	return n
 }
 
-// TestSocketAndTLS uses locks over a Unix socket and over TLS.
-func TestSocketAndTLS(t *testing.T) {
+// TestSocket uses locks over a Unix socket.
+func TestSocket(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "dlock") // the path of a socket has to be short
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	certificate, config := selfSigned(t, dir)
-	if len(do(t, redistest.Start(t), "CONFIG", "GET", "tls-port").([]any)) == 0 {
-		t.Skip("the server is built without TLS")
-	}
-	addr := unusedAddr(t)
-	_, port, err := net.SplitHostPort(addr)
-	require.NoError(t, err)
-	server := redistest.Start(t, "--unixsocket", socket, "--tls-port", port, "--tls-cert-file", certificate,
-		"--tls-key-file", certificate, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no")
+	server := redistest.Start(t, "--unixsocket", socket)
 	for name, dial := range map[string]func(t *testing.T) *rediscore.Locker{
-		"goredis/Socket": func(t *testing.T) *rediscore.Locker {
+		"goredis": func(t *testing.T) *rediscore.Locker {
 			return newGoRedis(t, goredislib.Options{Network: "unix", Addr: socket})
 		},
-		"goredis/TLS": func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, TLSConfig: config})
-		},
-		"rueidis/Socket": func(t *testing.T) *rediscore.Locker {
+		"rueidis": func(t *testing.T) *rediscore.Locker {
 			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{socket},
 				DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 					return d.DialContext(ctx, "unix", addr)
 				}})
 		},
-		"rueidis/TLS": func(t *testing.T) *rediscore.Locker {
-			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, TLSConfig: config})
-		},
-		"redigo/Socket": func(t *testing.T) *rediscore.Locker {
+		"redigo": func(t *testing.T) *rediscore.Locker {
 			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "unix", socket)
-		},
-		"redigo/TLS": func(t *testing.T) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", addr,
-				redigolib.DialUseTLS(true), redigolib.DialTLSConfig(config))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { requireHandover(t, server, dial(t)) })
 	}
-}
-
-// unusedAddr returns an address whose port the kernel gives to nobody who does not ask for it:
-// tests that run at the same time ask for any port all the time.
-func unusedAddr(t *testing.T) string {
-	for {
-		listener, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(10000+rand.N(2000)))
-		if err == nil {
-			require.NoError(t, listener.Close())
-			return listener.Addr().String()
-		}
-	}
-}
-
-// selfSigned makes a certificate and its key, in one file.
-func selfSigned(t *testing.T, dir string) (path string, config *tls.Config) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		NotAfter:     time.Now().Add(time.Hour),
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(cryptorand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...)
-	path = filepath.Join(dir, "pem")
-	require.NoError(t, os.WriteFile(path, text, 0o600))
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
-	return path, &tls.Config{RootCAs: roots}
 }
 
 // TestDatabases waits for the same key in two databases, which share their channels.

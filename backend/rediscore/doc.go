@@ -6,23 +6,15 @@
 // and pass it to [New].
 //
 // It needs Redis 6.0 or newer, or Valkey. A single server, replicas, Sentinel and Redis Cluster
-// are supported. The tests have run on Redis 6.0, 7.0 and 8.0, and on Valkey 8.0, 8.1 and 9.1.
-// Before Redis 5, a server refuses scripts that read its clock and then write: attempts fail
-// with an error that says so, and store nothing. In a cluster, messages to waiters need shard
-// channels, which came with Redis 7.0.
+// are supported. docs/servers.md shows on which versions the tests have run. Before Redis 5, a
+// server refuses scripts that read its clock and then write: attempts fail with an error that says
+// so, and store nothing. In a cluster, messages to waiters need shard channels, which came with
+// Redis 7.0.
 //
 // # The rights that it needs
 //
-// A Redis user with these rights can do everything, here with the prefix "lock:":
-//
-//	ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all +asking +cluster|shards +cluster|slots +command +del +eval +evalsha +exists +get +hdel +hmget +hset +incrby +persist +pexpire +ping +pttl +publish +pubsub +renamenx +set +spublish +ssubscribe +subscribe +time +zadd +zcard +zrange +zrank +zrem +zremrangebyrank +zscore
-//
-// New users have no right to any channel since Redis 7, so do not leave out the channels (&).
-// Before Redis 7.0, leave out SPUBLISH and SSUBSCRIBE; before 6.2, leave out the channels too.
-// SPUBLISH, SSUBSCRIBE, CLUSTER, COMMAND and ASKING are needed only in a cluster. A client with
-// client-side caching (rueidis, unless DisableCache is set) also needs CLIENT TRACKING. [WithReplicas] also needs WAIT. If the
-// prefix contains an opening brace, as in "my{app:", some names have a hash tag before the
-// prefix, so the patterns must begin with a star: "~*my{app:*".
+// docs/security.md has the ACL SETUSER commands for a Redis user, feature by feature, and programs
+// that connect over TLS as that user.
 //
 // If the user lacks a right for the queue, or may subscribe but not publish, an Acquire that
 // would have to wait fails with an error that matches [dlock.ErrInvalid]. [WithQueue](false)

@@ -1,6 +1,8 @@
 package rediscore
 
 import (
+	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"regexp"
@@ -8,50 +10,246 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gomodule/redigo/redis"
 	"github.com/stretchr/testify/require"
 )
 
-// called has what clients call besides the scripts, as in an ACL rule. The value is true if that is
-// only in a cluster.
-var called = map[string]bool{
-	"+asking":         true,
-	"+cluster|shards": true,
-	"+cluster|slots":  true,
-	"+command":        true,
-	"+eval":           false,
-	"+evalsha":        false,
-	"+ping":           false,
-	"+ssubscribe":     true,
-	"+subscribe":      false,
+const securityPage = "../../docs/security.md"
+
+var rewrite = flag.Bool("update", false, "write the rights in "+securityPage)
+
+//go:generate go test -run TestRightsPage -update .
+
+// A purpose is what a Redis user may be for. Its rights are what its scripts call and what
+// the client sends for it, but for the rights of the purposes before it.
+type purpose struct {
+	title, text string
+	rule        string   // beside commands
+	scripts     []string // sources
+	sent        []string
 }
 
-func inCluster(right string) bool { return called[right] || right == "+spublish" }
+var purposes = []purpose{
+	{
+		title: "Locks that do not queue",
+		text: "This creates the user, or replaces it. It is enough for `WithQueue(false)`. The clients send PING to find\n" +
+			"dead connections.",
+		rule:    "reset on >PASSWORD ~app:*",
+		scripts: []string{fenceSource, beforeQueue(acquireSource), renewSource, beforeQueue(releaseSource)},
+		sent:    []string{"eval", "evalsha", "ping"},
+	}, {
+		title: "The queue",
+		text: "Waiters queue on the server, and get a message when they are granted the lock. Before Redis 6.2, leave\n" +
+			"out `resetchannels &app:*`: there are no rights to channels.",
+		rule:    "resetchannels &app:*",
+		scripts: []string{queueSource, acquireSource, enqueueSource, checkInSource, sweepSource, releaseSource},
+		sent:    []string{"subscribe"},
+	}, {
+		title:   "The number of waiters",
+		text:    "`Inspect` shows the holder without a right of its own. With this one, it also counts the waiters.",
+		scripts: []string{inspectSource},
+	}, {
+		title: "A cluster",
+		text: "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: there are no shard channels, so waiters get no\n" +
+			"messages and check in more often.",
+		scripts: []string{queueSource, freeSource, holderSource},
+		sent:    []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
+	}, {
+		title: "Sentinel",
+		text: "Only rueidis needs it: it asks each server for its role. The client's user at the Sentinels themselves is\n" +
+			"another one.",
+		sent: []string{"role"},
+	}, {
+		title: "Client-side caching",
+		text:  "Only rueidis needs it, unless `DisableCache` is set.",
+		sent:  []string{"client|tracking"},
+	},
+}
 
-// notCommands are words of the scripts that look like commands.
-var notCommands = map[string]bool{"NUMSUB": true, "SHARDNUMSUB": true, "WITHSCORES": true}
+// beforeQueue returns the part of a script that runs while nobody waits.
+func beforeQueue(source string) string {
+	before, _, _ := strings.Cut(source, "--include queue.lua")
+	return before
+}
 
-// neededRights returns the rights that the scripts and clients need.
-func neededRights() []string {
-	rights := make(map[string]bool)
-	for right := range called {
-		rights[right] = true
+// clusterOnly are the commands that queue.lua chooses for shard channels.
+var clusterOnly = []string{"pubsub|shardnumsub", "spublish"}
+
+// notCommands are the words of the scripts that look like commands. PUBSUB is called with NUMSUB or
+// with SHARDNUMSUB.
+var notCommands = map[string]string{
+	"NUMSUB": "pubsub|numsub", "PUBSUB": "", "SHARDNUMSUB": "pubsub|shardnumsub", "WITHSCORES": "",
+}
+
+var (
+	quoted   = regexp.MustCompile(`'([A-Z]{3,})'`)
+	unquoted = regexp.MustCompile(`\b(?:call|try)\(([^'].*)`)
+)
+
+// rights returns the commands of each purpose, as in an ACL rule but without the plus.
+func rights() [][]string {
+	all, known := make([][]string, len(purposes)), make(map[string]bool)
+	for i, u := range purposes {
+		needed := slices.Clone(u.sent)
+		for _, word := range quoted.FindAllStringSubmatch(strings.Join(u.scripts, "\n"), -1) {
+			command, ok := notCommands[word[1]]
+			if !ok {
+				command = strings.ToLower(word[1])
+			}
+			if command != "" && (u.title == "A cluster" || !slices.Contains(clusterOnly, command)) {
+				needed = append(needed, command)
+			}
+		}
+		slices.Sort(needed)
+		all[i] = slices.DeleteFunc(slices.Compact(needed), func(r string) bool { return known[r] })
+		for _, r := range all[i] {
+			known[r] = true
+		}
 	}
+	return all
+}
+
+// setUser returns the words of the command that gives the user dlock the rights for a purpose.
+func setUser(u purpose, rights []string) []string {
+	command := append([]string{"ACL", "SETUSER", "dlock"}, strings.Fields(u.rule)...)
+	for _, r := range rights {
+		command = append(command, "+"+r)
+	}
+	return command
+}
+
+// TestRightsPage compares the sections of the page that have the commands; with -update it writes
+// them.
+func TestRightsPage(t *testing.T) {
+	var want strings.Builder
+	for i, r := range rights() {
+		fmt.Fprintf(&want, "### %s\n\n%s\n\n```\n%s\n```\n\n", purposes[i].title, purposes[i].text, strings.Join(setUser(purposes[i], r), " "))
+	}
+	page, err := os.ReadFile(securityPage)
+	require.NoError(t, err)
+	sections := regexp.MustCompile(`(?s)### .*?\n\n(## )`)
+	if *rewrite {
+		page = sections.ReplaceAll(page, []byte(strings.ReplaceAll(want.String(), "$", "$$")+"$1"))
+		require.NoError(t, os.WriteFile(securityPage, page, 0o644))
+	}
+	require.Equal(t, want.String()+"## ", sections.FindString(string(page)), "%s is out of date: go generate ./backend/rediscore", securityPage)
+}
+
+// The commands that the scripts call are quoted words, or a variable that is given such words.
+func TestCommandsAreQuoted(t *testing.T) {
 	for _, script := range []*Script{
 		acquireScript, enqueueScript, checkInScript, renewScript, releaseScript, freeScript, inspectScript, holderScript,
 	} {
-		for _, word := range regexp.MustCompile(`'([A-Z]{3,})'`).FindAllStringSubmatch(script.Source, -1) {
-			if !notCommands[word[1]] {
-				rights["+"+strings.ToLower(word[1])] = true
+		for _, m := range unquoted.FindAllStringSubmatch(script.Source, -1) {
+			require.Regexp(t, `^(command, |serve, '')`, m[1])
+		}
+	}
+}
+
+// TestDryRun asks a server what a user may do who has the rights for some purposes: these commands and
+// no others, with the keys and channels of the prefix and no others.
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "", "k")
+	do := func(args ...string) any {
+		t.Helper()
+		reply, err := b.redis.Do(args[0], redis.Args{}.AddFlat(args[1:])...)
+		require.NoError(t, err, args)
+		return reply
+	}
+	if _, err := b.redis.Do("ACL", "DRYRUN", "default", "PING"); err != nil {
+		t.Skipf("ACL DRYRUN came with Redis 7.0: %v", err)
+	}
+	dryRun := func(args ...string) string {
+		verdict, _ := redis.String(do(append([]string{"ACL", "DRYRUN", "dlock"}, args...)...), nil)
+		return verdict
+	}
+	commands := commandsOf(do("COMMAND").([]any))
+	mayUse := make(map[string]bool)
+	for i, r := range rights() {
+		do(setUser(purposes[i], r)...)
+		for _, command := range r {
+			require.Contains(t, commands, command)
+			mayUse[command] = true
+		}
+		mayListen := mayUse["subscribe"]
+		for name, c := range commands {
+			verdict := func(key, channel string) string {
+				return dryRun(c.call(key, channel)...)
+			}
+			container, _, _ := strings.Cut(name, "|")
+			if !mayUse[name] && !mayUse[container] && !c.forAll {
+				require.Contains(t, verdict("app:k", "app:c"), "no permissions to run", "%s: %s", purposes[i].title, name)
+				continue
+			}
+			if c.forAll || c.channel && !mayListen {
+				continue
+			}
+			require.Equal(t, "OK", verdict("app:k", "app:c"), name)
+			if c.key || c.channel {
+				require.Regexp(t, "no permissions to access the '(foreign|ap)' (key|channel)", verdict("foreign", "ap"), name)
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(rights))
+	for prefix, pattern := range map[string]string{"app:": "app:*", "my{app:": "*my{app:*"} {
+		do("ACL", "SETUSER", "dlock", "resetkeys", "~"+pattern, "resetchannels", "&"+pattern)
+		for _, key := range []string{"", "k", "{x}", "}", "a\nb"} {
+			names := newLockKeys(prefix, key)
+			for _, name := range names.texts {
+				require.Equal(t, "OK", dryRun("GET", name))
+			}
+			for _, inbox := range []string{prefix + inboxSuffix + "x", companion(prefix, names.slot, inboxSuffix+"x")} {
+				require.Equal(t, "OK", dryRun("SUBSCRIBE", inbox))
+			}
+		}
+	}
 }
 
-// The documentation shows the command that creates a user with exactly the rights that are needed.
-func TestDocumentedRights(t *testing.T) {
-	doc, err := os.ReadFile("doc.go")
-	require.NoError(t, err)
-	line := "ACL SETUSER dlock on >PASSWORD ~lock:* resetchannels &lock:* -@all " + strings.Join(neededRights(), " ")
-	require.Equal(t, line, regexp.MustCompile(`ACL SETUSER .*`).FindString(string(doc)))
+// A command is one of the server's.
+type command struct {
+	name         string
+	words        int // at least
+	key, channel bool
+	forAll       bool // also without a right to it
+}
+
+// commandsOf reads the reply to COMMAND, https://redis.io/docs/latest/commands/command/.
+func commandsOf(infos []any) map[string]command {
+	all := make(map[string]command)
+	for _, info := range infos {
+		info := info.([]any)
+		name, arity, first := string(info[0].([]byte)), info[1].(int64), info[3].(int64)
+		if subcommands := info[9].([]any); len(subcommands) > 0 {
+			maps.Copy(all, commandsOf(subcommands))
+			if arity != -1 {
+				continue // it is none by itself
+			}
+		}
+		_, isChannel := map[string]bool{"publish": true, "spublish": true, "subscribe": true, "ssubscribe": true}[name]
+		all[name] = command{
+			name:    name,
+			words:   int(max(arity, -arity)),
+			key:     first > 0 && !isChannel || strings.HasPrefix(name, "eval"),
+			channel: isChannel,
+			forAll:  slices.Contains(info[2].([]any), any("no_auth")),
+		}
+	}
+	return all
+}
+
+// call returns a call of the command.
+func (c command) call(key, channel string) []string {
+	args := strings.Split(c.name, "|")
+	switch {
+	case strings.HasPrefix(c.name, "eval"):
+		return append(args, "x", "1", key)
+	case c.channel:
+		args = append(args, channel)
+	case c.key:
+		args = append(args, key)
+	}
+	for len(args) < c.words {
+		args = append(args, key)
+	}
+	return args
 }

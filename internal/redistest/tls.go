@@ -1,0 +1,82 @@
+package redistest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// A TLSServer is a Server that clients reach over TLS at TLSAddr, with a certificate. It asks
+// everybody for a password. Addr remains for Do, which has the password of the default user.
+type TLSServer struct {
+	*Server
+	TLSAddr string
+	TLS     *tls.Config // of a client
+	PEM     string      // path of the certificate of clients, server and authority, with its key
+}
+
+// StartTLS starts a TLSServer. If the server is built without TLS, the test is skipped.
+func StartTLS(t testing.TB, args ...string) *TLSServer {
+	t.Helper()
+	if settings := must[[]any](t, Start(t), "CONFIG", "GET", "tls-port"); len(settings) == 0 {
+		t.Skipf("redistest: %s is built without TLS", find(t))
+	}
+	claim, port, err := claimPort()
+	if err != nil {
+		t.Fatalf("redistest: a port for TLS: %v", err)
+	}
+	t.Cleanup(func() { claim.Close() })
+	s := &TLSServer{TLSAddr: address(port), PEM: filepath.Join(t.TempDir(), "pem")}
+	if s.TLS, err = writeCertificate(s.PEM); err != nil {
+		t.Fatalf("redistest: a certificate: %v", err)
+	}
+	s.Server = Start(t, append([]string{
+		"--requirepass", "of the default user", "--tls-port", strconv.Itoa(port),
+		"--tls-cert-file", s.PEM, "--tls-key-file", s.PEM, "--tls-ca-cert-file", s.PEM,
+	}, args...)...)
+	return s
+}
+
+// writeCertificate writes a certificate that has signed itself, and its key. It returns the
+// settings of a client that trusts the certificate and shows it.
+func writeCertificate(path string) (*tls.Config, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		NotAfter:     time.Now().Add(24 * time.Hour),
+		IPAddresses:  []net.IP{net.ParseIP(host)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return nil, err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	private = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	if err := os.WriteFile(path, append(certificate, private...), 0o600); err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(certificate, private)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(pair.Leaf)
+	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+}
