@@ -48,7 +48,8 @@ const (
 	single         = 3
 	clusterRights  = 3
 	sentinelRights = 4
-	cachingRights  = 5
+	replicaRights  = 5
+	cachingRights  = 6
 )
 
 // overTLS has functions that connect to a server over TLS, as the user with the test's name.
@@ -300,6 +301,27 @@ func TestRightsWithSentinel(t *testing.T) {
 		require.Empty(t, useEverything(t, master, newRueidis(t, o)))
 		requireNothingRefused(t, master)
 	})
+}
+
+// TestRightsWithReplicas uses a master and its replica, with the documented rights.
+func TestRightsWithReplicas(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	redistest.StartReplica(t, master)
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			commands := rights(t, master, t.Name())
+			setUser(t, master, commands[:single], "")
+			l, _ := a.connect(t, master.Addr(), t.Name(), rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, ttl))
+			t.Cleanup(func() { l.Close() })
+			_, err := l.TryAcquire(t.Context(), "without", "t", ttl)
+			require.ErrorContains(t, err, "NOPERM")
+			do(t, master, "ACL", "LOG", "RESET")
+			setUser(t, master, commands[replicaRights:replicaRights+1], "")
+			require.Empty(t, useEverything(t, master, l))
+			requireNothingRefused(t, master)
+		})
+	}
 }
 
 // TestRightsInACluster uses a cluster with the documented rights, and with each of the rights

@@ -60,6 +60,10 @@ var purposes = []purpose{
 			"another one.",
 		sent: []string{"role"},
 	}, {
+		title: "Leases on replicas",
+		text:  "`WithReplicas` asks the master how many replicas have what was written.",
+		sent:  []string{"wait"},
+	}, {
 		title: "Client-side caching",
 		text:  "Only rueidis needs it, unless `DisableCache` is set.",
 		sent:  []string{"client|tracking"},
