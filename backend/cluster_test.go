@@ -223,7 +223,7 @@ func (m migration) moveKeys() {
 func (m migration) finish() {
 	m.t.Helper()
 	do(m.t, m.to, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
-	for _, n := range m.cluster.Nodes[:3] { // the masters
+	for _, n := range m.cluster.Nodes[:min(3, len(m.cluster.Nodes))] { // the masters
 		do(m.t, n, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
 	}
 }
