@@ -189,8 +189,8 @@ func TestScripts(t *testing.T) {
 	want := map[string]string{
 		"acquire": "d41faa9f85f4311833347e8e0e9e2dfc2bdfc5f1",
 		"enqueue": "e4f0014bd2b0979af426ba9d47bbbf80bef5f498",
-		"checkin": "319114d9611f5d5a78bd1bf012d58fe90d7130d0",
-		"renew":   "b3c7780f1c8e50845f7c609de766fcff05a81107",
+		"checkin": "d823b91db5b61c2254c19e5e3b9ea3fc84012772",
+		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
 		"release": "8309fbf9f698fce44b7b333d9811fda721f48971",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",

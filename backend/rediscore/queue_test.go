@@ -931,3 +931,45 @@ func TestTokensAreBytes(t *testing.T) {
 	}
 	require.Len(t, b.waiters(), 1)
 }
+
+// A script writes whenever it says that a token holds the lock. Since Redis 7.2, WAIT waits for what
+// its own connection wrote last: behind a script that has only read, it would confirm a grant that
+// another connection wrote and that no replica has yet.
+func TestEachGrantWrites(t *testing.T) {
+	b := newBench(t, "", "k")
+	inbox := b.listen("inbox").inbox
+	b.hold("a")
+	b.wait("b", inbox)
+	b.release("a")
+	state := func(reply any) any {
+		state, _ := b.answer(reply)
+		return state
+	}
+	for _, c := range []struct {
+		name string
+		call func() any
+		want any
+	}{
+		{"a check-in that finds a grant", func() any { return state(b.checkIn("b", inbox)) }, int64(answerFound)},
+		{"a renewal to the same deadline or an earlier one", func() any { return b.call(renewScript, "b", "1") }, int64(1)},
+		{"an attempt of the holder", func() any { _, ok := b.try("b").(int64); return ok }, true},
+		{"an enqueue of the holder", func() any { return state(b.enqueue("b", inbox)) }, int64(answerGranted)},
+	} {
+		before := b.writes()
+		require.Equal(t, c.want, c.call(), c.name)
+		require.Greater(t, b.writes(), before, "%s writes nothing", c.name)
+	}
+	require.Greater(t, b.integer(t, "PTTL", "k"), int64(50_000), "a renewal has shortened the lease")
+	b.release("b")
+}
+
+// writes returns how many writes the server has counted.
+func (b *bench) writes() int {
+	b.Helper()
+	_, rest, ok := strings.Cut(b.text(b, "INFO", "persistence"), "rdb_changes_since_last_save:")
+	require.True(b, ok)
+	number, _, _ := strings.Cut(rest, "\r")
+	n, err := strconv.Atoi(number)
+	require.NoError(b, err)
+	return n
+}

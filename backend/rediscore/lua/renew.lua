@@ -1,4 +1,5 @@
--- Extends the lease of a token to at least a TTL from now. It never shortens the lease.
+-- Extends the lease of a token to at least a TTL from now. It never shortens the lease. It also
+-- writes if it need not extend the lease, because WAIT confirms only what its own connection wrote.
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the token
@@ -9,8 +10,8 @@
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
   local remaining = redis.call('PTTL', KEYS[1])
-  if remaining >= 0 and remaining < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  if remaining >= 0 then
+    redis.call('PEXPIRE', KEYS[1], math.max(remaining, tonumber(ARGV[2])))
   end
   return 1
 end
