@@ -2,8 +2,10 @@ package backend_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -59,6 +61,53 @@ func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a connectCluster
 	var few *rediscore.ReplicasError
 	require.ErrorAs(t, results[0].Err, &few)
 	require.Zero(t, few.Got)
+}
+
+// TestClusterNewMaster moves the slot of a lock to a master that joins the cluster after the client has
+// read the table of slots. The master has no replicas, which shows that it was asked.
+func TestClusterNewMaster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0)
+	for name, a := range clusterAdapters {
+		newMaster := func() *redistest.Server { return join(t, cluster) } // that outlives the subtest
+		t.Run(name, func(t *testing.T) {
+			l := a.dial(t, cluster, rediscore.WithReplicas(1, time.Millisecond))
+			var few *rediscore.ReplicasError
+			_, err := l.TryAcquire(t.Context(), t.Name(), "t", ttl)
+			require.ErrorAs(t, err, &few)
+			m := migrate(t, cluster, t.Name(), newMaster())
+			m.moveKeys()
+			_, err = l.TryAcquire(t.Context(), t.Name()+"{"+t.Name()+"}", "t", ttl)
+			var unsent *dlock.NoEffectError
+			require.ErrorAs(t, err, &unsent)
+			require.True(t, unsent.Temporary, "an ASK that cannot be followed yet: %v", err)
+			m.finish()
+			require.Eventually(t, func() bool {
+				_, err = l.Renew(t.Context(), t.Name(), "t", ttl)
+				return errors.As(err, &few)
+			}, ttl, pause, "the new master is not known")
+		})
+	}
+}
+
+// join adds a master without slots to a cluster, and waits until all others know it.
+func join(t *testing.T, cluster *redistest.Cluster) *redistest.Server {
+	t.Helper()
+	s := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
+	host, port, err := net.SplitHostPort(s.Addr())
+	require.NoError(t, err)
+	id := do(t, s, "CLUSTER", "MYID").(string)
+	for _, n := range cluster.Nodes {
+		do(t, n, "CLUSTER", "MEET", host, port)
+	}
+	for _, n := range cluster.Nodes {
+		require.Eventually(t, func() bool { return strings.Contains(do(t, n, "CLUSTER", "NODES").(string), id) }, ttl, pause)
+	}
+	require.Eventually(t, func() bool {
+		info := do(t, s, "CLUSTER", "INFO").(string)
+		return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384")
+	}, ttl, pause)
+	return s
 }
 
 func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
@@ -189,14 +238,20 @@ type migration struct {
 	from, to *redistest.Server
 }
 
-// startMigration begins to move the slot of key. The new master knows no scripts.
+// startMigration begins to move the slot of key to another master.
 func startMigration(t *testing.T, c *redistest.Cluster, key string) migration {
 	t.Helper()
-	from := c.MasterOf(t, key)
 	to := c.Nodes[0]
-	if to == from {
+	if to == c.MasterOf(t, key) {
 		to = c.Nodes[1]
 	}
+	return migrate(t, c, key, to)
+}
+
+// migrate begins to move the slot of key to a master, which then knows no scripts.
+func migrate(t *testing.T, c *redistest.Cluster, key string, to *redistest.Server) migration {
+	t.Helper()
+	from := c.MasterOf(t, key)
 	m := migration{t, c, strconv.Itoa(from.Slot(t, key)), from, to}
 	do(t, to, "SCRIPT", "FLUSH")
 	do(t, to, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.id(from))

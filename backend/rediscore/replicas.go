@@ -182,6 +182,8 @@ func EvalByMaster[M comparable](
 				groups[t] = append(groups[t], i)
 			case address == "":
 				results[i].Err = f.err
+			default: // the node is so new that the client does not know it
+				results[i].Err = ErrNoMaster
 			}
 		}
 		var all sync.WaitGroup

@@ -68,6 +68,15 @@ func (m *masters) forget() {
 	m.ranges = nil
 }
 
+// meet makes rueidis know the master of a key, which may have joined the cluster since rueidis read
+// its table of nodes. It does so when it follows a redirection. The clients of single nodes do not
+// follow any.
+func (c conn) meet(ctx context.Context, key string) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	c.client.Do(ctx, c.client.B().Arbitrary("EXISTS").Keys(key).Build())
+}
+
 func (m *masters) read(c rueidis.Client, done chan<- struct{}) {
 	var ranges []slotRange
 	for try := 0; try < readTries && len(ranges) == 0; try++ {

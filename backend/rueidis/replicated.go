@@ -24,6 +24,7 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait.Timeout+replicatedLimit)
 	defer cancel()
+	met := make(map[string]bool)
 	master := func(call rediscore.Call, address string) (string, error) {
 		if !c.Cluster() {
 			return "", nil
@@ -33,7 +34,13 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 		} else {
 			c.masters.forget()
 		}
-		if c.client.Nodes()[address] == nil {
+		known := c.client.Nodes()[address] != nil
+		if !known && !met[address] {
+			met[address] = true
+			c.meet(ctx, call.Keys()[0])
+			known = c.client.Nodes()[address] != nil
+		}
+		if !known {
 			c.masters.forget()
 			return "", rediscore.ErrNoMaster
 		}
