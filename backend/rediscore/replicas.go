@@ -18,8 +18,9 @@ import (
 // error whose outcome is unknown (a [dlock.Client] does so), and one that was to be renewed keeps
 // its old deadline. Releases do not wait for replicas.
 //
-// With n = all replicas that can be promoted, a failover loses no lease that somebody relies on.
-// But as long as one of them is away, nothing is granted or renewed. With a smaller n, a replica
+// With n = all replicas of a master, a failover loses no lease that somebody relies on. (WAIT also
+// counts replicas that cannot be promoted, so n must count them too.) But as long as one of them
+// is away, nothing is granted or renewed. With a smaller n, a replica
 // without the lease may be promoted, and an old master with n replicas may go on granting. A call
 // takes the round trip from the master to the replicas longer, and a handover one from the waiter
 // to the master besides: the message is only a hint then, and the waiter asks.
