@@ -96,6 +96,14 @@ func (e *ReplicasError) Unwrap() []error {
 	return []error{e.Err}
 }
 
+// waitError returns the error of WAIT in that of a call, or nil.
+func waitError(err error) error {
+	if few, ok := find[*ReplicasError](err); ok {
+		return few.Err
+	}
+	return nil
+}
+
 // replicas makes the calls of scripts that may grant or renew.
 type replicas struct {
 	conn Replicator

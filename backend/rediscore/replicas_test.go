@@ -140,6 +140,25 @@ func TestHandoverToReplicas(t *testing.T) {
 	})
 }
 
+// A wait ends if the user has no right to WAIT. Otherwise it would keep the lock from everybody, and
+// never be granted it. It says who held the lock, so that the Client releases the token.
+func TestHandoverWithoutRightToWait(t *testing.T) {
+	replicatedBubble(t, func(t *testing.T, c *replicatedConn, l *Locker) {
+		w := begin(t, l, "k", "t")
+		c.set(func() {
+			c.noWait = errors.New("NOPERM this user has no permissions to run the 'wait' command")
+			c.eval = always(func() []any {
+				return []any{int64(answerFound), int64(88), time.Now().UnixMicro(), time.Now().UnixMicro()}
+			})
+		})
+		time.Sleep(10 * time.Second) // until it checks in
+		require.True(t, w.isDone())
+		require.ErrorIs(t, w.err, dlock.ErrInvalid)
+		require.ErrorContains(t, w.err, "'wait'")
+		require.NotEmpty(t, w.attempt.Holder)
+	})
+}
+
 // A message that overtakes the answer to a call is no grant either.
 func TestEarlyMessageIsAHint(t *testing.T) {
 	replicatedBubble(t, func(t *testing.T, c *replicatedConn, l *Locker) {

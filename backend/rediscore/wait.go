@@ -304,6 +304,8 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(err)
 	case forbidden(err): // a retry would fail too
 		return w.end(lacksRights(err))
+	case forbidden(waitError(err)):
+		return w.end(fmt.Errorf("%w: the Redis user lacks the right to WAIT, which WithReplicas needs: %w", dlock.ErrInvalid, err))
 	case w.ticket == "", errors.Is(err, dlock.ErrClosed):
 		return w.end(err)
 	}

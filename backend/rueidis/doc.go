@@ -20,7 +20,8 @@
 //
 // With [WithReplicas], each grant or renewal in flight takes a connection of the blocking pool
 // (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
-// ends 5 s after the time-out of WithReplicas at the latest.
+// ends 5 s after the time-out of WithReplicas at the latest. It also ends at the deadline of its
+// context. But while the server does not answer, it does not end when its context is cancelled.
 //
 // In a cluster, there is a subscription, with a goroutine, for each slot that is waited for. rueidis
 // does not tell which master has a slot, so calls of waiters go together only if their keys are in the
