@@ -22,7 +22,7 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 		}
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, wait.Timeout+replicatedLimit)
+	ctx, cancel := context.WithTimeout(ctx, max(wait.Timeout, wait.Timeout+replicatedLimit)) // the sum may overflow
 	defer cancel()
 	met := make(map[string]bool)
 	master := func(call rediscore.Call, address string) (string, error) {

@@ -20,7 +20,7 @@ func replicated(t *testing.T, a Adapter) {
 	replicas := []*redistest.Server{redistest.StartReplica(t, master), redistest.StartReplica(t, master)}
 	c := a.dialWith(t, Settings{Addr: master.Addr(), Timeout: patient})
 	all := c.New(rediscore.WithReplicas(2, patient))
-	strict, some := c.New(rediscore.WithReplicas(2, waitLimit)), c.New(rediscore.WithReplicas(1, patient))
+	strict, some := c.New(rediscore.WithReplicas(2, waitLimit)), c.New(rediscore.WithReplicas(1, dlock.NoLimit))
 
 	attempt, err := all.TryAcquire(t.Context(), "k", "t", ttl)
 	require.NoError(t, err)
