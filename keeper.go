@@ -14,12 +14,13 @@ import (
 // Locks: a function whose name ends in Locked is called while its receiver's mutex is locked.
 // For a Lease and its trouble that is the mutex of the lease; for the keeper, renewals,
 // owedReleases and workers it is that of the keeper. The mutex of a lease is locked before
-// that of turns or of the keeper. Those of contendedKeys and lazyTimeout are locked last. No mutex is
-// locked during a call of the Locker. A new lease that has not started needs no lock.
+// that of turns or of the keeper. Those of contendedKeys, lazyTimeout and events are locked
+// last. No mutex is locked during a call of the Locker or of an Observer. A new lease that has not started needs no lock.
 type keeper struct {
 	locker    Locker
 	contended contendedKeys
 	turns     turns
+	events    events
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc
@@ -57,6 +58,7 @@ func newKeeper(l Locker) *keeper {
 	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
 	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, hungAfter: releaseHungAfter, nextLocked: k.nextReleaseLocked}
 	k.owed.holdWorkers = workers{mu: &k.mu, size: renewers, most: maxRenewals, hungAfter: renewHungAfter, nextLocked: k.nextHoldLocked}
+	k.events.idle = k.notify
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.renewing, k.endRenew = context.WithCancel(context.Background())
 	k.over, k.endOver = context.WithCancel(context.Background())

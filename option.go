@@ -22,9 +22,10 @@ type Option func(*options)
 
 type options struct {
 	terms
-	maxWait time.Duration
-	outage  time.Duration
-	err     error // the first value that was out of range
+	maxWait   time.Duration
+	outage    time.Duration
+	observers []Observer // in the order of their calls
+	err       error      // the first value that was out of range
 }
 
 // terms are the options that waiters must share to stand in one line (see turns). An option

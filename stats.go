@@ -18,11 +18,12 @@ type Stats struct {
 
 	Lost           uint64 // leases lost, including those whose Release discovered the loss
 	RenewalsFailed uint64 // failed renewals; one for each lease of a failed batch
+	EventsDropped  uint64 // because an [Observer] is slower than the events of the background
 }
 
 // Stats returns the figures of c and all Clients that are related to it by [Client.With].
-// They are from one instant, except Waiters and RenewalsFailed, which are read at about the
-// same time. It is cheap enough to be called once a second.
+// They are from one instant, except Waiters, RenewalsFailed and EventsDropped, which are read
+// at about the same time. It is cheap enough to be called once a second.
 func (c *Client) Stats() Stats {
 	k := c.keeper
 	if k == nil {
@@ -37,5 +38,6 @@ func (c *Client) Stats() Stats {
 		ReleasesDropped: k.owed.dropped,
 		Lost:            k.lost,
 		RenewalsFailed:  k.renewals.failed.Load(),
+		EventsDropped:   k.events.dropped.Load(),
 	}
 }
