@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// An acquisition is one call of Acquire or TryAcquire.
+// An acquisition is one call of Acquire, TryAcquire or Adopt.
 type acquisition struct {
 	client *Client
-	ctx    context.Context // the caller's
+	ctx    context.Context // the caller's, with the values that Observers lend
+	op     AcquireOp
 	key    string
 	errand *errand // that makes the acquisition; nil if a caller does
 	token  string  // of the next attempt; empty if a new one is to be made
@@ -19,6 +20,8 @@ type acquisition struct {
 	word
 	returned time.Time     // when the last attempt returned
 	waited   time.Duration // from when the last attempt was sent to its grant, at least
+
+	observation
 }
 
 // A word is what the store has said about a key.
@@ -58,6 +61,35 @@ var (
 	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
+
+// take acquires, as the op says. d is for Adopt.
+func (a *acquisition) take(d *detached) (*Lease, error) {
+	if a.op == OpAdopt && d == nil {
+		return nil, errNotDetached
+	}
+	if err := a.client.begin(a.ctx, a.key); err != nil {
+		return nil, err
+	}
+	defer a.client.keeper.leave()
+	switch a.op {
+	case OpAdopt:
+		return a.adopt(d)
+	case OpTry:
+		return a.tryOnce()
+	}
+	return a.acquire()
+}
+
+// wrap gives an error its context. The loss of a detached lease has it.
+func (a *acquisition) wrap(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case a.op == OpAdopt:
+		return wrapUnlessLost(a.ctx, "adopt", a.key, err)
+	}
+	return wrap(a.ctx, "acquire", a.key, err)
+}
 
 func (a *acquisition) acquire() (*Lease, error) {
 	o := &a.client.options
@@ -210,6 +242,9 @@ func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 // key is most likely held. If it fails before the store has answered, or with an error that a
 // wait retries, the acquisition is not decided, and begins with an attempt.
 func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, err error) {
+	if err := a.waits(); err != nil {
+		return nil, true, err
+	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
 	lease, err = a.enqueue(ctx, a.client.keeper.locker.(Acquirer))
@@ -229,6 +264,9 @@ func final(err error) bool {
 
 // wait waits for a key that is held: in the queue of the store if it has one, else by polling.
 func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
+	if err := a.waits(); err != nil {
+		return nil, err
+	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
 	queue, queued := a.client.keeper.locker.(Acquirer)
@@ -311,6 +349,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 			a.giveUp()
 		}
 	}()
+	a.attempts++
 	answer, err := call(ctx, a.key, a.token, ttl)
 	returned = true
 	a.returned = time.Now()
@@ -320,7 +359,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 	}
 	a.answered, a.failure = a.returned, nil
 	if !answer.Acquired {
-		a.held = heldBy(a.key, answer)
+		a.held, a.contended = heldBy(a.key, answer), true
 		return nil, a.held
 	}
 	a.held = nil
@@ -328,6 +367,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 		answer.Since = sent
 	}
 	a.waited = answer.Since.Sub(sent)
+	a.contended = a.contended || a.waited >= shortestWait
 	lease := newLease(a, answer, ttl)
 	if lease.restLocked(a.returned) < ttl/10 {
 		a.left.some = true
@@ -377,6 +417,8 @@ func (a *acquisition) giveUp() {
 		ttl:      a.client.options.ttl,
 		values:   withoutCancel(a.ctx),
 		inFlight: a.left.inFlight,
+
+		observers: a.client.options.observers,
 	})
 	a.token, a.left = "", residue{}
 }

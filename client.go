@@ -45,31 +45,22 @@ func (c *Client) With(opts ...Option) *Client {
 // After an error the Client releases, in the background, whatever the attempt may have left
 // in the store.
 func (c *Client) Acquire(ctx context.Context, key string) (*Lease, error) {
-	a, err := c.begin(ctx, "acquire", key)
-	if err != nil {
-		return nil, err
-	}
-	defer c.keeper.leave()
-	lease, err := a.acquire()
-	if err != nil {
-		return nil, wrap(ctx, "acquire", key, err)
-	}
-	return lease, nil
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpAcquire, key: key}, nil)
 }
 
 // TryAcquire makes one attempt to take the lock named key. If another holds it, the error
 // matches [ErrHeld].
 func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
-	a, err := c.begin(ctx, "acquire", key)
-	if err != nil {
-		return nil, err
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpTry, key: key}, nil)
+}
+
+// take is every method that acquires.
+func (c *Client) take(a *acquisition, d *detached) (*Lease, error) {
+	if a.observed() {
+		return a.observe(d)
 	}
-	defer c.keeper.leave()
-	lease, err := a.tryOnce()
-	if err != nil {
-		return nil, wrap(ctx, "acquire", key, err)
-	}
-	return lease, nil
+	lease, err := a.take(d)
+	return lease, a.wrap(err)
 }
 
 // Do runs fn while it holds the lock named key. It acquires the lock like Acquire, and
@@ -134,7 +125,7 @@ func (e shownLoss) Error() string { return e.err.Error() }
 func (e shownLoss) Unwrap() []error { return []error{e.loss, e.err} }
 
 // begin starts every call of a Client. Without an error, keeper.leave must follow.
-func (c *Client) begin(ctx context.Context, op, key string) (acquisition, error) {
+func (c *Client) begin(ctx context.Context, key string) error {
 	err := c.check(key)
 	if err == nil && ctx.Err() != nil {
 		err = endOf(ctx)
@@ -142,10 +133,7 @@ func (c *Client) begin(ctx context.Context, op, key string) (acquisition, error)
 	if err == nil && !c.keeper.enter() {
 		err = ErrClosed
 	}
-	if err != nil {
-		return acquisition{}, wrap(ctx, op, key, err)
-	}
-	return acquisition{client: c, ctx: ctx, key: key}, nil
+	return err
 }
 
 func (c *Client) check(key string) error {

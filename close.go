@@ -11,8 +11,8 @@ const closeTimeout = 5 * time.Second // for all that is owed when a Client is cl
 
 // Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost
 // at their deadlines; until then they can be released. Close waits up to 5 s for calls in
-// flight to end, for the store to answer owed releases, and for it to keep the keys of
-// [WithMinHold]. It does not wait for releases that the store refuses. If some releases were
+// flight to end, for the store to answer owed releases, for it to keep the keys of
+// [WithMinHold], and for Observers. It does not wait for releases that the store refuses. If some releases were
 // not answered it returns an error: their keys may stay for up to one TTL. Close does not
 // close the Locker. Closing a closed Client does nothing.
 //
@@ -130,7 +130,7 @@ func (k *keeper) hurry() {
 func (k *keeper) outstanding() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.calls.Load() > 0 || k.owed.unanswered > 0
+	return k.calls.Load() > 0 || k.owed.unanswered > 0 || k.events.outstanding()
 }
 
 // finish drops all owed releases. It returns how many calls are in flight, and how many
@@ -144,7 +144,12 @@ func (k *keeper) finish() (calls, owed int) {
 	o.finished = true
 	for _, all := range []*list.List{&o.fresh, &o.settled, &o.holds} {
 		for all.Len() > 0 {
-			k.dropLocked(all.Front().Value.(*owedRelease))
+			r := all.Front().Value.(*owedRelease)
+			if r.answered {
+				k.dropLocked(r, nil)
+			} else {
+				k.dropLocked(r, ErrClosed)
+			}
 		}
 	}
 	k.removeLocked(&o.away)

@@ -80,6 +80,14 @@ func (d Detached) look() detached {
 // most a second; if it fails, the taker has only the remaining time.
 func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
+	d, err := l.detach()
+	if err == nil && l.observed() {
+		l.tellDone(l.values, l.doneInfo(EndDetached, ErrReleased))
+	}
+	return d, err
+}
+
+func (l *Lease) detach() (Detached, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.lookLocked(); err != nil {
@@ -91,7 +99,7 @@ func (l *Lease) Detach() (Detached, error) {
 	d := detached{
 		key:      l.key,
 		token:    l.token,
-		step:     l.step + 1,
+		step:     int(l.step) + 1,
 		deadline: time.UnixMilli(l.wall.UnixMilli()),
 		held:     max(0, time.Since(l.granted)).Truncate(time.Millisecond),
 	}
@@ -134,24 +142,12 @@ func (l *Lease) renewShort() {
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error, d can be adopted again.
 func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {
-	if d.secret == nil {
-		return nil, wrap(ctx, "adopt", "", errNotDetached)
-	}
-	a, err := c.begin(ctx, "adopt", d.secret.key)
-	if err != nil {
-		return nil, err
-	}
-	defer c.keeper.leave()
-	a.token = d.secret.token
-	lease, err := a.adopt(d.secret)
-	if err != nil {
-		return nil, wrapUnlessLost(ctx, "adopt", a.key, err)
-	}
-	return lease, nil
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpAdopt, key: d.Key()}, d.secret)
 }
 
 func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	o, k := &a.client.options, a.client.keeper
+	a.token = d.token
 	switch {
 	case o.fenced && d.fence == 0:
 		return nil, errNoFences
@@ -164,10 +160,11 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 		}
 	}()
 	sent := time.Now()
+	a.attempts++
 	held, err := k.locker.Renew(a.ctx, d.key, d.token, o.ttl)
 	a.returned = time.Now()
-	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.client.options.ttl)
-	l.step, l.granted = d.step, l.granted.Add(-d.held)
+	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, o.ttl)
+	l.step, l.before, l.granted = uint8(d.step), d.held, l.granted.Add(-d.held)
 	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
 	switch {
 	case err != nil:

@@ -89,7 +89,11 @@ type LostError struct {
 
 // Error returns a text with key, reason and the last renewal's error.
 func (e *LostError) Error() string {
-	s := fmt.Sprintf("dlock: %q: %v: %v", e.Key, ErrLost, e.Reason)
+	return fmt.Sprintf("dlock: %q: %s", e.Key, e.text())
+}
+
+func (e *LostError) text() string {
+	s := fmt.Sprintf("%v: %v", ErrLost, e.Reason)
 	if e.Err != nil {
 		s += fmt.Sprintf(" (last renewal: %v)", e.Err)
 	}

@@ -34,6 +34,6 @@ func ExampleClient_Stats() {
 	lease.Release()
 	fmt.Println("leases after the release:", locks.Stats().Leases)
 	// Output:
-	// {"Leases":1,"Waiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"Lost":0,"RenewalsFailed":0}
+	// {"Leases":1,"Waiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
 	// leases after the release: 0
 }

@@ -21,8 +21,8 @@ type Status struct {
 // outdated on arrival: show it to people, and do not base decisions on it. If the store
 // cannot tell, the error matches [errors.ErrUnsupported].
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
-	if _, err := c.begin(ctx, "inspect", key); err != nil {
-		return Status{}, err
+	if err := c.begin(ctx, key); err != nil {
+		return Status{}, wrap(ctx, "inspect", key, err)
 	}
 	defer c.keeper.leave()
 	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
@@ -48,11 +48,28 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // reach the store, it does so until its [Lease.Deadline]. Before you call Break, make sure
 // that the old holder has stopped, or that its writes are fenced.
 func (c *Client) Break(ctx context.Context, s Status) error {
-	if s.seen == nil {
-		return wrap(ctx, "break", "", invalid("Status: shows no holder that dlock knows"))
+	key, token := "", ""
+	if s.seen != nil {
+		key, token = s.seen()
 	}
-	key, token := s.seen()
-	if _, err := c.begin(ctx, "break", key); err != nil {
+	err := errPanic
+	if c.observed() {
+		begun := time.Now()
+		defer func() {
+			c.tellBreak(ctx, BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)})
+		}()
+	}
+	if err = c.breakHold(ctx, key, token); err != nil {
+		return wrap(ctx, "break", key, err)
+	}
+	return nil
+}
+
+func (c *Client) breakHold(ctx context.Context, key, token string) error {
+	if token == "" {
+		return invalid("Status: shows no holder that dlock knows")
+	}
+	if err := c.begin(ctx, key); err != nil {
 		return err
 	}
 	defer c.keeper.leave()
@@ -60,8 +77,5 @@ func (c *Client) Break(ctx context.Context, s Status) error {
 	if err == nil && !held {
 		err = fmt.Errorf("%w: it is not held any more by the holder that was seen", ErrReleased)
 	}
-	if err != nil {
-		return wrap(ctx, "break", key, err)
-	}
-	return nil
+	return err
 }

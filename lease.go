@@ -23,10 +23,12 @@ type Lease struct {
 	key     string
 	token   string
 	fence   int64
-	step    int             // how many times it was passed on, or detached and adopted, since the grant
-	standIn bool            // granted it, as Degraded says
-	values  context.Context // the values of Acquire's ctx; it never ends
-	granted time.Time       // when the holder got it
+	granted time.Time     // when the holder got it; earlier by before, if the lease was adopted
+	before  time.Duration // of the hold, by givers
+	step    uint8         // how many times it was passed on, or detached and adopted, since the grant
+	standIn bool          // granted it, as Degraded says
+
+	announced bool // AcquireDone has returned, so the end of the lease is reported; guarded by mu
 
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
@@ -37,7 +39,8 @@ type Lease struct {
 	dueBy   time.Time // its deadline when it became due
 
 	mu       sync.Mutex
-	extended time.Time // when the last acknowledged request was sent
+	values   context.Context // of Acquire's ctx and its Observers; it never ends. Only announce changes it
+	extended time.Time       // when the last acknowledged request was sent
 	deadline time.Time
 	wall     time.Time // the deadline on the wall clock
 	renewAt  time.Time // when a renewal is due; zero if none is
@@ -219,6 +222,9 @@ func (l *Lease) lostLocked(reason LossReason) error {
 // endLocked ends the lease, once, and everything that depends on it.
 func (l *Lease) endLocked(err error) {
 	l.err = err
+	if l.observed() {
+		l.ended = earlier(l.deadline, time.Now())
+	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))
 	if l.done != nil {
 		close(l.done)
@@ -228,6 +234,7 @@ func (l *Lease) endLocked(err error) {
 	}
 	l.lives = nil
 	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
+	l.reportEndLocked()
 }
 
 // overheld reports whether the MaxHold has passed.
@@ -274,7 +281,7 @@ func (l *Lease) due() {
 	l.keeper.scheduleLease(l, l.deadline, 0)
 	if renew {
 		if t := &l.trouble; t.inFlight > 0 {
-			l.unansweredLocked(outcome{t.sent, time.Now(), t.inFlight})
+			l.unansweredLocked(outcome{sent: t.sent, answered: time.Now(), size: t.inFlight})
 		}
 		l.keeper.queueRenewal(l, l.deadline, l.trouble.queue)
 	}
@@ -321,6 +328,13 @@ func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bo
 func (l *Lease) renewed(o outcome, r RenewResult) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.observed() && l.err == nil {
+		return l.observeRenewalLocked(o, r)
+	}
+	return l.renewedLocked(o, r)
+}
+
+func (l *Lease) renewedLocked(o outcome, r RenewResult) error {
 	if r.Err != nil {
 		return l.renewalFailedLocked(o, r.Err)
 	}
@@ -390,8 +404,10 @@ func (l *Lease) patienceLocked(sent time.Time) time.Duration {
 
 // endForReleaseLocked ends the lease for a call of Release, or returns its loss. After a
 // Shutdown that gave up on the lease, the first Release counts as its end.
-func (l *Lease) endForReleaseLocked() error {
-	switch err, r := l.lookLocked(), &l.release; {
+func (l *Lease) endForReleaseLocked(c *releaseCall) error {
+	err, r := l.lookLocked(), &l.release
+	c.beginLocked(l, err)
+	switch {
 	case errors.Is(err, ErrLost):
 		return err
 	case err == nil:

@@ -25,7 +25,7 @@ func (l *Lease) keepForMinHoldLocked() {
 		return
 	}
 	l.release.settled = true
-	if l.keeper.owe(&owedRelease{lease: l, hold: until}) {
+	if l.release.owed = l.keeper.owe(&owedRelease{lease: l, hold: until}); l.release.owed {
 		return
 	}
 	ctx := newLazyTimeout(l.values, min(l.restLocked(time.Now()), releaseTimeout))
@@ -79,7 +79,7 @@ func (k *keeper) kept(r *owedRelease) {
 		return
 	}
 	if r.abandoned {
-		k.dropLocked(r)
+		k.dropLocked(r, nil)
 		return
 	}
 	k.settleLocked(r)

@@ -3,6 +3,7 @@ package dlock
 import (
 	"container/list"
 	"context"
+	"errors"
 	"time"
 )
 
@@ -28,6 +29,9 @@ type owedRelease struct {
 	// answer "not held" is final only after a TTL; if there are several, so is "held, now free".
 	inFlight inFlight
 
+	observers []Observer
+	since     time.Time // it is owed, if there are observers
+
 	hold      time.Time // end of the MinHold: the store keeps the lease until then
 	abandoned bool      // only the MinHold is owed: the work that holds the lease still runs
 
@@ -42,6 +46,8 @@ type owedRelease struct {
 	answered bool      // a release was
 	refused  bool      // the store has answered, but would not release
 }
+
+var errTooManyOwed = errors.New("the Client owes too many releases")
 
 // owedReleases are guarded by the keeper's mutex.
 //
@@ -71,6 +77,10 @@ type owedReleases struct {
 func (k *keeper) owe(r *owedRelease) bool {
 	if l := r.lease; l != nil {
 		r.key, r.token, r.ttl, r.values = l.key, l.token, max(l.options.ttl, l.inherited), l.values
+		r.observers = l.options.observers
+	}
+	if len(r.observers) > 0 {
+		r.since = time.Now()
 	}
 	r.until = time.Now().Add(r.ttl)
 	r.event.owed = r
@@ -104,10 +114,12 @@ func (k *keeper) makeRoomLocked() {
 		oldest = o.fresh.Front()
 	}
 	o.dropped++
-	k.dropLocked(oldest.Value.(*owedRelease))
+	k.dropLocked(oldest.Value.(*owedRelease), errTooManyOwed)
 }
 
-func (k *keeper) dropLocked(r *owedRelease) {
+// dropLocked ends a release that is owed. err is why the Client gives it up, or nil.
+func (k *keeper) dropLocked(r *owedRelease, err error) {
+	k.reportOwed(r, err)
 	k.settleLocked(r)
 	r.listed.leave()
 	r.queued.leave()
@@ -212,7 +224,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	switch {
 	case r.listed.list == nil: // dropped
 	case err == nil && (held && r.inFlight < several || r.inFlight == none), hopeless(err), !sent.Before(r.until):
-		k.dropLocked(r)
+		k.dropLocked(r, err)
 	case err == nil:
 		k.answeredLocked(r)
 	case refused:

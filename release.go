@@ -9,9 +9,10 @@ const releaseTimeout = 5 * time.Second // for one try of a release
 
 // A release is the progress of the release of a lease.
 type release struct {
-	busy     bool          // a call of Release is in flight
-	idle     chan struct{} // closed when it returns; nil if nobody waits for that
+	idle     chan struct{} // closed when the call in flight returns; nil if nobody waits for that
 	sent     int           // calls that may have reached the store
+	busy     bool          // a call of Release is in flight
+	called   bool          // Release was, with Observers
 	answered bool          // the store has answered
 	settled  bool          // there is nothing to send: it was answered, detached, or is kept for its MinHold
 	owed     bool          // the keeper repeats it
@@ -34,15 +35,24 @@ type release struct {
 // Calling Release again retries a release that failed. Otherwise it does nothing and returns
 // nil, or the same [ErrLost]. After Detach it returns nil.
 func (l *Lease) Release() error {
+	if l.observed() {
+		return l.observeRelease()
+	}
+	err := l.releaseOnce(&releaseCall{})
+	return wrapUnlessLost(l.values, "release", l.key, err)
+}
+
+func (l *Lease) releaseOnce(c *releaseCall) error {
 	l.keeper.calls.Add(1)
 	defer l.keeper.leave()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.endForReleaseLocked()
+	err := l.endForReleaseLocked(c)
 	if err == nil {
 		err = l.sendReleaseLocked()
 	}
-	return wrapUnlessLost(l.values, "release", l.key, err)
+	c.owed = l.release.owed && !l.release.answered
+	return err
 }
 
 // sendReleaseLocked makes one try, within the remaining time of the lease.

@@ -58,6 +58,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 type outcome struct {
 	sent, answered time.Time
 	size           int // how many leases were in the call; manual, or spared
+	leases         int // in the call
 }
 
 const (
@@ -68,7 +69,7 @@ const (
 // sendRenewal makes the call of one renewal.
 func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (err error) {
 	result := RenewResult{Err: errPanic}
-	defer func() { err = l.renewed(outcome{sent, time.Now(), size}, result) }()
+	defer func() { err = l.renewed(outcome{sent, time.Now(), size, 1}, result) }()
 	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.options.ttl)
 	return
 }
@@ -180,7 +181,7 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	}
 	values := context.Background()
 	if len(begun) == 1 {
-		values = begun[0].values
+		values = begun[0].lookAtValues()
 	}
 	ctx, cancel := within(values, timeout, k.renewing)
 	defer cancel()
@@ -214,7 +215,7 @@ func (k *keeper) batchRenewed(leases []*Lease, sent time.Time, results []RenewRe
 		}
 		return
 	}
-	o := outcome{sent, time.Now(), len(leases)}
+	o := outcome{sent, time.Now(), len(leases), len(leases)}
 	if err == nil {
 		o.size = spared
 	}

@@ -140,6 +140,7 @@ func (t *turns) addLocked(c class, k *keeper) *line {
 // await waits in the line for a turn. If a wait fails that need not, the acquisition is not
 // decided, and the caller asks for itself.
 func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decided bool, err error) {
+	_ = a.waits() // whoever stands in a line when the Client is closed leaves it below
 	k := a.client.keeper
 	k.waiters.Add(1)
 	defer k.waiters.Add(-1)
@@ -152,6 +153,7 @@ func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decid
 	}
 	<-w.told
 	if w.lease != nil {
+		a.contended = true
 		return w.lease, true, nil
 	}
 	if w.held != nil && (a.held == nil || !w.word.answered.Before(a.answered)) {
@@ -373,7 +375,7 @@ func (e *errand) serve(l *Lease) error {
 	if w == nil {
 		return errNobodyWaits
 	}
-	l.values = withoutCancel(w.ctx)
+	l.values, l.options = withoutCancel(w.ctx), &w.client.options
 	if !l.start() {
 		l.leaveBlockLocked(false)
 		w.tell(word{}, nil, ErrClosed)

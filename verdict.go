@@ -13,7 +13,7 @@ func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt
 	hasAnswer := answer != (Attempt{})
 	a.blame(ctx, sent, err, queued)
 	if hasAnswer {
-		a.held, a.answered = heldBy(a.key, answer), answer.Since
+		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
 		if a.answered.IsZero() || a.answered.After(a.returned) {
 			a.answered = a.returned
 		}

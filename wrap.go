@@ -12,12 +12,17 @@ import (
 // context error comes from a time limit of this package or the store's client, and is hidden.
 // Once ctx has ended, the result matches its error, whatever the store's client returned.
 func wrap(ctx context.Context, op, key string, err error) error {
+	return fmt.Errorf("dlock: %s %q: %w", op, key, withEnd(ctx, err))
+}
+
+// withEnd is wrap without the call and its key.
+func withEnd(ctx context.Context, err error) error {
 	if end := ended(ctx); end == nil {
 		err = hideContextErrors(err)
 	} else if !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", endOf(ctx), err)
 	}
-	return fmt.Errorf("dlock: %s %q: %w", op, key, err)
+	return err
 }
 
 func wrapUnlessLost(ctx context.Context, op, key string, err error) error {

@@ -1,0 +1,275 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// An observation is what an acquisition tells its Observers.
+type observation struct {
+	start     time.Time // zero without Observers, like waits
+	waitStart time.Time
+	attempts  int
+	contended bool
+}
+
+func (c *Client) observed() bool { return len(c.options.observers) > 0 && c.keeper != nil }
+
+func (a *acquisition) observed() bool { return a.client.observed() }
+
+func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
+
+// observe is take with Observers. They are called outside of the call that Close waits for.
+func (a *acquisition) observe(d *detached) (lease *Lease, err error) {
+	a.start = time.Now()
+	hook := func(o *Observer) func(context.Context, AcquireStartInfo) context.Context { return o.AcquireStart }
+	a.ctx = ask(&a.client.keeper.events, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
+	err = errPanic
+	defer func() { lease, err = a.done(lease, err) }()
+	return a.take(d)
+}
+
+// waits reports that a wait begins. If the Client was closed while an Observer ran, the wait
+// must not begin.
+func (a *acquisition) waits() error {
+	if !a.observed() || !a.waitStart.IsZero() {
+		return nil
+	}
+	a.waitStart = time.Now()
+	info := WaitStartInfo{Key: a.key}
+	if a.held != nil {
+		info.Owner, info.Remaining = a.held.Owner, a.held.Remaining
+	}
+	k := a.client.keeper
+	k.leave()
+	hook := func(o *Observer) func(context.Context, WaitStartInfo) { return o.WaitStart }
+	tell(&k.events, a.client.options.observers, hook, a.ctx, info)
+	k.calls.Add(1)
+	if k.closed.Load() {
+		return ErrClosed
+	}
+	return nil
+}
+
+// done reports the end of the acquisition. A lease that has ended while the Observers ran is not
+// returned.
+func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
+	now := time.Now()
+	info := AcquireDoneInfo{
+		Op:        a.op,
+		Key:       a.key,
+		Start:     a.start,
+		Took:      now.Sub(a.start),
+		Contended: a.contended,
+		Attempts:  a.attempts,
+		Err:       forEvent(a.ctx, err),
+	}
+	if !a.waitStart.IsZero() {
+		info.Waited = now.Sub(a.waitStart)
+	}
+	if lease != nil {
+		info.Fence, info.Degraded = lease.fence, lease.standIn
+	}
+	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
+	ctx := ask(&a.client.keeper.events, a.client.options.observers, hook, a.ctx, info)
+	if lease == nil {
+		return nil, a.wrap(err)
+	}
+	switch end := lease.announce(ctx, !same(ctx, a.ctx)); {
+	case end == nil:
+		return lease, nil
+	case errors.Is(end, ErrLost):
+		return nil, end
+	default: // Shutdown has ended it, and nobody works with it
+		_ = lease.Release()
+		return nil, a.wrap(end)
+	}
+}
+
+// announce notes that AcquireDone has returned. From now on the lease has the values of ctx, and
+// reports its end. It returns the Err of the lease.
+func (l *Lease) announce(ctx context.Context, changed bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if changed {
+		l.values = withoutCancel(ctx)
+	}
+	err := l.lookLocked()
+	l.announced = true
+	l.reportEndLocked()
+	return err
+}
+
+func (l *Lease) lookAtValues() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.values
+}
+
+// reportEndLocked reports the end of a lease, except to its holder: Release and Detach do that
+// themselves.
+func (l *Lease) reportEndLocked() {
+	if !l.announced || l.err == nil || l.err == ErrReleased {
+		return
+	}
+	info, ctx := l.doneInfo(endByError(l.err), l.err), l.values
+	l.keeper.events.later(maxEvents, func() { l.tellDone(ctx, info) })
+}
+
+func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
+	return LeaseDoneInfo{
+		Key:   l.key,
+		Fence: l.fence,
+		At:    l.ended,
+		Held:  l.held(),
+		End:   end,
+		Err:   forEvent(l.values, err),
+	}
+}
+
+// held returns for how long the holder held a lease that has ended.
+func (l *Lease) held() time.Duration { return max(0, l.ended.Sub(l.granted.Add(l.before))) }
+
+func (l *Lease) tellDone(ctx context.Context, info LeaseDoneInfo) {
+	hook := func(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
+	tell(&l.keeper.events, l.options.observers, hook, ctx, info)
+}
+
+func endByError(err error) LeaseEnd {
+	lost, ok := err.(*LostError)
+	if !ok {
+		return EndShutdown
+	}
+	switch lost.Reason {
+	case LossRemoved:
+		return EndRemoved
+	case LossMaxHold:
+		return EndMaxHold
+	case LossClock:
+		return EndClock
+	}
+	return EndExpired
+}
+
+// observeRenewalLocked is renewedLocked with Observers. A loss is reported after the renewal that
+// found it.
+func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
+	announced, margin := l.announced, l.restLocked(o.answered)
+	l.announced = false
+	err := l.renewedLocked(o, r)
+	info := RenewDoneInfo{
+		Key:    l.key,
+		Took:   o.answered.Sub(o.sent),
+		Margin: margin,
+		TTL:    l.options.ttl,
+		Batch:  o.leases,
+		Err:    forEvent(l.values, err),
+	}
+	ctx := l.values
+	report := func() {
+		hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
+		tell(&l.keeper.events, l.options.observers, hook, ctx, info)
+	}
+	if o.size != manual {
+		l.keeper.events.later(maxRoutine, report)
+	}
+	l.announced = announced
+	l.reportEndLocked()
+	if o.size == manual {
+		l.stepOutLocked(report)
+	}
+	return err
+}
+
+// A releaseCall is what a call of Release tells the Observers.
+type releaseCall struct {
+	at      time.Time
+	ended   bool // it has ended the lease
+	useless bool // it has nothing to do
+	owed    bool
+	overrun time.Duration
+}
+
+// beginLocked notes the state of the lease at the call.
+func (c *releaseCall) beginLocked(l *Lease, err error) {
+	if !l.observed() {
+		return
+	}
+	r, lost := &l.release, false
+	switch {
+	case errors.Is(err, ErrLost):
+		lost, c.overrun = true, max(0, c.at.Sub(l.ended))
+	case err == ErrClosed && l.restLocked(c.at) <= 0:
+		lost, c.overrun = true, max(0, c.at.Sub(l.deadline))
+	}
+	c.ended, c.useless = err == nil, r.settled || lost && r.called
+	r.called = true
+}
+
+// observeRelease is Release with Observers.
+func (l *Lease) observeRelease() error {
+	c, err := releaseCall{at: time.Now()}, errPanic
+	defer func() { l.reportRelease(&c, err) }()
+	err = l.releaseOnce(&c)
+	return wrapUnlessLost(l.values, "release", l.key, err)
+}
+
+func (l *Lease) reportRelease(c *releaseCall, err error) {
+	took := time.Since(c.at)
+	if c.ended {
+		end, reason := EndReleased, ErrReleased
+		if errors.Is(err, ErrLost) {
+			end, reason = EndRemoved, err
+		}
+		l.tellDone(l.values, l.doneInfo(end, reason))
+	}
+	if c.useless {
+		return
+	}
+	info := ReleaseDoneInfo{
+		Key:     l.key,
+		Held:    l.held(),
+		Took:    took,
+		Overrun: c.overrun,
+		Owed:    c.owed,
+		Err:     forEvent(l.values, err),
+	}
+	hook := func(o *Observer) func(context.Context, ReleaseDoneInfo) { return o.ReleaseDone }
+	tell(&l.keeper.events, l.options.observers, hook, l.values, info)
+}
+
+// reportOwed reports the end of an owed release.
+func (k *keeper) reportOwed(r *owedRelease, err error) {
+	if len(r.observers) == 0 {
+		return
+	}
+	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
+	k.events.later(maxRoutine, func() {
+		hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
+		tell(&k.events, r.observers, hook, r.values, info)
+	})
+}
+
+func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
+	hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
+	tell(&c.keeper.events, c.options.observers, hook, ctx, info)
+}
+
+// forEvent returns an error as a caller gets it, without the key in its text.
+func forEvent(ctx context.Context, err error) error {
+	if err == nil || err == ErrReleased {
+		return err
+	}
+	if lost, ok := err.(*LostError); ok {
+		return keylessLoss{lost}
+	}
+	return withEnd(ctx, err)
+}
+
+// A keylessLoss is a LostError whose text does not show the key.
+type keylessLoss struct{ *LostError }
+
+func (e keylessLoss) Error() string { return e.text() }
+
+func (e keylessLoss) Unwrap() error { return e.LostError }
