@@ -13,9 +13,10 @@ type acquisition struct {
 	ctx    context.Context // the caller's, with the values that Observers lend
 	op     AcquireOp
 	key    string
-	errand *errand // that makes the acquisition; nil if a caller does
-	token  string  // of the next attempt; empty if a new one is to be made
-	left   residue // of the calls for token
+	ttl    time.Duration // of the lease, once it is renewed
+	errand *errand       // that makes the acquisition; nil if a caller does
+	token  string        // of the next attempt; empty if a new one is to be made
+	left   residue       // of the calls for token
 
 	word
 	returned time.Time     // when the last attempt returned
@@ -71,6 +72,7 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 		return nil, err
 	}
 	defer a.client.keeper.leave()
+	a.ttl = a.client.options.ttlOf(a.key)
 	switch a.op {
 	case OpAdopt:
 		return a.adopt(d)
@@ -235,7 +237,7 @@ func (a *acquisition) tryFor(ctx context.Context, rest time.Duration) (*Lease, e
 }
 
 func (a *acquisition) try(ctx context.Context) (*Lease, error) {
-	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl, false)
+	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.ttl, false)
 }
 
 // rejoin waits for a contended key in the queue of the store, without an attempt first: the
@@ -307,7 +309,7 @@ func (a *acquisition) enqueue(ctx context.Context, queue Acquirer) (*Lease, erro
 			err = errNoGrant
 		}
 		return answer, err
-	}, a.client.options.firstTTL(), true)
+	}, min(a.ttl, a.client.options.firstTTL()), true)
 }
 
 // pick returns why a wait has ended: end if that is an error of this Client, else err, the
@@ -326,7 +328,7 @@ func (a *acquisition) pick(end, err error) error {
 func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
 	lease, err := a.send(ctx, call, ttl, queued)
 	if err == errLate {
-		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire, a.client.options.ttl, false)
+		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire, a.ttl, false)
 	}
 	if err != nil {
 		a.giveUp()
@@ -414,7 +416,7 @@ func (a *acquisition) giveUp() {
 	a.client.keeper.owe(&owedRelease{
 		key:      a.key,
 		token:    a.token,
-		ttl:      a.client.options.ttl,
+		ttl:      a.ttl,
 		values:   withoutCancel(a.ctx),
 		inFlight: a.left.inFlight,
 

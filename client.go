@@ -142,6 +142,8 @@ func (c *Client) check(key string) error {
 		return invalid("Locker: nil")
 	case c.options.err != nil:
 		return c.options.err
+	case c.options.ttlFrom != nil && c.options.autoRenew:
+		return invalid("WithTTLFrom: needs WithRenewal(false)")
 	case key == "":
 		return invalid("key: empty")
 	case c.options.maxHold > 0 && c.options.maxHold < c.options.minHold:

@@ -115,7 +115,7 @@ func (l *Lease) detach() (Detached, error) {
 // now on no line gets it.
 func (l *Lease) renewShort() {
 	l.mu.Lock()
-	now, ttl := time.Now(), l.options.ttl
+	now, ttl := time.Now(), l.ttl
 	held := l.lookLocked() == nil
 	if held {
 		l.leaveBlockLocked(false)
@@ -161,9 +161,9 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	}()
 	sent := time.Now()
 	a.attempts++
-	held, err := k.locker.Renew(a.ctx, d.key, d.token, o.ttl)
+	held, err := k.locker.Renew(a.ctx, d.key, d.token, a.ttl)
 	a.returned = time.Now()
-	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, o.ttl)
+	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.ttl)
 	l.step, l.before, l.granted = uint8(d.step), d.held, l.granted.Add(-d.held)
 	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
 	switch {

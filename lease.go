@@ -22,6 +22,7 @@ type Lease struct {
 	options *options
 	key     string
 	token   string
+	ttl     time.Duration // of a renewal; the first may be shorter
 	fence   int64
 	granted time.Time     // when the holder got it; earlier by before, if the lease was adopted
 	before  time.Duration // of the hold, by givers
@@ -73,6 +74,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		options: &a.client.options,
 		key:     a.key,
 		token:   a.token,
+		ttl:     a.ttl,
 		fence:   grant.Fence,
 		standIn: grant.Degraded,
 		values:  withoutCancel(a.ctx),
@@ -81,7 +83,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 	l.event.lease = l
 	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(ttl / 3)
-	if ttl < l.options.ttl {
+	if ttl < l.ttl {
 		l.renewAt = l.granted.Add(firstRenewal)
 	}
 	return l
@@ -264,7 +266,7 @@ func (l *Lease) planLocked(renewAt time.Time) {
 		if l.trouble.inFlight > 0 || l.trouble.err != nil {
 			slack *= 2
 		}
-		l.keeper.scheduleLease(l, l.renewAt, min(l.options.ttl/12, slack))
+		l.keeper.scheduleLease(l, l.renewAt, min(l.ttl/12, slack))
 	}
 }
 
@@ -350,8 +352,8 @@ func (l *Lease) renewedLocked(o outcome, r RenewResult) error {
 		l.keeper.endProbe(l)
 	}
 	l.trouble = trouble{sent: l.trouble.sent}
-	l.extendLocked(o.sent, l.options.ttl)
-	l.planLocked(l.extended.Add(l.options.ttl / 3))
+	l.extendLocked(o.sent, l.ttl)
+	l.planLocked(l.extended.Add(l.ttl / 3))
 	return nil
 }
 
@@ -371,7 +373,7 @@ func (l *Lease) renewalFailedLocked(o outcome, err error) error {
 		return err
 	}
 	if o.size != manual && t.inFlight > 0 && !o.sent.Before(t.sent) {
-		again := o.sent.Add(min(l.options.ttl/20, time.Second, l.patienceLocked(o.sent)))
+		again := o.sent.Add(min(l.ttl/20, time.Second, l.patienceLocked(o.sent)))
 		if l.unansweredLocked(o) {
 			again = o.answered
 		}

@@ -162,7 +162,7 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 		Key:    l.key,
 		Took:   o.answered.Sub(o.sent),
 		Margin: margin,
-		TTL:    l.options.ttl,
+		TTL:    l.ttl,
 		Batch:  o.leases,
 		Err:    forEvent(l.values, err),
 	}

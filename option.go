@@ -23,6 +23,7 @@ type Option func(*options)
 type options struct {
 	terms
 	maxWait   time.Duration
+	ttlFrom   func(key string) time.Duration // nil: the TTL is that of the terms
 	outage    time.Duration
 	observers []Observer // in the order of their calls
 	err       error      // the first value that was out of range
@@ -73,6 +74,31 @@ func WithTTL(ttl time.Duration) Option {
 		}
 		o.ttl = ttl.Truncate(time.Millisecond)
 	}
+}
+
+// WithTTLFrom sets the TTL of each lease to what f returns for its key when the acquisition
+// begins, such as what has been learned about the work: see package observe/learn. It is for
+// Clients with [WithRenewal](false), whose work must end within the TTL; others are refused. (A
+// renewed lease lasts as long as the work. Its TTL is how long a dead holder blocks the key, and
+// says nothing about the work.)
+//
+// The limits are yours: the TTL is at most that of [WithTTL], which is also used if f returns 0 or
+// less. It is at least 10 ms, and is cut to whole milliseconds. [Lease.Renew] extends a lease to
+// its own TTL again. f is called in the caller's goroutine. Nil, the default, means WithTTL.
+func WithTTLFrom(f func(key string) time.Duration) Option {
+	return func(o *options) { o.ttlFrom = f }
+}
+
+// ttlOf returns the TTL for a lease of key.
+func (o *options) ttlOf(key string) time.Duration {
+	if o.ttlFrom == nil {
+		return o.ttl
+	}
+	ttl := o.ttlFrom(key)
+	if ttl <= 0 {
+		return o.ttl
+	}
+	return min(o.ttl, max(minTTL, ttl.Truncate(time.Millisecond)))
 }
 
 // NoLimit is the longest possible duration. WithMaxWait(NoLimit) is the default.

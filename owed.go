@@ -76,7 +76,7 @@ type owedReleases struct {
 // the Client has been closed.
 func (k *keeper) owe(r *owedRelease) bool {
 	if l := r.lease; l != nil {
-		r.key, r.token, r.ttl, r.values = l.key, l.token, max(l.options.ttl, l.inherited), l.values
+		r.key, r.token, r.ttl, r.values = l.key, l.token, max(l.ttl, l.inherited), l.values
 		r.observers = l.options.observers
 	}
 	if len(r.observers) > 0 {

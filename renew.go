@@ -70,7 +70,7 @@ const (
 func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (err error) {
 	result := RenewResult{Err: errPanic}
 	defer func() { err = l.renewed(outcome{sent, time.Now(), size, 1}, result) }()
-	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.options.ttl)
+	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.ttl)
 	return
 }
 
@@ -196,7 +196,7 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, sent time.Time) {
 	batch := make([]Renewal, len(leases))
 	for i, l := range leases {
-		batch[i] = Renewal{l.key, l.token, l.options.ttl}
+		batch[i] = Renewal{l.key, l.token, l.ttl}
 	}
 	err := errPanic
 	var results []RenewResult

@@ -297,6 +297,7 @@ func (l *Lease) successor(w *waiter) *Lease {
 		options:  &w.client.options,
 		key:      l.key,
 		token:    l.token,
+		ttl:      l.ttl,
 		fence:    l.fence,
 		step:     l.step + 1,
 		standIn:  l.standIn,
@@ -331,7 +332,7 @@ func (n *line) send(first *waiter) *errand {
 	if !n.keeper.enter() {
 		return nil
 	}
-	e := &errand{line: n, called: time.Now(), acquisition: acquisition{client: first.client, ctx: withoutCancel(first.ctx), key: n.key}}
+	e := &errand{line: n, called: time.Now(), acquisition: acquisition{client: first.client, ctx: withoutCancel(first.ctx), key: n.key, ttl: n.ttl}}
 	e.errand = e
 	e.waiting, e.callOff = context.WithCancel(e.ctx)
 	go e.run()
