@@ -196,14 +196,15 @@ func (c *releaseCall) beginLocked(l *Lease, err error) {
 	if !l.observed() {
 		return
 	}
-	r, lost := &l.release, false
-	switch {
-	case errors.Is(err, ErrLost):
-		lost, c.overrun = true, max(0, c.at.Sub(l.ended))
-	case err == ErrClosed && l.restLocked(c.at) <= 0:
-		lost, c.overrun = true, max(0, c.at.Sub(l.deadline))
+	r := &l.release
+	c.ended, c.useless = err == nil, r.settled
+	lostAt := l.ended
+	if err == ErrClosed { // by Shutdown, and lost since, if its deadline has passed
+		lostAt = l.deadline
 	}
-	c.ended, c.useless = err == nil, r.settled || lost && r.called
+	if errors.Is(err, ErrLost) || err == ErrClosed && !c.at.Before(lostAt) {
+		c.overrun, c.useless = max(0, c.at.Sub(lostAt)), r.called
+	}
 	r.called = true
 }
 
