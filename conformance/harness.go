@@ -65,6 +65,10 @@ type Harness struct {
 	// tested with another Harness.
 	SkipForward bool
 
+	// Observer, if it is set, is added to the Clients of the random histories. The suite compares
+	// events with histories itself; this is for those who want to compare more.
+	Observer *dlock.Observer
+
 	patient time.Duration // what patience returns, if not 0
 	shorten time.Duration // in place of shortening, if not 0
 	explore time.Duration // in place of budget, if not 0

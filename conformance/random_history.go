@@ -71,6 +71,7 @@ type randomRun struct {
 	seed     uint64
 	recorder *history.Recorder
 	want     counts
+	audit    audit
 
 	mu   sync.Mutex
 	seen counts
@@ -171,7 +172,10 @@ func (r *randomRun) worker(id int) (*worker, error) {
 	}
 	w.store = r.recorder.Locker(id, store)
 	backoff := dlock.WithBackoff(func(int) time.Duration { return max(5*time.Millisecond, r.ttl/40) })
-	w.kept = dlock.New(w.store, dlock.WithTTL(r.ttl), backoff)
+	w.kept = dlock.New(w.store, dlock.WithTTL(r.ttl), backoff, dlock.WithObserver(r.audit.observer()))
+	if r.s.h.Observer != nil {
+		w.kept = w.kept.With(dlock.WithObserver(r.s.h.Observer))
+	}
 	w.left = w.kept.With(dlock.WithRenewal(false))
 	return w, err
 }
@@ -181,10 +185,16 @@ func (w *worker) run() {
 		defer w.line.Close()
 	}
 	defer w.cuts.Wait()
-	defer w.kept.Close()
+	defer w.close()
 	for n := 0; w.goesOn(n); n++ {
 		w.do(w.plan.Next(historyKeys))
 	}
+}
+
+// close also waits until all events have been told.
+func (w *worker) close() {
+	_ = w.kept.Close()
+	w.audit.count(func(a *audit) { a.missed += w.kept.Stats().EventsDropped })
 }
 
 // goesOn is true until the worker has done its rounds and enough has happened,
@@ -243,10 +253,12 @@ func (w *worker) acquire(s history.Step, c *dlock.Client, patience time.Duration
 	defer cancel()
 	key, asked := w.keys[s.Key], w.recorder.Now()
 	lease, err := c.TryAcquire(ctx, key)
+	w.audit.called(err)
 	held := errors.Is(err, dlock.ErrHeld)
 	if held {
 		asked = w.recorder.Now()
 		lease, err = c.Acquire(ctx, key)
+		w.audit.called(err)
 	}
 	start := w.recorder.Now()
 	w.count(func(n *counts) { n.attempt(held, err) })
@@ -290,7 +302,9 @@ func (w *worker) hold(s history.Step, c *dlock.Client, patience time.Duration) {
 	}
 	deadline := l.Deadline()
 	w.note(l)
-	w.stillHeld(l, deadline, l.Release())
+	err := l.Release()
+	w.audit.released(err)
+	w.stillHeld(l, deadline, err)
 }
 
 // stillHeld checks that a lease was not lost before its deadline. Only a store
@@ -316,7 +330,7 @@ func (w *worker) die(s history.Step) {
 	w.count(func(n *counts) { n.lost++ })
 	_, _ = w.store.Renew(w.s.ctx, l.Key(), l.Token(), w.ttl) // too late: the recorder has the answers
 	_, _ = w.store.Release(w.s.ctx, l.Key(), l.Token())
-	_ = l.Release()
+	w.audit.released(l.Release())
 }
 
 // note notes until when the holder was certain of its lease.
@@ -391,7 +405,10 @@ func (r *randomRun) verdict() error {
 		e.err = fmt.Errorf("%w\n%v", e.err, e.violation)
 	case e.violation != nil:
 		e.err = errors.New(e.violation.String())
-	case e.err == nil && !r.seen.enough(r.want):
+	case e.err != nil:
+	case r.audit.verdict() != nil:
+		e.err = r.audit.verdict()
+	case !r.seen.enough(r.want):
 		e.err = fmt.Errorf("too little happened to prove anything: %v; want at least: %v", r.seen, r.want)
 	}
 	if e.err == nil {
