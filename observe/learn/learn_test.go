@@ -1,0 +1,250 @@
+package learn
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	scale = 10 * time.Second
+	rtt   = 2 * time.Millisecond
+)
+
+func times10s(x float64) time.Duration { return time.Duration(x * float64(scale)) }
+
+// holds are how long work takes, in units of scale, by its number of n.
+var holds = []struct {
+	name string
+	work func(r *rand.Rand, i, n int) float64
+}{
+	{"constant", func(*rand.Rand, int, int) float64 { return 1 }},
+	{"exponential", func(r *rand.Rand, _, _ int) float64 { return r.ExpFloat64() }},
+	{"lognormal", func(r *rand.Rand, _, _ int) float64 { return math.Exp(r.NormFloat64()) }},
+	{"bimodal, 10 % take 20 times as long", func(r *rand.Rand, _, _ int) float64 { return mode(r, 0.1, 20) }},
+	{"bimodal, 0.7 % take 100 times as long", func(r *rand.Rand, _, _ int) float64 { return mode(r, 0.007, 100) }},
+	{"drifting, 10 times as long in the end", func(r *rand.Rand, i, n int) float64 {
+		return math.Exp(0.3*r.NormFloat64()) * (1 + 9*float64(i)/float64(n))
+	}},
+	{"drifting, three times as long from the middle on", func(r *rand.Rand, i, n int) float64 {
+		return math.Exp(0.3*r.NormFloat64()) * float64(1+2*(2*i/n))
+	}},
+}
+
+func mode(r *rand.Rand, share, long float64) float64 {
+	if r.Float64() < share {
+		return long * (0.9 + 0.2*r.Float64())
+	}
+	return 0.9 + 0.2*r.Float64()
+}
+
+// A thumb is the rule of thumb: three times the mean of the latest 1,000 holds, and a buffer.
+type thumb struct {
+	blind bool // to lost leases
+	seen  []time.Duration
+	sum   time.Duration
+}
+
+func (b *thumb) ttl() time.Duration {
+	if len(b.seen) < enough {
+		return time.Hour
+	}
+	return 3*b.sum/time.Duration(len(b.seen)) + 350*time.Millisecond
+}
+
+func (b *thumb) held(d time.Duration, lost bool) {
+	if lost && b.blind {
+		return
+	}
+	b.seen = append(b.seen, d)
+	b.sum += d
+	if len(b.seen) > window {
+		b.sum -= b.seen[0]
+		b.seen = b.seen[1:]
+	}
+}
+
+// lost reports whether work of d with a round trip loses its lease.
+func lost(d, ttl time.Duration) bool { return rtt+d >= ttl-ttl/100-2*time.Millisecond }
+
+// The same work is done with the TTL of this package, and with the rule of thumb.
+func TestLostLeases(t *testing.T) {
+	const n = 20_000
+	t.Logf("lost leases of %d, in %%, and the mean TTL:", n)
+	t.Logf("%-50s %10s %12s %18s %10s %10s", "work", "learned", "mean × 3", "without the lost", "TTL", "thumb's")
+	for _, h := range holds {
+		r := rand.New(rand.NewPCG(1, 2))
+		l := New(nil, time.Second, time.Hour)
+		o := l.Observer()
+		rule, blind := &thumb{}, &thumb{blind: true}
+		var losses [3]int
+		var ttls, thumbs time.Duration
+		for i := range n {
+			d := times10s(h.work(r, i, n))
+			ttl := l.TTL("k")
+			ttls += ttl / n
+			thumbs += rule.ttl() / n
+			if i > enough && ttl == time.Hour {
+				t.Fatalf("%s: nothing was learned from %d holds", h.name, i)
+			}
+			play(o, d, ttl)
+			for j, lose := range []bool{lost(d, ttl), lost(d, rule.ttl()), lost(d, blind.ttl())} {
+				if lose {
+					losses[j]++
+				}
+			}
+			rule.held(d, lost(d, rule.ttl()))
+			blind.held(d, lost(d, blind.ttl()))
+		}
+		share := func(j int) float64 { return 100 * float64(losses[j]) / n }
+		t.Logf("%-50s %10.2f %12.2f %18.2f %10v %10v", h.name, share(0), share(1), share(2), ttls.Round(time.Second), thumbs.Round(time.Second))
+		require.LessOrEqual(t, share(0), 0.5, h.name)
+	}
+}
+
+// play tells an Observer of one hold.
+func play(o *dlock.Observer, d, ttl time.Duration) {
+	ctx := context.Background()
+	o.AcquireDone(ctx, dlock.AcquireDoneInfo{Key: "k", Took: rtt, Attempts: 1})
+	if lost(d, ttl) {
+		held := ttl - ttl/100 - 2*time.Millisecond - rtt
+		o.LeaseDone(ctx, dlock.LeaseDoneInfo{Key: "k", Held: held, End: dlock.EndExpired, Err: dlock.ErrLost})
+		o.ReleaseDone(ctx, dlock.ReleaseDoneInfo{Key: "k", Held: held, Overrun: d - held, Err: dlock.ErrLost})
+		return
+	}
+	o.LeaseDone(ctx, dlock.LeaseDoneInfo{Key: "k", Held: d, End: dlock.EndReleased, Err: dlock.ErrReleased})
+	o.ReleaseDone(ctx, dlock.ReleaseDoneInfo{Key: "k", Held: d, Took: rtt})
+}
+
+// A Client with a Learner loses few leases, and its dead holders block less than the maximum.
+func TestClientThatLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(3, 4))
+		l := New(nil, time.Second, time.Hour)
+		c := dlock.New(memory.New(), dlock.WithRenewal(false), dlock.WithTTL(time.Hour), dlock.WithTTLFrom(l.TTL), dlock.WithObserver(l.Observer()))
+		const n = 2000
+		for range n {
+			_ = c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error {
+				time.Sleep(times10s(r.ExpFloat64()))
+				return nil
+			})
+		}
+		require.LessOrEqual(t, c.Stats().Lost, uint64(n/200))
+		require.InDelta(t, 2*math.Log(100)*float64(scale), float64(l.TTL("k")), 0.3*2*math.Log(100)*float64(scale))
+		require.NoError(t, c.Close())
+	})
+}
+
+// Work that ends when its lease is lost shows too short a time. The TTL grows all the same.
+func TestWorkThatIsCutShort(t *testing.T) {
+	l := New(nil, time.Millisecond, time.Hour)
+	o := l.Observer()
+	for range enough {
+		play(o, time.Second, time.Hour)
+	}
+	for range 200 {
+		ttl := l.TTL("k")
+		play(o, min(time.Minute, ttl+time.Millisecond), ttl)
+	}
+	require.Greater(t, l.TTL("k"), time.Minute)
+}
+
+func TestLimits(t *testing.T) {
+	l := New(nil, time.Minute, 2*time.Minute)
+	require.Equal(t, 2*time.Minute, l.TTL("k"), "nothing is known")
+	o := l.Observer()
+	for range enough - 1 {
+		play(o, time.Second, time.Hour)
+	}
+	require.Equal(t, 2*time.Minute, l.TTL("k"), "too little is known")
+	play(o, time.Second, time.Hour)
+	require.Equal(t, time.Minute, l.TTL("k"))
+	for range window {
+		play(o, time.Hour, 10*time.Hour)
+	}
+	require.Equal(t, 2*time.Minute, l.TTL("k"))
+}
+
+func TestClasses(t *testing.T) {
+	l := New(func(key string) string { return key[:1] }, time.Millisecond, time.Hour)
+	o := l.Observer()
+	for range 2 * enough {
+		o.LeaseDone(context.Background(), dlock.LeaseDoneInfo{Key: "short:1", Held: time.Second, End: dlock.EndReleased})
+		o.LeaseDone(context.Background(), dlock.LeaseDoneInfo{Key: "long:1", Held: time.Minute, End: dlock.EndReleased})
+		o.LeaseDone(context.Background(), dlock.LeaseDoneInfo{Key: "given away", Held: time.Minute, End: dlock.EndDetached})
+	}
+	require.InDelta(t, 3*time.Second, l.TTL("short:2"), float64(500*time.Millisecond))
+	require.InDelta(t, 3*time.Minute, l.TTL("long:2"), float64(30*time.Second))
+	require.Equal(t, time.Hour, l.TTL("given away"))
+}
+
+// The allowance covers round trips that are long beside the work.
+func TestAllowance(t *testing.T) {
+	l := New(nil, time.Millisecond, time.Hour)
+	o := l.Observer()
+	for range enough {
+		o.LeaseDone(context.Background(), dlock.LeaseDoneInfo{Key: "k", Held: time.Millisecond, End: dlock.EndReleased})
+		o.ReleaseDone(context.Background(), dlock.ReleaseDoneInfo{Key: "k", Took: time.Second})
+	}
+	require.Greater(t, l.TTL("k"), 2*time.Second)
+	require.Less(t, l.TTL("k"), 3*time.Second)
+}
+
+func TestAMillionKeys(t *testing.T) {
+	l := New(func(key string) string { return key }, time.Millisecond, time.Hour)
+	o := l.Observer()
+	use := func(i int) {
+		key := fmt.Sprint("key ", i)
+		l.TTL(key)
+		o.LeaseDone(context.Background(), dlock.LeaseDoneInfo{Key: key, Held: time.Second, End: dlock.EndReleased})
+	}
+	for i := range 1000 {
+		use(i)
+	}
+	before := heap()
+	for i := range 1_000_000 {
+		use(i)
+	}
+	require.Less(t, heap()-before, int64(100_000))
+	require.Len(t, l.classes, maxClasses+1)
+	require.InDelta(t, 3*time.Second, l.TTL("unseen"), float64(500*time.Millisecond))
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestQuantiles(t *testing.T) {
+	var none times
+	require.Zero(t, none.quantile(0.99))
+	require.Zero(t, none.mean())
+	var all times
+	for i := range 100 {
+		all.add(time.Duration(i+1) * time.Second)
+	}
+	require.InDelta(t, 50*time.Second, all.mean(), float64(time.Second))
+	for q, want := range map[float64]time.Duration{0.5: 50 * time.Second, 0.99: 99 * time.Second, 1: 100 * time.Second} {
+		got := all.quantile(q)
+		require.GreaterOrEqual(t, got, want, "%v", q)
+		require.LessOrEqual(t, got, want*112/100, "%v", q)
+	}
+	all.add(math.MaxInt64)
+	all.add(-1)
+	require.Positive(t, all.quantile(1))
+}
