@@ -109,6 +109,14 @@
 // store's own client library retries nothing: its retries would hide unknown outcomes, and send
 // outdated requests.
 //
+// # Events
+//
+// An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It
+// is for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What
+// matters most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
+// How many leases and waiters there are now is told by [Client.Stats]; do not count events for that,
+// since some may be dropped.
+//
 // # For authors of backends
 //
 // Users of locks can stop reading here. They need [New] and the methods of [Client] and

@@ -224,7 +224,7 @@ func (l *Lease) lostLocked(reason LossReason) error {
 // endLocked ends the lease, once, and everything that depends on it.
 func (l *Lease) endLocked(err error) {
 	l.err = err
-	if l.observed() {
+	if l.observed() && l.ended.IsZero() {
 		l.ended = earlier(l.deadline, time.Now())
 	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"reflect"
 	"time"
 )
 
@@ -57,6 +58,9 @@ func WithObserver(o *Observer) Option {
 	return func(options *options) {
 		if o == nil {
 			options.refuse("WithObserver: nil")
+			return
+		}
+		if reflect.ValueOf(*o).IsZero() {
 			return
 		}
 		all := options.observers

@@ -55,7 +55,12 @@ func (a *acquisition) waits() error {
 // done reports the end of the acquisition. A lease that has ended while the Observers ran is not
 // returned.
 func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
-	now := time.Now()
+	var now time.Time
+	if lease != nil {
+		now = lease.granted.Add(lease.before)
+	} else {
+		now = time.Now()
+	}
 	info := AcquireDoneInfo{
 		Op:        a.op,
 		Key:       a.key,
@@ -198,6 +203,9 @@ func (c *releaseCall) beginLocked(l *Lease, err error) {
 	}
 	r := &l.release
 	c.ended, c.useless = err == nil, r.settled
+	if c.ended {
+		l.ended = earlier(l.deadline, c.at)
+	}
 	lostAt := l.ended
 	if err == ErrClosed { // by Shutdown, and lost since, if its deadline has passed
 		lostAt = l.deadline
