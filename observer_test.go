@@ -296,6 +296,17 @@ func TestObserverOfOwedReleases(t *testing.T) {
 		require.InDelta(t, 5*time.Second, owed.Took, float64(2*time.Second))
 		requireFree(t, store, "k")
 
+		// The caller repeats the release first.
+		l = acquire(t, c, "k")
+		away.Store(true)
+		require.ErrorIs(t, l.Release(), errStore)
+		away.Store(false)
+		seen.forget()
+		require.NoError(t, l.Release())
+		require.False(t, only[dlock.ReleaseDoneInfo](t, seen).Owed)
+		time.Sleep(time.Second)
+		require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err)
+
 		// An attempt with an unknown outcome, given up after a TTL.
 		seen.forget()
 		away.Store(true)
@@ -756,8 +767,10 @@ func TestObserverThatBlocksACaller(t *testing.T) {
 					require.NoError(t, err2)
 					require.LessOrEqual(t, time.Since(start), 5*time.Second)
 				}
+				s.forget()
 				close(over)
 				wg.Wait()
+				require.Empty(t, s.made("try", "acquire"), "after Shutdown")
 				if hook != "ReleaseDone" {
 					require.ErrorIs(t, err, dlock.ErrClosed)
 				}
