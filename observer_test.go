@@ -475,12 +475,12 @@ func TestSeveralObservers(t *testing.T) {
 		observer := func(name string) dlock.Option {
 			return dlock.WithObserver(&dlock.Observer{ReleaseDone: func(context.Context, dlock.ReleaseDoneInfo) { order = append(order, name) }})
 		}
-		base := dlock.New(s, observer("a"))
+		base := dlock.New(s, observer("1"), observer("2"), observer("3"))
 		one, two := base.With(observer("b")), base.With(observer("c"))
 		for _, c := range []*dlock.Client{base, one, two} {
 			require.NoError(t, acquire(t, c, "k").Release())
 		}
-		require.Equal(t, []string{"a", "a", "b", "a", "c"}, order)
+		require.Equal(t, []string{"1", "2", "3", "1", "2", "3", "b", "1", "2", "3", "c"}, order)
 		_, err := base.With(dlock.WithObserver(nil)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, "WithObserver: nil")
