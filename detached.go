@@ -82,7 +82,7 @@ func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	d, err := l.detach()
 	if err == nil && l.observed() {
-		l.tellDone(l.values, l.doneInfo(EndDetached, ErrReleased))
+		l.tellDone(l.doneInfo(EndDetached, ErrReleased))
 	}
 	return d, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -79,6 +80,13 @@ func tell[I any](e *events, all []Observer, hook func(*Observer) func(context.Co
 		if f := hook(&all[i]); f != nil {
 			callHook(e, f, ctx, info)
 		}
+	}
+}
+
+// tellLater has tell called in the background, if an Observer has the hook.
+func tellLater[I any](e *events, most int, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
+	if slices.ContainsFunc(all, func(o Observer) bool { return hook(&o) != nil }) {
+		e.later(most, func() { tell(e, all, hook, ctx, info) })
 	}
 }
 

@@ -118,8 +118,8 @@ func (l *Lease) reportEndLocked() {
 	if !l.announced || l.err == nil || l.err == ErrReleased {
 		return
 	}
-	info, ctx := l.doneInfo(endByError(l.err), l.err), l.values
-	l.keeper.events.later(maxEvents, func() { l.tellDone(ctx, info) })
+	info := l.doneInfo(endByError(l.err), l.err)
+	tellLater(&l.keeper.events, maxEvents, l.options.observers, leaseDone, l.values, info)
 }
 
 func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
@@ -136,9 +136,11 @@ func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
 // held returns for how long the holder held a lease that has ended.
 func (l *Lease) held() time.Duration { return max(0, l.ended.Sub(l.granted.Add(l.before))) }
 
-func (l *Lease) tellDone(ctx context.Context, info LeaseDoneInfo) {
-	hook := func(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
-	tell(&l.keeper.events, l.options.observers, hook, ctx, info)
+func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
+
+// tellDone reports the end of a lease by its holder.
+func (l *Lease) tellDone(info LeaseDoneInfo) {
+	tell(&l.keeper.events, l.options.observers, leaseDone, l.values, info)
 }
 
 func endByError(err error) LeaseEnd {
@@ -171,18 +173,15 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 		Batch:  o.leases,
 		Err:    forEvent(l.values, err),
 	}
-	ctx := l.values
-	report := func() {
-		hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
-		tell(&l.keeper.events, l.options.observers, hook, ctx, info)
-	}
+	e, all, ctx := &l.keeper.events, l.options.observers, l.values
+	hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
 	if o.size != manual {
-		l.keeper.events.later(maxRoutine, report)
+		tellLater(e, maxRoutine, all, hook, ctx, info)
 	}
 	l.announced = announced
 	l.reportEndLocked()
 	if o.size == manual {
-		l.stepOutLocked(report)
+		l.stepOutLocked(func() { tell(e, all, hook, ctx, info) })
 	}
 	return err
 }
@@ -231,7 +230,7 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 		if errors.Is(err, ErrLost) {
 			end, reason = EndRemoved, err
 		}
-		l.tellDone(l.values, l.doneInfo(end, reason))
+		l.tellDone(l.doneInfo(end, reason))
 	}
 	if c.useless {
 		return
@@ -254,10 +253,8 @@ func (k *keeper) reportOwed(r *owedRelease, err error) {
 		return
 	}
 	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
-	k.events.later(maxRoutine, func() {
-		hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
-		tell(&k.events, r.observers, hook, r.values, info)
-	})
+	hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
+	tellLater(&k.events, maxRoutine, r.observers, hook, r.values, info)
 }
 
 func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
