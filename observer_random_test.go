@@ -180,4 +180,7 @@ func compare(t *testing.T, seen *ledger, did *census) {
 	require.Equal(t, did.shut, ends[dlock.EndShutdown])
 	require.Equal(t, did.lost, ends[dlock.EndExpired]+ends[dlock.EndRemoved])
 	require.Len(t, of[dlock.ReleaseDoneInfo](seen), did.ran-did.detached)
+	for _, event := range seen.events {
+		require.NotContains(t, fmt.Sprintf("%+v", event), "dlock1.", "a token")
+	}
 }

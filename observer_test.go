@@ -577,6 +577,29 @@ func TestObserverLendsValues(t *testing.T) {
 	})
 }
 
+// AcquireDone returns while a renewal is in flight. The next one has its values.
+func TestObserverLendsValuesDuringARenewal(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				c.take(2 * time.Second)
+			}
+		}
+		c := dlock.New(single{s}, dlock.WithObserver(&dlock.Observer{
+			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
+				time.Sleep(11 * time.Second) // a renewal is sent after 10 s
+				return context.WithValue(ctx, valueKey("done"), true)
+			},
+		}))
+		l := acquire(t, c, "k")
+		time.Sleep(time.Minute)
+		require.NoError(t, l.Release())
+		renewals := s.made("renew")
+		require.Nil(t, renewals[0].ctx.Value(valueKey("done")))
+		require.Equal(t, true, renewals[len(renewals)-1].ctx.Value(valueKey("done")))
+	})
+}
+
 // An Observer that returns another ctx, or none, changes nothing: the caller's values and the
 // leases in them are still found.
 func TestObserverThatReturnsAnotherContext(t *testing.T) {

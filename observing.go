@@ -57,7 +57,7 @@ func (a *acquisition) waits() error {
 func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 	var now time.Time
 	if lease != nil {
-		now = lease.granted.Add(lease.before)
+		now = lease.grantedAt()
 	} else {
 		now = time.Now()
 	}
@@ -134,7 +134,10 @@ func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
 }
 
 // held returns for how long the holder held a lease that has ended.
-func (l *Lease) held() time.Duration { return max(0, l.ended.Sub(l.granted.Add(l.before))) }
+func (l *Lease) held() time.Duration { return max(0, l.ended.Sub(l.grantedAt())) }
+
+// grantedAt returns when this holder got the lease.
+func (l *Lease) grantedAt() time.Time { return l.granted.Add(l.before) }
 
 func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
 

@@ -40,7 +40,7 @@ const (
 )
 
 // A Learner knows how long the holds of classes of keys take. Its methods are safe for concurrent
-// use. It needs about 4 kB for each class, however many keys there are.
+// use. It needs about 1.5 kB for each class, however many keys there are.
 type Learner struct {
 	class    func(key string) string
 	min, max time.Duration
