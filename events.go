@@ -74,7 +74,7 @@ func (e *events) survive() {
 	}
 }
 
-// tell calls one hook of all observers. Those who know that there are none need not call it.
+// tell calls one hook of all observers, in this goroutine.
 func tell[I any](e *events, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
 	for i := range all {
 		if f := hook(&all[i]); f != nil {

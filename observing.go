@@ -8,8 +8,8 @@ import (
 
 // An observation is what an acquisition tells its Observers.
 type observation struct {
-	start     time.Time // zero without Observers, like waits
-	waitStart time.Time
+	start     time.Time
+	waitStart time.Time // zero before WaitStart
 	attempts  int
 	contended bool
 }
@@ -106,6 +106,7 @@ func (l *Lease) announce(ctx context.Context, changed bool) error {
 	return err
 }
 
+// lookAtValues is for the background: a lease may be renewed before AcquireDone has returned.
 func (l *Lease) lookAtValues() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
