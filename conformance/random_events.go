@@ -33,12 +33,19 @@ func (a *audit) count(f func(*audit)) {
 	f(a)
 }
 
-// called notes the end of an acquisition, and released that of a lease.
+// called notes the end of an acquisition, and released that of a lease. A lease that is lost while
+// the Observers are told of it, on a slow machine, is not returned: its loss is.
 func (a *audit) called(err error) {
+	diedAtOnce := errors.Is(err, dlock.ErrLost)
 	a.count(func(a *audit) {
 		a.done.acquisitions++
-		if err == nil {
+		if err == nil || diedAtOnce {
 			a.done.leases++
+		}
+		if diedAtOnce { // and nobody releases it
+			a.done.lost++
+			a.begun.lost++
+			a.closed++
 		}
 	})
 }

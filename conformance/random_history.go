@@ -274,7 +274,7 @@ func (w *worker) acquire(s history.Step, c *dlock.Client, patience time.Duration
 // tooLate says of an error of a Client that a grant was found too late to be of use: the
 // machine was too slow for the TTL.
 func tooLate(err error) bool {
-	return strings.Contains(err.Error(), "took nearly as long as the TTL")
+	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took nearly as long as the TTL")
 }
 
 func (c *counts) attempt(held bool, err error) {
