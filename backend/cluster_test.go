@@ -76,12 +76,12 @@ func TestClusterNewMaster(t *testing.T) {
 			_, err := l.TryAcquire(t.Context(), t.Name(), "t", ttl)
 			require.ErrorAs(t, err, &few)
 			m := migrate(t, cluster, t.Name(), newMaster())
-			m.moveKeys()
+			m.MoveKeys(t)
 			_, err = l.TryAcquire(t.Context(), t.Name()+"{"+t.Name()+"}", "t", ttl)
 			var unsent *dlock.NoEffectError
 			require.ErrorAs(t, err, &unsent)
 			require.True(t, unsent.Temporary, "an ASK that cannot be followed yet: %v", err)
-			m.finish()
+			m.Finish(t)
 			require.Eventually(t, func() bool {
 				_, err = l.Renew(t.Context(), t.Name(), "t", ttl)
 				return errors.As(err, &few)
@@ -195,9 +195,9 @@ func movingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 	batch := []dlock.Renewal{{Key: key, Token: "mine", TTL: ttl}}
 	m := startMigration(t, cluster, key)
 	for _, step := range []func(){
-		func() {},  // the keys are still where they were
-		m.moveKeys, // ASK
-		m.finish,   // MOVED
+		func() {},                // the keys are still where they were
+		func() { m.MoveKeys(t) }, // ASK
+		func() { m.Finish(t) },   // MOVED
 	} {
 		step()
 		require.True(t, renew(t, l, key, "mine"))
@@ -216,7 +216,7 @@ func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster
 	other, free := "{"+t.Name()+"}other", "{"+t.Name()+"}free"
 	acquire(t, l, other, "mine") // makes the counter
 	m := startMigration(t, cluster, other)
-	for _, step := range []func(){func() {}, m.moveKeys} {
+	for _, step := range []func(){func() {}, func() { m.MoveKeys(t) }} {
 		step()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		attempt, err := l.TryAcquire(ctx, free, "mine", ttl)
@@ -224,22 +224,14 @@ func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster
 		require.ErrorContains(t, err, "TRYAGAIN")
 		require.Zero(t, attempt)
 	}
-	m.finish()
+	m.Finish(t)
 	acquire(t, l, free, "mine")
 	require.True(t, release(t, l, free, "mine"))
 	require.True(t, release(t, l, other, "mine"))
 }
 
-// A migration moves a slot of a cluster to another master, as redis-cli does.
-type migration struct {
-	t        *testing.T
-	cluster  *redistest.Cluster
-	slot     string
-	from, to *redistest.Server
-}
-
 // startMigration begins to move the slot of key to another master.
-func startMigration(t *testing.T, c *redistest.Cluster, key string) migration {
+func startMigration(t *testing.T, c *redistest.Cluster, key string) *redistest.Migration {
 	t.Helper()
 	to := c.Nodes[0]
 	if to == c.MasterOf(t, key) {
@@ -249,36 +241,8 @@ func startMigration(t *testing.T, c *redistest.Cluster, key string) migration {
 }
 
 // migrate begins to move the slot of key to a master, which then knows no scripts.
-func migrate(t *testing.T, c *redistest.Cluster, key string, to *redistest.Server) migration {
+func migrate(t *testing.T, c *redistest.Cluster, key string, to *redistest.Server) *redistest.Migration {
 	t.Helper()
-	from := c.MasterOf(t, key)
-	m := migration{t, c, strconv.Itoa(from.Slot(t, key)), from, to}
 	do(t, to, "SCRIPT", "FLUSH")
-	do(t, to, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.id(from))
-	do(t, from, "CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.id(to))
-	return m
-}
-
-func (m migration) id(s *redistest.Server) string {
-	m.t.Helper()
-	return do(m.t, s, "CLUSTER", "MYID").(string)
-}
-
-// moveKeys moves the keys. Until finish the old master answers with ASK.
-func (m migration) moveKeys() {
-	m.t.Helper()
-	host, port, err := net.SplitHostPort(m.to.Addr())
-	require.NoError(m.t, err)
-	for _, key := range do(m.t, m.from, "CLUSTER", "GETKEYSINSLOT", m.slot, "100").([]any) {
-		do(m.t, m.from, "MIGRATE", host, port, key.(string), "0", "5000")
-	}
-}
-
-// finish makes all nodes answer with MOVED.
-func (m migration) finish() {
-	m.t.Helper()
-	do(m.t, m.to, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
-	for _, n := range m.cluster.Nodes[:min(3, len(m.cluster.Nodes))] { // the masters
-		do(m.t, n, "CLUSTER", "SETSLOT", m.slot, "NODE", m.id(m.to))
-	}
+	return c.StartMigrationTo(t, key, to)
 }

@@ -157,8 +157,8 @@ func TestRefusedWhileASlotMoves(t *testing.T) {
 			key := "k-" + a.name
 			do(t, cluster.MasterOf(t, key), "SET", key, "H", "PX", "60000") // the companion keys do not exist
 			m := startMigration(t, cluster, key)
-			defer func() { m.moveKeys(); m.finish() }()
-			l := a.dial(t, m.from.Addr())
+			defer func() { m.MoveKeys(t); m.Finish(t) }()
+			l := a.dial(t, m.From.Addr())
 			hold, err := l.Inspect(t.Context(), key)
 			require.NoError(t, err)
 			require.Equal(t, "H", hold.Token)

@@ -412,13 +412,13 @@ func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit t
 		errs = append(errs, err)
 	}
 	m := startMigration(t, cluster, user+"k")
-	m.moveKeys()
+	m.MoveKeys(t)
 	for range 2 { // the new master does not know the script
 		if _, err := l.Renew(ctx, "k", "b", 2*ttl); err != nil {
 			errs = append(errs, fmt.Errorf("while the slot moves: %w", err))
 		}
 	}
-	m.finish()
+	m.Finish(t)
 	if _, err := l.Release(ctx, "k", "b"); err != nil {
 		errs = append(errs, err)
 	}

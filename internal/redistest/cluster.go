@@ -45,10 +45,15 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 		id := must[string](t, c.Nodes[i%masters], "CLUSTER", "MYID")
 		await(t, func() error { _, err := n.Do("CLUSTER", "REPLICATE", id); return err })
 	}
+	c.awaitComplete(t)
+	return c
+}
+
+func (c *Cluster) awaitComplete(t testing.TB) {
+	t.Helper()
 	for _, n := range c.Nodes {
 		await(t, func() error { return c.complete(n) })
 	}
-	return c
 }
 
 // addSlots is the command for the slots from first to before end. The newer
@@ -79,13 +84,15 @@ func (c *Cluster) complete(n *Server) error {
 		return fmt.Errorf("node %s: cluster_state is %q, %v, want ok", n.Addr(), state, err)
 	}
 	ranges, err := n.ranges()
-	if err != nil || len(ranges) != c.masters {
-		return fmt.Errorf("node %s: got %d ranges of slots, %v, want %d", n.Addr(), len(ranges), err, c.masters)
-	}
+	masters := make(map[int64]bool)
 	for _, r := range ranges {
 		if want := len(c.Nodes) / c.masters; len(r.ports) != want {
 			return fmt.Errorf("node %s: got %d nodes for slot %d, want %d", n.Addr(), len(r.ports), r.first, want)
 		}
+		masters[r.ports[0]] = true
+	}
+	if err != nil || len(masters) != c.masters {
+		return fmt.Errorf("node %s: got %d masters, %v, want %d", n.Addr(), len(masters), err, c.masters)
 	}
 	return n.inSync()
 }
@@ -97,6 +104,16 @@ func (c *Cluster) Addrs() []string {
 		addrs[i] = n.Addr()
 	}
 	return addrs
+}
+
+// Masters returns the nodes that are masters now, in the order of Nodes.
+func (c *Cluster) Masters(testing.TB) (masters []*Server) {
+	for _, n := range c.Nodes {
+		if n.alive() && n.isMaster() {
+			masters = append(masters, n)
+		}
+	}
+	return masters
 }
 
 // MasterOf returns the node that serves key, according to the first node that is running.

@@ -12,9 +12,7 @@ import (
 // gives up, as it does on a busy machine.
 func (c *Cluster) StepDown(t testing.TB, master *Server) (successor *Server) {
 	t.Helper()
-	for _, n := range c.Nodes {
-		await(t, func() error { return c.complete(n) })
-	}
+	c.awaitComplete(t)
 	const givenUp = 6 * time.Second // by the replica, whose time-out is 5 s
 	replica, asked := c.others(master)[0], time.Time{}
 	await(t, func() error {

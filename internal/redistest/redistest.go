@@ -1,6 +1,7 @@
 // Package redistest starts real Redis or Valkey servers for tests, on free ports of the loopback
 // interface: a single server, a replica, a Sentinel, or a whole Cluster. A test can stop, kill,
-// suspend and restart them. They are killed when the test ends.
+// suspend and restart them, and cut them off. They are killed when the test ends. Sentinels and a
+// Cluster are each a [Bed], with a list of faults that can strike it.
 //
 // DLOCK_TEST_REDIS_SERVER names the server's program. By default it is redis-server or
 // valkey-server, whichever is on PATH. If there is none, the test is skipped, or fails if
@@ -44,6 +45,7 @@ type Server struct {
 	port     int
 	claim    net.PacketConn
 	limit    time.Duration // of one Do
+	role     []string      // arguments that say whose replica it is since RestartAsReplica
 
 	mu     sync.Mutex
 	proc   *process
@@ -160,6 +162,16 @@ func (s *Server) Restart() {
 	}
 }
 
+// RestartAsReplica is Restart, but the server is a replica from the beginning: nobody mistakes it for
+// a master without data.
+func (s *Server) RestartAsReplica(of *Server) {
+	s.t.Helper()
+	s.mu.Lock()
+	s.role = replicaOf(of)
+	s.mu.Unlock()
+	s.Restart()
+}
+
 // open starts the server on a port that nobody else has.
 func (s *Server) open() (err error) {
 	for range attempts {
@@ -206,7 +218,8 @@ func (s *Server) arguments() []string {
 		"--repl-diskless-sync", "yes",
 		"--repl-diskless-sync-delay", "0",
 	)
-	return append(append(args, s.binary.options()...), s.args...)
+	args = append(append(args, s.binary.options()...), s.args...)
+	return append(args, s.role...)
 }
 
 // awaitAnswer waits until p, and no other process on the same port, answers.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ const settleLimit = 60 * time.Second // for several servers to agree
 // master's.
 func StartReplica(t testing.TB, of *Server) *Server {
 	t.Helper()
-	args := []string{"--replicaof", host, strconv.Itoa(of.port)}
+	args := replicaOf(of)
 	if of.password != "" {
 		args = append(args, "--requirepass", of.password, "--masterauth", of.password)
 	}
@@ -24,17 +25,51 @@ func StartReplica(t testing.TB, of *Server) *Server {
 	return s
 }
 
-// inSync returns nil if the server is a master, or a replica that has a copy of
-// its master and receives its writes.
+func replicaOf(s *Server) []string { return []string{"--replicaof", host, strconv.Itoa(s.port)} }
+
+// inSync returns nil if the server is a master, or a replica that has a copy of its master and
+// receives its writes. For up to a second after a copy, a replica receives none though its link is up.
 func (s *Server) inSync() error {
 	info, err := s.info("replication")
+	if err != nil || info["role"] == "master" {
+		return err
+	}
+	if link := info["master_link_status"]; link != "up" {
+		return fmt.Errorf("%s: master_link_status is %q, not up", s.Addr(), link)
+	}
+	port, err := strconv.Atoi(info["master_port"])
 	if err != nil {
 		return err
 	}
-	if link := info["master_link_status"]; info["role"] != "master" && link != "up" {
-		return fmt.Errorf("%s: master_link_status is %q, not up", s.Addr(), link)
+	master := &Server{port: port, limit: s.limit, password: s.password}
+	master.Do("WAIT", "9", "20") // writes to its replicas, which answer how much they had received before
+	written, _, err := master.offsets(s.port)
+	if err != nil {
+		return err
+	}
+	master.Do("WAIT", "9", "20")
+	if _, received, err := master.offsets(s.port); err != nil || received < written {
+		return fmt.Errorf("%s has received %d bytes from its master, %v, want %d", s.Addr(), received, err, written)
 	}
 	return nil
+}
+
+var offset = regexp.MustCompile(`port=(\d+),state=online,offset=(\d+)`)
+
+// offsets returns how much a master has written for its replicas, and how much of that the one on
+// port says that it has received.
+func (s *Server) offsets(port int) (written, received int64, err error) {
+	info, err := s.info("replication")
+	if err != nil {
+		return 0, 0, err
+	}
+	written, err = strconv.ParseInt(info["master_repl_offset"], 10, 64)
+	for _, value := range info {
+		if m := offset.FindStringSubmatch(value); m != nil && m[1] == strconv.Itoa(port) {
+			received, _ = strconv.ParseInt(m[2], 10, 64)
+		}
+	}
+	return written, received, err
 }
 
 // StartSentinel starts a Redis Sentinel that watches master under a name, and waits until it knows

@@ -181,38 +181,7 @@ func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 // moveSlot gives the slot of the channel to another master.
 func moveSlot(t *testing.T, cluster *redistest.Cluster) {
 	t.Helper()
-	from, to := cluster.MasterOf(t, shardChannel), cluster.Nodes[0]
-	if to == from {
-		to = cluster.Nodes[1]
-	}
-	slot, id := strconv.Itoa(from.Slot(t, shardChannel)), do(t, to, "CLUSTER", "MYID").(string)
-	do(t, to, "CLUSTER", "SETSLOT", slot, "IMPORTING", do(t, from, "CLUSTER", "MYID").(string))
-	do(t, from, "CLUSTER", "SETSLOT", slot, "MIGRATING", id)
-	do(t, to, "CLUSTER", "SETSLOT", slot, "NODE", id)
-	do(t, from, "CLUSTER", "SETSLOT", slot, "NODE", id)
-	require.Eventually(t, func() bool {
-		for _, n := range cluster.Nodes {
-			if owner := ownerOf(t, n, slot); owner != to.Addr() {
-				return false
-			}
-		}
-		return true
-	}, 20*time.Second, 10*time.Millisecond, "not all nodes know that slot %s is on %s", slot, to.Addr())
-}
-
-// ownerOf is the address of the master of a slot in the eyes of n.
-func ownerOf(t *testing.T, n *redistest.Server, slot string) string {
-	t.Helper()
-	number, err := strconv.ParseInt(slot, 10, 64)
-	require.NoError(t, err)
-	for _, r := range do(t, n, "CLUSTER", "SLOTS").([]any) {
-		r := r.([]any)
-		if r[0].(int64) <= number && number <= r[1].(int64) {
-			master := r[2].([]any)
-			return master[0].(string) + ":" + strconv.FormatInt(master[1].(int64), 10)
-		}
-	}
-	return ""
+	cluster.StartMigration(t, shardChannel).Finish(t)
 }
 
 func subscribers(t *testing.T, n *redistest.Server) int64 {

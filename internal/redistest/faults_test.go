@@ -1,0 +1,88 @@
+package redistest
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each fault does what it says, and a bed keeps all data that it had before.
+func TestBeds(t *testing.T) {
+	t.Parallel()
+	t.Run("Sentinels", func(t *testing.T) {
+		t.Parallel()
+		s := StartSentinels(t, "orders")
+		require.Len(t, s.Addrs(), 3)
+		require.Same(t, s.Servers[0], s.Master())
+		strikeAll(t, s, func(string) *Server { return s.Master() })
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		c := StartCluster(t, 3, 1)
+		require.Equal(t, c.Nodes[:3], c.Masters(t))
+		strikeAll(t, c, func(key string) *Server { return c.MasterOf(t, key) })
+	})
+}
+
+func strikeAll(t *testing.T, bed Bed, masterOf func(key string) *Server) {
+	const keys = 50
+	places := func() (places [keys]*Server) {
+		for i := range places {
+			places[i] = masterOf(fmt.Sprint(i))
+		}
+		return places
+	}
+	for i, m := range places() {
+		do(t, m, "SET", fmt.Sprint(i), "")
+	}
+	for _, f := range bed.Faults() {
+		before, old, begun := places(), bed.Masters(t), time.Now()
+		took := f.Strike(t)
+		t.Logf("%s: %v until a replica was master, %v until all was well", f.Name, took, time.Since(begun))
+		now := bed.Masters(t)
+		require.Len(t, now, len(old), f.Name)
+		require.NotEqual(t, before, places(), f.Name)
+		require.Equal(t, f.Name == "slots moved", took == 0, f.Name)
+		n := 0
+		for _, m := range now {
+			n += len(m.Keys(t))
+		}
+		require.Equal(t, keys, n, f.Name)
+	}
+}
+
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	master := Start(t)
+	replica := StartReplica(t, master)
+	nc, err := net.Dial("tcp4", master.Addr())
+	require.NoError(t, err)
+	defer nc.Close()
+	r := bufio.NewReader(nc)
+	ask := func(args ...string) any {
+		reply, err := roundTrip(nc, r, args)
+		require.NoError(t, err, "%q", args)
+		return reply
+	}
+	require.Equal(t, "PONG", ask("PING"))
+
+	rejoin := master.CutOff(t)
+	await(t, func() error {
+		if replica.inSync() == nil {
+			return fmt.Errorf("the replica is still connected")
+		}
+		return nil
+	})
+	require.Equal(t, "OK", ask("SET", "a", "1"))
+	_, err = master.Do("PING")
+	require.Error(t, err)
+	require.Empty(t, replica.Keys(t))
+
+	rejoin()
+	await(t, replica.inSync)
+	require.Equal(t, []string{"a"}, replica.Keys(t))
+}
