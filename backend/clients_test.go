@@ -2,7 +2,6 @@ package backend_test
 
 import (
 	"context"
-	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +10,6 @@ import (
 	goredislib "github.com/redis/go-redis/v9"
 	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
@@ -22,19 +20,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
-
-type patient struct{ *testing.M }
-
-// Run runs more tests at once than there are CPUs, since most of them wait.
-func (p patient) Run() int {
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
-	code := p.M.Run()
-	adaptertest.AwaitGoroutines()
-	return code
-}
+func TestMain(m *testing.M) { adaptertest.Main(m) }
 
 const (
 	ttl   = time.Minute

@@ -11,8 +11,9 @@
 //	}
 //	client := dlock.New(dlockredigo.New(pool), dlock.WithOwner(dlock.HostOwner()))
 //
-// The pool must connect to a master. redigo does not support Redis Cluster: a pool works with one
-// only while a single node has the slots of all keys. The package
+// The pool must connect to a master. redigo supports neither Sentinel nor Redis Cluster: after a
+// failover, DialContext must find the new master itself, and a pool works with a cluster only while a
+// single node has the slots of all keys. The package
 // [github.com/dlock-go/dlock/backend/rediscore] documents what is stored and what the server
 // must allow.
 //

@@ -45,7 +45,7 @@ type Client struct {
 // Run runs all tests, at the same time, since most of them wait. With -short the suite is
 // left out.
 func Run(t *testing.T, a Adapter) {
-	t.Cleanup(AwaitGoroutines)
+	t.Parallel()
 	var all sync.WaitGroup
 	if !testing.Short() {
 		all.Go(func() { t.Run("Redis", a.onRedis) })

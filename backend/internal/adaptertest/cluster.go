@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -42,14 +41,6 @@ func RunCluster(t *testing.T, dials map[string]DialCluster) {
 	t.Run("ListenFollowsTheMaster", func(t *testing.T) {
 		listenFollowsTheMaster(t, cluster, dials["Default"](t, cluster.Addrs()))
 	})
-}
-
-// AwaitGoroutines waits until client libraries have ended all their goroutines, for
-// at most 10 s. rueidis closes connections to nodes that have lost their slots after 5 s
-// only, also when the client has been closed.
-func AwaitGoroutines() {
-	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit) && goleak.Find() != nil; {
-	}
 }
 
 const shardChannel = "ch {1}\n" // that of an inbox

@@ -1,0 +1,78 @@
+package adaptertest
+
+import (
+	"os"
+	"path"
+	"slices"
+	"testing"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// MasterName is what Sentinels call their master.
+const MasterName = "mymaster"
+
+// RunTopologies runs the suite on Sentinel and on a cluster, with clients that are given the addresses
+// of Sentinels or of nodes. Faulty networks are left out: a proxy stands before one address, and
+// the client learns of others.
+//
+// Only shortRound runs, unless DLOCK_TOPOLOGY is set.
+func RunTopologies(t *testing.T, sentinel, cluster DialCluster) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	t.Run("Sentinel", func(t *testing.T) {
+		t.Parallel()
+		onBed(t, func() redistest.Bed { return redistest.StartSentinels(t, MasterName) }, sentinel)
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		onBed(t, func() redistest.Bed { return redistest.StartCluster(t, 3, 1) }, cluster)
+	})
+}
+
+// shortRound has the cases for which it matters most that there are several servers, and takes no case
+// that needs the process for itself.
+var shortRound = []string{
+	"Exclusion", "SameTokenAgain", "ReleaseForgets",
+	"BatchKeepsOrder", "BatchOfAnySize", "KeysAreIndependent", "FenceRises", "FenceSurvivesDataLoss",
+	"CancelledWait", "WaitEndsOnRelease", "WaitEndsOnExpiry", "FirstComeFirstServed", "DeadHostManyWaiters",
+	"InspectTells", "WaitingIsCounted", "History", "GuardedCounter",
+}
+
+func onBed(t *testing.T, start func() redistest.Bed, dial DialCluster) {
+	process.RLock()
+	t.Cleanup(process.RUnlock) // when the servers have ended
+	bed := start()
+	t.Cleanup(process.RLock)
+	process.RUnlock()
+	long := os.Getenv("DLOCK_TOPOLOGY") != ""
+	h := conformance.Harness{
+		New: func(t *testing.T) dlock.Locker {
+			l := rediscore.New(dial(t, bed.Addrs()))
+			t.Cleanup(func() { l.Close() })
+			return l
+		},
+		Wipe: func(t *testing.T) {
+			for _, m := range bed.Masters(t) {
+				do(t, m, "FLUSHALL")
+			}
+		},
+		Count: func(t *testing.T) (n int) {
+			for _, m := range bed.Masters(t) {
+				n += stored(m.Keys(t))
+			}
+			return n
+		},
+	}
+	conformance.Run(t, conformance.Harness{SkipForward: !long, PerCase: func(t *testing.T) conformance.Harness {
+		if !long && !slices.Contains(shortRound, path.Base(t.Name())) {
+			t.Skip("left out unless DLOCK_TOPOLOGY is set")
+		}
+		share(t)
+		return h
+	}})
+}
