@@ -1,5 +1,5 @@
 # The commands of a contributor. CONTRIBUTING.md says when to use which.
-.PHONY: short test race lint check
+.PHONY: short test race topology lint check
 
 short: ## the quick tests
 	go test -short ./...
@@ -9,6 +9,9 @@ test: ## the tests, with a Redis server if there is one
 
 race: ## the tests with the race detector; each needs a Redis server
 	DLOCK_TEST_REQUIRE_SERVER=1 go test -race -count=1 -p 4 ./...
+
+topology: ## Sentinel and a cluster, with failovers
+	DLOCK_TOPOLOGY=2m go test -race -count=1 -v -timeout 0 -run TestTopology ./backend/...
 
 lint: ## needs golangci-lint
 	golangci-lint run ./...

@@ -33,6 +33,33 @@
 // The seed determines the order of the faults and what each worker does, but not the timing,
 // so a failure may need several runs to show again.
 //
-// DLOCK_STRESS is a duration as in [time.ParseDuration]. DLOCK_STRESS_SEED is a decimal
+// # Sentinel and a cluster
+//
+// TestTopology uses locks on Sentinel (a master, two replicas, three Sentinels) and on a cluster (three
+// masters with a replica each), with go-redis and rueidis, with rediscore.WithReplicas for all replicas
+// of a master and without. redigo knows neither topology. Every 5 s, or when all servers are in their
+// places again, a fault strikes: a master is killed, suspended, cut off from its replicas and
+// Sentinels, replaced on request, or loses slots ([redistest.Bed]). The test checks that
+//
+//   - with WithReplicas no two workers were certain of a lock at the same time. Without, it logs how
+//     often they were, after each kind of fault,
+//   - fences rose in the order of the holds. Without WithReplicas, a lock that was requested when
+//     another had been granted has a higher fence, or one that is lower by less than 10 ms: two masters
+//     granted both,
+//   - no wait took longer than the failover (with WithReplicas: until all replicas were back), the TTL,
+//     and what clients need to find the new master,
+//   - a nightly job that several processes start in the middle of a failover, with WithOutage, runs
+//     once, and none of them fails,
+//   - no key but the fence counters, no subscription and no goroutine is left.
+//
+// By default, two faults strike each. This makes two minutes of it, with all faults:
+//
+//	DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
+//
+// That also runs the whole suite of package conformance on both, for each library. (By default, it
+// runs the cases for which it matters most that there are several servers.) DLOCK_TOPOLOGY_FAULT
+// names the only fault to strike with, such as "stepped down".
+//
+// DLOCK_STRESS and DLOCK_TOPOLOGY are durations as in [time.ParseDuration]. DLOCK_STRESS_SEED is a decimal
 // number. DLOCK_STRESS_CHILD is set by the test for its child processes.
 package stress

@@ -241,9 +241,11 @@ func (j *journal) summary() string {
 
 // A violation is a broken promise, for one key.
 type violation struct {
-	key  string
-	at   int64
-	text string
+	key     string
+	at      int64
+	text    string
+	overlap bool // of certain holds
+	masters bool // what two masters at the same time explain
 }
 
 // check looks for certain holds of one key that overlap, for fences that do not rise,
@@ -256,7 +258,7 @@ func (j *journal) check() []violation {
 	for _, h := range j.holds {
 		for _, e := range h.lost {
 			if !j.explainedLocked(h, e.At) {
-				violations = append(violations, violation{h.key, e.At, fmt.Sprintf("%v: %s, at %s", h, e.Text, clock(e.At))})
+				violations = append(violations, violation{key: h.key, at: e.At, text: fmt.Sprintf("%v: %s, at %s", h, e.Text, clock(e.At))})
 			}
 		}
 		all[h.key] = append(all[h.key], *h)
@@ -304,11 +306,11 @@ func compare(holds []interval) (violations []violation) {
 	slices.SortFunc(holds, func(a, b interval) int { return cmp.Compare(a.from, b.from) })
 	for i := 1; i < len(holds); i++ {
 		a, b := holds[i-1], holds[i]
-		if b.from < a.to {
-			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("two certain holds overlap by %v:\n%v\n%v", time.Duration(a.to-b.from), a, b)})
-		}
-		if b.fence <= a.fence {
-			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("a later hold does not have a higher fence:\n%v\n%v", a, b)})
+		switch {
+		case b.from < a.to:
+			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("two certain holds overlap by %v:\n%v\n%v", time.Duration(a.to-b.from), a, b), true, true})
+		case b.fence <= a.fence:
+			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("a later hold does not have a higher fence:\n%v\n%v", a, b), false, true})
 		}
 		if a.to > b.to {
 			holds[i] = a
@@ -332,7 +334,7 @@ func compareFences(holds []interval) (violations []violation) {
 			holds = holds[1:]
 		}
 		if h.fence <= highest.fence {
-			violations = append(violations, violation{h.key, h.from, fmt.Sprintf("requested at %s, and no higher fence than before:\n%v\n%v", clock(h.asked), highest, h)})
+			violations = append(violations, violation{h.key, h.from, fmt.Sprintf("requested at %s, and no higher fence than before:\n%v\n%v", clock(h.asked), highest, h), false, highest.fence-h.fence < fenceLag.Microseconds()})
 		}
 	}
 	return violations

@@ -14,6 +14,9 @@ type Bed interface {
 	// Masters returns the servers that are masters now.
 	Masters(t testing.TB) []*Server
 
+	// MasterOf returns the master that has key.
+	MasterOf(t testing.TB, key string) *Server
+
 	// Faults returns what can happen to the bed.
 	Faults() []Fault
 }

@@ -18,21 +18,21 @@ func TestBeds(t *testing.T) {
 		s := StartSentinels(t, "orders")
 		require.Len(t, s.Addrs(), 3)
 		require.Same(t, s.Servers[0], s.Master())
-		strikeAll(t, s, func(string) *Server { return s.Master() })
+		strikeAll(t, s)
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		c := StartCluster(t, 3, 1)
 		require.Equal(t, c.Nodes[:3], c.Masters(t))
-		strikeAll(t, c, func(key string) *Server { return c.MasterOf(t, key) })
+		strikeAll(t, c)
 	})
 }
 
-func strikeAll(t *testing.T, bed Bed, masterOf func(key string) *Server) {
+func strikeAll(t *testing.T, bed Bed) {
 	const keys = 50
 	places := func() (places [keys]*Server) {
 		for i := range places {
-			places[i] = masterOf(fmt.Sprint(i))
+			places[i] = bed.MasterOf(t, fmt.Sprint(i))
 		}
 		return places
 	}

@@ -73,6 +73,9 @@ func (s *Sentinels) Masters(testing.TB) []*Server {
 	return nil
 }
 
+// MasterOf returns the master, whatever the key.
+func (s *Sentinels) MasterOf(testing.TB, string) *Server { return s.Master() }
+
 // StepDown replaces the master by a replica in an orderly way, and returns the new master.
 func (s *Sentinels) StepDown(t testing.TB) (successor *Server) {
 	t.Helper()
