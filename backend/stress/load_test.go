@@ -94,17 +94,15 @@ func (l *load) cycle(c *dlock.Client, library, key string, d time.Duration) {
 	wait := interval{span: span{from: now()}, who: library, key: key}
 	id := ids.Add(1)
 	l.note("", event{Kind: waitBegins, ID: id, Who: library, Key: key, At: wait.from})
+	wait.asked = now()
 	lease, err := c.Acquire(l.limit, key)
-	for asked := wait.from; ; asked = now() {
-		if err == nil {
-			wait.asked = asked
-			break
-		}
+	for err != nil {
 		if l.limit.Err() != nil {
 			return
 		}
 		l.answer(func() { l.failed[address.ReplaceAllString(err.Error(), "…")]++ })
 		sleep(l.limit, 10*time.Millisecond)
+		wait.asked = now()
 		lease, err = c.Acquire(l.limit, key)
 	}
 	wait.to = now()
