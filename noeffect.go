@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"context"
 	"errors"
 	"net"
 )
@@ -55,18 +56,19 @@ func hopeless(err error) bool {
 	})
 }
 
-// refused reports whether a release's error says that the store has answered, and will refuse
-// again: its user lacks a right, for example.
+// refused reports whether a Locker's error says that the store has answered, and will refuse
+// again: its user lacks a right, for example. A call that had no connection, or was not sent
+// before its ctx ended, has no answer.
 func refused(err error) bool {
 	refused := false
-	dialled := inChain(err, func(err error) bool {
+	unsent := inChain(err, func(err error) bool {
 		if e, ok := err.(*NoEffectError); ok {
 			refused = !e.Temporary
 		}
 		op, ok := err.(*net.OpError)
-		return ok && op.Op == "dial"
+		return ok && op.Op == "dial" || err == context.DeadlineExceeded || err == context.Canceled
 	})
-	return refused && !dialled
+	return refused && !unsent
 }
 
 func inChain(err error, is func(error) bool) bool {

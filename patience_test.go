@@ -18,6 +18,10 @@ func TestWithOutage(t *testing.T) {
 	refuses := func(c *call) { c.err = errDial }
 	hangs := func(c *call) { c.hang() }
 	fails := func(c *call) { c.err = errStore }
+	unsent := func(c *call) {
+		c.hang()
+		c.err = &dlock.NoEffectError{Err: context.DeadlineExceeded}
+	}
 	password := &dlock.NoEffectError{Err: errors.New("WRONGPASS")}
 	breaker := &dlock.NoEffectError{Err: fmt.Errorf("%w: breaker open", dlock.ErrUnavailable)}
 	with := func(opts ...dlock.Option) []dlock.Option { return append(opts, dlock.WithOutage(30*time.Second)) }
@@ -32,6 +36,7 @@ func TestWithOutage(t *testing.T) {
 	}{
 		{"refuses", with(), refuses, 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
 		{"hangs", with(), hangs, 4 * time.Second, 4 * time.Second, 8 * time.Second, nil},
+		{"does not take what is sent", with(), unsent, 4 * time.Second, 4 * time.Second, 8 * time.Second, nil},
 		{"fails", with(), fails, 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
 		{"behind a breaker", with(), func(c *call) { c.err = breaker }, 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
 		{"is loading", with(), func(c *call) { c.err = errLoading }, 20 * time.Second, 20 * time.Second, 21 * time.Second, nil},
