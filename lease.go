@@ -252,6 +252,11 @@ func (l *Lease) extendLocked(since time.Time, ttl time.Duration) {
 	}
 }
 
+// lastTTLLocked returns the TTL of the request that extended the lease last.
+func (l *Lease) lastTTLLocked() time.Duration {
+	return (l.deadline.Sub(l.extended) + drift(0)) / 99 * 100
+}
+
 // planLocked schedules the lease: for a renewal at renewAt if it can be renewed then, else
 // for its deadline.
 func (l *Lease) planLocked(renewAt time.Time) {

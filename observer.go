@@ -115,9 +115,9 @@ type RenewDoneInfo struct {
 	Key    string
 	Took   time.Duration
 	Margin time.Duration // of the lease before its deadline when the answer came; not positive if that was too late
-	TTL    time.Duration
-	Batch  int   // how many leases were renewed by the same call
-	Err    error // matches ErrLost if the lease was lost
+	TTL    time.Duration // with which the lease was extended last; shorter than that of WithTTL at the first renewal after a wait
+	Batch  int           // how many leases were renewed by the same call
+	Err    error         // matches ErrLost if the lease was lost
 }
 
 // A LeaseEnd is how a lease ended, in a word.

@@ -155,6 +155,23 @@ func TestObserverOfAWait(t *testing.T) {
 	})
 }
 
+// The first TTL after a wait is short. So the margin of the renewal that follows is a large part
+// of the TTL that it reports, as always.
+func TestObserverOfTheFirstRenewalAfterAWait(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		hold(t, store, time.Second)
+		c, seen := watched(s)
+		lease := acquire(t, c, "k")
+		time.Sleep(dlock.DefaultTTL / 2)
+		require.NoError(t, lease.Release())
+		renewals := of[dlock.RenewDoneInfo](seen)
+		require.Greater(t, len(renewals), 1)
+		require.Equal(t, 5*time.Second, renewals[0].TTL)
+		require.Greater(t, renewals[0].Margin, 4*time.Second)
+		require.Equal(t, dlock.DefaultTTL, renewals[1].TTL)
+	})
+}
+
 // Each call that acquires has one start and one end, also if nothing was sent.
 func TestObserverOfCallsThatFailAtOnce(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {

@@ -166,14 +166,14 @@ func endByError(err error) LeaseEnd {
 // observeRenewalLocked is renewedLocked with Observers. A loss is reported after the renewal that
 // found it.
 func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
-	announced, margin := l.announced, l.restLocked(o.answered)
+	announced, margin, ttl := l.announced, l.restLocked(o.answered), l.lastTTLLocked()
 	l.announced = false
 	err := l.renewedLocked(o, r)
 	info := RenewDoneInfo{
 		Key:    l.key,
 		Took:   o.answered.Sub(o.sent),
 		Margin: margin,
-		TTL:    l.ttl,
+		TTL:    ttl,
 		Batch:  o.leases,
 		Err:    forEvent(l.values, err),
 	}
