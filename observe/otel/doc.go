@@ -1,0 +1,37 @@
+// Package otel shows what a [dlock.Client] does in OpenTelemetry metrics and traces.
+//
+//	observer, err := otel.New(otel.WithClass(func(key string) string {
+//		class, _, _ := strings.Cut(key, ":")
+//		return class
+//	}))
+//	// ...
+//	client := dlock.New(store, dlock.WithObserver(observer))
+//	registration, err := otel.RegisterStats(client)
+//
+// The README lists every metric and every span, and three alerts worth having.
+//
+// # Traces
+//
+// An acquisition is a span "dlock acquire", and its lease a span "dlock hold". They are siblings
+// under the caller's span. What an instrumented Redis client does for the acquisition or the lease
+// becomes a child of these spans while the caller's span is open, for a minute at most. After that
+// it goes to traces of their own, each for up to a minute, whose root "dlock background" is linked
+// to the span. So the trace of a request ends with the request, and that of a leader does not grow
+// for as long as it leads. Renewals of several leases in one call belong to no lease: their spans
+// are traces of their own without a link.
+//
+// A failed renewal, the loss of a lease and a late release are events of the span "dlock hold"
+// while that is younger than a minute. Later they are root spans that are linked to it: they are
+// exported at once, and not when the lease ends.
+//
+// # What is not exported
+//
+// Tokens are never exported, nor are the texts of errors: a server may put the arguments of a
+// command into them. A Redis client that is instrumented by redisotel exports the arguments of all
+// commands by default, and so tokens, with which anybody can release a lock. Turn that off:
+//
+//	redisotel.InstrumentTracing(client, redisotel.WithDBStatement(false))
+//
+// Keys are exported only in spans, and only if [WithKeys] asks for that. The attribute of metrics
+// is the class of the key: see [WithClass].
+package otel
