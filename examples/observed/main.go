@@ -1,0 +1,106 @@
+// Observed is a service that is under load and shows what its locks do: a page that draws the last
+// minute's holds and waits as they happen, metrics for Prometheus, and spans.
+//
+// Usage (in examples/observed, which is a module of its own):
+//
+//	go run . [-addr host:port] [-redis host:port] [-workers n] [-spans]
+//
+// The locks are in memory, or on a Redis server with -redis. It serves:
+//
+//	/         the page
+//	/events   its events, as server-sent events
+//	/metrics  for Prometheus: see dashboard.json for Grafana, and observe/otel/alerts.yml
+//	/spans    the last 200 spans, as JSON; with -spans all are printed, too
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/extra/redisotel/v9"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/memory"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "observed:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	flags := flag.NewFlagSet("observed", flag.ContinueOnError)
+	addr := flags.String("addr", "localhost:8080", "`host:port` to serve on")
+	server := flags.String("redis", "", "`host:port` of a Redis server; without it, locks are in memory")
+	workers := flags.Int("workers", 12, "how many goroutines want locks")
+	print := flags.Bool("spans", false, "print all spans")
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if !*print {
+		stdout = nil
+	}
+	s, err := newService(stdout)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.tracers.Shutdown(context.WithoutCancel(ctx))) }()
+	store, closeStore, err := s.store(*server)
+	if err != nil {
+		return err
+	}
+	defer closeStore()
+	client, err := s.client(store)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+
+	listener, err := net.Listen("tcp", *addr)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "http://%s\n", listener.Addr())
+	web := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: 5 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // which ends the streams of events
+	}
+	context.AfterFunc(ctx, func() { _ = web.Shutdown(context.Background()) })
+	ctx, stop := context.WithCancel(ctx)
+	wait := load(ctx, client, s.tracers.Tracer("observed"), *workers)
+	defer func() { stop(); wait() }()
+	if err := web.Serve(listener); err != http.ErrServerClosed {
+		return err
+	}
+	return nil
+}
+
+// store returns the store of the locks. What redisotel exports must not have the arguments of
+// commands: they are secrets.
+func (s *service) store(redisAddr string) (dlock.Locker, func() error, error) {
+	if redisAddr == "" {
+		return memory.New(), func() error { return nil }, nil
+	}
+	c := redis.NewClient(&redis.Options{Addr: redisAddr})
+	err := redisotel.InstrumentTracing(c, redisotel.WithTracerProvider(s.tracers), redisotel.WithDBStatement(false))
+	return goredis.New(c), c.Close, err
+}

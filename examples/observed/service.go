@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	exporter "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/observe/otel"
+)
+
+//go:embed page.html
+var page string
+
+// A service shows what the locks of its client do.
+type service struct {
+	*http.ServeMux
+	tracers  *trace.TracerProvider
+	meters   *metric.MeterProvider
+	timeline *timeline
+}
+
+// newService returns a service that prints all spans to stdout, if that is not nil.
+func newService(stdout io.Writer) (*service, error) {
+	registry := prometheus.NewRegistry()
+	reader, err := exporter.New(exporter.WithRegisterer(registry), exporter.WithoutScopeInfo())
+	if err != nil {
+		return nil, err
+	}
+	recent := new(recentSpans)
+	options := []trace.TracerProviderOption{trace.WithSyncer(recent)} // which does not block
+	if stdout != nil {
+		printer, err := stdouttrace.New(stdouttrace.WithWriter(stdout))
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, trace.WithBatcher(printer, trace.WithBatchTimeout(time.Second)))
+	}
+	s := &service{
+		ServeMux: http.NewServeMux(),
+		tracers:  trace.NewTracerProvider(options...),
+		meters:   metric.NewMeterProvider(metric.WithReader(reader)),
+		timeline: newTimeline(),
+	}
+	s.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	s.Handle("GET /spans", recent)
+	s.Handle("GET /events", s.timeline)
+	s.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, page) })
+	return s, nil
+}
+
+// client returns a Client that is observed. The class of "order:3" is "order".
+func (s *service) client(store dlock.Locker) (*dlock.Client, error) {
+	options := []otel.Option{
+		otel.WithTracerProvider(s.tracers),
+		otel.WithMeterProvider(s.meters),
+		otel.WithClass(func(key string) string {
+			class, _, _ := strings.Cut(key, ":")
+			return class
+		}),
+	}
+	observer, err := otel.New(options...)
+	if err != nil {
+		return nil, err
+	}
+	client := dlock.New(store, dlock.WithObserver(observer), dlock.WithObserver(s.timeline.observer()))
+	_, err = otel.RegisterStats(client, options...)
+	return client, err
+}
+
+const keptSpans = 200
+
+// recentSpans keeps the spans that have ended last.
+type recentSpans struct {
+	mu    sync.Mutex
+	spans []trace.ReadOnlySpan
+}
+
+func (r *recentSpans) ExportSpans(_ context.Context, spans []trace.ReadOnlySpan) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spans = append(r.spans, spans...)
+	r.spans = append([]trace.ReadOnlySpan(nil), r.spans[max(0, len(r.spans)-keptSpans):]...)
+	return nil
+}
+
+func (*recentSpans) Shutdown(context.Context) error { return nil }
+
+func (r *recentSpans) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.mu.Lock()
+	spans := r.spans
+	r.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if printer, err := stdouttrace.New(stdouttrace.WithWriter(w)); err == nil {
+		_ = printer.ExportSpans(req.Context(), spans)
+	}
+}
