@@ -46,6 +46,8 @@ type observer struct {
 	attributes []attribute.KeyValue
 	keys       bool
 
+	none spans
+
 	batchMu sync.Mutex
 	batches map[batchID]*batch // those that have failed
 }
@@ -60,7 +62,7 @@ func (o *observer) spans(ctx context.Context) *spans {
 	if s, ok := ctx.Value(spansKey{o}).(*spans); ok {
 		return s
 	}
-	return &spans{}
+	return &o.none
 }
 
 func (o *observer) acquireStart(ctx context.Context, i dlock.AcquireStartInfo) context.Context {

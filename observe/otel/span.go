@@ -104,14 +104,12 @@ func (s *span) leaseEnded(i dlock.LeaseDoneInfo) {
 	defer s.mu.Unlock()
 	s.SetAttributes(end)
 	switch i.End {
-	case dlock.EndReleased, dlock.EndDetached:
+	case dlock.EndReleased, dlock.EndDetached, dlock.EndShutdown:
 		s.endLocked(i.At)
 		return
-	case dlock.EndShutdown:
-	default:
-		s.SetStatus(codes.Error, string(i.End))
-		s.tellLocked("dlock lost", i.At, end)
 	}
+	s.SetStatus(codes.Error, string(i.End))
+	s.tellLocked("dlock lost", i.At, end)
 	if rest := young - time.Since(s.began); s.done || rest <= 0 {
 		s.endLocked(time.Now())
 	} else {
@@ -140,6 +138,9 @@ func (s *span) released(i dlock.ReleaseDoneInfo) {
 func (s *span) endLocked(at time.Time) {
 	if !s.over {
 		s.over = true
+		if at.Before(s.began) { // lost before it was handed out
+			at = s.began
+		}
 		s.End(trace.WithTimestamp(at))
 	}
 }
