@@ -37,7 +37,7 @@ func request(t *testing.T, statements bool) {
 	store := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr()})
 	defer store.Close()
 	require.NoError(t, redisotel.InstrumentTracing(store, redisotel.WithTracerProvider(r.tracers), redisotel.WithDBStatement(statements)))
-	c := dlock.New(goredis.New(store), dlock.WithTTL(3*time.Second), dlock.WithObserver(r.observer(t)))
+	c := dlock.New(goredis.New(store), dlock.WithTTL(9*time.Second), dlock.WithObserver(r.observer(t)))
 	var work, short *dlock.Lease
 	server := httptest.NewServer(otelhttp.NewHandler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		work = acquire(t, req.Context(), c, "work")

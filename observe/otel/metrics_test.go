@@ -41,6 +41,7 @@ func TestOutcomes(t *testing.T) {
 		_, err = c.Acquire(ctx, "a:1")
 		require.Error(t, err)
 		store.Fail(nil)
+		require.NotContains(t, r.exported(t), "secret", "the text of an error")
 
 		m := r.metrics(t)["dlock.acquire.duration"].Data.(metricdata.Histogram[float64])
 		got := make(map[string]float64)
