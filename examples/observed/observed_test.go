@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,19 +37,26 @@ func serve(t *testing.T) (*service, string) {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	wait := load(ctx, client, s.tracers.Tracer("test"), 12)
-	server := httptest.NewServer(s)
+	server := begin(ctx, s)
 	t.Cleanup(func() {
 		stop()
 		wait()
-		server.CloseClientConnections()
 		server.Close()
 		require.NoError(t, client.Close())
 	})
 	return s, server.URL
 }
 
+// begin starts a server whose requests end with ctx.
+func begin(ctx context.Context, h http.Handler) *httptest.Server {
+	server := httptest.NewUnstartedServer(h)
+	server.Config.BaseContext = func(net.Listener) context.Context { return ctx }
+	server.Start()
+	return server
+}
+
 func get(t *testing.T, url string) io.Reader {
-	resp, err := http.Get(url)
+	resp, err := (&http.Client{Timeout: patience}).Get(url)
 	require.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	require.Equal(t, http.StatusOK, resp.StatusCode)
@@ -127,12 +136,13 @@ func TestSpansOnRequest(t *testing.T) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	s, url := serve(t)
+	connected := time.Now().UnixMilli()
 	require.Eventually(t, func() bool {
 		s.timeline.mu.Lock()
 		defer s.timeline.mu.Unlock()
-		return len(s.timeline.bars) > 0
+		connected = time.Now().UnixMilli()
+		return slices.ContainsFunc(slices.Collect(maps.Values(s.timeline.bars)), func(b *bar) bool { return b.Start < connected })
 	}, patience, time.Millisecond)
-	connected := time.Now().UnixMilli()
 	begun, ended, earlier := make(map[int]bar), make(map[string]int), 0
 	for events := bufio.NewScanner(get(t, url+"/events")); ended["hold"] == 0 || ended["wait"] == 0 || earlier == 0; {
 		require.True(t, events.Scan(), "%v", events.Err())
@@ -194,10 +204,9 @@ func TestPage(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	})
-	server := httptest.NewServer(web)
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	server := begin(ctx, web)
+	defer server.Close()
 	defer cancel()
 	var dom, complaints bytes.Buffer
 	browser := exec.CommandContext(ctx, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
