@@ -64,7 +64,8 @@
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
 // moved on, under three conditions: the outage lasted at least 20 ms; the clock of the new
 // server is behind the old one's by no more than the length of the outage; and there were fewer
-// than 125,000 grants a second in the slot. A fence fits exactly into a float64, and so into a
+// than 125,000 grants a second in the slot. So two masters that grant at the same time, because the
+// network is split or Sentinel was asked for a failover, may give equal fences. A fence fits exactly into a float64, and so into a
 // JavaScript number, until the year 2255.
 //
 // # Waiting
