@@ -13,9 +13,9 @@ import (
 const (
 	lingering  = time.Second            // how long an inbox stays when nobody waits
 	minPause   = 100 * time.Millisecond // before an inbox that was lost is opened again
-	maxPause   = time.Second // waiters that begin after a failover would be passed over for so long
-	lasting    = time.Second      // how long a subscription is there that was no failure
-	doubtPause = 10 * time.Second // before an inbox that is doubted again is opened anew
+	maxPause   = time.Second            // waiters that begin after a failover would be passed over for so long
+	lasting    = time.Second            // how long a subscription is there that was no failure
+	doubtPause = 10 * time.Second       // before an inbox that is doubted again is opened anew
 )
 
 // An inbox is a channel with a name that nobody else has. It is opened when somebody begins to

@@ -32,12 +32,16 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	hooked := rueidis.WithOnSubscriptionHook(l.ctx, l.subscribed)
 	hooked = rueidis.WithOnReceiveReturnHook(hooked, l.ending)
 	client := c.client
+	slow := time.AfterFunc(subscribeLimit, l.fail)
 	if sharded {
-		if node := client.Nodes()[c.masters.of(ctx, client, rediscore.Slot(channel))]; node != nil {
+		slot := rediscore.Slot(channel)
+		c.masters.refresh(minFollow) // this one may follow one that nobody had heard of
+		master := c.masters.of(ctx, client, slot)
+		if node := client.Nodes()[master]; node != nil {
 			client = node
+			c.follow(l, slot, master, minFollow)
 		}
 	}
-	slow := time.AfterFunc(subscribeLimit, l.fail)
 	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
 		l.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
 	})
@@ -57,12 +61,41 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 // reach a master that has been replaced.
 const subscribeLimit = 2 * time.Second
 
+// follow ends a Listen when another master than the one that it asks turns out to have the slot. Until
+// subscribeLimit, rueidis would try to reach one that is dead. And a master that was replaced, and is
+// back as a replica, says for a while that it has the slot, and confirms subscriptions of which the
+// scripts of the new master do not know.
+func (c conn) follow(l *listening, slot int, master string, period time.Duration) {
+	time.AfterFunc(period, func() {
+		live, over := l.state()
+		if over || period > followLimit {
+			return
+		}
+		c.masters.refresh(minFollow)
+		if now := c.masters.of(l.ctx, c.client, slot); now != "" && now != master {
+			l.lose(errReplaced)
+			return
+		}
+		if live {
+			period *= 2
+		}
+		c.follow(l, slot, master, period)
+	})
+}
+
+const (
+	minFollow   = 250 * time.Millisecond // between two looks at the table of slots
+	followLimit = 10 * time.Second
+)
+
 // unsubscribeLimit is how long Listen waits for the server to end its subscription.
 const unsubscribeLimit = time.Second
 
 var (
 	errEnded = errors.New("subscription ended")
 	errSlow  = fmt.Errorf("not subscribed within %v", subscribeLimit)
+
+	errReplaced = errors.New("another master has the slot")
 )
 
 // A listening is one Listen.
@@ -112,6 +145,13 @@ func (l *listening) fail() {
 		l.lost = errSlow
 		l.stop()
 	}
+}
+
+// state reports whether the server has confirmed the subscription, and whether Listen is over.
+func (l *listening) state() (live, over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.live, l.ctx.Err() != nil
 }
 
 func (l *listening) subscribed(s rueidis.PubSubSubscription) {

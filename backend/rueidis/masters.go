@@ -16,6 +16,7 @@ import (
 type masters struct {
 	mu      sync.Mutex
 	ranges  []slotRange   // empty if not known
+	since   time.Time     // when they were read
 	reading chan struct{} // closed when they have been read; nil if they are not being read
 }
 
@@ -77,6 +78,15 @@ func (c conn) meet(ctx context.Context, key string) {
 	c.client.Do(ctx, c.client.B().Arbitrary("EXISTS").Keys(key).Build())
 }
 
+// refresh is forget, unless they were read lately.
+func (m *masters) refresh(age time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.since) >= age {
+		m.ranges = nil
+	}
+}
+
 func (m *masters) read(c rueidis.Client, done chan<- struct{}) {
 	var ranges []slotRange
 	for try := 0; try < readTries && len(ranges) == 0; try++ {
@@ -86,7 +96,7 @@ func (m *masters) read(c rueidis.Client, done chan<- struct{}) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ranges, m.reading = ranges, nil
+	m.ranges, m.reading, m.since = ranges, nil, time.Now()
 	close(done)
 }
 
