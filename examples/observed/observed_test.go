@@ -191,6 +191,14 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Skip("chromium is not installed")
 	}
+	headless := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--user-data-dir=" + t.TempDir(), "--dump-dom"}
+	starting, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	blank := exec.CommandContext(starting, chromium, append(headless, "about:blank")...)
+	blank.WaitDelay = time.Second
+	if out, err := blank.CombinedOutput(); err != nil {
+		t.Skipf("chromium does not start here: %v\n%s", err, out)
+	}
 	s, _ := serve(t)
 	drawn := make(chan struct{})
 	var once sync.Once
@@ -209,8 +217,7 @@ func TestPage(t *testing.T) {
 	defer server.Close()
 	defer cancel()
 	var dom, complaints bytes.Buffer
-	browser := exec.CommandContext(ctx, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--user-data-dir="+t.TempDir(), "--dump-dom", server.URL+"/probed")
+	browser := exec.CommandContext(ctx, chromium, append(headless, server.URL+"/probed")...)
 	browser.Stdout, browser.Stderr, browser.WaitDelay = &dom, &complaints, time.Second
 	require.NoError(t, browser.Run(), "%s", &complaints)
 	require.Regexp(t, `<rect class="hold [a-z]*" x=`, dom.String())

@@ -19,19 +19,33 @@ const MasterName = "mymaster"
 // of Sentinels or of nodes. Faulty networks are left out: a proxy stands before one address, and
 // the client learns of others.
 //
-// Only shortRound runs, unless DLOCK_TOPOLOGY is set.
+// Unless DLOCK_TOPOLOGY is set, only shortRound runs, on Sentinel without WithReplicas and on a cluster
+// with it.
 func RunTopologies(t *testing.T, sentinel, cluster DialCluster) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	t.Run("Sentinel", func(t *testing.T) {
-		t.Parallel()
-		onBed(t, func() redistest.Bed { return redistest.StartSentinels(t, MasterName) }, sentinel)
-	})
-	t.Run("Cluster", func(t *testing.T) {
-		t.Parallel()
-		onBed(t, func() redistest.Bed { return redistest.StartCluster(t, 3, 1) }, cluster)
-	})
+	startSentinels := func(t testing.TB) redistest.Bed { return redistest.StartSentinels(t, MasterName) }
+	startCluster := func(t testing.TB) redistest.Bed { return redistest.StartCluster(t, 3, 1) }
+	for name, c := range map[string]struct {
+		start    func(testing.TB) redistest.Bed
+		dial     DialCluster
+		replicas int
+		long     bool
+	}{
+		"Sentinel":           {startSentinels, sentinel, 0, false},
+		"SentinelReplicated": {startSentinels, sentinel, 2, true},
+		"Cluster":            {startCluster, cluster, 0, true},
+		"ClusterReplicated":  {startCluster, cluster, 1, false},
+	} {
+		if c.long && os.Getenv("DLOCK_TOPOLOGY") == "" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onBed(t, c.start, c.dial, rediscore.WithReplicas(c.replicas, patient))
+		})
+	}
 }
 
 // shortRound has the cases for which it matters most that there are several servers, and takes no case
@@ -43,16 +57,16 @@ var shortRound = []string{
 	"InspectTells", "WaitingIsCounted", "History", "GuardedCounter",
 }
 
-func onBed(t *testing.T, start func() redistest.Bed, dial DialCluster) {
+func onBed(t *testing.T, start func(testing.TB) redistest.Bed, dial DialCluster, replicas rediscore.Option) {
 	process.RLock()
 	t.Cleanup(process.RUnlock) // when the servers have ended
-	bed := start()
+	bed := start(t)
 	t.Cleanup(process.RLock)
 	process.RUnlock()
 	long := os.Getenv("DLOCK_TOPOLOGY") != ""
 	h := conformance.Harness{
 		New: func(t *testing.T) dlock.Locker {
-			l := rediscore.New(dial(t, bed.Addrs()))
+			l := rediscore.New(dial(t, bed.Addrs()), replicas)
 			t.Cleanup(func() { l.Close() })
 			return l
 		},
