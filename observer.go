@@ -38,8 +38,8 @@ import (
 // If a lease was lost before AcquireDone returned, Acquire does not return it, but the loss.
 // AcquireDone has reported the grant by then, and LeaseDone reports the loss.
 //
-// The errors of events do not show the key, which is beside them. The tokens of leases are
-// never in an event.
+// The errors of events do not show keys; the key of the call is beside them. The tokens of leases
+// are never in an event.
 type Observer struct {
 	AcquireStart func(context.Context, AcquireStartInfo) context.Context
 	WaitStart    func(context.Context, WaitStartInfo) // at most once for each acquisition

@@ -172,6 +172,34 @@ func TestObserverOfTheFirstRenewalAfterAWait(t *testing.T) {
 	})
 }
 
+// An error that has the error of another lease or call in it does not show that one's key, either.
+func TestObserverOfACauseWithAKey(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c, seen := watched(s)
+		hold(t, store, time.Hour)
+		l := acquire(t, c, "secret")
+		time.AfterFunc(time.Second, func() { store.Steal("secret", time.Hour) })
+		_, err := c.Acquire(l.Context(t.Context()), "k")
+		require.ErrorContains(t, err, "secret")
+		loss := of[dlock.AcquireDoneInfo](seen)[1].Err
+		require.ErrorIs(t, loss, context.Canceled)
+		require.ErrorIs(t, loss, dlock.ErrHeld)
+		require.NotErrorIs(t, loss, dlock.ErrLost)
+		require.ErrorContains(t, loss, "lease lost: the store does not know it any more: held by another")
+		require.NotContains(t, loss.Error(), "secret")
+
+		seen.forget()
+		_, err = c.TryAcquire(t.Context(), "secret")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(fmt.Errorf("the other call: %w", err))
+		_, err = c.Acquire(ctx, "k")
+		require.ErrorContains(t, err, "secret")
+		held := of[dlock.AcquireDoneInfo](seen)[1].Err
+		require.ErrorIs(t, held, context.Canceled)
+		require.EqualError(t, held, "context canceled: held by another")
+	})
+}
+
 // Each call that acquires has one start and one end, also if nothing was sent.
 func TestObserverOfCallsThatFailAtOnce(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {

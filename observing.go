@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 )
 
@@ -266,20 +267,31 @@ func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
 	tell(&c.keeper.events, c.options.observers, hook, ctx, info)
 }
 
-// forEvent returns an error as a caller gets it, without the key in its text.
+// forEvent returns an error as a caller gets it, without keys in its text: neither that of the
+// call, nor that of another lease or call whose error is the cause of ctx.
 func forEvent(ctx context.Context, err error) error {
 	if err == nil || err == ErrReleased {
 		return err
 	}
 	if lost, ok := err.(*LostError); ok {
-		return keylessLoss{lost}
+		return keyless{lost, lost}
 	}
-	return withEnd(ctx, err)
+	err = withEnd(ctx, err)
+	if cause := context.Cause(ctx); cause != nil && ours(cause) != nil {
+		return keyless{err, cause}
+	}
+	return err
 }
 
-// A keylessLoss is a LostError whose text does not show the key.
-type keylessLoss struct{ *LostError }
+// A keyless is an error whose text does not show a part of it, which has a key.
+type keyless struct{ err, part error }
 
-func (e keylessLoss) Error() string { return e.text() }
+func (e keyless) Error() string {
+	instead := ours(e.part).Error()
+	if lost, ok := e.part.(*LostError); ok {
+		instead = lost.text()
+	}
+	return strings.ReplaceAll(e.err.Error(), e.part.Error(), instead)
+}
 
-func (e keylessLoss) Unwrap() error { return e.LostError }
+func (e keyless) Unwrap() error { return e.err }

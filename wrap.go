@@ -52,7 +52,7 @@ func endOf(ctx context.Context) error {
 	switch {
 	case cause == nil, cause == err:
 		return err
-	case ours(cause):
+	case ours(cause) != nil:
 		return fmt.Errorf("%w: %v", err, cause)
 	case errors.Is(cause, err):
 		return cause
@@ -60,14 +60,14 @@ func endOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// ours reports whether err matches an error of this package.
-func ours(err error) bool {
+// ours returns the error of this package that err matches, or nil.
+func ours(err error) error {
 	for _, target := range []error{ErrHeld, ErrUnavailable, ErrNested, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
 		if errors.Is(err, target) {
-			return true
+			return target
 		}
 	}
-	return false
+	return nil
 }
 
 func hideContextErrors(err error) error {

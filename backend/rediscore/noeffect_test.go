@@ -313,6 +313,7 @@ func TestNamesBesideLocks(t *testing.T) {
 		require.Equal(t, c.ok, err == nil, "%q: %v", c, err)
 		if !c.ok {
 			require.ErrorIs(t, err, dlock.ErrInvalid)
+			require.NotContains(t, err.Error(), "fence", "the caller shows the key, or must not")
 		}
 	}
 }

@@ -365,7 +365,7 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	case key == "":
 		return invalid("key: empty")
 	case strings.Contains(key, companionMark), l.completesMark(key):
-		return invalid("key %q: contains %q (with the prefix), which marks what dlock stores beside its locks", key, companionMark)
+		return invalid("key: contains %q (with the prefix), which marks what dlock stores beside its locks", companionMark)
 	case token == "":
 		return invalid("token: empty")
 	case ttl < time.Millisecond:
