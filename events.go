@@ -111,15 +111,17 @@ func askHook[I any](e *events, f func(context.Context, I) context.Context, ctx c
 }
 
 // A lent context has the cancellation of one context, and the values of another. Values that
-// the other does not have are those of the first.
+// the other does not have are those of the first, and so are its leases.
 type lent struct {
 	context.Context
 	values context.Context // without cancellation, so that package context finds that of the first
 }
 
 func (l *lent) Value(key any) any {
-	if v := l.values.Value(key); v != nil {
-		return v
+	if key != (leaseKey{}) {
+		if v := l.values.Value(key); v != nil {
+			return v
+		}
 	}
 	return l.Context.Value(key)
 }

@@ -672,6 +672,28 @@ func TestObserverThatReturnsAnotherContext(t *testing.T) {
 	}
 }
 
+// A ctx that an Observer returns may carry leases of others. Only the caller's own count.
+func TestObserverLendsNoLeases(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		service := acquire(t, dlock.New(s), "service").Context(context.Background())
+		c := dlock.New(s, dlock.WithMaxWait(time.Second), dlock.WithObserver(&dlock.Observer{
+			AcquireStart: func(context.Context, dlock.AcquireStartInfo) context.Context {
+				return context.WithValue(service, valueKey("v"), 1)
+			},
+		}))
+		l := acquire(t, c, "k")
+		_, err := c.Acquire(l.Context(t.Context()), "k")
+		require.ErrorIs(t, err, dlock.ErrNested)
+		require.Equal(t, 1, s.made("try")[1].ctx.Value(valueKey("v")))
+		leader := acquire(t, c, "leader").Context(context.Background())
+		c = c.With(dlock.WithObserver(&dlock.Observer{
+			AcquireStart: func(context.Context, dlock.AcquireStartInfo) context.Context { return leader },
+		}))
+		_, err = c.Acquire(t.Context(), "leader")
+		require.ErrorIs(t, err, dlock.ErrHeld, "the caller does not hold it")
+	})
+}
+
 // An uncomparable context is no reason to panic.
 type listContext struct {
 	context.Context
