@@ -82,7 +82,7 @@ func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	d, err := l.detach()
 	if err == nil && l.observed() {
-		l.tellDone(l.doneInfo(EndDetached, ErrReleased))
+		l.tellDoneLater(l.doneInfo(EndDetached, ErrReleased)) // the taker must not wait for it
 	}
 	return d, err
 }

@@ -14,16 +14,20 @@ import (
 // whatever happens. Each lease that such a call was granted has one LeaseDone, after that
 // AcquireDone. Holders that pass a lease on (see [WithLocalTurns], [Lease.Detach]) have one each.
 //
-// Functions are called without a mutex. They may call methods of the Client, and delay nobody
-// but the caller:
+// Functions are called without a mutex. They may call methods of the Client:
 //
 //   - What a caller does is reported in its goroutine, before its call returns. These are the
-//     functions for acquiring and releasing, the LeaseDone of Release and Detach, the RenewDone
-//     of [Lease.Renew], and BreakDone.
+//     functions for acquiring and releasing, the LeaseDone of Release, the RenewDone of
+//     [Lease.Renew], and BreakDone.
 //   - What happens in the background is reported in one goroutine, in order: losses, renewals
-//     and owed releases. If it falls behind by 4,096 events (2,048 for renewals and owed
-//     releases), further ones are dropped, and counted in [Stats]. Close and Shutdown wait for
-//     it for up to 5 s.
+//     and owed releases. So is the LeaseDone of Detach, since the taker must not wait for it. If
+//     the goroutine falls behind by 4,096 events (2,048 for renewals and owed releases), further
+//     ones are dropped, and counted in [Stats]. Close and Shutdown wait for it for up to 5 s.
+//
+// A function that is slow delays its caller only. But the lock is held while AcquireDone runs, so
+// whoever wants the key waits for it, too. The same is true of WaitStart with [WithLocalTurns],
+// since the lock may be passed on meanwhile. An Acquire of the same key in AcquireDone waits for
+// its own caller, and so does a Shutdown.
 //
 // A function may panic: the panic is recovered, and the first one is logged with [slog.Default].
 // It must not call [runtime.Goexit].

@@ -392,6 +392,7 @@ func TestObserverOfDetachAndAdopt(t *testing.T) {
 		_, err := l.Detach()
 		require.ErrorIs(t, err, dlock.ErrReleased)
 		require.NoError(t, l.Release(), "does nothing")
+		synctest.Wait()
 		done := only[dlock.LeaseDoneInfo](t, seen)
 		require.Equal(t, dlock.EndDetached, done.End)
 		require.Equal(t, 2*time.Second, done.Held)
@@ -412,6 +413,15 @@ func TestObserverOfDetachAndAdopt(t *testing.T) {
 		require.ErrorIs(t, err, dlock.ErrLost)
 		require.ErrorIs(t, only[dlock.AcquireDoneInfo](t, seen).Err, dlock.ErrLost)
 		require.Empty(t, of[dlock.LeaseDoneInfo](seen))
+	})
+}
+
+// The giver's Observer takes two TTLs. The taker gets the lease all the same.
+func TestObserverThatIsSlowWhenALeaseIsDetached(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{LeaseDone: func(context.Context, dlock.LeaseDoneInfo) { time.Sleep(2 * dlock.DefaultTTL) }}))
+		l := adopt(t, c, detach(t, acquire(t, c, "k")))
+		require.NoError(t, l.Release())
 	})
 }
 

@@ -120,8 +120,7 @@ func (l *Lease) reportEndLocked() {
 	if !l.announced || l.err == nil || l.err == ErrReleased {
 		return
 	}
-	info := l.doneInfo(endByError(l.err), l.err)
-	tellLater(&l.keeper.events, maxEvents, l.options.observers, leaseDone, l.values, info)
+	l.tellDoneLater(l.doneInfo(endByError(l.err), l.err))
 }
 
 func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
@@ -146,6 +145,11 @@ func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.Leas
 // tellDone reports the end of a lease by its holder.
 func (l *Lease) tellDone(info LeaseDoneInfo) {
 	tell(&l.keeper.events, l.options.observers, leaseDone, l.values, info)
+}
+
+// tellDoneLater reports the end of a lease in the background.
+func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
+	tellLater(&l.keeper.events, maxEvents, l.options.observers, leaseDone, l.values, info)
 }
 
 func endByError(err error) LeaseEnd {
