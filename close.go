@@ -92,21 +92,26 @@ func (k *keeper) abandon() int {
 func (k *keeper) close(op string) error {
 	k.endRenew()
 	k.hurry()
-	timer := time.NewTimer(closeTimeout)
-	defer timer.Stop()
-	for k.outstanding() {
-		select {
-		case <-k.changed:
-			continue
-		case <-timer.C:
-		}
-		break
-	}
-	if calls, owed := k.finish(); calls > 0 || owed > 0 {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	k.waitWhile(ctx, k.outstanding)
+	calls, owed := k.finish()
+	k.waitWhile(ctx, k.events.outstanding)
+	if calls > 0 || owed > 0 {
 		return fmt.Errorf("dlock: %s: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
 			op, owed, calls, closeTimeout)
 	}
 	return nil
+}
+
+// waitWhile waits until nothing is outstanding, or ctx ends.
+func (k *keeper) waitWhile(ctx context.Context, outstanding func() bool) {
+	for outstanding() && ctx.Err() == nil {
+		select {
+		case <-k.changed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // hurry makes owed releases that wait for their next try due at once.

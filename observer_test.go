@@ -853,6 +853,22 @@ func TestCloseWaitsForObservers(t *testing.T) {
 		require.Error(t, c.Shutdown(ended(t)))
 		require.Equal(t, int64(3), reported.Load())
 	})
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		away := awayWhen(s)
+		var reported atomic.Int64
+		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(context.Context, dlock.OwedDoneInfo) {
+			time.Sleep(time.Second)
+			reported.Add(1)
+		}}))
+		away.Store(true)
+		_, err := c.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		away.Store(false)
+		time.Sleep(time.Second)
+		require.Equal(t, 1, c.Stats().ReleasesOwed, "it was answered, and the attempt may still arrive")
+		require.NoError(t, c.Close())
+		require.Equal(t, int64(1), reported.Load())
+	})
 }
 
 // An Observer that blocks for ever in a goroutine of a caller blocks nobody else.
