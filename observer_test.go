@@ -320,6 +320,16 @@ func TestObserverOfRenewByTheHolder(t *testing.T) {
 		away.Store(true)
 		require.ErrorIs(t, l.Renew(t.Context()), errStore)
 		require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[1].Err, errStore)
+
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				c.hang()
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, l.Renew(ctx), context.DeadlineExceeded)
+		require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[2].Err, context.DeadlineExceeded, "as Renew says")
 	})
 }
 

@@ -174,13 +174,17 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 	announced, margin, ttl := l.announced, l.restLocked(o.answered), l.lastTTLLocked()
 	l.announced = false
 	err := l.renewedLocked(o, r)
+	caller := l.values
+	if o.size == manual {
+		caller = o.ctx
+	}
 	info := RenewDoneInfo{
 		Key:    l.key,
 		Took:   o.answered.Sub(o.sent),
 		Margin: margin,
 		TTL:    ttl,
 		Batch:  o.leases,
-		Err:    forEvent(l.values, err),
+		Err:    forEvent(caller, err),
 	}
 	e, all, ctx := &l.keeper.events, l.options.observers, l.values
 	hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }

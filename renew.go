@@ -57,8 +57,9 @@ func (l *Lease) Renew(ctx context.Context) error {
 // An outcome describes a finished call that renewed one lease or more.
 type outcome struct {
 	sent, answered time.Time
-	size           int // how many leases were in the call; manual, or spared
-	leases         int // in the call
+	size           int             // how many leases were in the call; manual, or spared
+	leases         int             // in the call
+	ctx            context.Context // of the call, if it was for one lease
 }
 
 const (
@@ -69,7 +70,7 @@ const (
 // sendRenewal makes the call of one renewal.
 func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (err error) {
 	result := RenewResult{Err: errPanic}
-	defer func() { err = l.renewed(outcome{sent, time.Now(), size, 1}, result) }()
+	defer func() { err = l.renewed(outcome{sent, time.Now(), size, 1, ctx}, result) }()
 	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.ttl)
 	return
 }
@@ -215,7 +216,7 @@ func (k *keeper) batchRenewed(leases []*Lease, sent time.Time, results []RenewRe
 		}
 		return
 	}
-	o := outcome{sent, time.Now(), len(leases), len(leases)}
+	o := outcome{sent: sent, answered: time.Now(), size: len(leases), leases: len(leases)}
 	if err == nil {
 		o.size = spared
 	}
