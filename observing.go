@@ -72,7 +72,7 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 		Err:       forEvent(a.ctx, err),
 	}
 	if !a.waitStart.IsZero() {
-		info.Waited = now.Sub(a.waitStart)
+		info.Waited = max(0, now.Sub(a.waitStart)) // a lease may be passed on before WaitStart
 	}
 	if lease != nil {
 		info.Fence, info.Degraded = lease.fence, lease.standIn
