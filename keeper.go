@@ -15,7 +15,8 @@ import (
 // For a Lease and its trouble that is the mutex of the lease; for the keeper, renewals,
 // owedReleases and workers it is that of the keeper. The mutex of a lease is locked before
 // that of turns or of the keeper. Those of contendedKeys, lazyTimeout and events are locked
-// last. No mutex is locked during a call of the Locker or of an Observer. A new lease that has not started needs no lock.
+// last. No mutex is locked during a call of the Locker or of an Observer. A new lease that has
+// not started needs no lock.
 type keeper struct {
 	locker    Locker
 	contended contendedKeys
