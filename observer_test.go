@@ -380,6 +380,22 @@ func TestObserverOfOwedReleases(t *testing.T) {
 	})
 }
 
+// Of two calls of Release at a time, only one has anything to do.
+func TestObserverOfTwoReleases(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		s.hook = func(c *call) { c.delay = time.Second }
+		c, seen := watched(s)
+		l := acquire(t, c, "k")
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { require.NoError(t, l.Release()) })
+		}
+		wg.Wait()
+		only[dlock.ReleaseDoneInfo](t, seen)
+		only[dlock.LeaseDoneInfo](t, seen)
+	})
+}
+
 func TestObserverOfAMinHold(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c, seen := watched(s, dlock.WithMinHold(time.Minute))

@@ -49,14 +49,14 @@ func (l *Lease) releaseOnce(c *releaseCall) error {
 	defer l.mu.Unlock()
 	err := l.endForReleaseLocked(c)
 	if err == nil {
-		err = l.sendReleaseLocked()
+		err = l.sendReleaseLocked(c)
 	}
 	c.owed = l.release.owed && !l.release.answered
 	return err
 }
 
 // sendReleaseLocked makes one try, within the remaining time of the lease.
-func (l *Lease) sendReleaseLocked() error {
+func (l *Lease) sendReleaseLocked(c *releaseCall) error {
 	r := &l.release
 	if r.settled {
 		return r.result
@@ -68,7 +68,7 @@ func (l *Lease) sendReleaseLocked() error {
 	}
 	ctx := newLazyTimeout(l.values, rest)
 	defer ctx.cancel()
-	if err := l.callReleaseLocked(ctx); err != nil {
+	if err := l.callReleaseLocked(ctx, c); err != nil {
 		r.failure = err
 		l.oweReleaseLocked()
 		return err
@@ -78,12 +78,13 @@ func (l *Lease) sendReleaseLocked() error {
 
 // callReleaseLocked calls Release of the Locker, unless another call of Release did so
 // meanwhile. It does not wait for renewals: a later one finds nothing to renew.
-func (l *Lease) callReleaseLocked(ctx context.Context) error {
+func (l *Lease) callReleaseLocked(ctx context.Context, c *releaseCall) error {
 	if err := l.takeTurnLocked(ctx); err != nil {
 		return err
 	}
 	defer l.endTurnLocked()
 	if l.release.settled {
+		c.useless = true
 		return nil
 	}
 	_, err := l.tryReleaseLocked(ctx)
