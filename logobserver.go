@@ -12,7 +12,8 @@ import (
 //
 // Tokens are never logged. Keys are, as the attribute "key", and nowhere else. If keys are
 // personal data, let the handler of l replace that attribute: see
-// [slog.HandlerOptions.ReplaceAttr].
+// [slog.HandlerOptions.ReplaceAttr]. The attribute "error" may show what the store has said, and
+// the cause of the caller's ctx if that is not an error of this package.
 func NewLogObserver(l *slog.Logger) *Observer {
 	o := logObserver{l}
 	return &Observer{
