@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// NewLogObserver returns an Observer that logs to l. Lost leases, and work that went on after the
+// NewLogObserver returns an Observer that logs to l, or to [slog.Default] if l is nil. Lost leases, and work that went on after the
 // loss (overrun), are logged at [slog.LevelWarn], the rest at [slog.LevelDebug].
 //
 // Tokens are never logged. Keys are, as the attribute "key", and nowhere else. If keys are
@@ -15,6 +15,9 @@ import (
 // [slog.HandlerOptions.ReplaceAttr]. The attribute "error" may show what the store has said, and
 // the cause of the caller's ctx if that is not an error of this package.
 func NewLogObserver(l *slog.Logger) *Observer {
+	if l == nil {
+		l = slog.Default()
+	}
 	o := logObserver{l}
 	return &Observer{
 		WaitStart:   o.waitStart,

@@ -91,3 +91,8 @@ func TestLogObserverWithoutKeys(t *testing.T) {
 	require.NotContains(t, all, "secret-key")
 	require.Contains(t, all, "a key")
 }
+
+func TestLogObserverWithoutLogger(t *testing.T) {
+	o := dlock.NewLogObserver(nil)
+	require.NotPanics(t, func() { o.OwedDone(t.Context(), dlock.OwedDoneInfo{Key: "order:7"}) })
+}

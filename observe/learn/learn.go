@@ -64,10 +64,13 @@ type work struct {
 // New returns a Learner. class returns the class of a key, such as "order" for "order:1234": keys
 // of one class share what is learned. There are at most 100 classes; keys of further ones are in
 // the class "other". If class is nil, all keys are in one class. min and max are the limits of the
-// TTL.
+// TTL. A max below min counts as min.
 func New(class func(key string) string, min, max time.Duration) *Learner {
 	if class == nil {
 		class = func(string) string { return other }
+	}
+	if max < min {
+		max = min
 	}
 	return &Learner{class: class, min: min, max: max, classes: make(map[string]*work)}
 }

@@ -248,3 +248,7 @@ func TestQuantiles(t *testing.T) {
 	all.add(-1)
 	require.Positive(t, all.quantile(1))
 }
+
+func TestMaxBelowMin(t *testing.T) {
+	require.Equal(t, time.Minute, New(nil, time.Minute, time.Second).TTL("k"))
+}
