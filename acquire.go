@@ -141,7 +141,7 @@ func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
 		}
 	}
 	if a.client.takesTurns() {
-		if lease, decided, err := a.await(ctx, a.client.keeper.turns.join(a, false)); decided {
+		if lease, decided, err := a.takeTurn(ctx, false); decided {
 			return lease, err
 		}
 	}
@@ -155,9 +155,7 @@ func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool
 	k := a.client.keeper
 	contended := a.client.options.maxWait >= attemptTime && (k.contended.has(a.key) || k.crowded())
 	if a.client.takesTurns() {
-		if w := k.turns.join(a, contended); w != nil {
-			return a.await(ctx, w)
-		}
+		return a.takeTurn(ctx, contended)
 	} else if contended {
 		return a.rejoin(ctx)
 	}

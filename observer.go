@@ -25,9 +25,8 @@ import (
 //     ones are dropped, and counted in [Stats]. Close and Shutdown wait for it for up to 5 s.
 //
 // A function that is slow delays its caller only. But the lock is held while AcquireDone runs, so
-// whoever wants the key waits for it, too. The same is true of WaitStart with [WithLocalTurns],
-// since the lock may be passed on meanwhile. An Acquire of the same key in AcquireDone waits for
-// its own caller, and so does a Shutdown.
+// whoever wants the key waits for it, too. An Acquire of the same key in AcquireDone waits for its
+// own caller, and so does a Shutdown.
 //
 // A function may panic: the panic is recovered, and the first one is logged with [slog.Default].
 // It must not call [runtime.Goexit].

@@ -1094,3 +1094,34 @@ func TestObserverAllocatesNothing(t *testing.T) {
 	require.Equal(t, want, count(dlock.WithObserver(dlock.NewLogObserver(quiet))), "with a log that takes no debug messages")
 	t.Logf("%v allocations", want)
 }
+
+// The lock is not passed on to a waiter of a line whose Observer does not return.
+func TestWaitStartThatBlocksInALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, blocked := memory.New(), make(chan struct{})
+		other := dlock.New(store)
+		client := dlock.New(store, dlock.WithLocalTurns(8), dlock.WithObserver(&dlock.Observer{
+			WaitStart: func(context.Context, dlock.WaitStartInfo) { <-blocked },
+		}))
+		held, err := other.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		served := make(chan error)
+		go func() {
+			lease, err := client.Acquire(t.Context(), "k")
+			if err == nil {
+				err = lease.Release()
+			}
+			served <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, held.Release())
+		time.Sleep(time.Minute)
+		held, err = other.TryAcquire(t.Context(), "k")
+		require.NoError(t, err, "the line was granted the lock for one who does not come")
+		require.NoError(t, held.Release())
+		close(blocked)
+		require.NoError(t, <-served)
+		require.NoError(t, client.Close())
+		require.NoError(t, other.Close())
+	})
+}

@@ -105,9 +105,8 @@ func (t *turns) join(a *acquisition, contended bool) *waiter {
 	c := a.class()
 	n := t.lines[c]
 	if a.held == nil {
-		known := n != nil && n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
 		switch {
-		case known:
+		case n.informed():
 			a.word = n.word
 		case n != nil || !contended:
 			return nil
@@ -127,6 +126,22 @@ func (t *turns) join(a *acquisition, contended bool) *waiter {
 	return w
 }
 
+// wouldJoin reports whether join would not return nil now.
+func (t *turns) wouldJoin(a *acquisition, contended bool) bool {
+	if a.held != nil {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.lines[a.class()]
+	return n == nil && contended || n.informed()
+}
+
+// informed reports whether the line has had an answer of the store lately.
+func (n *line) informed() bool {
+	return n != nil && n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
+}
+
 func (t *turns) addLocked(c class, k *keeper) *line {
 	n := &line{class: c, keeper: k}
 	if t.lines == nil {
@@ -137,10 +152,25 @@ func (t *turns) addLocked(c class, k *keeper) *line {
 	return n
 }
 
+// takeTurn joins a line and waits there, if join lets it. Observers are told before: the lock must
+// not be passed on to a caller whose Observer does not return.
+func (a *acquisition) takeTurn(ctx context.Context, contended bool) (lease *Lease, decided bool, err error) {
+	t := &a.client.keeper.turns
+	if a.observed() && t.wouldJoin(a, contended) {
+		if err := a.waits(); err != nil {
+			return nil, true, err
+		}
+	}
+	if w := t.join(a, contended); w != nil {
+		return a.await(ctx, w)
+	}
+	return nil, false, nil
+}
+
 // await waits in the line for a turn. If a wait fails that need not, the acquisition is not
 // decided, and the caller asks for itself.
 func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decided bool, err error) {
-	_ = a.waits() // whoever stands in a line when the Client is closed leaves it below
+	_ = a.waits() // if the line was made a moment ago
 	k := a.client.keeper
 	k.waiters.Add(1)
 	defer k.waiters.Add(-1)
