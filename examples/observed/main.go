@@ -3,9 +3,9 @@
 //
 // Usage (in examples/observed, which is a module of its own):
 //
-//	go run . [-addr host:port] [-redis host:port] [-workers n] [-spans]
+//	go run . [-addr host:port] [-backend name] [-redis host:port] [-workers n] [-spans]
 //
-// The locks are in memory, or on a Redis server with -redis. It serves:
+// The locks are in memory, or on a Redis server with -backend goredis, rueidis or redigo. It serves:
 //
 //	/         the page
 //	/events   its events, as server-sent events
@@ -25,13 +25,6 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/extra/redisotel/v9"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/memory"
 )
 
 func main() {
@@ -47,7 +40,8 @@ func main() {
 func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	flags := flag.NewFlagSet("observed", flag.ContinueOnError)
 	addr := flags.String("addr", "localhost:8080", "`host:port` to serve on")
-	server := flags.String("redis", "", "`host:port` of a Redis server; without it, locks are in memory")
+	backend := flags.String("backend", "memory", "`where` the locks are: memory, goredis, rueidis or redigo")
+	server := flags.String("redis", "localhost:6379", "`host:port` of the Redis server")
 	workers := flags.Int("workers", 12, "how many goroutines want locks")
 	print := flags.Bool("spans", false, "print all spans")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -63,7 +57,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.tracers.Shutdown(context.WithoutCancel(ctx))) }()
-	store, closeStore, err := s.store(*server)
+	dial, ok := backends[*backend]
+	if !ok {
+		return fmt.Errorf("-backend %s: not memory, goredis, rueidis or redigo", *backend)
+	}
+	store, closeStore, err := dial(s, *server)
 	if err != nil {
 		return err
 	}
@@ -92,15 +90,4 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	return nil
-}
-
-// store returns the store of the locks. What redisotel exports must not have the arguments of
-// commands: they are secrets.
-func (s *service) store(redisAddr string) (dlock.Locker, func() error, error) {
-	if redisAddr == "" {
-		return memory.New(), func() error { return nil }, nil
-	}
-	c := redis.NewClient(&redis.Options{Addr: redisAddr})
-	err := redisotel.InstrumentTracing(c, redisotel.WithTracerProvider(s.tracers), redisotel.WithDBStatement(false))
-	return goredis.New(c), c.Close, err
 }

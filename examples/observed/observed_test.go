@@ -228,17 +228,19 @@ func TestPage(t *testing.T) {
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	for name, args := range map[string][]string{"memory": nil, "redis": {"-redis", redistest.Start(t).Addr()}} {
+	addr := redistest.Start(t).Addr()
+	for name := range backends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
 			seen := &watched{of: []byte(`"Name":"dlock hold"`), then: stop}
-			require.NoError(t, run(ctx, append(args, "-addr", "localhost:0", "-spans"), seen))
+			require.NoError(t, run(ctx, []string{"-backend", name, "-redis", addr, "-addr", "localhost:0", "-spans"}, seen))
 			require.Greater(t, seen.count, 0)
 		})
 	}
 	require.Error(t, run(t.Context(), []string{"-workers", "many"}, io.Discard))
+	require.ErrorContains(t, run(t.Context(), []string{"-backend", "none"}, io.Discard), "-backend none")
 }
 
 // watched is a Writer that looks for something.

@@ -28,7 +28,7 @@ func badArguments(t *testing.T, a Adapter) {
 		{c.New(nil), "k", "t", ttl, "Option 1 of 1: nil"},
 		{c.New(rediscore.WithPrefix(strings.Repeat("p", 1025))), "k", "t", ttl, "1025 bytes"},
 		{c.New(), "", "t", ttl, "key: empty"},
-		{c.New(), "dlock1:fence", "t", ttl, `key "dlock1:fence"`},
+		{c.New(), "dlock1:fence", "t", ttl, `key: contains "dlock1:"`},
 		{c.New(), "k", "", ttl, "token: empty"},
 		{c.New(), "k", "t", 0, "TTL 0s"},
 		{c.New(), "k", "t", time.Millisecond - 1, "TTL 999.999µs"},
