@@ -118,8 +118,8 @@
 //
 // Leases are as durable as the server's data. A server that restarts without its data, or a
 // replica that is promoted without the last writes, has lost leases: use fences where that
-// matters, or [WithReplicas], which costs a round trip to the replicas. Set maxmemory-policy to noeviction, the default. Any other policy may evict locks
-// when memory runs short.
+// matters, or [WithReplicas], which costs a round trip to the replicas. Set maxmemory-policy to
+// noeviction, the default. Any other policy may evict locks when memory runs short.
 //
 // The server's clock decides when a lease expires. If the clock is set forward, leases end
 // early. If it is set back by an hour, the key of a dead holder stays for an hour longer.

@@ -12,7 +12,8 @@ import (
 
 // masters finds the address of the master of a slot. A subscription must be on the master, whose
 // scripts count its subscribers. rueidis itself may send a SSUBSCRIBE to a replica, because it takes
-// it for a command that only reads (see ClientOption.SendToReplicas).
+// it for a command that only reads (see ClientOption.SendToReplicas). Calls with a WAIT go to the client
+// of one master, too, so that both are on one connection.
 type masters struct {
 	mu      sync.Mutex
 	ranges  []slotRange   // empty if not known
