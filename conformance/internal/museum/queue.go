@@ -57,6 +57,9 @@ func (q *queue) Acquire(ctx context.Context, key, token string, ttl time.Duratio
 		}
 		select {
 		case m := <-inbox:
+			if m.at.Before(p.now) { // of a grant that was lost with all data: the token waits again
+				continue
+			}
 			m.grant.Since = sent.Add(m.at.Sub(p.now))
 			return m.grant, nil
 		case <-time.After(p.pause()):
