@@ -23,6 +23,8 @@ import (
 // [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial", say the
 // same. An error that matches [ErrClosed] says that no later call can succeed.
 //
+// A Locker with a method LongestTTL() time.Duration refuses longer TTLs with [ErrInvalid].
+//
 // The package conformance tests all of this.
 type Locker interface {
 	// TryAcquire makes one attempt to take key for token until ttl has passed. If another

@@ -17,6 +17,7 @@
 //   - [Locker.Fail] makes calls fail. [Locker.FailReplies] makes them take effect and fail.
 //     [Locker.Delay] makes them slow.
 //   - [Locker.Wipe] makes the store lose all data.
+//   - [Locker.SetClock] makes its clock wrong, and [Locker.SetAge] makes it older.
 //
 // This test checks that a service stops working when its lease is lost:
 //

@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// faults are what Delay, Fail and FailReplies have set.
+// faults are what Delay, Fail, FailReplies and SetClock have set.
 type faults struct {
 	delay    time.Duration
 	requests error
 	replies  error
+	clock    time.Duration
 }
 
 // begin checks the arguments of a call, and sends it.
@@ -73,7 +74,7 @@ func (m *Locker) Expire(key string) bool {
 	if l == nil {
 		return false
 	}
-	m.freeLocked(key, l, now)
+	m.freeLocked(key, l, 0, now)
 	return true
 }
 
@@ -87,16 +88,37 @@ func (m *Locker) Steal(key string, ttl time.Duration) {
 		l = m.addLocked(key, now)
 	}
 	l.token, l.until = "", time.Time{}
-	m.grantLocked(l, stranger(), ttl, now)
+	m.grantLocked(l, stranger(), ttl, 0, now)
 }
 
 // Wipe ends every lease, as if the store had lost its data. As on Redis, waiters are then granted
-// the free keys, and fences go on rising.
+// the free keys, and fences go on rising. The Age in a [dlock.Ballot] begins at 0 again.
 func (m *Locker) Wipe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	m.rememberLocked(now)
+	m.since = now
 	for key, l := range m.locks {
-		m.freeLocked(key, l, now)
+		m.freeLocked(key, l, 0, now)
 	}
+}
+
+// SetAge sets the Age in a [dlock.Ballot], as if the store had forgotten nothing for d. It goes on
+// growing. Without SetAge or Wipe the Age is the time since New; that of the zero value is the time
+// since the first call that needed it.
+func (m *Locker) SetAge(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	m.rememberLocked(now)
+	m.since = now.Add(-d)
+}
+
+// SetClock makes the store's clock wrong by offset in later fences, and in the Clock and Place of a
+// [dlock.Ballot]. Leases end at the right time. SetClock(0) ends the fault.
+func (m *Locker) SetClock(offset time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.faults.clock = offset
 }

@@ -20,6 +20,8 @@ type Locker struct {
 	fence   int64
 	sweepAt int // the number of locks at which expired ones are removed
 	faults  faults
+	store   string    // identifies the store; empty until first needed
+	since   time.Time // it has forgotten nothing since then; set with store
 }
 
 var (
@@ -27,62 +29,50 @@ var (
 	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
+	_ dlock.VoteAcquirer = (*Locker)(nil)
 )
 
 // New returns an empty store. Clients that share it exclude each other.
-func New() *Locker { return &Locker{locks: make(map[string]*lock)} }
+func New() *Locker {
+	m := &Locker{locks: make(map[string]*lock)}
+	m.rememberLocked(time.Now())
+	return m
+}
 
 // A lock is a key that is held or waited for. It is held if token is not empty and until is in
 // the future.
 type lock struct {
 	token string
 	until time.Time
-	queue []*waiter
+	queue []*waiter // in the order of their places; if these are equal, of their tokens
 }
 
 type waiter struct {
 	ctx   context.Context
 	token string
 	ttl   time.Duration
+	place int64
 	ended chan result // of capacity 1; gets the result when the waiter is removed from the queue
 	timer *time.Timer // for the first in the queue, it fires when the holder's lease ends, or earlier
 }
 
 type result struct {
-	attempt dlock.Attempt
-	err     error
+	ballot dlock.Ballot
+	err    error
 }
 
 // TryAcquire implements [dlock.Locker].
 func (m *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	reply, err := m.begin(ctx, key, token, ttl)
-	if err != nil {
-		return dlock.Attempt{}, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.tryLocked(key, token, ttl), reply
+	b, err := m.Vote(ctx, key, token, ttl, 0)
+	return b.Attempt, err
 }
 
 // Acquire implements [dlock.Acquirer]. Waiters are served in the order of arrival. The call that
 // frees the key hands it to the first. A Release of token during the wait ends the wait with
 // [dlock.ErrReleased].
 func (m *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	reply, err := m.begin(ctx, key, token, ttl)
-	if err != nil {
-		return dlock.Attempt{}, err
-	}
-	m.mu.Lock()
-	a := m.tryLocked(key, token, ttl)
-	if a.Acquired || reply != nil {
-		m.mu.Unlock()
-		return a, reply
-	}
-	w := &waiter{ctx, token, ttl, make(chan result, 1), time.NewTimer(a.Remaining)}
-	l := m.locks[key]
-	l.queue = append(l.queue, w)
-	m.mu.Unlock()
-	return m.wait(key, w)
+	b, err := m.acquire(ctx, key, token, ttl, 0, 0)
+	return b.Attempt, err
 }
 
 // Renew implements [dlock.Locker].
@@ -115,30 +105,7 @@ func (m *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 
 // Release implements [dlock.Locker].
 func (m *Locker) Release(ctx context.Context, key, token string) (bool, error) {
-	const anyTTL = time.Second
-	reply, err := m.begin(ctx, key, token, anyTTL)
-	if err != nil {
-		return false, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l, now := m.advanceLocked(key)
-	if l == nil {
-		return false, reply
-	}
-	l.queue = slices.DeleteFunc(l.queue, func(w *waiter) bool {
-		if w.token != token {
-			return false
-		}
-		w.ended <- result{err: noEffect(dlock.ErrReleased)}
-		return true
-	})
-	l.watchLocked(now)
-	if l.token != token {
-		return false, reply
-	}
-	m.freeLocked(key, l, now)
-	return true, reply
+	return m.Pass(ctx, key, token, "", 0)
 }
 
 // Inspect implements [dlock.Inspector].
@@ -172,15 +139,15 @@ func check(key, token string, ttl time.Duration) error {
 func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // tryLocked grants key to token if it is free or already token's. Afterwards m.locks has key.
-func (m *Locker) tryLocked(key, token string, ttl time.Duration) dlock.Attempt {
+func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) dlock.Ballot {
 	l, now := m.advanceLocked(key)
 	if l == nil {
 		l = m.addLocked(key, now)
 	}
 	if l.token != "" && l.token != token {
-		return dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}
+		return m.refuseLocked(l, dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, now)
 	}
-	return m.grantLocked(l, token, ttl, now)
+	return m.grantLocked(l, token, ttl, floor, now)
 }
 
 func (m *Locker) renewLocked(key, token string, ttl time.Duration) bool {
@@ -193,13 +160,17 @@ func (m *Locker) renewLocked(key, token string, ttl time.Duration) bool {
 }
 
 // grantLocked makes token the holder. The fence is the wall clock in microseconds, so that fences
-// also rise across a restart of the process, or the last fence + 8 if that is larger.
-func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, now time.Time) dlock.Attempt {
-	m.fence = max(m.fence+8, now.UnixMicro())
+// also rise across a restart of the process; the floor if that is up to a second later; or the
+// last fence + 8 if that is larger.
+func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, floor int64, now time.Time) dlock.Ballot {
+	b := m.ballotLocked(now)
+	b.Fresh = l.token != token
+	m.fence = max(m.fence+8, b.Clock, min(floor, b.Clock+time.Second.Microseconds()))
 	l.token = token
 	l.extendLocked(now.Add(ttl))
 	l.watchLocked(now)
-	return dlock.Attempt{Acquired: true, Since: now, Fence: m.fence}
+	b.Attempt = dlock.Attempt{Acquired: true, Since: now, Fence: m.fence}
+	return b
 }
 
 func (l *lock) extendLocked(until time.Time) {
@@ -224,12 +195,12 @@ func (m *Locker) advanceLocked(key string) (*lock, time.Time) {
 	if l == nil || now.Before(l.until) {
 		return l, now
 	}
-	m.freeLocked(key, l, now)
+	m.freeLocked(key, l, 0, now)
 	return m.locks[key], now
 }
 
 // freeLocked ends the lease of l, and grants the key to the first waiter whose ctx has not ended.
-func (m *Locker) freeLocked(key string, l *lock, now time.Time) {
+func (m *Locker) freeLocked(key string, l *lock, floor int64, now time.Time) {
 	l.token, l.until = "", time.Time{}
 	for len(l.queue) > 0 {
 		w := l.queue[0]
@@ -238,7 +209,7 @@ func (m *Locker) freeLocked(key string, l *lock, now time.Time) {
 			w.ended <- result{err: noEffect(err)}
 			continue
 		}
-		w.ended <- result{attempt: m.grantLocked(l, w.token, w.ttl, now)}
+		w.ended <- result{ballot: m.grantLocked(l, w.token, w.ttl, floor, now)}
 		return
 	}
 	delete(m.locks, key)
@@ -264,12 +235,12 @@ func (m *Locker) addLocked(key string, now time.Time) *lock {
 }
 
 // wait returns when w has been removed from the queue, or its ctx ends.
-func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
+func (m *Locker) wait(key string, w *waiter) (dlock.Ballot, error) {
 	defer w.timer.Stop()
 	for {
 		select {
 		case r := <-w.ended:
-			return r.attempt, r.err
+			return r.ballot, r.err
 		case <-w.ctx.Done():
 			return m.leave(key, w)
 		case <-w.timer.C:
@@ -284,18 +255,19 @@ func (m *Locker) wait(key string, w *waiter) (dlock.Attempt, error) {
 
 // leave removes a waiter whose ctx has ended from the queue. If the waiter was granted the key
 // before that, leave returns the grant.
-func (m *Locker) leave(key string, w *waiter) (dlock.Attempt, error) {
+func (m *Locker) leave(key string, w *waiter) (dlock.Ballot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l, now := m.advanceLocked(key)
 	select {
 	case r := <-w.ended:
-		return r.attempt, r.err
+		return r.ballot, r.err
 	default:
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watchLocked(now)
-	return dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}, noEffect(w.ctx.Err())
+	a := dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}
+	return m.refuseLocked(l, a, now), noEffect(w.ctx.Err())
 }
 
 func stranger() string { return "stranger " + rand.Text() }

@@ -114,21 +114,27 @@ func TestSteal(t *testing.T) {
 	})
 }
 
+// operations makes each call once, all for the same token, and returns their errors.
+func operations(ctx context.Context, m *memory.Locker) map[string]error {
+	errs := make(map[string]error)
+	_, errs["TryAcquire"] = m.TryAcquire(ctx, "k", "a", ttl)
+	_, errs["Acquire"] = m.Acquire(ctx, "k", "a", ttl)
+	_, errs["Vote"] = m.Vote(ctx, "k", "a", ttl, 0)
+	_, errs["AcquireVote"] = m.AcquireVote(ctx, "k", "a", ttl, 0, 1)
+	_, errs["Renew"] = m.Renew(ctx, "k", "a", ttl)
+	_, errs["RenewBatch"] = m.RenewBatch(ctx, nil)
+	_, errs["Confirm"] = m.Confirm(ctx, nil)
+	_, errs["Inspect"] = m.Inspect(ctx, "k")
+	_, errs["Release"] = m.Release(ctx, "k", "a")
+	_, errs["Pass"] = m.Pass(ctx, "k", "a", "", 0)
+	return errs
+}
+
 func TestFail(t *testing.T) {
 	m := memory.New()
 	broken := errors.New("broken")
-	operations := func() map[string]error {
-		errs := make(map[string]error)
-		_, errs["TryAcquire"] = m.TryAcquire(t.Context(), "k", "a", ttl)
-		_, errs["Acquire"] = m.Acquire(t.Context(), "k", "a", ttl)
-		_, errs["Renew"] = m.Renew(t.Context(), "k", "a", ttl)
-		_, errs["RenewBatch"] = m.RenewBatch(t.Context(), nil)
-		_, errs["Inspect"] = m.Inspect(t.Context(), "k")
-		_, errs["Release"] = m.Release(t.Context(), "k", "a")
-		return errs
-	}
 	m.Fail(broken)
-	for name, err := range operations() {
+	for name, err := range operations(t.Context(), m) {
 		require.Equal(t, broken, err, name)
 	}
 	_, err := m.TryAcquire(t.Context(), "k", "a", ttl)
@@ -138,7 +144,7 @@ func TestFail(t *testing.T) {
 	m.Release(t.Context(), "k", "b")
 
 	m.FailReplies(broken)
-	for name, err := range operations() {
+	for name, err := range operations(t.Context(), m) {
 		require.Equal(t, broken, err, name)
 	}
 	_, err = m.TryAcquire(t.Context(), "k", "a", ttl)
@@ -155,6 +161,11 @@ func TestDelay(t *testing.T) {
 		a := try(t, m, "k", "a")
 		require.Equal(t, time.Second, time.Since(start))
 		require.Equal(t, time.Now(), a.Since)
+		for name, err := range operations(t.Context(), m) {
+			require.NoError(t, err, name)
+		}
+		require.Equal(t, 11*time.Second, time.Since(start))
+		try(t, m, "k", "a")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -240,10 +251,71 @@ func TestBadArguments(t *testing.T) {
 		_, err := m.TryAcquire(t.Context(), bad.key, bad.token, bad.ttl)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, bad.want)
+		ballots, err := m.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: bad.key, Token: bad.token, TTL: bad.ttl}}})
+		require.NoError(t, err)
+		require.ErrorContains(t, ballots[0].Err, bad.want)
 		results, err := m.RenewBatch(t.Context(), []dlock.Renewal{{Key: bad.key, Token: bad.token, TTL: bad.ttl}})
 		require.NoError(t, err)
 		require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
 	}
+}
+
+func TestBadPlace(t *testing.T) {
+	m := memory.New()
+	for _, place := range []int64{-1, 0, 1<<53 + 1} {
+		b, err := m.AcquireVote(t.Context(), "k", "a", ttl, 0, place)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, fmt.Sprintf("place %d", place))
+		require.Zero(t, b)
+	}
+	require.Zero(t, m.Len())
+}
+
+func TestAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var zero memory.Locker
+		m := memory.New()
+		ages := func(want, wantZero time.Duration) {
+			t.Helper()
+			require.Equal(t, want, vote(t, m).Age)
+			require.Equal(t, wantZero, vote(t, &zero).Age)
+		}
+		time.Sleep(time.Minute)
+		ages(time.Minute, 0)
+		time.Sleep(time.Second)
+		ages(61*time.Second, time.Second)
+		m.Wipe()
+		zero.SetAge(time.Hour)
+		time.Sleep(time.Second)
+		ages(time.Second, time.Hour+time.Second)
+	})
+}
+
+func TestSetClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		for _, wrong := range []time.Duration{0, time.Minute, -time.Minute} {
+			m.SetClock(wrong)
+			clock := time.Now().Add(wrong).UnixMicro()
+			b := vote(t, m)
+			require.Equal(t, clock, b.Clock, "wrong by %v", wrong)
+			require.GreaterOrEqual(t, b.Fence, clock, "wrong by %v", wrong)
+			other, err := m.Vote(t.Context(), "k", "b", ttl, 0)
+			require.NoError(t, err)
+			require.Equal(t, clock, other.Place, "wrong by %v", wrong)
+		}
+		time.Sleep(ttl - time.Millisecond)
+		require.False(t, try(t, m, "k", "b").Acquired)
+		time.Sleep(time.Millisecond)
+		require.True(t, try(t, m, "k", "b").Acquired)
+	})
+}
+
+func vote(t *testing.T, m *memory.Locker) dlock.Ballot {
+	t.Helper()
+	b, err := m.Vote(t.Context(), "k", "a", ttl, 0)
+	require.NoError(t, err)
+	return b
 }
 
 // Fences rise across processes, for resources that outlive a process.
