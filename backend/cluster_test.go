@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -119,6 +120,7 @@ func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 		} {
 			requireCycle(t, l, key)
 		}
+		requireVotes(t, l, "{vote}:"+t.Name())
 	}
 }
 
@@ -137,6 +139,41 @@ func requireCycle(t *testing.T, l *rediscore.Locker, key string) {
 	hold, err = l.Inspect(t.Context(), key)
 	require.NoError(t, err, key)
 	require.Equal(t, dlock.Hold{}, hold, key)
+}
+
+// requireVotes votes for key, and passes it on to a waiter.
+func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
+	t.Helper()
+	first, err := l.Vote(t.Context(), key, "mine", ttl, 0)
+	require.NoError(t, err)
+	require.True(t, first.Acquired && first.Fresh)
+	require.NotEmpty(t, first.Store)
+	next := make(chan dlock.Ballot, 1)
+	go func() {
+		ballot, err := l.AcquireVote(t.Context(), key, "next", ttl, 0, 7)
+		assert.NoError(t, err)
+		next <- ballot
+	}()
+	require.Eventually(t, func() bool {
+		hold, err := l.Inspect(t.Context(), key)
+		return err == nil && hold.Waiting == 1
+	}, ttl, pause)
+	ballots, err := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "mine", TTL: ttl}, Fence: first.Fence + 8}})
+	require.NoError(t, err)
+	require.NoError(t, ballots[0].Err)
+	require.True(t, ballots[0].Acquired)
+	held, err := l.Pass(t.Context(), key, "mine", "next", 0)
+	require.NoError(t, err)
+	require.True(t, held)
+	second := <-next
+	require.True(t, second.Acquired && second.Fresh)
+	require.GreaterOrEqual(t, second.Fence, first.Fence+16)
+	for _, b := range []dlock.Ballot{ballots[0], second} {
+		require.Equal(t, first.Store, b.Store)
+		require.GreaterOrEqual(t, b.Age, first.Age)
+		require.GreaterOrEqual(t, b.Clock, first.Clock)
+	}
+	require.True(t, release(t, l, key, "next"))
 }
 
 // everySlot renews a lease in each slot in one batch.

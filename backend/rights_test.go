@@ -15,6 +15,7 @@ import (
 	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
@@ -50,6 +51,7 @@ const (
 	sentinelRights = 4
 	replicaRights  = 5
 	cachingRights  = 6
+	votingRights   = 7
 )
 
 // overTLS has functions that connect to a server over TLS, as the user with the test's name.
@@ -98,9 +100,26 @@ func TestRights(t *testing.T) {
 			client.Close()
 		}
 		require.ErrorContains(t, err, "NOPERM")
-		setUser(t, server.Server, commands[cachingRights:], "")
+		setUser(t, server.Server, commands[cachingRights:votingRights], "")
 		require.Empty(t, useEverything(t, server.Server, newRueidis(t, rueidisOverTLS(t, server, false))))
 	})
+	for name, dial := range overTLS {
+		t.Run("Votes/"+name, func(t *testing.T) {
+			commands := rights(t, server.Server, t.Name())
+			setUser(t, server.Server, commands[:single], "")
+			l := dial(t, server)
+			_, err := l.Vote(t.Context(), "k", "t", time.Minute, 0)
+			_, err2 := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
+			ballots, err3 := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
+			require.NoError(t, err3)
+			for _, err := range []error{err, err2, ballots[0].Err} {
+				require.ErrorIs(t, err, dlock.ErrInvalid)
+				require.ErrorContains(t, err, "INFO")
+			}
+			setUser(t, server.Server, commands[votingRights:], "")
+			requireVotes(t, l, "k")
+		})
+	}
 	for _, command := range rights(t, server.Server, t.Name())[:single] {
 		for _, word := range command {
 			if word[0] == '+' && word != "+eval" {

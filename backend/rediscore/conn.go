@@ -27,7 +27,7 @@ import (
 type Conn interface {
 	// Eval runs a script on the master that has its keys. It sends EVALSHA, and then
 	// EVAL if the server does not know the script (see [IsNoScript]). It returns the
-	// reply as an int64, a string, nil, or a []any of these.
+	// reply as an int64, a string, nil, or a []any of these, which may be nested.
 	Eval(ctx context.Context, call Call) (any, error)
 
 	// EvalAll does the same for several independent calls, in as few round trips as the

@@ -137,7 +137,7 @@ func (p *post) deliver(message string) {
 	case r.releases > 0:
 		r.again = true
 	case r.use != inUse:
-		p.giveBackLocked(r.key, token)
+		p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))
 	case r.waiter != nil:
 		select {
 		case r.waiter.granted <- h:

@@ -37,7 +37,7 @@ func TestInboxIsShared(t *testing.T) {
 			seen[inbox.channel] = true
 			for i, w := range all {
 				require.False(t, w.isDone())
-				f.tell(fmt.Sprintf("%d 1 t%d", i, i))
+				f.grant(i, fmt.Sprint("t", i))
 				require.True(t, w.isDone())
 				require.EqualValues(t, i, w.attempt.Fence)
 			}
@@ -341,7 +341,7 @@ func TestMessagesPileUp(t *testing.T) {
 			f.tell(fmt.Sprint(88+i, " 1 slow"))
 		}
 		other := begin(t, l, "k", "t")
-		f.tell("96 1 t")
+		f.grant(96, "t")
 		require.True(t, other.isDone())
 		require.EqualValues(t, 88, (<-w.granted).fence)
 		l.post.leave("slow", w, true)
@@ -352,15 +352,18 @@ func TestMessagesPileUp(t *testing.T) {
 func TestTokensAreForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		w := begin(t, l, "k", "waits")
+		l.post.leave("givenBack", l.post.join("k", "givenBack", 0), false)
+		l.post.tokens["givenBack"].givenBack = make(chan struct{})
 		for i := range maxTokens + 100 {
 			token := strconv.Itoa(i)
 			l.post.leave(token, l.post.join("k", token, 0), false)
 		}
-		require.LessOrEqual(t, len(l.post.tokens), maxTokens+1)
+		require.LessOrEqual(t, len(l.post.tokens), maxTokens+2)
 		require.Len(t, l.post.order, len(l.post.tokens))
 		require.Nil(t, l.post.tokens["0"])
+		require.NotNil(t, l.post.tokens["givenBack"], "one that is being released")
 		require.Equal(t, given, l.post.tokens[strconv.Itoa(maxTokens+99)].use)
-		f.tell("88 1 waits")
+		f.grant(88, "waits")
 		require.True(t, w.isDone())
 		require.NoError(t, w.err)
 	})

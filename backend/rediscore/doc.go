@@ -50,6 +50,9 @@
 // the 16,384 slots, and leave a counter in each for a day. If that is too much, a common hash
 // tag keeps them in one slot: "{orders}:1234".
 //
+// The first vote (see below) stores a marker that never expires, at prefixdlock1:birth. In a cluster
+// there is one for each slot, named prefix{tag}dlock1:birth or {tag}prefixdlock1:birth.
+//
 // These names, tags and values are the wire format, which all clients of a lock must agree on.
 // A later format will have another number in place of the "1".
 //
@@ -108,6 +111,18 @@
 //
 // docs/handover.md has the rules of the protocol. internal/handovermodel has a model of it that
 // is searched exhaustively.
+//
+// # Votes
+//
+// A Locker is a [dlock.VoteAcquirer]. The Store of a [dlock.Ballot] is the replication ID of the
+// master, and the marker has the ID and the time of the first vote under it. A restart, with its
+// data or without, and a promotion give a master another ID. FLUSHALL removes the marker. Age begins
+// at 0 in each case, and so it does for each new prefix and, in a cluster, for each new slot.
+//
+// A master also takes another ID when its first replica connects, and when it has had no replica
+// for repl-backlog-ttl (an hour). Age then begins again, although nothing was lost.
+//
+// If the user lacks the right to INFO, Vote, Confirm and AcquireVote fail with [dlock.ErrInvalid].
 //
 // # Limits of Redis
 //

@@ -3,6 +3,7 @@ package rediscore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -86,6 +87,11 @@ func (f *fakeConn) tell(message string) {
 	on(Event{Kind: Message, Payload: message})
 }
 
+// grant delivers the message of a grant that is newer than all answers.
+func (f *fakeConn) grant(fence int, token string) {
+	f.tell(fmt.Sprint(fence, " ", time.Now().UnixMicro()+1, " ", token))
+}
+
 // evals returns the calls after the first n.
 func (f *fakeConn) evals(n int) []noted {
 	f.mu.Lock()
@@ -157,11 +163,22 @@ func begin(t *testing.T, l *Locker, key, token string) *fakeWait {
 }
 
 func beginFor(t *testing.T, l *Locker, key, token string, ttl time.Duration) *fakeWait {
+	return beginTo(t, func(ctx context.Context, w *fakeWait) { w.attempt, w.err = l.Acquire(ctx, key, token, ttl) })
+}
+
+func beginVote(t *testing.T, l *Locker, key, token string) *fakeWait {
+	return beginTo(t, func(ctx context.Context, w *fakeWait) {
+		ballot, err := l.AcquireVote(ctx, key, token, time.Minute, 0, 1)
+		w.attempt, w.err = ballot.Attempt, err
+	})
+}
+
+func beginTo(t *testing.T, acquire func(context.Context, *fakeWait)) *fakeWait {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &fakeWait{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		w.attempt, w.err = l.Acquire(ctx, key, token, ttl)
+		acquire(ctx, w)
 	}()
 	synctest.Wait()
 	return w

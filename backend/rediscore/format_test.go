@@ -195,6 +195,7 @@ func TestScripts(t *testing.T) {
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
+		"vote":    "4a03aaa84b44dcfbfc1ca1d352c36bc5d990e096", "enlist": "dcbd2ee4353073ccc3885ddc2eecf85c415d1076", "attend": "52389b40af95f308e648a90793baab5c7e8c6dab", "confirm": "394a73fc2610a7ba555985b9e1d62f6ebd48aa6a", "pass": "8dd7c099dcc363b37038a9177ab76fc76f35efc1",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,
@@ -205,6 +206,7 @@ func TestScripts(t *testing.T) {
 		"free":    freeScript.SHA,
 		"inspect": inspectScript.SHA,
 		"holder":  holderScript.SHA,
+		"vote":    voteScript.SHA, "enlist": enlistScript.SHA, "attend": attendScript.SHA, "confirm": confirmScript.SHA, "pass": passScript.SHA,
 	})
 }
 

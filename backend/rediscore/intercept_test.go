@@ -247,17 +247,32 @@ type waiting struct {
 	cancel  context.CancelFunc
 	done    chan struct{}
 	attempt dlock.Attempt
+	ballot  dlock.Ballot // of AcquireVote
 	err     error
 }
 
 const waitTTL = time.Minute
 
 func (s *scene) acquire(l *Locker, token string) *waiting {
+	return s.begin(token, func(ctx context.Context, w *waiting) {
+		w.attempt, w.err = l.Acquire(ctx, s.key, token, waitTTL)
+	})
+}
+
+// acquireVote begins an AcquireVote.
+func (s *scene) acquireVote(l *Locker, token string, place int64) *waiting {
+	return s.begin(token, func(ctx context.Context, w *waiting) {
+		w.ballot, w.err = l.AcquireVote(ctx, s.key, token, waitTTL, 0, place)
+		w.attempt = w.ballot.Attempt
+	})
+}
+
+func (s *scene) begin(token string, acquire func(context.Context, *waiting)) *waiting {
 	ctx, cancel := context.WithCancel(s.Context())
 	w := &waiting{scene: s, token: token, began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		w.attempt, w.err = l.Acquire(ctx, s.key, token, waitTTL)
+		acquire(ctx, w)
 	}()
 	s.Cleanup(func() { cancel(); <-w.done })
 	return w
@@ -326,8 +341,10 @@ func (w *waiting) ended() {
 func forceCheckIn(l *Locker, token string) {
 	l.post.mu.Lock()
 	defer l.post.mu.Unlock()
-	select {
-	case l.post.tokens[token].waiter.changed <- struct{}{}:
-	default:
+	if w := l.post.tokens[token].waiter; w != nil { // else it has checked in by itself, and is granted the lock
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 var decisive = map[*Script]bool{
 	acquireScript: true, renewScript: true, releaseScript: true, freeScript: true,
 	inspectScript: true, holderScript: true,
+	voteScript: true, confirmScript: true, passScript: true,
 }
 
 // judge marks the error of a call if the call certainly has no effect, now or later: the Conn

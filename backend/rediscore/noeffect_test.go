@@ -110,11 +110,21 @@ func TestNothingSent(t *testing.T) {
 		{t.Context(), New(new(fakeConn), WithPrefix("p:dlock1:")), "k", dlock.ErrInvalid},
 	} {
 		for method, call := range map[string]func() error{
-			"TryAcquire": func() error { _, err := c.locker.TryAcquire(c.ctx, c.key, "t", time.Second); return err },
-			"Acquire":    func() error { _, err := c.locker.Acquire(c.ctx, c.key, "t", time.Second); return err },
-			"Renew":      func() error { _, err := c.locker.Renew(c.ctx, c.key, "t", time.Second); return err },
-			"Release":    func() error { _, err := c.locker.Release(c.ctx, c.key, "t"); return err },
-			"Inspect":    func() error { _, err := c.locker.Inspect(c.ctx, c.key); return err },
+			"TryAcquire":  func() error { _, err := c.locker.TryAcquire(c.ctx, c.key, "t", time.Second); return err },
+			"Acquire":     func() error { _, err := c.locker.Acquire(c.ctx, c.key, "t", time.Second); return err },
+			"Renew":       func() error { _, err := c.locker.Renew(c.ctx, c.key, "t", time.Second); return err },
+			"Release":     func() error { _, err := c.locker.Release(c.ctx, c.key, "t"); return err },
+			"Inspect":     func() error { _, err := c.locker.Inspect(c.ctx, c.key); return err },
+			"Vote":        func() error { _, err := c.locker.Vote(c.ctx, c.key, "t", time.Second, 0); return err },
+			"AcquireVote": func() error { _, err := c.locker.AcquireVote(c.ctx, c.key, "t", time.Second, 0, 1); return err },
+			"Pass":        func() error { _, err := c.locker.Pass(c.ctx, c.key, "t", "", 0); return err },
+			"Confirm": func() error {
+				ballots, err := c.locker.Confirm(c.ctx, []dlock.Confirmation{{Renewal: dlock.Renewal{Key: c.key, Token: "t", TTL: time.Second}}})
+				if err == nil {
+					err = ballots[0].Err
+				}
+				return err
+			},
 			"RenewBatch": func() error {
 				results, err := c.locker.RenewBatch(c.ctx, []dlock.Renewal{{Key: c.key, Token: "t", TTL: time.Second}})
 				if err == nil {

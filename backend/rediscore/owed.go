@@ -1,6 +1,11 @@
 package rediscore
 
-import "context"
+import (
+	"context"
+	"errors"
+
+	"github.com/dlock-go/dlock"
+)
 
 // maxTokens is how many tokens are remembered.
 const maxTokens = 16384
@@ -16,7 +21,9 @@ type record struct {
 	releases int  // that are in flight
 	again    bool // one of them may have missed a grant: another follows if it found nothing
 
-	answered <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
+	answered  <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
+	givenBack chan struct{}   // closed when the releases in the background are over; nil if there is none
+	unsure    bool            // one of these got no answer, and may still reach the server
 }
 
 // A use says whether a token is in use, and so what a grant for it means.
@@ -38,7 +45,7 @@ func (p *post) rememberLocked(key, token string, w *waiter) {
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
-		if p.tokens[oldest].waiter != nil {
+		if r := p.tokens[oldest]; r.waiter != nil || r.givenBack != nil {
 			p.order = append(p.order, oldest)
 		} else {
 			delete(p.tokens, oldest)
@@ -89,7 +96,7 @@ func (p *post) released(token string, held bool) {
 	if r.releases == 0 && r.again {
 		r.again = false
 		if !held {
-			p.giveBackLocked(r.key, token)
+			p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))
 		}
 	}
 }
@@ -144,23 +151,24 @@ func (p *post) settle(ctx context.Context, token string) bool {
 	return again
 }
 
-// late notes that a call that outlived its wait was answered, and reports whether its token has
-// to be released again: a release has missed it.
-func (p *post) late(token string, answered <-chan struct{}) bool {
+// late notes that a call that outlived its wait was answered. It returns a function that releases
+// the token again if a release has missed it.
+func (p *post) late(ctx context.Context, key, token string, answered <-chan struct{}) (giveBack func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.tokens[token]
 	if r == nil {
-		return false
+		return func() {}
 	}
 	if r.answered == answered {
 		r.answered = nil
 	}
 	if r.releases > 0 { // which may miss it
 		r.again = true
-		return false
+	} else if r.use == missed {
+		return p.giveBackLocked(ctx, r, key, token)
 	}
-	return r.use == missed
+	return func() {}
 }
 
 // isReleased reports whether a token that is not in the queue any more was taken out of it by a
@@ -172,6 +180,66 @@ func (p *post) isReleased(token string) bool {
 	return r != nil && (r.use != inUse || r.releases > 0)
 }
 
-func (p *post) giveBackLocked(key, token string) {
-	p.startLocked(func() { _ = p.locker.giveBack(context.Background(), key, token) })
+// giveBackLocked returns a function that releases a token in the background. Until it has run, the
+// token is not settled.
+func (p *post) giveBackLocked(ctx context.Context, r *record, key, token string) func() {
+	before, done := r.givenBack, make(chan struct{})
+	r.givenBack = done
+	return func() {
+		defer close(done)
+		if before != nil {
+			select {
+			case <-before:
+			case <-p.open.Done():
+			}
+		}
+		err := p.locker.giveBack(ctx, key, token)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		r.unsure = r.unsure || err != nil && !marked(err)
+		if r.givenBack == done {
+			r.givenBack = nil
+		}
+	}
 }
+
+// reuseSettled is reuse for a vote. It first waits until no call of an earlier wait and no release
+// in the background is in flight: a late one would end the new lease.
+func (p *post) reuseSettled(ctx context.Context, token string) error {
+	if !p.used.Load() {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for r := p.tokens[token]; r != nil; r = p.tokens[token] {
+		busy := r.answered
+		if r.givenBack != nil {
+			busy = r.givenBack
+		}
+		switch {
+		case r.unsure:
+			return errUnsettled
+		case busy == nil:
+			if r.waiter == nil {
+				r.use, r.again = inUse, false
+			}
+			return nil
+		}
+		p.mu.Unlock()
+		var err error
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-p.open.Done():
+			err = dlock.ErrClosed
+		}
+		p.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errUnsettled = errors.New("a release of the token in the background got no answer: use another token")

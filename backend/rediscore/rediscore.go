@@ -22,6 +22,9 @@ var queueSource string
 //go:embed lua/sweep.lua
 var sweepSource string
 
+//go:embed lua/ballot.lua
+var ballotSource string
+
 //go:embed lua/acquire.lua
 var acquireSource string
 
@@ -46,6 +49,21 @@ var inspectSource string
 //go:embed lua/holder.lua
 var holderSource string
 
+//go:embed lua/vote.lua
+var voteSource string
+
+//go:embed lua/enlist.lua
+var enlistSource string
+
+//go:embed lua/attend.lua
+var attendSource string
+
+//go:embed lua/confirm.lua
+var confirmSource string
+
+//go:embed lua/pass.lua
+var passSource string
+
 var (
 	acquireScript = newScript(including(acquireSource), 4)
 	enqueueScript = newScript(including(enqueueSource), 4)
@@ -55,6 +73,12 @@ var (
 	freeScript    = newScript(freeSource, 1)
 	inspectScript = newScript(inspectSource, 3)
 	holderScript  = newScript(holderSource, 1)
+
+	voteScript    = newScript(voting(voteSource, "acquire.lua", acquireSource), 5)
+	enlistScript  = newScript(voting(enlistSource, "enqueue.lua", enqueueSource), 5)
+	attendScript  = newScript(voting(attendSource, "checkin.lua", checkInSource), 5)
+	confirmScript = newScript(voting(confirmSource, "renew.lua", renewSource), 5)
+	passScript    = newScript(voting(passSource, "release.lua", releaseSource), 5)
 )
 
 // including replaces the --include lines of a script by the files that they name.
@@ -66,8 +90,15 @@ func including(source string) string {
 	).Replace(source)
 }
 
+// voting makes a script that votes, which includes another script: ballot.lua is in the place of
+// fence.lua there.
+func voting(source, name, included string) string {
+	included = strings.Replace(included, "--include fence.lua\n", "", 1)
+	return including(strings.NewReplacer("--include ballot.lua\n", ballotSource, "--include "+name+"\n", included).Replace(source))
+}
+
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
-// [dlock.BatchRenewer] and [dlock.Inspector]. All methods are safe for concurrent use.
+// [dlock.BatchRenewer], [dlock.Inspector] and [dlock.VoteAcquirer]. All methods are safe for concurrent use.
 //
 // A method returns a [dlock.NoEffectError] if its call had no effect: nothing was sent, or
 // the server refused the call before its script had granted, renewed or released anything. The
@@ -93,6 +124,7 @@ var (
 	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
+	_ dlock.VoteAcquirer = (*Locker)(nil)
 )
 
 // An Option changes where or how a [Locker] keeps leases.
@@ -213,20 +245,26 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
+	return l.end(ctx, releaseScript, key, token)
+}
+
+// end is Release with a script and its arguments, of which the token is the first.
+func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...string) (bool, error) {
+	args = append([]string{token}, args...)
 	l.post.releasing(token)
-	ok, err := l.release(ctx, key, token)
+	ok, err := l.release(ctx, s, key, args)
 	if err == nil && !ok && l.post.settle(ctx, token) {
-		ok, err = l.release(ctx, key, token)
+		ok, err = l.release(ctx, s, key, args)
 		err = unmark(err) // the first had an effect
 	}
 	l.post.released(token, ok)
 	return ok, err
 }
 
-func (l *Locker) release(ctx context.Context, key, token string) (bool, error) {
-	reply, err := l.eval(ctx, releaseScript, key, token)
+func (l *Locker) release(ctx context.Context, s *Script, key string, args []string) (bool, error) {
+	reply, err := l.eval(ctx, s, key, args...)
 	if moving(err) {
-		reply, err = l.eval(ctx, freeScript, key, token)
+		reply, err = l.eval(ctx, freeScript, key, args[0])
 	}
 	return held(reply, err)
 }
@@ -243,25 +281,42 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 		return nil, err
 	}
 	results := make([]dlock.RenewResult, len(batch))
-	calls := make([]Call, 0, len(batch))
-	sent := make([]int, 0, len(batch)) // the index in the batch of each call
-	for i, r := range batch {
-		if err := l.checkArgs(r.Key, r.Token, r.TTL); err != nil {
+	replies := l.batch(ctx, len(batch), func(i int) (Call, error) {
+		r := batch[i]
+		return l.call(renewScript, r.Key, r.Token, milliseconds(r.TTL)), l.checkArgs(r.Key, r.Token, r.TTL)
+	})
+	for i, r := range replies {
+		results[i].Held, results[i].Err = held(r.Reply, r.Err)
+	}
+	return results, nil
+}
+
+// batch makes n calls of one script, but for those with an error, which is their result then.
+func (l *Locker) batch(ctx context.Context, n int, call func(i int) (Call, error)) []Result {
+	results := make([]Result, n)
+	calls := make([]Call, 0, n)
+	sent := make([]int, 0, n) // the index of each call
+	for i := range n {
+		if c, err := call(i); err != nil {
 			results[i].Err = mark(err)
 		} else {
-			calls = append(calls, l.call(renewScript, r.Key, r.Token, milliseconds(r.TTL)))
+			calls = append(calls, c)
 			sent = append(sent, i)
 		}
 	}
-	if len(calls) == 0 {
-		return results, nil
+	switch len(calls) {
+	case 0:
+		return results
+	case n:
+		l.evalAll(ctx, calls, results)
+		return results
 	}
 	replies := make([]Result, len(calls))
 	l.evalAll(ctx, calls, replies)
 	for i, r := range replies {
-		results[sent[i]].Held, results[sent[i]].Err = held(r.Reply, r.Err)
+		results[sent[i]] = r
 	}
-	return results, nil
+	return results
 }
 
 // Inspect implements [dlock.Inspector] in one round trip. Waiting includes waiters that have
@@ -334,8 +389,10 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 }
 
 func (l *Locker) call(s *Script, key string, args ...string) Call {
-	return Call{Script: s, Args: args, keys: l.keys.of(l.prefix, key)}
+	return Call{Script: s, Args: args, keys: l.keysOf(key)}
 }
+
+func (l *Locker) keysOf(key string) *lockKeys { return l.keys.of(l.prefix, key, l.conn) }
 
 func (l *Locker) check(ctx context.Context, key, token string, ttl time.Duration) error {
 	if err := l.ready(ctx); err != nil {

@@ -201,7 +201,18 @@ func TestEnqueueBeforeRelease(t *testing.T) {
 // A message for a former acquisition of a token does not end the present one.
 func TestTokenIsUsedAgain(t *testing.T) {
 	t.Parallel()
+	message := func(s *scene, a *Locker, stage *interceptConn) func() {
+		stage.silence(true)
+		w := s.acquire(a, "A").listening()
+		s.release("H")
+		deliver := stage.message()
+		w.cancel()
+		w.ended()
+		return deliver
+	}
 	for name, former := range map[string]func(s *scene, a *Locker, stage *interceptConn) (tell func()){
+		"message":       message,
+		"message, vote": message,
 		"answer": func(s *scene, a *Locker, stage *interceptConn) func() {
 			enqueue := stage.intercept(enqueueScript)
 			w := s.acquire(a, "A")
@@ -212,15 +223,6 @@ func TestTokenIsUsedAgain(t *testing.T) {
 			reply := enqueue.execute()
 			return func() { enqueue.answer(reply) }
 		},
-		"message": func(s *scene, a *Locker, stage *interceptConn) func() {
-			stage.silence(true)
-			w := s.acquire(a, "A").listening()
-			s.release("H")
-			deliver := stage.message()
-			w.cancel()
-			w.ended()
-			return deliver
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -230,9 +232,13 @@ func TestTokenIsUsedAgain(t *testing.T) {
 			held, err := a.Release(t.Context(), s.key, "A")
 			require.NoError(t, err)
 			require.True(t, held)
-			attempt, err := a.TryAcquire(t.Context(), s.key, "A", time.Minute)
-			require.NoError(t, err)
-			require.True(t, attempt.Acquired)
+			if name == "message, vote" {
+				require.True(t, vote(t, a, s.key, "A", 0).Fresh)
+			} else {
+				attempt, err := a.TryAcquire(t.Context(), s.key, "A", time.Minute)
+				require.NoError(t, err)
+				require.True(t, attempt.Acquired)
+			}
 			tell()
 			time.Sleep(50 * time.Millisecond)
 			require.Equal(t, "A", s.holder())

@@ -111,7 +111,10 @@ type replicas struct {
 }
 
 // mayGrant are the scripts that grant or renew.
-var mayGrant = map[*Script]bool{acquireScript: true, enqueueScript: true, checkInScript: true, renewScript: true}
+var mayGrant = map[*Script]bool{
+	acquireScript: true, enqueueScript: true, checkInScript: true, renewScript: true,
+	voteScript: true, enlistScript: true, attendScript: true, confirmScript: true,
+}
 
 // evalAll makes calls, which are all of scripts that may grant or all of others.
 func (r *replicas) evalAll(ctx context.Context, conn Conn, calls []Call, results []Result) {

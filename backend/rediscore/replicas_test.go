@@ -46,6 +46,7 @@ func replicatedBubble(t *testing.T, test func(t *testing.T, c *replicatedConn, l
 // What is not granted needs no replicas, and a release does not wait for them.
 func TestReplicas(t *testing.T) {
 	held := []any{"H", int64(1000)}
+	ballot := []any{int64(0), "store", int64(1)}
 	denied := errors.New("NOPERM this user has no permissions to run the 'wait' command")
 	calls := map[string]func(*Locker, context.Context) (bool, error){
 		"TryAcquire": func(l *Locker, ctx context.Context) (bool, error) {
@@ -60,6 +61,18 @@ func TestReplicas(t *testing.T) {
 		"Acquire": func(l *Locker, ctx context.Context) (bool, error) {
 			a, err := l.Acquire(ctx, "k", "t", time.Minute)
 			return a.Acquired, err
+		},
+		"Vote": func(l *Locker, ctx context.Context) (bool, error) {
+			b, err := l.Vote(ctx, "k", "t", time.Minute, 0)
+			return b.Acquired, err
+		},
+		"Confirm": func(l *Locker, ctx context.Context) (bool, error) {
+			ballots, err := l.Confirm(ctx, []dlock.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
+			return ballots[0].Acquired, errors.Join(err, ballots[0].Err)
+		},
+		"AcquireVote": func(l *Locker, ctx context.Context) (bool, error) {
+			b, err := l.AcquireVote(ctx, "k", "t", time.Minute, 0, 1)
+			return b.Acquired, err
 		},
 	}
 	for name, c := range map[string]struct {
@@ -81,6 +94,14 @@ func TestReplicas(t *testing.T) {
 		"RenewBatch few":    {int64(1), 1, nil, false, &ReplicasError{1, 2, time.Second, nil}},
 		"Acquire":           {[]any{int64(answerGranted), int64(8)}, 2, nil, true, nil},
 		"Acquire few":       {[]any{int64(answerGranted), int64(8)}, 0, nil, false, &ReplicasError{0, 2, time.Second, nil}},
+		"Vote":              {[]any{int64(answerGranted), int64(8), ballot}, 2, nil, true, nil},
+		"Vote held":         {[]any{int64(answerWaits), int64(8), "H", ballot}, 0, nil, false, nil},
+		"Vote few":          {[]any{int64(answerGranted), int64(8), ballot}, 1, nil, false, &ReplicasError{1, 2, time.Second, nil}},
+		"Confirm":           {[]any{int64(answerGranted), ballot}, 2, nil, true, nil},
+		"Confirm lost":      {[]any{int64(answerUnknown), ballot}, 0, nil, false, nil},
+		"Confirm few":       {[]any{int64(answerGranted), ballot}, 1, nil, false, &ReplicasError{1, 2, time.Second, nil}},
+		"AcquireVote":       {[]any{int64(answerGranted), int64(8), ballot}, 2, nil, true, nil},
+		"AcquireVote few":   {[]any{int64(answerGranted), int64(8), ballot}, 0, nil, false, &ReplicasError{0, 2, time.Second, nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			replicatedBubble(t, func(t *testing.T, f *replicatedConn, l *Locker) {
@@ -116,28 +137,30 @@ func TestReplicas(t *testing.T) {
 // The message of a handover is only a hint: the waiter asks, and is granted the lock when the
 // replicas have it. The lease began when it was handed over.
 func TestHandoverToReplicas(t *testing.T) {
-	replicatedBubble(t, func(t *testing.T, c *replicatedConn, l *Locker) {
-		w := begin(t, l, "k", "t")
-		time.Sleep(10 * time.Second) // the server's clock is known
-		n, handed := len(c.evals(0)), time.Now()
-		c.set(func() {
-			c.eval = always(func() []any {
-				return []any{int64(answerFound), int64(88), handed.UnixMicro(), time.Now().UnixMicro()}
+	for _, begin := range []func(t *testing.T, l *Locker, key, token string) *fakeWait{begin, beginVote} {
+		replicatedBubble(t, func(t *testing.T, c *replicatedConn, l *Locker) {
+			w := begin(t, l, "k", "t")
+			time.Sleep(10 * time.Second) // the server's clock is known
+			n, handed := len(c.evals(0)), time.Now()
+			c.set(func() {
+				c.eval = always(func() []any {
+					return []any{int64(answerFound), int64(88), handed.UnixMicro(), time.Now().UnixMicro()}
+				})
 			})
+			c.tell("88 " + strconv.FormatInt(handed.UnixMicro(), 10) + " t")
+			require.False(t, w.isDone(), "granted without the replicas")
+			require.Len(t, c.evals(n), 1, "the waiter asks at once")
+			time.Sleep(time.Second)
+			require.False(t, w.isDone())
+			require.Greater(t, len(c.evals(n)), 1, "the waiter asks again")
+			c.set(func() { c.replicas = 2 })
+			time.Sleep(2 * time.Second)
+			require.True(t, w.isDone())
+			require.NoError(t, w.err)
+			require.EqualValues(t, 88, w.attempt.Fence)
+			require.WithinDuration(t, handed.Add(-time.Millisecond), w.attempt.Since, time.Microsecond)
 		})
-		c.tell("88 " + strconv.FormatInt(handed.UnixMicro(), 10) + " t")
-		require.False(t, w.isDone(), "granted without the replicas")
-		require.Len(t, c.evals(n), 1, "the waiter asks at once")
-		time.Sleep(time.Second)
-		require.False(t, w.isDone())
-		require.Greater(t, len(c.evals(n)), 1, "the waiter asks again")
-		c.set(func() { c.replicas = 2 })
-		time.Sleep(2 * time.Second)
-		require.True(t, w.isDone())
-		require.NoError(t, w.err)
-		require.EqualValues(t, 88, w.attempt.Fence)
-		require.WithinDuration(t, handed.Add(-time.Millisecond), w.attempt.Since, time.Microsecond)
-	})
+	}
 }
 
 // A wait ends if the user has no right to WAIT. Otherwise it would keep the lock from everybody, and

@@ -67,6 +67,10 @@ var purposes = []purpose{
 		title: "Client-side caching",
 		text:  "Only rueidis needs it, unless `DisableCache` is set.",
 		sent:  []string{"client|tracking"},
+	}, {
+		title:   "Votes",
+		text:    "`Vote`, `Confirm` and `AcquireVote` ask the server for its replication ID.",
+		scripts: []string{ballotSource, voteSource, enlistSource, attendSource, confirmSource, passSource},
 	},
 }
 
@@ -143,6 +147,7 @@ func TestRightsPage(t *testing.T) {
 func TestCommandsAreQuoted(t *testing.T) {
 	for _, script := range []*Script{
 		acquireScript, enqueueScript, checkInScript, renewScript, releaseScript, freeScript, inspectScript, holderScript,
+		voteScript, enlistScript, attendScript, confirmScript, passScript,
 	} {
 		for _, m := range unquoted.FindAllStringSubmatch(script.Source, -1) {
 			require.Regexp(t, `^(command, |serve, '')`, m[1])
@@ -198,7 +203,7 @@ func TestDryRun(t *testing.T) {
 	for prefix, pattern := range map[string]string{"app:": "app:*", "my{app:": "*my{app:*"} {
 		do("ACL", "SETUSER", "dlock", "resetkeys", "~"+pattern, "resetchannels", "&"+pattern)
 		for _, key := range []string{"", "k", "{x}", "}", "a\nb"} {
-			names := newLockKeys(prefix, key)
+			names := newLockKeys(prefix, key, false)
 			for _, name := range names.texts {
 				require.Equal(t, "OK", dryRun("GET", name))
 			}

@@ -24,14 +24,14 @@ func (c *wireConn) keySlots(t testing.TB, names ...string) []int {
 // companions are in that slot.
 func requireSameSlot(t testing.TB, c *wireConn, prefix, key string) {
 	t.Helper()
-	keys := newLockKeys(prefix, key)
+	keys := newLockKeys(prefix, key, true)
 	all := append(keys.texts[:], companion(prefix, keys.slot, inboxSuffix+"x"))
 	for i, slot := range c.keySlots(t, all...) {
 		require.Equal(t, slot, keys.slot, "slot of %q, for lock %q", all[i], prefix+key)
 		require.Equal(t, slot, Slot(all[i]), "Slot(%q), for lock %q", all[i], prefix+key)
 	}
 	slices.Sort(all)
-	require.Len(t, slices.Compact(all), 5, "names for %q", prefix+key)
+	require.Len(t, slices.Compact(all), 6, "names for %q", prefix+key)
 }
 
 // FuzzSlot compares the slots of locks and their companions with those of a real server. Run it

@@ -49,36 +49,18 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if l.unqueued {
 		return dlock.Attempt{}, mark(errors.ErrUnsupported)
 	}
-	waiter := l.post.join(key, token, l.keys.of(l.prefix, key).slot)
-	if waiter == nil {
-		return dlock.Attempt{}, mark(dlock.ErrClosed)
-	}
-	w := &wait{
-		locker:  l,
-		ctx:     ctx,
-		key:     key,
-		token:   token,
-		ttl:     ttl,
-		waiter:  waiter,
-		answers: make(chan answer, 1),
-		timer:   time.NewTimer(time.Hour),
-	}
-	attempt, err := w.run()
-	w.timer.Stop()
-	if w.withdraw(); w.calling {
-		w.awaitAnswer()
-	}
-	l.post.leave(token, w.waiter, attempt.Acquired)
-	return attempt, err
+	w := &wait{locker: l, ctx: ctx, key: key, token: token, ttl: ttl}
+	return w.do()
 }
 
-// A wait is one call of Acquire. It has at most one call to the server in the outbox or in flight.
+// A wait is one call of Acquire or AcquireVote. It has at most one call to the server in the outbox or in flight.
 type wait struct {
 	locker  *Locker
 	ctx     context.Context
 	key     string
 	token   string
 	ttl     time.Duration
+	vote    []string // of AcquireVote: the place and the floor
 	waiter  *waiter
 	answers chan answer // of capacity 1
 	timer   *time.Timer // of the next check-in
@@ -95,6 +77,7 @@ type wait struct {
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	held       dlock.Attempt // the last answer "held"
+	ballot     dlock.Ballot  // of the last answer to AcquireVote
 
 	// The server's clock, read at the time sent or later. It is zero if the inbox may have
 	// moved to another server since.
@@ -110,6 +93,22 @@ type answer struct {
 	address string
 	reply   any
 	err     error
+}
+
+func (w *wait) do() (dlock.Attempt, error) {
+	post := w.locker.post
+	w.waiter = post.join(w.key, w.token, w.locker.keysOf(w.key).slot)
+	if w.waiter == nil {
+		return dlock.Attempt{}, mark(dlock.ErrClosed)
+	}
+	w.answers, w.timer = make(chan answer, 1), time.NewTimer(time.Hour)
+	attempt, err := w.run()
+	w.timer.Stop()
+	if w.withdraw(); w.calling {
+		w.awaitAnswer()
+	}
+	post.leave(w.token, w.waiter, attempt.Acquired)
+	return attempt, err
 }
 
 func (w *wait) run() (dlock.Attempt, error) {
@@ -129,13 +128,13 @@ func (w *wait) run() (dlock.Attempt, error) {
 			}
 		case h := <-w.waiter.granted:
 			w.noteChange()
-			hint := w.locker.replicas != nil // whether the replicas have it is known when the waiter has asked
-			if w.clock != 0 && !hint {
+			switch {
+			case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
+			case w.clock != 0 && h.time > w.clock:
 				return w.grant(h), nil
-			}
-			if w.calling && !w.again && !hint {
+			case w.clock == 0 && w.calling && !w.again:
 				w.early = h
-			}
+			} // a message that is older than the answer may be of a grant that is over
 			w.registered = "" // no second message will come for this grant
 			w.send()
 		case <-w.waiter.changed:
@@ -188,11 +187,9 @@ func (w *wait) awaitAnswer() {
 	post.outlived(w.token, w.waiter, answered)
 	post.start(func() {
 		<-w.answers
-		missed := post.late(w.token, answered)
+		giveBack := post.late(w.ctx, w.key, w.token, answered)
 		close(answered)
-		if missed {
-			_ = w.locker.giveBack(w.ctx, w.key, w.token)
-		}
+		giveBack()
 	})
 }
 
@@ -223,14 +220,19 @@ func (w *wait) close() (dlock.Attempt, error) {
 // received notes that the call in flight was answered, or has failed.
 func (w *wait) received(a answer) {
 	w.calling = false
-	if a.err != nil && a.script == enqueueScript && !marked(a.err) {
+	if a.err != nil && (a.script == enqueueScript || a.script == enlistScript) && !marked(a.err) {
 		w.unsure = true
 	}
 }
 
 // grant dates the grant of a message. On the server's clock, it was made h.time-w.clock after
 // the clock was read, which was not before w.sent.
+//
+// The age of the store in the last answer holds for the grant too. If the store has lost its data
+// since, the token is in no queue there until it has got another answer. If the store was
+// restarted or replaced, the inbox has changed.
 func (w *wait) grant(h handover) dlock.Attempt {
+	w.ballot.Clock = max(w.ballot.Clock, h.time)
 	since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)
 	return dlock.Attempt{Acquired: true, Since: since, Fence: h.fence}
 }
@@ -253,18 +255,27 @@ func (w *wait) send() {
 }
 
 func (w *wait) next(address string) (script *Script, args []string) {
-	if w.queued {
+	switch {
+	case w.queued && w.vote != nil:
+		return attendScript, []string{w.token, address}
+	case w.queued:
 		return checkInScript, []string{w.token, address}
+	case w.vote != nil:
+		return enlistScript, []string{w.token, milliseconds(w.ttl), address, w.vote[0], w.vote[1]}
 	}
 	return enqueueScript, []string{w.token, milliseconds(w.ttl), address, w.ticket}
 }
 
 // take acts on an answer. It returns a grant, an error, or neither if the wait goes on.
 func (w *wait) take(a answer) (dlock.Attempt, error) {
-	state, n, holder, err := parseAnswer(&a)
+	state, n, holder, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {
 		return w.failed(err)
+	}
+	if ballot != nil {
+		ballot.Fresh = ballot.Fresh || w.ticket != "" // it waited
+		w.ballot = *ballot
 	}
 	w.failures, w.failure = 0, nil
 	switch state {
@@ -302,7 +313,9 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 	case errors.Is(err, dlock.ErrReleased):
 		w.forgetPlace()
 		return w.end(err)
-	case forbidden(err): // a retry would fail too
+	case forbidden(err) && w.vote != nil: // a retry would fail too
+		return w.end(lacksVotingRights(err))
+	case forbidden(err):
 		return w.end(lacksRights(err))
 	case forbidden(waitError(err)):
 		return w.end(fmt.Errorf("%w: the Redis user lacks the right to WAIT, which WithReplicas needs: %w", dlock.ErrInvalid, err))
@@ -366,27 +379,19 @@ const (
 	answerUnknown
 )
 
-// parseAnswer reads an answer of enqueue.lua or checkin.lua. It returns the first number, the
-// others, and the holder if there is one.
-func parseAnswer(a *answer) (state int64, n []int64, holder string, err error) {
+// parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
+// first number, the others, and the holder and the ballot if there are any.
+func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *dlock.Ballot, err error) {
 	if a.err != nil {
-		return 0, nil, "", a.err
+		return 0, nil, "", nil, a.err
 	}
-	reply, _ := a.reply.([]any)
-	for _, r := range reply {
-		switch r := r.(type) {
-		case int64:
-			n = append(n, r)
-		case string:
-			holder = r
-		}
-	}
+	n, holder, ballot = readReply(a.reply)
 	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
 		a.err = unexpected(a.reply)
-		return 0, nil, "", a.err
+		return 0, nil, "", nil, a.err
 	}
-	return n[0], n[1:], holder, nil
+	return n[0], n[1:], holder, ballot, nil
 }
 
 // giveBack releases what was granted to a token that is no longer in use. If it fails, the

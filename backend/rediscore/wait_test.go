@@ -168,7 +168,7 @@ func TestClockEndsWithInbox(t *testing.T) {
 		f.set(func() { f.eval = answering(answer) })
 		forceCheckIn(l, "t")
 		synctest.Wait()
-		f.tell("88 1 t")
+		f.grant(88, "t")
 		require.False(t, w.isDone(), "a message before the answer")
 		now := time.Now().UnixMicro()
 		answer <- []any{int64(answerFound), int64(96), now - 1000, now}
@@ -307,7 +307,7 @@ func TestClockOfAnswerUnderWay(t *testing.T) {
 		synctest.Wait()
 		answer <- waits(0, "H", 60_000)
 		synctest.Wait()
-		f.tell("88 1 t")
+		f.grant(88, "t")
 		require.False(t, w.isDone(), "dated by the clock of what may be another server")
 		answer <- []any{int64(answerFound), int64(88), int64(1), int64(1)}
 		require.True(t, w.isDone())
@@ -430,7 +430,7 @@ func TestMessageOnTheWayBack(t *testing.T) {
 		time.Sleep(checkInPeriod + checkInJitter)
 		answer <- []any{int64(answerUnknown)}
 		synctest.Wait()
-		f.tell("88 1 t")
+		f.grant(88, "t")
 		require.False(t, w.isDone())
 		answer <- []any{int64(answerGranted), int64(96)}
 		require.True(t, w.isDone())
@@ -469,7 +469,7 @@ func TestWaitSurvivesFailures(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}
 		require.False(t, w.isDone())
-		f.tell("88 1 t")
+		f.grant(88, "t")
 		require.True(t, w.isDone())
 		require.NoError(t, w.err)
 	})

@@ -95,6 +95,9 @@ func (m Message) key() uint32 {
 	if m.Past {
 		k |= 1
 	}
+	if m.Old {
+		k |= 2
+	}
 	return k
 }
 

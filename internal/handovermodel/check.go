@@ -1,13 +1,17 @@
 package main
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/dlock-go/dlock/internal/modelcheck"
+)
 
 // check looks for a property that does not hold in the state.
-func (w *world) check(s *search) {
+func (w *world) check(m *model) {
 	w.checkExclusion()
 	w.checkStore()
 	if w.broken == 0 && w.c.Check&P4 != 0 {
-		w.checkProgress(s)
+		w.checkProgress(m)
 	}
 }
 
@@ -52,8 +56,8 @@ func (w *world) checkStore() {
 // lease is released at once, owed releases are sent and waiters check in once in each tick. All
 // waits have to end. At the end of each tick nobody may hold the lock but those that
 // wait, that have crashed, or that were passed on; and at last it has to be free.
-func (w *world) checkProgress(s *search) {
-	f := &future{world: world{State: w.State, c: w.c}, search: s}
+func (w *world) checkProgress(m *model) {
+	f := &future{world: world{State: w.State, c: w.c}, model: m}
 	limit := (w.c.Clients+2)*(w.c.TTL+1) + 2
 	for range limit {
 		switch ended, why := f.round(); {
@@ -62,7 +66,7 @@ func (w *world) checkProgress(s *search) {
 			return
 		case ended:
 			for _, print := range f.passed {
-				s.good.add(print)
+				m.good[print] = true
 			}
 			return
 		}
@@ -74,7 +78,7 @@ func (w *world) checkProgress(s *search) {
 // A future is what becomes of a state without faults.
 type future struct {
 	world
-	search    *search
+	model     *model
 	history   []event
 	passed    []uint64 // states, at times when no one has checked in or sent an owed release in the present tick
 	checkedIn [maxClients]bool
@@ -87,8 +91,8 @@ func (f *future) round() (ended bool, why string) {
 	f.checkedIn, f.released = [maxClients]bool{}, [maxTokens]bool{}
 	for fresh := true; ; {
 		if fresh {
-			print := f.search.print(&f.State)
-			if f.search.good.has(print) {
+			print := modelcheck.Print(f.model.seed, &f.State)
+			if f.model.good[print] {
 				return true, ""
 			}
 			f.passed = append(f.passed, print)
@@ -101,7 +105,7 @@ func (f *future) round() (ended bool, why string) {
 		f.do(e)
 		switch {
 		case f.full:
-			f.search.result.Full++
+			f.model.full++
 			return true, ""
 		case len(f.history) > 1000:
 			return false, "the exchange does not come to an end"
@@ -115,19 +119,7 @@ func (f *future) round() (ended bool, why string) {
 
 func (w *world) stuck(f *future, why string) {
 	w.broken, w.why = P4, why
-	w.after = again(w, f.history)
-}
-
-// again is the trace of events in a state.
-func again(w *world, history []event) (steps []Step) {
-	f := world{State: w.State, c: w.c}
-	for _, e := range history {
-		before := f.State
-		f.happen(e)
-		f.canonical()
-		steps = append(steps, Step{e, before, f.State})
-	}
-	return steps
+	w.after = f.history
 }
 
 func (f *future) do(e event) {

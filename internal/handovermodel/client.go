@@ -101,6 +101,9 @@ func (w *world) answered(c int, a Call) {
 		}
 		w.send(c)
 	case answerWaits:
+		for i := range w.Msgs {
+			w.Msgs[i].Old = w.Msgs[i].Old || w.Msgs[i].Past && w.Msgs[i].Token == a.Token
+		}
 		cl.Queued, cl.Ticket = true, a.Ticket
 		cl.Clock, cl.Term = 1+min(a.Delay, uint8(w.c.FirstTTL)), a.Term
 		if a.Stale && !w.c.without(clockIsOfThisInbox) {
@@ -127,7 +130,7 @@ func (w *world) hears(c int, m Message) {
 		w.send(c)
 	case w.c.without(datedBySample) || cl.Clock == 0 && w.c.without(hintBeforeSample):
 		w.granted(c, w.c.FirstTTL, m.Fence)
-	case cl.Clock != 0:
+	case cl.Clock != 0 && (!m.Old || w.c.without(oldIsAHint)):
 		w.granted(c, w.dated(c, m), m.Fence)
 	default:
 		if cl.Calling && !cl.Again && !m.Past {

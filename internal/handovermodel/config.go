@@ -75,7 +75,7 @@ func (c *Config) timed() bool { return c.Faults[wipe]+c.Faults[failover] > 0 }
 func (c *Config) client(t token) int { return (int(t) - 1) / c.Tokens }
 
 // start returns the first state, after the events with which every history begins.
-func (c *Config) start() (State, []Step) {
+func (c *Config) start() (State, []event) {
 	w := world{c: c}
 	w.Left = c.Faults
 	for i := range c.Clients {
@@ -84,21 +84,20 @@ func (c *Config) start() (State, []Step) {
 		w.Clients[i].Sub = w.Clients[i].Live
 	}
 	w.canonical()
-	var steps []Step
+	var events []event
 	for _, text := range c.Begin {
-		steps = append(steps, w.named(text))
+		events = append(events, w.named(text))
 	}
-	return w.State, steps
+	return w.State, events
 }
 
 // named makes the event happen whose text begins so.
-func (w *world) named(text string) Step {
+func (w *world) named(text string) event {
 	for e := range w.events {
-		if step := (Step{Event: e, Before: w.State}); strings.HasPrefix(w.c.event(&step), text) {
+		if strings.HasPrefix(w.c.event(e, &w.State), text) {
 			w.happen(e)
 			w.canonical()
-			step.After = w.State
-			return step
+			return e
 		}
 	}
 	panic("nothing that begins with " + text)

@@ -6,44 +6,30 @@
 package main
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"time"
+
+	"github.com/dlock-go/dlock/internal/modelcheck"
 )
 
 func main() {
-	big := flag.Bool("large", false, "search the large configurations, which takes long")
-	flag.Parse()
-	if *big {
-		run(large())
-	} else {
-		run(small())
-		takeOut()
-	}
-}
-
-// takeOut shows what breaks without each rule.
-func takeOut() {
+	var broken []modelcheck.Case
 	for _, b := range breaks() {
 		c := b.Config.lacks(b.Rule)
-		fmt.Printf("\n== without rule %d: %s\n", b.Rule, c.Name)
-		result := Search(c)
-		fmt.Print(result.Text(c))
+		broken = append(broken, c.named(fmt.Sprintf("without rule %d: %s", b.Rule, c.Name)))
 	}
+	modelcheck.Main(cases(small()), cases(large()), broken)
 }
 
-// run searches configurations, and ends the program if a property was broken.
-func run(configs []*Config) {
-	failed := false
+func cases(configs []*Config) (cases []modelcheck.Case) {
 	for _, c := range configs {
-		fmt.Printf("%-50s ", c.Name)
-		start := time.Now()
-		result := Search(c)
-		fmt.Printf("%6.1f s  %s", time.Since(start).Seconds(), result.Text(c))
-		failed = failed || result.Broken != 0
+		cases = append(cases, c.named(c.Name))
 	}
-	if failed {
-		os.Exit(1)
-	}
+	return cases
+}
+
+func (c *Config) named(name string) modelcheck.Case {
+	return modelcheck.Case{Name: name, Search: func() (string, bool) {
+		r := Search(c)
+		return r.Text(c), r.Broken == 0
+	}}
 }

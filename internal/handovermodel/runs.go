@@ -28,6 +28,7 @@ const (
 	unsweptIsRepeated     = 26 // a release that has only removed dead waiters is repeated
 	replicasHaveIt        = 27 // with replicas, a grant or a renewal counts when they have it
 	hintForReplicas       = 28 // with replicas, the message of a handover is only a hint
+	oldIsAHint            = 29 // a message that is older than the last answer is only a hint
 )
 
 // small are the configurations that hold, and take seconds together.
@@ -114,7 +115,7 @@ func breaks() []Break {
 		{datedBySample, base("a message is read late", 2).only(P1).with(delay, 2).again().quick()},
 		{datedBySample, base("a message is read late", 2).only(P3).with(delay, 2)},
 		{hintBeforeSample, base("a message is read late, before any answer", 2).only(P3).with(delay, 2)},
-		{lateIsTriedAgain, base("a late grant is renewed", 2).only(P2).with(delay, 3).again().quick().after(aGranted)},
+		{lateIsTriedAgain, base("a late grant is renewed", 2).only(P2).with(delay, 3).again().quick().lacks(oldIsAHint).after(aGranted)},
 		{tokensAreUsedOnce, base("a token is used on after its release is owed", 2).only(P1).with(timeout, 1).quick()},
 		{liveIsNotGivenBack, base("a grant was found by a check-in", 2).only(P3)},
 		{liveIsNotGivenBack, base("a lease was passed on", 2).only(P3).with(detach, 1).after(slices.Concat(bGranted, bChecksIn, []string{"B passes"}))},
@@ -133,6 +134,7 @@ func breaks() []Break {
 		{unsweptIsRepeated, base("a dead waiter is in the queue", 3).only(P4).with(crash, 1).sweeping().quick()},
 		{replicasHaveIt, base("a replica without the grant becomes the server", 2).only(P1).with(failover, 1).until(4).quick().replicated()},
 		{hintForReplicas, base("a replica without the handover becomes the server", 2).only(P3).with(failover, 1).until(4).quick().replicated()},
+		{oldIsAHint, base("a late grant is renewed", 2).only(P2).with(delay, 3).again().quick().lacks(lateIsTriedAgain).after(aGranted)},
 		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }

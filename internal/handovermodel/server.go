@@ -8,9 +8,9 @@ type world struct {
 	c      *Config
 	broken Properties // by what has just happened
 	why    string
-	full   bool   // there was no room for something
-	plain  bool   // numbers are left as they are
-	after  []Step // what follows without faults, if that breaks P4
+	full   bool    // there was no room for something
+	plain  bool    // numbers are left as they are
+	after  []event // what follows without faults, if that breaks P4
 }
 
 // execute runs the script of a call: backend/rediscore/lua, one function for each.

@@ -1,7 +1,5 @@
 package main
 
-import "unsafe"
-
 // Bounds of what a State has room for.
 const (
 	maxClients = 3
@@ -164,6 +162,7 @@ type Message struct {
 	Age   uint8 // since the handover
 	Term  uint8
 	Past  bool // the server has answered "waits" since, to the call that is in flight or one before
+	Old   bool // and the client has read that answer
 }
 
 // A fault is something that goes wrong, of which there is a limited number.
@@ -187,8 +186,3 @@ const (
 	turn                     // a lease is passed on to the next in the line of its process
 	numFaults
 )
-
-// bytes is the state as it lies in memory.
-func (s *State) bytes() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s))
-}

@@ -47,7 +47,7 @@ func (w *world) events(yield func(event) bool) {
 
 // each calls f for each event that may happen.
 func (w *world) each(f func(event)) {
-	if w.Left[delay] > 0 || w.quiet() {
+	if (w.Left[delay] > 0 || w.quiet()) && !(w.c.timed() && int(w.Time) >= w.c.LastTick) {
 		f(event{tick, 0})
 	}
 	w.onTheWay(f)

@@ -7,41 +7,28 @@ import (
 )
 
 // Text is a result as text: who did what, and after each step the server, the leases of
-// which a client is certain, and what is owed.
+// which a client is certain, and what is owed. Numbers are not made smaller, so that they can
+// be followed.
 func (r *Result) Text(c *Config) string {
-	var b strings.Builder
 	if r.Broken == 0 {
-		fmt.Fprintf(&b, "%d states, depth %d", r.States, r.Depth)
-		if !r.Complete {
-			b.WriteString(", not complete")
-		}
-		if r.Full > 0 {
-			fmt.Fprintf(&b, ", %d steps not taken or judged for want of room", r.Full)
-		}
-		b.WriteString("\n")
-		return b.String()
+		return r.Summary() + "\n"
 	}
+	var b strings.Builder
 	fmt.Fprintf(&b, "%v is broken (%d states): %s\n", r.Broken, r.States, r.Why)
-	for i, s := range c.plain(slices.Concat(r.Trace, r.After)) {
+	plain := *c
+	plain.Begin = nil
+	w := world{c: &plain, plain: true}
+	w.State, _ = plain.start()
+	for i, e := range slices.Concat(r.Trace, r.After) {
 		if i == len(r.Trace) {
 			b.WriteString("     and then without faults:\n")
 		}
-		fmt.Fprintf(&b, "%3d  %-68s %s\n", i+1, c.event(&s), c.state(&s.After))
+		text := c.event(e, &w.State)
+		w.happen(e)
+		w.canonical()
+		fmt.Fprintf(&b, "%3d  %-68s %s\n", i+1, text, c.state(&w.State))
 	}
 	return b.String()
-}
-
-// plain replays steps without making numbers smaller, so that they can be followed.
-func (c *Config) plain(steps []Step) []Step {
-	w := world{State: steps[0].Before, c: c, plain: true}
-	replay := make([]Step, 0, len(steps))
-	for _, s := range steps {
-		before := w.State
-		w.happen(s.Event)
-		w.canonical()
-		replay = append(replay, Step{s.Event, before, w.State})
-	}
-	return replay
 }
 
 // name is A, B or C with the number of the token.
@@ -72,25 +59,24 @@ var eventText = map[eventKind]string{
 	fails:        "the replica becomes the server",
 }
 
-func (c *Config) event(s *Step) string {
-	e := s.Event
+func (c *Config) event(e event, before *State) string {
 	switch e.kind {
 	case tick:
 		return "time passes"
 	case execute:
-		call := s.Before.Calls[e.n]
-		w := world{State: s.Before, c: c}
+		call := before.Calls[e.n]
+		w := world{State: *before, c: c}
 		w.execute(&call)
 		return "server: " + c.call(call) + c.reply(call)
 	case receive:
-		call := s.Before.Calls[e.n]
+		call := before.Calls[e.n]
 		return c.who(call.Token) + " reads the answer to " + c.call(call) + c.reply(call)
 	case lost:
-		return "lost: " + c.call(s.Before.Calls[e.n]) + " or its answer; the caller gives it up"
+		return "lost: " + c.call(before.Calls[e.n]) + " or its answer; the caller gives it up"
 	case slow:
-		return "the caller gives up " + c.call(s.Before.Calls[e.n]) + ", which is still in flight"
+		return "the caller gives up " + c.call(before.Calls[e.n]) + ", which is still in flight"
 	case message, dropped:
-		m := s.Before.Msgs[e.n]
+		m := before.Msgs[e.n]
 		verb := " reads the message"
 		if e.kind == dropped {
 			verb = "'s message is lost"

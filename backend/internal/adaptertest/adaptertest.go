@@ -132,7 +132,15 @@ func (a Adapter) onMiniredis(t *testing.T) {
 			server := miniredis.RunT(t)
 			addr := server.Addr() // not to be asked for when the server has ended
 			return conformance.Harness{
-				New: func(t *testing.T) dlock.Locker { return a.locker(t, addr, patient) },
+				New: func(t *testing.T) dlock.Locker {
+					l := a.locker(t, addr, patient).(*rediscore.Locker)
+					return struct { // no Voter: miniredis has no replication ID
+						dlock.Locker
+						dlock.Acquirer
+						dlock.BatchRenewer
+						dlock.Inspector
+					}{l, l, l, l}
+				},
 				Advance: func(d time.Duration) {
 					if d < time.Minute {
 						time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
@@ -160,10 +168,11 @@ func share(t *testing.T) {
 	}
 }
 
-// stored counts keys, but for the counters of fences: there is one for each slot at most.
+// stored counts keys, but for the counters of fences and the markers of votes: there is one for each
+// slot at most.
 func stored(keys []string) (n int) {
 	for _, key := range keys {
-		if !strings.HasSuffix(key, "dlock1:fence") {
+		if !strings.HasSuffix(key, "dlock1:fence") && !strings.HasSuffix(key, "dlock1:birth") {
 			n++
 		}
 	}

@@ -1,0 +1,39 @@
+-- Functions of the scripts that vote. Such a script includes this file in place of fence.lua, and
+-- then a script without votes, whose fences follow the rule of mint below.
+--
+-- KEYS[1] to KEYS[4]  see queue.lua
+-- KEYS[5]             the marker "store birth": the server's replication ID, and the time in
+--                     microseconds when the marker was written. It never expires.
+--
+-- A server has another replication ID after a restart or a promotion. So the marker is written
+-- again then, and after the loss of all data.
+
+--include fence.lua
+
+local floor, time = 0
+
+-- mint returns the next fence of the slot: the floor, but at least the time and at most a second
+-- more; or the last fence + 8 if that is larger. For the counter's TTL see fence.lua.
+local function mint()
+  time = time or now()
+  local last, ttl = tonumber(call('GET', KEYS[2]) or 0), 172800000
+  local fence = math.max(last + 8, math.min(math.max(floor, time), time + 1000000))
+  if fence == time then
+    ttl = 86400000 - math.floor(time % 10000 / 1000)
+  end
+  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
+  return fence
+end
+
+-- survey returns the last part of a reply: {age in microseconds, store, time, ...}. A script calls
+-- it before it grants anything, so that nothing has happened if that fails.
+local function survey(...)
+  time = now()
+  local store = assert(call('INFO', 'replication'):match('master_replid:(%w+)'), 'no replication ID')
+  local known, birth = (call('GET', KEYS[5]) or ''):match('^(%w+) (%d+)$')
+  if known ~= store then
+    birth = time
+    call('SET', KEYS[5], string.format('%s %.0f', store, time))
+  end
+  return {math.max(time - birth, 0), store, time, ...}
+end

@@ -1,0 +1,136 @@
+package rediscore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// maxExact is the largest integer up to which Lua and sorted sets have them all.
+const maxExact = 1 << 53
+
+// Vote implements [dlock.Voter] in one round trip.
+func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	if err := l.check(ctx, key, token, ttl); err != nil {
+		return dlock.Ballot{}, err
+	}
+	if err := l.post.reuseSettled(ctx, token); err != nil {
+		return dlock.Ballot{}, mark(err)
+	}
+	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
+	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
+	if err != nil {
+		return dlock.Ballot{}, err
+	}
+	if n[0] == answerGranted {
+		ballot.Acquired, ballot.Fence = true, n[1]
+	} else {
+		ballot.Holder, ballot.Remaining = holder, remaining(n[1])
+	}
+	return *ballot, nil
+}
+
+// Confirm implements [dlock.Voter], in one round trip to each server that has keys of the batch.
+func (l *Locker) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	if err := l.ready(ctx); err != nil {
+		return nil, err
+	}
+	ballots := make([]dlock.Ballot, len(batch))
+	replies := l.batch(ctx, len(batch), func(i int) (Call, error) {
+		c := batch[i]
+		if c.Fence > maxExact {
+			return Call{}, invalid("fence %d: more than 1<<53", c.Fence)
+		}
+		return l.call(confirmScript, c.Key, c.Token, milliseconds(c.TTL), strconv.FormatInt(c.Fence, 10)),
+			l.checkArgs(c.Key, c.Token, c.TTL)
+	})
+	for i, r := range replies {
+		n, _, ballot, err := readVote(r.Reply, r.Err, map[int64]int{answerGranted: 1, answerUnknown: 1})
+		if err != nil {
+			ballots[i].Err = err
+			continue
+		}
+		ballots[i] = *ballot
+		ballots[i].Acquired, ballots[i].Fresh = n[0] == answerGranted, false
+	}
+	return ballots, nil
+}
+
+// Pass implements [dlock.Voter] in one round trip. It waits for unanswered calls as Release does.
+func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	if err := l.check(ctx, key, token, time.Second); err != nil {
+		return false, err
+	}
+	return l.end(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
+}
+
+// AcquireVote implements [dlock.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
+// message brings is that of the last answer before it. AcquireVote first waits for the answer to
+// a call of an earlier wait of token, and to a release of token in the background, as Vote does.
+func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	if err := l.check(ctx, key, token, ttl); err != nil {
+		return dlock.Ballot{}, err
+	}
+	if place < 1 || place > maxExact {
+		return dlock.Ballot{}, mark(invalid("place %d: not from 1 to 1<<53", place))
+	}
+	if l.unqueued {
+		return dlock.Ballot{}, mark(errors.ErrUnsupported)
+	}
+	if err := l.post.reuseSettled(ctx, token); err != nil {
+		return dlock.Ballot{}, mark(err)
+	}
+	w := &wait{
+		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
+		vote: []string{strconv.FormatInt(place, 10), strconv.FormatInt(floor, 10)},
+	}
+	attempt, err := w.do()
+	w.ballot.Attempt = attempt
+	return w.ballot, err
+}
+
+// readVote reads the reply of a script that votes. It also checks how many numbers the reply has,
+// for each first number.
+func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder string, ballot *dlock.Ballot, _ error) {
+	if forbidden(err) && marked(err) {
+		err = mark(lacksVotingRights(err))
+	}
+	if err != nil {
+		return nil, "", nil, err
+	}
+	n, holder, ballot = readReply(reply)
+	if ballot == nil || len(n) == 0 || len(n) != wanted[n[0]] {
+		return nil, "", nil, unexpected(reply)
+	}
+	return n, holder, ballot, nil
+}
+
+// readReply reads the numbers of a reply, the last string if there is one, and the ballot if there
+// is one.
+func readReply(reply any) (n []int64, text string, ballot *dlock.Ballot) {
+	all, _ := reply.([]any)
+	for _, r := range all {
+		switch r := r.(type) {
+		case int64:
+			n = append(n, r)
+		case string:
+			text = r
+		case []any:
+			ballot = new(dlock.Ballot)
+			var b []int64
+			b, ballot.Store, _ = readReply(r)
+			b = append(b, make([]int64, 4)...)
+			ballot.Age, ballot.Clock = time.Duration(b[0])*time.Microsecond, b[1]
+			ballot.Fresh, ballot.Place = b[2] == 1, b[3]
+		}
+	}
+	return n, text, ballot
+}
+
+func lacksVotingRights(err error) error {
+	return fmt.Errorf("%w: the Redis user lacks the rights to vote (INFO and others): see docs/security.md: %w", dlock.ErrInvalid, err)
+}
