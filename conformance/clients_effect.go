@@ -282,7 +282,7 @@ func (f *failing) renewBy(name string, call func(context.Context, dlock.Renewal)
 
 // lateWait keeps the first request of a wait back, and then releases its token if that is
 // owed. It returns nil if nothing is left to be found out.
-func lateWait(n *network, key string, e faultproxy.Ending) *faultproxy.Fault {
+func lateWait(n *network, key string, e faultproxy.Ending) *faults {
 	if !n.offers(n.via.inner.Locker, acquire) {
 		return nil
 	}

@@ -116,15 +116,26 @@ func lateDuplicateOverNetwork(s *scene) error {
 }
 
 // holdBack keeps a call about g back. Its caller has given up when holdBack returns.
-func holdBack(n *network, g grant, e faultproxy.Ending, name string, call func(context.Context) error) *faultproxy.Fault {
+func holdBack(n *network, g grant, e faultproxy.Ending, name string, call func(context.Context) error) *faults {
 	f := n.Hold(about(g), e)
 	_ = n.spoil(f, name, call) // nobody knows what became of it
 	return f
 }
 
+// settle releases g after a call about it was held back. A client that asks several addresses may
+// have asked some of them again, so that the call took effect.
+func (n *network) settle(g grant, want bool) {
+	if len(n.proxies) == 1 {
+		n.release(n.direct, g, want)
+		return
+	}
+	_, err := n.direct.Release(n.ctx, g.key, g.token)
+	n.noError(err, "Release", g.key)
+}
+
 // deliver delivers what was kept back. That the store closes the connection without a
 // reply is its right: the client is gone.
-func deliver(n *network, f *faultproxy.Fault) {
+func deliver(n *network, f *faults) {
 	if n.over() {
 		return
 	}
@@ -141,7 +152,7 @@ func lateRelease(n *network, e faultproxy.Ending) {
 		_, err := n.via.Release(ctx, g.key, g.token)
 		return err
 	})
-	n.release(n.direct, g, true)
+	n.settle(g, true)
 	next := n.grant(n.direct, g.key, n.token("next"), long)
 	deliver(n, f)
 	n.held(n.direct, next)
@@ -165,7 +176,7 @@ func renewBatchLate(n *network, ctx context.Context, r dlock.Renewal) error {
 }
 
 // hold is nil if the store does not renew so.
-func (r renewal) hold(n *network, w wish, e faultproxy.Ending) *faultproxy.Fault {
+func (r renewal) hold(n *network, w wish, e faultproxy.Ending) *faults {
 	if r.name == "RenewBatch" && !n.offers(n.via.inner.Locker, renewBatch) {
 		return nil
 	}
@@ -217,7 +228,7 @@ func (r renewal) shorter(n *network, e faultproxy.Ending) {
 }
 
 // holdTry keeps an attempt back.
-func holdTry(n *network, g grant, e faultproxy.Ending) *faultproxy.Fault {
+func holdTry(n *network, g grant, e faultproxy.Ending) *faults {
 	return holdBack(n, g, e, "TryAcquire", func(ctx context.Context) error {
 		_, err := n.via.TryAcquire(ctx, g.key, g.token, n.h.ttl())
 		return err
@@ -239,7 +250,7 @@ func lateTryShorter(n *network, e faultproxy.Ending) {
 func lateTryTaken(n *network, e faultproxy.Ending) {
 	g := n.another("late")
 	f := holdTry(n, g, e)
-	n.release(n.direct, g, false)
+	n.settle(g, false)
 	next := n.grant(n.direct, g.key, n.token("next"), long)
 	deliver(n, f)
 	n.renew(n.direct, g, long, false)
@@ -254,7 +265,7 @@ func lateTryTaken(n *network, e faultproxy.Ending) {
 func lateTryFree(n *network, e faultproxy.Ending) {
 	g := n.another("late")
 	f := holdTry(n, g, e)
-	n.release(n.direct, g, false)
+	n.settle(g, false)
 	deliver(n, f)
 	n.lapse(n.h.ttl())
 	n.free(n.direct, g.key)
@@ -273,7 +284,7 @@ func lateAcquire(n *network, e faultproxy.Ending) {
 		_, err := n.via.Acquire(ctx, g.key, g.token, n.h.ttl())
 		return err
 	})
-	n.release(n.direct, g, false)
+	n.settle(g, false)
 	deliverSoon(n, f)
 	n.held(n.direct, holder)
 	n.release(n.direct, holder, true)
@@ -282,7 +293,7 @@ func lateAcquire(n *network, e faultproxy.Ending) {
 }
 
 // deliverSoon delivers a request that the store need not answer before it can.
-func deliverSoon(n *network, f *faultproxy.Fault) {
+func deliverSoon(n *network, f *faults) {
 	if n.over() {
 		return
 	}

@@ -65,7 +65,7 @@ func needsIdleness(h Harness) string {
 func needsClockAndWipe(h Harness) string { return cmp.Or(needsClock(h), needsWipe(h)) }
 
 func needsVia(h Harness) string {
-	if h.Dial == nil || h.Addr == "" {
+	if h.Dial == nil && h.DialAll == nil || len(h.addrs()) == 0 {
 		return "Harness.Dial or Harness.Addr is not set: there is no network to make faulty"
 	}
 	return ""
@@ -94,6 +94,8 @@ var chapters = []chapter{
 	{"Waiting", waitingCases},
 	{"Clients and the network", clientsCases},
 	{"Inspecting", inspectingCases},
+	{"Votes", votesCases},
+	{"Majorities", majoritiesCases},
 	{"Random histories", randomCases},
 }
 

@@ -33,7 +33,7 @@ by the case of that name in the [conformance suite](../conformance). The words (
 TTL, lease, fence, holder, waiter) are explained in the [package documentation](../doc.go).
 
 Some backends have no queue, or no fences: then nobody waits, or each fence is 0. Some do not
-implement BatchRenewer or Inspector. The suite finds out, or the Harness says so, and skips
+implement BatchRenewer, Inspector or Voter. The suite finds out, or the Harness says so, and skips
 these cases with the reason. Everything else is demanded of every backend.
 
 The [museum of broken locks](museum.md) has the same chapters. It shows what happens when a clause
@@ -61,7 +61,7 @@ func TestChapters(t *testing.T) {
 	for _, chapter := range chapters {
 		for _, c := range chapter.cases {
 			assert.Equal(t, chapter.file(), c.clause.file, c.name)
-			assert.Regexp(t, `^(A backend|A BatchRenewer|An Inspector) .*\.$`, c.clause.text, c.name)
+			assert.Regexp(t, `^(A backend|A BatchRenewer|An Inspector|A Voter) .*\.$`, c.clause.text, c.name)
 			assert.False(t, names[c.name], "two cases are named %s", c.name)
 			names[c.name] = true
 		}

@@ -42,6 +42,22 @@ type Harness struct {
 	// Addr is where the store of Dial really is: host and port.
 	Addr string
 
+	// DialAll is in place of Dial for a store that has several addresses, such as a
+	// majority of servers: addrs stand for those of Addrs, in the same order. Faults then
+	// strike a majority of them, and all.
+	DialAll func(t *testing.T, addrs []string) dlock.Locker
+
+	// Addrs are where the stores of DialAll really are.
+	Addrs []string
+
+	// MaxTTL is the longest TTL that the store takes: at least 10 minutes. 0 means 365 days.
+	MaxTTL time.Duration
+
+	// Majority returns a client of a store that consists of nodes and decides by their majority.
+	// The nodes are [memory.Locker]s, which the suite makes faulty. The store must not count a
+	// node that has lost its data until MaxTTL has passed. Set Bubble, too.
+	Majority func(t *testing.T, nodes []dlock.Locker) dlock.Locker
+
 	// Wipe makes the store lose everything that it has stored. Set it if the store
 	// claims that fences survive this. Cases that call it run alone, and nobody else
 	// may use the store. It is also called from other goroutines than that of t, and
@@ -87,6 +103,8 @@ func (h Harness) ttl() time.Duration {
 	return cmp.Or(h.TTL.Truncate(time.Millisecond), defaultTTL)
 }
 
+func (h Harness) maxTTL() time.Duration { return cmp.Or(h.MaxTTL, 365*24*time.Hour) }
+
 func (h Harness) grace() time.Duration { return cmp.Or(h.Grace, defaultGrace) }
 
 // patience is how long the suite waits for what must happen soon: several times the
@@ -130,6 +148,11 @@ func (h Harness) forwarded() Harness {
 	if h.Dial != nil {
 		f.Dial = func(t *testing.T, addr string) dlock.Locker {
 			return dlock.Forward{Locker: h.Dial(t, addr)}
+		}
+	}
+	if h.DialAll != nil {
+		f.DialAll = func(t *testing.T, addrs []string) dlock.Locker {
+			return dlock.Forward{Locker: h.DialAll(t, addrs)}
 		}
 	}
 	if h.PerCase != nil {

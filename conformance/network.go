@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,11 +11,11 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-// A network is a client of the store, the faulty proxy that it goes through, and a
+// A network is a client of the store, the faulty proxies that it goes through, and a
 // client that goes straight to the store.
 type network struct {
 	*scene
-	*faultproxy.Proxy
+	*fleet
 	via    *client
 	direct *client
 	clear  bool // requests contain keys and tokens literally
@@ -23,28 +24,33 @@ type network struct {
 // A part is what a case does with one network.
 type part func(*network)
 
-// overNetworks runs each part with a network of its own, all at the same time.
+// overNetworks runs each part with a network of its own, all at the same time. If the store has
+// several addresses, the faults strike a majority of them in one, and all in another.
 func (s *scene) overNetworks(parts ...part) {
-	networks := make([]*network, 0, len(parts))
-	for range parts {
-		if n := s.network(); n != nil {
-			defer n.Close()
-			networks = append(networks, n)
+	s.overFaulty([]int{s.h.quorum(), len(s.h.addrs())}, parts...)
+}
+
+// overFaulty is overNetworks, where the faults strike so many addresses.
+func (s *scene) overFaulty(struck []int, parts ...part) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, k := range slices.Compact(struck) {
+		for _, p := range parts {
+			n := s.network(k)
+			if n == nil {
+				return
+			}
+			all.Go(func() {
+				defer n.Close()
+				if !n.over() {
+					n.warm()
+				}
+				if !n.over() {
+					p(n)
+				}
+			})
 		}
 	}
-	if s.over() {
-		return
-	}
-	var all sync.WaitGroup
-	for i, n := range networks {
-		all.Go(func() {
-			n.warm()
-			if !n.over() {
-				parts[i](n)
-			}
-		})
-	}
-	all.Wait()
 }
 
 // overClearNetworks is overNetworks for parts that have to find the request about a
@@ -62,13 +68,14 @@ func (s *scene) overClearNetworks(parts ...part) {
 	s.overNetworks(parts...)
 }
 
-func (s *scene) network() *network {
-	p, err := faultproxy.New(s.h.Addr)
+// network returns one of which faults strike so many addresses.
+func (s *scene) network(struck int) *network {
+	via, f, err := s.fleet(struck)
 	if err != nil {
 		s.stop(err)
 		return nil
 	}
-	return &network{scene: s, Proxy: p, via: s.clientOf(s.h.Dial(s.t, p.Addr()), "Harness.Dial"), direct: s.client()}
+	return &network{scene: s, fleet: f, via: via, direct: s.client()}
 }
 
 // warm makes every call once. Stores then have done what they do only the first time,
@@ -89,7 +96,7 @@ func (n *network) warm() {
 
 // spoil makes a call that f is to strike, and returns its error. Once the fault has
 // struck, the caller gives up.
-func (n *network) spoil(f *faultproxy.Fault, name string, call func(context.Context) error) error {
+func (n *network) spoil(f *faults, name string, call func(context.Context) error) error {
 	if n.over() {
 		return nil
 	}

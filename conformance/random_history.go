@@ -475,18 +475,18 @@ type line interface {
 // lineTo returns a client of the store, and the line to it if that is wanted and
 // possible.
 func (s *scene) lineTo(wanted bool) (*client, line, error) {
-	if !wanted || s.h.Dial == nil || s.h.Addr == "" {
+	if !wanted || needsVia(s.h) != "" {
 		return s.client(), nil, nil
 	}
-	p, err := faultproxy.New(s.h.Addr)
+	c, f, err := s.fleet(len(s.h.addrs()))
 	if err != nil {
 		return s.client(), nil, err
 	}
-	return s.clientOf(s.h.Dial(s.t, p.Addr()), "Harness.Dial"), proxyLine{p}, nil
+	return c, proxyLine{f}, nil
 }
 
-// proxyLine makes a line of a proxy.
-type proxyLine struct{ *faultproxy.Proxy }
+// proxyLine makes a line of a fleet.
+type proxyLine struct{ *fleet }
 
 func (p proxyLine) silence(d time.Duration) {
 	p.Block(faultproxy.Both)

@@ -29,6 +29,7 @@ var decorators = []struct {
 	{"the store itself", func(l dlock.Locker) dlock.Locker { return l }, false},
 	{"Forward", func(l dlock.Locker) dlock.Locker { return dlock.Forward{Locker: l} }, false},
 	{"embeds Forward", func(l dlock.Locker) dlock.Locker { return &counting{Forward: dlock.Forward{Locker: l}} }, false},
+	{"Forward, around a Voter", func(dlock.Locker) dlock.Locker { return dlock.Forward{Locker: memory.New()} }, false},
 	{"embeds the store", func(dlock.Locker) dlock.Locker { return struct{ *memory.Locker }{memory.New()} }, false},
 	{"many stores", func(l dlock.Locker) dlock.Locker { return &quorum{plain{l}, []dlock.Locker{l}} }, false},
 	{"embeds Locker", func(l dlock.Locker) dlock.Locker { return hiding{l} }, true},
@@ -66,7 +67,7 @@ func TestNoOtherCaseFails(t *testing.T) {
 		}
 		t.Run(e.Name, func(t *testing.T) {
 			t.Parallel()
-			for _, c := range cases {
+			for _, c := range casesFor(e) {
 				if slices.Contains(slices.Concat(broad, e.Cases, e.Also), c.name) {
 					continue
 				}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
 )
 
 // An Exhibit is a lock. The comment of its type or function says what is wrong with it.
@@ -17,7 +18,9 @@ type Exhibit struct {
 	Sporadic    bool   // it shows now and then, so that it may fail any case
 	Network     says   // cases that must catch it over a network, and what they say
 	build       func(conn) dlock.Locker
-	client      func(wire) dlock.Locker // over a network, if the flaw is in the client
+	flaw        func(*majority)                   // of a lock on several stores
+	client      func(wire) dlock.Locker           // over a network, if the flaw is in the client
+	votes       func(*memory.Locker) dlock.Locker // in place of build, if the flaw is in a Voter
 }
 
 // says holds regular expressions by the names of cases.
@@ -58,6 +61,8 @@ var Chapters = []Chapter{
 	{"waiting.go", "Waiting", waiting},
 	{"clients.go", "Clients and the network", clients},
 	{"inspecting.go", "Inspecting", inspecting},
+	{"votes.go", "Votes", voting},
+	{"majorities.go", "Majorities", majorities},
 	{"random.go", "Random histories", random},
 }
 
@@ -66,6 +71,7 @@ var Right = []Exhibit{
 	{Name: "lock", build: func(c conn) dlock.Locker { return &lock{c} }},
 	{Name: "queue", build: onlyQueue},
 	{Name: "near", build: near(onlyQueue)},
+	{Name: "majority", flaw: func(*majority) {}},
 }
 
 // near builds clients that are in the same process as the server.
@@ -94,6 +100,15 @@ func onQueue[T ~struct{ queue }, P flawed[T]](c conn) dlock.Locker {
 	return P(&q)
 }
 
+// onMemory builds an exhibit that embeds package memory's Locker and nothing else.
+func onMemory[T ~struct{ *memory.Locker }, P flawed[T]](m *memory.Locker) dlock.Locker {
+	v := T(struct{ *memory.Locker }{m})
+	return P(&v)
+}
+
+// IsVoter reports whether the flaw is in the methods of a dlock.Voter.
+func (e Exhibit) IsVoter() bool { return e.votes != nil }
+
 // around builds an exhibit that is a decorator of a queue.
 func around[T ~struct{ dlock.Forward }, P flawed[T]](c conn) dlock.Locker {
 	d := T(struct{ dlock.Forward }{forward(c)})
@@ -113,8 +128,9 @@ func overWire[T ~struct{ remote }, P flawed[T]](w wire) dlock.Locker {
 
 // A Store is a server on which clients use an exhibit.
 type Store struct {
-	redis   *redis
-	build   func(conn) dlock.Locker
+	redis  *redis
+	memory *memory.Locker
+	Exhibit
 	clients atomic.Int64
 }
 
@@ -123,7 +139,7 @@ func (e Exhibit) Open() *Store {
 	if e.build == nil {
 		e.build = onlyQueue
 	}
-	return &Store{redis: newRedis(), build: e.build}
+	return &Store{redis: newRedis(), memory: memory.New(), Exhibit: e}
 }
 
 // Dial returns a client of the Store that is served at addr. Nothing in the traffic of one
@@ -139,6 +155,9 @@ func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
 // Client returns one more client. The first is near the server, the second far
 // from it. The first has the right time; the clocks of the others are behind.
 func (s *Store) Client() dlock.Locker {
+	if s.votes != nil {
+		return s.votes(s.memory)
+	}
 	n := s.clients.Add(1)
 	c := conn{redis: s.redis, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
 	if n%2 == 0 {
@@ -151,7 +170,10 @@ func (s *Store) Client() dlock.Locker {
 }
 
 // Wipe makes the server lose everything.
-func (s *Store) Wipe() { s.redis.flushAll() }
+func (s *Store) Wipe() {
+	s.redis.flushAll()
+	s.memory.Wipe()
+}
 
 // Stored returns how many keys there are on the server.
 func (s *Store) Stored() int {
