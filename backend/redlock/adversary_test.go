@@ -1,0 +1,377 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
+)
+
+var errDial = &net.OpError{Op: "dial", Err: errors.New("refused")}
+
+// A release that a node refused to hear is repeated there. It would end a vote that the token got
+// there before that.
+func TestNoVoteWhileAReleaseIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, s := t.Context(), newStores(3)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		_, err := l.TryAcquire(ctx, "key", "x", 10*time.Second)
+		require.NoError(t, err)
+		s[2].Fail(errDial)
+		_, err = l.Release(ctx, "key", "x")
+		require.NoError(t, err)
+		s[2].Fail(nil)
+		s[0].Fail(errDial)
+		first, _ := l.TryAcquire(ctx, "key", "x", 10*time.Second) // with node 2, but for the rule
+		time.Sleep(time.Second)                                   // the release is repeated
+		s[0].Fail(nil)
+		second, _ := l.TryAcquire(ctx, "key", "y", 10*time.Second)
+		require.False(t, first.Acquired && second.Acquired, "x and y hold the key")
+	})
+}
+
+// A vote without an answer may have been given, even if a later request of the call found the node
+// away.
+func TestUnansweredVoteIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(1)
+		n := &lossy{Locker: s[0]}
+		l := redlock.New([]dlock.Locker{n})
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		var none *dlock.NoEffectError
+		require.Error(t, err)
+		require.False(t, errors.As(err, &none), "%v", err)
+	})
+}
+
+// A lossy node grants a vote, loses the answer and is away then.
+type lossy struct {
+	*memory.Locker
+	calls int
+}
+
+func (n *lossy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	if n.calls++; n.calls > 1 {
+		return dlock.Ballot{}, errDial
+	}
+	n.Locker.Vote(ctx, key, token, ttl, floor)
+	return dlock.Ballot{}, errors.New("connection reset")
+}
+
+// A wait has got its majority, and the last node has granted its vote but not answered yet. If a
+// renewal counts that vote, it stays.
+func TestRenewalAndTheEndOfAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, s := t.Context(), newStores(3)
+		nodes := s.nodes()
+		nodes[2] = deaf{s[2]}
+		l := redlock.New(nodes)
+		defer l.Close()
+		_, err := l.TryAcquire(ctx, "key", "holder", 10*time.Second)
+		require.NoError(t, err)
+		time.AfterFunc(time.Second, func() { l.Release(ctx, "key", "holder") })
+		a, err := l.Acquire(ctx, "key", "x", time.Second)
+		require.NoError(t, err)
+		require.True(t, a.Acquired)
+		s[0].Fail(errDial)
+		held, _ := l.Renew(ctx, "key", "x", time.Minute/3)
+		time.Sleep(5 * time.Second)
+		s[0].Fail(nil)
+		a, _ = l.TryAcquire(ctx, "key", "y", time.Second)
+		require.False(t, held && a.Acquired, "x and y hold the key")
+	})
+}
+
+// A deaf node loses the answers to those who have waited.
+type deaf struct{ *memory.Locker }
+
+func (n deaf) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+	<-ctx.Done()
+	return dlock.Ballot{}, ctx.Err()
+}
+
+// The key is held at one node, another is down, and the last one votes for this attempt. It cannot
+// be won, and the nodes are not asked again and again.
+func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, calls := newStores(3), new(atomic.Int64)
+		s[0].Steal("key", time.Hour)
+		nodes := s.nodes()
+		for i := range nodes {
+			nodes[i] = counted{s[i], calls}
+			s[i].Delay(time.Millisecond)
+		}
+		s[1].Fail(errDial)
+		l := redlock.New(nodes)
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.Error(t, err)
+		require.Less(t, calls.Load(), int64(300))
+	})
+}
+
+// A counted node counts its votes.
+type counted struct {
+	*memory.Locker
+	votes *atomic.Int64
+}
+
+func (n counted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	n.votes.Add(1)
+	return n.Locker.Vote(ctx, key, token, ttl, floor)
+}
+
+// A node hangs, and requests of one token wait there for their turns. Close waits for the first.
+func TestCloseWithAHungNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, s := t.Context(), newStores(3)
+		s[2].Delay(time.Hour)
+		l := redlock.New(s.nodes(), redlock.WithNodeLimit(time.Second))
+		for range 5 {
+			l.TryAcquire(ctx, "key", "x", 10*time.Second)
+			l.Release(ctx, "key", "x")
+		}
+		begun := time.Now()
+		l.Close()
+		require.Less(t, time.Since(begun), 2*time.Second)
+	})
+}
+
+// The first vote of an attempt ends before the second one comes, since another holds that node. The
+// attempt is not granted by a vote that has ended.
+func TestVotesOfAGrantAreInDate(t *testing.T) {
+	const ttl = 100 * time.Millisecond
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStores(3)
+			for i := range s {
+				s[i].Delay(time.Millisecond)
+			}
+			s[0].SetClock(time.Minute) // its fence is the largest, and needs no second round there
+			s[1].Fail(errDial)
+			s[2].Steal(key, 3*ttl)
+			l := redlock.New(s.nodes())
+			defer l.Close()
+			a, err := l.TryAcquire(t.Context(), key, "x", ttl)
+			require.NoError(t, err)
+			require.True(t, a.Acquired)
+			require.Positive(t, time.Until(a.Since.Add(ttl)))
+		})
+	}
+}
+
+// A holder makes an attempt again, which is not decided. The votes of its lease stay.
+func TestUndecidedAttemptOfAHolderKeepsItsLease(t *testing.T) {
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} { // with any arbiter
+		synctest.Test(t, func(t *testing.T) {
+			ctx, s := t.Context(), newStores(3)
+			for i := range s {
+				s[i].Delay(time.Millisecond)
+			}
+			l := redlock.New(s.nodes())
+			defer l.Close()
+			_, err := l.TryAcquire(ctx, key, "x", 30*time.Second)
+			require.NoError(t, err)
+			s[1].Fail(errDial)
+			s[2].Steal(key, time.Hour)
+			_, err = l.TryAcquire(ctx, key, "x", 30*time.Second)
+			require.Error(t, err)
+			hold, err := s[0].Inspect(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, "x", hold.Token)
+		})
+	}
+}
+
+// What a renewal and a release of token x may count and do. x holds the key at all three nodes
+// before.
+func TestRulesOfRenewalAndRelease(t *testing.T) {
+	const ttl = 20 * time.Second
+	reset := errors.New("connection reset")
+	type test struct {
+		*testing.T
+		stores
+		l *redlock.Locker
+	}
+	renew := func(t test) (bool, error) { return t.l.Renew(t.Context(), "key", "x", ttl) }
+	heldAt := func(t test, node int) bool {
+		synctest.Wait()
+		hold, err := t.stores[node].Inspect(t.Context(), "key")
+		require.NoError(t, err)
+		return hold.Held
+	}
+	for name, do := range map[string]func(test){
+		"a young node does not count": func(t test) {
+			t.stores[0].Wipe()
+			t.stores[0].TryAcquire(t.Context(), "key", "x", ttl)
+			t.stores[2].Fail(errDial)
+			_, err := renew(t)
+			require.Error(t, err)
+		},
+		"a node does not count after a release without an answer": func(t test) {
+			t.stores[2].Fail(reset)
+			t.l.Release(t.Context(), "key", "x")
+			t.stores[2].Fail(nil)
+			t.l.TryAcquire(t.Context(), "key", "x", ttl)
+			t.stores[1].Fail(errDial)
+			_, err := renew(t)
+			require.Error(t, err)
+		},
+		"a node that lacks the lease gets it again after a quarter of the TTL": func(t test) {
+			for range 2 {
+				t.stores[2].Expire("key")
+				held, err := renew(t)
+				require.True(t, held, err)
+				require.False(t, heldAt(t, 2))
+				time.Sleep(ttl / 4)
+				renew(t)
+				require.True(t, heldAt(t, 2))
+				renew(t)
+			}
+		},
+		"a release is repeated": func(t test) {
+			t.stores[2].Fail(reset)
+			t.l.Release(t.Context(), "key", "x")
+			t.stores[2].Fail(nil)
+			require.True(t, heldAt(t, 2))
+			time.Sleep(time.Second)
+			require.False(t, heldAt(t, 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStores(3)
+				l := redlock.New(s.nodes())
+				defer l.Close()
+				_, err := l.TryAcquire(t.Context(), "key", "x", ttl)
+				require.NoError(t, err)
+				do(test{t, s, l})
+			})
+		})
+	}
+}
+
+// Two nodes release the key, lose the answer, and say no when they are asked again.
+func TestReleaseWithLostAnswersIsNotANo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New([]dlock.Locker{&forgetful{Locker: s[0]}, &forgetful{Locker: s[1]}, s[2]})
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
+		require.NoError(t, err)
+		held, err := l.Release(t.Context(), "key", "x")
+		require.True(t, held || err != nil)
+	})
+}
+
+// A forgetful node loses its first answer to Pass.
+type forgetful struct {
+	*memory.Locker
+	lost atomic.Bool
+}
+
+func (n *forgetful) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	held, err := n.Locker.Pass(ctx, key, token, to, floor)
+	if !n.lost.Swap(true) {
+		return false, errors.New("connection reset")
+	}
+	return held, err
+}
+
+// A vote that had no answer arrives after the release that did. The release is repeated.
+func TestLateVoteIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		late := &tardy{Locker: s[2]}
+		l := redlock.New([]dlock.Locker{s[0], s[1], late}, redlock.WithNodeLimit(50*time.Millisecond))
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", 20*time.Second)
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		held, err := l.Release(t.Context(), "key", "x")
+		require.True(t, held, err)
+		time.Sleep(5 * time.Second)
+		require.True(t, late.voted.Load())
+		require.False(t, s[2].Expire("key"), "x holds the key at node 2")
+		require.Less(t, late.passes.Load(), int64(20))
+	})
+}
+
+// A tardy node answers no vote, and gives the first one after 2 s.
+type tardy struct {
+	*memory.Locker
+	asked, voted atomic.Bool
+	passes       atomic.Int64
+}
+
+func (n *tardy) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	n.passes.Add(1)
+	return n.Locker.Pass(ctx, key, token, to, floor)
+}
+
+func (n *tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	if !n.asked.Swap(true) {
+		time.AfterFunc(2*time.Second, func() {
+			n.Locker.Vote(context.Background(), key, token, ttl, floor)
+			n.voted.Store(true)
+		})
+	}
+	<-ctx.Done()
+	return dlock.Ballot{}, ctx.Err()
+}
+
+// A node may join its error with nothing.
+func TestWaitCutWithAJoinedError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		s.Steal("key", time.Hour)
+		l := redlock.New([]dlock.Locker{joining{s}}, redlock.WithoutGuard())
+		defer l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := l.Acquire(ctx, "key", "x", time.Second)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+type joining struct{ *memory.Locker }
+
+func (n joining) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	b, err := n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+	return b, errors.Join(err)
+}
+
+// A node counts 1 % and 1 s after the longest TTL, and not before.
+func TestGuardIsLongerThanTheLongestTTL(t *testing.T) {
+	const longest, guard = 10 * time.Second, 11100 * time.Millisecond
+	for age, counts := range map[time.Duration]bool{guard - time.Millisecond: false, guard: true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStores(3)
+			for i := range s {
+				s[i].SetAge(age)
+			}
+			l := redlock.New(s.nodes(), redlock.WithLongestTTL(longest))
+			defer l.Close()
+			_, err := l.TryAcquire(t.Context(), "key", "x", longest)
+			if counts {
+				require.NoError(t, err)
+				return
+			}
+			var missing *redlock.MajorityError
+			require.ErrorAs(t, err, &missing)
+			require.Equal(t, time.Millisecond, missing.Wait)
+		})
+	}
+}

@@ -1,0 +1,47 @@
+// Package redlock is a lock on a majority of independent stores: a [dlock.Locker] made of N
+// others, of which more than half decide. It goes on while a minority of them is down, slow or
+// has lost its data, and no failover can lose a grant. One server with fences is simpler and
+// cheaper, and the better choice where its outage can be waited for; docs/redlock.md compares.
+//
+//	nodes := []dlock.Locker{goredis.New(a), goredis.New(b), goredis.New(c)}
+//	client := dlock.New(redlock.New(nodes))
+//
+// The nodes may be of any kind, and of different kinds. All clients must have the same nodes
+// and the same longest TTL. If all nodes are [dlock.Voter]s, as the Redis backends and memory
+// are, grants have fences, and the guard is on.
+//
+// # The guard
+//
+// A node that restarts empty would vote for a second holder. So a node that has forgotten what
+// it knew, or may have, does not count until the longest TTL has passed: all leases that it may
+// have forgotten have ended then. This is also so after the first start of the nodes: until a
+// majority is old enough, attempts fail with a [MajorityError] that says how long that takes.
+//
+// # What is guaranteed
+//
+// No two clients are certain of the same lease at the same time, and fences rise from one lease
+// to the next, as long as clocks run at the same rate to within 1 %. Their times may differ. A
+// paused process may still act after its lease has ended: fences are for that.
+//
+// # Rules
+//
+//  1. Nodes are distinct stores, and more than half of them decide.
+//  2. All nodes are asked at once, and the call returns when a majority has decided. A vote that
+//     comes later remains part of the lease.
+//  3. A lease is dated by the oldest vote of the majority.
+//  4. A token has one request at a time at a node. After a release without an answer, the token
+//     has no vote at that node any more: the release may still arrive.
+//  5. An attempt that has failed gives back only the votes that it was given itself, unless the
+//     token can have no lease.
+//  6. The guard holds for attempts and for renewals.
+//  7. A renewal needs a majority that held the lease before it. A node that has lacked the lease
+//     for a quarter of the TTL gets it again, which counts from the next renewal on.
+//  8. The fence is the largest of a majority, and counts when a majority's counters have reached
+//     it while the token held the key there.
+//  9. If votes are split, the holder of the first node that answers, in an order that depends on
+//     the key, keeps its votes, and the others give theirs back.
+//  10. A release that a minority did not answer is repeated there.
+//
+// The rules 1 and 3 to 8 are those of the model in internal/redlockmodel, which shows for each
+// of them what breaks without it.
+package redlock

@@ -1,0 +1,87 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// Inspect implements [dlock.Inspector] in one round trip to a majority of the nodes, if as many
+// are Inspectors. A token that a majority of the nodes names is the holder. Waiting is a
+// number that so many nodes reach.
+func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	if err := l.beginFor(ctx, key, "-", time.Millisecond); err != nil {
+		return dlock.Hold{}, err
+	}
+	defer l.work.Done()
+	var hold dlock.Hold
+	decided := false
+	answers := l.inspectAll(ctx, key, l.limit, func(answers []answer[dlock.Hold]) bool {
+		hold, decided = l.majorityOf(answers)
+		return decided
+	})
+	switch {
+	case decided:
+		return hold, nil
+	case ctx.Err() != nil:
+		return dlock.Hold{}, ctx.Err()
+	}
+	return dlock.Hold{}, l.failure(errorsOf(answers, func(*answer[dlock.Hold]) error { return nil }))
+}
+
+// inspectAll asks all nodes who holds a key.
+func (l *Locker) inspectAll(ctx context.Context, key string, limit time.Duration, done func([]answer[dlock.Hold]) bool) []answer[dlock.Hold] {
+	return poll(ctx, l, limit, func(ctx context.Context, i int, decided func() bool) (hold dlock.Hold, r request) {
+		if l.nodes[i].inspector == nil {
+			return hold, request{err: errors.ErrUnsupported}
+		}
+		r = try(ctx, limit, decided, func(ctx context.Context) (err error) {
+			hold, err = l.nodes[i].inspector.Inspect(ctx, key)
+			return err
+		})
+		return hold, r
+	}, done, nil)
+}
+
+// enough reports whether a majority has answered.
+func (l *Locker) enough(answers []answer[dlock.Hold]) bool {
+	n := 0
+	for i := range answers {
+		if answers[i].ok() {
+			n++
+		}
+	}
+	return n >= l.quorum
+}
+
+// majorityOf returns what a majority of the nodes says of a key, and whether there is one.
+func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, decided bool) {
+	rests := make(map[string][]time.Duration)
+	var waiting []int
+	missing, most := 0, 0
+	for i := range answers {
+		a := &answers[i]
+		if !a.ok() {
+			missing++
+			continue
+		}
+		waiting = append(waiting, a.value.Waiting)
+		if a.value.Held {
+			rests[a.value.Token] = append(rests[a.value.Token], a.value.Remaining)
+			most = max(most, len(rests[a.value.Token]))
+		}
+	}
+	if len(waiting) < l.quorum {
+		return hold, false
+	}
+	hold.Waiting = nthLargest(waiting, l.quorum)
+	for token, r := range rests {
+		if len(r) >= l.quorum {
+			hold.Held, hold.Token, hold.Remaining = true, token, l.rest(r, missing)
+			return hold, true
+		}
+	}
+	return hold, most+missing < l.quorum
+}

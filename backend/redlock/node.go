@@ -1,0 +1,149 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A node is one of the stores. Without voter, it votes by the plain methods of a Locker.
+type node struct {
+	locker    dlock.Locker
+	voter     dlock.Voter
+	queue     dlock.VoteAcquirer
+	renewer   dlock.BatchRenewer
+	inspector dlock.Inspector
+
+	ahead atomic.Int64 // of this process's clock, in microseconds
+	slow  atomic.Bool  // it was late the last time
+}
+
+func newNode(l dlock.Locker) *node {
+	n := &node{locker: l}
+	n.voter, _ = l.(dlock.Voter)
+	n.queue, _ = l.(dlock.VoteAcquirer)
+	n.renewer, _ = l.(dlock.BatchRenewer)
+	n.inspector, _ = l.(dlock.Inspector)
+	return n
+}
+
+// A request is what one node is asked, once or several times: a connection that has been cut
+// fails one request, but need not fail the call.
+type request struct {
+	sent    time.Time // when the last one was sent
+	unknown bool      // an earlier one failed, and may have had an effect, or may still have it
+	err     error
+}
+
+// Pauses before the second and the third try.
+const (
+	tries      = 3
+	retryPause = 2 * time.Millisecond // and ten times that
+)
+
+// once is try for a request that must not have an effect twice.
+func once(ctx context.Context, limit time.Duration, decided func() bool, call func(context.Context) error) request {
+	var last error
+	return try(ctx, limit, func() bool { return !noEffect(last) || decided() }, func(ctx context.Context) error {
+		last = call(ctx)
+		return last
+	})
+}
+
+// try makes a request until it succeeds, until ctx ends, or as often as that makes sense. It is
+// not made again once decided says that the others have decided the call.
+func try(ctx context.Context, limit time.Duration, decided func() bool, call func(context.Context) error) request {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var r request
+	pause := retryPause
+	for n := 1; ; n++ {
+		r.sent = time.Now()
+		r.err = call(ctx)
+		if r.err == nil || n == tries || pointless(r.err) || decided() || !sleep(ctx, pause) {
+			if r.err = hideContext(r.err, limit); r.unknown && noEffect(r.err) {
+				r.err = errors.New(r.err.Error()) // that is only true of the last one
+			}
+			return r
+		}
+		r.unknown = r.unknown || !noEffect(r.err)
+		pause *= 10
+	}
+}
+
+func never() bool { return false }
+
+// sleep reports whether d passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+func (n *node) vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (b dlock.Ballot, err error) {
+	asked := time.Now()
+	if n.voter == nil {
+		b.Attempt, err = n.locker.TryAcquire(ctx, key, token, ttl)
+	} else {
+		b, err = n.voter.Vote(ctx, key, token, ttl, floor)
+	}
+	return n.seen(b, asked, err)
+}
+
+// enqueue waits for a vote.
+func (n *node) enqueue(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	b, err := n.queue.AcquireVote(ctx, key, token, ttl, floor, place)
+	return n.seen(b, time.Time{}, err)
+}
+
+// seen learns from a ballot that was asked for at that time, or at an unknown one.
+func (n *node) seen(b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, error) {
+	if err == nil && b.Degraded {
+		return b, errNoVote
+	}
+	if err == nil && b.Clock != 0 && !asked.IsZero() {
+		n.ahead.Store(b.Clock - asked.Add(time.Since(asked)/2).UnixMicro())
+	}
+	return b, err
+}
+
+// confirm extends the leases of a batch, and raises the fence counter for each.
+func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	if n.voter != nil {
+		return n.voter.Confirm(ctx, batch)
+	}
+	if n.renewer != nil && len(batch) > 1 {
+		renewals := make([]dlock.Renewal, len(batch))
+		for i, c := range batch {
+			renewals[i] = c.Renewal
+		}
+		results, err := n.renewer.RenewBatch(ctx, renewals)
+		if !isUnsupported(err) {
+			ballots := make([]dlock.Ballot, len(results))
+			for i, r := range results {
+				ballots[i].Acquired, ballots[i].Err = r.Held, r.Err
+			}
+			return ballots, err
+		}
+	}
+	ballots := make([]dlock.Ballot, len(batch))
+	for i, c := range batch {
+		ballots[i].Acquired, ballots[i].Err = n.locker.Renew(ctx, c.Key, c.Token, c.TTL)
+	}
+	return ballots, nil
+}
+
+func (n *node) pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	if n.voter == nil {
+		return n.locker.Release(ctx, key, token)
+	}
+	return n.voter.Pass(ctx, key, token, to, floor)
+}

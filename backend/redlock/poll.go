@@ -1,0 +1,100 @@
+package redlock
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// An answer is what a node said to a poll.
+type answer[T any] struct {
+	request
+	value T
+	given bool // it has been given, or has failed
+}
+
+// ok reports whether the node has answered.
+func (a *answer[T]) ok() bool { return a.given && a.err == nil }
+
+// poll makes a request to each node, each in a goroutine of its own, and returns soon after done
+// says so, when all have answered, after limit, or when ctx ends. It calls done a last time before
+// that. The requests that are in flight then go on, unless ctx has ended. When all have ended, poll
+// calls last with all answers.
+func poll[T any](ctx context.Context, l *Locker, limit time.Duration,
+	ask func(ctx context.Context, node int, decided func() bool) (T, request), done func([]answer[T]) bool, last func([]answer[T]),
+) []answer[T] {
+	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	type numbered struct {
+		node int
+		answer[T]
+	}
+	var over atomic.Bool
+	given := make(chan numbered, len(l.nodes))
+	for i := range l.nodes {
+		l.spawn(func() {
+			sent := time.Now()
+			value, r := ask(requests, i, over.Load)
+			l.answered(i, sent)
+			given <- numbered{i, answer[T]{r, value, true}}
+		})
+	}
+	answers := make([]answer[T], len(l.nodes))
+	missing := len(l.nodes)
+	begun, decided := time.Now(), false
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for missing > 0 {
+		if !decided && done(answers) {
+			decided = true
+			timer.Reset(time.Since(begun) + 10*shortGrace)
+		}
+		if decided && !l.anyFast(func(i int) bool { return !answers[i].given }) {
+			break
+		}
+		select {
+		case a := <-given:
+			answers[a.node] = a.answer
+			missing--
+			continue
+		case <-timer.C:
+			for i := range answers {
+				if !answers[i].given {
+					l.nodes[i].slow.Store(true)
+				}
+			}
+		case <-ctx.Done():
+			cancel()
+		}
+		break
+	}
+	over.Store(true)
+	done(answers)
+	result := append([]answer[T](nil), answers...)
+	l.spawn(func() {
+		defer cancel()
+		for ; missing > 0; missing-- {
+			a := <-given
+			answers[a.node] = a.answer
+		}
+		if last != nil {
+			last(answers)
+		}
+	})
+	return result
+}
+
+// errorsOf returns an error for each answer that does not count.
+func errorsOf[T any](answers []answer[T], counts func(*answer[T]) error) []error {
+	errs := make([]error, len(answers))
+	for i := range answers {
+		switch a := &answers[i]; {
+		case !a.given:
+			errs[i] = errPending
+		case a.err != nil:
+			errs[i] = a.err
+		case counts != nil:
+			errs[i] = counts(a)
+		}
+	}
+	return errs
+}

@@ -1,0 +1,108 @@
+package redlock
+
+import (
+	"context"
+	"time"
+)
+
+// Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
+// repeated in the background at nodes that have not answered.
+func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
+	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
+		return false, err
+	}
+	defer l.work.Done()
+	c := l.claims.get(key, token)
+	c.releases.Add(1)
+	floor := l.floor()
+	held, decided := false, false
+	late := make([]bool, len(l.nodes))
+	answers := poll(ctx, l, l.limit, func(ctx context.Context, i int, decided func() bool) (held bool, r request) {
+		s := &c.stations[i]
+		s.release()
+		defer s.turn.Unlock()
+		r = try(ctx, l.requestLimit(), decided, func(ctx context.Context) (err error) {
+			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
+			return err
+		})
+		s.lacks, late[i] = time.Time{}, s.late
+		s.spoilt = s.spoilt || s.late || r.unknown || r.err != nil
+		return held, r
+	}, func(answers []answer[bool]) bool {
+		held, decided = l.tally(answers)
+		return decided
+	}, func(answers []answer[bool]) {
+		defer l.claims.put(c)
+		_, ok := l.tally(answers) // else the caller owes all of them
+		for i := range answers {
+			if late[i] || ok && answers[i].err != nil {
+				l.owe(c, i)
+			}
+		}
+	})
+	switch {
+	case decided:
+		return held, nil
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	}
+	return false, l.failure(errorsOf(answers, unsure))
+}
+
+// tally returns what a majority of the nodes says of a release or renewal, and whether there is
+// one. A "no" after a failed request of the same call is neither: that may have had an effect.
+func (l *Locker) tally(answers []answer[bool]) (held, decided bool) {
+	yes, no := 0, 0
+	for i := range answers {
+		switch a := &answers[i]; {
+		case !a.ok():
+		case a.value:
+			yes++
+		case !a.unknown:
+			no++
+		}
+	}
+	return yes >= l.quorum, yes >= l.quorum || no > len(l.nodes)-l.quorum
+}
+
+// unsure returns why an answer is neither yes nor no.
+func unsure(a *answer[bool]) error {
+	if a.unknown && !a.value {
+		return errRepeated
+	}
+	return nil
+}
+
+// maxOwed limits how many releases are repeated at the same time.
+const maxOwed = 1024
+
+// owe repeats a release at a node in the background until the node answers. If a vote had no
+// answer, it may arrive after that, so the release is repeated for longer.
+func (l *Locker) owe(c *claim, i int) {
+	if l.owed.Add(1) > maxOwed {
+		l.owed.Add(-1)
+		return
+	}
+	l.claims.hold(c)
+	releases := c.releases.Load()
+	l.spawn(func() {
+		defer l.claims.put(c)
+		defer l.owed.Add(-1)
+		s, until := &c.stations[i], time.Now().Add(min(l.longest, memory))
+		for pause := firstPause; time.Now().Before(until) && sleep(l.open, pause); pause = min(2*pause, maxLimit) {
+			if c.releases.Load() != releases {
+				return // another release has taken it over
+			}
+			s.turn.Lock()
+			r := try(l.open, l.limit, never, func(ctx context.Context) error {
+				_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
+				return err
+			})
+			late := s.late
+			s.turn.Unlock()
+			if r.err == nil && !late {
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package redlock
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// Renew implements [dlock.Locker] in one round trip to a majority of the nodes.
+func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	if err := l.beginFor(ctx, key, token, ttl); err != nil {
+		return false, err
+	}
+	defer l.work.Done()
+	results, err := l.renew(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: ttl}})
+	if err != nil {
+		return false, err
+	}
+	return results[0].Held, results[0].Err
+}
+
+// RenewBatch implements [dlock.BatchRenewer], with one batch to each node. Each element is decided
+// for itself.
+func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	if err := l.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer l.work.Done()
+	return l.renew(ctx, batch)
+}
+
+// A renewal is one RenewBatch.
+type renewal struct {
+	l       *Locker
+	batch   []dlock.Renewal // without the invalid ones
+	claims  []*claim
+	epochs  []int64 // of claims: the number of releases
+	begun   time.Time
+	answers [][]answer[bool] // by element and node; what has been tallied
+
+	decided   []bool // by element
+	held      []bool
+	undecided int
+}
+
+func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewResult, error) {
+	results := make([]dlock.RenewResult, len(all))
+	r := &renewal{l: l, begun: time.Now()}
+	at := make([]int, len(all)) // in r.batch
+	first := make(map[id]int)   // in r.batch
+	for i, e := range all {
+		if err := l.check(e.Key, e.Token, e.TTL); err != nil {
+			results[i].Err, at[i] = &dlock.NoEffectError{Err: err}, -1
+			continue
+		}
+		var twice bool
+		if at[i], twice = first[id{e.Key, e.Token}]; twice {
+			r.batch[at[i]].TTL = max(r.batch[at[i]].TTL, e.TTL)
+			continue
+		}
+		at[i] = len(r.batch)
+		first[id{e.Key, e.Token}] = at[i]
+		c := l.claims.get(e.Key, e.Token)
+		r.batch, r.claims, r.epochs = append(r.batch, e), append(r.claims, c), append(r.epochs, c.releases.Load())
+	}
+	if len(r.batch) == 0 {
+		return results, nil
+	}
+	r.prepare()
+	read := make([]bool, len(l.nodes))
+	poll(ctx, l, l.limit, func(ctx context.Context, i int, decided func() bool) ([]answer[bool], request) {
+		return r.ask(ctx, i, decided), request{}
+	}, func(answers []answer[[]answer[bool]]) bool {
+		for node := range answers {
+			if answers[node].given && !read[node] {
+				read[node] = true
+				r.add(node, answers[node].value)
+			}
+		}
+		return r.undecided == 0
+	}, r.heal)
+	if r.undecided > 0 && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	for i, k := range at {
+		switch {
+		case k < 0:
+		case r.decided[k]:
+			results[i].Held = r.held[k]
+		default:
+			results[i].Err = l.failure(errorsOf(r.answers[k], unsure))
+		}
+	}
+	return results, nil
+}
+
+func (r *renewal) prepare() {
+	n, nodes := len(r.batch), len(r.l.nodes)
+	r.undecided, r.decided, r.held = n, make([]bool, n), make([]bool, n)
+	r.answers = make([][]answer[bool], n)
+	cells := make([]answer[bool], n*nodes)
+	for i := range r.answers {
+		r.answers[i] = cells[i*nodes : (i+1)*nodes]
+	}
+}
+
+// ask renews the batch at one node. A token that has another request in flight there is left for
+// another batch afterwards.
+func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answer[bool] {
+	answers := make([]answer[bool], len(r.batch))
+	var free, busy []int
+	for i := range r.batch {
+		if r.claims[i].stations[node].turn.TryLock() {
+			free = append(free, i)
+		} else {
+			busy = append(busy, i)
+		}
+	}
+	r.confirm(ctx, node, free, answers, decided)
+	slices.SortFunc(busy, func(i, j int) int { // so that no two batches wait for each other
+		a, b := &r.batch[i], &r.batch[j]
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Token, b.Token))
+	})
+	for _, i := range busy {
+		r.claims[i].stations[node].turn.Lock()
+	}
+	r.confirm(ctx, node, busy, answers, decided)
+	return answers
+}
+
+// confirm renews the elements whose turn the caller has, and ends the turns.
+func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []answer[bool], decided func() bool) {
+	var sent []int
+	for _, i := range turns {
+		switch s := &r.claims[i].stations[node]; {
+		case s.spoilt:
+			s.turn.Unlock()
+			answers[i] = answer[bool]{request: request{err: errSpoilt}, given: true}
+		default:
+			sent = append(sent, i)
+		}
+	}
+	if len(sent) == 0 {
+		return
+	}
+	limit := max(0, r.l.limit-time.Since(r.begun)) // nothing is sent when the call is over
+	batch := make([]dlock.Confirmation, len(sent))
+	for k, i := range sent {
+		batch[k].Renewal = r.batch[i]
+	}
+	var ballots []dlock.Ballot
+	req := try(ctx, limit, decided, func(ctx context.Context) (err error) {
+		ballots, err = r.l.nodes[node].confirm(ctx, batch)
+		return err
+	})
+	for k, i := range sent {
+		a, s := answer[bool]{request: req, given: true}, &r.claims[i].stations[node]
+		if req.err == nil {
+			b := &ballots[k]
+			a.err = hideContext(b.Err, r.l.limit)
+			if a.value = b.Acquired; a.err == nil && a.value {
+				a.err = r.l.young(b.Age)
+				if w := s.wait.Load(); w != nil {
+					w.kept = true
+				}
+			}
+			switch {
+			case b.Err != nil:
+			case b.Acquired:
+				s.lacks = time.Time{}
+			case s.lacks.IsZero():
+				s.lacks = r.begun
+			}
+		}
+		answers[i] = a
+		s.turn.Unlock()
+	}
+}
+
+// add counts the answers of a node.
+func (r *renewal) add(node int, answers []answer[bool]) {
+	for i := range answers {
+		if r.decided[i] {
+			continue
+		}
+		r.answers[i][node] = answers[i]
+		if held, decided := r.l.tally(r.answers[i]); decided {
+			r.decided[i], r.held[i] = true, held
+			r.undecided--
+		}
+	}
+}
+
+// heal makes nodes vote again that have lacked a lease for a quarter of its TTL. A lease that was
+// released through another client may still be held by some nodes for a moment, and must not
+// be made whole then. Nor must one that may have ended meanwhile. These votes count from the next
+// renewal on.
+func (r *renewal) heal(answers []answer[[]answer[bool]]) {
+	for node := range r.l.nodes {
+		var lacking []int
+		for i := range r.batch {
+			if a := &answers[node].value[i]; r.decided[i] && r.held[i] && a.ok() && !a.value {
+				lacking = append(lacking, i)
+			}
+		}
+		if len(lacking) > 0 {
+			r.healAt(node, lacking)
+		}
+	}
+	for _, c := range r.claims {
+		r.l.claims.put(c)
+	}
+}
+
+// healing is how many votes of a node are asked for at the same time to make leases whole.
+const healing = 16
+
+func (r *renewal) healAt(node int, lacking []int) {
+	next := make(chan int, len(lacking))
+	for _, i := range lacking {
+		r.l.claims.hold(r.claims[i])
+		next <- i
+	}
+	close(next)
+	for range min(healing, len(lacking)) {
+		r.l.spawn(func() {
+			for i := range next {
+				r.healOne(node, i)
+				r.l.claims.put(r.claims[i])
+			}
+		})
+	}
+}
+
+func (r *renewal) healOne(node, i int) {
+	c, e := r.claims[i], r.batch[i]
+	s := &c.stations[node]
+	if !s.turn.TryLock() {
+		return
+	}
+	defer s.turn.Unlock()
+	if s.spoilt || s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] {
+		return
+	}
+	floor := r.l.floor()
+	vote := once(r.l.open, r.l.limit, never, func(ctx context.Context) error {
+		_, err := r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
+		return err
+	})
+	s.late = s.late || vote.unknown || vote.err != nil && !noEffect(vote.err)
+}

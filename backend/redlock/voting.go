@@ -1,0 +1,501 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A voting collects the votes of the nodes for one token, in one call. All fields but those that
+// mu guards belong to the goroutine of the call.
+type voting struct {
+	l       *Locker
+	ctx     context.Context // the caller's
+	claim   *claim
+	ttl     time.Duration
+	seats   []seat
+	flying  int
+	unsure  bool       // the call may have had an effect, or may still have one
+	answers chan event // each node has at most one request in flight
+
+	requests context.Context // of the requests: it ends with the caller's until the call is decided
+	cancel   context.CancelFunc
+	decided  func() bool // stops that
+
+	mu   sync.Mutex
+	fate fate
+}
+
+// A fate says what becomes of an answer that comes from now on.
+type fate int
+
+const (
+	isRead     fate = iota
+	isKept          // a vote remains part of the lease
+	isReturned      // a vote that was fresh is given back
+)
+
+// A seat is what is known of one node.
+type seat struct {
+	flying    bool // a request is in flight
+	answered  bool // the node's last answer counts for this round
+	granted   bool
+	fresh     bool      // by this call
+	since     time.Time // the node keeps the vote until then + TTL
+	fence     int64     // the node's counter has reached it
+	young     error     // why the node does not count, by the guard
+	holder    string
+	remaining time.Duration
+	until     time.Time // the holder holds the key at the node, unless it releases it
+	place     int64
+	store     string
+	err       error // of the last request
+
+	// Of a wait:
+	again time.Time     // when the next request is due, after an error or a yield
+	pause time.Duration // before it
+	away  error         // why the node did not answer lately
+	cut   func()        // ends the request in the queue
+}
+
+type what int
+
+const (
+	voted what = iota
+	confirmed
+	passed
+	enqueued
+)
+
+// An event is an answer of a node.
+type event struct {
+	request
+	node   int
+	what   what
+	ballot dlock.Ballot
+	kept   bool  // of a wait: see waiting
+	raw    error // of a wait: the error of the node, which may be that of its context
+}
+
+func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Duration) *voting {
+	v := &voting{
+		l: l, ctx: ctx, ttl: ttl,
+		claim:   l.claims.get(key, token),
+		seats:   make([]seat, len(l.nodes)),
+		answers: make(chan event, len(l.nodes)),
+	}
+	v.requests, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	v.decided = context.AfterFunc(ctx, v.cancel)
+	return v
+}
+
+// end ends a call. Answers that come later meet their fate.
+func (v *voting) end(f fate) {
+	v.decided()
+	v.mu.Lock()
+	v.fate = f
+	v.mu.Unlock()
+	v.l.claims.put(v.claim)
+}
+
+// ask makes a request to a node in the background.
+func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, error)) {
+	v.seats[i].flying = true
+	v.flying++
+	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.stations[i]
+	l.spawn(func() {
+		defer l.claims.put(held)
+		if w == passed {
+			s.release()
+		} else {
+			s.turn.Lock()
+		}
+		defer s.turn.Unlock()
+		e := event{node: i, what: w}
+		switch {
+		case s.spoilt && w != passed:
+			e.err = errSpoilt
+		case w == enqueued:
+			e.sent = time.Now()
+			s.waitFor(v.requests, &e, call)
+			e.err = hideContext(e.raw, l.limit)
+		default:
+			try := try
+			if w == voted {
+				try = once
+			}
+			e.request = try(v.requests, l.requestLimit(), v.isDecided, func(ctx context.Context) (err error) {
+				e.ballot, err = call(ctx)
+				return err
+			})
+			l.answered(i, e.sent)
+		}
+		switch uncertain := e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt; {
+		case w == passed:
+			if s.spoilt = s.spoilt || e.unknown || e.err != nil; e.err != nil {
+				l.owe(v.claim, i)
+			}
+		case w != confirmed:
+			s.late = s.late || uncertain
+		}
+		v.report(e, s)
+	})
+}
+
+func (v *voting) isDecided() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.fate != isRead
+}
+
+// report passes an answer to the call, or lets it meet its fate. The caller has the turn.
+func (v *voting) report(e event, s *station) {
+	v.mu.Lock()
+	fate := v.fate
+	if fate == isRead {
+		v.answers <- e
+	}
+	v.mu.Unlock()
+	if fate == isReturned && e.fresh() || fate == isKept && e.queued() && !e.kept {
+		v.l.giveBack(v.claim, e.node, s)
+	}
+}
+
+// waitFor makes a request that waits. The caller has the turn, and others have it meanwhile.
+func (s *station) waitFor(ctx context.Context, e *event, call func(context.Context) (dlock.Ballot, error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &waiting{end: cancel, over: make(chan struct{})}
+	s.wait.Store(w)
+	s.turn.Unlock()
+	e.ballot, e.raw = call(ctx)
+	s.turn.Lock()
+	e.kept = w.kept
+	s.wait.Store(nil)
+	close(w.over)
+}
+
+func (e *event) granted() bool { return e.err == nil && e.ballot.Acquired }
+func (e *event) fresh() bool   { return e.granted() && e.ballot.Fresh && !e.unknown }
+
+// queued reports whether a wait that has failed may have left its token in the queue.
+func (e *event) queued() bool {
+	return e.what == enqueued && e.err != nil && !(noEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
+}
+
+// giveBack releases a vote. The caller has the turn at the node.
+func (l *Locker) giveBack(c *claim, node int, s *station) {
+	r := try(context.Background(), minLimit, never, func(ctx context.Context) error {
+		_, err := l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
+		return err
+	})
+	s.spoilt = s.spoilt || r.unknown || r.err != nil
+	if r.err != nil {
+		l.owe(c, node)
+	}
+}
+
+// vote asks a node for its vote. All nodes get the same floor in a round.
+func (v *voting) vote(i int, floor int64) {
+	v.ask(i, voted, func(ctx context.Context) (dlock.Ballot, error) {
+		return v.l.nodes[i].vote(ctx, v.claim.key, v.claim.token, v.ttl, floor)
+	})
+}
+
+// confirm extends the vote of a node, and raises its counter to fence.
+func (v *voting) confirm(i int, fence int64) {
+	batch := []dlock.Confirmation{{Renewal: dlock.Renewal{Key: v.claim.key, Token: v.claim.token, TTL: v.ttl}, Fence: fence}}
+	v.ask(i, confirmed, func(ctx context.Context) (dlock.Ballot, error) {
+		ballots, err := v.l.nodes[i].confirm(ctx, batch)
+		if err != nil {
+			return dlock.Ballot{}, err
+		}
+		ballots[0].Fence = fence
+		return ballots[0], ballots[0].Err
+	})
+}
+
+// pass gives the vote of a node back, to another token if that waits there. It does not count any
+// more from now on.
+func (v *voting) pass(i int, to string, floor int64) {
+	v.seats[i].granted = false
+	v.ask(i, passed, func(ctx context.Context) (dlock.Ballot, error) {
+		_, err := v.l.nodes[i].pass(ctx, v.claim.key, v.claim.token, to, floor)
+		return dlock.Ballot{}, err
+	})
+}
+
+// take notes an answer.
+func (v *voting) take(e event) {
+	s := &v.seats[e.node]
+	s.flying, s.answered, s.err = false, e.err == nil, e.err
+	v.flying--
+	v.unsure = v.unsure || e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt
+	if e.err != nil {
+		s.granted = false // as far as is known
+		return
+	}
+	b := &e.ballot
+	since := b.Since
+	if since.IsZero() {
+		since = e.sent
+	}
+	switch e.what {
+	case passed:
+		s.answered = false
+		return
+	case confirmed:
+		if !b.Acquired || !v.inDate(s) {
+			s.granted, s.answered = false, false
+			return
+		}
+		s.since, s.fence = e.sent, max(s.fence, b.Fence)
+	default:
+		s.granted, s.fresh = b.Acquired, s.fresh || e.fresh()
+		v.unsure = v.unsure || b.Acquired // others may have seen the vote
+		s.since = since
+		if v.l.voting {
+			s.fence = b.Fence
+		}
+		s.holder, s.remaining, s.place = b.Holder, b.Remaining, b.Place
+		if s.until = e.sent.Add(maxDefault); b.Remaining > 0 {
+			s.until = e.sent.Add(b.Remaining)
+		}
+	}
+	s.young, s.store = nil, b.Store
+	if v.l.guarded {
+		s.young = v.l.young(b.Age)
+	}
+}
+
+// inDate reports whether the node of a vote keeps it, even if the clocks' rates differ.
+func (v *voting) inDate(s *seat) bool {
+	return s.granted && time.Since(s.since) < v.ttl-v.ttl/100
+}
+
+// counts reports whether a seat's vote counts for a lease.
+func (v *voting) counts(s *seat) bool { return s.young == nil && v.inDate(s) }
+
+func (v *voting) number(is func(*seat) bool) int {
+	n := 0
+	for i := range v.seats {
+		if is(&v.seats[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+func (v *voting) counted() int { return v.number(v.counts) }
+
+// collect reads answers until the round can be judged: a majority has voted, or can only do so
+// after the slowest nodes.
+func (v *voting) collect() error {
+	begun := time.Now()
+	timer := time.NewTimer(v.l.limit)
+	defer timer.Stop()
+	won := false
+	for v.flying > 0 {
+		counted, answered := v.counted(), v.number(func(s *seat) bool { return s.answered })
+		switch {
+		case counted >= v.l.quorum:
+			if !won {
+				won = true
+				v.l.noteTrip(time.Since(begun))
+				timer.Reset(time.Since(begun)/4 + shortGrace)
+			}
+			if !v.l.anyFast(func(i int) bool { return v.seats[i].flying }) {
+				return v.sameStore()
+			}
+		case answered >= v.l.quorum:
+			if counted+v.flying < v.l.quorum && v.unanimous() == nil {
+				return v.sameStore()
+			}
+			timer.Reset(min(v.l.patience(v.ttl)-time.Since(begun), 3*time.Since(begun)+2*time.Millisecond))
+		}
+		select {
+		case e := <-v.answers:
+			v.take(e)
+			continue
+		case <-timer.C:
+			v.late()
+		case <-v.ctx.Done():
+			return v.ctx.Err()
+		case <-v.l.open.Done():
+			return dlock.ErrClosed
+		}
+		break
+	}
+	return v.sameStore()
+}
+
+// shortGrace and a part of the time so far are how much longer a decided call waits for
+// the nodes that were not late the last time. If they are only a little slower than the majority,
+// the call leaves nothing to come later.
+const shortGrace = 100 * time.Microsecond
+
+// late notes which nodes have not answered.
+func (v *voting) late() {
+	for i := range v.seats {
+		if v.seats[i].flying {
+			v.l.nodes[i].slow.Store(true)
+		}
+	}
+}
+
+// anyFast reports whether one of the nodes was not late the last time.
+func (l *Locker) anyFast(of func(int) bool) bool {
+	for i, n := range l.nodes {
+		if of(i) && !n.slow.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// answered notes that a node was not late, if it has answered a request of that time quickly.
+func (l *Locker) answered(node int, sent time.Time) {
+	if n := l.nodes[node]; n.slow.Load() && time.Since(sent) < 2*time.Duration(l.trip.Load()) {
+		n.slow.Store(false)
+	}
+}
+
+// noteTrip learns how long a majority takes to answer.
+func (l *Locker) noteTrip(d time.Duration) {
+	old := l.trip.Load()
+	l.trip.Store(old + (int64(min(max(d, 100*time.Microsecond), 100*time.Millisecond))-old)/8)
+}
+
+// unanimous returns a seat whose holder all nodes name that have answered, if those are a
+// majority and no vote was granted.
+func (v *voting) unanimous() *seat {
+	var first *seat
+	for i := range v.seats {
+		switch s := &v.seats[i]; {
+		case s.granted:
+			return nil
+		case !s.answered:
+		case first == nil:
+			first = s
+		case s.holder != first.holder:
+			return nil
+		}
+	}
+	return first
+}
+
+// sameStore returns an error if two nodes are the same store.
+func (v *voting) sameStore() error {
+	for i := range v.seats {
+		for j := range i {
+			if s := v.seats[i].store; s != "" && s == v.seats[j].store {
+				return invalid("nodes %d and %d: the same store", j, i)
+			}
+		}
+	}
+	return nil
+}
+
+// equalVotes returns a grant if the votes of a majority have the largest fence of this round. Then
+// no counter need be raised, and the lease may even have ended already: its date tells.
+func (v *voting) equalVotes() (dlock.Attempt, bool) {
+	var fence int64
+	for i := range v.seats {
+		if s := &v.seats[i]; s.granted && s.young == nil {
+			fence = max(fence, s.fence)
+		}
+	}
+	return v.dated(fence, func(s *seat) bool { return s.granted && s.young == nil && s.fence == fence })
+}
+
+// dated returns a grant by the votes that count, if they are a majority. The oldest of the
+// majority dates it.
+func (v *voting) dated(fence int64, counts func(*seat) bool) (dlock.Attempt, bool) {
+	var dates []time.Time
+	for i := range v.seats {
+		if s := &v.seats[i]; counts(s) {
+			dates = append(dates, s.since)
+		}
+	}
+	if len(dates) < v.l.quorum {
+		return dlock.Attempt{}, false
+	}
+	slices.SortFunc(dates, func(a, b time.Time) int { return b.Compare(a) })
+	return dlock.Attempt{Acquired: true, Since: dates[v.l.quorum-1], Fence: fence}, true
+}
+
+// elect turns the votes of a majority into a grant. Its fence is the largest of them, and the
+// counters of a majority have reached it while the token held the key there. Without an error and
+// a grant, too many votes have ended before that.
+func (v *voting) elect() (dlock.Attempt, error) {
+	timer := time.NewTimer(v.l.limit)
+	defer timer.Stop()
+	for {
+		var fence int64
+		for i := range v.seats {
+			if s := &v.seats[i]; v.counts(s) {
+				fence = max(fence, s.fence)
+			}
+		}
+		if a, ok := v.dated(fence, func(s *seat) bool { return v.counts(s) && s.fence >= fence }); ok {
+			return a, nil
+		}
+		for i := range v.seats {
+			if s := &v.seats[i]; v.counts(s) && s.fence < fence && !s.flying && s.err == nil {
+				v.confirm(i, fence)
+			}
+		}
+		if v.flying == 0 || v.counted() < v.l.quorum {
+			return dlock.Attempt{}, nil
+		}
+		select {
+		case e := <-v.answers:
+			v.take(e)
+			continue
+		case <-timer.C:
+			return dlock.Attempt{}, v.failure(errPending)
+		case <-v.ctx.Done():
+			return dlock.Attempt{}, v.ctx.Err()
+		case <-v.l.open.Done():
+			return dlock.Attempt{}, dlock.ErrClosed
+		}
+	}
+}
+
+// failure returns why no majority decided. A node that answered, and voted for another, has the
+// error other.
+func (v *voting) failure(other error) error {
+	errs := make([]error, len(v.seats))
+	for i := range v.seats {
+		switch s := &v.seats[i]; {
+		case s.young != nil:
+			errs[i] = s.young
+		case s.err != nil:
+			errs[i] = s.err
+		case s.flying:
+			errs[i] = errPending
+		case !v.counts(s):
+			errs[i] = other
+		}
+	}
+	err := v.l.failure(errs)
+	if none, ok := err.(*dlock.NoEffectError); ok && v.unsure {
+		return none.Err
+	}
+	return err
+}
+
+// lack returns an error if too few nodes answer, or are old enough, for any majority.
+func (v *voting) lack() error {
+	answered := v.number(func(s *seat) bool { return s.answered && s.young == nil })
+	if answered >= v.l.quorum {
+		return nil
+	}
+	return v.failure(nil)
+}
+
+func isUnsupported(err error) bool { return errors.Is(err, errors.ErrUnsupported) }

@@ -1,0 +1,349 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+const (
+	firstPause   = 100 * time.Millisecond // after a failed request of a wait; doubled up to a second
+	longestPause = time.Second
+	ledFor       = 500 * time.Millisecond // after which a leader without a majority is passed over
+	slowSurvey   = 2 * time.Second        // the longest time between surveys
+)
+
+// Acquire implements [dlock.Acquirer] if all nodes are [dlock.VoteAcquirer]s. The token waits in
+// the queues of all nodes at once, with the same place in each, so that all have the same order.
+// A release then hands the votes of all nodes to one waiter, in one round trip.
+func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if err := l.beginFor(ctx, key, token, ttl); err != nil {
+		return dlock.Attempt{}, err
+	}
+	defer l.work.Done()
+	if !l.queued {
+		return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.ErrUnsupported}
+	}
+	w := &wait{voting: l.newVoting(ctx, key, token, ttl), surveys: make(chan []string, 1), passedOver: make(map[string]bool)}
+	w.released = w.claim.releases.Load()
+	w.waits, w.stop = context.WithCancel(context.Background())
+	a, err := w.run()
+	if err != nil {
+		a, err = w.fail(err)
+	} else {
+		w.linger()
+	}
+	w.end(isKept)
+	return a, err
+}
+
+// A wait is a voting that goes on until a majority has voted for the token.
+type wait struct {
+	*voting
+	place    int64
+	waits    context.Context // of the requests that wait
+	stop     context.CancelFunc
+	released int64 // claim.releases at the begin
+
+	surveys    chan []string // the holder at each node; "" if unknown
+	surveying  bool
+	surveyAt   time.Time // when the next one is due; zero for none
+	pause      time.Duration
+	leader     string // of the last survey
+	ledSince   time.Time
+	passedOver map[string]bool
+	yields     int
+}
+
+func (w *wait) run() (dlock.Attempt, error) {
+	floor := w.l.floor()
+	for i := range w.seats {
+		w.vote(i, floor)
+	}
+	if err := w.collect(); err != nil {
+		return dlock.Attempt{}, err
+	}
+	if w.number(func(s *seat) bool { return s.granted && s.young == nil }) < w.l.quorum {
+		if err := w.lack(); err != nil {
+			return dlock.Attempt{}, err
+		}
+	}
+	for i := range w.seats {
+		w.place = max(w.place, w.seats[i].place)
+	}
+	if w.place == 0 {
+		w.place = time.Now().UnixMicro()
+	}
+	w.surveyIn(w.trip()) // the first votes may be split
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if a, ok := w.equalVotes(); ok {
+			return a, nil
+		}
+		if w.counted() >= w.l.quorum {
+			if a, err := w.elect(); a.Acquired || err != nil {
+				return a, err
+			}
+		}
+		timer.Reset(time.Until(w.act()))
+		select {
+		case <-w.ctx.Done():
+			return dlock.Attempt{}, w.ctx.Err()
+		case <-w.l.open.Done():
+			return dlock.Attempt{}, dlock.ErrClosed
+		case e := <-w.answers:
+			if err := w.hear(e); err != nil {
+				return dlock.Attempt{}, err
+			}
+		case holders := <-w.surveys:
+			w.surveying = false
+			w.judge(holders)
+		case <-timer.C:
+		}
+	}
+}
+
+// act makes the requests that are due, and returns when the next ones are.
+func (w *wait) act() time.Time {
+	now := time.Now()
+	next, floor := now.Add(time.Hour), w.l.floor()
+	soonest := func(t time.Time) bool {
+		if t.After(now) {
+			if t.Before(next) {
+				next = t
+			}
+			return false
+		}
+		return true
+	}
+	votes := false
+	for i := range w.seats {
+		s := &w.seats[i]
+		if s.granted && !w.inDate(s) {
+			s.granted = false
+		}
+		votes = votes || s.granted
+		switch {
+		case s.flying || s.err == errSpoilt:
+		case s.granted:
+			if soonest(s.since.Add(w.ttl/3)) && soonest(s.again) {
+				w.confirm(i, 0)
+			}
+		case soonest(s.again):
+			w.enter(i, floor)
+		}
+	}
+	if votes && !w.surveying && !w.surveyAt.IsZero() && soonest(w.surveyAt) {
+		w.survey()
+	}
+	return next
+}
+
+// enter puts the token into the queue of a node.
+func (w *wait) enter(i int, floor int64) {
+	waits, cut := context.WithCancel(w.waits)
+	w.seats[i].cut = cut
+	w.ask(i, enqueued, func(ctx context.Context) (dlock.Ballot, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(waits, cancel)()
+		if w.claim.releases.Load() != w.released {
+			cancel()
+		}
+		return w.l.nodes[i].enqueue(ctx, w.claim.key, w.claim.token, w.ttl, floor, w.place)
+	})
+}
+
+// hear acts on an answer.
+func (w *wait) hear(e event) error {
+	s := &w.seats[e.node]
+	had := s.granted
+	w.take(e)
+	s.away = nil
+	if e.err == nil {
+		s.pause, s.again = 0, time.Time{}
+		switch {
+		case e.what == passed:
+			s.again = time.Now().Add(w.trip() << min(w.yields, 6))
+		case e.what == enqueued && !s.granted: // neither a grant nor an error
+			s.again = time.Now().Add(firstPause)
+		case s.granted && !had:
+			if w.number(func(s *seat) bool { return s.granted }) == 1 {
+				w.surveyAt = time.Time{} // the others may be on their way
+			}
+			w.surveyIn(w.trip())
+		}
+		return nil
+	}
+	if w.claim.releases.Load() != w.released {
+		return dlock.ErrReleased
+	}
+	if pointless(e.err) && w.number(func(s *seat) bool { return s.err != nil && pointless(s.err) }) > len(w.seats)-w.l.quorum {
+		return w.failure(nil)
+	}
+	s.away = e.err
+	s.pause = min(max(2*s.pause, firstPause), longestPause)
+	s.again = time.Now().Add(s.pause/2 + rand.N(s.pause/2))
+	return nil
+}
+
+// trip returns about a round trip, a little longer or shorter each time.
+func (w *wait) trip() time.Duration {
+	trip := max(time.Duration(w.l.trip.Load()), time.Millisecond)
+	return trip + rand.N(trip)
+}
+
+// surveyIn makes a survey due after d, unless one is due sooner.
+func (w *wait) surveyIn(d time.Duration) {
+	w.pause = d
+	if at := time.Now().Add(d); w.surveyAt.IsZero() || at.Before(w.surveyAt) {
+		w.surveyAt = at
+	}
+}
+
+// survey asks all nodes who holds the key.
+func (w *wait) survey() {
+	w.surveying, w.surveyAt = true, time.Time{}
+	w.l.spawn(func() {
+		holds := w.l.inspectAll(w.requests, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), func([]answer[dlock.Hold]) bool { return false })
+		holders := make([]string, len(holds))
+		for i := range holds {
+			if holds[i].ok() && holds[i].value.Held {
+				holders[i] = holds[i].value.Token
+			}
+		}
+		w.surveys <- holders
+	})
+}
+
+// judge decides what to do with votes that are no majority. If another token has one, it holds the
+// key, and the votes are kept for the time after it. Otherwise the votes are split. The leader,
+// the holder at the first node in the key's order, keeps its votes, and all others pass theirs on
+// to it. A leader that gets no majority in time is passed over: its client may have died.
+func (w *wait) judge(holders []string) {
+	votes := make(map[string]int)
+	for i := range holders {
+		switch s := &w.seats[i]; {
+		case s.granted:
+			holders[i] = w.claim.token
+		case holders[i] == w.claim.token && s.cut != nil:
+			s.cut() // another wait of the token has got the vote: this one gets it, too, when it asks again
+		}
+		votes[holders[i]]++
+	}
+	for token, n := range votes {
+		if token != "" && token != w.claim.token && n >= w.l.quorum {
+			clear(w.passedOver)
+			w.leader, w.yields = "", 0
+			w.surveyIn(min(max(2*w.pause, 10*time.Millisecond), slowSurvey))
+			return
+		}
+	}
+	leader := w.leads(holders)
+	if leader != w.leader {
+		w.leader, w.ledSince = leader, time.Now() // it may be about to end: look again
+		w.surveyIn(w.trip())
+		return
+	}
+	if time.Since(w.ledSince) > ledFor {
+		w.passedOver[leader] = true
+		leader = w.leads(holders)
+		w.leader, w.ledSince = leader, time.Now()
+	}
+	if leader == "" || leader == w.claim.token {
+		w.surveyIn(min(2*w.pause, ledFor/2))
+		return
+	}
+	w.yields++
+	floor := w.l.floor()
+	for i := range w.seats {
+		if s := &w.seats[i]; !s.flying && w.mayReturn(s) {
+			w.pass(i, leader, floor)
+		}
+	}
+	w.surveyIn(min(2*w.pause, ledFor/2))
+}
+
+func (w *wait) leads(holders []string) string {
+	for i := range w.l.order(w.claim.key) {
+		if h := holders[i]; h != "" && !w.passedOver[h] {
+			return h
+		}
+	}
+	return ""
+}
+
+// linger ends a wait that was granted. The nodes whose votes were not needed are given a moment to
+// add theirs, as they do after a release that reaches all of them. Then the token leaves their
+// queues: it must not wait there any more when another client releases it.
+func (w *wait) linger() {
+	defer w.stop()
+	timer := time.NewTimer(w.trip()/4 + shortGrace)
+	defer timer.Stop()
+	for w.l.anyFast(func(i int) bool { return w.seats[i].flying }) {
+		select {
+		case e := <-w.answers:
+			w.take(e)
+		case <-timer.C:
+			w.late()
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// fail ends a wait without a grant. The error says that there was no effect if at most places
+// in queues are left. If no majority has answered lately, it says why.
+func (w *wait) fail(err error) (dlock.Attempt, error) {
+	w.stop()
+	w.cancel()
+	timer := time.NewTimer(minLimit)
+	defer timer.Stop()
+	for ended := false; w.flying > 0 && !ended; {
+		select {
+		case e := <-w.answers:
+			w.last(e)
+		case <-timer.C:
+			ended = true
+		}
+	}
+	held := w.plurality()
+	if away := w.number(func(s *seat) bool { return s.away != nil || s.flying }); err == w.ctx.Err() && away > len(w.seats)-w.l.quorum {
+		errs := make([]error, len(w.seats))
+		for i := range w.seats {
+			if errs[i] = w.seats[i].away; errs[i] == nil && w.seats[i].flying {
+				errs[i] = errPending
+			}
+		}
+		err = fmt.Errorf("%w: %w", err, w.l.failure(errs))
+	}
+	if held.Holder == "" {
+		held = dlock.Attempt{}
+	}
+	if w.flying == 0 && !w.unsure && w.number(func(s *seat) bool { return s.granted }) == 0 && held.Holder != "" {
+		return held, &dlock.NoEffectError{Err: err}
+	}
+	return held, err
+}
+
+// last notes the answer to a request that was cut short.
+func (w *wait) last(e event) {
+	s := &w.seats[e.node]
+	away := s.away
+	w.take(e)
+	if e.what != enqueued || e.err == nil {
+		return
+	}
+	if s.away = away; e.ballot.Holder != "" {
+		s.answered, s.holder, s.remaining, s.away = true, e.ballot.Holder, e.ballot.Remaining, nil
+	}
+	var joined interface{ Unwrap() []error }
+	if errors.As(e.raw, &joined) && len(joined.Unwrap()) > 1 {
+		s.away = hideContext(joined.Unwrap()[1], w.l.limit)
+	}
+}
