@@ -1,5 +1,5 @@
 # The commands of a contributor. CONTRIBUTING.md says when to use which.
-.PHONY: short test race topology lint check
+.PHONY: short test race topology majority lint check
 
 short: ## the quick tests
 	go test -short ./...
@@ -12,6 +12,9 @@ race: ## the tests with the race detector; each needs a Redis server
 
 topology: ## Sentinel and a cluster, with failovers
 	DLOCK_TOPOLOGY=2m go test -race -count=1 -v -timeout 0 -run TestTopology ./backend/...
+
+majority: ## independent servers, with faults
+	DLOCK_MAJORITY=2m go test -race -count=1 -v -timeout 0 -run TestMajority ./backend/stress
 
 lint: ## needs golangci-lint
 	golangci-lint run ./...

@@ -20,6 +20,7 @@ func TestOneClientLibraryEach(t *testing.T) {
 		"redigo":    "github.com/gomodule/redigo",
 		"rediscore": "",
 		"memory":    "",
+		"redlock":   "",
 	} {
 		want := []string{root}
 		if client != "" {

@@ -60,6 +60,26 @@
 // runs the cases for which it matters most that there are several servers.) DLOCK_TOPOLOGY_FAULT
 // names the only fault to strike with, such as "stepped down".
 //
-// DLOCK_STRESS and DLOCK_TOPOLOGY are durations as in [time.ParseDuration]. DLOCK_STRESS_SEED is a decimal
-// number. DLOCK_STRESS_CHILD is set by the test for its child processes.
+// # Independent servers
+//
+// TestMajority uses locks on 3 servers, on 5, and on 5 whose clocks are an hour apart from one to the
+// next, through package redlock, with all three libraries. Every 5 s, or when all servers vote again,
+// a fault strikes one server, as many as a majority can do without, or all: they are killed and come
+// back later, restarted at once, suspended for longer than the TTL, or delayed. Killed and restarted
+// servers are empty, but for those with different clocks. The test checks that
+//
+//   - no two workers were certain of a lock at the same time,
+//   - fences rose in the order of the holds,
+//   - locks were granted while a minority was away,
+//   - no wait took longer than the fault, the TTL, and what clients need to connect again,
+//   - no key but the fence counters, no subscription and no goroutine is left.
+//
+// It runs only if it is given a time:
+//
+//	DLOCK_MAJORITY=2m go test -v -timeout 0 -run TestMajority ./backend/stress
+//
+// TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
+//
+// DLOCK_STRESS, DLOCK_TOPOLOGY and DLOCK_MAJORITY are durations as in [time.ParseDuration].
+// DLOCK_STRESS_SEED is a decimal number. DLOCK_STRESS_CHILD is set by the test for its child processes.
 package stress

@@ -26,13 +26,14 @@ type process struct {
 	asked atomic.Bool   // whether its end was requested or reported
 }
 
-func run(dir, path string, args []string) (*process, error) {
+func run(dir, path string, args, env []string) (*process, error) {
 	log, err := os.CreateTemp(dir, "server-*.log")
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	dieWithParent(cmd)
 	p := &process{cmd: cmd, log: log.Name(), done: make(chan struct{})}

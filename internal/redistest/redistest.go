@@ -40,6 +40,7 @@ type Server struct {
 	binary   binary
 	config   string // path of a configuration file, or empty
 	args     []string
+	env      []string // added to the environment
 	dir      string
 	password string
 	port     int
@@ -64,10 +65,10 @@ func Start(t testing.TB, args ...string) *Server {
 	return start(t, "", args)
 }
 
-func start(t testing.TB, config string, args []string) *Server {
+func start(t testing.TB, config string, args []string, env ...string) *Server {
 	t.Helper()
 	bin := find(t)
-	s := &Server{t: t, binary: bin, config: config, args: args, dir: t.TempDir(), limit: replyLimit}
+	s := &Server{t: t, binary: bin, config: config, args: args, env: env, dir: t.TempDir(), limit: replyLimit}
 	s.password = option(args, "--requirepass")
 	if err := s.open(); err != nil {
 		t.Fatalf("redistest: %s does not start: %v", bin, err)
@@ -192,7 +193,7 @@ func (s *Server) open() (err error) {
 // launch starts the process on s.port and waits until it answers. After an
 // error there is no new process.
 func (s *Server) launch() error {
-	p, err := run(s.dir, s.binary.path, s.arguments())
+	p, err := run(s.dir, s.binary.path, s.arguments(), s.env)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -113,6 +114,25 @@ func TestArgsArePassedOn(t *testing.T) {
 	require.Equal(t, []any{"databases", "3"}, do(t, s, "CONFIG", "GET", "databases"))
 	require.Equal(t, []any{"save", ""}, do(t, s, "CONFIG", "GET", "save"))
 	require.Equal(t, "OK", do(t, s, "DEBUG", "SLEEP", "0"))
+}
+
+func TestStartAhead(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range []time.Duration{time.Hour, -time.Hour, 100 * time.Millisecond} {
+		s := StartAhead(t, ahead)
+		for range 2 {
+			before := time.Now()
+			reply := do(t, s, "TIME").([]any)
+			after := time.Now()
+			seconds, err := strconv.ParseInt(reply[0].(string), 10, 64)
+			require.NoError(t, err)
+			micros, err := strconv.ParseInt(reply[1].(string), 10, 64)
+			require.NoError(t, err)
+			clock := time.Unix(seconds, micros*1000).Add(-ahead)
+			require.WithinRange(t, clock, before.Add(-time.Millisecond), after)
+			s.Restart()
+		}
+	}
 }
 
 func TestRestartEmpties(t *testing.T) {

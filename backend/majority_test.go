@@ -1,0 +1,57 @@
+package backend_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// A majority of servers passes the suite, with each library and with all of them. Leases are not
+// lost on all servers at once, so the cases of that are left to the nodes in memory.
+func TestMajority(t *testing.T) {
+	if os.Getenv("DLOCK_MAJORITY") == "" {
+		t.Skip("DLOCK_MAJORITY is not set")
+	}
+	for _, bed := range []struct {
+		name    string
+		servers int
+		library func(node int) connect
+	}{
+		{"goredis", 3, func(int) connect { return connectGoRedis }},
+		{"rueidis", 3, func(int) connect { return connectRueidis }},
+		{"redigo", 5, func(int) connect { return connectRedigo }},
+		{"mixed", 5, func(node int) connect { return adapters[node%len(adapters)].connect }},
+	} {
+		t.Run(bed.name, func(t *testing.T) {
+			servers := make([]*redistest.Server, bed.servers)
+			addrs := make([]string, len(servers))
+			for i := range servers {
+				servers[i] = redistest.Start(t)
+				addrs[i] = servers[i].Addr()
+			}
+			dial := func(t *testing.T, addrs []string) dlock.Locker {
+				nodes := make([]dlock.Locker, len(addrs))
+				for i, addr := range addrs {
+					node := bed.library(i).dial(t, addr)
+					t.Cleanup(func() { require.NoError(t, node.Close()) })
+					nodes[i] = node
+				}
+				l := redlock.New(nodes, redlock.WithoutGuard())
+				t.Cleanup(func() { require.NoError(t, l.Close()) })
+				return l
+			}
+			conformance.Run(t, conformance.Harness{
+				New:       func(t *testing.T) dlock.Locker { return dial(t, addrs) },
+				DialAll:   dial,
+				Addrs:     addrs,
+				Unordered: true,
+			})
+		})
+	}
+}
