@@ -25,9 +25,11 @@ type theme struct {
 var themes = map[string]theme{
 	"light": {page: rgb(0xffffff), ink: rgb(0x1f2328), faint: rgb(0xd1d9e0), library: map[string]color.RGBA{
 		"redsync": rgb(0xd55e00), "redislock": rgb(0xcc79a7), "rueidislock": rgb(0x009e73), "dlock": rgb(0x0072b2), "dlock, turns": rgb(0x56b4e9),
+		"redlock": rgb(0x0072b2), "redsync, FailFast": rgb(0xcc79a7),
 	}},
 	"dark": {page: rgb(0x0d1117), ink: rgb(0xf0f6fc), faint: rgb(0x3d444d), library: map[string]color.RGBA{
 		"redsync": rgb(0xe69f00), "redislock": rgb(0xcc79a7), "rueidislock": rgb(0x2fbf93), "dlock": rgb(0x56b4e9), "dlock, turns": rgb(0xa8dcf8),
+		"redlock": rgb(0x56b4e9), "redsync, FailFast": rgb(0xcc79a7),
 	}},
 }
 
@@ -50,7 +52,11 @@ const (
 func (m *measurement) charts() map[string]string {
 	all := make(map[string]string)
 	for name, t := range themes {
-		all["waits-"+name] = t.waits(m)
+		if m.Majority {
+			all["majority-"+name] = t.waits(m, "Waits for a lock on 5 servers that 16 processes want", "0 of 5 down", 16)
+			continue
+		}
+		all["waits-"+name] = t.waits(m, "Waits for a lock that 32 processes want", "processes", 32)
 		all["throughput-"+name] = t.byProcesses(m, "Handovers a second, by the number of processes that want the lock", "rate")
 		all["commands-"+name] = t.byProcesses(m, "Commands on the server for each handover, with those of scripts", "commands")
 		all["turns-"+name] = t.bars(m, "Handovers a second among 32 goroutines of one process", "threads", 32, "rate")
@@ -60,10 +66,10 @@ func (m *measurement) charts() map[string]string {
 }
 
 // waits shows what share of the waits is over within which time.
-func (t theme) waits(m *measurement) string {
-	p := t.plot("Waits for a lock that 32 processes want"+network(m.rtt()), "wait in ms", "percent of the waits that are no longer")
-	for _, c := range contestants {
-		r := m.find("processes", m.rtt(), 32, c.id())
+func (t theme) waits(m *measurement, title, scenario string, n int) string {
+	p := t.plot(title+network(m.rtt()), "wait in ms", "percent of the waits that are no longer")
+	for _, c := range m.contestants() {
+		r := m.find(scenario, m.rtt(), n, c.id())
 		if r == nil || len(r.Waits) == 0 {
 			continue
 		}

@@ -39,6 +39,7 @@ func (c contestant) id() string { return c.name + " (" + c.client + ")" }
 type locks struct {
 	acquire func(ctx context.Context, key string) (held, error) // waits until ctx ends; ctx has no deadline
 	close   func()
+	second  func(held) bool // whether a grant needed a second round; may be nil
 }
 
 // A held lock. release reports whether the lock was held until then. renew is nil if the
@@ -46,6 +47,7 @@ type locks struct {
 type held struct {
 	release func() bool
 	renew   func() error
+	lease   *dlock.Lease // of dlock
 }
 
 const (
@@ -55,7 +57,7 @@ const (
 
 // contestants end with those with local turns.
 var contestants = []contestant{
-	{name: "redsync", client: "go-redis", settings: "WithRetryDelay(10ms)", why: often, open: redsyncOnGoredis},
+	{name: "redsync", client: "go-redis", settings: "WithRetryDelay(10ms)", why: often, open: redsyncOnGoredis()},
 	{name: "redsync", client: "redigo", settings: "WithRetryDelay(10ms)", why: often, open: redsyncOnRedigo},
 	{name: "redislock", client: "go-redis", settings: "LinearBackoff(10ms)", why: polls, open: openRedislock},
 	{
@@ -78,8 +80,14 @@ const (
 )
 
 func contestantOf(id string) contestant {
-	return contestants[slices.IndexFunc(contestants, func(c contestant) bool { return c.id() == id })]
+	all := slices.Concat(contestants, majorities)
+	return all[slices.IndexFunc(all, func(c contestant) bool { return c.id() == id })]
 }
+
+// silent does not log that a server is down.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
 
 func dialGoredis(addr string) *goredislib.Client {
 	return goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true, PoolSize: pool})
@@ -95,20 +103,31 @@ func dialRedigo(addr string) *redigolib.Pool {
 	}
 }
 
-func redsyncOnGoredis(j job) (locks, error) {
-	client := dialGoredis(j.Addr)
-	return openRedsync(redsyncgoredis.NewPool(client), j.TTL, client)
+func redsyncOnGoredis(opts ...redsync.Option) func(job) (locks, error) {
+	return func(j job) (locks, error) {
+		var pools []redsyncredis.Pool
+		var clients []io.Closer
+		for _, addr := range j.Addrs {
+			client := dialGoredis(addr)
+			pools, clients = append(pools, redsyncgoredis.NewPool(client)), append(clients, client)
+		}
+		return openRedsync(pools, j, clients, opts...)
+	}
 }
 
 func redsyncOnRedigo(j job) (locks, error) {
-	client := dialRedigo(j.Addr)
-	return openRedsync(redsyncredigo.NewPool(client), j.TTL, client)
+	client := dialRedigo(j.Addrs[0])
+	return openRedsync([]redsyncredis.Pool{redsyncredigo.NewPool(client)}, j, []io.Closer{client})
 }
 
-func openRedsync(p redsyncredis.Pool, ttl time.Duration, client io.Closer) (locks, error) {
-	all := redsync.New(p)
-	return locks{close: func() { client.Close() }, acquire: func(ctx context.Context, key string) (held, error) {
-		m := all.NewMutex(key, redsync.WithExpiry(ttl), redsync.WithTries(1<<30), redsync.WithRetryDelay(poll))
+func openRedsync(pools []redsyncredis.Pool, j job, clients []io.Closer, opts ...redsync.Option) (locks, error) {
+	all := redsync.New(pools...)
+	opts = append(opts, redsync.WithExpiry(j.TTL), redsync.WithTries(1<<30))
+	if !j.Patient {
+		opts = append(opts, redsync.WithRetryDelay(poll))
+	}
+	return locks{close: func() { closeAll(clients) }, acquire: func(ctx context.Context, key string) (held, error) {
+		m := all.NewMutex(key, opts...)
 		if err := m.LockContext(ctx); err != nil {
 			return held{}, err
 		}
@@ -119,8 +138,14 @@ func openRedsync(p redsyncredis.Pool, ttl time.Duration, client io.Closer) (lock
 	}}, nil
 }
 
+func closeAll(clients []io.Closer) {
+	for _, c := range clients {
+		c.Close()
+	}
+}
+
 func openRedislock(j job) (locks, error) {
-	client := dialGoredis(j.Addr)
+	client := dialGoredis(j.Addrs[0])
 	all := redislock.New(client)
 	return locks{close: func() { client.Close() }, acquire: func(ctx context.Context, key string) (held, error) {
 		l, err := all.Obtain(ctx, key, j.TTL, &redislock.Options{RetryStrategy: redislock.LinearBackoff(poll)})
@@ -133,7 +158,7 @@ func openRedislock(j job) (locks, error) {
 
 func openRueidislock(j job) (locks, error) {
 	all, err := rueidislock.NewLocker(rueidislock.LockerOption{
-		ClientOption:   rueidislib.ClientOption{InitAddress: []string{j.Addr}},
+		ClientOption:   rueidislib.ClientOption{InitAddress: j.Addrs},
 		KeyValidity:    j.TTL,
 		KeyMajority:    1,
 		NoLoopTracking: j.Alone,
@@ -178,17 +203,20 @@ func dlockOnRueidis(addr string) (store, func(), error) {
 
 func openDlock(dial func(string) (store, func(), error), turns int) func(job) (locks, error) {
 	return func(j job) (locks, error) {
-		store, closeClient, err := dial(j.Addr)
+		store, closeClient, err := dial(j.Addrs[0])
 		if err != nil {
 			return locks{}, err
 		}
-		all := dlock.New(store, dlock.WithTTL(j.TTL), dlock.WithLocalTurns(turns))
-		return locks{
-			close: func() { all.Close(); store.Close(); closeClient() },
-			acquire: func(ctx context.Context, key string) (held, error) {
-				l, err := all.Acquire(ctx, key)
-				return held{release: func() bool { return l.Release() == nil }}, err
-			},
-		}, nil
+		return lockWith(dlock.New(store, dlock.WithTTL(j.TTL), dlock.WithLocalTurns(turns)), func() { store.Close(); closeClient() }), nil
+	}
+}
+
+func lockWith(all *dlock.Client, end func()) locks {
+	return locks{
+		close: func() { all.Close(); end() },
+		acquire: func(ctx context.Context, key string) (held, error) {
+			l, err := all.Acquire(ctx, key)
+			return held{release: func() bool { return l.Release() == nil }, lease: l}, err
+		},
 	}
 }

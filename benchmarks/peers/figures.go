@@ -11,6 +11,7 @@ import (
 type tenure struct {
 	Who, Key         int32
 	Asked, Got, Done int64 // Done is just before the release
+	Second           bool  // the grant needed a second round
 }
 
 // A contention is what tenures of one key show.
@@ -22,6 +23,8 @@ type contention struct {
 	open      bool            // the longest wait had not ended
 	fairness  float64         // the Jain index of the holds of each waiter
 	starved   int             // waiters that never held
+	least     float64         // holds of one waiter, in percent of the average
+	most      float64
 }
 
 // contend judges the tenures of waiters that wanted one key in the time from from until until.
@@ -48,6 +51,10 @@ func contend(all []tenure, waiters int, from, until int64) (c contention) {
 		last = i
 	}
 	c.fairness = jain(served)
+	if sum := total(served); sum > 0 {
+		percent := 100 * float64(waiters) / sum
+		c.least, c.most = slices.Min(served)*percent, slices.Max(served)*percent
+	}
 	for _, n := range served {
 		if n == 0 {
 			c.starved++
@@ -63,11 +70,40 @@ func (c *contention) wait(d time.Duration, open bool) {
 	}
 }
 
-// jain is Jain's index of fairness: 1 if all have the same, 1/n if one has everything.
-func jain(all []float64) float64 {
-	var sum, squares float64
+func total(all []float64) (sum float64) {
 	for _, x := range all {
 		sum += x
+	}
+	return sum
+}
+
+// seconds is the percentage of grants that needed a second round.
+func seconds(all []tenure) float64 {
+	grants, second := 0.0, 0.0
+	for _, t := range all {
+		if t.Got > 0 {
+			grants++
+		}
+		if t.Second {
+			second++
+		}
+	}
+	return 100 * second / max(grants, 1)
+}
+
+// cycle is the median time from one request of the only worker to its next.
+func cycle(all []tenure) time.Duration {
+	var took []time.Duration
+	for i := 1; i < len(all); i++ {
+		took = append(took, time.Duration(all[i].Asked-all[i-1].Asked))
+	}
+	return median(took)
+}
+
+// jain is Jain's index of fairness: 1 if all have the same, 1/n if one has everything.
+func jain(all []float64) float64 {
+	sum, squares := total(all), 0.0
+	for _, x := range all {
 		squares += x * x
 	}
 	if squares == 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -32,7 +33,8 @@ func main() {
 	rtt := flag.Duration("rtt", 2*time.Millisecond, "round-trip time that is added in the second half of the run; 0 leaves that half out")
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
 	only := flag.String("only", "", "only the scenarios whose names match this regular expression; figures go to standard output")
-	data := flag.String("data", "data.json", "where what was measured is written")
+	majority := flag.Bool("majority", false, "measure locks on several servers, and write their page")
+	data := flag.String("data", "", "where what was measured is written (default data.json, or majority.json)")
 	from := flag.String("from", "", "measure nothing; write the page and the charts from this file")
 	docs := flag.String("docs", "../../docs", "the folder of the page and the charts")
 	flag.Parse()
@@ -42,7 +44,10 @@ func main() {
 		}
 		return
 	}
-	all := scenarios(*rtt)
+	all, file := scenarios(*rtt), "data.json"
+	if *majority {
+		all, file = onNodes(*rtt), "majority.json"
+	}
 	if *brief {
 		all = short(all)
 	}
@@ -59,7 +64,7 @@ func main() {
 			fmt.Println(r)
 		}
 	} else {
-		failed = errors.Join(failed, m.save(*data), m.write(*docs))
+		failed = errors.Join(failed, m.save(cmp.Or(*data, file)), m.write(*docs))
 	}
 	if failed != nil {
 		h.close()
@@ -89,6 +94,9 @@ func matching(all []scenario, names *regexp.Regexp) (some []scenario) {
 func run(ctx context.Context, t testing.TB, all []scenario) (m *measurement, failed error) {
 	b := bench{t: t, server: redistest.Start(t)}
 	m = describe(b)
+	if m.Majority = all[0].nodes > 0; m.Majority {
+		b.farm = startFarm(t)
+	}
 	begun := time.Now()
 	show := newProgress(all)
 	for round := range 3 {

@@ -19,6 +19,7 @@ type measurement struct {
 	Machine, Kernel, Redis, Go string
 	Versions                   map[string]string // of the libraries
 	Cut                        bool              // turns were left out, since the time was up
+	Majority                   bool              `json:",omitempty"` // the scenarios are those of onNodes
 	Results                    []*result
 }
 
@@ -87,6 +88,13 @@ func (m *measurement) add(s scenario, c contestant, figures map[string]float64, 
 		r.Figures[name] = append(r.Figures[name], x)
 	}
 	r.waits = append(r.waits, waits...)
+}
+
+func (m *measurement) contestants() []contestant {
+	if m.Majority {
+		return majorities
+	}
+	return contestants
 }
 
 func (m *measurement) find(name string, rtt time.Duration, n int, contestant string) *result {
@@ -162,7 +170,11 @@ func (m *measurement) write(docs string) error {
 
 // files returns the page and the charts, by their names below docs.
 func (m *measurement) files() map[string]string {
-	all := map[string]string{"performance.md": m.page()}
+	name := "performance.md"
+	if m.Majority {
+		name = "redlock-performance.md"
+	}
+	all := map[string]string{name: m.page()}
 	for name, svg := range m.charts() {
 		all["pictures/"+name+".svg"] = svg
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"slices"
@@ -10,15 +11,23 @@ import (
 	"time"
 )
 
-// prose is the page without its figures.
-//
-//go:embed performance.md.tmpl
-var prose string
+// The pages without their figures.
+var (
+	//go:embed performance.md.tmpl
+	prose string
+	//go:embed redlock-performance.md.tmpl
+	majorityProse string
+)
 
-// page returns docs/performance.md.
+// page returns docs/performance.md, or docs/redlock-performance.md.
 func (m *measurement) page() string {
-	page := template.New("performance.md").Funcs(template.FuncMap{
-		"table": m.table, "columns": m.columns, "settings": settings, "picture": picture, "version": m.version, "ms": ms,
+	prose := prose
+	if m.Majority {
+		prose = majorityProse
+	}
+	page := template.New("page").Funcs(template.FuncMap{
+		"table": m.table, "columns": m.columns, "settings": m.settings, "picture": picture, "version": m.version, "ms": ms,
+		"crowd": m.crowd, "figure": m.figure,
 	})
 	var b strings.Builder
 	if err := template.Must(page.Parse(prose)).Execute(&b, m); err != nil {
@@ -37,14 +46,20 @@ func (m *measurement) table(scenario string, rtt time.Duration, n int, columns .
 		title, _, _ := strings.Cut(c, "|")
 		t.head(title)
 	}
-	for _, c := range contestants {
+	var first *result
+	for _, c := range m.contestants() {
 		r := m.find(scenario, rtt, n, c.id())
 		if r == nil {
 			continue
 		}
+		first = cmp.Or(first, r)
 		t.row(c.id())
 		for _, c := range columns {
 			_, figure, _ := strings.Cut(c, "|")
+			if figure, ok := strings.CutPrefix(figure, "of first "); ok {
+				t.cell(ratio(r, first, figure))
+				continue
+			}
 			t.cell(r.text(figure))
 		}
 	}
@@ -69,13 +84,35 @@ func (m *measurement) columns(rtt time.Duration, figure string) string {
 	return t.String()
 }
 
+// ratio is a figure of one result in parts of that of another.
+func ratio(a, b *result, figure string) string {
+	x, ok1 := a.figure(figure)
+	y, ok2 := b.figure(figure)
+	if !ok1 || !ok2 || y == 0 {
+		return "–"
+	}
+	return human(x / y)
+}
+
+// crowd is the table of a scenario in which processes want a lock on several servers.
+func (m *measurement) crowd(scenario string, n int) string {
+	return m.table(scenario, m.rtt(), n, "handovers a second|rate", "a handover, in round trips|gap trips",
+		"wait p50, ms|p50", "p99|p99", "p99 in line|p99 line", "longest|longest", "least|least", "most|most",
+		"commands for a handover|commands", "requests|requests")
+}
+
+// figure is one figure of redlock.
+func (m *measurement) figure(scenario string, n int, name string) string {
+	return m.find(scenario, m.rtt(), n, "redlock (go-redis)").text(name)
+}
+
 // settings has a row for each library, with the settings that are not its defaults.
-func settings() string {
+func (m *measurement) settings() string {
 	t := newTable()
 	t.head("settings")
 	t.head("why")
 	seen := ""
-	for _, c := range contestants {
+	for _, c := range m.contestants() {
 		if c.name == seen {
 			continue
 		}

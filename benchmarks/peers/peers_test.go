@@ -6,6 +6,8 @@ import (
 	"io"
 	"log"
 	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -29,7 +31,15 @@ func TestMain(m *testing.M) {
 
 // TestShortRun measures in all scenarios, on a real server.
 func TestShortRun(t *testing.T) {
-	all := short(scenarios(0))
+	testShortRun(t, short(scenarios(0)))
+}
+
+// TestShortRunOnNodes measures on several servers, with each kind of fault.
+func TestShortRunOnNodes(t *testing.T) {
+	testShortRun(t, short(matching(onNodes(time.Millisecond), regexp.MustCompile("slow|contended|hung|idle"))))
+}
+
+func testShortRun(t *testing.T, all []scenario) {
 	m, err := run(t.Context(), t, all)
 	require.NoError(t, err)
 	require.False(t, m.Cut, "the time was up")
@@ -56,35 +66,41 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestPage: the page and the charts are those of data.json.
+// TestPage: the pages and the charts are those of data.json and majority.json.
 func TestPage(t *testing.T) {
-	m, err := readMeasurement("data.json")
+	all, err := filepath.Glob("*.json")
 	require.NoError(t, err)
-	for name, want := range m.files() {
-		if strings.HasSuffix(name, ".svg") && runtime.GOARCH != "amd64" {
-			continue // others round differently
-		}
-		got, err := os.ReadFile("../../docs/" + name)
+	for _, data := range all {
+		m, err := readMeasurement(data)
 		require.NoError(t, err)
-		require.Equal(t, want, string(got), "%s: run go run . -from data.json", name)
+		for name, want := range m.files() {
+			if strings.HasSuffix(name, ".svg") && runtime.GOARCH != "amd64" {
+				continue // others round differently
+			}
+			got, err := os.ReadFile("../../docs/" + name)
+			require.NoError(t, err)
+			require.Equal(t, want, string(got), "%s: run go run . -from %s", name, data)
+		}
 	}
 }
 
 // TestNothingMeasured: a page without figures has dashes, and no chart fails.
 func TestNothingMeasured(t *testing.T) {
-	m := new(measurement)
-	m.add(scenario{Name: "alone", N: 1}, contestants[0], nil, nil)
-	m.finish()
-	files := m.files()
-	require.Contains(t, files["performance.md"], "| redsync (go-redis) | – | – |")
-	for name, text := range files {
-		if strings.HasSuffix(name, ".svg") {
-			d := xml.NewDecoder(strings.NewReader(text))
-			var err error
-			for err == nil {
-				_, err = d.Token()
+	for page, m := range map[string]*measurement{"performance.md": {}, "redlock-performance.md": {Majority: true}} {
+		m.add(scenario{Name: "alone", N: 1}, contestants[0], nil, nil)
+		m.add(scenario{Name: "alone, 3 servers", N: 1}, contestants[0], nil, nil)
+		m.finish()
+		files := m.files()
+		require.Contains(t, files[page], "| redsync (go-redis) | – | – |")
+		for name, text := range files {
+			if strings.HasSuffix(name, ".svg") {
+				d := xml.NewDecoder(strings.NewReader(text))
+				var err error
+				for err == nil {
+					_, err = d.Token()
+				}
+				require.True(t, errors.Is(err, io.EOF), "%s: %v", name, err)
 			}
-			require.True(t, errors.Is(err, io.EOF), "%s: %v", name, err)
 		}
 	}
 }

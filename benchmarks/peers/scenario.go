@@ -15,6 +15,11 @@ type scenario struct {
 	Window time.Duration
 	TTL    time.Duration
 	rounds int
+	hold   time.Duration // of a contender in a crowd
+	nodes  int           // servers of which a majority decides; 0: there is one
+	apart  bool          // their clocks are
+	faulty int           // of the nodes, the last ones
+	fault  fault
 	among  []contestant
 	run    func(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error)
 }
@@ -23,12 +28,12 @@ type scenario struct {
 var crowds = []int{2, 8, 32, 128}
 
 // limit bounds a turn, with the start and the end of its processes.
-func (s scenario) limit() time.Duration { return s.Window + 20*time.Second }
+func (s scenario) limit() time.Duration { return s.Window + 30*time.Second }
 
 // cost is how long a turn is expected to take.
 func (s scenario) cost() time.Duration {
 	crowd := 0
-	if s.Name == "processes" {
+	if s.Name == "processes" || s.hold > 0 {
 		crowd = s.N
 	}
 	return s.Window + 500*time.Millisecond + time.Duration(crowd)*15*time.Millisecond
@@ -78,8 +83,10 @@ func short(all []scenario) (small []scenario) {
 			s.Window, s.TTL = 20*time.Second, 3*time.Second
 			fallthrough
 		default:
-			j := 2 * i % (len(s.among) - 1)
-			s.among = s.among[j : j+2]
+			if n := len(s.among); n > 2 {
+				j := 2 * i % (n - 1)
+				s.among = s.among[j : j+2]
+			}
 		case "threads":
 		}
 		small = append(small, s)

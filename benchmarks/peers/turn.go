@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -19,19 +20,21 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A bench is the server that all contestants are measured on.
+// A bench is the server that all contestants are measured on, or the nodes.
 type bench struct {
 	t      testing.TB
 	server *redistest.Server
+	farm   farm
 }
 
-// A turn is one contestant in one scenario, on the server at addr.
+// A turn is one contestant in one scenario, on servers with addresses.
 type turn struct {
 	bench
 	contestant
 	scenario
-	addr string
-	ping *goredislib.Client
+	servers []*redistest.Server
+	addrs   []string
+	ping    *goredislib.Client
 }
 
 // A worker is a process of this program.
@@ -45,20 +48,27 @@ type worker struct {
 func (b bench) measure(ctx context.Context, c contestant, s scenario) (figures map[string]float64, waits []time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit())
 	defer cancel()
-	if _, err := b.server.Do("FLUSHALL"); err != nil {
-		return nil, nil, err
-	}
-	t := turn{bench: b, contestant: c, scenario: s, addr: b.server.Addr()}
-	if s.RTT > 0 {
-		proxy, err := faultproxy.New(t.addr)
-		if err != nil {
+	t := turn{bench: b, contestant: c, scenario: s, servers: b.serversOf(s)}
+	for i, server := range t.servers {
+		if err := s.empty(server); err != nil {
 			return nil, nil, err
 		}
-		defer proxy.Close()
-		proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: s.RTT / 2})
-		t.addr = proxy.Addr()
+		addr := server.Addr()
+		if s.RTT > 0 || s.nodes > 0 {
+			proxy, err := faultproxy.New(addr)
+			if err != nil {
+				return nil, nil, err
+			}
+			defer proxy.Close()
+			proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: s.RTT / 2})
+			if i >= len(t.servers)-s.faulty {
+				defer s.fault(server, proxy, s.RTT)()
+			}
+			addr = proxy.Addr()
+		}
+		t.addrs = append(t.addrs, addr)
 	}
-	t.ping = goredislib.NewClient(&goredislib.Options{Addr: t.addr, PoolSize: 1})
+	t.ping = goredislib.NewClient(&goredislib.Options{Addr: t.addrs[0], PoolSize: 1})
 	defer t.ping.Close()
 	if err := t.ping.Ping(ctx).Err(); err != nil {
 		return nil, nil, err
@@ -78,7 +88,7 @@ func (t turn) start(ctx context.Context, jobs ...job) (all []*worker, err error)
 		return nil, err
 	}
 	for _, j := range jobs {
-		j.Contestant, j.Addr, j.TTL = t.id(), t.addr, t.TTL
+		j.Contestant, j.Addrs, j.TTL = t.id(), t.addrs, t.TTL
 		text, err := json.Marshal(j)
 		if err != nil {
 			return all, err
@@ -137,6 +147,7 @@ func end(all []*worker) {
 type load struct {
 	from, until int64 // on the clock of tenures
 	commands    float64
+	requests    float64 // of clients
 	cpu         time.Duration
 	rtt         time.Duration
 }
@@ -148,7 +159,10 @@ func (l load) percent() float64 { return 100 * l.cpu.Seconds() / l.seconds() }
 
 // watch measures the load of a window, while the processes work.
 func (t turn) watch(ctx context.Context) (l load, err error) {
-	cpu, commands := t.server.CPU(t.t), t.server.Calls(t.t)
+	before, err := t.used()
+	if err != nil {
+		return l, err
+	}
 	l.from = time.Now().UnixNano()
 	var trips []time.Duration
 	for begun := time.Now(); len(trips) == 0 || time.Since(begun) < t.Window; {
@@ -159,12 +173,38 @@ func (t turn) watch(ctx context.Context) (l load, err error) {
 		trips = append(trips, time.Since(sent))
 		time.Sleep(t.Window / 100)
 	}
-	const own = 1 // the first INFO about the commands
-	l.commands = float64(t.server.Calls(t.t) - commands - int64(len(trips)) - own)
 	l.until = time.Now().UnixNano()
-	l.cpu = t.server.CPU(t.t) - cpu
+	after, err := t.used()
+	if err != nil {
+		return l, err
+	}
+	// The first INFO of each server is one command, and two reads: it, and the end of its connection.
+	own, pings := float64(len(t.servers)), float64(len(trips))
+	l.commands = after.commands - before.commands - pings - own
+	l.requests = after.requests - before.requests - pings - 3*own
+	l.cpu = after.cpu - before.cpu
 	l.rtt = median(trips)
 	return l, nil
+}
+
+// used returns what the servers have done so far. A request is what a server reads at once.
+func (t turn) used() (l load, err error) {
+	for _, s := range t.servers {
+		reply, err := s.Do("INFO")
+		if err != nil {
+			return l, err
+		}
+		info, _ := reply.(string)
+		l.commands += number(info, "total_commands_processed")
+		l.requests += number(info, "total_reads_processed")
+		l.cpu += time.Duration((number(info, "used_cpu_user:") + number(info, "used_cpu_sys:")) * float64(time.Second))
+	}
+	return l, nil
+}
+
+func number(info, name string) float64 {
+	x, _ := strconv.ParseFloat(fieldOf(info, name), 64)
+	return x
 }
 
 // together has a process for each job work for the window.
@@ -175,6 +215,11 @@ func (t turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, 
 		return nil, l, err
 	}
 	tell(workers)
+	if jobs[0].Warm > 0 {
+		if _, err := reports(workers); err != nil {
+			return nil, l, err
+		}
+	}
 	time.Sleep(t.Window / 20) // until all are at work
 	l, err = t.watch(ctx)
 	if err != nil {
@@ -194,6 +239,9 @@ func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 	if err != nil {
 		return nil, err
 	}
+	if t.nodes > 0 {
+		figures["second"] = seconds(all)
+	}
 	n := 0.0
 	for _, t := range all {
 		if t.Got >= l.from && t.Got < l.until {
@@ -203,6 +251,10 @@ func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 	figures["rate"] = n / l.seconds()
 	if n == 0 {
 		return nil, nil
+	}
+	if t.N == 1 {
+		figures["p50 ms"] = milliseconds(cycle(all))
+		figures["p50 trips"] = figures["p50 ms"] / milliseconds(l.rtt)
 	}
 	each := l.seconds() * float64(t.N) / n
 	figures["µs"] = each * 1e6
@@ -231,10 +283,16 @@ func (t turn) contended(ctx context.Context, figures map[string]float64, jobs ..
 	if err != nil {
 		return nil, err
 	}
+	if t.nodes > 0 {
+		figures["second"] = seconds(all)
+	}
 	c := contend(all, t.N, l.from, l.until)
 	figures["rate"] = float64(c.handovers) / l.seconds()
 	figures["fairness"] = c.fairness
 	figures["starved"] = float64(c.starved)
+	if t.nodes > 0 {
+		figures["least"], figures["most"] = c.least, c.most
+	}
 	figures["longest"] = milliseconds(c.longest)
 	figures["open"] = 0
 	if c.open {
@@ -245,6 +303,7 @@ func (t turn) contended(ctx context.Context, figures map[string]float64, jobs ..
 		figures["gap ms"] = milliseconds(gap)
 		figures["gap trips"] = float64(gap) / float64(l.rtt)
 		figures["commands"] = l.commands / float64(c.handovers)
+		figures["requests"] = l.requests / float64(c.handovers)
 		figures["server µs"] = float64(l.cpu.Microseconds()) / float64(c.handovers)
 	}
 	return c.waits, nil
@@ -301,6 +360,7 @@ func idle(ctx context.Context, t turn, figures map[string]float64) ([]time.Durat
 		return nil, err
 	}
 	figures["commands"] = l.commands / l.seconds() / float64(t.N)
+	figures["requests"] = l.requests / l.seconds() / float64(t.N)
 	figures["server cpu"] = l.percent()
 	return nil, nil
 }

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	goredislib "github.com/redis/go-redis/v9"
 )
 
 // jobVariable holds the job of a process that this program started. Such a process opens its
@@ -24,7 +27,7 @@ const jobVariable = "DLOCK_PEERS_JOB"
 // A job is what one process does in a turn.
 type job struct {
 	Contestant string
-	Addr       string
+	Addrs      []string
 	TTL        time.Duration
 	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
@@ -33,6 +36,8 @@ type job struct {
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
 	Once       bool          // each worker takes one lock
+	Patient    bool          // redsync polls after its default delay, 50 to 250 ms
+	Warm       time.Duration // answer once more when each worker has had a lock, or after this
 }
 
 // A report is the answer to a job.
@@ -61,6 +66,7 @@ func work(text string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	answer := gob.NewEncoder(out)
+	goredislib.SetLogger(silent{})
 	l, err := j.ready()
 	if err != nil {
 		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
@@ -81,7 +87,8 @@ func work(text string, in io.Reader, out io.Writer) error {
 		cancel()
 		lines.Scan() // the end
 	}()
-	err = answer.Encode(report{Tenures: j.contend(ctx, l)})
+	tenures := j.contend(ctx, l, func() { err = answer.Encode(report{}) })
+	err = errors.Join(err, answer.Encode(report{Tenures: tenures}))
 	<-ended
 	return err
 }
@@ -96,7 +103,11 @@ func (j job) ready() (locks, error) {
 	var all sync.WaitGroup
 	for i := range j.Workers {
 		all.Go(func() {
-			h, err := l.acquire(context.Background(), fmt.Sprintf("warm:%d", j.First+i))
+			name := fmt.Sprintf("warm:%d", j.First+i)
+			h, err := l.acquire(context.Background(), name)
+			for begun := time.Now(); err != nil && time.Since(begun) < 15*time.Second; h, err = l.acquire(context.Background(), name) {
+				time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond)) // many processes connect at once
+			}
 			if err == nil {
 				h.release()
 			}
@@ -108,12 +119,24 @@ func (j job) ready() (locks, error) {
 }
 
 // contend has all workers take and release their locks until ctx ends. It has no deadline,
-// since rueidislock would end the lease with it.
-func (j job) contend(ctx context.Context, l locks) []tenure {
+// since rueidislock would end the lease with it. It calls warm when the job is warm.
+func (j job) contend(ctx context.Context, l locks, warm func()) []tenure {
 	tenures := make([][]tenure, j.Workers)
-	var all sync.WaitGroup
+	var all, cold sync.WaitGroup
 	for i := range j.Workers {
-		all.Go(func() { tenures[i] = j.one(ctx, l, j.First+i) })
+		cold.Add(1)
+		served := sync.OnceFunc(cold.Done)
+		all.Go(func() {
+			defer served()
+			tenures[i] = j.one(ctx, l, j.First+i, served)
+		})
+		if j.Warm > 0 {
+			defer time.AfterFunc(j.Warm, served).Stop()
+		}
+	}
+	if j.Warm > 0 {
+		cold.Wait()
+		warm()
 	}
 	all.Wait()
 	var flat []tenure
@@ -124,7 +147,7 @@ func (j job) contend(ctx context.Context, l locks) []tenure {
 }
 
 // one is the work of one worker. A failed attempt is part of the wait.
-func (j job) one(ctx context.Context, l locks, who int) (all []tenure) {
+func (j job) one(ctx context.Context, l locks, who int, served func()) (all []tenure) {
 	n := who % j.Keys
 	for ctx.Err() == nil {
 		t := tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()}
@@ -137,12 +160,14 @@ func (j job) one(ctx context.Context, l locks, who int) (all []tenure) {
 			return append(all, t)
 		}
 		t.Got = time.Now().UnixNano()
+		t.Second = l.second != nil && l.second(h)
 		if j.Pause > 0 {
 			time.Sleep(j.Pause)
 		}
 		t.Done = time.Now().UnixNano()
 		all = append(all, t)
 		h.release()
+		served()
 		if j.Once {
 			return all
 		}
