@@ -46,6 +46,53 @@ func TestProgramOfTheREADME(t *testing.T) {
 	require.Equal(t, "handling the order\n", string(out))
 }
 
+// TestRedlockQuotesItsExample compares the Go code of the page with an example that is compiled.
+func TestRedlockQuotesItsExample(t *testing.T) {
+	example, err := os.ReadFile("../backend/redlock/example_test.go")
+	require.NoError(t, err)
+	_, programs := read(t, "redlock.md")
+	require.NotEmpty(t, programs)
+	for _, program := range programs {
+		require.Contains(t, strings.ReplaceAll(string(example), "\n\t", "\n"), program)
+	}
+}
+
+// TestListsOfRedlock looks, for each change of a list of nodes that the page has, for two majorities
+// that share no node.
+func TestListsOfRedlock(t *testing.T) {
+	text, _ := read(t, "redlock.md")
+	rows := regexp.MustCompile(`(?m)^\| ([A-Z ]+) \| ([A-Z ]+) \| \**(safe|unsafe)\** \|`).FindAllStringSubmatch(text, -1)
+	require.Len(t, rows, 9)
+	for _, row := range rows {
+		verdict := "safe"
+		for _, old := range majorities(row[1]) {
+			for _, other := range majorities(row[2]) {
+				if !strings.ContainsAny(old, other) {
+					verdict = "unsafe"
+				}
+			}
+		}
+		require.Equal(t, verdict, row[3], "%s and %s", row[1], row[2])
+	}
+}
+
+// majorities returns the subsets of a list of nodes that are majorities.
+func majorities(list string) (found []string) {
+	nodes := strings.Fields(list)
+	for set := range 1 << len(nodes) {
+		var members []string
+		for i, node := range nodes {
+			if set>>i&1 == 1 {
+				members = append(members, node)
+			}
+		}
+		if len(members) > len(nodes)/2 {
+			found = append(found, strings.Join(members, ""))
+		}
+	}
+	return found
+}
+
 // TestLinks follows the links of the README and of these pages to files and headings.
 func TestLinks(t *testing.T) {
 	pages, err := filepath.Glob("*.md")

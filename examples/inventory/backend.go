@@ -24,16 +24,20 @@ var (
 	viaRedigo  = driver{"redigo", dialRedigo}
 )
 
-const inMemory = "memory"
+const (
+	inMemory    = "memory"
+	overServers = "redlock"
+)
 
 // backends are the values of -backend. The workers take the drivers of a backend
 // in turn.
 var backends = map[string][]driver{
-	inMemory:  {{"memory", dialMemory}},
-	"goredis": {viaGoRedis},
-	"rueidis": {viaRueidis},
-	"redigo":  {viaRedigo},
-	"mixed":   {viaGoRedis, viaRueidis, viaRedigo},
+	inMemory:    {{"memory", dialMemory}},
+	"goredis":   {viaGoRedis},
+	"rueidis":   {viaRueidis},
+	"redigo":    {viaRedigo},
+	"mixed":     {viaGoRedis, viaRueidis, viaRedigo},
+	overServers: {{"redlock", dialRedlock}},
 }
 
 func backendNames() []string { return slices.Sorted(maps.Keys(backends)) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +18,8 @@ type config struct {
 	stock   int
 	hold    time.Duration
 	backend string
-	redis   string // host:port
+	redis   string        // host:port; of redlock several, separated by commas, or "" for servers of its own
+	kill    time.Duration // when to kill a server; 0 for never
 }
 
 const (
@@ -34,7 +36,8 @@ func parse(args []string, stdout io.Writer) (config, error) {
 	flags.IntVar(&cfg.stock, "stock", 100, fmt.Sprintf("how many there are to sell, from 1 to %d", maxStock))
 	flags.DurationVar(&cfg.hold, "hold", 10*time.Millisecond, "how long one sale takes, from reading the stock to writing it")
 	flags.StringVar(&cfg.backend, "backend", "memory", "where the locks are kept: "+strings.Join(backendNames(), ", "))
-	flags.StringVar(&cfg.redis, "redis", "localhost:6379", "the `host:port` of the Redis server, for every backend but memory")
+	flags.StringVar(&cfg.redis, "redis", "localhost:6379", "the `host:port` of the Redis server, for every backend but memory; for redlock those of three or five, separated by commas, in place of three servers in this process")
+	flags.DurationVar(&cfg.kill, "kill", 0, "how long the sale with a lock has gone on when one of redlock's own servers is killed; 0 for never")
 	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -44,14 +47,22 @@ func parse(args []string, stdout io.Writer) (config, error) {
 	if err == nil && flags.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
+	given := false
+	flags.Visit(func(f *flag.Flag) { given = given || f.Name == "redis" })
+	switch {
+	case err != nil:
+	case given && cfg.backend == inMemory:
+		err = fmt.Errorf("-redis %s: -backend %s uses no server", cfg.redis, cfg.backend)
+	case !given && cfg.backend == overServers:
+		cfg.redis = ""
+	case cfg.backend == overServers:
+		err = checkServers(cfg.redis)
+	case !isAddress(cfg.redis):
+		err = fmt.Errorf("-redis %q: must be host:port", cfg.redis)
+	}
 	if err == nil {
 		err = cfg.check()
 	}
-	flags.Visit(func(f *flag.Flag) {
-		if err == nil && f.Name == "redis" && cfg.backend == inMemory {
-			err = fmt.Errorf("-redis %s: -backend %s uses no server", cfg.redis, cfg.backend)
-		}
-	})
 	return cfg, err
 }
 
@@ -66,8 +77,26 @@ func (c config) check() error {
 		return fmt.Errorf("-hold %v: must not be negative", c.hold)
 	case backends[c.backend] == nil:
 		return fmt.Errorf("-backend %q: must be one of %s", c.backend, strings.Join(backendNames(), ", "))
-	case !isAddress(c.redis):
-		return fmt.Errorf("-redis %q: must be host:port", c.redis)
+	case c.kill < 0:
+		return fmt.Errorf("-kill %v: must not be negative", c.kill)
+	case c.kill > 0 && (c.backend != overServers || c.redis != ""):
+		return fmt.Errorf("-kill %v: only for -backend %s without -redis", c.kill, overServers)
+	}
+	return nil
+}
+
+func checkServers(redis string) error {
+	servers := strings.Split(redis, ",")
+	if n := len(servers); n != 3 && n != 5 {
+		return fmt.Errorf("-redis %q: must be three or five of host:port, separated by commas", redis)
+	}
+	for i, server := range servers {
+		if !isAddress(server) {
+			return fmt.Errorf("-redis %q: %q must be host:port", redis, server)
+		}
+		if slices.Contains(servers[:i], server) {
+			return fmt.Errorf("-redis %q: %s must not be there twice", redis, server)
+		}
 	}
 	return nil
 }
@@ -90,8 +119,13 @@ func (c config) label(worker int) string {
 
 // store says where the locks are.
 func (c config) store() string {
-	if c.backend == inMemory {
+	switch {
+	case c.backend == inMemory:
 		return "the store in memory"
+	case c.backend == overServers && c.redis == "":
+		return "the servers in this process"
+	case c.backend == overServers:
+		return "the servers at " + c.redis
 	}
 	return "the server at " + c.redis
 }

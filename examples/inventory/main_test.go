@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main() // which exits
 	}
-	goleak.VerifyTestMain(m)
+	// go-redis ends this one up to a second after Close.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
 func TestRunSellsExactlyTheStockWithTheLock(t *testing.T) {
@@ -70,6 +71,14 @@ func TestRunRefusesWrongFlags(t *testing.T) {
 		{[]string{"-backend", "mixed", "-redis", "redis://localhost:6379"}, `-redis "redis://localhost:6379"`},
 		{[]string{"-backend", "mixed", "-redis", "::1:6379"}, `-redis "::1:6379"`},
 		{[]string{"-redis", "localhost:6379"}, "-redis localhost:6379: -backend memory uses no server"},
+		{[]string{"-backend", "redlock", "-redis", ""}, `-redis ""`},
+		{[]string{"-backend", "redlock", "-redis", "a:1,b:1"}, `-redis "a:1,b:1": must be three or five`},
+		{[]string{"-backend", "redlock", "-redis", "a:1,b:1,c:1,d:1"}, `-redis "a:1,b:1,c:1,d:1": must be three or five`},
+		{[]string{"-backend", "redlock", "-redis", "a:1,b,c:1"}, `"b" must be host:port`},
+		{[]string{"-backend", "redlock", "-redis", "a:1,b:1,a:1"}, "a:1 must not be there twice"},
+		{[]string{"-backend", "redlock", "-kill", "-1s"}, "-kill -1s"},
+		{[]string{"-backend", "redlock", "-redis", "a:1,b:1,c:1", "-kill", "1s"}, "-kill 1s: only for -backend redlock without -redis"},
+		{[]string{"-kill", "1s"}, "-kill 1s"},
 		{[]string{"-colour"}, "-colour"},
 		{[]string{"sell"}, `"sell"`},
 	} {
@@ -87,7 +96,7 @@ func TestRunHelps(t *testing.T) {
 	status, stdout, stderr := runWith(t, "-h")
 	require.Zero(t, status)
 	require.Empty(t, stderr)
-	for _, flag := range []string{"-workers", "-stock", "-hold", "-backend", "-redis"} {
+	for _, flag := range []string{"-workers", "-stock", "-hold", "-backend", "-redis", "-kill"} {
 		require.Contains(t, stdout, flag)
 	}
 }

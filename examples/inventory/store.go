@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	ttl           = 5 * time.Second // how long the stock stays locked if this program is killed
+	ttl           = 2 * time.Second // how long the stock stays locked if this program is killed; the longest of all TTLs
 	answerTimeout = 3 * time.Second // how long the store may take to show that it is there
 )
 
@@ -23,6 +23,7 @@ type store struct {
 	key     string // names the lock on the stock
 	clients []*dlock.Client
 	hangUp  func() error
+	quorum  *quorum // nil if it is one server, or memory
 }
 
 // open dials. Whether anybody answers may show only in the answers of the store.
@@ -31,7 +32,14 @@ func open(cfg config) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newStore(lockers, hangUp), nil
+	s := newStore(lockers, hangUp)
+	if q, ok := lockers[0].(*quorum); ok {
+		s.quorum = q
+		for i, client := range s.clients {
+			s.clients[i] = client.With(dlock.WithOutage(patience))
+		}
+	}
+	return s, nil
 }
 
 // newStore returns a store with one Client for each Locker. hangUp is called
