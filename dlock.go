@@ -23,9 +23,9 @@ import (
 // [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial", say the
 // same. An error that matches [ErrClosed] says that no later call can succeed.
 //
-// A Locker with a method LongestTTL() time.Duration refuses longer TTLs with [ErrInvalid].
-//
 // The package conformance tests all of this.
+//
+// If a Locker has a method LongestTTL() time.Duration, the Client refuses a longer [WithMinHold].
 type Locker interface {
 	// TryAcquire makes one attempt to take key for token until ttl has passed. If another
 	// token holds key, nothing changes. If token itself holds it, that is a grant like any

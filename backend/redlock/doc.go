@@ -20,8 +20,9 @@
 // # What is guaranteed
 //
 // No two clients are certain of the same lease at the same time, and fences rise from one lease
-// to the next, as long as clocks run at the same rate to within 1 %. Their times may differ. A
-// paused process may still act after its lease has ended: fences are for that.
+// to the next, as long as clocks run at the same rate to within 1 %. Their times may differ; but if
+// a node forgets its data, the order of fences needs clocks of the nodes that agree to within the
+// longest TTL. A paused process may still act after its lease has ended: fences are for that.
 //
 // # Rules
 //

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -117,6 +118,14 @@ func (n *node) seen(b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, e
 
 // confirm extends the leases of a batch, and raises the fence counter for each.
 func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	ballots, err := n.confirmAll(ctx, batch)
+	if err == nil && len(ballots) != len(batch) {
+		err = fmt.Errorf("%d results for %d renewals", len(ballots), len(batch))
+	}
+	return ballots, err
+}
+
+func (n *node) confirmAll(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
 	if n.voter != nil {
 		return n.voter.Confirm(ctx, batch)
 	}

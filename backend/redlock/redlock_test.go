@@ -1,6 +1,7 @@
 package redlock_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -119,4 +120,17 @@ func TestMinHold(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.NoError(t, l.Close())
 	}
+}
+
+// A mute node renews without a result.
+type mute struct{ *memory.Locker }
+
+func (mute) Confirm(context.Context, []dlock.Confirmation) ([]dlock.Ballot, error) { return nil, nil }
+
+func TestRenewalWithoutResults(t *testing.T) {
+	s := newStores(3)
+	l := redlock.New([]dlock.Locker{mute{s[0]}, mute{s[1]}, s[2]})
+	defer l.Close()
+	_, err := l.Renew(t.Context(), "key", "token", time.Second)
+	require.ErrorContains(t, err, "0 results for 1 renewals")
 }
