@@ -16,6 +16,10 @@ const patience = 5 * time.Second
 // that would decide it is down. From then on the pauses grow.
 const settled = 16
 
+// leads is for how many rounds the leader of a split vote keeps its votes. If others wait in the
+// queues of the nodes that it lacks, it gets none there.
+const leads = 4
+
 // TryAcquire implements [dlock.Locker], in one round trip to a majority of the nodes; in two, if
 // their fences differ or if the key is held and not all nodes say so; and in some more, if several
 // clients take a free key at the same time.
@@ -40,6 +44,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 func (v *voting) try() (dlock.Attempt, error) {
 	begun := time.Now()
 	named := false // a majority named a holder in the last round
+	led := 0       // for how many rounds the attempt has led a split vote
 	for round := 1; ; round++ {
 		floor := v.l.floor()
 		for i := range v.seats {
@@ -73,7 +78,8 @@ func (v *voting) try() (dlock.Attempt, error) {
 		pause := time.Duration(0)
 		if named = held != nil; !named {
 			pause = (trip/2 + rand.N(trip/2+1)) << min(max(0, round-settled), 7)
-			if v.leader() != v.claim.token {
+			if led++; v.leader() != v.claim.token || led > leads {
+				led = 0
 				if err := v.yield(); err != nil {
 					return dlock.Attempt{}, err
 				}

@@ -34,7 +34,7 @@ func poll[T any](ctx context.Context, l *Locker, limit time.Duration,
 		l.spawn(func() {
 			sent := time.Now()
 			value, r := ask(requests, i, over.Load)
-			l.answered(i, sent)
+			l.answered(i, sent, r.err)
 			given <- numbered{i, answer[T]{r, value, true}}
 		})
 	}

@@ -3,7 +3,10 @@ package redlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,4 +55,95 @@ func TestFirstVotesOfWaitersAreSplit(t *testing.T) {
 		}
 		waiters.Wait()
 	})
+}
+
+// A remote is a node to which messages take a while, each way.
+type remote struct {
+	*memory.Locker
+	pause func() time.Duration
+}
+
+func (n remote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	time.Sleep(n.pause())
+	defer func() { time.Sleep(n.pause()) }()
+	return n.Locker.Vote(ctx, key, token, ttl, floor)
+}
+
+func (n remote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	time.Sleep(n.pause())
+	defer func() { time.Sleep(n.pause()) }()
+	return n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+}
+
+func (n remote) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	time.Sleep(n.pause())
+	defer func() { time.Sleep(n.pause()) }()
+	return n.Locker.Pass(ctx, key, token, to, floor)
+}
+
+func (n remote) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	time.Sleep(n.pause())
+	defer func() { time.Sleep(n.pause()) }()
+	return n.Locker.Inspect(ctx, key)
+}
+
+// Messages of very different speed split the votes, again and again. When they take the same time
+// again, so does the line: it hands the key over as if nothing had been. A waiter that gave up
+// votes must be back in those queues before the next release, which would be split, too.
+func TestALineSettlesAfterSplits(t *testing.T) {
+	for _, down := range []int{0, 1, 2} {
+		t.Run(fmt.Sprint(down, " of 5 down"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const contenders, calm = 16, 5 * time.Second
+				stores := newStores(5)
+				for i := range down {
+					stores[1+2*i].Fail(errDial)
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				var rough atomic.Bool
+				rough.Store(true)
+				var grants atomic.Int64
+				var all sync.WaitGroup
+				for range contenders {
+					var nodes []dlock.Locker
+					for i := range stores {
+						nodes = append(nodes, remote{stores[i], func() time.Duration {
+							if rough.Load() {
+								return rand.N(30 * time.Millisecond)
+							}
+							return time.Millisecond + rand.N(200*time.Microsecond)
+						}})
+					}
+					l := redlock.New(nodes, redlock.WithoutGuard())
+					defer l.Close()
+					all.Go(func() {
+						c := dlock.New(l)
+						defer c.Close()
+						for ctx.Err() == nil {
+							lease, err := c.Acquire(ctx, "key")
+							if err != nil {
+								continue
+							}
+							grants.Add(1)
+							time.Sleep(time.Millisecond)
+							lease.Release()
+						}
+					})
+				}
+				time.Sleep(3 * time.Second)
+				rough.Store(false)
+				time.Sleep(time.Second)
+				before := grants.Load()
+				time.Sleep(calm)
+				rate := float64(grants.Load()-before) / calm.Seconds()
+				t.Logf("%.0f handovers a second; %d while messages differed", rate, before)
+				const ideal = 1000. / 4 // a hold, a release on its way, a grant on its way
+				if rate < ideal/2 {
+					t.Errorf("%.0f handovers a second, want at least %.0f", rate, ideal/2)
+				}
+				stop()
+				all.Wait()
+			})
+		})
+	}
 }

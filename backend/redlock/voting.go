@@ -132,7 +132,7 @@ func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, er
 				e.ballot, err = call(ctx)
 				return err
 			})
-			l.answered(i, e.sent)
+			l.answered(i, e.sent, e.err)
 		}
 		switch uncertain := e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt; {
 		case w == passed:
@@ -357,9 +357,12 @@ func (l *Locker) anyFast(of func(int) bool) bool {
 	return false
 }
 
-// answered notes that a node was not late, if it has answered a request of that time quickly.
-func (l *Locker) answered(node int, sent time.Time) {
-	if n := l.nodes[node]; n.slow.Load() && time.Since(sent) < 2*time.Duration(l.trip.Load()) {
+// answered notes whether a node was late. One that fails is, since it may be asked again.
+func (l *Locker) answered(node int, sent time.Time, err error) {
+	switch n := l.nodes[node]; {
+	case err != nil:
+		n.slow.Store(true)
+	case n.slow.Load() && time.Since(sent) < 2*time.Duration(l.trip.Load()):
 		n.slow.Store(false)
 	}
 }

@@ -168,15 +168,13 @@ func (w *wait) hear(e event) error {
 	if e.err == nil {
 		s.pause, s.again = 0, time.Time{}
 		switch {
-		case e.what == passed:
-			s.again = time.Now().Add(w.trip() << min(w.yields, 6))
 		case e.what == enqueued && !s.granted: // neither a grant nor an error
 			s.again = time.Now().Add(firstPause)
 		case s.granted && !had:
 			if w.number(func(s *seat) bool { return s.granted }) == 1 {
 				w.surveyAt = time.Time{} // the others may be on their way
 			}
-			w.surveyIn(w.trip())
+			w.surveyIn(w.trip() << min(max(0, w.yields-2), 5))
 		}
 		return nil
 	}
@@ -210,7 +208,7 @@ func (w *wait) surveyIn(d time.Duration) {
 func (w *wait) survey() {
 	w.surveying, w.surveyAt = true, time.Time{}
 	w.l.spawn(func() {
-		holds := w.l.inspectAll(w.requests, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), func([]answer[dlock.Hold]) bool { return false })
+		holds := w.l.inspectAll(w.requests, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), w.l.enough)
 		holders := make([]string, len(holds))
 		for i := range holds {
 			if holds[i].ok() && holds[i].value.Held {
@@ -246,7 +244,7 @@ func (w *wait) judge(holders []string) {
 	}
 	leader := w.leads(holders)
 	if leader != w.leader {
-		w.leader, w.ledSince = leader, time.Now() // it may be about to end: look again
+		w.leader, w.ledSince, w.yields = leader, time.Now(), 0 // it may be about to end: look again
 		w.surveyIn(w.trip())
 		return
 	}
