@@ -3,7 +3,9 @@ package redlock_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -374,4 +376,146 @@ func TestGuardIsLongerThanTheLongestTTL(t *testing.T) {
 			require.Equal(t, time.Millisecond, missing.Wait)
 		})
 	}
+}
+
+// remotes are nodes to which messages take up to 10 ms, each way.
+func remotes(s stores) (nodes []dlock.Locker) {
+	for i := range s {
+		nodes = append(nodes, remote{s[i], func() time.Duration { return time.Duration(rand.N(10)) * time.Millisecond }})
+	}
+	return nodes
+}
+
+// A tallying node counts votes and releases; these take a while.
+type tallying struct {
+	remote
+	votes, passes *atomic.Int64
+}
+
+func (n tallying) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	n.votes.Add(1)
+	return n.remote.Vote(ctx, key, token, ttl, floor)
+}
+
+func (n tallying) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	n.passes.Add(1)
+	return n.remote.Pass(ctx, key, token, to, floor)
+}
+
+func tallyingNodes(s stores) (nodes []dlock.Locker, votes, passes *atomic.Int64) {
+	votes, passes = new(atomic.Int64), new(atomic.Int64)
+	for _, n := range remotes(s) {
+		nodes = append(nodes, tallying{n.(remote), votes, passes})
+	}
+	return nodes, votes, passes
+}
+
+// Of two that were sent to the nodes at once, each might get the "yes" of some nodes only.
+func TestReleasesOfATokenAreSentInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _, passes := tallyingNodes(newStores(5))
+		l := redlock.New(nodes)
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		for i := range 3 {
+			n := nodes[i].(tallying)
+			n.pause = func() time.Duration { return time.Second }
+			nodes[i] = n
+		}
+		slow := redlock.New(nodes)
+		defer slow.Close()
+		var ended atomic.Int64
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				held, err := slow.Release(t.Context(), "key", "x")
+				require.NoError(t, err)
+				if held {
+					ended.Add(1)
+				}
+			})
+		}
+		time.Sleep(500 * time.Millisecond)
+		require.EqualValues(t, 5, passes.Load(), "requests before the first release is decided")
+		both.Wait()
+		require.EqualValues(t, 1, ended.Load(), "releases that ended the lease")
+	})
+}
+
+// Votes for a millisecond would end before a majority has given them, and agreed on a fence.
+func TestShortTTLs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(5)
+		for i := range s {
+			s[i].SetClock(time.Duration(i) * 2 * time.Second)
+		}
+		l := redlock.New(remotes(s))
+		defer l.Close()
+		for range 50 {
+			a, err := l.TryAcquire(t.Context(), "key", "x", time.Millisecond)
+			require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+			a, err = l.Acquire(t.Context(), "key", "y", time.Millisecond)
+			require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// The caller gives up, but the requests of the release arrive, and are answered.
+func TestTokenAfterACancelledRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := redlock.New(remotes(newStores(3)))
+		defer l.Close()
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			_, err := l.Release(ctx, "key", "x")
+			cancel()
+			a, again := l.TryAcquire(t.Context(), "key", "x", time.Second)
+			require.True(t, a.Acquired && again == nil, "after %v: %+v, %v", err, a, again)
+			time.Sleep(5 * time.Second)
+		}
+	})
+}
+
+// If not all nodes say who holds the key, the attempt looks again. A second vote might be given, and
+// its answer lost.
+func TestHeldKeyIsVotedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s[2].Fail(errDial)
+		nodes, votes, _ := tallyingNodes(s)
+		l := redlock.New(nodes)
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		time.Sleep(time.Second)
+		votes.Store(0)
+		a, err = l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.NoError(t, err)
+		require.Equal(t, "x", a.Holder)
+		time.Sleep(time.Second)
+		require.LessOrEqual(t, votes.Load(), int64(2+3), "one at each node, and three at the one that is away")
+	})
+}
+
+// A waiter may stand in a queue of which nothing is heard.
+func TestWaitingWhileANodeIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go s[0].Acquire(ctx, "key", "y", 10*time.Second)
+		go s[2].Acquire(ctx, "key", "y", 10*time.Second)
+		synctest.Wait()
+		s[2].Fail(errDial)
+		hold, err := l.Inspect(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 1, hold.Waiting)
+		cancel()
+		synctest.Wait()
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -76,14 +77,18 @@ func (v *voting) try() (dlock.Attempt, error) {
 		}
 		trip := time.Duration(v.l.trip.Load())
 		pause := time.Duration(0)
-		if named = held != nil; !named {
+		if named = held != nil; named {
+			if held := v.watch(0, named); held != nil {
+				return *held, nil
+			}
+		} else {
 			pause = (trip/2 + rand.N(trip/2+1)) << min(max(0, round-settled), 7)
 			if led++; v.leader() != v.claim.token || led > leads {
 				led = 0
 				if err := v.yield(); err != nil {
 					return dlock.Attempt{}, err
 				}
-				if held := v.watch(pause); held != nil {
+				if held := v.watch(pause, false); held != nil {
 					return *held, nil
 				}
 				pause += rand.N(trip*time.Duration(min(round, 8)) + 1)
@@ -179,16 +184,23 @@ func (v *voting) mayReturn(s *seat) bool {
 // watch only looks at the nodes, so that the leader gets the votes that are given back. It returns
 // nil when it is time to vote again, or the answer "held" if a majority names a holder twice in a
 // row. That may be another one by then: the key is handed over as quickly as the nodes can be asked.
-func (v *voting) watch(pause time.Duration) *dlock.Attempt {
-	leader, begun, named := v.leader(), time.Now(), false
-	for sleep(v.ctx, pause) {
-		holds := v.l.inspectAll(v.requests, v.claim.key, v.l.limit, v.l.enough)
-		if hold, ok := v.l.majorityOf(holds); ok && hold.Held && hold.Token != v.claim.token {
+// If named, a majority has just named one.
+func (v *voting) watch(pause time.Duration, named bool) *dlock.Attempt {
+	leader, begun := v.leader(), time.Now()
+	for ; sleep(v.ctx, pause); pause = max(pause, time.Duration(v.l.trip.Load())) {
+		holds := v.l.inspectAll(v.ctx, v.claim.key, v.l.limit, shortGrace, v.l.enough)
+		switch hold, ok := v.l.majorityOf(holds); {
+		case ok && hold.Held && hold.Token != v.claim.token:
 			if named {
 				return &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}
 			}
 			named = true
 			continue
+		case !v.l.enough(holds):
+			if named && time.Since(begun) < ledFor && !slices.ContainsFunc(holds, func(a answer[dlock.Hold]) bool { return isUnsupported(a.err) }) {
+				continue // a look may be repeated, which a vote without an answer may not
+			}
+			return nil
 		}
 		named = false
 		for i := range v.l.order(v.claim.key) {
@@ -199,9 +211,6 @@ func (v *voting) watch(pause time.Duration) *dlock.Attempt {
 				return nil
 			}
 			break
-		}
-		if !v.l.enough(holds) {
-			return nil
 		}
 	}
 	return nil

@@ -10,10 +10,11 @@ import (
 // A claim is what this Locker knows of a token for a key from one call to the next.
 type claim struct {
 	id
-	users    int       // calls and requests that use it; guarded by claims.mu
-	until    time.Time // it is remembered until then; guarded by claims.mu
-	releases atomic.Int64
-	stations []station
+	users     int       // calls and requests that use it; guarded by claims.mu
+	until     time.Time // it is remembered until then; guarded by claims.mu
+	releases  atomic.Int64
+	releasing chan struct{} // taken by a Release until it is decided
+	stations  []station
 }
 
 type id struct{ key, token string }
@@ -104,7 +105,7 @@ func (c *claims) get(key, token string) *claim {
 	of := id{key, token}
 	found := c.all[of]
 	if found == nil {
-		found = &claim{id: of, stations: make([]station, c.nodes)}
+		found = &claim{id: of, releasing: make(chan struct{}, 1), stations: make([]station, c.nodes)}
 		c.addLocked(found)
 	}
 	found.users++

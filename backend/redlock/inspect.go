@@ -9,8 +9,8 @@ import (
 )
 
 // Inspect implements [dlock.Inspector] in one round trip to a majority of the nodes, if as many
-// are Inspectors. A token that a majority of the nodes names is the holder. Waiting is a
-// number that so many nodes reach.
+// are Inspectors. A token that a majority of the nodes names is the holder. Waiting is a number that
+// as many nodes reach, or may reach if they have not answered.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.beginFor(ctx, key, "-", time.Millisecond); err != nil {
 		return dlock.Hold{}, err
@@ -18,7 +18,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	defer l.work.Done()
 	var hold dlock.Hold
 	decided := false
-	answers := l.inspectAll(ctx, key, l.limit, func(answers []answer[dlock.Hold]) bool {
+	answers := l.inspectAll(ctx, key, l.limit, longGrace, func(answers []answer[dlock.Hold]) bool {
 		hold, decided = l.majorityOf(answers)
 		return decided
 	})
@@ -31,13 +31,13 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, l.failure(errorsOf(answers, nil))
 }
 
-// inspectAll asks all nodes who holds a key.
-func (l *Locker) inspectAll(ctx context.Context, key string, limit time.Duration, done func([]answer[dlock.Hold]) bool) []answer[dlock.Hold] {
-	return poll(ctx, l, limit, func(ctx context.Context, i int, decided func() bool) (hold dlock.Hold, r request) {
+// inspectAll asks all nodes who holds a key: see poll.
+func (l *Locker) inspectAll(ctx context.Context, key string, limit, grace time.Duration, done func([]answer[dlock.Hold]) bool) []answer[dlock.Hold] {
+	return poll(ctx, l, limit, grace, func(ctx context.Context, i int, decided func() bool) (hold dlock.Hold, r request) {
 		if l.nodes[i].inspector == nil {
 			return hold, request{err: errors.ErrUnsupported}
 		}
-		r = try(ctx, limit, decided, func(ctx context.Context) (err error) {
+		r = l.try(ctx, i, limit, decided, func(ctx context.Context) (err error) {
 			hold, err = l.nodes[i].inspector.Inspect(ctx, key)
 			return err
 		})
@@ -76,7 +76,7 @@ func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, deci
 	if len(waiting) < l.quorum {
 		return hold, false
 	}
-	hold.Waiting = nthLargest(waiting, l.quorum)
+	hold.Waiting = nthLargest(waiting, max(1, l.quorum-missing))
 	for token, r := range rests {
 		if len(r) >= l.quorum {
 			hold.Held, hold.Token, hold.Remaining = true, token, l.rest(r, missing)

@@ -46,17 +46,17 @@ const (
 )
 
 // once is try for a request that must not have an effect twice.
-func once(ctx context.Context, limit time.Duration, decided func() bool, call func(context.Context) error) request {
+func (l *Locker) once(ctx context.Context, node int, limit time.Duration, decided func() bool, call func(context.Context) error) request {
 	var last error
-	return try(ctx, limit, func() bool { return !noEffect(last) || decided() }, func(ctx context.Context) error {
+	return l.try(ctx, node, limit, func() bool { return !noEffect(last) || decided() }, func(ctx context.Context) error {
 		last = call(ctx)
 		return last
 	})
 }
 
-// try makes a request until it succeeds, until ctx ends, or as often as that makes sense. It is
-// not made again once decided says that the others have decided the call.
-func try(ctx context.Context, limit time.Duration, decided func() bool, call func(context.Context) error) request {
+// try makes a request to a node until it succeeds, until ctx ends, or as often as that makes sense.
+// It is not made again once decided says that the others have decided the call.
+func (l *Locker) try(ctx context.Context, node int, limit time.Duration, decided func() bool, call func(context.Context) error) request {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var r request
@@ -64,6 +64,7 @@ func try(ctx context.Context, limit time.Duration, decided func() bool, call fun
 	for n := 1; ; n++ {
 		r.sent = time.Now()
 		r.err = call(ctx)
+		l.noteSpeed(node, r)
 		if r.err == nil || n == tries || pointless(r.err) || decided() || !sleep(ctx, pause) {
 			if r.err = hideContext(r.err, limit); r.unknown && noEffect(r.err) {
 				r.err = errors.New(r.err.Error()) // that is only true of the last one

@@ -47,3 +47,19 @@ func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
 		_ = l.Close()
 	})
 }
+
+// Nodes whose confirmations came too late have answered all the same: the attempt goes on.
+func TestLapsedVotesAreNoFailure(t *testing.T) {
+	l := New([]dlock.Locker{memorybackend.New(), memorybackend.New(), memorybackend.New()}, WithoutGuard())
+	v := l.newVoting(t.Context(), "key", "token", time.Second)
+	for i := range v.seats {
+		v.seats[i] = seat{granted: true, since: time.Now().Add(-time.Minute)}
+		v.flying++
+		v.take(event{node: i, what: confirmed, ballot: dlock.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
+	}
+	if err := v.lack(); err != nil {
+		t.Error(err)
+	}
+	v.end(isKept)
+	_ = l.Close()
+}

@@ -18,9 +18,10 @@ func (a *answer[T]) ok() bool { return a.given && a.err == nil }
 
 // poll makes a request to each node, each in a goroutine of its own, and returns soon after done
 // says so, when all have answered, after limit, or when ctx ends. It calls done a last time before
-// that. The requests that are in flight then go on, unless ctx has ended. When all have ended, poll
-// calls last with all answers.
-func poll[T any](ctx context.Context, l *Locker, limit time.Duration,
+// that. Nodes that were not late the last time have the grace to answer after done. The requests
+// that are in flight then go on, unless ctx has ended. When all have ended, poll calls last with all
+// answers.
+func poll[T any](ctx context.Context, l *Locker, limit, grace time.Duration,
 	ask func(ctx context.Context, node int, decided func() bool) (T, request), done func([]answer[T]) bool, last func([]answer[T]),
 ) []answer[T] {
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -32,9 +33,7 @@ func poll[T any](ctx context.Context, l *Locker, limit time.Duration,
 	given := make(chan numbered, len(l.nodes))
 	for i := range l.nodes {
 		l.spawn(func() {
-			sent := time.Now()
 			value, r := ask(requests, i, over.Load)
-			l.answered(i, sent, r.err)
 			given <- numbered{i, answer[T]{r, value, true}}
 		})
 	}
@@ -46,7 +45,7 @@ func poll[T any](ctx context.Context, l *Locker, limit time.Duration,
 	for missing > 0 {
 		if !decided && done(answers) {
 			decided = true
-			timer.Reset(time.Since(begun) + 10*shortGrace)
+			timer.Reset(time.Since(begun) + grace)
 		}
 		if decided && !l.anyFast(func(i int) bool { return !answers[i].given }) {
 			break

@@ -3,10 +3,13 @@ package redlock
 import (
 	"context"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 // Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
-// repeated in the background at nodes that have not answered.
+// repeated in the background at nodes that have not answered. Until it has arrived there, it also
+// ends a vote that the token got through another Locker meanwhile; so tokens are used once.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
 		return false, err
@@ -14,14 +17,22 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	defer l.work.Done()
 	c := l.claims.get(key, token)
 	c.releases.Add(1)
+	select {
+	case c.releasing <- struct{}{}: // of two at the same time, neither might have a majority
+	case <-ctx.Done():
+		l.claims.put(c)
+		return false, &dlock.NoEffectError{Err: ctx.Err()}
+	}
+	defer func() { <-c.releasing }()
 	floor := l.floor()
 	held, decided := false, false
 	late := make([]bool, len(l.nodes))
-	answers := poll(ctx, l, l.limit, func(ctx context.Context, i int, decided func() bool) (held bool, r request) {
+	sent := context.WithoutCancel(ctx) // a request that is cut short may still arrive
+	answers := poll(ctx, l, l.limit, longGrace, func(_ context.Context, i int, decided func() bool) (held bool, r request) {
 		s := &c.stations[i]
 		s.release()
 		defer s.turn.Unlock()
-		r = try(ctx, l.requestLimit(), decided, func(ctx context.Context) (err error) {
+		r = l.try(sent, i, l.requestLimit(), decided, func(ctx context.Context) (err error) {
 			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
 			return err
 		})
@@ -94,7 +105,7 @@ func (l *Locker) owe(c *claim, i int) {
 				return // another release has taken it over
 			}
 			s.turn.Lock()
-			r := try(l.open, l.limit, never, func(ctx context.Context) error {
+			r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
 				_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
 				return err
 			})

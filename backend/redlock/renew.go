@@ -62,6 +62,7 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 			r.batch[at[i]].TTL = max(r.batch[at[i]].TTL, e.TTL)
 			continue
 		}
+		e.TTL = max(e.TTL, shortestVote)
 		at[i] = len(r.batch)
 		first[id{e.Key, e.Token}] = at[i]
 		c := l.claims.get(e.Key, e.Token)
@@ -72,7 +73,7 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 	}
 	r.prepare()
 	read := make([]bool, len(l.nodes))
-	poll(ctx, l, l.limit, func(ctx context.Context, i int, decided func() bool) ([]answer[bool], request) {
+	poll(ctx, l, l.limit, shortGrace, func(ctx context.Context, i int, decided func() bool) ([]answer[bool], request) {
 		return r.ask(ctx, i, decided), request{}
 	}, func(answers []answer[[]answer[bool]]) bool {
 		for node := range answers {
@@ -153,7 +154,7 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 		batch[k].Renewal = r.batch[i]
 	}
 	var ballots []dlock.Ballot
-	req := try(ctx, limit, decided, func(ctx context.Context) (err error) {
+	req := r.l.try(ctx, node, limit, decided, func(ctx context.Context) (err error) {
 		ballots, err = r.l.nodes[node].confirm(ctx, batch)
 		return err
 	})
@@ -247,7 +248,7 @@ func (r *renewal) healOne(node, i int) {
 		return
 	}
 	floor := r.l.floor()
-	vote := once(r.l.open, r.l.limit, never, func(ctx context.Context) error {
+	vote := r.l.once(r.l.open, node, r.l.limit, never, func(ctx context.Context) error {
 		_, err := r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
 		return err
 	})

@@ -20,6 +20,7 @@ type voting struct {
 	seats   []seat
 	flying  int
 	unsure  bool       // the call may have had an effect, or may still have one
+	waits   bool       // the call ends with a grant or an error
 	answers chan event // each node has at most one request in flight
 
 	requests context.Context // of the requests: it ends with the caller's until the call is decided
@@ -29,6 +30,10 @@ type voting struct {
 	mu   sync.Mutex
 	fate fate
 }
+
+// shortestVote is for how long at least a node keeps a vote. A majority cannot be found within less,
+// if the machines are busy.
+const shortestVote = 50 * time.Millisecond
 
 // A fate says what becomes of an answer that comes from now on.
 type fate int
@@ -83,7 +88,7 @@ type event struct {
 
 func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Duration) *voting {
 	v := &voting{
-		l: l, ctx: ctx, ttl: ttl,
+		l: l, ctx: ctx, ttl: max(ttl, shortestVote),
 		claim:   l.claims.get(key, token),
 		seats:   make([]seat, len(l.nodes)),
 		answers: make(chan event, len(l.nodes)),
@@ -124,15 +129,14 @@ func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, er
 			s.waitFor(v.requests, &e, call)
 			e.err = hideContext(e.raw, l.limit)
 		default:
-			try := try
-			if w == voted {
-				try = once
+			try := l.try
+			if w == voted && !v.waits { // its "no" must be of one instant
+				try = l.once
 			}
-			e.request = try(v.requests, l.requestLimit(), v.isDecided, func(ctx context.Context) (err error) {
+			e.request = try(v.requests, i, l.requestLimit(), v.isDecided, func(ctx context.Context) (err error) {
 				e.ballot, err = call(ctx)
 				return err
 			})
-			l.answered(i, e.sent, e.err)
 		}
 		switch uncertain := e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt; {
 		case w == passed:
@@ -189,7 +193,7 @@ func (e *event) queued() bool {
 
 // giveBack releases a vote. The caller has the turn at the node.
 func (l *Locker) giveBack(c *claim, node int, s *station) {
-	r := try(context.Background(), minLimit, never, func(ctx context.Context) error {
+	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) error {
 		_, err := l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
 		return err
 	})
@@ -300,13 +304,13 @@ func (v *voting) collect() error {
 	defer timer.Stop()
 	won := false
 	for v.flying > 0 {
-		counted, answered := v.counted(), v.number(func(s *seat) bool { return s.answered })
+		counted, answered := v.counted(), v.number(func(s *seat) bool { return s.answered && !s.flying })
 		switch {
 		case counted >= v.l.quorum:
 			if !won {
 				won = true
 				v.l.noteTrip(time.Since(begun))
-				timer.Reset(time.Since(begun)/4 + shortGrace)
+				timer.Reset(time.Since(begun)/4 + shortestGrace)
 			}
 			if !v.l.anyFast(func(i int) bool { return v.seats[i].flying }) {
 				return v.sameStore()
@@ -333,10 +337,14 @@ func (v *voting) collect() error {
 	return v.sameStore()
 }
 
-// shortGrace and a part of the time so far are how much longer a decided call waits for
-// the nodes that were not late the last time. If they are only a little slower than the majority,
-// the call leaves nothing to come later.
-const shortGrace = 100 * time.Microsecond
+// A grace, and a part of the time so far, is how much longer a decided call waits for the nodes that
+// were not late the last time. If they are only a little slower than the majority, the call leaves
+// nothing to come later. A release has the longest: what comes later may meet its token again.
+const (
+	shortestGrace = 100 * time.Microsecond
+	shortGrace    = time.Millisecond
+	longGrace     = 50 * time.Millisecond
+)
 
 // late notes which nodes have not answered.
 func (v *voting) late() {
@@ -357,12 +365,12 @@ func (l *Locker) anyFast(of func(int) bool) bool {
 	return false
 }
 
-// answered notes whether a node was late. One that fails is, since it may be asked again.
-func (l *Locker) answered(node int, sent time.Time, err error) {
+// noteSpeed notes whether a node was late. One that fails is, since it may be asked again.
+func (l *Locker) noteSpeed(node int, r request) {
 	switch n := l.nodes[node]; {
-	case err != nil:
+	case r.err != nil:
 		n.slow.Store(true)
-	case n.slow.Load() && time.Since(sent) < 2*time.Duration(l.trip.Load()):
+	case n.slow.Load() && time.Since(r.sent) < 2*time.Duration(l.trip.Load()):
 		n.slow.Store(false)
 	}
 }
@@ -494,8 +502,7 @@ func (v *voting) failure(other error) error {
 
 // lack returns an error if too few nodes answer, or are old enough, for any majority.
 func (v *voting) lack() error {
-	answered := v.number(func(s *seat) bool { return s.answered && s.young == nil })
-	if answered >= v.l.quorum {
+	if v.number(func(s *seat) bool { return s.err == nil && !s.flying && s.young == nil }) >= v.l.quorum {
 		return nil
 	}
 	return v.failure(nil)

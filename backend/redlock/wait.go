@@ -29,8 +29,8 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.ErrUnsupported}
 	}
 	w := &wait{voting: l.newVoting(ctx, key, token, ttl), surveys: make(chan []string, 1), passedOver: make(map[string]bool)}
-	w.released = w.claim.releases.Load()
-	w.waits, w.stop = context.WithCancel(context.Background())
+	w.waits, w.released = true, w.claim.releases.Load()
+	w.queues, w.stop = context.WithCancel(context.Background())
 	a, err := w.run()
 	if err != nil {
 		a, err = w.fail(err)
@@ -45,7 +45,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 type wait struct {
 	*voting
 	place    int64
-	waits    context.Context // of the requests that wait
+	queues   context.Context // of the requests that wait
 	stop     context.CancelFunc
 	released int64 // claim.releases at the begin
 
@@ -146,7 +146,7 @@ func (w *wait) act() time.Time {
 
 // enter puts the token into the queue of a node.
 func (w *wait) enter(i int, floor int64) {
-	waits, cut := context.WithCancel(w.waits)
+	waits, cut := context.WithCancel(w.queues)
 	w.seats[i].cut = cut
 	w.ask(i, enqueued, func(ctx context.Context) (dlock.Ballot, error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -208,7 +208,7 @@ func (w *wait) surveyIn(d time.Duration) {
 func (w *wait) survey() {
 	w.surveying, w.surveyAt = true, time.Time{}
 	w.l.spawn(func() {
-		holds := w.l.inspectAll(w.requests, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), w.l.enough)
+		holds := w.l.inspectAll(w.ctx, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), shortGrace, w.l.enough)
 		holders := make([]string, len(holds))
 		for i := range holds {
 			if holds[i].ok() && holds[i].value.Held {
@@ -281,7 +281,7 @@ func (w *wait) leads(holders []string) string {
 // queues: it must not wait there any more when another client releases it.
 func (w *wait) linger() {
 	defer w.stop()
-	timer := time.NewTimer(w.trip()/4 + shortGrace)
+	timer := time.NewTimer(w.trip()/4 + shortestGrace)
 	defer timer.Stop()
 	for w.l.anyFast(func(i int) bool { return w.seats[i].flying }) {
 		select {
