@@ -103,7 +103,7 @@ func readsBesideWriters(s *scene, c *client) {
 			}
 		})
 	}
-	const most = 20_000 // if those that wait do so until time passes, which does not before this ends
+	const most = 5_000 // if those that wait do so until time passes, which does not before this ends
 	for _, by := range []*client{c, c, s.client(), s.client()} {
 		reading.Go(func() {
 			for n := 0; n < most && r.grants.Load() > 0 && !s.over(); n++ {
