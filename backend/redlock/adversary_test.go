@@ -519,3 +519,36 @@ func TestWaitingWhileANodeIsAway(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A node that is cut off when it has answered one vote.
+type brief struct {
+	*memory.Locker
+	cut *atomic.Bool
+}
+
+func (n brief) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	if n.cut.Load() {
+		return dlock.Ballot{}, errors.New("cut")
+	}
+	return n.Locker.Vote(ctx, key, token, ttl, floor)
+}
+
+func (n brief) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	n.cut.Store(true)
+	return dlock.Hold{}, errors.New("cut")
+}
+
+// An answer that a majority gave stands if the network fails then.
+func TestHeldBeforeTheNetworkFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, cut := newStores(3), new(atomic.Bool)
+		l := redlock.New([]dlock.Locker{brief{s[0], cut}, brief{s[1], cut}, s[2]})
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.NoError(t, err)
+		s[2].Fail(errDial)
+		a, err := l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.NoError(t, err)
+		require.Equal(t, "x", a.Holder)
+	})
+}

@@ -78,7 +78,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 		trip := time.Duration(v.l.trip.Load())
 		pause := time.Duration(0)
 		if named = held != nil; named {
-			if held := v.watch(0, named); held != nil {
+			if held := v.watch(0, held); held != nil {
 				return *held, nil
 			}
 		} else {
@@ -88,7 +88,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 				if err := v.yield(); err != nil {
 					return dlock.Attempt{}, err
 				}
-				if held := v.watch(pause, false); held != nil {
+				if held := v.watch(pause, nil); held != nil {
 					return *held, nil
 				}
 				pause += rand.N(trip*time.Duration(min(round, 8)) + 1)
@@ -184,25 +184,25 @@ func (v *voting) mayReturn(s *seat) bool {
 // watch only looks at the nodes, so that the leader gets the votes that are given back. It returns
 // nil when it is time to vote again, or the answer "held" if a majority names a holder twice in a
 // row. That may be another one by then: the key is handed over as quickly as the nodes can be asked.
-// If named, a majority has just named one.
-func (v *voting) watch(pause time.Duration, named bool) *dlock.Attempt {
+// If named is not nil, a majority has just named one.
+func (v *voting) watch(pause time.Duration, named *dlock.Attempt) *dlock.Attempt {
 	leader, begun := v.leader(), time.Now()
 	for ; sleep(v.ctx, pause); pause = max(pause, time.Duration(v.l.trip.Load())) {
 		holds := v.l.inspectAll(v.ctx, v.claim.key, v.l.limit, shortGrace, v.l.enough)
 		switch hold, ok := v.l.majorityOf(holds); {
 		case ok && hold.Held && hold.Token != v.claim.token:
-			if named {
-				return &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}
+			held := &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}
+			if named != nil {
+				return held
 			}
-			named = true
+			named = held
 			continue
-		case !v.l.enough(holds):
-			if named && time.Since(begun) < ledFor && !slices.ContainsFunc(holds, func(a answer[dlock.Hold]) bool { return isUnsupported(a.err) }) {
-				continue // a look may be repeated, which a vote without an answer may not
-			}
+		case slices.ContainsFunc(holds, func(a answer[dlock.Hold]) bool { return isUnsupported(a.err) }):
 			return nil
+		case !v.l.enough(holds):
+			return named // that was so when a majority could be asked last
 		}
-		named = false
+		named = nil
 		for i := range v.l.order(v.claim.key) {
 			if !holds[i].ok() {
 				continue
