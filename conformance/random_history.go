@@ -355,7 +355,7 @@ func (w *worker) repeat(s history.Step) {
 		return
 	}
 	again, err := w.store.TryAcquire(w.s.ctx, h.Key, h.Token, w.ttl)
-	if err == nil && again.Acquired {
+	if err == nil && again.Acquired && w.recorder.Now() < h.End { // else the lease may have ended in between
 		h.Fence = again.Fence // from now on; the fence of before is good for longer than that
 	}
 	for range 2 {

@@ -552,3 +552,24 @@ func TestHeldBeforeTheNetworkFailed(t *testing.T) {
 		require.Equal(t, "x", a.Holder)
 	})
 }
+
+// A waiter that has a vote does not stand in the queue of that node.
+func TestWaitingWithAVote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		_, err := s[2].TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.NoError(t, err)
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go s[0].Acquire(ctx, "key", "y", 10*time.Second)
+		synctest.Wait()
+		hold, err := l.Inspect(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 1, hold.Waiting)
+		cancel()
+		synctest.Wait()
+	})
+}

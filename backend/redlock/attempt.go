@@ -46,6 +46,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 	begun := time.Now()
 	named := false // a majority named a holder in the last round
 	led := 0       // for how many rounds the attempt has led a split vote
+	var last *dlock.Attempt
 	for round := 1; ; round++ {
 		floor := v.l.floor()
 		for i := range v.seats {
@@ -73,11 +74,15 @@ func (v *voting) try() (dlock.Attempt, error) {
 			return *held, nil
 		}
 		if err := v.lack(); err != nil {
+			if last != nil && !v.unsure {
+				return *last, nil // that was so when a majority could be asked last
+			}
 			return dlock.Attempt{}, err
 		}
 		trip := time.Duration(v.l.trip.Load())
 		pause := time.Duration(0)
 		if named = held != nil; named {
+			last = held
 			if held := v.watch(0, held); held != nil {
 				return *held, nil
 			}
@@ -200,7 +205,7 @@ func (v *voting) watch(pause time.Duration, named *dlock.Attempt) *dlock.Attempt
 		case slices.ContainsFunc(holds, func(a answer[dlock.Hold]) bool { return isUnsupported(a.err) }):
 			return nil
 		case !v.l.enough(holds):
-			return named // that was so when a majority could be asked last
+			return named
 		}
 		named = nil
 		for i := range v.l.order(v.claim.key) {

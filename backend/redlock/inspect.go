@@ -59,29 +59,34 @@ func (l *Locker) enough(answers []answer[dlock.Hold]) bool {
 // majorityOf returns what a majority of the nodes says of a key, and whether there is one.
 func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, decided bool) {
 	rests := make(map[string][]time.Duration)
-	var waiting []int
 	missing, most := 0, 0
 	for i := range answers {
-		a := &answers[i]
-		if !a.ok() {
+		switch a := &answers[i]; {
+		case !a.ok():
 			missing++
-			continue
-		}
-		waiting = append(waiting, a.value.Waiting)
-		if a.value.Held {
+		case a.value.Held:
 			rests[a.value.Token] = append(rests[a.value.Token], a.value.Remaining)
 			most = max(most, len(rests[a.value.Token]))
 		}
 	}
-	if len(waiting) < l.quorum {
+	if len(answers)-missing < l.quorum {
 		return hold, false
 	}
-	hold.Waiting = nthLargest(waiting, max(1, l.quorum-missing))
 	for token, r := range rests {
 		if len(r) >= l.quorum {
 			hold.Held, hold.Token, hold.Remaining = true, token, l.rest(r, missing)
-			return hold, true
 		}
 	}
-	return hold, most+missing < l.quorum
+	var waiting []int
+	for i := range answers {
+		if a := &answers[i]; a.ok() {
+			n := a.value.Waiting
+			if hold.Held && a.value.Held && a.value.Token != hold.Token {
+				n++ // it has this vote, and waits for others
+			}
+			waiting = append(waiting, n)
+		}
+	}
+	hold.Waiting = nthLargest(waiting, max(1, l.quorum-missing))
+	return hold, hold.Held || most+missing < l.quorum
 }
