@@ -573,3 +573,25 @@ func TestWaitingWithAVote(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A node gives a vote, and its answer is lost. The others say that the key is held.
+func TestLostVoteIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New(s.nodes())
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.NoError(t, err)
+		_, err = s[0].Release(t.Context(), "key", "x")
+		require.NoError(t, err)
+		unsure := redlock.New([]dlock.Locker{&lossy{Locker: s[0]}, s[1], s[2]})
+		defer unsure.Close()
+		a, err := unsure.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.NoError(t, err)
+		require.Equal(t, "x", a.Holder)
+		time.Sleep(time.Second)
+		hold, err := s[0].Inspect(t.Context(), "key")
+		require.NoError(t, err)
+		require.False(t, hold.Held, "by %s", hold.Token)
+		require.NoError(t, l.Close())
+	})
+}

@@ -248,8 +248,8 @@ func (v *voting) yield() error {
 	return nil
 }
 
-// withdraw ends an attempt that was not granted. Its votes are given back before any later
-// request of the token reaches the node.
+// withdraw ends an attempt that was not granted. Its votes are given back before any later request
+// of the token reaches the node, also those of which no answer tells.
 func (v *voting) withdraw() {
 	v.mu.Lock()
 	v.fate = isReturned
@@ -264,7 +264,8 @@ func (v *voting) withdraw() {
 	}
 	for i := range v.seats {
 		s := &v.seats[i]
-		if s.flying || !v.mayReturn(s) {
+		lost := s.err != nil && !noEffect(s.err) && s.err != errSpoilt // perhaps a vote
+		if s.flying || !lost && !v.mayReturn(s) {
 			continue
 		}
 		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]

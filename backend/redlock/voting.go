@@ -138,7 +138,7 @@ func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, er
 				return err
 			})
 		}
-		switch uncertain := e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt; {
+		switch uncertain := e.uncertain(); {
 		case w == passed:
 			if s.spoilt = s.spoilt || e.unknown || e.err != nil; e.err != nil {
 				l.owe(v.claim, i)
@@ -164,7 +164,7 @@ func (v *voting) report(e event, s *station) {
 		v.answers <- e
 	}
 	v.mu.Unlock()
-	if fate == isReturned && e.fresh() || fate == isKept && e.queued() && !e.kept {
+	if fate == isReturned && (e.fresh() || e.what == voted && e.uncertain()) || fate == isKept && e.queued() && !e.kept {
 		v.l.giveBack(v.claim, e.node, s)
 	}
 }
@@ -185,6 +185,11 @@ func (s *station) waitFor(ctx context.Context, e *event, call func(context.Conte
 
 func (e *event) granted() bool { return e.err == nil && e.ballot.Acquired }
 func (e *event) fresh() bool   { return e.granted() && e.ballot.Fresh && !e.unknown }
+
+// uncertain reports whether a request without an answer may have had an effect, or may still have one.
+func (e *event) uncertain() bool {
+	return e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt
+}
 
 // queued reports whether a wait that has failed may have left its token in the queue.
 func (e *event) queued() bool {
@@ -238,7 +243,7 @@ func (v *voting) take(e event) {
 	s := &v.seats[e.node]
 	s.flying, s.answered, s.err = false, e.err == nil, e.err
 	v.flying--
-	v.unsure = v.unsure || e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt
+	v.unsure = v.unsure || e.uncertain()
 	if e.err != nil {
 		s.granted = false // as far as is known
 		return
