@@ -595,3 +595,29 @@ func TestLostVoteIsGivenBack(t *testing.T) {
 		require.NoError(t, l.Close())
 	})
 }
+
+// A node hangs when it is given its vote back.
+type clinging struct{ *memory.Locker }
+
+func (n clinging) Pass(ctx context.Context, _, _, _ string, _ int64) (bool, error) {
+	<-ctx.Done()
+	return false, ctx.Err()
+}
+
+// The others can still make a majority.
+func TestAVoteThatCannotBeGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New([]dlock.Locker{s[0], clinging{s[1]}, s[2]})
+		for i, other := range map[int]string{0: "x", 2: "z"} {
+			_, err := s[i].TryAcquire(t.Context(), "key", other, 10*time.Second)
+			require.NoError(t, err)
+			time.AfterFunc(time.Second, func() { s[i].Release(context.Background(), "key", other) })
+		}
+		begun := time.Now()
+		a, err := l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		require.Less(t, time.Since(begun), 2*time.Second)
+		require.NoError(t, l.Close())
+	})
+}

@@ -221,7 +221,7 @@ func (v *voting) watch(pause time.Duration, named *dlock.Attempt) *dlock.Attempt
 	return nil
 }
 
-// yield gives the votes back, and waits for the answers.
+// yield gives the votes back, and waits a moment for the answers.
 func (v *voting) yield() error {
 	returned, floor := 0, v.l.floor()
 	for i := range v.seats {
@@ -230,7 +230,7 @@ func (v *voting) yield() error {
 			returned++
 		}
 	}
-	timer := time.NewTimer(v.l.limit)
+	timer := time.NewTimer(longGrace + 2*time.Duration(v.l.trip.Load()))
 	defer timer.Stop()
 	for returned > 0 {
 		select {

@@ -448,7 +448,7 @@ func (v *voting) dated(fence int64, counts func(*seat) bool) (dlock.Attempt, boo
 // counters of a majority have reached it while the token held the key there. Without an error and
 // a grant, too many votes have ended before that.
 func (v *voting) elect() (dlock.Attempt, error) {
-	timer := time.NewTimer(v.l.limit)
+	timer := time.NewTimer(min(v.l.limit, v.ttl))
 	defer timer.Stop()
 	for {
 		var fence int64
