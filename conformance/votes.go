@@ -599,7 +599,12 @@ func placeMoves(s *scene) error {
 		s.gap()
 		first.cancel()
 		s.ended(first)
-		waiting := []*waiter{s.waitAt(v, g.key, s.token("stays"), 2000), s.waitAt(v, g.key, s.token("stays"), 4000), s.waitAt(v, g.key, first.token, moves)}
+		var waiting []*waiter
+		for _, place := range []int64{2000, 4000} {
+			waiting = append(waiting, s.waitAt(v, g.key, s.token("stays"), place))
+			s.gap() // a store that ignores places must not have them in order by chance
+		}
+		waiting = append(waiting, s.waitAt(v, g.key, first.token, moves))
 		s.gap()
 		if moves == 1000 {
 			waiting = []*waiter{waiting[2], waiting[0], waiting[1]}
