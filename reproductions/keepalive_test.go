@@ -156,10 +156,18 @@ func helpers(t *testing.T, addr string) map[string]func(context.Context, work) e
 		client.Close()
 	})
 	return map[string]func(context.Context, work) error{
-		"dlock":       func(ctx context.Context, do work) error { return withDlock(ctx, ours, "a", do) },
-		"rueidislock": func(ctx context.Context, do work) error { return withRueidislock(ctx, ru, "b", do) },
-		"redsync":     func(ctx context.Context, do work) error { return withRedsync(ctx, rs, "c", do) },
-		"redislock":   func(ctx context.Context, do work) error { return withRedislock(ctx, rl, "d", do) },
+		"dlock": func(ctx context.Context, do work) error { return withDlock(ctx, ours, "a", do) },
+		"rueidislock": func(ctx context.Context, do work) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			patience := time.AfterFunc(30*time.Second, cancel) // it has been seen to wait for minutes for a free key
+			return withRueidislock(ctx, ru, "b", func(ctx context.Context) error {
+				patience.Stop()
+				return do(ctx)
+			})
+		},
+		"redsync":   func(ctx context.Context, do work) error { return withRedsync(ctx, rs, "c", do) },
+		"redislock": func(ctx context.Context, do work) error { return withRedislock(ctx, rl, "d", do) },
 	}
 }
 
