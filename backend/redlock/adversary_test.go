@@ -112,7 +112,7 @@ func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
 		s[0].Steal("key", time.Hour)
 		nodes := s.nodes()
 		for i := range nodes {
-			nodes[i] = counted{s[i], calls}
+			nodes[i] = tallying{remote{s[i], func() time.Duration { return 0 }}, calls, new(atomic.Int64)}
 			s[i].Delay(time.Millisecond)
 		}
 		s[1].Fail(errDial)
@@ -122,17 +122,6 @@ func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
 		require.Error(t, err)
 		require.Less(t, calls.Load(), int64(300))
 	})
-}
-
-// A counted node counts its votes.
-type counted struct {
-	*memory.Locker
-	votes *atomic.Int64
-}
-
-func (n counted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
-	n.votes.Add(1)
-	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }
 
 // A node hangs, and requests of one token wait there for their turns. Close waits for the first.

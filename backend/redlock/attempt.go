@@ -264,8 +264,7 @@ func (v *voting) withdraw() {
 	}
 	for i := range v.seats {
 		s := &v.seats[i]
-		lost := s.err != nil && !noEffect(s.err) && s.err != errSpoilt // perhaps a vote
-		if s.flying || !lost && !v.mayReturn(s) {
+		if s.flying || !uncertain(s.err) && !v.mayReturn(s) {
 			continue
 		}
 		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]

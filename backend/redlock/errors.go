@@ -114,6 +114,10 @@ func noEffect(err error) bool {
 		errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dlock.ErrInvalid)
 }
 
+// uncertain reports whether a request that failed with err may have had an effect, or may still have
+// one.
+func uncertain(err error) bool { return err != nil && err != errSpoilt && !noEffect(err) }
+
 // pointless reports whether a node would fail again in the same way.
 func pointless(err error) bool {
 	return err == errSpoilt || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed)

@@ -252,5 +252,5 @@ func (r *renewal) healOne(node, i int) {
 		_, err := r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
 		return err
 	})
-	s.late = s.late || vote.unknown || vote.err != nil && !noEffect(vote.err)
+	s.late = s.late || vote.unknown || uncertain(vote.err)
 }

@@ -186,10 +186,7 @@ func (s *station) waitFor(ctx context.Context, e *event, call func(context.Conte
 func (e *event) granted() bool { return e.err == nil && e.ballot.Acquired }
 func (e *event) fresh() bool   { return e.granted() && e.ballot.Fresh && !e.unknown }
 
-// uncertain reports whether a request without an answer may have had an effect, or may still have one.
-func (e *event) uncertain() bool {
-	return e.unknown || e.err != nil && !noEffect(e.err) && e.err != errSpoilt
-}
+func (e *event) uncertain() bool { return e.unknown || uncertain(e.err) }
 
 // queued reports whether a wait that has failed may have left its token in the queue.
 func (e *event) queued() bool {
@@ -344,7 +341,8 @@ func (v *voting) collect() error {
 
 // A grace, and a part of the time so far, is how much longer a decided call waits for the nodes that
 // were not late the last time. If they are only a little slower than the majority, the call leaves
-// nothing to come later. A release has the longest: what comes later may meet its token again.
+// nothing to come later. A release has the longest: what comes later may meet its token again. So has an
+// Inspect, which tells of all nodes.
 const (
 	shortestGrace = 100 * time.Microsecond
 	shortGrace    = time.Millisecond
