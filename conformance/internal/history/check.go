@@ -51,12 +51,13 @@ func (m Model) checkAnswers(operations []*Operation) (*Violation, error) {
 	case wrong == nil:
 		return nil, nil
 	}
-	operations = slices.DeleteFunc(slices.Clone(operations), func(o *Operation) bool { return o.Begin > wrong.End })
+	end := wrong.End // what comes later is not to blame, and not known
+	operations = slices.DeleteFunc(slices.Clone(operations), func(o *Operation) bool { return o.Begin > end })
 	needed := shrink(operations, func(known func(*Operation) bool) bool {
-		wrong, _ := m.checker(operations, known).run()
+		wrong, _ := m.checker(operations, known).until(end).run()
 		return wrong != nil
 	})
-	c = m.checker(operations, func(o *Operation) bool { return slices.Contains(needed, o) })
+	c = m.checker(operations, func(o *Operation) bool { return slices.Contains(needed, o) }).until(end)
 	last, before := c.run()
 	return &Violation{
 		What: fmt.Sprintf("these answers cannot all be right: %v of %s is impossible where %s",

@@ -127,6 +127,7 @@ var wrongHistories = []scripted{
 	{"held after a wipe", []*Operation{gets(0, 1, "a", 8), wiped(2, 3), isRefused(4, 5, "b", "a")}, 3},
 	{"its own token is refused", []*Operation{gets(0, 1, "a", 8), isRefused(4, 5, "a", "a")}, 2},
 	{"renewal by one who never was granted", []*Operation{renewed(0, 1, "a", true)}, 1},
+	{"what comes later is not to blame", []*Operation{renewed(0, 4, "x", true), gets(1, 2, "a", 8), gets(3, 9, "b", 16), gone(5, 6, "a", true)}, 1},
 	{"renewal after release", []*Operation{gets(0, 1, "a", 8), gone(2, 3, "a", true), renewed(4, 5, "a", true)}, 3},
 	{"renewal revives", []*Operation{gets(0, 1, "a", 8), gets(110, 111, "b", 16), gone(112, 113, "b", true), renewed(114, 115, "a", true)}, 4},
 	{"renewal of a lease that is taken over", []*Operation{gets(0, 1, "a", 8), gets(110, 111, "b", 16), renewed(112, 113, "a", true)}, 3},

@@ -86,6 +86,12 @@ func (m Model) checker(operations []*Operation, known func(*Operation) bool) *ch
 	return c
 }
 
+// until is c without the events after end.
+func (c *checker) until(end int) *checker {
+	c.events = slices.DeleteFunc(c.events, func(e event) bool { return e.place() > end })
+	return c
+}
+
 // number numbers the tokens that some answer shows to have held the key. It reports
 // whether some answer shows that the key was held, but not by whom.
 func (c *checker) number(operations []*Operation, isIndeterminate func(*Operation) bool) (anonymous bool) {

@@ -75,7 +75,7 @@ func (o *Operation) String() string {
 func (o *Operation) answer() string {
 	switch {
 	case o.Outcome == Granted:
-		return fmt.Sprintf("acquired, fence %d", o.Fence)
+		return fmt.Sprintf("acquired, fence %d, since %s", o.Fence, millis(o.Since))
 	case o.Outcome == Refused, o.Outcome == Held && o.Method == Inspect:
 		return "held by " + short(o.Holder)
 	case o.Outcome == NotHeld && o.Method == Inspect:
