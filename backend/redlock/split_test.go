@@ -147,3 +147,37 @@ func TestALineSettlesAfterSplits(t *testing.T) {
 		})
 	}
 }
+
+// Clients for which a round trip takes far longer than any before settle a split, too: a survey
+// takes as long as it must. Without what the others hold, each would think that it leads.
+func TestASplitSettlesFarAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const contenders, oneWay, lasting, ttl = 6, 20 * time.Millisecond, 30 * time.Second, 200 * time.Millisecond
+		stores := newStores(3)
+		ctx, stop := context.WithTimeout(t.Context(), lasting)
+		defer stop()
+		var grants atomic.Int64
+		var all sync.WaitGroup
+		for range contenders {
+			var nodes []dlock.Locker
+			for i := range stores {
+				nodes = append(nodes, remote{stores[i], func() time.Duration { return oneWay + rand.N(oneWay) }})
+			}
+			l := redlock.New(nodes, redlock.WithoutGuard())
+			all.Go(func() {
+				defer l.Close()
+				for i := 0; ctx.Err() == nil; i++ {
+					token := fmt.Sprintf("%p %d", l, i)
+					if a, err := l.Acquire(ctx, "key", token, ttl); err == nil && a.Acquired {
+						grants.Add(1)
+					}
+					_, _ = l.Release(context.WithoutCancel(ctx), "key", token)
+				}
+			})
+		}
+		all.Wait()
+		if want := int64(lasting / (4 * 3 * oneWay)); grants.Load() < want {
+			t.Errorf("%d grants in %v, want at least %d", grants.Load(), lasting, want)
+		}
+	})
+}

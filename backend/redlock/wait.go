@@ -49,7 +49,7 @@ type wait struct {
 	stop     context.CancelFunc
 	released int64 // claim.releases at the begin
 
-	surveys    chan []string // the holder at each node; "" if unknown
+	surveys    chan []string // the holder at each node, "" if unknown; nil if no majority has answered
 	surveying  bool
 	surveyAt   time.Time // when the next one is due; zero for none
 	pause      time.Duration
@@ -102,7 +102,11 @@ func (w *wait) run() (dlock.Attempt, error) {
 			}
 		case holders := <-w.surveys:
 			w.surveying = false
-			w.judge(holders)
+			if holders == nil {
+				w.surveyIn(min(2*w.pause, ledFor/2))
+			} else {
+				w.judge(holders)
+			}
 		case <-timer.C:
 		}
 	}
@@ -208,7 +212,11 @@ func (w *wait) surveyIn(d time.Duration) {
 func (w *wait) survey() {
 	w.surveying, w.surveyAt = true, time.Time{}
 	w.l.spawn(func() {
-		holds := w.l.inspectAll(w.ctx, w.claim.key, min(w.l.limit, 4*w.trip()+20*time.Millisecond), shortGrace, w.l.enough)
+		holds := w.l.inspectAll(w.ctx, w.claim.key, w.l.limit, shortGrace, w.l.enough)
+		if !w.l.enough(holds) {
+			w.surveys <- nil
+			return
+		}
 		holders := make([]string, len(holds))
 		for i := range holds {
 			if holds[i].ok() && holds[i].value.Held {
