@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,6 +40,10 @@ var majoritiesCases = []testCase{
 		clause: withSource("A backend that asks several nodes gives back the votes of an attempt that was refused.")},
 	{name: "ReleaseIsOwed", check: onNodes(3, releaseIsOwed), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes repeats a release that a minority has not answered.")},
+	{name: "OwedReleaseEndsNoLease", check: onNodes(3, owedReleaseEndsNoLease), once: true, needs: needsMajority,
+		clause: withSource("A backend that asks several nodes grants nothing by a vote that a repeated release of the same token may end.")},
+	{name: "LateVotesDoNotCount", check: onNodes(3, lateVotesDoNotCount), once: true, needs: needsMajority,
+		clause: withSource("A backend that asks several nodes does not count a vote whose answer comes after its token was released.")},
 }
 
 func needsMajority(h Harness) string {
@@ -330,4 +335,53 @@ func releaseIsOwed(m *majority) {
 	if token := m.knows(2); token != "" {
 		m.scene.fail("a node that failed for 3s is still held %v later by a token that was released", voteTTL/2)
 	}
+}
+
+func owedReleaseEndsNoLease(m *majority) {
+	m.takes()
+	m.fail(1)
+	m.releases()
+	time.Sleep(time.Millisecond) // node 1 fails
+	m.fail(2)
+	m.takesAgain()
+}
+
+func lateVotesDoNotCount(m *majority) {
+	const late = time.Second / 2
+	m.nodes[1].SetClock(time.Hour) // so its fence is the largest, and need not be raised
+	m.a = m.h.Majority(m.t, []dlock.Locker{m.nodes[0], tardy{m.nodes[1], late}, m.nodes[2]})
+	m.fail(2)
+	ctx, cancel := context.WithTimeout(m.ctx, late/5)
+	defer cancel()
+	_, _ = m.a.TryAcquire(ctx, m.key, "a", voteTTL) // which gives up before a majority has answered
+	m.fail()
+	m.releases()
+	m.fail(2)
+	m.nodes[1].Delay(time.Hour)
+	m.takesAgain()
+}
+
+// takesAgain has a repeat its attempt until it is acquired, or a TTL has passed.
+func (m *majority) takesAgain() {
+	for end := time.Now().Add(voteTTL); !m.over() && time.Now().Before(end); {
+		start := time.Now()
+		a, err := m.a.TryAcquire(m.ctx, m.key, "a", voteTTL)
+		if err == nil && a.Acquired {
+			m.fail()
+			m.excluded(start.Add(voteTTL))
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A tardy node executes votes at once, and answers later.
+type tardy struct {
+	*memory.Locker
+	by time.Duration
+}
+
+func (l tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	defer time.Sleep(l.by)
+	return l.Locker.Vote(ctx, key, token, ttl, floor)
 }

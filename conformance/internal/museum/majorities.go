@@ -21,11 +21,13 @@ var majorities = []Exhibit{
 	{Name: "oneRefuses", Cases: names{"RefusalNeedsMajority"}, Also: names{"OldestVoteDates"}, BeyondModel: true, flaw: oneRefuses},
 	{Name: "keepsItsStrays", Cases: names{"StraysAreReleased"}, BeyondModel: true, flaw: keepsItsStrays},
 	{Name: "owesNothing", Cases: names{"ReleaseIsOwed"}, BeyondModel: true, flaw: owesNothing},
+	{Name: "asksAgainAtOnce", Cases: names{"OwedReleaseEndsNoLease"}, BeyondModel: true, flaw: asksAgainAtOnce},
+	{Name: "countsLateVotes", Cases: names{"LateVotesDoNotCount"}, BeyondModel: true, flaw: countsLateVotes},
 }
 
 // Majority returns the exhibit as a lock on nodes, which are dlock.Voters.
 func (e Exhibit) Majority(nodes []dlock.Locker, longest time.Duration) dlock.Locker {
-	m := &majority{quorum: len(nodes)/2 + 1, longest: longest, owed: make(map[vote]bool)}
+	m := &majority{quorum: len(nodes)/2 + 1, longest: longest, owed: make(map[vote]bool), asked: make(map[vote]chan opinion)}
 	for _, n := range nodes {
 		m.nodes = append(m.nodes, n.(dlock.Voter))
 	}
@@ -119,3 +121,15 @@ func keepsItsStrays(m *majority) { m.keepsStrays = true }
 // Harm: votes of the dead add up, until a key is blocked.
 // Right: repeat it for as long as the vote can last.
 func owesNothing(m *majority) { m.forgetsNodes = true }
+
+// A token asks for votes again while its release is repeated.
+// Seen: made for its case.
+// Harm: the release arrives after the new vote, and ends it. Its holder believes in it, and another gets the key.
+// Right: the node does not count for that token before it has answered the release.
+func asksAgainAtOnce(m *majority) { m.asksAgainAtOnce = true }
+
+// A vote counts whenever its answer comes.
+// Seen: made for its case.
+// Harm: the token was released since, and the node has no vote of it.
+// Right: only the answers to the requests of this attempt count.
+func countsLateVotes(m *majority) { m.countsLateVotes = true }

@@ -18,13 +18,14 @@ type majority struct {
 	longest time.Duration // TTL
 	flaws
 
-	mu   sync.Mutex
-	owed map[vote]bool // released, but not yet answered: no vote counts meanwhile
+	mu    sync.Mutex
+	owed  map[vote]bool         // released, but not yet answered: no vote counts meanwhile
+	asked map[vote]chan opinion // for countsLateVotes
 }
 
 type flaws struct {
 	byTheYoungest, givesUpWhole, ballotsOfYoung, renewalsOfYoung, countsHeals, maximumAlone, oneRenews, oneReleases,
-	keepsStrays, forgetsNodes, asksAgainAtOnce, anyStores, oneRefuses, waitsForAll bool
+	keepsStrays, forgetsNodes, asksAgainAtOnce, countsLateVotes, anyStores, oneRefuses, waitsForAll bool
 }
 
 type vote struct {
@@ -46,9 +47,17 @@ var (
 	errSameStore = fmt.Errorf("%w nodes: two are the same store", dlock.ErrInvalid)
 )
 
-// ask puts a question to all nodes. It does not stop when ctx ends: what is on its way arrives.
-func (m *majority) ask(ctx context.Context, key, token string, ask func(context.Context, dlock.Voter) (dlock.Ballot, error)) <-chan opinion {
+type inquiry func(context.Context, dlock.Voter) (dlock.Ballot, error)
+
+// ask puts a question to all nodes.
+func (m *majority) ask(ctx context.Context, key, token string, ask inquiry) <-chan opinion {
 	answers := make(chan opinion, len(m.nodes))
+	m.askFor(answers, ctx, key, token, ask)
+	return answers
+}
+
+// askFor is ask. It does not stop when ctx ends: what is on its way arrives.
+func (m *majority) askFor(answers chan<- opinion, ctx context.Context, key, token string, ask inquiry) {
 	for i, n := range m.nodes {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeLimit)
@@ -60,7 +69,21 @@ func (m *majority) ask(ctx context.Context, key, token string, ask func(context.
 			answers <- o
 		}()
 	}
-	return answers
+}
+
+// ballotBox returns where the votes for a token are collected.
+func (m *majority) ballotBox(key, token string) chan opinion {
+	box := make(chan opinion, len(m.nodes))
+	if !m.countsLateVotes {
+		return box
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := vote{key: key, token: token}
+	if m.asked[v] == nil {
+		m.asked[v] = make(chan opinion, 100*len(m.nodes))
+	}
+	return m.asked[v]
 }
 
 // A count counts answers until a majority is certain.
@@ -108,7 +131,8 @@ func (m *majority) TryAcquire(ctx context.Context, key, token string, ttl time.D
 	}
 	start := time.Now()
 	floor := start.Add(5 * time.Millisecond).UnixMicro()
-	answers := m.ask(ctx, key, token, func(ctx context.Context, n dlock.Voter) (dlock.Ballot, error) {
+	answers := m.ballotBox(key, token)
+	m.askFor(answers, ctx, key, token, func(ctx context.Context, n dlock.Voter) (dlock.Ballot, error) {
 		b, err := n.Vote(ctx, key, token, ttl, floor)
 		if b.Since.IsZero() {
 			b.Since = start
@@ -137,23 +161,26 @@ func (m *majority) TryAcquire(ctx context.Context, key, token string, ttl time.D
 // granted dates a lease by the oldest vote, and gives it a fence that a majority knows.
 func (m *majority) granted(ctx context.Context, c count, ttl time.Duration) (dlock.Attempt, error) {
 	a := c.yes[0].Attempt
-	same := 0
 	for _, o := range c.yes {
 		if o.Since.Before(a.Since) != m.byTheYoungest {
 			a.Since = o.Since
 		}
 		a.Fence = max(a.Fence, o.Fence)
 	}
+	reached := make(map[int]bool) // which nodes' counters have
 	for _, o := range c.yes {
 		if o.Fence == a.Fence {
-			same++
+			reached[o.node] = true
 		}
 	}
-	if same >= m.quorum || m.maximumAlone {
+	if len(reached) >= m.quorum || m.maximumAlone {
 		return a, nil
 	}
 	raised := m.tally(ctx, m.confirm(ctx, c.yes[0].key, c.yes[0].token, ttl, a.Fence), len(m.nodes)+1, m.ballotsOfYoung)
-	if len(raised.yes) < m.quorum {
+	for _, o := range raised.yes {
+		reached[o.node] = true
+	}
+	if len(reached) < m.quorum {
 		return dlock.Attempt{}, raised.undecided()
 	}
 	return a, nil
