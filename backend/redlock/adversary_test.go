@@ -610,3 +610,76 @@ func TestAVoteThatCannotBeGivenBack(t *testing.T) {
 		require.NoError(t, l.Close())
 	})
 }
+
+// A vote had no answer, but the release after it had. The token is good for another attempt, and what
+// is repeated against the late vote does not end that one.
+func TestTokenAfterAnUnansweredVote(t *testing.T) {
+	afterAnUnansweredVote(t, func(t *testing.T, l *redlock.Locker, s stores) {
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		time.Sleep(5 * time.Second)
+		for i := range s {
+			require.True(t, s[i].Expire("key"), "node %d has lost the vote", i)
+		}
+	})
+}
+
+// If a repetition has no answer, it may arrive later.
+func TestRepeatedReleaseWithoutAnAnswer(t *testing.T) {
+	afterAnUnansweredVote(t, func(t *testing.T, l *redlock.Locker, s stores) {
+		s[1].FailReplies(errors.New("lost"))
+		time.Sleep(time.Second)
+		s[1].FailReplies(nil)
+		s[0].Fail(errDial)
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.False(t, a.Acquired && err == nil, "by nodes 1 and 2")
+	})
+}
+
+func afterAnUnansweredVote(t *testing.T, check func(*testing.T, *redlock.Locker, stores)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		for i := range s {
+			s[i].FailReplies(errors.New("lost"))
+		}
+		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.Error(t, err)
+		for i := range s {
+			s[i].FailReplies(nil)
+		}
+		held, err := l.Release(t.Context(), "key", "x")
+		require.True(t, held && err == nil, "Release: %v, %v", held, err)
+		check(t, l, s)
+	})
+}
+
+// The fence of the first votes is agreed on when they have ended. The attempt votes again.
+func TestVotesThatEndBeforeTheirFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		var nodes []dlock.Locker
+		for i := range s {
+			s[i].SetClock(time.Duration(i) * 2 * time.Second)
+			nodes = append(nodes, &hesitant{Locker: s[i]})
+		}
+		l := redlock.New(nodes)
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "x", 200*time.Millisecond)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+	})
+}
+
+// A hesitant node takes its time for the first confirmation.
+type hesitant struct {
+	*memory.Locker
+	asked atomic.Bool
+}
+
+func (n *hesitant) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	if !n.asked.Swap(true) {
+		time.Sleep(300 * time.Millisecond)
+	}
+	return n.Locker.Confirm(ctx, batch)
+}

@@ -23,11 +23,20 @@ type id struct{ key, token string }
 // turn until that has been answered or has failed.
 type station struct {
 	turn   turn
-	spoilt bool      // a release had no answer: it may arrive later than any vote, and is repeated
+	spoilt bool      // a release had no answer, and may arrive later than any vote
 	late   bool      // a vote had no answer, and may arrive later than a release
+	uses   int       // how many requests for a vote, or to keep one, there were
 	lacks  time.Time // since when the node is known not to hold the lease; or zero
 
 	wait atomic.Pointer[waiting] // in the node's queue; or nil
+}
+
+// use reports whether the caller, who has the turn, may ask for a vote or ask to keep one.
+func (s *station) use() bool {
+	if !s.spoilt {
+		s.uses++
+	}
+	return !s.spoilt
 }
 
 // A turn is a mutex whose Lock tests can wait for in virtual time.

@@ -48,13 +48,31 @@ func (e *MajorityError) Error() string {
 // nodes said it that the others are no majority, else nil.
 func (e *MajorityError) Unwrap() error { return e.cause }
 
+// Timeout reports whether a majority might have decided the call if all nodes had answered in time.
+func (e *MajorityError) Timeout() bool {
+	n := 0
+	for _, err := range e.Nodes {
+		var timeout interface{ Timeout() bool }
+		if err == nil || errors.As(err, &timeout) && timeout.Timeout() {
+			n++
+		}
+	}
+	return n >= e.Quorum
+}
+
 var (
-	errSplit    = errors.New("its votes went to several tokens")
-	errSpoilt   = errors.New("a release of this token had no answer")
-	errRepeated = errors.New("says no, but an earlier request of this call had no answer")
-	errNoVote   = errors.New("granted by a stand-in")
-	errPending  = errors.New("no answer yet")
+	errSplit          = errors.New("its votes went to several tokens")
+	errSpoilt   error = timeout("a release of this token had no answer")
+	errRepeated error = timeout("says no, but an earlier request of this call had no answer")
+	errNoVote         = errors.New("granted by a stand-in")
+	errPending  error = timeout("no answer yet")
 )
+
+// A timeout is the error of a node that has not answered in time.
+type timeout string
+
+func (e timeout) Error() string { return string(e) }
+func (timeout) Timeout() bool   { return true }
 
 // youngError is why the answer of a node does not count because of the guard.
 type youngError struct{ wait time.Duration }
@@ -129,7 +147,7 @@ func hideContext(err error, limit time.Duration) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	hidden := fmt.Errorf("no answer within %v", limit)
+	hidden := timeout(fmt.Sprintf("no answer within %v", limit))
 	var none *dlock.NoEffectError
 	if errors.As(err, &none) {
 		return &dlock.NoEffectError{Err: hidden}

@@ -26,7 +26,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	defer func() { <-c.releasing }()
 	floor := l.floor()
 	held, decided := false, false
-	late := make([]bool, len(l.nodes))
+	late, uses := make([]bool, len(l.nodes)), make([]int, len(l.nodes))
 	sent := context.WithoutCancel(ctx) // a request that is cut short may still arrive
 	answers := poll(ctx, l, l.limit, longGrace, func(_ context.Context, i int, decided func() bool) (held bool, r request) {
 		s := &c.stations[i]
@@ -36,8 +36,8 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
 			return err
 		})
-		s.lacks, late[i] = time.Time{}, s.late
-		s.spoilt = s.spoilt || s.late || r.unknown || r.err != nil
+		s.lacks, late[i], uses[i] = time.Time{}, s.late, s.uses
+		s.spoilt = s.spoilt || r.unknown || r.err != nil
 		return held, r
 	}, func(answers []answer[bool]) bool {
 		held, decided = l.tally(answers)
@@ -47,7 +47,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		_, ok := l.tally(answers) // else the caller owes all of them
 		for i := range answers {
 			if late[i] || ok && answers[i].err != nil {
-				l.owe(c, i)
+				l.owe(c, i, uses[i])
 			}
 		}
 	})
@@ -88,8 +88,9 @@ func unsure(a *answer[bool]) error {
 const maxOwed = 1024
 
 // owe repeats a release at a node in the background until the node answers. If a vote had no
-// answer, it may arrive after that, so the release is repeated for longer.
-func (l *Locker) owe(c *claim, i int) {
+// answer, it may arrive after that, so the release is repeated for longer, but not once the token is
+// used again: after so many uses of the station.
+func (l *Locker) owe(c *claim, i, uses int) {
 	if l.owed.Add(1) > maxOwed {
 		l.owed.Add(-1)
 		return
@@ -105,13 +106,17 @@ func (l *Locker) owe(c *claim, i int) {
 				return // another release has taken it over
 			}
 			s.turn.Lock()
-			r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
-				_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
-				return err
-			})
-			late := s.late
+			over := s.uses != uses
+			if !over {
+				r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
+					_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
+					return err
+				})
+				s.spoilt = s.spoilt || r.unknown || r.err != nil
+				over = r.err == nil && !s.late
+			}
 			s.turn.Unlock()
-			if r.err == nil && !late {
+			if over {
 				return
 			}
 		}

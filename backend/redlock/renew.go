@@ -137,12 +137,11 @@ func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answ
 func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []answer[bool], decided func() bool) {
 	var sent []int
 	for _, i := range turns {
-		switch s := &r.claims[i].stations[node]; {
-		case s.spoilt:
+		if s := &r.claims[i].stations[node]; s.use() {
+			sent = append(sent, i)
+		} else {
 			s.turn.Unlock()
 			answers[i] = answer[bool]{request: request{err: errSpoilt}, given: true}
-		default:
-			sent = append(sent, i)
 		}
 	}
 	if len(sent) == 0 {
@@ -244,7 +243,7 @@ func (r *renewal) healOne(node, i int) {
 		return
 	}
 	defer s.turn.Unlock()
-	if s.spoilt || s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] {
+	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] || !s.use() {
 		return
 	}
 	floor := r.l.floor()

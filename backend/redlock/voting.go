@@ -122,7 +122,7 @@ func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, er
 		defer s.turn.Unlock()
 		e := event{node: i, what: w}
 		switch {
-		case s.spoilt && w != passed:
+		case w != passed && !s.use():
 			e.err = errSpoilt
 		case w == enqueued:
 			e.sent = time.Now()
@@ -141,7 +141,7 @@ func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, er
 		switch uncertain := e.uncertain(); {
 		case w == passed:
 			if s.spoilt = s.spoilt || e.unknown || e.err != nil; e.err != nil {
-				l.owe(v.claim, i)
+				l.owe(v.claim, i, s.uses)
 			}
 		case w != confirmed:
 			s.late = s.late || uncertain
@@ -201,7 +201,7 @@ func (l *Locker) giveBack(c *claim, node int, s *station) {
 	})
 	s.spoilt = s.spoilt || r.unknown || r.err != nil
 	if r.err != nil {
-		l.owe(c, node)
+		l.owe(c, node, s.uses)
 	}
 }
 
@@ -471,6 +471,9 @@ func (v *voting) elect() (dlock.Attempt, error) {
 			v.take(e)
 			continue
 		case <-timer.C:
+			if v.ttl < v.l.limit {
+				return dlock.Attempt{}, nil
+			}
 			return dlock.Attempt{}, v.failure(errPending)
 		case <-v.ctx.Done():
 			return dlock.Attempt{}, v.ctx.Err()
