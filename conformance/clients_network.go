@@ -35,8 +35,33 @@ func unreachable(how string, become func(*network, grant)) part {
 	return func(n *network) {
 		g := n.grant(n.via, n.key(), n.token("holder"), long)
 		become(n, g)
+		if n.minor {
+			undisturbed(n, g)
+			return
+		}
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
 	}
+}
+
+// undisturbed makes every call of a store that has lost a minority of its addresses. Each succeeds.
+func undisturbed(n *network, g grant) {
+	g = n.again(n.via, g, long)
+	can := n.abilities(n.via)
+	if can.inspect {
+		n.sees(n.via, g, long)
+	}
+	n.renew(n.via, g, long, true)
+	if can.batch {
+		n.renewAll(n.via, []wish{g.wish(long, true)})
+	}
+	n.held(n.via, g)
+	if can.wait {
+		w := n.wait(n.via, g.key, n.token("waiter"), long)
+		n.waits(w)
+		n.release(n.via, g, true)
+		g = n.served(w, "the holder released the key")
+	}
+	n.release(n.via, g, true)
 }
 
 // breakOff cuts the connection in the middle of every reply that concerns the key of g,
@@ -132,7 +157,11 @@ func blackHole(s *scene) error {
 // swallow lets a lease end in a black hole. Its holder must know of that before another
 // has the key, and what arrives late must not touch the other's lease.
 func swallow(n *network, d faultproxy.Direction) {
-	c := n.core(dlock.WithTTL(n.h.coreTTL()))
+	ttl := n.h.coreTTL()
+	if n.minor {
+		ttl = n.h.keptTTL()
+	}
+	c := n.core(dlock.WithTTL(ttl))
 	defer c.Close()
 	lease := n.leaseSlowly(c, n.key())
 	if lease == nil {
@@ -140,6 +169,10 @@ func swallow(n *network, d faultproxy.Direction) {
 	}
 	work := lease.Context(n.ctx)
 	n.Block(d)
+	if n.minor {
+		n.keepsOn(lease, time.Now().Add(ttl))
+		return
+	}
 	next := succeed(n, lease)
 	if n.over() {
 		return
@@ -154,6 +187,16 @@ func swallow(n *network, d faultproxy.Direction) {
 	n.recovers()
 	n.held(n.direct, next)
 	n.release(n.direct, next, true)
+}
+
+// keepsOn checks that a lease is renewed until its deadline is later than then, and releases it.
+func (n *network) keepsOn(lease *dlock.Lease, then time.Time) {
+	for ; !n.over() && !lease.Deadline().After(then); time.Sleep(5 * time.Millisecond) {
+		if err := lease.Err(); err != nil {
+			n.fail("a lease was lost while %d of %d addresses swallowed everything: %w", len(n.struck), len(n.proxies), err)
+		}
+	}
+	n.noError(lease.Release(), "Lease.Release", lease.Key())
 }
 
 // succeed takes the key of a lease as soon as the store gives it away, and checks that

@@ -58,6 +58,7 @@
 //   - Count counts what the store keeps. NoLeaks then finds what is never removed, such as a
 //     counter for each lock that was ever used.
 //   - Unordered is for stores that queue waiters, but not in order.
+//   - Scattered is for stores whose answers may show what other calls are still doing.
 //   - PerCase returns a Harness with a store of its own for each case, for stores that are
 //     quick to create. Cases then run at the same time even if Advance is set.
 //

@@ -14,6 +14,7 @@ type fleet struct {
 	ends    context.Context // with the case
 	proxies []*faultproxy.Proxy
 	struck  []*faultproxy.Proxy
+	minor   bool // the others are a majority, so calls succeed all the same
 }
 
 // addrs is where the store of DialAll, or of Dial, really is.
@@ -26,6 +27,9 @@ func (h Harness) addrs() []string {
 
 // quorum is how many addresses are a majority.
 func (h Harness) quorum() int { return len(h.addrs())/2 + 1 }
+
+// spared is how many addresses may fail while the others are a majority.
+func (h Harness) spared() int { return len(h.addrs()) - h.quorum() }
 
 // fleet returns a client of the store, and the proxies that it goes through. Faults strike the
 // first n of them.
@@ -40,7 +44,7 @@ func (s *scene) fleet(n int) (*client, *fleet, error) {
 		}
 		f.proxies, addrs = append(f.proxies, p), append(addrs, p.Addr())
 	}
-	f.struck = f.proxies[:n]
+	f.struck, f.minor = f.proxies[:n], n <= s.h.spared()
 	if s.h.DialAll != nil {
 		return s.clientOf(s.h.DialAll(s.t, addrs), "Harness.DialAll"), f, nil
 	}
@@ -81,11 +85,11 @@ func (f *fleet) Watch(m faultproxy.Match) *faults {
 }
 
 func (f *fleet) DropRequest(m faultproxy.Match, e faultproxy.Ending) *faults {
-	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropRequest(m, e) })
+	return f.loses(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropRequest(m, e) })
 }
 
 func (f *fleet) DropReply(m faultproxy.Match, e faultproxy.Ending) *faults {
-	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(m, e) })
+	return f.loses(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(m, e) })
 }
 
 func (f *fleet) CutReply(m faultproxy.Match) *faults {
@@ -107,13 +111,21 @@ func (f *fleet) Lift(all *faults) bool {
 
 // faults are one for each proxy that is struck.
 type faults struct {
-	ends context.Context
-	each []*faultproxy.Fault
+	ends     context.Context
+	each     []*faultproxy.Fault
+	harmless bool // the call succeeds all the same
 }
 
 func (f *fleet) each(set func(*faultproxy.Proxy) *faultproxy.Fault) *faults {
 	all := &faults{ends: f.ends}
 	f.strike(func(p *faultproxy.Proxy) { all.each = append(all.each, set(p)) })
+	return all
+}
+
+// loses is each for a fault that loses a request or a reply.
+func (f *fleet) loses(set func(*faultproxy.Proxy) *faultproxy.Fault) *faults {
+	all := f.each(set)
+	all.harmless = f.minor
 	return all
 }
 

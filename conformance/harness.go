@@ -44,7 +44,8 @@ type Harness struct {
 
 	// DialAll is in place of Dial for a store that has several addresses, such as a
 	// majority of servers: addrs stand for those of Addrs, in the same order. Faults then
-	// strike a majority of them, and all.
+	// strike one of them and as many as a majority can spare, when calls must succeed all the
+	// same, and a majority and all.
 	DialAll func(t *testing.T, addrs []string) dlock.Locker
 
 	// Addrs are where the stores of DialAll really are.
@@ -76,6 +77,11 @@ type Harness struct {
 
 	// Unordered says that the store serves waiters in any order.
 	Unordered bool
+
+	// Scattered says that the store has several nodes, which do not execute a call at the same
+	// instant. An answer may then show a call that is still under way: it may name as the holder one
+	// whose attempt is refused in the end.
+	Scattered bool
 
 	// SkipForward leaves out the subtest Forward. It is for clients that are also
 	// tested with another Harness.

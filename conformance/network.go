@@ -25,12 +25,21 @@ type network struct {
 type part func(*network)
 
 // overNetworks runs each part with a network of its own, all at the same time. If the store has
-// several addresses, the faults strike a majority of them in one, and all in another.
+// several addresses, the faults strike one of them, as many as a majority can spare, a majority, and
+// all.
 func (s *scene) overNetworks(parts ...part) {
+	if s.h.spared() > 0 {
+		s.overFaulty([]int{1, s.h.spared()}, parts...)
+	}
+	s.overFailed(parts...)
+}
+
+// overFailed is overNetworks without the faults that leave a majority alone.
+func (s *scene) overFailed(parts ...part) {
 	s.overFaulty([]int{s.h.quorum(), len(s.h.addrs())}, parts...)
 }
 
-// overFaulty is overNetworks, where the faults strike so many addresses.
+// overFaulty runs each part with networks in which the faults strike so many addresses.
 func (s *scene) overFaulty(struck []int, parts ...part) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -95,7 +104,7 @@ func (n *network) warm() {
 }
 
 // spoil makes a call that f is to strike, and returns its error. Once the fault has
-// struck, the caller gives up.
+// struck, the caller gives up, unless the call is to succeed all the same.
 func (n *network) spoil(f *faults, name string, call func(context.Context) error) error {
 	if n.over() {
 		return nil
@@ -110,14 +119,21 @@ func (n *network) spoil(f *faults, name string, call func(context.Context) error
 	}()
 	select {
 	case <-f.Struck():
-		giveUp()
+		if !f.harmless {
+			giveUp()
+		}
 	case <-done:
+		if n.minor { // it need not have waited for those that are struck
+			n.awaitFor(f.Struck(), n.h.gap())
+		}
 	}
 	if !n.await(done) {
 		n.fail("%s did not return within %v after its ctx had ended, over a network that is faulty", name, n.h.patience())
 		return nil
 	}
 	switch met := !n.Lift(f); {
+	case f.harmless && err != nil:
+		n.fail("%s, which was lost or not answered at %d of %d addresses, returned %w; want no error", name, len(n.struck), len(n.proxies), err)
 	case met:
 	case err != nil:
 		n.fail("%s, over a network that has spoilt nothing yet, returned %w", name, err)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 )
 
@@ -123,6 +124,57 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 		require.False(t, isSkip(err), "%s of %s: %v", f.caught, f.Name, err)
 		assert.Regexp(t, f.why, err.Error(), "%s of %s", f.caught, f.Name)
 	}
+}
+
+// What asks three addresses must not be disturbed by the network of one. A lock that depends on the
+// first is.
+func TestMinorityOfNetworks(t *testing.T) {
+	majority := func(t *testing.T, nodes []dlock.Locker) dlock.Locker {
+		l := redlock.New(nodes, redlock.WithoutGuard())
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	first := func(_ *testing.T, nodes []dlock.Locker) dlock.Locker { return nodes[0] }
+	names := []string{"UnreachableStore", "BlackHole", "LostReplyOverNetwork"}
+	for i, err := range playAll(2*len(names), func(i int) error {
+		of := majority
+		if i >= len(names) {
+			of = first
+		}
+		return play(t, onThree(t, of), caseNamed(t, names[i%len(names)]))
+	}) {
+		if i < len(names) {
+			assert.NoError(t, err, names[i])
+		} else {
+			assert.Error(t, err, names[i%len(names)])
+			assert.False(t, isSkip(err), "%v", err)
+		}
+	}
+}
+
+// onThree is the harness of a store on three servers.
+func onThree(t *testing.T, of func(*testing.T, []dlock.Locker) dlock.Locker) Harness {
+	h := Harness{Unordered: true, Scattered: true}
+	var stores []Harness
+	for range 3 {
+		store := networkHarness(t, museum.Exhibit{})
+		stores, h.Addrs = append(stores, store), append(h.Addrs, store.Addr)
+	}
+	h.New = func(t *testing.T) dlock.Locker {
+		var nodes []dlock.Locker
+		for _, store := range stores {
+			nodes = append(nodes, store.New(t))
+		}
+		return of(t, nodes)
+	}
+	h.DialAll = func(t *testing.T, addrs []string) dlock.Locker {
+		var nodes []dlock.Locker
+		for i, addr := range addrs {
+			nodes = append(nodes, stores[i].Dial(t, addr))
+		}
+		return of(t, nodes)
+	}
+	return h
 }
 
 // A store whose requests hide key and token, behind TLS for instance, is no failure;

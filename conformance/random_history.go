@@ -396,7 +396,7 @@ func (w *worker) seize(s history.Step) *history.Hold {
 func (r *randomRun) verdict() error {
 	e := &historyError{seed: r.seed, history: r.recorder.History()}
 	var unchecked error
-	e.violation, unchecked = history.Model{FenceStep: numbers, Late: r.late}.Check(e.history)
+	e.violation, unchecked = history.Model{FenceStep: numbers, Late: r.late, Contenders: r.s.h.Scattered}.Check(e.history)
 	if unchecked != nil {
 		r.s.t.Log(unchecked)
 	}

@@ -329,7 +329,7 @@ func deadHostManyWaiters(s *scene) error {
 func deadWaiterOverNetwork(s *scene) error {
 	s.acquirer()
 	silent := s.h.patience() / 3
-	s.overNetworks(
+	s.overFailed(
 		func(n *network) { waitersDie(n, 1, long, "whose process was killed", n.Refuse) },
 		func(n *network) { waitersDie(n, 50, long, "whose process was killed", n.Refuse) },
 		func(n *network) {

@@ -11,6 +11,9 @@ import (
 type Model struct {
 	FenceStep int64                                 // each fence is larger than the one before by at least that; 8 for a dlock.Locker
 	Late      func(ttl time.Duration) time.Duration // how long after its TTL a lease may end
+
+	// Contenders says that an answer may name as the holder one whose attempt is under way.
+	Contenders bool
 }
 
 // Drift is how much earlier than after ttl a lease may end: clocks do not run at the

@@ -191,6 +191,26 @@ func TestWrongHistories(t *testing.T) {
 	}
 }
 
+// Where contenders may be named, an answer may name one while it tries, and only then.
+func TestContenders(t *testing.T) {
+	const refusedAt = 9
+	loses := isRefused(2, refusedAt, "x", "a")
+	for _, named := range []*Operation{isRefused(3, 4, "b", "x"), looked(3, 4, "x"), looked(1, 3, "x"), looked(8, 11, "x")} {
+		all := ordered([]*Operation{gets(0, 5, "a", 8), named, loses})
+		v, _ := testModel.checkAnswers(all)
+		assert.NotNil(t, v, "%v", named)
+		lenient := testModel
+		lenient.Contenders = true
+		v, _ = lenient.checkAnswers(all)
+		assert.Nil(t, v, "%v", named)
+		early, late := looked(0, 1, "x"), looked(refusedAt+1, refusedAt+2, "x")
+		for _, wrong := range []*Operation{early, late} {
+			v, _ = lenient.checkAnswers(ordered([]*Operation{gets(0, 5, "a", 8), wrong, loses}))
+			assert.NotNil(t, v, "%v", wrong)
+		}
+	}
+}
+
 // The order of calls and returns counts even where the clock stands still.
 func TestOrderWithoutTime(t *testing.T) {
 	a, free, b := gets(1, 1, "a", 8), gone(1, 1, "a", true), gets(1, 1, "b", 16)

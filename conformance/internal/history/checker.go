@@ -22,6 +22,8 @@ type checker struct {
 	tokens map[string]int
 	extra  map[int]time.Duration // by token: what indeterminate renewals may add to a lease
 
+	attempts map[string][]*Operation // by token: what may have taken the key, if Contenders is set
+
 	pending       [64]*Operation // that have been called, have not returned, and are not indeterminate
 	indeterminate []indeterminate
 	states        []state // in which the store may be, before what is pending takes effect
@@ -62,10 +64,13 @@ const maxStates = 2000
 // checker prepares to check operations, which are in the order of their calls. The
 // outcomes of those that are not known are ignored; nil knows all.
 func (m Model) checker(operations []*Operation, known func(*Operation) bool) *checker {
-	c := &checker{Model: m, tokens: map[string]int{"": free}, extra: make(map[int]time.Duration), states: []state{{}}}
+	c := &checker{Model: m, tokens: map[string]int{"": free}, extra: make(map[int]time.Duration), attempts: make(map[string][]*Operation), states: []state{{}}}
 	isIndeterminate := func(o *Operation) bool { return o.Outcome == Unknown || known != nil && !known(o) }
 	anonymous := c.number(operations, isIndeterminate)
 	for _, o := range operations {
+		if m.Contenders && o.Method.takes() {
+			c.attempts[o.Token] = append(c.attempts[o.Token], o)
+		}
 		e := event{operation: o, indeterminate: isIndeterminate(o), isCall: true}
 		unnamed := e.indeterminate && c.tokens[o.Token] == free
 		switch {

@@ -1,6 +1,9 @@
 package history
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A state is what the store may know of the key.
 type state struct {
@@ -63,6 +66,8 @@ func (c *checker) takesEffect(s state, o *Operation, then time.Duration) (next s
 		return s.freed(s.now), true
 	case o.Outcome == Granted:
 		return c.grant(s, o, then)
+	case o.Holder != "" && c.contends(o.Holder, o):
+		return s, true
 	case o.Outcome == Refused, o.Outcome == Held && o.Method == Inspect:
 		return s, s.holder != free && s.now <= s.most && (o.Holder == "" || s.holder == c.tokens[o.Holder]) &&
 			(o.Method == Inspect || s.holder != token)
@@ -74,6 +79,11 @@ func (c *checker) takesEffect(s state, o *Operation, then time.Duration) (next s
 		return s, s.holder == free
 	}
 	return s, s.holder != token
+}
+
+// contends reports whether an attempt of token may be what o has seen of it.
+func (c *checker) contends(token string, o *Operation) bool {
+	return c.Contenders && slices.ContainsFunc(c.attempts[token], func(a *Operation) bool { return a.Begin < o.End && a.End > o.Begin })
 }
 
 // grant is s after o has made its token the holder, or has done so again.
