@@ -14,7 +14,7 @@ topology: ## Sentinel and a cluster, with failovers
 	DLOCK_TOPOLOGY=2m go test -race -count=1 -v -timeout 0 -run TestTopology ./backend/...
 
 majority: ## independent servers, with faults
-	DLOCK_MAJORITY=1 go test -count=1 -v -timeout 0 -run TestMajority ./backend
+	DLOCK_MAJORITY=1 go test -race -count=1 -v -timeout 0 -run 'TestMajority$$' ./backend
 	DLOCK_MAJORITY=2m go test -race -count=1 -v -timeout 0 -run TestMajority ./backend/stress
 
 lint: ## needs golangci-lint

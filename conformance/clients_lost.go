@@ -539,6 +539,9 @@ func waitAgain(n *network, c *dlock.Client, key string) *wait {
 	if !n.over() && !(n.soon(first.Struck()) && n.soon(second.Struck())) {
 		n.fail("Client.Acquire(%s) has not asked the store for a key that is held, and then once more, within %v", brief(key), n.h.patience())
 	}
+	if len(n.proxies) > 1 {
+		n.scene.gap() // nodes may have been asked twice before they have answered
+	}
 	return w
 }
 

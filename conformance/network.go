@@ -93,11 +93,11 @@ func (n *network) warm() {
 	for _, o := range optionalMethods {
 		n.offers(n.via.inner.Locker, o)
 	}
-	g := n.another("warm")
+	key, token := n.key(), n.token("warm")
 	seen := n.Watch(func(r faultproxy.Request) bool {
-		return faultproxy.Contains(g.key)(r) && faultproxy.Contains(g.token)(r)
+		return faultproxy.Contains(key)(r) && faultproxy.Contains(token)(r)
 	})
-	g = n.grant(n.via, g.key, g.token, long)
+	g := n.grant(n.via, key, token, long)
 	n.clear = !n.Lift(seen)
 	n.renew(n.via, g, long, true)
 	n.release(n.via, g, true)

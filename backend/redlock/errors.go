@@ -48,7 +48,8 @@ func (e *MajorityError) Error() string {
 // nodes said it that the others are no majority, else nil.
 func (e *MajorityError) Unwrap() error { return e.cause }
 
-// Timeout reports whether a majority might have decided the call if all nodes had answered in time.
+// Timeout reports whether a majority might have decided the call with more time: nodes had not
+// answered, or a split vote was not settled.
 func (e *MajorityError) Timeout() bool {
 	n := 0
 	for _, err := range e.Nodes {
@@ -61,14 +62,14 @@ func (e *MajorityError) Timeout() bool {
 }
 
 var (
-	errSplit          = errors.New("its votes went to several tokens")
+	errSplit    error = timeout("its votes went to several tokens")
 	errSpoilt   error = timeout("a release of this token had no answer")
 	errRepeated error = timeout("says no, but an earlier request of this call had no answer")
 	errNoVote         = errors.New("granted by a stand-in")
 	errPending  error = timeout("no answer yet")
 )
 
-// A timeout is the error of a node that has not answered in time.
+// A timeout is why a node did not count in time.
 type timeout string
 
 func (e timeout) Error() string { return string(e) }
