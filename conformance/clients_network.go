@@ -36,7 +36,14 @@ func unreachable(how string, become func(*network, grant)) part {
 		g := n.grant(n.via, n.key(), n.token("holder"), long)
 		become(n, g)
 		if n.minor {
-			undisturbed(n, g)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				undisturbed(n, g)
+			}()
+			if !n.await(done) {
+				n.fail("calls did not return within %v, though only %d of %d addresses of a store that %s were struck", n.h.patience(), len(n.struck), len(n.proxies), how)
+			}
 			return
 		}
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)

@@ -355,7 +355,8 @@ func lateVotesDoNotCount(m *majority) {
 	defer cancel()
 	_, _ = m.a.TryAcquire(ctx, m.key, "a", voteTTL) // which gives up before a majority has answered
 	m.fail()
-	m.releases()
+	_, err := m.a.Release(m.ctx, m.key, "a")
+	m.noError(err, "Release", m.key)
 	m.fail(2)
 	m.nodes[1].Delay(time.Hour)
 	m.takesAgain()

@@ -137,11 +137,12 @@ func TestMinorityOfNetworks(t *testing.T) {
 	first := func(_ *testing.T, nodes []dlock.Locker) dlock.Locker { return nodes[0] }
 	names := []string{"UnreachableStore", "BlackHole", "LostReplyOverNetwork"}
 	for i, err := range playAll(2*len(names), func(i int) error {
-		of := majority
+		h := onThree(t, majority)
 		if i >= len(names) {
-			of = first
+			h = onThree(t, first)
+			h.patient = 2 * time.Second
 		}
-		return play(t, onThree(t, of), caseNamed(t, names[i%len(names)]))
+		return play(t, h, caseNamed(t, names[i%len(names)]))
 	}) {
 		if i < len(names) {
 			assert.NoError(t, err, names[i])

@@ -198,7 +198,8 @@ func (r *renewal) add(node int, answers []answer[bool]) {
 // heal makes nodes vote again that have lacked a lease for a quarter of its TTL. A lease that was
 // released through another client may still be held by some nodes for a moment, and must not
 // be made whole then. Nor must one that may have ended meanwhile. These votes count from the next
-// renewal on.
+// renewal on. Where a waiter has the vote, the holder stands in front of the queue: see
+// [wait.judge].
 func (r *renewal) heal(answers []answer[[]answer[bool]]) {
 	for node := range r.l.nodes {
 		var lacking []int
@@ -239,17 +240,40 @@ func (r *renewal) healAt(node int, lacking []int) {
 func (r *renewal) healOne(node, i int) {
 	c, e := r.claims[i], r.batch[i]
 	s := &c.stations[node]
-	if !s.turn.TryLock() {
+	if s.wait.Load() != nil || !s.turn.TryLock() {
 		return
 	}
-	defer s.turn.Unlock()
+	waits := false
+	defer func() {
+		if !waits {
+			s.turn.Unlock()
+		}
+	}()
 	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] || !s.use() {
 		return
 	}
 	floor := r.l.floor()
-	vote := r.l.once(r.l.open, node, r.l.limit, never, func(ctx context.Context) error {
-		_, err := r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
+	var b dlock.Ballot
+	vote := r.l.once(r.l.open, node, r.l.limit, never, func(ctx context.Context) (err error) {
+		b, err = r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
 		return err
 	})
 	s.late = s.late || vote.unknown || uncertain(vote.err)
+	if vote.err != nil || b.Acquired || r.l.nodes[node].queue == nil {
+		return
+	}
+	waits = true
+	r.l.claims.hold(c)
+	r.l.spawn(func() {
+		defer r.l.claims.put(c)
+		defer s.turn.Unlock()
+		const front = 1
+		ctx, cancel := context.WithTimeout(r.l.open, e.TTL)
+		defer cancel()
+		var ev event
+		s.waitFor(ctx, &ev, func(ctx context.Context) (dlock.Ballot, error) {
+			return r.l.nodes[node].enqueue(ctx, e.Key, e.Token, e.TTL, floor, front)
+		})
+		s.late = s.late || uncertain(ev.raw)
+	})
 }

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
@@ -180,4 +182,97 @@ func TestASplitSettlesFarAway(t *testing.T) {
 			t.Errorf("%d grants in %v, want at least %d", grants.Load(), lasting, want)
 		}
 	})
+}
+
+// One node after the other loses its data, while a lease is kept and others wait for it. Each node that
+// comes back is a vote for the holder again, before the next one goes. The holder waits for the vote then:
+// a release ends that, too.
+func TestRollingRestartBesideWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl, between = 3 * time.Second, 20 * time.Second
+		s := newStores(5)
+		l := redlock.New(s.nodes(), redlock.WithoutGuard())
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "holder", ttl)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		ctx, stop := context.WithCancel(t.Context())
+		var waiters sync.WaitGroup
+		var granted atomic.Int64
+		for i := range 3 {
+			other := redlock.New(s.nodes(), redlock.WithoutGuard())
+			defer other.Close()
+			waiters.Go(func() {
+				if a, err := other.Acquire(ctx, "key", fmt.Sprint("waiter ", i), time.Hour); a.Acquired && err == nil {
+					granted.Add(1)
+				}
+			})
+		}
+		renew := func(i int, d time.Duration) {
+			for range d / (ttl / 3) {
+				time.Sleep(ttl / 3)
+				held, err := l.Renew(t.Context(), "key", "holder", ttl)
+				require.True(t, held && err == nil, "when node %d was wiped: %v, %v", i, held, err)
+			}
+		}
+		holder := func(i int) string {
+			h, err := s[i].Inspect(t.Context(), "key")
+			require.NoError(t, err)
+			return h.Token
+		}
+		for i := range s {
+			s[i].Wipe()
+			renew(i, between)
+			require.Equal(t, "holder", holder(i), "at node %d, %v after it was wiped", i, between)
+		}
+		s[0].Wipe()
+		renew(0, ttl)
+		require.NotEqual(t, "holder", holder(0))
+		held, err := l.Release(t.Context(), "key", "holder")
+		require.True(t, held && err == nil, "%v, %v", held, err)
+		time.Sleep(100 * time.Millisecond)
+		require.EqualValues(t, 1, granted.Load())
+		time.Sleep(2 * ttl)
+		for i := range s {
+			require.Regexp(t, "^waiter", holder(i), "at node %d", i)
+		}
+		stop()
+		waiters.Wait()
+	})
+}
+
+// A holder with three of five votes does not wait for the others, which go round in vain. That costs a
+// waiter no more than a request to each node and another one each second.
+func TestVotesOfferedInVain(t *testing.T) {
+	for _, waiters := range []int{1, 2, 16} {
+		synctest.Test(t, func(t *testing.T) {
+			const nodes, lasting = 5, time.Minute
+			s := newStores(nodes)
+			for i := range nodes/2 + 1 {
+				_, err := s[i].Vote(t.Context(), "key", "holder", time.Hour, 0)
+				require.NoError(t, err)
+			}
+			var requests atomic.Int64
+			ctx, stop := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for i := range waiters {
+				asked := make([]dlock.Locker, nodes)
+				for i := range s {
+					asked[i] = remote{s[i], func() time.Duration {
+						requests.Add(1) // twice for each, on its way and back
+						return time.Millisecond
+					}}
+				}
+				l := redlock.New(asked, redlock.WithoutGuard())
+				defer l.Close()
+				all.Go(func() { _, _ = l.Acquire(ctx, "key", fmt.Sprint("waiter ", i), 30*time.Second) })
+			}
+			time.Sleep(lasting)
+			before := requests.Load()
+			time.Sleep(lasting)
+			each := float64(requests.Load()-before) / 2 / lasting.Seconds() / float64(waiters)
+			require.LessOrEqual(t, each, nodes+1., "requests of one of %d waiters in a second", waiters)
+			stop()
+			all.Wait()
+		})
+	}
 }

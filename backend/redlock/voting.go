@@ -61,10 +61,11 @@ type seat struct {
 	err       error // of the last request
 
 	// Of a wait:
-	again time.Time     // when the next request is due, after an error or a yield
-	pause time.Duration // before it
-	away  error         // why the node did not answer lately
-	cut   func()        // ends the request in the queue
+	again   time.Time     // when the next request is due, after an error or a yield
+	pause   time.Duration // before it
+	away    error         // why the node did not answer lately
+	cut     func()        // ends the request in the queue
+	offered bool          // the vote was, to a holder of the key
 }
 
 type what int

@@ -175,6 +175,11 @@ func (w *wait) hear(e event) error {
 		case e.what == enqueued && !s.granted: // neither a grant nor an error
 			s.again = time.Now().Add(firstPause)
 		case s.granted && !had:
+			if s.offered { // it is back, as the holder did not wait for it
+				s.offered = false
+				w.surveyIn(slowSurvey)
+				break
+			}
 			if w.number(func(s *seat) bool { return s.granted }) == 1 {
 				w.surveyAt = time.Time{} // the others may be on their way
 			}
@@ -228,9 +233,10 @@ func (w *wait) survey() {
 }
 
 // judge decides what to do with votes that are no majority. If another token has one, it holds the
-// key, and the votes are kept for the time after it. Otherwise the votes are split. The leader,
-// the holder at the first node in the key's order, keeps its votes, and all others pass theirs on
-// to it. A leader that gets no majority in time is passed over: its client may have died.
+// key, and the votes are kept for the time after it. One that keeps the key for long may lack them,
+// since a node was away: if it waits for them, it gets them. Otherwise the votes are split. The
+// leader, the holder at the first node in the key's order, keeps its votes, and all others pass theirs
+// on to it. A leader that gets no majority in time is passed over: its client may have died.
 func (w *wait) judge(holders []string) {
 	votes := make(map[string]int)
 	for i := range holders {
@@ -246,6 +252,9 @@ func (w *wait) judge(holders []string) {
 		if token != "" && token != w.claim.token && n >= w.l.quorum {
 			clear(w.passedOver)
 			w.leader, w.yields = "", 0
+			if w.pause >= slowSurvey {
+				w.giveTo(token, true)
+			}
 			w.surveyIn(min(max(2*w.pause, 10*time.Millisecond), slowSurvey))
 			return
 		}
@@ -266,13 +275,19 @@ func (w *wait) judge(holders []string) {
 		return
 	}
 	w.yields++
+	w.giveTo(leader, false)
+	w.surveyIn(min(2*w.pause, ledFor/2))
+}
+
+// giveTo passes the votes on to a token that may wait for them, and may hold the key.
+func (w *wait) giveTo(token string, holds bool) {
 	floor := w.l.floor()
 	for i := range w.seats {
 		if s := &w.seats[i]; !s.flying && w.mayReturn(s) {
-			w.pass(i, leader, floor)
+			s.offered = holds
+			w.pass(i, token, floor)
 		}
 	}
-	w.surveyIn(min(2*w.pause, ledFor/2))
 }
 
 func (w *wait) leads(holders []string) string {
