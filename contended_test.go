@@ -82,7 +82,9 @@ func TestManyAttempts(t *testing.T) {
 		for _, op := range s.ops() {
 			ops[op]++
 		}
-		require.Equal(t, map[string]int{"try": 128, "acquire": 72, "release": 200}, ops)
+		require.Equal(t, 200, ops["try"]+ops["acquire"])
+		require.InDelta(t, 128, ops["try"], 8) // those that begin at the same instant do not see each other
+		require.Equal(t, 200, ops["release"])
 		s.forget()
 		require.NoError(t, acquire(t, c, "k").Release())
 		require.Equal(t, []string{"try", "release"}, s.ops())

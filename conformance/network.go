@@ -128,7 +128,9 @@ func (n *network) spoil(f *faults, name string, call func(context.Context) error
 		}
 	}
 	if !n.await(done) {
-		n.fail("%s did not return within %v after its ctx had ended, over a network that is faulty", name, n.h.patience())
+		n.fail("%s did not return within %v, over a network that is faulty at %d of %d addresses", name, n.h.patience(), len(n.struck), len(n.proxies))
+		giveUp()
+		n.await(done)
 		return nil
 	}
 	switch met := !n.Lift(f); {
