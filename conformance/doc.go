@@ -53,6 +53,10 @@
 //     LateDuplicateOverNetwork and Reconnection therefore need a client that does not
 //     encrypt, compress or encode these. If a client does not end a call when its ctx
 //     ends, give it time-outs of about a second in Dial: cases wait for them.
+//   - DialAll and Addrs are in their place for a store that has several addresses and decides by
+//     majority. Faults strike one of them, as many as a majority can spare, a majority, and all.
+//   - Majority and MaxTTL are for a store that is made of others: the suite makes nodes in memory,
+//     and lets some fail.
 //   - Wipe makes the store lose everything, as FLUSHALL does. Set it only if fences
 //     survive this.
 //   - Count counts what the store keeps. NoLeaks then finds what is never removed, such as a
