@@ -1,6 +1,7 @@
 package redlock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -275,4 +276,99 @@ func TestVotesOfferedInVain(t *testing.T) {
 			all.Wait()
 		})
 	}
+}
+
+// A cable leads to a node until it is cut. What waits at the node then ends.
+type cable struct {
+	*memory.Locker
+	whole context.Context
+}
+
+func (n cable) cut() error {
+	if n.whole.Err() != nil {
+		return errDial
+	}
+	return nil
+}
+
+func (n cable) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	if err := n.cut(); err != nil {
+		return dlock.Ballot{}, err
+	}
+	return n.Locker.Vote(ctx, key, token, ttl, floor)
+}
+
+func (n cable) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.whole, cancel)()
+	b, err := n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+	return b, cmp.Or(n.cut(), err)
+}
+
+func (n cable) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	if err := n.cut(); err != nil {
+		return nil, err
+	}
+	return n.Locker.Confirm(ctx, batch)
+}
+
+func (n cable) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	if err := n.cut(); err != nil {
+		return false, err
+	}
+	return n.Locker.Pass(ctx, key, token, to, floor)
+}
+
+func (n cable) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	if err := n.cut(); err != nil {
+		return dlock.Hold{}, err
+	}
+	return n.Locker.Inspect(ctx, key)
+}
+
+// A waiter loses its connections to three of five nodes, one of which it has the vote of. With those of
+// the others it would have a majority that it cannot know of, and that looks to all others like a holder.
+func TestWaiterCutOffFromAMajority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl, own = time.Hour, 1
+		s := newStores(5)
+		whole, cut := context.WithCancel(t.Context())
+		nodes := s.nodes()
+		for i := range 3 {
+			nodes[i] = cable{s[i], whole}
+		}
+		for i := range s {
+			if i != own {
+				_, err := s[i].Vote(t.Context(), "key", "holder", ttl, 0)
+				require.NoError(t, err)
+			}
+		}
+		var waiters sync.WaitGroup
+		defer waiters.Wait()
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		b := redlock.New(nodes, redlock.WithoutGuard())
+		defer b.Close()
+		waiters.Go(func() { _, _ = b.Acquire(ctx, "key", "cut off", ttl) })
+		time.Sleep(100 * time.Millisecond)
+		c := redlock.New(s.nodes(), redlock.WithoutGuard())
+		defer c.Close()
+		served := make(chan error, 1)
+		waiters.Go(func() {
+			_, err := c.Acquire(ctx, "key", "alive", ttl)
+			served <- err
+		})
+		time.Sleep(100 * time.Millisecond)
+		cut()
+		time.Sleep(100 * time.Millisecond)
+		held, err := c.Release(t.Context(), "key", "holder")
+		require.True(t, held && err == nil, "%v, %v", held, err)
+		select {
+		case err := <-served:
+			require.NoError(t, err)
+		case <-time.After(5 * time.Second):
+			t.Error("the key is not passed on")
+		}
+	})
 }

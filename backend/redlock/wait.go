@@ -102,7 +102,8 @@ func (w *wait) run() (dlock.Attempt, error) {
 			}
 		case holders := <-w.surveys:
 			w.surveying = false
-			if holders == nil {
+			if holders == nil { // others may reach a majority
+				w.giveTo("", false)
 				w.surveyIn(min(2*w.pause, ledFor/2))
 			} else {
 				w.judge(holders)
@@ -170,7 +171,9 @@ func (w *wait) hear(e event) error {
 	w.take(e)
 	s.away = nil
 	if e.err == nil {
-		s.pause, s.again = 0, time.Time{}
+		if e.what != passed {
+			s.pause, s.again = 0, time.Time{}
+		}
 		switch {
 		case e.what == enqueued && !s.granted: // neither a grant nor an error
 			s.again = time.Now().Add(firstPause)
@@ -279,12 +282,16 @@ func (w *wait) judge(holders []string) {
 	w.surveyIn(min(2*w.pause, ledFor/2))
 }
 
-// giveTo passes the votes on to a token that may wait for them, and may hold the key.
+// giveTo passes the votes on to a token that may wait for them, and may hold the key; or to nobody in
+// particular, and then waits a moment before it asks for them again.
 func (w *wait) giveTo(token string, holds bool) {
 	floor := w.l.floor()
 	for i := range w.seats {
 		if s := &w.seats[i]; !s.flying && w.mayReturn(s) {
 			s.offered = holds
+			if token == "" {
+				s.again = time.Now().Add(longestPause/2 + rand.N(longestPause/2))
+			}
 			w.pass(i, token, floor)
 		}
 	}
