@@ -196,7 +196,7 @@ func (a *acquisition) patience(err error) time.Duration {
 	switch {
 	case temporary(err):
 		return max(readyTime, outage)
-	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), refused(err) && !errors.Is(err, ErrUnavailable):
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
 		return 0
 	}
 	return outage

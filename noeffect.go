@@ -1,7 +1,6 @@
 package dlock
 
 import (
-	"context"
 	"errors"
 	"net"
 )
@@ -28,16 +27,44 @@ func (e *NoEffectError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *NoEffectError) Unwrap() error { return e.Err }
 
-// noEffect reports whether a Locker's error says that its call did not and will not take
-// effect, or that there was no connection.
-func noEffect(err error) bool {
+// NoEffect reports whether err, of a call of a [Locker], says that the call did not take effect,
+// and never will: it is a [NoEffectError], it matches [errors.ErrUnsupported] or [ErrInvalid], or
+// it is a [net.OpError] whose Op is "dial". Otherwise, the outcome of a failed call is unknown.
+// NoEffect follows what err wraps, but does not look into errors that are joined (Unwrap()
+// []error): each may be about another request. It is the only rule for this in the module.
+func NoEffect(err error) bool {
 	return inChain(err, func(err error) bool {
-		if op, ok := err.(*net.OpError); ok {
-			return op.Op == "dial"
-		}
 		_, marked := err.(*NoEffectError)
-		return marked || err == errors.ErrUnsupported || err == ErrInvalid
+		return marked || isDial(err) || err == errors.ErrUnsupported || err == ErrInvalid
 	})
+}
+
+// Refused reports whether err, of a call of a [Locker], says that the store has answered, and
+// will refuse the same call again: the user lacks a right, for example. The call had no effect
+// then. A call that had no connection, that was not sent before its ctx ended, or that was not
+// made because the store is away ([ErrUnavailable]), has no answer. A store that will soon be
+// ready has refused nothing.
+//
+// An error about several stores, such as that of a majority, may have a method Answered() bool.
+// If that returns false, too few of them have answered, and Refused returns false.
+func Refused(err error) bool {
+	refused := false
+	unanswered := inChain(err, func(err error) bool {
+		switch e := err.(type) {
+		case *NoEffectError:
+			refused = !e.Temporary
+		case interface{ Answered() bool }:
+			return !e.Answered()
+		}
+		return isDial(err) || contextError(err)
+	})
+	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
+}
+
+// isDial reports whether err itself says that there was no connection.
+func isDial(err error) bool {
+	op, ok := err.(*net.OpError)
+	return ok && op.Op == "dial"
 }
 
 // temporary reports whether a Locker's error says that the same call may succeed soon, and had
@@ -54,21 +81,6 @@ func hopeless(err error) bool {
 	return inChain(err, func(err error) bool {
 		return err == errors.ErrUnsupported || err == ErrInvalid || err == ErrClosed
 	})
-}
-
-// refused reports whether a Locker's error says that the store has answered, and will refuse
-// again: its user lacks a right, for example. A call that had no connection, or was not sent
-// before its ctx ended, has no answer.
-func refused(err error) bool {
-	refused := false
-	unsent := inChain(err, func(err error) bool {
-		if e, ok := err.(*NoEffectError); ok {
-			refused = !e.Temporary
-		}
-		op, ok := err.(*net.OpError)
-		return ok && op.Op == "dial" || err == context.DeadlineExceeded || err == context.Canceled
-	})
-	return refused && !unsent
 }
 
 func inChain(err error, is func(error) bool) bool {

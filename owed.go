@@ -215,7 +215,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	defer k.mu.Unlock()
 	r.trying--
 	o := &k.owed
-	refused := refused(err)
+	refused := Refused(err)
 	if err == nil || refused {
 		o.silent = 0
 	} else {

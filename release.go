@@ -97,7 +97,7 @@ func (l *Lease) tryReleaseLocked(ctx context.Context) (held bool, err error) {
 	r.sent++
 	l.stepOutLocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
 	if err != nil {
-		if noEffect(err) {
+		if NoEffect(err) {
 			r.sent--
 		}
 		return false, err

@@ -19,7 +19,7 @@ func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt
 		}
 	}
 	switch {
-	case !noEffect(err):
+	case !NoEffect(err):
 		a.left.unknown(queued)
 	case queued && hasAnswer:
 		a.left.some = true // its place in the queue
