@@ -28,34 +28,51 @@ type leaseKey struct{}
 // lease, whichever is first; [context.Cause] returns parent's cause or the lease's Err. It
 // need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	life, made := l.lifeLocked(parent)
+	life, made := l.lifeOf(parent)
 	return &leaseContext{parent, life, made, l}
 }
 
-// lifeLocked returns the life of contexts of parent, and whether it was made for this one.
-func (l *Lease) lifeLocked(parent context.Context) (_ *life, made bool) {
+// lifeOf returns the life of contexts of parent, and whether it was made for this one. It asks
+// parent without the mutex, since parent may ask the lease.
+func (l *Lease) lifeOf(parent context.Context) (_ *life, made bool) {
 	ends := parent.Done()
-	if shared := l.lives[ends]; shared != nil {
+	if shared := l.share(ends, nil); shared != nil {
 		return shared, false
 	}
-	ctx, cancel := context.WithCancelCause(parent)
-	shared := &life{ctx, cancel}
-	if err := l.lookLocked(); err != nil {
-		cancel(err)
-		return shared, true
+	outer, leave := context.WithCancel(parent)
+	ctx, cancel := context.WithCancelCause(outer) // endLocked calls cancel, which asks nothing but outer
+	own := &life{ctx, cancel}
+	shared := l.share(ends, own)
+	if shared != own { // another was made meanwhile
+		leave()
+		return shared, false
 	}
-	if l.lives == nil {
-		l.lives = make(map[<-chan struct{}]*life)
-	}
-	l.lives[ends] = shared
 	context.AfterFunc(ctx, func() {
+		leave()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.lives, ends)
 	})
-	return shared, true
+	return own, true
+}
+
+// share returns the life of contexts whose parents end with ends, if there is one. Otherwise it
+// makes own that life, unless own is nil, and returns own.
+func (l *Lease) share(ends <-chan struct{}, own *life) *life {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if shared := l.lives[ends]; shared != nil || own == nil {
+		return shared
+	}
+	if err := l.lookLocked(); err != nil {
+		own.cancel(err)
+		return own
+	}
+	if l.lives == nil {
+		l.lives = make(map[<-chan struct{}]*life)
+	}
+	l.lives[ends] = own
+	return own
 }
 
 func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }

@@ -265,3 +265,52 @@ func (c countingValues) Value(key any) any {
 	*c.asked++
 	return c.Context.Value(key)
 }
+
+// A parent may ask the lease, also while the lease ends.
+func TestParentThatAsksTheLease(t *testing.T) {
+	l := acquire(t, dlock.New(memory.New()), "k")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		parent := asking{t.Context(), l}
+		ctx := l.Context(parent)
+		require.NoError(t, ctx.Err())
+		require.NoError(t, l.Release())
+		require.ErrorIs(t, context.Cause(ctx), dlock.ErrReleased)
+		require.ErrorIs(t, context.Cause(l.Context(parent)), dlock.ErrReleased)
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("deadlock")
+	}
+}
+
+// asking is a context that asks a lease whenever it is asked.
+type asking struct {
+	context.Context
+	lease *dlock.Lease
+}
+
+func (a asking) Done() <-chan struct{} {
+	_ = a.lease.Err()
+	return a.Context.Done()
+}
+
+func (a asking) Err() error {
+	_ = a.lease.Err()
+	return a.Context.Err()
+}
+
+func (a asking) Value(key any) any {
+	_ = a.lease.Err()
+	return a.Context.Value(key)
+}
+
+func (a asking) AfterFunc(f func()) func() bool {
+	stop := context.AfterFunc(a.Context, f)
+	return func() bool {
+		_ = a.lease.Err()
+		return stop()
+	}
+}
