@@ -115,17 +115,14 @@ func (l *Lease) Degraded() bool { return l.standIn }
 
 // Deadline returns the instant, on this process's clock, until which the lease is certain to
 // be held, unless the store loses data. Renewals move it on. It is the earlier of the
-// deadlines on the process's two clocks, and never in the future once the lease has ended.
+// deadlines on the process's two clocks. Once the lease has ended, it is the instant of the end.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := time.Now()
 	if l.lookLocked() != nil {
-		if l.ended.IsZero() {
-			l.ended = earlier(l.deadline, now)
-		}
 		return l.ended
 	}
+	now := time.Now()
 	return earlier(l.deadline, now.Add(l.restLocked(now)))
 }
 
@@ -224,7 +221,7 @@ func (l *Lease) lostLocked(reason LossReason) error {
 // endLocked ends the lease, once, and everything that depends on it.
 func (l *Lease) endLocked(err error) {
 	l.err = err
-	if l.observed() && l.ended.IsZero() {
+	if l.ended.IsZero() {
 		l.ended = earlier(l.deadline, time.Now())
 	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))

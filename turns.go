@@ -272,7 +272,7 @@ func (n *line) holdLocked(l *Lease, left int) {
 	}
 }
 
-// endTurnLocked ends the lease's part in its block. It passes the lease on if that is wanted
+// leaveBlockLocked ends the lease's part in its block. It passes the lease on if that is wanted
 // and possible, and reports whether it did. The lease has ended then, and all that depends on
 // it. Otherwise the block has ended.
 func (l *Lease) leaveBlockLocked(pass bool) (passed bool) {
