@@ -10,10 +10,12 @@ import (
 )
 
 // How many calls for renewals a Client has in flight at most: those that have not hung, those
-// for single leases, and all.
+// for single leases, those for the MinHolds of leases that have ended, and all. MinHolds have a part
+// of their own: hung calls for them leave room for leases that are held.
 const (
 	renewers       = 32
 	maxSingle      = 256
+	maxHolds       = 128
 	maxRenewals    = 512
 	renewHungAfter = 20 * time.Millisecond
 )

@@ -468,3 +468,32 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 		})
 	}
 }
+
+// However many renewals hang, at most 512 calls for them are in flight, with those for MinHolds.
+func TestRenewalCallsInFlight(t *testing.T) {
+	for name, locker := range lockers {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, n := overLine(t)
+				c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
+				acquireAll(t, c, "held", 600)
+				kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
+				n.set(ignore)
+				for _, l := range kept {
+					require.NoError(t, l.Release())
+				}
+				most := 0
+				for range 2000 { // in 50 s: no lease is lost, and so no release is owed
+					time.Sleep(25 * time.Millisecond)
+					n.mu.Lock()
+					most = max(most, n.inFlight)
+					n.mu.Unlock()
+				}
+				t.Log("most in flight:", most)
+				require.LessOrEqual(t, most, 512, "calls in flight")
+				require.Greater(t, most, 32, "calls in flight")
+				c.Close()
+			})
+		})
+	}
+}
