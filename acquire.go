@@ -150,9 +150,12 @@ func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
 
 // waitFirst waits without an attempt first, if the key is most likely held or the Client makes
 // many attempts already. If the acquisition is not decided then, it goes on as if it had just
-// begun.
+// begun. With WithOutage it begins with an attempt: that has a limit, and a wait has none.
 func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool, err error) {
 	k := a.client.keeper
+	if a.client.options.outage > 0 {
+		return nil, false, nil
+	}
 	contended := a.client.options.maxWait >= attemptTime && (k.contended.has(a.key) || k.crowded())
 	if a.client.takesTurns() {
 		return a.takeTurn(ctx, contended)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A key is contended for a second after a wait for it.
+// A key is contended for a second after a wait for it. Acquisitions with WithOutage make an attempt
+// nevertheless, also beside many others.
 const (
 	contendedFor = time.Second
 	maxContended = 1024

@@ -126,6 +126,9 @@ func WithMaxWait(d time.Duration) Option {
 // the last failure. An error that would come again, such as a wrong password, is returned at
 // once. The default is 0.
 //
+// With it, each acquisition begins with an attempt. Without it, one for a key that was waited for
+// within the last second joins the store's queue at once. So does one beside 128 others.
+//
 // Each attempt whose outcome is unknown is released as soon as the store is back.
 func WithOutage(d time.Duration) Option {
 	return func(o *options) {

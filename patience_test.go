@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -117,4 +120,60 @@ func TestEndsOfPatience(t *testing.T) {
 		require.ErrorIs(t, err, dlock.ErrClosed)
 		require.Equal(t, 3*time.Second, time.Since(start))
 	})
+}
+
+// With WithOutage, an acquisition begins with an attempt that has a limit: also for a key that has
+// just been waited for, beside many others, and beside a line.
+func TestOutageBeginsWithAnAttempt(t *testing.T) {
+	const outage = 2 * time.Second
+	for _, turns := range []int{1, 8} {
+		for name, test := range map[string]struct {
+			calls  int
+			before func(t *testing.T, store *memory.Locker, c *dlock.Client)
+		}{
+			"key was contended": {1, func(t *testing.T, store *memory.Locker, c *dlock.Client) {
+				hold(t, store, 100*time.Millisecond)
+				require.NoError(t, acquire(t, c, "k").Release())
+			}},
+			"key has a line": {1, func(t *testing.T, store *memory.Locker, c *dlock.Client) {
+				hold(t, store, time.Hour)
+				go c.With(dlock.WithMaxWait(time.Minute)).Acquire(t.Context(), "k")
+				synctest.Wait()
+			}},
+			"many calls": {300, func(*testing.T, *memory.Locker, *dlock.Client) {}},
+		} {
+			t.Run(fmt.Sprint(name, ", turns ", turns), func(t *testing.T) {
+				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+					var away atomic.Bool
+					s.hook = func(c *call) {
+						if away.Load() && c.op != "release" {
+							c.hang()
+						}
+					}
+					c := dlock.New(s, dlock.WithLocalTurns(turns))
+					test.before(t, store, c)
+					away.Store(true)
+					c = c.With(dlock.WithOutage(outage), dlock.WithMaxWait(7*time.Second))
+					start, late := time.Now(), atomic.Int32{}
+					var all sync.WaitGroup
+					for i := range test.calls {
+						key := "k"
+						if i > 0 {
+							key = fmt.Sprint("k", i)
+						}
+						all.Go(func() {
+							_, err := c.Acquire(t.Context(), key)
+							if !errors.Is(err, dlock.ErrUnavailable) || time.Since(start) > outage {
+								late.Add(1)
+							}
+						})
+					}
+					all.Wait()
+					require.Zero(t, late.Load(), "calls, of %d, that did not fail with ErrUnavailable within %v; the last took %v", test.calls, outage, time.Since(start))
+					away.Store(false)
+					c.Close()
+				})
+			})
+		}
+	}
 }
