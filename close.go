@@ -121,9 +121,10 @@ func (k *keeper) hurry() {
 	o := &k.owed
 	o.silent = 0
 	for _, all := range []*list.List{&o.fresh, &o.holds} {
-		for e := all.Front(); e != nil; e = e.Next() {
-			if r := e.Value.(*owedRelease); r.trying == 0 && !r.answered && !r.refused {
-				k.removeLocked(&r.event)
+		for e := all.Front(); e != nil; {
+			r := e.Value.(*owedRelease)
+			e = e.Next()
+			if r.queued.list == nil && r.trying == 0 && !r.answered && !r.refused {
 				r.tries = 0
 				k.dueLocked(r)
 			}
@@ -151,7 +152,7 @@ func (k *keeper) finish() (calls, owed int) {
 		for all.Len() > 0 {
 			r := all.Front().Value.(*owedRelease)
 			if r.answered {
-				k.dropLocked(r, nil)
+				k.dropLocked(r, r.err)
 			} else {
 				k.dropLocked(r, ErrClosed)
 			}

@@ -14,25 +14,13 @@ func (l *Lease) holdUntil(now time.Time) time.Time {
 }
 
 // keepForMinHoldLocked leaves a lease that has ended to the keeper until its MinHold has
-// passed. If the Client has been closed, it makes the store keep the key itself, and nothing
+// passed. If the Client has been closed, Release itself makes the store keep the key, and nothing
 // releases it then.
 func (l *Lease) keepForMinHoldLocked() {
-	if l.options.minHold == 0 {
-		return
+	hold := l.holdUntil(time.Now())
+	if !hold.IsZero() && l.keeper.owe(&owedRelease{lease: l, hold: hold}) {
+		l.release.settled, l.release.owed = true, true
 	}
-	until := l.holdUntil(time.Now())
-	if until.IsZero() {
-		return
-	}
-	l.release.settled = true
-	if l.release.owed = l.keeper.owe(&owedRelease{lease: l, hold: until}); l.release.owed {
-		return
-	}
-	ctx := newLazyTimeout(l.values, min(l.restLocked(time.Now()), releaseTimeout))
-	defer ctx.cancel()
-	var err error
-	l.stepOutLocked(func() { _, err = l.keepUntil(ctx, until) })
-	l.release.result = err
 }
 
 // keepUntil makes the store keep a lease that has ended until hold, and reports
@@ -62,7 +50,7 @@ func (k *keeper) keepHold(ctx context.Context, r *owedRelease) {
 	sent, held, err := time.Now(), false, errPanic
 	defer func() {
 		if held {
-			k.kept(r)
+			k.kept(r, sent)
 		} else {
 			k.tried(r, sent, held, err)
 		}
@@ -70,21 +58,26 @@ func (k *keeper) keepHold(ctx context.Context, r *owedRelease) {
 	held, err = r.lease.keepUntil(ctx, r.hold)
 }
 
-// kept plans the release of a lease that the store keeps for its MinHold.
-func (k *keeper) kept(r *owedRelease) {
+// kept notes that the store keeps a lease for its MinHold, since a renewal that was sent at sent.
+func (k *keeper) kept(r *owedRelease, sent time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.trying--
-	if r.listed.list == nil {
-		return
-	}
-	if r.abandoned {
+	switch {
+	case r.listed.list == nil: // dropped
+	case r.abandoned:
 		k.dropLocked(r, nil)
-		return
+	default:
+		r.err = nil
+		r.until = later(r.until, time.Now().Add(r.hold.Sub(sent)+time.Millisecond))
+		k.keepLocked(r)
 	}
+}
+
+// keepLocked plans the release of a lease that the store keeps for its MinHold, if it still has it.
+func (k *keeper) keepLocked(r *owedRelease) {
 	k.settleLocked(r)
 	r.answered, r.tries = true, 0
-	r.until = later(r.until, r.hold)
 	r.queued.leave()
 	k.scheduleLocked(&r.event, r.hold)
 }

@@ -291,3 +291,75 @@ func TestMinHoldMax(t *testing.T) {
 		require.NoError(t, c.Close())
 	})
 }
+
+// While the store is away, a MinHold is owed until it is over, however short the TTL.
+func TestMinHoldsOutliveTheirTTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		const n, minHold = 100, 10 * time.Second
+		seen := make(chan dlock.OwedDoneInfo, n)
+		c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold), dlock.WithObserver(&dlock.Observer{
+			OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { seen <- i },
+		}))
+		leases, _ := acquireAll(t, c, "", n)
+		store.Fail(errStore)
+		for _, l := range leases {
+			require.NoError(t, l.Release())
+		}
+		time.Sleep(minHold - time.Millisecond)
+		require.Equal(t, n, c.Stats().ReleasesOwed, "before the end of the MinHold")
+		time.Sleep(2 * time.Millisecond)
+		require.Zero(t, c.Stats().ReleasesOwed, "after the end of the MinHold")
+		require.LessOrEqual(t, len(s.made("release")), 8, "of %d keys that the store has freed long ago", n)
+		for range n {
+			require.ErrorIs(t, (<-seen).Err, errStore)
+		}
+		start := time.Now()
+		require.NoError(t, c.Close())
+		require.Zero(t, time.Since(start))
+	})
+}
+
+// A lease that Shutdown has given up on is not released when its MinHold is over, although no
+// renewal has succeeded: its work may still run.
+func TestShutdownReleasesNothingAfterAMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.renews() && time.Since(s.made()[0].at) > time.Second {
+				c.err = errStore
+			}
+		}
+		c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
+		acquire(t, c, "k")
+		time.Sleep(8 * time.Second)
+		require.ErrorContains(t, c.Shutdown(ended(t)), "1 leases still held")
+		time.Sleep(3 * time.Second)
+		require.Empty(t, s.made("release"), "the work may still run")
+	})
+}
+
+// After Close, a Release that failed can be repeated: the store then keeps the key for its MinHold.
+func TestReleaseAgainAfterCloseWithMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Minute))
+		l := acquire(t, c, "k")
+		start := time.Now()
+		require.NoError(t, c.Close())
+		store.Fail(errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		store.Fail(nil)
+		require.NoError(t, l.Release())
+		require.NoError(t, l.Release())
+		require.Len(t, s.made("renew"), 3)
+		next := acquire(t, dlock.New(store), "k")
+		require.InDelta(t, time.Minute, time.Since(start), float64(2*time.Millisecond))
+		require.NoError(t, next.Release())
+	})
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Minute))
+		l := acquire(t, c, "k")
+		require.NoError(t, c.Close())
+		store.Steal("k", time.Hour)
+		require.ErrorIs(t, l.Release(), dlock.ErrLost)
+	})
+}

@@ -167,7 +167,11 @@ type ReleaseDoneInfo struct {
 type OwedDoneInfo struct {
 	Key  string
 	Took time.Duration // since it is owed
-	Err  error         // nil if the store has answered it, or kept the key for its MinHold; else why the Client has given it up
+
+	// Err is nil if the store has answered the release, or kept the key for its MinHold. If the
+	// lease has ended by itself before that, Err is that of the last call. Otherwise it says why the
+	// Client has given the release up.
+	Err error
 }
 
 // A BreakDoneInfo describes a call of [Client.Break].

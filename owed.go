@@ -41,19 +41,27 @@ type owedRelease struct {
 	queued   place     // in one of the queues; nowhere while it is not due
 	until    time.Time // by then the lease has ended by itself
 	sent     time.Time // when the last try was sent
+	err      error     // of the last try, or of the call before the first one
 	tries    int       // since the last answer
 	trying   int       // tries in flight
-	answered bool      // a release was
+	answered bool      // a release was; or the store keeps the lease for its MinHold, if it still has it
 	refused  bool      // the store has answered, but would not release
 }
 
-var errTooManyOwed = errors.New("the Client owes too many releases")
+var (
+	errTooManyOwed = errors.New("the Client owes too many releases")
+	errUnanswered  = errors.New("no answer within one TTL")
+)
 
 // owedReleases are guarded by the keeper's mutex.
 //
 // A release without an answer is retried after 0.1 to 1 s, even if the last try still hangs.
 // When several tries in a row got no answer, the store counts as away: then one release is
 // retried every half second. Once one is answered, all others follow at once.
+//
+// Each release has one event in the schedule: for its next try, but at the latest for the end of
+// its lease. Then it is dropped if it is in a queue. If it is not, a last try is made: then it is
+// dropped if that cannot be sent at once, or has no answer after a second.
 type owedReleases struct {
 	workers     workers
 	holdWorkers workers // renewals for a MinHold, which must not wait behind releases
@@ -134,17 +142,28 @@ func (k *keeper) settleLocked(r *owedRelease) {
 	}
 }
 
-// dueLocked queues a release for its next try.
+// dueLocked does what is due for a release: it queues it for its next try, or ends it.
 func (k *keeper) dueLocked(r *owedRelease) {
-	o := &k.owed
-	if r.listed.list == nil || r.queued.list != nil {
+	o, now := &k.owed, time.Now()
+	if r.listed.list == nil {
 		return
 	}
-	if r.trying > 0 { // and hangs
+	held, ended := now.Before(r.hold), !now.Before(r.until)
+	switch {
+	case !held && r.abandoned, !held && ended && (r.queued.list != nil || !r.sent.Before(r.until)):
+		k.dropLocked(r, r.lastErr())
+		return
+	case held && ended: // without an answer: a renewal may have succeeded
+		r.err = r.lastErr()
+		k.keepLocked(r)
+		return
+	}
+	if r.trying > 0 && now.Sub(r.sent) >= maxRetryPause { // it hangs
 		o.silent++
 	}
+	r.queued.leave()
 	switch {
-	case time.Now().Before(r.hold):
+	case held:
 		r.queued.enter(&o.dueHolds, r)
 	case r.lease != nil:
 		if r.answered { // it was kept; now its release is owed
@@ -159,6 +178,23 @@ func (k *keeper) dueLocked(r *owedRelease) {
 	default:
 		r.queued.enter(&o.due[2], r)
 	}
+	k.scheduleLocked(&r.event, r.end(now))
+}
+
+// end returns when the state of a release changes by itself: its lease or its MinHold ends.
+func (r *owedRelease) end(now time.Time) time.Time {
+	if now.Before(r.hold) {
+		return earlier(r.until, r.hold)
+	}
+	return r.until
+}
+
+// lastErr returns why a release is dropped at the end of its lease.
+func (r *owedRelease) lastErr() error {
+	if r.err == nil && !r.answered {
+		return errUnanswered
+	}
+	return r.err
 }
 
 // nextReleaseLocked returns the next try of an owed release, or nil.
@@ -189,7 +225,11 @@ func (k *keeper) tryLocked(r *owedRelease, try func(context.Context, *owedReleas
 	r.trying++
 	r.tries++
 	r.sent = time.Now()
-	k.scheduleLocked(&r.event, r.sent.Add(maxRetryPause))
+	at := r.sent.Add(maxRetryPause)
+	if end := r.end(r.sent); end.After(r.sent) { // it is not the last try
+		at = earlier(at, end)
+	}
+	k.scheduleLocked(&r.event, at)
 	return func() {
 		ctx, cancel := within(r.values, releaseTimeout, k.over)
 		defer cancel()
@@ -214,6 +254,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.trying--
+	r.err = err
 	o := &k.owed
 	refused := Refused(err)
 	if err == nil || refused {
@@ -250,7 +291,8 @@ func (k *keeper) answeredLocked(r *owedRelease) {
 
 func (k *keeper) retryLocked(r *owedRelease, at time.Time) {
 	if r.queued.list == nil {
-		k.scheduleLocked(&r.event, later(earlier(at, r.until), time.Now()))
+		now := time.Now()
+		k.scheduleLocked(&r.event, later(earlier(at, r.end(now)), now))
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -427,5 +429,73 @@ func TestNothingIsOwedWhenTheTTLHasPassed(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		require.Zero(t, c.Stats().ReleasesOwed)
 		require.NoError(t, c.Close(), "no key can stay")
+	})
+}
+
+// While the store is away, a release is owed for one TTL, and is then dropped without a call.
+func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
+	const n, ttl = 1000, time.Second
+	for name, away := range map[string]func(c *call){
+		"refuses": func(c *call) { c.err = errStore },
+		"hangs":   func(c *call) { c.hang() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+				var down atomic.Bool
+				s.hook = func(c *call) {
+					if down.Load() {
+						away(c)
+					}
+				}
+				var unanswered atomic.Int32
+				c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) {
+					if i.Err != nil && i.Took <= ttl+time.Second {
+						unanswered.Add(1)
+					}
+				}}))
+				leases, _ := acquireAll(t, c, "", n)
+				down.Store(true)
+				var all sync.WaitGroup
+				for i, l := range leases {
+					all.Go(func() { l.Release() })
+					all.Go(func() {
+						ctx, cancel := context.WithTimeout(t.Context(), ttl/2)
+						defer cancel()
+						c.TryAcquire(ctx, fmt.Sprint("attempt", i))
+					})
+				}
+				all.Wait()
+				require.Equal(t, 2*n, c.Stats().ReleasesOwed)
+				time.Sleep(ttl + time.Millisecond)
+				require.LessOrEqual(t, c.Stats().ReleasesOwed, 8, "of %d, a TTL later: last tries", 2*n)
+				time.Sleep(time.Second)
+				require.Zero(t, c.Stats().ReleasesOwed, "of %d, a TTL and a second later", 2*n)
+				synctest.Wait()
+				require.EqualValues(t, 2*n, unanswered.Load(), "events with an error")
+				s.forget()
+				down.Store(false)
+				time.Sleep(time.Second)
+				require.Empty(t, s.made(), "calls in the first second of the store's return")
+				start := time.Now()
+				require.NoError(t, c.Close(), "no key can stay")
+				require.Zero(t, time.Since(start), "time that Close took")
+			})
+		})
+	}
+}
+
+// Close does not wait longer for a release than the store keeps the lease.
+func TestCloseWaitsForNothingThatHasEnded(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithTTL(3*time.Second))
+		leases, _ := acquireAll(t, c, "", 100)
+		store.Fail(errStore)
+		for _, l := range leases {
+			require.ErrorIs(t, l.Release(), errStore)
+		}
+		time.Sleep(time.Second)
+		start := time.Now()
+		require.NoError(t, c.Close(), "no key can stay")
+		require.Equal(t, 2*time.Second, time.Since(start))
 	})
 }

@@ -91,11 +91,18 @@ func (l *Lease) callReleaseLocked(ctx context.Context, c *releaseCall) error {
 	return err
 }
 
-// tryReleaseLocked makes one call of Release of the Locker.
+// tryReleaseLocked makes one call of Release of the Locker; or, before the end of the MinHold, one
+// that makes the store keep the key until then.
 func (l *Lease) tryReleaseLocked(ctx context.Context) (held bool, err error) {
-	r := &l.release
+	r, hold := &l.release, l.holdUntil(time.Now())
 	r.sent++
-	l.stepOutLocked(func() { held, err = l.keeper.locker.Release(ctx, l.key, l.token) })
+	l.stepOutLocked(func() {
+		if hold.IsZero() {
+			held, err = l.keeper.locker.Release(ctx, l.key, l.token)
+		} else {
+			held, err = l.keepUntil(ctx, hold)
+		}
+	})
 	if err != nil {
 		if NoEffect(err) {
 			r.sent--
@@ -115,7 +122,7 @@ func (l *Lease) tryReleaseLocked(ctx context.Context) (held bool, err error) {
 // oweReleaseLocked leaves the release to the keeper.
 func (l *Lease) oweReleaseLocked() {
 	if !l.release.owed {
-		l.release.owed = l.keeper.owe(&owedRelease{lease: l})
+		l.release.owed = l.keeper.owe(&owedRelease{lease: l, err: l.release.failure})
 	}
 }
 
