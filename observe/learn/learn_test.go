@@ -162,6 +162,38 @@ func TestWorkThatIsCutShort(t *testing.T) {
 	require.Greater(t, l.TTL("k"), time.Minute)
 }
 
+// The work suddenly takes ten times as long. More leases are lost if it stops with its lease.
+func TestSuddenlyLongerWork(t *testing.T) {
+	for name, work := range map[string]func(*rand.Rand) float64{
+		"constant":        func(*rand.Rand) float64 { return 1 },
+		"nearly constant": func(r *rand.Rand) float64 { return math.Exp(0.3 * r.NormFloat64()) },
+		"exponential":     func(r *rand.Rand) float64 { return r.ExpFloat64() },
+		"lognormal":       func(r *rand.Rand) float64 { return math.Exp(r.NormFloat64()) },
+	} {
+		for _, stops := range []bool{false, true} {
+			r := rand.New(rand.NewPCG(5, 6))
+			l := New(nil, time.Millisecond, 1000*time.Hour)
+			o := l.Observer()
+			for range 3 * window / 2 {
+				play(o, times10s(work(r)), l.TTL("k"))
+			}
+			losses, most := 0, 25
+			for range window {
+				d, ttl := times10s(10*work(r)), l.TTL("k")
+				if lost(d, ttl) {
+					losses++
+				}
+				if stops {
+					d, most = min(d, ttl), 40
+				}
+				play(o, d, ttl)
+			}
+			t.Logf("%s, stops with its lease: %v: %d lost", name, stops, losses)
+			require.LessOrEqual(t, losses, most, "%s, stops with its lease: %v", name, stops)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	l := New(nil, time.Minute, 2*time.Minute)
 	require.Equal(t, 2*time.Minute, l.TTL("k"), "nothing is known")
