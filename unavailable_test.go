@@ -143,6 +143,30 @@ func marked(f func(error) error) func(error) error {
 	}
 }
 
+// So does memory, if its calls are delayed: a service can test what it answers in an outage.
+func TestOutageOfMemory(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		holder      time.Duration
+		unavailable bool
+	}{{"while the holder's lease lasts", time.Minute, false}, {"for longer than the holder's lease", 3 * time.Second, true}} {
+		for name, end := range waitEnds {
+			t.Run(name+"/"+test.name, func(t *testing.T) {
+				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+					hold(t, store, test.holder)
+					s.hook = func(c *call) {
+						if c.op == "acquire" {
+							store.Delay(time.Hour) // the attempt was the last call that was answered
+						}
+					}
+					requireOutage(t, end(t.Context(), s, 15*time.Second), test.unavailable)
+					store.Delay(0)
+				})
+			})
+		}
+	}
+}
+
 // A store that has answered again has not failed, and neither has one whose last call
 // was cut short by the end of the wait.
 func TestOutageThatIsOver(t *testing.T) {

@@ -81,6 +81,44 @@ func TestNoEffect(t *testing.T) {
 	}
 }
 
+// A wait that is cut while its call is delayed has had no reply: after a second, its error says so.
+func TestSilentWait(t *testing.T) {
+	waits := map[string]func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error){
+		"Acquire": func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error) {
+			return m.Acquire(ctx, "k", "t", time.Second)
+		},
+		"AcquireVote": func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error) {
+			b, err := m.AcquireVote(ctx, "k", "t", time.Second, 0, 1)
+			return b.Attempt, err
+		},
+	}
+	for name, wait := range waits {
+		for after, silent := range map[time.Duration]bool{time.Second - 1: false, time.Second: true, time.Minute: true} {
+			t.Run(name+" "+after.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					m := memory.New()
+					m.Steal("k", time.Hour)
+					m.Delay(time.Hour)
+					ctx, cancel := context.WithTimeout(t.Context(), after)
+					defer cancel()
+					a, err := wait(ctx, m)
+					require.Zero(t, a)
+					require.False(t, dlock.NoEffect(err), "%v", err)
+					if !silent {
+						require.Equal(t, context.DeadlineExceeded, err)
+						return
+					}
+					joined, ok := err.(interface{ Unwrap() []error })
+					require.True(t, ok, "%#v", err)
+					require.Len(t, joined.Unwrap(), 2)
+					require.Equal(t, context.DeadlineExceeded, joined.Unwrap()[0])
+					require.EqualError(t, joined.Unwrap()[1], "no reply for "+after.String())
+				})
+			})
+		}
+	}
+}
+
 func TestInspectCountsWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memory.New()

@@ -21,6 +21,8 @@ func (m *Locker) begin(ctx context.Context, key, token string, ttl time.Duration
 	return m.send(ctx)
 }
 
+const replyLimit = time.Second // after which the error of a wait says that there is no reply
+
 // send applies the faults to a call. If err is not nil, the call must have no effect and return
 // err. If reply is not nil, the call must take effect and return reply.
 func (m *Locker) send(ctx context.Context) (reply, err error) {
@@ -58,7 +60,9 @@ func (m *Locker) FailReplies(err error) {
 }
 
 // Delay makes all later calls wait for d before they take effect. A call whose ctx ends before
-// that has no effect. Delay(0) ends the fault.
+// that has no effect, and its error does not say so. If it is a wait, and was delayed for a second
+// or longer, the error also says that there was no reply, as [dlock.Acquirer] demands. Waits in
+// progress go on. Delay(0) ends the fault.
 func (m *Locker) Delay(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -34,8 +34,12 @@ func (m *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 
 // acquire is AcquireVote. A place of 0 means the last.
 func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	start := time.Now()
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
+		if silence := time.Since(start); err == ctx.Err() && silence >= replyLimit { // cut by Delay
+			err = fmt.Errorf("%w: %w", err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
+		}
 		return dlock.Ballot{}, err
 	}
 	m.mu.Lock()
