@@ -114,6 +114,7 @@ func TestRefusedCalls(t *testing.T) {
 					}
 					err := refusedWith(t, c.text, call)
 					require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
+					require.Equal(t, c.verdict == "no effect", dlock.Refused(err), "%s: a server has answered: %v", method, err)
 				}
 			})
 		}
@@ -228,7 +229,7 @@ func TestNoConnection(t *testing.T) {
 		}, "connection refused"},
 		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
 			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 30})
-		}, "connection refused"},
+		}, "context deadline exceeded"},
 		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})
 			t.Cleanup(func() { client.Close() })
@@ -292,6 +293,7 @@ func TestNoConnection(t *testing.T) {
 				}
 				require.ErrorContains(t, err, c.text, method)
 				require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
+				require.False(t, dlock.Refused(err), "%s: no server has answered: %v", method, err)
 			}
 			// Not so short that it may be over when Release begins.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -43,5 +43,6 @@
 // accepts connections but does not answer, it takes up to ReadTimeout plus one second.
 //
 // go-redis tries five times to connect before a call fails (0.4 s if connections are refused).
-// It logs each failure to standard error; see its SetLogger.
+// It logs each failure to standard error; see its SetLogger. If the context of the call ends
+// earlier, the call has the error of the context, and only the log says why connecting failed.
 package goredis

@@ -12,9 +12,9 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// New returns a Locker that keeps its leases on client's server. It never closes the client.
-// It adds a hook to the client, which only records why connecting failed. If client is nil or
-// a [redis.Ring], all methods of the Locker fail with [dlock.ErrInvalid].
+// New returns a Locker that keeps its leases on client's server. It never closes the client, and
+// leaves nothing on it. If client is nil or a [redis.Ring], all methods of the Locker fail with
+// [dlock.ErrInvalid].
 func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return rediscore.New(nil, opts...)
@@ -28,7 +28,6 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 type conn struct {
 	client    redis.UniversalClient
 	topology  *topology // nil if client is not for a cluster
-	dials     *dials    // of the client or its nodes
 	listeners *listeners
 	oneMaster *oneMaster
 }
@@ -37,7 +36,6 @@ func newConn(client redis.UniversalClient) conn {
 	return conn{
 		client:    client,
 		topology:  newTopology(client),
-		dials:     watch(client),
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
 		oneMaster: new(oneMaster),
 	}
@@ -117,12 +115,12 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
 			c.topology.failed(err)
-			err = c.unsent(err)
+			err = &dlock.NoEffectError{Err: err}
 		}
 		return master, err
 	}
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
-		conn{client: node, dials: c.dials}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		conn{client: node}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.topology.failed(results[i].Err)
 			if wait == nil && redirected(results[i].Err) { // go-redis follows to any node

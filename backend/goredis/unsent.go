@@ -1,9 +1,7 @@
 package goredis
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
@@ -38,7 +36,7 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 	case cmd.script.written.Load() || !c.writesAtOnce():
 		return nil, err
 	}
-	return nil, c.unsent(err)
+	return nil, &dlock.NoEffectError{Err: err}
 }
 
 // writesAtOnce reports whether the client is known to write a command before Process returns,
@@ -49,16 +47,4 @@ func (c conn) writesAtOnce() bool {
 		return true
 	}
 	return false
-}
-
-// unsent returns the error of a command that was not written. go-redis tries several times to
-// connect. If the context ends meanwhile, its error does not say why connecting failed, so
-// unsent adds the error of the last dial.
-func (c conn) unsent(err error) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		if failure := c.dials.failure(); failure != nil {
-			err = fmt.Errorf("%w (%w)", failure, err)
-		}
-	}
-	return &dlock.NoEffectError{Err: err}
 }

@@ -34,11 +34,21 @@ func judge(s *Script, err error) error {
 	if temporary, ok := refused(err); ok {
 		return &dlock.NoEffectError{Err: err, Temporary: temporary}
 	}
+	if marked(err) && !errors.Is(err, dlock.ErrInvalid) {
+		return unsent{err}
+	}
 	if dial, ok := find[*net.OpError](err); ok && dial.Op == "dial" || decisive[s] && failedInScript(err) {
 		return mark(err)
 	}
 	return err
 }
+
+// An unsent is the error of a call that the Conn did not send, such as one for which the pool had
+// no connection. No server has answered: see [dlock.Refused].
+type unsent struct{ error }
+
+func (e unsent) Unwrap() error { return e.error }
+func (unsent) Answered() bool  { return false }
 
 func failedInScript(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
