@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -58,14 +59,34 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 
 // get takes a connection from the pool. Its error is a [dlock.NoEffectError].
 func (c conn) get(ctx context.Context) (pooled, error) {
-	conn, err := c.pool.GetContext(ctx)
+	conn, err := getContext(ctx, c.pool)
 	if err == nil {
 		return pooled{Conn: conn}, nil
 	}
-	if err.Error() == "redigo: get on closed pool" { // redigo has no variable for it
+	if err.Error() == closedPool {
 		err = rediscore.ClientClosed(err)
 	}
 	return pooled{}, &dlock.NoEffectError{Err: err}
+}
+
+// closedPool is the text of the error of a closed pool. redigo has no variable for it.
+const closedPool = "redigo: get on closed pool"
+
+// getContext is pool.GetContext without its panic: if ctx ends while the call waits, redigo sends
+// to a channel that Close of the pool closes. It holds no lock then.
+func getContext(ctx context.Context, pool *redis.Pool) (conn redis.Conn, err error) {
+	defer func() {
+		if ctx.Err() == nil {
+			return
+		}
+		p := recover()
+		if e, ok := p.(runtime.Error); ok && e.Error() == "send on closed channel" {
+			err = errors.New(closedPool)
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return pool.GetContext(ctx)
 }
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
