@@ -36,7 +36,7 @@ func (c *closing) after(ctx context.Context, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, rueidis.ErrNoSlot):
-		return &dlock.NoEffectError{Err: err}
+		return &dlock.NoEffectError{Err: err, Temporary: true} // a replica may be promoted
 	case !saysClosed(err), c.found.Load() == nil && !rediscore.IsClosed(ctx, saysClosed, c.ping):
 		return err
 	}

@@ -2,8 +2,10 @@ package rueidis
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -94,7 +96,7 @@ func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.R
 			cmds[n] = newCmd(i)
 		}
 		var again []int
-		for n, r := range c.client.DoMulti(ctx, cmds...) {
+		for n, r := range c.doMulti(ctx, cmds) {
 			i := numbers[n]
 			results[i].Reply, results[i].Err = result(r)
 			switch {
@@ -110,6 +112,34 @@ func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.R
 		numbers = again
 	}
 	return unknown
+}
+
+// doMulti is DoMulti of the client. In a cluster, that sends nothing and fails for all commands if
+// rueidis knows no master for the slot of one. Since Redis 8, it leaves dead masters out of its
+// table. The commands of each slot are sent alone then.
+func (c conn) doMulti(ctx context.Context, cmds rueidis.Commands) []rueidis.RedisResult {
+	results := c.client.DoMulti(ctx, cmds...)
+	if !errors.Is(results[0].NonRedisError(), rueidis.ErrNoSlot) {
+		return results
+	}
+	bySlot := make(map[uint16][]int)
+	for n, cmd := range cmds {
+		bySlot[cmd.Slot()] = append(bySlot[cmd.Slot()], n)
+	}
+	var all sync.WaitGroup
+	for _, numbers := range bySlot {
+		all.Go(func() {
+			some := make(rueidis.Commands, len(numbers))
+			for i, n := range numbers {
+				some[i] = cmds[n]
+			}
+			for i, r := range c.client.DoMulti(ctx, some...) {
+				results[numbers[i]] = r
+			}
+		})
+	}
+	all.Wait()
+	return results
 }
 
 func noScript(err error) bool {
