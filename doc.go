@@ -26,7 +26,8 @@
 // see. It names the holder.
 //
 // A fence is the number of a grant. It is larger than the fence of every earlier grant of
-// the same key, so a resource can refuse a writer that has lost its lease.
+// the same key, so a resource can refuse a writer that has lost its lease. The exception is a
+// store that lets two masters grant at once: see Limits.
 //
 // A waiter waits for a lock that another holds. If the store has a queue, waiters are served
 // in the order of their arrival. A handover is a release that grants the lock to the first
@@ -66,8 +67,14 @@
 // When it continues, its lease may have been lost long ago, and it may write before it checks. A
 // write that it had already sent may arrive late. A store may also forget a lock: a server may
 // crash before it saves, or a replica may be promoted without the last writes. If two holders at
-// once would be costly, send the fence along with each write. Let the resource remember the
-// largest fence it has seen, and refuse any smaller one. See [WithFence].
+// once would be costly, send the fence along with each write, and a random name that you make for
+// each lease. Let the resource remember both. It refuses a smaller fence, and an equal fence of
+// another lease. See [WithFence] and the example Fence.
+//
+// While a master is replaced, some stores let two masters grant the same key. Their fences can be
+// equal: then only the holder that writes first can write. They can also be in the wrong order:
+// then a late write with the larger fence is accepted. Redis with Sentinel or in a cluster is such a
+// store, unless leases wait for replicas.
 //
 // Locks are not reentrant: acquiring a key that you already hold blocks, or fails with
 // [ErrNested] if ctx carries the lease. A goroutine that outlives the work needs a ctx

@@ -2,6 +2,7 @@ package dlock_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,31 +13,36 @@ import (
 
 var errBehind = errors.New("a later holder has been here")
 
-// A register is a resource that lock holders write to. It remembers the largest fence it
-// has seen, and refuses smaller ones. In SQL:
+// A register is a resource that lock holders write to. It remembers the fence and the name of the
+// lease that wrote last. It accepts a larger fence, and the same fence from the same lease. In SQL:
 //
-//	UPDATE register SET value = $1, fence = $2 WHERE id = $3 AND fence <= $2
+//	UPDATE register SET value = $3, fence = $1, lease = $2
+//	WHERE id = $4 AND (fence < $1 OR fence = $1 AND lease = $2)
 //
 // If no row is updated, the writer is behind. A service that reads before it writes must
-// also send its fence with the read.
+// also send both with the read.
 type register struct {
 	mu    sync.Mutex
 	fence int64
+	lease string
 	value string
 }
 
-func (r *register) write(fence int64, value string) error {
+func (r *register) write(fence int64, lease, value string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if fence < r.fence {
+	if fence < r.fence || fence == r.fence && lease != r.lease {
 		return errBehind
 	}
-	r.fence, r.value = fence, value
+	r.fence, r.lease, r.value = fence, lease, value
 	return nil
 }
 
 // A fence guards each write. A holder that is paused for longer than its TTL does not know,
 // when it writes, that it has lost the lock. The register knows.
+//
+// While a store fails over, two masters can grant the same fence. So each holder makes a random
+// name for its lease, and sends it along. (It never sends the token, which is a secret.)
 func Example_fence() {
 	store := memory.New()
 	locks := dlock.New(store, dlock.WithFence(true)) // refuses stores that have no fences
@@ -50,7 +56,8 @@ func Example_fence() {
 		return
 	}
 	defer first.Release()
-	fmt.Println("first writes:", r.write(first.Fence(), "one"))
+	firstLease := rand.Text()
+	fmt.Println("first writes:", r.write(first.Fence(), firstLease, "one"))
 
 	store.Expire("register") // as if the first holder was paused for longer than its TTL
 	second, err := locks.Acquire(ctx, "register")
@@ -59,8 +66,8 @@ func Example_fence() {
 		return
 	}
 	defer second.Release()
-	fmt.Println("second writes:", r.write(second.Fence(), "two"))
-	fmt.Println("first writes again:", r.write(first.Fence(), "one and a half"))
+	fmt.Println("second writes:", r.write(second.Fence(), rand.Text(), "two"))
+	fmt.Println("first writes again:", r.write(first.Fence(), firstLease, "one and a half"))
 	fmt.Println("value:", r.value)
 	// Output:
 	// first writes: <nil>

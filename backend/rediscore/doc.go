@@ -67,9 +67,13 @@
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
 // moved on, under three conditions: the outage lasted at least 20 ms; the clock of the new
 // server is behind the old one's by no more than the length of the outage; and there were fewer
-// than 125,000 grants a second in the slot. So two masters that grant at the same time, because the
-// network is split or Sentinel was asked for a failover, may give equal fences. A fence fits exactly into a float64, and so into a
-// JavaScript number, until the year 2255.
+// than 125,000 grants a second in the slot. Without [WithReplicas], two masters may grant the same
+// lock, because the network is split or Sentinel was asked for a failover. If they do so within 10 ms,
+// or within the difference of their clocks, they may give equal fences, or fences in the wrong order.
+// So a resource that checks fences should also compare a random name that the holder makes for each
+// lease: then it obeys only one of two equal fences. (The token is no such name: it is a secret.)
+//
+// A fence fits exactly into a float64, and so into a JavaScript number, until the year 2255.
 //
 // # Waiting
 //

@@ -30,7 +30,8 @@ func comeLate(ctx context.Context, store *store) (*lateness, error) {
 		return nil, err
 	}
 	defer first.Release()
-	left, err := shop.read(first.Fence())
+	stale := newPass(first)
+	left, err := shop.read(stale)
 	if err != nil {
 		return nil, err
 	}
@@ -39,10 +40,11 @@ func comeLate(ctx context.Context, store *store) (*lateness, error) {
 		return nil, err
 	}
 	defer second.Release()
-	if _, err := shop.read(second.Fence()); err != nil {
+	fresh := newPass(second)
+	if _, err := shop.read(fresh); err != nil {
 		return nil, err
 	}
-	late := &lateness{stale: first.Fence(), fresh: second.Fence(), lost: first.Err()}
-	late.refusal = shop.write(first.Fence(), left-1)
-	return late, shop.write(second.Fence(), left-1)
+	late := &lateness{stale: stale.fence, fresh: fresh.fence, lost: first.Err()}
+	late.refusal = shop.write(stale, left-1)
+	return late, shop.write(fresh, left-1)
 }

@@ -17,15 +17,15 @@ type sale struct {
 	workers []*worker
 }
 
-// A guard calls sell when the caller may sell, with its fence, and returns the
+// A guard calls sell when the caller may sell, with its pass, and returns the
 // error of sell or why it was not called. The context of sell ends when it must
 // stop.
-type guard func(ctx context.Context, sell func(ctx context.Context, fence int64) error) error
+type guard func(ctx context.Context, sell func(ctx context.Context, p pass) error) error
 
 // unguarded lets anybody sell at any time.
 func unguarded(int) guard {
-	return func(ctx context.Context, sell func(ctx context.Context, fence int64) error) error {
-		return sell(ctx, 0)
+	return func(ctx context.Context, sell func(ctx context.Context, p pass) error) error {
+		return sell(ctx, pass{})
 	}
 }
 
@@ -85,9 +85,9 @@ func (w *worker) sellOut(ctx context.Context) error {
 // long as nobody else does so at the same time.
 func (w *worker) sellOne(ctx context.Context) error {
 	asked := time.Now()
-	return w.guard(ctx, func(ctx context.Context, fence int64) error {
+	return w.guard(ctx, func(ctx context.Context, p pass) error {
 		w.waits = append(w.waits, time.Since(asked))
-		left, err := w.shop.read(fence)
+		left, err := w.shop.read(p)
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (w *worker) sellOne(ctx context.Context) error {
 		if err := sleep(ctx, w.hold); err != nil {
 			return err
 		}
-		if err := w.shop.write(fence, left-1); err != nil {
+		if err := w.shop.write(p, left-1); err != nil {
 			return err
 		}
 		w.sold++

@@ -13,17 +13,31 @@ import (
 )
 
 func TestShopRefusesWhoeverIsBehind(t *testing.T) {
+	first, second := pass{8, "first"}, pass{16, "second"}
 	s := newShop(2)
-	_, err := s.read(8)
+	_, err := s.read(first)
 	require.NoError(t, err)
-	_, err = s.read(16)
+	_, err = s.read(second)
 	require.NoError(t, err)
-	require.ErrorIs(t, s.write(8, 1), errStale, "of a holder from before the last read")
-	_, err = s.read(8)
+	require.ErrorIs(t, s.write(first, 1), errStale, "of a holder from before the last read")
+	_, err = s.read(first)
 	require.ErrorIs(t, err, errStale)
-	require.NoError(t, s.write(16, 1))
+	require.NoError(t, s.write(second, 1))
 	left, sold := s.counts()
 	require.Equal(t, [2]int{1, 1}, [2]int{left, sold})
+}
+
+// Of two leases with the same fence, the shop obeys the first that comes.
+func TestShopTellsEqualFencesApart(t *testing.T) {
+	mine, other := pass{8, "mine"}, pass{8, "other"}
+	s := newShop(2)
+	_, err := s.read(mine)
+	require.NoError(t, err)
+	_, err = s.read(other)
+	require.ErrorIs(t, err, errStale, "an equal fence of another lease")
+	require.ErrorIs(t, s.write(other, 1), errStale, "an equal fence of another lease")
+	require.NoError(t, s.write(mine, 1))
+	require.NoError(t, s.write(mine, 0), "of the same lease")
 }
 
 func TestSaleReturnsTheErrorOfAWorker(t *testing.T) {

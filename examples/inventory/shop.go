@@ -1,9 +1,12 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/dlock-go/dlock"
 )
 
 var (
@@ -15,31 +18,41 @@ var (
 // atomic, but nothing keeps others from writing between the two. That is for
 // those who sell to see to.
 //
-// It does refuse those whose lease is over: it remembers the largest fence that
-// it has seen, of reads as well as writes, and lets nobody with a smaller one
-// do either. (If reads did not count, a stale holder could still write after
+// It does refuse those whose lease is over: it remembers the pass that it has seen
+// last, of reads as well as writes, and lets only that one and those with a larger
+// fence do either. (If reads did not count, a stale holder could still write after
 // the next one has read.)
 type shop struct {
-	mu    sync.Mutex
-	fence int64
-	left  int // what the books say
-	sold  int // what has been given away
+	mu   sync.Mutex
+	last pass
+	left int // what the books say
+	sold int // what has been given away
 }
+
+// A pass goes along with each read and write of a lease. While a store fails over,
+// two leases can have the same fence, so each has a random name as well. (The token
+// of a lease would not do: it is a secret.)
+type pass struct {
+	fence int64
+	lease string
+}
+
+func newPass(lease *dlock.Lease) pass { return pass{lease.Fence(), rand.Text()} }
 
 func newShop(stock int) *shop { return &shop{left: stock} }
 
-// read returns what is left. Those who have no lock have the fence 0.
-func (s *shop) read(fence int64) (left int, err error) {
+// read returns what is left. Those who have no lock have the zero pass.
+func (s *shop) read(p pass) (left int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.left, s.admit(fence)
+	return s.left, s.admit(p)
 }
 
 // write sells one item, after which so many are left.
-func (s *shop) write(fence int64, left int) error {
+func (s *shop) write(p pass, left int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.admit(fence); err != nil {
+	if err := s.admit(p); err != nil {
 		return err
 	}
 	s.left = left
@@ -47,12 +60,16 @@ func (s *shop) write(fence int64, left int) error {
 	return nil
 }
 
-// admit returns an error that matches errStale if a larger fence has been seen.
-func (s *shop) admit(fence int64) error {
-	if fence < s.fence {
-		return fmt.Errorf("%w: fence %d is behind %d", errStale, fence, s.fence)
+// admit returns an error that matches errStale if a larger fence has been seen, or
+// the same fence with another lease.
+func (s *shop) admit(p pass) error {
+	switch {
+	case p.fence < s.last.fence:
+		return fmt.Errorf("%w: fence %d is behind %d", errStale, p.fence, s.last.fence)
+	case p.fence == s.last.fence && p.lease != s.last.lease:
+		return fmt.Errorf("%w: another lease has fence %d, too", errStale, p.fence)
 	}
-	s.fence = fence
+	s.last = p
 	return nil
 }
 

@@ -64,9 +64,9 @@ func (s *store) client(worker int) *dlock.Client { return s.clients[worker%len(s
 // guard lets a worker sell only while it holds the lock.
 func (s *store) guard(worker int) guard {
 	client := s.client(worker)
-	return func(ctx context.Context, sell func(ctx context.Context, fence int64) error) error {
+	return func(ctx context.Context, sell func(ctx context.Context, p pass) error) error {
 		return client.Do(ctx, s.key, func(ctx context.Context, lease *dlock.Lease) error {
-			return sell(ctx, lease.Fence())
+			return sell(ctx, newPass(lease))
 		})
 	}
 }
