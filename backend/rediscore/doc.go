@@ -68,7 +68,7 @@
 // moved on, under three conditions: the outage lasted at least 20 ms; the clock of the new
 // server is behind the old one's by no more than the length of the outage; and there were fewer
 // than 125,000 grants a second in the slot. Without [WithReplicas], two masters may grant the same
-// lock, because the network is split or Sentinel was asked for a failover. If they do so within 10 ms,
+// lock, because the network is split or Sentinel was asked for a failover. If they do so within about 10 ms,
 // or within the difference of their clocks, they may give equal fences, or fences in the wrong order.
 // So a resource that checks fences should also compare a random name that the holder makes for each
 // lease: then it obeys only one of two equal fences. (The token is no such name: it is a secret.)

@@ -56,7 +56,11 @@
 //
 //	DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
 //
-// That also runs the whole suite of package conformance on both, for each library. (By default, it
+// TestTopologyFences runs with them, and for as long. It acquires locks on the old and the new master
+// at once while Sentinel replaces one by the other, without WithReplicas. It logs how many pairs of
+// holders have equal fences, or fences in the wrong order.
+//
+// DLOCK_TOPOLOGY also runs the whole suite of package conformance on both, for each library. (By default, it
 // runs the cases for which it matters most that there are several servers.) DLOCK_TOPOLOGY_FAULT
 // names the only fault to strike with, such as "stepped down".
 //
