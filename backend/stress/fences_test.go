@@ -11,6 +11,7 @@ import (
 	"time"
 
 	goredislib "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -54,6 +55,7 @@ func TestTopologyFences(t *testing.T) {
 			}
 		}
 	}
+	require.NotZero(t, pairs, "pairs of holders in %d failovers: nothing was measured", failovers)
 	t.Logf("%d failovers, %d pairs of holders: %d with equal fences, %d in the wrong order by up to %v",
 		failovers, pairs, equal, disordered, time.Duration(worst)*time.Microsecond)
 	t.Logf("late writes of the first holder that a resource accepts: %d if it compares fences, %d if it compares leases, too",
