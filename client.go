@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 )
 
 // A Client acquires locks from a [Locker], and renews the leases it was granted. Its methods
@@ -149,18 +148,10 @@ func (c *Client) check(key string) error {
 		return invalid("key: empty")
 	case c.options.maxHold > 0 && c.options.maxHold < c.options.minHold:
 		return invalid("WithMaxHold(%v): less than WithMinHold(%v)", c.options.maxHold, c.options.minHold)
-	case c.options.minHold > c.keeper.longestTTL():
-		return invalid("WithMinHold(%v): longer than %v, the longest TTL of the Locker", c.options.minHold, c.keeper.longestTTL())
+	case c.options.minHold > longestTTL(c.keeper.locker):
+		return invalid("WithMinHold(%v): longer than %v, the longest TTL of the Locker", c.options.minHold, longestTTL(c.keeper.locker))
 	case len(key) > maxKey:
 		return invalid("key: %d bytes, more than %d", len(key), maxKey)
 	}
 	return nil
-}
-
-// longestTTL returns the longest TTL that the store takes.
-func (k *keeper) longestTTL() time.Duration {
-	if l, ok := k.locker.(interface{ LongestTTL() time.Duration }); ok {
-		return l.LongestTTL()
-	}
-	return maxTTL
 }

@@ -25,7 +25,7 @@ import (
 //
 // The package conformance tests all of this.
 //
-// If a Locker has a method LongestTTL() time.Duration, the Client refuses a longer [WithMinHold].
+// A Locker that takes only shorter TTLs is a [TTLLimiter].
 type Locker interface {
 	// TryAcquire makes one attempt to take key for token until ttl has passed. If another
 	// token holds key, nothing changes. If token itself holds it, that is a grant like any
@@ -138,6 +138,13 @@ type Hold struct {
 	Waiting   int           // in the store's queue; 0 if it has none
 }
 
+// A TTLLimiter is a [Locker] that does not take TTLs up to 365 days. It fails with [ErrInvalid]
+// for a longer one. The Client refuses a longer [WithMinHold], which the store would not keep.
+type TTLLimiter interface {
+	// LongestTTL returns the longest TTL that the Locker takes.
+	LongestTTL() time.Duration
+}
+
 // Forward is embedded by a Locker around another Locker. It passes on every method, including
 // the optional ones, so a decorator that changes one method hides no other:
 //
@@ -152,7 +159,7 @@ type Hold struct {
 //	}
 //
 // If the inner Locker lacks an optional method, Forward returns [errors.ErrUnsupported] for
-// it.
+// it. The LongestTTL is then 365 days.
 type Forward struct{ Locker }
 
 var (
@@ -160,6 +167,7 @@ var (
 	_ Acquirer     = Forward{}
 	_ BatchRenewer = Forward{}
 	_ Inspector    = Forward{}
+	_ TTLLimiter   = Forward{}
 )
 
 // Acquire calls the Acquire of the inner Locker, if it is an [Acquirer].
@@ -184,4 +192,14 @@ func (f Forward) Inspect(ctx context.Context, key string) (Hold, error) {
 		return i.Inspect(ctx, key)
 	}
 	return Hold{}, errors.ErrUnsupported
+}
+
+// LongestTTL calls the LongestTTL of the inner Locker, if it is a [TTLLimiter].
+func (f Forward) LongestTTL() time.Duration { return longestTTL(f.Locker) }
+
+func longestTTL(l Locker) time.Duration {
+	if limiter, ok := l.(TTLLimiter); ok {
+		return limiter.LongestTTL()
+	}
+	return maxTTL
 }

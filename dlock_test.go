@@ -31,3 +31,20 @@ func TestCoreImportsTheStandardLibraryOnly(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Equal(t, "github.com/dlock-go/dlock", strings.TrimSpace(string(out)))
 }
+
+// Around a store that does not take every TTL, a decorator lets the Client refuse a longer MinHold.
+func TestForwardPassesTheLongestTTLOn(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		l := dlock.Forward{Locker: dlock.Forward{Locker: limited{s}}}
+		_, err := dlock.New(l, dlock.WithMinHold(time.Minute+1)).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, "longer than 1m0s, the longest TTL of the Locker")
+		require.NoError(t, acquire(t, dlock.New(l, dlock.WithMinHold(time.Minute)), "k").Release())
+		require.NoError(t, acquire(t, dlock.New(dlock.Forward{Locker: s}, dlock.WithMinHold(365*24*time.Hour)), "long").Release())
+	})
+}
+
+// A limited Locker takes no TTL above a minute.
+type limited struct{ dlock.Locker }
+
+func (limited) LongestTTL() time.Duration { return time.Minute }

@@ -20,7 +20,7 @@ var clientsCases = []testCase{
 	{name: "UnsupportedSendsNothing", check: unsupportedSendsNothing,
 		clause: withSource("A backend sends nothing when a method answers errors.ErrUnsupported.")},
 	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
-		clause: withSource("A backend that wraps another Locker hides none of its optional interfaces (embed dlock.Forward).")},
+		clause: withSource("A backend that wraps another Locker hides none of its optional interfaces, and takes no longer TTLs than the other (embed dlock.Forward).")},
 	{name: "NoLeaks", check: noLeaks, once: true, alone: true,
 		clause: withSource("A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.")},
 	{name: "NoEffect", check: noEffect,
@@ -184,12 +184,17 @@ func hidesNothing(s *scene, l dlock.Locker, depth int) int {
 	return len(inner)
 }
 
-// hides returns which optional methods of inner l does not offer.
+// hides returns which optional methods of inner l does not offer. It may take only shorter TTLs
+// than inner.
 func hides(s *scene, l, inner dlock.Locker) (names []string) {
 	for _, o := range optionalMethods {
 		if s.offers(inner, o) && !s.offers(l, o) {
 			names = append(names, o.name)
 		}
+	}
+	limit := func(l dlock.Locker) time.Duration { return dlock.Forward{Locker: l}.LongestTTL() }
+	if limit(l) > limit(inner) {
+		names = append(names, "TTLLimiter.LongestTTL")
 	}
 	return names
 }

@@ -63,6 +63,7 @@ var (
 	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
+	_ dlock.TTLLimiter   = (*Locker)(nil)
 )
 
 // A State is that of a breaker. The zero value is that of a new one.

@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
 )
 
@@ -327,6 +328,17 @@ func TestOnChange(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []breaker.State{{Open: true, Since: opened, Err: errStore}, {Since: time.Now()}}, changes)
 	}, breaker.OnChange(func(s breaker.State) { changes = append(changes, s) }))
+}
+
+// A job with a MinHold that the store would not keep could run again too early.
+func TestLongestTTL(t *testing.T) {
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+		quorum := redlock.New([]dlock.Locker{memory.New(), memory.New(), memory.New()}, redlock.WithLongestTTL(20*time.Second))
+		defer quorum.Close()
+		_, err := dlock.New(breaker.New(quorum), dlock.WithTTL(20*time.Second), dlock.WithMinHold(10*time.Minute)).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, "longer than 20s")
+	})
 }
 
 func TestInvalid(t *testing.T) {

@@ -45,6 +45,7 @@ var (
 	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
+	_ dlock.TTLLimiter   = (*Locker)(nil)
 )
 
 // An Option changes how a [Locker] works.
@@ -131,8 +132,7 @@ func (l *Locker) refuse(format string, args ...any) {
 	}
 }
 
-// LongestTTL returns the longest TTL that the Locker takes. The Client refuses a MinHold that is
-// longer: the store would not keep it.
+// LongestTTL implements [dlock.TTLLimiter].
 func (l *Locker) LongestTTL() time.Duration {
 	if l.guarded {
 		return l.longest

@@ -20,6 +20,7 @@ var clients = []Exhibit{
 		return &reusesTokens{Forward: forward(c), unknown: make(map[string]string), alias: make(map[string]string)}
 	}},
 	{Name: "hidesTheQueue", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &hidesTheQueue{newQueue(c), func() {}} }},
+	{Name: "hidesTheLimit", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &hidesTheLimit{&limited{*newQueue(c)}} }},
 	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: names{"Exclusion", "LostReply", "NoStarvation"}, build: around[endsWithItsContext]},
 	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, Also: names{"EndedContext"}, BeyondModel: true, build: around[watchesItsContext]},
 	{Name: "causeNotError", Cases: names{"EndedContext"}, BeyondModel: true, build: around[causeNotError]},
@@ -198,6 +199,24 @@ func (l *hidesTheQueue) TryAcquire(ctx context.Context, key, token string, ttl t
 	l.attempts()
 	return l.Locker.TryAcquire(ctx, key, token, ttl)
 }
+
+// A decorator passes on the methods that it knows, but not LongestTTL.
+// Seen: decorators that list the optional interfaces, and were written before this one.
+// Harm: the Client accepts a MinHold that the store does not keep, and the job runs again too early.
+// Right: embed dlock.Forward.
+type hidesTheLimit struct{ known }
+
+type known interface {
+	dlock.Locker
+	dlock.Acquirer
+	dlock.BatchRenewer
+	dlock.Inspector
+}
+
+// A limited queue says that it takes no TTLs of more than a day.
+type limited struct{ queue }
+
+func (*limited) LongestTTL() time.Duration { return 24 * time.Hour }
 
 // A lease ends with the ctx under which it was acquired.
 // Seen: leases that are tied to a request.
