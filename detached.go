@@ -72,7 +72,8 @@ func (d Detached) look() detached {
 //
 // A lease that has ended cannot be detached. A grant can be passed on seven times, turns
 // in a line included (see [WithLocalTurns]); the eighth Detach fails with [ErrInvalid], and
-// the lease remains held.
+// the lease remains held. So does Detach of a degraded lease (see [Lease.Degraded]): no other
+// process could adopt it.
 //
 // Detach sends nothing to the store, except in the first 100 ms after a wait. Because the
 // waiter might have died, the lease is short then: 5 s, or the [WithMinHold] if that is
@@ -92,6 +93,9 @@ func (l *Lease) detach() (Detached, error) {
 	defer l.mu.Unlock()
 	if err := l.lookLocked(); err != nil {
 		return Detached{}, wrapUnlessLost(l.values, "detach", l.key, err)
+	}
+	if l.standIn {
+		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: the lease is degraded, and other processes could not adopt it"))
 	}
 	if l.step >= maxSteps {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: passed on %d times since the grant, the most that one grant allows", l.step))

@@ -61,8 +61,9 @@ type Attempt struct {
 	// at least 8. It is 0 if the store has no fences.
 	Fence int64
 
-	// Degraded says that a stand-in has granted the key, since the store is away: nobody but
-	// this process knows of the grant. See package backend/breaker.
+	// Degraded says that a stand-in has answered, since the store is away: nobody but this
+	// process knows of its grants. Beside an error, nothing is left in the store's queue. See
+	// package backend/breaker.
 	Degraded bool
 
 	// Holder is the exact token of the present holder, if the key was not acquired and the

@@ -21,7 +21,7 @@ func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt
 	switch {
 	case !NoEffect(err):
 		a.left.unknown(queued)
-	case queued && hasAnswer:
+	case queued && hasAnswer && !answer.Degraded:
 		a.left.some = true // its place in the queue
 	}
 }

@@ -8,13 +8,21 @@
 // and nothing has to be released afterwards. Renewals, releases and inspections always go
 // through: a lease may be saved, or given back, by a store that answers only some calls.
 //
-// About once a second (see [WithProbe]), a refused call makes the breaker inspect its key in
-// the background. If the store answers, the breaker closes. Nothing runs while nobody calls.
+// About once a second (see [WithProbe]), a call makes an open breaker inspect its key in the
+// background: a refused attempt, or a renewal or release that the store has answered. If the
+// store answers this probe, the breaker closes. Nothing runs while nobody calls. If the store
+// cannot be inspected, the probe is a renewal of a lease that nobody has.
 //
-// A failure is a call that could not reach the store, or whose outcome is unknown. An answer
-// of any kind is none: a key that is held, a missing right, an argument that is out of range.
-// A call that its caller has cancelled counts neither way. TryAcquire is cut off after two
-// seconds (see [WithSlow]), which is a failure; a wait in the store's queue is not cut off.
+// A failure is an attempt that could not reach the store, or whose outcome is unknown. An answer
+// to an attempt ends the row of failures: a grant, a key that is held, or a refusal, such as a
+// missing right. An argument that is out of range, or a store's client that is closed, counts
+// neither way. Renewals and releases count neither way as well: a store may answer only some
+// calls.
+//
+// TryAcquire is cut off after two seconds (see [WithSlow]), which is a failure. If the deadline of
+// its ctx comes first, that is a failure only if the call has lasted for a tenth of this time. A
+// call that its caller has cancelled counts neither way. A wait in the store's queue is not cut
+// off. When its ctx ends, it is a failure if it reports that the store was silent by then.
 //
 // One breaker judges one store. In a cluster, a breaker around the whole opens when all of it
 // is away; a single master that is away does not open it while the others answer.
@@ -29,7 +37,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -45,17 +52,17 @@ type Locker struct {
 	probe    time.Duration
 	onChange func(State)
 
-	mu      sync.Mutex
+	mu      sync.Mutex // not locked while the store or a function of the caller is called
 	state   State
-	changes int       // of the state: calls that began before the last one do not count
-	inARow  int       // failures
-	probed  time.Time // when the last probe began
-	probing bool
-	blind   bool // the store could not be inspected: calls are the probes
+	changes int           // of the state: calls that began before the last one do not count
+	inARow  int           // failures
+	failed  time.Time     // when the last attempt or probe failed
+	probed  time.Time     // when the last probe began
+	probing chan struct{} // closed when the probe that is under way ends; nil if there is none
 
-	degradation *Degradation // nil if it is off; then the maps are nil
-	granted     map[string]hold
-	standIns    map[string]*standIn
+	degradation *Degradation // nil if it is off; then so are the next two
+	holds       map[string]*hold
+	moving      chan struct{} // has an element for each call that takes the key of a degraded lease
 }
 
 var (
@@ -88,7 +95,8 @@ func WithFailures(n int) Option {
 	}
 }
 
-// WithSlow sets how long TryAcquire may take before it is cut off. The default is 2 s.
+// WithSlow sets how long TryAcquire may take before it is cut off. The default is 2 s. If the
+// deadline of its ctx comes first, the call is a failure if it has lasted for a tenth of this.
 func WithSlow(d time.Duration) Option {
 	return func(b *Locker) {
 		if d <= 0 {
@@ -163,90 +171,160 @@ func (b *Locker) State() State {
 
 // TryAcquire implements [dlock.Locker].
 func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	changes, err := b.admit(ctx, key, true)
-	if attempt, decided := b.decide(ctx, key, token, ttl, err != nil); decided {
-		return attempt, nil
+	if ctx.Err() != nil { // which the inner Locker says
+		return b.Forward.TryAcquire(ctx, key, token, ttl)
 	}
-	if err != nil {
-		return dlock.Attempt{}, err
-	}
-	return b.try(ctx, changes, key, token, ttl)
-}
-
-// try is TryAcquire of the inner Locker.
-func (b *Locker) try(ctx context.Context, changes int, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	limited, cancel := context.WithTimeout(ctx, b.slow)
-	defer cancel()
-	begun := time.Now()
-	attempt, err := b.Forward.TryAcquire(limited, key, token, ttl)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, b.slow)
-	}
-	b.note(changes, judge(ctx, err), err)
-	return b.use(key, token, ttl, begun, attempt, err)
+	return b.attempt(ctx, key, token, ttl, false)
 }
 
 // Acquire implements [dlock.Acquirer].
 func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	changes, err := b.admit(ctx, key, false)
-	if attempt, decided := b.decide(ctx, key, token, ttl, err != nil); decided {
-		if !attempt.Acquired {
-			return dlock.Attempt{}, unavailable("%v", errHeldHere)
-		}
-		return attempt, nil
+	if ctx.Err() != nil {
+		return b.Forward.Acquire(ctx, key, token, ttl)
 	}
-	if err != nil {
-		return dlock.Attempt{}, err
-	}
-	begun := time.Now()
-	attempt, err := b.Forward.Acquire(ctx, key, token, ttl)
-	b.note(changes, judge(ctx, err), err)
-	return b.use(key, token, ttl, begun, attempt, err)
+	return b.attempt(ctx, key, token, ttl, true)
 }
 
-// admit returns how many changes of state there have been. If the breaker is open, it may start
-// a probe, and returns an error. A short call is a probe itself if the store could not be
-// inspected.
-func (b *Locker) admit(ctx context.Context, key string, short bool) (changes int, err error) {
+// attempt is TryAcquire, or Acquire if it is queued.
+func (b *Locker) attempt(ctx context.Context, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
+	degrades := b.degrades(key, token, ttl)
+	for probed := false; ; {
+		p := b.plan(key, token, ttl, degrades, probed)
+		switch {
+		case p.send:
+			a, err := b.send(ctx, p.changes, key, token, ttl, queued)
+			if err == nil && a.Acquired && !b.granted(key, token, a.Since.Add(ttl)) { // of no use: the caller releases it
+				return dlock.Attempt{}, fmt.Errorf("%w: another lease of this process holds the key", dlock.ErrUnavailable)
+			}
+			return a, err
+		case p.again == nil, p.err == nil && !queued:
+			return p.answer, p.err
+		}
+		if !wait(ctx, p.again, p.within) {
+			err := ctx.Err()
+			if p.err != nil {
+				err = fmt.Errorf("%w: %w", err, p.err)
+			}
+			return p.answer, &dlock.NoEffectError{Err: err}
+		}
+		probed = p.err != nil
+	}
+}
+
+// A plan is what becomes of an attempt: it is sent, or it has this answer or error. If again is
+// not nil, the attempt may wait for it, and have another plan then.
+type plan struct {
+	send    bool
+	changes int
+	answer  dlock.Attempt
+	err     error
+	again   <-chan struct{}
+	within  time.Duration // for which it waits at most
+}
+
+// plan decides an attempt. It is the only rule for what is sent, refused, and granted in memory.
+func (b *Locker) plan(key, token string, ttl time.Duration, degrades, probed bool) plan {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.state.Open || ctx.Err() != nil { // which the inner Locker says
-		return b.changes, nil
-	}
 	now := time.Now()
-	if !b.probing && now.Sub(b.probed) >= b.probe {
-		if b.blind && short {
-			b.probed = now
-			return b.changes, nil
-		}
-		if !b.blind {
-			b.probed, b.probing = now, true
-			go b.inspect(key)
-		}
+	h := b.holdLocked(key, now)
+	theirs := h != nil && h.token != token
+	b.probeLocked(key, now)
+	switch {
+	case theirs && h.where != inStore:
+		return h.plan(now, b.probe)
+	case !b.state.Open:
+		return plan{send: true, changes: b.changes}
+	case !degrades || now.Sub(b.state.Since) < b.degradation.After:
+		return plan{err: b.refusalLocked(now)}
+	case !probed && now.Sub(b.failed) > 3*b.probe: // the store may be back
+		return plan{err: b.refusalLocked(now), again: b.probing, within: b.probe}
+	case theirs:
+		return h.plan(now, b.probe)
 	}
-	return 0, unavailable("the breaker has been open for %v: %v", now.Sub(b.state.Since).Round(time.Millisecond), b.state.Err)
+	where := inMemory
+	if h != nil && h.where != inMemory {
+		where = unknown
+	}
+	b.noteLocked(key, token, where, now.Add(ttl))
+	return plan{answer: dlock.Attempt{Acquired: true, Degraded: true, Since: now}}
 }
 
-// unavailable is the error of a call that was not made.
-func unavailable(format string, args ...any) error {
-	return &dlock.NoEffectError{Err: fmt.Errorf("%w: %s", dlock.ErrUnavailable, fmt.Sprintf(format, args...))}
+// refusalLocked is the error of an attempt that is not made.
+func (b *Locker) refusalLocked(now time.Time) error {
+	return &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker has been open for %v: %v",
+		dlock.ErrUnavailable, now.Sub(b.state.Since).Round(time.Millisecond), b.state.Err)}
 }
+
+// wait waits until the channel is closed, or d has passed. It reports false if ctx has ended.
+func wait(ctx context.Context, until <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-until:
+	case <-timer.C:
+	}
+	return ctx.Err() == nil
+}
+
+// send makes an attempt at the store, and counts its end.
+func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
+	call, limited := b.Forward.Acquire, ctx
+	if !queued {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, b.slow)
+		defer cancel()
+		call = b.Forward.TryAcquire
+	}
+	begun := time.Now()
+	a, err := call(limited, key, token, ttl)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, b.slow)
+		if dlock.NoEffect(err) {
+			slow = &dlock.NoEffectError{Err: slow}
+		}
+		err = slow
+	}
+	b.note(changes, b.judge(ctx, err, time.Since(begun), queued), err)
+	if a.Acquired && a.Since.IsZero() {
+		a.Since = begun
+	}
+	return a, err
+}
+
+// probeLocked starts a probe of an open breaker, if one is due.
+func (b *Locker) probeLocked(key string, now time.Time) {
+	if b.state.Open && b.probing == nil && now.Sub(b.probed) >= b.probe {
+		b.probed, b.probing = now, make(chan struct{})
+		go b.inspect(key, b.changes)
+	}
+}
+
+// nobody is a token that no lease has.
+const nobody = "probe of a breaker"
 
 // inspect is a probe.
-func (b *Locker) inspect(key string) {
+func (b *Locker) inspect(key string, changes int) {
 	ctx, cancel := context.WithTimeout(context.Background(), b.probe)
 	defer cancel()
 	_, err := b.Forward.Inspect(ctx, key)
-	v := judge(ctx, err)
-	b.mu.Lock()
-	b.probing = false
-	changes := b.changes
-	if v == nothing && ctx.Err() == nil {
-		b.blind, b.probed = true, time.Time{}
+	if errors.Is(err, errors.ErrUnsupported) {
+		_, err = b.Forward.Renew(ctx, key, nobody, time.Millisecond)
 	}
-	b.mu.Unlock()
-	if v == answered {
-		b.note(changes, v, nil)
+	b.note(changes, said(err), err)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.probing)
+	b.probing = nil
+}
+
+// answered starts a probe, if one is due and err says that the store has answered a call.
+func (b *Locker) answered(key string, err error) {
+	if said(err) == answered {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.probeLocked(key, time.Now())
 	}
 }
 
@@ -259,27 +337,61 @@ const (
 	failed
 )
 
-func judge(ctx context.Context, err error) verdict {
-	var refusal *dlock.NoEffectError
-	var network *net.OpError
+// said is the verdict of an error, if the ctx of the call has not ended.
+func said(err error) verdict {
 	switch {
 	case err == nil:
 		return answered
-	case ctx.Err() != nil:
-		var both interface{ Unwrap() []error } // that of ctx, and why the store was silent
-		if errors.As(err, &both) {
-			return failed
-		}
-		return nothing
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, dlock.ErrInvalid),
 		errors.Is(err, dlock.ErrClosed), errors.Is(err, dlock.ErrReleased):
 		return nothing
-	case errors.As(err, &network) && network.Op == "dial":
-		return failed
-	case errors.As(err, &refusal) && !refusal.Temporary:
-		return nothing
+	case dlock.Refused(err):
+		return answered
+	}
+	for ; err != nil; err = errors.Unwrap(err) {
+		switch e := err.(type) {
+		case *dlock.NoEffectError:
+			if e.Temporary {
+				return failed
+			}
+		case interface{ Answered() bool }: // of a majority that has not decided
+			if e.Answered() {
+				return answered
+			}
+		}
 	}
 	return failed
+}
+
+// judge is the verdict of an attempt that took so long.
+func (b *Locker) judge(ctx context.Context, err error, took time.Duration, queued bool) verdict {
+	end := ctx.Err()
+	if deadline, ok := ctx.Deadline(); ok && end == nil && !time.Now().Before(deadline) {
+		end = context.DeadlineExceeded // a socket with the same deadline may have noticed it first
+	}
+	if end != nil && queued {
+		if reason := beside(err); reason != nil {
+			return said(reason)
+		}
+	}
+	v := said(err)
+	if v == failed && end != nil && (queued || end != context.DeadlineExceeded || took < b.slow/10) {
+		return nothing
+	}
+	return v
+}
+
+// beside returns why the store was silent when ctx ended a wait, or nil: the second of two errors
+// that the wait has wrapped.
+func beside(err error) error {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if both, ok := err.(interface{ Unwrap() []error }); ok {
+			if all := both.Unwrap(); len(all) == 2 && (all[0] == context.Canceled || all[0] == context.DeadlineExceeded) {
+				return all[1]
+			}
+		}
+	}
+	return nil
 }
 
 // note counts the end of a call that was admitted after the given number of changes.
@@ -289,19 +401,17 @@ func (b *Locker) note(changes int, v verdict, err error) {
 		b.mu.Unlock()
 		return
 	}
-	change := false
-	switch {
-	case v == answered:
+	b.inARow++
+	if v == answered {
 		b.inARow = 0
-		change = b.state.Open
-	case !b.state.Open:
-		b.inARow++
-		change = b.inARow >= b.failures
+	} else {
+		b.failed = time.Now()
 	}
+	change := b.state.Open && v == answered || !b.state.Open && b.inARow >= b.failures
 	var now State
 	if change {
 		b.changes++
-		b.inARow, b.blind = 0, false
+		b.inARow = 0
 		b.state = State{Open: v == failed, Since: time.Now(), Err: err}
 		b.probed = b.state.Since
 		now = b.state

@@ -53,8 +53,10 @@ type away struct {
 	err   error        // of every call; nil: it is made
 	hang  bool         // until ctx ends
 	calls atomic.Int64 // of TryAcquire and Acquire
+	end   error        // of every wait, when its ctx ends
 	looks atomic.Int64 // of Inspect
 	look  error        // of every Inspect; nil: as the other calls
+	renew error        // of every Renew and RenewBatch
 }
 
 func (a *away) fail(ctx context.Context) error {
@@ -75,10 +77,28 @@ func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Durat
 
 func (a *away) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a.calls.Add(1)
+	if a.end != nil {
+		<-ctx.Done()
+		return dlock.Attempt{}, a.end
+	}
 	if err := a.fail(ctx); err != nil {
 		return dlock.Attempt{}, err
 	}
 	return a.Forward.Acquire(ctx, key, token, ttl)
+}
+
+func (a *away) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	if a.renew != nil {
+		return false, a.renew
+	}
+	return a.Forward.Renew(ctx, key, token, ttl)
+}
+
+func (a *away) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	if a.renew != nil {
+		return nil, a.renew
+	}
+	return a.Forward.RenewBatch(ctx, batch)
 }
 
 func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
@@ -138,9 +158,17 @@ func TestOpens(t *testing.T) {
 	})
 }
 
+func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
+
+// A majority is an error about several stores.
+type majority struct{ answered bool }
+
+func (m majority) Error() string  { return "no majority" }
+func (m majority) Answered() bool { return m.answered }
+
 // What counts as a failure.
 func TestJudges(t *testing.T) {
-	noEffect := func(err error) error { return &dlock.NoEffectError{Err: err} }
+	nOPERM := noEffect(errors.New("NOPERM"))
 	for _, test := range []struct {
 		err   error
 		opens bool
@@ -150,7 +178,14 @@ func TestJudges(t *testing.T) {
 		{noEffect(errDial), true},
 		{&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true}, true},
 		{fmt.Errorf("read: %w", context.DeadlineExceeded), true}, // the client's own limit
-		{noEffect(errors.New("NOPERM")), false},
+		{nOPERM, false},
+		{fmt.Errorf("%w: %w", errStore, nOPERM), true}, // each may be about another request
+		{errors.Join(nOPERM, errDial), true},
+		{majority{answered: true}, false},
+		{majority{answered: false}, true},
+		{noEffect(majority{answered: true}), false},
+		{noEffect(majority{answered: false}), true},
+		{noEffect(fmt.Errorf("%w: of another breaker", dlock.ErrUnavailable)), true},
 		{noEffect(fmt.Errorf("%w key", dlock.ErrInvalid)), false},
 		{errors.ErrUnsupported, false},
 		{dlock.ErrClosed, false},
@@ -163,23 +198,47 @@ func TestJudges(t *testing.T) {
 			require.Equal(t, test.opens, b.State().Open, "%v", test.err)
 		})
 	}
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // failures that are not in a row
-		for range 5 {
-			s.err = errStore
-			for range 4 {
-				require.Error(t, try(t.Context(), b))
+	for _, answer := range []error{nil, nOPERM, majority{answered: true}} { // failures that are not in a row
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			for range 5 {
+				s.err = errStore
+				for range 4 {
+					require.Error(t, try(t.Context(), b))
+				}
+				s.err = answer
+				require.Equal(t, answer, try(t.Context(), b))
 			}
-			s.err = nil
-			require.NoError(t, try(t.Context(), b))
-		}
-		require.False(t, b.State().Open)
-	})
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // calls that end with their ctx
-		s.hang = true
+			require.False(t, b.State().Open, "an answer between them: %v", answer)
+		})
+	}
+	for _, end := range []struct { // calls that end with their ctx
+		after  time.Duration
+		cancel bool
+		opens  bool
+	}{
+		{time.Second, false, true},
+		{200 * time.Millisecond, false, true},
+		{199 * time.Millisecond, false, false}, // this may be no time for an answer
+		{time.Second, true, false},             // the caller has left
+	} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.hang = true
+			for range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), end.after)
+				if end.cancel {
+					ctx, cancel = context.WithCancel(t.Context())
+					time.AfterFunc(end.after, cancel)
+				}
+				require.Error(t, try(ctx, b))
+				cancel()
+			}
+			require.Equal(t, end.opens, b.State().Open, "%+v", end)
+		})
+	}
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // a socket whose deadline is that of ctx times out first
+		b = breaker.New(&slowTry{Forward: s.Forward, delay: 100 * time.Millisecond, reply: errStore})
 		for range 20 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			require.ErrorIs(t, try(ctx, b), context.DeadlineExceeded)
-			cancel()
+			require.ErrorIs(t, try(late{t.Context(), time.Now().Add(100 * time.Millisecond)}, b), errStore)
 		}
 		require.False(t, b.State().Open)
 	})
@@ -187,13 +246,75 @@ func TestJudges(t *testing.T) {
 		silent := noEffect(fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore))
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			<-ctx.Done()
-			s.err = silent
+			s.end = silent
 			_, err := b.Acquire(ctx, "k", "t", time.Minute)
 			require.ErrorIs(t, err, errStore)
 			cancel()
 		}
 		require.True(t, b.State().Open)
+	})
+	for _, reason := range []error{nil, nOPERM, majority{answered: true}, dlock.ErrReleased} { // other ends of waits
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.end = fmt.Errorf("%w: no second error", context.DeadlineExceeded)
+			if reason != nil {
+				s.end = noEffect(fmt.Errorf("%w: %w", context.DeadlineExceeded, reason))
+			}
+			for range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_, err := b.Acquire(ctx, "k", "t", time.Minute)
+				require.Equal(t, s.end, err)
+				cancel()
+			}
+			require.False(t, b.State().Open, "%v", reason)
+		})
+	}
+}
+
+// A late ctx has not noticed yet that its deadline has passed.
+type late struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// The Client's own time limits do not hide that the store hangs.
+func TestImpatientClients(t *testing.T) {
+	for name, call := range map[string]func(*dlock.Client) error{
+		"WithMaxWait(300ms)": func(c *dlock.Client) error {
+			_, err := c.With(dlock.WithMaxWait(300*time.Millisecond)).Acquire(context.Background(), "k")
+			return err
+		},
+		"a request of 1 s": func(c *dlock.Client) error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := c.Acquire(ctx, "k")
+			return err
+		},
+	} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.hang = true
+			locks := dlock.New(b)
+			for range 20 {
+				require.Error(t, call(locks))
+			}
+			require.True(t, b.State().Open, name)
+			require.EqualValues(t, 5, s.calls.Load(), name)
+		})
+	}
+}
+
+// Callers with little time left do not open it, if the store answers.
+func TestHurriedCallers(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		slow := breaker.New(&slowTry{Forward: s.Forward, delay: 20 * time.Millisecond})
+		for range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			_, err := slow.TryAcquire(ctx, "k", "t", time.Minute)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			cancel()
+		}
+		require.False(t, slow.State().Open)
 	})
 }
 
@@ -222,6 +343,27 @@ func TestHang(t *testing.T) {
 		require.EqualValues(t, 200, s.calls.Load())
 		require.InDelta(t, 8, s.looks.Load(), 1, "probes")
 	})
+}
+
+// A call that was cut off before it was sent owes no release.
+func TestHangBeforeSending(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		b = breaker.New(&unsent{s.Forward})
+		for range 5 {
+			err := try(t.Context(), b)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.True(t, dlock.NoEffect(err))
+		}
+		require.True(t, b.State().Open)
+	})
+}
+
+// An unsent Locker waits in vain for a connection.
+type unsent struct{ dlock.Forward }
+
+func (*unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
+	<-ctx.Done()
+	return dlock.Attempt{}, noEffect(ctx.Err())
 }
 
 // It closes within two probe intervals of the store's return, if anybody calls.
@@ -261,23 +403,76 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// If the store cannot be inspected, a call is the probe.
+// If the store cannot be inspected, the probe renews a lease that nobody holds.
 func TestNoInspector(t *testing.T) {
-	for _, look := range []error{errors.ErrUnsupported, &dlock.NoEffectError{Err: errors.New("NOPERM")}} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.look = look
-			open(t, s, b)
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		s.look, s.renew = errors.ErrUnsupported, errStore
+		open(t, s, b)
+		for range 20 {
 			time.Sleep(time.Second)
 			require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
 			synctest.Wait()
-			require.ErrorIs(t, try(t.Context(), b), errStore)
-			require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
-			s.err = nil
+			require.True(t, b.State().Open)
+		}
+		require.EqualValues(t, 5, s.calls.Load(), "attempts that were sent")
+		s.err, s.renew = nil, nil
+		time.Sleep(time.Second)
+		require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+		synctest.Wait()
+		require.False(t, b.State().Open)
+		require.NoError(t, try(t.Context(), b))
+	})
+}
+
+// A store that refuses the probe has answered it.
+func TestRefusedProbe(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		s.look = noEffect(errors.New("NOPERM"))
+		open(t, s, b)
+		time.Sleep(time.Second)
+		require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+		synctest.Wait()
+		require.False(t, b.State().Open)
+	})
+}
+
+// The store's answers to renewals and releases start probes, and count for nothing else.
+func TestRenewalsStartProbes(t *testing.T) {
+	for name, call := range map[string]func(*breaker.Locker) error{
+		"Renew": func(b *breaker.Locker) error {
+			_, err := b.Renew(context.Background(), "held", "t", time.Minute)
+			return err
+		},
+		"RenewBatch": func(b *breaker.Locker) error {
+			_, err := b.RenewBatch(context.Background(), []dlock.Renewal{{Key: "held", Token: "t", TTL: time.Minute}})
+			return err
+		},
+		"Release": func(b *breaker.Locker) error {
+			_, err := b.Release(context.Background(), "held", "t")
+			return err
+		},
+	} {
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			s.err = errStore
+			for range 4 {
+				require.Error(t, try(t.Context(), b))
+			}
+			require.NoError(t, call(b))
+			require.Error(t, try(t.Context(), b))
+			require.True(t, b.State().Open, "%s has reset the count", name)
 			time.Sleep(time.Second)
-			_, err := b.Acquire(t.Context(), "k", "t", time.Minute)
-			require.ErrorIs(t, err, dlock.ErrUnavailable, "a wait is no probe")
-			require.NoError(t, try(t.Context(), b))
-			require.False(t, b.State().Open)
+			require.NoError(t, call(b))
+			synctest.Wait()
+			require.EqualValues(t, 1, s.looks.Load(), "probes after %s", name)
+			require.True(t, b.State().Open, "after %s, although no attempt is answered", name)
+			s.err = nil
+			require.NoError(t, call(b))
+			synctest.Wait()
+			require.True(t, b.State().Open, "no probe is due")
+			time.Sleep(time.Second)
+			require.NoError(t, call(b))
+			synctest.Wait()
+			require.False(t, b.State().Open, name)
 		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,13 +16,20 @@ import (
 // across processes: each has its own locks then.
 //
 // When the breaker has been open for After, attempts on certain keys are granted in memory.
-// Such a lease has fence 0, and [dlock.Lease.Degraded] is true. A Client with
-// [dlock.WithFence] gets [dlock.ErrUnavailable] instead.
+// Such a lease has fence 0, and [dlock.Lease.Degraded] is true. It cannot be detached. A Client
+// with [dlock.WithFence] gets [dlock.ErrUnavailable] instead.
 //
-// Within the process nothing overlaps. A lease that the store has granted blocks its key
-// until it is released or has ended. A degraded lease blocks its key for attempts at the
-// store. Waiters poll. When the breaker has closed, the next renewal of a degraded lease
-// takes its key in the store: if another holds it there, the lease is lost.
+// The evidence that the store is away must not be older than three probe intervals (see
+// [WithProbe]). If it is, an attempt waits for the next probe, for at most one interval. It is
+// then sent if the store has answered, and granted in memory if not.
+//
+// Within the process nothing overlaps, even if Keys changes its mind. A lease that the store has
+// granted blocks degraded leases of its key until it is released or has ended. A degraded lease
+// blocks its key for attempts at the store, too: they find it held.
+//
+// While the breaker is open, a degraded lease is renewed in memory, and its renewals start
+// probes. When the breaker has closed, the next renewal takes the key in the store: if another
+// holds it there, the lease is lost. At most 32 leases of a batch do so at the same time.
 type Degradation struct {
 	// After is how long the breaker must have been open. It is at least the longest TTL of all
 	// processes: if the store is away for all of them, their leases have ended then.
@@ -30,6 +38,8 @@ type Degradation struct {
 	// Keys reports whether a key may be degraded. It must not block.
 	Keys func(key string) bool
 }
+
+const movers = 32 // degraded leases of batches whose keys are taken in the store at the same time
 
 // WithDegradation turns degradation on. The default is off.
 func WithDegradation(d Degradation) Option {
@@ -41,231 +51,289 @@ func WithDegradation(d Degradation) Option {
 			b.refuse("WithDegradation: Keys: nil")
 		default:
 			b.degradation = &d
-			b.granted, b.standIns = make(map[string]hold), make(map[string]*standIn)
+			b.holds, b.moving = make(map[string]*hold), make(chan struct{}, movers)
 		}
 	}
 }
 
-// A hold is a lease of this process, as long as its holder may be certain of it.
+// degrades reports whether an attempt may be granted in memory.
+func (b *Locker) degrades(key, token string, ttl time.Duration) bool {
+	return b.degradation != nil && key != "" && token != "" && ttl >= time.Millisecond && b.degradation.Keys(key)
+}
+
+// A hold is the lease of a key in this process. There is at most one for each key, whether the
+// store or the breaker has granted it.
 type hold struct {
-	token string
-	until time.Time
+	token   string
+	until   time.Time // for so long its holder may be certain of it
+	where   place
+	changed chan struct{} // closed when the hold ends or is that of the store; nil if nobody waits
 }
 
-func (h *hold) extend(until time.Time) {
-	if until.After(h.until) {
-		h.until = until
-	}
-}
+// A place is where a lease is kept. Unless it is inStore, the lease is degraded: the breaker
+// refuses its key to other tokens.
+type place int
 
-// A standIn is a degraded lease.
-type standIn struct {
-	hold
-	asked bool // the store was asked for it, and may have granted it
-	ended bool // it was released
-}
+const (
+	inMemory place = iota // the store was never asked
+	unknown               // the store was asked, and may have granted it
+	inStore
+)
 
-var errHeldHere = errors.New("another lease of this process holds the key")
-
-func (b *Locker) degrades(key string) bool { return b.degradation != nil && b.degradation.Keys(key) }
-
-// decide makes an attempt in memory if another lease of this process holds the key, or if the
-// breaker has refused the attempt and has been open for long enough.
-func (b *Locker) decide(ctx context.Context, key, token string, ttl time.Duration, refused bool) (attempt dlock.Attempt, decided bool) {
-	if ctx.Err() != nil || key == "" || token == "" || ttl < time.Millisecond || !b.degrades(key) {
-		return dlock.Attempt{}, false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := time.Now()
-	s := b.standInLocked(key, now)
-	if s != nil && s.token != token {
-		return s.answer(now), true
-	}
-	if !refused || now.Sub(b.state.Since) < b.degradation.After {
-		return dlock.Attempt{}, false
-	}
-	if g := b.granted[key]; g.token != token && now.Before(g.until) {
-		return g.answer(now), true
-	}
-	if s == nil {
-		s = &standIn{hold: hold{token: token}}
-		b.standIns[key] = s
-	}
-	s.extend(now.Add(ttl))
-	return dlock.Attempt{Acquired: true, Degraded: true, Since: now}, true
-}
-
-func (h *hold) answer(now time.Time) dlock.Attempt {
-	return dlock.Attempt{Holder: h.token, Remaining: h.until.Sub(now)}
-}
-
-// standInLocked returns the degraded lease of a key, or nil.
-func (b *Locker) standInLocked(key string, now time.Time) *standIn {
-	if s := b.standIns[key]; s != nil && now.Before(s.until) {
-		return s
+// holdLocked returns the lease of a key, or nil.
+func (b *Locker) holdLocked(key string, now time.Time) *hold {
+	if h := b.holds[key]; h != nil && now.Before(h.until) {
+		return h
 	}
 	return nil
 }
 
-// use returns the answer of the inner Locker to an attempt. A grant is of no use if a degraded
-// lease holds the key: the caller releases it.
-func (b *Locker) use(key, token string, ttl time.Duration, begun time.Time, a dlock.Attempt, err error) (dlock.Attempt, error) {
-	if err == nil && a.Acquired {
-		since := a.Since
-		if since.IsZero() {
-			since = begun
-		}
-		if !b.noteGranted(key, token, since.Add(ttl)) {
-			return dlock.Attempt{}, fmt.Errorf("%w: %w", dlock.ErrUnavailable, errHeldHere)
-		}
+// degradedLocked returns the degraded lease of a key and a token, or nil.
+func (b *Locker) degradedLocked(key, token string, now time.Time) *hold {
+	if h := b.holdLocked(key, now); h != nil && h.token == token && h.where != inStore {
+		return h
 	}
-	return a, err
+	return nil
 }
 
-// noteGranted notes that the store has granted key to token until the given time. It reports
-// false, and notes nothing, if a degraded lease of another token holds the key.
-func (b *Locker) noteGranted(key, token string, until time.Time) bool {
-	if !b.degrades(key) {
+// plan is that of an attempt of another token: it finds the key held. A wait looks again after
+// each probe interval.
+func (h *hold) plan(now time.Time, probe time.Duration) plan {
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	rest := h.until.Sub(now)
+	answer := dlock.Attempt{Holder: h.token, Remaining: rest, Degraded: true}
+	return plan{answer: answer, again: h.changed, within: min(rest, probe)}
+}
+
+// noteLocked notes a lease. It never shortens one. It forgets some whose release was not
+// answered, in the map's random order.
+func (b *Locker) noteLocked(key, token string, where place, until time.Time) {
+	now := time.Now()
+	h := b.holdLocked(key, now)
+	if h != nil && h.token == token {
+		if h.until.After(until) {
+			until = h.until
+		}
+		if h.where == where {
+			h.until = until
+			return
+		}
+	}
+	b.forgetLocked(key)
+	for k, old := range b.holds {
+		if now.Before(old.until) {
+			break
+		}
+		b.forgetLocked(k)
+	}
+	b.holds[key] = &hold{token: token, until: until, where: where}
+}
+
+func (b *Locker) forgetLocked(key string) {
+	if h := b.holds[key]; h != nil && h.changed != nil {
+		close(h.changed)
+	}
+	delete(b.holds, key)
+}
+
+// granted notes that the store keeps a lease until the given time. It reports false, and notes
+// nothing, if a degraded lease of another token holds the key.
+func (b *Locker) granted(key, token string, until time.Time) bool {
+	if b.degradation == nil {
 		return true
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	if s := b.standInLocked(key, now); s != nil && s.token != token {
+	if h := b.holdLocked(key, time.Now()); h != nil && h.token != token && h.where != inStore {
 		return false
 	}
-	delete(b.standIns, key)
-	for k, g := range b.granted { // those whose release failed: some, in the map's random order
-		if now.Before(g.until) {
-			break
-		}
-		delete(b.granted, k)
-	}
-	g := b.granted[key]
-	if g.token != token {
-		g = hold{token: token}
-	}
-	g.extend(until)
-	b.granted[key] = g
+	b.noteLocked(key, token, inStore, until)
 	return true
 }
 
 // Renew implements [dlock.Locker]. It goes through an open breaker.
 func (b *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	if held, decided := b.renewStandIn(ctx, key, token, ttl); decided {
-		return held, nil
+	if ctx.Err() == nil && ttl >= time.Millisecond {
+		if held, degraded := b.renewDegraded(ctx, key, token, ttl); degraded {
+			if !held {
+				b.lost(key, token)
+			}
+			return held, nil
+		}
 	}
 	begun := time.Now()
 	held, err := b.Forward.Renew(ctx, key, token, ttl)
-	return held && b.noteGranted(key, token, begun.Add(ttl)), err
+	b.answered(key, err)
+	return held && b.granted(key, token, begun.Add(ttl)), err
+}
+
+// renewDegraded renews a lease if it is degraded: in the store if the breaker is closed and the
+// store answers, else in memory. If the lease was lost, the caller calls lost when the holder
+// learns of it: until then the key stays blocked.
+func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.Duration) (held, degraded bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	h := b.degradedLocked(key, token, now)
+	if h == nil {
+		return false, false
+	}
+	b.probeLocked(key, now)
+	if b.state.Open || ctx.Err() != nil {
+		b.noteLocked(key, token, h.where, now.Add(ttl))
+		return true, true
+	}
+	if rest := h.until.Sub(now); rest > ttl { // the store must not shorten the lease
+		ttl = (rest + time.Millisecond - 1).Truncate(time.Millisecond)
+	}
+	h.where = unknown
+	changes := b.changes
+	b.mu.Unlock()
+	a, err := b.send(ctx, changes, key, token, ttl, false)
+	b.mu.Lock()
+	now = time.Now()
+	switch h = b.holdLocked(key, now); {
+	case err == nil && !a.Acquired:
+		return false, true
+	case h == nil || h.token != token: // released meanwhile, and the attempt may have come later
+		b.mu.Unlock()
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.slow)
+		_, _ = b.Release(limited, key, token)
+		cancel()
+		b.mu.Lock()
+		return false, true
+	case err == nil:
+		b.noteLocked(key, token, inStore, a.Since.Add(ttl))
+	case h.where == inStore: // by another renewal
+		return false, false
+	default:
+		b.noteLocked(key, token, h.where, now.Add(ttl))
+	}
+	return true, true
+}
+
+// lost forgets a degraded lease whose key another holds in the store.
+func (b *Locker) lost(key, token string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h := b.degradedLocked(key, token, time.Now()); h != nil {
+		b.forgetLocked(key)
+	}
 }
 
 // RenewBatch implements [dlock.BatchRenewer]. It renews degraded leases one by one, beside the
-// others.
+// others. If the call for these fails, its error is in their results.
 func (b *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	if b.degradation == nil {
-		return b.Forward.RenewBatch(ctx, batch)
+	var stored []dlock.Renewal
+	var others, degraded []int // in batch
+	b.mu.Lock()
+	now := time.Now()
+	for i, r := range batch {
+		if b.degradedLocked(r.Key, r.Token, now) != nil {
+			degraded = append(degraded, i)
+		} else {
+			stored, others = append(stored, r), append(others, i)
+		}
+	}
+	b.mu.Unlock()
+	if len(degraded) == 0 || ctx.Err() != nil {
+		return b.renewStored(ctx, batch)
 	}
 	results := make([]dlock.RenewResult, len(batch))
-	var single sync.WaitGroup
-	var rest []dlock.Renewal
-	var index []int // in results, of each of the rest
-	for i, r := range batch {
-		if b.isStandIn(r.Key, r.Token) {
-			single.Go(func() { results[i].Held, results[i].Err = b.Renew(ctx, r.Key, r.Token, r.TTL) })
-		} else {
-			rest, index = append(rest, r), append(index, i)
-		}
-	}
 	var err error
-	if len(rest) > 0 || len(batch) == 0 {
-		var answers []dlock.RenewResult
-		begun := time.Now()
-		answers, err = b.Forward.RenewBatch(ctx, rest)
-		for i, a := range answers {
-			r := rest[i]
-			a.Held = a.Held && b.noteGranted(r.Key, r.Token, begun.Add(r.TTL))
-			results[index[i]] = a
+	var calls sync.WaitGroup
+	if len(stored) > 0 {
+		calls.Go(func() {
+			var answers []dlock.RenewResult
+			answers, err = b.renewStored(ctx, stored)
+			for i, at := range others {
+				if results[at].Err = err; err == nil {
+					results[at] = answers[i]
+				}
+			}
+		})
+	}
+	for _, at := range degraded {
+		r, result := batch[at], &results[at]
+		renew := func() {
+			var still bool
+			if result.Held, still = b.renewDegraded(ctx, r.Key, r.Token, r.TTL); !still {
+				result.Held, result.Err = b.Renew(ctx, r.Key, r.Token, r.TTL)
+			}
+		}
+		select {
+		case b.moving <- struct{}{}:
+			calls.Go(func() {
+				defer func() { <-b.moving }()
+				renew()
+			})
+		case <-ctx.Done():
+			renew() // without a call
 		}
 	}
-	single.Wait()
-	return results, err
-}
-
-func (b *Locker) isStandIn(key, token string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.standInLocked(key, time.Now())
-	return s != nil && s.token == token
-}
-
-// renewStandIn renews a degraded lease: in the store if the breaker is closed and the store
-// answers, else in memory.
-func (b *Locker) renewStandIn(ctx context.Context, key, token string, ttl time.Duration) (held, decided bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.standInLocked(key, time.Now())
-	if s == nil || s.token != token || ctx.Err() != nil || ttl < time.Millisecond {
-		return false, false
+	calls.Wait()
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil, err
 	}
-	if !b.state.Open {
-		s.asked = true
-		changes := b.changes
-		b.mu.Unlock()
-		attempt, err := b.try(ctx, changes, key, token, ttl)
-		b.mu.Lock()
-		switch {
-		case s.ended: // meanwhile, and the attempt may have come later than the release
-			b.mu.Unlock()
-			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.slow)
-			_, _ = b.release(limited, key, token)
-			cancel()
-			b.mu.Lock()
-			return false, true
-		case err == nil:
-			return attempt.Acquired, true
+	for _, at := range degraded { // now that their holders learn of it
+		if results[at] == (dlock.RenewResult{}) {
+			b.lost(batch[at].Key, batch[at].Token)
 		}
 	}
-	now := time.Now()
-	if b.standInLocked(key, now) != s {
-		return false, true
+	return results, nil
+}
+
+// renewStored is RenewBatch for leases of the store.
+func (b *Locker) renewStored(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	begun := time.Now()
+	results, err := b.Forward.RenewBatch(ctx, batch)
+	if err == nil && len(results) != len(batch) {
+		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
 	}
-	s.extend(now.Add(ttl))
-	return true, true
+	if err != nil {
+		if len(batch) > 0 {
+			b.answered(batch[0].Key, err)
+		}
+		return nil, err
+	}
+	if i := slices.IndexFunc(results, func(r dlock.RenewResult) bool { return said(r.Err) == answered }); i >= 0 {
+		b.answered(batch[i].Key, nil)
+	}
+	for i, r := range batch {
+		results[i].Held = results[i].Held && b.granted(r.Key, r.Token, begun.Add(r.TTL))
+	}
+	return results, nil
 }
 
 // Release implements [dlock.Locker]. It goes through an open breaker, unless the store was
 // never asked for the lease.
 func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
-	if b.degradation == nil || ctx.Err() != nil {
+	if ctx.Err() != nil {
 		return b.Forward.Release(ctx, key, token)
 	}
 	b.mu.Lock()
-	var was, asked bool
-	if s := b.standIns[key]; s != nil && s.token == token {
-		was, asked, s.ended = time.Now().Before(s.until), s.asked, true
-		delete(b.standIns, key)
+	h, now := b.holds[key], time.Now()
+	degraded := h != nil && h.token == token && h.where != inStore
+	if degraded {
+		b.forgetLocked(key)
 	}
 	b.mu.Unlock()
-	if was && !asked {
-		return true, nil
+	was := degraded && now.Before(h.until)
+	if degraded && h.where == inMemory {
+		return was, nil
 	}
-	held, err := b.release(ctx, key, token)
-	return held || was, err
-}
-
-// release is Release of the inner Locker.
-func (b *Locker) release(ctx context.Context, key, token string) (bool, error) {
 	held, err := b.Forward.Release(ctx, key, token)
+	b.answered(key, err)
 	if err == nil {
 		b.mu.Lock()
-		if b.granted[key].token == token {
-			delete(b.granted, key)
+		defer b.mu.Unlock()
+		if h := b.holds[key]; h != nil && h.token == token {
+			b.forgetLocked(key)
 		}
-		b.mu.Unlock()
 	}
-	return held, err
+	return held || was, err
 }
 
 // Inspect implements [dlock.Inspector]. It goes through an open breaker. It shows a degraded
@@ -273,9 +341,9 @@ func (b *Locker) release(ctx context.Context, key, token string) (bool, error) {
 func (b *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	b.mu.Lock()
 	now := time.Now()
-	if s := b.standInLocked(key, now); s != nil && ctx.Err() == nil {
+	if h := b.holdLocked(key, now); h != nil && h.where != inStore && ctx.Err() == nil {
 		defer b.mu.Unlock()
-		return dlock.Hold{Held: true, Token: s.token, Remaining: s.until.Sub(now)}, nil
+		return dlock.Hold{Held: true, Token: h.token, Remaining: h.until.Sub(now)}, nil
 	}
 	b.mu.Unlock()
 	return b.Forward.Inspect(ctx, key)

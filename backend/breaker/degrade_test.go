@@ -185,6 +185,347 @@ func TestStoreIsBack(t *testing.T) {
 	}
 }
 
+// down makes the store fail, and waits until degraded leases are granted.
+func down(t *testing.T, s *away, b *breaker.Locker) {
+	t.Helper()
+	open(t, s, b)
+	time.Sleep(30 * time.Second)
+}
+
+// up lets the store answer. It locks the breaker, so that other goroutines see this.
+func up(s *away, b *breaker.Locker) {
+	synctest.Wait()
+	s.err, s.hang = nil, false
+	b.State()
+}
+
+// degraded acquires a degraded lease.
+func degraded(t *testing.T, locks *dlock.Client, key string) *dlock.Lease {
+	t.Helper()
+	lease, err := locks.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	require.True(t, lease.Degraded())
+	return lease
+}
+
+// A process that holds a degraded lease, and acquires nothing else, notices that the store is back.
+func TestLeaderAlone(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+			down(t, s, b)
+			leader := degraded(t, locks, "k")
+			store := s.Forward.Locker.(*memory.Locker)
+			if other {
+				_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
+				require.NoError(t, err)
+			}
+			up(s, b)
+			time.Sleep(20 * time.Second)
+			hold, err := store.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			if other {
+				require.ErrorIs(t, leader.Err(), dlock.ErrLost)
+			} else {
+				require.NoError(t, leader.Err())
+				require.Equal(t, leader.Token(), hold.Token, "the leader is that of the store")
+			}
+		})
+	}
+}
+
+// Nothing is granted in memory on evidence that is old: one probe decides.
+func TestIdleBreaker(t *testing.T) {
+	for _, idle := range []time.Duration{5 * time.Second, time.Hour} {
+		for _, queued := range []bool{false, true} {
+			degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+				attempt := b.TryAcquire
+				if queued {
+					attempt = b.Acquire
+				}
+				down(t, s, b)
+				require.NoError(t, degraded(t, locks, "k").Release())
+				time.Sleep(idle)
+				s.hang = true
+				begun := time.Now()
+				a, err := attempt(t.Context(), "k", "t", 10*time.Second)
+				require.NoError(t, err)
+				require.True(t, a.Degraded, "the store is still away")
+				require.Equal(t, time.Second, time.Since(begun), "for the probe")
+				synctest.Wait()
+				begun = time.Now()
+				a, err = attempt(t.Context(), "k2", "t", 10*time.Second)
+				require.NoError(t, err)
+				require.True(t, a.Degraded)
+				require.Zero(t, time.Since(begun), "the evidence is new")
+				time.Sleep(idle)
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				defer cancel()
+				_, err = attempt(ctx, "k3", "t", 10*time.Second)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.ErrorIs(t, err, dlock.ErrUnavailable)
+				require.True(t, dlock.NoEffect(err))
+
+				up(s, b)
+				time.Sleep(idle)
+				a, err = attempt(t.Context(), "k4", "t", 10*time.Second)
+				require.NoError(t, err)
+				require.True(t, a.Acquired)
+				require.False(t, a.Degraded, "the store is back")
+				require.False(t, b.State().Open)
+			})
+		}
+	}
+}
+
+// A lease that was lost to another process is forgotten at once.
+func TestLostDegradedLease(t *testing.T) {
+	for _, batch := range []bool{false, true} {
+		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+			down(t, s, b)
+			a, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
+			require.NoError(t, err)
+			require.True(t, a.Degraded)
+			store := s.Forward.Locker.(*memory.Locker)
+			_, err = store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
+			require.NoError(t, err)
+			back(t, s, b)
+			held := true
+			if batch {
+				results, err := b.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}})
+				require.NoError(t, err)
+				require.NoError(t, results[0].Err)
+				held = results[0].Held
+			} else {
+				held, err = b.Renew(t.Context(), "k", "t", time.Hour)
+				require.NoError(t, err)
+			}
+			require.False(t, held)
+			require.Zero(t, b.Remembered(), "keys that are remembered")
+			_, err = store.Release(t.Context(), "k", "of another process")
+			require.NoError(t, err)
+			lease, err := locks.TryAcquire(t.Context(), "k")
+			require.NoError(t, err, "the key is free in the store")
+			require.False(t, lease.Degraded())
+			require.NoError(t, lease.Release())
+		})
+	}
+}
+
+// Keys of leases that have ended are not remembered for ever.
+func TestForgets(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		for i := range 1000 {
+			_, err := b.TryAcquire(t.Context(), "k"+strconv.Itoa(i), "t", time.Second)
+			require.NoError(t, err)
+		}
+		down(t, s, b)
+		for i := range 1000 {
+			_, err := b.TryAcquire(t.Context(), "kd"+strconv.Itoa(i), "t", time.Second)
+			require.NoError(t, err)
+		}
+		back(t, s, b)
+		for i := range 4000 {
+			_, err := b.TryAcquire(t.Context(), "k", strconv.Itoa(i), 2*time.Millisecond)
+			require.NoError(t, err)
+			time.Sleep(2 * time.Millisecond)
+		}
+		require.Less(t, b.Remembered(), 10)
+	})
+}
+
+// A renewal that takes the key in the store does not shorten the lease.
+func TestRenewalNeverShortens(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		down(t, s, b)
+		_, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
+		require.NoError(t, err)
+		back(t, s, b)
+		held, err := b.Renew(t.Context(), "k", "t", time.Second)
+		require.NoError(t, err)
+		require.True(t, held)
+		time.Sleep(time.Minute)
+		_, err = locks.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+	})
+}
+
+// Two renewals of a degraded lease cross: one takes the key in the store, and the other, which
+// has no answer, does not extend the lease in memory only.
+func TestCrossingRenewals(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
+		b = breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
+		down(t, s, b)
+		_, err := b.TryAcquire(t.Context(), "k", "t", 10*time.Second)
+		require.NoError(t, err)
+		back(t, s, b)
+		slow.set(100*time.Millisecond, errStore)
+		crossing := make(chan error)
+		go func() {
+			_, err := b.Renew(t.Context(), "k", "t", time.Hour)
+			crossing <- err
+		}()
+		synctest.Wait()
+		slow.set(0, nil)
+		held, err := b.Renew(t.Context(), "k", "t", 10*time.Second)
+		require.NoError(t, err)
+		require.True(t, held)
+		s.err, s.renew = errStore, errStore // for the first one
+		slow.set(0, errStore)
+		require.ErrorIs(t, <-crossing, errStore, "the lease is that of the store")
+		s.err, s.renew = nil, nil
+	})
+}
+
+// Leases of the store and degraded ones in a batch are renewed independently.
+func TestMixedBatch(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		_, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
+		require.NoError(t, err)
+		down(t, s, b)
+		a, err := b.TryAcquire(t.Context(), "kd", "t", time.Hour)
+		require.NoError(t, err)
+		require.True(t, a.Degraded)
+		batch := []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}, {Key: "kd", Token: "t", TTL: time.Hour}}
+		s.renew = errStore
+		results, err := b.RenewBatch(t.Context(), batch)
+		require.NoError(t, err)
+		require.Equal(t, []dlock.RenewResult{{Err: errStore}, {Held: true}}, results)
+		s.renew = errors.ErrUnsupported
+		_, err = b.RenewBatch(t.Context(), batch)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		s.renew = nil
+		results, err = b.RenewBatch(t.Context(), batch)
+		require.NoError(t, err)
+		require.Equal(t, []dlock.RenewResult{{Held: true}, {Held: true}}, results)
+	})
+}
+
+// While the breaker is open, degraded leases are renewed without a call. When it has closed, a
+// bounded number of calls takes their keys in the store.
+func TestRenewalsOfMany(t *testing.T) {
+	const leases = 5000
+	synctest.Test(t, func(t *testing.T) {
+		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
+		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
+		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
+		locks := dlock.New(b)
+		down(t, s, b)
+		for i := range leases {
+			degraded(t, locks, strconv.Itoa(i))
+		}
+		sent := s.calls.Load()
+		time.Sleep(time.Minute)
+		require.Equal(t, sent, s.calls.Load(), "attempts while the breaker was open")
+		require.Equal(t, leases, locks.Stats().Leases)
+		back(t, s, b)
+		slow.set(5*time.Millisecond, nil)
+		time.Sleep(time.Minute)
+		require.Equal(t, leases, locks.Stats().Leases)
+		require.GreaterOrEqual(t, s.calls.Load(), sent+leases)
+		require.LessOrEqual(t, slow.most, 64, "calls at the same time")
+		slow.set(0, nil)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.Error(t, locks.Shutdown(ended))
+	})
+}
+
+// A degraded lease cannot be adopted by another process.
+func TestDetachOfADegradedLease(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		down(t, s, b)
+		lease := degraded(t, locks, "k")
+		_, err := lease.Detach()
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, "degraded")
+		require.NoError(t, lease.Err(), "it is still held")
+		require.NoError(t, lease.Release())
+		_, err = lease.Detach()
+		require.ErrorIs(t, err, dlock.ErrReleased)
+	})
+}
+
+// The end of a wait behind a degraded lease says that the key is held.
+func TestWaitBehindADegradedLease(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		down(t, s, b)
+		lease := degraded(t, locks, "k")
+		waits := func(wait time.Duration) {
+			t.Helper()
+			begun := time.Now()
+			_, err := locks.With(dlock.WithMaxWait(wait)).Acquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NotErrorIs(t, err, dlock.ErrUnavailable)
+			require.Equal(t, wait, time.Since(begun))
+			require.Zero(t, locks.Stats().ReleasesOwed, "nothing was sent")
+		}
+		waits(time.Second)
+		waits(time.Minute) // longer than the TTL
+		time.AfterFunc(2*time.Second, func() { _ = lease.Release() })
+		begun := time.Now()
+		lease, err := locks.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Second, time.Since(begun))
+		waits(time.Minute) // its key has just been contended, so it begins without an attempt
+		require.NoError(t, lease.Release())
+	})
+}
+
+// A waiter behind a degraded lease joins the queue of the store once the key is taken there.
+func TestWaitBecomesOneOfTheStore(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		down(t, s, b)
+		lease := degraded(t, locks, "k")
+		done := make(chan *dlock.Lease)
+		go func() {
+			next, err := locks.Acquire(t.Context(), "k")
+			if err != nil {
+				t.Error(err)
+			}
+			done <- next
+		}()
+		up(s, b)
+		time.Sleep(20 * time.Second)
+		hold, err := s.Forward.Locker.(*memory.Locker).Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, lease.Token(), hold.Token)
+		require.Equal(t, 1, hold.Waiting)
+		require.NoError(t, lease.Release())
+		next := <-done
+		require.False(t, next.Degraded())
+		require.NoError(t, next.Release())
+	})
+}
+
+// Keys may change its mind. The process has one holder nevertheless.
+func TestFickleKeys(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		degrades := first
+		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+			locks := dlock.New(b, dlock.WithTTL(time.Minute))
+			if first { // then the lease is degraded, else it is one of the store
+				down(t, s, b)
+			}
+			lease, err := locks.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.Equal(t, first, lease.Degraded())
+			if first {
+				back(t, s, b)
+			} else {
+				down(t, s, b)
+			}
+			degrades = !first
+			_, err = locks.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, lease.Err())
+			require.NoError(t, lease.Release())
+			s.err = nil
+			require.NoError(t, locks.Close())
+		}, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: func(string) bool { return degrades }}))
+	}
+}
+
 // A degraded lease leaves nothing in the store, even if it was released while the store was
 // asked for it, or if the answer was lost.
 func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
@@ -203,7 +544,7 @@ func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, a.Degraded)
 			back(t, s, b)
-			slow.delay, slow.reply = test.delay, test.lost
+			slow.set(test.delay, test.lost)
 			go func() { _, _ = b.Renew(t.Context(), "k", "t", time.Hour) }()
 			synctest.Wait()
 			held, err := b.Release(t.Context(), "k", "t")
@@ -217,17 +558,37 @@ func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
 	}
 }
 
-// A slowTry delays attempts, and may lose their answers.
+// A slowTry delays attempts, may lose their answers, and counts those in flight.
 type slowTry struct {
 	dlock.Forward
-	delay time.Duration
-	reply error
+	mu             sync.Mutex
+	delay          time.Duration
+	reply          error
+	inFlight, most int
+}
+
+func (s *slowTry) set(delay time.Duration, reply error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delay, s.reply = delay, reply
 }
 
 func (s *slowTry) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	time.Sleep(s.delay)
+	s.mu.Lock()
+	s.inFlight++
+	s.most = max(s.most, s.inFlight)
+	pause := time.After(s.delay)
+	s.mu.Unlock()
+	select {
+	case <-ctx.Done():
+	case <-pause:
+	}
+	s.mu.Lock()
+	s.inFlight--
+	reply := s.reply
+	s.mu.Unlock()
 	a, err := s.Forward.TryAcquire(ctx, key, token, ttl)
-	return a, cmp.Or(err, s.reply)
+	return a, cmp.Or(err, reply)
 }
 
 // Holds of one process never overlap, whatever the store does: neither those in memory, nor
