@@ -619,7 +619,8 @@ func TestHistoryOfDegradation(t *testing.T) {
 				}
 				return nil
 			}}
-			b := breaker.New(store, breaker.WithDegradation(breaker.Degradation{After: 5 * time.Second, Keys: all}))
+			fickle := func(string) bool { return chance(2) }
+			b := breaker.New(store, breaker.WithDegradation(breaker.Degradation{After: 5 * time.Second, Keys: fickle}))
 			locks := dlock.New(b, dlock.WithTTL(4*time.Second), dlock.WithMaxWait(3*time.Second))
 			var holds []hold
 			begun := time.Now()
