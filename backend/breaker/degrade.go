@@ -25,7 +25,8 @@ import (
 //
 // Within the process nothing overlaps, even if Keys changes its mind. A lease that the store has
 // granted blocks degraded leases of its key until it is released or has ended. A degraded lease
-// blocks its key for attempts at the store, too: they find it held.
+// blocks its key for attempts at the store, too: they find it held. Acquire waits for such a key
+// in the process, in no order.
 //
 // While the breaker is open, a degraded lease is renewed in memory, and its renewals start
 // probes. When the breaker has closed, the next renewal takes the key in the store: if another
