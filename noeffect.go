@@ -55,6 +55,9 @@ func Refused(err error) bool {
 			refused = !e.Temporary
 		case interface{ Answered() bool }:
 			return !e.Answered()
+		case interface{ Unwrap() []error }: // a wait's: the error of its ctx, and the reason
+			all := e.Unwrap()
+			return len(all) == 2 && contextError(all[0]) && !Refused(all[1])
 		}
 		return isDial(err) || contextError(err)
 	})

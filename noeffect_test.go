@@ -43,6 +43,11 @@ func TestErrorsOfCalls(t *testing.T) {
 		{errors.Join(dial, dial), false, false},
 		{errors.Join(dlock.ErrInvalid), false, false},
 		{marked(errors.Join(reset, wrongPass)), true, true},
+		// A wait that its ctx has ended, and why the store was silent.
+		{marked(fmt.Errorf("%w: %w", context.DeadlineExceeded, reset)), true, false},
+		{marked(fmt.Errorf("%w: %w", context.Canceled, dial)), true, false},
+		{marked(fmt.Errorf("%w: %w", context.Canceled, marked(wrongPass))), true, true},
+		{fmt.Errorf("%w: %w", context.Canceled, marked(wrongPass)), false, false},
 		// The error of several stores.
 		{majority{answered: true}, false, false},
 		{marked(majority{answered: true}), true, true},
