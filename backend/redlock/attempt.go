@@ -51,7 +51,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 		floor := v.l.floor()
 		for i := range v.seats {
 			if s := &v.seats[i]; !s.flying && !v.inDate(s) && (s.err == nil || noEffect(s.err)) {
-				*s = seat{fresh: s.fresh}
+				*s = seat{fresh: s.fresh, lacked: s.lacked}
 				v.vote(i, floor)
 			}
 		}
@@ -171,19 +171,23 @@ func (v *voting) plurality() (most dlock.Attempt) {
 func (v *voting) leader() string {
 	for i := range v.l.order(v.claim.key) {
 		switch s := &v.seats[i]; {
+		case !s.answered:
 		case s.granted:
 			return v.claim.token
-		case s.answered:
+		default:
 			return s.holder
 		}
 	}
 	return ""
 }
 
-// mayReturn reports whether a vote may be given back: it was given to this call, or there are
-// too few votes for a lease.
-func (v *voting) mayReturn(s *seat) bool {
-	return s.granted && (s.fresh || v.number(func(s *seat) bool { return s.granted || !s.answered }) < v.l.quorum)
+// mayReturn reports whether a vote may be given back: it was given to this call, or is of no lease.
+func (v *voting) mayReturn(s *seat) bool { return s.granted && (s.fresh || !v.mayHold()) }
+
+// mayHold reports whether the token may have a lease that is older than this call. A young node may
+// have forgotten a vote for it.
+func (v *voting) mayHold() bool {
+	return v.number(func(s *seat) bool { return !s.lacked }) >= v.l.quorum
 }
 
 // watch only looks at the nodes, so that the leader gets the votes that are given back. It returns
@@ -193,7 +197,7 @@ func (v *voting) mayReturn(s *seat) bool {
 func (v *voting) watch(pause time.Duration, named *dlock.Attempt) *dlock.Attempt {
 	leader, begun := v.leader(), time.Now()
 	for ; sleep(v.ctx, pause); pause = max(pause, time.Duration(v.l.trip.Load())) {
-		holds := v.l.inspectAll(v.ctx, v.claim.key, v.l.limit, shortGrace, v.l.enough)
+		holds := v.inspect()()
 		switch hold, ok := v.l.majorityOf(holds); {
 		case ok && hold.Held && hold.Token != v.claim.token:
 			held := &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}
@@ -251,9 +255,7 @@ func (v *voting) yield() error {
 // withdraw ends an attempt that was not granted. Its votes are given back before any later request
 // of the token reaches the node, also those of which no answer tells.
 func (v *voting) withdraw() {
-	v.mu.Lock()
-	v.fate = isReturned
-	v.mu.Unlock()
+	v.meet(isReturned)
 	for drained := false; !drained; {
 		select {
 		case e := <-v.answers:
@@ -264,7 +266,7 @@ func (v *voting) withdraw() {
 	}
 	for i := range v.seats {
 		s := &v.seats[i]
-		if s.flying || !uncertain(s.err) && !v.mayReturn(s) {
+		if s.flying || !v.mayReturn(s) && (!uncertain(s.err) || v.mayHold()) {
 			continue
 		}
 		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]

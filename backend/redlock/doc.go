@@ -33,8 +33,10 @@
 //  4. A token has one request at a time at a node. After a release without an answer, the token
 //     has no vote at that node any more: the release may still arrive.
 //  5. An attempt that has failed gives back only the votes that it was given itself, unless the
-//     token can have no lease.
-//  6. The guard holds for attempts and for renewals.
+//     token can have no lease: so many nodes that count did not have one that the others are no
+//     majority.
+//  6. The guard holds for attempts and for renewals. In an attempt, a young node counts like one
+//     that does not answer.
 //  7. A renewal needs a majority that held the lease before it. A node that has lacked the lease
 //     for a quarter of the TTL gets it again, which counts from the next renewal on.
 //  8. The fence is the largest of a majority, and counts when a majority's counters have reached

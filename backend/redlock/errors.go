@@ -90,9 +90,12 @@ func (l *Locker) failure(errs []error) error {
 	said := make(map[error]int)
 	var waits []time.Duration
 	for _, err := range errs {
+		switch err {
+		case nil, errSplit, errSpoilt, errRepeated: // not by the guard
+			waits = append(waits, 0)
+		}
 		if err == nil {
 			unsent = false
-			waits = append(waits, 0)
 			continue
 		}
 		failed++
@@ -108,7 +111,7 @@ func (l *Locker) failure(errs []error) error {
 		}
 		var young *youngError
 		if errors.As(err, &young) {
-			waits = append(waits, young.wait)
+			waits = append(waits, max(0, young.wait))
 		}
 	}
 	for sentinel, n := range said {

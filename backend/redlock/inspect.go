@@ -18,7 +18,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	defer l.work.Done()
 	var hold dlock.Hold
 	decided := false
-	answers := l.inspectAll(ctx, key, l.limit, longGrace, func(answers []answer[dlock.Hold]) bool {
+	answers := l.inspectAll(ctx, key, nil, longGrace, func(answers []answer[dlock.Hold]) bool {
 		hold, decided = l.majorityOf(answers)
 		return decided
 	})
@@ -31,13 +31,28 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, l.failure(errorsOf(answers, nil))
 }
 
-// inspectAll asks all nodes who holds a key: see poll.
-func (l *Locker) inspectAll(ctx context.Context, key string, limit, grace time.Duration, done func([]answer[dlock.Hold]) bool) []answer[dlock.Hold] {
-	return poll(ctx, l, limit, grace, func(ctx context.Context, i int, decided func() bool) (hold dlock.Hold, r request) {
-		if l.nodes[i].inspector == nil {
+// inspect returns a function that asks all nodes who holds the key, but for those that were young when
+// they voted.
+func (v *voting) inspect() func() []answer[dlock.Hold] {
+	young := make([]bool, len(v.seats))
+	for i := range v.seats {
+		young[i] = time.Now().Before(v.seats[i].young)
+	}
+	return func() []answer[dlock.Hold] {
+		return v.l.inspectAll(v.ctx, v.claim.key, young, shortGrace, v.l.enough)
+	}
+}
+
+// inspectAll asks all nodes who holds a key, but for those that are young: see poll.
+func (l *Locker) inspectAll(ctx context.Context, key string, young []bool, grace time.Duration, done func([]answer[dlock.Hold]) bool) []answer[dlock.Hold] {
+	return poll(ctx, l, l.limit, grace, func(ctx context.Context, i int, decided func() bool) (hold dlock.Hold, r request) {
+		switch {
+		case l.nodes[i].inspector == nil:
 			return hold, request{err: errors.ErrUnsupported}
+		case young != nil && young[i]:
+			return hold, request{err: &youngError{}}
 		}
-		r = l.try(ctx, i, limit, decided, func(ctx context.Context) (err error) {
+		r = l.try(ctx, i, l.limit, decided, func(ctx context.Context) (err error) {
 			hold, err = l.nodes[i].inspector.Inspect(ctx, key)
 			return err
 		})

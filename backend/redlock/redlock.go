@@ -223,13 +223,8 @@ func (l *Locker) guard() time.Duration {
 	return l.longest + l.longest/100 + time.Second
 }
 
-// young returns an error if a node with this age does not count.
-func (l *Locker) young(age time.Duration) error {
-	if wait := l.guard() - age; wait > 0 {
-		return &youngError{wait}
-	}
-	return nil
-}
+// young returns how long it takes until a node with this age counts.
+func (l *Locker) young(age time.Duration) time.Duration { return max(0, l.guard()-age) }
 
 // order returns the nodes in the order in which they are the arbiter for key.
 func (l *Locker) order(key string) func(yield func(int) bool) {

@@ -163,7 +163,9 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 			b := &ballots[k]
 			a.err = hideContext(b.Err, r.l.limit)
 			if a.value = b.Acquired; a.err == nil && a.value {
-				a.err = r.l.young(b.Age)
+				if wait := r.l.young(b.Age); wait > 0 {
+					a.err = &youngError{wait}
+				}
 				if w := s.wait.Load(); w != nil {
 					w.kept = true
 				}

@@ -29,6 +29,7 @@ type voting struct {
 
 	mu   sync.Mutex
 	fate fate
+	mine bool // the token may have a lease that is older than this call
 }
 
 // shortestVote is for how long at least a node keeps a vote. A majority cannot be found within less,
@@ -50,9 +51,10 @@ type seat struct {
 	answered  bool // the node's last answer counts for this round
 	granted   bool
 	fresh     bool      // by this call
+	lacked    bool      // a node that counts has said that the token did not hold the key before this call
 	since     time.Time // the node keeps the vote until then + TTL
 	fence     int64     // the node's counter has reached it
-	young     error     // why the node does not count, by the guard
+	young     time.Time // when the node counts, by the guard; or zero
 	holder    string
 	remaining time.Duration
 	until     time.Time // the holder holds the key at the node, unless it releases it
@@ -102,10 +104,15 @@ func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Dura
 // end ends a call. Answers that come later meet their fate.
 func (v *voting) end(f fate) {
 	v.decided()
-	v.mu.Lock()
-	v.fate = f
-	v.mu.Unlock()
+	v.meet(f)
 	v.l.claims.put(v.claim)
+}
+
+func (v *voting) meet(f fate) {
+	mine := v.mayHold()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.fate, v.mine = f, mine
 }
 
 // ask makes a request to a node in the background.
@@ -160,12 +167,13 @@ func (v *voting) isDecided() bool {
 // report passes an answer to the call, or lets it meet its fate. The caller has the turn.
 func (v *voting) report(e event, s *station) {
 	v.mu.Lock()
-	fate := v.fate
+	fate, mine := v.fate, v.mine
 	if fate == isRead {
 		v.answers <- e
 	}
 	v.mu.Unlock()
-	if fate == isReturned && (e.fresh() || e.what == voted && e.uncertain()) || fate == isKept && e.queued() && !e.kept {
+	stray := fate == isReturned && e.what == voted && e.uncertain() || fate == isKept && e.queued() && !e.kept
+	if fate == isReturned && e.fresh() || stray && !mine {
 		v.l.giveBack(v.claim, e.node, s)
 	}
 }
@@ -229,7 +237,7 @@ func (v *voting) confirm(i int, fence int64) {
 // pass gives the vote of a node back, to another token if that waits there. It does not count any
 // more from now on.
 func (v *voting) pass(i int, to string, floor int64) {
-	v.seats[i].granted = false
+	v.seats[i].granted, v.seats[i].fresh = false, false
 	v.ask(i, passed, func(ctx context.Context) (dlock.Ballot, error) {
 		_, err := v.l.nodes[i].pass(ctx, v.claim.key, v.claim.token, to, floor)
 		return dlock.Ballot{}, err
@@ -273,9 +281,11 @@ func (v *voting) take(e event) {
 			s.until = e.sent.Add(b.Remaining)
 		}
 	}
-	s.young, s.store = nil, b.Store
-	if v.l.guarded {
-		s.young = v.l.young(b.Age)
+	s.store, s.young = b.Store, time.Time{}
+	if wait := v.l.young(b.Age); wait > 0 { // it has no say, as if it had not answered
+		s.young, s.answered = time.Now().Add(wait), false
+	} else if e.what != confirmed && (e.fresh() || !b.Acquired) {
+		s.lacked = true
 	}
 }
 
@@ -285,7 +295,7 @@ func (v *voting) inDate(s *seat) bool {
 }
 
 // counts reports whether a seat's vote counts for a lease.
-func (v *voting) counts(s *seat) bool { return s.young == nil && v.inDate(s) }
+func (v *voting) counts(s *seat) bool { return s.young.IsZero() && v.inDate(s) }
 
 func (v *voting) number(is func(*seat) bool) int {
 	n := 0
@@ -391,9 +401,9 @@ func (v *voting) unanimous() *seat {
 	var first *seat
 	for i := range v.seats {
 		switch s := &v.seats[i]; {
+		case !s.answered:
 		case s.granted:
 			return nil
-		case !s.answered:
 		case first == nil:
 			first = s
 		case s.holder != first.holder:
@@ -420,11 +430,11 @@ func (v *voting) sameStore() error {
 func (v *voting) equalVotes() (dlock.Attempt, bool) {
 	var fence int64
 	for i := range v.seats {
-		if s := &v.seats[i]; s.granted && s.young == nil {
+		if s := &v.seats[i]; s.granted && s.young.IsZero() {
 			fence = max(fence, s.fence)
 		}
 	}
-	return v.dated(fence, func(s *seat) bool { return s.granted && s.young == nil && s.fence == fence })
+	return v.dated(fence, func(s *seat) bool { return s.granted && s.young.IsZero() && s.fence == fence })
 }
 
 // dated returns a grant by the votes that count, if they are a majority. The oldest of the
@@ -490,8 +500,8 @@ func (v *voting) failure(other error) error {
 	errs := make([]error, len(v.seats))
 	for i := range v.seats {
 		switch s := &v.seats[i]; {
-		case s.young != nil:
-			errs[i] = s.young
+		case !s.young.IsZero():
+			errs[i] = &youngError{time.Until(s.young)}
 		case s.err != nil:
 			errs[i] = s.err
 		case s.flying:
@@ -509,7 +519,7 @@ func (v *voting) failure(other error) error {
 
 // lack returns an error if too few nodes answer, or are old enough, for any majority.
 func (v *voting) lack() error {
-	if v.number(func(s *seat) bool { return s.err == nil && !s.flying && s.young == nil }) >= v.l.quorum {
+	if v.number(func(s *seat) bool { return s.err == nil && !s.flying && s.young.IsZero() }) >= v.l.quorum {
 		return nil
 	}
 	return v.failure(nil)

@@ -67,7 +67,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 	if err := w.collect(); err != nil {
 		return dlock.Attempt{}, err
 	}
-	if w.number(func(s *seat) bool { return s.granted && s.young == nil }) < w.l.quorum {
+	if w.number(func(s *seat) bool { return s.granted && s.young.IsZero() }) < w.l.quorum {
 		if err := w.lack(); err != nil {
 			return dlock.Attempt{}, err
 		}
@@ -219,8 +219,9 @@ func (w *wait) surveyIn(d time.Duration) {
 // survey asks all nodes who holds the key.
 func (w *wait) survey() {
 	w.surveying, w.surveyAt = true, time.Time{}
+	inspect := w.inspect()
 	w.l.spawn(func() {
-		holds := w.l.inspectAll(w.ctx, w.claim.key, w.l.limit, shortGrace, w.l.enough)
+		holds := inspect()
 		if !w.l.enough(holds) {
 			w.surveys <- nil
 			return
@@ -244,6 +245,7 @@ func (w *wait) judge(holders []string) {
 	votes := make(map[string]int)
 	for i := range holders {
 		switch s := &w.seats[i]; {
+		case time.Now().Before(s.young): // it was not asked
 		case s.granted:
 			holders[i] = w.claim.token
 		case holders[i] == w.claim.token && s.cut != nil:
@@ -341,13 +343,21 @@ func (w *wait) fail(err error) (dlock.Attempt, error) {
 		}
 	}
 	held := w.plurality()
-	if away := w.number(func(s *seat) bool { return s.away != nil || s.flying }); err == w.ctx.Err() && away > len(w.seats)-w.l.quorum {
-		errs := make([]error, len(w.seats))
-		for i := range w.seats {
-			if errs[i] = w.seats[i].away; errs[i] == nil && w.seats[i].flying {
-				errs[i] = errPending
-			}
+	errs, silent := make([]error, len(w.seats)), 0
+	for i := range w.seats {
+		switch s := &w.seats[i]; {
+		case s.away != nil:
+			errs[i] = s.away
+		case s.flying:
+			errs[i] = errPending
+		case time.Now().Before(s.young):
+			errs[i] = &youngError{time.Until(s.young)}
+		default:
+			continue
 		}
+		silent++
+	}
+	if err == w.ctx.Err() && silent > len(w.seats)-w.l.quorum {
 		err = fmt.Errorf("%w: %w", err, w.l.failure(errs))
 	}
 	if held.Holder == "" {

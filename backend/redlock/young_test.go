@@ -1,0 +1,178 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
+)
+
+// far makes nodes of stores of which the last one is that far away, there and back.
+func far(s stores, trip time.Duration) []dlock.Locker {
+	nodes := s.nodes()
+	last := len(s) - 1
+	nodes[last] = remote{s[last], func() time.Duration { return trip / 2 }}
+	return nodes
+}
+
+// One node has just restarted, and another one is far away. The two that count decide, however much
+// sooner the young one answers.
+func TestAYoungNodeIsNoWorseThanOneThatIsDown(t *testing.T) {
+	const keys = 60
+	for _, trip := range []time.Duration{10 * time.Millisecond, 30 * time.Millisecond} {
+		for name, strike := range map[string]func(*memory.Locker){
+			"young": (*memory.Locker).Wipe,
+			"down":  func(n *memory.Locker) { n.Fail(errDial) },
+		} {
+			t.Run(fmt.Sprint(name, " ", trip), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newStores(3)
+					strike(s[1])
+					l := redlock.New(far(s, trip))
+					defer l.Close()
+					for call, acquire := range map[string]func(context.Context, string, string, time.Duration) (dlock.Attempt, error){
+						"Acquire": l.Acquire, "TryAcquire": l.TryAcquire,
+					} {
+						failed, example := 0, error(nil)
+						for i := range keys {
+							if a, err := acquire(t.Context(), fmt.Sprint(call, i), "x", 10*time.Second); !a.Acquired || err != nil {
+								failed, example = failed+1, err
+							}
+						}
+						if failed > 0 {
+							t.Errorf("%d of %d calls of %s failed: %v", failed, keys, call, example)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A key is held while one of the nodes restarts. All attempts say so, in whatever order the nodes answer.
+func TestAKeyHeldAcrossARestart(t *testing.T) {
+	const attempts = 100
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		nodes := s.nodes()
+		for i := range nodes {
+			nodes[i] = remote{s[i], func() time.Duration {
+				return 100*time.Microsecond + rand.N(200*time.Microsecond)
+			}}
+		}
+		l := redlock.New(nodes)
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "holder", 30*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		s[1].Wipe()
+		failed, example := 0, error(nil)
+		for i := range attempts {
+			a, err := l.TryAcquire(t.Context(), "key", fmt.Sprint("x", i), 30*time.Second)
+			if err != nil || a.Holder != "holder" {
+				failed, example = failed+1, err
+			}
+		}
+		if failed > 0 {
+			t.Errorf("%d of %d attempts did not name the holder: %v", failed, attempts, example)
+		}
+	})
+}
+
+// Wait is for the guard. It is 0 if a majority is old enough, and did not decide for another reason.
+func TestWaitIsOfTheGuard(t *testing.T) {
+	const guard = 31300 * time.Millisecond
+	reset := errors.New("connection reset")
+	for name, c := range map[string]struct {
+		strike func(stores)
+		wait   time.Duration
+	}{
+		"votes of old nodes are split": {func(s stores) {
+			s[0].Steal("key", time.Hour)
+			s[2].Steal("key", time.Hour)
+		}, 0},
+		"an old node is down":  {func(s stores) { s[2].Fail(reset) }, guard},
+		"an old node hangs":    {func(s stores) { s[2].Delay(time.Hour) }, guard - 5*time.Second},
+		"another one is young": {func(s stores) { s[2].Wipe() }, guard},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStores(3)
+				s[1].Wipe()
+				c.strike(s)
+				l := redlock.New(s.nodes())
+				_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+				var missing *redlock.MajorityError
+				require.ErrorAs(t, err, &missing)
+				require.InDelta(t, c.wait, missing.Wait, float64(50*time.Millisecond), "%v", err)
+				require.NoError(t, l.Close())
+			})
+		})
+	}
+}
+
+// Two nodes lose the votes that a wait would need.
+func TestWaitingForNodesThatHaveForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "holder", 30*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 11300*time.Millisecond)
+		defer cancel()
+		time.AfterFunc(time.Second, func() { s[0].Wipe(); s[1].Wipe() })
+		_, err = l.Acquire(ctx, "key", "x", 20*time.Second)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		var missing *redlock.MajorityError
+		require.ErrorAs(t, err, &missing)
+		require.InDelta(t, 21*time.Second, missing.Wait, float64(50*time.Millisecond), "%v", err)
+	})
+}
+
+// A holder repeats its attempt after one of the two nodes of its lease has lost its data. A waiter has
+// the third one, and now that one as well. The attempt gives back no vote of the lease.
+func TestRepeatedAttemptAfterAWipe(t *testing.T) {
+	const ttl, keys = 20 * time.Second, 6
+	for name, repeat := range map[string]func(*redlock.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
+		"TryAcquire": (*redlock.Locker).TryAcquire, "Acquire": (*redlock.Locker).Acquire,
+	} {
+		t.Run(name, func(t *testing.T) {
+			twice := 0
+			for i := range keys { // with any arbiter
+				synctest.Test(t, func(t *testing.T) {
+					s, key := newStores(3), fmt.Sprint("key", i)
+					l, other := redlock.New(s.nodes()), redlock.New(s.nodes())
+					defer l.Close()
+					defer other.Close()
+					s[2].Fail(errDial)
+					a, err := l.TryAcquire(t.Context(), key, "x", ttl)
+					require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+					s[2].Fail(nil)
+					certain, cancel := context.WithDeadline(t.Context(), a.Since.Add(ttl))
+					defer cancel()
+					time.AfterFunc(time.Second, s[1].Wipe)
+					time.AfterFunc(2*time.Second, func() {
+						ctx, cancel := context.WithTimeout(certain, 5*time.Second)
+						defer cancel()
+						_, _ = repeat(l, ctx, key, "x", ttl)
+					})
+					if b, err := other.Acquire(certain, key, "y", ttl); b.Acquired && err == nil {
+						twice++
+					}
+				})
+			}
+			if twice > 0 {
+				t.Errorf("two held %d of %d keys", twice, keys)
+			}
+		})
+	}
+}
