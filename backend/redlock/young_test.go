@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,10 +97,7 @@ func TestWaitIsOfTheGuard(t *testing.T) {
 		strike func(stores)
 		wait   time.Duration
 	}{
-		"votes of old nodes are split": {func(s stores) {
-			s[0].Steal("key", time.Hour)
-			s[2].Steal("key", time.Hour)
-		}, 0},
+		"old nodes are split":  {func(s stores) { s[2].Steal("key", time.Hour) }, 0},
 		"an old node is down":  {func(s stores) { s[2].Fail(reset) }, guard},
 		"an old node hangs":    {func(s stores) { s[2].Delay(time.Hour) }, guard - 5*time.Second},
 		"another one is young": {func(s stores) { s[2].Wipe() }, guard},
@@ -174,5 +173,120 @@ func TestRepeatedAttemptAfterAWipe(t *testing.T) {
 				t.Errorf("two held %d of %d keys", twice, keys)
 			}
 		})
+	}
+}
+
+// A forgetting node loses all data when it is asked who holds the key, and votes for another then.
+type forgetting struct{ *memory.Locker }
+
+func (n forgetting) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	n.Wipe()
+	if _, err := n.Vote(ctx, key, "y", time.Hour, 0); err != nil {
+		return dlock.Hold{}, err
+	}
+	return n.Locker.Inspect(ctx, key)
+}
+
+// A fading node keeps the votes of no wait any more, and is slow to say so.
+type fading struct{ *memory.Locker }
+
+func (fading) Confirm(context.Context, []dlock.Confirmation) ([]dlock.Ballot, error) {
+	return nil, errors.New("connection reset")
+}
+
+func (fading) AcquireVote(ctx context.Context, _, _ string, _ time.Duration, _, _ int64) (dlock.Ballot, error) {
+	<-ctx.Done()
+	time.Sleep(time.Second)
+	return dlock.Ballot{}, ctx.Err()
+}
+
+// A holder does not know that a node has just lost its data, or has no answer of the other one. Its
+// attempt ends, and what it asked for there is not given back.
+func TestUnansweredRepeatAfterAWipe(t *testing.T) {
+	const ttl = 20 * time.Second
+	for name, c := range map[string]struct {
+		nodes  func(stores) []dlock.Locker
+		repeat func(context.Context, *redlock.Locker)
+	}{
+		"an attempt": {func(s stores) []dlock.Locker {
+			return []dlock.Locker{&lossy{Locker: s[0]}, forgetting{s[1]}, s[2]}
+		}, func(ctx context.Context, l *redlock.Locker) { _, _ = l.TryAcquire(ctx, "key", "x", ttl) }},
+		"a wait": {func(s stores) []dlock.Locker {
+			s[1].Wipe()
+			s[1].Steal("key", time.Hour)
+			return []dlock.Locker{fading{s[0]}, s[1], s[2]}
+		}, func(ctx context.Context, l *redlock.Locker) {
+			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			_, _ = l.Acquire(ctx, "key", "x", 3*time.Second)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStores(3)
+				for i, token := range []string{"x", "x", "y"} {
+					_, err := s[i].Vote(t.Context(), "key", token, ttl, 0)
+					require.NoError(t, err)
+				}
+				l := redlock.New(c.nodes(s))
+				defer l.Close()
+				c.repeat(t.Context(), l)
+				time.Sleep(2 * time.Second)
+				hold, err := s[0].Inspect(t.Context(), "key")
+				require.NoError(t, err)
+				require.Equal(t, "x", hold.Token, "at the node that has not answered")
+			})
+		})
+	}
+}
+
+// Another token has two votes, one of them by a young node. It is no holder.
+func TestAYoungNodeNamesNoHolder(t *testing.T) {
+	for i := range 6 { // with any arbiter
+		synctest.Test(t, func(t *testing.T) {
+			s, key := newStores(3), fmt.Sprint("key", i)
+			s[1].Wipe()
+			for _, n := range s[1:] {
+				_, err := n.Vote(t.Context(), key, "y", time.Hour, 0)
+				require.NoError(t, err)
+			}
+			l := redlock.New(s.nodes())
+			defer l.Close()
+			a, err := l.TryAcquire(t.Context(), key, "x", 10*time.Second)
+			require.Error(t, err, "%+v", a)
+		})
+	}
+}
+
+// Two have a vote each, and one of them that of the young node as well. Both must agree who of them passes
+// its vote on.
+func TestAYoungNodeLeadsNobody(t *testing.T) {
+	for name, acquire := range map[string]func(*redlock.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
+		"TryAcquire": (*redlock.Locker).TryAcquire, "Acquire": (*redlock.Locker).Acquire,
+	} {
+		for i := range 6 { // with any arbiter
+			synctest.Test(t, func(t *testing.T) {
+				s, key := newStores(3), fmt.Sprint("key", i)
+				s[1].Wipe()
+				l := redlock.New([]dlock.Locker{farFrom{s[0], "y"}, farFrom{s[1], "y"}, farFrom{s[2], "x"}})
+				defer l.Close()
+				begun := time.Now()
+				var both sync.WaitGroup
+				var granted atomic.Int64
+				for _, token := range []string{"x", "y"} {
+					both.Go(func() {
+						a, err := acquire(l, t.Context(), key, token, 10*time.Second)
+						require.NoError(t, err)
+						if a.Acquired {
+							granted.Add(1)
+							_, _ = l.Release(t.Context(), key, token)
+						}
+					})
+				}
+				both.Wait()
+				require.Positive(t, granted.Load(), "%s: nobody was granted the key", name)
+				require.Less(t, time.Since(begun), 200*time.Millisecond, "until both were answered")
+			})
+		}
 	}
 }
