@@ -56,15 +56,18 @@ func (w *world) take(n int, call Call) {
 // voted is an answer in an attempt.
 func (w *world) voted(c int, v *Vote, call Call) {
 	rest := w.c.rest(call)
+	if call.Kind == vote && (call.Answer == no || call.Fresh) && (!call.Young || w.c.without(youngNos)) {
+		v.No = w.Clients[c].Rest > 0 // else it does not matter
+	}
 	switch {
 	case v.Spoiled && !w.c.without(spoiledTokens):
 	case call.Young && call.Kind == vote:
 		if call.Answer == yes && (v.Young || v.Rest == 0) {
-			*v = Vote{Rest: rest, Number: call.Fence, Young: true, Fresh: v.Fresh || call.Fresh, Spoiled: v.Spoiled}
+			*v = Vote{Rest: rest, Number: call.Fence, Young: true, Fresh: v.Fresh || call.Fresh, No: v.No, Spoiled: v.Spoiled}
 		}
 	case call.Young:
 	case call.Kind == vote && call.Answer == yes:
-		*v = Vote{Rest: rest, Number: call.Fence, Fresh: v.Fresh || call.Fresh, Spoiled: v.Spoiled}
+		*v = Vote{Rest: rest, Number: call.Fence, Fresh: v.Fresh || call.Fresh, No: v.No, Spoiled: v.Spoiled}
 	case call.Answer == yes:
 		if v.Rest > 0 || w.c.without(datedVotes) {
 			v.Rest, v.Number, v.Young = max(v.Rest, rest), max(v.Number, call.Fence), false
@@ -72,7 +75,7 @@ func (w *world) voted(c int, v *Vote, call Call) {
 	case call.Kind == confirm && w.c.without(raisedWhileHeld):
 		v.Number = max(v.Number, call.Fence)
 	default:
-		*v = Vote{Spoiled: v.Spoiled}
+		*v = Vote{No: v.No, Spoiled: v.Spoiled}
 	}
 }
 
@@ -242,15 +245,25 @@ func (w *world) giveBack(c, n int) {
 		}
 	}
 	if !w.c.without(sentReleases) {
-		*v = Vote{Spoiled: v.Spoiled}
+		*v = Vote{No: v.No, Spoiled: v.Spoiled}
 	}
 	w.send(n, Call{Kind: release, Token: w.Clients[c].Token})
 }
 
 // owns reports whether an attempt may release a vote: it was cast by this attempt, or no lease
-// depends on it.
+// depends on it. A client need not know that it holds: so many nodes say that the token does not that
+// the others are no majority.
 func (w *world) owns(c, n int) bool {
-	return w.Clients[c].Rest == 0 || w.Nodes[n].Votes[c].Fresh || w.c.without(freshOnly)
+	if w.Clients[c].Rest == 0 || w.Nodes[n].Votes[c].Fresh || w.c.without(freshOnly) {
+		return true
+	}
+	others := 0
+	for n := range w.c.Nodes {
+		if !w.Nodes[n].Votes[c].No {
+			others++
+		}
+	}
+	return others < w.c.quorum()
 }
 
 // quit ends an attempt. If it was that of a holder, the lease goes on.

@@ -42,6 +42,7 @@ const (
 	oldConfirms                        // 4d
 	sentReleases                       // 4e
 	freshOnly                          // 5
+	youngNos                           // 5b
 	youngVotes                         // 6
 	youngRenewals                      // 6b
 	healsDoNotCount                    // 7
@@ -52,7 +53,7 @@ const (
 	newMaximum                         // 8d
 )
 
-var ruleNames = strings.Fields("1 1b 3 3b 4 4b 4c 4d 4e 5 6 6b 7 7b 8 8b 8c 8d")
+var ruleNames = strings.Fields("1 1b 3 3b 4 4b 4c 4d 4e 5 5b 6 6b 7 7b 8 8b 8c 8d")
 
 func (c *Config) without(r rules) bool { return c.Without&r != 0 }
 

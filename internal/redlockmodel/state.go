@@ -40,7 +40,7 @@ type Vote struct {
 	Number  uint8 // the node's counter was at least this while the token held
 	Young   bool  // no answer to it has counted yet, as the node is young
 	Fresh   bool  // it was cast by this attempt
-	No      bool  // the answer to the renewal
+	No      bool  // the answer to the renewal; in an attempt: the token did not hold before it
 	Spoiled bool  // a release got no answer
 }
 

@@ -396,8 +396,12 @@ func (w *world) canonical() {
 	for n := range w.c.Nodes {
 		node := &w.Nodes[n]
 		for c := range node.Votes {
-			if v := &node.Votes[c]; v.Rest == 0 && !w.c.without(inDate|datedVotes|raisedWhileHeld) {
+			v := &node.Votes[c]
+			if v.Rest == 0 && !w.c.without(inDate|datedVotes|raisedWhileHeld) {
 				v.Number, v.Young = 0, false
+			}
+			if w.Clients[c].Phase == trying && w.Clients[c].Rest == 0 {
+				v.No = false
 			}
 		}
 		for i := range node.Calls {
