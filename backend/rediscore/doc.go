@@ -121,7 +121,8 @@
 // A Locker is a [dlock.VoteAcquirer]. The Store of a [dlock.Ballot] is the replication ID of the
 // master, and the marker has the ID and the time of the first vote under it. A restart, with its
 // data or without, and a promotion give a master another ID. FLUSHALL removes the marker. Age begins
-// at 0 in each case, and so it does for each new prefix and, in a cluster, for each new slot.
+// at 0 in each case, and so it does for each new prefix and, in a cluster, for each new slot. It also
+// does if the clock is set back to before the time of the marker.
 //
 // A master also takes another ID when its first replica connects, and when it has had no replica
 // for repl-backlog-ttl (an hour). Age then begins again, although nothing was lost.

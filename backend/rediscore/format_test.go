@@ -195,7 +195,7 @@ func TestScripts(t *testing.T) {
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "4a03aaa84b44dcfbfc1ca1d352c36bc5d990e096", "enlist": "dcbd2ee4353073ccc3885ddc2eecf85c415d1076", "attend": "52389b40af95f308e648a90793baab5c7e8c6dab", "confirm": "394a73fc2610a7ba555985b9e1d62f6ebd48aa6a", "pass": "8dd7c099dcc363b37038a9177ab76fc76f35efc1",
+		"vote":    "68db630dbe096a2cc130b9bd16cf8987bf3a80dd", "enlist": "e2fc508190a469d15d09bba82f3655ad656f81e8", "attend": "99d6daa27de39282437d2ca08cd5514b20de7010", "confirm": "c43d2d5a783d19e12d09d4d4293ec511b5cd9018", "pass": "7e729b91bf0e9996c5a847fa06ef2cd18f3ac653",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,

@@ -163,14 +163,20 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// The server's clock may be set back. No age is negative.
-func TestAgeOfTheFuture(t *testing.T) {
+// The server's clock may be set back. The age then begins again, and is not 0 for as long as the step.
+func TestAgeAfterTheClockWasSetBack(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "", "k")
 	l := New(plain(t, b.addr))
 	store := vote(t, l, "k", "A", 0).Store
 	b.text(t, "SET", birthSuffix, fmt.Sprint(store, " ", b.now(t)+second*3600))
-	require.Zero(t, vote(t, l, "k", "A", 0).Age)
+	first := vote(t, l, "k", "A", 0)
+	require.Zero(t, first.Age)
+	time.Sleep(20 * time.Millisecond)
+	for _, later := range []dlock.Ballot{vote(t, l, "k", "A", 0), confirm(t, l, "k", "A", 0)} {
+		require.GreaterOrEqual(t, later.Age, 20*time.Millisecond)
+		require.EqualValues(t, later.Clock-first.Clock, later.Age.Microseconds())
+	}
 }
 
 // Waiters are granted the lock by their places, and by their tokens if these are equal. A vote is

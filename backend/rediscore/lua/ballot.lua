@@ -6,7 +6,8 @@
 --                     microseconds when the marker was written. It never expires.
 --
 -- A server has another replication ID after a restart or a promotion. So the marker is written
--- again then, and after the loss of all data.
+-- again then, and after the loss of all data. It is also written again if the clock was set back to
+-- before it: the age would be 0 for as long as the step.
 
 --include fence.lua
 
@@ -31,9 +32,9 @@ local function survey(...)
   time = now()
   local store = assert(call('INFO', 'replication'):match('master_replid:(%w+)'), 'no replication ID')
   local known, birth = (call('GET', KEYS[5]) or ''):match('^(%w+) (%d+)$')
-  if known ~= store then
+  if known ~= store or time < tonumber(birth) then
     birth = time
     call('SET', KEYS[5], string.format('%s %.0f', store, time))
   end
-  return {math.max(time - birth, 0), store, time, ...}
+  return {time - birth, store, time, ...}
 end
