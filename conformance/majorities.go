@@ -22,8 +22,12 @@ var majoritiesCases = []testCase{
 		clause: withSource("A backend that asks several nodes dates a lease so that none of the votes that it needs ends before its deadline.")},
 	{name: "HolderKeepsItsVotes", check: onNodes(3, holderKeepsItsVotes), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes does not release the votes of a lease when its holder repeats the attempt, and that fails.")},
+	{name: "WipesReleaseNothing", check: onNodes(3, wipesReleaseNothing), once: true, needs: needsMajority,
+		clause: withSource("A backend that asks several nodes does not release the votes of a lease when its holder repeats the attempt, also if a node has lost its data and names another holder.")},
 	{name: "YoungNodesDoNotVote", check: onNodes(3, youngNodesDoNotVote), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes does not count the vote of one that has lost its data, until the longest TTL has passed.")},
+	{name: "YoungNodesAreNotHeard", check: onNodes(3, youngNodesAreNotHeard), once: true, needs: needsMajority,
+		clause: withSource("A backend that asks several nodes waits for a majority of the others while one has just lost its data, as if that one did not answer.")},
 	{name: "YoungNodesDoNotRenew", check: onNodes(3, youngNodesDoNotRenew), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes does not count a renewal by one that has lost its data, until the longest TTL has passed.")},
 	{name: "HealIsNoRenewal", check: onNodes(3, healIsNoRenewal), once: true, needs: needsMajority,
@@ -212,6 +216,33 @@ func holderKeepsItsVotes(m *majority) {
 	m.takesNot(m.a, "a", "two of three nodes have not answered")
 	m.fail()
 	m.excluded(deadline)
+}
+
+func wipesReleaseNothing(m *majority) {
+	m.fail(2)
+	_, deadline := m.takes()
+	m.fail()
+	m.nodes[1].Wipe()
+	for _, n := range m.nodes[1:] {
+		_, err := n.Vote(m.ctx, m.key, "other", voteTTL/2, 0)
+		m.noError(err, "Vote", m.key)
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, voteTTL/4) // while the other has these votes
+	defer cancel()
+	_, _ = m.a.TryAcquire(ctx, m.key, "a", voteTTL)
+	m.excluded(deadline)
+}
+
+func youngNodesAreNotHeard(m *majority) {
+	m.nodes[1].Wipe()
+	m.nodes[2].Delay(10 * time.Millisecond)
+	m.takes()
+	m.nodes[1].Wipe()
+	if a, err := m.takesNot(m.b, "b", "another holds it"); err != nil {
+		m.scene.fail("TryAcquire = %s, %w, when two of three nodes named the same holder; want no error", show(a), err)
+	}
+	m.renews()
+	m.releases()
 }
 
 func youngNodesDoNotVote(m *majority) {

@@ -12,6 +12,8 @@ var majorities = []Exhibit{
 	{Name: "countsAStoreTwice", Cases: names{"DistinctNodes"}, BeyondModel: true, flaw: countsAStoreTwice},
 	{Name: "datedByTheYoungest", Cases: names{"OldestVoteDates"}, BeyondModel: true, flaw: datedByTheYoungest},
 	{Name: "givesUpTheWhole", Cases: names{"HolderKeepsItsVotes"}, BeyondModel: true, flaw: givesUpTheWhole},
+	{Name: "refusalsOfTheYoung", Cases: names{"WipesReleaseNothing"}, BeyondModel: true, flaw: refusalsOfTheYoung},
+	{Name: "answersOfTheYoung", Cases: names{"YoungNodesAreNotHeard"}, BeyondModel: true, flaw: answersOfTheYoung},
 	{Name: "votesOfTheYoung", Cases: names{"YoungNodesDoNotVote"}, BeyondModel: true, flaw: votesOfTheYoung},
 	{Name: "renewalsOfTheYoung", Cases: names{"YoungNodesDoNotRenew"}, BeyondModel: true, flaw: renewalsOfTheYoung},
 	{Name: "extendOrSet", Cases: names{"HealIsNoRenewal"}, Also: names{"YoungNodesDoNotRenew"}, BeyondModel: true, flaw: extendOrSet},
@@ -67,6 +69,18 @@ func datedByTheYoungest(m *majority) { m.byTheYoungest = true }
 // Harm: if the token held the key already, its holder loses it and does not know.
 // Right: release only votes that the same attempt has cast.
 func givesUpTheWhole(m *majority) { m.givesUpWhole = true }
+
+// A node that has lost its data shows that a token has no lease.
+// Seen: this library's Redlock.
+// Harm: a holder that repeats its attempt takes it for refused, and gives back the votes of its lease that are left.
+// Right: what the node says does not count until the longest TTL has passed.
+func refusalsOfTheYoung(m *majority) { m.refusalsOfYoung = true }
+
+// The answer of a node that has lost its data makes the majority that has answered.
+// Seen: this library's Redlock.
+// Harm: calls fail because one node was restarted, though two of three count, and answer a little later.
+// Right: wait for the others, as if that node were down.
+func answersOfTheYoung(m *majority) { m.answersOfYoung = true }
 
 // A node that has lost its data votes at once.
 // Seen: servers without persistence, restarted by their supervisor.

@@ -24,7 +24,7 @@ type majority struct {
 }
 
 type flaws struct {
-	byTheYoungest, givesUpWhole, ballotsOfYoung, renewalsOfYoung, countsHeals, maximumAlone, oneRenews, oneReleases,
+	byTheYoungest, givesUpWhole, ballotsOfYoung, refusalsOfYoung, answersOfYoung, renewalsOfYoung, countsHeals, maximumAlone, oneRenews, oneReleases,
 	keepsStrays, forgetsNodes, asksAgainAtOnce, countsLateVotes, anyStores, oneRefuses, waitsForAll bool
 }
 
@@ -90,6 +90,7 @@ func (m *majority) ballotBox(key, token string) chan opinion {
 type count struct {
 	yes, no []opinion
 	asked   int
+	young   int // of these
 	err     error
 }
 
@@ -102,7 +103,8 @@ func (m *majority) tally(ctx context.Context, answers <-chan opinion, enoughNo i
 			switch {
 			case o.Err != nil:
 				c.err = errors.Join(c.err, o.Err)
-			case o.Age < m.longest+m.longest/100+time.Second && !young:
+			case o.Age < m.longest+m.longest/100+time.Second && !young && (o.Acquired || !m.refusalsOfYoung):
+				c.young++
 				c.err = errors.Join(c.err, fmt.Errorf("node %d has forgotten what it knew %v ago", o.node, o.Age))
 			case o.Acquired:
 				c.yes = append(c.yes, o)
@@ -113,7 +115,7 @@ func (m *majority) tally(ctx context.Context, answers <-chan opinion, enoughNo i
 			c.err = ctx.Err()
 			return c
 		}
-		if !m.waitsForAll && (len(c.yes) >= m.quorum || len(c.no) >= enoughNo) {
+		if !m.waitsForAll && (len(c.yes) >= m.quorum || len(c.no) >= enoughNo) || m.answersOfYoung && c.young > 0 && c.asked >= m.quorum {
 			break
 		}
 	}
