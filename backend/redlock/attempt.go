@@ -50,7 +50,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 	for round := 1; ; round++ {
 		floor := v.l.floor()
 		for i := range v.seats {
-			if s := &v.seats[i]; !s.flying && !v.inDate(s) && (s.err == nil || noEffect(s.err)) {
+			if s := &v.seats[i]; !s.flying && !v.inDate(s) && (s.err == nil || dlock.NoEffect(s.err)) {
 				*s = seat{fresh: s.fresh}
 				v.vote(i, floor)
 			}

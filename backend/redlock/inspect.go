@@ -28,7 +28,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	case ctx.Err() != nil:
 		return dlock.Hold{}, ctx.Err()
 	}
-	return dlock.Hold{}, l.failure(errorsOf(answers, nil))
+	return dlock.Hold{}, l.failure(errorsOf(answers, nil), false)
 }
 
 // inspectAll asks all nodes who holds a key: see poll.

@@ -48,7 +48,7 @@ const (
 // once is try for a request that must not have an effect twice.
 func (l *Locker) once(ctx context.Context, node int, limit time.Duration, decided func() bool, call func(context.Context) error) request {
 	var last error
-	return l.try(ctx, node, limit, func() bool { return !noEffect(last) || decided() }, func(ctx context.Context) error {
+	return l.try(ctx, node, limit, func() bool { return !dlock.NoEffect(last) || decided() }, func(ctx context.Context) error {
 		last = call(ctx)
 		return last
 	})
@@ -66,13 +66,18 @@ func (l *Locker) try(ctx context.Context, node int, limit time.Duration, decided
 		r.err = call(ctx)
 		l.noteSpeed(node, r)
 		if r.err == nil || n == tries || pointless(r.err) || decided() || !sleep(ctx, pause) {
-			if r.err = hideContext(r.err, limit); r.unknown && noEffect(r.err) {
-				r.err = errors.New(r.err.Error()) // that is only true of the last one
-			}
+			r.fail(r.err, limit)
 			return r
 		}
-		r.unknown = r.unknown || !noEffect(r.err)
+		r.unknown = r.unknown || !dlock.NoEffect(r.err)
 		pause *= 10
+	}
+}
+
+// fail sets the error of a request that is not made again.
+func (r *request) fail(err error, limit time.Duration) {
+	if r.err = hideContext(err, limit); r.unknown && dlock.NoEffect(r.err) {
+		r.err = errors.Join(r.err) // that is only true of the last one
 	}
 }
 

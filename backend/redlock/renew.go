@@ -93,7 +93,7 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 		case r.decided[k]:
 			results[i].Held = r.held[k]
 		default:
-			results[i].Err = l.failure(errorsOf(r.answers[k], unsure))
+			results[i].Err = l.failure(errorsOf(r.answers[k], unsure), false)
 		}
 	}
 	return results, nil
@@ -161,7 +161,7 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 		a, s := answer[bool]{request: req, given: true}, &r.claims[i].stations[node]
 		if req.err == nil {
 			b := &ballots[k]
-			a.err = hideContext(b.Err, r.l.limit)
+			a.fail(b.Err, r.l.limit)
 			if a.value = b.Acquired; a.err == nil && a.value {
 				a.err = r.l.young(b.Age)
 				if w := s.wait.Load(); w != nil {

@@ -191,7 +191,7 @@ func (e *event) uncertain() bool { return e.unknown || uncertain(e.err) }
 
 // queued reports whether a wait that has failed may have left its token in the queue.
 func (e *event) queued() bool {
-	return e.what == enqueued && e.err != nil && !(noEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
+	return e.what == enqueued && e.err != nil && !(dlock.NoEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
 }
 
 // giveBack releases a vote. The caller has the turn at the node.
@@ -403,12 +403,12 @@ func (v *voting) unanimous() *seat {
 	return first
 }
 
-// sameStore returns an error if two nodes are the same store.
+// sameStore returns an error if two nodes are the same store. It is joined, since they may have voted.
 func (v *voting) sameStore() error {
 	for i := range v.seats {
 		for j := range i {
 			if s := v.seats[i].store; s != "" && s == v.seats[j].store {
-				return invalid("nodes %d and %d: the same store", j, i)
+				return errors.Join(invalid("nodes %d and %d: the same store", j, i))
 			}
 		}
 	}
@@ -500,11 +500,7 @@ func (v *voting) failure(other error) error {
 			errs[i] = other
 		}
 	}
-	err := v.l.failure(errs)
-	if none, ok := err.(*dlock.NoEffectError); ok && v.unsure {
-		return none.Err
-	}
-	return err
+	return v.l.failure(errs, v.unsure)
 }
 
 // lack returns an error if too few nodes answer, or are old enough, for any majority.

@@ -348,7 +348,7 @@ func (w *wait) fail(err error) (dlock.Attempt, error) {
 				errs[i] = errPending
 			}
 		}
-		err = fmt.Errorf("%w: %w", err, w.l.failure(errs))
+		err = fmt.Errorf("%w: %w", err, w.l.failure(errs, w.unsure))
 	}
 	if held.Holder == "" {
 		held = dlock.Attempt{}
