@@ -235,7 +235,7 @@ func (v *voting) yield() error {
 	for returned > 0 {
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			v.note(e)
 			if e.what == passed {
 				returned--
 			}
@@ -257,7 +257,7 @@ func (v *voting) withdraw() {
 	for drained := false; !drained; {
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			v.note(e)
 		default:
 			drained = true
 		}

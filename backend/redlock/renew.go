@@ -87,6 +87,9 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 	if r.undecided > 0 && ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
+	if err := l.sameStore(); err != nil {
+		return nil, err
+	}
 	for i, k := range at {
 		switch {
 		case k < 0:

@@ -57,7 +57,6 @@ type seat struct {
 	remaining time.Duration
 	until     time.Time // the holder holds the key at the node, unless it releases it
 	place     int64
-	store     string
 	err       error // of the last request
 
 	// Of a wait:
@@ -236,8 +235,13 @@ func (v *voting) pass(i int, to string, floor int64) {
 	})
 }
 
-// take notes an answer.
-func (v *voting) take(e event) {
+// take notes an answer. It returns an error if two nodes are the same store: the call has failed.
+func (v *voting) take(e event) error {
+	v.note(e)
+	return v.l.sameStore()
+}
+
+func (v *voting) note(e event) {
 	s := &v.seats[e.node]
 	s.flying, s.answered, s.err = false, e.err == nil, e.err
 	v.flying--
@@ -273,7 +277,7 @@ func (v *voting) take(e event) {
 			s.until = e.sent.Add(b.Remaining)
 		}
 	}
-	s.young, s.store = nil, b.Store
+	s.young = nil
 	if v.l.guarded {
 		s.young = v.l.young(b.Age)
 	}
@@ -316,17 +320,19 @@ func (v *voting) collect() error {
 				timer.Reset(time.Since(begun)/4 + shortestGrace)
 			}
 			if !v.l.anyFast(func(i int) bool { return v.seats[i].flying }) {
-				return v.sameStore()
+				return nil
 			}
 		case answered >= v.l.quorum:
 			if counted+v.flying < v.l.quorum && v.unanimous() == nil {
-				return v.sameStore()
+				return nil
 			}
 			timer.Reset(min(v.l.patience(v.ttl)-time.Since(begun), 3*time.Since(begun)+2*time.Millisecond))
 		}
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			if err := v.take(e); err != nil {
+				return err
+			}
 			continue
 		case <-timer.C:
 			v.late()
@@ -337,7 +343,7 @@ func (v *voting) collect() error {
 		}
 		break
 	}
-	return v.sameStore()
+	return nil
 }
 
 // A grace, and a part of the time so far, is how much longer a decided call waits for the nodes that
@@ -403,18 +409,6 @@ func (v *voting) unanimous() *seat {
 	return first
 }
 
-// sameStore returns an error if two nodes are the same store. It is joined, since they may have voted.
-func (v *voting) sameStore() error {
-	for i := range v.seats {
-		for j := range i {
-			if s := v.seats[i].store; s != "" && s == v.seats[j].store {
-				return errors.Join(invalid("nodes %d and %d: the same store", j, i))
-			}
-		}
-	}
-	return nil
-}
-
 // equalVotes returns a grant if the votes of a majority have the largest fence of this round. Then
 // no counter need be raised, and the lease may even have ended already: its date tells.
 func (v *voting) equalVotes() (dlock.Attempt, bool) {
@@ -469,7 +463,9 @@ func (v *voting) elect() (dlock.Attempt, error) {
 		}
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			if err := v.take(e); err != nil {
+				return dlock.Attempt{}, err
+			}
 			continue
 		case <-timer.C:
 			if v.ttl < v.l.limit {
