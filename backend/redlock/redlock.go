@@ -19,7 +19,8 @@ import (
 // A call returns when a majority of the nodes has decided it. If none does, it fails with a
 // [MajorityError]. What a call leaves to do is done in the background, until Close.
 //
-// Nodes keep a vote for at least 50 ms. So the key of a shorter lease is free after 50 ms.
+// Nodes keep a vote for whole milliseconds, and for at least 50. So the key of a shorter lease is
+// free after 50 ms.
 type Locker struct {
 	nodes   []*node
 	quorum  int

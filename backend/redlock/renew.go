@@ -57,12 +57,12 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 			results[i].Err, at[i] = &dlock.NoEffectError{Err: err}, -1
 			continue
 		}
+		e.TTL = voteTTL(e.TTL)
 		var twice bool
 		if at[i], twice = first[id{e.Key, e.Token}]; twice {
 			r.batch[at[i]].TTL = max(r.batch[at[i]].TTL, e.TTL)
 			continue
 		}
-		e.TTL = max(e.TTL, shortestVote)
 		at[i] = len(r.batch)
 		first[id{e.Key, e.Token}] = at[i]
 		c := l.claims.get(e.Key, e.Token)

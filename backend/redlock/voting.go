@@ -35,6 +35,15 @@ type voting struct {
 // if the machines are busy.
 const shortestVote = 50 * time.Millisecond
 
+// voteTTL returns for how long the nodes keep the votes of a lease. Nodes may cut a fraction of a
+// millisecond, so it is a whole number of them.
+func voteTTL(ttl time.Duration) time.Duration {
+	if fraction := ttl % time.Millisecond; fraction > 0 && ttl < maxDefault {
+		ttl += time.Millisecond - fraction
+	}
+	return max(ttl, shortestVote)
+}
+
 // A fate says what becomes of an answer that comes from now on.
 type fate int
 
@@ -88,7 +97,7 @@ type event struct {
 
 func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Duration) *voting {
 	v := &voting{
-		l: l, ctx: ctx, ttl: max(ttl, shortestVote),
+		l: l, ctx: ctx, ttl: voteTTL(ttl),
 		claim:   l.claims.get(key, token),
 		seats:   make([]seat, len(l.nodes)),
 		answers: make(chan event, len(l.nodes)),
