@@ -21,7 +21,8 @@ import (
 // the outcome is unknown: the operation may have taken effect, or may do so later. A
 // [NoEffectError] says that it has not, and will not. Errors that match
 // [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial", say the
-// same. An error that matches [ErrClosed] says that no later call can succeed.
+// same, unless they are joined (see [NoEffect]). An error that matches [ErrClosed] says that no
+// later call can succeed.
 //
 // The package conformance tests all of this.
 //

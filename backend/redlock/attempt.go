@@ -50,7 +50,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 	for round := 1; ; round++ {
 		floor := v.l.floor()
 		for i := range v.seats {
-			if s := &v.seats[i]; !s.flying && !v.inDate(s) && (s.err == nil || noEffect(s.err)) {
+			if s := &v.seats[i]; !s.flying && !v.inDate(s) && (s.err == nil || dlock.NoEffect(s.err)) {
 				*s = seat{fresh: s.fresh, lacked: s.lacked}
 				v.vote(i, floor)
 			}
@@ -239,7 +239,7 @@ func (v *voting) yield() error {
 	for returned > 0 {
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			v.note(e)
 			if e.what == passed {
 				returned--
 			}
@@ -259,7 +259,7 @@ func (v *voting) withdraw() {
 	for drained := false; !drained; {
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			v.note(e)
 		default:
 			drained = true
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -26,7 +25,7 @@ type MajorityError struct {
 	// not fail because of the guard.
 	Wait time.Duration
 
-	cause error // what so many nodes said that no majority is left; or nil
+	cause error // see Unwrap
 }
 
 // Error names each node that did not count.
@@ -44,9 +43,24 @@ func (e *MajorityError) Error() string {
 	return text + ": " + strings.Join(nodes, "; ")
 }
 
-// Unwrap returns [dlock.ErrInvalid], [dlock.ErrClosed] or [errors.ErrUnsupported] if so many
-// nodes said it that the others are no majority, else nil.
+// Unwrap returns an error that matches [dlock.ErrInvalid], [dlock.ErrClosed] or
+// [errors.ErrUnsupported] if so many nodes said it that the others are no majority, else nil.
+// It is a joined error if another node may have done what it was asked: then it does not say that
+// the call had no effect.
 func (e *MajorityError) Unwrap() error { return e.cause }
+
+// Answered reports whether a majority of the nodes answered the call: each of them counted, refused
+// the call (see [dlock.Refused]), has forgotten its leases, or decided for another token.
+func (e *MajorityError) Answered() bool {
+	n := 0
+	for _, err := range e.Nodes {
+		var answer interface{ Answered() bool }
+		if err == nil || dlock.Refused(err) || errors.As(err, &answer) && answer.Answered() {
+			n++
+		}
+	}
+	return n >= e.Quorum
+}
 
 // Timeout reports whether a majority might have decided the call with more time: nodes had not
 // answered, or a split vote was not settled.
@@ -62,18 +76,22 @@ func (e *MajorityError) Timeout() bool {
 }
 
 var (
-	errSplit    error = timeout("its votes went to several tokens")
-	errSpoilt   error = timeout("a release of this token had no answer")
-	errRepeated error = timeout("says no, but an earlier request of this call had no answer")
+	errSplit    error = timeout{"its votes went to several tokens", true}
+	errSpoilt   error = timeout{"a release of this token had no answer", false}
+	errRepeated error = timeout{"says no, but an earlier request of this call had no answer", true}
 	errNoVote         = errors.New("granted by a stand-in")
-	errPending  error = timeout("no answer yet")
+	errPending  error = timeout{"no answer yet", false}
 )
 
 // A timeout is why a node did not count in time.
-type timeout string
+type timeout struct {
+	text     string
+	answered bool
+}
 
-func (e timeout) Error() string { return string(e) }
-func (timeout) Timeout() bool   { return true }
+func (e timeout) Error() string  { return e.text }
+func (e timeout) Answered() bool { return e.answered }
+func (timeout) Timeout() bool    { return true }
 
 // youngError is why the answer of a node does not count because of the guard.
 type youngError struct{ wait time.Duration }
@@ -82,11 +100,14 @@ func (e *youngError) Error() string {
 	return fmt.Sprintf("has forgotten its leases, and counts in %v", e.wait.Round(time.Millisecond))
 }
 
+func (*youngError) Answered() bool { return true }
+
 // failure returns the error of a call that was not decided. errs has an error for each node
-// that did not count. The call had no effect if all nodes say so.
-func (l *Locker) failure(errs []error) error {
+// that did not count. The call had no effect if all nodes say so, unless earlier requests make
+// it unsure.
+func (l *Locker) failure(errs []error, unsure bool) error {
 	e := &MajorityError{Quorum: l.quorum, Nodes: errs}
-	unsent, temporary, failed := true, false, 0
+	noEffect, temporary := !unsure, false
 	said := make(map[error]int)
 	var waits []time.Duration
 	for _, err := range errs {
@@ -95,15 +116,13 @@ func (l *Locker) failure(errs []error) error {
 			waits = append(waits, 0)
 		}
 		if err == nil {
-			unsent = false
+			noEffect = false
 			continue
 		}
-		failed++
 		var none *dlock.NoEffectError
-		if errors.As(err, &none) {
+		if noEffect = noEffect && dlock.NoEffect(err); noEffect && errors.As(err, &none) {
 			temporary = temporary || none.Temporary
 		}
-		unsent = unsent && noEffect(err)
 		for _, sentinel := range []error{dlock.ErrInvalid, dlock.ErrClosed, errors.ErrUnsupported} {
 			if errors.Is(err, sentinel) {
 				said[sentinel]++
@@ -122,23 +141,18 @@ func (l *Locker) failure(errs []error) error {
 	if len(waits) >= l.quorum {
 		e.Wait = nthLargest(waits, len(waits)-l.quorum+1)
 	}
-	if unsent && failed == len(errs) {
+	if noEffect {
 		return &dlock.NoEffectError{Err: e, Temporary: temporary && e.cause == nil}
+	}
+	if dlock.NoEffect(e.cause) {
+		e.cause = errors.Join(e.cause)
 	}
 	return e
 }
 
-// noEffect reports whether an error of a node says that its call had no effect.
-func noEffect(err error) bool {
-	var none *dlock.NoEffectError
-	var dial *net.OpError
-	return errors.As(err, &none) || errors.As(err, &dial) && dial.Op == "dial" ||
-		errors.Is(err, errors.ErrUnsupported) || errors.Is(err, dlock.ErrInvalid)
-}
-
 // uncertain reports whether a request that failed with err may have had an effect, or may still have
 // one.
-func uncertain(err error) bool { return err != nil && err != errSpoilt && !noEffect(err) }
+func uncertain(err error) bool { return err != nil && err != errSpoilt && !dlock.NoEffect(err) }
 
 // pointless reports whether a node would fail again in the same way.
 func pointless(err error) bool {
@@ -151,9 +165,8 @@ func hideContext(err error, limit time.Duration) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	hidden := timeout(fmt.Sprintf("no answer within %v", limit))
-	var none *dlock.NoEffectError
-	if errors.As(err, &none) {
+	hidden := timeout{text: fmt.Sprintf("no answer within %v", limit)}
+	if dlock.NoEffect(err) {
 		return &dlock.NoEffectError{Err: hidden}
 	}
 	return hidden

@@ -22,13 +22,15 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 		hold, decided = l.majorityOf(answers)
 		return decided
 	})
-	switch {
-	case decided:
+	switch err := l.sameStore(); {
+	case decided && err == nil:
 		return hold, nil
 	case ctx.Err() != nil:
 		return dlock.Hold{}, ctx.Err()
+	case err != nil:
+		return dlock.Hold{}, err
 	}
-	return dlock.Hold{}, l.failure(errorsOf(answers, nil))
+	return dlock.Hold{}, l.failure(errorsOf(answers, nil), false)
 }
 
 // inspect returns a function that asks all nodes who holds the key, but for those that were young when

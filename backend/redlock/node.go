@@ -18,8 +18,9 @@ type node struct {
 	renewer   dlock.BatchRenewer
 	inspector dlock.Inspector
 
-	ahead atomic.Int64 // of this process's clock, in microseconds
-	slow  atomic.Bool  // it was late the last time
+	ahead atomic.Int64           // of this process's clock, in microseconds
+	slow  atomic.Bool            // it was late the last time
+	store atomic.Pointer[string] // which it was, by its last answer; or nil
 }
 
 func newNode(l dlock.Locker) *node {
@@ -48,7 +49,7 @@ const (
 // once is try for a request that must not have an effect twice.
 func (l *Locker) once(ctx context.Context, node int, limit time.Duration, decided func() bool, call func(context.Context) error) request {
 	var last error
-	return l.try(ctx, node, limit, func() bool { return !noEffect(last) || decided() }, func(ctx context.Context) error {
+	return l.try(ctx, node, limit, func() bool { return !dlock.NoEffect(last) || decided() }, func(ctx context.Context) error {
 		last = call(ctx)
 		return last
 	})
@@ -66,13 +67,18 @@ func (l *Locker) try(ctx context.Context, node int, limit time.Duration, decided
 		r.err = call(ctx)
 		l.noteSpeed(node, r)
 		if r.err == nil || n == tries || pointless(r.err) || decided() || !sleep(ctx, pause) {
-			if r.err = hideContext(r.err, limit); r.unknown && noEffect(r.err) {
-				r.err = errors.New(r.err.Error()) // that is only true of the last one
-			}
+			r.fail(r.err, limit)
 			return r
 		}
-		r.unknown = r.unknown || !noEffect(r.err)
+		r.unknown = r.unknown || !dlock.NoEffect(r.err)
 		pause *= 10
+	}
+}
+
+// fail sets the error of a request that is not made again.
+func (r *request) fail(err error, limit time.Duration) {
+	if r.err = hideContext(err, limit); r.unknown && dlock.NoEffect(r.err) {
+		r.err = errors.Join(r.err) // that is only true of the last one
 	}
 }
 
@@ -111,10 +117,34 @@ func (n *node) seen(b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, e
 	if err == nil && b.Degraded {
 		return b, errNoVote
 	}
+	if err == nil {
+		n.is(b.Store)
+	}
 	if err == nil && b.Clock != 0 && !asked.IsZero() {
 		n.ahead.Store(b.Clock - asked.Add(time.Since(asked)/2).UnixMicro())
 	}
 	return b, err
+}
+
+// is notes which store the node is.
+func (n *node) is(store string) {
+	if known := n.store.Load(); store != "" && (known == nil || *known != store) {
+		n.store.Store(&store)
+	}
+}
+
+// sameStore returns an error if two nodes are the same store, as their last answers tell. It is a
+// joined error: they may have done what they were asked.
+func (l *Locker) sameStore() error {
+	for i, n := range l.nodes {
+		store := n.store.Load()
+		for j, other := range l.nodes[:i] {
+			if known := other.store.Load(); store != nil && known != nil && *store == *known {
+				return errors.Join(invalid("nodes %d and %d: the same store", j, i))
+			}
+		}
+	}
+	return nil
 }
 
 // confirm extends the leases of a batch, and raises the fence counter for each.
@@ -122,6 +152,9 @@ func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock
 	ballots, err := n.confirmAll(ctx, batch)
 	if err == nil && len(ballots) != len(batch) {
 		err = fmt.Errorf("%d results for %d renewals", len(ballots), len(batch))
+	}
+	for i := range ballots {
+		n.is(ballots[i].Store)
 	}
 	return ballots, err
 }

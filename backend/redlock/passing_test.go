@@ -29,9 +29,9 @@ func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
 		l := New(nodes, WithoutGuard())
 		v := l.newVoting(t.Context(), "key", "token", time.Second)
 		v.vote(0, l.floor())
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		v.vote(1, l.floor())
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		if n := v.counted(); n != 2 {
 			t.Fatalf("%d votes count, want 2", n)
 		}
@@ -39,7 +39,7 @@ func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
 		if n := v.counted(); n != 1 {
 			t.Errorf("%d votes count while one is given back, want 1", n)
 		}
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		if n := v.counted(); n != 1 {
 			t.Errorf("%d votes count after one was given back, want 1", n)
 		}
@@ -55,7 +55,7 @@ func TestLapsedVotesAreNoFailure(t *testing.T) {
 	for i := range v.seats {
 		v.seats[i] = seat{granted: true, since: time.Now().Add(-time.Minute)}
 		v.flying++
-		v.take(event{node: i, what: confirmed, ballot: dlock.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
+		v.note(event{node: i, what: confirmed, ballot: dlock.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
 	}
 	if err := v.lack(); err != nil {
 		t.Error(err)

@@ -19,7 +19,8 @@ import (
 // A call returns when a majority of the nodes has decided it. If none does, it fails with a
 // [MajorityError]. What a call leaves to do is done in the background, until Close.
 //
-// Nodes keep a vote for at least 50 ms. So the key of a shorter lease is free after 50 ms.
+// Nodes keep a vote for whole milliseconds, and for at least 50. So the key of a shorter lease is
+// free after 50 ms.
 type Locker struct {
 	nodes   []*node
 	quorum  int
@@ -88,7 +89,8 @@ func WithNodeLimit(d time.Duration) Option {
 }
 
 // New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at
-// least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid].
+// least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]; all
+// but Release if only the answers of the nodes show it.
 // An even number tolerates no more failures than one node less. New keeps no reference to the
 // slice, and the Locker never closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {

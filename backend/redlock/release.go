@@ -57,7 +57,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
 	}
-	return false, l.failure(errorsOf(answers, unsure))
+	return false, l.failure(errorsOf(answers, unsure), false)
 }
 
 // tally returns what a majority of the nodes says of a release or renewal, and whether there is

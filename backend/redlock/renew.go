@@ -57,12 +57,12 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 			results[i].Err, at[i] = &dlock.NoEffectError{Err: err}, -1
 			continue
 		}
+		e.TTL = voteTTL(e.TTL)
 		var twice bool
 		if at[i], twice = first[id{e.Key, e.Token}]; twice {
 			r.batch[at[i]].TTL = max(r.batch[at[i]].TTL, e.TTL)
 			continue
 		}
-		e.TTL = max(e.TTL, shortestVote)
 		at[i] = len(r.batch)
 		first[id{e.Key, e.Token}] = at[i]
 		c := l.claims.get(e.Key, e.Token)
@@ -87,13 +87,16 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 	if r.undecided > 0 && ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
+	if err := l.sameStore(); err != nil {
+		return nil, err
+	}
 	for i, k := range at {
 		switch {
 		case k < 0:
 		case r.decided[k]:
 			results[i].Held = r.held[k]
 		default:
-			results[i].Err = l.failure(errorsOf(r.answers[k], unsure))
+			results[i].Err = l.failure(errorsOf(r.answers[k], unsure), false)
 		}
 	}
 	return results, nil
@@ -161,7 +164,7 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 		a, s := answer[bool]{request: req, given: true}, &r.claims[i].stations[node]
 		if req.err == nil {
 			b := &ballots[k]
-			a.err = hideContext(b.Err, r.l.limit)
+			a.fail(b.Err, r.l.limit)
 			if a.value = b.Acquired; a.err == nil && a.value {
 				if wait := r.l.young(b.Age); wait > 0 {
 					a.err = &youngError{wait}

@@ -36,6 +36,15 @@ type voting struct {
 // if the machines are busy.
 const shortestVote = 50 * time.Millisecond
 
+// voteTTL returns for how long the nodes keep the votes of a lease. Nodes may cut a fraction of a
+// millisecond, so it is a whole number of them.
+func voteTTL(ttl time.Duration) time.Duration {
+	if fraction := ttl % time.Millisecond; fraction > 0 && ttl < maxDefault {
+		ttl += time.Millisecond - fraction
+	}
+	return max(ttl, shortestVote)
+}
+
 // A fate says what becomes of an answer that comes from now on.
 type fate int
 
@@ -59,7 +68,6 @@ type seat struct {
 	remaining time.Duration
 	until     time.Time // the holder holds the key at the node, unless it releases it
 	place     int64
-	store     string
 	err       error // of the last request
 
 	// Of a wait:
@@ -91,7 +99,7 @@ type event struct {
 
 func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Duration) *voting {
 	v := &voting{
-		l: l, ctx: ctx, ttl: max(ttl, shortestVote),
+		l: l, ctx: ctx, ttl: voteTTL(ttl),
 		claim:   l.claims.get(key, token),
 		seats:   make([]seat, len(l.nodes)),
 		answers: make(chan event, len(l.nodes)),
@@ -199,7 +207,7 @@ func (e *event) uncertain() bool { return e.unknown || uncertain(e.err) }
 
 // queued reports whether a wait that has failed may have left its token in the queue.
 func (e *event) queued() bool {
-	return e.what == enqueued && e.err != nil && !(noEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
+	return e.what == enqueued && e.err != nil && !(dlock.NoEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
 }
 
 // giveBack releases a vote. The caller has the turn at the node.
@@ -244,8 +252,13 @@ func (v *voting) pass(i int, to string, floor int64) {
 	})
 }
 
-// take notes an answer.
-func (v *voting) take(e event) {
+// take notes an answer. It returns an error if two nodes are the same store: the call has failed.
+func (v *voting) take(e event) error {
+	v.note(e)
+	return v.l.sameStore()
+}
+
+func (v *voting) note(e event) {
 	s := &v.seats[e.node]
 	s.flying, s.answered, s.err = false, e.err == nil, e.err
 	v.flying--
@@ -281,7 +294,7 @@ func (v *voting) take(e event) {
 			s.until = e.sent.Add(b.Remaining)
 		}
 	}
-	s.store, s.young = b.Store, time.Time{}
+	s.young = time.Time{}
 	if wait := v.l.young(b.Age); wait > 0 { // it has no say, as if it had not answered
 		s.young, s.answered = time.Now().Add(wait), false
 	} else if e.what != confirmed && (e.fresh() || !b.Acquired) {
@@ -326,17 +339,19 @@ func (v *voting) collect() error {
 				timer.Reset(time.Since(begun)/4 + shortestGrace)
 			}
 			if !v.l.anyFast(func(i int) bool { return v.seats[i].flying }) {
-				return v.sameStore()
+				return nil
 			}
 		case answered >= v.l.quorum:
 			if counted+v.flying < v.l.quorum && v.unanimous() == nil {
-				return v.sameStore()
+				return nil
 			}
 			timer.Reset(min(v.l.patience(v.ttl)-time.Since(begun), 3*time.Since(begun)+2*time.Millisecond))
 		}
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			if err := v.take(e); err != nil {
+				return err
+			}
 			continue
 		case <-timer.C:
 			v.late()
@@ -347,7 +362,7 @@ func (v *voting) collect() error {
 		}
 		break
 	}
-	return v.sameStore()
+	return nil
 }
 
 // A grace, and a part of the time so far, is how much longer a decided call waits for the nodes that
@@ -413,18 +428,6 @@ func (v *voting) unanimous() *seat {
 	return first
 }
 
-// sameStore returns an error if two nodes are the same store.
-func (v *voting) sameStore() error {
-	for i := range v.seats {
-		for j := range i {
-			if s := v.seats[i].store; s != "" && s == v.seats[j].store {
-				return invalid("nodes %d and %d: the same store", j, i)
-			}
-		}
-	}
-	return nil
-}
-
 // equalVotes returns a grant if the votes of a majority have the largest fence of this round. Then
 // no counter need be raised, and the lease may even have ended already: its date tells.
 func (v *voting) equalVotes() (dlock.Attempt, bool) {
@@ -479,7 +482,9 @@ func (v *voting) elect() (dlock.Attempt, error) {
 		}
 		select {
 		case e := <-v.answers:
-			v.take(e)
+			if err := v.take(e); err != nil {
+				return dlock.Attempt{}, err
+			}
 			continue
 		case <-timer.C:
 			if v.ttl < v.l.limit {
@@ -510,11 +515,7 @@ func (v *voting) failure(other error) error {
 			errs[i] = other
 		}
 	}
-	err := v.l.failure(errs)
-	if none, ok := err.(*dlock.NoEffectError); ok && v.unsure {
-		return none.Err
-	}
-	return err
+	return v.l.failure(errs, v.unsure)
 }
 
 // lack returns an error if too few nodes answer, or are old enough, for any majority.

@@ -168,7 +168,9 @@ func (w *wait) enter(i int, floor int64) {
 func (w *wait) hear(e event) error {
 	s := &w.seats[e.node]
 	had := s.granted
-	w.take(e)
+	if err := w.take(e); err != nil {
+		return err
+	}
 	s.away = nil
 	if e.err == nil {
 		if e.what != passed {
@@ -318,7 +320,7 @@ func (w *wait) linger() {
 	for w.l.anyFast(func(i int) bool { return w.seats[i].flying }) {
 		select {
 		case e := <-w.answers:
-			w.take(e)
+			w.note(e)
 		case <-timer.C:
 			w.late()
 		case <-w.ctx.Done():
@@ -358,7 +360,7 @@ func (w *wait) fail(err error) (dlock.Attempt, error) {
 		silent++
 	}
 	if err == w.ctx.Err() && silent > len(w.seats)-w.l.quorum {
-		err = fmt.Errorf("%w: %w", err, w.l.failure(errs))
+		err = fmt.Errorf("%w: %w", err, w.l.failure(errs, w.unsure))
 	}
 	if held.Holder == "" {
 		held = dlock.Attempt{}
@@ -373,7 +375,7 @@ func (w *wait) fail(err error) (dlock.Attempt, error) {
 func (w *wait) last(e event) {
 	s := &w.seats[e.node]
 	away := s.away
-	w.take(e)
+	w.note(e)
 	if e.what != enqueued || e.err == nil {
 		return
 	}

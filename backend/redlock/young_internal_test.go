@@ -31,7 +31,7 @@ func TestWaitOfErrors(t *testing.T) {
 		{[3]error{down, &youngError{late}, down}, 0},
 	} {
 		var e *MajorityError
-		require.ErrorAs(t, l.failure(c.nodes[:]), &e)
+		require.ErrorAs(t, l.failure(c.nodes[:], false), &e)
 		require.Equal(t, c.want, e.Wait, "%v", e)
 	}
 }
@@ -43,14 +43,14 @@ func TestAVoteThatCameBackIsNotFresh(t *testing.T) {
 		l := New([]dlock.Locker{store, memorybackend.New(), memorybackend.New()}, WithoutGuard())
 		v := l.newVoting(t.Context(), "key", "token", time.Second)
 		v.vote(0, 0)
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		require.True(t, v.mayReturn(&v.seats[0]), "a fresh vote")
 		v.pass(0, "", 0)
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		_, err := store.Vote(t.Context(), "key", "token", time.Second, 0)
 		require.NoError(t, err)
 		v.vote(0, 0)
-		v.take(<-v.answers)
+		v.note(<-v.answers)
 		require.False(t, v.mayReturn(&v.seats[0]), "another's vote")
 		v.end(isKept)
 		require.NoError(t, l.Close())
