@@ -26,12 +26,13 @@ import (
 
 // verdictOf returns what an error says of the effect of its call: "" if that is unknown.
 func verdictOf(err error) string {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if e, ok := err.(*dlock.NoEffectError); ok {
-			return map[bool]string{false: "no effect", true: "no effect, for now"}[e.Temporary]
-		}
+	if !dlock.NoEffect(err) {
+		return ""
 	}
-	return ""
+	if e, ok := errors.AsType[*dlock.NoEffectError](err); ok && e.Temporary {
+		return "no effect, for now"
+	}
+	return "no effect"
 }
 
 // calls has one call of each method that writes, for a key that another token holds.
@@ -80,6 +81,7 @@ func TestRefusedCalls(t *testing.T) {
 			sinceRedis7(t, s)
 			do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
 		}},
+		{text: "unknown command", verdict: "no effect", args: []string{"--rename-command EVALSHA ''", "--rename-command EVAL ''"}},
 		{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
 		{text: "LOADING", verdict: "no effect, for now", refuse: load},
 		{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {

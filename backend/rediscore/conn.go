@@ -15,9 +15,9 @@ import (
 // the outcome of the first try is unknown. It follows redirections of Redis Cluster, because
 // the server that redirects has not executed the call.
 //
-// A Conn returns the library's errors, wrapped or not. The Locker looks in their chain for a
-// [net.OpError] with Op "dial" (no connection could be made), and for the text of the server's
-// answer, which tells whether the server refused the call.
+// A Conn returns the library's errors, wrapped or not. The Locker decides by [dlock.NoEffect], and
+// by the text of the innermost error, whether the call had no effect: if the server has answered,
+// that text is its answer. Joined errors (Unwrap() []error) never say so.
 //
 // A Conn returns a [dlock.NoEffectError] if it is certain that the call was not sent and will
 // not be, for example because the pool had no free connection. When in doubt, it does not.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,76 +21,64 @@ var decisive = map[*Script]bool{
 	voteScript: true, confirmScript: true, passScript: true,
 }
 
-// judge marks the error of a call if the call certainly has no effect, now or later: the Conn
-// says so, there was no connection, the server refused the call, or its script failed before
-// the write that counts. It also names the cause if the server is too old.
+// judge marks the error of a call if the answer of the server says that the call has no effect,
+// now or later: it was refused, or its script failed before the write that counts. Whether an error
+// without such an answer says so is decided by [dlock.NoEffect]. judge also names the cause if the
+// server is too old.
 func judge(s *Script, err error) error {
 	if err == nil {
 		return nil
 	}
-	if strings.Contains(err.Error(), "non deterministic commands") {
+	text := answerIn(err)
+	if strings.Contains(text, "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	if temporary, ok := refused(err); ok {
+	if temporary, refused := refusal(text); refused {
 		return &dlock.NoEffectError{Err: err, Temporary: temporary}
 	}
-	if marked(err) && !errors.Is(err, dlock.ErrInvalid) {
+	if dlock.NoEffect(err) && !errors.Is(err, dlock.ErrInvalid) {
 		return unsent{err}
 	}
-	if dial, ok := find[*net.OpError](err); ok && dial.Op == "dial" || decisive[s] && failedInScript(err) {
+	if decisive[s] && inScript(text) {
 		return mark(err)
 	}
 	return err
 }
 
-// An unsent is the error of a call that the Conn did not send, such as one for which the pool had
-// no connection. No server has answered: see [dlock.Refused].
+// An unsent is the error of a call that was not sent, such as one for which the pool had no
+// connection. No server has answered: see [dlock.Refused].
 type unsent struct{ error }
 
 func (e unsent) Unwrap() error { return e.error }
 func (unsent) Answered() bool  { return false }
 
-func failedInScript(err error) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if inScript(err.Error()) {
-			_, joined := err.(interface{ Unwrap() []error })
-			return !joined
-		}
+// answerIn returns the text of the innermost error, which is the server's answer if there is one. Of
+// errors that are joined, none is the answer to the call alone.
+func answerIn(err error) string {
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		err = inner
 	}
-	return false
+	if _, joined := err.(interface{ Unwrap() []error }); joined {
+		return ""
+	}
+	return err.Error()
 }
 
 // mark makes an error say that its call had no effect.
 func mark(err error) error {
-	if marked(err) {
+	if dlock.NoEffect(err) {
 		return err
 	}
 	return &dlock.NoEffectError{Err: err}
 }
 
-// unmark removes the mark of an error: it is true of the last call, but not of all the calls
-// for which the error is returned.
+// unmark makes an error say nothing about the effect: it is that of the last call, but is returned
+// for several.
 func unmark(err error) error {
-	if marked(err) {
-		return errors.Join(err) // a mark does not count among joined errors
+	if dlock.NoEffect(err) {
+		return errors.Join(err)
 	}
 	return err
-}
-
-func marked(err error) bool {
-	_, ok := find[*dlock.NoEffectError](err)
-	return ok
-}
-
-// find returns the first error of a type in a chain. It does not look into joined errors,
-// since these may be of different calls.
-func find[E error](err error) (e E, ok bool) {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if e, ok = err.(E); ok {
-			return e, true
-		}
-	}
-	return e, false
 }
 
 // refusals are the codes with which a server refuses a call before its script runs, or refuses
@@ -115,16 +103,16 @@ var refusals = map[string]bool{
 	"WRONGPASS":   false,
 }
 
-// generalRefusals are the beginnings of refusals that have no code of their own.
+// generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
 var generalRefusals = []string{
-	"ERR unknown command",
-	"ERR wrong number of arguments",
-	"ERR Protocol error: unauthenticated", // a long command, before AUTH
-	"ERR max number of clients reached",
-	"ERR Client sent AUTH",
-	"ERR AUTH ",
-	"ERR DB index is out of range",
-	"ERR invalid DB index",
+	"unknown command",
+	"wrong number of arguments",
+	"Protocol error: unauthenticated", // a long command, before AUTH
+	"max number of clients reached",
+	"Client sent AUTH",
+	"AUTH ",
+	"DB index is out of range",
+	"invalid DB index",
 }
 
 // firstWrites are the codes of an error inside a script that prove that the script has written
@@ -133,19 +121,8 @@ var generalRefusals = []string{
 // write.) A missing right proves nothing: earlier commands of the script may have been allowed.
 var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"}
 
-// refused reports whether an error says that a server refused the call, and if so, whether the
-// cause goes away by itself.
-func refused(err error) (temporary, ok bool) {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if temporary, ok = refusal(err.Error()); ok {
-			return temporary, true
-		}
-	}
-	return false, false
-}
-
-// refusal is refused for the text of one error. Errors of client libraries do not begin with
-// these codes.
+// refusal reports whether an answer says that the server refused the call, and if so, whether the
+// cause goes away by itself. Errors of client libraries do not begin with these codes.
 func refusal(text string) (temporary, ok bool) {
 	if inScript(text) {
 		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
@@ -162,12 +139,8 @@ func refusal(text string) (temporary, ok bool) {
 	if temporary, ok = refusals[code]; ok {
 		return temporary, true
 	}
-	for _, general := range generalRefusals {
-		if strings.HasPrefix(text, general) {
-			return false, true
-		}
-	}
-	return false, false
+	text = strings.TrimPrefix(text, "ERR ")
+	return false, slices.ContainsFunc(generalRefusals, func(general string) bool { return strings.HasPrefix(text, general) })
 }
 
 // inScript reports whether an error came from inside a script. Redis 6 says "ERR Error

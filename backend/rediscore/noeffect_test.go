@@ -24,10 +24,10 @@ const (
 )
 
 func verdictOf(err error) verdict {
-	switch e, ok := find[*dlock.NoEffectError](err); {
-	case !ok:
+	if !dlock.NoEffect(err) {
 		return unknown
-	case e.Temporary:
+	}
+	if e, ok := errors.AsType[*dlock.NoEffectError](err); ok && e.Temporary {
 		return temporary
 	}
 	return noEffect
@@ -48,6 +48,10 @@ func TestRefusals(t *testing.T) {
 		"MOVED 3999 127.0.0.1:6381":                                                        noEffect,
 		"ERR unknown command `EVALSHA`, with args beginning with: ":                        noEffect,
 		"ERR max number of clients reached":                                                noEffect,
+		"unknown command `EVALSHA`, with args beginning with: ":                            noEffect, // rueidis leaves ERR out
+		"max number of clients reached":                                                    noEffect,
+		"AUTH <password> called without any password configured for the default user.":     noEffect,
+		"an unknown command":                                                               unknown,
 		"LOADING Redis is loading the dataset in memory":                                   temporary,
 		"TRYAGAIN Multiple keys request during rehashing of slot":                          temporary,
 		"CLUSTERDOWN Hash slot not served":                                                 temporary,
@@ -74,7 +78,14 @@ func TestRefusals(t *testing.T) {
 		require.Equal(t, want, verdictOf(judge(enqueueScript, errors.New(text))), text)
 		require.Equal(t, text, judge(enqueueScript, errors.New(text)).Error())
 		require.Equal(t, want, verdictOf(judge(enqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
-		require.Equal(t, unknown, verdictOf(judge(enqueueScript, errors.Join(errors.New("x"), errors.New(text)))), "joined: %s", text)
+		for _, joined := range []error{
+			errors.Join(errors.New("x"), errors.New(text)),
+			errors.Join(errors.New(text), errDown),
+			fmt.Errorf("dialing: %w", errors.Join(errors.New(text), errDown)),
+			fmt.Errorf("%w: %w", errors.New(text), errDown),
+		} {
+			require.Equal(t, unknown, verdictOf(judge(enqueueScript, joined)), "joined: %v", joined)
+		}
 	}
 	require.Equal(t, noEffect, verdictOf(judge(enqueueScript, &net.OpError{Op: "dial", Err: errDown})))
 	require.Equal(t, unknown, verdictOf(judge(enqueueScript, &net.OpError{Op: "read", Err: errDown})))
@@ -84,6 +95,7 @@ func TestRefusals(t *testing.T) {
 		for script := range decisive {
 			require.Equal(t, noEffect, verdictOf(judge(script, errors.New(text))), text)
 			require.Equal(t, unknown, verdictOf(judge(script, errors.Join(errors.New("x"), errors.New(text)))), text)
+			require.Equal(t, unknown, verdictOf(judge(script, fmt.Errorf("dialing: %w", errors.Join(errors.New(text), errDown)))), text)
 		}
 		require.Equal(t, unknown, verdictOf(judge(checkInScript, errors.New(text))), text)
 	}
@@ -91,7 +103,7 @@ func TestRefusals(t *testing.T) {
 	require.ErrorIs(t, ClientClosed(errDown), errDown)
 }
 
-// All methods return a NoEffectError for a call that the Locker does not send.
+// The error of a call that the Locker does not send says that it had no effect.
 func TestNothingSent(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -196,7 +196,7 @@ func (p *post) giveBackLocked(ctx context.Context, r *record, key, token string)
 		err := p.locker.giveBack(ctx, key, token)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		r.unsure = r.unsure || err != nil && !marked(err)
+		r.unsure = r.unsure || err != nil && !dlock.NoEffect(err)
 		if r.givenBack == done {
 			r.givenBack = nil
 		}

@@ -100,10 +100,10 @@ func voting(source, name, included string) string {
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
 // [dlock.BatchRenewer], [dlock.Inspector] and [dlock.VoteAcquirer]. All methods are safe for concurrent use.
 //
-// A method returns a [dlock.NoEffectError] if its call had no effect: nothing was sent, or
-// the server refused the call before its script had granted, renewed or released anything. The
-// error is temporary if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN or READONLY.
-// After any other error the outcome of the call is unknown.
+// If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
+// the server refused the call before its script had granted, renewed or released anything. It is
+// a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
+// or READONLY. After any other error the outcome of the call is unknown.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.

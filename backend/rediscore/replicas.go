@@ -98,7 +98,7 @@ func (e *ReplicasError) Unwrap() []error {
 
 // waitError returns the error of WAIT in that of a call, or nil.
 func waitError(err error) error {
-	if few, ok := find[*ReplicasError](err); ok {
+	if few, ok := errors.AsType[*ReplicasError](err); ok {
 		return few.Err
 	}
 	return nil

@@ -118,7 +118,7 @@ func TestReplicas(t *testing.T) {
 				var few *ReplicasError
 				require.ErrorAs(t, err, &few)
 				require.Equal(t, c.want, few)
-				require.False(t, marked(err), "a lease that nobody relies on would stay")
+				require.False(t, dlock.NoEffect(err), "a lease that nobody relies on would stay")
 				if c.noWait != nil {
 					require.ErrorIs(t, err, c.noWait)
 				}
@@ -221,7 +221,7 @@ func TestWithReplicasRefuses(t *testing.T) {
 		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, c.want)
-		require.True(t, marked(err))
+		require.True(t, dlock.NoEffect(err))
 		require.NoError(t, l.Close())
 	}
 	f := &fakeConn{eval: func(context.Context, Call) (any, error) { return int64(8), nil }}

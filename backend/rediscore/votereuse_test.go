@@ -119,7 +119,7 @@ func TestVoteIsNotSettled(t *testing.T) {
 				calls := stage.calls(enlistScript, "A") + stage.calls(voteScript, "A")
 				_, err := cast()
 				require.ErrorIs(t, err, want)
-				require.True(t, marked(err))
+				require.True(t, dlock.NoEffect(err))
 				require.Equal(t, calls, stage.calls(enlistScript, "A")+stage.calls(voteScript, "A"))
 			}
 			patient := func() (dlock.Ballot, error) { return cast(t.Context(), a) }
@@ -182,7 +182,7 @@ func TestAcquireVoteUnqueued(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
 		_, err := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
 		require.ErrorIs(t, err, errors.ErrUnsupported)
-		require.True(t, marked(err))
+		require.True(t, dlock.NoEffect(err))
 		require.Empty(t, f.evals(0))
 	}, WithQueue(false))
 }

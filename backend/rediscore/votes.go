@@ -96,7 +96,7 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 // readVote reads the reply of a script that votes. It also checks how many numbers the reply has,
 // for each first number.
 func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder string, ballot *dlock.Ballot, _ error) {
-	if forbidden(err) && marked(err) {
+	if forbidden(err) && dlock.NoEffect(err) {
 		err = mark(lacksVotingRights(err))
 	}
 	if err != nil {

@@ -278,7 +278,7 @@ func TestConfirm(t *testing.T) {
 			continue
 		}
 		require.ErrorIs(t, ballot.Err, dlock.ErrInvalid)
-		require.True(t, marked(ballot.Err))
+		require.True(t, dlock.NoEffect(ballot.Err))
 	}
 	ballots, err = l.Confirm(t.Context(), nil)
 	require.NoError(t, err)

@@ -220,7 +220,7 @@ func (w *wait) close() (dlock.Attempt, error) {
 // received notes that the call in flight was answered, or has failed.
 func (w *wait) received(a answer) {
 	w.calling = false
-	if a.err != nil && (a.script == enqueueScript || a.script == enlistScript) && !marked(a.err) {
+	if a.err != nil && (a.script == enqueueScript || a.script == enlistScript) && !dlock.NoEffect(a.err) {
 		w.unsure = true
 	}
 }
