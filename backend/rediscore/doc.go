@@ -24,9 +24,9 @@
 // # What is stored
 //
 // The lock named key is a string at prefix followed by key. Its value is the holder's token,
-// and its TTL is the lease's. This is how redsync, redislock and StackExchange.Redis store
-// their locks, so their locks and dlock's exclude each other on the same key. A fleet can
-// change from one library to another while it runs.
+// and its TTL is the lease's, rounded up to whole milliseconds. This is how redsync, redislock
+// and StackExchange.Redis store their locks, so their locks and dlock's exclude each other on the
+// same key. A fleet can change from one library to another while it runs.
 //
 // Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
 // expires a day after its last use, or two days after it if the counter was ahead of the clock.

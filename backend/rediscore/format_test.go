@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -163,16 +165,69 @@ func TestStoredValues(t *testing.T) {
 	}
 }
 
-// TTLs are truncated to whole milliseconds.
+// A fraction of a millisecond is rounded up, so that no lease ends before its TTL has passed.
 func TestStoredTTL(t *testing.T) {
 	l, c := wire(t, "")
 	_, err := l.TryAcquire(t.Context(), "k", "t", 1234567*time.Microsecond)
 	require.NoError(t, err)
-	require.LessOrEqual(t, c.integer(t, "PTTL", "k"), int64(1234))
+	rest := c.integer(t, "PTTL", "k")
+	require.True(t, 1000 < rest && rest <= 1235, "PTTL after a grant for 1234.567 ms: %d", rest)
 	_, err = l.Renew(t.Context(), "k", "t", 2345678*time.Microsecond)
 	require.NoError(t, err)
-	rest := c.integer(t, "PTTL", "k")
-	require.True(t, 1234 < rest && rest <= 2345, "PTTL after a renewal for 2345 ms: %d", rest)
+	rest = c.integer(t, "PTTL", "k")
+	require.True(t, 2000 < rest && rest <= 2346, "PTTL after a renewal for 2345.678 ms: %d", rest)
+	const ttl = 20999 * time.Microsecond
+	for range 10 {
+		require.EqualValues(t, 1, c.integer(t, "DEL", "k"))
+		called := time.Now()
+		_, err := l.TryAcquire(t.Context(), "k", "t", ttl)
+		require.NoError(t, err)
+		for held := true; held; {
+			hold, err := l.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			held = hold.Held
+		}
+		require.GreaterOrEqual(t, time.Since(called), ttl, "the lease has ended")
+		_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+	}
+}
+
+// Every method sends TTLs in whole milliseconds, rounded up.
+func TestSentTTL(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for ttl, want := range map[time.Duration]string{
+		time.Millisecond:         "1",
+		time.Millisecond + 1:     "2",
+		20999 * time.Microsecond: "21",
+		21 * time.Millisecond:    "21",
+		year - 1:                 "31536000000",
+		year:                     "31536000000",
+		year + 1:                 "31536000000",
+		math.MaxInt64:            "9223372036854",
+	} {
+		f := new(fakeConn)
+		f.eval = func(context.Context, Call) (any, error) { return nil, errDown }
+		l := New(&batchConn{fakeConn: f})
+		renewal := dlock.Renewal{Key: "k", Token: "t", TTL: ttl}
+		_, _ = l.TryAcquire(t.Context(), "k", "t", ttl)
+		_, _ = l.Acquire(t.Context(), "k", "t", ttl)
+		_, _ = l.Renew(t.Context(), "k", "t", ttl)
+		_, _ = l.RenewBatch(t.Context(), []dlock.Renewal{renewal})
+		_, _ = l.Vote(t.Context(), "k", "t", ttl, 0)
+		_, _ = l.AcquireVote(t.Context(), "k", "t", ttl, 0, 1)
+		_, _ = l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: renewal}})
+		require.NoError(t, l.Close())
+		scripts := make(map[*Script]bool)
+		for i, call := range f.evals(0) {
+			if call.script == releaseScript {
+				continue
+			}
+			scripts[call.script] = true
+			require.Equal(t, want, call.args[1], "TTL of %v in call %d", ttl, i)
+		}
+		require.Len(t, scripts, 6)
+	}
 }
 
 func requireADay(t *testing.T, c *wireConn, key string) {

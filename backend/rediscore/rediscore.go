@@ -441,7 +441,17 @@ func (l *Locker) completesMark(key string) bool {
 	return false
 }
 
-func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+// milliseconds returns a TTL as an argument of a script. A fraction is rounded up, so that the lease
+// does not end before its TTL has passed; but no TTL becomes longer than the longest.
+func milliseconds(ttl time.Duration) string {
+	ms := ttl.Milliseconds()
+	if ttl < longestTTL && ttl%time.Millisecond > 0 {
+		ms++
+	}
+	return strconv.FormatInt(ms, 10)
+}
+
+const longestTTL = 365 * 24 * time.Hour
 
 // held reads the reply 1 or 0.
 func held(reply any, err error) (bool, error) {
