@@ -29,8 +29,8 @@
 // same key. A fleet can change from one library to another while it runs.
 //
 // Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
-// expires a day after its last use, or two days after it if the counter was ahead of the clock.
-// It is named prefix{tag}dlock1:fence, or
+// expires a day after its last use or, if it is ahead of the clock, a day after the clock has
+// reached it. It is named prefix{tag}dlock1:fence, or
 // {tag}prefixdlock1:fence if the prefix has an opening brace. The tag puts it into the slot of
 // the lock, as Redis Cluster requires, and the prefix keeps it in reach of access control. Keys
 // and prefixes that contain "dlock1:" are refused, because they could be such names.

@@ -242,15 +242,15 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // change a script, make sure that both versions work together, and then change its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "d41faa9f85f4311833347e8e0e9e2dfc2bdfc5f1",
-		"enqueue": "e4f0014bd2b0979af426ba9d47bbbf80bef5f498",
-		"checkin": "d823b91db5b61c2254c19e5e3b9ea3fc84012772",
+		"acquire": "9d736326c62271142bdcc17271b026f849ed6e85",
+		"enqueue": "5778008c3ce2c5e8be552662442bfd5255db3e22",
+		"checkin": "bcb990ff636bfe405ce042ca44b151f19ce01645",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "8309fbf9f698fce44b7b333d9811fda721f48971",
+		"release": "853e599e2a34e7ea85024ee10a56bd3d84890f47",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "68db630dbe096a2cc130b9bd16cf8987bf3a80dd", "enlist": "e2fc508190a469d15d09bba82f3655ad656f81e8", "attend": "99d6daa27de39282437d2ca08cd5514b20de7010", "confirm": "c43d2d5a783d19e12d09d4d4293ec511b5cd9018", "pass": "7e729b91bf0e9996c5a847fa06ef2cd18f3ac653",
+		"vote":    "177144facaee71bef9ec9c8b2c210270e3690fc6", "enlist": "aa4098c7e001486854245bc904d31f2cfad9d372", "attend": "23c94f63e16844c92d751ad8717513070bfe5e17", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "eccc1c5401422d116d7fe026fc64475320ecf542",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,
@@ -343,6 +343,73 @@ func TestFenceAheadOfTheClock(t *testing.T) {
 		require.NoError(t, err)
 		return c.integer(t, "PTTL", counter) <= dayInMS
 	}, time.Minute, time.Millisecond, "the clock catches up")
+}
+
+// A clock was ahead, is corrected, and nobody asks for a fence for long. The counter stays until the
+// clock has reached it, whichever script wrote it last: so the next fence is still the largest.
+func TestFencesRiseAfterAClockError(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	wrong, right := redistest.StartAhead(t, 3*day), redistest.Start(t)
+	later := map[time.Duration]*redistest.Server{}
+	for _, idle := range []time.Duration{day + time.Hour, 2*day + time.Hour, 3*day + 23*time.Hour} {
+		later[idle] = redistest.StartAhead(t, idle)
+	}
+	fence := func(t *testing.T, s *redistest.Server, key string) int64 {
+		attempt, err := New(plain(t, s.Addr())).TryAcquire(t.Context(), key, "later", time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired)
+		return attempt.Fence
+	}
+	for name, write := range map[string]func(b *bench, l *Locker, last int64){
+		"acquire": func(b *bench, _ *Locker, _ int64) { b.hold("A") },
+		"ticket":  func(b *bench, _ *Locker, _ int64) { b.text(b, "SET", b.lock.texts[0], "other"); b.wait("A", "") },
+		"release": func(b *bench, _ *Locker, _ int64) {
+			b.hold("A")
+			b.wait("B", b.listen("inbox").inbox)
+			b.release("A")
+			require.Equal(b, "B", b.holder())
+		},
+		"vote": func(b *bench, l *Locker, _ int64) { vote(b.T, l, b.key, "A", 0) },
+		"confirm": func(b *bench, l *Locker, last int64) {
+			b.text(b, "SET", b.lock.texts[0], "A", "PX", "60000")
+			confirm(b.T, l, b.key, "A", last)
+		},
+		"pass": func(b *bench, l *Locker, _ int64) {
+			b.hold("A")
+			b.wait("B", b.listen("inbox").inbox)
+			require.True(b, pass(b.T, l, b.key, "A", "B", 0))
+			require.Equal(b, "B", b.holder())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := fence(t, wrong, name)
+			b := benchOn(t, right, "", name)
+			counter := b.lock.texts[1]
+			if name != "confirm" {
+				copyKey(t, wrong, right, counter)
+			}
+			write(b, voter(t, right), first)
+			last := b.integer(t, "GET", counter)
+			require.GreaterOrEqual(t, last, first)
+			for idle, server := range later {
+				copyKey(t, right, server, counter)
+				require.GreaterOrEqual(t, fence(t, server, name), last+8, "fence %v later", idle)
+			}
+		})
+	}
+}
+
+// copyKey copies a key to a server with another clock. It expires at the same time there, by that clock.
+func copyKey(t *testing.T, from, to *redistest.Server, key string) {
+	t.Helper()
+	c, err := redis.Dial("tcp", from.Addr())
+	require.NoError(t, err)
+	defer c.Close()
+	w := &wireConn{redis: c}
+	expires := w.now(t)/1000 + w.integer(t, "PTTL", key)
+	_, err = to.Do("RESTORE", key, strconv.FormatInt(expires, 10), w.text(t, "DUMP", key), "ABSTTL")
+	require.NoError(t, err)
 }
 
 // Fences that follow each other quickly never lead the clock: if all data is lost, the first fence

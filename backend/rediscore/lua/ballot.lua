@@ -14,16 +14,11 @@
 local floor, time = 0
 
 -- mint returns the next fence of the slot: the floor, but at least the time and at most a second
--- more; or the last fence + 8 if that is larger. For the counter's TTL see fence.lua.
+-- more; or the last fence + 8 if that is larger.
 local function mint()
   time = time or now()
-  local last, ttl = tonumber(call('GET', KEYS[2]) or 0), 172800000
-  local fence = math.max(last + 8, math.min(math.max(floor, time), time + 1000000))
-  if fence == time then
-    ttl = 86400000 - math.floor(time % 10000 / 1000)
-  end
-  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
-  return fence
+  local last = tonumber(call('GET', KEYS[2]) or 0)
+  return count(math.max(last + 8, math.min(math.max(floor, time), time + 1000000)), time)
 end
 
 -- survey returns the last part of a reply: {age in microseconds, store, time, ...}. A script calls

@@ -8,32 +8,35 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
+-- count sets the fence counter of the slot, and returns it. The counter expires a day after the
+-- clock has reached it, so that no fence is made twice, however far ahead of the clock it is. More
+-- exactly, that is a day after the begin of the 10 ms in which it lies: its window. So its TTL is
+-- more than a day as long as the clock has not reached its window, and then shows how long ago the
+-- window began.
+local function count(fence, time)
+  local window = fence - fence % 10000
+  local ttl = 86400000 + math.ceil((window - time) / 1000)
+  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', math.max(ttl, 1))
+  return fence
+end
+
 -- mint returns the next fence of the slot: the last one + 8, or the time in microseconds if
 -- that is larger. Time has moved on even if the counter was lost with all data.
 --
--- The counter's TTL shows how long ago its window began, which is 10 ms long: a window begins
--- with a TTL of a day, at a multiple of 10 ms. Within it, the counter is raised by 8. Later, up to
--- 10 s, it is set to the begin of the present window: that is the begin of its last one, which
--- is the counter cut to 10 ms, and the time that has passed. So the counter keeps up with the
--- clock and never leads it, and the clock, which costs more, is read after pauses only. A counter
--- that leads, because the clock was set back, has a TTL of two days: the clock is read each time.
+-- Within its window, the counter is raised by 8. Later, up to 10 s, the time is that of its window
+-- and what has passed since. So the counter keeps up with the clock and never leads it, and the
+-- clock, which costs more, is read after pauses only. While a counter leads, because the clock was
+-- set back, the clock is read each time.
 local function mint()
   local passed = 86400000 - call('PTTL', KEYS[2])
   if passed >= 0 and passed < 10 then
     return call('INCRBY', KEYS[2], '8')
   end
-  local last, fence, ttl = tonumber(call('GET', KEYS[2]) or 0)
+  local last, time = tonumber(call('GET', KEYS[2]) or 0)
   if passed >= 10 and passed <= 10000 then
-    local rest = passed % 10
-    fence = math.max(last - last % 10000 + 1000 * (passed - rest), last + 8)
-    ttl = 86400000 - rest
+    time = last - last % 10000 + 1000 * passed
   else
-    fence = now()
-    ttl = 86400000 - math.floor(fence % 10000 / 1000)
+    time = now()
   end
-  if fence < last + 8 then
-    fence, ttl = last + 8, 172800000
-  end
-  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
-  return fence
+  return count(math.max(last + 8, time), time)
 end
