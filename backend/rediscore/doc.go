@@ -37,8 +37,8 @@
 //
 // While a lock is waited for, it has two more keys: prefix{tag}dlock1:queue: followed by the
 // key, and prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace,
-// the tag comes first here too. They are removed with the last waiter, or a minute after the
-// last check-in.
+// the tag comes first here too. They are removed with the last waiter, a minute after the last
+// check-in, or, if nobody has checked in for so long, ten seconds after the last waiter came.
 //
 // All programs must split the name of a lock into prefix and key at the same place. Prefix
 // "a:" with key "b:1" stores the same lock as prefix "a:b:" with key "1", and the two exclude
@@ -99,7 +99,9 @@
 // or whose inbox has no subscriber, counts as dead and is passed over. If it was alive after
 // all, it returns to its old place with its next check-in.
 //
-// While the lock is held, check-ins remove the waiters that have been silent for a minute. One call
+// While the lock is held, check-ins remove the waiters that have been silent for a minute. So does
+// each waiter that comes, up to two of them: the queue cannot grow while waiters die before their
+// first check-in. One call
 // of a script removes at most about 5,000 dead waiters, in 10 ms or less. If there are more, the
 // Locker repeats the call, and the server can serve others in between.
 //

@@ -242,15 +242,15 @@ func requireADay(t *testing.T, c *wireConn, key string) {
 // change a script, make sure that both versions work together, and then change its sum here.
 func TestScripts(t *testing.T) {
 	want := map[string]string{
-		"acquire": "9d736326c62271142bdcc17271b026f849ed6e85",
-		"enqueue": "5778008c3ce2c5e8be552662442bfd5255db3e22",
-		"checkin": "bcb990ff636bfe405ce042ca44b151f19ce01645",
+		"acquire": "ff943dde9982d367120924615bb1d61e7f2eb523",
+		"enqueue": "4509d4baba99a4e3b9ccfb3b451405cd2574bcdc",
+		"checkin": "0a5bde9993418c4e05e3cd68eb605f26ba76931b",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "853e599e2a34e7ea85024ee10a56bd3d84890f47",
+		"release": "4e01944cdd56eac3b9fcb1e6d1ea9479f70bff06",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "177144facaee71bef9ec9c8b2c210270e3690fc6", "enlist": "aa4098c7e001486854245bc904d31f2cfad9d372", "attend": "23c94f63e16844c92d751ad8717513070bfe5e17", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "eccc1c5401422d116d7fe026fc64475320ecf542",
+		"vote":    "b94a4547fa8df1cd64536e3690cf51039eb97b5f", "enlist": "7f4bace8b9198033731a7372aafb16aa176b5892", "attend": "3cd0733b89f822663bcfd4bd4bc672c5dce0f392", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "98d36a502cec71bdd19a9cae060299db838489a5",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,

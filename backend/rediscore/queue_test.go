@@ -129,10 +129,12 @@ func (b *bench) queue() []string {
 	return tokens
 }
 
+// waiters returns the records of the waiters and of the last handover.
 func (b *bench) waiters() map[string]string {
 	b.Helper()
 	fields, err := redis.StringMap(b.redis.Do("HGETALL", b.lock.texts[3]))
 	require.NoError(b, err)
+	delete(fields, "pulse")
 	return fields
 }
 
@@ -234,6 +236,9 @@ func TestStoredQueue(t *testing.T) {
 		require.Equal(t, want, rest)
 	}
 	require.Len(t, waiters, 2)
+	seen, _, _ := strings.Cut(waiters[":handover"], " ")
+	since, _, _ := strings.Cut(waiters[":"+odd], " ")
+	require.Equal(t, seen+" "+since, b.text(t, "HGET", b.lock.texts[3], "pulse"))
 
 	before = b.now(t)
 	require.EqualValues(t, 1, b.release("H"))
@@ -609,7 +614,7 @@ func TestCheckInChangesNothing(t *testing.T) {
 	require.Greater(t, now[":B"], aged)
 	require.True(t, strings.HasSuffix(now[":B"], " 60000 panother"), now[":B"])
 	delete(now, ":B")
-	require.ElementsMatch(t, []string{"handover", "pulse"}, slices.Collect(maps.Keys(now)))
+	require.Equal(t, []string{"handover"}, slices.Collect(maps.Keys(now)))
 	b.integer(t, "PEXPIRE", b.lock.texts[1], dayInMS)
 }
 
@@ -888,20 +893,26 @@ func TestQueueExpires(t *testing.T) {
 	b := newBench(t, "", "k")
 	b.hold("H")
 	beside := b.lock.texts[2:4]
-	for name, call := range map[string]func(){
-		"enqueue":  func() { b.enqueue("A", "") },
-		"check-in": func() { b.checkIn("A", "") },
-	} {
-		b.enqueue("A", "")
-		for _, key := range beside {
-			b.integer(t, "PEXPIRE", key, 10_000)
-		}
-		call()
+	requireRest := func(call string, least, most int64) {
+		t.Helper()
 		for _, key := range beside {
 			rest := b.integer(t, "PTTL", key)
-			require.True(t, 50_000 < rest && rest <= 60_000, "PTTL of %q after %s: %d", key, name, rest)
+			require.True(t, least < rest && rest <= most, "PTTL of %q after %s: %d", key, call, rest)
 		}
 	}
+	b.enqueue("A", "")
+	requireRest("an enqueue", 5_000, 10_000)
+	b.checkIn("A", "")
+	requireRest("a check-in", 50_000, 60_000)
+	b.enqueue("B", "")
+	requireRest("an enqueue after it", 50_000, 60_000)
+	for _, key := range beside {
+		b.integer(t, "PEXPIRE", key, 2_000)
+	}
+	b.enqueue("B", "")
+	requireRest("an enqueue", 5_000, 10_000)
+	b.checkIn("A", "")
+	requireRest("a check-in", 50_000, 60_000)
 	for _, key := range beside { // evicted, or expired too early
 		b.integer(t, "DEL", key)
 		require.EqualValues(t, answerUnknown, b.answerOf(b.checkIn("A", "")))

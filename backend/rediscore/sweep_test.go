@@ -222,11 +222,61 @@ func TestDeadWaitersOfAHeldLock(t *testing.T) {
 				}
 			}
 			require.Equal(t, []string{"A", "B"}, b.queue())
-			require.Len(t, b.waiters(), 3)
+			require.Len(t, b.waiters(), 2)
 			require.Equal(t, "H", b.holder())
 			calls := b.commands(func() { b.checkIn("A", ear.inbox) })
 			require.LessOrEqual(t, sum(calls), 9, "commands of a check-in that finds no dead: %v", calls)
 		})
+	}
+}
+
+// pass makes it seem that time has passed for the waiters.
+func (b *bench) pass(d time.Duration) {
+	b.Helper()
+	b.integer(b, "EVAL", `
+		local all = redis.call('HGETALL', KEYS[1])
+		for i = 1, #all, 2 do
+			local aged = all[i + 1]:gsub('%d%d%d%d%d%d%d%d%d%d+', function(time)
+				return string.format('%.0f', time - ARGV[1])
+			end)
+			redis.call('HSET', KEYS[1], all[i], aged)
+		end
+		for _, key in ipairs(KEYS) do
+			redis.call('PEXPIRE', key, redis.call('PTTL', key) - ARGV[1] / 1000)
+		end
+		return #all`, 2, b.lock.texts[3], b.lock.texts[2], d.Microseconds())
+}
+
+// Waiters come and die at once, and none lives to check in. However often they come, the queue has no
+// more of them than come in a minute.
+func TestWaitersThatDieAtOnce(t *testing.T) {
+	t.Parallel()
+	for every, most := range map[time.Duration]int{
+		500 * time.Millisecond: 123, 3 * time.Second: 22, 9 * time.Second: 8, 11 * time.Second: 1, 50 * time.Second: 1,
+	} {
+		b := newBench(t, "", "k")
+		b.hold("H")
+		for n := range 200 {
+			b.enqueue(fmt.Sprint("t", n), "")
+			require.LessOrEqual(t, b.waiting(), most, "waiters after %d that come every %v", n+1, every)
+			require.Equal(t, fmt.Sprint("t", n), b.queue()[b.waiting()-1])
+			require.Len(t, b.waiters(), b.waiting())
+			b.pass(every)
+		}
+	}
+}
+
+// An enqueue looks at the first two waiters, however many are dead.
+func TestEnqueueRemovesTwo(t *testing.T) {
+	b := newBench(t, "", "k")
+	b.hold("H")
+	b.crowd(2000, "dead", "pnobody", 61*time.Second)
+	b.pulse(0, 2*time.Minute)
+	for n := range 5 {
+		calls := b.commands(func() { b.enqueue(fmt.Sprint("t", n), "") })
+		require.Equal(t, 2000-n-1, b.waiting())
+		delete(calls, "zcard")
+		require.LessOrEqual(t, sum(calls), 20, "commands of an enqueue: %v", calls)
 	}
 }
 
@@ -262,6 +312,19 @@ func TestTheLivingAreNotSwept(t *testing.T) {
 				want = 1
 			}
 			require.Equal(t, want, b.waiting())
+
+			b = b.of("enqueues")
+			b.hold("H")
+			b.crowd(3, "before", ear.inbox, c.silent)
+			b.pulse(c.ago, c.lasted)
+			for n := range 3 {
+				b.wait(fmt.Sprint("A", n), ear.inbox)
+			}
+			want = 6
+			if c.swept {
+				want = 3
+			}
+			require.Equal(t, want, b.waiting(), "after enqueues")
 		})
 	}
 	t.Run("no pulse", func(t *testing.T) {

@@ -46,7 +46,8 @@ type pair struct {
 	tickets [2][maxTokens]string // the last of each token: in the model, and really
 	scripts map[script]string
 
-	patience int // how often the holder renews and one waiter checks in while time passes
+	patience int    // how often the holder renews and one waiter calls while time passes
+	patient  script // that this waiter calls
 }
 
 func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
@@ -55,6 +56,7 @@ func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
 	p.world = world{c: base("", 2).with(wipe, 1), plain: true} // so that tickets are never the same
 	p.world.c.Silent, p.world.c.Sweep = 3, int(seed%2)
 	p.patience = []int{0, 14, 15, 16}[seed/2%4]
+	p.patient = []script{checkInScript, enqueueScript}[seed/8%2]
 	p.world.State, _ = p.world.c.start()
 	p.inboxes = make([]*redis.PubSub, 2)
 	for i := range p.inboxes {
@@ -134,7 +136,7 @@ func (p *pair) step() (text, want, got string) {
 		text, want, got = p.call(Call{Script: renewScript, Token: p.world.Server.Holder}, 3)
 		p.world.Server.pass(p.world.c)
 		p.tick()
-		more, want2, got2 := p.call(Call{Script: checkInScript, Token: queue[p.patience%len(queue)], Inbox: true}, 3)
+		more, want2, got2 := p.call(Call{Script: p.patient, Token: queue[p.patience%len(queue)], Inbox: true}, 3)
 		text, want, got = text+", tick, "+more, want+want2, got+got2
 	default:
 		text, want, got = p.call(Call{

@@ -57,6 +57,9 @@ func (w *world) enqueue(call *Call) {
 		return
 	}
 	w.takeIn(call)
+	if queue := w.queue(); w.steady() {
+		w.sweep(queue[:min(2, len(queue))])
+	}
 }
 
 func (w *world) takeIn(call *Call) {
@@ -101,36 +104,43 @@ func (w *world) checkIn(call *Call) {
 		return
 	}
 	w.takeIn(call)
-	w.sweep(call.Token)
+	if w.steady() {
+		w.sweepAround(call.Token)
+	}
 }
 
-// sweep is sweep.lua: it removes the silent on each side of a waiter whose neighbour is silent.
-func (w *world) sweep(t token) {
-	s := &w.Server
-	if w.c.Silent == 0 {
-		return
-	}
-	s.Fresh = pause
-	if int(s.Steady) < w.c.Silent {
-		return
-	}
+// sweepAround and sweep are sweep.lua. A check-in removes the silent on each side of a waiter whose
+// neighbour is silent, and an enqueue those among the first two.
+func (w *world) sweepAround(t token) {
 	queue := w.queue()
 	own := slices.Index(queue, t)
-	w.sweepFrom(queue[own+1:])
-	slices.Reverse(queue[:own])
-	w.sweepFrom(queue[:own])
+	before, after := queue[:own], queue[own+1:]
+	if own > 0 && w.silent(queue[own-1]) {
+		w.sweep(before)
+	}
+	if len(after) > 0 && w.silent(after[0]) {
+		w.sweep(after)
+	}
 }
 
-func (w *world) sweepFrom(neighbours []token) {
-	silent := func(t token) bool { return int(w.entry(t).Seen) >= w.c.Silent }
-	if len(neighbours) == 0 || !silent(neighbours[0]) {
-		return
-	}
-	for _, t := range neighbours {
-		if silent(t) {
+func (w *world) sweep(tokens []token) {
+	for _, t := range tokens {
+		if w.silent(t) {
 			*w.entry(t) = Entry{}
 		}
 	}
+}
+
+func (w *world) silent(t token) bool { return int(w.entry(t).Seen) >= w.c.Silent }
+
+// steady notes that a waiter has called, and reports whether such calls have come for so long that
+// the silent are dead.
+func (w *world) steady() bool {
+	if w.c.Silent == 0 {
+		return false
+	}
+	w.Server.Fresh = pause
+	return int(w.Server.Steady) >= w.c.Silent
 }
 
 // renew is renew.lua.
@@ -248,7 +258,7 @@ func (w *world) mint() uint8 {
 	return s.Counter
 }
 
-// pause is after how many ticks without a check-in nobody is swept.
+// pause is after how many ticks without an enqueue or a check-in nobody is swept.
 const pause = 2
 
 // mintTicket draws a ticket. Only the order of tickets matters, so that they are kept

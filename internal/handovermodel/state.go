@@ -43,7 +43,7 @@ type Server struct {
 	Fence uint8
 	Age   uint8
 
-	Fresh  uint8 // how long the last check-in still shows that they come
+	Fresh  uint8 // how long the last enqueue or check-in still shows that they come
 	Steady uint8 // for how long they have come
 }
 

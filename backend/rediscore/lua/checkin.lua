@@ -48,7 +48,7 @@ if not ttl then
   return {3}
 end
 local since = steady(waiters[2], time)
-note(token, time, ttl, ARGV[2], known, 'pulse', string.format('%.0f %.0f', time, since))
+note(token, time, ttl, ARGV[2], known, since, 60000)
 call('PEXPIRE', KEYS[3], 60000)
 if time - since > silence then
   if after and silent(waiters[4], time) then

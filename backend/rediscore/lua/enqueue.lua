@@ -1,5 +1,5 @@
 -- Grants the lock to a token as acquire.lua does. Otherwise puts the token into the queue,
--- unless it is there already.
+-- unless it is there already, and removes up to two dead waiters (see sweep.lua).
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
@@ -13,6 +13,7 @@
 
 --include fence.lua
 --include queue.lua
+--include sweep.lua
 
 local token, ttl = ARGV[1], ARGV[2]
 local holder = call('GET', KEYS[1]) or served(token)
@@ -26,9 +27,14 @@ end
 local time = now()
 local ticket = call('ZSCORE', KEYS[3], token)
 local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', mint())
-note(token, time, ttl, ARGV[3])
+local since = steady(call('HMGET', KEYS[4], 'pulse')[1], time)
+local rest = math.max(call('PTTL', KEYS[4]), pause / 1000)
+note(token, time, ttl, ARGV[3], nil, since, rest)
 if not ticket then
   call('ZADD', KEYS[3], place, token)
 end
-call('PEXPIRE', KEYS[3], 60000)
+call('PEXPIRE', KEYS[3], rest)
+if time - since > silence then
+  sweep(0, 1, time)
+end
 return {1, tonumber(place), call('ZRANK', KEYS[3], token), time, holder, call('PTTL', KEYS[1])}

@@ -5,7 +5,7 @@
 -- KEYS[2]  the fence counter of the lock's slot
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
 -- KEYS[4]  the waiters: a hash with a field for each token in the queue, one for the last
---          handover, and one for sweep.lua. It expires with the queue.
+--          handover, and one for sweep.lua. It expires with the queue, or later.
 --
 -- The field of a waiter is a colon and its token. The value is "seen ttl inbox": the time of
 -- its last check-in in microseconds, the TTL that it wants in ms, and the channel for its
@@ -46,14 +46,16 @@ local function publish(try, inbox, message)
   try(command, inbox:sub(2), message)
 end
 
--- note records a waiter, and other fields. If its inbox is new, note first publishes to a channel
--- without subscribers, so that a user without the right to publish gets the error now.
-local function note(token, time, ttl, inbox, known, ...)
+-- note records a waiter, and since when the calls of waiters have come without a pause (see
+-- sweep.lua). The records expire after rest ms. If its inbox is new, note first publishes to a
+-- channel without subscribers, so that a user without the right to publish gets the error now.
+local function note(token, time, ttl, inbox, known, since, rest)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
-  call('HSET', KEYS[4], ':' .. token, string.format('%.0f ', time) .. ttl .. ' ' .. inbox, ...)
-  call('PEXPIRE', KEYS[4], 60000)
+  call('HSET', KEYS[4], ':' .. token, string.format('%.0f ', time) .. ttl .. ' ' .. inbox,
+    'pulse', string.format('%.0f %.0f', time, since))
+  call('PEXPIRE', KEYS[4], rest)
 end
 
 -- records returns the fields of waiters, and their values.
