@@ -70,6 +70,29 @@ func TestTokenWaitsForAnotherKey(t *testing.T) {
 	})
 }
 
+// A token holds the lock that it has waited for, and is released for another key. A late message of
+// the grant is no reason to release the lock.
+func TestTokenIsReleasedForAnotherKey(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+		var released []string
+		f.eval = func(_ context.Context, call Call) (any, error) {
+			if call.Script == releaseScript {
+				released = append(released, call.Keys()[0])
+				return int64(0), nil
+			}
+			return []any{int64(answerGranted), int64(88)}, nil
+		}
+		w := begin(t, l, "first", "t")
+		require.True(t, w.isDone())
+		require.True(t, w.attempt.Acquired)
+		_, err := l.Release(t.Context(), "second", "t")
+		require.NoError(t, err)
+		f.grant(88, "t")
+		synctest.Wait()
+		require.Equal(t, []string{"second"}, released)
+	})
+}
+
 // An inbox stays open while messages come for those who have gone away: the grants of
 // many who went together come one after the other.
 func TestInboxLingersForTheGone(t *testing.T) {

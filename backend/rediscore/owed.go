@@ -22,7 +22,7 @@ type record struct {
 	again    bool // one of them may have missed a grant: another follows if it found nothing
 
 	answered  <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
-	givenBack chan struct{}   // closed when the releases in the background are over; nil if there is none
+	givenBack <-chan struct{} // closed when the releases in the background are over; nil if there is none
 	unsure    bool            // one of these got no answer, and may still reach the server
 }
 
@@ -36,12 +36,14 @@ const (
 )
 
 func (p *post) rememberLocked(key, token string, w *waiter) {
-	if r := p.tokens[token]; r != nil {
-		r.key, r.waiter, r.use = key, w, inUse
+	if r := p.ofLocked(key, token); r != nil {
+		r.waiter, r.use = w, inUse
 		return
 	}
+	if p.tokens[token] == nil {
+		p.order = append(p.order, token)
+	}
 	p.tokens[token] = &record{key: key, waiter: w}
-	p.order = append(p.order, token)
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
@@ -64,27 +66,36 @@ func (r *record) forgetWaiterLocked(granted bool) {
 	}
 }
 
+// ofLocked returns what is known of a token that has waited for key, or nil. The same token may be
+// used for other keys, about which the record says nothing.
+func (p *post) ofLocked(key, token string) *record {
+	if r := p.tokens[token]; r != nil && r.key == key {
+		return r
+	}
+	return nil
+}
+
 // releasing notes that a token is about to be released; released must follow.
-func (p *post) releasing(token string) {
+func (p *post) releasing(key, token string) {
 	if !p.used.Load() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil {
+	if r := p.ofLocked(key, token); r != nil {
 		r.releases++
 	}
 }
 
 // released notes that a token is used no more, and whether a release has ended its lease. If it
 // has not, and there may be one again, the release is repeated.
-func (p *post) released(token string, held bool) {
+func (p *post) released(key, token string, held bool) {
 	if !p.used.Load() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.tokens[token]
+	r := p.ofLocked(key, token)
 	if r == nil {
 		return
 	}
@@ -96,21 +107,8 @@ func (p *post) released(token string, held bool) {
 	if r.releases == 0 && r.again {
 		r.again = false
 		if !held {
-			p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))
+			p.startLocked(p.giveBackLocked(context.Background(), r, key, token))
 		}
-	}
-}
-
-// reuse notes that a token is used again, by an attempt: what is heard of it from now on is no
-// reason to release it.
-func (p *post) reuse(token string) {
-	if !p.used.Load() {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil && r.waiter == nil {
-		r.use, r.again = inUse, false
 	}
 }
 
@@ -127,13 +125,13 @@ func (p *post) outlived(token string, w *waiter, answered <-chan struct{}) {
 // settle waits for the answer to a call that has outlived its wait, as long as ctx lasts. It
 // reports whether there may be a grant again since the token was released, which the caller has
 // to release then.
-func (p *post) settle(ctx context.Context, token string) bool {
+func (p *post) settle(ctx context.Context, key, token string) bool {
 	if !p.used.Load() {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.tokens[token]
+	r := p.ofLocked(key, token)
 	if r == nil {
 		return false
 	}
@@ -156,7 +154,7 @@ func (p *post) settle(ctx context.Context, token string) bool {
 func (p *post) late(ctx context.Context, key, token string, answered <-chan struct{}) (giveBack func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.tokens[token]
+	r := p.ofLocked(key, token)
 	if r == nil {
 		return func() {}
 	}
@@ -203,23 +201,24 @@ func (p *post) giveBackLocked(ctx context.Context, r *record, key, token string)
 	}
 }
 
-// reuseSettled is reuse for a vote. It first waits until no call of an earlier wait and no release
-// in the background is in flight: a late one would end the new lease.
-func (p *post) reuseSettled(ctx context.Context, token string) error {
+// reuse notes that a token is used again: what is heard of it from now on is no reason to release it.
+// Before that, it waits until no release of the token in the background is in flight, which would
+// end the new lease, and, for a vote, no call of an earlier wait.
+func (p *post) reuse(ctx context.Context, key, token string, vote bool) error {
 	if !p.used.Load() {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for r := p.tokens[token]; r != nil; r = p.tokens[token] {
-		busy := r.answered
-		if r.givenBack != nil {
-			busy = r.givenBack
-		}
+	for r := p.ofLocked(key, token); r != nil; r = p.ofLocked(key, token) {
+		busy := r.givenBack
 		switch {
 		case r.unsure:
-			return errUnsettled
-		case busy == nil:
+			return mark(errUnsettled)
+		case busy != nil:
+		case vote && r.answered != nil:
+			busy = r.answered
+		default:
 			if r.waiter == nil {
 				r.use, r.again = inUse, false
 			}
@@ -236,7 +235,7 @@ func (p *post) reuseSettled(ctx context.Context, token string) error {
 		}
 		p.mu.Lock()
 		if err != nil {
-			return err
+			return mark(err)
 		}
 	}
 	return nil

@@ -203,12 +203,16 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [dlock.Locker] in one round trip.
+// TryAcquire implements [dlock.Locker] in one round trip. After a wait of token for key, it first
+// waits until no release of token in the background is in flight. If one of these got no answer, it
+// fails: the caller uses another token.
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
 	}
-	l.post.reuse(token)
+	if err := l.post.reuse(ctx, key, token, false); err != nil {
+		return dlock.Attempt{}, err
+	}
 	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
 	if moving(err) {
 		hold, failure := l.holder(ctx, key)
@@ -251,13 +255,13 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 // end is Release with a script and its arguments, of which the token is the first.
 func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...string) (bool, error) {
 	args = append([]string{token}, args...)
-	l.post.releasing(token)
+	l.post.releasing(key, token)
 	ok, err := l.release(ctx, s, key, args)
-	if err == nil && !ok && l.post.settle(ctx, token) {
+	if err == nil && !ok && l.post.settle(ctx, key, token) {
 		ok, err = l.release(ctx, s, key, args)
 		err = unmark(err) // the first had an effect
 	}
-	l.post.released(token, ok)
+	l.post.released(key, token, ok)
 	return ok, err
 }
 

@@ -248,6 +248,70 @@ func TestTokenIsUsedAgain(t *testing.T) {
 	}
 }
 
+// The message of a grant comes after the release of its token, so the token is released once more in
+// the background. A later acquisition of the same token waits for that: it would end the new lease.
+func TestTokenIsUsedDuringItsRelease(t *testing.T) {
+	t.Parallel()
+	for name, acquire := range map[string]func(ctx context.Context, l *Locker) (dlock.Attempt, error){
+		"TryAcquire": func(ctx context.Context, l *Locker) (dlock.Attempt, error) {
+			return l.TryAcquire(ctx, "k", "A", time.Minute)
+		},
+		"Acquire": func(ctx context.Context, l *Locker) (dlock.Attempt, error) {
+			return l.Acquire(ctx, "k", "A", time.Minute)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			a, stage := s.enter()
+			release := func(lost bool) {
+				stage.silence(true)
+				w := s.acquire(a, "A").listening()
+				s.release(s.holder())
+				message := stage.message()
+				w.cancel()
+				w.ended()
+				held, err := a.Release(t.Context(), s.key, "A")
+				require.NoError(t, err)
+				require.True(t, held)
+				giveBack := stage.intercept(releaseScript)
+				message()
+				giveBack.await()
+
+				done := make(chan error, 1)
+				go func() {
+					attempt, err := acquire(t.Context(), a)
+					if err == nil && !attempt.Acquired {
+						err = errLost
+					}
+					done <- err
+				}()
+				time.Sleep(10 * time.Millisecond)
+				if lost {
+					hasty, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+					defer cancel()
+					_, err := acquire(hasty, a)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.True(t, dlock.NoEffect(err))
+					giveBack.lose()
+					err = <-done
+					require.ErrorIs(t, err, errUnsettled)
+					require.True(t, dlock.NoEffect(err))
+					return
+				}
+				giveBack.answer(giveBack.execute())
+				require.NoError(t, <-done)
+				require.Equal(t, "A", s.holder(), "after the release in the background")
+			}
+			release(false)
+			s.release("A")
+			s.hold("H")
+			release(true)
+			s.requireClean(a)
+		})
+	}
+}
+
 // A waiter that has lost its place takes it again with its old ticket. An unanswered enqueue that a
 // check-in and another enqueue overtake does no harm, whenever it arrives.
 func TestCheckInOvertakesEnqueue(t *testing.T) {

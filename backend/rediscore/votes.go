@@ -18,8 +18,8 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Ballot{}, err
 	}
-	if err := l.post.reuseSettled(ctx, token); err != nil {
-		return dlock.Ballot{}, mark(err)
+	if err := l.post.reuse(ctx, key, token, true); err != nil {
+		return dlock.Ballot{}, err
 	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
 	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
@@ -81,8 +81,8 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 	if l.unqueued {
 		return dlock.Ballot{}, mark(errors.ErrUnsupported)
 	}
-	if err := l.post.reuseSettled(ctx, token); err != nil {
-		return dlock.Ballot{}, mark(err)
+	if err := l.post.reuse(ctx, key, token, true); err != nil {
+		return dlock.Ballot{}, err
 	}
 	w := &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,

@@ -41,13 +41,17 @@ const maxPassedOver = 2
 // hands the lock to it and sends the waiter a message. Because the message can be lost, the
 // waiter also checks in with the server about every two seconds, and when the holder's lease
 // ends. If the token is released through the same Locker during the wait, the wait ends with
-// [dlock.ErrReleased], or is never granted the lock.
+// [dlock.ErrReleased], or is never granted the lock. A token that has waited before is settled
+// first, as by TryAcquire.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
 	}
 	if l.unqueued {
 		return dlock.Attempt{}, mark(errors.ErrUnsupported)
+	}
+	if err := l.post.reuse(ctx, key, token, false); err != nil {
+		return dlock.Attempt{}, err
 	}
 	w := &wait{locker: l, ctx: ctx, key: key, token: token, ttl: ttl}
 	return w.do()
