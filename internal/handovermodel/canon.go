@@ -10,7 +10,7 @@ import (
 // tokens that nothing refers to.
 func (w *world) canonical() {
 	for i := range w.Clients {
-		if a := &w.Clients[i].Away; a.Rest == 0 && a.Token != w.Server.Holder && a.Token != w.Replica.Holder {
+		if a := &w.Clients[i].Away; a.Rest == 0 && a.Token != w.Server.Holder && a.Token != w.Replica.Holder && a.Token != w.Former.Holder {
 			*a = Away{}
 		}
 	}
@@ -52,6 +52,7 @@ func (c *Call) trim() {
 	if c.Answer != answerWaits {
 		c.Term = 0
 	}
+	c.Former = c.Former && c.counts()
 	if c.Script == releaseScript {
 		c.Age, c.Delay = 0, 0
 	}
@@ -86,6 +87,9 @@ func (c Call) key() uint64 {
 	if c.Copied {
 		k |= 1 << 10
 	}
+	if c.Former {
+		k |= 1 << 11
+	}
 	k |= uint64(c.Term) << 4
 	return k
 }
@@ -106,8 +110,10 @@ func (m Message) key() uint32 {
 func (w *world) used() (used [maxTokens + 1]bool) {
 	used[w.Server.Holder] = true
 	used[w.Replica.Holder] = true
+	used[w.Former.Holder] = true
+	used[w.Written.Token] = true
 	for i := range w.Tokens {
-		if w.Server.Queue[i].Ticket != 0 || w.Replica.Queue[i].Ticket != 0 || w.Tokens[i].Owed != nothingOwed {
+		if w.Server.Queue[i].Ticket != 0 || w.Replica.Queue[i].Ticket != 0 || w.Former.Queue[i].Ticket != 0 || w.Passed&(1<<i) != 0 || w.Tokens[i].Owed != nothingOwed {
 			used[i+1] = true
 		}
 	}
@@ -133,6 +139,7 @@ func (w *world) forgetUnused() {
 	}
 	w.Server.forgetUnused(used)
 	w.Replica.forgetUnused(used)
+	w.Former.forgetUnused(used)
 }
 
 func (s *Server) forgetUnused(used [maxTokens + 1]bool) {

@@ -184,11 +184,30 @@ func (w *world) hold(c int, rest int, fence uint8) {
 	cl := &w.Clients[c]
 	cl.Phase, cl.Rest, cl.Fence = holding, uint8(rest), fence
 	if fence > w.Lost || w.c.Replicated {
-		if fence <= w.Certain {
-			w.breaks(P2, "a lease begins under a fence that is not above that of one before")
+		switch {
+		case fence < w.Certain:
+			w.breaks(P2, "a lease begins under a fence that is below that of one before")
+		case fence == w.Certain:
+			w.breaks(P2, "a lease begins under the fence of one before")
 		}
 		w.Certain = max(w.Certain, fence)
 	}
+}
+
+// write lets the holder of a lease write to a resource, which takes the write if the fence is above
+// that of the last, or if both are of the same lease.
+func (w *world) write(cl *Client) {
+	last := w.Written
+	if cl.Fence < last.Fence || cl.Fence == last.Fence && cl.Token != last.Token && !w.c.without(leaseIsCompared) {
+		return
+	}
+	if w.Passed&(1<<(cl.Token-1)) != 0 {
+		w.breaks(P5, "a resource takes a write of a lease after that of another")
+	}
+	if last.Token != 0 && last.Token != cl.Token {
+		w.Passed |= 1 << (last.Token - 1)
+	}
+	w.Written = Away{Token: cl.Token, Fence: cl.Fence}
 }
 
 func (w *world) breaks(p Properties, why string) {

@@ -22,6 +22,7 @@ type Config struct {
 	OpensLate    bool // the inboxes are opened only after the start
 	NoRenew      bool // nobody renews
 	Replicated   bool // grants and renewals count when the replica has them
+	Resource     bool // who holds the lock writes to a resource that compares fences
 	Prompt       bool // a call that is more than a TTL old is never delivered
 
 	Begin []string // the events with which every history begins: their texts
@@ -47,12 +48,13 @@ const (
 	P2                            // fences rise in the order of certain holds
 	P3                            // while a client is certain, the store holds its token
 	P4                            // once faults stop, all are served and nothing stays behind
+	P5                            // a resource takes no write of a lease after one of another that came between
 	safety = P1 | P2 | P3
 	all    = safety | P4
 )
 
 func (p Properties) String() string {
-	for i, name := range []string{"P1", "P2", "P3", "P4"} {
+	for i, name := range []string{"P1", "P2", "P3", "P4", "P5"} {
 		if p == 1<<i {
 			return name
 		}
@@ -69,7 +71,7 @@ func base(name string, clients int) *Config {
 	}
 }
 
-func (c *Config) timed() bool { return c.Faults[wipe]+c.Faults[failover] > 0 }
+func (c *Config) timed() bool { return c.Faults[wipe]+c.Faults[failover]+c.Faults[split] > 0 }
 
 // client returns whose a token is.
 func (c *Config) client(t token) int { return (int(t) - 1) / c.Tokens }

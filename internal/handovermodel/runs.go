@@ -29,6 +29,7 @@ const (
 	replicasHaveIt        = 27 // with replicas, a grant or a renewal counts when they have it
 	hintForReplicas       = 28 // with replicas, the message of a handover is only a hint
 	oldIsAHint            = 29 // a message that is older than the last answer is only a hint
+	leaseIsCompared       = 30 // a resource compares the leases if the fences are equal
 )
 
 // small are the configurations that hold, and take seconds together.
@@ -51,6 +52,8 @@ func small() []*Config {
 		base("two, all data lost", 2).with(delay, 1, wipe, 1).until(5).quick(),
 		base("two, failover", 2).with(delay, 1, failover, 1).until(3).quick().skewed().after(bGranted[:7]),
 		base("two, failover, replicated", 2).with(failover, 1).until(3).quick().skewed().replicated().after(aHoldsCopied),
+		base("two, two masters, replicated", 2).only(safety).with(split, 1).until(1).quick().replicated().after(aHoldsCopied),
+		base("two, two masters, a resource", 2).only(P5).with(split, 1).until(1).quick().resource().after(aHoldsSplit),
 	}
 }
 
@@ -81,6 +84,8 @@ func large() []*Config {
 		base("two, failover, replicated", 2).with(failover, 1).until(4).quick().skewed().replicated(),
 		base("two, failover, replicated, delay", 2).with(delay, 1, failover, 1).until(3).quick().skewed().replicated(),
 		base("two, failover, replicated, renewals", 2).with(failover, 1).until(4).skewed().replicated(),
+		base("two, two masters, replicated", 2).only(safety).with(split, 2).until(3).quick().replicated().after(aHoldsCopied),
+		base("two, two masters, a resource", 2).only(P5).with(split, 2).until(2).quick().resource(),
 		base("two, a call without an answer, more delay", 2).with(delay, 2, timeout, 1),
 		base("two, A twice, any call arbitrarily late", 2).with(delay, 1, timeout, 1).again().quick().late(),
 		base("two, a call without an answer, a cancellation", 2).with(delay, 1, timeout, 1, cancel, 1).quick(),
@@ -98,6 +103,7 @@ type Break struct {
 var (
 	aHolds       = []string{"A begins", "server: try A1", "A reads the answer to try A1"}
 	aHoldsCopied = slices.Insert(slices.Clone(aHolds), 2, "the replica catches up")
+	aHoldsSplit  = append(slices.Clone(aHolds), "the replica becomes the server, and the former one goes on")
 	bWaits       = []string{"B begins", "server: try B1", "B reads the answer to try B1", "server: enqueue B1"}
 	aWaits       = []string{"A begins", "server: try A2", "A reads the answer to try A2", "server: enqueue A2"}
 	aHands       = []string{"A releases", "server: release A1"}
@@ -135,6 +141,9 @@ func breaks() []Break {
 		{replicasHaveIt, base("a replica without the grant becomes the server", 2).only(P1).with(failover, 1).until(4).quick().replicated()},
 		{hintForReplicas, base("a replica without the handover becomes the server", 2).only(P3).with(failover, 1).until(4).quick().replicated()},
 		{oldIsAHint, base("a late grant is renewed", 2).only(P2).with(delay, 3).again().quick().lacks(lateIsTriedAgain).after(aGranted)},
+		{replicasHaveIt, base("two masters grant the lock", 2).only(P1).with(split, 1).until(1).quick().replicated()},
+		{replicasHaveIt, base("two masters make the same fence", 2).only(P2).with(split, 1).until(1).quick().replicated()},
+		{leaseIsCompared, base("a resource compares only fences", 2).only(P5).with(split, 1).until(1).quick().resource()},
 		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }
@@ -154,6 +163,7 @@ func (c *Config) unsubscribed(n int) *Config    { c.Unsubscribed = n; return c }
 func (c *Config) quick() *Config                { c.NoRenew = true; return c }
 func (c *Config) sweeping() *Config             { c.Silent, c.Sweep = 2, 1; return c }
 func (c *Config) replicated() *Config           { c.Replicated = true; return c }
+func (c *Config) resource() *Config             { c.Resource = true; return c }
 func (c *Config) late() *Config                 { c.Prompt, c.Check = false, safety; return c }
 func (c *Config) again() *Config                { c.Acquire[0] = 2; return c }
 func (c *Config) until(tick int) *Config        { c.LastTick = tick; return c }

@@ -10,6 +10,7 @@ type world struct {
 	why    string
 	full   bool    // there was no room for something
 	plain  bool    // numbers are left as they are
+	former bool    // Server is the former one: no inbox listens to it
 	after  []event // what follows without faults, if that breaks P4
 }
 
@@ -209,7 +210,7 @@ func (w *world) serve(caller token) (holder token, is outcome) {
 			return 0, reserved
 		}
 		*w.entry(t) = Entry{}
-		alive := e.Inbox && int(e.Seen) < w.c.Seen && w.Clients[w.c.client(t)].Sub
+		alive := e.Inbox && !w.former && int(e.Seen) < w.c.Seen && w.Clients[w.c.client(t)].Sub
 		if t != caller && !alive {
 			continue
 		}

@@ -18,7 +18,8 @@ type token = uint8
 // a state can be hashed as it lies in memory.
 type State struct {
 	Server  Server
-	Replica Server // only if there is a failover to come
+	Replica Server // only if there is a failover or a split to come
+	Former  Server // only after a split: it goes on
 	Clients [maxClients]Client
 	Tokens  [maxTokens]Token
 	Calls   [maxCalls]Call // sorted
@@ -29,6 +30,10 @@ type State struct {
 	Lost    uint8 // the fence counter when the server lost data; 0 if it has not
 	Time    uint8 // of the server; only if it may lose data
 	Term    uint8 // how many failovers there were: the clocks of two servers differ
+
+	Split   bool  // there are two servers
+	Written Away  // the last write that the resource has taken: its token and fence
+	Passed  uint8 // tokens, as bits, of which it has taken writes before that
 }
 
 // A Server is what the scripts read and write.
@@ -129,6 +134,7 @@ type Call struct {
 	Term    uint8
 	Stale   bool // the inbox has changed since it was sent
 	Copied  bool // the replica has what it wrote; kept only of an answer that counts then
+	Former  bool // the former server has executed it
 }
 
 type script uint8
@@ -184,5 +190,6 @@ const (
 	failover                 // the replica becomes the server
 	dropRelease              // a client that owes too many releases drops one
 	turn                     // a lease is passed on to the next in the line of its process
+	split                    // the former server executes a call, after the replica became the server
 	numFaults
 )

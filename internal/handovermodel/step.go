@@ -37,6 +37,9 @@ const (
 	fails
 	dropsRelease
 	passesOn
+	splits
+	executeFormer
+	writes
 )
 
 // events yields each event that may happen.
@@ -69,6 +72,10 @@ func (w *world) each(f func(event)) {
 		f(event{copies, 0})
 		f(event{fails, 0})
 	}
+	if w.Left[split] > 0 && !w.Split {
+		f(event{copies, 0})
+		f(event{splits, 0})
+	}
 }
 
 func (w *world) onTheWay(f func(event)) {
@@ -78,7 +85,10 @@ func (w *world) onTheWay(f func(event)) {
 		}
 		if call.Answer == unanswered {
 			f(event{execute, i})
-		} else if !w.uncopied(call) {
+			if w.Split && w.Left[split] > 0 {
+				f(event{executeFormer, i})
+			}
+		} else if !w.uncopied(call) || call.Former {
 			f(event{receive, i})
 		}
 		if call.Wanted && !call.Last && w.Left[timeout] > 0 {
@@ -125,6 +135,9 @@ func (w *world) clientEvents(i int, f func(event)) {
 			f(event{checksIn, i})
 		}
 	case holding:
+		if w.c.Resource {
+			f(event{writes, i})
+		}
 		if !cl.Calling {
 			f(event{releaseNow, i})
 			if !w.c.NoRenew {
@@ -166,8 +179,17 @@ func (w *world) happen(e event) {
 		w.tick()
 	case execute:
 		w.arrive(e.n)
+	case executeFormer:
+		w.Left[split]--
+		w.atFormer(func() { w.arrive(e.n) })
+	case writes:
+		w.write(&w.Clients[e.n])
 	case receive:
-		w.take(w.removeCall(e.n))
+		if call := w.removeCall(e.n); w.uncopied(call) {
+			w.fail(call)
+		} else {
+			w.take(call)
+		}
 	case message:
 		w.deliver(w.removeMessage(e.n))
 	case begin:
@@ -244,6 +266,14 @@ func (w *world) goWrong(e event) {
 	case passesOn:
 		w.Left[turn]--
 		w.passOn(e.n)
+	case splits:
+		w.failUncopied()
+		w.Server, w.Former, w.Replica = w.Replica, w.Server, Server{}
+		w.Split = true
+		w.Term++
+		for i := range w.Clients {
+			w.Clients[i].Sub = false
+		}
 	case wipes:
 		w.Left[wipe]--
 		w.lose(Server{})
@@ -268,6 +298,9 @@ func (c *Call) counts() bool {
 func (w *world) uncopied(call Call) bool {
 	return w.c.Replicated && call.counts() && !call.Copied && !w.c.without(replicasHaveIt)
 }
+
+// hasReplica reports whether there is a replica whose copy matters.
+func (w *world) hasReplica() bool { return w.Left[failover] > 0 || w.c.Faults[split] > 0 && !w.Split }
 
 func (w *world) copy() {
 	w.Replica = w.Server
@@ -320,9 +353,10 @@ func (w *world) tick() {
 		*n--
 	}
 	w.Server.pass(w.c)
-	if w.Left[failover] > 0 {
+	if w.hasReplica() {
 		w.Replica.pass(w.c)
 	}
+	w.Former.pass(w.c)
 	if w.c.timed() {
 		w.Time = min(w.Time+1, lastTick)
 	}
@@ -387,12 +421,20 @@ func (w *world) call(c Call) {
 	w.full = true
 }
 
+// atFormer calls f with the former server in the place of the server.
+func (w *world) atFormer(f func()) {
+	w.Server, w.Former, w.former = w.Former, w.Server, true
+	f()
+	w.Server, w.Former, w.former = w.Former, w.Server, false
+}
+
 // arrive lets the server run the script of a call. An answer that nobody waits for
 // is lost. A call that has only removed dead waiters is under way again.
 func (w *world) arrive(i int) {
 	call := &w.Calls[i]
 	w.execute(call)
-	call.Copied = w.c.Replicated && w.Left[failover] == 0
+	call.Former = w.former && w.c.Replicated
+	call.Copied = w.c.Replicated && !w.hasReplica() && !call.Former
 	if call.Answer == answerUnswept {
 		call.Answer = unanswered
 	} else if !call.Wanted {

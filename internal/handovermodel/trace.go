@@ -57,6 +57,8 @@ var eventText = map[eventKind]string{
 	wipes:        "the server loses all data",
 	copies:       "the replica catches up",
 	fails:        "the replica becomes the server",
+	splits:       "the replica becomes the server, and the former one goes on",
+	writes:       "writes to the resource",
 }
 
 func (c *Config) event(e event, before *State) string {
@@ -86,7 +88,12 @@ func (c *Config) event(e event, before *State) string {
 		return c.who(token(e.n)) + " sends the owed release of " + c.name(token(e.n))
 	case dropsRelease:
 		return c.who(token(e.n)) + " owes too many releases, and drops that of " + c.name(token(e.n))
-	case wipes, copies, fails:
+	case executeFormer:
+		call := before.Calls[e.n]
+		w := world{State: *before, c: c}
+		w.atFormer(func() { w.execute(&call) })
+		return "former server: " + c.call(call) + c.reply(call)
+	case wipes, copies, fails, splits:
 		return eventText[e.kind]
 	}
 	return strings.Replace(fmt.Sprintf("%c %s", 'A'+e.n, eventText[e.kind]), " '", "'", 1)
@@ -116,6 +123,9 @@ func (c *Config) state(s *State) string {
 	fmt.Fprintf(&b, "| lock %s", c.name(s.Server.Holder))
 	if s.Server.Holder != 0 {
 		fmt.Fprintf(&b, " for %d", s.Server.Rest)
+	}
+	if s.Split {
+		fmt.Fprintf(&b, ", former %s", c.name(s.Former.Holder))
 	}
 	if t := w.first(); t != 0 {
 		b.WriteString(", queue")
