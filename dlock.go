@@ -19,10 +19,8 @@ import (
 // ctx limits only the call: a lease outlives the ctx of the call that granted it. If ctx is
 // already done, nothing is sent and ctx.Err() is returned, not its cause. An error means that
 // the outcome is unknown: the operation may have taken effect, or may do so later. A
-// [NoEffectError] says that it has not, and will not. Errors that match
-// [errors.ErrUnsupported] or [ErrInvalid], and a [net.OpError] whose Op is "dial", say the
-// same, unless they are joined (see [NoEffect]). An error that matches [ErrClosed] says that no
-// later call can succeed.
+// [NoEffectError] says that it has not, and will not; [NoEffect] names other errors that say the
+// same. An error that matches [ErrClosed] says that no later call can succeed.
 //
 // The package conformance tests all of this.
 //

@@ -132,7 +132,7 @@
 // A backend implements [Locker], and returns an [Attempt] for each attempt to acquire a key.
 // If its store can do more, it also implements [Acquirer], [BatchRenewer] (with [Renewal]
 // and [RenewResult]) and [Inspector] (with [Hold]). If it takes only short TTLs, it implements
-// [TTLLimiter]. It marks errors of calls that had no
-// effect with [NoEffectError]. A decorator is a Locker around another one, for example to
-// count its calls; it embeds [Forward]. The package conformance tests a backend.
+// [TTLLimiter]. It marks errors of calls that had no effect with [NoEffectError]. A decorator is a
+// Locker around another one, for example to count its calls; it embeds [Forward]. [NoEffect] and
+// [Refused] tell it what an error of the other one says. The package conformance tests a backend.
 package dlock

@@ -41,8 +41,8 @@ var (
 	ErrReleased = errors.New("lease released")
 
 	// ErrInvalid says that an argument or an option is out of range, or that the store's user
-	// lacks the rights to queue. The error names it. The call changed nothing: no lock was
-	// acquired, and a lease stays as it was.
+	// lacks the rights to queue. The error names it. No lock was acquired, and a lease
+	// stays as it was.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrClosed says that the Client has been closed, or the backend or store's client that
