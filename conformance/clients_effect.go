@@ -2,9 +2,7 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -37,37 +35,6 @@ func noEffect(s *scene) error {
 		}
 	}
 	return s.result()
-}
-
-// saysNoEffect reports whether an error says that its call did not and will not take
-// effect.
-func saysNoEffect(err error) bool {
-	return !supported(err) || errors.Is(err, dlock.ErrInvalid) || chain(err, func(err error) bool {
-		return isMark(err) || isDial(err)
-	})
-}
-
-// isMark reports whether err itself is a mark.
-func isMark(err error) bool {
-	_, ok := err.(*dlock.NoEffectError)
-	return ok
-}
-
-// isDial reports whether err itself is that of a connection that could not be made.
-func isDial(err error) bool {
-	op, ok := err.(*net.OpError)
-	return ok && op.Op == "dial"
-}
-
-// chain reports whether is holds for err or what it wraps, but for no part of a join:
-// each part may be of another store.
-func chain(err error, is func(error) bool) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if is(err) {
-			return true
-		}
-	}
-	return false
 }
 
 // tellsHolder reports whether the Attempt beside an error says that the store had
@@ -115,7 +82,7 @@ func (x *interrupted) saysNoEffect(call func(context.Context) error) bool {
 	ctx, cancel := context.WithTimeout(x.ctx, x.after)
 	defer cancel()
 	err := call(ctx)
-	return err != nil && supported(err) && saysNoEffect(err)
+	return supported(err) && dlock.NoEffect(err)
 }
 
 func (x *interrupted) try() {
@@ -242,7 +209,7 @@ func (f *failing) saysNoEffect(g grant, name string, call func(context.Context) 
 		err = f.spoil(late, name, call)
 		deliver(f.network, late)
 	}
-	return err != nil && saysNoEffect(err) && !f.over()
+	return dlock.NoEffect(err) && !f.over()
 }
 
 func (f *failing) try() {
@@ -298,7 +265,7 @@ func lateWait(n *network, key string, e faultproxy.Ending) *faults {
 		a, err = n.via.Acquire(ctx, g.key, g.token, long)
 		return err
 	})
-	if err == nil || !saysNoEffect(err) || n.over() {
+	if !dlock.NoEffect(err) || n.over() {
 		return nil
 	}
 	if tellsHolder(a) {
@@ -357,7 +324,7 @@ func checkInInFlight(n *network) {
 	}
 	n.release(n.direct, w.grant, false)
 	n.release(n.direct, holder, true)
-	if checksIn && w.err != nil && saysNoEffect(w.err) {
+	if checksIn && dlock.NoEffect(w.err) {
 		deliverSoon(n, checkIn)
 		stillFree(n.scene, n.direct, holder.key, "Acquire")
 	}

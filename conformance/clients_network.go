@@ -145,9 +145,9 @@ func endsWithError(s *scene, name string, sent bool, call func(context.Context) 
 		s.fail("%s returned %q, which says that the store answered; want any other error", name, err)
 	case errors.Is(err, dlock.ErrClosed):
 		s.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
-	case supported(err) && saysNoEffect(err) && sent && ctx.Err() != nil && s.attempt < tries-1:
+	case supported(err) && dlock.NoEffect(err) && sent && ctx.Err() != nil && s.attempt < tries-1:
 		s.stop(errInconclusive) // ctx may have ended before the call could be sent
-	case supported(err) && saysNoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
+	case supported(err) && dlock.NoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
 		s.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
 	}
 }

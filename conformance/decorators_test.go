@@ -86,3 +86,38 @@ func (refusing) Inspect(context.Context, string) (dlock.Hold, error) {
 type hanging struct{ dlock.Forward }
 
 func (hanging) Renew(context.Context, string, string, time.Duration) (bool, error) { select {} }
+
+// joining is right: a joined error says nothing of the effect of its call, whatever it joins.
+type joining struct{ dlock.Forward }
+
+func (joining) join(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, dlock.ErrInvalid, &dlock.NoEffectError{Err: err})
+}
+
+func (j joining) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := j.Forward.TryAcquire(ctx, key, token, ttl)
+	return a, j.join(err)
+}
+
+func (j joining) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := j.Forward.Renew(ctx, key, token, ttl)
+	return held, j.join(err)
+}
+
+func (j joining) Release(ctx context.Context, key, token string) (bool, error) {
+	held, err := j.Forward.Release(ctx, key, token)
+	return held, j.join(err)
+}
+
+func (j joining) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := j.Forward.Acquire(ctx, key, token, ttl)
+	return a, j.join(err)
+}
+
+func (j joining) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	results, err := j.Forward.RenewBatch(ctx, batch)
+	return results, j.join(err)
+}

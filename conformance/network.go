@@ -221,7 +221,8 @@ func (n *network) core(opts ...dlock.Option) *dlock.Client {
 
 // unansweredBy checks that err is not one that only an answer of the store could justify.
 func (n *network) unansweredBy(err error, call string) {
-	if isErr(err, dlock.ErrHeld) || isErr(err, dlock.ErrLost) || isErr(err, dlock.ErrInvalid) {
+	invalid := isErr(err, dlock.ErrInvalid) && dlock.NoEffect(err)
+	if isErr(err, dlock.ErrHeld) || isErr(err, dlock.ErrLost) || invalid {
 		n.fail("%s, whose reply was lost, returned %q; want that the store did not answer", call, err)
 	}
 }

@@ -3,12 +3,14 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/stretchr/testify/assert"
 )
 
@@ -112,4 +114,22 @@ func TestDecorators(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A joined error says nothing of the effect of its call: one of several stores may have refused it.
+func TestJoinedErrorsClaimNothing(t *testing.T) {
+	joined := func(l dlock.Locker) dlock.Locker { return &joining{dlock.Forward{Locker: l}} }
+	for _, name := range []string{"NoEffect", "CancelledWait", "OneReleaseSettles"} {
+		err := play(t, harnessOf("queue", joined), caseNamed(t, name))
+		assert.True(t, err == nil || isSkip(err), "%s: %v", name, err)
+	}
+	for _, name := range []string{"NoEffectOverNetwork", "UnreachableStore"} {
+		h := networkHarness(t, museum.Exhibit{})
+		dial := h.Dial
+		h.Dial = func(t *testing.T, addr string) dlock.Locker { return joined(dial(t, addr)) }
+		assert.NoError(t, play(t, h, caseNamed(t, name)), name)
+	}
+	n := &network{scene: newScene(t, Harness{}, 0)}
+	n.unansweredBy(joining{}.join(io.EOF), "a call")
+	assert.NoError(t, n.result())
 }

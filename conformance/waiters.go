@@ -129,12 +129,13 @@ func (s *scene) ended(w *waiter) {
 // sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
 // its own look at that.
 func (s *scene) wasSent(w *waiter) {
+	_, marked := errors.AsType[*dlock.NoEffectError](w.err)
 	switch {
 	case s.over() || w.err == nil:
 	case errors.Is(w.err, dlock.ErrClosed):
 		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
 			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
-	case saysNoEffect(w.err) && !chain(w.err, isMark):
+	case dlock.NoEffect(w.err) && !marked:
 		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
 			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 var waitingCases = []testCase{
@@ -287,7 +289,7 @@ func (w *settlement) settle(s *scene) {
 		_, err := w.other.Release(s.ctx, g.key, token)
 		s.noError(err, "Release", g.key)
 	}
-	w.settled = waiter.err != nil && saysNoEffect(waiter.err) && tellsHolder(waiter.answer)
+	w.settled = dlock.NoEffect(waiter.err) && tellsHolder(waiter.answer)
 }
 
 func waitEndsOnRelease(s *scene) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -381,7 +382,7 @@ func blamesTheCaller(w wire) asker {
 	return func(ctx context.Context, q question) (answer, error) {
 		a, err := w.ask(ctx, q)
 		if err != nil {
-			err = errors.Join(err, dlock.ErrInvalid)
+			err = fmt.Errorf("%w: %v", dlock.ErrInvalid, err)
 		}
 		return a, err
 	}
