@@ -16,7 +16,7 @@ import (
 
 var clientsCases = []testCase{
 	{name: "EndedContext", check: endedContext,
-		clause: withSource("A backend sends nothing when the ctx has already ended, and returns ctx.Err().")},
+		clause: withSource("A backend sends nothing when the ctx has already ended, and returns ctx.Err(), not its cause. If ctx ends a wait, the error is that of ctx too.")},
 	{name: "UnsupportedSendsNothing", check: unsupportedSendsNothing,
 		clause: withSource("A backend sends nothing when a method answers errors.ErrUnsupported.")},
 	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
@@ -60,6 +60,14 @@ func endedContext(s *scene) error {
 		checks = append(checks, func() {
 			endedAttempts(s, ctx, a, b)
 			endedOnHolder(s, ctx, a, b)
+		})
+	}
+	a, b := s.clients2()
+	if s.abilities(b).wait {
+		checks = append(checks, func() {
+			g := s.grant(a, s.key(), s.token("holder"), long)
+			endWaitsOf(s, b, g, func(ctx context.Context, token string) *waiter { return s.waitCtx(ctx, b, g.key, token, long) })
+			s.release(a, g, true)
 		})
 	}
 	s.atOnce(checks...)
@@ -106,8 +114,34 @@ func refusedWith(s *scene, ctx context.Context, err error, call string) {
 	if err != nil && !supported(err) {
 		return
 	}
-	if !isErr(err, ctx.Err()) {
-		s.fail("%s under a ctx that had ended returned the error %v; want %v", call, err, ctx.Err())
+	if !isEndOf(ctx, err) {
+		s.fail("%s under a ctx that had ended returned the error %v; want %v, and not the cause of that", call, err, ctx.Err())
+	}
+}
+
+// isEndOf reports whether err is the error of ctx, which has ended, and not the cause of its end.
+func isEndOf(ctx context.Context, err error) bool {
+	return isErr(err, ctx.Err()) && !isErr(err, errCause)
+}
+
+// endWaitsOf has waits for what g holds end with their ctx: by a cancellation, and by a deadline.
+func endWaitsOf(s *scene, by *client, g grant, wait func(ctx context.Context, token string) *waiter) {
+	caused, cancel := context.WithCancelCause(s.ctx)
+	late, stop := context.WithTimeoutCause(s.ctx, s.h.gap(), errCause)
+	defer stop()
+	contexts := []context.Context{caused, late}
+	var waiting []*waiter
+	for _, ctx := range contexts {
+		waiting = append(waiting, wait(ctx, s.token("waiter")))
+	}
+	s.gap()
+	cancel(errCause)
+	for i, w := range waiting {
+		s.ended(w)
+		if !s.over() {
+			refusedWith(s, contexts[i], w.err, "a wait")
+		}
+		s.release(by, w.grant, false)
 	}
 }
 

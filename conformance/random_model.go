@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -116,10 +115,10 @@ func (h Harness) sequenceTime() time.Duration {
 }
 
 func (c *comparison) take(s modelStep) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
 	if s.ended {
-		cancel()
+		cancel(errCause)
 	}
 	c.callCtx = ctx
 	by := c.clients[s.by]
@@ -180,8 +179,8 @@ func (c *comparison) call(f func()) (s span) {
 func (c *comparison) check(err error, agrees func() error, format string, args ...any) {
 	call := fmt.Sprintf(format, args...)
 	if ended := c.callCtx.Err(); ended != nil {
-		if !errors.Is(err, ended) {
-			c.fail("%s = %v; its ctx has ended: want %w", call, err, ended)
+		if !isEndOf(c.callCtx, err) {
+			c.fail("%s = %v; its ctx has ended: want %w, and not the cause of that", call, err, ended)
 		}
 		return
 	}

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -13,7 +12,7 @@ import (
 
 var votesCases = []testCase{
 	{name: "VoteIsTryAcquire", check: voteIsTryAcquire,
-		clause: withSource("A Voter grants and refuses votes as TryAcquire does, and never shortens a lease. If ctx is already done, its methods do nothing.")},
+		clause: withSource("A Voter grants and refuses votes as TryAcquire does, and never shortens a lease. If ctx is already done, its methods do nothing and return ctx.Err(), not its cause. If ctx ends a wait, the error is that of ctx too.")},
 	{name: "FreshVotes", check: freshVotes,
 		clause: withSource("A Voter calls a grant Fresh if token did not hold key before, and only then.")},
 	{name: "FloorsGiveEqualFences", check: floorsGiveEqualFences, alone: true,
@@ -247,25 +246,28 @@ func voteIsTryAcquire(s *scene) error {
 	return s.result()
 }
 
-// endedVotes makes calls whose ctx has ended on a key that g holds.
+// endedVotes makes calls whose ctx has ended on a key that g holds, and has waits for it end.
 func (s *scene) endedVotes(v voter, g grant) {
 	if s.over() {
 		return
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
-	cancel()
-	_, vote := v.Vote(ctx, s.key(), g.token, long, 0)
-	_, confirm := v.Confirm(ctx, []dlock.Confirmation{g.confirmation(long, 0)})
-	_, pass := v.Pass(ctx, g.key, g.token, "", 0)
-	errs := []error{vote, confirm, pass}
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	cancel(errCause)
+	_, err := v.Vote(ctx, s.key(), g.token, long, 0)
+	refusedWith(s, ctx, err, "Vote")
+	_, err = v.Confirm(ctx, []dlock.Confirmation{g.confirmation(long, 0)})
+	refusedWith(s, ctx, err, "Confirm")
+	_, err = v.Pass(ctx, g.key, g.token, "", 0)
+	refusedWith(s, ctx, err, "Pass")
 	if v.queue != nil {
 		_, err := v.AcquireVote(ctx, g.key, s.token("late"), long, 0, 1)
-		errs = append(errs, err)
-	}
-	for _, err := range errs {
-		if !errors.Is(err, context.Canceled) {
-			s.fail("a call with a ctx that is already done: %w; want %w", orNone(err), context.Canceled)
-		}
+		refusedWith(s, ctx, err, "AcquireVote")
+		endWaitsOf(s, v.client, g, func(ctx context.Context, token string) *waiter {
+			return s.waitBy(ctx, v.client, g.key, token, long, func(ctx context.Context) (dlock.Attempt, error) {
+				b, err := v.AcquireVote(ctx, g.key, token, long, 0, 1)
+				return b.Attempt, err
+			})
+		})
 	}
 	s.held(v.client, g)
 }

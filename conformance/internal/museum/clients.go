@@ -24,7 +24,14 @@ var clients = []Exhibit{
 	{Name: "hidesTheLimit", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true, build: func(c conn) dlock.Locker { return &hidesTheLimit{&limited{*newQueue(c)}} }},
 	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: names{"Exclusion", "LostReply", "NoStarvation"}, build: around[endsWithItsContext]},
 	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, Also: names{"EndedContext"}, BeyondModel: true, build: around[watchesItsContext]},
-	{Name: "causeNotError", Cases: names{"EndedContext"}, BeyondModel: true, build: around[causeNotError]},
+	{Name: "causeNotError TryAcquire", Cases: names{"EndedContext"}, build: causing("TryAcquire")},
+	{Name: "causeNotError Acquire", Cases: names{"EndedContext"}, build: causing("Acquire")},
+	{Name: "causeNotError Renew", Cases: names{"EndedContext"}, build: causing("Renew")},
+	{Name: "causeNotError Release", Cases: names{"EndedContext"}, build: causing("Release")},
+	{Name: "causeNotError RenewBatch", Cases: names{"EndedContext"}, build: causing("RenewBatch")},
+	{Name: "causeNotError Inspect", Cases: names{"EndedContext"}, build: causing("Inspect")},
+	{Name: "causeAndError", Cases: names{"EndedContext"}, build: around[causeAndError]},
+	{Name: "causeOfItsWait", Cases: names{"EndedContext"}, BeyondModel: true, build: around[causeOfItsWait]},
 	{Name: "detaches TryAcquire", Cases: names{"EndedContext"}, build: detaching("TryAcquire")},
 	{Name: "detaches Acquire", Cases: names{"EndedContext"}, Also: names{"NoEffect"}, build: detaching("Acquire")},
 	{Name: "detaches Renew", Cases: names{"EndedContext"}, build: detaching("Renew")},
@@ -254,13 +261,83 @@ func (l *watchesItsContext) Acquire(ctx context.Context, key, token string, ttl 
 // Seen: a trial of the suite.
 // Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
 // Right: the error of the ctx.
-type causeNotError struct{ dlock.Forward }
+type causeNotError struct {
+	dlock.Forward
+	method string
+}
+
+func causing(method string) func(conn) dlock.Locker {
+	return func(c conn) dlock.Locker { return &causeNotError{forward(c), method} }
+}
+
+// of returns the error of a method whose ctx has ended.
+func (l *causeNotError) of(ctx context.Context, method string, err error) error {
+	if method == l.method && err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
 
 func (l *causeNotError) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	if ctx.Err() != nil {
-		return dlock.Attempt{}, context.Cause(ctx)
+	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
+	return a, l.of(ctx, "TryAcquire", err)
+}
+
+func (l *causeNotError) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.Forward.Acquire(ctx, key, token, ttl)
+	return a, l.of(ctx, "Acquire", err)
+}
+
+func (l *causeNotError) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := l.Forward.Renew(ctx, key, token, ttl)
+	return held, l.of(ctx, "Renew", err)
+}
+
+func (l *causeNotError) Release(ctx context.Context, key, token string) (bool, error) {
+	held, err := l.Forward.Release(ctx, key, token)
+	return held, l.of(ctx, "Release", err)
+}
+
+func (l *causeNotError) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	results, err := l.Forward.RenewBatch(ctx, batch)
+	return results, l.of(ctx, "RenewBatch", err)
+}
+
+func (l *causeNotError) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	hold, err := l.Forward.Inspect(ctx, key)
+	return hold, l.of(ctx, "Inspect", err)
+}
+
+// A method returns the cause of its ctx's end beside the ctx's error.
+// Seen: made for its case.
+// Harm: if the cause is an error that means something to dlock, such as ErrLost of another
+// lease, callers take it for the answer of the store.
+// Right: the error of the ctx.
+type causeAndError struct{ dlock.Forward }
+
+func (l *causeAndError) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := l.Forward.Renew(ctx, key, token, ttl)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
 	}
-	return l.Forward.TryAcquire(ctx, key, token, ttl)
+	return held, err
+}
+
+// A wait returns the cause of its ctx's end, not the ctx's error.
+// Seen: a trial of the suite.
+// Harm: a caller that gives up in time takes that for a fault of the store.
+// Right: the error of the ctx.
+type causeOfItsWait struct{ dlock.Forward }
+
+func (l *causeOfItsWait) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, ctx.Err()
+	}
+	a, err := l.Forward.Acquire(ctx, key, token, ttl)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return a, err
 }
 
 // A method does not look at its ctx before it sends its request.

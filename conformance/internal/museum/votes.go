@@ -12,6 +12,11 @@ import (
 
 var voting = []Exhibit{
 	{Name: "voteTakesAgain", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: onMemory[voteTakesAgain]},
+	{Name: "causeOfItsVote Vote", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: voteCausing("Vote")},
+	{Name: "causeOfItsVote Confirm", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: voteCausing("Confirm")},
+	{Name: "causeOfItsVote Pass", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: voteCausing("Pass")},
+	{Name: "causeOfItsVote AcquireVote", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: voteCausing("AcquireVote")},
+	{Name: "causeOfItsVote wait", Cases: names{"VoteIsTryAcquire"}, BeyondModel: true, votes: voteCausing("wait")},
 	{Name: "alwaysFresh", Cases: names{"FreshVotes"}, BeyondModel: true, votes: onMemory[alwaysFresh]},
 	{Name: "noFloor", Cases: names{"FloorsGiveEqualFences"}, Also: names{"FloorIsClamped"}, BeyondModel: true, votes: onMemory[noFloor]},
 	{Name: "anyFloor", Cases: names{"FloorIsClamped"}, BeyondModel: true, votes: onMemory[anyFloor]},
@@ -45,6 +50,51 @@ func (l *voteTakesAgain) Vote(ctx context.Context, key, token string, ttl time.D
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	b.Fresh = b.Fresh && !again
 	return b, err
+}
+
+// A method returns the cause of its ctx's end, not the ctx's error: before its call, or if that
+// ends its wait.
+// Seen: made for its case.
+// Harm: a node counts as failed, since a caller has gone.
+// Right: the error of the ctx.
+type causeOfItsVote struct {
+	*memory.Locker
+	method string
+}
+
+func voteCausing(method string) func(*memory.Locker) dlock.Locker {
+	return func(m *memory.Locker) dlock.Locker { return &causeOfItsVote{m, method} }
+}
+
+func (l *causeOfItsVote) of(ctx context.Context, method string, err error) error {
+	if method == l.method && err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func (l *causeOfItsVote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
+	return b, l.of(ctx, "Vote", err)
+}
+
+func (l *causeOfItsVote) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	b, err := l.Locker.Confirm(ctx, batch)
+	return b, l.of(ctx, "Confirm", err)
+}
+
+func (l *causeOfItsVote) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+	held, err := l.Locker.Pass(ctx, key, token, to, floor)
+	return held, l.of(ctx, "Pass", err)
+}
+
+func (l *causeOfItsVote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+	method := "wait"
+	if ctx.Err() != nil {
+		method = "AcquireVote"
+	}
+	b, err := l.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+	return b, l.of(ctx, method, err)
 }
 
 // Every grant is called fresh.
