@@ -181,8 +181,9 @@ func (g grant) wish(ttl time.Duration, held bool) wish {
 	return wish{dlock.Renewal{Key: g.key, Token: g.token, TTL: ttl}, held}
 }
 
-// rounding is how much less than the remaining time a store may report.
-const rounding = 10 * time.Millisecond
+// rounding is how much less than the remaining time a store may report. The times of calls are
+// measured, so that a busy machine makes no difference.
+const rounding = 3 * time.Millisecond
 
 // orNone is err for %w in a message of a failure, which need not be the fault of err: whether
 // err is a time-out can be told then.

@@ -17,7 +17,7 @@ var timeCases = []testCase{
 	{name: "AnyTTL", check: anyTTL, idles: true,
 		clause: withSource("A backend keeps a lease for the TTL that was asked for, from one millisecond to a year, or to the longest that the Harness declares. This holds for every call: a first attempt, one by the holder, a renewal, a renewal in a batch, and a wait.")},
 	{name: "ExpiresForAll", check: expiresForAll,
-		clause: withSource("A backend ends a lease for every call at the same moment. Once another token could take the key, the lease is not renewed, its release is answered false, and it is not shown.")},
+		clause: withSource("A backend ends a lease for every call at the same moment. Until its TTL has passed, every call finds it. Once another token could take the key, the lease is not renewed, its release is answered false, and it is not shown.")},
 	{name: "SinceIsConservative", check: sinceIsConservative, needs: needsClock,
 		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant.")},
 }
@@ -245,11 +245,12 @@ func givenUpExpires(s *scene, a, b *client) {
 	})
 }
 
-// expiresForAll gives two keys away for the same time, lets another take the one as soon
+// expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys away for the same time, lets another take the one as soon
 // as that is possible, and then has a call made for the other, which has to be over as
 // well.
 func expiresForAll(s *scene) error {
 	a, b := s.clients2()
+	lastsForAll(s, a, b)
 	s.eachWay(a, b, endsEarlier)
 	if s.h.Bubble {
 		s.eachWay(a, b, endsTogether)
@@ -269,7 +270,10 @@ var endCalls = []endCall{
 	renewBatchEnds,
 	{"Inspect", func(s *scene, c *client, g grant) (bool, error) {
 		h, err := c.Inspect(s.ctx, g.key)
-		return h.Held && s.h.Grace == 0, supportedError(err) // what is not swept yet may still be shown
+		if h.Held && h.Remaining < 0 {
+			s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), h.Remaining, s.h.ttl())
+		}
+		return h.Held, supportedError(err)
 	}},
 }
 
@@ -289,6 +293,52 @@ func supportedError(err error) error {
 		return nil
 	}
 	return err
+}
+
+// lastsForAll makes each call shortly before a lease ends. What is answered before that must
+// find the lease.
+func lastsForAll(s *scene, a, b *client) {
+	can := s.abilities(a)
+	offered := map[string]bool{"Renew": true, "Release": true, "RenewBatch": can.batch, "Inspect": can.inspect}
+	times := []time.Duration{4500 * time.Microsecond, 2 * time.Millisecond}
+	if s.h.Advance != nil {
+		times = times[:1] // it is slow
+	}
+	var polls []func()
+	for _, early := range times {
+		for _, c := range []*client{a, b} {
+			for _, call := range endCalls {
+				if offered[call.name] {
+					polls = append(polls, func() { lastsUntil(s, c, call, early) })
+				}
+			}
+		}
+	}
+	s.atOnce(polls...)
+}
+
+// lastsUntil makes a call so early before the end of a lease, and again if the grant and the call
+// were too slow: whether the store was asked before the end is known only if it has answered by
+// then, and whether it was asked so late only if the time is counted from when it had granted.
+func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
+	ttl := s.h.ttl()
+	for range 8 {
+		g := s.grant(c, s.key(), s.token("asked"), ttl)
+		end, at := g.start.Add(ttl), s.now().Add(ttl-early)
+		if !at.Before(end) {
+			continue
+		}
+		s.sleep(at.Sub(s.now()))
+		lasts := lastsBy(s, c, g, call)
+		left := end.Sub(s.now())
+		if s.over() || left > 0 && lasts {
+			return
+		}
+		if left > 0 {
+			s.fail("%s.%s(%s) said that %s does not hold the key, %v or more before the end of its lease of %v; want every call to find it until then",
+				c.name, call.name, brief(g.key), brief(g.token), left, ttl)
+		}
+	}
 }
 
 // endsEarlier gives the keys that calls ask for away before those that are waited for.
@@ -360,6 +410,9 @@ func hasEnded(s *scene, c *client, g grant, call endCall) {
 }
 
 func outlives(s *scene, c *client, g grant, call endCall) {
+	if call.name == "Inspect" && s.h.Grace != 0 {
+		return // what is not swept yet may still be shown
+	}
 	s.fail("%s.%s(%s) says that %s holds the key, though another could take a key that was granted for the same %v, no earlier; want the lease to be over for every call",
 		c.name, call.name, brief(g.key), brief(g.token), s.h.ttl())
 }

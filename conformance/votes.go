@@ -338,6 +338,9 @@ func floorIsClamped(s *scene) error {
 	return s.result()
 }
 
+// ageRounding is how imprecise an Age may be, besides being in whole seconds.
+const ageRounding = 10 * time.Millisecond
+
 func ageGrows(s *scene) error {
 	v := s.voter()
 	g := s.newGrant("holder")
@@ -346,7 +349,7 @@ func ageGrows(s *scene) error {
 	s.sleep(pause)
 	then := s.elect(v.Vote, g, long, 0)
 	passed := time.Duration(then.Clock-first.Clock) * time.Microsecond
-	if grown := then.Age - first.Age; first.Age < 0 || grown > passed+rounding || grown < passed-time.Second-rounding {
+	if grown := then.Age - first.Age; first.Age < 0 || grown > passed+ageRounding || grown < passed-time.Second-ageRounding {
 		s.fail("Age was %v, and %v when %v had passed on the store's clock", first.Age, then.Age, passed)
 	}
 	return s.result()
@@ -360,7 +363,7 @@ func ageAfterDataLoss(s *scene) error {
 	before := s.elect(v.Vote, g, long, 0)
 	s.wipe()
 	after := s.elect(v.Vote, g, long, 0)
-	if most := time.Duration(after.Clock-before.Clock) * time.Microsecond; after.Age > most+rounding {
+	if most := time.Duration(after.Clock-before.Clock) * time.Microsecond; after.Age > most+ageRounding {
 		s.fail("Age is %v, though the store lost everything %v ago, or later", after.Age, most)
 	}
 	return s.result()

@@ -22,6 +22,8 @@ var inspecting = []Exhibit{
 	{Name: "showsTheExpired", Cases: names{"InspectTells"}, build: onLock[showsTheExpired]},
 	{Name: "showsTheLast", Cases: names{"InspectTells"}, Also: names{"NoLeaks"}, build: onLock[showsTheLast]},
 	{Name: "countsInSeconds", Cases: names{"InspectTells"}, build: onLock[countsInSeconds]},
+	{Name: "tellsLess", Cases: names{"InspectTells", "HolderIsTold"}, Also: names{"HeldIsUntouched"}, BeyondModel: true, build: near(onLock[tellsLess])},
+	{Name: "tellsNegative", Cases: names{"ExpiresForAll"}, BeyondModel: true, build: onLock[tellsNegative]},
 	{Name: "prolongs", Cases: names{"InspectChangesNothing"}, build: onLock[prolongs]},
 	{Name: "cuts", Cases: names{"InspectChangesNothing"}, build: onLock[cuts]},
 	{Name: "takesToLook", Cases: names{"InspectChangesNothing"}, Also: names{"NoLeaks"}, build: onLock[takesToLook]},
@@ -209,6 +211,40 @@ type countsInSeconds struct{ lock }
 func (l *countsInSeconds) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	h, err := l.lock.Inspect(ctx, key)
 	h.Remaining /= time.Second
+	return h, err
+}
+
+// The remaining time is 5 ms less than it is, as a margin for clocks.
+// Seen: made for its case.
+// Harm: others come too early, and are refused.
+// Right: the remaining time. Whoever needs a margin has one already.
+type tellsLess struct{ lock }
+
+func less(rest time.Duration) time.Duration { return max(0, rest-5*time.Millisecond) }
+
+func (l *tellsLess) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.lock.TryAcquire(ctx, key, token, ttl)
+	a.Remaining = less(a.Remaining)
+	return a, err
+}
+
+func (l *tellsLess) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	h, err := l.lock.Inspect(ctx, key)
+	h.Remaining = less(h.Remaining)
+	return h, err
+}
+
+// The end of the lease is compared with another clock, which may be ahead.
+// Seen: made for its case.
+// Harm: shortly before its end, a lease seems to have none.
+// Right: if nothing remains, the key is free; if that is unknown, 0.
+type tellsNegative struct{ lock }
+
+func (l *tellsNegative) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	h, err := l.lock.Inspect(ctx, key)
+	if h.Held {
+		h.Remaining -= 2500 * time.Microsecond
+	}
 	return h, err
 }
 
