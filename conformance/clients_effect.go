@@ -3,6 +3,8 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"math"
+	"runtime"
 	"sync"
 	"time"
 
@@ -15,11 +17,12 @@ import (
 func noEffect(s *scene) error {
 	a, b := s.clients2()
 	var calls []*interrupted
+	var ways []*interruptions
 	s.eachWay(a, b, func(s *scene, c, other *client) {
-		able, rtt := s.abilities(c), s.roundTrip(c)
+		w := &interruptions{scene: s, c: c, other: other, able: s.abilities(c), rtt: s.roundTrip(c), unknown: make(map[string]bool)}
+		ways = append(ways, w)
 		for i := range s.h.moments() {
-			after := rtt * time.Duration(4*i) / time.Duration(3*s.h.moments())
-			calls = append(calls, &interrupted{scene: s, c: c, other: other, able: able, after: after})
+			calls = append(calls, w.after(w.rtt*time.Duration(4*i)/time.Duration(3*s.h.moments())))
 		}
 	})
 	var all sync.WaitGroup
@@ -27,6 +30,9 @@ func noEffect(s *scene) error {
 		all.Go(x.makeAll)
 	}
 	all.Wait()
+	for _, w := range ways {
+		calls = append(calls, w.untilUnknown()...)
+	}
 	s.gap()
 	s.lapse(s.h.ttl()) // of what was renewed
 	for _, x := range calls {
@@ -49,27 +55,89 @@ func (h Harness) moments() int {
 	return h.rounds(8)
 }
 
-// Interrupted calls are those of c whose ctx ends in their course. Where the error of one
-// says that it has no effect, there is a check of that for later.
-type interrupted struct {
+// Interruptions are all calls of c whose ctx ends in their course.
+type interruptions struct {
 	*scene
 	c, other *client
 	able     abilities
-	after    time.Duration
-	checks   []func()
+	rtt      time.Duration
+
+	mu      sync.Mutex
+	unknown map[string]bool // kinds of calls of which one was interrupted with an error that leaves its effect open
+}
+
+// Interrupted calls are those whose ctx ends after some time. Where the error of one says that
+// it has no effect, there is a check of that for later.
+type interrupted struct {
+	*interruptions
+	after  time.Duration
+	prompt bool // the ctx ends in time, though the machine is idle
+	kind   string
+	took   time.Duration // by the latest call
+	failed bool          // the latest call
+	checks []func()
+}
+
+func (w *interruptions) after(d time.Duration) *interrupted {
+	return &interrupted{interruptions: w, after: d}
+}
+
+// A kindOfCall is one that is interrupted.
+type kindOfCall struct {
+	name string
+	make func(*interrupted)
+}
+
+func (w *interruptions) kinds() []kindOfCall {
+	kinds := []kindOfCall{{"TryAcquire", (*interrupted).try}, {"Release", (*interrupted).release},
+		{"Renew", func(x *interrupted) { x.renew("Renew") }}}
+	if w.able.batch {
+		kinds = append(kinds, kindOfCall{"RenewBatch", func(x *interrupted) { x.renew("RenewBatch") }})
+	}
+	if w.able.wait {
+		kinds = append(kinds, kindOfCall{"Acquire, of a free key", (*interrupted).waitFree}, kindOfCall{"Acquire", (*interrupted).waitHeld})
+	}
+	return kinds
 }
 
 func (x *interrupted) makeAll() {
-	x.try()
-	x.release()
-	x.renew("Renew")
-	if x.able.batch {
-		x.renew("RenewBatch")
+	for _, k := range x.kinds() {
+		x.make(k)
 	}
-	if x.able.wait {
-		x.waitFree()
-		x.waitHeld()
+}
+
+func (x *interrupted) make(k kindOfCall) {
+	x.kind, x.failed = k.name, false
+	k.make(x)
+}
+
+// untilUnknown interrupts calls of each kind again, until the effect of one is open: it was on
+// its way then. Where a store is near, none may have been. If all errors say that their call has
+// no effect, one of them is wrong by then. In a bubble, moments are exact.
+func (w *interruptions) untilUnknown() (calls []*interrupted) {
+	const rounds = 60
+	for _, k := range w.kinds() {
+		took, end := w.rtt, time.Now().Add(50*time.Millisecond)
+		for n := 1; n < rounds && !w.h.Bubble && !w.over() && !w.isUnknown(k) && time.Now().Before(end); n++ {
+			part := math.Mod(float64(n)*math.Phi, 1)
+			x := w.after(time.Duration(part * float64(took)))
+			x.prompt = true
+			x.make(k)
+			if x.failed {
+				took += took / 8
+			} else {
+				took = (took + x.took) / 2
+			}
+			calls = append(calls, x)
+		}
 	}
+	return calls
+}
+
+func (w *interruptions) isUnknown(k kindOfCall) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unknown[k.name]
 }
 
 func (x *interrupted) later(check func()) { x.checks = append(x.checks, check) }
@@ -81,8 +149,31 @@ func (x *interrupted) saysNoEffect(call func(context.Context) error) bool {
 	}
 	ctx, cancel := context.WithTimeout(x.ctx, x.after)
 	defer cancel()
+	if x.prompt {
+		stop := keepAwake(ctx)
+		defer stop()
+	}
+	start := time.Now()
 	err := call(ctx)
+	x.took, x.failed = time.Since(start), err != nil
+	if x.failed && !dlock.NoEffect(err) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.unknown[x.kind] = true
+	}
 	return supported(err) && dlock.NoEffect(err)
+}
+
+// keepAwake keeps the scheduler busy until ctx ends. It looks at its timers then, while an idle
+// one may sleep for a millisecond.
+func keepAwake(ctx context.Context) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		for ctx.Err() == nil && !isClosed(done) {
+			runtime.Gosched()
+		}
+	}()
+	return func() { close(done) }
 }
 
 func (x *interrupted) try() {
@@ -108,7 +199,16 @@ func (x *interrupted) release() {
 
 func (x *interrupted) renew(call string) {
 	g := x.grant(x.other, x.key(), x.token("holder"), x.h.ttl())
-	if x.saysNoEffect(func(ctx context.Context) error { return x.c.renewBy(ctx, call, g) }) {
+	if x.saysNoEffect(func(ctx context.Context) error {
+		if call == "Renew" {
+			return x.c.renewBy(ctx, call, g)
+		}
+		results, err := x.c.RenewBatch(ctx, batchOf([]wish{g.wish(long, true)}))
+		if err == nil && len(results) == 1 {
+			err = results[0].Err
+		}
+		return err
+	}) {
 		x.later(func() { stillFree(x.scene, x.other, g.key, call) })
 	}
 }

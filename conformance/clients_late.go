@@ -171,7 +171,10 @@ func renewLate(n *network, ctx context.Context, r dlock.Renewal) error {
 }
 
 func renewBatchLate(n *network, ctx context.Context, r dlock.Renewal) error {
-	_, err := n.via.RenewBatch(ctx, []dlock.Renewal{r})
+	results, err := n.via.RenewBatch(ctx, []dlock.Renewal{r})
+	if err == nil && len(results) == 1 {
+		err = results[0].Err
+	}
 	return err
 }
 

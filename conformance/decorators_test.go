@@ -87,37 +87,71 @@ type hanging struct{ dlock.Forward }
 
 func (hanging) Renew(context.Context, string, string, time.Duration) (bool, error) { select {} }
 
-// joining is right: a joined error says nothing of the effect of its call, whatever it joins.
-type joining struct{ dlock.Forward }
+// rewording says its errors in other words.
+type rewording struct {
+	dlock.Forward
+	words func(error) error
+}
 
-func (joining) join(err error) error {
-	if err == nil {
-		return nil
-	}
+// joined says nothing of the effect of a call, whatever it joins.
+func joined(err error) error {
 	return errors.Join(err, dlock.ErrInvalid, &dlock.NoEffectError{Err: err})
 }
 
-func (j joining) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a, err := j.Forward.TryAcquire(ctx, key, token, ttl)
-	return a, j.join(err)
+// marked says that a call had no effect.
+func marked(err error) error { return &dlock.NoEffectError{Err: err} }
+
+func reword(words func(error) error) func(dlock.Locker) dlock.Locker {
+	return func(l dlock.Locker) dlock.Locker { return &rewording{dlock.Forward{Locker: l}, words} }
 }
 
-func (j joining) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	held, err := j.Forward.Renew(ctx, key, token, ttl)
-	return held, j.join(err)
+func (r *rewording) say(err error) error {
+	if err == nil {
+		return nil
+	}
+	return r.words(err)
 }
 
-func (j joining) Release(ctx context.Context, key, token string) (bool, error) {
-	held, err := j.Forward.Release(ctx, key, token)
-	return held, j.join(err)
+func (r *rewording) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.Forward.TryAcquire(ctx, key, token, ttl)
+	return a, r.say(err)
 }
 
-func (j joining) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a, err := j.Forward.Acquire(ctx, key, token, ttl)
-	return a, j.join(err)
+func (r *rewording) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	held, err := r.Forward.Renew(ctx, key, token, ttl)
+	return held, r.say(err)
 }
 
-func (j joining) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	results, err := j.Forward.RenewBatch(ctx, batch)
-	return results, j.join(err)
+func (r *rewording) Release(ctx context.Context, key, token string) (bool, error) {
+	held, err := r.Forward.Release(ctx, key, token)
+	return held, r.say(err)
+}
+
+func (r *rewording) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := r.Forward.Acquire(ctx, key, token, ttl)
+	return a, r.say(err)
+}
+
+func (r *rewording) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	results, err := r.Forward.RenewBatch(ctx, batch)
+	return results, r.say(err)
+}
+
+// distant is a store that is some way off: what was sent is done, also if its reply comes too late.
+type distant struct {
+	dlock.Forward
+	by time.Duration
+}
+
+func (d *distant) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, ctx.Err()
+	}
+	time.Sleep(d.by)
+	a, err := d.Forward.TryAcquire(context.WithoutCancel(ctx), key, token, ttl)
+	time.Sleep(d.by)
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, ctx.Err()
+	}
+	return a, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 type names = []string
@@ -116,20 +117,40 @@ func TestDecorators(t *testing.T) {
 	}
 }
 
+// Errors that are marked though their call had an effect are caught each time, however near the
+// store is.
+func TestMarksAreCaught(t *testing.T) {
+	tcp := networkHarness(t, exhibit("marksEveryError"))
+	store := memory.New()
+	for name, h := range map[string]Harness{
+		"museum":           harnessOf("queue", reword(marked)),
+		"museum, over TCP": {New: func(t *testing.T) dlock.Locker { return tcp.Dial(t, tcp.Addr) }},
+		"memory, far away": {New: func(*testing.T) dlock.Locker {
+			return reword(marked)(&distant{dlock.Forward{Locker: store}, 20 * time.Microsecond})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range museumRounds(t) {
+				err := play(t, h, caseNamed(t, "NoEffect"))
+				require.ErrorContains(t, err, "whose error says that it has no effect")
+			}
+		})
+	}
+}
+
 // A joined error says nothing of the effect of its call: one of several stores may have refused it.
 func TestJoinedErrorsClaimNothing(t *testing.T) {
-	joined := func(l dlock.Locker) dlock.Locker { return &joining{dlock.Forward{Locker: l}} }
 	for _, name := range []string{"NoEffect", "CancelledWait", "OneReleaseSettles"} {
-		err := play(t, harnessOf("queue", joined), caseNamed(t, name))
+		err := play(t, harnessOf("queue", reword(joined)), caseNamed(t, name))
 		assert.True(t, err == nil || isSkip(err), "%s: %v", name, err)
 	}
 	for _, name := range []string{"NoEffectOverNetwork", "UnreachableStore"} {
 		h := networkHarness(t, museum.Exhibit{})
 		dial := h.Dial
-		h.Dial = func(t *testing.T, addr string) dlock.Locker { return joined(dial(t, addr)) }
+		h.Dial = func(t *testing.T, addr string) dlock.Locker { return reword(joined)(dial(t, addr)) }
 		assert.NoError(t, play(t, h, caseNamed(t, name)), name)
 	}
 	n := &network{scene: newScene(t, Harness{}, 0)}
-	n.unansweredBy(joining{}.join(io.EOF), "a call")
+	n.unansweredBy(joined(io.EOF), "a call")
 	assert.NoError(t, n.result())
 }

@@ -45,6 +45,7 @@ var clients = []Exhibit{
 	{Name: "blamesTheCaller", Network: says{"UnreachableStore": `says that the call has no effect`}, client: asking(blamesTheCaller)},
 	{Name: "givesUp", Network: says{"UnreachableStore": `no later call can succeed`}, client: asking(givesUp)},
 	{Name: "marksEveryError", Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`, "NoEffectOverNetwork": `after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`}, client: asking(marksEveryError)},
+	{Name: "marksResults", Cases: names{"NoEffect"}, Also: names{"EndedContext"}, BeyondModel: true, build: around[marksResults]},
 	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`}, client: overWire[marksItsWait]},
 	{Name: "marksItsPlace", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`}, client: overWire[marksItsPlace]},
 	{Name: "readsABeginning", Network: says{"UnreachableStore": `a store that breaks off each reply, returned no error`}, client: asking(readsABeginning)},
@@ -492,6 +493,25 @@ func marksEveryError(w wire) asker {
 		}
 		return a, err
 	}
+}
+
+// A batch without an answer is no error, but each of its results is one, and marked: the
+// renewal had no effect.
+// Seen: a trial of the suite.
+// Harm: a lease is given up that may have been renewed.
+// Right: mark only what was not sent.
+type marksResults struct{ dlock.Forward }
+
+func (l *marksResults) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	results, err := l.Forward.RenewBatch(ctx, batch)
+	if err == nil || ctx.Err() == nil {
+		return results, err
+	}
+	results = make([]dlock.RenewResult, len(batch))
+	for i := range results {
+		results[i].Err = &dlock.NoEffectError{Err: err}
+	}
+	return results, nil
 }
 
 // A cancelled wait is marked: it had no effect.
