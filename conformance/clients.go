@@ -16,7 +16,7 @@ import (
 
 var clientsCases = []testCase{
 	{name: "EndedContext", check: endedContext,
-		clause: withSource("A backend sends nothing when the ctx has already ended, and returns ctx.Err(), not its cause. If ctx ends a wait, the error is that of ctx too.")},
+		clause: withSource("A backend sends nothing when the ctx has already ended, and returns ctx.Err(), not its cause. If ctx ends a wait, the error is that of ctx too, and what comes with it is true: the holder, and the time that remains.")},
 	{name: "UnsupportedSendsNothing", check: unsupportedSendsNothing,
 		clause: withSource("A backend sends nothing when a method answers errors.ErrUnsupported.")},
 	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
@@ -140,8 +140,30 @@ func endWaitsOf(s *scene, by *client, g grant, wait func(ctx context.Context, to
 		s.ended(w)
 		if !s.over() {
 			refusedWith(s, contexts[i], w.err, "a wait")
+			besideTheEnd(s, w, g)
 		}
 		s.release(by, w.grant, false)
+	}
+}
+
+// besideTheEnd checks what a wait for what g holds has returned beside the error of its ctx.
+func besideTheEnd(s *scene, w *waiter, g grant) {
+	now, a := s.now(), w.answer
+	least, most := long-now.Sub(g.start)-rounding, long+s.h.grace()
+	switch {
+	case w.early:
+		s.fail("%s.Acquire(%s, %s, %v) returned %q before its ctx had ended", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case a.Acquired:
+		s.fail("%s.Acquire(%s, %s, %v) returned an Attempt that is Acquired beside %q; want one or the other", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+	case a.Holder != "" && a.Holder != g.token:
+		s.fail("%s.Acquire(%s, %s, %v) returned Holder %s beside %q; want %s, who holds the key, or nothing",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, brief(a.Holder), w.err, brief(g.token))
+	case a.Remaining != 0 && (a.Remaining < least || a.Remaining > most):
+		s.fail("%s.Acquire(%s, %s, %v) returned Remaining %v beside %q; want between %v and %v, or 0 for unknown",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, a.Remaining, w.err, least, most)
+	case a.Since.After(now):
+		s.fail("%s.Acquire(%s, %s, %v) returned a Since beside %q that is %v after its return; want when the store last answered",
+			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err, a.Since.Sub(now))
 	}
 }
 

@@ -278,7 +278,7 @@ func (s *scene) seesNobody(c *client, key, why string) {
 		return
 	}
 	h, err := c.Inspect(s.ctx, key)
-	if err != nil || h.Held || h.Token != "" {
+	if err != nil || h.Held || h.Token != "" || h.Remaining != 0 {
 		s.fail("Inspect(%s) = %s, %w, though %s; want it not to be held", brief(key), showHold(h), orNone(err), why)
 	}
 }

@@ -19,7 +19,7 @@ var timeCases = []testCase{
 	{name: "ExpiresForAll", check: expiresForAll,
 		clause: withSource("A backend ends a lease for every call at the same moment. Until its TTL has passed, every call finds it. Once another token could take the key, the lease is not renewed, its release is answered false, and it is not shown.")},
 	{name: "SinceIsConservative", check: sinceIsConservative, needs: needsClock,
-		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant.")},
+		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not that of the call.")},
 }
 
 func expiry(s *scene) error {
@@ -424,16 +424,34 @@ func sinceIsConservative(s *scene) error {
 	g := s.grant(a, s.key(), s.token("holder"), ttl)
 	s.notFreedBefore(b, g, ttl)
 
-	for range 3 {
+	for _, waits := range []time.Duration{ttl / 3, ttl / 3, 2 * ttl} {
 		g := s.grant(a, s.key(), s.token("holder"), long)
 		w := s.wait(c, g.key, s.token("waiter"), ttl)
-		s.sleep(ttl / 3)
+		s.sleep(waits)
+		released := time.Now()
 		s.release(a, g, true)
 		next := s.served(w, "the holder released the key")
 		tellsMonotonicTime(s, next)
+		tellsTheGrant(s, next, released, ttl)
 		s.notFreedBefore(b, next, ttl)
 	}
 	return s.result()
+}
+
+// tellsTheGrant: after a long wait, Since is not when the wait began. It may be before the grant
+// by what is unknown.
+func tellsTheGrant(s *scene, g grant, released time.Time, ttl time.Duration) {
+	since := g.Since
+	if since.IsZero() {
+		since = g.start
+	}
+	switch before := released.Sub(since); {
+	case s.over() || before < ttl/2:
+	case s.attempt < tries-1 && !s.h.Bubble:
+		s.stop(errInconclusive)
+	default:
+		s.fail("Since of a grant is %v before its former holder released the key, with a TTL of %v; want the time of the grant", before, ttl)
+	}
 }
 
 // tellsMonotonicTime: Since is an instant that no change of the wall clock moves. In a

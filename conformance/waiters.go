@@ -20,6 +20,7 @@ type waiter struct {
 	done   chan struct{} // closed when Acquire has returned
 	answer dlock.Attempt // after done, as err
 	err    error
+	early  bool // it returned before its ctx ended
 }
 
 // wait starts an Acquire and gives it the time to reach the store.
@@ -49,6 +50,8 @@ func (s *scene) waitBy(ctx context.Context, c *client, key, token string, ttl ti
 	go func() {
 		defer close(w.done)
 		w.answer, w.err = call(ctx)
+		deadline, ok := ctx.Deadline() // a client may have a timer of its own for that
+		w.early = ctx.Err() == nil && (!ok || time.Now().Before(deadline))
 	}()
 	return w
 }

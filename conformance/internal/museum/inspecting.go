@@ -24,6 +24,7 @@ var inspecting = []Exhibit{
 	{Name: "countsInSeconds", Cases: names{"InspectTells"}, build: onLock[countsInSeconds]},
 	{Name: "tellsLess", Cases: names{"InspectTells", "HolderIsTold"}, Also: names{"HeldIsUntouched"}, BeyondModel: true, build: near(onLock[tellsLess])},
 	{Name: "tellsNegative", Cases: names{"ExpiresForAll"}, BeyondModel: true, build: onLock[tellsNegative]},
+	{Name: "remainsOfNothing", Cases: names{"InspectTells"}, BeyondModel: true, build: onLock[remainsOfNothing]},
 	{Name: "prolongs", Cases: names{"InspectChangesNothing"}, build: onLock[prolongs]},
 	{Name: "cuts", Cases: names{"InspectChangesNothing"}, build: onLock[cuts]},
 	{Name: "takesToLook", Cases: names{"InspectChangesNothing"}, Also: names{"NoLeaks"}, build: onLock[takesToLook]},
@@ -244,6 +245,20 @@ func (l *tellsNegative) Inspect(ctx context.Context, key string) (dlock.Hold, er
 	h, err := l.lock.Inspect(ctx, key)
 	if h.Held {
 		h.Remaining -= 2500 * time.Microsecond
+	}
+	return h, err
+}
+
+// The remaining time of a free key is that of what is stored for it besides.
+// Seen: made for its case.
+// Harm: others come later than they could.
+// Right: of no lease, nothing remains.
+type remainsOfNothing struct{ lock }
+
+func (l *remainsOfNothing) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	h, err := l.lock.Inspect(ctx, key)
+	if err == nil && !h.Held {
+		h.Remaining = time.Second
 	}
 	return h, err
 }

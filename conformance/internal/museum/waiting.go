@@ -55,6 +55,9 @@ var waiting = []Exhibit{
 	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"}, Also: names{"WaitEndsOnExpiry"}, BeyondModel: true, build: onQueue[hearsForTheDead]},
 	{Name: "triesTheDead", Cases: names{"DeadHostManyWaiters"}, BeyondModel: true, build: onQueue[triesTheDead]},
 	{Name: "triesEachSecond", Cases: names{"WaitEndsOnExpiry"}, Also: unserved, BeyondModel: true, build: onLock[triesEachSecond]},
+	{Name: "tellsItself", Cases: names{"EndedContext"}, BeyondModel: true, build: around[tellsItself]},
+	{Name: "hurries", Cases: names{"EndedContext"}, BeyondModel: true, build: around[hurries]},
+	{Name: "datesItsCall", Cases: names{"SinceIsConservative"}, BeyondModel: true, build: around[datesItsCall]},
 	{Name: "leavesAGoroutine", Cases: names{"NoLeaks"}, Also: slices.Concat(unserved, names{"DecoratorHidesNothing"}), build: func(c conn) dlock.Locker { return &leavesAGoroutine{Forward: forward(c)} }},
 }
 
@@ -1066,4 +1069,46 @@ func (l *triesEachSecond) Acquire(ctx context.Context, key, token string, ttl ti
 			return a, ctx.Err()
 		}
 	}
+}
+
+// A wait that is cancelled names its own token as the holder.
+// Seen: made for its case.
+// Harm: users are shown that they wait for themselves.
+// Right: who held the key when the store last answered, or nothing.
+type tellsItself struct{ dlock.Forward }
+
+func (l *tellsItself) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.Forward.Acquire(ctx, key, token, ttl)
+	if err != nil && ctx.Err() != nil {
+		a.Holder = token
+	}
+	return a, err
+}
+
+// A wait ends 4 ms before the deadline of its ctx, to have time for the way back.
+// Seen: made for its case.
+// Harm: a lock that becomes free in time is not acquired.
+// Right: wait until ctx ends.
+type hurries struct{ dlock.Forward }
+
+func (l *hurries) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil {
+		early, cancel := context.WithDeadline(ctx, deadline.Add(-4*time.Millisecond))
+		defer cancel()
+		ctx = early
+	}
+	return l.Forward.Acquire(ctx, key, token, ttl)
+}
+
+// A grant after a wait is dated when the wait began.
+// Seen: made for its case.
+// Harm: after a wait for longer than its TTL, the lease is over before it begins.
+// Right: the time of the grant, or a little before.
+type datesItsCall struct{ dlock.Forward }
+
+func (l *datesItsCall) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	start := time.Now()
+	a, err := l.Forward.Acquire(ctx, key, token, ttl)
+	a.Since = start
+	return a, err
 }
