@@ -125,7 +125,7 @@ func TestMarksAreCaught(t *testing.T) {
 	for name, h := range map[string]Harness{
 		"museum":           harnessOf("queue", reword(marked)),
 		"museum, over TCP": {New: func(t *testing.T) dlock.Locker { return tcp.Dial(t, tcp.Addr) }},
-		"memory, far away": {New: func(*testing.T) dlock.Locker {
+		"memory, some way off": {New: func(*testing.T) dlock.Locker {
 			return reword(marked)(&distant{dlock.Forward{Locker: store}, 20 * time.Microsecond})
 		}},
 	} {

@@ -28,7 +28,7 @@ var timing = []Exhibit{
 	{Name: "endsEarly RenewBatch", Cases: names{"ExpiresForAll"}, BeyondModel: true, build: endingEarly("RenewBatch")},
 	{Name: "endsEarly Inspect", Cases: names{"ExpiresForAll"}, BeyondModel: true, build: endingEarly("Inspect")},
 	{Name: "twiceTheTTL", Cases: names{"Expiry"}, Also: unending, build: onLock[twiceTheTTL]},
-	{Name: "halfTheTTL", Cases: names{"NotBefore"}, Also: names{"HeldIsUntouched", "RenewExtends", "SinceIsConservative"}, Network: says{"SlowNetwork": `before the deadline of a lease`}, build: onQueue[halfTheTTL]},
+	{Name: "halfTheTTL", Cases: names{"NotBefore"}, Also: names{"EndedContext", "HeldIsUntouched", "RenewExtends", "SinceIsConservative"}, Network: says{"SlowNetwork": `before the deadline of a lease`}, build: onQueue[halfTheTTL]},
 }
 
 // The TTL is cut to whole seconds.
