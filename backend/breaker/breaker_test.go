@@ -235,8 +235,8 @@ func TestJudges(t *testing.T) {
 			require.Equal(t, end.opens, b.State().Open, "%+v", end)
 		})
 	}
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // a socket whose deadline is that of ctx times out first
-		b = breaker.New(&slowTry{Forward: s.Forward, delay: 100 * time.Millisecond, reply: errStore})
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) { // a socket whose deadline is that of ctx times out first
+		b := breaker.New(&slowTry{Forward: s.Forward, delay: 100 * time.Millisecond, reply: errStore})
 		for range 20 {
 			require.ErrorIs(t, try(late{t.Context(), time.Now().Add(100 * time.Millisecond)}, b), errStore)
 		}
@@ -347,8 +347,8 @@ func TestHang(t *testing.T) {
 
 // A call that was cut off before it was sent owes no release.
 func TestHangBeforeSending(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		b = breaker.New(&unsent{s.Forward})
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+		b := breaker.New(&unsent{s.Forward})
 		for range 5 {
 			err := try(t.Context(), b)
 			require.ErrorIs(t, err, dlock.ErrUnavailable)

@@ -352,9 +352,9 @@ func TestRenewalNeverShortens(t *testing.T) {
 // Two renewals of a degraded lease cross: one takes the key in the store, and the other, which
 // has no answer, does not extend the lease in memory only.
 func TestCrossingRenewals(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+	degrading(t, func(t *testing.T, s *away, _ *breaker.Locker, _ *dlock.Client) {
 		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
-		b = breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
+		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
 		down(t, s, b)
 		_, err := b.TryAcquire(t.Context(), "k", "t", 10*time.Second)
 		require.NoError(t, err)
