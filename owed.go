@@ -254,7 +254,9 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.trying--
-	r.err = err
+	if err == nil || !r.answered {
+		r.err = err
+	}
 	o := &k.owed
 	refused := Refused(err)
 	if err == nil || refused {
@@ -265,7 +267,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	switch {
 	case r.listed.list == nil: // dropped
 	case err == nil && (held && r.inFlight < several || r.inFlight == none), hopeless(err), !sent.Before(r.until):
-		k.dropLocked(r, err)
+		k.dropLocked(r, r.err)
 	case err == nil:
 		k.answeredLocked(r)
 	case refused:

@@ -499,3 +499,25 @@ func TestCloseWaitsForNothingThatHasEnded(t *testing.T) {
 		require.Equal(t, 2*time.Second, time.Since(start))
 	})
 }
+
+// An attempt without an answer is released; later tries, for a call that may be on its way, fail. The
+// release was answered, so its end has no error.
+func TestOwedReleaseWasAnswered(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		var ends []dlock.OwedDoneInfo
+		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { ends = append(ends, i) }}))
+		s.hook = func(c *call) {
+			if c.op == "try" {
+				c.err = errStore
+			}
+		}
+		_, err := c.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(time.Second)
+		store.Fail(errStore)
+		time.Sleep(time.Minute)
+		require.NoError(t, c.Close())
+		require.Len(t, ends, 1)
+		require.NoError(t, ends[0].Err)
+	})
+}
