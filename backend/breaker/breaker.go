@@ -193,7 +193,7 @@ func (b *Locker) attempt(ctx context.Context, key, token string, ttl time.Durati
 		switch {
 		case p.send:
 			a, err := b.send(ctx, p.changes, key, token, ttl, queued)
-			if err == nil && a.Acquired && !b.granted(key, token, a.Since.Add(ttl)) { // of no use: the caller releases it
+			if err == nil && a.Acquired && !b.granted(key, token, a.Since, ttl) { // of no use: the caller releases it
 				return dlock.Attempt{}, fmt.Errorf("%w: another lease of this process holds the key", dlock.ErrUnavailable)
 			}
 			return a, err

@@ -30,7 +30,8 @@ import (
 //
 // While the breaker is open, a degraded lease is renewed in memory, and its renewals start
 // probes. When the breaker has closed, the next renewal takes the key in the store: if another
-// holds it there, the lease is lost. At most 32 leases of a batch do so at the same time.
+// holds it there, the lease is lost. At most 32 leases of a batch do so at the same time. A release
+// waits until that has been decided.
 type Degradation struct {
 	// After is how long the breaker must have been open. It is at least the longest TTL of all
 	// processes: if the store is away for all of them, their leases have ended then.
@@ -68,7 +69,10 @@ type hold struct {
 	token   string
 	until   time.Time // for so long its holder may be certain of it
 	where   place
+	noted   time.Time     // when its last answer came
+	shared  bool          // of several leases of the store, the answers do not tell which is the latest
 	changed chan struct{} // closed when the hold ends or is that of the store; nil if nobody waits
+	moving  chan struct{} // closed when the store has been asked for the key; nil if it is not being asked
 }
 
 // A place is where a lease is kept. Unless it is inStore, the lease is degraded: the breaker
@@ -112,43 +116,74 @@ func (h *hold) plan(now time.Time, probe time.Duration) plan {
 // answered, in the map's random order.
 func (b *Locker) noteLocked(key, token string, where place, until time.Time) {
 	now := time.Now()
-	h := b.holdLocked(key, now)
-	if h != nil && h.token == token {
-		if h.until.After(until) {
-			until = h.until
-		}
-		if h.where == where {
+	if h := b.holdLocked(key, now); h != nil && h.token == token {
+		if until.After(h.until) {
 			h.until = until
-			return
 		}
+		if h.where != where {
+			h.wake()
+		}
+		h.where, h.noted = where, now
+		return
 	}
 	b.forgetLocked(key)
 	for k, old := range b.holds {
-		if now.Before(old.until) {
+		if now.Before(old.until) || old.moving != nil {
 			break
 		}
 		b.forgetLocked(k)
 	}
-	b.holds[key] = &hold{token: token, until: until, where: where}
+	b.holds[key] = &hold{token: token, until: until, where: where, noted: now}
 }
 
 func (b *Locker) forgetLocked(key string) {
-	if h := b.holds[key]; h != nil && h.changed != nil {
-		close(h.changed)
+	if h := b.holds[key]; h != nil {
+		h.wake()
 	}
 	delete(b.holds, key)
 }
 
-// granted notes that the store keeps a lease until the given time. It reports false, and notes
-// nothing, if a degraded lease of another token holds the key.
-func (b *Locker) granted(key, token string, until time.Time) bool {
+// wake tells those who wait for a change.
+func (h *hold) wake() {
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
+	}
+}
+
+// settleLocked waits until the store is not being asked for the key of a token, or ctx ends: what is
+// sent then cannot be overtaken by that.
+func (b *Locker) settleLocked(ctx context.Context, key, token string) {
+	for h := b.holds[key]; h != nil && h.token == token && h.moving != nil && ctx.Err() == nil; h = b.holds[key] {
+		moving := h.moving
+		b.mu.Unlock()
+		wait(ctx, moving, dlock.NoLimit)
+		b.mu.Lock()
+	}
+}
+
+// granted notes that the store has kept a lease since the given time, and keeps it for ttl. It
+// reports false, and notes nothing, if a degraded lease of another token holds the key. Answers
+// may overtake each other: that of a renewal may come after the next holder's grant.
+func (b *Locker) granted(key, token string, since time.Time, ttl time.Duration) bool {
 	if b.degradation == nil {
 		return true
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if h := b.holdLocked(key, time.Now()); h != nil && h.token != token && h.where != inStore {
+	until := since.Add(ttl)
+	switch h := b.holdLocked(key, time.Now()); {
+	case h == nil:
+	case h.token == token:
+		h.shared = h.shared && since.Before(h.noted)
+	case h.where != inStore:
 		return false
+	case since.Before(h.noted): // either may be the latest
+		h.shared = true
+		if until.After(h.until) {
+			h.until = until
+		}
+		return true
 	}
 	b.noteLocked(key, token, inStore, until)
 	return true
@@ -167,7 +202,7 @@ func (b *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	begun := time.Now()
 	held, err := b.Forward.Renew(ctx, key, token, ttl)
 	b.answered(key, err)
-	return held && b.granted(key, token, begun.Add(ttl)), err
+	return held && b.granted(key, token, begun, ttl), err
 }
 
 // renewDegraded renews a lease if it is degraded: in the store if the breaker is closed and the
@@ -176,6 +211,7 @@ func (b *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.Duration) (held, degraded bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.settleLocked(ctx, key, token)
 	now := time.Now()
 	h := b.degradedLocked(key, token, now)
 	if h == nil {
@@ -189,28 +225,22 @@ func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.
 	if rest := h.until.Sub(now); rest > ttl { // the store must not shorten the lease
 		ttl = (rest + time.Millisecond - 1).Truncate(time.Millisecond)
 	}
-	h.where = unknown
+	moving := make(chan struct{})
+	h.where, h.moving = unknown, moving
 	changes := b.changes
 	b.mu.Unlock()
 	a, err := b.send(ctx, changes, key, token, ttl, false)
 	b.mu.Lock()
+	close(moving)
+	h.moving = nil
 	now = time.Now()
-	switch h = b.holdLocked(key, now); {
-	case err == nil && !a.Acquired:
-		return false, true
-	case h == nil || h.token != token: // released meanwhile, and the attempt may have come later
-		b.mu.Unlock()
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.slow)
-		_, _ = b.Release(limited, key, token)
-		cancel()
-		b.mu.Lock()
+	switch {
+	case err == nil && !a.Acquired, b.holdLocked(key, now) != h: // it has ended meanwhile
 		return false, true
 	case err == nil:
 		b.noteLocked(key, token, inStore, a.Since.Add(ttl))
-	case h.where == inStore: // by another renewal
-		return false, false
 	default:
-		b.noteLocked(key, token, h.where, now.Add(ttl))
+		b.noteLocked(key, token, unknown, now.Add(ttl))
 	}
 	return true, true
 }
@@ -303,7 +333,7 @@ func (b *Locker) renewStored(ctx context.Context, batch []dlock.Renewal) ([]dloc
 		b.answered(batch[i].Key, nil)
 	}
 	for i, r := range batch {
-		results[i].Held = results[i].Held && b.granted(r.Key, r.Token, begun.Add(r.TTL))
+		results[i].Held = results[i].Held && b.granted(r.Key, r.Token, begun, r.TTL)
 	}
 	return results, nil
 }
@@ -315,6 +345,11 @@ func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		return b.Forward.Release(ctx, key, token)
 	}
 	b.mu.Lock()
+	b.settleLocked(ctx, key, token)
+	if err := ctx.Err(); err != nil {
+		b.mu.Unlock()
+		return false, err
+	}
 	h, now := b.holds[key], time.Now()
 	degraded := h != nil && h.token == token && h.where != inStore
 	if degraded {
@@ -327,10 +362,13 @@ func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	}
 	held, err := b.Forward.Release(ctx, key, token)
 	b.answered(key, err)
+	if err != nil && degraded {
+		err = errors.Join(err) // not without effect: the lease has ended in memory
+	}
 	if err == nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if h := b.holds[key]; h != nil && h.token == token {
+		if h := b.holds[key]; h != nil && h.token == token && !h.shared {
 			b.forgetLocked(key)
 		}
 	}
