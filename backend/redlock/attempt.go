@@ -266,7 +266,8 @@ func (v *voting) withdraw() {
 	}
 	for i := range v.seats {
 		s := &v.seats[i]
-		if s.flying || !v.mayReturn(s) && (!uncertain(s.err) || v.mayHold()) {
+		unconfirmed := s.fresh && s.err != nil // it is there, but was not confirmed
+		if s.flying || !unconfirmed && !v.mayReturn(s) && (!uncertain(s.err) || v.mayHold()) {
 			continue
 		}
 		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]

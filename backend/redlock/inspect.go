@@ -22,13 +22,11 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 		hold, decided = l.majorityOf(answers)
 		return decided
 	})
-	switch err := l.sameStore(); {
-	case decided && err == nil:
+	switch {
+	case decided:
 		return hold, nil
 	case ctx.Err() != nil:
 		return dlock.Hold{}, ctx.Err()
-	case err != nil:
-		return dlock.Hold{}, err
 	}
 	return dlock.Hold{}, l.failure(errorsOf(answers, nil), false)
 }

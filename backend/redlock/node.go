@@ -18,9 +18,8 @@ type node struct {
 	renewer   dlock.BatchRenewer
 	inspector dlock.Inspector
 
-	ahead atomic.Int64           // of this process's clock, in microseconds
-	slow  atomic.Bool            // it was late the last time
-	store atomic.Pointer[string] // which it was, by its last answer; or nil
+	ahead atomic.Int64 // of this process's clock, in microseconds
+	slow  atomic.Bool  // it was late the last time
 }
 
 func newNode(l dlock.Locker) *node {
@@ -117,29 +116,18 @@ func (n *node) seen(b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, e
 	if err == nil && b.Degraded {
 		return b, errNoVote
 	}
-	if err == nil {
-		n.is(b.Store)
-	}
 	if err == nil && b.Clock != 0 && !asked.IsZero() {
 		n.ahead.Store(b.Clock - asked.Add(time.Since(asked)/2).UnixMicro())
 	}
 	return b, err
 }
 
-// is notes which store the node is.
-func (n *node) is(store string) {
-	if known := n.store.Load(); store != "" && (known == nil || *known != store) {
-		n.store.Store(&store)
-	}
-}
-
-// sameStore returns an error if two nodes are the same store, as their last answers tell. It is a
-// joined error: they may have done what they were asked.
-func (l *Locker) sameStore() error {
-	for i, n := range l.nodes {
-		store := n.store.Load()
-		for j, other := range l.nodes[:i] {
-			if known := other.store.Load(); store != nil && known != nil && *store == *known {
+// sameStore returns an error if two of the n stores that have answered a call are the same. One that is
+// unknown is empty. It is a joined error: they may have done what they were asked.
+func sameStore(n int, store func(int) string) error {
+	for i := range n {
+		for j := range i {
+			if s := store(i); s != "" && s == store(j) {
 				return errors.Join(invalid("nodes %d and %d: the same store", j, i))
 			}
 		}
@@ -152,9 +140,6 @@ func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock
 	ballots, err := n.confirmAll(ctx, batch)
 	if err == nil && len(ballots) != len(batch) {
 		err = fmt.Errorf("%d results for %d renewals", len(ballots), len(batch))
-	}
-	for i := range ballots {
-		n.is(ballots[i].Store)
 	}
 	return ballots, err
 }

@@ -10,7 +10,8 @@ import (
 type answer[T any] struct {
 	request
 	value T
-	given bool // it has been given, or has failed
+	given bool   // it has been given, or has failed
+	store string // that has answered; or empty
 }
 
 // ok reports whether the node has answered.
@@ -34,7 +35,7 @@ func poll[T any](ctx context.Context, l *Locker, limit, grace time.Duration,
 	for i := range l.nodes {
 		l.spawn(func() {
 			value, r := ask(requests, i, over.Load)
-			given <- numbered{i, answer[T]{r, value, true}}
+			given <- numbered{i, answer[T]{request: r, value: value, given: true}}
 		})
 	}
 	answers := make([]answer[T], len(l.nodes))

@@ -89,8 +89,8 @@ func WithNodeLimit(d time.Duration) Option {
 }
 
 // New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at
-// least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]; all
-// but Release if only the answers of the nodes show it.
+// least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]. If
+// only the answers of the nodes show it, attempts, waits and renewals do.
 // An even number tolerates no more failures than one node less. New keeps no reference to the
 // slice, and the Locker never closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {

@@ -46,7 +46,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		defer l.claims.put(c)
 		_, ok := l.tally(answers) // else the caller owes all of them
 		for i := range answers {
-			if late[i] || ok && answers[i].err != nil {
+			if ok && (late[i] || answers[i].err != nil) {
 				l.owe(c, i, uses[i])
 			}
 		}

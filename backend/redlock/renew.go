@@ -87,12 +87,14 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 	if r.undecided > 0 && ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	if err := l.sameStore(); err != nil {
-		return nil, err
-	}
 	for i, k := range at {
+		if k < 0 {
+			continue
+		}
+		err := sameStore(len(l.nodes), func(node int) string { return r.answers[k][node].store })
 		switch {
-		case k < 0:
+		case err != nil:
+			results[i].Err = err
 		case r.decided[k]:
 			results[i].Held = r.held[k]
 		default:
@@ -164,6 +166,7 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 		a, s := answer[bool]{request: req, given: true}, &r.claims[i].stations[node]
 		if req.err == nil {
 			b := &ballots[k]
+			a.store = b.Store
 			a.fail(b.Err, r.l.limit)
 			if a.value = b.Acquired; a.err == nil && a.value {
 				if wait := r.l.young(b.Age); wait > 0 {

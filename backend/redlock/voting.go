@@ -68,7 +68,8 @@ type seat struct {
 	remaining time.Duration
 	until     time.Time // the holder holds the key at the node, unless it releases it
 	place     int64
-	err       error // of the last request
+	store     string // that has given the last answer; or empty
+	err       error  // of the last request
 
 	// Of a wait:
 	again   time.Time     // when the next request is due, after an error or a yield
@@ -180,7 +181,7 @@ func (v *voting) report(e event, s *station) {
 		v.answers <- e
 	}
 	v.mu.Unlock()
-	stray := fate == isReturned && e.what == voted && e.uncertain() || fate == isKept && e.queued() && !e.kept
+	stray := fate == isReturned && (e.what == voted && e.uncertain() || e.what == confirmed) || fate == isKept && e.queued() && !e.kept
 	if fate == isReturned && e.fresh() || stray && !mine {
 		v.l.giveBack(v.claim, e.node, s)
 	}
@@ -217,7 +218,7 @@ func (l *Locker) giveBack(c *claim, node int, s *station) {
 		return err
 	})
 	s.spoilt = s.spoilt || r.unknown || r.err != nil
-	if r.err != nil {
+	if r.err != nil || s.late {
 		l.owe(c, node, s.uses)
 	}
 }
@@ -255,7 +256,7 @@ func (v *voting) pass(i int, to string, floor int64) {
 // take notes an answer. It returns an error if two nodes are the same store: the call has failed.
 func (v *voting) take(e event) error {
 	v.note(e)
-	return v.l.sameStore()
+	return sameStore(len(v.seats), func(i int) string { return v.seats[i].store })
 }
 
 func (v *voting) note(e event) {
@@ -268,6 +269,9 @@ func (v *voting) note(e event) {
 		return
 	}
 	b := &e.ballot
+	if e.what != passed {
+		s.store = b.Store
+	}
 	since := b.Since
 	if since.IsZero() {
 		since = e.sent

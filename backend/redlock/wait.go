@@ -136,7 +136,11 @@ func (w *wait) act() time.Time {
 		switch {
 		case s.flying || s.err == errSpoilt:
 		case s.granted:
-			if soonest(s.since.Add(w.ttl/3)) && soonest(s.again) {
+			due := s.since.Add(w.ttl / 3)
+			if !s.young.IsZero() && s.young.Before(due) {
+				due = s.young // it counts from then on
+			}
+			if soonest(due) && soonest(s.again) {
 				w.confirm(i, 0)
 			}
 		case soonest(s.again):

@@ -290,3 +290,84 @@ func TestAYoungNodeLeadsNobody(t *testing.T) {
 		}
 	}
 }
+
+// A waiter asks a young node again as soon as it counts.
+func TestANodeBecomesOldDuringAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s[1].SetAge(30300 * time.Millisecond) // counts in 1s
+		s[2].Steal("key", time.Hour)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		begun := time.Now()
+		a, err := l.Acquire(t.Context(), "key", "x", 30*time.Second)
+		require.NoError(t, err, "%+v", a)
+		require.True(t, a.Acquired)
+		require.Less(t, time.Since(begun), 3*time.Second)
+	})
+}
+
+// All calls succeed although as many nodes are young as can be, and one is slow.
+func TestAllCallsWithYoungNodes(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		for first := range n {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				s := newStores(n)
+				for i := range n / 2 {
+					s[(first+i)%n].Wipe()
+				}
+				nodes := s.nodes()
+				slow := (first + n/2) % n
+				nodes[slow] = remote{s[slow], func() time.Duration { return 20 * time.Millisecond }}
+				l := redlock.New(nodes)
+				defer l.Close()
+				for _, acquire := range []func(context.Context, string, string, time.Duration) (dlock.Attempt, error){l.TryAcquire, l.Acquire} {
+					a, err := acquire(ctx, "key", "x", 20*time.Second)
+					require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+					again, err := acquire(ctx, "key", "x", 20*time.Second)
+					require.True(t, again.Acquired && err == nil && again.Fence > a.Fence, "%+v, %v", a, err)
+					hold, err := l.Inspect(ctx, "key")
+					require.NoError(t, err)
+					require.Equal(t, "x", hold.Token)
+					for range 5 {
+						time.Sleep(5 * time.Second)
+						held, err := l.Renew(ctx, "key", "x", 20*time.Second)
+						require.True(t, held && err == nil, "%v", err)
+					}
+					b, err := l.TryAcquire(ctx, "key", "y", 20*time.Second)
+					require.NoError(t, err)
+					require.Equal(t, "x", b.Holder)
+					short, cancel := context.WithTimeout(ctx, 2*time.Second)
+					b, err = l.Acquire(short, "key", "y2", 20*time.Second)
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.Equal(t, "x", b.Holder)
+					_, err = l.Release(ctx, "key", "y2")
+					require.NoError(t, err)
+					done := make(chan error)
+					go func() {
+						c, err := l.Acquire(ctx, "key", "z", 20*time.Second)
+						if !c.Acquired && err == nil {
+							err = context.Canceled
+						}
+						done <- err
+					}()
+					time.Sleep(3 * time.Second)
+					held, err := l.Release(ctx, "key", "x")
+					require.True(t, held && err == nil, "%v", err)
+					begun := time.Now()
+					require.NoError(t, <-done)
+					require.Less(t, time.Since(begun), time.Second)
+					held, err = l.Release(ctx, "key", "z")
+					require.True(t, held && err == nil, "%v", err)
+					time.Sleep(time.Second)
+					for i := range s {
+						hold, _ := s[i].Inspect(ctx, "key")
+						require.False(t, hold.Held || hold.Waiting > 0, "node %d: %+v", i, hold)
+					}
+				}
+			})
+		}
+	}
+}
