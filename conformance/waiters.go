@@ -132,9 +132,11 @@ func (s *scene) ended(w *waiter) {
 // sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
 // its own look at that.
 func (s *scene) wasSent(w *waiter) {
+	if s.over() { // w may not have returned
+		return
+	}
 	_, marked := errors.AsType[*dlock.NoEffectError](w.err)
 	switch {
-	case s.over() || w.err == nil:
 	case errors.Is(w.err, dlock.ErrClosed):
 		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
 			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
