@@ -304,7 +304,7 @@ func countsTheQueue(s *scene, a, b, c *client, g grant) {
 	s.release(a, g, true)
 	s.eachServed(staying, "the holder released the key", func(w *waiter) {
 		left--
-		seesWaiting(s, c, g.key, left, fmt.Sprintf("of 5 waiters two have left, %d were served, and the last of them holds the key", 3-left))
+		soonCounts(s, c, g.key, left, fmt.Sprintf("of 5 waiters two have left, %d were served, and the last of them holds the key", 3-left))
 		s.release(b, w.grant, true)
 	})
 	seesWaiting(s, c, g.key, 0, "all who waited have left or were served, and the key is free")

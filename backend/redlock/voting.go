@@ -213,12 +213,13 @@ func (e *event) queued() bool {
 
 // giveBack releases a vote. The caller has the turn at the node.
 func (l *Locker) giveBack(c *claim, node int, s *station) {
-	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) error {
-		_, err := l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
+	held := false
+	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) (err error) {
+		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
 		return err
 	})
 	s.spoilt = s.spoilt || r.unknown || r.err != nil
-	if r.err != nil || s.late {
+	if r.err != nil || s.late && !held { // it may be on its way
 		l.owe(c, node, s.uses)
 	}
 }
