@@ -13,7 +13,7 @@
 // # The guard
 //
 // A node that restarts empty would vote for a second holder. So a node that has forgotten what
-// it knew, or may have, does not count until the longest TTL has passed: all leases that it may
+// it knew, or may have, is young, and does not count until the longest TTL has passed: all leases that it may
 // have forgotten have ended then. This is also so after the first start of the nodes: until a
 // majority is old enough, attempts fail with a [MajorityError] that says how long that takes.
 //
@@ -23,6 +23,24 @@
 // to the next, as long as clocks run at the same rate to within 1 %. Their times may differ; but if
 // a node forgets its data, the order of fences needs clocks of the nodes that agree to within the
 // longest TTL. A paused process may still act after its lease has ended: fences are for that.
+//
+// # Watching the nodes
+//
+// While a majority works, calls succeed, and no error shows that a node is dead. [OnNodeChange]
+// reports a node when it becomes slow, young or down, and when it is up again:
+//
+//	redlock.New(nodes, redlock.WithNames("a", "b", "c"), redlock.OnNodeChange(func(n redlock.NodeState) {
+//		slog.Warn("redlock node", "node", n.Node, "status", n.Status, "error", n.Err)
+//	}))
+//
+// [Locker.Nodes] returns the state of all nodes at any time, and RegisterNodes of package
+// observe/otel makes a metric of it. All three tell what the calls of this Locker have found:
+// nothing is sent for it, so a node that dies while nobody calls is seen at the next call, or at the
+// next renewal of a lease. A node that is hung is down when a request had no answer for 5 s (see
+// [WithNodeLimit]).
+//
+// Errors name the nodes, too. [WithNames] gives names; the default is the address that the Redis
+// client knows, as goredis and rueidis do for a single server, or else the index.
 //
 // # Rules
 //

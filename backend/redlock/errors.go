@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,9 @@ import (
 type MajorityError struct {
 	// Quorum is how many nodes would have been needed.
 	Quorum int
+
+	// Names are the names of the nodes, in the order of New: see [WithNames].
+	Names []string
 
 	// Nodes has an error for each node that did not count, in the order of New, and nil for the
 	// others. A node's time-out does not match [context.DeadlineExceeded], which is for the
@@ -33,7 +38,7 @@ func (e *MajorityError) Error() string {
 	var nodes []string
 	for i, err := range e.Nodes {
 		if err != nil {
-			nodes = append(nodes, fmt.Sprintf("node %d: %v", i, err))
+			nodes = append(nodes, fmt.Sprintf("node %s: %v", e.name(i), err))
 		}
 	}
 	text := fmt.Sprintf("%d of %d nodes counted, %d are needed", len(e.Nodes)-len(nodes), len(e.Nodes), e.Quorum)
@@ -41,6 +46,13 @@ func (e *MajorityError) Error() string {
 		text += fmt.Sprintf("; a majority is old enough in %v", e.Wait.Round(time.Millisecond))
 	}
 	return text + ": " + strings.Join(nodes, "; ")
+}
+
+func (e *MajorityError) name(i int) string {
+	if i < len(e.Names) {
+		return e.Names[i]
+	}
+	return strconv.Itoa(i)
 }
 
 // Unwrap returns an error that matches [dlock.ErrInvalid], [dlock.ErrClosed] or
@@ -106,7 +118,7 @@ func (*youngError) Answered() bool { return true }
 // that did not count. The call had no effect if all nodes say so, unless earlier requests make
 // it unsure.
 func (l *Locker) failure(errs []error, unsure bool) error {
-	e := &MajorityError{Quorum: l.quorum, Nodes: errs}
+	e := &MajorityError{Quorum: l.quorum, Names: slices.Clone(l.names), Nodes: errs}
 	noEffect, temporary := !unsure, false
 	said := make(map[error]int)
 	var waits []time.Duration

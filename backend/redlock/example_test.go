@@ -61,7 +61,7 @@ func ExampleMajorityError() {
 	if missing := new(redlock.MajorityError); errors.As(err, &missing) {
 		fmt.Println("needed:", missing.Quorum)
 		for i, err := range missing.Nodes {
-			fmt.Println(i, err)
+			fmt.Println(missing.Names[i], err)
 		}
 	}
 	stores[1].Fail(nil) // lest Close wait for it
@@ -73,6 +73,44 @@ func ExampleMajorityError() {
 	// 0 connection refused
 	// 1 disk full
 	// 2 <nil>
+}
+
+// One of three nodes fails. Every call succeeds, and the failure is reported.
+func ExampleOnNodeChange() {
+	var nodes []dlock.Locker
+	var stores []*memory.Locker
+	for range 3 {
+		store := memory.New()
+		store.SetAge(time.Hour) // as if it had been running for that long
+		stores, nodes = append(stores, store), append(nodes, store)
+	}
+	report := func(n redlock.NodeState) {
+		if n.Status != redlock.NodeUp {
+			fmt.Println(n.Node, "is", n.Status, "-", n.Err)
+		}
+	}
+	quorum := redlock.New(nodes, redlock.WithNames("north", "south", "west"), redlock.OnNodeChange(report))
+	locks := dlock.New(quorum)
+
+	stores[1].Fail(errors.New("connection refused"))
+	lease, err := locks.Acquire(context.Background(), "order:7")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lease.Release())
+	locks.Close()
+	quorum.Close() // the node that failed has been reported by now
+	for _, n := range quorum.Nodes() {
+		fmt.Println(n.Node, n.Status)
+	}
+
+	// Unordered output:
+	// south is down - connection refused
+	// <nil>
+	// north up
+	// south down
+	// west up
 }
 
 // Nodes that have just been started or emptied may have forgotten leases. They do not count until

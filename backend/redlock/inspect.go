@@ -53,7 +53,7 @@ func (l *Locker) inspectAll(ctx context.Context, key string, young []bool, grace
 			return hold, request{err: &youngError{}}
 		}
 		r = l.try(ctx, i, l.limit, decided, func(ctx context.Context) (err error) {
-			hold, err = l.nodes[i].inspector.Inspect(ctx, key)
+			hold, err = l.nodes[i].inspect(ctx, key)
 			return err
 		})
 		return hold, r

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 
 // A node is one of the stores. Without voter, it votes by the plain methods of a Locker.
 type node struct {
+	of        *Locker
+	index     int
 	locker    dlock.Locker
 	voter     dlock.Voter
 	queue     dlock.VoteAcquirer
@@ -20,10 +23,12 @@ type node struct {
 
 	ahead atomic.Int64 // of this process's clock, in microseconds
 	slow  atomic.Bool  // it was late the last time
+
+	health health
 }
 
-func newNode(l dlock.Locker) *node {
-	n := &node{locker: l}
+func newNode(of *Locker, index int, l dlock.Locker) *node {
+	n := &node{of: of, index: index, locker: l}
 	n.voter, _ = l.(dlock.Voter)
 	n.queue, _ = l.(dlock.VoteAcquirer)
 	n.renewer, _ = l.(dlock.BatchRenewer)
@@ -105,33 +110,43 @@ func (n *node) vote(ctx context.Context, key, token string, ttl time.Duration, f
 	} else {
 		b, err = n.voter.Vote(ctx, key, token, ttl, floor)
 	}
-	return n.seen(b, asked, err)
+	return n.seen(ctx, b, asked, err)
 }
 
 // enqueue waits for a vote.
 func (n *node) enqueue(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
 	b, err := n.queue.AcquireVote(ctx, key, token, ttl, floor, place)
-	return n.seen(b, time.Time{}, err)
+	return n.seen(ctx, b, time.Time{}, err)
 }
 
 // seen learns from a ballot that was asked for at that time, or at an unknown one.
-func (n *node) seen(b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, error) {
+func (n *node) seen(ctx context.Context, b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, error) {
 	if err == nil && b.Degraded {
-		return b, errNoVote
+		err = errNoVote
 	}
-	if err == nil && b.Clock != 0 && !asked.IsZero() {
-		n.ahead.Store(b.Clock - asked.Add(time.Since(asked)/2).UnixMicro())
+	switch {
+	case asked.IsZero():
+		if err != nil && !errors.Is(err, dlock.ErrReleased) { // which is an answer
+			n.note(ctx, time.Now(), 1, err)
+		}
+		return b, err
+	case err == nil:
+		if b.Clock != 0 {
+			n.ahead.Store(b.Clock - asked.Add(time.Since(asked)/2).UnixMicro())
+		}
+		n.aged(b.Age)
 	}
+	n.note(ctx, asked, 1, err)
 	return b, err
 }
 
-// sameStore returns an error if two of the n stores that have answered a call are the same. One that is
+// sameStore returns an error if two of the stores that have answered a call are the same. One that is
 // unknown is empty. It is a joined error: they may have done what they were asked.
-func sameStore(n int, store func(int) string) error {
-	for i := range n {
+func (l *Locker) sameStore(store func(int) string) error {
+	for i := range l.nodes {
 		for j := range i {
 			if s := store(i); s != "" && s == store(j) {
-				return errors.Join(invalid("nodes %d and %d: the same store", j, i))
+				return errors.Join(invalid("nodes %s and %s: the same store", l.names[j], l.names[i]))
 			}
 		}
 	}
@@ -140,10 +155,18 @@ func sameStore(n int, store func(int) string) error {
 
 // confirm extends the leases of a batch, and raises the fence counter for each.
 func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	asked := time.Now()
 	ballots, err := n.confirmAll(ctx, batch)
 	if err == nil && len(ballots) != len(batch) {
 		err = fmt.Errorf("%d results for %d renewals", len(ballots), len(batch))
 	}
+	failed := err
+	if i := slices.IndexFunc(ballots, func(b dlock.Ballot) bool { return b.Err == nil }); err == nil && i >= 0 {
+		n.aged(ballots[i].Age)
+	} else if err == nil {
+		failed = ballots[0].Err // and so have all others
+	}
+	n.note(ctx, asked, len(batch), failed)
 	return ballots, err
 }
 
@@ -172,9 +195,20 @@ func (n *node) confirmAll(ctx context.Context, batch []dlock.Confirmation) ([]dl
 	return ballots, nil
 }
 
-func (n *node) pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
+func (n *node) pass(ctx context.Context, key, token, to string, floor int64) (held bool, err error) {
+	asked := time.Now()
 	if n.voter == nil {
-		return n.locker.Release(ctx, key, token)
+		held, err = n.locker.Release(ctx, key, token)
+	} else {
+		held, err = n.voter.Pass(ctx, key, token, to, floor)
 	}
-	return n.voter.Pass(ctx, key, token, to, floor)
+	n.note(ctx, asked, 1, err)
+	return held, err
+}
+
+func (n *node) inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	asked := time.Now()
+	hold, err := n.inspector.Inspect(ctx, key)
+	n.note(ctx, asked, 1, err)
+	return hold, err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,17 +23,20 @@ import (
 // Nodes keep a vote for whole milliseconds, and for at least 50. So the key of a shorter lease is
 // free after 50 ms.
 type Locker struct {
-	nodes   []*node
-	quorum  int
-	voting  bool // all nodes are Voters
-	queued  bool // all nodes are VoteAcquirers
-	longest time.Duration
-	guarded bool
-	limit   time.Duration // of a request
-	err     error         // returned by every call: a bad argument of New
-	claims  claims
-	trip    atomic.Int64 // about how long a majority takes to answer, in ns
-	owed    atomic.Int64 // how many releases are repeated
+	nodes    []*node
+	names    []string // of nodes
+	quorum   int
+	voting   bool // all nodes are Voters
+	queued   bool // all nodes are VoteAcquirers
+	longest  time.Duration
+	guarded  bool
+	limit    time.Duration // of a request
+	onChange func(NodeState)
+	made     time.Time
+	err      error // returned by every call: a bad argument of New
+	claims   claims
+	trip     atomic.Int64 // about how long a majority takes to answer, in ns
+	owed     atomic.Int64 // how many releases are repeated
 
 	open   context.Context
 	close  context.CancelFunc
@@ -88,13 +92,56 @@ func WithNodeLimit(d time.Duration) Option {
 	}
 }
 
+// WithNames names the nodes, in the order of New. All names must differ. The default is the address of
+// the node, if its Locker has a method Addr() string that returns one no other node has; else its
+// index.
+func WithNames(names ...string) Option {
+	return func(l *Locker) {
+		for i, name := range names {
+			if name == "" || slices.Contains(names[:i], name) {
+				l.refuse("WithNames: %q for node %d: empty, or a name of two", name, i)
+			}
+		}
+		l.names = slices.Clone(names)
+	}
+}
+
+// nameAll names the nodes that have no names yet.
+func (l *Locker) nameAll(nodes []dlock.Locker) {
+	switch len(l.names) {
+	case len(nodes):
+		return
+	case 0:
+	default:
+		l.refuse("WithNames: %d names for %d nodes", len(l.names), len(nodes))
+	}
+	l.names = make([]string, len(nodes))
+	uses := make(map[string]int)
+	for i, n := range nodes {
+		if a, ok := n.(interface{ Addr() string }); ok && !isNil(n) {
+			l.names[i] = a.Addr()
+		}
+		uses[l.names[i]]++
+	}
+	for i, name := range l.names {
+		if name == "" || uses[name] > 1 {
+			l.names[i] = strconv.Itoa(i)
+		}
+	}
+}
+
+func isNil(n dlock.Locker) bool {
+	v := reflect.ValueOf(n)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
 // New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at
 // least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]. If
 // only the answers of the nodes show it, attempts, waits and renewals do.
 // An even number tolerates no more failures than one node less. New keeps no reference to the
 // slice, and the Locker never closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {
-	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voting: true, queued: true}
+	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voting: true, queued: true, made: time.Now()}
 	l.open, l.close = context.WithCancel(context.Background())
 	l.claims.nodes = len(nodes)
 	l.trip.Store(int64(time.Millisecond))
@@ -102,27 +149,29 @@ func New(nodes []dlock.Locker, opts ...Option) *Locker {
 	case 0, 2:
 		l.refuse("nodes: %d, neither 1 nor 3 or more", len(nodes))
 	}
-	for i, n := range nodes {
-		switch v := reflect.ValueOf(n); {
-		case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
-			l.refuse("node %d of %d: nil", i, len(nodes))
-			continue
-		case v.Comparable() && slices.ContainsFunc(nodes[:i], func(other dlock.Locker) bool {
-			o := reflect.ValueOf(other)
-			return o.IsValid() && o.Comparable() && other == n
-		}):
-			l.refuse("node %d of %d: the same as one before it", i, len(nodes))
-		}
-		l.nodes = append(l.nodes, newNode(n))
-		l.voting = l.voting && l.nodes[len(l.nodes)-1].voter != nil
-		l.queued = l.queued && l.nodes[len(l.nodes)-1].queue != nil
-	}
 	for i, opt := range opts {
 		if opt == nil {
 			l.refuse("Option %d of %d: nil", i+1, len(opts))
 			continue
 		}
 		opt(l)
+	}
+	l.nameAll(nodes)
+	for i, n := range nodes {
+		if isNil(n) {
+			l.refuse("node %s: nil", l.names[i])
+			continue
+		}
+		if reflect.ValueOf(n).Comparable() {
+			if j := slices.IndexFunc(nodes[:i], func(other dlock.Locker) bool {
+				return !isNil(other) && reflect.ValueOf(other).Comparable() && other == n
+			}); j >= 0 {
+				l.refuse("node %s: the same as node %s", l.names[i], l.names[j])
+			}
+		}
+		l.nodes = append(l.nodes, newNode(l, i, n))
+		l.voting = l.voting && l.nodes[len(l.nodes)-1].voter != nil
+		l.queued = l.queued && l.nodes[len(l.nodes)-1].queue != nil
 	}
 	l.guarded = l.guarded && l.voting
 	return l

@@ -91,7 +91,7 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 		if k < 0 {
 			continue
 		}
-		err := sameStore(len(l.nodes), func(node int) string { return r.answers[k][node].store })
+		err := l.sameStore(func(node int) string { return r.answers[k][node].store })
 		switch {
 		case err != nil:
 			results[i].Err = err

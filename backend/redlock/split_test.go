@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -76,6 +77,12 @@ func (n remote) AcquireVote(ctx context.Context, key, token string, ttl time.Dur
 	time.Sleep(n.pause())
 	defer func() { time.Sleep(n.pause()) }()
 	return n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
+}
+
+func (n remote) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+	time.Sleep(n.pause())
+	defer func() { time.Sleep(n.pause()) }()
+	return n.Locker.Confirm(ctx, batch)
 }
 
 func (n remote) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
@@ -183,6 +190,47 @@ func TestASplitSettlesFarAway(t *testing.T) {
 			t.Errorf("%d grants in %v, want at least %d", grants.Load(), lasting, want)
 		}
 	})
+}
+
+// Waiters have the votes of five nodes. Their messages take so long that a vote is nearly always being
+// confirmed, or that all leaders are passed over before they have a majority.
+func TestSplitsSettleOnASlowNetwork(t *testing.T) {
+	for _, c := range []struct {
+		oneWay, ttl time.Duration
+		votes       map[string][]int
+		rounds      int
+	}{
+		{40 * time.Millisecond, 300 * time.Millisecond, map[string][]int{"a": {0, 4}, "b": {1}, "c": {2, 3}}, 50},
+		{200 * time.Millisecond, 1500 * time.Millisecond, map[string][]int{"a": {0}, "b": {1}, "c": {2}, "d": {3}, "e": {4}}, 250},
+	} {
+		for range c.rounds {
+			synctest.Test(t, func(t *testing.T) {
+				stores := newStores(5)
+				ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+				defer stop()
+				var all sync.WaitGroup
+				for token, votes := range c.votes {
+					var nodes []dlock.Locker
+					for i := range stores {
+						nodes = append(nodes, remote{stores[i], func() time.Duration { return c.oneWay + rand.N(c.oneWay) }})
+					}
+					for _, i := range votes {
+						_, err := stores[i].Vote(ctx, "key", token, c.ttl, 0)
+						require.NoError(t, err)
+					}
+					all.Go(func() {
+						l := redlock.New(nodes, redlock.WithoutGuard())
+						defer l.Close()
+						_, err := l.Acquire(ctx, "key", token, c.ttl)
+						assert.NoError(t, err, "%s, with messages of %v", token, c.oneWay)
+						_, err = l.Release(context.WithoutCancel(ctx), "key", token)
+						assert.NoError(t, err, token)
+					})
+				}
+				all.Wait()
+			})
+		}
+	}
 }
 
 // One node after the other loses its data, while a lease is kept and others wait for it. Each node that

@@ -77,6 +77,7 @@ type seat struct {
 	away    error         // why the node did not answer lately
 	cut     func()        // ends the request in the queue
 	offered bool          // the vote was, to a holder of the key
+	then    func()        // passes the vote on, once it has been confirmed; or nil
 }
 
 type what int
@@ -257,7 +258,7 @@ func (v *voting) pass(i int, to string, floor int64) {
 // take notes an answer. It returns an error if two nodes are the same store: the call has failed.
 func (v *voting) take(e event) error {
 	v.note(e)
-	return sameStore(len(v.seats), func(i int) string { return v.seats[i].store })
+	return v.l.sameStore(func(i int) string { return v.seats[i].store })
 }
 
 func (v *voting) note(e event) {

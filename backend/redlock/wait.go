@@ -102,6 +102,9 @@ func (w *wait) run() (dlock.Attempt, error) {
 			}
 		case holders := <-w.surveys:
 			w.surveying = false
+			for i := range w.seats {
+				w.seats[i].then = nil
+			}
 			if holders == nil { // others may reach a majority
 				w.giveTo("", false)
 				w.surveyIn(min(2*w.pause, ledFor/2))
@@ -171,7 +174,8 @@ func (w *wait) enter(i int, floor int64) {
 // hear acts on an answer.
 func (w *wait) hear(e event) error {
 	s := &w.seats[e.node]
-	had := s.granted
+	had, then := s.granted, s.then
+	s.then = nil
 	if err := w.take(e); err != nil {
 		return err
 	}
@@ -181,6 +185,8 @@ func (w *wait) hear(e event) error {
 			s.pause, s.again = 0, time.Time{}
 		}
 		switch {
+		case then != nil && s.granted && w.counted() < w.l.quorum:
+			then()
 		case e.what == enqueued && !s.granted: // neither a grant nor an error
 			s.again = time.Now().Add(firstPause)
 		case s.granted && !had:
@@ -246,7 +252,8 @@ func (w *wait) survey() {
 // key, and the votes are kept for the time after it. One that keeps the key for long may lack them,
 // since a node was away: if it waits for them, it gets them. Otherwise the votes are split. The
 // leader, the holder at the first node in the key's order, keeps its votes, and all others pass theirs
-// on to it. A leader that gets no majority in time is passed over: its client may have died.
+// on to it. A leader that gets no majority in time is passed over: its client may have died. When all
+// were, the network may have been too slow, and it is their turn again.
 func (w *wait) judge(holders []string) {
 	votes := make(map[string]int)
 	for i := range holders {
@@ -291,27 +298,43 @@ func (w *wait) judge(holders []string) {
 }
 
 // giveTo passes the votes on to a token that may wait for them, and may hold the key; or to nobody in
-// particular, and then waits a moment before it asks for them again.
+// particular, and then waits a moment before it asks for them again. A vote that is just being confirmed
+// is passed on after that: on a slow network one or the other always is.
 func (w *wait) giveTo(token string, holds bool) {
-	floor := w.l.floor()
 	for i := range w.seats {
-		if s := &w.seats[i]; !s.flying && w.mayReturn(s) {
+		s := &w.seats[i]
+		if !w.mayReturn(s) {
+			continue
+		}
+		give := func() {
 			s.offered = holds
 			if token == "" {
 				s.again = time.Now().Add(longestPause/2 + rand.N(longestPause/2))
 			}
-			w.pass(i, token, floor)
+			w.pass(i, token, w.l.floor())
+		}
+		if s.flying {
+			s.then = give
+		} else {
+			give()
 		}
 	}
 }
 
+// leads returns the holder at the first node in the key's order that was not passed over; or "" if there
+// is no holder.
 func (w *wait) leads(holders []string) string {
-	for i := range w.l.order(w.claim.key) {
-		if h := holders[i]; h != "" && !w.passedOver[h] {
-			return h
+	for {
+		for i := range w.l.order(w.claim.key) {
+			if h := holders[i]; h != "" && !w.passedOver[h] {
+				return h
+			}
 		}
+		if len(w.passedOver) == 0 {
+			return ""
+		}
+		clear(w.passedOver)
 	}
-	return ""
 }
 
 // linger ends a wait that was granted. The nodes whose votes were not needed are given a moment to

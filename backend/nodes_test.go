@@ -1,0 +1,56 @@
+package backend_test
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// Servers that have just started do not count yet, and one is then killed. Errors and states name them
+// by their addresses, if the client library tells.
+func TestNodesOfARedlock(t *testing.T) {
+	t.Parallel()
+	var servers []*redistest.Server
+	var nodes []dlock.Locker
+	var names []string
+	for i, a := range adapters {
+		servers = append(servers, redistest.Start(t))
+		node := a.dial(t, servers[i].Addr())
+		t.Cleanup(func() { require.NoError(t, node.Close()) })
+		nodes = append(nodes, node)
+		names = append(names, servers[i].Addr())
+		if a.name == "redigo" {
+			names[i] = strconv.Itoa(i)
+		}
+	}
+	changes := make(chan redlock.NodeState, 100)
+	l := redlock.New(nodes, redlock.OnNodeChange(func(s redlock.NodeState) { changes <- s }))
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
+	for _, name := range names {
+		require.ErrorContains(t, err, "node "+name+": ")
+		require.Equal(t, redlock.NodeYoung, (<-changes).Status)
+	}
+	for i, node := range l.Nodes() {
+		require.Equal(t, names[i], node.Node)
+		require.ErrorContains(t, node.Err, "has forgotten its leases, and counts in ")
+	}
+	const killed = 0 // by goredis, which says "connection refused"
+	servers[killed].Kill()
+	_, err = l.Inspect(t.Context(), "key")
+	require.NoError(t, err)
+	select {
+	case s := <-changes:
+		require.Equal(t, names[killed], s.Node)
+		require.Equal(t, redlock.NodeDown, s.Status)
+		require.ErrorContains(t, s.Err, "refused")
+	case <-time.After(time.Minute):
+		require.Fail(t, "the death of a server was not seen")
+	}
+}
