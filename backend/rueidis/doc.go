@@ -1,5 +1,7 @@
 // Package rueidis is a dlock backend for services that use rueidis.
 //
+//	import dlockrueidis "github.com/dlock-go/dlock/backend/rueidis" // the library is called rueidis, too
+//	// ...
 //	rdb, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"localhost:6379"}})
 //	client := dlock.New(dlockrueidis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
 //
@@ -20,8 +22,7 @@
 //
 // With [WithReplicas], each grant or renewal in flight takes a connection of the blocking pool
 // (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
-// ends 5 s after the time-out of WithReplicas at the latest. It also ends at the deadline of its
-// context. But while the server does not answer, it does not end when its context is cancelled.
+// ends 5 s after the time-out of WithReplicas at the latest.
 //
 // In a cluster, there is a subscription, with a goroutine, for each slot that is waited for. rueidis
 // does not tell which master has a slot, so calls of waiters go together only if their keys are in the
@@ -32,13 +33,35 @@
 // accepts connections but does not answer, the next call is sent to the same master before the
 // refresh, and takes just as long to fail.
 //
-// A call ends when its context ends. Its outcome is unknown then. A call without a deadline on
-// a connection that hangs ends when rueidis' own pings go unanswered (after ConnWriteTimeout,
-// 10 s by default).
-//
 // rueidis does not retry lock commands, whether DisableRetry is set or not, because they may
 // write. Commands of many goroutines share connections, so the locks of a process need few of
 // them.
+//
+// # A server that hangs
+//
+// A call ends when its context ends, also while the server does not answer. Its outcome is unknown
+// then. A call without a deadline ends when rueidis' own pings go unanswered (after ConnWriteTimeout,
+// 10 s by default).
+//
+// Without help, rueidis lets a call wait for the connection that another call makes, past the deadline
+// of its own context. Therefore a call runs in a goroutine of its own if the last call of the client
+// has failed (in a cluster: one of the last 10 s), or if other calls are in flight and none has been
+// answered for 100 ms. When its context ends, the goroutine stays until rueidis has finished the call:
+// by default for at most 10 s (Dialer.Timeout or ConnWriteTimeout). There are at most 1,024 of these
+// goroutines. Beyond that, a call fails at once with a [dlock.NoEffectError] that matches
+// [dlock.ErrUnavailable]. Close of the Locker waits for the goroutines for at most 5 s.
+//
+// A call that began before can outlast its context:
+//
+//   - A call that is alone on its connection ends at its deadline, but not when its context is
+//     cancelled. With [WithReplicas], every call is alone on its connection.
+//   - A call that begins less than 100 ms after the last answer, while another call makes a new connection,
+//     waits for that: by default for at most 5 s (Dialer.Timeout).
+//   - A call behind 1,024 others on its connection (RingScaleEachConn) waits for one of them to end.
+//   - In a cluster whose other masters answer, the first calls to a master that hangs can wait for the
+//     connection that another call makes to it, until one of them has failed.
+//
+// # Closing
 //
 // Close the dlock Client first, then the Locker, then the rueidis client. Once the rueidis
 // client is closed, waits and calls fail with an error that matches [dlock.ErrClosed]. There is

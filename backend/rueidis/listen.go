@@ -20,7 +20,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	if err := c.closing.before(); err != nil {
 		return err
 	}
-	l := &listening{on: on}
+	l := &listening{on: on, guard: c.client}
 	l.ctx, l.stop = context.WithCancel(ctx)
 	defer l.stop()
 	subscribe := c.client.B().Subscribe().Channel(channel).Build()
@@ -31,17 +31,18 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	hooked := rueidis.WithOnSubscriptionHook(l.ctx, l.subscribed)
 	hooked = rueidis.WithOnReceiveReturnHook(hooked, l.ending)
-	client := c.client
+	client := c.client.Client
 	slow := time.AfterFunc(subscribeLimit, l.fail)
 	if sharded {
 		slot := rediscore.Slot(channel)
 		c.masters.refresh(minFollow) // this one may follow one that nobody had heard of
-		master := c.masters.of(ctx, client, slot)
+		master := c.masters.of(ctx, c.client, slot)
 		if node := client.Nodes()[master]; node != nil {
 			client = node
 			c.follow(l, slot, master, minFollow)
 		}
 	}
+	c.client.begin() // others may wait for the connection that it makes
 	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
 		l.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
 	})
@@ -100,6 +101,7 @@ var (
 
 // A listening is one Listen.
 type listening struct {
+	guard       *guard
 	ctx         context.Context
 	stop        context.CancelFunc
 	unsubscribe func() rueidis.Completed
@@ -124,6 +126,9 @@ func (l *listening) tell(e rediscore.Event) {
 func (l *listening) end() (lost error) {
 	l.mu.Lock()
 	l.on, lost = nil, l.lost
+	if !l.live {
+		l.guard.inFlight.Add(-1)
+	}
 	l.mu.Unlock()
 	l.leaving.Wait()
 	return lost
@@ -133,8 +138,13 @@ func (l *listening) end() (lost error) {
 func (l *listening) lose(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.loseLocked(err)
+}
+
+func (l *listening) loseLocked(err error) {
 	l.lost = err
 	l.stop()
+	l.guard.note(err)
 }
 
 // fail ends Receive unless the server has confirmed the subscription.
@@ -142,8 +152,7 @@ func (l *listening) fail() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.live {
-		l.lost = errSlow
-		l.stop()
+		l.loseLocked(errSlow)
 	}
 }
 
@@ -157,7 +166,10 @@ func (l *listening) state() (live, over bool) {
 func (l *listening) subscribed(s rueidis.PubSubSubscription) {
 	if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
 		l.mu.Lock()
-		l.live = true
+		if !l.live && l.on != nil {
+			l.live = true
+			l.guard.end(nil)
+		}
 		l.mu.Unlock()
 		l.tell(rediscore.Event{Kind: rediscore.Subscribed})
 	}

@@ -64,7 +64,7 @@ func (c conn) evalAndWait(ctx context.Context, address string, asking bool, wait
 	if len(numbers) == 0 {
 		return nil
 	}
-	node := c.client
+	node := c.client.Client
 	if address != "" {
 		if node = node.Nodes()[address]; node == nil {
 			for _, i := range numbers {
@@ -83,7 +83,7 @@ func (c conn) evalAndWait(ctx context.Context, address string, asking bool, wait
 		cmds = append(cmds, newCmd(i))
 	}
 	cmds = append(cmds, node.B().Wait().Numreplicas(int64(wait.Replicas)).Timeout(wait.Milliseconds(ctx)).Build())
-	replies := node.DoMulti(ctx, cmds...)
+	replies := c.client.doMulti(ctx, node, cmds)
 	replicas, err := replies[len(cmds)-1].AsInt64()
 	for n, i := range numbers {
 		r := &results[i]

@@ -23,13 +23,26 @@ func New(client rueidis.Client, opts ...Option) *rediscore.Locker {
 }
 
 type conn struct {
-	client  rueidis.Client
+	client  *guard
 	closing *closing
 	masters *masters // in a cluster
 }
 
 func newConn(client rueidis.Client) conn {
-	return conn{client, &closing{client: client}, new(masters)}
+	g := newGuard(client)
+	return conn{g, &closing{client: g}, new(masters)}
+}
+
+// Addr implements [rediscore.Addressed].
+func (c conn) Addr() string {
+	if c.client.Mode() == rueidis.ClientModeStandalone {
+		if nodes := c.client.Nodes(); len(nodes) == 1 {
+			for addr := range nodes {
+				return addr
+			}
+		}
+	}
+	return ""
 }
 
 // command builds a command that rueidis does not retry, since it is not marked as read-only.
@@ -159,5 +172,8 @@ func result(r rueidis.RedisResult) (any, error) {
 	}
 	return m.ToAny()
 }
+
+// Drain implements [rediscore.Drainer].
+func (c conn) Drain(ctx context.Context) { c.client.drain(ctx) }
 
 func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }

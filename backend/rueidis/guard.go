@@ -1,0 +1,173 @@
+package rueidis
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/dlock-go/dlock"
+)
+
+const (
+	hungAfter    = 100 * time.Millisecond
+	maxApart     = 1024
+	failureLasts = 10 * time.Second // in a cluster
+
+	// A call whose context has ended has so long to return by itself: the error of rueidis may say
+	// that nothing was sent.
+	lastWord = 10 * time.Millisecond
+
+	drainPause = 10 * time.Millisecond // between two looks at what is left
+)
+
+// A guard is a client whose calls end with their context while the server hangs. A call of rueidis
+// alone does not:
+//
+//   - If another call is making the connection, it waits until that has succeeded or failed, which
+//     is up to the context of the other, and Dialer.Timeout.
+//   - If the connection has 1,024 calls without an answer (RingScaleEachConn), it waits for one of them.
+//   - If it makes the connection itself, or is alone on it, it ends at its deadline, but not when its
+//     context is cancelled.
+//
+// So a call runs in a goroutine of its own if the last call has failed, or if others are in flight and
+// none has been answered for 100 ms. When its context ends, it returns, and the goroutine is left behind
+// until rueidis is done with the call. Any other call runs in the goroutine of its caller. Nobody else is
+// making a connection then, except in a cluster whose other masters answer, or if the connection broke
+// less than 100 ms ago while no call was in flight.
+type guard struct {
+	rueidis.Client
+	start time.Time
+
+	inFlight atomic.Int64
+	answered atomic.Int64  // when the last answer came, in nanoseconds since start
+	failed   atomic.Int64  // when a call failed, if none has been answered since; else 0
+	apart    chan struct{} // has an element for each goroutine
+}
+
+func newGuard(client rueidis.Client) *guard {
+	return &guard{Client: client, start: time.Now(), apart: make(chan struct{}, maxApart)}
+}
+
+// Do is Do of the client.
+func (g *guard) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	if g.begin() {
+		r := g.Client.Do(ctx, cmd)
+		g.end(r.NonRedisError())
+		return r
+	}
+	return runApart(ctx, g, func() rueidis.RedisResult {
+		r := g.Client.Do(ctx, cmd)
+		g.end(r.NonRedisError())
+		return r
+	}, rueidis.NewErrorResult)
+}
+
+// DoMulti is DoMulti of the client.
+func (g *guard) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	return g.doMulti(ctx, g.Client, cmds)
+}
+
+// doMulti is DoMulti of the client, or of the client of one node.
+func (g *guard) doMulti(ctx context.Context, client rueidis.Client, cmds rueidis.Commands) []rueidis.RedisResult {
+	if g.begin() {
+		results := client.DoMulti(ctx, cmds...)
+		g.end(firstError(results))
+		return results
+	}
+	return runApart(ctx, g, func() []rueidis.RedisResult {
+		results := client.DoMulti(ctx, cmds...)
+		g.end(firstError(results))
+		return results
+	}, func(err error) []rueidis.RedisResult {
+		results := make([]rueidis.RedisResult, len(cmds))
+		for i := range results {
+			results[i] = rueidis.NewErrorResult(err)
+		}
+		return results
+	})
+}
+
+func firstError(results []rueidis.RedisResult) error {
+	for _, r := range results {
+		if err := r.NonRedisError(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin notes that a call begins, which must end, and reports whether it can run where it is made.
+func (g *guard) begin() bool {
+	others := g.inFlight.Add(1) > 1
+	return g.failed.Load() == 0 && (!others || g.now()-g.answered.Load() < int64(hungAfter))
+}
+
+// end notes that a call was answered, or has failed.
+func (g *guard) end(err error) {
+	g.note(err)
+	g.inFlight.Add(-1)
+}
+
+// note notes an answer or, if err is not nil, that there was none. In a cluster, an answer may be that of another server than the one
+// that hangs, so a failure counts for a while.
+func (g *guard) note(err error) {
+	now := g.now()
+	if err != nil {
+		g.failed.Store(now)
+		return
+	}
+	g.answered.Store(now)
+	if failed := g.failed.Load(); failed != 0 && (g.Mode() != rueidis.ClientModeCluster || now-failed >= int64(failureLasts)) {
+		g.failed.CompareAndSwap(failed, 0)
+	}
+}
+
+func (g *guard) now() int64 { return 1 + int64(time.Since(g.start)) }
+
+// runApart makes a call in a goroutine of its own, and leaves that behind when ctx ends. The outcome of
+// the call is unknown then. If too many goroutines have not ended, the call is refused.
+func runApart[T any](ctx context.Context, g *guard, call func() T, failure func(error) T) T {
+	if ctx.Done() == nil {
+		return call()
+	}
+	select {
+	case g.apart <- struct{}{}:
+	default:
+		g.inFlight.Add(-1)
+		return failure(errTooMany)
+	}
+	result := make(chan T, 1)
+	go func() {
+		r := call()
+		<-g.apart
+		result <- r
+	}()
+	select {
+	case r := <-result:
+		return r
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(lastWord)
+	defer timer.Stop()
+	select {
+	case r := <-result:
+		return r
+	case <-timer.C:
+		return failure(ctx.Err())
+	}
+}
+
+var errTooMany = &dlock.NoEffectError{Err: fmt.Errorf("%w: %d calls have no answer yet", dlock.ErrUnavailable, maxApart)}
+
+// drain returns when no goroutine is left, or ctx ends.
+func (g *guard) drain(ctx context.Context) {
+	for len(g.apart) > 0 && ctx.Err() == nil {
+		select {
+		case <-time.After(drainPause):
+		case <-ctx.Done():
+		}
+	}
+}
