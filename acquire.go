@@ -19,8 +19,7 @@ type acquisition struct {
 	left   residue       // of the calls for token
 
 	word
-	returned time.Time     // when the last attempt returned
-	waited   time.Duration // from when the last attempt was sent to its grant, at least
+	waited time.Duration // from when the last attempt was sent to its grant, at least
 
 	observation
 }
@@ -29,7 +28,8 @@ type acquisition struct {
 type word struct {
 	held     *HeldError // the store's last answer, if that was "held"
 	answered time.Time  // when the store last answered; before its first answer, when the first attempt was sent
-	failure  error      // of the last call; nil if the store answered
+	failure  error      // of the last call; nil if the store answered, or the call was cut short
+	returned time.Time  // when the last call did
 }
 
 // A residue describes what the calls for one token may have left in the store.
@@ -58,7 +58,7 @@ const (
 
 var (
 	errNoGrant  = errors.New("the store's queue returned neither a grant nor an error")
-	errLate     = errors.New("granted, but the answer took nearly as long as the TTL")
+	errLate     = errors.New("granted, but the answer took too much of the TTL")
 	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
@@ -77,7 +77,7 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 	case OpAdopt:
 		return a.adopt(d)
 	case OpTry:
-		return a.tryOnce()
+		return a.once(a.try)
 	}
 	return a.acquire()
 }
@@ -96,7 +96,7 @@ func (a *acquisition) wrap(err error) error {
 func (a *acquisition) acquire() (*Lease, error) {
 	o := &a.client.options
 	if o.maxWait == 0 {
-		return a.tryOnce()
+		return a.once(a.tryInTime)
 	}
 	if a.nested() {
 		return nil, ErrNested
@@ -121,9 +121,9 @@ func (a *acquisition) nested() bool {
 	})
 }
 
-// tryOnce makes one attempt without waiting.
-func (a *acquisition) tryOnce() (*Lease, error) {
-	lease, err := a.try(a.ctx)
+// once makes one attempt without waiting.
+func (a *acquisition) once(try func(context.Context) (*Lease, error)) (*Lease, error) {
+	lease, err := try(a.ctx)
 	if err != nil {
 		return nil, a.verdict(a.ctx, err)
 	}
@@ -210,7 +210,7 @@ func (a *acquisition) outOfPatience(err error) error {
 	if a.client.options.outage == 0 || a.failure == nil || a.patience(err) == 0 {
 		return err
 	}
-	return unavailable(time.Since(a.answered).Round(time.Millisecond), nil, hideContextErrors(a.failure))
+	return unavailable(time.Since(a.answered), nil, a.failure)
 }
 
 // tryInTime makes an attempt that has at least attemptTime for its answer: callers need not
@@ -323,7 +323,8 @@ func (a *acquisition) pick(end, err error) error {
 }
 
 // attempt makes one call and judges its answer. If a grant arrives late, the lease may have
-// ended already, so the token tries once more, and only that answer counts. (A renewal is not
+// ended already, or too little is left for the work, so the token tries once more, and only that
+// answer counts. (A renewal is not
 // enough. Between the end of the lease and a second grant to the token another may have held
 // the key, with a larger fence than that of the first grant.)
 func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
@@ -372,7 +373,7 @@ func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Durat
 	a.waited = answer.Since.Sub(sent)
 	a.contended = a.contended || a.waited >= shortestWait
 	lease := newLease(a, answer, ttl)
-	if lease.restLocked(a.returned) < ttl/10 {
+	if lease.restLocked(a.returned) < a.client.options.leastRest(ttl) {
 		a.left.some = true
 		return nil, errLate
 	}

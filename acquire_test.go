@@ -60,7 +60,7 @@ func TestErrorBeforeTheFirstAnswerIsReturned(t *testing.T) {
 		_, err := dlock.New(l).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
 		require.NotErrorIs(t, err, dlock.ErrHeld)
-		require.Equal(t, `dlock: acquire "k": store: connection refused`, err.Error())
+		require.Equal(t, `dlock: acquire "k": store unavailable: no answer: store: connection refused`, err.Error())
 	})
 }
 
@@ -149,16 +149,27 @@ func TestLateGrantIsNotBelieved(t *testing.T) {
 	})
 }
 
+// A renewal may still save a lease that has little time left. Without renewal, the work would have
+// only that.
 func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
-	for delay, tries := range map[time.Duration]int{26 * time.Second: 1, 27 * time.Second: 2} {
+	for _, test := range []struct {
+		renewal bool
+		delay   time.Duration
+		tries   int
+	}{
+		{true, 26 * time.Second, 1},
+		{true, 27 * time.Second, 2},
+		{false, 14 * time.Second, 1},
+		{false, 15 * time.Second, 2},
+	} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			s.hook = func(c *call) {
 				if len(s.made("try")) == 1 {
-					c.delay = delay
+					c.delay = test.delay
 				}
 			}
-			l := acquire(t, dlock.New(s), "k")
-			require.Len(t, s.made("try"), tries, "answer after %v", delay)
+			l := acquire(t, dlock.New(s, dlock.WithRenewal(test.renewal)), "k")
+			require.Len(t, s.made("try"), test.tries, "renewal %v, answer after %v", test.renewal, test.delay)
 			require.NoError(t, l.Release())
 		})
 	}
@@ -200,17 +211,21 @@ func TestWaiterStoppedPastItsDeadline(t *testing.T) {
 }
 
 func TestAnswersAlwaysTooLate(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
-			if c.op == "try" {
-				c.delay = 99 * time.Millisecond
+	for renewal, delay := range map[bool]time.Duration{true: 99 * time.Millisecond, false: 50 * time.Millisecond} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.hook = func(c *call) {
+				if c.op == "try" {
+					c.delay = delay
+				}
 			}
-		}
-		_, err := dlock.New(s, dlock.WithTTL(100*time.Millisecond)).Acquire(t.Context(), "k")
-		require.ErrorContains(t, err, "took nearly as long as the TTL")
-		synctest.Wait()
-		require.True(t, s.released(s.made("try")[0].token))
-	})
+			_, err := dlock.New(s, dlock.WithTTL(100*time.Millisecond), dlock.WithRenewal(renewal)).Acquire(t.Context(), "k")
+			require.ErrorContains(t, err, "took too much of the TTL", "renewal %v, answer after %v", renewal, delay)
+			require.NotErrorIs(t, err, dlock.ErrUnavailable, "it has answered")
+			require.Len(t, s.made("try"), 2)
+			synctest.Wait()
+			require.True(t, s.released(s.made("try")[0].token))
+		})
+	}
 }
 
 // The Since of a grant counts, if the Acquirer sets it.

@@ -32,13 +32,14 @@ func (c *Client) With(opts ...Option) *Client {
 // until it is released or lost.
 //
 // If the store fails before its first answer, Acquire returns the error at once, so that a
-// wrong password does not look like a long wait. The exception is a store that says it will
+// wrong password does not look like a long wait. The error matches [ErrUnavailable] if the
+// store has not answered. The exception is a store that says it will
 // soon be ready: Acquire retries the attempt for up to 10 s. [WithOutage] makes it retry after
 // other errors, too. Once the store has answered that
 // the key is held, Acquire retries after errors until the wait ends.
 //
 // If ctx ends the wait, the error matches that of ctx. If ctx or WithMaxWait ends it, the
-// error also matches [ErrHeld] if the key was held as far as is known, or [ErrUnavailable] if
+// error also matches [ErrHeld] if the key was held as far as is known, or ErrUnavailable if
 // the store was silent for too long to know. If ctx carries a lease of key from this Client,
 // Acquire fails with [ErrNested] instead of waiting.
 //
@@ -72,8 +73,9 @@ func (c *Client) take(a *acquisition, d *detached) (*Lease, error) {
 // Do returns the error of Acquire.
 //
 // Otherwise Do returns the error of fn. If the lease was lost before fn returned, the error
-// also matches [ErrLost]: another may have worked at the same time. It then does not match
-// the [context.Canceled] that the loss caused, which would look like the end of ctx.
+// also matches [ErrLost]: another may have worked at the same time. (But a write that was
+// accepted with its fence is done: see the example Http.) The error then does not match the
+// [context.Canceled] that the loss caused, which would look like the end of ctx.
 // Likewise, if [Client.Shutdown] ended the lease and fn returned an error, Do's error also
 // matches [ErrClosed]. If the release fails, it is owed (see [Lease.Release]), and Do does
 // not report it.

@@ -13,7 +13,8 @@ const closeTimeout = 5 * time.Second // for all that is owed when a Client is cl
 // at their deadlines; until then they can be released. Close waits up to 5 s for calls in
 // flight to end, for the store to answer owed releases, for it to keep the keys of
 // [WithMinHold], and for Observers. It does not wait for releases that the store refuses. If
-// some releases were not answered it returns an error: their keys may stay for up to one TTL.
+// some releases were not answered it returns an error that matches [ErrUnavailable]: their keys
+// may stay for up to one TTL.
 // Close does not close the Locker. Closing a closed Client does nothing.
 //
 // A Client that is not closed leaks nothing: it has no goroutine while there is nothing to
@@ -95,11 +96,12 @@ func (k *keeper) close(op string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
-	calls, owed := k.finish()
+	calls, owed, last := k.finish()
 	k.waitWhile(ctx, k.events.outstanding)
 	if calls > 0 || owed > 0 {
-		return fmt.Errorf("dlock: %s: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			op, owed, calls, closeTimeout)
+		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
+			op, ErrUnavailable, owed, calls, closeTimeout)
+		return silent{text, last}
 	}
 	return nil
 }
@@ -139,9 +141,9 @@ func (k *keeper) outstanding() bool {
 	return k.calls.Load() > 0 || k.owed.unanswered > 0 || k.events.outstanding()
 }
 
-// finish drops all owed releases. It returns how many calls are in flight, and how many
-// releases the store has not answered.
-func (k *keeper) finish() (calls, owed int) {
+// finish drops all owed releases. It returns how many calls are in flight, how many
+// releases the store has not answered, and the error of the last try of one.
+func (k *keeper) finish() (calls, owed int, last error) {
 	defer k.endOver()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -154,6 +156,9 @@ func (k *keeper) finish() (calls, owed int) {
 			if r.answered {
 				k.dropLocked(r, r.err)
 			} else {
+				if r.err != nil {
+					last = r.err
+				}
 				k.dropLocked(r, ErrClosed)
 			}
 		}
@@ -163,5 +168,5 @@ func (k *keeper) finish() (calls, owed int) {
 		k.timer.Stop()
 		k.timerAt = time.Time{}
 	}
-	return calls, owed
+	return calls, owed, last
 }

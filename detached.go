@@ -130,7 +130,7 @@ func (l *Lease) renewShort() {
 	if short {
 		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
 		defer cancel()
-		_ = l.sendRenewal(ctx, now, manual) // the lease has the error
+		_, _ = l.sendRenewal(ctx, now, manual) // the lease has the error
 	}
 }
 
@@ -172,7 +172,7 @@ func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
 	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
 	switch {
 	case err != nil:
-		return nil, hide(err, ErrLost) // of another lease, if err is the cause of ctx
+		return nil, said(a.ctx, sent, hide(err, ErrLost)) // of another lease, if err is the cause of ctx
 	case !held:
 		return nil, l.lostLocked(LossRemoved)
 	case l.restLocked(a.returned) <= 0:

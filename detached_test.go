@@ -208,7 +208,7 @@ func TestAdoptThatAnswersLate(t *testing.T) {
 			}
 		}
 		_, err := c.Adopt(t.Context(), h)
-		require.ErrorContains(t, err, "took nearly as long as the TTL")
+		require.ErrorContains(t, err, "took too much of the TTL")
 		require.NotErrorIs(t, err, dlock.ErrLost)
 	})
 }

@@ -52,8 +52,8 @@ type Attempt struct {
 	// Since is an instant of this process's clock, from [time.Now]. The store keeps this
 	// grant at least until Since+ttl. Zero means the instant at which the call was made.
 	//
-	// Beside an error, Since is when the store last answered that another holds the key. Zero
-	// means the instant at which the call returned.
+	// If there is an error too, Since is when the store last answered that another holds the
+	// key. Zero means the instant at which the call returned.
 	Since time.Time
 
 	// Fence is the number of this grant. It exceeds that of every earlier grant of the key by
@@ -61,8 +61,8 @@ type Attempt struct {
 	Fence int64
 
 	// Degraded says that a stand-in has answered, since the store is away: nobody but this
-	// process knows of its grants. Beside an error, nothing is left in the store's queue. See
-	// package backend/breaker.
+	// process knows of its grants. If there is an error too, nothing is left in the store's
+	// queue. See package backend/breaker.
 	Degraded bool
 
 	// Holder is the exact token of the present holder, if the key was not acquired and the

@@ -59,7 +59,8 @@
 //     [ErrLost].
 //   - [Lease.Fence] rises with each grant of a key, if the store has fences.
 //   - [errors.Is] distinguishes a lock that is held, a lease that was lost, a call that
-//     was cancelled or invalid, and a store that did not answer.
+//     was cancelled or invalid, and a store that did not answer ([ErrUnavailable]). To find a
+//     wrong password at the start of a service, inspect any key: see the example Start.
 //
 // # Limits
 //
@@ -67,9 +68,8 @@
 // When it continues, its lease may have been lost long ago, and it may write before it checks. A
 // write that it had already sent may arrive late. A store may also forget a lock: a server may
 // crash before it saves, or a replica may be promoted without the last writes. If two holders at
-// once would be costly, send the fence along with each write, and a random name that you make for
-// each lease. Let the resource remember both. It refuses a smaller fence, and an equal fence of
-// another lease. See [WithFence] and the example Fence.
+// once would be costly, write in transactions that package fence begins. The database then
+// refuses a smaller fence, and an equal fence of another lease. See [WithFence] and the example Fence.
 //
 // While a master is replaced, some stores let two masters grant the same key. Their fences can be
 // equal: then only the holder that writes first can write. They can also be in the wrong order:
@@ -121,8 +121,53 @@
 // An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It
 // is for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What
 // matters most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
-// How many leases and waiters there are now is told by [Client.Stats]; do not count events for that,
-// since some may be dropped.
+// [Client.Stats] says how many leases and waiters there are now. Do not count events for that: some
+// may be dropped.
+//
+// # Options for a job
+//
+// The defaults suit background work: Acquire waits without a limit, and the lease is renewed until
+// its release. Each job changes a few of them. The examples in brackets show how.
+//
+//	the job                             what to use
+//	a request of a user                 WithMaxWait(2*time.Second) [Http]
+//	a job by the clock, on several      package once
+//	machines
+//	other work that several machines    WithMinHold, longer than the time between their starts
+//	start, and one does
+//	other work that must not be         WithOutage, longer than a failover
+//	skipped in a failover
+//	a leader                            WithTTL: how long a dead leader blocks [package election]
+//	one attempt                         TryAcquire, or WithMaxWait(0) for Do [Client.TryAcquire]
+//	writes that cost money if           WithFence(true), and package fence for each write [Fence];
+//	done twice                          on Redis with replicas also rediscore.WithReplicas
+//	work that may hang                  WithMaxHold; an operator calls Break [Client.Break]
+//	work that a successor continues     Lease.Detach and Client.Adopt [Successor]
+//	work of known length                WithRenewal(false), WithTTL, WithTTLFrom [package learn]
+//	many goroutines, one key            WithLocalTurns(8)
+//	a store without a queue, where      WithBackoff
+//	each poll costs money
+//	requests during an outage           a breaker around the backend [package breaker]
+//	every service                       WithOwner(HostOwner()), WithObserver [NewLogObserver]
+//
+// [WithTTL] decides two things: how long the key of a dead holder stays taken, and how long an
+// outage a lease survives, which is two thirds of it.
+//
+// # What to close
+//
+// Close in this order, and only what the process has made. Each needs what comes after it.
+//
+//	the work, such as an HTTP server    with its own Shutdown: it waits for requests under way
+//	the Client                          Shutdown or Close; this closes those made by With, too
+//	the Locker of package redlock       Close
+//	the Lockers of Redis                Close
+//	the client library of Redis         with its own Close, if nobody else uses it
+//
+// There is nothing to close in the packages memory, breaker and learn, nor in an Observer. A
+// registration of RegisterStats in observe/otel is unregistered. A process that ends after one job
+// also closes its Client: otherwise the releases that are owed are not sent, and [WithMinHold] may
+// not be kept. See the example Close of package goredis for a program, and its example Shutdown for
+// a service.
 //
 // # For authors of backends
 //

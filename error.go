@@ -7,8 +7,8 @@ import (
 )
 
 // The errors of this package, to be tested with [errors.Is]. Any other error is either a
-// context's, or the store's, as its client library returned it: the store did not answer, or
-// refused.
+// context's, or the store's, as its client library returned it: the store has answered, and
+// refused, for example for lack of memory or because of a wrong password. Its text says so.
 //
 // The cause of a ctx may be one of these errors, from another lease or Client. An error of
 // this package shows such a cause as text, and does not match it.
@@ -18,14 +18,21 @@ var (
 	// the error of ctx first.
 	ErrHeld = errors.New("held by another")
 
-	// ErrUnavailable says that the store is away. After a wait it says that nobody knows
-	// whether the key is held: the store has been silent for so long that the last known
-	// holder's lease must have ended unless it was renewed. The error shows the length of the
-	// silence and the store's last error. (If the first attempt fails at once, Acquire returns
-	// the store's error as it is.)
+	// ErrUnavailable says that the store is away: a call of a Client or a Lease got no answer,
+	// because it timed out, or because the connection was refused or broken. The error shows
+	// the length of the silence. It also matches the store's error and, if ctx has ended, that
+	// of ctx. It says nothing of the outcome: the store may have done what it was asked. A ctx
+	// that is cancelled within the first second of silence gives the store too little time:
+	// the error then matches that of ctx, and not ErrUnavailable.
 	//
-	// After [WithOutage] it says that the store could not be reached for so long. A breaker
-	// (package backend/breaker) says with it that the store is away, and that nothing was sent.
+	// If the store had said during a wait that the key is held, the error matches [ErrHeld]
+	// first. It matches ErrUnavailable when the store has been silent for so long that the last
+	// known holder's lease must have ended unless it was renewed: nobody knows then whether
+	// the key is held.
+	//
+	// A store that says it will soon be ready is unavailable, too. After [WithOutage],
+	// ErrUnavailable says that no attempt succeeded for so long. A breaker (package
+	// backend/breaker) says with it that the store is away, and that nothing was sent.
 	ErrUnavailable = errors.New("store unavailable")
 
 	// ErrNested says that the caller's ctx carries a lease of the same key (see

@@ -133,6 +133,18 @@ func (s *spy) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.Re
 	return send(s, c, func(*call) ([]dlock.RenewResult, error) { return s.Forward.RenewBatch(ctx, batch) })
 }
 
+// Inspect is not noted.
+func (s *spy) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	c := &call{ctx: ctx, op: "inspect", key: key, at: time.Now()}
+	if s.hook != nil {
+		s.hook(c)
+	}
+	if c.err != nil {
+		return dlock.Hold{}, c.err
+	}
+	return s.Forward.Inspect(ctx, key)
+}
+
 // made returns the calls of the given operations so far, of all if none is given.
 func (s *spy) made(ops ...string) (made []*call) {
 	s.mu.Lock()

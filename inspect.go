@@ -25,9 +25,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 		return Status{}, wrap(ctx, "inspect", key, err)
 	}
 	defer c.keeper.leave()
+	sent := time.Now()
 	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
 	if err != nil {
-		return Status{}, wrap(ctx, "inspect", key, err)
+		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
 	}
 	owner, started := parseToken(hold.Token)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
@@ -73,9 +74,10 @@ func (c *Client) breakHold(ctx context.Context, key, token string) error {
 		return err
 	}
 	defer c.keeper.leave()
+	sent := time.Now()
 	held, err := c.keeper.locker.Release(ctx, key, token)
 	if err == nil && !held {
 		err = fmt.Errorf("%w: it is not held any more by the holder that was seen", ErrReleased)
 	}
-	return err
+	return said(ctx, sent, err)
 }

@@ -103,10 +103,9 @@ func (l *Lease) Key() string { return l.key }
 func (l *Lease) Token() string { return l.token }
 
 // Fence returns the number of this grant, or 0 if the store has no fences. It is larger than
-// that of every earlier grant of the same key, unless two masters have granted at once. Send it
-// along with each write, with a random name of the lease, and let the resource remember both. It can
-// then refuse a smaller fence, and an equal one of another lease, from a holder that has lost its
-// lease. The token is no such name: it is a secret.
+// that of every earlier grant of the same key, unless two masters have granted at once. A resource that
+// remembers it can refuse a smaller one, from a holder that has lost its lease. Package fence does
+// that, and also refuses an equal fence of another lease.
 func (l *Lease) Fence() int64 { return l.fence }
 
 // Degraded reports whether the store was away when the lease was granted, and a stand-in in
@@ -368,6 +367,9 @@ func (l *Lease) renewalFailedLocked(o outcome, err error) error {
 	overtaken := o.sent.Before(l.extended) // by one that has succeeded
 	if !overtaken {
 		t.err = err
+		if t.silentSince.IsZero() {
+			t.silentSince = o.sent
+		}
 	}
 	if l.lookLocked() != nil {
 		return l.err

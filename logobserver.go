@@ -4,11 +4,29 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 )
 
-// NewLogObserver returns an Observer that logs to l, or to [slog.Default] if l is nil. Lost leases, and work that went on after the
-// loss (overrun), are logged at [slog.LevelWarn], the rest at [slog.LevelDebug].
+// NewLogObserver returns an Observer that logs to l, or to [slog.Default] if l is nil. The message
+// of a line is what happened:
+//
+//   - [slog.LevelWarn]: a lease was lost; work went on after the loss (overrun); a renewal failed,
+//     the first of an outage; an operator called Break.
+//   - [slog.LevelInfo]: renewals succeed again after an outage.
+//   - [slog.LevelDebug]: the rest, such as the further failures of an outage.
+//
+// The warning of a failed renewal shows how much time is left of the lease ("left") and of how much
+// ("ttl"): unless a later renewal succeeds, the lease is lost when that time has passed. An outage
+// begins with a failed renewal. It is over when each lease whose renewal has failed in the last minute
+// was renewed or has ended, and a renewal succeeds. If all these leases have ended, and a lock was acquired since, the next
+// failed renewal begins another outage. Clients that share the Observer share the outage. A renewal that
+// its caller or Close has cancelled, and one that finds its lease lost, begin none.
+//
+// More than ten warnings of one kind in a second, as after FLUSHALL, are gathered: the first ten are
+// logged one by one, and those of the next second as one line with the attribute "count" and without
+// a key. Each of these is logged at [slog.LevelDebug] too, with its key. A process that ends within
+// that second does not log the count.
 //
 // Tokens are never logged. Keys are, as the attribute "key", and nowhere else. If keys are
 // personal data, let the handler of l replace that attribute: see
@@ -18,7 +36,11 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	if l == nil {
 		l = slog.Default()
 	}
-	o := logObserver{l}
+	o := &logObserver{
+		Logger: l,
+		outage: outage{failing: make(map[string]time.Time)},
+		floods: floods{logger: l, byMessage: make(map[string]*flood)},
+	}
 	return &Observer{
 		WaitStart:   o.waitStart,
 		AcquireDone: o.acquireDone,
@@ -30,16 +52,23 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	}
 }
 
-type logObserver struct{ *slog.Logger }
+type logObserver struct {
+	*slog.Logger
+	outage
+	floods
+}
 
-func (l logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
+func (l *logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
 	if l.Enabled(ctx, slog.LevelDebug) {
 		l.log(ctx, slog.LevelDebug, "waiting for a lock", i.Key, nil,
 			slog.String("owner", i.Owner), slog.Duration("remaining", i.Remaining))
 	}
 }
 
-func (l logObserver) acquireDone(ctx context.Context, i AcquireDoneInfo) context.Context {
+func (l *logObserver) acquireDone(ctx context.Context, i AcquireDoneInfo) context.Context {
+	if i.Err == nil && !i.Degraded {
+		l.acquired()
+	}
 	if !l.Enabled(ctx, slog.LevelDebug) {
 		return ctx
 	}
@@ -53,17 +82,28 @@ func (l logObserver) acquireDone(ctx context.Context, i AcquireDoneInfo) context
 	return ctx
 }
 
-func (l logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
-	if l.Enabled(ctx, slog.LevelDebug) {
-		l.log(ctx, slog.LevelDebug, "lease renewed", i.Key, i.Err,
-			took(i.Took), slog.Duration("margin", i.Margin), slog.Duration("ttl", i.TTL), slog.Int("batch", i.Batch))
+func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
+	level, message := slog.LevelDebug, "lease renewed"
+	if i.Err != nil {
+		message = "renewal failed"
+		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.failed(i.Key, i.Margin) {
+			level = l.warning(message)
+		}
+	} else if after, over := l.renewed(i.Key); over && l.Enabled(ctx, slog.LevelInfo) {
+		l.log(ctx, slog.LevelInfo, "renewals succeed again", i.Key, nil, slog.Duration("after", after))
+	}
+	if l.Enabled(ctx, level) {
+		l.log(ctx, level, message, i.Key, i.Err,
+			took(i.Took), slog.Duration("left", i.Margin), slog.Duration("ttl", i.TTL), slog.Int("batch", i.Batch))
 	}
 }
 
-func (l logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
+func (l *logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
+	l.ended(i.Key)
 	level, message := slog.LevelDebug, "lease ended"
 	if errors.Is(i.Err, ErrLost) {
-		level, message = slog.LevelWarn, "lease lost"
+		message = "lease lost"
+		level = l.warning(message)
 	}
 	if l.Enabled(ctx, level) {
 		l.log(ctx, level, message, i.Key, i.Err,
@@ -71,13 +111,16 @@ func (l logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
 	}
 }
 
-func (l logObserver) releaseDone(ctx context.Context, i ReleaseDoneInfo) {
+func (l *logObserver) releaseDone(ctx context.Context, i ReleaseDoneInfo) {
 	level, message := slog.LevelDebug, "lock released"
 	switch {
 	case i.Overrun > 0:
-		level, message = slog.LevelWarn, "work went on after its lease was lost"
+		message = "work went on after its lease was lost"
+		level = l.warning(message)
 	case i.Err != nil:
-		message = "lock not released"
+		message = "release failed"
+	case i.Owed:
+		message = "lock released, and kept for its MinHold"
 	}
 	if l.Enabled(ctx, level) {
 		l.log(ctx, level, message, i.Key, i.Err,
@@ -85,19 +128,28 @@ func (l logObserver) releaseDone(ctx context.Context, i ReleaseDoneInfo) {
 	}
 }
 
-func (l logObserver) owedDone(ctx context.Context, i OwedDoneInfo) {
-	if l.Enabled(ctx, slog.LevelDebug) {
-		l.log(ctx, slog.LevelDebug, "owed release ended", i.Key, i.Err, took(i.Took))
+func (l *logObserver) owedDone(ctx context.Context, i OwedDoneInfo) {
+	if !l.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	message := "owed release done"
+	if i.Err != nil {
+		message = "owed release given up"
+	}
+	l.log(ctx, slog.LevelDebug, message, i.Key, i.Err, took(i.Took))
+}
+
+func (l *logObserver) breakDone(ctx context.Context, i BreakDoneInfo) {
+	message := "lock broken by an operator"
+	if i.Err != nil {
+		message = "Break failed" // if the store did not answer, the lock may be broken all the same
+	}
+	if level := l.warning(message); l.Enabled(ctx, level) {
+		l.log(ctx, level, message, i.Key, i.Err, slog.String("owner", i.Owner), took(i.Took))
 	}
 }
 
-func (l logObserver) breakDone(ctx context.Context, i BreakDoneInfo) {
-	if l.Enabled(ctx, slog.LevelDebug) {
-		l.log(ctx, slog.LevelDebug, "lock broken by an operator", i.Key, i.Err, slog.String("owner", i.Owner), took(i.Took))
-	}
-}
-
-func (l logObserver) log(ctx context.Context, level slog.Level, message, key string, err error, attrs ...slog.Attr) {
+func (l *logObserver) log(ctx context.Context, level slog.Level, message, key string, err error, attrs ...slog.Attr) {
 	attrs = append(attrs, slog.String("key", key))
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
@@ -106,3 +158,115 @@ func (l logObserver) log(ctx context.Context, level slog.Level, message, key str
 }
 
 func took(d time.Duration) slog.Attr { return slog.Duration("took", d) }
+
+// An outage begins with a failed renewal.
+type outage struct {
+	mu      sync.Mutex
+	since   time.Time            // zero if there is none
+	granted bool                 // a lock was acquired after the last failed renewal
+	failing map[string]time.Time // until when the leases count whose last renewal has failed, by key
+}
+
+// longestFailing is for how long a failed renewal speaks of an outage. A caller's may be the last of a
+// lease that lasts for days.
+const longestFailing = time.Minute
+
+// failed notes a failed renewal of a lease with so much time left. It reports whether an outage
+// begins with it.
+func (o *outage) failed(key string, left time.Duration) (first bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	if first = !o.goesOnLocked(now) && (o.since.IsZero() || o.granted); first {
+		o.since = now
+	}
+	o.granted = false
+	o.failing[key] = now.Add(min(left, longestFailing))
+	return first
+}
+
+// acquired notes that the store has answered.
+func (o *outage) acquired() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.granted = true
+}
+
+// renewed notes a renewal. It reports whether an outage is over, and how long it was.
+func (o *outage) renewed(key string) (after time.Duration, over bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.failing, key)
+	now, since := time.Now(), o.since
+	if since.IsZero() || o.goesOnLocked(now) {
+		return 0, false
+	}
+	o.since = time.Time{}
+	return now.Sub(since), true
+}
+
+func (o *outage) ended(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.failing, key)
+}
+
+// goesOnLocked reports whether a lease is left whose last renewal has failed. The events of some may
+// have been dropped.
+func (o *outage) goesOnLocked(now time.Time) bool {
+	for key, end := range o.failing {
+		if now.Before(end) {
+			return true
+		}
+		delete(o.failing, key)
+	}
+	return false
+}
+
+// How many warnings of one kind are logged one by one within floodTime, and for how long the others
+// are gathered.
+const (
+	maxSingly = 10
+	floodTime = time.Second
+)
+
+// floods gather the warnings with the same message.
+type floods struct {
+	logger    *slog.Logger
+	mu        sync.Mutex
+	byMessage map[string]*flood
+}
+
+type flood struct {
+	began time.Time
+	count int // of warnings since then
+}
+
+// warning returns the level of the next warning with a message: Debug if it is gathered.
+func (f *floods) warning(message string) slog.Level {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w, now := f.byMessage[message], time.Now()
+	if w == nil || w.count <= maxSingly && now.Sub(w.began) >= floodTime {
+		w = &flood{began: now}
+		f.byMessage[message] = w
+	}
+	w.count++
+	if w.count <= maxSingly {
+		return slog.LevelWarn
+	}
+	if w.count == maxSingly+1 {
+		time.AfterFunc(floodTime, func() { f.end(message) })
+	}
+	return slog.LevelDebug
+}
+
+// end logs how many warnings were gathered.
+func (f *floods) end(message string) {
+	f.mu.Lock()
+	gathered := f.byMessage[message].count - maxSingly
+	delete(f.byMessage, message)
+	f.mu.Unlock()
+	defer func() { _ = recover() }() // of the handler: as an Observer, it may panic
+	f.logger.LogAttrs(context.Background(), slog.LevelWarn, "dlock: "+message, slog.Int("count", gathered))
+}

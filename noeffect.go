@@ -64,6 +64,15 @@ func Refused(err error) bool {
 	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
 }
 
+// answered reports whether err, of a call of a Locker, is about an answer of the store that is no
+// refusal: the error has a method Answered() bool that returns true.
+func answered(err error) bool {
+	return inChain(err, func(err error) bool {
+		answer, ok := err.(interface{ Answered() bool })
+		return ok && answer.Answered()
+	})
+}
+
 // isDial reports whether err itself says that there was no connection.
 func isDial(err error) bool {
 	op, ok := err.(*net.OpError)

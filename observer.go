@@ -120,7 +120,7 @@ type RenewDoneInfo struct {
 	Margin time.Duration // of the lease before its deadline when the answer came; not positive if that was too late
 	TTL    time.Duration // with which the lease was extended last; shorter than that of WithTTL at the first renewal after a wait
 	Batch  int           // how many leases were renewed by the same call
-	Err    error         // matches ErrLost if the lease was lost
+	Err    error         // matches ErrLost if the lease was lost, and context.Canceled if Close has cut it off
 }
 
 // A LeaseEnd is how a lease ended, in a word.

@@ -175,7 +175,7 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 	l.announced = false
 	err := l.renewedLocked(o, r)
 	caller := l.values
-	if o.size == manual {
+	if o.size == manual || o.ctx.Err() == context.Canceled { // the latter by Close
 		caller = o.ctx
 	}
 	info := RenewDoneInfo{
@@ -184,7 +184,7 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 		Margin: margin,
 		TTL:    ttl,
 		Batch:  o.leases,
-		Err:    forEvent(caller, err),
+		Err:    forEvent(caller, said(o.ctx, o.sent, err)),
 	}
 	e, all, ctx := &l.keeper.events, l.options.observers, l.values
 	hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }

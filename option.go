@@ -101,13 +101,22 @@ func (o *options) ttlOf(key string) time.Duration {
 	return min(o.ttl, max(minTTL, ttl.Truncate(time.Millisecond)))
 }
 
+// leastRest is how much of a TTL a new lease has left. A renewal may still extend one that has little
+// left. Without renewal, the work must fit into it.
+func (o *options) leastRest(ttl time.Duration) time.Duration {
+	if o.autoRenew {
+		return ttl / 10
+	}
+	return ttl / 2
+}
+
 // NoLimit is the longest possible duration. WithMaxWait(NoLimit) is the default.
 const NoLimit time.Duration = math.MaxInt64
 
 // WithMaxWait limits how long Acquire waits for a key. If d passes while the key is held, the
 // error matches [ErrHeld]. If the store was silent for too long to know that, it matches
-// [ErrUnavailable]. It matches no context error. With 0, Acquire does not wait: it is
-// TryAcquire. However short d is, the first attempt has 1 s for its answer. The default is
+// [ErrUnavailable]. It matches no context error. With 0, Acquire does not wait: it makes one
+// attempt. However short d is, the first attempt has 1 s for its answer. The default is
 // [NoLimit]: only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
@@ -183,7 +192,9 @@ func WithMinHold(d time.Duration) Option {
 }
 
 // WithRenewal(false) turns off the renewal of leases in the background. A lease is then lost
-// when its TTL has passed, unless its holder calls [Lease.Renew]. The default is true.
+// when its TTL has passed, unless its holder calls [Lease.Renew]. A new lease has at least half of
+// its TTL left: if the store's answer takes too long for that, the attempt is repeated once, and
+// then fails. (A lease from [Client.Adopt] may have less.) The default is true.
 func WithRenewal(on bool) Option {
 	return func(o *options) { o.autoRenew = on }
 }

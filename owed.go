@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -50,7 +51,7 @@ type owedRelease struct {
 
 var (
 	errTooManyOwed = errors.New("the Client owes too many releases")
-	errUnanswered  = errors.New("no answer within one TTL")
+	errUnanswered  = fmt.Errorf("%w: no answer within one TTL", ErrUnavailable)
 )
 
 // owedReleases are guarded by the keeper's mutex.
@@ -255,7 +256,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	defer k.mu.Unlock()
 	r.trying--
 	if err == nil || !r.answered {
-		r.err = err
+		r.err = said(r.values, sent, err)
 	}
 	o := &k.owed
 	refused := Refused(err)

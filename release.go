@@ -61,7 +61,8 @@ func (l *Lease) sendReleaseLocked(c *releaseCall) error {
 	if r.settled {
 		return r.result
 	}
-	rest := min(l.restLocked(time.Now()), releaseTimeout)
+	sent := time.Now()
+	rest := min(l.restLocked(sent), releaseTimeout)
 	if rest <= 0 {
 		l.oweReleaseLocked()
 		return r.failure
@@ -69,9 +70,9 @@ func (l *Lease) sendReleaseLocked(c *releaseCall) error {
 	ctx := newLazyTimeout(l.values, rest)
 	defer ctx.cancel()
 	if err := l.callReleaseLocked(ctx, c); err != nil {
-		r.failure = err
+		r.failure = said(l.values, sent, err)
 		l.oweReleaseLocked()
-		return err
+		return r.failure
 	}
 	return r.result
 }

@@ -48,20 +48,26 @@ func (o *options) firstTTL() time.Duration {
 // [WithMaxHold] allows.
 func (l *Lease) Renew(ctx context.Context) error {
 	rest, err := l.mayRenew(ctx)
-	if err == nil {
-		limited, cancel := context.WithTimeout(ctx, rest)
-		defer cancel()
-		err = l.sendRenewal(limited, time.Now(), manual)
+	if err != nil {
+		return wrapUnlessLost(ctx, "renew", l.key, err)
 	}
-	return wrapUnlessLost(ctx, "renew", l.key, err)
+	limited, cancel := context.WithTimeout(ctx, rest)
+	defer cancel()
+	sent := time.Now()
+	failure, err := l.sendRenewal(limited, sent, manual)
+	err = wrapUnlessLost(ctx, "renew", l.key, said(ctx, sent, err))
+	if silence := said(ctx, sent, failure); errors.Is(silence, ErrUnavailable) && !errors.Is(err, ErrUnavailable) {
+		err = fmt.Errorf("%w: %w", err, withEnd(ctx, silence)) // the lease has ended meanwhile
+	}
+	return err
 }
 
 // An outcome describes a finished call that renewed one lease or more.
 type outcome struct {
 	sent, answered time.Time
-	size           int             // how many leases were in the call; manual, or spared
-	leases         int             // in the call
-	ctx            context.Context // of the call, if it was for one lease
+	size           int // how many leases were in the call; manual, or spared
+	leases         int // in the call
+	ctx            context.Context
 }
 
 const (
@@ -69,10 +75,11 @@ const (
 	spared = -1 // the size of a batch in which other leases were renewed
 )
 
-// sendRenewal makes the call of one renewal.
-func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (err error) {
+// sendRenewal makes the call of one renewal. It returns the error of the call, and what that means
+// for the lease.
+func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (failure, err error) {
 	result := RenewResult{Err: errPanic}
-	defer func() { err = l.renewed(outcome{sent, time.Now(), size, 1, ctx}, result) }()
+	defer func() { failure, err = result.Err, l.renewed(outcome{sent, time.Now(), size, 1, ctx}, result) }()
 	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.ttl)
 	return
 }
@@ -189,7 +196,7 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	ctx, cancel := within(values, timeout, k.renewing)
 	defer cancel()
 	if len(begun) == 1 {
-		_ = begun[0].sendRenewal(ctx, now, 1) // the lease has the error
+		_, _ = begun[0].sendRenewal(ctx, now, 1) // the lease has the error
 	} else {
 		k.sendBatch(ctx, begun, now)
 	}
@@ -203,14 +210,14 @@ func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, sent time.Time)
 	}
 	err := errPanic
 	var results []RenewResult
-	defer func() { k.batchRenewed(leases, sent, results, err) }()
+	defer func() { k.batchRenewed(ctx, leases, sent, results, err) }()
 	results, err = k.locker.(BatchRenewer).RenewBatch(ctx, batch)
 	if err == nil && len(results) != len(batch) {
 		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
 	}
 }
 
-func (k *keeper) batchRenewed(leases []*Lease, sent time.Time, results []RenewResult, err error) {
+func (k *keeper) batchRenewed(ctx context.Context, leases []*Lease, sent time.Time, results []RenewResult, err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		k.renewals.unbatched.Store(true)
 		for _, l := range leases {
@@ -218,7 +225,7 @@ func (k *keeper) batchRenewed(leases []*Lease, sent time.Time, results []RenewRe
 		}
 		return
 	}
-	o := outcome{sent: sent, answered: time.Now(), size: len(leases), leases: len(leases)}
+	o := outcome{sent: sent, answered: time.Now(), size: len(leases), leases: len(leases), ctx: ctx}
 	if err == nil {
 		o.size = spared
 	}

@@ -190,6 +190,8 @@ func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decid
 		a.word = w.word
 	} else if w.failure != nil {
 		a.failure = w.failure
+	} else if a.held == nil {
+		a.word = w.word
 	}
 	switch end := ended(ctx); {
 	case end != nil:
@@ -466,7 +468,7 @@ func (e *errand) failed() {
 		at = at.Next()
 		if !w.answered {
 			n.removeLocked(w)
-			w.tell(word{}, nil, e.failure)
+			w.tell(e.word, nil, e.failure)
 		}
 	}
 	n.balanceLocked()

@@ -74,6 +74,30 @@ func TestOutageDuringAWait(t *testing.T) {
 	}
 }
 
+// A breaker calls the store unavailable at once. While the holder's lease may last, the key is held all
+// the same.
+func TestBreakerOpensDuringAWait(t *testing.T) {
+	for rest, unavailable := range map[time.Duration]bool{time.Hour: false, 3 * time.Second: true} {
+		waiting(t, func(t *testing.T, _ *memory.Locker, s *spy, l dlock.Locker) {
+			for name, end := range waitEnds {
+				start := time.Now()
+				s.hook = func(c *call) {
+					c.attempt = &dlock.Attempt{Holder: "other", Remaining: rest}
+					if time.Since(start) >= time.Second {
+						c.err = &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)}
+					} else if c.op == "acquire" {
+						c.answers(*c.attempt, errStore)
+					}
+				}
+				err := end(t.Context(), l, 15*time.Second)
+				t.Log(name, err)
+				requireOutage(t, err, unavailable)
+				require.ErrorContains(t, err, "the breaker is open")
+			}
+		})
+	}
+}
+
 func requireOutage(t *testing.T, err error, unavailable bool) {
 	t.Helper()
 	var held *dlock.HeldError

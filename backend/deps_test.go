@@ -21,6 +21,10 @@ func TestOneClientLibraryEach(t *testing.T) {
 		"rediscore": "",
 		"memory":    "",
 		"redlock":   "",
+
+		"../election": "",
+		"../fence":    "",
+		"../once":     "",
 	} {
 		want := []string{root}
 		if client != "" {

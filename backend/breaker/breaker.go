@@ -253,7 +253,19 @@ func (b *Locker) plan(key, token string, ttl time.Duration, degrades, probed boo
 // refusalLocked is the error of an attempt that is not made.
 func (b *Locker) refusalLocked(now time.Time) error {
 	return &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker has been open for %v: %v",
-		dlock.ErrUnavailable, now.Sub(b.state.Since).Round(time.Millisecond), b.state.Err)}
+		dlock.ErrUnavailable, now.Sub(b.state.Since).Round(time.Millisecond), reason(b.state.Err))}
+}
+
+// reason is how a refusal shows the failure that opened the breaker. The error of a ctx was that of
+// another call, and would look like the end of the caller's.
+func reason(failure error) string {
+	if why := beside(failure); why != nil {
+		failure = why
+	}
+	if errors.Is(failure, context.DeadlineExceeded) || errors.Is(failure, context.Canceled) {
+		return "no answer in time"
+	}
+	return failure.Error()
 }
 
 // wait waits until the channel is closed, or d has passed. It reports false if ctx has ended.

@@ -158,6 +158,35 @@ func TestOpens(t *testing.T) {
 	})
 }
 
+// The time-outs of others opened it. A refusal does not look like the end of the caller's ctx.
+func TestRefusalShowsNoContextError(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, s *away, b *breaker.Locker) error{
+		"attempt": func(ctx context.Context, s *away, b *breaker.Locker) error {
+			s.hang = true
+			return try(ctx, b)
+		},
+		"queue": func(ctx context.Context, s *away, b *breaker.Locker) error {
+			s.end, s.err = fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore), errStore
+			_, err := b.Acquire(ctx, "k", "t", time.Minute)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+				for range 5 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					require.ErrorIs(t, call(ctx, s, b), context.DeadlineExceeded)
+					cancel()
+				}
+				err := try(t.Context(), b)
+				require.ErrorIs(t, err, dlock.ErrUnavailable)
+				require.ErrorContains(t, err, "the breaker has been open for 0s: ")
+				require.NotContains(t, err.Error(), "context")
+			})
+		})
+	}
+}
+
 func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // A majority is an error about several stores.

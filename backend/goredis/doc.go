@@ -15,7 +15,7 @@
 //
 // Set ContextTimeoutEnabled. With it, a call ends at the deadline of its context. Without it,
 // go-redis uses the context only while it waits for a connection, and a call that hangs ends
-// after ReadTimeout (3 s by default). Locks stay exclusive either way, because each lease ends
+// after ReadTimeout (5 s by default). Locks stay exclusive either way, because each lease ends
 // at its deadline. But without the setting, a renewal that hangs leaves no time for a second
 // try if the TTL is less than about three times ReadTimeout. In both cases, a call whose
 // context is cancelled still waits for the deadline or ReadTimeout.
@@ -45,4 +45,5 @@
 // go-redis tries five times to connect before a call fails (0.4 s if connections are refused).
 // It logs each failure to standard error; see its SetLogger. If the context of the call ends
 // earlier, the call has the error of the context, and only the log says why connecting failed.
+// The error of the [dlock.Client] matches [dlock.ErrUnavailable] then.
 package goredis

@@ -39,8 +39,8 @@ func newWebService(redisAddr string, working chan<- string) *webService {
 				return context.Cause(ctx)
 			}
 		})
-		if err != nil {
-			http.Error(w, "try again", http.StatusServiceUnavailable)
+		if err != nil { // the example Http of package dlock distinguishes the errors
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})}
 	return s

@@ -215,6 +215,14 @@ func (c conn) PoolSize() int {
 	return 1 // not known
 }
 
+// Addr implements [rediscore.Addressed]. For Sentinel, go-redis has a word in the place of an address.
+func (c conn) Addr() string {
+	if client, ok := c.client.(*redis.Client); ok && client.Options().Addr != "FailoverClient" {
+		return client.Options().Addr
+	}
+	return ""
+}
+
 func poolSize(size, limit int) int {
 	if limit > 0 {
 		return min(size, limit)

@@ -69,6 +69,19 @@ type Pooled interface {
 	PoolSize() int
 }
 
+// A Drainer is a [Conn] whose calls return when their context ends, even if the library has not finished
+// them.
+type Drainer interface {
+	// Drain returns when the library has finished all calls, or ctx ends.
+	Drain(ctx context.Context)
+}
+
+// An Addressed is a [Conn] that may know the address of its server.
+type Addressed interface {
+	// Addr returns the address of the only server, or "" if there may be several or it is not known.
+	Addr() string
+}
+
 // A Call is a call of a script, with its keys and arguments.
 type Call struct {
 	Script *Script

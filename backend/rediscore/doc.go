@@ -70,8 +70,8 @@
 // than 125,000 grants a second in the slot. Without [WithReplicas], two masters may grant the same
 // lock, because the network is split or Sentinel was asked for a failover. If they do so within about 10 ms,
 // or within the difference of their clocks, they may give equal fences, or fences in the wrong order.
-// So a resource that checks fences should also compare a random name that the holder makes for each
-// lease: then it obeys only one of two equal fences. (The token is no such name: it is a secret.)
+// So a resource should compare the whole Stamp of package fence: then it obeys only one of two
+// equal fences.
 //
 // A fence fits exactly into a float64, and so into a JavaScript number, until the year 2255.
 //

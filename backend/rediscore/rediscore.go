@@ -193,13 +193,28 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w %s", dlock.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
+// Addr returns the address of the server, as the Redis client knows it. It is empty for a cluster,
+// for Sentinel, and for redigo.
+func (l *Locker) Addr() string {
+	if a, ok := l.conn.(Addressed); ok {
+		return a.Addr()
+	}
+	return ""
+}
+
 // Close ends the subscriptions and the waits in progress. These waits and all later calls fail
 // with [dlock.ErrClosed]. Close returns when the waiters have left the queues and nothing more
-// is sent, so the caller can then close the Redis client. Close does not release any lease.
-// It always returns nil.
+// is sent, so the caller can then close the Redis client. If calls of the library can outlive their
+// context (see [Drainer]), Close waits for them for at most 5 s. Close does not release any lease. It
+// always returns nil.
 func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
+	if d, ok := l.conn.(Drainer); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+		defer cancel()
+		d.Drain(ctx)
+	}
 	return nil
 }
 

@@ -31,37 +31,33 @@ type purpose struct {
 
 var purposes = []purpose{
 	{
-		title: "Locks that do not queue",
-		text: "This creates the user, or replaces it. It is enough for `WithQueue(false)`. The clients send PING to find\n" +
-			"dead connections.",
+		title:   "Locks that do not queue",
+		text:    "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
 		rule:    "reset on >PASSWORD ~app:*",
 		scripts: []string{fenceSource, beforeQueue(acquireSource), renewSource, beforeQueue(releaseSource)},
 		sent:    []string{"eval", "evalsha", "ping"},
 	}, {
-		title: "The queue",
-		text: "Waiters queue on the server, and get a message when they are granted the lock. Before Redis 6.2, leave\n" +
-			"out `resetchannels &app:*`: there are no rights to channels.",
+		title:   "The queue",
+		text:    "Before Redis 6.2, leave out `resetchannels &app:*`.",
 		rule:    "resetchannels &app:*",
 		scripts: []string{queueSource, acquireSource, enqueueSource, checkInSource, sweepSource, releaseSource},
 		sent:    []string{"subscribe"},
 	}, {
 		title:   "The number of waiters",
-		text:    "`Inspect` shows the holder without a right of its own. With this one, it also counts the waiters.",
+		text:    "With this right, `Inspect` also counts the waiters.",
 		scripts: []string{inspectSource},
 	}, {
-		title: "A cluster",
-		text: "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: there are no shard channels, so waiters get no\n" +
-			"messages and check in more often.",
+		title:   "A cluster",
+		text:    "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: waiters then get no messages, and check in more often.",
 		scripts: []string{queueSource, freeSource, holderSource},
 		sent:    []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
 	}, {
 		title: "Sentinel",
-		text: "Only rueidis needs it: it asks each server for its role. The client's user at the Sentinels themselves is\n" +
-			"another one.",
-		sent: []string{"role"},
+		text:  "Only rueidis needs it. The client's user at the Sentinels themselves is another one.",
+		sent:  []string{"role"},
 	}, {
 		title: "Leases on replicas",
-		text:  "`WithReplicas` asks the master how many replicas have what was written.",
+		text:  "For `WithReplicas`:",
 		sent:  []string{"wait"},
 	}, {
 		title: "Client-side caching",
@@ -69,7 +65,7 @@ var purposes = []purpose{
 		sent:  []string{"client|tracking"},
 	}, {
 		title:   "Votes",
-		text:    "`Vote`, `Confirm` and `AcquireVote` ask the server for its replication ID.",
+		text:    "For Redlock, which asks the server for its replication ID:",
 		scripts: []string{ballotSource, voteSource, enlistSource, attendSource, confirmSource, passSource},
 	},
 }

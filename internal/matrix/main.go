@@ -1,5 +1,5 @@
 // Command matrix runs the conformance suite and the tests of the Redis backends on several
-// versions of the server, and prints what passed as a table in Markdown:
+// versions of the server, and prints a table in Markdown, with a row for each server:
 //
 //	go run ./internal/matrix /path/to/redis-server /path/to/valkey-server
 //
@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"time"
 )
 
 const envServers = "DLOCK_TEST_REDIS_SERVERS"
@@ -38,16 +39,16 @@ func run(args []string) error {
 		return fmt.Errorf("run it where the module is: %w", err)
 	}
 	var failed error
-	versions, counts := make([]string, len(servers)), make([]counts, len(servers))
-	for i, s := range servers {
+	table := header
+	for _, s := range servers {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", s.version, s.path)
 		outcomes, err := s.test()
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.version, err))
 		}
-		versions[i], counts[i] = s.version, suite.count(outcomes)
+		table += suite.count(outcomes).row(s.version, time.Now().UTC().Format(time.DateOnly))
 	}
-	fmt.Print(suite.table(versions, counts))
+	fmt.Print(table)
 	return failed
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -42,48 +41,41 @@ func collect(events io.Reader, progress io.Writer) (map[name]string, error) {
 	}
 }
 
-const (
-	others = "The adapters' own tests"
-	all    = "All"
-)
+// A suite is the conformance suite: the names of its cases.
+type suite map[string]bool
 
-// A suite is the conformance suite: its chapters, in order, and the chapter of each case.
-type suite struct {
-	chapters []string
-	of       map[string]string
-}
-
-var line = regexp.MustCompile(`(?m)^## (.+)$|^\| (\w+) \| [A-Z]`)
+// line is one of the contract: it begins with the name of a case, in a table or in a list.
+var line = regexp.MustCompile(`(?m)^(?:\| |- \*\*)(\w+)(?: \| [A-Z]|\*\*: )`)
 
 // readContract reads the page of the contract, which the suite keeps in step with its cases.
 func readContract(page string) (suite, error) {
 	text, err := os.ReadFile(page)
-	s := suite{of: make(map[string]string)}
-	for _, m := range line.FindAllStringSubmatch(string(text), -1) {
-		if m[1] != "" {
-			s.chapters = append(s.chapters, m[1])
-		} else {
-			s.of[m[2]] = s.chapters[len(s.chapters)-1]
-		}
+	if err != nil {
+		return nil, err
 	}
-	return s, err
+	s := make(suite)
+	for _, m := range line.FindAllStringSubmatch(string(text), -1) {
+		s[m[1]] = true
+	}
+	if len(s) == 0 {
+		return nil, fmt.Errorf("%s: no cases", page)
+	}
+	return s, nil
 }
 
-func (s suite) rows() []string { return append(slices.Clone(s.chapters), others, all) }
-
-// row returns the row of a test. A test within a case of the suite does not count.
-func (s suite) row(test string) (row string, within bool) {
+// place says whether a test is a case of the suite, or within one.
+func (s suite) place(test string) (isCase, within bool) {
 	path := strings.Split(test, "/")
 	for i, part := range path {
-		if chapter, ok := s.of[part]; ok {
-			return chapter, i+1 < len(path)
+		if s[part] {
+			return i+1 == len(path), i+1 < len(path)
 		}
 	}
-	return others, false
+	return false, false
 }
 
-// counts has for each row how many tests have passed, failed and were skipped.
-type counts map[string][3]int
+// counts says how many tests have passed, failed and were skipped.
+type counts [3]int
 
 // column returns the place of an action in counts. What was running when its package ended has failed.
 func column(action string) int {
@@ -96,9 +88,9 @@ func column(action string) int {
 	return 1
 }
 
-// count counts the cases of each chapter, and the other tests. Others with subtests, and packages,
+// count counts the cases of the suite, and the other tests. Others with subtests, and packages,
 // count only if they have failed and nothing in them has.
-func (s suite) count(outcomes map[name]string) counts {
+func (s suite) count(outcomes map[name]string) (result counts) {
 	parents, blamed := make(map[name]bool), make(map[name]bool)
 	for n, action := range outcomes {
 		for p := n; p.test != ""; {
@@ -106,30 +98,19 @@ func (s suite) count(outcomes map[name]string) counts {
 			parents[p], blamed[p] = true, blamed[p] || column(action) == 1
 		}
 	}
-	result := make(counts)
 	for n, action := range outcomes {
-		row, within := s.row(n.test)
-		if within || row == others && (parents[n] || n.test == "") && (column(action) != 1 || blamed[n]) {
+		isCase, within := s.place(n.test)
+		if within || !isCase && (parents[n] || n.test == "") && (column(action) != 1 || blamed[n]) {
 			continue
 		}
-		for _, r := range []string{row, all} {
-			c := result[r]
-			c[column(action)]++
-			result[r] = c
-		}
+		result[column(action)]++
 	}
 	return result
 }
 
-func (s suite) table(versions []string, counts []counts) string {
-	table := "| passed / failed / skipped | " + strings.Join(versions, " | ") + " |\n"
-	table += strings.Repeat("|---", 1+len(versions)) + "|\n"
-	for _, row := range s.rows() {
-		table += "| " + row + " |"
-		for _, c := range counts {
-			table += fmt.Sprintf(" %d / %d / %d |", c[row][0], c[row][1], c[row][2])
-		}
-		table += "\n"
-	}
-	return table
+// header begins the table, which has a row for each server.
+const header = "| server | date | passed | failed | skipped |\n|---|---|---|---|---|\n"
+
+func (c counts) row(version, date string) string {
+	return fmt.Sprintf("| %s | %s | %d | %d | %d |\n", version, date, c[0], c[1], c[2])
 }

@@ -1,0 +1,377 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	redigolib "github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const (
+	errorsPage = "../docs/errors.md"
+	envErrors  = "DLOCK_ERRORS"
+)
+
+var writeErrors = flag.Bool("write-errors", false, "TestErrorsPage writes the tables of docs/errors.md")
+
+// A pageCall is a call of the tables: a row. It is prepared while the store answers. Each has a key
+// of its own.
+type pageCall struct {
+	name    string
+	opts    []dlock.Option
+	ctx     func() (context.Context, context.CancelFunc) // nil: one that does not end
+	waits   bool                                         // it begins before the fault
+	long    bool                                         // it takes several seconds if the store is stopped
+	lease   bool                                         // it is about a lease
+	prepare func(t *testing.T, c *dlock.Client, key string) func(ctx context.Context) error
+}
+
+func within(d time.Duration) func() (context.Context, context.CancelFunc) {
+	return func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), d)
+	}
+}
+
+func cancelledAfter(d time.Duration) func() (context.Context, context.CancelFunc) {
+	return func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(d, cancel)
+		return ctx, cancel
+	}
+}
+
+func acquireIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	return func(ctx context.Context) error { _, err := c.Acquire(ctx, key); return err }
+}
+
+// ofLease makes a call of a lease that was acquired before.
+func ofLease(call func(l *dlock.Lease, ctx context.Context) error) func(*testing.T, *dlock.Client, string) func(context.Context) error {
+	return func(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
+		l, err := c.Acquire(t.Context(), key)
+		require.NoError(t, err)
+		return func(ctx context.Context) error { return call(l, ctx) }
+	}
+}
+
+var pageCalls = []pageCall{
+	{name: "`Acquire`", prepare: acquireIt, long: true},
+	{name: "`Acquire`, ctx of 500 ms", prepare: acquireIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Acquire`, ctx of 250 ms", prepare: acquireIt, ctx: within(250 * time.Millisecond)},
+	{name: "`Acquire`, ctx of 600 ms, behind another call that hangs", prepare: acquireBehind, ctx: within(600 * time.Millisecond)},
+	{name: "`Acquire`, cancelled after 1.5 s", prepare: acquireIt, ctx: cancelledAfter(1500 * time.Millisecond), long: true},
+	{name: "`Acquire`, `WithMaxWait(0)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(0)}},
+	{name: "`Acquire`, `WithMaxWait(500ms)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(500 * time.Millisecond)}},
+	{name: "`Acquire`, `WithMaxWait(2s)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(2 * time.Second)}},
+	{name: "`Acquire`, `WithOutage(2s)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithOutage(2 * time.Second)}},
+	{name: "`Acquire` of a held key, ctx of 2 s, the store fails after 0.3 s", ctx: within(2 * time.Second), waits: true,
+		prepare: func(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
+			_, err := c.Acquire(t.Context(), key)
+			require.NoError(t, err)
+			return acquireIt(t, c, key)
+		}},
+	{name: "`TryAcquire`", prepare: tryIt, long: true},
+	{name: "`TryAcquire`, ctx of 500 ms", prepare: tryIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Do`", prepare: doIt, long: true},
+	{name: "`Do`, ctx of 500 ms", prepare: doIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Inspect`", prepare: inspectIt, long: true},
+	{name: "`Inspect`, ctx of 500 ms", prepare: inspectIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Renew`", prepare: ofLease((*dlock.Lease).Renew), lease: true, long: true},
+	{name: "`Renew`, ctx of 500 ms", prepare: ofLease((*dlock.Lease).Renew), lease: true, ctx: within(500 * time.Millisecond)},
+	{name: "`Release`", prepare: ofLease(releaseIt), lease: true, long: true},
+	{name: "`Break`", prepare: breakIt, lease: true, long: true},
+	{name: "`Break`, ctx of 500 ms", prepare: breakIt, lease: true, ctx: within(500 * time.Millisecond)},
+	{name: "`Adopt`", prepare: adoptIt, lease: true, long: true},
+	{name: "`Adopt`, ctx of 500 ms", prepare: adoptIt, lease: true, ctx: within(500 * time.Millisecond)},
+}
+
+// acquireBehind acquires a key while the client's call for another key is under way.
+func acquireBehind(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	other, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	return func(ctx context.Context) error {
+		go c.TryAcquire(other, key+" other")
+		time.Sleep(100 * time.Millisecond)
+		_, err := c.Acquire(ctx, key)
+		return err
+	}
+}
+
+func tryIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	return func(ctx context.Context) error { _, err := c.TryAcquire(ctx, key); return err }
+}
+
+func doIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return c.Do(ctx, key, func(context.Context, *dlock.Lease) error { return nil })
+	}
+}
+
+func inspectIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	return func(ctx context.Context) error { _, err := c.Inspect(ctx, key); return err }
+}
+
+func releaseIt(l *dlock.Lease, _ context.Context) error { return l.Release() }
+
+func breakIt(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	_, err := c.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	s, err := c.Inspect(t.Context(), key)
+	require.NoError(t, err)
+	return func(ctx context.Context) error { return c.Break(ctx, s) }
+}
+
+func adoptIt(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
+	l, err := c.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	d, err := l.Detach()
+	require.NoError(t, err)
+	return func(ctx context.Context) error { _, err := c.Adopt(ctx, d); return err }
+}
+
+// pageFaults are what happens to a server: a table for each.
+var pageFaults = []struct {
+	name    string
+	answers bool // it refuses calls; the others give no answer
+	user    string
+	strike  func(t *testing.T, s *redistest.Server)
+}{
+	{name: "stopped", strike: func(_ *testing.T, s *redistest.Server) { s.Suspend() }},
+	{name: "killed", strike: func(_ *testing.T, s *redistest.Server) { s.Kill() }},
+	{name: "full", answers: true, strike: func(t *testing.T, s *redistest.Server) { do(t, s, "CONFIG", "SET", "maxmemory", "1") }},
+	{name: "password", answers: true, user: "nobody", strike: func(*testing.T, *redistest.Server) {}},
+}
+
+// pageClients are the columns: the clients of the documentation's programs.
+var pageClients = []struct {
+	name string
+	connect
+}{
+	{"goredis", connectGoRedis},
+	{"rueidis", connectRueidis},
+	{"redigo", func(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
+		const limit = 3 * time.Second
+		options := []redigolib.DialOption{redigolib.DialConnectTimeout(limit), redigolib.DialReadTimeout(limit), redigolib.DialWriteTimeout(limit)}
+		if user != "" {
+			options = append(options, redigolib.DialUsername(user), redigolib.DialPassword(password))
+		}
+		pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			return redigolib.DialContext(ctx, "tcp", addr, options...)
+		}}
+		t.Cleanup(func() { pool.Close() })
+		return redigo.New(pool, opts...), func() { pool.Close() }
+	}},
+}
+
+// TestErrorsPage makes every call of docs/errors.md with a server that fails, through each client
+// library, and compares what the errors match with the tables. It prints how long the calls took, and
+// sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
+// if DLOCK_ERRORS is set. To write the tables again:
+//
+//	go test ./backend -run TestErrorsPage -write-errors
+func TestErrorsPage(t *testing.T) {
+	if testing.Short() && !*writeErrors {
+		t.Skip("left out with -short")
+	}
+	t.Parallel()
+	all := *writeErrors || os.Getenv(envErrors) != ""
+	page, err := os.ReadFile(errorsPage)
+	require.NoError(t, err)
+	text := string(page)
+	var mu sync.Mutex
+	t.Run("of", func(t *testing.T) {
+		for _, fault := range pageFaults {
+			t.Run(fault.name, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				cells := make([][]pageCell, len(pageCalls))
+				var ready, done sync.WaitGroup
+				struck := make(chan struct{})
+				for i, call := range pageCalls {
+					switch {
+					case fault.answers && (call.ctx != nil || call.waits), fault.user != "" && call.lease:
+						continue // it tells nothing new, or there is no lease
+					case fault.name == "stopped" && call.long && !all:
+						continue
+					case fault.name == "killed" && call.ctx != nil && !call.waits && !all:
+						continue // on a busy machine, ctx may end first
+					}
+					cells[i] = make([]pageCell, len(pageClients))
+					for j, client := range pageClients {
+						l, _ := client.connect(t, server.Addr(), fault.user)
+						c := dlock.New(l)
+						t.Cleanup(func() { l.Close() })
+						key := fmt.Sprint(client.name, i)
+						if fault.user == "" {
+							_, err := c.Inspect(t.Context(), key) // connects
+							require.NoError(t, err)
+						}
+						f := call.prepare(t, c.With(call.opts...), key)
+						ready.Add(1)
+						done.Go(func() {
+							if call.waits {
+								ready.Done()
+							} else {
+								ready.Done()
+								<-struck
+							}
+							ctx, cancel := context.Background(), context.CancelFunc(func() {})
+							if call.ctx != nil {
+								ctx, cancel = call.ctx()
+							}
+							defer cancel()
+							begun := time.Now()
+							err := f(ctx)
+							took, ofCtx := time.Since(begun), ctx.Err()
+							if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+								ofCtx = context.DeadlineExceeded // a socket may have noticed first
+							}
+							cells[i][j] = pageCell{err, took, ofCtx}
+						})
+					}
+				}
+				t.Cleanup(server.Kill) // before the clients are closed, which would wait for answers
+				ready.Wait()
+				time.Sleep(300 * time.Millisecond)
+				fault.strike(t, server)
+				close(struck)
+				done.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				text = checkTable(t, text, fault.name, cells, all)
+			})
+		}
+	})
+	if *writeErrors {
+		require.NoError(t, os.WriteFile(errorsPage, []byte(text), 0o644))
+	}
+}
+
+// A pageCell is how a call ended.
+type pageCell struct {
+	err   error
+	took  time.Duration
+	ofCtx error
+}
+
+// says is the part of a cell that does not depend on the machine.
+func (c pageCell) says() string {
+	var matched []string
+	for _, e := range []struct {
+		error
+		name string
+	}{{dlock.ErrUnavailable, "`ErrUnavailable`"}, {dlock.ErrHeld, "`ErrHeld`"}, {context.DeadlineExceeded, "`DeadlineExceeded`"}, {context.Canceled, "`Canceled`"}} {
+		if errors.Is(c.err, e.error) {
+			matched = append(matched, e.name)
+		}
+	}
+	switch {
+	case c.err == nil:
+		return "no error"
+	case len(matched) > 0:
+		return strings.Join(matched, " ")
+	case dlock.Refused(c.err):
+		return "refused"
+	}
+	return "another error"
+}
+
+// checkTable compares a table of the page with what was found, and returns the page with that.
+func checkTable(t *testing.T, page, fault string, cells [][]pageCell, all bool) string {
+	var lines []string
+	for i, row := range cells {
+		if row == nil {
+			continue
+		}
+		line := "| " + pageCalls[i].name + " |"
+		for j, cell := range row {
+			t.Logf("%s, %s, after %v: %v", pageClients[j].name, pageCalls[i].name, cell.took.Round(time.Millisecond), cell.err)
+			line += fmt.Sprintf(" %s, %.1f s |", cell.says(), cell.took.Seconds())
+			requireText(t, cell)
+		}
+		lines = append(lines, line)
+	}
+	begin, end := "<!-- "+fault+" -->\n", "<!-- end -->"
+	head, rest, found := strings.Cut(page, begin)
+	require.True(t, found, "the page has no %s", begin)
+	old, tail, found := strings.Cut(rest, end)
+	require.True(t, found)
+	if *writeErrors {
+		header := strings.Join(strings.SplitAfterN(old, "\n", 3)[:2], "")
+		return head + begin + header + strings.Join(lines, "\n") + "\n" + end + tail
+	}
+	times := regexp.MustCompile(`, [0-9.]+ s \|`)
+	old = times.ReplaceAllString(old, " |")
+	for _, line := range lines {
+		assert.Contains(t, old, times.ReplaceAllString(line, " |")+"\n", "the table of %s in docs/errors.md; see TestErrorsPage", fault)
+	}
+	if all {
+		assert.Equal(t, len(lines)+2, strings.Count(old, "\n"), "lines of the table of %s in docs/errors.md", fault)
+	}
+	return page
+}
+
+// requireText checks what every error says.
+func requireText(t *testing.T, c pageCell) {
+	t.Helper()
+	if c.err == nil {
+		return
+	}
+	for _, end := range []error{context.DeadlineExceeded, context.Canceled} {
+		if c.ofCtx != end {
+			assert.NotErrorIs(t, c.err, end)
+			assert.NotContains(t, c.err.Error(), end.Error())
+		}
+	}
+	switch {
+	case dlock.Refused(c.err):
+		assert.ErrorContains(t, c.err, "the store refused: ")
+	case errors.Is(c.err, dlock.ErrUnavailable):
+		assert.Regexp(t, `store unavailable: no answer (for|within) [0-9.]+m?s|store unavailable: no answer: `, c.err.Error())
+	}
+}
+
+// TestLookAtTheStart inspects any key, as a service does at its start.
+func TestLookAtTheStart(t *testing.T) {
+	t.Parallel()
+	for _, client := range pageClients {
+		t.Run(client.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			sinceRedis7(t, server)
+			do(t, server, "ACL", "SETUSER", "right", "on", ">"+password, "~*", "&*", "+@all")
+			do(t, server, "ACL", "SETUSER", "wrong", "on", ">other", "~*", "&*", "+@all")
+			do(t, server, "ACL", "SETUSER", "rightless", "on", ">"+password, "~*", "&*")
+			inspect := func(user string) error {
+				l, _ := client.connect(t, server.Addr(), user)
+				t.Cleanup(func() { l.Close() })
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				_, err := dlock.New(l).Inspect(ctx, "any")
+				return err
+			}
+			require.NoError(t, inspect("right"))
+			for user, text := range map[string]string{"wrong": "WRONGPASS", "rightless": "NOPERM", "": "NOAUTH"} {
+				if user == "" {
+					do(t, server, "ACL", "SETUSER", "default", "resetpass", ">"+password)
+				}
+				err := inspect(user)
+				require.ErrorContains(t, err, "the store refused: "+text, "user %q", user)
+				require.NotErrorIs(t, err, dlock.ErrUnavailable)
+			}
+		})
+	}
+}
