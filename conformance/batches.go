@@ -11,15 +11,15 @@ import (
 
 var batchesCases = []testCase{
 	{name: "BatchKeepsOrder", check: batchKeepsOrder,
-		clause: withSource("A BatchRenewer returns one result for each renewal, in the order of the batch, with duplicates, strangers and expired leases among them. It returns none for an empty batch.")},
+		clause: withSource("A BatchRenewer returns one result for each renewal, in the order of the batch, also for duplicates, strangers and ended leases. For an empty batch it returns none.")},
 	{name: "BatchRenewsAsRenew", check: batchRenewsAsRenew,
-		clause: withSource("A BatchRenewer does for each element what Renew does, independently of the others. It extends, never shortens, never revives, and renews nothing for a stranger.")},
+		clause: withSource("A BatchRenewer does for each element exactly what Renew does, independently of the others.")},
 	{name: "BatchOfAnySize", check: batchOfAnySize, once: true,
 		clause: withSource("A BatchRenewer renews batches of any size, to the last element.")},
 	{name: "BatchIsTheCallers", check: batchIsTheCallers,
-		clause: withSource("A BatchRenewer never changes a batch that it is given. It never changes results that it has returned, whatever is called later or at the same time.")},
+		clause: withSource("A BatchRenewer never changes batches that it was given or results that it has returned, whatever is called later or meanwhile.")},
 	{name: "BatchesCross", check: batchesCross,
-		clause: withSource("A BatchRenewer renews batches at the same time that share leases, in different orders. None of them fails, and none waits long for another.")},
+		clause: withSource("A BatchRenewer renews concurrent batches that share leases in different orders. None fails, and none waits long for another.")},
 }
 
 func batchKeepsOrder(s *scene) error {

@@ -27,42 +27,42 @@ var (
 func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	call := c.trace.begin(key, token, "%s.TryAcquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
 	a, err := c.inner.TryAcquire(ctx, key, token, ttl)
-	call.end(show(a), a.Acquired, err)
+	call.end(show(a), fenceOf(a), err)
 	return a, err
 }
 
 func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	call := c.trace.begin(key, token, "%s.Renew(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
 	held, err := c.inner.Renew(ctx, key, token, ttl)
-	call.end(held, false, err)
+	call.end(held, "", err)
 	return held, err
 }
 
 func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
 	call := c.trace.begin(key, token, "%s.Release(%s, %s)", c.name, brief(key), brief(token))
 	held, err := c.inner.Release(ctx, key, token)
-	call.end(held, false, err)
+	call.end(held, "", err)
 	return held, err
 }
 
 func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	call := c.trace.begin(key, token, "%s.Acquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
 	a, err := c.inner.Acquire(ctx, key, token, ttl)
-	call.end(show(a), a.Acquired, err)
+	call.end(show(a), fenceOf(a), err)
 	return a, err
 }
 
 func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
 	call := c.trace.begin("", "", "%s.RenewBatch(%s)", c.name, showBatch(batch))
 	results, err := c.inner.RenewBatch(ctx, batch)
-	call.end(showResults(results), false, err)
+	call.end(showResults(results), "", err)
 	return results, err
 }
 
 func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	call := c.trace.begin(key, "", "%s.Inspect(%s)", c.name, brief(key))
 	h, err := c.inner.Inspect(ctx, key)
-	call.end(showHold(h), false, err)
+	call.end(showHold(h), "", err)
 	return h, err
 }
 

@@ -80,7 +80,7 @@ type chapter struct {
 }
 
 // file is where its table stands.
-func (c chapter) file() string { return c.cases[0].clause.file }
+func (c chapter) file() string { return c.cases[0].clause.file() }
 
 // chapters is the contract.
 var chapters = []chapter{

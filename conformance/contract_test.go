@@ -3,6 +3,7 @@ package conformance
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,31 +29,37 @@ func TestContractPage(t *testing.T) {
 
 const contractIntroduction = `# The contract of a Locker
 
-These are the promises that a backend makes to those who lock with it. Each clause is checked
-by the case of that name in the [conformance suite](../conformance). The words (key, token,
-TTL, lease, fence, holder, waiter) are explained in the [package documentation](../doc.go).
+What a backend promises. The case of that name in the [conformance suite](../conformance) checks each
+clause. The [package documentation](../doc.go) explains the words.
 
-Some backends have no queue, or no fences: then nobody waits, or each fence is 0. Some do not
-implement BatchRenewer, Inspector or Voter. The suite finds out, or the Harness says so, and skips
-these cases with the reason. Everything else is demanded of every backend.
+A backend may lack a queue, fences (each is 0), BatchRenewer, Inspector or Voter. The suite finds out, or the
+Harness says so, and it skips these cases with the reason. Nothing else is optional.
 
-The [museum of broken locks](museum.md) has the same chapters. It shows what happens when a clause
-is broken.
-
-This page is generated (go generate ./conformance) from the tables at the beginning of the
-files named below.
+Generated from the files named below: go generate ./conformance
 `
 
 func contractText() string {
 	var page strings.Builder
 	page.WriteString(contractIntroduction)
 	for _, c := range chapters {
-		fmt.Fprintf(&page, "\n## %s\n\nThe checks are in [%s](../conformance/%s).\n\n| case | clause |\n|---|---|\n", c.title, c.file(), c.file())
+		subject := c.subject()
+		fmt.Fprintf(&page, "\n## %s\n\n%s … ([%s](../conformance/%[3]s))\n\n", c.title, subject, c.file())
 		for _, c := range c.cases {
-			fmt.Fprintf(&page, "| %s | %s |\n", c.name, c.clause.text)
+			fmt.Fprintf(&page, "- **%s**: %s\n", c.name, strings.TrimPrefix(c.clause.text, subject+" "))
 		}
 	}
 	return page.String()
+}
+
+// subject returns the words with which all clauses of the chapter begin.
+func (c chapter) subject() string {
+	first := strings.Fields(c.cases[0].clause.text)
+	for n := len(first); ; n-- {
+		subject := strings.Join(first[:n], " ")
+		if !slices.ContainsFunc(c.cases, func(c testCase) bool { return !strings.HasPrefix(c.clause.text, subject+" ") }) {
+			return subject
+		}
+	}
 }
 
 // Each chapter's table stands in one file, and each clause is a sentence or several.
@@ -60,7 +67,7 @@ func TestChapters(t *testing.T) {
 	names := make(map[string]bool)
 	for _, chapter := range chapters {
 		for _, c := range chapter.cases {
-			assert.Equal(t, chapter.file(), c.clause.file, c.name)
+			assert.Equal(t, chapter.file(), c.clause.file(), c.name)
 			assert.Regexp(t, `^(A backend|A BatchRenewer|An Inspector|A Voter) .*\.$`, c.clause.text, c.name)
 			assert.False(t, names[c.name], "two cases are named %s", c.name)
 			names[c.name] = true

@@ -20,7 +20,7 @@
 // Each clause of the contract is a subtest with a name of its own. docs/contract.md
 // lists them in chapters: Taking, Renewing, Releasing and so on. Each chapter is a file
 // here (taking.go, renewing.go, releasing.go), which begins with the chapter's clauses
-// and goes on with the checks. docs/museum.md shows broken locks that break each clause.
+// and goes on with the checks.
 //
 // Most cases run twice. The second time, below the subtest Forward, every client is
 // wrapped in a [dlock.Forward], which must not change anything.
@@ -85,26 +85,30 @@
 // This is a backend that answers true to every release:
 //
 //	--- FAIL: TestConformance/ReleaseAfterExpiry (0.00s)
-//	    conformance/releasing.go:67: A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK"): held = true; want false
+//	    /go/pkg/mod/github.com/dlock-go/dlock@v0.1.0/conformance/releasing.go:67: A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK"): held = true; want false
 //	    the latest calls:
 //	            0s  A.TryAcquire("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK", 200ms) = acquired, fence 946684800000000
 //	         251ms  A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK") = true
-//	    clause (conformance/releasing.go:17): A backend answers false when a token releases a lease that has ended. It changes nothing, even if another token holds the key by then.
+//	    clause (/go/pkg/mod/github.com/dlock-go/dlock@v0.1.0/conformance/releasing.go:17): A backend answers false, and changes nothing, when a lease is released that has ended, even if another token holds the key by then.
 //
 // The first line names the line of the check, the call, its answer, and what the
 // contract wants. The last line is the clause, with its place in the table of the
-// chapter.
+// chapter. The paths open wherever the suite is run, unless -trimpath shortens them.
 //
 // In between are the calls that led to the failure. Each line gives the time at which the call
 // began, counted from the beginning of the case, then the client (A, B, …), the call and the
 // answer. A token's name says what it does in the case. Calls stand in the order of their
 // answers: where several run at once, a call that began earlier can stand below one that began
-// later. The list ends with the calls that have not returned. It always contains the call that
-// failed and the latest grants of its key. If other calls are left out, it says how many.
+// later. The list ends with the calls that have not returned. It always contains the calls, tokens
+// and fences that the first line names, and the latest grants of its key. If other calls are left out,
+// it says how many.
+//
+// If a lease ended less than a millisecond early, the first line asks whether the clock is cut to
+// whole milliseconds.
 //
 //	go test -run 'TestConformance/^SameTokenAgain$'   checks one clause
 //	go test -run TestConformance -skip /Forward       checks each of them once
-//	go test -run TestConformance -v                   shows which were skipped, and why
+//	go test -run TestConformance -v                   ends with those that were skipped, by reason
 //
 // A case that does not end names the calls that have not returned.
 //
@@ -128,10 +132,11 @@
 //
 // AgreesWithModel makes random calls, one after the other, and compares the answers with those
 // of a model of a few lines. It uses package [pgregory.net/rapid], which shortens a sequence of
-// calls that fails, usually to two or three calls. rapid writes a file to testdata/rapid that
-// repeats the sequence. The next run begins with that file. The flags of rapid apply. With -rapid.checks
+// calls that fails, usually to two or three calls. The flags of rapid apply. With -rapid.checks
 // 10000 it tries more than 100 sequences, though for no longer than a few seconds where time
-// really passes. With -rapid.nofailfile it leaves no file.
+// really passes. With -rapid.nofailfile=false, rapid leaves a file in testdata/rapid, and the next run
+// begins with the sequence that failed. Otherwise this package sets -rapid.nofailfile when the case
+// fails, also for tests of your own that use rapid in the same process.
 //
 // # What is not tested
 //

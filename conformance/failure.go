@@ -12,11 +12,13 @@ import (
 
 // A place is a line of this package.
 type place struct {
-	file string
+	path string // opens from the user's module, unless -trimpath has cut it
 	line int
 }
 
-func (p place) String() string { return fmt.Sprintf("conformance/%s:%d", p.file, p.line) }
+func (p place) file() string { return path.Base(p.path) }
+
+func (p place) String() string { return fmt.Sprintf("%s:%d", p.path, p.line) }
 
 // A clause is a piece of the contract, and where it stands in its chapter's table.
 type clause struct {
@@ -27,7 +29,7 @@ type clause struct {
 // withSource returns the clause of the line that calls it.
 func withSource(text string) clause {
 	_, file, line, _ := runtime.Caller(1)
-	return clause{place{path.Base(file), line}, text}
+	return clause{place{file, line}, text}
 }
 
 // A violation is what a case found wrong, with the calls that show it.
@@ -53,8 +55,8 @@ func (v *violation) at() (p place, ok bool) {
 	for more := len(v.stack) > 0; more; {
 		var f runtime.Frame
 		f, more = frames.Next()
-		if file := path.Base(f.File); strings.HasPrefix(f.Function, prefix) && isChapter(file) {
-			return place{file, f.Line}, true
+		if p := (place{f.File, f.Line}); strings.HasPrefix(f.Function, prefix) && isChapter(p.file()) {
+			return p, true
 		}
 	}
 	return place{}, false

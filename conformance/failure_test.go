@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -50,8 +53,13 @@ func (l forgetful) Acquire(ctx context.Context, key, token string, ttl time.Dura
 	return l.Forward.TryAcquire(ctx, key, token, ttl)
 }
 
-// A failure names the line of the chapter that found it, and that of the clause.
+// A failure names the line of the chapter that found it, and that of the clause, by paths that open
+// from anywhere: the suite is run in packages of other modules.
 func TestFailureNamesItsLine(t *testing.T) {
+	if _, self, _, _ := runtime.Caller(0); !filepath.IsAbs(self) {
+		t.Skip("-trimpath has shortened all paths")
+	}
+	t.Chdir(t.TempDir())
 	for _, f := range []struct {
 		store      func(dlock.Forward) dlock.Locker
 		name, file string
@@ -77,10 +85,11 @@ func TestFailureNamesItsLine(t *testing.T) {
 
 // lineAt returns the line of file that a failure names.
 func lineAt(t *testing.T, at, file string) string {
-	var n int
-	_, err := fmt.Sscanf(at, "conformance/"+file+":%d", &n)
+	path, line, _ := strings.Cut(at, ":")
+	n, err := strconv.Atoi(line)
 	require.NoErrorf(t, err, "%q; want a line of %s", at, file)
-	source, err := os.ReadFile(file)
+	require.Equal(t, file, filepath.Base(path))
+	source, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return strings.Split(string(source), "\n")[n-1]
 }
@@ -88,7 +97,7 @@ func lineAt(t *testing.T, at, file string) string {
 // What was found in no line of a chapter is said of the line of the clause.
 func TestFailureElsewhereNamesTheClause(t *testing.T) {
 	c := caseNamed(t, "Expiry")
-	assert.Regexp(t, `^conformance/time\.go:\d+: it hangs\nclause \(conformance/time\.go:\d+\): `, message(c, errors.New("it hangs")))
+	assert.Regexp(t, `^\S+/conformance/time\.go:\d+: it hangs\nclause \(\S+/conformance/time\.go:\d+\): `, message(c, errors.New("it hangs")))
 }
 
 // However many calls are made after the grant that a failure is about, and after the call
@@ -119,18 +128,58 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 	assert.Len(t, lines, 4+traced)
 }
 
+// A staleFence gives the seventh grant of each key the fence of the fifth.
+type staleFence struct {
+	dlock.Forward
+	grants *sync.Map // key → *[]int64, of fences
+}
+
+func (l staleFence) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
+	if a.Acquired {
+		g, _ := l.grants.LoadOrStore(key, new([]int64)) // nobody else holds the key
+		fences := g.(*[]int64)
+		if *fences = append(*fences, a.Fence); len(*fences) == 7 {
+			a.Fence = (*fences)[4]
+		}
+	}
+	return a, err
+}
+
+// The two grants whose fences fall may be followed by many others.
+func TestFailureShowsBothGrants(t *testing.T) {
+	var grants sync.Map
+	err := play(t, wrapped(func(l dlock.Forward) dlock.Locker { return staleFence{l, &grants} }), caseNamed(t, "FenceRises"))
+	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
+	require.Regexp(t, `"racer\d+-\d-\w+" has fence \d+, and "racer`, err)
+	showsWhatItNames(t, err)
+	assert.Regexp(t, `… \d+ other calls`, err, "the grants are not long ago, which is what this test needs")
+}
+
+// A lease that ends less than a millisecond early has a likely cause, which is said with it.
+func TestFailureHintsAtTheClock(t *testing.T) {
+	err := play(t, harnessOf("cutsItsClock"), caseNamed(t, "AnyTTL"))
+	require.ErrorContains(t, err, ", 300µs too early or more (is the clock cut to whole milliseconds?)")
+	for early, want := range map[time.Duration]string{
+		6 * time.Microsecond: " (is the clock cut to whole milliseconds?)",
+		time.Millisecond:     "", 0: "", -time.Microsecond: "",
+	} {
+		assert.Equal(t, want, hint(early))
+	}
+}
+
 // Both holders of a key are shown that two have at once.
 func TestFailureShowsBothHolders(t *testing.T) {
 	tr := newTrace()
 	grant := func(token string) {
-		tr.begin("key", token, "A.TryAcquire(%q, %q)", "key", token).end("acquired", true, nil)
+		tr.begin("key", token, "A.TryAcquire(%q, %q)", "key", token).end("acquired", "fence 8", nil)
 	}
 	grant("first")
 	for range 2 * remembered {
 		grant("second")
 	}
 	for range 5 * remembered {
-		tr.begin("other", "", "A.Inspect").end("free", false, nil)
+		tr.begin("other", "", "A.Inspect").end("free", "", nil)
 	}
 	tr.begin("key", "third", "B.Acquire(%q, %q)", "key", "third")
 	shown := tr.about(`two hold "key"`)
@@ -139,6 +188,22 @@ func TestFailureShowsBothHolders(t *testing.T) {
 	assert.Contains(t, shown, `B.Acquire("key", "third") …has not returned`)
 	assert.Less(t, strings.Count(shown, "\n"), 2*traced)
 }
+
+// showsWhatItNames demands that the calls below a failure are those that it is about: each key,
+// token and fence that its message names, and each method, stands in one of them.
+func showsWhatItNames(t *testing.T, err error) {
+	t.Helper()
+	message, calls, ok := strings.Cut(err.Error(), "\nthe latest calls:\n")
+	if !ok {
+		return // a history, which shows calls of its own
+	}
+	for _, named := range nameable.FindAllStringSubmatch(message, -1) {
+		name := strings.Join(named[1:], "") // one of the groups
+		assert.Contains(t, calls, name, "%s\nshown:\n%s", message, calls)
+	}
+}
+
+var nameable = regexp.MustCompile(`("[\w-]+-[A-Z2-7]{12}")|fences? (\d+)|and (\d{3,});|\b(TryAcquire|Acquire|Renew|Release|RenewBatch|Inspect|Vote|AcquireVote|Confirm|Pass)\b[(:=]`)
 
 const failOnPurpose = "DLOCK_FAIL_ON_PURPOSE"
 
@@ -162,7 +227,7 @@ func TestDocShowsAFailure(t *testing.T) {
 	failure, _, _ = strings.Cut("    --- FAIL: TestConformance"+failure, "FAIL\n")
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
-	random := regexp.MustCompile(`-[A-Z2-7]{12}|\.go:\d+|\(\d\.\d\ds\)`)
+	random := regexp.MustCompile(`-[A-Z2-7]{12}|\S*/conformance/|\.go:\d+|\(\d\.\d\ds\)`)
 	same := func(s string) string { return random.ReplaceAllString(s, "*") }
 	_, shown, _ := strings.Cut(strings.ReplaceAll(string(doc), "//\t", "    "), "to every release:\n//\n")
 	shown, _, _ = strings.Cut(shown, "//")

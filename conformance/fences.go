@@ -8,11 +8,11 @@ import (
 
 var fencesCases = []testCase{
 	{name: "FenceRises", check: fenceRises,
-		clause: withSource("A backend gives each grant of a key a larger fence than every earlier one: after a release, an expiry or a handover, by another client, and with many contenders. It leaves at least 8 numbers for each grant.")},
+		clause: withSource("A backend gives each grant of a key a fence at least 8 above every earlier one: after a release, an expiry or a handover, by another client, and with many contenders.")},
 	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, once: true, idles: true, needs: needsIdleness,
-		clause: withSource("A backend gives the next grant of a key a larger fence even if nobody has used the key for hours, or for days.")},
+		clause: withSource("A backend gives a key a larger fence even after hours or days without use.")},
 	{name: "FenceSurvivesDataLoss", check: fenceSurvivesDataLoss, alone: true, needs: needsWipe,
-		clause: withSource("A backend gives the next grant of a key a larger fence even after the store has lost everything, if it claims that fences survive this.")},
+		clause: withSource("A backend whose fences survive data loss gives a key a larger fence after the store has lost everything.")},
 }
 
 func fenceRises(s *scene) error {
@@ -126,7 +126,7 @@ func stayIdle(s *scene, d time.Duration) {
 	}
 	pause := s.trace.begin("", "", "%v pass", d)
 	s.sleep(d)
-	pause.end("they have passed", false, nil)
+	pause.end("they have passed", "", nil)
 }
 
 func fenceSurvivesDataLoss(s *scene) error {

@@ -91,6 +91,7 @@ type Harness struct {
 	// events with histories itself; this is for those who want to compare more.
 	Observer *dlock.Observer
 
+	skips   *skips        // of Run, if that runs the case
 	patient time.Duration // what patience returns, if not 0
 	shorten time.Duration // in place of shortening, if not 0
 	explore time.Duration // in place of budget, if not 0

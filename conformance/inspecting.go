@@ -12,11 +12,11 @@ import (
 
 var inspectingCases = []testCase{
 	{name: "InspectTells", check: inspectTells,
-		clause: withSource("An Inspector reports who holds a key and the time that remains. It reports nobody after a release or an expiry. It is right even while the key passes from one holder to the next.")},
+		clause: withSource("An Inspector reports the holder and the remaining time, and nobody after a release or an expiry. It is right even while the key changes hands.")},
 	{name: "InspectChangesNothing", check: inspectChangesNothing,
-		clause: withSource("An Inspector changes nothing when it inspects: not the holder, not the TTL, not a key that is free.")},
+		clause: withSource("An Inspector changes nothing: not the holder, the TTL, or a free key.")},
 	{name: "WaitingIsCounted", check: waitingIsCounted,
-		clause: withSource("An Inspector counts the waiters in its queue. It does not count the holder, waiters that have been served, or waiters that have left and were released. It eventually stops counting dead waiters. Without a queue it reports 0.")},
+		clause: withSource("An Inspector counts the waiters in its queue: not the holder, nor those who were served, or left and were released, nor, eventually, the dead. Without a queue it reports 0.")},
 }
 
 func inspectTells(s *scene) error {

@@ -9,15 +9,15 @@ import (
 
 var keysCases = []testCase{
 	{name: "KeysAreIndependent", check: keysAreIndependent,
-		clause: withSource("A backend keeps any two different keys apart. They may have Unicode, spaces, braces, newlines or NUL in them and be 1 kB long. One may be a prefix of the other, or a pattern that matches it, or have the same hash.")},
+		clause: withSource("A backend keeps any two keys apart: of 1 kB, with Unicode, spaces, braces, newlines or NUL, a prefix or a pattern of the other, or of the same hash.")},
 	{name: "KeyAndTokenApart", check: keyAndTokenApart,
-		clause: withSource("A backend keeps key and token apart, wherever one ends and the other begins: key a:b with token c is not key a with token b:c.")},
+		clause: withSource("A backend keeps key and token apart: key a:b with token c is not key a with token b:c.")},
 	{name: "TokenHoldsManyKeys", check: tokenHoldsManyKeys,
-		clause: withSource("A backend keeps the leases of one token on several keys apart. Each is renewed, released and ended by itself.")},
+		clause: withSource("A backend renews, releases and ends each of a token's leases on several keys separately.")},
 	{name: "ManyLeases", check: manyLeases, once: true,
 		clause: withSource("A backend keeps each lease to its end, as last extended, among a thousand others that come and go.")},
 	{name: "TokensCompareWhole", check: tokensCompareWhole,
-		clause: withSource("A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and different binary tokens are different.")},
+		clause: withSource("A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and tokens may be binary.")},
 }
 
 func keysAreIndependent(s *scene) error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -72,6 +74,33 @@ func TestSkipsNameTheReason(t *testing.T) {
 		require.ErrorAs(t, play(t, c.h, caseNamed(t, c.name)), &skip, c.name)
 		assert.Contains(t, skip.reason, c.reason, c.name)
 	}
+}
+
+const skipOnPurpose = "DLOCK_SKIP_ON_PURPOSE"
+
+// TestSkipsOnPurpose is for TestSkipsAreSummedUp.
+func TestSkipsOnPurpose(t *testing.T) {
+	if os.Getenv(skipOnPurpose) == "" {
+		t.Skip("this test is run by another")
+	}
+	Run(t, Harness{New: harnessOf("near").New, Bubble: true, Unordered: true})
+}
+
+// At its end, Run tells which cases were skipped, and each reason once.
+func TestSkipsAreSummedUp(t *testing.T) {
+	test := exec.Command(os.Args[0], "-test.v",
+		"-test.run=^TestSkipsOnPurpose$/^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|Forward)$/^(FirstComeFirstServed|WaitEndsOnRemoval|)$")
+	test.Env = append(os.Environ(), skipOnPurpose+"=1")
+	output, err := test.CombinedOutput()
+	require.NoErrorf(t, err, "%s", output)
+	assert.Contains(t, string(output), `
+    skipped, and why:
+      Harness.Unordered is set
+        Forward/FirstComeFirstServed
+      Harness.Wipe is nil
+        FenceSurvivesDataLoss, WaitEndsOnRemoval
+`)
+	assert.NotRegexp(t, `\w\.go:\d+`, string(output), "no file of the suite is to blame")
 }
 
 func TestSlowMachineIsNoViolation(t *testing.T) {

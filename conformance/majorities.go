@@ -21,19 +21,19 @@ var majoritiesCases = []testCase{
 	{name: "OldestVoteDates", check: onNodes(3, oldestVoteDates), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes dates a lease so that none of the votes that it needs ends before its deadline.")},
 	{name: "HolderKeepsItsVotes", check: onNodes(3, holderKeepsItsVotes), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes does not release the votes of a lease when its holder repeats the attempt, and that fails.")},
+		clause: withSource("A backend that asks several nodes keeps the votes of a lease when its holder repeats the attempt and that fails.")},
 	{name: "WipesReleaseNothing", check: onNodes(3, wipesReleaseNothing), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes does not release the votes of a lease when its holder repeats the attempt, also if a node has lost its data and names another holder.")},
+		clause: withSource("A backend that asks several nodes keeps a lease's votes when its holder repeats the attempt, even if a node has lost its data and names another holder.")},
 	{name: "YoungNodesDoNotVote", check: onNodes(3, youngNodesDoNotVote), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes does not count the vote of one that has lost its data, until the longest TTL has passed.")},
+		clause: withSource("A backend that asks several nodes does not count the vote of a node that has lost its data until the longest TTL has passed.")},
 	{name: "YoungNodesAreNotHeard", check: onNodes(3, youngNodesAreNotHeard), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes waits for a majority of the others while one has just lost its data, as if that one did not answer.")},
+		clause: withSource("A backend that asks several nodes waits for a majority of the others while one has just lost its data.")},
 	{name: "YoungNodesDoNotRenew", check: onNodes(3, youngNodesDoNotRenew), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes does not count a renewal by one that has lost its data, until the longest TTL has passed.")},
+		clause: withSource("A backend that asks several nodes does not count a renewal by a node that has lost its data until the longest TTL has passed.")},
 	{name: "HealIsNoRenewal", check: onNodes(3, healIsNoRenewal), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes renews a lease only if a majority still has it, and does not revive it.")},
+		clause: withSource("A backend that asks several nodes renews a lease only if a majority still has it, and never revives it.")},
 	{name: "FenceOfAMajority", check: onNodes(3, fenceOfAMajority), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes gives the next grant a larger fence, though it is made by other nodes whose clocks are behind.")},
+		clause: withSource("A backend that asks several nodes gives the next grant a larger fence, even by other nodes whose clocks are behind.")},
 	{name: "RenewalNeedsMajority", check: onNodes(3, renewalNeedsMajority), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes returns an error from a renewal that less than a majority has answered.")},
 	{name: "ReleaseNeedsMajority", check: onNodes(3, releaseNeedsMajority), once: true, needs: needsMajority,
@@ -41,13 +41,13 @@ var majoritiesCases = []testCase{
 	{name: "RefusalNeedsMajority", check: onNodes(3, refusalNeedsMajority), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes returns an error from an attempt if no majority names the same holder.")},
 	{name: "StraysAreReleased", check: onNodes(3, straysAreReleased), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes gives back the votes of an attempt that was refused.")},
+		clause: withSource("A backend that asks several nodes gives back the votes of a refused attempt.")},
 	{name: "ReleaseIsOwed", check: onNodes(3, releaseIsOwed), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes repeats a release that a minority has not answered.")},
 	{name: "OwedReleaseEndsNoLease", check: onNodes(3, owedReleaseEndsNoLease), once: true, needs: needsMajority,
 		clause: withSource("A backend that asks several nodes grants nothing by a vote that a repeated release of the same token may end.")},
 	{name: "LateVotesDoNotCount", check: onNodes(3, lateVotesDoNotCount), once: true, needs: needsMajority,
-		clause: withSource("A backend that asks several nodes does not count a vote whose answer comes after its token was released.")},
+		clause: withSource("A backend that asks several nodes does not count a vote that arrives after its token was released.")},
 }
 
 func needsMajority(h Harness) string {
@@ -78,8 +78,13 @@ func (s *scene) majority(n int) *majority {
 		m.grown(node)
 		m.nodes, nodes = append(m.nodes, node), append(nodes, node)
 	}
-	m.a, m.b = s.h.Majority(s.t, nodes), s.h.Majority(s.t, nodes)
+	m.a, m.b = m.ask(nodes...), m.ask(nodes...)
 	return m
+}
+
+// ask returns one more client of the nodes.
+func (m *majority) ask(nodes ...dlock.Locker) dlock.Locker {
+	return m.clientOf(m.h.Majority(m.t, nodes), "Harness.Majority")
 }
 
 // grown makes a node so old that it counts.
@@ -131,7 +136,7 @@ func (m *majority) takesNot(l dlock.Locker, token, why string) (dlock.Attempt, e
 	}
 	a, err := l.TryAcquire(m.ctx, m.key, token, voteTTL)
 	if err == nil && a.Acquired {
-		m.scene.fail("TryAcquire(%s) was acquired at %v, though %s", token, time.Now(), why)
+		m.scene.fail("TryAcquire(%s, %s) was acquired, though %s", brief(m.key), brief(token), why)
 	}
 	return a, err
 }
@@ -195,7 +200,7 @@ func minorityFails(s *scene) error {
 
 func distinctNodes(m *majority) {
 	again := struct{ *memory.Locker }{m.nodes[1]}
-	l := m.h.Majority(m.t, []dlock.Locker{m.nodes[0], m.nodes[1], again})
+	l := m.ask(m.nodes[0], m.nodes[1], again)
 	m.fail(0)
 	m.takesNot(l, "a", "one of the three nodes fails, and the others are the same store")
 }
@@ -302,7 +307,7 @@ func fenceOfAMajority(m *majority) {
 	time.Sleep(2 * voteTTL) // what was owed to nodes is no more
 	m.a = m.b               // to which the token is new
 	next, _ := m.takes()
-	m.above(grant{Attempt: first}, grant{Attempt: next, key: m.key})
+	m.above(grant{Attempt: first, token: "a"}, grant{Attempt: next, key: m.key, token: "a"})
 }
 
 func (m *majority) releases() {
@@ -380,7 +385,7 @@ func owedReleaseEndsNoLease(m *majority) {
 func lateVotesDoNotCount(m *majority) {
 	const late = time.Second / 2
 	m.nodes[1].SetClock(time.Hour) // so its fence is the largest, and need not be raised
-	m.a = m.h.Majority(m.t, []dlock.Locker{m.nodes[0], tardy{m.nodes[1], late}, m.nodes[2]})
+	m.a = m.ask(m.nodes[0], tardy{m.nodes[1], late}, m.nodes[2])
 	m.fail(2)
 	ctx, cancel := context.WithTimeout(m.ctx, late/5)
 	defer cancel()

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -15,10 +16,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// TestMain has package rapid do the same in every run, leave no files behind, and not make
-// failures shorter.
+// TestMain has package rapid do the same in every run, and not make failures shorter.
 func TestMain(m *testing.M) {
-	setFlags(map[string]string{"rapid.seed": "1", "rapid.nofailfile": "true", "rapid.shrinktime": "0s"})
+	setFlags(map[string]string{"rapid.seed": "1", "rapid.shrinktime": "0s"})
 	os.Exit(m.Run())
 }
 
@@ -60,6 +60,43 @@ func TestModelShrinks(t *testing.T) {
 			assert.Len(t, lines, c.calls, calls)
 			assert.Contains(t, lines[len(lines)-1], c.last)
 			assert.Contains(t, rest, "-rapid.seed=", "how to repeat it")
+		})
+	}
+}
+
+const modelFails = "DLOCK_MODEL_FAILS"
+
+// TestModelFails is for TestModelLeavesNoFiles.
+func TestModelFails(t *testing.T) {
+	if os.Getenv(modelFails) == "" {
+		t.Skip("this test is run by another")
+	}
+	assert.Error(t, agreesWithModel(t, harnessOf("plainDelete")))
+}
+
+// A failure leaves a file to repeat it in the user's package only if that is asked for.
+func TestModelLeavesNoFiles(t *testing.T) {
+	for _, c := range []struct {
+		asked, flag string
+		kept        bool
+	}{
+		{"nothing", "", false}, {"no file", "-rapid.nofailfile", false},
+		{"a file", "-rapid.nofailfile=false", true}, {"a file, by the environment", "RAPID_NOFAILFILE=false", true},
+	} {
+		t.Run(c.asked, func(t *testing.T) {
+			t.Parallel()
+			test := exec.Command(os.Args[0], "-test.run=^TestModelFails$")
+			test.Dir, test.Env = t.TempDir(), append(os.Environ(), modelFails+"=1")
+			if strings.HasPrefix(c.flag, "-") {
+				test.Args = append(test.Args, c.flag)
+			} else {
+				test.Env = append(test.Env, c.flag)
+			}
+			output, err := test.CombinedOutput()
+			require.NoErrorf(t, err, "%s", output)
+			left, err := os.ReadDir(test.Dir)
+			require.NoError(t, err)
+			assert.Equal(t, c.kept, len(left) > 0, "left behind: %v", left)
 		})
 	}
 }

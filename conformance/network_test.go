@@ -123,12 +123,16 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 		require.Error(t, err, "%s does not catch %s", f.caught, f.Name)
 		require.False(t, isSkip(err), "%s of %s: %v", f.caught, f.Name, err)
 		assert.Regexp(t, f.why, err.Error(), "%s of %s", f.caught, f.Name)
+		showsWhatItNames(t, err)
 	}
 }
 
 // What asks three addresses must not be disturbed by the network of one. A lock that depends on the
 // first is.
 func TestMinorityOfNetworks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	majority := func(t *testing.T, nodes []dlock.Locker) dlock.Locker {
 		l := redlock.New(nodes, redlock.WithoutGuard())
 		t.Cleanup(func() { l.Close() })

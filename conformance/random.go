@@ -3,7 +3,9 @@ package conformance
 import (
 	"cmp"
 	"errors"
+	"flag"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -18,13 +20,13 @@ import (
 
 var randomCases = []testCase{
 	{name: "History", check: randomHistory, needs: needsClock,
-		clause: withSource("A backend produces a history, under load, pauses and faults, in which no two holders are certain of a key at the same time and fences follow real time.")},
+		clause: withSource("A backend produces, under load, pauses and faults, a history in which no two holders are certain of a key at once and fences follow real time.")},
 	{name: "HistoryAcrossDataLoss", check: historyAcrossDataLoss, once: true, alone: true, needs: needsClockAndWipe,
-		clause: withSource("A backend whose fences survive data loss produces, under load, pauses and faults, a history in which fences follow real time even if the store loses everything now and then. If each loss ends all leases, no two holders are certain of a key at the same time.")},
+		clause: withSource("A backend whose fences survive data loss produces, under load, pauses and faults, a history in which fences follow real time even if the store sometimes loses everything, and no two holders are certain of a key at once if each loss ends all leases.")},
 	{name: "GuardedCounter", check: guardedCounter, once: true, needs: needsClock,
-		clause: withSource("A backend lets at most one token hold a key at a time: a counter that nothing but the lock protects loses no update.")},
+		clause: withSource("A backend lets at most one token hold a key at a time: a counter that only the lock protects loses no update.")},
 	{name: "GuardedRegister", check: guardedRegister, once: true, needs: needsClock,
-		clause: withSource("A backend gives each grant of a key a larger fence than every earlier one: a register that refuses fences smaller than the largest seen accepts no stale write, and refuses no fresh one.")},
+		clause: withSource("A backend gives each grant a larger fence: a register that refuses fences below the largest seen accepts no stale write, and refuses no fresh one.")},
 	{name: "AgreesWithModel", whole: agreesWithModel,
 		clause: withSource("A backend answers any sequence of calls as a plain model of a lock does.")},
 }
@@ -44,7 +46,7 @@ const (
 
 func newWorkload(s *scene) *workload {
 	c := &workload{s, s.key(), s.h.coreTTL(), seed()}
-	s.t.Logf("%s=%d", seedVariable, c.seed)
+	fmt.Fprintf(s.t.Output(), "%s=%d\n", seedVariable, c.seed)
 	return c
 }
 
@@ -369,6 +371,7 @@ func (e *explorer) found(f *finding, err error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.first == nil {
+		leaveNoFiles()
 		e.first, e.until = f, time.Now().Add(cmp.Or(e.h.shorten, shortening))
 	}
 	if e.first == f {
@@ -376,6 +379,17 @@ func (e *explorer) found(f *finding, err error) bool {
 	}
 	return e.first == f
 }
+
+// leaveNoFiles keeps package rapid from leaving files in the package that is tested, unless the user
+// has decided on that.
+var leaveNoFiles = sync.OnceFunc(func() {
+	nofailfile := flag.Lookup("rapid.nofailfile")
+	_, decided := os.LookupEnv("RAPID_NOFAILFILE")
+	flag.Visit(func(f *flag.Flag) { decided = decided || f == nofailfile })
+	if !decided {
+		_ = nofailfile.Value.Set("true") // which is one
+	}
+})
 
 func (e *explorer) result() error {
 	if e.first == nil {

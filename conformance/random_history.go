@@ -83,7 +83,7 @@ func newRandomRun(s *scene) *randomRun {
 		r.keys[i] = s.key()
 	}
 	r.want = counts{held: s.amount(24), handed: s.amount(12), cancelled: s.amount(4), lost: s.amount(4)}
-	s.t.Logf("%s=%d", seedVariable, r.seed)
+	fmt.Fprintf(s.t.Output(), "%s=%d\n", seedVariable, r.seed)
 	return r
 }
 
@@ -274,7 +274,7 @@ func (w *worker) acquire(s history.Step, c *dlock.Client, patience time.Duration
 // tooLate says of an error of a Client that a grant was found too late to be of use: the
 // machine was too slow for the TTL.
 func tooLate(err error) bool {
-	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took nearly as long as the TTL")
+	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took too much of the TTL")
 }
 
 func (c *counts) attempt(held bool, err error) {

@@ -306,7 +306,7 @@ func (c *comparison) pause(d time.Duration) {
 	pause := c.trace.begin("", "", "time passes")
 	c.sleep(d)
 	c.slept += d
-	pause.end(d, false, nil)
+	pause.end(d, "", nil)
 }
 
 // A model is what the contract says of one key, for a store that gets one call
@@ -453,7 +453,8 @@ func (m *model) tell(c span) string {
 	case isFree:
 		return "nobody holds the key"
 	case isHeld:
-		return fmt.Sprintf("%s holds the key for at least %v more", brief(m.holder), m.least.Sub(c.fast.end))
+		rest := m.least.Sub(c.fast.end)
+		return fmt.Sprintf("%s holds the key for at least %v more%s", brief(m.holder), rest, hint(rest))
 	}
 	return fmt.Sprintf("%s may hold the key still", brief(m.holder))
 }

@@ -8,17 +8,17 @@ import (
 
 var releasingCases = []testCase{
 	{name: "ReleaseFrees", check: releaseFrees,
-		clause: withSource("A backend frees the key at once when its holder releases it.")},
+		clause: withSource("A backend frees a key at once when its holder releases it.")},
 	{name: "ReleaseByStranger", check: releaseByStranger,
-		clause: withSource("A backend answers false when a token releases a key that it does not hold, and changes nothing.")},
+		clause: withSource("A backend answers false, and changes nothing, when a token releases a key that it does not hold.")},
 	{name: "ReleaseTwice", check: releaseTwice,
-		clause: withSource("A backend answers false when a token releases a key for the second time. It changes nothing, even if another token holds the key by then.")},
+		clause: withSource("A backend answers false, and changes nothing, when a token releases again, even if another holds the key by then.")},
 	{name: "ReleaseAfterExpiry", check: releaseAfterExpiry,
-		clause: withSource("A backend answers false when a token releases a lease that has ended. It changes nothing, even if another token holds the key by then.")},
+		clause: withSource("A backend answers false, and changes nothing, when a lease is released that has ended, even if another token holds the key by then.")},
 	{name: "ReleaseCrossesTakeover", check: releaseCrossesTakeover,
-		clause: withSource("A backend ends no lease but the token's own, even if several releases of the token arrive together and another client takes the key between two of them.")},
+		clause: withSource("A backend ends only the token's own lease, even if another client takes the key between two releases that arrive together.")},
 	{name: "ReleaseForgets", check: releaseForgets,
-		clause: withSource("A backend forgets a token that is released, whichever client makes the call. It ends the token's lease and takes the token out of the queue, however often it waits there.")},
+		clause: withSource("A backend that releases a token, for whichever client, ends its lease and all its places in the queue.")},
 }
 
 func releaseFrees(s *scene) error {

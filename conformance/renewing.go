@@ -7,15 +7,15 @@ import (
 
 var renewingCases = []testCase{
 	{name: "RenewExtends", check: renewExtends,
-		clause: withSource("A backend extends a lease when its holder renews it. The lease then ends ttl from now, or when it would have ended anyway, whichever is later.")},
+		clause: withSource("A backend extends a renewed lease to ttl from now, unless it ends later anyway.")},
 	{name: "RenewNeverShortens", check: renewNeverShortens,
 		clause: withSource("A backend never shortens a lease when its holder renews it, so a late duplicate does no harm.")},
 	{name: "RenewByStranger", check: renewByStranger,
-		clause: withSource("A backend answers false when a token renews a key that it does not hold, and changes nothing.")},
+		clause: withSource("A backend answers false, and changes nothing, when a token renews a key that it does not hold.")},
 	{name: "RenewAfterExpiry", check: renewAfterExpiry,
-		clause: withSource("A backend answers false when a token renews a lease that has ended, and changes nothing. It never revives the lease.")},
+		clause: withSource("A backend answers false, and changes nothing, when a lease is renewed that has ended. It never revives it.")},
 	{name: "RenewCrossesTakeover", check: renewCrossesTakeover,
-		clause: withSource("A backend extends no lease but the token's own, even if several renewals of the token arrive together and another client takes the key between two of them.")},
+		clause: withSource("A backend extends only the token's own lease, even if another client takes the key between two renewals that arrive together.")},
 }
 
 func renewExtends(s *scene) error {

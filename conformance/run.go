@@ -3,7 +3,9 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,22 +15,24 @@ import (
 // Run checks every clause of the contract as a subtest. Below the subtest Forward it
 // checks most of them again, with every client wrapped in a [dlock.Forward], unless
 // Harness.SkipForward or go test -short leaves that out. A clause that does not apply to
-// the store is skipped, with the reason.
+// the store is skipped, with the reason. At the end, Run sums these up.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil && h.PerCase == nil {
 		t.Fatal("conformance: Harness.New is nil")
 	}
+	h.skips = &skips{root: t.Name() + "/", cases: make(map[string][]string)}
 	runAlone(t, h, cases)
 	t.Run("Forward", func(t *testing.T) {
 		if h.SkipForward || testing.Short() {
-			t.Skip("left out by Harness.SkipForward or -short")
+			h.skips.skip(t, "left out by Harness.SkipForward or -short")
 		}
 		again := slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once })
 		runAlone(t, h.forwarded(), again)
 		runTogether(t, h.forwarded(), again)
 	})
 	runTogether(t, h, cases)
+	fmt.Fprint(t.Output(), h.skips)
 }
 
 // alone says that c must run while no other case does.
@@ -63,7 +67,7 @@ func runTogether(t *testing.T, h Harness, cases []testCase) {
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		report(t, c, play(t, h.forCase(t), c))
+		h.report(t, c, play(t, h.forCase(t), c))
 	})
 }
 
@@ -79,13 +83,12 @@ func (h Harness) forCase(t *testing.T) Harness {
 }
 
 // report fails or skips t. A failure names the line of the chapter, not one of this file.
-func report(t *testing.T, c testCase, err error) {
-	t.Helper()
+func (h Harness) report(t *testing.T, c testCase, err error) {
 	var skip skipError
 	switch {
 	case err == nil:
 	case errors.As(err, &skip):
-		t.Skip(skip.reason)
+		h.skips.skip(t, skip.reason)
 	default:
 		fmt.Fprintf(t.Output(), "%s%s\n", message(c, err), keepPicture(t, err))
 		t.Fail()
@@ -170,6 +173,41 @@ func leftBehind(p any) error {
 
 // errInconclusive says that the machine was too slow to tell right from wrong.
 var errInconclusive = errors.New("the machine was too slow to tell")
+
+// The skips are the cases that Run has skipped.
+type skips struct {
+	root  string // of their names
+	mu    sync.Mutex
+	cases map[string][]string // by their reasons
+}
+
+// skip skips t, and says why in no line of this file, which need not interest anybody.
+func (s *skips) skip(t *testing.T, reason string) {
+	if s != nil {
+		s.mu.Lock()
+		s.cases[reason] = append(s.cases[reason], strings.TrimPrefix(t.Name(), s.root))
+		s.mu.Unlock()
+	}
+	fmt.Fprintln(t.Output(), reason)
+	t.SkipNow()
+}
+
+// String lists the reasons, each with its cases. One that was skipped twice, also with a Forward,
+// is named once.
+func (s *skips) String() string {
+	var lines strings.Builder
+	for _, reason := range slices.Sorted(maps.Keys(s.cases)) {
+		names := slices.DeleteFunc(slices.Sorted(slices.Values(s.cases[reason])), func(name string) bool {
+			plain, forward := strings.CutPrefix(name, "Forward/")
+			return forward && slices.Contains(s.cases[reason], plain)
+		})
+		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(names, ", "))
+	}
+	if lines.Len() == 0 {
+		return ""
+	}
+	return "skipped, and why:\n" + lines.String()
+}
 
 // A skipError says why a case does not apply to a store.
 type skipError struct{ reason string }

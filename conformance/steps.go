@@ -206,8 +206,8 @@ func (s *scene) above(earlier, later grant) {
 		return
 	}
 	if later.Fence < earlier.Fence+numbers {
-		s.fail("two grants of %s, one after the other, have the fences %d and %d; want the second to be above the first by at least %d",
-			brief(later.key), earlier.Fence, later.Fence, numbers)
+		s.fail("%s: %s has fence %d, and %s, which holds it later, has fence %d; want the later fence to be larger by at least %d",
+			brief(later.key), brief(earlier.token), earlier.Fence, brief(later.token), later.Fence, numbers)
 	}
 }
 
@@ -324,7 +324,7 @@ func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
 // freedAt checks that g, which lasts until then, was not given away at now.
 func (s *scene) freedAt(now, then time.Time, g grant) {
 	if now.Before(then) {
-		s.fail("%s was granted to another %v before Since+ttl of its holder %s", brief(g.key), then.Sub(now), brief(g.token))
+		s.fail("%s was granted to another %v before Since+ttl of its holder %s%s", brief(g.key), then.Sub(now), brief(g.token), hint(then.Sub(now)))
 	}
 }
 

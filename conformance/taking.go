@@ -12,15 +12,15 @@ import (
 
 var takingCases = []testCase{
 	{name: "Exclusion", check: exclusion,
-		clause: withSource("A backend lets at most one token hold a key at a time, among any number of goroutines and clients.")},
+		clause: withSource("A backend lets at most one token hold a key at a time, however many goroutines and clients try.")},
 	{name: "HeldIsUntouched", check: heldIsUntouched,
-		clause: withSource("A backend refuses an attempt on a key that another token holds. It changes nothing: not the holder, not the TTL, not the fence.")},
+		clause: withSource("A backend refuses a key that another token holds, and changes neither holder, TTL nor fence.")},
 	{name: "HolderIsTold", check: holderIsTold,
-		clause: withSource("A backend that reports the holder of a key reports the exact token, byte by byte. It reports the time that remains of the lease now, not the TTL that was granted.")},
+		clause: withSource("A backend that reports the holder reports its exact token, byte by byte, and the time that remains now, not the TTL that was granted.")},
 	{name: "SameTokenAgain", check: sameTokenAgain,
-		clause: withSource("A backend grants an attempt by the token that already holds the key, with a new fence. The lease is extended to at least ttl from now, and never shortened.")},
+		clause: withSource("A backend grants an attempt by the holder, with a new fence. It extends the lease to at least ttl from now, and never shortens it.")},
 	{name: "LeaseOutlivesContext", check: leaseOutlivesContext,
-		clause: withSource("A backend keeps a lease when a ctx ends: that of the call that granted the lease, of a call that extended it, or of an earlier wait of its token.")},
+		clause: withSource("A backend keeps a lease when the ctx ends of the call that granted or extended it, or of an earlier wait of its token.")},
 }
 
 func exclusion(s *scene) error {

@@ -11,15 +11,15 @@ import (
 
 var timeCases = []testCase{
 	{name: "Expiry", check: expiry,
-		clause: withSource("A backend frees a key when its TTL has passed, late by no more than the grace that the store declares.")},
+		clause: withSource("A backend frees a key when its TTL has passed, at most the declared grace later.")},
 	{name: "NotBefore", check: notBefore,
 		clause: withSource("A backend never frees a key before its TTL has passed. It does not cut the TTL to seconds, and a client's clock that lags does no harm.")},
 	{name: "AnyTTL", check: anyTTL, idles: true,
-		clause: withSource("A backend keeps a lease for the TTL that was asked for, from one millisecond to a year, or to the longest that the Harness declares. This holds for every call: a first attempt, one by the holder, a renewal, a renewal in a batch, and a wait.")},
+		clause: withSource("A backend keeps a lease for the TTL asked for, from 1 ms to a year or the declared maximum, in every call: a first attempt, one by the holder, a renewal, alone or in a batch, and a wait.")},
 	{name: "ExpiresForAll", check: expiresForAll,
-		clause: withSource("A backend ends a lease for every call at the same moment. Until its TTL has passed, every call finds it. Once another token could take the key, the lease is not renewed, its release is answered false, and it is not shown.")},
+		clause: withSource("A backend ends a lease for all calls at once. Until its TTL has passed, each finds it. When another token could take the key, none does: it is not renewed, shown, or released as held.")},
 	{name: "SinceIsConservative", check: sinceIsConservative, needs: needsClock,
-		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not that of the call.")},
+		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not of the call.")},
 }
 
 func expiry(s *scene) error {
@@ -95,13 +95,21 @@ func heldSoFar(s *scene, c *client, g grant, ttl time.Duration) {
 	age := s.now().Sub(g.start)
 	switch {
 	case err != nil:
-		s.fail("TryAcquire(%s) = %w; want it to be refused without an error", brief(g.key), err)
+		s.fail("%s.TryAcquire(%s, %s) = %w; want it to be refused without an error", c.name, brief(g.key), brief(token), err)
 	case a.Acquired && age < ttl:
-		s.fail("TryAcquire(%s) was acquired at most %v after the call that granted the key to another for %v",
-			brief(g.key), age, ttl)
+		s.fail("%s.TryAcquire(%s, %s) was acquired at most %v after the call that granted the key to %s for %v, %v too early or more%s",
+			c.name, brief(g.key), brief(token), age, brief(g.token), ttl, ttl-age, hint(ttl-age))
 	case a.Acquired:
 		s.stop(errInconclusive)
 	}
+}
+
+// hint names the likely cause of a lease that ended so much too early, if that is little.
+func hint(early time.Duration) string {
+	if early <= 0 || early >= time.Millisecond {
+		return ""
+	}
+	return " (is the clock cut to whole milliseconds?)"
 }
 
 // longTTLs are too long for 32 bits, of microseconds or of milliseconds, signed or not:
@@ -163,6 +171,7 @@ func lastLong(s *scene, a, b *client, can abilities) {
 // which is what is lost if they are cut, and just above one, as they may be rounded.
 func oddTTLs(s *scene, a, b *client, can abilities) {
 	const unit = 100 * time.Millisecond
+	time.Sleep(700 * time.Microsecond) // in a bubble, the time is a whole millisecond otherwise
 	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	var polls []func()
 	for _, odd := range []time.Duration{2*unit - time.Millisecond, 2*unit + 4*time.Millisecond} {
@@ -175,14 +184,14 @@ func oddTTLs(s *scene, a, b *client, can abilities) {
 
 // endsInTime has others try to take a key from shortly before the end of its lease on.
 func endsInTime(s *scene, c *client, l longLease) {
-	const before = 12 * time.Millisecond
+	const before = 12300 * time.Microsecond // attempts are a millisecond apart in a bubble
 	end := l.start.Add(l.ttl)
 	s.sleep(end.Add(-before).Sub(s.now()))
 	for !s.over() && s.now().Before(end) {
 		next := s.takeFenced(c, l.key, "next")
 		if now := s.now(); next.Acquired && now.Before(end) {
-			s.fail("%s.TryAcquire(%s, %s) was acquired at most %v after %s had given the key to %s for %v",
-				c.name, brief(l.key), brief(next.token), now.Sub(l.start), l.by, brief(l.token), l.ttl)
+			s.fail("%s.TryAcquire(%s, %s) was acquired at most %v after %s had given the key to %s for %v, %v too early or more%s",
+				c.name, brief(l.key), brief(next.token), now.Sub(l.start), l.by, brief(l.token), l.ttl, end.Sub(now), hint(end.Sub(now)))
 		}
 	}
 }
@@ -335,8 +344,8 @@ func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
 			return
 		}
 		if left > 0 {
-			s.fail("%s.%s(%s) said that %s does not hold the key, %v or more before the end of its lease of %v; want every call to find it until then",
-				c.name, call.name, brief(g.key), brief(g.token), left, ttl)
+			s.fail("%s.%s(%s) said that %s does not hold the key, %v or more before the end of its lease of %v%s; want every call to find it until then",
+				c.name, call.name, brief(g.key), brief(g.token), left, ttl, hint(left))
 		}
 	}
 }

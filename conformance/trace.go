@@ -33,13 +33,14 @@ type call struct {
 	key    string // "" if it is about several
 	token  string
 	answer any
+	fence  string // of what it granted, in the words of fenceOf
 }
 
 const (
 	remembered = 2000 // calls that have returned
 	traced     = 25   // calls that are shown, whatever they are about
 	tracedKey  = 10   // calls that are shown on each key that the failure names
-	tracedCall = 2    // calls that are shown of those that the failure names
+	tracedCall = 2    // calls that are shown of those that the failure names, by their text, token or fence
 )
 
 func newTrace() *trace {
@@ -56,8 +57,8 @@ func (tr *trace) begin(key, token, format string, args ...any) *call {
 	return c
 }
 
-// end notes its answer, and whether that was a grant.
-func (c *call) end(answer any, granted bool, err error) {
+// end notes its answer, and the fence of what that granted, or "".
+func (c *call) end(answer any, fence string, err error) {
 	tr := c.trace
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -71,7 +72,8 @@ func (c *call) end(answer any, granted bool, err error) {
 		tr.latest = slices.Clone(tr.latest[remembered:])
 	}
 	tr.latest = append(tr.latest, c)
-	if granted && err == nil {
+	if fence != "" && err == nil {
+		c.fence = fence
 		tr.grants[c.key] = append(lastOfAnother(tr.grants[c.key], c.token), c)
 	}
 }
@@ -114,23 +116,20 @@ func (tr *trace) unanswered() string {
 func (tr *trace) about(message string) string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	known := make(map[string]bool)
-	named := func(c *call) bool {
-		if _, ok := known[c.key]; !ok {
-			known[c.key] = c.key != "" && strings.Contains(message, brief(c.key))
+	named := func(c *call) bool { return c.key != "" && strings.Contains(message, brief(c.key)) }
+	counts := make(map[string]int)
+	among := func(most int, name string) bool { // the latest that have this name
+		if name == "" || name == brief("") || !strings.Contains(message, name) {
+			return false
 		}
-		return known[c.key]
+		counts[name]++
+		return counts[name] <= most
 	}
 	var shown []*call
-	ofKey, ofCall := make(map[string]int), make(map[string]int)
 	for i, c := range slices.Backward(tr.latest) {
-		if named(c) {
-			ofKey[c.key]++
-		}
-		if strings.Contains(message, c.text) {
-			ofCall[c.text]++
-		}
-		if len(tr.latest)-i <= traced || named(c) && ofKey[c.key] <= tracedKey || 0 < ofCall[c.text] && ofCall[c.text] <= tracedCall {
+		ofKey, ofCall := among(tracedKey, brief(c.key)), among(tracedCall, c.text)
+		ofToken, ofGrant := among(tracedCall, brief(c.token)), among(tracedCall, c.fence)
+		if len(tr.latest)-i <= traced || ofKey || ofCall || ofToken || ofGrant {
 			shown = append(shown, c)
 		}
 	}
@@ -143,8 +142,10 @@ func (tr *trace) about(message string) string {
 	shown = slices.Compact(shown)
 	var lines []string
 	for i, c := range shown {
-		if i > 0 && c.n > shown[i-1].n+1 {
-			lines = append(lines, fmt.Sprintf("%12s… %d other calls", "", c.n-shown[i-1].n-1))
+		if others := c.n - shown[max(i-1, 0)].n - 1; others == 1 {
+			lines = append(lines, fmt.Sprintf("%12s… 1 other call", ""))
+		} else if others > 1 {
+			lines = append(lines, fmt.Sprintf("%12s… %d other calls", "", others))
 		}
 		lines = append(lines, c.String())
 	}
@@ -200,6 +201,14 @@ func show(a dlock.Attempt) string {
 		holder = brief(a.Holder)
 	}
 	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
+}
+
+// fenceOf is the fence of a, if that is a grant, as failures name it.
+func fenceOf(a dlock.Attempt) string {
+	if !a.Acquired {
+		return ""
+	}
+	return fmt.Sprintf("fence %d", a.Fence)
 }
 
 func showHold(h dlock.Hold) string {

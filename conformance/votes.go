@@ -12,39 +12,39 @@ import (
 
 var votesCases = []testCase{
 	{name: "VoteIsTryAcquire", check: voteIsTryAcquire,
-		clause: withSource("A Voter grants and refuses votes as TryAcquire does, and never shortens a lease. If ctx is already done, its methods do nothing and return ctx.Err(), not its cause. If ctx ends a wait, the error is that of ctx too.")},
+		clause: withSource("A Voter grants and refuses as TryAcquire does, never shortens a lease, and heeds ctx as EndedContext says.")},
 	{name: "FreshVotes", check: freshVotes,
-		clause: withSource("A Voter calls a grant Fresh if token did not hold key before, and only then.")},
+		clause: withSource("A Voter calls a grant Fresh exactly if token did not hold key before.")},
 	{name: "FloorsGiveEqualFences", check: floorsGiveEqualFences, alone: true,
-		clause: withSource("A Voter gives a grant the floor as its fence, if the floor is at most a second after the store's clock, and at least 8 above the last fence.")},
+		clause: withSource("A Voter makes the floor the fence if it is at most a second after the store's clock and at least 8 above the last fence.")},
 	{name: "FloorIsClamped", check: floorIsClamped, alone: true,
-		clause: withSource("A Voter gives no fence before the store's clock, nor more than a second after it, whatever the floor, unless the fence must exceed an earlier one.")},
+		clause: withSource("A Voter gives no fence before the store's clock or more than a second after it, whatever the floor, unless it must exceed an earlier one.")},
 	{name: "AgeGrows", check: ageGrows,
-		clause: withSource("A Voter measures Age on the store's clock: between two votes it grows by the time between them.")},
+		clause: withSource("A Voter measures Age on the store's clock: it grows by the time between two votes.")},
 	{name: "AgeAfterDataLoss", check: ageAfterDataLoss, alone: true, needs: needsWipe,
-		clause: withSource("A Voter whose store has lost everything has an Age of no more than the time since then.")},
+		clause: withSource("A Voter whose store has lost everything has an Age of at most the time since then.")},
 	{name: "SameStore", check: sameStore,
-		clause: withSource("A Voter gives the same Store in all ballots on a key: for all clients, and whatever the answer.")},
+		clause: withSource("A Voter names the same Store in all ballots on a key, for all clients and answers.")},
 	{name: "ConfirmRenews", check: confirmRenews,
-		clause: withSource("A Voter renews in Confirm as RenewBatch does. Its ballots are in the order of the batch, and have nothing set but Acquired, Age, Store and Clock.")},
+		clause: withSource("A Voter renews in Confirm as RenewBatch does. Its ballots are in the order of the batch, with only Acquired, Age, Store and Clock set.")},
 	{name: "ConfirmRaisesFences", check: confirmRaisesFences, alone: true,
-		clause: withSource("A Voter gives later grants of a key fences above the Fence with which its holder was confirmed.")},
+		clause: withSource("A Voter gives later grants fences above the Fence that the holder was confirmed with.")},
 	{name: "ConfirmRaisesNothingElse", check: confirmRaisesNothingElse, alone: true,
-		clause: withSource("A Voter raises no fences for a Confirmation whose Token does not hold its Key, nor for one whose Fence is lower than the last.")},
+		clause: withSource("A Voter raises no fence for a Confirmation whose Token does not hold its Key, or whose Fence is lower than the last.")},
 	{name: "PassIsRelease", check: passIsRelease,
-		clause: withSource("A Voter releases in Pass as Release does: it ends the lease of token, or its place in the queue, and the first in the queue gets the key if the token named by to does not wait.")},
+		clause: withSource("A Voter releases in Pass as Release does: token's lease or place ends, and the first in the queue gets the key if to does not wait.")},
 	{name: "PassToOne", check: passToOne,
-		clause: withSource("A Voter grants a key that is passed to a waiter to that one, before all others.")},
+		clause: withSource("A Voter grants a key that is passed to a waiter to that one before all others.")},
 	{name: "PassCarriesFloor", check: passCarriesFloor, alone: true,
-		clause: withSource("A Voter gives the waiter who is granted the key by Pass the floor as its fence, as in Vote.")},
+		clause: withSource("A Voter gives a waiter that gets the key by Pass the floor as its fence, as in Vote.")},
 	{name: "PlacesOrderWaiters", check: placesOrderWaiters,
-		clause: withSource("A Voter that is a VoteAcquirer serves waiters in the order of their places, whenever they came. If these are equal, it serves them in the order of their tokens.")},
+		clause: withSource("A Voter that is a VoteAcquirer serves waiters in the order of their places, whenever they came, or of their tokens if places are equal.")},
 	{name: "PlaceIsBehindAll", check: placeIsBehindAll,
-		clause: withSource("A Voter that is a VoteAcquirer gives those whom it refuses a Place behind all who wait, and not before Clock.")},
+		clause: withSource("A Voter that is a VoteAcquirer gives those it refuses a Place behind all who wait, and not before Clock.")},
 	{name: "PlaceMoves", check: placeMoves,
 		clause: withSource("A Voter that is a VoteAcquirer moves a token that waits again to the new place.")},
 	{name: "PassedTokenQueuesAgain", check: passedTokenQueuesAgain,
-		clause: withSource("A Voter that is a VoteAcquirer lets a token that has passed its vote on wait again, with the same place, as often as it likes.")},
+		clause: withSource("A Voter that is a VoteAcquirer lets a token that passed its vote on wait again with the same place, as often as it likes.")},
 }
 
 // A voter is a client of a store that is a dlock.Voter.
@@ -57,28 +57,28 @@ type voter struct {
 func (v voter) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
 	call := v.trace.begin(key, token, "%s.Vote(%s, %s, %v, %d)", v.name, brief(key), brief(token), ttl, floor)
 	b, err := v.node.Vote(ctx, key, token, ttl, floor)
-	call.end(showBallot(b), b.Acquired, err)
+	call.end(showBallot(b), fenceOf(b.Attempt), err)
 	return b, err
 }
 
 func (v voter) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
 	call := v.trace.begin(key, token, "%s.AcquireVote(%s, %s, %v, %d, %d)", v.name, brief(key), brief(token), ttl, floor, place)
 	b, err := v.queue.AcquireVote(ctx, key, token, ttl, floor, place)
-	call.end(showBallot(b), b.Acquired, err)
+	call.end(showBallot(b), fenceOf(b.Attempt), err)
 	return b, err
 }
 
 func (v voter) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
 	call := v.trace.begin("", "", "%s.Confirm(%v)", v.name, batch)
 	ballots, err := v.node.Confirm(ctx, batch)
-	call.end(ballots, false, err)
+	call.end(ballots, "", err)
 	return ballots, err
 }
 
 func (v voter) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	call := v.trace.begin(key, token, "%s.Pass(%s, %s, %s, %d)", v.name, brief(key), brief(token), brief(to), floor)
 	held, err := v.node.Pass(ctx, key, token, to, floor)
-	call.end(held, false, err)
+	call.end(held, "", err)
 	return held, err
 }
 
@@ -239,7 +239,7 @@ func voteIsTryAcquire(s *scene) error {
 		next := s.newGrant("next").as(s.token("dies"))
 		next.key = g.key
 		short := s.elect(vote, next, s.h.ttl(), 0)
-		s.above(grant{Attempt: b.Attempt}, grant{Attempt: short.Attempt, key: g.key})
+		s.above(grant{Attempt: b.Attempt, token: g.token}, grant{Attempt: short.Attempt, key: next.key, token: next.token})
 		s.lapse(s.h.ttl())
 		s.elect(vote, g, long, 0)
 	}
@@ -417,7 +417,7 @@ func confirmRaisesFences(s *scene) error {
 	s.confirm(v, []dlock.Confirmation{g.confirmation(long, fence), g.confirmation(long, 0), g.confirmation(long, fence-ahead)}, true, true, true)
 	for _, way := range append(v.ways(), v.Vote) {
 		b := s.elect(way, g, long, 0)
-		s.above(grant{Attempt: dlock.Attempt{Fence: fence}}, grant{Attempt: b.Attempt, key: g.key})
+		s.above(grant{Attempt: dlock.Attempt{Fence: fence}, token: g.token}, grant{Attempt: b.Attempt, key: g.key, token: g.token})
 		s.release(v.client, g, true)
 	}
 	return s.result()

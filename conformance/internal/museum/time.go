@@ -18,6 +18,7 @@ var timing = []Exhibit{
 	{Name: "shortInteger", Cases: names{"AnyTTL"}, BeyondModel: true, build: onLock[shortInteger]},
 	{Name: "staleTimer", Cases: names{"NotBefore"}, Also: unending, build: onLock[staleTimer]},
 	{Name: "ticks", Cases: names{"AnyTTL"}, BeyondModel: true, build: onLock[ticks]},
+	{Name: "cutsItsClock", Cases: names{"AnyTTL"}, BeyondModel: true, build: near(onLock[cutsItsClock])},
 	{Name: "sweepsByGrant", Cases: names{"ManyLeases"}, Also: names{"NoLeaks"}, BeyondModel: true, build: onLock[sweepsByGrant]},
 	{Name: "tellsTheGrantedTTL", Cases: names{"HolderIsTold"}, Also: names{"NoLeaks"}, build: onLock[tellsTheGrantedTTL]},
 	{Name: "retention", Cases: names{"AnyTTL"}, Also: names{"NoLeaks"}, BeyondModel: true, build: onLock[retention]},
@@ -123,6 +124,16 @@ type ticks struct{ lock }
 func (l *ticks) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	const tick = 10 * time.Millisecond
 	return l.lock.TryAcquire(ctx, key, token, max(ttl.Truncate(tick), tick))
+}
+
+// The store's clock is cut to whole milliseconds, so that a lease seems to begin before its grant.
+// Seen: a store on SQLite, while it was written.
+// Harm: the lock is free for up to a millisecond while its holder works.
+// Right: the full precision of the clock, or an end that is rounded up.
+type cutsItsClock struct{ lock }
+
+func (l *cutsItsClock) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return l.lock.TryAcquire(ctx, key, token, time.Until(time.Now().Truncate(time.Millisecond).Add(ttl)))
 }
 
 // When there are many keys, a sweeper removes those whose original TTL has passed,
