@@ -1,0 +1,363 @@
+package election_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/election"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const ttl = 10 * time.Second // unless a test says otherwise
+
+var errAway = errors.New("the store is away")
+
+type leadFunc = func(context.Context, *dlock.Lease) error
+
+// A group is the candidates of one test. Whenever one begins to lead, no other may.
+type group struct {
+	*testing.T
+	mu    sync.Mutex
+	all   []*candidate
+	begin []time.Time // of the terms
+}
+
+type candidate struct {
+	*election.Election
+	client *dlock.Client
+	stop   func()
+	ended  chan struct{}
+	err    error // of Run, after ended
+}
+
+// bubble calls f in virtual time. The candidates end after that.
+func bubble(t *testing.T, f func(*group)) {
+	synctest.Test(t, func(t *testing.T) { f(&group{T: t}) })
+}
+
+// wait lets time pass, and everybody do what is due.
+func wait(d time.Duration) { time.Sleep(d); synctest.Wait() }
+
+// stand starts a candidate, and waits until it leads or waits. A nil lead leads until its ctx ends.
+func (g *group) stand(store dlock.Locker, lead leadFunc, opts ...dlock.Option) *candidate {
+	name := string(rune('a' + len(g.all)))
+	opts = append([]dlock.Option{dlock.WithOwner(name), dlock.WithTTL(ttl)}, opts...)
+	c := &candidate{client: dlock.New(store, opts...), ended: make(chan struct{})}
+	c.Election = election.New(c.client, "leader")
+	ctx, cancel := context.WithCancel(g.Context())
+	c.stop = func() { cancel(); <-c.ended }
+	g.all = append(g.all, c)
+	g.Cleanup(func() { c.stop(); assert.NoError(g, c.client.Close()) })
+	go func() {
+		defer close(c.ended)
+		c.err = c.Run(ctx, func(ctx context.Context, l *dlock.Lease) error {
+			g.mu.Lock()
+			g.begin = append(g.begin, time.Now())
+			assert.Same(g, c, g.leader(), "%s begins to lead", name)
+			g.mu.Unlock()
+			if lead == nil {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			return lead(ctx, l)
+		})
+	}()
+	wait(100 * time.Millisecond)
+	return c
+}
+
+func (c *candidate) leads() bool { return c.IsLeader(context.Background()) == nil }
+
+// leader returns the one that leads, or nil.
+func (g *group) leader() (leader *candidate) {
+	for _, c := range g.all {
+		if c.leads() {
+			assert.Nil(g, leader, "two lead")
+			leader = c
+		}
+	}
+	return leader
+}
+
+func TestOrderlyChanges(t *testing.T) {
+	bubble(t, func(g *group) {
+		const changes, rtt = 1000, 2 * time.Millisecond
+		store := memory.New()
+		store.Delay(rtt)
+		for range 3 {
+			g.stand(store, nil)
+		}
+		var gaps []time.Duration
+		for n := range changes {
+			resigned := time.Now() // its lead returns at once
+			g.all[n%3].Resign()
+			wait(400 * time.Millisecond)
+			require.Same(g, g.all[(n+1)%3], g.leader(), "after change %d: the next in the queue", n+1)
+			gaps = append(gaps, g.begin[n+1].Sub(resigned))
+		}
+		slices.Sort(gaps)
+		g.Logf("%d changes at RTT %v: median %v, longest %v", changes, rtt, gaps[changes/2], gaps[changes-1])
+		require.LessOrEqual(g, gaps[changes/2], rtt*115/100)
+	})
+}
+
+// Where nobody queues, the lead changes, too.
+func TestResignWithoutAQueue(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := struct{ dlock.Locker }{memory.New()}
+		a, b := g.stand(store, nil), g.stand(store, nil)
+		for range 50 {
+			a.Resign()
+			wait(time.Second)
+			require.Same(g, b, g.leader())
+			a, b = b, a
+		}
+	})
+}
+
+func TestResign(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := memory.New()
+		var causes []error
+		a := g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
+			<-ctx.Done()
+			causes = append(causes, context.Cause(ctx))
+			assert.Nil(g, g.leader())
+			time.Sleep(time.Minute)
+			assert.NoError(g, l.Err(), "renewed until lead returns")
+			return errors.New("ignored")
+		})
+		b := g.stand(store, nil, dlock.WithMaxWait(0))
+		b.Resign()
+		require.Same(g, a, g.leader(), "Resign of another")
+		a.Resign()
+		wait(59 * time.Second)
+		require.Nil(g, g.leader(), "lead has not returned")
+		wait(2 * time.Second)
+		require.Same(g, b, g.leader())
+		b.Resign()
+		b.stop()
+		wait(time.Second)
+		a.Resign()
+		wait(61 * time.Second)
+		require.Same(g, a, g.leader(), "alone")
+		require.Equal(g, []error{election.ErrResigned, election.ErrResigned}, causes)
+		require.Len(g, g.begin, 4)
+	})
+}
+
+// Near the deadline the term is over, even if a renewal succeeds after all.
+func TestEarlyEndIsFinal(t *testing.T) {
+	for ttl, want := range map[time.Duration]time.Duration{
+		30 * time.Second:       time.Second,
+		2 * time.Second:        (2*time.Second - 22*time.Millisecond) / 4,
+		200 * time.Millisecond: (200*time.Millisecond - 4*time.Millisecond) / 4,
+	} {
+		bubble(t, func(g *group) {
+			store := memory.New()
+			var left, gained time.Duration
+			g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
+				<-ctx.Done()
+				if gained > 0 {
+					return nil
+				}
+				left = time.Until(l.Deadline())
+				var lost *dlock.LostError
+				assert.ErrorAs(g, context.Cause(ctx), &lost)
+				assert.Nil(g, g.leader())
+				store.Fail(nil)
+				time.Sleep(ttl)
+				gained = time.Until(l.Deadline())
+				assert.Nil(g, g.leader(), "after a renewal")
+				return nil
+			}, dlock.WithTTL(ttl))
+			wait(ttl)
+			require.NotNil(g, g.leader())
+			store.Fail(errAway)
+			wait(3 * ttl)
+			require.Equal(g, want, left, "left of a lease of %v when ctx ended", ttl)
+			require.Greater(g, gained, left)
+			require.NotNil(g, g.leader(), "the next term")
+			require.Len(g, g.begin, 2)
+		})
+	}
+}
+
+// An outage of less than two thirds of the TTL and a second changes nothing. After one of three TTL
+// somebody leads again. In memory, waits go on in an outage, so that a waiter is granted the lock.
+func TestOutages(t *testing.T) {
+	for name, strike := range map[string]func(*memory.Locker, bool){
+		"fails": func(s *memory.Locker, on bool) { s.Fail(map[bool]error{true: errAway}[on]) },
+		"hangs": func(s *memory.Locker, on bool) { s.Delay(map[bool]time.Duration{true: time.Hour}[on]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(g *group) {
+				store := memory.New()
+				for range 3 {
+					g.stand(store, nil)
+				}
+				for range 20 {
+					strike(store, true)
+					wait(ttl*2/3 - 1200*time.Millisecond)
+					strike(store, false)
+					wait(ttl / 2)
+					require.NotNil(g, g.leader())
+				}
+				require.Len(g, g.begin, 1, "terms after short outages")
+				for range 5 {
+					strike(store, true)
+					wait(3 * ttl)
+					require.Nil(g, g.leader(), "in the outage")
+					strike(store, false)
+					wait(5 * time.Second)
+					require.NotNil(g, g.leader(), "after the outage")
+				}
+			})
+		})
+	}
+}
+
+// If lead ignores its ctx, another leads after the deadline. Nobody stands twice.
+func TestLeadThatIgnoresItsContext(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := memory.New()
+		var overrun time.Duration
+		a := g.stand(store, func(context.Context, *dlock.Lease) error { time.Sleep(time.Minute); return nil },
+			dlock.WithObserver(&dlock.Observer{ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) { overrun += i.Overrun }}))
+		b := g.stand(store, nil)
+		store.Fail(errAway)
+		wait(ttl * 3 / 2)
+		store.Fail(nil)
+		for _, waiting := range []int{0, 1} { // a stands when its lead has returned
+			wait(30 * time.Second)
+			status, err := a.Leader(g.Context())
+			require.NoError(g, err)
+			require.Equal(g, "b", status.Owner)
+			require.Same(g, b, g.leader())
+			require.Equal(g, waiting, status.Waiting)
+		}
+		require.Greater(g, overrun, 45*time.Second)
+	})
+}
+
+// Run returns what lead returns of its own accord. A panic goes on. The key is free at once, and no
+// other option of the Client ends a term.
+func TestLeadReturns(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := memory.New()
+		c := dlock.New(store, dlock.WithMaxWait(0), dlock.WithMinHold(24*time.Hour), dlock.WithMaxHold(time.Minute),
+			dlock.WithRenewal(false), dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
+		defer c.Close()
+		e := election.New(c, "leader")
+		ctx, cancel := context.WithCancel(g.Context())
+		run := func(f func() error) error {
+			var own context.Context
+			defer func() {
+				assert.Error(g, own.Err())
+				assert.ErrorIs(g, e.IsLeader(ctx), election.ErrNotLeader)
+				e.Resign() // does nothing
+				status, err := e.Leader(g.Context())
+				assert.False(g, status.Held, err)
+			}()
+			return e.Run(ctx, func(c context.Context, _ *dlock.Lease) error { own = c; time.Sleep(time.Hour); return f() })
+		}
+		require.NoError(g, run(func() error { return nil }))
+		require.Equal(g, errAway, run(func() error { return errAway }))
+		require.PanicsWithValue(g, "boom", func() { _ = run(func() error { panic("boom") }) })
+		err := run(func() error { store.Wipe(); return errAway })
+		require.ErrorIs(g, err, errAway)
+		require.ErrorIs(g, err, dlock.ErrLost, "found by the release")
+		require.NoError(g, run(func() error { cancel(); return errAway }))
+		require.NoError(g, e.Run(ctx, func(context.Context, *dlock.Lease) error { panic("ctx had ended") }))
+	})
+}
+
+func TestErrorsThatEndRun(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := memory.New()
+		none := func(context.Context, *dlock.Lease) error { panic("leads") }
+		a := g.stand(store, nil)
+		require.ErrorIs(g, election.New(a.client, "x").Run(g.Context(), nil), dlock.ErrInvalid, "lead: nil")
+		require.ErrorIs(g, a.Run(g.Context(), none), dlock.ErrInvalid, "a second Run")
+		require.ErrorIs(g, election.New(a.client, "").Run(g.Context(), none), dlock.ErrInvalid, "no key")
+		require.Same(g, a, g.leader())
+		b := g.stand(store, none)
+		require.NoError(g, b.client.Close())
+		<-b.ended
+		require.ErrorIs(g, b.err, dlock.ErrClosed, "closed while it stood")
+		ctx, cancel := context.WithTimeout(g.Context(), time.Second)
+		defer cancel()
+		require.Error(g, a.client.Shutdown(ctx))
+		<-a.ended
+		require.ErrorIs(g, a.err, dlock.ErrClosed, "shut down while it led")
+		store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
+		c := g.stand(store, none)
+		<-c.ended
+		require.ErrorContains(g, c.err, "WRONGPASS")
+	})
+}
+
+// Neither an outage before the first term is a reason to give up, nor a lease that is lost before it.
+func TestBeforeTheFirstTerm(t *testing.T) {
+	bubble(t, func(g *group) {
+		store, slow := memory.New(), time.Minute
+		store.Fail(errAway)
+		a := g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
+			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
+				if slow > 0 {
+					store.Steal("leader", time.Second)
+				}
+				time.Sleep(slow)
+				slow = 0
+				return ctx
+			}}))
+		wait(10 * time.Minute)
+		require.Empty(g, g.begin)
+		store.Fail(nil)
+		wait(2 * time.Minute)
+		require.Same(g, a, g.leader())
+	})
+}
+
+func TestRedlock(t *testing.T) {
+	bubble(t, func(g *group) {
+		stores := []*memory.Locker{memory.New(), memory.New(), memory.New()}
+		var nodes []dlock.Locker
+		for _, s := range stores {
+			s.SetAge(time.Hour)
+			nodes = append(nodes, s)
+		}
+		for range 3 {
+			lock := redlock.New(nodes)
+			g.Cleanup(func() { assert.NoError(g, lock.Close()) })
+			g.stand(lock, nil)
+		}
+		for n := range 9 {
+			g.all[n%3].Resign()
+			wait(time.Second)
+			require.Same(g, g.all[(n+1)%3], g.leader(), "the next in the queue")
+		}
+		stores[0].Fail(errAway)
+		wait(time.Minute)
+		require.Len(g, g.begin, 10, "one node is away")
+		stores[1].Fail(errAway)
+		wait(3 * ttl)
+		require.Nil(g, g.leader(), "without a majority")
+		stores[0].Fail(nil)
+		wait(ttl)
+		require.NotNil(g, g.leader(), "after the outage")
+	})
+}

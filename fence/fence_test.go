@@ -1,0 +1,173 @@
+package fence_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/fence"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const (
+	holder1 = "0123456789abcdef01234567"
+	holder2 = "0123456789abcdef01234568"
+)
+
+func TestOf(t *testing.T) {
+	store := memory.New()
+	locks := dlock.New(store)
+	defer locks.Close()
+	lease, err := locks.Acquire(t.Context(), "key")
+	require.NoError(t, err)
+	s, err := fence.Of(lease)
+	require.NoError(t, err)
+	require.Equal(t, "key", s.Key)
+	require.Equal(t, lease.Fence(), s.Fence)
+	require.Regexp(t, "^[0-9a-f]{24}$", s.Holder)
+	again, err := fence.Of(lease)
+	require.NoError(t, err)
+	require.Equal(t, s, again)
+
+	require.NoError(t, lease.Release())
+	_, err = fence.Of(lease)
+	require.ErrorIs(t, err, dlock.ErrReleased)
+	next, err := locks.Acquire(t.Context(), "key")
+	require.NoError(t, err)
+	other, err := fence.Of(next)
+	require.NoError(t, err)
+	require.NotEqual(t, s.Holder, other.Holder)
+	store.Expire("key")
+	require.Error(t, next.Renew(t.Context()))
+	_, err = fence.Of(next)
+	require.ErrorIs(t, err, dlock.ErrLost)
+
+	unfenced := dlock.New(noFences{store})
+	defer unfenced.Close()
+	lease, err = unfenced.TryAcquire(t.Context(), "other")
+	require.NoError(t, err)
+	_, err = fence.Of(lease)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+// noFences is a store without fences.
+type noFences struct{ dlock.Locker }
+
+func (s noFences) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := s.Locker.TryAcquire(ctx, key, token, ttl)
+	a.Fence = 0
+	return a, err
+}
+
+func TestAdmits(t *testing.T) {
+	last := fence.Stamp{Key: "key", Fence: 8, Holder: holder1}
+	for _, c := range []struct {
+		next fence.Stamp
+		want bool
+		why  string
+	}{
+		{last, true, "the same lease"},
+		{fence.Stamp{Key: "key", Fence: 9, Holder: holder2}, true, "a larger fence"},
+		{fence.Stamp{Key: "key", Fence: 8, Holder: holder2}, false, "an equal fence of another lease"},
+		{fence.Stamp{Key: "key", Fence: 7, Holder: holder1}, false, "a smaller fence"},
+		{fence.Stamp{Key: "other", Fence: 9, Holder: holder2}, false, "another key"},
+		{fence.Stamp{}, false, "the zero Stamp"},
+	} {
+		require.Equal(t, c.want, last.Admits(c.next), c.why)
+		require.Equal(t, c.next != fence.Stamp{}, fence.Stamp{}.Admits(c.next), "as the first: %s", c.why)
+	}
+}
+
+func TestText(t *testing.T) {
+	for _, key := range []string{"key", "order:1234", "a;b", "a\nb", "\xff\x00", "ключ", "100%", "a+b c"} {
+		s := fence.Stamp{Key: key, Fence: 1795346058595325, Holder: holder1}
+		require.Regexp(t, `^[0-9]+;[0-9a-f]{24};[!-~]+$`, s.String())
+		text, err := json.Marshal(s)
+		require.NoError(t, err)
+		var back fence.Stamp
+		require.NoError(t, json.Unmarshal(text, &back), "%s", text)
+		require.Equal(t, s, back)
+	}
+	for _, text := range []string{
+		"", ";;", "8", "8;" + holder1, "8;" + holder1 + ";", "0;" + holder1 + ";key", "-8;" + holder1 + ";key", "+8;" + holder1 + ";key",
+		"8;" + holder1[1:] + ";key", "8;" + holder1[1:] + "x;key", "8;" + strings.ToUpper(holder1) + ";key", " 8;" + holder1 + ";key",
+		"8;" + holder1 + ";%zz", "8;" + holder1 + ";key;", "8;" + holder1 + ";%6bey", "99999999999999999999;" + holder1 + ";key",
+	} {
+		var s fence.Stamp
+		require.ErrorIs(t, s.UnmarshalText([]byte(text)), dlock.ErrInvalid, "%q", text)
+		require.Zero(t, s)
+	}
+	_, err := fence.Stamp{}.MarshalText()
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+}
+
+func TestHeader(t *testing.T) {
+	a, b := fence.Stamp{Key: "a b", Fence: 8, Holder: holder1}, fence.Stamp{Key: "b", Fence: 9, Holder: holder2}
+	h := http.Header{}
+	fence.SetHeader(h, b, b)
+	fence.SetHeader(h, a, b)
+	for _, s := range []fence.Stamp{a, b} {
+		got, err := fence.FromHeader(h, s.Key)
+		require.NoError(t, err)
+		require.Equal(t, s, got)
+	}
+	h.Add(fence.Header, fence.Stamp{Key: "b", Fence: 100, Holder: holder1}.String())
+	_, err := fence.FromHeader(h, "b")
+	require.ErrorIs(t, err, dlock.ErrInvalid, "two of one key")
+	_, err = fence.FromHeader(h, "c")
+	require.ErrorIs(t, err, dlock.ErrInvalid, "none of this key")
+	h.Set(fence.Header, "1")
+	_, err = fence.FromHeader(h, "a b")
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+}
+
+// Wrong arguments are refused before anything is sent.
+func TestInvalid(t *testing.T) {
+	table, s := fence.Postgres("dlock_fence"), fence.Stamp{Key: "key", Fence: 8, Holder: holder1}
+	for name, err := range map[string]error{
+		"no stamps":         table.Check(t.Context(), nil),
+		"the zero Stamp":    table.Check(t.Context(), nil, fence.Stamp{}),
+		"a key twice":       table.Check(t.Context(), nil, s, fence.Stamp{Key: "a", Fence: 1, Holder: holder1}, s),
+		"no fence":          table.Check(t.Context(), nil, fence.Stamp{Key: "key", Holder: holder1}),
+		"the zero Table":    fence.Table{}.Check(t.Context(), nil, s),
+		"a table, unnamed":  fence.SQLite("").Check(t.Context(), nil, s),
+		"query of no stamp": func() error { _, _, err := table.Query(fence.Stamp{}); return err }(),
+	} {
+		require.ErrorIs(t, err, dlock.ErrInvalid, name)
+	}
+}
+
+// The prologue in the documentation is run on a real Redis.
+func TestRedisPrologue(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	prologue := regexp.MustCompile(`(?s)//\t(local last.*?)//\n`).FindSubmatch(doc)
+	require.NotNil(t, prologue)
+	script := strings.ReplaceAll(string(prologue[1]), "//\t", "") + "redis.call('RPUSH', KEYS[2], ARGV[3])"
+	server := redistest.Start(t)
+	write := func(n int64, holder, value string) error {
+		_, err := server.Do("EVAL", script, "2", "{account:7}:fence", "{account:7}", fmt.Sprint(n), holder, value)
+		return err
+	}
+	require.NoError(t, write(8, holder1, "one"))
+	require.ErrorContains(t, write(8, holder2, "late"), "STALE", "an equal fence of another lease")
+	require.NoError(t, write(8, holder1, "two"))
+	require.NoError(t, write(10, holder2, "three"), "a larger fence with more digits")
+	require.ErrorContains(t, write(9, holder1, "late"), "STALE")
+	require.NoError(t, write(9007199254740993, holder1, "four"))
+	require.ErrorContains(t, write(9007199254740992, holder1, "late"), "STALE", "equal as floating-point numbers")
+	values, err := server.Do("LRANGE", "{account:7}", "0", "-1")
+	require.NoError(t, err)
+	require.Equal(t, []any{"one", "two", "three", "four"}, values)
+}

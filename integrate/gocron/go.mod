@@ -1,0 +1,18 @@
+module github.com/dlock-go/dlock/integrate/gocron
+
+go 1.26.0
+
+require (
+	github.com/dlock-go/dlock v0.1.0
+	github.com/go-co-op/gocron/v2 v2.21.2
+	github.com/robfig/cron/v3 v3.0.1
+	github.com/stretchr/testify v1.12.1
+)
+
+require (
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/jonboulle/clockwork v0.5.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+)
+
+replace github.com/dlock-go/dlock => ../..

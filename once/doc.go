@@ -1,0 +1,113 @@
+// Package once runs a job once in each period, although every replica of a service starts it.
+//
+// Each replica has the same lines, and a scheduler that calls the job. This is a nightly job at
+// 03:00 UTC:
+//
+//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
+//	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
+//
+//	scheduler := cron.New(cron.WithLocation(time.UTC)) // github.com/robfig/cron/v3
+//	scheduler.AddFunc("0 3 * * *", job.Func(ctx, report, func(err error) {
+//		slog.Error("nightly report", "err", err)
+//	}))
+//	scheduler.Start()
+//
+//	func report(ctx context.Context, lease *dlock.Lease) error { … }
+//
+// One replica runs report. If it succeeds, the others return, without an error. If it fails, the next
+// replica runs it. If its process dies, another runs it as soon as the TTL has passed.
+//
+// # What a job gets
+//
+//   - A success is seen by all replicas, also by those whose clocks are late.
+//   - After a failure, a panic or a lost lease, the next replica runs the job. Each replica tries at
+//     most once in a period.
+//   - A death costs one TTL. Choose [dlock.WithTTL] so that the TTL and the job together take less
+//     than the period: the other replicas wait for one period.
+//   - Two runs of a job never overlap, also across periods. A job that takes longer than its period
+//     makes the next run late. A replica that still waits when the period is over gets
+//     [dlock.ErrHeld], and skips it. The limits of each lock apply: a holder that was stopped for
+//     longer than its TTL, or a store that has forgotten the lock.
+//   - If the store is away when a period begins, all replicas wait until it is back, for one period
+//     at most. Then one of them runs the job.
+//
+// A period is run at least once, if the store is there and a replica succeeds. It is run twice only
+// if a run was interrupted before it was marked as done (its process died, it lost its lease, or
+// the store was away after the work, for longer than 10 s and the rest of the lease), or if the
+// store has forgotten the mark. With [AtMostOnce] the mark comes before the work. No
+// package offers exactly once. If a second run would be costly, fence the writes: send
+// [dlock.Lease.Fence] along. It rises from run to run.
+//
+// A job succeeds if it returns nil, and only then. When its ctx ends, it must stop, and return an
+// error if there was work left.
+//
+// # When a job is due
+//
+// Replicas do not start a job at the same instant, and their clocks differ. So each run is for an
+// instant of the schedule, its due, which all of them know. Clocks may differ by half a period; if
+// that is a minute or less, by 8 minutes.
+//
+//	the schedule                            how to find the due
+//	every minute, each hour at :00          New alone
+//	each hour at :30                        Phase(30*time.Minute)
+//	each day at 12:00 UTC                   Phase(12*time.Hour)
+//	each night at three, local time         Schedule, see its example
+//	any other cron expression               Do, with the scheduler's instant: c.Entry(id).Prev
+//	a process that cron has started         Do, with time.Now().Truncate(time.Hour), see its example
+//
+// [Job.Func] and [Job.Task] take the due that is nearest to the start. In the middle between two, a
+// millisecond would decide. They refuse a start there with [dlock.ErrInvalid], and name the Phase
+// that helps.
+//
+// Schedules such as robfig's "@every 1h" and gocron's DurationJob count from the start of the
+// process. With them each due is still run once, but not at a certain time. The first replica
+// that starts runs it. Prefer a cron expression.
+//
+// # Schedulers
+//
+// For robfig/cron, Func returns what AddFunc takes. If the schedule is not the multiples of a
+// period, ask the scheduler for the instant, before anything else:
+//
+//	var id cron.EntryID
+//	id, _ = scheduler.AddFunc("0 3 1 * *", func() { // on the first of each month, local time
+//		_, err := job.Do(ctx, scheduler.Entry(id).Prev, report)
+//		…
+//	})
+//
+// The period of New is then the shortest time between two instants, here 28*24*time.Hour.
+//
+// For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector:
+//
+//	scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(job.Task(report)))
+//
+// A scheduler should start a job although the last run has not ended: the new one waits. With
+// gocron's singleton mode, or robfig's SkipIfStillRunning, this replica skips the period instead.
+//
+// # Stopping
+//
+// Stop the scheduler first, and wait for its jobs. Then close the Client: one that is closed cannot
+// mark a period any more.
+//
+//	<-scheduler.Stop().Done()
+//	client.Shutdown(ctx)
+//
+// # In the store
+//
+// The key name is locked while a run works. The key name@2026-11-23T03:00:00.000Z, the mark, says
+// that this period is done. It lives for two periods after the success, and at least for 10
+// minutes. Each replica sends about 4 requests in each period. [dlock.Client.Inspect] shows both
+// keys: who runs the job, and who has run it. Observers see both.
+//
+//   - A job that must run again in the same period needs its mark removed. Inspect the mark's key,
+//     and pass the [dlock.Status] to [dlock.Client.Break].
+//   - If the store forgets a mark (a restart without data, a failover), a replica that comes later
+//     runs the period again.
+//   - The store must implement [dlock.Inspector], as all backends of this module do. For another one
+//     each run fails with [errors.ErrUnsupported].
+//   - The grants of a stand-in (see package backend/breaker) count for nothing: the job waits for the
+//     store.
+//   - On a majority (package backend/redlock), WithLongestTTL must be at least two periods, and 10
+//     minutes. A node that has restarted does not count for as long. For long periods, use one
+//     server.
+//   - The user of the store needs no more rights than for locks.
+package once

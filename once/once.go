@@ -1,0 +1,277 @@
+package once
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+const (
+	shortest = 100 * time.Millisecond
+	longest  = 365 * 24 * time.Hour / 2 // twice that is the longest TTL of a mark
+	patience = 10 * time.Second         // with which a mark is taken after the work
+	answer   = 3 * time.Second          // after which a call is made again
+	pause    = 100 * time.Millisecond   // between two calls
+
+	shortestMark = 10 * time.Minute
+)
+
+// A Job is work that runs once in each period of a schedule, on whichever replica is first. Its
+// methods are safe for concurrent use.
+type Job struct {
+	name    string
+	every   time.Duration
+	phase   time.Duration
+	nearest func(now time.Time) time.Time // of Schedule; nil: the multiples of every
+	first   bool                          // the mark is taken before the work
+	keep    time.Duration                 // how long a mark lives
+
+	locks *dlock.Client // for the key name, held during each run
+	marks *dlock.Client // for the keys name@due, taken when a period is done
+	now   func() time.Time
+}
+
+// An Option changes when a Job is due, or when its period is marked.
+type Option func(*Job)
+
+// AtMostOnce marks a period before the work begins, not after it has succeeded. A failure or a
+// death then loses the period: no other replica runs it. So does an outage or a lost lease in the
+// moment of marking. Use it for work that is worse done twice than not at all.
+func AtMostOnce() Option { return func(j *Job) { j.first = true } }
+
+// Phase shifts the schedule by d. A job that starts each day at 12:00 UTC has a Phase of 12 hours.
+func Phase(d time.Duration) Option { return func(j *Job) { j.phase = d } }
+
+// Schedule replaces the schedule of New by one of the calendar. nearest returns the instant of the
+// schedule that is nearest to now, and the same instant on all replicas. The period of New is
+// then the shortest time between two instants. Nil, the default, means the schedule of New.
+func Schedule(nearest func(now time.Time) time.Time) Option {
+	return func(j *Job) { j.nearest = nearest }
+}
+
+// New returns a job that all replicas call by the same name. It is due at each multiple of every,
+// counted as by [time.Time.Round]: a period of an hour begins with each full hour of UTC. The
+// period is between 100 ms and half a year; for another one, every run fails with
+// [dlock.ErrInvalid]. All replicas use the same name, period and options.
+//
+// The TTL and the owner label are those of c, and so is everything else that is not about waiting:
+// MaxWait, Outage and MinHold are set by the job.
+func New(c *dlock.Client, name string, every time.Duration, opts ...Option) *Job {
+	j := &Job{name: name, every: every, keep: max(2*every, shortestMark), now: time.Now}
+	for _, opt := range opts {
+		opt(j)
+	}
+	j.locks = c.With(dlock.WithMinHold(0))
+	j.marks = c.With(dlock.WithTTL(j.keep), dlock.WithTTLFrom(nil), dlock.WithRenewal(false),
+		dlock.WithMaxHold(0), dlock.WithMinHold(0))
+	return j
+}
+
+// Due returns the instant of the schedule that is nearest to now. It is not the last one, because
+// a timer may fire early.
+func (j *Job) Due(now time.Time) time.Time {
+	if j.nearest != nil {
+		return j.nearest(now)
+	}
+	return now.Add(-j.phase).Round(j.every).Add(j.phase)
+}
+
+// Do runs fn, unless the period of due is done, and reports whether it has called fn. It waits
+// until due + every for other runs of the job to end, and for a store that cannot be reached. If
+// that instant has passed, Do makes a single attempt.
+//
+// due is an instant of the replica's schedule, not the time of the start. To the millisecond, it
+// is the name of the period, so it must be the same on all replicas.
+//
+// The lease is that of the job's name. Its fence rises from run to run, also across periods. The
+// ctx of fn ends with ctx, or when the lease is lost. An fn that returns nil has done the work of
+// the period: if it stops early, it must return an error.
+//
+// The error is nil if the period is done, by this replica or by another. Otherwise it is
+//
+//   - that of fn, as from [dlock.Client.Do]. The next replica may run the period.
+//   - [dlock.ErrHeld]: another run was not over at due + every.
+//   - [dlock.ErrUnavailable]: the store was away until then. If ran is true, fn has succeeded, and
+//     the period could not be marked: another replica may run it again.
+//   - [dlock.ErrLost]: the lease was lost, and another replica may run the period.
+//   - [dlock.ErrInvalid] or [errors.ErrUnsupported]: fn was not called, and never will be.
+//   - that of ctx, or what the store refuses, such as a wrong password.
+func (j *Job) Do(ctx context.Context, due time.Time, fn func(context.Context, *dlock.Lease) error) (ran bool, err error) {
+	r := &run{Job: j, mark: j.name + "@" + due.UTC().Format("2006-01-02T15:04:05.000Z"), fn: fn}
+	r.end = time.Now().Add(due.Add(j.every).Sub(j.now()))
+	if err = r.check(due); err == nil {
+		err = r.do(ctx)
+	}
+	if err != nil && !r.ran {
+		err = fmt.Errorf("once: %s: %w", r.mark, err)
+	}
+	return r.ran, err
+}
+
+// Func returns a function for a scheduler such as robfig/cron, which calls it when the job is due.
+// The function passes errors to report, which may be nil. It reports [dlock.ErrInvalid] if it is
+// called near the middle between two instants of the schedule.
+func (j *Job) Func(ctx context.Context, fn func(context.Context, *dlock.Lease) error, report func(error)) func() {
+	task := j.Task(fn)
+	return func() {
+		if err := task(ctx); err != nil && report != nil {
+			report(err)
+		}
+	}
+}
+
+// Task returns a function for a scheduler such as gocron, which passes a ctx and takes an error. It
+// fails with [dlock.ErrInvalid] if it is called near the middle between two instants of the schedule.
+func (j *Job) Task(fn func(context.Context, *dlock.Lease) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		now := j.now()
+		due := j.Due(now)
+		if j.nearest == nil && j.every >= shortest && now.Sub(due).Abs() > j.every*2/5 { // replicas could disagree about due
+			return fmt.Errorf("once: %s: %w", j.name, invalid("start at %s: near the middle between two instants of the schedule; use Phase(%v)",
+				now.Format(time.RFC3339Nano), now.Sub(now.Truncate(j.every)).Round(j.every/1440)))
+		}
+		_, err := j.Do(ctx, due, fn)
+		return err
+	}
+}
+
+// A run is one call of Do.
+type run struct {
+	*Job
+	mark  string    // the key of the period's mark
+	end   time.Time // due + every, until which it waits
+	fn    func(context.Context, *dlock.Lease) error
+	begun bool // to mark, or to work
+	ran   bool // fn was called
+}
+
+var errStandIn = fmt.Errorf("%w: a stand-in has answered, of which other processes know nothing", dlock.ErrUnavailable)
+
+// check refuses what can never work, and sends nothing.
+func (r *run) check(due time.Time) error {
+	switch {
+	case r.every < shortest || r.every > longest:
+		return invalid("period %v: not between %v and %v", r.every, shortest, longest)
+	case r.fn == nil:
+		return invalid("function: nil")
+	case due.IsZero():
+		return invalid("due: the zero time")
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	// A Client refuses a MinHold that the store would not keep; the ctx ends the call after that.
+	if _, err := r.marks.With(dlock.WithMinHold(r.keep)).Inspect(ended, r.mark); errors.Is(err, dlock.ErrInvalid) {
+		return err
+	}
+	return nil
+}
+
+// do runs the job under its lock. A lock that is lost before the run begins is taken again.
+func (r *run) do(ctx context.Context) error {
+	for {
+		wait := max(time.Until(r.end), 0)
+		err := r.locks.With(dlock.WithMaxWait(wait), dlock.WithOutage(wait)).Do(ctx, r.name, r.locked)
+		switch {
+		case r.begun || err == nil:
+			return err
+		case errors.Is(err, dlock.ErrHeld):
+			return fmt.Errorf("another run is not over: %w", err)
+		case !errors.Is(err, dlock.ErrLost) && !errors.Is(err, errStandIn), time.Now().After(r.end), ctx.Err() != nil:
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// locked is what happens under the lock.
+func (r *run) locked(ctx context.Context, lease *dlock.Lease) error {
+	if lease.Degraded() {
+		return errStandIn
+	}
+	if done, err := r.done(ctx); err != nil || done {
+		return err
+	}
+	r.begun = true
+	if r.first {
+		if mine, err := r.take(ctx, lease); err != nil || !mine {
+			return err
+		}
+	}
+	r.ran = true
+	err := r.fn(ctx, lease)
+	if err != nil || r.first || lease.Err() != nil {
+		return err
+	}
+	if _, err := r.take(context.WithoutCancel(ctx), lease); err != nil {
+		return fmt.Errorf("once: %s: the work has succeeded, but is not marked: %w", r.mark, err)
+	}
+	return nil
+}
+
+// done reports whether the period has its mark.
+func (r *run) done(ctx context.Context) (bool, error) {
+	var status dlock.Status
+	err := repeat(ctx, r.end, func(ctx context.Context) (err error) {
+		status, err = r.marks.Inspect(ctx, r.mark)
+		return err
+	})
+	return status.Held, err
+}
+
+// take marks the period, and reports whether it has. "Held" says that another has marked it, unless
+// an attempt of this run was not answered: that may be what holds the mark, until its owed release.
+// Then "held" counts if the store says it for as long as patience, or for a period, if that is
+// shorter. Silence is an error when patience has passed, and the lock must have ended.
+func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err error) {
+	var held time.Time // since when the store has said so
+	unsure := false    // an attempt was not answered
+	end := time.Now().Add(max(patience, time.Until(lease.Deadline())))
+	err = repeat(ctx, end, func(ctx context.Context) error {
+		mark, err := r.marks.TryAcquire(ctx, r.mark)
+		switch now := time.Now(); {
+		case err == nil && mark.Degraded():
+			mark.Release()
+			err = errStandIn
+			fallthrough
+		case err != nil && !errors.Is(err, dlock.ErrHeld):
+			held, unsure = time.Time{}, true
+		case err == nil:
+			mine = true
+			_, err = mark.Detach()
+		case held.IsZero() && unsure:
+			held = now
+		case now.Sub(held) >= min(patience, r.every):
+			return nil
+		}
+		return err
+	})
+	return mine, err
+}
+
+// repeat makes a call until it succeeds, its error would come again, or ctx ends. At the end it
+// gives up if the store is silent. It shows the last error as text then: a context error in it
+// would be that of a single call.
+func repeat(ctx context.Context, end time.Time, call func(context.Context) error) error {
+	for {
+		limited, cancel := context.WithTimeout(ctx, answer)
+		err := call(limited)
+		cancel()
+		switch {
+		case err == nil, errors.Is(err, dlock.ErrInvalid), errors.Is(err, dlock.ErrClosed), errors.Is(err, errors.ErrUnsupported), dlock.Refused(err):
+			return err
+		case time.Now().After(end) && !errors.Is(err, dlock.ErrHeld):
+			return fmt.Errorf("%w: %v", dlock.ErrUnavailable, err)
+		}
+		time.Sleep(pause)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w %s", dlock.ErrInvalid, fmt.Sprintf(format, args...))
+}
