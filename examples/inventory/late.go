@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/fence"
 )
 
 // shortTTL is that of the holder that comes late.
@@ -30,7 +31,10 @@ func comeLate(ctx context.Context, store *store) (*lateness, error) {
 		return nil, err
 	}
 	defer first.Release()
-	stale := newPass(first)
+	stale, err := fence.Of(first)
+	if err != nil {
+		return nil, err
+	}
 	left, err := shop.read(stale)
 	if err != nil {
 		return nil, err
@@ -40,11 +44,14 @@ func comeLate(ctx context.Context, store *store) (*lateness, error) {
 		return nil, err
 	}
 	defer second.Release()
-	fresh := newPass(second)
+	fresh, err := fence.Of(second)
+	if err != nil {
+		return nil, err
+	}
 	if _, err := shop.read(fresh); err != nil {
 		return nil, err
 	}
-	late := &lateness{stale: stale.fence, fresh: fresh.fence, lost: first.Err()}
+	late := &lateness{stale: stale.Fence, fresh: fresh.Fence, lost: first.Err()}
 	late.refusal = shop.write(stale, left-1)
 	return late, shop.write(fresh, left-1)
 }

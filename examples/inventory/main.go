@@ -33,6 +33,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/dlock-go/dlock/fence"
 )
 
 const (
@@ -115,7 +117,7 @@ func verdict(stock int, with *sale, late *lateness) error {
 	switch _, sold := with.shop.counts(); {
 	case sold != stock:
 		return fmt.Errorf("with the lock %d were sold of a stock of %d", sold, stock)
-	case !errors.Is(late.refusal, errStale):
+	case !errors.Is(late.refusal, fence.ErrStale):
 		return errors.New("the write of a holder that had lost its lease was not refused")
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/fence"
 )
 
 func TestMain(m *testing.M) {
@@ -36,7 +37,7 @@ func TestRunSellsExactlyTheStockWithTheLock(t *testing.T) {
 	without, with = row(t, stdout, "oversold by")
 	require.Zero(t, with)
 	require.Positive(t, without)
-	require.Contains(t, stdout, "shop     refused it: stale holder: fence ")
+	require.Contains(t, stdout, "shop     refused it: fence: a later holder has been here: ")
 }
 
 func TestRunWithOneWorkerOversellsNothing(t *testing.T) {
@@ -129,7 +130,7 @@ func TestShowFailsIfTheStoreDoesNotAnswer(t *testing.T) {
 
 func TestVerdictIsHonest(t *testing.T) {
 	sold := func(n int) *sale { return &sale{shop: &shop{sold: n}} }
-	refused := &lateness{refusal: errStale}
+	refused := &lateness{refusal: fence.ErrStale}
 	require.NoError(t, verdict(2, sold(2), refused))
 	require.ErrorContains(t, verdict(2, sold(3), refused), "3 were sold of a stock of 2")
 	require.ErrorContains(t, verdict(2, sold(1), refused), "1 were sold of a stock of 2")

@@ -34,7 +34,7 @@ func TestRunOnRedisSellsExactlyTheStock(t *testing.T) {
 				require.Equal(t, 20, with)
 				_, with = row(t, stdout, "oversold by")
 				require.Zero(t, with)
-				require.Contains(t, stdout, "shop     refused it: stale holder: fence ")
+				require.Contains(t, stdout, "shop     refused it: fence: a later holder has been here: ")
 			})
 		}
 	})

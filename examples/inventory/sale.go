@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/fence"
 )
 
 // A sale is the selling of a whole stock by all workers at once.
@@ -17,15 +18,15 @@ type sale struct {
 	workers []*worker
 }
 
-// A guard calls sell when the caller may sell, with its pass, and returns the
+// A guard calls sell when the caller may sell, with its Stamp, and returns the
 // error of sell or why it was not called. The context of sell ends when it must
 // stop.
-type guard func(ctx context.Context, sell func(ctx context.Context, p pass) error) error
+type guard func(ctx context.Context, sell func(ctx context.Context, p fence.Stamp) error) error
 
 // unguarded lets anybody sell at any time.
 func unguarded(int) guard {
-	return func(ctx context.Context, sell func(ctx context.Context, p pass) error) error {
-		return sell(ctx, pass{})
+	return func(ctx context.Context, sell func(ctx context.Context, p fence.Stamp) error) error {
+		return sell(ctx, fence.Stamp{})
 	}
 }
 
@@ -85,7 +86,7 @@ func (w *worker) sellOut(ctx context.Context) error {
 // long as nobody else does so at the same time.
 func (w *worker) sellOne(ctx context.Context) error {
 	asked := time.Now()
-	return w.guard(ctx, func(ctx context.Context, p pass) error {
+	return w.guard(ctx, func(ctx context.Context, p fence.Stamp) error {
 		w.waits = append(w.waits, time.Since(asked))
 		left, err := w.shop.read(p)
 		if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,34 +11,27 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/fence"
 )
 
 func TestShopRefusesWhoeverIsBehind(t *testing.T) {
-	first, second := pass{8, "first"}, pass{16, "second"}
+	first, second := stamp(8, 1), stamp(16, 2)
 	s := newShop(2)
 	_, err := s.read(first)
 	require.NoError(t, err)
 	_, err = s.read(second)
 	require.NoError(t, err)
-	require.ErrorIs(t, s.write(first, 1), errStale, "of a holder from before the last read")
+	require.ErrorIs(t, s.write(first, 1), fence.ErrStale, "of a holder from before the last read")
 	_, err = s.read(first)
-	require.ErrorIs(t, err, errStale)
+	require.ErrorIs(t, err, fence.ErrStale)
 	require.NoError(t, s.write(second, 1))
 	left, sold := s.counts()
 	require.Equal(t, [2]int{1, 1}, [2]int{left, sold})
 }
 
-// Of two leases with the same fence, the shop obeys the first that comes.
-func TestShopTellsEqualFencesApart(t *testing.T) {
-	mine, other := pass{8, "mine"}, pass{8, "other"}
-	s := newShop(2)
-	_, err := s.read(mine)
-	require.NoError(t, err)
-	_, err = s.read(other)
-	require.ErrorIs(t, err, errStale, "an equal fence of another lease")
-	require.ErrorIs(t, s.write(other, 1), errStale, "an equal fence of another lease")
-	require.NoError(t, s.write(mine, 1))
-	require.NoError(t, s.write(mine, 0), "of the same lease")
+// stamp makes up the Stamp of a lease.
+func stamp(n int64, holder int) fence.Stamp {
+	return fence.Stamp{Key: "stock", Fence: n, Holder: fmt.Sprintf("%024x", holder)}
 }
 
 func TestSaleReturnsTheErrorOfAWorker(t *testing.T) {
@@ -81,7 +75,7 @@ func TestComingLateIsRefused(t *testing.T) {
 		late, err := comeLate(t.Context(), store)
 		require.NoError(t, err)
 		require.ErrorIs(t, late.lost, dlock.ErrLost)
-		require.ErrorIs(t, late.refusal, errStale)
+		require.ErrorIs(t, late.refusal, fence.ErrStale)
 		require.Greater(t, late.fresh, late.stale)
 	})
 }

@@ -1,55 +1,40 @@
 package main
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/fence"
 )
 
-var (
-	errSoldOut = errors.New("sold out")
-	errStale   = errors.New("stale holder")
-)
+var errSoldOut = errors.New("sold out")
 
 // A shop keeps the stock, as a database would: each read and each write is
 // atomic, but nothing keeps others from writing between the two. That is for
 // those who sell to see to.
 //
-// It does refuse those whose lease is over: it remembers the pass that it has seen
-// last, of reads as well as writes, and lets only that one and those with a larger
-// fence do either. (If reads did not count, a stale holder could still write after
-// the next one has read.)
+// It does refuse those whose lease is over: it remembers the Stamp that it has seen
+// last, of reads as well as writes. (If reads did not count, a stale holder could still
+// write after the next one has read.) In a database, fence.Table does that.
 type shop struct {
 	mu   sync.Mutex
-	last pass
+	last fence.Stamp
 	left int // what the books say
 	sold int // what has been given away
 }
 
-// A pass goes along with each read and write of a lease. While a store fails over,
-// two leases can have the same fence, so each has a random name as well. (The token
-// of a lease would not do: it is a secret.)
-type pass struct {
-	fence int64
-	lease string
-}
-
-func newPass(lease *dlock.Lease) pass { return pass{lease.Fence(), rand.Text()} }
-
 func newShop(stock int) *shop { return &shop{left: stock} }
 
-// read returns what is left. Those who have no lock have the zero pass.
-func (s *shop) read(p pass) (left int, err error) {
+// read returns what is left. Those who have no lock have the zero Stamp.
+func (s *shop) read(p fence.Stamp) (left int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.left, s.admit(p)
 }
 
 // write sells one item, after which so many are left.
-func (s *shop) write(p pass, left int) error {
+func (s *shop) write(p fence.Stamp, left int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.admit(p); err != nil {
@@ -60,14 +45,10 @@ func (s *shop) write(p pass, left int) error {
 	return nil
 }
 
-// admit returns an error that matches errStale if a larger fence has been seen, or
-// the same fence with another lease.
-func (s *shop) admit(p pass) error {
-	switch {
-	case p.fence < s.last.fence:
-		return fmt.Errorf("%w: fence %d is behind %d", errStale, p.fence, s.last.fence)
-	case p.fence == s.last.fence && p.lease != s.last.lease:
-		return fmt.Errorf("%w: another lease has fence %d, too", errStale, p.fence)
+// admit returns an error that matches fence.ErrStale if a later holder has been here.
+func (s *shop) admit(p fence.Stamp) error {
+	if p != s.last && !s.last.Admits(p) {
+		return fmt.Errorf("%w: %d, and this is %d", fence.ErrStale, s.last.Fence, p.Fence)
 	}
 	s.last = p
 	return nil

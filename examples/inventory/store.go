@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/fence"
 )
 
 const (
@@ -64,9 +65,13 @@ func (s *store) client(worker int) *dlock.Client { return s.clients[worker%len(s
 // guard lets a worker sell only while it holds the lock.
 func (s *store) guard(worker int) guard {
 	client := s.client(worker)
-	return func(ctx context.Context, sell func(ctx context.Context, p pass) error) error {
+	return func(ctx context.Context, sell func(ctx context.Context, p fence.Stamp) error) error {
 		return client.Do(ctx, s.key, func(ctx context.Context, lease *dlock.Lease) error {
-			return sell(ctx, newPass(lease))
+			stamp, err := fence.Of(lease)
+			if err != nil {
+				return err
+			}
+			return sell(ctx, stamp)
 		})
 	}
 }

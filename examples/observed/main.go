@@ -1,7 +1,7 @@
 // Observed is a service that is under load and shows what its locks do: a page that draws the last
-// minute's holds and waits as they happen, metrics for Prometheus, and spans.
+// minute's holds, waits and failures as they happen, metrics for Prometheus, and spans. See README.md.
 //
-// Usage (in examples/observed, which is a module of its own):
+// Usage (in examples/observed of a clone of the repository: this module is not released):
 //
 //	go run . [-addr host:port] [-backend name] [-redis host:port] [-workers n] [-spans]
 //

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,14 +16,17 @@ import (
 
 const window = time.Minute // that is drawn
 
-// A bar is a hold or a wait. Times are milliseconds since 1970.
+// A bar is a hold, a wait, an acquisition that failed without a wait, or a renewal that failed. Times
+// are milliseconds since 1970.
 type bar struct {
-	ID    int    `json:"id"`
-	Key   string `json:"key"`
-	Kind  string `json:"kind"` // hold or wait
-	Start int64  `json:"start"`
-	End   int64  `json:"end,omitempty"` // 0 while it goes on
-	How   string `json:"how,omitempty"` // it ended
+	ID     int    `json:"id"`
+	Key    string `json:"key"`
+	Kind   string `json:"kind"` // hold, wait, fail or renewal
+	Who    string `json:"who"`
+	Start  int64  `json:"start"`
+	End    int64  `json:"end,omitempty"`    // 0 while it goes on
+	How    string `json:"how,omitempty"`    // it ended
+	Holder string `json:"holder,omitempty"` // when a wait began
 }
 
 // A timeline keeps the last minute's bars, and sends each to all who listen, when it begins and
@@ -37,8 +43,11 @@ func newTimeline() *timeline {
 	return &timeline{bars: make(map[int]*bar), listeners: make(map[chan []byte]struct{})}
 }
 
-// bars of an acquisition.
-type bars struct{ wait, hold *bar }
+// bars of an acquisition, and whose it is.
+type bars struct {
+	who        string
+	wait, hold *bar
+}
 
 type barsKey struct{}
 
@@ -48,22 +57,28 @@ func barsOf(ctx context.Context) *bars { return ctx.Value(barsKey{}).(*bars) }
 func (t *timeline) observer() *dlock.Observer {
 	return &dlock.Observer{
 		AcquireStart: func(ctx context.Context, _ dlock.AcquireStartInfo) context.Context {
-			return context.WithValue(ctx, barsKey{}, new(bars))
+			return context.WithValue(ctx, barsKey{}, &bars{who: workerOf(ctx)})
 		},
 		WaitStart: func(ctx context.Context, i dlock.WaitStartInfo) {
-			barsOf(ctx).wait = t.begin("wait", i.Key)
+			b := barsOf(ctx)
+			b.wait = t.begin(bar{Kind: "wait", Key: i.Key, Who: b.who, Holder: i.Owner})
 		},
 		AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
-			how := "granted"
-			if i.Err != nil {
-				how = "failed"
-			}
-			b := barsOf(ctx)
+			b, how := barsOf(ctx), outcome(i.Err)
 			t.end(b.wait, time.Now(), how)
-			if i.Err == nil {
-				b.hold = t.begin("hold", i.Key)
+			switch {
+			case i.Err == nil:
+				b.hold = t.begin(bar{Kind: "hold", Key: i.Key, Who: b.who})
+			case b.wait == nil && how == "failed":
+				now := time.Now().UnixMilli()
+				t.begin(bar{Kind: "fail", Key: i.Key, Who: b.who, Start: i.Start.UnixMilli(), End: now, How: how})
 			}
 			return ctx
+		},
+		RenewDone: func(ctx context.Context, i dlock.RenewDoneInfo) {
+			if now := time.Now().UnixMilli(); i.Err != nil {
+				t.begin(bar{Kind: "renewal", Key: i.Key, Who: barsOf(ctx).who, Start: now, End: now, How: "failed"})
+			}
 		},
 		LeaseDone: func(ctx context.Context, i dlock.LeaseDoneInfo) {
 			t.end(barsOf(ctx).hold, i.At, string(i.End))
@@ -71,15 +86,31 @@ func (t *timeline) observer() *dlock.Observer {
 	}
 }
 
-func (t *timeline) begin(kind, key string) *bar {
+// outcome returns how an acquisition ended, in a word.
+func outcome(err error) string {
+	switch {
+	case err == nil:
+		return "granted"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "canceled"
+	case errors.Is(err, dlock.ErrHeld):
+		return "held"
+	}
+	return "failed"
+}
+
+// begin adds a bar. It begins now unless it has a Start.
+func (t *timeline) begin(b bar) *bar {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last++
-	b := &bar{ID: t.last, Key: key, Kind: kind, Start: time.Now().UnixMilli()}
-	t.bars[b.ID] = b
+	if b.ID = t.last; b.Start == 0 {
+		b.Start = time.Now().UnixMilli()
+	}
+	t.bars[b.ID] = &b
 	t.pruneLocked()
-	t.sendLocked(b)
-	return b
+	t.sendLocked(&b)
+	return &b
 }
 
 // end ends a bar, unless it is nil.
@@ -126,8 +157,8 @@ func (t *timeline) listen() chan []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := make(chan []byte, len(t.bars)+1000)
-	for _, b := range t.bars {
-		text, _ := json.Marshal(b)
+	for _, id := range slices.Sorted(maps.Keys(t.bars)) {
+		text, _ := json.Marshal(t.bars[id])
 		l <- text
 	}
 	t.listeners[l] = struct{}{}

@@ -4,7 +4,6 @@ package sqllock_test
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -15,52 +14,42 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/fence"
 )
 
-var errBehind = errors.New("a later holder has been here")
+// fences is the table that makes the database refuse late writes.
+var fences = fence.Postgres("dlock_fence")
 
 // withdraw reads a balance, thinks about it, and writes it back, under a lock: the
-// kind of work that cannot be one statement. The lease's fence goes along with the
-// reading and the writing, and the row refuses smaller fences than it has seen. So
-// a process that was stopped for longer than its lease lasts does no harm. While a
-// standby takes over, two leases can have the same fence: a random name tells them
-// apart. (The token would not do: it is a secret.)
+// kind of work that cannot be one statement. The lease's Stamp is checked in the
+// transaction, so a process that was stopped for longer than its lease lasts does no harm.
 func withdraw(ctx context.Context, db *sql.DB, locks *dlock.Client, account string, amount int64) error {
 	return locks.Do(ctx, "account:"+account, func(ctx context.Context, lease *dlock.Lease) error {
-		name := rand.Text()
-		balance, err := read(ctx, db, account, lease.Fence(), name)
+		stamp, err := fence.Of(lease)
 		if err != nil {
 			return err
 		}
-		if balance < amount {
-			return fmt.Errorf("account %q has %d, less than %d", account, balance, amount)
-		}
-		return write(ctx, db, account, lease.Fence(), name, balance-amount)
+		return withdrawStamped(ctx, db, stamp, account, amount)
 	})
 }
 
-// newer is the condition under which a row obeys a lease with the fence $2 and the name $3.
-const newer = "(fence < $2 OR fence = $2 AND lease = $3)"
-
-func read(ctx context.Context, db *sql.DB, account string, fence int64, lease string) (balance int64, err error) {
-	err = db.QueryRowContext(ctx, "UPDATE account SET fence = $2, lease = $3 WHERE id = $1 AND "+newer+" RETURNING balance",
-		account, fence, lease).Scan(&balance)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, errBehind
-	}
-	return balance, err
-}
-
-func write(ctx context.Context, db *sql.DB, account string, fence int64, lease string, balance int64) error {
-	res, err := db.ExecContext(ctx, "UPDATE account SET balance = $4, fence = $2, lease = $3 WHERE id = $1 AND "+newer,
-		account, fence, lease, balance)
+func withdrawStamped(ctx context.Context, db *sql.DB, stamp fence.Stamp, account string, amount int64) error {
+	tx, err := fences.Begin(ctx, db, nil, stamp)
 	if err != nil {
 		return err
 	}
-	if n, err := res.RowsAffected(); err != nil || n == 0 {
-		return errors.Join(err, errBehind)
+	defer tx.Rollback()
+	var balance int64
+	if err := tx.QueryRowContext(ctx, "SELECT balance FROM account WHERE id = $1", account).Scan(&balance); err != nil {
+		return err
 	}
-	return nil
+	if balance < amount {
+		return fmt.Errorf("account %q has %d, less than %d", account, balance, amount)
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE account SET balance = $2 WHERE id = $1", account, balance-amount); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 // An application with PostgreSQL, and nothing else.
@@ -83,6 +72,10 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
+	if _, err := db.ExecContext(ctx, fences.Schema()); err != nil {
+		fmt.Println(err)
+		return
+	}
 	locks := dlock.New(locker, dlock.WithFence(true))
 	defer locks.Close()
 	if err := withdraw(ctx, db, locks, "savings", 100); err != nil {
@@ -92,7 +85,8 @@ func Example() {
 
 // openAccount puts 100 into savings.
 func openAccount(t *testing.T, db *sql.DB) {
-	do(t, db, "CREATE TABLE account (id text PRIMARY KEY, balance bigint NOT NULL, fence bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')")
+	do(t, db, "CREATE TABLE account (id text PRIMARY KEY, balance bigint NOT NULL)")
+	do(t, db, fences.Schema())
 	do(t, db, "INSERT INTO account VALUES ('savings', 100)")
 }
 
@@ -118,55 +112,29 @@ func TestWithdraw(t *testing.T) {
 	}
 }
 
-// A holder that is stopped between reading and writing comes back too late.
+// A holder that is stopped before it writes comes back too late.
 func TestWithdrawTooLate(t *testing.T) {
 	l, db := fresh(t)
 	ctx := t.Context()
 	openAccount(t, db)
-	stopped := acquire(t, l, "account:savings", "stopped", long)
-	balance, err := read(ctx, db, "savings", stopped.Fence, "stopped")
+	locks := dlock.New(l, dlock.WithFence(true))
+	defer locks.Close()
+	stopped, err := locks.Acquire(ctx, "account:savings")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamp, err := fence.Of(stopped)
 	if err != nil {
 		t.Fatal(err)
 	}
 	do(t, db, "UPDATE dlock SET expires = 'epoch'") // as if long had passed
-	locks := dlock.New(l, dlock.WithFence(true))
-	defer locks.Close()
 	if err := withdraw(ctx, db, locks, "savings", 30); err != nil {
 		t.Fatal(err)
 	}
-	if err := write(ctx, db, "savings", stopped.Fence, "stopped", balance-50); !errors.Is(err, errBehind) {
-		t.Errorf("the late write: %v; want %v", err, errBehind)
+	if err := withdrawStamped(ctx, db, stamp, "savings", 50); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("the late write: %v; want %v", err, fence.ErrStale)
 	}
 	if n := number(t, db, "SELECT balance FROM account"); n != 70 {
 		t.Errorf("the balance is %d; want 70", n)
-	}
-}
-
-// Of two leases with the same fence, a row obeys the first that comes.
-func TestWithdrawWithEqualFences(t *testing.T) {
-	_, db := fresh(t)
-	ctx := t.Context()
-	openAccount(t, db)
-	for _, step := range []struct {
-		what  string
-		fence int64
-		lease string
-		want  error
-	}{
-		{"the first write", 8, "mine", nil},
-		{"an equal fence of another lease", 8, "other", errBehind},
-		{"a write that is repeated", 8, "mine", nil},
-		{"a larger fence", 16, "other", nil},
-		{"a smaller fence", 8, "mine", errBehind},
-	} {
-		if err := write(ctx, db, "savings", step.fence, step.lease, step.fence); !errors.Is(err, step.want) {
-			t.Errorf("%s: write: %v; want %v", step.what, err, step.want)
-		}
-		if _, err := read(ctx, db, "savings", step.fence, step.lease); !errors.Is(err, step.want) {
-			t.Errorf("%s: read: %v; want %v", step.what, err, step.want)
-		}
-	}
-	if n := number(t, db, "SELECT balance FROM account"); n != 16 {
-		t.Errorf("the balance is %d; want 16", n)
 	}
 }

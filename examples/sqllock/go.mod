@@ -3,7 +3,7 @@ module github.com/dlock-go/dlock/examples/sqllock
 go 1.26.0
 
 require (
-	github.com/dlock-go/dlock v0.0.0
+	github.com/dlock-go/dlock v0.1.0
 	github.com/jackc/pgx/v5 v5.12.0
 )
 

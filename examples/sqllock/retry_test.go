@@ -22,7 +22,7 @@ func TestNothingIsSentTwice(t *testing.T) {
 	do(t, db, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN INSERT INTO writes VALUES (NEW.fence); RETURN NULL; END $$`)
 	do(t, db, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
-	p := newProxy(t, postgres(t).addr)
+	p := newProxy(t, postgres(t).Addr())
 	l := sqllock.New(open(t, p.addr()))
 	ctx := soon(t)
 	batch := []dlock.Renewal{{Key: "key", Token: "holder", TTL: long}}

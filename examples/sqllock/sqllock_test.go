@@ -22,12 +22,12 @@ func BenchmarkLocker(b *testing.B) {
 
 func harness(t testing.TB) conformance.Harness {
 	server := postgres(t)
-	admin := open(t, server.addr)
+	admin := open(t, server.Addr())
 	makeSchema(t, admin)
 	return conformance.Harness{
-		New:  func(t *testing.T) dlock.Locker { return sqllock.New(open(t, server.addr)) },
+		New:  func(t *testing.T) dlock.Locker { return sqllock.New(open(t, server.Addr())) },
 		Dial: func(t *testing.T, addr string) dlock.Locker { return sqllock.New(open(t, addr)) },
-		Addr: server.addr,
+		Addr: server.Addr(),
 		Wipe: func(t *testing.T) { do(t, admin, wipe) },
 	}
 }

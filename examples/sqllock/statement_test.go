@@ -24,9 +24,9 @@ const long = 10 * time.Minute
 func fresh(t *testing.T, settings ...string) (*sqllock.Locker, *sql.DB) {
 	t.Helper()
 	server := postgres(t)
-	db := open(t, server.addr)
+	db := open(t, server.Addr())
 	makeSchema(t, db)
-	return sqllock.New(open(t, server.addr, settings...)), db
+	return sqllock.New(open(t, server.Addr(), settings...)), db
 }
 
 // lock dlock the row of a key, as a statement of another session does, until the
@@ -324,14 +324,14 @@ func TestBadArguments(t *testing.T) {
 // Whoever was refused, or had no connection, owes nothing, so that a Client closes at once.
 func TestNothingIsOwedAfterARefusal(t *testing.T) {
 	server := postgres(t)
-	db := open(t, server.addr)
+	db := open(t, server.Addr())
 	makeSchema(t, db)
 	for name, l := range map[string]*sqllock.Locker{
 		"no server":        sqllock.New(open(t, "127.0.0.1:1")),
 		"no such table":    sqllock.New(db, sqllock.WithTable("absent")),
-		"no such role":     sqllock.New(open(t, server.addr, "user=nobody")),
-		"no such database": sqllock.New(open(t, server.addr, "database=absent")),
-		"read-only":        sqllock.New(open(t, server.addr, "default_transaction_read_only=on")),
+		"no such role":     sqllock.New(open(t, server.Addr(), "user=nobody")),
+		"no such database": sqllock.New(open(t, server.Addr(), "database=absent")),
+		"read-only":        sqllock.New(open(t, server.Addr(), "default_transaction_read_only=on")),
 	} {
 		var mark *dlock.NoEffectError
 		for call, err := range errorsOf(t.Context(), l) {

@@ -1,14 +1,26 @@
 // Package otel shows what a [dlock.Client] does in OpenTelemetry metrics and traces.
 //
-//	observer, err := otel.New(otel.WithClass(func(key string) string {
-//		class, _, _ := strings.Cut(key, ":")
-//		return class
-//	}))
-//	// ...
-//	client := dlock.New(store, dlock.WithObserver(observer))
-//	registration, err := otel.RegisterStats(client)
+//	import dlockotel "github.com/dlock-go/dlock/observe/otel" // OpenTelemetry has an otel, too
 //
-// The README lists every metric and every span, and three alerts worth having.
+//	observer, err := dlockotel.New(
+//		dlockotel.WithTracerProvider(otel.GetTracerProvider()), // as without this option
+//		dlockotel.WithClass(func(key string) string {
+//			class, _, _ := strings.Cut(key, ":") // "order" for "order:4711"
+//			return class
+//		}),
+//	)
+//	if err != nil {
+//		log.Fatal(err)
+//	}
+//	client := dlock.New(memory.New(), dlock.WithObserver(observer))
+//	defer client.Close()
+//	registration, err := dlockotel.RegisterStats(client)
+//	if err != nil {
+//		log.Fatal(err)
+//	}
+//	defer registration.Unregister()
+//
+// The README lists every metric and every span, and five alerts worth having.
 //
 // # Traces
 //

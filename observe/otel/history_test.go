@@ -50,6 +50,7 @@ func (c *tally) acquire(ctx context.Context, f func() (*dlock.Lease, error)) *dl
 	switch {
 	case err == nil:
 		outcome = "granted"
+	case errors.Is(err, dlock.ErrUnavailable) && !errors.Is(err, dlock.ErrHeld): // whoever has ended the silence
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		outcome = "canceled"
 	case errors.Is(err, dlock.ErrHeld):

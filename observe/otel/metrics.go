@@ -20,6 +20,8 @@ const (
 	outcomeKey   = attribute.Key("dlock.outcome")
 	contendedKey = attribute.Key("dlock.contended")
 	endKey       = attribute.Key("dlock.end")
+	nodeKey      = attribute.Key("dlock.node")
+	statusKey    = attribute.Key("dlock.status")
 	errorKey     = semconv.ErrorTypeKey
 )
 
@@ -90,6 +92,8 @@ func outcome(err error) string {
 	switch {
 	case err == nil:
 		return "granted"
+	case errors.Is(err, dlock.ErrUnavailable) && !errors.Is(err, dlock.ErrHeld):
+		return "failed" // even if the caller's context has ended the silence
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "canceled"
 	case errors.Is(err, dlock.ErrHeld):

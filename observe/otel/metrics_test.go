@@ -22,6 +22,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/observe/otel"
 )
 
@@ -106,6 +107,48 @@ func TestStats(t *testing.T) {
 	require.Error(t, err)
 }
 
+// A node of a redlock is down. All calls succeed, and the metric has its name.
+func TestNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, dead := record(), memory.New()
+		dead.Fail(errors.New("away"))
+		l := redlock.New([]dlock.Locker{memory.New(), dead, memory.New()}, redlock.WithoutGuard(), redlock.WithNames("a", "b", "c\xff"))
+		defer l.Close()
+		pool := attribute.String("pool", "x")
+		registration, err := otel.RegisterNodes(l, otel.WithMeterProvider(r.meters), otel.WithAttributes(pool))
+		require.NoError(t, err)
+		statuses := func() (all []string) {
+			m, ok := r.metrics(t)["dlock.node.status"]
+			if !ok {
+				return nil
+			}
+			points := m.Data.(metricdata.Sum[int64]).DataPoints
+			require.Len(t, points, 3*5)
+			for _, p := range points {
+				if p.Value == 1 {
+					all = append(all, p.Attributes.Encoded(attribute.DefaultEncoder()))
+				}
+			}
+			slices.Sort(all)
+			return all
+		}
+		require.Equal(t, []string{
+			"dlock.node=a,dlock.status=unknown,pool=x", "dlock.node=b,dlock.status=unknown,pool=x", "dlock.node=c\uFFFD,dlock.status=unknown,pool=x",
+		}, statuses())
+		c := dlock.New(l)
+		defer c.Close()
+		require.NoError(t, acquire(t, t.Context(), c, "k").Release())
+		synctest.Wait()
+		require.Equal(t, []string{
+			"dlock.node=a,dlock.status=up,pool=x", "dlock.node=b,dlock.status=down,pool=x", "dlock.node=c\uFFFD,dlock.status=up,pool=x",
+		}, statuses())
+		require.NoError(t, registration.Unregister())
+		require.Empty(t, statuses())
+	})
+	_, err := otel.RegisterNodes(nil)
+	require.Error(t, err)
+}
+
 func TestAMillionKeys(t *testing.T) {
 	const keys = 1_000_000 / slower
 	r := record()
@@ -129,6 +172,27 @@ func TestAMillionKeys(t *testing.T) {
 	require.Len(t, classes, 101)
 	require.Equal(t, keys-100, classes["other"].count)
 	require.Equal(t, 1, classes["key7"].count)
+}
+
+// An acquisition that has failed because the store was silent is no cancellation, even if its
+// caller's context has ended it. One that found the key held is.
+func TestOutcomeOfASilentStore(t *testing.T) {
+	held, away := &dlock.HeldError{Key: "k"}, fmt.Errorf("%w: no answer for 2s", dlock.ErrUnavailable)
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("%w: %w", context.DeadlineExceeded, away), "failed"},
+		{fmt.Errorf("waited for 2s: %w", away), "failed"},
+		{fmt.Errorf("%w: %w", context.DeadlineExceeded, held), "canceled"},
+		{fmt.Errorf("%w: %w; the store last answered 2s ago: %w", context.DeadlineExceeded, held, away), "canceled"},
+		{fmt.Errorf("%w; the store last answered 2s ago: %w", held, away), "held"},
+	} {
+		r := record()
+		o := r.observer(t)
+		o.AcquireDone(t.Context(), dlock.AcquireDoneInfo{Err: test.err})
+		require.Equal(t, map[string]sum{test.want: {1, 0}}, r.sums(t, "dlock.acquire.duration", "dlock.outcome"), "%v", test.err)
+	}
 }
 
 // The README lists what there is, and nothing else.
@@ -166,10 +230,27 @@ func TestReadme(t *testing.T) {
 	require.Equal(t, slices.Compact(there), spans)
 }
 
+// The code of the README and of the package documentation is part of an example, so it compiles.
+func TestCodeOfTheDocumentation(t *testing.T) {
+	example, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	for file, indent := range map[string]string{"README.md": "", "doc.go": "//\t"} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		code := regexp.MustCompile(`(?s)observer, err := .*?Unregister\(\)`).FindString(string(text))
+		require.NotEmpty(t, code, file)
+		require.Contains(t, string(example), strings.ReplaceAll(code, "\n"+indent, "\n\t"), file)
+	}
+}
+
 // everything makes everything happen once.
 func everything(t *testing.T, r *recorder) *recorder {
 	o := r.observer(t, otel.WithKeys(true))
-	_, err := otel.RegisterStats(dlock.New(memory.New()), otel.WithMeterProvider(r.meters))
+	l := redlock.New([]dlock.Locker{memory.New()})
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	_, err := otel.RegisterNodes(l, otel.WithMeterProvider(r.meters))
+	require.NoError(t, err)
+	_, err = otel.RegisterStats(dlock.New(memory.New()), otel.WithMeterProvider(r.meters))
 	require.NoError(t, err)
 	for _, failed := range []error{nil, errors.New("")} {
 		ctx := o.AcquireStart(t.Context(), dlock.AcquireStartInfo{Op: dlock.OpAcquire})
@@ -194,13 +275,14 @@ func everything(t *testing.T, r *recorder) *recorder {
 	return r
 }
 
-// The distribution's promtool loads the alerts.
+// Prometheus's own tool loads the alerts, and they fire when they should. Debian has it in the package prometheus.
 func TestAlerts(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
-		t.Skip("promtool is not installed")
+		t.Skip("promtool is not installed: the alerts are not tested")
 	}
 	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+		require.FileExists(t, args[2]) // so that go test runs again if it has changed
 		out, err := exec.Command(promtool, args...).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -53,7 +54,10 @@ type observer struct {
 }
 
 // spans are those of an acquisition and its lease.
-type spans struct{ acquire, hold *span }
+type spans struct {
+	acquire *span
+	hold    atomic.Pointer[span] // nil until AcquireDone: a renewal may be reported before that
+}
 
 type spansKey struct{ *observer }
 
@@ -103,12 +107,13 @@ func (o *observer) acquireDone(ctx context.Context, i dlock.AcquireDoneInfo) con
 	}
 	_, hold := o.tracer.Start(trace.ContextWithSpan(ctx, s.acquire.caller), "dlock hold",
 		o.describe(i.Key, attribute.Int64("dlock.fence", i.Fence), attribute.Bool("dlock.degraded", i.Degraded)))
-	s.hold = &span{Span: hold, o: o, caller: s.acquire.caller, key: i.Key, began: time.Now()}
-	return trace.ContextWithSpan(ctx, s.hold)
+	h := &span{Span: hold, o: o, caller: s.acquire.caller, key: i.Key, began: time.Now()}
+	s.hold.Store(h)
+	return trace.ContextWithSpan(ctx, h)
 }
 
 func (o *observer) renewDone(ctx context.Context, i dlock.RenewDoneInfo) {
-	h, why := o.spans(ctx).hold, failure(i.Err)
+	h, why := o.spans(ctx).hold.Load(), failure(i.Err)
 	class := o.class(i.Key)
 	o.record(h.in(ctx), o.margin, share(i.Margin, i.TTL), labels{class: class, failure: why})
 	if i.Err != nil && why != "lost" && h != nil { // LeaseDone reports a loss
@@ -117,7 +122,7 @@ func (o *observer) renewDone(ctx context.Context, i dlock.RenewDoneInfo) {
 }
 
 func (o *observer) leaseDone(ctx context.Context, i dlock.LeaseDoneInfo) {
-	h := o.spans(ctx).hold
+	h := o.spans(ctx).hold.Load()
 	o.record(h.in(ctx), o.hold, i.Held.Seconds(), labels{class: o.class(i.Key), end: string(i.End)})
 	if h != nil {
 		h.leaseEnded(i)
@@ -125,7 +130,7 @@ func (o *observer) leaseDone(ctx context.Context, i dlock.LeaseDoneInfo) {
 }
 
 func (o *observer) releaseDone(ctx context.Context, i dlock.ReleaseDoneInfo) {
-	h := o.spans(ctx).hold
+	h := o.spans(ctx).hold.Load()
 	if i.Overrun > 0 {
 		o.record(h.in(ctx), o.overrun, i.Overrun.Seconds(), labels{class: o.class(i.Key)})
 	}

@@ -232,7 +232,7 @@ func TestFailedRenewals(t *testing.T) {
 		}
 		fail()
 		require.Empty(t, r.named("dlock renewal failed"))
-		inHold := r.sums(t, "dlock.renewal.margin", "error.type")["_OTHER"].count
+		inHold := r.sums(t, "dlock.renewal.margin", "error.type")["unavailable"].count
 		require.NotZero(t, inHold)
 		time.Sleep(time.Minute)
 		fail()
@@ -240,7 +240,7 @@ func TestFailedRenewals(t *testing.T) {
 		hold := r.only(t, "dlock hold")
 		require.Len(t, events(hold, "dlock renewal failed"), inHold)
 		failures := r.named("dlock renewal failed")
-		require.Len(t, failures, r.sums(t, "dlock.renewal.margin", "error.type")["_OTHER"].count-inHold)
+		require.Len(t, failures, r.sums(t, "dlock.renewal.margin", "error.type")["unavailable"].count-inHold)
 		require.Equal(t, []trace.SpanID{id(hold)}, linked(t, failures[0]))
 		require.NotContains(t, r.exported(t), lease.Token(), "the text of an error")
 	})
@@ -272,10 +272,31 @@ func TestFailedBatch(t *testing.T) {
 				}
 				total += n
 			}
-			require.Equal(t, r.sums(t, "dlock.renewal.margin", "error.type")["_OTHER"].count, total)
+			require.Equal(t, r.sums(t, "dlock.renewal.margin", "error.type")["unavailable"].count, total)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_ = c.Shutdown(ctx)
 		})
 	}
+}
+
+// A lease is renewed while its AcquireDone runs. The race detector sees if that is not expected.
+func TestRenewalDuringAcquireDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, renewed := record(), make(chan struct{})
+		first := &dlock.Observer{
+			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
+				<-renewed
+				return ctx
+			},
+			RenewDone: func(context.Context, dlock.RenewDoneInfo) {
+				close(renewed)
+				time.Sleep(time.Millisecond)
+			},
+		}
+		c := dlock.New(memory.New(), dlock.WithObserver(first), dlock.WithObserver(r.observer(t)))
+		require.NoError(t, acquire(t, t.Context(), c, "k").Release())
+		require.NoError(t, c.Close())
+		require.Equal(t, 1, r.sums(t, "dlock.renewal.margin", "dlock.class")["all"].count)
+	})
 }
