@@ -1,5 +1,5 @@
 # The commands of a contributor. CONTRIBUTING.md says when to use which.
-.PHONY: short test race topology majority lint check
+.PHONY: short test race topology majority lint release check
 
 short: ## the quick tests
 	go test -short ./...
@@ -19,6 +19,9 @@ majority: ## independent servers, with faults
 
 lint: ## needs golangci-lint
 	golangci-lint run ./...
+
+release: ## tries the release at the top of the changelog
+	go -C internal/release run .
 
 check: ## everything that a change must pass (Linux; installs servers with apt)
 	.ci/run

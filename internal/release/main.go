@@ -1,0 +1,74 @@
+// Command release tries the release that CHANGELOG.md begins with, as its users will see it:
+//
+//	go -C internal/release run .
+//
+// It packs the modules of this repository into a module proxy made of files, gets each of them into
+// an empty module, and builds a program with all its packages. Then it prints how the API differs
+// from the previous release, and the tags to set. It sets none: see docs/releasing.md.
+//
+// A module whose go.mod begins with "// Not released:" is left out. The requirements of such a module are
+// checked all the same.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+func main() {
+	root := flag.String("root", "../..", "the `directory` of the repository")
+	flag.Parse()
+	if err := try(os.Stdout, *root); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// try tries the release of the repository in the directory root, and reports to out.
+func try(out io.Writer, root string) error {
+	modules, err := find(root)
+	if err != nil {
+		return err
+	}
+	version, err := newest(filepath.Join(root, "CHANGELOG.md"))
+	if err != nil {
+		return err
+	}
+	if err := sameVersion(modules, version); err != nil {
+		return err
+	}
+	modules = slices.DeleteFunc(modules, func(m mod) bool { return !m.released })
+	work, err := os.MkdirTemp("", "release")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	for _, m := range modules {
+		if err := m.pack(work, version); err != nil {
+			return err
+		}
+	}
+	env, err := userEnv(work, modules[0].path)
+	if err != nil {
+		return err
+	}
+	for i, m := range modules {
+		u := user{filepath.Join(work, fmt.Sprint("user", i)), env}
+		if err := u.install(m, version); err != nil {
+			return fmt.Errorf("%s@%s cannot be installed: %w", m.path, version, err)
+		}
+		fmt.Fprintf(out, "%s@%s can be installed\n", m.path, version)
+		if err := u.compareWithLatest(m, root, m.tag(modules[0], "v*"), out); err != nil {
+			fmt.Fprintln(out, "its API: not compared:", err)
+		}
+	}
+	fmt.Fprintln(out, "the tags of this release:")
+	for _, m := range modules {
+		fmt.Fprintln(out, "\t"+m.tag(modules[0], version))
+	}
+	return nil
+}
