@@ -2,6 +2,8 @@
 package docs_test
 
 import (
+	"bytes"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,18 +12,27 @@ import (
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const readme = "../README.md"
+
+var (
+	blocks      = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
+	punctuation = regexp.MustCompile("[^a-z0-9 _-]")
+)
 
 // read returns the text of a page without its blocks of code, and the blocks of Go.
 func read(t *testing.T, page string) (text string, program []string) {
 	t.Helper()
 	all, err := os.ReadFile(page)
 	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
 	for _, m := range blocks.FindAllStringSubmatch(string(all), -1) {
 		if m[1] == "go" {
 			program = append(program, m[2])
@@ -30,7 +41,8 @@ func read(t *testing.T, page string) (text string, program []string) {
 	return blocks.ReplaceAllString(string(all), ""), program
 }
 
-// TestProgramOfTheREADME runs the first program of the README, on a server of its own.
+// TestProgramOfTheREADME runs the first program of the README, on a server of its own, and without
+// a server.
 func TestProgramOfTheREADME(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program")
@@ -39,11 +51,36 @@ func TestProgramOfTheREADME(t *testing.T) {
 	_, programs := read(t, readme)
 	require.Contains(t, programs[0], addr)
 	server := miniredis.RunT(t)
-	file := filepath.Join(t.TempDir(), "main.go")
+	dir := t.TempDir()
+	file, program := filepath.Join(dir, "main.go"), filepath.Join(dir, "program")
 	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(programs[0], addr, server.Addr(), 1)), 0o600))
-	out, err := exec.Command("go", "run", file).CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", program, file).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	out, err = exec.Command(program).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, "handling the order\n", string(out))
+
+	server.Close()
+	out, err = exec.Command(program).CombinedOutput()
+	require.ErrorContains(t, err, "exit status 1", "%s", out)
+	require.Contains(t, string(out), "Redis or the work failed: ")
+}
+
+// TestOptionsForAJob: the table of the package documentation has every option.
+func TestOptionsForAJob(t *testing.T) {
+	doc, err := os.ReadFile("../doc.go")
+	require.NoError(t, err)
+	_, table, _ := strings.Cut(string(doc), "// # Options for a job")
+	table, _, _ = strings.Cut(table, "// # What to close")
+	files, err := filepath.Glob("../*.go")
+	require.NoError(t, err)
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`(?m)^func (With\w+)\(.*\) Option {`).FindAllStringSubmatch(string(source), -1) {
+			assert.True(t, regexp.MustCompile(m[1]+`\b`).MatchString(table), "%s is not in the table", m[1])
+		}
+	}
 }
 
 // TestRedlockQuotesItsExample compares the Go code of the page with an example that is compiled.
@@ -62,7 +99,7 @@ func TestRedlockQuotesItsExample(t *testing.T) {
 func TestListsOfRedlock(t *testing.T) {
 	text, _ := read(t, "redlock.md")
 	rows := regexp.MustCompile(`(?m)^\| ([A-Z ]+) \| ([A-Z ]+) \| \**(safe|unsafe)\** \|`).FindAllStringSubmatch(text, -1)
-	require.Len(t, rows, 9)
+	require.Len(t, rows, 6)
 	for _, row := range rows {
 		verdict := "safe"
 		for _, old := range majorities(row[1]) {
@@ -93,11 +130,51 @@ func majorities(list string) (found []string) {
 	return found
 }
 
+// TestAlerts looks for each alert on the page that says what to do.
+func TestAlerts(t *testing.T) {
+	rules, err := os.ReadFile("../observe/otel/alerts.yml")
+	require.NoError(t, err)
+	page, err := os.ReadFile("operations.md")
+	require.NoError(t, err)
+	names := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllSubmatch(rules, -1)
+	require.NotEmpty(t, names)
+	for _, name := range names {
+		assert.True(t, bytes.Contains(page, []byte("\n| `"+string(name[1])+"` |")), "operations.md does not say what to do at the alert %s", name[1])
+	}
+}
+
+// TestCountOfFenceCounters runs the command of the page, on a server with locks in three hash slots.
+func TestCountOfFenceCounters(t *testing.T) {
+	cli, err := exec.LookPath("redis-cli")
+	if err != nil {
+		t.Skip("no redis-cli on PATH")
+	}
+	page, err := os.ReadFile("operations.md")
+	require.NoError(t, err)
+	command := regexp.MustCompile(`(?m)^redis-cli (--scan .*fence.*)$`).FindSubmatch(page)
+	require.NotNil(t, command, "the page has no command that counts fence counters")
+
+	server := redistest.Start(t)
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	locks := dlock.New(goredis.New(rdb, goredis.WithPrefix("myapp:lock:")))
+	defer locks.Close()
+	for _, key := range []string{"order:1", "order:2", "{orders}:1", "{orders}:2"} {
+		_, err := locks.TryAcquire(t.Context(), key)
+		require.NoError(t, err)
+	}
+	_, port, err := net.SplitHostPort(server.Addr())
+	require.NoError(t, err)
+	out, err := exec.Command("sh", "-c", cli+" -p "+port+" "+string(command[1])).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "3", strings.TrimSpace(string(out)), "order:1, order:2, and one for all orders with a common tag")
+}
+
 // TestLinks follows the links of the README and of these pages to files and headings.
 func TestLinks(t *testing.T) {
 	pages, err := filepath.Glob("*.md")
 	require.NoError(t, err)
-	for _, page := range append(pages, readme) {
+	for _, page := range append(pages, readme, "../backend/breaker/README.md", "../observe/learn/README.md") {
 		text, _ := read(t, page)
 		for _, m := range regexp.MustCompile(`(?:\]\(|src="|srcset=")([^)"]+)`).FindAllStringSubmatch(text, -1) {
 			path, heading, _ := strings.Cut(m[1], "#")
@@ -122,7 +199,7 @@ func headings(t *testing.T, page string) (names []string) {
 	text, _ := read(t, page)
 	for line := range strings.Lines(text) {
 		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && line[0] == '#' {
-			title = regexp.MustCompile("[^a-z0-9 _-]").ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			title = punctuation.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
 			names = append(names, strings.ReplaceAll(title, " ", "-"))
 		}
 	}

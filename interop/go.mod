@@ -1,12 +1,14 @@
+// Not released: this module is for a clone of the repository.
 module github.com/dlock-go/dlock/interop
 
 go 1.26.0
 
 require (
-	github.com/bsm/redislock v0.9.4
-	github.com/dlock-go/dlock v0.0.0
+	github.com/bsm/redislock v0.10.0
+	github.com/dlock-go/dlock v0.1.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/redis/go-redis/v9 v9.23.0
+	github.com/redis/rueidis v1.0.79
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 )

@@ -121,43 +121,45 @@ func TestMigrationSteps(t *testing.T) {
 	rdb := dial(t, redistest.Start(t))
 	all := versions(t, rdb)
 	for i := 1; i < len(all); i++ {
-		t.Run(all[i].name, func(t *testing.T) {
-			both := []version{all[i-1], all[i]}
-			order := fmt.Sprint(i)
-			var inside, charges atomic.Int64
-			charge := func(context.Context) error {
-				if inside.Add(1) != 1 {
-					return errors.New("two at once")
+		t.Run(all[i].name, func(t *testing.T) { beside(t, fmt.Sprint(i), all[i-1], all[i]) })
+	}
+}
+
+// beside has workers of two versions want the lock of an order. Only one works at a time, all get
+// their turns, and while one version holds the lock, the other does not get it.
+func beside(t *testing.T, order string, both ...version) {
+	var inside, charges atomic.Int64
+	charge := func(context.Context) error {
+		if inside.Add(1) != 1 {
+			return errors.New("two at once")
+		}
+		defer inside.Add(-1)
+		charges.Add(1)
+		time.Sleep(time.Millisecond)
+		return nil
+	}
+	var workers sync.WaitGroup
+	for n := range 6 {
+		workers.Go(func() {
+			for range 5 {
+				if err := both[n%2].wait(t.Context(), order, charge); err != nil {
+					t.Errorf("%s: %v", both[n%2].name, err)
 				}
-				defer inside.Add(-1)
-				charges.Add(1)
-				time.Sleep(time.Millisecond)
-				return nil
-			}
-			var workers sync.WaitGroup
-			for n := range 6 {
-				workers.Go(func() {
-					for range 5 {
-						if err := both[n%2].wait(t.Context(), order, charge); err != nil {
-							t.Errorf("%s: %v", both[n%2].name, err)
-						}
-						time.Sleep(10 * time.Millisecond)
-					}
-				})
-			}
-			workers.Wait()
-			require.EqualValues(t, 30, charges.Load(), "charges")
-			for n, holder := range both {
-				err := holder.wait(t.Context(), order, func(ctx context.Context) error {
-					done, err := both[1-n].try(ctx, order, charge)
-					if done {
-						return errors.New("the other version has not been kept out")
-					}
-					return err
-				})
-				require.NoError(t, err, "%s holds the lock", holder.name)
+				time.Sleep(10 * time.Millisecond)
 			}
 		})
+	}
+	workers.Wait()
+	require.EqualValues(t, 30, charges.Load(), "charges")
+	for n, holder := range both {
+		err := holder.wait(t.Context(), order, func(ctx context.Context) error {
+			done, err := both[1-n].try(ctx, order, charge)
+			if done {
+				return errors.New("the other version has not been kept out")
+			}
+			return err
+		})
+		require.NoError(t, err, "%s holds the lock", holder.name)
 	}
 }
 

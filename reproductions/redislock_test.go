@@ -50,11 +50,13 @@ func TestRedislockRefreshBelowAMillisecond(t *testing.T) {
 	require.ErrorIs(t, lock.Refresh(t.Context(), ttl, nil), redislock.ErrNotObtained)
 }
 
-// TestRedislockObtainBelowAMillisecond: SET PX 0 is an error of the server, so nothing
-// is reported that is not so.
+// TestRedislockObtainBelowAMillisecond: PEXPIRE 0 deletes the key that MSETNX has just set, and the
+// answer is success. (v0.9.4 made it with SET PX 0, which the server refused.)
 func TestRedislockObtainBelowAMillisecond(t *testing.T) {
 	_, client := start(t)
-	_, err := redislock.New(client).Obtain(t.Context(), key, 999*time.Microsecond, nil)
-	require.Error(t, err)
-	require.Empty(t, value(t, client, key))
+	require.Eventually(t, func() bool { // the TTL is also the call's time limit, and a busy machine may miss it
+		_, err := redislock.New(client).Obtain(t.Context(), key, 999*time.Microsecond, nil)
+		return err == nil
+	}, time.Minute, time.Millisecond, "Obtain says that it worked")
+	require.Empty(t, value(t, client, key), "the key is gone")
 }

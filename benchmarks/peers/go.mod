@@ -1,10 +1,11 @@
+// Not released: this module is for a clone of the repository.
 module github.com/dlock-go/dlock/benchmarks/peers
 
 go 1.26.0
 
 require (
 	github.com/bsm/redislock v0.9.4
-	github.com/dlock-go/dlock v0.0.0
+	github.com/dlock-go/dlock v0.1.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/gomodule/redigo v1.9.3
 	github.com/redis/go-redis/v9 v9.23.0

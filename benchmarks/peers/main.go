@@ -33,7 +33,7 @@ func main() {
 	rtt := flag.Duration("rtt", 2*time.Millisecond, "round-trip time that is added in the second half of the run; 0 leaves that half out")
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
 	only := flag.String("only", "", "only the scenarios whose names match this regular expression; figures go to standard output")
-	majority := flag.Bool("majority", false, "measure locks on several servers, and write their page")
+	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
 	data := flag.String("data", "", "where what was measured is written (default data.json, or majority.json)")
 	from := flag.String("from", "", "measure nothing; write the page and the charts from this file")
 	docs := flag.String("docs", "../../docs", "the folder of the page and the charts")
@@ -44,9 +44,9 @@ func main() {
 		}
 		return
 	}
-	all, file := scenarios(*rtt), "data.json"
+	all := scenarios(*rtt)
 	if *majority {
-		all, file = onNodes(*rtt), "majority.json"
+		all = onNodes(*rtt)
 	}
 	if *brief {
 		all = short(all)
@@ -64,7 +64,7 @@ func main() {
 			fmt.Println(r)
 		}
 	} else {
-		failed = errors.Join(failed, m.save(cmp.Or(*data, file)), m.write(*docs))
+		failed = errors.Join(failed, m.save(cmp.Or(*data, file(*majority))), m.write(*docs))
 	}
 	if failed != nil {
 		h.close()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -194,7 +193,7 @@ func hung(server *redistest.Server, _ *faultproxy.Proxy, _ time.Duration) func()
 	return server.Resume
 }
 
-// onNodes returns the scenarios of the page about majorities.
+// onNodes returns the scenarios of the chapter about majorities.
 func onNodes(rtt time.Duration) (all []scenario) {
 	base := scenario{RTT: rtt, TTL: longest, nodes: 5, rounds: 2, Window: time.Second, N: 1, among: majorities, run: cycles}
 	add := func(name string, change func(s *scenario)) {
@@ -234,12 +233,7 @@ func crowd(ctx context.Context, t turn, figures map[string]float64) ([]time.Dura
 	for i := range jobs {
 		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: t.hold, Warm: 4 * time.Second, Patient: t.N > 16}
 	}
-	waits, err := t.contended(ctx, figures, jobs...)
-	if gap, ok := figures["gap ms"]; ok && err == nil {
-		p99 := quantile(slices.Sorted(slices.Values(waits)), 0.99)
-		figures["p99 line"] = milliseconds(p99) / float64(t.N) / (milliseconds(t.hold) + gap)
-	}
-	return waits, err
+	return t.contended(ctx, figures, jobs...)
 }
 
 // renewals measures how long one renewal of N leases takes.

@@ -158,9 +158,22 @@ func readMeasurement(path string) (*measurement, error) {
 	return m, json.Unmarshal(text, m)
 }
 
-// write writes the page and the charts below the folder docs.
+// file is the name of what a run writes, unless -data names another file.
+func file(majority bool) string {
+	if majority {
+		return "majority.json"
+	}
+	return "data.json"
+}
+
+// write writes the page and the charts below the folder docs. The other part of the page comes from
+// the file of the last run that has measured it.
 func (m *measurement) write(docs string) error {
-	for name, content := range m.files() {
+	other, err := readMeasurement(file(!m.Majority))
+	if err != nil {
+		return err
+	}
+	for name, content := range files(m, other) {
 		if err := os.WriteFile(filepath.Join(docs, name), []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -168,15 +181,16 @@ func (m *measurement) write(docs string) error {
 	return nil
 }
 
-// files returns the page and the charts, by their names below docs.
-func (m *measurement) files() map[string]string {
-	name := "performance.md"
-	if m.Majority {
-		name = "redlock-performance.md"
+// files returns the page and the charts of both parts, by their names below docs.
+func files(a, b *measurement) map[string]string {
+	if a.Majority {
+		a, b = b, a
 	}
-	all := map[string]string{name: m.page()}
-	for name, svg := range m.charts() {
-		all["pictures/"+name+".svg"] = svg
+	all := map[string]string{"performance.md": a.text() + "\n" + b.text()}
+	for _, m := range []*measurement{a, b} {
+		for name, svg := range m.charts() {
+			all["pictures/"+name+".svg"] = svg
+		}
 	}
 	return all
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	_ "embed"
 	"fmt"
 	"slices"
@@ -11,27 +10,27 @@ import (
 	"time"
 )
 
-// The pages without their figures.
+// The page without its figures: the part about one server, and the chapter about several.
 var (
 	//go:embed performance.md.tmpl
 	prose string
-	//go:embed redlock-performance.md.tmpl
+	//go:embed several.md.tmpl
 	majorityProse string
 )
 
-// page returns docs/performance.md, or docs/redlock-performance.md.
-func (m *measurement) page() string {
+// text returns the part of docs/performance.md with these figures.
+func (m *measurement) text() string {
 	prose := prose
 	if m.Majority {
 		prose = majorityProse
 	}
 	page := template.New("page").Funcs(template.FuncMap{
 		"table": m.table, "columns": m.columns, "settings": m.settings, "picture": picture, "version": m.version, "ms": ms,
-		"crowd": m.crowd, "figure": m.figure,
+		"crowds": m.crowds, "figure": m.figure,
 	})
 	var b strings.Builder
 	if err := template.Must(page.Parse(prose)).Execute(&b, m); err != nil {
-		panic(err) // the test has written this page
+		panic(err) // the test has written this text
 	}
 	return b.String()
 }
@@ -39,31 +38,42 @@ func (m *measurement) page() string {
 // SlowNetwork is the round-trip time that was added, or 0.
 func (m *measurement) SlowNetwork() time.Duration { return m.rtt() }
 
-// table has a row for each contestant. A column is its title and the name of its figure.
+// table has a row for each contestant. A column is its title and the name of its figure, and "slow",
+// for the slow network, or a scenario and the number of its processes, if the figure is from there.
 func (m *measurement) table(scenario string, rtt time.Duration, n int, columns ...string) string {
 	t := newTable()
 	for _, c := range columns {
 		title, _, _ := strings.Cut(c, "|")
 		t.head(title)
 	}
-	var first *result
 	for _, c := range m.contestants() {
 		r := m.find(scenario, rtt, n, c.id())
 		if r == nil {
 			continue
 		}
-		first = cmp.Or(first, r)
 		t.row(c.id())
-		for _, c := range columns {
-			_, figure, _ := strings.Cut(c, "|")
-			if figure, ok := strings.CutPrefix(figure, "of first "); ok {
-				t.cell(ratio(r, first, figure))
-				continue
+		for _, column := range columns {
+			_, figure, _ := strings.Cut(column, "|")
+			r := r
+			if name, other, ok := strings.Cut(figure, "|"); ok {
+				figure, r = name, m.elsewhere(other, scenario, rtt, n, c)
 			}
 			t.cell(r.text(figure))
 		}
 	}
 	return t.String()
+}
+
+// elsewhere finds a result for a column that says where it is.
+func (m *measurement) elsewhere(place, scenario string, rtt time.Duration, n int, c contestant) *result {
+	if place == "slow" {
+		return m.find(scenario, m.rtt(), n, c.id())
+	}
+	name, number, _ := strings.Cut(place, "|")
+	if k, err := strconv.Atoi(number); err == nil {
+		n = k
+	}
+	return m.find(name, rtt, n, c.id())
 }
 
 // columns has a row for each contestant, and a column for each number of processes.
@@ -84,21 +94,30 @@ func (m *measurement) columns(rtt time.Duration, figure string) string {
 	return t.String()
 }
 
-// ratio is a figure of one result in parts of that of another.
-func ratio(a, b *result, figure string) string {
-	x, ok1 := a.figure(figure)
-	y, ok2 := b.figure(figure)
-	if !ok1 || !ok2 || y == 0 {
-		return "–"
+// crowds is a table of the scenarios in which processes want a lock on several servers.
+func (m *measurement) crowds() string {
+	t := newTable()
+	figures := []string{"rate", "gap trips", "p50", "p99", "least", "most", "commands"}
+	for _, title := range []string{"", "handovers a second", "a handover, in round trips", "wait p50, ms", "p99", "least", "most", "commands"} {
+		t.head(title)
 	}
-	return human(x / y)
-}
-
-// crowd is the table of a scenario in which processes want a lock on several servers.
-func (m *measurement) crowd(scenario string, n int) string {
-	return m.table(scenario, m.rtt(), n, "handovers a second|rate", "a handover, in round trips|gap trips",
-		"wait p50, ms|p50", "p99|p99", "p99 in line|p99 line", "longest|longest", "least|least", "most|most",
-		"commands for a handover|commands", "requests|requests")
+	for _, s := range onNodes(m.rtt()) {
+		if s.N <= 1 || !strings.HasSuffix(s.Name, " down") && !strings.HasPrefix(s.Name, "hold ") {
+			continue
+		}
+		for i, c := range s.among {
+			title := ""
+			if i == 0 {
+				title = fmt.Sprintf("%d, %s", s.N, s.Name)
+			}
+			t.row(title)
+			t.cell(strings.TrimSuffix(c.id(), " (go-redis)"))
+			for _, figure := range figures {
+				t.cell(m.find(s.Name, m.rtt(), s.N, c.id()).text(figure))
+			}
+		}
+	}
+	return t.String()
 }
 
 // figure is one figure of redlock.

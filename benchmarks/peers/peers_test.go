@@ -6,7 +6,6 @@ import (
 	"io"
 	"log"
 	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -66,41 +65,39 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestPage: the pages and the charts are those of data.json and majority.json.
+// TestPage: the page and the charts are those of data.json and majority.json.
 func TestPage(t *testing.T) {
-	all, err := filepath.Glob("*.json")
+	one, err := readMeasurement(file(false))
 	require.NoError(t, err)
-	for _, data := range all {
-		m, err := readMeasurement(data)
-		require.NoError(t, err)
-		for name, want := range m.files() {
-			if strings.HasSuffix(name, ".svg") && runtime.GOARCH != "amd64" {
-				continue // others round differently
-			}
-			got, err := os.ReadFile("../../docs/" + name)
-			require.NoError(t, err)
-			require.Equal(t, want, string(got), "%s: run go run . -from %s", name, data)
+	several, err := readMeasurement(file(true))
+	require.NoError(t, err)
+	for name, want := range files(several, one) {
+		if strings.HasSuffix(name, ".svg") && runtime.GOARCH != "amd64" {
+			continue // others round differently
 		}
+		got, err := os.ReadFile("../../docs/" + name)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "%s: run go run . -from data.json", name)
 	}
 }
 
 // TestNothingMeasured: a page without figures has dashes, and no chart fails.
 func TestNothingMeasured(t *testing.T) {
-	for page, m := range map[string]*measurement{"performance.md": {}, "redlock-performance.md": {Majority: true}} {
-		m.add(scenario{Name: "alone", N: 1}, contestants[0], nil, nil)
-		m.add(scenario{Name: "alone, 3 servers", N: 1}, contestants[0], nil, nil)
-		m.finish()
-		files := m.files()
-		require.Contains(t, files[page], "| redsync (go-redis) | – | – |")
-		for name, text := range files {
-			if strings.HasSuffix(name, ".svg") {
-				d := xml.NewDecoder(strings.NewReader(text))
-				var err error
-				for err == nil {
-					_, err = d.Token()
-				}
-				require.True(t, errors.Is(err, io.EOF), "%s: %v", name, err)
+	one, several := new(measurement), &measurement{Majority: true}
+	one.add(scenario{Name: "alone", N: 1}, contestants[0], nil, nil)
+	several.add(scenario{Name: "alone, 3 servers", N: 1}, contestants[0], nil, nil)
+	one.finish()
+	several.finish()
+	all := files(one, several)
+	require.Equal(t, 2, strings.Count(all["performance.md"], "\n| redsync (go-redis) | – | – |"))
+	for name, text := range all {
+		if strings.HasSuffix(name, ".svg") {
+			d := xml.NewDecoder(strings.NewReader(text))
+			var err error
+			for err == nil {
+				_, err = d.Token()
 			}
+			require.True(t, errors.Is(err, io.EOF), "%s: %v", name, err)
 		}
 	}
 }

@@ -13,6 +13,9 @@ import (
 )
 
 func TestHolds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, c := range small() {
 		t.Run(c.Name, func(t *testing.T) {
 			if r := holds(t, c); r.Full > 0 {
@@ -45,6 +48,9 @@ func holds(t *testing.T, c *Config) Result {
 }
 
 func TestBreaks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, b := range breaks() {
 		t.Run(fmt.Sprintf("%d %s", b.Rule, b.Config.Name), func(t *testing.T) {
 			c := *b.Config.lacks(b.Rule)

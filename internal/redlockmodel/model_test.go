@@ -15,6 +15,9 @@ import (
 var wantsLarge = os.Getenv("DLOCK_MODEL") == "large"
 
 func TestHolds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, c := range small() {
 		t.Run(c.Name, func(t *testing.T) { holds(t, c) })
 	}
@@ -40,6 +43,9 @@ func holds(t *testing.T, c *Config) {
 
 // A walk takes the same steps each time.
 func TestWalks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, c := range walks() {
 		t.Run(c.Name, func(t *testing.T) {
 			if r := modelcheck.Walk(c, 1, 300_000, 120); r.Err != nil {
@@ -51,6 +57,9 @@ func TestWalks(t *testing.T) {
 
 // Without each rule a property is broken. (TestLarge: and with all rules it is not broken so soon.)
 func TestBreaks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, c := range breaks() {
 		t.Run(c.Title(), func(t *testing.T) {
 			r := modelcheck.Search(c, c.Limit)

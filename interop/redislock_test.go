@@ -1,0 +1,128 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// What docs/coming-from-redislock.md quotes: a service with redislock or rueidislock. The steps
+// after them are those of migration_test.go.
+
+func newRedislock(rdb *redis.Client) *redislock.Client {
+	return redislock.New(rdb)
+}
+
+func obtain(ctx context.Context, locker *redislock.Client, order string, charge func(context.Context) error) error {
+	retry := redislock.LimitRetry(redislock.LinearBackoff(100*time.Millisecond), 150)
+	lock, err := locker.Obtain(ctx, "order:"+order, 30*time.Second, &redislock.Options{RetryStrategy: retry})
+	if err != nil {
+		return err
+	}
+	defer lock.Release(context.WithoutCancel(ctx))
+	return charge(ctx)
+}
+
+func tryObtain(ctx context.Context, locker *redislock.Client, order string, charge func(context.Context) error) (done bool, err error) {
+	lock, err := locker.Obtain(ctx, "order:"+order, 30*time.Second, nil)
+	if errors.Is(err, redislock.ErrNotObtained) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer lock.Release(context.WithoutCancel(ctx))
+	return true, charge(ctx)
+}
+
+func withRueidislock(ctx context.Context, old rueidislock.Locker, order string, charge func(context.Context) error) error {
+	ctx, release, err := old.WithContext(ctx, "order:"+order)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return charge(ctx)
+}
+
+func withBoth(ctx context.Context, old rueidislock.Locker, locks *dlock.Client, order string, charge func(context.Context) error) error {
+	return withRueidislock(ctx, old, order, func(ctx context.Context) error {
+		return step2(ctx, locks, order, charge)
+	})
+}
+
+func tryRueidislock(ctx context.Context, old rueidislock.Locker, order string, charge func(context.Context) error) (done bool, err error) {
+	ctx, release, err := old.TryWithContext(ctx, "order:"+order)
+	if errors.Is(err, rueidislock.ErrNotLocked) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer release()
+	return true, charge(ctx)
+}
+
+func tryBoth(ctx context.Context, old rueidislock.Locker, locks *dlock.Client, order string, charge func(context.Context) error) (done bool, err error) {
+	_, err = tryRueidislock(ctx, old, order, func(ctx context.Context) error {
+		done, err = try1(ctx, locks, order, charge)
+		return err
+	})
+	return done, err
+}
+
+// TestFromRedislock runs a service with redislock beside its first step. The next steps are those of
+// TestMigrationSteps.
+func TestFromRedislock(t *testing.T) {
+	rdb := dial(t, redistest.Start(t))
+	locker := newRedislock(rdb)
+	before := version{"before",
+		func(ctx context.Context, order string, charge func(context.Context) error) error {
+			return obtain(ctx, locker, order, charge)
+		},
+		func(ctx context.Context, order string, charge func(context.Context) error) (bool, error) {
+			return tryObtain(ctx, locker, order, charge)
+		}}
+	beside(t, "1", before, versions(t, rdb)[1])
+}
+
+// TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside
+// one with dlock alone.
+func TestFromRueidislock(t *testing.T) {
+	server := redistest.Start(t)
+	rdb := dial(t, server)
+	dial := func() rueidislock.Locker {
+		l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+			ClientOption: rueidis.ClientOption{InitAddress: []string{server.Addr()}},
+		})
+		require.NoError(t, err)
+		t.Cleanup(l.Close)
+		return l
+	}
+	old, older := dial(), dial()
+	store, locks := newQueueing(rdb)
+	t.Cleanup(func() { require.NoError(t, errors.Join(locks.Close(), store.Close())) })
+	type charge = func(context.Context) error
+	before := version{"before",
+		func(ctx context.Context, order string, f charge) error { return withRueidislock(ctx, older, order, f) },
+		func(ctx context.Context, order string, f charge) (bool, error) {
+			return tryRueidislock(ctx, older, order, f)
+		}}
+	both := version{"both locks",
+		func(ctx context.Context, order string, f charge) error { return withBoth(ctx, old, locks, order, f) },
+		func(ctx context.Context, order string, f charge) (bool, error) {
+			return tryBoth(ctx, old, locks, order, f)
+		}}
+	after := version{"dlock alone",
+		func(ctx context.Context, order string, f charge) error { return step2(ctx, locks, order, f) },
+		func(ctx context.Context, order string, f charge) (bool, error) { return try1(ctx, locks, order, f) }}
+	t.Run("step 1", func(t *testing.T) { beside(t, "1", before, both) })
+	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, after) })
+}
