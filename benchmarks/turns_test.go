@@ -98,7 +98,7 @@ func BenchmarkManyInLine(b *testing.B) {
 					}
 				})
 			}
-			for client.Stats().Waiters < waiters {
+			for client.Stats().Waiters < waiters && !b.Failed() {
 				time.Sleep(time.Millisecond)
 			}
 			heapNow, stackNow := memoryInUse()

@@ -48,8 +48,9 @@
 // has failed (in a cluster: one of the last 10 s), or if other calls are in flight and none has been
 // answered for 100 ms. When its context ends, the goroutine stays until rueidis has finished the call:
 // by default for at most 10 s (Dialer.Timeout or ConnWriteTimeout). There are at most 1,024 of these
-// goroutines. Beyond that, a call fails at once with a [dlock.NoEffectError] that matches
-// [dlock.ErrUnavailable]. Close of the Locker waits for the goroutines for at most 5 s.
+// goroutines. Beyond that, a call waits for one of them to end. If the contexts of all 1,024 calls have
+// ended, it fails at once with a [dlock.NoEffectError] that matches [dlock.ErrUnavailable]. Close of the
+// Locker waits for the goroutines for at most 5 s.
 //
 // A call that began before can outlast its context:
 //

@@ -34,9 +34,10 @@ const (
 //
 // So a call runs in a goroutine of its own if the last call has failed, or if others are in flight and
 // none has been answered for 100 ms. When its context ends, it returns, and the goroutine is left behind
-// until rueidis is done with the call. Any other call runs in the goroutine of its caller. Nobody else is
-// making a connection then, except in a cluster whose other masters answer, or if the connection broke
-// less than 100 ms ago while no call was in flight.
+// until rueidis is done with the call. There are at most 1,024 of these goroutines: other calls wait for
+// one of them to end, or are refused if all have been left behind. Any other call runs in the goroutine of
+// its caller. Nobody else is making a connection then, except in a cluster whose other masters answer, or
+// if the connection broke less than 100 ms ago while no call was in flight.
 type guard struct {
 	rueidis.Client
 	start time.Time
@@ -45,6 +46,7 @@ type guard struct {
 	answered atomic.Int64  // when the last answer came, in nanoseconds since start
 	failed   atomic.Int64  // when a call failed, if none has been answered since; else 0
 	apart    chan struct{} // has an element for each goroutine
+	left     atomic.Int64  // how many goroutines have been left behind
 }
 
 func newGuard(client rueidis.Client) *guard {
@@ -111,8 +113,8 @@ func (g *guard) end(err error) {
 	g.inFlight.Add(-1)
 }
 
-// note notes an answer or, if err is not nil, that there was none. In a cluster, an answer may be that of another server than the one
-// that hangs, so a failure counts for a while.
+// note notes an answer or, if err is not nil, that there was none. In a cluster, an answer may be that of
+// another server than the one that hangs, so a failure counts for a while.
 func (g *guard) note(err error) {
 	now := g.now()
 	if err != nil {
@@ -128,20 +130,22 @@ func (g *guard) note(err error) {
 func (g *guard) now() int64 { return 1 + int64(time.Since(g.start)) }
 
 // runApart makes a call in a goroutine of its own, and leaves that behind when ctx ends. The outcome of
-// the call is unknown then. If too many goroutines have not ended, the call is refused.
+// the call is unknown then.
 func runApart[T any](ctx context.Context, g *guard, call func() T, failure func(error) T) T {
 	if ctx.Done() == nil {
 		return call()
 	}
-	select {
-	case g.apart <- struct{}{}:
-	default:
+	if err := g.enter(ctx); err != nil {
 		g.inFlight.Add(-1)
-		return failure(errTooMany)
+		return failure(err)
 	}
 	result := make(chan T, 1)
+	var ended atomic.Bool // the call has, or the wait for it
 	go func() {
 		r := call()
+		if !ended.CompareAndSwap(false, true) {
+			g.left.Add(-1)
+		}
 		<-g.apart
 		result <- r
 	}()
@@ -156,7 +160,31 @@ func runApart[T any](ctx context.Context, g *guard, call func() T, failure func(
 	case r := <-result:
 		return r
 	case <-timer.C:
-		return failure(ctx.Err())
+	}
+	g.left.Add(1)
+	if !ended.CompareAndSwap(false, true) {
+		g.left.Add(-1)
+		return <-result
+	}
+	return failure(ctx.Err())
+}
+
+// enter waits until there may be one more goroutine. A pause of this process can make thousands of calls
+// look as if they hung, so only those that have been left behind refuse others.
+func (g *guard) enter(ctx context.Context) error {
+	select {
+	case g.apart <- struct{}{}:
+		return nil
+	default:
+	}
+	if g.left.Load() >= maxApart {
+		return errTooMany
+	}
+	select {
+	case g.apart <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return &dlock.NoEffectError{Err: ctx.Err()}
 	}
 }
 

@@ -77,21 +77,49 @@ func TestGuardLeavesCallsThatHang(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		for _, err := range []error{g.Do(ctx, ping).NonRedisError(), g.DoMulti(ctx, ping, ping)[1].NonRedisError()} {
+		err := g.Do(ctx, ping).NonRedisError()
+		assert.ErrorIs(t, err, context.DeadlineExceeded, "a call for which there is no goroutine")
+		assert.True(t, dlock.NoEffect(err), "it was never made: %v", err)
+		assert.Equal(t, 300*time.Millisecond, time.Since(start))
+		all.Wait()
+		assert.Len(t, g.apart, 1024)
+
+		start = time.Now()
+		for _, err := range []error{g.Do(t.Context(), ping).NonRedisError(), g.DoMulti(t.Context(), ping, ping)[1].NonRedisError()} {
 			assert.ErrorIs(t, err, dlock.ErrUnavailable)
 			assert.True(t, dlock.NoEffect(err), "%v", err)
 			assert.False(t, dlock.Refused(err), "%v", err)
 		}
-		assert.Zero(t, time.Since(start), "the call beyond the limit has waited")
-		all.Wait()
-		assert.Len(t, g.apart, 1024)
+		assert.Zero(t, time.Since(start), "a call has waited though all goroutines are left behind")
 
 		for range 1 + 1024 {
 			client.answers <- nil
 		}
 		synctest.Wait()
 		assert.Empty(t, g.apart)
+		assert.Zero(t, g.left.Load())
 		assert.True(t, g.begin(), "nothing hangs any more")
+	})
+}
+
+// A pause of the process makes calls look as if they hung. However many they are, none is refused.
+func TestGuardServesAllAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := &hungClient{answers: make(chan error)}
+		g := newGuard(client)
+		go g.Do(t.Context(), ping)
+		time.Sleep(hungAfter)
+		var all sync.WaitGroup
+		for range 3_000 {
+			all.Go(func() { assert.NoError(t, g.Do(t.Context(), ping).NonRedisError()) })
+		}
+		synctest.Wait()
+		for range 1 + 3_000 {
+			client.answers <- nil
+		}
+		all.Wait()
+		synctest.Wait()
+		assert.Zero(t, len(g.apart)+int(g.left.Load()))
 	})
 }
 
