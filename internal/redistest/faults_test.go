@@ -45,8 +45,10 @@ func strikeAll(t *testing.T, bed Bed) {
 		t.Logf("%s: %v until a replica was master, %v until all was well", f.Name, took, time.Since(begun))
 		now := bed.Masters(t)
 		require.Len(t, now, len(old), f.Name)
-		require.NotEqual(t, before, places(), f.Name)
 		require.Equal(t, f.Name == "slots moved", took == 0, f.Name)
+		if took == 0 { // others have seen a new master, which a busy machine may have replaced again
+			require.NotEqual(t, before, places(), f.Name)
+		}
 		n := 0
 		for _, m := range now {
 			n += len(m.Keys(t))
