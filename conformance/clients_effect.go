@@ -153,10 +153,10 @@ func (x *interrupted) saysNoEffect(call func(context.Context) error) bool {
 		stop := keepAwake(ctx)
 		defer stop()
 	}
-	start := time.Now()
+	start, late := time.Now(), ctx.Err() != nil // then nothing may have been sent
 	err := call(ctx)
 	x.took, x.failed = time.Since(start), err != nil
-	if x.failed && !dlock.NoEffect(err) {
+	if x.failed && !late && !dlock.NoEffect(err) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		x.unknown[x.kind] = true
