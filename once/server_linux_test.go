@@ -3,13 +3,9 @@ package once
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/internal/proctest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -27,64 +24,38 @@ const (
 	periodTTL = 300 * time.Millisecond
 )
 
-// TestReplica is the process of a replica. It runs the job in each period until it is killed, and
-// writes to its log.
+// TestReplica is the process of a replica. It runs the job in each period until it is killed.
 func TestReplica(t *testing.T) {
-	addr := os.Getenv("DLOCK_ONCE_SERVER")
-	if addr == "" {
-		t.Skip("a child of TestProcesses")
-	}
-	log, err := os.OpenFile(os.Getenv("DLOCK_ONCE_LOG"), os.O_APPEND|os.O_WRONLY, 0)
-	require.NoError(t, err)
-	locker := goredis.New(redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true}))
+	locker := goredis.New(redis.NewClient(&redis.Options{Addr: proctest.Args(t)[0], ContextTimeoutEnabled: true}))
 	j := New(dlock.New(locker, dlock.WithTTL(periodTTL)), "job", period)
 	for {
 		due := time.Now().Truncate(period).Add(period)
-		note := func(what string) {
-			fmt.Fprintln(log, what, due.UnixMilli(), os.Getpid(), time.Now().UnixMicro())
-		}
 		time.Sleep(time.Until(due))
 		go func() {
 			ran, err := j.Do(t.Context(), j.Due(time.Now()), func(context.Context, *dlock.Lease) error {
-				note("begin")
+				proctest.Say("begins", due.UnixMilli())
 				time.Sleep(100 * time.Millisecond)
-				note("end")
+				proctest.Say("ends", due.UnixMilli())
 				return nil
 			})
 			if errors.Is(err, dlock.ErrLost) || ran && err != nil {
-				note("interrupted")
+				proctest.Say("interrupted", due.UnixMilli())
 			}
 		}()
 	}
 }
 
-// A history is what the log says of a period.
+// A history is what the journal says of a period.
 type history struct {
-	pids        []int       // that have begun
-	begun       []time.Time // in the same order
+	begun       []proctest.Line
 	ended, lost int
 }
 
-func read(t *testing.T, log string, due time.Time) (h history) {
-	text, err := os.ReadFile(log)
-	require.NoError(t, err)
-	for line := range strings.Lines(string(text)) {
-		var what string
-		var of, at int64
-		var pid int
-		if n, _ := fmt.Sscan(line, &what, &of, &pid, &at); n < 4 || of != due.UnixMilli() {
-			continue
-		}
-		switch what {
-		case "begin":
-			h.pids, h.begun = append(h.pids, pid), append(h.begun, time.UnixMicro(at))
-		case "end":
-			h.ended++
-		default:
-			h.lost++
-		}
+func historyOf(p *proctest.Group, due time.Time) history {
+	said := func(word string) []proctest.Line {
+		return slices.DeleteFunc(p.Said(word, 0), func(l proctest.Line) bool { return l.Values[0] != due.UnixMilli() })
 	}
-	return h
+	return history{said("begins"), len(said("ends")), len(said("interrupted"))}
 }
 
 // Five processes run a job in each period. In each second period, the process that runs it is killed.
@@ -94,39 +65,19 @@ func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	runtime.LockOSThread() // with which the processes die
-	defer runtime.UnlockOSThread()
-	server, log := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), t.TempDir()+"/log"
-	require.NoError(t, os.WriteFile(log, nil, 0o600))
-	children := make(map[int]*exec.Cmd)
-	start := func() {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestReplica$", "-test.timeout=0")
-		cmd.Env = append(os.Environ(), "DLOCK_ONCE_SERVER="+server.Addr(), "DLOCK_ONCE_LOG="+log)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		require.NoError(t, cmd.Start())
-		children[cmd.Process.Pid] = cmd
-	}
-	kill := func(pid int) {
-		children[pid].Process.Kill()
-		children[pid].Wait()
-		delete(children, pid)
-	}
-	defer func() {
-		for pid := range children {
-			kill(pid)
-		}
-	}()
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	p := proctest.New(t)
 	for range 5 {
-		start()
+		p.Start("TestReplica", server.Addr())
 	}
 	due := time.Now().Truncate(period).Add(2 * period)
 	until := func(d time.Duration, enough func(history) bool) (h history) {
-		for h = read(t, log, due); !enough(h) && time.Now().Before(due.Add(d)); h = read(t, log, due) {
+		for h = historyOf(p, due); !enough(h) && time.Now().Before(due.Add(d)); h = historyOf(p, due) {
 			time.Sleep(2 * time.Millisecond)
 		}
 		return h
 	}
-	begun := func(h history) bool { return len(h.pids) > 0 }
+	begun := func(h history) bool { return len(h.begun) > 0 }
 	var count struct{ kills, stops, outages, missed, twiceAfterLoss, twice int }
 	deaths := make(map[time.Time]int)
 	var periods []time.Time
@@ -147,20 +98,20 @@ func TestProcesses(t *testing.T) {
 		case n%4 == 3:
 			if h := until(period/2, begun); begun(h) && h.ended == 0 {
 				count.stops++
-				syscall.Kill(h.pids[0], syscall.SIGSTOP)
+				p.Signal(h.begun[0].PID, syscall.SIGSTOP)
 				time.Sleep(periodTTL + 100*time.Millisecond)
-				syscall.Kill(h.pids[0], syscall.SIGCONT)
+				p.Signal(h.begun[0].PID, syscall.SIGCONT)
 			}
 		default:
 			if h := until(period/2, begun); begun(h) && h.ended == 0 {
-				kill(h.pids[0])
+				p.Signal(h.begun[0].PID, syscall.SIGKILL)
 				dead := time.Now()
 				count.kills++
 				deaths[due]++
-				if h = until(period, func(h history) bool { return len(h.pids) > 1 }); len(h.pids) > 1 {
-					waits = append(waits, h.begun[1].Sub(dead))
+				if h = until(period, func(h history) bool { return len(h.begun) > 1 }); len(h.begun) > 1 {
+					waits = append(waits, h.begun[1].At.Sub(dead))
 				}
-				start()
+				p.Start("TestReplica", server.Addr())
 			}
 		}
 		due = due.Add(period)
@@ -169,12 +120,12 @@ func TestProcesses(t *testing.T) {
 	}
 	time.Sleep(period / 2)
 	for _, due := range periods {
-		switch h := read(t, log, due); {
+		switch h := historyOf(p, due); {
 		case h.ended == 0:
 			count.missed++
 			t.Logf("missed %v: %+v", due, h)
-		case len(h.pids) == 1+deaths[due]:
-		case len(h.pids) <= 1+deaths[due]+h.lost:
+		case len(h.begun) == 1+deaths[due]:
+		case len(h.begun) <= 1+deaths[due]+h.lost:
 			count.twiceAfterLoss++
 		default:
 			count.twice++
