@@ -35,7 +35,9 @@ func TestNodesOfARedlock(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
 	for _, name := range names {
 		require.ErrorContains(t, err, "node "+name+": ")
-		require.Equal(t, redlock.NodeYoung, (<-changes).Status)
+	}
+	for range nodes {
+		require.Equal(t, redlock.NodeYoung, next(t, changes).Status)
 	}
 	for i, node := range l.Nodes() {
 		require.Equal(t, names[i], node.Node)
@@ -45,12 +47,18 @@ func TestNodesOfARedlock(t *testing.T) {
 	servers[killed].Kill()
 	_, err = l.Inspect(t.Context(), "key")
 	require.NoError(t, err)
+	death := next(t, changes)
+	require.Equal(t, names[killed], death.Node)
+	require.Equal(t, redlock.NodeDown, death.Status)
+	require.ErrorContains(t, death.Err, "refused")
+}
+
+func next(t *testing.T, changes <-chan redlock.NodeState) (s redlock.NodeState) {
+	t.Helper()
 	select {
-	case s := <-changes:
-		require.Equal(t, names[killed], s.Node)
-		require.Equal(t, redlock.NodeDown, s.Status)
-		require.ErrorContains(t, s.Err, "refused")
+	case s = <-changes:
 	case <-time.After(time.Minute):
-		require.Fail(t, "the death of a server was not seen")
+		require.Fail(t, "a change was not seen")
 	}
+	return s
 }

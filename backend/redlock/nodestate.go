@@ -169,6 +169,7 @@ func (h *health) note(took time.Duration, late, silent bool, err error) (next No
 	defer h.mu.Unlock()
 	now := time.Now() // with the lock, so that Since tells the order
 	next = NodeState{Status: NodeUp, Since: now}
+	wait := h.counts.Sub(now)
 	switch {
 	case err != nil && !silent:
 		next.Status, next.Err = NodeDown, hideContext(err, took.Round(time.Millisecond))
@@ -177,18 +178,19 @@ func (h *health) note(took time.Duration, late, silent bool, err error) (next No
 			h.late = now.Add(-took)
 			h.well.Store(false)
 		}
-		if now.Sub(h.late) < steady {
+		switch steadily := now.Sub(h.late) >= steady; {
+		case !steadily && wait > 0: // whether it is slow is seen later
+		case !steadily:
 			return next, false
-		}
-		if silent {
+		case silent:
 			next.Status, next.Err = NodeDown, timeout{text: fmt.Sprintf("no answer within %v", took.Round(time.Millisecond))}
-		} else {
+		default:
 			next.Status, next.Err = NodeSlow, timeout{text: fmt.Sprintf("answered after %v", took.Round(time.Millisecond)), answered: true}
 		}
 	default:
 		h.late = time.Time{}
 	}
-	if wait := h.counts.Sub(now); wait > 0 && next.Status != NodeDown {
+	if wait > 0 && next.Status != NodeDown {
 		next.Status, next.Err = NodeYoung, &youngError{wait}
 	}
 	switch old := h.state; {

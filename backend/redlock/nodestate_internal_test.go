@@ -45,3 +45,11 @@ func TestSinceTellsTheOrder(t *testing.T) {
 	require.Equal(t, NodeDown, down.Status)
 	require.False(t, down.Since.Before(up.Since), "down %v before it was up", up.Since.Sub(down.Since))
 }
+
+// A node that answers late, and is young, is young at once.
+func TestAYoungNodeThatIsLate(t *testing.T) {
+	h := health{counts: time.Now().Add(time.Minute)}
+	state, changed := h.note(time.Second/2, true, false, nil)
+	require.True(t, changed)
+	require.Equal(t, NodeYoung, state.Status)
+}

@@ -99,7 +99,7 @@ func TestANodeInTroubleIsSeen(t *testing.T) {
 		},
 		"restarting": {
 			begin:   func(s stores) { s[2].Fail(errDial) },
-			end:     func(s stores) { s[2].Fail(nil); s[2].Wipe() },
+			end:     func(s stores) { s[2].Wipe(); s[2].Fail(nil) },
 			while:   down,
 			says:    errDial.Error(),
 			changes: []redlock.NodeStatus{up, down, young, up},
