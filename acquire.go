@@ -322,11 +322,10 @@ func (a *acquisition) pick(end, err error) error {
 	return err
 }
 
-// attempt makes one call and judges its answer. If a grant arrives late, the lease may have
-// ended already, or too little is left for the work, so the token tries once more, and only that
-// answer counts. (A renewal is not
-// enough. Between the end of the lease and a second grant to the token another may have held
-// the key, with a larger fence than that of the first grant.)
+// attempt makes one call and judges its answer. If a grant arrives late, the lease may have ended
+// already, or too little is left for the work, so the token tries once more, and only that answer
+// counts. (A renewal is not enough. Between the end of the lease and a second grant to the token
+// another may have held the key, with a larger fence than that of the first grant.)
 func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
 	lease, err := a.send(ctx, call, ttl, queued)
 	if err == errLate {

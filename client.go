@@ -31,11 +31,10 @@ func (c *Client) With(opts ...Option) *Client {
 // free, ctx ends, or [WithMaxWait] has passed. ctx limits only the wait: the lease lasts
 // until it is released or lost.
 //
-// If the store fails before its first answer, Acquire returns the error at once, so that a
-// wrong password does not look like a long wait. The error matches [ErrUnavailable] if the
-// store has not answered. The exception is a store that says it will
-// soon be ready: Acquire retries the attempt for up to 10 s. [WithOutage] makes it retry after
-// other errors, too. Once the store has answered that
+// If the store fails before its first answer, Acquire returns the error at once, so that a wrong
+// password does not look like a long wait. The exception is a store that says it will soon be ready:
+// Acquire retries the attempt for up to 10 s. [WithOutage] makes it retry after other errors, too.
+// The error matches [ErrUnavailable] if the store has not answered. Once the store has answered that
 // the key is held, Acquire retries after errors until the wait ends.
 //
 // If ctx ends the wait, the error matches that of ctx. If ctx or WithMaxWait ends it, the

@@ -9,12 +9,12 @@ import (
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
 
-// Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost
-// at their deadlines; until then they can be released. Close waits up to 5 s for calls in
-// flight to end, for the store to answer owed releases, for it to keep the keys of
-// [WithMinHold], and for Observers. It does not wait for releases that the store refuses. If
-// some releases were not answered it returns an error that matches [ErrUnavailable]: their keys
-// may stay for up to one TTL.
+// Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost at
+// their deadlines; until then they can be released. Close waits up to 5 s for calls in flight to
+// end, for the store to answer owed releases, for it to keep the keys of [WithMinHold], and for
+// Observers. It does not wait for releases that the store refuses. If some releases were not
+// answered it returns an error that matches [ErrUnavailable]: their keys may stay for up to one TTL.
+//
 // Close does not close the Locker. Closing a closed Client does nothing.
 //
 // A Client that is not closed leaks nothing: it has no goroutine while there is nothing to

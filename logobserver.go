@@ -18,10 +18,11 @@ import (
 //
 // The warning of a failed renewal shows how much time is left of the lease ("left") and of how much
 // ("ttl"): unless a later renewal succeeds, the lease is lost when that time has passed. An outage
-// begins with a failed renewal. It is over when each lease whose renewal has failed in the last minute
-// was renewed or has ended, and a renewal succeeds. If all these leases have ended, and a lock was acquired since, the next
-// failed renewal begins another outage. Clients that share the Observer share the outage. A renewal that
-// its caller or Close has cancelled, and one that finds its lease lost, begin none.
+// begins with a failed renewal. It is over when each lease whose renewal has failed in the last
+// minute was renewed or has ended, and a renewal succeeds. If all these leases have ended, and a
+// lock was acquired since, the next failed renewal begins another outage. Clients that share the
+// Observer share the outage. A renewal that its caller or Close has cancelled, and one that finds
+// its lease lost, begin none.
 //
 // More than ten warnings of one kind in a second, as after FLUSHALL, are gathered: the first ten are
 // logged one by one, and those of the next second as one line with the attribute "count" and without

@@ -310,7 +310,8 @@ func countsTheQueue(s *scene, a, b, c *client, g grant) {
 	seesWaiting(s, c, g.key, 0, "all who waited have left or were served, and the key is free")
 }
 
-// countsNoneOfTheDead has two waiters die, before a third that is served in the end. The dead may be counted for as long as nobody could tell, but not for ever.
+// countsNoneOfTheDead has two waiters die, before a third that is served in the end. The dead may
+// be counted for as long as nobody could tell, but not for ever.
 func countsNoneOfTheDead(s *scene, a, b, c *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	var dead []*waiter

@@ -254,9 +254,9 @@ func givenUpExpires(s *scene, a, b *client) {
 	})
 }
 
-// expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys away for the same time, lets another take the one as soon
-// as that is possible, and then has a call made for the other, which has to be over as
-// well.
+// expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys
+// away for the same time, lets another take the one as soon as that is possible, and then has a
+// call made for the other, which has to be over as well.
 func expiresForAll(s *scene) error {
 	a, b := s.clients2()
 	lastsForAll(s, a, b)

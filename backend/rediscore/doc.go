@@ -30,10 +30,10 @@
 //
 // Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
 // expires a day after its last use or, if it is ahead of the clock, a day after the clock has
-// reached it. It is named prefix{tag}dlock1:fence, or
-// {tag}prefixdlock1:fence if the prefix has an opening brace. The tag puts it into the slot of
-// the lock, as Redis Cluster requires, and the prefix keeps it in reach of access control. Keys
-// and prefixes that contain "dlock1:" are refused, because they could be such names.
+// reached it. It is named prefix{tag}dlock1:fence, or {tag}prefixdlock1:fence if the prefix has an
+// opening brace. The tag puts it into the slot of the lock, as Redis Cluster requires, and the
+// prefix keeps it in reach of access control. Keys and prefixes that contain "dlock1:" are refused,
+// because they could be such names.
 //
 // While a lock is waited for, it has two more keys: prefix{tag}dlock1:queue: followed by the
 // key, and prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace,
@@ -101,9 +101,8 @@
 //
 // While the lock is held, check-ins remove the waiters that have been silent for a minute. So does
 // each waiter that comes, up to two of them: the queue cannot grow while waiters die before their
-// first check-in. One call
-// of a script removes at most about 5,000 dead waiters, in 10 ms or less. If there are more, the
-// Locker repeats the call, and the server can serve others in between.
+// first check-in. One call of a script removes at most about 5,000 dead waiters, in 10 ms or less.
+// If there are more, the Locker repeats the call, and the server can serve others in between.
 //
 // A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support
 // it, or the cluster may be older than Redis 7. Such waiters queue too, and check in more often:

@@ -338,9 +338,9 @@ func (l *Locker) batch(ctx context.Context, n int, call func(i int) (Call, error
 	return results
 }
 
-// Inspect implements [dlock.Inspector] in one round trip. Waiting includes waiters that have
-// died but have not been removed yet: most are removed a minute later. It is 0 while the slot of the key is being moved to
-// another server of a cluster, or if the user lacks the right to count them.
+// Inspect implements [dlock.Inspector] in one round trip. Waiting includes waiters that have died
+// but have not been removed yet: most are removed a minute later. It is 0 while the slot of the key
+// is being moved to another server of a cluster, or if the user lacks the right to count them.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err

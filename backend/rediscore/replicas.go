@@ -19,11 +19,11 @@ import (
 // its old deadline. Releases do not wait for replicas.
 //
 // With n = all replicas of a master, a failover loses no lease that somebody relies on. (WAIT also
-// counts replicas that cannot be promoted, so n must count them too.) But as long as one of them
-// is away, nothing is granted or renewed. With a smaller n, a replica
-// without the lease may be promoted, and an old master with n replicas may go on granting. A call
-// takes the round trip from the master to the replicas longer, and a handover one from the waiter
-// to the master besides: the message is only a hint then, and the waiter asks.
+// counts replicas that cannot be promoted, so n must count them too.) But as long as one of them is
+// away, nothing is granted or renewed. With a smaller n, a replica without the lease may be
+// promoted, and an old master with n replicas may go on granting. A call takes the round trip from
+// the master to the replicas longer, and a handover one from the waiter to the master besides: the
+// message is only a hint then, and the waiter asks.
 //
 // The replicas' clocks decide when a lease expires after a failover, so they must be as good as
 // the master's. The timeout should be shorter than the time that the client library gives a

@@ -12,10 +12,10 @@
 //
 // # The guard
 //
-// A node that restarts empty would vote for a second holder. So a node that has forgotten what
-// it knew, or may have, is young, and does not count until the longest TTL has passed: all leases that it may
-// have forgotten have ended then. This is also so after the first start of the nodes: until a
-// majority is old enough, attempts fail with a [MajorityError] that says how long that takes.
+// A node that restarts empty would vote for a second holder. So a node that has forgotten what it
+// knew, or may have, is young, and does not count until the longest TTL has passed: all leases that
+// it may have forgotten have ended then. This is also so after the first start of the nodes: until
+// a majority is old enough, attempts fail with a [MajorityError] that says how long that takes.
 //
 // # What is guaranteed
 //

@@ -135,11 +135,11 @@ func isNil(n dlock.Locker) bool {
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at
-// least three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]. If
-// only the answers of the nodes show it, attempts, waits and renewals do.
-// An even number tolerates no more failures than one node less. New keeps no reference to the
-// slice, and the Locker never closes a node.
+// New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at least
+// three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]. If only
+// the answers of the nodes show it, attempts, waits and renewals do. An even number tolerates no
+// more failures than one node less. New keeps no reference to the slice, and the Locker never
+// closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {
 	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voting: true, queued: true, made: time.Now()}
 	l.open, l.close = context.WithCancel(context.Background())

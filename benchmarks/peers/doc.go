@@ -4,10 +4,10 @@
 //	go -C benchmarks/peers run .
 //	go -C benchmarks/peers run . -majority
 //
-// The second run measures redlock on several servers, and writes the last chapter of the page. A run takes at most 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and
-// runs on Unix. It writes what it has measured to data.json
-// or majority.json. With -from data.json it measures
-// nothing, and only writes the page and the charts again.
+// The second run measures redlock on several servers, and writes the last chapter of the page. A
+// run takes at most 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and runs on
+// Unix. It writes what it has measured to data.json or majority.json. With -from data.json it
+// measures nothing, and only writes the page and the charts again.
 //
 // All contestants take turns: each turn measures one of them in one scenario, in processes of
 // its own, and the rounds go through all contestants. So a slow minute of the machine hits all.

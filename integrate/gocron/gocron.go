@@ -19,7 +19,8 @@
 //	job := once.New(client, "nightly-report", 24*time.Hour)
 //	scheduler.NewJob(gocron.CronJob("0 0 * * *", false), gocron.NewTask(job.Task(report)))
 //
-// If one process is to run all jobs, pass an election: gocron.WithDistributedElector(election.New(client, "scheduler")).
+// If one process is to run all jobs, pass an election:
+// gocron.WithDistributedElector(election.New(client, "scheduler")).
 package dlockgocron
 
 import (

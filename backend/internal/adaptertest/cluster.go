@@ -77,9 +77,8 @@ func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn redisc
 	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
 }
 
-// listensShare subscribes in many slots: that needs one connection to each master. A slot that moves
-// ends its own subscription only. What is cancelled is subscribed to again
-// at once.
+// listensShare subscribes in many slots: that needs one connection to each master. A slot that
+// moves ends its own subscription only. What is cancelled is subscribed to again at once.
 func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
 	inboxes := make(map[string]*inbox)
 	subscribe := func(channel string) {

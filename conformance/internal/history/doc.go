@@ -2,10 +2,11 @@
 // could have given these answers.
 //
 // A [History] consists of operations and certain holds. An [Operation] is one call of a
-// [dlock.Locker], with the instants of call and return, and the answer. A certain [Hold]
-// is the time in which a client could rely on its lease: it begins when the acquisition
-// returns, and ends with the call of Release, the lease's deadline or a loss of all data. A [Recorder] makes a History, a [Plan] draws the random steps of the
-// clients from a seed, [Model.Check] looks for a [Violation], and [Picture] draws it.
+// [dlock.Locker], with the instants of call and return, and the answer. A certain [Hold] is the
+// time in which a client could rely on its lease: it begins when the acquisition returns, and ends
+// with the call of Release, the lease's deadline or a loss of all data. A [Recorder] makes a
+// History, a [Plan] draws the random steps of the clients from a seed, [Model.Check] looks for a
+// [Violation], and [Picture] draws it.
 //
 // What is checked, for each key:
 //
@@ -25,10 +26,10 @@
 // its call, once, several times, or never.
 //
 // Linearizability is due to Herlihy and Wing ("Linearizability: A Correctness Condition for
-// Concurrent Objects", 1990). The search is due to Wing and Gong ("Testing and Verifying
-// Concurrent Objects", 1993) in Lowe's just-in-time form ("Testing for Linearizability",
-// 2017), which Knossos uses too. Indeterminate operations, and
-// faults that are made while a history is recorded, are ideas of Jepsen.
+// Concurrent Objects", 1990). The search is due to Wing and Gong ("Testing and Verifying Concurrent
+// Objects", 1993) in Lowe's just-in-time form ("Testing for Linearizability", 2017), which Knossos
+// uses too. Indeterminate operations, and faults that are made while a history is recorded, are
+// ideas of Jepsen.
 //
 // Porcupine has the same search, and the tests check that both give the same verdicts. It
 // does not replace this one: each indeterminate operation stays pending to the end of a

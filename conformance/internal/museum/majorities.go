@@ -72,7 +72,7 @@ func givesUpTheWhole(m *majority) { m.givesUpWhole = true }
 
 // A node that has lost its data shows that a token has no lease.
 // Seen: this library's Redlock.
-// Harm: a holder that repeats its attempt takes it for refused, and gives back the votes of its lease that are left.
+// Harm: a holder that repeats its attempt takes it for refused, and gives back the last votes of its lease.
 // Right: what the node says does not count until the longest TTL has passed.
 func refusalsOfTheYoung(m *majority) { m.refusalsOfYoung = true }
 
