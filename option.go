@@ -116,8 +116,8 @@ const NoLimit time.Duration = math.MaxInt64
 // WithMaxWait limits how long Acquire waits for a key. If d passes while the key is held, the
 // error matches [ErrHeld]. If the store was silent for too long to know that, it matches
 // [ErrUnavailable]. It matches no context error. With 0, Acquire does not wait: it makes one
-// attempt. However short d is, the first attempt has 1 s for its answer. The default is
-// [NoLimit]: only ctx ends a wait.
+// attempt. However short d is, the first attempt has 1 s for its answer, unless ctx ends sooner.
+// The default is [NoLimit]: only ctx ends a wait.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
