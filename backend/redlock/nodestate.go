@@ -24,7 +24,7 @@ type NodeState struct {
 // A NodeStatus is how a node is, in a word.
 type NodeStatus string
 
-// The statuses of nodes, from the best to the worst.
+// The statuses of nodes.
 const (
 	NodeUnknown NodeStatus = "unknown" // it has not been asked yet
 	NodeUp      NodeStatus = "up"
@@ -33,9 +33,12 @@ const (
 	NodeDown    NodeStatus = "down"  // a request failed or was refused, or there was no answer for a second
 )
 
-var statuses = []NodeStatus{NodeUnknown, NodeUp, NodeSlow, NodeYoung, NodeDown}
+// NodeStatuses returns all statuses, from the best to the worst.
+func NodeStatuses() []NodeStatus {
+	return []NodeStatus{NodeUnknown, NodeUp, NodeSlow, NodeYoung, NodeDown}
+}
 
-func (s NodeStatus) rank() int { return slices.Index(statuses, s) }
+func (s NodeStatus) rank() int { return slices.Index(NodeStatuses(), s) }
 
 const (
 	slowAnswer = 50 * time.Millisecond
@@ -46,8 +49,9 @@ const (
 // metric. A node that gets worse is reported at once, and a node that gets better at the first
 // answer after a second or more.
 //
-// It is called by the goroutine that noticed, and must not block. Calls may overlap:
-// [NodeState].Since tells their order.
+// The goroutine that noticed the change calls it: a request to the node waits for it, and so does
+// [Locker.Close]. So it must not block, and must not call Close, which would never return. Calls may
+// overlap: [NodeState].Since tells their order.
 func OnNodeChange(f func(NodeState)) Option { return func(l *Locker) { l.onChange = f } }
 
 // Nodes returns how the nodes are, in the order of New. Nothing is sent: the states are those that

@@ -9,8 +9,6 @@ import (
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
-var nodeStatuses = []redlock.NodeStatus{redlock.NodeUnknown, redlock.NodeUp, redlock.NodeSlow, redlock.NodeYoung, redlock.NodeDown}
-
 // RegisterNodes has the metric dlock.node.status read from the Nodes of l, until the Registration is
 // unregistered. It sends nothing to them. There are five series for each node, and their attribute
 // dlock.node is its name: see [redlock.WithNames]. [WithClass] and [WithKeys] have no effect.
@@ -28,7 +26,7 @@ func RegisterNodes(l *redlock.Locker, opts ...Option) (metric.Registration, erro
 	attributes := metric.WithAttributes(config.attributes...)
 	return meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for _, n := range l.Nodes() {
-			for _, s := range nodeStatuses {
+			for _, s := range redlock.NodeStatuses() {
 				value := int64(0)
 				if s == n.Status {
 					value = 1
