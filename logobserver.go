@@ -20,9 +20,11 @@ import (
 // ("ttl"): unless a later renewal succeeds, the lease is lost when that time has passed. An outage
 // begins with a failed renewal. It is over when each lease whose renewal has failed in the last
 // minute was renewed or has ended, and a renewal succeeds. If all these leases have ended, and a
-// lock was acquired since, the next failed renewal begins another outage. Clients that share the
-// Observer share the outage. A renewal that its caller or Close has cancelled, and one that finds
-// its lease lost, begin none.
+// lock was acquired since, the next failed renewal begins another outage. A renewal that its caller
+// or Close has cancelled, and one that finds its lease lost, begin none.
+//
+// Clients that share the Observer share the outage, also if they have different stores. To see when
+// each store is back, make an Observer for each.
 //
 // More than ten warnings of one kind in a second, as after FLUSHALL, are gathered: the first ten are
 // logged one by one, and those of the next second as one line with the attribute "count" and without
@@ -39,7 +41,7 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	}
 	o := &logObserver{
 		Logger: l,
-		outage: outage{failing: make(map[string]time.Time)},
+		outage: outage{failing: make(map[leaseID]time.Time)},
 		floods: floods{logger: l, byMessage: make(map[string]*flood)},
 	}
 	return &Observer{
@@ -87,10 +89,10 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 	level, message := slog.LevelDebug, "lease renewed"
 	if i.Err != nil {
 		message = "renewal failed"
-		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.failed(i.Key, i.Margin) {
+		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.failed(leaseID{i.Key, i.Fence}, i.Margin) {
 			level = l.warning(message)
 		}
-	} else if after, over := l.renewed(i.Key); over && l.Enabled(ctx, slog.LevelInfo) {
+	} else if after, over := l.renewed(leaseID{i.Key, i.Fence}); over && l.Enabled(ctx, slog.LevelInfo) {
 		l.log(ctx, slog.LevelInfo, "renewals succeed again", i.Key, nil, slog.Duration("after", after))
 	}
 	if l.Enabled(ctx, level) {
@@ -100,7 +102,7 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 }
 
 func (l *logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
-	l.ended(i.Key)
+	l.ended(leaseID{i.Key, i.Fence})
 	level, message := slog.LevelDebug, "lease ended"
 	if errors.Is(i.Err, ErrLost) {
 		message = "lease lost"
@@ -163,9 +165,15 @@ func took(d time.Duration) slog.Attr { return slog.Duration("took", d) }
 // An outage begins with a failed renewal.
 type outage struct {
 	mu      sync.Mutex
-	since   time.Time            // zero if there is none
-	granted bool                 // a lock was acquired after the last failed renewal
-	failing map[string]time.Time // until when the leases count whose last renewal has failed, by key
+	since   time.Time             // zero if there is none
+	granted bool                  // a lock was acquired after the last failed renewal
+	failing map[leaseID]time.Time // until when the leases count whose last renewal has failed
+}
+
+// A leaseID tells leases apart, also those of one key in several stores, if these have fences.
+type leaseID struct {
+	key   string
+	fence int64
 }
 
 // longestFailing is for how long a failed renewal speaks of an outage. A caller's may be the last of a
@@ -174,7 +182,7 @@ const longestFailing = time.Minute
 
 // failed notes a failed renewal of a lease with so much time left. It reports whether an outage
 // begins with it.
-func (o *outage) failed(key string, left time.Duration) (first bool) {
+func (o *outage) failed(id leaseID, left time.Duration) (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
@@ -182,7 +190,7 @@ func (o *outage) failed(key string, left time.Duration) (first bool) {
 		o.since = now
 	}
 	o.granted = false
-	o.failing[key] = now.Add(min(left, longestFailing))
+	o.failing[id] = now.Add(min(left, longestFailing))
 	return first
 }
 
@@ -194,10 +202,10 @@ func (o *outage) acquired() {
 }
 
 // renewed notes a renewal. It reports whether an outage is over, and how long it was.
-func (o *outage) renewed(key string) (after time.Duration, over bool) {
+func (o *outage) renewed(id leaseID) (after time.Duration, over bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.failing, key)
+	delete(o.failing, id)
 	now, since := time.Now(), o.since
 	if since.IsZero() || o.goesOnLocked(now) {
 		return 0, false
@@ -206,20 +214,20 @@ func (o *outage) renewed(key string) (after time.Duration, over bool) {
 	return now.Sub(since), true
 }
 
-func (o *outage) ended(key string) {
+func (o *outage) ended(id leaseID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.failing, key)
+	delete(o.failing, id)
 }
 
 // goesOnLocked reports whether a lease is left whose last renewal has failed. The events of some may
 // have been dropped.
 func (o *outage) goesOnLocked(now time.Time) bool {
-	for key, end := range o.failing {
+	for id, end := range o.failing {
 		if now.Before(end) {
 			return true
 		}
-		delete(o.failing, key)
+		delete(o.failing, id)
 	}
 	return false
 }

@@ -259,6 +259,22 @@ func TestLogObserverOfAnOutageWithGaps(t *testing.T) {
 	})
 }
 
+// An Observer sees two stores with the same key. The outage of one has one warning, while the renewals
+// of the other succeed.
+func TestLogObserverOfTwoStores(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		var out logbook
+		away, o := awayWhen(s), out.observer(nil)
+		acquire(t, dlock.New(s, o), "k")
+		time.Sleep(time.Second)
+		acquire(t, dlock.New(memory.New(), o), "k")
+		time.Sleep(8 * time.Second)
+		away.Store(true)
+		time.Sleep(20 * time.Second)
+		require.Equal(t, []string{"renewal failed"}, messages(out.lines(t)["WARN"]))
+	})
+}
+
 // A caller's renewal of a long lease fails, and is never tried again. The outage ends all the same.
 func TestLogObserverOfALongLease(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {

@@ -116,6 +116,7 @@ type AcquireDoneInfo struct {
 // the end of its lease is not reported.
 type RenewDoneInfo struct {
 	Key    string
+	Fence  int64
 	Took   time.Duration
 	Margin time.Duration // of the lease before its deadline when the answer came; not positive if that was too late
 	TTL    time.Duration // with which the lease was extended last; shorter than that of WithTTL at the first renewal after a wait

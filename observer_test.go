@@ -112,7 +112,7 @@ func TestObserver(t *testing.T) {
 			End: dlock.EndReleased, Err: dlock.ErrReleased}, only[dlock.LeaseDoneInfo](t, seen))
 		require.Equal(t, dlock.ReleaseDoneInfo{Key: "k", Held: 25 * time.Second, Took: time.Millisecond}, only[dlock.ReleaseDoneInfo](t, seen))
 		r := of[dlock.RenewDoneInfo](seen)[0]
-		require.Equal(t, dlock.RenewDoneInfo{Key: "k", Took: time.Millisecond, Margin: r.Margin, TTL: dlock.DefaultTTL, Batch: 1}, r)
+		require.Equal(t, dlock.RenewDoneInfo{Key: "k", Fence: l.Fence(), Took: time.Millisecond, Margin: r.Margin, TTL: dlock.DefaultTTL, Batch: 1}, r)
 		require.InDelta(t, 20*time.Second, r.Margin, float64(3*time.Second))
 	})
 }

@@ -180,6 +180,7 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 	}
 	info := RenewDoneInfo{
 		Key:    l.key,
+		Fence:  l.fence,
 		Took:   o.answered.Sub(o.sent),
 		Margin: margin,
 		TTL:    ttl,
