@@ -28,7 +28,9 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/observe/otel"
 )
 
 const patience = time.Minute // for what takes a second
@@ -85,7 +87,11 @@ func series(t *testing.T, url string) map[string]bool {
 // The queries of the dashboard and of the alerts name only metrics and labels that exist.
 func TestQueries(t *testing.T) {
 	t.Parallel()
-	_, url := serve(t, memory.New())
+	s, url := serve(t, memory.New())
+	nodes, err := otel.RegisterNodes(redlock.New([]dlock.Locker{memory.New()}), otel.WithMeterProvider(s.meters))
+	require.NoError(t, err)
+	defer nodes.Unregister()
+	labels := []string{"dlock_class", "dlock_contended", "dlock_end", "dlock_node", "dlock_outcome", "dlock_status"}
 	used := make(map[string]bool)
 	for _, file := range []string{"dashboard.json", "../../observe/otel/alerts.yml"} {
 		text, err := os.ReadFile(file)
@@ -98,7 +104,7 @@ func TestQueries(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(used, func(name string, _ bool) bool {
-		return strings.HasPrefix(name, "dlock_class") || name == "dlock_contended" || name == "dlock_end" || name == "dlock_outcome"
+		return slices.Contains(labels, name)
 	})
 	require.Eventually(t, func() bool {
 		there := series(t, url)
@@ -112,7 +118,7 @@ func TestQueries(t *testing.T) {
 	}, patience, 100*time.Millisecond)
 	page, err := io.ReadAll(get(t, url+"/metrics"))
 	require.NoError(t, err)
-	for _, label := range []string{"dlock_class", "dlock_contended", "dlock_end", "dlock_outcome"} {
+	for _, label := range labels {
 		require.Contains(t, string(page), label+`="`)
 	}
 }

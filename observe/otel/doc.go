@@ -20,7 +20,7 @@
 //	}
 //	defer registration.Unregister()
 //
-// The README lists every metric and every span, and five alerts worth having.
+// The README lists every metric and every span, and six alerts worth having.
 //
 // # Traces
 //
