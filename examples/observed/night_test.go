@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -31,9 +32,11 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/election"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/pgtest"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/once"
 )
 
 // What goes wrong with a Redis, and how it is put right again.
@@ -110,8 +113,7 @@ type night struct {
 	statuses map[string]int // of requests in the time when it was struck
 	slowest  map[string]time.Duration
 	errors   map[string]int
-	runs     map[string]int // of the cron job, by instant
-	instants []string
+	runs     map[time.Time]int // of the cron job, by due
 	leads    []span
 	lost     int
 }
@@ -122,7 +124,7 @@ const stock = 1_000_000
 
 func newNight(t *testing.T, db *sql.DB) *night {
 	n := &night{t: t, server: redistest.Start(t), db: db, log: &logCount{lines: make(map[string]int)},
-		statuses: make(map[string]int), slowest: make(map[string]time.Duration), errors: make(map[string]int), runs: make(map[string]int)}
+		statuses: make(map[string]int), slowest: make(map[string]time.Duration), errors: make(map[string]int), runs: make(map[time.Time]int)}
 	var err error
 	n.proxy, err = faultproxy.New(n.server.Addr())
 	require.NoError(t, err)
@@ -172,7 +174,7 @@ func (n *night) replica(opts ...dlock.Option) *dlock.Client {
 func (n *night) start() {
 	for i := range 3 {
 		n.sell(n.replica(dlock.WithMaxWait(2 * time.Second)))
-		n.schedule(n.replica(dlock.WithMaxWait(3*time.Second), dlock.WithOutage(3*time.Second), dlock.WithMinHold(8*time.Second), dlock.WithTTL(6*time.Second)))
+		n.schedule(n.replica(dlock.WithTTL(2 * time.Second)))
 		n.lead(n.replica(dlock.WithTTL(5*time.Second), dlock.WithOwner(fmt.Sprint("candidate ", i))))
 	}
 	n.keep(n.replica(dlock.WithTTL(15 * time.Second)))
@@ -208,15 +210,17 @@ func (n *night) sell(locks *dlock.Client) {
 		for n.ctx.Err() == nil {
 			begun, w := time.Now(), httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequestWithContext(n.ctx, http.MethodPost, "/sale", nil))
-			if n.ctx.Err() == nil && n.struck.Load() {
-				n.note(fmt.Sprint("POST /sale ", w.Code), time.Since(begun), w.Body.String())
-			}
-			time.Sleep(time.Second/3 - min(time.Second/3, time.Since(begun)))
+			n.note(fmt.Sprint("POST /sale ", w.Code), time.Since(begun), w.Body.String())
+			pause(n.ctx, time.Second/3-time.Since(begun))
 		}
 	})
 }
 
+// note counts what a user or an operator sees in the time when the Redis is struck.
 func (n *night) note(what string, took time.Duration, err string) {
+	if !n.struck.Load() {
+		return
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.statuses[what]++
@@ -249,52 +253,48 @@ func (n *night) sale(ctx context.Context, lease *dlock.Lease) (sold bool, err er
 	return err == nil, err
 }
 
-// schedule runs a job every four seconds.
+// schedule runs a job once every four seconds.
 func (n *night) schedule(locks *dlock.Client) {
 	const period = 4 * time.Second
+	job := once.New(locks, "cron:job", period)
 	n.running.Go(func() {
-		for {
-			next := time.Now().Truncate(period).Add(period)
-			select {
-			case <-n.ctx.Done():
+		for due := time.Now().Truncate(period).Add(period); ; due = due.Add(period) {
+			if pause(n.ctx, time.Until(due)); n.ctx.Err() != nil {
 				return
-			case <-time.After(time.Until(next)):
 			}
-			instant := next.Format("15:04:05")
-			n.mu.Lock()
-			if !slices.Contains(n.instants, instant) {
-				n.instants = append(n.instants, instant)
-			}
-			n.mu.Unlock()
 			n.running.Go(func() {
-				err := locks.Do(n.ctx, "cron:"+instant, func(context.Context, *dlock.Lease) error {
-					n.mu.Lock()
-					defer n.mu.Unlock()
-					n.runs[instant]++
-					return nil
-				})
-				if err != nil && !errors.Is(err, dlock.ErrHeld) && n.ctx.Err() == nil && n.struck.Load() {
+				runs := 0
+				_, err := job.Do(n.ctx, due, func(context.Context, *dlock.Lease) error { runs++; return nil })
+				if n.ctx.Err() != nil {
+					return
+				}
+				if err != nil {
 					n.note("cron failed", 0, err.Error())
 				}
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				n.runs[due] += runs // 0 if it was missed
 			})
 		}
 	})
 }
 
-// lead has the lead whenever it can.
+// lead stands for election, and again half a second after the store has refused.
 func (n *night) lead(locks *dlock.Client) {
+	leader := election.New(locks, "leader:only")
 	n.running.Go(func() {
 		for n.ctx.Err() == nil {
-			err := locks.Do(n.ctx, "leader:only", func(ctx context.Context, _ *dlock.Lease) error {
+			err := leader.Run(n.ctx, func(ctx context.Context, _ *dlock.Lease) error {
 				from := time.Now()
 				<-ctx.Done()
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.leads = append(n.leads, span{from, time.Now()})
-				return ctx.Err()
+				return nil
 			})
-			if err != nil && !errors.Is(err, dlock.ErrLost) {
-				time.Sleep(time.Second / 2)
+			if err != nil {
+				n.note("leader failed", 0, err.Error())
+				pause(n.ctx, time.Second/2)
 			}
 		}
 	})
@@ -396,7 +396,7 @@ func firing(prometheus string) (alerts []string) {
 	return alerts
 }
 
-// report prints what was seen, and fails if anything was sold, led or run twice.
+// report prints what was seen, and fails if anything was sold twice.
 func (n *night) report(lasted time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -414,16 +414,11 @@ func (n *night) report(lasted time.Duration) {
 	fmt.Fprintf(&out, "  sold: %d of the stock, %d receipts\n", stock-left, rows)
 	require.Equal(n.t, stock-left, rows)
 	require.Equal(n.t, rows, sold, "a fence was used twice")
-	missed, twice := 0, 0
-	for _, instant := range n.instants {
-		switch runs := n.runs[instant]; {
-		case runs == 0:
-			missed++
-		case runs > 1:
-			twice++
-		}
+	ran := make(map[int]int) // how many dues, by the number of their runs
+	for _, runs := range n.runs {
+		ran[min(runs, 2)]++
 	}
-	fmt.Fprintf(&out, "  cron: %d instants, %d missed, %d ran twice\n", len(n.instants), missed, twice)
+	fmt.Fprintf(&out, "  cron: %d instants, %d missed, %d ran twice\n", len(n.runs), ran[0], ran[2])
 	slices.SortFunc(n.leads, func(a, b span) int { return a.from.Compare(b.from) })
 	gap, overlap := time.Duration(0), time.Duration(0)
 	for i := 1; i < len(n.leads); i++ {
@@ -432,11 +427,7 @@ func (n *night) report(lasted time.Duration) {
 	}
 	fmt.Fprintf(&out, "  leader: %d changes, at most %v without one, two for at most %v\n", len(n.leads)-1, gap.Round(time.Millisecond), overlap)
 	fmt.Fprintf(&out, "  2,000 keys: %d leases lost\n", n.lost)
-	alerts := n.alerts()
-	if len(alerts) == 0 {
-		alerts = []string{"none"}
-	}
-	fmt.Fprintf(&out, "  alerts: %s\n", strings.Join(alerts, "; "))
+	fmt.Fprintf(&out, "  alerts: %s\n", cmp.Or(strings.Join(n.alerts(), "; "), "none"))
 	fmt.Fprintf(&out, "  log, INFO and above: %d lines\n", n.log.total())
 	for _, line := range most(n.log.lines, 8) {
 		fmt.Fprintf(&out, "    %4d × %s\n", n.log.lines[line], line)
