@@ -76,9 +76,13 @@
 //
 // The period of New is then the shortest time between two instants, here 28*24*time.Hour.
 //
-// For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector:
+// For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector. The location
+// is UTC, because gocron's default is local time:
 //
-//	scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(job.Task(report)))
+//	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC))
+//	scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)))
+//
+// Module integrate/gocron has examples of both schedulers that run.
 //
 // A scheduler should start a job although the last run has not ended: the new one waits. With
 // gocron's singleton mode, or robfig's SkipIfStillRunning, this replica skips the period instead.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -59,41 +58,6 @@ func ExampleJob_Do() {
 	// Output:
 	// exporting, with fence true
 	// done, by this machine: true
-}
-
-// What robfig/cron gets:
-//
-//	scheduler.AddFunc("0 * * * *", tick)
-func ExampleJob_Func() {
-	job := once.New(dlock.New(memory.New()), "cleanup", time.Hour, once.Phase(time.Since(time.Now().Truncate(time.Hour))))
-	tick := job.Func(context.Background(), func(context.Context, *dlock.Lease) error {
-		fmt.Println("cleaning up")
-		return nil
-	}, func(err error) { fmt.Println("cleanup:", err) })
-
-	var replicas sync.WaitGroup
-	for range 5 {
-		replicas.Go(tick)
-	}
-	replicas.Wait()
-	// Output: cleaning up
-}
-
-// What gocron gets:
-//
-//	scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(task))
-func ExampleJob_Task() {
-	job := once.New(dlock.New(memory.New()), "cleanup", time.Hour, once.Phase(time.Since(time.Now().Truncate(time.Hour))))
-	task := job.Task(func(context.Context, *dlock.Lease) error {
-		fmt.Println("cleaning up")
-		return nil
-	})
-	for range 5 {
-		if err := task(context.Background()); err != nil {
-			fmt.Println(err)
-		}
-	}
-	// Output: cleaning up
 }
 
 // A reminder that must not be sent twice is rather not sent at all.

@@ -5,22 +5,29 @@
 //
 // # Prefer the task of package once
 //
-// A Locker is asked at each start of a job, and knows nothing else. So it has limits that the Task of
-// package [github.com/dlock-go/dlock/once] does not have:
+// gocron asks a Locker or an Elector before each start of a job, and never again. The Task of package
+// [github.com/dlock-go/dlock/once] is around the work, and needs neither:
 //
-//   - A job that fails, or whose process dies, does not run again before the next start.
-//   - The processes must start a job within the minimum hold. One that starts later runs it again.
-//   - gocron does not pass the context of the lock on to the job, so a job goes on when its lock is lost.
-//   - gocron's event listener AfterLockError gets "another process has it" and "the store is away"
-//     alike. Use errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable].
+//	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC)) // the default is local time
+//	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
+//	scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)))
 //
-// The task needs neither this package nor another option of the scheduler:
+// The three differ when something goes wrong:
 //
-//	job := once.New(client, "nightly-report", 24*time.Hour)
-//	scheduler.NewJob(gocron.CronJob("0 0 * * *", false), gocron.NewTask(job.Task(report)))
+//	                   Task                         Locker                     Elector
+//	the job fails      another replica runs it now  the next start runs it     the next start runs it
+//	its process dies   another, after one TTL       the next start after that  the next start after that
+//	the lease is lost  the job's ctx ends           the job goes on            the job goes on
+//	a start is late    still one run                a second, beyond minHold   still one run
+//	the store is away  the job waits for it         no run                     no run after the term
 //
-// If one process is to run all jobs, pass an election:
-// gocron.WithDistributedElector(election.New(client, "scheduler")).
+// With a Locker, gocron's event listener AfterLockError gets "another process has it" and "the store is
+// away" alike. Use errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable].
+//
+// An Elector is for jobs that must all run on the same process. An election is one. The examples show
+// all lines:
+//
+//	gocron.WithDistributedElector(election.New(client, "scheduler"))
 package dlockgocron
 
 import (

@@ -144,6 +144,7 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 	}{
 		{"control", byLocker(time.Millisecond), short, period / 5, 2*ticks + 1, 5 * ticks},
 		{"Locker", byLocker(period / 2), short, period / 5, ticks, ticks},
+		{"Locker, starts beyond minHold", byLocker(period / 2), short, period * 4 / 5, ticks + 1, 5 * ticks},
 		{"Locker", byLocker(period / 2), long, period / 5, ticks, ticks},
 		{"Elector", byElection, short, 0, ticks, ticks},
 		{"Task", byTask, short, 0, ticks, ticks},
