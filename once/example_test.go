@@ -95,11 +95,15 @@ func ExampleSchedule() {
 	job := once.New(dlock.New(memory.New()), "nightly-report", 23*time.Hour, once.Schedule(nearest))
 	for _, start := range []time.Time{
 		time.Date(2026, 3, 28, 2, 0, 1, 0, time.UTC),
-		time.Date(2026, 3, 29, 0, 59, 59, 0, time.UTC), // summer time has begun; the timer was early
+		time.Date(2026, 3, 29, 0, 59, 59, 0, time.UTC),  // summer time has begun; the timer was early
+		time.Date(2026, 10, 25, 0, 59, 59, 0, time.UTC), // clocks show this time twice
+		time.Date(2026, 10, 25, 2, 0, 1, 0, time.UTC),
 	} {
 		fmt.Println(job.Due(start))
 	}
 	// Output:
 	// 2026-03-28 03:00:00 +0100 CET
 	// 2026-03-29 03:00:00 +0200 CEST
+	// 2026-10-25 03:00:00 +0100 CET
+	// 2026-10-25 03:00:00 +0100 CET
 }

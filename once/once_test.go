@@ -3,11 +3,9 @@ package once
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,11 +23,17 @@ var (
 	errAway = errors.New("connection refused")
 )
 
-func work(took time.Duration, err error) func(context.Context, *dlock.Lease) error {
+type function = func(context.Context, *dlock.Lease) error
+
+func work(took time.Duration, err error) function {
 	return func(context.Context, *dlock.Lease) error { time.Sleep(took); return err }
 }
 
-func never(t *testing.T) func(context.Context, *dlock.Lease) error {
+func counts(runs *int) function {
+	return func(context.Context, *dlock.Lease) error { *runs++; return nil }
+}
+
+func never(t *testing.T) function {
 	return func(context.Context, *dlock.Lease) error { t.Error("fn was called"); return nil }
 }
 
@@ -48,7 +52,7 @@ type result struct {
 	err error
 }
 
-func start(t *testing.T, j *Job, due time.Time, fn func(context.Context, *dlock.Lease) error) <-chan result {
+func start(t *testing.T, j *Job, due time.Time, fn function) <-chan result {
 	done := make(chan result, 1)
 	go func() {
 		ran, err := j.Do(t.Context(), due, fn)
@@ -63,11 +67,11 @@ type faulty struct {
 	try     func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error)
 	inspect func()
 	longest time.Duration
-	calls   int
+	calls   atomic.Int32
 }
 
 func (f *faulty) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	f.calls++
+	f.calls.Add(1)
 	call := func() (dlock.Attempt, error) { return f.Forward.TryAcquire(ctx, key, token, ttl) }
 	if f.try == nil {
 		return call()
@@ -76,7 +80,7 @@ func (f *faulty) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 }
 
 func (f *faulty) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	f.calls++
+	f.calls.Add(1)
 	if f.inspect != nil {
 		f.inspect()
 	}
@@ -216,17 +220,6 @@ func TestMarkOutlivesEachWait(t *testing.T) {
 }
 
 func TestDue(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	night := Schedule(func(now time.Time) (due time.Time) { // each night at three
-		y, m, d := now.In(berlin).Date()
-		for day := d - 1; day <= d+1; day++ {
-			if at := time.Date(y, m, day, 3, 0, 0, 0, berlin); at.Sub(now).Abs() < due.Sub(now).Abs() {
-				due = at
-			}
-		}
-		return due
-	})
 	for _, c := range []struct {
 		every    time.Duration
 		opt      Option
@@ -240,11 +233,6 @@ func TestDue(t *testing.T) {
 		{24 * time.Hour, Phase(12 * time.Hour), "2026-11-23T11:59:59Z", "2026-11-23T12:00:00Z"},
 		{24 * time.Hour, Phase(12 * time.Hour), "2026-11-23T12:00:01Z", "2026-11-23T12:00:00Z"},
 		{24 * time.Hour, Phase(12 * time.Hour), "2026-11-24T12:00:01+01:00", "2026-11-24T12:00:00Z"},
-		{23 * time.Hour, night, "2026-03-29T03:00:01+02:00", "2026-03-29T01:00:00Z"}, // 23 h after the last
-		{23 * time.Hour, night, "2026-03-28T02:59:59+01:00", "2026-03-28T02:00:00Z"},
-		{23 * time.Hour, night, "2026-10-25T03:00:01+01:00", "2026-10-25T02:00:00Z"}, // 25 h after the last
-		{23 * time.Hour, night, "2026-10-25T02:59:59+02:00", "2026-10-25T02:00:00Z"}, // the clock shows this twice
-		{23 * time.Hour, night, "2026-10-24T03:00:01+02:00", "2026-10-24T01:00:00Z"},
 	} {
 		now, err := time.Parse(time.RFC3339, c.now)
 		require.NoError(t, err)
@@ -263,7 +251,7 @@ func TestMiddleBetweenTwoDues(t *testing.T) {
 			require.ErrorContains(t, err, "use Phase(1")
 			runs := 0
 			for range 5 {
-				replica(Phase(12*time.Hour)).Func(t.Context(), func(context.Context, *dlock.Lease) error { runs++; return nil },
+				replica(Phase(12*time.Hour)).Func(t.Context(), counts(&runs),
 					func(err error) { t.Error(err) })()
 			}
 			require.Equal(t, 1, runs)
@@ -285,7 +273,7 @@ func TestRefusals(t *testing.T) {
 		name  string
 		every time.Duration
 		due   time.Time
-		fn    func(context.Context, *dlock.Lease) error
+		fn    function
 	}{
 		"period 99ms: not between 100ms and 4380h0m0s": {"job", 99 * time.Millisecond, day, never(t)},
 		"period -1h0m0s":                  {"job", -time.Hour, day, never(t)},
@@ -301,7 +289,7 @@ func TestRefusals(t *testing.T) {
 		require.False(t, ran)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, text)
-		require.Zero(t, store.calls, "requests: %s", text)
+		require.Zero(t, store.calls.Load(), "requests: %s", text)
 	}
 	plain := struct{ dlock.Locker }{memory.New()}
 	ran, err := New(dlock.New(plain), "job", time.Minute).Do(t.Context(), time.Now(), never(t))
@@ -324,58 +312,38 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The store is away when the period begins, for all replicas.
-func TestOutageAtTheBeginning(t *testing.T) {
-	for _, length := range []time.Duration{time.Second, 50 * time.Second} {
-		inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-			var all []*Job
-			for range 5 {
-				all = append(all, replica())
-			}
-			for range 5 {
-				due := all[0].Due(time.Now())
-				store.Fail(errAway)
-				time.AfterFunc(length, func() { store.Fail(nil) })
-				runs := 0
-				var results []<-chan result
-				for _, j := range all {
-					results = append(results, start(t, j, due, func(context.Context, *dlock.Lease) error { runs++; return nil }))
-				}
-				for _, r := range results {
-					require.NoError(t, (<-r).err)
-				}
-				require.Equal(t, 1, runs)
-				time.Sleep(time.Until(due.Add(time.Minute)))
-			}
-			store.Fail(errAway) // for longer than the period
-			got := <-start(t, all[0], time.Now(), never(t))
-			require.ErrorIs(t, got.err, dlock.ErrUnavailable)
-		})
-	}
-}
-
-// The store goes away after it has granted the lock, for longer than the lock lasts. A replica that
-// is alone takes the lock again.
-func TestOutageAfterTheGrant(t *testing.T) {
-	for _, length := range []time.Duration{time.Second, 3 * ttl, 2 * time.Minute} {
-		inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, _ func(...Option) *Job) {
-			var away sync.Once
-			locker := &faulty{Forward: dlock.Forward{Locker: store}, inspect: func() {
-				away.Do(func() {
+// The store is away when a period begins, for all replicas, or goes away after it has granted the lock,
+// for longer than the lock lasts.
+func TestOutageBeforeTheRun(t *testing.T) {
+	const every = time.Minute
+	for _, length := range []time.Duration{time.Second, 3 * ttl, 50 * time.Second, 2 * every} {
+		for _, granted := range []bool{false, true} {
+			inBubble(t, every, func(t *testing.T, store *memory.Locker, _ func(...Option) *Job) {
+				fail := func() {
 					store.Fail(errAway)
 					time.AfterFunc(length, func() { store.Fail(nil) })
-				})
-			}}
-			runs := 0
-			j := New(dlock.New(locker, dlock.WithTTL(ttl)), "job", time.Minute)
-			got := <-start(t, j, time.Now(), func(context.Context, *dlock.Lease) error { runs++; return nil })
-			if length < time.Minute {
-				require.Equal(t, result{true, nil}, got)
-			} else {
-				require.False(t, got.ran)
-				require.ErrorIs(t, got.err, dlock.ErrUnavailable)
-			}
-		})
+				}
+				locker := &faulty{Forward: dlock.Forward{Locker: store}}
+				if granted {
+					locker.inspect = sync.OnceFunc(fail)
+				} else {
+					fail()
+				}
+				var results []<-chan result
+				runs, due := 0, time.Now()
+				for range 5 {
+					results = append(results, start(t, New(dlock.New(locker, dlock.WithTTL(ttl)), "job", every), due, counts(&runs)))
+				}
+				for _, r := range results {
+					if err := (<-r).err; length < every {
+						require.NoError(t, err)
+					} else {
+						require.ErrorIs(t, err, dlock.ErrUnavailable)
+					}
+				}
+				require.Equal(t, length < every, runs == 1)
+			})
+		}
 	}
 }
 
@@ -456,7 +424,7 @@ func TestStandIn(t *testing.T) {
 			}
 			j := New(dlock.New(locker, dlock.WithTTL(ttl)), "job", time.Minute)
 			due := time.Now()
-			got := <-start(t, j, due, func(context.Context, *dlock.Lease) error { runs++; return nil })
+			got := <-start(t, j, due, counts(&runs))
 			require.Equal(t, result{true, nil}, got)
 			require.Equal(t, 3, grants)
 			require.Equal(t, 1, runs)
@@ -490,84 +458,4 @@ func TestAtMostOnce(t *testing.T) {
 		require.False(t, got.ran)
 		require.ErrorIs(t, got.err, dlock.ErrUnavailable)
 	})
-}
-
-// Five replicas with clocks and starts of their own, and jobs that are short, long, and too long.
-// DLOCK_ONCE_TICKS is how often each one starts the job.
-func TestReplicas(t *testing.T) {
-	const every = time.Second
-	env, _ := strconv.Atoi(os.Getenv("DLOCK_ONCE_TICKS"))
-	ticks := max(40, env)
-	for _, took := range []time.Duration{2 * time.Millisecond, 9 * every / 10, 3 * every / 2} {
-		for _, apart := range []time.Duration{0, every / 5} {
-			for _, skew := range []time.Duration{0, 75 * time.Millisecond} {
-				t.Run(fmt.Sprintf("%v, starts %v and clocks %v apart", took, 4*apart, 4*skew), func(t *testing.T) {
-					runs, dues, most := fleet(t, every, apart, skew, took, ticks, (*Job).Task)
-					plain, _, _ := fleet(t, every, apart, skew, took, ticks, func(j *Job, fn func(context.Context, *dlock.Lease) error) func(context.Context) error {
-						return func(ctx context.Context) error { return j.locks.With(dlock.WithMaxWait(0)).Do(ctx, j.name, fn) }
-					})
-					t.Logf("%d dues: %d runs, at most %d at once; with a plain lock %d", len(dues), runs, most, plain)
-					require.Equal(t, 1, most, "at once")
-					for due, n := range dues {
-						require.LessOrEqual(t, n, 1, "runs for %v", due)
-					}
-					if took < every {
-						require.Equal(t, len(dues), runs)
-					}
-					if took < 10*time.Millisecond && apart+skew > 0 {
-						require.Equal(t, 5*ticks, plain, "the control")
-					}
-				})
-			}
-		}
-	}
-}
-
-type tasker = func(*Job, func(context.Context, *dlock.Lease) error) func(context.Context) error
-
-// fleet lets five schedulers start tasks, without looking whether the last one has ended. It
-// returns how often the job ran, also for each instant that was due, and at once.
-func fleet(t *testing.T, every, apart, skew, took time.Duration, ticks int, task tasker) (runs int, dues map[time.Time]int, most int) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		store, now := memory.New(), 0
-		store.Delay(time.Millisecond)
-		dues = make(map[time.Time]int)
-		var tasks sync.WaitGroup
-		for r := range 5 {
-			j := New(dlock.New(store, dlock.WithTTL(ttl)), "job", every)
-			j.now = func() time.Time { return time.Now().Add(time.Duration(r) * skew) }
-			first := j.now().Truncate(every).Add(2*every + time.Duration(r)*apart).Sub(j.now())
-			for tick := range ticks {
-				time.AfterFunc(first+time.Duration(tick)*every, func() {
-					due := j.Due(j.now())
-					mu.Lock()
-					defer mu.Unlock()
-					dues[due] += 0
-					tasks.Go(func() {
-						err := task(j, func(context.Context, *dlock.Lease) error {
-							mu.Lock()
-							now++
-							runs++
-							dues[due]++
-							most = max(most, now)
-							mu.Unlock()
-							time.Sleep(took)
-							mu.Lock()
-							defer mu.Unlock()
-							now--
-							return nil
-						})(t.Context())
-						if err != nil && !errors.Is(err, dlock.ErrHeld) {
-							t.Error(err)
-						}
-					})
-				})
-			}
-		}
-		time.Sleep(time.Duration(ticks+3) * every)
-		tasks.Wait()
-		time.Sleep(time.Hour)
-	})
-	return runs, dues, most
 }

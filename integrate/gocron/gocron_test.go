@@ -131,34 +131,54 @@ func byRobfig(t *testing.T, c *dlock.Client, begin time.Time, w *work) func() {
 	return func() { <-scheduler.Stop().Done() }
 }
 
-// Five processes with real schedulers start a job, in virtual time. The control, a lock that is
-// released at once, shows that the starts do collide.
+// A job is what all processes start.
+type job struct {
+	name   string
+	way    way
+	takes  time.Duration
+	spread time.Duration                         // from the first start of a run to the last
+	runs   func(ticks int) (atLeast, atMost int) // in virtual time
+}
+
+func (j job) String() string {
+	return fmt.Sprintf("%s, job of %v, starts %v apart", j.name, j.takes, j.spread)
+}
+
+func exactly(ticks int) (atLeast, atMost int) { return ticks, ticks }
+func some(ticks int) (atLeast, atMost int)    { return ticks/2 + 1, ticks - 1 }
+func more(ticks int) (atLeast, atMost int)    { return 2*ticks + 1, processes * ticks }
+
+const apart = period * 4 / 5
+
+// The control is a lock that is released at once: it shows that the starts do collide.
+var control = job{"control", byLocker(time.Millisecond), short, apart, more}
+
+var onceJobs = []job{
+	{"Task", byTask, short, 0, exactly},
+	{"Task", byTask, short, apart, exactly},
+	{"Task", byTask, long, 0, exactly},
+	{"Task", byTask, long, apart, exactly},
+	{"Task", byTask, longer, 0, some},
+	{"Task", byTask, longer, apart, some},
+	{"Func", byRobfig, short, 0, exactly},
+	{"Func", byRobfig, short, apart, exactly},
+	{"Func", byRobfig, long, 0, exactly},
+	{"Func", byRobfig, long, apart, exactly},
+	{"Func", byRobfig, longer, 0, some},
+	{"Func", byRobfig, longer, apart, some},
+}
+
+// Five processes with real schedulers start a job, in virtual time.
 func TestJobRunsOnOneProcess(t *testing.T) {
 	ticks := ticks(40)
-	for _, c := range []struct {
-		name            string
-		way             way
-		takes           time.Duration
-		spread          time.Duration // from the first start of a run to the last
-		atLeast, atMost int           // runs
-	}{
-		{"control", byLocker(time.Millisecond), short, period / 5, 2*ticks + 1, 5 * ticks},
-		{"Locker", byLocker(period / 2), short, period / 5, ticks, ticks},
-		{"Locker, starts beyond minHold", byLocker(period / 2), short, period * 4 / 5, ticks + 1, 5 * ticks},
-		{"Locker", byLocker(period / 2), long, period / 5, ticks, ticks},
-		{"Elector", byElection, short, 0, ticks, ticks},
-		{"Task", byTask, short, 0, ticks, ticks},
-		{"Task", byTask, short, period * 4 / 5, ticks, ticks},
-		{"Task", byTask, long, 0, ticks, ticks},
-		{"Task", byTask, long, period * 4 / 5, ticks, ticks},
-		{"Task", byTask, longer, 0, ticks/2 + 1, ticks - 1},
-		{"robfig", byRobfig, short, 0, ticks, ticks},
-		{"robfig", byRobfig, short, period * 4 / 5, ticks, ticks},
-		{"robfig", byRobfig, long, 0, ticks, ticks},
-		{"robfig", byRobfig, long, period * 4 / 5, ticks, ticks},
-		{"robfig", byRobfig, longer, 0, ticks/2 + 1, ticks - 1},
-	} {
-		t.Run(fmt.Sprintf("%s, job of %v, starts %v apart", c.name, c.takes, c.spread), func(t *testing.T) {
+	for _, j := range append([]job{
+		control,
+		{"Locker", byLocker(period / 2), short, period / 5, exactly},
+		{"Locker", byLocker(period / 2), long, period / 5, exactly},
+		{"Locker, starts beyond minHold", byLocker(period / 5), short, apart, more},
+		{"Elector", byElection, short, 0, exactly},
+	}, onceJobs...) {
+		t.Run(j.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := memory.New()
 				var runs, running atomic.Int64
@@ -168,7 +188,7 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 						t.Errorf("%d runs at once", n)
 					}
 					runs.Add(1)
-					time.Sleep(c.takes)
+					time.Sleep(j.takes)
 					running.Add(-1)
 					return nil
 				}
@@ -177,16 +197,17 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 				for i := range processes {
 					client := dlock.New(store, dlock.WithTTL(period*3/5)) // shorter than the long jobs
 					defer client.Close()
-					stops = append(stops, c.way(t, client, begin.Add(c.spread*time.Duration(i)/(processes-1)), w))
+					stops = append(stops, j.way(t, client, begin.Add(j.spread*time.Duration(i)/(processes-1)), w))
 				}
-				time.Sleep(time.Until(begin) + time.Duration(ticks-1)*period + c.spread + time.Millisecond)
+				time.Sleep(time.Until(begin) + time.Duration(ticks-1)*period + j.spread + time.Millisecond)
 				w.over.Store(true)
-				time.Sleep(5*period - c.spread - period/10)
+				time.Sleep(5*period - j.spread - period/10)
 				for _, stop := range stops {
 					stop()
 				}
-				require.GreaterOrEqual(t, int(runs.Load()), c.atLeast)
-				require.LessOrEqual(t, int(runs.Load()), c.atMost)
+				atLeast, atMost := j.runs(ticks)
+				require.GreaterOrEqual(t, int(runs.Load()), atLeast)
+				require.LessOrEqual(t, int(runs.Load()), atMost)
 				t.Log(runs.Load(), "runs of", ticks)
 			})
 		})

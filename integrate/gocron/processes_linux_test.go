@@ -3,7 +3,6 @@ package dlockgocron_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -18,26 +17,13 @@ import (
 	"github.com/dlock-go/dlock/once"
 )
 
-// A job that each process starts. Its index is its name.
-type job struct {
-	scheduler     string
-	way           way
-	takes, spread time.Duration
+// jobs returns the jobs of all processes. The index of a job is its name. The short form has five.
+func jobs() []job {
+	if ticks(0) > 0 {
+		return append(onceJobs, control)
+	}
+	return []job{control, onceJobs[0], onceJobs[3], onceJobs[7], onceJobs[10]}
 }
-
-// The short form has a third of them.
-var jobs = func() (all []job) {
-	for _, takes := range []time.Duration{short, long, longer} {
-		for _, spread := range []time.Duration{0, period * 4 / 5} {
-			all = append(all, job{"gocron Task", byTask, takes, spread}, job{"robfig Func", byRobfig, takes, spread})
-		}
-	}
-	all = append(all, job{"control", byLocker(time.Millisecond), short, period * 4 / 5})
-	if ticks(0) == 0 {
-		return []job{all[0], all[3], all[6], all[9], all[12]}
-	}
-	return all
-}()
 
 func connect(t *testing.T, addr string) *dlock.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
@@ -58,7 +44,7 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, err)
 	var all []*work
 	begin := time.Now().Add(4 * period).Truncate(period)
-	for i, j := range jobs {
+	for i, j := range jobs() {
 		say := func(word string, due time.Time, value int64) { proctest.Say(word, int64(i), due.UnixMilli(), value) }
 		w := &work{name: strconv.Itoa(i), start: func() start {
 			var due time.Time
@@ -113,8 +99,8 @@ func TestProcesses(t *testing.T) {
 		g.Wait(pid)
 	}
 	g.Await(processes, "over", 0)
-	for i, j := range jobs {
-		t.Run(fmt.Sprintf("%s, job of %v, starts %v apart", j.scheduler, j.takes, j.spread), func(t *testing.T) {
+	for i, j := range jobs() {
+		t.Run(j.String(), func(t *testing.T) {
 			runs, running, dues := 0, int64(0), map[int64]int64{}
 			for _, l := range g.Said("run", 0) {
 				if l.Values[0] == int64(i) {
@@ -126,7 +112,7 @@ func TestProcesses(t *testing.T) {
 					}
 				}
 			}
-			if j.scheduler == "control" {
+			if j.name == control.name {
 				t.Logf("%d runs in %d periods", runs, ticks(6))
 				require.Greater(t, runs, ticks(6))
 				return
