@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -45,96 +46,78 @@ func TestReplica(t *testing.T) {
 	}
 }
 
-// A history is what the journal says of a period.
-type history struct {
-	begun       []proctest.Line
-	ended, lost int
-}
-
-func historyOf(p *proctest.Group, due time.Time) history {
-	said := func(word string) []proctest.Line {
-		return slices.DeleteFunc(p.Said(word, 0), func(l proctest.Line) bool { return l.Values[0] != due.UnixMilli() })
-	}
-	return history{said("begins"), len(said("ends")), len(said("interrupted"))}
-}
-
 // Five processes run a job in each period. In each second period, the process that runs it is killed.
 // In others it is stopped for longer than the TTL, or the period begins while the server is
 // suspended or being restarted. DLOCK_ONCE_PERIODS is the number of periods.
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
-		t.Skip("left out with -short")
+		t.Skip("starts processes")
 	}
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	p := proctest.New(t)
+	server, p := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), proctest.New(t)
 	for range 5 {
 		p.Start("TestReplica", server.Addr())
 	}
-	due := time.Now().Truncate(period).Add(2 * period)
-	until := func(d time.Duration, enough func(history) bool) (h history) {
-		for h = historyOf(p, due); !enough(h) && time.Now().Before(due.Add(d)); h = historyOf(p, due) {
+	said := func(word string, due time.Time) []proctest.Line {
+		return slices.DeleteFunc(p.Said(word, 0), func(l proctest.Line) bool { return l.Values[0] != due.UnixMilli() })
+	}
+	strike := func(due time.Time, signal syscall.Signal) (pid int, at time.Time) { // the process that runs the job
+		for time.Now().Before(due.Add(period / 2)) {
+			if begun := said("begins", due); len(begun) > 0 && len(said("ends", due)) == 0 {
+				p.Signal(begun[0].PID, signal)
+				return begun[0].PID, time.Now()
+			}
 			time.Sleep(2 * time.Millisecond)
 		}
-		return h
+		return 0, at
 	}
-	begun := func(h history) bool { return len(h.begun) > 0 }
-	var count struct{ kills, stops, outages, missed, twiceAfterLoss, twice int }
-	deaths := make(map[time.Time]int)
-	var periods []time.Time
-	var waits []time.Duration // from a death to the next begin
-	env, _ := strconv.Atoi(os.Getenv("DLOCK_ONCE_PERIODS"))
-	for n := range max(5, env) {
-		switch {
-		case n%4 == 1:
-			count.outages++
+	periods, _ := strconv.Atoi(os.Getenv("DLOCK_ONCE_PERIODS"))
+	periods = max(5, periods)
+	first := time.Now().Truncate(period).Add(2 * period)
+	deaths := make(map[int]time.Time)
+	stops := 0
+	for n := range periods {
+		due := first.Add(time.Duration(n) * period)
+		time.Sleep(time.Until(due.Add(-period / 10)))
+		switch n % 4 {
+		case 1:
 			begin, end := server.Stop, server.Restart
 			if n%8 == 5 {
 				begin, end = server.Suspend, server.Resume
 			}
-			time.Sleep(time.Until(due.Add(-100 * time.Millisecond)))
 			begin()
-			time.Sleep(time.Until(due.Add(200 * time.Millisecond)))
+			time.Sleep(time.Until(due.Add(period / 5)))
 			end()
-		case n%4 == 3:
-			if h := until(period/2, begun); begun(h) && h.ended == 0 {
-				count.stops++
-				p.Signal(h.begun[0].PID, syscall.SIGSTOP)
+		case 3:
+			if pid, _ := strike(due, syscall.SIGSTOP); pid != 0 {
+				stops++
 				time.Sleep(periodTTL + 100*time.Millisecond)
-				p.Signal(h.begun[0].PID, syscall.SIGCONT)
+				p.Signal(pid, syscall.SIGCONT)
 			}
 		default:
-			if h := until(period/2, begun); begun(h) && h.ended == 0 {
-				p.Signal(h.begun[0].PID, syscall.SIGKILL)
-				dead := time.Now()
-				count.kills++
-				deaths[due]++
-				if h = until(period, func(h history) bool { return len(h.begun) > 1 }); len(h.begun) > 1 {
-					waits = append(waits, h.begun[1].At.Sub(dead))
-				}
+			if pid, at := strike(due, syscall.SIGKILL); pid != 0 {
+				deaths[n] = at
 				p.Start("TestReplica", server.Addr())
 			}
 		}
-		due = due.Add(period)
-		time.Sleep(time.Until(due.Add(-period / 10)))
-		periods = append(periods, due.Add(-period))
 	}
-	time.Sleep(period / 2)
-	for _, due := range periods {
-		switch h := historyOf(p, due); {
-		case h.ended == 0:
-			count.missed++
-			t.Logf("missed %v: %+v", due, h)
-		case len(h.begun) == 1+deaths[due]:
-		case len(h.begun) <= 1+deaths[due]+h.lost:
-			count.twiceAfterLoss++
-		default:
-			count.twice++
-			t.Logf("twice %v: %+v", due, h)
+	time.Sleep(2 * period)
+	var waits []time.Duration // from a death to the next run
+	twice := 0
+	for n := range periods {
+		due := first.Add(time.Duration(n) * period)
+		begun, allowed := said("begins", due), 1
+		if at, ok := deaths[n]; ok && len(begun) > 1 {
+			waits = append(waits, begun[1].At.Sub(at))
+			allowed++
 		}
+		if len(begun) > allowed {
+			twice++
+		}
+		assert.NotEmpty(t, said("ends", due), "missed %v", due)
+		assert.LessOrEqual(t, len(begun), allowed+len(said("interrupted", due)), "runs for %v", due)
 	}
 	require.NotEmpty(t, waits)
 	slices.Sort(waits)
-	t.Logf("%d periods: %+v; from a death to the next run (TTL %v): median %v, largest %v", len(periods), count, periodTTL,
-		waits[len(waits)/2], waits[len(waits)-1])
-	require.Zero(t, count.missed+count.twice)
+	t.Logf("%d periods, %d kills, %d stops, %d twice after a loss; from a death to the next run (TTL %v): median %v, largest %v",
+		periods, len(deaths), stops, twice, periodTTL, waits[len(waits)/2], waits[len(waits)-1])
 }
