@@ -1,6 +1,7 @@
 package once
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -33,18 +34,29 @@ func counts(runs *int) function {
 	return func(context.Context, *dlock.Lease) error { *runs++; return nil }
 }
 
-func never(t *testing.T) function {
+func never(t testing.TB) function {
 	return func(context.Context, *dlock.Lease) error { t.Error("fn was called"); return nil }
 }
 
-// inBubble runs a test in virtual time. replica makes one more replica of a job.
-func inBubble(t *testing.T, every time.Duration, f func(t *testing.T, store *memory.Locker, replica func(...Option) *Job)) {
+// A bed is a store in virtual time.
+type bed struct {
+	*testing.T
+	store  *memory.Locker
+	faulty *faulty // in front of the store
+	every  time.Duration
+}
+
+func inBubble(t *testing.T, every time.Duration, f func(*bed)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
-		f(t, store, func(opts ...Option) *Job {
-			return New(dlock.New(store, dlock.WithTTL(ttl)), "job", every, opts...)
-		})
+		f(&bed{t, store, &faulty{Forward: dlock.Forward{Locker: store}}, every})
 	})
+}
+
+// replica returns one more replica of the job.
+func (b *bed) replica(opts ...Option) *Job {
+	return New(dlock.New(b.faulty, dlock.WithTTL(ttl)), "job", b.every, opts...)
 }
 
 type result struct {
@@ -52,16 +64,23 @@ type result struct {
 	err error
 }
 
-func start(t *testing.T, j *Job, due time.Time, fn function) <-chan result {
+var (
+	done    = result{true, nil}
+	nothing result
+)
+
+func (b *bed) start(j *Job, due time.Time, fn function) <-chan result {
 	done := make(chan result, 1)
 	go func() {
-		ran, err := j.Do(t.Context(), due, fn)
+		ran, err := j.Do(b.Context(), due, fn)
 		done <- result{ran, err}
 	}()
 	return done
 }
 
-// A store with a fault in the calls that concern a key.
+func (b *bed) do(j *Job, due time.Time, fn function) result { return <-b.start(j, due, fn) }
+
+// A store with faults.
 type faulty struct {
 	dlock.Forward
 	try     func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error)
@@ -87,135 +106,114 @@ func (f *faulty) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return f.Forward.Inspect(ctx, key)
 }
 
-func (f *faulty) LongestTTL() time.Duration {
-	if f.longest > 0 {
-		return f.longest
-	}
-	return f.Forward.LongestTTL()
-}
+func (f *faulty) LongestTTL() time.Duration { return cmp.Or(f.longest, f.Forward.LongestTTL()) }
 
 func TestFailureThenSuccess(t *testing.T) {
-	inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-		due := replica().Due(time.Now())
-		var runs int
-		fn := func(context.Context, *dlock.Lease) error {
-			time.Sleep(time.Second)
-			if runs++; runs < 3 {
-				return errBoom
-			}
-			return nil
-		}
-		began := time.Now()
+	inBubble(t, time.Minute, func(b *bed) {
+		runs, due := 0, b.replica().Due(time.Now())
 		var all []<-chan result
 		for range 5 {
-			all = append(all, start(t, replica(), due, fn))
+			all = append(all, b.start(b.replica(), due, func(context.Context, *dlock.Lease) error {
+				time.Sleep(time.Second)
+				if runs++; runs < 3 {
+					return errBoom
+				}
+				return nil
+			}))
 			synctest.Wait()
 		}
-		for i, want := range []result{{true, errBoom}, {true, errBoom}, {true, nil}, {false, nil}, {false, nil}} {
-			require.Equal(t, want, <-all[i], "replica %d", i)
+		for i, want := range []result{{true, errBoom}, {true, errBoom}, done, nothing, nothing} {
+			require.Equal(b, want, <-all[i], "replica %d", i)
 		}
-		require.Equal(t, 3*time.Second, time.Since(began), "each begins when the one before has failed")
+		require.Equal(b, 3*time.Second, time.Since(due), "each begins when the one before has failed")
 		for _, late := range []time.Duration{5 * time.Minute, 4*time.Minute + 59*time.Second} { // a clock that is late
 			time.Sleep(late)
-			require.Equal(t, result{}, <-start(t, replica(), due, never(t)))
+			require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
 		}
-		require.Equal(t, result{true, nil}, <-start(t, replica(), due.Add(time.Minute), work(0, nil)), "the next period")
+		require.Equal(b, done, b.do(b.replica(), due.Add(time.Minute), work(0, nil)), "the next period")
 
-		client := dlock.New(store)
-		mark, err := client.Inspect(t.Context(), "job@2000-01-01T00:01:00.000Z")
-		require.NoError(t, err)
-		require.NoError(t, client.Break(t.Context(), mark))
-		require.Equal(t, result{true, nil}, <-start(t, replica(), due.Add(time.Minute), work(0, nil)), "a mark that was removed")
+		client := dlock.New(b.store)
+		mark, err := client.Inspect(b.Context(), "job@2000-01-01T00:01:00.000Z")
+		require.NoError(b, err)
+		require.NoError(b, client.Break(b.Context(), mark))
+		require.Equal(b, done, b.do(b.replica(), due.Add(time.Minute), work(0, nil)), "a mark that was removed")
 	})
 }
 
-func TestPanic(t *testing.T) {
-	inBubble(t, time.Minute, func(t *testing.T, _ *memory.Locker, replica func(...Option) *Job) {
-		require.PanicsWithValue(t, "oops", func() {
-			replica().Do(t.Context(), time.Now(), func(context.Context, *dlock.Lease) error { panic("oops") })
+func TestAnotherRunsWhatWasInterrupted(t *testing.T) {
+	inBubble(t, time.Hour, func(b *bed) {
+		due := time.Now()
+		another := func(interrupted string, after time.Duration) {
+			began := time.Now()
+			require.Equal(b, done, b.do(b.replica(), due, work(0, nil)), interrupted)
+			require.Equal(b, after, time.Since(began), interrupted)
+			due = due.Add(b.every)
+		}
+		require.PanicsWithValue(b, "oops", func() {
+			b.replica().Do(b.Context(), due, func(context.Context, *dlock.Lease) error { panic("oops") })
 		})
-		require.Equal(t, result{true, nil}, <-start(t, replica(), time.Now(), work(0, nil)))
+		another("panic", 0)
+		_, err := b.store.TryAcquire(b.Context(), "job", "killed", ttl)
+		require.NoError(b, err)
+		another("death", ttl)
+		for _, returned := range []error{nil, errBoom} { // fn may have stopped because its ctx has ended
+			time.AfterFunc(time.Second, func() { b.store.Expire("job") })
+			got := b.do(b.replica(), due, func(ctx context.Context, _ *dlock.Lease) error { <-ctx.Done(); return returned })
+			require.True(b, got.ran)
+			require.ErrorIs(b, got.err, dlock.ErrLost)
+			another("loss", 0)
+		}
 	})
-}
-
-func TestDeathCostsOneTTL(t *testing.T) {
-	inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-		_, err := store.TryAcquire(t.Context(), "job", "killed", ttl)
-		require.NoError(t, err)
-		began := time.Now()
-		require.Equal(t, result{true, nil}, <-start(t, replica(), began, work(0, nil)))
-		require.Equal(t, ttl, time.Since(began))
-	})
-}
-
-// What fn returns after a loss does not count: it may have stopped because its ctx has ended.
-func TestLoss(t *testing.T) {
-	for _, returned := range []error{nil, errBoom} {
-		inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-			due := time.Now()
-			first := start(t, replica(), due, func(ctx context.Context, _ *dlock.Lease) error {
-				<-ctx.Done()
-				return returned
-			})
-			time.Sleep(time.Second)
-			store.Expire("job")
-			got := <-first
-			require.Equal(t, result{true, nil}, <-start(t, replica(), due, work(0, nil)))
-			require.True(t, got.ran)
-			require.ErrorIs(t, got.err, dlock.ErrLost)
-		})
-	}
 }
 
 // The job has succeeded, although the caller's ctx has ended.
 func TestCancelledAfterSuccess(t *testing.T) {
-	inBubble(t, time.Minute, func(t *testing.T, _ *memory.Locker, replica func(...Option) *Job) {
+	inBubble(t, time.Minute, func(b *bed) {
 		due := time.Now()
-		ctx, cancel := context.WithCancel(t.Context())
-		ran, err := replica().Do(ctx, due, func(context.Context, *dlock.Lease) error { cancel(); return nil })
-		require.Equal(t, result{true, nil}, result{ran, err})
-		ran, err = replica().Do(ctx, due.Add(time.Minute), never(t))
-		require.False(t, ran)
-		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, result{}, <-start(t, replica(), due, never(t)))
+		ctx, cancel := context.WithCancel(b.Context())
+		ran, err := b.replica().Do(ctx, due, func(context.Context, *dlock.Lease) error { cancel(); return nil })
+		require.Equal(b, done, result{ran, err})
+		ran, err = b.replica().Do(ctx, due.Add(time.Minute), never(b))
+		require.False(b, ran)
+		require.ErrorIs(b, err, context.Canceled)
+		require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
 	})
 }
 
 func TestHeldUntilTheEndOfThePeriod(t *testing.T) {
-	inBubble(t, 10*time.Second, func(t *testing.T, _ *memory.Locker, replica func(...Option) *Job) {
+	inBubble(t, 10*time.Second, func(b *bed) {
 		due := time.Now()
-		first := start(t, replica(), due, work(25*time.Second, nil))
+		first := b.start(b.replica(), due, work(25*time.Second, nil))
 		synctest.Wait()
-		next := start(t, replica(), due.Add(10*time.Second), work(0, nil))
-		skipped := <-start(t, replica(), due, never(t))
-		require.Equal(t, 10*time.Second, time.Since(due))
-		require.False(t, skipped.ran)
-		require.ErrorIs(t, skipped.err, dlock.ErrHeld)
-		require.ErrorContains(t, skipped.err, "job@2000-01-01T00:00:00.000Z: another run is not over")
-		require.ErrorIs(t, (<-next).err, dlock.ErrHeld)
-		require.Equal(t, 20*time.Second, time.Since(due))
-		late := <-start(t, replica(), due, never(t)) // due + every has passed
-		require.ErrorIs(t, late.err, dlock.ErrHeld)
-		require.Equal(t, 20*time.Second, time.Since(due))
-		require.Equal(t, result{true, nil}, <-first)
+		next := b.start(b.replica(), due.Add(b.every), never(b))
+		for _, after := range []time.Duration{10 * time.Second, 20 * time.Second} { // the second is late, and makes a single attempt
+			skipped := b.do(b.replica(), due, never(b))
+			require.False(b, skipped.ran)
+			require.ErrorIs(b, skipped.err, dlock.ErrHeld)
+			require.ErrorContains(b, skipped.err, "job@2000-01-01T00:00:00.000Z: another run is not over")
+			require.Equal(b, after, time.Since(due))
+			if after == b.every {
+				require.ErrorIs(b, (<-next).err, dlock.ErrHeld)
+			}
+		}
+		require.Equal(b, done, <-first)
 	})
 }
 
 // One replica runs a period early, and another hears of it late: the lock was held by a run of
 // another period all the while.
 func TestMarkOutlivesEachWait(t *testing.T) {
-	const every = time.Hour
-	inBubble(t, every, func(t *testing.T, _ *memory.Locker, replica func(...Option) *Job) {
-		due := time.Now().Add(2 * every / 5)
-		require.Equal(t, due, replica(Phase(2*every/5)).Due(time.Now()))
-		require.Equal(t, result{true, nil}, <-start(t, replica(), due, work(0, nil)))
-		before := start(t, replica(), due.Add(-every), work(85*time.Minute, nil))
+	inBubble(t, time.Hour, func(b *bed) {
+		due := time.Now().Add(2 * b.every / 5)
+		require.Equal(b, due, b.replica(Phase(2*b.every/5)).Due(time.Now()))
+		require.Equal(b, done, b.do(b.replica(), due, work(0, nil)))
+		before := b.start(b.replica(), due.Add(-b.every), work(85*time.Minute, nil))
 		synctest.Wait()
-		skewed := replica()
+		skewed := b.replica()
 		skewed.now = func() time.Time { return time.Now().Add(-10 * time.Minute) }
 		time.Sleep(45 * time.Minute)
-		require.Equal(t, result{}, <-start(t, skewed, due, never(t)))
-		require.Equal(t, result{true, nil}, <-before)
+		require.Equal(b, nothing, b.do(skewed, due, never(b)))
+		require.Equal(b, done, <-before)
 	})
 }
 
@@ -243,27 +241,28 @@ func TestDue(t *testing.T) {
 
 // Each day at 12:00 UTC: half of the replicas start a millisecond early, and half a millisecond late.
 func TestMiddleBetweenTwoDues(t *testing.T) {
-	for _, off := range []time.Duration{-time.Millisecond, time.Millisecond, -2 * time.Hour, 2 * time.Hour} {
-		inBubble(t, 24*time.Hour, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
+	for off, refused := range map[time.Duration]bool{-time.Millisecond: true, time.Millisecond: true,
+		-2 * time.Hour: true, 2 * time.Hour: true, -3 * time.Hour: false, 3 * time.Hour: false} {
+		inBubble(t, 24*time.Hour, func(b *bed) {
 			time.Sleep(12*time.Hour + off)
-			err := replica().Task(never(t))(t.Context())
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "use Phase(1")
+			err := b.replica().Task(work(0, errBoom))(b.Context())
+			if refused {
+				require.ErrorIs(b, err, dlock.ErrInvalid)
+				require.ErrorContains(b, err, "use Phase(1")
+			} else {
+				require.Equal(b, errBoom, err)
+			}
+			var reported error
+			b.replica().Func(b.Context(), work(0, errBoom), func(err error) { reported = err })()
+			require.Equal(b, err, reported)
+			b.replica().Func(b.Context(), work(0, errBoom), nil)()
 			runs := 0
 			for range 5 {
-				replica(Phase(12*time.Hour)).Func(t.Context(), counts(&runs),
-					func(err error) { t.Error(err) })()
+				require.NoError(b, b.replica(Phase(12*time.Hour)).Task(counts(&runs))(b.Context()))
 			}
-			require.Equal(t, 1, runs)
+			require.Equal(b, 1, runs)
 		})
 	}
-	inBubble(t, 24*time.Hour, func(t *testing.T, _ *memory.Locker, replica func(...Option) *Job) {
-		time.Sleep(12*time.Hour - 3*time.Hour) // far enough
-		var got error
-		replica().Func(t.Context(), work(0, errBoom), func(err error) { got = err })()
-		require.Equal(t, errBoom, got)
-		replica().Func(t.Context(), work(0, errBoom), nil)()
-	})
 }
 
 func TestRefusals(t *testing.T) {
@@ -315,33 +314,29 @@ func TestRefusals(t *testing.T) {
 // The store is away when a period begins, for all replicas, or goes away after it has granted the lock,
 // for longer than the lock lasts.
 func TestOutageBeforeTheRun(t *testing.T) {
-	const every = time.Minute
-	for _, length := range []time.Duration{time.Second, 3 * ttl, 50 * time.Second, 2 * every} {
+	for _, length := range []time.Duration{time.Second, 3 * ttl, 50 * time.Second, 2 * time.Minute} {
 		for _, granted := range []bool{false, true} {
-			inBubble(t, every, func(t *testing.T, store *memory.Locker, _ func(...Option) *Job) {
-				fail := func() {
-					store.Fail(errAway)
-					time.AfterFunc(length, func() { store.Fail(nil) })
+			inBubble(t, time.Minute, func(b *bed) {
+				outage := func() {
+					b.store.Fail(errAway)
+					time.AfterFunc(length, func() { b.store.Fail(nil) })
 				}
-				locker := &faulty{Forward: dlock.Forward{Locker: store}}
-				if granted {
-					locker.inspect = sync.OnceFunc(fail)
-				} else {
-					fail()
+				if b.faulty.inspect = sync.OnceFunc(outage); !granted {
+					b.faulty.inspect()
 				}
 				var results []<-chan result
 				runs, due := 0, time.Now()
 				for range 5 {
-					results = append(results, start(t, New(dlock.New(locker, dlock.WithTTL(ttl)), "job", every), due, counts(&runs)))
+					results = append(results, b.start(b.replica(), due, counts(&runs)))
 				}
 				for _, r := range results {
-					if err := (<-r).err; length < every {
-						require.NoError(t, err)
+					if err := (<-r).err; length < b.every {
+						require.NoError(b, err)
 					} else {
-						require.ErrorIs(t, err, dlock.ErrUnavailable)
+						require.ErrorIs(b, err, dlock.ErrUnavailable)
 					}
 				}
-				require.Equal(t, length < every, runs == 1)
+				require.Equal(b, length < b.every, runs == 1)
 			})
 		}
 	}
@@ -352,28 +347,27 @@ func TestUnansweredMark(t *testing.T) {
 	for _, fault := range []func(*memory.Locker, error){(*memory.Locker).Fail, (*memory.Locker).FailReplies} {
 		for length, ttl := range map[time.Duration]time.Duration{time.Millisecond: ttl, 700 * time.Millisecond: ttl, 5 * time.Second: ttl,
 			9900 * time.Millisecond: ttl, 15 * time.Second: dlock.DefaultTTL, time.Minute: ttl} {
-			inBubble(t, 10*time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
+			inBubble(t, 10*time.Minute, func(b *bed) {
 				due := time.Now()
-				first := New(dlock.New(store, dlock.WithTTL(ttl)), "job", 10*time.Minute)
-				got := <-start(t, first, due, func(context.Context, *dlock.Lease) error {
-					fault(store, errAway)
-					time.AfterFunc(length, func() { fault(store, nil) })
+				got := b.do(New(dlock.New(b.store, dlock.WithTTL(ttl)), "job", b.every), due, func(context.Context, *dlock.Lease) error {
+					fault(b.store, errAway)
+					time.AfterFunc(length, func() { fault(b.store, nil) })
 					return nil
 				})
-				require.True(t, got.ran)
-				if length == time.Minute { // longer than the patience
-					require.ErrorIs(t, got.err, dlock.ErrUnavailable)
-					require.NotErrorIs(t, got.err, context.DeadlineExceeded)
-					require.ErrorContains(t, got.err, "is not marked")
+				require.True(b, got.ran)
+				switch {
+				case length == time.Minute: // longer than the patience
+					require.ErrorIs(b, got.err, dlock.ErrUnavailable)
+					require.NotErrorIs(b, got.err, context.DeadlineExceeded)
+					require.ErrorContains(b, got.err, "is not marked")
 					return
-				}
-				if length < ttl {
-					require.NoError(t, got.err)
-				} else {
-					require.ErrorIs(t, got.err, dlock.ErrLost, "another may have run it before the mark")
+				case length < ttl:
+					require.NoError(b, got.err)
+				default:
+					require.ErrorIs(b, got.err, dlock.ErrLost, "another may have run it before the mark")
 				}
 				time.Sleep(15 * time.Minute) // what is owed has been released
-				require.Equal(t, result{}, <-start(t, replica(), due, never(t)))
+				require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
 			})
 		}
 	}
@@ -383,66 +377,53 @@ func TestUnansweredMark(t *testing.T) {
 // the next period need not wait, and else after a while.
 func TestMarkedByAnother(t *testing.T) {
 	for _, opts := range [][]Option{nil, {AtMostOnce()}} {
-		inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, _ func(...Option) *Job) {
-			locker := &faulty{Forward: dlock.Forward{Locker: store}}
-			unanswered := 0
-			locker.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
-				if key != "job" { // after the look at the mark
-					_, err := store.TryAcquire(t.Context(), key, "another", time.Hour)
-					require.NoError(t, err)
-					if unanswered--; unanswered >= 0 {
-						return dlock.Attempt{}, errAway
+		for every, wait := range map[time.Duration]time.Duration{time.Minute: patience, time.Second: time.Second} {
+			inBubble(t, every, func(b *bed) {
+				unanswered := 0
+				b.faulty.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+					if key != "job" { // after the look at the mark
+						_, err := b.store.TryAcquire(b.Context(), key, "another", time.Hour)
+						require.NoError(b, err)
+						if unanswered--; unanswered >= 0 {
+							return dlock.Attempt{}, errAway
+						}
 					}
+					return call()
 				}
-				return call()
-			}
-			for every, wait := range map[time.Duration]time.Duration{time.Minute: patience, time.Second: time.Second} {
-				j := New(dlock.New(locker, dlock.WithTTL(ttl)), "job", every, opts...)
 				due := time.Now().Add(every / 2)
-				require.Equal(t, result{opts == nil, nil}, <-start(t, j, due, work(0, nil)))
-				require.Equal(t, every/2, time.Until(due), "at once")
+				require.Equal(b, result{opts == nil, nil}, b.do(b.replica(opts...), due, work(0, nil)))
+				require.Equal(b, every/2, time.Until(due), "at once")
 				unanswered = 1
-				require.Equal(t, result{opts == nil, nil}, <-start(t, j, due.Add(every), work(0, nil)))
-				require.Equal(t, every/2-pause-wait, time.Until(due))
-			}
-		})
+				require.Equal(b, result{opts == nil, nil}, b.do(b.replica(opts...), due.Add(every), work(0, nil)))
+				require.Equal(b, every/2-pause-wait, time.Until(due))
+			})
+		}
 	}
 }
 
 // A grant of a stand-in counts neither as the lock nor as the mark.
 func TestStandIn(t *testing.T) {
 	for _, where := range []string{"job", "job@2000-01-01T00:00:00.000Z"} {
-		inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-			grants, runs := 0, 0
-			locker := &faulty{Forward: dlock.Forward{Locker: store}}
-			locker.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+		inBubble(t, time.Minute, func(b *bed) {
+			grants, runs, due := 0, 0, time.Now()
+			b.faulty.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
 				if key == where && grants < 3 {
 					grants++
 					return dlock.Attempt{Acquired: true, Degraded: true}, nil
 				}
 				return call()
 			}
-			j := New(dlock.New(locker, dlock.WithTTL(ttl)), "job", time.Minute)
-			due := time.Now()
-			got := <-start(t, j, due, counts(&runs))
-			require.Equal(t, result{true, nil}, got)
-			require.Equal(t, 3, grants)
-			require.Equal(t, 1, runs)
-			require.Equal(t, result{}, <-start(t, replica(), due, never(t)))
+			require.Equal(b, done, b.do(b.replica(), due, counts(&runs)))
+			require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
+			require.Equal(b, []int{3, 1}, []int{grants, runs})
 		})
 	}
 }
 
 func TestAtMostOnce(t *testing.T) {
-	inBubble(t, time.Minute, func(t *testing.T, store *memory.Locker, replica func(...Option) *Job) {
-		due := time.Now()
-		require.Equal(t, result{true, errBoom}, <-start(t, replica(AtMostOnce()), due, work(0, errBoom)))
-		require.Equal(t, result{}, <-start(t, replica(AtMostOnce()), due, never(t)), "a failure loses the period")
-
-		due = due.Add(time.Minute)
-		locker := &faulty{Forward: dlock.Forward{Locker: store}}
-		lost := 3
-		locker.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+	inBubble(t, time.Minute, func(b *bed) {
+		due, lost := time.Now(), 0
+		b.faulty.try = func(key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
 			a, err := call()
 			if key != "job" && lost > 0 {
 				lost--
@@ -450,12 +431,15 @@ func TestAtMostOnce(t *testing.T) {
 			}
 			return a, err
 		}
-		j := New(dlock.New(locker, dlock.WithTTL(ttl)), "job", time.Minute, AtMostOnce())
-		require.Equal(t, result{true, nil}, <-start(t, j, due, work(0, nil)), "the mark was granted at last")
+		require.Equal(b, result{true, errBoom}, b.do(b.replica(AtMostOnce()), due, work(0, errBoom)))
+		require.Equal(b, nothing, b.do(b.replica(AtMostOnce()), due, never(b)), "a failure loses the period")
+
+		due, lost = due.Add(time.Minute), 3
+		require.Equal(b, done, b.do(b.replica(AtMostOnce()), due, work(0, nil)), "the mark was granted at last")
 
 		due, lost = due.Add(time.Minute), 1000
-		got := <-start(t, j, due, never(t))
-		require.False(t, got.ran)
-		require.ErrorIs(t, got.err, dlock.ErrUnavailable)
+		got := b.do(b.replica(AtMostOnce()), due, never(b))
+		require.False(b, got.ran)
+		require.ErrorIs(b, got.err, dlock.ErrUnavailable)
 	})
 }

@@ -25,21 +25,12 @@ func jobs() []job {
 	return []job{control, onceJobs[0], onceJobs[3], onceJobs[7], onceJobs[10]}
 }
 
-func connect(t *testing.T, addr string) *dlock.Client {
-	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
-	client := dlock.New(goredis.New(rdb))
-	t.Cleanup(func() {
-		require.NoError(t, client.Close())
-		require.NoError(t, rdb.Close())
-	})
-	return client
-}
-
 // TestProcess is one of the processes. It starts all jobs. It says when a run begins and ends, for which
 // due, and when once returns.
 func TestProcess(t *testing.T) {
 	args := proctest.Args(t)
-	client := connect(t, args[0])
+	client := dlock.New(goredis.New(redis.NewClient(&redis.Options{Addr: args[0], ContextTimeoutEnabled: true})))
+	defer client.Close()
 	n, err := strconv.Atoi(args[1])
 	require.NoError(t, err)
 	var all []*work
@@ -60,12 +51,9 @@ func TestProcess(t *testing.T) {
 					return nil
 				},
 				func(err error) {
-					switch {
-					case err == nil:
-						say("start", due, 1)
-					case errors.Is(err, dlock.ErrHeld), errors.Is(err, dlock.ErrUnavailable):
-						say("start", due, 0)
-					default:
+					if err == nil {
+						say("done", due, 1)
+					} else if say("done", due, 0); !errors.Is(err, dlock.ErrHeld) && !errors.Is(err, dlock.ErrUnavailable) {
 						t.Error(err)
 					}
 				},
@@ -79,7 +67,7 @@ func TestProcess(t *testing.T) {
 	for _, w := range all {
 		w.over.Store(true)
 	}
-	time.Sleep(4 * period) // for the runs that wait, and take longer than a period
+	time.Sleep(6 * period) // for the runs that wait, and take longer than a period
 	proctest.Say("over")
 }
 
@@ -118,7 +106,7 @@ func TestProcesses(t *testing.T) {
 				return
 			}
 			starts, missed := 0, 0
-			for _, l := range g.Said("start", 0) {
+			for _, l := range g.Said("done", 0) {
 				if l.Values[0] == int64(i) {
 					starts++
 					dues[l.Values[1]] += 0
