@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -424,4 +427,238 @@ func (a *acquisition) giveUp() {
 		observers: a.client.options.observers,
 	})
 	a.token, a.left = "", residue{}
+}
+
+// failed notes what a failed call says: the store may have answered "held" while the call
+// waited in its queue, and the call may have left something in the store.
+func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt, err error, queued bool) {
+	hasAnswer := answer != (Attempt{})
+	a.blame(ctx, sent, err, queued, hasAnswer)
+	if hasAnswer {
+		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
+		if a.answered.IsZero() || a.answered.After(a.returned) {
+			a.answered = a.returned
+		}
+	}
+	switch {
+	case !NoEffect(err):
+		a.left.unknown(queued)
+	case queued && hasAnswer && !answer.Degraded:
+		a.left.some = true // its place in the queue
+	}
+}
+
+// blame notes why the store did not answer. A call that was cut short is not the store's
+// failure, unless it took long. A queue reports failures of its own calls, and silence.
+func (a *acquisition) blame(ctx context.Context, sent time.Time, err error, queued, hasAnswer bool) {
+	took, reason := a.returned.Sub(sent), besidesEnd(err)
+	alive := ended(ctx) == nil
+	switch {
+	case reason != nil && alive:
+		a.failure = err
+	case reason != nil:
+		a.failure = reason
+	case alive: // a time limit of the store's client
+		a.failure = noAnswer{took, err}
+	case queued && (hasAnswer || took >= attemptTime):
+		a.answered, a.failure = a.returned, nil
+	case a.failure == nil && took >= attemptTime:
+		a.failure = noAnswer{took, err}
+	}
+}
+
+// verdict is the error of an acquisition that ended with err. ctx is the
+// caller's, or one made from it that ends with MaxWait.
+func (a *acquisition) verdict(ctx context.Context, err error) error {
+	mine := ended(a.ctx) != nil
+	waited := !mine && ended(ctx) != nil
+	var known error
+	switch {
+	case errors.Is(err, ErrClosed):
+		return err
+	case mine || waited:
+		known = a.known(time.Now())
+	}
+	if known == nil {
+		known = a.said(err)
+	}
+	switch {
+	case mine && contextError(known):
+		return endOf(a.ctx)
+	case mine && besidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
+		return known
+	case mine:
+		return fmt.Errorf("%w: %w", endOf(a.ctx), hideContextErrors(known))
+	case !waited:
+		return known
+	case besidesEnd(known) == nil: // the queue does not say why
+		known = noAnswer{a.client.options.maxWait, known}
+	}
+	return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, known)
+}
+
+// said is what is known of the store when an acquisition ends with err, and nothing is known
+// about the key.
+func (a *acquisition) said(err error) error {
+	switch reason := besidesEnd(err); {
+	case ours(err) != nil:
+		return err
+	case a.failure != nil:
+		err = a.failure
+	case reason != nil: // not of a call
+		return reason
+	case !a.answered.Before(a.returned): // the store's queue did not fail
+		return err
+	}
+	return said(a.ctx, a.answered, err)
+}
+
+// known is what is known about the key when a wait ends, or nil if the store has not said that
+// it is held. It is ErrUnavailable if calls have failed since the store's last answer, and the
+// lease of that answer has ended.
+func (a *acquisition) known(now time.Time) error {
+	if a.held == nil {
+		return nil
+	}
+	silence, rest := now.Sub(a.answered), a.client.options.ttl
+	if a.held.Remaining != 0 {
+		rest = a.held.Remaining
+	}
+	failure, endless := hideContextErrors(a.failure), rest < 0
+	switch {
+	case failure == nil:
+		return a.held
+	case !endless && silence >= rest:
+		return unavailable(silence, a.held, failure)
+	case Refused(failure):
+		return fmt.Errorf("%w; the store refused: %w", a.held, failure)
+	}
+	failure = hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
+	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
+}
+
+func heldBy(key string, a Attempt) *HeldError {
+	owner, started := parseToken(a.Holder)
+	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
+}
+
+// A key is contended for a second after a wait for it. Acquisitions with WithOutage make an attempt
+// nevertheless, also beside many others.
+const (
+	contendedFor = time.Second
+	maxContended = 1024
+	shortestWait = time.Millisecond // a grant is dated a little later than its call even if the key was free
+)
+
+// contendedKeys are the keys for which an acquisition has just waited: the next one joins the
+// queue at once. The zero value is ready for use.
+type contendedKeys struct {
+	some  atomic.Bool // there may be any
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+// maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls
+// would stand before renewals and releases for the connections of the store's client. So further
+// acquisitions join the queue of the store at once, free or not, and the backend sends them
+// together.
+const maxAttempts = 128
+
+func (k *keeper) crowded() bool {
+	if k.attempts.Load() < maxAttempts || k.turns.unqueued.Load() {
+		return false
+	}
+	_, ok := k.locker.(Acquirer)
+	return ok
+}
+
+func (c *contendedKeys) note(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.until == nil || len(c.until) >= maxContended {
+		c.until = make(map[string]time.Time)
+	}
+	c.until[key] = time.Now().Add(contendedFor)
+	c.some.Store(true)
+}
+
+func (c *contendedKeys) has(key string) bool {
+	if !c.some.Load() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	until, ok := c.until[key]
+	if ok && !time.Now().Before(until) {
+		delete(c.until, key)
+		c.some.Store(len(c.until) > 0)
+		return false
+	}
+	return ok
+}
+
+// The pauses of a waiter that polls. While the store answers, each is random between
+// minPollPause and maxPollPause, however long the wait: early waiters poll as frequently as
+// late ones, and waiters that began together drift apart. These are redsync's pauses, so that
+// both libraries get a shared lock equally often. While the store fails, pauses double up to
+// maxErrorPause, plus up to a half.
+const (
+	minPollPause  = 50 * time.Millisecond
+	maxPollPause  = 250 * time.Millisecond
+	maxErrorPause = 640 * time.Millisecond
+)
+
+// A pace is the pauses of one wait.
+type pace struct {
+	backoff  *func(attempt int) time.Duration
+	pauses   int
+	failures int  // of attempts, in a row
+	early    bool // the last pause ended early, with the holder's lease
+}
+
+// pause returns nil when it is time for the next attempt, or the error of ctx. The last
+// attempt returned err.
+func (p *pace) pause(ctx context.Context, a *acquisition, err error) error {
+	p.pauses++
+	p.failures++
+	if errors.Is(err, ErrHeld) {
+		p.failures = 0
+	}
+	d, err := p.next(a)
+	if err != nil {
+		return err
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+func (p *pace) next(a *acquisition) (time.Duration, error) {
+	if p.backoff != nil {
+		d := (*p.backoff)(p.pauses)
+		if d <= 0 {
+			return 0, invalid("WithBackoff: %v for attempt %d: not positive", d, p.pauses)
+		}
+		return d, nil
+	}
+	if p.failures > 0 {
+		d := min(minPollPause<<min(p.failures-1, 10), maxErrorPause)
+		return d + rand.N(d/2), nil
+	}
+	d := minPollPause + rand.N(maxPollPause-minPollPause)
+	if p.early {
+		p.early = false
+		return max(d, 2*minPollPause), nil // a short TTL does not make it poll more frequently
+	}
+	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
+		return d, nil
+	}
+	p.early = true
+	expiry := time.Until(a.returned.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)
+	return max(0, min(d, expiry)), nil
 }

@@ -2,9 +2,16 @@ package dlock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base32"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
+	"unicode"
 )
 
 // A Client acquires locks from a [Locker], and renews the leases it was granted. Its methods
@@ -155,4 +162,208 @@ func (c *Client) check(key string) error {
 		return invalid("key: %d bytes, more than %d", len(key), maxKey)
 	}
 	return nil
+}
+
+// A Status says who holds a lock.
+type Status struct {
+	Held      bool
+	Owner     string        // the holder's label, see [WithOwner]; empty if unknown, or if the holder is not a Client
+	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
+	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
+	Waiting   int           // in the store's queue; 0 if it has none
+
+	seen func() (key, token string) // for Break; nil if the holder is not a Client. A function, so that printing shows no token
+}
+
+// Inspect reports who holds the lock named key, and changes nothing. The answer may be
+// outdated on arrival: show it to people, and do not base decisions on it. If the store
+// cannot tell, the error matches [errors.ErrUnsupported].
+func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
+	if err := c.begin(ctx, key); err != nil {
+		return Status{}, wrap(ctx, "inspect", key, err)
+	}
+	defer c.keeper.leave()
+	sent := time.Now()
+	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
+	if err != nil {
+		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
+	}
+	owner, started := parseToken(hold.Token)
+	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
+	if !started.IsZero() {
+		status.seen = func() (string, string) { return key, hold.Token }
+	}
+	return status, nil
+}
+
+// Break lets an operator release the lock that s shows as held. The lock goes to the first
+// waiter, or is free; a key that only [WithMinHold] keeps is freed too. Break releases only
+// the holder that Inspect saw: if that holder no longer holds the lock, the error matches
+// [ErrReleased], and nothing changes. It refuses, with [ErrInvalid], a Status that no Inspect
+// returned, or that shows no holder, or a holder that is not a [Client].
+//
+// The old holder is not notified. It considers the lock its own, and may continue to work,
+// until its next renewal, at most a third of its TTL later. If it does not renew, or cannot
+// reach the store, it does so until its [Lease.Deadline]. Before you call Break, make sure
+// that the old holder has stopped, or that its writes are fenced.
+func (c *Client) Break(ctx context.Context, s Status) error {
+	key, token := "", ""
+	if s.seen != nil {
+		key, token = s.seen()
+	}
+	err := errPanic
+	if c.observed() {
+		begun := time.Now()
+		defer func() {
+			c.tellBreak(ctx, BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)})
+		}()
+	}
+	if err = c.breakHold(ctx, key, token); err != nil {
+		return wrap(ctx, "break", key, err)
+	}
+	return nil
+}
+
+func (c *Client) breakHold(ctx context.Context, key, token string) error {
+	if token == "" {
+		return invalid("Status: shows no holder that dlock knows")
+	}
+	if err := c.begin(ctx, key); err != nil {
+		return err
+	}
+	defer c.keeper.leave()
+	sent := time.Now()
+	held, err := c.keeper.locker.Release(ctx, key, token)
+	if err == nil && !held {
+		err = fmt.Errorf("%w: it is not held any more by the holder that was seen", ErrReleased)
+	}
+	return said(ctx, sent, err)
+}
+
+// Stats describes what a [Client] does now (the fields of type int), and what it has done
+// since it was made (the other fields, which only grow).
+type Stats struct {
+	Leases  int // leases held
+	Waiters int // calls that wait for a key
+
+	// ReleasesOwed counts the releases that are owed, answered or not: see "Unknown outcomes"
+	// in the package documentation. They include leases that were released before their
+	// [WithMinHold] has passed. A number that stays high means that the store does not
+	// answer, or refuses.
+	ReleasesOwed int
+
+	// ReleasesDropped counts owed releases that were dropped because there were more than
+	// 100,000. Their keys stay taken for up to one TTL.
+	ReleasesDropped uint64
+
+	Lost           uint64 // leases lost, including those whose Release discovered the loss
+	RenewalsFailed uint64 // failed renewals; one for each lease of a failed batch
+	EventsDropped  uint64 // because an [Observer] is slower than the events of the background
+}
+
+// Stats returns the figures of c and all Clients that are related to it by [Client.With].
+// They are from one instant, except Waiters, RenewalsFailed and EventsDropped, which are read
+// at about the same time. It is cheap enough to be called once a second.
+func (c *Client) Stats() Stats {
+	k := c.keeper
+	if k == nil {
+		return Stats{}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return Stats{
+		Leases:          k.leases,
+		Waiters:         int(k.waiters.Load()),
+		ReleasesOwed:    k.owed.fresh.Len() + k.owed.settled.Len() + k.owed.holds.Len(),
+		ReleasesDropped: k.owed.dropped,
+		Lost:            k.lost,
+		RenewalsFailed:  k.renewals.failed.Load(),
+		EventsDropped:   k.events.dropped.Load(),
+	}
+}
+
+// HostOwner returns a label for [WithOwner] that names this process: host name, program and
+// process id, as in "web-7/billing[4711]". It has at most 256 bytes, and only printable
+// characters. The label is visible in the store, in the errors of callers that find the key
+// held, and in their logs.
+func HostOwner() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "unknown"
+	}
+	return hostOwner(host, filepath.Base(os.Args[0]), os.Getpid())
+}
+
+func hostOwner(host, program string, pid int) string {
+	const most = (maxOwner - len("/[18446744073709551615]")) / 2
+	return printable(host, most) + "/" + printable(program, most) + "[" + strconv.Itoa(pid) + "]"
+}
+
+// printable returns s with a question mark for each character that cannot be printed, cut to
+// at most most bytes.
+func printable(s string, most int) string {
+	var b strings.Builder
+	for _, r := range s {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			r = '?'
+		}
+		if b.Len()+len(string(r)) > most {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// A token consists of tokenPrefix, 26 random characters (128 bits), the time when it was made
+// (9 characters, see appendStarted), a dot and the owner label. The prefix distinguishes our
+// tokens from other programs' values, and contains the version of this format.
+const (
+	tokenPrefix  = "dlock1."
+	randomChars  = 26
+	startedChars = 9
+)
+
+const tokenAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+var randomText = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
+
+func newToken(owner string, started time.Time) string {
+	var random [16]byte
+	rand.Read(random[:]) // never fails
+	var buf [128]byte
+	b := append(buf[:0], tokenPrefix...)
+	b = randomText.AppendEncode(b, random[:])
+	b = appendStarted(b, started)
+	b = append(b, '.')
+	return string(append(b, owner...))
+}
+
+// appendStarted appends an instant in milliseconds since 1970 as 9 digits of base 32, the
+// highest first. They last until the year 3084.
+func appendStarted(b []byte, started time.Time) []byte {
+	ms := uint64(started.UnixMilli())
+	for shift := 5 * (startedChars - 1); shift >= 0; shift -= 5 {
+		b = append(b, tokenAlphabet[ms>>shift&31])
+	}
+	return b
+}
+
+func parseStarted(digits string) time.Time {
+	var ms int64
+	for i := range len(digits) {
+		ms = ms<<5 | int64(strings.IndexByte(tokenAlphabet, digits[i]))
+	}
+	return time.UnixMilli(ms)
+}
+
+// parseToken returns a token's label, and when it was made. They are zero for a value that
+// this package has not made, which may be somebody's secret.
+func parseToken(token string) (owner string, started time.Time) {
+	const chars = randomChars + startedChars
+	rest, ok := strings.CutPrefix(token, tokenPrefix)
+	if !ok || len(rest) <= chars || rest[chars] != '.' || strings.Trim(rest[:chars], tokenAlphabet) != "" {
+		return "", time.Time{}
+	}
+	return rest[chars+1:], parseStarted(rest[randomChars:chars])
 }

@@ -1,8 +1,11 @@
 package dlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"time"
 )
 
@@ -137,4 +140,279 @@ func (r LossReason) String() string {
 		return "the wall clock has passed its deadline"
 	}
 	return fmt.Sprintf("LossReason(%d)", int(r))
+}
+
+// A NoEffectError marks an error of a [Locker]: the call did not take effect, and never will.
+// A backend returns one if it sent nothing, if the store refused the call before it began, or
+// if each request of a wait that was cut short has been answered. Without it, the outcome of
+// a failed call is unknown. The error has the text of Err, and matches what Err matches.
+//
+// An error that joins several (Unwrap() []error) is not marked by a NoEffectError among them,
+// since each may come from a different store.
+type NoEffectError struct {
+	Err error
+
+	// Temporary says that the store will soon be ready for the same call: for example, it is
+	// loading its data, or a replica is being promoted. [Client.Acquire] then repeats its
+	// first attempt until its wait ends, for at most 10 s.
+	Temporary bool
+}
+
+// Error returns the text of Err.
+func (e *NoEffectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *NoEffectError) Unwrap() error { return e.Err }
+
+// NoEffect reports whether err, of a call of a [Locker], says that the call did not take effect,
+// and never will: it is a [NoEffectError], it matches [errors.ErrUnsupported] or [ErrInvalid], or
+// it is a [net.OpError] whose Op is "dial". Otherwise, the outcome of a failed call is unknown.
+// NoEffect follows what err wraps, but does not look into errors that are joined (Unwrap()
+// []error): each may be about another request. It is the only rule for this in the module.
+func NoEffect(err error) bool {
+	return inChain(err, func(err error) bool {
+		_, marked := err.(*NoEffectError)
+		return marked || isDial(err) || err == errors.ErrUnsupported || err == ErrInvalid
+	})
+}
+
+// Refused reports whether err, of a call of a [Locker], says that the store has answered, and
+// will refuse the same call again: the user lacks a right, for example. The call had no effect
+// then. A call that had no connection, that was not sent before its ctx ended, or that was not
+// made because the store is away ([ErrUnavailable]), has no answer. A store that will soon be
+// ready has refused nothing.
+//
+// An error about several stores, such as that of a majority, may have a method Answered() bool.
+// If that returns false, too few of them have answered, and Refused returns false.
+func Refused(err error) bool {
+	refused := false
+	unanswered := inChain(err, func(err error) bool {
+		switch e := err.(type) {
+		case *NoEffectError:
+			refused = !e.Temporary
+		case interface{ Answered() bool }:
+			return !e.Answered()
+		case interface{ Unwrap() []error }: // a wait's: the error of its ctx, and the reason
+			all := e.Unwrap()
+			return len(all) == 2 && contextError(all[0]) && !Refused(all[1])
+		}
+		return isDial(err) || contextError(err)
+	})
+	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
+}
+
+// answered reports whether err, of a call of a Locker, is about an answer of the store that is no
+// refusal: the error has a method Answered() bool that returns true.
+func answered(err error) bool {
+	return inChain(err, func(err error) bool {
+		answer, ok := err.(interface{ Answered() bool })
+		return ok && answer.Answered()
+	})
+}
+
+// isDial reports whether err itself says that there was no connection.
+func isDial(err error) bool {
+	op, ok := err.(*net.OpError)
+	return ok && op.Op == "dial"
+}
+
+// temporary reports whether a Locker's error says that the same call may succeed soon, and had
+// no effect.
+func temporary(err error) bool {
+	return inChain(err, func(err error) bool {
+		marked, ok := err.(*NoEffectError)
+		return ok && marked.Temporary
+	})
+}
+
+// hopeless reports whether a Locker's error says that the same call will always fail.
+func hopeless(err error) bool {
+	return inChain(err, func(err error) bool {
+		return err == errors.ErrUnsupported || err == ErrInvalid || err == ErrClosed
+	})
+}
+
+func inChain(err error, is func(error) bool) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if is(err) {
+			return true
+		}
+	}
+	return false
+}
+
+// said is the error of a call of the Locker that failed with err. It is the only rule for what an
+// error says of the store: if the store has not answered since the given time, it matches
+// ErrUnavailable. ctx is the caller's: if it was cancelled within a second, the store had no time.
+func said(ctx context.Context, since time.Time, err error) error {
+	silence := time.Since(since)
+	switch {
+	case err == nil, err == errPanic, err == errNoGrant, ours(err) != nil, errors.Is(err, errors.ErrUnsupported):
+		return err
+	case Refused(err):
+		return fmt.Errorf("the store refused: %w", err)
+	case answered(err), silence < attemptTime && ctx.Err() == context.Canceled:
+		return err
+	}
+	return unavailable(silence, nil, err)
+}
+
+// unavailable is an ErrUnavailable with the store's last error. It shows the store's last
+// answer as text only, since the error must not match ErrHeld. The error of a context is not
+// shown: it is that of a time limit, or the caller has it besides.
+func unavailable(silence time.Duration, held *HeldError, failure error) error {
+	silence = silence.Round(time.Millisecond)
+	reason := besidesEnd(failure)
+	if reason == nil {
+		reason = noAnswer{silence, failure}
+	}
+	text := "no answer"
+	switch {
+	case temporary(failure):
+		text = "not ready"
+	case Refused(failure):
+		text = "only refusals"
+	case answered(failure): // after WithOutage
+		text = "no success"
+	}
+	if silence > 0 {
+		text += fmt.Sprintf(" for %v", silence)
+	}
+	if held != nil {
+		text += fmt.Sprintf(" (the last: %v)", held)
+	}
+	text += ": " + reason.Error()
+	if only := (noAnswer{silence, nil}).Error(); held == nil && reason.Error() == only {
+		text = only
+	}
+	return silent{fmt.Sprintf("%v: %s", ErrUnavailable, text), failure}
+}
+
+// silent is an ErrUnavailable that matches what the store's client said.
+type silent struct {
+	text string
+	err  error
+}
+
+func (e silent) Error() string        { return e.text }
+func (e silent) Is(target error) bool { return target == ErrUnavailable }
+func (e silent) Unwrap() error        { return hideContextErrors(e.err) }
+
+// noAnswer is the failure of a call that was cut short after so long, with the error of a context.
+type noAnswer struct {
+	took time.Duration
+	err  error
+}
+
+func (e noAnswer) Error() string {
+	return fmt.Sprintf("no answer within %v", e.took.Round(time.Millisecond))
+}
+
+func (e noAnswer) Unwrap() error { return hideContextErrors(e.err) }
+
+// wrap is the one place where errors get their context. While the caller's ctx is alive, a
+// context error comes from a time limit of this package or the store's client, and is hidden.
+// Once ctx has ended, the result matches its error, whatever the store's client returned.
+func wrap(ctx context.Context, op, key string, err error) error {
+	return fmt.Errorf("dlock: %s %q: %w", op, key, withEnd(ctx, err))
+}
+
+// withEnd is wrap without the call and its key.
+func withEnd(ctx context.Context, err error) error {
+	if end := ended(ctx); end == nil {
+		err = hideContextErrors(err)
+	} else if !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", endOf(ctx), err)
+	}
+	return err
+}
+
+func wrapUnlessLost(ctx context.Context, op, key string, err error) error {
+	if err == nil || errors.Is(err, ErrLost) {
+		return err
+	}
+	return wrap(ctx, op, key, err)
+}
+
+// ended is the error of ctx, also if its deadline has passed and ctx has not noticed: a socket
+// with the same deadline may time out a little earlier.
+func ended(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// endOf is the error of a context that has ended, and its cause. If the cause is an error of
+// this package, it is about another lease or Client (the context is from [Lease.Context], for
+// example), so it is shown as text only.
+func endOf(ctx context.Context) error {
+	err, cause := ended(ctx), context.Cause(ctx)
+	switch {
+	case cause == nil, cause == err:
+		return err
+	case ours(cause) != nil:
+		return fmt.Errorf("%w: %v", err, cause)
+	case errors.Is(cause, err):
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// ours returns the error of this package that err matches, or nil.
+func ours(err error) error {
+	for _, target := range []error{ErrHeld, ErrUnavailable, ErrNested, ErrLost, ErrReleased, ErrInvalid, ErrClosed} {
+		if errors.Is(err, target) {
+			return target
+		}
+	}
+	return nil
+}
+
+func hideContextErrors(err error) error {
+	return hide(err, context.Canceled, context.DeadlineExceeded)
+}
+
+// hide returns an error that reads like err and matches what err matches, except hidden.
+func hide(err error, hidden ...error) error {
+	if slices.ContainsFunc(hidden, func(target error) bool { return errors.Is(err, target) }) {
+		return hiding{err, hidden}
+	}
+	return err
+}
+
+type hiding struct {
+	err    error
+	hidden []error
+}
+
+func (e hiding) Error() string { return e.err.Error() }
+
+func (e hiding) Is(target error) bool {
+	return !slices.Contains(e.hidden, target) && errors.Is(e.err, target)
+}
+
+func (e hiding) As(target any) bool { return errors.As(e.err, target) }
+
+// besidesEnd returns the part of an error that does not say that a context has ended, or nil.
+func besidesEnd(err error) error {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if contextError(e) {
+			return nil
+		}
+		if joined, ok := e.(interface{ Unwrap() []error }); ok {
+			if all := joined.Unwrap(); len(all) == 2 && contextError(all[0]) {
+				return all[1]
+			}
+		}
+	}
+	return err
+}
+
+// contextError reports whether err is the plain error of a context.
+func contextError(err error) bool {
+	return err == context.Canceled || err == context.DeadlineExceeded
 }
