@@ -2,6 +2,7 @@ package dlock_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -155,4 +156,201 @@ func TestDoPrintsALossOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestInspect(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithOwner("web-7"))
+		holder, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Zero(t, holder)
+		defer acquire(t, c, "k").Release()
+		holder, err = c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, holder.Held)
+		require.Equal(t, "web-7", holder.Owner)
+		require.Equal(t, time.Now().Local(), holder.Started)
+		require.Equal(t, 30*time.Second, holder.Remaining)
+		_, err = dlock.New(plain{s}).Inspect(t.Context(), "k")
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.Contains(t, err.Error(), `dlock: inspect "k"`)
+		store.Fail(errStore)
+		_, err = c.Inspect(t.Context(), "k")
+		require.ErrorIs(t, err, errStore)
+	})
+}
+
+func TestStatusTellsHowManyWait(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		defer acquire(t, c, "k").Release()
+		for range 7 {
+			go c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		}
+		synctest.Wait()
+		status, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, 7, status.Waiting)
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestForeignValueIsNotShown(t *testing.T) {
+	for _, foreign := range []string{"s3cret", "dlock1.s3cret.s3cret", "dlock1.", "dlock1.abcdefghijklmnopqrstuvwxyz.s3cret", "dlock1.ABCDEFGHIJKLMNOPQRSTUVWXYZ.s3cret"} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			_, err := store.TryAcquire(t.Context(), "k", foreign, time.Minute)
+			require.NoError(t, err)
+			c := dlock.New(s)
+			_, err = c.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NotContains(t, err.Error(), "s3cret")
+			holder, err := c.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, holder)
+		})
+	}
+}
+
+// Break releases only the holder that was seen, and hands the lock over.
+func TestBreak(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		stuck, operator := dlock.New(s, dlock.WithOwner("stuck")), dlock.New(store)
+		l := acquire(t, stuck, "k")
+		next := make(chan *dlock.Lease)
+		go func() {
+			l, err := dlock.New(store).Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			next <- l
+		}()
+		synctest.Wait()
+		status, err := operator.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, status.Held)
+		require.Equal(t, "stuck", status.Owner)
+		require.Equal(t, 1, status.Waiting)
+		text, err := json.Marshal(status)
+		require.NoError(t, err)
+		for _, shown := range []string{fmt.Sprintf("%v %+v %#v", status, status, status), string(text)} {
+			require.NotContains(t, shown, l.Token())
+		}
+
+		require.NoError(t, operator.Break(t.Context(), status))
+		heir := <-next
+		require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrReleased)
+		require.NoError(t, heir.Renew(t.Context()))
+		<-l.Done()
+		require.ErrorIs(t, l.Err(), dlock.ErrLost)
+		require.NoError(t, heir.Release())
+		require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrReleased)
+		require.NoError(t, operator.Close())
+		require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrClosed)
+	})
+}
+
+// Break refuses a key that no Client holds.
+func TestBreakRefuses(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		store.Steal("foreign", time.Hour)
+		foreign, err := c.Inspect(t.Context(), "foreign")
+		require.NoError(t, err)
+		require.True(t, foreign.Held)
+		free, err := c.Inspect(t.Context(), "free")
+		require.NoError(t, err)
+		n := len(s.made())
+		for _, status := range []dlock.Status{{}, {Held: true, Owner: "x"}, free, foreign} {
+			require.ErrorIs(t, c.Break(t.Context(), status), dlock.ErrInvalid)
+		}
+		require.Len(t, s.made(), n, "nothing was sent")
+		ctx := ended(t)
+		l := acquire(t, c, "k")
+		status, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.ErrorIs(t, c.Break(ctx, status), context.Canceled)
+		require.NoError(t, l.Err())
+	})
+}
+
+// Break also frees a key that only a MinHold keeps.
+func TestBreakOfAMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Hour))
+		require.NoError(t, acquire(t, c, "k").Release())
+		synctest.Wait()
+		status, err := c.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, status.Held)
+		require.NoError(t, c.Break(t.Context(), status))
+		requireFree(t, store, "k")
+		time.Sleep(2 * time.Hour)
+		requireFree(t, store, "k")
+		require.Zero(t, c.Stats().ReleasesOwed)
+	})
+}
+
+func TestStats(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		require.Zero(t, c.Stats())
+		l, m := acquire(t, c, "k"), acquire(t, c, "m")
+		ctx, cancel := context.WithCancel(t.Context())
+		go c.With(dlock.WithOwner("x")).Acquire(ctx, "k")
+		synctest.Wait()
+		require.Equal(t, dlock.Stats{Leases: 2, Waiters: 1}, c.Stats())
+		cancel()
+		time.Sleep(time.Minute) // for what the wait owes
+		require.NoError(t, m.Release())
+		require.Equal(t, dlock.Stats{Leases: 1}, c.Stats())
+		store.Fail(errStore)
+		<-l.Done()
+		synctest.Wait()
+		got := c.Stats()
+		require.NotZero(t, got.RenewalsFailed)
+		got.RenewalsFailed = 0
+		require.Equal(t, dlock.Stats{ReleasesOwed: 1, Lost: 1}, got)
+		store.Fail(nil)
+		time.Sleep(time.Minute)
+		require.Zero(t, c.Stats().ReleasesOwed)
+		n := acquire(t, c, "n")
+		store.Steal("n", time.Hour)
+		require.ErrorIs(t, n.Release(), dlock.ErrLost)
+		require.EqualValues(t, 2, c.Stats().Lost)
+		require.Zero(t, new(dlock.Client).Stats())
+	})
+}
+
+// A panic in a Locker reaches the caller, and the Client remains usable.
+func TestPanicInTheLocker(t *testing.T) {
+	panicky := func(t *testing.T, op string, f func(t *testing.T, c *dlock.Client)) {
+		t.Run(op, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				s.hook = func(c *call) {
+					if c.op == op {
+						s.hook = nil
+						if op == "try" {
+							_, err := store.TryAcquire(c.ctx, c.key, c.token, c.ttl)
+							require.NoError(t, err)
+						}
+						panic(op)
+					}
+				}
+				f(t, dlock.New(s, dlock.WithRenewal(false)))
+				synctest.Wait()
+				requireFree(t, store, "k")
+			})
+		})
+	}
+	panicky(t, "try", func(t *testing.T, c *dlock.Client) {
+		require.Panics(t, func() { c.TryAcquire(t.Context(), "k") })
+	})
+	panicky(t, "renew", func(t *testing.T, c *dlock.Client) {
+		l := acquire(t, c, "k")
+		require.Panics(t, func() { l.Renew(t.Context()) })
+		require.NoError(t, l.Release())
+	})
+	panicky(t, "release", func(t *testing.T, c *dlock.Client) {
+		l := acquire(t, c, "k")
+		require.Panics(t, func() { l.Release() })
+		require.NoError(t, l.Release())
+	})
 }

@@ -2,9 +2,13 @@ package dlock_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -170,4 +174,304 @@ func TestPrintsAndLogsWithoutToken(t *testing.T) {
 		type job struct{ h dlock.Detached } // fmt does not call the methods of an unexported field
 		require.NotContains(t, fmt.Sprintf("%+v", job{h}), l.Token())
 	})
+}
+
+func TestLeaseContext(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		cause := errors.New("shutting down")
+		type keyType struct{}
+		parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
+
+		l := acquire(t, c, "k")
+		first, second := l.Context(parent), l.Context(t.Context())
+		require.Equal(t, "value", first.Value(keyType{}))
+		cancel(cause)
+		require.ErrorIs(t, first.Err(), context.Canceled)
+		require.Equal(t, cause, context.Cause(first))
+		require.NoError(t, second.Err())
+		require.NoError(t, l.Release())
+		require.Equal(t, context.Canceled, second.Err(), "at once, when Release has returned")
+		require.Equal(t, dlock.ErrReleased, context.Cause(second))
+		require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())), "of a lease that has ended")
+		require.Equal(t, cause, context.Cause(l.Context(parent)), "of a parent that has ended")
+
+		l = acquire(t, c, "k")
+		work := l.Context(t.Context())
+		store.Steal("k", time.Hour)
+		<-work.Done()
+		require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
+	})
+}
+
+// A context of the lease for each tick keeps no memory.
+func TestContextOncePerTick(t *testing.T) {
+	const (
+		ticks = 100_000 / slower
+		most  = 100 // bytes
+	)
+	for name, derive := range map[string]func(context.Context) (context.Context, context.CancelFunc){
+		"background": func(context.Context) (context.Context, context.CancelFunc) {
+			return context.Background(), func() {}
+		},
+		"cancellable": context.WithCancel,
+		"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Hour)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := dlock.New(memory.New())
+				l := acquire(t, c, "k")
+				parent, cancel := derive(t.Context())
+				defer cancel()
+				before := heap()
+				for range ticks {
+					if err := l.Context(parent).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if each := (heap() - before) / ticks; each > most {
+					t.Errorf("Context keeps %d bytes per call, want at most %d", each, most)
+				}
+				last := l.Context(parent)
+				require.NoError(t, l.Release())
+				<-last.Done()
+				require.ErrorIs(t, context.Cause(last), dlock.ErrReleased)
+				runtime.KeepAlive(parent)
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+func TestLeaseFromContext(t *testing.T) {
+	type trace struct{}
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s)
+		require.NoError(t, c.Do(t.Context(), "a", func(ctx context.Context, a *dlock.Lease) error {
+			b := acquire(t, c, "b")
+			other := acquire(t, dlock.New(memory.New()), "a") // of another store
+			ctx = context.WithValue(b.Context(ctx), trace{}, "id")
+			for key, want := range map[string]*dlock.Lease{"a": a, "b": b, "c": nil} {
+				got, ok := dlock.LeaseFromContext(ctx, key)
+				require.Same(t, want, got)
+				require.Equal(t, want != nil, ok)
+			}
+			got, _ := dlock.LeaseFromContext(other.Context(ctx), "a")
+			require.Same(t, other, got, "the innermost")
+			require.NoError(t, other.Release())
+			got, _ = dlock.LeaseFromContext(other.Context(ctx), "a")
+			require.Same(t, a, got, "of a lease that has ended there is none")
+			_, ok := dlock.LeaseFromContext(t.Context(), "a")
+			require.False(t, ok)
+			require.NotContains(t, fmt.Sprint(ctx), a.Token()[10:20])
+			require.Contains(t, fmt.Sprint(ctx), `.WithLease("a")`)
+			return b.Release()
+		}))
+	})
+}
+
+// A context does not carry a lease that has ended.
+func TestLeaseFromContextEnds(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, store *memory.Locker, l *dlock.Lease){
+		"released": func(t *testing.T, _ *memory.Locker, l *dlock.Lease) { require.NoError(t, l.Release()) },
+		"detached": func(t *testing.T, _ *memory.Locker, l *dlock.Lease) {
+			_ = detach(t, l)
+		},
+		"lost": func(t *testing.T, store *memory.Locker, l *dlock.Lease) {
+			store.Expire("k")
+			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				c := dlock.New(s)
+				l := acquire(t, c, "k")
+				ctx := context.WithoutCancel(l.Context(t.Context()))
+				_, ok := dlock.LeaseFromContext(ctx, "k")
+				require.True(t, ok)
+				end(t, store, l)
+				_, ok = dlock.LeaseFromContext(ctx, "k")
+				require.False(t, ok)
+				next, err := c.Acquire(ctx, "k") // it waits for the taker of a detached lease
+				require.NoError(t, err)
+				require.NoError(t, next.Release())
+			})
+		})
+	}
+}
+
+// A lookup costs no allocation.
+func TestLeaseFromContextIsCheap(t *testing.T) {
+	c := dlock.New(memory.New())
+	l, m := acquire(t, c, "k"), acquire(t, c, "l")
+	defer l.Release()
+	defer m.Release()
+	ctx := m.Context(l.Context(t.Context()))
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if got, _ := dlock.LeaseFromContext(ctx, "k"); got != l {
+			t.Fatal("not found")
+		}
+	}))
+}
+
+// An Acquire that would wait for its own caller fails at once, and sends nothing.
+func TestNestedAcquire(t *testing.T) {
+	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		c := dlock.New(l)
+		require.NoError(t, c.Do(t.Context(), "a", func(ctx context.Context, _ *dlock.Lease) error {
+			return c.Do(ctx, "b", func(ctx context.Context, _ *dlock.Lease) error {
+				ctx, cancel := context.WithTimeout(ctx, time.Hour)
+				defer cancel()
+				s.forget()
+				start := time.Now()
+				for name, f := range map[string]func(key string) error{
+					"Acquire": func(key string) error { _, err := c.Acquire(ctx, key); return err },
+					"With":    func(key string) error { _, err := c.With(dlock.WithTTL(time.Minute)).Acquire(ctx, key); return err },
+					"MaxWait": func(key string) error { _, err := c.With(dlock.WithMaxWait(time.Minute)).Acquire(ctx, key); return err },
+					"Do": func(key string) error {
+						return c.Do(ctx, key, func(context.Context, *dlock.Lease) error { return errors.New("called") })
+					},
+				} {
+					for _, key := range []string{"a", "b"} {
+						err := f(key)
+						require.ErrorIs(t, err, dlock.ErrNested, name)
+						require.NotErrorIs(t, err, dlock.ErrHeld)
+						require.EqualError(t, err, fmt.Sprintf("dlock: acquire %q: already held by the caller", key))
+					}
+				}
+				require.Empty(t, s.made())
+
+				_, err := c.TryAcquire(ctx, "a")
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				require.NotErrorIs(t, err, dlock.ErrNested)
+				_, err = c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				_, err = dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")
+				require.ErrorIs(t, err, dlock.ErrHeld, "another Client may have another store")
+				require.Equal(t, time.Second, time.Since(start))
+
+				lease, err := c.Acquire(ctx, "other")
+				require.NoError(t, err)
+				return lease.Release()
+			})
+		}))
+	})
+}
+
+// A call is not nested any more once the lease that its ctx carries has run out.
+func TestNestedWithALeaseThatHasRunOut(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithRenewal(false))
+		l := acquire(t, c, "k")
+		ctx := context.WithoutCancel(l.Context(t.Context()))
+		time.Sleep(time.Until(l.Deadline()))
+		next, err := c.Acquire(ctx, "k")
+		require.NoError(t, err)
+		require.NoError(t, next.Release())
+	})
+}
+
+// Package context treats the context of a lease like its own, and it has the values of its
+// parent.
+func TestLeaseContextIsWhole(t *testing.T) {
+	type key struct{}
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s), "k")
+		cause := errors.New("the parent's cause")
+		root, cancel := context.WithCancelCause(t.Context())
+		one, two := l.Context(context.WithValue(root, key{}, 1)), l.Context(context.WithValue(root, key{}, 2))
+		require.Equal(t, 1, one.Value(key{}))
+		require.Equal(t, 2, two.Value(key{}))
+		before := runtime.NumGoroutine()
+		child, stop := context.WithCancel(two)
+		defer stop()
+		require.Equal(t, before, runtime.NumGoroutine(), "a goroutine watches the context")
+		cancel(cause)
+		<-child.Done()
+		require.Equal(t, cause, context.Cause(child))
+		require.Equal(t, cause, context.Cause(one))
+		require.NoError(t, l.Err())
+
+		below := l.Context(t.Context())
+		require.NoError(t, l.Release())
+		<-below.Done()
+		require.Equal(t, dlock.ErrReleased, context.Cause(below))
+		require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())))
+	})
+}
+
+// The root is asked once for a value, however many leases there are on the way.
+func TestValueOfNestedLeaseContexts(t *testing.T) {
+	c := dlock.New(memory.New())
+	asked := 0
+	var ctx context.Context = countingValues{t.Context(), &asked}
+	for i := range 16 {
+		l := acquire(t, c, fmt.Sprint(i))
+		defer l.Release()
+		ctx = l.Context(ctx)
+	}
+	asked = 0
+	ctx.Value("key")
+	require.Equal(t, 1, asked)
+}
+
+type countingValues struct {
+	context.Context
+	asked *int
+}
+
+func (c countingValues) Value(key any) any {
+	*c.asked++
+	return c.Context.Value(key)
+}
+
+// A parent may ask the lease, also while the lease ends.
+func TestParentThatAsksTheLease(t *testing.T) {
+	l := acquire(t, dlock.New(memory.New()), "k")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		parent := asking{t.Context(), l}
+		ctx := l.Context(parent)
+		require.NoError(t, ctx.Err())
+		require.NoError(t, l.Release())
+		require.ErrorIs(t, context.Cause(ctx), dlock.ErrReleased)
+		require.ErrorIs(t, context.Cause(l.Context(parent)), dlock.ErrReleased)
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("deadlock")
+	}
+}
+
+// asking is a context that asks a lease whenever it is asked.
+type asking struct {
+	context.Context
+	lease *dlock.Lease
+}
+
+func (a asking) Done() <-chan struct{} {
+	_ = a.lease.Err()
+	return a.Context.Done()
+}
+
+func (a asking) Err() error {
+	_ = a.lease.Err()
+	return a.Context.Err()
+}
+
+func (a asking) Value(key any) any {
+	_ = a.lease.Err()
+	return a.Context.Value(key)
+}
+
+func (a asking) AfterFunc(f func()) func() bool {
+	stop := context.AfterFunc(a.Context, f)
+	return func() bool {
+		_ = a.lease.Err()
+		return stop()
+	}
 }

@@ -2,7 +2,9 @@ package dlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -216,5 +218,353 @@ func TestReleaseAndRenewFromManyGoroutines(t *testing.T) {
 			requireFree(t, store, "k")
 		}
 		synctest.Wait()
+	})
+}
+
+func TestMinHold(t *testing.T) {
+	for _, minHold := range []time.Duration{20 * time.Second, 10 * time.Minute} {
+		t.Run(minHold.String(), func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				c := dlock.New(s, dlock.WithMinHold(minHold))
+				l := acquire(t, c, "k")
+				start := time.Now()
+				work := l.Context(t.Context())
+				time.Sleep(time.Second)
+				released := time.Now()
+				require.NoError(t, l.Release())
+				require.Equal(t, released, time.Now(), "Release returns at once")
+				require.Error(t, work.Err())
+				require.Equal(t, dlock.ErrReleased, l.Err())
+				require.NoError(t, l.Release())
+
+				next := acquire(t, dlock.New(store), "k")
+				require.Equal(t, start.Add(minHold), time.Now())
+				require.Len(t, s.made("release"), 1, "by the Client")
+				require.LessOrEqual(t, len(s.made("renew", "batch")), 1)
+				require.NoError(t, next.Release())
+			})
+		})
+	}
+}
+
+func TestMinHoldThatIsOver(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s, dlock.WithMinHold(time.Minute)), "k")
+		time.Sleep(time.Minute)
+		require.NoError(t, l.Release())
+		requireFree(t, store, "k")
+	})
+}
+
+func TestMinHoldWithinTheTTLSendsNoRenewal(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s, dlock.WithMinHold(20*time.Second)), "k")
+		require.NoError(t, l.Release())
+		time.Sleep(time.Minute)
+		require.Empty(t, s.made("renew", "batch"))
+		require.Len(t, s.made("release"), 1)
+	})
+}
+
+func TestMinHoldCountsFromTheAnswer(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "try" {
+				c.delay = 3 * time.Second
+			}
+		}
+		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Second)), "k")
+		start := time.Now()
+		require.NoError(t, l.Release())
+		next := acquire(t, dlock.New(store), "k")
+		require.Equal(t, start.Add(10*time.Second), time.Now())
+		require.NoError(t, next.Release())
+	})
+}
+
+func TestMinHoldWhileTheStoreFails(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
+		start := time.Now()
+		store.Fail(errStore)
+		require.NoError(t, l.Release())
+		time.Sleep(20 * time.Second)
+		store.Fail(nil)
+		next := acquire(t, dlock.New(store), "k")
+		require.Equal(t, start.Add(10*time.Minute), time.Now())
+		require.NoError(t, next.Release())
+	})
+}
+
+// In an outage a MinHold costs few calls.
+func TestCallsForMinHoldsInAnOutage(t *testing.T) {
+	for name, err := range map[string]error{"refused": &dlock.NoEffectError{Err: errors.New("NOPERM")}, "down": errStore} {
+		for _, ttl := range []time.Duration{10 * time.Millisecond, time.Second} {
+			t.Run(fmt.Sprint(name, ttl), func(t *testing.T) {
+				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+					c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithMinHold(time.Hour))
+					l := acquire(t, c, "k")
+					store.Fail(err)
+					require.NoError(t, l.Release())
+					time.Sleep(10 * time.Second) // the lease has ended long ago
+					s.forget()
+					time.Sleep(10 * time.Second)
+					require.LessOrEqual(t, len(s.made("renew")), 20, "calls in 10 s for a lease that has ended")
+					c.Close()
+				})
+			})
+		}
+	}
+}
+
+func TestMinHoldBehindHungReleases(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
+		s.hook = func(c *call) {
+			if strings.HasPrefix(c.key, "bad") && c.op != "renew" {
+				c.hang()
+			}
+		}
+		for i := range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := c.TryAcquire(ctx, fmt.Sprint("bad", i))
+			require.Error(t, err)
+			cancel()
+		}
+		l := acquire(t, c, "good")
+		require.NoError(t, l.Release())
+		time.Sleep(time.Minute)
+		requireTaken(t, store, "good")
+		c.Close()
+	})
+}
+
+// 3,000 leases with a MinHold are released at the same time.
+func TestMinHoldOfMany(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		const n = 3000
+		all, _ := acquireAll(t, c, "", n)
+		for _, l := range all {
+			require.NoError(t, l.Release())
+		}
+		time.Sleep(2 * time.Minute)
+		free := 0
+		for i := range n {
+			hold, err := store.Inspect(t.Context(), fmt.Sprint(i))
+			require.NoError(t, err)
+			if !hold.Held {
+				free++
+			}
+		}
+		c.Close()
+		require.Zero(t, free, "keys free long before the MinHold")
+	})
+}
+
+// A lost lease also keeps its MinHold.
+func TestMinHoldOfALostLease(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithRenewal(false), dlock.WithMinHold(10*time.Minute))
+		l := acquire(t, c, "k")
+		<-l.Done()
+		require.ErrorIs(t, l.Release(), dlock.ErrLost)
+		time.Sleep(time.Until(s.made()[0].at.Add(10*time.Minute - time.Second)))
+		_, err := dlock.New(store).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		time.Sleep(time.Second + time.Millisecond)
+		requireFree(t, store, "k")
+	})
+}
+
+func TestMinHoldOfAStolenKey(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
+		store.Steal("k", time.Hour)
+		require.NoError(t, l.Release())
+		time.Sleep(time.Hour)
+		require.Len(t, s.made("renew"), 1)
+		require.Empty(t, s.made("release"), "the store has said that the lease is gone")
+	})
+}
+
+// The store keeps the key for the MinHold after the Client is closed, before or after Release.
+func TestMinHoldOutlivesTheClient(t *testing.T) {
+	for _, minHold := range []time.Duration{time.Minute, 10 * time.Minute} {
+		for _, first := range []string{"Release", "Close"} {
+			t.Run(first+"/"+minHold.String(), func(t *testing.T) {
+				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+					c := dlock.New(s, dlock.WithMinHold(minHold))
+					l := acquire(t, c, "k")
+					start := time.Now()
+					if first == "Close" {
+						require.NoError(t, c.Close())
+					}
+					require.NoError(t, l.Release())
+					require.NoError(t, c.Close())
+					next := acquire(t, dlock.New(store), "k")
+					require.InDelta(t, minHold.Seconds(), time.Since(start).Seconds(), 0.002)
+					require.NoError(t, next.Release())
+				})
+			})
+		}
+	}
+}
+
+// Close waits for a release whose MinHold is over.
+func TestCloseWaitsForAReleaseAfterItsMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Second))
+		l := acquire(t, c, "k")
+		require.NoError(t, l.Release())
+		store.Fail(errStore)
+		time.Sleep(1500 * time.Millisecond)
+		require.Equal(t, 1, c.Stats().ReleasesOwed)
+		time.AfterFunc(time.Second, func() { store.Fail(nil) })
+		if err := c.Close(); err == nil {
+			requireFree(t, store, "k")
+		}
+	})
+}
+
+// Shutdown makes the store keep the key for the MinHold, and does not wait until it has passed.
+func TestShutdownKeepsMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
+		l := acquire(t, c, "k")
+		require.NoError(t, l.Release())
+		start := time.Now()
+		require.NoError(t, c.Shutdown(t.Context()))
+		require.Equal(t, start, time.Now())
+		time.Sleep(10*time.Minute - time.Second)
+		_, err := dlock.New(store).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		time.Sleep(time.Second + time.Millisecond)
+		requireFree(t, store, "k")
+	})
+}
+
+// A lease that Shutdown gives up on keeps its MinHold.
+func TestShutdownKeepsMinHoldOfWhatIsStillHeld(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithTTL(3*time.Second), dlock.WithMinHold(time.Minute))
+		acquire(t, c, "k")
+		ctx := ended(t)
+		require.Error(t, c.Shutdown(ctx))
+		time.Sleep(30 * time.Second)
+		requireTaken(t, store, "k")
+	})
+}
+
+// After Shutdown, releases at the same time make one renewal for the MinHold.
+func TestReleaseTwiceAfterShutdownWithMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.op == "renew" {
+				c.delay = 10 * time.Millisecond
+			}
+		}
+		c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
+		l := acquire(t, c, "k")
+		ctx := ended(t)
+		require.Error(t, c.Shutdown(ctx))
+		s.forget()
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { l.Release() })
+		}
+		wg.Wait()
+		require.NoError(t, l.Release())
+		require.Len(t, s.made("renew"), 1, "one renewal keeps it")
+	})
+}
+
+func TestMinHoldMax(t *testing.T) {
+	const most = 365 * 24 * time.Hour
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(most))
+		require.NoError(t, acquire(t, c, "k").Release())
+		synctest.Wait()
+		renewals := s.made("renew")
+		require.Len(t, renewals, 1)
+		require.Equal(t, most, renewals[0].ttl)
+		require.NoError(t, c.Close())
+	})
+}
+
+// While the store is away, a MinHold is owed until it is over, however short the TTL.
+func TestMinHoldsOutliveTheirTTL(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		const n, minHold = 100, 10 * time.Second
+		seen := make(chan dlock.OwedDoneInfo, n)
+		c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold), dlock.WithObserver(&dlock.Observer{
+			OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { seen <- i },
+		}))
+		leases, _ := acquireAll(t, c, "", n)
+		store.Fail(errStore)
+		for _, l := range leases {
+			require.NoError(t, l.Release())
+		}
+		time.Sleep(minHold - time.Millisecond)
+		require.Equal(t, n, c.Stats().ReleasesOwed, "before the end of the MinHold")
+		time.Sleep(2 * time.Millisecond)
+		require.Zero(t, c.Stats().ReleasesOwed, "after the end of the MinHold")
+		require.LessOrEqual(t, len(s.made("release")), 8, "of %d keys that the store has freed long ago", n)
+		for range n {
+			require.ErrorIs(t, (<-seen).Err, errStore)
+		}
+		start := time.Now()
+		require.NoError(t, c.Close())
+		require.Zero(t, time.Since(start))
+	})
+}
+
+// A lease that Shutdown has given up on is not released when its MinHold is over, although no
+// renewal has succeeded: its work may still run.
+func TestShutdownReleasesNothingAfterAMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.hook = func(c *call) {
+			if c.renews() && time.Since(s.made()[0].at) > time.Second {
+				c.err = errStore
+			}
+		}
+		c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
+		acquire(t, c, "k")
+		time.Sleep(8 * time.Second)
+		require.ErrorContains(t, c.Shutdown(ended(t)), "1 leases still held")
+		time.Sleep(3 * time.Second)
+		require.Empty(t, s.made("release"), "the work may still run")
+	})
+}
+
+// After Close, a Release that failed can be repeated: the store then keeps the key for its MinHold.
+func TestReleaseAgainAfterCloseWithMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Minute))
+		l := acquire(t, c, "k")
+		start := time.Now()
+		require.NoError(t, c.Close())
+		store.Fail(errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		require.ErrorIs(t, l.Release(), errStore)
+		store.Fail(nil)
+		require.NoError(t, l.Release())
+		require.NoError(t, l.Release())
+		require.Len(t, s.made("renew"), 3)
+		next := acquire(t, dlock.New(store), "k")
+		require.InDelta(t, time.Minute, time.Since(start), float64(2*time.Millisecond))
+		require.NoError(t, next.Release())
+	})
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Minute))
+		l := acquire(t, c, "k")
+		require.NoError(t, c.Close())
+		store.Steal("k", time.Hour)
+		require.ErrorIs(t, l.Release(), dlock.ErrLost)
 	})
 }
