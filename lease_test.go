@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 func TestDoneAndErr(t *testing.T) {
@@ -207,7 +208,7 @@ func TestLeaseContext(t *testing.T) {
 // A context of the lease for each tick keeps no memory.
 func TestContextOncePerTick(t *testing.T) {
 	const (
-		ticks = 100_000 / slower
+		ticks = 100_000 / israce.Slower
 		most  = 100 // bytes
 	)
 	for name, derive := range map[string]func(context.Context) (context.Context, context.CancelFunc){

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 // A census counts what its workers do, to be compared with a ledger.
@@ -61,7 +62,7 @@ func (c *census) end(l *dlock.Lease) {
 // line that fails in all ways, with losses, cancelled waits, turns in a line, leases that are
 // detached and adopted, operators, and a Shutdown in the middle of it all.
 func TestEveryAcquisitionAndLeaseEndsOnce(t *testing.T) {
-	for seed := range uint64(200 / slower) {
+	for seed := range uint64(200 / israce.Slower) {
 		for _, turns := range []int{1, 8} {
 			t.Run(fmt.Sprintf("seed=%d,turns=%d", seed, turns), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { endsOnce(t, seed, turns) })

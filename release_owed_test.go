@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 func TestOwedReleaseIsRepeated(t *testing.T) {
@@ -556,7 +557,7 @@ func requireReleasedOnce(t *testing.T, n *line) {
 
 // Of any number of waits that are cut at one instant, each is released.
 func TestWaitsCutTogether(t *testing.T) {
-	const waits = 5000 / slower
+	const waits = 5000 / israce.Slower
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -588,9 +589,9 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	const (
-		waits = 30_000 / slower
+		waits = 30_000 / israce.Slower
 		real  = 50
-		pace  = slower * 2 * time.Millisecond
+		pace  = israce.Slower * 2 * time.Millisecond
 		wait  = 100 * time.Millisecond
 	)
 	for f, apart := range map[fault]time.Duration{ // between the releases
@@ -641,7 +642,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	const attempts = 5000 / slower
+	const attempts = 5000 / israce.Slower
 	for _, then := range []fault{up, refuse, hang, ignore} {
 		t.Run(string(then), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -685,7 +686,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 		attempts = 101_000
 		kept     = 100_000
 	)
-	if slower > 1 {
+	if israce.Enabled {
 		t.Skip("too slow with the race detector")
 	}
 	synctest.Test(t, func(t *testing.T) {

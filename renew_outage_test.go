@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 // How much of the sweep TestOutages runs, in random order: "all", or as much as a
@@ -89,12 +90,12 @@ func everyOutage() (all []outage) {
 // sampleOutages returns some outages of the sweep, and those that once lost leases.
 func sampleOutages() []outage {
 	some := []outage{
-		{30 * time.Second, 30_000 / slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
-		{30 * time.Second, 30_000 / slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
-		{5 * time.Second, 5000 / slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
+		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
 	}
 	small := slices.DeleteFunc(everyOutage(), func(o outage) bool { return o.leases > 1000 })
-	const stride = 1202*slower - 1 // has no factor in common with the sizes of the sweep
+	const stride = 1202*israce.Slower - 1 // has no factor in common with the sizes of the sweep
 	for i := 0; i < len(small); i += stride {
 		some = append(some, small[i])
 	}

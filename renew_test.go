@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 // drift is subtracted from a TTL of 30 s.
@@ -327,7 +328,7 @@ func TestShortLeaseBesideALongOne(t *testing.T) {
 // Leases are renewed by deadline, however many others came earlier.
 func TestShortLeaseBehindLongOnes(t *testing.T) {
 	const (
-		leases = 10_000 / slower
+		leases = 10_000 / israce.Slower
 		rtt    = 10 * time.Millisecond
 	)
 	synctest.Test(t, func(t *testing.T) {
@@ -439,7 +440,7 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	const (
-		leases = 10_000 / slower
+		leases = 10_000 / israce.Slower
 		most   = 600
 		ttl    = 30 * time.Second
 	)
@@ -519,7 +520,7 @@ func TestBatchesAreUsedAgainAfterAFailure(t *testing.T) {
 // Renewals stay in batches after an outage.
 func TestBatchesAfterAnOutage(t *testing.T) {
 	const ttl = 30 * time.Second
-	for _, leases := range []int{10, 5000 / slower} {
+	for _, leases := range []int{10, 5000 / israce.Slower} {
 		for _, f := range []fault{refuse, hang, ignore, lose} {
 			t.Run(fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -586,7 +587,7 @@ func TestPoisonedBatch(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	const ttl = 30 * time.Second
-	for _, leases := range []int{10, 2500 / slower} {
+	for _, leases := range []int{10, 2500 / israce.Slower} {
 		for _, alone := range []bool{false, true} { // the key fails also by itself
 			for name, fails := range map[string]func(context.Context, string) error{"hangs": hangIf("poison"), "fails": failIf("poison")} {
 				for _, outage := range []time.Duration{0, 6 * time.Second, 15 * time.Second} {

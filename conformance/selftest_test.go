@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
+	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -66,7 +67,7 @@ func TestNoOtherCaseFails(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	for _, e := range exhibits() {
-		if raceDetector || e.Sporadic || e.Cases == nil {
+		if israce.Enabled || e.Sporadic || e.Cases == nil {
 			continue
 		}
 		t.Run(e.Name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,7 +96,7 @@ func TestConformance(t *testing.T) {
 		"plain":   harness(3, func(s stores) *redlock.Locker { return redlock.New(s.forwarded()) }),
 		"guarded": guarded,
 	} {
-		if race && (name == "1 node" || name == "5 nodes") {
+		if israce.Enabled && (name == "1 node" || name == "5 nodes") {
 			continue // these take long then, and take no other way through the code
 		}
 		h.SkipForward = name != "guarded" // a Forward is the same around each

@@ -23,6 +23,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/observe/otel"
 )
 
@@ -150,7 +151,7 @@ func TestNodes(t *testing.T) {
 }
 
 func TestAMillionKeys(t *testing.T) {
-	const keys = 1_000_000 / slower
+	const keys = 1_000_000 / israce.Slower
 	r := record()
 	o := r.observer(t, otel.WithClass(func(key string) string { return key }), otel.WithTracerProvider(noop.NewTracerProvider()))
 	ctx := t.Context()

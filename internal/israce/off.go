@@ -1,0 +1,8 @@
+//go:build !race
+
+package israce
+
+const (
+	Enabled = false
+	Slower  = 1
+)
