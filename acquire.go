@@ -248,7 +248,7 @@ func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 // key is most likely held. If it fails before the store has answered, or with an error that a
 // wait retries, the acquisition is not decided, and begins with an attempt.
 func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, err error) {
-	if err := a.waits(); err != nil {
+	if err := a.tellWait(); err != nil {
 		return nil, true, err
 	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
@@ -270,13 +270,13 @@ func final(err error) bool {
 
 // wait waits for a key that is held: in the queue of the store if it has one, else by polling.
 func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
-	if err := a.waits(); err != nil {
+	if err := a.tellWait(); err != nil {
 		return nil, err
 	}
 	ctx, stop := a.client.keeper.untilClosed(ctx)
 	defer stop()
 	queue, queued := a.client.keeper.locker.(Acquirer)
-	queued = queued && !a.client.keeper.turns.unqueued.Load()
+	queued = queued && !a.client.keeper.lines.unqueued.Load()
 	pace := pace{backoff: a.client.options.backoff}
 	var err error = a.held
 	for again := !queued; ; again = true {
@@ -565,7 +565,7 @@ type contendedKeys struct {
 const maxAttempts = 128
 
 func (k *keeper) crowded() bool {
-	if k.attempts.Load() < maxAttempts || k.turns.unqueued.Load() {
+	if k.attempts.Load() < maxAttempts || k.lines.unqueued.Load() {
 		return false
 	}
 	_, ok := k.locker.(Acquirer)

@@ -278,7 +278,7 @@ func (c *Client) Stats() Stats {
 		ReleasesDropped: k.owed.dropped,
 		Lost:            k.lost,
 		RenewalsFailed:  k.renewals.failed.Load(),
-		EventsDropped:   k.events.dropped.Load(),
+		EventsDropped:   k.hooks.dropped.Load(),
 	}
 }
 

@@ -97,7 +97,7 @@ func (k *keeper) close(op string) error {
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
 	calls, owed, last := k.finish()
-	k.waitWhile(ctx, k.events.outstanding)
+	k.waitWhile(ctx, k.hooks.outstanding)
 	if calls > 0 || owed > 0 {
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
 			op, ErrUnavailable, owed, calls, closeTimeout)
@@ -138,7 +138,7 @@ func (k *keeper) hurry() {
 func (k *keeper) outstanding() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.calls.Load() > 0 || k.owed.unanswered > 0 || k.events.outstanding()
+	return k.calls.Load() > 0 || k.owed.unanswered > 0 || k.hooks.outstanding()
 }
 
 // finish drops all owed releases. It returns how many calls are in flight, how many

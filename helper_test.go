@@ -308,11 +308,11 @@ const (
 
 const ignored = 3 * time.Second // how long a call ignores its ctx
 
-// A line is the network between a Client and a Locker. A request arrives after half of the
+// A wire is the network between a Client and a Locker. A request arrives after half of the
 // round trip time, and its reply after the other half. A fault hits the calls that are on
-// the line when it begins; their messages stay lost when it ends. Errors of the Locker come
+// the wire when it begins; their messages stay lost when it ends. Errors of the Locker come
 // back at once.
-type line struct {
+type wire struct {
 	dlock.Forward
 
 	mu       sync.Mutex
@@ -333,11 +333,11 @@ const (
 	releasesArrived = "arrived releases" // those that arrived
 )
 
-// overLine returns a store behind a line, both new. The test ends when no call is in flight.
-func overLine(t *testing.T) (*memory.Locker, *line) {
+// overWire returns a store behind a line, both new. The test ends when no call is in flight.
+func overWire(t *testing.T) (*memory.Locker, *wire) {
 	t.Helper()
 	store := memory.New()
-	n := &line{Forward: dlock.Forward{Locker: store}, fault: up}
+	n := &wire{Forward: dlock.Forward{Locker: store}, fault: up}
 	n.forget()
 	t.Cleanup(func() {
 		for synctest.Wait(); n.busy(); synctest.Wait() {
@@ -347,26 +347,26 @@ func overLine(t *testing.T) (*memory.Locker, *line) {
 	return store, n
 }
 
-func (n *line) busy() bool {
+func (n *wire) busy() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.inFlight > 0
 }
 
-func (n *line) setRTT(d time.Duration) {
+func (n *wire) setRTT(d time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.rtt = d
 }
 
-func (n *line) set(f fault) {
+func (n *wire) set(f fault) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fault = f
 }
 
 // fail makes the line fail for d, and returns the instant at which it is up again.
-func (n *line) fail(f fault, d time.Duration) time.Time {
+func (n *wire) fail(f fault, d time.Duration) time.Time {
 	n.set(f)
 	time.Sleep(d)
 	n.set(up)
@@ -374,7 +374,7 @@ func (n *line) fail(f fault, d time.Duration) time.Time {
 }
 
 // forget drops the counts so far.
-func (n *line) forget() {
+func (n *wire) forget() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.counts = make(map[string]map[string]int)
@@ -384,7 +384,7 @@ func (n *line) forget() {
 }
 
 // count adds one, unless ctx has ended: then no call is made.
-func (n *line) count(ctx context.Context, what, of string) {
+func (n *wire) count(ctx context.Context, what, of string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if ctx.Err() == nil {
@@ -392,14 +392,14 @@ func (n *line) count(ctx context.Context, what, of string) {
 	}
 }
 
-func (n *line) counted(what, of string) int {
+func (n *wire) counted(what, of string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.counts[what][of]
 }
 
 // made returns how many calls of some operations were made.
-func (n *line) made(ops ...string) (made int) {
+func (n *wire) made(ops ...string) (made int) {
 	for _, op := range ops {
 		made += n.counted(callsMade, op)
 	}
@@ -407,29 +407,29 @@ func (n *line) made(ops ...string) (made int) {
 }
 
 // tokens returns how many tokens have been counted.
-func (n *line) tokens(what string) int {
+func (n *wire) tokens(what string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.counts[what])
 }
 
-func (n *line) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (n *wire) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	n.count(ctx, attemptsMade, token)
 	return trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
-func (n *line) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (n *wire) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return trip(ctx, n, "acquire", func() (dlock.Attempt, error) {
 		n.count(ctx, waitsArrived, token)
 		return n.Forward.Acquire(ctx, key, token, ttl)
 	})
 }
 
-func (n *line) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+func (n *wire) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	return trip(ctx, n, "renew", func() (bool, error) { return n.Forward.Renew(ctx, key, token, ttl) })
 }
 
-func (n *line) Release(ctx context.Context, key, token string) (bool, error) {
+func (n *wire) Release(ctx context.Context, key, token string) (bool, error) {
 	n.count(ctx, releasesMade, token)
 	return trip(ctx, n, "release", func() (bool, error) {
 		n.count(ctx, releasesArrived, token)
@@ -437,12 +437,12 @@ func (n *line) Release(ctx context.Context, key, token string) (bool, error) {
 	})
 }
 
-func (n *line) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+func (n *wire) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
 	return trip(ctx, n, "batch", func() ([]dlock.RenewResult, error) { return n.Forward.RenewBatch(ctx, batch) })
 }
 
 // trip makes a call over the line.
-func trip[R any](ctx context.Context, n *line, op string, f func() (R, error)) (R, error) {
+func trip[R any](ctx context.Context, n *wire, op string, f func() (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -465,7 +465,7 @@ func trip[R any](ctx context.Context, n *line, op string, f func() (R, error)) (
 	return r, nil
 }
 
-func (n *line) enter(op string) {
+func (n *wire) enter(op string) {
 	n.mu.Lock()
 	n.counts[callsMade][op]++
 	n.inFlight++
@@ -476,14 +476,14 @@ func (n *line) enter(op string) {
 	}
 }
 
-func (n *line) leave() {
+func (n *wire) leave() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.inFlight--
 }
 
 // travel takes half of a round trip, to the Locker or back.
-func (n *line) travel(ctx context.Context, op string, there bool) error {
+func (n *wire) travel(ctx context.Context, op string, there bool) error {
 	n.mu.Lock()
 	d := n.rtt / 2
 	n.mu.Unlock()
@@ -500,7 +500,7 @@ func (n *line) travel(ctx context.Context, op string, there bool) error {
 }
 
 // pass lets a message pass, or returns the error of its call.
-func (n *line) pass(ctx context.Context, op string, there bool) error {
+func (n *wire) pass(ctx context.Context, op string, there bool) error {
 	n.mu.Lock()
 	f := n.fault
 	n.mu.Unlock()
@@ -516,7 +516,7 @@ func (n *line) pass(ctx context.Context, op string, there bool) error {
 	return n.wait(ctx, op)
 }
 
-func (n *line) wait(ctx context.Context, op string) error {
+func (n *wire) wait(ctx context.Context, op string) error {
 	<-ctx.Done()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -525,9 +525,9 @@ func (n *line) wait(ctx context.Context, op string) error {
 }
 
 // lockers are both ways of renewing over a line.
-var lockers = map[string]func(*line) dlock.Locker{
-	"batch":  func(n *line) dlock.Locker { return n },
-	"single": func(n *line) dlock.Locker { return plain{n} },
+var lockers = map[string]func(*wire) dlock.Locker{
+	"batch":  func(n *wire) dlock.Locker { return n },
+	"single": func(n *wire) dlock.Locker { return plain{n} },
 }
 
 // ended returns a context that has been cancelled.

@@ -45,10 +45,10 @@ func take(t *testing.T, c *Client, key string) *Lease {
 
 // Lines returns how many lines a Client has. See WithLocalTurns.
 func (c *Client) Lines() int {
-	t := &c.keeper.turns
+	t := &c.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.lines)
+	return len(t.all)
 }
 
 // RefuseCalls does the first step of Close only: calls are refused, and waits go on.
@@ -147,7 +147,7 @@ func suspend(l *Lease, d time.Duration) {
 	l.wall = l.wall.Add(-d)
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.event.wall = l.wall
+	l.alarm.wall = l.wall
 }
 
 func TestSuspendedMachine(t *testing.T) {
@@ -343,7 +343,7 @@ func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
 func takeFromSchedule(l *Lease) {
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.keeper.removeLocked(&l.event)
+	l.keeper.removeLocked(&l.alarm)
 }
 
 // Close stops the timer while a tick is about to put a lease back into the schedule.

@@ -13,17 +13,18 @@ import (
 // owed releases, by a schedule of what is due when. One timer wakes it. There is no goroutine
 // while nothing is due, and no timer while there is neither a lease nor an owed release.
 //
-// Locks: a function whose name ends in Locked is called while its receiver's mutex is locked.
-// For a Lease and its trouble that is the mutex of the lease; for the keeper, renewals,
-// owedReleases and workers it is that of the keeper. The mutex of a lease is locked before
-// that of turns or of the keeper. Those of contendedKeys, lazyTimeout and events are locked
-// last. No mutex is locked during a call of the Locker or of an Observer. A new lease that has
-// not started needs no lock.
+// Locks: a function whose name ends in Locked is called while its receiver's mutex is locked,
+// and neither unlocks it nor waits. One whose name ends in Unlocking is called likewise, and
+// unlocks the mutex while it waits. For a Lease and its trouble that is the mutex of the lease;
+// for the keeper, renewals, owedReleases and workers it is that of the keeper. The mutex of a
+// lease is locked before that of lines or of the keeper. Those of contendedKeys, lazyTimeout
+// and hookQueue are locked last. No mutex is locked during a call of the Locker or of an
+// Observer. A new lease that has not started needs no lock.
 type keeper struct {
 	locker    Locker
 	contended contendedKeys
-	turns     turns
-	events    events
+	lines     lines
+	hooks     hookQueue
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc
@@ -61,7 +62,7 @@ func newKeeper(l Locker) *keeper {
 	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals - maxHolds, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
 	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, hungAfter: releaseHungAfter, nextLocked: k.nextReleaseLocked}
 	k.owed.holdWorkers = workers{mu: &k.mu, size: renewers, most: maxHolds, hungAfter: renewHungAfter, nextLocked: k.nextHoldLocked}
-	k.events.idle = k.notify
+	k.hooks.idle = k.notify
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.renewing, k.endRenew = context.WithCancel(context.Background())
 	k.over, k.endOver = context.WithCancel(context.Background())
@@ -119,7 +120,7 @@ func (k *keeper) forget(l *Lease, lost bool) {
 	if lost {
 		k.lost++
 	}
-	k.removeLocked(&l.event)
+	k.removeLocked(&l.alarm)
 	if k.renewals.probe == l {
 		k.renewals.probe = nil
 	}
@@ -146,9 +147,9 @@ func (k *keeper) notify() {
 // lookAround is how often leases are compared with the wall clock.
 const lookAround = time.Second
 
-// An event is when a lease or an owed release is due, or, if it has neither, when the owed
+// An alarm is when a lease or an owed release is due, or, if it has neither, when the owed
 // releases as a whole are. It is guarded by the keeper's mutex.
-type event struct {
+type alarm struct {
 	lease *Lease
 	owed  *owedRelease
 	at    time.Time
@@ -165,29 +166,29 @@ func (k *keeper) scheduleLease(l *Lease, at time.Time, slack time.Duration) {
 		l.counted = true
 		k.leases++
 	}
-	l.event.slack, l.event.wall = slack, l.wall
+	l.alarm.slack, l.alarm.wall = slack, l.wall
 	if k.abandoned.Load() { // after abandon has looked for leases here
 		at = time.Now()
 	}
-	k.scheduleLocked(&l.event, at)
+	k.scheduleLocked(&l.alarm, at)
 }
 
-// scheduleLocked puts an event into the schedule, or moves it there.
-func (k *keeper) scheduleLocked(e *event, at time.Time) {
-	e.at = at
-	if e.index > 0 {
-		heap.Fix(&k.schedule, e.index-1)
+// scheduleLocked puts an alarm into the schedule, or moves it there.
+func (k *keeper) scheduleLocked(a *alarm, at time.Time) {
+	a.at = at
+	if a.index > 0 {
+		heap.Fix(&k.schedule, a.index-1)
 	} else {
-		heap.Push(&k.schedule, e)
+		heap.Push(&k.schedule, a)
 	}
 	if k.timerAt.IsZero() || at.Before(k.timerAt) {
 		k.setTimerLocked(time.Now(), at)
 	}
 }
 
-func (k *keeper) removeLocked(e *event) {
-	if e.index > 0 {
-		heap.Remove(&k.schedule, e.index-1)
+func (k *keeper) removeLocked(a *alarm) {
+	if a.index > 0 {
+		heap.Remove(&k.schedule, a.index-1)
 	}
 }
 
@@ -231,14 +232,14 @@ func (k *keeper) wakeLocked() {
 }
 
 // takeDue removes what is due from the schedule, and sets the timer for what remains.
-func (k *keeper) takeDue() []*event {
+func (k *keeper) takeDue() []*alarm {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
 	due := k.takeOverdueLocked(now)
 	if len(k.schedule) > 0 && !k.schedule[0].at.After(now) {
 		for len(k.schedule) > 0 && !k.schedule[0].at.Add(-k.schedule[0].slack).After(now) {
-			due = append(due, heap.Pop(&k.schedule).(*event))
+			due = append(due, heap.Pop(&k.schedule).(*alarm))
 		}
 	}
 	k.timerAt = time.Time{}
@@ -250,12 +251,12 @@ func (k *keeper) takeDue() []*event {
 
 // takeOverdueLocked removes the leases whose deadline has passed on the wall clock: the
 // monotonic one stood still while the machine was suspended.
-func (k *keeper) takeOverdueLocked(now time.Time) []*event {
+func (k *keeper) takeOverdueLocked(now time.Time) []*alarm {
 	if now.Sub(k.looked) < lookAround {
 		return nil
 	}
 	k.looked = now
-	var overdue []*event
+	var overdue []*alarm
 	for _, e := range k.schedule {
 		if e.lease != nil && !now.Round(0).Before(e.wall) {
 			overdue = append(overdue, e)
@@ -267,8 +268,8 @@ func (k *keeper) takeOverdueLocked(now time.Time) []*event {
 	return overdue
 }
 
-// A schedule is a heap of events, the earliest first.
-type schedule []*event
+// A schedule is a heap of alarms, the earliest first.
+type schedule []*alarm
 
 func (a schedule) Len() int { return len(a) }
 
@@ -280,7 +281,7 @@ func (a schedule) Swap(i, j int) {
 }
 
 func (a *schedule) Push(x any) {
-	e := x.(*event)
+	e := x.(*alarm)
 	*a = append(*a, e)
 	e.index = len(*a)
 }

@@ -34,7 +34,7 @@ type Lease struct {
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
 	// Guarded by the keeper's mutex.
-	event   event     // in the schedule
+	alarm   alarm     // in the schedule
 	counted bool      // it has been in the schedule
 	queued  bool      // it is due for a renewal
 	dueBy   time.Time // its deadline when it became due
@@ -80,7 +80,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		values:  withoutCancel(a.ctx),
 		granted: a.returned,
 	}
-	l.event.lease = l
+	l.alarm.lease = l
 	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(ttl / 3)
 	if ttl < l.ttl {
@@ -272,7 +272,7 @@ func (l *Lease) planLocked(renewAt time.Time) {
 	}
 }
 
-// due is called when the lease's event is due. It ends the lease, or queues it for a renewal.
+// due is called when the lease's alarm is due. It ends the lease, or queues it for a renewal.
 func (l *Lease) due() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -333,7 +333,7 @@ func (l *Lease) renewed(o outcome, r RenewResult) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.observed() && l.err == nil {
-		return l.observeRenewalLocked(o, r)
+		return l.observeRenewalUnlocking(o, r)
 	}
 	return l.renewedLocked(o, r)
 }

@@ -196,9 +196,9 @@ const (
 	maxRoutine = maxEvents / 2
 )
 
-// events calls the Observers of a Client. Events of the background wait in a queue for one
+// A hookQueue calls the Observers of a Client. Events of the background wait in a queue for one
 // goroutine, which ends when the queue is empty. The zero value is ready for use.
-type events struct {
+type hookQueue struct {
 	mu       sync.Mutex
 	queue    []func()
 	running  bool
@@ -208,86 +208,86 @@ type events struct {
 }
 
 // later has an event called in the background, unless so many wait already.
-func (e *events) later(most int, event func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.queue) >= most {
-		e.dropped.Add(1)
+func (q *hookQueue) later(most int, event func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) >= most {
+		q.dropped.Add(1)
 		return
 	}
-	e.queue = append(e.queue, event)
-	if !e.running {
-		e.running = true
-		go e.run()
+	q.queue = append(q.queue, event)
+	if !q.running {
+		q.running = true
+		go q.run()
 	}
 }
 
-func (e *events) run() {
-	for event := e.next(); event != nil; event = e.next() {
+func (q *hookQueue) run() {
+	for event := q.next(); event != nil; event = q.next() {
 		event()
 	}
-	e.idle()
+	q.idle()
 }
 
-func (e *events) next() func() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.queue) == 0 {
-		e.queue, e.running = nil, false
+func (q *hookQueue) next() func() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) == 0 {
+		q.queue, q.running = nil, false
 		return nil
 	}
-	event := e.queue[0]
-	e.queue[0] = nil
-	e.queue = e.queue[1:]
+	event := q.queue[0]
+	q.queue[0] = nil
+	q.queue = q.queue[1:]
 	return event
 }
 
-func (e *events) outstanding() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.running
+func (q *hookQueue) outstanding() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.running
 }
 
 // survive recovers the panic of a hook, and logs the first one.
-func (e *events) survive() {
-	if reason := recover(); reason != nil && !e.panicked.Swap(true) {
+func (q *hookQueue) survive() {
+	if reason := recover(); reason != nil && !q.panicked.Swap(true) {
 		slog.Error("dlock: an Observer panicked", "panic", reason, "stack", string(debug.Stack()))
 	}
 }
 
 // tell calls one hook of all observers, in this goroutine.
-func tell[I any](e *events, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
+func tell[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
 	for i := range all {
 		if f := hook(&all[i]); f != nil {
-			callHook(e, f, ctx, info)
+			callHook(q, f, ctx, info)
 		}
 	}
 }
 
 // tellLater has tell called in the background, if an Observer has the hook.
-func tellLater[I any](e *events, most int, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
+func tellLater[I any](q *hookQueue, most int, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
 	if slices.ContainsFunc(all, func(o Observer) bool { return hook(&o) != nil }) {
-		e.later(most, func() { tell(e, all, hook, ctx, info) })
+		q.later(most, func() { tell(q, all, hook, ctx, info) })
 	}
 }
 
-func callHook[I any](e *events, f func(context.Context, I), ctx context.Context, info I) {
-	defer e.survive()
+func callHook[I any](q *hookQueue, f func(context.Context, I), ctx context.Context, info I) {
+	defer q.survive()
 	f(ctx, info)
 }
 
 // ask calls one hook of all observers, and returns ctx with the values that they lend.
-func ask[I any](e *events, all []Observer, hook func(*Observer) func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
+func ask[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
 	for i := range all {
 		if f := hook(&all[i]); f != nil {
-			ctx = lend(ctx, askHook(e, f, ctx, info))
+			ctx = lend(ctx, askHook(q, f, ctx, info))
 		}
 	}
 	return ctx
 }
 
-func askHook[I any](e *events, f func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
-	defer e.survive()
+func askHook[I any](q *hookQueue, f func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
+	defer q.survive()
 	return f(ctx, info)
 }
 
@@ -340,15 +340,15 @@ func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
 func (a *acquisition) observe(d *detached) (lease *Lease, err error) {
 	a.start = time.Now()
 	hook := func(o *Observer) func(context.Context, AcquireStartInfo) context.Context { return o.AcquireStart }
-	a.ctx = ask(&a.client.keeper.events, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
+	a.ctx = ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
 	err = errPanic
 	defer func() { lease, err = a.done(lease, err) }()
 	return a.take(d)
 }
 
-// waits reports that a wait begins. If the Client was closed while an Observer ran, the wait
+// tellWait reports that a wait begins. If the Client was closed while an Observer ran, the wait
 // must not begin.
-func (a *acquisition) waits() error {
+func (a *acquisition) tellWait() error {
 	if !a.observed() || !a.waitStart.IsZero() {
 		return nil
 	}
@@ -360,7 +360,7 @@ func (a *acquisition) waits() error {
 	k := a.client.keeper
 	k.leave()
 	hook := func(o *Observer) func(context.Context, WaitStartInfo) { return o.WaitStart }
-	tell(&k.events, a.client.options.observers, hook, a.ctx, info)
+	tell(&k.hooks, a.client.options.observers, hook, a.ctx, info)
 	k.calls.Add(1)
 	if k.closed.Load() {
 		return ErrClosed
@@ -393,7 +393,7 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 		info.Fence, info.Degraded = lease.fence, lease.standIn
 	}
 	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
-	ctx := ask(&a.client.keeper.events, a.client.options.observers, hook, a.ctx, info)
+	ctx := ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
 	if lease == nil {
 		return nil, a.wrap(err)
 	}
@@ -459,12 +459,12 @@ func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.Leas
 
 // tellDone reports the end of a lease by its holder.
 func (l *Lease) tellDone(info LeaseDoneInfo) {
-	tell(&l.keeper.events, l.options.observers, leaseDone, l.values, info)
+	tell(&l.keeper.hooks, l.options.observers, leaseDone, l.values, info)
 }
 
 // tellDoneLater reports the end of a lease in the background.
 func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
-	tellLater(&l.keeper.events, maxEvents, l.options.observers, leaseDone, l.values, info)
+	tellLater(&l.keeper.hooks, maxEvents, l.options.observers, leaseDone, l.values, info)
 }
 
 func endByError(err error) LeaseEnd {
@@ -483,9 +483,9 @@ func endByError(err error) LeaseEnd {
 	return EndExpired
 }
 
-// observeRenewalLocked is renewedLocked with Observers. A loss is reported after the renewal that
+// observeRenewalUnlocking is renewedLocked with Observers. A loss is reported after the renewal that
 // found it.
-func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
+func (l *Lease) observeRenewalUnlocking(o outcome, r RenewResult) error {
 	announced, margin, ttl := l.announced, l.restLocked(o.answered), l.lastTTLLocked()
 	l.announced = false
 	err := l.renewedLocked(o, r)
@@ -502,15 +502,15 @@ func (l *Lease) observeRenewalLocked(o outcome, r RenewResult) error {
 		Batch:  o.leases,
 		Err:    forEvent(caller, said(o.ctx, o.sent, err)),
 	}
-	e, all, ctx := &l.keeper.events, l.options.observers, l.values
+	q, all, ctx := &l.keeper.hooks, l.options.observers, l.values
 	hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
 	if o.size != manual {
-		tellLater(e, maxRoutine, all, hook, ctx, info)
+		tellLater(q, maxRoutine, all, hook, ctx, info)
 	}
 	l.announced = announced
 	l.reportEndLocked()
 	if o.size == manual {
-		l.stepOutLocked(func() { tell(e, all, hook, ctx, info) })
+		l.unlocking(func() { tell(q, all, hook, ctx, info) })
 	}
 	return err
 }
@@ -573,7 +573,7 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 		Err:     forEvent(l.values, err),
 	}
 	hook := func(o *Observer) func(context.Context, ReleaseDoneInfo) { return o.ReleaseDone }
-	tell(&l.keeper.events, l.options.observers, hook, l.values, info)
+	tell(&l.keeper.hooks, l.options.observers, hook, l.values, info)
 }
 
 // reportOwed reports the end of an owed release.
@@ -583,12 +583,12 @@ func (k *keeper) reportOwed(r *owedRelease, err error) {
 	}
 	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
 	hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
-	tellLater(&k.events, maxRoutine, r.observers, hook, r.values, info)
+	tellLater(&k.hooks, maxRoutine, r.observers, hook, r.values, info)
 }
 
 func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
 	hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
-	tell(&c.keeper.events, c.options.observers, hook, ctx, info)
+	tell(&c.keeper.hooks, c.options.observers, hook, ctx, info)
 }
 
 // forEvent returns an error as a caller gets it, without keys in its text: neither that of the

@@ -72,7 +72,7 @@ func TestEveryAcquisitionAndLeaseEndsOnce(t *testing.T) {
 }
 
 func endsOnce(t *testing.T, seed uint64, turns int) {
-	store, line := overLine(t)
+	store, line := overWire(t)
 	line.setRTT(2 * time.Millisecond)
 	rng := rand.New(rand.NewPCG(seed, uint64(turns)))
 	seen, did := new(ledger), &census{granted: make(map[int64]bool)}

@@ -53,14 +53,14 @@ func (l *Lease) releaseOnce(c *releaseCall) error {
 	defer l.mu.Unlock()
 	err := l.endForReleaseLocked(c)
 	if err == nil {
-		err = l.sendReleaseLocked(c)
+		err = l.sendReleaseUnlocking(c)
 	}
 	c.owed = l.release.owed && !l.release.answered
 	return err
 }
 
-// sendReleaseLocked makes one try, within the remaining time of the lease.
-func (l *Lease) sendReleaseLocked(c *releaseCall) error {
+// sendReleaseUnlocking makes one try, within the remaining time of the lease.
+func (l *Lease) sendReleaseUnlocking(c *releaseCall) error {
 	r := &l.release
 	if r.settled {
 		return r.result
@@ -73,7 +73,7 @@ func (l *Lease) sendReleaseLocked(c *releaseCall) error {
 	}
 	ctx := newLazyTimeout(l.values, rest)
 	defer ctx.cancel()
-	if err := l.callReleaseLocked(ctx, c); err != nil {
+	if err := l.callReleaseUnlocking(ctx, c); err != nil {
 		r.failure = said(l.values, sent, err)
 		l.oweReleaseLocked()
 		return r.failure
@@ -81,27 +81,27 @@ func (l *Lease) sendReleaseLocked(c *releaseCall) error {
 	return r.result
 }
 
-// callReleaseLocked calls Release of the Locker, unless another call of Release did so
+// callReleaseUnlocking calls Release of the Locker, unless another call of Release did so
 // meanwhile. It does not wait for renewals: a later one finds nothing to renew.
-func (l *Lease) callReleaseLocked(ctx context.Context, c *releaseCall) error {
-	if err := l.takeTurnLocked(ctx); err != nil {
+func (l *Lease) callReleaseUnlocking(ctx context.Context, c *releaseCall) error {
+	if err := l.beginCallUnlocking(ctx); err != nil {
 		return err
 	}
-	defer l.endTurnLocked()
+	defer l.endCallLocked()
 	if l.release.settled {
 		c.useless = true
 		return nil
 	}
-	_, err := l.tryReleaseLocked(ctx)
+	_, err := l.tryReleaseUnlocking(ctx)
 	return err
 }
 
-// tryReleaseLocked makes one call of Release of the Locker; or, before the end of the MinHold, one
+// tryReleaseUnlocking makes one call of Release of the Locker; or, before the end of the MinHold, one
 // that makes the store keep the key until then.
-func (l *Lease) tryReleaseLocked(ctx context.Context) (held bool, err error) {
+func (l *Lease) tryReleaseUnlocking(ctx context.Context) (held bool, err error) {
 	r, hold := &l.release, l.holdUntil(time.Now())
 	r.sent++
-	l.stepOutLocked(func() {
+	l.unlocking(func() {
 		if hold.IsZero() {
 			held, err = l.keeper.locker.Release(ctx, l.key, l.token)
 		} else {
@@ -138,18 +138,18 @@ func (l *Lease) retryRelease(ctx context.Context) (held bool, err error) {
 	if l.release.answered {
 		return true, nil
 	}
-	return l.tryReleaseLocked(ctx)
+	return l.tryReleaseUnlocking(ctx)
 }
 
-// takeTurnLocked waits until no other call of Release is in flight; endTurnLocked must follow.
-func (l *Lease) takeTurnLocked(ctx context.Context) error {
+// beginCallUnlocking waits until no other call of Release is in flight; endCallLocked must follow.
+func (l *Lease) beginCallUnlocking(ctx context.Context) error {
 	r := &l.release
 	for r.busy {
 		if r.idle == nil {
 			r.idle = make(chan struct{})
 		}
 		idle := r.idle
-		l.stepOutLocked(func() {
+		l.unlocking(func() {
 			select {
 			case <-idle:
 			case <-ctx.Done():
@@ -163,7 +163,7 @@ func (l *Lease) takeTurnLocked(ctx context.Context) error {
 	return nil
 }
 
-func (l *Lease) endTurnLocked() {
+func (l *Lease) endCallLocked() {
 	r := &l.release
 	r.busy = false
 	if r.idle != nil {
@@ -172,8 +172,8 @@ func (l *Lease) endTurnLocked() {
 	}
 }
 
-// stepOutLocked calls f without the mutex.
-func (l *Lease) stepOutLocked(f func()) {
+// unlocking calls f without the mutex.
+func (l *Lease) unlocking(f func()) {
 	l.mu.Unlock()
 	defer l.mu.Lock()
 	f()
@@ -266,9 +266,9 @@ type owedRelease struct {
 	abandoned bool      // only the MinHold is owed: the work that holds the lease still runs
 
 	// Guarded by the keeper's mutex.
-	event    event
-	listed   place     // in one of the lists of all owed releases; nowhere once dropped
-	queued   place     // in one of the queues; nowhere while it is not due
+	alarm    alarm
+	listed   position  // in one of the lists of all owed releases; nowhere once dropped
+	queued   position  // in one of the queues; nowhere while it is not due
 	until    time.Time // by then the lease has ended by itself
 	sent     time.Time // when the last try was sent
 	err      error     // of the last try, or of the call before the first one
@@ -289,7 +289,7 @@ var (
 // When several tries in a row got no answer, the store counts as away: then one release is
 // retried every half second. Once one is answered, all others follow at once.
 //
-// Each release has one event in the schedule: for its next try, but at the latest for the end of
+// Each release has one alarm in the schedule: for its next try, but at the latest for the end of
 // its lease. Then it is dropped if it is in a queue. If it is not, a last try is made: then it is
 // dropped if that cannot be sent at once, or has no answer after a second.
 type owedReleases struct {
@@ -298,12 +298,12 @@ type owedReleases struct {
 
 	fresh, settled, holds list.List    // all: those not answered, those answered, those with a MinHold; the oldest first
 	due                   [3]list.List // those that are due: of leases, of attempts for their first try, of attempts for a later one
-	turn                  int          // which of the three is next
+	next                  int          // which of the three is next
 	dueHolds              list.List    // those that are due for a renewal, for their MinHold
 
 	unanswered int       // of all, without those that were refused: Close waits for them
 	silent     int       // tries in a row that got no answer
-	away       event     // the next try while the store is away
+	away       alarm     // the next try while the store is away
 	awayTryAt  time.Time // its earliest time
 	dropped    uint64
 	finished   bool // no more are taken on
@@ -321,7 +321,7 @@ func (k *keeper) owe(r *owedRelease) bool {
 		r.since = time.Now()
 	}
 	r.until = time.Now().Add(r.ttl)
-	r.event.owed = r
+	r.alarm.owed = r
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
@@ -361,7 +361,7 @@ func (k *keeper) dropLocked(r *owedRelease, err error) {
 	k.settleLocked(r)
 	r.listed.leave()
 	r.queued.leave()
-	k.removeLocked(&r.event)
+	k.removeLocked(&r.alarm)
 }
 
 // settleLocked notes that Close need not wait for a release.
@@ -408,7 +408,7 @@ func (k *keeper) dueLocked(r *owedRelease) {
 	default:
 		r.queued.enter(&o.due[2], r)
 	}
-	k.scheduleLocked(&r.event, r.end(now))
+	k.scheduleLocked(&r.alarm, r.end(now))
 }
 
 // end returns when the state of a release changes by itself: its lease or its MinHold ends.
@@ -430,9 +430,9 @@ func (r *owedRelease) lastErr() error {
 // nextReleaseLocked returns the next try of an owed release, or nil.
 func (k *keeper) nextReleaseLocked() func() {
 	o := &k.owed
-	turn := o.turn
+	turn := o.next
 	for o.due[turn].Len() == 0 {
-		if turn = (turn + 1) % len(o.due); turn == o.turn {
+		if turn = (turn + 1) % len(o.due); turn == o.next {
 			return nil
 		}
 	}
@@ -445,7 +445,7 @@ func (k *keeper) nextReleaseLocked() func() {
 		o.awayTryAt = now.Add(awayPause)
 		k.scheduleLocked(&o.away, o.awayTryAt)
 	}
-	o.turn = (turn + 1) % len(o.due)
+	o.next = (turn + 1) % len(o.due)
 	return k.tryLocked(next.Value.(*owedRelease), k.sendOwed)
 }
 
@@ -459,7 +459,7 @@ func (k *keeper) tryLocked(r *owedRelease, try func(context.Context, *owedReleas
 	if end := r.end(r.sent); end.After(r.sent) { // it is not the last try
 		at = earlier(at, end)
 	}
-	k.scheduleLocked(&r.event, at)
+	k.scheduleLocked(&r.alarm, at)
 	return func() {
 		ctx, cancel := within(r.values, releaseTimeout, k.over)
 		defer cancel()
@@ -524,7 +524,7 @@ func (k *keeper) answeredLocked(r *owedRelease) {
 func (k *keeper) retryLocked(r *owedRelease, at time.Time) {
 	if r.queued.list == nil {
 		now := time.Now()
-		k.scheduleLocked(&r.event, later(earlier(at, r.end(now)), now))
+		k.scheduleLocked(&r.alarm, later(earlier(at, r.end(now)), now))
 	}
 }
 
@@ -537,18 +537,18 @@ const (
 	several
 )
 
-// A place is the place of an owed release in a list, if it is in one.
-type place struct {
+// A position is where an owed release is in a list, if it is in one.
+type position struct {
 	list    *list.List
 	element *list.Element
 }
 
-func (p *place) enter(l *list.List, r *owedRelease) { *p = place{l, l.PushBack(r)} }
+func (p *position) enter(l *list.List, r *owedRelease) { *p = position{l, l.PushBack(r)} }
 
-func (p *place) leave() {
+func (p *position) leave() {
 	if p.list != nil {
 		p.list.Remove(p.element)
-		*p = place{}
+		*p = position{}
 	}
 }
 
@@ -626,5 +626,5 @@ func (k *keeper) keepLocked(r *owedRelease) {
 	k.settleLocked(r)
 	r.answered, r.tries = true, 0
 	r.queued.leave()
-	k.scheduleLocked(&r.event, r.hold)
+	k.scheduleLocked(&r.alarm, r.hold)
 }

@@ -526,7 +526,7 @@ func TestOwedReleaseWasAnswered(t *testing.T) {
 
 // requireReleased says that a release of each token that was counted reached the store. It
 // returns how many were sent for each on average.
-func requireReleased(t *testing.T, n *line, what string) (mean float64) {
+func requireReleased(t *testing.T, n *wire, what string) (mean float64) {
 	t.Helper()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -547,7 +547,7 @@ func requireReleased(t *testing.T, n *line, what string) (mean float64) {
 
 // requireReleasedOnce says the same of waits that the store had answered, with at most
 // two releases for each on average.
-func requireReleasedOnce(t *testing.T, n *line) {
+func requireReleasedOnce(t *testing.T, n *wire) {
 	t.Helper()
 	const most = 2
 	if mean := requireReleased(t, n, waitsArrived); mean > most {
@@ -561,7 +561,7 @@ func TestWaitsCutTogether(t *testing.T) {
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
+				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
 				c := dlock.New(n, dlock.WithTTL(ttl))
@@ -600,7 +600,7 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 	} {
 		t.Run(string(f), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
+				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
 				c := dlock.New(n)
@@ -646,7 +646,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	for _, then := range []fault{up, refuse, hang, ignore} {
 		t.Run(string(then), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store, n := overLine(t)
+				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(n)
 				keys := make([]string, attempts)
@@ -690,7 +690,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 		t.Skip("too slow with the race detector")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		_, n := overLine(t)
+		_, n := overWire(t)
 		c := dlock.New(n, dlock.WithTTL(time.Hour))
 		n.set(refuse)
 		before := heap()

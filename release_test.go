@@ -84,7 +84,7 @@ func TestReleaseBehindARenewalThatHangs(t *testing.T) {
 			for _, manual := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s,%s,manual=%v", name, f, manual), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						store, n := overLine(t)
+						store, n := overWire(t)
 						n.setRTT(rtt)
 						c := dlock.New(wrap(n))
 						l := acquire(t, c, "k")

@@ -189,7 +189,7 @@ func (s *sweep) log(t *testing.T) {
 // lost makes the outage happen. It returns how many leases were lost although they had enough
 // time when it was over.
 func (o outage) lost(t *testing.T) (lost int) {
-	_, n := overLine(t)
+	_, n := overWire(t)
 	c := dlock.New(n, dlock.WithTTL(o.ttl))
 	leases := o.acquire(t, c)
 	n.setRTT(o.rtt)

@@ -234,7 +234,7 @@ func TestRenewThatHangs(t *testing.T) {
 	for name, wrap := range lockers {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, n := overLine(t)
+				_, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
 				l := acquire(t, c, "k")
@@ -332,7 +332,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 		rtt    = 10 * time.Millisecond
 	)
 	synctest.Test(t, func(t *testing.T) {
-		_, n := overLine(t)
+		_, n := overWire(t)
 		c := dlock.New(plain{n})
 		long, _ := acquireAll(t, c, "long", leases)
 		n.setRTT(rtt)
@@ -351,7 +351,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 func TestShortLeaseInABatch(t *testing.T) {
 	const rtt = 400 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
-		_, n := overLine(t)
+		_, n := overWire(t)
 		c := dlock.New(n)
 		long, _ := acquireAll(t, c, "long", 100)
 		n.setRTT(rtt)
@@ -447,7 +447,7 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 	for _, f := range []fault{hang, ignore, lose} {
 		t.Run(string(f), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, n := overLine(t)
+				_, n := overWire(t)
 				c := dlock.New(plain{n}, dlock.WithTTL(ttl))
 				all, _ := acquireAll(t, c, "k", leases)
 				n.setRTT(time.Millisecond)
@@ -475,7 +475,7 @@ func TestRenewalCallsInFlight(t *testing.T) {
 	for name, locker := range lockers {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, n := overLine(t)
+				_, n := overWire(t)
 				c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
 				acquireAll(t, c, "held", 600)
 				kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
@@ -524,7 +524,7 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 		for _, f := range []fault{refuse, hang, ignore, lose} {
 			t.Run(fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					_, n := overLine(t)
+					_, n := overWire(t)
 					c := dlock.New(n, dlock.WithTTL(ttl))
 					all, _ := acquireAll(t, c, "k", leases)
 					n.setRTT(25 * time.Millisecond)
@@ -542,7 +542,7 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 }
 
 // requireBatches says that the calls of the last minute were few.
-func requireBatches(t *testing.T, n *line, leases int, ttl time.Duration) {
+func requireBatches(t *testing.T, n *wire, leases int, ttl time.Duration) {
 	t.Helper()
 	rounds := int(3 * time.Minute / ttl)
 	most := 4 * rounds * ((leases + perBatch - 1) / perBatch)
@@ -600,7 +600,7 @@ func TestPoisonedBatch(t *testing.T) {
 								}
 								return fails(ctx, key)
 							}
-							_, n := overLine(t)
+							_, n := overWire(t)
 							p := &spoiled{Forward: dlock.Forward{Locker: n}, batch: poison, alone: func(ctx context.Context, key string) error {
 								if !alone {
 									return nil

@@ -33,12 +33,12 @@ const wordTime = time.Second
 
 var errNobodyWaits = errors.New("granted, but nobody waits any more")
 
-// turns are the lines of a Client. The zero value is ready for use.
-type turns struct {
+// lines are the lines of a Client. The zero value is ready for use.
+type lines struct {
 	some     atomic.Bool // there are lines
 	unqueued atomic.Bool // the store has no queue
 	mu       sync.Mutex  // guards lines, all that is in them, and their errands
-	lines    map[class]*line
+	all      map[class]*line
 }
 
 // A class is what waiters share that stand in one line.
@@ -82,7 +82,7 @@ func (w *waiter) tell(word word, lease *Lease, err error) {
 func (c *Client) takesTurns() bool {
 	o := &c.options
 	unrenewed := !o.autoRenew || 0 < o.maxHold && o.maxHold <= max(firstRenewal, o.ttl/3)
-	if o.turns <= 1 || unrenewed || o.minHold > 0 || c.keeper.turns.unqueued.Load() {
+	if o.turns <= 1 || unrenewed || o.minHold > 0 || c.keeper.lines.unqueued.Load() {
 		return false
 	}
 	_, queued := c.keeper.locker.(Acquirer)
@@ -96,14 +96,14 @@ func (a *acquisition) class() class {
 // join puts a caller at the end of its line. Without an answer of the store, it does so only
 // if the line has had one lately, or if the key is contended and there is no line yet. Else it
 // returns nil.
-func (t *turns) join(a *acquisition, contended bool) *waiter {
+func (t *lines) join(a *acquisition, contended bool) *waiter {
 	if a.held == nil && !contended && !t.some.Load() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := a.class()
-	n := t.lines[c]
+	n := t.all[c]
 	if a.held == nil {
 		switch {
 		case n.informed():
@@ -127,13 +127,13 @@ func (t *turns) join(a *acquisition, contended bool) *waiter {
 }
 
 // wouldJoin reports whether join would not return nil now.
-func (t *turns) wouldJoin(a *acquisition, contended bool) bool {
+func (t *lines) wouldJoin(a *acquisition, contended bool) bool {
 	if a.held != nil {
 		return true
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.lines[a.class()]
+	n := t.all[a.class()]
 	return n == nil && contended || n.informed()
 }
 
@@ -142,12 +142,12 @@ func (n *line) informed() bool {
 	return n != nil && n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
 }
 
-func (t *turns) addLocked(c class, k *keeper) *line {
+func (t *lines) addLocked(c class, k *keeper) *line {
 	n := &line{class: c, keeper: k}
-	if t.lines == nil {
-		t.lines = make(map[class]*line)
+	if t.all == nil {
+		t.all = make(map[class]*line)
 	}
-	t.lines[c] = n
+	t.all[c] = n
 	t.some.Store(true)
 	return n
 }
@@ -155,9 +155,9 @@ func (t *turns) addLocked(c class, k *keeper) *line {
 // takeTurn joins a line and waits there, if join lets it. Observers are told before: the lock must
 // not be passed on to a caller whose Observer does not return.
 func (a *acquisition) takeTurn(ctx context.Context, contended bool) (lease *Lease, decided bool, err error) {
-	t := &a.client.keeper.turns
+	t := &a.client.keeper.lines
 	if a.observed() && t.wouldJoin(a, contended) {
-		if err := a.waits(); err != nil {
+		if err := a.tellWait(); err != nil {
 			return nil, true, err
 		}
 	}
@@ -170,7 +170,7 @@ func (a *acquisition) takeTurn(ctx context.Context, contended bool) (lease *Leas
 // await waits in the line for a turn. If a wait fails that need not, the acquisition is not
 // decided, and the caller asks for itself.
 func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decided bool, err error) {
-	_ = a.waits() // if the line was made a moment ago
+	_ = a.tellWait() // if the line was made a moment ago
 	k := a.client.keeper
 	k.waiters.Add(1)
 	defer k.waiters.Add(-1)
@@ -209,7 +209,7 @@ func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decid
 // and is told its answer.
 func (w *waiter) leave() {
 	n := w.line
-	t := &n.keeper.turns
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if w.place == nil {
@@ -260,10 +260,10 @@ func (n *line) balanceLocked() {
 	case n.waiters.Len() > n.left && n.errand == nil:
 		n.errand = n.send(n.waiters.Front().Value.(*waiter))
 	}
-	t := &n.keeper.turns
-	if n.waiters.Len() == 0 && n.errand == nil && n.holder == nil && t.lines[n.class] == n {
-		delete(t.lines, n.class)
-		t.some.Store(len(t.lines) > 0)
+	t := &n.keeper.lines
+	if n.waiters.Len() == 0 && n.errand == nil && n.holder == nil && t.all[n.class] == n {
+		delete(t.all, n.class)
+		t.some.Store(len(t.all) > 0)
 	}
 }
 
@@ -303,7 +303,7 @@ func (l *Lease) youngLocked(now time.Time) bool {
 
 // next returns the waiter to whom l is passed on, with its lease; or it ends the block.
 func (n *line) next(l *Lease, pass bool) (w *waiter, next *Lease) {
-	t := &n.keeper.turns
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n.holder != l { // a block whose lease the store has lost
@@ -343,7 +343,7 @@ func (l *Lease) successor(w *waiter) *Lease {
 	if l.fence != 0 {
 		next.fence++
 	}
-	next.event.lease = next
+	next.alarm.lease = next
 	return next
 }
 
@@ -395,7 +395,7 @@ func (e *errand) run() {
 
 // calls notes that a pause has ended.
 func (e *errand) calls() {
-	t := &e.line.keeper.turns
+	t := &e.line.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e.called = time.Now()
@@ -423,7 +423,7 @@ func (e *errand) serve(l *Lease) error {
 
 func (e *errand) taker(l *Lease) *waiter {
 	n := e.line
-	t := &n.keeper.turns
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n.errand == e {
@@ -441,7 +441,7 @@ func (e *errand) taker(l *Lease) *waiter {
 		n.balanceLocked()
 		return w
 	}
-	if now := t.lines[n.class]; now != nil && now.errand != nil { // two grants would be one too many for others
+	if now := t.all[n.class]; now != nil && now.errand != nil { // two grants would be one too many for others
 		return nil
 	}
 	w := e.last
@@ -452,7 +452,7 @@ func (e *errand) taker(l *Lease) *waiter {
 // failed notes a failure. Those who have had no answer of the store ask for themselves.
 func (e *errand) failed() {
 	n := e.line
-	t := &n.keeper.turns
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e.called = time.Time{}
@@ -477,7 +477,7 @@ func (e *errand) failed() {
 // end tells all who still wait for an errand how it ended.
 func (e *errand) end(err error) {
 	n := e.line
-	t := &n.keeper.turns
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if errors.Is(err, errors.ErrUnsupported) && !final(err) {

@@ -905,7 +905,7 @@ func TestPassedByAtMost(t *testing.T) {
 func TestTurnsWithShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{10 * time.Millisecond, 35 * time.Millisecond, 150 * time.Millisecond, time.Second, 6 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			_, n := overLine(t)
+			_, n := overWire(t)
 			n.setRTT(time.Millisecond)
 			c := dlock.New(n, dlock.WithLocalTurns(8), dlock.WithTTL(ttl))
 			var all sync.WaitGroup

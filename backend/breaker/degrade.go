@@ -68,20 +68,20 @@ func (b *Locker) degrades(key, token string, ttl time.Duration) bool {
 type hold struct {
 	token   string
 	until   time.Time // for so long its holder may be certain of it
-	where   place
+	where   location
 	noted   time.Time     // when its last answer came
 	shared  bool          // of several leases of the store, the answers do not tell which is the latest
 	changed chan struct{} // closed when the hold ends or is that of the store; nil if nobody waits
 	moving  chan struct{} // closed when the store has been asked for the key; nil if it is not being asked
 }
 
-// A place is where a lease is kept. Unless it is inStore, the lease is degraded: the breaker
+// A location is where a lease is kept. Unless it is inStore, the lease is degraded: the breaker
 // refuses its key to other tokens.
-type place int
+type location int
 
 const (
-	inMemory place = iota // the store was never asked
-	unknown               // the store was asked, and may have granted it
+	inMemory location = iota // the store was never asked
+	unknown                  // the store was asked, and may have granted it
 	inStore
 )
 
@@ -114,7 +114,7 @@ func (h *hold) plan(now time.Time, probe time.Duration) plan {
 
 // noteLocked notes a lease. It never shortens one. It forgets some whose release was not
 // answered, in the map's random order.
-func (b *Locker) noteLocked(key, token string, where place, until time.Time) {
+func (b *Locker) noteLocked(key, token string, where location, until time.Time) {
 	now := time.Now()
 	if h := b.holdLocked(key, now); h != nil && h.token == token {
 		if until.After(h.until) {
@@ -151,9 +151,9 @@ func (h *hold) wake() {
 	}
 }
 
-// settleLocked waits until the store is not being asked for the key of a token, or ctx ends: what is
+// settleUnlocking waits until the store is not being asked for the key of a token, or ctx ends: what is
 // sent then cannot be overtaken by that.
-func (b *Locker) settleLocked(ctx context.Context, key, token string) {
+func (b *Locker) settleUnlocking(ctx context.Context, key, token string) {
 	for h := b.holds[key]; h != nil && h.token == token && h.moving != nil && ctx.Err() == nil; h = b.holds[key] {
 		moving := h.moving
 		b.mu.Unlock()
@@ -211,7 +211,7 @@ func (b *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.Duration) (held, degraded bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.settleLocked(ctx, key, token)
+	b.settleUnlocking(ctx, key, token)
 	now := time.Now()
 	h := b.degradedLocked(key, token, now)
 	if h == nil {
@@ -345,7 +345,7 @@ func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		return b.Forward.Release(ctx, key, token)
 	}
 	b.mu.Lock()
-	b.settleLocked(ctx, key, token)
+	b.settleUnlocking(ctx, key, token)
 	if err := ctx.Err(); err != nil {
 		b.mu.Unlock()
 		return false, err

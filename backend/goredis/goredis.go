@@ -2,9 +2,11 @@ package goredis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -228,4 +230,69 @@ func poolSize(size, limit int) int {
 		return min(size, limit)
 	}
 	return size
+}
+
+// unlessClosed returns err or, if the client was closed, an error that says so. In a cluster an
+// err that says "closed" may be about the client of a single node that has left.
+func (c conn) unlessClosed(ctx context.Context, err error) error {
+	if !saysClosed(err) || !rediscore.IsClosed(ctx, saysClosed, c.ping) {
+		return err
+	}
+	return clientClosed(err)
+}
+
+// clientClosed returns the error of a call of a closed client. It is a [dlock.NoEffectError] if
+// err is.
+func clientClosed(err error) error {
+	var unsent *dlock.NoEffectError
+	if errors.As(err, &unsent) {
+		return &dlock.NoEffectError{Err: rediscore.ClientClosed(unsent.Err)}
+	}
+	return rediscore.ClientClosed(err)
+}
+
+func saysClosed(err error) bool { return errors.Is(err, redis.ErrClosed) }
+
+func (c conn) ping(ctx context.Context) error {
+	return c.client.Process(ctx, redis.NewCmd(ctx, "ping"))
+}
+
+// A script is the argument of a command that names the script. It records when go-redis writes
+// the command.
+type script struct {
+	text    string
+	written atomic.Bool
+	buf     [40]byte // for the text of an EVALSHA
+}
+
+func (s *script) MarshalBinary() ([]byte, error) {
+	s.written.Store(true)
+	return append(s.buf[:0], s.text...), nil
+}
+
+// String is for hooks that log commands.
+func (s *script) String() string { return s.text }
+
+// outcome returns the result of a command that go-redis has processed. If the command was not
+// written, the error is a [dlock.NoEffectError].
+func (c conn) outcome(cmd *command, err error) (any, error) {
+	switch {
+	case err == nil:
+		return cmd.Val(), nil
+	case errors.Is(err, redis.Nil):
+		return nil, nil
+	case cmd.script.written.Load() || !c.writesAtOnce():
+		return nil, err
+	}
+	return nil, &dlock.NoEffectError{Err: err}
+}
+
+// writesAtOnce reports whether the client is known to write a command before Process returns,
+// or never. Other clients, such as automatic pipelines, may write it later.
+func (c conn) writesAtOnce() bool {
+	switch c.client.(type) {
+	case *redis.Client, *redis.ClusterClient:
+		return true
+	}
+	return false
 }

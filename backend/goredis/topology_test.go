@@ -1,12 +1,16 @@
 package goredis
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestTopology(t *testing.T) {
@@ -22,4 +26,69 @@ func TestTopology(t *testing.T) {
 		t.Cleanup(func() { client.Close() })
 		return newConn(client)
 	})
+}
+
+// A cluster client for one master that is not a cluster, such as that of NewFailoverClusterClient,
+// uses plain channels and one inbox.
+func TestClusterClientOfOneMaster(t *testing.T) {
+	server := redistest.Start(t)
+	if reply, err := server.Do("COMMAND", "INFO", "SSUBSCRIBE"); err != nil || reply.([]any)[0] != nil { // since Redis 7.0
+		server = redistest.Start(t, "--rename-command", "SSUBSCRIBE", "")
+	}
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ContextTimeoutEnabled: true,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: server.Addr()}}}}, nil
+		},
+	})
+	t.Cleanup(func() { client.Close() })
+	require.False(t, newConn(client).Cluster())
+	l := New(client)
+	t.Cleanup(func() { l.Close() })
+	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
+	require.NoError(t, err)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
+		granted <- err
+	}()
+	require.Eventually(t, func() bool {
+		channels, err := server.Do("PUBSUB", "CHANNELS")
+		return err == nil && len(channels.([]any)) == 1
+	}, 30*time.Second, time.Millisecond, "the waiter's inbox")
+	_, err = l.Release(t.Context(), "k", "holder")
+	require.NoError(t, err)
+	require.NoError(t, <-granted)
+}
+
+// One whose masters share the slots uses shard channels.
+func TestClusterClientOfTwoMasters(t *testing.T) {
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{
+				{Start: 0, End: 9, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:1"}}},
+				{Start: 10, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}},
+			}, nil
+		},
+	})
+	t.Cleanup(func() { client.Close() })
+	require.True(t, newConn(client).Cluster())
+}
+
+func TestCluster(t *testing.T) {
+	dials := make(map[string]adaptertest.DialCluster)
+	for name, o := range map[string]redis.ClusterOptions{
+		"Default":        {},
+		"ReadOnly":       {ReadOnly: true},
+		"RouteByLatency": {RouteByLatency: true},
+	} {
+		dials[name] = func(t testing.TB, addrs []string) rediscore.Conn {
+			o := o
+			o.Addrs, o.ContextTimeoutEnabled = addrs, true
+			client := redis.NewClusterClient(&o)
+			t.Cleanup(func() { client.Close() })
+			return newConn(client)
+		}
+	}
+	adaptertest.RunCluster(t, dials)
 }

@@ -1,7 +1,7 @@
 package main
 
-// What follows is the core (acquire.go, lease.go, renew.go, release.go, owed.go) with the
-// Locker of rediscore (wait.go, delivery.go, owed.go, inbox.go).
+// What follows is the core (acquire.go, lease.go, renew.go, release.go) with the
+// Locker of rediscore (wait.go, delivery.go, token.go, inbox.go).
 
 // begin is Acquire of a Client: an attempt without waiting comes first.
 func (w *world) begin(c int) {
