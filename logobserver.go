@@ -11,8 +11,8 @@ import (
 // NewLogObserver returns an Observer that logs to l, or to [slog.Default] if l is nil. The message
 // of a line is what happened:
 //
-//   - [slog.LevelWarn]: a lease was lost; work went on after the loss (overrun); a renewal failed,
-//     the first of an outage; an operator called Break.
+//   - [slog.LevelWarn]: a lease was lost; work went on for more than 50 ms after the loss (overrun);
+//     a renewal failed, the first of an outage; an operator called Break.
 //   - [slog.LevelInfo]: renewals succeed again after an outage.
 //   - [slog.LevelDebug]: the rest, such as the further failures of an outage.
 //
@@ -114,10 +114,13 @@ func (l *logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
 	}
 }
 
+// shortOverrun is no warning: work that stops with its context takes a moment for that.
+const shortOverrun = 50 * time.Millisecond
+
 func (l *logObserver) releaseDone(ctx context.Context, i ReleaseDoneInfo) {
 	level, message := slog.LevelDebug, "lock released"
 	switch {
-	case i.Overrun > 0:
+	case i.Overrun > shortOverrun:
 		message = "work went on after its lease was lost"
 		level = l.warning(message)
 	case i.Err != nil:

@@ -3,7 +3,7 @@
 // Each replica has the same lines, and a scheduler that calls the job. This is a nightly job at
 // 03:00 UTC:
 //
-//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()))
+//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()), dlock.WithTTL(10*time.Second))
 //	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
 //
 //	scheduler := cron.New(cron.WithLocation(time.UTC)) // github.com/robfig/cron/v3
@@ -12,7 +12,10 @@
 //	}))
 //	scheduler.Start()
 //
-//	func report(ctx context.Context, lease *dlock.Lease) error { … }
+//	func report(ctx context.Context, lease *dlock.Lease) error {
+//		night, _ := once.DueFromContext(ctx) // 03:00 of that night, also if the run is late
+//		…
+//	}
 //
 // One replica runs report. If it succeeds, the others return, without an error. If it fails, the next
 // replica runs it. If its process dies, another runs it as soon as the TTL has passed.
@@ -29,12 +32,14 @@
 //     [dlock.ErrHeld], and skips it. The limits of each lock apply: a holder that was stopped for
 //     longer than its TTL, or a store that has forgotten the lock.
 //   - If the store is away when a period begins, all replicas wait until it is back, for one period
-//     at most. Then one of them runs the job.
+//     at most. Then one of them runs the job. They wait in the same way for a store that refuses
+//     what it has granted before, for example because its memory is full. A Job to which the store
+//     has granted nothing yet gets the refusal at once: the password may be wrong.
 //
 // A period is run at least once, if the store is there and a replica succeeds. It is run twice only
 // if a run was interrupted before it was marked as done (its process died, it lost its lease, or
-// the store was away after the work, for longer than 10 s and the rest of the lease), or if the
-// store has forgotten the mark. With [AtMostOnce] the mark comes before the work. No
+// the store was away after the work, for longer than 10 s and the rest of the lease, or full until
+// the end of the period), or if the store has forgotten the mark. With [AtMostOnce] the mark comes before the work. No
 // package offers exactly once. If a second run would be costly, fence the writes: send
 // [dlock.Lease.Fence] along. It rises from run to run.
 //
@@ -44,8 +49,12 @@
 // # When a job is due
 //
 // Replicas do not start a job at the same instant, and their clocks differ. So each run is for an
-// instant of the schedule, its due, which all of them know. Clocks may differ by half a period; if
-// that is a minute or less, by 8 minutes.
+// instant of the schedule, its due, which all of them know. The replica whose clock is ahead runs a
+// period first, and the others find it done. Clocks may differ by half a period, or by 8 minutes if
+// the period is at most two minutes: the mark is still there when the last replica asks.
+//
+// The job finds its due with [DueFromContext]. It must not ask the clock: another replica takes over
+// after a death, perhaps when the next period is nearer.
 //
 //	the schedule                            how to find the due
 //	every minute, each hour at :00          New alone
@@ -53,6 +62,7 @@
 //	each day at 12:00 UTC                   Phase(12*time.Hour)
 //	each night at three, local time         Schedule, see its example
 //	any other cron expression               Do, with the scheduler's instant: c.Entry(id).Prev
+//	any other schedule of gocron            Schedule, or Do with an instant that you compute
 //	a process that cron has started         Do, with time.Now().Truncate(time.Hour), see its example
 //
 // [Job.Func] and [Job.Task] take the due that is nearest to the start. In the middle between two, a
@@ -92,8 +102,11 @@
 // Stop the scheduler first, and wait for its jobs. Then close the Client: one that is closed cannot
 // mark a period any more.
 //
-//	<-scheduler.Stop().Done()
+//	<-scheduler.Stop().Done() // robfig/cron; the jobs go on until they end
 //	client.Shutdown(ctx)
+//
+// The Shutdown of gocron cancels the ctx of jobs that run. A job that stops then returns an error, and
+// another replica runs the period.
 //
 // # In the store
 //

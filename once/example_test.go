@@ -29,7 +29,7 @@ func Example() {
 		fmt.Printf("replica %d: ran %t, error %v\n", replica, ran, err)
 	}
 	// Output:
-	// replica 0: ran true, error disk full
+	// replica 0: ran true, error once: nightly-report@2026-11-23T03:00:00.000Z: disk full
 	// replica 1: ran true, error <nil>
 	// replica 2: ran false, error <nil>
 }
@@ -71,7 +71,7 @@ func ExampleAtMostOnce() {
 		fmt.Printf("replica %d: ran %t, error %v\n", replica, ran, err)
 	}
 	// Output:
-	// replica 0: ran true, error timeout: perhaps it was sent
+	// replica 0: ran true, error once: reminder@2026-11-23T09:00:00.000Z: timeout: perhaps it was sent
 	// replica 1: ran false, error <nil>
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -15,6 +16,7 @@ const (
 	patience = 10 * time.Second         // with which a mark is taken after the work
 	answer   = 3 * time.Second          // after which a call is made again
 	pause    = 100 * time.Millisecond   // between two calls
+	refused  = time.Second              // the pause after a refusal
 
 	shortestMark = 10 * time.Minute
 )
@@ -32,6 +34,8 @@ type Job struct {
 	locks *dlock.Client // for the key name, held during each run
 	marks *dlock.Client // for the keys name@due, taken when a period is done
 	now   func() time.Time
+
+	accepted atomic.Bool // the store has served a run of this Job: it refuses for a while only
 }
 
 // An Option changes when a Job is due, or when its period is marked.
@@ -80,35 +84,47 @@ func (j *Job) Due(now time.Time) time.Time {
 }
 
 // Do runs fn, unless the period of due is done, and reports whether it has called fn. It waits
-// until due + every for other runs of the job to end, and for a store that cannot be reached. If
-// that instant has passed, Do makes a single attempt.
+// until due + every for other runs of the job to end, and for a store that cannot be reached, or
+// that refuses what it has granted this Job before, such as one that is full. If that instant has
+// passed, Do makes a single attempt.
 //
 // due is an instant of the replica's schedule, not the time of the start. To the millisecond, it
 // is the name of the period, so it must be the same on all replicas.
 //
 // The lease is that of the job's name. Its fence rises from run to run, also across periods. The
-// ctx of fn ends with ctx, or when the lease is lost. An fn that returns nil has done the work of
-// the period: if it stops early, it must return an error.
+// ctx of fn ends with ctx, or when the lease is lost, and has due: see [DueFromContext]. An fn that
+// returns nil has done the work of the period: if it stops early, it must return an error.
 //
-// The error is nil if the period is done, by this replica or by another. Otherwise it is
+// The error is nil if the period is done, by this replica or by another. Otherwise its text names the
+// period, and it matches
 //
-//   - that of fn, as from [dlock.Client.Do]. The next replica may run the period.
+//   - the error of fn, as from [dlock.Client.Do]. The next replica may run the period.
 //   - [dlock.ErrHeld]: another run was not over at due + every.
 //   - [dlock.ErrUnavailable]: the store was away until then. If ran is true, fn has succeeded, and
 //     the period could not be marked: another replica may run it again.
-//   - [dlock.ErrLost]: the lease was lost, and another replica may run the period.
+//   - [dlock.ErrLost]: the lease was lost, and another replica may run the period. If the text says
+//     "is marked", the period is done, and another may have run it, too.
 //   - [dlock.ErrInvalid] or [errors.ErrUnsupported]: fn was not called, and never will be.
 //   - that of ctx, or what the store refuses, such as a wrong password.
 func (j *Job) Do(ctx context.Context, due time.Time, fn func(context.Context, *dlock.Lease) error) (ran bool, err error) {
-	r := &run{Job: j, mark: j.name + "@" + due.UTC().Format("2006-01-02T15:04:05.000Z"), fn: fn}
+	r := &run{Job: j, due: due, mark: j.name + "@" + due.UTC().Format("2006-01-02T15:04:05.000Z"), fn: fn}
 	r.end = time.Now().Add(due.Add(j.every).Sub(j.now()))
 	if err = r.check(due); err == nil {
 		err = r.do(ctx)
 	}
-	if err != nil && !r.ran {
+	if err != nil {
 		err = fmt.Errorf("once: %s: %w", r.mark, err)
 	}
 	return r.ran, err
+}
+
+type dueKey struct{}
+
+// DueFromContext returns the instant of the schedule for which a job runs, from the ctx that the job
+// gets. It is not [Job.Due] of the present time, which is of another period if the run is late.
+func DueFromContext(ctx context.Context) (due time.Time, ok bool) {
+	due, ok = ctx.Value(dueKey{}).(time.Time)
+	return due, ok
 }
 
 // Func returns a function for a scheduler such as robfig/cron, which calls it when the job is due.
@@ -141,11 +157,13 @@ func (j *Job) Task(fn func(context.Context, *dlock.Lease) error) func(context.Co
 // A run is one call of Do.
 type run struct {
 	*Job
-	mark  string    // the key of the period's mark
-	end   time.Time // due + every, until which it waits
-	fn    func(context.Context, *dlock.Lease) error
-	begun bool // to mark, or to work
-	ran   bool // fn was called
+	due    time.Time
+	mark   string    // the key of the period's mark
+	end    time.Time // due + every, until which it waits
+	fn     func(context.Context, *dlock.Lease) error
+	begun  bool // to mark, or to work
+	ran    bool // fn was called
+	marked bool // after the work
 }
 
 var errStandIn = fmt.Errorf("%w: a stand-in has answered, of which other processes know nothing", dlock.ErrUnavailable)
@@ -172,17 +190,23 @@ func (r *run) check(due time.Time) error {
 // do runs the job under its lock. A lock that is lost before the run begins is taken again.
 func (r *run) do(ctx context.Context) error {
 	for {
-		wait := max(time.Until(r.end), 0)
+		wait, again := max(time.Until(r.end), 0), pause
 		err := r.locks.With(dlock.WithMaxWait(wait), dlock.WithOutage(wait)).Do(ctx, r.name, r.locked)
 		switch {
+		case r.marked && errors.Is(err, dlock.ErrLost):
+			return fmt.Errorf("the period is marked, but another replica may have run it, too: %w", err)
 		case r.begun || err == nil:
 			return err
 		case errors.Is(err, dlock.ErrHeld):
 			return fmt.Errorf("another run is not over: %w", err)
-		case !errors.Is(err, dlock.ErrLost) && !errors.Is(err, errStandIn), time.Now().After(r.end), ctx.Err() != nil:
+		case !time.Now().Before(r.end), ctx.Err() != nil:
+			return err
+		case dlock.Refused(err) && r.accepted.Load() && !hopeless(err):
+			again = refused
+		case !errors.Is(err, dlock.ErrLost) && !errors.Is(err, errStandIn):
 			return err
 		}
-		time.Sleep(pause)
+		sleep(ctx, again)
 	}
 }
 
@@ -191,7 +215,9 @@ func (r *run) locked(ctx context.Context, lease *dlock.Lease) error {
 	if lease.Degraded() {
 		return errStandIn
 	}
-	if done, err := r.done(ctx); err != nil || done {
+	done, err := r.done(ctx)
+	r.accepted.CompareAndSwap(false, err == nil)
+	if err != nil || done {
 		return err
 	}
 	r.begun = true
@@ -201,20 +227,24 @@ func (r *run) locked(ctx context.Context, lease *dlock.Lease) error {
 		}
 	}
 	r.ran = true
-	err := r.fn(ctx, lease)
+	err = r.fn(context.WithValue(ctx, dueKey{}, r.due), lease)
 	if err != nil || r.first || lease.Err() != nil {
 		return err
 	}
+	// The work is over: if the lease is lost now, it has not gone on for longer.
+	defer context.AfterFunc(lease.Context(context.Background()), func() { _ = lease.Release() })()
 	if _, err := r.take(context.WithoutCancel(ctx), lease); err != nil {
-		return fmt.Errorf("once: %s: the work has succeeded, but is not marked: %w", r.mark, err)
+		return fmt.Errorf("the work has succeeded, but is not marked: %w", err)
 	}
+	r.marked = true
 	return nil
 }
 
 // done reports whether the period has its mark.
 func (r *run) done(ctx context.Context) (bool, error) {
 	var status dlock.Status
-	err := repeat(ctx, r.end, func(ctx context.Context) (err error) {
+	inTime := func(err error) bool { return !dlock.Refused(err) && time.Now().Before(r.end) }
+	err := repeat(ctx, inTime, func(ctx context.Context) (err error) {
 		status, err = r.marks.Inspect(ctx, r.mark)
 		return err
 	})
@@ -224,12 +254,17 @@ func (r *run) done(ctx context.Context) (bool, error) {
 // take marks the period, and reports whether it has. "Held" says that another has marked it, unless
 // an attempt of this run was not answered: that may be what holds the mark, until its owed release.
 // Then "held" counts if the store says it for as long as patience, or for a period, if that is
-// shorter. Silence is an error when patience has passed, and the lock must have ended.
+// shorter. Silence is an error when patience has passed, and the lock must have ended. A refusal is
+// one then, if the lock is lost or the period is over.
 func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err error) {
 	var held time.Time // since when the store has said so
 	unsure := false    // an attempt was not answered
 	end := time.Now().Add(max(patience, time.Until(lease.Deadline())))
-	err = repeat(ctx, end, func(ctx context.Context) error {
+	inTime := func(err error) bool {
+		now := time.Now()
+		return now.Before(end) || errors.Is(err, dlock.ErrHeld) || dlock.Refused(err) && lease.Err() == nil && now.Before(r.end)
+	}
+	err = repeat(ctx, inTime, func(ctx context.Context) error {
 		mark, err := r.marks.TryAcquire(ctx, r.mark)
 		switch now := time.Now(); {
 		case err == nil && mark.Degraded():
@@ -237,7 +272,7 @@ func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err erro
 			err = errStandIn
 			fallthrough
 		case err != nil && !errors.Is(err, dlock.ErrHeld):
-			held, unsure = time.Time{}, true
+			held, unsure = time.Time{}, unsure || !dlock.NoEffect(err)
 		case err == nil:
 			mine = true
 			_, err = mark.Detach()
@@ -251,24 +286,40 @@ func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err erro
 	return mine, err
 }
 
-// repeat makes a call until it succeeds, its error would come again, or ctx ends. At the end it
-// gives up if the store is silent. It shows the last error as text then: a context error in it
-// would be that of a single call.
-func repeat(ctx context.Context, end time.Time, call func(context.Context) error) error {
+// repeat makes a call until it succeeds, its error would come again, ctx ends, or its error does not
+// allow another call. If the store is silent, repeat shows the last error as text: a context error
+// in it would be that of a single call.
+func repeat(ctx context.Context, again func(error) bool, call func(context.Context) error) error {
 	for {
 		limited, cancel := context.WithTimeout(ctx, answer)
 		err := call(limited)
 		cancel()
 		switch {
-		case err == nil, errors.Is(err, dlock.ErrInvalid), errors.Is(err, dlock.ErrClosed), errors.Is(err, errors.ErrUnsupported), dlock.Refused(err):
+		case err == nil, hopeless(err):
 			return err
-		case time.Now().After(end) && !errors.Is(err, dlock.ErrHeld):
+		case again(err):
+		case dlock.Refused(err):
+			return err
+		default:
 			return fmt.Errorf("%w: %v", dlock.ErrUnavailable, err)
 		}
-		time.Sleep(pause)
+		sleep(ctx, pause)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// hopeless reports whether err would come again.
+func hopeless(err error) bool {
+	return errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// sleep returns after d, or when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,6 +70,11 @@ var (
 	nothing result
 )
 
+// failed is the result of a run of the first period of virtual time, or of the minute after it.
+func failed(minute int, err error) result {
+	return result{true, fmt.Errorf("once: job@2000-01-01T00:%02d:00.000Z: %w", minute, err)}
+}
+
 func (b *bed) start(j *Job, due time.Time, fn function) <-chan result {
 	done := make(chan result, 1)
 	go func() {
@@ -122,7 +128,7 @@ func TestFailureThenSuccess(t *testing.T) {
 			}))
 			synctest.Wait()
 		}
-		for i, want := range []result{{true, errBoom}, {true, errBoom}, done, nothing, nothing} {
+		for i, want := range []result{failed(0, errBoom), failed(0, errBoom), done, nothing, nothing} {
 			require.Equal(b, want, <-all[i], "replica %d", i)
 		}
 		require.Equal(b, 3*time.Second, time.Since(due), "each begins when the one before has failed")
@@ -250,7 +256,7 @@ func TestMiddleBetweenTwoDues(t *testing.T) {
 				require.ErrorIs(b, err, dlock.ErrInvalid)
 				require.ErrorContains(b, err, "use Phase(1")
 			} else {
-				require.Equal(b, errBoom, err)
+				require.ErrorIs(b, err, errBoom)
 			}
 			var reported error
 			b.replica().Func(b.Context(), work(0, errBoom), func(err error) { reported = err })()
@@ -311,6 +317,60 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The store is full for a while: when a period begins, or when its work is over. The lock is renewed
+// meanwhile.
+func TestFullStore(t *testing.T) {
+	for _, length := range []time.Duration{time.Second, 40 * time.Second, 3 * time.Minute} {
+		for _, inWork := range []bool{false, true} {
+			inBubble(t, time.Minute, func(b *bed) {
+				var full atomic.Bool
+				runs, due := 0, time.Now()
+				b.faulty.try = func(_ string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+					if full.Load() {
+						return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.New("OOM")}
+					}
+					return call()
+				}
+				fill := func() { full.Store(true); time.AfterFunc(length, func() { full.Store(false) }) }
+				replicas := []*Job{b.replica(), b.replica()}
+				for _, j := range replicas {
+					b.do(j, due, counts(&runs))
+				}
+				if due = due.Add(b.every); !inWork {
+					time.Sleep(b.every)
+					fill()
+				}
+				var results []<-chan result
+				for _, j := range replicas {
+					results = append(results, b.start(j, due, func(ctx context.Context, _ *dlock.Lease) error {
+						of, ok := DueFromContext(ctx)
+						require.True(b, ok && due.Equal(of))
+						if runs++; inWork {
+							fill()
+						}
+						return nil
+					}))
+					synctest.Wait()
+				}
+				want := 2
+				for n, r := range results {
+					switch got := <-r; {
+					case length < b.every:
+						require.NoError(b, got.err)
+					case !inWork:
+						require.ErrorContains(b, got.err, "once: job@2000-01-01T00:01:00.000Z: ")
+						require.True(b, dlock.Refused(got.err), got.err)
+						want = 1
+					case n == 0:
+						require.ErrorContains(b, got.err, "the work has succeeded, but is not marked: ")
+					}
+				}
+				require.Equal(b, want, runs)
+			})
+		}
+	}
+}
+
 // The store is away when a period begins, for all replicas, or goes away after it has granted the lock,
 // for longer than the lock lasts.
 func TestOutageBeforeTheRun(t *testing.T) {
@@ -349,7 +409,10 @@ func TestUnansweredMark(t *testing.T) {
 			9900 * time.Millisecond: ttl, 15 * time.Second: dlock.DefaultTTL, time.Minute: ttl} {
 			inBubble(t, 10*time.Minute, func(b *bed) {
 				due := time.Now()
-				got := b.do(New(dlock.New(b.store, dlock.WithTTL(ttl)), "job", b.every), due, func(context.Context, *dlock.Lease) error {
+				overrun := dlock.WithObserver(&dlock.Observer{ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) {
+					require.Zero(b, i.Overrun, "the work was over")
+				}})
+				got := b.do(New(dlock.New(b.store, dlock.WithTTL(ttl), overrun), "job", b.every), due, func(context.Context, *dlock.Lease) error {
 					fault(b.store, errAway)
 					time.AfterFunc(length, func() { fault(b.store, nil) })
 					return nil
@@ -365,6 +428,7 @@ func TestUnansweredMark(t *testing.T) {
 					require.NoError(b, got.err)
 				default:
 					require.ErrorIs(b, got.err, dlock.ErrLost, "another may have run it before the mark")
+					require.ErrorContains(b, got.err, "is marked")
 				}
 				time.Sleep(15 * time.Minute) // what is owed has been released
 				require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
@@ -431,7 +495,7 @@ func TestAtMostOnce(t *testing.T) {
 			}
 			return a, err
 		}
-		require.Equal(b, result{true, errBoom}, b.do(b.replica(AtMostOnce()), due, work(0, errBoom)))
+		require.Equal(b, failed(0, errBoom), b.do(b.replica(AtMostOnce()), due, work(0, errBoom)))
 		require.Equal(b, nothing, b.do(b.replica(AtMostOnce()), due, never(b)), "a failure loses the period")
 
 		due, lost = due.Add(time.Minute), 3
