@@ -34,8 +34,8 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/election"
 	"github.com/dlock-go/dlock/internal/faultproxy"
-	"github.com/dlock-go/dlock/internal/pgtest"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/internal/sqltest"
 	"github.com/dlock-go/dlock/once"
 )
 
@@ -70,13 +70,11 @@ func TestNight(t *testing.T) {
 	if which == "" {
 		t.Skip("DLOCK_NIGHT is not set")
 	}
-	pg, err := pgtest.Start()
-	pgtest.Require(t, err)
-	defer pg.Stop()
+	pg := sqltest.Postgres(t)
 	for _, way := range nights {
 		if which == "all" || strings.Contains(way.name, which) {
 			t.Run(way.name, func(t *testing.T) {
-				n := newNight(t, pgtest.Open(t, pg.Addr()))
+				n := newNight(t, sqltest.Open(t, pg))
 				n.start()
 				time.Sleep(10 * time.Second)
 				n.log.reset()

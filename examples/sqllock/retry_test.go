@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
 // A statement whose reply is lost with its connection is not sent again by the driver
@@ -22,8 +23,8 @@ func TestNothingIsSentTwice(t *testing.T) {
 	do(t, db, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN INSERT INTO writes VALUES (NEW.fence); RETURN NULL; END $$`)
 	do(t, db, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
-	p := newProxy(t, postgres(t).Addr())
-	l := sqllock.New(open(t, p.addr()))
+	p := newProxy(t, sqltest.Postgres(t))
+	l := sqllock.New(sqltest.Open(t, p.addr()))
 	ctx := soon(t)
 	batch := []dlock.Renewal{{Key: "key", Token: "holder", TTL: long}}
 

@@ -7,9 +7,12 @@ import (
 	"database/sql"
 	"testing"
 
+	_ "github.com/jackc/pgx/v5/stdlib"
+
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
 func TestConformance(t *testing.T) {
@@ -21,13 +24,13 @@ func BenchmarkLocker(b *testing.B) {
 }
 
 func harness(t testing.TB) conformance.Harness {
-	server := postgres(t)
-	admin := open(t, server.Addr())
+	server := sqltest.Postgres(t)
+	admin := sqltest.Open(t, server)
 	makeSchema(t, admin)
 	return conformance.Harness{
-		New:  func(t *testing.T) dlock.Locker { return sqllock.New(open(t, server.Addr())) },
-		Dial: func(t *testing.T, addr string) dlock.Locker { return sqllock.New(open(t, addr)) },
-		Addr: server.Addr(),
+		New:  func(t *testing.T) dlock.Locker { return sqllock.New(sqltest.Open(t, server)) },
+		Dial: func(t *testing.T, addr string) dlock.Locker { return sqllock.New(sqltest.Open(t, addr)) },
+		Addr: server,
 		Wipe: func(t *testing.T) { do(t, admin, wipe) },
 	}
 }

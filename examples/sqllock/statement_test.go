@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
 const long = 10 * time.Minute
@@ -23,10 +24,10 @@ const long = 10 * time.Minute
 // and the database for looking behind its back.
 func fresh(t *testing.T, settings ...string) (*sqllock.Locker, *sql.DB) {
 	t.Helper()
-	server := postgres(t)
-	db := open(t, server.Addr())
+	server := sqltest.Postgres(t)
+	db := sqltest.Open(t, server)
 	makeSchema(t, db)
-	return sqllock.New(open(t, server.Addr(), settings...)), db
+	return sqllock.New(sqltest.Open(t, server, settings...)), db
 }
 
 // lock dlock the row of a key, as a statement of another session does, until the
@@ -302,7 +303,7 @@ func TestCreateTableAtOnce(t *testing.T) {
 
 func TestBadArguments(t *testing.T) {
 	var none *sql.DB
-	db := open(t, "127.0.0.1:1") // nothing is sent
+	db := sqltest.Open(t, "127.0.0.1:1") // nothing is sent
 	good := sqllock.New(db)
 	for name, err := range map[string]error{
 		"nil db":        tryAcquire(sqllock.New(none), "key", "token", long),
@@ -323,15 +324,15 @@ func TestBadArguments(t *testing.T) {
 
 // Whoever was refused, or had no connection, owes nothing, so that a Client closes at once.
 func TestNothingIsOwedAfterARefusal(t *testing.T) {
-	server := postgres(t)
-	db := open(t, server.Addr())
+	server := sqltest.Postgres(t)
+	db := sqltest.Open(t, server)
 	makeSchema(t, db)
 	for name, l := range map[string]*sqllock.Locker{
-		"no server":        sqllock.New(open(t, "127.0.0.1:1")),
+		"no server":        sqllock.New(sqltest.Open(t, "127.0.0.1:1")),
 		"no such table":    sqllock.New(db, sqllock.WithTable("absent")),
-		"no such role":     sqllock.New(open(t, server.Addr(), "user=nobody")),
-		"no such database": sqllock.New(open(t, server.Addr(), "database=absent")),
-		"read-only":        sqllock.New(open(t, server.Addr(), "default_transaction_read_only=on")),
+		"no such role":     sqllock.New(sqltest.Open(t, server, "user=nobody")),
+		"no such database": sqllock.New(sqltest.Open(t, server, "database=absent")),
+		"read-only":        sqllock.New(sqltest.Open(t, server, "default_transaction_read_only=on")),
 	} {
 		var mark *dlock.NoEffectError
 		for call, err := range errorsOf(t.Context(), l) {

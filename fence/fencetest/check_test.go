@@ -14,7 +14,7 @@ import (
 
 func TestRule(t *testing.T) {
 	on(t, testRule)
-	onMariaDB(t, "?clientFoundRows=true&interpolateParams=true", testRule)
+	t.Run(otherMariaDB.name, func(t *testing.T) { testRule(t, otherMariaDB.fresh(t)) })
 }
 
 func testRule(t *testing.T, s *store) {

@@ -10,8 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock/internal/pgtest"
 )
 
 // TestCost compares transactions on PostgreSQL without a check, with one in the same batch as the
@@ -21,15 +19,9 @@ func TestCost(t *testing.T) {
 	if long == 0 {
 		t.Skip("measures for DLOCK_FENCE_LONG")
 	}
-	server, err := postgres()
-	pgtest.Require(t, err)
-	stopPostgres = server.Stop
-	ctx, url := t.Context(), "postgres://postgres@"+server.Addr()+"/postgres?sslmode=disable"
-	s := open(t, "pgx", url)
-	s.do(t, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-	s.makeTables(t)
+	ctx, s := t.Context(), databases[0].fresh(t)
 	s.do(t, "INSERT INTO account VALUES (0, 0, 0)")
-	conn, err := pgx.Connect(ctx, url)
+	conn, err := pgx.Connect(ctx, s.dsn)
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
 	query, args, err := s.table.Query(stamp("k", 8, 1))

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,35 +19,25 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/dlock-go/dlock/fence"
-	"github.com/dlock-go/dlock/internal/pgtest"
+	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
 // long is how long the tests race, if DLOCK_FENCE_LONG is set, as to 60s. They also write more then.
 var long, _ = time.ParseDuration(os.Getenv("DLOCK_FENCE_LONG"))
 
-var (
-	postgres     = sync.OnceValues(pgtest.Start)
-	stopPostgres = func() {}
-	mariadb      = sync.OnceValues(startMariaDB)
-	stopMariaDB  = func() {}
-)
-
 func TestMain(m *testing.M) {
-	if dsn := os.Getenv("FENCETEST_DSN"); dsn != "" {
-		becomeWriter(os.Getenv("FENCETEST_DRIVER"), dsn, os.Getenv("FENCETEST_REDIS"))
+	if len(os.Args) > 1 && os.Args[1] == "writer" {
+		becomeWriter(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6])
 		return
 	}
-	code := m.Run()
-	stopPostgres()
-	stopMariaDB()
-	os.Exit(code)
+	m.Run()
 }
 
 // A store is an empty database with a table for fences.
 type store struct {
 	*sql.DB
-	driver, dsn string
-	table       fence.Table
+	driver, dsn, limit string
+	table              fence.Table
 }
 
 var tables = map[string]fence.Table{
@@ -57,38 +46,46 @@ var tables = map[string]fence.Table{
 	"mysql":  fence.MySQL("dlock_fence"),
 }
 
-// on runs a test on each database.
-func on(t *testing.T, f func(t *testing.T, s *store)) {
-	t.Run("PostgreSQL", func(t *testing.T) {
-		server, err := postgres()
-		pgtest.Require(t, err)
-		stopPostgres = server.Stop
-		s := open(t, "pgx", "postgres://postgres@"+server.Addr()+"/postgres?sslmode=disable")
-		s.do(t, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-		s.makeTables(t)
-		f(t, s)
-	})
-	t.Run("SQLite", func(t *testing.T) {
-		file := filepath.Join(t.TempDir(), "db")
-		s := open(t, "sqlite", "file:"+file+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)")
-		s.makeTables(t)
-		f(t, s)
-	})
-	onMariaDB(t, "", f)
+// A database is a kind of store.
+type database struct {
+	name, driver string
+	dsn          func(t *testing.T) string
+	empty        []string
+	limit        string // ends a transaction that is idle
 }
 
-func onMariaDB(t *testing.T, flags string, f func(t *testing.T, s *store)) {
-	t.Run("MariaDB"+flags, func(t *testing.T) {
-		addr, err := mariadb()
-		if err == errNoMariaDB {
-			t.Skip(err)
-		}
-		require.NoError(t, err)
-		s := open(t, "mysql", "root@tcp("+addr+")/test"+flags)
-		s.do(t, "DROP DATABASE test", "CREATE DATABASE test", "USE test")
-		s.makeTables(t)
-		f(t, s)
-	})
+var databases = []database{
+	{"PostgreSQL", "pgx", func(t *testing.T) string {
+		return "postgres://postgres@" + sqltest.Postgres(t) + "/postgres?sslmode=disable"
+	}, []string{"DROP SCHEMA public CASCADE", "CREATE SCHEMA public"}, "SET idle_in_transaction_session_timeout = '0.3s'"},
+	{"SQLite", "sqlite", func(t *testing.T) string {
+		return "file:" + filepath.Join(t.TempDir(), "db") + "?_pragma=busy_timeout(60000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)"
+	}, nil, ""},
+	{"MariaDB", "mysql", func(t *testing.T) string {
+		return "root@tcp(" + sqltest.MariaDB(t) + ")/test"
+	}, []string{"DROP DATABASE test", "CREATE DATABASE test", "USE test"}, "SET idle_transaction_timeout = 1"},
+}
+
+// otherMariaDB has the settings of the driver that matter, the other way.
+var otherMariaDB = database{"MariaDB, other settings", "mysql", func(t *testing.T) string {
+	return "root@tcp(" + sqltest.MariaDB(t) + ")/test?clientFoundRows=true&interpolateParams=true"
+}, databases[2].empty, databases[2].limit}
+
+// on runs a test on each database.
+func on(t *testing.T, f func(t *testing.T, s *store)) {
+	for _, d := range databases {
+		t.Run(d.name, func(t *testing.T) { f(t, d.fresh(t)) })
+	}
+}
+
+func (d database) fresh(t *testing.T) *store {
+	s := open(t, d.driver, d.dsn(t))
+	s.limit = d.limit
+	s.do(t, d.empty...)
+	s.do(t, s.table.Schema(), s.table.Schema(),
+		"CREATE TABLE writes (id integer, fence bigint NOT NULL)",
+		"CREATE TABLE account (id integer PRIMARY KEY, fence bigint NOT NULL, changes bigint NOT NULL)")
+	return s
 }
 
 func open(t testing.TB, driver, dsn string) *store {
@@ -106,13 +103,6 @@ func (s *store) do(t testing.TB, statements ...string) {
 		_, err := s.Exec(statement)
 		require.NoError(t, err, statement)
 	}
-}
-
-func (s *store) makeTables(t testing.TB) {
-	t.Helper()
-	s.do(t, s.table.Schema(), s.table.Schema(),
-		"CREATE TABLE writes (id integer, fence bigint NOT NULL)",
-		"CREATE TABLE account (id integer PRIMARY KEY, fence bigint NOT NULL, changes bigint NOT NULL)")
 }
 
 func (s *store) number(t testing.TB, query string) (n int64) {

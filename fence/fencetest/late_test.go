@@ -1,0 +1,256 @@
+//go:build unix
+
+package fencetest_test
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/fence"
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+const (
+	lateWorkers = 4
+	testLimit   = 5 * time.Minute
+)
+
+// A process is stopped for longer than its TTL, and another one gets the lock and writes. Then the
+// first goes on, and writes many times: with a check, and without.
+func TestLateWrites(t *testing.T) {
+	ahead := redistest.StartAhead(t, time.Hour) // two masters go on from its last fence by steps, not by their clocks
+	locks := clientOf(t, ahead, time.Minute)
+	acquire(t, locks, "two").Release()
+	old := promote(t, redistest.StartReplica(t, ahead))
+	promoted := promote(t, redistest.StartReplica(t, old)) // lacks what old grants from now on
+	for _, c := range []struct {
+		name, key string
+		from, to  *redistest.Server // they grant the lock to the first holder and to the next one
+		first     string            // what the first holder does before it is stopped
+		fences    int               // how the next fence compares with the first
+		refused   bool              // the next holder is refused, until its fence is larger
+		accepted  bool              // the late writes are
+	}{
+		{"same server", "one", old, old, "", 1, false, false},
+		{"FLUSHALL", "one", ahead, ahead, "write", 1, false, false},
+		{"failover", "one", old, promoted, "write", 1, false, false},
+		{"failover, equal fences", "two", old, promoted, "", 0, false, false},
+		{"failover, equal fences, the first has written", "two", old, promoted, "write", 0, true, false},
+		{"failover, smaller fence, the first has written", "two", old, promoted, "write", -1, true, false},
+		{"failover, smaller fence: the limit that package fence names", "two", old, promoted, "", -1, false, true},
+		{"stopped in a transaction", "one", old, old, "begin", 1, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			on(t, func(t *testing.T, s *store) {
+				locks := clientOf(t, c.to, time.Minute)
+				if c.key == "two" {
+					align(t, clientOf(t, c.from, time.Minute), locks, c.key, c.fences)
+				}
+				w, first := startWriter(t, s, c.from, c.key)
+				if c.first != "" {
+					require.Equal(t, "true", w.ask(t, c.first))
+				}
+				require.NoError(t, w.Process.Signal(syscall.SIGSTOP))
+				if c.name == "FLUSHALL" {
+					_, err := c.to.Do("FLUSHALL")
+					require.NoError(t, err)
+				}
+				lease := acquire(t, locks, c.key)
+				next := stampOf(t, lease)
+				require.Equal(t, c.fences, cmp.Compare(next.Fence, first.Fence))
+				goOn := func() { require.NoError(t, w.Process.Signal(syscall.SIGCONT)) }
+				if c.first == "begin" && s.limit == "" {
+					impatient := open(t, s.driver, strings.Replace(s.dsn, "60000", "0", 1))
+					require.ErrorContains(t, impatient.write(t.Context(), next), "locked")
+					goOn()
+					require.Equal(t, "true", w.ask(t, "commit"), "nobody has written since")
+				}
+				if c.refused {
+					require.ErrorIs(t, s.write(t.Context(), next), fence.ErrStale)
+					for next.Fence <= first.Fence {
+						require.NoError(t, lease.Release())
+						lease = acquire(t, locks, c.key)
+						next = stampOf(t, lease)
+					}
+				}
+				require.NoError(t, s.write(t.Context(), next))
+				goOn()
+				if c.first == "begin" && s.limit != "" {
+					require.Equal(t, "false", w.ask(t, "commit"), "the database has ended the transaction")
+				}
+
+				before := s.number(t, "SELECT count(*) FROM writes")
+				var accepted, unchecked, writes int64
+				_, err := fmt.Sscan(w.ask(t, "late"), &accepted, &unchecked, &writes)
+				require.NoError(t, err)
+				t.Logf("of %d late writes %d were accepted, %d without a check", writes, accepted, unchecked)
+				require.Equal(t, writes, unchecked, "late writes without a check")
+				require.Equal(t, accepted+unchecked, s.number(t, "SELECT count(*) FROM writes")-before)
+				if c.accepted {
+					require.Equal(t, writes, accepted)
+					require.ErrorIs(t, s.write(t.Context(), next), fence.ErrStale)
+				} else {
+					require.Zero(t, accepted)
+					require.NoError(t, s.write(t.Context(), next))
+				}
+				require.NoError(t, lease.Release())
+			})
+		})
+	}
+}
+
+func clientOf(t *testing.T, server *redistest.Server, ttl time.Duration) *dlock.Client {
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	locks := dlock.New(goredis.New(rdb), dlock.WithTTL(ttl), dlock.WithFence(true))
+	t.Cleanup(func() { locks.Close(); rdb.Close() })
+	return locks
+}
+
+func acquire(t *testing.T, locks *dlock.Client, key string) *dlock.Lease {
+	t.Helper()
+	lease, err := locks.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	return lease
+}
+
+func stampOf(t *testing.T, lease *dlock.Lease) fence.Stamp {
+	t.Helper()
+	s, err := fence.Of(lease)
+	require.NoError(t, err)
+	return s
+}
+
+func promote(t *testing.T, s *redistest.Server) *redistest.Server {
+	_, err := s.Do("REPLICAOF", "NO", "ONE")
+	require.NoError(t, err)
+	return s
+}
+
+// align makes two masters give fences of which the second compares to the first as wanted.
+func align(t *testing.T, first, second *dlock.Client, key string, want int) {
+	grant := func(locks *dlock.Client) int64 {
+		lease := acquire(t, locks, key)
+		require.NoError(t, lease.Release())
+		return lease.Fence()
+	}
+	for a, b := grant(first), grant(second); cmp.Compare(b, a) != want; {
+		if cmp.Compare(b, a) > want {
+			a = grant(first)
+		} else {
+			b = grant(second)
+		}
+	}
+}
+
+// A writer is a process that holds the lock, and writes when it is asked to.
+type writer struct {
+	*exec.Cmd
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func startWriter(t *testing.T, s *store, server *redistest.Server, key string) (*writer, fence.Stamp) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
+	w := &writer{Cmd: exec.CommandContext(ctx, os.Args[0], "writer", s.driver, s.dsn, s.limit, server.Addr(), key)}
+	w.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	w.Stderr = os.Stderr
+	in, err := w.StdinPipe()
+	require.NoError(t, err)
+	out, err := w.StdoutPipe()
+	require.NoError(t, err)
+	w.in, w.out = in, bufio.NewReader(out)
+	require.NoError(t, w.Start())
+	t.Cleanup(func() { cancel(); _ = w.Wait() })
+	var stamp fence.Stamp
+	require.NoError(t, stamp.UnmarshalText([]byte(w.ask(t, ""))))
+	return w, stamp
+}
+
+// ask returns what the process answers.
+func (w *writer) ask(t *testing.T, what string) string {
+	t.Helper()
+	_, err := fmt.Fprintln(w.in, what)
+	require.NoError(t, err)
+	line, err := w.out.ReadString('\n')
+	require.NoError(t, err)
+	return strings.TrimSpace(line)
+}
+
+// becomeWriter is the program of that process. It does not look at its lease before it writes.
+func becomeWriter(driver, dsn, limit, redisAddr, key string) {
+	ctx := context.Background()
+	rdb := redis.NewClient(&redis.Options{Addr: redisAddr, ContextTimeoutEnabled: true})
+	lease := must(dlock.New(goredis.New(rdb), dlock.WithTTL(200*time.Millisecond)).Acquire(ctx, key))
+	mine := must(fence.Of(lease))
+	s := &store{DB: must(sql.Open(driver, dsn)), table: tables[driver]}
+	s.SetMaxIdleConns(lateWorkers)
+	var tx *sql.Tx
+	for asked := bufio.NewScanner(os.Stdin); asked.Scan(); {
+		switch asked.Text() {
+		case "":
+			fmt.Println(mine)
+		case "write":
+			fmt.Println(s.write(ctx, mine) == nil)
+		case "begin":
+			tx = must(s.table.Begin(ctx, s.DB, nil, mine))
+			must(tx.Exec(limit))
+			fmt.Println(true)
+		case "commit":
+			fmt.Println(insert(ctx, tx, mine.Fence) == nil)
+		case "late":
+			writes := 200
+			if long > 0 {
+				writes = 10_000
+			}
+			accepted := inParallel(writes, func() error { return s.write(ctx, mine) })
+			unchecked := inParallel(writes, func() error { return insert(ctx, must(s.BeginTx(ctx, nil)), mine.Fence) })
+			fmt.Println(accepted, unchecked, writes)
+		}
+	}
+}
+
+// inParallel calls write n times, and returns how many were not refused.
+func inParallel(n int, write func() error) int64 {
+	var accepted atomic.Int64
+	var all sync.WaitGroup
+	for range lateWorkers {
+		all.Go(func() {
+			for range n / lateWorkers {
+				switch err := write(); {
+				case err == nil:
+					accepted.Add(1)
+				case !errors.Is(err, fence.ErrStale):
+					panic(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return accepted.Load()
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
