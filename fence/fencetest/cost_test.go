@@ -5,6 +5,7 @@ package fencetest_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,8 +14,8 @@ import (
 )
 
 // TestCost compares transactions on PostgreSQL without a check, with one in the same batch as the
-// write, and with one of its own: the median of a transaction's time in each of ten runs, and the
-// median of those. Transactions take turns, as the machine may be busy. It only measures.
+// first write, and with one of its own: the median of a transaction's time in each of ten runs, and
+// the median of those. Transactions take turns, as the machine may be busy. It only measures.
 func TestCost(t *testing.T) {
 	if long == 0 {
 		t.Skip("measures for DLOCK_FENCE_LONG")
@@ -24,52 +25,42 @@ func TestCost(t *testing.T) {
 	conn, err := pgx.Connect(ctx, s.dsn)
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
-	query, args, err := s.table.Query(stamp("k", 8, 1))
+	check, args, err := s.table.Query(stamp("k", 8, 1))
 	require.NoError(t, err)
-	type statement struct {
-		query string
-		args  []any
-	}
-	check, write := statement{query, args}, statement{"UPDATE account SET changes = changes + 1 WHERE id = $1", []any{0}}
-	variants := []struct {
-		name  string
-		trips [][]statement
-	}{
-		{"without a check", [][]statement{{write}}},
-		{"with a check in the batch of the write", [][]statement{{check, write}}},
-		{"with a check of its own", [][]statement{{check}, {write}}},
-	}
-	transact := func(trips [][]statement) {
-		tx, err := conn.Begin(ctx)
-		require.NoError(t, err)
-		for _, trip := range trips {
-			b := new(pgx.Batch)
-			for _, s := range trip {
-				b.Queue(s.query, s.args...)
+	for _, rest := range []string{"", " w w", " w w w w w w"} { // further round trips, each with a write
+		variants := []string{"w" + rest, "cw" + rest, "c w" + rest}
+		shares := make([][]float64, len(variants)) // of the time without a check, for each run
+		var base []float64
+		for range 10 {
+			took := make([][]float64, len(variants))
+			for end := time.Now().Add(long / 20); time.Now().Before(end); {
+				for i, v := range variants {
+					begun := time.Now()
+					tx, err := conn.Begin(ctx)
+					require.NoError(t, err)
+					for _, trip := range strings.Fields(v) {
+						b := new(pgx.Batch)
+						for _, c := range trip {
+							if c == 'c' {
+								b.Queue(check, args...)
+							} else {
+								b.Queue("UPDATE account SET changes = changes + 1 WHERE id = $1", 0)
+							}
+						}
+						require.NoError(t, tx.SendBatch(ctx, b).Close())
+					}
+					require.NoError(t, tx.Commit(ctx))
+					took[i] = append(took[i], float64(time.Since(begun)))
+				}
 			}
-			require.NoError(t, tx.SendBatch(ctx, b).Close())
-		}
-		require.NoError(t, tx.Commit(ctx))
-	}
-	shares := make([][]float64, len(variants)) // of the time without a check, for each run
-	var base time.Duration                     // that time, in the last run
-	for range 10 {
-		took := make([][]float64, len(variants))
-		for end := time.Now().Add(long / 10); time.Now().Before(end); {
-			for i, v := range variants {
-				begun := time.Now()
-				transact(v.trips)
-				took[i] = append(took[i], float64(time.Since(begun)))
+			base = append(base, median(took[0]))
+			for i := range variants {
+				shares[i] = append(shares[i], median(took[i])/median(took[0]))
 			}
 		}
-		for i := range variants {
-			shares[i] = append(shares[i], median(took[i])/median(took[0]))
+		for i, v := range variants {
+			t.Logf("%-16s %.3f of %v (%.3f to %.3f)", v, median(shares[i]), time.Duration(median(base)), shares[i][0], shares[i][9])
 		}
-		base = time.Duration(median(took[0]))
-	}
-	for i, v := range variants {
-		m := median(shares[i])
-		t.Logf("%s: %.3f of %v (%.3f to %.3f)", v.name, m, base, shares[i][0], shares[i][9])
 	}
 }
 

@@ -28,17 +28,15 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const (
-	lateWorkers = 4
-	testLimit   = 5 * time.Minute
-)
+const lateWorkers = 4
+
+var lateWrites = map[bool]int64{false: 200, true: 10_000}[long > 0]
 
 // A process is stopped for longer than its TTL, and another one gets the lock and writes. Then the
 // first goes on, and writes many times: with a check, and without.
 func TestLateWrites(t *testing.T) {
 	ahead := redistest.StartAhead(t, time.Hour) // two masters go on from its last fence by steps, not by their clocks
-	locks := clientOf(t, ahead, time.Minute)
-	acquire(t, locks, "two").Release()
+	grant(t, clientOf(t, ahead), "two")
 	old := promote(t, redistest.StartReplica(t, ahead))
 	promoted := promote(t, redistest.StartReplica(t, old)) // lacks what old grants from now on
 	for _, c := range []struct {
@@ -60,9 +58,10 @@ func TestLateWrites(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			on(t, func(t *testing.T, s *store) {
-				locks := clientOf(t, c.to, time.Minute)
-				if c.key == "two" {
-					align(t, clientOf(t, c.from, time.Minute), locks, c.key, c.fences)
+				locks := clientOf(t, c.to)
+				if c.key == "two" { // its first master has granted more leases
+					for last := grant(t, locks, c.key); grant(t, clientOf(t, c.from), c.key) <= last; {
+					}
 				}
 				w, first := startWriter(t, s, c.from, c.key)
 				if c.first != "" {
@@ -73,8 +72,16 @@ func TestLateWrites(t *testing.T) {
 					_, err := c.to.Do("FLUSHALL")
 					require.NoError(t, err)
 				}
-				lease := acquire(t, locks, c.key)
-				next := stampOf(t, lease)
+				lease, next := hold(t, locks, c.key)
+				rise := func(to int) {
+					for cmp.Compare(next.Fence, first.Fence) < to {
+						require.NoError(t, lease.Release())
+						lease, next = hold(t, locks, c.key)
+					}
+				}
+				if c.key == "two" {
+					rise(c.fences)
+				}
 				require.Equal(t, c.fences, cmp.Compare(next.Fence, first.Fence))
 				goOn := func() { require.NoError(t, w.Process.Signal(syscall.SIGCONT)) }
 				if c.first == "begin" && s.limit == "" {
@@ -85,11 +92,7 @@ func TestLateWrites(t *testing.T) {
 				}
 				if c.refused {
 					require.ErrorIs(t, s.write(t.Context(), next), fence.ErrStale)
-					for next.Fence <= first.Fence {
-						require.NoError(t, lease.Release())
-						lease = acquire(t, locks, c.key)
-						next = stampOf(t, lease)
-					}
+					rise(1)
 				}
 				require.NoError(t, s.write(t.Context(), next))
 				goOn()
@@ -98,66 +101,50 @@ func TestLateWrites(t *testing.T) {
 				}
 
 				before := s.number(t, "SELECT count(*) FROM writes")
-				var accepted, unchecked, writes int64
-				_, err := fmt.Sscan(w.ask(t, "late"), &accepted, &unchecked, &writes)
+				var accepted, unchecked, want int64
+				_, err := fmt.Sscan(w.ask(t, "late"), &accepted, &unchecked)
 				require.NoError(t, err)
-				t.Logf("of %d late writes %d were accepted, %d without a check", writes, accepted, unchecked)
-				require.Equal(t, writes, unchecked, "late writes without a check")
+				t.Logf("of %d late writes %d were accepted, %d without a check", lateWrites, accepted, unchecked)
+				require.Equal(t, lateWrites, unchecked, "late writes without a check")
 				require.Equal(t, accepted+unchecked, s.number(t, "SELECT count(*) FROM writes")-before)
 				if c.accepted {
-					require.Equal(t, writes, accepted)
-					require.ErrorIs(t, s.write(t.Context(), next), fence.ErrStale)
-				} else {
-					require.Zero(t, accepted)
-					require.NoError(t, s.write(t.Context(), next))
+					want = lateWrites
 				}
+				require.Equal(t, want, accepted)
+				require.Equal(t, c.accepted, errors.Is(s.write(t.Context(), next), fence.ErrStale), "the next holder's write")
 				require.NoError(t, lease.Release())
 			})
 		})
 	}
 }
 
-func clientOf(t *testing.T, server *redistest.Server, ttl time.Duration) *dlock.Client {
+func clientOf(t *testing.T, server *redistest.Server) *dlock.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
-	locks := dlock.New(goredis.New(rdb), dlock.WithTTL(ttl), dlock.WithFence(true))
+	locks := dlock.New(goredis.New(rdb), dlock.WithFence(true))
 	t.Cleanup(func() { locks.Close(); rdb.Close() })
 	return locks
 }
 
-func acquire(t *testing.T, locks *dlock.Client, key string) *dlock.Lease {
+func hold(t *testing.T, locks *dlock.Client, key string) (*dlock.Lease, fence.Stamp) {
 	t.Helper()
 	lease, err := locks.Acquire(t.Context(), key)
 	require.NoError(t, err)
-	return lease
-}
-
-func stampOf(t *testing.T, lease *dlock.Lease) fence.Stamp {
-	t.Helper()
 	s, err := fence.Of(lease)
 	require.NoError(t, err)
-	return s
+	return lease, s
+}
+
+// grant returns the fence of a lease that was held for a moment.
+func grant(t *testing.T, locks *dlock.Client, key string) int64 {
+	lease, s := hold(t, locks, key)
+	require.NoError(t, lease.Release())
+	return s.Fence
 }
 
 func promote(t *testing.T, s *redistest.Server) *redistest.Server {
 	_, err := s.Do("REPLICAOF", "NO", "ONE")
 	require.NoError(t, err)
 	return s
-}
-
-// align makes two masters give fences of which the second compares to the first as wanted.
-func align(t *testing.T, first, second *dlock.Client, key string, want int) {
-	grant := func(locks *dlock.Client) int64 {
-		lease := acquire(t, locks, key)
-		require.NoError(t, lease.Release())
-		return lease.Fence()
-	}
-	for a, b := grant(first), grant(second); cmp.Compare(b, a) != want; {
-		if cmp.Compare(b, a) > want {
-			a = grant(first)
-		} else {
-			b = grant(second)
-		}
-	}
 }
 
 // A writer is a process that holds the lock, and writes when it is asked to.
@@ -169,15 +156,15 @@ type writer struct {
 
 func startWriter(t *testing.T, s *store, server *redistest.Server, key string) (*writer, fence.Stamp) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	w := &writer{Cmd: exec.CommandContext(ctx, os.Args[0], "writer", s.driver, s.dsn, s.limit, server.Addr(), key)}
 	w.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	w.Stderr = os.Stderr
-	in, err := w.StdinPipe()
-	require.NoError(t, err)
 	out, err := w.StdoutPipe()
 	require.NoError(t, err)
-	w.in, w.out = in, bufio.NewReader(out)
+	w.out = bufio.NewReader(out)
+	w.in, err = w.StdinPipe()
+	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { cancel(); _ = w.Wait() })
 	var stamp fence.Stamp
@@ -196,8 +183,8 @@ func (w *writer) ask(t *testing.T, what string) string {
 }
 
 // becomeWriter is the program of that process. It does not look at its lease before it writes.
-func becomeWriter(driver, dsn, limit, redisAddr, key string) {
-	ctx := context.Background()
+func becomeWriter(args []string) {
+	ctx, driver, dsn, limit, redisAddr, key := context.Background(), args[0], args[1], args[2], args[3], args[4]
 	rdb := redis.NewClient(&redis.Options{Addr: redisAddr, ContextTimeoutEnabled: true})
 	lease := must(dlock.New(goredis.New(rdb), dlock.WithTTL(200*time.Millisecond)).Acquire(ctx, key))
 	mine := must(fence.Of(lease))
@@ -217,24 +204,20 @@ func becomeWriter(driver, dsn, limit, redisAddr, key string) {
 		case "commit":
 			fmt.Println(insert(ctx, tx, mine.Fence) == nil)
 		case "late":
-			writes := 200
-			if long > 0 {
-				writes = 10_000
-			}
-			accepted := inParallel(writes, func() error { return s.write(ctx, mine) })
-			unchecked := inParallel(writes, func() error { return insert(ctx, must(s.BeginTx(ctx, nil)), mine.Fence) })
-			fmt.Println(accepted, unchecked, writes)
+			accepted := inParallel(func() error { return s.write(ctx, mine) })
+			unchecked := inParallel(func() error { return insert(ctx, must(s.BeginTx(ctx, nil)), mine.Fence) })
+			fmt.Println(accepted, unchecked)
 		}
 	}
 }
 
-// inParallel calls write n times, and returns how many were not refused.
-func inParallel(n int, write func() error) int64 {
+// inParallel makes the late writes, and returns how many were not refused.
+func inParallel(write func() error) int64 {
 	var accepted atomic.Int64
 	var all sync.WaitGroup
 	for range lateWorkers {
 		all.Go(func() {
-			for range n / lateWorkers {
+			for range lateWrites / lateWorkers {
 				switch err := write(); {
 				case err == nil:
 					accepted.Add(1)

@@ -27,7 +27,7 @@ var long, _ = time.ParseDuration(os.Getenv("DLOCK_FENCE_LONG"))
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "writer" {
-		becomeWriter(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6])
+		becomeWriter(os.Args[2:])
 		return
 	}
 	m.Run()
