@@ -113,7 +113,7 @@ func (s *store) levels() []sql.IsolationLevel {
 	return []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 }
 
-// A Check above READ COMMITTED says that the transaction is too old, as Begin does not.
+// A Check above READ COMMITTED says that the transaction is too old, as Begin does not. A Query refuses.
 func TestRetry(t *testing.T) {
 	on(t, func(t *testing.T, s *store) {
 		check := func(st fence.Stamp, end func(*sql.Tx) error) error {
@@ -124,6 +124,11 @@ func TestRetry(t *testing.T) {
 		}
 		rollBack, commit := (*sql.Tx).Rollback, (*sql.Tx).Commit
 		if s.driver == "pgx" {
+			query, args, _ := s.table.Query(stamp("k", 8, 1))
+			tx, err := s.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+			require.NoError(t, err)
+			require.Equal(t, sql.ErrNoRows, tx.QueryRow(query, args...).Scan(new(bool)))
+			require.NoError(t, rollBack(tx))
 			require.ErrorIs(t, check(stamp("k", 8, 1), rollBack), fence.ErrRetry)
 			require.ErrorIs(t, check(stamp("k", 8, 1), commit), fence.ErrRetry, "what was rolled back does not count")
 		}
