@@ -15,7 +15,9 @@ import (
 
 func TestRule(t *testing.T) {
 	on(t, rule)
-	t.Run(otherMariaDB.name, func(t *testing.T) { rule(t, otherMariaDB.fresh(t)) })
+	for _, d := range others {
+		t.Run(d.name, func(t *testing.T) { rule(t, d.fresh(t)) })
+	}
 }
 
 func rule(t *testing.T, s *store) {

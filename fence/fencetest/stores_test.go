@@ -66,10 +66,15 @@ var databases = []database{
 	}, []string{"DROP DATABASE test", "CREATE DATABASE test", "USE test"}, "SET idle_transaction_timeout = 1"},
 }
 
-// otherMariaDB has the settings of the driver that matter, the other way.
-var otherMariaDB = database{"MariaDB, other settings", "mysql", func(t *testing.T) string {
-	return "root@tcp(" + sqltest.MariaDB(t) + ")/test?clientFoundRows=true&interpolateParams=true"
-}, databases[2].empty, databases[2].limit}
+// others have the settings of the drivers that matter, the other way.
+var others = []database{
+	{"PostgreSQL, simple protocol", "pgx", func(t *testing.T) string {
+		return databases[0].dsn(t) + "&default_query_exec_mode=simple_protocol"
+	}, databases[0].empty, ""},
+	{"MariaDB, interpolated", "mysql", func(t *testing.T) string {
+		return databases[2].dsn(t) + "?clientFoundRows=true&interpolateParams=true"
+	}, databases[2].empty, ""},
+}
 
 // on runs a test on each database.
 func on(t *testing.T, f func(t *testing.T, s *store)) {
