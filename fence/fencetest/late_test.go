@@ -13,8 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,8 +25,6 @@ import (
 	"github.com/dlock-go/dlock/fence"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
-
-const lateWorkers = 4
 
 var lateWrites = map[bool]int64{false: 200, true: 10_000}[long > 0]
 
@@ -168,7 +164,7 @@ func startWriter(t *testing.T, s *store, server *redistest.Server, key string) (
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { cancel(); _ = w.Wait() })
 	var stamp fence.Stamp
-	require.NoError(t, stamp.UnmarshalText([]byte(w.ask(t, ""))))
+	require.NoError(t, stamp.UnmarshalText([]byte(w.ask(t, "stamp"))))
 	return w, stamp
 }
 
@@ -189,11 +185,10 @@ func becomeWriter(args []string) {
 	lease := must(dlock.New(goredis.New(rdb), dlock.WithTTL(200*time.Millisecond)).Acquire(ctx, key))
 	mine := must(fence.Of(lease))
 	s := &store{DB: must(sql.Open(driver, dsn)), table: tables[driver]}
-	s.SetMaxIdleConns(lateWorkers)
 	var tx *sql.Tx
 	for asked := bufio.NewScanner(os.Stdin); asked.Scan(); {
 		switch asked.Text() {
-		case "":
+		case "stamp":
 			fmt.Println(mine)
 		case "write":
 			fmt.Println(s.write(ctx, mine) == nil)
@@ -204,31 +199,24 @@ func becomeWriter(args []string) {
 		case "commit":
 			fmt.Println(insert(ctx, tx, mine.Fence) == nil)
 		case "late":
-			accepted := inParallel(func() error { return s.write(ctx, mine) })
-			unchecked := inParallel(func() error { return insert(ctx, must(s.BeginTx(ctx, nil)), mine.Fence) })
+			accepted := repeat(func() error { return s.write(ctx, mine) })
+			unchecked := repeat(func() error { return insert(ctx, must(s.BeginTx(ctx, nil)), mine.Fence) })
 			fmt.Println(accepted, unchecked)
 		}
 	}
 }
 
-// inParallel makes the late writes, and returns how many were not refused.
-func inParallel(write func() error) int64 {
-	var accepted atomic.Int64
-	var all sync.WaitGroup
-	for range lateWorkers {
-		all.Go(func() {
-			for range lateWrites / lateWorkers {
-				switch err := write(); {
-				case err == nil:
-					accepted.Add(1)
-				case !errors.Is(err, fence.ErrStale):
-					panic(err)
-				}
-			}
-		})
+// repeat makes the late writes, and returns how many were not refused.
+func repeat(write func() error) (accepted int64) {
+	for range lateWrites {
+		switch err := write(); {
+		case err == nil:
+			accepted++
+		case !errors.Is(err, fence.ErrStale):
+			panic(err)
+		}
 	}
-	all.Wait()
-	return accepted.Load()
+	return accepted
 }
 
 func must[T any](v T, err error) T {
