@@ -81,6 +81,10 @@
 // until a second before its deadline. From then on nobody leads. Work that must go on without the
 // store cannot depend on an election.
 //
+// A store may answer and refuse, because its memory or disk is full, or because its password was
+// changed. If it refuses Run's first request, Run returns the error, so that a wrong configuration is
+// found at once. Once this process has waited in the queue or led, Run asks again about once a second.
+//
 // # At the end of the process
 //
 // End Run's ctx, and wait until Run has returned: it has released the lead then. After that, close

@@ -22,6 +22,7 @@ var (
 const (
 	early  = time.Second            // from the end of lead's ctx to the deadline
 	resign = 300 * time.Millisecond // the pause of a process that has resigned: longer than that of a poll
+	repeat = time.Second            // the pause after a refusal
 )
 
 // An Election makes one of several processes the leader. Its methods are safe for concurrent use.
@@ -64,10 +65,12 @@ func New(c *dlock.Client, key string) *Election {
 // The lease is renewed until lead returns, and is then released. If lead panics, the lease is
 // released, and the panic goes on to the caller of Run.
 //
-// Run waits for the end of an outage. Run returns an error that would come again: the store refused
-// the first request of a new term, for example because of a wrong password, or the error matches
-// [dlock.ErrInvalid], [errors.ErrUnsupported], [dlock.ErrNested] or [dlock.ErrClosed]. A second Run
-// before the first has returned fails with ErrInvalid.
+// Run waits for the end of an outage. If the store refuses Run's first request, for example because
+// of a wrong password, Run returns the error at once. Once this process has waited in the queue or
+// led, Run waits while the store refuses, too: it asks again about once a second. Run always returns
+// errors that would come again: they match [dlock.ErrInvalid], [errors.ErrUnsupported],
+// [dlock.ErrNested] or [dlock.ErrClosed]. A second Run before the first has returned fails with
+// ErrInvalid.
 func (e *Election) Run(ctx context.Context, lead func(context.Context, *dlock.Lease) error) error {
 	if lead == nil {
 		return fmt.Errorf("election: run %q: %w function: nil", e.key, dlock.ErrInvalid)
@@ -76,7 +79,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context, *dlock.Le
 		return fmt.Errorf("election: run %q: %w call: Run has not returned", e.key, dlock.ErrInvalid)
 	}
 	defer e.running.Store(false)
-	for ctx.Err() == nil {
+	for accepted := false; ctx.Err() == nil; {
 		var t *term // nil if it has not begun
 		err := e.client.Do(ctx, e.key, func(ctx context.Context, lease *dlock.Lease) error {
 			t = newTerm(ctx, lease)
@@ -86,19 +89,30 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context, *dlock.Le
 			t.finished = t.ctx.Err() == nil
 			return err
 		})
+		accepted = accepted || t != nil || errors.Is(err, dlock.ErrLost)
+		var pause time.Duration
 		switch {
 		case t != nil && t.finished:
 			return err
+		case t != nil && context.Cause(t.ctx) == ErrResigned:
+			pause = resign
+		case t == nil && accepted && mayPass(err):
+			pause = repeat
 		case t == nil && ctx.Err() == nil && !errors.Is(err, dlock.ErrLost):
 			return err
-		case t != nil && context.Cause(t.ctx) == ErrResigned:
-			select {
-			case <-ctx.Done():
-			case <-time.After(resign):
-			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
 		}
 	}
 	return nil
+}
+
+// mayPass reports whether err is a refusal of the store that may end.
+func mayPass(err error) bool {
+	return dlock.Refused(err) && !errors.Is(err, dlock.ErrInvalid) && !errors.Is(err, dlock.ErrClosed) &&
+		!errors.Is(err, errors.ErrUnsupported)
 }
 
 // IsLeader returns nil while this process leads, and [ErrNotLeader] otherwise. It fails from the end

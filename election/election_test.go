@@ -303,11 +303,39 @@ func TestErrorsThatEndRun(t *testing.T) {
 		require.Error(g, a.client.Shutdown(ctx))
 		<-a.ended
 		require.ErrorIs(g, a.err, dlock.ErrClosed, "shut down while it led")
-		store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
-		c := g.stand(store, none)
-		<-c.ended
-		require.ErrorContains(g, c.err, "WRONGPASS")
 	})
+}
+
+// A refusal of the first request ends Run. Whoever has led or waited asks again once a second, unless
+// the error would come again for ever.
+func TestRefusals(t *testing.T) {
+	for _, forever := range []error{dlock.ErrInvalid, dlock.ErrClosed, errors.ErrUnsupported} {
+		bubble(t, func(g *group) {
+			store, asked := memory.New(), 0
+			a, b, c := g.stand(store, nil), g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
+				AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context { asked++; return ctx },
+			})), g.stand(store, nil)
+			store.Fail(&dlock.NoEffectError{Err: errors.New("OOM")})
+			d := g.stand(store, nil)
+			d.stop()
+			require.ErrorContains(g, d.err, "OOM")
+			a.Resign()
+			wait(time.Minute) // in memory, b and c are granted the lock, but cannot renew it
+			require.Nil(g, g.leader())
+			require.InDelta(g, 50, asked, 10)
+			c.stop()
+			require.NoError(g, c.err)
+			store.Fail(nil)
+			wait(2 * time.Second)
+			require.NotNil(g, g.leader())
+			store.Fail(&dlock.NoEffectError{Err: forever})
+			wait(2 * ttl)
+			a.stop()
+			b.stop()
+			require.ErrorIs(g, a.err, forever)
+			require.ErrorIs(g, b.err, forever)
+		})
+	}
 }
 
 // Neither an outage before the first term is a reason to give up, nor a lease that is lost before it.
