@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -32,7 +31,7 @@ const (
 func TestCandidate(t *testing.T) {
 	addr := proctest.Args(t)[0]
 	var lease atomic.Pointer[dlock.Lease]
-	store := goredis.New(redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true}))
+	store := goredis.New(connect(t, addr))
 	e := election.New(dlock.New(store, dlock.WithTTL(processTTL), dlock.WithObserver(&dlock.Observer{
 		WaitStart: func(context.Context, dlock.WaitStartInfo) { proctest.Say("waits") },
 		RenewDone: func(context.Context, dlock.RenewDoneInfo) {
