@@ -246,11 +246,11 @@ func TestScripts(t *testing.T) {
 		"enqueue": "4509d4baba99a4e3b9ccfb3b451405cd2574bcdc",
 		"checkin": "0a5bde9993418c4e05e3cd68eb605f26ba76931b",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "4e01944cdd56eac3b9fcb1e6d1ea9479f70bff06",
+		"release": "c2fadd4596a32ae35179f717621e73a0e391aea0",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "b94a4547fa8df1cd64536e3690cf51039eb97b5f", "enlist": "7f4bace8b9198033731a7372aafb16aa176b5892", "attend": "3cd0733b89f822663bcfd4bd4bc672c5dce0f392", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "98d36a502cec71bdd19a9cae060299db838489a5",
+		"vote":    "b94a4547fa8df1cd64536e3690cf51039eb97b5f", "enlist": "7f4bace8b9198033731a7372aafb16aa176b5892", "attend": "3cd0733b89f822663bcfd4bd4bc672c5dce0f392", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "62686cdcd8f3505d55ddaf24d552626efcacc429",
 	}
 	require.Equal(t, want, map[string]string{
 		"acquire": acquireScript.SHA,

@@ -29,6 +29,10 @@ end
 --include fence.lua
 --include queue.lua
 
+-- A full server refuses commands that take memory, unless the script has written before. So this
+-- write, which changes nothing, comes first.
+call('HDEL', KEYS[4], '')
+
 local held = holder == token
 if not held then
   call('ZREM', KEYS[3], token)
