@@ -17,6 +17,7 @@
 //
 // Every process runs this, with the same key. The function, which this page calls lead, runs in the
 // process that leads, once for each term. The package is [dlock.Client.Do] in a loop, with rules.
+// Let lead log its begin and its end: an Observer logs the grant of a lock only for debugging.
 //
 // # Rules for lead
 //
@@ -38,6 +39,7 @@
 //	the leader dies or is stopped       when its TTL has passed, since its last renewal
 //	the network cuts the leader off     likewise; its ctx has ended a second before
 //	the store is away                   when the store is back and the old lease has ended
+//	the store has lost its data         at once; the old leader learns of it with its next renewal
 //
 // The first row needs a store with a queue, such as Redis or memory. Without one the others
 // notice within a quarter of a second.
@@ -55,21 +57,31 @@
 // prevent that. There are three measures. Take the first if two leaders would do harm, and the second
 // as well if they would cost money.
 //
-// End the process at the deadline. This goes first into lead:
+// End the process if lead is still at work a tenth of a second after the deadline, or after a loss
+// that the store has told. With a TTL of 10 s or more nobody else leads so soon after a deadline,
+// since it lies a hundredth of the TTL before the end of the lease. This goes first into lead:
 //
+//	returned := make(chan struct{})
+//	defer close(returned)
 //	context.AfterFunc(lease.Context(context.Background()), func() {
-//		if errors.Is(lease.Err(), dlock.ErrLost) { // and lead has not returned
+//		select {
+//		case <-returned:
+//		case <-time.After(100 * time.Millisecond):
 //			os.Exit(1)
 //		}
 //	})
 //
-// It also ends the process at once if the store has lost the lease: another may lead already.
+// Fence the writes: let the resource refuse those with a smaller fence (package fence). A process
+// that was stopped for longer than its TTL may write when it goes on: ctx ends by a timer, which
+// fires late then. [dlock.Lease.Err] and [Election.IsLeader] look at the clocks, so ask one right before a
+// write. The time between the answer and the write remains, and only a fence helps there. See
+// [dlock.WithFence], which makes Run fail if the store has no fences.
 //
-// Fence the writes: send [dlock.Lease.Fence] along with each, and let the resource refuse a smaller
-// one. A process that was stopped for longer than its TTL may write before it looks at a clock. Only
-// a fence helps then. See [dlock.WithFence], which makes Run fail if the store has no fences.
+// If the store loses its data (FLUSHALL, a restart without persistence), another leads at once, and the
+// old leader goes on until its next renewal, for at most a third of the TTL. Fences tell the two apart.
 //
-// Watch the Overrun of [dlock.ReleaseDoneInfo]: for that long, lead went on after the loss.
+// Watch the Overrun of [dlock.ReleaseDoneInfo]: for that long, lead went on after the loss, or its
+// process stood still.
 //
 // A breaker WithDegradation grants locks in the memory of each process while the store is away. Each
 // process would lead. With WithFence(true) such grants are refused, and Run waits for the store.
@@ -87,9 +99,10 @@
 //
 // # At the end of the process
 //
-// End Run's ctx, and wait until Run has returned: it has released the lead then. After that, close
-// the Client. If Run does not return, because lead hangs, [dlock.Client.Shutdown] with a time limit
-// ends lead's ctx with [dlock.ErrClosed].
+// End Run's ctx, and wait until Run has returned: it has released the lead then, or tried to for 5 s
+// if the store is away. After that, close the Client, which tries again. If Run does not return,
+// because lead hangs, [dlock.Client.Shutdown] with a time limit ends lead's ctx with
+// [dlock.ErrClosed].
 //
 // # Beside lead
 //
@@ -98,6 +111,6 @@
 //	scheduler, err := gocron.NewScheduler(gocron.WithDistributedElector(leader))
 //
 // Such a program needs Run too, with a lead that waits for the end of its ctx. [Election.IsLeader]
-// reads the same flag as lead's ctx. A job that has begun when the term ends is not interrupted by
-// it. [Election.Leader] says which process leads, for people.
+// says that this process leads as long as lead's ctx has not ended. A job that has begun when the
+// term ends is not interrupted by it. [Election.Leader] says which process leads, for people.
 package election

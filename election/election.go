@@ -141,7 +141,7 @@ func (e *Election) Resign() {
 	}
 }
 
-// A term is one call of lead. It is over when ctx has ended: lead and IsLeader read the same flag.
+// A term is one call of lead. It is over when ctx has ended, which check sees to.
 type term struct {
 	ctx      context.Context
 	stop     context.CancelCauseFunc

@@ -71,11 +71,15 @@ func Example() {
 	// anna shuts down <nil>
 }
 
-// If two leaders at once would do harm, lead ends the process at the deadline of its lease.
+// If two leaders at once would do harm, lead ends the process when it is at work after its lease.
 func Example_exit() {
 	lead := func(ctx context.Context, lease *dlock.Lease) error {
+		returned := make(chan struct{})
+		defer close(returned)
 		context.AfterFunc(lease.Context(context.Background()), func() {
-			if errors.Is(lease.Err(), dlock.ErrLost) { // and lead has not returned
+			select {
+			case <-returned:
+			case <-time.After(100 * time.Millisecond):
 				os.Exit(1)
 			}
 		})
