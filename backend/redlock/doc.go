@@ -60,7 +60,8 @@
 //  8. The fence is the largest of a majority, and counts when a majority's counters have reached
 //     it while the token held the key there.
 //  9. If votes are split, the holder of the first node that answers, in an order that depends on
-//     the key, keeps its votes, and the others give theirs back.
+//     the key, keeps its votes, and the others give theirs back. A wait for which rule 4 leaves no
+//     majority of the nodes that are up fails.
 //  10. A release that a minority did not answer is repeated there.
 //
 // The rules 1 and 3 to 8 are those of the model in internal/redlockmodel, which shows for each

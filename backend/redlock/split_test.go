@@ -420,3 +420,54 @@ func TestWaiterCutOffFromAMajority(t *testing.T) {
 		}
 	})
 }
+
+// Node 0 is away when a waiter gives its vote back, and can vote for that token no more. When nodes 0 and 1
+// are a majority again, the waiter makes room for another token. If node 2 is back, too, or if node 0 was not
+// asked to take a vote back, the waiter is granted the key at the end of the holder's leases.
+func TestWaiterThatCanGetNoMajority(t *testing.T) {
+	const whole, part, late = 30 * time.Second, time.Second, 20 * time.Second
+	for name, c := range map[string]struct {
+		leases             [2]time.Duration // the holder's
+		from, to           time.Duration    // when node 0 is away
+		away, back, served bool             // node 2: at first, and after that
+	}{
+		"node 2 is away":  {[2]time.Duration{part, whole}, part / 2, late, true, false, false},
+		"node 2 is young": {[2]time.Duration{part, whole}, part / 2, late, false, false, false},
+		"node 2 is back":  {[2]time.Duration{part, whole}, part / 2, late, true, true, true},
+		"no vote":         {[2]time.Duration{whole, part}, 3 * part / 2, 9 * part / 5, true, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStores(3)
+				l := redlock.New(s.nodes(), redlock.WithLongestTTL(longest))
+				defer l.Close()
+				for i, ttl := range c.leases {
+					_, err := s[i].Vote(t.Context(), "key", "holder", ttl, 0)
+					require.NoError(t, err)
+				}
+				if s[2].SetAge(0); c.away {
+					s[2].Fail(errDial)
+				}
+				time.AfterFunc(c.from, func() { s[0].Fail(errDial) })
+				time.AfterFunc(c.to, func() {
+					if s[0].Fail(nil); c.back {
+						s[2].SetAge(2 * longest)
+						s[2].Fail(nil)
+					}
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				a, err := l.Acquire(ctx, "key", "x", 10*time.Second)
+				if c.served {
+					require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+					return
+				}
+				require.ErrorContains(t, err, "node 0: a release of this token had no answer")
+				require.NoError(t, ctx.Err())
+				_, _ = l.Release(ctx, "key", "x")
+				a, err = l.Acquire(ctx, "key", "y", 10*time.Second)
+				require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+			})
+		})
+	}
+}

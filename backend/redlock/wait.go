@@ -20,6 +20,9 @@ const (
 // Acquire implements [dlock.Acquirer] if all nodes are [dlock.VoteAcquirer]s. The token waits in
 // the queues of all nodes at once, with the same place in each, so that all have the same order.
 // A release then hands the votes of all nodes to one waiter, in one round trip.
+//
+// A node that does not answer when a vote of token is given back can vote for token no more. If the other
+// nodes that are up are no majority then, Acquire fails. A wait of another token may succeed.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.beginFor(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
@@ -105,10 +108,13 @@ func (w *wait) run() (dlock.Attempt, error) {
 			for i := range w.seats {
 				w.seats[i].then = nil
 			}
-			if holders == nil { // others may reach a majority
+			switch {
+			case holders == nil: // others may reach a majority
 				w.giveTo("", false)
 				w.surveyIn(min(2*w.pause, ledFor/2))
-			} else {
+			case w.spoilt():
+				return dlock.Attempt{}, w.failure(nil)
+			default:
 				w.judge(holders)
 			}
 		case <-timer.C:
@@ -295,6 +301,21 @@ func (w *wait) judge(holders []string) {
 	w.yields++
 	w.giveTo(leader, false)
 	w.surveyIn(min(2*w.pause, ledFor/2))
+}
+
+// spoilt reports whether the token is spoilt on so many nodes that the others that are up, and count, are no
+// majority. It would only keep votes from tokens that can have one.
+func (w *wait) spoilt() bool {
+	spoilt, away := 0, 0
+	for i := range w.seats {
+		switch s := &w.seats[i]; {
+		case s.err == errSpoilt:
+			spoilt++
+		case time.Now().Before(s.young), w.l.nodes[i].health.now("").Status == NodeDown:
+			away++
+		}
+	}
+	return spoilt > 0 && spoilt+away > len(w.seats)-w.l.quorum
 }
 
 // giveTo passes the votes on to a token that may wait for them, and may hold the key; or to nobody in
