@@ -311,7 +311,7 @@ func (w *wait) spoilt() bool {
 		switch s := &w.seats[i]; {
 		case s.err == errSpoilt:
 			spoilt++
-		case time.Now().Before(s.young), w.l.nodes[i].health.now("").Status == NodeDown:
+		case time.Now().Before(s.young), !s.granted && w.l.nodes[i].health.now("").Status == NodeDown:
 			away++
 		}
 	}
