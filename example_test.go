@@ -320,7 +320,7 @@ func ExampleNewLogObserver() {
 	_ = locks.Do(context.Background(), "user:1234", func(ctx context.Context, _ *dlock.Lease) error {
 		store.Steal("user:1234", time.Hour) // another has it now
 		<-ctx.Done()
-		time.Sleep(10 * time.Millisecond) // the work goes on for a little while
+		time.Sleep(100 * time.Millisecond) // the work goes on for more than a moment
 		return ctx.Err()
 	})
 	_ = locks.Close()
