@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -148,7 +149,7 @@ func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
 	require.NoError(t, err)
 	require.True(t, first.Acquired && first.Fresh)
 	require.NotEmpty(t, first.Store)
-	next := make(chan dlock.Ballot, 1)
+	next := make(chan quorum.Ballot, 1)
 	go func() {
 		ballot, err := l.AcquireVote(t.Context(), key, "next", ttl, 0, 7)
 		assert.NoError(t, err)
@@ -158,7 +159,7 @@ func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
 		hold, err := l.Inspect(t.Context(), key)
 		return err == nil && hold.Waiting == 1
 	}, ttl, pause)
-	ballots, err := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "mine", TTL: ttl}, Fence: first.Fence + 8}})
+	ballots, err := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "mine", TTL: ttl}, Fence: first.Fence + 8}})
 	require.NoError(t, err)
 	require.NoError(t, ballots[0].Err)
 	require.True(t, ballots[0].Acquired)
@@ -168,7 +169,7 @@ func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
 	second := <-next
 	require.True(t, second.Acquired && second.Fresh)
 	require.GreaterOrEqual(t, second.Fence, first.Fence+16)
-	for _, b := range []dlock.Ballot{ballots[0], second} {
+	for _, b := range []quorum.Ballot{ballots[0], second} {
 		require.Equal(t, first.Store, b.Store)
 		require.GreaterOrEqual(t, b.Age, first.Age)
 		require.GreaterOrEqual(t, b.Clock, first.Clock)

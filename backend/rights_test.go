@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -110,7 +111,7 @@ func TestRights(t *testing.T) {
 			l := dial(t, server)
 			_, err := l.Vote(t.Context(), "k", "t", time.Minute, 0)
 			_, err2 := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
-			ballots, err3 := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
+			ballots, err3 := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
 			require.NoError(t, err3)
 			for _, err := range []error{err, err2, ballots[0].Err} {
 				require.ErrorIs(t, err, dlock.ErrInvalid)

@@ -54,8 +54,8 @@ func (c *counting) TryAcquire(ctx context.Context, key, token string, ttl time.D
 	return c.Forward.TryAcquire(ctx, key, token, ttl)
 }
 
-// quorum has stores, but none that it stands for.
-type quorum struct {
+// manyStores has stores, but none that it stands for.
+type manyStores struct {
 	plain
 	stores []dlock.Locker
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 var majoritiesCases = []testCase{
@@ -418,7 +419,7 @@ type tardy struct {
 	by time.Duration
 }
 
-func (l tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	defer time.Sleep(l.by)
 	return l.Locker.Vote(ctx, key, token, ttl, floor)
 }

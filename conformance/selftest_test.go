@@ -35,7 +35,7 @@ var decorators = []struct {
 	{"embeds Forward", func(l dlock.Locker) dlock.Locker { return &counting{Forward: dlock.Forward{Locker: l}} }, false},
 	{"Forward, around a Voter", func(dlock.Locker) dlock.Locker { return dlock.Forward{Locker: memory.New()} }, false},
 	{"embeds the store", func(dlock.Locker) dlock.Locker { return struct{ *memory.Locker }{memory.New()} }, false},
-	{"many stores", func(l dlock.Locker) dlock.Locker { return &quorum{plain{l}, []dlock.Locker{l}} }, false},
+	{"many stores", func(l dlock.Locker) dlock.Locker { return &manyStores{plain{l}, []dlock.Locker{l}} }, false},
 	{"embeds Locker", func(l dlock.Locker) dlock.Locker { return hiding{l} }, true},
 	{"a pointer that embeds Locker", func(l dlock.Locker) dlock.Locker { return &hiding{l} }, true},
 	{"an unexported field", func(l dlock.Locker) dlock.Locker { return bury(l) }, true},

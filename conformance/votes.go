@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 var votesCases = []testCase{
@@ -47,28 +48,28 @@ var votesCases = []testCase{
 		clause: withSource("A Voter that is a VoteAcquirer lets a token that passed its vote on wait again with the same place, as often as it likes.")},
 }
 
-// A voter is a client of a store that is a dlock.Voter.
+// A voter is a client of a store that is a quorum.Voter.
 type voter struct {
 	*client
-	node  dlock.Voter
-	queue dlock.VoteAcquirer // nil if the store is none
+	node  quorum.Voter
+	queue quorum.VoteAcquirer // nil if the store is none
 }
 
-func (v voter) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (v voter) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	call := v.trace.begin(key, token, "%s.Vote(%s, %s, %v, %d)", v.name, brief(key), brief(token), ttl, floor)
 	b, err := v.node.Vote(ctx, key, token, ttl, floor)
 	call.end(showBallot(b), fenceOf(b.Attempt), err)
 	return b, err
 }
 
-func (v voter) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (v voter) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	call := v.trace.begin(key, token, "%s.AcquireVote(%s, %s, %v, %d, %d)", v.name, brief(key), brief(token), ttl, floor, place)
 	b, err := v.queue.AcquireVote(ctx, key, token, ttl, floor, place)
 	call.end(showBallot(b), fenceOf(b.Attempt), err)
 	return b, err
 }
 
-func (v voter) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (v voter) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	call := v.trace.begin("", "", "%s.Confirm(%v)", v.name, batch)
 	ballots, err := v.node.Confirm(ctx, batch)
 	call.end(ballots, "", err)
@@ -87,11 +88,11 @@ func (s *scene) voter() voter {
 	c := s.client()
 	v := voter{client: c}
 	var ok bool
-	if v.node, ok = c.inner.Locker.(dlock.Voter); !ok {
+	if v.node, ok = c.inner.Locker.(quorum.Voter); !ok {
 		s.skip("the Locker is no Voter")
 		return v
 	}
-	v.queue, _ = v.node.(dlock.VoteAcquirer)
+	v.queue, _ = v.node.(quorum.VoteAcquirer)
 	key, token := s.key(), s.token("probe")
 	s.uses(key, token)
 	if _, err := v.Vote(s.ctx, key, token, long, 0); !supported(err) {
@@ -115,23 +116,23 @@ func (s *scene) voteAcquirer() voter {
 }
 
 // A votes is Vote, or an AcquireVote that need not wait.
-type votes func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error)
+type votes func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error)
 
 // ways returns the ways in which v gets a vote without a wait.
 func (v voter) ways() []votes {
 	if v.queue == nil {
 		return []votes{v.Vote}
 	}
-	return []votes{v.Vote, func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+	return []votes{v.Vote, func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 		return v.AcquireVote(ctx, key, token, ttl, floor, 1)
 	}}
 }
 
 // elect makes a vote that must be granted.
-func (s *scene) elect(vote votes, g grant, ttl time.Duration, floor int64) dlock.Ballot {
+func (s *scene) elect(vote votes, g grant, ttl time.Duration, floor int64) quorum.Ballot {
 	start := s.now()
 	if s.over() {
-		return dlock.Ballot{}
+		return quorum.Ballot{}
 	}
 	s.uses(g.key, g.token)
 	b, err := vote(s.ctx, g.key, g.token, ttl, floor)
@@ -146,9 +147,9 @@ func (s *scene) elect(vote votes, g grant, ttl time.Duration, floor int64) dlock
 }
 
 // refuses makes a vote of a stranger that must be refused.
-func (s *scene) refuses(v voter, g grant) dlock.Ballot {
+func (s *scene) refuses(v voter, g grant) quorum.Ballot {
 	if s.over() {
-		return dlock.Ballot{}
+		return quorum.Ballot{}
 	}
 	b, err := v.Vote(s.ctx, g.key, s.token("stranger"), long, 0)
 	switch {
@@ -171,7 +172,7 @@ func (s *scene) pass(v voter, g grant, to string, floor int64, want bool) {
 }
 
 // confirm confirms a batch whose elements must have these answers.
-func (s *scene) confirm(v voter, batch []dlock.Confirmation, want ...bool) []dlock.Ballot {
+func (s *scene) confirm(v voter, batch []quorum.Confirmation, want ...bool) []quorum.Ballot {
 	if s.over() {
 		return nil
 	}
@@ -182,7 +183,7 @@ func (s *scene) confirm(v voter, batch []dlock.Confirmation, want ...bool) []dlo
 		return nil
 	}
 	for i, b := range ballots {
-		bare := dlock.Ballot{Age: b.Age, Store: b.Store, Clock: b.Clock}
+		bare := quorum.Ballot{Age: b.Age, Store: b.Store, Clock: b.Clock}
 		bare.Acquired = want[i]
 		if b != bare && !(want[i] && s.mayHaveExpired(batch[i].Key)) {
 			s.fail("%s.Confirm: ballot %d, of %s, is %+v; want %+v", v.name, i, showRenewal(batch[i].Renewal), b, bare)
@@ -194,8 +195,8 @@ func (s *scene) confirm(v voter, batch []dlock.Confirmation, want ...bool) []dlo
 	return ballots
 }
 
-func (g grant) confirmation(ttl time.Duration, fence int64) dlock.Confirmation {
-	return dlock.Confirmation{Renewal: dlock.Renewal{Key: g.key, Token: g.token, TTL: ttl}, Fence: fence}
+func (g grant) confirmation(ttl time.Duration, fence int64) quorum.Confirmation {
+	return quorum.Confirmation{Renewal: dlock.Renewal{Key: g.key, Token: g.token, TTL: ttl}, Fence: fence}
 }
 
 // newGrant is a grant of a new key to a new token, which is still to be made.
@@ -208,7 +209,7 @@ const (
 
 // settled returns a ballot of a time when the fences of a free key are not ahead of the store's
 // clock.
-func (s *scene) settled(v voter, key string) dlock.Ballot {
+func (s *scene) settled(v voter, key string) quorum.Ballot {
 	for {
 		g := grant{key: key, token: s.token("settles")}
 		b := s.elect(v.Vote, g, long, 0)
@@ -220,7 +221,7 @@ func (s *scene) settled(v voter, key string) dlock.Ballot {
 	}
 }
 
-func showBallot(b dlock.Ballot) string {
+func showBallot(b quorum.Ballot) string {
 	return fmt.Sprintf("%s, fresh = %v, age %v, clock %d, place %d", show(b.Attempt), b.Fresh, b.Age, b.Clock, b.Place)
 }
 
@@ -255,7 +256,7 @@ func (s *scene) endedVotes(v voter, g grant) {
 	cancel(errCause)
 	_, err := v.Vote(ctx, s.key(), g.token, long, 0)
 	refusedWith(s, ctx, err, "Vote")
-	_, err = v.Confirm(ctx, []dlock.Confirmation{g.confirmation(long, 0)})
+	_, err = v.Confirm(ctx, []quorum.Confirmation{g.confirmation(long, 0)})
 	refusedWith(s, ctx, err, "Confirm")
 	_, err = v.Pass(ctx, g.key, g.token, "", 0)
 	refusedWith(s, ctx, err, "Pass")
@@ -309,7 +310,7 @@ func floorsGiveEqualFences(s *scene) error {
 
 // hasFloor checks the fence of a grant that was made when the store's clock was that of b, or
 // before.
-func (s *scene) hasFloor(b dlock.Ballot, floor int64) {
+func (s *scene) hasFloor(b quorum.Ballot, floor int64) {
 	switch {
 	case s.over():
 	case b.Clock > floor:
@@ -372,9 +373,9 @@ func ageAfterDataLoss(s *scene) error {
 func sameStore(s *scene) error {
 	a, b := s.voter(), s.voter()
 	g := s.newGrant("holder")
-	ballots := []dlock.Ballot{s.elect(a.Vote, g, long, 0), s.elect(b.Vote, g, long, 0), s.refuses(a, g), s.refuses(b, g)}
+	ballots := []quorum.Ballot{s.elect(a.Vote, g, long, 0), s.elect(b.Vote, g, long, 0), s.refuses(a, g), s.refuses(b, g)}
 	for _, v := range []voter{a, b} {
-		ballots = append(ballots, s.confirm(v, []dlock.Confirmation{g.confirmation(long, 0)}, true)...)
+		ballots = append(ballots, s.confirm(v, []quorum.Confirmation{g.confirmation(long, 0)}, true)...)
 	}
 	for _, b := range ballots {
 		switch {
@@ -397,7 +398,7 @@ func confirmRenews(s *scene) error {
 	extended := s.grant(v.client, s.key(), s.token("extended"), short)
 	twice := s.grant(v.client, s.key(), s.token("twice"), short)
 	kept := s.grant(v.client, s.key(), s.token("kept"), long)
-	s.confirm(v, []dlock.Confirmation{
+	s.confirm(v, []quorum.Confirmation{
 		extended.as(s.token("stranger")).confirmation(long, 0), extended.confirmation(long, 0), dead.confirmation(long, 0),
 		twice.confirmation(long, 0), twice.confirmation(time.Millisecond, 0), kept.confirmation(time.Millisecond, 0),
 	}, false, true, false, true, true, true)
@@ -414,7 +415,7 @@ func confirmRaisesFences(s *scene) error {
 	g := s.newGrant("holder")
 	fence := s.settled(v, g.key).Clock + ahead
 	s.elect(v.Vote, g, long, 0)
-	s.confirm(v, []dlock.Confirmation{g.confirmation(long, fence), g.confirmation(long, 0), g.confirmation(long, fence-ahead)}, true, true, true)
+	s.confirm(v, []quorum.Confirmation{g.confirmation(long, fence), g.confirmation(long, 0), g.confirmation(long, fence-ahead)}, true, true, true)
 	for _, way := range append(v.ways(), v.Vote) {
 		b := s.elect(way, g, long, 0)
 		s.above(grant{Attempt: dlock.Attempt{Fence: fence}, token: g.token}, grant{Attempt: b.Attempt, key: g.key, token: g.token})
@@ -429,7 +430,7 @@ func confirmRaisesNothingElse(s *scene) error {
 	other := s.newGrant("other")
 	clock := s.settled(v, g.key).Clock
 	s.elect(v.Vote, g, long, 0)
-	s.confirm(v, []dlock.Confirmation{
+	s.confirm(v, []quorum.Confirmation{
 		g.as(s.token("stranger")).confirmation(long, clock+ahead), other.confirmation(long, clock+ahead),
 		g.confirmation(long, 0), g.confirmation(long, math.MinInt64), g.confirmation(long, 1),
 	}, false, false, true, true, true)
@@ -522,7 +523,7 @@ func passCarriesFloor(s *scene) error {
 	w := s.wait(v.client, g.key, s.token("waiter"), long)
 	floor := s.refuses(v, g).Clock + ahead
 	s.pass(v, g, w.token, floor, true)
-	b := dlock.Ballot{Attempt: s.served(w, "the key was passed on").Attempt}
+	b := quorum.Ballot{Attempt: s.served(w, "the key was passed on").Attempt}
 	b.Clock = s.refuses(v, w.grant).Clock
 	s.hasFloor(b, floor)
 

@@ -96,7 +96,7 @@ func (m *Locker) Steal(key string, ttl time.Duration) {
 }
 
 // Wipe ends every lease, as if the store had lost its data. As on Redis, waiters are then granted
-// the free keys, and fences go on rising. The Age in a [dlock.Ballot] begins at 0 again.
+// the free keys, and fences go on rising. The Age in a [quorum.Ballot] begins at 0 again.
 func (m *Locker) Wipe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +108,7 @@ func (m *Locker) Wipe() {
 	}
 }
 
-// SetAge sets the Age in a [dlock.Ballot], as if the store had forgotten nothing for d. It goes on
+// SetAge sets the Age in a [quorum.Ballot], as if the store had forgotten nothing for d. It goes on
 // growing. Without SetAge or Wipe the Age is the time since New; that of the zero value is the time
 // since the first call that needed it.
 func (m *Locker) SetAge(d time.Duration) {
@@ -120,7 +120,7 @@ func (m *Locker) SetAge(d time.Duration) {
 }
 
 // SetClock makes the store's clock wrong by offset in later fences, and in the Clock and Place of a
-// [dlock.Ballot]. Leases end at the right time. SetClock(0) ends the fault.
+// [quorum.Ballot]. Leases end at the right time. SetClock(0) ends the fault.
 func (m *Locker) SetClock(offset time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A Locker keeps leases in the memory of one process. It implements [dlock.Locker] and every
@@ -25,11 +26,11 @@ type Locker struct {
 }
 
 var (
-	_ dlock.Locker       = (*Locker)(nil)
-	_ dlock.Acquirer     = (*Locker)(nil)
-	_ dlock.BatchRenewer = (*Locker)(nil)
-	_ dlock.Inspector    = (*Locker)(nil)
-	_ dlock.VoteAcquirer = (*Locker)(nil)
+	_ dlock.Locker        = (*Locker)(nil)
+	_ dlock.Acquirer      = (*Locker)(nil)
+	_ dlock.BatchRenewer  = (*Locker)(nil)
+	_ dlock.Inspector     = (*Locker)(nil)
+	_ quorum.VoteAcquirer = (*Locker)(nil)
 )
 
 // New returns an empty store. Clients that share it exclude each other.
@@ -57,7 +58,7 @@ type waiter struct {
 }
 
 type result struct {
-	ballot dlock.Ballot
+	ballot quorum.Ballot
 	err    error
 }
 
@@ -139,7 +140,7 @@ func check(key, token string, ttl time.Duration) error {
 func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // tryLocked grants key to token if it is free or already token's. Afterwards m.locks has key.
-func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) dlock.Ballot {
+func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) quorum.Ballot {
 	l, now := m.advanceLocked(key)
 	if l == nil {
 		l = m.addLocked(key, now)
@@ -162,7 +163,7 @@ func (m *Locker) renewLocked(key, token string, ttl time.Duration) bool {
 // grantLocked makes token the holder. The fence is the wall clock in microseconds, so that fences
 // also rise across a restart of the process; the floor if that is up to a second later; or the
 // last fence + 8 if that is larger.
-func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, floor int64, now time.Time) dlock.Ballot {
+func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, floor int64, now time.Time) quorum.Ballot {
 	b := m.ballotLocked(now)
 	b.Fresh = l.token != token
 	m.fence = max(m.fence+8, b.Clock, min(floor, b.Clock+time.Second.Microseconds()))
@@ -235,7 +236,7 @@ func (m *Locker) addLocked(key string, now time.Time) *lock {
 }
 
 // wait returns when w has been removed from the queue, or its ctx ends.
-func (m *Locker) wait(key string, w *waiter) (dlock.Ballot, error) {
+func (m *Locker) wait(key string, w *waiter) (quorum.Ballot, error) {
 	defer w.timer.Stop()
 	for {
 		select {
@@ -255,7 +256,7 @@ func (m *Locker) wait(key string, w *waiter) (dlock.Ballot, error) {
 
 // leave removes a waiter whose ctx has ended from the queue. If the waiter was granted the key
 // before that, leave returns the grant.
-func (m *Locker) leave(key string, w *waiter) (dlock.Ballot, error) {
+func (m *Locker) leave(key string, w *waiter) (quorum.Ballot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l, now := m.advanceLocked(key)

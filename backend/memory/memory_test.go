@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/conformance"
 )
 
@@ -251,7 +252,7 @@ func TestBadArguments(t *testing.T) {
 		_, err := m.TryAcquire(t.Context(), bad.key, bad.token, bad.ttl)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, bad.want)
-		ballots, err := m.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: bad.key, Token: bad.token, TTL: bad.ttl}}})
+		ballots, err := m.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: bad.key, Token: bad.token, TTL: bad.ttl}}})
 		require.NoError(t, err)
 		require.ErrorContains(t, ballots[0].Err, bad.want)
 		results, err := m.RenewBatch(t.Context(), []dlock.Renewal{{Key: bad.key, Token: bad.token, TTL: bad.ttl}})
@@ -311,7 +312,7 @@ func TestSetClock(t *testing.T) {
 	})
 }
 
-func vote(t *testing.T, m *memory.Locker) dlock.Ballot {
+func vote(t *testing.T, m *memory.Locker) quorum.Ballot {
 	t.Helper()
 	b, err := m.Vote(t.Context(), "k", "a", ttl, 0)
 	require.NoError(t, err)

@@ -10,37 +10,38 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
-// Vote implements [dlock.Voter].
-func (m *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+// Vote implements [quorum.Voter].
+func (m *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.tryLocked(key, token, ttl, floor), reply
 }
 
-// AcquireVote implements [dlock.VoteAcquirer]. Those who wait in Acquire have a place behind all who
+// AcquireVote implements [quorum.VoteAcquirer]. Those who wait in Acquire have a place behind all who
 // waited before them.
-func (m *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (m *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if place < 1 || place > 1<<53 {
-		return dlock.Ballot{}, noEffect(fmt.Errorf("%w place %d: not between 1 and 1<<53", dlock.ErrInvalid, place))
+		return quorum.Ballot{}, noEffect(fmt.Errorf("%w place %d: not between 1 and 1<<53", dlock.ErrInvalid, place))
 	}
 	return m.acquire(ctx, key, token, ttl, floor, place)
 }
 
 // acquire is AcquireVote. A place of 0 means the last.
-func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	start := time.Now()
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
 		if silence := time.Since(start); err == ctx.Err() && silence >= replyLimit { // cut by Delay
 			err = fmt.Errorf("%w: %w", err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
 		}
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	m.mu.Lock()
 	b := m.tryLocked(key, token, ttl, floor)
@@ -71,15 +72,15 @@ func (l *lock) moveLocked(token string, place int64) {
 	})
 }
 
-// Confirm implements [dlock.Voter].
-func (m *Locker) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+// Confirm implements [quorum.Voter].
+func (m *Locker) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	reply, err := m.send(ctx)
 	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	ballots := make([]dlock.Ballot, len(batch))
+	ballots := make([]quorum.Ballot, len(batch))
 	for i, c := range batch {
 		if err := check(c.Key, c.Token, c.TTL); err != nil {
 			ballots[i].Err = err
@@ -93,7 +94,7 @@ func (m *Locker) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlo
 	return ballots, reply
 }
 
-// Pass implements [dlock.Voter].
+// Pass implements [quorum.Voter].
 func (m *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	const anyTTL = time.Second
 	reply, err := m.begin(ctx, key, token, anyTTL)
@@ -126,13 +127,13 @@ func (m *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 }
 
 // ballotLocked returns what a ballot says of the store.
-func (m *Locker) ballotLocked(now time.Time) dlock.Ballot {
+func (m *Locker) ballotLocked(now time.Time) quorum.Ballot {
 	m.rememberLocked(now)
-	return dlock.Ballot{Age: max(0, now.Sub(m.since)), Store: m.store, Clock: now.Add(m.faults.clock).UnixMicro()}
+	return quorum.Ballot{Age: max(0, now.Sub(m.since)), Store: m.store, Clock: now.Add(m.faults.clock).UnixMicro()}
 }
 
 // refuseLocked returns the ballot of a token that gets a, since another holds l.
-func (m *Locker) refuseLocked(l *lock, a dlock.Attempt, now time.Time) dlock.Ballot {
+func (m *Locker) refuseLocked(l *lock, a dlock.Attempt, now time.Time) quorum.Ballot {
 	b := m.ballotLocked(now)
 	b.Attempt, b.Fresh, b.Place = a, true, b.Clock
 	if len(l.queue) > 0 {

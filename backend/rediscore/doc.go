@@ -119,7 +119,7 @@
 //
 // # Votes
 //
-// A Locker is a [dlock.VoteAcquirer]. The Store of a [dlock.Ballot] is the replication ID of the
+// A Locker is a [quorum.VoteAcquirer]. The Store of a [quorum.Ballot] is the replication ID of the
 // master, and the marker has the ID and the time of the first vote under it. A restart, with its
 // data or without, and a promotion give a master another ID. FLUSHALL removes the marker. Age begins
 // at 0 in each case, and so it does for each new prefix and, in a cluster, for each new slot. It also

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -216,7 +217,7 @@ func TestSentTTL(t *testing.T) {
 		_, _ = l.RenewBatch(t.Context(), []dlock.Renewal{renewal})
 		_, _ = l.Vote(t.Context(), "k", "t", ttl, 0)
 		_, _ = l.AcquireVote(t.Context(), "k", "t", ttl, 0, 1)
-		_, _ = l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: renewal}})
+		_, _ = l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: renewal}})
 		require.NoError(t, l.Close())
 		scripts := make(map[*Script]bool)
 		for i, call := range f.evals(0) {

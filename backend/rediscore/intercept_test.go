@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -247,7 +248,7 @@ type waiting struct {
 	cancel  context.CancelFunc
 	done    chan struct{}
 	attempt dlock.Attempt
-	ballot  dlock.Ballot // of AcquireVote
+	ballot  quorum.Ballot // of AcquireVote
 	err     error
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A verdict is what an error says of the effect of its call.
@@ -131,7 +132,7 @@ func TestNothingSent(t *testing.T) {
 			"AcquireVote": func() error { _, err := c.locker.AcquireVote(c.ctx, c.key, "t", time.Second, 0, 1); return err },
 			"Pass":        func() error { _, err := c.locker.Pass(c.ctx, c.key, "t", "", 0); return err },
 			"Confirm": func() error {
-				ballots, err := c.locker.Confirm(c.ctx, []dlock.Confirmation{{Renewal: dlock.Renewal{Key: c.key, Token: "t", TTL: time.Second}}})
+				ballots, err := c.locker.Confirm(c.ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: c.key, Token: "t", TTL: time.Second}}})
 				if err == nil {
 					err = ballots[0].Err
 				}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 //go:embed lua/fence.lua
@@ -98,7 +99,7 @@ func voting(source, name, included string) string {
 }
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
-// [dlock.BatchRenewer], [dlock.Inspector] and [dlock.VoteAcquirer]. All methods are safe for concurrent use.
+// [dlock.BatchRenewer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
 //
 // If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
 // the server refused the call before its script had granted, renewed or released anything. It is
@@ -120,11 +121,11 @@ type Locker struct {
 }
 
 var (
-	_ dlock.Locker       = (*Locker)(nil)
-	_ dlock.Acquirer     = (*Locker)(nil)
-	_ dlock.BatchRenewer = (*Locker)(nil)
-	_ dlock.Inspector    = (*Locker)(nil)
-	_ dlock.VoteAcquirer = (*Locker)(nil)
+	_ dlock.Locker        = (*Locker)(nil)
+	_ dlock.Acquirer      = (*Locker)(nil)
+	_ dlock.BatchRenewer  = (*Locker)(nil)
+	_ dlock.Inspector     = (*Locker)(nil)
+	_ quorum.VoteAcquirer = (*Locker)(nil)
 )
 
 // An Option changes where or how a [Locker] keeps leases.

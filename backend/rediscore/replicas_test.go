@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A replicatedConn is a fakeConn with replicas.
@@ -67,7 +68,7 @@ func TestReplicas(t *testing.T) {
 			return b.Acquired, err
 		},
 		"Confirm": func(l *Locker, ctx context.Context) (bool, error) {
-			ballots, err := l.Confirm(ctx, []dlock.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
+			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
 			return ballots[0].Acquired, errors.Join(err, ballots[0].Err)
 		},
 		"AcquireVote": func(l *Locker, ctx context.Context) (bool, error) {

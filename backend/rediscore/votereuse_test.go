@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A token is granted the lock, passes it on, and waits again, again and again. The message of the
@@ -102,11 +103,11 @@ func TestVoteIsCastAgain(t *testing.T) {
 // for its token. If such a release gets no answer, the token is refused.
 func TestVoteIsNotSettled(t *testing.T) {
 	t.Parallel()
-	for name, cast := range map[string]func(ctx context.Context, l *Locker) (dlock.Ballot, error){
-		"Vote": func(ctx context.Context, l *Locker) (dlock.Ballot, error) {
+	for name, cast := range map[string]func(ctx context.Context, l *Locker) (quorum.Ballot, error){
+		"Vote": func(ctx context.Context, l *Locker) (quorum.Ballot, error) {
 			return l.Vote(ctx, "k", "A", time.Minute, 0)
 		},
-		"AcquireVote": func(ctx context.Context, l *Locker) (dlock.Ballot, error) {
+		"AcquireVote": func(ctx context.Context, l *Locker) (quorum.Ballot, error) {
 			return l.AcquireVote(ctx, "k", "A", time.Minute, 0, 5)
 		},
 	} {
@@ -114,7 +115,7 @@ func TestVoteIsNotSettled(t *testing.T) {
 			t.Parallel()
 			s := newScene(t)
 			a, stage := s.enter()
-			refused := func(want error, cast func() (dlock.Ballot, error)) {
+			refused := func(want error, cast func() (quorum.Ballot, error)) {
 				t.Helper()
 				calls := stage.calls(enlistScript, "A") + stage.calls(voteScript, "A")
 				_, err := cast()
@@ -122,8 +123,8 @@ func TestVoteIsNotSettled(t *testing.T) {
 				require.True(t, dlock.NoEffect(err))
 				require.Equal(t, calls, stage.calls(enlistScript, "A")+stage.calls(voteScript, "A"))
 			}
-			patient := func() (dlock.Ballot, error) { return cast(t.Context(), a) }
-			hasty := func() (dlock.Ballot, error) {
+			patient := func() (quorum.Ballot, error) { return cast(t.Context(), a) }
+			hasty := func() (quorum.Ballot, error) {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()
 				return cast(ctx, a)

@@ -8,23 +8,24 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // maxExact is the largest integer up to which Lua and sorted sets have them all.
 const maxExact = 1 << 53
 
-// Vote implements [dlock.Voter] in one round trip.
-func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+// Vote implements [quorum.Voter] in one round trip.
+func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	if err := l.post.reuse(ctx, key, token, true); err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
 	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
 	if err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	if n[0] == answerGranted {
 		ballot.Acquired, ballot.Fence = true, n[1]
@@ -34,12 +35,12 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 	return *ballot, nil
 }
 
-// Confirm implements [dlock.Voter], in one round trip to each server that has keys of the batch.
-func (l *Locker) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+// Confirm implements [quorum.Voter], in one round trip to each server that has keys of the batch.
+func (l *Locker) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if err := l.ready(ctx); err != nil {
 		return nil, err
 	}
-	ballots := make([]dlock.Ballot, len(batch))
+	ballots := make([]quorum.Ballot, len(batch))
 	replies := l.batch(ctx, len(batch), func(i int) (Call, error) {
 		c := batch[i]
 		if c.Fence > maxExact {
@@ -60,7 +61,7 @@ func (l *Locker) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlo
 	return ballots, nil
 }
 
-// Pass implements [dlock.Voter] in one round trip. It waits for unanswered calls as Release does.
+// Pass implements [quorum.Voter] in one round trip. It waits for unanswered calls as Release does.
 func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
@@ -68,21 +69,21 @@ func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 	return l.end(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
 }
 
-// AcquireVote implements [dlock.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
+// AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
 // message brings is that of the last answer before it. AcquireVote first waits for the answer to
 // a call of an earlier wait of token, and to a release of token in the background, as Vote does.
-func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	if place < 1 || place > maxExact {
-		return dlock.Ballot{}, mark(invalid("place %d: not from 1 to 1<<53", place))
+		return quorum.Ballot{}, mark(invalid("place %d: not from 1 to 1<<53", place))
 	}
 	if l.unqueued {
-		return dlock.Ballot{}, mark(errors.ErrUnsupported)
+		return quorum.Ballot{}, mark(errors.ErrUnsupported)
 	}
 	if err := l.post.reuse(ctx, key, token, true); err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	w := &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
@@ -95,7 +96,7 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 
 // readVote reads the reply of a script that votes. It also checks how many numbers the reply has,
 // for each first number.
-func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder string, ballot *dlock.Ballot, _ error) {
+func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder string, ballot *quorum.Ballot, _ error) {
 	if forbidden(err) && dlock.NoEffect(err) {
 		err = mark(lacksVotingRights(err))
 	}
@@ -111,7 +112,7 @@ func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder str
 
 // readReply reads the numbers of a reply, the last string if there is one, and the ballot if there
 // is one.
-func readReply(reply any) (n []int64, text string, ballot *dlock.Ballot) {
+func readReply(reply any) (n []int64, text string, ballot *quorum.Ballot) {
 	all, _ := reply.([]any)
 	for _, r := range all {
 		switch r := r.(type) {
@@ -120,7 +121,7 @@ func readReply(reply any) (n []int64, text string, ballot *dlock.Ballot) {
 		case string:
 			text = r
 		case []any:
-			ballot = new(dlock.Ballot)
+			ballot = new(quorum.Ballot)
 			var b []int64
 			b, ballot.Store, _ = readReply(r)
 			b = append(b, make([]int64, 4)...)

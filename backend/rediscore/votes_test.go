@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -23,7 +24,7 @@ func voter(t *testing.T, server *redistest.Server, opts ...Option) *Locker {
 	return l
 }
 
-func vote(t *testing.T, l *Locker, key, token string, floor int64) dlock.Ballot {
+func vote(t *testing.T, l *Locker, key, token string, floor int64) quorum.Ballot {
 	t.Helper()
 	ballot, err := l.Vote(t.Context(), key, token, time.Minute, floor)
 	require.NoError(t, err)
@@ -31,9 +32,9 @@ func vote(t *testing.T, l *Locker, key, token string, floor int64) dlock.Ballot 
 }
 
 // confirm confirms one lease.
-func confirm(t *testing.T, l *Locker, key, token string, fence int64) dlock.Ballot {
+func confirm(t *testing.T, l *Locker, key, token string, fence int64) quorum.Ballot {
 	t.Helper()
-	ballots, err := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: token, TTL: time.Hour}, Fence: fence}})
+	ballots, err := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: token, TTL: time.Hour}, Fence: fence}})
 	require.NoError(t, err)
 	require.NoError(t, ballots[0].Err)
 	return ballots[0]
@@ -85,7 +86,7 @@ func TestFenceOfVote(t *testing.T) {
 }
 
 // fenceFor returns the fence for a floor if there was none before.
-func fenceFor(floor int64, b dlock.Ballot) int64 { return min(max(floor, b.Clock), b.Clock+second) }
+func fenceFor(floor int64, b quorum.Ballot) int64 { return min(max(floor, b.Clock), b.Clock+second) }
 
 // Two servers whose clocks nearly agree give equal fences for a floor that is a little ahead of them.
 func TestEqualFences(t *testing.T) {
@@ -148,7 +149,7 @@ func TestAge(t *testing.T) {
 				require.False(t, passed.Acquired)
 				waited, err := l.AcquireVote(t.Context(), "k3", "D", time.Minute, 0, 1)
 				require.NoError(t, err)
-				for _, ballot := range []dlock.Ballot{confirmed, other, passed, waited} {
+				for _, ballot := range []quorum.Ballot{confirmed, other, passed, waited} {
 					require.EqualValues(t, ballot.Clock-first.Clock, ballot.Age.Microseconds())
 					require.Equal(t, first.Store, ballot.Store)
 					require.GreaterOrEqual(t, ballot.Age, 20*time.Millisecond)
@@ -173,7 +174,7 @@ func TestAgeAfterTheClockWasSetBack(t *testing.T) {
 	first := vote(t, l, "k", "A", 0)
 	require.Zero(t, first.Age)
 	time.Sleep(20 * time.Millisecond)
-	for _, later := range []dlock.Ballot{vote(t, l, "k", "A", 0), confirm(t, l, "k", "A", 0)} {
+	for _, later := range []quorum.Ballot{vote(t, l, "k", "A", 0), confirm(t, l, "k", "A", 0)} {
 		require.GreaterOrEqual(t, later.Age, 20*time.Millisecond)
 		require.EqualValues(t, later.Clock-first.Clock, later.Age.Microseconds())
 	}
@@ -253,7 +254,7 @@ func TestConfirm(t *testing.T) {
 		{"A", fence + 3600*second, true, fence + 3600*second}, {"A", maxExact, true, maxExact},
 	} {
 		ballot := confirm(t, l, "k", c.token, c.fence)
-		require.Equal(t, dlock.Ballot{Attempt: dlock.Attempt{Acquired: c.held}, Age: ballot.Age, Store: ballot.Store, Clock: ballot.Clock}, ballot)
+		require.Equal(t, quorum.Ballot{Attempt: dlock.Attempt{Acquired: c.held}, Age: ballot.Age, Store: ballot.Store, Clock: ballot.Clock}, ballot)
 		require.Equal(t, fmtInt(c.want), b.text(t, "GET", b.lock.texts[1]), "%+v", c)
 	}
 	require.Greater(t, b.integer(t, "PTTL", "k"), int64(50*60*1000))
@@ -271,7 +272,7 @@ func TestConfirm(t *testing.T) {
 	renewal := dlock.Renewal{Key: "k", Token: "A", TTL: time.Minute}
 	noTTL, noKey := renewal, renewal
 	noTTL.TTL, noKey.Key = 0, ""
-	ballots, err := l.Confirm(t.Context(), []dlock.Confirmation{
+	ballots, err := l.Confirm(t.Context(), []quorum.Confirmation{
 		{Renewal: noTTL}, {Renewal: renewal}, {Renewal: noKey}, {Renewal: renewal, Fence: math.MinInt64}, {Renewal: renewal, Fence: maxExact + 1},
 	})
 	require.NoError(t, err)
@@ -323,7 +324,7 @@ func TestVotesThatFail(t *testing.T) {
 		"Vote": {[]string{fence, birth}, func() error { _, err := l.Vote(t.Context(), "k", "A", time.Hour, 0); return err }},
 		"Pass": {[]string{queue}, func() error { _, err := l.Pass(t.Context(), "k", "A", "B", 0); return err }},
 		"Confirm": {[]string{fence, birth}, func() error {
-			ballots, err := l.Confirm(t.Context(), []dlock.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: time.Hour}, Fence: 8}})
+			ballots, err := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: time.Hour}, Fence: 8}})
 			require.NoError(t, err)
 			return ballots[0].Err
 		}},
@@ -347,7 +348,7 @@ func TestBallotOfMessage(t *testing.T) {
 		f.eval = always(func() []any {
 			return append(waits(0, "H", 60_000), []any{int64(5000), "store", time.Now().UnixMicro(), int64(1)})
 		})
-		done := make(chan dlock.Ballot, 1)
+		done := make(chan quorum.Ballot, 1)
 		go func() {
 			ballot, err := l.AcquireVote(t.Context(), "k", "t", time.Minute, 77, 3)
 			require.NoError(t, err)
@@ -357,7 +358,7 @@ func TestBallotOfMessage(t *testing.T) {
 		require.Equal(t, []string{"t", "60000", "", "3", "77"}, f.evals(0)[0].args)
 		granted := time.Now()
 		f.grant(88, "t")
-		want := dlock.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
+		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
 		want.Attempt = dlock.Attempt{Acquired: true, Fence: 88, Since: granted.Add(time.Microsecond - time.Millisecond)}
 		require.Equal(t, want, <-done)
 	})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A check-in asks the server whether the waiter was granted the lock, and shows that the
@@ -81,7 +82,7 @@ type wait struct {
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	held       dlock.Attempt // the last answer "held"
-	ballot     dlock.Ballot  // of the last answer to AcquireVote
+	ballot     quorum.Ballot // of the last answer to AcquireVote
 
 	// The server's clock, read at the time sent or later. It is zero if the inbox may have
 	// moved to another server since.
@@ -385,7 +386,7 @@ const (
 
 // parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
 // first number, the others, and the holder and the ballot if there are any.
-func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *dlock.Ballot, err error) {
+func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *quorum.Ballot, err error) {
 	if a.err != nil {
 		return 0, nil, "", nil, a.err
 	}

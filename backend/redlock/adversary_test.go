@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -63,12 +64,12 @@ type lossy struct {
 	calls int
 }
 
-func (n *lossy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n *lossy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if n.calls++; n.calls > 1 {
-		return dlock.Ballot{}, errDial
+		return quorum.Ballot{}, errDial
 	}
 	n.Locker.Vote(ctx, key, token, ttl, floor)
-	return dlock.Ballot{}, errors.New("connection reset")
+	return quorum.Ballot{}, errors.New("connection reset")
 }
 
 // A wait has got its majority, and the last node has granted its vote but not answered yet. If a
@@ -98,10 +99,10 @@ func TestRenewalAndTheEndOfAWait(t *testing.T) {
 // A deaf node loses the answers to those who have waited.
 type deaf struct{ *memory.Locker }
 
-func (n deaf) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n deaf) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
 	<-ctx.Done()
-	return dlock.Ballot{}, ctx.Err()
+	return quorum.Ballot{}, ctx.Err()
 }
 
 // The key is held at one node, another is down, and the last one votes for this attempt. It cannot
@@ -312,7 +313,7 @@ func (n *tardy) Pass(ctx context.Context, key, token, to string, floor int64) (b
 	return n.Locker.Pass(ctx, key, token, to, floor)
 }
 
-func (n *tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n *tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if !n.asked.Swap(true) {
 		time.AfterFunc(2*time.Second, func() {
 			n.Locker.Vote(context.Background(), key, token, ttl, floor)
@@ -320,7 +321,7 @@ func (n *tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, 
 		})
 	}
 	<-ctx.Done()
-	return dlock.Ballot{}, ctx.Err()
+	return quorum.Ballot{}, ctx.Err()
 }
 
 // A node may join its error with nothing.
@@ -339,7 +340,7 @@ func TestWaitCutWithAJoinedError(t *testing.T) {
 
 type joining struct{ *memory.Locker }
 
-func (n joining) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n joining) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	b, err := n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
 	return b, errors.Join(err)
 }
@@ -381,7 +382,7 @@ type tallying struct {
 	votes, passes *atomic.Int64
 }
 
-func (n tallying) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n tallying) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	n.votes.Add(1)
 	return n.remote.Vote(ctx, key, token, ttl, floor)
 }
@@ -515,9 +516,9 @@ type brief struct {
 	cut *atomic.Bool
 }
 
-func (n brief) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n brief) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if n.cut.Load() {
-		return dlock.Ballot{}, errors.New("cut")
+		return quorum.Ballot{}, errors.New("cut")
 	}
 	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }
@@ -677,7 +678,7 @@ type hesitant struct {
 	asked atomic.Bool
 }
 
-func (n *hesitant) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n *hesitant) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if !n.asked.Swap(true) {
 		time.Sleep(300 * time.Millisecond)
 	}

@@ -7,7 +7,7 @@
 //	client := dlock.New(redlock.New(nodes))
 //
 // The nodes may be of any kind, and of different kinds. All clients must have the same nodes
-// and the same longest TTL. If all nodes are [dlock.Voter]s, as the Redis backends and memory
+// and the same longest TTL. If all nodes are [quorum.Voter]s, as the Redis backends and memory
 // are, grants have fences, and the guard is on.
 //
 // # The guard

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -35,9 +36,9 @@ type voted struct {
 	err error
 }
 
-func (n voted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n voted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	n.Locker.Vote(ctx, key, token, ttl, floor)
-	return dlock.Ballot{}, n.err
+	return quorum.Ballot{}, n.err
 }
 
 // An error of a node that is joined says nothing of the vote. The Client owes a release of it.
@@ -118,9 +119,9 @@ func (n *resetting) Pass(ctx context.Context, key, token, to string, floor int64
 	return false, errReset
 }
 
-func (n *resetting) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n *resetting) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if n.confirmed.Swap(true) {
-		return []dlock.Ballot{{Err: errDial}}, nil
+		return []quorum.Ballot{{Err: errDial}}, nil
 	}
 	n.Locker.Confirm(ctx, batch)
 	return nil, errReset
@@ -139,10 +140,10 @@ func requireFree(t *testing.T, s stores, format string, args ...any) {
 // An outrun node answers that a wait is over, while a request of the wait is still on its way.
 type outrun struct{ *memory.Locker }
 
-func (n outrun) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n outrun) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	hold, err := n.Inspect(ctx, key)
 	if err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	<-ctx.Done()
 	time.AfterFunc(100*time.Millisecond, func() {
@@ -151,7 +152,7 @@ func (n outrun) AcquireVote(ctx context.Context, key, token string, ttl time.Dur
 		_, _ = n.Locker.AcquireVote(patient, key, token, ttl, floor, place)
 	})
 	held := dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining, Since: time.Now()}
-	return dlock.Ballot{Attempt: held}, fmt.Errorf("%w: %w", ctx.Err(), none(errors.New("refused")))
+	return quorum.Ballot{Attempt: held}, fmt.Errorf("%w: %w", ctx.Err(), none(errors.New("refused")))
 }
 
 // A wait ends while its requests are on their way. A release that is answered before they arrive does
@@ -187,8 +188,8 @@ type rightless struct {
 
 var errRights = none(fmt.Errorf("%w: no right to do so", dlock.ErrInvalid))
 
-func (rightless) Vote(context.Context, string, string, time.Duration, int64) (dlock.Ballot, error) {
-	return dlock.Ballot{}, errRights
+func (rightless) Vote(context.Context, string, string, time.Duration, int64) (quorum.Ballot, error) {
+	return quorum.Ballot{}, errRights
 }
 
 func (n rightless) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A node is one of the stores. Without voter, it votes by the plain methods of a Locker.
@@ -16,8 +17,8 @@ type node struct {
 	of        *Locker
 	index     int
 	locker    dlock.Locker
-	voter     dlock.Voter
-	queue     dlock.VoteAcquirer
+	voter     quorum.Voter
+	queue     quorum.VoteAcquirer
 	renewer   dlock.BatchRenewer
 	inspector dlock.Inspector
 
@@ -29,8 +30,8 @@ type node struct {
 
 func newNode(of *Locker, index int, l dlock.Locker) *node {
 	n := &node{of: of, index: index, locker: l}
-	n.voter, _ = l.(dlock.Voter)
-	n.queue, _ = l.(dlock.VoteAcquirer)
+	n.voter, _ = l.(quorum.Voter)
+	n.queue, _ = l.(quorum.VoteAcquirer)
 	n.renewer, _ = l.(dlock.BatchRenewer)
 	n.inspector, _ = l.(dlock.Inspector)
 	return n
@@ -103,7 +104,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (n *node) vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (b dlock.Ballot, err error) {
+func (n *node) vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (b quorum.Ballot, err error) {
 	asked := time.Now()
 	if n.voter == nil {
 		b.Attempt, err = n.locker.TryAcquire(ctx, key, token, ttl)
@@ -114,13 +115,13 @@ func (n *node) vote(ctx context.Context, key, token string, ttl time.Duration, f
 }
 
 // enqueue waits for a vote.
-func (n *node) enqueue(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n *node) enqueue(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	b, err := n.queue.AcquireVote(ctx, key, token, ttl, floor, place)
 	return n.seen(ctx, b, time.Time{}, err)
 }
 
 // seen learns from a ballot that was asked for at that time, or at an unknown one.
-func (n *node) seen(ctx context.Context, b dlock.Ballot, asked time.Time, err error) (dlock.Ballot, error) {
+func (n *node) seen(ctx context.Context, b quorum.Ballot, asked time.Time, err error) (quorum.Ballot, error) {
 	if err == nil && b.Degraded {
 		err = errNoVote
 	}
@@ -154,14 +155,14 @@ func (l *Locker) sameStore(store func(int) string) error {
 }
 
 // confirm extends the leases of a batch, and raises the fence counter for each.
-func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n *node) confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	asked := time.Now()
 	ballots, err := n.confirmAll(ctx, batch)
 	if err == nil && len(ballots) != len(batch) {
 		err = fmt.Errorf("%d results for %d renewals", len(ballots), len(batch))
 	}
 	failed := err
-	if i := slices.IndexFunc(ballots, func(b dlock.Ballot) bool { return b.Err == nil }); err == nil && i >= 0 {
+	if i := slices.IndexFunc(ballots, func(b quorum.Ballot) bool { return b.Err == nil }); err == nil && i >= 0 {
 		n.aged(ballots[i].Age)
 	} else if err == nil {
 		failed = ballots[0].Err // and so have all others
@@ -170,7 +171,7 @@ func (n *node) confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock
 	return ballots, err
 }
 
-func (n *node) confirmAll(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n *node) confirmAll(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if n.voter != nil {
 		return n.voter.Confirm(ctx, batch)
 	}
@@ -181,14 +182,14 @@ func (n *node) confirmAll(ctx context.Context, batch []dlock.Confirmation) ([]dl
 		}
 		results, err := n.renewer.RenewBatch(ctx, renewals)
 		if !isUnsupported(err) {
-			ballots := make([]dlock.Ballot, len(results))
+			ballots := make([]quorum.Ballot, len(results))
 			for i, r := range results {
 				ballots[i].Acquired, ballots[i].Err = r.Held, r.Err
 			}
 			return ballots, err
 		}
 	}
-	ballots := make([]dlock.Ballot, len(batch))
+	ballots := make([]quorum.Ballot, len(batch))
 	for i, c := range batch {
 		ballots[i].Acquired, ballots[i].Err = n.locker.Renew(ctx, c.Key, c.Token, c.TTL)
 	}

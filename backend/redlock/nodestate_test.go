@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -358,12 +359,12 @@ func TestImpatientCallersSeeADeadNode(t *testing.T) {
 
 // A broken node answers each renewal of a batch with an error.
 type broken struct {
-	dlock.Voter
+	quorum.Voter
 	some bool
 }
 
-func (n broken) Confirm(_ context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
-	ballots := make([]dlock.Ballot, len(batch))
+func (n broken) Confirm(_ context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
+	ballots := make([]quorum.Ballot, len(batch))
 	for i := range ballots {
 		if ballots[i].Age = time.Hour; i == 0 || !n.some {
 			ballots[i].Err = errReset

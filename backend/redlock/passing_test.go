@@ -8,10 +8,11 @@ import (
 
 	"github.com/dlock-go/dlock"
 	memorybackend "github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // slowPass is a node that answers a release late.
-type slowPass struct{ dlock.VoteAcquirer }
+type slowPass struct{ quorum.VoteAcquirer }
 
 func (s slowPass) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	held, err := s.VoteAcquirer.Pass(ctx, key, token, to, floor)
@@ -55,7 +56,7 @@ func TestLapsedVotesAreNoFailure(t *testing.T) {
 	for i := range v.seats {
 		v.seats[i] = seat{granted: true, since: time.Now().Add(-time.Minute)}
 		v.flying++
-		v.note(event{node: i, what: confirmed, ballot: dlock.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
+		v.note(event{node: i, what: confirmed, ballot: quorum.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
 	}
 	if err := v.lack(); err != nil {
 		t.Error(err)

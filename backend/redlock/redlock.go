@@ -15,7 +15,7 @@ import (
 
 // A Locker keeps leases on a majority of other Lockers, its nodes. It implements
 // [dlock.Locker], [dlock.BatchRenewer], [dlock.Inspector], and [dlock.Acquirer] if all nodes are
-// [dlock.VoteAcquirer]s. All methods are safe for concurrent use.
+// [quorum.VoteAcquirer]s. All methods are safe for concurrent use.
 //
 // A call returns when a majority of the nodes has decided it. If none does, it fails with a
 // [MajorityError]. What a call leaves to do is done in the background, until Close.

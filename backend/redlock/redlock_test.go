@@ -11,6 +11,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/israce"
@@ -127,7 +128,7 @@ func TestMinHold(t *testing.T) {
 // A mute node renews without a result.
 type mute struct{ *memory.Locker }
 
-func (mute) Confirm(context.Context, []dlock.Confirmation) ([]dlock.Ballot, error) { return nil, nil }
+func (mute) Confirm(context.Context, []quorum.Confirmation) ([]quorum.Ballot, error) { return nil, nil }
 
 func TestRenewalWithoutResults(t *testing.T) {
 	s := newStores(3)

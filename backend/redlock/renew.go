@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // Renew implements [dlock.Locker] in one round trip to a majority of the nodes.
@@ -153,11 +154,11 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 		return
 	}
 	limit := max(0, r.l.limit-time.Since(r.begun)) // nothing is sent when the call is over
-	batch := make([]dlock.Confirmation, len(sent))
+	batch := make([]quorum.Confirmation, len(sent))
 	for k, i := range sent {
 		batch[k].Renewal = r.batch[i]
 	}
-	var ballots []dlock.Ballot
+	var ballots []quorum.Ballot
 	req := r.l.try(ctx, node, limit, decided, func(ctx context.Context) (err error) {
 		ballots, err = r.l.nodes[node].confirm(ctx, batch)
 		return err
@@ -261,7 +262,7 @@ func (r *renewal) healOne(node, i int) {
 		return
 	}
 	floor := r.l.floor()
-	var b dlock.Ballot
+	var b quorum.Ballot
 	vote := r.l.once(r.l.open, node, r.l.limit, never, func(ctx context.Context) (err error) {
 		b, err = r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
 		return err
@@ -279,7 +280,7 @@ func (r *renewal) healOne(node, i int) {
 		ctx, cancel := context.WithTimeout(r.l.open, e.TTL)
 		defer cancel()
 		var ev event
-		s.waitFor(ctx, &ev, func(ctx context.Context) (dlock.Ballot, error) {
+		s.waitFor(ctx, &ev, func(ctx context.Context) (quorum.Ballot, error) {
 			return r.l.nodes[node].enqueue(ctx, e.Key, e.Token, e.TTL, floor, front)
 		})
 		s.late = s.late || uncertain(ev.raw)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -43,15 +44,15 @@ func (n *name) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	return n.leads.Load().Inspect(ctx, key)
 }
 
-func (n *name) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n *name) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	return n.leads.Load().Vote(ctx, key, token, ttl, floor)
 }
 
-func (n *name) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n *name) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	return n.leads.Load().AcquireVote(ctx, key, token, ttl, floor, place)
 }
 
-func (n *name) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n *name) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	return n.leads.Load().Confirm(ctx, batch)
 }
 
@@ -112,7 +113,7 @@ func votesThenFails(m *memory.Locker) dlock.Locker { return failing{m} }
 // A failing node cannot be reached after its first vote.
 type failing struct{ *memory.Locker }
 
-func (n failing) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n failing) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	defer n.Fail(errDial)
 	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -26,7 +27,7 @@ type farFrom struct {
 	token string
 }
 
-func (n farFrom) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n farFrom) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if token == n.token {
 		time.Sleep(time.Millisecond)
 	}
@@ -67,19 +68,19 @@ type remote struct {
 	pause func() time.Duration
 }
 
-func (n remote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n remote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	time.Sleep(n.pause())
 	defer func() { time.Sleep(n.pause()) }()
 	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }
 
-func (n remote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n remote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	time.Sleep(n.pause())
 	defer func() { time.Sleep(n.pause()) }()
 	return n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
 }
 
-func (n remote) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n remote) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	time.Sleep(n.pause())
 	defer func() { time.Sleep(n.pause()) }()
 	return n.Locker.Confirm(ctx, batch)
@@ -339,14 +340,14 @@ func (n cable) cut() error {
 	return nil
 }
 
-func (n cable) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n cable) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if err := n.cut(); err != nil {
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	}
 	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }
 
-func (n cable) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n cable) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.whole, cancel)()
@@ -354,7 +355,7 @@ func (n cable) AcquireVote(ctx context.Context, key, token string, ttl time.Dura
 	return b, cmp.Or(n.cut(), err)
 }
 
-func (n cable) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n cable) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if err := n.cut(); err != nil {
 		return nil, err
 	}

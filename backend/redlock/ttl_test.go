@@ -11,22 +11,23 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
 // A cutting node keeps votes for whole milliseconds.
 type cutting struct{ *memory.Locker }
 
-func (n cutting) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n cutting) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	return n.Locker.Vote(ctx, key, token, ttl.Truncate(time.Millisecond), floor)
 }
 
-func (n cutting) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n cutting) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	return n.Locker.AcquireVote(ctx, key, token, ttl.Truncate(time.Millisecond), floor, place)
 }
 
-func (n cutting) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
-	whole := append([]dlock.Confirmation(nil), batch...)
+func (n cutting) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
+	whole := append([]quorum.Confirmation(nil), batch...)
 	for i := range whole {
 		whole[i].TTL = whole[i].TTL.Truncate(time.Millisecond)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -20,15 +21,15 @@ type cutAfterVote struct {
 	cut *atomic.Bool
 }
 
-func (n cutAfterVote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n cutAfterVote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if n.cut.Load() {
-		return dlock.Ballot{}, errDial
+		return quorum.Ballot{}, errDial
 	}
 	n.cut.Store(true)
 	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }
 
-func (n cutAfterVote) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n cutAfterVote) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	if n.cut.Load() {
 		return nil, errDial
 	}
@@ -65,7 +66,7 @@ func TestAVoteThatCouldNotBeConfirmedIsGivenBack(t *testing.T) {
 // A slowConfirm is slow to confirm a vote.
 type slowConfirm struct{ *memory.Locker }
 
-func (n slowConfirm) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n slowConfirm) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	time.Sleep(300 * time.Millisecond)
 	return n.Locker.Confirm(ctx, batch)
 }
@@ -100,7 +101,7 @@ type brokenAtConfirm struct {
 	other string
 }
 
-func (n brokenAtConfirm) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (n brokenAtConfirm) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	n.Expire("key")
 	_, _ = n.Locker.TryAcquire(ctx, "key", n.other, time.Hour)
 	return n.Locker.Confirm(ctx, batch)
@@ -109,9 +110,9 @@ func (n brokenAtConfirm) Confirm(ctx context.Context, batch []dlock.Confirmation
 // An overtaken node gets its votes late: their connections were cut.
 type overtaken struct{ *memory.Locker }
 
-func (n overtaken) Vote(_ context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n overtaken) Vote(_ context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	time.AfterFunc(100*time.Millisecond, func() { n.Locker.Vote(context.Background(), key, token, ttl, floor) })
-	return dlock.Ballot{}, errReset
+	return quorum.Ballot{}, errReset
 }
 
 // A vote arrives later than its release, which is repeated therefore.
@@ -165,11 +166,11 @@ type lossyOnce struct {
 	lost bool
 }
 
-func (n *lossyOnce) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n *lossyOnce) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := n.Locker.Vote(ctx, key, token, ttl, floor)
 	if !n.lost {
 		n.lost = true
-		return dlock.Ballot{}, errReset
+		return quorum.Ballot{}, errReset
 	}
 	return b, err
 }

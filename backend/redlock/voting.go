@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A voting collects the votes of the nodes for one token, in one call. All fields but those that
@@ -94,7 +95,7 @@ type event struct {
 	request
 	node   int
 	what   what
-	ballot dlock.Ballot
+	ballot quorum.Ballot
 	kept   bool  // of a wait: see waiting
 	raw    error // of a wait: the error of the node, which may be that of its context
 }
@@ -126,7 +127,7 @@ func (v *voting) meet(f fate) {
 }
 
 // ask makes a request to a node in the background.
-func (v *voting) ask(i int, w what, call func(context.Context) (dlock.Ballot, error)) {
+func (v *voting) ask(i int, w what, call func(context.Context) (quorum.Ballot, error)) {
 	v.seats[i].flying = true
 	v.flying++
 	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.stations[i]
@@ -189,7 +190,7 @@ func (v *voting) report(e event, s *station) {
 }
 
 // waitFor makes a request that waits. The caller has the turn, and others have it meanwhile.
-func (s *station) waitFor(ctx context.Context, e *event, call func(context.Context) (dlock.Ballot, error)) {
+func (s *station) waitFor(ctx context.Context, e *event, call func(context.Context) (quorum.Ballot, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &waiting{end: cancel, over: make(chan struct{})}
@@ -227,18 +228,18 @@ func (l *Locker) giveBack(c *claim, node int, s *station) {
 
 // vote asks a node for its vote. All nodes get the same floor in a round.
 func (v *voting) vote(i int, floor int64) {
-	v.ask(i, voted, func(ctx context.Context) (dlock.Ballot, error) {
+	v.ask(i, voted, func(ctx context.Context) (quorum.Ballot, error) {
 		return v.l.nodes[i].vote(ctx, v.claim.key, v.claim.token, v.ttl, floor)
 	})
 }
 
 // confirm extends the vote of a node, and raises its counter to fence.
 func (v *voting) confirm(i int, fence int64) {
-	batch := []dlock.Confirmation{{Renewal: dlock.Renewal{Key: v.claim.key, Token: v.claim.token, TTL: v.ttl}, Fence: fence}}
-	v.ask(i, confirmed, func(ctx context.Context) (dlock.Ballot, error) {
+	batch := []quorum.Confirmation{{Renewal: dlock.Renewal{Key: v.claim.key, Token: v.claim.token, TTL: v.ttl}, Fence: fence}}
+	v.ask(i, confirmed, func(ctx context.Context) (quorum.Ballot, error) {
 		ballots, err := v.l.nodes[i].confirm(ctx, batch)
 		if err != nil {
-			return dlock.Ballot{}, err
+			return quorum.Ballot{}, err
 		}
 		ballots[0].Fence = fence
 		return ballots[0], ballots[0].Err
@@ -249,9 +250,9 @@ func (v *voting) confirm(i int, fence int64) {
 // more from now on.
 func (v *voting) pass(i int, to string, floor int64) {
 	v.seats[i].granted, v.seats[i].fresh = false, false
-	v.ask(i, passed, func(ctx context.Context) (dlock.Ballot, error) {
+	v.ask(i, passed, func(ctx context.Context) (quorum.Ballot, error) {
 		_, err := v.l.nodes[i].pass(ctx, v.claim.key, v.claim.token, to, floor)
-		return dlock.Ballot{}, err
+		return quorum.Ballot{}, err
 	})
 }
 

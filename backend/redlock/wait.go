@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 const (
@@ -17,7 +18,7 @@ const (
 	slowSurvey   = 2 * time.Second        // the longest time between surveys
 )
 
-// Acquire implements [dlock.Acquirer] if all nodes are [dlock.VoteAcquirer]s. The token waits in
+// Acquire implements [dlock.Acquirer] if all nodes are [quorum.VoteAcquirer]s. The token waits in
 // the queues of all nodes at once, with the same place in each, so that all have the same order.
 // A release then hands the votes of all nodes to one waiter, in one round trip.
 //
@@ -166,7 +167,7 @@ func (w *wait) act() time.Time {
 func (w *wait) enter(i int, floor int64) {
 	waits, cut := context.WithCancel(w.queues)
 	w.seats[i].cut = cut
-	w.ask(i, enqueued, func(ctx context.Context) (dlock.Ballot, error) {
+	w.ask(i, enqueued, func(ctx context.Context) (quorum.Ballot, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(waits, cancel)()

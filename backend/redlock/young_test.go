@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -190,14 +191,14 @@ func (n forgetting) Inspect(ctx context.Context, key string) (dlock.Hold, error)
 // A fading node keeps the votes of no wait any more, and is slow to say so.
 type fading struct{ *memory.Locker }
 
-func (fading) Confirm(context.Context, []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (fading) Confirm(context.Context, []quorum.Confirmation) ([]quorum.Ballot, error) {
 	return nil, errors.New("connection reset")
 }
 
-func (fading) AcquireVote(ctx context.Context, _, _ string, _ time.Duration, _, _ int64) (dlock.Ballot, error) {
+func (fading) AcquireVote(ctx context.Context, _, _ string, _ time.Duration, _, _ int64) (quorum.Ballot, error) {
 	<-ctx.Done()
 	time.Sleep(time.Second)
-	return dlock.Ballot{}, ctx.Err()
+	return quorum.Ballot{}, ctx.Err()
 }
 
 // A holder does not know that a node has just lost its data, or has no answer of the other one. Its

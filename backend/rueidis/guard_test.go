@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -258,7 +259,7 @@ var allCalls = map[string]lockCall{
 	},
 	"Confirm": func(ctx context.Context, l *rediscore.Locker) error {
 		renewal := dlock.Renewal{Key: "k", Token: "Confirm", TTL: time.Minute}
-		ballots, err := l.Confirm(ctx, []dlock.Confirmation{{Renewal: renewal, Fence: 1}})
+		ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: renewal, Fence: 1}})
 		if err != nil {
 			return err
 		}

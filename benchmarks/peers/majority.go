@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
@@ -55,7 +56,7 @@ type rounds struct {
 	fences map[string]map[int]int64 // of a token, by node
 }
 
-func (r *rounds) note(token string, node int, b dlock.Ballot) {
+func (r *rounds) note(token string, node int, b quorum.Ballot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if b.Acquired && r.fences[token] == nil {
@@ -86,13 +87,13 @@ type noted struct {
 	*rounds
 }
 
-func (n noted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (n noted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := n.Locker.Vote(ctx, key, token, ttl, floor)
 	n.note(token, n.node, b)
 	return b, err
 }
 
-func (n noted) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (n noted) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	b, err := n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
 	n.note(token, n.node, b)
 	return b, err

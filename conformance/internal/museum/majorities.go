@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 var majorities = []Exhibit{
@@ -31,7 +32,7 @@ var majorities = []Exhibit{
 func (e Exhibit) Majority(nodes []dlock.Locker, longest time.Duration) dlock.Locker {
 	m := &majority{quorum: len(nodes)/2 + 1, longest: longest, owed: make(map[vote]bool), asked: make(map[vote]chan opinion)}
 	for _, n := range nodes {
-		m.nodes = append(m.nodes, n.(dlock.Voter))
+		m.nodes = append(m.nodes, n.(quorum.Voter))
 	}
 	e.flaw(m)
 	return m

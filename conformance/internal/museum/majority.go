@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // A majority is right, but for its flaws: a lock that holds a key while a majority of its nodes
 // say so. Every call asks all nodes at once, and returns when enough have answered.
 type majority struct {
-	nodes   []dlock.Voter
+	nodes   []quorum.Voter
 	quorum  int
 	longest time.Duration // TTL
 	flaws
@@ -36,7 +37,7 @@ type vote struct {
 // An opinion is what one node answered.
 type opinion struct {
 	vote
-	dlock.Ballot
+	quorum.Ballot
 }
 
 // nodeLimit is how long a call waits for a node.
@@ -47,7 +48,7 @@ var (
 	errSameStore = fmt.Errorf("%w nodes: two are the same store", dlock.ErrInvalid)
 )
 
-type inquiry func(context.Context, dlock.Voter) (dlock.Ballot, error)
+type inquiry func(context.Context, quorum.Voter) (quorum.Ballot, error)
 
 // ask puts a question to all nodes.
 func (m *majority) ask(ctx context.Context, key, token string, ask inquiry) <-chan opinion {
@@ -64,7 +65,7 @@ func (m *majority) askFor(answers chan<- opinion, ctx context.Context, key, toke
 			defer cancel()
 			o := opinion{vote: vote{i, key, token}}
 			if o.Ballot, o.Err = ask(ctx, n); o.Err != nil {
-				o.Ballot = dlock.Ballot{Err: o.Err}
+				o.Ballot = quorum.Ballot{Err: o.Err}
 			}
 			answers <- o
 		}()
@@ -134,7 +135,7 @@ func (m *majority) TryAcquire(ctx context.Context, key, token string, ttl time.D
 	start := time.Now()
 	floor := start.Add(5 * time.Millisecond).UnixMicro()
 	answers := m.ballotBox(key, token)
-	m.askFor(answers, ctx, key, token, func(ctx context.Context, n dlock.Voter) (dlock.Ballot, error) {
+	m.askFor(answers, ctx, key, token, func(ctx context.Context, n quorum.Voter) (quorum.Ballot, error) {
 		b, err := n.Vote(ctx, key, token, ttl, floor)
 		if b.Since.IsZero() {
 			b.Since = start
@@ -189,11 +190,11 @@ func (m *majority) granted(ctx context.Context, c count, ttl time.Duration) (dlo
 }
 
 func (m *majority) confirm(ctx context.Context, key, token string, ttl time.Duration, fence int64) <-chan opinion {
-	batch := []dlock.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: fence}}
-	return m.ask(ctx, key, token, func(ctx context.Context, n dlock.Voter) (dlock.Ballot, error) {
+	batch := []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: fence}}
+	return m.ask(ctx, key, token, func(ctx context.Context, n quorum.Voter) (quorum.Ballot, error) {
 		ballots, err := n.Confirm(ctx, batch)
 		if err != nil {
-			return dlock.Ballot{}, err
+			return quorum.Ballot{}, err
 		}
 		return ballots[0], ballots[0].Err
 	})
@@ -206,7 +207,7 @@ func (m *majority) Renew(ctx context.Context, key, token string, ttl time.Durati
 	c := m.tally(ctx, m.confirm(ctx, key, token, ttl, 0), len(m.nodes)-m.quorum+1, m.renewalsOfYoung)
 	held := len(c.yes) >= m.quorum || m.oneRenews && len(c.yes) > 0
 	if held || m.countsHeals {
-		heal := m.ask(ctx, key, token, func(ctx context.Context, n dlock.Voter) (dlock.Ballot, error) {
+		heal := m.ask(ctx, key, token, func(ctx context.Context, n quorum.Voter) (quorum.Ballot, error) {
 			return n.Vote(ctx, key, token, ttl, 0)
 		})
 		if m.countsHeals {

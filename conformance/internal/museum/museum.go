@@ -106,7 +106,7 @@ func onMemory[T ~struct{ *memory.Locker }, P flawed[T]](m *memory.Locker) dlock.
 	return P(&v)
 }
 
-// IsVoter reports whether the flaw is in the methods of a dlock.Voter.
+// IsVoter reports whether the flaw is in the methods of a quorum.Voter.
 func (e Exhibit) IsVoter() bool { return e.votes != nil }
 
 // around builds an exhibit that is a decorator of a queue.

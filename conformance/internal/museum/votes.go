@@ -8,6 +8,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 var voting = []Exhibit{
@@ -42,9 +43,9 @@ var voting = []Exhibit{
 // Right: extend to the longer of both.
 type voteTakesAgain struct{ *memory.Locker }
 
-func (l *voteTakesAgain) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *voteTakesAgain) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	if ctx.Err() != nil {
-		return dlock.Ballot{}, ctx.Err()
+		return quorum.Ballot{}, ctx.Err()
 	}
 	again, _ := l.Pass(ctx, key, token, "", 0)
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
@@ -73,12 +74,12 @@ func (l *causeOfItsVote) of(ctx context.Context, method string, err error) error
 	return err
 }
 
-func (l *causeOfItsVote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *causeOfItsVote) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	return b, l.of(ctx, "Vote", err)
 }
 
-func (l *causeOfItsVote) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (l *causeOfItsVote) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	b, err := l.Locker.Confirm(ctx, batch)
 	return b, l.of(ctx, "Confirm", err)
 }
@@ -88,7 +89,7 @@ func (l *causeOfItsVote) Pass(ctx context.Context, key, token, to string, floor 
 	return held, l.of(ctx, "Pass", err)
 }
 
-func (l *causeOfItsVote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (l *causeOfItsVote) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	method := "wait"
 	if ctx.Err() != nil {
 		method = "AcquireVote"
@@ -103,7 +104,7 @@ func (l *causeOfItsVote) AcquireVote(ctx context.Context, key, token string, ttl
 // Right: compare with who held before.
 type alwaysFresh struct{ *memory.Locker }
 
-func (l *alwaysFresh) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *alwaysFresh) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	b.Fresh = b.Acquired
 	return b, err
@@ -115,7 +116,7 @@ func (l *alwaysFresh) Vote(ctx context.Context, key, token string, ttl time.Dura
 // Right: the floor, within a second of the clock.
 type noFloor struct{ *memory.Locker }
 
-func (l *noFloor) Vote(ctx context.Context, key, token string, ttl time.Duration, _ int64) (dlock.Ballot, error) {
+func (l *noFloor) Vote(ctx context.Context, key, token string, ttl time.Duration, _ int64) (quorum.Ballot, error) {
 	return l.Locker.Vote(ctx, key, token, ttl, 0)
 }
 
@@ -126,13 +127,13 @@ func (l *noFloor) Vote(ctx context.Context, key, token string, ttl time.Duration
 // Right: at most a second after the store's clock.
 type anyFloor struct{ *memory.Locker }
 
-func (l *anyFloor) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *anyFloor) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	if err != nil || !b.Acquired || floor <= b.Clock+time.Second.Microseconds() {
 		return b, err
 	}
-	c := dlock.Confirmation{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: min(floor, 1<<60)}
-	_, err = l.Confirm(ctx, []dlock.Confirmation{c})
+	c := quorum.Confirmation{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: min(floor, 1<<60)}
+	_, err = l.Confirm(ctx, []quorum.Confirmation{c})
 	b.Fence = c.Fence
 	return b, err
 }
@@ -147,7 +148,7 @@ type ageAtFirstSight struct {
 	age  time.Duration
 }
 
-func (l *ageAtFirstSight) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *ageAtFirstSight) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	l.once.Do(func() { l.age = b.Age })
 	b.Age = min(b.Age, l.age)
@@ -163,7 +164,7 @@ type uptime struct {
 	start time.Time
 }
 
-func (l *uptime) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *uptime) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	b.Age = time.Since(l.start)
 	return b, err
@@ -178,7 +179,7 @@ type namesTheConnection struct {
 	name string
 }
 
-func (l *namesTheConnection) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *namesTheConnection) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	b.Store = l.name
 	return b, err
@@ -190,13 +191,13 @@ func (l *namesTheConnection) Vote(ctx context.Context, key, token string, ttl ti
 // Right: renew in the same step.
 type confirmOnlyLooks struct{ *memory.Locker }
 
-func (l *confirmOnlyLooks) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
-	return l.Locker.Confirm(ctx, each(batch, func(c *dlock.Confirmation) { c.TTL = time.Millisecond }))
+func (l *confirmOnlyLooks) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
+	return l.Locker.Confirm(ctx, each(batch, func(c *quorum.Confirmation) { c.TTL = time.Millisecond }))
 }
 
 // each returns batch with f applied to each element.
-func each(batch []dlock.Confirmation, f func(*dlock.Confirmation)) []dlock.Confirmation {
-	changed := append([]dlock.Confirmation(nil), batch...)
+func each(batch []quorum.Confirmation, f func(*quorum.Confirmation)) []quorum.Confirmation {
+	changed := append([]quorum.Confirmation(nil), batch...)
 	for i := range changed {
 		f(&changed[i])
 	}
@@ -209,8 +210,8 @@ func each(batch []dlock.Confirmation, f func(*dlock.Confirmation)) []dlock.Confi
 // Right: raise the counter where the token holds the key.
 type raisesNothing struct{ *memory.Locker }
 
-func (l *raisesNothing) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
-	return l.Locker.Confirm(ctx, each(batch, func(c *dlock.Confirmation) { c.Fence = 0 }))
+func (l *raisesNothing) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
+	return l.Locker.Confirm(ctx, each(batch, func(c *quorum.Confirmation) { c.Fence = 0 }))
 }
 
 // A confirmation raises the fence counter whether or not the token holds the key.
@@ -220,13 +221,13 @@ func (l *raisesNothing) Confirm(ctx context.Context, batch []dlock.Confirmation)
 // Right: raise it only where the token holds the key.
 type raisesAlways struct{ *memory.Locker }
 
-func (l *raisesAlways) Confirm(ctx context.Context, batch []dlock.Confirmation) ([]dlock.Ballot, error) {
+func (l *raisesAlways) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
 	raise := rand.Text()
 	if _, err := l.Vote(ctx, raise, raise, time.Second, 0); err != nil {
 		return nil, err
 	}
 	defer l.Release(ctx, raise, raise)
-	raised := each(batch, func(c *dlock.Confirmation) { c.Key, c.Token, c.TTL = raise, raise, time.Second })
+	raised := each(batch, func(c *quorum.Confirmation) { c.Key, c.Token, c.TTL = raise, raise, time.Second })
 	if _, err := l.Locker.Confirm(ctx, raised); err != nil {
 		return nil, err
 	}
@@ -272,7 +273,7 @@ func (l *passesWithoutFloor) Pass(ctx context.Context, key, token, to string, _ 
 // Right: order the queue by the places.
 type placesByArrival struct{ *memory.Locker }
 
-func (l *placesByArrival) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, _ int64) (dlock.Ballot, error) {
+func (l *placesByArrival) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, _ int64) (quorum.Ballot, error) {
 	b, err := l.Vote(ctx, key, token, ttl, floor)
 	if err != nil || b.Acquired {
 		return b, err
@@ -291,7 +292,7 @@ type tiesByArrival struct {
 	n  int64
 }
 
-func (l *tiesByArrival) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (l *tiesByArrival) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	l.mu.Lock()
 	l.n++
 	place = min(place+l.n, 1<<53)
@@ -305,7 +306,7 @@ func (l *tiesByArrival) AcquireVote(ctx context.Context, key, token string, ttl 
 // Right: behind the last in the queue, if that is later.
 type placeIsTheClock struct{ *memory.Locker }
 
-func (l *placeIsTheClock) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (dlock.Ballot, error) {
+func (l *placeIsTheClock) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
 	b, err := l.Locker.Vote(ctx, key, token, ttl, floor)
 	b.Place = min(b.Place, b.Clock)
 	return b, err
@@ -320,7 +321,7 @@ type keepsThePlace struct {
 	places sync.Map // by the token
 }
 
-func (l *keepsThePlace) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (l *keepsThePlace) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	first, _ := l.places.LoadOrStore(token, place)
 	b, err := l.Locker.AcquireVote(ctx, key, token, ttl, floor, first.(int64))
 	if err == nil {
@@ -335,12 +336,12 @@ func (l *keepsThePlace) AcquireVote(ctx context.Context, key, token string, ttl 
 // Right: a grant is that of one wait.
 type staleGrant struct {
 	*memory.Locker
-	inbox sync.Map // token → dlock.Ballot
+	inbox sync.Map // token → quorum.Ballot
 }
 
-func (l *staleGrant) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (dlock.Ballot, error) {
+func (l *staleGrant) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if b, ok := l.inbox.LoadAndDelete(token); ok && ctx.Err() == nil {
-		return b.(dlock.Ballot), nil
+		return b.(quorum.Ballot), nil
 	}
 	if b, err := l.Vote(ctx, key, token, ttl, floor); err != nil || b.Acquired {
 		return b, err
