@@ -1,47 +1,38 @@
-// Inventory sells a stock of 100 with many workers at once, first without a lock
-// and then with one, and shows what comes of it: without, more is sold than
-// there was; with it, exactly the stock. At the end a holder that has lost its
-// lease goes on to write, and is refused by its fence.
+// Inventory sells a stock of 100 with many workers at once, first without a lock and then with one.
+// Without a lock, more is sold than there was; with it, exactly the stock. At the end, a holder that
+// has lost its lease goes on to write, and is refused by its fence.
 //
 // Usage:
 //
 //	go run ./examples/inventory [-workers n] [-stock n] [-hold d] [-backend name] [-redis host:port] [-kill d]
 //
-// The locks are in memory, or on a Redis server if -backend names a client
-// library: goredis, rueidis or redigo. With mixed the workers use all three at
-// once, in turn. Runs at the same time do not disturb each other, and nothing is
-// left on the server but one counter of fences, which expires after a day.
+// The locks are in memory, or on a Redis server if -backend names a client library: goredis, rueidis
+// or redigo. Runs at the same time do not disturb each other, and leave one counter of fences on the
+// server, which expires after a day. With redlock, a majority of three servers in this process decides.
+// -kill kills one of them in the middle of the sale with a lock, and a table shows which calls each
+// server answered before and after it.
 //
-// With redlock, a majority of three or five servers decides. They are those that -redis
-// names, separated by commas; without it, three run in this process, and -kill kills one
-// of them in the middle of the sale with a lock. A table shows which calls each server
-// answered before and after it. Servers that have just started do not vote for about 3 s,
-// and the program says so and waits. On each server of -redis, a marker is left that does not
-// expire, dlock-inventory:dlock1:birth.
-//
-// The exit status is 0 if the lock and the fence kept the stock right, 1 if they
-// did not or the store did not answer, 2 if a flag is wrong, and 130 if the
-// program was interrupted.
+// The exit status is 0 if the lock and the fence kept the stock right, 1 if they did not or the store
+// did not answer, 2 if a flag is wrong, and 130 if the program was interrupted.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
-
-	"github.com/dlock-go/dlock/fence"
+	"time"
 )
 
-const (
-	exitFailed      = 1
-	exitUsage       = 2
-	exitInterrupted = 130
-)
+const exitFailed, exitUsage, exitInterrupted = 1, 2, 130
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -54,8 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cfg, err := parse(args, stdout)
 	status := exitUsage
 	if err == nil {
-		err = play(ctx, cfg, stdout)
-		status = exitFailed
+		err, status = play(ctx, cfg, stdout), exitFailed
 	}
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
@@ -67,58 +57,71 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-// play opens the store and shows on it what the program is about.
-func play(ctx context.Context, cfg config, stdout io.Writer) (err error) {
-	store, err := open(cfg)
-	if err != nil {
-		return fmt.Errorf("cannot use %s: %w", cfg.store(), err)
-	}
-	defer func() {
-		if closed := store.close(); err == nil {
-			err = closed
-		}
-	}()
-	return show(ctx, cfg, store, stdout)
+// A config is what the flags say.
+type config struct {
+	workers, stock int
+	hold, kill     time.Duration
+	backend, redis string
 }
 
-// show sells the stock without and with a lock, lets a holder come late, and
-// reports. The error tells what failed, or what was not as promised.
-func show(ctx context.Context, cfg config, store *store, stdout io.Writer) error {
-	if err := store.answers(ctx); err != nil {
-		return fmt.Errorf("cannot use %s: %w", cfg.store(), err)
+var backends = []string{"goredis", "memory", "redigo", "redlock", "rueidis"}
+
+// parse reads the flags. Its error is flag.ErrHelp, or one line that names what is wrong.
+func parse(args []string, stdout io.Writer) (c config, err error) {
+	flags := flag.NewFlagSet("inventory", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.IntVar(&c.workers, "workers", 8, "how many sell at once")
+	flags.IntVar(&c.stock, "stock", 100, "how many there are to sell")
+	flags.DurationVar(&c.hold, "hold", 10*time.Millisecond, "how long one sale takes, from reading the stock to writing it")
+	flags.StringVar(&c.backend, "backend", "memory", "where the locks are kept: "+strings.Join(backends, ", "))
+	flags.StringVar(&c.redis, "redis", "localhost:6379", "the `host:port` of the server, for goredis, redigo and rueidis")
+	flags.DurationVar(&c.kill, "kill", 0, "how long the sale with a lock has gone on when a server of redlock is killed; 0 for never")
+	err = flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		flags.SetOutput(stdout)
+		flags.Usage()
 	}
-	if err := store.awaitVotes(ctx, stdout); err != nil {
-		return fmt.Errorf("cannot use %s: %w", cfg.store(), err)
+	_, _, noAddress := net.SplitHostPort(c.redis)
+	switch {
+	case err != nil:
+	case flags.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case min(c.workers, c.stock) < 1 || min(c.hold, c.kill) < 0:
+		err = fmt.Errorf("-workers %d, -stock %d, -hold %v, -kill %v: must be positive", c.workers, c.stock, c.hold, c.kill)
+	case !slices.Contains(backends, c.backend):
+		err = fmt.Errorf("-backend %q: must be one of %s", c.backend, strings.Join(backends, ", "))
+	case c.kill > 0 && c.backend != "redlock":
+		err = fmt.Errorf("-kill %v: only for -backend redlock", c.kill)
+	case noAddress != nil:
+		err = fmt.Errorf("-redis %q: must be host:port", c.redis)
 	}
-	screen := newScreen(stdout)
-	without := newSale("without a lock", cfg, unguarded)
-	if err := screen.follow(ctx, without); err != nil {
-		return err
-	}
-	with := newSale("with a lock", cfg, store.guard)
-	if err := store.quorum.during(cfg.kill, func() error { return screen.follow(ctx, with) }); err != nil {
-		return err
-	}
-	late, err := comeLate(ctx, store)
-	if err != nil {
-		return err
-	}
-	if err := report(stdout, cfg.stock, without, with, late); err != nil {
-		return err
-	}
-	if err := store.quorum.report(stdout); err != nil {
-		return err
-	}
-	return verdict(cfg.stock, with, late)
+	return c, err
 }
 
-// verdict is nil if the lock and the fence did what they are for.
-func verdict(stock int, with *sale, late *lateness) error {
-	switch _, sold := with.shop.counts(); {
-	case sold != stock:
-		return fmt.Errorf("with the lock %d were sold of a stock of %d", sold, stock)
-	case !errors.Is(late.refusal, fence.ErrStale):
-		return errors.New("the write of a holder that had lost its lease was not refused")
+// play sells the stock without and with a lock, lets a holder come late, and reports.
+func play(ctx context.Context, cfg config, out io.Writer) (err error) {
+	locks, err := open(ctx, cfg, out)
+	if err != nil {
+		return fmt.Errorf("cannot use %s: %w", cfg.backend, err)
+	}
+	defer func() { err = cmp.Or(err, locks.close()) }()
+	without, with := newSale("without a lock", cfg), newSale("with a lock", cfg)
+	with.locks = locks
+	if err := without.follow(ctx, out); err != nil {
+		return err
+	}
+	if err := locks.killDuring(cfg.kill, func() error { return with.follow(ctx, out) }); err != nil {
+		return err
+	}
+	if err := report(out, without, with); err != nil {
+		return err
+	}
+	if err := comeLate(ctx, locks, out); err != nil {
+		return err
+	}
+	locks.report(out, cfg.kill)
+	if with.sold != cfg.stock {
+		return fmt.Errorf("with the lock %d were sold of a stock of %d", with.sold, cfg.stock)
 	}
 	return nil
 }

@@ -3,117 +3,242 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
 	"sync"
+	"text/tabwriter"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/fence"
 )
 
+var errSoldOut = errors.New("sold out")
+
+// A shop keeps the stock, as a database would: each read and each write is atomic, but nothing keeps
+// others from writing between the two. It does refuse those whose lease is over, since it remembers
+// the last Stamp, of reads too. In a database, fence.Table does that.
+type shop struct {
+	mu         sync.Mutex
+	last       fence.Stamp
+	left, sold int // what the books say, and what has been given away
+}
+
+// visit calls do, unless a later holder has been here. Those who have no lock have the zero Stamp.
+func (s *shop) visit(stamp fence.Stamp, do func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if stamp != s.last && !s.last.Admits(stamp) {
+		return fmt.Errorf("%w: %d, and this is %d", fence.ErrStale, s.last.Fence, stamp.Fence)
+	}
+	s.last = stamp
+	do()
+	return nil
+}
+
+func (s *shop) read(stamp fence.Stamp) (left int, err error) {
+	err = s.visit(stamp, func() { left = s.left })
+	return left, err
+}
+
+// write sells one item, after which so many are left.
+func (s *shop) write(stamp fence.Stamp, left int) error {
+	return s.visit(stamp, func() { s.left, s.sold = left, s.sold+1 })
+}
+
 // A sale is the selling of a whole stock by all workers at once.
 type sale struct {
 	name    string
-	stock   int
-	shop    *shop
-	workers []*worker
+	config  config
+	locks   *locks // nil if anybody sells at any time
+	workers []worker
+	shop
 }
 
-// A guard calls sell when the caller may sell, with its Stamp, and returns the
-// error of sell or why it was not called. The context of sell ends when it must
-// stop.
-type guard func(ctx context.Context, sell func(ctx context.Context, p fence.Stamp) error) error
-
-// unguarded lets anybody sell at any time.
-func unguarded(int) guard {
-	return func(ctx context.Context, sell func(ctx context.Context, p fence.Stamp) error) error {
-		return sell(ctx, fence.Stamp{})
-	}
+type worker struct {
+	sold  int
+	waits []time.Duration // for the lock
 }
 
-// newSale returns a sale whose workers, counted from 0, obey the guards that
-// guardOf makes.
-func newSale(name string, cfg config, guardOf func(worker int) guard) *sale {
-	s := &sale{name: name, stock: cfg.stock, shop: newShop(cfg.stock)}
-	for i := range cfg.workers {
-		s.workers = append(s.workers, &worker{label: cfg.label(i), shop: s.shop, guard: guardOf(i), hold: cfg.hold})
-	}
-	return s
+func newSale(name string, cfg config) *sale {
+	return &sale{name: name, config: cfg, workers: make([]worker, cfg.workers), shop: shop{left: cfg.stock}}
 }
 
-// run returns when everything is sold, or with the first error of a worker, or
-// the cause of ctx.
+// run returns when everything is sold, with the first error of a worker, or with the cause of ctx.
+// A worker that loses its lease in the middle starts over: the shop sees to it that it does no harm.
 func (s *sale) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var wg sync.WaitGroup
-	for _, w := range s.workers {
-		wg.Go(func() {
-			if err := w.sellOut(ctx); err != nil {
+	var all sync.WaitGroup
+	for i := range s.workers {
+		all.Go(func() {
+			var err error
+			for err == nil || errors.Is(err, dlock.ErrLost) {
+				err = s.sellOne(ctx, &s.workers[i])
+			}
+			if !errors.Is(err, errSoldOut) {
 				cancel(err)
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	return context.Cause(ctx)
 }
 
-// A worker sells one item after another. Its counts belong to the goroutine
-// that calls sellOut.
-type worker struct {
-	label string
-	shop  *shop
-	guard guard
-	hold  time.Duration
-	sold  int
-	waits []time.Duration // how long the guard took, each time
-}
-
-// sellOut sells until nothing is left. A worker that loses its lease in the
-// middle of a sale starts over: the shop sees to it that it does no harm.
-func (w *worker) sellOut(ctx context.Context) error {
-	for {
-		err := w.sellOne(ctx)
-		switch {
-		case errors.Is(err, errSoldOut):
-			return nil
-		case err != nil && !errors.Is(err, dlock.ErrLost):
-			return err
-		}
+func (s *sale) sellOne(ctx context.Context, w *worker) error {
+	if s.locks == nil {
+		return s.sell(ctx, w, fence.Stamp{})
 	}
-}
-
-// sellOne reads the stock, takes its time, and writes what is left: right as
-// long as nobody else does so at the same time.
-func (w *worker) sellOne(ctx context.Context) error {
 	asked := time.Now()
-	return w.guard(ctx, func(ctx context.Context, p fence.Stamp) error {
+	return s.locks.Do(ctx, s.locks.key, func(ctx context.Context, lease *dlock.Lease) error {
 		w.waits = append(w.waits, time.Since(asked))
-		left, err := w.shop.read(p)
+		stamp, err := fence.Of(lease)
 		if err != nil {
 			return err
 		}
-		if left <= 0 {
-			return errSoldOut
-		}
-		if err := sleep(ctx, w.hold); err != nil {
-			return err
-		}
-		if err := w.shop.write(p, left-1); err != nil {
-			return err
-		}
-		w.sold++
-		return nil
+		return s.sell(ctx, w, stamp)
 	})
+}
+
+// sell reads the stock, takes its time, and writes what is left. That is right as long as nobody
+// else does so at the same time.
+func (s *sale) sell(ctx context.Context, w *worker, stamp fence.Stamp) error {
+	left, err := s.read(stamp)
+	switch {
+	case err != nil:
+		return err
+	case left <= 0:
+		return errSoldOut
+	}
+	if err := sleep(ctx, s.config.hold); err != nil {
+		return err
+	}
+	if err := s.write(stamp, left-1); err != nil {
+		return err
+	}
+	w.sold++
+	return nil
 }
 
 // sleep returns after d, or with the cause of ctx when that ends first.
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	}
+}
+
+// follow runs s. It shows how it goes on a terminal in one line that changes, and elsewhere with a
+// line every now and then.
+func (s *sale) follow(ctx context.Context, out io.Writer) error {
+	every, terminal := 500*time.Millisecond, false
+	if f, ok := out.(*os.File); ok {
+		info, err := f.Stat()
+		terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	if terminal {
+		every = 50 * time.Millisecond
+		defer fmt.Fprintln(out)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.run(ctx) }()
+	for {
+		select {
+		case <-time.After(every):
+			fmt.Fprint(out, s.progress(terminal))
+		case err := <-done:
+			fmt.Fprint(out, s.progress(terminal))
+			return err
+		}
+	}
+}
+
+func (s *sale) progress(terminal bool) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.config.stock
+	width := len(fmt.Sprint(all))
+	line := fmt.Sprintf("%-14s  %*d left  %*d sold", s.name, width, s.left, width+1, s.sold)
+	if !terminal {
+		return line + "\n"
+	}
+	const length = 30
+	full := min(max((all-s.left)*length/all, 0), length)
+	return "\r" + line + "  [" + strings.Repeat("#", full) + strings.Repeat(".", length-full) + "]\x1b[K"
+}
+
+// report writes what came of both sales, worker by worker.
+func report(out io.Writer, without, with *sale) error {
+	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprint(table, "\n\twithout a lock\twith a lock\t\nworker\tsold\tsold\twaited p50\twaited p99\t\n")
+	row := func(name any, without, with int, waits []time.Duration) {
+		slices.Sort(waits)
+		fmt.Fprintf(table, "%v\t%d\t%d\t%v\t%v\t\n", name, without, with, percentile(waits, 50), percentile(waits, 99))
+	}
+	var waits []time.Duration
+	for i, w := range with.workers {
+		row(i+1, without.workers[i].sold, w.sold, w.waits)
+		waits = append(waits, w.waits...)
+	}
+	row("all", without.sold, with.sold, waits)
+	stock := with.config.stock
+	fmt.Fprintf(table, "stock\t%d\t%d\t\noversold by\t%d\t%d\t\n", stock, stock, without.sold-stock, with.sold-stock)
+	return table.Flush()
+}
+
+// percentile returns the smallest of the sorted waits that p percent of them do not exceed.
+func percentile(waits []time.Duration, p int) time.Duration {
+	if len(waits) == 0 {
+		return 0
+	}
+	return waits[(len(waits)*p+99)/100-1].Round(100 * time.Microsecond)
+}
+
+// comeLate lets two holders sell the last item. The first stops for longer than its lease lasts, as in
+// a long garbage collection or on a suspended machine, and then goes on as if nothing had happened.
+func comeLate(ctx context.Context, locks *locks, out io.Writer) error {
+	last := &shop{left: 1}
+	take := func(client *dlock.Client) (*dlock.Lease, fence.Stamp, error) {
+		lease, err := client.Acquire(ctx, locks.key)
+		if err != nil {
+			return nil, fence.Stamp{}, err
+		}
+		stamp, err := fence.Of(lease)
+		if err == nil {
+			_, err = last.read(stamp)
+		}
+		return lease, stamp, err
+	}
+	const ttl = 250 * time.Millisecond
+	first, stale, err := take(locks.With(dlock.WithTTL(ttl), dlock.WithRenewal(false)))
+	if err != nil {
+		return err
+	}
+	second, fresh, err := take(locks.Client)
+	if err != nil {
+		return err
+	}
+	defer second.Release()
+	answer, refusal := "took it", last.write(stale, 0)
+	if refusal != nil {
+		answer = "refused it: " + refusal.Error()
+	}
+	fmt.Fprintf(out, `
+A holder stopped for longer than its lease of %v, and then went on to write.
+first    fence %d: read the stock, stopped
+second   fence %d: granted when that lease had run out, read the stock
+first    %v
+         wrote all the same
+shop     %s
+second   wrote
+`, ttl, stale.Fence, fresh.Fence, first.Err(), answer)
+	if !errors.Is(refusal, fence.ErrStale) {
+		return errors.New("the write of a holder that had lost its lease was not refused")
+	}
+	return last.write(fresh, 0)
 }
