@@ -15,7 +15,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A theme is the colours of a page, as docs/pictures has them, and of the libraries. Those are
+// A theme is the colours of a page, as its other pictures have them, and of the libraries. Those are
 // the colours of Okabe and Ito, which colour-blind people distinguish.
 type theme struct {
 	page, ink, faint color.RGBA
