@@ -10,111 +10,133 @@
 package main
 
 import (
-	"cmp"
-	"errors"
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 )
 
-const envServers = "DLOCK_TEST_REDIS_SERVERS"
+const header = "| server | date | passed | failed | skipped |\n|---|---|---|---|---|\n"
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "matrix:", err)
+	log.SetFlags(0)
+	log.SetPrefix("matrix: ")
+	list := os.Getenv("DLOCK_TEST_REDIS_SERVERS")
+	servers := filepath.SplitList(list)
+	switch {
+	case len(os.Args) > 1:
+		servers = os.Args[1:]
+	case list == "":
+		for _, name := range []string{"redis-server", "valkey-server"} {
+			if path, err := exec.LookPath(name); err == nil {
+				servers = append(servers, path)
+			}
+		}
+	}
+	contract, err := os.ReadFile("docs/contract.md")
+	if err != nil || len(servers) == 0 {
+		log.Fatalf("it needs a server (it has %q), and runs where the module is (%v)", servers, err)
+	}
+	table, failed := header, false
+	for _, server := range servers {
+		version, path, err := ask(server)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Fprintf(os.Stderr, "%s: %s\n", version, path)
+		// The tests start the server themselves.
+		cmd := exec.Command("go", "test", "-json", "-count=1", "-timeout=30m", "-skip=^TestAdapter$/^Miniredis$|^TestTopology$",
+			"./backend", "./backend/rediscore", "./backend/goredis", "./backend/rueidis", "./backend/redigo")
+		cmd.Env = append(os.Environ(), "DLOCK_TEST_REDIS_SERVER="+path, "DLOCK_TEST_REQUIRE_SERVER=1")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			log.Printf("%s: %v", version, err)
+			failed = true
+		}
+		table += row(version, time.Now(), count(bytes.NewReader(out), string(contract), os.Stderr))
+	}
+	fmt.Print(table)
+	if failed {
 		os.Exit(1)
 	}
 }
 
-func run(args []string) error {
-	servers, err := find(args, os.Getenv(envServers))
-	if err != nil {
-		return err
+// ask returns the version of a server, such as "Redis 7.0.15", and its path: the tests run in other folders.
+func ask(server string) (version, path string, err error) {
+	if path, err = exec.LookPath(server); err == nil {
+		path, err = filepath.Abs(path)
 	}
-	suite, err := readContract("docs/contract.md")
-	if err != nil {
-		return fmt.Errorf("run it where the module is: %w", err)
+	out, _ := exec.Command(path, "--version").Output()
+	m := regexp.MustCompile(`^((?:Redis|Valkey) )server v=(\S+)`).FindSubmatch(out)
+	if err != nil || m == nil {
+		return "", "", fmt.Errorf("%q is no Redis or Valkey: --version says %q (%v)", server, out, err)
 	}
-	var failed error
-	table := header
-	for _, s := range servers {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", s.version, s.path)
-		outcomes, err := s.test()
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.version, err))
-		}
-		table += suite.count(outcomes).row(s.version, time.Now().UTC().Format(time.DateOnly))
-	}
-	fmt.Print(table)
-	return failed
+	return string(m[1]) + string(m[2]), path, nil
 }
 
-// A server is the program of one.
-type server struct{ path, version string }
+func row(version string, date time.Time, counts map[string]int) string {
+	return fmt.Sprintf("| %s | %s | %d | %d | %d |\n", version, date.UTC().Format(time.DateOnly), counts["pass"], counts["fail"], counts["skip"])
+}
 
-// find returns the servers among the arguments, in the environment, or on PATH. An error names
-// the value that is wrong.
-func find(args []string, env string) (servers []server, err error) {
-	source := "argument"
-	if len(args) == 0 {
-		source, args = envServers, filepath.SplitList(env)
+// caseName is what a line of the contract begins with, in a table or in a list.
+var caseName = regexp.MustCompile(`(?m)^(?:\| |- \*\*)(\w+)(?: \| [A-Z]|\*\*: )`)
+
+// count reads the output of go test -json. It counts the cases of the contract, and the other tests that have
+// no subtests. Others, and packages, count only if they have failed and nothing in them has. What was running
+// when its package ended has failed. The output of what does not pass goes to progress.
+func count(events io.Reader, contract string, progress io.Writer) map[string]int {
+	isCase := make(map[string]bool)
+	for _, m := range caseName.FindAllStringSubmatch(contract, -1) {
+		isCase[m[1]] = true
 	}
-	if len(args) == 0 {
-		for _, name := range []string{"redis-server", "valkey-server"} {
-			if path, err := exec.LookPath(name); err == nil {
-				args = append(args, path)
+	type name struct{ pkg, test string }
+	last, output := make(map[name]string), make(map[name]string)
+	for d := json.NewDecoder(events); ; {
+		var e struct{ Action, Package, Test, Output string }
+		if d.Decode(&e) != nil {
+			break
+		}
+		switch n := (name{e.Package, e.Test}); e.Action {
+		case "run":
+			last[n] = "fail" // unless something else follows
+		case "output":
+			output[n] += e.Output
+		case "build-output":
+			fmt.Fprint(progress, e.Output)
+		case "pass", "fail", "skip":
+			last[n] = e.Action
+			if e.Action != "pass" || e.Test == "" {
+				fmt.Fprint(progress, output[n])
 			}
+			delete(output, n)
 		}
 	}
-	for _, arg := range args {
-		s, err := ask(arg)
-		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", source, arg, err)
+	parents, blamed := make(map[name]bool), make(map[name]bool)
+	for n, action := range last {
+		for p := n; p.test != ""; {
+			p.test = p.test[:max(0, strings.LastIndex(p.test, "/"))]
+			parents[p], blamed[p] = true, blamed[p] || action == "fail"
 		}
-		servers = append(servers, s)
 	}
-	if len(servers) == 0 {
-		return nil, errors.New("no server: neither arguments nor " + envServers + ", and none on PATH")
+	counts := make(map[string]int)
+	for n, action := range last {
+		path := strings.Split(n.test, "/")
+		first := slices.IndexFunc(path, func(part string) bool { return isCase[part] }) + 1
+		switch {
+		case first > 0 && first < len(path): // within a case
+		case first == 0 && (parents[n] || n.test == "") && (action != "fail" || blamed[n]):
+		default:
+			counts[action]++
+		}
 	}
-	return servers, nil
-}
-
-var answer = regexp.MustCompile(`^((?:Redis|Valkey) )server v=(\S+)`)
-
-// ask finds out the name and version of a server, such as "Redis 7.0.15".
-func ask(program string) (server, error) {
-	path, err := exec.LookPath(program)
-	if err != nil {
-		return server{}, err
-	}
-	out, err := exec.Command(path, "--version").Output()
-	if err != nil {
-		return server{}, fmt.Errorf("--version: %w", err)
-	}
-	m := answer.FindSubmatch(out)
-	if m == nil {
-		return server{}, fmt.Errorf("it is no Redis or Valkey: --version says %q", out)
-	}
-	path, err = filepath.Abs(path) // the tests run in other directories
-	return server{path, string(m[1]) + string(m[2])}, err
-}
-
-// test runs the tests, which start the server themselves.
-func (s server) test() (map[name]string, error) {
-	cmd := exec.Command("go", "test", "-json", "-count=1", "-timeout=30m", "-skip=^TestAdapter$/^Miniredis$|^TestTopology$",
-		"./backend", "./backend/rediscore", "./backend/goredis", "./backend/rueidis", "./backend/redigo")
-	cmd.Stderr = os.Stderr
-	cmd.Env = append(os.Environ(), "DLOCK_TEST_REDIS_SERVER="+s.path, "DLOCK_TEST_REQUIRE_SERVER=1")
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return nil, err
-	}
-	outcomes, err := collect(out, os.Stderr)
-	return outcomes, cmp.Or(cmd.Wait(), err)
+	return counts
 }
