@@ -74,7 +74,8 @@ func parse(args []string, stdout io.Writer) (c config, err error) {
 	flags.IntVar(&c.stock, "stock", 100, "how many there are to sell")
 	flags.DurationVar(&c.hold, "hold", 10*time.Millisecond, "how long one sale takes, from reading the stock to writing it")
 	flags.StringVar(&c.backend, "backend", "memory", "where the locks are kept: "+strings.Join(backends, ", "))
-	flags.StringVar(&c.redis, "redis", "localhost:6379", "the `host:port` of the server, for goredis, redigo and rueidis")
+	const local = "localhost:6379"
+	flags.StringVar(&c.redis, "redis", local, "the `host:port` of the server, for goredis, redigo and rueidis")
 	flags.DurationVar(&c.kill, "kill", 0, "how long the sale with a lock has gone on when a server of redlock is killed; 0 for never")
 	err = flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -92,6 +93,8 @@ func parse(args []string, stdout io.Writer) (c config, err error) {
 		err = fmt.Errorf("-backend %q: must be one of %s", c.backend, strings.Join(backends, ", "))
 	case c.kill > 0 && c.backend != "redlock":
 		err = fmt.Errorf("-kill %v: only for -backend redlock", c.kill)
+	case c.redis != local && (c.backend == "memory" || c.backend == "redlock"):
+		err = fmt.Errorf("-redis %q: not for -backend %s", c.redis, c.backend)
 	case noAddress != nil:
 		err = fmt.Errorf("-redis %q: must be host:port", c.redis)
 	}

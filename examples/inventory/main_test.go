@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -157,4 +158,21 @@ func TestProgramOnRedis(t *testing.T) {
 			require.Equal(t, keys, server.Keys(t))
 		})
 	}
+}
+
+func TestFlags(t *testing.T) {
+	for args, says := range map[string]string{
+		"extra":                     `unexpected argument "extra"`,
+		"-workers 0":                "-workers 0, ",
+		"-stock x":                  `invalid value "x"`,
+		"-kill 1s":                  "-kill 1s: only for -backend redlock",
+		"-backend etcd":             `-backend "etcd": must be one of goredis, `,
+		"-redis other:6379":         `-redis "other:6379": not for -backend memory`,
+		"-backend redigo -redis me": `-redis "me": must be host:port`,
+	} {
+		_, err := parse(strings.Fields(args), io.Discard)
+		require.ErrorContains(t, err, says)
+	}
+	_, err := parse([]string{"-backend", "redlock", "-kill", "1s"}, io.Discard)
+	require.NoError(t, err)
 }
