@@ -210,7 +210,7 @@ func TestRealLeaksAreCounted(t *testing.T) {
 	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 6 rounds with new clients")
-	assert.ErrorContains(t, err, "(*leavesAGoroutine).Acquire", "the stacks do not show who leaks")
+	assert.ErrorContains(t, err, "museum.idle", "the stacks do not show who leaks")
 }
 
 // A watchful Locker watches the ctx of each wait, for ever.

@@ -24,7 +24,7 @@ func TestSeedIsRepeated(t *testing.T) {
 	t.Setenv(seedVariable, "42")
 	assert.Equal(t, uint64(42), seed())
 	for _, name := range []string{"History", "GuardedRegister"} {
-		err := play(t, harnessOf("blocksOfNumbers"), caseNamed(t, name))
+		err := play(t, harnessOf("fenceInTheLock"), caseNamed(t, name))
 		assert.ErrorContains(t, err, seedVariable+"=42", name)
 	}
 	assert.ErrorContains(t, play(t, harnessOf("getThenSet"), caseNamed(t, "GuardedCounter")), seedVariable+"=42")
@@ -119,7 +119,7 @@ func TestHistoryWithLostReplies(t *testing.T) {
 	for range 20 {
 		require.NoError(t, play(t, harnessOf("near", func(m dlock.Locker) dlock.Locker { return &unreliable{Forward: dlock.Forward{Locker: m}} }), lossy))
 	}
-	for _, flaw := range []string{"failsOver", "blocksOfNumbers", "deniesReleases"} {
+	for _, flaw := range []string{"failsOver", "fenceInTheLock", "deniesReleases"} {
 		var err error
 		for tries := 0; err == nil && tries < 10; tries++ { // one may be lucky
 			err = play(t, harnessOf(flaw, func(m dlock.Locker) dlock.Locker { return &unreliable{Forward: dlock.Forward{Locker: m}} }), lossy)
@@ -141,7 +141,7 @@ func failedHistory(t *testing.T, flaw string) *historyError {
 }
 
 func TestFailedHistoryIsPrinted(t *testing.T) {
-	for _, flaw := range []string{"blocksOfNumbers", "getThenSet", "revives"} {
+	for _, flaw := range []string{"fenceInTheLock", "getThenSet", "revives"} {
 		e := failedHistory(t, flaw)
 		assert.Regexp(t, seedVariable+`=\d+ makes the same random choices again`, e.Error())
 		assert.Contains(t, e.Error(), e.violation.Key)
@@ -153,7 +153,7 @@ func TestFailedHistoryIsPrinted(t *testing.T) {
 }
 
 func TestPictureIsKept(t *testing.T) {
-	e := failedHistory(t, "blocksOfNumbers")
+	e := failedHistory(t, "fenceInTheLock")
 	dir := flag.Lookup("test.outputdir").Value.String() // where artifacts are, in the process below
 	if flag.Lookup("test.artifacts").Value.String() != "true" {
 		dir = t.TempDir()
@@ -185,7 +185,7 @@ func TestPictureIsAnArtifact(t *testing.T) {
 
 func TestNoPicture(t *testing.T) {
 	assert.Empty(t, keepPicture(t, errors.New("of another case")))
-	e := failedHistory(t, "blocksOfNumbers")
+	e := failedHistory(t, "fenceInTheLock")
 	t.Setenv("TMPDIR", "/nowhere")
 	assert.Contains(t, keepPicture(t, e), "no picture of the history")
 }

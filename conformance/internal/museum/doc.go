@@ -2,9 +2,9 @@
 // library or a well-known recipe has had, or that was made to try the conformance suite,
 // and is caught by the cases that it names. Read it to learn what goes wrong.
 //
-// Start with lock.go and queue.go, which are right: a lock on a very small Redis
-// (redis.go), and one whose waiters queue. Nearly every exhibit embeds one of the
-// two, and gets one method wrong. There is a file for each chapter of the contract. A
+// Start with store.go, which is right: a lock whose waiters queue, on a very small Redis
+// (redis.go). An exhibit is a row: it names a hook of the store (museum.go), and what it does
+// there in place of what is right. There is a file for each chapter of the contract. A
 // comment says what is wrong, where it was seen, what harm it does, and what is right.
 // Exhibits from "a trial of the suite" are by people who knew only the documentation of
 // dlock.Locker: the suite missed them at first, or found them by luck.

@@ -9,18 +9,89 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// An Exhibit is a lock. The comment of its type or function says what is wrong with it.
+// An Exhibit is a lock. The comment above it says what is wrong with it; the hooks do that,
+// each in place of what is right.
 type Exhibit struct {
-	Name        string // of its type or function, and what tells it from others of that
+	Name        string // and what tells it from others with the same comment
 	Cases       names  // of the conformance suite, each of which must catch it
 	Also        names  // other cases that it may fail, beside those that use nearly all of a store
 	BeyondModel bool   // AgreesWithModel need not catch it
 	Sporadic    bool   // it shows now and then, so that it may fail any case
 	Network     says   // cases that must catch it over a network, and what they say
-	build       func(conn) dlock.Locker
-	flaw        func(*majority)                   // of a lock on several stores
-	client      func(wire) dlock.Locker           // over a network, if the flaw is in the client
-	votes       func(*memory.Locker) dlock.Locker // in place of build, if the flaw is in a Voter
+
+	// Scripts of the server.
+	take         func(*db, question) dlock.Attempt // each attempt, and each grant to a waiter
+	renew        func(*db, question) bool          // Renew
+	renewInBatch func(*db, question) bool          // an element of a batch
+	release      func(*db, question) bool
+	inspect      func(*db, question) dlock.Hold
+	next         func(d *db, key string) // a free key for which there are waiters
+
+	// What clients do.
+	call    func(request) (answer, error) // a call of a program, over a network or not
+	on      names                         // the calls that have this hook, if not all
+	wait    func(request) (answer, error) // an Acquire, beside the server
+	checkIn func(answer) time.Duration    // how long a waiter waits for a message before it asks again
+	polls   bool                          // there is no Acquire
+	near    bool                          // clients are in the process of the server
+	as      func(*queue) dlock.Locker     // what a program gets in place of a client
+
+	flaw  func(*majority)                   // of a lock on several stores
+	votes func(*memory.Locker) dlock.Locker // in place of all others, if the flaw is in a Voter
+}
+
+// withRight returns the exhibit with what is right where it has no flaw.
+func (e Exhibit) withRight() Exhibit {
+	e.take = or(e.take, (*db).try)
+	e.renew, e.renewInBatch = or(e.renew, (*db).extend), or(e.renewInBatch, (*db).extend)
+	e.release, e.inspect = or(e.release, (*db).free), or(e.inspect, (*db).hold)
+	if e.next == nil {
+		e.next = (*db).nextThatLives
+	}
+	if e.call == nil {
+		e.call = request.send
+	}
+	if e.wait == nil {
+		e.wait = request.queue
+	}
+	if e.checkIn == nil {
+		e.checkIn = answer.checkIn
+	}
+	return e
+}
+
+func or[T any](flaw, right func(*db, question) T) func(*db, question) T {
+	if flaw != nil {
+		return flaw
+	}
+	return right
+}
+
+// before is the hook call that changes a request before it is sent.
+func before(change func(*request)) func(request) (answer, error) {
+	return func(r request) (answer, error) {
+		change(&r)
+		return r.send()
+	}
+}
+
+// after is the hook call that changes an answer.
+func after(change func(request, *answer, error)) func(request) (answer, error) {
+	return func(r request) (answer, error) {
+		a, err := r.send()
+		change(r, &a, err)
+		return a, err
+	}
+}
+
+// perCall returns an exhibit for each of the calls.
+func perCall(e Exhibit, calls ...string) (all []Exhibit) {
+	for _, name := range calls {
+		one := e
+		one.Name, one.on = e.Name+" "+name, names{name}
+		all = append(all, one)
+	}
+	return all
 }
 
 // says holds regular expressions by the names of cases.
@@ -32,7 +103,7 @@ type names = []string
 // holder for another, or where waiters are not served as they should be.
 var (
 	unending = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Exclusion", "Expiry", "FenceRises", "HeldIsUntouched",
-		"InspectChangesNothing", "LateDuplicate", "LostReply", "NoLeaks", "NotBefore", "ReleaseAfterExpiry", "RenewAfterExpiry",
+		"InspectChangesNothing", "LateDuplicate", "NoLeaks", "NotBefore", "ReleaseAfterExpiry", "RenewAfterExpiry",
 		"RenewByStranger", "RenewExtends", "RenewNeverShortens", "SameTokenAgain", "WaitEndsOnExpiry"}
 	mixedUp = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Expiry", "FenceRises", "FenceSurvivesDataLoss",
 		"HeldIsUntouched", "InspectChangesNothing", "LateDuplicate", "LostReply", "NoLeaks", "NoStarvation", "NotBefore",
@@ -68,36 +139,16 @@ var Chapters = []Chapter{
 
 // Right are the locks without a flaw, which must pass the whole suite.
 var Right = []Exhibit{
-	{Name: "lock", build: func(c conn) dlock.Locker { return &lock{c} }},
-	{Name: "queue", build: onlyQueue},
-	{Name: "near", build: near(onlyQueue)},
+	{Name: "lock", polls: true},
+	{Name: "queue"},
+	{Name: "near", near: true},
 	{Name: "majority", flaw: func(*majority) {}},
-}
-
-// near builds clients that are in the same process as the server.
-func near(build func(conn) dlock.Locker) func(conn) dlock.Locker {
-	return func(c conn) dlock.Locker {
-		c.rtt = 0
-		return build(c)
-	}
 }
 
 // A flawed is a pointer to a T, and a lock.
 type flawed[T any] interface {
 	*T
 	dlock.Locker
-}
-
-// onLock builds an exhibit that embeds a lock and nothing else.
-func onLock[T ~struct{ lock }, P flawed[T]](c conn) dlock.Locker {
-	l := T(struct{ lock }{lock{c}})
-	return P(&l)
-}
-
-// onQueue builds an exhibit that embeds a queue and nothing else.
-func onQueue[T ~struct{ queue }, P flawed[T]](c conn) dlock.Locker {
-	q := T(struct{ queue }{*newQueue(c)})
-	return P(&q)
 }
 
 // onMemory builds an exhibit that embeds package memory's Locker and nothing else.
@@ -109,23 +160,6 @@ func onMemory[T ~struct{ *memory.Locker }, P flawed[T]](m *memory.Locker) dlock.
 // IsVoter reports whether the flaw is in the methods of a quorum.Voter.
 func (e Exhibit) IsVoter() bool { return e.votes != nil }
 
-// around builds an exhibit that is a decorator of a queue.
-func around[T ~struct{ dlock.Forward }, P flawed[T]](c conn) dlock.Locker {
-	d := T(struct{ dlock.Forward }{forward(c)})
-	return P(&d)
-}
-
-// asking builds a client that asks in its own way.
-func asking(ask func(wire) asker) func(wire) dlock.Locker {
-	return func(w wire) dlock.Locker { return &remote{ask(w)} }
-}
-
-// overWire builds an exhibit that embeds a remote and nothing else.
-func overWire[T ~struct{ remote }, P flawed[T]](w wire) dlock.Locker {
-	r := T(struct{ remote }{remote{w.ask}})
-	return P(&r)
-}
-
 // A Store is a server on which clients use an exhibit.
 type Store struct {
 	redis  *redis
@@ -136,20 +170,14 @@ type Store struct {
 
 // Open puts the exhibit on a server of its own.
 func (e Exhibit) Open() *Store {
-	if e.build == nil {
-		e.build = onlyQueue
-	}
-	return &Store{redis: newRedis(), memory: memory.New(), Exhibit: e}
+	e = e.withRight()
+	return &Store{redis: newRedis(e), memory: memory.New(), Exhibit: e}
 }
 
 // Dial returns a client of the Store that is served at addr. Nothing in the traffic of one
 // that is sealed can be read.
 func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
-	w := wire{addr, sealed}
-	if e.client == nil {
-		return &remote{w.ask}
-	}
-	return e.client(w)
+	return &queue{&client{Exhibit: e.withRight(), wire: &wire{addr, sealed}}}
 }
 
 // Client returns one more client. The first is near the server, the second far
@@ -159,14 +187,25 @@ func (s *Store) Client() dlock.Locker {
 		return s.votes(s.memory)
 	}
 	n := s.clients.Add(1)
-	c := conn{redis: s.redis, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
+	c := &client{redis: s.redis, Exhibit: s.Exhibit, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
 	if n%2 == 0 {
 		c.rtt = 6 * time.Millisecond
 	}
 	if n > 1 {
 		c.lag = time.Second
 	}
-	return s.build(c)
+	if s.Cases == nil {
+		c.call = request.send // the mistake is made over a network
+	}
+	switch {
+	case s.near:
+		c.rtt = 0
+	case s.polls:
+		return c
+	case s.as != nil:
+		return s.as(&queue{c})
+	}
+	return &queue{c}
 }
 
 // Wipe makes the server lose everything.
@@ -176,13 +215,7 @@ func (s *Store) Wipe() {
 }
 
 // Stored returns how many keys there are on the server.
-func (s *Store) Stored() int {
-	return conn{redis: s.redis}.run(func(d *db) any { return d.size() }).(int)
+func (s *Store) Stored() (n int) {
+	s.redis.run(func(d *db) { n = d.size() })
+	return n
 }
-
-func newQueue(c conn) *queue { return &queue{lock{c}} }
-
-func onlyQueue(c conn) dlock.Locker { return newQueue(c) }
-
-// forward is what decorators embed.
-func forward(c conn) dlock.Forward { return dlock.Forward{Locker: newQueue(c)} }

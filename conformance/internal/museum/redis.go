@@ -1,123 +1,81 @@
 package museum
 
 import (
-	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 )
 
 // A redis is a very small Redis server: strings that expire, lists of waiters,
-// and channels to publish on. Each command is atomic, and so is each script.
+// and channels to publish on. Each script is atomic.
 type redis struct {
 	mu sync.Mutex
 	db db
 }
 
-func newRedis() *redis {
+func newRedis(e Exhibit) *redis {
 	return &redis{db: db{
-		data:   make(map[string]entry),
-		queues: make(map[string][]waiter),
-		subs:   make(map[string][]*subscriber),
+		Exhibit: e,
+		data:    make(map[string]entry),
+		queues:  make(map[string][]waiter),
+		subs:    make(map[string][]*subscriber),
 	}}
+}
+
+// run executes a script.
+func (r *redis) run(script func(*db)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	script(&r.db)
 }
 
 // flushAll makes the server lose everything. Subscriptions are no data.
 func (r *redis) flushAll() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	clear(r.db.data)
-	clear(r.db.queues)
-	r.db.losses++
+	r.run(func(d *db) {
+		clear(d.data)
+		clear(d.queues)
+		d.losses++
+	})
 }
 
-// A conn is the connection of one client.
-type conn struct {
-	redis *redis
-	name  string          // of the client
-	rtt   time.Duration   // a command and its reply take half of it each
-	lag   time.Duration   // by which the client's wall clock is behind
-	over  context.Context // ends with the server, if that is behind a network
-}
-
-// eval has the server run a script. If ctx ends meanwhile, the script runs, but
-// the reply is lost.
-func eval[T any](ctx context.Context, c conn, script func(*db) T) (reply T, err error) {
-	if ctx.Err() != nil {
-		return reply, ctx.Err()
+// eval has the server run a script. If the ctx of the request ends meanwhile, the
+// script runs, but the reply is lost.
+func eval[T any](r request, script func(*db) T) (reply T, err error) {
+	var none T
+	if err := r.ctx.Err(); err != nil {
+		return none, err
 	}
-	time.Sleep(c.rtt / 2)
-	reply = c.run(func(d *db) any { return script(d) }).(T)
-	time.Sleep(c.rtt / 2)
-	if ctx.Err() != nil {
-		var none T
-		return none, ctx.Err()
+	time.Sleep(r.rtt / 2)
+	r.run(func(d *db) { reply = script(d) })
+	time.Sleep(r.rtt / 2)
+	if err := r.ctx.Err(); err != nil {
+		return none, err
 	}
 	return reply, nil
 }
 
-func (c conn) run(script func(*db) any) any {
-	c.redis.mu.Lock()
-	defer c.redis.mu.Unlock()
-	return script(&c.redis.db)
-}
-
-// The commands that clients send on their own, not in a script.
-
-func (c conn) get(ctx context.Context, key string) (string, error) {
-	return eval(ctx, c, func(d *db) string { return d.get(key) })
-}
-
-func (c conn) set(ctx context.Context, key, value string, ttl time.Duration) error {
-	_, err := eval(ctx, c, func(d *db) bool { d.set(key, value, ttl); return true })
-	return err
-}
-
-func (c conn) setNX(ctx context.Context, key, value string, ttl time.Duration) (bool, error) {
-	return eval(ctx, c, func(d *db) bool { return d.get(key) == "" && d.set(key, value, ttl) })
-}
-
-func (c conn) setXX(ctx context.Context, key, value string, ttl time.Duration) (bool, error) {
-	return eval(ctx, c, func(d *db) bool { return d.get(key) != "" && d.set(key, value, ttl) })
-}
-
-func (c conn) getSet(ctx context.Context, key, value string) (string, error) {
-	return eval(ctx, c, func(d *db) string {
-		defer d.set(key, value, forever)
-		return d.get(key)
-	})
-}
-
-func (c conn) pExpire(ctx context.Context, key string, ttl time.Duration) (bool, error) {
-	return eval(ctx, c, func(d *db) bool { return d.pExpire(key, ttl) })
-}
-
-// pExpireGT sets the TTL if that is longer than what is left, and reports whether
-// the key exists.
-func (c conn) pExpireGT(ctx context.Context, key string, ttl time.Duration) (bool, error) {
-	return eval(ctx, c, func(d *db) bool { return d.pExpire(key, max(ttl, d.pTTL(key))) })
-}
-
-func (c conn) del(ctx context.Context, key string) (bool, error) {
-	return eval(ctx, c, func(d *db) bool { return d.del(key) })
-}
-
 // A subscriber hears what is published on a channel while it is subscribed.
 type subscriber struct {
-	inbox chan message
+	inbox chan answer
 	rtt   time.Duration
 }
 
 // subscribe listens on a channel, until the function that it returns is called.
-func (c conn) subscribe(channel string) (inbox <-chan message, leave func()) {
-	s := &subscriber{make(chan message, 1), c.rtt}
+func (c *client) subscribe(channel string) (inbox <-chan answer, leave func()) {
+	s := &subscriber{make(chan answer, 1), c.rtt}
 	time.Sleep(c.rtt / 2)
-	c.run(func(d *db) any { d.subs[channel] = append(d.subs[channel], s); return nil })
-	return s.inbox, func() { c.run(func(d *db) any { d.unsubscribe(channel, s); return nil }) }
+	c.run(func(d *db) { d.subs[channel] = append(d.subs[channel], s) })
+	return s.inbox, func() {
+		c.run(func(d *db) {
+			d.subs[channel] = slices.DeleteFunc(d.subs[channel], func(other *subscriber) bool { return other == s })
+		})
+	}
 }
 
 // A db is what the server keeps. Its methods are what scripts can call.
 type db struct {
+	Exhibit
 	data   map[string]entry
 	queues map[string][]waiter
 	subs   map[string][]*subscriber
@@ -214,7 +172,7 @@ func (d *db) incrBy(key string, by int64) int64 {
 
 // publish sends a message to all who listen on a channel, and returns how many
 // they are.
-func (d *db) publish(channel string, m message) int {
+func (d *db) publish(channel string, m answer) int {
 	for _, s := range d.subs[channel] {
 		time.AfterFunc(max(s.rtt/2, time.Nanosecond), func() { // in a bubble, Go 1.26's race detector crashes of 0
 			select {
@@ -228,13 +186,3 @@ func (d *db) publish(channel string, m message) int {
 
 // listeners is PUBSUB NUMSUB.
 func (d *db) listeners(channel string) int { return len(d.subs[channel]) }
-
-func (d *db) unsubscribe(channel string, s *subscriber) {
-	var others []*subscriber
-	for _, other := range d.subs[channel] {
-		if other != s {
-			others = append(others, other)
-		}
-	}
-	d.subs[channel] = others
-}

@@ -1,0 +1,114 @@
+package museum
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A question is a call as it is sent: over a network, as a line of JSON. An answer comes back.
+type question struct {
+	Call       string
+	Key, Token string
+	TTL        time.Duration
+	Batch      []dlock.Renewal
+	Sealed     []byte // in place of all others: what they are, in JSON, which encodes bytes
+}
+
+type answer struct {
+	dlock.Attempt
+	Held    bool
+	Results []dlock.RenewResult
+	Hold    dlock.Hold
+	Err     string
+	at      time.Time // by the server's clock
+}
+
+// A client sends questions to its server, directly or by a wire. Without an Acquire, the callers poll.
+type client struct {
+	*redis
+	Exhibit
+	wire  *wire
+	name  string
+	rtt   time.Duration   // a question and its answer take half of it each
+	lag   time.Duration   // by which its wall clock is behind
+	over  context.Context // ends with the server, if that is behind a network
+	notes sync.Map        // what its flaw remembers
+}
+
+// A queue is a client that can wait.
+type queue struct{ *client }
+
+// A request is a question on its way from a client.
+type request struct {
+	*client
+	ctx context.Context
+	question
+}
+
+// do makes a call.
+func (c *client) do(ctx context.Context, q question) (answer, error) {
+	r := request{c, ctx, q}
+	if c.on != nil && !slices.Contains(c.on, q.Call) {
+		return r.send()
+	}
+	return c.call(r)
+}
+
+// send returns the right answer, if the scripts are right. Over a network, it dates a grant when the
+// call began, which is conservative, and too much so for a wait of more than a TTL.
+func (r request) send() (answer, error) {
+	switch {
+	case r.ctx.Err() != nil:
+		return answer{}, r.ctx.Err()
+	case r.wire != nil:
+		a, err := r.wire.ask(r.ctx, r.question)
+		a.Since = time.Time{} // is of another clock
+		return a, err
+	case r.Call == "Acquire":
+		return r.wait(r)
+	}
+	return r.ask()
+}
+
+func (r request) ask() (answer, error) {
+	return eval(r, func(d *db) answer { return d.reply(r.question) })
+}
+
+// get is GET, sent on its own.
+func (r request) get(key string) (string, error) {
+	return eval(r, func(d *db) string { return d.get(key) })
+}
+
+func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := c.do(ctx, question{Call: "TryAcquire", Key: key, Token: token, TTL: ttl})
+	return a.Attempt, err
+}
+
+func (q *queue) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := q.do(ctx, question{Call: "Acquire", Key: key, Token: token, TTL: ttl})
+	return a.Attempt, err
+}
+
+func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	a, err := c.do(ctx, question{Call: "Renew", Key: key, Token: token, TTL: ttl})
+	return a.Held, err
+}
+
+func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
+	a, err := c.do(ctx, question{Call: "Release", Key: key, Token: token})
+	return a.Held, err
+}
+
+func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	a, err := c.do(ctx, question{Call: "RenewBatch", Batch: batch})
+	return a.Results, err
+}
+
+func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	a, err := c.do(ctx, question{Call: "Inspect", Key: key})
+	return a.Hold, err
+}
