@@ -53,8 +53,8 @@ func New(c *dlock.Client, key string) *Election {
 //   - with ctx;
 //   - after [Election.Resign], with the cause [ErrResigned];
 //   - if the lease is not renewed: a second before its deadline, or a quarter of what the lease
-//     lasted when the term began if that is shorter. The cause matches [dlock.ErrLost]. The term
-//     stays over if a renewal succeeds later;
+//     lasted at most if that is shorter. The cause matches [dlock.ErrLost]. The term stays over if a
+//     renewal succeeds later;
 //   - if the store does not know the lease any more, with a cause that matches [dlock.ErrLost];
 //   - if lead releases or detaches the lease, with the cause [dlock.ErrReleased].
 //
@@ -94,7 +94,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context, *dlock.Le
 		switch {
 		case t != nil && t.finished:
 			return err
-		case t != nil && context.Cause(t.ctx) == ErrResigned:
+		case t != nil && (context.Cause(t.ctx) == ErrResigned || context.Cause(t.ctx) == dlock.ErrReleased):
 			pause = resign
 		case t == nil && accepted && mayPass(err):
 			pause = repeat
@@ -146,13 +146,13 @@ type term struct {
 	ctx      context.Context
 	stop     context.CancelCauseFunc
 	lease    *dlock.Lease
-	margin   time.Duration
-	timer    *time.Timer // of the next check
-	finished bool        // lead returned before the end of ctx
+	margin   atomic.Int64 // from the end of ctx to the deadline: a time.Duration, which grows with the lease
+	timer    *time.Timer  // of the next check
+	finished bool         // lead returned before the end of ctx
 }
 
 func newTerm(parent context.Context, lease *dlock.Lease) *term {
-	t := &term{lease: lease, margin: min(early, time.Until(lease.Deadline())/4)}
+	t := &term{lease: lease}
 	t.ctx, t.stop = context.WithCancelCause(parent)
 	t.timer = time.AfterFunc(math.MaxInt64, func() { t.check() })
 	t.check()
@@ -161,8 +161,10 @@ func newTerm(parent context.Context, lease *dlock.Lease) *term {
 
 // check ends the term if the deadline is near, and reports whether the term goes on.
 func (t *term) check() bool {
-	rest := time.Until(t.lease.Deadline()) - t.margin
-	if rest <= 0 {
+	rest := time.Until(t.lease.Deadline())
+	margin := max(time.Duration(t.margin.Load()), min(early, rest/4))
+	t.margin.Store(int64(margin))
+	if rest -= margin; rest <= 0 {
 		t.stop(&dlock.LostError{Key: t.lease.Key(), Reason: dlock.LossExpired})
 	}
 	if t.ctx.Err() != nil {

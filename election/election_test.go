@@ -197,6 +197,45 @@ func TestEarlyEndIsFinal(t *testing.T) {
 	}
 }
 
+// late delays the answers to waits.
+type late struct{ dlock.Forward }
+
+func (l late) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	defer time.Sleep(4 * time.Second)
+	return l.Forward.Acquire(ctx, key, token, ttl)
+}
+
+// A grant after a wait is for 5 s. If little of that is left when the answer comes, ctx nevertheless ends a
+// second before the deadline, once the lease was renewed.
+func TestMarginGrows(t *testing.T) {
+	bubble(t, func(g *group) {
+		store := memory.New()
+		a, left := g.stand(store, nil), time.Duration(0)
+		g.stand(late{dlock.Forward{Locker: store}}, func(ctx context.Context, l *dlock.Lease) error {
+			<-ctx.Done()
+			left = max(left, time.Until(l.Deadline()))
+			return nil
+		})
+		a.stop()
+		wait(time.Minute)
+		store.Fail(errAway)
+		wait(time.Minute)
+		require.Equal(g, time.Second, left)
+		store.Fail(nil)
+		wait(time.Minute)
+	})
+}
+
+// A lead that gives its lease up goes to the end of the queue, as one that resigns.
+func TestLeadThatReleases(t *testing.T) {
+	bubble(t, func(g *group) {
+		terms := 0
+		g.stand(memory.New(), func(_ context.Context, l *dlock.Lease) error { terms++; return l.Release() })
+		wait(10 * time.Second)
+		require.InDelta(g, 34, terms, 1)
+	})
+}
+
 // An outage of less than two thirds of the TTL and a second changes nothing. After one of three TTL
 // somebody leads again. In memory, waits go on in an outage, so that a waiter is granted the lock.
 func TestOutages(t *testing.T) {

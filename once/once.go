@@ -34,6 +34,7 @@ type Job struct {
 	locks *dlock.Client // for the key name, held during each run
 	marks *dlock.Client // for the keys name@due, taken when a period is done
 	now   func() time.Time
+	wrong error // an option
 
 	accepted atomic.Bool // the store has served a run of this Job: it refuses for a while only
 }
@@ -65,7 +66,11 @@ func Schedule(nearest func(now time.Time) time.Time) Option {
 // MaxWait, Outage and MinHold are set by the job.
 func New(c *dlock.Client, name string, every time.Duration, opts ...Option) *Job {
 	j := &Job{name: name, every: every, keep: max(2*every, shortestMark), now: time.Now}
-	for _, opt := range opts {
+	for i, opt := range opts {
+		if opt == nil {
+			j.wrong = invalid("Option %d of %d: nil", i+1, len(opts))
+			continue
+		}
 		opt(j)
 	}
 	j.locks = c.With(dlock.WithMinHold(0))
@@ -171,6 +176,8 @@ var errStandIn = fmt.Errorf("%w: a stand-in has answered, of which other process
 // check refuses what can never work, and sends nothing.
 func (r *run) check(due time.Time) error {
 	switch {
+	case r.wrong != nil:
+		return r.wrong
 	case r.every < shortest || r.every > longest:
 		return invalid("period %v: not between %v and %v", r.every, shortest, longest)
 	case r.fn == nil:
@@ -228,12 +235,16 @@ func (r *run) locked(ctx context.Context, lease *dlock.Lease) error {
 	}
 	r.ran = true
 	err = r.fn(context.WithValue(ctx, dueKey{}, r.due), lease)
-	if err != nil || r.first || lease.Err() != nil {
+	end := lease.Err()
+	switch {
+	case err != nil || r.first || errors.Is(end, dlock.ErrLost):
 		return err
+	case end != nil: // fn has released or detached it, or Shutdown has given it up
+		return fmt.Errorf("the work has succeeded, but is not marked: %w", end)
 	}
 	// The work is over: if the lease is lost now, it has not gone on for longer.
 	defer context.AfterFunc(lease.Context(context.Background()), func() { _ = lease.Release() })()
-	if _, err := r.take(context.WithoutCancel(ctx), lease); err != nil {
+	if _, err := r.take(ctx, lease); err != nil {
 		return fmt.Errorf("the work has succeeded, but is not marked: %w", err)
 	}
 	r.marked = true
@@ -254,17 +265,24 @@ func (r *run) done(ctx context.Context) (bool, error) {
 // take marks the period, and reports whether it has. "Held" says that another has marked it, unless
 // an attempt of this run was not answered: that may be what holds the mark, until its owed release.
 // Then "held" counts if the store says it for as long as patience, or for a period, if that is
-// shorter. Silence is an error when patience has passed, and the lock must have ended. A refusal is
-// one then, if the lock is lost or the period is over.
+// shorter. Silence is an error when patience has passed, and the lock must have ended. So is a
+// refusal when the period is over, or ctx has ended, since the lock is lost for example.
 func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err error) {
 	var held time.Time // since when the store has said so
 	unsure := false    // an attempt was not answered
-	end := time.Now().Add(max(patience, time.Until(lease.Deadline())))
+	limit := func() time.Time { return time.Now().Add(max(patience, time.Until(lease.Deadline()))) }
+	end := limit()
 	inTime := func(err error) bool {
-		now := time.Now()
-		return now.Before(end) || errors.Is(err, dlock.ErrHeld) || dlock.Refused(err) && lease.Err() == nil && now.Before(r.end)
+		if dlock.Refused(err) && ctx.Err() == nil && time.Now().Before(r.end) {
+			end = limit() // the store is there: its silence has not begun
+		}
+		return time.Now().Before(end) || errors.Is(err, dlock.ErrHeld)
 	}
-	err = repeat(ctx, inTime, func(ctx context.Context) error {
+	calls := ctx
+	if !r.first { // the work is done
+		calls = context.WithoutCancel(ctx)
+	}
+	err = repeat(calls, inTime, func(ctx context.Context) error {
 		mark, err := r.marks.TryAcquire(ctx, r.mark)
 		switch now := time.Now(); {
 		case err == nil && mark.Degraded():
@@ -278,7 +296,7 @@ func (r *run) take(ctx context.Context, lease *dlock.Lease) (mine bool, err erro
 			_, err = mark.Detach()
 		case held.IsZero() && unsure:
 			held = now
-		case now.Sub(held) >= min(patience, r.every):
+		case now.Sub(held) >= min(patience, max(r.every, time.Second)): // an owed release takes up to a second
 			return nil
 		}
 		return err
@@ -297,15 +315,21 @@ func repeat(ctx context.Context, again func(error) bool, call func(context.Conte
 		switch {
 		case err == nil, hopeless(err):
 			return err
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case again(err):
 		case dlock.Refused(err):
 			return err
 		default:
 			return fmt.Errorf("%w: %v", dlock.ErrUnavailable, err)
 		}
-		sleep(ctx, pause)
+		if dlock.Refused(err) {
+			sleep(ctx, refused)
+		} else {
+			sleep(ctx, pause)
+		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return ctx.Err()
 		}
 	}
 }

@@ -296,6 +296,8 @@ func TestRefusals(t *testing.T) {
 		require.ErrorContains(t, err, text)
 		require.Zero(t, store.calls.Load(), "requests: %s", text)
 	}
+	_, err := New(dlock.New(memory.New()), "job", time.Hour, Phase(0), nil).Do(t.Context(), day, never(t))
+	require.ErrorContains(t, err, "invalid Option 2 of 2: nil")
 	plain := struct{ dlock.Locker }{memory.New()}
 	ran, err := New(dlock.New(plain), "job", time.Minute).Do(t.Context(), time.Now(), never(t))
 	require.False(t, ran)
@@ -323,14 +325,8 @@ func TestFullStore(t *testing.T) {
 	for _, length := range []time.Duration{time.Second, 40 * time.Second, 3 * time.Minute} {
 		for _, inWork := range []bool{false, true} {
 			inBubble(t, time.Minute, func(b *bed) {
-				var full atomic.Bool
 				runs, due := 0, time.Now()
-				b.faulty.try = func(_ string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
-					if full.Load() {
-						return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.New("OOM")}
-					}
-					return call()
-				}
+				full, _ := b.maxmemory()
 				fill := func() { full.Store(true); time.AfterFunc(length, func() { full.Store(false) }) }
 				replicas := []*Job{b.replica(), b.replica()}
 				for _, j := range replicas {
@@ -368,6 +364,82 @@ func TestFullStore(t *testing.T) {
 				require.Equal(b, want, runs)
 			})
 		}
+	}
+}
+
+// maxmemory makes the store refuse all attempts while it is full, and count them.
+func (b *bed) maxmemory() (full *atomic.Bool, refused *atomic.Int32) {
+	full, refused = new(atomic.Bool), new(atomic.Int32)
+	b.faulty.try = func(_ string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+		if full.Load() {
+			refused.Add(1)
+			return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.New("OOM")}
+		}
+		return call()
+	}
+	return full, refused
+}
+
+// A mark that is refused is asked for once a second, until ctx ends. If a full store is restarted, patience
+// begins then.
+func TestRefusedMark(t *testing.T) {
+	inBubble(t, 24*time.Hour, func(b *bed) {
+		due := time.Now()
+		full, refused := b.maxmemory()
+		ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
+		defer cancel()
+		ran, err := b.replica().Do(ctx, due, func(context.Context, *dlock.Lease) error { full.Store(true); return nil })
+		require.True(b, ran)
+		require.ErrorContains(b, err, "is not marked: ")
+		require.InDelta(b, 70, refused.Load(), 2)
+		require.InDelta(b, 70, time.Since(due).Seconds(), 2, "a minute, and its patience")
+		full.Store(false)
+		require.Equal(b, done, b.do(b.replica(), due, func(context.Context, *dlock.Lease) error {
+			full.Store(true)
+			time.AfterFunc(time.Minute, func() { full.Store(false); b.store.Fail(errAway) })
+			time.AfterFunc(time.Minute+time.Second, func() { b.store.Fail(nil) })
+			return nil
+		}))
+		require.Equal(b, nothing, b.do(b.replica(), due, never(b)))
+	})
+}
+
+// A job that has given its lock up has not marked its period.
+func TestLockThatIsGivenUp(t *testing.T) {
+	for name, giveUp := range map[string]func(*dlock.Client, *dlock.Lease){
+		"Release": func(_ *dlock.Client, l *dlock.Lease) { l.Release() },
+		"Detach":  func(_ *dlock.Client, l *dlock.Lease) { l.Detach() },
+		"Shutdown": func(c *dlock.Client, _ *dlock.Lease) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			c.Shutdown(ctx)
+		},
+	} {
+		inBubble(t, time.Minute, func(b *bed) {
+			c := dlock.New(b.store, dlock.WithTTL(ttl))
+			got := b.do(New(c, "job", b.every), time.Now(), func(_ context.Context, l *dlock.Lease) error { giveUp(c, l); return nil })
+			require.True(b, got.ran)
+			require.ErrorContains(b, got.err, "is not marked: ", name)
+			require.NoError(b, c.Close())
+		})
+	}
+}
+
+// If ctx ends in the look at the mark, the error is that of ctx.
+func TestCancelledLook(t *testing.T) {
+	for _, late := range []time.Duration{0, time.Hour} {
+		inBubble(t, time.Minute, func(b *bed) {
+			ctx, cancel := context.WithCancelCause(b.Context())
+			b.faulty.inspect = func() {
+				b.store.Delay(2 * time.Second)
+				time.AfterFunc(time.Second, func() { cancel(&dlock.LostError{Key: "another"}) })
+			}
+			_, err := b.replica().Do(ctx, time.Now().Add(-late), never(b))
+			b.store.Delay(0)
+			require.ErrorIs(b, err, context.Canceled)
+			require.NotErrorIs(b, err, dlock.ErrLost)
+			require.NotErrorIs(b, err, dlock.ErrUnavailable)
+		})
 	}
 }
 
