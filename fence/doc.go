@@ -35,7 +35,7 @@
 //	})
 //	switch {
 //	case done: // the work is done, even if errors.Is(err, dlock.ErrLost)
-//	case errors.Is(err, fence.ErrStale): // another process has the lock, and nothing is written
+//	case errors.Is(err, fence.ErrStale): // another process has the lock, and this transaction wrote nothing
 //	case err != nil: // as for each transaction
 //	}
 //
@@ -46,13 +46,16 @@
 //
 //   - If Commit returns nil, the writes are done, and no later holder had written before. That is
 //     so even if Do returns [dlock.ErrLost] afterwards: do not repeat the work then.
-//   - If Begin returns [ErrStale], nothing is written. Another process has the lock, and does the work. The
-//     Stamp stays refused, so stop. (If the store of the locks has lost data, the cause may be a fence that
-//     is too small, as after a failover: see below. Acquire the lock again.)
-//   - If Commit returns an error and the connection is broken, the outcome is unknown, as for each
-//     transaction. Find out in a new one.
-//   - If the database ends a transaction because of a conflict, begin another one with the same Stamp. Begin
-//     does so by itself while it checks. [Table.Check] returns [ErrRetry] then.
+//   - If Begin returns [ErrStale], this transaction has written nothing. Another process has or had the
+//     lock, and the Stamp stays refused. If there is work left that the other does not do, acquire the lock
+//     again.
+//   - If Commit returns an error that is not the database's, such as that of ctx or of the connection, the
+//     outcome is unknown, as for each transaction. Insert an operation ID with a unique key in the same
+//     transaction: if it was written, a repetition finds it.
+//   - If the database ends a transaction because of a conflict, begin another one with the same Stamp. The
+//     codes are below. Begin does so by itself while it checks. [Table.Check] returns [ErrRetry] then.
+//   - An earlier holder is refused once a later one has committed a transaction that checks. So commit also
+//     if the work ends without a write, because of what was read.
 //   - A transaction sees what all earlier holders have written, if it reads after Begin. What was read
 //     before is outdated.
 //
@@ -64,13 +67,15 @@
 //
 //	tx, err := fences.Begin(ctx, db, nil, from, to)
 //
-// # After a failover
+// # After lost data and failovers
+//
+// After FLUSHALL, or a restart without data, the next fence is larger, since fences follow the clock.
 //
 // While Sentinel or a cluster replaces a master, both the old and the new one can grant the lock,
 // unless the locks wait for all replicas (WithReplicas). Fences follow the clocks of the masters, so the
 // fence of the new holder is:
 //
-//   - Larger, as after a FLUSHALL, unless the clocks differ by more than the time between the grants.
+//   - Larger, unless the clocks differ by more than the time between the grants.
 //     When the new holder has written, the old one's writes are refused.
 //   - Equal. The holder that writes first is obeyed. The other one gets ErrStale.
 //   - Smaller. If the old holder has written, the new one gets ErrStale, and so does each later one
@@ -84,8 +89,7 @@
 // table. Transactions of one lease run side by side.
 //
 // All isolation levels work. Above READ COMMITTED, the first transaction of each lease takes two
-// more round trips, and the database may refuse a transaction with the code 40001, as it always
-// may there: begin again.
+// more round trips. The codes of conflicts are 40001, which is for these levels, and 40P01, a deadlock.
 //
 // A process that is stopped inside a transaction keeps its row locked, so its successor waits, and its
 // lease does not help. Set a limit that is shorter than the TTL, in the URL of the connection or for the user:
@@ -117,7 +121,8 @@
 // The driver is go-sql-driver/mysql. Set interpolateParams=true: the check then takes two round trips, and
 // otherwise four. clientFoundRows may be either way. All isolation levels work: REPEATABLE READ, the default,
 // and READ COMMITTED too. Tables must be InnoDB's. A key has at most 1,024 bytes. Transactions of one lease
-// run one after the other.
+// run one after the other. The codes of conflicts are 1213, a deadlock, and 1205, a lock that was not had in
+// time.
 //
 // Against a process that is stopped inside a transaction, set idle_transaction_timeout=10 in the DSN
 // for MariaDB. MySQL has only wait_timeout, which counts for all idle connections. A transaction that waits
@@ -127,8 +132,9 @@
 //
 // The driver is modernc.org/sqlite, or another one with SQLite 3.35. SQLite lets one transaction write at a
 // time, so a fenced transaction waits for all others that write. Set a busy_timeout, or the driver returns an
-// error instead: for this driver, ?_pragma=busy_timeout(5000). BEGIN IMMEDIATE is not needed, because the
-// check comes first, and writes.
+// error instead: for this driver, ?_pragma=busy_timeout(5000). The code of a conflict is 5, SQLITE_BUSY. BEGIN
+// IMMEDIATE is not needed, because the check comes first, and writes. With :memory: each connection has a
+// database of its own: use a file, or SetMaxOpenConns(1).
 //
 // A process that is stopped inside a transaction keeps the database locked until it goes on or is killed. If
 // it goes on, its transaction may commit: nobody has written since.
