@@ -98,6 +98,9 @@ func (n *network) warm() {
 		return faultproxy.Contains(key)(r) && faultproxy.Contains(token)(r)
 	})
 	g := n.grant(n.via, key, token, long)
+	if n.minor { // it need not have waited for those that are struck
+		n.awaitFor(seen.Struck(), n.h.gap())
+	}
 	n.clear = !n.Lift(seen)
 	n.renew(n.via, g, long, true)
 	n.release(n.via, g, true)
