@@ -182,6 +182,36 @@ var clients = slices.Concat([]Exhibit{
 			_ = json.Unmarshal(line, &a)
 			return a, nil
 		}},
+	// A store that is away is taken for a mistake of the caller.
+	// Seen: made for its case.
+	// Harm: nobody releases what the call may have been granted.
+	// Right: only the store, or a look at the arguments, says that they are invalid.
+	{Name: "blamesTheCaller", Network: says{"UnreachableStore": `says that the call has no effect`},
+		call: failing(func(error) error { return dlock.ErrInvalid })},
+	// A store that is away is taken for one that was closed.
+	// Seen: made for its case.
+	// Harm: waiters give up for good in a short outage.
+	// Right: say so only when no later call can succeed.
+	{Name: "givesUp", Network: says{"UnreachableStore": `no later call can succeed`},
+		call: failing(func(error) error { return dlock.ErrClosed })},
+	// A cancelled wait is marked: it had no effect.
+	// Seen: made for its case.
+	// Harm: a lock that nobody holds, until its TTL has passed.
+	// Right: mark only what was not sent.
+	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
+		on: names{"Acquire"}, call: marked},
+	// A batch without an answer is no error, but each of its results is one, and marked.
+	// Seen: a trial of the suite.
+	// Harm: a lease is given up that may have been renewed.
+	// Right: mark only what was not sent.
+	{Name: "marksResults", Cases: names{"NoEffect"}, Also: names{"EndedContext"}, BeyondModel: true,
+		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
+			a, err := marked(r)
+			if err == nil {
+				return a, nil
+			}
+			return answer{Results: slices.Repeat([]dlock.RenewResult{{Err: err}}, len(r.Batch))}, nil
+		}},
 	// A call does not look at its ctx while it waits for the reply.
 	// Seen: a well-known recipe.
 	// Harm: a program hangs as long as the store does.
@@ -223,7 +253,18 @@ var clients = slices.Concat([]Exhibit{
 	// passed.
 	// Right: if the ctx has ended, return its error and send nothing.
 	Exhibit{Name: "detaches", Cases: names{"EndedContext"}, call: before(detach)},
-	"TryAcquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
+	"TryAcquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
+	// A method returns the cause of its ctx's end, not the ctx's error.
+	// Seen: a trial of the suite.
+	// Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
+	// Right: the error of the ctx.
+	Exhibit{Name: "causeNotError", Cases: names{"EndedContext"}, call: func(r request) (answer, error) {
+		a, err := r.send()
+		if err != nil && r.ctx.Err() != nil {
+			err = context.Cause(r.ctx)
+		}
+		return a, err
+	}}, "TryAcquire", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
 	{Name: "detaches Acquire", Cases: names{"EndedContext"}, Also: names{"NoEffect"},
 		on: names{"Acquire"}, call: before(detach)},
 }, perCall(
@@ -271,11 +312,16 @@ type connection struct {
 	broken error
 }
 
-// marked says that a call without an answer had no effect.
-func marked(r request) (answer, error) {
-	a, err := r.send()
-	if err != nil {
-		err = &dlock.NoEffectError{Err: err}
+// failing is the hook call that changes errors.
+func failing(change func(error) error) func(request) (answer, error) {
+	return func(r request) (answer, error) {
+		a, err := r.send()
+		if err != nil {
+			err = change(err)
+		}
+		return a, err
 	}
-	return a, err
 }
+
+// marked says that a call without an answer had no effect.
+var marked = failing(func(err error) error { return &dlock.NoEffectError{Err: err} })

@@ -62,6 +62,22 @@ var keys = []Exhibit{
 			key, _, _ = strings.Cut(key, "\x00")
 			return key
 		})},
+	// Upper and lower case are the same in a key, as in the default collation of MySQL.
+	// Seen: made for its case.
+	// Harm: two keys become one.
+	// Right: keys are bytes.
+	{Name: "foldedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.ToLower)},
+	// Space around a key is removed.
+	// Seen: made for its case.
+	// Harm: two keys become one.
+	// Right: keys are bytes.
+	{Name: "trimmedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.TrimSpace)},
+	// The column for the key has 255 bytes, and the database cuts longer ones silently.
+	// Seen: made for its case.
+	// Harm: two keys become one.
+	// Right: refuse a longer key, or keep all of it.
+	{Name: "shortKeys", Cases: names{"KeysAreIndependent"},
+		call: storedAs(func(key string) string { return key[:min(len(key), 255)] })},
 	// The value is the token and a comment; only as many bytes are compared as the caller's token has.
 	// Seen: in the source of bsm/redislock, with custom tokens.
 	// Harm: user-1 takes the lock of user-10.

@@ -14,7 +14,7 @@ var majorities = []Exhibit{
 	{Name: "datedByTheYoungest", Cases: names{"OldestVoteDates"}, BeyondModel: true, flaw: datedByTheYoungest},
 	{Name: "givesUpTheWhole", Cases: names{"HolderKeepsItsVotes"}, Also: names{"WipesReleaseNothing"}, BeyondModel: true, flaw: givesUpTheWhole},
 	{Name: "refusalsOfTheYoung", Cases: names{"WipesReleaseNothing"}, BeyondModel: true, flaw: refusalsOfTheYoung},
-	{Name: "answersOfTheYoung", Cases: names{"YoungNodesAreNotHeard"}, BeyondModel: true, flaw: answersOfTheYoung},
+	{Name: "answersOfTheYoung", Cases: names{"YoungNodesAreNotHeard"}, Also: names{"YoungNodesDoNotRenew"}, BeyondModel: true, flaw: answersOfTheYoung},
 	{Name: "votesOfTheYoung", Cases: names{"YoungNodesDoNotVote"}, Also: names{"WipesReleaseNothing"}, BeyondModel: true, flaw: votesOfTheYoung},
 	{Name: "renewalsOfTheYoung", Cases: names{"YoungNodesDoNotRenew"}, BeyondModel: true, flaw: renewalsOfTheYoung},
 	{Name: "extendOrSet", Cases: names{"HealIsNoRenewal"}, Also: names{"YoungNodesDoNotRenew"}, BeyondModel: true, flaw: extendOrSet},
@@ -25,7 +25,7 @@ var majorities = []Exhibit{
 	{Name: "keepsItsStrays", Cases: names{"StraysAreReleased"}, BeyondModel: true, flaw: keepsItsStrays},
 	{Name: "owesNothing", Cases: names{"ReleaseIsOwed"}, BeyondModel: true, flaw: owesNothing},
 	{Name: "asksAgainAtOnce", Cases: names{"OwedReleaseEndsNoLease"}, BeyondModel: true, flaw: asksAgainAtOnce},
-	{Name: "countsLateVotes", Cases: names{"LateVotesDoNotCount"}, BeyondModel: true, flaw: countsLateVotes},
+	{Name: "countsLateVotes", Cases: names{"LateVotesDoNotCount"}, Also: names{"YoungNodesDoNotVote"}, BeyondModel: true, flaw: countsLateVotes},
 }
 
 // Majority returns the exhibit as a lock on nodes, which are dlock.Voters.
