@@ -1,8 +1,8 @@
 // Command baseline measures how much the tests prove, and how much code that takes. A change that
 // makes the project smaller is compared with what was measured before it:
 //
-//	go run ./internal/baseline -mutants 300     # some two hours on two cores
-//	go run ./internal/baseline -figures         # about 5 minutes
+//	go run ./internal/baseline -mutants 300     # takes hours
+//	go run ./internal/baseline -figures         # runs all tests
 //	go run ./internal/baseline -old DIR         # both results beside each other
 //
 // -mutants breaks one place of a package's code after another, and notes whether a test fails. Each
