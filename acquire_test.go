@@ -84,12 +84,12 @@ func TestEndedContextSendsNothing(t *testing.T) {
 
 func TestTryAcquireCutByContext(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				<-c.ctx.Done()
 				c.err = errStore // a client that has its own error for that
 			}
-		}
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := dlock.New(s).TryAcquire(ctx, "k")
@@ -106,11 +106,11 @@ func TestTryAcquireCutByContext(t *testing.T) {
 func TestTokensAreUsedOnce(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		defer acquire(t, dlock.New(store), "k").Release()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if n := len(s.made("try", "acquire")); n > 1 && n < 5 && c.op != "release" {
 				c.err = errStore
 			}
-		}
+		})
 		time.AfterFunc(time.Minute, func() { store.Expire("k") })
 		lease := acquire(t, dlock.New(l), "k")
 		defer lease.Release()
@@ -132,11 +132,11 @@ func TestTokensAreUsedOnce(t *testing.T) {
 // A grant whose answer comes when the deadline has passed.
 func TestLateGrantIsNotBelieved(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if len(s.made("try")) == 1 {
 				c.delay = time.Minute
 			}
-		}
+		})
 		l := acquire(t, dlock.New(s), "k")
 		tries := s.made("try")
 		require.Len(t, tries, 2)
@@ -165,11 +165,11 @@ func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
 		{false, 15 * time.Second, 2},
 	} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if len(s.made("try")) == 1 {
 					c.delay = test.delay
 				}
-			}
+			})
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(test.renewal)), "k")
 			require.Len(t, s.made("try"), test.tries, "renewal %v, answer after %v", test.renewal, test.delay)
 			require.NoError(t, l.Release())
@@ -186,12 +186,12 @@ func TestWaiterStoppedPastItsDeadline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 				hold(t, store, time.Second)
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op == "acquire" && len(s.made("acquire")) == 1 {
 						c.delay = time.Minute // granted after 1 s, lost after 31
 						time.AfterFunc(40*time.Second, func() { other(t, store) })
 					}
-				}
+				})
 				l := acquire(t, dlock.New(s), "k")
 				require.NoError(t, l.Err())
 				requireHeld(t, store, "k", l.Token())
@@ -215,11 +215,11 @@ func TestWaiterStoppedPastItsDeadline(t *testing.T) {
 func TestAnswersAlwaysTooLate(t *testing.T) {
 	for renewal, delay := range map[bool]time.Duration{true: 99 * time.Millisecond, false: 50 * time.Millisecond} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op == "try" {
 					c.delay = delay
 				}
-			}
+			})
 			_, err := dlock.New(s, dlock.WithTTL(100*time.Millisecond), dlock.WithRenewal(renewal)).Acquire(t.Context(), "k")
 			require.ErrorContains(t, err, "took too much of the TTL", "renewal %v, answer after %v", renewal, delay)
 			require.NotErrorIs(t, err, dlock.ErrUnavailable, "it has answered")
@@ -235,12 +235,12 @@ func TestDeadlineCountsFromSince(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		hold(t, store, time.Second)
 		var since time.Time
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.delay = 2 * time.Second
 				since = c.at.Add(time.Second)
 			}
-		}
+		})
 		l := acquire(t, dlock.New(s), "k")
 		require.Equal(t, since.Add(5*time.Second-52*time.Millisecond), l.Deadline())
 		require.NoError(t, l.Release())
@@ -255,14 +255,14 @@ func TestSinceThatIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					c.attempt = &dlock.Attempt{Acquired: true, Fence: 8, Since: since(c)}
 					c.delay = time.Second
-				}
+				})
 				start := time.Now()
 				l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 				require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
-				s.hook = nil
+				s.onCall(nil)
 				require.NoError(t, l.Release())
 			})
 		})
@@ -273,10 +273,10 @@ func TestSinceThatIsNotBelieved(t *testing.T) {
 // from the call. (In a bubble no time has a monotonic reading.)
 func TestSinceOnTheWallIsNotBelieved(t *testing.T) {
 	s := &spy{Forward: dlock.Forward{Locker: memory.New()}}
-	s.hook = func(c *call) {
+	s.onCall(func(c *call) {
 		c.attempt = &dlock.Attempt{Acquired: true, Fence: 8, Since: time.Now().Add(time.Millisecond).Round(0)}
 		time.Sleep(2 * time.Millisecond)
-	}
+	})
 	l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 	require.NotEqual(t, l.Deadline().Round(0), l.Deadline())
 	require.NoError(t, l.Release())
@@ -368,11 +368,11 @@ func TestWithFence(t *testing.T) {
 
 func TestUnwantedGrantIsOwedIfItsReleaseFails(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "release" && len(s.made("release")) == 1 {
 				c.err = errStore
 			}
-		}
+		})
 		c := dlock.New(noFences{dlock.Forward{Locker: s}}, dlock.WithFence(true))
 		_, err := c.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -391,11 +391,11 @@ func TestBackgroundCallsKeepTheValues(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		require.NoError(t, l.Release())
 		require.Equal(t, "id", s.made("renew")[0].ctx.Value(trace{}))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.err = errStore
 			}
-		}
+		})
 		n := len(s.made("release"))
 		_, err = c.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, errStore)
@@ -486,7 +486,7 @@ func TestContendedKey(t *testing.T) {
 func TestManyAttempts(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
-		s.hook = func(*call) { time.Sleep(time.Second) }
+		s.onCall(func(*call) { time.Sleep(time.Second) })
 		var all sync.WaitGroup
 		for i := range 200 {
 			all.Go(func() {
@@ -516,7 +516,7 @@ func TestManyAttempts(t *testing.T) {
 // prolong that.
 func TestKeyStaysContended(t *testing.T) {
 	contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.hook = func(c *call) { time.Sleep(10 * time.Microsecond) }
+		s.onCall(func(c *call) { time.Sleep(10 * time.Microsecond) })
 		for range 5 {
 			time.Sleep(600 * time.Millisecond)
 			hold(t, store, 5*time.Millisecond)
@@ -534,11 +534,11 @@ func TestKeyStaysContended(t *testing.T) {
 // Without a queue each acquisition begins with an attempt.
 func TestNoContendedKeysWithoutQueue(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.err = errors.ErrUnsupported
 			}
-		}
+		})
 		c := dlock.New(s)
 		for range 2 {
 			hold(t, store, 10*time.Millisecond)
@@ -554,11 +554,11 @@ func TestNoContendedKeysWithoutQueue(t *testing.T) {
 func TestContendedKeyFails(t *testing.T) {
 	t.Run("store down", func(t *testing.T) {
 		contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op != "release" {
 					c.err = errStore
 				}
-			}
+			})
 			begin := time.Now()
 			_, err := c.Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, errStore)
@@ -577,11 +577,11 @@ func TestContendedKeyFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 				failed := false
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op == "acquire" && !failed {
 						failed, c.err = true, failure
 					}
-				}
+				})
 				hold(t, store, time.Second)
 				require.NoError(t, acquire(t, c, "k").Release())
 				require.Equal(t, "acquire", s.ops()[0])
@@ -595,11 +595,11 @@ func TestContendedKeyFails(t *testing.T) {
 			c := dlock.New(s)
 			require.NoError(t, acquire(t, c, "k").Release())
 			s.forget()
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op == "acquire" && len(s.made("acquire")) <= 3 {
 					c.answers(dlock.Attempt{Holder: "other", Remaining: time.Second}, errStore)
 				}
-			}
+			})
 			hold(t, store, time.Second)
 			require.NoError(t, acquire(t, c, "k").Release())
 			require.Empty(t, s.made("try"), "it was known to be held")
@@ -633,7 +633,7 @@ func TestContendedKeyEnds(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(begin))
 	})
 	contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.hook = func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} } // without a fence
+		s.onCall(func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} }) // without a fence
 		_, err := c.With(dlock.WithFence(true)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Equal(t, []string{"acquire", "release"}, s.ops())
@@ -669,11 +669,11 @@ func TestPollingPaceOfFailures(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		defer acquire(t, dlock.New(store), "k").Release()
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if at := time.Since(start); at > time.Second && at < time.Minute {
 				c.err = errStore
 			}
-		}
+		})
 		_, err := dlock.New(plain{s}, dlock.WithMaxWait(2*time.Minute)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		polls := func(from, to time.Duration) (n int) {
@@ -740,7 +740,7 @@ func TestBackoff(t *testing.T) {
 // A lease may last for as long as a Duration can be.
 func TestPaceOverflow(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) { c.answers(dlock.Attempt{Holder: "x", Remaining: math.MaxInt64}, nil) }
+		s.onCall(func(c *call) { c.answers(dlock.Attempt{Holder: "x", Remaining: math.MaxInt64}, nil) })
 		_, err := dlock.New(plain{s}, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		tries := s.made("try")

@@ -20,11 +20,11 @@ func TestErrorsAfterHeldAreRetried(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		start := time.Now()
 		hold(t, store, 20*time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op != "release" && len(s.made("try", "acquire")) > 1 && time.Since(start) < 10*time.Second {
 				c.err = errStore
 			}
-		}
+		})
 		waiter := acquire(t, dlock.New(l), "k")
 		require.NoError(t, waiter.Release())
 		require.Greater(t, len(s.made("try", "acquire")), 5)
@@ -35,11 +35,11 @@ func TestFinalErrorsEndTheWait(t *testing.T) {
 	for _, final := range []error{dlock.ErrInvalid, dlock.ErrClosed} {
 		waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op != "release" && len(s.made("try", "acquire")) > 1 {
 					c.err = fmt.Errorf("locker: %w", final)
 				}
-			}
+			})
 			_, err := dlock.New(l, dlock.WithMaxWait(time.Minute)).Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, final)
 			require.Len(t, s.made("try", "acquire"), 2, "it is not retried")
@@ -83,11 +83,11 @@ func TestWaitCutByContextWhileStoreFails(t *testing.T) {
 func TestWaitCutDuringAnAttempt(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if len(s.made("try")) > 1 {
 				c.hang()
 			}
-		}
+		})
 		c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
 		_, err := c.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld, "the last answer was that")
@@ -128,11 +128,11 @@ func TestMaxWaitWithoutAnAnswer(t *testing.T) {
 func TestMaxWaitEndsWhileStoreFails(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		defer acquire(t, dlock.New(store), "k").Release()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1 {
 				c.err = errStore
 			}
-		}
+		})
 		_, err := dlock.New(l, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -152,9 +152,9 @@ func TestMaxWaitShorterThanARoundTrip(t *testing.T) {
 						hold(t, store, 100*time.Millisecond)
 						require.NoError(t, acquire(t, c, "k").Release())
 					}
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						c.take(700 * time.Millisecond)
-					}
+					})
 					short := c.With(dlock.WithMaxWait(wait))
 					l, err := short.Acquire(t.Context(), "k")
 					require.NoError(t, err, "the key is free")
@@ -173,11 +173,11 @@ func TestMaxWaitShorterThanARoundTrip(t *testing.T) {
 // However short MaxWait is, the first attempt has a second, or ends with ctx.
 func TestMaxWaitShorterThanAnAttempt(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.hang()
 			}
-		}
+		})
 		c := dlock.New(s, dlock.WithMaxWait(time.Millisecond))
 		start := time.Now()
 		_, err := c.Acquire(t.Context(), "k")
@@ -196,7 +196,7 @@ func TestMaxWaitShorterThanAnAttempt(t *testing.T) {
 func TestAnswerAfterMaxWaitIsNotWaitedOn(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		defer acquire(t, dlock.New(store), "k").Release()
-		s.hook = func(c *call) { c.delay = 2 * time.Second } // a Locker that ignores its ctx
+		s.onCall(func(c *call) { c.delay = 2 * time.Second }) // a Locker that ignores its ctx
 		_, err := dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.Empty(t, s.made("acquire"))
@@ -249,11 +249,11 @@ func TestWaitTellsTheLastHolder(t *testing.T) {
 func TestLateGrantsAfterHeldAreNotHeld(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		hold(t, store, time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" && len(s.made("try")) > 1 {
 				c.delay = 99 * time.Millisecond
 			}
-		}
+		})
 		c := dlock.New(plain{s}, dlock.WithTTL(100*time.Millisecond), dlock.WithMaxWait(5*time.Second))
 		_, err := c.Acquire(t.Context(), "k")
 		requireNoContextError(t, err)
@@ -276,11 +276,11 @@ func TestUnsupportedQueueIsNotThere(t *testing.T) {
 func TestQueueThatReturnsNothing(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		defer acquire(t, dlock.New(store), "k").Release()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.answers(dlock.Attempt{}, nil)
 			}
-		}
+		})
 		_, err := dlock.New(s, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
 		require.ErrorContains(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error")
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -327,11 +327,11 @@ func TestWithOutage(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				start := time.Now()
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op != "release" && time.Since(start) < test.back {
 						test.away(c)
 					}
-				}
+				})
 				c := dlock.New(l, test.options...)
 				lease, err := c.Acquire(t.Context(), "k")
 				took := time.Since(start)
@@ -363,11 +363,11 @@ func TestWaitAfterAnOutage(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		hold(t, store, 10*time.Second)
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if time.Since(start) < 2*time.Second {
 				c.err = errDial
 			}
-		}
+		})
 		lease := acquire(t, dlock.New(l, dlock.WithOutage(3*time.Second)), "k")
 		require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
 		require.NoError(t, lease.Release())
@@ -377,7 +377,7 @@ func TestWaitAfterAnOutage(t *testing.T) {
 // The caller's ctx and Close end the patience.
 func TestEndsOfPatience(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-		s.hook = func(c *call) { c.err = errDial }
+		s.onCall(func(c *call) { c.err = errDial })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		start := time.Now()
@@ -417,11 +417,11 @@ func TestOutageBeginsWithAnAttempt(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", turns ", turns), func(t *testing.T) {
 				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 					var away atomic.Bool
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						if away.Load() && c.op != "release" {
 							c.hang()
 						}
-					}
+					})
 					c := dlock.New(s, dlock.WithLocalTurns(turns))
 					test.before(t, store, c)
 					away.Store(true)
@@ -474,11 +474,11 @@ func TestStoreThatIsSoonReady(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				start := time.Now()
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if time.Since(start) < test.ready {
 						c.err = errLoading
 					}
-				}
+				})
 				c := dlock.New(l, test.options...)
 				lease, err := c.Acquire(t.Context(), "k")
 				took := time.Since(start)
@@ -531,11 +531,11 @@ func TestEndsOfAWaitForAStoreThatIsSoonReady(t *testing.T) {
 func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
 	for _, other := range []error{errStore, errors.Join(errLoading, errStore), &dlock.NoEffectError{Err: errStore}} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.err = errLoading; len(s.made("try")) > 3 {
 					c.err = other
 				}
-			}
+			})
 			_, err := dlock.New(s).Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, other)
 			require.Len(t, s.made("try"), 4)
@@ -549,11 +549,11 @@ func TestWaitAfterTheStoreIsReady(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		hold(t, store, 10*time.Second)
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if time.Since(start) < 3*time.Second {
 				c.err = errLoading
 			}
-		}
+		})
 		lease := acquire(t, dlock.New(l), "k")
 		require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
 		require.NoError(t, lease.Release())

@@ -56,11 +56,11 @@ func TestDoReleasesOnPanic(t *testing.T) {
 
 func TestOwedReleaseIsNoErrorOfTheWork(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "release" {
 				c.err = errStore
 			}
-		}
+		})
 		require.NoError(t, dlock.New(s).Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
 		synctest.Wait()
 		require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
@@ -324,16 +324,16 @@ func TestPanicInTheLocker(t *testing.T) {
 	panicky := func(t *testing.T, op string, f func(t *testing.T, c *dlock.Client)) {
 		t.Run(op, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op == op {
-						s.hook = nil
+						s.onCall(nil)
 						if op == "try" {
 							_, err := store.TryAcquire(c.ctx, c.key, c.token, c.ttl)
 							require.NoError(t, err)
 						}
 						panic(op)
 					}
-				}
+				})
 				f(t, dlock.New(s, dlock.WithRenewal(false)))
 				synctest.Wait()
 				requireFree(t, store, "k")

@@ -57,7 +57,7 @@ func TestCloseWhileAdopting(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		h := detach(t, acquire(t, c, "k"))
-		s.hook = func(c *call) { c.delay = time.Second }
+		s.onCall(func(c *call) { c.delay = time.Second })
 		result := make(chan error)
 		go func() { _, err := c.Adopt(t.Context(), h); result <- err }()
 		synctest.Wait()
@@ -74,11 +74,11 @@ func TestCloseWaitsForCallsInFlight(t *testing.T) {
 	for _, delay := range []time.Duration{2 * time.Second, 10 * time.Second} {
 		t.Run(delay.String(), func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op == "try" {
 						c.delay, c.reply = delay, errStore
 					}
-				}
+				})
 				c := dlock.New(s)
 				result := make(chan error, 1)
 				go func() { _, err := c.TryAcquire(t.Context(), "k"); result <- err }()
@@ -127,14 +127,14 @@ func TestCloseHurries(t *testing.T) {
 
 func TestCloseLetsReleasesFinish(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch c.op {
 			case "try":
 				c.reply = errStore
 			case "release":
 				c.take(2 * time.Second)
 			}
-		}
+		})
 		c := dlock.New(s)
 		_, err := c.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
@@ -162,7 +162,7 @@ func TestCloseGivesUp(t *testing.T) {
 
 func TestCloseEndsRenewalsInFlight(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch c.op {
 			case "renew", "batch":
 				c.hang()
@@ -173,7 +173,7 @@ func TestCloseEndsRenewalsInFlight(t *testing.T) {
 			case "release":
 				c.err = errStore // so that Close takes its time
 			}
-		}
+		})
 		c := dlock.New(locker)
 		acquire(t, c, "k")
 		time.Sleep(12 * time.Second)

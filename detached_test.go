@@ -202,11 +202,11 @@ func TestAdoptThatAnswersLate(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		h := detach(t, acquire(t, c, "k"))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" && len(s.made("renew")) == 1 {
 				c.delay = 30 * time.Second
 			}
-		}
+		})
 		_, err := c.Adopt(t.Context(), h)
 		require.ErrorContains(t, err, "took too much of the TTL")
 		require.NotErrorIs(t, err, dlock.ErrLost)
@@ -217,7 +217,7 @@ func TestAdoptDeadlineCountsFromSending(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		h := detach(t, acquire(t, c, "k"))
-		s.hook = func(c *call) { c.delay = time.Second }
+		s.onCall(func(c *call) { c.delay = time.Second })
 		start := time.Now()
 		l := adopt(t, c, h)
 		require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())

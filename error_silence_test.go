@@ -183,7 +183,7 @@ func TestSilenceInALine(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithLocalTurns(8))
 		contend(t, c)
-		s.hook = func(c *call) { c.take(2 * time.Second); c.failIfAlive(io.ErrUnexpectedEOF) }
+		s.onCall(func(c *call) { c.take(2 * time.Second); c.failIfAlive(io.ErrUnexpectedEOF) })
 		_, err := c.Acquire(t.Context(), "k")
 		require.EqualError(t, err, `dlock: acquire "k": store unavailable: no answer for 4s: unexpected EOF`)
 	})
@@ -201,12 +201,12 @@ func TestSilenceOfTheStore(t *testing.T) {
 				t.Run(shape.name+"/"+name+"/"+when, func(t *testing.T) {
 					in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 						var away atomic.Bool
-						s.hook = func(c *call) {
+						s.onCall(func(c *call) {
 							if away.Load() {
 								silent.fail(c)
 								c.reportSilence()
 							}
-						}
+						})
 						call := shape.prepare(t, dlock.New(s))
 						away.Store(true)
 						ctx, cancel, ofCtx := end(t)
@@ -282,11 +282,11 @@ func TestAnswersAreNoSilence(t *testing.T) {
 			t.Run(shape.name+"/"+name, func(t *testing.T) {
 				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 					var refuses atomic.Bool
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						if refuses.Load() {
 							c.err = answer.err
 						}
-					}
+					})
 					call := shape.prepare(t, dlock.New(s))
 					refuses.Store(true)
 					err := call(t.Context())
@@ -384,12 +384,12 @@ func TestRefusalDuringAWait(t *testing.T) {
 			t.Run(fmt.Sprint(name, rest), func(t *testing.T) {
 				in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 					start := time.Now()
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						c.attempt = &dlock.Attempt{Holder: "other", Remaining: rest}
 						if time.Since(start) >= time.Second {
 							c.err = errOOM
 						}
-					}
+					})
 					err := end(t.Context(), plain{s}, 15*time.Second)
 					requireOutage(t, err, rest < time.Minute)
 					for _, text := range texts {

@@ -34,11 +34,11 @@ func lostContext(t *testing.T, s *spy, early bool) context.Context {
 	if early {
 		lose()
 	} else {
-		s.hook = func(c *call) {
-			s.hook = nil
+		s.onCall(func(c *call) {
+			s.onCall(nil)
 			lose()
 			c.hang()
-		}
+		})
 	}
 	return ctx
 }
@@ -121,11 +121,11 @@ func TestAdoptWhereTheLockerReturnsTheCause(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		d := detach(t, acquire(t, c, "k"))
-		s.hook = func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) }
+		s.onCall(func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) })
 		_, err := c.Adopt(t.Context(), d)
 		require.NotErrorIs(t, err, dlock.ErrLost)
 		require.EqualError(t, err, `dlock: adopt "k": store unavailable: no answer: client: lease lost`)
-		s.hook = nil
+		s.onCall(nil)
 		l := adopt(t, c, d)
 		require.NoError(t, l.Release())
 	})
@@ -138,12 +138,12 @@ func TestRenewWhereTheLockerReturnsTheCause(t *testing.T) {
 		var n atomic.Int32
 		other := acquire(t, c, "other")
 		l := acquire(t, c, "k")
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" && c.key == "k" && c.ctx.Done() != nil && n.Add(1) == 1 {
 				<-c.ctx.Done()
 				c.err = context.Cause(c.ctx)
 			}
-		}
+		})
 		ctx := other.Context(t.Context())
 		time.AfterFunc(time.Second, func() { store.Expire("other") })
 		err := l.Renew(ctx)
@@ -160,12 +160,12 @@ func TestCancelledCallsMatchTheContextError(t *testing.T) {
 		c := dlock.New(s, dlock.WithRenewal(false))
 		l := acquire(t, c, "k")
 		h := detach(t, acquire(t, c, "h"))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				<-c.ctx.Done()
 				c.err = errors.New("read tcp: i/o timeout") // what a client library may say
 			}
-		}
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := l.Renew(ctx)
@@ -291,12 +291,12 @@ func TestOutageDuringAWait(t *testing.T) {
 			t.Run(name+"/"+test.name, func(t *testing.T) {
 				in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 					start := time.Now()
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						c.attempt = &dlock.Attempt{Holder: "other", Remaining: test.holder}
 						if test.fail != nil && time.Since(start) >= test.after {
 							test.fail(c)
 						}
-					}
+					})
 					err := end(t.Context(), plain{s}, test.wait)
 					requireOutage(t, err, test.unavailable)
 					require.Equal(t, name == "ctx", errors.Is(err, context.DeadlineExceeded))
@@ -320,14 +320,14 @@ func TestBreakerOpensDuringAWait(t *testing.T) {
 		waiting(t, func(t *testing.T, _ *memory.Locker, s *spy, l dlock.Locker) {
 			for name, end := range waitEnds {
 				start := time.Now()
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					c.attempt = &dlock.Attempt{Holder: "other", Remaining: rest}
 					if time.Since(start) >= time.Second {
 						c.err = &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)}
 					} else if c.op == "acquire" {
 						c.answers(*c.attempt, errStore)
 					}
-				}
+				})
 				err := end(t.Context(), l, 15*time.Second)
 				t.Log(name, err)
 				requireOutage(t, err, unavailable)
@@ -370,7 +370,7 @@ func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					switch c.op {
 					case "try":
 						c.answers(dlock.Attempt{Holder: "other", Remaining: 30 * time.Second}, nil)
@@ -384,7 +384,7 @@ func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 						}
 						c.answers(test.attempt, c.err)
 					}
-				}
+				})
 				err := waitEnds["ctx"](t.Context(), s, time.Minute)
 				requireOutage(t, err, test.unavailable)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -417,11 +417,11 @@ func TestOutageOfMemory(t *testing.T) {
 			t.Run(name+"/"+test.name, func(t *testing.T) {
 				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 					hold(t, store, test.holder)
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						if c.op == "acquire" {
 							store.Delay(time.Hour) // the attempt was the last call that was answered
 						}
-					}
+					})
 					requireOutage(t, end(t.Context(), s, 15*time.Second), test.unavailable)
 					store.Delay(0)
 				})
@@ -435,24 +435,24 @@ func TestOutageOfMemory(t *testing.T) {
 func TestOutageThatIsOver(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			c.attempt = &dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
 			if d := time.Since(start); d > time.Second && d < 9*time.Second {
 				c.err = errStore
 			}
-		}
+		})
 		err := waitEnds["ctx"](t.Context(), plain{s}, 15*time.Second)
 		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 3s unless renewed`)
 		time.Sleep(time.Minute)
 	})
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
 			if time.Since(start) >= 14*time.Second {
 				c.hang()
 			}
-		}
+		})
 		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
 		ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second+30*time.Millisecond)
 		defer cancel()
@@ -466,12 +466,12 @@ func TestOutageThatIsOver(t *testing.T) {
 func TestFailureOfAWaitIsNotTheEndOfTheCaller(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		start := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			c.attempt = &dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
 			if time.Since(start) > 0 {
 				c.err = context.DeadlineExceeded
 			}
-		}
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		_, err := dlock.New(plain{s}).Acquire(ctx, "k")

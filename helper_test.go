@@ -30,10 +30,17 @@ var (
 // A spy is a Locker that notes its calls, and changes them as the test's hook says.
 type spy struct {
 	dlock.Forward
-	hook func(c *call) // runs before each call, in its goroutine; may change the fields after at
 
 	mu    sync.Mutex
+	hook  func(c *call)
 	calls []*call
+}
+
+// onCall sets what runs before each call, in its goroutine. It may change the fields after at.
+func (s *spy) onCall(hook func(c *call)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hook = hook
 }
 
 type call struct {
@@ -75,9 +82,10 @@ func send[R any](s *spy, c *call, f func(*call) (R, error)) (R, error) {
 	c.at = time.Now()
 	s.mu.Lock()
 	s.calls = append(s.calls, c)
+	hook := s.hook
 	s.mu.Unlock()
-	if s.hook != nil {
-		s.hook(c)
+	if hook != nil {
+		hook(c)
 	}
 	var none R
 	if c.err != nil {

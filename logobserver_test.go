@@ -304,12 +304,12 @@ func TestLogObserverOfRenewalsThatCloseEnds(t *testing.T) {
 	renewing(t, func(t *testing.T, _ *memory.Locker, s *spy, locker dlock.Locker) {
 		var out logbook
 		sent := make(chan struct{}, 3)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.renews() {
 				sent <- struct{}{}
 				c.hang()
 			}
-		}
+		})
 		c := dlock.New(locker, out.observer(nil))
 		acquireAll(t, c, "k", 3)
 		<-sent
@@ -352,11 +352,11 @@ func TestLogObserverOfRenewalsThatAreNoOutage(t *testing.T) {
 		var out logbook
 		c := dlock.New(s, out.observer(nil), dlock.WithRenewal(false))
 		l := acquire(t, c, "k")
-		s.hook = func(c *call) { c.hang() }
+		s.onCall(func(c *call) { c.hang() })
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		require.ErrorIs(t, l.Renew(ctx), context.Canceled)
-		s.hook = nil
+		s.onCall(nil)
 		require.Empty(t, out.lines(t))
 		require.True(t, store.Expire("k"))
 		require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)

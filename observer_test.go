@@ -87,17 +87,17 @@ func watched(l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *ledger) {
 // awayWhen returns what makes all calls of a spy fail.
 func awayWhen(s *spy) *atomic.Bool {
 	var away atomic.Bool
-	s.hook = func(c *call) {
+	s.onCall(func(c *call) {
 		if away.Load() {
 			c.err = errStore
 		}
-	}
+	})
 	return &away
 }
 
 func TestObserver(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) { c.delay = time.Millisecond }
+		s.onCall(func(c *call) { c.delay = time.Millisecond })
 		c, seen := watched(s)
 		l := acquire(t, c, "k")
 		start := time.Now()
@@ -321,11 +321,11 @@ func TestObserverOfRenewByTheHolder(t *testing.T) {
 		require.ErrorIs(t, l.Renew(t.Context()), errStore)
 		require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[1].Err, errStore)
 
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				c.hang()
 			}
-		}
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		require.ErrorIs(t, l.Renew(ctx), context.DeadlineExceeded)
@@ -383,7 +383,7 @@ func TestObserverOfOwedReleases(t *testing.T) {
 // Of two calls of Release at a time, only one has anything to do.
 func TestObserverOfTwoReleases(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) { c.delay = time.Second }
+		s.onCall(func(c *call) { c.delay = time.Second })
 		c, seen := watched(s)
 		l := acquire(t, c, "k")
 		var wg sync.WaitGroup
@@ -453,11 +453,11 @@ func TestObserverThatIsSlowWhenALeaseIsDetached(t *testing.T) {
 
 func TestObserverOfADegradedLease(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.answers(dlock.Attempt{Acquired: true, Degraded: true}, nil)
 			}
-		}
+		})
 		c, seen := watched(s)
 		l := acquire(t, c, "k")
 		require.True(t, only[dlock.AcquireDoneInfo](t, seen).Degraded)
@@ -515,11 +515,11 @@ func TestObserverOfAPanicInTheLocker(t *testing.T) {
 		c, seen := watched(s)
 		var next atomic.Bool
 		next.Store(true)
-		s.hook = func(*call) {
+		s.onCall(func(*call) {
 			if next.Swap(false) {
 				panic("store")
 			}
-		}
+		})
 		require.Panics(t, func() { _, _ = c.Acquire(t.Context(), "k") })
 		require.Error(t, only[dlock.AcquireDoneInfo](t, seen).Err)
 		l := acquire(t, c, "k")
@@ -618,11 +618,11 @@ func TestObserverLendsValues(t *testing.T) {
 			defer mu.Unlock()
 			seen[name] = values(ctx)
 		}
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			require.NoError(t, c.ctx.Err(), c.op)
 			require.NoError(t, context.Cause(c.ctx), c.op)
 			note(c.op, c.ctx)
-		}
+		})
 		c := dlock.New(single{s}, dlock.WithObserver(lends("start", "done")), dlock.WithObserver(&dlock.Observer{
 			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
 				note("AcquireDone", ctx)
@@ -661,11 +661,11 @@ func TestObserverLendsValues(t *testing.T) {
 // AcquireDone returns while a renewal is in flight. The next one has its values.
 func TestObserverLendsValuesDuringARenewal(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				c.take(2 * time.Second)
 			}
-		}
+		})
 		c := dlock.New(single{s}, dlock.WithObserver(&dlock.Observer{
 			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
 				time.Sleep(11 * time.Second) // a renewal is sent after 10 s

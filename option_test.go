@@ -87,11 +87,11 @@ func TestLimitsAreAccepted(t *testing.T) {
 
 func TestWholeMilliseconds(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op != "release" {
 				require.Zero(t, c.ttl%time.Millisecond, "%s sends a TTL of %v", c.op, c.ttl)
 			}
-		}
+		})
 		start := time.Now()
 		c := dlock.New(s, dlock.WithTTL(1500*time.Microsecond+time.Second), dlock.WithMinHold(time.Minute+time.Nanosecond))
 		l := acquire(t, c, "k")

@@ -106,13 +106,13 @@ func TestReleaseOfALeaseAdoptedWithAShorterTTL(t *testing.T) {
 
 func TestEachTryOfAReleaseEnds(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.err = errStore
 				return
 			}
 			c.hang()
-		}
+		})
 		c := dlock.New(s)
 		_, err := c.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
@@ -186,11 +186,11 @@ func TestWhatWasNotSentIsNotOwed(t *testing.T) {
 // did not answer (and has granted the key).
 func TestJoinedDialErrorIsOwed(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.reply = errors.Join(errDial, errStore)
 			}
-		}
+		})
 		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
 		synctest.Wait()
@@ -223,7 +223,7 @@ func TestWhatAnAcquisitionOwes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					switch c.op {
 					case "try":
 						c.err = test.try
@@ -231,7 +231,7 @@ func TestWhatAnAcquisitionOwes(t *testing.T) {
 						time.Sleep(time.Second)
 						c.answers(test.answer, test.queue)
 					}
-				}
+				})
 				c, err := dlock.New(s), test.try
 				if test.queue != nil {
 					hold(t, store, time.Hour)
@@ -256,7 +256,7 @@ func TestWhatAnAcquisitionOwes(t *testing.T) {
 func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		hold(t, store, time.Hour)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				<-c.ctx.Done()
 				store.Expire("k")
@@ -264,7 +264,7 @@ func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
 				require.NoError(t, err)
 				c.answers(dlock.Attempt{Holder: "other"}, errStore)
 			}
-		}
+		})
 		_, err := dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		synctest.Wait()
@@ -277,7 +277,7 @@ func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
 // An attempt that does not wait leaves no place in a queue.
 func TestMarkedAttemptThatTellsTheHolderOwesNothing(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.hook = func(c *call) { c.answers(dlock.Attempt{Holder: "other"}, &dlock.NoEffectError{Err: errStore}) }
+		s.onCall(func(c *call) { c.answers(dlock.Attempt{Holder: "other"}, &dlock.NoEffectError{Err: errStore}) })
 		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
 		time.Sleep(time.Minute)
@@ -298,7 +298,7 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					switch {
 					case c.op != "try":
 					case len(s.made("try")) == 1:
@@ -306,7 +306,7 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 					default:
 						test.second(c)
 					}
-				}
+				})
 				_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 				require.Error(t, err)
 				require.Len(t, s.made("try"), 2)
@@ -326,14 +326,14 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 // A token that tries again may be granted the key after a release has ended its first grant.
 func TestReleaseOfTheFirstGrantIsNotTheLastWord(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch {
 			case c.op == "try" && len(s.made("try")) == 1:
 				c.delay = 950 * time.Millisecond // granted, and found late
 			case c.op == "try":
 				c.err = io.ErrUnexpectedEOF // still on its way
 			}
-		}
+		})
 		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 		synctest.Wait()
@@ -357,14 +357,14 @@ func TestReleaseOfTheFirstGrantIsNotTheLastWord(t *testing.T) {
 // arrived in between.
 func TestReleaseAnsweredAfterATTL(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch {
 			case c.op == "try":
 				c.err = io.ErrUnexpectedEOF // still on its way
 			case len(s.made("release")) == 1:
 				c.delay = 2 * time.Second
 			}
-		}
+		})
 		_, err := dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 		time.Sleep(500 * time.Millisecond)
@@ -382,12 +382,12 @@ func TestLateAttemptIsReleased(t *testing.T) {
 	for _, late := range []time.Duration{7 * time.Second, 13 * time.Second} {
 		t.Run(late.String(), func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.op == "try" {
 						c.err = errStore
 						time.AfterFunc(late, func() { store.TryAcquire(context.Background(), c.key, c.token, c.ttl) })
 					}
-				}
+				})
 				start := time.Now()
 				_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 				require.ErrorIs(t, err, errStore)
@@ -404,11 +404,11 @@ func TestLateAttemptIsReleased(t *testing.T) {
 
 func TestAttemptThatNeverArrives(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.err = errStore
 			}
-		}
+		})
 		start := time.Now()
 		_, err := dlock.New(s).TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
@@ -444,11 +444,11 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 				var down atomic.Bool
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if down.Load() {
 						away(c)
 					}
-				}
+				})
 				var unanswered atomic.Int32
 				c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) {
 					if i.Err != nil && i.Took <= ttl+time.Second {
@@ -508,11 +508,11 @@ func TestOwedReleaseWasAnswered(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var ends []dlock.OwedDoneInfo
 		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { ends = append(ends, i) }}))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.err = errStore
 			}
-		}
+		})
 		_, err := c.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, errStore)
 		time.Sleep(time.Second)
@@ -721,7 +721,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 func TestOwedAgainIsNotStarved(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var failed atomic.Int32
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch {
 			case c.op == "release" && c.key == "real" && failed.Add(1) <= 2: // of the holder, and the first of the Client
 				c.err = errStore
@@ -730,7 +730,7 @@ func TestOwedAgainIsNotStarved(t *testing.T) {
 			case c.op == "try" && c.key != "real":
 				c.err = errStore
 			}
-		}
+		})
 		c := dlock.New(s, dlock.WithTTL(time.Minute))
 		l := acquire(t, c, "real")
 		stop := make(chan struct{})
@@ -759,7 +759,7 @@ func TestOwedAgainIsNotStarved(t *testing.T) {
 func TestDeadShardAndLiveReleases(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var failed atomic.Int32
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			dead := c.key[0] == 'd'
 			switch {
 			case c.op == "release" && c.key == "real" && failed.Add(1) == 1:
@@ -769,7 +769,7 @@ func TestDeadShardAndLiveReleases(t *testing.T) {
 			case dead && c.op == "try":
 				c.err = errStore
 			}
-		}
+		})
 		c := dlock.New(s, dlock.WithTTL(time.Minute))
 		l := acquire(t, c, "real")
 		for i := range 200 {

@@ -56,11 +56,11 @@ func TestReleaseIsBounded(t *testing.T) {
 // A renewal that the release has overtaken finds nothing, so the release need not wait.
 func TestReleaseOvertakesAHangingRenewal(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.renews() {
 				time.Sleep(14 * time.Second) // before it takes effect
 			}
-		}
+		})
 		l := acquire(t, dlock.New(locker), "k")
 		time.Sleep(11 * time.Second)
 		require.NotEmpty(t, s.made("renew", "batch"))
@@ -146,12 +146,12 @@ func TestReleaseWithLostReply(t *testing.T) {
 // is a loss.
 func TestReleaseWithoutEffectThenNotHeld(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "release" && len(s.made("release")) == 1 {
 				c.err = &dlock.NoEffectError{Err: errStore}
 				store.Steal("k", time.Hour)
 			}
-		}
+		})
 		l := acquire(t, dlock.New(s), "k")
 		require.ErrorIs(t, l.Release(), errStore)
 		synctest.Wait()
@@ -165,7 +165,7 @@ func TestReleaseWithoutEffectThenNotHeld(t *testing.T) {
 func TestSlowTryOfAReleaseGivesNoVerdict(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var n atomic.Int32
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op != "release" {
 				return
 			}
@@ -175,7 +175,7 @@ func TestSlowTryOfAReleaseGivesNoVerdict(t *testing.T) {
 			case 2: // of the Client, in the background: slow on the way
 				time.Sleep(300 * time.Millisecond)
 			}
-		}
+		})
 		c := dlock.New(s)
 		l := acquire(t, c, "k")
 		require.Error(t, l.Release())
@@ -190,17 +190,17 @@ func TestReleaseThatRanOutOnTheWay(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 		time.Sleep(29 * time.Second)
-		s.hook = func(c *call) { // a Locker that ignores its ctx
+		s.onCall(func(c *call) { // a Locker that ignores its ctx
 			c.ctx = context.WithoutCancel(c.ctx)
 			time.Sleep(10 * time.Second)
-		}
+		})
 		require.NoError(t, l.Release(), "it was certain until Release was called")
 	})
 }
 
 func TestReleaseAndRenewFromManyGoroutines(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(*call) { time.Sleep(time.Millisecond) }
+		s.onCall(func(*call) { time.Sleep(time.Millisecond) })
 		c := dlock.New(s, dlock.WithTTL(50*time.Millisecond))
 		for i := range 50 {
 			l := acquire(t, c, "k")
@@ -268,11 +268,11 @@ func TestMinHoldWithinTheTTLSendsNoRenewal(t *testing.T) {
 
 func TestMinHoldCountsFromTheAnswer(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "try" {
 				c.delay = 3 * time.Second
 			}
-		}
+		})
 		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Second)), "k")
 		start := time.Now()
 		require.NoError(t, l.Release())
@@ -320,11 +320,11 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 func TestMinHoldBehindHungReleases(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if strings.HasPrefix(c.key, "bad") && c.op != "renew" {
 				c.hang()
 			}
-		}
+		})
 		for i := range 100 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			_, err := c.TryAcquire(ctx, fmt.Sprint("bad", i))
@@ -343,11 +343,11 @@ func TestMinHoldBehindHungReleases(t *testing.T) {
 func TestMinHoldOfMany(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				time.Sleep(time.Millisecond)
 			}
-		}
+		})
 		const n = 3000
 		all, _ := acquireAll(t, c, "", n)
 		for _, l := range all {
@@ -464,11 +464,11 @@ func TestShutdownKeepsMinHoldOfWhatIsStillHeld(t *testing.T) {
 // After Shutdown, releases at the same time make one renewal for the MinHold.
 func TestReleaseTwiceAfterShutdownWithMinHold(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				c.delay = 10 * time.Millisecond
 			}
-		}
+		})
 		c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
 		l := acquire(t, c, "k")
 		ctx := ended(t)
@@ -528,11 +528,11 @@ func TestMinHoldsOutliveTheirTTL(t *testing.T) {
 // renewal has succeeded: its work may still run.
 func TestShutdownReleasesNothingAfterAMinHold(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.renews() && time.Since(s.made()[0].at) > time.Second {
 				c.err = errStore
 			}
-		}
+		})
 		c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
 		acquire(t, c, "k")
 		time.Sleep(8 * time.Second)

@@ -60,11 +60,11 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					if c.renews() {
 						hook(c)
 					}
-				}
+				})
 				start := time.Now()
 				l := acquire(t, dlock.New(locker), "k")
 				work := l.Context(t.Context())
@@ -88,11 +88,11 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 
 func TestRenewalThatAnswersLateRevivesNothing(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.renews() {
 				c.delay = 25 * time.Second // takes effect at once, and says so when it is too late
 			}
-		}
+		})
 		start := time.Now()
 		l := acquire(t, dlock.New(locker), "k")
 		<-l.Done()
@@ -108,11 +108,11 @@ func TestRenewalThatAnswersLateRevivesNothing(t *testing.T) {
 
 func TestLostReplyOfRenewalIsRetried(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if n := len(s.made("renew", "batch")); n > 0 && n < 4 && c.op != "release" {
 				c.reply = errStore
 			}
-		}
+		})
 		l := acquire(t, dlock.New(locker), "k")
 		time.Sleep(time.Hour)
 		require.NoError(t, l.Err())
@@ -134,7 +134,7 @@ func TestRenewalHearsOfTheLoss(t *testing.T) {
 
 func TestDeadlineCountsFromSending(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) { c.delay = 3 * time.Second }
+		s.onCall(func(c *call) { c.delay = 3 * time.Second })
 		start := time.Now()
 		l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 		require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
@@ -148,11 +148,11 @@ func TestDeadlineCountsFromSending(t *testing.T) {
 // A lease is released while its renewal waits for a worker.
 func TestReleasedLeaseIsNotRenewedLater(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				time.Sleep(5 * time.Second)
 			}
-		}
+		})
 		c := dlock.New(plain{s})
 		leases, _ := acquireAll(t, c, "", 33)
 		time.Sleep(10*time.Second + 10*time.Millisecond)
@@ -215,11 +215,11 @@ func TestRenewByHand(t *testing.T) {
 
 func TestRenewDoesNotWaitForOneThatHangs(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" && len(s.made("renew")) == 1 {
 				time.Sleep(time.Hour)
 			}
-		}
+		})
 		l := acquire(t, dlock.New(s), "k")
 		time.Sleep(11 * time.Second)
 		require.NoError(t, l.Renew(t.Context()))
@@ -260,12 +260,12 @@ func TestRenewThatHangs(t *testing.T) {
 func TestRenewThatFailsAfterTheLoss(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var n atomic.Int32
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" && n.Add(1) == 1 {
 				time.Sleep(time.Minute) // does not look at its ctx
 				c.err = errStore
 			}
-		}
+		})
 		c := dlock.New(single{s}, dlock.WithTTL(3*time.Second))
 		l := acquire(t, c, "k")
 		result := make(chan error)
@@ -372,13 +372,13 @@ func TestShortLeaseInABatch(t *testing.T) {
 func TestAtMost32RenewalsAtOnce(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var now, most atomic.Int64
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "renew" {
 				most.Store(max(most.Load(), now.Add(1)))
 				time.Sleep(time.Millisecond)
 				now.Add(-1)
 			}
-		}
+		})
 		c := dlock.New(plain{s})
 		leases, _ := acquireAll(t, c, "", 1000)
 		time.Sleep(time.Minute)
@@ -394,11 +394,11 @@ func TestThousandsOfLeases(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)
 		var most atomic.Int64
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "batch" {
 				most.Store(max(most.Load(), int64(goroutines())))
 			}
-		}
+		})
 		all := make([]*dlock.Lease, leases)
 		for i := range all {
 			all[i] = acquire(t, c, fmt.Sprint(i))
@@ -708,11 +708,11 @@ func TestHeadOfLineRenewals(t *testing.T) {
 		for _, n := range []int{40, 100, 200, 300, 500, 1000} {
 			t.Run(fmt.Sprint(name, n), func(t *testing.T) {
 				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-					s.hook = func(c *call) {
+					s.onCall(func(c *call) {
 						if c.renews() {
 							time.Sleep(5 * time.Millisecond)
 						}
-					}
+					})
 					c := dlock.New(wrap(&spoiled{Forward: dlock.Forward{Locker: s}, alone: hangIf("bad")}))
 					var good []*dlock.Lease
 					for i := range n {

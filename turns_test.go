@@ -264,11 +264,11 @@ func TestEndOfABlock(t *testing.T) {
 		"renewed":        {what: func(t *testing.T, _ *memory.Locker, _ *spy, l *dlock.Lease) { require.NoError(t, l.Renew(t.Context())) }},
 		"renewal failed": {what: func(t *testing.T, _ *memory.Locker, s *spy, l *dlock.Lease) { failRenew(t, s, l) }},
 		"renewal in flight": {what: func(t *testing.T, _ *memory.Locker, s *spy, l *dlock.Lease) {
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op == "renew" {
 					time.Sleep(10 * time.Millisecond)
 				}
-			}
+			})
 			go l.Renew(context.Background())
 			synctest.Wait()
 		}},
@@ -300,11 +300,11 @@ func TestEndOfABlock(t *testing.T) {
 }
 
 func failRenew(t *testing.T, s *spy, l *dlock.Lease) {
-	s.hook = func(c *call) {
+	s.onCall(func(c *call) {
 		if c.op == "renew" {
 			c.err = errStore
 		}
-	}
+	})
 	require.ErrorIs(t, l.Renew(t.Context()), errStore)
 }
 
@@ -313,11 +313,11 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 	for late, passes := range map[time.Duration]bool{2 * time.Second: true, 3 * time.Second: false} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithLocalTurns(8))
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op == "acquire" {
 					c.delay = late
 				}
-			}
+			})
 			hold(t, store, time.Second)
 			all := standInLine(t, c, 2)
 			time.Sleep(time.Second + late)
@@ -557,11 +557,11 @@ func TestErrandFails(t *testing.T) {
 		hold(t, store, 10*time.Second)
 		var fails atomic.Bool
 		fails.Store(true)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" && fails.Load() {
 				c.err = errStore
 			}
-		}
+		})
 		all := standInLine(t, c, 3)
 		time.Sleep(500 * time.Millisecond)
 		s.forget()
@@ -586,12 +586,12 @@ func TestErrandFailsForGood(t *testing.T) {
 		inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			hold(t, store, time.Minute)
 			fail := make(chan struct{})
-			s.hook = func(c *call) {
+			s.onCall(func(c *call) {
 				if c.op == "acquire" {
 					<-fail
 					c.err = final
 				}
-			}
+			})
 			all := standInLine(t, c, 3)
 			close(fail)
 			synctest.Wait()
@@ -604,11 +604,11 @@ func TestErrandFailsForGood(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithLocalTurns(8), dlock.WithFence(true))
 		hold(t, store, time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.attempt = &dlock.Attempt{Acquired: true}
 			}
-		}
+		})
 		all := standInLine(t, c, 3)
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -623,11 +623,11 @@ func TestErrandFailsForGood(t *testing.T) {
 func TestTurnsWithoutFences(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		hold(t, store, time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.attempt = &dlock.Attempt{Acquired: true}
 			}
-		}
+		})
 		all := standInLine(t, c, 2)
 		time.Sleep(time.Second)
 		serveAll(t, all)
@@ -714,11 +714,11 @@ func TestLostLeaseIsNotPassedOn(t *testing.T) {
 func TestErrandOwesItsOwnToken(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		hold(t, store, time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" && len(s.made("acquire")) == 1 {
 				c.reply = errStore // the grant is lost on its way
 			}
-		}
+		})
 		all := standInLine(t, c, 3)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
@@ -818,12 +818,12 @@ func TestGoexitInAnErrand(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		hold(t, store, time.Minute)
 		end := make(chan struct{})
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" && len(s.made("acquire")) == 1 {
 				<-end
 				runtime.Goexit()
 			}
-		}
+		})
 		all := standInLine(t, c, 3)
 		close(end)
 		synctest.Wait()
@@ -854,13 +854,13 @@ func TestPassedByAtMost(t *testing.T) {
 				var mu sync.Mutex
 				held, most := 0, 0
 				places := make(map[string]int) // of strangers, by token: how many of the crowd had held the key by then
-				s.hook = func(c *call) {
+				s.onCall(func(c *call) {
 					mu.Lock()
 					defer mu.Unlock()
 					if c.op == "acquire" {
 						places[c.token] = held
 					}
-				}
+				})
 				hold := func(c *dlock.Client, d time.Duration) {
 					l := acquire(t, c, "k")
 					mu.Lock()
@@ -965,7 +965,7 @@ func TestTurnsOfManyKeys(t *testing.T) {
 func TestFailuresOfAnErrandEnd(t *testing.T) {
 	fail := func(s *spy, until time.Duration, early, late error) {
 		begin := time.Now()
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch {
 			case c.op != "acquire":
 			case time.Since(begin) < until:
@@ -973,7 +973,7 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 			default:
 				c.err = late
 			}
-		}
+		})
 	}
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		first := acquire(t, dlock.New(store), "k") // renewed: its answers are about 30 s
@@ -1006,14 +1006,14 @@ func TestLateGrantThatNobodyWants(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 		c = c.With(dlock.WithTTL(time.Second))
 		hold(t, store, time.Second)
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			switch {
 			case c.op == "acquire" && len(s.made("acquire")) == 1:
 				c.delay = 950 * time.Millisecond
 			case c.op == "try" && len(s.made("try")) == 2:
 				c.delay = 100 * time.Millisecond
 			}
-		}
+		})
 		left := standInLine(t, c, 1)
 		time.Sleep(1960 * time.Millisecond)
 		left[0].cancel()
@@ -1046,11 +1046,11 @@ func TestValuesOfTheFirst(t *testing.T) {
 // When an errand has found that the store has no queue, no other is sent.
 func TestOneErrandWithoutQueue(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.hook = func(c *call) {
+		s.onCall(func(c *call) {
 			if c.op == "acquire" {
 				c.err = errors.ErrUnsupported
 			}
-		}
+		})
 		hold(t, store, time.Hour)
 		all := standInLine(t, c, 4)
 		require.Len(t, s.made("acquire"), 1)
