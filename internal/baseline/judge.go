@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,18 +29,22 @@ const (
 	uncompiled = "uncompiled"
 )
 
-// judged returns what became of the mutants in a file, by package and identity.
-func judged(path string) map[string]string {
-	all := make(map[string]string)
+// A verdict is what became of a mutant, and the test that has killed it.
+type verdict struct{ became, by string }
+
+// judged returns the verdicts in a file, by package and identity.
+func judged(path string) map[string]verdict {
+	all := make(map[string]verdict)
 	for _, row := range rows(path) {
-		all[strings.Join(row[:5], "\t")] = row[6]
+		all[strings.Join(row[:5], "\t")] = verdict{row[6], row[7]}
 	}
 	return all
 }
 
 // mutate judges n mutants of each package, or of each that is named, two at a time, and appends
-// them to the file.
-func mutate(path string, n int, seed uint64, packages []string) {
+// them to the file. What is known from before makes it quicker: the test that killed a mutant runs
+// first, and a mutant that survived is taken to survive again.
+func mutate(path string, n int, seed uint64, packages []string, before map[string]verdict) {
 	known := judged(path)
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	check(err)
@@ -63,10 +68,10 @@ func mutate(path string, n int, seed uint64, packages []string) {
 			defer mu.Unlock()
 			for compiled < n && len(all) > 0 {
 				m, all = all[0], all[1:]
-				became, ok := known[pkg+"\t"+m.id()]
+				v, ok := known[pkg+"\t"+m.id()]
 				if !ok {
 					return m, true
-				} else if became != uncompiled {
+				} else if v.became != uncompiled {
 					compiled++
 				}
 			}
@@ -77,10 +82,10 @@ func mutate(path string, n int, seed uint64, packages []string) {
 			wg.Go(func() {
 				for m, ok := next(); ok; m, ok = next() {
 					begun := time.Now()
-					became, test := judge(m, suite, limit)
-					line := fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%.1f\n", pkg, m.id(), filepath.Base(m.file), became, test, time.Since(begun).Seconds())
+					v := judge(m, suite, limit, before[pkg+"\t"+m.id()])
+					line := fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%.1f\n", pkg, m.id(), filepath.Base(m.file), v.became, v.by, time.Since(begun).Seconds())
 					mu.Lock()
-					if became != uncompiled {
+					if v.became != uncompiled {
 						compiled++
 					}
 					file.WriteString(line)
@@ -94,7 +99,10 @@ func mutate(path string, n int, seed uint64, packages []string) {
 }
 
 // judge returns what becomes of a mutant, and the first test that fails.
-func judge(m mutant, suite []string, limit time.Duration) (became, by string) {
+func judge(m mutant, suite []string, limit time.Duration, before verdict) verdict {
+	if before.became == survived {
+		return verdict{survived, "not run again"}
+	}
 	work, err := os.MkdirTemp("", "baseline")
 	check(err)
 	defer os.RemoveAll(work)
@@ -105,22 +113,48 @@ func judge(m mutant, suite []string, limit time.Duration) (became, by string) {
 	replaced, err := json.Marshal(map[string]any{"Replace": map[string]string{m.file: source}})
 	check(err)
 	check(os.WriteFile(overlay, replaced, 0o644))
-	for _, pkg := range suite { // one go test for all would build the tests of all first
-		timeout, running := "", ""
-		for _, e := range test("-overlay", overlay, "-short", "-failfast", "-p=1", "-vet=off", "-timeout", limit.String(), pkg) {
-			switch {
-			case e.Action == "build-fail":
-				return uncompiled, ""
-			case e.Action == "fail":
-				return killed, timeout + cmp.Or(e.Test, running)
-			case e.Action == "run":
-				running = e.Test
-			case e.Action == "output":
-				timeout = "timeout in "
+	for _, run := range []string{pattern(before.by), "."} {
+		for _, pkg := range suite { // one go test for all would build the tests of all first
+			if run == "" {
+				continue
+			}
+			args := []string{"-overlay", overlay, "-short", "-failfast", "-p=1", "-vet=off", "-timeout", limit.String(), "-run", run, pkg}
+			if v := judgedBy(test(args...)); v.became != survived {
+				return v
 			}
 		}
 	}
-	return survived, ""
+	return verdict{became: survived}
+}
+
+// pattern is the -run of the test that a verdict names, and "" if it names none.
+func pattern(by string) string {
+	name := strings.TrimPrefix(by, inTimeout)
+	if name == "" {
+		return ""
+	}
+	return "^" + strings.ReplaceAll(regexp.QuoteMeta(name), "/", "$/^") + "$"
+}
+
+// inTimeout stands before the name of a test that did not end.
+const inTimeout = "timeout in "
+
+// judgedBy is the verdict of the tests of one package.
+func judgedBy(events []event) verdict {
+	timeout, running := "", ""
+	for _, e := range events {
+		switch {
+		case e.Action == "build-fail":
+			return verdict{became: uncompiled}
+		case e.Action == "fail":
+			return verdict{killed, timeout + cmp.Or(e.Test, running)}
+		case e.Action == "run":
+			running = e.Test
+		case e.Action == "output":
+			timeout = inTimeout
+		}
+	}
+	return verdict{became: survived}
 }
 
 // An event is a line of go test -json.

@@ -38,6 +38,10 @@ func main() {
 	measure := flag.Bool("figures", false, "measure everything else")
 	flag.Parse()
 	check(os.MkdirAll(*dir, 0o755))
+	var before result
+	if *old != "" {
+		before = read(*old)
+	}
 	if *measure {
 		text := "name\tvalue\n"
 		figures := measured()
@@ -47,11 +51,7 @@ func main() {
 		check(os.WriteFile(filepath.Join(*dir, figuresFile), []byte(text), 0o644))
 	}
 	if *n > 0 {
-		mutate(filepath.Join(*dir, mutantsFile), *n, *seed, flag.Args())
-	}
-	var before result
-	if *old != "" {
-		before = read(*old)
+		mutate(filepath.Join(*dir, mutantsFile), *n, *seed, flag.Args(), before.mutants)
 	}
 	fmt.Print(report(before, read(*dir)))
 }
@@ -69,7 +69,10 @@ const (
 
 // A result is what stands in a folder: a value for each name, and what became of each mutant, by
 // its package and identity.
-type result struct{ figures, mutants map[string]string }
+type result struct {
+	figures map[string]string
+	mutants map[string]verdict
+}
 
 func read(dir string) result {
 	r := result{make(map[string]string), judged(filepath.Join(dir, mutantsFile))}
@@ -77,9 +80,9 @@ func read(dir string) result {
 		r.figures[row[0]] = row[1]
 	}
 	count := make(map[string]int)
-	for id, became := range r.mutants {
+	for id, v := range r.mutants {
 		pkg, _, _ := strings.Cut(id, "\t")
-		count["mutants of "+pkg+", "+became]++
+		count["mutants of "+pkg+", "+v.became]++
 	}
 	for name, n := range count {
 		r.figures[name] = fmt.Sprint(n)
@@ -113,13 +116,13 @@ func report(before, now result) (text string) {
 		text += fmt.Sprintf("%s %-60s  %-40s  %s\n", mark, name, cmp.Or(before.figures[name], "-"), cmp.Or(now.figures[name], "-"))
 	}
 	moved := make(map[string]string)
-	for id, became := range before.mutants {
+	for id, v := range before.mutants {
 		_, id, _ = strings.Cut(id, "\t")
-		moved[id] = min(cmp.Or(moved[id], became), became) // killed, if that happened anywhere
+		moved[id] = min(cmp.Or(moved[id], v.became), v.became) // killed, if that happened anywhere
 	}
 	for _, id := range slices.Sorted(maps.Keys(now.mutants)) {
 		_, identity, _ := strings.Cut(id, "\t")
-		if now.mutants[id] == survived && cmp.Or(before.mutants[id], moved[identity]) == killed {
+		if now.mutants[id].became == survived && cmp.Or(before.mutants[id].became, moved[identity]) == killed {
 			text += "killed before, survives now: " + strings.ReplaceAll(id, "\t", " | ") + "\n"
 		}
 	}

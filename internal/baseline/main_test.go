@@ -52,14 +52,15 @@ func TestDrawn(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	before := result{map[string]string{"a": "1", "b": "2"}, map[string]string{
-		"p\tf\tx": killed, "p\tf\ty": survived, "p\tf\tz": killed, "q\tf\tz": survived, "p\tg\tx": uncompiled,
+	before := result{map[string]string{"a": "1", "b": "2"}, map[string]verdict{
+		"p\tf\tx": {became: killed}, "p\tf\ty": {became: survived}, "p\tf\tz": {became: killed},
+		"q\tf\tz": {became: survived}, "p\tg\tx": {became: uncompiled},
 	}}
-	now := result{map[string]string{"b": "3", "c": "4"}, map[string]string{
-		"p\tf\tx": survived, "p\tf\ty": survived,
-		"r\tf\tz": survived,                        // has moved
-		"q\tf\tz": survived,                        // did so before
-		"p\tg\tx": survived, "p\tf\tnew": survived, // were not judged
+	now := result{map[string]string{"b": "3", "c": "4"}, map[string]verdict{
+		"p\tf\tx": {became: survived}, "p\tf\ty": {became: survived},
+		"r\tf\tz": {became: survived},                                  // has moved
+		"q\tf\tz": {became: survived},                                  // did so before
+		"p\tg\tx": {became: survived}, "p\tf\tnew": {became: survived}, // were not judged
 	}}
 	var lines []string
 	for line := range strings.Lines(report(before, now)) {
@@ -67,6 +68,15 @@ func TestReport(t *testing.T) {
 	}
 	assert.Equal(t, []string{"* a 1 -", "* b 2 3", "* c - 4",
 		"killed before, survives now: p | f | x", "killed before, survives now: r | f | z"}, lines)
+}
+
+// The test that killed a mutant is run alone, also if it did not end.
+func TestPattern(t *testing.T) {
+	for by, want := range map[string]string{
+		"": "", "TestA": "^TestA$", "timeout in TestA": "^TestA$", "TestA/b+c/d": `^TestA$/^b\+c$/^d$`,
+	} {
+		assert.Equal(t, want, pattern(by), by)
+	}
 }
 
 // TestSize has one of each kind that counts, and one that does not.
