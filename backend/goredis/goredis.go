@@ -198,8 +198,13 @@ func (c conn) Cluster() bool {
 
 // Master implements [rediscore.Router].
 func (c conn) Master(ctx context.Context, call rediscore.Call) any {
+	return c.Locate(ctx, call.Keys()[0])
+}
+
+// Locate implements [rediscore.Locator], with what go-redis has learnt so far.
+func (c conn) Locate(ctx context.Context, key string) any {
 	if cluster, ok := c.client.(*redis.ClusterClient); ok {
-		if master, err := cluster.MasterForKey(ctx, call.Keys()[0]); err == nil {
+		if master, err := cluster.MasterForKey(ctx, key); err == nil {
 			return master
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -43,44 +42,14 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	l.put(request{kind, s})
 	defer l.unsubscribe(kind, s)
-	period := minFollow
-	look := time.NewTimer(period)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case err := <-s.ended:
-			return err
-		case <-l.ended:
-			return l.err
-		case <-look.C:
-			if c.replaced(ctx, master, channel) {
-				return errReplaced
-			}
-			period = min(2*period, maxFollow)
-			look.Reset(period)
-		}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-s.ended:
+		return err
+	case <-l.ended:
+		return l.err
 	}
-}
-
-const (
-	minFollow = 250 * time.Millisecond // between two looks at the table of slots
-	maxFollow = 10 * time.Second
-)
-
-var errReplaced = errors.New("another master has the slot")
-
-// replaced reports whether go-redis has learnt that the slot of a channel is on another master. A
-// master that was replaced, and is back as a replica, says for a while that it has the slot, and
-// confirms subscriptions of which the scripts of the new master do not know.
-func (c conn) replaced(ctx context.Context, master *redis.Client, channel string) bool {
-	cluster, ok := c.client.(*redis.ClusterClient)
-	if !ok {
-		return false
-	}
-	now, err := cluster.MasterForKey(ctx, channel)
-	return err == nil && now != master
 }
 
 // learn makes the client refresh its table of slots if the error of a subscription says that a

@@ -62,6 +62,14 @@ type Router interface {
 	Master(ctx context.Context, call Call) any
 }
 
+// A Locator is a [Conn] of a Redis Cluster that finds out which master has a slot. The Locker then ends
+// a Listen when another master turns out to have the slot of its channel, and calls it again.
+type Locator interface {
+	// Locate returns a comparable value that stands for the master that has the slot of a channel
+	// now, or nil if that is not known. It may ask a server.
+	Locate(ctx context.Context, channel string) any
+}
+
 // A Pooled is a [Conn] whose calls take connections from a pool. The calls of waits use at most
 // a quarter of it, rounded up.
 type Pooled interface {

@@ -278,6 +278,72 @@ func TestInboxThatIsAhead(t *testing.T) {
 	})
 }
 
+// A locatedConn is a fakeConn that knows the master.
+type locatedConn struct {
+	*fakeConn
+	master any
+}
+
+func (c *locatedConn) Locate(context.Context, string) any {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.master
+}
+
+// An inbox is opened again when another master has its slot. The Locker looks after 250 ms, ever less
+// often while the subscription is there, and at least every 10 s.
+func TestInboxFollowsTheMaster(t *testing.T) {
+	for _, c := range []struct {
+		after       time.Duration // the master changes
+		silent      bool          // the first master does not answer
+		first, last time.Duration // look that can notice
+	}{
+		{100 * time.Millisecond, false, minFollow, minFollow},
+		{2 * time.Second, false, 15 * minFollow, 15 * minFollow},
+		{2 * time.Second, true, 2 * time.Second, 2*time.Second + minFollow},
+		{time.Hour, false, time.Hour, time.Hour + maxFollow},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &locatedConn{&fakeConn{eval: waitsAlways(3, "H", -1)}, "one"}
+			if c.silent {
+				f.listen = func(ctx context.Context, _ func(Event)) error {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+			}
+			var told error
+			l := New(f, WithInboxError(func(err error) { told = err }))
+			defer l.Close()
+			w := begin(t, l, "k", "t")
+			time.Sleep(c.after)
+			f.set(func() { f.master, f.listen = "other", nil })
+			time.Sleep(time.Hour)
+			require.Len(t, f.listened(), 2, "%+v", c)
+			took := gaps(f.listened())[0]
+			require.True(t, c.first+minPause <= took && took < c.last+2*minPause, "%+v: opened again after %v", c, took)
+			require.Equal(t, c.silent, told == errReplaced, "%+v", c)
+			require.Equal(t, 1, f.opened(), "%+v", c)
+			w.cancel()
+		})
+	}
+}
+
+// An inbox stays where it is while the master is not known.
+func TestInboxWithoutAMaster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &locatedConn{&fakeConn{eval: waitsAlways(3, "H", -1)}, "one"}
+		l := New(f)
+		defer l.Close()
+		w := begin(t, l, "k", "t")
+		for _, master := range []any{nil, "one"} {
+			f.set(func() { f.master = master })
+			time.Sleep(time.Hour)
+			require.Len(t, f.listened(), 1, "the master is %v", master)
+		}
+		w.cancel()
+	})
+}
+
 // In Redis Cluster a Locker has a sharded inbox in each slot that it waits for, however many.
 func TestInboxesOfCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

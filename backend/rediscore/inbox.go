@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	mathrand "math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -16,6 +17,8 @@ const (
 	maxPause   = time.Second            // waiters that begin after a failover would be passed over for so long
 	lasting    = time.Second            // how long a subscription is there that was no failure
 	doubtPause = 10 * time.Second       // before an inbox that is doubted again is opened anew
+	minFollow  = 250 * time.Millisecond // between two looks at which master has the slot of an inbox
+	maxFollow  = 10 * time.Second
 )
 
 // An inbox is a channel with a name that nobody else has. It is opened when somebody begins to
@@ -91,13 +94,20 @@ func (b *inbox) keepOpen(ctx context.Context) {
 	}
 }
 
+// listen subscribes once. It returns why that has ended.
 func (b *inbox) listen(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
 	b.post.mu.Lock()
-	b.reopen = cancel
+	b.reopen = func() { end(nil) }
 	b.post.mu.Unlock()
-	return b.post.locker.conn.Listen(ctx, b.channel, b.sharded, func(e Event) {
+	conn := b.post.locker.conn
+	var following sync.WaitGroup
+	if l, ok := conn.(Locator); ok {
+		if master := l.Locate(ctx, b.channel); master != nil {
+			following.Go(func() { b.follow(ctx, l, master, end) })
+		}
+	}
+	end(conn.Listen(ctx, b.channel, b.sharded, func(e Event) {
 		switch e.Kind {
 		case Subscribed:
 			b.set(true)
@@ -105,7 +115,36 @@ func (b *inbox) listen(ctx context.Context) error {
 			b.post.deliver(e.Payload)
 			b.linger()
 		}
-	})
+	}))
+	following.Wait()
+	return context.Cause(ctx)
+}
+
+// follow ends a subscription when another master than the one at its beginning turns out to have the
+// slot. A library may try for long to reach one that is dead. And a master that was replaced, and is
+// back as a replica, says for a while that it has the slot, and confirms subscriptions of which the
+// scripts of the new master do not know.
+func (b *inbox) follow(ctx context.Context, l Locator, master any, end context.CancelCauseFunc) {
+	for period := minFollow; ; {
+		if sleep(ctx, period); ctx.Err() != nil {
+			return
+		}
+		if now := l.Locate(ctx, b.channel); now != nil && now != master {
+			end(errReplaced)
+			return
+		}
+		if b.isLive() {
+			period = min(2*period, maxFollow)
+		}
+	}
+}
+
+var errReplaced = errors.New("another master has the slot")
+
+func (b *inbox) isLive() bool {
+	b.post.mu.Lock()
+	defer b.post.mu.Unlock()
+	return b.live
 }
 
 // set notes whether somebody listens, tells the waiters of a change, and returns how it was

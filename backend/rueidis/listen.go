@@ -34,12 +34,8 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	client := c.client.Client
 	slow := time.AfterFunc(subscribeLimit, l.fail)
 	if sharded {
-		slot := rediscore.Slot(channel)
-		c.masters.refresh(minFollow) // this one may follow one that nobody had heard of
-		master := c.masters.of(ctx, c.client, slot)
-		if node := client.Nodes()[master]; node != nil {
+		if node := client.Nodes()[c.locate(ctx, channel)]; node != nil {
 			client = node
-			c.follow(l, slot, master, minFollow)
 		}
 	}
 	c.client.begin() // others may wait for the connection that it makes
@@ -62,41 +58,12 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 // reach a master that has been replaced.
 const subscribeLimit = 2 * time.Second
 
-// follow ends a Listen when another master than the one that it asks turns out to have the slot. Until
-// subscribeLimit, rueidis would try to reach one that is dead. And a master that was replaced, and is
-// back as a replica, says for a while that it has the slot, and confirms subscriptions of which the
-// scripts of the new master do not know.
-func (c conn) follow(l *listening, slot int, master string, period time.Duration) {
-	time.AfterFunc(period, func() {
-		live, over := l.state()
-		if over || period > followLimit {
-			return
-		}
-		c.masters.refresh(minFollow)
-		if now := c.masters.of(l.ctx, c.client, slot); now != "" && now != master {
-			l.lose(errReplaced)
-			return
-		}
-		if live {
-			period *= 2
-		}
-		c.follow(l, slot, master, period)
-	})
-}
-
-const (
-	minFollow   = 250 * time.Millisecond // between two looks at the table of slots
-	followLimit = 10 * time.Second
-)
-
 // unsubscribeLimit is how long Listen waits for the server to end its subscription.
 const unsubscribeLimit = time.Second
 
 var (
 	errEnded = errors.New("subscription ended")
 	errSlow  = fmt.Errorf("not subscribed within %v", subscribeLimit)
-
-	errReplaced = errors.New("another master has the slot")
 )
 
 // A listening is one Listen.
@@ -127,6 +94,9 @@ func (l *listening) end() (lost error) {
 	l.mu.Lock()
 	l.on, lost = nil, l.lost
 	if !l.live {
+		if err := l.ctx.Err(); err != nil {
+			l.guard.note(err)
+		}
 		l.guard.inFlight.Add(-1)
 	}
 	l.mu.Unlock()
@@ -154,13 +124,6 @@ func (l *listening) fail() {
 	if !l.live {
 		l.loseLocked(errSlow)
 	}
-}
-
-// state reports whether the server has confirmed the subscription, and whether Listen is over.
-func (l *listening) state() (live, over bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.live, l.ctx.Err() != nil
 }
 
 func (l *listening) subscribed(s rueidis.PubSubSubscription) {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 // masters finds the address of the master of a slot. A subscription must be on the master, whose
@@ -29,7 +31,24 @@ type slotRange struct {
 const (
 	readLimit = 500 * time.Millisecond // of one try: rueidis may ask a node that is dead
 	readTries = 3
+	readPause = 250 * time.Millisecond // after which refresh has them read again
 )
+
+// Locate implements [rediscore.Locator].
+func (c conn) Locate(ctx context.Context, channel string) any {
+	if c.Cluster() {
+		if addr := c.locate(ctx, channel); addr != "" {
+			return addr
+		}
+	}
+	return nil
+}
+
+// locate is of with a table that was just read.
+func (c conn) locate(ctx context.Context, channel string) string {
+	c.masters.refresh()
+	return c.masters.of(ctx, c.client, rediscore.Slot(channel))
+}
 
 // of returns the address of the master of a slot, or "" if it is not known.
 func (m *masters) of(ctx context.Context, c rueidis.Client, slot int) string {
@@ -80,10 +99,10 @@ func (c conn) meet(ctx context.Context, key string) {
 }
 
 // refresh is forget, unless they were read lately.
-func (m *masters) refresh(age time.Duration) {
+func (m *masters) refresh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if time.Since(m.since) >= age {
+	if time.Since(m.since) >= readPause {
 		m.ranges = nil
 	}
 }
