@@ -77,7 +77,7 @@ func TestClusterNewMaster(t *testing.T) {
 			var few *rediscore.ReplicasError
 			_, err := l.TryAcquire(t.Context(), t.Name(), "t", ttl)
 			require.ErrorAs(t, err, &few)
-			m := migrate(t, cluster, t.Name(), newMaster())
+			m := cluster.StartMigrationTo(t, t.Name(), newMaster())
 			m.MoveKeys(t)
 			_, err = l.TryAcquire(t.Context(), t.Name()+"{"+t.Name()+"}", "t", ttl)
 			var unsent *dlock.NoEffectError
@@ -268,19 +268,10 @@ func freeInMovingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster
 	require.True(t, release(t, l, other, "mine"))
 }
 
-// startMigration begins to move the slot of key to another master.
+// startMigration begins to move the slot of key to another master, which then knows no scripts.
 func startMigration(t *testing.T, c *redistest.Cluster, key string) *redistest.Migration {
 	t.Helper()
-	to := c.Nodes[0]
-	if to == c.MasterOf(t, key) {
-		to = c.Nodes[1]
-	}
-	return migrate(t, c, key, to)
-}
-
-// migrate begins to move the slot of key to a master, which then knows no scripts.
-func migrate(t *testing.T, c *redistest.Cluster, key string, to *redistest.Server) *redistest.Migration {
-	t.Helper()
-	do(t, to, "SCRIPT", "FLUSH")
-	return c.StartMigrationTo(t, key, to)
+	m := c.StartMigration(t, key)
+	do(t, m.To, "SCRIPT", "FLUSH")
+	return m
 }

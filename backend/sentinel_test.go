@@ -138,11 +138,15 @@ func TestSentinelFailover(t *testing.T) {
 	}
 	for how, failover := range map[string]func(){
 		"killed": func() {
-			master := servers.Master()
+			master := servers.MasterOf(t, "")
 			master.Kill()
 			servers.AwaitFailover(t, master)
 		},
-		"stepped down": func() { servers.StepDown(t) },
+		"stepped down": func() {
+			master := servers.MasterOf(t, "")
+			servers.StepDown(t, master)
+			servers.AwaitFailover(t, master)
+		},
 	} {
 		failover()
 		promoted := time.Now()

@@ -69,7 +69,7 @@ func grantsDuring(t *testing.T, s *redistest.Sentinels, f func()) map[string][]g
 	var mu sync.Mutex
 	grants := make(map[string][]grant)
 	var workers sync.WaitGroup
-	for number, server := range s.Servers {
+	for number, server := range s.Nodes {
 		client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 		defer client.Close()
 		l := goredis.New(client)

@@ -1,12 +1,15 @@
 package redistest
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
 
-// A Bed is a store whose masters have replicas that take their places: [Sentinels] or a [Cluster].
-// A test that strikes it with all its Faults need not know which it is.
+// A Bed is a store on several servers: [Sentinels], a [Cluster], or servers of which a majority
+// decides. A test that strikes it with all its Faults need not know which it is.
 type Bed interface {
 	// Addrs returns the addresses that a client is given.
 	Addrs() []string
@@ -21,11 +24,6 @@ type Bed interface {
 	Faults() []Fault
 }
 
-var (
-	_ Bed = (*Sentinels)(nil)
-	_ Bed = (*Cluster)(nil)
-)
-
 // A Fault is something that can happen to a Bed.
 type Fault struct {
 	Name string
@@ -36,5 +34,117 @@ type Fault struct {
 	Strike func(t testing.TB) (failover time.Duration)
 }
 
+// A replicated store has masters, and replicas that take their places.
+type replicated struct {
+	// Nodes has the masters in the order of their slots, followed by the replicas: with m masters,
+	// Nodes[m+i] replicates Nodes[i%m]. Failovers do not change the order.
+	Nodes []*Server
+
+	masters   int
+	confirmed func(master *Server) bool // by whoever else must know; or nil
+}
+
+// Masters returns the nodes that are masters now, in the order of Nodes.
+func (r *replicated) Masters(testing.TB) (masters []*Server) {
+	for _, s := range r.Nodes {
+		if s.alive() && s.isMaster() && (r.confirmed == nil || r.confirmed(s)) {
+			masters = append(masters, s)
+		}
+	}
+	return masters
+}
+
+func (s *Server) isMaster() bool {
+	info, err := s.info("replication")
+	return err == nil && info["role"] == "master"
+}
+
+// others returns the nodes with the same data as s.
+func (r *replicated) others(s *Server) (others []*Server) {
+	for i := slices.Index(r.Nodes, s) % r.masters; i < len(r.Nodes); i += r.masters {
+		if r.Nodes[i] != s {
+			others = append(others, r.Nodes[i])
+		}
+	}
+	return others
+}
+
+// AwaitFailover waits until a replica has replaced a master that was killed or suspended, or has
+// stepped down. It returns the new master. If the old one does not answer, that takes about 3 s with
+// Sentinels, which notice after one, and 5 s in a Cluster, where the other nodes notice after 3 s.
+func (r *replicated) AwaitFailover(t testing.TB, master *Server) (successor *Server) {
+	t.Helper()
+	await(t, func() error {
+		for _, m := range r.Masters(t) {
+			if slices.Contains(r.others(master), m) {
+				successor = m
+				return nil
+			}
+		}
+		return fmt.Errorf("no replica has taken the place of %s", master.Addr())
+	})
+	return successor
+}
+
+// A failoverBed is a Bed that is replicated.
+type failoverBed interface {
+	Bed
+	AwaitFailover(t testing.TB, master *Server) (successor *Server)
+	StepDown(t testing.TB, master *Server)
+	cutOff(t testing.TB, master *Server) (undo func())
+	comeBack(t testing.TB, killed *Server) // as a replica
+	awaitWhole(t testing.TB)               // all nodes run, and each knows its place
+}
+
+// failovers returns the faults after which a replica takes the place of a master: the master is killed,
+// and comes back as a replica; it is suspended, and resumed after it was replaced; it is cut off from the
+// others, but not from clients that are connected; and it steps down. In the last three, it takes itself
+// for a master until another has told it otherwise.
+func failovers(b failoverBed) []Fault {
+	return []Fault{
+		failover(b, "killed", func(t testing.TB, master *Server) (undo func()) {
+			t.Helper()
+			master.Kill()
+			return func() { b.comeBack(t, master) }
+		}),
+		failover(b, "suspended", func(t testing.TB, master *Server) (undo func()) {
+			t.Helper()
+			master.Suspend()
+			return func() {
+				time.Sleep(lateness)
+				master.Resume()
+			}
+		}),
+		failover(b, "cut off", b.cutOff),
+		failover(b, "stepped down", func(t testing.TB, master *Server) (undo func()) {
+			t.Helper()
+			b.StepDown(t, master)
+			return func() {}
+		}),
+	}
+}
+
 // lateness is how long a master that was replaced goes on unreachable.
 const lateness = 300 * time.Millisecond
+
+func failover(b failoverBed, name string, strike func(t testing.TB, master *Server) (undo func())) Fault {
+	return Fault{name, func(t testing.TB) time.Duration {
+		t.Helper()
+		masters := b.Masters(t)
+		old, begun := masters[rand.IntN(len(masters))], time.Now()
+		undo := strike(t, old)
+		b.AwaitFailover(t, old)
+		took := time.Since(begun)
+		undo()
+		b.awaitWhole(t)
+		return took
+	}}
+}
+
+func addrs(servers []*Server) []string {
+	addrs := make([]string, len(servers))
+	for i, s := range servers {
+		addrs[i] = s.Addr()
+	}
+	return addrs
+}

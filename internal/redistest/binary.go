@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -18,6 +19,12 @@ const (
 // errNoServer is the reason to skip a test.
 var errNoServer = errors.New("redistest: there is no redis-server and no valkey-server on PATH: " +
 	"install one (apt-get install redis-server, brew install valkey), or set " + envServer + " to its path")
+
+// Installed reports whether Start would find a server, for tests that have an alternative.
+func Installed() bool {
+	_, err := locate(os.Getenv, exec.LookPath)
+	return err == nil
+}
 
 // A binary is the program of a server.
 type binary struct {

@@ -1,22 +1,19 @@
 package redistest
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
+	"time"
 )
 
 const slots = 16384
 
 // A Cluster is a Redis Cluster.
-type Cluster struct {
-	// Nodes has the masters in the order of their slots, followed by the replicas: with m
-	// masters, Nodes[m+i] replicates Nodes[i%m]. Failovers do not change the order.
-	Nodes []*Server
+type Cluster struct{ replicated }
 
-	masters int
-}
+var _ Bed = (*Cluster)(nil)
 
 // StartCluster starts a Redis Cluster whose masters share the slots evenly. It waits until every
 // node knows all others and all slots are served, which takes about two seconds. A node counts as
@@ -26,7 +23,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	if testing.Short() {
 		t.Skip("redistest: clusters are left out with -short")
 	}
-	c := &Cluster{masters: masters}
+	c := &Cluster{replicated{masters: masters}}
 	for range masters * (1 + replicasPerMaster) {
 		c.Nodes = append(c.Nodes, Start(t,
 			"--cluster-enabled", "yes",
@@ -45,11 +42,65 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 		id := must[string](t, c.Nodes[i%masters], "CLUSTER", "MYID")
 		await(t, func() error { _, err := n.Do("CLUSTER", "REPLICATE", id); return err })
 	}
-	c.awaitComplete(t)
+	c.awaitWhole(t)
 	return c
 }
 
-func (c *Cluster) awaitComplete(t testing.TB) {
+// Addrs returns the addresses of the nodes.
+func (c *Cluster) Addrs() []string { return addrs(c.Nodes) }
+
+// Faults returns what can happen to a master: what can happen with Sentinels, too; it is replaced with
+// CLUSTER FAILOVER TAKEOVER, which neither asks nor tells it; and slots move to another master, with
+// keys in them.
+func (c *Cluster) Faults() []Fault {
+	return append(failovers(c),
+		failover(c, "taken over", func(t testing.TB, master *Server) (undo func()) {
+			t.Helper()
+			must[string](t, c.others(master)[0], "CLUSTER", "FAILOVER", "TAKEOVER")
+			return func() {}
+		}),
+		Fault{"slots moved", func(t testing.TB) time.Duration {
+			t.Helper()
+			c.moveSlots(t, 8)
+			return 0
+		}},
+	)
+}
+
+// StepDown replaces a master by one of its replicas in an orderly way, with CLUSTER FAILOVER. All nodes
+// must be running. StepDown first waits until they know each other, because a master ignores a replica
+// that it does not know. It asks again if the replica gives up, as it does on a busy machine.
+func (c *Cluster) StepDown(t testing.TB, master *Server) {
+	t.Helper()
+	c.awaitWhole(t)
+	const givenUp = 6 * time.Second // by the replica, whose time-out is 5 s
+	replica, asked := c.others(master)[0], time.Time{}
+	await(t, func() error {
+		if replica.isMaster() {
+			return nil
+		}
+		if time.Since(asked) > givenUp {
+			asked = time.Now()
+			if _, err := replica.Do("CLUSTER", "FAILOVER"); err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("%s has not taken the place of %s", replica.Addr(), master.Addr())
+	})
+}
+
+// cutOff leaves the bus, so the master is not replaced before it is killed a little later.
+func (c *Cluster) cutOff(t testing.TB, master *Server) (undo func()) {
+	t.Helper()
+	master.cutOff(t)
+	time.Sleep(lateness)
+	master.Kill()
+	return master.Restart
+}
+
+func (c *Cluster) comeBack(_ testing.TB, killed *Server) { killed.Restart() }
+
+func (c *Cluster) awaitWhole(t testing.TB) {
 	t.Helper()
 	for _, n := range c.Nodes {
 		await(t, func() error { return c.complete(n) })
@@ -97,54 +148,21 @@ func (c *Cluster) complete(n *Server) error {
 	return n.inSync()
 }
 
-// Addrs returns the addresses of the Nodes.
-func (c *Cluster) Addrs() []string {
-	addrs := make([]string, len(c.Nodes))
-	for i, n := range c.Nodes {
-		addrs[i] = n.Addr()
-	}
-	return addrs
-}
-
-// Masters returns the nodes that are masters now, in the order of Nodes.
-func (c *Cluster) Masters(testing.TB) (masters []*Server) {
-	for _, n := range c.Nodes {
-		if n.alive() && n.isMaster() {
-			masters = append(masters, n)
-		}
-	}
-	return masters
-}
-
 // MasterOf returns the node that serves key, according to the first node that is running.
 func (c *Cluster) MasterOf(t testing.TB, key string) *Server {
 	t.Helper()
-	s, err := c.masterOf(t, key)
-	if err != nil {
-		t.Fatalf("redistest: who serves %q: %v", key, err)
+	alive := slices.IndexFunc(c.Nodes, (*Server).alive)
+	if alive < 0 {
+		t.Fatalf("redistest: who serves %q: no node is running", key)
 	}
-	return s
-}
-
-func (c *Cluster) masterOf(t testing.TB, key string) (*Server, error) {
-	t.Helper()
-	for _, n := range c.Nodes {
-		if !n.alive() {
-			continue
-		}
-		ranges, err := n.ranges()
-		if err != nil {
-			return nil, err
-		}
-		port := portOf(ranges, int64(n.Slot(t, key)))
-		for _, m := range c.Nodes {
-			if int64(m.port) == port {
-				return m, nil
-			}
-		}
-		return nil, fmt.Errorf("none of ours, but the one on port %d", port)
+	n := c.Nodes[alive]
+	ranges, err := n.ranges()
+	port := portOf(ranges, int64(n.Slot(t, key)))
+	master := slices.IndexFunc(c.Nodes, func(m *Server) bool { return int64(m.port) == port })
+	if err != nil || master < 0 {
+		t.Fatalf("redistest: who serves %q: none of ours, but the one on port %d, %v", key, port, err)
 	}
-	return nil, errors.New("no node is running")
+	return c.Nodes[master]
 }
 
 // A slotRange is an element of CLUSTER SLOTS.

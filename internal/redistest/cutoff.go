@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// CutOff parts the server from its replicas and from Sentinels, as a network that splits does: their
+// cutOff parts the server from its replicas and from Sentinels, as a network that splits does: their
 // connections end, and nobody can connect. Clients that are connected go on, and so does the bus of
 // a Cluster. The function that it returns ends this.
-func (s *Server) CutOff(t testing.TB) (rejoin func()) {
+func (s *Server) cutOff(t testing.TB) (rejoin func()) {
 	t.Helper()
 	nc, err := net.DialTimeout("tcp4", s.Addr(), s.limit)
 	if err != nil {

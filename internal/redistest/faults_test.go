@@ -17,7 +17,7 @@ func TestBeds(t *testing.T) {
 		t.Parallel()
 		s := StartSentinels(t, "orders")
 		require.Len(t, s.Addrs(), 3)
-		require.Same(t, s.Servers[0], s.Master())
+		require.Same(t, s.Nodes[0], s.MasterOf(t, ""))
 		strikeAll(t, s)
 	})
 	t.Run("Cluster", func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestCutOff(t *testing.T) {
 	}
 	require.Equal(t, "PONG", ask("PING"))
 
-	rejoin := master.CutOff(t)
+	rejoin := master.cutOff(t)
 	await(t, func() error {
 		if replica.inSync() == nil {
 			return fmt.Errorf("the replica is still connected")

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Keys returns all keys of database 0, sorted.
@@ -21,33 +20,24 @@ func (s *Server) Keys(t testing.TB) []string {
 }
 
 // CommandCount returns the number of executions of each command since the server started, by
-// clients and inside scripts. Names are in lower case; those of subcommands are like
-// "cluster|info". As with Calls, the INFO of this call is not counted.
+// clients and inside scripts. Names are in lower case; those of subcommands are like "cluster|info". The INFO of this call is not counted, but those of earlier calls are.
 func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	for stat, value := range s.mustInfo(t, "commandstats") {
+	info, err := s.info("commandstats")
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	for stat, value := range info {
 		name, _ := strings.CutPrefix(stat, "cmdstat_")
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-		counts[name] = number[int64](t, calls, parseInt)
+		n, err := strconv.ParseInt(calls, 10, 64)
+		if err != nil {
+			t.Fatalf("redistest: INFO: %v", err)
+		}
+		counts[name] = n
 	}
 	return counts
-}
-
-// Calls returns the number of commands executed since the server started, by clients and inside
-// scripts. It does not count its own INFO, but earlier ones: a second call returns 1 more if
-// nothing else was executed in between.
-func (s *Server) Calls(t testing.TB) int64 {
-	t.Helper()
-	return number(t, s.mustInfo(t, "stats")["total_commands_processed"], parseInt)
-}
-
-// CPU returns the CPU time of the server, user and system.
-func (s *Server) CPU(t testing.TB) time.Duration {
-	t.Helper()
-	info := s.mustInfo(t, "cpu")
-	seconds := number(t, info["used_cpu_user"], parseFloat) + number(t, info["used_cpu_sys"], parseFloat)
-	return time.Duration(seconds * float64(time.Second))
 }
 
 // Slot returns the hash slot of key in Redis Cluster. Some versions support that only if they were
@@ -55,15 +45,6 @@ func (s *Server) CPU(t testing.TB) time.Duration {
 func (s *Server) Slot(t testing.TB, key string) int {
 	t.Helper()
 	return int(must[int64](t, s, "CLUSTER", "KEYSLOT", key))
-}
-
-func (s *Server) mustInfo(t testing.TB, section string) map[string]string {
-	t.Helper()
-	info, err := s.info(section)
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	return info
 }
 
 // info returns one section of INFO, by field.
@@ -97,15 +78,3 @@ func must[T any](t testing.TB, s *Server, args ...string) T {
 	}
 	return v
 }
-
-func number[T any](t testing.TB, text string, parse func(string) (T, error)) T {
-	t.Helper()
-	n, err := parse(text)
-	if err != nil {
-		t.Fatalf("redistest: INFO: %v", err)
-	}
-	return n
-}
-
-func parseInt(text string) (int64, error)     { return strconv.ParseInt(text, 10, 64) }
-func parseFloat(text string) (float64, error) { return strconv.ParseFloat(text, 64) }

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"testing"
 )
@@ -71,6 +72,19 @@ func (m *Migration) Finish(t testing.TB) {
 			}
 			return nil
 		})
+	}
+}
+
+// moveSlots moves up to n slots that have keys.
+func (c *Cluster) moveSlots(t testing.TB, n int) {
+	t.Helper()
+	masters := c.Masters(t)
+	keys := masters[rand.IntN(len(masters))].Keys(t)
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	for _, key := range keys[:min(n, len(keys))] {
+		m := c.StartMigration(t, key)
+		m.MoveKeys(t)
+		m.Finish(t)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package redistest starts real Redis or Valkey servers for tests, on free ports of the loopback
 // interface: a single server, a replica, a Sentinel, or a whole Cluster. A test can stop, kill,
-// suspend and restart them, and cut them off. They are killed when the test ends. Sentinels and a
-// Cluster are each a [Bed], with a list of faults that can strike it.
+// suspend and restart them. They are killed when the test ends. Sentinels and a Cluster are each a
+// [Bed], with a list of faults that can strike it.
 //
 // DLOCK_TEST_REDIS_SERVER names the server's program. By default it is redis-server or
 // valkey-server, whichever is on PATH. If there is none, the test is skipped, or fails if
@@ -46,7 +46,7 @@ type Server struct {
 	port     int
 	claim    net.PacketConn
 	limit    time.Duration // of one Do
-	role     []string      // arguments that say whose replica it is since RestartAsReplica
+	role     []string      // arguments that say whose replica it is since restartAsReplica
 
 	mu     sync.Mutex
 	proc   *process
@@ -163,9 +163,9 @@ func (s *Server) Restart() {
 	}
 }
 
-// RestartAsReplica is Restart, but the server is a replica from the beginning: nobody mistakes it for
+// restartAsReplica is Restart, but the server is a replica from the beginning: nobody mistakes it for
 // a master without data.
-func (s *Server) RestartAsReplica(of *Server) {
+func (s *Server) restartAsReplica(of *Server) {
 	s.t.Helper()
 	s.mu.Lock()
 	s.role = replicaOf(of)

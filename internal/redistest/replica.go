@@ -2,8 +2,6 @@ package redistest
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"testing"
@@ -72,45 +70,16 @@ func (s *Server) offsets(port int) (written, received int64, err error) {
 	return written, received, err
 }
 
-// StartSentinel starts a Redis Sentinel that watches master under a name, and waits until it knows
-// the replicas of master. A master counts as down if it has not answered for a second, and is
-// replaced if quorum Sentinels agree. The methods of the Server that read keys fail. With -short
-// the test is skipped.
-func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Server {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("redistest: Sentinels are left out with -short")
-	}
-	text := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]d %[4]d\n"+
-		"sentinel down-after-milliseconds %[1]s 1000\n"+
-		"sentinel failover-timeout %[1]s 5000\n", name, host, master.port, quorum)
-	if master.password != "" {
-		text += fmt.Sprintf("sentinel auth-pass %s %s\n", name, master.password)
-	}
-	config := filepath.Join(t.TempDir(), "sentinel.conf") // the Sentinel writes to it
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	s := start(t, config, []string{"--sentinel"})
-	await(t, func() error { return s.watches(master, name) })
-	return s
-}
-
-// watches returns nil if the Sentinel knows all replicas of master.
-func (s *Server) watches(master *Server, name string) error {
-	info, err := master.info("replication")
-	if err != nil {
+// follows returns nil if the server is master, or a replica of it that is in sync.
+func (s *Server) follows(master *Server) error {
+	info, err := s.info("replication")
+	if err != nil || s == master {
 		return err
 	}
-	reply, err := s.Do("SENTINEL", "SLAVES", name)
-	if err != nil {
-		return err
+	if info["master_port"] != strconv.Itoa(master.port) {
+		return fmt.Errorf("%s is %s of port %q, not %d", s.Addr(), info["role"], info["master_port"], master.port)
 	}
-	known := strconv.Itoa(len(reply.([]any)))
-	if want := info["connected_slaves"]; known != want {
-		return fmt.Errorf("the Sentinel at %s knows %s replicas of %s, not %s", s.Addr(), known, master.Addr(), want)
-	}
-	return nil
+	return s.inSync()
 }
 
 // await waits until a function returns nil.
