@@ -32,8 +32,8 @@ type post struct {
 	told    bool               // why there is no inbox, since one was open
 }
 
-// A waiter is where a wait hears of its inbox.
-type waiter struct {
+// An addressee is a wait as its post knows it: there the wait hears of its inbox.
+type addressee struct {
 	inbox   *inbox
 	changed chan struct{} // of capacity 1: the inbox has been opened or lost
 	granted chan handover // of capacity 1
@@ -82,9 +82,9 @@ func (p *post) startLocked(f func()) bool {
 	return true
 }
 
-// join makes a waiter for a token, whose messages come through the inbox of a slot. If it is not
+// join makes an addressee of a token, whose messages come through the inbox of a slot. If it is not
 // nil, which it is if the post is closed, leave must follow.
-func (p *post) join(key, token string, slot int) *waiter {
+func (p *post) join(key, token string, slot int) *addressee {
 	sharded := p.locker.conn.Cluster()
 	p.used.Store(true)
 	p.mu.Lock()
@@ -93,27 +93,27 @@ func (p *post) join(key, token string, slot int) *waiter {
 		return nil
 	}
 	p.running.Add(1)
-	w := &waiter{
+	a := &addressee{
 		inbox:   p.inboxLocked(slot, sharded),
 		changed: make(chan struct{}, 1),
 		granted: make(chan handover, 1),
 	}
-	w.inbox.idle.Stop()
-	w.inbox.waiters[w] = struct{}{}
-	p.rememberLocked(key, token, w)
-	return w
+	a.inbox.idle.Stop()
+	a.inbox.addressees[a] = struct{}{}
+	p.rememberLocked(key, token, a)
+	return a
 }
 
 // leave ends the wait of a token, which was granted the lock or not.
-func (p *post) leave(token string, w *waiter, granted bool) {
+func (p *post) leave(token string, a *addressee, granted bool) {
 	defer p.running.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil && r.waiter == w {
-		r.forgetWaiterLocked(granted)
+	if r := p.tokens[token]; r != nil && r.addressee == a {
+		r.endWaitLocked(granted)
 	}
-	delete(w.inbox.waiters, w)
-	w.inbox.lingerLocked()
+	delete(a.inbox.addressees, a)
+	a.inbox.lingerLocked()
 }
 
 // deliver passes a message on. A grant for a token that is used no more is released; but while a
@@ -138,9 +138,9 @@ func (p *post) deliver(message string) {
 		r.again = true
 	case r.use != inUse:
 		p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))
-	case r.waiter != nil:
+	case r.addressee != nil:
 		select {
-		case r.waiter.granted <- h:
+		case r.addressee.granted <- h:
 		default: // it has one to read, which makes it check in
 		}
 	}
@@ -158,11 +158,11 @@ func parseHandover(message string) (h handover, token string, ok bool) {
 
 // found notes that a check-in has found a grant whose message ought to have come. If it does not
 // come, the inbox is deaf, and is opened anew.
-func (p *post) found(token string, w *waiter) {
+func (p *post) found(token string, a *addressee) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r, b := p.tokens[token], w.inbox
-	if r == nil || !b.live || len(w.granted) > 0 {
+	r, b := p.tokens[token], a.inbox
+	if r == nil || !b.live || len(a.granted) > 0 {
 		return
 	}
 	r.due = b
@@ -177,10 +177,10 @@ func (p *post) found(token string, w *waiter) {
 
 // passedOver notes that a waiter was taken for dead again though its inbox was known: it is not
 // heard of where the lock is.
-func (p *post) passedOver(w *waiter) {
+func (p *post) passedOver(a *addressee) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w.inbox.doubtLocked()
+	a.inbox.doubtLocked()
 }
 
 // missing tells why an inbox could not be opened, unless that was told since one was open.
@@ -195,8 +195,8 @@ func (p *post) missing(err error) {
 }
 
 // address returns how scripts are told of the inbox, or "" if nobody listens to it.
-func (w *waiter) address() string {
-	b := w.inbox
+func (a *addressee) address() string {
+	b := a.inbox
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {

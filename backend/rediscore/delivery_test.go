@@ -461,12 +461,12 @@ func TestTokensAreForgotten(t *testing.T) {
 // So are those of many that waited at once.
 func TestManyTokensAreForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		var waiters []*waiter
+		var waiting []*addressee
 		for i := range 2 * maxTokens {
-			waiters = append(waiters, l.post.join("k", strconv.Itoa(i), 0))
+			waiting = append(waiting, l.post.join("k", strconv.Itoa(i), 0))
 		}
 		require.Len(t, l.post.tokens, 2*maxTokens)
-		for i, w := range waiters {
+		for i, w := range waiting {
 			l.post.leave(strconv.Itoa(i), w, false)
 		}
 		for i := range maxTokens + 1 {

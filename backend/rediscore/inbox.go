@@ -24,16 +24,16 @@ const (
 // An inbox is a channel with a name that nobody else has. It is opened when somebody begins to
 // wait, and closed some time after the last one has ended. The mutex of its post guards it.
 type inbox struct {
-	post    *post
-	channel string
-	sharded bool
-	waiters map[*waiter]struct{}
-	needed  context.Context // ends when nobody has waited for a while
-	close   context.CancelFunc
-	live    bool
-	reopen  context.CancelFunc
-	doubted time.Time // when it was last opened anew
-	idle    *time.Timer
+	post       *post
+	channel    string
+	sharded    bool
+	addressees map[*addressee]struct{}
+	needed     context.Context // ends when nobody has waited for a while
+	close      context.CancelFunc
+	live       bool
+	reopen     context.CancelFunc
+	doubted    time.Time // when it was last opened anew
+	idle       *time.Timer
 }
 
 // inboxLocked returns the inbox of a slot. It opens the inbox if necessary.
@@ -45,7 +45,7 @@ func (p *post) inboxLocked(slot int, sharded bool) *inbox {
 	if b := p.inboxes[channel]; b != nil {
 		return b
 	}
-	b := &inbox{post: p, channel: channel, sharded: sharded, waiters: make(map[*waiter]struct{})}
+	b := &inbox{post: p, channel: channel, sharded: sharded, addressees: make(map[*addressee]struct{})}
 	b.idle = time.AfterFunc(math.MaxInt64, b.closeIfIdle)
 	b.needed, b.close = context.WithCancel(p.open)
 	b.reopen = func() {}
@@ -66,7 +66,7 @@ func (b *inbox) run() {
 func (b *inbox) again() context.Context {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
-	if len(b.waiters) == 0 || b.post.open.Err() != nil {
+	if len(b.addressees) == 0 || b.post.open.Err() != nil {
 		delete(b.post.inboxes, b.channel)
 		return nil
 	}
@@ -157,9 +157,9 @@ func (b *inbox) set(live bool) (was bool) {
 	if was == live {
 		return was
 	}
-	for w := range b.waiters {
+	for a := range b.addressees {
 		select {
-		case w.changed <- struct{}{}:
+		case a.changed <- struct{}{}:
 		default:
 		}
 	}
@@ -184,7 +184,7 @@ func (b *inbox) linger() {
 }
 
 func (b *inbox) lingerLocked() {
-	if len(b.waiters) == 0 && b.post.open.Err() == nil {
+	if len(b.addressees) == 0 && b.post.open.Err() == nil {
 		b.idle.Reset(lingering)
 	}
 }
@@ -192,7 +192,7 @@ func (b *inbox) lingerLocked() {
 func (b *inbox) closeIfIdle() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
-	if len(b.waiters) == 0 {
+	if len(b.addressees) == 0 {
 		b.close()
 	}
 }

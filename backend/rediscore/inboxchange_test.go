@@ -26,20 +26,20 @@ func TestChangeBeforeMessage(t *testing.T) {
 				return ctx.Err()
 			}
 			w := &wait{
-				locker:  l,
-				ctx:     t.Context(),
-				key:     "k",
-				token:   "t",
-				waiter:  l.post.join("k", "t", 0),
-				answers: make(chan answer, 1),
-				timer:   time.NewTimer(time.Hour),
-				clock:   1,
-				sent:    time.Now(),
+				locker:    l,
+				ctx:       t.Context(),
+				key:       "k",
+				token:     "t",
+				addressee: l.post.join("k", "t", 0),
+				answers:   make(chan answer, 1),
+				timer:     time.NewTimer(time.Hour),
+				clock:     1,
+				sent:      time.Now(),
 			}
-			w.waiter.changed <- struct{}{}
-			w.waiter.granted <- handover{fence: 7, time: 100_000_000}
+			w.addressee.changed <- struct{}{}
+			w.addressee.granted <- handover{fence: 7, time: 100_000_000}
 			attempt, err := w.run()
-			l.post.leave("t", w.waiter, true)
+			l.post.leave("t", w.addressee, true)
 			require.NoError(t, err)
 			require.EqualValues(t, 8, attempt.Fence, "the fence of the answer")
 		})

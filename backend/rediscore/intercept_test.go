@@ -342,7 +342,7 @@ func (w *waiting) ended() {
 func forceCheckIn(l *Locker, token string) {
 	l.post.mu.Lock()
 	defer l.post.mu.Unlock()
-	if w := l.post.tokens[token].waiter; w != nil { // else it has checked in by itself, and is granted the lock
+	if w := l.post.tokens[token].addressee; w != nil { // else it has checked in by itself, and is granted the lock
 		select {
 		case w.changed <- struct{}{}:
 		default:

@@ -53,8 +53,8 @@ func newLockKeys(prefix, key string, cluster bool) *lockKeys {
 	return n
 }
 
-// keys caches the keys of locks that were used lately.
-type keys struct {
+// A keyCache has the keys of locks that were used lately.
+type keyCache struct {
 	mu    sync.RWMutex
 	names map[string]*lockKeys
 }
@@ -62,7 +62,7 @@ type keys struct {
 // maxNames is the number of locks in the cache. When it is full, it is emptied.
 const maxNames = 1024
 
-func (k *keys) of(prefix, key string, conn Conn) *lockKeys {
+func (k *keyCache) of(prefix, key string, conn Conn) *lockKeys {
 	k.mu.RLock()
 	n := k.names[key]
 	k.mu.RUnlock()

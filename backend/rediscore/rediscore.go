@@ -115,7 +115,7 @@ type Locker struct {
 	replicas *replicas   // WithReplicas; nil for none
 	err      error       // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
-	keys     keys
+	keys     keyCache
 	post     *post
 	outbox   *outbox
 }

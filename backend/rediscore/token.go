@@ -13,10 +13,10 @@ const maxTokens = 16384
 // A record is what a post knows of a token that was taken into a queue. While it is kept, a grant
 // is never taken for that of another token.
 type record struct {
-	key    string
-	waiter *waiter // nil if the wait is over
-	use    use
-	due    *inbox // that must bring the message of a grant that a check-in has found; or nil
+	key       string
+	addressee *addressee // nil if the wait is over
+	use       use
+	due       *inbox // that must bring the message of a grant that a check-in has found; or nil
 
 	releases int  // that are in flight
 	again    bool // one of them may have missed a grant: another follows if it found nothing
@@ -35,19 +35,19 @@ const (
 	missed            // it was given up, and the last release has found nothing, or has failed
 )
 
-func (p *post) rememberLocked(key, token string, w *waiter) {
+func (p *post) rememberLocked(key, token string, a *addressee) {
 	if r := p.ofLocked(key, token); r != nil {
-		r.waiter, r.use = w, inUse
+		r.addressee, r.use = a, inUse
 		return
 	}
 	if p.tokens[token] == nil {
 		p.order = append(p.order, token)
 	}
-	p.tokens[token] = &record{key: key, waiter: w}
+	p.tokens[token] = &record{key: key, addressee: a}
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
-		if r := p.tokens[oldest]; r.waiter != nil || r.givenBack != nil {
+		if r := p.tokens[oldest]; r.addressee != nil || r.givenBack != nil {
 			p.order = append(p.order, oldest)
 		} else {
 			delete(p.tokens, oldest)
@@ -55,9 +55,9 @@ func (p *post) rememberLocked(key, token string, w *waiter) {
 	}
 }
 
-// forgetWaiterLocked notes that a wait of a token is over, and whether it was granted the lock.
-func (r *record) forgetWaiterLocked(granted bool) {
-	r.waiter = nil
+// endWaitLocked notes that a wait of a token is over, and whether it was granted the lock.
+func (r *record) endWaitLocked(granted bool) {
+	r.addressee = nil
 	switch {
 	case granted:
 		r.use = inUse
@@ -114,10 +114,10 @@ func (p *post) released(key, token string, held bool) {
 
 // outlived notes that a call of a wait is still in flight when the wait ends; late must follow
 // when it is answered, and then answered be closed.
-func (p *post) outlived(token string, w *waiter, answered <-chan struct{}) {
+func (p *post) outlived(token string, a *addressee, answered <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil && r.waiter == w {
+	if r := p.tokens[token]; r != nil && r.addressee == a {
 		r.answered = answered
 	}
 }
@@ -219,7 +219,7 @@ func (p *post) reuse(ctx context.Context, key, token string, vote bool) error {
 		case vote && r.answered != nil:
 			busy = r.answered
 		default:
-			if r.waiter == nil {
+			if r.addressee == nil {
 				r.use, r.again = inUse, false
 			}
 			return nil

@@ -60,15 +60,15 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 
 // A wait is one call of Acquire or AcquireVote. It has at most one call to the server in the outbox or in flight.
 type wait struct {
-	locker  *Locker
-	ctx     context.Context
-	key     string
-	token   string
-	ttl     time.Duration
-	vote    []string // of AcquireVote: the place and the floor
-	waiter  *waiter
-	answers chan answer // of capacity 1
-	timer   *time.Timer // of the next check-in
+	locker    *Locker
+	ctx       context.Context
+	key       string
+	token     string
+	ttl       time.Duration
+	vote      []string // of AcquireVote: the place and the floor
+	addressee *addressee
+	answers   chan answer // of capacity 1
+	timer     *time.Timer // of the next check-in
 
 	ask        *ask      // the last call
 	calling    bool      // it is in the outbox or in flight
@@ -102,8 +102,8 @@ type answer struct {
 
 func (w *wait) do() (dlock.Attempt, error) {
 	post := w.locker.post
-	w.waiter = post.join(w.key, w.token, w.locker.keysOf(w.key).slot)
-	if w.waiter == nil {
+	w.addressee = post.join(w.key, w.token, w.locker.keysOf(w.key).slot)
+	if w.addressee == nil {
 		return dlock.Attempt{}, mark(dlock.ErrClosed)
 	}
 	w.answers, w.timer = make(chan answer, 1), time.NewTimer(time.Hour)
@@ -112,7 +112,7 @@ func (w *wait) do() (dlock.Attempt, error) {
 	if w.withdraw(); w.calling {
 		w.awaitAnswer()
 	}
-	post.leave(w.token, w.waiter, attempt.Acquired)
+	post.leave(w.token, w.addressee, attempt.Acquired)
 	return attempt, err
 }
 
@@ -131,7 +131,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 			if err != nil || attempt.Acquired {
 				return attempt, err
 			}
-		case h := <-w.waiter.granted:
+		case h := <-w.addressee.granted:
 			w.noteChange()
 			switch {
 			case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
@@ -142,7 +142,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 			} // a message that is older than the answer may be of a grant that is over
 			w.registered = "" // no second message will come for this grant
 			w.send()
-		case <-w.waiter.changed:
+		case <-w.addressee.changed:
 			w.change()
 			w.send()
 		case <-w.timer.C:
@@ -167,7 +167,7 @@ func (w *wait) ended() error {
 // noteChange takes note of a change of the inbox before a message or an answer is read.
 func (w *wait) noteChange() {
 	select {
-	case <-w.waiter.changed:
+	case <-w.addressee.changed:
 		w.change()
 	default:
 	}
@@ -189,7 +189,7 @@ func (w *wait) withdraw() {
 // then.
 func (w *wait) awaitAnswer() {
 	post, answered := w.locker.post, make(chan struct{})
-	post.outlived(w.token, w.waiter, answered)
+	post.outlived(w.token, w.addressee, answered)
 	post.start(func() {
 		<-w.answers
 		giveBack := post.late(w.ctx, w.key, w.token, answered)
@@ -208,8 +208,8 @@ func (w *wait) end(err error) (dlock.Attempt, error) {
 	return w.held, mark(err)
 }
 
-// forgetPlace notes that the token is not in the queue any more.
-func (w *wait) forgetPlace() { w.ticket, w.held = "", dlock.Attempt{} }
+// forgetTicket notes that the token is not in the queue any more.
+func (w *wait) forgetTicket() { w.ticket, w.held = "", dlock.Attempt{} }
 
 // close releases the token, after the answer to the call in flight.
 func (w *wait) close() (dlock.Attempt, error) {
@@ -217,7 +217,7 @@ func (w *wait) close() (dlock.Attempt, error) {
 		w.received(<-w.answers)
 	}
 	if w.locker.giveBack(w.ctx, w.key, w.token) == nil {
-		w.forgetPlace()
+		w.forgetTicket()
 	}
 	return w.end(dlock.ErrClosed)
 }
@@ -249,7 +249,7 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address := w.waiter.address()
+	address := w.addressee.address()
 	if w.passedOver >= maxPassedOver {
 		address = ""
 	}
@@ -288,13 +288,13 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
 	case answerFound:
 		if w.registered != "" && w.registered == a.address {
-			w.locker.post.found(w.token, w.waiter)
+			w.locker.post.found(w.token, w.addressee)
 		}
 		w.sent, w.clock = a.sent, n[2]
 		return w.grant(handover{fence: n[0], time: n[1]}), nil
 	case answerUnknown:
 		if w.locker.post.isReleased(w.token) {
-			w.forgetPlace()
+			w.forgetTicket()
 			return w.end(dlock.ErrReleased)
 		}
 		// The token goes back into the queue. A message that is read from now on may be
@@ -302,7 +302,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.queued, w.clock = false, 0
 		if a.address != "" && a.address == w.registered {
 			if w.passedOver++; w.passedOver == maxPassedOver {
-				w.locker.post.passedOver(w.waiter)
+				w.locker.post.passedOver(w.addressee)
 			}
 		}
 		w.send()
@@ -316,7 +316,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 func (w *wait) failed(err error) (dlock.Attempt, error) {
 	switch {
 	case errors.Is(err, dlock.ErrReleased):
-		w.forgetPlace()
+		w.forgetTicket()
 		return w.end(err)
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))

@@ -280,13 +280,13 @@ func TestChangeBeforeAnswer(t *testing.T) {
 		const clock = 1_700_000_000_000_000
 		for _, changed := range []bool{false, true} {
 			w := &wait{
-				waiter: &waiter{changed: make(chan struct{}, 1)},
-				timer:  time.NewTimer(time.Hour),
-				early:  handover{fence: 88, time: clock + 1},
-				again:  true,
+				addressee: &addressee{changed: make(chan struct{}, 1)},
+				timer:     time.NewTimer(time.Hour),
+				early:     handover{fence: 88, time: clock + 1},
+				again:     true,
 			}
 			if changed {
-				w.waiter.changed <- struct{}{}
+				w.addressee.changed <- struct{}{}
 			}
 			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{fakeTicket, 0, clock, 60_000}, "H")
 			require.Equal(t, !changed, attempt.Acquired)
