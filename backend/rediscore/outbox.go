@@ -50,16 +50,9 @@ type ask struct {
 	call    Call
 	address string // of the inbox
 	answers chan<- answer
-	state   askState
+
+	sent, withdrawn bool // neither while it is in the outbox
 }
-
-type askState int
-
-const (
-	askStands askState = iota // in the outbox
-	askSent
-	askWithdrawn
-)
 
 func newOutbox(l *Locker) *outbox {
 	o := &outbox{locker: l, lanes: maxLanes, queues: make(map[any]*askQueue)}
@@ -104,10 +97,8 @@ func (o *outbox) master(a *ask) any {
 func (o *outbox) withdraw(a *ask) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if a.state == askStands {
-		a.state = askWithdrawn
-	}
-	return a.state == askWithdrawn
+	a.withdrawn = !a.sent
+	return a.withdrawn
 }
 
 // run is a lane. It ends when nothing is left to be sent, or the Locker is closed.
@@ -136,8 +127,8 @@ func (o *outbox) take(q *askQueue) (batch []*ask) {
 		return nil // the waits withdraw their asks
 	}
 	for limit := q.limit(); len(q.asks) > 0 && len(batch) < limit; q.asks = q.asks[1:] {
-		if a := q.asks[0]; a.state == askStands {
-			a.state = askSent
+		if a := q.asks[0]; !a.withdrawn {
+			a.sent = true
 			batch = append(batch, a)
 		}
 		q.asks[0] = nil

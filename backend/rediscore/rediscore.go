@@ -110,10 +110,10 @@ type Locker struct {
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
 	conn     Conn
 	prefix   string
-	unqueued bool        // WithQueue(false)
-	inboxErr func(error) // WithInboxError
-	replicas *replicas   // WithReplicas; nil for none
-	err      error       // returned by every call: a bad argument of the constructor
+	unqueued bool         // WithQueue(false)
+	inboxErr func(error)  // WithInboxError
+	replicas *Replication // WithReplicas; nil for none
+	err      error        // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
 	keys     keyCache
 	post     *post
@@ -389,16 +389,16 @@ func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string
 
 // evalOne makes a call, and repeats it until the script has done its work.
 func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
-	reply, err := l.replicas.eval(ctx, l.conn, call)
+	reply, err := l.evalOnce(ctx, call)
 	for err == nil && reply == unswept {
-		reply, err = l.replicas.eval(ctx, l.conn, call)
+		reply, err = l.evalOnce(ctx, call)
 	}
 	return reply, judge(call.Script, err)
 }
 
 // evalAll makes calls as evalOne does, in a batch.
 func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
-	l.replicas.evalAll(ctx, l.conn, calls, results)
+	l.evalAllOnce(ctx, calls, results)
 	for i, r := range results {
 		if r.Err == nil && r.Reply == unswept {
 			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])

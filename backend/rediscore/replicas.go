@@ -32,7 +32,7 @@ import (
 func WithReplicas(n int, timeout time.Duration) Option {
 	return func(l *Locker) {
 		l.replicas = nil
-		replicator, ok := l.conn.(Replicator)
+		_, ok := l.conn.(Replicator)
 		switch {
 		case n < 0:
 			l.refuse("WithReplicas(%d, %v): a negative number", n, timeout)
@@ -42,7 +42,7 @@ func WithReplicas(n int, timeout time.Duration) Option {
 		case l.conn != nil && !ok:
 			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, l.conn)
 		default:
-			l.replicas = &replicas{replicator, Replication{Replicas: n, Timeout: timeout}}
+			l.replicas = &Replication{Replicas: n, Timeout: timeout}
 		}
 	}
 }
@@ -104,39 +104,34 @@ func waitError(err error) error {
 	return nil
 }
 
-// replicas makes the calls of scripts that may grant or renew.
-type replicas struct {
-	conn Replicator
-	wait Replication
-}
-
 // mayGrant are the scripts that grant or renew.
 var mayGrant = map[*Script]bool{
 	acquireScript: true, enqueueScript: true, checkInScript: true, renewScript: true,
 	voteScript: true, enlistScript: true, attendScript: true, confirmScript: true,
 }
 
-// evalAll makes calls, which are all of scripts that may grant or all of others.
-func (r *replicas) evalAll(ctx context.Context, conn Conn, calls []Call, results []Result) {
-	if r == nil || !mayGrant[calls[0].Script] {
-		conn.EvalAll(ctx, calls, results)
+// evalAllOnce makes calls, which are all of scripts that may grant or all of others.
+func (l *Locker) evalAllOnce(ctx context.Context, calls []Call, results []Result) {
+	wait := l.replicas
+	if wait == nil || !mayGrant[calls[0].Script] {
+		l.conn.EvalAll(ctx, calls, results)
 		return
 	}
-	r.conn.EvalReplicated(ctx, calls, results, r.wait)
-	for i, result := range results {
-		if result.Err == nil && grants(result.Reply) && (result.NoWait != nil || result.Replicas < r.wait.Replicas) {
-			results[i] = Result{Err: &ReplicasError{result.Replicas, r.wait.Replicas, r.wait.Timeout, result.NoWait}}
+	l.conn.(Replicator).EvalReplicated(ctx, calls, results, *wait)
+	for i, r := range results {
+		if r.Err == nil && grants(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
+			results[i] = Result{Err: &ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait}}
 		}
 	}
 }
 
-// eval makes a call.
-func (r *replicas) eval(ctx context.Context, conn Conn, call Call) (any, error) {
-	if r == nil || !mayGrant[call.Script] {
-		return conn.Eval(ctx, call)
+// evalOnce makes a call.
+func (l *Locker) evalOnce(ctx context.Context, call Call) (any, error) {
+	if l.replicas == nil || !mayGrant[call.Script] {
+		return l.conn.Eval(ctx, call)
 	}
 	results := make([]Result, 1)
-	r.evalAll(ctx, conn, []Call{call}, results)
+	l.evalAllOnce(ctx, []Call{call}, results)
 	return results[0].Reply, results[0].Err
 }
 
