@@ -52,17 +52,17 @@ type Locker struct {
 	probe    time.Duration
 	onChange func(State)
 
-	mu      sync.Mutex // not locked while the store or a function of the caller is called
-	state   State
-	changes int           // of the state: calls that began before the last one do not count
-	inARow  int           // failures
-	failed  time.Time     // when the last attempt or probe failed
-	probed  time.Time     // when the last probe began
-	probing chan struct{} // closed when the probe that is under way ends; nil if there is none
+	mu       sync.Mutex // not locked while the store or a function of the caller is called
+	state    State
+	changes  int           // of the state: calls that began before the last one do not count
+	inARow   int           // failures
+	failedAt time.Time     // when the last attempt or probe failed
+	probed   time.Time     // when the last probe began
+	probing  chan struct{} // closed when the probe that is under way ends; nil if there is none
 
 	degradation *Degradation // nil if it is off; then so are the next two
 	holds       map[string]*hold
-	moving      chan struct{} // has an element for each call that takes the key of a degraded lease
+	movers      chan struct{} // has an element for each call that takes the key of a degraded lease
 }
 
 var (
@@ -189,7 +189,7 @@ func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 func (b *Locker) attempt(ctx context.Context, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
 	degrades := b.degrades(key, token, ttl)
 	for probed := false; ; {
-		p := b.plan(key, token, ttl, degrades, probed)
+		p := b.decide(key, token, ttl, degrades, probed)
 		switch {
 		case p.send:
 			a, err := b.send(ctx, p.changes, key, token, ttl, queued)
@@ -222,8 +222,8 @@ type plan struct {
 	within  time.Duration // for which it waits at most
 }
 
-// plan decides an attempt. It is the only rule for what is sent, refused, and granted in memory.
-func (b *Locker) plan(key, token string, ttl time.Duration, degrades, probed bool) plan {
+// decide makes the plan of an attempt. It is the only rule for what is sent, refused, and granted in memory.
+func (b *Locker) decide(key, token string, ttl time.Duration, degrades, probed bool) plan {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
@@ -232,15 +232,15 @@ func (b *Locker) plan(key, token string, ttl time.Duration, degrades, probed boo
 	b.probeLocked(key, now)
 	switch {
 	case theirs && h.where != inStore:
-		return h.plan(now, b.probe)
+		return h.foundHeld(now, b.probe)
 	case !b.state.Open:
 		return plan{send: true, changes: b.changes}
 	case !degrades || now.Sub(b.state.Since) < b.degradation.After:
 		return plan{err: b.refusalLocked(now)}
-	case !probed && now.Sub(b.failed) > 3*b.probe: // the store may be back
+	case !probed && now.Sub(b.failedAt) > 3*b.probe: // the store may be back
 		return plan{err: b.refusalLocked(now), again: b.probing, within: b.probe}
 	case theirs:
-		return h.plan(now, b.probe)
+		return h.foundHeld(now, b.probe)
 	}
 	where := inMemory
 	if h != nil && h.where != inMemory {
@@ -298,7 +298,7 @@ func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl t
 		}
 		err = slow
 	}
-	b.note(changes, b.judge(ctx, err, time.Since(begun), queued), err)
+	b.count(changes, b.judge(ctx, err, time.Since(begun), queued), err)
 	if a.Acquired && a.Since.IsZero() {
 		a.Since = begun
 	}
@@ -324,16 +324,16 @@ func (b *Locker) inspect(key string, changes int) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		_, err = b.Forward.Renew(ctx, key, nobody, time.Millisecond)
 	}
-	b.note(changes, said(err), err)
+	b.count(changes, verdictOf(err), err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.probing)
 	b.probing = nil
 }
 
-// answered starts a probe, if one is due and err says that the store has answered a call.
-func (b *Locker) answered(key string, err error) {
-	if said(err) == answered {
+// probeIfAnswered starts a probe, if one is due and err says that the store has answered a call.
+func (b *Locker) probeIfAnswered(key string, err error) {
+	if verdictOf(err) == answered {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.probeLocked(key, time.Now())
@@ -349,8 +349,8 @@ const (
 	failed
 )
 
-// said is the verdict of an error, if the ctx of the call has not ended.
-func said(err error) verdict {
+// verdictOf is the verdict of an error, if the ctx of the call has not ended.
+func verdictOf(err error) verdict {
 	switch {
 	case err == nil:
 		return answered
@@ -383,10 +383,10 @@ func (b *Locker) judge(ctx context.Context, err error, took time.Duration, queue
 	}
 	if end != nil && queued {
 		if reason := beside(err); reason != nil {
-			return said(reason)
+			return verdictOf(reason)
 		}
 	}
-	v := said(err)
+	v := verdictOf(err)
 	if v == failed && end != nil && (queued || end != context.DeadlineExceeded || took < b.slow/10) {
 		return nothing
 	}
@@ -406,8 +406,8 @@ func beside(err error) error {
 	return nil
 }
 
-// note counts the end of a call that was admitted after the given number of changes.
-func (b *Locker) note(changes int, v verdict, err error) {
+// count counts the end of a call that was admitted after the given number of changes.
+func (b *Locker) count(changes int, v verdict, err error) {
 	b.mu.Lock()
 	if changes != b.changes || v == nothing {
 		b.mu.Unlock()
@@ -417,7 +417,7 @@ func (b *Locker) note(changes int, v verdict, err error) {
 	if v == answered {
 		b.inARow = 0
 	} else {
-		b.failed = time.Now()
+		b.failedAt = time.Now()
 	}
 	change := b.state.Open && v == answered || !b.state.Open && b.inARow >= b.failures
 	var now State

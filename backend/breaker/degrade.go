@@ -41,7 +41,7 @@ type Degradation struct {
 	Keys func(key string) bool
 }
 
-const movers = 32 // degraded leases of batches whose keys are taken in the store at the same time
+const maxMovers = 32 // degraded leases of batches whose keys are taken in the store at the same time
 
 // WithDegradation turns degradation on. The default is off.
 func WithDegradation(d Degradation) Option {
@@ -53,7 +53,7 @@ func WithDegradation(d Degradation) Option {
 			b.refuse("WithDegradation: Keys: nil")
 		default:
 			b.degradation = &d
-			b.holds, b.moving = make(map[string]*hold), make(chan struct{}, movers)
+			b.holds, b.movers = make(map[string]*hold), make(chan struct{}, maxMovers)
 		}
 	}
 }
@@ -101,9 +101,9 @@ func (b *Locker) degradedLocked(key, token string, now time.Time) *hold {
 	return nil
 }
 
-// plan is that of an attempt of another token: it finds the key held. A wait looks again after
-// each probe interval.
-func (h *hold) plan(now time.Time, probe time.Duration) plan {
+// foundHeld is the plan of an attempt of another token: it finds the key held. A wait looks again
+// after each probe interval.
+func (h *hold) foundHeld(now time.Time, probe time.Duration) plan {
 	if h.changed == nil {
 		h.changed = make(chan struct{})
 	}
@@ -201,7 +201,7 @@ func (b *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	}
 	begun := time.Now()
 	held, err := b.Forward.Renew(ctx, key, token, ttl)
-	b.answered(key, err)
+	b.probeIfAnswered(key, err)
 	return held && b.granted(key, token, begun, ttl), err
 }
 
@@ -295,9 +295,9 @@ func (b *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 			}
 		}
 		select {
-		case b.moving <- struct{}{}:
+		case b.movers <- struct{}{}:
 			calls.Go(func() {
-				defer func() { <-b.moving }()
+				defer func() { <-b.movers }()
 				renew()
 			})
 		case <-ctx.Done():
@@ -325,12 +325,12 @@ func (b *Locker) renewStored(ctx context.Context, batch []dlock.Renewal) ([]dloc
 	}
 	if err != nil {
 		if len(batch) > 0 {
-			b.answered(batch[0].Key, err)
+			b.probeIfAnswered(batch[0].Key, err)
 		}
 		return nil, err
 	}
-	if i := slices.IndexFunc(results, func(r dlock.RenewResult) bool { return said(r.Err) == answered }); i >= 0 {
-		b.answered(batch[i].Key, nil)
+	if i := slices.IndexFunc(results, func(r dlock.RenewResult) bool { return verdictOf(r.Err) == answered }); i >= 0 {
+		b.probeIfAnswered(batch[i].Key, nil)
 	}
 	for i, r := range batch {
 		results[i].Held = results[i].Held && b.granted(r.Key, r.Token, begun, r.TTL)
@@ -361,7 +361,7 @@ func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		return was, nil
 	}
 	held, err := b.Forward.Release(ctx, key, token)
-	b.answered(key, err)
+	b.probeIfAnswered(key, err)
 	if err != nil && degraded {
 		err = errors.Join(err) // not without effect: the lease has ended in memory
 	}

@@ -27,7 +27,7 @@ const replyLimit = time.Second // after which the error of a wait says that ther
 // err. If reply is not nil, the call must take effect and return reply.
 func (m *Locker) send(ctx context.Context) (reply, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, noEffect(err)
+		return nil, mark(err)
 	}
 	m.mu.Lock()
 	f := m.faults

@@ -127,17 +127,17 @@ func (m *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 func check(key, token string, ttl time.Duration) error {
 	switch {
 	case key == "":
-		return noEffect(fmt.Errorf("%w key: empty", dlock.ErrInvalid))
+		return mark(fmt.Errorf("%w key: empty", dlock.ErrInvalid))
 	case token == "":
-		return noEffect(fmt.Errorf("%w token: empty", dlock.ErrInvalid))
+		return mark(fmt.Errorf("%w token: empty", dlock.ErrInvalid))
 	case ttl <= 0:
-		return noEffect(fmt.Errorf("%w TTL %v: not positive", dlock.ErrInvalid, ttl))
+		return mark(fmt.Errorf("%w TTL %v: not positive", dlock.ErrInvalid, ttl))
 	}
 	return nil
 }
 
-// noEffect returns the error of a call that changed nothing.
-func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
+// mark returns err as that of a call that changed nothing.
+func mark(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // tryLocked grants key to token if it is free or already token's. Afterwards m.locks has key.
 func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) quorum.Ballot {
@@ -207,7 +207,7 @@ func (m *Locker) freeLocked(key string, l *lock, floor int64, now time.Time) {
 		w := l.queue[0]
 		l.queue = slices.Delete(l.queue, 0, 1)
 		if err := w.ctx.Err(); err != nil {
-			w.ended <- result{err: noEffect(err)}
+			w.ended <- result{err: mark(err)}
 			continue
 		}
 		w.ended <- result{ballot: m.grantLocked(l, w.token, w.ttl, floor, now)}
@@ -268,7 +268,7 @@ func (m *Locker) leave(key string, w *waiter) (quorum.Ballot, error) {
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watchLocked(now)
 	a := dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}
-	return m.refuseLocked(l, a, now), noEffect(w.ctx.Err())
+	return m.refuseLocked(l, a, now), mark(w.ctx.Err())
 }
 
 func stranger() string { return "stranger " + rand.Text() }

@@ -28,7 +28,7 @@ func (m *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 // waited before them.
 func (m *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if place < 1 || place > 1<<53 {
-		return quorum.Ballot{}, noEffect(fmt.Errorf("%w place %d: not between 1 and 1<<53", dlock.ErrInvalid, place))
+		return quorum.Ballot{}, mark(fmt.Errorf("%w place %d: not between 1 and 1<<53", dlock.ErrInvalid, place))
 	}
 	return m.acquire(ctx, key, token, ttl, floor, place)
 }
@@ -111,7 +111,7 @@ func (m *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 		if w.token != token {
 			return false
 		}
-		w.ended <- result{err: noEffect(dlock.ErrReleased)}
+		w.ended <- result{err: mark(dlock.ErrReleased)}
 		return true
 	})
 	l.watchLocked(now)
