@@ -29,30 +29,28 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 
 type conn struct {
 	client    redis.UniversalClient
-	topology  *topology // nil if client is not for a cluster
+	slots     *slotTable // nil if client is not for a cluster
 	listeners *listeners
-	oneMaster *oneMaster
 }
 
 func newConn(client redis.UniversalClient) conn {
 	return conn{
 		client:    client,
-		topology:  newTopology(client),
+		slots:     newSlotTable(client),
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
-		oneMaster: new(oneMaster),
 	}
 }
 
 // A command is a script call that go-redis does not retry.
 type command struct {
 	redis.Cmd
-	script script
+	script scriptArg
 }
 
 func (*command) NoRetry() bool { return true }
 
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
-	cmd := &command{script: script{text: text}}
+	cmd := &command{script: scriptArg{text: text}}
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, &cmd.script
 	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
@@ -60,14 +58,14 @@ func newCommand(ctx context.Context, name, text string, call rediscore.Call) *co
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	defer c.topology.watch()()
+	defer c.slots.watch()()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := c.client.Process(ctx, cmd)
 	if noScript(err) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
 		err = c.client.Process(ctx, cmd)
 	}
-	c.topology.failed(err)
+	c.slots.failed(err)
 	reply, err := c.outcome(cmd, err)
 	return reply, c.unlessClosed(ctx, err)
 }
@@ -109,14 +107,14 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 // evalByMaster uses a pipeline for each master, so that a dead master fails only its own calls.
 // In a pipeline of the cluster client it would fail them all.
 func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
-	defer c.topology.watch()()
+	defer c.slots.watch()()
 	master := func(call rediscore.Call, address string) (*redis.Client, error) {
 		if address != "" {
-			return c.topology.node(ctx, address)
+			return c.slots.node(ctx, address)
 		}
 		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
-			c.topology.failed(err)
+			c.slots.failed(err)
 			err = &dlock.NoEffectError{Err: err}
 		}
 		return master, err
@@ -124,7 +122,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
 		conn{client: node}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
-			c.topology.failed(results[i].Err)
+			c.slots.failed(results[i].Err)
 			if wait == nil && redirected(results[i].Err) { // go-redis follows to any node
 				results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
 			}
@@ -191,10 +189,7 @@ func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results [
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
 
 // Cluster implements [rediscore.Conn].
-func (c conn) Cluster() bool {
-	cluster, ok := c.client.(*redis.ClusterClient)
-	return ok && !c.oneMaster.is(cluster)
-}
+func (c conn) Cluster() bool { return c.slots != nil && !c.slots.hasOneMaster() }
 
 // Master implements [rediscore.Router].
 func (c conn) Master(ctx context.Context, call rediscore.Call) any {
@@ -262,21 +257,21 @@ func (c conn) ping(ctx context.Context) error {
 	return c.client.Process(ctx, redis.NewCmd(ctx, "ping"))
 }
 
-// A script is the argument of a command that names the script. It records when go-redis writes
+// A scriptArg is the argument of a command that names the script. It records when go-redis writes
 // the command.
-type script struct {
+type scriptArg struct {
 	text    string
 	written atomic.Bool
 	buf     [40]byte // for the text of an EVALSHA
 }
 
-func (s *script) MarshalBinary() ([]byte, error) {
+func (s *scriptArg) MarshalBinary() ([]byte, error) {
 	s.written.Store(true)
 	return append(s.buf[:0], s.text...), nil
 }
 
 // String is for hooks that log commands.
-func (s *script) String() string { return s.text }
+func (s *scriptArg) String() string { return s.text }
 
 // outcome returns the result of a command that go-redis has processed. If the command was not
 // written, the error is a [dlock.NoEffectError].

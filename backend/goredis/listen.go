@@ -55,7 +55,7 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 // learn makes the client refresh its table of slots if the error of a subscription says that a
 // slot has moved, or that a master does not answer. go-redis does not do so by itself.
 func (c conn) learn(ctx context.Context, err error) {
-	c.topology.failed(err)
+	c.slots.failed(err)
 	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
 		cluster.ReloadState(ctx)
 	}

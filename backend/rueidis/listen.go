@@ -20,30 +20,30 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	if err := c.closing.before(); err != nil {
 		return err
 	}
-	l := &listening{on: on, guard: c.client}
-	l.ctx, l.stop = context.WithCancel(ctx)
-	defer l.stop()
+	s := &subscription{on: on, guard: c.client}
+	s.ctx, s.stop = context.WithCancel(ctx)
+	defer s.stop()
 	subscribe := c.client.B().Subscribe().Channel(channel).Build()
-	l.unsubscribe = func() rueidis.Completed { return c.client.B().Unsubscribe().Channel(channel).Build() }
+	s.unsubscribe = func() rueidis.Completed { return c.client.B().Unsubscribe().Channel(channel).Build() }
 	if sharded {
 		subscribe = c.client.B().Ssubscribe().Channel(channel).Build()
-		l.unsubscribe = func() rueidis.Completed { return c.client.B().Sunsubscribe().Channel(channel).Build() }
+		s.unsubscribe = func() rueidis.Completed { return c.client.B().Sunsubscribe().Channel(channel).Build() }
 	}
-	hooked := rueidis.WithOnSubscriptionHook(l.ctx, l.subscribed)
-	hooked = rueidis.WithOnReceiveReturnHook(hooked, l.ending)
+	hooked := rueidis.WithOnSubscriptionHook(s.ctx, s.subscribed)
+	hooked = rueidis.WithOnReceiveReturnHook(hooked, s.ending)
 	client := c.client.Client
-	slow := time.AfterFunc(subscribeLimit, l.fail)
+	slow := time.AfterFunc(subscribeLimit, s.fail)
 	if sharded {
-		if node := client.Nodes()[c.locate(ctx, channel)]; node != nil {
+		if node := client.Nodes()[c.master(ctx, channel)]; node != nil {
 			client = node
 		}
 	}
 	c.client.begin() // others may wait for the connection that it makes
 	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
-		l.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+		s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
 	})
 	slow.Stop()
-	lost := l.end()
+	lost := s.end()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -66,8 +66,8 @@ var (
 	errSlow  = fmt.Errorf("not subscribed within %v", subscribeLimit)
 )
 
-// A listening is one Listen.
-type listening struct {
+// A subscription is one Listen.
+type subscription struct {
 	guard       *guard
 	ctx         context.Context
 	stop        context.CancelFunc
@@ -80,61 +80,61 @@ type listening struct {
 	lost error
 }
 
-func (l *listening) tell(e rediscore.Event) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.on != nil {
-		l.on(e)
+func (s *subscription) tell(e rediscore.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.on != nil {
+		s.on(e)
 	}
 }
 
 // end returns when the server has ended the subscription, or does not answer. It returns why the
 // subscription was lost, or nil if it was not.
-func (l *listening) end() (lost error) {
-	l.mu.Lock()
-	l.on, lost = nil, l.lost
-	if !l.live {
-		if err := l.ctx.Err(); err != nil {
-			l.guard.note(err)
+func (s *subscription) end() (lost error) {
+	s.mu.Lock()
+	s.on, lost = nil, s.lost
+	if !s.live {
+		if err := s.ctx.Err(); err != nil {
+			s.guard.note(err)
 		}
-		l.guard.inFlight.Add(-1)
+		s.guard.inFlight.Add(-1)
 	}
-	l.mu.Unlock()
-	l.leaving.Wait()
+	s.mu.Unlock()
+	s.leaving.Wait()
 	return lost
 }
 
 // lose ends Receive with an error.
-func (l *listening) lose(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.loseLocked(err)
+func (s *subscription) lose(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loseLocked(err)
 }
 
-func (l *listening) loseLocked(err error) {
-	l.lost = err
-	l.stop()
-	l.guard.note(err)
+func (s *subscription) loseLocked(err error) {
+	s.lost = err
+	s.stop()
+	s.guard.note(err)
 }
 
 // fail ends Receive unless the server has confirmed the subscription.
-func (l *listening) fail() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.live {
-		l.loseLocked(errSlow)
+func (s *subscription) fail() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.live {
+		s.loseLocked(errSlow)
 	}
 }
 
-func (l *listening) subscribed(s rueidis.PubSubSubscription) {
-	if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
-		l.mu.Lock()
-		if !l.live && l.on != nil {
-			l.live = true
-			l.guard.end(nil)
+func (s *subscription) subscribed(now rueidis.PubSubSubscription) {
+	if now.Kind == "subscribe" || now.Kind == "ssubscribe" {
+		s.mu.Lock()
+		if !s.live && s.on != nil {
+			s.live = true
+			s.guard.end(nil)
 		}
-		l.mu.Unlock()
-		l.tell(rediscore.Event{Kind: rediscore.Subscribed})
+		s.mu.Unlock()
+		s.tell(rediscore.Event{Kind: rediscore.Subscribed})
 	}
 }
 
@@ -142,21 +142,21 @@ func (l *listening) subscribed(s rueidis.PubSubSubscription) {
 // subscribe again after a lost connection, which ending prevents. It ends a subscription that the
 // server still has, over the connection that this is on. It cannot wait for the answer, because
 // rueidis reads no more until it has returned.
-func (l *listening) ending(err error, wire rueidis.CommandClient) error {
+func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 	if _, reply := rueidis.IsRedisErr(err); reply {
 		return err
 	}
-	if l.ctx.Err() == nil {
+	if s.ctx.Err() == nil {
 		if err == nil {
 			err = errEnded
 		}
-		l.lose(err)
+		s.lose(err)
 		return errEnded
 	}
-	l.leaving.Go(func() {
+	s.leaving.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), unsubscribeLimit)
 		defer cancel()
-		wire.Do(ctx, l.unsubscribe())
+		wire.Do(ctx, s.unsubscribe())
 	})
 	return err
 }

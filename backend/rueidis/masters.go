@@ -37,15 +37,15 @@ const (
 // Locate implements [rediscore.Locator].
 func (c conn) Locate(ctx context.Context, channel string) any {
 	if c.Cluster() {
-		if addr := c.locate(ctx, channel); addr != "" {
+		if addr := c.master(ctx, channel); addr != "" {
 			return addr
 		}
 	}
 	return nil
 }
 
-// locate is of with a table that was just read.
-func (c conn) locate(ctx context.Context, channel string) string {
+// master is of with a table that was just read.
+func (c conn) master(ctx context.Context, channel string) string {
 	c.masters.refresh()
 	return c.masters.of(ctx, c.client, rediscore.Slot(channel))
 }

@@ -19,29 +19,31 @@ const (
 	slowCall     = 500 * time.Millisecond // after which a call counts as hanging
 )
 
-// A topology makes the client of a cluster refresh its table of slots while a master does not
+// A slotTable makes the client of a cluster refresh its table of slots while a master does not
 // answer. By itself the client does so only once a minute, or when a server replies that a slot
-// has moved, which a dead server does not. A nil topology does nothing.
-type topology struct {
+// has moved, which a dead server does not. A nil slotTable does nothing.
+type slotTable struct {
 	cluster *redis.ClusterClient
+
+	oneMaster atomic.Pointer[bool] // see hasOneMaster; nil if not known
 
 	mu         sync.Mutex
 	refreshing bool
-	failures   bool // a call has failed since the last refresh began
+	failing    bool // a call has failed since the last refresh began
 	hanging    int  // calls
 }
 
-// newTopology returns nil if client is not for a cluster.
-func newTopology(client redis.UniversalClient) *topology {
+// newSlotTable returns nil if client is not for a cluster.
+func newSlotTable(client redis.UniversalClient) *slotTable {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		return &topology{cluster: cluster}
+		return &slotTable{cluster: cluster}
 	}
 	return nil
 }
 
 // watch is called when a call begins. The function that it returns is called when the call
 // has ended.
-func (t *topology) watch() (ended func()) {
+func (t *slotTable) watch() (ended func()) {
 	if t == nil {
 		return noop
 	}
@@ -55,7 +57,7 @@ func (t *topology) watch() (ended func()) {
 
 func noop() {}
 
-func (t *topology) hangs(n int) {
+func (t *slotTable) hangs(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.hanging += n
@@ -64,7 +66,7 @@ func (t *topology) hangs(n int) {
 
 // failed takes the error of a call, which may be nil. The reply of a server is no reason to
 // refresh: go-redis acts on it.
-func (t *topology) failed(err error) {
+func (t *slotTable) failed(err error) {
 	if t == nil || err == nil {
 		return
 	}
@@ -73,36 +75,36 @@ func (t *topology) failed(err error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.failures = true
+	t.failing = true
 	t.startLocked()
 }
 
-func (t *topology) startLocked() {
-	if !t.refreshing && (t.failures || t.hanging > 0) {
+func (t *slotTable) startLocked() {
+	if !t.refreshing && (t.failing || t.hanging > 0) {
 		t.refreshing = true
 		go t.run()
 	}
 }
 
 // run refreshes the table until no call hangs or fails. It ends soon after the last call has.
-func (t *topology) run() {
+func (t *slotTable) run() {
 	for t.more() {
 		t.refresh()
 		time.Sleep(refreshPause)
 	}
 }
 
-func (t *topology) more() bool {
+func (t *slotTable) more() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.refreshing = t.failures || t.hanging > 0
-	t.failures = false
+	t.refreshing = t.failing || t.hanging > 0
+	t.failing = false
 	return t.refreshing
 }
 
 // node returns the client of the master at an address, which a redirection names. It fetches the
 // table: the redirection shows that the present one is old.
-func (t *topology) node(ctx context.Context, address string) (*redis.Client, error) {
+func (t *slotTable) node(ctx context.Context, address string) (*redis.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
 	defer cancel()
 	var found atomic.Pointer[redis.Client]
@@ -120,23 +122,21 @@ func (t *topology) node(ctx context.Context, address string) (*redis.Client, err
 
 // refresh uses ForEachMaster, which fetches the table within ctx. ReloadState has no limit, and
 // does not start again while it waits for a dead node.
-func (t *topology) refresh() {
+func (t *slotTable) refresh() {
 	ctx, cancel := context.WithTimeout(context.Background(), refreshLimit)
 	defer cancel()
 	_ = t.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
 }
 
-// oneMaster finds out whether a cluster client is for a single master with all slots, which need not
-// be a Redis Cluster: that of [redis.NewFailoverClusterClient] is not. There, PUBLISH and SUBSCRIBE
-// serve all locks, and they are older than their shard variants.
-type oneMaster struct{ known atomic.Pointer[bool] }
-
-func (o *oneMaster) is(client *redis.ClusterClient) bool {
-	slots := client.Options().ClusterSlots
+// hasOneMaster reports whether the client is for a single master with all slots, which need not be a
+// Redis Cluster: that of [redis.NewFailoverClusterClient] is not. There, PUBLISH and SUBSCRIBE serve all
+// locks, and they are older than their shard variants.
+func (t *slotTable) hasOneMaster() bool {
+	slots := t.cluster.Options().ClusterSlots
 	if slots == nil { // the servers say themselves who has which slots
 		return false
 	}
-	if known := o.known.Load(); known != nil {
+	if known := t.oneMaster.Load(); known != nil {
 		return *known
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), refreshLimit)
@@ -146,6 +146,6 @@ func (o *oneMaster) is(client *redis.ClusterClient) bool {
 		return false
 	}
 	one := len(all) == 1 && all[0].Start == 0 && all[0].End == 16383
-	o.known.Store(&one)
+	t.oneMaster.Store(&one)
 	return one
 }
