@@ -187,7 +187,7 @@ func TestRefusalShowsNoContextError(t *testing.T) {
 	}
 }
 
-func noEffect(err error) error { return &dlock.NoEffectError{Err: err} }
+func mark(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // A majority is an error about several stores.
 type majority struct{ answered bool }
@@ -197,14 +197,14 @@ func (m majority) Answered() bool { return m.answered }
 
 // What counts as a failure.
 func TestJudges(t *testing.T) {
-	nOPERM := noEffect(errors.New("NOPERM"))
+	nOPERM := mark(errors.New("NOPERM"))
 	for _, test := range []struct {
 		err   error
 		opens bool
 	}{
 		{errStore, true},
 		{errDial, true},
-		{noEffect(errDial), true},
+		{mark(errDial), true},
 		{&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true}, true},
 		{fmt.Errorf("read: %w", context.DeadlineExceeded), true}, // the client's own limit
 		{nOPERM, false},
@@ -212,10 +212,10 @@ func TestJudges(t *testing.T) {
 		{errors.Join(nOPERM, errDial), true},
 		{majority{answered: true}, false},
 		{majority{answered: false}, true},
-		{noEffect(majority{answered: true}), false},
-		{noEffect(majority{answered: false}), true},
-		{noEffect(fmt.Errorf("%w: of another breaker", dlock.ErrUnavailable)), true},
-		{noEffect(fmt.Errorf("%w key", dlock.ErrInvalid)), false},
+		{mark(majority{answered: true}), false},
+		{mark(majority{answered: false}), true},
+		{mark(fmt.Errorf("%w: of another breaker", dlock.ErrUnavailable)), true},
+		{mark(fmt.Errorf("%w key", dlock.ErrInvalid)), false},
 		{errors.ErrUnsupported, false},
 		{dlock.ErrClosed, false},
 	} {
@@ -272,7 +272,7 @@ func TestJudges(t *testing.T) {
 		require.False(t, b.State().Open)
 	})
 	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // waits that ended while the store was silent
-		silent := noEffect(fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore))
+		silent := mark(fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore))
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			s.end = silent
@@ -286,7 +286,7 @@ func TestJudges(t *testing.T) {
 		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
 			s.end = fmt.Errorf("%w: no second error", context.DeadlineExceeded)
 			if reason != nil {
-				s.end = noEffect(fmt.Errorf("%w: %w", context.DeadlineExceeded, reason))
+				s.end = mark(fmt.Errorf("%w: %w", context.DeadlineExceeded, reason))
 			}
 			for range 20 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -392,7 +392,7 @@ type unsent struct{ dlock.Forward }
 
 func (*unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
 	<-ctx.Done()
-	return dlock.Attempt{}, noEffect(ctx.Err())
+	return dlock.Attempt{}, mark(ctx.Err())
 }
 
 // It closes within two probe intervals of the store's return, if anybody calls.
@@ -456,7 +456,7 @@ func TestNoInspector(t *testing.T) {
 // A store that refuses the probe has answered it.
 func TestRefusedProbe(t *testing.T) {
 	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		s.look = noEffect(errors.New("NOPERM"))
+		s.look = mark(errors.New("NOPERM"))
 		open(t, s, b)
 		time.Sleep(time.Second)
 		require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)

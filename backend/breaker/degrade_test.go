@@ -608,7 +608,7 @@ func TestHistoryOfDegradation(t *testing.T) {
 				defer mu.Unlock()
 				return time.Duration(random.Int64N(int64(d)))
 			}
-			store := &flaky{Forward: dlock.Forward{Locker: memory.New()}, fails: func() error {
+			fails := func(string) error {
 				time.Sleep(between(50 * time.Millisecond))
 				mu.Lock()
 				defer mu.Unlock()
@@ -616,7 +616,8 @@ func TestHistoryOfDegradation(t *testing.T) {
 					return errStore
 				}
 				return nil
-			}}
+			}
+			store := &hooked{dlock.Forward{Locker: memory.New()}, fails, fails}
 			fickle := func(string) bool { return chance(2) }
 			b := breaker.New(store, breaker.WithDegradation(breaker.Degradation{After: 5 * time.Second, Keys: fickle}))
 			locks := dlock.New(b, dlock.WithTTL(4*time.Second), dlock.WithMaxWait(3*time.Second))
@@ -680,45 +681,45 @@ func TestHistoryOfDegradation(t *testing.T) {
 	require.Greater(t, kinds[1], 100, "other holds")
 }
 
-// A flaky Locker calls fails before and after each call. An error takes the place of the call,
-// or of its answer.
-type flaky struct {
+// A hooked Locker calls a function before and after each call, with its name. An error takes the place of
+// the call, or of its answer.
+type hooked struct {
 	dlock.Forward
-	fails func() error
+	before, after func(op string) error
 }
 
-func through[R any](s *flaky, call func() (R, error)) (R, error) {
+func through[R any](h *hooked, op string, call func() (R, error)) (R, error) {
 	var none R
-	if err := s.fails(); err != nil {
+	if err := h.before(op); err != nil {
 		return none, err
 	}
 	r, err := call()
-	if lost := s.fails(); lost != nil {
+	if lost := h.after(op); lost != nil {
 		return none, errors.Join(lost, err)
 	}
 	return r, err
 }
 
-func (s *flaky) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return through(s, func() (dlock.Attempt, error) { return s.Forward.TryAcquire(ctx, key, token, ttl) })
+func (h *hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(h, "try", func() (dlock.Attempt, error) { return h.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
-func (s *flaky) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return through(s, func() (dlock.Attempt, error) { return s.Forward.Acquire(ctx, key, token, ttl) })
+func (h *hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(h, "acquire", func() (dlock.Attempt, error) { return h.Forward.Acquire(ctx, key, token, ttl) })
 }
 
-func (s *flaky) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return through(s, func() (bool, error) { return s.Forward.Renew(ctx, key, token, ttl) })
+func (h *hooked) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return through(h, "renew", func() (bool, error) { return h.Forward.Renew(ctx, key, token, ttl) })
 }
 
-func (s *flaky) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return through(s, func() ([]dlock.RenewResult, error) { return s.Forward.RenewBatch(ctx, batch) })
+func (h *hooked) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return through(h, "batch", func() ([]dlock.RenewResult, error) { return h.Forward.RenewBatch(ctx, batch) })
 }
 
-func (s *flaky) Release(ctx context.Context, key, token string) (bool, error) {
-	return through(s, func() (bool, error) { return s.Forward.Release(ctx, key, token) })
+func (h *hooked) Release(ctx context.Context, key, token string) (bool, error) {
+	return through(h, "release", func() (bool, error) { return h.Forward.Release(ctx, key, token) })
 }
 
-func (s *flaky) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return through(s, func() (dlock.Hold, error) { return s.Forward.Inspect(ctx, key) })
+func (h *hooked) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return through(h, "inspect", func() (dlock.Hold, error) { return h.Forward.Inspect(ctx, key) })
 }

@@ -1,7 +1,6 @@
 package breaker_test
 
 import (
-	"context"
 	"errors"
 	"net"
 	"sync/atomic"
@@ -16,38 +15,38 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A slowReply delays the replies of renewals, and fails attempts and inspections.
+// A slowReply delays the requests of attempts and the replies of renewals, and fails attempts and
+// inspections.
 type slowReply struct {
-	dlock.Forward
-	renew    atomic.Int64
-	attempts atomic.Pointer[error]
+	hooked
+	try, renew atomic.Int64
+	attempts   atomic.Pointer[error]
 }
 
-func (s *slowReply) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	if err := s.attempts.Load(); err != nil {
-		return dlock.Attempt{}, *err
-	}
-	return s.Forward.TryAcquire(ctx, key, token, ttl)
-}
-
-func (s *slowReply) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	if err := s.attempts.Load(); err != nil {
-		return dlock.Hold{}, *err
-	}
-	return s.Forward.Inspect(ctx, key)
-}
-
-func (s *slowReply) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	held, err := s.Forward.Renew(ctx, key, token, ttl)
-	time.Sleep(time.Duration(s.renew.Load()))
-	return held, err
+func newSlowReply(m *memory.Locker) *slowReply {
+	s := new(slowReply)
+	s.hooked = hooked{dlock.Forward{Locker: m}, func(op string) error {
+		if op == "try" {
+			time.Sleep(time.Duration(s.try.Load()))
+		}
+		if err := s.attempts.Load(); err != nil && (op == "try" || op == "inspect") {
+			return *err
+		}
+		return nil
+	}, func(op string) error {
+		if op == "renew" {
+			time.Sleep(time.Duration(s.renew.Load()))
+		}
+		return nil
+	}}
+	return s
 }
 
 // The reply of a renewal, overtaken by the Release of the same lease, must not replace what the
 // breaker knows of the next holder.
 func TestOvertakenRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &slowReply{Forward: dlock.Forward{Locker: memory.New()}}
+		s := newSlowReply(memory.New())
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
 		first := dlock.New(b, dlock.WithTTL(3*time.Second))
 		second := dlock.New(b, dlock.WithTTL(30*time.Second), dlock.WithRenewal(false))
@@ -92,7 +91,7 @@ func TestOvertakenRenewal(t *testing.T) {
 func TestReleaseOfALeaseThatTheStoreMayHave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memory.New()
-		s := &slowReply{Forward: dlock.Forward{Locker: m}}
+		s := newSlowReply(m)
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 10 * time.Second, Keys: all}))
 		locks := dlock.New(b, dlock.WithTTL(10*time.Second))
 		gone := error(&net.OpError{Op: "dial", Err: errors.New("refused")})
@@ -124,23 +123,12 @@ func TestReleaseOfALeaseThatTheStoreMayHave(t *testing.T) {
 	})
 }
 
-// A lateTry also delays the requests of attempts.
-type lateTry struct {
-	slowReply
-	try atomic.Int64
-}
-
-func (s *lateTry) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	time.Sleep(time.Duration(s.try.Load()))
-	return s.slowReply.TryAcquire(ctx, key, token, ttl)
-}
-
 // A degraded lease is released while its renewal takes the key in the store: the release waits for
 // that, so that nothing is left there.
 func TestReleaseDuringMove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memory.New()
-		s := &lateTry{slowReply: slowReply{Forward: dlock.Forward{Locker: m}}}
+		s := newSlowReply(m)
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 10 * time.Second, Keys: all}))
 		locks := dlock.New(b, dlock.WithTTL(time.Minute))
 		s.attempts.Store(&[]error{errStore}[0])

@@ -15,7 +15,7 @@ import (
 
 // A call that changed nothing returns a NoEffectError. So does a cancelled wait, which also reports
 // the holder. A call that Fail makes fail does not: it simulates an unknown outcome.
-func TestNoEffect(t *testing.T) {
+func TestMarks(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	errDown := errors.New("down")
