@@ -57,7 +57,7 @@ func (c *Cluster) Faults() []Fault {
 		failover(c, "taken over", func(t testing.TB, master *Server) (undo func()) {
 			t.Helper()
 			must[string](t, c.others(master)[0], "CLUSTER", "FAILOVER", "TAKEOVER")
-			return func() {}
+			return nil
 		}),
 		Fault{"slots moved", func(t testing.TB) time.Duration {
 			t.Helper()
