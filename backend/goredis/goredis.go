@@ -123,15 +123,11 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 		conn{client: node}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.slots.failed(results[i].Err)
-			if wait == nil && redirected(results[i].Err) { // go-redis follows to any node
+			if wait == nil && rediscore.IsRedirection(results[i].Err) { // go-redis follows to any node
 				results[i].Reply, results[i].Err = c.Eval(ctx, calls[i])
 			}
 		}
 	})
-}
-
-func redirected(err error) bool {
-	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
 }
 
 // An envelope is what a pipeline has beside the calls.

@@ -56,7 +56,7 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 // slot has moved, or that a master does not answer. go-redis does not do so by itself.
 func (c conn) learn(ctx context.Context, err error) {
 	c.slots.failed(err)
-	if cluster, ok := c.client.(*redis.ClusterClient); ok && redirected(err) {
+	if cluster, ok := c.client.(*redis.ClusterClient); ok && rediscore.IsRedirection(err) {
 		cluster.ReloadState(ctx)
 	}
 }
