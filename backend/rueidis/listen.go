@@ -34,7 +34,8 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	client := c.client.Client
 	slow := time.AfterFunc(subscribeLimit, s.fail)
 	if sharded {
-		if node := client.Nodes()[c.master(ctx, channel)]; node != nil {
+		address, _ := c.Locate(ctx, channel).(string)
+		if node := client.Nodes()[address]; node != nil {
 			client = node
 		}
 	}

@@ -34,20 +34,16 @@ const (
 	readPause = 250 * time.Millisecond // after which refresh has them read again
 )
 
-// Locate implements [rediscore.Locator].
+// Locate implements [rediscore.Locator]. It returns an address.
 func (c conn) Locate(ctx context.Context, channel string) any {
-	if c.Cluster() {
-		if addr := c.master(ctx, channel); addr != "" {
-			return addr
-		}
+	if !c.Cluster() {
+		return nil
+	}
+	c.masters.refresh()
+	if address := c.masters.of(ctx, c.client, rediscore.Slot(channel)); address != "" {
+		return address
 	}
 	return nil
-}
-
-// master is of with a table that was just read.
-func (c conn) master(ctx context.Context, channel string) string {
-	c.masters.refresh()
-	return c.masters.of(ctx, c.client, rediscore.Slot(channel))
 }
 
 // of returns the address of the master of a slot, or "" if it is not known.
