@@ -147,7 +147,7 @@ func (b *inbox) isLive() bool {
 	return b.live
 }
 
-// set notes whether somebody listens, tells the waiters of a change, and returns how it was
+// set notes whether somebody listens, tells the waits of a change, and returns how it was
 // before.
 func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
