@@ -152,16 +152,6 @@ func newScript(source string, keys int) *Script {
 	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
 }
 
-// Half returns a context for the first of two tries: it ends halfway between now and the
-// deadline of ctx. If ctx has no deadline, Half returns ctx.
-func Half(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, time.Until(deadline)/2)
-}
-
 // IsNoScript reports whether the text of an error says that the server does not know a
 // script.
 func IsNoScript(text string) bool { return strings.HasPrefix(text, "NOSCRIPT") }

@@ -86,7 +86,7 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	// All results come together, after the time limit if a master does not answer. There
 	// must be time left then to send the scripts that other masters do not know.
-	first, cancel := rediscore.Half(ctx)
+	first, cancel := half(ctx)
 	defer cancel()
 	numbers := make([]int, len(calls))
 	for i := range calls {
@@ -98,6 +98,16 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 	c.evalSome(ctx, unknown, results, func(i int) rueidis.Completed {
 		return c.command("EVAL", calls[i].Script.Source, calls[i])
 	})
+}
+
+// half returns a context for the first of two tries: it ends halfway between now and the
+// deadline of ctx. If ctx has no deadline, half returns ctx.
+func half(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)/2)
 }
 
 // evalSome makes the calls with the given indices. It returns the indices of those whose script
