@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/conformance"
@@ -42,6 +43,13 @@ func harness() conformance.Harness {
 }
 
 func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
+
+func TestVotes(t *testing.T) {
+	votetest.Run(t, synctest.Test, func(*testing.T) votetest.Store {
+		m := memory.New()
+		return votetest.Store{New: func() votetest.Client { return m }, Wipe: m.Wipe}
+	})
+}
 
 func BenchmarkOperations(b *testing.B) {
 	store := memory.New()

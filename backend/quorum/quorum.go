@@ -1,5 +1,43 @@
 // Package quorum has what a majority of independent stores asks of each: votes. It is for authors of
 // backends that package redlock uses as nodes. Applications need nothing of it.
+//
+// # The contract of a Voter
+//
+// A Voter keeps the [contract of a Locker], which package conformance checks, and these clauses. The
+// stores of this module that vote, backend/memory and backend/rediscore, are tested for each of them by
+// backend/internal/votetest, which shows how.
+//
+//   - VoteIsTryAcquire: A Voter grants and refuses as TryAcquire does, never shortens a lease, and
+//     heeds ctx as EndedContext says.
+//   - FreshVotes: A Voter calls a grant Fresh exactly if token did not hold key before.
+//   - FloorsGiveEqualFences: A Voter makes the floor the fence if it is at most a second after the
+//     store's clock and at least 8 above the last fence.
+//   - FloorIsClamped: A Voter gives no fence before the store's clock or more than a second after
+//     it, whatever the floor, unless it must exceed an earlier one.
+//   - AgeGrows: A Voter measures Age on the store's clock: it grows by the time between two votes.
+//   - AgeAfterDataLoss: A Voter whose store has lost everything has an Age of at most the time
+//     since then.
+//   - SameStore: A Voter names the same Store in all ballots on a key, for all clients and answers.
+//   - ConfirmRenews: A Voter renews in Confirm as RenewBatch does. Its ballots are in the order of
+//     the batch, with only Acquired, Age, Store and Clock set.
+//   - ConfirmRaisesFences: A Voter gives later grants fences above the Fence that the holder was
+//     confirmed with.
+//   - ConfirmRaisesNothingElse: A Voter raises no fence for a Confirmation whose Token does not
+//     hold its Key, or whose Fence is lower than the last.
+//   - PassIsRelease: A Voter releases in Pass as Release does: token's lease or place ends, and the
+//     first in the queue gets the key if to does not wait.
+//   - PassToOne: A Voter grants a key that is passed to a waiter to that one before all others.
+//   - PassCarriesFloor: A Voter gives a waiter that gets the key by Pass the floor as its fence, as
+//     in Vote.
+//   - PlacesOrderWaiters: A Voter that is a VoteAcquirer serves waiters in the order of their
+//     places, whenever they came, or of their tokens if places are equal.
+//   - PlaceIsBehindAll: A Voter that is a VoteAcquirer gives those it refuses a Place behind all
+//     who wait, and not before Clock.
+//   - PlaceMoves: A Voter that is a VoteAcquirer moves a token that waits again to the new place.
+//   - PassedTokenQueuesAgain: A Voter that is a VoteAcquirer lets a token that passed its vote on
+//     wait again with the same place, as often as it likes.
+//
+// [contract of a Locker]: https://github.com/dlock-go/dlock/blob/main/docs/contract.md
 package quorum
 
 import (

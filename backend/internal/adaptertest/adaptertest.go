@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -50,6 +51,7 @@ func Run(t *testing.T, a Adapter) {
 	if !testing.Short() {
 		all.Go(func() { t.Run("Redis", a.onRedis) })
 		all.Go(func() { t.Run("Miniredis", a.onMiniredis) })
+		all.Go(func() { t.Run("Votes", a.votes) })
 	}
 	for name, test := range map[string]func(*testing.T, Adapter){
 		"FenceSurvivesRestart":        fenceSurvivesRestart,
@@ -152,6 +154,23 @@ func (a Adapter) onMiniredis(t *testing.T) {
 			}
 		},
 	})
+}
+
+// votes has a server of its own, since nobody else may raise its fences or lose its data.
+func (a Adapter) votes(t *testing.T) {
+	server := redistest.Start(t)
+	votetest.Run(t, sharing, func(t *testing.T) votetest.Store {
+		return votetest.Store{
+			New:  func() votetest.Client { return a.locker(t, server.Addr(), patient).(*rediscore.Locker) },
+			Wipe: func() { do(t, server, "FLUSHALL") },
+		}
+	})
+}
+
+// sharing is the stage of votetest.Run in real time.
+func sharing(t *testing.T, f func(*testing.T)) {
+	share(t)
+	f(t)
 }
 
 // process is locked by the case that counts the goroutines of the process, and shared by

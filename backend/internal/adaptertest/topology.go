@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -64,17 +65,19 @@ func onBed(t *testing.T, start func(testing.TB) redistest.Bed, dial DialCluster,
 	t.Cleanup(process.RLock)
 	process.RUnlock()
 	long := os.Getenv("DLOCK_TOPOLOGY") != ""
+	locker := func(t *testing.T) *rediscore.Locker {
+		l := rediscore.New(dial(t, bed.Addrs()), replicas)
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	wipe := func(t *testing.T) {
+		for _, m := range bed.Masters(t) {
+			do(t, m, "FLUSHALL")
+		}
+	}
 	h := conformance.Harness{
-		New: func(t *testing.T) dlock.Locker {
-			l := rediscore.New(dial(t, bed.Addrs()), replicas)
-			t.Cleanup(func() { l.Close() })
-			return l
-		},
-		Wipe: func(t *testing.T) {
-			for _, m := range bed.Masters(t) {
-				do(t, m, "FLUSHALL")
-			}
-		},
+		New:  func(t *testing.T) dlock.Locker { return locker(t) },
+		Wipe: wipe,
 		Count: func(t *testing.T) (n int) {
 			for _, m := range bed.Masters(t) {
 				n += stored(m.Keys(t))
@@ -89,4 +92,14 @@ func onBed(t *testing.T, start func(testing.TB) redistest.Bed, dial DialCluster,
 		share(t)
 		return h
 	}})
+	if long {
+		t.Run("Votes", func(t *testing.T) {
+			votetest.Run(t, sharing, func(t *testing.T) votetest.Store {
+				return votetest.Store{
+					New:  func() votetest.Client { return locker(t) },
+					Wipe: func() { wipe(t) },
+				}
+			})
+		})
+	}
 }
