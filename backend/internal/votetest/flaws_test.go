@@ -21,11 +21,9 @@ type flaw struct {
 
 var flaws = []flaw{
 	{name: "none", hook: request.send},
-	{
-		name: "voteTakesAgain", breaks: names{"VoteIsTryAcquire"},
-		wrong: "A vote by the token that holds already is SET with the new TTL.",
-		harm:  "A repeated vote ends before the deadline that its first answer gave.",
-		hook: on("Vote", func(r request) (answer, error) {
+	{name: "voteTakesAgain", wrong: "A vote by the token that holds already is SET with the new TTL.",
+		harm:   "A repeated vote ends before the deadline that its first answer gave.",
+		breaks: names{"VoteIsTryAcquire"}, hook: on("Vote", func(r request) (answer, error) {
 			if r.ctx.Err() != nil {
 				return r.send()
 			}
@@ -33,27 +31,18 @@ var flaws = []flaw{
 			a, err := r.send()
 			a.Fresh = a.Fresh && !again
 			return a, err
-		}),
-	},
+		})},
 	causeOf("Vote"), causeOf("Confirm"), causeOf("Pass"), causeOf("AcquireVote"), causeOf("wait"),
-	{
-		name: "alwaysFresh", breaks: names{"FreshVotes"},
-		wrong: "Every grant is called fresh.",
-		harm:  "An attempt that fails elsewhere releases the vote of the lease that its token holds.",
-		hook:  after("Vote", func(_ request, a *answer) { a.Fresh = a.Acquired }),
-	},
-	{
-		name: "noFloor", breaks: names{"FloorsGiveEqualFences", "FloorIsClamped"},
-		wrong: "The floor is ignored.",
-		harm:  "Each node has another fence, so every acquisition takes a second round trip.",
-		hook:  before("Vote", func(r *request) { r.floor = 0 }),
-	},
-	{
-		name: "anyFloor", breaks: names{"FloorIsClamped"},
-		wrong: "The floor is believed, however large it is.",
+	{name: "alwaysFresh", wrong: "Every grant is called fresh.",
+		harm:   "An attempt that fails elsewhere releases the vote of the lease that its token holds.",
+		breaks: names{"FreshVotes"}, hook: after("Vote", func(_ request, a *answer) { a.Fresh = a.Acquired })},
+	{name: "noFloor", wrong: "The floor is ignored.",
+		harm:   "Each node has another fence, so every acquisition takes a second round trip.",
+		breaks: names{"FloorsGiveEqualFences", "FloorIsClamped"}, hook: before("Vote", func(r *request) { r.floor = 0 })},
+	{name: "anyFloor", wrong: "The floor is believed, however large it is.",
 		harm: "One client with a wrong clock drives the fences far ahead. After a loss of data they begin at the clock, " +
 			"and the resource refuses every holder.",
-		hook: on("Vote", func(r request) (answer, error) {
+		breaks: names{"FloorIsClamped"}, hook: on("Vote", func(r request) (answer, error) {
 			a, err := r.send()
 			if err != nil || !a.Acquired || r.floor <= a.Clock+second {
 				return a, err
@@ -61,44 +50,29 @@ var flaws = []flaw{
 			a.Fence = min(r.floor, 1<<60)
 			_, err = r.store.Confirm(r.ctx, []quorum.Confirmation{confirmation(r.key, r.token, r.ttl, a.Fence)})
 			return a, err
-		}),
-	},
-	{
-		name: "ageAtFirstSight", breaks: names{"AgeGrows"},
-		wrong: "The age of the store is read when the client connects.",
-		harm:  "A node that was young once never votes for this client.",
-		hook:  after("Vote", func(r request, a *answer) { a.Age = min(a.Age, r.remembers("age", a.Age).(time.Duration)) }),
-	},
-	{
-		name: "uptime", breaks: names{"AgeAfterDataLoss"},
-		wrong: "The age of the store is the uptime of its process.",
-		harm:  "A store that was emptied votes for a second holder while the first believes in its lease.",
-		hook:  after("Vote", func(r request, a *answer) { a.Age = time.Since(r.remembers("start", time.Now()).(time.Time)) }),
-	},
-	{
-		name: "namesTheConnection", breaks: names{"SameStore"},
-		wrong: "The name of the store is that of the connection.",
-		harm:  "Two addresses of one server count as two nodes, which is no majority.",
-		hook:  after("Vote", func(r request, a *answer) { a.Store = r.remembers("name", rand.Text()).(string) }),
-	},
-	{
-		name: "confirmOnlyLooks", breaks: names{"ConfirmRenews"},
-		wrong: "A confirmation says who holds, and raises fences, but extends no lease.",
-		harm:  "The lease ends before its holder thinks that it does.",
-		hook:  eachConfirmed(func(c *quorum.Confirmation) { c.TTL = time.Millisecond }),
-	},
-	{
-		name: "raisesNothing", breaks: names{"ConfirmRaisesFences"},
-		wrong: "A confirmation renews, and leaves the fence counter as it is.",
-		harm:  "The next holder may have a lower fence, and the resource refuses it.",
-		hook:  eachConfirmed(func(c *quorum.Confirmation) { c.Fence = 0 }),
-	},
-	{
-		name: "raisesAlways", breaks: names{"ConfirmRaisesNothingElse"},
-		wrong: "A confirmation raises the fence counter whether or not the token holds the key.",
+		})},
+	{name: "ageAtFirstSight", wrong: "The age of the store is read when the client connects.",
+		harm:   "A node that was young once never votes for this client.",
+		breaks: names{"AgeGrows"},
+		hook:   after("Vote", func(r request, a *answer) { a.Age = min(a.Age, r.remembers("age", a.Age).(time.Duration)) })},
+	{name: "uptime", wrong: "The age of the store is the uptime of its process.",
+		harm:   "A store that was emptied votes for a second holder while the first believes in its lease.",
+		breaks: names{"AgeAfterDataLoss"},
+		hook:   after("Vote", func(r request, a *answer) { a.Age = time.Since(r.remembers("start", time.Now()).(time.Time)) })},
+	{name: "namesTheConnection", wrong: "The name of the store is that of the connection.",
+		harm:   "Two addresses of one server count as two nodes, which is no majority.",
+		breaks: names{"SameStore"},
+		hook:   after("Vote", func(r request, a *answer) { a.Store = r.remembers("name", rand.Text()).(string) })},
+	{name: "confirmOnlyLooks", wrong: "A confirmation says who holds, and raises fences, but extends no lease.",
+		harm:   "The lease ends before its holder thinks that it does.",
+		breaks: names{"ConfirmRenews"}, hook: eachConfirmed(func(c *quorum.Confirmation) { c.TTL = time.Millisecond })},
+	{name: "raisesNothing", wrong: "A confirmation renews, and leaves the fence counter as it is.",
+		harm:   "The next holder may have a lower fence, and the resource refuses it.",
+		breaks: names{"ConfirmRaisesFences"}, hook: eachConfirmed(func(c *quorum.Confirmation) { c.Fence = 0 })},
+	{name: "raisesAlways", wrong: "A confirmation raises the fence counter whether or not the token holds the key.",
 		harm: "A late confirmation of a dead lease drives the fences of others ahead of the clock, and a fence counts as " +
 			"confirmed on nodes that the holder has lost.",
-		hook: on("Confirm", func(r request) (answer, error) {
+		breaks: names{"ConfirmRaisesNothingElse"}, hook: on("Confirm", func(r request) (answer, error) {
 			raise := rand.Text()
 			if _, err := r.store.TryAcquire(r.ctx, raise, raise, time.Second); err != nil {
 				return answer{}, err
@@ -111,75 +85,53 @@ var flaws = []flaw{
 				}
 			}
 			return r.send()
-		}),
-	},
-	{
-		name: "passesOnlyWhatIsHeld", breaks: names{"PassIsRelease"},
-		wrong: "A token that only waits has nothing to pass on.",
-		harm:  "The key is granted to one who has given up.",
-		hook: on("Pass", func(r request) (answer, error) {
+		})},
+	{name: "passesOnlyWhatIsHeld", wrong: "A token that only waits has nothing to pass on.",
+		harm:   "The key is granted to one who has given up.",
+		breaks: names{"PassIsRelease"}, hook: on("Pass", func(r request) (answer, error) {
 			if h, err := r.store.Inspect(r.ctx, r.key); err != nil || h.Token != r.token {
 				return answer{}, err
 			}
 			return r.send()
-		}),
-	},
-	{
-		name: "passesToTheFirst", breaks: names{"PassToOne"},
-		wrong: "The key that is passed to one waiter goes to the first.",
-		harm:  "The votes of a majority that was split stay split.",
-		hook:  before("Pass", func(r *request) { r.to = "" }),
-	},
-	{
-		name: "passesWithoutFloor", breaks: names{"PassCarriesFloor"},
-		wrong: "The floor is only for votes without a wait.",
-		harm:  "A waiter has another fence from each node, so every handover takes a second round trip.",
-		hook:  before("Pass", func(r *request) { r.floor = 0 }),
-	},
-	{
-		name: "placesByArrival", breaks: names{"PlacesOrderWaiters", "PlaceIsBehindAll", "PlaceMoves"},
-		wrong: "The queue is in the order of arrival.",
-		harm:  "The queues of several nodes differ, and a release gives each waiter some of the votes.",
+		})},
+	{name: "passesToTheFirst", wrong: "The key that is passed to one waiter goes to the first.",
+		harm:   "The votes of a majority that was split stay split.",
+		breaks: names{"PassToOne"}, hook: before("Pass", func(r *request) { r.to = "" })},
+	{name: "passesWithoutFloor", wrong: "The floor is only for votes without a wait.",
+		harm:   "A waiter has another fence from each node, so every handover takes a second round trip.",
+		breaks: names{"PassCarriesFloor"}, hook: before("Pass", func(r *request) { r.floor = 0 })},
+	{name: "placesByArrival", wrong: "The queue is in the order of arrival.",
+		harm:   "The queues of several nodes differ, and a release gives each waiter some of the votes.",
+		breaks: names{"PlacesOrderWaiters", "PlaceIsBehindAll", "PlaceMoves"},
 		hook: on("AcquireVote", func(r request) (a answer, err error) {
 			a.Ballot, err = r.store.Vote(r.ctx, r.key, r.token, r.ttl, r.floor)
 			if err == nil && !a.Acquired {
 				a.Attempt, err = r.store.Acquire(r.ctx, r.key, r.token, r.ttl)
 			}
 			return a, err
-		}),
-	},
-	{
-		name: "tiesByArrival", breaks: names{"PlacesOrderWaiters"},
-		wrong: "Of two waiters with the same place, the first that came is served first.",
-		harm:  "Two clients that begin in the same microsecond have another order on each node.",
-		hook: before("AcquireVote", func(r *request) {
+		})},
+	{name: "tiesByArrival", wrong: "Of two waiters with the same place, the first that came is served first.",
+		harm:   "Two clients that begin in the same microsecond have another order on each node.",
+		breaks: names{"PlacesOrderWaiters"}, hook: before("AcquireVote", func(r *request) {
 			r.place = min(r.place+r.remembers("arrivals", new(atomic.Int64)).(*atomic.Int64).Add(1), 1<<53)
-		}),
-	},
-	{
-		name: "placeIsTheClock", breaks: names{"PlaceIsBehindAll", "PlaceMoves"},
-		wrong: "The place of a newcomer is the store's clock.",
-		harm:  "Where clocks differ, a newcomer stands before those who wait.",
-		hook:  after("Vote", func(_ request, a *answer) { a.Place = min(a.Place, a.Clock) }),
-	},
-	{
-		name: "keepsThePlace", breaks: names{"PlaceMoves"},
-		wrong: "A token that is in the queue stays where it is (ZADD NX).",
-		harm:  "It has another place in the queues of other nodes, and a release splits the votes.",
-		hook: on("AcquireVote", func(r request) (answer, error) {
+		})},
+	{name: "placeIsTheClock", wrong: "The place of a newcomer is the store's clock.",
+		harm:   "Where clocks differ, a newcomer stands before those who wait.",
+		breaks: names{"PlaceIsBehindAll", "PlaceMoves"},
+		hook:   after("Vote", func(_ request, a *answer) { a.Place = min(a.Place, a.Clock) })},
+	{name: "keepsThePlace", wrong: "A token that is in the queue stays where it is (ZADD NX).",
+		harm:   "It has another place in the queues of other nodes, and a release splits the votes.",
+		breaks: names{"PlaceMoves"}, hook: on("AcquireVote", func(r request) (answer, error) {
 			r.place = r.remembers(r.key+r.token, r.place).(int64)
 			a, err := r.send()
 			if err == nil {
 				r.memo.Delete(r.key + r.token)
 			}
 			return a, err
-		}),
-	},
-	{
-		name: "staleGrant", breaks: names{"PassedTokenQueuesAgain"},
-		wrong: "The message of a grant stays in the waiter's inbox until its next wait.",
-		harm:  "A token that passed its vote on and waits again believes that it has the vote.",
-		hook: on("AcquireVote", func(r request) (answer, error) {
+		})},
+	{name: "staleGrant", wrong: "The message of a grant stays in the waiter's inbox until its next wait.",
+		harm:   "A token that passed its vote on and waits again believes that it has the vote.",
+		breaks: names{"PassedTokenQueuesAgain"}, hook: on("AcquireVote", func(r request) (answer, error) {
 			if a, ok := r.memo.LoadAndDelete(r.key + r.token); ok && r.ctx.Err() == nil {
 				return a.(answer), nil
 			}
@@ -191,8 +143,7 @@ var flaws = []flaw{
 				r.memo.Store(r.key+r.token, a)
 			}
 			return a, err
-		}),
-	},
+		})},
 }
 
 // causeOf is the flaw of one method, or of a wait.

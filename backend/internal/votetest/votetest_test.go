@@ -2,11 +2,8 @@ package votetest
 
 import (
 	"os"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,17 +22,6 @@ func TestClausesAreDocumented(t *testing.T) {
 	}
 }
 
-// An outcome is that of a clause which may fail without this test.
-type outcome struct{ failed bool }
-
-func (o *outcome) Errorf(string, ...any) { o.failed = true }
-
-// FailNow ends the check, whose goroutine has nothing else to do.
-func (o *outcome) FailNow() {
-	o.failed = true
-	runtime.Goexit()
-}
-
 // Each broken Voter breaks the clauses that it names, and no other.
 func TestFlaws(t *testing.T) {
 	broken := make(map[string]bool)
@@ -44,19 +30,14 @@ func TestFlaws(t *testing.T) {
 			t.Parallel()
 			var found []string
 			for _, c := range clauses {
-				o := new(outcome)
-				synctest.Test(t, func(*testing.T) {
+				if Fails(t, func(_ *testing.T, o require.TestingT) {
 					m := memory.New()
-					store := Store{New: func() Client { return &voter{Locker: m, hook: f.hook} }, Wipe: m.Wipe}
-					var check sync.WaitGroup
-					check.Go(func() { c.play(o, store, tries-1) })
-					check.Wait()
-				})
-				if o.failed {
+					c.play(o, Store{New: func() Client { return &voter{Locker: m, hook: f.hook} }, Wipe: m.Wipe}, tries-1)
+				}) {
 					found = append(found, c.name)
 				}
 			}
-			require.Equal(t, f.breaks, found)
+			require.Equal(t, f.breaks, found, "%s %s", f.wrong, f.harm)
 		})
 		for _, name := range f.breaks {
 			broken[name] = true
