@@ -94,8 +94,6 @@ var chapters = []chapter{
 	{"Waiting", waitingCases},
 	{"Clients and the network", clientsCases},
 	{"Inspecting", inspectingCases},
-	{"Votes", votesCases},
-	{"Majorities", majoritiesCases},
 	{"Random histories", randomCases},
 }
 

@@ -14,7 +14,8 @@ type Harness struct {
 	// New returns one more client of the same store, and cleans up with
 	// t.Cleanup. All calls in one case get the same t. With Bubble they run
 	// inside the bubble of the case, where nothing from another bubble may be
-	// used: keep a store for each t.
+	// used: keep a store for each t. If the Locker is a [dlock.TTLLimiter], no case asks for more
+	// than its LongestTTL, which must be at least 10 minutes.
 	New func(t *testing.T) dlock.Locker
 
 	// TTL is the shortest TTL that the store can keep, in whole milliseconds.
@@ -50,14 +51,6 @@ type Harness struct {
 
 	// Addrs are where the stores of DialAll really are.
 	Addrs []string
-
-	// MaxTTL is the longest TTL that the store takes: at least 10 minutes. 0 means 365 days.
-	MaxTTL time.Duration
-
-	// Majority returns a client of a store that consists of nodes and decides by their majority.
-	// The nodes are [memory.Locker]s, which the suite makes faulty. The store must not count a
-	// node that has lost its data until MaxTTL has passed. Set Bubble, too.
-	Majority func(t *testing.T, nodes []dlock.Locker) dlock.Locker
 
 	// Wipe makes the store lose everything that it has stored. Set it if the store
 	// claims that fences survive this. Cases that call it run alone, and nobody else
@@ -109,8 +102,6 @@ const (
 func (h Harness) ttl() time.Duration {
 	return cmp.Or(h.TTL.Truncate(time.Millisecond), defaultTTL)
 }
-
-func (h Harness) maxTTL() time.Duration { return cmp.Or(h.MaxTTL, 365*24*time.Hour) }
 
 func (h Harness) grace() time.Duration { return cmp.Or(h.Grace, defaultGrace) }
 

@@ -62,7 +62,6 @@ func TestSkipsNameTheReason(t *testing.T) {
 		{slow, "CancelledWait", "the Locker is no Acquirer"},
 		{slow, "BatchKeepsOrder", "the Locker is no BatchRenewer"},
 		{slow, "InspectTells", "the Locker is no Inspector"},
-		{slow, "FreshVotes", "the Locker is no Voter"},
 		{slow, "History", "Harness.Advance is set"},
 		{lying, "WaitEndsOnExpiry", "Acquire answers errors.ErrUnsupported"},
 		{lying, "BatchKeepsOrder", "RenewBatch answers errors.ErrUnsupported"},

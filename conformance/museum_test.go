@@ -52,7 +52,7 @@ func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Ha
 		s, _ := stores.LoadOrStore(t, e.Open())
 		return s.(*museum.Store)
 	}
-	h := Harness{
+	return Harness{
 		New: func(t *testing.T) dlock.Locker {
 			l := of(t).Client()
 			for _, w := range wrap {
@@ -64,10 +64,6 @@ func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Ha
 		Count:  func(t *testing.T) int { return of(t).Stored() },
 		Bubble: true,
 	}
-	if e.IsMajority() {
-		h.Majority = func(_ *testing.T, nodes []dlock.Locker) dlock.Locker { return e.Majority(nodes, h.maxTTL()) }
-	}
-	return h
 }
 
 // exhibit returns the lock that has this name.
@@ -134,17 +130,6 @@ func TestMuseum(t *testing.T) {
 	}
 }
 
-// casesFor are the cases in which e can show what it is. A Voter and a majority have chapters of
-// their own. (Package memory's Locker is the right Voter.)
-func casesFor(e museum.Exhibit) (found []testCase) {
-	for _, c := range chapters {
-		if (c.title == "Votes") == e.IsVoter() && (c.title == "Majorities") == e.IsMajority() {
-			found = append(found, c.cases...)
-		}
-	}
-	return found
-}
-
 // TestMuseumRight demands that the locks that are built in the same way, but have no
 // flaw, pass, and that nearly nothing is skipped.
 func TestMuseumRight(t *testing.T) {
@@ -159,7 +144,7 @@ func TestMuseumRight(t *testing.T) {
 		t.Run(e.Name, func(t *testing.T) {
 			t.Parallel()
 			for range rounds {
-				for _, c := range casesFor(e) {
+				for _, c := range cases {
 					h := museumHarness(e)
 					if needsVia(h) != "" && errors.As(c.needs.missing(h), new(skipError)) {
 						continue // there is no network

@@ -143,7 +143,7 @@ func anyTTL(s *scene) error {
 
 // lastsForDays looks at leases of days shortly before they end, where that takes no time.
 func lastsForDays(s *scene, a, b *client, can abilities) {
-	ttl := min(73*time.Hour, s.h.maxTTL())
+	ttl := min(73*time.Hour, a.inner.LongestTTL())
 	leases := s.lastingFor(a, b, can, 2*s.h.ttl(), ttl)
 	s.sleep(leases[0].start.Add(ttl - time.Second).Sub(s.now()))
 	for _, l := range leases {
@@ -156,8 +156,8 @@ func lastsForDays(s *scene, a, b *client, can abilities) {
 func lastLong(s *scene, a, b *client, can abilities) {
 	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	var leases []longLease
-	for _, ttl := range append(slices.Clone(longTTLs), s.h.maxTTL()) {
-		if ttl > s.h.maxTTL() {
+	for _, ttl := range append(slices.Clone(longTTLs), a.inner.LongestTTL()) {
+		if ttl > a.inner.LongestTTL() {
 			continue
 		}
 		leases = append(leases, s.lastingFor(a, b, can, short, ttl)...)

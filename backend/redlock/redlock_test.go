@@ -83,13 +83,7 @@ func TestConformance(t *testing.T) {
 	guarded := harness(3, func(s stores) *redlock.Locker {
 		return redlock.New(s.nodes(), redlock.WithLongestTTL(longest))
 	})
-	guarded.MaxTTL = longest
 	guarded.Wipe = nil // nodes that have lost their data do not vote for a while
-	guarded.Majority = func(t *testing.T, nodes []dlock.Locker) dlock.Locker {
-		l := redlock.New(nodes, redlock.WithLongestTTL(longest))
-		t.Cleanup(func() { l.Close() })
-		return l
-	}
 	for name, h := range map[string]conformance.Harness{
 		"1 node":  harness(1, unguarded),
 		"3 nodes": harness(3, unguarded),

@@ -23,6 +23,13 @@ func measured() map[string]string {
 	for _, m := range regexp.MustCompile(`(?m)^- \[(\w+)\]\(.* \((.*)\)$`).FindAllSubmatch(page, -1) {
 		figures["museum "+string(m[1])] = string(m[2])
 	}
+	for _, path := range []string{"backend/internal/votetest/flaws_test.go", "backend/redlock/flaws_test.go"} {
+		rows, err := os.ReadFile(path) // TestFlaws of each keeps them true
+		check(err)
+		for _, m := range regexp.MustCompile(`(?s)name: "(\w+)[^{]*breaks: names\{([^}]*)\}`).FindAllSubmatch(rows, -1) {
+			figures["museum "+string(m[1])] = strings.ReplaceAll(string(m[2]), `"`, "")
+		}
+	}
 	times(figures)
 	files, err := exec.Command("git", "ls-files", "*.go", "*.lua", "*.md", "*.sh").Output()
 	check(err)

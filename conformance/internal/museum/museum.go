@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/memory"
 )
 
 // An Exhibit is a lock. The comment above it says what is wrong with it; the hooks do that,
@@ -35,9 +34,6 @@ type Exhibit struct {
 	polls   bool                          // there is no Acquire
 	near    bool                          // clients are in the process of the server
 	as      func(*queue) dlock.Locker     // what a program gets in place of a client
-
-	flaw  func(*majority)                   // of a lock on several stores
-	votes func(*memory.Locker) dlock.Locker // in place of all others, if the flaw is in a Voter
 }
 
 // withRight returns the exhibit with what is right where it has no flaw.
@@ -132,8 +128,6 @@ var Chapters = []Chapter{
 	{"waiting.go", "Waiting", waiting},
 	{"clients.go", "Clients and the network", clients},
 	{"inspecting.go", "Inspecting", inspecting},
-	{"votes.go", "Votes", voting},
-	{"majorities.go", "Majorities", majorities},
 	{"random.go", "Random histories", random},
 }
 
@@ -142,28 +136,11 @@ var Right = []Exhibit{
 	{Name: "lock", polls: true},
 	{Name: "queue"},
 	{Name: "near", near: true},
-	{Name: "majority", flaw: func(*majority) {}},
 }
-
-// A flawed is a pointer to a T, and a lock.
-type flawed[T any] interface {
-	*T
-	dlock.Locker
-}
-
-// onMemory builds an exhibit that embeds package memory's Locker and nothing else.
-func onMemory[T ~struct{ *memory.Locker }, P flawed[T]](m *memory.Locker) dlock.Locker {
-	v := T(struct{ *memory.Locker }{m})
-	return P(&v)
-}
-
-// IsVoter reports whether the flaw is in the methods of a quorum.Voter.
-func (e Exhibit) IsVoter() bool { return e.votes != nil }
 
 // A Store is a server on which clients use an exhibit.
 type Store struct {
-	redis  *redis
-	memory *memory.Locker
+	redis *redis
 	Exhibit
 	clients atomic.Int64
 }
@@ -171,7 +148,7 @@ type Store struct {
 // Open puts the exhibit on a server of its own.
 func (e Exhibit) Open() *Store {
 	e = e.withRight()
-	return &Store{redis: newRedis(e), memory: memory.New(), Exhibit: e}
+	return &Store{redis: newRedis(e), Exhibit: e}
 }
 
 // Dial returns a client of the Store that is served at addr. Nothing in the traffic of one
@@ -183,9 +160,6 @@ func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
 // Client returns one more client. The first is near the server, the second far
 // from it. The first has the right time; the clocks of the others are behind.
 func (s *Store) Client() dlock.Locker {
-	if s.votes != nil {
-		return s.votes(s.memory)
-	}
 	n := s.clients.Add(1)
 	c := &client{redis: s.redis, Exhibit: s.Exhibit, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
 	if n%2 == 0 {
@@ -209,10 +183,7 @@ func (s *Store) Client() dlock.Locker {
 }
 
 // Wipe makes the server lose everything.
-func (s *Store) Wipe() {
-	s.redis.flushAll()
-	s.memory.Wipe()
-}
+func (s *Store) Wipe() { s.redis.flushAll() }
 
 // Stored returns how many keys there are on the server.
 func (s *Store) Stored() (n int) {
