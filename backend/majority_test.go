@@ -52,7 +52,6 @@ func TestMajority(t *testing.T) {
 				DialAll:     dial,
 				Addrs:       addrs,
 				Unordered:   true,
-				Scattered:   true,
 				SkipForward: true,                   // it is the same around nodes in memory
 				Grace:       250 * time.Millisecond, // a busy server may execute a renewal so late
 			})

@@ -8,81 +8,58 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A Harness says how to reach a store, and what the store claims. Only New is
-// needed, or PerCase.
+// A Harness says how to reach a store, and what the store claims. Only New is needed, or PerCase.
 type Harness struct {
-	// New returns one more client of the same store, and cleans up with
-	// t.Cleanup. All calls in one case get the same t. With Bubble they run
-	// inside the bubble of the case, where nothing from another bubble may be
-	// used: keep a store for each t. If the Locker is a [dlock.TTLLimiter], no case asks for more
-	// than its LongestTTL, which must be at least 10 minutes.
+	// New returns one more client of the same store, and cleans up with t.Cleanup. All calls in one
+	// case get the same t. The Locker may be a [dlock.TTLLimiter] that allows at least 10 minutes.
 	New func(t *testing.T) dlock.Locker
 
-	// TTL is the shortest TTL that the store can keep, in whole milliseconds.
-	// 0 means 200 ms.
+	// TTL is the shortest TTL that the store can keep, in whole milliseconds. Raise it for a store
+	// that counts in seconds. 0 means 200 ms.
 	TTL time.Duration
 
-	// Grace is how late the store may expire a lease. 0 means 50 ms.
+	// Grace is how late the store may end a lease: never too early. 0 means 50 ms.
 	Grace time.Duration
 
-	// Advance lets time pass for a store whose clock is moved by hand. nil means
-	// time.Sleep. The suite asks for days, so Advance must not take as long itself.
-	// With Advance, cases run one at a time (unless there is PerCase). Cases that
-	// compare the store's clock with the process's are skipped.
+	// Advance lets time pass for a store whose clock is moved by hand. nil means time.Sleep. It must
+	// not take long, as the suite asks for days. Cases then run one at a time, unless PerCase is
+	// set. Those that compare the store's clock with the process's are skipped.
 	Advance func(time.Duration)
 
-	// Bubble says that the store lives in this process and reads time only from
-	// package time. Every case then runs in a testing/synctest bubble, and no real
-	// time passes.
+	// Bubble says that the store lives in this process and reads time only from package time. Every
+	// case then runs in a testing/synctest bubble, where no real time passes, and where nothing from
+	// another bubble may be used: keep a store for each t.
 	Bubble bool
 
-	// Dial returns a client of the network store that listens at addr. The
-	// suite stands between the two, at an address of its own.
+	// Dial returns a client of a network store that listens at addr. Set it for every store on a
+	// network: the suite then stands between the two, at an address of its own, and makes faults.
 	Dial func(t *testing.T, addr string) dlock.Locker
+	Addr string // where the store of Dial really is: host and port
 
-	// Addr is where the store of Dial really is: host and port.
-	Addr string
-
-	// DialAll is in place of Dial for a store that has several addresses, such as a
-	// majority of servers: addrs stand for those of Addrs, in the same order. Faults then
-	// strike one of them and as many as a majority can spare, when calls must succeed all the
-	// same, and a majority and all.
+	// DialAll is in place of Dial for a store that has several addresses, such as a majority of
+	// servers. Each of addrs stands for one of Addrs. Faults strike one, as many as a majority can
+	// spare, a majority, and all. An answer may name as the holder one whose attempt is under way.
 	DialAll func(t *testing.T, addrs []string) dlock.Locker
+	Addrs   []string // where the stores of DialAll really are
 
-	// Addrs are where the stores of DialAll really are.
-	Addrs []string
-
-	// Wipe makes the store lose everything that it has stored. Set it if the store
-	// claims that fences survive this. Cases that call it run alone, and nobody else
-	// may use the store. It is also called from other goroutines than that of t, and
-	// while calls are in flight, which must not fail because of it.
+	// Wipe makes the store lose all data. Set it if fences survive this. It is also called from other
+	// goroutines than that of t, and while calls are in flight, which must not fail because of it.
+	// Nobody else may use the store, and cases that call it run alone.
 	Wipe func(t *testing.T)
 
-	// Count returns how many keys, rows or records the store keeps altogether.
-	// NoLeaks then sees what is never removed. Count leaves out what has a limit,
-	// however many locks there are. Nobody else may use the store.
+	// Count returns how many keys, rows or records the store keeps, but for what has a limit. NoLeaks
+	// then finds what is never removed. Nobody else may use the store.
 	Count func(t *testing.T) int
 
-	// PerCase returns a Harness for one case, with a store that nobody else uses, and
-	// cleans up with t.Cleanup. If it is set, all other fields but SkipForward are
-	// ignored. Cases then run at the same time, whatever they do to their store.
+	// PerCase returns a Harness with a store of its own for one case. Set it for stores that are quick to
+	// create: all cases then run at the same time, and all other fields but SkipForward are ignored.
 	PerCase func(t *testing.T) Harness
 
 	// Unordered says that the store serves waiters in any order.
 	Unordered bool
 
-	// Scattered says that the store has several nodes, which do not execute a call at the same
-	// instant. An answer may then show a call that is still under way: it may name as the holder one
-	// whose attempt is refused in the end.
-	Scattered bool
-
-	// SkipForward leaves out the subtest Forward. It is for clients that are also
-	// tested with another Harness.
+	// SkipForward leaves out the subtest Forward, for clients that are also tested with another Harness.
 	SkipForward bool
-
-	// Observer, if it is set, is added to the Clients of the random histories. The suite compares
-	// events with histories itself; this is for those who want to compare more.
-	Observer *dlock.Observer
 
 	skips   *skips        // of Run, if that runs the case
 	patient time.Duration // what patience returns, if not 0

@@ -159,7 +159,7 @@ func TestMinorityOfNetworks(t *testing.T) {
 
 // onThree is the harness of a store on three servers.
 func onThree(t *testing.T, of func(*testing.T, []dlock.Locker) dlock.Locker) Harness {
-	h := Harness{Unordered: true, Scattered: true}
+	h := Harness{Unordered: true}
 	var stores []Harness
 	for range 3 {
 		store := networkHarness(t, museum.Exhibit{})

@@ -173,9 +173,6 @@ func (r *randomRun) worker(id int) (*worker, error) {
 	w.store = r.recorder.Locker(id, store)
 	backoff := dlock.WithBackoff(func(int) time.Duration { return max(5*time.Millisecond, r.ttl/40) })
 	w.kept = dlock.New(w.store, dlock.WithTTL(r.ttl), backoff, dlock.WithObserver(r.audit.observer()))
-	if r.s.h.Observer != nil {
-		w.kept = w.kept.With(dlock.WithObserver(r.s.h.Observer))
-	}
 	w.left = w.kept.With(dlock.WithRenewal(false))
 	return w, err
 }
@@ -396,7 +393,7 @@ func (w *worker) seize(s history.Step) *history.Hold {
 func (r *randomRun) verdict() error {
 	e := &historyError{seed: r.seed, history: r.recorder.History()}
 	var unchecked error
-	e.violation, unchecked = history.Model{FenceStep: numbers, Late: r.late, Contenders: r.s.h.Scattered}.Check(e.history)
+	e.violation, unchecked = history.Model{FenceStep: numbers, Late: r.late, Contenders: r.s.h.DialAll != nil}.Check(e.history)
 	if unchecked != nil {
 		r.s.t.Log(unchecked)
 	}
