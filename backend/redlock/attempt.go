@@ -271,10 +271,10 @@ func (v *voting) withdraw() {
 			continue
 		}
 		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]
-		station.turn.Lock()
+		station.mu.Lock()
 		v.l.spawn(func() {
 			defer v.l.claims.put(held)
-			defer station.turn.Unlock()
+			defer station.mu.Unlock()
 			v.l.giveBack(held, i, station)
 		})
 	}

@@ -19,10 +19,10 @@ type claim struct {
 
 type id struct{ key, token string }
 
-// A station is a claim at one node. Whoever sends a request of the token to the node holds the
-// turn until that has been answered or has failed.
+// A station is a claim at one node. Whoever sends a request of the token to the node holds mu until
+// that has been answered or has failed.
 type station struct {
-	turn   turn
+	mu     mutex
 	spoilt bool      // a release had no answer, and may arrive later than any vote
 	late   bool      // a vote had no answer, and may arrive later than a release
 	uses   int       // how many requests for a vote, or to keep one, there were
@@ -31,63 +31,63 @@ type station struct {
 	wait atomic.Pointer[waiting] // in the node's queue; or nil
 }
 
-// use reports whether the caller, who has the turn, may ask for a vote or ask to keep one.
-func (s *station) use() bool {
+// useLocked reports whether the caller may ask for a vote or ask to keep one.
+func (s *station) useLocked() bool {
 	if !s.spoilt {
 		s.uses++
 	}
 	return !s.spoilt
 }
 
-// A turn is a mutex whose Lock tests can wait for in virtual time.
-type turn struct {
-	mu    sync.Mutex
-	ended sync.Cond
+// A mutex is one whose Lock tests can wait for in virtual time.
+type mutex struct {
+	mu    sync.Mutex // guards taken
+	freed sync.Cond
 	taken bool
 }
 
-func (t *turn) Lock() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ended.L = &t.mu
-	for t.taken {
-		t.ended.Wait()
+func (m *mutex) Lock() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.freed.L = &m.mu
+	for m.taken {
+		m.freed.Wait()
 	}
-	t.taken = true
+	m.taken = true
 }
 
-func (t *turn) TryLock() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	free := !t.taken
-	t.taken = true
+func (m *mutex) TryLock() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	free := !m.taken
+	m.taken = true
 	return free
 }
 
-func (t *turn) Unlock() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.taken = false
-	t.ended.Signal()
+func (m *mutex) Unlock() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.taken = false
+	m.freed.Signal()
 }
 
-// A waiting is a request that waits. It does not have the turn meanwhile.
+// A waiting is a request that waits. It does not hold station.mu meanwhile.
 type waiting struct {
 	end  context.CancelFunc
 	over chan struct{}
-	kept bool // a renewal may have counted the vote; guarded by the turn
+	kept bool // a renewal may have counted the vote; guarded by station.mu
 }
 
-// release takes the turn for a release. A wait ends before that.
-func (s *station) release() {
+// lockForRelease locks mu for a release. A wait ends before that.
+func (s *station) lockForRelease() {
 	for {
 		w := s.wait.Load()
 		if w == nil {
-			s.turn.Lock()
+			s.mu.Lock()
 			if s.wait.Load() == nil {
 				return
 			}
-			s.turn.Unlock()
+			s.mu.Unlock()
 			continue
 		}
 		w.end()

@@ -258,7 +258,7 @@ func (l *Locker) patience(ttl time.Duration) time.Duration {
 }
 
 // requestLimit returns the limit of a request that is sent now. After Close it is short, since many
-// may wait for their turns.
+// may wait for each other.
 func (l *Locker) requestLimit() time.Duration {
 	if l.open.Err() != nil {
 		return min(minLimit, l.limit)

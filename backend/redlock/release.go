@@ -30,8 +30,8 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	sent := context.WithoutCancel(ctx) // a request that is cut short may still arrive
 	answers := poll(ctx, l, l.limit, longGrace, func(_ context.Context, i int, decided func() bool) (held bool, r request) {
 		s := &c.stations[i]
-		s.release()
-		defer s.turn.Unlock()
+		s.lockForRelease()
+		defer s.mu.Unlock()
 		r = l.try(sent, i, l.requestLimit(), decided, func(ctx context.Context) (err error) {
 			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
 			return err
@@ -105,7 +105,7 @@ func (l *Locker) owe(c *claim, i, uses int) {
 			if c.releases.Load() != releases {
 				return // another release has taken it over
 			}
-			s.turn.Lock()
+			s.mu.Lock()
 			over := s.uses != uses
 			if !over {
 				r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
@@ -115,7 +115,7 @@ func (l *Locker) owe(c *claim, i, uses int) {
 				s.spoilt = s.spoilt || r.unknown || r.err != nil
 				over = r.err == nil && !s.late
 			}
-			s.turn.Unlock()
+			s.mu.Unlock()
 			if over {
 				return
 			}

@@ -121,7 +121,7 @@ func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answ
 	answers := make([]answer[bool], len(r.batch))
 	var free, busy []int
 	for i := range r.batch {
-		if r.claims[i].stations[node].turn.TryLock() {
+		if r.claims[i].stations[node].mu.TryLock() {
 			free = append(free, i)
 		} else {
 			busy = append(busy, i)
@@ -133,20 +133,20 @@ func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answ
 		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Token, b.Token))
 	})
 	for _, i := range busy {
-		r.claims[i].stations[node].turn.Lock()
+		r.claims[i].stations[node].mu.Lock()
 	}
 	r.confirm(ctx, node, busy, answers, decided)
 	return answers
 }
 
-// confirm renews the elements whose turn the caller has, and ends the turns.
-func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []answer[bool], decided func() bool) {
+// confirm renews the elements whose stations the caller has locked, and unlocks these.
+func (r *renewal) confirm(ctx context.Context, node int, locked []int, answers []answer[bool], decided func() bool) {
 	var sent []int
-	for _, i := range turns {
-		if s := &r.claims[i].stations[node]; s.use() {
+	for _, i := range locked {
+		if s := &r.claims[i].stations[node]; s.useLocked() {
 			sent = append(sent, i)
 		} else {
-			s.turn.Unlock()
+			s.mu.Unlock()
 			answers[i] = answer[bool]{request: request{err: errSpoilt}, given: true}
 		}
 	}
@@ -186,7 +186,7 @@ func (r *renewal) confirm(ctx context.Context, node int, turns []int, answers []
 			}
 		}
 		answers[i] = a
-		s.turn.Unlock()
+		s.mu.Unlock()
 	}
 }
 
@@ -249,16 +249,16 @@ func (r *renewal) healAt(node int, lacking []int) {
 func (r *renewal) healOne(node, i int) {
 	c, e := r.claims[i], r.batch[i]
 	s := &c.stations[node]
-	if s.wait.Load() != nil || !s.turn.TryLock() {
+	if s.wait.Load() != nil || !s.mu.TryLock() {
 		return
 	}
 	waits := false
 	defer func() {
 		if !waits {
-			s.turn.Unlock()
+			s.mu.Unlock()
 		}
 	}()
-	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] || !s.use() {
+	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] || !s.useLocked() {
 		return
 	}
 	floor := r.l.floor()
@@ -275,12 +275,12 @@ func (r *renewal) healOne(node, i int) {
 	r.l.claims.hold(c)
 	r.l.spawn(func() {
 		defer r.l.claims.put(c)
-		defer s.turn.Unlock()
+		defer s.mu.Unlock()
 		const front = 1
 		ctx, cancel := context.WithTimeout(r.l.open, e.TTL)
 		defer cancel()
 		var ev event
-		s.waitFor(ctx, &ev, func(ctx context.Context) (quorum.Ballot, error) {
+		s.waitUnlocking(ctx, &ev, func(ctx context.Context) (quorum.Ballot, error) {
 			return r.l.nodes[node].enqueue(ctx, e.Key, e.Token, e.TTL, floor, front)
 		})
 		s.late = s.late || uncertain(ev.raw)

@@ -134,18 +134,18 @@ func (v *voting) ask(i int, w what, call func(context.Context) (quorum.Ballot, e
 	l.spawn(func() {
 		defer l.claims.put(held)
 		if w == passed {
-			s.release()
+			s.lockForRelease()
 		} else {
-			s.turn.Lock()
+			s.mu.Lock()
 		}
-		defer s.turn.Unlock()
+		defer s.mu.Unlock()
 		e := event{node: i, what: w}
 		switch {
-		case w != passed && !s.use():
+		case w != passed && !s.useLocked():
 			e.err = errSpoilt
 		case w == enqueued:
 			e.sent = time.Now()
-			s.waitFor(v.requests, &e, call)
+			s.waitUnlocking(v.requests, &e, call)
 			e.err = hideContext(e.raw, l.limit)
 		default:
 			try := l.try
@@ -175,7 +175,7 @@ func (v *voting) isDecided() bool {
 	return v.fate != isRead
 }
 
-// report passes an answer to the call, or lets it meet its fate. The caller has the turn.
+// report passes an answer to the call, or lets it meet its fate. The caller holds s.mu.
 func (v *voting) report(e event, s *station) {
 	v.mu.Lock()
 	fate, mine := v.fate, v.mine
@@ -189,15 +189,15 @@ func (v *voting) report(e event, s *station) {
 	}
 }
 
-// waitFor makes a request that waits. The caller has the turn, and others have it meanwhile.
-func (s *station) waitFor(ctx context.Context, e *event, call func(context.Context) (quorum.Ballot, error)) {
+// waitUnlocking makes a request that waits. Others may hold mu meanwhile.
+func (s *station) waitUnlocking(ctx context.Context, e *event, call func(context.Context) (quorum.Ballot, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &waiting{end: cancel, over: make(chan struct{})}
 	s.wait.Store(w)
-	s.turn.Unlock()
+	s.mu.Unlock()
 	e.ballot, e.raw = call(ctx)
-	s.turn.Lock()
+	s.mu.Lock()
 	e.kept = w.kept
 	s.wait.Store(nil)
 	close(w.over)
@@ -213,7 +213,7 @@ func (e *event) queued() bool {
 	return e.what == enqueued && e.err != nil && !(dlock.NoEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
 }
 
-// giveBack releases a vote. The caller has the turn at the node.
+// giveBack releases a vote. The caller holds s.mu.
 func (l *Locker) giveBack(c *claim, node int, s *station) {
 	held := false
 	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) (err error) {
