@@ -240,7 +240,7 @@ func (v *voting) yield() error {
 		select {
 		case e := <-v.answers:
 			v.note(e)
-			if e.what == passed {
+			if e.kind == passed {
 				returned--
 			}
 		case <-timer.C:

@@ -56,7 +56,7 @@ func TestLapsedVotesAreNoFailure(t *testing.T) {
 	for i := range v.seats {
 		v.seats[i] = seat{granted: true, since: time.Now().Add(-time.Minute)}
 		v.flying++
-		v.note(event{node: i, what: confirmed, ballot: quorum.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
+		v.note(reply{node: i, kind: confirmed, ballot: quorum.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
 	}
 	if err := v.lack(); err != nil {
 		t.Error(err)

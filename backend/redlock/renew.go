@@ -279,10 +279,10 @@ func (r *renewal) healOne(node, i int) {
 		const front = 1
 		ctx, cancel := context.WithTimeout(r.l.open, e.TTL)
 		defer cancel()
-		var ev event
-		s.waitUnlocking(ctx, &ev, func(ctx context.Context) (quorum.Ballot, error) {
+		var late reply
+		s.waitUnlocking(ctx, &late, func(ctx context.Context) (quorum.Ballot, error) {
 			return r.l.nodes[node].enqueue(ctx, e.Key, e.Token, e.TTL, floor, front)
 		})
-		s.late = s.late || uncertain(ev.raw)
+		s.late = s.late || uncertain(late.raw)
 	})
 }

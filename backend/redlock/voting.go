@@ -22,7 +22,7 @@ type voting struct {
 	flying  int
 	unsure  bool       // the call may have had an effect, or may still have one
 	waits   bool       // the call ends with a grant or an error
-	answers chan event // each node has at most one request in flight
+	answers chan reply // each node has at most one request in flight
 
 	requests context.Context // of the requests: it ends with the caller's until the call is decided
 	cancel   context.CancelFunc
@@ -81,20 +81,20 @@ type seat struct {
 	then    func()        // passes the vote on, once it has been confirmed; or nil
 }
 
-type what int
+type kind int // of a request
 
 const (
-	voted what = iota
+	voted kind = iota
 	confirmed
 	passed
 	enqueued
 )
 
-// An event is an answer of a node.
-type event struct {
+// A reply is the answer of a node to a request of a voting.
+type reply struct {
 	request
 	node   int
-	what   what
+	kind   kind
 	ballot quorum.Ballot
 	kept   bool  // of a wait: see waiting
 	raw    error // of a wait: the error of the node, which may be that of its context
@@ -105,7 +105,7 @@ func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Dura
 		l: l, ctx: ctx, ttl: voteTTL(ttl),
 		claim:   l.claims.get(key, token),
 		seats:   make([]seat, len(l.nodes)),
-		answers: make(chan event, len(l.nodes)),
+		answers: make(chan reply, len(l.nodes)),
 	}
 	v.requests, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	v.decided = context.AfterFunc(ctx, v.cancel)
@@ -127,29 +127,29 @@ func (v *voting) meet(f fate) {
 }
 
 // ask makes a request to a node in the background.
-func (v *voting) ask(i int, w what, call func(context.Context) (quorum.Ballot, error)) {
+func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot, error)) {
 	v.seats[i].flying = true
 	v.flying++
 	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.stations[i]
 	l.spawn(func() {
 		defer l.claims.put(held)
-		if w == passed {
+		if kind == passed {
 			s.lockForRelease()
 		} else {
 			s.mu.Lock()
 		}
 		defer s.mu.Unlock()
-		e := event{node: i, what: w}
+		e := reply{node: i, kind: kind}
 		switch {
-		case w != passed && !s.useLocked():
+		case kind != passed && !s.useLocked():
 			e.err = errSpoilt
-		case w == enqueued:
+		case kind == enqueued:
 			e.sent = time.Now()
 			s.waitUnlocking(v.requests, &e, call)
 			e.err = hideContext(e.raw, l.limit)
 		default:
 			try := l.try
-			if w == voted && !v.waits { // its "no" must be of one instant
+			if kind == voted && !v.waits { // its "no" must be of one instant
 				try = l.once
 			}
 			e.request = try(v.requests, i, l.requestLimit(), v.isDecided, func(ctx context.Context) (err error) {
@@ -158,11 +158,11 @@ func (v *voting) ask(i int, w what, call func(context.Context) (quorum.Ballot, e
 			})
 		}
 		switch uncertain := e.uncertain(); {
-		case w == passed:
+		case kind == passed:
 			if s.spoilt = s.spoilt || e.unknown || e.err != nil; e.err != nil {
 				l.owe(v.claim, i, s.uses)
 			}
-		case w != confirmed:
+		case kind != confirmed:
 			s.late = s.late || uncertain
 		}
 		v.report(e, s)
@@ -176,21 +176,21 @@ func (v *voting) isDecided() bool {
 }
 
 // report passes an answer to the call, or lets it meet its fate. The caller holds s.mu.
-func (v *voting) report(e event, s *station) {
+func (v *voting) report(e reply, s *station) {
 	v.mu.Lock()
 	fate, mine := v.fate, v.mine
 	if fate == isRead {
 		v.answers <- e
 	}
 	v.mu.Unlock()
-	stray := fate == isReturned && (e.what == voted && e.uncertain() || e.what == confirmed) || fate == isKept && e.queued() && !e.kept
+	stray := fate == isReturned && (e.kind == voted && e.uncertain() || e.kind == confirmed) || fate == isKept && e.queued() && !e.kept
 	if fate == isReturned && e.fresh() || stray && !mine {
 		v.l.giveBack(v.claim, e.node, s)
 	}
 }
 
 // waitUnlocking makes a request that waits. Others may hold mu meanwhile.
-func (s *station) waitUnlocking(ctx context.Context, e *event, call func(context.Context) (quorum.Ballot, error)) {
+func (s *station) waitUnlocking(ctx context.Context, e *reply, call func(context.Context) (quorum.Ballot, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &waiting{end: cancel, over: make(chan struct{})}
@@ -203,14 +203,14 @@ func (s *station) waitUnlocking(ctx context.Context, e *event, call func(context
 	close(w.over)
 }
 
-func (e *event) granted() bool { return e.err == nil && e.ballot.Acquired }
-func (e *event) fresh() bool   { return e.granted() && e.ballot.Fresh && !e.unknown }
+func (e *reply) granted() bool { return e.err == nil && e.ballot.Acquired }
+func (e *reply) fresh() bool   { return e.granted() && e.ballot.Fresh && !e.unknown }
 
-func (e *event) uncertain() bool { return e.unknown || uncertain(e.err) }
+func (e *reply) uncertain() bool { return e.unknown || uncertain(e.err) }
 
 // queued reports whether a wait that has failed may have left its token in the queue.
-func (e *event) queued() bool {
-	return e.what == enqueued && e.err != nil && !(dlock.NoEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
+func (e *reply) queued() bool {
+	return e.kind == enqueued && e.err != nil && !(dlock.NoEffect(e.err) && e.ballot.Attempt == (dlock.Attempt{}))
 }
 
 // giveBack releases a vote. The caller holds s.mu.
@@ -257,12 +257,12 @@ func (v *voting) pass(i int, to string, floor int64) {
 }
 
 // take notes an answer. It returns an error if two nodes are the same store: the call has failed.
-func (v *voting) take(e event) error {
+func (v *voting) take(e reply) error {
 	v.note(e)
 	return v.l.sameStore(func(i int) string { return v.seats[i].store })
 }
 
-func (v *voting) note(e event) {
+func (v *voting) note(e reply) {
 	s := &v.seats[e.node]
 	s.flying, s.answered, s.err = false, e.err == nil, e.err
 	v.flying--
@@ -272,14 +272,14 @@ func (v *voting) note(e event) {
 		return
 	}
 	b := &e.ballot
-	if e.what != passed {
+	if e.kind != passed {
 		s.store = b.Store
 	}
 	since := b.Since
 	if since.IsZero() {
 		since = e.sent
 	}
-	switch e.what {
+	switch e.kind {
 	case passed:
 		s.answered = false
 		return
@@ -304,7 +304,7 @@ func (v *voting) note(e event) {
 	s.young = time.Time{}
 	if wait := v.l.young(b.Age); wait > 0 { // it has no say, as if it had not answered
 		s.young, s.answered = time.Now().Add(wait), false
-	} else if e.what != confirmed && (e.fresh() || !b.Acquired) {
+	} else if e.kind != confirmed && (e.fresh() || !b.Acquired) {
 		s.lacked = true
 	}
 }

@@ -179,7 +179,7 @@ func (w *wait) enter(i int, floor int64) {
 }
 
 // hear acts on an answer.
-func (w *wait) hear(e event) error {
+func (w *wait) hear(e reply) error {
 	s := &w.seats[e.node]
 	had, then := s.granted, s.then
 	s.then = nil
@@ -188,13 +188,13 @@ func (w *wait) hear(e event) error {
 	}
 	s.away = nil
 	if e.err == nil {
-		if e.what != passed {
+		if e.kind != passed {
 			s.pause, s.again = 0, time.Time{}
 		}
 		switch {
 		case then != nil && s.granted && w.counted() < w.l.quorum:
 			then()
-		case e.what == enqueued && !s.granted: // neither a grant nor an error
+		case e.kind == enqueued && !s.granted: // neither a grant nor an error
 			s.again = time.Now().Add(firstPause)
 		case s.granted && !had:
 			if s.offered { // it is back, as the holder did not wait for it
@@ -421,11 +421,11 @@ func (w *wait) fail(err error) (dlock.Attempt, error) {
 }
 
 // last notes the answer to a request that was cut short.
-func (w *wait) last(e event) {
+func (w *wait) last(e reply) {
 	s := &w.seats[e.node]
 	away := s.away
 	w.note(e)
-	if e.what != enqueued || e.err == nil {
+	if e.kind != enqueued || e.err == nil {
 		return
 	}
 	if s.away = away; e.ballot.Holder != "" {
