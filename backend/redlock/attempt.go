@@ -270,12 +270,12 @@ func (v *voting) withdraw() {
 		if s.flying || !unconfirmed && !v.mayReturn(s) && (!uncertain(s.err) || v.mayHold()) {
 			continue
 		}
-		held, station := v.l.claims.hold(v.claim), &v.claim.stations[i]
-		station.mu.Lock()
+		held, at := v.l.claims.hold(v.claim), &v.claim.nodes[i]
+		at.mu.Lock()
 		v.l.spawn(func() {
 			defer v.l.claims.put(held)
-			defer station.mu.Unlock()
-			v.l.giveBack(held, i, station)
+			defer at.mu.Unlock()
+			v.l.giveBack(held, i, at)
 		})
 	}
 	v.end(isReturned)

@@ -14,25 +14,25 @@ type claim struct {
 	until     time.Time // it is remembered until then; guarded by claims.mu
 	releases  atomic.Int64
 	releasing chan struct{} // taken by a Release until it is decided
-	stations  []station
+	nodes     []nodeClaim
 }
 
 type id struct{ key, token string }
 
-// A station is a claim at one node. Whoever sends a request of the token to the node holds mu until
+// A nodeClaim is a claim at one node. Whoever sends a request of the token to the node holds mu until
 // that has been answered or has failed.
-type station struct {
+type nodeClaim struct {
 	mu     mutex
 	spoilt bool      // a release had no answer, and may arrive later than any vote
 	late   bool      // a vote had no answer, and may arrive later than a release
 	uses   int       // how many requests for a vote, or to keep one, there were
 	lacks  time.Time // since when the node is known not to hold the lease; or zero
 
-	wait atomic.Pointer[waiting] // in the node's queue; or nil
+	queued atomic.Pointer[queuedRequest] // or nil
 }
 
 // useLocked reports whether the caller may ask for a vote or ask to keep one.
-func (s *station) useLocked() bool {
+func (s *nodeClaim) useLocked() bool {
 	if !s.spoilt {
 		s.uses++
 	}
@@ -71,27 +71,27 @@ func (m *mutex) Unlock() {
 	m.freed.Signal()
 }
 
-// A waiting is a request that waits. It does not hold station.mu meanwhile.
-type waiting struct {
+// A queuedRequest is one that waits in the queue of a node. It does not hold nodeClaim.mu meanwhile.
+type queuedRequest struct {
 	end  context.CancelFunc
 	over chan struct{}
-	kept bool // a renewal may have counted the vote; guarded by station.mu
+	kept bool // a renewal may have counted the vote; guarded by nodeClaim.mu
 }
 
 // lockForRelease locks mu for a release. A wait ends before that.
-func (s *station) lockForRelease() {
+func (s *nodeClaim) lockForRelease() {
 	for {
-		w := s.wait.Load()
-		if w == nil {
+		q := s.queued.Load()
+		if q == nil {
 			s.mu.Lock()
-			if s.wait.Load() == nil {
+			if s.queued.Load() == nil {
 				return
 			}
 			s.mu.Unlock()
 			continue
 		}
-		w.end()
-		<-w.over
+		q.end()
+		<-q.over
 	}
 }
 
@@ -103,7 +103,7 @@ type claims struct {
 	sweepAt int
 }
 
-// memory is how long a claim is remembered that has a station worth it. A message that is on
+// memory is how long a claim is remembered that has something to remember at a node. A message that is on
 // its way for longer is not expected.
 const memory = 30 * time.Second
 
@@ -114,7 +114,7 @@ func (c *claims) get(key, token string) *claim {
 	of := id{key, token}
 	found := c.all[of]
 	if found == nil {
-		found = &claim{id: of, releasing: make(chan struct{}, 1), stations: make([]station, c.nodes)}
+		found = &claim{id: of, releasing: make(chan struct{}, 1), nodes: make([]nodeClaim, c.nodes)}
 		c.addLocked(found)
 	}
 	found.users++
@@ -162,8 +162,8 @@ func (c *claims) put(done *claim) {
 
 // worthLocked reports whether an unused claim has anything to remember.
 func (c *claim) worthLocked() bool {
-	for i := range c.stations {
-		if s := &c.stations[i]; s.spoilt || s.late || !s.lacks.IsZero() {
+	for i := range c.nodes {
+		if s := &c.nodes[i]; s.spoilt || s.late || !s.lacks.IsZero() {
 			return true
 		}
 	}

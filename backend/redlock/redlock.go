@@ -26,8 +26,8 @@ type Locker struct {
 	nodes    []*node
 	names    []string // of nodes
 	quorum   int
-	voting   bool // all nodes are Voters
-	queued   bool // all nodes are VoteAcquirers
+	voters   bool // all nodes are Voters
+	queues   bool // all nodes are VoteAcquirers
 	longest  time.Duration
 	guarded  bool
 	limit    time.Duration // of a request
@@ -141,7 +141,7 @@ func isNil(n dlock.Locker) bool {
 // more failures than one node less. New keeps no reference to the slice, and the Locker never
 // closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {
-	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voting: true, queued: true, made: time.Now()}
+	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voters: true, queues: true, made: time.Now()}
 	l.open, l.close = context.WithCancel(context.Background())
 	l.claims.nodes = len(nodes)
 	l.trip.Store(int64(time.Millisecond))
@@ -170,10 +170,10 @@ func New(nodes []dlock.Locker, opts ...Option) *Locker {
 			}
 		}
 		l.nodes = append(l.nodes, newNode(l, i, n))
-		l.voting = l.voting && l.nodes[len(l.nodes)-1].voter != nil
-		l.queued = l.queued && l.nodes[len(l.nodes)-1].queue != nil
+		l.voters = l.voters && l.nodes[len(l.nodes)-1].voter != nil
+		l.queues = l.queues && l.nodes[len(l.nodes)-1].queue != nil
 	}
-	l.guarded = l.guarded && l.voting
+	l.guarded = l.guarded && l.voters
 	return l
 }
 
@@ -302,7 +302,7 @@ func nthLargest[T cmp.Ordered](values []T, n int) T {
 // floor returns a fence that is a little ahead of all nodes' clocks, as far as is known, so that
 // they give equal fences. Nodes whose clocks are far behind it do not reach it.
 func (l *Locker) floor() int64 {
-	if !l.voting {
+	if !l.voters {
 		return 0
 	}
 	ahead := l.nodes[0].ahead.Load()

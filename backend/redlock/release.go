@@ -29,7 +29,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	late, uses := make([]bool, len(l.nodes)), make([]int, len(l.nodes))
 	sent := context.WithoutCancel(ctx) // a request that is cut short may still arrive
 	answers := poll(ctx, l, l.limit, longGrace, func(_ context.Context, i int, decided func() bool) (held bool, r request) {
-		s := &c.stations[i]
+		s := &c.nodes[i]
 		s.lockForRelease()
 		defer s.mu.Unlock()
 		r = l.try(sent, i, l.requestLimit(), decided, func(ctx context.Context) (err error) {
@@ -89,7 +89,7 @@ const maxOwed = 1024
 
 // owe repeats a release at a node in the background until the node answers. If a vote had no
 // answer, it may arrive after that, so the release is repeated for longer, but not once the token is
-// used again: after so many uses of the station.
+// used again: after so many uses of the claim at the node.
 func (l *Locker) owe(c *claim, i, uses int) {
 	if l.owed.Add(1) > maxOwed {
 		l.owed.Add(-1)
@@ -100,7 +100,7 @@ func (l *Locker) owe(c *claim, i, uses int) {
 	l.spawn(func() {
 		defer l.claims.put(c)
 		defer l.owed.Add(-1)
-		s, until := &c.stations[i], time.Now().Add(min(l.longest, memory))
+		s, until := &c.nodes[i], time.Now().Add(min(l.longest, memory))
 		for pause := firstPause; time.Now().Before(until) && sleep(l.open, pause); pause = min(2*pause, maxLimit) {
 			if c.releases.Load() != releases {
 				return // another release has taken it over

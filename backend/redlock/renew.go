@@ -36,12 +36,12 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 
 // A renewal is one RenewBatch.
 type renewal struct {
-	l       *Locker
-	batch   []dlock.Renewal // without the invalid ones
-	claims  []*claim
-	epochs  []int64 // of claims: the number of releases
-	begun   time.Time
-	answers [][]answer[bool] // by element and node; what has been tallied
+	l        *Locker
+	batch    []dlock.Renewal // without the invalid ones
+	claims   []*claim
+	released []int64 // claim.releases at the begin, by element
+	begun    time.Time
+	answers  [][]answer[bool] // by element and node; what has been tallied
 
 	decided   []bool // by element
 	held      []bool
@@ -67,7 +67,7 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 		at[i] = len(r.batch)
 		first[id{e.Key, e.Token}] = at[i]
 		c := l.claims.get(e.Key, e.Token)
-		r.batch, r.claims, r.epochs = append(r.batch, e), append(r.claims, c), append(r.epochs, c.releases.Load())
+		r.batch, r.claims, r.released = append(r.batch, e), append(r.claims, c), append(r.released, c.releases.Load())
 	}
 	if len(r.batch) == 0 {
 		return results, nil
@@ -121,7 +121,7 @@ func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answ
 	answers := make([]answer[bool], len(r.batch))
 	var free, busy []int
 	for i := range r.batch {
-		if r.claims[i].stations[node].mu.TryLock() {
+		if r.claims[i].nodes[node].mu.TryLock() {
 			free = append(free, i)
 		} else {
 			busy = append(busy, i)
@@ -133,17 +133,17 @@ func (r *renewal) ask(ctx context.Context, node int, decided func() bool) []answ
 		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Token, b.Token))
 	})
 	for _, i := range busy {
-		r.claims[i].stations[node].mu.Lock()
+		r.claims[i].nodes[node].mu.Lock()
 	}
 	r.confirm(ctx, node, busy, answers, decided)
 	return answers
 }
 
-// confirm renews the elements whose stations the caller has locked, and unlocks these.
+// confirm renews the elements whose claims at the node the caller has locked, and unlocks these.
 func (r *renewal) confirm(ctx context.Context, node int, locked []int, answers []answer[bool], decided func() bool) {
 	var sent []int
 	for _, i := range locked {
-		if s := &r.claims[i].stations[node]; s.useLocked() {
+		if s := &r.claims[i].nodes[node]; s.useLocked() {
 			sent = append(sent, i)
 		} else {
 			s.mu.Unlock()
@@ -164,7 +164,7 @@ func (r *renewal) confirm(ctx context.Context, node int, locked []int, answers [
 		return err
 	})
 	for k, i := range sent {
-		a, s := answer[bool]{request: req, given: true}, &r.claims[i].stations[node]
+		a, s := answer[bool]{request: req, given: true}, &r.claims[i].nodes[node]
 		if req.err == nil {
 			b := &ballots[k]
 			a.store = b.Store
@@ -173,8 +173,8 @@ func (r *renewal) confirm(ctx context.Context, node int, locked []int, answers [
 				if wait := r.l.young(b.Age); wait > 0 {
 					a.err = &youngError{wait}
 				}
-				if w := s.wait.Load(); w != nil {
-					w.kept = true
+				if q := s.queued.Load(); q != nil {
+					q.kept = true
 				}
 			}
 			switch {
@@ -248,8 +248,8 @@ func (r *renewal) healAt(node int, lacking []int) {
 
 func (r *renewal) healOne(node, i int) {
 	c, e := r.claims[i], r.batch[i]
-	s := &c.stations[node]
-	if s.wait.Load() != nil || !s.mu.TryLock() {
+	s := &c.nodes[node]
+	if s.queued.Load() != nil || !s.mu.TryLock() {
 		return
 	}
 	waits := false
@@ -258,7 +258,7 @@ func (r *renewal) healOne(node, i int) {
 			s.mu.Unlock()
 		}
 	}()
-	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.epochs[i] || !s.useLocked() {
+	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.released[i] || !s.useLocked() {
 		return
 	}
 	floor := r.l.floor()

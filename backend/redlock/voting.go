@@ -55,7 +55,7 @@ const (
 	isReturned      // a vote that was fresh is given back
 )
 
-// A seat is what is known of one node.
+// A seat is what a voting knows of one node. (What outlives the call is its nodeClaim.)
 type seat struct {
 	flying    bool // a request is in flight
 	answered  bool // the node's last answer counts for this round
@@ -96,7 +96,7 @@ type reply struct {
 	node   int
 	kind   kind
 	ballot quorum.Ballot
-	kept   bool  // of a wait: see waiting
+	kept   bool  // of a wait: see queuedRequest
 	raw    error // of a wait: the error of the node, which may be that of its context
 }
 
@@ -130,7 +130,7 @@ func (v *voting) meet(f fate) {
 func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot, error)) {
 	v.seats[i].flying = true
 	v.flying++
-	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.stations[i]
+	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.nodes[i]
 	l.spawn(func() {
 		defer l.claims.put(held)
 		if kind == passed {
@@ -176,7 +176,7 @@ func (v *voting) isDecided() bool {
 }
 
 // report passes an answer to the call, or lets it meet its fate. The caller holds s.mu.
-func (v *voting) report(e reply, s *station) {
+func (v *voting) report(e reply, s *nodeClaim) {
 	v.mu.Lock()
 	fate, mine := v.fate, v.mine
 	if fate == isRead {
@@ -190,17 +190,17 @@ func (v *voting) report(e reply, s *station) {
 }
 
 // waitUnlocking makes a request that waits. Others may hold mu meanwhile.
-func (s *station) waitUnlocking(ctx context.Context, e *reply, call func(context.Context) (quorum.Ballot, error)) {
+func (s *nodeClaim) waitUnlocking(ctx context.Context, e *reply, call func(context.Context) (quorum.Ballot, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &waiting{end: cancel, over: make(chan struct{})}
-	s.wait.Store(w)
+	q := &queuedRequest{end: cancel, over: make(chan struct{})}
+	s.queued.Store(q)
 	s.mu.Unlock()
 	e.ballot, e.raw = call(ctx)
 	s.mu.Lock()
-	e.kept = w.kept
-	s.wait.Store(nil)
-	close(w.over)
+	e.kept = q.kept
+	s.queued.Store(nil)
+	close(q.over)
 }
 
 func (e *reply) granted() bool { return e.err == nil && e.ballot.Acquired }
@@ -214,7 +214,7 @@ func (e *reply) queued() bool {
 }
 
 // giveBack releases a vote. The caller holds s.mu.
-func (l *Locker) giveBack(c *claim, node int, s *station) {
+func (l *Locker) giveBack(c *claim, node int, s *nodeClaim) {
 	held := false
 	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) (err error) {
 		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
@@ -293,7 +293,7 @@ func (v *voting) note(e reply) {
 		s.granted, s.fresh = b.Acquired, s.fresh || e.fresh()
 		v.unsure = v.unsure || b.Acquired // others may have seen the vote
 		s.since = since
-		if v.l.voting {
+		if v.l.voters {
 			s.fence = b.Fence
 		}
 		s.holder, s.remaining, s.place = b.Holder, b.Remaining, b.Place

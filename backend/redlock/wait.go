@@ -29,7 +29,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		return dlock.Attempt{}, err
 	}
 	defer l.work.Done()
-	if !l.queued {
+	if !l.queues {
 		return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.ErrUnsupported}
 	}
 	w := &wait{voting: l.newVoting(ctx, key, token, ttl), surveys: make(chan []string, 1), passedOver: make(map[string]bool)}
