@@ -10,16 +10,16 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// patience is how long an attempt tries to win a split vote.
-const patience = 5 * time.Second
+// splitPatience is how long an attempt tries to win a split vote.
+const splitPatience = 5 * time.Second
 
 // settled is after how many rounds a split vote is not expected to be settled soon any more: a node
 // that would decide it is down. From then on the pauses grow.
 const settled = 16
 
-// leads is for how many rounds the leader of a split vote keeps its votes. If others wait in the
+// longestLead is for how many rounds the leader of a split vote keeps its votes. If others wait in the
 // queues of the nodes that it lacks, it gets none there.
-const leads = 4
+const longestLead = 4
 
 // TryAcquire implements [dlock.Locker], in one round trip to a majority of the nodes; in two, if
 // their fences differ or if the key is held and not all nodes say so; and in some more, if several
@@ -65,7 +65,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 			if a, err := v.elect(); a.Acquired || err != nil {
 				return a, err
 			}
-			if time.Since(begun) < patience {
+			if time.Since(begun) < splitPatience {
 				continue
 			}
 		}
@@ -88,7 +88,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 			}
 		} else {
 			pause = (trip/2 + rand.N(trip/2+1)) << min(max(0, round-settled), 7)
-			if led++; v.leader() != v.claim.token || led > leads {
+			if led++; v.leader() != v.claim.token || led > longestLead {
 				led = 0
 				if err := v.yield(); err != nil {
 					return dlock.Attempt{}, err
@@ -99,7 +99,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 				pause += rand.N(trip*time.Duration(min(round, 8)) + 1)
 			}
 		}
-		if time.Since(begun) > patience {
+		if time.Since(begun) > splitPatience {
 			return v.plurality(), v.failure(errSplit)
 		}
 		if pause > 0 && !sleep(v.ctx, pause) {
