@@ -5,9 +5,9 @@
 //	go -C benchmarks/peers run . -majority
 //
 // The second run measures redlock on several servers, and writes the last chapter of the page. A
-// run takes at most 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and runs on
-// Unix. It writes what it has measured to data.json or majority.json. With -from data.json it
-// measures nothing, and only writes the page and the charts again.
+// run takes 5 to 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and runs on
+// Unix. It writes what it has measured to data.json or majority.json. With -draw it measures
+// nothing, and only writes the page and the charts again.
 //
 // All contestants take turns: each turn measures one of them in one scenario, in processes of
 // its own, and the rounds go through all contestants. So a slow minute of the machine hits all.

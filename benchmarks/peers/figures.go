@@ -14,67 +14,36 @@ type tenure struct {
 	Second           bool  // the grant needed a second round
 }
 
-// A contention is what tenures of one key show.
+// A contention is what tenures of one key show. A handover is a hold whose holder is not the one before.
 type contention struct {
-	handovers int             // whose holder is not the one before
-	gaps      []time.Duration // from the release by another to the grant
-	waits     []time.Duration // of those that were handed the lock, and of those that wait still
-	longest   time.Duration   // of waits
-	open      bool            // the longest wait had not ended
-	fairness  float64         // the Jain index of the holds of each waiter
-	starved   int             // waiters that never held
-	least     float64         // holds of one waiter, in percent of the average
-	most      float64
+	served []float64       // holds of each waiter
+	gaps   []time.Duration // of each handover, from the release by another to the grant
+	waits  []time.Duration // of those that were handed the lock, and of those that wait still
 }
 
 // contend judges the tenures of waiters that wanted one key in the time from from until until.
 // A holder that takes the lock again at once hands nothing over, and did not wait.
-func contend(all []tenure, waiters int, from, until int64) (c contention) {
+func contend(all []tenure, waiters int, from, until int64) contention {
 	all = slices.SortedFunc(slices.Values(all), func(a, b tenure) int { return cmp.Compare(a.Got, b.Got) })
-	served := make([]float64, waiters)
+	c := contention{served: make([]float64, waiters)}
 	last := -1
 	for i, t := range all {
 		switch {
 		case t.Got == 0 || t.Got > until:
 			if t.Asked < until {
-				c.wait(time.Duration(until-t.Asked), true)
+				c.waits = append(c.waits, time.Duration(until-t.Asked))
 			}
 			continue
 		case t.Got >= from:
-			served[t.Who]++
+			c.served[t.Who]++
 			if last >= 0 && all[last].Who != t.Who {
-				c.handovers++
 				c.gaps = append(c.gaps, time.Duration(t.Got-all[last].Done))
-				c.wait(time.Duration(t.Got-t.Asked), false)
+				c.waits = append(c.waits, time.Duration(t.Got-t.Asked))
 			}
 		}
 		last = i
 	}
-	c.fairness = jain(served)
-	if sum := total(served); sum > 0 {
-		percent := 100 * float64(waiters) / sum
-		c.least, c.most = slices.Min(served)*percent, slices.Max(served)*percent
-	}
-	for _, n := range served {
-		if n == 0 {
-			c.starved++
-		}
-	}
 	return c
-}
-
-func (c *contention) wait(d time.Duration, open bool) {
-	c.waits = append(c.waits, d)
-	if d > c.longest {
-		c.longest, c.open = d, open
-	}
-}
-
-func total(all []float64) (sum float64) {
-	for _, x := range all {
-		sum += x
-	}
-	return sum
 }
 
 // seconds is the percentage of grants that needed a second round.
@@ -98,6 +67,13 @@ func cycle(all []tenure) time.Duration {
 		took = append(took, time.Duration(all[i].Asked-all[i-1].Asked))
 	}
 	return median(took)
+}
+
+func total(all []float64) (sum float64) {
+	for _, x := range all {
+		sum += x
+	}
+	return sum
 }
 
 // jain is Jain's index of fairness: 1 if all have the same, 1/n if one has everything.

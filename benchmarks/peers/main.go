@@ -1,167 +1,121 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"log"
 	"os"
-	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// limit is how long a run may take. Turns that would begin later are left out.
-const limit = 10*time.Minute - 25*time.Second
-
 func main() {
-	if text := os.Getenv(jobVariable); text != "" {
-		if err := work(text, os.Stdin, os.Stdout); err != nil {
-			log.Fatal(err)
-		}
+	if isWorker() {
 		return
 	}
-	rtt := flag.Duration("rtt", 2*time.Millisecond, "round-trip time that is added in the second half of the run; 0 leaves that half out")
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
-	only := flag.String("only", "", "only the scenarios whose names match this regular expression; figures go to standard output")
 	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
-	data := flag.String("data", "", "where what was measured is written (default data.json, or majority.json)")
-	from := flag.String("from", "", "measure nothing; write the page and the charts from this file")
-	docs := flag.String("docs", "../../docs", "the folder of the page and the charts")
+	again := flag.Bool("draw", false, "measure nothing; write the page and the charts again")
 	flag.Parse()
-	if *from != "" {
-		if err := redraw(*from, *docs); err != nil {
-			log.Fatal(err)
-		}
-		return
-	}
-	all := scenarios(*rtt)
-	if *majority {
-		all = onNodes(*rtt)
-	}
-	if *brief {
-		all = short(all)
-	}
-	names, err := regexp.Compile(*only)
+	h := new(host)
+	err := h.program(*majority, *brief, *again)
+	h.close()
 	if err != nil {
 		log.Fatal(err)
 	}
-	h := new(host)
-	defer h.close()
-	m, failed := run(context.Background(), h, matching(all, names))
+}
+
+func (h *host) program(majority, brief, again bool) error {
+	if again {
+		return redraw()
+	}
+	all, file := onOneServer(), oneServer
+	if majority {
+		all, file = onNodes(), severalServers
+	}
+	if brief {
+		all = short(all)
+	}
+	m, failed := run(context.Background(), h, all)
 	m.Command = strings.Join(append([]string{"go -C benchmarks/peers run ."}, os.Args[1:]...), " ")
-	if *brief || *only != "" {
+	if brief {
 		for _, r := range m.Results {
-			fmt.Println(r)
+			fmt.Printf("%s: %s: %v\n", r.Scenario, r.Contestant, r.Figures)
 		}
-	} else {
-		failed = errors.Join(failed, m.save(cmp.Or(*data, file(*majority))), m.write(*docs))
+		return failed
 	}
-	if failed != nil {
-		h.close()
-		log.Fatal(failed)
-	}
-}
-
-// redraw writes the page and the charts of an earlier run.
-func redraw(from, docs string) error {
-	m, err := readMeasurement(from)
-	if err != nil {
-		return err
-	}
-	return m.write(docs)
-}
-
-func matching(all []scenario, names *regexp.Regexp) (some []scenario) {
-	for _, s := range all {
-		if names.MatchString(s.Name) {
-			some = append(some, s)
-		}
-	}
-	return some
+	return errors.Join(failed, m.save(file), redraw())
 }
 
 // run measures all contestants in all scenarios, in rounds. The error says which turns failed.
 func run(ctx context.Context, t testing.TB, all []scenario) (m *measurement, failed error) {
-	b := bench{t: t, server: redistest.Start(t)}
-	m = describe(b)
-	if m.Majority = all[0].nodes > 0; m.Majority {
-		b.farm = startFarm(t)
-	}
+	b := startBench(t, all)
+	m = describe(b.one[0])
 	begun := time.Now()
-	show := newProgress(all)
 	for round := range 3 {
 		for _, s := range all {
 			if round >= s.rounds {
 				continue
 			}
+			fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), s.name)
 			for i := range s.among {
 				c := s.among[(i+round)%len(s.among)]
-				if time.Since(begun) > limit {
-					m.Cut = true
-					continue
+				if err := b.measure(ctx, s, c, m.of(s.name, c.id())); err != nil {
+					failed = errors.Join(failed, fmt.Errorf("%s of %s: %w", s.name, c.id(), err))
 				}
-				show.next(s, c)
-				figures, waits, err := b.measure(ctx, c, s)
-				failed = errors.Join(failed, err)
-				m.add(s, c, figures, waits)
 			}
 		}
 	}
-	show.end()
 	m.Took = time.Since(begun).Round(time.Second).String()
 	m.finish()
 	return m, failed
 }
 
-// A progress shows how far a run is: a bar on a terminal, or else a line for each scenario.
-type progress struct {
-	bar  *progressbar.ProgressBar
-	done time.Duration
-	last string
+// A bench is the servers that contestants are measured on: one, and those of which a majority decides.
+type bench struct {
+	one   []*redistest.Server
+	agree []*redistest.Server
+	apart []*redistest.Server // their clocks differ by up to 100 ms from the system's
 }
 
-func newProgress(all []scenario) *progress {
-	var total time.Duration
-	for _, s := range all {
-		total += s.cost() * time.Duration(s.rounds*len(s.among))
+// startBench starts the servers of some scenarios, and waits until nodes vote.
+func startBench(t testing.TB, all []scenario) (b bench) {
+	b.one = []*redistest.Server{redistest.Start(t)}
+	if all[0].nodes == 0 {
+		return b
 	}
-	fmt.Fprintf(os.Stderr, "about %v\n", total.Round(time.Second))
-	if !term.IsTerminal(int(os.Stderr.Fd())) {
-		return new(progress)
+	logging.Disable() // of go-redis, that a server is down
+	for i := range 5 {
+		b.agree = append(b.agree, redistest.Start(t))
+		b.apart = append(b.apart, redistest.StartAhead(t, time.Duration(i-2)*50*time.Millisecond))
 	}
-	return &progress{bar: progressbar.NewOptions64(int64(total/time.Millisecond),
-		progressbar.OptionSetWriter(os.Stderr), progressbar.OptionFullWidth(), progressbar.OptionSetPredictTime(true))}
+	for _, nodes := range [][]*redistest.Server{b.agree, b.apart} {
+		if err := awaitVotes(nodes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
 }
 
-func (p *progress) next(s scenario, c contestant) {
-	title := s.title()
-	if p.bar != nil {
-		p.bar.Describe(fmt.Sprintf("%-20s %-24s", title, c.id()))
-		p.bar.Set64(int64(p.done / time.Millisecond))
-	} else if p.last != title {
-		fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), title)
+func (b bench) servers(s scenario) []*redistest.Server {
+	switch {
+	case s.nodes == 0:
+		return b.one
+	case s.apart:
+		return b.apart[:s.nodes]
 	}
-	p.last, p.done = title, p.done+s.cost()
+	return b.agree[:s.nodes]
 }
 
-func (p *progress) end() {
-	if p.bar != nil {
-		p.bar.Finish()
-		fmt.Fprintln(os.Stderr)
-	}
-}
-
-// A host is the testing.TB of a program, for the server.
+// A host is the testing.TB of a program, for the servers.
 type host struct {
 	testing.TB
 	cleanups []func()
@@ -180,14 +134,11 @@ func (h *host) TempDir() string {
 		log.Fatal(err)
 	}
 	h.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Clean(dir)
+	return dir
 }
 
 func (h *host) close() {
-	for len(h.cleanups) > 0 {
-		last := len(h.cleanups) - 1
-		f := h.cleanups[last]
-		h.cleanups = h.cleanups[:last]
+	for _, f := range slices.Backward(h.cleanups) {
 		f()
 	}
 }

@@ -3,97 +3,134 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A scenario is what a contestant does in a turn. Its exported fields name it in results.
+// A scenario is what a contestant does in a turn.
 type scenario struct {
-	Name   string
-	RTT    time.Duration // that is added between all clients and the server
-	N      int
-	Window time.Duration
-	TTL    time.Duration
+	name   string        // tells it from all others
+	rtt    time.Duration // that is added between all clients and the server
+	n      int           // goroutines, processes or leases
+	window time.Duration
+	ttl    time.Duration
 	rounds int
-	hold   time.Duration // of a contender in a crowd
+	settle time.Duration // before the window
+	hold   time.Duration // of a process in a crowd
 	nodes  int           // servers of which a majority decides; 0: there is one
 	apart  bool          // their clocks are
 	faulty int           // of the nodes, the last ones
 	fault  fault
 	among  []contestant
-	run    func(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error)
+	run    func(*turn, context.Context) error
 }
 
-// crowds are the numbers of processes that want one lock.
-var crowds = []int{2, 8, 32, 128}
+// slow is the round-trip time of the slow network.
+const slow = 2 * time.Millisecond
 
-// limit bounds a turn, with the start and the end of its processes.
-func (s scenario) limit() time.Duration { return s.Window + 30*time.Second }
-
-// cost is how long a turn is expected to take.
-func (s scenario) cost() time.Duration {
-	crowd := 0
-	if s.Name == "processes" || s.hold > 0 {
-		crowd = s.N
-	}
-	return s.Window + 500*time.Millisecond + time.Duration(crowd)*15*time.Millisecond
-}
-
-// scenarios returns all scenarios, each with a network that adds nothing, and those of which
-// it makes much with one that adds rtt, unless that is 0.
-func scenarios(rtt time.Duration) (all []scenario) {
+// onOneServer returns the scenarios on one server: each with a network that adds nothing, and those of
+// which it makes much with the slow one too.
+func onOneServer() (all []scenario) {
 	const ttl = 30 * time.Second
 	plain := contestants[:len(contestants)-3] // without local turns, which change nothing there
 	all = []scenario{
-		{Name: "own keys", N: 64, Window: time.Second, TTL: ttl, rounds: 3, among: plain, run: cycles},
-		{Name: "leases", N: 10_000, Window: 6 * time.Second, TTL: 6 * time.Second, rounds: 1, among: plain, run: leases},
-		{Name: "idle", N: 128, Window: 5 * time.Second, TTL: ttl, rounds: 1, among: contestants, run: idle},
+		{name: "own keys", n: 64, window: time.Second, ttl: ttl, rounds: 3, among: plain, run: (*turn).cycles},
+		{name: "leases", n: 10_000, window: 6 * time.Second, ttl: 6 * time.Second, rounds: 1, among: plain, run: (*turn).leases},
+		{name: "idle", n: 128, window: 5 * time.Second, ttl: ttl, rounds: 1, among: contestants, run: (*turn).idle},
 	}
-	networks := []time.Duration{0}
-	if rtt > 0 {
-		networks = append(networks, rtt)
-	}
-	for _, rtt := range networks {
-		all = append(all,
-			scenario{Name: "alone", RTT: rtt, N: 1, Window: 500 * time.Millisecond, TTL: ttl, rounds: 3, among: plain, run: cycles},
-			scenario{Name: "threads", RTT: rtt, N: 32, Window: 1500 * time.Millisecond, TTL: ttl, rounds: 2, among: contestants, run: threads},
-			scenario{Name: "takeover", RTT: rtt, N: 32, Window: 5 * time.Second, TTL: 2 * time.Second, rounds: 1, among: plain, run: takeover},
-		)
-		for _, n := range crowds {
-			s := scenario{Name: "processes", RTT: rtt, N: n, Window: 1500 * time.Millisecond, TTL: ttl, rounds: 2, among: plain, run: processes}
-			if n == 128 {
-				s.Window, s.rounds = 2500*time.Millisecond, 1
+	for _, rtt := range []time.Duration{0, slow} {
+		add := func(s scenario) {
+			if s.rtt = rtt; rtt > 0 {
+				s.name += ", slow"
 			}
 			all = append(all, s)
+		}
+		add(scenario{name: "alone", n: 1, window: 500 * time.Millisecond, ttl: ttl, rounds: 3, among: plain, run: (*turn).cycles})
+		add(scenario{name: "threads", n: 32, window: 1500 * time.Millisecond, ttl: ttl, rounds: 2, among: contestants, run: (*turn).threads})
+		add(scenario{name: "takeover", n: 32, window: 5 * time.Second, ttl: 2 * time.Second, rounds: 1, among: plain, run: (*turn).takeover})
+		for _, n := range []int{2, 8, 32, 128} {
+			s := scenario{n: n, hold: time.Millisecond, window: 1500 * time.Millisecond, ttl: ttl, rounds: 2, among: plain, run: (*turn).crowd}
+			if n == 128 {
+				s.window, s.rounds = 2500*time.Millisecond, 1
+			}
+			s.name = fmt.Sprint(n, " processes")
+			add(s)
 		}
 	}
 	return all
 }
 
-// short makes a run of them take seconds: they are small, and but for "threads" each is for
-// two contestants on the first network.
+// onNodes returns the scenarios of the chapter about majorities.
+func onNodes() (all []scenario) {
+	base := scenario{rtt: slow, ttl: longest, nodes: 5, rounds: 2, window: time.Second, n: 1, among: majorities, run: (*turn).cycles}
+	add := func(name string, change func(s *scenario)) {
+		s := base
+		s.name = name
+		change(&s)
+		all = append(all, s)
+	}
+	add("alone, 3 servers", func(s *scenario) { s.nodes = 3 })
+	add("alone, 5 servers", func(s *scenario) {})
+	base.rounds, base.window = 1, 3*time.Second
+	add("alone, 1 of 5 slow", func(s *scenario) { s.faulty, s.fault = 1, late })
+	base.among = inMajority[:1]
+	add("clocks apart, alone", func(s *scenario) { s.apart = true })
+	crowd := func(s *scenario) { s.run, s.n, s.hold, s.settle = (*turn).crowd, 16, time.Millisecond, 4*time.Second }
+	add("clocks apart, contended", func(s *scenario) { crowd(s); s.apart = true })
+	add("renewals", func(s *scenario) { s.run, s.n = (*turn).renewals, 5_000 })
+	add("renewals, 1 of 5 hung", func(s *scenario) {
+		s.run, s.n, s.faulty, s.fault = (*turn).renewals, 5_000, 1, hung
+	})
+	base.among = inMajority
+	add("idle, 5 servers", func(s *scenario) { s.run, s.n, s.window = (*turn).idle, 16, 5*time.Second })
+	crowd(&base)
+	add("16, hold 10 ms", func(s *scenario) { s.hold = 10 * time.Millisecond })
+	for _, n := range []int{16, 64} {
+		for lost := range 3 {
+			add(fmt.Sprintf("%d, %d of 5 down", n, lost), func(s *scenario) {
+				s.n, s.faulty, s.fault, s.window = n, lost, down, 3*time.Second+time.Duration(n)*100*time.Millisecond
+			})
+		}
+	}
+	return all
+}
+
+// short makes a run of them take seconds: they are small, and but for "threads" each is for two
+// contestants. It leaves out what is on one server and the slow network.
 func short(all []scenario) (small []scenario) {
 	for i, s := range all {
-		if slices.ContainsFunc(small, func(o scenario) bool { return o.Name == s.Name }) {
+		if s.nodes == 0 && s.rtt > 0 {
 			continue
 		}
-		s.rounds, s.N, s.Window = 1, min(s.N, 4), min(s.Window, 100*time.Millisecond)
-		switch s.Name {
-		case "takeover": // outlives the TTL
-			s.Window, s.TTL = 20*time.Second, 3*time.Second
-			fallthrough
-		default:
-			if n := len(s.among); n > 2 {
-				j := 2 * i % (n - 1)
-				s.among = s.among[j : j+2]
-			}
-		case "threads":
+		s.rounds, s.n, s.window, s.settle = 1, min(s.n, 4), min(s.window, 100*time.Millisecond), 0
+		if s.name == "takeover" { // outlives the TTL
+			s.window, s.ttl = 20*time.Second, 3*time.Second
+		}
+		if n := len(s.among); n > 2 && s.name != "threads" {
+			j := 2 * i % (n - 1)
+			s.among = s.among[j : j+2]
 		}
 		small = append(small, s)
 	}
 	return small
 }
 
-func (s scenario) title() string {
-	return fmt.Sprintf("%s, %d, RTT %v", s.Name, s.N, s.RTT)
+// A fault makes a node, behind a proxy, do what a broken one does. The function that it returns ends it.
+type fault func(server *redistest.Server, p *faultproxy.Proxy) (heal func())
+
+func down(_ *redistest.Server, p *faultproxy.Proxy) func() {
+	p.Refuse()
+	return func() {}
+}
+
+func late(_ *redistest.Server, p *faultproxy.Proxy) func() {
+	p.Slow(faultproxy.ToClient, faultproxy.Pace{Latency: slow/2 + 500*time.Millisecond})
+	return func() {}
+}
+
+func hung(server *redistest.Server, _ *faultproxy.Proxy) func() {
+	server.Suspend()
+	return server.Resume
 }

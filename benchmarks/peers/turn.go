@@ -9,9 +9,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"sync"
-	"testing"
 	"time"
 
 	goredislib "github.com/redis/go-redis/v9"
@@ -20,21 +20,15 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A bench is the server that all contestants are measured on, or the nodes.
-type bench struct {
-	t      testing.TB
-	server *redistest.Server
-	farm   farm
-}
-
 // A turn is one contestant in one scenario, on servers with addresses.
 type turn struct {
-	bench
-	contestant
 	scenario
+	of      contestant
+	result  *result
 	servers []*redistest.Server
 	addrs   []string
 	ping    *goredislib.Client
+	workers workers // that have been started
 }
 
 // A worker is a process of this program.
@@ -44,25 +38,25 @@ type worker struct {
 	out *gob.Decoder
 }
 
-// measure makes one turn. What it returns are figures by name, and all waits.
-func (b bench) measure(ctx context.Context, c contestant, s scenario) (figures map[string]float64, waits []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.limit())
+// measure makes one turn, and adds what it shows to r.
+func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result) error {
+	ctx, cancel := context.WithTimeout(ctx, s.window+30*time.Second) // with the start and the end of its processes
 	defer cancel()
-	t := turn{bench: b, contestant: c, scenario: s, servers: b.serversOf(s)}
+	t := &turn{scenario: s, of: c, result: r, servers: b.servers(s)}
 	for i, server := range t.servers {
-		if err := s.empty(server); err != nil {
-			return nil, nil, err
+		if err := empty(server); err != nil {
+			return err
 		}
 		addr := server.Addr()
-		if s.RTT > 0 || s.nodes > 0 {
+		if s.rtt > 0 {
 			proxy, err := faultproxy.New(addr)
 			if err != nil {
-				return nil, nil, err
+				return err
 			}
 			defer proxy.Close()
-			proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: s.RTT / 2})
+			proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: s.rtt / 2})
 			if i >= len(t.servers)-s.faulty {
-				defer s.fault(server, proxy, s.RTT)()
+				defer s.fault(server, proxy)()
 			}
 			addr = proxy.Addr()
 		}
@@ -71,27 +65,33 @@ func (b bench) measure(ctx context.Context, c contestant, s scenario) (figures m
 	t.ping = goredislib.NewClient(&goredislib.Options{Addr: t.addrs[0], PoolSize: 1})
 	defer t.ping.Close()
 	if err := t.ping.Ping(ctx).Err(); err != nil {
-		return nil, nil, err
+		return err
 	}
-	figures = make(map[string]float64)
-	waits, err = s.run(ctx, t, figures)
-	if err != nil {
-		err = fmt.Errorf("%s of %s with %d: %w", s.Name, c.id(), s.N, err)
-	}
-	return figures, waits, err
+	defer t.end()
+	return s.run(t, ctx)
+}
+
+// empty removes what an earlier turn has left. A node that is emptied altogether does not vote.
+func empty(server *redistest.Server) error {
+	_, err := server.Do("EVAL", "for _, key in ipairs(redis.call('KEYS', '*order:*')) do redis.call('DEL', key) end", "0")
+	return err
+}
+
+func (t *turn) note(figure string, x float64) {
+	t.result.Figures[figure] = append(t.result.Figures[figure], x)
 }
 
 // start starts a process for each job, and returns when all are ready.
-func (t turn) start(ctx context.Context, jobs ...job) (all []*worker, err error) {
+func (t *turn) start(ctx context.Context, jobs ...job) (started workers, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	for _, j := range jobs {
-		j.Contestant, j.Addrs, j.TTL = t.id(), t.addrs, t.TTL
+		j.Contestant, j.Addrs, j.TTL = t.of.id(), t.addrs, t.ttl
 		text, err := json.Marshal(j)
 		if err != nil {
-			return all, err
+			return nil, err
 		}
 		w := &worker{cmd: exec.CommandContext(ctx, self)}
 		w.cmd.Env = append(os.Environ(), jobVariable+"="+string(text))
@@ -99,24 +99,41 @@ func (t turn) start(ctx context.Context, jobs ...job) (all []*worker, err error)
 		in, err1 := w.cmd.StdinPipe()
 		out, err2 := w.cmd.StdoutPipe()
 		if err := errors.Join(err1, err2, w.cmd.Start()); err != nil {
-			return all, err
+			return nil, err
 		}
 		w.in, w.out = in, gob.NewDecoder(out)
-		all = append(all, w)
+		started, t.workers = append(started, w), append(t.workers, w)
 	}
-	_, err = reports(all)
-	return all, err
+	_, err = started.reports()
+	return started, err
 }
 
-// tell makes the processes begin, and then stop.
-func tell(all []*worker) {
+// end lets all processes end.
+func (t *turn) end() {
+	t.workers.stop()
+	for _, w := range t.workers {
+		limit := time.AfterFunc(10*time.Second, func() { w.cmd.Process.Kill() })
+		w.cmd.Wait()
+		limit.Stop()
+	}
+}
+
+type workers []*worker
+
+func (all workers) begin() {
 	for _, w := range all {
 		fmt.Fprintln(w.in)
 	}
 }
 
+func (all workers) stop() {
+	for _, w := range all {
+		w.in.Close()
+	}
+}
+
 // reports returns what each process answers next.
-func reports(all []*worker) (_ []report, err error) {
+func (all workers) reports() ([]report, error) {
 	answers, errs := make([]report, len(all)), make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, w := range all {
@@ -131,116 +148,90 @@ func reports(all []*worker) (_ []report, err error) {
 	return answers, errors.Join(errs...)
 }
 
-// end lets the processes close their clients and end.
-func end(all []*worker) {
-	for _, w := range all {
-		w.in.Close()
-	}
-	for _, w := range all {
-		limit := time.AfterFunc(10*time.Second, func() { w.cmd.Process.Kill() })
-		w.cmd.Wait()
-		limit.Stop()
-	}
-}
-
-// A load is what the server had to do in a window, and how long a round trip took meanwhile.
+// A load is what the servers had to do in a window, and how long a round trip took meanwhile.
 type load struct {
 	from, until int64 // on the clock of tenures
 	commands    float64
-	requests    float64 // of clients
+	requests    float64 // of clients: what a server reads at once
 	cpu         time.Duration
 	rtt         time.Duration
 }
 
 func (l load) seconds() float64 { return time.Duration(l.until - l.from).Seconds() }
 
-// percent is how much of one CPU the server used.
-func (l load) percent() float64 { return 100 * l.cpu.Seconds() / l.seconds() }
-
 // watch measures the load of a window, while the processes work.
-func (t turn) watch(ctx context.Context) (l load, err error) {
+func (t *turn) watch(ctx context.Context) (l load, err error) {
 	before, err := t.used()
 	if err != nil {
 		return l, err
 	}
-	l.from = time.Now().UnixNano()
+	from := time.Now()
 	var trips []time.Duration
-	for begun := time.Now(); len(trips) == 0 || time.Since(begun) < t.Window; {
+	for len(trips) == 0 || time.Since(from) < t.window {
 		sent := time.Now()
 		if err := t.ping.Ping(ctx).Err(); err != nil {
 			return l, err
 		}
 		trips = append(trips, time.Since(sent))
-		time.Sleep(t.Window / 100)
+		time.Sleep(t.window / 100)
 	}
-	l.until = time.Now().UnixNano()
+	until := time.Now()
 	after, err := t.used()
-	if err != nil {
-		return l, err
-	}
 	// The first INFO of each server is one command, and two reads: it, and the end of its connection.
 	own, pings := float64(len(t.servers)), float64(len(trips))
-	l.commands = after.commands - before.commands - pings - own
-	l.requests = after.requests - before.requests - pings - 3*own
-	l.cpu = after.cpu - before.cpu
-	l.rtt = median(trips)
-	return l, nil
+	return load{
+		from: from.UnixNano(), until: until.UnixNano(), rtt: median(trips), cpu: after.cpu - before.cpu,
+		commands: after.commands - before.commands - pings - own,
+		requests: after.requests - before.requests - pings - 3*own,
+	}, err
 }
 
-// used returns what the servers have done so far. A request is what a server reads at once.
-func (t turn) used() (l load, err error) {
+// used returns what the servers have done so far.
+func (t *turn) used() (l load, err error) {
 	for _, s := range t.servers {
 		reply, err := s.Do("INFO")
 		if err != nil {
 			return l, err
 		}
 		info, _ := reply.(string)
-		l.commands += number(info, "total_commands_processed")
-		l.requests += number(info, "total_reads_processed")
-		l.cpu += time.Duration((number(info, "used_cpu_user:") + number(info, "used_cpu_sys:")) * float64(time.Second))
+		number := func(name string) float64 {
+			x, _ := strconv.ParseFloat(fieldOf(info, name), 64)
+			return x
+		}
+		l.commands += number("total_commands_processed")
+		l.requests += number("total_reads_processed")
+		l.cpu += time.Duration((number("used_cpu_user:") + number("used_cpu_sys:")) * float64(time.Second))
 	}
 	return l, nil
 }
 
-func number(info, name string) float64 {
-	x, _ := strconv.ParseFloat(fieldOf(info, name), 64)
-	return x
-}
-
 // together has a process for each job work for the window.
-func (t turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, err error) {
+func (t *turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, err error) {
 	workers, err := t.start(ctx, jobs...)
-	defer end(workers)
 	if err != nil {
 		return nil, l, err
 	}
-	tell(workers)
-	if jobs[0].Warm > 0 {
-		if _, err := reports(workers); err != nil {
-			return nil, l, err
-		}
-	}
-	time.Sleep(t.Window / 20) // until all are at work
-	l, err = t.watch(ctx)
-	if err != nil {
+	workers.begin()
+	time.Sleep(max(t.settle, t.window/20)) // until all are at work
+	if l, err = t.watch(ctx); err != nil {
 		return nil, l, err
 	}
-	tell(workers)
-	answers, err := reports(workers)
+	workers.stop()
+	answers, err := workers.reports()
 	for _, r := range answers {
 		all = append(all, r.Tenures...)
+	}
+	if t.nodes > 0 {
+		t.note("second", seconds(all))
 	}
 	return all, l, err
 }
 
-// cycles measures acquisitions and releases without contention: N goroutines with a key each.
-func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	all, l, err := t.together(ctx, job{Alone: true, Keys: t.N, Workers: t.N})
+// cycles measures acquisitions and releases without contention: n goroutines with a key each.
+func (t *turn) cycles(ctx context.Context) error {
+	all, l, err := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n})
 	if err != nil {
-		return nil, err
-	}
-	if t.nodes > 0 {
-		figures["second"] = seconds(all)
+		return err
 	}
 	n := 0.0
 	for _, t := range all {
@@ -248,169 +239,150 @@ func cycles(ctx context.Context, t turn, figures map[string]float64) ([]time.Dur
 			n++
 		}
 	}
-	figures["rate"] = n / l.seconds()
+	t.note("rate", n/l.seconds())
 	if n == 0 {
-		return nil, nil
+		return nil
 	}
-	if t.N == 1 {
-		figures["p50 ms"] = milliseconds(cycle(all))
-		figures["p50 trips"] = figures["p50 ms"] / milliseconds(l.rtt)
+	if t.n == 1 {
+		t.note("p50 ms", milliseconds(cycle(all)))
 	}
-	each := l.seconds() * float64(t.N) / n
-	figures["µs"] = each * 1e6
-	figures["trips"] = each / l.rtt.Seconds()
-	figures["commands"] = l.commands / n
-	figures["server µs"] = float64(l.cpu.Microseconds()) / n
-	return nil, nil
+	each := l.seconds() * float64(t.n) / n
+	t.note("µs", each*1e6)
+	t.note("trips", each/l.rtt.Seconds())
+	t.note("commands", l.commands/n)
+	t.note("server µs", float64(l.cpu.Microseconds())/n)
+	return nil
 }
 
-// threads has N goroutines of one process pass one lock on.
-func threads(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	return t.contended(ctx, figures, job{Keys: 1, Workers: t.N})
+// threads has n goroutines of one process pass one lock on.
+func (t *turn) threads(ctx context.Context) error {
+	return t.contended(ctx, job{Keys: 1, Workers: t.n})
 }
 
-// processes has N processes pass one lock on. Each holds it for a millisecond.
-func processes(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	jobs := make([]job, t.N)
+// crowd has n processes pass one lock on.
+func (t *turn) crowd(ctx context.Context) error {
+	jobs := make([]job, t.n)
 	for i := range jobs {
-		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: time.Millisecond}
+		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: t.hold, Patient: t.nodes > 0 && t.n > 16}
 	}
-	return t.contended(ctx, figures, jobs...)
+	return t.contended(ctx, jobs...)
 }
 
-func (t turn) contended(ctx context.Context, figures map[string]float64, jobs ...job) ([]time.Duration, error) {
+func (t *turn) contended(ctx context.Context, jobs ...job) error {
 	all, l, err := t.together(ctx, jobs...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if t.nodes > 0 {
-		figures["second"] = seconds(all)
+	c := contend(all, t.n, l.from, l.until)
+	t.result.waits = append(t.result.waits, c.waits...)
+	handovers, starved := float64(len(c.gaps)), 0.0
+	for _, n := range c.served {
+		if n == 0 {
+			starved++
+		}
 	}
-	c := contend(all, t.N, l.from, l.until)
-	figures["rate"] = float64(c.handovers) / l.seconds()
-	figures["fairness"] = c.fairness
-	figures["starved"] = float64(c.starved)
-	if t.nodes > 0 {
-		figures["least"], figures["most"] = c.least, c.most
+	average := max(total(c.served), 1) / float64(t.n)
+	t.note("rate", handovers/l.seconds())
+	t.note("fairness", jain(c.served))
+	t.note("starved", starved)
+	t.note("least", 100*slices.Min(c.served)/average)
+	t.note("most", 100*slices.Max(c.served)/average)
+	if handovers > 0 {
+		t.note("gap trips", float64(median(c.gaps))/float64(l.rtt))
+		t.note("commands", l.commands/handovers)
 	}
-	figures["longest"] = milliseconds(c.longest)
-	figures["open"] = 0
-	if c.open {
-		figures["open"] = 1
-	}
-	if c.handovers > 0 {
-		gap := median(c.gaps)
-		figures["gap ms"] = milliseconds(gap)
-		figures["gap trips"] = float64(gap) / float64(l.rtt)
-		figures["commands"] = l.commands / float64(c.handovers)
-		figures["requests"] = l.requests / float64(c.handovers)
-		figures["server µs"] = float64(l.cpu.Microseconds()) / float64(c.handovers)
-	}
-	return c.waits, nil
+	return nil
 }
 
-// leases has one process hold N locks.
-func leases(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	holders, err := t.start(ctx, job{Alone: true, Hold: true, Keys: t.N, Workers: 64})
-	defer end(holders)
+// leases has one process hold n locks.
+func (t *turn) leases(ctx context.Context) error {
+	holders, err := t.start(ctx, job{Alone: true, Hold: true, Keys: t.n, Workers: 64})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	tell(holders)
 	l, err := t.watch(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	tell(holders)
-	answers, err := reports(holders)
+	holders.stop()
+	answers, err := holders.reports()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	r, n := answers[0], float64(t.N)
-	figures["heap"] = float64(r.Heap) / n
-	figures["stack"] = float64(r.Stack) / n
-	figures["goroutines"] = float64(r.Goroutines) / n
-	figures["client cpu"] = 100 * r.CPU.Seconds() / l.seconds()
-	figures["server cpu"] = l.percent()
-	figures["commands"] = l.commands / l.seconds()
-	figures["lost"] = float64(r.Lost)
-	figures["renewed"] = 0
-	if r.Renewed {
-		figures["renewed"] = 1
-	}
-	return nil, nil
+	r, n := answers[0], float64(t.n)
+	t.note("heap", float64(r.Heap)/n)
+	t.note("stack", float64(r.Stack)/n)
+	t.note("goroutines", float64(r.Goroutines)/n)
+	t.note("client cpu", 100*r.CPU.Seconds()/l.seconds())
+	t.note("server cpu", 100*l.cpu.Seconds()/l.seconds())
+	t.note("lost", float64(r.Lost))
+	return nil
 }
 
-// idle has N goroutines of one process wait for a lock that another process keeps.
-func idle(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	holders, err := t.start(ctx, job{Hold: true, Keys: 1, Workers: 1})
-	defer end(holders)
-	if err != nil {
-		return nil, err
+// idle has n goroutines of one process wait for a lock that another process keeps.
+func (t *turn) idle(ctx context.Context) error {
+	if _, err := t.start(ctx, job{Hold: true, Keys: 1, Workers: 1}); err != nil {
+		return err
 	}
-	waiters, err := t.start(ctx, job{Keys: 1, Workers: t.N})
-	defer end(waiters)
+	waiters, err := t.start(ctx, job{Keys: 1, Workers: t.n})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	tell(waiters)
-	time.Sleep(t.Window / 5) // until all wait
+	waiters.begin()
+	time.Sleep(t.window / 5) // until all wait
 	l, err := t.watch(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	figures["commands"] = l.commands / l.seconds() / float64(t.N)
-	figures["requests"] = l.requests / l.seconds() / float64(t.N)
-	figures["server cpu"] = l.percent()
-	return nil, nil
+	t.note("commands", l.commands/l.seconds()/float64(t.n))
+	t.note("requests", l.requests/l.seconds()/float64(t.n))
+	return nil
 }
 
-// takeover kills a process that holds N locks, each of which a goroutine of another waits for.
-func takeover(ctx context.Context, t turn, figures map[string]float64) ([]time.Duration, error) {
-	holders, err := t.start(ctx, job{Hold: true, Keys: t.N, Workers: t.N})
-	defer end(holders)
+// takeover kills a process that holds n locks, each of which a goroutine of another waits for.
+func (t *turn) takeover(ctx context.Context) error {
+	holders, err := t.start(ctx, job{Hold: true, Keys: t.n, Workers: t.n})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	waiters, err := t.start(ctx, job{Keys: t.N, Workers: t.N, Once: true})
-	defer end(waiters)
+	waiters, err := t.start(ctx, job{Keys: t.n, Workers: t.n, Once: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	tell(waiters)
-	time.Sleep(t.TTL / 2)
+	waiters.begin()
+	time.Sleep(t.ttl / 2)
 	killed := time.Now().UnixNano()
 	if err := holders[0].cmd.Process.Kill(); err != nil {
-		return nil, err
+		return err
 	}
 	holders[0].cmd.Wait()
-	expiry := make([]time.Time, t.N)
+	expiry := make([]time.Time, t.n)
 	for i := range expiry {
-		reply, err := t.server.Do("PTTL", t.prefix+key(i))
+		reply, err := t.servers[0].Do("PTTL", t.of.prefix+key(i))
 		left, ok := reply.(int64)
 		if err != nil || !ok || left < 0 {
-			return nil, fmt.Errorf("%s has no TTL: %v, %w", key(i), reply, err)
+			return fmt.Errorf("%s has no TTL: %v, %w", key(i), reply, err)
 		}
 		expiry[i] = time.Now().Add(time.Duration(left) * time.Millisecond)
 	}
-	defer time.AfterFunc(t.Window, func() { tell(waiters) }).Stop()
-	answers, err := reports(waiters)
+	defer time.AfterFunc(t.window, waiters.stop).Stop()
+	answers, err := waiters.reports()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	late := make([]time.Duration, 0, t.N)
+	var late []time.Duration
 	for _, w := range answers[0].Tenures {
 		if w.Got > 0 && w.Got < killed {
-			return nil, errors.New("the holder had lost its lock before it was killed")
+			return errors.New("the holder had lost its lock before it was killed")
 		}
 		if w.Got > 0 {
 			late = append(late, time.Unix(0, w.Got).Sub(expiry[w.Key]))
 		}
 	}
-	figures["never"] = float64(t.N - len(late))
+	t.note("never", float64(t.n-len(late)))
 	if len(late) > 0 {
-		figures["late ms"] = milliseconds(median(late))
-		figures["latest ms"] = milliseconds(late[len(late)-1])
+		t.note("late ms", milliseconds(median(late)))
+		t.note("latest ms", milliseconds(slices.Max(late)))
 	}
-	return nil, nil
+	return nil
 }

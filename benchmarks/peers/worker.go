@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/gob"
 	"encoding/json"
@@ -11,17 +10,18 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	goredislib "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 // jobVariable holds the job of a process that this program started. Such a process opens its
-// client, answers that it is ready, works from one line on its standard input to the next,
-// answers with a report, and ends when its standard input does.
+// client, answers that it is ready, works from a line on its standard input until that ends, and
+// answers with a report.
 const jobVariable = "DLOCK_PEERS_JOB"
 
 // A job is what one process does in a turn.
@@ -37,137 +37,121 @@ type job struct {
 	Pause      time.Duration // that a worker holds a lock
 	Once       bool          // each worker takes one lock
 	Patient    bool          // redsync polls after its default delay, 50 to 250 ms
-	Warm       time.Duration // answer once more when each worker has had a lock, or after this
 }
 
 // A report is the answer to a job.
 type report struct {
 	Err     string
 	Tenures []tenure
-	Leases
-}
 
-// Leases says what the locks of a job with Hold took.
-type Leases struct {
-	Heap, Stack int64         // bytes of all
-	Goroutines  int           // of all
+	// What the locks of a job with Hold took, of which Lost were not held to the end.
+	Heap, Stack int64 // bytes
+	Goroutines  int
 	CPU         time.Duration // of the process while it held them
 	Lost        int
-	Renewed     bool // by the library
 }
 
 // key is the name of a lock.
 func key(i int) string { return fmt.Sprintf("order:%d", i) }
 
-// work is the whole of a process that has a job.
-func work(text string, in io.Reader, out io.Writer) error {
-	var j job
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		return err
+// isWorker does the work of this process if another has started it for that.
+func isWorker() bool {
+	text := os.Getenv(jobVariable)
+	if text == "" {
+		return false
 	}
-	answer := gob.NewEncoder(out)
-	goredislib.SetLogger(silent{})
-	l, err := j.ready()
+	answer := gob.NewEncoder(os.Stdout)
+	r, err := work(text, func() error { return answer.Encode(report{}) })
 	if err != nil {
-		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
+		r.Err = err.Error()
 	}
-	defer l.close()
-	lines := bufio.NewScanner(in)
-	if j.Hold {
-		return j.hold(l, lines, answer)
-	}
-	if err := answer.Encode(report{}); err != nil || !lines.Scan() {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		lines.Scan()
-		cancel()
-		lines.Scan() // the end
-	}()
-	tenures := j.contend(ctx, l, func() { err = answer.Encode(report{}) })
-	err = errors.Join(err, answer.Encode(report{Tenures: tenures}))
-	<-ended
-	return err
+	answer.Encode(r)
+	return true
 }
 
-// ready opens the client, its connections and its scripts.
-func (j job) ready() (locks, error) {
-	l, err := contestantOf(j.Contestant).open(j)
-	if err != nil {
-		return l, err
+func work(text string, ready func() error) (r report, err error) {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return r, err
 	}
+	logging.Disable() // of go-redis, that a server is down
+	take, err := contestantOf(j.Contestant).open(j)
+	if err != nil {
+		return r, err
+	}
+	if err := j.warmUp(take); err != nil {
+		return r, err
+	}
+	if j.Hold {
+		return j.hold(take, ready)
+	}
+	if err := ready(); err != nil {
+		return r, err
+	}
+	os.Stdin.Read(make([]byte, 1)) // the line
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	r.Tenures = j.contend(ctx, take)
+	return r, nil
+}
+
+// warmUp opens the connections of the client, and loads its scripts.
+func (j job) warmUp(take acquire) error {
 	errs := make([]error, j.Workers)
+	j.each(func(i int) {
+		begun := time.Now()
+		h, err := take(context.Background(), fmt.Sprint("warm:", i))
+		for err != nil && time.Since(begun) < 15*time.Second {
+			time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond)) // many processes connect at once
+			h, err = take(context.Background(), fmt.Sprint("warm:", i))
+		}
+		if errs[i-j.First] = err; err == nil {
+			h.release()
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// each runs f for the number of each worker, in a goroutine of its own.
+func (j job) each(f func(i int)) {
 	var all sync.WaitGroup
 	for i := range j.Workers {
-		all.Go(func() {
-			name := fmt.Sprintf("warm:%d", j.First+i)
-			h, err := l.acquire(context.Background(), name)
-			for begun := time.Now(); err != nil && time.Since(begun) < 15*time.Second; h, err = l.acquire(context.Background(), name) {
-				time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond)) // many processes connect at once
-			}
-			if err == nil {
-				h.release()
-			}
-			errs[i] = err
-		})
+		all.Go(func() { f(j.First + i) })
 	}
 	all.Wait()
-	return l, errors.Join(errs...)
 }
 
 // contend has all workers take and release their locks until ctx ends. It has no deadline,
-// since rueidislock would end the lease with it. It calls warm when the job is warm.
-func (j job) contend(ctx context.Context, l locks, warm func()) []tenure {
+// since rueidislock would end the lease with it.
+func (j job) contend(ctx context.Context, take acquire) []tenure {
 	tenures := make([][]tenure, j.Workers)
-	var all, cold sync.WaitGroup
-	for i := range j.Workers {
-		cold.Add(1)
-		served := sync.OnceFunc(cold.Done)
-		all.Go(func() {
-			defer served()
-			tenures[i] = j.one(ctx, l, j.First+i, served)
-		})
-		if j.Warm > 0 {
-			defer time.AfterFunc(j.Warm, served).Stop()
-		}
-	}
-	if j.Warm > 0 {
-		cold.Wait()
-		warm()
-	}
-	all.Wait()
-	var flat []tenure
-	for _, t := range tenures {
-		flat = append(flat, t...)
-	}
-	return flat
+	j.each(func(i int) { tenures[i-j.First] = j.one(ctx, take, i) })
+	return slices.Concat(tenures...)
 }
 
 // one is the work of one worker. A failed attempt is part of the wait.
-func (j job) one(ctx context.Context, l locks, who int, served func()) (all []tenure) {
+func (j job) one(ctx context.Context, take acquire, who int) (all []tenure) {
 	n := who % j.Keys
 	for ctx.Err() == nil {
 		t := tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()}
-		h, err := l.acquire(ctx, key(n))
+		h, err := take(ctx, key(n))
 		for err != nil && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
-			h, err = l.acquire(ctx, key(n))
+			h, err = take(ctx, key(n))
 		}
 		if err != nil {
 			return append(all, t)
 		}
-		t.Got = time.Now().UnixNano()
-		t.Second = l.second != nil && l.second(h)
+		t.Got, t.Second = time.Now().UnixNano(), h.second
 		if j.Pause > 0 {
 			time.Sleep(j.Pause)
 		}
 		t.Done = time.Now().UnixNano()
 		all = append(all, t)
 		h.release()
-		served()
 		if j.Once {
 			return all
 		}
@@ -175,30 +159,29 @@ func (j job) one(ctx context.Context, l locks, who int, served func()) (all []te
 	return all
 }
 
-// hold takes all locks, says that it is ready, and keeps them. Where the library does not
-// renew, each lock gets a goroutine that does, three times in a TTL.
-func (j job) hold(l locks, lines *bufio.Scanner, answer *gob.Encoder) error {
-	heap, stack, goroutines := inUse()
+// hold takes all locks, says that it is ready, and keeps them until the standard input ends. Where the
+// library does not renew, each lock gets a goroutine that does, three times in a TTL.
+func (j job) hold(take acquire, ready func() error) (r report, err error) {
+	r.count(-1)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	taken, errs := make([]held, j.Keys), make([]error, j.Keys)
 	var keepers sync.WaitGroup
 	j.share(func(i int) {
-		if taken[i], errs[i] = l.acquire(context.Background(), key(i)); errs[i] == nil && taken[i].renew != nil {
+		if taken[i], errs[i] = take(context.Background(), key(i)); errs[i] == nil && taken[i].renew != nil {
 			keepers.Go(func() { keep(ctx, taken[i], j.TTL/3) })
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
-		return errors.Join(err, answer.Encode(report{Err: err.Error()}))
+		return r, err
 	}
-	if err := answer.Encode(report{}); err != nil || !lines.Scan() {
-		return err
+	if err := ready(); err != nil {
+		return r, err
 	}
 	before := cpu()
-	lines.Scan()
-	r := report{Leases: Leases{CPU: cpu() - before, Renewed: taken[0].renew == nil}}
-	h, s, g := inUse()
-	r.Heap, r.Stack, r.Goroutines = h-heap, s-stack, g-goroutines
+	io.Copy(io.Discard, os.Stdin)
+	r.CPU = cpu() - before
+	r.count(1)
 	cancel()
 	keepers.Wait()
 	var lost atomic.Int64
@@ -208,23 +191,27 @@ func (j job) hold(l locks, lines *bufio.Scanner, answer *gob.Encoder) error {
 		}
 	})
 	r.Lost = int(lost.Load())
-	err := answer.Encode(r)
-	lines.Scan()
-	return err
+	return r, nil
+}
+
+// count adds what is in use, or subtracts it if sign is negative.
+func (r *report) count(sign int64) {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	r.Heap += sign * int64(m.HeapAlloc)
+	r.Stack += sign * int64(m.StackInuse)
+	r.Goroutines += int(sign) * runtime.NumGoroutine()
 }
 
 // share has the workers call f for each key.
 func (j job) share(f func(i int)) {
 	var next atomic.Int64
-	var all sync.WaitGroup
-	for range j.Workers {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
-				f(i)
-			}
-		})
-	}
-	all.Wait()
+	j.each(func(int) {
+		for i := int(next.Add(1)) - 1; i < j.Keys; i = int(next.Add(1)) - 1 {
+			f(i)
+		}
+	})
 }
 
 // keep renews until ctx ends. A failed renewal is tried again at the next tick: the release
@@ -240,13 +227,6 @@ func keep(ctx context.Context, h held, every time.Duration) {
 			h.renew()
 		}
 	}
-}
-
-func inUse() (heap, stack int64, goroutines int) {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc), int64(m.StackInuse), runtime.NumGoroutine()
 }
 
 // cpu is what this process has used.
