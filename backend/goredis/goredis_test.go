@@ -17,23 +17,21 @@ func TestMain(m *testing.M) { adaptertest.Main(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
-			client := redis.NewClient(&redis.Options{
-				Addr:                  s.Addr,
-				Password:              s.Password,
-				ContextTimeoutEnabled: true,
-				DialTimeout:           max(5*time.Second, s.Timeout),
-				ReadTimeout:           s.Timeout,
-				MaxRetries:            3,
-			})
-			t.Cleanup(func() { client.Close() })
-			return adaptertest.Client{
-				Conn: newConn(client),
-				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(client, opts...) },
-			}, nil
-		},
-		Nil: func(opts ...rediscore.Option) *rediscore.Locker { return New((*redis.Client)(nil), opts...) },
+		Dial: dialWith(redis.UniversalOptions{MaxRetries: 3}),
+		Nil:  func(opts ...rediscore.Option) *rediscore.Locker { return New((*redis.Client)(nil), opts...) },
 	})
+}
+
+// dialWith dials clients with some options.
+func dialWith(o redis.UniversalOptions) adaptertest.Dial {
+	return func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
+		o := o
+		o.Addrs, o.MasterName, o.Password, o.ContextTimeoutEnabled = s.Addrs, s.Master, s.Password, true
+		o.DialTimeout, o.ReadTimeout = max(5*time.Second, s.Timeout), s.Timeout
+		client := redis.NewUniversalClient(&o)
+		t.Cleanup(func() { client.Close() })
+		return newConn(client), nil
+	}
 }
 
 // A ring is refused: on two of its clients a key may be on two servers.

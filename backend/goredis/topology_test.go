@@ -9,23 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
-	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestTopology(t *testing.T) {
 	t.Parallel()
-	adaptertest.RunTopologies(t, func(t testing.TB, sentinels []string) rediscore.Conn {
-		client := redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: adaptertest.MasterName, SentinelAddrs: sentinels, ContextTimeoutEnabled: true,
-		})
-		t.Cleanup(func() { client.Close() })
-		return newConn(client)
-	}, func(t testing.TB, nodes []string) rediscore.Conn {
-		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: nodes, ContextTimeoutEnabled: true})
-		t.Cleanup(func() { client.Close() })
-		return newConn(client)
-	})
+	adaptertest.RunTopologies(t, dialWith(redis.UniversalOptions{}))
 }
 
 // A cluster client for one master that is not a cluster, such as that of NewFailoverClusterClient,
@@ -76,19 +65,9 @@ func TestClusterClientOfTwoMasters(t *testing.T) {
 }
 
 func TestCluster(t *testing.T) {
-	dials := make(map[string]adaptertest.DialCluster)
-	for name, o := range map[string]redis.ClusterOptions{
-		"Default":        {},
-		"ReadOnly":       {ReadOnly: true},
-		"RouteByLatency": {RouteByLatency: true},
-	} {
-		dials[name] = func(t testing.TB, addrs []string) rediscore.Conn {
-			o := o
-			o.Addrs, o.ContextTimeoutEnabled = addrs, true
-			client := redis.NewClusterClient(&o)
-			t.Cleanup(func() { client.Close() })
-			return newConn(client)
-		}
-	}
-	adaptertest.RunCluster(t, dials)
+	adaptertest.RunCluster(t, map[string]adaptertest.Dial{
+		"Default":        dialWith(redis.UniversalOptions{}),
+		"ReadOnly":       dialWith(redis.UniversalOptions{ReadOnly: true}),
+		"RouteByLatency": dialWith(redis.UniversalOptions{RouteByLatency: true}),
+	})
 }

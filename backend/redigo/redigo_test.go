@@ -16,23 +16,22 @@ func TestMain(m *testing.M) { adaptertest.Main(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
-			pool := &redis.Pool{
-				MaxIdle: 10,
-				DialContext: func(ctx context.Context) (redis.Conn, error) {
-					return redis.DialContext(ctx, "tcp", s.Addr,
-						redis.DialPassword(s.Password),
-						redis.DialConnectTimeout(max(5*time.Second, s.Timeout)),
-						redis.DialReadTimeout(s.Timeout),
-						redis.DialWriteTimeout(s.Timeout))
-				},
-			}
-			t.Cleanup(func() { pool.Close() })
-			return adaptertest.Client{
-				Conn: conn{pool, new(sync.Map)},
-				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(pool, opts...) },
-			}, nil
-		},
-		Nil: func(opts ...rediscore.Option) *rediscore.Locker { return New(nil, opts...) },
+		Dial: dial,
+		Nil:  func(opts ...rediscore.Option) *rediscore.Locker { return New(nil, opts...) },
 	})
+}
+
+func dial(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
+	pool := &redis.Pool{
+		MaxIdle: 10,
+		DialContext: func(ctx context.Context) (redis.Conn, error) {
+			return redis.DialContext(ctx, "tcp", s.Addrs[0],
+				redis.DialPassword(s.Password),
+				redis.DialConnectTimeout(max(5*time.Second, s.Timeout)),
+				redis.DialReadTimeout(s.Timeout),
+				redis.DialWriteTimeout(s.Timeout))
+		},
+	}
+	t.Cleanup(func() { pool.Close() })
+	return conn{pool, new(sync.Map)}, nil
 }

@@ -15,19 +15,11 @@ import (
 )
 
 func TestCluster(t *testing.T) {
-	dials := make(map[string]adaptertest.DialCluster)
-	for name, send := range map[string]func(rueidis.Completed) bool{
-		"Default":        nil,
-		"SendToReplicas": func(cmd rueidis.Completed) bool { return cmd.IsReadOnly() },
-	} {
-		dials[name] = func(t testing.TB, addrs []string) rediscore.Conn {
-			client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, SendToReplicas: send})
-			require.NoError(t, err)
-			t.Cleanup(client.Close)
-			return newConn(client)
-		}
-	}
-	adaptertest.RunCluster(t, dials)
+	replicas := func(cmd rueidis.Completed) bool { return cmd.IsReadOnly() }
+	adaptertest.RunCluster(t, map[string]adaptertest.Dial{
+		"Default":        dialWith(rueidis.ClientOption{}),
+		"SendToReplicas": dialWith(rueidis.ClientOption{SendToReplicas: replicas}),
+	})
 }
 
 // TestBatchWithASlotOfNobody renews a batch in a cluster that serves half of the slots. Since Redis 8

@@ -22,31 +22,35 @@ func TestMain(m *testing.M) { adaptertest.Main(m) }
 
 func TestAdapter(t *testing.T) {
 	adaptertest.Run(t, adaptertest.Adapter{
-		Dial: func(t testing.TB, s adaptertest.Settings) (adaptertest.Client, error) {
-			option := rueidis.ClientOption{
-				InitAddress:      []string{s.Addr},
-				Password:         s.Password,
-				ConnWriteTimeout: s.Timeout,
-			}
-			option.Dialer.Timeout = max(5*time.Second, s.Timeout)
-			client, err := rueidis.NewClient(option)
-			if errors.Is(err, rueidis.ErrNoCache) { // miniredis
-				option.DisableCache = true
-				option.ForceSingleClient = true // it says that it is a cluster, and has no SSUBSCRIBE
-				option.AlwaysRESP2 = true       // it refuses all other commands on a connection with a subscription
-				client, err = rueidis.NewClient(option)
-			}
-			if err != nil {
-				return adaptertest.Client{}, err
-			}
-			t.Cleanup(client.Close)
-			return adaptertest.Client{
-				Conn: newConn(client),
-				New:  func(opts ...rediscore.Option) *rediscore.Locker { return New(client, opts...) },
-			}, nil
-		},
-		Nil: func(opts ...rediscore.Option) *rediscore.Locker { return New(nil, opts...) },
+		Dial: dialWith(rueidis.ClientOption{}),
+		Nil:  func(opts ...rediscore.Option) *rediscore.Locker { return New(nil, opts...) },
 	})
+}
+
+// dialWith dials clients with some options.
+func dialWith(option rueidis.ClientOption) adaptertest.Dial {
+	return func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
+		option := option
+		option.InitAddress, option.Sentinel.MasterSet, option.Password = s.Addrs, s.Master, s.Password
+		option.ConnWriteTimeout, option.Dialer.Timeout = s.Timeout, max(5*time.Second, s.Timeout)
+		client, err := rueidis.NewClient(option)
+		if errors.Is(err, rueidis.ErrNoCache) { // miniredis
+			option.DisableCache = true
+			option.ForceSingleClient = true // it says that it is a cluster, and has no SSUBSCRIBE
+			option.AlwaysRESP2 = true       // it refuses all other commands on a connection with a subscription
+			client, err = rueidis.NewClient(option)
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(client.Close)
+		return newConn(client), nil
+	}
+}
+
+func TestTopology(t *testing.T) {
+	t.Parallel()
+	adaptertest.RunTopologies(t, dialWith(rueidis.ClientOption{}))
 }
 
 // Subscriptions need no connection of the blocking pool, and leave no goroutine behind: with a pool

@@ -19,28 +19,25 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// An Adapter is a backend under test.
-type Adapter struct {
-	// Dial makes a client of a server, and closes it when t ends. An error is that
-	// of a library that connects at once.
-	Dial func(t testing.TB, s Settings) (Client, error)
-
-	// Nil returns a Locker made of a nil client.
-	Nil func(opts ...rediscore.Option) *rediscore.Locker
-}
+// A Dial makes a client of the adapter's library, and closes it when t ends. An error is that of a
+// library that connects at once.
+type Dial func(t testing.TB, s Settings) (rediscore.Conn, error)
 
 // Settings are those of a client, beside the ones that the package documentation asks
 // for.
 type Settings struct {
-	Addr     string
+	Addrs    []string // of one server, of the nodes of a cluster, or of Sentinels
+	Master   string   // what Sentinels call it
 	Password string
-	Timeout  time.Duration // of a command
+	Timeout  time.Duration // of a command; 0: that of the library
 }
 
-// A Client is a client of the adapter's library.
-type Client struct {
-	Conn rediscore.Conn
-	New  func(opts ...rediscore.Option) *rediscore.Locker // the package's New with this client
+// An Adapter is a backend under test.
+type Adapter struct {
+	Dial Dial
+
+	// Nil returns a Locker made of a nil client.
+	Nil func(opts ...rediscore.Option) *rediscore.Locker
 }
 
 // Run runs all tests, at the same time, since most of them wait. With -short the suite is
@@ -86,28 +83,76 @@ func Run(t *testing.T, a Adapter) {
 }
 
 const (
+	ttl     = time.Minute
 	timeout = 2 * time.Second
 	patient = time.Minute // for tests that are not about time-outs, on a busy machine
 )
 
-func (a Adapter) dial(t testing.TB, addr string) Client {
+func (dial Dial) must(t testing.TB, s Settings) rediscore.Conn {
 	t.Helper()
-	return a.dialWith(t, Settings{Addr: addr, Timeout: timeout})
-}
-
-func (a Adapter) dialWith(t testing.TB, s Settings) Client {
-	t.Helper()
-	c, err := a.Dial(t, s)
+	c, err := dial(t, s)
 	require.NoError(t, err)
 	return c
+}
+
+func (a Adapter) dial(t testing.TB, addr string) rediscore.Conn {
+	t.Helper()
+	return a.Dial.must(t, Settings{Addrs: []string{addr}, Timeout: timeout})
 }
 
 // locker makes a Locker for the suite.
 func (a Adapter) locker(t *testing.T, addr string, timeout time.Duration) dlock.Locker {
 	t.Helper()
-	l := a.dialWith(t, Settings{Addr: addr, Timeout: timeout}).New()
+	l := rediscore.New(a.Dial.must(t, Settings{Addrs: []string{addr}, Timeout: timeout}))
 	t.Cleanup(func() { require.NoError(t, l.Close()) })
 	return l
+}
+
+// start starts a server, and makes a Locker on it.
+func (a Adapter) start(t *testing.T) (*redistest.Server, *rediscore.Locker) {
+	t.Helper()
+	server := redistest.Start(t)
+	return server, rediscore.New(a.dial(t, server.Addr()))
+}
+
+// take acquires a key that is free.
+func take(t testing.TB, l *rediscore.Locker, key, token string) dlock.Attempt {
+	t.Helper()
+	attempt, err := l.TryAcquire(t.Context(), key, token, ttl)
+	require.NoError(t, err)
+	require.True(t, attempt.Acquired)
+	return attempt
+}
+
+// A call is a call of a Locker, with key "k" and token "t". It reports whether the token holds the key, or
+// has held it until then.
+type call struct {
+	name string
+	do   func() (bool, error)
+}
+
+// calls returns calls that all report true, in this order.
+func calls(t testing.TB, l *rediscore.Locker) []call {
+	ctx := t.Context()
+	return []call{
+		{"TryAcquire", func() (bool, error) {
+			a, err := l.TryAcquire(ctx, "k", "t", ttl)
+			return a.Acquired, err
+		}},
+		{"Renew", func() (bool, error) { return l.Renew(ctx, "k", "t", ttl) }},
+		{"RenewBatch", func() (bool, error) {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "t", TTL: ttl}})
+			if err != nil {
+				return false, err
+			}
+			return results[0].Held, results[0].Err
+		}},
+		{"Inspect", func() (bool, error) {
+			h, err := l.Inspect(ctx, "k")
+			return h.Held, err
+		}},
+		{"Release", func() (bool, error) { return l.Release(ctx, "k", "t") }},
+	}
 }
 
 func (a Adapter) onRedis(t *testing.T) {

@@ -1,7 +1,7 @@
 package adaptertest
 
 import (
-	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,13 +13,9 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A DialCluster makes a Conn that knows of the nodes of a cluster at addrs, and closes
-// its client when t ends.
-type DialCluster func(t testing.TB, addrs []string) rediscore.Conn
-
 // RunCluster tests Listen on a Redis Cluster, with clients of several settings, of which
 // one is called Default.
-func RunCluster(t *testing.T, dials map[string]DialCluster) {
+func RunCluster(t *testing.T, dials map[string]Dial) {
 	t.Cleanup(AwaitGoroutines)
 	cluster := redistest.StartCluster(t, 3, 1)
 	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDNUMSUB"); err != nil {
@@ -32,116 +28,89 @@ func RunCluster(t *testing.T, dials map[string]DialCluster) {
 			"ListensShare":          listensShare,
 		} {
 			t.Run(settings+"/"+name, func(t *testing.T) {
-				conn := dial(t, cluster.Addrs())
+				conn := dial.must(t, Settings{Addrs: cluster.Addrs()})
 				require.True(t, conn.Cluster())
 				test(t, cluster, conn)
 			})
 		}
 	}
 	t.Run("ListenFollowsTheMaster", func(t *testing.T) {
-		listenFollowsTheMaster(t, cluster, dials["Default"](t, cluster.Addrs()))
+		listenFollowsTheMaster(t, cluster, dials["Default"].must(t, Settings{Addrs: cluster.Addrs()}))
 	})
 }
 
-const shardChannel = "ch {1}\n" // that of an inbox
-
 func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := start(t, conn, true)
-	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
-	master := cluster.MasterOf(t, shardChannel)
+	inbox := subscribe(t, conn, inboxChannel, true)
+	master := cluster.MasterOf(t, inboxChannel)
 	for _, n := range cluster.Nodes {
 		require.Equal(t, n == master, subscribers(t, n) == 1, "subscribed on %s, the master being %s", n.Addr(), master.Addr())
 	}
-	require.EqualValues(t, 1, do(t, master, "SPUBLISH", shardChannel, "hello"))
-	require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "hello"}, inbox.next())
-	inbox.cancel()
-	require.ErrorIs(t, <-inbox.ended, context.Canceled)
+	require.EqualValues(t, 1, do(t, master, "SPUBLISH", inboxChannel, "hello"))
+	inbox.requireMessage("hello")
+	inbox.close()
 	requireNoSubscribers(t, cluster)
 }
 
 // The server ends a subscription when the slot of the channel moves. Listen
 // returns then, does not subscribe again, and can be called again.
 func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := start(t, conn, true)
-	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+	inbox := subscribe(t, conn, inboxChannel, true)
 	moveSlot(t, cluster)
-	select {
-	case err := <-inbox.ended:
-		require.Error(t, err)
-		require.NotErrorIs(t, err, context.Canceled)
-		t.Logf("Listen returned %q", err)
-	case <-time.After(10 * time.Second):
-		t.Fatal("Listen did not notice that the slot has moved")
-	}
+	inbox.requireLost()
 	requireNoSubscribers(t, cluster)
-	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
+	listenAgain(t, cluster.MasterOf(t, inboxChannel), conn)
 }
 
 // listensShare subscribes in many slots: that needs one connection to each master. A slot that
 // moves ends its own subscription only. What is cancelled is subscribed to again at once.
 func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
 	inboxes := make(map[string]*inbox)
-	subscribe := func(channel string) {
-		inboxes[channel] = startOn(t, conn, channel, true)
-		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inboxes[channel].next(), channel)
-	}
-	subscribe(shardChannel)
-	for i := range 100 {
-		subscribe("c" + strconv.Itoa(i))
-	}
-	for i := range 10 {
-		channel := "c" + strconv.Itoa(i)
-		inboxes[channel].cancel()
-		require.ErrorIs(t, <-inboxes[channel].ended, context.Canceled)
-		subscribe(channel)
+	inboxes[inboxChannel] = subscribe(t, conn, inboxChannel, true)
+	for i := range 110 {
+		channel := "c" + strconv.Itoa(i%100)
+		if i >= 100 {
+			inboxes[channel].close()
+		}
+		inboxes[channel] = subscribe(t, conn, channel, true)
 	}
 	requireOneListener(t, cluster)
 	moveSlot(t, cluster)
-	select {
-	case err := <-inboxes[shardChannel].ended:
-		require.Error(t, err)
-	case <-time.After(10 * time.Second):
-		t.Fatal("Listen did not notice that the slot has moved")
-	}
-	delete(inboxes, shardChannel)
-	listenAgain(t, cluster.MasterOf(t, shardChannel), conn)
+	inboxes[inboxChannel].requireLost()
+	delete(inboxes, inboxChannel)
+	listenAgain(t, cluster.MasterOf(t, inboxChannel), conn)
 	requireOneListener(t, cluster)
 	for channel, inbox := range inboxes {
 		require.EqualValues(t, 1, do(t, cluster.MasterOf(t, channel), "SPUBLISH", channel, "to "+channel), "listeners of %s", channel)
-		require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "to " + channel}, inbox.next())
+		inbox.requireMessage("to " + channel)
 	}
 	for _, inbox := range inboxes {
-		inbox.cancel()
-		require.ErrorIs(t, <-inbox.ended, context.Canceled)
+		inbox.close()
 	}
-	require.Eventually(t, func() bool {
-		for _, n := range cluster.Nodes {
-			if len(do(t, n, "PUBSUB", "SHARDCHANNELS").([]any)) > 0 {
-				return false
-			}
-		}
-		return true
-	}, 5*time.Second, time.Millisecond, "a subscription was left behind")
+	requireOfAll(t, cluster, "no subscription was left behind", func(n *redistest.Server) bool {
+		return len(do(t, n, "PUBSUB", "SHARDCHANNELS").([]any)) == 0
+	})
 }
 
 func requireOneListener(t *testing.T, cluster *redistest.Cluster) {
 	t.Helper()
+	requireOfAll(t, cluster, "one connection has all subscriptions on a master", func(n *redistest.Server) bool {
+		return strings.Count(do(t, n, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n") <= 1
+	})
+}
+
+// requireOfAll waits until something is so on all nodes.
+func requireOfAll(t *testing.T, cluster *redistest.Cluster, what string, is func(*redistest.Server) bool) {
+	t.Helper()
 	require.Eventually(t, func() bool {
-		for _, n := range cluster.Nodes {
-			if strings.Count(do(t, n, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n") > 1 {
-				return false
-			}
-		}
-		return true
-	}, 5*time.Second, time.Millisecond, "several connections with subscriptions on one master")
+		return !slices.ContainsFunc(cluster.Nodes, func(n *redistest.Server) bool { return !is(n) })
+	}, 20*time.Second, time.Millisecond, what)
 }
 
 // Listen finds the replica that takes the place of a master that was killed, though the
 // client is used for nothing else.
 func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := start(t, conn, true)
-	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
-	master := cluster.MasterOf(t, shardChannel)
+	inbox := subscribe(t, conn, inboxChannel, true)
+	master := cluster.MasterOf(t, inboxChannel)
 	master.Kill()
 	require.Error(t, <-inbox.ended)
 	successor := cluster.AwaitFailover(t, master)
@@ -154,7 +123,7 @@ func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn redis
 func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		inbox := start(t, conn, true)
+		inbox := start(t, conn, inboxChannel, true)
 		select {
 		case e := <-inbox.events:
 			require.Equal(t, rediscore.Subscribed, e.Kind)
@@ -171,22 +140,15 @@ func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 // moveSlot gives the slot of the channel to another master.
 func moveSlot(t *testing.T, cluster *redistest.Cluster) {
 	t.Helper()
-	cluster.StartMigration(t, shardChannel).Finish(t)
+	cluster.StartMigration(t, inboxChannel).Finish(t)
 }
 
 func subscribers(t *testing.T, n *redistest.Server) int64 {
 	t.Helper()
-	return do(t, n, "PUBSUB", "SHARDNUMSUB", shardChannel).([]any)[1].(int64)
+	return do(t, n, "PUBSUB", "SHARDNUMSUB", inboxChannel).([]any)[1].(int64)
 }
 
 func requireNoSubscribers(t *testing.T, cluster *redistest.Cluster) {
 	t.Helper()
-	require.Eventually(t, func() bool {
-		for _, n := range cluster.Nodes {
-			if subscribers(t, n) != 0 {
-				return false
-			}
-		}
-		return true
-	}, 20*time.Second, time.Millisecond, "a subscription was left behind")
+	requireOfAll(t, cluster, "no subscription was left behind", func(n *redistest.Server) bool { return subscribers(t, n) == 0 })
 }

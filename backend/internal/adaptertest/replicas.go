@@ -18,13 +18,12 @@ const waitLimit = 200 * time.Millisecond // for replicas that do not answer
 func replicated(t *testing.T, a Adapter) {
 	master := redistest.Start(t)
 	replicas := []*redistest.Server{redistest.StartReplica(t, master), redistest.StartReplica(t, master)}
-	c := a.dialWith(t, Settings{Addr: master.Addr(), Timeout: patient})
-	all := c.New(rediscore.WithReplicas(2, patient))
-	strict, some := c.New(rediscore.WithReplicas(2, waitLimit)), c.New(rediscore.WithReplicas(1, dlock.NoLimit))
+	conn := a.Dial.must(t, Settings{Addrs: []string{master.Addr()}, Timeout: patient})
+	all := rediscore.New(conn, rediscore.WithReplicas(2, patient))
+	strict := rediscore.New(conn, rediscore.WithReplicas(2, waitLimit))
+	some := rediscore.New(conn, rediscore.WithReplicas(1, dlock.NoLimit))
 
-	attempt, err := all.TryAcquire(t.Context(), "k", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	take(t, all, "k", "t")
 	requireOnAll(t, replicas, "k", "t", ttl)
 	held, err := all.Renew(t.Context(), "k", "t", 2*ttl)
 	require.NoError(t, err)
@@ -60,9 +59,7 @@ func replicated(t *testing.T, a Adapter) {
 	require.ErrorAs(t, lease.Renew(t.Context()), &few)
 	require.WithinDuration(t, deadline, lease.Deadline(), 10*time.Millisecond)
 	require.NoError(t, lease.Err(), "a replica that is slow has ended a lease")
-	attempt, err = some.TryAcquire(t.Context(), "one is enough", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	take(t, some, "one is enough", "t")
 
 	handedOver(t, master, replicas, client)
 	require.NoError(t, client.Close())
@@ -96,7 +93,7 @@ func handedOver(t *testing.T, master *redistest.Server, replicas []*redistest.Se
 	}, patient, time.Millisecond)
 	replicas[0].Suspend()
 	require.NoError(t, first.Release())
-	requireChanged(t, master, "passed on", first.Token())
+	require.Eventually(t, func() bool { return do(t, master, "GET", "passed on") != first.Token() }, patient, time.Millisecond)
 	select {
 	case err := <-granted:
 		t.Fatalf("granted without a replica, or with an error: %v", err)
@@ -114,10 +111,4 @@ func handedOver(t *testing.T, master *redistest.Server, replicas []*redistest.Se
 		require.Equal(t, next.Token(), do(t, r, "GET", "passed on"))
 	}
 	require.NoError(t, next.Release())
-}
-
-// requireChanged waits until a key has another value.
-func requireChanged(t *testing.T, server *redistest.Server, key, from string) {
-	t.Helper()
-	require.Eventually(t, func() bool { return do(t, server, "GET", key) != from }, patient, time.Millisecond)
 }

@@ -13,11 +13,17 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const ttl = time.Minute
+// requireFailure requires that an acquisition of "order:7" has failed, and says why.
+func requireFailure(t *testing.T, err error, why string) {
+	t.Helper()
+	require.ErrorContains(t, err, why)
+	require.ErrorContains(t, err, `dlock: acquire "order:7"`)
+	require.NotErrorIs(t, err, dlock.ErrHeld)
+}
 
 func badArguments(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	c := a.dial(t, server.Addr())
+	conn := a.dial(t, server.Addr())
 	for _, bad := range []struct {
 		locker     *rediscore.Locker
 		key, token string
@@ -25,14 +31,14 @@ func badArguments(t *testing.T, a Adapter) {
 		want       string
 	}{
 		{a.Nil(), "k", "t", ttl, "client: nil"},
-		{c.New(nil), "k", "t", ttl, "Option 1 of 1: nil"},
-		{c.New(rediscore.WithPrefix(strings.Repeat("p", 1025))), "k", "t", ttl, "1025 bytes"},
-		{c.New(), "", "t", ttl, "key: empty"},
-		{c.New(), "dlock1:fence", "t", ttl, `key: contains "dlock1:"`},
-		{c.New(), "k", "", ttl, "token: empty"},
-		{c.New(), "k", "t", 0, "TTL 0s"},
-		{c.New(), "k", "t", time.Millisecond - 1, "TTL 999.999µs"},
-		{c.New(), "k", "t", -ttl, "TTL -1m0s"},
+		{rediscore.New(conn, nil), "k", "t", ttl, "Option 1 of 1: nil"},
+		{rediscore.New(conn, rediscore.WithPrefix(strings.Repeat("p", 1025))), "k", "t", ttl, "1025 bytes"},
+		{rediscore.New(conn), "", "t", ttl, "key: empty"},
+		{rediscore.New(conn), "dlock1:fence", "t", ttl, `key: contains "dlock1:"`},
+		{rediscore.New(conn), "k", "", ttl, "token: empty"},
+		{rediscore.New(conn), "k", "t", 0, "TTL 0s"},
+		{rediscore.New(conn), "k", "t", time.Millisecond - 1, "TTL 999.999µs"},
+		{rediscore.New(conn), "k", "t", -ttl, "TTL -1m0s"},
 	} {
 		_, err := bad.locker.TryAcquire(t.Context(), bad.key, bad.token, bad.ttl)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
@@ -49,9 +55,8 @@ func badArguments(t *testing.T, a Adapter) {
 }
 
 func closed(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	c := a.dial(t, server.Addr())
-	l := c.New()
+	conn := a.dial(t, redistest.Start(t).Addr())
+	l := rediscore.New(conn)
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
 	_, err := l.TryAcquire(t.Context(), "k", "t", ttl)
@@ -60,57 +65,47 @@ func closed(t *testing.T, a Adapter) {
 	require.ErrorIs(t, err, dlock.ErrClosed)
 	_, err = l.RenewBatch(t.Context(), nil)
 	require.ErrorIs(t, err, dlock.ErrClosed)
-	attempt, err := c.New().TryAcquire(t.Context(), "k", "t", ttl)
-	require.NoError(t, err, "the client was closed too")
-	require.True(t, attempt.Acquired)
+	take(t, rediscore.New(conn), "k", "t") // the client is open
 }
 
 func unreachable(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	c := a.dial(t, server.Addr())
+	server, l := a.start(t)
 	server.Stop()
-	client := dlock.New(c.New())
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	start := time.Now()
-	_, err := client.Acquire(ctx, "order:7")
-	require.Error(t, err)
+	_, err := dlock.New(l).Acquire(ctx, "order:7")
+	requireFailure(t, err, "")
 	require.NoError(t, ctx.Err(), "it waited for a server that cannot be reached")
-	require.NotErrorIs(t, err, dlock.ErrHeld)
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, `dlock: acquire "order:7"`)
 	t.Logf("after %v: %v", time.Since(start).Round(time.Millisecond), err)
 }
 
 func wrongPassword(t *testing.T, a Adapter) {
 	server := redistest.Start(t, "--requirepass", "right")
 	for _, password := range []string{"", "wrong"} {
-		c, err := a.Dial(t, Settings{Addr: server.Addr(), Password: password, Timeout: timeout})
+		why := map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"}[password]
+		conn, err := a.Dial(t, Settings{Addrs: []string{server.Addr()}, Password: password, Timeout: timeout})
 		if err == nil {
-			_, err = dlock.New(c.New()).Acquire(t.Context(), "order:7")
-			require.ErrorContains(t, err, `dlock: acquire "order:7"`)
+			_, err = dlock.New(rediscore.New(conn)).Acquire(t.Context(), "order:7")
+			requireFailure(t, err, why)
 		}
-		require.NotErrorIs(t, err, dlock.ErrHeld)
-		require.ErrorContains(t, err, map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"}[password])
+		require.ErrorContains(t, err, why)
 	}
 }
 
 func wrongType(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
+	server, l := a.start(t)
 	do(t, server, "LPUSH", "order:7", "x")
-	client := dlock.New(a.dial(t, server.Addr()).New())
-	_, err := client.Acquire(t.Context(), "order:7")
-	require.ErrorContains(t, err, "WRONGTYPE")
-	require.ErrorContains(t, err, `dlock: acquire "order:7"`)
-	require.NotErrorIs(t, err, dlock.ErrHeld)
+	_, err := dlock.New(l).Acquire(t.Context(), "order:7")
+	requireFailure(t, err, "WRONGTYPE")
 	require.Equal(t, []string{"order:7"}, server.Keys(t), "something was left behind")
 	require.EqualValues(t, 1, do(t, server, "LLEN", "order:7"))
 }
 
 func foreignValue(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
+	server, l := a.start(t)
 	do(t, server, "SET", "order:7", "s3cret", "PX", "60000")
-	l := a.dial(t, server.Addr()).New()
 	_, err := dlock.New(l).TryAcquire(t.Context(), "order:7")
 	var held *dlock.HeldError
 	require.ErrorAs(t, err, &held)
@@ -130,9 +125,8 @@ func foreignValue(t *testing.T, a Adapter) {
 }
 
 func keyWithoutTTL(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
+	server, l := a.start(t)
 	do(t, server, "SET", "order:7", "mine")
-	l := a.dial(t, server.Addr()).New()
 	attempt, err := l.TryAcquire(t.Context(), "order:7", "t", ttl)
 	require.NoError(t, err)
 	require.False(t, attempt.Acquired)
@@ -143,37 +137,28 @@ func keyWithoutTTL(t *testing.T, a Adapter) {
 	held, err := l.Renew(t.Context(), "order:7", "mine", ttl)
 	require.NoError(t, err)
 	require.True(t, held)
-	attempt, err = l.TryAcquire(t.Context(), "order:7", "mine", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	take(t, l, "order:7", "mine")
 	require.EqualValues(t, -1, do(t, server, "PTTL", "order:7"), "a lease was shortened")
 }
 
 // deadWaiters has more dead waiters in a queue than one call of a script removes. They have no records.
 func deadWaiters(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
+	server, l := a.start(t)
 	do(t, server, "EVAL", "for i = 1, 12000 do redis.call('ZADD', KEYS[1], i, i) end redis.call('PEXPIRE', KEYS[1], 60000)",
 		"1", "{46q}dlock1:queue:order:7")
-	l := a.dial(t, server.Addr()).New()
-	attempt, err := l.TryAcquire(t.Context(), "order:7", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	take(t, l, "order:7", "t")
 	require.ElementsMatch(t, []string{"order:7", "{46q}dlock1:fence"}, server.Keys(t), "the queue was not removed")
 }
 
 func outOfMemory(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	l := a.dial(t, server.Addr()).New()
-	attempt, err := l.TryAcquire(t.Context(), "old", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	server, l := a.start(t)
+	take(t, l, "old", "t")
 	do(t, server, "SCRIPT", "FLUSH")
 	before := server.Keys(t)
 	do(t, server, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 	do(t, server, "CONFIG", "SET", "maxmemory", "1")
-	_, err = dlock.New(l).Acquire(t.Context(), "order:7")
-	require.ErrorContains(t, err, "OOM")
-	require.ErrorContains(t, err, `dlock: acquire "order:7"`)
+	_, err := dlock.New(l).Acquire(t.Context(), "order:7")
+	requireFailure(t, err, "OOM")
 	require.ElementsMatch(t, before, server.Keys(t), "a lock is half taken")
 	held, err := l.Renew(t.Context(), "old", "t", 2*ttl)
 	require.NoError(t, err, "a lease can be renewed")
@@ -184,32 +169,26 @@ func outOfMemory(t *testing.T, a Adapter) {
 }
 
 func replica(t *testing.T, a Adapter) {
-	master := redistest.Start(t)
+	master, l := a.start(t)
 	follower := redistest.StartReplica(t, master)
-	attempt, err := a.dial(t, master.Addr()).New().TryAcquire(t.Context(), "held", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	take(t, l, "held", "t")
 	require.Eventually(t, func() bool { return len(follower.Keys(t)) == len(master.Keys(t)) }, 10*time.Second, time.Millisecond)
-	l := a.dial(t, follower.Addr()).New()
-	_, err = dlock.New(l, dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "order:7")
+	l = rediscore.New(a.dial(t, follower.Addr()))
+	_, err := dlock.New(l, dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "order:7")
 	require.ErrorContains(t, err, "READONLY")
-	for _, key := range []string{"held", "free"} {
-		_, err = l.Release(t.Context(), key, "stranger")
+	for _, c := range []struct{ key, token string }{{"held", "stranger"}, {"free", "stranger"}, {"held", "t"}} {
+		_, err = l.Release(t.Context(), c.key, c.token)
 		require.ErrorContains(t, err, "READONLY", "a replica may be behind, and cannot say what is not held")
-		_, err = l.Renew(t.Context(), key, "stranger", ttl)
+		_, err = l.Renew(t.Context(), c.key, c.token, 2*ttl)
 		require.ErrorContains(t, err, "READONLY")
 	}
-	_, err = l.Renew(t.Context(), "held", "t", 2*ttl)
-	require.ErrorContains(t, err, "READONLY")
-	_, err = l.Release(t.Context(), "held", "t")
-	require.ErrorContains(t, err, "READONLY")
 }
 
 // An attempt that a server takes in and answers too late: the outcome is unknown
 // when it returns, and known to the Client in the end.
 func pausedServer(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	client := dlock.New(a.dial(t, server.Addr()).New())
+	server, l := a.start(t)
+	client := dlock.New(l)
 	defer client.Close()
 	warm, err := client.TryAcquire(t.Context(), "warm")
 	require.NoError(t, err)
@@ -225,8 +204,8 @@ func pausedServer(t *testing.T, a Adapter) {
 
 func suspendedServer(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	patient := a.dialWith(t, Settings{Addr: server.Addr(), Timeout: patient})
-	client := dlock.New(patient.New(), dlock.WithTTL(3*time.Second))
+	conn := a.Dial.must(t, Settings{Addrs: []string{server.Addr()}, Timeout: patient})
+	client := dlock.New(rediscore.New(conn), dlock.WithTTL(3*time.Second))
 	defer client.Close()
 	lease, err := client.TryAcquire(t.Context(), "held")
 	require.NoError(t, err)

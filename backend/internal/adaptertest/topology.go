@@ -13,38 +13,38 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// MasterName is what Sentinels call their master.
-const MasterName = "mymaster"
-
 // RunTopologies runs the suite on Sentinel and on a cluster, with clients that are given the addresses
 // of Sentinels or of nodes. Faulty networks are left out: a proxy stands before one address, and
 // the client learns of others.
 //
 // Unless DLOCK_TOPOLOGY is set, only shortRound runs, on Sentinel without WithReplicas and on a cluster
 // with it.
-func RunTopologies(t *testing.T, sentinel, cluster DialCluster) {
+func RunTopologies(t *testing.T, dial Dial) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	startSentinels := func(t testing.TB) redistest.Bed { return redistest.StartSentinels(t, MasterName) }
+	const master = "mymaster"
+	startSentinels := func(t testing.TB) redistest.Bed { return redistest.StartSentinels(t, master) }
 	startCluster := func(t testing.TB) redistest.Bed { return redistest.StartCluster(t, 3, 1) }
 	for name, c := range map[string]struct {
 		start    func(testing.TB) redistest.Bed
-		dial     DialCluster
+		master   string
 		replicas int
 		long     bool
 	}{
-		"Sentinel":           {startSentinels, sentinel, 0, false},
-		"SentinelReplicated": {startSentinels, sentinel, 2, true},
-		"Cluster":            {startCluster, cluster, 0, true},
-		"ClusterReplicated":  {startCluster, cluster, 1, false},
+		"Sentinel":           {startSentinels, master, 0, false},
+		"SentinelReplicated": {startSentinels, master, 2, true},
+		"Cluster":            {startCluster, "", 0, true},
+		"ClusterReplicated":  {startCluster, "", 1, false},
 	} {
 		if c.long && os.Getenv("DLOCK_TOPOLOGY") == "" {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onBed(t, c.start, c.dial, rediscore.WithReplicas(c.replicas, patient))
+			onBed(t, c.start, func(t testing.TB, addrs []string) rediscore.Conn {
+				return dial.must(t, Settings{Addrs: addrs, Master: c.master})
+			}, rediscore.WithReplicas(c.replicas, patient))
 		})
 	}
 }
@@ -58,7 +58,7 @@ var shortRound = []string{
 	"InspectTells", "WaitingIsCounted", "History", "GuardedCounter",
 }
 
-func onBed(t *testing.T, start func(testing.TB) redistest.Bed, dial DialCluster, replicas rediscore.Option) {
+func onBed(t *testing.T, start func(testing.TB) redistest.Bed, dial func(testing.TB, []string) rediscore.Conn, replicas rediscore.Option) {
 	process.RLock()
 	t.Cleanup(process.RUnlock) // when the servers have ended
 	bed := start(t)

@@ -1,13 +1,10 @@
 package adaptertest
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,16 +12,16 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func fenceSurvivesRestart(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	l := a.dial(t, server.Addr()).New()
-	before, err := l.TryAcquire(t.Context(), "k", "a", ttl)
-	require.NoError(t, err)
+	server, l := a.start(t)
+	before := take(t, l, "k", "a")
 	server.Restart()
 	var after dlock.Attempt
+	var err error
 	require.Eventually(t, func() bool { // the client finds out that its connections are gone
 		after, err = l.TryAcquire(t.Context(), "k", "b", ttl)
 		return err == nil
@@ -35,8 +32,8 @@ func fenceSurvivesRestart(t *testing.T, a Adapter) {
 
 // roundTrips counts what the server reads from its sockets.
 func roundTrips(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	client := dlock.New(a.dial(t, server.Addr()).New())
+	server, l := a.start(t)
+	client := dlock.New(l)
 	cycle := func() {
 		lease, err := client.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -54,13 +51,11 @@ func roundTrips(t *testing.T, a Adapter) {
 }
 
 func renewalRoundTrips(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	l := a.dial(t, server.Addr()).New()
+	server, l := a.start(t)
 	batch := make([]dlock.Renewal, 1000)
 	for i := range batch {
 		batch[i] = dlock.Renewal{Key: fmt.Sprint("k", i), Token: "t", TTL: ttl}
-		_, err := l.TryAcquire(t.Context(), batch[i].Key, "t", ttl)
-		require.NoError(t, err)
+		take(t, l, batch[i].Key, "t")
 	}
 	batch[500].Token = "stranger"
 	for _, flushed := range []bool{true, false} {
@@ -97,28 +92,12 @@ func reads(t *testing.T, server *redistest.Server) int64 {
 }
 
 func scriptFlush(t *testing.T, a Adapter) {
-	server := redistest.Start(t)
-	l := a.dial(t, server.Addr()).New()
-	for _, step := range []func() (bool, error){
-		func() (bool, error) {
-			a, err := l.TryAcquire(t.Context(), "k", "t", ttl)
-			return a.Acquired, err
-		},
-		func() (bool, error) { return l.Renew(t.Context(), "k", "t", ttl) },
-		func() (bool, error) {
-			results, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: ttl}})
-			return err == nil && results[0].Held, err
-		},
-		func() (bool, error) {
-			h, err := l.Inspect(t.Context(), "k")
-			return h.Held, err
-		},
-		func() (bool, error) { return l.Release(t.Context(), "k", "t") },
-	} {
+	server, l := a.start(t)
+	for _, c := range calls(t, l) {
 		do(t, server, "SCRIPT", "FLUSH")
-		ok, err := step()
-		require.NoError(t, err)
-		require.True(t, ok)
+		ok, err := c.do()
+		require.NoError(t, err, c.name)
+		require.True(t, ok, c.name)
 	}
 }
 
@@ -126,123 +105,24 @@ func scriptFlush(t *testing.T, a Adapter) {
 // counts how often the server runs it.
 func nothingIsSentTwice(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	cut := &cutter{t: t, to: server.Addr()}
-	l := a.dial(t, cut.listen()).New()
-	warm := func() error {
-		_, err := l.TryAcquire(t.Context(), "warm", "t", ttl)
-		return err
-	}
-	require.NoError(t, warm())
-	for name, call := range map[string]func() error{
-		"TryAcquire": func() error { _, err := l.TryAcquire(t.Context(), "k", "t", ttl); return err },
-		"Renew":      func() error { _, err := l.Renew(t.Context(), "k", "t", ttl); return err },
-		"Release":    func() error { _, err := l.Release(t.Context(), "k", "t"); return err },
-		"RenewBatch": func() error {
-			r, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: ttl}})
-			if err == nil {
-				err = r[0].Err
-			}
-			return err
-		},
-	} {
-		require.Eventually(t, func() bool { return warm() == nil }, 20*time.Second, time.Millisecond)
+	proxy, err := faultproxy.New(server.Addr())
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	l := rediscore.New(a.dial(t, proxy.Addr()))
+	for _, c := range calls(t, l) {
+		if c.name == "Inspect" { // it may be sent twice
+			continue
+		}
+		require.Eventually(t, func() bool { // the client finds out that its connection is gone
+			_, err := l.TryAcquire(t.Context(), "warm", "t", ttl)
+			return err == nil
+		}, 20*time.Second, time.Millisecond)
 		before := server.CommandCount(t)["evalsha"]
-		cut.replies(true)
-		err := call()
-		require.Error(t, err, name)
+		proxy.DropReply(faultproxy.Command("EVALSHA"), faultproxy.Cut)
+		_, err := c.do()
+		require.Error(t, err, c.name)
 		time.Sleep(100 * time.Millisecond) // for a second try
-		cut.replies(false)
-		require.EqualValues(t, 1, server.CommandCount(t)["evalsha"]-before, name)
-	}
-}
-
-// A cutter is a proxy that can close a connection instead of passing on a reply.
-type cutter struct {
-	t  testing.TB
-	to string
-
-	mu  sync.Mutex
-	cut bool
-}
-
-func (c *cutter) replies(cut bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cut = cut
-}
-
-func (c *cutter) cuts() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.cut
-}
-
-func (c *cutter) listen() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(c.t, err)
-	var all sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.Background())
-	c.t.Cleanup(func() {
-		cancel()
-		l.Close()
-		all.Wait()
-	})
-	all.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() { c.serve(ctx, client) })
-		}
-	})
-	return l.Addr().String()
-}
-
-func (c *cutter) serve(ctx context.Context, client net.Conn) {
-	defer client.Close()
-	server, err := net.Dial("tcp", c.to)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	defer context.AfterFunc(ctx, func() { client.Close(); server.Close() })()
-	script := make(chan bool, 1) // a script is on its way
-	go func() {
-		defer server.Close()
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := client.Read(buf)
-			if n > 0 {
-				if bytes.Contains(bytes.ToUpper(buf[:n]), []byte("EVALSHA")) {
-					select {
-					case script <- true:
-					default:
-					}
-				}
-				server.Write(buf[:n])
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := server.Read(buf)
-		select {
-		case <-script:
-			if c.cuts() {
-				return
-			}
-		default:
-		}
-		if n > 0 {
-			client.Write(buf[:n])
-		}
-		if err != nil {
-			return
-		}
+		require.EqualValues(t, 1, server.CommandCount(t)["evalsha"]-before, c.name)
 	}
 }
 
@@ -257,37 +137,29 @@ func listen(t *testing.T, a Adapter) {
 				continue
 			}
 		}
-		inbox := start(t, a.dial(t, server.Addr()).Conn, sharded)
-		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+		inbox := subscribe(t, a.dial(t, server.Addr()), inboxChannel, sharded)
 		for _, payload := range []string{"one", "", "two\r\n\x00é", strings.Repeat("x", 100_000)} {
-			require.EqualValues(t, 1, do(t, server, publish, "ch {1}\n", payload))
-			require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: payload}, inbox.next())
+			require.EqualValues(t, 1, do(t, server, publish, inboxChannel, payload))
+			inbox.requireMessage(payload)
 		}
-		inbox.cancel()
-		require.ErrorIs(t, <-inbox.ended, context.Canceled)
+		inbox.close()
 		require.Eventually(t, func() bool {
-			reply := do(t, server, "PUBSUB", numsub, "ch {1}\n").([]any)
-			return reply[1] == int64(0)
+			return do(t, server, "PUBSUB", numsub, inboxChannel).([]any)[1] == int64(0)
 		}, 20*time.Second, time.Millisecond, "a subscription was left behind")
 	}
 }
 
 func listenEndsWithTheConnection(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	inbox := start(t, a.dial(t, server.Addr()).Conn, false)
-	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, inbox.next())
+	inbox := subscribe(t, a.dial(t, server.Addr()), inboxChannel, false)
 	require.EqualValues(t, 1, do(t, server, "CLIENT", "KILL", "TYPE", "pubsub"))
-	select {
-	case err := <-inbox.ended:
-		require.Error(t, err)
-		require.NotErrorIs(t, err, context.Canceled)
-	case <-time.After(10 * time.Second):
-		t.Fatal("Listen did not notice that its connection was gone")
-	}
+	inbox.requireLost()
 	time.Sleep(100 * time.Millisecond)
-	reply := do(t, server, "PUBSUB", "NUMSUB", "ch {1}\n").([]any)
+	reply := do(t, server, "PUBSUB", "NUMSUB", inboxChannel).([]any)
 	require.EqualValues(t, 0, reply[1], "it has subscribed again")
 }
+
+const inboxChannel = "ch {1}\n"
 
 // An inbox is a Listen in the background.
 type inbox struct {
@@ -297,11 +169,7 @@ type inbox struct {
 	ended  chan error
 }
 
-func start(t testing.TB, conn rediscore.Conn, sharded bool) *inbox {
-	return startOn(t, conn, shardChannel, sharded)
-}
-
-func startOn(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
+func start(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inbox{t, cancel, make(chan rediscore.Event, 10), make(chan error, 1)}
 	t.Cleanup(cancel)
@@ -311,15 +179,47 @@ func startOn(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *i
 	return i
 }
 
-func (i *inbox) next() rediscore.Event {
+// subscribe starts an inbox, and waits for its subscription.
+func subscribe(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
+	t.Helper()
+	i := start(t, conn, channel, sharded)
+	i.require(rediscore.Event{Kind: rediscore.Subscribed})
+	return i
+}
+
+func (i *inbox) requireMessage(payload string) {
+	i.t.Helper()
+	i.require(rediscore.Event{Kind: rediscore.Message, Payload: payload})
+}
+
+// require waits for the next event.
+func (i *inbox) require(want rediscore.Event) {
 	i.t.Helper()
 	select {
 	case e := <-i.events:
-		return e
+		require.Equal(i.t, want, e)
 	case err := <-i.ended:
 		i.t.Fatalf("Listen ended: %v", err)
 	case <-time.After(10 * time.Second):
 		i.t.Fatal("no event")
 	}
-	return rediscore.Event{}
+}
+
+func (i *inbox) close() {
+	i.t.Helper()
+	i.cancel()
+	require.ErrorIs(i.t, <-i.ended, context.Canceled)
+}
+
+// requireLost waits until Listen ends by itself.
+func (i *inbox) requireLost() {
+	i.t.Helper()
+	select {
+	case err := <-i.ended:
+		require.Error(i.t, err)
+		require.NotErrorIs(i.t, err, context.Canceled)
+		i.t.Logf("Listen returned %q", err)
+	case <-time.After(10 * time.Second):
+		i.t.Fatal("Listen did not notice that its subscription was gone")
+	}
 }
