@@ -15,6 +15,7 @@ import (
 	redigolib "github.com/gomodule/redigo/redis"
 	goredislib "github.com/redis/go-redis/v9"
 	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
@@ -32,8 +33,8 @@ type backend struct {
 	name   string
 	locker dlock.Locker
 	floor  floor
-	ping   func(ctx context.Context) error  // a round trip of the bare client; nil for memory
-	cpu    func(b *testing.B) time.Duration // that the server has used so far; nil if it cannot tell
+	ping   func(ctx context.Context) error // a round trip of the bare client; nil for memory
+	cpu    func() time.Duration            // that the server has used so far; nil if it cannot tell
 }
 
 // A floor takes a lock and frees it again with the bare client, as cheaply as it
@@ -43,7 +44,13 @@ type floor func(ctx context.Context, key, token string) error
 
 const compareAndDelete = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
 
-var errFloor = errors.New("the lock was not taken and freed")
+// freed tells whether compareAndDelete has deleted the key.
+func freed(n int64, err error) error {
+	if err == nil && n != 1 {
+		err = errors.New("the lock was not taken and freed")
+	}
+	return err
+}
 
 func backends(b *testing.B) []backend {
 	addr := server(b)
@@ -60,10 +67,9 @@ func backends(b *testing.B) []backend {
 	for _, name := range adapters {
 		all = append(all, dial(b, name, addr))
 	}
-	if cpu := cpuOf(b, addr); cpu != nil {
-		for i := range all[1:] {
-			all[1+i].cpu = cpu
-		}
+	cpu := cpuOf(b, addr)
+	for i := range all[1:] {
+		all[1+i].cpu = cpu
 	}
 	return all
 }
@@ -83,39 +89,35 @@ func dial(b *testing.B, name, addr string, opts ...rediscore.Option) backend {
 }
 
 // cpuOf returns what tells the CPU time of the server, or nil for miniredis.
-func cpuOf(b *testing.B, addr string) func(b *testing.B) time.Duration {
+func cpuOf(b *testing.B, addr string) func() time.Duration {
 	info := infoOf(b, addr)
-	read := func() (time.Duration, error) {
-		sys, err1 := info("cpu", "used_cpu_sys")
-		user, err2 := info("cpu", "used_cpu_user")
-		return time.Duration((sys + user) * float64(time.Second)), errors.Join(err1, err2)
-	}
-	if _, err := read(); err != nil {
+	if _, ok := info("cpu")["used_cpu_sys"]; !ok {
 		return nil
 	}
-	return func(b *testing.B) time.Duration {
-		total, err := read()
-		if err != nil {
-			b.Fatal(err)
-		}
-		return total
+	return func() time.Duration {
+		cpu := info("cpu")
+		return time.Duration((cpu["used_cpu_sys"] + cpu["used_cpu_user"]) * float64(time.Second))
 	}
 }
 
-// infoOf returns what reads a number of a section of the server's INFO.
-func infoOf(b *testing.B, addr string) func(section, name string) (float64, error) {
+const commands = "total_commands_processed" // of INFO stats; miniredis does not have it
+
+// infoOf returns what reads the numbers of a section of the server's INFO, and the calls of each command.
+func infoOf(b *testing.B, addr string) func(section string) map[string]float64 {
 	conn, err := redigolib.Dial("tcp", addr)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(func() { conn.Close() })
-	return func(section, name string) (float64, error) {
-		info, err := redigolib.String(conn.Do("INFO", section))
-		_, rest, ok := strings.Cut(info, "\n"+name+":")
-		if !ok {
-			return 0, fmt.Errorf("no %s in %q: %w", name, info, err)
+	return func(section string) map[string]float64 {
+		info, _ := redigolib.String(conn.Do("INFO", section)) // miniredis has only some
+		numbers := make(map[string]float64)
+		for line := range strings.Lines(info) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			value, _, _ = strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			if x, err := strconv.ParseFloat(value, 64); err == nil {
+				numbers[name] = x
+			}
 		}
-		return strconv.ParseFloat(strings.TrimSpace(rest[:strings.IndexByte(rest, '\r')]), 64)
+		return numbers
 	}
 }
 
@@ -139,11 +141,7 @@ func onGoredis(b *testing.B, addr string, opts []rediscore.Option) backend {
 		if err := client.SetArgs(ctx, key, token, goredislib.SetArgs{Mode: "NX", TTL: dlock.DefaultTTL}).Err(); err != nil {
 			return err
 		}
-		n, err := script.Run(ctx, client, []string{key}, token).Int()
-		if err == nil && n != 1 {
-			err = errFloor
-		}
-		return err
+		return freed(script.Run(ctx, client, []string{key}, token).Int64())
 	}
 	ping := func(ctx context.Context) error { return client.Ping(ctx).Err() }
 	return backend{name: "goredis", locker: goredis.New(client, opts...), floor: floor, ping: ping}
@@ -151,9 +149,7 @@ func onGoredis(b *testing.B, addr string, opts []rediscore.Option) backend {
 
 func onRueidis(b *testing.B, addr string, opts []rediscore.Option) backend {
 	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(client.Close)
 	script := rueidislib.NewLuaScript(compareAndDelete)
 	floor := func(ctx context.Context, key, token string) error {
@@ -161,11 +157,7 @@ func onRueidis(b *testing.B, addr string, opts []rediscore.Option) backend {
 		if err := client.Do(ctx, set).Error(); err != nil {
 			return err
 		}
-		n, err := script.Exec(ctx, client, []string{key}, []string{token}).AsInt64()
-		if err == nil && n != 1 {
-			err = errFloor
-		}
-		return err
+		return freed(script.Exec(ctx, client, []string{key}, []string{token}).AsInt64())
 	}
 	ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
 	return backend{name: "rueidis", locker: rueidis.New(client, opts...), floor: floor, ping: ping}
@@ -197,13 +189,7 @@ func onRedigo(b *testing.B, addr string, opts []rediscore.Option) backend {
 		if err != nil {
 			return err
 		}
-		return do(ctx, func(c redigolib.Conn) error {
-			n, err := redigolib.Int(script.Do(c, key, token))
-			if err == nil && n != 1 {
-				err = errFloor
-			}
-			return err
-		})
+		return do(ctx, func(c redigolib.Conn) error { return freed(redigolib.Int64(script.Do(c, key, token))) })
 	}
 	ping := func(ctx context.Context) error {
 		return do(ctx, func(c redigolib.Conn) error {

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/dlock-go/dlock"
 )
 
@@ -22,11 +25,7 @@ func each(b *testing.B, f func(b *testing.B, on backend)) {
 
 func newClient(b *testing.B, l dlock.Locker, opts ...dlock.Option) *dlock.Client {
 	c := dlock.New(l, opts...)
-	b.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			b.Error(err)
-		}
-	})
+	b.Cleanup(func() { assert.NoError(b, c.Close()) })
 	return c
 }
 
@@ -76,7 +75,7 @@ type cost struct{ time, cpu time.Duration }
 func (c *cost) add(b *testing.B, on backend, f func(i int)) {
 	var before time.Duration
 	if on.cpu != nil {
-		before = on.cpu(b)
+		before = on.cpu()
 	}
 	start := time.Now()
 	for i := range turn {
@@ -84,7 +83,7 @@ func (c *cost) add(b *testing.B, on backend, f func(i int)) {
 	}
 	c.time += time.Since(start)
 	if on.cpu != nil {
-		c.cpu += on.cpu(b) - before
+		c.cpu += on.cpu() - before
 	}
 }
 
@@ -149,8 +148,7 @@ func contend(b *testing.B, l dlock.Locker, waiters int) {
 	}
 	wg.Wait()
 	b.StopTimer()
-	all := slices.Sorted(slices.Values(slices.Concat(waits...)))
-	b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds()), "p99-wait-ns")
+	b.ReportMetric(float64(percentile(slices.Concat(waits...), 99).Nanoseconds()), "p99-wait-ns")
 }
 
 // BenchmarkRenew is the renewal of one of a thousand leases, by hand.
@@ -160,9 +158,8 @@ func BenchmarkRenew(b *testing.B) {
 		leases := make([]*dlock.Lease, 1000)
 		for i := range leases {
 			var err error
-			if leases[i], err = c.TryAcquire(b.Context(), strconv.Itoa(i)); err != nil {
-				b.Fatal(err)
-			}
+			leases[i], err = c.TryAcquire(b.Context(), strconv.Itoa(i))
+			require.NoError(b, err)
 		}
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
@@ -172,9 +169,7 @@ func BenchmarkRenew(b *testing.B) {
 		}
 		b.StopTimer()
 		for _, lease := range leases {
-			if err := lease.Release(); err != nil {
-				b.Error(err)
-			}
+			assert.NoError(b, lease.Release())
 		}
 	})
 }
@@ -185,9 +180,7 @@ func BenchmarkRenewBatch(b *testing.B) {
 		batch := make([]dlock.Renewal, 1000)
 		for i := range batch {
 			batch[i] = dlock.Renewal{Key: strconv.Itoa(i), Token: "t", TTL: dlock.DefaultTTL}
-			if _, err := on.locker.TryAcquire(b.Context(), batch[i].Key, "t", dlock.DefaultTTL); err != nil {
-				b.Fatal(err)
-			}
+			take(b, on.locker, batch[i].Key, "t", dlock.DefaultTTL)
 		}
 		b.ReportAllocs()
 		for b.Loop() {
@@ -197,11 +190,17 @@ func BenchmarkRenewBatch(b *testing.B) {
 		}
 		b.StopTimer()
 		for _, r := range batch {
-			if _, err := on.locker.Release(b.Context(), r.Key, r.Token); err != nil {
-				b.Error(err)
-			}
+			_, err := on.locker.Release(b.Context(), r.Key, r.Token)
+			assert.NoError(b, err)
 		}
 	})
+}
+
+// take acquires a key that is free.
+func take(b *testing.B, l dlock.Locker, key, token string, ttl time.Duration) {
+	a, err := l.TryAcquire(b.Context(), key, token, ttl)
+	require.NoError(b, err)
+	require.True(b, a.Acquired)
 }
 
 func onFloor(b *testing.B, on backend, key string, i int) {

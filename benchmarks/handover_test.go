@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
@@ -49,45 +51,42 @@ type tenure struct {
 
 func handover(b *testing.B, name string, waiters int) {
 	addr := server(b)
-	cpu := cpuOf(b, addr)
-	proxy, err := faultproxy.New(addr)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(proxy.Close)
+	cpu, info := cpuOf(b, addr), infoOf(b, addr)
+	proxy := slowed(b, addr, *rtt)
 	clients := make([]*dlock.Client, waiters)
 	for i := range clients {
-		clients[i] = newClient(b, dial(b, name, proxy.Addr()).locker)
+		clients[i] = newClient(b, dial(b, name, proxy).locker)
 	}
-	ping := dial(b, name, proxy.Addr()).ping
-	proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: *rtt / 2})
+	ping := dial(b, name, proxy).ping
 	handovers(b, clients, waiters) // connects everybody
-	if err := ping(b.Context()); err != nil {
-		b.Fatal(err)
-	}
-	var before time.Duration
+	require.NoError(b, ping(b.Context()))
+	var used time.Duration
 	if cpu != nil {
-		before = cpu(b)
+		used = cpu()
 	}
-	info := infoOf(b, addr)
-	commands, counted := info("stats", "total_commands_processed")
+	before, counted := info("stats")[commands]
 	b.ResetTimer()
 	stop := pinging(b, ping)
 	turns := handovers(b, clients, b.N*waiters)
 	trips := stop()
 	b.StopTimer()
 	n := float64(len(turns))
-	if counted == nil { // miniredis does not
-		after, err := info("stats", "total_commands_processed")
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.ReportMetric((after-commands-float64(len(trips)))/n, "commands")
+	if counted {
+		b.ReportMetric((info("stats")[commands]-before-float64(len(trips)))/n, "commands")
 	}
 	if cpu != nil {
-		b.ReportMetric(float64((cpu(b)-before).Microseconds())/n, "server-µs")
+		b.ReportMetric(float64((cpu()-used).Microseconds())/n, "server-µs")
 	}
 	report(b, turns, waiters, trips)
+}
+
+// slowed returns the address of a proxy that adds rtt to each round trip.
+func slowed(b *testing.B, addr string, rtt time.Duration) string {
+	proxy, err := faultproxy.New(addr)
+	require.NoError(b, err)
+	b.Cleanup(proxy.Close)
+	proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: rtt / 2})
+	return proxy.Addr()
 }
 
 // pinging measures round-trip times until stop is called, which returns them.

@@ -10,11 +10,14 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// observers are what an Observer may be, from the cheapest.
-func observers() []struct {
+// An observed is the options of a Client with an Observer.
+type observed struct {
 	name string
 	opts []dlock.Option
-} {
+}
+
+// observers are what an Observer may be, from the cheapest.
+func observers() []observed {
 	discard := func(level slog.Level) []dlock.Option {
 		l := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: level}))
 		return []dlock.Option{dlock.WithObserver(dlock.NewLogObserver(l))}
@@ -27,10 +30,7 @@ func observers() []struct {
 		LeaseDone:    func(context.Context, dlock.LeaseDoneInfo) { events++ },
 		ReleaseDone:  func(context.Context, dlock.ReleaseDoneInfo) { events++ },
 	}
-	return []struct {
-		name string
-		opts []dlock.Option
-	}{
+	return []observed{
 		{"none", nil},
 		{"empty", []dlock.Option{dlock.WithObserver(&dlock.Observer{})}},
 		{"counts", []dlock.Option{dlock.WithObserver(all)}},

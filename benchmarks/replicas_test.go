@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -39,23 +40,14 @@ func BenchmarkReplicas(b *testing.B) {
 // replicated returns the address of a master with two replicas.
 func replicated(b *testing.B, delay time.Duration) string {
 	master := redistest.Start(b)
-	proxy, err := faultproxy.New(master.Addr())
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(proxy.Close)
-	proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: delay / 2})
-	host, port, err := net.SplitHostPort(proxy.Addr())
-	if err != nil {
-		b.Fatal(err)
-	}
+	host, port, err := net.SplitHostPort(slowed(b, master.Addr(), delay))
+	require.NoError(b, err)
 	for range 2 {
 		redistest.Start(b, "--replicaof", host, port)
 	}
 	for have := any(nil); have != int64(2); {
-		if have, err = master.Do("WAIT", "2", "1000"); err != nil {
-			b.Fatal(err)
-		}
+		have, err = master.Do("WAIT", "2", "1000")
+		require.NoError(b, err)
 	}
 	return master.Addr()
 }

@@ -2,12 +2,14 @@ package benchmarks
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 )
@@ -24,12 +26,12 @@ func BenchmarkLocalTurns(b *testing.B) {
 				info := infoOf(b, addr)
 				client := newClient(b, dial(b, name, addr).locker).With(dlock.WithLocalTurns(n))
 				passOn(b, client, 64)
-				before, counted := info("stats", "total_commands_processed")
+				before, counted := info("stats")[commands]
 				b.ResetTimer()
 				waits := passOn(b, client, b.N)
 				b.StopTimer()
-				if after, err := info("stats", "total_commands_processed"); counted == nil && err == nil {
-					b.ReportMetric((after-before)/float64(b.N), "commands")
+				if counted {
+					b.ReportMetric((info("stats")[commands]-before)/float64(b.N), "commands")
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "handovers/s")
 				b.ReportMetric(milliseconds(percentile(waits, 50)), "wait-p50-ms")
@@ -83,9 +85,7 @@ func BenchmarkManyInLine(b *testing.B) {
 			addr := server(b)
 			info := infoOf(b, addr)
 			on := dial(b, name, addr)
-			if a, err := on.locker.TryAcquire(b.Context(), "k", "holder", time.Hour); err != nil || !a.Acquired {
-				b.Fatal(a, err)
-			}
+			take(b, on.locker, "k", "holder", time.Hour)
 			client := newClient(b, on.locker).With(dlock.WithLocalTurns(8))
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
@@ -93,25 +93,19 @@ func BenchmarkManyInLine(b *testing.B) {
 			var all sync.WaitGroup
 			for range waiters {
 				all.Go(func() {
-					if _, err := client.Acquire(ctx, "k"); !errors.Is(err, context.Canceled) {
-						b.Error(err)
-					}
+					_, err := client.Acquire(ctx, "k")
+					assert.ErrorIs(b, err, context.Canceled)
 				})
 			}
 			for client.Stats().Waiters < waiters && !b.Failed() {
 				time.Sleep(time.Millisecond)
 			}
 			heapNow, stackNow := memoryInUse()
-			before, err := info("stats", "total_commands_processed")
-			if err != nil {
-				b.Fatal(err)
-			}
+			before := info("stats")[commands]
 			time.Sleep(period)
-			after, _ := info("stats", "total_commands_processed")
+			after := info("stats")[commands]
 			status, err := client.Inspect(b.Context(), "k")
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			b.ReportMetric(float64(status.Waiting), "places")
 			b.ReportMetric((after-before)/period.Seconds(), "commands/s")
 			b.ReportMetric((heapNow-heap)/waiters, "heap-B")

@@ -2,14 +2,14 @@ package benchmarks
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -32,16 +32,13 @@ func BenchmarkDeadHolder(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			dead, next := fmt.Sprint("dead", i), fmt.Sprint("next", i)
 			start := time.Now()
-			if a, err := on.locker.TryAcquire(b.Context(), "k", dead, ttl); err != nil || !a.Acquired {
-				b.Fatal(a, err)
-			}
-			if a, err := on.locker.(dlock.Acquirer).Acquire(b.Context(), "k", next, ttl); err != nil || !a.Acquired {
-				b.Fatal(a, err)
-			}
+			take(b, on.locker, "k", dead, ttl)
+			a, err := on.locker.(dlock.Acquirer).Acquire(b.Context(), "k", next, ttl)
 			late = append(late, time.Since(start)-ttl)
-			if _, err := on.locker.Release(b.Context(), "k", next); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
+			require.True(b, a.Acquired)
+			_, err = on.locker.Release(b.Context(), "k", next)
+			require.NoError(b, err)
 		}
 		b.ReportMetric(milliseconds(percentile(late, 50)), "late-p50-ms")
 		b.ReportMetric(milliseconds(percentile(late, 100)), "late-max-ms")
@@ -62,46 +59,31 @@ func BenchmarkWaiting(b *testing.B) {
 	for _, name := range adapters {
 		b.Run("backend="+name, func(b *testing.B) {
 			addr := server(b)
-			if a, err := dial(b, name, addr).locker.TryAcquire(b.Context(), "k", "holder", time.Hour); err != nil || !a.Acquired {
-				b.Fatal(a, err)
-			}
+			info := infoOf(b, addr)
+			take(b, dial(b, name, addr).locker, "k", "holder", time.Hour)
 			ctx, cancel := context.WithTimeout(b.Context(), begin+period)
 			defer cancel()
 			var all sync.WaitGroup
 			for i := range waiters {
 				on := dial(b, name, addr).locker.(dlock.Acquirer)
 				all.Go(func() {
-					if _, err := on.Acquire(ctx, "k", fmt.Sprint("waiter", i), time.Minute); !errors.Is(err, context.DeadlineExceeded) {
-						b.Error(err)
-					}
+					_, err := on.Acquire(ctx, "k", fmt.Sprint("waiter", i), time.Minute)
+					assert.ErrorIs(b, err, context.DeadlineExceeded)
 				})
 			}
 			time.Sleep(begin)
-			sent := scripts(b, addr)
+			sent := scripts(info("commandstats"))
 			all.Wait()
-			b.ReportMetric((scripts(b, addr)-sent)/waiters/period.Seconds(), "scripts/s")
+			b.ReportMetric((scripts(info("commandstats"))-sent)/waiters/period.Seconds(), "scripts/s")
 		})
 	}
 }
 
 // scripts returns how many scripts the server has run.
-func scripts(b *testing.B, addr string) (n float64) {
-	conn, err := redigolib.Dial("tcp", addr)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer conn.Close()
-	info, err := redigolib.String(conn.Do("INFO", "commandstats"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(info) {
-		var calls float64
-		if name, rest, _ := strings.Cut(line, ":calls="); strings.HasPrefix(name, "cmdstat_eval") {
-			if _, err := fmt.Sscanf(rest, "%f,", &calls); err != nil {
-				b.Fatal(err)
-			}
-			n += calls
+func scripts(calls map[string]float64) (n float64) {
+	for name, x := range calls {
+		if strings.HasPrefix(name, "cmdstat_eval") {
+			n += x
 		}
 	}
 	return n
