@@ -3,15 +3,12 @@
 package sqllock_test
 
 import (
-	"io"
-	"net"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
@@ -23,8 +20,12 @@ func TestNothingIsSentTwice(t *testing.T) {
 	do(t, db, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN INSERT INTO writes VALUES (NEW.fence); RETURN NULL; END $$`)
 	do(t, db, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
-	p := newProxy(t, sqltest.Postgres(t))
-	l := sqllock.New(sqltest.Open(t, p.addr()))
+	p, err := faultproxy.New(sqltest.Postgres(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	l := sqllock.New(sqltest.Open(t, p.Addr()))
 	ctx := soon(t)
 	batch := []dlock.Renewal{{Key: "key", Token: "holder", TTL: long}}
 
@@ -43,70 +44,12 @@ func TestNothingIsSentTwice(t *testing.T) {
 		}
 		acquire(t, l, "key", "holder", time.Minute)
 		before := number(t, db, "SELECT count(*) FROM writes")
-		p.loseReply()
+		p.DropReply(faultproxy.Any, faultproxy.Cut)
 		if err := c.call(); err == nil {
 			t.Errorf("%s, whose reply was lost: no error", c.name)
 		}
 		if n := number(t, db, "SELECT count(*) FROM writes") - before; n != 1 {
 			t.Errorf("%s, whose reply was lost, wrote %d times; want once", c.name, n)
-		}
-	}
-}
-
-// A proxy passes everything on between clients and the server, until it is told to
-// lose a reply.
-type proxy struct {
-	net.Listener
-	server string
-	lose   atomic.Bool
-	copies sync.WaitGroup
-}
-
-func newProxy(t *testing.T, server string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Listener: l, server: server}
-	p.copies.Go(p.accept)
-	t.Cleanup(func() {
-		l.Close()
-		p.copies.Wait() // clients were closed before
-	})
-	return p
-}
-
-func (p *proxy) addr() string { return p.Addr().String() }
-
-// loseReply cuts a connection when the server next has something to say on it.
-func (p *proxy) loseReply() { p.lose.Store(true) }
-
-func (p *proxy) accept() {
-	for {
-		client, err := p.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", p.server)
-		if err != nil {
-			client.Close()
-			continue
-		}
-		p.copies.Go(func() { io.Copy(server, client); server.Close() })
-		p.copies.Go(func() { p.reply(client, server); client.Close(); server.Close() })
-	}
-}
-
-func (p *proxy) reply(client, server net.Conn) {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := server.Read(buf)
-		if err != nil || p.lose.CompareAndSwap(true, false) {
-			return
-		}
-		if _, err := client.Write(buf[:n]); err != nil {
-			return
 		}
 	}
 }
