@@ -14,36 +14,31 @@ type tenure struct {
 	Second           bool  // the grant needed a second round
 }
 
-// A contention is what tenures of one key show. A handover is a hold whose holder is not the one before.
-type contention struct {
-	served []float64       // holds of each waiter
-	gaps   []time.Duration // of each handover, from the release by another to the grant
-	waits  []time.Duration // of those that were handed the lock, and of those that wait still
-}
-
-// contend judges the tenures of waiters that wanted one key in the time from from until until.
-// A holder that takes the lock again at once hands nothing over, and did not wait.
-func contend(all []tenure, waiters int, from, until int64) contention {
+// contend judges the tenures of waiters that wanted one key in the time from from until until. It returns
+// how often each held it; of each handover, the time from the release by another to the grant; and the waits
+// of those that were handed the lock, and of those that wait still. A handover is a hold whose holder is not
+// the one before: one that takes the lock again at once hands nothing over, and did not wait.
+func contend(all []tenure, waiters int, from, until int64) (served []float64, gaps, waits []time.Duration) {
 	all = slices.SortedFunc(slices.Values(all), func(a, b tenure) int { return cmp.Compare(a.Got, b.Got) })
-	c := contention{served: make([]float64, waiters)}
+	served = make([]float64, waiters)
 	last := -1
 	for i, t := range all {
 		switch {
 		case t.Got == 0 || t.Got > until:
 			if t.Asked < until {
-				c.waits = append(c.waits, time.Duration(until-t.Asked))
+				waits = append(waits, time.Duration(until-t.Asked))
 			}
 			continue
 		case t.Got >= from:
-			c.served[t.Who]++
+			served[t.Who]++
 			if last >= 0 && all[last].Who != t.Who {
-				c.gaps = append(c.gaps, time.Duration(t.Got-all[last].Done))
-				c.waits = append(c.waits, time.Duration(t.Got-t.Asked))
+				gaps = append(gaps, time.Duration(t.Got-all[last].Done))
+				waits = append(waits, time.Duration(t.Got-t.Asked))
 			}
 		}
 		last = i
 	}
-	return c
+	return served, gaps, waits
 }
 
 // seconds is the percentage of grants that needed a second round.

@@ -106,13 +106,13 @@ func TestContend(t *testing.T) {
 		at(1, 20, 120, 121), // got it after the end
 		at(3, 150, 0, 0),    // asked after the end
 	}
-	c := contend(all, 4, 0, int64(ms(100)))
-	assert.Equal(t, []time.Duration{ms(4), ms(2)}, c.gaps)
-	assert.ElementsMatch(t, []time.Duration{ms(15), ms(11), ms(100), ms(80)}, c.waits)
-	assert.Equal(t, []float64{3, 1, 0, 0}, c.served)
+	served, gaps, waits := contend(all, 4, 0, int64(ms(100)))
+	assert.Equal(t, []time.Duration{ms(4), ms(2)}, gaps)
+	assert.ElementsMatch(t, []time.Duration{ms(15), ms(11), ms(100), ms(80)}, waits)
+	assert.Equal(t, []float64{3, 1, 0, 0}, served)
 
-	late := contend(all, 4, int64(ms(20)), int64(ms(100)))
-	assert.Equal(t, []time.Duration{ms(2)}, late.gaps, "only one since 20 ms, from one who held before")
+	_, gaps, _ = contend(all, 4, int64(ms(20)), int64(ms(100)))
+	assert.Equal(t, []time.Duration{ms(2)}, gaps, "only one since 20 ms, from one who held before")
 }
 
 func TestJain(t *testing.T) {

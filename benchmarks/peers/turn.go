@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,7 +34,7 @@ type turn struct {
 type worker struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
-	out *gob.Decoder
+	out *json.Decoder
 }
 
 // measure makes one turn, and adds what it shows to r.
@@ -101,7 +100,7 @@ func (t *turn) start(ctx context.Context, jobs ...job) (started workers, err err
 		if err := errors.Join(err1, err2, w.cmd.Start()); err != nil {
 			return nil, err
 		}
-		w.in, w.out = in, gob.NewDecoder(out)
+		w.in, w.out = in, json.NewDecoder(out)
 		started, t.workers = append(started, w), append(t.workers, w)
 	}
 	_, err = started.reports()
@@ -273,22 +272,22 @@ func (t *turn) contended(ctx context.Context, jobs ...job) error {
 	if err != nil {
 		return err
 	}
-	c := contend(all, t.n, l.from, l.until)
-	t.result.waits = append(t.result.waits, c.waits...)
-	handovers, starved := float64(len(c.gaps)), 0.0
-	for _, n := range c.served {
+	served, gaps, waits := contend(all, t.n, l.from, l.until)
+	t.result.waits = append(t.result.waits, waits...)
+	handovers, starved := float64(len(gaps)), 0.0
+	for _, n := range served {
 		if n == 0 {
 			starved++
 		}
 	}
-	average := max(total(c.served), 1) / float64(t.n)
+	average := max(total(served), 1) / float64(t.n)
 	t.note("rate", handovers/l.seconds())
-	t.note("fairness", jain(c.served))
+	t.note("fairness", jain(served))
 	t.note("starved", starved)
-	t.note("least", 100*slices.Min(c.served)/average)
-	t.note("most", 100*slices.Max(c.served)/average)
+	t.note("least", 100*slices.Min(served)/average)
+	t.note("most", 100*slices.Max(served)/average)
 	if handovers > 0 {
-		t.note("gap trips", float64(median(c.gaps))/float64(l.rtt))
+		t.note("gap trips", float64(median(gaps))/float64(l.rtt))
 		t.note("commands", l.commands/handovers)
 	}
 	return nil

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,7 +59,7 @@ func isWorker() bool {
 	if text == "" {
 		return false
 	}
-	answer := gob.NewEncoder(os.Stdout)
+	answer := json.NewEncoder(os.Stdout)
 	r, err := work(text, func() error { return answer.Encode(report{}) })
 	if err != nil {
 		r.Err = err.Error()
