@@ -24,7 +24,7 @@ type scenario struct {
 	faulty int           // of the nodes, the last ones
 	fault  fault
 	among  []contestant
-	run    func(*turn, context.Context) error
+	run    func(*turn, context.Context)
 }
 
 // slow is the round-trip time of the slow network.

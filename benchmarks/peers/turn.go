@@ -19,7 +19,8 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A turn is one contestant in one scenario, on servers with addresses.
+// A turn is one contestant in one scenario, on servers with addresses. When something has failed, its methods
+// note nothing any more.
 type turn struct {
 	scenario
 	of      contestant
@@ -28,6 +29,7 @@ type turn struct {
 	addrs   []string
 	ping    *goredislib.Client
 	workers workers // that have been started
+	err     error   // the first
 }
 
 // A worker is a process of this program.
@@ -67,7 +69,8 @@ func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result)
 		return err
 	}
 	defer t.end()
-	return s.run(t, ctx)
+	s.run(t, ctx)
+	return t.err
 }
 
 // empty removes what an earlier turn has left. A node that is emptied altogether does not vote.
@@ -77,34 +80,54 @@ func empty(server *redistest.Server) error {
 }
 
 func (t *turn) note(figure string, x float64) {
-	t.result.Figures[figure] = append(t.result.Figures[figure], x)
+	if t.err == nil {
+		t.result.Figures[figure] = append(t.result.Figures[figure], x)
+	}
 }
 
 // start starts a process for each job, and returns when all are ready.
-func (t *turn) start(ctx context.Context, jobs ...job) (started workers, err error) {
+func (t *turn) start(ctx context.Context, jobs ...job) (started workers) {
 	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
+	t.err = errors.Join(t.err, err)
 	for _, j := range jobs {
+		if t.err != nil {
+			break
+		}
 		j.Contestant, j.Addrs, j.TTL = t.of.id(), t.addrs, t.ttl
-		text, err := json.Marshal(j)
-		if err != nil {
-			return nil, err
+		text, err1 := json.Marshal(j)
+		cmd := exec.CommandContext(ctx, self)
+		cmd.Env, cmd.Stderr = append(os.Environ(), jobVariable+"="+string(text)), os.Stderr
+		in, err2 := cmd.StdinPipe()
+		out, err3 := cmd.StdoutPipe()
+		if t.err = errors.Join(err1, err2, err3, cmd.Start()); t.err == nil {
+			started = append(started, &worker{cmd, in, json.NewDecoder(out)})
 		}
-		w := &worker{cmd: exec.CommandContext(ctx, self)}
-		w.cmd.Env = append(os.Environ(), jobVariable+"="+string(text))
-		w.cmd.Stderr = os.Stderr
-		in, err1 := w.cmd.StdinPipe()
-		out, err2 := w.cmd.StdoutPipe()
-		if err := errors.Join(err1, err2, w.cmd.Start()); err != nil {
-			return nil, err
-		}
-		w.in, w.out = in, json.NewDecoder(out)
-		started, t.workers = append(started, w), append(t.workers, w)
 	}
-	_, err = started.reports()
-	return started, err
+	t.workers = append(t.workers, started...)
+	t.report(started)
+	return started
+}
+
+// report awaits the next answer of each process. It has the tenures of all, and the rest of the last.
+func (t *turn) report(from workers) (all report) {
+	if t.err != nil {
+		return all
+	}
+	answers, errs := make([]report, len(from)), make([]error, len(from))
+	var wg sync.WaitGroup
+	for i, w := range from {
+		wg.Go(func() { errs[i] = w.out.Decode(&answers[i]) })
+	}
+	wg.Wait()
+	for i, r := range answers {
+		if r.Err != "" {
+			errs[i] = errors.New(r.Err)
+		}
+		r.Tenures = append(all.Tenures, r.Tenures...)
+		all = r
+	}
+	t.err = errors.Join(errs...)
+	return all
 }
 
 // end lets all processes end.
@@ -131,22 +154,6 @@ func (all workers) stop() {
 	}
 }
 
-// reports returns what each process answers next.
-func (all workers) reports() ([]report, error) {
-	answers, errs := make([]report, len(all)), make([]error, len(all))
-	var wg sync.WaitGroup
-	for i, w := range all {
-		wg.Go(func() {
-			errs[i] = w.out.Decode(&answers[i])
-			if text := answers[i].Err; text != "" {
-				errs[i] = errors.New(text)
-			}
-		})
-	}
-	wg.Wait()
-	return answers, errors.Join(errs...)
-}
-
 // A load is what the servers had to do in a window, and how long a round trip took meanwhile.
 type load struct {
 	from, until int64 // on the clock of tenures
@@ -159,38 +166,33 @@ type load struct {
 func (l load) seconds() float64 { return time.Duration(l.until - l.from).Seconds() }
 
 // watch measures the load of a window, while the processes work.
-func (t *turn) watch(ctx context.Context) (l load, err error) {
-	before, err := t.used()
-	if err != nil {
-		return l, err
-	}
+func (t *turn) watch(ctx context.Context) load {
+	before := t.used()
 	from := time.Now()
 	var trips []time.Duration
-	for len(trips) == 0 || time.Since(from) < t.window {
+	for t.err == nil && (len(trips) == 0 || time.Since(from) < t.window) {
 		sent := time.Now()
-		if err := t.ping.Ping(ctx).Err(); err != nil {
-			return l, err
-		}
+		t.err = t.ping.Ping(ctx).Err()
 		trips = append(trips, time.Since(sent))
 		time.Sleep(t.window / 100)
 	}
 	until := time.Now()
-	after, err := t.used()
+	after := t.used()
 	// The first INFO of each server is one command, and two reads: it, and the end of its connection.
 	own, pings := float64(len(t.servers)), float64(len(trips))
 	return load{
 		from: from.UnixNano(), until: until.UnixNano(), rtt: median(trips), cpu: after.cpu - before.cpu,
 		commands: after.commands - before.commands - pings - own,
 		requests: after.requests - before.requests - pings - 3*own,
-	}, err
+	}
 }
 
 // used returns what the servers have done so far.
-func (t *turn) used() (l load, err error) {
+func (t *turn) used() (l load) {
 	for _, s := range t.servers {
 		reply, err := s.Do("INFO")
 		if err != nil {
-			return l, err
+			t.err = errors.Join(t.err, err)
 		}
 		info, _ := reply.(string)
 		number := func(name string) float64 {
@@ -201,37 +203,26 @@ func (t *turn) used() (l load, err error) {
 		l.requests += number("total_reads_processed")
 		l.cpu += time.Duration((number("used_cpu_user:") + number("used_cpu_sys:")) * float64(time.Second))
 	}
-	return l, nil
+	return l
 }
 
 // together has a process for each job work for the window.
-func (t *turn) together(ctx context.Context, jobs ...job) (all []tenure, l load, err error) {
-	workers, err := t.start(ctx, jobs...)
-	if err != nil {
-		return nil, l, err
-	}
+func (t *turn) together(ctx context.Context, jobs ...job) ([]tenure, load) {
+	workers := t.start(ctx, jobs...)
 	workers.begin()
 	time.Sleep(max(t.settle, t.window/20)) // until all are at work
-	if l, err = t.watch(ctx); err != nil {
-		return nil, l, err
-	}
+	l := t.watch(ctx)
 	workers.stop()
-	answers, err := workers.reports()
-	for _, r := range answers {
-		all = append(all, r.Tenures...)
-	}
+	all := t.report(workers).Tenures
 	if t.nodes > 0 {
 		t.note("second", seconds(all))
 	}
-	return all, l, err
+	return all, l
 }
 
 // cycles measures acquisitions and releases without contention: n goroutines with a key each.
-func (t *turn) cycles(ctx context.Context) error {
-	all, l, err := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n})
-	if err != nil {
-		return err
-	}
+func (t *turn) cycles(ctx context.Context) {
+	all, l := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n})
 	n := 0.0
 	for _, t := range all {
 		if t.Got >= l.from && t.Got < l.until {
@@ -240,7 +231,7 @@ func (t *turn) cycles(ctx context.Context) error {
 	}
 	t.note("rate", n/l.seconds())
 	if n == 0 {
-		return nil
+		return
 	}
 	if t.n == 1 {
 		t.note("p50 ms", milliseconds(cycle(all)))
@@ -250,28 +241,24 @@ func (t *turn) cycles(ctx context.Context) error {
 	t.note("trips", each/l.rtt.Seconds())
 	t.note("commands", l.commands/n)
 	t.note("server µs", float64(l.cpu.Microseconds())/n)
-	return nil
 }
 
 // threads has n goroutines of one process pass one lock on.
-func (t *turn) threads(ctx context.Context) error {
-	return t.contended(ctx, job{Keys: 1, Workers: t.n})
+func (t *turn) threads(ctx context.Context) {
+	t.contended(ctx, job{Keys: 1, Workers: t.n})
 }
 
 // crowd has n processes pass one lock on.
-func (t *turn) crowd(ctx context.Context) error {
+func (t *turn) crowd(ctx context.Context) {
 	jobs := make([]job, t.n)
 	for i := range jobs {
 		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: t.hold, Patient: t.nodes > 0 && t.n > 16}
 	}
-	return t.contended(ctx, jobs...)
+	t.contended(ctx, jobs...)
 }
 
-func (t *turn) contended(ctx context.Context, jobs ...job) error {
-	all, l, err := t.together(ctx, jobs...)
-	if err != nil {
-		return err
-	}
+func (t *turn) contended(ctx context.Context, jobs ...job) {
+	all, l := t.together(ctx, jobs...)
 	served, gaps, waits := contend(all, t.n, l.from, l.until)
 	t.result.waits = append(t.result.waits, waits...)
 	handovers, starved := float64(len(gaps)), 0.0
@@ -290,89 +277,57 @@ func (t *turn) contended(ctx context.Context, jobs ...job) error {
 		t.note("gap trips", float64(median(gaps))/float64(l.rtt))
 		t.note("commands", l.commands/handovers)
 	}
-	return nil
 }
 
 // leases has one process hold n locks.
-func (t *turn) leases(ctx context.Context) error {
-	holders, err := t.start(ctx, job{Alone: true, Hold: true, Keys: t.n, Workers: 64})
-	if err != nil {
-		return err
-	}
-	l, err := t.watch(ctx)
-	if err != nil {
-		return err
-	}
-	holders.stop()
-	answers, err := holders.reports()
-	if err != nil {
-		return err
-	}
-	r, n := answers[0], float64(t.n)
+func (t *turn) leases(ctx context.Context) {
+	holder := t.start(ctx, job{Alone: true, Hold: true, Keys: t.n, Workers: 64})
+	l := t.watch(ctx)
+	holder.stop()
+	r, n := t.report(holder), float64(t.n)
 	t.note("heap", float64(r.Heap)/n)
 	t.note("stack", float64(r.Stack)/n)
 	t.note("goroutines", float64(r.Goroutines)/n)
 	t.note("client cpu", 100*r.CPU.Seconds()/l.seconds())
 	t.note("server cpu", 100*l.cpu.Seconds()/l.seconds())
 	t.note("lost", float64(r.Lost))
-	return nil
 }
 
 // idle has n goroutines of one process wait for a lock that another process keeps.
-func (t *turn) idle(ctx context.Context) error {
-	if _, err := t.start(ctx, job{Hold: true, Keys: 1, Workers: 1}); err != nil {
-		return err
-	}
-	waiters, err := t.start(ctx, job{Keys: 1, Workers: t.n})
-	if err != nil {
-		return err
-	}
-	waiters.begin()
+func (t *turn) idle(ctx context.Context) {
+	t.start(ctx, job{Hold: true, Keys: 1, Workers: 1})
+	t.start(ctx, job{Keys: 1, Workers: t.n}).begin()
 	time.Sleep(t.window / 5) // until all wait
-	l, err := t.watch(ctx)
-	if err != nil {
-		return err
-	}
+	l := t.watch(ctx)
 	t.note("commands", l.commands/l.seconds()/float64(t.n))
 	t.note("requests", l.requests/l.seconds()/float64(t.n))
-	return nil
 }
 
 // takeover kills a process that holds n locks, each of which a goroutine of another waits for.
-func (t *turn) takeover(ctx context.Context) error {
-	holders, err := t.start(ctx, job{Hold: true, Keys: t.n, Workers: t.n})
-	if err != nil {
-		return err
-	}
-	waiters, err := t.start(ctx, job{Keys: t.n, Workers: t.n, Once: true})
-	if err != nil {
-		return err
-	}
+func (t *turn) takeover(ctx context.Context) {
+	holders := t.start(ctx, job{Hold: true, Keys: t.n, Workers: t.n})
+	waiters := t.start(ctx, job{Keys: t.n, Workers: t.n, Once: true})
 	waiters.begin()
 	time.Sleep(t.ttl / 2)
 	killed := time.Now().UnixNano()
-	if err := holders[0].cmd.Process.Kill(); err != nil {
-		return err
+	for _, w := range holders {
+		w.cmd.Process.Kill()
+		w.cmd.Wait()
 	}
-	holders[0].cmd.Wait()
 	expiry := make([]time.Time, t.n)
 	for i := range expiry {
 		reply, err := t.servers[0].Do("PTTL", t.of.prefix+key(i))
 		left, ok := reply.(int64)
-		if err != nil || !ok || left < 0 {
-			return fmt.Errorf("%s has no TTL: %v, %w", key(i), reply, err)
+		if t.err == nil && (err != nil || !ok || left < 0) {
+			t.err = fmt.Errorf("%s has no TTL: %v, %v", key(i), reply, err)
 		}
 		expiry[i] = time.Now().Add(time.Duration(left) * time.Millisecond)
 	}
 	defer time.AfterFunc(t.window, waiters.stop).Stop()
-	answers, err := waiters.reports()
-	if err != nil {
-		return err
-	}
 	var late []time.Duration
-	for _, w := range answers[0].Tenures {
+	for _, w := range t.report(waiters).Tenures {
 		if w.Got > 0 && w.Got < killed {
-			return errors.New("the holder had lost its lock before it was killed")
+			t.err = errors.New("the holder had lost its lock before it was killed")
 		}
 		if w.Got > 0 {
 			late = append(late, time.Unix(0, w.Got).Sub(expiry[w.Key]))
@@ -383,5 +338,4 @@ func (t *turn) takeover(ctx context.Context) error {
 		t.note("late ms", milliseconds(median(late)))
 		t.note("latest ms", milliseconds(slices.Max(late)))
 	}
-	return nil
 }
