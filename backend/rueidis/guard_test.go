@@ -226,6 +226,9 @@ func TestGuardAllocates(t *testing.T) {
 	require.Equal(t, alone, testing.AllocsPerRun(100, func() { g.DoMulti(t.Context(), cmds...) }))
 }
 
+// A lockCall fails if the store does not answer.
+type lockCall func(context.Context, *rediscore.Locker) error
+
 // allCalls are all calls of a Locker, each with a token of its own.
 var allCalls = map[string]lockCall{
 	"TryAcquire": func(ctx context.Context, l *rediscore.Locker) error {
@@ -240,7 +243,13 @@ var allCalls = map[string]lockCall{
 		_, err := l.Renew(ctx, "k", "Renew", time.Minute)
 		return err
 	},
-	"RenewBatch": lockCalls["RenewBatch"],
+	"RenewBatch": func(ctx context.Context, l *rediscore.Locker) error {
+		results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "RenewBatch", TTL: time.Minute}})
+		if err != nil {
+			return err
+		}
+		return results[0].Err
+	},
 	"Release": func(ctx context.Context, l *rediscore.Locker) error {
 		_, err := l.Release(ctx, "k", "Release")
 		return err

@@ -14,41 +14,26 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A lockCall fails unless the store has granted what was asked for.
-type lockCall func(context.Context, *rediscore.Locker) error
-
-var lockCalls = map[string]lockCall{
-	"TryAcquire": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.TryAcquire(ctx, "k", "t", time.Minute)
-		return err
-	},
-	"RenewBatch": func(ctx context.Context, l *rediscore.Locker) error {
-		results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Minute}})
-		if err != nil {
-			return err
-		}
-		return results[0].Err
-	},
-}
+// sentCalls are those of allCalls that send one command, and a pipeline.
+var sentCalls = []string{"TryAcquire", "RenewBatch"}
 
 // A call is not harmed by the deadline of the call in front of it on the connection, and
 // is sent once.
 func TestDeadlineOfTheCallInFront(t *testing.T) {
-	for name, call := range lockCalls {
+	for _, name := range sentCalls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			l := newLocker(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}})
 			sent := server.CommandCount(t)["evalsha"]
 			server.Suspend()
-			short := begin(t, l, 100*time.Millisecond, lockCalls["TryAcquire"])
+			short := begin(t, l, 100*time.Millisecond, allCalls["TryAcquire"])
 			time.Sleep(50 * time.Millisecond) // it waits for its reply
-			long := begin(t, l, time.Minute, call)
+			long := begin(t, l, time.Minute, allCalls[name])
 			require.ErrorIs(t, <-short, context.DeadlineExceeded)
 			server.Resume()
 			require.NoError(t, <-long)
@@ -59,17 +44,17 @@ func TestDeadlineOfTheCallInFront(t *testing.T) {
 
 // A call is not harmed by the context of the call that makes the connection for both.
 func TestContextOfTheCallThatConnects(t *testing.T) {
-	for name, call := range lockCalls {
+	for _, name := range sentCalls {
 		for _, reason := range []error{context.DeadlineExceeded, context.Canceled} {
 			t.Run(name+"/"+reason.Error(), func(t *testing.T) {
 				t.Parallel()
 				d := &dialer{began: make(chan struct{}), fail: make(chan error)}
 				l := newLocker(t, rueidis.ClientOption{InitAddress: []string{redistest.Start(t).Addr()}, DialCtxFn: d.dial})
 				d.conn.Close()
-				require.Error(t, <-begin(t, l, time.Minute, call)) // it finds that out
-				connects := begin(t, l, time.Minute, call)
+				require.Error(t, <-begin(t, l, time.Minute, allCalls[name])) // it finds that out
+				connects := begin(t, l, time.Minute, allCalls[name])
 				<-d.began
-				waits := begin(t, l, time.Minute, call)
+				waits := begin(t, l, time.Minute, allCalls[name])
 				time.Sleep(50 * time.Millisecond) // for the connection
 				d.fail <- reason
 				require.NoError(t, <-waits)
@@ -108,8 +93,8 @@ func newLocker(t *testing.T, option rueidis.ClientOption) *rediscore.Locker {
 	t.Cleanup(client.Close)
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
-	for _, name := range []string{"TryAcquire", "RenewBatch"} {
-		require.NoError(t, <-begin(t, l, time.Minute, lockCalls[name])) // the scripts are known now
+	for _, name := range sentCalls {
+		require.NoError(t, <-begin(t, l, time.Minute, allCalls[name])) // the scripts are known now
 	}
 	return l
 }
