@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/sqltest"
@@ -26,26 +25,15 @@ func TestNothingIsSentTwice(t *testing.T) {
 	}
 	t.Cleanup(p.Close)
 	l := sqllock.New(sqltest.Open(t, p.Addr()))
-	ctx := soon(t)
-	batch := []dlock.Renewal{{Key: "key", Token: "holder", TTL: long}}
-
-	for _, c := range []struct {
-		name string
-		call func() error
-	}{
-		{"TryAcquire", func() error { _, err := l.TryAcquire(ctx, "key", "holder", long); return err }},
-		{"Renew", func() error { _, err := l.Renew(ctx, "key", "holder", long); return err }},
-		{"RenewBatch", func() error { _, err := l.RenewBatch(ctx, batch); return err }},
-		{"Release", func() error { _, err := l.Release(ctx, "key", "holder"); return err }},
-	} {
+	for _, c := range calls(soon(t), l, "key", "holder") {
 		acquire(t, l, "key", "holder", time.Minute)
-		if err := c.call(); err != nil { // prepares the statement
+		if err := c.do(); err != nil { // prepares the statement
 			t.Fatalf("%s = %v", c.name, err)
 		}
 		acquire(t, l, "key", "holder", time.Minute)
 		before := number(t, db, "SELECT count(*) FROM writes")
 		p.DropReply(faultproxy.Any, faultproxy.Cut)
-		if err := c.call(); err == nil {
+		if err := c.do(); err == nil {
 			t.Errorf("%s, whose reply was lost: no error", c.name)
 		}
 		if n := number(t, db, "SELECT count(*) FROM writes") - before; n != 1 {

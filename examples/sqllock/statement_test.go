@@ -30,7 +30,7 @@ func fresh(t *testing.T, settings ...string) (*sqllock.Locker, *sql.DB) {
 	return sqllock.New(sqltest.Open(t, server, settings...)), db
 }
 
-// lock dlock the row of a key, as a statement of another session does, until the
+// lock locks the row of a key, as a statement of another session does, until the
 // function that it returns is called.
 func lock(t *testing.T, db *sql.DB, key string) (unlock func()) {
 	t.Helper()
@@ -60,6 +60,22 @@ func acquire(t *testing.T, l dlock.Locker, key, token string, ttl time.Duration)
 		t.Fatalf("TryAcquire(%q, %q, %v) = %+v, %v; want it to be acquired", key, token, ttl, a, err)
 	}
 	return a
+}
+
+// A call is one of those that change something.
+type call struct {
+	name string
+	do   func() error
+}
+
+func calls(ctx context.Context, l *sqllock.Locker, key, token string) []call {
+	batch := []dlock.Renewal{{Key: key, Token: token, TTL: long}}
+	return []call{
+		{"TryAcquire", func() error { _, err := l.TryAcquire(ctx, key, token, long); return err }},
+		{"Renew", func() error { _, err := l.Renew(ctx, key, token, long); return err }},
+		{"RenewBatch", func() error { _, err := l.RenewBatch(ctx, batch); return err }},
+		{"Release", func() error { _, err := l.Release(ctx, key, token); return err }},
+	}
 }
 
 func number(t *testing.T, db *sql.DB, query string, args ...any) (n int64) {
@@ -117,7 +133,7 @@ func TestLockedRowsAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A refusal dlock no row: those who ask do not stand in each other's way, nor in the
+// A refusal locks no row: those who ask do not stand in each other's way, nor in the
 // holder's.
 func TestRefusalLocksNothing(t *testing.T) {
 	l, db := fresh(t)
@@ -183,27 +199,10 @@ func TestReadOnlyServer(t *testing.T) {
 	l, db := fresh(t, "default_transaction_read_only=on")
 	do(t, db, "INSERT INTO dlock VALUES ('held', 'holder', 'infinity', 8)")
 	for _, key := range []string{"held", "free"} {
-		for name, call := range map[string]func(token string) error{
-			"TryAcquire": func(token string) error {
-				_, err := l.TryAcquire(t.Context(), key, token, long)
-				return err
-			},
-			"Renew": func(token string) error {
-				_, err := l.Renew(t.Context(), key, token, long)
-				return err
-			},
-			"Release": func(token string) error {
-				_, err := l.Release(t.Context(), key, token)
-				return err
-			},
-			"RenewBatch": func(token string) error {
-				_, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: key, Token: token, TTL: long}})
-				return err
-			},
-		} {
-			for _, token := range []string{"holder", "stranger"} {
-				if err := call(token); err == nil || !strings.Contains(err.Error(), "25006") {
-					t.Errorf("%s of the key %q by %s: %v; want the error 25006, read_only_sql_transaction", name, key, token, err)
+		for _, token := range []string{"holder", "stranger"} {
+			for _, c := range calls(t.Context(), l, key, token) {
+				if err := c.do(); err == nil || !strings.Contains(err.Error(), "25006") {
+					t.Errorf("%s of the key %q by %s: %v; want the error 25006, read_only_sql_transaction", c.name, key, token, err)
 				}
 			}
 		}
@@ -259,23 +258,16 @@ func TestConnectionsAreGivenBack(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	l := sqllock.New(db)
 	ctx := soon(t)
-	for _, token := range []string{"holder", "stranger"} {
+	acquire(t, l, "key", "holder", long)
+	for _, token := range []string{"stranger", "holder"} {
 		for _, key := range []string{"key", "other"} {
-			for name, call := range map[string]func() error{
-				"TryAcquire": func() error { _, err := l.TryAcquire(ctx, "key", token, long); return err },
-				"Inspect":    func() error { _, err := l.Inspect(ctx, key); return err },
-				"Renew":      func() error { _, err := l.Renew(ctx, key, token, long); return err },
-				"RenewBatch": func() error {
-					_, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
-					return err
-				},
-				"Release": func() error { _, err := l.Release(ctx, "other", token); return err },
-			} {
-				if err := call(); err != nil {
-					t.Errorf("%s of the key %q by %s: %v", name, key, token, err)
+			inspect := call{"Inspect", func() error { _, err := l.Inspect(ctx, key); return err }}
+			for _, c := range append(calls(ctx, l, key, token), inspect) {
+				if err := c.do(); err != nil {
+					t.Errorf("%s of the key %q by %s: %v", c.name, key, token, err)
 				}
 				if n := db.Stats().InUse; n != 0 {
-					t.Fatalf("%s of the key %q by %s has kept its connection", name, key, token)
+					t.Fatalf("%s of the key %q by %s has kept its connection", c.name, key, token)
 				}
 			}
 		}
@@ -335,9 +327,9 @@ func TestNothingIsOwedAfterARefusal(t *testing.T) {
 		"read-only":        sqllock.New(sqltest.Open(t, server, "default_transaction_read_only=on")),
 	} {
 		var mark *dlock.NoEffectError
-		for call, err := range errorsOf(t.Context(), l) {
-			if !errors.As(err, &mark) || mark.Temporary {
-				t.Errorf("%s: %s: %v; want an error that is marked, and not temporary", name, call, err)
+		for _, c := range calls(t.Context(), l, "key", "token") {
+			if err := c.do(); !errors.As(err, &mark) || mark.Temporary {
+				t.Errorf("%s: %s: %v; want an error that is marked, and not temporary", name, c.name, err)
 			}
 		}
 		client := dlock.New(l)
@@ -348,16 +340,6 @@ func TestNothingIsOwedAfterARefusal(t *testing.T) {
 			t.Errorf("Close, with %s: %v; want nil, because nothing is owed", name, err)
 		}
 	}
-}
-
-// errorsOf makes each call that changes something, and returns what it returned.
-func errorsOf(ctx context.Context, l *sqllock.Locker) map[string]error {
-	found := make(map[string]error)
-	_, found["TryAcquire"] = l.TryAcquire(ctx, "key", "token", long)
-	_, found["Renew"] = l.Renew(ctx, "key", "token", long)
-	_, found["Release"] = l.Release(ctx, "key", "token")
-	_, found["RenewBatch"] = l.RenewBatch(ctx, []dlock.Renewal{{Key: "key", Token: "token", TTL: long}})
-	return found
 }
 
 func tryAcquire(l dlock.Locker, key, token string, ttl time.Duration) error {
