@@ -146,8 +146,10 @@
 // tested.
 //
 // No case fails because the machine is slow. If a lease may have expired in the meantime,
-// the case starts again. After five times it is skipped. A case also starts again after a
-// time-out of the client, unless it makes the network faulty. After five such times it fails.
+// the case starts again. After five times it is inconclusive: it is skipped, and counted in the
+// summary of Run. If the environment variable DLOCK_CONFORMANCE_STRICT is 1, it fails instead.
+// A case also starts again after a time-out of the client, unless it makes the network faulty.
+// After five such times it fails.
 //
 // A case is skipped, with the reason, if an optional interface is not implemented or its method
 // answers [errors.ErrUnsupported], if fences are 0, or if it needs a field of the Harness that
