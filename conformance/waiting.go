@@ -137,6 +137,7 @@ func cancelledWait(s *scene) error {
 			for _, behind := range []bool{false, true} {
 				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { cancel(); time.Sleep(late); release() })
 				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { release(); time.Sleep(late); cancel() })
+				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { release(); cancel() })
 			}
 		})
 	})
