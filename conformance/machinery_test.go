@@ -222,8 +222,7 @@ func TestEach(t *testing.T) {
 				return s.result()
 			}
 			pair := []testCase{{name: "one", check: meet}, {name: "two", check: meet}}
-			runAlone(t, h, pair)
-			runTogether(t, h, pair)
+			runAll(t, h, pair)
 		})
 	}
 }

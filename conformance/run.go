@@ -26,64 +26,52 @@ func Run(t *testing.T, h Harness) {
 		t.Fatal(err)
 	}
 	h.skips = &skips{root: t.Name() + "/", cases: make(map[string][]string)}
-	runAlone(t, h, cases)
+	runAll(t, h, cases)
 	t.Run("Forward", func(t *testing.T) {
 		if h.SkipForward || testing.Short() {
 			h.skips.skip(t, "left out by Harness.SkipForward or -short")
 		}
-		again := slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once })
-		runAlone(t, h.forwarded(), again)
-		runTogether(t, h.forwarded(), again)
+		runAll(t, h.forwarded(), slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once }))
 	})
-	runTogether(t, h, cases)
 	fmt.Fprint(t.Output(), h.skips)
 }
 
-// alone says that c must run while no other case does.
-func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
-
-func runAlone(t *testing.T, h Harness, cases []testCase) {
-	for _, c := range cases {
-		if h.alone(c) {
-			runCase(t, h, c)
-		}
-	}
-}
-
-// runTogether runs several cases at the same time, however few tests go test would run
-// in parallel: they wait for leases to expire most of the time.
-func runTogether(t *testing.T, h Harness, cases []testCase) {
+// runAll runs the cases: one at a time those that must be alone, and then several of the others,
+// however few tests go test would run in parallel. They wait for leases to expire most of the time.
+func runAll(t *testing.T, h Harness, cases []testCase) {
 	const together = 12
 	places := make(chan struct{}, together)
 	var all sync.WaitGroup
 	for _, c := range cases {
 		if h.alone(c) {
-			continue
-		}
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
 			runCase(t, h, c)
-		})
+		}
+	}
+	for _, c := range cases {
+		if !h.alone(c) {
+			places <- struct{}{}
+			all.Go(func() {
+				defer func() { <-places }()
+				runCase(t, h, c)
+			})
+		}
 	}
 	all.Wait()
 }
 
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
+
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		h.report(t, c, play(t, h.forCase(t), c))
+		own := h
+		if h.PerCase != nil {
+			own = h.PerCase(t)
+		}
+		if own.New == nil {
+			t.Fatal("conformance: Harness.PerCase returned a Harness whose New is nil")
+		}
+		h.report(t, c, play(t, own, c))
 	})
-}
-
-// forCase returns the Harness that a case is to use.
-func (h Harness) forCase(t *testing.T) Harness {
-	if h.PerCase == nil {
-		return h
-	}
-	if h = h.PerCase(t); h.New == nil {
-		t.Fatal("conformance: Harness.PerCase returned a Harness whose New is nil")
-	}
-	return h
 }
 
 // report fails or skips t. A failure names the line of the chapter, not one of this file.
