@@ -178,18 +178,29 @@ func (s *scene) first(waiting []*waiter) int {
 	return slices.IndexFunc(waiting, (*waiter).returned)
 }
 
-// eachServed checks that all of waiting are served, in whatever order, and calls next for
+// eachServed checks that all of waiting are served, those of an earlier group first, and calls next for
 // each when it has been: so the key is freed for the others.
 func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
 	waiting = slices.Clone(waiting)
 	for len(waiting) > 0 && !s.over() {
-		i := s.first(waiting)
-		if i < 0 {
+		switch i := s.first(waiting); {
+		case i < 0:
 			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
-			return
+		case waiting[i].group > waiting[0].group && !s.h.Unordered:
+			s.outOfOrder(waiting[i], waiting[0])
+		default:
+			s.isServed(waiting[i])
+			next(waiting[i])
+			waiting = slices.Delete(waiting, i, i+1)
 		}
-		s.isServed(waiting[i])
-		next(waiting[i])
-		waiting = slices.Delete(waiting, i, i+1)
 	}
+}
+
+// outOfOrder is a violation if it happens again and again: the first time it may
+// be that the waiters came to the store in another order than they set out.
+func (s *scene) outOfOrder(got, want *waiter) {
+	if !s.h.Bubble && s.attempt < tries-2 {
+		s.stop(errInconclusive)
+	}
+	s.fail("%v was served; want %v, which came before", got, want)
 }

@@ -111,27 +111,20 @@ func waiterIsNoHolder(s *scene) error {
 func cancelledWait(s *scene) error {
 	a, b := s.client(), s.acquirer()
 
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	w := s.wait(b, g.key, s.token("waiter"), long)
-	s.waits(w)
-	s.forget(w)
-	s.held(b, g)
-	s.release(a, g, true)
-	s.free(b, g.key)
-
-	g = s.grant(a, s.key(), s.token("holder"), long)
-	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap())
-	defer cancel()
-	w = s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
-	s.ended(w)
-	s.release(b, w.grant, false)
-	s.held(b, g)
-	s.release(a, g, true)
-	for range 3 { // nothing comes back later
+	for _, deadline := range []time.Duration{long, s.h.gap() / 2} {
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		ctx, cancel := context.WithTimeout(s.ctx, deadline)
+		defer cancel()
+		w := s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
 		s.gap()
-		s.free(a, g.key)
+		s.forget(w)
+		s.held(b, g)
+		s.release(a, g, true)
+		for range 3 { // nothing comes back later
+			s.free(a, g.key)
+			s.gap()
+		}
 	}
-
 	s.eachWay(a, b, func(s *scene, a, b *client) {
 		s.atMoments(func(late time.Duration) {
 			for _, behind := range []bool{false, true} {
@@ -244,7 +237,7 @@ func waitEndsOnRelease(s *scene) error {
 		cancel()
 	}
 	g := s.grant(a, s.key(), s.token("holder"), long)
-	serveLine(s, a, g, joinLine(s, []*client{b}, g.key, 4, 1), nobody)
+	serveLine(s, a, g, joinLine(s, []*client{b}, g.key, 4, 1))
 	servedOnManyKeys(s, a, b)
 	s.eachWay(a, b, servedWhileComing)
 	return s.result()
@@ -292,7 +285,13 @@ func waitEndsOnExpiry(s *scene) error {
 	s.lapse(ttl) // the first waiter was served, and died
 	s.served(next, "the lease of a waiter that had been served had expired")
 	s.release(b, next.grant, true)
-	waitersLeave(s, a, b)
+	var parts []func()
+	for _, leavers := range [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}} {
+		for _, leave := range []func(*waiter){s.forget, func(w *waiter) { w.cancel(); s.ended(w) }} {
+			parts = append(parts, func() { waitersLeave(s, a, b, leavers, leave) })
+		}
+	}
+	s.atOnce(parts...)
 	return s.result()
 }
 
@@ -336,61 +335,31 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 	}
 }
 
-// A queueOfThree waits for what one holds.
-type queueOfThree struct {
-	holder  grant
-	waiting []*waiter
-	leavers []int // of the three
-}
-
-// waitersLeave has three wait for a holder that has renewed its lease. When the time has passed at
-// which that was to end, some of them leave, by their release or dead. When the holder dies, the
-// others are served: whoever has left did not take away what was to wake them.
-func waitersLeave(s *scene, a, b *client) {
+// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time
+// at which that was to end has passed. When the holder dies, the others are served: whoever has left
+// did not take away what was to wake them.
+func waitersLeave(s *scene, a, b *client, leavers []int, leave func(*waiter)) {
 	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
-	var queues []*queueOfThree
-	for _, leavers := range [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {2, 0}} {
-		for range 2 {
-			g := s.grant(a, s.key(), s.token("dead"), 4*ttl)
-			queues = append(queues, &queueOfThree{holder: g, leavers: leavers})
-		}
+	g := s.grant(a, s.key(), s.token("dead"), 4*ttl)
+	var line, staying []*waiter
+	for range 3 {
+		line = append(line, s.wait(b, g.key, s.token("waiter"), long))
 	}
-	for i := range 3 {
-		for _, q := range queues {
-			q.waiting = append(q.waiting, s.waitCtx(s.ctx, b, q.holder.key, s.token(fmt.Sprint("waiter", i)), long))
-		}
-		s.gap()
-	}
-	for _, q := range queues {
-		s.renew(a, q.holder, 6*ttl, true)
-	}
+	s.renew(a, g, 6*ttl, true)
 	s.sleep(4 * ttl)
-	for n, q := range queues {
-		for _, w := range q.waiting {
-			s.waits(w)
-		}
-		for _, i := range q.leavers {
-			q.waiting[i].cancel()
-			s.ended(q.waiting[i])
-			if n%2 == 0 {
-				s.releaseUnless(b, q.waiting[i].grant, false, true)
-			}
-		}
-		if s.mayHaveExpired(q.holder.key) { // and who has left been served
-			return
+	for i, w := range line {
+		s.waits(w)
+		if slices.Contains(leavers, i) {
+			leave(w)
+		} else {
+			staying = append(staying, w)
 		}
 	}
-	for _, q := range queues {
-		var staying []*waiter
-		for i, w := range q.waiting {
-			if !slices.Contains(q.leavers, i) {
-				staying = append(staying, w)
-			}
-		}
-		s.eachServed(staying,
-			fmt.Sprintf("the lease of the holder, which was renewed once, had expired; of the 3 waiters that there were, numbers %v (from 0) left", q.leavers),
-			func(w *waiter) { s.release(b, w.grant, true) })
+	if s.mayHaveExpired(g.key) { // and who has left been served
+		return
 	}
+	why := fmt.Sprintf("the lease of the holder, which was renewed once, had expired; numbers %v (from 0) of 3 waiters had left", leavers)
+	s.eachServed(staying, why, func(w *waiter) { s.release(b, w.grant, true) })
 }
 
 func waitEndsOnRemoval(s *scene) error {

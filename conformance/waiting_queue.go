@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +15,7 @@ func firstComeFirstServed(s *scene) error {
 	a := s.client()
 	clients := []*client{s.acquirer(), s.client(), a}
 	g := s.grant(a, s.key(), s.token("holder"), long)
-	serveLine(s, a, g, joinLine(s, clients, g.key, 6, 6), nobody)
+	serveLine(s, a, g, joinLine(s, clients, g.key, 6, 6))
 	return s.result()
 }
 
@@ -36,39 +35,11 @@ func joinLine(s *scene, clients []*client, key string, n, groups int) []*waiter 
 	return line
 }
 
-// serveLine releases the key of g until all of a line have been served. Before each release others
-// may join.
-func serveLine(s *scene, c *client, g grant, line []*waiter, join func() []*waiter) {
-	for line = append(slices.Clone(line), join()...); len(line) > 0; line = append(line, join()...) {
-		s.release(c, g, true)
-		i := s.first(line)
-		switch {
-		case s.over():
-			return
-		case i < 0:
-			s.fail("a holder released %s, for which %d waited, and %v later none of them was served", brief(g.key), len(line), s.h.patience())
-			return
-		case line[i].group > line[0].group && !s.h.Unordered:
-			outOfOrder(s, line[i], line[0])
-			return
-		}
-		g = s.isServed(line[i])
-		line = slices.Delete(line, i, i+1)
-	}
+// serveLine releases the key of g, and then again for each of a line that is served.
+func serveLine(s *scene, c *client, g grant, line []*waiter) {
 	s.release(c, g, true)
+	s.eachServed(line, "each holder released the key", func(w *waiter) { s.release(c, w.grant, true) })
 	s.free(c, g.key)
-}
-
-func nobody() []*waiter { return nil }
-
-// outOfOrder is a violation if it happens again and again: the first time it may
-// be that the waiters came to the store in another order than they set out.
-func outOfOrder(s *scene, got, want *waiter) {
-	if !s.h.Bubble && s.attempt < tries-2 {
-		s.stop(errInconclusive)
-		return
-	}
-	s.fail("%v was served; want %v, which came before", got, want)
 }
 
 const (
@@ -96,7 +67,7 @@ func longQueue(s *scene) error {
 	for _, w := range line {
 		s.waits(w)
 	}
-	serveLine(s, a, g, line, nobody)
+	serveLine(s, a, g, line)
 	if s.h.Bubble && !s.h.Unordered {
 		rollingLine(s, a, clients[0])
 	}
@@ -121,23 +92,21 @@ func leaveLine(s *scene, line []*waiter) (staying []*waiter) {
 	return staying
 }
 
-// rollingLine has many come one after the other: first more than are served, then as many.
+// rollingLine has many come one after the other, while half of them are served.
 func rollingLine(s *scene, a, b *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
-	came := 0
-	serveLine(s, a, g, nil, func() (line []*waiter) {
-		n := 1
-		if came < inLine/2 {
-			n = 3
+	var line []*waiter
+	for came := range beyond {
+		w := s.wait([]*client{a, b}[came%2], g.key, s.token("waiter"), long)
+		w.group = came
+		line = append(line, w)
+		if came%2 == 1 {
+			s.release(a, g, true)
+			g = s.served(line[0], "the holder released the key; the waiter came first")
+			line = line[1:]
 		}
-		for ; n > 0 && came < beyond; n-- {
-			w := s.wait([]*client{a, b}[came%2], g.key, s.token("waiter"), long)
-			came++
-			w.group = came
-			line = append(line, w)
-		}
-		return line
-	})
+	}
+	serveLine(s, a, g, line)
 }
 
 func deadWaiterIsSkipped(s *scene) error {
@@ -173,9 +142,7 @@ func waitersDieInLine(s *scene, a, b *client, pause time.Duration) {
 	s.release(a, h, true)
 	s.served(elsewhere, "the holder released the key; waits of the same client for another key had ended before")
 	s.release(a, elsewhere.grant, true)
-	s.release(a, g, true)
-	s.eachServed(alive, "the holder released the key; waiters that came before, of the client of one of them, had died",
-		func(w *waiter) { s.release(a, w.grant, true) })
+	serveLine(s, a, g, alive)
 }
 
 func deadHostManyWaiters(s *scene) error {
