@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -77,13 +78,18 @@ func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
 func waiterIsNoHolder(s *scene) error {
 	a, b := s.client(), s.acquirer()
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
-	dead := s.grant(a, s.key(), s.token("dead"), ttl)
-	next := s.wait(b, dead.key, s.token("next"), long)
-	_ = a.renewBy(s.ctx, "Renew", next.grant) // on a slow machine, next may have been served
-	_ = b.renewBy(s.ctx, "RenewBatch", next.grant)
 
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	w := s.wait(b, g.key, s.token("waiter"), ttl)
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	w := s.wait(b, g.key, s.token("waiter"), long)
+	_ = a.renewBy(s.ctx, "Renew", w.grant) // on a slow machine, the waiter may have been served
+	_ = b.renewBy(s.ctx, "RenewBatch", w.grant)
+	s.lapse(ttl)
+	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
+	s.release(b, w.grant, true)
+	s.free(a, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	w = s.wait(b, g.key, s.token("waiter"), ttl)
 	other := s.wait(b, g.key, s.token("other"), long)
 	for _, c := range []*client{a, b} {
 		s.renew(c, w.grant, long, false)
@@ -93,18 +99,14 @@ func waiterIsNoHolder(s *scene) error {
 	s.waits(w)
 	s.held(a, g)
 	s.release(a, g, true)
-	if !s.h.Unordered {
-		s.served(w, "the holder released the key; the waiter, the first of two, had tried to renew it")
-		s.waits(other)
+	if s.h.Unordered {
+		return s.result()
 	}
+	s.served(w, "the holder released the key; the waiter, the first of two, had tried to renew it")
+	s.waits(other)
 	s.lapse(ttl)
-	if !s.h.Unordered {
-		s.served(other, "the lease of a waiter had expired that had tried to renew it for longer before it was served")
-		s.release(b, other.grant, true)
-	}
-	s.served(next, "the holder's lease had expired, which a waiter had tried to renew")
-	s.release(b, next.grant, true)
-	s.free(a, next.key)
+	s.served(other, "the lease of a waiter had expired that had tried to renew it for longer before it was served")
+	s.release(b, other.grant, true)
 	return s.result()
 }
 
@@ -165,19 +167,12 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 func oneReleaseSettles(s *scene) error {
 	s.acquirer()
 	a, b := s.clients2()
-	var mu sync.Mutex
 	var waits []func()
-	var settled []string // keys
+	var settled atomic.Int64
 	s.eachWay(a, b, func(s *scene, c, other *client) {
 		rtt := s.roundTrip(c)
 		cancelled := func(ttl, after time.Duration) {
-			waits = append(waits, func() {
-				if key, ok := settles(s, c, other, ttl, after); ok {
-					mu.Lock()
-					defer mu.Unlock()
-					settled = append(settled, key)
-				}
-			})
+			waits = append(waits, func() { settles(s, c, other, ttl, after, &settled) })
 		}
 		for i := range s.h.moments() {
 			cancelled(long, rtt+rtt*time.Duration(i)/2)
@@ -188,32 +183,33 @@ func oneReleaseSettles(s *scene) error {
 		cancelled(long, s.h.gap())
 	})
 	s.atOnce(waits...)
-	if len(settled) == 0 {
+	if settled.Load() == 0 {
 		s.skip("no error of a wait that was cancelled says, beside the holder, that no request of it is on its way")
-	}
-	for range 3 { // nothing comes back later
-		s.gap()
-		for _, key := range settled {
-			s.freeAfter(a, key, "after a wait with an error which says that no request of it is on its way (a dlock.NoEffectError beside the holder), one answered Release of its token, and one of the holder's; want neither a place nor a lease to come back")
-		}
 	}
 	return s.result()
 }
 
 // settles has a wait of c cancelled, and its token and the holder's released as soon as it has ended,
-// once each. It reports whether the error of the wait says that this is enough.
-func settles(s *scene, c, other *client, ttl, after time.Duration) (key string, ok bool) {
+// once each. If the error of the wait says that this is enough, the key stays free.
+func settles(s *scene, c, other *client, ttl, after time.Duration, settled *atomic.Int64) {
 	g := s.grant(other, s.key(), s.token("holder"), ttl)
 	w := s.waitCtx(s.ctx, c, g.key, s.token("waiter"), long)
 	defer time.AfterFunc(after, w.cancel).Stop()
 	if !s.returns(w) {
-		return g.key, false
+		return
 	}
 	for _, token := range []string{w.token, g.token} {
 		_, err := other.Release(s.ctx, g.key, token)
 		s.noError(err, "Release", g.key)
 	}
-	return g.key, dlock.NoEffect(w.err) && tellsHolder(w.answer)
+	if !dlock.NoEffect(w.err) || !tellsHolder(w.answer) {
+		return
+	}
+	settled.Add(1)
+	for range 3 { // nothing comes back later
+		s.gap()
+		s.freeAfter(other, g.key, "after a wait with an error which says that no request of it is on its way (a dlock.NoEffectError beside the holder), one answered Release of its token, and one of the holder's; want neither a place nor a lease to come back")
+	}
 }
 
 func waitEndsOnRelease(s *scene) error {
