@@ -190,7 +190,14 @@ func shortTTLs(s *scene, a, b *client, can abilities) {
 // call made for the other, which has to be over as well.
 func expiresForAll(s *scene) error {
 	a, b := s.clients2()
-	calls := endCalls(s.abilities(a))
+	can := s.abilities(a)
+	calls := []string{"Renew", "Release"}
+	if can.batch {
+		calls = append(calls, "RenewBatch")
+	}
+	if can.inspect {
+		calls = append(calls, "Inspect")
+	}
 	early := []time.Duration{4500 * time.Microsecond, 2 * time.Millisecond}
 	if s.h.Advance != nil {
 		early = early[:1] // it is slow
@@ -210,49 +217,36 @@ func expiresForAll(s *scene) error {
 	return s.result()
 }
 
-// An endCall is a call that tells whether a lease still lasts.
-type endCall struct {
-	name string
-	make func(*scene, *client, grant) (bool, error)
-}
-
-func endCalls(can abilities) []endCall {
-	calls := []endCall{
-		{"Renew", func(s *scene, c *client, g grant) (bool, error) { return c.Renew(s.ctx, g.key, g.token, long) }},
-		{"Release", func(s *scene, c *client, g grant) (bool, error) { return c.Release(s.ctx, g.key, g.token) }},
-	}
-	if can.batch {
-		calls = append(calls, endCall{"RenewBatch", func(s *scene, c *client, g grant) (bool, error) {
-			results, err := c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-			return len(results) == 1 && results[0].Held, err
-		}})
-	}
-	if can.inspect {
-		calls = append(calls, endCall{"Inspect", func(s *scene, c *client, g grant) (bool, error) {
-			h, err := c.Inspect(s.ctx, g.key)
-			if h.Held && h.Remaining < 0 {
-				s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), h.Remaining, s.h.ttl())
-			}
-			return h.Held, err
-		}})
-	}
-	return calls
-}
-
-// lasts makes the call, and reports whether that finds the lease of g.
-func (e endCall) lasts(s *scene, c *client, g grant) bool {
+// finds makes a call, and reports whether that finds the lease of g.
+func finds(s *scene, c *client, call string, g grant) (lasts bool) {
 	if s.over() {
 		return false
 	}
-	lasts, err := e.make(s, c, g)
-	s.noError(err, e.name, g.key)
+	var err error
+	switch call {
+	case "Renew":
+		lasts, err = c.Renew(s.ctx, g.key, g.token, long)
+	case "Release":
+		lasts, err = c.Release(s.ctx, g.key, g.token)
+	case "RenewBatch":
+		var results []dlock.RenewResult
+		results, err = c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+		lasts = len(results) == 1 && results[0].Held
+	case "Inspect":
+		var h dlock.Hold
+		h, err = c.Inspect(s.ctx, g.key)
+		if lasts = h.Held; lasts && h.Remaining < 0 {
+			s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), h.Remaining, s.h.ttl())
+		}
+	}
+	s.noError(err, call, g.key)
 	return lasts
 }
 
 // lastsUntil makes a call so early before the end of a lease, and again if the grant and the call
 // were too slow: whether the store was asked before the end is known only if it has answered by
 // then, and whether it was asked so late only if the time is counted from when it had granted.
-func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
+func lastsUntil(s *scene, c *client, call string, early time.Duration) {
 	ttl := s.h.ttl()
 	for range 8 {
 		g := s.grant(c, s.key(), s.token("asked"), ttl)
@@ -261,21 +255,21 @@ func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
 			continue
 		}
 		s.sleep(at.Sub(s.now()))
-		lasts := call.lasts(s, c, g)
+		lasts := finds(s, c, call, g)
 		left := end.Sub(s.now())
 		if s.over() || left > 0 && lasts {
 			return
 		}
 		if left > 0 {
 			s.fail("%s.%s(%s) said that %s does not hold the key, %v or more before the end of its lease of %v%s; want every call to find it until then",
-				c.name, call.name, brief(g.key), brief(g.token), left, ttl, hint(left))
+				c.name, call, brief(g.key), brief(g.token), left, ttl, hint(left))
 		}
 	}
 }
 
 // endsForAll gives the key that the call asks for away before the one that is waited for. In a bubble,
 // both are given away at the same time, and the call is made at the same time as another takes the key.
-func endsForAll(s *scene, a, b *client, call endCall) {
+func endsForAll(s *scene, a, b *client, call string) {
 	ttl := s.h.ttl()
 	lasts := false
 	var asked, taken, next grant
@@ -287,7 +281,7 @@ func endsForAll(s *scene, a, b *client, call endCall) {
 		synctest.Wait() // a store may have a timer for each
 		s.atOnce(
 			func() { next = s.takeFenced(a, taken.key, "next") },
-			func() { lasts = call.lasts(s, a, asked) },
+			func() { lasts = finds(s, a, call, asked) },
 		)
 	} else {
 		giveAsked()
@@ -295,11 +289,11 @@ func endsForAll(s *scene, a, b *client, call endCall) {
 		giveTaken()
 		s.sleep(taken.start.Add(ttl).Sub(s.now()))
 		next = s.takeSoon(a, taken.key)
-		lasts = call.lasts(s, b, asked)
+		lasts = finds(s, b, call, asked)
 	}
-	if next.Acquired && lasts && (call.name != "Inspect" || s.h.Grace == 0) { // what is not swept yet may still be shown
+	if next.Acquired && lasts && (call != "Inspect" || s.h.Grace == 0) { // what is not swept yet may still be shown
 		s.fail("%s(%s) says that %s holds the key, though another could take a key that was granted for the same %v, no earlier; want the lease to be over for every call",
-			call.name, brief(asked.key), brief(asked.token), ttl)
+			call, brief(asked.key), brief(asked.token), ttl)
 	}
 }
 

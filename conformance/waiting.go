@@ -150,8 +150,12 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 	}
 	var released sync.WaitGroup
 	race(w.cancel, func() { released.Go(func() { s.release(a, g, true) }) })
-	if s.returns(w) {
-		_, err := b.Release(s.ctx, w.key, w.token)
+	if !s.returns(w) {
+		return
+	}
+	if w.err == nil {
+		s.release(b, w.grant, true)
+	} else if _, err := b.Release(s.ctx, w.key, w.token); err != nil {
 		s.noError(err, "Release", w.key)
 	}
 	released.Wait()
