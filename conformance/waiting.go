@@ -285,13 +285,7 @@ func waitEndsOnExpiry(s *scene) error {
 	s.lapse(ttl) // the first waiter was served, and died
 	s.served(next, "the lease of a waiter that had been served had expired")
 	s.release(b, next.grant, true)
-	var parts []func()
-	for _, leavers := range [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}} {
-		for _, leave := range []func(*waiter){s.forget, func(w *waiter) { w.cancel(); s.ended(w) }} {
-			parts = append(parts, func() { waitersLeave(s, a, b, leavers, leave) })
-		}
-	}
-	s.atOnce(parts...)
+	waitersLeave(s, a, b)
 	return s.result()
 }
 
@@ -338,28 +332,42 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 // waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time
 // at which that was to end has passed. When the holder dies, the others are served: whoever has left
 // did not take away what was to wake them.
-func waitersLeave(s *scene, a, b *client, leavers []int, leave func(*waiter)) {
+func waitersLeave(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
-	g := s.grant(a, s.key(), s.token("dead"), 4*ttl)
-	var line, staying []*waiter
+	leavers := [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}}
+	holders := s.takeMany(2*len(leavers), 4*ttl, a)
+	lines, staying := make([][]*waiter, len(holders)), make([][]*waiter, len(holders))
 	for range 3 {
-		line = append(line, s.wait(b, g.key, s.token("waiter"), long))
+		for i, g := range holders {
+			lines[i] = append(lines[i], s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long))
+		}
+		s.gap()
 	}
-	s.renew(a, g, 6*ttl, true)
+	for _, g := range holders {
+		s.renew(a, g, 6*ttl, true)
+	}
 	s.sleep(4 * ttl)
-	for i, w := range line {
-		s.waits(w)
-		if slices.Contains(leavers, i) {
-			leave(w)
-		} else {
-			staying = append(staying, w)
+	for i, line := range lines {
+		for n, w := range line {
+			s.waits(w)
+			switch {
+			case !slices.Contains(leavers[i/2], n):
+				staying[i] = append(staying[i], w)
+			case i%2 == 0:
+				s.forget(w)
+			default:
+				w.cancel()
+				s.ended(w)
+			}
+		}
+		if s.mayHaveExpired(holders[i].key) { // and who has left been served
+			return
 		}
 	}
-	if s.mayHaveExpired(g.key) { // and who has left been served
-		return
+	for i, line := range staying {
+		why := fmt.Sprintf("the lease of the holder, which was renewed once, had expired; numbers %v (from 0) of 3 waiters had left", leavers[i/2])
+		s.eachServed(line, why, func(w *waiter) { s.release(b, w.grant, true) })
 	}
-	why := fmt.Sprintf("the lease of the holder, which was renewed once, had expired; numbers %v (from 0) of 3 waiters had left", leavers)
-	s.eachServed(staying, why, func(w *waiter) { s.release(b, w.grant, true) })
 }
 
 func waitEndsOnRemoval(s *scene) error {
