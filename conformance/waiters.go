@@ -187,20 +187,14 @@ func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
 		case i < 0:
 			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
 		case waiting[i].group > waiting[0].group && !s.h.Unordered:
-			s.outOfOrder(waiting[i], waiting[0])
+			if !s.h.Bubble && s.attempt < tries-2 {
+				s.stop(errInconclusive) // they may have come to the store in another order than they set out
+			}
+			s.fail("%v was served; want %v, which came before", waiting[i], waiting[0])
 		default:
 			s.isServed(waiting[i])
 			next(waiting[i])
 			waiting = slices.Delete(waiting, i, i+1)
 		}
 	}
-}
-
-// outOfOrder is a violation if it happens again and again: the first time it may
-// be that the waiters came to the store in another order than they set out.
-func (s *scene) outOfOrder(got, want *waiter) {
-	if !s.h.Bubble && s.attempt < tries-2 {
-		s.stop(errInconclusive)
-	}
-	s.fail("%v was served; want %v, which came before", got, want)
 }

@@ -154,10 +154,10 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 		return
 	}
 	if w.err == nil {
-		s.release(b, w.grant, true)
-	} else if _, err := b.Release(s.ctx, w.key, w.token); err != nil {
-		s.noError(err, "Release", w.key)
+		s.isServed(w)
 	}
+	_, err := b.Release(s.ctx, w.key, w.token)
+	s.noError(err, "Release", w.key)
 	released.Wait()
 	if behind {
 		s.served(next, "the holder released the key, and the wait of the one who came before was cancelled")
