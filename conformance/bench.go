@@ -11,7 +11,8 @@ import (
 )
 
 // Bench measures the operations of a store as sub-benchmarks, each with clients
-// and keys of its own. It skips what the store cannot do. It uses only h.New.
+// and keys of its own. It skips what the store cannot do. It uses only h.New. Calls go past the
+// trace, which would be measured too.
 func Bench(b *testing.B, h Harness) {
 	withT(b, func(t *testing.T) {
 		for _, m := range measures {
@@ -50,10 +51,22 @@ var measures = []struct {
 }{
 	{"AcquireRelease", benchAcquireRelease},
 	{"AcquireReleaseParallel", benchAcquireReleaseParallel},
-	{"Refused", benchRefused},
-	{"Renew", benchRenew},
-	{"RenewBatch100", benchRenewBatch},
-	{"Inspect", benchInspect},
+	{"Refused", benchCall((*scene).client, 1, func(ctx context.Context, l dlock.Forward, held []dlock.Renewal) error {
+		_, err := l.TryAcquire(ctx, held[0].Key, "stranger", long)
+		return err
+	})},
+	{"Renew", benchCall((*scene).client, 1, func(ctx context.Context, l dlock.Forward, held []dlock.Renewal) error {
+		_, err := l.Renew(ctx, held[0].Key, held[0].Token, long)
+		return err
+	})},
+	{"RenewBatch100", benchCall((*scene).batchRenewer, 100, func(ctx context.Context, l dlock.Forward, held []dlock.Renewal) error {
+		_, err := l.RenewBatch(ctx, held)
+		return err
+	})},
+	{"Inspect", benchCall((*scene).inspector, 1, func(ctx context.Context, l dlock.Forward, held []dlock.Renewal) error {
+		_, err := l.Inspect(ctx, held[0].Key)
+		return err
+	})},
 	{"Handover8", benchHandover},
 	{"ClientAcquireRelease", benchClient},
 	{"ClientContended8", benchContended},
@@ -76,11 +89,8 @@ func must(b *testing.B, err error) {
 	}
 }
 
-// plain is c without the trace, which would be measured too.
-func (c *client) plain() dlock.Forward { return c.inner }
-
 func benchAcquireRelease(b *testing.B, s *scene) {
-	l, key, token := s.client().plain(), s.key(), s.token("holder")
+	l, key, token := s.client().inner, s.key(), s.token("holder")
 	s.uses(key, token)
 	for b.Loop() {
 		must(b, cycle(s.ctx, l, key, token))
@@ -98,7 +108,7 @@ func cycle(ctx context.Context, l dlock.Locker, key, token string) error {
 // benchAcquireReleaseParallel has 32 goroutines per processor share one client,
 // each with a key of its own.
 func benchAcquireReleaseParallel(b *testing.B, s *scene) {
-	l := s.client().plain()
+	l := s.client().inner
 	b.SetParallelism(32)
 	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
@@ -113,51 +123,19 @@ func benchAcquireReleaseParallel(b *testing.B, s *scene) {
 	})
 }
 
-func benchRefused(b *testing.B, s *scene) {
-	c := s.client()
-	g := s.grant(c, s.key(), s.token("holder"), long)
-	s.ready(b)
-	l, token := c.plain(), s.token("stranger")
-	for b.Loop() {
-		_, err := l.TryAcquire(s.ctx, g.key, token, long)
-		must(b, err)
-	}
-}
-
-func benchRenew(b *testing.B, s *scene) {
-	c := s.client()
-	g := s.grant(c, s.key(), s.token("holder"), long)
-	s.ready(b)
-	l := c.plain()
-	for b.Loop() {
-		_, err := l.Renew(s.ctx, g.key, g.token, long)
-		must(b, err)
-	}
-}
-
-func benchRenewBatch(b *testing.B, s *scene) {
-	c := s.batchRenewer()
-	s.ready(b)
-	l, batch := c.plain(), make([]dlock.Renewal, 100)
-	for i := range batch {
-		g := s.grant(c, s.key(), s.token("holder"), long)
-		batch[i] = dlock.Renewal{Key: g.key, Token: g.token, TTL: long}
-	}
-	for b.Loop() {
-		_, err := l.RenewBatch(s.ctx, batch)
-		must(b, err)
-	}
-}
-
-func benchInspect(b *testing.B, s *scene) {
-	c := s.inspector()
-	s.ready(b)
-	g := s.grant(c, s.key(), s.token("holder"), long)
-	s.ready(b)
-	l := c.plain()
-	for b.Loop() {
-		_, err := l.Inspect(s.ctx, g.key)
-		must(b, err)
+// benchCall measures a call of a client that has leases, as they are renewed.
+func benchCall(open func(*scene) *client, leases int, call func(context.Context, dlock.Forward, []dlock.Renewal) error) func(*testing.B, *scene) {
+	return func(b *testing.B, s *scene) {
+		c := open(s)
+		s.ready(b)
+		held := make([]dlock.Renewal, leases)
+		for i := range held {
+			held[i] = s.grant(c, s.key(), s.token("holder"), long).wish(long, true).renewal
+		}
+		s.ready(b)
+		for b.Loop() {
+			must(b, call(s.ctx, c.inner, held))
+		}
 	}
 }
 
@@ -166,14 +144,14 @@ func benchInspect(b *testing.B, s *scene) {
 func benchHandover(b *testing.B, s *scene) {
 	s.acquirer()
 	s.ready(b)
-	s.shared(b, func(l dlock.Locker) (operation, func()) {
+	s.shared(b, func(l dlock.Locker) operation {
 		return func(key, token string) error {
 			if _, err := l.(dlock.Acquirer).Acquire(s.ctx, key, token, long); err != nil {
 				return err
 			}
 			_, err := l.Release(s.ctx, key, token)
 			return err
-		}, func() {}
+		}
 	})
 }
 
@@ -181,14 +159,12 @@ func benchHandover(b *testing.B, s *scene) {
 type operation func(key, token string) error
 
 // shared has 8 goroutines with a client each do b.N operations on one key.
-func (s *scene) shared(b *testing.B, open func(dlock.Locker) (do operation, end func())) {
+func (s *scene) shared(b *testing.B, open func(dlock.Locker) operation) {
 	const workers = 8
 	key := s.key()
 	var ops [workers]operation
 	for i := range ops {
-		do, end := open(s.client().plain())
-		defer end()
-		ops[i] = do
+		ops[i] = open(s.client().inner)
 	}
 	var wg sync.WaitGroup
 	b.ResetTimer()
@@ -208,26 +184,25 @@ func (s *scene) shared(b *testing.B, open func(dlock.Locker) (do operation, end 
 }
 
 func benchClient(b *testing.B, s *scene) {
-	c := dlock.New(s.client().plain())
-	defer c.Close()
-	key := s.key()
+	do, key := clientOperation(b, s.client().inner), s.key()
 	for b.Loop() {
-		lease, err := c.Acquire(s.ctx, key)
-		must(b, err)
-		must(b, lease.Release())
+		must(b, do(key, ""))
 	}
 }
 
 // benchContended has 8 Clients take one key in turn.
 func benchContended(b *testing.B, s *scene) {
-	s.shared(b, func(l dlock.Locker) (operation, func()) {
-		c := dlock.New(l)
-		return func(key, _ string) error {
-			lease, err := c.Acquire(s.ctx, key)
-			if err != nil {
-				return err
-			}
-			return lease.Release()
-		}, func() { c.Close() }
-	})
+	s.shared(b, func(l dlock.Locker) operation { return clientOperation(b, l) })
+}
+
+func clientOperation(b *testing.B, l dlock.Locker) operation {
+	c := dlock.New(l)
+	b.Cleanup(func() { c.Close() })
+	return func(key, _ string) error {
+		lease, err := c.Acquire(b.Context(), key)
+		if err != nil {
+			return err
+		}
+		return lease.Release()
+	}
 }

@@ -25,48 +25,25 @@
 // Most cases run twice. The second time, below the subtest Forward, every client is
 // wrapped in a [dlock.Forward], which must not change anything.
 //
-// Cases use random keys, so they can share one store. Several cases run at the same time. Those
-// that make the store lose its data, or count goroutines, run alone. With go test -short, the
-// subtest Forward is left out. Where time really passes, -short also halves the number of
-// rounds of the cases that depend on chance.
+// Cases use random keys, so they can share one store. Several run at the same time, but for those
+// that make the store lose its data, or count goroutines. go test -short leaves Forward out. Where
+// time really passes, it also halves the number of rounds of the cases that depend on chance.
 //
 // # The harness
 //
 // Only Harness.New is needed. It returns one more client of the same store. A case calls
 // it several times, as a store is used by several processes, and cases call it at the
-// same time. The other fields tell the suite more about the store:
+// same time. The other fields of the [Harness] tell the suite more about the store.
 //
-//   - TTL is the shortest TTL that the store can keep: a lease ends no earlier, and
-//     no later than Grace allows. Raise it for a store that counts in seconds.
-//   - Grace is how late the store may end a lease, for instance the period of its
-//     sweeper. The suite waits that much longer for each expiry. No lease may end too
-//     early.
-//   - Advance lets time pass for a store whose clock is moved by hand, such as miniredis:
-//     Advance: server.FastForward. The suite asks for days, so Advance must not take as
-//     long itself.
-//   - Bubble runs every case in a [testing/synctest] bubble. A store that lives in this
-//     process is then tested in virtual time, within milliseconds.
-//   - Dial and Addr put the suite between a client and its server, where it makes the
-//     network faulty. It loses, holds back, delays and cuts what is sent, whatever the
-//     protocol. To find a request, it looks for the key or the token in what is sent.
-//     UnreachableStore (in part), NoEffectOverNetwork, LostReplyOverNetwork,
-//     LateDuplicateOverNetwork and Reconnection therefore need a client that does not
-//     encrypt, compress or encode these. If a client does not end a call when its ctx
-//     ends, give it time-outs of about a second in Dial: cases wait for them.
-//   - DialAll and Addrs are in their place for a store that has several addresses and decides by
-//     majority. Faults strike one of them, as many as a majority can spare, a majority, and all.
-//   - Majority and MaxTTL are for a store that is made of others: the suite makes nodes in memory,
-//     and lets some fail.
-//   - Wipe makes the store lose everything, as FLUSHALL does. Set it only if fences
-//     survive this.
-//   - Count counts what the store keeps. NoLeaks then finds what is never removed, such as a
-//     counter for each lock that was ever used.
-//   - Unordered is for stores that queue waiters, but not in order.
-//   - Scattered is for stores whose answers may show what other calls are still doing.
-//   - PerCase returns a Harness with a store of its own for each case, for stores that are
-//     quick to create. Cases then run at the same time even if Advance is set.
+// With Harness.Dial and Addr, the suite stands between a client and its server, and makes the network
+// faulty. It loses, holds back, delays and cuts what is sent, whatever the protocol. To find a
+// request, it looks for the key or the token in what is sent. UnreachableStore (in part),
+// NoEffectOverNetwork, LostReplyOverNetwork, LateDuplicateOverNetwork and Reconnection therefore need
+// a client that does not encrypt, compress or encode these. If a client does not end a call when its
+// ctx ends, give it time-outs of about a second in Dial: cases wait for them.
 //
-// Nothing that was made in one bubble may be used in another. All calls of New and Wipe
+// With Harness.Bubble, a store that lives in this process is tested in virtual time, within
+// milliseconds. Nothing that was made in one bubble may be used in another. All calls of New and Wipe
 // in one case get the same t, so keep a store for each t:
 //
 //	var stores sync.Map
@@ -146,8 +123,10 @@
 // tested.
 //
 // No case fails because the machine is slow. If a lease may have expired in the meantime,
-// the case starts again. After five times it is skipped. A case also starts again after a
-// time-out of the client, unless it makes the network faulty. After five such times it fails.
+// the case starts again. After five times it is inconclusive: it is skipped, and counted in the
+// summary of Run. If the environment variable DLOCK_CONFORMANCE_STRICT is 1, it fails instead.
+// A case also starts again after a time-out of the client, unless it makes the network faulty.
+// After five such times it fails.
 //
 // A case is skipped, with the reason, if an optional interface is not implemented or its method
 // answers [errors.ErrUnsupported], if fences are 0, or if it needs a field of the Harness that

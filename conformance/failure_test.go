@@ -67,9 +67,9 @@ func TestFailureNamesItsLine(t *testing.T) {
 	}{
 		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "ReleaseByStranger", "releasing.go", "s.release("},
 		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "LateDuplicate", "clients_late.go", "s.release("},
-		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "NotBefore", "time.go", "s.fail("},
+		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "NotBefore", "time.go", "s.refused("},
 		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "AgreesWithModel", "random_model.go", "c.fail("},
-		{func(l dlock.Forward) dlock.Locker { return forgetful{l} }, "FirstComeFirstServed", "waiting_queue.go", "s.isServed("},
+		{func(l dlock.Forward) dlock.Locker { return forgetful{l} }, "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},
 	} {
 		c := caseNamed(t, f.name)
 		err := play(t, wrapped(f.store), c)

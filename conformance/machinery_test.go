@@ -77,29 +77,68 @@ func TestSkipsNameTheReason(t *testing.T) {
 
 const skipOnPurpose = "DLOCK_SKIP_ON_PURPOSE"
 
-// TestSkipsOnPurpose is for TestSkipsAreSummedUp.
+// TestSkipsOnPurpose is for the tests of what Run says in the end.
 func TestSkipsOnPurpose(t *testing.T) {
-	if os.Getenv(skipOnPurpose) == "" {
-		t.Skip("this test is run by another")
+	switch os.Getenv(skipOnPurpose) {
+	case "":
+		t.Skip("this test is run by others")
+	case "bare":
+		Run(t, Harness{New: harnessOf("near").New, Bubble: true, Unordered: true})
+	case "slow":
+		late := harnessOf("near", func(m dlock.Locker) dlock.Locker { return slow{dlock.Forward{Locker: m}, 20 * time.Millisecond} })
+		Run(t, Harness{New: late.New, TTL: 5 * time.Millisecond, Grace: time.Millisecond})
 	}
-	Run(t, Harness{New: harnessOf("near").New, Bubble: true, Unordered: true})
+}
+
+// runOnPurpose runs the subtests of TestSkipsOnPurpose that match, in a process of their own.
+func runOnPurpose(harness, match, strict string) (string, error) {
+	test := exec.Command(os.Args[0], "-test.v", "-test.run=^TestSkipsOnPurpose$/"+match)
+	test.Env = append(os.Environ(), skipOnPurpose+"="+harness, strictVariable+"="+strict)
+	output, err := test.CombinedOutput()
+	return string(output), err
 }
 
 // At its end, Run tells which cases were skipped, and each reason once.
 func TestSkipsAreSummedUp(t *testing.T) {
-	test := exec.Command(os.Args[0], "-test.v",
-		"-test.run=^TestSkipsOnPurpose$/^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|Forward)$/^(FirstComeFirstServed|WaitEndsOnRemoval|)$")
-	test.Env = append(os.Environ(), skipOnPurpose+"=1")
-	output, err := test.CombinedOutput()
+	output, err := runOnPurpose("bare",
+		"^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|Forward)$/^(FirstComeFirstServed|WaitEndsOnRemoval|)$", "1")
 	require.NoErrorf(t, err, "%s", output)
-	assert.Contains(t, string(output), `
+	assert.Contains(t, output, `
     skipped, and why:
       Harness.Unordered is set
         Forward/FirstComeFirstServed
       Harness.Wipe is nil
         FenceSurvivesDataLoss, WaitEndsOnRemoval
 `)
-	assert.NotRegexp(t, `\w\.go:\d+`, string(output), "no file of the suite is to blame")
+	assert.NotContains(t, output, "inconclusive", "all that was skipped is what the store does not have")
+	assert.NotRegexp(t, `\w\.go:\d+`, output, "no file of the suite is to blame")
+}
+
+// Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict,
+// they fail.
+func TestInconclusiveCases(t *testing.T) {
+	const tooSlow, cases = "the machine was too slow to tell, 5 times", "^(NotBefore|HeldIsUntouched)$"
+	for _, lax := range []string{"", "0"} {
+		output, err := runOnPurpose("slow", cases, lax)
+		require.NoErrorf(t, err, "%s", output)
+		assert.Regexp(t, "--- SKIP: TestSkipsOnPurpose/NotBefore ", output)
+		assert.Contains(t, output, `
+    skipped, and why:
+      `+tooSlow+`: raise Harness.TTL
+        HeldIsUntouched, NotBefore
+    inconclusive cases: 2 (HeldIsUntouched, NotBefore)
+`)
+	}
+	output, err := runOnPurpose("slow", cases, "1")
+	require.Errorf(t, err, "%s", output)
+	assert.Regexp(t, "--- FAIL: TestSkipsOnPurpose/NotBefore ", output)
+	assert.Contains(t, output, tooSlow+", which DLOCK_CONFORMANCE_STRICT=1 makes a failure: raise Harness.TTL")
+	assert.NotContains(t, output, "skipped, and why")
+
+	output, err = runOnPurpose("slow", cases, "yes")
+	require.Errorf(t, err, "%s", output)
+	assert.Contains(t, output, `conformance: DLOCK_CONFORMANCE_STRICT is "yes"; want 1, 0 or nothing`)
+	assert.NotContains(t, output, "TestSkipsOnPurpose/", "no case runs")
 }
 
 func TestSlowMachineIsNoViolation(t *testing.T) {
@@ -112,9 +151,12 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 	h := harnessOf("near")
 	assert.ErrorContains(t, play(t, h, slow), "raise Harness.TTL", "in a bubble nothing can be slow")
 	h.Bubble, h.TTL, h.Grace = false, 5*time.Millisecond, time.Millisecond
-	var skip skipError
-	require.ErrorAs(t, play(t, h, slow), &skip)
-	assert.Contains(t, skip.reason, "too slow")
+	for strict, skips := range map[string]bool{"": true, "0": true, "1": false} {
+		t.Setenv(strictVariable, strict)
+		err := play(t, h, slow)
+		assert.ErrorContains(t, err, "too slow")
+		assert.Equal(t, skips, isSkip(err), "%s=%s", strictVariable, strict)
+	}
 }
 
 // A slow Locker answers attempts late.
@@ -179,8 +221,7 @@ func TestEach(t *testing.T) {
 				return s.result()
 			}
 			pair := []testCase{{name: "one", check: meet}, {name: "two", check: meet}}
-			runAlone(t, h, pair)
-			runTogether(t, h, pair)
+			runAll(t, h, pair)
 		})
 	}
 }

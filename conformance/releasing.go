@@ -115,6 +115,13 @@ func releaseForgets(s *scene) error {
 	return s.result()
 }
 
+// A queueOfThree waits for what one holds.
+type queueOfThree struct {
+	holder  grant
+	waiting []*waiter
+	leavers []int // of the three
+}
+
 // forgetsFromElsewhere has another client release one of three tokens that wait: the two
 // others are served.
 func forgetsFromElsewhere(s *scene, a, b *client) {

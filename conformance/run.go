@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,65 +22,56 @@ func Run(t *testing.T, h Harness) {
 	if h.New == nil && h.PerCase == nil {
 		t.Fatal("conformance: Harness.New is nil")
 	}
+	if _, err := strict(); err != nil {
+		t.Fatal(err)
+	}
 	h.skips = &skips{root: t.Name() + "/", cases: make(map[string][]string)}
-	runAlone(t, h, cases)
+	runAll(t, h, cases)
 	t.Run("Forward", func(t *testing.T) {
 		if h.SkipForward || testing.Short() {
 			h.skips.skip(t, "left out by Harness.SkipForward or -short")
 		}
-		again := slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once })
-		runAlone(t, h.forwarded(), again)
-		runTogether(t, h.forwarded(), again)
+		runAll(t, h.forwarded(), slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once }))
 	})
-	runTogether(t, h, cases)
 	fmt.Fprint(t.Output(), h.skips)
 }
 
-// alone says that c must run while no other case does.
-func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
-
-func runAlone(t *testing.T, h Harness, cases []testCase) {
-	for _, c := range cases {
-		if h.alone(c) {
-			runCase(t, h, c)
-		}
-	}
-}
-
-// runTogether runs several cases at the same time, however few tests go test would run
-// in parallel: they wait for leases to expire most of the time.
-func runTogether(t *testing.T, h Harness, cases []testCase) {
+// runAll runs the cases: one at a time those that must be alone, and then several of the others,
+// however few tests go test would run in parallel. They wait for leases to expire most of the time.
+func runAll(t *testing.T, h Harness, cases []testCase) {
 	const together = 12
 	places := make(chan struct{}, together)
 	var all sync.WaitGroup
 	for _, c := range cases {
 		if h.alone(c) {
-			continue
-		}
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
 			runCase(t, h, c)
-		})
+		}
+	}
+	for _, c := range cases {
+		if !h.alone(c) {
+			places <- struct{}{}
+			all.Go(func() {
+				defer func() { <-places }()
+				runCase(t, h, c)
+			})
+		}
 	}
 	all.Wait()
 }
 
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
+
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		h.report(t, c, play(t, h.forCase(t), c))
+		own := h
+		if h.PerCase != nil {
+			own = h.PerCase(t)
+		}
+		if own.New == nil {
+			t.Fatal("conformance: Harness.PerCase returned a Harness whose New is nil")
+		}
+		h.report(t, c, play(t, own, c))
 	})
-}
-
-// forCase returns the Harness that a case is to use.
-func (h Harness) forCase(t *testing.T) Harness {
-	if h.PerCase == nil {
-		return h
-	}
-	if h = h.PerCase(t); h.New == nil {
-		t.Fatal("conformance: Harness.PerCase returned a Harness whose New is nil")
-	}
-	return h
 }
 
 // report fails or skips t. A failure names the line of the chapter, not one of this file.
@@ -107,7 +99,10 @@ func play(t *testing.T, h Harness, c testCase) error {
 		return c.whole(t, h)
 	}
 	h.idles = c.idles
-	var err error
+	strict, err := strict()
+	if err != nil {
+		return err
+	}
 	for attempt := range tries {
 		err = h.stage(t, func(t *testing.T) error {
 			return newScene(t, h, attempt).play(c.check)
@@ -116,13 +111,32 @@ func play(t *testing.T, h Harness, c testCase) error {
 			return err
 		}
 	}
-	if !errors.Is(err, errInconclusive) {
+	switch {
+	case !errors.Is(err, errInconclusive):
 		return err
-	}
-	if h.Bubble {
+	case h.Bubble:
 		return fmt.Errorf("%w, though no time passes in a bubble unless the store sleeps: raise Harness.TTL", err)
+	case strict:
+		return fmt.Errorf("%w, %d times, which %s=1 makes a failure: raise Harness.TTL", err, tries, strictVariable)
 	}
-	return skipError{fmt.Sprintf("%v, %d times: raise Harness.TTL", err, tries)}
+	return tooSlow
+}
+
+// tooSlow skips a case that was inconclusive each time.
+var tooSlow = skipError{fmt.Sprintf("%v, %d times: raise Harness.TTL", errInconclusive, tries)}
+
+// strictVariable is the environment variable that makes tooSlow a failure.
+const strictVariable = "DLOCK_CONFORMANCE_STRICT"
+
+func strict() (bool, error) {
+	switch v := os.Getenv(strictVariable); v {
+	case "", "0":
+		return false, nil
+	case "1":
+		return true, nil
+	default:
+		return false, fmt.Errorf("conformance: %s is %q; want 1, 0 or nothing", strictVariable, v)
+	}
 }
 
 // timedOut reports whether err is a time-out of the client, which a busy machine may cause.
@@ -192,21 +206,28 @@ func (s *skips) skip(t *testing.T, reason string) {
 	t.SkipNow()
 }
 
-// String lists the reasons, each with its cases. One that was skipped twice, also with a Forward,
-// is named once.
+// String lists the reasons, each with its cases, and counts those that were inconclusive.
 func (s *skips) String() string {
 	var lines strings.Builder
 	for _, reason := range slices.Sorted(maps.Keys(s.cases)) {
-		names := slices.DeleteFunc(slices.Sorted(slices.Values(s.cases[reason])), func(name string) bool {
-			plain, forward := strings.CutPrefix(name, "Forward/")
-			return forward && slices.Contains(s.cases[reason], plain)
-		})
-		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(names, ", "))
+		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(s.names(reason), ", "))
 	}
 	if lines.Len() == 0 {
 		return ""
 	}
+	if names := s.names(tooSlow.reason); len(names) > 0 {
+		fmt.Fprintf(&lines, "inconclusive cases: %d (%s)\n", len(names), strings.Join(names, ", "))
+	}
 	return "skipped, and why:\n" + lines.String()
+}
+
+// names returns the cases that were skipped for a reason. One that was skipped twice, also with a
+// Forward, is named once.
+func (s *skips) names(reason string) []string {
+	return slices.DeleteFunc(slices.Sorted(slices.Values(s.cases[reason])), func(name string) bool {
+		plain, forward := strings.CutPrefix(name, "Forward/")
+		return forward && slices.Contains(s.cases[reason], plain)
+	})
 }
 
 // A skipError says why a case does not apply to a store.

@@ -1,8 +1,7 @@
 package conformance
 
 import (
-	"slices"
-	"sync"
+	"fmt"
 	"testing/synctest"
 	"time"
 
@@ -34,18 +33,32 @@ func expiry(s *scene) error {
 	s.renew(a, g, ttl+ttl/2, true)
 	s.lapse(ttl + ttl/2)
 	s.free(b, g.key)
-	givenUpExpires(s, a, b)
+
+	s.atMoments(func(d time.Duration) {
+		g := s.giveUp(b, s.key(), ttl, d) // what it has acquired, if it did, expires likewise
+		s.lapse(ttl)
+		freeSoon(s, a, g.key, fmt.Sprintf("an attempt for %v, which was given up after %v, should have expired", ttl, d))
+	})
 	return s.result()
+}
+
+func freeSoon(s *scene, c *client, key, since string) {
+	g := s.takeSoon(c, key)
+	if !g.Acquired {
+		s.fail("%s.TryAcquire(%s) has been refused for %v since %s; want it to be acquired", c.name, brief(key), s.h.patience(), since)
+	}
+	s.release(c, g, true)
 }
 
 func notBefore(s *scene) error {
 	a, b := s.clients2()
-	for _, ttl := range []time.Duration{s.h.ttl(), unevenTTL(s.h.ttl())} {
+	uneven := s.h.ttl().Truncate(time.Second) + 1987*time.Millisecond // much is cut off by whole seconds
+	for _, ttl := range []time.Duration{s.h.ttl(), uneven} {
 		a, b = b, a // as the clock of either may be behind
 		g := s.grant(a, s.key(), s.token("holder"), ttl)
 		for _, part := range []float64{0.45, 0.6, 0.9} {
 			s.sleep(g.start.Add(time.Duration(part * float64(ttl))).Sub(s.now()))
-			heldSoFar(s, b, g, ttl)
+			s.refused(b, g, s.token("stranger"), ttl)
 		}
 	}
 	notBeforeAgain(s, a, b)
@@ -78,32 +91,6 @@ func notBeforeAgain(s *scene, a, b *client) {
 	}
 }
 
-// unevenTTL is a TTL that a store would cut by much if it counted in seconds.
-func unevenTTL(ttl time.Duration) time.Duration {
-	return ttl.Truncate(time.Second) + 1987*time.Millisecond
-}
-
-// heldSoFar checks that the key has not been freed too early, unless it is not
-// too early any more.
-func heldSoFar(s *scene, c *client, g grant, ttl time.Duration) {
-	if s.over() {
-		return
-	}
-	token := s.token("stranger")
-	s.uses(g.key, token)
-	a, err := c.TryAcquire(s.ctx, g.key, token, ttl)
-	age := s.now().Sub(g.start)
-	switch {
-	case err != nil:
-		s.fail("%s.TryAcquire(%s, %s) = %w; want it to be refused without an error", c.name, brief(g.key), brief(token), err)
-	case a.Acquired && age < ttl:
-		s.fail("%s.TryAcquire(%s, %s) was acquired at most %v after the call that granted the key to %s for %v, %v too early or more%s",
-			c.name, brief(g.key), brief(token), age, brief(g.token), ttl, ttl-age, hint(ttl-age))
-	case a.Acquired:
-		s.stop(errInconclusive)
-	}
-}
-
 // hint names the likely cause of a lease that ended so much too early, if that is little.
 func hint(early time.Duration) string {
 	if early <= 0 || early >= time.Millisecond {
@@ -112,55 +99,33 @@ func hint(early time.Duration) string {
 	return " (is the clock cut to whole milliseconds?)"
 }
 
-// longTTLs are too long for 32 bits, of microseconds or of milliseconds, signed or not:
-// they are negative there, or a millisecond at most. The longest that a store has to keep is
-// added to them.
-var longTTLs = []time.Duration{
-	1<<31*time.Microsecond + 352*time.Microsecond,
-	1<<32*time.Microsecond + 704*time.Microsecond,
-	1 << 31 * time.Millisecond,
-	(1<<32 + 1) * time.Millisecond,
-}
-
 func anyTTL(s *scene) error {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	s.atOnce(
-		func() { lastLong(s, a, b, can) },
+		func() { longTTLs(s, a, b, can) },
 		func() { oddTTLs(s, a, b, can) },
-		func() { shortTTLs(s, a, b) },
-		func() {
-			if can.wait {
-				shortWaits(s, a, b)
-			}
-		},
+		func() { shortTTLs(s, a, b, can) },
 	)
-	if s.h.Bubble {
-		lastsForDays(s, a, b, can)
-	}
 	return s.result()
 }
 
-// lastsForDays looks at leases of days shortly before they end, where that takes no time.
-func lastsForDays(s *scene, a, b *client, can abilities) {
-	ttl := min(73*time.Hour, a.inner.LongestTTL())
-	leases := s.lastingFor(a, b, can, 2*s.h.ttl(), ttl)
-	s.sleep(leases[0].start.Add(ttl - time.Second).Sub(s.now()))
-	for _, l := range leases {
-		s.lasts(b, l)
-		s.release(a, l.grant, true)
-	}
-}
-
-// lastLong asks for a long lease in every way, and then looks at all of them.
-func lastLong(s *scene, a, b *client, can abilities) {
+// longTTLs asks in every way for TTLs that are too long for 32 bits, of microseconds or of
+// milliseconds, signed or not: they are negative there, or a millisecond at most. It also asks for the
+// longest that a store has to keep. Then it looks at all of the leases.
+func longTTLs(s *scene, a, b *client, can abilities) {
 	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
 	var leases []longLease
-	for _, ttl := range append(slices.Clone(longTTLs), a.inner.LongestTTL()) {
-		if ttl > a.inner.LongestTTL() {
-			continue
+	for _, ttl := range []time.Duration{
+		1<<31*time.Microsecond + 352*time.Microsecond,
+		1<<32*time.Microsecond + 704*time.Microsecond,
+		1 << 31 * time.Millisecond,
+		(1<<32 + 1) * time.Millisecond,
+		a.inner.LongestTTL(),
+	} {
+		if ttl <= a.inner.LongestTTL() {
+			leases = append(leases, s.lastingFor(a, b, can, short, ttl)...)
 		}
-		leases = append(leases, s.lastingFor(a, b, can, short, ttl)...)
 	}
 	s.lapse(short)
 	s.stillLast(a, b, leases, can)
@@ -168,14 +133,19 @@ func lastLong(s *scene, a, b *client, can abilities) {
 
 // oddTTLs asks, in every way, for TTLs that are multiples of no unit of time, nor of a tick
 // of a clock, but of a millisecond, and looks when they end. They are just below a multiple,
-// which is what is lost if they are cut, and just above one, as they may be rounded.
+// which is what is lost if they are cut, and just above one, as they may be rounded. Where days
+// take no time, it asks for some of these as well.
 func oddTTLs(s *scene, a, b *client, can abilities) {
 	const unit = 100 * time.Millisecond
 	time.Sleep(700 * time.Microsecond) // in a bubble, the time is a whole millisecond otherwise
 	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
+	odd := []time.Duration{short.Truncate(unit) + 2*unit - time.Millisecond, short.Truncate(unit) + 2*unit + 4*time.Millisecond}
+	if s.h.Bubble {
+		odd = append(odd, min(73*time.Hour, a.inner.LongestTTL()))
+	}
 	var polls []func()
-	for _, odd := range []time.Duration{2*unit - time.Millisecond, 2*unit + 4*time.Millisecond} {
-		for _, l := range s.lastingFor(a, b, can, short, short.Truncate(unit)+odd) {
+	for _, ttl := range odd {
+		for _, l := range s.lastingFor(a, b, can, short, ttl) {
 			polls = append(polls, func() { endsInTime(s, a, l) })
 		}
 	}
@@ -196,62 +166,23 @@ func endsInTime(s *scene, c *client, l longLease) {
 	}
 }
 
-// shortTTLs asks for a millisecond in every way.
-func shortTTLs(s *scene, a, b *client) {
+// shortTTLs asks for a millisecond: in an attempt, and in waits that are served one after the other.
+func shortTTLs(s *scene, a, b *client, can abilities) {
 	g := s.grant(a, s.key(), s.token("holder"), time.Millisecond)
 	freeSoon(s, b, g.key, "it was given away for 1ms")
-
-	g = s.grant(a, s.key(), s.token("holder"), long)
-	s.again(b, g, time.Millisecond)
-	s.renew(b, g, time.Millisecond, true)
-	s.batch(b, g, time.Millisecond, true)
-	s.refused(b, g, s.token("stranger"), time.Millisecond)
-	s.lapse(s.h.ttl())
-	s.held(b, g)
-	s.release(a, g, true)
-}
-
-// shortWaits has a key handed to waiters that want it for a millisecond.
-func shortWaits(s *scene, a, b *client) {
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	var waiting []*waiter
-	for range 2 {
-		waiting = append(waiting, s.wait(b, g.key, s.token("short"), time.Millisecond))
+	if !can.wait {
+		return
 	}
-	last := s.wait(b, g.key, s.token("last"), long)
-	s.release(a, g, true)
-	s.eachServed(append(waiting, last), "the holder released the key, for which two waited that wanted it for 1ms each, and one that wanted it for long",
-		func(w *waiter) {
-			if w == last {
-				s.release(b, w.grant, true)
-			}
-		})
-	freeSoon(s, a, g.key, "the last of three waiters has released it")
-}
-
-func freeSoon(s *scene, c *client, key, since string) {
-	g := s.takeSoon(c, key)
-	if !g.Acquired {
-		s.fail("%s.TryAcquire(%s) has been refused for %v since %s; want it to be acquired", c.name, brief(key), s.h.patience(), since)
+	g = s.grant(a, g.key, s.token("holder"), long)
+	waiting := make([]*waiter, 3)
+	for i := range waiting {
+		waiting[i] = s.wait(b, g.key, s.token("short"), time.Millisecond)
 	}
-	s.release(c, g, true)
-}
-
-// givenUpExpires: an attempt that was given up on its way may have worked, but what
-// it has acquired expires like any other lease.
-func givenUpExpires(s *scene, a, b *client) {
-	ttl := s.h.ttl()
-	s.atMoments(func(d time.Duration) {
-		g := s.giveUp(b, s.key(), ttl, d)
-		for range tries {
-			s.lapse(ttl)
-			if s.over() || s.takeFenced(a, g.key, "next").Acquired {
-				return
-			}
-		}
-		s.fail("TryAcquire(%s, %s, %v) was given up after %v, and the key has not become free in %d times its TTL",
-			brief(g.key), brief(g.token), ttl, d, tries)
-	})
+	s.release(a, g, true)
+	for _, w := range waiting {
+		s.served(w, "the holder released the key, for which three waited that wanted it for 1ms each")
+	}
+	freeSoon(s, a, g.key, "the last of three waiters was given it for 1ms")
 }
 
 // expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys
@@ -259,77 +190,63 @@ func givenUpExpires(s *scene, a, b *client) {
 // call made for the other, which has to be over as well.
 func expiresForAll(s *scene) error {
 	a, b := s.clients2()
-	lastsForAll(s, a, b)
-	s.eachWay(a, b, endsEarlier)
-	if s.h.Bubble {
-		s.eachWay(a, b, endsTogether)
+	can := s.abilities(a)
+	calls := []string{"Renew", "Release"}
+	if can.batch {
+		calls = append(calls, "RenewBatch")
 	}
+	if can.inspect {
+		calls = append(calls, "Inspect")
+	}
+	early := []time.Duration{4500 * time.Microsecond, 2 * time.Millisecond}
+	if s.h.Advance != nil {
+		early = early[:1] // it is slow
+	}
+	s.eachWay(a, b, func(s *scene, a, b *client) {
+		var parts []func()
+		for _, call := range calls {
+			for _, d := range early {
+				parts = append(parts, func() { lastsUntil(s, a, call, d) })
+			}
+		}
+		s.atOnce(parts...)
+		for _, call := range calls {
+			endsForAll(s, a, b, call)
+		}
+	})
 	return s.result()
 }
 
-// An endCall is a call that tells whether a lease still lasts.
-type endCall struct {
-	name  string
-	lasts func(*scene, *client, grant) (bool, error)
-}
-
-var endCalls = []endCall{
-	renewEnds,
-	{"Release", func(s *scene, c *client, g grant) (bool, error) { return c.Release(s.ctx, g.key, g.token) }},
-	renewBatchEnds,
-	{"Inspect", func(s *scene, c *client, g grant) (bool, error) {
-		h, err := c.Inspect(s.ctx, g.key)
-		if h.Held && h.Remaining < 0 {
+// finds makes a call, and reports whether that finds the lease of g.
+func finds(s *scene, c *client, call string, g grant) (lasts bool) {
+	if s.over() {
+		return false
+	}
+	var err error
+	switch call {
+	case "Renew":
+		lasts, err = c.Renew(s.ctx, g.key, g.token, long)
+	case "Release":
+		lasts, err = c.Release(s.ctx, g.key, g.token)
+	case "RenewBatch":
+		var results []dlock.RenewResult
+		results, err = c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+		lasts = len(results) == 1 && results[0].Held
+	case "Inspect":
+		var h dlock.Hold
+		h, err = c.Inspect(s.ctx, g.key)
+		if lasts = h.Held; lasts && h.Remaining < 0 {
 			s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), h.Remaining, s.h.ttl())
 		}
-		return h.Held, supportedError(err)
-	}},
-}
-
-var (
-	renewEnds = endCall{"Renew", func(s *scene, c *client, g grant) (bool, error) {
-		return c.Renew(s.ctx, g.key, g.token, long)
-	}}
-	renewBatchEnds = endCall{"RenewBatch", func(s *scene, c *client, g grant) (bool, error) {
-		results, err := c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-		return supported(err) && len(results) == 1 && results[0].Held, supportedError(err)
-	}}
-)
-
-// supportedError is err, unless that says that the method is not there.
-func supportedError(err error) error {
-	if !supported(err) {
-		return nil
 	}
-	return err
-}
-
-// lastsForAll makes each call shortly before a lease ends. What is answered before that must
-// find the lease.
-func lastsForAll(s *scene, a, b *client) {
-	can := s.abilities(a)
-	offered := map[string]bool{"Renew": true, "Release": true, "RenewBatch": can.batch, "Inspect": can.inspect}
-	times := []time.Duration{4500 * time.Microsecond, 2 * time.Millisecond}
-	if s.h.Advance != nil {
-		times = times[:1] // it is slow
-	}
-	var polls []func()
-	for _, early := range times {
-		for _, c := range []*client{a, b} {
-			for _, call := range endCalls {
-				if offered[call.name] {
-					polls = append(polls, func() { lastsUntil(s, c, call, early) })
-				}
-			}
-		}
-	}
-	s.atOnce(polls...)
+	s.noError(err, call, g.key)
+	return lasts
 }
 
 // lastsUntil makes a call so early before the end of a lease, and again if the grant and the call
 // were too slow: whether the store was asked before the end is known only if it has answered by
 // then, and whether it was asked so late only if the time is counted from when it had granted.
-func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
+func lastsUntil(s *scene, c *client, call string, early time.Duration) {
 	ttl := s.h.ttl()
 	for range 8 {
 		g := s.grant(c, s.key(), s.token("asked"), ttl)
@@ -338,92 +255,46 @@ func lastsUntil(s *scene, c *client, call endCall, early time.Duration) {
 			continue
 		}
 		s.sleep(at.Sub(s.now()))
-		lasts := lastsBy(s, c, g, call)
+		lasts := finds(s, c, call, g)
 		left := end.Sub(s.now())
 		if s.over() || left > 0 && lasts {
 			return
 		}
 		if left > 0 {
 			s.fail("%s.%s(%s) said that %s does not hold the key, %v or more before the end of its lease of %v%s; want every call to find it until then",
-				c.name, call.name, brief(g.key), brief(g.token), left, ttl, hint(left))
+				c.name, call, brief(g.key), brief(g.token), left, ttl, hint(left))
 		}
 	}
 }
 
-// endsEarlier gives the keys that calls ask for away before those that are waited for.
-func endsEarlier(s *scene, a, b *client) {
+// endsForAll gives the key that the call asks for away before the one that is waited for. In a bubble,
+// both are given away at the same time, and the call is made at the same time as another takes the key.
+func endsForAll(s *scene, a, b *client, call string) {
 	ttl := s.h.ttl()
-	var asked, taken []grant
-	for range endCalls {
-		asked = append(asked, s.grant(a, s.key(), s.token("asked"), ttl))
-	}
-	if !s.h.Bubble {
-		time.Sleep(2 * time.Millisecond) // more than what stores round
-	}
-	for range endCalls {
-		taken = append(taken, s.grant(a, s.key(), s.token("taken"), ttl))
-	}
-	s.sleep(taken[0].start.Add(ttl).Sub(s.now()))
-	for i, call := range endCalls {
-		if s.takeSoon(a, taken[i].key).Acquired {
-			hasEnded(s, b, asked[i], call)
-		}
-	}
-}
-
-// endsTogether gives both away at the same time, and makes both calls at the same time,
-// which can be done where time does not pass by itself.
-func endsTogether(s *scene, c, _ *client) {
-	ttl := s.h.ttl()
-	for _, call := range endCalls {
-		var asked, taken, next grant
-		together(
-			func() { asked = s.grant(c, s.key(), s.token("asked"), ttl) },
-			func() { taken = s.grant(c, s.key(), s.token("taken"), ttl) },
-		)
+	lasts := false
+	var asked, taken, next grant
+	giveAsked := func() { asked = s.grant(a, s.key(), s.token("asked"), ttl) }
+	giveTaken := func() { taken = s.grant(a, s.key(), s.token("taken"), ttl) }
+	if s.h.Bubble {
+		s.atOnce(giveAsked, giveTaken)
 		s.sleep(taken.start.Add(ttl).Sub(s.now()))
 		synctest.Wait() // a store may have a timer for each
-		lasts := false
-		together(
-			func() { next = s.takeFenced(c, taken.key, "next") },
-			func() { lasts = lastsBy(s, c, asked, call) },
+		s.atOnce(
+			func() { next = s.takeFenced(a, taken.key, "next") },
+			func() { lasts = finds(s, a, call, asked) },
 		)
-		if next.Acquired && lasts {
-			outlives(s, c, asked, call)
-		}
+	} else {
+		giveAsked()
+		time.Sleep(2 * time.Millisecond) // more than what stores round
+		giveTaken()
+		s.sleep(taken.start.Add(ttl).Sub(s.now()))
+		next = s.takeSoon(a, taken.key)
+		lasts = finds(s, b, call, asked)
 	}
-}
-
-func together(f, g func()) {
-	var wg sync.WaitGroup
-	wg.Go(f)
-	wg.Go(g)
-	wg.Wait()
-}
-
-// lastsBy makes a call that tells whether the lease of g still lasts.
-func lastsBy(s *scene, c *client, g grant, call endCall) bool {
-	if s.over() {
-		return false
+	if next.Acquired && lasts && (call != "Inspect" || s.h.Grace == 0) { // what is not swept yet may still be shown
+		s.fail("%s(%s) says that %s holds the key, though another could take a key that was granted for the same %v, no earlier; want the lease to be over for every call",
+			call, brief(asked.key), brief(asked.token), ttl)
 	}
-	lasts, err := call.lasts(s, c, g)
-	s.noError(err, call.name, g.key)
-	return lasts
-}
-
-// hasEnded checks that a call finds the lease of g ended.
-func hasEnded(s *scene, c *client, g grant, call endCall) {
-	if lastsBy(s, c, g, call) {
-		outlives(s, c, g, call)
-	}
-}
-
-func outlives(s *scene, c *client, g grant, call endCall) {
-	if call.name == "Inspect" && s.h.Grace != 0 {
-		return // what is not swept yet may still be shown
-	}
-	s.fail("%s.%s(%s) says that %s holds the key, though another could take a key that was granted for the same %v, no earlier; want the lease to be over for every call",
-		c.name, call.name, brief(g.key), brief(g.token), s.h.ttl())
 }
 
 func sinceIsConservative(s *scene) error {
@@ -440,7 +311,6 @@ func sinceIsConservative(s *scene) error {
 		released := time.Now()
 		s.release(a, g, true)
 		next := s.served(w, "the holder released the key")
-		tellsMonotonicTime(s, next)
 		tellsTheGrant(s, next, released, ttl)
 		s.notFreedBefore(b, next, ttl)
 	}
@@ -448,28 +318,21 @@ func sinceIsConservative(s *scene) error {
 }
 
 // tellsTheGrant: after a long wait, Since is not when the wait began. It may be before the grant
-// by what is unknown.
+// by what is unknown. No change of the wall clock moves it; in a bubble there is no other clock.
 func tellsTheGrant(s *scene, g grant, released time.Time, ttl time.Duration) {
 	since := g.Since
 	if since.IsZero() {
 		since = g.start
 	}
+	wall := func(t time.Time) bool { return t == t.Round(0) }
 	switch before := released.Sub(since); {
-	case s.over() || before < ttl/2:
+	case s.over():
+	case wall(since) && !wall(released):
+		s.fail("Since is %v, which has no monotonic reading; want an instant from time.Now", since)
+	case before < ttl/2:
 	case s.attempt < tries-1 && !s.h.Bubble:
 		s.stop(errInconclusive)
 	default:
 		s.fail("Since of a grant is %v before its former holder released the key, with a TTL of %v; want the time of the grant", before, ttl)
-	}
-}
-
-// tellsMonotonicTime: Since is an instant that no change of the wall clock moves. In a
-// bubble there is no such clock.
-func tellsMonotonicTime(s *scene, g grant) {
-	if now := time.Now(); s.over() || g.Since.IsZero() || now == now.Round(0) {
-		return
-	}
-	if g.Since == g.Since.Round(0) {
-		s.fail("Since is %v, which has no monotonic reading; want an instant from time.Now", g.Since)
 	}
 }

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -15,12 +16,18 @@ type waiter struct {
 	grant  // without the answer
 	by     *client
 	ttl    time.Duration
+	group  int // in a line: those of one group came together
 	cancel context.CancelFunc
 
 	done   chan struct{} // closed when Acquire has returned
 	answer dlock.Attempt // after done, as err
 	err    error
 	early  bool // it returned before its ctx ended
+}
+
+// String is the call, as a trace shows it.
+func (w *waiter) String() string {
+	return fmt.Sprintf("%s.Acquire(%s, %s, %v)", w.by.name, brief(w.key), brief(w.token), w.ttl)
 }
 
 // wait starts an Acquire and gives it the time to reach the store.
@@ -56,29 +63,21 @@ func (s *scene) waitBy(ctx context.Context, c *client, key, token string, ttl ti
 	return w
 }
 
+func (w *waiter) returned() bool { return isClosed(w.done) }
+
 // waits checks that w has not returned yet.
 func (s *scene) waits(w *waiter) {
-	if s.over() {
-		return
-	}
-	select {
-	case <-w.done:
-		if !s.mayHaveExpired(w.key) {
-			s.fail("%s.Acquire(%s, %s, %v) returned %s, %w, while another token held the key",
-				w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer), orNone(w.err))
-		}
-	default:
+	if !s.over() && w.returned() && !s.mayHaveExpired(w.key) {
+		s.fail("%v returned %s, %w, while another token held the key", w, show(w.answer), orNone(w.err))
 	}
 }
 
 // served checks that w is granted its key soon.
 func (s *scene) served(w *waiter, why string) grant {
-	if s.over() {
-		return w.grant
+	if !s.over() && !s.await(w.done) {
+		s.fail("%v has not returned %v after %s", w, s.h.patience(), why)
 	}
-	if !s.await(w.done) {
-		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after %s",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience(), why)
+	if s.over() {
 		return w.grant
 	}
 	return s.isServed(w)
@@ -97,11 +96,9 @@ func (s *scene) servedInTheEnd(w *waiter, why string) grant {
 func (s *scene) isServed(w *waiter) grant {
 	switch {
 	case w.err != nil:
-		s.fail("%s.Acquire(%s, %s, %v) = %w; want it to be acquired, as its ctx has not ended",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%v = %w; want it to be acquired, as its ctx has not ended", w, w.err)
 	case !w.answer.Acquired:
-		s.fail("%s.Acquire(%s, %s, %v): %s; want it to be acquired, or an error if its ctx has ended",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
+		s.fail("%v: %s; want it to be acquired, or an error if its ctx has ended", w, show(w.answer))
 	}
 	// Any time after the grant is meant, and this is after it by no more than
 	// the store takes to tell.
@@ -111,19 +108,18 @@ func (s *scene) isServed(w *waiter) grant {
 	return g
 }
 
+// returns reports whether w returns soon after its ctx has ended, whatever has come of it.
+func (s *scene) returns(w *waiter) bool {
+	if !s.over() && !s.await(w.done) {
+		s.fail("%v has not returned %v after its ctx had ended", w, s.h.patience())
+	}
+	return !s.over()
+}
+
 // ended checks that w returns an error soon after its ctx has ended.
 func (s *scene) ended(w *waiter) {
-	if s.over() {
-		return
-	}
-	if !s.await(w.done) {
-		s.fail("%s.Acquire(%s, %s, %v) has not returned %v after its ctx had ended",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, s.h.patience())
-		return
-	}
-	if w.err == nil && !s.mayHaveExpired(w.key) {
-		s.fail("%s.Acquire(%s, %s, %v) = %s, <nil> after its ctx had ended; want an error, because another token holds the key",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, show(w.answer))
+	if s.returns(w) && w.err == nil && !s.mayHaveExpired(w.key) {
+		s.fail("%v = %s, <nil> after its ctx had ended; want an error, because another token holds the key", w, show(w.answer))
 	}
 	s.wasSent(w)
 }
@@ -138,11 +134,9 @@ func (s *scene) wasSent(w *waiter) {
 	_, marked := errors.AsType[*dlock.NoEffectError](w.err)
 	switch {
 	case errors.Is(w.err, dlock.ErrClosed):
-		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that no later call can succeed",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%v, which has waited, returned %q; want an error that does not mean that no later call can succeed", w, w.err)
 	case dlock.NoEffect(w.err) && !marked:
-		s.fail("%s.Acquire(%s, %s, %v), which has waited, returned %q; want an error that does not mean that nothing was sent",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%v, which has waited, returned %q; want an error that does not mean that nothing was sent", w, w.err)
 	}
 }
 
@@ -153,56 +147,54 @@ func (s *scene) forget(w *waiter) {
 	s.releaseUnless(w.by, w.grant, false, true) // it may have been served in the meantime
 }
 
-// first returns the index of a waiter that has returned, or -1 if none has
-// within the harness's patience.
-func (s *scene) first(waiting []*waiter) int {
-	returned := make(chan struct{})
-	var once sync.Once
-	for _, w := range waiting {
-		go func() {
-			<-w.done
-			once.Do(func() { close(returned) })
-		}()
-	}
-	s.await(returned)
-	return slices.IndexFunc(waiting, (*waiter).returned)
-}
-
-func (w *waiter) returned() bool {
-	select {
-	case <-w.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// eachServed checks that all of waiting are served, in whatever order, and calls next for
-// each when it has been: so the key is freed for the others.
-func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
-	waiting = slices.Clone(waiting)
-	for len(waiting) > 0 && !s.over() {
-		i := s.first(waiting)
-		if i < 0 {
-			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
-			return
-		}
-		s.isServed(waiting[i])
-		next(waiting[i])
-		waiting = slices.Delete(waiting, i, i+1)
-	}
-}
-
 // endWaits cancels waits of a token that was released, whatever has come of them.
 func (s *scene) endWaits(c *client, waiting []*waiter) {
 	for _, w := range waiting {
 		w.cancel()
 	}
 	for _, w := range waiting {
-		if !s.over() && !s.await(w.done) {
-			s.ended(w)
-		}
+		s.returns(w)
 		s.wasSent(w)
 	}
 	s.release(c, waiting[0].grant, false)
+}
+
+// first returns the index of a waiter that has returned, or -1 if none has
+// within the harness's patience.
+func (s *scene) first(waiting []*waiter) int {
+	returned, enough := make(chan struct{}), make(chan struct{})
+	defer close(enough)
+	var once sync.Once
+	for _, w := range waiting {
+		go func() {
+			select {
+			case <-w.done:
+				once.Do(func() { close(returned) })
+			case <-enough:
+			}
+		}()
+	}
+	s.await(returned)
+	return slices.IndexFunc(waiting, (*waiter).returned)
+}
+
+// eachServed checks that all of waiting are served, those of an earlier group first, and calls next for
+// each when it has been: so the key is freed for the others.
+func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
+	waiting = slices.Clone(waiting)
+	for len(waiting) > 0 && !s.over() {
+		switch i := s.first(waiting); {
+		case i < 0:
+			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)
+		case waiting[i].group > waiting[0].group && !s.h.Unordered:
+			if !s.h.Bubble && s.attempt < tries-2 {
+				s.stop(errInconclusive) // they may have come to the store in another order than they set out
+			}
+			s.fail("%v was served; want %v, which came before", waiting[i], waiting[0])
+		default:
+			s.isServed(waiting[i])
+			next(waiting[i])
+			waiting = slices.Delete(waiting, i, i+1)
+		}
+	}
 }

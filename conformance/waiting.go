@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -52,7 +53,8 @@ func holderAcquiresAgain(s *scene) error {
 	s.above(g, s.again(b, g, ttl))
 	s.renew(b, g, ttl, true)
 	again := acquiresAgain(s, b, g, long)
-	s.above(again, acquiresAgain(s, a, g, ttl)) // which does not shorten what is left
+	s.above(again, acquiresAgain(s, a, g, ttl))
+	s.certain(g.key, again.start.Add(long), false) // the last does not shorten what is left
 	s.lapse(2 * ttl)
 	s.waits(w)
 	s.held(b, g)
@@ -65,41 +67,29 @@ func holderAcquiresAgain(s *scene) error {
 
 // acquiresAgain has the holder of a key wait for it.
 func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
-	start := s.now()
-	w := s.waitCtx(s.ctx, c, g.key, g.token, ttl)
-	if s.over() {
-		return g
-	}
-	if !s.await(w.done) {
-		s.fail("%s.Acquire(%s, %s, %v), by the token that holds the key, has not returned for %v; want it to be acquired at once",
-			c.name, brief(g.key), brief(g.token), ttl, s.h.patience())
-		return g
-	}
-	if w.err != nil || !w.answer.Acquired {
-		s.fail("%s.Acquire(%s, %s, %v), by the token that holds the key = %s, %w; want it to be acquired",
-			c.name, brief(g.key), brief(g.token), ttl, show(w.answer), orNone(w.err))
-	}
-	s.certain(g.key, start.Add(ttl), false)
-	again := grant{Attempt: w.answer, key: g.key, token: g.token, start: start}
+	again := s.served(s.waitCtx(s.ctx, c, g.key, g.token, ttl), "it was called by the token that holds the key")
+	s.certain(g.key, again.start.Add(ttl), false)
 	s.above(g, again)
 	return again
 }
 
-// waiterIsNoHolder has a token that only waits do what holders do.
+// waiterIsNoHolder has tokens that only wait do what holders do. They do not keep the lease of the
+// holder alive. Their places and TTLs are those of their waits, whatever else they call.
 func waiterIsNoHolder(s *scene) error {
 	a, b := s.client(), s.acquirer()
-	s.atOnce(
-		func() { strangerWaits(s, a, b) },
-		func() { strangerWaitsForTheDead(s, a, b) },
-	)
-	return s.result()
-}
+	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
 
-// strangerWaits: its place and its TTL are those of its wait, whatever else it calls.
-func strangerWaits(s *scene, a, b *client) {
-	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	w := s.wait(b, g.key, s.token("waiter"), ttl)
+	g := s.grant(a, s.key(), s.token("dead"), ttl)
+	w := s.wait(b, g.key, s.token("waiter"), long)
+	_ = a.renewBy(s.ctx, "Renew", w.grant) // on a slow machine, the waiter may have been served
+	_ = b.renewBy(s.ctx, "RenewBatch", w.grant)
+	s.lapse(ttl)
+	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
+	s.release(b, w.grant, true)
+	s.free(a, g.key)
+
+	g = s.grant(a, s.key(), s.token("holder"), long)
+	w = s.wait(b, g.key, s.token("waiter"), ttl)
 	other := s.wait(b, g.key, s.token("other"), long)
 	for _, c := range []*client{a, b} {
 		s.renew(c, w.grant, long, false)
@@ -110,119 +100,70 @@ func strangerWaits(s *scene, a, b *client) {
 	s.held(a, g)
 	s.release(a, g, true)
 	if s.h.Unordered {
-		return
+		return s.result()
 	}
 	s.served(w, "the holder released the key; the waiter, the first of two, had tried to renew it")
 	s.waits(other)
 	s.lapse(ttl)
 	s.served(other, "the lease of a waiter had expired that had tried to renew it for longer before it was served")
 	s.release(b, other.grant, true)
-}
-
-// strangerWaitsForTheDead: nor does it keep the lease of the holder alive.
-func strangerWaitsForTheDead(s *scene, a, b *client) {
-	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
-	g := s.grant(a, s.key(), s.token("dead"), ttl)
-	w := s.wait(b, g.key, s.token("waiter"), long)
-	for c, call := range map[*client]endCall{a: renewEnds, b: renewBatchEnds} {
-		if lastsBy(s, c, w.grant, call) && !s.mayHaveExpired(g.key) { // and the waiter been served
-			s.fail("%s.%s(%s, %s), which only waits: held = true; want false", c.name, call.name, brief(w.key), brief(w.token))
-		}
-	}
-	s.lapse(ttl)
-	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
-	s.release(b, w.grant, true)
-	s.free(a, g.key)
+	return s.result()
 }
 
 func cancelledWait(s *scene) error {
 	a, b := s.client(), s.acquirer()
 
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	w := s.wait(b, g.key, s.token("waiter"), long)
-	s.waits(w)
-	s.forget(w)
-	s.held(b, g)
-	s.release(a, g, true)
-	s.free(b, g.key)
-
-	g = s.grant(a, s.key(), s.token("holder"), long)
-	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap())
-	defer cancel()
-	w = s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
-	s.ended(w)
-	s.release(b, w.grant, false)
-	s.held(b, g)
-	s.release(a, g, true)
-	for range 3 { // nothing comes back later
+	for _, deadline := range []time.Duration{long, s.h.gap() / 2} {
+		g := s.grant(a, s.key(), s.token("holder"), long)
+		ctx, cancel := context.WithTimeout(s.ctx, deadline)
+		defer cancel()
+		w := s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
 		s.gap()
-		s.free(a, g.key)
+		s.forget(w)
+		s.held(b, g)
+		s.release(a, g, true)
+		for range 3 { // nothing comes back later
+			s.free(a, g.key)
+			s.gap()
+		}
 	}
-
-	for i := range 20 {
-		behind := i%2 == 1
-		cancelWhileServed(s, a, b, behind, func(w *waiter, release func()) { w.cancel(); release() })
-		cancelWhileServed(s, a, b, behind, func(w *waiter, release func()) { go w.cancel(); release() })
-		cancelWhileServed(s, a, b, behind, func(w *waiter, release func()) { release(); w.cancel() })
-	}
-	s.eachWay(a, b, cancelFirstOfTwo)
+	s.eachWay(a, b, func(s *scene, a, b *client) {
+		s.atMoments(func(late time.Duration) {
+			for _, behind := range []bool{false, true} {
+				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { cancel(); time.Sleep(late); release() })
+				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { release(); time.Sleep(late); cancel() })
+				cancelWhileServed(s, a, b, behind, func(cancel, release func()) { release(); cancel() })
+			}
+		})
+	})
 	return s.result()
 }
 
-// cancelWhileServed has a wait cancelled at the moment in which it is granted its
-// key. Either may win; if another waits behind it, that is served next.
-func cancelWhileServed(s *scene, a, b *client, behind bool, race func(w *waiter, release func())) {
+// cancelWhileServed has a wait cancelled at about the moment in which it is granted its key. Either
+// may win; if another waits behind it, that is served next.
+func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, release func())) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
-	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
-	time.Sleep(s.h.gap() / 10)
+	w := s.wait(b, g.key, s.token("waiter"), long)
 	var next *waiter
 	if behind {
-		next = s.waitCtx(s.ctx, b, g.key, s.token("next"), long)
-		time.Sleep(s.h.gap() / 10)
+		next = s.wait(a, g.key, s.token("next"), long)
 	}
-	race(w, func() { s.release(a, g, true) })
-	if s.over() {
-		return
-	}
-	if !s.await(w.done) {
-		s.ended(w)
+	var released sync.WaitGroup
+	race(w.cancel, func() { released.Go(func() { s.release(a, g, true) }) })
+	if !s.returns(w) {
 		return
 	}
 	if w.err == nil {
-		s.release(b, w.grant, true)
-	} else if _, err := b.Release(s.ctx, w.key, w.token); err != nil {
-		s.noError(err, "Release", w.key)
+		s.isServed(w)
 	}
+	_, err := b.Release(s.ctx, w.key, w.token)
+	s.noError(err, "Release", w.key)
+	released.Wait()
 	if behind {
-		s.served(next, "the holder released the key, and so did a waiter that came before, whose ctx ended at about the same time")
-		s.release(b, next.grant, true)
+		s.served(next, "the holder released the key, and the wait of the one who came before was cancelled")
+		s.release(a, next.grant, true)
 	}
 	s.free(a, g.key)
-}
-
-// cancelFirstOfTwo has the first of two waits cancelled a little before and a little
-// after it is served. Either may win; the second is served in any case.
-func cancelFirstOfTwo(s *scene, a, b *client) {
-	s.atMoments(func(late time.Duration) {
-		cancelFirst(s, a, b, func(cancel, release func()) { cancel(); time.Sleep(late); release() })
-	})
-	s.atMoments(func(late time.Duration) {
-		cancelFirst(s, a, b, func(cancel, release func()) { release(); time.Sleep(late); cancel() })
-	})
-}
-
-func cancelFirst(s *scene, a, b *client, race func(cancel, release func())) {
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	first := s.wait(b, g.key, s.token("first"), long)
-	second := s.wait(a, g.key, s.token("second"), long)
-	race(first.cancel, func() { go s.release(a, g, true) })
-	if s.over() || !s.await(first.done) {
-		s.ended(first)
-		return
-	}
-	_, err := b.Release(s.ctx, first.key, first.token)
-	s.noError(err, "Release", first.key)
-	s.served(second, "the holder released the key, and the wait of the one who came before was cancelled")
 }
 
 // oneReleaseSettles cancels waits that know who holds the key: soon after they were
@@ -230,66 +171,49 @@ func cancelFirst(s *scene, a, b *client, race func(cancel, release func())) {
 func oneReleaseSettles(s *scene) error {
 	s.acquirer()
 	a, b := s.clients2()
-	var waits []*settlement
+	var waits []func()
+	var settled atomic.Int64
 	s.eachWay(a, b, func(s *scene, c, other *client) {
 		rtt := s.roundTrip(c)
-		wait := func(ttl, after time.Duration) {
-			waits = append(waits, &settlement{c: c, other: other, ttl: ttl, after: after})
+		cancelled := func(ttl, after time.Duration) {
+			waits = append(waits, func() { settles(s, c, other, ttl, after, &settled) })
 		}
 		for i := range s.h.moments() {
-			wait(long, rtt+rtt*time.Duration(i)/2)
+			cancelled(long, rtt+rtt*time.Duration(i)/2)
 			if s.h.Advance == nil {
-				wait(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/4)
+				cancelled(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/4)
 			}
 		}
-		wait(long, s.h.gap())
+		cancelled(long, s.h.gap())
 	})
-	var parts []func()
-	for _, w := range waits {
-		parts = append(parts, func() { w.settle(s) })
-	}
-	s.atOnce(parts...)
-	waits = slices.DeleteFunc(waits, func(w *settlement) bool { return !w.settled })
-	if len(waits) == 0 && !s.over() {
+	s.atOnce(waits...)
+	if settled.Load() == 0 {
 		s.skip("no error of a wait that was cancelled says, beside the holder, that no request of it is on its way")
-	}
-	for range 3 { // nothing comes back later
-		s.gap()
-		for _, w := range waits {
-			s.freeAfter(w.other, w.key, "after a wait with an error which says that no request of it is on its way (a dlock.NoEffectError beside the holder), one answered Release of its token, and one of the holder's; want neither a place nor a lease to come back")
-		}
 	}
 	return s.result()
 }
 
-// A settlement is a wait of c that is cancelled, and a release by other.
-type settlement struct {
-	c, other *client
-	ttl      time.Duration // of the holder
-	after    time.Duration // the wait is cancelled
-
-	key     string
-	settled bool // the error of the wait says that one release is enough
-}
-
-// settle releases token and holder as soon as the wait has ended, once each.
-func (w *settlement) settle(s *scene) {
-	g := s.grant(w.other, s.key(), s.token("holder"), w.ttl)
-	w.key = g.key
-	waiter := s.waitCtx(s.ctx, w.c, g.key, s.token("waiter"), long)
-	defer time.AfterFunc(w.after, waiter.cancel).Stop()
-	if s.over() {
+// settles has a wait of c cancelled, and its token and the holder's released as soon as it has ended,
+// once each. If the error of the wait says that this is enough, the key stays free.
+func settles(s *scene, c, other *client, ttl, after time.Duration, settled *atomic.Int64) {
+	g := s.grant(other, s.key(), s.token("holder"), ttl)
+	w := s.waitCtx(s.ctx, c, g.key, s.token("waiter"), long)
+	defer time.AfterFunc(after, w.cancel).Stop()
+	if !s.returns(w) {
 		return
 	}
-	if !s.await(waiter.done) {
-		s.ended(waiter)
-		return
-	}
-	for _, token := range []string{waiter.token, g.token} {
-		_, err := w.other.Release(s.ctx, g.key, token)
+	for _, token := range []string{w.token, g.token} {
+		_, err := other.Release(s.ctx, g.key, token)
 		s.noError(err, "Release", g.key)
 	}
-	w.settled = dlock.NoEffect(waiter.err) && tellsHolder(waiter.answer)
+	if !dlock.NoEffect(w.err) || !tellsHolder(w.answer) {
+		return
+	}
+	settled.Add(1)
+	for range 3 { // nothing comes back later
+		s.gap()
+		s.freeAfter(other, g.key, "after a wait with an error which says that no request of it is on its way (a dlock.NoEffectError beside the holder), one answered Release of its token, and one of the holder's; want neither a place nor a lease to come back")
+	}
 }
 
 func waitEndsOnRelease(s *scene) error {
@@ -299,43 +223,24 @@ func waitEndsOnRelease(s *scene) error {
 	s.served(w, "it was called, though nobody held the key")
 	s.release(b, w.grant, true)
 
-	g := w.grant
-	for _, by := range []*client{a, b, s.client()} {
-		g = s.grant(by, g.key, s.token("holder"), long)
-		w := s.wait(b, g.key, s.token("waiter"), long)
-		s.waits(w)
+	for by, far := range map[*client]time.Duration{ // too many milliseconds for 32 bits, or nanoseconds for 64
+		a: (1<<31 + 1000) * time.Millisecond, b: (1<<32 + 1000) * time.Millisecond, s.client(): math.MaxInt64,
+	} {
+		ctx, cancel := context.WithTimeout(s.ctx, far)
+		g := s.grant(by, w.key, s.token("holder"), long)
+		next := s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
+		s.gap()
+		s.waits(next)
 		s.release(by, g, true)
-		g = s.served(w, "the holder released the key")
-		s.held(a, g)
-		s.release(a, g, true)
+		s.held(a, s.served(next, fmt.Sprintf("the holder released the key; the ctx of the wait ends %v later", far)))
+		s.release(a, next.grant, true)
+		cancel()
 	}
-	allServed(s, a, b)
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	serveLine(s, a, g, joinLine(s, []*client{b}, g.key, 4, 1))
 	servedOnManyKeys(s, a, b)
-	servedBeforeFarDeadline(s, a, b)
 	s.eachWay(a, b, servedWhileComing)
 	return s.result()
-}
-
-// allServed checks that each release serves one more of several waiters.
-func allServed(s *scene, a, b *client) {
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	var waiting []*waiter
-	for i := range 4 {
-		waiting = append(waiting, s.waitCtx(s.ctx, b, g.key, s.token(fmt.Sprint("waiter", i)), long))
-	}
-	s.gap()
-	for len(waiting) > 0 && !s.over() {
-		s.release(a, g, true)
-		i := s.first(waiting)
-		if i < 0 {
-			s.fail("a holder released %s, for which %d waited, and %v later none of them was served", brief(g.key), len(waiting), s.h.patience())
-			return
-		}
-		g = s.isServed(waiting[i])
-		waiting = slices.Delete(waiting, i, i+1)
-	}
-	s.release(b, g, true)
-	s.free(a, g.key)
 }
 
 // servedWhileComing: a release that a waiter meets on its way to the queue serves
@@ -352,33 +257,16 @@ func servedWhileComing(s *scene, a, b *client) {
 
 // servedOnManyKeys has one client wait for many keys, of which the latest is released first.
 func servedOnManyKeys(s *scene, a, b *client) {
-	const why = "the holder released the key; the same client waits for many others"
 	leases := s.takeMany(100, long, a)
 	var waiting []*waiter
 	for _, g := range leases {
 		waiting = append(waiting, s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long))
 	}
 	s.gap()
-	for i := len(leases) - 1; i >= 0 && !s.over(); i-- {
+	for i, w := range slices.Backward(waiting) {
 		s.release(a, leases[i], true)
-		s.served(waiting[i], why)
-		s.release(b, waiting[i].grant, true)
-	}
-}
-
-// servedBeforeFarDeadline waits under a ctx that ends when nobody lives any more: too many
-// milliseconds ahead for 32 bits, or nanoseconds for 64.
-func servedBeforeFarDeadline(s *scene, a, b *client) {
-	for _, far := range []time.Duration{(1<<31 + 1000) * time.Millisecond, (1<<32 + 1000) * time.Millisecond, math.MaxInt64} {
-		ctx, cancel := context.WithTimeout(s.ctx, far)
-		g := s.grant(a, s.key(), s.token("holder"), long)
-		w := s.waitCtx(ctx, b, g.key, s.token("waiter"), long)
-		s.gap()
-		s.waits(w)
-		s.release(a, g, true)
-		s.served(w, "the holder released the key")
+		s.served(w, "the holder released the key; the same client waits for many others")
 		s.release(b, w.grant, true)
-		cancel()
 	}
 }
 
@@ -397,15 +285,6 @@ func waitEndsOnExpiry(s *scene) error {
 	s.lapse(ttl) // the first waiter was served, and died
 	s.served(next, "the lease of a waiter that had been served had expired")
 	s.release(b, next.grant, true)
-
-	g = s.grant(a, s.key(), s.token("dead"), 2*ttl)
-	w = s.wait(b, g.key, s.token("waiter"), long)
-	s.renew(a, g, 5*ttl, true)
-	s.sleep(2 * ttl)
-	s.waits(w)
-	s.lapse(3 * ttl)
-	s.served(w, "the holder's lease, renewed once, had expired")
-	s.release(b, w.grant, true)
 	waitersLeave(s, a, b)
 	return s.result()
 }
@@ -419,8 +298,7 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 	busy := s.grant(a, s.key(), s.token("holder"), long)
 	var all sync.WaitGroup
 	for i := range several {
-		ttl := s.h.ttl() + time.Duration(i)*time.Second/several
-		ttl = ttl.Truncate(time.Millisecond)
+		ttl := (s.h.ttl() + time.Duration(i)*time.Second/several).Truncate(time.Millisecond)
 		g := s.grant(a, s.key(), s.token("dead"), ttl)
 		end := time.Now().Add(ttl)
 		w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
@@ -451,64 +329,45 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 	}
 }
 
-// waitersLeave has some of three waiters leave in one way or another, after the holder
-// has renewed its lease and the time at which that was to end has passed. When the
-// holder dies, the others are served: whoever has left did not take away what was to
-// wake them.
+// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time
+// at which that was to end has passed. When the holder dies, the others are served: whoever has left
+// did not take away what was to wake them.
 func waitersLeave(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
-	var queues []*queueOfThree
-	for _, leavers := range [][]int{{0}, {1}, {2}, {0, 1}, {1, 2}, {2, 0}} {
-		for how, leave := range map[string]func(*waiter){
-			"was cancelled": func(w *waiter) { w.cancel(); s.ended(w) },
-			"was released":  s.forget,
-		} {
-			g := s.grant(a, s.key(), s.token("dead"), 4*ttl)
-			queues = append(queues, &queueOfThree{holder: g, leavers: leavers, how: how, leave: leave})
-		}
-	}
-	for i := range 3 {
-		for _, q := range queues {
-			q.waiting = append(q.waiting, s.waitCtx(s.ctx, b, q.holder.key, s.token(fmt.Sprint("waiter", i)), long))
+	leavers := [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}}
+	holders := s.takeMany(2*len(leavers), 4*ttl, a)
+	lines, staying := make([][]*waiter, len(holders)), make([][]*waiter, len(holders))
+	for range 3 {
+		for i, g := range holders {
+			lines[i] = append(lines[i], s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long))
 		}
 		s.gap()
 	}
-	for _, q := range queues {
-		s.renew(a, q.holder, 6*ttl, true)
+	for _, g := range holders {
+		s.renew(a, g, 6*ttl, true)
 	}
 	s.sleep(4 * ttl)
-	for _, q := range queues {
-		for _, i := range q.leavers {
-			q.leave(q.waiting[i])
+	for i, line := range lines {
+		for n, w := range line {
+			s.waits(w)
+			switch {
+			case !slices.Contains(leavers[i/2], n):
+				staying[i] = append(staying[i], w)
+			case i%2 == 0:
+				s.forget(w)
+			default:
+				w.cancel()
+				s.ended(w)
+			}
 		}
-		if s.mayHaveExpired(q.holder.key) { // and who has left been served
+		if s.mayHaveExpired(holders[i].key) { // and who has left been served
 			return
 		}
 	}
-	for _, q := range queues {
-		othersServed(s, b, q)
+	for i, line := range staying {
+		why := fmt.Sprintf("the lease of the holder, which was renewed once, had expired; numbers %v (from 0) of 3 waiters had left", leavers[i/2])
+		s.eachServed(line, why, func(w *waiter) { s.release(b, w.grant, true) })
 	}
-}
-
-// A queueOfThree waits for a holder that dies.
-type queueOfThree struct {
-	holder  grant
-	waiting []*waiter
-	leavers []int // of the three
-	how     string
-	leave   func(*waiter)
-}
-
-func othersServed(s *scene, c *client, q *queueOfThree) {
-	var staying []*waiter
-	for i, w := range q.waiting {
-		if !slices.Contains(q.leavers, i) {
-			staying = append(staying, w)
-		}
-	}
-	s.eachServed(staying,
-		fmt.Sprintf("the lease of the holder, which was renewed once, had expired; of the 3 waiters that there were, each of numbers %v (from 0) %s", q.leavers, q.how),
-		func(w *waiter) { s.release(c, w.grant, true) })
 }
 
 func waitEndsOnRemoval(s *scene) error {
