@@ -168,6 +168,36 @@ func brief(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
+// show prints an argument or the answer of a call, without what is many or zero.
+func show(v any) string {
+	switch v := v.(type) {
+	case string:
+		return brief(v)
+	case []dlock.Renewal:
+		return showBatch(v)
+	case []dlock.RenewResult:
+		if len(v) > 4 {
+			return fmt.Sprintf("%d results", len(v))
+		}
+	case dlock.Hold:
+		return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", v.Held, brief(v.Token), v.Remaining, v.Waiting)
+	case dlock.Attempt:
+		return showAttempt(v)
+	}
+	return fmt.Sprintf("%+v", v)
+}
+
+func showAttempt(a dlock.Attempt) string {
+	if a.Acquired {
+		return fmt.Sprintf("acquired, fence %d", a.Fence)
+	}
+	holder := "?"
+	if a.Holder != "" {
+		holder = brief(a.Holder)
+	}
+	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
+}
+
 // showBatch prints the elements of a batch, unless they are many.
 func showBatch(batch []dlock.Renewal) string {
 	if len(batch) > 4 {
@@ -184,33 +214,10 @@ func showRenewal(r dlock.Renewal) string {
 	return fmt.Sprintf("%s, %s, %v", brief(r.Key), brief(r.Token), r.TTL)
 }
 
-func showResults(results []dlock.RenewResult) string {
-	if len(results) > 4 {
-		return fmt.Sprintf("%d results", len(results))
+// fenceOf is the fence that a call has granted, as failures name it, or "".
+func fenceOf(answer any) string {
+	if a, ok := answer.(dlock.Attempt); ok && a.Acquired {
+		return fmt.Sprintf("fence %d", a.Fence)
 	}
-	return fmt.Sprintf("%+v", results)
-}
-
-// show prints an Attempt without the fields that are zero.
-func show(a dlock.Attempt) string {
-	if a.Acquired {
-		return fmt.Sprintf("acquired, fence %d", a.Fence)
-	}
-	holder := "?"
-	if a.Holder != "" {
-		holder = brief(a.Holder)
-	}
-	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
-}
-
-// fenceOf is the fence of a, if that is a grant, as failures name it.
-func fenceOf(a dlock.Attempt) string {
-	if !a.Acquired {
-		return ""
-	}
-	return fmt.Sprintf("fence %d", a.Fence)
-}
-
-func showHold(h dlock.Hold) string {
-	return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", h.Held, brief(h.Token), h.Remaining, h.Waiting)
+	return ""
 }
