@@ -35,7 +35,24 @@ func batchKeepsOrder(s *scene) error {
 		other.wish(long, true), never.wish(long, false), held.wish(long, true), held.wish(long, true),
 	})
 	s.renewAll(c, amongStrangers(s.takeMany(40, long, a)))
+	amongNonsense(s, c, held, other)
 	return s.result()
+}
+
+// amongNonsense has elements in a batch that no lease can be meant by. A store may refuse
+// them, or all of the batch, but must not mix up the others.
+func amongNonsense(s *scene, c *client, held, other grant) {
+	wishes := []wish{held.as("").wish(long, false), held.wish(long, true), held.as("stranger").wish(0, false), other.wish(long, true)}
+	results, err := c.RenewBatch(s.ctx, batchOf(wishes))
+	if err != nil || s.over() {
+		return
+	}
+	if len(results) != len(wishes) {
+		s.fail("%s = %d results; want %d", c.text("RenewBatch", batchOf(wishes)), len(results), len(wishes))
+		return
+	}
+	results[0], results[2] = dlock.RenewResult{}, dlock.RenewResult{}
+	s.checkResults(c, wishes, results)
 }
 
 // amongStrangers renews leases in a batch, but some by tokens that do not hold them. The
