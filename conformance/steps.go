@@ -344,6 +344,9 @@ func (s *scene) stillLast(a, b *client, leases []longLease, can abilities) {
 			s.sees(b, l.grant, l.ttl)
 		}
 		s.release(a, l.grant, true)
+		if can.inspect {
+			s.seesNobody(b, l.key, "its holder released it")
+		}
 		s.free(b, l.key)
 	}
 }
