@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -186,15 +185,14 @@ func batchesCross(s *scene) error {
 	orders := [][]wish{forwards, backwards, slices.Concat(forwards[6:], forwards[:6]), slices.Concat(backwards, forwards)}
 
 	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for i := range 2 * len(orders) {
-		wg.Go(func() {
+	go func() {
+		defer close(done)
+		eachOf(2*len(orders), func(i int) {
 			for range rounds {
 				s.renewAll([]*client{c, d}[i%2], orders[i/2])
 			}
 		})
-	}
-	go func() { wg.Wait(); close(done) }()
+	}()
 	if !s.await(done) {
 		s.fail("%d goroutines of 2 clients renew batches of the same %d leases, in different orders; after %v not all of these calls have returned; want batches that do not wait for each other:\n%s",
 			2*len(orders), len(leases), s.h.patience(), s.trace.unanswered())
@@ -210,17 +208,13 @@ func batchesApart(s *scene, a, c *client) {
 	const batches, size = 4, 100
 	short := max(2*s.h.ttl(), 5*s.h.gap()<<s.attempt)
 	leases := s.takeMany(batches*size, short, a, c)
-	var renewing sync.WaitGroup
-	for i := range batches {
-		renewing.Go(func() {
-			var wishes []wish
-			for _, g := range leases[i*size : (i+1)*size] {
-				wishes = append(wishes, g.wish(long, true))
-			}
-			s.renewAll([]*client{a, c}[i%2], wishes)
-		})
-	}
-	renewing.Wait()
+	eachOf(batches, func(i int) {
+		var wishes []wish
+		for _, g := range leases[i*size : (i+1)*size] {
+			wishes = append(wishes, g.wish(long, true))
+		}
+		s.renewAll([]*client{a, c}[i%2], wishes)
+	})
 	s.lapse(short)
 	s.releaseMany(leases, a, c)
 }

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -55,19 +54,16 @@ func handover(s *scene, a, b *client, g grant) grant {
 // fenceAtExpiry: a lease that was over before the call that made it has returned
 // came before that of the next holder, and so does its fence.
 func fenceAtExpiry(s *scene, next, slow *client) {
-	var wg sync.WaitGroup
-	for ttl := time.Millisecond; ttl <= 8*time.Millisecond; ttl += time.Millisecond {
-		wg.Go(func() {
-			key, made := s.key(), make(chan grant, 1)
-			go func() { made <- s.try(slow, grant{key: key, token: s.token("slow")}, ttl) }()
-			time.Sleep(s.h.gap() / 2)
-			second := s.takeSoon(next, key)
-			if first := <-made; first.Acquired && second.Acquired {
-				s.above(first, second)
-			}
-		})
-	}
-	wg.Wait()
+	eachOf(8, func(i int) {
+		key, made := s.key(), make(chan grant, 1)
+		ttl := time.Duration(i+1) * time.Millisecond
+		go func() { made <- s.try(slow, grant{key: key, token: s.token("slow")}, ttl) }()
+		time.Sleep(s.h.gap() / 2)
+		second := s.takeSoon(next, key)
+		if first := <-made; first.Acquired && second.Acquired {
+			s.above(first, second)
+		}
+	})
 }
 
 // idleTimes are longer than what companions of a lock, or rows that are used no more,

@@ -169,7 +169,7 @@ func waitsApart(s *scene, a, b *client) {
 		s.release(a, holders[i], true)
 	}
 	for i, w := range first {
-		s.served(w, "the holder released the key")
+		s.servedInTheEnd(w, "the holder released the key")
 		s.waits(second[i])
 		s.release(b, w.grant, true)
 	}
@@ -233,21 +233,14 @@ func manyLeases(s *scene) error {
 	leases := s.lastingFor(a, b, can, short, long)
 	early := s.grant(a, s.key(), s.token("early"), short)
 	s.lapse(short)
-	comeAndGo(s, a, b)
+	s.takeMany(200, time.Millisecond, a, b)
+	s.releaseMany(s.takeMany(200, long, a, b), a, b)
 	manyEnd(s, a, b, short)
 	others := s.takeMany(s.h.many(), long, a, b)
 	s.stillLast(a, b, leases, can)
 	s.releaseMany(others, a, b)
 	s.above(early, s.grant(b, early.key, s.token("late"), s.h.ttl()))
 	return s.result()
-}
-
-// comeAndGo has keys taken for the shortest time that there is, and others released.
-func comeAndGo(s *scene, a, b *client) {
-	const some = 200
-	s.takeMany(some, time.Millisecond, a, b)
-	s.releaseMany(s.takeMany(some, long, a, b), a, b)
-	s.lapse(time.Millisecond)
 }
 
 // manyEnd has a thousand leases end together. Each has ended for whoever asks first, the
@@ -262,9 +255,6 @@ func manyEnd(s *scene, a, b *client, ttl time.Duration) {
 		s.renew(a, ended[0], ttl, false)
 		s.free(b, ended[1].key)
 		s.release(b, ended[2], false)
-		for _, g := range ended {
-			s.usesNoMore(g)
-		}
 	}
 }
 

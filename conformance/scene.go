@@ -88,11 +88,11 @@ func (s *scene) cleanUp() {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
 	defer cancel()
-	if len(s.used) > 0 {
+	if used := slices.Collect(maps.Keys(s.used)); len(used) > 0 {
 		l := s.client().inner
-		for u := range s.used {
-			_, _ = l.Release(ctx, u.key, u.token) // best effort: the TTL frees the others
-		}
+		eachOf(len(used), func(i int) {
+			_, _ = l.Release(ctx, used[i].key, used[i].token) // best effort: the TTL frees the others
+		})
 	}
 	for _, w := range s.waiters {
 		select {
@@ -164,13 +164,6 @@ func (s *scene) uses(key, token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.used[hold{key, token}] = true
-}
-
-// usesNoMore says that a lease has ended: there is nothing to clean up.
-func (s *scene) usesNoMore(g grant) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.used, hold{g.key, g.token})
 }
 
 // keysUsed returns the keys that the case has used so far.

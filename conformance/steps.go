@@ -276,7 +276,6 @@ func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
 func (s *scene) releaseMany(leases []grant, clients ...*client) {
 	eachOf(len(leases), func(i int) {
 		s.release(clients[(i+1)%len(clients)], leases[i], true)
-		s.usesNoMore(leases[i])
 	})
 }
 

@@ -42,21 +42,14 @@ const racers = 12
 func raceFor(s *scene, clients []*client, key string) {
 	var mu sync.Mutex
 	var won []string
-	var wg sync.WaitGroup
-	start := make(chan struct{})
-	for i := range racers {
-		wg.Go(func() {
-			<-start
-			c := clients[i%len(clients)]
-			if g := s.try(c, grant{key: key, token: s.token(fmt.Sprint("racer", i))}, long); g.Acquired {
-				mu.Lock()
-				defer mu.Unlock()
-				won = append(won, c.name+" "+brief(g.token))
-			}
-		})
-	}
-	close(start)
-	wg.Wait()
+	eachOf(racers, func(i int) {
+		c := clients[i%len(clients)]
+		if g := s.try(c, grant{key: key, token: s.token(fmt.Sprint("racer", i))}, long); g.Acquired {
+			mu.Lock()
+			defer mu.Unlock()
+			won = append(won, c.name+" "+brief(g.token))
+		}
+	})
 	if len(won) != 1 {
 		s.fail("%d goroutines of %d clients called TryAcquire(%s) with tokens of their own, for %v; %d acquired it: %s; want 1",
 			racers, len(clients), brief(key), long, len(won), strings.Join(won, ", "))
