@@ -20,8 +20,8 @@ var keysCases = []testCase{
 		clause: withSource("A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and tokens may be binary.")},
 }
 
-// alike are what tokens are, or keys end with: what encodings change, or patterns match. A
-// store might take each for the one before it.
+// alike are tokens, and ends of keys. Encodings change them, patterns match them, or a store
+// might take them for the one beside them.
 var alike = []string{
 	"user-1", "user-10", "user-2", ".*", "[a]", "a", "A", "ab", "a ", " a ", "a  b", "a\n", "a\r\n", "a 1", "a\x00", "a\x00a", "a\x00b", "\x00",
 	" ", "  ", "\t", "\n", "\r\n", "\u2028", "\u200b", "\ufeff", "\x1b", "\x7f", "é", "e\u0301", "ß", "ss", "ſ", "K", "\u212a", "日本", "🔒",

@@ -319,7 +319,9 @@ func (s *scene) lastingFor(a, b *client, can abilities, short, ttl time.Duration
 		extended("RenewBatch", func(g grant) { s.renewAll(b, []wish{g.wish(ttl, true)}) })
 	}
 	if can.wait {
-		leases = append(leases, s.handedOver(a, b, short, ttl))
+		w := s.waitCtx(s.ctx, b, s.key(), s.token("waiter"), ttl)
+		free := s.served(w, "it was called, though nobody held the key")
+		leases = append(leases, longLease{free, "Acquire, of a free key,", ttl}, s.handedOver(a, b, short, ttl))
 	}
 	return leases
 }
