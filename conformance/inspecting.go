@@ -202,24 +202,24 @@ func countsNoneOfTheDead(s *scene, a, b, c *client) {
 
 // seesWaiting checks that Inspect says that n wait for key.
 func seesWaiting(s *scene, c *client, key string, n int, why string) {
-	countsWithin(s, c, key, n, 0, why)
+	countsWithin(s, 0, c, key, n, why)
 }
 
 // soonCounts gives the store the time that waiters need to arrive, or the dead to be found
 // dead.
 func soonCounts(s *scene, c *client, key string, n int, why string) {
-	countsWithin(s, c, key, n, s.h.patience(), why)
+	countsWithin(s, s.h.patience(), c, key, n, why)
 }
 
-func countsWithin(s *scene, c *client, key string, n int, patience time.Duration, why string) {
+func countsWithin(s *scene, patience time.Duration, c *client, key string, n int, why string) {
 	for end := time.Now().Add(patience); !s.over(); s.sleep(5 * time.Millisecond) {
 		h, err := c.Inspect(s.ctx, key)
 		s.noError(err, "Inspect", key)
-		if h.Waiting == n {
+		switch {
+		case h.Waiting == n:
 			return
-		}
-		if !time.Now().Before(end) {
-			s.fail("%s, for %v: %d wait; want %d, since %s", c.text("Inspect", key), patience, h.Waiting, n, why)
+		case !time.Now().Before(end):
+			s.fail("%s, after %v: %d wait; want %d, since %s", c.text("Inspect", key), patience, h.Waiting, n, why)
 		}
 	}
 }

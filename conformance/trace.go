@@ -117,19 +117,17 @@ func (tr *trace) about(message string) string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	named := func(c *call) bool { return c.key != "" && strings.Contains(message, brief(c.key)) }
-	counts := make(map[string]int)
-	among := func(most int, name string) bool { // the latest that have this name
-		if name == "" || name == brief("") || !strings.Contains(message, name) {
-			return false
-		}
-		counts[name]++
-		return counts[name] <= most
-	}
 	var shown []*call
+	counts := make(map[string]int) // of the calls that have a name, from the latest on
 	for i, c := range slices.Backward(tr.latest) {
-		ofKey, ofCall := among(tracedKey, brief(c.key)), among(tracedCall, c.text)
-		ofToken, ofGrant := among(tracedCall, brief(c.token)), among(tracedCall, c.fence)
-		if len(tr.latest)-i <= traced || ofKey || ofCall || ofToken || ofGrant {
+		show := len(tr.latest)-i <= traced
+		for name, most := range map[string]int{brief(c.key): tracedKey, c.text: tracedCall, brief(c.token): tracedCall, c.fence: tracedCall} {
+			if name != "" && name != brief("") && strings.Contains(message, name) {
+				counts[name]++
+				show = show || counts[name] <= most
+			}
+		}
+		if show {
 			shown = append(shown, c)
 		}
 	}
@@ -182,20 +180,16 @@ func show(v any) string {
 	case dlock.Hold:
 		return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", v.Held, brief(v.Token), v.Remaining, v.Waiting)
 	case dlock.Attempt:
-		return showAttempt(v)
+		if v.Acquired {
+			return fmt.Sprintf("acquired, fence %d", v.Fence)
+		}
+		holder := "?"
+		if v.Holder != "" {
+			holder = brief(v.Holder)
+		}
+		return fmt.Sprintf("held by %s for %v", holder, v.Remaining)
 	}
 	return fmt.Sprintf("%+v", v)
-}
-
-func showAttempt(a dlock.Attempt) string {
-	if a.Acquired {
-		return fmt.Sprintf("acquired, fence %d", a.Fence)
-	}
-	holder := "?"
-	if a.Holder != "" {
-		holder = brief(a.Holder)
-	}
-	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
 }
 
 // showBatch prints the elements of a batch, unless they are many.
