@@ -98,22 +98,22 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 	})
 }
 
-// releaseForgets has either client release tokens that wait more than once, or hold and wait.
+// releaseForgets releases tokens that wait more than once, or hold and wait.
 func releaseForgets(s *scene) error {
 	a, b := s.client(), s.acquirer()
-	for times := range 3 {
-		for _, by := range []*client{a, b} {
-			if !s.h.Unordered { // a wait may begin again, and be served before the other
-				forgetsWaits(s, a, b, by, times+1)
-			}
-			forgetsLease(s, a, b, by, times+1)
+	for _, times := range []int{1, 2, 3} {
+		if !s.h.Unordered { // a wait may begin again, and be served before the others
+			forgetsWaits(s, a, b, b, times)
+			forgetsWaits(s, a, b, a, times)
 		}
+		forgetsLease(s, a, b, times)
 	}
 	return s.result()
 }
 
 // forgetsWaits releases a token that waits several times, between two others: what it waits
-// for goes to them.
+// for goes to them. If another client releases it, its waits are still under way, and may take
+// a place again, which is behind the others.
 func forgetsWaits(s *scene, a, b, by *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	others := []*waiter{s.wait(b, g.key, s.token("before"), long)}
@@ -130,7 +130,7 @@ func forgetsWaits(s *scene, a, b, by *client, times int) {
 }
 
 // forgetsLease releases a token that was served, and waits elsewhere still.
-func forgetsLease(s *scene, a, b, by *client, times int) {
+func forgetsLease(s *scene, a, b *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	waiting := waitTimes(s, b, g.key, times)
 	s.release(a, g, true)
@@ -140,7 +140,7 @@ func forgetsLease(s *scene, a, b, by *client, times int) {
 			brief(g.key), brief(waiting[0].token), times, s.h.patience())
 		return
 	}
-	s.release(by, s.isServed(waiting[i]), true)
+	s.release(b, s.isServed(waiting[i]), true)
 	next := s.grant(a, g.key, s.token("next"), long)
 	s.endWaits(b, waiting)
 	s.held(b, next)
