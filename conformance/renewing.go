@@ -103,8 +103,8 @@ func renewAtExpiry(s *scene, next, holder *client) {
 			return holder.Renew(s.ctx, g.key, g.token, long)
 		})
 		if kept && n.Acquired {
-			s.fail("%s.Renew(%s, %s, %v) reported true at the end of a lease, and %s.TryAcquire(%s, %s) was acquired; want one of the two",
-				holder.name, brief(g.key), brief(g.token), long, next.name, brief(n.key), brief(n.token))
+			s.fail("%s reported true at the end of a lease, and %s was acquired; want one of the two",
+				holder.text("Renew", g.key, g.token, long), next.text("TryAcquire", n.key, n.token, long))
 		}
 	})
 }
