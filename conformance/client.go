@@ -79,12 +79,13 @@ func (c *client) text(method string, args ...any) string {
 // renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
 	if call == "Renew" {
-		_, err := c.Renew(ctx, g.key, g.token, long)
-		return err
+		return errOf(c.Renew(ctx, g.key, g.token, long))
 	}
-	_, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-	return err
+	return errOf(c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}}))
 }
+
+// errOf is the error of a call whose answer does not matter.
+func errOf[T any](_ T, err error) error { return err }
 
 // An optionalMethod is the method of an optional interface of a Locker.
 type optionalMethod struct {
@@ -96,19 +97,14 @@ type optionalMethod struct {
 var (
 	acquire = optionalMethod{"Acquirer.Acquire", is[dlock.Acquirer],
 		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.Acquire(ctx, key, token, long)
-			return err
+			return errOf(l.Acquire(ctx, key, token, long))
 		}}
 	renewBatch = optionalMethod{"BatchRenewer.RenewBatch", is[dlock.BatchRenewer],
 		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
-			return err
+			return errOf(l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}}))
 		}}
 	inspect = optionalMethod{"Inspector.Inspect", is[dlock.Inspector],
-		func(ctx context.Context, l dlock.Forward, key, _ string) error {
-			_, err := l.Inspect(ctx, key)
-			return err
-		}}
+		func(ctx context.Context, l dlock.Forward, key, _ string) error { return errOf(l.Inspect(ctx, key)) }}
 	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
 )
 

@@ -132,8 +132,7 @@ func inspectChangesNothing(s *scene) error {
 }
 
 func inspects(s *scene, c *client, key string) {
-	_, err := c.Inspect(s.ctx, key)
-	s.noError(err, "Inspect", key)
+	s.noError(errOf(c.Inspect(s.ctx, key)), "Inspect", key)
 }
 
 // waitingIsCounted compares what Inspect says of the queue of a key with those who wait.

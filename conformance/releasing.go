@@ -91,8 +91,7 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 	s.whereTimePasses(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
 		_, n := s.overtake(next, g, early, func() (bool, error) {
-			_, err := holder.Release(s.ctx, g.key, g.token)
-			return false, err
+			return false, errOf(holder.Release(s.ctx, g.key, g.token))
 		})
 		s.held(next, n)
 	})
