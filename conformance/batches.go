@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -35,92 +33,85 @@ func batchKeepsOrder(s *scene) error {
 		held.wish(long, true), held.as(other.token).wish(long, false), dead.wish(long, false),
 		other.wish(long, true), never.wish(long, false), held.wish(long, true), held.wish(long, true),
 	})
-
-	var many []wish
-	for i := range 40 {
-		g := s.grant(a, s.key(), s.token("holder"), long)
-		if i%3 == 1 {
-			g.token = s.token("stranger")
-		}
-		many = append(many, g.wish(long, i%3 != 1))
-	}
-	s.renewAll(c, many)
-	batchWithNonsense(s, c, held, other)
+	s.renewAll(c, amongStrangers(s.takeMany(40, long, a)))
+	amongNonsense(s, c, held, other)
 	return s.result()
 }
 
-// batchWithNonsense has elements in a batch that no lease can be meant by. A store may
-// refuse them, or all of the batch, but must not mix up the others.
-func batchWithNonsense(s *scene, c *client, held, other grant) {
-	stranger := held.as(s.token("stranger"))
-	wishes := []wish{
-		held.as("").wish(long, false), held.wish(long, true), stranger.wish(0, false), stranger.wish(long, false),
-		{dlock.Renewal{Token: held.token, TTL: long}, false}, other.wish(long, true), stranger.wish(-long, false),
-	}
-	if s.over() {
-		return
-	}
+// amongNonsense has elements in a batch that no lease can be meant by. A store may refuse
+// them, or all of the batch, but must not mix up the others.
+func amongNonsense(s *scene, c *client, held, other grant) {
+	wishes := []wish{held.as("").wish(long, false), held.wish(long, true), held.as("stranger").wish(0, false), other.wish(long, true)}
 	results, err := c.RenewBatch(s.ctx, batchOf(wishes))
-	if err != nil {
+	if err != nil || s.over() {
 		return
 	}
 	if len(results) != len(wishes) {
-		s.fail("%s.RenewBatch(%s) = %d results; want %d", c.name, showBatch(batchOf(wishes)), len(results), len(wishes))
+		s.fail("%s = %d results; want %d", c.text("RenewBatch", batchOf(wishes)), len(results), len(wishes))
 		return
 	}
-	for _, i := range []int{1, 3, 5} {
-		s.checkResult(c, wishes, i, results[i])
-	}
+	results[0], results[2] = dlock.RenewResult{}, dlock.RenewResult{}
+	s.checkResults(c, wishes, results)
 }
 
+// amongStrangers renews leases in a batch, but some by tokens that do not hold them. The
+// last is none of these.
+func amongStrangers(leases []grant) (wishes []wish) {
+	for i, g := range leases {
+		if (len(leases)-i)%7 == 0 {
+			wishes = append(wishes, g.as("stranger").wish(long, false))
+		} else {
+			wishes = append(wishes, g.wish(long, true))
+		}
+	}
+	return wishes
+}
+
+// batchRenewsAsRenew has several elements of one batch renew the same lease, with others
+// between them: the longest counts, wherever it stands, and what strangers ask for does not.
 func batchRenewsAsRenew(s *scene) error {
 	a, c := s.client(), s.batchRenewer()
 	ttl := s.h.ttl()
 	dead := s.grant(a, s.key(), s.token("dead"), ttl)
 	s.lapse(ttl)
-	longer := s.grant(a, s.key(), s.token("longer"), long)
-	other := s.grant(a, s.key(), s.token("other"), long)
-	short := s.grant(a, s.key(), s.token("short"), 2*ttl)
-	extended := s.grant(a, s.key(), s.token("extended"), 2*ttl)
-	s.renewAll(c, []wish{
-		dead.wish(long, false), extended.wish(long, true), longer.wish(ttl, true),
-		other.as("stranger").wish(ttl, false), short.as("stranger").wish(long, false),
-	})
-	s.free(a, dead.key) // not revived
-	s.lapse(2 * ttl)
-	for _, g := range []grant{extended, longer, other} {
-		s.held(c, g)
-		s.release(a, g, true)
+	type ttls = []time.Duration
+	leases := []struct {
+		granted       time.Duration
+		own, stranger ttls // what is asked for in the name of the holder, and of another
+		lasts         bool
+		grant
+	}{
+		{granted: 2 * ttl, own: ttls{long}, lasts: true},
+		{granted: long, own: ttls{ttl}, lasts: true},
+		{granted: long, stranger: ttls{ttl}, lasts: true},
+		{granted: 2 * ttl, stranger: ttls{long}},
+		{granted: 2 * ttl, own: ttls{ttl, long, ttl}, stranger: ttls{ttl, ttl, ttl}, lasts: true},
+		{granted: 2 * ttl, own: ttls{long, ttl, ttl}, stranger: ttls{ttl, ttl, ttl}, lasts: true},
+		{granted: 2 * ttl, own: ttls{ttl, ttl, long}, stranger: ttls{ttl, ttl, ttl}, lasts: true},
+		{granted: 2 * ttl, own: ttls{ttl}, stranger: ttls{long, long}},
 	}
-	s.free(a, short.key) // not extended by a stranger
-	renewsTwice(s, a, c)
-	return s.result()
-}
-
-// renewsTwice has several elements of one batch renew the same lease, with others between
-// them: the longest counts, wherever it stands, and what strangers ask for does not.
-func renewsTwice(s *scene, a, c *client) {
-	ttl := s.h.ttl()
-	orders := [][]time.Duration{{ttl, long, ttl}, {long, ttl, ttl}, {ttl, ttl, long}}
-	leases := make([]grant, len(orders))
-	for i := range leases {
-		leases[i] = s.grant(a, s.key(), s.token("holder"), 2*ttl)
+	for i, l := range leases {
+		leases[i].grant = s.grant(a, s.key(), s.token("holder"), l.granted)
 	}
-	var wishes []wish
-	for n := range orders {
-		for i, g := range leases {
-			wishes = append(wishes, g.wish(orders[i][n], true), g.as("stranger").wish(ttl, false))
+	wishes := []wish{dead.wish(long, false)}
+	for n := range 3 {
+		for _, l := range leases {
+			if n < len(l.stranger) {
+				wishes = append(wishes, l.as("stranger").wish(l.stranger[n], false))
+			}
+			if n < len(l.own) {
+				wishes = append(wishes, l.wish(l.own[n], true))
+			}
 		}
 	}
-	short := s.grant(a, s.key(), s.token("holder"), 2*ttl)
-	wishes = append(wishes, short.as("stranger").wish(long, false), short.wish(ttl, true), short.as("stranger").wish(long, false))
 	s.renewAll(c, wishes)
+	s.free(a, dead.key) // not revived
 	s.lapse(2 * ttl)
-	for _, g := range leases {
-		s.held(a, g)
-		s.release(a, g, true)
+	for _, l := range leases {
+		s.release(a, l.grant, l.lasts)
+		s.free(c, l.key)
 	}
-	s.free(a, short.key)
+	return s.result()
 }
 
 // batchSizes are about what stores take at a time, and several times that.
@@ -135,7 +126,7 @@ func batchOfAnySize(s *scene) error {
 	for _, n := range batchSizes {
 		s.renewAll(c, amongStrangers(leases[:min(n, len(leases))]))
 	}
-	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
+	short := s.short()
 	var wishes []wish
 	for i, g := range leases {
 		if slices.Contains(edges, i) {
@@ -155,61 +146,32 @@ func batchOfAnySize(s *scene) error {
 	return s.result()
 }
 
-// amongStrangers renews leases in a batch, but some by tokens that do not hold them. The
-// last is none of these.
-func amongStrangers(leases []grant) (wishes []wish) {
-	for i, g := range leases {
-		if (len(leases)-i)%7 == 0 {
-			wishes = append(wishes, g.as("stranger").wish(long, false))
-		} else {
-			wishes = append(wishes, g.wish(long, true))
-		}
-	}
-	return wishes
-}
-
 // batchIsTheCallers keeps results while other batches are renewed, and writes over what it
 // has given and got.
 func batchIsTheCallers(s *scene) error {
 	a, c, d := s.client(), s.batchRenewer(), s.client()
 	held, other := s.grant(a, s.key(), s.token("held"), long), s.grant(a, s.key(), s.token("other"), long)
 	yes, no := held.wish(long, true), other.as("stranger").wish(long, false)
-	wishes := []wish{yes, no, yes, yes, no}
-	opposite := []wish{no, yes, no, no, yes}
-
-	batch, results := s.renewAll(c, wishes)
-	for _, by := range []*client{c, d} {
-		for n := range len(opposite) + 1 {
-			s.renewAll(by, opposite[:n])
-			s.renewAll(by, slices.Concat(opposite, opposite[:n]))
-		}
-	}
-	s.checkResults(c, wishes, results)
-	clear(batch)
-	for i := range results {
-		results[i] = dlock.RenewResult{Held: i%2 == 0, Err: errReplyLost}
-	}
-	s.renewAll(c, opposite)
-	batchesTogether(s, c, yes, no)
-	s.release(a, held, true)
-	s.release(a, other, true)
-	return s.result()
-}
-
-// batchesTogether renews different batches at the same time, with one client.
-func batchesTogether(s *scene, c *client, yes, no wish) {
 	rounds := s.h.rounds(10)
 	eachOf(racers, func(i int) {
 		for n := range rounds {
-			var wishes []wish
+			var wishes, opposite []wish
 			for bit := range 4 {
-				wishes = append(wishes, []wish{yes, no}[(i+n)>>bit&1])
+				set := (i + n) >> bit & 1
+				wishes, opposite = append(wishes, []wish{yes, no}[set]), append(opposite, []wish{no, yes}[set])
 			}
-			_, results := s.renewAll(c, wishes)
-			runtime.Gosched()
+			batch, results := s.renewAll(c, wishes)
+			s.renewAll([]*client{c, d}[i%2], slices.Concat(opposite, opposite[:n%4]))
 			s.checkResults(c, wishes, results)
+			clear(batch)
+			for i := range results {
+				results[i] = dlock.RenewResult{Held: i%2 == 0, Err: errReplyLost}
+			}
 		}
 	})
+	s.release(a, held, true)
+	s.release(a, other, true)
+	return s.result()
 }
 
 // batchesCross renews the same leases in different orders at the same time.
@@ -223,15 +185,14 @@ func batchesCross(s *scene) error {
 	orders := [][]wish{forwards, backwards, slices.Concat(forwards[6:], forwards[:6]), slices.Concat(backwards, forwards)}
 
 	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for i := range 2 * len(orders) {
-		wg.Go(func() {
+	go func() {
+		defer close(done)
+		eachOf(2*len(orders), func(i int) {
 			for range rounds {
 				s.renewAll([]*client{c, d}[i%2], orders[i/2])
 			}
 		})
-	}
-	go func() { wg.Wait(); close(done) }()
+	}()
 	if !s.await(done) {
 		s.fail("%d goroutines of 2 clients renew batches of the same %d leases, in different orders; after %v not all of these calls have returned; want batches that do not wait for each other:\n%s",
 			2*len(orders), len(leases), s.h.patience(), s.trace.unanswered())
@@ -247,20 +208,13 @@ func batchesApart(s *scene, a, c *client) {
 	const batches, size = 4, 100
 	short := max(2*s.h.ttl(), 5*s.h.gap()<<s.attempt)
 	leases := s.takeMany(batches*size, short, a, c)
-	var renewing sync.WaitGroup
-	for i := range batches {
-		renewing.Go(func() {
-			var wishes []wish
-			for _, g := range leases[i*size : (i+1)*size] {
-				wishes = append(wishes, g.wish(long, true))
-			}
-			s.renewAll([]*client{a, c}[i%2], wishes)
-		})
-	}
-	renewing.Wait()
+	eachOf(batches, func(i int) {
+		var wishes []wish
+		for _, g := range leases[i*size : (i+1)*size] {
+			wishes = append(wishes, g.wish(long, true))
+		}
+		s.renewAll([]*client{a, c}[i%2], wishes)
+	})
 	s.lapse(short)
-	for _, g := range leases {
-		s.held(c, g)
-	}
 	s.releaseMany(leases, a, c)
 }

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -25,56 +26,66 @@ var (
 )
 
 func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	call := c.trace.begin(key, token, "%s.TryAcquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.TryAcquire(ctx, key, token, ttl)
-	call.end(show(a), fenceOf(a), err)
-	return a, err
+	return noted(c, key, token, c.text("TryAcquire", key, token, ttl), func() (dlock.Attempt, error) {
+		return c.inner.TryAcquire(ctx, key, token, ttl)
+	})
 }
 
 func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	call := c.trace.begin(key, token, "%s.Renew(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	held, err := c.inner.Renew(ctx, key, token, ttl)
-	call.end(held, "", err)
-	return held, err
+	return noted(c, key, token, c.text("Renew", key, token, ttl), func() (bool, error) {
+		return c.inner.Renew(ctx, key, token, ttl)
+	})
 }
 
 func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
-	call := c.trace.begin(key, token, "%s.Release(%s, %s)", c.name, brief(key), brief(token))
-	held, err := c.inner.Release(ctx, key, token)
-	call.end(held, "", err)
-	return held, err
+	return noted(c, key, token, c.text("Release", key, token), func() (bool, error) {
+		return c.inner.Release(ctx, key, token)
+	})
 }
 
 func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	call := c.trace.begin(key, token, "%s.Acquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.Acquire(ctx, key, token, ttl)
-	call.end(show(a), fenceOf(a), err)
-	return a, err
+	return noted(c, key, token, c.text("Acquire", key, token, ttl), func() (dlock.Attempt, error) {
+		return c.inner.Acquire(ctx, key, token, ttl)
+	})
 }
 
 func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	call := c.trace.begin("", "", "%s.RenewBatch(%s)", c.name, showBatch(batch))
-	results, err := c.inner.RenewBatch(ctx, batch)
-	call.end(showResults(results), "", err)
-	return results, err
+	return noted(c, "", "", c.text("RenewBatch", batch), func() ([]dlock.RenewResult, error) {
+		return c.inner.RenewBatch(ctx, batch)
+	})
 }
 
 func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	call := c.trace.begin(key, "", "%s.Inspect(%s)", c.name, brief(key))
-	h, err := c.inner.Inspect(ctx, key)
-	call.end(showHold(h), "", err)
-	return h, err
+	return noted(c, key, "", c.text("Inspect", key), func() (dlock.Hold, error) { return c.inner.Inspect(ctx, key) })
+}
+
+// noted makes a call, and notes it in the trace of c.
+func noted[T any](c *client, key, token, text string, call func() (T, error)) (T, error) {
+	made := c.trace.begin(key, token, "%s", text)
+	answer, err := call()
+	made.end(show(answer), fenceOf(answer), err)
+	return answer, err
+}
+
+// text is a call as failures and traces name it.
+func (c *client) text(method string, args ...any) string {
+	shown := make([]string, len(args))
+	for i, arg := range args {
+		shown[i] = show(arg)
+	}
+	return fmt.Sprintf("%s.%s(%s)", c.name, method, strings.Join(shown, ", "))
 }
 
 // renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
 	if call == "Renew" {
-		_, err := c.Renew(ctx, g.key, g.token, long)
-		return err
+		return errOf(c.Renew(ctx, g.key, g.token, long))
 	}
-	_, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-	return err
+	return errOf(c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}}))
 }
+
+// errOf is the error of a call whose answer does not matter.
+func errOf[T any](_ T, err error) error { return err }
 
 // An optionalMethod is the method of an optional interface of a Locker.
 type optionalMethod struct {
@@ -86,19 +97,14 @@ type optionalMethod struct {
 var (
 	acquire = optionalMethod{"Acquirer.Acquire", is[dlock.Acquirer],
 		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.Acquire(ctx, key, token, long)
-			return err
+			return errOf(l.Acquire(ctx, key, token, long))
 		}}
 	renewBatch = optionalMethod{"BatchRenewer.RenewBatch", is[dlock.BatchRenewer],
 		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
-			return err
+			return errOf(l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}}))
 		}}
 	inspect = optionalMethod{"Inspector.Inspect", is[dlock.Inspector],
-		func(ctx context.Context, l dlock.Forward, key, _ string) error {
-			_, err := l.Inspect(ctx, key)
-			return err
-		}}
+		func(ctx context.Context, l dlock.Forward, key, _ string) error { return errOf(l.Inspect(ctx, key)) }}
 	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
 )
 

@@ -34,41 +34,31 @@ func (n need) missing(h Harness) error {
 	return nil
 }
 
-func needsWipe(h Harness) string {
-	if h.Wipe == nil {
-		return "Harness.Wipe is nil"
+// unless is a reason, unless ok.
+func unless(ok bool, reason string) string {
+	if ok {
+		return ""
 	}
-	return ""
+	return reason
 }
 
-func needsOrder(h Harness) string {
-	if h.Unordered {
-		return "Harness.Unordered is set"
-	}
-	return ""
-}
+func needsWipe(h Harness) string { return unless(h.Wipe != nil, "Harness.Wipe is nil") }
+
+func needsOrder(h Harness) string { return unless(!h.Unordered, "Harness.Unordered is set") }
 
 func needsClock(h Harness) string {
-	if h.Advance != nil {
-		return "Harness.Advance is set: the store's clock is not the process's"
-	}
-	return ""
+	return unless(h.Advance == nil, "Harness.Advance is set: the store's clock is not the process's")
 }
 
 func needsIdleness(h Harness) string {
-	if !h.Bubble && h.Advance == nil {
-		return "neither Harness.Bubble nor Harness.Advance is set: it would take days"
-	}
-	return ""
+	return unless(h.Bubble || h.Advance != nil, "neither Harness.Bubble nor Harness.Advance is set: it would take days")
 }
 
 func needsClockAndWipe(h Harness) string { return cmp.Or(needsClock(h), needsWipe(h)) }
 
 func needsVia(h Harness) string {
-	if h.Dial == nil && h.DialAll == nil || len(h.addrs()) == 0 {
-		return "Harness.Dial or Harness.Addr is not set: there is no network to make faulty"
-	}
-	return ""
+	return unless((h.Dial != nil || h.DialAll != nil) && len(h.addrs()) > 0,
+		"Harness.Dial or Harness.Addr is not set: there is no network to make faulty")
 }
 
 func needsNetwork(h Harness) string { return cmp.Or(needsVia(h), needsClock(h)) }

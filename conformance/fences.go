@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -33,7 +32,10 @@ func fenceRises(s *scene) error {
 	s.above(again, third) // after expiry
 
 	s.above(third, handover(s, a, b, third))
-	fencesUnderContention(s, a, b)
+	grants := takeTurns(s, false, a, b)
+	for i := 1; i < len(grants); i++ {
+		s.above(grants[i-1], grants[i])
+	}
 	s.eachWay(a, b, fenceAtExpiry)
 	return s.result()
 }
@@ -49,56 +51,19 @@ func handover(s *scene, a, b *client, g grant) grant {
 	return s.isServed(w)
 }
 
-// fencesUnderContention has many take one key in turn, and looks at the fences
-// in the order in which the key was held.
-func fencesUnderContention(s *scene, clients ...*client) {
-	rounds := s.h.rounds(6)
-	key := s.key()
-	var mu sync.Mutex
-	var grants []grant
-	var wg sync.WaitGroup
-	for i := range racers {
-		wg.Go(func() {
-			for n := range rounds {
-				g := s.takeFenced(clients[i%len(clients)], key, fmt.Sprint("racer", i, "-", n))
-				if g.Acquired {
-					mu.Lock()
-					grants = append(grants, g)
-					mu.Unlock()
-					s.release(clients[0], g, true)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for i := 1; i < len(grants); i++ {
-		s.above(grants[i-1], grants[i])
-	}
-}
-
 // fenceAtExpiry: a lease that was over before the call that made it has returned
 // came before that of the next holder, and so does its fence.
 func fenceAtExpiry(s *scene, next, slow *client) {
-	var wg sync.WaitGroup
-	for ttl := time.Millisecond; ttl <= 8*time.Millisecond; ttl += time.Millisecond {
-		wg.Go(func() {
-			first := grant{key: s.key(), token: s.token("slow")}
-			s.uses(first.key, first.token)
-			done := make(chan error, 1)
-			go func() {
-				var err error
-				first.Attempt, err = slow.TryAcquire(s.ctx, first.key, first.token, ttl)
-				done <- err
-			}()
-			time.Sleep(s.h.gap() / 2)
-			second := s.takeSoon(next, first.key)
-			s.noError(<-done, "TryAcquire", first.key)
-			if first.Acquired && second.Acquired {
-				s.above(first, second)
-			}
-		})
-	}
-	wg.Wait()
+	eachOf(8, func(i int) {
+		key, made := s.key(), make(chan grant, 1)
+		ttl := time.Duration(i+1) * time.Millisecond
+		go func() { made <- s.try(slow, grant{key: key, token: s.token("slow")}, ttl) }()
+		time.Sleep(s.h.gap() / 2)
+		second := s.takeSoon(next, key)
+		if first := <-made; first.Acquired && second.Acquired {
+			s.above(first, second)
+		}
+	})
 }
 
 // idleTimes are longer than what companions of a lock, or rows that are used no more,
@@ -111,22 +76,14 @@ func fenceSurvivesIdleness(s *scene) error {
 	s.fenced(last)
 	s.release(a, last, true)
 	for _, idle := range idleTimes {
-		stayIdle(s, idle)
+		pause := s.trace.begin("", "", "%v pass", idle)
+		s.sleep(idle)
+		pause.end("they have passed", "", nil)
 		next := s.grant(b, last.key, s.token(fmt.Sprint("after ", idle)), s.h.ttl())
 		s.above(last, next) // whose lease runs out
 		last = next
 	}
 	return s.result()
-}
-
-// stayIdle lets so much time pass that it must not be real time.
-func stayIdle(s *scene, d time.Duration) {
-	if s.over() {
-		return
-	}
-	pause := s.trace.begin("", "", "%v pass", d)
-	s.sleep(d)
-	pause.end("they have passed", "", nil)
 }
 
 func fenceSurvivesDataLoss(s *scene) error {

@@ -20,54 +20,45 @@ var keysCases = []testCase{
 		clause: withSource("A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and tokens may be binary.")},
 }
 
+// alike are tokens, and ends of keys. Encodings change them, patterns match them, or a store
+// might take them for the one beside them.
+var alike = []string{
+	"user-1", "user-10", "user-2", ".*", "[a]", "a", "A", "ab", "a ", " a ", "a  b", "a\n", "a\r\n", "a 1", "a\x00", "a\x00a", "a\x00b", "\x00",
+	" ", "  ", "\t", "\n", "\r\n", "\u2028", "\u200b", "\ufeff", "\x1b", "\x7f", "é", "e\u0301", "ß", "ss", "ſ", "K", "\u212a", "日本", "🔒",
+	"\xff", "\xfe", "\ufffd", "a\xffb", "\xc3", "\xc0\x80", "\xed\xa0\x80", "*", "?", "_", "%", "%00", "%25", "%41", "\\x41", "\\u0041", "\\", "\\n",
+	"/", "//", "/.", ":", "::", "a:b", "a,b", "a;b", "a|b", "a+b", "a=", ";", "--", "$1", "#", ".", "|", "'", "\"", "\"a\"", "`", "&amp;", "<a&b>",
+	"[]", "{}", "{a}", "{a}b", "{b}a", "}{", "}", "{", "false", "0", "00", "0x10", "10", "1e1", "1e3", "01", "1", "1.0", "-1", "true",
+	"null", "NULL", "nil", "(nil)", "OK",
+}
+
 func keysAreIndependent(s *scene) error {
 	a, b := s.clients2()
 	can := s.abilities(b)
-	keys := differentKeys(s.key())
-	grants := make([]grant, len(keys))
-	for i, key := range keys {
-		grants[i] = grantApart(s, a, key, fmt.Sprintf("holder of %d %s", i, brief(key)))
-	}
-	renewedApart(s, b, grants, can)
-	for _, g := range grants { // each ends its own lease, and no other
-		if can.inspect {
-			s.sees(b, g, long)
+	var leases []longLease
+	for i, key := range differentKeys(s.key()) {
+		g := s.try(a, grant{key: key, token: s.token(fmt.Sprintf("holder of %d %s", i, brief(key)))}, long)
+		if !g.Acquired {
+			s.fail("TryAcquire(%s): %s, though nobody holds this key, but others like it; want it to be acquired", brief(key), show(g.Attempt))
 		}
-		s.release(b, g, true)
-		if can.inspect {
-			s.seesNobody(b, g.key, "its holder released it, though those of keys like it have not")
-		}
+		leases = append(leases, longLease{g, "TryAcquire", long})
 	}
+	renewedApart(s, b, leases, can)
+	s.stillLast(a, b, leases, can) // each ends its own lease, and no other
 	return s.result()
 }
 
 // renewedApart renews each lease in its own name, and in that of the next key's holder.
-func renewedApart(s *scene, c *client, grants []grant, can abilities) {
+func renewedApart(s *scene, c *client, leases []longLease, can abilities) {
 	var wishes []wish
-	for i, g := range grants {
-		other := g.as(grants[(i+1)%len(grants)].token)
+	for i, l := range leases {
+		other := l.as(leases[(i+1)%len(leases)].token)
 		s.renew(c, other, long, false)
-		s.renew(c, g, long, true)
-		wishes = append(wishes, other.wish(long, false), g.wish(long, true))
+		s.renew(c, l.grant, long, true)
+		wishes = append(wishes, other.wish(long, false), l.wish(long, true))
 	}
 	if can.batch {
 		s.renewAll(c, wishes)
 	}
-}
-
-// grantApart is grant, with an error that says that keys are confused.
-func grantApart(s *scene, c *client, key, token string) grant {
-	g := grant{key: key, token: token, start: s.now()}
-	if s.over() {
-		return g
-	}
-	s.uses(key, token)
-	a, err := c.TryAcquire(s.ctx, key, token, long)
-	if err != nil || !a.Acquired {
-		s.fail("TryAcquire(%s) = %s, %w, though nobody holds this key, but others like it; want it to be acquired", brief(key), show(a), orNone(err))
-	}
-	s.certain(key, g.start.Add(long), true)
-	return g
 }
 
 // collisions are pairs that common hashes of 32 bits confuse, whatever follows both.
@@ -90,12 +81,7 @@ var collisions = []struct{ hash, one, other string }{
 // differentKeys returns keys that a store might take for the same.
 func differentKeys(base string) []string {
 	keys := []string{base}
-	for _, end := range []string{
-		"a", "A", "ab", " ", "  ", "\t", "\n", "\r\n", "\x00", "\x00a", "\x00b", "0", "00",
-		"é", "e\u0301", "ß", "ss", "ſ", "K", "\u212a", "\u200b", "日本", "🔒", "\xff", "\xfe", "\ufffd",
-		"*", "?", "[a]", "%", "%00", "%25", "_", "/", "//", "/.", "/../" + base, ":", "::", "\\", "\\n", "'", "\"", "`", ";", "--", "$1", "#", ".", "|",
-		"{}", "{a}", "{a}b", "{b}a", "}{", "}", "{",
-	} {
+	for _, end := range slices.Concat(alike, []string{"/../" + base}) {
 		keys = append(keys, base+end)
 	}
 	for _, length := range []int{64, 128, 255, 256, 512, 1023} {
@@ -114,27 +100,24 @@ func differentKeys(base string) []string {
 var seams = []string{"", ":", "::", "/", "|", "-", "_", ".", ",", ";", "#", "@", "=", "&", "+", " ", "\t", "\n", "\x00", "\x1f", "\xff", "\"", "\\", "{", "}"}
 
 // twins returns pairs of a key and a token that are the same if they are joined.
-func twins(s *scene) (pairs [][2]hold) {
+func twins(s *scene) (pairs [][2]grant) {
 	for _, seam := range seams {
 		key, token := s.key(), s.token("token")
-		pairs = append(pairs, [2]hold{{key + seam + "a", token}, {key, "a" + seam + token}})
+		pairs = append(pairs, [2]grant{{key: key + seam + "a", token: token}, {key: key, token: "a" + seam + token}})
 		key, token = s.key(), s.token("token")
-		pairs = append(pairs, [2]hold{{"a" + seam + key, token}, {key, token + seam + "a"}})
+		pairs = append(pairs, [2]grant{{key: "a" + seam + key, token: token}, {key: key, token: token + seam + "a"}})
 	}
 	return pairs
 }
 
-func (h hold) grant() grant { return grant{key: h.key, token: h.token} }
-
 func keyAndTokenApart(s *scene) error {
 	a, b := s.clients2()
 	can := s.abilities(b)
-	for _, twins := range twins(s) {
-		leasesApart(s, a, b, can, twins[0].grant(), twins[1].grant())
+	for _, pair := range twins(s) {
+		leasesApart(s, a, b, can, pair[0], pair[1])
 	}
 	if can.wait {
 		waitsApart(s, a, b)
-		servedOneByOne(s, a, b)
 	}
 	return s.result()
 }
@@ -155,35 +138,65 @@ func leasesApart(s *scene, a, b *client, can abilities, one, other grant) {
 	s.release(b, other, true)
 }
 
-// waitsApart releases what does not wait, but looks like what does.
+// waitsApart has one client wait for both of each pair. The second is released before, when
+// it does not wait yet, but looks like the first, which does.
 func waitsApart(s *scene, a, b *client) {
+	pairs := twins(s)
+	for _, like := range likeTokens() {
+		key, own := s.key(), s.token("") // since no token may wait for two keys
+		if !s.h.Unordered {              // else the second may be served first
+			pairs = append(pairs, [2]grant{{key: key, token: own + like[0]}, {key: key, token: own + like[1]}})
+		}
+	}
 	var holders []grant
-	var waiting []*waiter
-	var others []grant
-	for _, twins := range twins(s) {
-		holders = append(holders, s.grant(a, twins[0].key, s.token("holder"), long))
-		waiting = append(waiting, s.waitCtx(s.ctx, b, twins[0].key, twins[0].token, long))
-		others = append(others, twins[1].grant())
+	holds := func(key string) { holders = append(holders, s.grant(a, key, s.token("holder"), long)) }
+	var first, second []*waiter
+	for _, pair := range pairs {
+		holds(pair[0].key)
+		first = append(first, s.waitCtx(s.ctx, b, pair[0].key, pair[0].token, long))
 	}
 	s.gap()
-	for i, w := range waiting {
-		s.release(b, others[i], false)
+	for _, pair := range pairs {
+		s.release(b, pair[1], false)
+		if pair[1].key != pair[0].key {
+			holds(pair[1].key)
+		}
+		second = append(second, s.waitCtx(s.ctx, b, pair[1].key, pair[1].token, long))
+	}
+	s.gap()
+	for i, w := range first {
 		s.waits(w)
 		s.release(a, holders[i], true)
 	}
-	for _, w := range waiting {
-		s.served(w, "the holder released the key")
+	for i, w := range first {
+		s.servedInTheEnd(w, "the holder released the key")
+		s.waits(second[i])
 		s.release(b, w.grant, true)
+	}
+	for _, g := range holders[len(first):] {
+		s.release(a, g, true)
+	}
+	for _, w := range second {
+		s.release(b, s.served(w, "the key was released"), true)
 	}
 }
 
-// tokenHoldsManyKeys has one token hold several keys, which end in different ways.
+// tokenHoldsManyKeys has one token hold several keys, which it got from attempts or waits.
 func tokenHoldsManyKeys(s *scene) error {
 	a, b := s.clients2()
 	token := s.token("holder")
-	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
-	take := func(ttl time.Duration) grant { return s.grant(a, s.key(), token, ttl) }
+	endApart(s, a, b, func(ttl time.Duration) grant { return s.grant(a, s.key(), token, ttl) })
+	if s.abilities(b).wait {
+		endApart(s, a, b, func(ttl time.Duration) grant {
+			return s.served(s.waitCtx(s.ctx, b, s.key(), token, ttl), "it was called, though nobody held the key")
+		})
+	}
+	return s.result()
+}
 
+// endApart has leases end in different ways.
+func endApart(s *scene, a, b *client, take func(ttl time.Duration) grant) {
+	short := s.short()
 	dead, renewed, again, kept, released := take(short), take(short), take(short), take(long), take(long)
 	s.renew(b, renewed, long, true)
 	s.again(b, again, long)
@@ -193,39 +206,12 @@ func tokenHoldsManyKeys(s *scene) error {
 	s.free(b, dead.key)
 	s.renew(b, dead, long, false)
 	s.release(b, dead, false)
-	lasting := []grant{renewed, again, kept}
-	for len(lasting) > 0 {
+	for _, lasting := range [][]grant{{renewed, again, kept}, {again, kept}, {kept}} {
 		for _, g := range lasting {
 			s.held(b, g)
 		}
 		s.release(a, lasting[0], true)
-		lasting = lasting[1:]
 	}
-	if s.abilities(b).wait {
-		servedApart(s, a, b)
-	}
-	return s.result()
-}
-
-// servedApart has one client wait for two keys: each lease that it gets is one of its own.
-func servedApart(s *scene, a, b *client) {
-	ttl := max(2*s.h.ttl(), 4*s.h.gap()<<s.attempt)
-	var holders []grant
-	var waiting []*waiter
-	for range 2 {
-		g := s.grant(a, s.key(), s.token("holder"), long)
-		holders = append(holders, g)
-		waiting = append(waiting, s.wait(b, g.key, s.token("waiter"), ttl))
-	}
-	for i, w := range waiting {
-		s.release(a, holders[i], true)
-		s.served(w, "the holder released the key")
-	}
-	s.renew(b, waiting[0].grant, long, true)
-	s.lapse(ttl)
-	s.held(a, waiting[0].grant)
-	s.free(a, waiting[1].key)
-	s.release(a, waiting[0].grant, true)
 }
 
 // many is more than what stores keep, or look at, at a time: 100, 128, 256, 1,000. Those
@@ -243,25 +229,18 @@ func (h Harness) many() int {
 func manyLeases(s *scene) error {
 	a, b := s.clients2()
 	can := s.abilities(b)
-	short := max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt)
+	short := s.short()
 	leases := s.lastingFor(a, b, can, short, long)
 	early := s.grant(a, s.key(), s.token("early"), short)
 	s.lapse(short)
-	comeAndGo(s, a, b)
+	s.takeMany(200, time.Millisecond, a, b)
+	s.releaseMany(s.takeMany(200, long, a, b), a, b)
 	manyEnd(s, a, b, short)
 	others := s.takeMany(s.h.many(), long, a, b)
 	s.stillLast(a, b, leases, can)
 	s.releaseMany(others, a, b)
 	s.above(early, s.grant(b, early.key, s.token("late"), s.h.ttl()))
 	return s.result()
-}
-
-// comeAndGo has keys taken for the shortest time that there is, and others released.
-func comeAndGo(s *scene, a, b *client) {
-	const some = 200
-	s.takeMany(some, time.Millisecond, a, b)
-	s.releaseMany(s.takeMany(some, long, a, b), a, b)
-	s.lapse(time.Millisecond)
 }
 
 // manyEnd has a thousand leases end together. Each has ended for whoever asks first, the
@@ -276,30 +255,26 @@ func manyEnd(s *scene, a, b *client, ttl time.Duration) {
 		s.renew(a, ended[0], ttl, false)
 		s.free(b, ended[1].key)
 		s.release(b, ended[2], false)
-		for _, g := range ended {
-			s.usesNoMore(g)
-		}
 	}
+}
+
+// likeTokens returns pairs of tokens that a store might take for the same.
+func likeTokens() (pairs [][2]string) {
+	kb := strings.Repeat("t", 600)
+	tokens := slices.Concat(alike, []string{kb, kb + "1", kb + "2", "1" + kb, "2" + kb})
+	for i := range tokens[1:] {
+		pairs = append(pairs, [2]string{tokens[i], tokens[i+1]})
+	}
+	return pairs
 }
 
 func tokensCompareWhole(s *scene) error {
 	c := s.client()
-	for _, pair := range likeTokens() {
-		tokensApart(s, c, pair[0], pair[1])
-		tokensApart(s, c, pair[1], pair[0])
+	for _, like := range likeTokens() {
+		tokensApart(s, c, like[0], like[1])
+		tokensApart(s, c, like[1], like[0])
 	}
 	return s.result()
-}
-
-// likeTokens returns pairs of tokens that a store might take for the same.
-func likeTokens() [][2]string {
-	kb := strings.Repeat("t", 600)
-	return [][2]string{
-		{"user-1", "user-10"}, {"user-1", "user-2"}, {"t", "T"}, {"t", "t "}, {"t", " t"}, {"t", "t\n"}, {"t", "t 1"},
-		{"t", "t\x00"}, {"t\x00a", "t\x00b"}, {"\xff", "\xfe"}, {"\xff", "\ufffd"}, {"é", "e\u0301"},
-		{"1", "01"}, {"1", "1.0"}, {"10", "1e1"}, {"0", "false"}, {"*", "t"}, {"%", "t"}, {"?", "t"}, {"_", "t"}, {"[t]", "t"}, {".*", "t"}, {kb + "1", kb + "2"}, {kb, kb + "1"},
-		{"1" + kb, "2" + kb},
-	}
 }
 
 func tokensApart(s *scene, c *client, holder, other string) {
@@ -308,45 +283,4 @@ func tokensApart(s *scene, c *client, holder, other string) {
 	s.renew(c, g.as(other), long, false)
 	s.release(c, g.as(other), false)
 	s.release(c, g, true)
-}
-
-// servedOneByOne has tokens that are like each other wait for the same key, through one
-// client. The one is served, and then the other.
-func servedOneByOne(s *scene, a, b *client) {
-	var holders []grant
-	var first, second []*waiter
-	wait := func(key, token string) *waiter { return s.waitCtx(s.ctx, b, key, token, long) }
-	pairs := likeTokens()
-	for i, pair := range append(pairs, pairs...) {
-		own := s.token("") // since no token may wait for two keys
-		if i >= len(pairs) {
-			pair[0], pair[1] = pair[1], pair[0]
-		}
-		g := s.grant(a, s.key(), s.token("holder"), long)
-		holders = append(holders, g)
-		first = append(first, wait(g.key, own+pair[0]))
-		second = append(second, wait(g.key, own+pair[1]))
-	}
-	s.gap()
-	for _, g := range holders {
-		s.release(a, g, true)
-	}
-	served := make([]int, len(holders))
-	for i := range holders {
-		both := []*waiter{first[i], second[i]}
-		if served[i] = max(0, s.first(both)); !s.over() {
-			s.isServed(both[served[i]])
-		}
-	}
-	s.gap()
-	for i := range holders {
-		one, other := first[i], second[i]
-		if served[i] == 1 {
-			one, other = other, one
-		}
-		s.waits(other)
-		s.release(b, one.grant, true)
-		s.served(other, "a token like it, which had been served before, released the key")
-		s.release(b, other.grant, true)
-	}
 }

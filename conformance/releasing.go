@@ -1,10 +1,6 @@
 package conformance
 
-import (
-	"fmt"
-	"slices"
-	"time"
-)
+import "time"
 
 var releasingCases = []testCase{
 	{name: "ReleaseFrees", check: releaseFrees,
@@ -50,30 +46,30 @@ func releaseTwice(s *scene) error {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	s.release(a, g, false)
-	for _, by := range []*client{a, b} {
-		next := s.grant(by, g.key, s.token("next"), long)
-		s.release(a, g, false)
-		s.held(a, next)
-		s.release(by, next, true)
-	}
+	releasedInVain(s, a, b, g)
+	releasedInVain(s, a, a, g)
 	return s.result()
+}
+
+// releasedInVain has another take the key of g, which is over, and g released then.
+func releasedInVain(s *scene, holder, next *client, g grant) {
+	n := s.grant(next, g.key, s.token("next"), long)
+	s.release(holder, g, false)
+	s.held(holder, n)
+	s.release(next, n, true)
 }
 
 func releaseAfterExpiry(s *scene) error {
 	a, b := s.clients2()
-	ttl := s.h.ttl()
-	g := s.grant(a, s.key(), s.token("dead"), ttl)
-	s.lapse(ttl)
-	s.release(a, g, false)
-	s.free(b, g.key)
-
-	g = s.grant(a, s.key(), s.token("dead"), ttl)
-	s.lapse(ttl)
-	next := s.grant(b, g.key, s.token("next"), long)
-	s.release(a, g, false)
-	s.held(a, next)
-	s.release(b, next, true)
-
+	for _, taken := range []bool{false, true} {
+		g := s.grant(a, s.key(), s.token("dead"), s.h.ttl())
+		s.lapse(s.h.ttl())
+		if taken {
+			releasedInVain(s, a, b, g)
+		}
+		s.release(a, g, false)
+		s.free(b, g.key)
+	}
 	s.eachWay(a, b, releaseAtExpiry)
 	return s.result()
 }
@@ -95,8 +91,7 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 	s.whereTimePasses(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
 		_, n := s.overtake(next, g, early, func() (bool, error) {
-			_, err := holder.Release(s.ctx, g.key, g.token)
-			return false, err
+			return false, errOf(holder.Release(s.ctx, g.key, g.token))
 		})
 		s.held(next, n)
 	})
@@ -106,80 +101,30 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 func releaseForgets(s *scene) error {
 	a, b := s.client(), s.acquirer()
 	for _, times := range []int{1, 2, 3} {
-		if !s.h.Unordered { // a wait may begin again, and be served before the other
-			forgetsWaits(s, a, b, times)
+		if !s.h.Unordered { // a wait may begin again, and be served before the others
+			forgetsWaits(s, a, b, b, times)
+			forgetsWaits(s, a, b, a, times)
 		}
 		forgetsLease(s, a, b, times)
 	}
-	forgetsFromElsewhere(s, a, b)
 	return s.result()
 }
 
-// A queueOfThree waits for what one holds.
-type queueOfThree struct {
-	holder  grant
-	waiting []*waiter
-	leavers []int // of the three
-}
-
-// forgetsFromElsewhere has another client release one of three tokens that wait: the two
-// others are served.
-func forgetsFromElsewhere(s *scene, a, b *client) {
-	var queues []*queueOfThree
-	for _, leaver := range []int{0, 1, 2} {
-		g := s.grant(a, s.key(), s.token("holder"), long)
-		queues = append(queues, &queueOfThree{holder: g, leavers: []int{leaver}})
-	}
-	for i := range 3 {
-		for _, q := range queues {
-			q.waiting = append(q.waiting, s.waitCtx(s.ctx, b, q.holder.key, s.token(fmt.Sprint("waiter", i)), long))
-		}
-		s.gap()
-	}
-	for _, q := range queues {
-		forgottenElsewhere(s, a, b, q)
-	}
-}
-
-// forgottenElsewhere is quick: the wait whose token is released is still under way, and
-// may take a place again.
-func forgottenElsewhere(s *scene, a, b *client, q *queueOfThree) {
-	leaver := q.waiting[q.leavers[0]]
-	others := slices.Delete(slices.Clone(q.waiting), q.leavers[0], q.leavers[0]+1)
-	s.release(a, leaver.grant, false)
-	g := q.holder
-	for len(others) > 0 && !s.over() {
-		s.release(a, g, true)
-		i := s.first(others)
-		switch {
-		case i >= 0:
-		case !s.h.Bubble && s.attempt < tries-2:
-			s.stop(errInconclusive)
-			return
-		default:
-			s.fail("%v after a holder released %s none of %d waiters has been served; want one of them to be, since %s, number %d (from 0) of three, was released by another client before",
-				s.h.patience(), brief(g.key), len(others), brief(leaver.token), q.leavers[0])
-			return
-		}
-		g = s.isServed(others[i])
-		others = slices.Delete(others, i, i+1)
-	}
-	s.endWaits(b, []*waiter{leaver})
-	s.release(b, g, true)
-	s.free(a, g.key)
-}
-
-// forgetsWaits releases a token that waits several times: what it waits for goes to
-// another.
-func forgetsWaits(s *scene, a, b *client, times int) {
+// forgetsWaits releases a token that waits several times, between two others: what it waits
+// for goes to them. If another client releases it, its waits are still under way, and may take
+// a place again, which is behind the others.
+func forgetsWaits(s *scene, a, b, by *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
+	others := []*waiter{s.wait(b, g.key, s.token("before"), long)}
 	waiting := waitTimes(s, b, g.key, times)
-	other := s.wait(b, g.key, s.token("other"), long)
-	s.release(b, waiting[0].grant, false)
-	s.release(a, g, true)
-	s.servedInTheEnd(other, "the holder released the key; the token that came before had been released")
+	others = append(others, s.wait(b, g.key, s.token("behind"), long))
+	s.release(by, waiting[0].grant, false)
+	for _, w := range others {
+		s.release(a, g, true)
+		g = s.servedInTheEnd(w, "the holder released the key; a token between this and another waiter had been released")
+	}
 	s.endWaits(b, waiting)
-	s.release(b, other.grant, true)
+	s.release(b, g, true)
 	s.free(a, g.key)
 }
 
@@ -194,8 +139,7 @@ func forgetsLease(s *scene, a, b *client, times int) {
 			brief(g.key), brief(waiting[0].token), times, s.h.patience())
 		return
 	}
-	s.isServed(waiting[i])
-	s.release(b, waiting[i].grant, true)
+	s.release(b, s.isServed(waiting[i]), true)
 	next := s.grant(a, g.key, s.token("next"), long)
 	s.endWaits(b, waiting)
 	s.held(b, next)

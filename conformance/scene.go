@@ -65,26 +65,17 @@ func (s *scene) run(check func(*scene) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s.ctx = ctx
-	return s.watch(func() error {
-		err := check(s)
-		s.cleanUp()
-		return err
-	})
-}
-
-// watch returns what f returns, or the error that it does not return in time.
-func (s *scene) watch(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		defer close(done) // also if f calls t.FailNow or t.SkipNow
-		done <- f()
+		defer close(done) // also if check calls t.FailNow or t.SkipNow
+		err := check(s)
+		s.cleanUp()
+		done <- err
 	}()
-	timer := time.NewTimer(s.h.limit())
-	defer timer.Stop()
 	select {
 	case err := <-done:
 		return err
-	case <-timer.C:
+	case <-time.After(s.h.limit()):
 		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
 			s.h.limit(), s.trace.unanswered())
 	}
@@ -97,11 +88,11 @@ func (s *scene) cleanUp() {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
 	defer cancel()
-	if len(s.used) > 0 {
+	if used := slices.Collect(maps.Keys(s.used)); len(used) > 0 {
 		l := s.client().inner
-		for u := range s.used {
-			_, _ = l.Release(ctx, u.key, u.token) // best effort: the TTL frees the others
-		}
+		eachOf(len(used), func(i int) {
+			_, _ = l.Release(ctx, used[i].key, used[i].token) // best effort: the TTL frees the others
+		})
 	}
 	for _, w := range s.waiters {
 		select {
@@ -175,13 +166,6 @@ func (s *scene) uses(key, token string) {
 	s.used[hold{key, token}] = true
 }
 
-// usesNoMore says that a lease has ended: there is nothing to clean up.
-func (s *scene) usesNoMore(g grant) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.used, hold{g.key, g.token})
-}
-
 // keysUsed returns the keys that the case has used so far.
 func (s *scene) keysUsed() []string {
 	s.mu.Lock()
@@ -236,19 +220,17 @@ func (s *scene) gap() {
 func (s *scene) await(done <-chan struct{}) bool { return s.awaitFor(done, s.h.patience()) }
 
 func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	step := time.NewTicker(20 * time.Millisecond)
-	defer step.Stop()
-	for {
+	const step = 20 * time.Millisecond
+	for end := time.Now().Add(patience); ; {
 		select {
 		case <-done:
 			return true
-		case <-deadline.C:
-			return false
-		case <-step.C:
+		case <-time.After(min(step, time.Until(end))):
+			if !time.Now().Before(end) {
+				return false
+			}
 			if s.h.Advance != nil {
-				s.sleep(20 * time.Millisecond)
+				s.sleep(step)
 			}
 		}
 	}

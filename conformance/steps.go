@@ -17,58 +17,48 @@ type grant struct {
 	start      time.Time // before the call was made
 }
 
-// grant makes an attempt that must succeed.
-func (s *scene) grant(c *client, key, token string, ttl time.Duration) grant {
-	g := grant{key: key, token: token, start: s.now()}
+// try makes an attempt by the token of g, whatever its answer.
+func (s *scene) try(c *client, g grant, ttl time.Duration) grant {
+	g.Attempt, g.start = dlock.Attempt{}, s.now()
 	if s.over() {
 		return g
 	}
-	s.uses(key, token)
-	a, err := c.TryAcquire(s.ctx, key, token, ttl)
-	switch {
-	case err != nil:
-		s.fail("%s.TryAcquire(%s, %s, %v) = %w; want it to be acquired", c.name, brief(key), brief(token), ttl, err)
-	case !a.Acquired:
-		s.fail("%s.TryAcquire(%s, %s, %v): %s; want it to be acquired", c.name, brief(key), brief(token), ttl, show(a))
+	s.uses(g.key, g.token)
+	var err error
+	g.Attempt, err = c.TryAcquire(s.ctx, g.key, g.token, ttl)
+	if err != nil {
+		s.fail("%s = %w; want no error", c.text("TryAcquire", g.key, g.token, ttl), err)
 	}
-	g.Attempt = a
+	return g
+}
+
+// grant makes an attempt that must succeed.
+func (s *scene) grant(c *client, key, token string, ttl time.Duration) grant {
+	g := s.try(c, grant{key: key, token: token}, ttl)
+	if !g.Acquired {
+		s.fail("%s: %s; want it to be acquired", c.text("TryAcquire", key, token, ttl), show(g.Attempt))
+	}
 	s.certain(key, g.start.Add(ttl), true)
 	return g
 }
 
 // again makes an attempt by the token that holds already.
 func (s *scene) again(c *client, g grant, ttl time.Duration) grant {
-	start := s.now()
-	if s.over() {
-		return grant{}
+	g = s.try(c, g, ttl)
+	if !g.Acquired && !s.mayHaveExpired(g.key) {
+		s.fail("%s, by the token that holds the key: %s; want it to be acquired", c.text("TryAcquire", g.key, g.token, ttl), show(g.Attempt))
 	}
-	a, err := c.TryAcquire(s.ctx, g.key, g.token, ttl)
-	switch {
-	case err != nil:
-		s.fail("%s.TryAcquire(%s, %s, %v) = %w; want it to be acquired", c.name, brief(g.key), brief(g.token), ttl, err)
-	case !a.Acquired && !s.mayHaveExpired(g.key):
-		s.fail("%s.TryAcquire(%s, %s, %v), by the token that holds the key: %s; want it to be acquired",
-			c.name, brief(g.key), brief(g.token), ttl, show(a))
-	}
-	s.certain(g.key, start.Add(ttl), false)
-	return grant{Attempt: a, key: g.key, token: g.token, start: start}
+	s.certain(g.key, g.start.Add(ttl), false)
+	return g
 }
 
 // refused makes an attempt on a key that another token holds.
 func (s *scene) refused(c *client, g grant, token string, ttl time.Duration) dlock.Attempt {
-	if s.over() {
-		return dlock.Attempt{}
+	other := s.try(c, g.as(token), ttl)
+	if other.Acquired && !s.mayHaveExpired(g.key) {
+		s.fail("%s was acquired; but %s must still hold the key", c.text("TryAcquire", g.key, token, ttl), brief(g.token))
 	}
-	s.uses(g.key, token)
-	a, err := c.TryAcquire(s.ctx, g.key, token, ttl)
-	switch {
-	case err != nil:
-		s.fail("%s.TryAcquire(%s, %s, %v) = %w; want it to be refused without an error", c.name, brief(g.key), brief(token), ttl, err)
-	case a.Acquired && !s.mayHaveExpired(g.key):
-		s.fail("%s.TryAcquire(%s, %s, %v) was acquired; but %s must still hold the key",
-			c.name, brief(g.key), brief(token), ttl, brief(g.token))
-	}
-	return a
+	return other.Attempt
 }
 
 // held checks that g still holds its key, with an attempt of a stranger.
@@ -86,12 +76,7 @@ func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 	}
 	start := s.now()
 	held, err := c.Renew(s.ctx, g.key, g.token, ttl)
-	switch {
-	case err != nil:
-		s.fail("%s.Renew(%s, %s, %v) = %w; want held = %v", c.name, brief(g.key), brief(g.token), ttl, err, want)
-	case held != want && !(want && s.mayHaveExpired(g.key)):
-		s.fail("%s.Renew(%s, %s, %v): held = %v; want %v", c.name, brief(g.key), brief(g.token), ttl, held, want)
-	}
+	s.answers(c.text("Renew", g.key, g.token, ttl), g.key, held, err, want, want)
 	if held && want {
 		s.certain(g.key, start.Add(ttl), false)
 	}
@@ -107,11 +92,16 @@ func (s *scene) releaseUnless(c *client, g grant, want, late bool) {
 		return
 	}
 	held, err := c.Release(s.ctx, g.key, g.token)
+	s.answers(c.text("Release", g.key, g.token), g.key, held, err, want, late)
+}
+
+// answers checks what a call says of whether a token held its key.
+func (s *scene) answers(call, key string, held bool, err error, want, late bool) {
 	switch {
 	case err != nil:
-		s.fail("%s.Release(%s, %s) = %w; want held = %v", c.name, brief(g.key), brief(g.token), err, want)
-	case held != want && !(late && s.mayHaveExpired(g.key)):
-		s.fail("%s.Release(%s, %s): held = %v; want %v", c.name, brief(g.key), brief(g.token), held, want)
+		s.fail("%s = %w; want held = %v", call, err, want)
+	case held != want && !(late && s.mayHaveExpired(key)):
+		s.fail("%s: held = %v; want %v", call, held, want)
 	}
 }
 
@@ -129,15 +119,15 @@ func (s *scene) renewAll(c *client, wishes []wish) ([]dlock.Renewal, []dlock.Ren
 	if s.over() {
 		return nil, nil
 	}
-	batch := batchOf(wishes)
-	start := s.now()
+	batch, start := batchOf(wishes), s.now()
+	call := c.text("RenewBatch", batch)
 	results, err := c.RenewBatch(s.ctx, batch)
 	if err != nil || len(results) != len(wishes) {
-		s.fail("%s.RenewBatch(%s) = %d results, %w; want %d results, and no error", c.name, showBatch(batchOf(wishes)), len(results), orNone(err), len(wishes))
+		s.fail("%s = %d results, %w; want %d results, and no error", call, len(results), orNone(err), len(wishes))
 		return nil, nil
 	}
 	if !slices.Equal(batch, batchOf(wishes)) {
-		s.fail("%s.RenewBatch(%s) changed the batch that it was given, to %s", c.name, showBatch(batchOf(wishes)), showBatch(batch))
+		s.fail("%s changed the batch that it was given, to %s", call, show(batch))
 	}
 	s.checkResults(c, wishes, results)
 	for _, w := range wishes {
@@ -159,14 +149,10 @@ func batchOf(wishes []wish) []dlock.Renewal {
 // checkResults compares the results of a batch, when they are returned or later.
 func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResult) {
 	for i, got := range results {
-		s.checkResult(c, wishes, i, got)
-	}
-}
-
-func (s *scene) checkResult(c *client, wishes []wish, i int, got dlock.RenewResult) {
-	if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
-		s.fail("%s.RenewBatch(%s): result %d, of the renewal of %s, is {held = %v, error %w}; want {held = %v, error <nil>}",
-			c.name, showBatch(batchOf(wishes)), i, showRenewal(w.renewal), got.Held, orNone(got.Err), w.held)
+		if w := wishes[i]; (got.Err != nil || got.Held != w.held) && !(w.held && s.mayHaveExpired(w.renewal.Key)) {
+			s.fail("%s: result %d, of the renewal of %s, is {held = %v, error %w}; want {held = %v, error <nil>}",
+				c.text("RenewBatch", batchOf(wishes)), i, showRenewal(w.renewal), got.Held, orNone(got.Err), w.held)
+		}
 	}
 }
 
@@ -218,18 +204,12 @@ func (s *scene) fenced(g grant) {
 	}
 }
 
+// takeFenced tries to take key for long, and pauses if it is held.
 func (s *scene) takeFenced(c *client, key, name string) grant {
-	g := grant{key: key, token: s.token(name), start: s.now()}
-	if s.over() {
-		return g
-	}
-	s.uses(key, g.token)
-	a, err := c.TryAcquire(s.ctx, key, g.token, long)
-	s.noError(err, "TryAcquire", key)
-	if !a.Acquired {
+	g := s.try(c, grant{key: key, token: s.token(name)}, long)
+	if !g.Acquired {
 		time.Sleep(time.Millisecond)
 	}
-	g.Attempt = a
 	return g
 }
 
@@ -242,16 +222,17 @@ func (s *scene) wipe() {
 // checkRefusal compares what a refused attempt reports, if it does, with
 // what it can be.
 func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
-	if s.over() {
-		return
-	}
 	if a.Holder != "" && a.Holder != g.token {
 		s.fail("TryAcquire(%s) was refused with Holder %s; want %s, who holds the key, or nothing", brief(g.key), brief(a.Holder), brief(g.token))
 	}
-	least := ttl - s.now().Sub(g.start) - rounding
-	if a.Remaining != 0 && (a.Remaining > ttl+s.h.grace() || a.Remaining < max(least, 0)) {
-		s.fail("TryAcquire(%s) was refused with Remaining %v; want between %v and the %v that the holder asked for, or 0 for unknown",
-			brief(g.key), a.Remaining, max(least, 0), ttl)
+	s.remains("TryAcquire", a.Remaining, g, ttl)
+}
+
+// remains checks what a call reports of the time that remains of g, a lease of ttl.
+func (s *scene) remains(call string, reported time.Duration, g grant, ttl time.Duration) {
+	least := max(ttl-s.now().Sub(g.start)-rounding, 0)
+	if reported != 0 && (reported < least || reported > ttl+s.h.grace()) {
+		s.fail("%s(%s): Remaining is %v; want between %v and the %v that the holder asked for, or 0 for unknown", call, brief(g.key), reported, least, ttl)
 	}
 }
 
@@ -261,25 +242,24 @@ func (s *scene) sees(c *client, g grant, ttl time.Duration) {
 		return
 	}
 	h, err := c.Inspect(s.ctx, g.key)
-	least := ttl - s.now().Sub(g.start) - rounding
 	switch {
 	case err != nil:
-		s.fail("Inspect(%s) = %w; want its holder", brief(g.key), err)
+		s.fail("%s = %w; want its holder", c.text("Inspect", g.key), err)
 	case !h.Held && s.mayHaveExpired(g.key):
 	case !h.Held || h.Token != "" && h.Token != g.token:
-		s.fail("Inspect(%s) = %s; want it to be held by %s, or by an unknown token", brief(g.key), showHold(h), brief(g.token))
-	case h.Remaining != 0 && (h.Remaining > ttl+s.h.grace() || h.Remaining < least):
-		s.fail("Inspect(%s): %v remain; want between %v and %v, or 0 for unknown", brief(g.key), h.Remaining, least, ttl)
+		s.fail("%s = %s; want it to be held by %s, or by an unknown token", c.text("Inspect", g.key), show(h), brief(g.token))
 	}
+	s.remains("Inspect", h.Remaining, g, ttl)
 }
 
+// seesNobody inspects a key that nobody holds.
 func (s *scene) seesNobody(c *client, key, why string) {
 	if s.over() {
 		return
 	}
 	h, err := c.Inspect(s.ctx, key)
 	if err != nil || h.Held || h.Token != "" || h.Remaining != 0 {
-		s.fail("Inspect(%s) = %s, %w, though %s; want it not to be held", brief(key), showHold(h), orNone(err), why)
+		s.fail("%s = %s, %w, though %s; want it not to be held", c.text("Inspect", key), show(h), orNone(err), why)
 	}
 }
 
@@ -296,37 +276,26 @@ func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
 func (s *scene) releaseMany(leases []grant, clients ...*client) {
 	eachOf(len(leases), func(i int) {
 		s.release(clients[(i+1)%len(clients)], leases[i], true)
-		s.usesNoMore(leases[i])
 	})
 }
 
-// notFreedBefore has a stranger try to take the key all the time, until it
-// succeeds.
+// notFreedBefore has a stranger try to take the key of g, which lasts until Since+ttl, all
+// the time until it succeeds.
 func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
-	since := g.Since
-	if since.IsZero() {
-		since = g.start
-	}
-	end := time.Now().Add(ttl + s.h.patience())
-	for !s.over() && time.Now().Before(end) {
-		token := s.token("stranger")
-		s.uses(g.key, token)
-		a, err := c.TryAcquire(s.ctx, g.key, token, long)
-		s.noError(err, "TryAcquire", g.key)
-		if a.Acquired {
-			s.freedAt(time.Now(), since.Add(ttl), g)
+	end := cmp.Or(g.Since, g.start).Add(ttl)
+	for !s.over() && time.Now().Before(end.Add(s.h.patience())) {
+		if s.takeFenced(c, g.key, "stranger").Acquired {
+			if early := time.Until(end); early > 0 {
+				s.fail("%s was granted to another %v before Since+ttl of its holder %s%s", brief(g.key), early, brief(g.token), hint(early))
+			}
 			return
 		}
 		time.Sleep(ttl / 40)
 	}
 }
 
-// freedAt checks that g, which lasts until then, was not given away at now.
-func (s *scene) freedAt(now, then time.Time, g grant) {
-	if now.Before(then) {
-		s.fail("%s was granted to another %v before Since+ttl of its holder %s%s", brief(g.key), then.Sub(now), brief(g.token), hint(then.Sub(now)))
-	}
-}
+// short is a TTL that lasts while a few calls are made, some of them in goroutines.
+func (s *scene) short() time.Duration { return max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt) }
 
 // A longLease was given a TTL by one call or another.
 type longLease struct {
@@ -350,7 +319,9 @@ func (s *scene) lastingFor(a, b *client, can abilities, short, ttl time.Duration
 		extended("RenewBatch", func(g grant) { s.renewAll(b, []wish{g.wish(ttl, true)}) })
 	}
 	if can.wait {
-		leases = append(leases, s.handedOver(a, b, short, ttl))
+		w := s.waitCtx(s.ctx, b, s.key(), s.token("waiter"), ttl)
+		free := s.served(w, "it was called, though nobody held the key")
+		leases = append(leases, longLease{free, "Acquire, of a free key,", ttl}, s.handedOver(a, b, short, ttl))
 	}
 	return leases
 }
@@ -374,22 +345,19 @@ func (s *scene) stillLast(a, b *client, leases []longLease, can abilities) {
 			s.sees(b, l.grant, l.ttl)
 		}
 		s.release(a, l.grant, true)
+		if can.inspect {
+			s.seesNobody(b, l.key, "its holder released it")
+		}
 		s.free(b, l.key)
 	}
 }
 
 // lasts checks that a long lease is still there.
 func (s *scene) lasts(c *client, l longLease) {
-	if s.over() {
-		return
+	other := s.try(c, l.as(s.token("stranger")), s.h.ttl())
+	if other.Acquired {
+		s.fail("%s was acquired %v after %s had given the key to %s for %v",
+			c.text("TryAcquire", l.key, other.token, s.h.ttl()), s.now().Sub(l.start), l.by, brief(l.token), l.ttl)
 	}
-	token := s.token("stranger")
-	s.uses(l.key, token)
-	a, err := c.TryAcquire(s.ctx, l.key, token, s.h.ttl())
-	s.noError(err, "TryAcquire", l.key)
-	if a.Acquired {
-		s.fail("%s.TryAcquire(%s, %s) was acquired %v after %s had given the key to %s for %v",
-			c.name, brief(l.key), brief(token), s.now().Sub(l.start), l.by, brief(l.token), l.ttl)
-	}
-	s.checkRefusal(a, l.grant, l.ttl)
+	s.checkRefusal(other.Attempt, l.grant, l.ttl)
 }

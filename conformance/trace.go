@@ -117,19 +117,17 @@ func (tr *trace) about(message string) string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	named := func(c *call) bool { return c.key != "" && strings.Contains(message, brief(c.key)) }
-	counts := make(map[string]int)
-	among := func(most int, name string) bool { // the latest that have this name
-		if name == "" || name == brief("") || !strings.Contains(message, name) {
-			return false
-		}
-		counts[name]++
-		return counts[name] <= most
-	}
 	var shown []*call
+	counts := make(map[string]int) // of the calls that have a name, from the latest on
 	for i, c := range slices.Backward(tr.latest) {
-		ofKey, ofCall := among(tracedKey, brief(c.key)), among(tracedCall, c.text)
-		ofToken, ofGrant := among(tracedCall, brief(c.token)), among(tracedCall, c.fence)
-		if len(tr.latest)-i <= traced || ofKey || ofCall || ofToken || ofGrant {
+		show := len(tr.latest)-i <= traced
+		for name, most := range map[string]int{brief(c.key): tracedKey, c.text: tracedCall, brief(c.token): tracedCall, c.fence: tracedCall} {
+			if name != "" && name != brief("") && strings.Contains(message, name) {
+				counts[name]++
+				show = show || counts[name] <= most
+			}
+		}
+		if show {
 			shown = append(shown, c)
 		}
 	}
@@ -168,6 +166,32 @@ func brief(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
+// show prints an argument or the answer of a call, without what is many or zero.
+func show(v any) string {
+	switch v := v.(type) {
+	case string:
+		return brief(v)
+	case []dlock.Renewal:
+		return showBatch(v)
+	case []dlock.RenewResult:
+		if len(v) > 4 {
+			return fmt.Sprintf("%d results", len(v))
+		}
+	case dlock.Hold:
+		return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", v.Held, brief(v.Token), v.Remaining, v.Waiting)
+	case dlock.Attempt:
+		if v.Acquired {
+			return fmt.Sprintf("acquired, fence %d", v.Fence)
+		}
+		holder := "?"
+		if v.Holder != "" {
+			holder = brief(v.Holder)
+		}
+		return fmt.Sprintf("held by %s for %v", holder, v.Remaining)
+	}
+	return fmt.Sprintf("%+v", v)
+}
+
 // showBatch prints the elements of a batch, unless they are many.
 func showBatch(batch []dlock.Renewal) string {
 	if len(batch) > 4 {
@@ -184,33 +208,10 @@ func showRenewal(r dlock.Renewal) string {
 	return fmt.Sprintf("%s, %s, %v", brief(r.Key), brief(r.Token), r.TTL)
 }
 
-func showResults(results []dlock.RenewResult) string {
-	if len(results) > 4 {
-		return fmt.Sprintf("%d results", len(results))
+// fenceOf is the fence that a call has granted, as failures name it, or "".
+func fenceOf(answer any) string {
+	if a, ok := answer.(dlock.Attempt); ok && a.Acquired {
+		return fmt.Sprintf("fence %d", a.Fence)
 	}
-	return fmt.Sprintf("%+v", results)
-}
-
-// show prints an Attempt without the fields that are zero.
-func show(a dlock.Attempt) string {
-	if a.Acquired {
-		return fmt.Sprintf("acquired, fence %d", a.Fence)
-	}
-	holder := "?"
-	if a.Holder != "" {
-		holder = brief(a.Holder)
-	}
-	return fmt.Sprintf("held by %s for %v", holder, a.Remaining)
-}
-
-// fenceOf is the fence of a, if that is a grant, as failures name it.
-func fenceOf(a dlock.Attempt) string {
-	if !a.Acquired {
-		return ""
-	}
-	return fmt.Sprintf("fence %d", a.Fence)
-}
-
-func showHold(h dlock.Hold) string {
-	return fmt.Sprintf("{held = %v, by %s, for %v, waiting = %d}", h.Held, brief(h.Token), h.Remaining, h.Waiting)
+	return ""
 }
