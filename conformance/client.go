@@ -3,108 +3,164 @@ package conformance
 import (
 	"context"
 	"errors"
-	"strings"
+	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/dlock-go/dlock"
 )
 
-// A client is a Locker of the harness whose calls are traced. It has all
-// optional methods, as a dlock.Forward has.
+// A request is a call of a Locker, by the name of its method.
+type request struct {
+	name       string
+	key, token string
+	ttl        time.Duration
+	batch      []dlock.Renewal
+}
+
+// request is a call in the name of g.
+func (g grant) request(name string, ttl time.Duration) request {
+	return request{name, g.key, g.token, ttl, []dlock.Renewal{g.wish(ttl, true).renewal}}
+}
+
+// send makes the call. The answer is what the method returns beside the error.
+func (r request) send(ctx context.Context, l dlock.Forward) (answer any, err error) {
+	switch r.name {
+	case "TryAcquire":
+		return l.TryAcquire(ctx, r.key, r.token, r.ttl)
+	case "Acquire":
+		return l.Acquire(ctx, r.key, r.token, r.ttl)
+	case "Renew":
+		return l.Renew(ctx, r.key, r.token, r.ttl)
+	case "RenewBatch":
+		return l.RenewBatch(ctx, r.batch)
+	case "Release":
+		return l.Release(ctx, r.key, r.token)
+	case "Inspect":
+		return l.Inspect(ctx, r.key)
+	}
+	panic("no method is named " + r.name)
+}
+
+func (r request) String() string {
+	switch r.name {
+	case "RenewBatch":
+		return fmt.Sprintf("RenewBatch(%s)", showBatch(r.batch))
+	case "Release":
+		return fmt.Sprintf("Release(%s, %s)", brief(r.key), brief(r.token))
+	case "Inspect":
+		return fmt.Sprintf("Inspect(%s)", brief(r.key))
+	}
+	return fmt.Sprintf("%s(%s, %s, %v)", r.name, brief(r.key), brief(r.token), r.ttl)
+}
+
+// A hooked Locker leaves each call to its hook, which may lose, delay or repeat it. An answer of
+// nil is the zero answer. It has all optional methods, as a dlock.Forward has.
+type hooked struct {
+	hook func(context.Context, request) (answer any, err error)
+}
+
+var (
+	_ dlock.Locker       = hooked{}
+	_ dlock.Acquirer     = hooked{}
+	_ dlock.BatchRenewer = hooked{}
+	_ dlock.Inspector    = hooked{}
+)
+
+func (h hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return ask[dlock.Attempt](ctx, h, request{name: "TryAcquire", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return ask[dlock.Attempt](ctx, h, request{name: "Acquire", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return ask[bool](ctx, h, request{name: "Renew", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return ask[[]dlock.RenewResult](ctx, h, request{name: "RenewBatch", batch: batch})
+}
+
+func (h hooked) Release(ctx context.Context, key, token string) (bool, error) {
+	return ask[bool](ctx, h, request{name: "Release", key: key, token: token})
+}
+
+func (h hooked) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return ask[dlock.Hold](ctx, h, request{name: "Inspect", key: key})
+}
+
+func ask[T any](ctx context.Context, h hooked, r request) (T, error) {
+	a, err := h.hook(ctx, r)
+	answer, _ := a.(T)
+	return answer, err
+}
+
+// A client is a Locker of the harness whose calls are traced.
 type client struct {
+	hooked
 	inner dlock.Forward
 	name  string
 	trace *trace
 }
 
-var (
-	_ dlock.Locker       = (*client)(nil)
-	_ dlock.Acquirer     = (*client)(nil)
-	_ dlock.BatchRenewer = (*client)(nil)
-	_ dlock.Inspector    = (*client)(nil)
-)
+func newClient(l dlock.Locker, name string, tr *trace) *client {
+	c := &client{inner: dlock.Forward{Locker: l}, name: name, trace: tr}
+	c.hook = c.traced
+	return c
+}
 
-func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	call := c.trace.begin(key, token, "%s.TryAcquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.TryAcquire(ctx, key, token, ttl)
-	call.end(show(a), fenceOf(a), err)
+func (c *client) traced(ctx context.Context, r request) (any, error) {
+	call := c.trace.begin(r.key, r.token, "%s.%v", c.name, r)
+	answer, err := r.send(ctx, c.inner)
+	shown, fence := showAnswer(answer)
+	call.end(shown, fence, err)
+	return answer, err
+}
+
+// call makes a call in the name of g. If its answer is that the token of g holds the key, or held
+// it until then, the Attempt is Acquired, whatever the call. The error may be that of an element of a batch.
+func (c *client) call(ctx context.Context, name string, g grant, ttl time.Duration) (a dlock.Attempt, err error) {
+	answer, err := c.hook(ctx, g.request(name, ttl))
+	switch answer := answer.(type) {
+	case dlock.Attempt:
+		a = answer
+	case bool:
+		a.Acquired = answer
+	case dlock.Hold:
+		a.Acquired = answer.Held
+	case []dlock.RenewResult:
+		if err == nil && len(answer) == 1 {
+			a.Acquired, err = answer[0].Held, answer[0].Err
+		}
+	}
 	return a, err
-}
-
-func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	call := c.trace.begin(key, token, "%s.Renew(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	held, err := c.inner.Renew(ctx, key, token, ttl)
-	call.end(held, "", err)
-	return held, err
-}
-
-func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
-	call := c.trace.begin(key, token, "%s.Release(%s, %s)", c.name, brief(key), brief(token))
-	held, err := c.inner.Release(ctx, key, token)
-	call.end(held, "", err)
-	return held, err
-}
-
-func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	call := c.trace.begin(key, token, "%s.Acquire(%s, %s, %v)", c.name, brief(key), brief(token), ttl)
-	a, err := c.inner.Acquire(ctx, key, token, ttl)
-	call.end(show(a), fenceOf(a), err)
-	return a, err
-}
-
-func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	call := c.trace.begin("", "", "%s.RenewBatch(%s)", c.name, showBatch(batch))
-	results, err := c.inner.RenewBatch(ctx, batch)
-	call.end(showResults(results), "", err)
-	return results, err
-}
-
-func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	call := c.trace.begin(key, "", "%s.Inspect(%s)", c.name, brief(key))
-	h, err := c.inner.Inspect(ctx, key)
-	call.end(showHold(h), "", err)
-	return h, err
 }
 
 // renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
-	if call == "Renew" {
-		_, err := c.Renew(ctx, g.key, g.token, long)
-		return err
-	}
-	_, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
+	_, err := c.call(ctx, call, g, long)
 	return err
 }
 
 // An optionalMethod is the method of an optional interface of a Locker.
 type optionalMethod struct {
-	name        string
-	implemented func(dlock.Locker) bool
-	call        func(ctx context.Context, l dlock.Forward, key, token string) error
+	iface reflect.Type
+	name  string
 }
 
 var (
-	acquire = optionalMethod{"Acquirer.Acquire", is[dlock.Acquirer],
-		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.Acquire(ctx, key, token, long)
-			return err
-		}}
-	renewBatch = optionalMethod{"BatchRenewer.RenewBatch", is[dlock.BatchRenewer],
-		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			_, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
-			return err
-		}}
-	inspect = optionalMethod{"Inspector.Inspect", is[dlock.Inspector],
-		func(ctx context.Context, l dlock.Forward, key, _ string) error {
-			_, err := l.Inspect(ctx, key)
-			return err
-		}}
+	acquire         = optionalMethod{reflect.TypeFor[dlock.Acquirer](), "Acquire"}
+	renewBatch      = optionalMethod{reflect.TypeFor[dlock.BatchRenewer](), "RenewBatch"}
+	inspect         = optionalMethod{reflect.TypeFor[dlock.Inspector](), "Inspect"}
 	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
 )
 
-func is[T any](l dlock.Locker) bool {
-	_, ok := l.(T)
-	return ok
+func (o optionalMethod) String() string { return o.iface.Name() + "." + o.name }
+
+func (o optionalMethod) implemented(l dlock.Locker) bool {
+	return reflect.TypeOf(l).Implements(o.iface)
 }
 
 // probe calls o for no longer than the harness's patience.
@@ -112,7 +168,8 @@ func (s *scene) probe(o optionalMethod, l dlock.Locker, key, token string) error
 	s.uses(key, token)
 	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
 	defer cancel()
-	return o.call(ctx, dlock.Forward{Locker: l}, key, token)
+	_, err := grant{key: key, token: token}.request(o.name, long).send(ctx, dlock.Forward{Locker: l})
+	return err
 }
 
 // offers reports whether l has the method, and does not answer
@@ -145,13 +202,12 @@ func (s *scene) inspector() *client { return s.clientThat(inspect) }
 
 func (s *scene) clientThat(o optionalMethod) *client {
 	c := s.client()
-	iface, method, _ := strings.Cut(o.name, ".")
 	switch l := c.inner.Locker; {
 	case s.over():
 	case !o.implemented(l):
-		s.skip("the Locker is no %s", iface)
+		s.skip("the Locker is no %s", o.iface.Name())
 	case !s.offers(l, o):
-		s.skip("%s answers errors.ErrUnsupported", method)
+		s.skip("%s answers errors.ErrUnsupported", o.name)
 	}
 	return c
 }

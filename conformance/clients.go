@@ -207,33 +207,37 @@ func unsupported(s *scene, o optionalMethod, c *client, key, token string) {
 		return
 	}
 	if err := s.probe(o, c, key, token); supported(err) {
-		s.fail("%s answers errors.ErrUnsupported once and %v later", o.name, err)
+		s.fail("%s answers errors.ErrUnsupported once and %v later", o, err)
 	}
 }
 
+// decoratorHidesNothing finds the Lockers that a decorator holds in exported and unexported fields.
+// Of a Locker below an unexported field only the type can be seen: which interfaces that has, but
+// neither whether a method answers errors.ErrUnsupported, nor the longest TTL. One that a decorator
+// keeps as another type, or in a slice, a map or a function, is not found.
 func decoratorHidesNothing(s *scene) error {
 	c := s.client()
 	if s.over() {
 		return s.result()
 	}
-	if n := hidesNothing(s, c.inner.Locker, 0); n == 0 {
+	if n := hidesNothing(s, reflect.ValueOf(c.inner.Locker), 0); n == 0 {
 		s.skip("the Locker is not built around another: no field of it holds a dlock.Locker")
 	}
 	return s.result()
 }
 
-// hidesNothing compares what l offers with what the Lockers in its fields do,
-// and those with what is in theirs, and returns how many there are in l.
-func hidesNothing(s *scene, l dlock.Locker, depth int) int {
+// hidesNothing compares what the Locker l offers with what the Lockers in its fields do, and those
+// with what is in theirs, and returns how many there are in l.
+func hidesNothing(s *scene, l reflect.Value, depth int) int {
 	const deepest = 8 // in case that they refer to each other
 	if depth > deepest {
 		return 0
 	}
-	inner := lockersIn(reflect.ValueOf(l), fmt.Sprintf("%T", l))
+	inner := lockersIn(l)
 	for path, in := range inner {
 		if names := hides(s, l, in); names != nil {
-			s.fail("%T hides %s of the %T in its field %s; embed dlock.Forward, which passes every method on",
-				l, strings.Join(names, ", "), in, path)
+			s.fail("%v hides %s of the %v in its field %s; embed dlock.Forward, which passes every method on",
+				l.Type(), strings.Join(names, ", "), in.Type(), path)
 		}
 		hidesNothing(s, in, depth+1)
 	}
@@ -242,30 +246,38 @@ func hidesNothing(s *scene, l dlock.Locker, depth int) int {
 
 // hides returns which optional methods of inner l does not offer. It may take only shorter TTLs
 // than inner.
-func hides(s *scene, l, inner dlock.Locker) (names []string) {
+func hides(s *scene, l, inner reflect.Value) (names []string) {
+	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
+	if !l.CanInterface() || !inner.CanInterface() {
+		for _, o := range append(optionalMethods, limiter) {
+			if inner.Type().Implements(o.iface) && !l.Type().Implements(o.iface) {
+				names = append(names, o.String())
+			}
+		}
+		return names
+	}
+	outside, inside := l.Interface().(dlock.Locker), inner.Interface().(dlock.Locker)
 	for _, o := range optionalMethods {
-		if s.offers(inner, o) && !s.offers(l, o) {
-			names = append(names, o.name)
+		if s.offers(inside, o) && !s.offers(outside, o) {
+			names = append(names, o.String())
 		}
 	}
 	limit := func(l dlock.Locker) time.Duration { return dlock.Forward{Locker: l}.LongestTTL() }
-	if limit(l) > limit(inner) {
-		names = append(names, "TTLLimiter.LongestTTL")
+	if limit(outside) > limit(inside) {
+		names = append(names, limiter.String())
 	}
 	return names
 }
 
-// lockersIn returns the Lockers in the fields of the struct that v is or points
-// to, unexported and embedded ones too, by the path of the field.
-func lockersIn(v reflect.Value, path string) map[string]dlock.Locker {
-	found := make(map[string]dlock.Locker)
+// lockersIn returns the Lockers in the fields of the struct that v is or points to, embedded ones
+// too, by the path of the field.
+func lockersIn(v reflect.Value) map[string]reflect.Value {
+	found := make(map[string]reflect.Value)
+	path := v.Type().String()
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
 	}
-	if v.Kind() != reflect.Struct {
-		return found
-	}
-	if !v.CanAddr() {
+	if v.Kind() == reflect.Struct && !v.CanAddr() && v.CanInterface() {
 		addressable := reflect.New(v.Type()).Elem()
 		addressable.Set(v)
 		v = addressable
@@ -274,33 +286,28 @@ func lockersIn(v reflect.Value, path string) map[string]dlock.Locker {
 	return found
 }
 
-func addLockers(found map[string]dlock.Locker, v reflect.Value, path string) {
-	for i := range v.NumField() {
-		name := path + "." + v.Type().Field(i).Name
-		if l := lockerAt(v.Field(i).Addr()); l != nil {
-			found[name] = l
-		} else if v.Field(i).Kind() == reflect.Struct {
-			addLockers(found, v.Field(i), name)
-		}
+func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
+	if v.Kind() != reflect.Struct {
+		return
 	}
-}
-
-// lockerAt returns the Locker that the field at p holds, or nil. It reads no
-// fields but those whose type says that they hold one.
-func lockerAt(p reflect.Value) dlock.Locker {
 	locker := reflect.TypeFor[dlock.Locker]()
-	p = reflect.NewAt(p.Type().Elem(), p.UnsafePointer()) // makes unexported fields readable
-	field := p.Elem()
-	switch {
-	case field.Type().Implements(locker):
-		if k := field.Kind(); (k == reflect.Interface || k == reflect.Pointer) && field.IsNil() {
-			return nil
+	for i := range v.NumField() {
+		field, path := v.Field(i), path+"."+v.Type().Field(i).Name
+		if field.Type().Implements(locker) && field.Kind() == reflect.Interface {
+			field = field.Elem() // not valid if it is nil
 		}
-		return field.Interface().(dlock.Locker)
-	case p.Type().Implements(locker):
-		return p.Interface().(dlock.Locker)
+		switch {
+		case !field.IsValid() || field.Kind() == reflect.Pointer && field.IsNil():
+		case field.Type() == reflect.TypeFor[dlock.Forward]() && !field.CanInterface():
+			addLockers(found, field, path) // by its type, it would have every method
+		case field.Type().Implements(locker):
+			found[path] = field
+		case field.CanAddr() && reflect.PointerTo(field.Type()).Implements(locker):
+			found[path] = field.Addr()
+		default:
+			addLockers(found, field, path)
+		}
 	}
-	return nil
 }
 
 // noLeaks uses the store in every way, and looks for keys that are left. In a

@@ -157,7 +157,7 @@ func (s *scene) clientOf(l dlock.Locker, source string) *client {
 		s.fail("%s returned nil", source)
 		l = absent{}
 	}
-	return &client{inner: dlock.Forward{Locker: l}, name: name, trace: s.trace}
+	return newClient(l, name, s.trace)
 }
 
 func (s *scene) clients2() (a, b *client) { return s.client(), s.client() }
