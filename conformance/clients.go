@@ -57,10 +57,9 @@ func endedContext(s *scene) error {
 	var checks []func()
 	for _, ctx := range []context.Context{ended, late, caused, lateCaused} {
 		a, b := s.clients2()
-		checks = append(checks, func() {
-			endedAttempts(s, ctx, a, b)
-			endedOnHolder(s, ctx, a, b)
-		})
+		for _, k := range append(s.kindsOf(a), inspection) {
+			checks = append(checks, func() { underEnded(s, ctx, k, a, b) })
+		}
 	}
 	a, b := s.clients2()
 	if s.abilities(b).wait {
@@ -77,36 +76,17 @@ func endedContext(s *scene) error {
 // errCause is why a ctx has ended. That is the caller's affair, and not the error of ctx.
 var errCause = errors.New("conformance: the cause of the end of a context")
 
-// endedAttempts tries to take a free key under a ctx that has ended.
-func endedAttempts(s *scene, ctx context.Context, a, b *client) {
-	key, token := s.key(), s.token("late")
-	s.uses(key, token)
-	_, err := a.TryAcquire(ctx, key, token, long)
-	refusedWith(s, ctx, err, "TryAcquire")
-	s.free(b, key)
-	_, err = a.Acquire(ctx, key, token, long)
-	refusedWith(s, ctx, err, "Acquire")
-	s.free(b, key)
-}
-
-// endedOnHolder calls everything that can change or read a lease under a ctx
-// that has ended.
-func endedOnHolder(s *scene, ctx context.Context, a, b *client) {
-	ttl := s.h.ttl()
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	_, err := a.Release(ctx, g.key, g.token)
-	refusedWith(s, ctx, err, "Release")
-	_, err = a.Inspect(ctx, g.key)
-	refusedWith(s, ctx, err, "Inspect")
-	s.held(b, g)
-	s.release(a, g, true)
-
-	for _, call := range []string{"Renew", "RenewBatch"} {
-		g = s.grant(a, s.key(), s.token("holder"), ttl)
-		refusedWith(s, ctx, a.renewBy(ctx, call, g), call)
-		s.lapse(ttl)
-		s.free(b, g.key)
+// underEnded makes a call under a ctx that has ended. It has no effect.
+func underEnded(s *scene, ctx context.Context, k kind, a, b *client) {
+	x := s.prepare(k, b, s.h.ttl())
+	if s.over() {
+		return
 	}
+	_, err := a.hook(ctx, x.request(k.name, long))
+	refusedWith(s, ctx, err, k.name)
+	x.settle()
+	x.lapse(s.h.ttl())
+	x.hadNoEffect("after a " + k.name + " under a ctx that had ended")
 }
 
 // refusedWith checks what a call under an ended ctx returned.
@@ -173,42 +153,24 @@ func unsupportedSendsNothing(s *scene) error {
 	a, b := s.clients2()
 	n := 0
 	for _, o := range optionalMethods {
-		if o.implemented(a.inner.Locker) && !supported(s.probe(o, a, s.key(), s.token("probe"))) {
-			n++
-			changesNothing(s, a, b, o)
+		if !o.implemented(a.inner.Locker) || supported(s.probe(o, a, s.key(), s.token("probe"))) {
+			continue
+		}
+		n++
+		for _, r := range []role{ofNobody, ofHolder, ofStranger} {
+			x := s.prepare(kind{o.name, r}, b, s.h.ttl())
+			if err := s.probe(o, a, x.key, x.token); supported(err) {
+				s.fail("%s answers errors.ErrUnsupported once and %v later", o, err)
+			}
+			x.settle()
+			x.lapse(s.h.ttl())
+			x.hadNoEffect("after a call that answered errors.ErrUnsupported: " + o.String())
 		}
 	}
 	if n == 0 {
 		s.skip("no method of the Locker answers errors.ErrUnsupported")
 	}
 	return s.result()
-}
-
-func changesNothing(s *scene, a, b *client, o optionalMethod) {
-	ttl := s.h.ttl()
-	key, token := s.key(), s.token("caller")
-	s.uses(key, token)
-	unsupported(s, o, a, key, token)
-	s.free(b, key)
-
-	s.grant(a, key, token, ttl)
-	unsupported(s, o, a, key, token) // by the holder
-	s.lapse(ttl)
-	s.free(b, key)
-
-	g := s.grant(b, key, s.token("holder"), long)
-	unsupported(s, o, a, key, token) // by a stranger
-	s.release(b, g, true)
-	s.free(b, key)
-}
-
-func unsupported(s *scene, o optionalMethod, c *client, key, token string) {
-	if s.over() {
-		return
-	}
-	if err := s.probe(o, c, key, token); supported(err) {
-		s.fail("%s answers errors.ErrUnsupported once and %v later", o, err)
-	}
 }
 
 // decoratorHidesNothing finds the Lockers that a decorator holds in exported and unexported fields.
@@ -317,18 +279,14 @@ func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
 func noLeaks(s *scene) error {
 	keepsNothing(s)
 	ctx, end := goingOn()
+	a, b := s.clients2()
 	if s.h.Bubble { // where it never ends
-		callsUnder(s, ctx, s.client(), s.client())
+		callsUnder(s, ctx, a, b)
 		return useEverything(s)
 	}
 	defer end()
-	callsLeaveNothing(s, ctx)
-	const warmUp, rounds = 2, 6
-	before := 0
-	for i := range warmUp + rounds {
-		if i == warmUp {
-			before = runtime.NumGoroutine()
-		}
+	goroutinesEnd(s, 1, 5, "of calls under a ctx that has not ended", func(int) { callsUnder(s, ctx, a, b) })
+	goroutinesEnd(s, 2, 6, "with new clients, all closed", func(i int) {
 		use := useClients
 		if i == 0 {
 			use = useEverything
@@ -338,8 +296,7 @@ func noLeaks(s *scene) error {
 				s.stop(err)
 			}
 		})
-	}
-	goroutinesEnd(s, before, rounds, "with new clients, all closed")
+	})
 	return s.result()
 }
 
@@ -349,50 +306,53 @@ func goingOn() (ctx context.Context, end context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
 
-// callsLeaveNothing makes calls under a ctx that goes on. The number of goroutines must
-// not rise with them.
-func callsLeaveNothing(s *scene, ctx context.Context) {
-	const rounds = 5
-	a, b := s.clients2()
-	callsUnder(s, ctx, a, b)
-	s.gap() // what ends, ends
-	before := runtime.NumGoroutine()
-	for range rounds {
-		callsUnder(s, ctx, a, b)
+// goroutinesEnd uses the store in many rounds, and waits until there are about as many goroutines
+// as after the first: one more for each round is a leak.
+func goroutinesEnd(s *scene, warmUp, rounds int, rounded string, round func(i int)) {
+	before := 0
+	for i := range warmUp + rounds {
+		if i == warmUp {
+			s.gap() // what ends, ends
+			before = runtime.NumGoroutine()
+		}
+		round(i)
 	}
-	goroutinesEnd(s, before, rounds, "of calls under a ctx that has not ended")
+	for end := time.Now().Add(s.h.patience()); runtime.NumGoroutine() >= before+rounds; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			var stacks strings.Builder
+			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1) // to a Builder, which does not fail
+			s.fail("%d goroutines, and %d after %d rounds %s:\n%s", before, runtime.NumGoroutine(), rounds, rounded, &stacks)
+			return
+		}
+	}
 }
 
-// callsUnder makes calls of each kind under ctx.
+// callsUnder makes calls of each kind under ctx. They succeed.
 func callsUnder(s *scene, ctx context.Context, a, b *client) {
-	g := grant{key: s.key(), token: s.token("holder")}
-	w := grant{key: g.key, token: s.token("waiter")}
-	s.uses(g.key, g.token)
-	s.uses(w.key, w.token)
-	call := func(name string, f func() error) {
+	for _, k := range append(kinds, inspection) {
+		x := s.prepare(k, b, long)
 		if s.over() {
 			return
 		}
-		if err := f(); supported(err) {
-			s.noError(err, name, g.key)
+		var err error
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			_, err = a.call(ctx, k.name, x.grant, long)
+		}()
+		if k.role == ofStranger {
+			s.gap()
+			x.settle()
 		}
+		switch {
+		case !s.await(returned):
+			s.fail("%s.%v has not returned for %v, though nobody else holds the key", a.name, x.request(k.name, long), s.h.patience())
+		case supported(err):
+			s.noError(err, k.name, x.key)
+		}
+		_, err = a.Release(ctx, x.key, x.token)
+		s.noError(err, "Release", x.key)
 	}
-	call("TryAcquire", func() error { _, err := a.TryAcquire(ctx, g.key, g.token, long); return err })
-	call("Renew", func() error { return a.renewBy(ctx, "Renew", g) })
-	call("RenewBatch", func() error { return a.renewBy(ctx, "RenewBatch", g) })
-	call("TryAcquire", func() error { _, err := b.TryAcquire(ctx, w.key, w.token, long); return err })
-	call("Inspect", func() error { _, err := b.Inspect(ctx, g.key); return err })
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		call("Acquire", func() error { _, err := b.Acquire(ctx, w.key, w.token, long); return err })
-	}()
-	s.gap()
-	call("Release", func() error { _, err := a.Release(ctx, g.key, g.token); return err })
-	if !s.over() && !s.await(served) {
-		s.fail("%s.Acquire(%s) has not returned %v after the holder released the key", b.name, brief(w.key), s.h.patience())
-	}
-	call("Release", func() error { _, err := b.Release(ctx, w.key, w.token); return err })
 }
 
 // keepsNothing uses many keys, never many at a time, and looks how much is stored. A
@@ -425,36 +385,34 @@ func keepsNothing(s *scene) {
 }
 
 // ways is how many ways there are to use a key.
-const ways = 5
+const ways = 4
 
 // useKey uses a key in one way or another. Its lease ends at once, or very soon.
 func useKey(s *scene, a, b *client, way int) {
 	key := s.key()
 	switch way % ways {
 	case 0:
-		s.release(a, s.grant(a, key, s.token("holder"), long), true)
-	case 1:
 		s.grant(a, key, s.token("dead"), time.Millisecond)
-	case 2:
+	case 1:
 		g := s.grant(a, key, s.token("holder"), long)
 		s.refused(b, g, s.token("stranger"), long)
 		s.renew(b, g.as("stranger"), long, false)
 		s.release(b, g.as("stranger"), false)
 		s.release(a, g, true)
-	case 3:
+	case 2:
 		g := s.grant(a, key, s.token("holder"), long)
-		waitsInVain(s, b, g)
+		waitsInVain(s, b, g, s.h.gap()/20)
 		s.release(a, g, true)
-	case 4:
+	case 3:
 		if _, err := b.Inspect(s.ctx, key); supported(err) {
 			s.noError(err, "Inspect", key)
 		}
 	}
 }
 
-// waitsInVain has a token wait for a short time.
-func waitsInVain(s *scene, c *client, g grant) {
-	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap()/20)
+// waitsInVain has a token wait for some time.
+func waitsInVain(s *scene, c *client, g grant, d time.Duration) {
+	ctx, cancel := context.WithTimeout(s.ctx, d)
 	defer cancel()
 	w := g.as(s.token("late"))
 	s.uses(w.key, w.token)
@@ -464,28 +422,13 @@ func waitsInVain(s *scene, c *client, g grant) {
 	s.release(c, w, false)
 }
 
-// goroutinesEnd waits until there are about as many goroutines as before: one
-// more for each round is a leak.
-func goroutinesEnd(s *scene, before, rounds int, rounded string) {
-	for end := time.Now().Add(s.h.patience()); runtime.NumGoroutine() >= before+rounds; {
-		if time.Now().After(end) {
-			var stacks strings.Builder
-			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1) // to a Builder, which does not fail
-			s.fail("%d goroutines, and %d after %d rounds %s:\n%s", before, runtime.NumGoroutine(), rounds, rounded, &stacks)
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // useEverything is useClients, and then looks for what is left when all leases
 // have expired.
 func useEverything(s *scene) error {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	s.grant(a, s.key(), s.token("dead"), ttl)
-	g := s.grant(a, s.key(), s.token("dead"), ttl)
-	s.renew(a, g, ttl, true)
+	s.renew(a, s.grant(a, s.key(), s.token("dead"), ttl), ttl, true)
 	if err := useClients(s); err != nil {
 		return err
 	}
@@ -500,27 +443,15 @@ func useEverything(s *scene) error {
 // cancelled and timed out.
 func useClients(s *scene) error {
 	a, b := s.clients2()
-	key := s.key()
-	s.release(a, s.grant(a, key, s.token("holder"), long), true)
-	g := s.grant(a, key, s.token("holder"), long)
-	useWaits(s, b, g)
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	waitsInVain(s, b, g, s.h.gap())
+	if w := s.wait(b, g.key, s.token("cancelled"), long); !w.returned() || supported(w.err) {
+		s.forget(w)
+	}
 	s.release(a, g, true)
-	s.free(b, key)
+	s.free(b, g.key)
 	useClient(s, b)
 	return s.result()
-}
-
-// useWaits has waits for g end in two ways, where the store has a queue.
-func useWaits(s *scene, c *client, g grant) {
-	timeout, cancel := context.WithTimeout(s.ctx, s.h.gap())
-	defer cancel()
-	w := s.waitCtx(timeout, c, g.key, s.token("late"), long)
-	if s.over() || s.await(w.done) && !supported(w.err) {
-		return
-	}
-	s.ended(w)
-	s.release(c, w.grant, false)
-	s.forget(s.wait(c, g.key, s.token("cancelled"), long))
 }
 
 // useClient uses the store through a Client, and closes it.

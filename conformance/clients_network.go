@@ -13,40 +13,43 @@ import (
 )
 
 func unreachableStore(s *scene) error {
-	s.overNetworks(
-		unreachable("is silent", func(n *network, _ grant) { n.Block(faultproxy.Both) }),
-		unreachable("does not hear", func(n *network, _ grant) { n.Block(faultproxy.ToStore) }),
-		unreachable("is not heard", func(n *network, _ grant) { n.Block(faultproxy.ToClient) }),
-		unreachable("refuses connections", func(n *network, _ grant) { n.Refuse() }),
-		func(n *network) {
-			if n.clear {
-				unreachable(breaksOff, breakOff)(n)
-			}
-		},
-	)
+	var parts []part
+	for how, become := range map[string]func(*network, grant){
+		"is silent":           func(n *network, _ grant) { n.Block(faultproxy.Both) },
+		"does not hear":       func(n *network, _ grant) { n.Block(faultproxy.ToStore) },
+		"is not heard":        func(n *network, _ grant) { n.Block(faultproxy.ToClient) },
+		"refuses connections": func(n *network, _ grant) { n.Refuse() },
+		breaksOff:             breakOff,
+	} {
+		parts = append(parts, func(n *network) { unreachable(n, how, become) })
+	}
+	s.overNetworks(parts...)
 	return s.result()
 }
 
 const breaksOff = "breaks off each reply"
 
+// breakOff cuts the connection in the middle of every reply that concerns the key of g,
+// however many times a client sends it.
+func breakOff(n *network, g grant) {
+	for range 200 {
+		n.CutReply(faultproxy.Contains(g.key))
+	}
+}
+
 // unreachable has a store become unreachable while a lease is held, and then makes all
 // calls.
-func unreachable(how string, become func(*network, grant)) part {
-	return func(n *network) {
-		g := n.grant(n.via, n.key(), n.token("holder"), long)
-		become(n, g)
-		if n.minor {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				undisturbed(n, g)
-			}()
-			if !n.await(done) {
-				n.fail("calls did not return within %v, though only %d of %d addresses of a store that %s were struck", n.h.patience(), len(n.struck), len(n.proxies), how)
-			}
-			return
-		}
+func unreachable(n *network, how string, become func(*network, grant)) {
+	if how == breaksOff && !n.clear {
+		return
+	}
+	g := n.grant(n.via, n.key(), n.token("holder"), long)
+	become(n, g)
+	switch {
+	case !n.minor:
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
+	case !n.returns(func() { undisturbed(n, g) }):
+		n.fail("calls did not return within %v, though only %d of %d addresses of a store that %s were struck", n.h.patience(), len(n.struck), len(n.proxies), how)
 	}
 }
 
@@ -71,51 +74,25 @@ func undisturbed(n *network, g grant) {
 	n.release(n.via, g, true)
 }
 
-// breakOff cuts the connection in the middle of every reply that concerns the key of g,
-// however many times a client sends it.
-func breakOff(n *network, g grant) {
-	for range 200 {
-		n.CutReply(faultproxy.Contains(g.key))
-	}
-}
-
 // unanswered makes every call of a store that cannot answer, all at the same time. Each
 // must end with an error, which does not say that the call has no effect if it was sent.
 func unanswered(s *scene, c *client, g grant, store string, sent bool) {
-	waiter := s.token("waiter")
-	s.uses(g.key, waiter)
+	waiter := g.as(s.token("waiter"))
+	s.uses(g.key, waiter.token)
 	var calls sync.WaitGroup
-	for call, do := range map[string]func(context.Context) error{
-		"TryAcquire": func(ctx context.Context) error {
-			_, err := c.TryAcquire(ctx, g.key, g.token, long)
-			return err
-		},
-		"Acquire": func(ctx context.Context) error {
-			_, err := c.Acquire(ctx, g.key, waiter, long)
-			return err
-		},
-		"Renew": func(ctx context.Context) error {
-			_, err := c.Renew(ctx, g.key, g.token, long)
-			return err
-		},
-		"RenewBatch": func(ctx context.Context) error {
-			results, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-			if err == nil && len(results) == 1 {
-				err = results[0].Err
-			}
-			return err
-		},
-		"Inspect": func(ctx context.Context) error {
-			_, err := c.Inspect(ctx, g.key)
-			return err
-		},
-		"Release": func(ctx context.Context) error {
-			_, err := c.Release(ctx, g.key, g.token)
-			return err
-		},
-	} {
+	for _, k := range append(kinds, inspection) {
+		by := g
+		if k.role == ofStranger {
+			by = waiter
+		}
+		if k.name == "Acquire" && k.role == ofNobody { // the other is enough
+			continue
+		}
 		calls.Go(func() {
-			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, call, brief(g.key), store), sent, do)
+			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, k.name, brief(g.key), store), sent, func(ctx context.Context) error {
+				_, err := c.call(ctx, k.name, by, long)
+				return err
+			})
 		})
 	}
 	calls.Wait()
@@ -130,14 +107,9 @@ func endsWithError(s *scene, name string, sent bool, call func(context.Context) 
 	limit := min(time.Second<<s.attempt, s.h.patience()/2)
 	ctx, cancel := context.WithTimeout(s.ctx, limit)
 	defer cancel()
-	done := make(chan struct{})
 	var err error
-	go func() {
-		defer close(done)
-		err = call(ctx)
-	}()
 	switch {
-	case !s.await(done):
+	case !s.returns(func() { err = call(ctx) }):
 		s.fail("%s did not return within %v, though its ctx ended after %v; want an error soon after that, or after the client's time-out", name, s.h.patience(), limit)
 	case err == nil:
 		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
@@ -209,22 +181,15 @@ func (n *network) keepsOn(lease *dlock.Lease, then time.Time) {
 // succeed takes the key of a lease as soon as the store gives it away, and checks that
 // the lease has ended by then.
 func succeed(n *network, lease *dlock.Lease) grant {
-	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
-		g := n.takeFenced(n.direct, lease.Key(), "next")
-		now := time.Now()
-		if !g.Acquired {
-			continue
-		}
-		if deadline := lease.Deadline(); now.Before(deadline) && lease.Err() == nil {
-			n.fail("the store granted %s to another %v before the deadline of a lease whose holder is certain of it", brief(g.key), deadline.Sub(now))
-		}
-		n.certain(g.key, g.start.Add(long), true)
-		return g
-	}
-	if !n.over() {
+	g := n.takeSoon(n.direct, lease.Key())
+	switch now, deadline := time.Now(), lease.Deadline(); {
+	case !g.Acquired:
 		n.fail("%s is still held %v after its holder was cut off, with a TTL of %v", brief(lease.Key()), n.h.patience(), n.h.coreTTL())
+	case now.Before(deadline) && lease.Err() == nil:
+		n.fail("the store granted %s to another %v before the deadline of a lease whose holder is certain of it", brief(g.key), deadline.Sub(now))
 	}
-	return grant{}
+	n.certain(g.key, g.start.Add(long), true)
+	return g
 }
 
 func slowNetwork(s *scene) error {
@@ -330,16 +295,16 @@ func (o *overlaps) check() {
 
 func reconnection(s *scene) error {
 	s.overClearNetworks(
-		func(n *network) { outage(n, "was cut", n.Cut) },
-		func(n *network) { outage(n, "refused connections", n.Refuse) },
-		func(n *network) { outage(n, "was silent", func() { n.Block(faultproxy.Both) }) },
+		func(n *network) { outage(n, n.Cut) },
+		func(n *network) { outage(n, n.Refuse) },
+		func(n *network) { outage(n, func() { n.Block(faultproxy.Both) }) },
 	)
 	return s.result()
 }
 
 // outage has the network fail while a lease is held, another is kept alive and a third
 // is waited for.
-func outage(n *network, what string, begin func()) {
+func outage(n *network, begin func()) {
 	c := n.core(dlock.WithTTL(n.h.outlastTTL()))
 	defer c.Close()
 	g := n.grant(n.via, n.key(), n.token("holder"), long)
@@ -355,17 +320,13 @@ func outage(n *network, what string, begin func()) {
 	n.noError(n.Heal(), "Heal", g.key)
 	deadline := kept.Deadline()
 	n.recovers()
-	if !n.soon(w.done) && !n.over() {
-		n.fail("a waiter is not served %v after a network that %s has healed, though the key became free meanwhile", n.h.patience(), what)
-	}
 	succeeds(n, w)
 	n.stays(kept, deadline)
 	n.held(n.direct, g)
 	n.release(n.direct, g, true)
-	if err := kept.Release(); errors.Is(err, dlock.ErrLost) && !n.over() {
-		if time.Now().After(kept.Deadline()) {
-			n.stop(errInconclusive) // the machine was too slow to renew it
-		}
+	if err := kept.Release(); isErr(err, dlock.ErrLost) && time.Now().After(kept.Deadline()) {
+		n.stop(errInconclusive) // the machine was too slow to renew it
+	} else if isErr(err, dlock.ErrLost) {
 		n.fail("Lease.Release after an outage returned %w", err)
 	}
 	soonFree(n.scene, n.direct, kept.Key())
