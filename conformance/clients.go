@@ -327,18 +327,19 @@ func goroutinesEnd(s *scene, warmUp, rounds int, rounded string, round func(i in
 	}
 }
 
-// callsUnder makes calls of each kind under ctx. They succeed.
+// callsUnder makes calls of each kind under ctx. They succeed, and the answer is yes.
 func callsUnder(s *scene, ctx context.Context, a, b *client) {
 	for _, k := range append(kinds, inspection) {
 		x := s.prepare(k, b, long)
 		if s.over() {
 			return
 		}
+		call, answer := x.make(a, long)
 		var err error
 		returned := make(chan struct{})
 		go func() {
 			defer close(returned)
-			_, err = a.call(ctx, k.name, x.grant, long)
+			err = call(ctx)
 		}()
 		if k.role == ofStranger {
 			s.gap()
@@ -349,6 +350,9 @@ func callsUnder(s *scene, ctx context.Context, a, b *client) {
 			s.fail("%s.%v has not returned for %v, though nobody else holds the key", a.name, x.request(k.name, long), s.h.patience())
 		case supported(err):
 			s.noError(err, k.name, x.key)
+			if !answer.Acquired {
+				s.fail("%s.%v answered that the token does not hold the key; want that it does", a.name, x.request(k.name, long))
+			}
 		}
 		_, err = a.Release(ctx, x.key, x.token)
 		s.noError(err, "Release", x.key)

@@ -13,14 +13,13 @@ func lostReply(s *scene) error {
 	a, b := s.clients2()
 	givenUpOwesNoMore(s, a, b)
 	givenUpIsRepeated(s, a, b)
-	s.overLossy(append(lostReplies(), lostRelease, lostGrant)...)
+	s.overLossy(append(lostReplies(), lostGrant)...)
 	return s.result()
 }
 
 func lostReplyOverNetwork(s *scene) error {
 	s.overClearNetworks(append(inBothWays(lostReplies()),
-		cut(lostRelease),
-		cut(lostGrant),
+		func(n *network) { lostGrant(n, faultproxy.Cut) },
 		lostWithTime,
 	)...)
 	return s.result()
@@ -181,28 +180,6 @@ func lostAttempt(n *network, e faultproxy.Ending) {
 	soonFree(n.scene, n.direct, key)
 }
 
-// lostRelease: when a Client hears "not held" after a release without an answer,
-// it knows that the release has worked.
-func lostRelease(n *network, e faultproxy.Ending) {
-	c := n.core(dlock.WithRenewal(false))
-	defer c.Close()
-	key := n.key()
-	lease, err := c.TryAcquire(n.ctx, key)
-	if err != nil {
-		n.fail("Client.TryAcquire(%s) = %w; want a lease", brief(key), err)
-		return
-	}
-	n.uses(key, lease.Token())
-	err = n.lose(lease.Token(), e, "Lease.Release", func(context.Context) error { return lease.Release() })
-	n.unansweredBy(err, "Lease.Release")
-	for end := time.Now().Add(n.h.patience()); err != nil && !n.over() && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		err = lease.Release()
-		n.unansweredBy(err, "Lease.Release after one")
-	}
-	n.noError(err, "Lease.Release again and again", key)
-	soonFree(n.scene, n.direct, key)
-}
-
 // lostGrant: a waiter that does not hear of its grant goes on waiting, and what it was granted does
 // not stand in its way.
 func lostGrant(n *network, e faultproxy.Ending) {
@@ -258,10 +235,6 @@ func succeeds(n *network, ended <-chan error) {
 		n.fail("Client.Acquire of a key that has become free, over a network that was faulty, and the Release after it, returned %w; want a lease", err)
 	}
 }
-
-// keptTTL is a TTL of leases that are kept alive over a network that fails for a
-// moment.
-func (h Harness) keptTTL() time.Duration { return 10 * h.coreTTL() }
 
 // soonFree checks that key becomes free well within the TTL of a lease on it.
 func soonFree(s *scene, c *client, key string) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,11 +13,11 @@ import (
 
 func unreachableStore(s *scene) error {
 	var parts []part
-	for how, become := range map[string]func(*network, grant){
-		"is silent":           func(n *network, _ grant) { n.Block(faultproxy.Both) },
-		"does not hear":       func(n *network, _ grant) { n.Block(faultproxy.ToStore) },
-		"is not heard":        func(n *network, _ grant) { n.Block(faultproxy.ToClient) },
-		"refuses connections": func(n *network, _ grant) { n.Refuse() },
+	for how, become := range map[string]func(*network){
+		"is silent":           func(n *network) { n.Block(faultproxy.Both) },
+		"does not hear":       func(n *network) { n.Block(faultproxy.ToStore) },
+		"is not heard":        func(n *network) { n.Block(faultproxy.ToClient) },
+		"refuses connections": func(n *network) { n.Refuse() },
 		breaksOff:             breakOff,
 	} {
 		parts = append(parts, func(n *network) { unreachable(n, how, become) })
@@ -29,49 +28,27 @@ func unreachableStore(s *scene) error {
 
 const breaksOff = "breaks off each reply"
 
-// breakOff cuts the connection in the middle of every reply that concerns the key of g,
-// however many times a client sends it.
-func breakOff(n *network, g grant) {
+// breakOff cuts the connection in the middle of every reply that concerns a key, however many times
+// a client sends it.
+func breakOff(n *network) {
 	for range 200 {
-		n.CutReply(faultproxy.Contains(g.key))
+		n.CutReply(faultproxy.Contains(anyKey))
 	}
 }
 
 // unreachable has a store become unreachable while a lease is held, and then makes all
 // calls.
-func unreachable(n *network, how string, become func(*network, grant)) {
+func unreachable(n *network, how string, become func(*network)) {
 	if how == breaksOff && !n.clear {
 		return
 	}
 	g := n.grant(n.via, n.key(), n.token("holder"), long)
-	become(n, g)
-	switch {
-	case !n.minor:
+	become(n)
+	if n.minor {
+		callsUnder(n.scene, n.ctx, n.via, n.direct)
+	} else {
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
-	case !n.returns(func() { undisturbed(n, g) }):
-		n.fail("calls did not return within %v, though only %d of %d addresses of a store that %s were struck", n.h.patience(), len(n.struck), len(n.proxies), how)
 	}
-}
-
-// undisturbed makes every call of a store that has lost a minority of its addresses. Each succeeds.
-func undisturbed(n *network, g grant) {
-	g = n.again(n.via, g, long)
-	can := n.abilities(n.via)
-	if can.inspect {
-		n.sees(n.via, g, long)
-	}
-	n.renew(n.via, g, long, true)
-	if can.batch {
-		n.renewAll(n.via, []wish{g.wish(long, true)})
-	}
-	n.held(n.via, g)
-	if can.wait {
-		w := n.wait(n.via, g.key, n.token("waiter"), long)
-		n.waits(w)
-		n.release(n.via, g, true)
-		g = n.served(w, "the holder released the key")
-	}
-	n.release(n.via, g, true)
 }
 
 // unanswered makes every call of a store that cannot answer, all at the same time. Each
@@ -82,11 +59,8 @@ func unanswered(s *scene, c *client, g grant, store string, sent bool) {
 	var calls sync.WaitGroup
 	for _, k := range append(kinds, inspection) {
 		by := g
-		if k.role == ofStranger {
+		if k.name == "Acquire" {
 			by = waiter
-		}
-		if k.name == "Acquire" && k.role == ofNobody { // the other is enough
-			continue
 		}
 		calls.Go(func() {
 			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, k.name, brief(g.key), store), sent, func(ctx context.Context) error {
@@ -149,7 +123,7 @@ func swallow(n *network, d faultproxy.Direction) {
 	work := lease.Context(n.ctx)
 	n.Block(d)
 	if n.minor {
-		n.keepsOn(lease, time.Now().Add(ttl))
+		n.stays(lease, time.Now().Add(ttl))
 		return
 	}
 	next := succeed(n, lease)
@@ -168,16 +142,6 @@ func swallow(n *network, d faultproxy.Direction) {
 	n.release(n.direct, next, true)
 }
 
-// keepsOn checks that a lease is renewed until its deadline is later than then, and releases it.
-func (n *network) keepsOn(lease *dlock.Lease, then time.Time) {
-	for ; !n.over() && !lease.Deadline().After(then); time.Sleep(5 * time.Millisecond) {
-		if err := lease.Err(); err != nil {
-			n.fail("a lease was lost while %d of %d addresses swallowed everything: %w", len(n.struck), len(n.proxies), err)
-		}
-	}
-	n.noError(lease.Release(), "Lease.Release", lease.Key())
-}
-
 // succeed takes the key of a lease as soon as the store gives it away, and checks that
 // the lease has ended by then.
 func succeed(n *network, lease *dlock.Lease) grant {
@@ -193,26 +157,18 @@ func succeed(n *network, lease *dlock.Lease) grant {
 }
 
 func slowNetwork(s *scene) error {
-	shared := &overlaps{s: s, key: s.key()}
-	defer soonFree(s, s.client(), shared.key)
-	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers,
-		shared.work, shared.work, shared.work)
-	shared.check()
+	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers)
 	return s.result()
 }
 
-// slowDown makes the network slow: the latency matters beside the TTL, and is small enough
-// to have leases in spite of it.
-func slowDown(n *network) {
-	pace := n.h.coreTTL() / 10
-	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
-}
-
-// endOnTime has leases expire. The store keeps each until its deadline.
+// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small
+// enough to have leases in spite of it. The store keeps each until its deadline, so that nobody
+// else is certain of the key before.
 func endOnTime(n *network) {
 	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
 	defer c.Close()
-	slowDown(n)
+	pace := n.h.coreTTL() / 10
+	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
 	for range n.h.rounds(4) {
 		if lease := n.leaseSlowly(c, n.key()); lease != nil {
 			n.release(n.direct, succeed(n, lease), true)
@@ -235,62 +191,6 @@ func servedAfterSlowAnswers(n *network) {
 	n.noError(n.Heal(), "Heal", g.key)
 	n.release(n.direct, g, true)
 	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
-}
-
-// overlaps are the times in which those who share a key were certain of it.
-type overlaps struct {
-	s   *scene
-	key string
-
-	mu    sync.Mutex
-	holds []certainty
-}
-
-type certainty struct{ start, end time.Time }
-
-// work holds the key again and again over a slow network: released in time, kept alive
-// and released, or left to expire.
-func (o *overlaps) work(n *network) {
-	kept := n.core(dlock.WithTTL(n.h.coreTTL()))
-	defer kept.Close()
-	left := kept.With(dlock.WithRenewal(false))
-	slowDown(n)
-	for i := range n.h.rounds(6) {
-		c := kept
-		if i%2 == 1 {
-			c = left
-		}
-		if lease := n.leaseSlowly(c, o.key); lease != nil {
-			o.hold(n, lease, i%3 == 2)
-		}
-	}
-}
-
-// hold holds a lease, for longer than its TTL if long, and notes while it was certain.
-func (o *overlaps) hold(n *network, lease *dlock.Lease, long bool) {
-	start := time.Now()
-	if long {
-		n.awaitFor(lease.Done(), n.h.coreTTL()*3/2)
-	}
-	end := time.Now()
-	if deadline := lease.Deadline(); deadline.Before(end) {
-		end = deadline
-	}
-	_ = lease.Release() // it may be lost, or not be answered in time
-	if start.Before(end) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.holds = append(o.holds, certainty{start, end})
-	}
-}
-
-func (o *overlaps) check() {
-	slices.SortFunc(o.holds, func(a, b certainty) int { return a.start.Compare(b.start) })
-	for i := 1; i < len(o.holds); i++ {
-		if by := o.holds[i-1].end.Sub(o.holds[i].start); by > 0 {
-			o.s.fail("over a slow network, two holders were certain of %s at the same time, for %v", brief(o.key), by)
-		}
-	}
 }
 
 func reconnection(s *scene) error {
@@ -324,13 +224,10 @@ func outage(n *network, begin func()) {
 	n.stays(kept, deadline)
 	n.held(n.direct, g)
 	n.release(n.direct, g, true)
-	if err := kept.Release(); isErr(err, dlock.ErrLost) && time.Now().After(kept.Deadline()) {
-		n.stop(errInconclusive) // the machine was too slow to renew it
-	} else if isErr(err, dlock.ErrLost) {
-		n.fail("Lease.Release after an outage returned %w", err)
-	}
-	soonFree(n.scene, n.direct, kept.Key())
 }
 
 // outlastTTL is the TTL of a lease that outlasts an outage.
 func (h Harness) outlastTTL() time.Duration { return 20 * h.coreTTL() }
+
+// keptTTL is the TTL of a lease that is kept alive over a network that fails in part.
+func (h Harness) keptTTL() time.Duration { return 10 * h.coreTTL() }

@@ -275,9 +275,6 @@ func inBothWays(parts []faulty) (all []part) {
 	return all
 }
 
-// cut is a part of f in which faults cut connections.
-func cut(f faulty) part { return func(n *network) { f(n, faultproxy.Cut) } }
-
 // eachKind makes a part of f for each kind of the calls with these names. It is left out where the
 // client does not offer them.
 func eachKind(f func(*network, kind, faultproxy.Ending), names ...string) (all []faulty) {
@@ -323,22 +320,22 @@ func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
 	return nil
 }
 
-// stays checks that a lease that its Client renews is held until its deadline is later
-// than then. A loss before the deadline is the store's fault. A loss after it is not: the
-// machine was too slow to renew the lease.
+// stays checks that a lease that its Client renews is held until its deadline is later than then,
+// and releases it. A loss before its own deadline is the store's fault, and so is any while a
+// majority can be reached. Another is not: the machine was too slow to renew the lease.
 func (n *network) stays(lease *dlock.Lease, then time.Time) {
-	for !n.over() && !lease.Deadline().After(then) {
-		now := time.Now()
-		if err := lease.Err(); err != nil {
-			if now.Before(lease.Deadline()) {
-				n.fail("the lease on %s was lost before its deadline, though nobody else had acquired it: %w", brief(lease.Key()), err)
-			} else {
-				n.stop(errInconclusive)
-			}
-			return
-		}
+	for !n.over() && lease.Err() == nil && !lease.Deadline().After(then) {
 		time.Sleep(5 * time.Millisecond)
 	}
+	early := time.Now().Before(lease.Deadline())
+	switch err := lease.Release(); {
+	case !isErr(err, dlock.ErrLost): // a release that was not answered is owed
+	case early || n.minor:
+		n.fail("the lease on %s was lost, though nobody else had acquired it: %w", brief(lease.Key()), err)
+	default:
+		n.stop(errInconclusive)
+	}
+	soonFree(n.scene, n.direct, lease.Key())
 }
 
 // A lossy client loses some of the replies to its calls.
