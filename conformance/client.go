@@ -119,6 +119,19 @@ func (c *client) traced(ctx context.Context, r request) (any, error) {
 	return answer, err
 }
 
+// showAnswer prints the answer to a call, and the fence of what that granted, or "".
+func showAnswer(answer any) (shown any, fence string) {
+	switch a := answer.(type) {
+	case dlock.Attempt:
+		return show(a), fenceOf(a)
+	case dlock.Hold:
+		return showHold(a), ""
+	case []dlock.RenewResult:
+		return showResults(a), ""
+	}
+	return answer, ""
+}
+
 // call makes a call in the name of g. If its answer is that the token of g holds the key, or held
 // it until then, the Attempt is Acquired, whatever the call. The error may be that of an element of a batch.
 func (c *client) call(ctx context.Context, name string, g grant, ttl time.Duration) (a dlock.Attempt, err error) {

@@ -130,20 +130,18 @@ func endWaitsOf(s *scene, by *client, g grant, wait func(ctx context.Context, to
 func besideTheEnd(s *scene, w *waiter, g grant) {
 	now, a := s.now(), w.answer
 	least, most := long-now.Sub(g.start)-rounding, long+s.h.grace()
+	call := fmt.Sprintf("%s.%v", w.by.name, w.request("Acquire", w.ttl))
 	switch {
 	case w.early:
-		s.fail("%s.Acquire(%s, %s, %v) returned %q before its ctx had ended", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%s returned %q before its ctx had ended", call, w.err)
 	case a.Acquired:
-		s.fail("%s.Acquire(%s, %s, %v) returned an Attempt that is Acquired beside %q; want one or the other", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%s returned an Attempt that is Acquired beside %q; want one or the other", call, w.err)
 	case a.Holder != "" && a.Holder != g.token:
-		s.fail("%s.Acquire(%s, %s, %v) returned Holder %s beside %q; want %s, who holds the key, or nothing",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, brief(a.Holder), w.err, brief(g.token))
+		s.fail("%s returned Holder %s beside %q; want %s, who holds the key, or nothing", call, brief(a.Holder), w.err, brief(g.token))
 	case a.Remaining != 0 && (a.Remaining < least || a.Remaining > most):
-		s.fail("%s.Acquire(%s, %s, %v) returned Remaining %v beside %q; want between %v and %v, or 0 for unknown",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, a.Remaining, w.err, least, most)
+		s.fail("%s returned Remaining %v beside %q; want between %v and %v, or 0 for unknown", call, a.Remaining, w.err, least, most)
 	case a.Since.After(now):
-		s.fail("%s.Acquire(%s, %s, %v) returned a Since beside %q that is %v after its return; want when the store last answered",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err, a.Since.Sub(now))
+		s.fail("%s returned a Since beside %q that is %v after its return; want when the store last answered", call, w.err, a.Since.Sub(now))
 	}
 }
 
@@ -210,25 +208,24 @@ func hidesNothing(s *scene, l reflect.Value, depth int) int {
 // than inner.
 func hides(s *scene, l, inner reflect.Value) (names []string) {
 	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
-	if !l.CanInterface() || !inner.CanInterface() {
-		for _, o := range append(optionalMethods, limiter) {
-			if inner.Type().Implements(o.iface) && !l.Type().Implements(o.iface) {
-				names = append(names, o.String())
-			}
+	seen := l.CanInterface() && inner.CanInterface() // else only their types are
+	for _, o := range append(optionalMethods, limiter) {
+		hidden := inner.Type().Implements(o.iface) && !l.Type().Implements(o.iface)
+		switch {
+		case seen && o == limiter:
+			hidden = longestTTL(l) > longestTTL(inner)
+		case seen:
+			hidden = s.offers(inner.Interface().(dlock.Locker), o) && !s.offers(l.Interface().(dlock.Locker), o)
 		}
-		return names
-	}
-	outside, inside := l.Interface().(dlock.Locker), inner.Interface().(dlock.Locker)
-	for _, o := range optionalMethods {
-		if s.offers(inside, o) && !s.offers(outside, o) {
+		if hidden {
 			names = append(names, o.String())
 		}
 	}
-	limit := func(l dlock.Locker) time.Duration { return dlock.Forward{Locker: l}.LongestTTL() }
-	if limit(outside) > limit(inside) {
-		names = append(names, limiter.String())
-	}
 	return names
+}
+
+func longestTTL(l reflect.Value) time.Duration {
+	return dlock.Forward{Locker: l.Interface().(dlock.Locker)}.LongestTTL()
 }
 
 // lockersIn returns the Lockers in the fields of the struct that v is or points to, embedded ones
@@ -236,13 +233,13 @@ func hides(s *scene, l, inner reflect.Value) (names []string) {
 func lockersIn(v reflect.Value) map[string]reflect.Value {
 	found := make(map[string]reflect.Value)
 	path := v.Type().String()
+	if v.Kind() == reflect.Struct && v.CanInterface() { // a copy has an address, which fields may need
+		addressable := reflect.New(v.Type())
+		addressable.Elem().Set(v)
+		v = addressable
+	}
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
-	}
-	if v.Kind() == reflect.Struct && !v.CanAddr() && v.CanInterface() {
-		addressable := reflect.New(v.Type()).Elem()
-		addressable.Set(v)
-		v = addressable
 	}
 	addLockers(found, v, path)
 	return found

@@ -81,9 +81,14 @@ func endsWithError(s *scene, name string, sent bool, call func(context.Context) 
 	limit := min(time.Second<<s.attempt, s.h.patience()/2)
 	ctx, cancel := context.WithTimeout(s.ctx, limit)
 	defer cancel()
+	done := make(chan struct{})
 	var err error
+	go func() {
+		defer close(done)
+		err = call(ctx)
+	}()
 	switch {
-	case !s.returns(func() { err = call(ctx) }):
+	case !s.await(done):
 		s.fail("%s did not return within %v, though its ctx ended after %v; want an error soon after that, or after the client's time-out", name, s.h.patience(), limit)
 	case err == nil:
 		s.fail("%s returned no error; want one, because nobody can know the outcome", name)

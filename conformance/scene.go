@@ -238,16 +238,6 @@ func (s *scene) gap() {
 // await reports whether done is closed within the harness's patience.
 func (s *scene) await(done <-chan struct{}) bool { return s.awaitFor(done, s.h.patience()) }
 
-// returns reports whether f returns within that.
-func (s *scene) returns(f func()) bool {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	return s.await(done)
-}
-
 func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()

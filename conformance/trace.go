@@ -191,19 +191,6 @@ func showResults(results []dlock.RenewResult) string {
 	return fmt.Sprintf("%+v", results)
 }
 
-// showAnswer prints the answer to a call, and the fence of what that granted, or "".
-func showAnswer(answer any) (shown any, fence string) {
-	switch a := answer.(type) {
-	case dlock.Attempt:
-		return show(a), fenceOf(a)
-	case dlock.Hold:
-		return showHold(a), ""
-	case []dlock.RenewResult:
-		return showResults(a), ""
-	}
-	return answer, ""
-}
-
 // show prints an Attempt without the fields that are zero.
 func show(a dlock.Attempt) string {
 	if a.Acquired {
