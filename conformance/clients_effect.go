@@ -19,13 +19,13 @@ func noEffect(s *scene) error {
 	a, b := s.clients2()
 	var ways []*interruptions
 	s.eachWay(a, b, func(s *scene, c, other *client) {
-		ways = append(ways, &interruptions{scene: s, c: c, other: other, rtt: s.roundTrip(c), unknown: make(map[kind]bool)})
+		ways = append(ways, &interruptions{scene: s, c: c, other: other, kinds: s.kindsOf(c), rtt: s.roundTrip(c), unknown: make(map[kind]bool)})
 	})
 	var all sync.WaitGroup
 	for _, w := range ways {
 		for i := range s.h.moments() {
 			all.Go(func() {
-				for _, k := range s.kindsOf(w.c) {
+				for _, k := range w.kinds {
 					w.interrupt(k, w.rtt*time.Duration(4*i)/time.Duration(3*s.h.moments()), false)
 				}
 			})
@@ -33,7 +33,7 @@ func noEffect(s *scene) error {
 	}
 	all.Wait()
 	for _, w := range ways {
-		for _, k := range s.kindsOf(w.c) {
+		for _, k := range w.kinds {
 			w.untilUnknown(k)
 		}
 	}
@@ -68,6 +68,7 @@ func (h Harness) moments() int {
 type interruptions struct {
 	*scene
 	c, other *client
+	kinds    []kind // that c offers
 	rtt      time.Duration
 
 	mu      sync.Mutex

@@ -67,7 +67,8 @@ func lateAfterRelease(n *network, k kind, e faultproxy.Ending) {
 	}
 }
 
-// lateAfterTakeover: nor does it take, prolong, shorten or end what another holds by then.
+// lateAfterTakeover: nor does it take, prolong, shorten or end what another holds by then. In this
+// process, RenewByStranger and BatchRenewsAsRenew look whether it is prolonged.
 func lateAfterTakeover(n *network, k kind, e faultproxy.Ending) {
 	late, next := n.h.ttl(), long
 	if k.prolongs() && n.lossy == nil {

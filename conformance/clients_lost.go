@@ -45,13 +45,14 @@ func givenUpOwesNoMore(s *scene, a, b *client) {
 	})
 }
 
-// givenUpIsRepeated: a call that was given up on its way may have worked. In any case it can be repeated.
+// givenUpIsRepeated: a call that was given up on its way may have worked. In any case it can be
+// repeated.
 func givenUpIsRepeated(s *scene, a, b *client) {
 	for _, k := range s.kindsOf(b) {
+		if k.role == ofStranger {
+			continue
+		}
 		s.atMoments(func(d time.Duration) {
-			if k.role == ofStranger {
-				return
-			}
 			x := s.prepare(k, b, long)
 			if k.name == "Renew" { // which may raise a version
 				s.renew(b, x.grant, long, true)

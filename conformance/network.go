@@ -19,17 +19,18 @@ type network struct {
 	*fleet
 	via    *client
 	direct *client
-	lossy  *lossy // in place of the fleet, if all is in this process
+	lossy  *lossy // nil, unless via is in this process, and the fleet has no proxy
 	clear  bool   // requests contain keys and tokens literally
 }
 
 // A part is what a case does with one network.
 type part func(*network)
 
-// A faulty part depends on how faults leave a client.
+// A faulty part is one for each of the ways in which faults leave a client.
 type faulty func(*network, faultproxy.Ending)
 
-// overLossy runs each part at the same time with a network in this process, which can only lose replies.
+// overLossy runs all parts at the same time, with one client in this process that can only lose
+// replies.
 func (s *scene) overLossy(parts ...faulty) {
 	direct, via := s.clients2()
 	l := &lossy{store: via.inner}
@@ -204,10 +205,10 @@ func (n *network) dropReply(about string, e faultproxy.Ending, name string) *fau
 func (n *network) holdBack(x *trial, ttl time.Duration, e faultproxy.Ending) (deliver func()) {
 	call, _ := x.make(n.via, ttl)
 	if n.lossy != nil {
-		return func() { _ = call(n.ctx) } // who knows of the answer?
+		return func() { _ = call(n.ctx) } // nobody hears of the answer
 	}
 	f := n.Hold(faultproxy.Contains(x.token), e)
-	_ = n.spoil(f, x.name, call) // nobody knows what became of it
+	_ = n.spoil(f, x.name, call)
 	return func() { n.deliver(f, x.name) }
 }
 
