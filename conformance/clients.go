@@ -332,27 +332,28 @@ func callsUnder(s *scene, ctx context.Context, a, b *client) {
 			return
 		}
 		call, answer := x.make(a, long)
-		var err error
+		var err, released error
 		returned := make(chan struct{})
 		go func() {
 			defer close(returned)
 			err = call(ctx)
+			_, released = a.Release(ctx, x.key, x.token)
 		}()
 		if k.role == ofStranger {
 			s.gap()
 			x.settle()
 		}
-		switch {
-		case !s.await(returned):
-			s.fail("%s.%v has not returned for %v, though nobody else holds the key", a.name, x.request(k.name, long), s.h.patience())
-		case supported(err):
+		if !s.await(returned) {
+			s.fail("%s.%v, and the Release after it, have not returned for %v, though nobody else holds the key", a.name, x.request(k.name, long), s.h.patience())
+			return
+		}
+		if supported(err) {
 			s.noError(err, k.name, x.key)
 			if !answer.Acquired {
 				s.fail("%s.%v answered that the token does not hold the key; want that it does", a.name, x.request(k.name, long))
 			}
 		}
-		_, err = a.Release(ctx, x.key, x.token)
-		s.noError(err, "Release", x.key)
+		s.noError(released, "Release", x.key)
 	}
 }
 

@@ -140,7 +140,7 @@ func noEffectOverNetwork(s *scene) error {
 		eachKind(arrivesLate, "TryAcquire", "Acquire", "Renew", "RenewBatch", "Release"),
 		eachKind(arrivesLast, "Acquire"),
 	)
-	s.overClearNetworks(append(inBothWays(calls), checkInInFlight)...)
+	s.overClearNetworks(append(inWays(calls, faultproxy.Cut, faultproxy.Stall), checkInInFlight)...)
 	return s.result()
 }
 

@@ -17,7 +17,7 @@ func lateDuplicate(s *scene) error {
 
 func lateDuplicateOverNetwork(s *scene) error {
 	waits := eachKind(lateAfterRelease, "Acquire") // in this process, one that was given up does not arrive
-	s.overClearNetworks(inBothWays(append(lateCalls(), waits...))...)
+	s.overClearNetworks(inWays(append(lateCalls(), waits...), faultproxy.Cut, faultproxy.Stall)...)
 	return s.result()
 }
 

@@ -18,10 +18,8 @@ func lostReply(s *scene) error {
 }
 
 func lostReplyOverNetwork(s *scene) error {
-	s.overClearNetworks(append(inBothWays(lostReplies()),
-		func(n *network) { lostGrant(n, faultproxy.Cut) },
-		lostWithTime,
-	)...)
+	hopeful := append(eachKind(lostWithTime, "TryAcquire", "Renew", "Release"), lostGrant)
+	s.overClearNetworks(append(inWays(lostReplies(), faultproxy.Cut, faultproxy.Stall), inWays(hopeful, faultproxy.Cut)...)...)
 	return s.result()
 }
 
@@ -138,31 +136,30 @@ func lostOfBatch(n *network, e faultproxy.Ending) {
 	}
 }
 
-// lostWithTime: an attempt that has time left when its reply is lost may be answered all
+// lostWithTime: a call that has time left when its reply is lost may be answered all
 // the same, but not with anything that the store has not said.
-func lostWithTime(n *network) {
-	before := n.grant(n.direct, n.key(), n.token("before"), long)
-	n.release(n.direct, before, true)
-	g := before.as(n.token("holder"))
-	n.uses(g.key, g.token)
+func lostWithTime(n *network, k kind, e faultproxy.Ending) {
+	x := n.prepare(k, n.via, long)
+	before := x.as(n.token("before"))
+	if k.role == ofNobody {
+		before = n.grant(n.direct, before.key, before.token, long)
+		n.release(n.direct, before, true)
+	}
 	if n.over() {
 		return
 	}
-	f := n.DropReply(faultproxy.Contains(g.token), faultproxy.Cut)
+	f := n.DropReply(faultproxy.Contains(x.token), e)
 	ctx, cancel := context.WithTimeout(n.ctx, 5*time.Second)
 	defer cancel()
-	a, err := n.via.TryAcquire(ctx, g.key, g.token, long)
-	g.Attempt = a
+	a, err := n.via.call(ctx, k.name, x.grant, long)
 	n.Lift(f)
-	answered(n, "TryAcquire", g, a.Acquired, err)
+	answered(n, k.name, x.grant, a.Acquired, err)
 	n.reconnect()
-	again := n.again(n.via, g, long)
-	if err == nil {
-		n.above(before, g)
-		n.above(g, again)
+	if x.Attempt = a; k.role == ofNobody && err == nil {
+		n.above(before, x.grant)
+		n.above(x.grant, n.again(n.via, x.grant, long))
 	}
-	n.release(n.via, g, true)
-	n.free(n.direct, g.key)
+	x.repeat(n.via, n.direct)
 }
 
 // lostAttempt: a Client that does not hear of its grant gives it back.

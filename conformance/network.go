@@ -266,10 +266,10 @@ func (n *network) reconnect() {
 	}
 }
 
-// inBothWays makes a part of f for each ending.
-func inBothWays(parts []faulty) (all []part) {
+// inWays makes a part of each of parts for each ending.
+func inWays(parts []faulty, endings ...faultproxy.Ending) (all []part) {
 	for _, p := range parts {
-		for _, e := range []faultproxy.Ending{faultproxy.Cut, faultproxy.Stall} {
+		for _, e := range endings {
 			all = append(all, func(n *network) { p(n, e) })
 		}
 	}
