@@ -31,9 +31,11 @@ const breaksOff = "breaks off each reply"
 // breakOff cuts the connection in the middle of every reply that concerns a key, however many times
 // a client sends it.
 func breakOff(n *network) {
-	for range 200 {
-		n.CutReply(faultproxy.Contains(anyKey))
-	}
+	n.strike(func(p *faultproxy.Proxy) {
+		for range 200 {
+			p.CutReply(faultproxy.Contains(anyKey))
+		}
+	})
 }
 
 // unreachable has a store become unreachable while a lease is held, and then makes all

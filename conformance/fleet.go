@@ -91,10 +91,6 @@ func (f *fleet) DropReply(m faultproxy.Match, e faultproxy.Ending) *faults {
 	return all
 }
 
-func (f *fleet) CutReply(m faultproxy.Match) *faults {
-	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.CutReply(m) })
-}
-
 func (f *fleet) Hold(m faultproxy.Match, e faultproxy.Ending) *faults {
 	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.Hold(m, e) })
 }
