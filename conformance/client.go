@@ -4,84 +4,156 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
 )
 
-// A client is a Locker of the harness whose calls are traced. It has all
-// optional methods, as a dlock.Forward has.
+// A request is a call of a Locker, by the name of its method.
+type request struct {
+	name       string
+	key, token string
+	ttl        time.Duration
+	batch      []dlock.Renewal
+}
+
+// request is a call in the name of g.
+func (g grant) request(name string, ttl time.Duration) request {
+	return request{name, g.key, g.token, ttl, []dlock.Renewal{g.wish(ttl, true).renewal}}
+}
+
+// send makes the call. The answer is what the method returns beside the error.
+func (r request) send(ctx context.Context, l dlock.Forward) (answer any, err error) {
+	switch r.name {
+	case "TryAcquire":
+		return l.TryAcquire(ctx, r.key, r.token, r.ttl)
+	case "Acquire":
+		return l.Acquire(ctx, r.key, r.token, r.ttl)
+	case "Renew":
+		return l.Renew(ctx, r.key, r.token, r.ttl)
+	case "RenewBatch":
+		return l.RenewBatch(ctx, r.batch)
+	case "Release":
+		return l.Release(ctx, r.key, r.token)
+	case "Inspect":
+		return l.Inspect(ctx, r.key)
+	}
+	panic("no method is named " + r.name)
+}
+
+func (r request) String() string {
+	switch r.name {
+	case "RenewBatch":
+		return callText(r.name, r.batch)
+	case "Release":
+		return callText(r.name, r.key, r.token)
+	case "Inspect":
+		return callText(r.name, r.key)
+	}
+	return callText(r.name, r.key, r.token, r.ttl)
+}
+
+// callText is a call as failures and traces show it.
+func callText(method string, args ...any) string {
+	shown := make([]string, len(args))
+	for i, arg := range args {
+		shown[i] = show(arg)
+	}
+	return fmt.Sprintf("%s(%s)", method, strings.Join(shown, ", "))
+}
+
+// A hooked Locker leaves each call to its hook, which may lose, delay or repeat it. An answer of
+// nil is the zero answer. It has all optional methods, as a dlock.Forward has.
+type hooked struct {
+	hook func(context.Context, request) (answer any, err error)
+}
+
+var (
+	_ dlock.Locker       = hooked{}
+	_ dlock.Acquirer     = hooked{}
+	_ dlock.BatchRenewer = hooked{}
+	_ dlock.Inspector    = hooked{}
+)
+
+func (h hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return ask[dlock.Attempt](ctx, h, request{name: "TryAcquire", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return ask[dlock.Attempt](ctx, h, request{name: "Acquire", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return ask[bool](ctx, h, request{name: "Renew", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return ask[[]dlock.RenewResult](ctx, h, request{name: "RenewBatch", batch: batch})
+}
+
+func (h hooked) Release(ctx context.Context, key, token string) (bool, error) {
+	return ask[bool](ctx, h, request{name: "Release", key: key, token: token})
+}
+
+func (h hooked) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return ask[dlock.Hold](ctx, h, request{name: "Inspect", key: key})
+}
+
+func ask[T any](ctx context.Context, h hooked, r request) (T, error) {
+	a, err := h.hook(ctx, r)
+	answer, _ := a.(T)
+	return answer, err
+}
+
+// A client is a Locker of the harness whose calls are traced.
 type client struct {
+	hooked
 	inner dlock.Forward
 	name  string
 	trace *trace
 }
 
-var (
-	_ dlock.Locker       = (*client)(nil)
-	_ dlock.Acquirer     = (*client)(nil)
-	_ dlock.BatchRenewer = (*client)(nil)
-	_ dlock.Inspector    = (*client)(nil)
-)
-
-func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return noted(c, key, token, c.text("TryAcquire", key, token, ttl), func() (dlock.Attempt, error) {
-		return c.inner.TryAcquire(ctx, key, token, ttl)
-	})
+func newClient(l dlock.Locker, name string, tr *trace) *client {
+	c := &client{inner: dlock.Forward{Locker: l}, name: name, trace: tr}
+	c.hook = c.traced
+	return c
 }
 
-func (c *client) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return noted(c, key, token, c.text("Renew", key, token, ttl), func() (bool, error) {
-		return c.inner.Renew(ctx, key, token, ttl)
-	})
-}
-
-func (c *client) Release(ctx context.Context, key, token string) (bool, error) {
-	return noted(c, key, token, c.text("Release", key, token), func() (bool, error) {
-		return c.inner.Release(ctx, key, token)
-	})
-}
-
-func (c *client) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return noted(c, key, token, c.text("Acquire", key, token, ttl), func() (dlock.Attempt, error) {
-		return c.inner.Acquire(ctx, key, token, ttl)
-	})
-}
-
-func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return noted(c, "", "", c.text("RenewBatch", batch), func() ([]dlock.RenewResult, error) {
-		return c.inner.RenewBatch(ctx, batch)
-	})
-}
-
-func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return noted(c, key, "", c.text("Inspect", key), func() (dlock.Hold, error) { return c.inner.Inspect(ctx, key) })
-}
-
-// noted makes a call, and notes it in the trace of c.
-func noted[T any](c *client, key, token, text string, call func() (T, error)) (T, error) {
-	made := c.trace.begin(key, token, "%s", text)
-	answer, err := call()
-	made.end(show(answer), fenceOf(answer), err)
+func (c *client) traced(ctx context.Context, r request) (any, error) {
+	call := c.trace.begin(r.key, r.token, "%s.%v", c.name, r)
+	answer, err := r.send(ctx, c.inner)
+	call.end(show(answer), fenceOf(answer), err)
 	return answer, err
 }
 
-// text is a call as failures and traces name it.
-func (c *client) text(method string, args ...any) string {
-	shown := make([]string, len(args))
-	for i, arg := range args {
-		shown[i] = show(arg)
+// text is a call of c as failures name it.
+func (c *client) text(method string, args ...any) string { return c.name + "." + callText(method, args...) }
+
+// call makes a call in the name of g. If its answer is that the token of g holds the key, or held
+// it until then, the Attempt is Acquired, whatever the call. The error may be that of an element of a batch.
+func (c *client) call(ctx context.Context, name string, g grant, ttl time.Duration) (a dlock.Attempt, err error) {
+	answer, err := c.hook(ctx, g.request(name, ttl))
+	switch answer := answer.(type) {
+	case dlock.Attempt:
+		a = answer
+	case bool:
+		a.Acquired = answer
+	case dlock.Hold:
+		a.Acquired = answer.Held
+	case []dlock.RenewResult:
+		if err == nil && len(answer) == 1 {
+			a.Acquired, err = answer[0].Held, answer[0].Err
+		}
 	}
-	return fmt.Sprintf("%s.%s(%s)", c.name, method, strings.Join(shown, ", "))
+	return a, err
 }
 
 // renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
-	if call == "Renew" {
-		return errOf(c.Renew(ctx, g.key, g.token, long))
-	}
-	return errOf(c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}}))
+	_, err := c.call(ctx, call, g, long)
+	return err
 }
 
 // errOf is the error of a call whose answer does not matter.
@@ -89,28 +161,21 @@ func errOf[T any](_ T, err error) error { return err }
 
 // An optionalMethod is the method of an optional interface of a Locker.
 type optionalMethod struct {
-	name        string
-	implemented func(dlock.Locker) bool
-	call        func(ctx context.Context, l dlock.Forward, key, token string) error
+	iface reflect.Type
+	name  string
 }
 
 var (
-	acquire = optionalMethod{"Acquirer.Acquire", is[dlock.Acquirer],
-		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			return errOf(l.Acquire(ctx, key, token, long))
-		}}
-	renewBatch = optionalMethod{"BatchRenewer.RenewBatch", is[dlock.BatchRenewer],
-		func(ctx context.Context, l dlock.Forward, key, token string) error {
-			return errOf(l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}}))
-		}}
-	inspect = optionalMethod{"Inspector.Inspect", is[dlock.Inspector],
-		func(ctx context.Context, l dlock.Forward, key, _ string) error { return errOf(l.Inspect(ctx, key)) }}
+	acquire         = optionalMethod{reflect.TypeFor[dlock.Acquirer](), "Acquire"}
+	renewBatch      = optionalMethod{reflect.TypeFor[dlock.BatchRenewer](), "RenewBatch"}
+	inspect         = optionalMethod{reflect.TypeFor[dlock.Inspector](), "Inspect"}
 	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
 )
 
-func is[T any](l dlock.Locker) bool {
-	_, ok := l.(T)
-	return ok
+func (o optionalMethod) String() string { return o.iface.Name() + "." + o.name }
+
+func (o optionalMethod) implemented(l dlock.Locker) bool {
+	return reflect.TypeOf(l).Implements(o.iface)
 }
 
 // probe calls o for no longer than the harness's patience.
@@ -118,7 +183,8 @@ func (s *scene) probe(o optionalMethod, l dlock.Locker, key, token string) error
 	s.uses(key, token)
 	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
 	defer cancel()
-	return o.call(ctx, dlock.Forward{Locker: l}, key, token)
+	_, err := grant{key: key, token: token}.request(o.name, long).send(ctx, dlock.Forward{Locker: l})
+	return err
 }
 
 // offers reports whether l has the method, and does not answer
@@ -151,13 +217,12 @@ func (s *scene) inspector() *client { return s.clientThat(inspect) }
 
 func (s *scene) clientThat(o optionalMethod) *client {
 	c := s.client()
-	iface, method, _ := strings.Cut(o.name, ".")
 	switch l := c.inner.Locker; {
 	case s.over():
 	case !o.implemented(l):
-		s.skip("the Locker is no %s", iface)
+		s.skip("the Locker is no %s", o.iface.Name())
 	case !s.offers(l, o):
-		s.skip("%s answers errors.ErrUnsupported", method)
+		s.skip("%s answers errors.ErrUnsupported", o.name)
 	}
 	return c
 }

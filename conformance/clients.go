@@ -57,10 +57,9 @@ func endedContext(s *scene) error {
 	var checks []func()
 	for _, ctx := range []context.Context{ended, late, caused, lateCaused} {
 		a, b := s.clients2()
-		checks = append(checks, func() {
-			endedAttempts(s, ctx, a, b)
-			endedOnHolder(s, ctx, a, b)
-		})
+		for _, k := range append(s.kindsOf(a), inspection) {
+			checks = append(checks, func() { underEnded(s, ctx, k, a, b) })
+		}
 	}
 	a, b := s.clients2()
 	if s.abilities(b).wait {
@@ -77,36 +76,17 @@ func endedContext(s *scene) error {
 // errCause is why a ctx has ended. That is the caller's affair, and not the error of ctx.
 var errCause = errors.New("conformance: the cause of the end of a context")
 
-// endedAttempts tries to take a free key under a ctx that has ended.
-func endedAttempts(s *scene, ctx context.Context, a, b *client) {
-	key, token := s.key(), s.token("late")
-	s.uses(key, token)
-	_, err := a.TryAcquire(ctx, key, token, long)
-	refusedWith(s, ctx, err, "TryAcquire")
-	s.free(b, key)
-	_, err = a.Acquire(ctx, key, token, long)
-	refusedWith(s, ctx, err, "Acquire")
-	s.free(b, key)
-}
-
-// endedOnHolder calls everything that can change or read a lease under a ctx
-// that has ended.
-func endedOnHolder(s *scene, ctx context.Context, a, b *client) {
-	ttl := s.h.ttl()
-	g := s.grant(a, s.key(), s.token("holder"), long)
-	_, err := a.Release(ctx, g.key, g.token)
-	refusedWith(s, ctx, err, "Release")
-	_, err = a.Inspect(ctx, g.key)
-	refusedWith(s, ctx, err, "Inspect")
-	s.held(b, g)
-	s.release(a, g, true)
-
-	for _, call := range []string{"Renew", "RenewBatch"} {
-		g = s.grant(a, s.key(), s.token("holder"), ttl)
-		refusedWith(s, ctx, a.renewBy(ctx, call, g), call)
-		s.lapse(ttl)
-		s.free(b, g.key)
+// underEnded makes a call under a ctx that has ended. It has no effect.
+func underEnded(s *scene, ctx context.Context, k kind, a, b *client) {
+	x := s.prepare(k, b, s.h.ttl())
+	if s.over() {
+		return
 	}
+	_, err := a.hook(ctx, x.request(k.name, long))
+	refusedWith(s, ctx, err, k.name)
+	x.settle()
+	x.lapse(s.h.ttl())
+	x.hadNoEffect("after a " + k.name + " under a ctx that had ended")
 }
 
 // refusedWith checks what a call under an ended ctx returned.
@@ -150,20 +130,18 @@ func endWaitsOf(s *scene, by *client, g grant, wait func(ctx context.Context, to
 func besideTheEnd(s *scene, w *waiter, g grant) {
 	now, a := s.now(), w.answer
 	least, most := long-now.Sub(g.start)-rounding, long+s.h.grace()
+	call := fmt.Sprintf("%s.%v", w.by.name, w.request("Acquire", w.ttl))
 	switch {
 	case w.early:
-		s.fail("%s.Acquire(%s, %s, %v) returned %q before its ctx had ended", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%s returned %q before its ctx had ended", call, w.err)
 	case a.Acquired:
-		s.fail("%s.Acquire(%s, %s, %v) returned an Attempt that is Acquired beside %q; want one or the other", w.by.name, brief(w.key), brief(w.token), w.ttl, w.err)
+		s.fail("%s returned an Attempt that is Acquired beside %q; want one or the other", call, w.err)
 	case a.Holder != "" && a.Holder != g.token:
-		s.fail("%s.Acquire(%s, %s, %v) returned Holder %s beside %q; want %s, who holds the key, or nothing",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, brief(a.Holder), w.err, brief(g.token))
+		s.fail("%s returned Holder %s beside %q; want %s, who holds the key, or nothing", call, brief(a.Holder), w.err, brief(g.token))
 	case a.Remaining != 0 && (a.Remaining < least || a.Remaining > most):
-		s.fail("%s.Acquire(%s, %s, %v) returned Remaining %v beside %q; want between %v and %v, or 0 for unknown",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, a.Remaining, w.err, least, most)
+		s.fail("%s returned Remaining %v beside %q; want between %v and %v, or 0 for unknown", call, a.Remaining, w.err, least, most)
 	case a.Since.After(now):
-		s.fail("%s.Acquire(%s, %s, %v) returned a Since beside %q that is %v after its return; want when the store last answered",
-			w.by.name, brief(w.key), brief(w.token), w.ttl, w.err, a.Since.Sub(now))
+		s.fail("%s returned a Since beside %q that is %v after its return; want when the store last answered", call, w.err, a.Since.Sub(now))
 	}
 }
 
@@ -173,9 +151,18 @@ func unsupportedSendsNothing(s *scene) error {
 	a, b := s.clients2()
 	n := 0
 	for _, o := range optionalMethods {
-		if o.implemented(a.inner.Locker) && !supported(s.probe(o, a, s.key(), s.token("probe"))) {
-			n++
-			changesNothing(s, a, b, o)
+		if !o.implemented(a.inner.Locker) || supported(s.probe(o, a, s.key(), s.token("probe"))) {
+			continue
+		}
+		n++
+		for _, r := range []role{ofNobody, ofHolder, ofStranger} {
+			x := s.prepare(kind{o.name, r}, b, s.h.ttl())
+			if err := s.probe(o, a, x.key, x.token); supported(err) {
+				s.fail("%s answers errors.ErrUnsupported once and %v later", o, err)
+			}
+			x.settle()
+			x.lapse(s.h.ttl())
+			x.hadNoEffect("after a call that answered errors.ErrUnsupported: " + o.String())
 		}
 	}
 	if n == 0 {
@@ -184,56 +171,33 @@ func unsupportedSendsNothing(s *scene) error {
 	return s.result()
 }
 
-func changesNothing(s *scene, a, b *client, o optionalMethod) {
-	ttl := s.h.ttl()
-	key, token := s.key(), s.token("caller")
-	s.uses(key, token)
-	unsupported(s, o, a, key, token)
-	s.free(b, key)
-
-	s.grant(a, key, token, ttl)
-	unsupported(s, o, a, key, token) // by the holder
-	s.lapse(ttl)
-	s.free(b, key)
-
-	g := s.grant(b, key, s.token("holder"), long)
-	unsupported(s, o, a, key, token) // by a stranger
-	s.release(b, g, true)
-	s.free(b, key)
-}
-
-func unsupported(s *scene, o optionalMethod, c *client, key, token string) {
-	if s.over() {
-		return
-	}
-	if err := s.probe(o, c, key, token); supported(err) {
-		s.fail("%s answers errors.ErrUnsupported once and %v later", o.name, err)
-	}
-}
-
+// decoratorHidesNothing finds the Lockers that a decorator holds in exported and unexported fields.
+// Of a Locker below an unexported field only the type can be seen: which interfaces that has, but
+// neither whether a method answers errors.ErrUnsupported, nor the longest TTL. One that a decorator
+// keeps as another type, or in a slice, a map or a function, is not found.
 func decoratorHidesNothing(s *scene) error {
 	c := s.client()
 	if s.over() {
 		return s.result()
 	}
-	if n := hidesNothing(s, c.inner.Locker, 0); n == 0 {
+	if n := hidesNothing(s, reflect.ValueOf(c.inner.Locker), 0); n == 0 {
 		s.skip("the Locker is not built around another: no field of it holds a dlock.Locker")
 	}
 	return s.result()
 }
 
-// hidesNothing compares what l offers with what the Lockers in its fields do,
-// and those with what is in theirs, and returns how many there are in l.
-func hidesNothing(s *scene, l dlock.Locker, depth int) int {
+// hidesNothing compares what the Locker l offers with what the Lockers in its fields do, and those
+// with what is in theirs, and returns how many there are in l.
+func hidesNothing(s *scene, l reflect.Value, depth int) int {
 	const deepest = 8 // in case that they refer to each other
 	if depth > deepest {
 		return 0
 	}
-	inner := lockersIn(reflect.ValueOf(l), fmt.Sprintf("%T", l))
+	inner := lockersIn(l)
 	for path, in := range inner {
 		if names := hides(s, l, in); names != nil {
-			s.fail("%T hides %s of the %T in its field %s; embed dlock.Forward, which passes every method on",
-				l, strings.Join(names, ", "), in, path)
+			s.fail("%v hides %s of the %v in its field %s; embed dlock.Forward, which passes every method on",
+				l.Type(), strings.Join(names, ", "), in.Type(), path)
 		}
 		hidesNothing(s, in, depth+1)
 	}
@@ -242,65 +206,67 @@ func hidesNothing(s *scene, l dlock.Locker, depth int) int {
 
 // hides returns which optional methods of inner l does not offer. It may take only shorter TTLs
 // than inner.
-func hides(s *scene, l, inner dlock.Locker) (names []string) {
-	for _, o := range optionalMethods {
-		if s.offers(inner, o) && !s.offers(l, o) {
-			names = append(names, o.name)
+func hides(s *scene, l, inner reflect.Value) (names []string) {
+	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
+	seen := l.CanInterface() && inner.CanInterface() // else only their types are
+	for _, o := range append(optionalMethods, limiter) {
+		hidden := inner.Type().Implements(o.iface) && !l.Type().Implements(o.iface)
+		switch {
+		case seen && o == limiter:
+			hidden = longestTTL(l) > longestTTL(inner)
+		case seen:
+			hidden = s.offers(inner.Interface().(dlock.Locker), o) && !s.offers(l.Interface().(dlock.Locker), o)
 		}
-	}
-	limit := func(l dlock.Locker) time.Duration { return dlock.Forward{Locker: l}.LongestTTL() }
-	if limit(l) > limit(inner) {
-		names = append(names, "TTLLimiter.LongestTTL")
+		if hidden {
+			names = append(names, o.String())
+		}
 	}
 	return names
 }
 
-// lockersIn returns the Lockers in the fields of the struct that v is or points
-// to, unexported and embedded ones too, by the path of the field.
-func lockersIn(v reflect.Value, path string) map[string]dlock.Locker {
-	found := make(map[string]dlock.Locker)
+func longestTTL(l reflect.Value) time.Duration {
+	return dlock.Forward{Locker: l.Interface().(dlock.Locker)}.LongestTTL()
+}
+
+// lockersIn returns the Lockers in the fields of the struct that v is or points to, embedded ones
+// too, by the path of the field.
+func lockersIn(v reflect.Value) map[string]reflect.Value {
+	found := make(map[string]reflect.Value)
+	path := v.Type().String()
+	if v.Kind() == reflect.Struct && v.CanInterface() { // a copy has an address, which fields may need
+		addressable := reflect.New(v.Type())
+		addressable.Elem().Set(v)
+		v = addressable
+	}
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
-	}
-	if v.Kind() != reflect.Struct {
-		return found
-	}
-	if !v.CanAddr() {
-		addressable := reflect.New(v.Type()).Elem()
-		addressable.Set(v)
-		v = addressable
 	}
 	addLockers(found, v, path)
 	return found
 }
 
-func addLockers(found map[string]dlock.Locker, v reflect.Value, path string) {
-	for i := range v.NumField() {
-		name := path + "." + v.Type().Field(i).Name
-		if l := lockerAt(v.Field(i).Addr()); l != nil {
-			found[name] = l
-		} else if v.Field(i).Kind() == reflect.Struct {
-			addLockers(found, v.Field(i), name)
-		}
+func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
+	if v.Kind() != reflect.Struct {
+		return
 	}
-}
-
-// lockerAt returns the Locker that the field at p holds, or nil. It reads no
-// fields but those whose type says that they hold one.
-func lockerAt(p reflect.Value) dlock.Locker {
 	locker := reflect.TypeFor[dlock.Locker]()
-	p = reflect.NewAt(p.Type().Elem(), p.UnsafePointer()) // makes unexported fields readable
-	field := p.Elem()
-	switch {
-	case field.Type().Implements(locker):
-		if k := field.Kind(); (k == reflect.Interface || k == reflect.Pointer) && field.IsNil() {
-			return nil
+	for i := range v.NumField() {
+		field, path := v.Field(i), path+"."+v.Type().Field(i).Name
+		if field.Type().Implements(locker) && field.Kind() == reflect.Interface {
+			field = field.Elem() // not valid if it is nil
 		}
-		return field.Interface().(dlock.Locker)
-	case p.Type().Implements(locker):
-		return p.Interface().(dlock.Locker)
+		switch {
+		case !field.IsValid() || field.Kind() == reflect.Pointer && field.IsNil():
+		case field.Type() == reflect.TypeFor[dlock.Forward]() && !field.CanInterface():
+			addLockers(found, field, path) // by its type, it would have every method
+		case field.Type().Implements(locker):
+			found[path] = field
+		case field.CanAddr() && reflect.PointerTo(field.Type()).Implements(locker):
+			found[path] = field.Addr()
+		default:
+			addLockers(found, field, path)
+		}
 	}
-	return nil
 }
 
 // noLeaks uses the store in every way, and looks for keys that are left. In a
@@ -310,18 +276,14 @@ func lockerAt(p reflect.Value) dlock.Locker {
 func noLeaks(s *scene) error {
 	keepsNothing(s)
 	ctx, end := goingOn()
+	a, b := s.clients2()
 	if s.h.Bubble { // where it never ends
-		callsUnder(s, ctx, s.client(), s.client())
+		callsUnder(s, ctx, a, b)
 		return useEverything(s)
 	}
 	defer end()
-	callsLeaveNothing(s, ctx)
-	const warmUp, rounds = 2, 6
-	before := 0
-	for i := range warmUp + rounds {
-		if i == warmUp {
-			before = runtime.NumGoroutine()
-		}
+	goroutinesEnd(s, 1, 5, "of calls under a ctx that has not ended", func(int) { callsUnder(s, ctx, a, b) })
+	goroutinesEnd(s, 2, 6, "with new clients, all closed", func(i int) {
 		use := useClients
 		if i == 0 {
 			use = useEverything
@@ -331,8 +293,7 @@ func noLeaks(s *scene) error {
 				s.stop(err)
 			}
 		})
-	}
-	goroutinesEnd(s, before, rounds, "with new clients, all closed")
+	})
 	return s.result()
 }
 
@@ -342,50 +303,58 @@ func goingOn() (ctx context.Context, end context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
 
-// callsLeaveNothing makes calls under a ctx that goes on. The number of goroutines must
-// not rise with them.
-func callsLeaveNothing(s *scene, ctx context.Context) {
-	const rounds = 5
-	a, b := s.clients2()
-	callsUnder(s, ctx, a, b)
-	s.gap() // what ends, ends
-	before := runtime.NumGoroutine()
-	for range rounds {
-		callsUnder(s, ctx, a, b)
+// goroutinesEnd uses the store in many rounds, and waits until there are about as many goroutines
+// as after the first: one more for each round is a leak.
+func goroutinesEnd(s *scene, warmUp, rounds int, rounded string, round func(i int)) {
+	before := 0
+	for i := range warmUp + rounds {
+		if i == warmUp {
+			s.gap() // what ends, ends
+			before = runtime.NumGoroutine()
+		}
+		round(i)
 	}
-	goroutinesEnd(s, before, rounds, "of calls under a ctx that has not ended")
+	for end := time.Now().Add(s.h.patience()); runtime.NumGoroutine() >= before+rounds; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			var stacks strings.Builder
+			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1) // to a Builder, which does not fail
+			s.fail("%d goroutines, and %d after %d rounds %s:\n%s", before, runtime.NumGoroutine(), rounds, rounded, &stacks)
+			return
+		}
+	}
 }
 
-// callsUnder makes calls of each kind under ctx.
+// callsUnder makes calls of each kind under ctx. They succeed, and the answer is yes.
 func callsUnder(s *scene, ctx context.Context, a, b *client) {
-	g := grant{key: s.key(), token: s.token("holder")}
-	w := grant{key: g.key, token: s.token("waiter")}
-	s.uses(g.key, g.token)
-	s.uses(w.key, w.token)
-	call := func(name string, f func() error) {
+	for _, k := range append(kinds, inspection) {
+		x := s.prepare(k, b, long)
 		if s.over() {
 			return
 		}
-		if err := f(); supported(err) {
-			s.noError(err, name, g.key)
+		call, answer := x.make(a, long)
+		var err, released error
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			err = call(ctx)
+			_, released = a.Release(ctx, x.key, x.token)
+		}()
+		if k.role == ofStranger {
+			s.gap()
+			x.settle()
 		}
+		if !s.await(returned) {
+			s.fail("%s.%v, and the Release after it, have not returned for %v, though nobody else holds the key", a.name, x.request(k.name, long), s.h.patience())
+			return
+		}
+		if supported(err) {
+			s.noError(err, k.name, x.key)
+			if !answer.Acquired {
+				s.fail("%s.%v answered that the token does not hold the key; want that it does", a.name, x.request(k.name, long))
+			}
+		}
+		s.noError(released, "Release", x.key)
 	}
-	call("TryAcquire", func() error { _, err := a.TryAcquire(ctx, g.key, g.token, long); return err })
-	call("Renew", func() error { return a.renewBy(ctx, "Renew", g) })
-	call("RenewBatch", func() error { return a.renewBy(ctx, "RenewBatch", g) })
-	call("TryAcquire", func() error { _, err := b.TryAcquire(ctx, w.key, w.token, long); return err })
-	call("Inspect", func() error { _, err := b.Inspect(ctx, g.key); return err })
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		call("Acquire", func() error { _, err := b.Acquire(ctx, w.key, w.token, long); return err })
-	}()
-	s.gap()
-	call("Release", func() error { _, err := a.Release(ctx, g.key, g.token); return err })
-	if !s.over() && !s.await(served) {
-		s.fail("%s.Acquire(%s) has not returned %v after the holder released the key", b.name, brief(w.key), s.h.patience())
-	}
-	call("Release", func() error { _, err := b.Release(ctx, w.key, w.token); return err })
 }
 
 // keepsNothing uses many keys, never many at a time, and looks how much is stored. A
@@ -418,36 +387,34 @@ func keepsNothing(s *scene) {
 }
 
 // ways is how many ways there are to use a key.
-const ways = 5
+const ways = 4
 
 // useKey uses a key in one way or another. Its lease ends at once, or very soon.
 func useKey(s *scene, a, b *client, way int) {
 	key := s.key()
 	switch way % ways {
 	case 0:
-		s.release(a, s.grant(a, key, s.token("holder"), long), true)
-	case 1:
 		s.grant(a, key, s.token("dead"), time.Millisecond)
-	case 2:
+	case 1:
 		g := s.grant(a, key, s.token("holder"), long)
 		s.refused(b, g, s.token("stranger"), long)
 		s.renew(b, g.as("stranger"), long, false)
 		s.release(b, g.as("stranger"), false)
 		s.release(a, g, true)
-	case 3:
+	case 2:
 		g := s.grant(a, key, s.token("holder"), long)
-		waitsInVain(s, b, g)
+		waitsInVain(s, b, g, s.h.gap()/20)
 		s.release(a, g, true)
-	case 4:
+	case 3:
 		if _, err := b.Inspect(s.ctx, key); supported(err) {
 			s.noError(err, "Inspect", key)
 		}
 	}
 }
 
-// waitsInVain has a token wait for a short time.
-func waitsInVain(s *scene, c *client, g grant) {
-	ctx, cancel := context.WithTimeout(s.ctx, s.h.gap()/20)
+// waitsInVain has a token wait for some time.
+func waitsInVain(s *scene, c *client, g grant, d time.Duration) {
+	ctx, cancel := context.WithTimeout(s.ctx, d)
 	defer cancel()
 	w := g.as(s.token("late"))
 	s.uses(w.key, w.token)
@@ -457,28 +424,13 @@ func waitsInVain(s *scene, c *client, g grant) {
 	s.release(c, w, false)
 }
 
-// goroutinesEnd waits until there are about as many goroutines as before: one
-// more for each round is a leak.
-func goroutinesEnd(s *scene, before, rounds int, rounded string) {
-	for end := time.Now().Add(s.h.patience()); runtime.NumGoroutine() >= before+rounds; {
-		if time.Now().After(end) {
-			var stacks strings.Builder
-			_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1) // to a Builder, which does not fail
-			s.fail("%d goroutines, and %d after %d rounds %s:\n%s", before, runtime.NumGoroutine(), rounds, rounded, &stacks)
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // useEverything is useClients, and then looks for what is left when all leases
 // have expired.
 func useEverything(s *scene) error {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	s.grant(a, s.key(), s.token("dead"), ttl)
-	g := s.grant(a, s.key(), s.token("dead"), ttl)
-	s.renew(a, g, ttl, true)
+	s.renew(a, s.grant(a, s.key(), s.token("dead"), ttl), ttl, true)
 	if err := useClients(s); err != nil {
 		return err
 	}
@@ -493,27 +445,15 @@ func useEverything(s *scene) error {
 // cancelled and timed out.
 func useClients(s *scene) error {
 	a, b := s.clients2()
-	key := s.key()
-	s.release(a, s.grant(a, key, s.token("holder"), long), true)
-	g := s.grant(a, key, s.token("holder"), long)
-	useWaits(s, b, g)
+	g := s.grant(a, s.key(), s.token("holder"), long)
+	waitsInVain(s, b, g, s.h.gap())
+	if w := s.wait(b, g.key, s.token("cancelled"), long); !w.returned() || supported(w.err) {
+		s.forget(w)
+	}
 	s.release(a, g, true)
-	s.free(b, key)
+	s.free(b, g.key)
 	useClient(s, b)
 	return s.result()
-}
-
-// useWaits has waits for g end in two ways, where the store has a queue.
-func useWaits(s *scene, c *client, g grant) {
-	timeout, cancel := context.WithTimeout(s.ctx, s.h.gap())
-	defer cancel()
-	w := s.waitCtx(timeout, c, g.key, s.token("late"), long)
-	if s.over() || s.await(w.done) && !supported(w.err) {
-		return
-	}
-	s.ended(w)
-	s.release(c, w.grant, false)
-	s.forget(s.wait(c, g.key, s.token("cancelled"), long))
 }
 
 // useClient uses the store through a Client, and closes it.

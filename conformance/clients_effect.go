@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,31 +17,39 @@ import (
 // it is answered, and believes what the error says.
 func noEffect(s *scene) error {
 	a, b := s.clients2()
-	var calls []*interrupted
 	var ways []*interruptions
 	s.eachWay(a, b, func(s *scene, c, other *client) {
-		w := &interruptions{scene: s, c: c, other: other, able: s.abilities(c), rtt: s.roundTrip(c), unknown: make(map[string]bool)}
-		ways = append(ways, w)
-		for i := range s.h.moments() {
-			calls = append(calls, w.after(w.rtt*time.Duration(4*i)/time.Duration(3*s.h.moments())))
-		}
+		ways = append(ways, &interruptions{scene: s, c: c, other: other, kinds: s.kindsOf(c), rtt: s.roundTrip(c), unknown: make(map[kind]bool)})
 	})
 	var all sync.WaitGroup
-	for _, x := range calls {
-		all.Go(x.makeAll)
+	for _, w := range ways {
+		for i := range s.h.moments() {
+			all.Go(func() {
+				for _, k := range w.kinds {
+					w.interrupt(k, w.rtt*time.Duration(4*i)/time.Duration(3*s.h.moments()), false)
+				}
+			})
+		}
 	}
 	all.Wait()
 	for _, w := range ways {
-		calls = append(calls, w.untilUnknown()...)
+		for _, k := range w.kinds {
+			w.untilUnknown(k)
+		}
 	}
 	s.gap()
 	s.lapse(s.h.ttl()) // of what was renewed
-	for _, x := range calls {
-		for _, check := range x.checks {
-			check()
+	for _, w := range ways {
+		for _, x := range w.claimed {
+			x.hadNoEffect(x.interrupted())
 		}
 	}
 	return s.result()
+}
+
+// interrupted is what is said of a call that had an effect all the same.
+func (x *trial) interrupted() string {
+	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, or where each request of a wait was answered", x.name)
 }
 
 // tellsHolder reports whether the Attempt beside an error says that the store had
@@ -55,113 +64,61 @@ func (h Harness) moments() int {
 	return h.rounds(8)
 }
 
-// Interruptions are all calls of c whose ctx ends in their course.
+// Interruptions are calls of c whose ctx ends in their course.
 type interruptions struct {
 	*scene
 	c, other *client
-	able     abilities
+	kinds    []kind // that c offers
 	rtt      time.Duration
 
 	mu      sync.Mutex
-	unknown map[string]bool // kinds of calls of which one was interrupted with an error that leaves its effect open
+	claimed []*trial      // calls whose errors say that they have no effect
+	unknown map[kind]bool // of which one was interrupted with an error that leaves its effect open
 }
 
-// Interrupted calls are those whose ctx ends after some time. Where the error of one says that
-// it has no effect, there is a check of that for later.
-type interrupted struct {
-	*interruptions
-	after  time.Duration
-	prompt bool // the ctx ends in time, though the machine is idle
-	kind   string
-	took   time.Duration // by the latest call
-	failed bool          // the latest call
-	checks []func()
-}
-
-func (w *interruptions) after(d time.Duration) *interrupted {
-	return &interrupted{interruptions: w, after: d}
-}
-
-// A kindOfCall is one that is interrupted.
-type kindOfCall struct {
-	name string
-	make func(*interrupted)
-}
-
-func (w *interruptions) kinds() []kindOfCall {
-	kinds := []kindOfCall{{"TryAcquire", (*interrupted).try}, {"Release", (*interrupted).release},
-		{"Renew", func(x *interrupted) { x.renew("Renew") }}}
-	if w.able.batch {
-		kinds = append(kinds, kindOfCall{"RenewBatch", func(x *interrupted) { x.renew("RenewBatch") }})
+// interrupt makes a call whose ctx ends after some time. That is in time, though the machine may be
+// idle, if it is prompt.
+func (w *interruptions) interrupt(k kind, after time.Duration, prompt bool) (took time.Duration, err error) {
+	x := w.prepare(k, w.other, w.h.ttl())
+	if w.over() {
+		return 0, nil
 	}
-	if w.able.wait {
-		kinds = append(kinds, kindOfCall{"Acquire, of a free key", (*interrupted).waitFree}, kindOfCall{"Acquire", (*interrupted).waitHeld})
-	}
-	return kinds
-}
-
-func (x *interrupted) makeAll() {
-	for _, k := range x.kinds() {
-		x.make(k)
-	}
-}
-
-func (x *interrupted) make(k kindOfCall) {
-	x.kind, x.failed = k.name, false
-	k.make(x)
-}
-
-// untilUnknown interrupts calls of each kind again, until the effect of one is open: it was on
-// its way then. Where a store is near, none may have been. If all errors say that their call has
-// no effect, one of them is wrong by then. In a bubble, moments are exact.
-func (w *interruptions) untilUnknown() (calls []*interrupted) {
-	const rounds = 60
-	for _, k := range w.kinds() {
-		took, end := w.rtt, time.Now().Add(50*time.Millisecond)
-		for n := 1; n < rounds && !w.h.Bubble && !w.over() && !w.isUnknown(k) && time.Now().Before(end); n++ {
-			part := math.Mod(float64(n)*math.Phi, 1)
-			x := w.after(time.Duration(part * float64(took)))
-			x.prompt = true
-			x.make(k)
-			if x.failed {
-				took += took / 8
-			} else {
-				took = (took + x.took) / 2
-			}
-			calls = append(calls, x)
-		}
-	}
-	return calls
-}
-
-func (w *interruptions) isUnknown(k kindOfCall) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.unknown[k.name]
-}
-
-func (x *interrupted) later(check func()) { x.checks = append(x.checks, check) }
-
-// saysNoEffect makes a call, and reports whether its error says that it has no effect.
-func (x *interrupted) saysNoEffect(call func(context.Context) error) bool {
-	if x.over() {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(x.ctx, x.after)
+	ctx, cancel := context.WithTimeout(w.ctx, after)
 	defer cancel()
-	if x.prompt {
+	if prompt {
 		stop := keepAwake(ctx)
 		defer stop()
 	}
 	start, late := time.Now(), ctx.Err() != nil // then nothing may have been sent
-	err := call(ctx)
-	x.took, x.failed = time.Since(start), err != nil
-	if x.failed && !late && !dlock.NoEffect(err) {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		x.unknown[x.kind] = true
+	a, err := w.c.call(ctx, k.name, x.grant, long)
+	took = time.Since(start)
+	x.settle()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case err == nil:
+	case !dlock.NoEffect(err):
+		w.unknown[k] = w.unknown[k] || !late
+	case supported(err) && !tellsHolder(a): // else one release is owed, as OneReleaseSettles says
+		w.claimed = append(w.claimed, x)
 	}
-	return supported(err) && dlock.NoEffect(err)
+	return took, err
+}
+
+// untilUnknown interrupts calls again, until the effect of one is open: it was on its way then.
+// Where a store is near, none may have been. If all errors say that their call has no effect,
+// one of them is wrong by then. In a bubble, moments are exact.
+func (w *interruptions) untilUnknown(k kind) {
+	const rounds = 60
+	took, end := w.rtt, time.Now().Add(50*time.Millisecond)
+	for n := 1; n < rounds && !w.h.Bubble && !w.over() && !w.unknown[k] && time.Now().Before(end); n++ {
+		part := math.Mod(float64(n)*math.Phi, 1)
+		if last, err := w.interrupt(k, time.Duration(part*float64(took)), true); err != nil {
+			took += took / 8
+		} else {
+			took = (took + last) / 2
+		}
+	}
 }
 
 // keepAwake keeps the scheduler busy until ctx ends. It looks at its timers then, while an idle
@@ -176,230 +133,67 @@ func keepAwake(ctx context.Context) (stop func()) {
 	return func() { close(done) }
 }
 
-func (x *interrupted) try() {
-	key, token := x.key(), x.token("interrupted")
-	x.uses(key, token)
-	if x.saysNoEffect(func(ctx context.Context) error {
-		_, err := x.c.TryAcquire(ctx, key, token, long)
-		return err
-	}) {
-		x.later(func() { stillFree(x.scene, x.other, key, "TryAcquire") })
-	}
-}
-
-func (x *interrupted) release() {
-	g := x.grant(x.other, x.key(), x.token("holder"), long)
-	if x.saysNoEffect(func(ctx context.Context) error {
-		_, err := x.c.Release(ctx, g.key, g.token)
-		return err
-	}) {
-		x.later(func() { stillHeld(x.scene, x.other, g) })
-	}
-}
-
-func (x *interrupted) renew(call string) {
-	g := x.grant(x.other, x.key(), x.token("holder"), x.h.ttl())
-	if x.saysNoEffect(func(ctx context.Context) error {
-		if call == "Renew" {
-			return x.c.renewBy(ctx, call, g)
-		}
-		results, err := x.c.RenewBatch(ctx, batchOf([]wish{g.wish(long, true)}))
-		if err == nil && len(results) == 1 {
-			err = results[0].Err
-		}
-		return err
-	}) {
-		x.later(func() { stillFree(x.scene, x.other, g.key, call) })
-	}
-}
-
-func (x *interrupted) waitFree() {
-	key := x.key()
-	if x.leavesNothing(key) {
-		x.later(func() { stillFree(x.scene, x.other, key, "Acquire") })
-	}
-}
-
-// waitHeld has the holder release its key as soon as the wait for it was interrupted.
-func (x *interrupted) waitHeld() {
-	g := x.grant(x.other, x.key(), x.token("holder"), long)
-	nothing := x.leavesNothing(g.key)
-	x.scene.release(x.other, g, true)
-	if nothing {
-		x.later(func() { stillFree(x.scene, x.other, g.key, "Acquire") })
-	}
-}
-
-// leavesNothing makes a wait, and reports whether its error says that nothing of it is left:
-// it does not tell the holder beside the error.
-func (x *interrupted) leavesNothing(key string) bool {
-	token := x.token("interrupted")
-	x.uses(key, token)
-	var a dlock.Attempt
-	return x.saysNoEffect(func(ctx context.Context) (err error) {
-		a, err = x.c.Acquire(ctx, key, token, long)
-		return err
-	}) && !tellsHolder(a)
-}
-
-const unlessRefused = "a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, or where each request of a wait was answered"
-
-// stillFree checks that a key is free after a call that is said to have had no effect.
-func stillFree(s *scene, c *client, key, call string) {
-	s.freeAfter(c, key, fmt.Sprintf("after an interrupted %s whose error says that it has no effect; %s", call, unlessRefused))
-}
-
-// stillHeld checks that g holds its key after a release that is said to have had no effect.
-func stillHeld(s *scene, c *client, g grant) {
-	if s.over() {
-		return
-	}
-	held, err := c.Renew(s.ctx, g.key, g.token, long)
-	s.noError(err, "Renew", g.key)
-	if err == nil && !held {
-		s.fail("%s.Renew(%s, %s, %v): held = false, after an interrupted Release whose error says that it has no effect; %s",
-			c.name, brief(g.key), brief(g.token), long, unlessRefused)
-	}
-}
-
 // noEffectOverNetwork loses replies and delays requests, and believes what the errors say.
 func noEffectOverNetwork(s *scene) error {
-	parts := []part{checkInInFlight}
-	for _, e := range endings {
-		for _, f := range []failure{loseTheReply, delayTheRequest} {
-			for _, call := range []func(*failing){(*failing).try, (*failing).release, (*failing).renew, (*failing).renewBatch} {
-				parts = append(parts, func(n *network) {
-					if f != loseTheReply || !n.minor { // else it succeeds: see LostReplyOverNetwork
-						call(&failing{network: n, failure: f, ending: e})
-					}
-				})
-			}
-		}
-		for _, waitOf := range []func(*network, faultproxy.Ending){lateWaitOfFree, lateWaitBefore, lateWaitAfter} {
-			parts = append(parts, func(n *network) { waitOf(n, e) })
-		}
-	}
-	s.overClearNetworks(parts...)
+	calls := slices.Concat(
+		eachKind(losesReply, "TryAcquire", "Renew", "RenewBatch", "Release"),
+		eachKind(arrivesLate, "TryAcquire", "Acquire", "Renew", "RenewBatch", "Release"),
+		eachKind(arrivesLast, "Acquire"),
+	)
+	s.overClearNetworks(append(inWays(calls, faultproxy.Cut, faultproxy.Stall), checkInInFlight)...)
 	return s.result()
 }
 
-// A failure is what befalls a call on the network.
-type failure int
-
-const (
-	loseTheReply failure = iota
-	delayTheRequest
-)
-
-// A failing call fails in one way. Each method makes one. If its error says that it has no
-// effect, it must have none, also when what was delayed has been delivered.
-type failing struct {
-	*network
-	failure failure
-	ending  faultproxy.Ending
-}
-
-// saysNoEffect makes a call about g, and lets happen what may happen later.
-func (f *failing) saysNoEffect(g grant, name string, call func(context.Context) error) bool {
-	var err error
-	if f.failure == loseTheReply {
-		err = lose(f.network, g, f.ending, name, call)
-	} else {
-		late := f.Hold(about(g), f.ending)
-		err = f.spoil(late, name, call)
-		deliver(f.network, late)
+func losesReply(n *network, k kind, e faultproxy.Ending) {
+	if n.minor { // it succeeds: see LostReplyOverNetwork
+		return
 	}
-	return dlock.NoEffect(err) && !f.over()
-}
-
-func (f *failing) try() {
-	g := f.another("late")
-	if f.saysNoEffect(g, "TryAcquire", func(ctx context.Context) error {
-		_, err := f.via.TryAcquire(ctx, g.key, g.token, long)
-		return err
-	}) {
-		stillFree(f.scene, f.direct, g.key, "TryAcquire")
+	x := n.prepare(k, n.direct, n.strikeTTL())
+	call, _ := x.make(n.via, long)
+	if dlock.NoEffect(n.lose(x.token, e, k.name, call)) {
+		n.hadNoEffect(x)
 	}
 }
 
-func (f *failing) release() {
-	g := f.grant(f.direct, f.key(), f.token("holder"), long)
-	if f.saysNoEffect(g, "Release", func(ctx context.Context) error {
-		_, err := f.via.Release(ctx, g.key, g.token)
-		return err
-	}) {
-		stillHeld(f.scene, f.direct, g)
+// arrivesLate has a call arrive after its caller has given up.
+func arrivesLate(n *network, k kind, e faultproxy.Ending) {
+	if x, f := delayed(n, k, e); f != nil {
+		n.deliver(f, k.name)
+		x.settle()
+		n.hadNoEffect(x)
 	}
 }
 
-func (f *failing) renew() {
-	f.renewBy("Renew", func(ctx context.Context, r dlock.Renewal) error { return renewLate(f.network, ctx, r) })
-}
-
-func (f *failing) renewBatch() {
-	if f.offers(f.via.inner.Locker, renewBatch) {
-		f.renewBy("RenewBatch", func(ctx context.Context, r dlock.Renewal) error { return renewBatchLate(f.network, ctx, r) })
+// arrivesLast has a wait arrive after the release that it was to wait for.
+func arrivesLast(n *network, k kind, e faultproxy.Ending) {
+	if x, f := delayed(n, k, e); f != nil {
+		x.settle()
+		n.deliver(f, k.name)
+		n.hadNoEffect(x)
 	}
 }
 
-func (f *failing) renewBy(name string, call func(context.Context, dlock.Renewal) error) {
-	ttl := 2 * f.h.ttl() // the fault must strike before the lease ends
-	g := f.grant(f.direct, f.key(), f.token("holder"), ttl)
-	if f.saysNoEffect(g, name, func(ctx context.Context) error { return call(ctx, g.wish(long, true).renewal) }) {
-		f.lapse(ttl)
-		stillFree(f.scene, f.direct, g.key, name)
+// delayed keeps the first request of a call back. It returns nil if the error does not say that the
+// call has no effect.
+func delayed(n *network, k kind, e faultproxy.Ending) (*trial, *faults) {
+	x := n.prepare(k, n.direct, n.strikeTTL())
+	call, a := x.make(n.via, long)
+	f := n.Hold(faultproxy.Contains(x.token), e)
+	if !dlock.NoEffect(n.spoil(f, k.name, call)) {
+		return nil, nil
 	}
+	if tellsHolder(*a) { // a release is owed
+		n.release(n.direct, x.grant, false)
+	}
+	return x, f
 }
 
-// lateWait keeps the first request of a wait back, and then releases its token if that is
-// owed. It returns nil if nothing is left to be found out.
-func lateWait(n *network, key string, e faultproxy.Ending) *faults {
-	if !n.offers(n.via.inner.Locker, acquire) {
-		return nil
-	}
-	g := grant{key: key, token: n.token("late")}
-	n.uses(g.key, g.token)
-	var a dlock.Attempt
-	late := n.Hold(about(g), e)
-	err := n.spoil(late, "Acquire", func(ctx context.Context) (err error) {
-		a, err = n.via.Acquire(ctx, g.key, g.token, long)
-		return err
-	})
-	if !dlock.NoEffect(err) || n.over() {
-		return nil
-	}
-	if tellsHolder(a) {
-		n.release(n.direct, g, false)
-	}
-	return late
-}
+// strikeTTL is the TTL of a lease that a fault must strike before it ends.
+func (n *network) strikeTTL() time.Duration { return 2 * n.h.ttl() }
 
-func lateWaitOfFree(n *network, e faultproxy.Ending) {
-	key := n.key()
-	if late := lateWait(n, key, e); late != nil {
-		deliverSoon(n, late)
-		stillFree(n.scene, n.direct, key, "Acquire")
-	}
-}
-
-// lateWaitBefore has the request arrive before the holder releases its key.
-func lateWaitBefore(n *network, e faultproxy.Ending) {
-	holder := n.grant(n.direct, n.key(), n.token("holder"), long)
-	if late := lateWait(n, holder.key, e); late != nil {
-		deliverSoon(n, late)
-		n.release(n.direct, holder, true)
-		stillFree(n.scene, n.direct, holder.key, "Acquire")
-	}
-}
-
-// lateWaitAfter has it arrive after that.
-func lateWaitAfter(n *network, e faultproxy.Ending) {
-	holder := n.grant(n.direct, n.key(), n.token("holder"), long)
-	if late := lateWait(n, holder.key, e); late != nil {
-		n.release(n.direct, holder, true)
-		deliverSoon(n, late)
-		stillFree(n.scene, n.direct, holder.key, "Acquire")
-	}
+func (n *network) hadNoEffect(x *trial) {
+	x.lapse(n.strikeTTL())
+	x.hadNoEffect(x.interrupted())
 }
 
 // checkInInFlight cancels a wait while its next check-in is in flight, after the store has
@@ -409,13 +203,12 @@ func checkInInFlight(n *network) {
 	if !n.offers(n.via.inner.Locker, acquire) {
 		return
 	}
-	holder := n.grant(n.direct, n.key(), n.token("holder"), long)
-	token := n.token("waiter")
-	first := n.Watch(faultproxy.Contains(token))
-	w := n.waitCtx(n.ctx, n.via, holder.key, token, long)
+	x := n.prepare(kind{"Acquire", ofStranger}, n.direct, long)
+	first := n.Watch(faultproxy.Contains(x.token))
+	w := n.waitCtx(n.ctx, n.via, x.key, x.token, long)
 	const period = 3 * time.Second
 	answered := n.soon(first.Struck()) && n.awaitFor(first.Answered(), n.h.gap())
-	checkIn := n.Hold(faultproxy.Contains(token), faultproxy.Stall)
+	checkIn := n.Hold(faultproxy.Contains(x.token), faultproxy.Stall)
 	checksIn := answered && n.awaitFor(checkIn.Struck(), period)
 	w.cancel()
 	n.ended(w)
@@ -423,9 +216,9 @@ func checkInInFlight(n *network) {
 		n.Lift(checkIn)
 	}
 	n.release(n.direct, w.grant, false)
-	n.release(n.direct, holder, true)
+	x.settle()
 	if checksIn && dlock.NoEffect(w.err) {
-		deliverSoon(n, checkIn)
-		stillFree(n.scene, n.direct, holder.key, "Acquire")
+		n.deliver(checkIn, x.name)
+		n.hadNoEffect(x)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,109 +12,63 @@ import (
 )
 
 func unreachableStore(s *scene) error {
-	s.overNetworks(
-		unreachable("is silent", func(n *network, _ grant) { n.Block(faultproxy.Both) }),
-		unreachable("does not hear", func(n *network, _ grant) { n.Block(faultproxy.ToStore) }),
-		unreachable("is not heard", func(n *network, _ grant) { n.Block(faultproxy.ToClient) }),
-		unreachable("refuses connections", func(n *network, _ grant) { n.Refuse() }),
-		func(n *network) {
-			if n.clear {
-				unreachable(breaksOff, breakOff)(n)
-			}
-		},
-	)
+	var parts []part
+	for how, become := range map[string]func(*network){
+		"is silent":           func(n *network) { n.Block(faultproxy.Both) },
+		"does not hear":       func(n *network) { n.Block(faultproxy.ToStore) },
+		"is not heard":        func(n *network) { n.Block(faultproxy.ToClient) },
+		"refuses connections": func(n *network) { n.Refuse() },
+		breaksOff:             breakOff,
+	} {
+		parts = append(parts, func(n *network) { unreachable(n, how, become) })
+	}
+	s.overNetworks(parts...)
 	return s.result()
 }
 
 const breaksOff = "breaks off each reply"
 
+// breakOff cuts the connection in the middle of every reply that concerns a key, however many times
+// a client sends it.
+func breakOff(n *network) {
+	n.strike(func(p *faultproxy.Proxy) {
+		for range 200 {
+			p.CutReply(faultproxy.Contains(anyKey))
+		}
+	})
+}
+
 // unreachable has a store become unreachable while a lease is held, and then makes all
 // calls.
-func unreachable(how string, become func(*network, grant)) part {
-	return func(n *network) {
-		g := n.grant(n.via, n.key(), n.token("holder"), long)
-		become(n, g)
-		if n.minor {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				undisturbed(n, g)
-			}()
-			if !n.await(done) {
-				n.fail("calls did not return within %v, though only %d of %d addresses of a store that %s were struck", n.h.patience(), len(n.struck), len(n.proxies), how)
-			}
-			return
-		}
+func unreachable(n *network, how string, become func(*network)) {
+	if how == breaksOff && !n.clear {
+		return
+	}
+	g := n.grant(n.via, n.key(), n.token("holder"), long)
+	become(n)
+	if n.minor {
+		callsUnder(n.scene, n.ctx, n.via, n.direct)
+	} else {
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
-	}
-}
-
-// undisturbed makes every call of a store that has lost a minority of its addresses. Each succeeds.
-func undisturbed(n *network, g grant) {
-	g = n.again(n.via, g, long)
-	can := n.abilities(n.via)
-	if can.inspect {
-		n.sees(n.via, g, long)
-	}
-	n.renew(n.via, g, long, true)
-	if can.batch {
-		n.renewAll(n.via, []wish{g.wish(long, true)})
-	}
-	n.held(n.via, g)
-	if can.wait {
-		w := n.wait(n.via, g.key, n.token("waiter"), long)
-		n.waits(w)
-		n.release(n.via, g, true)
-		g = n.served(w, "the holder released the key")
-	}
-	n.release(n.via, g, true)
-}
-
-// breakOff cuts the connection in the middle of every reply that concerns the key of g,
-// however many times a client sends it.
-func breakOff(n *network, g grant) {
-	for range 200 {
-		n.CutReply(faultproxy.Contains(g.key))
 	}
 }
 
 // unanswered makes every call of a store that cannot answer, all at the same time. Each
 // must end with an error, which does not say that the call has no effect if it was sent.
 func unanswered(s *scene, c *client, g grant, store string, sent bool) {
-	waiter := s.token("waiter")
-	s.uses(g.key, waiter)
+	waiter := g.as(s.token("waiter"))
+	s.uses(g.key, waiter.token)
 	var calls sync.WaitGroup
-	for call, do := range map[string]func(context.Context) error{
-		"TryAcquire": func(ctx context.Context) error {
-			_, err := c.TryAcquire(ctx, g.key, g.token, long)
-			return err
-		},
-		"Acquire": func(ctx context.Context) error {
-			_, err := c.Acquire(ctx, g.key, waiter, long)
-			return err
-		},
-		"Renew": func(ctx context.Context) error {
-			_, err := c.Renew(ctx, g.key, g.token, long)
-			return err
-		},
-		"RenewBatch": func(ctx context.Context) error {
-			results, err := c.RenewBatch(ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-			if err == nil && len(results) == 1 {
-				err = results[0].Err
-			}
-			return err
-		},
-		"Inspect": func(ctx context.Context) error {
-			_, err := c.Inspect(ctx, g.key)
-			return err
-		},
-		"Release": func(ctx context.Context) error {
-			_, err := c.Release(ctx, g.key, g.token)
-			return err
-		},
-	} {
+	for _, k := range append(kinds, inspection) {
+		by := g
+		if k.name == "Acquire" {
+			by = waiter
+		}
 		calls.Go(func() {
-			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, call, brief(g.key), store), sent, do)
+			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, k.name, brief(g.key), store), sent, func(ctx context.Context) error {
+				_, err := c.call(ctx, k.name, by, long)
+				return err
+			})
 		})
 	}
 	calls.Wait()
@@ -177,7 +130,7 @@ func swallow(n *network, d faultproxy.Direction) {
 	work := lease.Context(n.ctx)
 	n.Block(d)
 	if n.minor {
-		n.keepsOn(lease, time.Now().Add(ttl))
+		n.stays(lease, time.Now().Add(ttl))
 		return
 	}
 	next := succeed(n, lease)
@@ -196,58 +149,33 @@ func swallow(n *network, d faultproxy.Direction) {
 	n.release(n.direct, next, true)
 }
 
-// keepsOn checks that a lease is renewed until its deadline is later than then, and releases it.
-func (n *network) keepsOn(lease *dlock.Lease, then time.Time) {
-	for ; !n.over() && !lease.Deadline().After(then); time.Sleep(5 * time.Millisecond) {
-		if err := lease.Err(); err != nil {
-			n.fail("a lease was lost while %d of %d addresses swallowed everything: %w", len(n.struck), len(n.proxies), err)
-		}
-	}
-	n.noError(lease.Release(), "Lease.Release", lease.Key())
-}
-
 // succeed takes the key of a lease as soon as the store gives it away, and checks that
 // the lease has ended by then.
 func succeed(n *network, lease *dlock.Lease) grant {
-	for end := time.Now().Add(n.h.patience()); !n.over() && time.Now().Before(end); {
-		g := n.takeFenced(n.direct, lease.Key(), "next")
-		now := time.Now()
-		if !g.Acquired {
-			continue
-		}
-		if deadline := lease.Deadline(); now.Before(deadline) && lease.Err() == nil {
-			n.fail("the store granted %s to another %v before the deadline of a lease whose holder is certain of it", brief(g.key), deadline.Sub(now))
-		}
-		n.certain(g.key, g.start.Add(long), true)
-		return g
-	}
-	if !n.over() {
+	g := n.takeSoon(n.direct, lease.Key())
+	switch now, deadline := time.Now(), lease.Deadline(); {
+	case !g.Acquired:
 		n.fail("%s is still held %v after its holder was cut off, with a TTL of %v", brief(lease.Key()), n.h.patience(), n.h.coreTTL())
+	case now.Before(deadline) && lease.Err() == nil:
+		n.fail("the store granted %s to another %v before the deadline of a lease whose holder is certain of it", brief(g.key), deadline.Sub(now))
 	}
-	return grant{}
+	n.certain(g.key, g.start.Add(long), true)
+	return g
 }
 
 func slowNetwork(s *scene) error {
-	shared := &overlaps{s: s, key: s.key()}
-	defer soonFree(s, s.client(), shared.key)
-	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers,
-		shared.work, shared.work, shared.work)
-	shared.check()
+	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers)
 	return s.result()
 }
 
-// slowDown makes the network slow: the latency matters beside the TTL, and is small enough
-// to have leases in spite of it.
-func slowDown(n *network) {
-	pace := n.h.coreTTL() / 10
-	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
-}
-
-// endOnTime has leases expire. The store keeps each until its deadline.
+// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small
+// enough to have leases in spite of it. The store keeps each until its deadline, so that nobody
+// else is certain of the key before.
 func endOnTime(n *network) {
 	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
 	defer c.Close()
-	slowDown(n)
+	pace := n.h.coreTTL() / 10
+	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
 	for range n.h.rounds(4) {
 		if lease := n.leaseSlowly(c, n.key()); lease != nil {
 			n.release(n.direct, succeed(n, lease), true)
@@ -272,74 +200,18 @@ func servedAfterSlowAnswers(n *network) {
 	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
 }
 
-// overlaps are the times in which those who share a key were certain of it.
-type overlaps struct {
-	s   *scene
-	key string
-
-	mu    sync.Mutex
-	holds []certainty
-}
-
-type certainty struct{ start, end time.Time }
-
-// work holds the key again and again over a slow network: released in time, kept alive
-// and released, or left to expire.
-func (o *overlaps) work(n *network) {
-	kept := n.core(dlock.WithTTL(n.h.coreTTL()))
-	defer kept.Close()
-	left := kept.With(dlock.WithRenewal(false))
-	slowDown(n)
-	for i := range n.h.rounds(6) {
-		c := kept
-		if i%2 == 1 {
-			c = left
-		}
-		if lease := n.leaseSlowly(c, o.key); lease != nil {
-			o.hold(n, lease, i%3 == 2)
-		}
-	}
-}
-
-// hold holds a lease, for longer than its TTL if long, and notes while it was certain.
-func (o *overlaps) hold(n *network, lease *dlock.Lease, long bool) {
-	start := time.Now()
-	if long {
-		n.awaitFor(lease.Done(), n.h.coreTTL()*3/2)
-	}
-	end := time.Now()
-	if deadline := lease.Deadline(); deadline.Before(end) {
-		end = deadline
-	}
-	_ = lease.Release() // it may be lost, or not be answered in time
-	if start.Before(end) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.holds = append(o.holds, certainty{start, end})
-	}
-}
-
-func (o *overlaps) check() {
-	slices.SortFunc(o.holds, func(a, b certainty) int { return a.start.Compare(b.start) })
-	for i := 1; i < len(o.holds); i++ {
-		if by := o.holds[i-1].end.Sub(o.holds[i].start); by > 0 {
-			o.s.fail("over a slow network, two holders were certain of %s at the same time, for %v", brief(o.key), by)
-		}
-	}
-}
-
 func reconnection(s *scene) error {
 	s.overClearNetworks(
-		func(n *network) { outage(n, "was cut", n.Cut) },
-		func(n *network) { outage(n, "refused connections", n.Refuse) },
-		func(n *network) { outage(n, "was silent", func() { n.Block(faultproxy.Both) }) },
+		func(n *network) { outage(n, n.Cut) },
+		func(n *network) { outage(n, n.Refuse) },
+		func(n *network) { outage(n, func() { n.Block(faultproxy.Both) }) },
 	)
 	return s.result()
 }
 
 // outage has the network fail while a lease is held, another is kept alive and a third
 // is waited for.
-func outage(n *network, what string, begin func()) {
+func outage(n *network, begin func()) {
 	c := n.core(dlock.WithTTL(n.h.outlastTTL()))
 	defer c.Close()
 	g := n.grant(n.via, n.key(), n.token("holder"), long)
@@ -355,21 +227,14 @@ func outage(n *network, what string, begin func()) {
 	n.noError(n.Heal(), "Heal", g.key)
 	deadline := kept.Deadline()
 	n.recovers()
-	if !n.soon(w.done) && !n.over() {
-		n.fail("a waiter is not served %v after a network that %s has healed, though the key became free meanwhile", n.h.patience(), what)
-	}
 	succeeds(n, w)
 	n.stays(kept, deadline)
 	n.held(n.direct, g)
 	n.release(n.direct, g, true)
-	if err := kept.Release(); errors.Is(err, dlock.ErrLost) && !n.over() {
-		if time.Now().After(kept.Deadline()) {
-			n.stop(errInconclusive) // the machine was too slow to renew it
-		}
-		n.fail("Lease.Release after an outage returned %w", err)
-	}
-	soonFree(n.scene, n.direct, kept.Key())
 }
 
 // outlastTTL is the TTL of a lease that outlasts an outage.
 func (h Harness) outlastTTL() time.Duration { return 20 * h.coreTTL() }
+
+// keptTTL is the TTL of a lease that is kept alive over a network that fails in part.
+func (h Harness) keptTTL() time.Duration { return 10 * h.coreTTL() }

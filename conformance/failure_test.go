@@ -66,7 +66,7 @@ func TestFailureNamesItsLine(t *testing.T) {
 		line       string // is part of the line in which it was found
 	}{
 		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "ReleaseByStranger", "releasing.go", "s.release("},
-		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "LateDuplicate", "clients_late.go", "s.release("},
+		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "LateDuplicate", "clients_late.go", "n.release("},
 		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "NotBefore", "time.go", "s.refused("},
 		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "AgreesWithModel", "random_model.go", "c.fail("},
 		{func(l dlock.Forward) dlock.Locker { return forgetful{l} }, "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},

@@ -84,16 +84,11 @@ func (f *fleet) Watch(m faultproxy.Match) *faults {
 	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.Watch(m) })
 }
 
-func (f *fleet) DropRequest(m faultproxy.Match, e faultproxy.Ending) *faults {
-	return f.loses(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropRequest(m, e) })
-}
-
+// DropReply is harmless if the others are a majority.
 func (f *fleet) DropReply(m faultproxy.Match, e faultproxy.Ending) *faults {
-	return f.loses(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(m, e) })
-}
-
-func (f *fleet) CutReply(m faultproxy.Match) *faults {
-	return f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.CutReply(m) })
+	all := f.each(func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(m, e) })
+	all.harmless = f.minor
+	return all
 }
 
 func (f *fleet) Hold(m faultproxy.Match, e faultproxy.Ending) *faults {
@@ -122,13 +117,6 @@ func (f *fleet) each(set func(*faultproxy.Proxy) *faultproxy.Fault) *faults {
 	return all
 }
 
-// loses is each for a fault that loses a request or a reply.
-func (f *fleet) loses(set func(*faultproxy.Proxy) *faultproxy.Fault) *faults {
-	all := f.each(set)
-	all.harmless = f.minor
-	return all
-}
-
 // Struck is closed when all have struck.
 func (f *faults) Struck() <-chan struct{} { return f.all((*faultproxy.Fault).Struck) }
 
@@ -136,9 +124,6 @@ func (f *faults) Struck() <-chan struct{} { return f.all((*faultproxy.Fault).Str
 func (f *faults) Answered() <-chan struct{} { return f.all((*faultproxy.Fault).Answered) }
 
 func (f *faults) all(of func(*faultproxy.Fault) <-chan struct{}) <-chan struct{} {
-	if len(f.each) == 1 {
-		return of(f.each[0])
-	}
 	done := make(chan struct{})
 	go func() {
 		for _, one := range f.each {

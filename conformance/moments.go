@@ -212,8 +212,10 @@ func (s *scene) staleRenewals(c *client, g grant) func() {
 
 // takeSoon takes a key that becomes free soon.
 func (s *scene) takeSoon(c *client, key string) (g grant) {
-	for end := s.now().Add(s.h.patience()); !g.Acquired && !s.over() && s.now().Before(end); s.sleep(time.Millisecond) {
-		g = s.takeFenced(c, key, "next")
+	for end := s.now().Add(s.h.patience()); !s.over() && s.now().Before(end); s.sleep(time.Millisecond) {
+		if g = s.takeFenced(c, key, "next"); g.Acquired {
+			break
+		}
 	}
 	return g
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,11 +19,29 @@ type network struct {
 	*fleet
 	via    *client
 	direct *client
-	clear  bool // requests contain keys and tokens literally
+	lossy  *lossy // nil, unless via is in this process, and the fleet has no proxy
+	clear  bool   // requests contain keys and tokens literally
 }
 
 // A part is what a case does with one network.
 type part func(*network)
+
+// A faulty part is one for each of the ways in which faults leave a client.
+type faulty func(*network, faultproxy.Ending)
+
+// overLossy runs all parts at the same time, with one client in this process that can only lose
+// replies.
+func (s *scene) overLossy(parts ...faulty) {
+	direct, via := s.clients2()
+	l := &lossy{store: via.inner}
+	via.inner.Locker = hooked{l.pass}
+	n := &network{scene: s, fleet: new(fleet), via: via, direct: direct, lossy: l, clear: true}
+	var calls []func()
+	for _, p := range parts {
+		calls = append(calls, func() { p(n, faultproxy.Cut) })
+	}
+	s.atOnce(calls...)
+}
 
 // overNetworks runs each part with a network of its own, all at the same time. If the store has
 // several addresses, the faults strike one of them, as many as a majority can spare, a majority, and
@@ -90,9 +109,7 @@ func (s *scene) network(struck int) *network {
 // warm makes every call once. Stores then have done what they do only the first time,
 // such as loading a script or preparing a statement.
 func (n *network) warm() {
-	for _, o := range optionalMethods {
-		n.offers(n.via.inner.Locker, o)
-	}
+	n.abilities(n.via)
 	key, token := n.key(), n.token("warm")
 	seen := n.Watch(func(r faultproxy.Request) bool {
 		return faultproxy.Contains(key)(r) && faultproxy.Contains(token)(r)
@@ -159,8 +176,58 @@ func (n *network) soon(done <-chan struct{}) bool {
 	return false
 }
 
-// about chooses the requests that concern a grant.
-func about(g grant) faultproxy.Match { return faultproxy.Contains(g.token) }
+// lose makes a call that loses its reply: one about a key or token.
+func (n *network) lose(about string, e faultproxy.Ending, name string, call func(context.Context) error) error {
+	if n.over() {
+		return nil
+	}
+	f := n.dropReply(about, e, name)
+	if f == nil {
+		return call(n.ctx)
+	}
+	err := n.spoil(f, name, call)
+	n.reconnect()
+	return err
+}
+
+// dropReply loses the reply to the next call about a key or token. In this process, it is one of
+// the named method.
+func (n *network) dropReply(about string, e faultproxy.Ending, name string) *faults {
+	if n.lossy != nil {
+		n.lossy.loseNext(name[strings.LastIndex(name, ".")+1:], about)
+		return nil
+	}
+	return n.DropReply(faultproxy.Contains(about), e)
+}
+
+// holdBack keeps a call back. Its caller has given up when holdBack returns. In this process, the call
+// is made when it is delivered.
+func (n *network) holdBack(x *trial, ttl time.Duration, e faultproxy.Ending) (deliver func()) {
+	call, _ := x.make(n.via, ttl)
+	if n.lossy != nil {
+		return func() { _ = call(n.ctx) } // nobody hears of the answer
+	}
+	f := n.Hold(faultproxy.Contains(x.token), e)
+	_ = n.spoil(f, x.name, call)
+	return func() { n.deliver(f, x.name) }
+}
+
+// deliver delivers a call that was kept back. That the store closes the connection without a reply
+// is its right: the client is gone. It need not reply to a wait before it can.
+func (n *network) deliver(f *faults, name string) {
+	if n.over() {
+		return
+	}
+	patience := n.h.patience()
+	if name == "Acquire" {
+		patience = n.h.gap() << n.attempt
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, patience)
+	defer cancel()
+	if err := f.Deliver(ctx); ctx.Err() != nil && name != "Acquire" {
+		n.fail("the store has neither answered a request that was delivered late, nor closed its connection, within %v: %w", patience, err)
+	}
+}
 
 // recovers waits until calls through a network that has healed succeed: many in a row,
 // since a client with several connections notices the end of each by itself, and chooses
@@ -193,25 +260,32 @@ func (n *network) tryOnce() error {
 
 // reconnect cuts all connections, and waits until there are new ones.
 func (n *network) reconnect() {
-	n.Cut()
-	n.recovers()
+	if n.lossy == nil {
+		n.Cut()
+		n.recovers()
+	}
 }
 
-// another is a grant of a new key to a new token, which is still to be made.
-func (n *network) another(name string) grant {
-	g := grant{key: n.key(), token: n.token(name), start: n.now()}
-	n.uses(g.key, g.token)
-	return g
-}
-
-// endings are the ways in which faults leave a client.
-var endings = []faultproxy.Ending{faultproxy.Cut, faultproxy.Stall}
-
-// inBothWays makes a part of f for each ending.
-func inBothWays(parts []func(*network, faultproxy.Ending)) (all []part) {
+// inWays makes a part of each of parts for each ending.
+func inWays(parts []faulty, endings ...faultproxy.Ending) (all []part) {
 	for _, p := range parts {
 		for _, e := range endings {
 			all = append(all, func(n *network) { p(n, e) })
+		}
+	}
+	return all
+}
+
+// eachKind makes a part of f for each kind of the calls with these names. It is left out where the
+// client does not offer them.
+func eachKind(f func(*network, kind, faultproxy.Ending), names ...string) (all []faulty) {
+	for _, k := range kinds {
+		if slices.Contains(names, k.name) {
+			all = append(all, func(n *network, e faultproxy.Ending) {
+				if n.can(n.via, k) {
+					f(n, k, e)
+				}
+			})
 		}
 	}
 	return all
@@ -247,20 +321,55 @@ func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
 	return nil
 }
 
-// stays checks that a lease that its Client renews is held until its deadline is later
-// than then. A loss before the deadline is the store's fault. A loss after it is not: the
-// machine was too slow to renew the lease.
+// stays checks that a lease that its Client renews is held until its deadline is later than then,
+// and releases it. A loss before its own deadline is the store's fault, and so is any while a
+// majority can be reached. Another is not: the machine was too slow to renew the lease.
 func (n *network) stays(lease *dlock.Lease, then time.Time) {
-	for !n.over() && !lease.Deadline().After(then) {
-		now := time.Now()
-		if err := lease.Err(); err != nil {
-			if now.Before(lease.Deadline()) {
-				n.fail("the lease on %s was lost before its deadline, though nobody else had acquired it: %w", brief(lease.Key()), err)
-			} else {
-				n.stop(errInconclusive)
-			}
-			return
-		}
+	for !n.over() && lease.Err() == nil && !lease.Deadline().After(then) {
 		time.Sleep(5 * time.Millisecond)
 	}
+	early := time.Now().Before(lease.Deadline())
+	switch err := lease.Release(); {
+	case !isErr(err, dlock.ErrLost): // a release that was not answered is owed
+	case early || n.minor:
+		n.fail("the lease on %s was lost, though nobody else had acquired it: %w", brief(lease.Key()), err)
+	default:
+		n.stop(errInconclusive)
+	}
+	soonFree(n.scene, n.direct, lease.Key())
+}
+
+// A lossy client loses some of the replies to its calls.
+type lossy struct {
+	store dlock.Forward
+	mu    sync.Mutex
+	next  []lostCall
+}
+
+// A lostCall is the next of a method about a key or token.
+type lostCall struct{ method, about string }
+
+var errReplyLost = errors.New("conformance: the reply was lost")
+
+func (l *lossy) loseNext(method, about string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next = append(l.next, lostCall{method, about})
+}
+
+func (l *lossy) pass(ctx context.Context, r request) (answer any, err error) {
+	if answer, err = r.send(ctx, l.store); err == nil && l.loses(r) {
+		return nil, errReplyLost
+	}
+	return answer, err
+}
+
+func (l *lossy) loses(r request) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.next, func(c lostCall) bool { return c.method == r.name && strings.Contains(r.String(), c.about) })
+	if i >= 0 {
+		l.next = slices.Delete(l.next, i, i+1)
+	}
+	return i >= 0
 }

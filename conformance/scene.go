@@ -148,13 +148,16 @@ func (s *scene) clientOf(l dlock.Locker, source string) *client {
 		s.fail("%s returned nil", source)
 		l = absent{}
 	}
-	return &client{inner: dlock.Forward{Locker: l}, name: name, trace: s.trace}
+	return newClient(l, name, s.trace)
 }
 
 func (s *scene) clients2() (a, b *client) { return s.client(), s.client() }
 
 // key returns a key that nobody else uses.
-func (s *scene) key() string { return "conformance-" + rand.Text()[:12] }
+func (s *scene) key() string { return anyKey + rand.Text()[:12] }
+
+// anyKey is the beginning of each of these.
+const anyKey = "conformance-"
 
 // token returns a token that nobody else uses.
 func (s *scene) token(name string) string { return name + "-" + rand.Text()[:12] }

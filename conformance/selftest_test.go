@@ -39,6 +39,7 @@ var decorators = []struct {
 	{"embeds Locker", func(l dlock.Locker) dlock.Locker { return hiding{l} }, true},
 	{"a pointer that embeds Locker", func(l dlock.Locker) dlock.Locker { return &hiding{l} }, true},
 	{"an unexported field", func(l dlock.Locker) dlock.Locker { return bury(l) }, true},
+	{"an unexported Forward, around a store without extras", func(l dlock.Locker) dlock.Locker { return bury(dlock.Forward{Locker: plain{l}}) }, false},
 	{"below a Forward", func(l dlock.Locker) dlock.Locker { return dlock.Forward{Locker: hiding{l}} }, true},
 	{"a method that answers ErrUnsupported", func(l dlock.Locker) dlock.Locker { return &refusing{dlock.Forward{Locker: l}} }, true},
 }
