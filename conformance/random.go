@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/conformance/internal/history"
+	"github.com/dlock-go/dlock/internal/history"
 	"pgregory.net/rapid"
 )
 

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/conformance/internal/history"
 	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/history"
 )
 
 // coreTTL is the shortest TTL that the store keeps honestly and a Client

@@ -21,7 +21,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rueidis"
-	"github.com/dlock-go/dlock/conformance/internal/history"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
