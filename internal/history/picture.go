@@ -13,16 +13,17 @@ import (
 // the violation, if there is one, and then all of each key, with a row for each client.
 // The page has the title, and begins with the text.
 func Picture(h *History, v *Violation, title, text string) []byte {
-	p := &page{}
+	p := &page{History: h, rows: h.clients()}
 	p.add(pageHead, escape(title), escape(text))
 	if v != nil {
+		p.bad = v.History
 		from, to := v.span()
 		pad := max(h.ttl()/8, (to-from)/8)
-		from, to = max(0, from-pad), to+pad
-		p.draw("the violation", h, v, drawing{key: v.Key, from: from, to: to, scale: pageWidth / float64(to-from)})
+		p.draw(v.Key, "the violation", max(0, from-pad), to+pad, pageWidth)
 	}
+	_, end := h.span()
 	for _, key := range h.keys() {
-		p.draw("all of it", h, v, drawing{key: key, to: h.end(), scale: min(160/float64(h.ttl()), maxWidth/float64(h.end()))})
+		p.draw(key, "all of it", 0, end, min(ttlWidth*float64(end)/float64(h.ttl()), maxWidth))
 	}
 	p.add("</body></html>")
 	return []byte(p.String())
@@ -30,7 +31,8 @@ func Picture(h *History, v *Violation, title, text string) []byte {
 
 const (
 	pageWidth = 1100.0  // of the violation, in pixels
-	maxWidth  = 30000.0 // of everything
+	ttlWidth  = 160.0   // of a TTL, in a timeline of everything
+	maxWidth  = 30000.0 // of such a timeline
 	labels    = 70.0    // the space to the left of the rows
 	rowHeight = 40
 	headroom  = 26
@@ -55,8 +57,18 @@ a square a call, a red one a call of the violation; orange a connection that fai
 Point at anything to read more.</p>
 `
 
-// A page is HTML in the making.
-type page struct{ strings.Builder }
+// A page is HTML in the making: one timeline after the other.
+type page struct {
+	strings.Builder
+	*History
+	bad  History  // what is to blame
+	rows []string // the clients
+
+	// Of the timeline that is drawn.
+	from, to time.Duration
+	scale    float64 // pixels per nanosecond
+	height   int
+}
 
 func (p *page) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
@@ -70,86 +82,67 @@ func escape(text string) string {
 	}, text))
 }
 
-// A drawing is the timeline of one key.
-type drawing struct {
-	*page
-	*History
-	key        string
-	operations []*Operation // on key
-	violation  *Violation   // or nil
-	from, to   time.Duration
-	scale      float64 // pixels per nanosecond
-}
-
-// draw draws d, which is of h, below a heading.
-func (p *page) draw(what string, h *History, v *Violation, d drawing) {
-	p.add("<h2>%s, %s</h2>", escape(fmt.Sprintf("%q", d.key)), what)
-	d.page, d.History, d.operations, d.violation = p, h, h.of(d.key), v
-	width, height := labels+float64(d.to-d.from)*d.scale+20, headroom+d.clients()*rowHeight+10
-	d.add(`<div><svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d">`, width, height)
-	d.axis(height)
-	for i := range d.clients() {
+// draw draws what happened to a key, below a heading.
+func (p *page) draw(key, what string, from, to time.Duration, width float64) {
+	p.from, p.to, p.scale, p.height = from, to, width/float64(to-from), headroom+len(p.rows)*rowHeight+10
+	p.add("<h2>%s, %s</h2>", escape(fmt.Sprintf("%q", key)), what)
+	p.add(`<div><svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d">`, labels+width+20, p.height)
+	p.axis()
+	for i, name := range p.rows {
 		y := headroom + i*rowHeight + rowHeight
-		d.add(`<line class="row" x1="0" x2="%.0f" y1="%d" y2="%d"/><text x="4" y="%d">%s</text>`, width, y, y, y-12, clientName(i))
+		p.add(`<line class="row" x1="0" x2="%.0f" y1="%d" y2="%d"/><text x="4" y="%d">%s</text>`, labels+width+20, y, y, y-12, escape(name))
 	}
-	for _, o := range d.Outages {
-		if d.visible(o.From, o.To) {
-			d.bar("fault", o.Client, 4, rowHeight-8, o.From, o.To, "the connection fails")
+	for _, o := range p.Operations {
+		if o.Method == Outage {
+			p.bar("fault", o.Client, 4, rowHeight-8, o.Called, o.Returned, o.line())
 		}
 	}
-	d.waits()
-	for _, h := range d.Holds {
-		if h.Key == d.key && d.visible(h.Start, h.End) {
-			d.hold(h)
+	for _, h := range p.Holds {
+		if h.Key == key && h.certain() && p.visible(h.Start, h.End) {
+			p.hold(h)
 		}
 	}
-	for _, o := range d.operations {
-		if d.visible(o.Called, o.Returned) {
-			d.operation(o, height)
+	for _, o := range p.of(key) {
+		if p.visible(o.Called, o.Returned) {
+			p.operation(o)
 		}
 	}
-	d.add("</svg></div>")
+	p.add("</svg></div>")
 }
 
-func (d *drawing) visible(from, to time.Duration) bool { return to >= d.from && from <= d.to }
+func (p *page) visible(from, to time.Duration) bool { return to >= p.from && from <= p.to }
 
-func (d *drawing) x(at time.Duration) float64 {
-	return labels + float64(min(max(at, d.from), d.to)-d.from)*d.scale
+func (p *page) x(at time.Duration) float64 {
+	return labels + float64(min(max(at, p.from), p.to)-p.from)*p.scale
 }
 
-// axis marks round instants, about 100 pixels apart.
-func (d *drawing) axis(height int) {
-	step := roundStep(80 / d.scale)
-	for at := d.from.Truncate(step) + step; at < d.to; at += step {
-		d.add(`<line class="tick" x1="%.1f" x2="%.1f" y1="18" y2="%d"/><text class="time" x="%.1f" y="12">%v</text>`,
-			d.x(at), d.x(at), height, d.x(at)-12, at)
+// y is the top of a client's row.
+func (p *page) y(client string) int { return headroom + slices.Index(p.rows, client)*rowHeight }
+
+// axis marks round instants, at least 80 pixels apart.
+func (p *page) axis() {
+	step := time.Microsecond
+	for float64(step)*p.scale < 80 {
+		step *= 10
+	}
+	for at := p.from.Truncate(step) + step; at < p.to; at += step {
+		p.add(`<line class="tick" x1="%.1f" x2="%[1]f" y1="18" y2="%d"/><text class="time" x="%.1f" y="12">%v</text>`,
+			p.x(at), p.height, p.x(at)-12, at)
 	}
 }
 
-// roundStep is the smallest of 1, 2, 5, 10, … µs that is at least so many
-// nanoseconds.
-func roundStep(least float64) time.Duration {
-	for unit := time.Microsecond; ; unit *= 10 {
-		for _, n := range []time.Duration{1, 2, 5} {
-			if float64(n*unit) >= least {
-				return n * unit
-			}
-		}
-	}
+func (p *page) bar(class, client string, y, height int, from, to time.Duration, title string) {
+	p.add(`<rect class="%s" x="%.1f" y="%d" width="%.1f" height="%d"><title>%s</title></rect>`,
+		class, p.x(from), p.y(client)+y, max(1, p.x(to)-p.x(from)), height, escape(title))
 }
 
-func (d *drawing) bar(class string, client, y, height int, from, to time.Duration, title string) {
-	d.add(`<rect class="%s" x="%.1f" y="%d" width="%.1f" height="%d"><title>%s</title></rect>`,
-		class, d.x(from), headroom+client*rowHeight+y, max(1, d.x(to)-d.x(from)), height, escape(title))
-}
-
-func (d *drawing) hold(h *Hold) {
+func (p *page) hold(h *Hold) {
 	class, number := "hold", "fence"
-	if d.violation != nil && slices.Contains(d.violation.Holds, h) {
+	if slices.Contains(p.bad.Holds, h) {
 		class, number = "bad hold", "bad"
 	}
-	d.bar(class, h.Client, 8, 16, h.Start, h.End, h.line())
-	d.add(`<text class="%s" x="%.1f" y="%d">%s</text>`, number, d.x(h.Start)+2, headroom+h.Client*rowHeight+20, shortFence(h.Fence))
+	p.bar(class, h.Client, 8, 16, h.Start, h.End, h.String())
+	p.add(`<text class="%s" x="%.1f" y="%d">%s</text>`, number, p.x(h.Start)+2, p.y(h.Client)+20, shortFence(h.Fence))
 }
 
 // shortFence is a fence that fits into a bar.
@@ -160,47 +153,18 @@ func shortFence(fence int64) string {
 	return fmt.Sprintf("…%06d", fence%1e6)
 }
 
-// waits draws, for each token, the time in which it tried to take the key.
-func (d *drawing) waits() {
-	type wait struct {
-		client   int
-		from, to time.Duration
+// operation draws one call. Refusals are too many to be drawn, unless they matter: one sees the wait.
+func (p *page) operation(o *Operation) {
+	if o.Method.takes() {
+		p.add(`<line class="wait" x1="%.1f" x2="%.1f" y1="%d" y2="%[3]d"/>`, p.x(o.Called), p.x(o.Returned), p.y(o.Client)+30)
 	}
-	var all []*wait
-	byToken := make(map[string]*wait)
-	for _, o := range d.operations {
-		if !o.Method.takes() {
-			continue
-		}
-		w := byToken[o.Token]
-		if w == nil {
-			w = &wait{o.Client, o.Called, o.Returned}
-			byToken[o.Token], all = w, append(all, w)
-		}
-		w.to = max(w.to, o.Returned)
-		if o.Outcome == Granted {
-			byToken[o.Token] = nil
-		}
-	}
-	for _, w := range all {
-		if d.visible(w.from, w.to) {
-			y := headroom + w.client*rowHeight + 30
-			d.add(`<line class="wait" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, d.x(w.from), d.x(w.to), y, y)
-		}
-	}
-}
-
-// operation draws one call. Refusals are too many to be drawn, unless they matter.
-func (d *drawing) operation(o *Operation, height int) {
-	bad := d.violation != nil && slices.Contains(d.violation.Operations, o)
-	title := o.line()
 	switch {
 	case o.Method == Wipe:
-		d.add(`<line class="loss" x1="%.1f" x2="%.1f" y1="18" y2="%d"><title>%s</title></line>`, d.x(o.Called), d.x(o.Called), height, escape(title))
-	case bad:
-		d.bar("bad call", o.Client, 27, 7, o.Called, max(o.Returned, o.Called+time.Duration(6/d.scale)), title)
-		d.add(`<text class="bad" x="%.1f" y="%d">%s</text>`, d.x(o.Called), headroom+o.Client*rowHeight+7, escape(o.String()))
+		p.add(`<line class="loss" x1="%.1f" x2="%[1]f" y1="18" y2="%d"><title>%s</title></line>`, p.x(o.Called), p.height, escape(o.line()))
+	case slices.Contains(p.bad.Operations, o):
+		p.bar("bad call", o.Client, 27, 7, o.Called, max(o.Returned, o.Called+time.Duration(6/p.scale)), o.line())
+		p.add(`<text class="bad" x="%.1f" y="%d">%s</text>`, p.x(o.Called), p.y(o.Client)+7, escape(o.String()))
 	case o.Outcome != Refused:
-		d.bar("call", o.Client, 28, 4, o.Called, o.Called+time.Duration(3/d.scale), title)
+		p.bar("call", o.Client, 28, 4, o.Called, o.Called+time.Duration(3/p.scale), o.line())
 	}
 }

@@ -3,71 +3,43 @@ package history
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 )
 
 // A Violation is a piece of a history that no lock can have, as short as possible:
-// either two certain holds, or some operations.
+// either one or two holds, or some operations.
 type Violation struct {
-	Key        string
-	What       string // is wrong
-	Holds      []*Hold
-	Operations []*Operation
+	Key  string
+	What string // is wrong
+	History
 }
 
 // String is the piece, one line each, in the order of time.
 func (v *Violation) String() string {
-	type line struct {
-		at   time.Duration
-		text string
-	}
-	var lines []line
+	lines := make(map[string]time.Duration)
 	for _, h := range v.Holds {
-		lines = append(lines, line{h.Start, h.line()})
+		lines[h.String()] = h.Start
 	}
 	for _, o := range v.Operations {
-		lines = append(lines, line{o.Called, o.line()})
+		lines[o.line()] = o.Called
 	}
-	slices.SortStableFunc(lines, func(a, b line) int { return cmp.Compare(a.at, b.at) })
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s, on %q:", v.What, v.Key)
-	for _, l := range lines {
-		b.WriteString("\n" + l.text)
-	}
-	return b.String()
+	inOrder := slices.SortedFunc(maps.Keys(lines), func(a, b string) int {
+		return cmp.Or(cmp.Compare(lines[a], lines[b]), cmp.Compare(a, b))
+	})
+	return fmt.Sprintf("%s, on %q:\n%s", v.What, v.Key, strings.Join(inOrder, "\n"))
 }
 
-// span is the time that a violation takes.
-func (v *Violation) span() (from, to time.Duration) {
-	from = 1 << 62
-	for _, h := range v.Holds {
-		from, to = min(from, h.Start), max(to, h.End)
-	}
-	for _, o := range v.Operations {
-		from, to = min(from, o.Called), max(to, o.Returned)
-	}
-	return from, to
-}
+func (o *Operation) line() string { return line(o.Called, o.Returned, o.Client, o.String()) }
 
-func (h *Hold) line() string { return line(h.Start, h.End, h.Client, h) }
-
-func (o *Operation) line() string { return line(o.Called, o.Returned, o.Client, o) }
-
-func line(from, to time.Duration, client int, what fmt.Stringer) string {
+func line(from, to time.Duration, client, what string) string {
 	end := "…"
 	if to >= from {
 		end = millis(to)
 	}
-	return fmt.Sprintf("%12s to %12s  %-6s  %v", millis(from), end, clientName(client), what)
-}
-
-func clientName(i int) string {
-	if i < 0 {
-		return "store"
-	}
-	return fmt.Sprint("client ", i)
+	return fmt.Sprintf("%12s to %12s  %-6s  %s", millis(from), end, client, what)
 }
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.3fms", float64(d)/1e6) }
@@ -81,11 +53,12 @@ func (c *checker) describe(o *Operation, states []state) string {
 	var all []string
 	for _, s := range states {
 		text := "the key is free"
-		switch {
-		case s.holder != free && s.least > o.Returned:
-			text = fmt.Sprintf("%s holds the key until %s at least", cmp.Or(names[s.holder], "an unknown token"), millis(s.least))
-		case s.holder != free:
-			text = fmt.Sprintf("%s holds the key until %s at most", cmp.Or(names[s.holder], "an unknown token"), millis(s.most))
+		if s.holder != free {
+			until := millis(s.most) + " at most"
+			if s.least > o.Returned {
+				until = millis(s.least) + " at least"
+			}
+			text = fmt.Sprintf("%s holds the key until %s", cmp.Or(names[s.holder], "an unknown token"), until)
 		}
 		if s.fence != 0 {
 			text += fmt.Sprintf(", and %d is the latest fence", s.fence)
