@@ -191,15 +191,14 @@ func (c *checker) settle(o *Operation, must bool) {
 		bit = 1 << i
 	}
 	reached, settled := frontier{reads: c.reads()}, frontier{reads: c.reads()}
-	for todo := slices.Clone(c.states); len(todo) > 0; {
-		s := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
+	for _, s := range c.states {
+		reached.add(s)
+	}
+	for i := 0; i < len(reached.states); i++ {
+		s := reached.states[i]
 		switch {
-		case !reached.add(s):
+		case reached.covered[i]:
 			continue
-		case len(reached.states) > maxStates:
-			c.tooMany = true
-			return
 		case !must:
 			settled.add(s)
 		case s.done&bit != 0:
@@ -207,9 +206,13 @@ func (c *checker) settle(o *Operation, must bool) {
 			settled.add(s)
 			continue
 		}
-		todo = append(todo, c.successors(s, o.Returned)...)
+		c.successors(s, o.Returned, &reached)
+		if len(reached.states) > maxStates {
+			c.tooMany = true
+			return
+		}
 	}
-	c.states = settled.states
+	c.states = settled.best()
 }
 
 // reads are the pending operations that change nothing.
@@ -223,14 +226,14 @@ func (c *checker) reads() uint64 {
 	return bits
 }
 
-// successors are the states that may follow s until then.
-func (c *checker) successors(s state, then time.Duration) (all []state) {
+// successors adds the states that may follow s until then.
+func (c *checker) successors(s state, then time.Duration, to *frontier) {
 	if s.holder != free && then >= s.least {
-		all = append(all, s.freed(max(s.now, s.least)))
+		to.add(s.freed(max(s.now, s.least)))
 	}
 	for _, i := range c.indeterminate {
 		if next, ok := c.mayChange(s, i, then); ok {
-			all = append(all, next)
+			to.add(next)
 		}
 	}
 	for i, o := range c.pending {
@@ -239,8 +242,7 @@ func (c *checker) successors(s state, then time.Duration) (all []state) {
 		}
 		if next, ok := c.takesEffect(s, o, then); ok {
 			next.done |= 1 << i
-			all = append(all, next)
+			to.add(next)
 		}
 	}
-	return all
 }
