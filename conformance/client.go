@@ -129,7 +129,9 @@ func (c *client) traced(ctx context.Context, r request) (any, error) {
 }
 
 // text is a call of c as failures name it.
-func (c *client) text(method string, args ...any) string { return c.name + "." + callText(method, args...) }
+func (c *client) text(method string, args ...any) string {
+	return c.name + "." + callText(method, args...)
+}
 
 // call makes a call in the name of g. If its answer is that the token of g holds the key, or held
 // it until then, the Attempt is Acquired, whatever the call. The error may be that of an element of a batch.
