@@ -29,12 +29,11 @@ type answer struct {
 
 // A client sends questions to its server, directly or by a wire. Without an Acquire, the callers poll.
 type client struct {
-	*redis
+	*Store
 	Exhibit
 	wire  *wire
 	name  string
 	rtt   time.Duration   // a question and its answer take half of it each
-	lag   time.Duration   // by which its wall clock is behind
 	over  context.Context // ends with the server, if that is behind a network
 	notes sync.Map        // what its flaw remembers
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -117,21 +115,14 @@ var clients = slices.Concat([]Exhibit{
 	// Right: connect again.
 	{Name: "firstAndLast", Network: says{"Reconnection": `calls still fail`},
 		call: func(r request) (answer, error) {
-			note, _ := r.notes.LoadOrStore("connection", new(connection))
-			c := note.(*connection)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.Conn == nil {
-				c.Conn, c.broken = net.Dial("tcp", r.wire.addr)
+			if broken, ok := r.notes.Load("broken"); ok {
+				return answer{}, broken.(error)
 			}
-			if c.broken != nil {
-				return answer{}, c.broken
+			a, err := r.send()
+			if err != nil {
+				r.notes.Store("broken", err)
 			}
-			line, err := r.wire.over(r.ctx, c, r.question)
-			if c.broken = err; err != nil {
-				return answer{}, err
-			}
-			return read(line)
+			return a, err
 		}},
 	// The server does not notice that a waiting client has gone.
 	// Seen: a well-known recipe.
@@ -304,13 +295,6 @@ type known interface {
 type limited struct{ *queue }
 
 func (limited) LongestTTL() time.Duration { return 24 * time.Hour }
-
-// A connection is used by one call at a time.
-type connection struct {
-	net.Conn
-	mu     sync.Mutex
-	broken error
-}
 
 // failing is the hook call that changes errors.
 func failing(change func(error) error) func(request) (answer, error) {

@@ -2,7 +2,6 @@ package museum
 
 import (
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -160,18 +159,14 @@ func onMemory[T ~struct{ *memory.Locker }, P flawed[T]](m *memory.Locker) dlock.
 // IsVoter reports whether the flaw is in the methods of a quorum.Voter.
 func (e Exhibit) IsVoter() bool { return e.votes != nil }
 
-// A Store is a server on which clients use an exhibit.
-type Store struct {
-	redis  *redis
-	memory *memory.Locker
-	Exhibit
-	clients atomic.Int64
-}
-
 // Open puts the exhibit on a server of its own.
 func (e Exhibit) Open() *Store {
-	e = e.withRight()
-	return &Store{redis: newRedis(e), memory: memory.New(), Exhibit: e}
+	return &Store{memory: memory.New(), db: db{
+		Exhibit: e.withRight(),
+		data:    make(map[string]entry),
+		queues:  make(map[string][]waiter),
+		subs:    make(map[chan answer]string),
+	}}
 }
 
 // Dial returns a client of the Store that is served at addr. Nothing in the traffic of one
@@ -180,42 +175,27 @@ func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
 	return &queue{&client{Exhibit: e.withRight(), wire: &wire{addr, sealed}}}
 }
 
-// Client returns one more client. The first is near the server, the second far
-// from it. The first has the right time; the clocks of the others are behind.
+// Client returns one more client. The first is near the server, the second far from it.
 func (s *Store) Client() dlock.Locker {
-	if s.votes != nil {
-		return s.votes(s.memory)
+	e := s.db.Exhibit
+	if e.votes != nil {
+		return e.votes(s.memory)
 	}
 	n := s.clients.Add(1)
-	c := &client{redis: s.redis, Exhibit: s.Exhibit, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
+	c := &client{Store: s, Exhibit: e, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
 	if n%2 == 0 {
 		c.rtt = 6 * time.Millisecond
 	}
-	if n > 1 {
-		c.lag = time.Second
-	}
-	if s.Cases == nil {
+	if e.Cases == nil {
 		c.call = request.send // the mistake is made over a network
 	}
 	switch {
-	case s.near:
+	case e.near:
 		c.rtt = 0
-	case s.polls:
+	case e.polls:
 		return c
-	case s.as != nil:
-		return s.as(&queue{c})
+	case e.as != nil:
+		return e.as(&queue{c})
 	}
 	return &queue{c}
-}
-
-// Wipe makes the server lose everything.
-func (s *Store) Wipe() {
-	s.redis.flushAll()
-	s.memory.Wipe()
-}
-
-// Stored returns how many keys there are on the server.
-func (s *Store) Stored() (n int) {
-	s.redis.run(func(d *db) { n = d.size() })
-	return n
 }

@@ -13,7 +13,7 @@ import (
 // Serve answers those who connect to l, until that is closed.
 func (s *Store) Serve(l net.Listener) {
 	over, stop := context.WithCancel(context.Background())
-	store := &client{redis: s.redis, Exhibit: s.Exhibit, over: over}
+	store := &client{Store: s, Exhibit: s.db.Exhibit, over: over}
 	store.call = request.send // what a client does wrong, it does at the other end
 	var all sync.WaitGroup
 	for {
@@ -21,53 +21,38 @@ func (s *Store) Serve(l net.Listener) {
 		if err != nil {
 			break
 		}
-		all.Go(func() { store.serve(over, c) })
+		all.Go(func() { store.serve(c) })
 	}
 	stop()
 	all.Wait()
 }
 
-// serve answers the questions of one connection. It notices that the client has gone while
-// a question waits for its answer.
-func (s *client) serve(over context.Context, c net.Conn) {
-	ctx, gone := context.WithCancel(over)
-	defer context.AfterFunc(over, func() { c.Close() })()
-	questions := make(chan question, 100)
+// serve answers the question of a connection. Only a wait ends if the client has gone: what
+// has arrived is done.
+func (s *client) serve(c net.Conn) {
+	defer c.Close()
+	defer context.AfterFunc(s.over, func() { c.Close() })()
+	var q question
+	in := json.NewDecoder(c)
+	if in.Decode(&q) != nil {
+		return
+	}
+	if q.Sealed != nil {
+		_ = json.Unmarshal(q.Sealed, &q) // what is not a question has no answer
+	}
+	ctx, gone := context.WithCancel(s.over)
 	go func() {
 		defer gone()
-		defer close(questions)
-		for in := json.NewDecoder(c); ; {
-			var q question
-			if in.Decode(&q) != nil {
-				return
-			}
-			if q.Sealed != nil {
-				_ = json.Unmarshal(q.Sealed, &q) // what is not a question has no answer
-			}
-			questions <- q
-		}
+		_ = in.Decode(new(question)) // there is only one: this fails when the client has gone
 	}()
-	defer c.Close()
-	for q := range questions {
-		_ = json.NewEncoder(c).Encode(s.put(ctx, q)) // the client may have gone
+	if q.Call != "Acquire" {
+		ctx = context.WithoutCancel(ctx)
 	}
-}
-
-// put makes the call that q asks for. Only a wait ends if the client has gone: what has
-// arrived is done.
-func (s *client) put(ctx context.Context, q question) answer {
-	first := q
-	if q.Call == "Acquire" {
-		first.Call = "TryAcquire"
-	}
-	a, err := s.do(context.WithoutCancel(ctx), first)
-	if q.Call == "Acquire" && err == nil && !a.Acquired {
-		a, err = s.do(ctx, q)
-	}
+	a, err := s.do(ctx, q)
 	if err != nil {
 		a.Err = err.Error()
 	}
-	return a
+	_ = json.NewEncoder(c).Encode(a) // the client may have gone
 }
 
 // A wire leads to a server. Each question has a connection of its own.
@@ -76,12 +61,15 @@ type wire struct {
 	sealed bool
 }
 
-func (w wire) ask(ctx context.Context, q question) (answer, error) {
+func (w wire) ask(ctx context.Context, q question) (a answer, err error) {
 	line, err := w.exchange(ctx, q)
-	if err != nil {
-		return answer{}, err
+	if err == nil {
+		err = json.Unmarshal(line, &a)
 	}
-	return read(line)
+	if err == nil && a.Err != "" {
+		err = errors.New(a.Err)
+	}
+	return a, err
 }
 
 // exchange sends q, and returns what came back, if only a part.
@@ -91,11 +79,6 @@ func (w wire) exchange(ctx context.Context, q question) ([]byte, error) {
 		return nil, err
 	}
 	defer c.Close()
-	return w.over(ctx, c, q)
-}
-
-// over is exchange with a connection that there is.
-func (w wire) over(ctx context.Context, c net.Conn, q question) ([]byte, error) {
 	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
 	if w.sealed {
 		text, _ := json.Marshal(q) // has nothing that could fail
@@ -105,14 +88,4 @@ func (w wire) over(ctx context.Context, c net.Conn, q question) ([]byte, error) 
 		return nil, err
 	}
 	return bufio.NewReader(c).ReadBytes('\n')
-}
-
-func read(line []byte) (a answer, err error) {
-	if err := json.Unmarshal(line, &a); err != nil {
-		return answer{}, err
-	}
-	if a.Err != "" {
-		return answer{}, errors.New(a.Err)
-	}
-	return a, nil
 }

@@ -1,42 +1,65 @@
 package museum
 
 import (
-	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/backend/memory"
 )
 
-// A redis is a very small Redis server: strings that expire, lists of waiters,
-// and channels to publish on. Each script is atomic.
-type redis struct {
-	mu sync.Mutex
-	db db
+// A Store is a very small Redis server on which clients use an exhibit.
+type Store struct {
+	mu      sync.Mutex // each script is atomic
+	db      db
+	clients atomic.Int64
+	memory  *memory.Locker
 }
 
-func newRedis(e Exhibit) *redis {
-	return &redis{db: db{
-		Exhibit: e,
-		data:    make(map[string]entry),
-		queues:  make(map[string][]waiter),
-		subs:    make(map[string][]*subscriber),
-	}}
+// A db is what the server keeps: strings that expire, lists of waiters, and the channels on
+// which subscribers listen. Its methods are what scripts can call.
+type db struct {
+	Exhibit
+	data   map[string]entry
+	queues map[string][]waiter
+	subs   map[chan answer]string
+	turns  int
+	losses int // of all data
 }
 
 // run executes a script.
-func (r *redis) run(script func(*db)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	script(&r.db)
+func (s *Store) run(script func(*db)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	script(&s.db)
 }
 
-// flushAll makes the server lose everything. Subscriptions are no data.
-func (r *redis) flushAll() {
-	r.run(func(d *db) {
+// Wipe makes the server lose everything. Subscriptions are no data.
+func (s *Store) Wipe() {
+	s.run(func(d *db) {
 		clear(d.data)
 		clear(d.queues)
 		d.losses++
 	})
+	s.memory.Wipe()
+}
+
+// Stored returns how many keys there are, without those that have expired. An empty list is no key.
+func (s *Store) Stored() (n int) {
+	s.run(func(d *db) {
+		for key := range d.data {
+			if d.get(key) != "" {
+				n++
+			}
+		}
+		for _, q := range d.queues {
+			if len(q) > 0 {
+				n++
+			}
+		}
+	})
+	return n
 }
 
 // eval has the server run a script. If the ctx of the request ends meanwhile, the
@@ -55,32 +78,12 @@ func eval[T any](r request, script func(*db) T) (reply T, err error) {
 	return reply, nil
 }
 
-// A subscriber hears what is published on a channel while it is subscribed.
-type subscriber struct {
-	inbox chan answer
-	rtt   time.Duration
-}
-
 // subscribe listens on a channel, until the function that it returns is called.
-func (c *client) subscribe(channel string) (inbox <-chan answer, leave func()) {
-	s := &subscriber{make(chan answer, 1), c.rtt}
+func (c *client) subscribe(channel string) (inbox chan answer, leave func()) {
+	inbox = make(chan answer, 1)
 	time.Sleep(c.rtt / 2)
-	c.run(func(d *db) { d.subs[channel] = append(d.subs[channel], s) })
-	return s.inbox, func() {
-		c.run(func(d *db) {
-			d.subs[channel] = slices.DeleteFunc(d.subs[channel], func(other *subscriber) bool { return other == s })
-		})
-	}
-}
-
-// A db is what the server keeps. Its methods are what scripts can call.
-type db struct {
-	Exhibit
-	data   map[string]entry
-	queues map[string][]waiter
-	subs   map[string][]*subscriber
-	turns  int
-	losses int // of all data
+	c.run(func(d *db) { d.subs[inbox] = channel })
+	return inbox, func() { c.run(func(d *db) { delete(d.subs, inbox) }) }
 }
 
 // turn counts its calls, and reports whether this is an nth one.
@@ -149,40 +152,34 @@ func (d *db) del(key string) bool {
 	return existed
 }
 
-// size is DBSIZE, without what has expired. An empty list is no key.
-func (d *db) size() (n int) {
-	for key := range d.data {
-		if d.get(key) != "" {
-			n++
-		}
-	}
-	for _, q := range d.queues {
-		if len(q) > 0 {
-			n++
-		}
-	}
-	return n
-}
-
 func (d *db) incrBy(key string, by int64) int64 {
 	n, _ := strconv.ParseInt(d.get(key), 10, 64) // "" is 0
 	d.set(key, strconv.FormatInt(n+by, 10), forever)
 	return n + by
 }
 
-// publish sends a message to all who listen on a channel, and returns how many
-// they are.
+// publish sends a message to all who listen on a channel, and returns how many they are. It takes
+// a millisecond.
 func (d *db) publish(channel string, m answer) int {
-	for _, s := range d.subs[channel] {
-		time.AfterFunc(max(s.rtt/2, time.Nanosecond), func() { // in a bubble, Go 1.26's race detector crashes of 0
-			select {
-			case s.inbox <- m:
-			default: // it has one already
-			}
-		})
+	for inbox, name := range d.subs {
+		if name == channel {
+			time.AfterFunc(time.Millisecond, func() {
+				select {
+				case inbox <- m:
+				default: // it has one already
+				}
+			})
+		}
 	}
-	return len(d.subs[channel])
+	return d.listeners(channel)
 }
 
 // listeners is PUBSUB NUMSUB.
-func (d *db) listeners(channel string) int { return len(d.subs[channel]) }
+func (d *db) listeners(channel string) (n int) {
+	for _, name := range d.subs {
+		if name == channel {
+			n++
+		}
+	}
+	return n
+}
