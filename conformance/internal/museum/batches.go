@@ -13,10 +13,9 @@ var batches = []Exhibit{
 	// Right: send the last piece as well, however small (slices.Chunk).
 	{Name: "dropsTheTail", Cases: names{"BatchOfAnySize"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
-			const piece = 100
 			n := len(r.Batch)
-			if n > piece {
-				r.Batch = r.Batch[:n-n%piece]
+			if n > 100 {
+				r.Batch = r.Batch[:n-n%100]
 			}
 			a, err := r.send()
 			a.Results = append(a.Results, make([]dlock.RenewResult, n-len(r.Batch))...)
@@ -33,21 +32,19 @@ var batches = []Exhibit{
 			*buffer = append((*buffer)[:0], a.Results...)
 			a.Results = *buffer
 		})},
-	// A busy store does a part of a batch and hands back the remainder, which the client reports as
-	// renewed.
+	// A busy store does a part of a batch. The client reports the remainder as renewed.
 	// Seen: a trial of the suite.
 	// Harm: leases end in which their holders believe.
-	// Right: send again what was handed back.
+	// Right: send the remainder again.
 	{Name: "unprocessed", Cases: names{"BatchesCross"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
-			const capacity = 20
-			var busy bool
-			r.run(func(d *db) { busy = d.incrBy("batches", 1) > 1 })
-			defer r.run(func(d *db) { d.incrBy("batches", -1) })
 			n := len(r.Batch)
-			if busy {
-				r.Batch = r.Batch[:min(n, capacity)]
-			}
+			r.run(func(d *db) {
+				if d.incrBy("batches", 1) > 1 {
+					r.Batch = r.Batch[:min(n, 20)]
+				}
+			})
+			defer r.run(func(d *db) { d.incrBy("batches", -1) })
 			a, err := r.send()
 			for len(a.Results) < n {
 				a.Results = append(a.Results, dlock.RenewResult{Held: true})
@@ -55,7 +52,6 @@ var batches = []Exhibit{
 			return a, err
 		}},
 	// The results are in the reverse order of the batch.
-	// Seen: made for its case.
 	// Harm: leases that are held are reported as lost, and lost ones as held.
 	// Right: the order of the batch.
 	{Name: "answersBackwards", Cases: names{"BatchKeepsOrder"}, Also: names{"BatchRenewsAsRenew"},

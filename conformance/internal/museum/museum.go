@@ -83,6 +83,23 @@ func after(change func(request, *answer, error)) func(request) (answer, error) {
 	}
 }
 
+// lasting is the hook take that changes the TTL.
+func lasting(change func(ttl time.Duration) time.Duration) func(*db, question) dlock.Attempt {
+	return func(d *db, q question) dlock.Attempt {
+		q.TTL = change(q.TTL)
+		return d.try(q)
+	}
+}
+
+// tried is the hook take that does something after each attempt.
+func tried(then func(*db, question, *dlock.Attempt)) func(*db, question) dlock.Attempt {
+	return func(d *db, q question) dlock.Attempt {
+		a := d.try(q)
+		then(d, q, &a)
+		return a
+	}
+}
+
 // perCall returns an exhibit for each of the calls.
 func perCall(e Exhibit, calls ...string) (all []Exhibit) {
 	for _, name := range calls {
@@ -103,7 +120,7 @@ type names = []string
 var (
 	unending = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Exclusion", "Expiry", "FenceRises", "HeldIsUntouched",
 		"InspectChangesNothing", "LateDuplicate", "NoLeaks", "NotBefore", "ReleaseAfterExpiry", "RenewAfterExpiry",
-		"RenewByStranger", "RenewExtends", "RenewNeverShortens", "SameTokenAgain", "WaitEndsOnExpiry"}
+		"RenewByStranger", "RenewExtends", "RenewNeverShortens", "SameTokenAgain", "SinceIsConservative", "WaitEndsOnExpiry"}
 	mixedUp = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Expiry", "FenceRises", "FenceSurvivesDataLoss",
 		"HeldIsUntouched", "InspectChangesNothing", "LateDuplicate", "LostReply", "NoLeaks", "NoStarvation", "NotBefore",
 		"ReleaseAfterExpiry", "ReleaseByStranger", "ReleaseFrees", "ReleaseTwice", "RenewAfterExpiry", "RenewByStranger",

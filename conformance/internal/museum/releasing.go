@@ -6,7 +6,7 @@ var releasing = []Exhibit{
 	// Harm: a late holder frees the lock of its successor, and a third client takes it.
 	// Right: compare the token and delete in one script.
 	{Name: "plainDelete", Cases: names{"ReleaseByStranger", "ReleaseTwice", "ReleaseAfterExpiry",
-		"TokensCompareWhole", "LateDuplicate"}, Also: names{"LostReply", "NoLeaks"},
+		"TokensCompareWhole", "LateDuplicate"}, Also: mixedUp,
 		Network: says{"LateDuplicateOverNetwork": `must still hold the key|Release.*: held = true; want false`},
 		polls:   true, release: func(d *db, q question) bool { return d.del(q.Key) }},
 	// GET, compare, then DEL.
@@ -21,11 +21,9 @@ var releasing = []Exhibit{
 			}
 			return a, err
 		}},
-	// A release names the session, not the acquisition: the store cannot tell two acquisitions of one
-	// session apart. The client remembers which of its callers holds the key.
+	// A release names the session, not the acquisition. The client remembers which caller holds the key.
 	// Seen: etcd-io/etcd#22082.
-	// Harm: an unlock that is retried deletes the lock that another caller of the session has acquired
-	// since.
+	// Harm: an unlock that is retried deletes the lock that another caller of the session has by then.
 	// Right: a new token for each acquisition.
 	{Name: "sessions", Cases: names{"ReleaseTwice"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: func(r request) (answer, error) {
@@ -37,9 +35,7 @@ var releasing = []Exhibit{
 			return eval(r, func(d *db) (a answer) {
 				if holder, _ := r.notes.Load(r.Key); d.holds(r.question) && holder != token {
 					a.Remaining = d.pTTL(r.Key)
-					return a
-				}
-				if a.Attempt = d.try(r.question); a.Acquired {
+				} else if a.Attempt = d.try(r.question); a.Acquired {
 					r.notes.Store(r.Key, token)
 				}
 				a.Holder = ""
@@ -60,7 +56,6 @@ var releasing = []Exhibit{
 			return d.free(q)
 		}},
 	// A release marks the row as released, and an attempt does not look at the mark.
-	// Seen: made for its case.
 	// Harm: the key is held until its TTL has passed.
 	// Right: delete the row.
 	{Name: "onlyMarks", Cases: names{"ReleaseFrees"}, Also: mixedUp,
