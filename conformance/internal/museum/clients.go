@@ -74,12 +74,29 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, err
 		}},
-	// A decorator embeds the interface Locker: it has its three methods and no others.
+	// A decorator embeds the interface Locker, or another that lacks some methods: it has no others.
 	// Seen: decorators that embed an interface.
 	// Harm: waiters poll, leases are renewed one by one, and nobody notices.
 	// Right: embed dlock.Forward.
 	{Name: "hidesTheQueue", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
 		as: func(q *queue) dlock.Locker { return struct{ dlock.Locker }{q} }},
+	{Name: "hidesTheQueue behind a pointer", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return &struct{ dlock.Locker }{q} }},
+	{Name: "hidesTheQueue below a Forward", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return dlock.Forward{Locker: struct{ dlock.Locker }{q}} }},
+	{Name: "hidesTheQueue in a field of a field", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker {
+			type inside struct{ store dlock.Locker }
+			return struct {
+				*client
+				inside inside
+			}{q.client, inside{q}}
+		}},
+	// A decorator has all methods, but one passes nothing on.
+	// Harm: what the store can do seems to be unsupported.
+	// Right: embed dlock.Forward.
+	{Name: "refusesToInspect", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return refusing{dlock.Forward{Locker: q}} }},
 	// A decorator passes on the methods that it knows, but not LongestTTL.
 	// Seen: decorators that list the optional interfaces, and were written before this one.
 	// Harm: the Client accepts a MinHold that the store does not keep, and the job runs again too early.
@@ -261,6 +278,12 @@ type known interface {
 	dlock.Acquirer
 	dlock.BatchRenewer
 	dlock.Inspector
+}
+
+type refusing struct{ dlock.Forward }
+
+func (refusing) Inspect(context.Context, string) (dlock.Hold, error) {
+	return dlock.Hold{}, errors.ErrUnsupported
 }
 
 // A limited queue says that it takes no TTLs of more than a day.

@@ -53,6 +53,21 @@ var fences = []Exhibit{
 	// Right: one counter for many locks, or one that expires, beside the time.
 	{Name: "counterOfEachLock", Cases: names{"NoLeaks"}, BeyondModel: true,
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.set("fence of "+q.Key, "kept", forever) })},
+	// The seventh grant of a key has the fence of the fifth, from a page that was cached.
+	// Harm: the resource refuses the holder, and takes the writes of an earlier one.
+	// Right: number the grant in the script that makes it.
+	{Name: "repeatsAFence", Cases: names{"FenceRises"}, Also: mixedUp, BeyondModel: true,
+		near: true, take: tried(func(d *db, q question, a *dlock.Attempt) {
+			if !a.Acquired {
+				return
+			}
+			switch d.incrBy("grants of "+q.Key, 1) {
+			case 5:
+				d.incrBy("fifth fence of "+q.Key, a.Fence)
+			case 7:
+				a.Fence = d.incrBy("fifth fence of "+q.Key, 0)
+			}
+		})},
 	// Fences rise by 1 (INCR).
 	// Seen: a well-known recipe.
 	// Harm: a process that numbers the writes of its goroutines uses the numbers of the next holder.

@@ -1,7 +1,9 @@
 package museum
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -153,11 +155,26 @@ var Chapters = []Chapter{
 	{"random.go", "Random histories", random},
 }
 
-// Right are the locks without a flaw, which must pass the whole suite.
+// Right are the locks without a flaw. They must pass the cases that they name, or the whole suite.
 var Right = []Exhibit{
 	{Name: "lock", polls: true},
 	{Name: "queue"},
 	{Name: "near", near: true},
+	{Name: "unfenced", near: true, take: tried(func(_ *db, _ question, a *dlock.Attempt) { a.Fence = 0 })},
+	// A joined error says nothing of the effect of a call: one of several stores may have refused it.
+	{Name: "joinsErrors", Cases: names{"NoEffect", "CancelledWait", "OneReleaseSettles"},
+		call: failing(func(err error) error { return errors.Join(err, dlock.ErrInvalid, &dlock.NoEffectError{Err: err}) })},
+	// Calls take as long as leases, leases last as long as the grace allows, and what is said of them is rough.
+	{Name: "sluggish", Cases: names{"AgreesWithModel"}, near: true, call: func(r request) (answer, error) {
+		const ttl, grace = 200 * time.Millisecond, 50 * time.Millisecond // those of a Harness that names none
+		time.Sleep(rand.N(ttl))
+		defer func() { time.Sleep(rand.N(ttl)) }()
+		roughly := func(d time.Duration) time.Duration { return max(d-rand.N(grace), min(d, time.Millisecond)) }
+		r.TTL += rand.N(grace)
+		a, err := r.send()
+		a.Remaining, a.Hold.Remaining = roughly(a.Remaining), roughly(a.Hold.Remaining)
+		return a, err
+	}},
 	{Name: "majority", flaw: func(*majority) {}},
 }
 

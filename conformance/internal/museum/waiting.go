@@ -211,6 +211,12 @@ var waiting = []Exhibit{
 				r.subscribe(r.Token)
 			}
 		})},
+	// A goroutine for each wait stays until the ctx ends.
+	// Seen: a trial of the suite.
+	// Harm: a program without an end has more and more of them.
+	// Right: context.AfterFunc, stopped when the wait is over.
+	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, BeyondModel: true,
+		on: names{"Acquire"}, call: before(func(r *request) { go watch(r.ctx) })},
 	// The first wait of a client starts two goroutines that nothing ends.
 	// Seen: a well-known recipe.
 	// Harm: a program that makes clients again and again has more and more of them.
@@ -225,3 +231,5 @@ var waiting = []Exhibit{
 }
 
 func idle() { select {} }
+
+func watch(ctx context.Context) { <-ctx.Done() }
