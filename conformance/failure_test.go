@@ -93,7 +93,7 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 
 // The two grants whose fences fall may be followed by many others.
 func TestFailureShowsBothGrants(t *testing.T) {
-	err := play(t, harnessOf("repeatsAFence"), caseNamed(t, "FenceRises"))
+	err := play(t, harnessOf("otherClock"), caseNamed(t, "FenceRises"))
 	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
 	require.Regexp(t, `"racer\d+-\d-\w+" has fence \d+, and "racer`, err)
 	showsWhatItNames(t, err)

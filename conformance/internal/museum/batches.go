@@ -56,17 +56,13 @@ var batches = []Exhibit{
 	// Right: the order of the batch.
 	{Name: "answersBackwards", Cases: names{"BatchKeepsOrder"}, Also: names{"BatchRenewsAsRenew"},
 		on: names{"RenewBatch"}, call: after(func(r request, a *answer, err error) { slices.Reverse(a.Results) })},
-	// A batch sets the TTLs that it was given, even if the leases last longer.
+	// A batch sets the TTLs of its keys, even if the leases last longer, or whoever holds them.
 	// Seen: a well-known recipe.
-	// Harm: a batch that arrives late cuts leases in which their holders believe.
-	// Right: the longer of the remaining TTL and the new one.
+	// Harm: a late batch cuts a lease in which its holder believes, or prolongs that of another, who may be dead.
+	// Right: compare the token, and set the longer of the remaining TTL and the new one, in one script.
 	{Name: "batchShortens", Cases: names{"BatchRenewsAsRenew", "LateDuplicate"},
 		Network:      says{"LateDuplicateOverNetwork": `must still hold the key`},
 		renewInBatch: func(d *db, q question) bool { return d.holds(q) && d.pExpire(q.Key, q.TTL) }},
-	// A batch sets the TTLs of its keys, whoever holds them.
-	// Seen: a well-known recipe.
-	// Harm: the lease of another holder, which may be dead, is prolonged.
-	// Right: compare the token and set the TTL in one script.
 	{Name: "batchExtendsAny", Cases: names{"BatchRenewsAsRenew"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		renewInBatch: func(d *db, q question) bool {

@@ -148,7 +148,7 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return r.queue()
 		}},
-	// An error of the network is taken for the answer no.
+	// An error of the network is taken for the answer no, or the beginning of a reply for the whole.
 	// Seen: a well-known recipe.
 	// Harm: a lease that is held is reported as lost; a key is held by nobody, until its TTL has passed.
 	// Right: return the error.
@@ -161,10 +161,6 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, nil
 		}},
-	// The beginning of a reply is taken for the whole.
-	// Seen: a well-known recipe.
-	// Harm: a lease that is held is reported as lost.
-	// Right: a reply that breaks off is an error.
 	{Name: "readsABeginning", Network: says{"UnreachableStore": `a store that breaks off each reply, returned no error`},
 		call: func(r request) (answer, error) {
 			line, err := r.wire.exchange(r.ctx, r.question)

@@ -19,10 +19,10 @@ var fences = []Exhibit{
 			}
 			return a, err
 		}},
-	// The counter is deleted with the lock.
-	// Seen: a well-known recipe.
-	// Harm: every holder has the same fence, and the resource cannot tell them apart.
-	// Right: a counter that outlives the lock.
+	// The counter of a key is deleted with the lock, with all data, or an hour after it was last used.
+	// Seen: a well-known recipe; servers without persistence; a trial of the suite.
+	// Harm: two holders have the same fence, or the resource refuses each until the counter has caught up.
+	// Right: a number that does not depend on what was kept, such as the server's time.
 	{Name: "fenceInTheLock", Cases: names{"FenceRises", "History", "GuardedRegister"}, Also: mixedUp,
 		take: func(d *db, q question) dlock.Attempt {
 			if d.get(q.Key) == "" {
@@ -32,16 +32,8 @@ var fences = []Exhibit{
 			d.count(&a, "fence of "+q.Key, numbers)
 			return a
 		}},
-	// The counter begins at 1 when the data is lost.
-	// Seen: servers without persistence.
-	// Harm: the resource refuses every holder, until the counter has caught up.
-	// Right: at least the server's time, which goes on.
 	{Name: "fenceInTheData", Cases: names{"FenceSurvivesDataLoss"}, Also: names{"NoLeaks"}, BeyondModel: true,
 		take: tried(func(d *db, q question, a *dlock.Attempt) { d.count(a, "fence of "+q.Key, numbers) })},
-	// The counter is dropped when the key has not been used for an hour.
-	// Seen: a trial of the suite.
-	// Harm: the resource refuses every holder.
-	// Right: a number that does not depend on what was kept, such as the time.
 	{Name: "fenceOfAnHour", Cases: names{"FenceSurvivesIdleness"}, Also: mixedUp, BeyondModel: true,
 		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			d.count(a, "fence of "+q.Key, numbers)
@@ -53,19 +45,13 @@ var fences = []Exhibit{
 	// Right: one counter for many locks, or one that expires, beside the time.
 	{Name: "counterOfEachLock", Cases: names{"NoLeaks"}, BeyondModel: true,
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.set("fence of "+q.Key, "kept", forever) })},
-	// The seventh grant of a key has the fence of the fifth, from a page that was cached.
-	// Harm: the resource refuses the holder, and takes the writes of an earlier one.
-	// Right: number the grant in the script that makes it.
-	{Name: "repeatsAFence", Cases: names{"FenceRises"}, Also: mixedUp, BeyondModel: true,
+	// The seventh grant of a key is numbered by a server whose clock is a day behind.
+	// Harm: the resource refuses the holder.
+	// Right: the larger of the time and the number after the last.
+	{Name: "otherClock", Cases: names{"FenceRises"}, Also: mixedUp, BeyondModel: true,
 		near: true, take: tried(func(d *db, q question, a *dlock.Attempt) {
-			if !a.Acquired {
-				return
-			}
-			switch d.incrBy("grants of "+q.Key, 1) {
-			case 5:
-				d.incrBy("fifth fence of "+q.Key, a.Fence)
-			case 7:
-				a.Fence = d.incrBy("fifth fence of "+q.Key, 0)
+			if a.Acquired && d.incrBy("grants of "+q.Key, 1) == 7 {
+				a.Fence -= (24 * time.Hour).Microseconds()
 			}
 		})},
 	// Fences rise by 1 (INCR).

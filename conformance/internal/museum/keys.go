@@ -26,9 +26,9 @@ var keys = []Exhibit{
 			q.Token = d.get(q.Key)
 			return q.Token != "" && d.extend(q) && d.pExpire(name, d.pTTL(q.Key))
 		}},
-	// The value is always the same.
-	// Seen: a well-known recipe.
-	// Harm: everybody releases and renews everybody's lock.
+	// The value is always the same, or the name of the process.
+	// Seen: well-known recipes.
+	// Harm: everybody releases everybody's lock, or two goroutines of one process hold it at once.
 	// Right: a random token for each acquisition.
 	{Name: "constant", Cases: names{"ReleaseByStranger"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = "locked" }),
@@ -38,10 +38,6 @@ var keys = []Exhibit{
 			}
 			return a
 		}},
-	// The token is the name of the process.
-	// Seen: a well-known recipe.
-	// Harm: two goroutines of one process hold the lock at once.
-	// Right: a token for each acquisition.
 	{Name: "processName", Cases: names{"Exclusion"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = r.name })},
 	// A key is hashed to 32 bits: plumless and buckeroo are the same lock.

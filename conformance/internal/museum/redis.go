@@ -24,7 +24,6 @@ type db struct {
 	data   map[string]entry
 	queues map[string][]waiter
 	subs   map[chan answer]string
-	turns  int
 	losses int // of all data
 }
 
@@ -87,10 +86,7 @@ func (c *client) subscribe(channel string) (inbox chan answer, leave func()) {
 }
 
 // turn counts its calls, and reports whether this is an nth one.
-func (d *db) turn(n int) bool {
-	d.turns++
-	return d.turns%n == 0
-}
+func (d *db) turn(n int64) bool { return d.incrBy("turns", 1)%n == 0 }
 
 type entry struct {
 	value string

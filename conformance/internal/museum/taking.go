@@ -27,12 +27,6 @@ var taking = []Exhibit{
 			}
 			return a, err
 		}},
-	// SETNX and EXPIRE in one pipeline: EXPIRE is executed whatever SETNX answers.
-	// Seen: a well-known recipe.
-	// Harm: every refused attempt prolongs the lock, also that of a dead holder.
-	// Right: SET with NX and PX, which is one command.
-	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"WaitEndsOnExpiry"},
-		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// GET, then SET if there was nothing.
 	// Seen: a well-known recipe.
 	// Harm: two clients find the key free, and both hold it.
@@ -78,12 +72,14 @@ var taking = []Exhibit{
 			}
 			return d.try(q)
 		}},
-	// An attempt sets the TTL, whoever holds the key.
+	// An attempt sets the TTL, whoever holds the key: SETNX and EXPIRE in one pipeline, or with GT.
 	// Seen: a well-known recipe.
-	// Harm: a refused attempt cuts the lease in which the holder believes.
+	// Harm: a refused attempt cuts the lease in which the holder believes, or prolongs that of a dead one.
 	// Right: SET with NX and PX, which is one command.
 	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"}, Also: unending,
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, q.TTL) })},
+	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"WaitEndsOnExpiry"},
+		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// GETSET, then a look at the old value: a refused attempt has written its token.
 	// Seen: a well-known recipe.
 	// Harm: the holder can neither renew nor release; the lock is that of a client that was refused.

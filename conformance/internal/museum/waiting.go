@@ -211,16 +211,12 @@ var waiting = []Exhibit{
 				r.subscribe(r.Token)
 			}
 		})},
-	// A goroutine for each wait stays until the ctx ends.
-	// Seen: a trial of the suite.
-	// Harm: a program without an end has more and more of them.
-	// Right: context.AfterFunc, stopped when the wait is over.
+	// A goroutine for each wait stays until the ctx ends, or two that the first wait of a client starts, for ever.
+	// Seen: a trial of the suite; a well-known recipe.
+	// Harm: a program that goes on, or makes clients again and again, has more and more of them.
+	// Right: the goroutines end with the wait, or when the client is closed.
 	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, BeyondModel: true,
 		on: names{"Acquire"}, call: before(func(r *request) { go watch(r.ctx) })},
-	// The first wait of a client starts two goroutines that nothing ends.
-	// Seen: a well-known recipe.
-	// Harm: a program that makes clients again and again has more and more of them.
-	// Right: the client is closed, and its goroutines end.
 	{Name: "leavesAGoroutine", Cases: names{"NoLeaks"}, Also: unserved,
 		on: names{"Acquire"}, call: before(func(r *request) {
 			if _, begun := r.notes.LoadOrStore("goroutines", true); !begun {
