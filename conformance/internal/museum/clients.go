@@ -45,32 +45,23 @@ var clients = slices.Concat([]Exhibit{
 	// Harm: a worker that hangs, or has forgotten it, holds the lock for ever.
 	// Right: the Locker keeps a lease for its TTL; the Client renews, no longer than WithMaxHold.
 	{Name: "watchdog", Cases: names{"Expiry"}, Also: unending,
-		on: names{"TryAcquire", "Release"}, call: func(r request) (answer, error) {
-			if timer, ok := r.notes.LoadAndDelete(r.Token); ok && r.Call == "Release" {
-				timer.(*time.Timer).Stop()
-			}
-			a, err := r.send()
+		on: names{"TryAcquire"}, call: after(func(r request, a *answer, err error) {
 			if a.Acquired {
 				r.watch()
 			}
-			return a, err
-		}},
+		})},
 	// After an attempt without an answer, the next one uses the same token.
 	// Seen: retries around a lock library.
 	// Harm: the release that is owed for the first ends the lease of the second.
 	// Right: a token whose outcome is unknown is never used again.
 	{Name: "reusesTokens", Cases: names{"LostReply"},
 		on: names{"TryAcquire", "Renew", "Release"}, call: func(r request) (answer, error) {
-			token, unknown := r.Token, "unknown of "+r.Key
-			if old, ok := r.notes.Load(unknown); ok && r.Call == "TryAcquire" {
-				r.notes.Store(token, old)
-			}
-			if old, ok := r.notes.Load(token); ok {
-				r.Token = old.(string)
+			if unknown, ok := r.notes.Load(r.Key); ok {
+				r.Token = unknown.(string)
 			}
 			a, err := r.send()
 			if err != nil && r.Call == "TryAcquire" {
-				r.notes.Store(unknown, token)
+				r.notes.Store(r.Key, r.Token)
 			}
 			return a, err
 		}},
@@ -260,12 +251,11 @@ var clients = slices.Concat([]Exhibit{
 
 // watch renews a lease as long as that is held.
 func (r request) watch() {
-	r.notes.Store(r.Token, time.AfterFunc(r.TTL/3, func() {
-		held, err := r.Renew(context.Background(), r.Key, r.Token, r.TTL)
-		if held || err != nil {
+	time.AfterFunc(r.TTL/3, func() {
+		if held, _ := r.Renew(context.Background(), r.Key, r.Token, r.TTL); held {
 			r.watch()
 		}
-	}))
+	})
 }
 
 // What another author knew of dlock.

@@ -2,8 +2,8 @@
 // library or a well-known recipe has had, or that was made to try the conformance suite,
 // and is caught by the cases that it names. Read it to learn what goes wrong.
 //
-// Start with store.go, which is right: a lock whose waiters queue, on a very small Redis
-// (redis.go). An exhibit is a row: it names a hook of the store (museum.go), and what it does
+// Start with store.go, which is right: a lock whose waiters queue, and the very small Redis
+// below it. An exhibit is a row: it names a hook of the store (museum.go), and what it does
 // there in place of what is right. There is a file for each chapter of the contract. The
 // comment above a row, or above several, says what is wrong, where it was seen, what harm it
 // does, and what is right. Without "Seen" the row was made for its case. Exhibits from "a trial

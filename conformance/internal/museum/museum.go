@@ -85,6 +85,17 @@ func after(change func(request, *answer, error)) func(request) (answer, error) {
 	}
 }
 
+// looksFirst is the hook call that compares the token in one script, and acts in another.
+func looksFirst(act func(*db, question) bool) func(request) (answer, error) {
+	return func(r request) (a answer, err error) {
+		holder, err := r.get(r.Key)
+		if holder == r.Token {
+			a.Held, err = eval(r, func(d *db) bool { return act(d, r.question) })
+		}
+		return a, err
+	}
+}
+
 // lasting is the hook take that changes the TTL.
 func lasting(change func(ttl time.Duration) time.Duration) func(*db, question) dlock.Attempt {
 	return func(d *db, q question) dlock.Attempt {

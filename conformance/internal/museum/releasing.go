@@ -16,13 +16,7 @@ var releasing = []Exhibit{
 	// Harm: the lease ends between the two, and the successor's lock is deleted.
 	// Right: compare and delete in one script.
 	{Name: "getThenDelete", Cases: names{"ReleaseAfterExpiry", "ReleaseCrossesTakeover"}, BeyondModel: true,
-		polls: true, on: names{"Release"}, call: func(r request) (a answer, err error) {
-			holder, err := r.get(r.Key)
-			if holder == r.Token {
-				a.Held, err = eval(r, func(d *db) bool { return d.del(r.Key) })
-			}
-			return a, err
-		}},
+		polls: true, on: names{"Release"}, call: looksFirst(func(d *db, q question) bool { return d.del(q.Key) })},
 	// A release is always confirmed.
 	// Harm: a holder whose lease ended while it worked does not hear of it.
 	// Right: whether the token held the key.

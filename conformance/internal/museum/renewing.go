@@ -15,13 +15,7 @@ var renewing = []Exhibit{
 	// Harm: the lease ends between the two, and the TTL of the successor's lease is changed.
 	// Right: one script.
 	{Name: "getThenExpire", Cases: names{"RenewAfterExpiry", "RenewCrossesTakeover"}, BeyondModel: true,
-		on: names{"Renew"}, call: func(r request) (a answer, err error) {
-			holder, err := r.get(r.Key)
-			if holder == r.Token {
-				a.Held, err = eval(r, func(d *db) bool { return d.pExpire(r.Key, max(r.TTL, d.pTTL(r.Key))) })
-			}
-			return a, err
-		}},
+		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// A renewal creates the key again when it has expired.
 	// Seen: samcook/RedLock.net#93, #48.
 	// Harm: two holders: one whose lease was revived, and one that acquired the lock meanwhile.
@@ -35,13 +29,7 @@ var renewing = []Exhibit{
 	// Right: one script that does not write the token; and a client that orders its calls for a lease.
 	{Name: "renewsWhatIsReleased", Cases: names{"LateDuplicate", "RenewCrossesTakeover"},
 		Also: names{"RenewAfterExpiry"}, BeyondModel: true,
-		on: names{"Renew"}, call: func(r request) (a answer, err error) {
-			holder, err := r.get(r.Key)
-			if holder == r.Token {
-				a.Held, err = eval(r, func(d *db) bool { return d.set(r.Key, r.Token, max(r.TTL, d.pTTL(r.Key))) })
-			}
-			return a, err
-		}},
+		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.set(q.Key, q.Token, max(q.TTL, d.pTTL(q.Key))) })},
 	// Each renewal raises a version, and must know the last one. After a lost reply it does not.
 	// Seen: cirello-io/dynamolock#280.
 	// Harm: the holder gives up a lock that it has.
