@@ -37,9 +37,8 @@ type client struct {
 	Exhibit
 	wire  *wire
 	name  string
-	rtt   time.Duration   // a question and its answer take half of it each
-	over  context.Context // ends with the server, if that is behind a network
-	notes sync.Map        // what its flaw remembers
+	rtt   time.Duration // a question and its answer take half of it each
+	notes sync.Map      // what its flaw remembers
 }
 
 // A queue is a client that can wait.
@@ -72,7 +71,7 @@ func (r request) send() (answer, error) {
 		a.Since = time.Time{} // is of another clock
 		return a, err
 	case r.Call == "Acquire":
-		return r.wait(r)
+		return r.queue()
 	}
 	return r.ask()
 }
@@ -119,7 +118,7 @@ func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 // Serve answers those who connect to l, until that is closed.
 func (s *Store) Serve(l net.Listener) {
 	over, stop := context.WithCancel(context.Background())
-	store := &client{Store: s, Exhibit: s.db.Exhibit, over: over}
+	store := &client{Store: s, Exhibit: s.db.Exhibit}
 	store.call = request.send // what a client does wrong, it does at the other end
 	var all sync.WaitGroup
 	for {
@@ -127,7 +126,7 @@ func (s *Store) Serve(l net.Listener) {
 		if err != nil {
 			break
 		}
-		all.Go(func() { store.serve(c) })
+		all.Go(func() { store.serve(over, c) })
 	}
 	stop()
 	all.Wait()
@@ -135,9 +134,9 @@ func (s *Store) Serve(l net.Listener) {
 
 // serve answers the question of a connection. Only a wait ends if the client has gone: what
 // has arrived is done.
-func (s *client) serve(c net.Conn) {
+func (s *client) serve(over context.Context, c net.Conn) {
 	defer c.Close()
-	defer context.AfterFunc(s.over, func() { c.Close() })()
+	defer context.AfterFunc(over, func() { c.Close() })()
 	var q question
 	in := json.NewDecoder(c)
 	if in.Decode(&q) != nil {
@@ -146,10 +145,12 @@ func (s *client) serve(c net.Conn) {
 	if q.Sealed != nil {
 		_ = json.Unmarshal(q.Sealed, &q) // what is not a question has no answer
 	}
-	ctx, gone := context.WithCancel(s.over)
+	ctx, gone := context.WithCancel(over)
+	defer gone()
 	go func() {
-		defer gone()
-		_ = in.Decode(new(question)) // there is only one: this fails when the client has gone
+		if in.Decode(new(question)) != nil && !s.deaf { // there is only one: the client has gone
+			gone()
+		}
 	}()
 	if q.Call != "Acquire" {
 		ctx = context.WithoutCancel(ctx)

@@ -132,13 +132,7 @@ var clients = slices.Concat([]Exhibit{
 	// Seen: a well-known recipe.
 	// Harm: everybody waits for the TTLs of all the waiters of a process that was killed.
 	// Right: a wait ends with its connection.
-	{Name: "noticesNoDeaths", Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`},
-		wait: func(r request) (answer, error) {
-			if r.over != nil {
-				r.ctx = r.over
-			}
-			return r.queue()
-		}},
+	{Name: "noticesNoDeaths", Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`}, deaf: true},
 	// An error of the network is taken for the answer no, or the beginning of a reply for the whole.
 	// Seen: a well-known recipe.
 	// Harm: a lease that is held is reported as lost; a key is held by nobody, until its TTL has passed.

@@ -31,10 +31,10 @@ type Exhibit struct {
 	// What clients do.
 	call    func(request) (answer, error) // a call of a program, over a network or not
 	on      names                         // the calls that have this hook, if not all
-	wait    func(request) (answer, error) // an Acquire, beside the server
 	checkIn func(answer) time.Duration    // how long a waiter waits for a message before it asks again
 	polls   bool                          // there is no Acquire
 	near    bool                          // clients are in the process of the server
+	deaf    bool                          // the server does not notice that a client hangs up
 	as      func(*queue) dlock.Locker     // what a program gets in place of a client
 
 	flaw  func(*majority)                   // of a lock on several stores
@@ -51,9 +51,6 @@ func (e Exhibit) withRight() Exhibit {
 	}
 	if e.call == nil {
 		e.call = request.send
-	}
-	if e.wait == nil {
-		e.wait = request.queue
 	}
 	if e.checkIn == nil {
 		e.checkIn = answer.checkIn

@@ -241,12 +241,11 @@ func (s *Store) Stored() (n int) {
 // script runs, but the reply is lost.
 func eval[T any](r request, script func(*db) T) (reply T, err error) {
 	var none T
-	if err := r.ctx.Err(); err != nil {
-		return none, err
+	if r.ctx.Err() == nil {
+		time.Sleep(r.rtt / 2)
+		r.run(func(d *db) { reply = script(d) })
+		time.Sleep(r.rtt / 2)
 	}
-	time.Sleep(r.rtt / 2)
-	r.run(func(d *db) { reply = script(d) })
-	time.Sleep(r.rtt / 2)
 	if err := r.ctx.Err(); err != nil {
 		return none, err
 	}

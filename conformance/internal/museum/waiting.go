@@ -44,7 +44,7 @@ var waiting = []Exhibit{
 	// Harm: it sleeps on before a free key.
 	// Right: subscribe, then ask.
 	{Name: "subscribesLate", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
-		wait: func(r request) (a answer, err error) {
+		on: names{"Acquire"}, call: func(r request) (a answer, err error) {
 			sent := time.Now()
 			a.Attempt, err = eval(r, func(d *db) dlock.Attempt { return d.try(r.question) })
 			if a.Since = sent; err != nil || a.Acquired {
@@ -57,7 +57,7 @@ var waiting = []Exhibit{
 			case <-r.ctx.Done():
 			}
 			leave()
-			return r.wait(r)
+			return r.call(r)
 		},
 		release: func(d *db, q question) bool {
 			defer d.publish(q.Key, answer{})
