@@ -16,16 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func caseNamed(t *testing.T, name string) testCase {
-	for _, c := range cases {
-		if c.name == name {
-			return c
-		}
-	}
-	t.Fatalf("no case is named %q", name)
-	return testCase{}
-}
-
 func TestHangingCallIsNamed(t *testing.T) {
 	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &hanging{dlock.Forward{Locker: m}} })
 	err := play(t, h, caseNamed(t, "RenewExtends"))

@@ -10,14 +10,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 )
 
@@ -42,55 +40,6 @@ func museumRounds(t *testing.T) int {
 	require.NoError(t, err, variable)
 	require.Positive(t, n, variable)
 	return n
-}
-
-// museumHarness puts the exhibit on a server of its own for each t, and around each of its
-// clients what wrap returns.
-func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Harness {
-	var stores sync.Map
-	of := func(t *testing.T) *museum.Store {
-		s, _ := stores.LoadOrStore(t, e.Open())
-		return s.(*museum.Store)
-	}
-	h := Harness{
-		New: func(t *testing.T) dlock.Locker {
-			l := of(t).Client()
-			for _, w := range wrap {
-				l = w(l)
-			}
-			return l
-		},
-		Wipe:   func(t *testing.T) { of(t).Wipe() },
-		Count:  func(t *testing.T) int { return of(t).Stored() },
-		Bubble: true,
-	}
-	if e.IsMajority() {
-		h.Majority = func(_ *testing.T, nodes []dlock.Locker) dlock.Locker { return e.Majority(nodes, h.maxTTL()) }
-	}
-	return h
-}
-
-// exhibit returns the lock that has this name.
-func exhibit(name string) museum.Exhibit {
-	for _, e := range slices.Concat(museum.Right, exhibits()) {
-		if e.Name == name {
-			return e
-		}
-	}
-	panic("no exhibit is named " + name)
-}
-
-// harnessOf is the museumHarness of the lock that has this name.
-func harnessOf(name string, wrap ...func(dlock.Locker) dlock.Locker) Harness {
-	return museumHarness(exhibit(name), wrap...)
-}
-
-// exhibits are the broken locks of all chapters.
-func exhibits() (all []museum.Exhibit) {
-	for _, c := range museum.Chapters {
-		all = append(all, c.Exhibits...)
-	}
-	return all
 }
 
 // mustCatch returns the cases that must catch e in a bubble: none, if it takes a network.

@@ -15,8 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-type names = []string
-
 // broad are the cases that use so much of a store that nearly any flaw may show.
 var broad = names{"AgreesWithModel", "AnyTTL", "ExpiresForAll", "HolderAcquiresAgain", "WaiterIsNoHolder", "ReleaseForgets", "FenceSurvivesIdleness",
 	"LeaseOutlivesContext", "LongQueue", "InspectTells", "WaitingIsCounted", "KeysAreIndependent", "KeyAndTokenApart", "TokenHoldsManyKeys", "ManyLeases", "HolderIsTold", "BatchOfAnySize", "BatchIsTheCallers", "BatchesCross",
