@@ -8,17 +8,13 @@ import (
 )
 
 var taking = []Exhibit{
-	// SETNX without an expiry.
-	// Seen: the oldest recipe.
-	// Harm: the lock of a holder that dies is held for ever.
+	// SETNX without an expiry, or with EXPIRE afterwards.
+	// Seen: the oldest recipe; a well-known one.
+	// Harm: the lock of a holder that dies, or of a client that stops between the two, is held for ever.
 	// Right: SET with NX and PX, which is one command.
 	{Name: "noExpiry", Cases: names{"Expiry", "WaitEndsOnExpiry"}, Also: unending,
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		take:    lasting(func(time.Duration) time.Duration { return forever })},
-	// SETNX, then EXPIRE.
-	// Seen: a well-known recipe.
-	// Harm: a client that stops between the two leaves a lock that never ends.
-	// Right: SET with NX and PX, which is one command.
 	{Name: "setThenExpire", Cases: names{"Expiry"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire"}, call: func(r request) (a answer, err error) {
 			ok, err := eval(r, func(d *db) bool { return d.get(r.Key) == "" && d.set(r.Key, r.Token, forever) })

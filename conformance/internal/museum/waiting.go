@@ -9,12 +9,18 @@ import (
 )
 
 var waiting = []Exhibit{
-	// A release hands the key to the first of the queue, dead or alive.
-	// Seen: queues that are a list in Redis.
+	// A release hands the key to the first of the queue, dead or alive, or if its subscription outlives it.
+	// Seen: queues that are a list in Redis; connections that nobody closes.
 	// Harm: everybody waits for the TTL of a dead waiter, or of a hundred of one crashed process.
-	// Right: hand it to the first that listens.
+	// Right: hand it to the first that listens. A subscription ends with its waiter.
 	{Name: "handsToTheDead", Cases: names{"DeadWaiterIsSkipped"}, Also: unserved, BeyondModel: true,
 		next: func(d *db, key string) { d.hand(d.first(key)) }},
+	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"}, Also: unserved, BeyondModel: true,
+		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
+			if err != nil {
+				r.subscribe(r.Token)
+			}
+		})},
 	// The last waiter is served first: a stack, not a queue.
 	// Seen: LPUSH with LPOP.
 	// Harm: the first waiters wait as long as others keep coming.
@@ -63,12 +69,15 @@ var waiting = []Exhibit{
 			defer d.publish(q.Key, answer{})
 			return d.end(q)
 		}},
-	// Only a release wakes waiters.
-	// Seen: recipes with PUBLISH.
-	// Harm: when the holder dies, they wait for ever.
-	// Right: check in when the holder's lease ends, and from time to time.
+	// Only a release wakes waiters, or only the end of the lease of which they heard.
+	// Seen: recipes with PUBLISH; a well-known recipe.
+	// Harm: they wait for ever when the holder dies, or sleep on before a key that was released.
+	// Right: a release wakes the first. All check in when the lease ends, and from time to time.
 	{Name: "trustsTheHolder", Cases: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true,
 		checkIn: func(answer) time.Duration { return math.MaxInt64 }},
+	{Name: "sleepsOut", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
+		next:    func(*db, string) {},
+		checkIn: func(a answer) time.Duration { return a.Remaining }},
 	// A waiter that gives up leaves the queue, and believes that it holds nothing: its release sends nothing.
 	// Seen: in a model of a handover.
 	// Harm: the key may have been handed to it at that moment; nobody gets it until the TTL has passed.
@@ -194,23 +203,6 @@ var waiting = []Exhibit{
 				d.hand(d.first(key))
 			}
 		}},
-	// A waiter sleeps for the remaining time that it was told, and asks again.
-	// Seen: a well-known recipe.
-	// Harm: it sleeps on before a key that was released.
-	// Right: a release wakes the first waiter.
-	{Name: "sleepsOut", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
-		next:    func(*db, string) {},
-		checkIn: func(a answer) time.Duration { return a.Remaining }},
-	// The subscription of a waiter stays when that has died.
-	// Seen: connections that nobody closes.
-	// Harm: everybody waits for the TTLs of all the dead.
-	// Right: a subscription ends with its waiter.
-	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"}, Also: unserved, BeyondModel: true,
-		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
-			if err != nil {
-				r.subscribe(r.Token)
-			}
-		})},
 	// A goroutine for each wait stays until the ctx ends, or two that the first wait of a client starts, for ever.
 	// Seen: a trial of the suite; a well-known recipe.
 	// Harm: a program that goes on, or makes clients again and again, has more and more of them.
