@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,47 +10,12 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/memory"
 )
-
-// wrapped is a store that is right, behind a Locker that may not be.
-func wrapped(wrap func(dlock.Forward) dlock.Locker) Harness {
-	var stores sync.Map
-	return Harness{Bubble: true, New: func(t *testing.T) dlock.Locker {
-		l, _ := stores.LoadOrStore(t, memory.New())
-		return wrap(dlock.Forward{Locker: l.(dlock.Locker)})
-	}}
-}
-
-// An alwaysReleases says of each release that the token held the key.
-type alwaysReleases struct{ dlock.Forward }
-
-func (l alwaysReleases) Release(ctx context.Context, key, token string) (bool, error) {
-	_, err := l.Forward.Release(ctx, key, token)
-	return true, err
-}
-
-// A halfLife keeps leases for half as long as it was asked.
-type halfLife struct{ dlock.Forward }
-
-func (l halfLife) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return l.Forward.TryAcquire(ctx, key, token, ttl/2)
-}
-
-// A forgetful store sends what waits away.
-type forgetful struct{ dlock.Forward }
-
-func (l forgetful) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return l.Forward.TryAcquire(ctx, key, token, ttl)
-}
 
 // A failure names the line of the chapter that found it, and that of the clause, by paths that open
 // from anywhere: the suite is run in packages of other modules.
@@ -61,18 +25,17 @@ func TestFailureNamesItsLine(t *testing.T) {
 	}
 	t.Chdir(t.TempDir())
 	for _, f := range []struct {
-		store      func(dlock.Forward) dlock.Locker
-		name, file string
-		line       string // is part of the line in which it was found
+		exhibit, name, file string
+		line                string // is part of the line in which it was found
 	}{
-		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "ReleaseByStranger", "releasing.go", "s.release("},
-		{func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }, "LateDuplicate", "clients_late.go", "n.release("},
-		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "NotBefore", "time.go", "s.refused("},
-		{func(l dlock.Forward) dlock.Locker { return halfLife{l} }, "AgreesWithModel", "random_model.go", "c.fail("},
-		{func(l dlock.Forward) dlock.Locker { return forgetful{l} }, "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},
+		{"trueForEver", "ReleaseByStranger", "releasing.go", "s.release("},
+		{"trueForEver", "LateDuplicate", "clients_late.go", "n.release("},
+		{"wholeSeconds", "NotBefore", "time.go", "s.refused("},
+		{"wholeSeconds", "AgreesWithModel", "random_model.go", "c.fail("},
+		{"lastComeFirst", "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},
 	} {
 		c := caseNamed(t, f.name)
-		err := play(t, wrapped(f.store), c)
+		err := play(t, harnessOf(f.exhibit), c)
 		require.Error(t, err, f.name)
 		at, clause, ok := strings.Cut(message(c, err), ": ")
 		require.True(t, ok)
@@ -117,7 +80,7 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 		others(100)
 		return s.result()
 	}}
-	err := play(t, wrapped(func(l dlock.Forward) dlock.Locker { return l }), busy)
+	err := play(t, harnessOf("near"), busy)
 	require.Error(t, err)
 	_, calls, _ := strings.Cut(err.Error(), "\nthe latest calls:\n")
 	lines := strings.Split(calls, "\n")
@@ -128,28 +91,9 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 	assert.Len(t, lines, 4+traced)
 }
 
-// A staleFence gives the seventh grant of each key the fence of the fifth.
-type staleFence struct {
-	dlock.Forward
-	grants *sync.Map // key → *[]int64, of fences
-}
-
-func (l staleFence) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
-	if a.Acquired {
-		g, _ := l.grants.LoadOrStore(key, new([]int64)) // nobody else holds the key
-		fences := g.(*[]int64)
-		if *fences = append(*fences, a.Fence); len(*fences) == 7 {
-			a.Fence = (*fences)[4]
-		}
-	}
-	return a, err
-}
-
 // The two grants whose fences fall may be followed by many others.
 func TestFailureShowsBothGrants(t *testing.T) {
-	var grants sync.Map
-	err := play(t, wrapped(func(l dlock.Forward) dlock.Locker { return staleFence{l, &grants} }), caseNamed(t, "FenceRises"))
+	err := play(t, harnessOf("otherClock"), caseNamed(t, "FenceRises"))
 	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
 	require.Regexp(t, `"racer\d+-\d-\w+" has fence \d+, and "racer`, err)
 	showsWhatItNames(t, err)
@@ -212,7 +156,7 @@ func TestFailsOnPurpose(t *testing.T) {
 	if os.Getenv(failOnPurpose) == "" {
 		t.Skip("this test is run by another")
 	}
-	runCase(t, wrapped(func(l dlock.Forward) dlock.Locker { return alwaysReleases{l} }), caseNamed(t, "ReleaseAfterExpiry"))
+	runCase(t, harnessOf("trueForEver"), caseNamed(t, "ReleaseAfterExpiry"))
 }
 
 // TestDocShowsAFailure compares the failure that the documentation shows with a real one,

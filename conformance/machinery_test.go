@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,16 +15,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
-
-func caseNamed(t *testing.T, name string) testCase {
-	for _, c := range cases {
-		if c.name == name {
-			return c
-		}
-	}
-	t.Fatalf("no case is named %q", name)
-	return testCase{}
-}
 
 func TestHangingCallIsNamed(t *testing.T) {
 	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &hanging{dlock.Forward{Locker: m}} })
@@ -47,7 +36,7 @@ func TestSkipsNameTheReason(t *testing.T) {
 	bare := Harness{New: full.New, Bubble: true, Unordered: true}
 	slow := harnessOf("near", func(m dlock.Locker) dlock.Locker { return plain{m} })
 	slow.Advance = time.Sleep
-	noFence := harnessOf("near", withoutFences)
+	noFence := harnessOf("unfenced")
 	lying := harnessOf("near", func(m dlock.Locker) dlock.Locker { return dlock.Forward{Locker: plain{m}} })
 	for _, c := range []struct {
 		h            Harness
@@ -85,7 +74,7 @@ func TestSkipsOnPurpose(t *testing.T) {
 	case "bare":
 		Run(t, Harness{New: harnessOf("near").New, Bubble: true, Unordered: true})
 	case "slow":
-		late := harnessOf("near", func(m dlock.Locker) dlock.Locker { return slow{dlock.Forward{Locker: m}, 20 * time.Millisecond} })
+		late := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &distant{dlock.Forward{Locker: m}, 20 * time.Millisecond} })
 		Run(t, Harness{New: late.New, TTL: 5 * time.Millisecond, Grace: time.Millisecond})
 	}
 }
@@ -159,23 +148,11 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 	}
 }
 
-// A slow Locker answers attempts late.
-type slow struct {
-	dlock.Forward
-	by time.Duration
-}
-
-func (l slow) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
-	time.Sleep(l.by)
-	return a, err
-}
-
 // The error of a Client whose store answers too late is known as such, and others are not.
 func TestTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := harnessOf("near").New(t)
-		c := dlock.New(slow{dlock.Forward{Locker: store}, 950 * time.Millisecond}, dlock.WithTTL(time.Second))
+		c := dlock.New(&distant{dlock.Forward{Locker: store}, 475 * time.Millisecond}, dlock.WithTTL(time.Second))
 		_, err := c.Acquire(t.Context(), "k")
 		require.Error(t, err)
 		assert.True(t, tooLate(err), "%v", err)
@@ -253,23 +230,15 @@ func TestRealLeaksAreCounted(t *testing.T) {
 	assert.ErrorContains(t, err, "museum.idle", "the stacks do not show who leaks")
 }
 
-// A watchful Locker watches the ctx of each wait, for ever.
-type watchful struct{ dlock.Forward }
-
-func (l watchful) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	go func() { <-ctx.Done() }()
-	return l.Forward.Acquire(ctx, key, token, ttl)
-}
-
 func TestRealLeaksOfCallsAreCounted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	real := harnessOf("near", func(m dlock.Locker) dlock.Locker { return watchful{dlock.Forward{Locker: m}} })
+	real := harnessOf("watchesItsContext")
 	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
 	err := play(t, real, caseNamed(t, "NoLeaks"))
 	assert.ErrorContains(t, err, "after 5 rounds of calls under a ctx that has not ended")
-	assert.ErrorContains(t, err, "watchful.Acquire", "the stacks do not show who leaks")
+	assert.ErrorContains(t, err, "museum.watch", "the stacks do not show who leaks")
 }
 
 func TestNilLocker(t *testing.T) {

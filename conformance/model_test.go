@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"context"
 	"flag"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
@@ -12,8 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock"
 )
 
 // TestMain has package rapid do the same in every run, and not make failures shorter.
@@ -99,61 +95,4 @@ func TestModelLeavesNoFiles(t *testing.T) {
 			assert.Equal(t, c.kept, len(left) > 0, "left behind: %v", left)
 		})
 	}
-}
-
-// TestModelIsPatient: calls that take as long as leases, leases that last as long as the
-// grace allows, and rough words about them, are no reason to fail.
-func TestModelIsPatient(t *testing.T) {
-	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return sluggish{dlock.Forward{Locker: m}} })
-	assert.NoError(t, agreesWithModel(t, h))
-}
-
-// A sluggish store lets time pass before and after it does something.
-type sluggish struct{ dlock.Forward }
-
-func pass() { time.Sleep(time.Duration(rand.Int64N(int64(defaultTTL)))) }
-
-// roughly is d, or less, but not none of it.
-func roughly(d time.Duration) time.Duration { return max(d-late(), min(d, time.Millisecond)) }
-
-func late() time.Duration { return time.Duration(rand.Int64N(int64(defaultGrace))) }
-
-func (s sluggish) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	pass()
-	defer pass()
-	a, err := s.Forward.TryAcquire(ctx, key, token, ttl+late())
-	a.Remaining = roughly(a.Remaining)
-	return a, err
-}
-
-func (s sluggish) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	pass()
-	defer pass()
-	return s.Forward.Acquire(ctx, key, token, ttl+late())
-}
-
-func (s sluggish) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	pass()
-	defer pass()
-	return s.Forward.Renew(ctx, key, token, ttl+late())
-}
-
-func (s sluggish) Release(ctx context.Context, key, token string) (bool, error) {
-	pass()
-	defer pass()
-	return s.Forward.Release(ctx, key, token)
-}
-
-func (s sluggish) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	pass()
-	defer pass()
-	h, err := s.Forward.Inspect(ctx, key)
-	h.Remaining = roughly(h.Remaining)
-	return h, err
-}
-
-func (s sluggish) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	pass()
-	defer pass()
-	return s.Forward.RenewBatch(ctx, batch)
 }

@@ -10,14 +10,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 )
 
@@ -42,51 +40,6 @@ func museumRounds(t *testing.T) int {
 	require.NoError(t, err, variable)
 	require.Positive(t, n, variable)
 	return n
-}
-
-// museumHarness puts the exhibit on a server of its own for each t, and around each of its
-// clients what wrap returns.
-func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Harness {
-	var stores sync.Map
-	of := func(t *testing.T) *museum.Store {
-		s, _ := stores.LoadOrStore(t, e.Open())
-		return s.(*museum.Store)
-	}
-	return Harness{
-		New: func(t *testing.T) dlock.Locker {
-			l := of(t).Client()
-			for _, w := range wrap {
-				l = w(l)
-			}
-			return l
-		},
-		Wipe:   func(t *testing.T) { of(t).Wipe() },
-		Count:  func(t *testing.T) int { return of(t).Stored() },
-		Bubble: true,
-	}
-}
-
-// exhibit returns the lock that has this name.
-func exhibit(name string) museum.Exhibit {
-	for _, e := range slices.Concat(museum.Right, exhibits()) {
-		if e.Name == name {
-			return e
-		}
-	}
-	panic("no exhibit is named " + name)
-}
-
-// harnessOf is the museumHarness of the lock that has this name.
-func harnessOf(name string, wrap ...func(dlock.Locker) dlock.Locker) Harness {
-	return museumHarness(exhibit(name), wrap...)
-}
-
-// exhibits are the broken locks of all chapters.
-func exhibits() (all []museum.Exhibit) {
-	for _, c := range museum.Chapters {
-		all = append(all, c.Exhibits...)
-	}
-	return all
 }
 
 // mustCatch returns the cases that must catch e in a bubble: none, if it takes a network.
@@ -136,8 +89,10 @@ func TestMuseumRight(t *testing.T) {
 	skipped := map[string]names{
 		"lock": {"SinceIsConservative", "CancelledWait", "WaitEndsOnRelease", "WaitEndsOnExpiry", "WaitEndsOnRemoval", "FirstComeFirstServed", "LongQueue",
 			"DeadWaiterIsSkipped", "DeadHostManyWaiters", "HolderAcquiresAgain", "WaiterIsNoHolder", "ReleaseForgets", "OneReleaseSettles", "UnsupportedSendsNothing", "DecoratorHidesNothing"},
-		"queue": {"UnsupportedSendsNothing"},
-		"near":  {"UnsupportedSendsNothing"},
+		"queue":       {"UnsupportedSendsNothing"},
+		"near":        {"UnsupportedSendsNothing"},
+		"unfenced":    {"UnsupportedSendsNothing", "FenceRises", "FenceSurvivesIdleness", "FenceSurvivesDataLoss", "GuardedRegister"},
+		"joinsErrors": {"OneReleaseSettles"},
 	}
 	rounds := museumRounds(t)
 	for _, e := range museum.Right {
@@ -145,6 +100,9 @@ func TestMuseumRight(t *testing.T) {
 			t.Parallel()
 			for range rounds {
 				for _, c := range cases {
+					if e.Cases != nil && !slices.Contains(e.Cases, c.name) {
+						continue
+					}
 					h := museumHarness(e)
 					if needsVia(h) != "" && errors.As(c.needs.missing(h), new(skipError)) {
 						continue // there is no network
@@ -172,7 +130,9 @@ func TestMuseumCatalogue(t *testing.T) {
 			assert.False(t, shown[e.Name], "%s is in the list of %s twice", e.Name, c.File)
 			shown[e.Name], shown[declaration(e)] = true, true
 			for _, label := range museumLabels {
-				assert.NotEmpty(t, comments[declaration(e)].told(label), "%s in %s: %q", e.Name, c.File, label)
+				if told := comments[declaration(e)].told(label); label != "Seen: " {
+					assert.NotEmpty(t, told, "%s in %s: %q", e.Name, c.File, label)
+				}
 			}
 		}
 		for name, comment := range comments {
@@ -229,7 +189,7 @@ func caughtBy(e museum.Exhibit) names {
 	return slices.Concat(e.Cases, slices.Sorted(maps.Keys(e.Network)))
 }
 
-// museumLabels begin the lines of a comment: the first has none.
+// museumLabels begin the lines of a comment: the first has none. What was made for its case was not seen.
 var museumLabels = names{"", "Seen: ", "Harm: ", "Right: "}
 
 // A museumComment is that of an exhibit.
@@ -253,21 +213,29 @@ func declaration(e museum.Exhibit) string { return strings.Fields(e.Name)[0] }
 
 var museumDeclaration = regexp.MustCompile(`^(?:type |func |\t\{Name: "|\tExhibit\{Name: ")(\w+)`)
 
+// museumLine is a line of a comment that does not stand within a row.
+var museumLine = regexp.MustCompile(`^\t?//(.*)`)
+
 // museumComments returns the comments of a chapter's exhibits, by the names of what they stand above.
+// A comment is that of all rows up to the next.
 func museumComments(t *testing.T, c museum.Chapter) map[string]museumComment {
 	source, err := os.ReadFile(museumSource + c.File)
 	require.NoError(t, err)
 	comments := make(map[string]museumComment)
-	text := ""
+	text, goesOn := "", false
 	for i, line := range strings.Split(string(source), "\n") {
-		if comment, ok := strings.CutPrefix(strings.TrimSpace(line), "//"); ok {
-			text += comment
-			continue
-		}
-		if found := museumDeclaration.FindStringSubmatch(line); found != nil && text != "" {
+		comment := museumLine.FindStringSubmatch(line)
+		switch found := museumDeclaration.FindStringSubmatch(line); {
+		case comment != nil && goesOn:
+			text += comment[1]
+		case comment != nil:
+			text = comment[1]
+		case line == "}":
+			text = ""
+		case found != nil && text != "":
 			comments[found[1]] = museumComment{i + 1, text}
 		}
-		text = ""
+		goesOn = comment != nil
 	}
 	return comments
 }

@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"errors"
 	"maps"
-	"net"
 	"regexp"
 	"slices"
 	"sync"
@@ -18,25 +16,6 @@ import (
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 )
-
-// networkHarness has a store of its own, behind the network and beside it. The zero
-// Exhibit has no flaw.
-func networkHarness(t *testing.T, e museum.Exhibit) Harness {
-	store := e.Open()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var served sync.WaitGroup
-	served.Go(func() { store.Serve(l) })
-	t.Cleanup(func() {
-		l.Close()
-		served.Wait()
-	})
-	return Harness{
-		New:  func(*testing.T) dlock.Locker { return store.Client() },
-		Dial: func(_ *testing.T, addr string) dlock.Locker { return e.Dial(addr, false) },
-		Addr: l.Addr().String(),
-	}
-}
 
 func networkCases(t *testing.T) (found []testCase) {
 	for _, c := range cases {
@@ -64,11 +43,6 @@ func playAll(n int, play func(i int) error) []error {
 	}
 	all.Wait()
 	return errs
-}
-
-func isSkip(err error) bool {
-	var skip skipError
-	return errors.As(err, &skip)
 }
 
 func TestNetworkStorePasses(t *testing.T) {

@@ -13,10 +13,9 @@ var batches = []Exhibit{
 	// Right: send the last piece as well, however small (slices.Chunk).
 	{Name: "dropsTheTail", Cases: names{"BatchOfAnySize"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
-			const piece = 100
 			n := len(r.Batch)
-			if n > piece {
-				r.Batch = r.Batch[:n-n%piece]
+			if n > 100 {
+				r.Batch = r.Batch[:n-n%100]
 			}
 			a, err := r.send()
 			a.Results = append(a.Results, make([]dlock.RenewResult, n-len(r.Batch))...)
@@ -33,21 +32,19 @@ var batches = []Exhibit{
 			*buffer = append((*buffer)[:0], a.Results...)
 			a.Results = *buffer
 		})},
-	// A busy store does a part of a batch and hands back the remainder, which the client reports as
-	// renewed.
+	// A busy store does a part of a batch. The client reports the remainder as renewed.
 	// Seen: a trial of the suite.
 	// Harm: leases end in which their holders believe.
-	// Right: send again what was handed back.
+	// Right: send the remainder again.
 	{Name: "unprocessed", Cases: names{"BatchesCross"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
-			const capacity = 20
-			var busy bool
-			r.run(func(d *db) { busy = d.incrBy("batches", 1) > 1 })
-			defer r.run(func(d *db) { d.incrBy("batches", -1) })
 			n := len(r.Batch)
-			if busy {
-				r.Batch = r.Batch[:min(n, capacity)]
-			}
+			r.run(func(d *db) {
+				if d.incrBy("batches", 1) > 1 {
+					r.Batch = r.Batch[:min(n, 20)]
+				}
+			})
+			defer r.run(func(d *db) { d.incrBy("batches", -1) })
 			a, err := r.send()
 			for len(a.Results) < n {
 				a.Results = append(a.Results, dlock.RenewResult{Held: true})
@@ -55,22 +52,17 @@ var batches = []Exhibit{
 			return a, err
 		}},
 	// The results are in the reverse order of the batch.
-	// Seen: made for its case.
 	// Harm: leases that are held are reported as lost, and lost ones as held.
 	// Right: the order of the batch.
 	{Name: "answersBackwards", Cases: names{"BatchKeepsOrder"}, Also: names{"BatchRenewsAsRenew"},
 		on: names{"RenewBatch"}, call: after(func(r request, a *answer, err error) { slices.Reverse(a.Results) })},
-	// A batch sets the TTLs that it was given, even if the leases last longer.
+	// A batch sets the TTLs of its keys, even if the leases last longer, or whoever holds them.
 	// Seen: a well-known recipe.
-	// Harm: a batch that arrives late cuts leases in which their holders believe.
-	// Right: the longer of the remaining TTL and the new one.
+	// Harm: a late batch cuts a lease in which its holder believes, or prolongs that of another, who may be dead.
+	// Right: compare the token, and set the longer of the remaining TTL and the new one, in one script.
 	{Name: "batchShortens", Cases: names{"BatchRenewsAsRenew", "LateDuplicate"},
 		Network:      says{"LateDuplicateOverNetwork": `must still hold the key`},
 		renewInBatch: func(d *db, q question) bool { return d.holds(q) && d.pExpire(q.Key, q.TTL) }},
-	// A batch sets the TTLs of its keys, whoever holds them.
-	// Seen: a well-known recipe.
-	// Harm: the lease of another holder, which may be dead, is prolonged.
-	// Right: compare the token and set the TTL in one script.
 	{Name: "batchExtendsAny", Cases: names{"BatchRenewsAsRenew"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		renewInBatch: func(d *db, q question) bool {

@@ -1,7 +1,11 @@
 package museum
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -29,14 +33,12 @@ type answer struct {
 
 // A client sends questions to its server, directly or by a wire. Without an Acquire, the callers poll.
 type client struct {
-	*redis
+	*Store
 	Exhibit
 	wire  *wire
 	name  string
-	rtt   time.Duration   // a question and its answer take half of it each
-	lag   time.Duration   // by which its wall clock is behind
-	over  context.Context // ends with the server, if that is behind a network
-	notes sync.Map        // what its flaw remembers
+	rtt   time.Duration // a question and its answer take half of it each
+	notes sync.Map      // what its flaw remembers
 }
 
 // A queue is a client that can wait.
@@ -69,7 +71,7 @@ func (r request) send() (answer, error) {
 		a.Since = time.Time{} // is of another clock
 		return a, err
 	case r.Call == "Acquire":
-		return r.wait(r)
+		return r.queue()
 	}
 	return r.ask()
 }
@@ -111,4 +113,86 @@ func (c *client) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 func (c *client) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	a, err := c.do(ctx, question{Call: "Inspect", Key: key})
 	return a.Hold, err
+}
+
+// Serve answers those who connect to l, until that is closed.
+func (s *Store) Serve(l net.Listener) {
+	over, stop := context.WithCancel(context.Background())
+	store := &client{Store: s, Exhibit: s.db.Exhibit}
+	store.call = request.send // what a client does wrong, it does at the other end
+	var all sync.WaitGroup
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			break
+		}
+		all.Go(func() { store.serve(over, c) })
+	}
+	stop()
+	all.Wait()
+}
+
+// serve answers the question of a connection. Only a wait ends if the client has gone: what
+// has arrived is done.
+func (s *client) serve(over context.Context, c net.Conn) {
+	defer c.Close()
+	defer context.AfterFunc(over, func() { c.Close() })()
+	var q question
+	in := json.NewDecoder(c)
+	if in.Decode(&q) != nil {
+		return
+	}
+	if q.Sealed != nil {
+		_ = json.Unmarshal(q.Sealed, &q) // what is not a question has no answer
+	}
+	ctx, gone := context.WithCancel(over)
+	defer gone()
+	go func() {
+		if in.Decode(new(question)) != nil && !s.deaf { // there is only one: the client has gone
+			gone()
+		}
+	}()
+	if q.Call != "Acquire" {
+		ctx = context.WithoutCancel(ctx)
+	}
+	a, err := s.do(ctx, q)
+	if err != nil {
+		a.Err = err.Error()
+	}
+	_ = json.NewEncoder(c).Encode(a) // the client may have gone
+}
+
+// A wire leads to a server. Each question has a connection of its own.
+type wire struct {
+	addr   string
+	sealed bool
+}
+
+func (w wire) ask(ctx context.Context, q question) (a answer, err error) {
+	line, err := w.exchange(ctx, q)
+	if err == nil {
+		err = json.Unmarshal(line, &a)
+	}
+	if err == nil && a.Err != "" {
+		err = errors.New(a.Err)
+	}
+	return a, err
+}
+
+// exchange sends q, and returns what came back, if only a part.
+func (w wire) exchange(ctx context.Context, q question) ([]byte, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", w.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
+	if w.sealed {
+		text, _ := json.Marshal(q) // has nothing that could fail
+		q = question{Sealed: text}
+	}
+	if err := json.NewEncoder(c).Encode(q); err != nil {
+		return nil, err
+	}
+	return bufio.NewReader(c).ReadBytes('\n')
 }

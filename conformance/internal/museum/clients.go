@@ -4,17 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
 )
 
 var clients = slices.Concat([]Exhibit{
-	// When the store says that a lease is lost, the client believes its own clock, and waits until the
-	// lease's time is over.
+	// When the store says that a lease is lost, the client believes its own clock, until the lease is over.
 	// Seen: relatives: cirello-io/dynamolock#446, redisson/redisson#5698.
 	// Harm: the holder works on, beside its successor.
 	// Right: a loss is announced at once, and at the deadline at the latest.
@@ -35,8 +32,7 @@ var clients = slices.Concat([]Exhibit{
 	// Seen: blnkfinance/blnk#355.
 	// Harm: nothing is sent, and the key is held until its TTL has passed.
 	// Right: a release has a time limit of its own.
-	{Name: "releasesOnItsContext", Cases: names{"CancelledWait"}, Also: names{"EndedContext", "LostReply",
-		"NoLeaks", "NoStarvation", "WaitEndsOnExpiry"},
+	{Name: "releasesOnItsContext", Cases: names{"CancelledWait"}, Also: unserved,
 		on: names{"TryAcquire", "Acquire", "Release"}, call: before(func(r *request) {
 			if r.Call != "Release" {
 				r.notes.Store(r.Token, r.ctx)
@@ -49,41 +45,49 @@ var clients = slices.Concat([]Exhibit{
 	// Harm: a worker that hangs, or has forgotten it, holds the lock for ever.
 	// Right: the Locker keeps a lease for its TTL; the Client renews, no longer than WithMaxHold.
 	{Name: "watchdog", Cases: names{"Expiry"}, Also: unending,
-		on: names{"TryAcquire", "Release"}, call: func(r request) (answer, error) {
-			if timer, ok := r.notes.LoadAndDelete(r.Token); ok && r.Call == "Release" {
-				timer.(*time.Timer).Stop()
-			}
-			a, err := r.send()
+		on: names{"TryAcquire"}, call: after(func(r request, a *answer, err error) {
 			if a.Acquired {
 				r.watch()
 			}
-			return a, err
-		}},
+		})},
 	// After an attempt without an answer, the next one uses the same token.
 	// Seen: retries around a lock library.
 	// Harm: the release that is owed for the first ends the lease of the second.
 	// Right: a token whose outcome is unknown is never used again.
 	{Name: "reusesTokens", Cases: names{"LostReply"},
 		on: names{"TryAcquire", "Renew", "Release"}, call: func(r request) (answer, error) {
-			token, unknown := r.Token, "unknown of "+r.Key
-			if old, ok := r.notes.Load(unknown); ok && r.Call == "TryAcquire" {
-				r.notes.Store(token, old)
-			}
-			if old, ok := r.notes.Load(token); ok {
-				r.Token = old.(string)
+			if unknown, ok := r.notes.Load(r.Key); ok {
+				r.Token = unknown.(string)
 			}
 			a, err := r.send()
 			if err != nil && r.Call == "TryAcquire" {
-				r.notes.Store(unknown, token)
+				r.notes.Store(r.Key, r.Token)
 			}
 			return a, err
 		}},
-	// A decorator embeds the interface Locker: it has its three methods and no others.
+	// A decorator embeds the interface Locker, or another that lacks some methods: it has no others.
 	// Seen: decorators that embed an interface.
 	// Harm: waiters poll, leases are renewed one by one, and nobody notices.
 	// Right: embed dlock.Forward.
 	{Name: "hidesTheQueue", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
 		as: func(q *queue) dlock.Locker { return struct{ dlock.Locker }{q} }},
+	{Name: "hidesTheQueue behind a pointer", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return &struct{ dlock.Locker }{q} }},
+	{Name: "hidesTheQueue below a Forward", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return dlock.Forward{Locker: struct{ dlock.Locker }{q}} }},
+	{Name: "hidesTheQueue in a field of a field", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker {
+			type inside struct{ store dlock.Locker }
+			return struct {
+				*client
+				inside inside
+			}{q.client, inside{q}}
+		}},
+	// A decorator has all methods, but one passes nothing on.
+	// Harm: what the store can do seems to be unsupported.
+	// Right: embed dlock.Forward.
+	{Name: "refusesToInspect", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
+		as: func(q *queue) dlock.Locker { return refusing{dlock.Forward{Locker: q}} }},
 	// A decorator passes on the methods that it knows, but not LongestTTL.
 	// Seen: decorators that list the optional interfaces, and were written before this one.
 	// Harm: the Client accepts a MinHold that the store does not keep, and the job runs again too early.
@@ -94,15 +98,13 @@ var clients = slices.Concat([]Exhibit{
 	// Seen: leases that are tied to a request.
 	// Harm: the work goes on after the request, and another client does it too.
 	// Right: the ctx of a call ends with the call.
-	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: names{"Exclusion", "LostReply",
-		"NoStarvation"},
+	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: unserved,
 		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
 			if a.Acquired {
 				context.AfterFunc(r.ctx, func() { _, _ = r.Release(context.WithoutCancel(r.ctx), r.Key, r.Token) })
 			}
 		})},
 	// A method that is not supported has sent its request when it says so.
-	// Seen: made for its case.
 	// Harm: a lock that nobody holds, until its TTL has passed.
 	// Right: say so before anything is sent.
 	{Name: "triesUnsupported", Cases: names{"UnsupportedSendsNothing"},
@@ -117,35 +119,21 @@ var clients = slices.Concat([]Exhibit{
 	// Right: connect again.
 	{Name: "firstAndLast", Network: says{"Reconnection": `calls still fail`},
 		call: func(r request) (answer, error) {
-			note, _ := r.notes.LoadOrStore("connection", new(connection))
-			c := note.(*connection)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.Conn == nil {
-				c.Conn, c.broken = net.Dial("tcp", r.wire.addr)
+			if broken, ok := r.notes.Load("broken"); ok {
+				return answer{}, broken.(error)
 			}
-			if c.broken != nil {
-				return answer{}, c.broken
+			a, err := r.send()
+			if err != nil {
+				r.notes.Store("broken", err)
 			}
-			line, err := r.wire.over(r.ctx, c, r.question)
-			if c.broken = err; err != nil {
-				return answer{}, err
-			}
-			return read(line)
+			return a, err
 		}},
 	// The server does not notice that a waiting client has gone.
 	// Seen: a well-known recipe.
 	// Harm: everybody waits for the TTLs of all the waiters of a process that was killed.
 	// Right: a wait ends with its connection.
-	{Name: "noticesNoDeaths",
-		Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`},
-		wait: func(r request) (answer, error) {
-			if r.over != nil {
-				r.ctx = r.over
-			}
-			return r.queue()
-		}},
-	// An error of the network is taken for the answer no.
+	{Name: "noticesNoDeaths", Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`}, deaf: true},
+	// An error of the network is taken for the answer no, or the beginning of a reply for the whole.
 	// Seen: a well-known recipe.
 	// Harm: a lease that is held is reported as lost; a key is held by nobody, until its TTL has passed.
 	// Right: return the error.
@@ -158,21 +146,7 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, nil
 		}},
-	// Every error is marked: the call had no effect.
-	// Seen: made for its case.
-	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has
-	// passed.
-	// Right: mark only what was not sent.
-	{Name: "marksEveryError",
-		Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`,
-			"NoEffectOverNetwork": `after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`},
-		call: marked},
-	// The beginning of a reply is taken for the whole.
-	// Seen: a well-known recipe.
-	// Harm: a lease that is held is reported as lost.
-	// Right: a reply that breaks off is an error.
-	{Name: "readsABeginning",
-		Network: says{"UnreachableStore": `a store that breaks off each reply, returned no error`},
+	{Name: "readsABeginning", Network: says{"UnreachableStore": `a store that breaks off each reply, returned no error`},
 		call: func(r request) (answer, error) {
 			line, err := r.wire.exchange(r.ctx, r.question)
 			if len(line) == 0 {
@@ -182,24 +156,13 @@ var clients = slices.Concat([]Exhibit{
 			_ = json.Unmarshal(line, &a)
 			return a, nil
 		}},
-	// A store that is away is taken for a mistake of the caller.
-	// Seen: made for its case.
-	// Harm: nobody releases what the call may have been granted.
-	// Right: only the store, or a look at the arguments, says that they are invalid.
+	// A store that is away is taken for a mistake of the caller, or for one that was closed.
+	// Harm: nobody releases what the call may have been granted; waiters give up for good in a short outage.
+	// Right: say so only if the store, or a look at the arguments, says so.
 	{Name: "blamesTheCaller", Network: says{"UnreachableStore": `says that the call has no effect`},
 		call: failing(func(error) error { return dlock.ErrInvalid })},
-	// A store that is away is taken for one that was closed.
-	// Seen: made for its case.
-	// Harm: waiters give up for good in a short outage.
-	// Right: say so only when no later call can succeed.
 	{Name: "givesUp", Network: says{"UnreachableStore": `no later call can succeed`},
 		call: failing(func(error) error { return dlock.ErrClosed })},
-	// A cancelled wait is marked: it had no effect.
-	// Seen: made for its case.
-	// Harm: a lock that nobody holds, until its TTL has passed.
-	// Right: mark only what was not sent.
-	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
-		on: names{"Acquire"}, call: marked},
 	// A batch without an answer is no error, but each of its results is one, and marked.
 	// Seen: a trial of the suite.
 	// Harm: a lease is given up that may have been renewed.
@@ -207,10 +170,10 @@ var clients = slices.Concat([]Exhibit{
 	{Name: "marksResults", Cases: names{"NoEffect"}, Also: names{"EndedContext"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
 			a, err := marked(r)
-			if err == nil {
-				return a, nil
+			if err != nil {
+				a.Results = slices.Repeat([]dlock.RenewResult{{Err: err}}, len(r.Batch))
 			}
-			return answer{Results: slices.Repeat([]dlock.RenewResult{{Err: err}}, len(r.Batch))}, nil
+			return a, nil
 		}},
 	// A call does not look at its ctx while it waits for the reply.
 	// Seen: a well-known recipe.
@@ -249,11 +212,13 @@ var clients = slices.Concat([]Exhibit{
 }, perCall(
 	// A method does not look at its ctx before it sends its request.
 	// Seen: a well-known recipe.
-	// Harm: a request is sent for a caller that has gone: a lock that nobody holds, until its TTL has
-	// passed.
+	// Harm: a request is sent for a caller that has gone: a lock that nobody holds, until its TTL has passed.
 	// Right: if the ctx has ended, return its error and send nothing.
-	Exhibit{Name: "detaches", Cases: names{"EndedContext"}, call: before(detach)},
-	"TryAcquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
+	Exhibit{Name: "detaches", Cases: names{"EndedContext"}, Also: names{"NoEffect"}, call: before(func(r *request) {
+		if r.ctx.Err() != nil {
+			r.ctx = context.WithoutCancel(r.ctx)
+		}
+	})}, "TryAcquire", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
 	// A method returns the cause of its ctx's end, not the ctx's error.
 	// Seen: a trial of the suite.
 	// Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
@@ -265,31 +230,26 @@ var clients = slices.Concat([]Exhibit{
 		}
 		return a, err
 	}}, "TryAcquire", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
-	{Name: "detaches Acquire", Cases: names{"EndedContext"}, Also: names{"NoEffect"},
-		on: names{"Acquire"}, call: before(detach)},
-}, perCall(
-	// An attempt without an answer is marked as having had no effect.
-	// Seen: made for its case.
-	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has
-	// passed.
+	// The error of a call without an answer is marked: the call had no effect.
+	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has passed.
 	// Right: mark only what was not sent.
-	Exhibit{Name: "marksWhatWasSent", Cases: names{"NoEffect"}, BeyondModel: true,
-		call: marked}, "TryAcquire", "Renew", "Release"))
-
-func detach(r *request) {
-	if r.ctx.Err() != nil {
-		r.ctx = context.WithoutCancel(r.ctx)
-	}
-}
+	{Name: "marksEveryError",
+		Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`,
+			"NoEffectOverNetwork": `after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`},
+		call: marked},
+	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
+		on: names{"Acquire"}, call: marked},
+}, perCall(
+	Exhibit{Name: "marksWhatWasSent", Cases: names{"NoEffect"}, BeyondModel: true, call: marked},
+	"TryAcquire", "Renew", "Release"))
 
 // watch renews a lease as long as that is held.
 func (r request) watch() {
-	r.notes.Store(r.Token, time.AfterFunc(r.TTL/3, func() {
-		held, err := r.Renew(context.Background(), r.Key, r.Token, r.TTL)
-		if held || err != nil {
+	time.AfterFunc(r.TTL/3, func() {
+		if held, _ := r.Renew(context.Background(), r.Key, r.Token, r.TTL); held {
 			r.watch()
 		}
-	}))
+	})
 }
 
 // What another author knew of dlock.
@@ -300,17 +260,16 @@ type known interface {
 	dlock.Inspector
 }
 
+type refusing struct{ dlock.Forward }
+
+func (refusing) Inspect(context.Context, string) (dlock.Hold, error) {
+	return dlock.Hold{}, errors.ErrUnsupported
+}
+
 // A limited queue says that it takes no TTLs of more than a day.
 type limited struct{ *queue }
 
 func (limited) LongestTTL() time.Duration { return 24 * time.Hour }
-
-// A connection is used by one call at a time.
-type connection struct {
-	net.Conn
-	mu     sync.Mutex
-	broken error
-}
 
 // failing is the hook call that changes errors.
 func failing(change func(error) error) func(request) (answer, error) {

@@ -2,12 +2,13 @@
 // library or a well-known recipe has had, or that was made to try the conformance suite,
 // and is caught by the cases that it names. Read it to learn what goes wrong.
 //
-// Start with store.go, which is right: a lock whose waiters queue, on a very small Redis
-// (redis.go). An exhibit is a row: it names a hook of the store (museum.go), and what it does
-// there in place of what is right. There is a file for each chapter of the contract. A
-// comment says what is wrong, where it was seen, what harm it does, and what is right.
-// Exhibits from "a trial of the suite" are by people who knew only the documentation of
-// dlock.Locker: the suite missed them at first, or found them by luck.
+// Start with store.go, which is right: a lock whose waiters queue, and the very small Redis
+// below it. An exhibit is a row: it names a hook of the store (museum.go), and what it does
+// there in place of what is right. There is a file for each chapter of the contract. The
+// comment above a row, or above several, says what is wrong, where it was seen, what harm it
+// does, and what is right. Without "Seen" the row was made for its case. Exhibits from "a trial
+// of the suite" are by people who knew only the documentation of dlock.Locker: the suite missed
+// them at first, or found them by luck.
 //
 // The package is internal so that nobody takes a lock home.
 package museum

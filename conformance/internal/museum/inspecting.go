@@ -8,17 +8,11 @@ import (
 
 var inspecting = []Exhibit{
 	// Inspecting does not look at the queue.
-	// Seen: made for its case.
 	// Harm: a contended lock goes unnoticed.
 	// Right: count the queue.
 	{Name: "countsNobody", Cases: names{"WaitingIsCounted"}, BeyondModel: true,
-		inspect: func(d *db, q question) dlock.Hold {
-			h := d.hold(q)
-			h.Waiting = 0
-			return h
-		}},
+		call: after(func(r request, a *answer, err error) { a.Hold.Waiting = 0 })},
 	// The remaining time is 5 ms less than it is, as a margin for clocks.
-	// Seen: made for its case.
 	// Harm: others come too early, and are refused.
 	// Right: the remaining time. Whoever needs a margin has one already.
 	{Name: "tellsLess", Cases: names{"InspectTells", "HolderIsTold"}, Also: names{"HeldIsUntouched"},
@@ -33,10 +27,7 @@ var inspecting = []Exhibit{
 	// Right: what reads does not write.
 	{Name: "takesToLook", Cases: names{"InspectChangesNothing"}, Also: names{"NoLeaks"},
 		inspect: func(d *db, q question) dlock.Hold {
-			h := d.hold(q)
-			if !h.Held {
-				d.try(question{Key: q.Key, Token: "inspector", TTL: time.Minute})
-			}
-			return h
+			defer d.try(question{Key: q.Key, Token: "inspector", TTL: time.Minute})
+			return d.hold(q)
 		}},
 }

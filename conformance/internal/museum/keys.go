@@ -14,37 +14,30 @@ var keys = []Exhibit{
 	// Seen: a trial of the suite.
 	// Harm: a stranger renews the lease.
 	// Right: a pair, or a name that shows where the key ends.
-	{Name: "joined", Cases: names{"KeyAndTokenApart"}, Also: names{"LateDuplicate", "NoLeaks",
-		"RenewByStranger"},
-		take: func(d *db, q question) dlock.Attempt {
-			a := d.try(q)
+	{Name: "joined", Cases: names{"KeyAndTokenApart"}, Also: mixedUp,
+		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			if a.Acquired {
 				d.set("lease "+q.Key+":"+q.Token, q.Key, d.pTTL(q.Key))
 			}
-			return a
-		},
+		}),
 		renew: func(d *db, q question) bool {
 			name := "lease " + q.Key + ":" + q.Token
 			q.Key = d.get(name)
 			q.Token = d.get(q.Key)
 			return q.Token != "" && d.extend(q) && d.pExpire(name, d.pTTL(q.Key))
 		}},
-	// The value is always the same.
-	// Seen: a well-known recipe.
-	// Harm: everybody releases and renews everybody's lock.
+	// The value is always the same, or the name of the process.
+	// Seen: well-known recipes.
+	// Harm: everybody releases everybody's lock, or two goroutines of one process hold it at once.
 	// Right: a random token for each acquisition.
 	{Name: "constant", Cases: names{"ReleaseByStranger"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = "locked" }),
-		take: func(d *db, q question) dlock.Attempt {
-			if d.get(q.Key) != "" {
-				return dlock.Attempt{}
+		take: func(d *db, q question) (a dlock.Attempt) {
+			if d.get(q.Key) == "" {
+				a = d.try(q)
 			}
-			return d.try(q)
+			return a
 		}},
-	// The token is the name of the process.
-	// Seen: a well-known recipe.
-	// Harm: two goroutines of one process hold the lock at once.
-	// Right: a token for each acquisition.
 	{Name: "processName", Cases: names{"Exclusion"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = r.name })},
 	// A key is hashed to 32 bits: plumless and buckeroo are the same lock.
@@ -53,32 +46,17 @@ var keys = []Exhibit{
 	// Right: the key itself, or a hash without collisions.
 	{Name: "hashedKeys", Cases: names{"KeysAreIndependent"}, BeyondModel: true,
 		call: storedAs(func(key string) string { return strconv.Itoa(int(crc32.ChecksumIEEE([]byte(key)))) })},
-	// A key ends at NUL, as strings do in C.
-	// Seen: made for its case.
+	// A part of the key does not count: what follows NUL, as in C; upper and lower case, as in the default
+	// collation of MySQL; space around it; or what follows 255 bytes, which the database cuts silently.
 	// Harm: two keys become one.
-	// Right: keys are bytes.
+	// Right: keys are bytes. Refuse a longer key, or keep all of it.
 	{Name: "cKeys", Cases: names{"KeysAreIndependent"},
-		call: storedAs(func(key string) string {
-			key, _, _ = strings.Cut(key, "\x00")
-			return key
-		})},
-	// Upper and lower case are the same in a key, as in the default collation of MySQL.
-	// Seen: made for its case.
-	// Harm: two keys become one.
-	// Right: keys are bytes.
+		call: storedAs(func(key string) string { return strings.SplitN(key, "\x00", 2)[0] })},
 	{Name: "foldedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.ToLower)},
-	// Space around a key is removed.
-	// Seen: made for its case.
-	// Harm: two keys become one.
-	// Right: keys are bytes.
 	{Name: "trimmedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.TrimSpace)},
-	// The column for the key has 255 bytes, and the database cuts longer ones silently.
-	// Seen: made for its case.
-	// Harm: two keys become one.
-	// Right: refuse a longer key, or keep all of it.
 	{Name: "shortKeys", Cases: names{"KeysAreIndependent"},
 		call: storedAs(func(key string) string { return key[:min(len(key), 255)] })},
-	// The value is the token and a comment; only as many bytes are compared as the caller's token has.
+	// The value is the token and a comment: only as many bytes are compared as the caller's token has.
 	// Seen: in the source of bsm/redislock, with custom tokens.
 	// Harm: user-1 takes the lock of user-10.
 	// Right: compare all of it.

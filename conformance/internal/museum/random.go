@@ -48,21 +48,17 @@ var random = []Exhibit{
 			return a, err
 		}},
 	// Now and then a release of a lease that is held answers false.
-	// Seen: made for its case.
 	// Harm: the caller believes that its lease had ended before its work did.
 	// Right: whether the token held the key.
 	{Name: "deniesReleases", Cases: names{"History"}, Sporadic: true,
 		release: func(d *db, q question) bool { return d.free(q) && !d.turn(25) }},
 	// When the data is lost for the third time, fences begin at 8.
-	// Seen: made for its case.
 	// Harm: the resource refuses every holder.
 	// Right: at least the server's time, which goes on.
 	{Name: "twoBackups", Cases: names{"HistoryAcrossDataLoss"}, Sporadic: true,
-		take: func(d *db, q question) dlock.Attempt {
-			a := d.try(q)
+		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			if d.losses >= 3 {
-				a = d.count(a, "fence since", numbers)
+				d.count(a, "fence since", numbers)
 			}
-			return a
-		}},
+		})},
 }

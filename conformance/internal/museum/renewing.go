@@ -1,17 +1,13 @@
 package museum
 
-import (
-	"fmt"
-	"time"
-)
+import "fmt"
 
 var renewing = []Exhibit{
 	// A renewal is SET XX, without comparing.
 	// Seen: a well-known recipe.
 	// Harm: a client that has lost its lease takes the lock away from its successor.
 	// Right: compare the token and set the TTL in one script.
-	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"},
-		Also:    names{"NoLeaks", "RenewAfterExpiry", "RenewNeverShortens"},
+	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"}, Also: mixedUp,
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired|held = true; want false`},
 		renew:   func(d *db, q question) bool { return d.get(q.Key) != "" && d.set(q.Key, q.Token, q.TTL) }},
 	// GET, compare, then PEXPIRE (here with GT, so that it shortens nothing).
@@ -19,13 +15,7 @@ var renewing = []Exhibit{
 	// Harm: the lease ends between the two, and the TTL of the successor's lease is changed.
 	// Right: one script.
 	{Name: "getThenExpire", Cases: names{"RenewAfterExpiry", "RenewCrossesTakeover"}, BeyondModel: true,
-		on: names{"Renew"}, call: func(r request) (a answer, err error) {
-			holder, err := r.get(r.Key)
-			if holder == r.Token {
-				a.Held, err = eval(r, func(d *db) bool { return d.pExpire(r.Key, max(r.TTL, d.pTTL(r.Key))) })
-			}
-			return a, err
-		}},
+		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// A renewal creates the key again when it has expired.
 	// Seen: samcook/RedLock.net#93, #48.
 	// Harm: two holders: one whose lease was revived, and one that acquired the lock meanwhile.
@@ -36,20 +26,10 @@ var renewing = []Exhibit{
 	// A renewal compares, and then writes the token with a new TTL. A release in between is undone.
 	// Seen: samcook/RedLock.net#64, redisson/redisson#7272.
 	// Harm: a lock that nobody holds, until its TTL has passed; or for ever, if the renewals go on.
-	// Right: one script that does not write the token; and a client that orders the renewals and the
-	// release of a lease.
+	// Right: one script that does not write the token; and a client that orders its calls for a lease.
 	{Name: "renewsWhatIsReleased", Cases: names{"LateDuplicate", "RenewCrossesTakeover"},
 		Also: names{"RenewAfterExpiry"}, BeyondModel: true,
-		on: names{"Renew"}, call: func(r request) (a answer, err error) {
-			if holder, err := r.get(r.Key); holder != r.Token {
-				return a, err
-			}
-			rest, err := eval(r, func(d *db) time.Duration { return d.pTTL(r.Key) })
-			if err == nil {
-				a.Held, err = eval(r, func(d *db) bool { return d.set(r.Key, r.Token, max(r.TTL, rest)) })
-			}
-			return a, err
-		}},
+		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.set(q.Key, q.Token, max(q.TTL, d.pTTL(q.Key))) })},
 	// Each renewal raises a version, and must know the last one. After a lost reply it does not.
 	// Seen: cirello-io/dynamolock#280.
 	// Harm: the holder gives up a lock that it has.
@@ -82,10 +62,7 @@ var renewing = []Exhibit{
 	{Name: "renewsWaiters", Cases: names{"WaiterIsNoHolder"}, BeyondModel: true,
 		renew: func(d *db, q question) bool { return d.extend(q) || d.waits(q) }},
 	// A renewal compares the token, and sets no TTL.
-	// Seen: made for its case.
 	// Harm: the lease ends in which its holder believes.
 	// Right: compare the token and set the TTL in one script.
-	{Name: "onlyLooks", Cases: names{"RenewExtends"}, Also: names{"LateDuplicate", "RenewAfterExpiry",
-		"WaitEndsOnExpiry"},
-		renew: (*db).holds},
+	{Name: "onlyLooks", Cases: names{"RenewExtends"}, Also: unending, renew: (*db).holds},
 }

@@ -8,22 +8,14 @@ import (
 )
 
 var taking = []Exhibit{
-	// SETNX without an expiry.
-	// Seen: the oldest recipe.
-	// Harm: the lock of a holder that dies is held for ever.
+	// SETNX without an expiry, or with EXPIRE afterwards.
+	// Seen: the oldest recipe; a well-known one.
+	// Harm: the lock of a holder that dies, or of a client that stops between the two, is held for ever.
 	// Right: SET with NX and PX, which is one command.
 	{Name: "noExpiry", Cases: names{"Expiry", "WaitEndsOnExpiry"}, Also: unending,
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
-		take: func(d *db, q question) dlock.Attempt {
-			q.TTL = forever
-			return d.try(q)
-		}},
-	// SETNX, then EXPIRE.
-	// Seen: a well-known recipe.
-	// Harm: a client that stops between the two leaves a lock that never ends.
-	// Right: SET with NX and PX, which is one command.
-	{Name: "setThenExpire", Cases: names{"Expiry"}, Also: names{"LateDuplicate", "LostReply", "NotBefore",
-		"SameTokenAgain"},
+		take:    lasting(func(time.Duration) time.Duration { return forever })},
+	{Name: "setThenExpire", Cases: names{"Expiry"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire"}, call: func(r request) (a answer, err error) {
 			ok, err := eval(r, func(d *db) bool { return d.get(r.Key) == "" && d.set(r.Key, r.Token, forever) })
 			if ok {
@@ -31,52 +23,32 @@ var taking = []Exhibit{
 			}
 			return a, err
 		}},
-	// SETNX and EXPIRE in one pipeline: EXPIRE is executed whatever SETNX answers.
-	// Seen: a well-known recipe.
-	// Harm: every refused attempt prolongs the lock, also that of a dead holder.
-	// Right: SET with NX and PX, which is one command.
-	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"WaitEndsOnExpiry"},
-		take: func(d *db, q question) dlock.Attempt {
-			a := d.try(q)
-			d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key)))
-			return a
-		}},
 	// GET, then SET if there was nothing.
 	// Seen: a well-known recipe.
 	// Harm: two clients find the key free, and both hold it.
 	// Right: the check is part of the command: SET with NX.
-	{Name: "getThenSet", Cases: names{"Exclusion", "History", "GuardedCounter"},
-		Also: names{"FirstComeFirstServed", "NoStarvation"},
-		on:   names{"TryAcquire", "Acquire"}, call: func(r request) (a answer, err error) {
+	{Name: "getThenSet", Cases: names{"Exclusion", "History", "GuardedCounter"}, Also: unserved,
+		on: names{"TryAcquire", "Acquire"}, call: func(r request) (a answer, err error) {
 			if holder, err := r.get(r.Key); err != nil || holder != "" {
 				return r.send()
 			}
 			a.Acquired, err = eval(r, func(d *db) bool { return d.set(r.Key, r.Token, r.TTL) })
 			return a, err
 		}},
-	// SETNX with the time of expiry as the value; when that time has passed, the next client takes the key
-	// over with GETSET.
+	// The value is the time of expiry. When that has passed, the next client takes the key with GETSET.
 	// Seen: the Redis documentation, before SET had options.
-	// Harm: the loser's GETSET moves the winner's expiry; all clocks must agree; a late release deletes
-	// the successor's lock.
+	// Harm: the loser's GETSET moves the winner's expiry; all clocks must agree; a late release frees the next lock.
 	// Right: the server expires keys, and the value is the token.
 	{Name: "timestamps", Cases: names{"ReleaseAfterExpiry"}, Also: mixedUp,
 		polls: true, on: names{"TryAcquire"}, call: func(r request) (a answer, err error) {
-			mine := strconv.FormatInt(time.Now().Add(r.TTL).UnixMilli(), 10)
 			passed := func(timestamp string) bool {
-				at, _ := strconv.ParseInt(timestamp, 10, 64)
+				at, _ := strconv.ParseInt(timestamp, 10, 64) // 0, if there is none
 				return at <= time.Now().UnixMilli()
 			}
-			theirs, err := eval(r, func(d *db) string { // SETNX and GET
-				if theirs := d.get(r.Key); theirs != "" {
-					return theirs
-				}
-				d.set(r.Key, mine, forever)
-				return "0"
-			})
-			if theirs != "0" && passed(theirs) {
+			theirs, err := r.get(r.Key)
+			if err == nil && passed(theirs) {
 				theirs, err = eval(r, func(d *db) string { // GETSET
-					defer d.set(r.Key, mine, forever)
+					defer d.set(r.Key, strconv.FormatInt(time.Now().Add(r.TTL).UnixMilli(), 10), forever)
 					return d.get(r.Key)
 				})
 			}
@@ -88,8 +60,7 @@ var taking = []Exhibit{
 	// Seen: redis/go-redis#2985.
 	// Harm: the client waits for a lock that it holds itself, until the TTL has passed.
 	// Right: an attempt by the token that holds already is a grant.
-	{Name: "heldByOneself", Cases: names{"SameTokenAgain", "LostReply", "History"},
-		Also:    names{"LateDuplicate", "NotBefore"},
+	{Name: "heldByOneself", Cases: names{"SameTokenAgain", "LostReply", "History"}, Also: mixedUp,
 		Network: says{"LostReplyOverNetwork": `want it to be acquired`},
 		take: func(d *db, q question) dlock.Attempt {
 			if holder := d.get(q.Key); holder != "" {
@@ -97,25 +68,18 @@ var taking = []Exhibit{
 			}
 			return d.try(q)
 		}},
-	// An attempt sets the TTL, whoever holds the key.
+	// An attempt sets the TTL, whoever holds the key: SETNX and EXPIRE in one pipeline, or with GT.
 	// Seen: a well-known recipe.
-	// Harm: a refused attempt cuts the lease in which the holder believes.
+	// Harm: a refused attempt cuts the lease in which the holder believes, or prolongs that of a dead one.
 	// Right: SET with NX and PX, which is one command.
-	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"}, Also: names{"LateDuplicate", "SameTokenAgain",
-		"SinceIsConservative", "WaitEndsOnExpiry"},
-		take: func(d *db, q question) dlock.Attempt {
-			a := d.try(q)
-			d.pExpire(q.Key, q.TTL)
-			return a
-		}},
+	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"}, Also: unending,
+		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, q.TTL) })},
+	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"WaitEndsOnExpiry"},
+		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// GETSET, then a look at the old value: a refused attempt has written its token.
 	// Seen: a well-known recipe.
 	// Harm: the holder can neither renew nor release; the lock is that of a client that was refused.
 	// Right: SET with NX, which writes nothing if the key is held.
 	{Name: "getSetFirst", Cases: names{"HeldIsUntouched", "Exclusion"}, Also: mixedUp,
-		polls: true, take: func(d *db, q question) dlock.Attempt {
-			a := d.try(q)
-			d.set(q.Key, q.Token, d.pTTL(q.Key))
-			return a
-		}},
+		polls: true, take: tried(func(d *db, q question, _ *dlock.Attempt) { d.set(q.Key, q.Token, d.pTTL(q.Key)) })},
 }

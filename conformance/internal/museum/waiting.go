@@ -9,19 +9,23 @@ import (
 )
 
 var waiting = []Exhibit{
-	// A release hands the key to the first of the queue, dead or alive.
-	// Seen: queues that are a list in Redis.
+	// A release hands the key to the first of the queue, dead or alive, or if its subscription outlives it.
+	// Seen: queues that are a list in Redis; connections that nobody closes.
 	// Harm: everybody waits for the TTL of a dead waiter, or of a hundred of one crashed process.
-	// Right: hand it to the first that listens.
-	{Name: "handsToTheDead", Cases: names{"DeadWaiterIsSkipped"}, Also: names{"DeadHostManyWaiters",
-		"WaitEndsOnExpiry"}, BeyondModel: true,
+	// Right: hand it to the first that listens. A subscription ends with its waiter.
+	{Name: "handsToTheDead", Cases: names{"DeadWaiterIsSkipped"}, Also: unserved, BeyondModel: true,
 		next: func(d *db, key string) { d.hand(d.first(key)) }},
+	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"}, Also: unserved, BeyondModel: true,
+		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
+			if err != nil {
+				r.subscribe(r.Token)
+			}
+		})},
 	// The last waiter is served first: a stack, not a queue.
 	// Seen: LPUSH with LPOP.
 	// Harm: the first waiters wait as long as others keep coming.
 	// Right: first come, first served.
-	{Name: "lastComeFirst", Cases: names{"FirstComeFirstServed", "NoStarvation"},
-		Also: names{"DeadWaiterIsSkipped", "WaitEndsOnExpiry"}, BeyondModel: true,
+	{Name: "lastComeFirst", Cases: names{"FirstComeFirstServed", "NoStarvation"}, Also: unserved, BeyondModel: true,
 		near: true, next: func(d *db, key string) {
 			w := d.queues[key][len(d.queues[key])-1]
 			d.unqueue(w.question)
@@ -31,8 +35,7 @@ var waiting = []Exhibit{
 	// Seen: as old as condition variables; missed wake-ups in redis/rueidis#604.
 	// Harm: the others sleep on before a free key.
 	// Right: a waiter that is woken in vain wakes the next; or the release hands the key over.
-	{Name: "wakesOne", Cases: names{"CancelledWait"}, Also: names{"FirstComeFirstServed", "NoStarvation",
-		"WaitEndsOnRemoval"}, BeyondModel: true,
+	{Name: "wakesOne", Cases: names{"CancelledWait"}, Also: unserved, BeyondModel: true,
 		release: func(d *db, q question) bool {
 			d.unqueue(q)
 			return d.holds(q) && d.end(q)
@@ -47,7 +50,7 @@ var waiting = []Exhibit{
 	// Harm: it sleeps on before a free key.
 	// Right: subscribe, then ask.
 	{Name: "subscribesLate", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
-		wait: func(r request) (a answer, err error) {
+		on: names{"Acquire"}, call: func(r request) (a answer, err error) {
 			sent := time.Now()
 			a.Attempt, err = eval(r, func(d *db) dlock.Attempt { return d.try(r.question) })
 			if a.Since = sent; err != nil || a.Acquired {
@@ -60,20 +63,22 @@ var waiting = []Exhibit{
 			case <-r.ctx.Done():
 			}
 			leave()
-			return r.wait(r)
+			return r.call(r)
 		},
 		release: func(d *db, q question) bool {
 			defer d.publish(q.Key, answer{})
 			return d.end(q)
 		}},
-	// Only a release wakes waiters.
-	// Seen: recipes with PUBLISH.
-	// Harm: when the holder dies, they wait for ever.
-	// Right: check in when the holder's lease ends, and from time to time.
+	// Only a release wakes waiters, or only the end of the lease of which they heard.
+	// Seen: recipes with PUBLISH; a well-known recipe.
+	// Harm: they wait for ever when the holder dies, or sleep on before a key that was released.
+	// Right: a release wakes the first. All check in when the lease ends, and from time to time.
 	{Name: "trustsTheHolder", Cases: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"}, BeyondModel: true,
 		checkIn: func(answer) time.Duration { return math.MaxInt64 }},
-	// A waiter that gives up leaves the queue, and assumes that it holds nothing: its release sends
-	// nothing.
+	{Name: "sleepsOut", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
+		next:    func(*db, string) {},
+		checkIn: func(a answer) time.Duration { return a.Remaining }},
+	// A waiter that gives up leaves the queue, and believes that it holds nothing: its release sends nothing.
 	// Seen: in a model of a handover.
 	// Harm: the key may have been handed to it at that moment; nobody gets it until the TTL has passed.
 	// Right: release the token after a cancelled wait: the store knows.
@@ -92,19 +97,16 @@ var waiting = []Exhibit{
 	// Seen: in a model of a handover.
 	// Harm: if the process was stopped before that, it believes in a lease that is over.
 	// Right: count from the grant.
-	{Name: "datesItsDiscovery", Cases: names{"SinceIsConservative", "History"},
-		Also: names{"WaitEndsOnExpiry"}, BeyondModel: true,
+	{Name: "datesItsDiscovery", Cases: names{"SinceIsConservative", "History"}, Also: unserved, BeyondModel: true,
 		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
 			time.Sleep(40 * time.Millisecond) // a garbage collection, a busy machine, a frozen container
 			a.Since = time.Now()
 		})},
-	// A check-in queues, or takes a free key. One is delivered after its waiter has given up and released
-	// its token.
+	// A check-in queues, or takes a free key. One arrives after its waiter has given up and released its token.
 	// Seen: in a model of a handover.
 	// Harm: a lock that nobody holds, until its TTL has passed.
-	// Right: only the first call of a waiter queues it; repeat the release of what may still be on its
-	// way.
-	{Name: "checksInLate", Cases: names{"CancelledWait"}, Also: names{"NoLeaks", "OneReleaseSettles"},
+	// Right: only the first call of a waiter queues it; repeat the release of what may still arrive.
+	{Name: "checksInLate", Cases: names{"CancelledWait"}, Also: unserved,
 		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
 			if err != nil { // an ask is on its way, by a slow connection
 				time.AfterFunc(20*time.Millisecond, func() { r.run(func(d *db) { d.enqueue(r.question) }) })
@@ -114,8 +116,7 @@ var waiting = []Exhibit{
 	// Seen: etcd-io/etcd#11456.
 	// Harm: the lock is granted to a waiter whose lease has ended, and to the next one as well.
 	// Right: the lease begins with the grant.
-	{Name: "leaseOfTheQueue", Cases: names{"SinceIsConservative"}, Also: names{"DeadWaiterIsSkipped",
-		"WaitEndsOnExpiry"}, BeyondModel: true,
+	{Name: "leaseOfTheQueue", Cases: names{"SinceIsConservative"}, Also: unserved, BeyondModel: true,
 		next: func(d *db, key string) {
 			w := d.first(key)
 			w.TTL = max(w.TTL-time.Since(w.since), 1) // gone at once if that has passed
@@ -136,12 +137,10 @@ var waiting = []Exhibit{
 	// Seen: a trial of the suite.
 	// Harm: a waiter is never served, and does not hear of it.
 	// Right: a queue that grows, or an error for the newest.
-	{Name: "ring", Cases: names{"LongQueue"}, Also: names{"WaitEndsOnExpiry", "WaitEndsOnRemoval"},
-		BeyondModel: true,
+	{Name: "ring", Cases: names{"LongQueue"}, Also: unserved, BeyondModel: true,
 		take: func(d *db, q question) dlock.Attempt {
-			const places = 128
-			if line := d.queues[q.Key]; q.Call == "Acquire" && len(line) == places {
-				d.queues[q.Key] = line[1:]
+			if q.Call == "Acquire" && len(d.queues[q.Key]) == 128 {
+				d.first(q.Key)
 			}
 			return d.try(q)
 		},
@@ -158,13 +157,10 @@ var waiting = []Exhibit{
 			a.Held, err = eval(r, func(d *db) bool { return d.end(r.question) })
 			return a, err
 		}},
-	// A cancelled wait says that one release settles it, while a last check-in is on its way, which queues
-	// again.
-	// Seen: made for its case.
+	// A cancelled wait says that one release settles it, while a check-in is on its way that queues again.
 	// Harm: a lock that nobody holds, until its TTL has passed.
 	// Right: say so only when no check-in is on its way.
-	{Name: "leavesASecondPlace", Cases: names{"OneReleaseSettles"}, Also: names{"CancelledWait",
-		"DeadWaiterIsSkipped", "NoLeaks", "WaitEndsOnExpiry"},
+	{Name: "leavesASecondPlace", Cases: names{"OneReleaseSettles"}, Also: unserved,
 		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
 			if err != nil && a.Holder != "" {
 				_, leave := r.subscribe(r.Token)
@@ -178,8 +174,7 @@ var waiting = []Exhibit{
 	// Seen: a well-known recipe.
 	// Harm: a program that is shut down hangs.
 	// Right: return soon after the ctx ends.
-	{Name: "ignoresItsContext", Cases: names{"CancelledWait", "NoLeaks"}, Also: names{"DeadHostManyWaiters",
-		"DeadWaiterIsSkipped", "EndedContext", "NoEffect", "OneReleaseSettles", "WaitEndsOnExpiry"},
+	{Name: "ignoresItsContext", Cases: names{"CancelledWait", "NoLeaks"}, Also: unserved,
 		on: names{"Acquire"}, call: before(func(r *request) {
 			if r.ctx.Err() == nil {
 				r.ctx = context.WithoutCancel(r.ctx)
@@ -189,17 +184,14 @@ var waiting = []Exhibit{
 	// Seen: a well-known recipe.
 	// Harm: the key is handed to a waiter that has given up, until its TTL has passed.
 	// Right: a release forgets all of a token.
-	{Name: "forgetsThePlace", Cases: names{"CancelledWait", "NoLeaks"}, Also: names{"DeadHostManyWaiters",
-		"DeadWaiterIsSkipped", "OneReleaseSettles", "WaitEndsOnExpiry"},
+	{Name: "forgetsThePlace", Cases: names{"CancelledWait", "NoLeaks"}, Also: unserved,
 		release: (*db).end,
 		next:    func(d *db, key string) { d.hand(d.first(key)) }},
-	// A waiter leaves the queue only when it is served. A free key goes to the first, and to nobody if
-	// that is dead.
+	// A waiter leaves the queue only when it is served. A free key goes to the first, or, if that is dead, to nobody.
 	// Seen: queues that are a list in Redis.
 	// Harm: one dead waiter blocks the key for ever.
 	// Right: skip the dead.
-	{Name: "neverCleans", Cases: names{"CancelledWait", "DeadWaiterIsSkipped"},
-		Also: names{"DeadHostManyWaiters", "NoLeaks", "OneReleaseSettles", "WaitEndsOnExpiry"},
+	{Name: "neverCleans", Cases: names{"CancelledWait", "DeadWaiterIsSkipped"}, Also: unserved,
 		take: func(d *db, q question) dlock.Attempt {
 			if q.Call != "hand" && d.get(q.Key) == "" && len(d.queues[q.Key]) > 0 {
 				return dlock.Attempt{}
@@ -211,36 +203,21 @@ var waiting = []Exhibit{
 				d.hand(d.first(key))
 			}
 		}},
-	// A waiter sleeps for the remaining time that it was told, and asks again.
-	// Seen: a well-known recipe.
-	// Harm: it sleeps on before a key that was released.
-	// Right: a release wakes the first waiter.
-	{Name: "sleepsOut", Cases: names{"WaitEndsOnRelease"}, Also: unserved, BeyondModel: true,
-		next:    func(*db, string) {},
-		checkIn: func(a answer) time.Duration { return a.Remaining }},
-	// The subscription of a waiter stays when that has died.
-	// Seen: connections that nobody closes.
-	// Harm: everybody waits for the TTLs of all the dead.
-	// Right: a subscription ends with its waiter.
-	{Name: "hearsForTheDead", Cases: names{"DeadWaiterIsSkipped", "DeadHostManyWaiters"},
-		Also: names{"WaitEndsOnExpiry"}, BeyondModel: true,
-		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
-			if err != nil {
-				r.subscribe(r.Token)
-			}
-		})},
-	// The first wait of a client starts two goroutines that nothing ends.
-	// Seen: a well-known recipe.
-	// Harm: a program that makes clients again and again has more and more of them.
-	// Right: the client is closed, and its goroutines end.
+	// A goroutine for each wait stays until the ctx ends, or two that the first wait of a client starts, for ever.
+	// Seen: a trial of the suite; a well-known recipe.
+	// Harm: a program that goes on, or makes clients again and again, has more and more of them.
+	// Right: the goroutines end with the wait, or when the client is closed.
+	{Name: "watchesItsContext", Cases: names{"NoLeaks"}, BeyondModel: true,
+		on: names{"Acquire"}, call: before(func(r *request) { go watch(r.ctx) })},
 	{Name: "leavesAGoroutine", Cases: names{"NoLeaks"}, Also: unserved,
 		on: names{"Acquire"}, call: before(func(r *request) {
 			if _, begun := r.notes.LoadOrStore("goroutines", true); !begun {
-				for range 2 { // one that reads and one that writes
-					go idle()
-				}
+				go idle()
+				go idle()
 			}
 		})},
 }
 
 func idle() { select {} }
+
+func watch(ctx context.Context) { <-ctx.Done() }

@@ -1,0 +1,144 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/conformance/internal/museum"
+)
+
+type names = []string
+
+// museumHarness puts the exhibit on a server of its own for each t, and around each of its
+// clients what wrap returns.
+func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Harness {
+	var stores sync.Map
+	of := func(t *testing.T) *museum.Store {
+		s, _ := stores.LoadOrStore(t, e.Open())
+		return s.(*museum.Store)
+	}
+	return Harness{
+		New: func(t *testing.T) dlock.Locker {
+			l := of(t).Client()
+			for _, w := range wrap {
+				l = w(l)
+			}
+			return l
+		},
+		Wipe:   func(t *testing.T) { of(t).Wipe() },
+		Count:  func(t *testing.T) int { return of(t).Stored() },
+		Bubble: true,
+	}
+}
+
+// exhibit returns the lock that has this name.
+func exhibit(name string) museum.Exhibit {
+	for _, e := range slices.Concat(museum.Right, exhibits()) {
+		if e.Name == name {
+			return e
+		}
+	}
+	panic("no exhibit is named " + name)
+}
+
+// harnessOf is the museumHarness of the lock that has this name.
+func harnessOf(name string, wrap ...func(dlock.Locker) dlock.Locker) Harness {
+	return museumHarness(exhibit(name), wrap...)
+}
+
+// exhibits are the broken locks of all chapters.
+func exhibits() (all []museum.Exhibit) {
+	for _, c := range museum.Chapters {
+		all = append(all, c.Exhibits...)
+	}
+	return all
+}
+
+// networkHarness has a store of its own, behind the network and beside it. The zero
+// Exhibit has no flaw.
+func networkHarness(t *testing.T, e museum.Exhibit) Harness {
+	store := e.Open()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var served sync.WaitGroup
+	served.Go(func() { store.Serve(l) })
+	t.Cleanup(func() {
+		l.Close()
+		served.Wait()
+	})
+	return Harness{
+		New:  func(*testing.T) dlock.Locker { return store.Client() },
+		Dial: func(_ *testing.T, addr string) dlock.Locker { return e.Dial(addr, false) },
+		Addr: l.Addr().String(),
+	}
+}
+
+func caseNamed(t *testing.T, name string) testCase {
+	for _, c := range cases {
+		if c.name == name {
+			return c
+		}
+	}
+	t.Fatalf("no case is named %q", name)
+	return testCase{}
+}
+
+func isSkip(err error) bool {
+	var skip skipError
+	return errors.As(err, &skip)
+}
+
+// plain is a Locker and nothing else, and shows no Locker in its fields.
+type plain struct{ store any }
+
+func (p plain) locker() dlock.Locker { return p.store.(dlock.Locker) }
+
+func (p plain) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return p.locker().TryAcquire(ctx, key, token, ttl)
+}
+
+func (p plain) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return p.locker().Renew(ctx, key, token, ttl)
+}
+
+func (p plain) Release(ctx context.Context, key, token string) (bool, error) {
+	return p.locker().Release(ctx, key, token)
+}
+
+// manyStores has stores, but none that it stands for.
+type manyStores struct {
+	plain
+	stores []dlock.Locker
+}
+
+// hanging does not return from one of its methods.
+type hanging struct{ dlock.Forward }
+
+func (hanging) Renew(context.Context, string, string, time.Duration) (bool, error) { select {} }
+
+// distant is a store that is some way off: what was sent is done, also if its reply comes too late.
+// Of every call whose ctx has ended it says that it had no effect.
+type distant struct {
+	dlock.Forward
+	by time.Duration
+}
+
+func (d *distant) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (a dlock.Attempt, err error) {
+	if ctx.Err() == nil {
+		time.Sleep(d.by)
+		a, err = d.Forward.TryAcquire(context.WithoutCancel(ctx), key, token, ttl)
+		time.Sleep(d.by)
+	}
+	if ctx.Err() != nil {
+		return dlock.Attempt{}, &dlock.NoEffectError{Err: ctx.Err()}
+	}
+	return a, err
+}
