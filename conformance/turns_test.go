@@ -21,7 +21,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rueidis"
-	"github.com/dlock-go/dlock/conformance/internal/history"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -153,9 +153,9 @@ func onServers(t *testing.T, servers []*redistest.Server, dial func(t *testing.T
 }
 
 func newCrowd(t *testing.T, n int, ttl time.Duration, flaky bool, dial func() dlock.Locker) *crowd {
-	c := &crowd{T: t, recorder: history.NewRecorder(), flaky: flaky, ttl: ttl, tokens: make(map[string]bool), end: time.Now().Add(time.Second)}
+	c := &crowd{T: t, recorder: history.NewRecorder(time.Now()), flaky: flaky, ttl: ttl, tokens: make(map[string]bool), end: time.Now().Add(time.Second)}
 	for i := range 3 {
-		c.clients = append(c.clients, dlock.New(c.recorder.Locker(i, dial()), dlock.WithTTL(ttl), dlock.WithLocalTurns(n)))
+		c.clients = append(c.clients, dlock.New(c.recorder.Locker(fmt.Sprint(i), dial()), dlock.WithTTL(ttl), dlock.WithLocalTurns(n)))
 	}
 	return c
 }
@@ -231,11 +231,7 @@ func (c *crowd) acquire(client int) {
 }
 
 func (c *crowd) hold(client int, l *dlock.Lease, asked time.Duration, adopted bool) {
-	start := c.recorder.Now()
-	note := func() {
-		c.recorder.Held(history.Hold{Client: client, Key: "k", Token: l.Token(), Asked: asked, Start: start,
-			End: min(c.recorder.Now(), c.recorder.At(l.Deadline())), Fence: l.Fence()})
-	}
+	h := c.recorder.Hold(fmt.Sprint(client), l, asked)
 	c.count(func() {
 		if c.holds++; c.tokens[l.Token()] && !adopted {
 			c.turns++
@@ -254,14 +250,14 @@ func (c *crowd) hold(client int, l *dlock.Lease, asked time.Duration, adopted bo
 		}
 	case 3, 4:
 		if d, err := l.Detach(); err == nil {
-			note()
+			c.recorder.End(h, l)
 			c.adopt(d)
 			return
 		} else if !c.flaky && !errors.Is(err, dlock.ErrInvalid) {
 			c.Error(err)
 		}
 	}
-	note()
+	c.recorder.End(h, l)
 	for range 1 + rand.N(2) {
 		if err := l.Release(); err != nil && !c.flaky {
 			c.Error(err)

@@ -70,11 +70,9 @@ func (c *chaos) later(d time.Duration, f func()) {
 
 // wipe calls f, which makes the server lose all data.
 func (c *chaos) wipe(what string, f func()) {
-	s := span{from: now()}
-	f()
-	s.to = now()
-	c.wiped(s)
-	c.fault("%s: %v", what, s)
+	c.fault("%s begins", what)
+	c.Wipe(f)
+	c.fault("%s has ended", what)
 	c.add(what, 1)
 }
 

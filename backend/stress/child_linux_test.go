@@ -156,7 +156,7 @@ func (c *chaos) disturb(p *child, n int) error {
 		c.stop(p, time.Duration(n%4+1)*200*time.Millisecond)
 	}
 	if c.awaitBusy(p) && n%2 == 0 {
-		at := now()
+		at := c.Now()
 		p.signal(syscall.SIGKILL)
 		<-p.ended
 		c.died(p.name, at)
@@ -192,11 +192,11 @@ func (c *chaos) awaitBusy(p *child) bool {
 }
 
 func (c *chaos) stop(p *child, d time.Duration) {
-	at := now()
+	at := c.Now()
 	p.signal(syscall.SIGSTOP)
 	c.fault("%s stopped for %v", p.name, d)
 	c.sleep(d)
-	c.stopped(p.name, at)
+	c.interrupted(p.name, "stopped", at)
 	p.signal(syscall.SIGCONT)
 	c.fault("%s continued", p.name)
 	c.add("process stopped", 1)

@@ -83,6 +83,7 @@
 //	DLOCK_MAJORITY=2m go test -v -timeout 0 -run TestMajority ./backend/stress
 //
 // TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
+// TestBrokenLocksAreFound shows what they see of locks in memory that are broken.
 //
 // DLOCK_STRESS, DLOCK_TOPOLOGY and DLOCK_MAJORITY are durations as in [time.ParseDuration].
 // DLOCK_STRESS_SEED is a decimal number. DLOCK_STRESS_CHILD is set by the test for its child processes.

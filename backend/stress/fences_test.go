@@ -14,15 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
-
-// A grant is a hold of a key, and the server that granted it.
-type grant struct {
-	server          int
-	fence           int64
-	asked, from, to time.Time // when it was requested, and while it was held, as its holder saw it
-}
 
 // TestTopologyFences asks Sentinel for failovers, and acquires locks on the old and the new master
 // at once, as clients do that are still connected to them. See the package documentation.
@@ -36,22 +30,19 @@ func TestTopologyFences(t *testing.T) {
 	var failovers, pairs, equal, disordered int
 	var worst int64
 	for start := time.Now(); time.Since(start) < d; failovers++ {
-		for _, grants := range grantsDuring(t, s, func() { s.Faults()[stepDown].Strike(t) }) {
-			slices.SortFunc(grants, func(a, b grant) int { return a.from.Compare(b.from) })
-			for i, first := range grants {
-				for _, second := range grants[i+1:] {
-					if second.server == first.server || !second.from.Before(first.to) {
-						continue
-					}
-					pairs++
-					switch lead := first.fence - second.fence; {
-					case lead == 0:
-						equal++
-					case lead > 0 && second.asked.After(first.from):
-						disordered++
-						worst = max(worst, lead)
-					}
-				}
+		h := grantsDuring(t, s, func() { s.Faults()[stepDown].Strike(t) })
+		for _, pair := range h.Overlaps() {
+			first, second := pair.Holds[0], pair.Holds[1]
+			if first.Client == second.Client { // a server
+				continue
+			}
+			pairs++
+			switch lead := first.Fence - second.Fence; {
+			case lead == 0:
+				equal++
+			case lead > 0 && second.Asked > first.Start:
+				disordered++
+				worst = max(worst, lead)
 			}
 		}
 	}
@@ -62,14 +53,13 @@ func TestTopologyFences(t *testing.T) {
 		equal+disordered, disordered)
 }
 
-// grantsDuring acquires and releases locks on each server during f. It returns the grants by key.
-func grantsDuring(t *testing.T, s *redistest.Sentinels, f func()) map[string][]grant {
+// grantsDuring acquires and releases locks on each server during f.
+func grantsDuring(t *testing.T, s *redistest.Sentinels, f func()) *history.History {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	var mu sync.Mutex
-	grants := make(map[string][]grant)
+	r := history.NewRecorder(time.Now())
 	var workers sync.WaitGroup
-	for number, server := range s.Servers {
+	for _, server := range s.Servers {
 		client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 		defer client.Close()
 		l := goredis.New(client)
@@ -77,18 +67,16 @@ func grantsDuring(t *testing.T, s *redistest.Sentinels, f func()) map[string][]g
 		for range 8 {
 			workers.Go(func() {
 				for ctx.Err() == nil {
-					asked, key, token := time.Now(), fmt.Sprint("key", rand.N(20)), fmt.Sprint(ids.Add(1))
-					a, err := l.TryAcquire(ctx, key, token, loadTTL)
-					g := grant{server: number, fence: a.Fence, asked: asked, from: time.Now()}
+					h := &history.Hold{Client: server.Addr(), Key: fmt.Sprint("key", rand.N(20)), Token: fmt.Sprint(ids.Add(1)), Asked: r.Now()}
+					a, err := l.TryAcquire(ctx, h.Key, h.Token, loadTTL)
+					h.Start, h.Fence = r.Now(), a.Fence
 					sleep(ctx, rand.N(20*time.Millisecond))
 					if err != nil || !a.Acquired {
 						continue
 					}
-					g.to = time.Now()
-					_, _ = l.Release(t.Context(), key, token)
-					mu.Lock()
-					grants[key] = append(grants[key], g)
-					mu.Unlock()
+					h.End = r.Now()
+					r.Held(h)
+					_, _ = l.Release(t.Context(), h.Key, h.Token)
 				}
 			})
 		}
@@ -96,5 +84,5 @@ func grantsDuring(t *testing.T, s *redistest.Sentinels, f func()) map[string][]g
 	f()
 	cancel()
 	workers.Wait()
-	return grants
+	return r.History()
 }

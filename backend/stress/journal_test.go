@@ -1,13 +1,14 @@
 package stress
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/history"
 )
 
 // An event is what a worker reports, in this process or a child. Times are nanoseconds of
@@ -36,50 +37,38 @@ const (
 	broken     = "broken" // what must never happen
 )
 
-// A span is the time from one instant to another.
-type span struct{ from, to int64 }
-
-func (s span) String() string { return clock(s.from) + " to " + clock(s.to) }
-
-func clock(ns int64) string { return time.Unix(0, ns).UTC().Format("04:05.000000") }
-
 func now() int64 { return time.Now().UnixNano() }
 
-// An interval is a wait or a hold.
-type interval struct {
-	span  // to is 0 while it goes on
-	who   string
-	key   string
-	fence int64
-	asked int64 // when Acquire was called
-	until int64 // the deadline when the hold began
-	lost  []event
-
-	failed string // the last error of the wait
+// A wait is one for a lock, in progress or ended.
+type wait struct {
+	who, key string
+	from, to time.Duration
+	failed   string // the last error
 }
 
-func (s interval) String() string {
-	if s.fence == 0 {
-		return fmt.Sprintf("%-24s waits for %q since %s %s", s.who, s.key, clock(s.from), s.failed)
-	}
-	return fmt.Sprintf("%-24s held %s from %v, fence %d", s.who, s.key, s.span, s.fence)
+func (w wait) String() string { return line(w.from, "%s waits for %q %s", w.who, w.key, w.failed) }
+
+// line is a text with the instant that it begins with, as in a history.
+func line(at time.Duration, format string, args ...any) string {
+	return fmt.Sprintf("%10.3fms ", float64(at)/1e6) + fmt.Sprintf(format, args...)
 }
 
+// An intervalID is that of a wait or a hold.
 type intervalID struct {
 	process string
 	id      int64
 }
 
-// A journal records what happened in a round.
+// A journal records what happened in a round. Its instants count from its beginning.
 type journal struct {
+	*history.Recorder // of all holds, and of all losses of data
+
 	mu      sync.Mutex
-	waits   map[intervalID]*interval // in progress
-	going   map[intervalID]*interval // holds in progress
-	known   map[intervalID]*interval // all holds
-	holds   []*interval              // by their beginning, roughly
+	waits   map[intervalID]*wait         // in progress
+	going   map[intervalID]*history.Hold // in progress
+	known   map[intervalID]*history.Hold // all
 	seen    map[string]int
-	wipes   []span // the server lost all data
-	faults  []string
+	faults  map[time.Duration]string
 	errors  []string
 	offset  int64 // of the wall clock against the monotonic one, at the last look
 	stepped bool  // the wall clock was set during the round
@@ -87,21 +76,26 @@ type journal struct {
 
 func newJournal() *journal {
 	return &journal{
-		waits: make(map[intervalID]*interval),
-		going: make(map[intervalID]*interval),
-		known: make(map[intervalID]*interval),
-		seen:  make(map[string]int),
+		Recorder: history.NewRecorder(time.Now().Round(0)),
+		waits:    make(map[intervalID]*wait),
+		going:    make(map[intervalID]*history.Hold),
+		known:    make(map[intervalID]*history.Hold),
+		seen:     make(map[string]int),
+		faults:   make(map[time.Duration]string),
 	}
 }
+
+// at is when an event happened.
+func (j *journal) at(ns int64) time.Duration { return j.At(time.Unix(0, ns)) }
 
 // note records an event of a process.
 func (j *journal) note(process string, e event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	id := intervalID{process, e.ID}
+	id, at := intervalID{process, e.ID}, j.at(e.At)
 	switch e.Kind {
 	case waitBegins:
-		j.waits[id] = &interval{span: span{from: e.At}, who: e.Who, key: e.Key}
+		j.waits[id] = &wait{who: e.Who, key: e.Key, from: at}
 	case waitFailed:
 		if w := j.waits[id]; w != nil { // the error may be of another call
 			w.failed = e.Text
@@ -109,52 +103,53 @@ func (j *journal) note(process string, e event) {
 	case waitEnds:
 		delete(j.waits, id)
 	case holdBegins:
-		h := &interval{span: span{from: e.At}, who: e.Who, key: e.Key, fence: e.Fence, asked: e.Asked, until: e.Until}
-		j.going[id], j.known[id], j.holds = h, h, append(j.holds, h)
+		h := &history.Hold{Client: e.Who, Key: e.Key, Asked: j.at(e.Asked), Start: at, End: j.at(e.Until), Fence: e.Fence}
+		j.going[id], j.known[id] = h, h
+		j.Held(h)
 	case holdLost:
 		h := j.known[id]
-		h.lost = append(h.lost, e)
+		h.Lost = at
+		j.faults[at] = fmt.Sprintf("%s: %s", h.Client, e.Text)
 	case holdEnds:
-		j.known[id].to = e.At
+		j.known[id].End = at
 		delete(j.going, id)
 	case happened:
 		j.seen[e.Text]++
 	case broken:
-		j.errors = append(j.errors, fmt.Sprintf("%s: %s, at %s: %s", e.Who, e.Key, clock(e.At), e.Text))
+		j.errors = append(j.errors, line(at, "%s: %s: %s", e.Who, e.Key, e.Text))
+	}
+}
+
+// interrupted counts the waits and holds of a process that was stopped or killed at an instant, as
+// how says.
+func (j *journal) interrupted(process, how string, at time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for id, w := range j.waits {
+		if id.process == process && w.from < at {
+			j.seen[how+" while waiting"]++
+		}
+	}
+	for id, h := range j.going {
+		if id.process == process && h.Start < at {
+			j.seen[how+" while holding"]++
+		}
 	}
 }
 
 // died ends all waits and holds of a process that was killed at an instant or later. It
 // held what it had not begun to release, at least until that instant or the deadline.
-func (j *journal) died(process string, at int64) {
+func (j *journal) died(process string, at time.Duration) {
+	j.interrupted(process, "killed", at)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for id, w := range j.waits {
-		if id.process == process {
-			j.countLocked("killed while waiting", w.from < at)
-			delete(j.waits, id)
-		}
-	}
 	for id, h := range j.going {
 		if id.process == process {
-			h.to = min(at, h.until)
-			j.countLocked("killed while holding", h.from < h.to)
-			delete(j.going, id)
+			h.End = min(at, h.End)
 		}
 	}
-}
-
-// stopped counts the waits and holds of a process that was stopped at an instant, and
-// still is.
-func (j *journal) stopped(process string, at int64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for id, w := range j.waits {
-		j.countLocked("stopped while waiting", id.process == process && w.from < at)
-	}
-	for id, h := range j.going {
-		j.countLocked("stopped while holding", id.process == process && h.from < at)
-	}
+	maps.DeleteFunc(j.going, func(id intervalID, _ *history.Hold) bool { return id.process == process })
+	maps.DeleteFunc(j.waits, func(id intervalID, _ *wait) bool { return id.process == process })
 }
 
 // busy reports whether a process holds one lock and waits for another.
@@ -171,13 +166,6 @@ func (j *journal) busy(process string) bool {
 	return waits && holds
 }
 
-// countLocked counts what has happened, if it has.
-func (j *journal) countLocked(what string, has bool) {
-	if has {
-		j.seen[what]++
-	}
-}
-
 func (j *journal) add(what string, n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -188,14 +176,7 @@ func (j *journal) add(what string, n int) {
 func (j *journal) fault(format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.faults = append(j.faults, clock(now())+" "+fmt.Sprintf(format, args...))
-}
-
-// wiped records that all data was lost at some time in s.
-func (j *journal) wiped(s span) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.wipes = append(j.wipes, s)
+	j.faults[j.Now()] = fmt.Sprintf(format, args...)
 }
 
 // look compares the wall clock with the monotonic one. If the wall clock was set, the times
@@ -232,128 +213,36 @@ func (j *journal) missing(kinds []string) []string {
 func (j *journal) summary() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	parts := []string{fmt.Sprintf("%d holds", len(j.holds))}
+	parts := []string{fmt.Sprintf("%d holds", len(j.known))}
 	for _, what := range slices.Sorted(maps.Keys(j.seen)) {
 		parts = append(parts, fmt.Sprintf("%s %d", what, j.seen[what]))
 	}
 	return strings.Join(parts, ", ")
 }
 
-// A violation is a broken promise, for one key.
-type violation struct {
-	key     string
-	at      int64
-	text    string
-	overlap bool // of certain holds
-	masters bool // what two masters at the same time explain
-}
-
-// check looks for certain holds of one key that overlap, for fences that do not rise,
-// and for leases that the server lost without having lost all data.
-func (j *journal) check() []violation {
+// judged returns what has happened until now, and what must not have happened.
+func (j *journal) judged() (h *history.History, violations []*history.Violation) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var violations []violation
-	keys, all := make(map[string][]interval), make(map[string][]interval)
-	for _, h := range j.holds {
-		for _, e := range h.lost {
-			if !j.explainedLocked(h, e.At) {
-				violations = append(violations, violation{key: h.key, at: e.At, text: fmt.Sprintf("%v: %s, at %s", h, e.Text, clock(e.At))})
-			}
-		}
-		all[h.key] = append(all[h.key], *h)
-		if certain, ok := j.certainLocked(*h); ok {
-			keys[h.key] = append(keys[h.key], certain)
-		}
-	}
-	for _, holds := range keys {
-		violations = append(violations, compare(holds)...)
-	}
-	for _, holds := range all {
-		violations = append(violations, compareFences(holds)...)
-	}
-	return violations
+	h = j.History()
+	return h, slices.Concat(h.Losses(), h.Overlaps(), h.Disorders(1))
 }
 
-// A fence is the time of the grant in microseconds, or up to this much less: the scripts
-// read the clock every ten milliseconds only.
-const fenceLag = 10 * time.Millisecond
-
-// explainedLocked reports whether all data was lost between the grant of a hold and an
-// instant.
-func (j *journal) explainedLocked(h *interval, at int64) bool {
-	return slices.ContainsFunc(j.wipes, func(w span) bool {
-		return w.from <= at && h.fence*1000 <= w.to
-	})
-}
-
-// certainLocked returns the part of a hold in which no loss of data can have ended it.
-func (j *journal) certainLocked(h interval) (interval, bool) {
-	for _, w := range j.wipes {
-		switch granted := h.fence * 1000; {
-		case granted > w.to:
-		case granted+int64(fenceLag) < w.from:
-			h.to = min(h.to, w.from)
-		default:
-			return h, false
-		}
-	}
-	return h, h.from < h.to
-}
-
-// compare looks for violations among the holds of one key.
-func compare(holds []interval) (violations []violation) {
-	slices.SortFunc(holds, func(a, b interval) int { return cmp.Compare(a.from, b.from) })
-	for i := 1; i < len(holds); i++ {
-		a, b := holds[i-1], holds[i]
-		switch {
-		case b.from < a.to:
-			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("two certain holds overlap by %v:\n%v\n%v", time.Duration(a.to-b.from), a, b), true, true})
-		case b.fence <= a.fence:
-			violations = append(violations, violation{b.key, b.from, fmt.Sprintf("a later hold does not have a higher fence:\n%v\n%v", a, b), false, true})
-		}
-		if a.to > b.to {
-			holds[i] = a
-		}
-	}
-	return violations
-}
-
-// compareFences looks for grants that were requested after another grant had been made, and
-// do not have a higher fence. This must hold even if all data was lost in between.
-func compareFences(holds []interval) (violations []violation) {
-	asked := slices.Clone(holds)
-	slices.SortFunc(asked, func(a, b interval) int { return cmp.Compare(a.asked, b.asked) })
-	slices.SortFunc(holds, func(a, b interval) int { return cmp.Compare(a.from, b.from) })
-	var highest interval // of those that had been made before h was requested
-	for _, h := range asked {
-		for len(holds) > 0 && holds[0].from < h.asked {
-			if holds[0].fence > highest.fence {
-				highest = holds[0]
-			}
-			holds = holds[1:]
-		}
-		if h.fence <= highest.fence {
-			violations = append(violations, violation{h.key, h.from, fmt.Sprintf("requested at %s, and no higher fence than before:\n%v\n%v", clock(h.asked), highest, h), false, highest.fence-h.fence < fenceLag.Microseconds()})
-		}
-	}
-	return violations
-}
-
-// history returns the holds of a key around an instant, and the faults injected then.
-func (j *journal) history(key string, at int64) string {
+// around returns the holds of a key around an instant, and the faults injected then.
+func (j *journal) around(key string, at time.Duration) string {
+	const near = 3 * time.Second
+	h, _ := j.judged()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	const around = int64(3 * time.Second)
 	var lines []string
-	for _, h := range j.holds {
-		if h.key == key && h.from < at+around && (h.to == 0 || h.to > at-around) {
-			lines = append(lines, clock(h.from)+" "+h.String())
+	for _, hold := range h.Holds {
+		if hold.Key == key && hold.Start < at+near && hold.End > at-near {
+			lines = append(lines, hold.String())
 		}
 	}
-	for _, f := range j.faults {
-		if clock(at-around) < f && f < clock(at+around) {
-			lines = append(lines, f)
+	for when, fault := range j.faults {
+		if (when - at).Abs() < near {
+			lines = append(lines, line(when, "%s", fault))
 		}
 	}
 	slices.Sort(lines)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -45,14 +46,14 @@ type load struct {
 	struck  []struck
 
 	answers sync.Mutex
-	waited  []interval     // all waits that have ended
+	waited  []wait         // all waits that have ended
 	failed  map[string]int // calls of Acquire, by fault and error
 }
 
 // A struck is a fault that has struck.
 type struck struct {
 	name     string
-	at       int64
+	at       time.Duration // of the journal
 	failover time.Duration // until a replica was master
 	whole    time.Duration // until all servers were in their places again
 }
@@ -96,10 +97,10 @@ func (l *load) start(library string, locker closer, closeClient func()) {
 
 // cycle acquires a lock, holds it for at most d, and releases it.
 func (l *load) cycle(c *dlock.Client, library, key string, d time.Duration) {
-	wait := interval{span: span{from: now()}, who: library, key: key}
+	wait := wait{who: library, key: key, from: l.Now()}
 	id := ids.Add(1)
-	l.note("", event{Kind: waitBegins, ID: id, Who: library, Key: key, At: wait.from})
-	wait.asked = now()
+	l.note("", event{Kind: waitBegins, ID: id, Who: library, Key: key, At: now()})
+	asked := now()
 	lease, err := c.Acquire(l.limit, key)
 	for err != nil {
 		if l.limit.Err() != nil {
@@ -107,14 +108,14 @@ func (l *load) cycle(c *dlock.Client, library, key string, d time.Duration) {
 		}
 		l.answer(func() { l.failed[address.ReplaceAllString(err.Error(), "…")]++ })
 		sleep(l.limit, 10*time.Millisecond)
-		wait.asked = now()
+		asked = now()
 		lease, err = c.Acquire(l.limit, key)
 	}
-	wait.to = now()
-	l.note("", event{Kind: waitEnds, ID: id, At: wait.to})
+	wait.to = l.Now()
+	l.note("", event{Kind: waitEnds, ID: id})
 	l.answer(func() { l.waited = append(l.waited, wait) })
 	id = ids.Add(1)
-	l.note("", event{Kind: holdBegins, ID: id, Who: library, Key: key, Asked: wait.asked, At: now(), Until: lease.Deadline().UnixNano(), Fence: lease.Fence()})
+	l.note("", event{Kind: holdBegins, ID: id, Who: library, Key: key, Asked: asked, At: now(), Until: lease.Deadline().UnixNano(), Fence: lease.Fence()})
 	held := time.NewTimer(rand.N(d))
 	defer held.Stop()
 	select {
@@ -160,7 +161,7 @@ func (l *load) strike(d time.Duration, some []string) {
 			}
 			begun := time.Now()
 			l.fault("%s", f.Name)
-			s := struck{name: f.Name, at: now()}
+			s := struck{name: f.Name, at: l.Now()}
 			checkJob := func() {}
 			if f.Name == "killed" {
 				checkJob = l.startNightly()
@@ -170,7 +171,7 @@ func (l *load) strike(d time.Duration, some []string) {
 			l.struck = append(l.struck, s)
 			l.fault("all is well")
 			checkJob()
-			l.awaitServed(now())
+			l.awaitServed(l.Now())
 			if d > 0 {
 				sleep(l.limit, loadPace-time.Since(begun))
 			}
@@ -210,7 +211,7 @@ func (l *load) settle() {
 
 // awaitServed waits until nobody waits any more for a lock that is held shortly and was asked for before
 // an instant, so that no wait is struck by two faults.
-func (l *load) awaitServed(at int64) {
+func (l *load) awaitServed(at time.Duration) {
 	awaitNil(l.t, "all to be served", func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -226,7 +227,7 @@ func (l *load) awaitServed(at int64) {
 func isLong(key string) bool { return strings.HasSuffix(key, "/long") }
 
 // during returns the last fault before an instant.
-func (l *load) during(at int64) (last struck) {
+func (l *load) during(at time.Duration) (last struck) {
 	last.name = "no fault"
 	for _, s := range l.struck {
 		if s.at <= at {
@@ -244,23 +245,24 @@ func (l *load) report() {
 		return
 	}
 	overlaps, waits, failovers := make(map[string]int), make(map[string]time.Duration), make(map[string][]string)
-	for _, v := range l.check() {
-		fault := l.during(v.at).name
-		library, _, _ := strings.Cut(v.key, "/")
-		if v.overlap {
-			overlaps[fault+", "+library]++
-		}
-		if v.masters && !exact(library) {
-			l.t.Logf("after %s, %q: %s", fault, v.key, v.text)
+	h, violations := l.judged()
+	for _, v := range h.Overlaps() {
+		library, _, _ := strings.Cut(v.Key, "/")
+		overlaps[l.during(v.Holds[1].Start).name+", "+library]++
+	}
+	for _, v := range violations {
+		fault := l.during(v.Holds[len(v.Holds)-1].Start).name
+		if library, _, _ := strings.Cut(v.Key, "/"); twoMasters(v) && !exact(library) {
+			l.t.Logf("after %s, %v", fault, v)
 		} else {
-			l.t.Errorf("after %s, %q: %s\n%s", fault, v.key, v.text, l.history(v.key, v.at))
+			l.t.Errorf("after %s, %v\n%s", fault, v, l.around(v.Key, v.Holds[0].End))
 		}
 	}
 	for _, w := range l.waited {
 		if isLong(w.key) {
 			continue
 		}
-		fault, took := l.during(w.to), time.Duration(w.to-w.from)
+		fault, took := l.during(w.to), w.to-w.from
 		what, outage := fault.name+", "+w.who, fault.failover
 		if exact(w.who) {
 			outage = fault.whole
@@ -284,6 +286,17 @@ func (l *load) report() {
 		l.t.Logf("%d calls failed: %s", l.failed[text], text)
 	}
 }
+
+// twoMasters reports whether two masters at the same time explain a violation: both grant the lock,
+// and the fences of each follow its own clock, cut to fenceLag.
+func twoMasters(v *history.Violation) bool {
+	first, second := v.Holds[0], v.Holds[len(v.Holds)-1]
+	return second.Asked <= first.Start || first.Fence-second.Fence < fenceLag.Microseconds()
+}
+
+// A fence is the time of the grant in microseconds, or up to this much less: the scripts
+// read the clock every ten milliseconds only.
+const fenceLag = 10 * time.Millisecond
 
 // exact reports whether a library promises that no certain holds overlap, whatever the fault.
 func exact(library string) bool { return library == byMajority || strings.HasSuffix(library, durable) }

@@ -194,7 +194,7 @@ func (r *round) awaitMix(d time.Duration) {
 func (r *round) tooLate() {
 	r.t.Errorf("not served within %v:\n%s", calmLimit, strings.Join(r.waiting(), "\n"))
 	for _, key := range lockKeys {
-		r.t.Logf("%s\n%s", r.state(key), r.history(key, now()))
+		r.t.Logf("%s\n%s", r.state(key), r.around(key, r.Now()))
 	}
 	r.end()
 }
@@ -284,7 +284,7 @@ func (r *round) serveAll(library int) {
 			return
 		}
 		if err := lease.Release(); err != nil {
-			r.t.Errorf("Release(%q): %v\n%s", key, err, r.history(key, now()))
+			r.t.Errorf("Release(%q): %v\n%s", key, err, r.around(key, r.Now()))
 		}
 	}
 }
@@ -312,9 +312,9 @@ func (r *round) report() {
 		r.t.Log("inconclusive: the clock of this machine was set during the round")
 		return
 	}
-	violations := r.check()
-	for _, f := range violations[:min(3, len(violations))] {
-		r.t.Errorf("%q: %s\n%s\n%s", f.key, f.text, r.state(f.key), r.history(f.key, f.at))
+	_, violations := r.judged()
+	for _, v := range violations[:min(3, len(violations))] {
+		r.t.Errorf("%v\n%s\n%s", v, r.state(v.Key), r.around(v.Key, v.Holds[0].End))
 	}
 	for _, e := range r.errors {
 		r.t.Error(e)

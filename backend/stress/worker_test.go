@@ -271,10 +271,11 @@ func (w *worker) failed(key string, err error) {
 	}
 }
 
-// begin reports that a hold begins.
+// begin reports that a hold begins. A fence of Redis is the time of the grant in microseconds, or less.
 func (w *worker) begin(l *dlock.Lease) (id int64) {
 	id = w.ids.Add(1)
-	w.note(event{Kind: holdBegins, ID: id, Who: w.who, Key: l.Key(), Asked: w.asked, At: now(), Until: l.Deadline().UnixNano(), Fence: l.Fence()})
+	asked := max(w.asked, l.Fence()*1000)
+	w.note(event{Kind: holdBegins, ID: id, Who: w.who, Key: l.Key(), Asked: asked, At: now(), Until: l.Deadline().UnixNano(), Fence: l.Fence()})
 	return id
 }
 

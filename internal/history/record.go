@@ -21,8 +21,9 @@ type Recorder struct {
 	history History
 }
 
-// NewRecorder begins a history.
-func NewRecorder() *Recorder { return &Recorder{start: time.Now()} }
+// NewRecorder begins a history whose instants count from start. Without a monotonic clock in start,
+// they are instants of the wall clock, which all processes of a machine share.
+func NewRecorder(start time.Time) *Recorder { return &Recorder{start: start} }
 
 // Now is the time since the beginning of the history.
 func (r *Recorder) Now() time.Duration { return r.At(time.Now()) }
@@ -35,34 +36,47 @@ func (r *Recorder) At(t time.Time) time.Duration { return t.Sub(r.start) }
 func (r *Recorder) History() *History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := &History{Outages: slices.Clone(r.history.Outages)}
+	h := &History{}
 	for _, o := range r.history.Operations {
 		o := *o
 		h.Operations = append(h.Operations, &o)
 	}
-	h.Holds = cutAtWipes(r.history.Holds, h.Operations)
+	for _, hold := range r.history.Holds {
+		hold := *hold
+		hold.cutAtWipes(h.Operations)
+		h.Holds = append(h.Holds, &hold)
+	}
 	return h
 }
 
-// Held records that a client was certain of its lease, unless no time passed.
-func (r *Recorder) Held(h Hold) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.history.Holds = append(r.history.Holds, &h)
+// Hold records that a client holds a lease from now on. It is certain of that when [Recorder.End]
+// says until when.
+func (r *Recorder) Hold(client string, l *dlock.Lease, asked time.Duration) *Hold {
+	h := &Hold{Client: client, Key: l.Key(), Token: l.Token(), Asked: asked, Start: r.Now(), Fence: l.Fence()}
+	r.Held(h)
+	return h
 }
 
-// Failed records that a client's connection failed from then until now.
-func (r *Recorder) Failed(client int, from time.Duration) {
+// End records that a client was certain of its lease until now, or until its deadline.
+func (r *Recorder) End(h *Hold, l *dlock.Lease) { h.End = min(r.Now(), r.At(l.Deadline())) }
+
+// Held records a hold. Its fields may change until History is called.
+func (r *Recorder) Held(h *Hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.history.Outages = append(r.history.Outages, Outage{client, from, r.Now()})
+	r.history.Holds = append(r.history.Holds, h)
 }
 
 // Wipe calls wipe, which loses all data of the store, and records that.
-func (r *Recorder) Wipe(wipe func()) {
-	o := r.begin(Operation{Method: Wipe, Client: -1})
-	wipe()
-	r.end(o, nil, func() { o.Outcome = Wiped })
+func (r *Recorder) Wipe(wipe func()) { r.happen(Wipe, "store", wipe) }
+
+// Outage calls fail, during which the connection of a client fails, and records that.
+func (r *Recorder) Outage(client string, fail func()) { r.happen(Outage, client, fail) }
+
+func (r *Recorder) happen(m Method, client string, f func()) {
+	o := r.begin(Operation{Method: m, Client: client})
+	f()
+	r.end(o, nil, func() { o.Outcome = Happened })
 }
 
 // begin records a call, before it is made.
@@ -94,12 +108,12 @@ func (r *Recorder) end(o *Operation, err error, answer func()) {
 type Locker struct {
 	dlock.Forward
 	recorder *Recorder
-	client   int
+	client   string
 	stall    atomic.Int64
 }
 
 // Locker returns l for one client, whose calls it records.
-func (r *Recorder) Locker(client int, l dlock.Locker) *Locker {
+func (r *Recorder) Locker(client string, l dlock.Locker) *Locker {
 	return &Locker{Forward: dlock.Forward{Locker: l}, recorder: r, client: client}
 }
 
@@ -115,19 +129,17 @@ func (l *Locker) begin(m Method, key, token string, ttl time.Duration) *Operatio
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	o := l.begin(TryAcquire, key, token, ttl)
 	a, err := l.Forward.TryAcquire(ctx, key, token, ttl)
-	l.attempted(o, a, err)
-	return a, err
+	return l.attempted(o, a, err)
 }
 
 // Acquire implements [dlock.Acquirer].
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	o := l.begin(Acquire, key, token, ttl)
 	a, err := l.Forward.Acquire(ctx, key, token, ttl)
-	l.attempted(o, a, err)
-	return a, err
+	return l.attempted(o, a, err)
 }
 
-func (l *Locker) attempted(o *Operation, a dlock.Attempt, err error) {
+func (l *Locker) attempted(o *Operation, a dlock.Attempt, err error) (dlock.Attempt, error) {
 	l.recorder.end(o, err, func() {
 		o.Outcome, o.Fence, o.Holder = Refused, a.Fence, a.Holder
 		if a.Acquired {
@@ -138,13 +150,14 @@ func (l *Locker) attempted(o *Operation, a dlock.Attempt, err error) {
 		}
 	})
 	time.Sleep(time.Duration(l.stall.Swap(0)))
+	return a, err
 }
 
 // Renew implements [dlock.Locker].
 func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	o := l.begin(Renew, key, token, ttl)
 	held, err := l.Forward.Renew(ctx, key, token, ttl)
-	l.answered(o, held, "", err)
+	l.answered(o, dlock.Hold{Held: held}, err)
 	return held, err
 }
 
@@ -152,17 +165,8 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	o := l.begin(Release, key, token, 0)
 	held, err := l.Forward.Release(ctx, key, token)
-	l.answered(o, held, "", err)
+	l.answered(o, dlock.Hold{Held: held}, err)
 	return held, err
-}
-
-func (l *Locker) answered(o *Operation, held bool, holder string, err error) {
-	l.recorder.end(o, err, func() {
-		o.Outcome = NotHeld
-		if held {
-			o.Outcome, o.Holder = Held, holder
-		}
-	})
 }
 
 // RenewBatch implements [dlock.BatchRenewer].
@@ -177,9 +181,9 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	}
 	for i, o := range operations {
 		if err != nil {
-			l.answered(o, false, "", err)
+			l.answered(o, dlock.Hold{}, err)
 		} else {
-			l.answered(o, results[i].Held, "", results[i].Err)
+			l.answered(o, dlock.Hold{Held: results[i].Held}, results[i].Err)
 		}
 	}
 	return results, err
@@ -189,6 +193,15 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	o := l.begin(Inspect, key, "", 0)
 	h, err := l.Forward.Inspect(ctx, key)
-	l.answered(o, h.Held, h.Token, err)
+	l.answered(o, h, err)
 	return h, err
+}
+
+func (l *Locker) answered(o *Operation, h dlock.Hold, err error) {
+	l.recorder.end(o, err, func() {
+		o.Outcome = NotHeld
+		if h.Held {
+			o.Outcome, o.Holder = Held, h.Token
+		}
+	})
 }

@@ -191,14 +191,15 @@ func (c *checker) settle(o *Operation, must bool) {
 		bit = 1 << i
 	}
 	reached, settled := frontier{reads: c.reads()}, frontier{reads: c.reads()}
-	for _, s := range c.states {
-		reached.add(s)
-	}
-	for i := 0; i < len(reached.states); i++ {
-		s := reached.states[i]
+	for todo := slices.Clone(c.states); len(todo) > 0; {
+		s := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
 		switch {
-		case reached.covered[i]:
+		case !reached.add(s):
 			continue
+		case len(reached.states) > maxStates:
+			c.tooMany = true
+			return
 		case !must:
 			settled.add(s)
 		case s.done&bit != 0:
@@ -206,13 +207,9 @@ func (c *checker) settle(o *Operation, must bool) {
 			settled.add(s)
 			continue
 		}
-		c.successors(s, o.Returned, &reached)
-		if len(reached.states) > maxStates {
-			c.tooMany = true
-			return
-		}
+		todo = append(todo, c.successors(s, o.Returned)...)
 	}
-	c.states = settled.best()
+	c.states = settled.states
 }
 
 // reads are the pending operations that change nothing.
@@ -226,14 +223,14 @@ func (c *checker) reads() uint64 {
 	return bits
 }
 
-// successors adds the states that may follow s until then.
-func (c *checker) successors(s state, then time.Duration, to *frontier) {
+// successors are the states that may follow s until then.
+func (c *checker) successors(s state, then time.Duration) (all []state) {
 	if s.holder != free && then >= s.least {
-		to.add(s.freed(max(s.now, s.least)))
+		all = append(all, s.freed(max(s.now, s.least)))
 	}
 	for _, i := range c.indeterminate {
 		if next, ok := c.mayChange(s, i, then); ok {
-			to.add(next)
+			all = append(all, next)
 		}
 	}
 	for i, o := range c.pending {
@@ -242,7 +239,8 @@ func (c *checker) successors(s state, then time.Duration, to *frontier) {
 		}
 		if next, ok := c.takesEffect(s, o, then); ok {
 			next.done |= 1 << i
-			to.add(next)
+			all = append(all, next)
 		}
 	}
+	return all
 }

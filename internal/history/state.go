@@ -105,29 +105,15 @@ func (s state) covers(s2 state, reads uint64) bool {
 
 // A frontier is a set of states of which none covers another.
 type frontier struct {
-	reads   uint64
-	states  []state
-	covered []bool
+	reads  uint64
+	states []state
 }
 
-func (f *frontier) add(s state) {
-	for i, other := range f.states {
-		if !f.covered[i] && other.covers(s, f.reads) {
-			return
-		}
+// add adds s, unless another state covers it.
+func (f *frontier) add(s state) bool {
+	if slices.ContainsFunc(f.states, func(other state) bool { return other.covers(s, f.reads) }) {
+		return false
 	}
-	for i, other := range f.states {
-		f.covered[i] = f.covered[i] || s.covers(other, f.reads)
-	}
-	f.states, f.covered = append(f.states, s), append(f.covered, false)
-}
-
-func (f *frontier) best() []state {
-	var best []state
-	for i, s := range f.states {
-		if !f.covered[i] {
-			best = append(best, s)
-		}
-	}
-	return best
+	f.states = append(slices.DeleteFunc(f.states, func(other state) bool { return s.covers(other, f.reads) }), s)
+	return true
 }

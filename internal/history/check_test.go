@@ -75,7 +75,7 @@ func looked(from, to int, holder string) *Operation {
 
 func wiped(from, to int) *Operation {
 	o := called(from, to, Wipe, "")
-	o.Outcome = Wiped
+	o.Outcome = Happened
 	return o
 }
 

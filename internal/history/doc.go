@@ -5,14 +5,13 @@
 // [dlock.Locker], with the instants of call and return, and the answer. A certain [Hold] is the
 // time in which a client could rely on its lease: it begins when the acquisition returns, and ends
 // with the call of Release, the lease's deadline or a loss of all data. A [Recorder] makes a
-// History, a [Plan] draws the random steps of the clients from a seed, [Model.Check] looks for a
-// [Violation], and [Picture] draws it.
+// History, [Model.Check] looks for a [Violation], and [Picture] draws it.
 //
 // What is checked, for each key:
 //
 //   - Certain holds never overlap.
-//   - Fences follow real time: a later certain hold has the larger fence, by the
-//     model's FenceStep.
+//   - The store loses no lease before its deadline, except with all its data.
+//   - Fences follow real time: a later hold has the larger fence, by the model's FenceStep.
 //   - The answers are linearizable: the operations could have taken effect one at a
 //     time, each at an instant between its call and its return, such that a fenced
 //     mutex with expiry gives each of these answers. A lease ends no earlier than its

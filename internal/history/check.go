@@ -26,8 +26,10 @@ var ErrTooConcurrent = errors.New("too many calls overlapped to check their answ
 // Check returns a piece of h that the model cannot have, or nil. If some keys were not
 // checked, the error names them and matches [ErrTooConcurrent].
 func (m Model) Check(h *History) (*Violation, error) {
-	if v := m.checkHolds(h.Holds); v != nil {
-		return v, nil
+	for _, found := range [][]*Violation{h.Overlaps(), h.Losses(), h.Disorders(m.FenceStep)} {
+		if len(found) > 0 {
+			return found[0], nil
+		}
 	}
 	var unchecked error
 	for _, key := range h.keys() {
@@ -64,8 +66,8 @@ func (m Model) checkAnswers(operations []*Operation) (*Violation, error) {
 	last, before := c.run()
 	return &Violation{
 		What: fmt.Sprintf("these answers cannot all be right: %v of %s is impossible where %s",
-			last, clientName(last.Client), c.describe(last, before)),
-		Operations: withGrants(needed, operations),
+			last, last.Client, c.describe(last, before)),
+		History: History{Operations: withGrants(needed, operations)},
 	}, nil
 }
 
@@ -74,22 +76,23 @@ func (m Model) checkAnswers(operations []*Operation) (*Violation, error) {
 // debugging does.
 func shrink(operations []*Operation, bad func(known func(*Operation) bool) bool) []*Operation {
 	dropped := make(map[*Operation]bool)
-	isDropped := func(o *Operation) bool { return dropped[o] }
-	known := func(o *Operation) bool { return !dropped[o] }
+	known := func(o *Operation) bool { return !dropped[o] && o.Outcome != Unknown }
+	kept := func() []*Operation {
+		return slices.DeleteFunc(slices.Clone(operations), func(o *Operation) bool { return !known(o) })
+	}
 	for size := len(operations); size > 0; size /= 2 {
-		for chunk := range slices.Chunk(slices.DeleteFunc(slices.Clone(operations), isDropped), size) {
-			for _, o := range chunk {
-				dropped[o] = true
+		for chunk := range slices.Chunk(kept(), size) {
+			drop := func(yes bool) {
+				for _, o := range chunk {
+					dropped[o] = yes
+				}
 			}
-			if bad(known) {
-				continue
-			}
-			for _, o := range chunk {
-				delete(dropped, o)
+			if drop(true); !bad(known) {
+				drop(false)
 			}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(operations), func(o *Operation) bool { return dropped[o] || o.Outcome == Unknown })
+	return kept()
 }
 
 // withGrants adds the latest grants of the tokens in question, which a reader wants to

@@ -16,8 +16,8 @@ import (
 
 func TestPicture(t *testing.T) {
 	wrongHolds := &History{Holds: []*Hold{
-		{Client: 0, Key: "k", Token: "first", End: 5 * time.Millisecond, Fence: 1_234_567_890},
-		{Client: 1, Key: "k", Token: "second", Start: 4 * time.Millisecond, End: 9 * time.Millisecond, Fence: 16},
+		{Client: "a", Key: "k", Token: "first", End: 5 * time.Millisecond, Fence: 1_234_567_890},
+		{Client: "b", Key: "k", Token: "second", Start: 4 * time.Millisecond, End: 9 * time.Millisecond, Fence: 16},
 	}, Operations: ordered([]*Operation{gets(0, 1, "first", 8)})}
 	histories := map[string]*History{"overlap": wrongHolds}
 	for _, h := range wrongHistories {
@@ -51,9 +51,8 @@ func TestPicture(t *testing.T) {
 // A picture may be drawn of a history without a violation, and tokens may hold any bytes.
 func TestPictureOfAnything(t *testing.T) {
 	h := &History{
-		Operations: ordered([]*Operation{gets(0, 1, "<&\x00\xff\"'", 8), noReply(2, 3, TryAcquire, "b"), wiped(4, 5), looked(400, 401, "")}),
+		Operations: ordered([]*Operation{gets(0, 1, "<&\x00\xff\"'", 8), noReply(2, 3, TryAcquire, "b"), wiped(4, 5), {Method: Outage, Begin: 60, End: 65}, looked(400, 401, "")}),
 		Holds:      []*Hold{{Key: "k", Token: "<&\x00", End: time.Millisecond, Fence: 8}},
-		Outages:    []Outage{{0, 0, time.Millisecond}},
 	}
 	h.Operations[1].Err = errors.New("<]]>\x1b")
 	classes := make(map[string]int)

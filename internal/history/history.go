@@ -10,20 +10,13 @@ import (
 type History struct {
 	Operations []*Operation // in the order of their calls
 	Holds      []*Hold      // in no order
-	Outages    []Outage     // in no order
-}
-
-// An Outage is the time in which a client's connection failed.
-type Outage struct {
-	Client   int
-	From, To time.Duration
 }
 
 // keys returns the keys of all operations, in the order of their first calls.
 func (h *History) keys() []string {
 	var keys []string
 	for _, o := range h.Operations {
-		if o.Method != Wipe && !slices.Contains(keys, o.Key) {
+		if o.Key != "" && !slices.Contains(keys, o.Key) {
 			keys = append(keys, o.Key)
 		}
 	}
@@ -35,25 +28,31 @@ func (h *History) of(key string) []*Operation {
 	return slices.DeleteFunc(slices.Clone(h.Operations), func(o *Operation) bool { return o.Key != key && o.Method != Wipe })
 }
 
-// clients is the number of the clients.
-func (h *History) clients() int {
-	n := 0
+// clients returns the names of the clients.
+func (h *History) clients() []string {
+	var names []string
 	for _, o := range h.Operations {
-		n = max(n, o.Client+1)
-	}
-	return n
-}
-
-// end is when the last thing happened.
-func (h *History) end() time.Duration {
-	end := time.Duration(1)
-	for _, o := range h.Operations {
-		end = max(end, o.Called, o.Returned)
+		if o.Method != Wipe {
+			names = append(names, o.Client)
+		}
 	}
 	for _, hold := range h.Holds {
-		end = max(end, hold.End)
+		names = append(names, hold.Client)
 	}
-	return end
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// span is the time that h takes: a violation is a short history.
+func (h *History) span() (from, to time.Duration) {
+	from = 1 << 62
+	for _, hold := range h.Holds {
+		from, to = min(from, hold.Start), max(to, hold.End)
+	}
+	for _, o := range h.Operations {
+		from, to = min(from, o.Called), max(to, o.Called, o.Returned)
+	}
+	return from, to
 }
 
 // ttl is the longest TTL of an operation.

@@ -39,8 +39,8 @@ func (l scriptedLocker) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.Re
 
 func TestRecorder(t *testing.T) {
 	ctx := context.Background()
-	r := NewRecorder()
-	l := r.Locker(3, scriptedLocker{since: time.Now().Add(time.Hour)}) // later than the return
+	r := NewRecorder(time.Now())
+	l := r.Locker("client 3", scriptedLocker{since: time.Now().Add(time.Hour)}) // later than the return
 	_, _ = l.TryAcquire(ctx, "k", "a", time.Second)
 	_, _ = l.Acquire(ctx, "k", "a", time.Second)
 	_, _ = l.Renew(ctx, "k", "a", time.Second)
@@ -50,6 +50,7 @@ func TestRecorder(t *testing.T) {
 	_, err := l.Inspect(ctx, "k")
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	r.Wipe(func() {})
+	r.Outage("client 4", func() {})
 	open := r.begin(Operation{Key: "k"})
 
 	h := r.History()
@@ -62,18 +63,18 @@ func TestRecorder(t *testing.T) {
 		assert.Greater(t, o.End, o.Begin, o)
 		place = o.Begin
 	}
-	assert.Equal(t, []Outcome{Refused, Granted, Unknown, Held, Unknown, Unknown, NotHeld, Wiped, Unknown}, got)
+	assert.Equal(t, []Outcome{Refused, Granted, Unknown, Held, Unknown, Unknown, NotHeld, Happened, Happened, Unknown}, got)
 	assert.Equal(t, "other", h.Operations[0].Holder)
 	granted := h.Operations[1]
 	assert.Equal(t, granted.Returned, granted.Since, "Since is later than the return")
-	assert.Equal(t, 3, granted.Client)
+	assert.Equal(t, "client 3", granted.Client)
 	assert.Equal(t, []string{"k", "l"}, h.keys())
-	assert.Equal(t, 4, h.clients())
+	assert.Equal(t, []string{"", "client 3", "client 4"}, h.clients())
 }
 
 func TestStall(t *testing.T) {
 	const stall = 20 * time.Millisecond
-	l := NewRecorder().Locker(0, scriptedLocker{})
+	l := NewRecorder(time.Now()).Locker("client", scriptedLocker{})
 	l.Stall(stall)
 	start := time.Now()
 	_, _ = l.TryAcquire(context.Background(), "k", "a", time.Second)

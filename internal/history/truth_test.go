@@ -33,7 +33,7 @@ func (l *truth) apply(o *Operation, now int) {
 	}
 	switch {
 	case o.Method == Wipe:
-		o.Outcome, l.holder = Wiped, ""
+		o.Outcome, l.holder = Happened, ""
 	case o.Method.takes() && l.holder != "" && l.holder != o.Token:
 		o.Outcome, o.Holder = Refused, l.holder
 	case o.Method.takes():
@@ -91,7 +91,7 @@ func simulate(seed uint64, clients, rounds, ttl int, unknowns bool) []*Operation
 		if e.o.Err != nil {
 			e.o.Outcome, e.o.Fence, e.o.Holder = Unknown, 0, ""
 			if e.o.Method == Wipe {
-				e.o.Outcome = Wiped // its end is always known
+				e.o.Outcome = Happened // its end is always known
 				e.o.Returned = max(e.o.Returned, time.Duration(e.at)*time.Millisecond)
 				e.o.End = max(e.o.End, 10_000*e.at+9999)
 			}

@@ -9,7 +9,7 @@ import (
 // An Operation is one call of a Locker for one key.
 type Operation struct {
 	Method     Method
-	Client     int // -1 of Wipe
+	Client     string
 	Key, Token string
 	TTL        time.Duration
 
@@ -26,7 +26,7 @@ type Operation struct {
 // Never is the End of an operation that has not returned.
 const Never = int(^uint(0) >> 1)
 
-// A Method is that of a Locker, or the loss of all data.
+// A Method is that of a Locker, or what happens to a client or to the store.
 type Method int
 
 // The methods.
@@ -36,11 +36,12 @@ const (
 	Renew
 	Release
 	Inspect
-	Wipe
+	Wipe   // all data is lost
+	Outage // the client's connection fails
 )
 
 func (m Method) String() string {
-	return [...]string{"TryAcquire", "Acquire", "Renew", "Release", "Inspect", "Wipe"}[m]
+	return [...]string{"TryAcquire", "Acquire", "Renew", "Release", "Inspect", "Wipe", "Outage"}[m]
 }
 
 // takes reports whether the method may make its token the holder.
@@ -51,12 +52,12 @@ type Outcome int
 
 // The outcomes.
 const (
-	Unknown Outcome = iota // an error, or no answer yet: it may take effect at any time, or never
-	Granted                // the token holds the key now
-	Refused                // another token holds it
-	Held                   // the token held the key; of Inspect: somebody did
-	NotHeld                // it did not; of Inspect: nobody did
-	Wiped                  // of Wipe
+	Unknown  Outcome = iota // an error, or no answer yet: it may take effect at any time, or never
+	Granted                 // the token holds the key now
+	Refused                 // another token holds it
+	Held                    // the token held the key; of Inspect: somebody did
+	NotHeld                 // it did not; of Inspect: nobody did
+	Happened                // of Wipe and Outage
 )
 
 func (o *Operation) String() string {
@@ -64,6 +65,8 @@ func (o *Operation) String() string {
 	switch o.Method {
 	case Wipe:
 		return "everything is lost"
+	case Outage:
+		return "the connection fails"
 	case Inspect:
 		call = "Inspect()"
 	case TryAcquire, Acquire, Renew:
