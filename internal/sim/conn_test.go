@@ -1,0 +1,237 @@
+package sim_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// A network is a server and its clients in a bubble, with fates that a test changes.
+type network struct {
+	*testing.T
+	server *sim.Server
+	fate   func(sim.Trip) sim.Fate
+}
+
+func inNetwork(t *testing.T, test func(n *network)) {
+	synctest.Test(t, func(t *testing.T) { test(&network{T: t, server: sim.NewServer()}) })
+}
+
+// client returns one more client. It is closed when the test ends.
+func (n *network) client() (*rediscore.Locker, *sim.Conn) {
+	conn := sim.Dial(n.server, func(trip sim.Trip) sim.Fate {
+		if n.fate == nil {
+			return sim.Fate{Request: sim.Leg{Delay: time.Millisecond}, Reply: sim.Leg{Delay: time.Millisecond}}
+		}
+		return n.fate(trip)
+	})
+	l := rediscore.New(conn)
+	n.Cleanup(func() {
+		l.Close()
+		conn.Close()
+	})
+	return l, conn
+}
+
+func (n *network) holder(key string) string {
+	v, err := n.server.Do("GET", key)
+	require.NoError(n, err)
+	if v == nil {
+		return ""
+	}
+	return v.(string)
+}
+
+// try makes an attempt that may take a second.
+func try(l *rediscore.Locker, token string) (dlock.Attempt, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return l.TryAcquire(ctx, "k", token, time.Minute)
+}
+
+func TestFates(t *testing.T) {
+	for name, c := range map[string]struct {
+		fate     sim.Fate
+		answered time.Duration // 0: not within a second
+		reached  time.Duration // when the lock was taken; 0: never
+	}{
+		"slow":             {sim.Fate{Request: sim.Leg{Delay: 30 * time.Millisecond}, Reply: sim.Leg{Delay: 20 * time.Millisecond}}, 50 * time.Millisecond, 30 * time.Millisecond},
+		"request lost":     {sim.Fate{Request: sim.Leg{Lost: true}}, 0, 0},
+		"reply lost":       {sim.Fate{Request: sim.Leg{Delay: time.Millisecond}, Reply: sim.Leg{Lost: true}}, 0, time.Millisecond},
+		"request late":     {sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}}, 0, 2 * time.Second},
+		"held back":        {sim.Fate{Request: sim.Leg{Until: make(chan struct{})}}, 0, 3 * time.Second},
+		"lost, and a copy": {sim.Fate{Request: sim.Leg{Lost: true}, Twice: true, Again: sim.Leg{Delay: 4 * time.Second}}, 0, 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetwork(t, func(n *network) {
+				l, _ := n.client()
+				if c.fate.Request.Until != nil {
+					until := make(chan struct{})
+					c.fate.Request.Until = until
+					time.AfterFunc(3*time.Second, func() { close(until) })
+				}
+				n.fate = func(sim.Trip) sim.Fate { return c.fate }
+				begun := time.Now()
+				a, err := try(l, "A")
+				if c.answered > 0 {
+					require.NoError(t, err)
+					assert.True(t, a.Acquired)
+					assert.Equal(t, c.answered, time.Since(begun))
+				} else {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					assert.False(t, dlock.NoEffect(err), "the request was sent")
+				}
+				if c.reached > 0 {
+					time.Sleep(time.Until(begun.Add(c.reached - time.Microsecond)))
+					if c.reached > time.Since(begun) {
+						assert.Empty(t, n.holder("k"))
+					}
+					time.Sleep(time.Millisecond)
+					assert.Equal(t, "A", n.holder("k"))
+				} else {
+					time.Sleep(time.Hour)
+					assert.Empty(t, n.holder("k"))
+				}
+			})
+		})
+	}
+}
+
+// A release hands the lock over in one round trip: its request, and the message.
+func TestHandoverTakesOneRoundTrip(t *testing.T) {
+	inNetwork(t, func(n *network) {
+		holder, _ := n.client()
+		waiter, _ := n.client()
+		_, err := try(holder, "A")
+		require.NoError(t, err)
+		served := make(chan time.Time, 1)
+		go func() {
+			a, err := waiter.Acquire(context.Background(), "k", "B", time.Minute)
+			assert.NoError(t, err)
+			assert.True(t, a.Acquired)
+			served <- time.Now()
+		}()
+		time.Sleep(10 * time.Second)
+		begun := time.Now()
+		held, err := holder.Release(context.Background(), "k", "A")
+		require.NoError(t, err)
+		assert.True(t, held)
+		assert.Equal(t, 2*time.Millisecond, (<-served).Sub(begun))
+	})
+}
+
+// A message that is lost, or a subscription that is cut, is made good by the next check-in.
+func TestLostMessages(t *testing.T) {
+	for name, lose := range map[string]func(n *network, waiter *sim.Conn){
+		"message": func(n *network, _ *sim.Conn) {
+			n.fate = func(t sim.Trip) sim.Fate { return sim.Fate{Reply: sim.Leg{Lost: t.Message != ""}} }
+		},
+		"cut": func(_ *network, waiter *sim.Conn) { waiter.Cut() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetwork(t, func(n *network) {
+				holder, _ := n.client()
+				waiter, conn := n.client()
+				_, err := try(holder, "A")
+				require.NoError(t, err)
+				served := make(chan time.Time, 1)
+				go func() {
+					_, err := waiter.Acquire(context.Background(), "k", "B", time.Minute)
+					assert.NoError(t, err)
+					served <- time.Now()
+				}()
+				time.Sleep(time.Second)
+				lose(n, conn)
+				begun := time.Now()
+				_, err = holder.Release(context.Background(), "k", "A")
+				require.NoError(t, err)
+				assert.Less(t, (<-served).Sub(begun), 3*time.Second)
+			})
+		})
+	}
+}
+
+// What a server refuses has no effect, and the Locker knows that. A restart loses all data, and
+// the next call makes the script known again.
+func TestServerFaults(t *testing.T) {
+	for name, f := range map[string]sim.Faults{
+		"loading":   {Calls: "LOADING Redis is loading the dataset in memory"},
+		"read only": {Writes: "READONLY You can't write against a read only replica."},
+		"full":      {Full: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetwork(t, func(n *network) {
+				l, _ := n.client()
+				n.server.SetFaults(f)
+				_, err := try(l, "A")
+				require.Error(t, err)
+				assert.True(t, dlock.NoEffect(err), "%v", err)
+				n.server.SetFaults(sim.Faults{})
+				a, err := try(l, "A")
+				require.NoError(t, err)
+				assert.True(t, a.Acquired)
+				n.server.SetFaults(sim.Faults{Full: true})
+				held, err := l.Release(context.Background(), "k", "A")
+				require.NoError(t, err, "a full server releases")
+				assert.True(t, held)
+			})
+		})
+	}
+	inNetwork(t, func(n *network) {
+		l, _ := n.client()
+		before, err := try(l, "A")
+		require.NoError(t, err)
+		n.server.Restart()
+		assert.Empty(t, n.server.Keys())
+		n.server.SetClock(-time.Hour)
+		back, err := try(l, "A")
+		require.NoError(t, err)
+		assert.Less(t, back.Fence, before.Fence, "nothing is left of the counter, and the clock is behind")
+	})
+}
+
+// A closed Conn leaves nothing behind, whatever was held back.
+func TestCloseEndsAll(t *testing.T) {
+	inNetwork(t, func(n *network) {
+		l, conn := n.client()
+		n.fate = func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Until: make(chan struct{})}} }
+		failed := make(chan error, 2)
+		go func() { _, err := l.TryAcquire(context.Background(), "k", "A", time.Minute); failed <- err }()
+		go func() { _, err := l.Acquire(context.Background(), "k2", "A", time.Minute); failed <- err }()
+		synctest.Wait()
+		conn.Close()
+		for range 2 {
+			assert.ErrorIs(t, <-failed, dlock.ErrClosed)
+		}
+		_, err := try(l, "A")
+		assert.ErrorIs(t, err, dlock.ErrClosed)
+		assert.Empty(t, n.server.Keys())
+	})
+}
+
+// The shard channel of a name is not the channel of that name.
+func TestShardChannels(t *testing.T) {
+	s := sim.NewServer()
+	plain, err := s.Subscribe("c", false)
+	require.NoError(t, err)
+	shard, err := s.Subscribe("c", true)
+	require.NoError(t, err)
+	n, err := s.Do("SPUBLISH", "c", "m")
+	require.NoError(t, err)
+	assert.Equal(t, int64(1), n)
+	assert.Empty(t, plain.Take())
+	messages := shard.Take()
+	require.Len(t, messages, 1)
+	assert.Equal(t, "m", messages[0].Text)
+	s.SetFaults(sim.Faults{NoShards: true})
+	_, err = s.Subscribe("c", true)
+	assert.ErrorContains(t, err, "unknown command")
+}

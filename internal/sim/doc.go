@@ -1,0 +1,11 @@
+// Package sim is Redis in this process, for tests in virtual time.
+//
+// A [Server] runs the Lua scripts that are shipped, on maps. Its clock is [time.Now], so it works
+// in a [testing/synctest] bubble: leases of hours expire within microseconds. A [Conn] is a client
+// of it, with a network in between that a test can make slow, lossy and late.
+//
+// The package knows the commands that the scripts use, and no others. TestSameAsRedis makes random
+// calls to it and to a real server, and demands the same replies, keys, TTLs and messages.
+//
+// Nothing here waits while it holds a mutex, and no goroutine outlives its Conn.
+package sim

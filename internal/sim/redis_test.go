@@ -1,0 +1,354 @@
+package sim_test
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// Twins are a real server and one of this package, which get the same calls.
+type twins struct {
+	t     *testing.T
+	redis *redis.Client
+	sim   *sim.Server
+}
+
+func newTwins(t *testing.T) *twins {
+	client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), Protocol: 2})
+	t.Cleanup(func() { client.Close() })
+	return &twins{t, client, sim.NewServer()}
+}
+
+// restart empties both.
+func (w *twins) restart() {
+	require.NoError(w.t, w.redis.FlushAll(w.t.Context()).Err())
+	w.sim = sim.NewServer()
+}
+
+// eval runs a script on both, and returns the two results as texts.
+func (w *twins) eval(source string, keys, args []string) (real, simulated string) {
+	all := []any{"EVAL", source, len(keys)}
+	for _, v := range slices.Concat(keys, args) {
+		all = append(all, v)
+	}
+	reply, err := w.redis.Do(w.t.Context(), all...).Result()
+	if err == redis.Nil {
+		err = nil
+	}
+	sum := sha1.Sum([]byte(source))
+	reply2, err2 := w.sim.Eval(source, hex.EncodeToString(sum[:]), keys, args)
+	return result(reply, err), result(reply2, err2)
+}
+
+// result is a reply, or the text of an error without the place that the server adds. Elements that
+// are errors count by their text.
+func result(reply any, err error) string {
+	if err != nil {
+		text, _, _ := strings.Cut(err.Error(), " script: ")
+		text, _, _ = strings.Cut(text, ", with args beginning with") // of a command that is unknown
+		return "error " + text
+	}
+	return fmt.Sprintf("%T %v", reply, coarse(reply))
+}
+
+// coarse hides what differs: times, fences, ages, replication IDs, and what is left of a TTL.
+func coarse(v any) any {
+	switch v := v.(type) {
+	case int64:
+		return hide(v)
+	case string:
+		words := strings.Split(v, " ")
+		for i, w := range words {
+			if replID.MatchString(w) {
+				words[i] = "ID"
+			} else if n, err := strconv.ParseInt(w, 10, 64); err == nil {
+				words[i] = fmt.Sprint(hide(n))
+			}
+		}
+		return strings.Join(words, " ")
+	case []any:
+		all := make([]any, len(v))
+		for i := range v {
+			all[i] = coarse(v[i])
+			if all[i] == "ID" { // of a ballot, where the age stands before
+				all[i-1] = "age"
+			}
+		}
+		return all
+	}
+	return v
+}
+
+var replID = regexp.MustCompile("^[0-9a-f]{40}$")
+
+func hide(n int64) any {
+	switch {
+	case n > 1e14:
+		return "time"
+	case n > 80_000_000: // the rest of a day
+		return "day"
+	case n > 1000:
+		return fmt.Sprint("about ", (n+5000)/10000*10000)
+	}
+	return n
+}
+
+// Random commands, many of which are wrong.
+func TestCommandsAsRedis(t *testing.T) {
+	w := newTwins(t)
+	values := []string{"a", "b", "7", "-1", "0", "1.5", "", "x y", "100000", "9223372036854775807"}
+	ranks := []string{"0", "1", "-1", "-2", "5", "x"}
+	ms := []string{"100000", "500000", "0", "-1", "x"}
+	for seed := range sequences(40) {
+		w.restart()
+		r := rand.New(rand.NewPCG(seed, 1))
+		one := func(of []string) string { return of[r.IntN(len(of))] }
+		for range 100 {
+			key, key2 := one([]string{"s", "h", "z"}), one([]string{"s", "h", "z", "o"})
+			if r.IntN(8) > 0 { // mostly a key of the right kind
+				key2 = key
+			}
+			call := [][]string{
+				{"GET", key}, {"SET", "s", one(values)}, {"SET", key, one(values), "PX", one(ms)}, {"DEL", key, key2}, {"EXISTS", "s", "h", key},
+				{"INCRBY", cmp.Or(key2, "s"), one(values)}, {"PEXPIRE", key, one(ms)}, {"PTTL", key}, {"PERSIST", key}, {"RENAMENX", key, key2},
+				{"HSET", "h", one(values), one(values)}, {"HSET", key, one(values), one(values), one(values), one(values)}, {"HSET", key, "a"},
+				{"HMGET", "h", one(values), one(values)}, {"HMGET", key, one(values)}, {"HDEL", "h", one(values), one(values)}, {"HDEL", key, ""},
+				{"ZADD", "z", one(values), one(values)}, {"ZADD", "z", "XX", one(values), one(values)}, {"ZADD", key, one(ranks), one(values)},
+				{"ZCARD", key}, {"ZRANGE", "z", one(ranks), one(ranks)}, {"ZRANGE", "z", one(ranks), one(ranks), "WITHSCORES"}, {"ZRANGE", key, "0", "-1"},
+				{"ZRANK", "z", one(values)}, {"ZRANK", key, one(values)}, {"ZREM", "z", one(values), one(values)}, {"ZREM", key, one(values)},
+				{"ZREMRANGEBYRANK", "z", one(ranks), one(ranks)}, {"ZREMRANGEBYRANK", key, "0", "0"}, {"ZSCORE", "z", one(values)}, {"ZSCORE", key, one(values)},
+				{"PUBLISH", key, "m"}, {"SPUBLISH", key, "m"}, {"PUBSUB", "NUMSUB", key}, {"PUBSUB", "SHARDNUMSUB", key}, {"TYPE", key}, {"GET"},
+			}[r.IntN(38)]
+			real, simulated := w.eval("return redis.pcall(unpack(ARGV))", []string{key}, call)
+			require.Equal(t, real, simulated, "seed %d: %q", seed, call)
+		}
+	}
+}
+
+// What Redis makes of numbers and of other values.
+func TestValuesAsRedis(t *testing.T) {
+	w := newTwins(t)
+	for _, source := range []string{
+		"return tostring(1764000000123456)", "return 1764000000123456 .. ''", "return '' .. 2^53 .. 1 .. 1.5", "return 'a' .. 'b' .. 12345678901234",
+		"return string.format('%s %s %d %.0f %5.1f%%', 1764000000123456, 'x', 7, 1764000000123456, 2.25)", "return 1764000000123456", "return 1.9", "return -1.9",
+		"return {1, 'a', {2.5, true, false}, 3}", "return {1, nil, 3}", "return true", "return false", "return nil", "return {ok = 'fine'}", "return {err = 'ERR bad'}",
+		"redis.call('SET', 'k', 1764000000123456) return redis.call('GET', 'k')", "redis.call('SET', 'k', 0.1) return redis.call('GET', 'k')",
+		"redis.call('SET', 'k', 1e20) return redis.call('GET', 'k')", "redis.call('SET', 'k', 100000) return redis.call('GET', 'k')",
+		"return redis.call('SET', 'k', 'v')", "return redis.call('SET', 'k', 'v').ok", "return redis.call('GET', 'none')", "return tostring(redis.call('GET', 'none'))",
+		"return redis.call('ZADD', 'z', 1764000000123456, 'm') + redis.call('ZSCORE', 'z', 'm')", "return redis.call('ZSCORE', 'z', 'm')",
+		"return redis.call('nonsense')", "return redis.pcall('nonsense').err", "return redis.call('GET', {})", "return redis.call('GET', 'z')", "return redis.pcall('GET', 'z')",
+		"local ok, e = pcall(redis.call, 'GET', 'z') return {tostring(ok), type(e)}", "return ('7 8 x'):match('^(%d+) (%d+) (.*)$')", "return #redis.call('HMGET', 'none', 'a', 'b')",
+		"return '10' + 5", "return math.ceil(1.2)", "return 7 % 4 .. ''", "return 1764000000123456 - 1764000000123456 % 10000", "return tonumber('x')", "return unpack({4, 5})",
+		"x = 1", "return y", "return 'a' .. nil", "return 'a' .. {}", "error('oh')", "error({err = 'ERR table'})", "assert(nil, 'no ID')", "return 1 +", "return {KEYS[1], ARGV[2], KEYS[3]}",
+		"return type(redis.call('TIME')[1])", "return redis.call('INFO', 'replication'):match('master_replid:(%w+)') ~= nil",
+	} {
+		real, simulated := w.eval(source, []string{"k", "k2"}, []string{"a1", "a2"})
+		place := func(text string) string { // of an error of Lua, which names the line in words of its own
+			if strings.HasPrefix(text, "error ERR user_script") || strings.HasPrefix(text, "error ERR Error compiling") {
+				return text[:21]
+			}
+			return text
+		}
+		assert.Equal(t, place(real), place(simulated), source)
+	}
+}
+
+// Random calls of a Locker, some of which wait, have the same effects on both.
+func TestLockerAsRedis(t *testing.T) {
+	server := newTwins(t)
+	for seed := range sequences(200) {
+		w := &twins{t, server.redis, sim.NewServer()}
+		prefix := fmt.Sprintf("%d:", seed)
+		conn := &twinConn{Conn: sim.Dial(w.sim, nil), twins: w}
+		l := rediscore.New(conn, rediscore.WithPrefix(prefix))
+		r := rand.New(rand.NewPCG(seed, 2))
+		var waits sync.WaitGroup
+		for range 50 {
+			randomCall(t.Context(), l, r, &waits)
+		}
+		waits.Wait()
+		l.Close()
+		require.Empty(t, conn.end(), "seed %d", seed)
+		w.compareKeys(prefix)
+	}
+}
+
+func randomCall(ctx context.Context, l *rediscore.Locker, r *rand.Rand, waits *sync.WaitGroup) {
+	one := func(of ...string) string { return of[r.IntN(len(of))] }
+	key, token, ttl := one("k", "{k}2"), one("A", "B", "C", "D"), time.Duration(2+r.IntN(4))*10*time.Second
+	floor := time.Now().UnixMicro() + r.Int64N(2e6)
+	switch r.IntN(10) {
+	case 0, 1:
+		l.TryAcquire(ctx, key, token, ttl)
+	case 2:
+		l.Renew(ctx, key, token, ttl)
+	case 3:
+		l.Release(ctx, key, token)
+	case 4:
+		l.Inspect(ctx, key)
+	case 5:
+		l.Vote(ctx, key, token, ttl, floor)
+	case 6:
+		l.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: floor}})
+	case 7:
+		l.Pass(ctx, key, token, one("A", "B", "C", "D"), floor)
+	case 8:
+		l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: ttl}, {Key: "k", Token: "E", TTL: ttl}})
+	default:
+		place, wait := r.Int64N(1e15), time.Duration(r.IntN(10))*time.Millisecond
+		waits.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, wait)
+			defer cancel()
+			if place%2 == 0 {
+				l.Acquire(ctx, key, token+"w", ttl)
+			} else {
+				l.AcquireVote(ctx, key, token+"w", ttl, floor, place)
+			}
+		})
+	}
+}
+
+// compareKeys compares what the servers have stored.
+func (w *twins) compareKeys(prefix string) {
+	real := func(args ...any) any {
+		reply, err := w.redis.Do(w.t.Context(), args...).Result()
+		require.NoError(w.t, err)
+		return reply
+	}
+	simulated := func(args ...any) any {
+		texts := make([]string, len(args))
+		for i, a := range args {
+			texts[i] = a.(string)
+		}
+		reply, err := w.sim.Do(texts...)
+		require.NoError(w.t, err)
+		return reply
+	}
+	names, err := w.redis.Keys(w.t.Context(), prefix+"*").Result()
+	require.NoError(w.t, err)
+	slices.Sort(names)
+	require.Equal(w.t, names, w.sim.Keys())
+	for _, name := range names {
+		require.Equal(w.t, content(real, name), content(simulated, name), name)
+	}
+}
+
+// content is the kind of a key, its TTL, and what it has.
+func content(do func(args ...any) any, name string) []any {
+	kind := do("TYPE", name)
+	call := map[any][]any{"string": {"GET", name}, "hash": {"HGETALL", name}, "zset": {"ZRANGE", name, "0", "-1", "WITHSCORES"}}[kind]
+	value := coarse(do(call...))
+	if kind == "hash" {
+		value = pairs(value.([]any))
+	}
+	return []any{kind, coarse(do("PTTL", name)), value}
+}
+
+func pairs(all []any) map[any]any {
+	m := make(map[any]any)
+	for pair := range slices.Chunk(all, 2) {
+		m[pair[0]] = pair[1]
+	}
+	return m
+}
+
+// A twinConn is a Conn of twins. Both get each call, one after the other, and must answer alike.
+type twinConn struct {
+	*sim.Conn
+	*twins
+
+	mu     sync.Mutex
+	over   bool
+	differ []string
+}
+
+// end lets neither server get further calls, and returns what was different.
+func (c *twinConn) end() []string {
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.Conn.Close()
+	return c.differ
+}
+
+func (c *twinConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return nil, rediscore.ClientClosed(redis.ErrClosed)
+	}
+	reply, err := c.Conn.Eval(context.WithoutCancel(ctx), call)
+	real, err2 := c.redis.Do(context.Background(), call.Append([]any{"EVAL", call.Script.Source})...).Result()
+	if err2 == redis.Nil {
+		err2 = nil
+	}
+	c.same(result(real, err2), result(reply, err), fmt.Sprint(call.Keys(), call.Args, " ", call.Script.Source[:60]))
+	return reply, err
+}
+
+func (c *twinConn) same(real, simulated, of string) {
+	if real != simulated {
+		c.differ = append(c.differ, fmt.Sprintf("Redis %s\nsim   %s\nof %s", real, simulated, of))
+	}
+}
+
+func (c *twinConn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	for i, call := range calls {
+		results[i].Reply, results[i].Err = c.Eval(ctx, call)
+	}
+}
+
+// Listen subscribes on both while no call is made. Each message must come from both.
+func (c *twinConn) Listen(ctx context.Context, name string, shard bool, on func(rediscore.Event)) error {
+	c.mu.Lock()
+	sub := c.redis.Subscribe(context.Background(), name)
+	_, err := sub.Receive(context.Background())
+	require.NoError(c.t, err)
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		sub.Close()
+		require.Eventually(c.t, func() bool { return c.redis.PubSubNumSub(context.Background(), name).Val()[name] == 0 }, time.Minute, time.Millisecond)
+	}()
+	return c.Conn.Listen(ctx, name, shard, func(e rediscore.Event) {
+		if e.Kind == rediscore.Subscribed {
+			c.mu.Unlock()
+		} else {
+			m, err := sub.ReceiveMessage(context.Background())
+			require.NoError(c.t, err)
+			c.mu.Lock()
+			c.same(fmt.Sprint(coarse(m.Payload)), fmt.Sprint(coarse(e.Payload)), "a message on "+name)
+			c.mu.Unlock()
+		}
+		on(e)
+	})
+}
+
+// sequences is how many sequences are tried: n, or as many as DLOCK_SIM_SEQUENCES says.
+func sequences(n uint64) uint64 {
+	if v, err := strconv.ParseUint(os.Getenv("DLOCK_SIM_SEQUENCES"), 10, 64); err == nil {
+		return v
+	}
+	return n
+}
