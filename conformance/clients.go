@@ -65,7 +65,7 @@ func endedContext(s *scene) error {
 	if s.abilities(b).wait {
 		checks = append(checks, func() {
 			g := s.grant(a, s.key(), s.token("holder"), long)
-			endWaitsOf(s, b, g, func(ctx context.Context, token string) *waiter { return s.waitCtx(ctx, b, g.key, token, long) })
+			endWaitsOf(s, b, g)
 			s.release(a, g, true)
 		})
 	}
@@ -105,14 +105,14 @@ func isEndOf(ctx context.Context, err error) bool {
 }
 
 // endWaitsOf has waits for what g holds end with their ctx: by a cancellation, and by a deadline.
-func endWaitsOf(s *scene, by *client, g grant, wait func(ctx context.Context, token string) *waiter) {
+func endWaitsOf(s *scene, by *client, g grant) {
 	caused, cancel := context.WithCancelCause(s.ctx)
 	late, stop := context.WithTimeoutCause(s.ctx, s.h.gap(), errCause)
 	defer stop()
 	contexts := []context.Context{caused, late}
 	var waiting []*waiter
 	for _, ctx := range contexts {
-		waiting = append(waiting, wait(ctx, s.token("waiter")))
+		waiting = append(waiting, s.waitCtx(ctx, by, g.key, s.token("waiter"), long))
 	}
 	s.gap()
 	cancel(errCause)

@@ -38,11 +38,6 @@ func (s *scene) wait(c *client, key, token string, ttl time.Duration) *waiter {
 }
 
 func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl time.Duration) *waiter {
-	return s.waitBy(ctx, c, key, token, ttl, func(ctx context.Context) (dlock.Attempt, error) { return c.Acquire(ctx, key, token, ttl) })
-}
-
-// waitBy is waitCtx, where the call is another than Acquire.
-func (s *scene) waitBy(ctx context.Context, c *client, key, token string, ttl time.Duration, call func(context.Context) (dlock.Attempt, error)) *waiter {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &waiter{by: c, ttl: ttl, cancel: cancel, done: make(chan struct{})}
 	w.grant = grant{key: key, token: token, start: s.now()}
@@ -56,7 +51,7 @@ func (s *scene) waitBy(ctx context.Context, c *client, key, token string, ttl ti
 	s.mu.Unlock()
 	go func() {
 		defer close(w.done)
-		w.answer, w.err = call(ctx)
+		w.answer, w.err = c.Acquire(ctx, key, token, ttl)
 		deadline, ok := ctx.Deadline() // a client may have a timer of its own for that
 		w.early = ctx.Err() == nil && (!ok || time.Now().Before(deadline))
 	}()

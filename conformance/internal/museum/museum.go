@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -39,26 +40,18 @@ type Exhibit struct {
 
 // withRight returns the exhibit with what is right where it has no flaw.
 func (e Exhibit) withRight() Exhibit {
-	e.take = or(e.take, (*db).try)
-	e.renew, e.renewInBatch = or(e.renew, (*db).extend), or(e.renewInBatch, (*db).extend)
-	e.release, e.inspect = or(e.release, (*db).free), or(e.inspect, (*db).hold)
-	if e.next == nil {
-		e.next = (*db).nextThatLives
-	}
-	if e.call == nil {
-		e.call = request.send
-	}
-	if e.checkIn == nil {
-		e.checkIn = answer.checkIn
-	}
+	e.take, e.renew, e.renewInBatch = or(e.take, (*db).try), or(e.renew, (*db).extend), or(e.renewInBatch, (*db).extend)
+	e.release, e.inspect, e.next = or(e.release, (*db).free), or(e.inspect, (*db).hold), or(e.next, (*db).nextThatLives)
+	e.call, e.checkIn = or(e.call, request.send), or(e.checkIn, answer.checkIn)
 	return e
 }
 
-func or[T any](flaw, right func(*db, question) T) func(*db, question) T {
-	if flaw != nil {
-		return flaw
+// or returns one of two functions: right, if flaw is nil.
+func or[F any](flaw, right F) F {
+	if reflect.ValueOf(flaw).IsNil() {
+		return right
 	}
-	return right
+	return flaw
 }
 
 // before is the hook call that changes a request before it is sent.
@@ -199,10 +192,7 @@ func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
 func (s *Store) Client() dlock.Locker {
 	e := s.db.Exhibit
 	n := s.clients.Add(1)
-	c := &client{Store: s, Exhibit: e, name: fmt.Sprint("client ", n), rtt: time.Millisecond}
-	if n%2 == 0 {
-		c.rtt = 6 * time.Millisecond
-	}
+	c := &client{Store: s, Exhibit: e, name: fmt.Sprint("client ", n), rtt: [...]time.Duration{6 * time.Millisecond, time.Millisecond}[n%2]}
 	if e.Cases == nil {
 		c.call = request.send // the mistake is made over a network
 	}

@@ -328,9 +328,10 @@ func (d *db) incrBy(key string, by int64) int64 {
 
 // publish sends a message to all who listen on a channel, and returns how many they are. It takes
 // a millisecond.
-func (d *db) publish(channel string, m answer) int {
+func (d *db) publish(channel string, m answer) (n int) {
 	for inbox, name := range d.subs {
 		if name == channel {
+			n++
 			time.AfterFunc(time.Millisecond, func() {
 				select {
 				case inbox <- m:
@@ -339,7 +340,7 @@ func (d *db) publish(channel string, m answer) int {
 			})
 		}
 	}
-	return d.listeners(channel)
+	return n
 }
 
 // listeners is PUBSUB NUMSUB.
