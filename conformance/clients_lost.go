@@ -43,11 +43,11 @@ func givenUpOwesNoMore(s *scene, a, b *client) {
 	})
 }
 
-// givenUpIsRepeated: a call that was given up on its way may have worked. In any case it can be
-// repeated.
+// givenUpIsRepeated: a call of a holder that was given up on its way may have worked. In any case it
+// can be repeated. (An attempt may arrive later still, and take the key again.)
 func givenUpIsRepeated(s *scene, a, b *client) {
 	for _, k := range s.kindsOf(b) {
-		if k.role == ofStranger {
+		if k.role != ofHolder {
 			continue
 		}
 		s.atMoments(func(d time.Duration) {

@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,16 @@ import (
 type network struct {
 	*testing.T
 	server *sim.Server
-	fate   func(sim.Trip) sim.Fate
+
+	mu   sync.Mutex
+	fate func(sim.Trip) sim.Fate
+}
+
+// setFate changes what becomes of all trips from now on.
+func (n *network) setFate(fate func(sim.Trip) sim.Fate) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fate = fate
 }
 
 func inNetwork(t *testing.T, test func(n *network)) {
@@ -28,6 +38,8 @@ func inNetwork(t *testing.T, test func(n *network)) {
 // client returns one more client. It is closed when the test ends.
 func (n *network) client() (*rediscore.Locker, *sim.Conn) {
 	conn := sim.Dial(n.server, func(trip sim.Trip) sim.Fate {
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		if n.fate == nil {
 			return sim.Fate{Request: sim.Leg{Delay: time.Millisecond}, Reply: sim.Leg{Delay: time.Millisecond}}
 		}
@@ -78,7 +90,7 @@ func TestFates(t *testing.T) {
 					c.fate.Request.Until = until
 					time.AfterFunc(3*time.Second, func() { close(until) })
 				}
-				n.fate = func(sim.Trip) sim.Fate { return c.fate }
+				n.setFate(func(sim.Trip) sim.Fate { return c.fate })
 				begun := time.Now()
 				a, err := try(l, "A")
 				if c.answered > 0 {
@@ -132,7 +144,7 @@ func TestHandoverTakesOneRoundTrip(t *testing.T) {
 func TestLostMessages(t *testing.T) {
 	for name, lose := range map[string]func(n *network, waiter *sim.Conn){
 		"message": func(n *network, _ *sim.Conn) {
-			n.fate = func(t sim.Trip) sim.Fate { return sim.Fate{Reply: sim.Leg{Lost: t.Message != ""}} }
+			n.setFate(func(t sim.Trip) sim.Fate { return sim.Fate{Reply: sim.Leg{Lost: t.Message != ""}} })
 		},
 		"cut": func(_ *network, waiter *sim.Conn) { waiter.Cut() },
 	} {
@@ -202,7 +214,7 @@ func TestServerFaults(t *testing.T) {
 func TestCloseEndsAll(t *testing.T) {
 	inNetwork(t, func(n *network) {
 		l, conn := n.client()
-		n.fate = func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Until: make(chan struct{})}} }
+		n.setFate(func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Until: make(chan struct{})}} })
 		failed := make(chan error, 2)
 		go func() { _, err := l.TryAcquire(context.Background(), "k", "A", time.Minute); failed <- err }()
 		go func() { _, err := l.Acquire(context.Background(), "k2", "A", time.Minute); failed <- err }()

@@ -23,6 +23,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/redistest"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -111,7 +112,7 @@ func hide(n int64) any {
 	case n > 1000:
 		return fmt.Sprint("about ", (n+5000)/10000*10000)
 	}
-	return n
+	return n / israce.Slower
 }
 
 // Random commands, many of which are wrong.
@@ -345,10 +346,11 @@ func (c *twinConn) Listen(ctx context.Context, name string, shard bool, on func(
 	})
 }
 
-// sequences is how many sequences are tried: n, or as many as DLOCK_SIM_SEQUENCES says.
+// sequences is how many sequences are tried: n, fewer with the race detector, or as many as
+// DLOCK_SIM_SEQUENCES says.
 func sequences(n uint64) uint64 {
 	if v, err := strconv.ParseUint(os.Getenv("DLOCK_SIM_SEQUENCES"), 10, 64); err == nil {
 		return v
 	}
-	return n
+	return n / israce.Slower
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -27,7 +28,8 @@ func TestConformance(t *testing.T) {
 			})
 			return l
 		},
-		Wipe:   func(t *testing.T) { of(t).FlushAll() },
-		Bubble: true,
+		Wipe:        func(t *testing.T) { of(t).FlushAll() },
+		Bubble:      true,
+		SkipForward: israce.Enabled,
 	})
 }
