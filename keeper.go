@@ -59,9 +59,9 @@ func newKeeper(l Locker) *keeper {
 	}
 	k.renewals.epoch = time.Now()
 	k.renewals.latest.Store(-1)
-	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals - maxHolds, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
+	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals - maxMinHolds, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
 	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, hungAfter: releaseHungAfter, nextLocked: k.nextReleaseLocked}
-	k.owed.holdWorkers = workers{mu: &k.mu, size: renewers, most: maxHolds, hungAfter: renewHungAfter, nextLocked: k.nextHoldLocked}
+	k.owed.holdWorkers = workers{mu: &k.mu, size: renewers, most: maxMinHolds, hungAfter: renewHungAfter, nextLocked: k.nextHoldLocked}
 	k.hooks.idle = k.notify
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.renewing, k.endRenew = context.WithCancel(context.Background())

@@ -44,7 +44,7 @@ type Lease struct {
 	extended time.Time       // when the last acknowledged request was sent
 	deadline time.Time
 	wall     time.Time // the deadline on the wall clock
-	renewAt  time.Time // when a renewal is due; zero if none is
+	renewAt  time.Time // when a renewal is due, until when a young lease is passed on; zero if none is
 	trouble  trouble   // with its renewals
 	line     *line     // to which it may be passed on; nil if it may not
 	err      error     // nil while held
@@ -82,7 +82,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 	}
 	l.alarm.lease = l
 	l.extendLocked(grant.Since, ttl)
-	l.renewAt = l.extended.Add(ttl / 3)
+	l.renewAt = l.extended.Add(renewalPeriod(ttl))
 	if ttl < l.ttl {
 		l.renewAt = l.granted.Add(firstRenewal)
 	}
@@ -264,12 +264,19 @@ func (l *Lease) planLocked(renewAt time.Time) {
 	if l.renewAt.IsZero() {
 		l.keeper.scheduleLease(l, l.deadline, 0)
 	} else {
-		slack := time.Until(l.renewAt) / 4
-		if l.trouble.inFlight > 0 || l.trouble.err != nil {
-			slack *= 2
-		}
-		l.keeper.scheduleLease(l, l.renewAt, min(l.ttl/12, slack))
+		l.keeper.scheduleLease(l, l.renewAt, l.slackLocked())
 	}
+}
+
+// slackLocked is how much earlier than planned a renewal may be sent, so that those of many leases
+// share a batch: a quarter of the wait, or half of it for a repetition, and a twelfth of the TTL at
+// most. Leases whose plans differ by less than that are therefore renewed at one instant.
+func (l *Lease) slackLocked() time.Duration {
+	slack := time.Until(l.renewAt) / 4
+	if l.trouble.inFlight > 0 || l.trouble.err != nil {
+		slack *= 2
+	}
+	return min(l.ttl/12, slack)
 }
 
 // due is called when the lease's alarm is due. It ends the lease, or queues it for a renewal.
@@ -355,7 +362,7 @@ func (l *Lease) renewedLocked(o outcome, r RenewResult) error {
 	}
 	l.trouble = trouble{sent: l.trouble.sent}
 	l.extendLocked(o.sent, l.ttl)
-	l.planLocked(l.extended.Add(l.ttl / 3))
+	l.planLocked(l.extended.Add(renewalPeriod(l.ttl)))
 	return nil
 }
 

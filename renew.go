@@ -15,7 +15,7 @@ import (
 const (
 	renewers       = 32
 	maxSingle      = 256
-	maxHolds       = 128
+	maxMinHolds    = 128
 	maxRenewals    = 512
 	renewHungAfter = 20 * time.Millisecond
 )
@@ -29,6 +29,10 @@ const (
 	waitTTL      = 5 * time.Second
 	firstRenewal = 100 * time.Millisecond
 )
+
+// renewalPeriod is how long after the last acknowledged request of a lease its next renewal is due. The
+// plan is made in lease.go (planLocked), what repeats a failed renewal in this file.
+func renewalPeriod(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // firstTTL is the TTL of a lease that is waited for. It is short only if the lease will be
 // renewed, and not shorter than the MinHold.

@@ -81,7 +81,7 @@ func (w *waiter) tell(word word, lease *Lease, err error) {
 // renewed, and are free when they are released.
 func (c *Client) takesTurns() bool {
 	o := &c.options
-	unrenewed := !o.autoRenew || 0 < o.maxHold && o.maxHold <= max(firstRenewal, o.ttl/3)
+	unrenewed := !o.autoRenew || 0 < o.maxHold && o.maxHold <= max(firstRenewal, renewalPeriod(o.ttl))
 	if o.turns <= 1 || unrenewed || o.minHold > 0 || c.keeper.lines.unqueued.Load() {
 		return false
 	}
