@@ -47,7 +47,7 @@ func unreachable(n *network, how string, become func(*network)) {
 	g := n.grant(n.via, n.key(), n.token("holder"), long)
 	become(n)
 	if n.minor {
-		callsUnder(n.scene, n.ctx, n.via, n.direct)
+		callsUnder(n.scene, n.ctx, n.via, n.via) // a vote of n.direct may still be on its way
 	} else {
 		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
 	}
