@@ -56,7 +56,7 @@ func TestNoOtherCaseFails(t *testing.T) {
 				}
 				var skip skipError
 				if err := play(t, museumHarness(e), c); err != nil && !errors.As(err, &skip) {
-					t.Errorf("%s fails, which has nothing to do with the flaw: %v", c.name, err)
+					t.Errorf("%s fails: make it narrower, or add it to Also of %s, or to the list that this names: %v", c.name, e.Name, err)
 				}
 			}
 		})

@@ -15,9 +15,9 @@ import (
 type Exhibit struct {
 	Name        string // and what tells it from others with the same comment
 	Cases       names  // of the conformance suite, each of which must catch it
-	Also        names  // other cases that it may fail, beside those that use nearly all of a store
-	BeyondModel bool   // AgreesWithModel need not catch it
-	Sporadic    bool   // it shows now and then, so that it may fail any case
+	Also        names  // all other cases that it fails, but for the broad ones, which use nearly all of a store
+	BeyondModel bool   // AgreesWithModel need not catch it: no call has a wrong answer by itself
+	Sporadic    bool   // it shows by chance: it may fail any case, and AgreesWithModel need not catch it
 	Network     says   // cases that must catch it over a network, and what they say
 
 	// Scripts of the server.
@@ -29,7 +29,7 @@ type Exhibit struct {
 	next         func(d *db, key string) // a free key for which there are waiters
 
 	// What clients do.
-	call    func(request) (answer, error) // a call of a program, over a network or not
+	call    func(request) (answer, error) // a call of a program, over a network or not; it alone can return an error
 	on      names                         // the calls that have this hook, if not all
 	checkIn func(answer) time.Duration    // how long a waiter waits for a message before it asks again
 	polls   bool                          // there is no Acquire
@@ -62,7 +62,7 @@ func before(change func(*request)) func(request) (answer, error) {
 	}
 }
 
-// after is the hook call that changes an answer.
+// after is the hook call that changes an answer, not the error.
 func after(change func(request, *answer, error)) func(request) (answer, error) {
 	return func(r request) (answer, error) {
 		a, err := r.send()

@@ -257,7 +257,7 @@ func (c *client) subscribe(channel string) (inbox chan answer, leave func()) {
 	return inbox, func() { c.run(func(d *db) { delete(d.subs, inbox) }) }
 }
 
-// turn counts its calls, and reports whether this is an nth one.
+// turn counts its calls in a key of the server, and reports whether this is an nth one.
 func (d *db) turn(n int64) bool { return d.incrBy("turns", 1)%n == 0 }
 
 type entry struct {
