@@ -49,7 +49,7 @@ type Leg struct {
 	Lost  bool
 }
 
-// Dial returns a client of a server. fate decides about each trip; it may be nil.
+// Dial returns a client of a server. fate decides about each trip, one at a time; it may be nil.
 func Dial(s *Server, fate func(Trip) Fate) *Conn {
 	if fate == nil {
 		fate = func(Trip) Fate { return Fate{} }

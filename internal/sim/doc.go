@@ -4,8 +4,9 @@
 // in a [testing/synctest] bubble: leases of hours expire within microseconds. A [Conn] is a client
 // of it, with a network in between that a test can make slow, lossy and late.
 //
-// The package knows the commands that the scripts use, and no others. TestSameAsRedis makes random
-// calls to it and to a real server, and demands the same replies, keys, TTLs and messages.
+// The package knows the commands that the scripts use, and no others. Random commands,
+// values and calls of a Locker must have the same replies, keys, TTLs and messages as on a real server
+// (redis_test.go).
 //
 // Nothing here waits while it holds a mutex, and no goroutine outlives its Conn.
 package sim
