@@ -77,7 +77,7 @@ func lateAfterTakeover(n *network, k kind, e faultproxy.Ending) {
 	x := n.prepare(k, n.via, long)
 	deliver := n.holdBack(x, late, e)
 	n.giveBack(x)
-	g := n.grant(n.direct, x.key, n.token("next"), next)
+	g := n.takeOver(x, next)
 	deliver()
 	n.held(n.direct, g)
 	n.renew(n.direct, x.grant, long, false)
@@ -88,6 +88,20 @@ func lateAfterTakeover(n *network, k kind, e faultproxy.Ending) {
 		n.release(n.direct, g, true)
 	}
 	n.free(n.direct, x.key)
+}
+
+// takeOver has another token take the key of a call that was given back. An attempt may have come to one
+// of several addresses after that: then the key is free when its TTL has passed.
+func (n *network) takeOver(x *trial, ttl time.Duration) grant {
+	if len(n.proxies) <= 1 || x.role == ofHolder {
+		return n.grant(n.direct, x.key, n.token("next"), ttl)
+	}
+	g := n.takeSoon(n.direct, x.key)
+	if !g.Acquired {
+		n.fail("TryAcquire(%s) has been refused for %v since an attempt of %s was given back; want it to be acquired", brief(x.key), n.h.patience(), brief(x.token))
+	}
+	n.certain(g.key, g.start.Add(long), true)
+	return g
 }
 
 // giveBack releases what a call is about that was held back. A client that asks several addresses
