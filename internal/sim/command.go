@@ -14,6 +14,7 @@ type command struct {
 	least int  // how many arguments it takes, at least
 	write bool // it may change the data
 	grows bool // it may take memory
+	sent  bool // replicas repeat it, whatever it replies. Others are repeated unless they reply 0
 }
 
 // commands are those that the scripts use, and some for tests.
@@ -29,10 +30,10 @@ var commands = map[string]command{
 	"TYPE":     {do: (*Server).typeOf, least: 1},
 
 	"GET":    {do: (*Server).getString, least: 1},
-	"SET":    {do: (*Server).set, least: 2, write: true, grows: true},
-	"INCRBY": {do: (*Server).incrBy, least: 2, write: true, grows: true},
+	"SET":    {do: (*Server).set, least: 2, write: true, grows: true, sent: true},
+	"INCRBY": {do: (*Server).incrBy, least: 2, write: true, grows: true, sent: true},
 
-	"HSET":    {do: (*Server).hSet, least: 3, write: true, grows: true},
+	"HSET":    {do: (*Server).hSet, least: 3, write: true, grows: true, sent: true},
 	"HMGET":   {do: (*Server).hMGet, least: 2},
 	"HGETALL": {do: (*Server).hGetAll, least: 1},
 	"HDEL":    {do: (*Server).hDel, least: 2, write: true},
@@ -68,19 +69,30 @@ func unknown(name string) error { return Error(fmt.Sprintf("ERR unknown command 
 func (s *Server) execute(args []string) (any, error) {
 	s.cost.Commands++
 	name := strings.ToUpper(args[0])
+	s.cost.Calls[name]++
 	c, known := commands[name]
 	switch args = args[1:]; {
 	case !known, name == "SPUBLISH" && s.faults.NoShards:
 		return nil, errUnknown
 	case len(args) < c.least:
 		return nil, errArguments
+	case s.faults.Commands[name] != "":
+		return nil, Error(s.faults.Commands[name])
 	case c.write && s.faults.Writes != "":
 		return nil, Error(s.faults.Writes)
+	case c.write && s.master != nil:
+		return nil, errReadOnly
 	case c.grows && s.faults.Full && !s.wrote:
 		return nil, errFull
+	case s.script && s.cluster != nil && !s.local(name, args):
+		return nil, errNotLocal
 	}
-	s.wrote = s.wrote || c.write
-	return c.do(s, args)
+	s.wrote, s.moved = s.wrote || c.write, false
+	reply, err := c.do(s, args)
+	if err == nil && (c.sent || s.moved || c.write && reply != any(int64(0))) {
+		s.record(func(r *Server) { c.do(r, args) })
+	}
+	return reply, err
 }
 
 func (s *Server) time([]string) (any, error) {
@@ -89,7 +101,12 @@ func (s *Server) time([]string) (any, error) {
 }
 
 func (s *Server) info([]string) (any, error) {
-	return "# Replication\r\nrole:master\r\nconnected_slaves:0\r\nmaster_replid:" + s.replID + "\r\n", nil
+	role := "master"
+	if s.master != nil {
+		role = "slave"
+	}
+	return fmt.Sprintf("# Replication\r\nrole:%s\r\nconnected_slaves:%d\r\nmaster_replid:%s\r\nmaster_replid2:%040s\r\nmaster_repl_offset:%d\r\n",
+		role, len(s.replicas), s.replID, s.replID2, s.offset), nil
 }
 
 func (s *Server) exists(keys []string) (any, error) {
@@ -310,8 +327,9 @@ func (s *Server) zAdd(args []string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, known := z.scores[args[1]]
+	old, known := z.scores[args[1]]
 	if known || !xx {
+		s.moved = known && old != score
 		z.add(score, args[1])
 	}
 	s.drop(key, z)
@@ -377,12 +395,17 @@ func (s *Server) zRemRangeByRank(args []string) (any, error) {
 		return nil, err
 	}
 	z, err := s.zset(args[0])
-	members := slices.Clone(z.slice(first, last))
+	members := z.slice(first, last)
+	n := int64(len(members))
 	for _, m := range members {
-		z.remove(m)
+		delete(z.scores, m)
+	}
+	if n > 0 {
+		i := slices.Index(z.members, members[0])
+		z.members = slices.Delete(z.members, i, i+len(members))
 	}
 	s.drop(args[0], z)
-	return int64(len(members)), err
+	return n, err
 }
 
 func (s *Server) zScore(args []string) (any, error) {
@@ -394,15 +417,25 @@ func (s *Server) zScore(args []string) (any, error) {
 	return score(v), nil
 }
 
+// publish also reaches the subscribers at replicas, behind the writes before. In a cluster, messages travel by
+// themselves, to all nodes or, of a shard channel, to the replicas.
 func (s *Server) publish(args []string, shard bool) (any, error) {
-	if s.faults.Publish != "" {
-		return nil, Error(s.faults.Publish)
+	deliver := func(s *Server) {
+		for _, sub := range s.inboxes[channel{args[0], shard}] {
+			sub.add(args[1])
+		}
 	}
-	all := s.inboxes[channel{args[0], shard}]
-	for _, sub := range all {
-		sub.add(args[1])
+	deliver(s)
+	if s.cluster == nil {
+		s.record(deliver)
+	} else {
+		for _, other := range s.cluster.Nodes {
+			if other != s && (!shard || other.master == s) {
+				deliver(other)
+			}
+		}
 	}
-	return int64(len(all)), nil
+	return int64(len(s.inboxes[channel{args[0], shard}])), nil
 }
 
 func (s *Server) pubSub(args []string) (any, error) {

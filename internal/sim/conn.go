@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -10,29 +11,42 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// A Conn is a client of a [Server]: a [rediscore.Conn]. Its methods return when their ctx ends, as those
+// A Conn is a client of a [Server] or of a [Cluster]: a [rediscore.Conn]. Its methods return when their ctx ends, as those
 // of a good client library do. What was sent goes on its way.
 type Conn struct {
-	server *Server
-	fate   func(Trip) Fate
+	fate func(Trip) Fate
 
 	closed chan struct{}
 	under  sync.WaitGroup // what is under way
 
-	mu    sync.Mutex
-	over  bool
-	cuts  chan struct{} // closed by Cut
-	trips int
+	mu     sync.Mutex
+	server *Server // or one of the nodes
+	slots  slots   // who has them, as far as the client knows
+	over   bool
+	cuts   chan struct{} // closed by Cut
+	left   chan struct{} // closed by Follow
+	trips  int
+	holds  []*Held
 }
 
-var _ rediscore.Conn = (*Conn)(nil)
+var (
+	_ rediscore.Conn       = (*Conn)(nil)
+	_ rediscore.Router     = (*Conn)(nil)
+	_ rediscore.Locator    = (*Conn)(nil)
+	_ rediscore.Replicator = (*Conn)(nil)
+)
 
 // A Trip is a script or a message that goes through the network.
 type Trip struct {
 	N       int              // the how manieth of the Conn
+	To      *Server          // or from, of a message
 	Calls   []rediscore.Call // that travel together; nil for a message or a subscription
 	Channel string           // of a message or a subscription
+	Shard   bool             // it is a shard channel
 	Message string
+
+	asking bool // ASKING is before each call
+	wait   *rediscore.Replication
 }
 
 // A Fate is what becomes of a [Trip]. The zero value is a network that takes no time.
@@ -40,6 +54,11 @@ type Fate struct {
 	Request, Reply Leg // a message has no request
 	Again          Leg // of the second copy of a request
 	Twice          bool
+	Notice         time.Duration // from a cut of the connection until the call fails
+
+	// What the caller gets, if not nil, when the request would arrive. The server does not get it. Of
+	// a subscription, only the error of the first counts.
+	Results []rediscore.Result
 }
 
 // A Leg is one way through the network.
@@ -49,12 +68,29 @@ type Leg struct {
 	Lost  bool
 }
 
-// Dial returns a client of a server. fate decides about each trip, one at a time; it may be nil.
+// Dial returns a client of a server, or of the cluster that has it. fate decides about each trip, one at a time; it may be nil.
 func Dial(s *Server, fate func(Trip) Fate) *Conn {
 	if fate == nil {
 		fate = func(Trip) Fate { return Fate{} }
 	}
-	return &Conn{server: s, fate: fate, closed: make(chan struct{}), cuts: make(chan struct{})}
+	c := &Conn{fate: fate, closed: make(chan struct{}), cuts: make(chan struct{}), left: make(chan struct{})}
+	c.Follow(s)
+	return c
+}
+
+// Follow is what the client of Sentinel does when it learns of another master. Calls go there from now
+// on; those that are under way fail. Subscriptions stay where they are, until Cut.
+//
+// The client of a cluster learns which masters have which slots, as the node s knows. Nothing fails.
+func (c *Conn) Follow(s *Server) {
+	known := s.known()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.server, c.slots = s, known
+	if s.cluster == nil {
+		close(c.left)
+		c.left = make(chan struct{})
+	}
 }
 
 // errCut is the error of calls and subscriptions whose connection was cut. The effect of a call
@@ -83,16 +119,40 @@ func (c *Conn) Cut() {
 }
 
 // begin draws the fate of a trip, and counts it as under way. It reports false if the Conn is closed.
-func (c *Conn) begin(t Trip) (f Fate, cut <-chan struct{}, ok bool) {
+func (c *Conn) begin(t Trip) (f Fate, cut, left <-chan struct{}, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
-		return Fate{}, nil, false
+		return Fate{}, nil, nil, false
 	}
 	c.trips++
 	t.N = c.trips
 	c.under.Add(1)
-	return c.fate(t), c.cuts, true
+	return c.fateLocked(t), c.cuts, c.left, true
+}
+
+// master returns the server that has the slot of a key or a channel, as far as the client knows.
+func (c *Conn) master(key string) *Server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.server.cluster == nil {
+		return c.server
+	}
+	return c.server.cluster.Nodes[c.slots[rediscore.Slot(key)]]
+}
+
+// learn takes note of a redirection.
+func (c *Conn) learn(err error) {
+	var slot int
+	var address string
+	if err == nil {
+		return
+	}
+	if n, _ := fmt.Sscanf(err.Error(), "MOVED %d %s", &slot, &address); n == 2 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.slots[slot] = c.server.cluster.at(address).number
+	}
 }
 
 // travel takes the time of a leg, and reports whether what it carries arrives. It does not after end.
@@ -123,8 +183,44 @@ func (c *Conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	return results[0].Reply, results[0].Err
 }
 
-// EvalAll makes calls, which travel together.
+// EvalAll makes calls. Those for one master travel together.
 func (c *Conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	c.evalAll(ctx, calls, results, nil)
+}
+
+// EvalReplicated implements [rediscore.Replicator]. The connection is new to the server: WAIT counts the
+// replicas that have what these calls wrote, or all replicas if they wrote nothing.
+func (c *Conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
+	c.evalAll(ctx, calls, results, &wait)
+}
+
+func (c *Conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
+	if !c.Cluster() {
+		c.send(ctx, Trip{To: c.master(""), Calls: calls, wait: wait}, results)
+		return
+	}
+	node := func(call rediscore.Call, address string) (*Server, error) {
+		master := c.master(call.Keys()[0])
+		if address != "" {
+			master = master.cluster.at(address)
+		}
+		return master, nil
+	}
+	rediscore.EvalByMaster(calls, results, node, func(to *Server, asking bool, numbers []int) {
+		t, answers := Trip{To: to, asking: asking, wait: wait}, make([]rediscore.Result, len(numbers))
+		for _, i := range numbers {
+			t.Calls = append(t.Calls, calls[i])
+		}
+		c.send(ctx, t, answers)
+		for n, i := range numbers {
+			results[i] = answers[n]
+			c.learn(answers[n].Err)
+		}
+	})
+}
+
+// send makes calls of one server.
+func (c *Conn) send(ctx context.Context, t Trip, results []rediscore.Result) {
 	fail := func(err error) {
 		for i := range results {
 			results[i] = rediscore.Result{Err: err}
@@ -134,7 +230,7 @@ func (c *Conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []re
 		fail(&dlock.NoEffectError{Err: err})
 		return
 	}
-	f, cut, ok := c.begin(Trip{Calls: calls})
+	f, cut, left, ok := c.begin(t)
 	if !ok {
 		fail(rediscore.ClientClosed(errCut))
 		return
@@ -145,12 +241,16 @@ func (c *Conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []re
 		if f.Twice {
 			c.under.Go(func() {
 				if travel(f.Again, c.closed) {
-					c.execute(calls)
+					c.execute(ctx, t)
 				}
 			})
 		}
 		if travel(f.Request, c.closed) {
-			if done := c.execute(calls); travel(f.Reply, c.closed) {
+			done := f.Results
+			if done == nil {
+				done = c.execute(ctx, t)
+			}
+			if travel(f.Reply, c.closed) {
 				answered <- done
 			}
 		}
@@ -161,30 +261,58 @@ func (c *Conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []re
 	case <-ctx.Done():
 		fail(ctx.Err())
 	case <-cut:
+		travel(Leg{Delay: f.Notice}, c.closed)
+		fail(errCut)
+	case <-left:
+		travel(Leg{Delay: f.Notice}, c.closed)
 		fail(errCut)
 	case <-c.closed:
 		fail(rediscore.ClientClosed(errCut))
 	}
 }
 
-func (c *Conn) execute(calls []rediscore.Call) []rediscore.Result {
-	results := make([]rediscore.Result, len(calls))
-	for i, call := range calls {
-		r := &results[i]
-		if r.Reply, r.Err = c.server.EvalSHA(call.Script.SHA, call.Keys(), call.Args); r.Err != nil && rediscore.IsNoScript(r.Err.Error()) {
-			r.Reply, r.Err = c.server.Eval(call.Script.Source, call.Script.SHA, call.Keys(), call.Args)
+func (c *Conn) execute(ctx context.Context, t Trip) []rediscore.Result {
+	results, written := make([]rediscore.Result, len(t.Calls)), int64(0)
+	for i, call := range t.Calls {
+		var offset int64
+		results[i].Reply, offset, results[i].Err = t.To.eval(call.Script.Source, call.Script.SHA, call.Keys(), call.Args, t.asking)
+		written = max(written, offset)
+	}
+	if t.wait != nil {
+		limit := time.Duration(t.wait.Milliseconds(ctx)) * time.Millisecond
+		n, err := t.To.wait(written, t.wait.Replicas, limit, c.closed)
+		for i := range results {
+			results[i].Replicas, results[i].NoWait = n, err
 		}
 	}
 	return results
 }
 
-// Cluster returns false: there is one master.
-func (c *Conn) Cluster() bool { return false }
+// Cluster reports whether the server is a node of a cluster.
+func (c *Conn) Cluster() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.server.cluster != nil
+}
+
+// Master implements [rediscore.Router].
+func (c *Conn) Master(ctx context.Context, call rediscore.Call) any {
+	return c.Locate(ctx, call.Keys()[0])
+}
+
+// Locate implements [rediscore.Locator], with what the client has learnt so far.
+func (c *Conn) Locate(_ context.Context, key string) any {
+	if !c.Cluster() {
+		return nil
+	}
+	return c.master(key)
+}
 
 // Listen subscribes to a channel. Messages arrive in their order. One that is lost leaves the
 // subscription as it is.
 func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(rediscore.Event)) error {
-	f, cut, ok := c.begin(Trip{Channel: name})
+	to := c.master(name)
+	f, cut, _, ok := c.begin(Trip{To: to, Channel: name, Shard: shard})
 	if !ok {
 		return rediscore.ClientClosed(errCut)
 	}
@@ -194,6 +322,7 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 	go func() {
 		select {
 		case <-cut:
+			travel(Leg{Delay: f.Notice}, ctx.Done())
 			end(errCut)
 		case <-c.closed:
 			end(rediscore.ClientClosed(errCut))
@@ -204,11 +333,15 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	sub, err := c.server.Subscribe(name, shard)
+	if f.Results != nil {
+		return f.Results[0].Err
+	}
+	sub, err := to.Subscribe(name, shard)
 	if err != nil {
+		c.learn(err)
 		return err
 	}
-	defer c.server.Unsubscribe(name, shard, sub)
+	defer to.Unsubscribe(name, shard, sub)
 	if travel(f.Reply, ctx.Done()) {
 		on(rediscore.Event{Kind: rediscore.Subscribed})
 	}
@@ -216,9 +349,10 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 		select {
 		case <-sub.Came:
 			for _, m := range sub.Take() {
-				c.deliver(ctx, name, m, on)
+				c.deliver(ctx, Trip{To: to, Channel: name, Shard: shard, Message: m.Text}, m.At, on)
 			}
 		case <-sub.Ended:
+			travel(Leg{Delay: f.Notice}, ctx.Done())
 			end(errCut)
 		case <-ctx.Done():
 		}
@@ -227,14 +361,14 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 }
 
 // deliver lets a message arrive, which has been on its way since it was published.
-func (c *Conn) deliver(ctx context.Context, name string, m Message, on func(rediscore.Event)) {
-	f, _, ok := c.begin(Trip{Channel: name, Message: m.Text})
+func (c *Conn) deliver(ctx context.Context, t Trip, published time.Time, on func(rediscore.Event)) {
+	f, _, _, ok := c.begin(t)
 	if !ok {
 		return
 	}
 	defer c.under.Done()
-	f.Reply.Delay -= time.Since(m.At)
+	f.Reply.Delay -= time.Since(published)
 	if travel(f.Reply, ctx.Done()) && ctx.Err() == nil {
-		on(rediscore.Event{Kind: rediscore.Message, Payload: m.Text})
+		on(rediscore.Event{Kind: rediscore.Message, Payload: t.Message})
 	}
 }

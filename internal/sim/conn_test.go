@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -246,4 +247,71 @@ func TestShardChannels(t *testing.T) {
 	s.SetFaults(sim.Faults{NoShards: true})
 	_, err = s.Subscribe("c", true)
 	assert.ErrorContains(t, err, "unknown command")
+}
+
+// A test that holds a call back says when it arrives, how often, and what the caller gets.
+func TestHeldCalls(t *testing.T) {
+	lost := errors.New("lost")
+	for name, c := range map[string]struct {
+		direct func(*sim.Held)
+		want   dlock.Attempt
+		err    error
+		taken  bool
+	}{
+		"answered":           {(*sim.Held).Answer, dlock.Attempt{Acquired: true}, nil, true},
+		"lost":               {func(h *sim.Held) { h.Return(nil, lost) }, dlock.Attempt{}, lost, false},
+		"lost, and executed": {func(h *sim.Held) { h.Execute(); h.Return(nil, lost) }, dlock.Attempt{}, lost, true},
+		"forged":             {func(h *sim.Held) { h.Return([]any{"B", int64(7)}, nil) }, dlock.Attempt{Holder: "B", Remaining: 7 * time.Millisecond}, nil, false},
+		"too late":           {func(h *sim.Held) { time.Sleep(time.Minute); h.Execute() }, dlock.Attempt{}, context.DeadlineExceeded, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetwork(t, func(n *network) {
+				l, conn := n.client()
+				h := conn.Hold(n, func(t sim.Trip) bool { return t.Calls[0].Args[0] == "A" })
+				_, err := try(l, "B")
+				require.NoError(t, err, "another call")
+				_, err = l.Release(n.Context(), "k", "B")
+				require.NoError(t, err)
+				require.False(t, h.Came())
+				var a dlock.Attempt
+				done := make(chan struct{})
+				go func() { a, err = try(l, "A"); close(done) }()
+				h.Await()
+				assert.Empty(t, n.holder("k"))
+				c.direct(h)
+				<-done
+				a.Fence = 0
+				assert.Equal(t, c.want, a)
+				assert.ErrorIs(t, err, c.err)
+				assert.Equal(t, c.taken, n.holder("k") == "A")
+				h.Execute()
+				assert.Equal(t, "A", n.holder("k"), "a late request")
+			})
+		})
+	}
+}
+
+// A message and a subscription can be held back too, and a message can come twice.
+func TestHeldMessages(t *testing.T) {
+	inNetwork(t, func(n *network) {
+		_, conn := n.client()
+		n.setFate(func(sim.Trip) sim.Fate { return sim.Fate{} })
+		subscription := conn.Hold(n, func(t sim.Trip) bool { return t.Calls == nil })
+		var heard []string
+		go conn.Listen(n.Context(), "c", true, func(e rediscore.Event) { heard = append(heard, e.Payload) })
+		publish := func(text string) int64 {
+			count, err := n.server.Do("SPUBLISH", "c", text)
+			require.NoError(t, err)
+			return count.(int64)
+		}
+		subscription.Await()
+		require.Zero(t, publish("early"))
+		subscription.Answer()
+		first := conn.Hold(n, func(t sim.Trip) bool { return t.Message == "first" })
+		require.EqualValues(t, 1, publish("first"))
+		publish("second")
+		first.Deliver()
+		first.Deliver()
+		assert.Equal(t, []string{"", "second", "first", "first"}, heard)
+	})
 }

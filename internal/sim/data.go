@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"maps"
 	"slices"
 	"sort"
 	"strconv"
@@ -14,14 +15,49 @@ type entry struct {
 
 const never = 0
 
-// get returns nil if there is no such key, or no longer.
+// get returns nil if there is no such key, or no longer. A replica then keeps it until the master has
+// removed it.
 func (s *Server) get(key string) *entry {
 	e := s.data[key]
-	if e != nil && e.expires != never && s.now().UnixMilli() > e.expires {
-		delete(s.data, key)
-		return nil
+	if e == nil || e.expires == never || s.now().UnixMilli() <= e.expires {
+		return e
 	}
-	return e
+	if s.master == nil {
+		s.put(key, nil)
+	}
+	return nil
+}
+
+// put replaces the value of a key, or removes the key if e is nil. The replicas do so too.
+func (s *Server) put(key string, e *entry) {
+	repeat := func(s *Server) {
+		if e == nil {
+			delete(s.data, key)
+		} else {
+			s.data[key] = e.clone()
+		}
+	}
+	repeat(s)
+	s.record(repeat)
+}
+
+func (e *entry) clone() *entry {
+	c := *e
+	switch v := e.value.(type) {
+	case map[string]string:
+		c.value = maps.Clone(v)
+	case *zset:
+		c.value = &zset{maps.Clone(v.scores), slices.Clone(v.members)}
+	}
+	return &c
+}
+
+func cloned(data map[string]*entry) map[string]*entry {
+	c := make(map[string]*entry, len(data))
+	for key, e := range data {
+		c[key] = e.clone()
+	}
+	return c
 }
 
 // kept returns the value of a key. Without such a key it is what create returns, which is kept, or

@@ -35,8 +35,10 @@ type twins struct {
 	sim   *sim.Server
 }
 
-func newTwins(t *testing.T) *twins {
-	client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), Protocol: 2})
+func newTwins(t *testing.T) *twins { return twinsOf(t, redistest.Start(t)) }
+
+func twinsOf(t *testing.T, server *redistest.Server) *twins {
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), Protocol: 2, MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })
 	return &twins{t, client, sim.NewServer()}
 }
@@ -49,17 +51,21 @@ func (w *twins) restart() {
 
 // eval runs a script on both, and returns the two results as texts.
 func (w *twins) eval(source string, keys, args []string) (real, simulated string) {
-	all := []any{"EVAL", source, len(keys)}
-	for _, v := range slices.Concat(keys, args) {
-		all = append(all, v)
-	}
-	reply, err := w.redis.Do(w.t.Context(), all...).Result()
+	reply, err := w.redis.Do(w.t.Context(), evalCommand(source, keys, args)...).Result()
 	if err == redis.Nil {
 		err = nil
 	}
 	sum := sha1.Sum([]byte(source))
 	reply2, err2 := w.sim.Eval(source, hex.EncodeToString(sum[:]), keys, args)
 	return result(reply, err), result(reply2, err2)
+}
+
+func evalCommand(source string, keys, args []string) []any {
+	all := []any{"EVAL", source, len(keys)}
+	for _, v := range slices.Concat(keys, args) {
+		all = append(all, v)
+	}
+	return all
 }
 
 // result is a reply, or the text of an error without the place that the server adds. Elements that
@@ -118,33 +124,37 @@ func hide(n int64) any {
 // Random commands, many of which are wrong.
 func TestCommandsAsRedis(t *testing.T) {
 	w := newTwins(t)
-	values := []string{"a", "b", "7", "-1", "0", "1.5", "", "x y", "100000", "9223372036854775807"}
-	ranks := []string{"0", "1", "-1", "-2", "5", "x"}
-	ms := []string{"100000", "500000", "0", "-1", "x"}
 	for seed := range sequences(40) {
 		w.restart()
 		r := rand.New(rand.NewPCG(seed, 1))
-		one := func(of []string) string { return of[r.IntN(len(of))] }
 		for range 100 {
-			key, key2 := one([]string{"s", "h", "z"}), one([]string{"s", "h", "z", "o"})
-			if r.IntN(8) > 0 { // mostly a key of the right kind
-				key2 = key
-			}
-			call := [][]string{
-				{"GET", key}, {"SET", "s", one(values)}, {"SET", key, one(values), "PX", one(ms)}, {"DEL", key, key2}, {"EXISTS", "s", "h", key},
-				{"INCRBY", cmp.Or(key2, "s"), one(values)}, {"PEXPIRE", key, one(ms)}, {"PTTL", key}, {"PERSIST", key}, {"RENAMENX", key, key2},
-				{"HSET", "h", one(values), one(values)}, {"HSET", key, one(values), one(values), one(values), one(values)}, {"HSET", key, "a"},
-				{"HMGET", "h", one(values), one(values)}, {"HMGET", key, one(values)}, {"HDEL", "h", one(values), one(values)}, {"HDEL", key, ""},
-				{"ZADD", "z", one(values), one(values)}, {"ZADD", "z", "XX", one(values), one(values)}, {"ZADD", key, one(ranks), one(values)},
-				{"ZCARD", key}, {"ZRANGE", "z", one(ranks), one(ranks)}, {"ZRANGE", "z", one(ranks), one(ranks), "WITHSCORES"}, {"ZRANGE", key, "0", "-1"},
-				{"ZRANK", "z", one(values)}, {"ZRANK", key, one(values)}, {"ZREM", "z", one(values), one(values)}, {"ZREM", key, one(values)},
-				{"ZREMRANGEBYRANK", "z", one(ranks), one(ranks)}, {"ZREMRANGEBYRANK", key, "0", "0"}, {"ZSCORE", "z", one(values)}, {"ZSCORE", key, one(values)},
-				{"PUBLISH", key, "m"}, {"SPUBLISH", key, "m"}, {"PUBSUB", "NUMSUB", key}, {"PUBSUB", "SHARDNUMSUB", key}, {"TYPE", key}, {"GET"},
-			}[r.IntN(38)]
+			key, call := randomCommand(r)
 			real, simulated := w.eval("return redis.pcall(unpack(ARGV))", []string{key}, call)
 			require.Equal(t, real, simulated, "seed %d: %q", seed, call)
 		}
 	}
+}
+
+func randomCommand(r *rand.Rand) (key string, call []string) {
+	values := []string{"a", "b", "7", "-1", "0", "1.5", "", "x y", "100000", "9223372036854775807"}
+	ranks := []string{"0", "1", "-1", "-2", "5", "x"}
+	ms := []string{"100000", "500000", "0", "-1", "x"}
+	one := func(of []string) string { return of[r.IntN(len(of))] }
+	key, key2 := one([]string{"s", "h", "z"}), one([]string{"s", "h", "z", "o"})
+	if r.IntN(8) > 0 { // mostly a key of the right kind
+		key2 = key
+	}
+	return key, [][]string{
+		{"GET", key}, {"SET", "s", one(values)}, {"SET", key, one(values), "PX", one(ms)}, {"DEL", key, key2}, {"EXISTS", "s", "h", key},
+		{"INCRBY", cmp.Or(key2, "s"), one(values)}, {"PEXPIRE", key, one(ms)}, {"PTTL", key}, {"PERSIST", key}, {"RENAMENX", key, key2},
+		{"HSET", "h", one(values), one(values)}, {"HSET", key, one(values), one(values), one(values), one(values)}, {"HSET", key, "a"},
+		{"HMGET", "h", one(values), one(values)}, {"HMGET", key, one(values)}, {"HDEL", "h", one(values), one(values)}, {"HDEL", key, ""},
+		{"ZADD", "z", one(values), one(values)}, {"ZADD", "z", "XX", one(values), one(values)}, {"ZADD", key, one(ranks), one(values)},
+		{"ZCARD", key}, {"ZRANGE", "z", one(ranks), one(ranks)}, {"ZRANGE", "z", one(ranks), one(ranks), "WITHSCORES"}, {"ZRANGE", key, "0", "-1"},
+		{"ZRANK", "z", one(values)}, {"ZRANK", key, one(values)}, {"ZREM", "z", one(values), one(values)}, {"ZREM", key, one(values)},
+		{"ZREMRANGEBYRANK", "z", one(ranks), one(ranks)}, {"ZREMRANGEBYRANK", key, "0", "0"}, {"ZSCORE", "z", one(values)}, {"ZSCORE", key, one(values)},
+		{"PUBLISH", key, "m"}, {"SPUBLISH", key, "m"}, {"PUBSUB", "NUMSUB", key}, {"PUBSUB", "SHARDNUMSUB", key}, {"TYPE", key}, {"GET"},
+	}[r.IntN(38)]
 }
 
 // What Redis makes of numbers and of other values.
@@ -175,13 +185,14 @@ func TestValuesAsRedis(t *testing.T) {
 	}
 }
 
-// Random calls of a Locker, some of which wait, have the same effects on both.
+// Random calls of a Locker, some of which wait, have the same effects on both, and on the replicas.
 func TestLockerAsRedis(t *testing.T) {
-	server := newTwins(t)
+	p := newPair(t)
 	for seed := range sequences(200) {
-		w := &twins{t, server.redis, sim.NewServer()}
+		p.sim = sim.NewServer()
+		p.replica.sim = p.sim.NewReplica()
 		prefix := fmt.Sprintf("%d:", seed)
-		conn := &twinConn{Conn: sim.Dial(w.sim, nil), twins: w}
+		conn := &twinConn{Conn: sim.Dial(p.sim, nil), twins: p.twins}
 		l := rediscore.New(conn, rediscore.WithPrefix(prefix))
 		r := rand.New(rand.NewPCG(seed, 2))
 		var waits sync.WaitGroup
@@ -191,7 +202,9 @@ func TestLockerAsRedis(t *testing.T) {
 		waits.Wait()
 		l.Close()
 		require.Empty(t, conn.end(), "seed %d", seed)
-		w.compareKeys(prefix)
+		p.compareKeys(prefix)
+		p.await()
+		p.replica.compareKeys(prefix)
 	}
 }
 
@@ -232,26 +245,34 @@ func randomCall(ctx context.Context, l *rediscore.Locker, r *rand.Rand, waits *s
 
 // compareKeys compares what the servers have stored.
 func (w *twins) compareKeys(prefix string) {
-	real := func(args ...any) any {
+	names, err := w.redis.Keys(w.t.Context(), prefix+"*").Result()
+	require.NoError(w.t, err)
+	slices.Sort(names)
+	require.True(w.t, slices.Equal(names, w.sim.Keys()), "%q, and here %q", names, w.sim.Keys())
+	for _, name := range names {
+		require.Equal(w.t, content(w.doing(), name), content(doing(w.t, w.sim), name), name)
+	}
+}
+
+// doing returns a function that executes commands on the real server.
+func (w *twins) doing() func(args ...any) any {
+	return func(args ...any) any {
 		reply, err := w.redis.Do(w.t.Context(), args...).Result()
 		require.NoError(w.t, err)
 		return reply
 	}
-	simulated := func(args ...any) any {
+}
+
+// doing returns a function that executes commands.
+func doing(t *testing.T, s *sim.Server) func(args ...any) any {
+	return func(args ...any) any {
 		texts := make([]string, len(args))
 		for i, a := range args {
 			texts[i] = a.(string)
 		}
-		reply, err := w.sim.Do(texts...)
-		require.NoError(w.t, err)
+		reply, err := s.Do(texts...)
+		require.NoError(t, err)
 		return reply
-	}
-	names, err := w.redis.Keys(w.t.Context(), prefix+"*").Result()
-	require.NoError(w.t, err)
-	slices.Sort(names)
-	require.Equal(w.t, names, w.sim.Keys())
-	for _, name := range names {
-		require.Equal(w.t, content(real, name), content(simulated, name), name)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/ast"
@@ -52,8 +53,14 @@ func (s *Server) newState() *lua.LState {
 // whole number, which would hide a fence that is cut. So the operator .. becomes a call of this name.
 const concat = "concat numbers as Redis does"
 
+// compiled has what was compiled before, by its source. All servers share it.
+var compiled sync.Map
+
 // compile parses a script, puts calls of concat in place of its operators, and compiles it.
 func compile(l *lua.LState, source string) (*lua.LFunction, error) {
+	if proto, ok := compiled.Load(source); ok {
+		return l.NewFunctionFromProto(proto.(*lua.FunctionProto)), nil
+	}
 	chunk, err := parse.Parse(strings.NewReader(source), "user_script")
 	if err != nil {
 		return nil, err
@@ -63,6 +70,7 @@ func compile(l *lua.LState, source string) (*lua.LFunction, error) {
 	if err != nil {
 		return nil, err
 	}
+	compiled.Store(source, proto)
 	return l.NewFunctionFromProto(proto), nil
 }
 
@@ -143,7 +151,8 @@ func text(v lua.LValue, digits int) string {
 // run calls a script.
 func (s *Server) run(f *lua.LFunction, keys, args []string) (any, error) {
 	s.cost.Scripts++
-	s.wrote = false
+	s.script, s.wrote = true, false
+	defer func() { s.script = false }()
 	s.lua.G.Global.RawSetString("KEYS", list(s.lua, keys))
 	s.lua.G.Global.RawSetString("ARGV", list(s.lua, args))
 	if err := s.lua.CallByParam(lua.P{Fn: f, NRet: 1, Protect: true}); err != nil {

@@ -1,45 +1,55 @@
 package sim
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	lua "github.com/yuin/gopher-lua"
+
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
-// A Server is one master. Its methods can be called at any time, by any goroutine.
+// A Server is a master or a replica. Its methods can be called at any time, by any goroutine.
 type Server struct {
-	mu      sync.Mutex
+	mu      *sync.Mutex // of all servers of a topology
 	lua     *lua.LState
 	scripts map[string]*lua.LFunction // by their SHA-1
 	data    map[string]*entry
 	inboxes map[channel][]*Subscription
-	replID  string
 	skew    time.Duration
 	faults  Faults
+	script  bool // a script runs
 	wrote   bool // the script that runs, or the last command
+	moved   bool // the last command has changed the score of a member
 	cost    Cost
+	replication
+	node
 }
 
 // Faults are what a server refuses. An empty text refuses nothing.
 type Faults struct {
 	Calls    string // the error of each call, such as "LOADING …", "NOAUTH …" or "BUSY …"
 	Writes   string // the error of each command that writes, such as "READONLY …"
-	Publish  string // the error of PUBLISH and SPUBLISH, such as "NOPERM …"
 	Full     bool   // commands that take memory fail with OOM, unless the script has written before
 	NoShards bool   // there are no shard channels, as before Redis 7
+
+	Commands map[string]string // the error of each command that the user may not use
 }
 
 // A Cost is what a server has done.
-type Cost struct{ Scripts, Commands int }
+type Cost struct {
+	Scripts, Commands int
+	Calls             map[string]int // of each command
+}
 
 // NewServer returns an empty server.
 func NewServer() *Server {
-	s := &Server{scripts: make(map[string]*lua.LFunction), inboxes: make(map[channel][]*Subscription)}
+	s := &Server{mu: new(sync.Mutex), scripts: make(map[string]*lua.LFunction), inboxes: make(map[channel][]*Subscription)}
+	s.cost.Calls = make(map[string]int)
 	s.lua = s.newState()
 	s.restart()
 	return s
@@ -47,57 +57,75 @@ func NewServer() *Server {
 
 // Restart is the end of all data, scripts and subscriptions, and a new replication ID.
 func (s *Server) Restart() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.restart()
 	clear(s.scripts)
-	for _, all := range s.inboxes {
-		for _, sub := range all {
-			sub.end()
-		}
+	s.endInboxes(func(channel) bool { return true })
+	for _, r := range s.replicas {
+		s.copyTo(r)
 	}
-	clear(s.inboxes)
+	if s.master != nil {
+		s.master.copyTo(s)
+	}
 }
 
 func (s *Server) restart() {
 	s.data = make(map[string]*entry)
-	id := make([]byte, 20)
-	rand.Read(id)
-	s.replID = hex.EncodeToString(id)
+	s.replID, s.replID2 = newID(), ""
+}
+
+// newID returns a new replication ID.
+func newID() string { return fmt.Sprintf("%x%x", chance.Bits(), chance.Bits())[:40] }
+
+// endInboxes ends the subscriptions to some channels, in the order of their names.
+func (s *Server) endInboxes(of func(channel) bool) {
+	byName := func(a, b channel) int { return strings.Compare(a.name, b.name) }
+	for _, c := range slices.SortedFunc(maps.Keys(s.inboxes), byName) {
+		if of(c) {
+			for _, sub := range s.inboxes[c] {
+				sub.end()
+			}
+			delete(s.inboxes, c)
+		}
+	}
 }
 
 // FlushAll removes all keys.
 func (s *Server) FlushAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	clear(s.data)
+	s.record(func(r *Server) { clear(r.data) })
 }
 
 // SetClock sets the server's clock to d after the process's.
 func (s *Server) SetClock(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.skew = d
 }
 
 // SetFaults replaces what the server refuses.
 func (s *Server) SetFaults(f Faults) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.faults = f
 }
 
 // Cost returns what the server has done since it was made.
 func (s *Server) Cost() Cost {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cost
+	s.lock()
+	defer s.unlock()
+	cost := s.cost
+	cost.Calls = maps.Clone(cost.Calls)
+	return cost
 }
 
 // Keys returns the names of all keys, sorted.
 func (s *Server) Keys() (keys []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	for key := range s.data {
 		if s.get(key) != nil {
 			keys = append(keys, key)
@@ -109,8 +137,8 @@ func (s *Server) Keys() (keys []string) {
 
 // Do executes a command as a client, and returns its reply as [Conn.Eval] does.
 func (s *Server) Do(args ...string) (any, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.wrote = false
 	reply, err := s.execute(args)
 	if status, ok := reply.(status); ok {
@@ -119,35 +147,36 @@ func (s *Server) Do(args ...string) (any, error) {
 	return reply, err
 }
 
-// EvalSHA runs a script that the server knows, and Eval any script. Nothing else happens meanwhile.
-func (s *Server) EvalSHA(sha string, keys, args []string) (any, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.faults.Calls != "" {
-		return nil, Error(s.faults.Calls)
-	}
-	f := s.scripts[sha]
-	if f == nil {
-		return nil, Error("NOSCRIPT No matching script. Please use EVAL.")
-	}
-	return s.run(f, keys, args)
+// Eval runs a script, which is compiled once. Nothing else happens meanwhile.
+func (s *Server) Eval(source, sha string, keys, args []string) (any, error) {
+	reply, _, err := s.eval(source, sha, keys, args, false)
+	return reply, err
 }
 
-// Eval compiles and runs a script.
-func (s *Server) Eval(source, sha string, keys, args []string) (any, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// eval also returns the offset of what the script wrote, or 0. In a cluster, ASKING comes before it if
+// asking is set.
+func (s *Server) eval(source, sha string, keys, args []string, asking bool) (reply any, offset int64, err error) {
+	s.lock()
+	defer s.unlock()
 	if s.faults.Calls != "" {
-		return nil, Error(s.faults.Calls)
+		return nil, 0, Error(s.faults.Calls)
+	}
+	if err := s.redirects(keys, asking); err != nil {
+		return nil, 0, err
 	}
 	if s.scripts[sha] == nil {
 		f, err := compile(s.lua, source)
 		if err != nil {
-			return nil, Error(fmt.Sprintf("ERR Error compiling script (new function): %v", err))
+			return nil, 0, Error(fmt.Sprintf("ERR Error compiling script (new function): %v", err))
 		}
 		s.scripts[sha] = f
 	}
-	return s.run(s.scripts[sha], keys, args)
+	s.asking = asking
+	reply, err = s.run(s.scripts[sha], keys, args)
+	if s.commit() {
+		offset = s.offset
+	}
+	return reply, offset, err
 }
 
 // An Error is an error reply.
@@ -155,8 +184,14 @@ type Error string
 
 func (e Error) Error() string { return string(e) }
 
-// now is the time of the server's clock, which does not move while a script runs in a bubble.
-func (s *Server) now() time.Time { return time.Now().Add(s.skew) }
+// now is the time of the server's clock, which does not move while a script runs in a bubble. What is
+// repeated has the time that it had on the master.
+func (s *Server) now() time.Time {
+	if !s.repeating.IsZero() {
+		return s.repeating
+	}
+	return time.Now().Add(s.skew)
+}
 
 // A channel is one of two kinds, which do not meet.
 type channel struct {
@@ -182,13 +217,18 @@ type Message struct {
 
 // Subscribe begins a Subscription. Unsubscribe ends it.
 func (s *Server) Subscribe(name string, shard bool) (*Subscription, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	if s.faults.Calls != "" {
 		return nil, Error(s.faults.Calls)
 	}
 	if shard && s.faults.NoShards {
 		return nil, unknown("SSUBSCRIBE")
+	}
+	if shard {
+		if err := s.refuses(name); err != nil {
+			return nil, err
+		}
 	}
 	sub := &Subscription{Ended: make(chan struct{}), Came: make(chan struct{}, 1)}
 	c := channel{name, shard}
@@ -198,8 +238,8 @@ func (s *Server) Subscribe(name string, shard bool) (*Subscription, error) {
 
 // Unsubscribe ends a Subscription.
 func (s *Server) Unsubscribe(name string, shard bool, sub *Subscription) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	c := channel{name, shard}
 	if s.inboxes[c] = slices.DeleteFunc(s.inboxes[c], func(other *Subscription) bool { return other == sub }); len(s.inboxes[c]) == 0 {
 		delete(s.inboxes, c)
