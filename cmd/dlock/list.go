@@ -1,0 +1,272 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlock-go/dlock"
+)
+
+// A row is a lock as people and programs see it. It has no token.
+type row struct {
+	Key     string    `json:"key"`
+	Held    bool      `json:"held"`
+	Owner   string    `json:"owner,omitempty"`
+	Started time.Time `json:"started,omitzero"` // on the holder's clock
+	TTL     float64   `json:"ttl,omitempty"`    // in seconds; negative if the lease never ends
+	Waiting int       `json:"waiting"`
+	Foreign bool      `json:"foreign,omitempty"` // the holder is not a Client of dlock
+}
+
+func newRow(key string, s dlock.Status) row {
+	return row{
+		Key: key, Held: s.Held, Owner: s.Owner, Started: s.Started, TTL: s.Remaining.Seconds(),
+		Waiting: s.Waiting, Foreign: s.Held && s.Started.IsZero(),
+	}
+}
+
+func (r row) fields(now time.Time) []string {
+	started, ttl := "-", time.Duration(r.TTL*float64(time.Second)).Round(time.Millisecond).String()
+	if !r.Started.IsZero() {
+		started = now.Sub(r.Started).Round(time.Second).String() + " ago"
+	}
+	if r.TTL < 0 {
+		ttl = "never ends"
+	}
+	owner := printable(r.Owner)
+	if r.Foreign {
+		owner = "(not of dlock)"
+	}
+	return []string{printable(r.Key), owner, started, ttl, fmt.Sprint(r.Waiting)}
+}
+
+// printable quotes a text that would change the terminal.
+func printable(text string) string {
+	if text == "" {
+		return "-"
+	}
+	if quoted := fmt.Sprintf("%q", text); quoted != `"`+text+`"` {
+		return quoted
+	}
+	return text
+}
+
+func newList(s *store) *cobra.Command {
+	var all, foreign, asJSON bool
+	c := &cobra.Command{
+		Use:   "list [BEGINNING]",
+		Short: "list the locks whose keys begin with a text",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: s.with(func(c *cobra.Command, args []string) error {
+			if len(args) == 0 && !all {
+				return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --all")}
+			}
+			rows, err := s.list(c.Context(), strings.Join(args, ""), foreign)
+			if err != nil {
+				return err
+			}
+			return show(c.OutOrStdout(), rows, asJSON)
+		}),
+	}
+	c.Flags().BoolVar(&all, "all", false, "list all locks of the database")
+	c.Flags().BoolVar(&foreign, "foreign", false, "list strings too that dlock has not written")
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
+	return c
+}
+
+// show writes rows.
+func show(out io.Writer, rows []row, asJSON bool) error {
+	buffered := bufio.NewWriter(out) // its Flush returns the errors of all writes
+	if asJSON {
+		for e := json.NewEncoder(buffered); len(rows) > 0; rows = rows[1:] {
+			_ = e.Encode(rows[0])
+		}
+		return buffered.Flush()
+	}
+	table := tabwriter.NewWriter(buffered, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "KEY\tOWNER\tSTARTED\tTTL\tWAITERS")
+	for now := time.Now(); len(rows) > 0; rows = rows[1:] {
+		fmt.Fprintln(table, strings.Join(rows[0].fields(now), "\t"))
+	}
+	_ = table.Flush()
+	return buffered.Flush()
+}
+
+const (
+	inspections = 64        // keys that are inspected at once
+	ours        = "dlock1." // the begin of the tokens of a Client
+)
+
+// list returns the locks whose keys begin with a text, by key.
+func (s *store) list(ctx context.Context, beginning string, foreign bool) (rows []row, err error) {
+	for e, err := range s.locker.Scan(ctx, beginning) {
+		if err != nil {
+			return nil, unanswered(err)
+		}
+		if foreign || strings.HasPrefix(e.Token, ours) {
+			rows = append(rows, row{Key: e.Key})
+		}
+	}
+	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.Key, b.Key) })
+	rows = slices.CompactFunc(rows, func(a, b row) bool { return a.Key == b.Key })
+	c := dlock.New(s.locker)
+	var all sync.WaitGroup
+	errs := make([]error, inspections)
+	for w := range inspections {
+		all.Go(func() {
+			for i := w; i < len(rows) && errs[w] == nil; i += inspections {
+				status, err := c.Inspect(ctx, rows[i].Key)
+				if !errors.Is(err, dlock.ErrInvalid) { // no lock can have this key
+					errs[w] = err
+				}
+				rows[i] = newRow(rows[i].Key, status)
+			}
+		})
+	}
+	all.Wait()
+	return slices.DeleteFunc(rows, func(r row) bool { return !r.Held || r.Foreign && !foreign }), errors.Join(errs...)
+}
+
+func newShow(s *store) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "show KEY",
+		Short: "show who holds a lock, and when package once has run the job of this name",
+		Args:  cobra.ExactArgs(1),
+		RunE: s.with(func(c *cobra.Command, args []string) error {
+			status, err := dlock.New(s.locker).Inspect(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			marks, failed := s.list(c.Context(), args[0]+"@", false)
+			rows := append([]row{newRow(args[0], status)}, marks[max(0, len(marks)-10):]...)
+			if !status.Held && !asJSON {
+				fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
+				rows = rows[1:]
+			}
+			if len(rows) > 0 {
+				err = show(c.OutOrStdout(), rows, asJSON)
+			}
+			return errors.Join(err, failed)
+		}),
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
+	return c
+}
+
+func newBreak(s *store) *cobra.Command {
+	var yes bool
+	var owner string
+	c := &cobra.Command{
+		Use:   "break KEY",
+		Short: "take a lock from its holder, and give it to the next that waits",
+		Args:  cobra.ExactArgs(1),
+		RunE: s.with(func(c *cobra.Command, args []string) error {
+			return s.breakLock(c, args[0], owner, yes)
+		}),
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().StringVar(&owner, "owner", "", "do not ask, and break the lock only if its holder has this `label`")
+	return c
+}
+
+func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
+	ctx := c.Context()
+	l := dlock.New(s.locker)
+	status, err := l.Inspect(ctx, key)
+	switch {
+	case err != nil:
+		return err
+	case !status.Held:
+		return exit{exitHeld, fmt.Errorf("%s is free", printable(key))}
+	case owner != "" && owner != status.Owner:
+		return exit{exitHeld, fmt.Errorf("%s is held by %s", printable(key), printable(status.Owner))}
+	}
+	if err := show(c.OutOrStdout(), []row{newRow(key, status)}, false); err != nil {
+		return err
+	}
+	if owner == "" && !yes {
+		fmt.Fprint(c.OutOrStdout(), "Has the holder stopped, or are its writes fenced? Type yes to break the lock: ")
+		if answer, _ := bufio.NewReader(c.InOrStdin()).ReadString('\n'); strings.TrimSpace(answer) != "yes" {
+			return exit{exitHeld, errors.New("nothing was changed")}
+		}
+	}
+	if err := l.Break(ctx, status); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.OutOrStdout(), "The lock is broken. The old holder may work on until it renews its lease, "+
+		"or for %v at most.\n", status.Remaining.Round(time.Second))
+	return err
+}
+
+func newWatch(s *store) *cobra.Command {
+	var every time.Duration
+	c := &cobra.Command{
+		Use:   "watch BEGINNING",
+		Short: "show the locks whose keys begin with a text, again and again",
+		Args:  cobra.ExactArgs(1),
+		RunE: s.with(func(c *cobra.Command, args []string) error {
+			if every < 100*time.Millisecond {
+				return exit{exitUsage, fmt.Errorf("--every %v: less than 100ms", every)}
+			}
+			for before := map[string]row{}; ; time.Sleep(every) {
+				rows, err := s.list(c.Context(), args[0], false)
+				if err != nil {
+					return err
+				}
+				if out, failed := os.Stdout.Stat(); failed == nil && out.Mode()&os.ModeCharDevice != 0 {
+					fmt.Fprint(c.OutOrStdout(), "\x1b[H\x1b[2J")
+					err = show(c.OutOrStdout(), rows, false)
+				} else {
+					before, err = changes(c.OutOrStdout(), time.Now(), before, rows)
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}),
+	}
+	c.Flags().DurationVar(&every, "every", time.Second, "between two looks")
+	return c
+}
+
+// changes writes a line for each lock that was taken, released, or has another holder or number of waiters.
+func changes(out io.Writer, now time.Time, before map[string]row, rows []row) (after map[string]row, err error) {
+	after = make(map[string]row)
+	line := func(r row, what string) {
+		if err == nil {
+			_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %d wait\n",
+				now.Format(time.RFC3339), printable(r.Key), what, printable(r.Owner), r.Waiting)
+		}
+	}
+	for _, r := range rows {
+		after[r.Key] = r
+		was, known := before[r.Key]
+		switch {
+		case !known:
+			line(r, "held by")
+		case was.Owner != r.Owner || !was.Started.Equal(r.Started):
+			line(r, "now held by")
+		case was.Waiting != r.Waiting:
+			line(r, "still held by")
+		}
+		delete(before, r.Key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		line(before[key], "no longer held by")
+	}
+	return after, err
+}

@@ -1,0 +1,76 @@
+// Command dlock runs a program under a distributed lock on Redis.
+//
+//	dlock run --redis redis://localhost nightly-report -- make report
+//
+// The page docs/command.md has the exit codes, and says what is guaranteed: the process group of the program is dead
+// before its lease ends, unless both dlock and its guard, a process between dlock and the program, are killed. So fence
+// writes that must not be late: the program finds the fence in DLOCK_FENCE.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes, beside those of the program.
+const (
+	exitUsage       = 64  // the command line is wrong
+	exitUnavailable = 69  // Redis did not answer
+	exitHeld        = 75  // another holds the lock
+	exitLost        = 79  // the lease was lost, and the program was ended
+	exitOwnFault    = 125 // of dlock
+	exitNotRun      = 126 // the program cannot be run
+	exitNotFound    = 127 // there is no such program
+	exitSignal      = 128 // plus the number of the signal
+)
+
+// guardCommand is the first argument of a process that is a guard.
+const guardCommand = "__guard"
+
+// An exit is an exit code, and the error of a command that has one.
+type exit struct {
+	code int
+	err  error // nil: there is nothing to be said
+}
+
+func (e exit) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
+
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == guardCommand {
+		guardMain(os.Args[2:])
+		os.Exit(0)
+	}
+	os.Exit(execute(os.Args[1:]))
+}
+
+// execute runs a command line, and returns the exit code.
+func execute(args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.Execute()
+	e, ok := errors.AsType[exit](err)
+	if err != nil && !ok {
+		e = exit{exitUsage, err} // of cobra
+	}
+	if e.err != nil {
+		fmt.Fprintln(root.ErrOrStderr(), "dlock:", strings.TrimPrefix(e.err.Error(), "dlock: "))
+	}
+	return e.code
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "dlock",
+		Short:         "a distributed lock for the shell, on Redis",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	s := new(store)
+	s.flags(root.PersistentFlags())
+	root.AddCommand(newRun(s), newList(s), newShow(s), newBreak(s), newWatch(s), newDoctor(s))
+	return root
+}

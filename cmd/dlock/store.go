@@ -1,0 +1,127 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	neturl "net/url"
+	"os"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/rediscore"
+)
+
+// A store is Redis, as the flags name it.
+type store struct {
+	url, sentinel, prefix string
+	cluster               bool
+
+	client redis.UniversalClient // these are there while a command runs
+	locker *rediscore.Locker
+}
+
+const urlVariable = "DLOCK_REDIS_URL"
+
+func (s *store) flags(f *pflag.FlagSet) {
+	f.StringVar(&s.url, "redis", "", "URL of Redis: redis://user:password@host:6379/0, or rediss:// with TLS "+
+		"(default $"+urlVariable+", then redis://localhost:6379)")
+	f.StringVar(&s.sentinel, "sentinel", "",
+		"the URL is of a Sentinel, which knows the master by this `name`; ?addr=host:port adds others")
+	f.BoolVar(&s.cluster, "cluster", false, "the URL is of a node of a Redis Cluster; ?addr=host:port adds others")
+	f.StringVar(&s.prefix, "prefix", "", "`prefix` of all names in Redis; all programs that share a lock need the same")
+}
+
+// with returns a command's function: f, for whose time the store is there. Its errors have exit codes.
+func (s *store) with(f func(c *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) (err error) {
+		if s.cluster && s.sentinel != "" {
+			return exit{exitUsage, errors.New("--cluster and --sentinel exclude each other")}
+		}
+		url := cmp.Or(s.url, os.Getenv(urlVariable), "redis://localhost:6379")
+		if s.client, err = s.connect(url); err != nil {
+			return exit{exitUsage, badURL(url, err)}
+		}
+		defer s.client.Close()
+		redis.SetLogger(silent{})
+		s.locker = newLocker(s.client, s.prefix)
+		defer s.locker.Close()
+		return failed(f(c, args))
+	}
+}
+
+func newLocker(client redis.UniversalClient, prefix string, opts ...goredis.Option) *rediscore.Locker {
+	return goredis.New(client, append(opts, goredis.WithPrefix(prefix))...)
+}
+
+// connect returns a client, which does not connect yet.
+func (s *store) connect(url string) (redis.UniversalClient, error) {
+	switch {
+	case s.cluster:
+		o, err := redis.ParseClusterURL(url)
+		if err != nil {
+			return nil, err
+		}
+		o.ContextTimeoutEnabled = true
+		return redis.NewClusterClient(o), nil
+	case s.sentinel != "":
+		o, err := redis.ParseFailoverURL(url)
+		if err != nil {
+			return nil, err
+		}
+		o.ContextTimeoutEnabled, o.MasterName = true, s.sentinel
+		return redis.NewFailoverClient(o), nil
+	}
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	o.ContextTimeoutEnabled = true
+	return redis.NewClient(o), nil
+}
+
+// badURL shows no part of a URL that may contain a password.
+func badURL(url string, err error) error {
+	if _, ok := errors.AsType[*neturl.Error](err); ok || strings.Contains(url, "@") {
+		err = errors.New("not a URL of Redis (a password may need % escapes)")
+	}
+	return fmt.Errorf("--redis: %w", err)
+}
+
+// silent keeps go-redis from writing to standard error, which is the program's. Its errors are returned too.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+// failed returns an error with its exit code, or nil.
+func failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[exit](err); ok {
+		return e
+	}
+	for _, known := range []exit{
+		{exitUsage, dlock.ErrInvalid}, {exitLost, dlock.ErrLost}, {exitUnavailable, dlock.ErrUnavailable},
+		{exitHeld, dlock.ErrReleased}, // of Break: another holds the lock by now
+	} {
+		if errors.Is(err, known.err) {
+			return exit{known.code, err}
+		}
+	}
+	return exit{exitOwnFault, err}
+}
+
+// unanswered returns an error of a call of go-redis. Without a reply of the server, it is that of a store that is away.
+func unanswered(err error) error {
+	if _, ok := errors.AsType[redis.Error](err); ok {
+		return err
+	}
+	return exit{exitUnavailable, err}
+}

@@ -1,0 +1,22 @@
+//go:build !unix
+
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+)
+
+func guardMain([]string) {}
+
+func newRun(*store) *cobra.Command {
+	return &cobra.Command{
+		Use:                "run",
+		Short:              "(not on this system)",
+		DisableFlagParsing: true,
+		RunE: func(*cobra.Command, []string) error {
+			return exit{exitUsage, errors.New("run needs process groups that can be ended in time, as Unix has")}
+		},
+	}
+}
