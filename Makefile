@@ -1,21 +1,17 @@
 # The commands of a contributor. CONTRIBUTING.md says when to use which.
-.PHONY: short test race topology majority lint release check
+.PHONY: short test real race lint release check nightly
 
 short: ## the quick tests
 	go test -short ./...
 
-test: ## the tests, with a Redis server if there is one
+test: ## the tests, without a server
 	go test ./...
 
-race: ## the tests with the race detector; each needs a Redis server
-	DLOCK_TEST_REQUIRE_SERVER=1 go test -race -count=1 -p 4 ./...
+real: ## the tests, on a Redis server and real networks too
+	DLOCK_REDIS=1 go test ./...
 
-topology: ## Sentinel and a cluster, with failovers
-	DLOCK_TOPOLOGY=2m go test -race -count=1 -v -timeout 0 -run TestTopology ./backend/...
-
-majority: ## independent servers, with faults
-	DLOCK_MAJORITY=1 go test -race -count=1 -v -timeout 0 -run 'TestMajority$$' ./backend
-	DLOCK_MAJORITY=2m go test -race -count=1 -v -timeout 0 -run TestMajority ./backend/stress
+race: ## the same with the race detector
+	DLOCK_REDIS=1 go test -race -count=1 -p 4 ./...
 
 lint: ## needs golangci-lint
 	golangci-lint run ./...
@@ -25,3 +21,7 @@ release: ## tries the release at the top of the changelog
 
 check: ## everything that a change must pass (Linux; installs servers with apt)
 	.ci/run
+
+nightly: ## what takes hours, or some of it: make nightly PARTS="stress models"
+	.ci/setup nightly
+	.ci/nightly $(PARTS)

@@ -4,27 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
-// An acquisition is one call of Acquire, TryAcquire or Adopt.
+// An acquisition is one call of Acquire, TryAcquire or Adopt, or acquires a key for a line of
+// waiters. It is a loop: look sees how things are, next decides what to do, and do does it, which
+// changes the state.
 type acquisition struct {
 	client *Client
 	ctx    context.Context // the caller's, with the values that Observers lend
 	op     AcquireOp
 	key    string
 	ttl    time.Duration // of the lease, once it is renewed
-	errand *errand       // that makes the acquisition; nil if a caller does
-	token  string        // of the next attempt; empty if a new one is to be made
-	left   residue       // of the calls for token
+	set    *gathering    // whose part the acquisition is; nil if it stands alone
+	state
 
-	word
-	waited time.Duration // from when the last attempt was sent to its grant, at least
+	token    string        // of the next call; empty if a new one is to be made
+	left     bool          // the calls for token may have left something in the store, which a release ends
+	inFlight int           // of these calls: several also if one may follow the release of something else
+	waited   time.Duration // from when the last call was sent to its grant, at least
 
-	observation
+	limited context.Context // ends with ctx and MaxWait
+	wait    context.Context // ends with limited and Close; nil until it is needed
+	stop    func()          // ends wait; nil if there is nothing to end
+
+	pauses   int  // in this stage
+	failures int  // of calls, in a row
+	early    bool // the last pause ended early, with the holder's lease
+
+	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
+	leaver *waiter // the last of the line, who has called the errand off
+
+	start     time.Time // if there are Observers
+	waitStart time.Time // zero before WaitStart
+	attempts  int
+	contended bool
 }
 
 // A word is what the store has said about a key.
@@ -35,28 +51,77 @@ type word struct {
 	returned time.Time  // when the last call did
 }
 
-// A residue describes what the calls for one token may have left in the store.
-type residue struct {
-	some     bool     // there may be something, which a release ends
-	inFlight inFlight // several also if one call may follow the release of something else
-}
-
-// unknown adds a call with an unknown outcome. One to a queue may be several requests.
-func (r *residue) unknown(queued bool) {
-	r.inFlight = one
-	if queued || r.some {
-		r.inFlight = several
+// hear adds what the store has said to another.
+func (w *word) hear(other word) {
+	switch {
+	case other.held != nil && (w.held == nil || !other.answered.Before(w.answered)):
+		*w = other
+	case other.failure != nil:
+		w.failure = other.failure
+	case w.held == nil:
+		*w = other
 	}
-	r.some = true
 }
 
-type acquireFunc = func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
+// A state is all that decides what an acquisition does next.
+type state struct {
+	// What was asked for.
+	once    bool          // one attempt, and no wait
+	tries   bool          // for a set: no wait, but the attempt is repeated while the store's failure may pass
+	errand  bool          // for a line: it begins in the store's queue
+	maxWait time.Duration // when the acquisition began
+	outage  time.Duration
+
+	// What has happened.
+	word
+	stage int
+	last  action    // that was carried out
+	lease *Lease    // that was granted
+	err   error     // of the last call, or of the wait in a line; nil before
+	late  bool      // the grant came too late, for the first time
+	begun time.Time // when the first attempt was sent
+	polls bool      // the store's queue has turned out to be missing
+
+	// What look has seen.
+	now    time.Time
+	over   bool // the wait has ended, with the caller's ctx or MaxWait
+	closed bool // the Client is
+	queue  bool // the store has one
+	turns  bool // waiters stand in lines
+	busy   bool // the key is most likely held, or the Client makes many attempts already
+}
+
+// The stages of an acquisition: what it has done so far.
+const (
+	fresh = iota // nothing
+	asked        // it waited in a line or in the store's queue, without an attempt first; or the line refused it
+	tried        // it has made the first attempt, which is repeated while the store's failure may pass
+	lined        // it waited in a line, knowing that the key is held
+	alone        // it waits by itself: in the store's queue, or by polling
+)
+
+// An action is what an acquisition does next.
+type action struct {
+	do    int
+	stage int       // of the acquisition from now on
+	by    time.Time // the end of the call or pause, if it has one of its own
+	first bool      // the first attempt, which MaxWait and Close do not cut off
+	err   error     // of doEnd
+}
+
+const (
+	doEnd     = iota // returns the lease, or err
+	doTry            // makes an attempt
+	doEnqueue        // waits in the store's queue
+	doJoin           // waits in a line of this Client, if that takes it in
+	doPause
+)
 
 const (
 	attemptTime = time.Second      // the first attempt has at least this time, however short MaxWait is
 	readyTime   = 10 * time.Second // how long the first attempt is repeated while the store is not ready
 
-	outageAttempt = 3 * time.Second // after which an attempt is made again, with WithOutage
+	outageAttempt = 3 * time.Second // after which an attempt is made again, with WithOutage: another store may be there by then
 )
 
 var (
@@ -65,6 +130,94 @@ var (
 	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
+
+// next decides what an acquisition does. With WithOutage it begins with an attempt: that has a limit,
+// and a wait has none.
+func next(s state) action {
+	begins := s.stage == fresh && !s.once && !s.tries && s.outage == 0
+	paused := s.last.do == doPause
+	end := s.begun.Add(s.patience())
+	switch {
+	case s.lease != nil:
+		return action{do: doEnd}
+	case s.late: // by an attempt that ends when the late call would have
+		s.last.do = doTry
+		return s.last
+	case s.err == nil:
+	case s.once, final(s.err), s.errand && errors.Is(s.err, errors.ErrUnsupported):
+		return action{do: doEnd, err: s.err}
+	case s.unanswered() && !s.now.Before(end):
+		return action{do: doEnd, err: s.outOfPatience()}
+	case s.over, s.tries && s.held != nil:
+		return action{do: doEnd, err: s.err}
+	case s.closed:
+		return action{do: doEnd, err: ErrClosed}
+	case s.unanswered() && paused:
+		return action{do: doTry, stage: tried, by: s.cut(end)}
+	case s.unanswered():
+		return action{do: doPause, stage: tried, by: end}
+	}
+	switch {
+	case begins && s.turns:
+		return action{do: doJoin, stage: asked}
+	case begins && s.busy && s.queue:
+		return action{do: doEnqueue, stage: asked}
+	case s.stage < tried && s.held == nil:
+		return action{do: doTry, stage: tried, by: s.firstEnd(), first: true}
+	case s.stage < lined && s.turns:
+		return action{do: doJoin, stage: lined}
+	case s.queue && (paused || s.stage < alone):
+		return action{do: doEnqueue, stage: alone}
+	case paused:
+		return action{do: doTry, stage: alone}
+	}
+	return action{do: doPause, stage: alone}
+}
+
+// unanswered reports whether the first attempts have failed so far.
+func (s *state) unanswered() bool { return s.stage == tried && s.held == nil }
+
+// patience returns how long the first attempt is repeated after its error: 0 if that would be of no
+// use, or was not asked for.
+func (s *state) patience() time.Duration {
+	switch err := s.err; {
+	case temporary(err):
+		return max(readyTime, s.outage)
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
+		return 0
+	}
+	return s.outage
+}
+
+// outOfPatience is the error of first attempts that are not repeated any more.
+func (s *state) outOfPatience() error {
+	if s.outage == 0 || s.failure == nil || s.patience() == 0 {
+		return s.err
+	}
+	return unavailable(s.now.Sub(s.answered), nil, s.failure)
+}
+
+// firstEnd is when the first attempt ends, if not with the wait. It has at least attemptTime for its
+// answer: callers need not choose a MaxWait that covers the network's round trip.
+func (s *state) firstEnd() time.Time {
+	if s.maxWait < attemptTime {
+		return s.now.Add(attemptTime)
+	}
+	return s.cut(s.now.Add(max(s.outage, attemptTime)))
+}
+
+// cut is when an attempt is cut off that may last until end.
+func (s *state) cut(end time.Time) time.Time {
+	if s.outage == 0 {
+		return time.Time{}
+	}
+	return earlier(end, s.now.Add(outageAttempt))
+}
+
+// final reports whether an error ends a wait.
+func final(err error) bool {
+	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
+}
 
 // take acquires, as the op says. d is for Adopt.
 func (a *acquisition) take(d *detached) (*Lease, error) {
@@ -75,14 +228,38 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 		return nil, err
 	}
 	defer a.client.keeper.leave()
-	a.ttl = a.client.options.ttlOf(a.key)
+	o := &a.client.options
+	a.ttl = o.ttlOf(a.key)
 	switch a.op {
 	case OpAdopt:
 		return a.adopt(d)
 	case OpTry:
-		return a.once(a.try)
+		a.once, a.maxWait = true, NoLimit
+	case OpAcquire:
+		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
 	}
-	return a.acquire()
+	if a.set != nil { // a wait that begins when MaxWait has passed ends at once: it is not one attempt
+		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
+		a.once = a.tries && a.maxWait == 0
+	}
+	if !a.once && a.nested() {
+		return nil, ErrNested
+	}
+	if a.limited = a.ctx; !a.once && a.maxWait < NoLimit {
+		var cancel context.CancelFunc
+		a.limited, cancel = context.WithTimeout(a.ctx, a.maxWait)
+		defer cancel()
+	}
+	lease, err := a.run()
+	if err != nil {
+		return nil, a.verdict(err)
+	}
+	return lease, nil
+}
+
+// nested reports whether the caller holds the key itself.
+func (a *acquisition) nested() bool {
+	return findLease(a.ctx, a.key, a.client.keeper) != nil
 }
 
 // wrap gives an error its context. The loss of a detached lease has it.
@@ -96,325 +273,202 @@ func (a *acquisition) wrap(err error) error {
 	return wrap(a.ctx, "acquire", a.key, err)
 }
 
-func (a *acquisition) acquire() (*Lease, error) {
-	o := &a.client.options
-	if o.maxWait == 0 {
-		return a.once(a.tryInTime)
-	}
-	if a.nested() {
-		return nil, ErrNested
-	}
-	ctx := a.ctx
-	if o.maxWait < NoLimit {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.maxWait)
-		defer cancel()
-	}
-	lease, err := a.tryOrWait(ctx)
-	if err != nil {
-		return nil, a.verdict(ctx, err)
-	}
-	return lease, nil
-}
-
-// nested reports whether the caller holds the key itself.
-func (a *acquisition) nested() bool {
-	return nil != findLease(a.ctx, func(l *Lease) bool {
-		return l.key == a.key && l.keeper == a.client.keeper
-	})
-}
-
-// once makes one attempt without waiting.
-func (a *acquisition) once(try func(context.Context) (*Lease, error)) (*Lease, error) {
-	lease, err := try(a.ctx)
-	if err != nil {
-		return nil, a.verdict(a.ctx, err)
-	}
-	return lease, nil
-}
-
-func (a *acquisition) tryOrWait(ctx context.Context) (*Lease, error) {
-	if lease, decided, err := a.waitFirst(ctx); decided {
-		return lease, err
-	}
-	if a.held == nil {
-		lease, err := a.first(ctx)
-		if a.held == nil || ended(ctx) != nil {
-			return lease, err
+// run is the loop. It returns the lease, or the error of the last call or wait.
+func (a *acquisition) run() (*Lease, error) {
+	defer func() {
+		if a.stop != nil {
+			a.stop()
 		}
-	}
-	if a.client.takesTurns() {
-		if lease, decided, err := a.takeTurn(ctx, false); decided {
-			return lease, err
-		}
-	}
-	return a.wait(ctx)
-}
-
-// waitFirst waits without an attempt first, if the key is most likely held or the Client makes
-// many attempts already. If the acquisition is not decided then, it goes on as if it had just
-// begun. With WithOutage it begins with an attempt: that has a limit, and a wait has none.
-func (a *acquisition) waitFirst(ctx context.Context) (lease *Lease, decided bool, err error) {
-	k := a.client.keeper
-	if a.client.options.outage > 0 {
-		return nil, false, nil
-	}
-	contended := a.client.options.maxWait >= attemptTime && (k.contended.has(a.key) || k.crowded())
-	if a.client.takesTurns() {
-		return a.takeTurn(ctx, contended)
-	} else if contended {
-		return a.rejoin(ctx)
-	}
-	return nil, false, nil
-}
-
-// first makes the first attempt, and repeats it while the store's failure may pass.
-func (a *acquisition) first(ctx context.Context) (*Lease, error) {
-	begun := time.Now()
-	lease, err := a.tryInTime(ctx)
-	if a.patience(err) == 0 {
-		return lease, err
-	}
-	ctx, stop := a.client.keeper.untilClosed(ctx)
-	defer stop()
-	pace := pace{backoff: a.client.options.backoff}
+	}()
 	for {
-		rest := a.patience(err) - time.Since(begun)
-		if rest <= 0 {
-			return lease, a.outOfPatience(err)
+		act := next(a.look())
+		if act.do == doEnd {
+			return a.lease, act.err
 		}
-		limited, cancel := context.WithTimeout(ctx, rest)
-		end := pace.pause(limited, a, err)
-		cancel()
-		switch {
-		case end == nil:
-			lease, err = a.tryFor(ctx, a.patience(err)-time.Since(begun))
-		case ended(ctx) != nil || end != context.DeadlineExceeded:
-			return nil, a.pick(end, err)
+		if act.stage != a.stage {
+			a.pauses = 0
+		}
+		a.stage, a.last = act.stage, act
+		a.do(act)
+	}
+}
+
+// look sees how things are.
+func (a *acquisition) look() state {
+	o, k := &a.client.options, a.client.keeper
+	a.now, a.closed = time.Now(), k.open.Err() != nil
+	a.over = ended(a.limited) != nil || a.errand && a.closed
+	_, a.queue = k.locker.(Acquirer)
+	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
+	a.turns = a.queue && o.takesTurns()
+	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.lines.contended(a.key) || k.attempts.Load() >= maxAttempts)
+	return a.state
+}
+
+// do carries out an action.
+func (a *acquisition) do(act action) {
+	if !a.errand && act.stage != tried && (act.do == doEnqueue || act.do == doPause) {
+		if err := a.tellWait(); err != nil {
+			a.err = err
+			return
+		}
+	}
+	switch act.do {
+	case doTry, doEnqueue:
+		a.call(act)
+	case doJoin:
+		a.join()
+	case doPause:
+		if a.errand {
+			a.line.failed(a)
+		}
+		a.pause(act.by)
+		if a.errand {
+			a.line.calls(a)
 		}
 	}
 }
 
-// patience returns how long the first attempt is repeated after an error: 0 if that would be
-// of no use, or was not asked for.
-func (a *acquisition) patience(err error) time.Duration {
-	outage := a.client.options.outage
-	switch {
-	case temporary(err):
-		return max(readyTime, outage)
-	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
-		return 0
+// waiting returns the context of all but the first attempt. With it the call counts as a waiter.
+func (a *acquisition) waiting() context.Context {
+	if a.wait == nil {
+		k := a.client.keeper
+		ctx, cancel := context.WithCancel(a.limited)
+		stop := context.AfterFunc(k.open, cancel)
+		k.waiters.Add(1)
+		a.wait, a.stop = ctx, func() {
+			stop()
+			cancel()
+			k.waiters.Add(-1)
+		}
 	}
-	return outage
+	return a.wait
 }
 
-// outOfPatience is the error after the last attempt, which failed with err.
-func (a *acquisition) outOfPatience(err error) error {
-	if a.client.options.outage == 0 || a.failure == nil || a.patience(err) == 0 {
-		return err
+// call makes an attempt, or waits in the store's queue, and keeps what was granted.
+func (a *acquisition) call(act action) {
+	ctx := a.limited
+	if !act.first {
+		ctx = a.waiting()
+	} else if a.maxWait < attemptTime {
+		ctx = a.ctx
 	}
-	return unavailable(time.Since(a.answered), nil, a.failure)
-}
-
-// tryInTime makes an attempt that has at least attemptTime for its answer: callers need not
-// choose a MaxWait that covers the network's round trip.
-func (a *acquisition) tryInTime(ctx context.Context) (*Lease, error) {
-	a.client.keeper.attempts.Add(1)
-	defer a.client.keeper.attempts.Add(-1)
-	if a.client.options.maxWait >= attemptTime {
-		return a.tryFor(ctx, max(a.client.options.outage, attemptTime))
+	if act.first && a.op != OpTry {
+		a.client.keeper.attempts.Add(1)
+		defer a.client.keeper.attempts.Add(-1)
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, attemptTime)
-	defer cancel()
-	return a.try(ctx)
-}
-
-// tryFor makes an attempt. With WithOutage, it is cut off after rest or outageAttempt: the
-// store that does not answer may have been replaced by another.
-func (a *acquisition) tryFor(ctx context.Context, rest time.Duration) (*Lease, error) {
-	if a.client.options.outage > 0 {
+	if !act.by.IsZero() {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, min(rest, outageAttempt))
+		ctx, cancel = context.WithDeadline(ctx, act.by)
 		defer cancel()
 	}
-	return a.try(ctx)
-}
-
-func (a *acquisition) try(ctx context.Context) (*Lease, error) {
-	return a.attempt(ctx, a.client.keeper.locker.TryAcquire, a.ttl, false)
-}
-
-// rejoin waits for a contended key in the queue of the store, without an attempt first: the
-// key is most likely held. If it fails before the store has answered, or with an error that a
-// wait retries, the acquisition is not decided, and begins with an attempt.
-func (a *acquisition) rejoin(ctx context.Context) (lease *Lease, decided bool, err error) {
-	if err := a.tellWait(); err != nil {
-		return nil, true, err
-	}
-	ctx, stop := a.client.keeper.untilClosed(ctx)
-	defer stop()
-	lease, err = a.enqueue(ctx, a.client.keeper.locker.(Acquirer))
-	if err != nil && ended(ctx) != nil {
-		return nil, true, a.pick(context.Cause(ctx), err)
-	}
-	if err == nil && a.waited >= shortestWait {
-		a.client.keeper.contended.note(a.key)
-	}
-	return lease, err == nil || final(err), err
-}
-
-// final reports whether an error ends a wait.
-func final(err error) bool {
-	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
-}
-
-// wait waits for a key that is held: in the queue of the store if it has one, else by polling.
-func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
-	if err := a.tellWait(); err != nil {
-		return nil, err
-	}
-	ctx, stop := a.client.keeper.untilClosed(ctx)
-	defer stop()
-	queue, queued := a.client.keeper.locker.(Acquirer)
-	queued = queued && !a.client.keeper.lines.unqueued.Load()
-	pace := pace{backoff: a.client.options.backoff}
-	var err error = a.held
-	for again := !queued; ; again = true {
-		if again {
-			if end := pace.pause(ctx, a, err); end != nil {
-				return nil, a.pick(end, err)
-			}
+	defer func() { // also if the Locker panics
+		if a.err != nil && !a.late {
+			a.giveUp()
 		}
-		var lease *Lease
-		if queued {
-			lease, err = a.enqueue(ctx, queue)
-		} else {
-			lease, err = a.try(ctx)
-		}
-		switch {
-		case err == nil || final(err):
-			if err == nil && queued {
-				a.client.keeper.contended.note(a.key)
-			}
-			return lease, err
-		case ended(ctx) != nil:
-			return nil, a.pick(context.Cause(ctx), err)
-		case queued && errors.Is(err, errors.ErrUnsupported):
-			queued = false
-		}
+	}()
+	a.request(ctx, act)
+	if a.lease != nil {
+		a.hand()
 	}
 }
 
-// enqueue waits in the queue of the store.
-func (a *acquisition) enqueue(ctx context.Context, queue Acquirer) (*Lease, error) {
-	return a.attempt(ctx, func(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error) {
-		answer, err := queue.Acquire(ctx, key, token, ttl)
-		if err == nil && !answer.Acquired {
-			err = errNoGrant
-		}
-		return answer, err
-	}, min(a.ttl, a.client.options.firstTTL()), true)
-}
-
-// pick returns why a wait has ended: end if that is an error of this Client, else err, the
-// error of the last attempt. (The caller's context may have ended with another Client's error.)
-func (a *acquisition) pick(end, err error) error {
-	if ended(a.ctx) == nil && (end == ErrClosed || errors.Is(end, ErrInvalid)) {
-		return end
-	}
-	return err
-}
-
-// attempt makes one call and judges its answer. If a grant arrives late, the lease may have ended
-// already, or too little is left for the work, so the token tries once more, and only that answer
-// counts. (A renewal is not enough. Between the end of the lease and a second grant to the token
-// another may have held the key, with a larger fence than that of the first grant.)
-func (a *acquisition) attempt(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
-	lease, err := a.send(ctx, call, ttl, queued)
-	if err == errLate {
-		lease, err = a.send(ctx, a.client.keeper.locker.TryAcquire, a.ttl, false)
-	}
-	if err != nil {
-		a.giveUp()
-	}
-	return lease, err
-}
-
-func (a *acquisition) send(ctx context.Context, call acquireFunc, ttl time.Duration, queued bool) (*Lease, error) {
-	sent := time.Now()
+// request makes one call of the Locker.
+func (a *acquisition) request(ctx context.Context, act action) {
+	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
 	if a.token == "" {
-		a.token, a.left = newToken(a.client.options.owner, sent), residue{}
+		a.token = newToken(a.client.options.owner, sent)
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
 	}
-	returned := false
-	defer func() {
-		if !returned { // but panicked
-			a.left.unknown(queued)
-			a.giveUp()
-		}
-	}()
+	if act.first && a.begun.IsZero() {
+		a.begun = sent
+	}
 	a.attempts++
-	answer, err := call(ctx, a.key, a.token, ttl)
-	returned = true
-	a.returned = time.Now()
-	if err != nil {
-		a.failed(ctx, sent, answer, err, queued)
-		return nil, err
+	answer, err := Attempt{}, errPanic
+	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
+	if act.do == doTry {
+		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)
+		return
 	}
-	a.answered, a.failure = a.returned, nil
-	if !answer.Acquired {
-		a.held, a.contended = heldBy(a.key, answer), true
-		return nil, a.held
+	ttl = min(ttl, a.client.options.firstTTL())
+	answer, err = l.(Acquirer).Acquire(ctx, a.key, a.token, ttl)
+	if err == nil && !answer.Acquired {
+		err = errNoGrant
 	}
-	a.held = nil
-	if answer.Since.IsZero() || answer.Since.After(a.returned) || wallClock(answer.Since) && !wallClock(sent) {
-		answer.Since = sent
+}
+
+// note notes the answer to a call. If a grant arrives late, the lease may have ended already, or too
+// little is left for the work, so the token tries once more, and only that answer counts. (A renewal
+// is not enough. Between the end of the lease and a second grant to the token another may have held
+// the key, with a larger fence than that of the first grant.)
+func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
+	again := a.late
+	a.returned, a.late, a.err = time.Now(), false, err
+	switch {
+	case err != nil:
+		a.failed(act, sent, answer, err, alive)
+	case !answer.Acquired:
+		a.held, a.contended, a.answered, a.failure = heldBy(a.key, answer), true, a.returned, nil
+		a.err = a.held
+	default:
+		a.held, a.answered, a.failure = nil, a.returned, nil
+		if answer.Since.IsZero() || answer.Since.After(a.returned) || wallClock(answer.Since) && !wallClock(sent) {
+			answer.Since = sent
+		}
+		a.waited = answer.Since.Sub(sent)
+		a.contended = a.contended || a.waited >= shortestWait
+		a.lease = newLease(a, answer, ttl)
+		if a.lease.restLocked(a.returned) < a.client.options.leastRest(ttl) {
+			a.lease, a.left, a.late, a.err = nil, true, !again, errLate
+		}
 	}
-	a.waited = answer.Since.Sub(sent)
-	a.contended = a.contended || a.waited >= shortestWait
-	lease := newLease(a, answer, ttl)
-	if lease.restLocked(a.returned) < a.client.options.leastRest(ttl) {
-		a.left.some = true
-		return nil, errLate
+	if errors.Is(a.err, ErrHeld) {
+		a.failures = 0
+	} else if !a.late {
+		a.failures++
 	}
-	return a.hand(lease)
 }
 
 // wallClock reports whether an instant has no monotonic reading.
 func wallClock(t time.Time) bool { return t == t.Round(0) }
 
-// hand returns the lease, or releases it if it cannot be used.
-func (a *acquisition) hand(lease *Lease) (*Lease, error) {
-	var unwanted error
+// hand keeps the lease for the caller or the line, or releases it if it cannot be used.
+func (a *acquisition) hand() {
+	lease, k := a.lease, a.client.keeper
 	switch {
 	case a.client.options.fenced && lease.standIn:
-		unwanted = errStandIn
+		a.err = errStandIn
 	case a.client.options.fenced && lease.fence == 0:
-		unwanted = errNoFences
-	case a.errand != nil:
-		unwanted = a.errand.serve(lease)
+		a.err = errNoFences
+	case a.errand:
+		a.err = a.line.serve(a, lease)
 	case !lease.start():
-		unwanted = ErrClosed
+		a.err = ErrClosed
+	case a.queue && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
+		k.lines.contend(a.key)
 	}
-	if unwanted == nil {
-		return lease, nil
+	if a.err == nil {
+		return
 	}
+	a.lease = nil
 	ctx, cancel := context.WithTimeout(lease.values, releaseTimeout)
 	defer cancel()
-	if _, err := a.client.keeper.locker.Release(ctx, a.key, a.token); err != nil {
-		a.left.some = true
+	if _, err := k.locker.Release(ctx, a.key, a.token); err != nil {
+		a.left = true
 		a.giveUp()
 	}
-	a.token, a.left = "", residue{}
-	return nil, unwanted
+	a.forget()
 }
+
+// forget ends the use of the token.
+func (a *acquisition) forget() { a.token, a.left, a.inFlight = "", false, 0 }
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
 func (a *acquisition) giveUp() {
-	if !a.left.some {
+	if !a.left {
 		return
 	}
 	a.client.keeper.owe(&owedRelease{
@@ -422,18 +476,18 @@ func (a *acquisition) giveUp() {
 		token:    a.token,
 		ttl:      a.ttl,
 		values:   withoutCancel(a.ctx),
-		inFlight: a.left.inFlight,
+		inFlight: a.inFlight,
 
 		observers: a.client.options.observers,
 	})
-	a.token, a.left = "", residue{}
+	a.forget()
 }
 
 // failed notes what a failed call says: the store may have answered "held" while the call
 // waited in its queue, and the call may have left something in the store.
-func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt, err error, queued bool) {
-	hasAnswer := answer != (Attempt{})
-	a.blame(ctx, sent, err, queued, hasAnswer)
+func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err error, alive bool) {
+	queued, hasAnswer := act.do == doEnqueue, answer != (Attempt{})
+	a.blame(sent, err, alive, queued, hasAnswer)
 	if hasAnswer {
 		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
 		if a.answered.IsZero() || a.answered.After(a.returned) {
@@ -441,18 +495,22 @@ func (a *acquisition) failed(ctx context.Context, sent time.Time, answer Attempt
 		}
 	}
 	switch {
-	case !NoEffect(err):
-		a.left.unknown(queued)
+	case !NoEffect(err): // the outcome is unknown; one call to a queue may be several requests
+		a.inFlight = 1
+		if queued || a.left {
+			a.inFlight = several
+		}
+		a.left = true
 	case queued && hasAnswer && !answer.Degraded:
-		a.left.some = true // its place in the queue
+		a.left = true // its place in the queue
 	}
+	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)
 }
 
 // blame notes why the store did not answer. A call that was cut short is not the store's
 // failure, unless it took long. A queue reports failures of its own calls, and silence.
-func (a *acquisition) blame(ctx context.Context, sent time.Time, err error, queued, hasAnswer bool) {
+func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
 	took, reason := a.returned.Sub(sent), besidesEnd(err)
-	alive := ended(ctx) == nil
 	switch {
 	case reason != nil && alive:
 		a.failure = err
@@ -467,22 +525,17 @@ func (a *acquisition) blame(ctx context.Context, sent time.Time, err error, queu
 	}
 }
 
-// verdict is the error of an acquisition that ended with err. ctx is the
-// caller's, or one made from it that ends with MaxWait.
-func (a *acquisition) verdict(ctx context.Context, err error) error {
+// verdict is the error of an acquisition that ended with err.
+func (a *acquisition) verdict(err error) error {
 	mine := ended(a.ctx) != nil
-	waited := !mine && ended(ctx) != nil
-	var known error
-	switch {
-	case errors.Is(err, ErrClosed):
-		return err
-	case mine || waited:
-		known = a.known(time.Now())
-	}
-	if known == nil {
+	waited := !mine && ended(a.limited) != nil
+	known := a.known(time.Now())
+	if known == nil || !mine && !waited {
 		known = a.said(err)
 	}
 	switch {
+	case errors.Is(err, ErrClosed):
+		return err
 	case mine && contextError(known):
 		return endOf(a.ctx)
 	case mine && besidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
@@ -492,9 +545,9 @@ func (a *acquisition) verdict(ctx context.Context, err error) error {
 	case !waited:
 		return known
 	case besidesEnd(known) == nil: // the queue does not say why
-		known = noAnswer{a.client.options.maxWait, known}
+		known = noAnswer{a.maxWait, known}
 	}
-	return fmt.Errorf("waited for %v: %w", a.client.options.maxWait, known)
+	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
 }
 
 // said is what is known of the store when an acquisition ends with err, and nothing is known
@@ -542,21 +595,13 @@ func heldBy(key string, a Attempt) *HeldError {
 	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
 }
 
-// A key is contended for a second after a wait for it. Acquisitions with WithOutage make an attempt
-// nevertheless, also beside many others.
+// A key is contended for a second after a wait for it: the next acquisition joins the queue at once.
+// Acquisitions with WithOutage make an attempt nevertheless, also beside many others.
 const (
 	contendedFor = time.Second
 	maxContended = 1024
 	shortestWait = time.Millisecond // a grant is dated a little later than its call even if the key was free
 )
-
-// contendedKeys are the keys for which an acquisition has just waited: the next one joins the
-// queue at once. The zero value is ready for use.
-type contendedKeys struct {
-	some  atomic.Bool // there may be any
-	mu    sync.Mutex
-	until map[string]time.Time
-}
 
 // maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls
 // would stand before renewals and releases for the connections of the store's client. So further
@@ -564,37 +609,24 @@ type contendedKeys struct {
 // together.
 const maxAttempts = 128
 
-func (k *keeper) crowded() bool {
-	if k.attempts.Load() < maxAttempts || k.lines.unqueued.Load() {
-		return false
+// contend makes a key contended.
+func (t *lines) contend(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.until == nil || len(t.until) >= maxContended {
+		t.until = make(map[string]time.Time)
 	}
-	_, ok := k.locker.(Acquirer)
-	return ok
+	t.until[key] = time.Now().Add(contendedFor)
+	t.waited.Store(true)
 }
 
-func (c *contendedKeys) note(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.until == nil || len(c.until) >= maxContended {
-		c.until = make(map[string]time.Time)
-	}
-	c.until[key] = time.Now().Add(contendedFor)
-	c.some.Store(true)
-}
-
-func (c *contendedKeys) has(key string) bool {
-	if !c.some.Load() {
+func (t *lines) contended(key string) bool {
+	if !t.waited.Load() {
 		return false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	until, ok := c.until[key]
-	if ok && !time.Now().Before(until) {
-		delete(c.until, key)
-		c.some.Store(len(c.until) > 0)
-		return false
-	}
-	return ok
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Now().Before(t.until[key])
 }
 
 // The pauses of a waiter that polls. While the store answers, each is random between
@@ -608,57 +640,46 @@ const (
 	maxErrorPause = 640 * time.Millisecond
 )
 
-// A pace is the pauses of one wait.
-type pace struct {
-	backoff  *func(attempt int) time.Duration
-	pauses   int
-	failures int  // of attempts, in a row
-	early    bool // the last pause ended early, with the holder's lease
-}
-
-// pause returns nil when it is time for the next attempt, or the error of ctx. The last
-// attempt returned err.
-func (p *pace) pause(ctx context.Context, a *acquisition, err error) error {
-	p.pauses++
-	p.failures++
-	if errors.Is(err, ErrHeld) {
-		p.failures = 0
-	}
-	d, err := p.next(a)
+// pause waits for the time of the next call, for the end of the wait, or until by.
+func (a *acquisition) pause(by time.Time) {
+	a.pauses++
+	d, err := a.pauseTime()
 	if err != nil {
-		return err
+		a.err = err
+		return
+	}
+	if !by.IsZero() {
+		d = min(d, time.Until(by))
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-a.waiting().Done():
 	case <-timer.C:
-		return nil
 	}
 }
 
-func (p *pace) next(a *acquisition) (time.Duration, error) {
-	if p.backoff != nil {
-		d := (*p.backoff)(p.pauses)
+func (a *acquisition) pauseTime() (time.Duration, error) {
+	if backoff := a.client.options.backoff; backoff != nil {
+		d := (*backoff)(a.pauses)
 		if d <= 0 {
-			return 0, invalid("WithBackoff: %v for attempt %d: not positive", d, p.pauses)
+			return 0, invalid("WithBackoff: %v for attempt %d: not positive", d, a.pauses)
 		}
 		return d, nil
 	}
-	if p.failures > 0 {
-		d := min(minPollPause<<min(p.failures-1, 10), maxErrorPause)
-		return d + rand.N(d/2), nil
+	if a.failures > 0 {
+		d := min(minPollPause<<min(a.failures-1, 10), maxErrorPause)
+		return d + chance.N(d/2), nil
 	}
-	d := minPollPause + rand.N(maxPollPause-minPollPause)
-	if p.early {
-		p.early = false
+	d := minPollPause + chance.N(maxPollPause-minPollPause)
+	if a.early {
+		a.early = false
 		return max(d, 2*minPollPause), nil // a short TTL does not make it poll more frequently
 	}
 	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
 		return d, nil
 	}
-	p.early = true
-	expiry := time.Until(a.returned.Add(a.held.Remaining)) + time.Millisecond + rand.N(2*time.Millisecond)
+	a.early = true
+	expiry := time.Until(a.returned.Add(a.held.Remaining)) + time.Millisecond + chance.N(2*time.Millisecond)
 	return max(0, min(d, expiry)), nil
 }

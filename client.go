@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/base32"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // A Client acquires locks from a [Locker], and renews the leases it was granted. Its methods
@@ -33,6 +34,12 @@ func New(l Locker, opts ...Option) *Client {
 func (c *Client) With(opts ...Option) *Client {
 	return &Client{c.keeper, c.options.apply(opts)}
 }
+
+// MaxWait returns what [WithMaxWait] has set: how long Acquire waits for a key.
+func (c *Client) MaxWait() time.Duration { return c.options.maxWait }
+
+// MinHold returns what [WithMinHold] has set: how long a key stays taken at least.
+func (c *Client) MinHold() time.Duration { return c.options.minHold }
 
 // Acquire takes the lock named key. If another holds it, Acquire waits until the lock is
 // free, ctx ends, or [WithMaxWait] has passed. ctx limits only the wait: the lease lasts
@@ -96,16 +103,30 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 	if err != nil {
 		return err
 	}
+	return work(ctx, key, lease, fn)
+}
+
+// A finisher is a lease or a set. finish releases it, and reports losses.
+type finisher interface {
+	Context(parent context.Context) context.Context
+	Err() error
+	finish() (lost error)
+}
+
+func (l *Lease) finish() error { return l.Release() }
+
+// work runs fn while it holds a lease or a set.
+func work[H finisher](ctx context.Context, key string, held H, fn func(context.Context, H) error) error {
 	returned := false
 	defer func() {
 		if !returned { // but panicked, or ended its goroutine
-			lease.Release()
+			held.finish()
 		}
 	}()
-	err = fn(lease.Context(ctx), lease)
+	err := fn(held.Context(ctx), held)
 	returned = true
-	ended := lease.Err()
-	lost := lease.Release()
+	ended := held.Err()
+	lost := held.finish()
 	switch {
 	case errors.Is(lost, ErrLost):
 	case err != nil && ended == ErrClosed: // Shutdown has ended the work
@@ -120,17 +141,10 @@ func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *L
 		err = hideContextErrors(err)
 	}
 	if strings.Contains(err.Error(), lost.Error()) {
-		return shownLoss{err, lost}
+		return worded{err.Error(), errors.Join(lost, err)} // the text already shows the loss
 	}
 	return fmt.Errorf("%w: %w", lost, err)
 }
-
-// A shownLoss is an error of the work whose text already shows the loss of its lease.
-type shownLoss struct{ err, loss error }
-
-func (e shownLoss) Error() string { return e.err.Error() }
-
-func (e shownLoss) Unwrap() []error { return []error{e.loss, e.err} }
 
 // begin starts every call of a Client. Without an error, keeper.leave must follow.
 func (c *Client) begin(ctx context.Context, key string) error {
@@ -256,14 +270,18 @@ type Stats struct {
 	// 100,000. Their keys stay taken for up to one TTL.
 	ReleasesDropped uint64
 
+	// NestedWaits counts waits for a key inside the work of another lease. Two of them can wait for
+	// each other: see [Client.AcquireAll].
+	NestedWaits uint64
+
 	Lost           uint64 // leases lost, including those whose Release discovered the loss
 	RenewalsFailed uint64 // failed renewals; one for each lease of a failed batch
 	EventsDropped  uint64 // because an [Observer] is slower than the events of the background
 }
 
 // Stats returns the figures of c and all Clients that are related to it by [Client.With].
-// They are from one instant, except Waiters, RenewalsFailed and EventsDropped, which are read
-// at about the same time. It is cheap enough to be called once a second.
+// They are from one instant, except Waiters, NestedWaits and EventsDropped, which are read at about the
+// same time. It is cheap enough to be called once a second.
 func (c *Client) Stats() Stats {
 	k := c.keeper
 	if k == nil {
@@ -274,10 +292,11 @@ func (c *Client) Stats() Stats {
 	return Stats{
 		Leases:          k.leases,
 		Waiters:         int(k.waiters.Load()),
-		ReleasesOwed:    k.owed.fresh.Len() + k.owed.settled.Len() + k.owed.holds.Len(),
+		NestedWaits:     k.nested.Load(),
+		ReleasesOwed:    k.owed.all.Len() + k.owed.holds.Len(),
 		ReleasesDropped: k.owed.dropped,
 		Lost:            k.lost,
-		RenewalsFailed:  k.renewals.failed.Load(),
+		RenewalsFailed:  k.failed,
 		EventsDropped:   k.hooks.dropped.Load(),
 	}
 }
@@ -329,8 +348,7 @@ const tokenAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 var randomText = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
 
 func newToken(owner string, started time.Time) string {
-	var random [16]byte
-	rand.Read(random[:]) // never fails
+	random := chance.Bits()
 	var buf [128]byte
 	b := append(buf[:0], tokenPrefix...)
 	b = randomText.AppendEncode(b, random[:])

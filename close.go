@@ -45,7 +45,11 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	k.endOpen()
-	held := k.awaitLeases(ctx)
+	k.waitWhile(ctx, k.working)
+	held := 0
+	if k.working() {
+		held = k.abandon()
+	}
 	err := k.close("shutdown")
 	if held > 0 {
 		return fmt.Errorf("dlock: shutdown: %w: %d leases still held", endOf(ctx), held)
@@ -53,22 +57,11 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// awaitLeases waits until no lease is held or ctx ends. It returns how many leases it has
-// abandoned.
-func (k *keeper) awaitLeases(ctx context.Context) int {
-	for {
-		k.mu.Lock()
-		held := k.leases
-		k.mu.Unlock()
-		if held == 0 && k.calls.Load() == 0 {
-			return 0
-		}
-		select {
-		case <-k.changed:
-		case <-ctx.Done():
-			return k.abandon()
-		}
-	}
+// working reports whether leases are held, or calls are in flight.
+func (k *keeper) working() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.leases > 0 || k.calls.Load() > 0
 }
 
 // abandon ends all leases without releasing them, and returns how many.
@@ -116,44 +109,52 @@ func (k *keeper) waitWhile(ctx context.Context, outstanding func() bool) {
 	}
 }
 
-// hurry makes owed releases that wait for their next try due at once.
+// hurry makes owed releases that wait for their next try due at once, and renewals for MinHolds.
 func (k *keeper) hurry() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
 	o.silent = 0
-	for _, all := range []*list.List{&o.fresh, &o.holds} {
-		for e := all.Front(); e != nil; {
-			r := e.Value.(*owedRelease)
-			e = e.Next()
-			if r.queued.list == nil && r.trying == 0 && !r.answered && !r.refused {
-				r.tries = 0
-				k.dueLocked(r)
-			}
+	for e := o.all.Front(); e != nil; {
+		r := e.Value.(*owedRelease)
+		e = e.Next()
+		if r.ready == nil && r.trying == 0 && r.state == pending {
+			r.tries = 0
+			k.dueLocked(r)
+		}
+	}
+	for e := o.holds.Front(); e != nil; e = e.Next() {
+		if r := e.Value.(*owedRelease); r.state == pending {
+			k.scheduleLocked(&r.lease.alarm, time.Now())
 		}
 	}
 	k.wakeLocked()
 }
 
+// outstanding reports whether there is anything for Close to wait for. Once there is not, no release is
+// taken on any more: Close does not wait for a call of Release that begins after that.
 func (k *keeper) outstanding() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.calls.Load() > 0 || k.owed.unanswered > 0 || k.hooks.outstanding()
+	k.owed.finished = k.calls.Load() == 0 && k.owed.unanswered == 0 && !k.hooks.outstanding()
+	return !k.owed.finished
 }
 
-// finish drops all owed releases. It returns how many calls are in flight, how many
-// releases the store has not answered, and the error of the last try of one.
+// finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
+// the error of the last try of a release.
 func (k *keeper) finish() (calls, owed int, last error) {
 	defer k.endOver()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	o := &k.owed
-	calls, owed = int(k.calls.Load()), o.unanswered
+	if !o.finished {
+		calls, owed = int(k.calls.Load()), o.unanswered
+	}
 	o.finished = true
-	for _, all := range []*list.List{&o.fresh, &o.settled, &o.holds} {
+	for _, all := range []*list.List{&o.all, &o.holds} {
 		for all.Len() > 0 {
 			r := all.Front().Value.(*owedRelease)
-			if r.answered {
+			if r.state == settled {
 				k.dropLocked(r, r.err)
 			} else {
 				if r.err != nil {

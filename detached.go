@@ -90,7 +90,7 @@ func (l *Lease) Detach() (Detached, error) {
 
 func (l *Lease) detach() (Detached, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if err := l.lookLocked(); err != nil {
 		return Detached{}, wrapUnlessLost(l.values, "detach", l.key, err)
 	}
@@ -126,11 +126,11 @@ func (l *Lease) renewShort() {
 	}
 	short := held && l.deadline.Before(l.extended.Add(ttl-drift(ttl)))
 	rest := l.restLocked(now)
-	l.mu.Unlock()
+	l.unlock()
 	if short {
 		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
 		defer cancel()
-		_, _ = l.sendRenewal(ctx, now, manual) // the lease has the error
+		_, _ = l.sendRenewal(renewal{ctx: ctx, sent: now, ttl: ttl}) // the lease has the error
 	}
 }
 

@@ -76,6 +76,9 @@
 // then a late write with the larger fence is accepted. Redis with Sentinel or in a cluster is such a
 // store, unless leases wait for replicas.
 //
+// Locks that are taken one inside the other can wait for each other. [Client.AcquireAll] takes several
+// keys without that.
+//
 // Locks are not reentrant: acquiring a key that you already hold blocks, or fails with
 // [ErrNested] if ctx carries the lease. A goroutine that outlives the work needs a ctx
 // without the lease: see [LeaseFromContext].
@@ -137,6 +140,7 @@
 //	start, and one does
 //	other work that must not be         WithOutage, longer than a failover
 //	skipped in a failover
+//	a limited number of workers         package semaphore
 //	a leader                            WithTTL: how long a dead leader blocks [package election]
 //	one attempt                         TryAcquire, or WithMaxWait(0) for Do [Client.TryAcquire]
 //	writes that cost money if           WithFence(true), and package fence for each write [Fence];
@@ -144,6 +148,7 @@
 //	work that may hang                  WithMaxHold; an operator calls Break [Client.Break]
 //	work that a successor continues     Lease.Detach and Client.Adopt [Successor]
 //	work of known length                WithRenewal(false), WithTTL, WithTTLFrom [package learn]
+//	several keys at once                DoAll or AcquireAll [Client.AcquireAll]
 //	many goroutines, one key            WithLocalTurns(8)
 //	a store without a queue, where      WithBackoff
 //	each poll costs money

@@ -416,3 +416,12 @@ func besidesEnd(err error) error {
 func contextError(err error) bool {
 	return err == context.Canceled || err == context.DeadlineExceeded
 }
+
+// worded is an error with another text.
+type worded struct {
+	text string
+	err  error
+}
+
+func (e worded) Error() string { return e.text }
+func (e worded) Unwrap() error { return e.err }

@@ -54,6 +54,45 @@ func ExampleClient_Acquire() {
 	// released: <nil>
 }
 
+// Transfers lock both accounts. They cannot wait for each other for ever, though they name them in different
+// orders.
+func ExampleClient_DoAll() {
+	locks := dlock.New(memory.New())
+	defer locks.Close()
+	ctx := context.Background()
+	balance := map[string]int{"account:4": 100, "account:7": 100}
+
+	var transfers sync.WaitGroup
+	for range 20 {
+		transfers.Go(func() {
+			err := locks.DoAll(ctx, []string{"account:7", "account:4"}, func(ctx context.Context, leases *dlock.Leases) error {
+				balance["account:7"] -= 3
+				balance["account:4"] += 3
+				return ctx.Err()
+			})
+			if err != nil {
+				fmt.Println(err)
+			}
+		})
+		transfers.Go(func() {
+			leases, err := locks.AcquireAll(ctx, "account:4", "account:7")
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			balance["account:4"] -= 2
+			balance["account:7"] += 2
+			if err := leases.Release(); err != nil {
+				fmt.Println(err)
+			}
+		})
+	}
+	transfers.Wait()
+	fmt.Println(balance)
+	// Output:
+	// map[account:4:120 account:7:80]
+}
+
 func ExampleClient_TryAcquire() {
 	store := memory.New()
 	other := dlock.New(store, dlock.WithOwner("worker 3"))
@@ -375,6 +414,6 @@ func ExampleClient_Stats() {
 	lease.Release()
 	fmt.Println("leases after the release:", locks.Stats().Leases)
 	// Output:
-	// {"Leases":1,"Waiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
+	// {"Leases":1,"Waiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"NestedWaits":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
 	// leases after the release: 0
 }

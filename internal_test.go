@@ -139,15 +139,15 @@ func TestDetachedOfTooManySteps(t *testing.T) {
 	}
 }
 
-// suspend moves the lease's deadline on the wall clock by d. The monotonic clock stops while
-// a machine is suspended, and the wall clock does not; virtual time has only one clock.
+// suspend moves the wall clock on by d, for the lease and its Client. The monotonic clock stops while a
+// machine is suspended, and the wall clock does not; virtual time has only one clock.
 func suspend(l *Lease, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wall = l.wall.Add(-d)
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.alarm.wall = l.wall
+	l.keeper.lookedAt = l.keeper.lookedAt.Add(-d)
 }
 
 func TestSuspendedMachine(t *testing.T) {
@@ -157,13 +157,21 @@ func TestSuspendedMachine(t *testing.T) {
 		work := l.Context(t.Context())
 		suspend(l, 20*time.Second)
 		require.NoError(t, l.Err())
+		require.Less(t, time.Until(l.Deadline()), 10*time.Second)
 		time.Sleep(time.Second + 10*time.Millisecond) // the clocks have been compared since
+		require.Greater(t, time.Until(l.Deadline()), 20*time.Second, "the renewal was due")
 		take(t, c.With(WithTTL(time.Second), WithRenewal(false)), "ends just before they are again")
-		suspend(l, 10*time.Second)
+		suspend(l, 30*time.Second)
 		start := time.Now()
 		<-work.Done()
 		require.LessOrEqual(t, time.Since(start), time.Second)
 		require.ErrorIs(t, context.Cause(work), ErrLost)
+
+		l = take(t, c.With(WithRenewal(false)), "k")
+		suspend(l, 20*time.Second)
+		start = time.Now()
+		<-l.Done()
+		require.Less(t, time.Since(start), 10*time.Second)
 
 		l = take(t, c, "k")
 		suspend(l, time.Minute)
@@ -178,6 +186,13 @@ func TestDoneAfterTheDeadline(t *testing.T) {
 		suspend(l, time.Minute)
 		require.NotPanics(t, func() { <-l.Done() })
 		require.ErrorIs(t, l.Err(), ErrLost)
+
+		leases, err := New(fake{}).AcquireAll(t.Context(), "k", "l")
+		require.NoError(t, err)
+		suspend(leases.Lease("l"), time.Minute)
+		parent, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		require.ErrorIs(t, context.Cause(leases.Context(parent)), ErrLost, "of a set")
 	})
 }
 
@@ -223,6 +238,13 @@ func TestLeaseContextKeepsNothing(t *testing.T) {
 		synctest.Wait()
 		require.Empty(t, l.lives, "after the lease has ended")
 		require.Zero(t, parent.registered, "the parent still knows contexts of the lease")
+
+		c := New(fake{})
+		require.NoError(t, c.Close())
+		_, err := c.AcquireAll(parent, "k")
+		require.ErrorIs(t, err, ErrClosed)
+		synctest.Wait()
+		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
 	})
 }
 
@@ -353,7 +375,7 @@ func TestFinishStopsTimerForGood(t *testing.T) {
 		c := New(down, WithTTL(10*time.Minute), WithRenewal(false))
 		l := take(t, c, "k")
 		takeFromSchedule(l)
-		c.keeper.owe(&owedRelease{key: "x", token: "t", ttl: time.Hour, values: context.Background(), inFlight: one})
+		c.keeper.owe(&owedRelease{key: "x", token: "t", ttl: time.Hour, values: context.Background(), inFlight: 1})
 		synctest.Wait()
 		require.Error(t, c.Close(), "a release that is never answered")
 		l.due()
@@ -361,6 +383,22 @@ func TestFinishStopsTimerForGood(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		require.Error(t, l.err, "the deadline was never noticed")
+	})
+}
+
+// A Release begins when Close has found nothing to wait for. Close has not waited for it in vain.
+func TestReleaseBeginsAsCloseEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(fake{release: func() (bool, error) { time.Sleep(time.Second); return false, os.ErrClosed }})
+		l, k := take(t, c, "k"), c.keeper
+		require.False(t, k.outstanding())
+		go func() { require.ErrorIs(t, l.Release(), os.ErrClosed) }()
+		synctest.Wait()
+		require.EqualValues(t, 1, k.calls.Load())
+		calls, owed, _ := k.finish()
+		require.Zero(t, calls+owed)
+		time.Sleep(2 * time.Second)
+		require.Zero(t, c.Stats().ReleasesOwed)
 	})
 }
 
@@ -392,7 +430,7 @@ func TestGoexitInLocker(t *testing.T) {
 		synctest.Wait()
 		c.keeper.mu.Lock()
 		defer c.keeper.mu.Unlock()
-		require.Zero(t, c.keeper.renewals.workers.calls, "calls that have ended")
+		require.Zero(t, c.keeper.renewers.calls, "calls that have ended")
 	})
 }
 
@@ -409,14 +447,14 @@ func TestBatchesPassSinglesThatHang(t *testing.T) {
 		c := New(batching{})
 		alone, other := take(t, c, "alone"), take(t, c, "other")
 		k := c.keeper
-		k.queueRenewal(alone, time.Now(), queueCount-1)
-		k.queueRenewal(other, time.Now().Add(time.Second), queueWhole)
+		k.dueForRenewal(alone, time.Now(), &trouble{halved: 9})
+		k.dueForRenewal(other, time.Now().Add(time.Second), &trouble{})
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.renewals.workers.calls = maxSingle
+		k.renewers.calls = maxSingle
 		require.NotNil(t, k.nextRenewalLocked())
-		require.True(t, alone.queued)
-		require.False(t, other.queued)
+		require.NotZero(t, alone.waiting.index, "it waits")
+		require.Zero(t, other.waiting.index)
 		require.Nil(t, k.nextRenewalLocked())
 	})
 }
@@ -466,4 +504,160 @@ func TestLazyTimeout(t *testing.T) {
 		<-done
 		require.Equal(t, context.Canceled, context.Cause(l))
 	})
+}
+
+// crowded is a Locker whose queue never moves.
+type crowded struct{ fake }
+
+func (crowded) Acquire(ctx context.Context, _, _ string, _ time.Duration) (Attempt, error) {
+	<-ctx.Done()
+	return Attempt{}, ctx.Err()
+}
+
+// MaxWait may pass after a set has looked at it, and before its wait begins.
+func TestSetWaitsAfterMaxWait(t *testing.T) {
+	for _, turns := range []int{1, 8} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			begun, c := time.Now(), New(crowded{}, WithMaxWait(time.Second), WithLocalTurns(turns))
+			g := &gathering{client: c, ctx: ctx, limit: begun, keys: []string{"k"}, set: &Leases{}}
+			require.ErrorIs(t, g.wait(&word{held: &HeldError{Key: "k"}, answered: begun}), ErrHeld)
+			require.Zero(t, time.Since(begun))
+		})
+	}
+}
+
+// A row of TestNext begins with a state: a waiter's, that the options of the row change.
+func TestNext(t *testing.T) {
+	var (
+		now   = time.Now()
+		in    = func(d time.Duration) time.Time { return now.Add(d) }
+		never time.Time
+
+		store   = errors.New("connection refused")
+		loading = &NoEffectError{Err: store, Temporary: true}
+		refusal = &NoEffectError{Err: errors.New("WRONGPASS")}
+		held    = &HeldError{Key: "k"}
+		lease   = &Lease{}
+	)
+	type change func(*state)
+	after := func(stage, do int, err error) change { // the last call or pause, of that stage
+		return func(s *state) { s.stage, s.last.stage, s.last.do, s.err = stage, stage, do, err }
+	}
+	isHeld := func(s *state) { s.held = held }
+	once := func(s *state) { s.once = true }
+	tries := func(s *state) { s.tries = true }
+	turns := func(s *state) { s.turns = true }
+	busy := func(s *state) { s.busy = true }
+	polls := func(s *state) { s.queue = false }
+	over := func(s *state) { s.over = true }
+	closed := func(s *state) { s.closed = true }
+	errand := func(s *state) { s.errand, s.stage = true, lined }
+	outage := func(s *state) { s.outage = time.Minute }
+	failure := func(s *state) { s.failure, s.answered = store, in(-time.Minute) }
+	begun := func(ago time.Duration) change { return func(s *state) { s.begun = in(-ago) } }
+	maxWait := func(d time.Duration) change { return func(s *state) { s.maxWait = d } }
+
+	try := func(by time.Time) action { return action{do: doTry, stage: tried, by: by, first: true} }
+	again := func(by time.Time) action { return action{do: doTry, stage: tried, by: by} }
+	rest := func(by time.Time) action { return action{do: doPause, stage: tried, by: by} }
+	join := func(stage int) action { return action{do: doJoin, stage: stage} }
+	enqueue := func(stage int) action { return action{do: doEnqueue, stage: stage} }
+	poll, pause := action{do: doTry, stage: alone}, action{do: doPause, stage: alone}
+	fail := func(err error) action { return action{do: doEnd, err: err} }
+	table := []struct {
+		name  string
+		state []change
+		want  action
+	}{
+		// The beginning.
+		{"an attempt comes first", nil, try(never)},
+		{"it ends with MaxWait", []change{maxWait(time.Second)}, try(never)},
+		{"it has a second, however short MaxWait is", []change{maxWait(time.Second - 1)}, try(in(time.Second))},
+		{"also if there is no wait", []change{once, maxWait(0)}, try(in(time.Second))},
+		{"it is cut off, with WithOutage", []change{outage}, try(in(outageAttempt))},
+		{"after a short outage", []change{outage, func(s *state) { s.outage = 2 * time.Second }}, try(in(2 * time.Second))},
+		{"but not before a second", []change{outage, func(s *state) { s.outage = 1 }}, try(in(time.Second))},
+		{"without a queue as well", []change{polls, busy}, try(never)},
+		{"a busy key is queued for", []change{busy}, enqueue(asked)},
+		{"not with WithOutage", []change{busy, outage}, try(in(outageAttempt))},
+		{"not for one attempt", []change{busy, turns, once}, try(never)},
+		{"a set tries a busy key", []change{busy, turns, tries}, try(never)},
+		{"and does not wait for one that is held", []change{tries, turns, isHeld, after(tried, doTry, held)}, fail(held)},
+		{"it waits for a store that is loading", []change{tries, begun(0), after(tried, doTry, loading)}, rest(in(readyTime))},
+		{"a line is joined", []change{turns}, join(asked)},
+		{"busy or not", []change{turns, busy}, join(asked)},
+		{"not with WithOutage", []change{turns, outage}, try(in(outageAttempt))},
+		{"the line takes nobody in", []change{turns, after(asked, doJoin, nil)}, try(never)},
+		{"MaxWait passes before the attempt", []change{maxWait(1), over, after(asked, doJoin, nil)}, try(in(time.Second))},
+		{"the line knows nothing", []change{turns, after(asked, doJoin, store)}, try(never)},
+		{"the queue knows nothing", []change{busy, after(asked, doEnqueue, store)}, try(never)},
+		{"the queue is missing", []change{after(asked, doEnqueue, errors.ErrUnsupported)}, try(never)},
+		{"the line knows that it is held", []change{turns, isHeld, after(asked, doJoin, errPanic)}, join(lined)},
+		{"the queue knows that it is held", []change{isHeld, after(asked, doEnqueue, store)}, enqueue(alone)},
+		{"the wait ends in the line", []change{over, after(asked, doJoin, store)}, fail(store)},
+		{"the wait ends in the queue", []change{over, isHeld, after(asked, doEnqueue, store)}, fail(store)},
+		{"Close ends it", []change{closed, after(asked, doEnqueue, store)}, fail(ErrClosed)},
+		{"the queue refuses for good", []change{after(asked, doEnqueue, ErrInvalid)}, fail(ErrInvalid)},
+
+		// The first attempt.
+		{"granted", []change{after(tried, doTry, nil), func(s *state) { s.lease = lease }}, fail(nil)},
+		{"granted, and over", []change{over, closed, after(alone, doEnqueue, nil), func(s *state) { s.lease = lease }}, fail(nil)},
+		{"too late: the token tries again", []change{after(tried, doTry, errLate), func(s *state) { s.late, s.last = true, try(in(1)) }}, try(in(1))},
+		{"also after the end", []change{over, closed, after(alone, doEnqueue, errLate), func(s *state) { s.late = true }}, poll},
+		{"too late twice", []change{after(tried, doTry, errLate)}, fail(errLate)},
+		{"held, in one attempt", []change{once, isHeld, after(tried, doTry, held)}, fail(held)},
+		{"failed, in one attempt", []change{once, outage, after(tried, doTry, loading)}, fail(loading)},
+		{"failed", []change{after(tried, doTry, store)}, fail(store)},
+		{"not ready", []change{after(tried, doTry, loading)}, rest(in(readyTime))},
+		{"not ready, with patience", []change{outage, after(tried, doTry, loading)}, rest(in(time.Minute))},
+		{"not ready, after a pause", []change{begun(time.Second), after(tried, doPause, loading)}, again(never)},
+		{"never ready", []change{failure, begun(readyTime), after(tried, doPause, loading)}, fail(loading)},
+		{"not ready, and MaxWait has passed", []change{over, after(tried, doTry, loading)}, fail(loading)},
+		{"not ready, and closed", []change{closed, after(tried, doPause, loading)}, fail(ErrClosed)},
+		{"failed, and closed", []change{closed, after(tried, doTry, store)}, fail(store)},
+		{"failed, with patience", []change{outage, after(tried, doTry, store)}, rest(in(time.Minute))},
+		{"after a pause", []change{outage, after(tried, doPause, store)}, again(in(outageAttempt))},
+		{"at the end of the patience", []change{outage, begun(59 * time.Second), after(tried, doPause, store)}, again(in(time.Second))},
+		{"out of patience", []change{outage, failure, begun(time.Minute), after(tried, doTry, store)}, fail(unavailable(time.Minute, nil, store))},
+		{"out of patience, cut short", []change{outage, begun(time.Minute), after(tried, doTry, store)}, fail(store)},
+		{"refused, in spite of patience", []change{outage, failure, after(tried, doTry, refusal)}, fail(refusal)},
+		{"unsupported, in spite of patience", []change{outage, after(tried, doTry, errors.ErrUnsupported)}, fail(errors.ErrUnsupported)},
+		{"a bad backoff", []change{outage, after(tried, doPause, ErrInvalid)}, fail(ErrInvalid)},
+
+		// The wait.
+		{"held", []change{isHeld, after(tried, doTry, held)}, enqueue(alone)},
+		{"held, and turns", []change{turns, isHeld, after(tried, doTry, held)}, join(lined)},
+		{"held, without a queue", []change{polls, isHeld, after(tried, doTry, held)}, pause},
+		{"held, and MaxWait has passed", []change{over, isHeld, after(tried, doTry, held)}, fail(held)},
+		{"held, and closed", []change{closed, isHeld, after(tried, doTry, held)}, fail(ErrClosed)},
+		{"the line fails", []change{turns, isHeld, after(lined, doJoin, errPanic)}, enqueue(alone)},
+		{"the line finds no queue", []change{polls, isHeld, after(lined, doJoin, errors.ErrUnsupported)}, pause},
+		{"the queue fails", []change{isHeld, after(alone, doEnqueue, store)}, pause},
+		{"after a pause", []change{isHeld, after(alone, doPause, store)}, enqueue(alone)},
+		{"the queue is missing", []change{polls, isHeld, after(alone, doEnqueue, errors.ErrUnsupported)}, pause},
+		{"a poll", []change{polls, isHeld, after(alone, doPause, held)}, poll},
+		{"after a poll", []change{polls, isHeld, after(alone, doTry, held)}, pause},
+		{"a poll fails", []change{polls, isHeld, after(alone, doTry, store)}, pause},
+		{"granted too late twice, after held", []change{polls, after(alone, doTry, errLate)}, pause},
+		{"a final error", []change{isHeld, after(alone, doEnqueue, errNoFences)}, fail(errNoFences)},
+		{"the backend is closed", []change{isHeld, after(alone, doEnqueue, ErrClosed)}, fail(ErrClosed)},
+		{"the wait ends", []change{over, closed, isHeld, after(alone, doEnqueue, store)}, fail(store)},
+		{"Close ends it", []change{closed, isHeld, after(alone, doPause, store)}, fail(ErrClosed)},
+
+		// An errand.
+		{"it queues at once", []change{errand}, enqueue(alone)},
+		{"it fails", []change{errand, after(alone, doEnqueue, store)}, pause},
+		{"it goes on", []change{errand, after(alone, doPause, store)}, enqueue(alone)},
+		{"it finds no queue", []change{errand, after(alone, doEnqueue, errors.ErrUnsupported)}, fail(errors.ErrUnsupported)},
+		{"it is called off", []change{errand, over, after(alone, doEnqueue, context.Canceled)}, fail(context.Canceled)},
+	}
+	for _, row := range table {
+		s := state{maxWait: NoLimit, now: now, begun: now, queue: true}
+		for _, change := range row.state {
+			change(&s)
+		}
+		require.Equal(t, row.want, next(s), row.name)
+	}
 }

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"container/heap"
+	"container/list"
 	"context"
 	"errors"
 	"sync"
@@ -14,17 +15,15 @@ import (
 // while nothing is due, and no timer while there is neither a lease nor an owed release.
 //
 // Locks: a function whose name ends in Locked is called while its receiver's mutex is locked,
-// and neither unlocks it nor waits. One whose name ends in Unlocking is called likewise, and
-// unlocks the mutex while it waits. For a Lease and its trouble that is the mutex of the lease;
-// for the keeper, renewals, owedReleases and workers it is that of the keeper. The mutex of a
-// lease is locked before that of lines or of the keeper. Those of contendedKeys, lazyTimeout
-// and hookQueue are locked last. No mutex is locked during a call of the Locker or of an
+// and neither unlocks it nor waits. For a Lease and its trouble that is the mutex of the lease;
+// for the keeper, an owedRelease and workers it is that of the keeper. The mutex of a
+// lease is locked before that of lines or of the keeper. Those of lazyTimeout and hookQueue are
+// locked last. No mutex is locked during a call of the Locker or of an
 // Observer. A new lease that has not started needs no lock.
 type keeper struct {
-	locker    Locker
-	contended contendedKeys
-	lines     lines
-	hooks     hookQueue
+	locker Locker
+	lines  lines
+	hooks  hookQueue
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc
@@ -37,32 +36,55 @@ type keeper struct {
 	calls     atomic.Int64  // of the Client, in flight
 	waiters   atomic.Int64  // calls that wait for a key
 	attempts  atomic.Int64  // first attempts, in flight
+	nested    atomic.Uint64 // waits inside the work of another lease, so far
 	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
 	mu       sync.Mutex
 	schedule schedule
 	timer    *time.Timer
 	timerAt  time.Time // when timer fires; zero if it does not
-	looked   time.Time // when leases were last compared with the wall clock
+	looked   time.Time // when the clocks were last compared
+	lookedAt time.Time // the same on the wall clock
 	leases   int       // that are held
 	lost     uint64
-	renewals renewals
-	owed     owedReleases
-	adopted  map[string]struct{}
+	owed     struct {
+		workers workers
+		all     list.List    // those answered first, then the oldest, without those of a MinHold that lasts
+		holds   list.List    // those of a MinHold that lasts; the lease is renewed meanwhile
+		ready   [2]list.List // those that are due: of attempts, of leases
+		turn    int          // which of the two was last
+
+		unanswered int       // of all and holds: Close waits for them
+		silent     int       // tries in a row that got no answer
+		away       alarm     // the next try while the store is away
+		awayTryAt  time.Time // its earliest time
+		dropped    uint64
+		finished   bool // no more are taken on
+	}
+
+	due       schedule  // leases that are due for a renewal, the earliest deadline first
+	renewers  workers   // make the calls of renewals
+	unbatched bool      // RenewBatch is unsupported
+	answered  time.Time // when the latest successful renewal was sent
+	asked     time.Time // when a lease was last renewed alone, to hear whether the store answers
+	failed    uint64    // how many leases were not renewed by a call
+
+	adopted map[string]struct{}
 }
 
 func newKeeper(l Locker) *keeper {
+	_, batches := l.(BatchRenewer)
 	k := &keeper{
-		locker:  l,
-		changed: make(chan struct{}, 1),
-		adopted: make(map[string]struct{}),
+		locker:    l,
+		unbatched: !batches,
+		changed:   make(chan struct{}, 1),
+		adopted:   make(map[string]struct{}),
 	}
-	k.renewals.epoch = time.Now()
-	k.renewals.latest.Store(-1)
-	k.renewals.workers = workers{mu: &k.mu, size: renewers, most: maxRenewals - maxMinHolds, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
+	k.renewers = workers{mu: &k.mu, size: renewers, most: maxRenewals, hungAfter: renewHungAfter, nextLocked: k.nextRenewalLocked}
 	k.owed.workers = workers{mu: &k.mu, size: releasers, most: maxReleases, hungAfter: releaseHungAfter, nextLocked: k.nextReleaseLocked}
-	k.owed.holdWorkers = workers{mu: &k.mu, size: renewers, most: maxMinHolds, hungAfter: renewHungAfter, nextLocked: k.nextHoldLocked}
 	k.hooks.idle = k.notify
+	k.looked = time.Now()
+	k.lookedAt = k.looked.Round(0)
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.renewing, k.endRenew = context.WithCancel(context.Background())
 	k.over, k.endOver = context.WithCancel(context.Background())
@@ -83,19 +105,6 @@ func (k *keeper) enter() bool {
 func (k *keeper) leave() {
 	if k.calls.Add(-1) == 0 && k.closed.Load() {
 		k.notify()
-	}
-}
-
-// untilClosed returns the context of a wait. It ends with ctx, or with cause ErrClosed when
-// the Client is closed.
-func (k *keeper) untilClosed(ctx context.Context) (context.Context, func()) {
-	k.waiters.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(k.open, func() { cancel(ErrClosed) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		k.waiters.Add(-1)
 	}
 }
 
@@ -121,9 +130,6 @@ func (k *keeper) forget(l *Lease, lost bool) {
 		k.lost++
 	}
 	k.removeLocked(&l.alarm)
-	if k.renewals.probe == l {
-		k.renewals.probe = nil
-	}
 	delete(k.adopted, l.token)
 	if k.closed.Load() {
 		k.notify()
@@ -137,6 +143,17 @@ func (k *keeper) countLoss() {
 	k.lost++
 }
 
+// countRenewal counts a renewal that was sent at sent.
+func (k *keeper) countRenewal(sent time.Time, failed bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if failed {
+		k.failed++
+	} else {
+		k.answered = later(k.answered, sent)
+	}
+}
+
 func (k *keeper) notify() {
 	select {
 	case k.changed <- struct{}{}:
@@ -144,7 +161,7 @@ func (k *keeper) notify() {
 	}
 }
 
-// lookAround is how often leases are compared with the wall clock.
+// lookAround is how often the wall clock is compared with the monotonic one.
 const lookAround = time.Second
 
 // An alarm is when a lease or an owed release is due, or, if it has neither, when the owed
@@ -154,7 +171,6 @@ type alarm struct {
 	owed  *owedRelease
 	at    time.Time
 	slack time.Duration // how much earlier it may be taken, together with others
-	wall  time.Time     // for a lease: its deadline on the wall clock
 	index int           // in the schedule, from 1; 0 if it is not there
 }
 
@@ -166,8 +182,8 @@ func (k *keeper) scheduleLease(l *Lease, at time.Time, slack time.Duration) {
 		l.counted = true
 		k.leases++
 	}
-	l.alarm.slack, l.alarm.wall = slack, l.wall
-	if k.abandoned.Load() { // after abandon has looked for leases here
+	l.alarm.slack = slack
+	if k.abandoned.Load() && l.kept == nil { // after abandon has looked for leases here
 		at = time.Now()
 	}
 	k.scheduleLocked(&l.alarm, at)
@@ -226,9 +242,8 @@ func (k *keeper) tick() {
 
 // wakeLocked starts the calls that are due.
 func (k *keeper) wakeLocked() {
-	k.renewals.workers.wakeLocked()
+	k.renewers.wakeLocked()
 	k.owed.workers.wakeLocked()
-	k.owed.holdWorkers.wakeLocked()
 }
 
 // takeDue removes what is due from the schedule, and sets the timer for what remains.
@@ -236,7 +251,8 @@ func (k *keeper) takeDue() []*alarm {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
-	due := k.takeOverdueLocked(now)
+	k.lookAroundLocked(now)
+	var due []*alarm
 	if len(k.schedule) > 0 && !k.schedule[0].at.After(now) {
 		for len(k.schedule) > 0 && !k.schedule[0].at.Add(-k.schedule[0].slack).After(now) {
 			due = append(due, heap.Pop(&k.schedule).(*alarm))
@@ -249,23 +265,23 @@ func (k *keeper) takeDue() []*alarm {
 	return due
 }
 
-// takeOverdueLocked removes the leases whose deadline has passed on the wall clock: the
-// monotonic one stood still while the machine was suspended.
-func (k *keeper) takeOverdueLocked(now time.Time) []*alarm {
+// lookAroundLocked compares the clocks. If the wall clock has run ahead, so do the alarms of leases:
+// the monotonic one stood still while the machine was suspended.
+func (k *keeper) lookAroundLocked(now time.Time) {
 	if now.Sub(k.looked) < lookAround {
-		return nil
+		return
 	}
-	k.looked = now
-	var overdue []*alarm
+	ahead := now.Round(0).Sub(k.lookedAt) - now.Sub(k.looked)
+	k.looked, k.lookedAt = now, now.Round(0)
+	if ahead <= 0 {
+		return
+	}
 	for _, e := range k.schedule {
-		if e.lease != nil && !now.Round(0).Before(e.wall) {
-			overdue = append(overdue, e)
+		if e.lease != nil {
+			e.at = e.at.Add(-ahead)
 		}
 	}
-	for _, e := range overdue {
-		k.removeLocked(e)
-	}
-	return overdue
+	heap.Init(&k.schedule)
 }
 
 // A schedule is a heap of alarms, the earliest first.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -29,15 +30,16 @@ type Lease struct {
 	step    uint8         // how many times it was passed on, or detached and adopted, since the grant
 	standIn bool          // granted it, as Degraded says
 
-	announced bool // AcquireDone has returned, so the end of the lease is reported; guarded by mu
+	tentative bool // its set is not complete, so it has no MinHold yet; guarded by mu
 
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
 	// Guarded by the keeper's mutex.
-	alarm   alarm     // in the schedule
-	counted bool      // it has been in the schedule
-	queued  bool      // it is due for a renewal
-	dueBy   time.Time // its deadline when it became due
+	alarm   alarm // in the schedule
+	waiting alarm // among the leases that are due for a renewal, by the deadline when it became due
+	halved  uint8 // its largest batch
+	silent  bool  // its renewal has failed, and the store has answered no other since
+	counted bool  // it has been in the schedule
 
 	mu       sync.Mutex
 	values   context.Context // of Acquire's ctx and its Observers; it never ends. Only announce changes it
@@ -46,12 +48,24 @@ type Lease struct {
 	wall     time.Time // the deadline on the wall clock
 	renewAt  time.Time // when a renewal is due, until when a young lease is passed on; zero if none is
 	trouble  trouble   // with its renewals
+	reports  bool      // its end, once AcquireDone has returned
 	line     *line     // to which it may be passed on; nil if it may not
 	err      error     // nil while held
 	ended    time.Time // what Deadline returns after the end
 	done     chan struct{}
-	lives    map[<-chan struct{}]*life // of its contexts, by the Done of their parents
-	release  release
+	lives    lives        // of its contexts and its set
+	kept     *owedRelease // the lease has ended, and is renewed for its MinHold
+
+	release struct { // its progress
+		idle     chan struct{} // closed when the call in flight returns; nil if nobody waits for that
+		sent     int           // calls that may have reached the store
+		busy     bool          // a call of Release is in flight
+		called   bool          // Release was, with Observers
+		answered bool          // the store has answered
+		settled  bool          // there is nothing to send: it was answered, detached, or is kept for its MinHold
+		owed     bool          // the keeper repeats it
+		err      error         // once settled, of the answer: nil or ErrLost; before, of the last call
+	}
 }
 
 // The state of a lease: start begins it. It is held while err is nil. Only endLocked ends it:
@@ -79,8 +93,10 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		standIn: grant.Degraded,
 		values:  withoutCancel(a.ctx),
 		granted: a.returned,
+
+		tentative: a.set != nil,
 	}
-	l.alarm.lease = l
+	l.alarm.lease, l.waiting.lease = l, l
 	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(renewalPeriod(ttl))
 	if ttl < l.ttl {
@@ -118,18 +134,17 @@ func (l *Lease) Degraded() bool { return l.standIn }
 // deadlines on the process's two clocks. Once the lease has ended, it is the instant of the end.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.lookLocked() != nil {
 		return l.ended
 	}
-	now := time.Now()
-	return earlier(l.deadline, now.Add(l.restLocked(now)))
+	return l.endsLocked()
 }
 
 // Done returns a channel that is closed when the lease ends.
 func (l *Lease) Done() <-chan struct{} {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	err := l.lookLocked()
 	if l.done == nil {
 		l.done = make(chan struct{})
@@ -145,7 +160,7 @@ func (l *Lease) Done() <-chan struct{} {
 // [ErrClosed] if [Client.Shutdown] ended it.
 func (l *Lease) Err() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return l.lookLocked()
 }
 
@@ -163,7 +178,7 @@ func (l *Lease) LogValue() slog.Value {
 // start schedules a new lease. It reports false if the Client has been closed.
 func (l *Lease) start() bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.keeper.closed.Load() {
 		return false
 	}
@@ -177,6 +192,15 @@ func (l *Lease) restLocked(now time.Time) time.Duration {
 	return min(l.deadline.Sub(now), l.wall.Sub(now.Round(0)))
 }
 
+// endsLocked returns until when the lease is certain to be held, or can be renewed for its MinHold.
+func (l *Lease) endsLocked() time.Time {
+	if l.kept != nil {
+		return l.kept.renewable
+	}
+	now := time.Now()
+	return now.Add(l.restLocked(now))
+}
+
 // lookLocked returns the Err of the lease, after a look at the clocks.
 func (l *Lease) lookLocked() error {
 	if l.err != nil {
@@ -186,9 +210,7 @@ func (l *Lease) lookLocked() error {
 		l.expireLocked(now)
 	} else if l.keeper.abandoned.Load() {
 		l.endLocked(ErrClosed)
-		if hold := l.holdUntil(now); !hold.IsZero() {
-			l.keeper.owe(&owedRelease{lease: l, hold: hold, abandoned: true})
-		}
+		l.keepLocked(true)
 	}
 	return l.err
 }
@@ -204,7 +226,9 @@ func (l *Lease) expireLocked(now time.Time) {
 		reason = LossClock
 	}
 	l.loseLocked(reason)
-	l.keeper.owe(&owedRelease{lease: l, hold: l.holdUntil(now)})
+	if !l.keepLocked(false) {
+		l.keeper.owe(&owedRelease{lease: l})
+	}
 }
 
 func (l *Lease) loseLocked(reason LossReason) { l.endLocked(l.lostLocked(reason)) }
@@ -228,12 +252,8 @@ func (l *Lease) endLocked(err error) {
 	if l.done != nil {
 		close(l.done)
 	}
-	for _, life := range l.lives {
-		life.cancel(err)
-	}
-	l.lives = nil
+	l.lives.end(err)
 	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
-	l.reportEndLocked()
 }
 
 // overheld reports whether the MaxHold has passed.
@@ -258,13 +278,13 @@ func (l *Lease) lastTTLLocked() time.Duration {
 // for its deadline.
 func (l *Lease) planLocked(renewAt time.Time) {
 	l.renewAt = time.Time{}
-	if l.options.autoRenew && !l.overheld(renewAt) && renewAt.Before(l.deadline) {
+	if l.kept != nil && renewAt.Before(l.kept.renewable) || l.kept == nil && l.options.autoRenew && !l.overheld(renewAt) && renewAt.Before(l.deadline) {
 		l.renewAt = renewAt
 	}
-	if l.renewAt.IsZero() {
-		l.keeper.scheduleLease(l, l.deadline, 0)
-	} else {
+	if !l.renewAt.IsZero() {
 		l.keeper.scheduleLease(l, l.renewAt, l.slackLocked())
+	} else if l.kept == nil {
+		l.keeper.scheduleLease(l, l.endsLocked(), 0)
 	}
 }
 
@@ -273,7 +293,7 @@ func (l *Lease) planLocked(renewAt time.Time) {
 // most. Leases whose plans differ by less than that are therefore renewed at one instant.
 func (l *Lease) slackLocked() time.Duration {
 	slack := time.Until(l.renewAt) / 4
-	if l.trouble.inFlight > 0 || l.trouble.err != nil {
+	if !l.trouble.since.IsZero() {
 		slack *= 2
 	}
 	return min(l.ttl/12, slack)
@@ -282,26 +302,24 @@ func (l *Lease) slackLocked() time.Duration {
 // due is called when the lease's alarm is due. It ends the lease, or queues it for a renewal.
 func (l *Lease) due() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lookLocked() != nil {
-		return
-	}
-	l.leaveBlockLocked(false)
-	renew := !l.renewAt.IsZero() && l.keeper.renewing.Err() == nil
+	defer l.unlock()
+	held := l.lookLocked() == nil
+	renew := !l.renewAt.IsZero() && (l.kept != nil || l.keeper.renewing.Err() == nil)
 	l.renewAt = time.Time{}
-	l.keeper.scheduleLease(l, l.deadline, 0)
-	if renew {
-		if t := &l.trouble; t.inFlight > 0 {
-			l.unansweredLocked(outcome{sent: t.sent, answered: time.Now(), size: t.inFlight})
-		}
-		l.keeper.queueRenewal(l, l.deadline, l.trouble.queue)
+	if held {
+		l.leaveBlockLocked(false)
+		l.keeper.scheduleLease(l, l.endsLocked(), 0)
+	}
+	if renew && (held || l.kept != nil) {
+		l.trouble.inFlight = false // it hangs
+		l.keeper.dueForRenewal(l, l.endsLocked(), &l.trouble)
 	}
 }
 
 // mayRenew returns how long the lease still lasts, or why it cannot be renewed.
 func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	now := time.Now()
 	switch err := l.lookLocked(); {
 	case err != nil:
@@ -317,37 +335,67 @@ func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
 	return l.restLocked(now), nil
 }
 
-// beginRenewal reports whether a call that is made now is to renew the lease, and how long
-// the lease still lasts. If that call hangs, the lease becomes due again.
-func (l *Lease) beginRenewal(now time.Time, size int) (rest time.Duration, ok bool) {
+// beginRenewal returns the TTL with which a call that is made now is to renew the lease, and how long
+// the lease still lasts. The TTL is 0 if the lease is not to be renewed. If that call hangs, the lease
+// becomes due again.
+func (l *Lease) beginRenewal(now time.Time, size int) (ttl, rest time.Duration) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lookLocked() != nil || l.keeper.renewing.Err() != nil || l.overheld(now) {
-		return 0, false
+	defer l.unlock()
+	held := l.lookLocked() == nil
+	switch {
+	case held && l.keeper.renewing.Err() == nil && !l.overheld(now):
+		ttl = l.ttl
+	case !held && l.kept != nil && now.Before(l.kept.renewable) && l.keeper.over.Err() == nil:
+		ttl = keepTTL(l.holdUntil(now), now)
+	default:
+		return 0, 0
 	}
 	t := &l.trouble
-	t.sent, t.inFlight = now, size
-	if t.silentSince.IsZero() {
-		t.silentSince = now
+	t.sent, t.size, t.inFlight = now, size, true
+	if t.since.IsZero() {
+		t.since = now
 	}
-	t.suspect = !t.failedAt.IsZero() && l.keeper.renewals.answeredSince(t.failedAt)
 	l.planLocked(now.Add(l.patienceLocked(now)))
-	return l.restLocked(now), true
+	return ttl, l.endsLocked().Sub(now)
 }
 
-// renewed notes the result of a renewal. An answer after the deadline revives nothing.
-func (l *Lease) renewed(o outcome, r RenewResult) error {
+// renewed notes the result of a renewal. An answer after the deadline revives nothing. It is reported
+// before the loss that it may have found.
+func (l *Lease) renewed(c renewal, r RenewResult) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.observed() && l.err == nil {
-		return l.observeRenewalUnlocking(o, r)
+	report, now := l.observed() && l.err == nil, time.Now()
+	info := RenewDoneInfo{Key: l.key, Fence: l.fence, Took: now.Sub(c.sent), Margin: l.restLocked(now), TTL: l.lastTTLLocked(), Batch: max(1, c.size)}
+	err := l.renewedLocked(c, r)
+	if report {
+		caller := l.values
+		if c.size == 0 || c.ctx.Err() == context.Canceled { // the latter by Close
+			caller = c.ctx
+		}
+		info.Err = forEvent(caller, said(c.ctx, c.sent, err))
 	}
-	return l.renewedLocked(o, r)
+	if report && c.size > 0 {
+		tellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
+	}
+	l.unlock()
+	if report && c.size == 0 {
+		tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
+	}
+	return err
 }
 
-func (l *Lease) renewedLocked(o outcome, r RenewResult) error {
-	if r.Err != nil {
-		return l.renewalFailedLocked(o, r.Err)
+func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
+	switch {
+	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.hold): // sent before the lease ended
+		return l.err
+	case l.kept != nil:
+		if l.keeper.kept(l.kept, c, r) {
+			l.renewAgainLocked(c)
+		} else {
+			l.kept = nil
+		}
+		return l.err
+	case r.Err != nil:
+		return l.renewalFailedLocked(c, r.Err)
 	}
 	switch {
 	case l.lookLocked() != nil:
@@ -356,91 +404,63 @@ func (l *Lease) renewedLocked(o outcome, r RenewResult) error {
 		l.loseLocked(LossRemoved)
 		return l.err
 	}
-	l.keeper.renewals.succeeded(o.sent)
-	if l.trouble.queue >= queueSmaller {
-		l.keeper.endProbe(l)
-	}
 	l.trouble = trouble{sent: l.trouble.sent}
-	l.extendLocked(o.sent, l.ttl)
+	l.extendLocked(c.sent, c.ttl)
+	l.keeper.countRenewal(c.sent, false)
 	l.planLocked(l.extended.Add(renewalPeriod(l.ttl)))
 	return nil
 }
 
-// renewalFailedLocked plans the next try, if this was the latest planned renewal.
-func (l *Lease) renewalFailedLocked(o outcome, err error) error {
-	l.keeper.renewals.failed.Add(1)
-	err = hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
-	t := &l.trouble
-	overtaken := o.sent.Before(l.extended) // by one that has succeeded
-	if !overtaken {
+func (l *Lease) renewalFailedLocked(c renewal, err error) error {
+	l.keeper.countRenewal(c.sent, true)
+	err = hide(err, ErrLost, ErrReleased)  // of another lease, if err is the cause of a ctx
+	overtaken := c.sent.Before(l.extended) // by one that has succeeded
+	if t := &l.trouble; !overtaken {
 		t.err = err
-		if t.silentSince.IsZero() {
-			t.silentSince = o.sent
+		if t.since.IsZero() {
+			t.since = c.sent
 		}
 	}
 	if l.lookLocked() != nil {
 		return l.err
 	}
-	if overtaken {
-		return err
-	}
-	if o.size != manual && t.inFlight > 0 && !o.sent.Before(t.sent) {
-		again := o.sent.Add(min(l.ttl/20, time.Second, l.patienceLocked(o.sent)))
-		if l.unansweredLocked(o) {
-			again = o.answered
-		}
-		l.planLocked(later(again, o.answered))
+	if !overtaken {
+		l.renewAgainLocked(c)
 	}
 	return err
 }
 
-// unansweredLocked chooses the queue of a lease whose latest renewal failed or hangs. It
-// reports whether the lease is the probe now.
-func (l *Lease) unansweredLocked(o outcome) (probe bool) {
+// renewAgainLocked plans the next try, if a failed renewal was the latest planned one.
+func (l *Lease) renewAgainLocked(c renewal) {
 	t := &l.trouble
-	t.inFlight = 0
-	t.noteLocked(l, o)
-	if l.keeper.chooseProbe(l, o.size) {
-		t.queue = queueCount - 1
-		return true
+	if c.size == 0 || !t.inFlight || c.sent.Before(t.sent) {
+		return
 	}
-	return false
+	if t.inFlight = false; c.spared {
+		t.size = maxBatch
+	}
+	again := c.sent.Add(min(c.ttl/20, time.Second, l.patienceLocked(c.sent)))
+	l.planLocked(later(again, time.Now()))
 }
 
 // patienceLocked returns how long after sent a renewal is repeated at the latest, if it has
 // no answer. All leases of the Client need a number of rounds of calls. The remaining time is
 // divided so that all of them are renewed in time whenever the store begins to answer, less
-// one round trip. With one round that is half of the remaining time.
+// one round trip. With one round that is half of the remaining time. While the spoiler of a batch is
+// looked for, it is an eighth: that takes ten calls at most.
 func (l *Lease) patienceLocked(sent time.Time) time.Duration {
-	rounds := time.Duration(l.keeper.renewals.rounds.Load())
-	return max(l.deadline.Sub(sent)/(rounds+1), time.Millisecond)
-}
-
-// endForReleaseLocked ends the lease for a call of Release, or returns its loss. After a
-// Shutdown that gave up on the lease, the first Release counts as its end.
-func (l *Lease) endForReleaseLocked(c *releaseCall) error {
-	err, r := l.lookLocked(), &l.release
-	c.beginLocked(l, err)
-	switch {
-	case errors.Is(err, ErrLost):
-		return err
-	case err == nil:
-		l.endLocked(ErrReleased)
-		l.keepForMinHoldLocked()
-	case err == ErrClosed && r.sent == 0 && r.failure == nil && !r.settled: // the first call
-		if l.restLocked(time.Now()) <= 0 {
-			return l.lostLocked(LossExpired)
-		}
-		l.keepForMinHoldLocked()
+	parts := l.keeper.rounds() + 1
+	if 0 < l.trouble.halved && l.trouble.size > 1 {
+		parts = 8
 	}
-	return nil
+	return max(l.endsLocked().Sub(sent)/time.Duration(parts), time.Millisecond)
 }
 
 // replan makes a lease due at once.
 func (l *Lease) replan() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lookLocked() == nil {
+	defer l.unlock()
+	if l.lookLocked() == nil || l.kept != nil {
 		l.planLocked(time.Now())
 	}
 }
@@ -463,70 +483,97 @@ func later(a, b time.Time) time.Time {
 // nothing else of its contexts, so a context for each step of a long work costs nothing once
 // it is dropped.
 type life struct {
-	context.Context // ends with the parents or the lease
+	context.Context // ends with the parents or the lease; nil for the life of a set
 	cancel          context.CancelCauseFunc
 }
 
-// A leaseContext has the values of its parent, ends with its life, and carries its lease: it
+// lives are those of one lease or one set, by the Done of their parents. The owner's mutex guards
+// them.
+type lives map[<-chan struct{}]*life
+
+func (all *lives) end(err error) {
+	for _, life := range *all {
+		life.cancel(err)
+	}
+	*all = nil
+}
+
+// share returns the life of contexts whose parents end with ends, if there is one. Otherwise it
+// makes own that life, unless own is nil, and returns own. err is that of the owner if it has ended.
+func (all *lives) share(ends <-chan struct{}, own *life, err error) *life {
+	switch shared := (*all)[ends]; {
+	case shared != nil || own == nil:
+		return shared
+	case err != nil:
+		own.cancel(err)
+	case *all == nil:
+		*all = lives{ends: own}
+	default:
+		(*all)[ends] = own
+	}
+	return own
+}
+
+// A tenure is what contexts end with: a lease or a set. The methods are those of its lives, with
+// its mutex.
+type tenure interface {
+	share(ends <-chan struct{}, own *life) *life
+	drop(ends <-chan struct{})
+}
+
+func (l *Lease) share(ends <-chan struct{}, own *life) *life {
+	l.mu.Lock()
+	defer l.unlock()
+	return l.lives.share(ends, own, l.lookLocked())
+}
+
+func (l *Lease) drop(ends <-chan struct{}) {
+	l.mu.Lock()
+	defer l.unlock()
+	delete(l.lives, ends)
+}
+
+// A leaseContext has the values of its parent, ends with its life, and carries a lease or a set: it
 // is the value for leaseKey, so that a search for another lease can continue at its parent.
 type leaseContext struct {
 	context.Context // the parent
 	life            *life
 	first           bool // the life was made for this parent, and has its values
 	lease           *Lease
+	set             *Leases // if lease is nil
 }
 
-type leaseKey struct{}
+// leaseKey is the key of the innermost leaseContext.
+var leaseKey any = (*leaseContext)(nil)
 
 // Context returns a context for work that needs the lock. It ends with parent or with the
 // lease, whichever is first; [context.Cause] returns parent's cause or the lease's Err. It
 // need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
-	life, made := l.lifeOf(parent)
-	return &leaseContext{parent, life, made, l}
+	life, made := lifeOf(l, parent)
+	return &leaseContext{parent, life, made, l, nil}
 }
 
 // lifeOf returns the life of contexts of parent, and whether it was made for this one. It asks
 // parent without the mutex, since parent may ask the lease.
-func (l *Lease) lifeOf(parent context.Context) (_ *life, made bool) {
+func lifeOf(t tenure, parent context.Context) (_ *life, made bool) {
 	ends := parent.Done()
-	if shared := l.share(ends, nil); shared != nil {
+	if shared := t.share(ends, nil); shared != nil {
 		return shared, false
 	}
 	outer, leave := context.WithCancel(parent)
 	ctx, cancel := context.WithCancelCause(outer) // endLocked calls cancel, which asks nothing but outer
 	own := &life{ctx, cancel}
-	shared := l.share(ends, own)
+	shared := t.share(ends, own)
 	if shared != own { // another was made meanwhile
 		leave()
 		return shared, false
 	}
 	context.AfterFunc(ctx, func() {
 		leave()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.lives, ends)
+		t.drop(ends)
 	})
 	return own, true
-}
-
-// share returns the life of contexts whose parents end with ends, if there is one. Otherwise it
-// makes own that life, unless own is nil, and returns own.
-func (l *Lease) share(ends <-chan struct{}, own *life) *life {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if shared := l.lives[ends]; shared != nil || own == nil {
-		return shared
-	}
-	if err := l.lookLocked(); err != nil {
-		own.cancel(err)
-		return own
-	}
-	if l.lives == nil {
-		l.lives = make(map[<-chan struct{}]*life)
-	}
-	l.lives[ends] = own
-	return own
 }
 
 func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
@@ -536,7 +583,7 @@ func (c *leaseContext) Err() error { return c.life.Err() }
 // Value returns the parent's values, with two exceptions: leaseKey, and the key by which
 // package context finds its own contexts. The life answers that one.
 func (c *leaseContext) Value(key any) any {
-	if key == (leaseKey{}) {
+	if key == leaseKey {
 		return c
 	}
 	if v := c.life.Value(key); c.first || v == any(c.life.Context) {
@@ -547,34 +594,57 @@ func (c *leaseContext) Value(key any) any {
 
 // String returns a text like those of package context, without the token.
 func (c *leaseContext) String() string {
+	if c.set != nil {
+		return fmt.Sprintf("%v.WithLeases(%d)", c.Context, len(c.set.all))
+	}
 	return fmt.Sprintf("%v.WithLease(%q)", c.Context, c.lease.key)
 }
 
-// LeaseFromContext returns the lease of key that ctx carries, while it is held. [Client.Do]
-// and [Lease.Context] put it there. With it, code deep in the call tree finds the fence.
-// LeaseFromContext returns false if ctx carries no lease of key, or if that lease was
-// released, detached or lost. If ctx carries leases of key from Clients of several stores, it
-// returns the one that was put there last.
+// LeaseFromContext returns the lease of key that ctx carries, while it is held. [Client.Do],
+// [Client.DoAll], [Lease.Context] and [Leases.Context] put it there. With it, code deep in the
+// call tree finds the fence. LeaseFromContext returns false if ctx carries no lease of key, or if
+// that lease was released, detached or lost. If ctx carries leases of key from Clients of several
+// stores, it returns the one that was put there last.
 //
 // A goroutine that outlives the work needs a ctx from before Do or Lease.Context. A ctx of
 // the work carries the lease, even through [context.WithoutCancel]. While the lease is held,
 // the goroutine would take it for its own, and its Acquire of the same key would fail with
 // [ErrNested] instead of waiting.
 func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
-	l := findLease(ctx, func(l *Lease) bool { return l.key == key })
+	l := findLease(ctx, key, nil)
 	return l, l != nil
 }
 
-// findLease returns the innermost wanted lease in ctx that is held, or nil.
-func findLease(ctx context.Context, wanted func(*Lease) bool) *Lease {
+// findLease returns the innermost lease of key in ctx that is held, or nil. An empty key means any,
+// and so does k if it is nil.
+func findLease(ctx context.Context, key string, k *keeper) *Lease {
 	for {
-		c, _ := ctx.Value(leaseKey{}).(*leaseContext)
+		c, _ := ctx.Value(leaseKey).(*leaseContext)
 		if c == nil {
 			return nil
 		}
-		if wanted(c.lease) && c.lease.Err() == nil {
-			return c.lease
+		if l := c.find(key, k); l != nil {
+			return l
 		}
 		ctx = c.Context
 	}
+}
+
+func (c *leaseContext) find(key string, k *keeper) *Lease {
+	wanted := func(l *Lease) bool {
+		return l != nil && (k == nil || l.keeper == k) && (key == "" || l.key == key) && l.Err() == nil
+	}
+	switch {
+	case c.set == nil && wanted(c.lease):
+		return c.lease
+	case c.set != nil && key != "":
+		if l := c.set.byKey[key]; wanted(l) {
+			return l
+		}
+	case c.set != nil:
+		if i := slices.IndexFunc(c.set.all, wanted); i >= 0 {
+			return c.set.all[i]
+		}
+	}
+	return nil
 }

@@ -39,11 +39,7 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	if l == nil {
 		l = slog.Default()
 	}
-	o := &logObserver{
-		Logger: l,
-		outage: outage{failing: make(map[leaseID]time.Time)},
-		floods: floods{logger: l, byMessage: make(map[string]*flood)},
-	}
+	o := &logObserver{Logger: l, failing: make(map[leaseID]time.Time), floods: make(map[string]*flood)}
 	return &Observer{
 		WaitStart:   o.waitStart,
 		AcquireDone: o.acquireDone,
@@ -55,10 +51,15 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	}
 }
 
+// A logObserver keeps the state of an outage, and counts warnings. An outage begins with a failed
+// renewal.
 type logObserver struct {
 	*slog.Logger
-	outage
-	floods
+	mu      sync.Mutex
+	since   time.Time             // of the outage; zero if there is none
+	granted bool                  // a lock was acquired after the last failed renewal
+	failing map[leaseID]time.Time // until when the leases count whose last renewal has failed
+	floods  map[string]*flood     // of warnings, by message
 }
 
 func (l *logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
@@ -70,7 +71,9 @@ func (l *logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
 
 func (l *logObserver) acquireDone(ctx context.Context, i AcquireDoneInfo) context.Context {
 	if i.Err == nil && !i.Degraded {
-		l.acquired()
+		l.mu.Lock()
+		l.granted = true // the store has answered
+		l.mu.Unlock()
 	}
 	if !l.Enabled(ctx, slog.LevelDebug) {
 		return ctx
@@ -165,14 +168,6 @@ func (l *logObserver) log(ctx context.Context, level slog.Level, message, key st
 
 func took(d time.Duration) slog.Attr { return slog.Duration("took", d) }
 
-// An outage begins with a failed renewal.
-type outage struct {
-	mu      sync.Mutex
-	since   time.Time             // zero if there is none
-	granted bool                  // a lock was acquired after the last failed renewal
-	failing map[leaseID]time.Time // until when the leases count whose last renewal has failed
-}
-
 // A leaseID tells leases apart, also those of one key in several stores, if these have fences.
 type leaseID struct {
 	key   string
@@ -185,7 +180,7 @@ const longestFailing = time.Minute
 
 // failed notes a failed renewal of a lease with so much time left. It reports whether an outage
 // begins with it.
-func (o *outage) failed(id leaseID, left time.Duration) (first bool) {
+func (o *logObserver) failed(id leaseID, left time.Duration) (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
@@ -197,15 +192,8 @@ func (o *outage) failed(id leaseID, left time.Duration) (first bool) {
 	return first
 }
 
-// acquired notes that the store has answered.
-func (o *outage) acquired() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.granted = true
-}
-
 // renewed notes a renewal. It reports whether an outage is over, and how long it was.
-func (o *outage) renewed(id leaseID) (after time.Duration, over bool) {
+func (o *logObserver) renewed(id leaseID) (after time.Duration, over bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.failing, id)
@@ -217,7 +205,7 @@ func (o *outage) renewed(id leaseID) (after time.Duration, over bool) {
 	return now.Sub(since), true
 }
 
-func (o *outage) ended(id leaseID) {
+func (o *logObserver) ended(id leaseID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.failing, id)
@@ -225,7 +213,7 @@ func (o *outage) ended(id leaseID) {
 
 // goesOnLocked reports whether a lease is left whose last renewal has failed. The events of some may
 // have been dropped.
-func (o *outage) goesOnLocked(now time.Time) bool {
+func (o *logObserver) goesOnLocked(now time.Time) bool {
 	for id, end := range o.failing {
 		if now.Before(end) {
 			return true
@@ -242,43 +230,37 @@ const (
 	floodTime = time.Second
 )
 
-// floods gather the warnings with the same message.
-type floods struct {
-	logger    *slog.Logger
-	mu        sync.Mutex
-	byMessage map[string]*flood
-}
-
+// A flood is of warnings with the same message.
 type flood struct {
 	began time.Time
 	count int // of warnings since then
 }
 
 // warning returns the level of the next warning with a message: Debug if it is gathered.
-func (f *floods) warning(message string) slog.Level {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	w, now := f.byMessage[message], time.Now()
+func (o *logObserver) warning(message string) slog.Level {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	w, now := o.floods[message], time.Now()
 	if w == nil || w.count <= maxSingly && now.Sub(w.began) >= floodTime {
 		w = &flood{began: now}
-		f.byMessage[message] = w
+		o.floods[message] = w
 	}
 	w.count++
 	if w.count <= maxSingly {
 		return slog.LevelWarn
 	}
 	if w.count == maxSingly+1 {
-		time.AfterFunc(floodTime, func() { f.end(message) })
+		time.AfterFunc(floodTime, func() { o.endFlood(message) })
 	}
 	return slog.LevelDebug
 }
 
-// end logs how many warnings were gathered.
-func (f *floods) end(message string) {
-	f.mu.Lock()
-	gathered := f.byMessage[message].count - maxSingly
-	delete(f.byMessage, message)
-	f.mu.Unlock()
+// endFlood logs how many warnings were gathered.
+func (o *logObserver) endFlood(message string) {
+	o.mu.Lock()
+	gathered := o.floods[message].count - maxSingly
+	delete(o.floods, message)
+	o.mu.Unlock()
 	defer func() { _ = recover() }() // of the handler: as an Observer, it may panic
-	f.logger.LogAttrs(context.Background(), slog.LevelWarn, "dlock: "+message, slog.Int("count", gathered))
+	o.LogAttrs(context.Background(), slog.LevelWarn, "dlock: "+message, slog.Int("count", gathered))
 }

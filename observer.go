@@ -103,6 +103,11 @@ type WaitStartInfo struct {
 	// the Client is making many attempts.
 	Owner     string
 	Remaining time.Duration
+
+	// Inside is a key that the caller holds meanwhile: its ctx carries the lease, of the same Client
+	// or one that is related to it by With. It is empty if there is none. Two callers that hold what
+	// the other waits for do so until WithMaxWait or ctx ends the wait of one: see [Client.AcquireAll].
+	Inside string
 }
 
 // An AcquireDoneInfo describes the end of an acquisition.
@@ -229,15 +234,14 @@ func (q *hookQueue) run() {
 	q.idle()
 }
 
-func (q *hookQueue) next() func() {
+func (q *hookQueue) next() (event func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.queue) == 0 {
-		q.queue, q.running = nil, false
+	if q.running = len(q.queue) > 0; !q.running {
+		q.queue = nil
 		return nil
 	}
-	event := q.queue[0]
-	q.queue[0] = nil
+	event, q.queue[0] = q.queue[0], nil
 	q.queue = q.queue[1:]
 	return event
 }
@@ -248,18 +252,21 @@ func (q *hookQueue) outstanding() bool {
 	return q.running
 }
 
-// survive recovers the panic of a hook, and logs the first one.
-func (q *hookQueue) survive() {
-	if reason := recover(); reason != nil && !q.panicked.Swap(true) {
-		slog.Error("dlock: an Observer panicked", "panic", reason, "stack", string(debug.Stack()))
-	}
+// call calls a hook. It recovers a panic, and logs the first one.
+func (q *hookQueue) call(hook func()) {
+	defer func() {
+		if reason := recover(); reason != nil && !q.panicked.Swap(true) {
+			slog.Error("dlock: an Observer panicked", "panic", reason, "stack", string(debug.Stack()))
+		}
+	}()
+	hook()
 }
 
 // tell calls one hook of all observers, in this goroutine.
 func tell[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
 	for i := range all {
 		if f := hook(&all[i]); f != nil {
-			callHook(q, f, ctx, info)
+			q.call(func() { f(ctx, info) })
 		}
 	}
 }
@@ -271,24 +278,14 @@ func tellLater[I any](q *hookQueue, most int, all []Observer, hook func(*Observe
 	}
 }
 
-func callHook[I any](q *hookQueue, f func(context.Context, I), ctx context.Context, info I) {
-	defer q.survive()
-	f(ctx, info)
-}
-
 // ask calls one hook of all observers, and returns ctx with the values that they lend.
 func ask[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
 	for i := range all {
 		if f := hook(&all[i]); f != nil {
-			ctx = lend(ctx, askHook(q, f, ctx, info))
+			q.call(func() { ctx = lend(ctx, f(ctx, info)) })
 		}
 	}
 	return ctx
-}
-
-func askHook[I any](q *hookQueue, f func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
-	defer q.survive()
-	return f(ctx, info)
 }
 
 // A lent context has the cancellation of one context, and the values of another. Values that
@@ -299,7 +296,7 @@ type lent struct {
 }
 
 func (l *lent) Value(key any) any {
-	if key != (leaseKey{}) {
+	if key != leaseKey {
 		if v := l.values.Value(key); v != nil {
 			return v
 		}
@@ -322,14 +319,6 @@ func same(a, b context.Context) (same bool) {
 	return a == b
 }
 
-// An observation is what an acquisition tells its Observers.
-type observation struct {
-	start     time.Time
-	waitStart time.Time // zero before WaitStart
-	attempts  int
-	contended bool
-}
-
 func (c *Client) observed() bool { return len(c.options.observers) > 0 && c.keeper != nil }
 
 func (a *acquisition) observed() bool { return a.client.observed() }
@@ -349,15 +338,21 @@ func (a *acquisition) observe(d *detached) (lease *Lease, err error) {
 // tellWait reports that a wait begins. If the Client was closed while an Observer ran, the wait
 // must not begin.
 func (a *acquisition) tellWait() error {
-	if !a.observed() || !a.waitStart.IsZero() {
+	if !a.waitStart.IsZero() {
 		return nil
 	}
 	a.waitStart = time.Now()
-	info := WaitStartInfo{Key: a.key}
+	k, info := a.client.keeper, WaitStartInfo{Key: a.key}
+	if inside := findLease(a.ctx, "", k); inside != nil {
+		info.Inside = inside.key
+		k.nested.Add(1)
+	}
+	if !a.observed() {
+		return nil
+	}
 	if a.held != nil {
 		info.Owner, info.Remaining = a.held.Owner, a.held.Remaining
 	}
-	k := a.client.keeper
 	k.leave()
 	hook := func(o *Observer) func(context.Context, WaitStartInfo) { return o.WaitStart }
 	tell(&k.hooks, a.client.options.observers, hook, a.ctx, info)
@@ -371,26 +366,14 @@ func (a *acquisition) tellWait() error {
 // done reports the end of the acquisition. A lease that has ended while the Observers ran is not
 // returned.
 func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
-	var now time.Time
+	now := time.Now()
+	info := AcquireDoneInfo{Op: a.op, Key: a.key, Start: a.start, Contended: a.contended, Attempts: a.attempts, Err: forEvent(a.ctx, err)}
 	if lease != nil {
-		now = lease.grantedAt()
-	} else {
-		now = time.Now()
+		now, info.Fence, info.Degraded = lease.grantedAt(), lease.fence, lease.standIn
 	}
-	info := AcquireDoneInfo{
-		Op:        a.op,
-		Key:       a.key,
-		Start:     a.start,
-		Took:      now.Sub(a.start),
-		Contended: a.contended,
-		Attempts:  a.attempts,
-		Err:       forEvent(a.ctx, err),
-	}
+	info.Took = now.Sub(a.start)
 	if !a.waitStart.IsZero() {
 		info.Waited = max(0, now.Sub(a.waitStart)) // a lease may be passed on before WaitStart
-	}
-	if lease != nil {
-		info.Fence, info.Degraded = lease.fence, lease.standIn
 	}
 	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
 	ctx := ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
@@ -412,41 +395,35 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 // reports its end. It returns the Err of the lease.
 func (l *Lease) announce(ctx context.Context, changed bool) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if changed {
 		l.values = withoutCancel(ctx)
 	}
-	err := l.lookLocked()
-	l.announced = true
-	l.reportEndLocked()
-	return err
+	l.reports = true
+	return l.lookLocked()
 }
 
 // lookAtValues is for the background: a lease may be renewed before AcquireDone has returned.
 func (l *Lease) lookAtValues() context.Context {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return l.values
 }
 
-// reportEndLocked reports the end of a lease, except to its holder: Release and Detach do that
-// themselves.
-func (l *Lease) reportEndLocked() {
-	if !l.announced || l.err == nil || l.err == ErrReleased {
-		return
+// unlock unlocks the mutex of a lease. If the lease has ended since it was locked, it reports that,
+// but not to its holder: Release and Detach do that themselves.
+func (l *Lease) unlock() {
+	if l.reports && l.err != nil {
+		l.reports = false
+		if l.err != ErrReleased {
+			l.tellDoneLater(l.doneInfo(endByError(l.err), l.err))
+		}
 	}
-	l.tellDoneLater(l.doneInfo(endByError(l.err), l.err))
+	l.mu.Unlock()
 }
 
 func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
-	return LeaseDoneInfo{
-		Key:   l.key,
-		Fence: l.fence,
-		At:    l.ended,
-		Held:  l.held(),
-		End:   end,
-		Err:   forEvent(l.values, err),
-	}
+	return LeaseDoneInfo{Key: l.key, Fence: l.fence, At: l.ended, Held: l.held(), End: end, Err: forEvent(l.values, err)}
 }
 
 // held returns for how long the holder held a lease that has ended.
@@ -454,6 +431,8 @@ func (l *Lease) held() time.Duration { return max(0, l.ended.Sub(l.grantedAt()))
 
 // grantedAt returns when this holder got the lease.
 func (l *Lease) grantedAt() time.Time { return l.granted.Add(l.before) }
+
+func renewDone(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
 
 func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
 
@@ -468,55 +447,15 @@ func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
 }
 
 func endByError(err error) LeaseEnd {
-	lost, ok := err.(*LostError)
-	if !ok {
-		return EndShutdown
+	if lost, ok := err.(*LostError); ok {
+		return map[LossReason]LeaseEnd{LossExpired: EndExpired, LossRemoved: EndRemoved, LossMaxHold: EndMaxHold, LossClock: EndClock}[lost.Reason]
 	}
-	switch lost.Reason {
-	case LossRemoved:
-		return EndRemoved
-	case LossMaxHold:
-		return EndMaxHold
-	case LossClock:
-		return EndClock
-	}
-	return EndExpired
-}
-
-// observeRenewalUnlocking is renewedLocked with Observers. A loss is reported after the renewal that
-// found it.
-func (l *Lease) observeRenewalUnlocking(o outcome, r RenewResult) error {
-	announced, margin, ttl := l.announced, l.restLocked(o.answered), l.lastTTLLocked()
-	l.announced = false
-	err := l.renewedLocked(o, r)
-	caller := l.values
-	if o.size == manual || o.ctx.Err() == context.Canceled { // the latter by Close
-		caller = o.ctx
-	}
-	info := RenewDoneInfo{
-		Key:    l.key,
-		Fence:  l.fence,
-		Took:   o.answered.Sub(o.sent),
-		Margin: margin,
-		TTL:    ttl,
-		Batch:  o.leases,
-		Err:    forEvent(caller, said(o.ctx, o.sent, err)),
-	}
-	q, all, ctx := &l.keeper.hooks, l.options.observers, l.values
-	hook := func(o *Observer) func(context.Context, RenewDoneInfo) { return o.RenewDone }
-	if o.size != manual {
-		tellLater(q, maxRoutine, all, hook, ctx, info)
-	}
-	l.announced = announced
-	l.reportEndLocked()
-	if o.size == manual {
-		l.unlocking(func() { tell(q, all, hook, ctx, info) })
-	}
-	return err
+	return EndShutdown
 }
 
 // A releaseCall is what a call of Release tells the Observers.
 type releaseCall struct {
+	limit   time.Duration
 	at      time.Time
 	ended   bool // it has ended the lease
 	useless bool // it has nothing to do
@@ -544,14 +483,6 @@ func (c *releaseCall) beginLocked(l *Lease, err error) {
 	r.called = true
 }
 
-// observeRelease is Release with Observers.
-func (l *Lease) observeRelease() error {
-	c, err := releaseCall{at: time.Now()}, errPanic
-	defer func() { l.reportRelease(&c, err) }()
-	err = l.releaseOnce(&c)
-	return wrapUnlessLost(l.values, "release", l.key, err)
-}
-
 func (l *Lease) reportRelease(c *releaseCall, err error) {
 	took := time.Since(c.at)
 	if c.ended {
@@ -564,14 +495,7 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 	if c.useless {
 		return
 	}
-	info := ReleaseDoneInfo{
-		Key:     l.key,
-		Held:    l.held(),
-		Took:    took,
-		Overrun: c.overrun,
-		Owed:    c.owed,
-		Err:     forEvent(l.values, err),
-	}
+	info := ReleaseDoneInfo{Key: l.key, Held: l.held(), Took: took, Overrun: c.overrun, Owed: c.owed, Err: forEvent(l.values, err)}
 	hook := func(o *Observer) func(context.Context, ReleaseDoneInfo) { return o.ReleaseDone }
 	tell(&l.keeper.hooks, l.options.observers, hook, l.values, info)
 }
@@ -598,24 +522,16 @@ func forEvent(ctx context.Context, err error) error {
 		return err
 	}
 	if lost, ok := err.(*LostError); ok {
-		return keyless{lost, lost}
+		return worded{lost.text(), lost}
 	}
 	err = withEnd(ctx, err)
-	if cause := context.Cause(ctx); cause != nil && ours(cause) != nil {
-		return keyless{err, cause}
+	cause := context.Cause(ctx)
+	if cause == nil || ours(cause) == nil {
+		return err
 	}
-	return err
-}
-
-// A keyless is an error whose text does not show a part of it, which has a key.
-type keyless struct{ err, part error }
-
-func (e keyless) Error() string {
-	instead := ours(e.part).Error()
-	if lost, ok := e.part.(*LostError); ok {
+	instead := ours(cause).Error()
+	if lost, ok := cause.(*LostError); ok {
 		instead = lost.text()
 	}
-	return strings.ReplaceAll(e.err.Error(), e.part.Error(), instead)
+	return worded{strings.ReplaceAll(err.Error(), cause.Error(), instead), err}
 }
-
-func (e keyless) Unwrap() error { return e.err }

@@ -755,6 +755,33 @@ func TestOwedAgainIsNotStarved(t *testing.T) {
 	})
 }
 
+// The release of an attempt on a live shard is sent soon, although many of leases to a dead one hang.
+func TestDeadShardAndLiveAttempts(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.onCall(func(c *call) {
+			switch {
+			case c.key[0] == 'd' && c.op == "release":
+				c.hang()
+			case c.key == "live" && c.op == "try":
+				c.reply = errStore
+			}
+		})
+		c := dlock.New(s, dlock.WithTTL(time.Minute))
+		leases, _ := acquireAll(t, c, "dead", 20)
+		for _, l := range leases {
+			go l.Release()
+		}
+		time.Sleep(10 * time.Second)
+		_, err := c.TryAcquire(t.Context(), "live")
+		require.ErrorIs(t, err, errStore)
+		time.Sleep(10 * time.Second)
+		taken := holder(t, store, "live").Held
+		c.Close()
+		time.Sleep(time.Minute)
+		require.False(t, taken, "10 s after the attempt")
+	})
+}
+
 // A release to a live shard is retried soon, although many to a dead shard hang.
 func TestDeadShardAndLiveReleases(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {

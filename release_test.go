@@ -317,6 +317,65 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 	}
 }
 
+// A renewal from before the release is answered late. The key is not kept for its MinHold by that.
+func TestLateRenewalKeepsNoMinHold(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		start := time.Now()
+		s.onCall(func(c *call) {
+			switch at := time.Since(start); {
+			case !c.renews():
+			case len(s.made("renew")) == 1:
+				c.delay = 3 * time.Second
+			case at < 15*time.Second:
+				c.err = errStore
+			}
+		})
+		l := acquire(t, dlock.New(single{s}, dlock.WithMinHold(10*time.Minute)), "k")
+		time.Sleep(11 * time.Second)
+		require.NoError(t, l.Release())
+		time.Sleep(5 * time.Minute)
+		requireTaken(t, store, "k")
+		time.Sleep(10 * time.Minute)
+	})
+}
+
+// Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
+func TestCloseHurriesMinHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, n := overWire(t)
+		n.setRTT(10 * time.Millisecond)
+		c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
+		l := acquire(t, c, "k")
+		n.set(refuse)
+		require.NoError(t, l.Release())
+		time.Sleep(100 * time.Millisecond)
+		n.set(up)
+		start := time.Now()
+		require.NoError(t, c.Close())
+		require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
+		time.Sleep(5 * time.Minute)
+		requireTaken(t, store, "k")
+	})
+}
+
+// After Close nothing is sent for a MinHold, although the store has never answered.
+func TestNoCallsForAMinHoldAfterClose(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		s.onCall(func(c *call) {
+			if c.renews() {
+				time.Sleep(time.Minute) // does not look at its ctx
+			}
+		})
+		c := dlock.New(s, dlock.WithMinHold(time.Hour))
+		require.NoError(t, acquire(t, c, "k").Release())
+		time.Sleep(time.Second)
+		require.ErrorIs(t, c.Close(), dlock.ErrUnavailable)
+		s.forget()
+		time.Sleep(time.Hour)
+		require.Empty(t, s.made())
+	})
+}
+
 func TestMinHoldBehindHungReleases(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))

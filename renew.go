@@ -5,17 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // How many calls for renewals a Client has in flight at most: those that have not hung, those
-// for single leases, those for the MinHolds of leases that have ended, and all. MinHolds have a part
-// of their own: hung calls for them leave room for leases that are held.
+// for single leases, and all.
 const (
 	renewers       = 32
-	maxSingle      = 256
-	maxMinHolds    = 128
+	maxSingle      = 384
 	maxRenewals    = 512
 	renewHungAfter = 20 * time.Millisecond
 )
@@ -58,7 +57,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, rest)
 	defer cancel()
 	sent := time.Now()
-	failure, err := l.sendRenewal(limited, sent, manual)
+	failure, err := l.sendRenewal(renewal{ctx: limited, sent: sent, ttl: l.ttl})
 	err = wrapUnlessLost(ctx, "renew", l.key, said(ctx, sent, err))
 	if silence := said(ctx, sent, failure); errors.Is(silence, ErrUnavailable) && !errors.Is(err, ErrUnavailable) {
 		err = fmt.Errorf("%w: %w", err, withEnd(ctx, silence)) // the lease has ended meanwhile
@@ -66,109 +65,121 @@ func (l *Lease) Renew(ctx context.Context) error {
 	return err
 }
 
-// An outcome describes a finished call that renewed one lease or more.
-type outcome struct {
-	sent, answered time.Time
-	size           int // how many leases were in the call; manual, or spared
-	leases         int // in the call
-	ctx            context.Context
+// A renewal is what a lease knows of a call that renews it.
+type renewal struct {
+	ctx    context.Context
+	sent   time.Time
+	ttl    time.Duration
+	size   int  // how many leases the call renews; 0 if a caller makes it
+	spared bool // others of its batch were renewed, if this one was not
 }
-
-const (
-	manual = 0  // the size of an unplanned renewal, whose failure plans no other
-	spared = -1 // the size of a batch in which other leases were renewed
-)
 
 // sendRenewal makes the call of one renewal. It returns the error of the call, and what that means
 // for the lease.
-func (l *Lease) sendRenewal(ctx context.Context, sent time.Time, size int) (failure, err error) {
+func (l *Lease) sendRenewal(c renewal) (failure, err error) {
 	result := RenewResult{Err: errPanic}
-	defer func() { failure, err = result.Err, l.renewed(outcome{sent, time.Now(), size, 1, ctx}, result) }()
-	result.Held, result.Err = l.keeper.locker.Renew(ctx, l.key, l.token, l.ttl)
+	defer func() { failure, err = result.Err, l.renewed(c, result) }()
+	result.Held, result.Err = l.keeper.locker.Renew(c.ctx, l.key, l.token, c.ttl)
 	return
 }
 
-// renewals are the leases that are due for a renewal, the earliest deadline first. Fields that
-// are not atomic are guarded by the keeper's mutex.
+// Leases that are due for a renewal wait for a call, the earliest deadline first. Renewals may
+// repeat and overtake each other: none shortens or revives a lease, and the deadline counts from the
+// sending of the latest one that was acknowledged. So nothing waits for a renewal that hangs. The
+// lease is renewed again after at most half of its remaining time (see patienceLocked).
 //
-// Renewals may repeat and overtake each other: none shortens or revives a lease, and the
-// deadline counts from the sending of the latest one that was acknowledged. So nothing waits
-// for a renewal that hangs. The lease is renewed again after at most half of its remaining
-// time (see patienceLocked).
-type renewals struct {
-	workers   workers
-	epoch     time.Time
-	due       [queueCount]urgent
-	probe     *Lease        // the lease that is renewed alone after its batch has failed
-	probedAt  time.Time     // when it was chosen; after lookAround another may take its place
-	failed    atomic.Uint64 // how many leases were not renewed by a call
-	latest    atomic.Int64  // when the latest successful renewal was sent, in nanoseconds after epoch; -1 if none
-	rounds    atomic.Int64  // of calls that renew all leases, at most maxRounds
-	unbatched atomic.Bool   // RenewBatch is unsupported
+// Leases are renewed in batches; a batch that hangs counts as failed. If the store has answered
+// other renewals since then, an element spoils the batch: the largest batch of its leases is halved,
+// until the spoiler is alone. Leases with different largest batches do not share one. So those of a
+// server of a cluster that is down do not delay others, either: their own renewals have failed, while
+// others of their batch have not. A lease that was renewed returns to the large batches.
+//
+// If the store has answered nothing since, it may be away, which is no reason to make more calls. To
+// find out, one lease of the next batch is renewed alone, once a second.
+
+// A trouble describes the renewals of a lease since the last successful one.
+type trouble struct {
+	err      error     // of the last one
+	since    time.Time // when the first one was sent
+	sent     time.Time // when the last one was sent
+	size     int       // of its batch; maxBatch if others in that were renewed; 0 before the first one
+	halvedAt time.Time // when the largest batch of the lease was halved
+	halved   uint8     // how many times
+	inFlight bool      // the last one has not failed, and does not hang
 }
 
-// maxRounds limits repeats: a renewal without an answer is repeated after at least an eighth of
-// the remaining time.
-const maxRounds = 7
-
-func (r *renewals) succeeded(sent time.Time) {
-	n := int64(sent.Sub(r.epoch))
-	for latest := r.latest.Load(); n > latest && !r.latest.CompareAndSwap(latest, n); {
-		latest = r.latest.Load()
-	}
-}
-
-// answeredSince reports whether a renewal that was sent at t or later has succeeded.
-func (r *renewals) answeredSince(t time.Time) bool { return r.latest.Load() >= int64(t.Sub(r.epoch)) }
-
-// queueRenewal puts a lease into one of the queues, by deadline.
-func (k *keeper) queueRenewal(l *Lease, deadline time.Time, queue int) {
+// dueForRenewal has a lease renewed, by deadline. It halves the largest batch of the lease if that is
+// of use. Such a lease waits behind others whose deadlines are a little later, since it may hang again.
+func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !l.queued {
-		l.queued, l.dueBy = true, deadline
-		heap.Push(&k.renewals.due[queue], l)
-	}
-}
-
-// nextRenewalLocked returns the next call of the workers, or nil.
-func (k *keeper) nextRenewalLocked() func() {
-	r := &k.renewals
-	_, batches := k.locker.(BatchRenewer)
-	batches = batches && !r.unbatched.Load()
-	rounds := 1
-	if batches {
-		rounds = min(1+k.leases/(maxBatch*renewers), maxRounds)
-	}
-	r.rounds.Store(int64(rounds))
-	q := r.nextQueueLocked(func(q int) bool { return r.workers.calls < maxSingle || batches && batchSizes[q] > 1 })
-	if q < 0 {
-		return nil
-	}
-	size := 1
-	if batches {
-		size = batchSizes[q]
-	}
-	var leases []*Lease
-	for len(leases) < size && len(r.due[q]) > 0 {
-		l := heap.Pop(&r.due[q]).(*Lease)
-		l.queued = false
-		leases = append(leases, l)
-	}
-	many := len(r.due[q]) > 0 || r.workers.calls > maxSingle/2
-	return func() { k.renew(leases, many) }
-}
-
-// nextQueueLocked returns the queue with the earliest deadline, of those that may be served, or
-// -1 if they are empty.
-func (r *renewals) nextQueueLocked(may func(queue int) bool) int {
-	first := -1
-	for q, due := range r.due {
-		if len(due) > 0 && may(q) && (first < 0 || due[0].dueBy.Before(r.due[first][0].dueBy)) {
-			first = q
+	l.silent = t.size > 0
+	if t.size > 0 && !k.answered.Before(later(t.since, t.halvedAt)) {
+		l.silent, t.halvedAt = false, time.Now()
+		for maxBatch>>t.halved >= max(2, t.size) {
+			t.halved++
 		}
 	}
-	return first
+	if l.waiting.index == 0 {
+		l.waiting.at, l.halved = deadline.Add(l.ttl/200*time.Duration(t.halved)), t.halved
+		heap.Push(&k.due, &l.waiting)
+	}
+}
+
+// rounds returns how many rounds of calls renew all leases. A renewal without an answer is repeated
+// after at least an eighth of the remaining time.
+func (k *keeper) rounds() int {
+	if k.isUnbatched() {
+		return 1
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return min(1+k.leases/(maxBatch*renewers), 7)
+}
+
+// isUnbatched reports whether the Locker has no RenewBatch, as far as is known.
+func (k *keeper) isUnbatched() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.unbatched
+}
+
+// nextRenewalLocked returns the next call of the renewers, or nil.
+func (k *keeper) nextRenewalLocked() func() {
+	full := k.renewers.calls >= maxSingle
+	if k.unbatched && full {
+		return nil
+	}
+	size, leases, others := 0, []*Lease(nil), []*Lease(nil)
+	for len(k.due) > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
+		l := heap.Pop(&k.due).(*alarm).lease
+		largest := maxBatch >> l.halved
+		if k.unbatched {
+			largest = 1
+		}
+		if size == 0 && (largest > 1 || !full) {
+			size = largest
+		}
+		if largest == size {
+			leases = append(leases, l)
+		} else {
+			others = append(others, l)
+		}
+	}
+	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= lookAround {
+		k.asked = now
+		i := chance.N(time.Duration(len(leases))) // not the first one, which may be the spoiler each time
+		leases[0], leases[i] = leases[i], leases[0]
+		leases, others = leases[:1], append(others, leases[1:]...)
+	}
+	for _, l := range others {
+		heap.Push(&k.due, &l.waiting)
+	}
+	if len(leases) == 0 {
+		return nil
+	}
+	many := len(k.due) > 0 || k.renewers.calls > maxSingle/2
+	return func() { k.renew(leases, many) }
 }
 
 // renew makes one call for leases that are due. Its time limit is half of the longest remaining
@@ -177,12 +188,10 @@ func (r *renewals) nextQueueLocked(may func(queue int) bool) int {
 // time is renewed again meanwhile.
 func (k *keeper) renew(leases []*Lease, many bool) {
 	now := time.Now()
-	begun := leases[:0]
-	var rest time.Duration
+	begun, batch, rest := leases[:0], make([]Renewal, 0, len(leases)), time.Duration(0)
 	for _, l := range leases {
-		if r, ok := l.beginRenewal(now, len(leases)); ok {
-			begun = append(begun, l)
-			rest = max(rest, r)
+		if ttl, r := l.beginRenewal(now, len(leases)); ttl > 0 {
+			begun, batch, rest = append(begun, l), append(batch, Renewal{l.key, l.token, ttl}), max(rest, r)
 		}
 	}
 	if len(begun) == 0 {
@@ -193,156 +202,61 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	if many {
 		timeout = max(rest/8, least)
 	}
-	values := context.Background()
+	values, end := context.Background(), k.renewing
 	if len(begun) == 1 {
 		values = begun[0].lookAtValues()
 	}
-	ctx, cancel := within(values, timeout, k.renewing)
+	if end.Err() != nil {
+		end = k.over // for MinHolds
+	}
+	ctx, cancel := within(values, timeout, end)
 	defer cancel()
+	c := renewal{ctx: ctx, sent: now, ttl: batch[0].TTL, size: len(begun)}
 	if len(begun) == 1 {
-		_, _ = begun[0].sendRenewal(ctx, now, 1) // the lease has the error
+		_, _ = begun[0].sendRenewal(c) // the lease has the error
 	} else {
-		k.sendBatch(ctx, begun, now)
+		k.sendBatch(c, begun, batch)
 	}
 }
 
 // sendBatch makes the call of a batch of renewals.
-func (k *keeper) sendBatch(ctx context.Context, leases []*Lease, sent time.Time) {
-	batch := make([]Renewal, len(leases))
-	for i, l := range leases {
-		batch[i] = Renewal{l.key, l.token, l.ttl}
-	}
+func (k *keeper) sendBatch(c renewal, leases []*Lease, batch []Renewal) {
 	err := errPanic
 	var results []RenewResult
-	defer func() { k.batchRenewed(ctx, leases, sent, results, err) }()
-	results, err = k.locker.(BatchRenewer).RenewBatch(ctx, batch)
+	defer func() { k.batchRenewed(c, leases, batch, results, err) }()
+	results, err = k.locker.(BatchRenewer).RenewBatch(c.ctx, batch)
 	if err == nil && len(results) != len(batch) {
 		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
 	}
 }
 
-func (k *keeper) batchRenewed(ctx context.Context, leases []*Lease, sent time.Time, results []RenewResult, err error) {
+func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, results []RenewResult, err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
-		k.renewals.unbatched.Store(true)
+		k.mu.Lock()
+		k.unbatched = true
+		k.mu.Unlock()
 		for _, l := range leases {
 			l.replan()
 		}
 		return
 	}
-	o := outcome{sent: sent, answered: time.Now(), size: len(leases), leases: len(leases), ctx: ctx}
-	if err == nil {
-		o.size = spared
-	}
+	c.spared = err == nil
 	for i, l := range leases {
-		if err != nil {
-			_ = l.renewed(o, RenewResult{Err: err}) // the lease has the error
-		} else {
-			_ = l.renewed(o, results[i])
+		r := RenewResult{Err: err}
+		if err == nil {
+			r = results[i]
 		}
+		c.ttl = batch[i].TTL
+		_ = l.renewed(c, r) // the lease has the error
 	}
-}
-
-// chooseProbe makes a lease the probe, if its batch of size has failed and there is no probe.
-func (k *keeper) chooseProbe(l *Lease, size int) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	r, now := &k.renewals, time.Now()
-	if size <= 1 || r.probe != nil && now.Sub(r.probedAt) < lookAround {
-		return false
-	}
-	r.probe, r.probedAt = l, now
-	return true
-}
-
-// endProbe reports whether a lease was the probe, and ends that.
-func (k *keeper) endProbe(l *Lease) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.renewals.probe != l {
-		return false
-	}
-	k.renewals.probe = nil
-	return true
-}
-
-// urgent is a heap of leases, the earliest deadline first.
-type urgent []*Lease
-
-func (u urgent) Len() int { return len(u) }
-
-func (u urgent) Less(i, j int) bool { return u[i].dueBy.Before(u[j].dueBy) }
-
-func (u urgent) Swap(i, j int) { u[i], u[j] = u[j], u[i] }
-
-func (u *urgent) Push(x any) { *u = append(*u, x.(*Lease)) }
-
-func (u *urgent) Pop() any {
-	last := len(*u) - 1
-	l := (*u)[last]
-	(*u)[last] = nil
-	*u = (*u)[:last]
-	return l
-}
-
-// trouble describes the failed renewals of a lease since the last successful one. Leases are
-// renewed in batches; a batch that hangs counts as failed. If a whole batch fails, the store
-// may be away, or one element may spoil the batch. To find out, one lease of the batch is
-// renewed alone at once, as a probe. If the store answers that or any other renewal, and the
-// batch fails once more, the batch is split, down to single leases as long as others succeed.
-// A lease that was renewed returns to the large batches.
-type trouble struct {
-	err         error     // of the last renewal
-	sent        time.Time // when the last one was sent
-	inFlight    int       // the size of its batch; 0 once that has failed or hangs
-	silentSince time.Time // when the first one was sent
-	failedAt    time.Time // when the first one failed in a batch of this size
-	suspect     bool      // the store had answered others between failedAt and sent
-	queue       int       // of the renewals
-}
-
-// The queues of leases that are due for a renewal, and the sizes of their batches. Leases that
-// failed while others of their batch did not have a queue of their own: the server of a
-// cluster that keeps them may be down, and would delay the others.
-const (
-	queueWhole = iota
-	queueApart
-	queueSmaller
-	queueCount = queueSmaller + 3
-)
-
-var batchSizes = [queueCount]int{maxBatch, maxBatch, maxBatch >> 4, maxBatch >> 8, 1}
-
-// noteLocked chooses the queue of a lease whose renewal has failed.
-func (t *trouble) noteLocked(l *Lease, o outcome) {
-	alive := !t.failedAt.IsZero() && l.keeper.renewals.answeredSince(t.failedAt)
-	probed := l.keeper.endProbe(l)
-	switch {
-	case o.size == spared:
-		t.queue = queueApart
-	case t.queue >= queueSmaller && alive, t.queue < queueSmaller && t.suspect:
-		t.queue, t.failedAt = cut(o.size), o.answered
-	case probed:
-		t.queue = queueApart // it may be the one that spoils the batch
-	case t.failedAt.IsZero():
-		t.failedAt = o.answered
-	}
-}
-
-// cut returns the queue with batches of at most half of size.
-func cut(size int) int {
-	q := queueSmaller
-	for q < queueCount-1 && 2*batchSizes[q] > size {
-		q++
-	}
-	return q
 }
 
 // causeLocked returns why renewals failed before a loss; nil if none was tried. If they only
 // timed out, it says for how long there was no answer.
 func (t *trouble) causeLocked(now time.Time) error {
 	err := hideContextErrors(t.err)
-	if t.err != nil && besidesEnd(t.err) == nil || t.err == nil && t.inFlight > 0 {
-		err = fmt.Errorf("no answer for %v", now.Sub(t.silentSince).Round(time.Millisecond))
+	if t.err != nil && besidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
+		err = fmt.Errorf("no answer for %v", now.Sub(t.since).Round(time.Millisecond))
 	}
 	return err
 }

@@ -33,12 +33,15 @@ const wordTime = time.Second
 
 var errNobodyWaits = errors.New("granted, but nobody waits any more")
 
-// lines are the lines of a Client. The zero value is ready for use.
+// lines are the lines of a Client, and the keys that it has waited for lately. The zero value is
+// ready for use.
 type lines struct {
 	some     atomic.Bool // there are lines
 	unqueued atomic.Bool // the store has no queue
-	mu       sync.Mutex  // guards lines, all that is in them, and their errands
+	waited   atomic.Bool // there is until
+	mu       sync.Mutex  // guards lines, all that is in them, and their errands; and until
 	all      map[class]*line
+	until    map[string]time.Time // when a key is contended no more
 }
 
 // A class is what waiters share that stand in one line.
@@ -48,11 +51,16 @@ type class struct {
 }
 
 // A line exists while it has waiters, an errand or a block.
+//
+// An errand is an acquisition for the line, in the store's queue. No waiter's ctx ends it. It counts
+// as a call of the Client. A Locker that panics in it ends the process, as in a renewal.
 type line struct {
 	class
 	keeper  *keeper
-	waiters list.List // of *waiter
-	errand  *errand   // in the store's queue; nil if none is, or it was called off
+	waiters list.List    // of *waiter
+	errand  *acquisition // nil if none is under way, or it was called off
+	callOff context.CancelFunc
+	called  time.Time // when the errand's call under way was made; zero during a pause
 	holder  *Lease    // of the block, if it has turns left; else nil
 	left    int       // turns of the block that are to follow
 	word              // of the store to any of the line
@@ -77,48 +85,87 @@ func (w *waiter) tell(word word, lease *Lease, err error) {
 	close(w.told)
 }
 
-// takesTurns reports whether waiters of c stand in lines. Turns are for leases that will be
-// renewed, and are free when they are released.
-func (c *Client) takesTurns() bool {
-	o := &c.options
+// takesTurns reports whether waiters stand in lines, if the store has a queue. Turns are for leases
+// that will be renewed, and are free when they are released.
+func (o *options) takesTurns() bool {
 	unrenewed := !o.autoRenew || 0 < o.maxHold && o.maxHold <= max(firstRenewal, renewalPeriod(o.ttl))
-	if o.turns <= 1 || unrenewed || o.minHold > 0 || c.keeper.lines.unqueued.Load() {
-		return false
+	return o.turns > 1 && !unrenewed && o.minHold == 0
+}
+
+// join waits in a line for a turn, if the line takes the caller in. Observers are told before: the
+// lock must not be passed on to a caller whose Observer does not return.
+func (a *acquisition) join() {
+	k := a.client.keeper
+	if a.observed() {
+		if !k.lines.wouldAdd(a) {
+			return
+		}
+		if err := a.tellWait(); err != nil {
+			a.err = err
+			return
+		}
 	}
-	_, queued := c.keeper.locker.(Acquirer)
-	return queued
+	w := k.lines.add(a)
+	if w == nil {
+		return
+	}
+	_ = a.tellWait()   // which counts a nested wait, and nothing else without Observers
+	if a.wait == nil { // else it counts already
+		k.waiters.Add(1)
+		defer k.waiters.Add(-1)
+	}
+	select {
+	case <-w.told:
+	case <-a.limited.Done():
+		w.leave()
+	case <-k.open.Done():
+		w.leave()
+	}
+	<-w.told
+	a.noteTurn(w, ended(a.limited))
 }
 
-func (a *acquisition) class() class {
-	return class{a.key, a.client.options.terms}
+// noteTurn notes what a waiter was told. end is the error of its ctx. If a wait fails that need not,
+// the caller asks for itself.
+func (a *acquisition) noteTurn(w *waiter, end error) {
+	if a.lease = w.lease; a.lease != nil {
+		a.contended = true
+		return
+	}
+	a.hear(w.word)
+	a.err = w.err
+	if end != nil {
+		if reason := hideContextErrors(besidesEnd(w.err)); reason != nil {
+			end = fmt.Errorf("%w: %w", end, reason)
+		}
+		a.err = end
+	} else if a.err == nil {
+		a.err = ErrClosed
+	}
 }
 
-// join puts a caller at the end of its line. Without an answer of the store, it does so only
-// if the line has had one lately, or if the key is contended and there is no line yet. Else it
-// returns nil.
-func (t *lines) join(a *acquisition, contended bool) *waiter {
-	if a.held == nil && !contended && !t.some.Load() {
+// add puts a caller at the end of its line, if that takes it in. Else it returns nil.
+func (t *lines) add(a *acquisition) *waiter {
+	if a.held == nil && !a.busy && !t.some.Load() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := a.class()
 	n := t.all[c]
-	if a.held == nil {
-		switch {
-		case n.informed():
-			a.word = n.word
-		case n != nil || !contended:
-			return nil
-		default:
-			a.answered = time.Now()
-		}
+	if !n.takes(a) {
+		return nil
 	}
 	if n == nil {
 		n = t.addLocked(c, a.client.keeper)
 	}
-	if a.held != nil && a.answered.After(n.answered) {
-		n.word = a.word
+	switch {
+	case a.held != nil:
+		n.hear(a.word)
+	case n.held != nil:
+		a.word = n.word
+	default:
+		a.answered = time.Now()
 	}
 	w := &waiter{client: a.client, ctx: a.ctx, answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
@@ -126,15 +173,20 @@ func (t *lines) join(a *acquisition, contended bool) *waiter {
 	return w
 }
 
-// wouldJoin reports whether join would not return nil now.
-func (t *lines) wouldJoin(a *acquisition, contended bool) bool {
-	if a.held != nil {
-		return true
-	}
+// wouldAdd reports whether add would put a caller in a line now.
+func (t *lines) wouldAdd(a *acquisition) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.all[a.class()]
-	return n == nil && contended || n.informed()
+	return t.all[a.class()].takes(a)
+}
+
+func (a *acquisition) class() class { return class{a.key, a.client.options.terms} }
+
+// takes reports whether a line takes a caller in, which may have to be made. Without an answer of the
+// store, it does so only if it has had one lately, or if the key is most likely held and there is no
+// line yet.
+func (n *line) takes(a *acquisition) bool {
+	return a.held != nil || n.informed() || n == nil && a.busy
 }
 
 // informed reports whether the line has had an answer of the store lately.
@@ -152,59 +204,6 @@ func (t *lines) addLocked(c class, k *keeper) *line {
 	return n
 }
 
-// takeTurn joins a line and waits there, if join lets it. Observers are told before: the lock must
-// not be passed on to a caller whose Observer does not return.
-func (a *acquisition) takeTurn(ctx context.Context, contended bool) (lease *Lease, decided bool, err error) {
-	t := &a.client.keeper.lines
-	if a.observed() && t.wouldJoin(a, contended) {
-		if err := a.tellWait(); err != nil {
-			return nil, true, err
-		}
-	}
-	if w := t.join(a, contended); w != nil {
-		return a.await(ctx, w)
-	}
-	return nil, false, nil
-}
-
-// await waits in the line for a turn. If a wait fails that need not, the acquisition is not
-// decided, and the caller asks for itself.
-func (a *acquisition) await(ctx context.Context, w *waiter) (lease *Lease, decided bool, err error) {
-	_ = a.tellWait() // if the line was made a moment ago
-	k := a.client.keeper
-	k.waiters.Add(1)
-	defer k.waiters.Add(-1)
-	select {
-	case <-w.told:
-	case <-ctx.Done():
-		w.leave()
-	case <-k.open.Done():
-		w.leave()
-	}
-	<-w.told
-	if w.lease != nil {
-		a.contended = true
-		return w.lease, true, nil
-	}
-	if w.held != nil && (a.held == nil || !w.word.answered.Before(a.answered)) {
-		a.word = w.word
-	} else if w.failure != nil {
-		a.failure = w.failure
-	} else if a.held == nil {
-		a.word = w.word
-	}
-	switch end := ended(ctx); {
-	case end != nil:
-		if reason := hideContextErrors(besidesEnd(w.err)); reason != nil {
-			end = fmt.Errorf("%w: %w", end, reason)
-		}
-		return nil, true, end
-	case k.open.Err() != nil:
-		return nil, true, ErrClosed
-	}
-	return nil, final(w.err), w.err
-}
-
 // leave takes a waiter out of its line; it is told soon. The last one calls the errand off,
 // and is told its answer.
 func (w *waiter) leave() {
@@ -217,7 +216,7 @@ func (w *waiter) leave() {
 	}
 	n.removeLocked(w)
 	if e := n.errand; n.waiters.Len() == 0 && e != nil {
-		e.last = w
+		e.leaver = w
 	} else {
 		w.tell(n.lastWordLocked(), nil, nil)
 	}
@@ -228,7 +227,7 @@ func (w *waiter) leave() {
 // for a while is taken for a place in the queue, so a failure before it counts no more.
 func (n *line) lastWordLocked() word {
 	word := n.word
-	if e := n.errand; e != nil && !e.called.IsZero() && time.Since(e.called) >= attemptTime {
+	if n.errand != nil && !n.called.IsZero() && time.Since(n.called) >= attemptTime {
 		word.failure = nil
 	}
 	return word
@@ -255,10 +254,10 @@ func (n *line) popLocked() *waiter {
 func (n *line) balanceLocked() {
 	switch {
 	case n.waiters.Len() == 0 && n.errand != nil:
-		n.errand.callOff()
+		n.callOff()
 		n.errand = nil
 	case n.waiters.Len() > n.left && n.errand == nil:
-		n.errand = n.send(n.waiters.Front().Value.(*waiter))
+		n.sendLocked(n.waiters.Front().Value.(*waiter))
 	}
 	t := &n.keeper.lines
 	if n.waiters.Len() == 0 && n.errand == nil && n.holder == nil && t.all[n.class] == n {
@@ -284,16 +283,18 @@ func (l *Lease) leaveBlockLocked(pass bool) (passed bool) {
 	}
 	l.line = nil
 	w, next := n.next(l, pass && l.youngLocked(time.Now()))
-	switch {
-	case w == nil:
-		return false
-	case !next.start():
-		next.leaveBlockLocked(false)
+	return w != nil && w.give(next) == nil
+}
+
+// give starts a lease, and gives it to a waiter. If the Client has been closed, the block ends.
+func (w *waiter) give(l *Lease) error {
+	if !l.start() {
+		l.leaveBlockLocked(false)
 		w.tell(word{}, nil, ErrClosed)
-		return false
+		return ErrClosed
 	}
-	w.tell(word{}, next, nil)
-	return true
+	w.tell(word{}, l, nil)
+	return nil
 }
 
 // youngLocked reports whether no renewal is due yet, and much of the first TTL remains.
@@ -322,107 +323,67 @@ func (n *line) next(l *Lease, pass bool) (w *waiter, next *Lease) {
 	return w, next
 }
 
-// successor is the lease of the next in line.
+// successor is the lease of the next in line: as if it had been granted as l was.
 func (l *Lease) successor(w *waiter) *Lease {
-	next := &Lease{
-		keeper:   l.keeper,
-		options:  &w.client.options,
-		key:      l.key,
-		token:    l.token,
-		ttl:      l.ttl,
-		fence:    l.fence,
-		step:     l.step + 1,
-		standIn:  l.standIn,
-		values:   withoutCancel(w.ctx),
-		granted:  time.Now(),
-		extended: l.extended,
-		deadline: l.deadline,
-		wall:     l.wall,
-		renewAt:  l.renewAt,
-	}
+	a := acquisition{client: w.client, ctx: w.ctx, key: l.key, token: l.token, ttl: l.ttl}
+	a.returned = time.Now()
+	grant := Attempt{Since: l.extended, Fence: l.fence, Degraded: l.standIn}
 	if l.fence != 0 {
-		next.fence++
+		grant.Fence++
 	}
-	next.alarm.lease = next
+	next := newLease(&a, grant, l.lastTTLLocked())
+	next.step, next.renewAt = l.step+1, l.renewAt
 	return next
 }
 
-// An errand acquires the key for a line. No waiter's ctx ends it. It counts as a call of the
-// Client. A Locker that panics in it ends the process, as in a renewal.
-type errand struct {
-	acquisition
-	line    *line
-	waiting context.Context
-	callOff context.CancelFunc
-	called  time.Time // when its call under way was made; zero during a pause
-	last    *waiter   // that has called it off
-}
-
-// send sends an errand, with the values of the ctx of the first in line. It returns nil if the
-// Client has been closed.
-func (n *line) send(first *waiter) *errand {
+// sendLocked sends an errand, with the values of the ctx of the first in line, unless the Client has
+// been closed.
+func (n *line) sendLocked(first *waiter) {
 	if !n.keeper.enter() {
-		return nil
+		return
 	}
-	e := &errand{line: n, called: time.Now(), acquisition: acquisition{client: first.client, ctx: withoutCancel(first.ctx), key: n.key, ttl: n.ttl}}
-	e.errand = e
-	e.waiting, e.callOff = context.WithCancel(e.ctx)
-	go e.run()
-	return e
+	values := withoutCancel(first.ctx)
+	ctx, callOff := context.WithCancel(values)
+	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
+	e.errand, e.stage = true, lined
+	n.errand, n.callOff, n.called = e, callOff, time.Now()
+	go n.run(e, callOff)
 }
 
-func (e *errand) run() {
-	k := e.line.keeper
-	defer k.leave()
-	defer e.callOff()
-	defer context.AfterFunc(k.open, e.callOff)()
+func (n *line) run(e *acquisition, callOff func()) {
+	defer n.keeper.leave()
+	defer callOff()
+	defer context.AfterFunc(n.keeper.open, callOff)()
 	err := errPanic
-	defer func() { e.end(err) }()
-	pace := pace{backoff: e.client.options.backoff}
-	for {
-		_, err = e.enqueue(e.waiting, k.locker.(Acquirer))
-		if err == nil || final(err) || errors.Is(err, errors.ErrUnsupported) || e.waiting.Err() != nil {
-			return
-		}
-		e.failed()
-		if end := pace.pause(e.waiting, &e.acquisition, err); end != nil {
-			err = e.pick(end, err)
-			return
-		}
-		e.calls()
-	}
+	defer func() { n.end(e, err) }()
+	_, err = e.run()
 }
 
-// calls notes that a pause has ended.
-func (e *errand) calls() {
-	t := &e.line.keeper.lines
+// calls notes that an errand makes a call after a pause.
+func (n *line) calls(e *acquisition) {
+	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e.called = time.Now()
+	if n.errand == e {
+		n.called = time.Now()
+	}
 }
 
-// serve gives the errand's lease to the first in line, or to the last one who has left, and
+// serve gives the lease of an errand to the first in line, or to the last one who has left, and
 // begins a block.
-func (e *errand) serve(l *Lease) error {
-	w := e.taker(l)
+func (n *line) serve(e *acquisition, l *Lease) error {
+	w := n.taker(e, l)
 	if w == nil {
 		return errNobodyWaits
 	}
 	l.values, l.options = withoutCancel(w.ctx), &w.client.options
-	if !l.start() {
-		l.leaveBlockLocked(false)
-		w.tell(word{}, nil, ErrClosed)
-		return ErrClosed
-	}
 	if w.answered || e.waited >= shortestWait {
-		l.keeper.contended.note(l.key)
+		n.keeper.lines.contend(n.key)
 	}
-	w.tell(word{}, l, nil)
-	return nil
+	return w.give(l)
 }
 
-func (e *errand) taker(l *Lease) *waiter {
-	n := e.line
+func (n *line) taker(e *acquisition, l *Lease) *waiter {
 	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -444,39 +405,28 @@ func (e *errand) taker(l *Lease) *waiter {
 	if now := t.all[n.class]; now != nil && now.errand != nil { // two grants would be one too many for others
 		return nil
 	}
-	w := e.last
-	e.last = nil
+	w := e.leaver
+	e.leaver = nil
 	return w
 }
 
 // failed notes a failure. Those who have had no answer of the store ask for themselves.
-func (e *errand) failed() {
-	n := e.line
+func (n *line) failed(e *acquisition) {
 	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e.called = time.Time{}
 	if n.errand != e {
 		return
 	}
-	if e.held != nil && e.answered.After(n.answered) {
-		n.word = e.word
+	n.called = time.Time{}
+	n.hear(e.word)
+	if e.held == nil {
+		n.tellLocked(e, e.failure, false)
 	}
-	n.failure = e.failure
-	for at := n.waiters.Front(); at != nil && e.held == nil; {
-		w := at.Value.(*waiter)
-		at = at.Next()
-		if !w.answered {
-			n.removeLocked(w)
-			w.tell(e.word, nil, e.failure)
-		}
-	}
-	n.balanceLocked()
 }
 
 // end tells all who still wait for an errand how it ended.
-func (e *errand) end(err error) {
-	n := e.line
+func (n *line) end(e *acquisition, err error) {
 	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -486,15 +436,25 @@ func (e *errand) end(err error) {
 	if err == errNobodyWaits {
 		err = nil
 	}
-	if e.last != nil {
-		e.last.tell(e.word, nil, err)
+	if e.leaver != nil {
+		e.leaver.tell(e.word, nil, err)
 	}
 	if n.errand != e {
 		return
 	}
 	n.errand = nil
-	for w := n.popLocked(); w != nil; w = n.popLocked() {
-		w.tell(e.word, nil, err)
+	n.tellLocked(e, err, true)
+}
+
+// tellLocked tells all waiters, or those who have had no answer, how an errand has failed.
+func (n *line) tellLocked(e *acquisition, err error, all bool) {
+	for at := n.waiters.Front(); at != nil; {
+		w := at.Value.(*waiter)
+		at = at.Next()
+		if all || !w.answered {
+			n.removeLocked(w)
+			w.tell(e.word, nil, err)
+		}
 	}
 	n.balanceLocked()
 }

@@ -70,14 +70,14 @@ func TestBreaker(t *testing.T) {
 			reaches := func(n *atomic.Int64, many int64, what string) {
 				t.Helper()
 				from := n.Load()
-				require.Eventually(t, func() bool { return n.Load() >= from+many }, 30*time.Second, time.Millisecond, what)
+				require.Eventually(t, func() bool { return n.Load() >= from+many }, patient, pause, what)
 			}
-			reaches(&granted, 1000, "grants")
+			reaches(&granted, 300, "grants")
 			before := runtime.NumGoroutine()
 
 			server.Suspend()
-			require.Eventually(t, func() bool { return b.State().Open }, 30*time.Second, time.Millisecond)
-			require.Eventually(t, func() bool { return inner.inFlight.Load() == 0 }, 30*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return b.State().Open }, patient, pause)
+			require.Eventually(t, func() bool { return inner.inFlight.Load() == 0 }, patient, pause)
 			reaches(&refused, load, "what the last calls owe is counted")
 			sent, owed := inner.attempts.Load(), locks.Stats().ReleasesOwed
 			reaches(&refused, 10*load, "refusals")
@@ -88,53 +88,10 @@ func TestBreaker(t *testing.T) {
 			assert.Less(t, runtime.NumGoroutine(), before+2*load)
 
 			server.Restart()
-			reaches(&granted, 1000, "grants")
+			reaches(&granted, 300, "grants")
 			stop()
 			workers.Wait()
 			require.NoError(t, locks.Close())
-		})
-	}
-}
-
-// A Client with less patience than WithSlow opens the breaker, too, if the server hangs.
-func TestBreakerOfImpatientClients(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			l, _ := a.connect(t, server.Addr(), "")
-			t.Cleanup(func() { l.Close() })
-			for name, limit := range map[string]func(context.Context, *dlock.Client) (context.Context, *dlock.Client){
-				"WithMaxWait": func(ctx context.Context, c *dlock.Client) (context.Context, *dlock.Client) {
-					return ctx, c.With(dlock.WithMaxWait(10 * time.Millisecond)) // an attempt has a second nevertheless
-				},
-				"ctx": func(ctx context.Context, c *dlock.Client) (context.Context, *dlock.Client) {
-					ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-					context.AfterFunc(ctx, cancel)
-					return ctx, c
-				},
-			} {
-				server.Resume()
-				b := breaker.New(l)
-				locks := dlock.New(b, dlock.WithTTL(time.Second))
-				lease, err := locks.Acquire(t.Context(), "warm")
-				require.NoError(t, err)
-				require.NoError(t, lease.Release())
-				server.Suspend()
-				var callers sync.WaitGroup
-				for i := range 5 {
-					callers.Go(func() {
-						ctx, c := limit(t.Context(), locks)
-						_, err := c.Acquire(ctx, "k"+strconv.Itoa(i))
-						assert.Error(t, err)
-					})
-				}
-				callers.Wait()
-				assert.True(t, b.State().Open, name)
-			}
 		})
 	}
 }

@@ -23,8 +23,9 @@ import (
 func TestMain(m *testing.M) { adaptertest.Main(m) }
 
 const (
-	ttl   = time.Minute
-	pause = time.Millisecond // between two checks of a condition
+	ttl     = 10 * time.Minute // of leases that no test outlives
+	patient = time.Minute      // for what must happen soon
+	pause   = time.Millisecond // between two checks of a condition
 
 	// atOnce is how long Close may take on a busy machine, if nothing is owed. It is less than
 	// the 5 s that it waits for a store that does not answer.

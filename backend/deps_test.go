@@ -14,49 +14,48 @@ const root = "github.com/dlock-go/dlock"
 // TestOneClientLibraryEach checks that an application with one adapter builds only that
 // adapter's client library.
 func TestOneClientLibraryEach(t *testing.T) {
-	for pkg, client := range map[string]string{
-		"goredis":   "github.com/redis/go-redis/v9",
-		"rueidis":   "github.com/redis/rueidis",
-		"redigo":    "github.com/gomodule/redigo",
-		"rediscore": "",
-		"memory":    "",
-		"redlock":   "",
-
-		"../election": "",
-		"../fence":    "",
-		"../once":     "",
-	} {
-		want := []string{root}
-		if client != "" {
-			want = append(want, client)
-		}
-		require.ElementsMatch(t, want, modules(t, pkg, "{{join .Imports \"\\n\"}}"), "modules that %s imports", pkg)
-		require.ElementsMatch(t, want, clients(modules(t, pkg, "{{join .Deps \"\\n\"}}")), "client libraries that %s needs", pkg)
+	t.Parallel()
+	libraries := map[string]string{
+		"backend/goredis":   "github.com/redis/go-redis/v9",
+		"backend/rueidis":   "github.com/redis/rueidis",
+		"backend/redigo":    "github.com/gomodule/redigo",
+		"backend/rediscore": "",
+		"backend/memory":    "",
+		"backend/redlock":   "",
+		"election":          "",
+		"fence":             "",
+		"once":              "",
+		"semaphore":         "",
 	}
-}
-
-// modules returns the modules that go list prints for pkg with a format, without the
-// standard library.
-func modules(t *testing.T, pkg, format string) []string {
-	t.Helper()
-	packages := goList(t, "-f", format, "./"+pkg)
-	return goList(t, append([]string{"-f", "{{with .Module}}{{.Path}}{{end}}"}, packages...)...)
-}
-
-// goList returns the different lines of go list.
-func goList(t *testing.T, args ...string) []string {
-	t.Helper()
-	cmd := exec.Command("go", append([]string{"list"}, args...)...)
-	out, err := cmd.Output()
-	require.NoError(t, err, "%v", cmd)
-	lines := strings.Fields(string(out))
-	slices.Sort(lines)
-	return slices.Compact(lines)
-}
-
-// clients returns the client libraries among modules, without what these need themselves.
-func clients(modules []string) []string {
-	return slices.DeleteFunc(modules, func(m string) bool {
-		return m != root && !strings.Contains(m, "redi") && !strings.Contains(m, "rueidis")
-	})
+	args := []string{"list", "-deps", "-f", `{{.ImportPath}};{{with .Module}}{{.Path}}{{end}};{{join .Imports " "}};{{join .Deps " "}}`}
+	for pkg := range libraries {
+		args = append(args, root+"/"+pkg)
+	}
+	out, err := exec.Command("go", args...).Output()
+	require.NoError(t, err)
+	module, imports, deps := make(map[string]string), make(map[string]string), make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Split(strings.TrimSpace(line), ";")
+		module[fields[0]], imports[fields[0]], deps[fields[0]] = fields[1], fields[2], fields[3]
+	}
+	modules := func(packages string) (all []string) { // without the standard library
+		for _, pkg := range strings.Fields(packages) {
+			if m := module[pkg]; m != "" {
+				all = append(all, m)
+			}
+		}
+		slices.Sort(all)
+		return slices.Compact(all)
+	}
+	for pkg, library := range libraries {
+		want := []string{root}
+		if library != "" {
+			want = append(want, library)
+		}
+		require.ElementsMatch(t, want, modules(imports[root+"/"+pkg]), "modules that %s imports", pkg)
+		clients := slices.DeleteFunc(modules(deps[root+"/"+pkg]), func(m string) bool { // without what these need themselves
+			return m != root && !strings.Contains(m, "redi") && !strings.Contains(m, "rueidis")
+		})
+		require.ElementsMatch(t, want, clients, "client libraries that %s needs", pkg)
+	}
 }

@@ -37,7 +37,7 @@ func TestDurable(t *testing.T) {
 				var err error
 				attempt, err = l.TryAcquire(t.Context(), "k", "other", ttl)
 				return err == nil
-			}, ttl, pause)
+			}, patient, pause)
 			require.Equal(t, c.kept, !attempt.Acquired)
 			if attempt.Acquired {
 				require.Greater(t, attempt.Fence, last)

@@ -17,15 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const (
-	errorsPage = "../docs/errors.md"
-	envErrors  = "DLOCK_ERRORS"
-)
+const errorsPage = "../docs/errors.md"
 
 var writeErrors = flag.Bool("write-errors", false, "TestErrorsPage writes the tables of docs/errors.md")
 
@@ -180,15 +178,15 @@ var pageClients = []struct {
 // TestErrorsPage makes every call of docs/errors.md with a server that fails, through each client
 // library, and compares what the errors match with the tables. It prints how long the calls took, and
 // sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
-// if DLOCK_ERRORS is set. To write the tables again:
+// if DLOCK_ADAPTERS is all. To write the tables again:
 //
-//	go test ./backend -run TestErrorsPage -write-errors
+//	DLOCK_REDIS=1 go test ./backend -run TestErrorsPage -write-errors
 func TestErrorsPage(t *testing.T) {
 	if testing.Short() && !*writeErrors {
 		t.Skip("left out with -short")
 	}
 	t.Parallel()
-	all := *writeErrors || os.Getenv(envErrors) != ""
+	all := *writeErrors || adaptertest.All()
 	page, err := os.ReadFile(errorsPage)
 	require.NoError(t, err)
 	text := string(page)
@@ -342,36 +340,5 @@ func requireText(t *testing.T, c pageCell) {
 		assert.ErrorContains(t, c.err, "the store refused: ")
 	case errors.Is(c.err, dlock.ErrUnavailable):
 		assert.Regexp(t, `store unavailable: no answer (for|within) [0-9.]+m?s|store unavailable: no answer: `, c.err.Error())
-	}
-}
-
-// TestLookAtTheStart inspects any key, as a service does at its start.
-func TestLookAtTheStart(t *testing.T) {
-	t.Parallel()
-	for _, client := range pageClients {
-		t.Run(client.name, func(t *testing.T) {
-			server := redistest.Start(t)
-			sinceRedis7(t, server)
-			do(t, server, "ACL", "SETUSER", "right", "on", ">"+password, "~*", "&*", "+@all")
-			do(t, server, "ACL", "SETUSER", "wrong", "on", ">other", "~*", "&*", "+@all")
-			do(t, server, "ACL", "SETUSER", "rightless", "on", ">"+password, "~*", "&*")
-			inspect := func(user string) error {
-				l, _ := client.connect(t, server.Addr(), user)
-				t.Cleanup(func() { l.Close() })
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				_, err := dlock.New(l).Inspect(ctx, "any")
-				return err
-			}
-			require.NoError(t, inspect("right"))
-			for user, text := range map[string]string{"wrong": "WRONGPASS", "rightless": "NOPERM", "": "NOAUTH"} {
-				if user == "" {
-					do(t, server, "ACL", "SETUSER", "default", "resetpass", ">"+password)
-				}
-				err := inspect(user)
-				require.ErrorContains(t, err, "the store refused: "+text, "user %q", user)
-				require.NotErrorIs(t, err, dlock.ErrUnavailable)
-			}
-		})
 	}
 }

@@ -39,7 +39,7 @@ func TestWrappedConnections(t *testing.T) {
 		requireHandover(t, server, redigo.New(pool, redigo.WithPrefix(t.Name())))
 	})
 	t.Run("Lease", func(t *testing.T) {
-		const ttl = 3 * time.Second
+		const ttl = 2 * time.Second
 		client := dlock.New(redigo.New(pool), dlock.WithTTL(ttl))
 		defer client.Close()
 		for range 2 {
@@ -55,7 +55,7 @@ func TestWrappedConnections(t *testing.T) {
 		l := redigo.New(pool, redigo.WithPrefix(t.Name()))
 		defer l.Close()
 		acquire(t, l, "k", "H")
-		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
 		go l.Acquire(ctx, "k", "w", ttl)
 		awaitInbox(t, server)()

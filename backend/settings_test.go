@@ -92,12 +92,6 @@ func TestSettingsOfClients(t *testing.T) {
 		"goredis/RESP2": func(t *testing.T, addr string) *rediscore.Locker {
 			return newGoRedis(t, goredislib.Options{Addr: addr, Protocol: 2})
 		},
-		"goredis/RESP3": func(t *testing.T, addr string) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, Protocol: 3})
-		},
-		"goredis/Retries": func(t *testing.T, addr string) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, MaxRetries: 10})
-		},
 		"goredis/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
 			return newGoRedis(t, goredislib.Options{Addr: addr, PoolSize: 1, MaxActiveConns: 1})
 		},
@@ -111,9 +105,6 @@ func TestSettingsOfClients(t *testing.T) {
 			})
 			return goredis.New(client, rediscore.WithPrefix(t.Name()))
 		},
-		"rueidis/RESP3": func(t *testing.T, addr string) *rediscore.Locker {
-			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}})
-		},
 		"rueidis/RESP2": func(t *testing.T, addr string) *rediscore.Locker {
 			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, AlwaysRESP2: true, DisableCache: true})
 		},
@@ -122,9 +113,6 @@ func TestSettingsOfClients(t *testing.T) {
 		},
 		"rueidis/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
 			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, PipelineMultiplex: -1, BlockingPoolSize: 1})
-		},
-		"redigo/RESP2": func(t *testing.T, addr string) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 1}, "tcp", addr)
 		},
 		"redigo/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
 			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, "tcp", addr)
@@ -155,7 +143,7 @@ func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker
 				}
 			}()
 		}
-		require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 2 }, ttl, pause)
+		require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 2 }, patient, pause)
 		holder := "w0"
 		for range 2 {
 			before := scripts(t, server)
@@ -163,7 +151,7 @@ func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker
 			select {
 			case holder = <-granted:
 				others += scripts(t, server) - before - 1
-			case <-time.After(ttl):
+			case <-time.After(patient):
 				t.Fatal("nobody was served")
 			}
 		}
@@ -258,7 +246,7 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 	require.Eventually(t, func() bool {
 		inboxes := do(t, server, "PUBSUB", "CHANNELS", t.Name()+"dlock1:inbox:*").([]any)
 		return len(inboxes) == len(lockers)
-	}, ttl, pause)
+	}, patient, pause)
 	for db, l := range lockers {
 		before := scripts(t, server)
 		require.True(t, release(t, l, key, "holder"))
@@ -274,79 +262,6 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 		require.True(t, release(t, l, key, waiter(db)))
 	}
 	return others
-}
-
-// TestEviction evicts a lease. Its holder finds out, and fences still rise.
-func TestEviction(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	client := dlock.New(adapters[0].dial(t, server.Addr()), dlock.WithTTL(3*time.Second))
-	defer client.Close()
-	lease, err := client.Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	do(t, server, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-	do(t, server, "CONFIG", "SET", "maxmemory", "1")
-	_, _ = server.Do("SET", "another", "1") // fails when there is nothing left to evict
-	do(t, server, "CONFIG", "SET", "maxmemory", "0")
-	require.Empty(t, server.Keys(t))
-	select {
-	case <-lease.Done():
-		require.ErrorIs(t, lease.Err(), dlock.ErrLost)
-	case <-time.After(ttl):
-		t.Fatal("the holder has not heard of the loss")
-	}
-	next, err := client.Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	require.Greater(t, next.Fence(), lease.Fence())
-	require.NoError(t, next.Release())
-}
-
-// TestRenamedCommands uses servers without scripts. Every call fails, and the error says why.
-func TestRenamedCommands(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"EVAL", "EVALSHA"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t, "--rename-command", name, "")
-			for _, a := range adapters {
-				_, err := a.dial(t, server.Addr()).TryAcquire(t.Context(), "k", "t", ttl)
-				require.Regexp(t, "(?i)unknown command.*"+name, err, a.name)
-			}
-			require.Empty(t, server.Keys(t))
-		})
-	}
-}
-
-// TestBusyServer blocks a server with a script, so that it answers BUSY. A lease survives if
-// the script is killed before its deadline.
-func TestBusyServer(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, "--lua-time-limit", "50")
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
-			l := a.dial(t, server.Addr())
-			client := dlock.New(l, dlock.WithTTL(ttl))
-			defer client.Close()
-			lease, err := client.Acquire(t.Context(), t.Name())
-			require.NoError(t, err)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, _ = server.Do("EVAL", "while true do end", "0")
-			}()
-			require.Eventually(t, func() bool {
-				_, err = l.TryAcquire(t.Context(), "other", "t", ttl)
-				return err != nil
-			}, ttl, pause)
-			require.ErrorContains(t, err, "BUSY")
-			require.NotErrorIs(t, err, dlock.ErrHeld)
-			require.ErrorContains(t, lease.Renew(t.Context()), "BUSY")
-			do(t, server, "SCRIPT", "KILL")
-			<-done
-			require.NoError(t, lease.Renew(t.Context()))
-			require.NoError(t, lease.Release())
-		})
-	}
 }
 
 // TestIdleConnectionsAreCut uses a server that closes connections after a second without

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // each runs a benchmark on every backend.
@@ -99,15 +100,50 @@ func BenchmarkOwnKeys(b *testing.B) {
 				b.ReportAllocs()
 				b.SetParallelism(32)
 				var n atomic.Int64
+				var before time.Duration
+				if on.cpu != nil {
+					before = on.cpu()
+				}
 				b.RunParallel(func(pb *testing.PB) {
 					key := fmt.Sprint(name, n.Add(1))
 					for i := 0; pb.Next(); i++ {
 						f(key, i)
 					}
 				})
+				if on.cpu != nil {
+					b.ReportMetric(float64(on.cpu()-before)/float64(b.N), "server-ns/op")
+				}
 			})
 		}
 	})
+}
+
+// BenchmarkOwnKeysFarAway is cycles of 1,000 goroutines with a key each, at a round trip of 2 ms.
+func BenchmarkOwnKeysFarAway(b *testing.B) {
+	redistest.Real(b)
+	addr := slowed(b, redistest.Start(b).Addr(), 2*time.Millisecond)
+	for _, name := range adapters {
+		b.Run("backend="+name, func(b *testing.B) {
+			c := newClient(b, dial(b, name, addr).locker)
+			const goroutines = 1000
+			round := func(n int) {
+				var all sync.WaitGroup
+				for i := range goroutines {
+					all.Go(func() {
+						for range n {
+							cycle(b, c, "k"+strconv.Itoa(i))
+						}
+					})
+				}
+				all.Wait()
+			}
+			round(1) // connects
+			b.ResetTimer()
+			begun := time.Now()
+			round(b.N)
+			b.ReportMetric(float64(goroutines*b.N)/time.Since(begun).Seconds(), "cycles/s")
+		})
+	}
 }
 
 // BenchmarkContended is cycles of so many waiters, each with a Client of its own,

@@ -22,9 +22,7 @@ import (
 //   - gap-p50-µs: from Release being called to the next holder running, among eight clients;
 //   - cycles/s: of 64 goroutines with keys of their own.
 func BenchmarkReplicas(b *testing.B) {
-	if !redistest.Installed() {
-		b.Skip("no Redis server is installed")
-	}
+	redistest.Real(b)
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
 		b.Run(fmt.Sprintf("delay=%v", delay), func(b *testing.B) {
 			addr := replicated(b, delay)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 type names = []string
@@ -63,8 +64,9 @@ func exhibits() (all []museum.Exhibit) {
 }
 
 // networkHarness has a store of its own, behind the network and beside it. The zero
-// Exhibit has no flaw.
+// Exhibit has no flaw. The network is a real one, so t is skipped unless that was asked for.
 func networkHarness(t *testing.T, e museum.Exhibit) Harness {
+	redistest.Real(t)
 	store := e.Open()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -11,9 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/dlock-go/dlock"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestHangingCallIsNamed(t *testing.T) {
@@ -106,19 +108,17 @@ func TestSkipsAreSummedUp(t *testing.T) {
 // Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict,
 // they fail.
 func TestInconclusiveCases(t *testing.T) {
-	const tooSlow, cases = "the machine was too slow to tell, 5 times", "^(NotBefore|HeldIsUntouched)$"
-	for _, lax := range []string{"", "0"} {
-		output, err := runOnPurpose("slow", cases, lax)
-		require.NoErrorf(t, err, "%s", output)
-		assert.Regexp(t, "--- SKIP: TestSkipsOnPurpose/NotBefore ", output)
-		assert.Contains(t, output, `
+	const tooSlow, cases = "the machine was too slow to tell, 5 times", "^(NotBefore|Expiry)$"
+	output, err := runOnPurpose("slow", cases, "")
+	require.NoErrorf(t, err, "%s", output)
+	assert.Regexp(t, "--- SKIP: TestSkipsOnPurpose/NotBefore ", output)
+	assert.Contains(t, output, `
     skipped, and why:
       `+tooSlow+`: raise Harness.TTL
-        HeldIsUntouched, NotBefore
-    inconclusive cases: 2 (HeldIsUntouched, NotBefore)
+        Expiry, NotBefore
+    inconclusive cases: 2 (Expiry, NotBefore)
 `)
-	}
-	output, err := runOnPurpose("slow", cases, "1")
+	output, err = runOnPurpose("slow", cases, "1")
 	require.Errorf(t, err, "%s", output)
 	assert.Regexp(t, "--- FAIL: TestSkipsOnPurpose/NotBefore ", output)
 	assert.Contains(t, output, tooSlow+", which DLOCK_CONFORMANCE_STRICT=1 makes a failure: raise Harness.TTL")
@@ -220,25 +220,17 @@ func TestRealTime(t *testing.T) {
 }
 
 func TestRealLeaksAreCounted(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
+	redistest.Real(t)
+	for _, c := range []struct{ leaks, counted, stack string }{
+		{"leavesAGoroutine", "after 6 rounds with new clients", "museum.idle"},
+		{"watchesItsContext", "after 5 rounds of calls under a ctx that has not ended", "museum.watch"},
+	} {
+		real := harnessOf(c.leaks)
+		real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
+		err := play(t, real, caseNamed(t, "NoLeaks"))
+		assert.ErrorContains(t, err, c.counted)
+		assert.ErrorContains(t, err, c.stack, "the stacks do not show who leaks")
 	}
-	real := harnessOf("leavesAGoroutine")
-	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
-	err := play(t, real, caseNamed(t, "NoLeaks"))
-	assert.ErrorContains(t, err, "after 6 rounds with new clients")
-	assert.ErrorContains(t, err, "museum.idle", "the stacks do not show who leaks")
-}
-
-func TestRealLeaksOfCallsAreCounted(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
-	real := harnessOf("watchesItsContext")
-	real.Bubble, real.TTL, real.patient = false, 30*time.Millisecond, 2*time.Second
-	err := play(t, real, caseNamed(t, "NoLeaks"))
-	assert.ErrorContains(t, err, "after 5 rounds of calls under a ctx that has not ended")
-	assert.ErrorContains(t, err, "museum.watch", "the stacks do not show who leaks")
 }
 
 func TestNilLocker(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func networkCases(t *testing.T) (found []testCase) {
@@ -46,6 +47,7 @@ func playAll(n int, play func(i int) error) []error {
 }
 
 func TestNetworkStorePasses(t *testing.T) {
+	redistest.Real(t)
 	goroutines := goleak.IgnoreCurrent()
 	t.Run("cases", func(t *testing.T) {
 		found := networkCases(t)
@@ -68,9 +70,7 @@ func TestNetworkStorePasses(t *testing.T) {
 
 // A busy machine may hide a flaw that has to do with time, but hardly each of many times.
 func TestNetworkFlawsAreCaught(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	redistest.Real(t)
 	type flaw struct {
 		museum.Exhibit
 		caught, why string
@@ -104,9 +104,7 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 // What asks three addresses must not be disturbed by the network of one. A lock that depends on the
 // first is.
 func TestMinorityOfNetworks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	redistest.Real(t)
 	majority := func(t *testing.T, nodes []dlock.Locker) dlock.Locker {
 		l := redlock.New(nodes, redlock.WithoutGuard())
 		t.Cleanup(func() { l.Close() })

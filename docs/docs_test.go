@@ -83,14 +83,17 @@ func TestOptionsForAJob(t *testing.T) {
 	}
 }
 
-// TestRedlockQuotesItsExample compares the Go code of the page with an example that is compiled.
-func TestRedlockQuotesItsExample(t *testing.T) {
-	example, err := os.ReadFile("../backend/redlock/example_test.go")
-	require.NoError(t, err)
-	_, programs := read(t, "redlock.md")
-	require.NotEmpty(t, programs)
-	for _, program := range programs {
-		require.Contains(t, strings.ReplaceAll(string(example), "\n\t", "\n"), program)
+// TestPagesQuoteExamples compares the Go code of pages with examples that are compiled.
+func TestPagesQuoteExamples(t *testing.T) {
+	plain := func(code string) string { return regexp.MustCompile(`\n\t+`).ReplaceAllString(code, "\n") }
+	for page, file := range map[string]string{"redlock.md": "../backend/redlock/example_test.go", "keys.md": "../example_test.go"} {
+		example, err := os.ReadFile(file)
+		require.NoError(t, err)
+		_, programs := read(t, page)
+		require.NotEmpty(t, programs)
+		for _, program := range programs {
+			require.Contains(t, plain(string(example)), plain(program))
+		}
 	}
 }
 

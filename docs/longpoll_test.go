@@ -17,12 +17,14 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/israce"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // TestLongPolls: a lock service over HTTP whose waiters poll, as writing-a-backend.md describes it.
 func TestLongPolls(t *testing.T) {
-	if testing.Short() || israce.Enabled {
-		t.Skip("takes half a minute, and with the race detector two")
+	redistest.Real(t)
+	if israce.Enabled {
+		t.Skip("takes two minutes with the race detector")
 	}
 	t.Parallel()
 	service := &service{store: memory.New(), waits: make(map[place]*wait)}

@@ -25,9 +25,9 @@
 // retries where that is safe.
 //
 // One connection outside of the pool receives the messages for all waiters. In a cluster, there is
-// one to each master. The calls of waiters use at most a quarter of PoolSize at once, and at most
-// four connections. With a PoolSize of less than four, a release may have to wait until a batch of
-// these calls is answered.
+// one to each master. Calls that are in flight at the same time travel together, in pipelines, of which there
+// are two at a time, or up to half of PoolSize if the network is slow: see package rediscore. go-redis has a
+// pool of its own for pipelines (PipelinePoolSize).
 //
 // [WithReplicas] needs a [redis.Client] or a [redis.ClusterClient], and a ReadTimeout that is longer than
 // its own time-out. Calls that wait for replicas use connections as pipelines do.

@@ -210,7 +210,7 @@ func (c conn) PoolSize() int {
 	case *redis.ClusterClient:
 		return poolSize(client.Options().PoolSize, client.Options().MaxActiveConns)
 	}
-	return 1 // not known
+	return 0 // not known
 }
 
 // Addr implements [rediscore.Addressed]. For Sentinel, go-redis has a word in the place of an address.

@@ -10,7 +10,6 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestMain(m *testing.M) { adaptertest.Main(m) }
@@ -36,7 +35,7 @@ func dialWith(o redis.UniversalOptions) adaptertest.Dial {
 
 // A ring is refused: on two of its clients a key may be on two servers.
 func TestRing(t *testing.T) {
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": redistest.Start(t).Addr()}})
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { ring.Close() })
 	l := New(ring)
 	t.Cleanup(func() { l.Close() })

@@ -13,7 +13,6 @@ import (
 )
 
 func TestTopology(t *testing.T) {
-	t.Parallel()
 	adaptertest.RunTopologies(t, dialWith(redis.UniversalOptions{}))
 }
 

@@ -2,7 +2,6 @@ package memory
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // A Locker keeps leases in the memory of one process. It implements [dlock.Locker] and every
@@ -271,4 +271,4 @@ func (m *Locker) leave(key string, w *waiter) (quorum.Ballot, error) {
 	return m.refuseLocked(l, a, now), mark(w.ctx.Err())
 }
 
-func stranger() string { return "stranger " + rand.Text() }
+func stranger() string { return "stranger " + chance.Text() }

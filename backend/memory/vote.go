@@ -3,7 +3,6 @@ package memory
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // Vote implements [quorum.Voter].
@@ -145,6 +145,6 @@ func (m *Locker) refuseLocked(l *lock, a dlock.Attempt, now time.Time) quorum.Ba
 // rememberLocked gives the store its identity, and the beginning of its memory.
 func (m *Locker) rememberLocked(now time.Time) {
 	if m.store == "" {
-		m.store, m.since = rand.Text(), now
+		m.store, m.since = chance.Text(), now
 	}
 }

@@ -29,9 +29,9 @@
 // fails with EOF. TestOnBorrow is not needed, and costs a round trip.
 //
 // One connection outside of the pool receives the messages for all waiters. The server does not
-// close it while it is idle. The calls of waiters use at most a quarter of MaxActive at once, and at
-// most four connections. With a MaxActive of less than four, a release may have to wait until a batch
-// of these calls is answered.
+// close it while it is idle. Calls that are in flight at the same time travel together, in pipelines. They
+// use two connections at a time, or up to half of MaxActive if the network is slow: see package rediscore.
+// With a MaxActive of one or two they use one, and a call of yours may have to wait for a pipeline.
 //
 // The pool may wrap its connections in a type that has only the methods of [redis.Conn]. A call
 // on such a connection also ends with its context, and uses a goroutine. But the pool gets the

@@ -54,8 +54,8 @@ type Conn interface {
 	Cluster() bool
 }
 
-// A Router is a [Conn] of a Redis Cluster that knows the masters. The Locker then sends the calls
-// of waits for one master together. Otherwise it does so only for the waits of a slot.
+// A Router is a [Conn] of a Redis Cluster that knows the masters. Calls for one master then travel
+// together. Otherwise only those for one slot do.
 type Router interface {
 	// Master returns a comparable value that stands for the master that has the keys of a call,
 	// or nil if that is not known. It does not wait for a server if it can help it.
@@ -70,10 +70,11 @@ type Locator interface {
 	Locate(ctx context.Context, channel string) any
 }
 
-// A Pooled is a [Conn] whose calls take connections from a pool. The calls of waits use at most
-// a quarter of it, rounded up.
+// A Pooled is a [Conn] whose calls take connections from a pool. The Locker uses at most half of them at a
+// time, rounded up, unless some do not answer, or [WithReplicas] needs one for each kind of call.
 type Pooled interface {
-	// PoolSize returns how many connections to a master the pool has, or 0 if there is no limit.
+	// PoolSize returns how many connections to a master the pool has, or 0 if there is no limit, or it is not
+	// known.
 	PoolSize() int
 }
 

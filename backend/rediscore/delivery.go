@@ -2,12 +2,13 @@ package rediscore
 
 import (
 	"context"
-	"crypto/rand"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 const (
@@ -30,11 +31,13 @@ type post struct {
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
+	joined  int                // how many waits have
 }
 
 // An addressee is a wait as its post knows it: there the wait hears of its inbox.
 type addressee struct {
 	inbox   *inbox
+	number  int           // of those of its post, from the oldest on
 	changed chan struct{} // of capacity 1: the inbox has been opened or lost
 	granted chan handover // of capacity 1
 }
@@ -48,7 +51,7 @@ type handover struct {
 func newPost(l *Locker) *post {
 	p := &post{
 		locker:  l,
-		name:    rand.Text(),
+		name:    chance.Text(),
 		inboxes: make(map[string]*inbox),
 		tokens:  make(map[string]*record),
 	}
@@ -93,7 +96,9 @@ func (p *post) join(key, token string, slot int) *addressee {
 		return nil
 	}
 	p.running.Add(1)
+	p.joined++
 	a := &addressee{
+		number:  p.joined,
 		inbox:   p.inboxLocked(slot, sharded),
 		changed: make(chan struct{}, 1),
 		granted: make(chan handover, 1),

@@ -1,11 +1,11 @@
-package rediscore
+package rediscore_test
 
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // A Locker has one inbox, whose name nobody else has, however many wait; and none
@@ -21,51 +22,50 @@ import (
 func TestInboxIsShared(t *testing.T) {
 	seen := make(map[string]bool)
 	for range 2 {
-		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-			_, err := l.Release(t.Context(), "k", "t")
-			require.Error(t, err, "of a fake")
-			require.Empty(t, f.listened())
-			var all []*fakeWait
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enter(rediscore.WithPrefix("p{:"))
+			a.release("stranger")
+			require.Empty(s, a.listened())
+			a.answersWaits(0, "H", 60_000)
+			var all []*waiting
 			for i := range 50 {
-				all = append(all, begin(t, l, fmt.Sprint("k", i%7), fmt.Sprint("t", i)))
+				all = append(all, a.acquireFor(fmt.Sprint("k", i%7), fmt.Sprint("t", i), ttl))
 			}
-			require.Len(t, f.listened(), 1)
-			inbox := f.listened()[0]
-			require.False(t, inbox.sharded)
-			require.Regexp(t, `^p\{:dlock1:inbox:[A-Z2-7]{26}$`, inbox.channel)
-			require.False(t, seen[inbox.channel])
-			seen[inbox.channel] = true
+			require.Len(s, a.listened(), 1)
+			inbox := a.inbox()
+			require.False(s, inbox.Shard)
+			require.Regexp(s, `^p\{:dlock1:inbox:[A-Z2-7]{26}$`, inbox.Channel)
+			require.False(s, seen[inbox.Channel])
+			seen[inbox.Channel] = true
 			for i, w := range all {
-				require.False(t, w.isDone())
-				f.grant(i, fmt.Sprint("t", i))
-				require.True(t, w.isDone())
-				require.EqualValues(t, i, w.attempt.Fence)
+				require.False(s, w.over())
+				a.grant(i, fmt.Sprint("t", i))
+				require.True(s, w.over())
+				require.EqualValues(s, i, w.Fence)
 			}
-		}, WithPrefix("p{:"))
+		})
 	}
+}
+
+// releasedKeys returns the keys of all releases of a token.
+func (a *actor) releasedKeys(token string) (keys []string) {
+	for _, call := range a.asked(0) {
+		if call.script() == rediscore.ReleaseScript && call.args()[0] == token {
+			keys = append(keys, call.Calls[0].Keys()[0])
+		}
+	}
+	return keys
 }
 
 // A token that waits for another key than before is given back there.
 func TestTokenWaitsForAnotherKey(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
+	inScene(t, func(s *scene, a *actor) {
+		a.answersWaits(0, "H", 60_000)
 		for _, key := range []string{"first", "second"} {
-			w := begin(t, l, key, "t")
-			w.cancel()
-			require.True(t, w.isDone())
-			var released []string
-			eval := f.eval
-			f.set(func() {
-				f.eval = func(ctx context.Context, call Call) (any, error) {
-					if call.Script == releaseScript {
-						released = append(released, call.Keys()[0])
-					}
-					return eval(ctx, call)
-				}
-			})
-			f.tell("8 1 t")
-			synctest.Wait()
-			require.Equal(t, []string{key}, released)
-			f.set(func() { f.eval = eval })
+			a.acquireFor(key, "A", ttl).cancelled()
+			n := len(a.releasedKeys("A"))
+			a.tell("8 1 A")
+			require.Equal(s, []string{key}, a.releasedKeys("A")[n:])
 		}
 	})
 }
@@ -73,214 +73,244 @@ func TestTokenWaitsForAnotherKey(t *testing.T) {
 // A token holds the lock that it has waited for, and is released for another key. A late message of
 // the grant is no reason to release the lock.
 func TestTokenIsReleasedForAnotherKey(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		var released []string
-		f.eval = func(_ context.Context, call Call) (any, error) {
-			if call.Script == releaseScript {
-				released = append(released, call.Keys()[0])
-				return int64(0), nil
-			}
-			return []any{int64(answerGranted), int64(88)}, nil
-		}
-		w := begin(t, l, "first", "t")
-		require.True(t, w.isDone())
-		require.True(t, w.attempt.Acquired)
-		_, err := l.Release(t.Context(), "second", "t")
-		require.NoError(t, err)
-		f.grant(88, "t")
-		synctest.Wait()
-		require.Equal(t, []string{"second"}, released)
+	inScene(t, func(s *scene, a *actor) {
+		w := a.acquireFor("first", "A", ttl)
+		require.True(s, w.over())
+		require.True(s, w.Acquired)
+		_, err := a.Release(s.Context(), "second", "A")
+		require.NoError(s, err)
+		a.grant(int(w.Fence), "A")
+		require.Equal(s, []string{"second"}, a.releasedKeys("A"))
 	})
 }
 
 // An inbox stays open while messages come for those who have gone away: the grants of
 // many who went together come one after the other.
 func TestInboxLingersForTheGone(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		w := begin(t, l, "k", "gone")
-		w.cancel()
-		require.True(t, w.isDone())
+	inScene(t, func(s *scene, a *actor) {
+		a.acquire("gone").cancelled()
 		for range 3 {
-			time.Sleep(lingering - time.Millisecond)
-			f.tell("8 1 gone")
-			require.Equal(t, 1, f.opened())
+			time.Sleep(rediscore.Lingering - time.Millisecond)
+			a.tell("8 1 gone")
+			require.EqualValues(s, 1, a.opened())
 		}
-		time.Sleep(lingering + time.Millisecond)
-		require.Zero(t, f.opened())
+		time.Sleep(rediscore.Lingering + time.Millisecond)
+		require.Zero(s, a.opened())
 
-		next := begin(t, l, "k", "next")
-		require.Equal(t, 1, f.opened())
-		next.cancel()
-		require.NoError(t, l.Close())
-		require.Zero(t, f.opened())
+		next := a.acquire("next")
+		require.EqualValues(s, 1, a.opened())
+		next.cancelled()
+		require.NoError(s, a.Close())
+		require.Zero(s, a.opened())
 	})
 }
 
 // An inbox that nobody waits for is closed after a while, not at once.
 func TestInboxIsClosedWhenIdle(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		first, second := begin(t, l, "k", "a"), begin(t, l, "k", "b")
-		first.cancel()
-		time.Sleep(3 * lingering)
-		require.Equal(t, 1, f.opened(), "while one waits")
+	inScene(t, func(s *scene, a *actor) {
+		first, second := a.acquire("A"), a.acquire("B")
+		first.cancelled()
+		time.Sleep(3 * rediscore.Lingering)
+		require.EqualValues(s, 1, a.opened(), "while one waits")
 		for range 3 {
-			second.cancel()
-			require.True(t, second.isDone())
-			time.Sleep(lingering - time.Millisecond)
-			second = begin(t, l, "k", "c")
+			second.cancelled()
+			time.Sleep(rediscore.Lingering - 2*time.Millisecond)
+			second = a.acquire("C")
 		}
-		time.Sleep(3 * lingering)
-		l.post.inboxes[f.listened()[0].channel].closeIfIdle() // by a timer that could not be stopped
-		time.Sleep(3 * lingering)
-		require.Len(t, f.listened(), 1)
-		second.cancel()
-		require.True(t, second.isDone())
-		time.Sleep(lingering - time.Millisecond)
-		require.Equal(t, 1, f.opened())
+		time.Sleep(3 * rediscore.Lingering)
+		rediscore.CloseIfIdle(a.Locker) // by a timer that could not be stopped
+		time.Sleep(3 * rediscore.Lingering)
+		require.Len(s, a.listened(), 1)
+		second.cancelled()
+		time.Sleep(rediscore.Lingering - time.Millisecond)
+		require.EqualValues(s, 1, a.opened())
 		time.Sleep(2 * time.Millisecond)
-		require.Zero(t, f.opened())
-		n := len(f.evals(0))
-		third := begin(t, l, "k", "d")
-		require.Len(t, f.listened(), 2)
-		require.Equal(t, f.listened()[0].channel, f.listened()[1].channel)
-		require.NotEmpty(t, f.evals(n + 1)[0].args[1], "the ask of one whose inbox was opened again")
-		third.cancel()
+		require.Zero(s, a.opened())
+		n := len(a.asked(0))
+		a.acquire("D")
+		require.Len(s, a.listened(), 2)
+		require.Equal(s, a.listened()[0].Channel, a.listened()[1].Channel)
+		require.NotEmpty(s, a.asked(n + 1)[0].args()[1], "the check-in of one whose inbox was opened again")
 	})
+}
+
+// A detour is a Conn that listens in another way.
+type detour struct {
+	rediscore.Conn
+	listen listen
+}
+
+type listen func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error
+
+func (d detour) Listen(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
+	return d.listen(ctx, channel, shard, on)
+}
+
+// enterBy lets a Locker enter that listens by what by returns, and returns how often it has listened.
+func (s *scene) enterBy(by func(c *sim.Conn, n int) listen) (a *actor, times func() int) {
+	var n atomic.Int64
+	a = s.enterOn(func(c *sim.Conn) rediscore.Conn {
+		return detour{c, func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
+			return by(c, int(n.Add(1)))(ctx, channel, shard, on)
+		}}
+	})
+	return a, func() int { synctest.Wait(); return int(n.Load()) }
 }
 
 // A waiter that comes while its inbox is being closed has it opened again afterwards: there are
 // never two subscriptions to one channel.
 func TestInboxIsNeededAgain(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		f.listen = func(ctx context.Context, on func(Event)) error {
-			on(Event{Kind: Subscribed})
-			<-ctx.Done()
-			time.Sleep(time.Second)
-			return ctx.Err()
-		}
-		first := begin(t, l, "k", "first")
-		first.cancel()
-		time.Sleep(lingering + 100*time.Millisecond)
-		second := begin(t, l, "k", "second")
-		require.Len(t, f.listened(), 1)
+	inScene(t, func(s *scene, _ *actor) {
+		a, times := s.enterBy(func(c *sim.Conn, _ int) listen {
+			return func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
+				defer time.Sleep(time.Second)
+				return c.Listen(ctx, channel, shard, on)
+			}
+		})
+		a.acquire("A").cancelled()
+		time.Sleep(rediscore.Lingering + 100*time.Millisecond)
+		a.acquire("B")
+		require.Equal(s, 1, times())
 		time.Sleep(time.Second)
-		require.Len(t, f.listened(), 2)
-		require.Equal(t, 1, f.opened())
-		second.cancel()
+		require.Equal(s, 2, times())
+		require.EqualValues(s, 1, a.opened())
+	})
+}
+
+// When the library's client is closed, the inbox is not opened again, and its waiters check in at
+// once, which ends their waits.
+func TestInboxOfAClosedClient(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a, times := s.enterBy(func(c *sim.Conn, _ int) listen { return c.Listen })
+		w := a.acquire("A")
+		a.conn.Close()
+		require.True(s, w.over(), "without any time that passes")
+		require.ErrorIs(s, w.err, dlock.ErrClosed)
+		time.Sleep(time.Minute)
+		require.Equal(s, 1, times())
 	})
 }
 
 // An inbox that cannot be opened, or was lost, is opened again: soon, and ever more
 // seldom while that fails.
 func TestInboxIsOpenedAgain(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		f.listen = refuse
-		w := begin(t, l, "k", "t")
+	inScene(t, func(s *scene, a *actor) {
+		a.answersWaits(3, "H", -1)
+		a.refuses(errDown)
+		a.acquire("A")
 		time.Sleep(time.Minute)
-		requireGrowing(t, f.listened())
-		f.set(func() {
-			f.listen = func(_ context.Context, on func(Event)) error {
-				on(Event{Kind: Subscribed})
-				time.Sleep(time.Second)
-				f.set(func() { f.listen = refuse })
-				return errDown
-			}
-		})
-		n := len(f.listened())
+		s.requireGrowing(a.listened())
+		a.refuses(nil)
+		time.Sleep(2*rediscore.MaxPause + rediscore.Lasting)
+		a.refuses(errDown)
+		n := len(a.listened()) - 1
+		a.conn.Cut()
+		lost := time.Now()
 		time.Sleep(time.Minute)
-		again := f.listened()[n:]
-		require.NotEmpty(t, again)
-		again[0].at = again[0].at.Add(time.Second) // when it was lost
-		requireGrowing(t, again)
-		w.cancel()
+		again := a.listened()[n:]
+		again[0].at = lost
+		s.requireGrowing(again)
 	})
 }
 
-func requireGrowing(t *testing.T, tries []noted) {
-	t.Helper()
-	pause := minPause
+func (s *scene) requireGrowing(tries []noted) {
+	s.Helper()
+	pause := rediscore.MinPause
 	for _, gap := range gaps(tries) {
-		require.GreaterOrEqual(t, gap, pause)
-		require.Less(t, gap, 2*pause)
-		pause = min(2*pause, maxPause)
+		require.GreaterOrEqual(s, gap, pause)
+		require.Less(s, gap, 2*pause)
+		pause = min(2*pause, rediscore.MaxPause)
 	}
-	require.Equal(t, maxPause, pause)
+	require.Equal(s, rediscore.MaxPause, pause)
+}
+
+// Subscriptions that end at once are not repeated in haste.
+func TestInboxThatDoesNotLast(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		a.answersWaits(3, "H", -1)
+		a.acquire("A")
+		for range 600 {
+			a.conn.Cut()
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Less(s, len(a.listened()), 60, "subscriptions in a minute")
+		require.Greater(s, len(a.listened()), 30)
+	})
 }
 
 // An inbox that misses a message though somebody listens is opened anew. One whose
 // message is only late is not, nor one that the server did not know of.
 func TestDeafInboxIsOpenedAnew(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		known   bool // to the server, when the lock was handed over
-		message time.Duration
+	for name, c := range map[string]struct {
+		message time.Duration // after the check-in that has found the grant
 		want    int
 	}{
-		{"deaf", true, 2 * messageLag, 2},
-		{"late", true, messageLag / 2, 1},
-		{"early", true, 0, 1},
-		{"unknown", false, 2 * messageLag, 1},
+		"deaf": {2 * rediscore.MessageLag, 2},
+		"late": {rediscore.MessageLag / 2, 1},
 	} {
-		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-			open := make(chan struct{})
-			if !c.known {
-				f.listen = func(ctx context.Context, on func(Event)) error {
-					<-open
-					on(Event{Kind: Subscribed})
-					<-ctx.Done()
-					return ctx.Err()
-				}
-			}
-			w := begin(t, l, "k", "t")
-			f.set(func() {
-				f.eval = func(context.Context, Call) (any, error) {
-					if c.message == 0 {
-						l.post.deliver("88 1 t")
-					}
-					return []any{int64(answerFound), int64(88), int64(1), int64(1)}, nil
-				}
-			})
-			close(open) // which makes it ask, where it was not open before
-			if c.known {
-				forceCheckIn(l, "t")
-			}
-			require.True(t, w.isDone())
-			require.NoError(t, w.err)
-			f.set(func() { f.eval = waitsAlways(3, "H", -1) })
-			other := begin(t, l, "k2", "other") // or the inbox is closed
+		inScene(t, func(s *scene, a *actor) {
+			message := a.holdMessage("A")
+			w := a.acquire("A")
+			s.release("H")
+			w.granted()
+			a.acquire("B") // or the inbox is closed
 			time.Sleep(c.message)
-			f.tell("88 1 t")
-			time.Sleep(3 * messageLag)
-			require.Len(t, f.listened(), c.want, c.name)
-			require.Equal(t, 1, f.opened(), c.name)
-			other.cancel()
+			message.Deliver()
+			time.Sleep(3 * rediscore.MessageLag)
+			require.Len(s, a.listened(), c.want, name)
+			require.EqualValues(s, 1, a.opened(), name)
 		})
 	}
-}
-
-// A message that overtakes the answer to the enqueue has come: the inbox is not deaf.
-func TestInboxThatIsAhead(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		other := begin(t, l, "k2", "other") // the inbox is open
-		answer := make(chan []any)
-		f.set(func() { f.eval = answering(answer) })
-		w := begin(t, l, "k", "t")
-		f.tell("88 1 t")
-		synctest.Wait()
-		answer <- waits(0, "H", 60_000)
-		answer <- []any{int64(answerFound), int64(88), int64(1), int64(1)}
-		require.True(t, w.isDone())
-		require.NoError(t, w.err)
-		f.set(func() { f.eval = waitsAlways(3, "H", -1) })
-		time.Sleep(3 * messageLag)
-		require.Len(t, f.listened(), 1)
-		other.cancel()
+	inScene(t, func(s *scene, a *actor) { // the message comes before the answer of the check-in
+		message, checkIn := a.holdMessage("A"), (*sim.Held)(nil)
+		w := a.acquire("A")
+		checkIn = a.holdCall(rediscore.CheckInScript, "A")
+		rediscore.ChangeInbox(a.Locker, "A")
+		s.release("H")
+		checkIn.Execute()
+		message.Deliver()
+		checkIn.Answer()
+		require.True(s, w.over())
+		w.granted()
+		a.acquire("B")
+		time.Sleep(3 * rediscore.MessageLag)
+		require.Len(s, a.listened(), 1)
+	})
+	inScene(t, func(s *scene, a *actor) { // a check-in found the grant without an inbox, and its answer was lost
+		subscription := a.holdSubscription()
+		w := a.acquire("A")
+		checkIn := a.holdCall(rediscore.CheckInScript, "A")
+		s.expire()
+		time.Sleep(time.Second)
+		checkIn.Execute()
+		require.Equal(s, "A", s.holder())
+		subscription.Answer()
+		checkIn.Return(nil, errLost)
+		w.granted()
+		a.acquire("B")
+		time.Sleep(3 * rediscore.MessageLag)
+		require.Len(s, a.listened(), 1)
+	})
+	inScene(t, func(s *scene, a *actor) { // the message comes before the answer to the enqueue
+		a.open()
+		enqueue, message := a.holdCall(rediscore.EnqueueScript, "A"), a.holdMessage("A")
+		w := a.acquire("A")
+		enqueue.Execute()
+		s.release("H")
+		message.Deliver()
+		enqueue.Answer()
+		require.True(s, w.over())
+		w.granted()
+		a.acquire("B")
+		time.Sleep(3 * rediscore.MessageLag)
+		require.Len(s, a.listened(), 1)
 	})
 }
 
-// A locatedConn is a fakeConn that knows the master.
+// A locatedConn knows the master.
 type locatedConn struct {
-	*fakeConn
+	*sim.Conn
+	mu     sync.Mutex
 	master any
 }
 
@@ -290,398 +320,222 @@ func (c *locatedConn) Locate(context.Context, string) any {
 	return c.master
 }
 
+func (c *locatedConn) move(master any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.master = master
+}
+
 // An inbox is opened again when another master has its slot. The Locker looks after 250 ms, ever less
 // often while the subscription is there, and at least every 10 s.
 func TestInboxFollowsTheMaster(t *testing.T) {
+	const least, most = rediscore.MinFollow, rediscore.MaxFollow
 	for _, c := range []struct {
 		after       time.Duration // the master changes
 		silent      bool          // the first master does not answer
 		first, last time.Duration // look that can notice
 	}{
-		{100 * time.Millisecond, false, minFollow, minFollow},
-		{2 * time.Second, false, 15 * minFollow, 15 * minFollow},
-		{2 * time.Second, true, 2 * time.Second, 2*time.Second + minFollow},
-		{time.Hour, false, time.Hour, time.Hour + maxFollow},
+		{100 * time.Millisecond, false, least, least},
+		{2 * time.Second, false, 15 * least, 15 * least},
+		{2 * time.Second, true, 2 * time.Second, 2*time.Second + least},
+		{time.Hour, false, time.Hour, time.Hour + most},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := &locatedConn{&fakeConn{eval: waitsAlways(3, "H", -1)}, "one"}
-			if c.silent {
-				f.listen = func(ctx context.Context, _ func(Event)) error {
-					<-ctx.Done()
-					return ctx.Err()
-				}
-			}
+		inScene(t, func(s *scene, _ *actor) {
 			var told error
-			l := New(f, WithInboxError(func(err error) { told = err }))
-			defer l.Close()
-			w := begin(t, l, "k", "t")
-			time.Sleep(c.after)
-			f.set(func() { f.master, f.listen = "other", nil })
+			located := &locatedConn{master: "one"}
+			a := s.enterOn(func(c *sim.Conn) rediscore.Conn { located.Conn = c; return located },
+				rediscore.WithInboxError(func(err error) { told = err }))
+			a.answersWaits(3, "H", -1)
+			if c.silent {
+				a.holdSubscription()
+			}
+			a.acquire("A")
+			time.Sleep(c.after - time.Millisecond)
+			located.move("other")
 			time.Sleep(time.Hour)
-			require.Len(t, f.listened(), 2, "%+v", c)
-			took := gaps(f.listened())[0]
-			require.True(t, c.first+minPause <= took && took < c.last+2*minPause, "%+v: opened again after %v", c, took)
-			require.Equal(t, c.silent, told == errReplaced, "%+v", c)
-			require.Equal(t, 1, f.opened(), "%+v", c)
-			w.cancel()
+			require.Len(s, a.listened(), 2, "%+v", c)
+			took := gaps(a.listened())[0]
+			require.True(s, c.first+rediscore.MinPause <= took && took < c.last+2*rediscore.MinPause, "%+v: opened again after %v", c, took)
+			require.Equal(s, c.silent, told == rediscore.ErrReplaced, "%+v", c)
+			require.EqualValues(s, 1, a.opened(), "%+v", c)
 		})
 	}
 }
 
 // An inbox stays where it is while the master is not known.
 func TestInboxWithoutAMaster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &locatedConn{&fakeConn{eval: waitsAlways(3, "H", -1)}, "one"}
-		l := New(f)
-		defer l.Close()
-		w := begin(t, l, "k", "t")
+	inScene(t, func(s *scene, _ *actor) {
+		located := &locatedConn{master: "one"}
+		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { located.Conn = c; return located })
+		a.answersWaits(3, "H", -1)
+		a.acquire("A")
 		for _, master := range []any{nil, "one"} {
-			f.set(func() { f.master = master })
+			located.move(master)
 			time.Sleep(time.Hour)
-			require.Len(t, f.listened(), 1, "the master is %v", master)
+			require.Len(s, a.listened(), 1, "the master is %v", master)
 		}
-		w.cancel()
 	})
 }
 
-// In Redis Cluster a Locker has a sharded inbox in each slot that it waits for, however many.
-func TestInboxesOfCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fakeConn{cluster: true, eval: waitsAlways(3, "H", -1)}
-		l := New(f, WithPrefix("p:"))
+// A clusterConn says that its server is a cluster.
+type clusterConn struct{ *sim.Conn }
+
+func (clusterConn) Cluster() bool { return true }
+
+// In a cluster there is an inbox for each slot, whose name has the slot's tag.
+func TestInboxesInACluster(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return clusterConn{c} }, rediscore.WithPrefix("p:"))
+		a.answersWaits(3, "H", -1)
 		const slots = 100
-		var all []*fakeWait
+		var first *waiting
 		used := make(map[int]bool)
-		for i := 0; len(all) < slots; i++ {
+		for i := 0; len(used) < slots; i++ {
 			key := fmt.Sprint("k", i)
-			if slot := Slot("p:" + key); !used[slot] {
-				used[slot] = true
-				n := len(f.evals(0))
-				all = append(all, begin(t, l, key, key))
-				calls := f.evals(n)
-				address := calls[len(calls)-1].args[1]
-				name := strings.TrimPrefix(address, "sp:{"+tags()[slot]+"}dlock1:inbox:")
-				require.Len(t, name, 26, "%q", address)
-				require.Equal(t, noted{at: time.Now(), channel: address[1:], sharded: true}, f.listened()[len(all)-1])
+			slot := rediscore.Slot("p:" + key)
+			if used[slot] {
+				continue
 			}
+			used[slot] = true
+			w := a.acquireFor(key, key, ttl)
+			if first == nil {
+				first = w
+			}
+			calls := a.asked(0)
+			address := calls[len(calls)-1].args()[1]
+			name := strings.TrimPrefix(address, "sp:{"+rediscore.Tags()[slot]+"}dlock1:inbox:")
+			require.Len(s, name, 26, "%q", address)
+			require.Len(s, a.listened(), len(used))
+			require.Equal(s, sim.Trip{Channel: address[1:], Shard: true}, sim.Trip{Channel: a.inbox().Channel, Shard: a.inbox().Shard})
 		}
-		require.Len(t, f.listened(), slots)
-		begin(t, l, "k0", "same slot").cancel()
-		require.Len(t, f.listened(), slots)
-		all[0].cancel()
-		time.Sleep(lingering + time.Millisecond)
-		require.Equal(t, slots-1, f.opened())
-		begin(t, l, "k0", "again").cancel()
-		require.Equal(t, slots, f.opened())
-		for _, w := range all {
-			w.cancel()
+		inbox := a.listened()[0].Trip
+		a.acquireFor("k0", "same slot", ttl).cancelled()
+		require.Len(s, a.listened(), slots)
+		first.cancelled()
+		time.Sleep(rediscore.Lingering + time.Millisecond)
+		require.Zero(s, s.subscribers(inbox))
+		a.acquireFor("k0", "again", ttl)
+		require.Len(s, a.listened(), slots+1)
+		require.EqualValues(s, 1, s.subscribers(inbox))
+		require.NoError(s, a.Close())
+		for _, inbox := range a.listened() {
+			require.Zero(s, s.subscribers(inbox.Trip))
 		}
-		require.NoError(t, l.Close())
-		require.Zero(t, f.opened())
 	})
 }
 
 // Close ends subscriptions, also one that is about to be opened again, and what is
 // under way, and none is opened after it.
 func TestCloseEndsInboxes(t *testing.T) {
-	for _, listen := range []func(context.Context, func(Event)) error{nil, refuse} {
-		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-			f.listen = listen
-			w := begin(t, l, "k", "t")
-			time.Sleep(maxPause)
-			n := len(f.listened())
-			start := time.Now()
-			require.NoError(t, l.Close())
-			require.NoError(t, l.Close())
-			require.Zero(t, time.Since(start))
-			require.True(t, w.isDone())
-			require.ErrorIs(t, w.err, dlock.ErrClosed)
-			require.Zero(t, f.opened())
-			calls := len(f.evals(0))
-			f.tell("1 1 t") // it was on its way
+	for _, refusal := range []error{nil, errDown} {
+		inScene(t, func(s *scene, a *actor) {
+			a.refuses(refusal)
+			w := a.acquire("A")
+			time.Sleep(rediscore.MaxPause)
+			n, start := len(a.listened()), time.Now()
+			require.NoError(s, a.Close())
+			require.NoError(s, a.Close())
+			require.Zero(s, time.Since(start))
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrClosed)
+			require.Zero(s, a.opened())
+			calls := len(a.asked(0))
+			rediscore.Deliver(a.Locker, "1 1 A") // it was on its way
 			time.Sleep(time.Minute)
-			require.Len(t, f.listened(), n)
-			require.Len(t, f.evals(0), calls)
+			require.Len(s, a.listened(), n)
+			require.Len(s, a.asked(0), calls)
 		})
 	}
 }
 
 // What a message may say, whoever sent it.
 func TestMessagesOfStrangers(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		w := begin(t, l, "k", "t")
-		n := len(f.evals(0))
+	inScene(t, func(s *scene, a *actor) {
+		w := a.acquire("t")
+		n := len(a.asked(0))
 		for _, payload := range []string{"", " ", "x", "1", "1 2", "1 t", "x 2 t", "1 x t", "1 2 T", "1 2  t", "1 2 t ", "99999999999999999999 2 t", "1 2 stranger"} {
-			f.tell(payload)
-			require.False(t, w.isDone(), "after %q", payload)
+			a.tell(payload)
+			require.False(s, w.over(), "after %q", payload)
 		}
 		time.Sleep(time.Second)
-		require.Len(t, f.evals(n), 0, "calls because of such")
-		w.cancel()
+		require.Empty(s, a.asked(n), "calls because of such")
 	})
-}
-
-// Messages that a waiter has not read yet hold up nobody.
-func TestMessagesPileUp(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		w := l.post.join("k", "slow", 0)
-		synctest.Wait()
-		for i := range 3 {
-			f.tell(fmt.Sprint(88+i, " 1 slow"))
-		}
-		other := begin(t, l, "k", "t")
-		f.grant(96, "t")
-		require.True(t, other.isDone())
-		require.EqualValues(t, 88, (<-w.granted).fence)
-		l.post.leave("slow", w, true)
-	})
-}
-
-// A Locker remembers the last tokens that have waited, and all that wait.
-func TestTokensAreForgotten(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		w := begin(t, l, "k", "waits")
-		l.post.leave("givenBack", l.post.join("k", "givenBack", 0), false)
-		l.post.tokens["givenBack"].givenBack = make(chan struct{})
-		for i := range maxTokens + 100 {
-			token := strconv.Itoa(i)
-			l.post.leave(token, l.post.join("k", token, 0), false)
-		}
-		require.LessOrEqual(t, len(l.post.tokens), maxTokens+2)
-		require.Len(t, l.post.order, len(l.post.tokens))
-		require.Nil(t, l.post.tokens["0"])
-		require.NotNil(t, l.post.tokens["givenBack"], "one that is being released")
-		require.Equal(t, given, l.post.tokens[strconv.Itoa(maxTokens+99)].use)
-		f.grant(88, "waits")
-		require.True(t, w.isDone())
-		require.NoError(t, w.err)
-	})
-}
-
-// So are those of many that waited at once.
-func TestManyTokensAreForgotten(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		var waiting []*addressee
-		for i := range 2 * maxTokens {
-			waiting = append(waiting, l.post.join("k", strconv.Itoa(i), 0))
-		}
-		require.Len(t, l.post.tokens, 2*maxTokens)
-		for i, w := range waiting {
-			l.post.leave(strconv.Itoa(i), w, false)
-		}
-		for i := range maxTokens + 1 {
-			token := strconv.Itoa(i) + "later"
-			l.post.leave(token, l.post.join("k", token, 0), false)
-		}
-		require.LessOrEqual(t, len(l.post.tokens), maxTokens+1)
-		require.Len(t, l.post.order, len(l.post.tokens))
-	})
-}
-
-// A message that got lost, or that nobody may publish, costs no more than the time
-// to the next ask.
-func TestMessageIsLost(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	s.release("H")
-	stage.message()
-	w.granted()
-	w.releaseBy(a)
-	s.requireClean(a)
-}
-
-// A lease that runs out is found by the first in the queue, long before the next
-// regular ask, or the others'.
-func TestLeaseRunsOut(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, _ := s.enter()
-	b, _ := s.enter()
-	first := s.acquire(a, "A").listening()
-	second := s.acquire(b, "B").listening()
-	s.integer(t, "PEXPIRE", s.key, 300)
-	forceCheckIn(a, "A") // so that it knows
-	first.granted()
-	second.waits()
-	first.releaseBy(a)
-	second.granted()
 }
 
 // A Locker that may not subscribe stands in the queue like the others, and is served
 // in its turn; the others wait for it, and not longer than it lives.
 func TestWithoutSubscriptionInTheQueue(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, _ := s.enter()
-	b, stage := s.enter()
-	stage.refuse = errDown
-	c, _ := s.enter()
-	first := s.acquire(a, "A").listening()
-	second := s.acquire(b, "B")
-	s.eventually(func() bool { return len(s.queue()) == 2 }, "B stands in the queue")
-	third := s.acquire(c, "C").listening()
-	s.release("H")
-	fence := first.granted().Fence
-	first.releaseBy(a)
-	next := second.granted().Fence
-	require.Greater(t, next, fence)
-	third.waits()
-	second.releaseBy(b)
-	require.Greater(t, third.granted().Fence, next)
+	inScene(t, func(s *scene, a *actor) {
+		b, c := s.enter(), s.enter()
+		b.refuses(errDown)
+		first, second, third := a.acquire("A"), b.acquire("B"), c.acquire("C")
+		s.release("H")
+		fence := first.granted().Fence
+		first.released()
+		next := second.granted().Fence
+		require.Greater(s, next, fence)
+		require.False(s, third.over())
+		second.released()
+		require.True(s, third.over())
+		require.Greater(s, third.granted().Fence, next)
 
-	deaf := s.acquire(b, "deaf")
-	s.eventually(func() bool { return len(s.queue()) == 1 }, "it stands in the queue")
-	last := s.acquire(a, "last").listening()
-	b.post.end() // it dies
-	<-deaf.done
-	s.enqueue("deaf", "")
-	s.integer(t, "ZADD", s.lock.texts[2], 1, "deaf")
-	third.releaseBy(c)
-	require.Empty(t, s.holder(), "the lock is kept for one that may come")
-	last.granted()
+		b.acquire("deaf")
+		last := a.acquire("last")
+		b.conn.Close() // it dies
+		died := time.Now()
+		third.released()
+		require.Empty(s, s.holder(), "the lock is kept for one that may come")
+		last.granted()
+		require.WithinRange(s, time.Now(), died.Add(time.Second), died.Add(2*time.Second+rediscore.ReservePeriod))
+	})
 }
 
-// Whoever may not subscribe, by the rules of the server, gets the lock all the same.
-func TestSubscriptionIsRefused(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	s.rule("-subscribe")
-	a, stage := s.enter()
-	w := s.acquire(a, "A")
-	s.eventually(func() bool { return len(s.queue()) == 1 }, "it stands in the queue")
-	s.release("H")
-	w.granted()
-	require.Zero(t, stage.opened)
-	s.rule("+subscribe")
-	s.acquire(a, "again").listening().cancel()
-}
-
-// A subscription that is lost is made again; the waiter asks then, and hears of its
-// grant again.
-func TestSubscriptionIsLost(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	for n := range 2 {
-		asks := stage.calls(checkInScript, "A")
-		s.integer(t, "CLIENT", "KILL", "TYPE", "pubsub")
-		s.eventually(func() bool { stage.mu.Lock(); defer stage.mu.Unlock(); return stage.opened == n+2 }, "it is opened again")
-		s.eventually(func() bool { return stage.calls(checkInScript, "A") >= asks+2 }, "it asks when lost and when opened")
-	}
-	w.listening()
-	stage.silence(true)
-	s.release("H")
-	stage.message()()
-	w.granted()
-}
-
-// A hundred waiters of a process that is stopped, or gone, hold nobody up.
-func TestDeadHostWithManyWaiters(t *testing.T) {
-	b := newBench(t, "", "k")
-	ear, alive := b.listen("inbox"), b.listen("alive")
-	b.hold("H")
-	for i := range 200 {
-		token := fmt.Sprint("dead", i)
-		b.wait(token, []string{ear.inbox, "", "pnobody"}[i%3])
-		b.age(token, []time.Duration{6 * time.Second, 3 * time.Second, 0}[i%3])
-	}
-	b.wait("A", alive.inbox)
-	b.release("H")
-	alive.requireTold("A")
-	require.Empty(t, b.queue())
-	require.Len(t, b.waiters(), 1)
-}
-
-// Many who come and go, with inboxes and without, are all served, one at a time.
-func TestNobodyStarves(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	const rounds = 5
-	done := make(chan error, 4)
-	for i := range cap(done) {
-		l, stage := s.enter()
-		if i == 0 {
-			stage.refuse = errDown
-		}
-		c := dlock.New(l)
-		t.Cleanup(func() { c.Close() })
-		go func() {
-			var err error
-			for range rounds {
-				err = c.Do(t.Context(), s.key, func(context.Context, *dlock.Lease) error { return nil })
-				if err != nil {
-					break
-				}
-			}
-			done <- err
-		}()
-	}
-	s.eventually(func() bool { return len(s.queue()) >= 3 }, "they wait")
-	s.release("H")
-	for range cap(done) {
-		select {
-		case err := <-done:
-			require.NoError(t, err)
-		case <-time.After(limit):
-			require.FailNow(t, "somebody is not served")
-		}
-	}
-	s.eventually(func() bool { return s.holder() == "" && len(s.queue()) == 0 }, "nothing stays")
-}
-
-// A conn that subscribes on another server than where the locks are, as one that is still
-// connected to a former master does.
-type elsewhere struct {
-	*interceptConn
-	other plainConn
-	times int // so often; -1 for ever
-}
-
-func (e *elsewhere) Listen(ctx context.Context, channel string, sharded bool, on func(Event)) error {
-	if e.times == 0 {
-		return e.interceptConn.Listen(ctx, channel, sharded, on)
-	}
-	e.times--
-	return e.other.Listen(ctx, channel, sharded, on)
-}
-
-// A waiter whose inbox is on another server counts as dead at each handover. It is served
-// all the same, while others keep coming.
+// A waiter whose inbox is on another server counts as dead at each handover. Its inbox is opened anew,
+// and it is served even if that does not help, while others keep coming.
 func TestInboxOfAnotherServer(t *testing.T) {
-	for name, times := range map[string]int{"once": 1, "for ever": -1} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t)
-			_, stage := s.enter()
-			a := New(&elsewhere{stage, plain(t, redistest.Start(t).Addr()), times})
-			w := s.acquire(a, "A").listening()
-			t.Cleanup(func() { a.Close() })
-			b, _ := s.enter()
-			others := dlock.New(b)
-			t.Cleanup(func() { others.Close() })
-			ctx, cancel := context.WithCancel(t.Context())
+	for _, elsewhere := range []int{1, 1000} { // so often it subscribes on a former master, say
+		inScene(t, func(s *scene, _ *actor) {
+			other := sim.Dial(sim.NewServer(), nil)
+			defer other.Close()
+			a, times := s.enterBy(func(c *sim.Conn, n int) listen {
+				if n <= elsewhere {
+					c = other
+				}
+				return c.Listen
+			})
+			defer a.Close()
+			w := a.acquire("A")
+			others := dlock.New(s.enter())
+			ctx, cancel := context.WithCancel(s.Context())
 			var working sync.WaitGroup
-			t.Cleanup(func() { cancel(); working.Wait() })
 			for range 3 {
 				working.Go(func() {
 					for ctx.Err() == nil {
-						_ = others.Do(ctx, s.key, func(context.Context, *dlock.Lease) error {
+						_ = others.Do(ctx, "k", func(context.Context, *dlock.Lease) error {
 							time.Sleep(20 * time.Millisecond)
 							return nil
 						})
 					}
 				})
 			}
-			s.eventually(func() bool { return len(s.queue()) == 4 }, "all wait")
+			time.Sleep(time.Millisecond)
+			require.Len(s, s.queue(), 4)
 			s.release("H")
-			await(t, w.done, "the end of the wait")
-			require.NoError(t, w.err)
-			require.True(t, w.attempt.Acquired)
-			w.releaseBy(a)
+			for range 2 {
+				select {
+				case <-w.done:
+				case <-time.After(10 * time.Second):
+					require.FailNow(s, "nobody serves it")
+				}
+				require.NoError(s, w.err)
+				w.released()
+				w = a.acquire("A")
+			}
+			time.Sleep(time.Second)
+			require.Equal(s, 2, times(), "it is opened anew, and not at each handover")
+			cancel()
+			working.Wait()
+			require.NoError(s, others.Close())
 		})
 	}
 }

@@ -75,6 +75,26 @@
 //
 // A fence fits exactly into a float64, and so into a JavaScript number, until the year 2255.
 //
+// # Connections
+//
+// Calls that are in flight at the same time travel together. A call that is alone is sent at once, in the
+// goroutine of its caller. While two flights to a master are under way, further calls wait. They are sent in
+// one pipeline when one of the two is back: renewals first, the others in the order in which they
+// came. So a thousand goroutines need no more connections than ten. A flight has at most 64 calls, or up to
+// 500 if the round trip is larger.
+//
+// If a round trip takes more than a millisecond, or none has been measured yet, more flights may be under way: at most half of the
+// connections of the client's pool, rounded up. A pool of one or two connections has one flight at a time.
+// With [WithReplicas], renewals, grants and all other calls have flights of their own: one each, and at most a
+// sixth of the pool each if that is more. One WAIT is for all calls of a flight.
+//
+// A flight that takes ten times as long as the fastest, and 50 ms more, may be on a dead connection: the next
+// one does not wait for it, as long as the pool has a connection.
+//
+// A call whose ctx ends while it waits is not sent: it has no effect. If ctx ends later, the call returns, and its
+// outcome is unknown. A flight with several calls has a time limit of its own: 5 s, and the time-out of
+// WithReplicas besides. The context that the client library gets then has the values of no caller.
+//
 // # Waiting
 //
 // Waiters queue in the order in which the server received their calls. A release gives the lock
@@ -86,12 +106,6 @@
 // when a wait begins, and closes it when there was no wait for a second. In a cluster, there is an
 // inbox for each slot that is waited for, a shard channel. All inboxes of a Locker on one master
 // share one connection, which is not one of the pool of the client library.
-//
-// The calls of waits go together: while one is in flight, the others that become due are collected,
-// and are then sent to each master in one pipeline. They take at most a quarter of the connections
-// of the client's pool (a quarter of the time, if the pool is smaller than four). So ten thousand
-// goroutines that wait leave the pool to renewals, releases and the application. The larger the
-// round trip, the larger are the batches.
 //
 // Messages can be lost. So each waiter checks in with the server about every two seconds, to
 // find out whether it was granted the lock and to show that it is alive. The first two waiters

@@ -1,88 +1,25 @@
-package rediscore
+package rediscore_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/gomodule/redigo/redis"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
-	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// A wireConn is a minimal Conn over one connection. It records the keys of the last call.
-type wireConn struct {
-	Conn
-	redis redis.Conn
-	keys  []string
-}
-
-func (c *wireConn) Eval(_ context.Context, call Call) (any, error) {
-	c.keys = call.Keys()
-	args := call.Append([]any{call.Script.Source})
-	reply, err := c.redis.Do("EVAL", args...)
-	return text(reply), err
-}
-
-func (c *wireConn) Cluster() bool { return false }
-
-// text converts the []byte of a reply to strings.
-func text(reply any) any {
-	switch r := reply.(type) {
-	case []byte:
-		return string(r)
-	case []any:
-		for i := range r {
-			r[i] = text(r[i])
-		}
-	}
-	return reply
-}
-
-// wire returns a Locker on a server of its own, and a connection to that server.
-func wire(t testing.TB, prefix string, args ...string) (*Locker, *wireConn) {
-	t.Helper()
-	server := redistest.Start(t, args...)
-	conn, err := redis.Dial("tcp", server.Addr())
-	require.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	c := &wireConn{redis: conn}
-	return New(c, WithPrefix(prefix)), c
-}
-
-func (c *wireConn) integer(t testing.TB, command string, args ...any) int64 {
-	t.Helper()
-	n, err := redis.Int64(c.redis.Do(command, args...))
-	require.NoError(t, err, "%s %q", command, args)
-	return n
-}
-
-func (c *wireConn) text(t testing.TB, command string, args ...any) string {
-	t.Helper()
-	s, err := redis.String(c.redis.Do(command, args...))
-	require.NoError(t, err, "%s %q", command, args)
-	return s
-}
-
-func (c *wireConn) all(t testing.TB) []string {
-	t.Helper()
-	keys, err := redis.Strings(c.redis.Do("KEYS", "*"))
-	require.NoError(t, err)
-	return keys
-}
 
 // names are part of the wire format, and must not change. The companions of a lock are named
 // beside followed by "fence", by "queue:" and the key, or by "waiters:" and the key. An inbox in
@@ -109,89 +46,89 @@ var names = []struct{ prefix, key, lock, beside string }{
 }
 
 func TestNames(t *testing.T) {
-	_, c := wire(t, "")
 	for _, n := range names {
-		l := New(c, WithPrefix(n.prefix))
-		fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
-		all := []string{n.lock, fence, queue, waiters}
-		attempt, err := l.TryAcquire(t.Context(), n.key, "token", time.Minute)
-		require.NoError(t, err, "%q", n)
-		require.True(t, attempt.Acquired, "%q", n)
-		require.Equal(t, all, c.keys, "keys of an attempt")
-		require.ElementsMatch(t, []string{n.lock, fence}, c.all(t), "keys on the server")
-		for _, s := range []*Script{enqueueScript, checkInScript} {
-			_, err = l.eval(t.Context(), s, n.key, "waiter", "60000", "", "")
-			require.NoError(t, err)
-			require.Equal(t, all, c.keys, "keys of a waiter's call")
-			require.ElementsMatch(t, all, c.all(t), "keys on the server while somebody waits")
-		}
-		held, err := l.Renew(t.Context(), n.key, "token", time.Minute)
-		require.NoError(t, err)
-		require.True(t, held)
-		require.Equal(t, []string{n.lock}, c.keys, "keys of a renewal")
-		hold, err := l.Inspect(t.Context(), n.key)
-		require.NoError(t, err)
-		require.Equal(t, "token", hold.Token)
-		require.Equal(t, 1, hold.Waiting)
-		require.Equal(t, all[:3], c.keys, "keys of an inspection")
-		held, err = l.Release(t.Context(), n.key, "waiter")
-		require.NoError(t, err)
-		require.False(t, held)
-		require.Equal(t, all, c.keys, "keys of a release")
-		held, err = l.Release(t.Context(), n.key, "token")
-		require.NoError(t, err)
-		require.True(t, held)
-		require.Equal(t, []string{fence}, c.all(t), "keys that stay")
-		require.Equal(t, n.beside+"inbox:NAME", companion(n.prefix, Slot(n.lock), inboxSuffix+"NAME"))
-		c.text(t, "FLUSHALL")
+		atBench(t, n.prefix, n.key, func(b *bench) {
+			a := (&scene{bench: b}).enter(rediscore.WithPrefix(n.prefix))
+			requireKeys := func(call string, sent []string, stored ...string) {
+				b.Helper()
+				all := a.asked(0)
+				last := all[len(all)-1].Calls[0]
+				require.Equal(b, sent, last.Keys(), "keys of %s of %q", call, n)
+				words := slices.Concat([]string{fmt.Sprint(len(sent))}, sent, last.Args)
+				require.Equal(b, strings.Join(words, " ")+"\n", fmt.Sprintln(last.Append(nil)...), "%s of %q", call, n)
+				require.Len(b, words, last.Len())
+				require.ElementsMatch(b, stored, b.server.Keys(), "keys on the server after %s of %q", call, n)
+			}
+			fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
+			all := []string{n.lock, fence, queue, waiters}
+			attempt, err := a.TryAcquire(b.Context(), n.key, "token", time.Minute)
+			require.NoError(b, err)
+			require.True(b, attempt.Acquired)
+			requireKeys("an attempt", all, n.lock, fence)
+			for _, s := range []*rediscore.Script{rediscore.EnqueueScript, rediscore.CheckInScript} {
+				_, err = a.EvalScript(b.Context(), s, n.key, "waiter", "60000", "", "")
+				require.NoError(b, err)
+				requireKeys("a waiter's call", all, all...)
+			}
+			held, err := a.Renew(b.Context(), n.key, "token", time.Minute)
+			require.NoError(b, err)
+			require.True(b, held)
+			requireKeys("a renewal", all[:1], all...)
+			hold, err := a.Inspect(b.Context(), n.key)
+			require.NoError(b, err)
+			require.Equal(b, dlock.Hold{Held: true, Token: "token", Remaining: time.Minute, Waiting: 1}, hold)
+			requireKeys("an inspection", all[:3], all...)
+			held, err = a.Release(b.Context(), n.key, "waiter")
+			require.NoError(b, err)
+			require.False(b, held)
+			requireKeys("a release", all, n.lock, fence, waiters)
+			_, err = a.Vote(b.Context(), n.key, "another", time.Minute, 0)
+			require.NoError(b, err)
+			requireKeys("a vote", append(all, n.prefix+"dlock1:birth"), n.lock, fence, waiters, n.prefix+"dlock1:birth")
+			held, err = a.Release(b.Context(), n.key, "token")
+			require.NoError(b, err)
+			require.True(b, held)
+			requireKeys("a release", all, fence, n.prefix+"dlock1:birth")
+			require.Equal(b, n.beside+"inbox:NAME", rediscore.Companion(n.prefix, rediscore.Slot(n.lock), "dlock1:inbox:NAME"))
+			require.Equal(b, n.beside+"birth", rediscore.KeysOf(n.prefix, n.key, true)[4], "in a cluster")
+		})
 	}
 }
 
 func TestStoredValues(t *testing.T) {
-	l, c := wire(t, "p:")
-	for _, token := range []string{"token", "a\x00\r\n{}\xff", "42"} {
-		attempt, err := l.TryAcquire(t.Context(), "k", token, time.Minute)
-		require.NoError(t, err)
-		require.True(t, attempt.Acquired)
-		lock, fence := c.keys[0], c.keys[1]
-		require.Equal(t, token, c.text(t, "GET", lock))
-		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", fence))
-		rest := c.integer(t, "PTTL", lock)
-		require.LessOrEqual(t, rest, int64(60_000))
-		require.Greater(t, rest, int64(50_000))
-		requireADay(t, c, fence)
-		held, err := l.Release(t.Context(), "k", token)
-		require.NoError(t, err)
-		require.True(t, held)
-	}
+	atBench(t, "p:", "k", func(b *bench) {
+		for _, token := range []string{"token", "a\x00\r\n{}\xff", "42"} {
+			fence := b.hold(token)
+			require.Equal(b, token, b.text("GET", "p:k"))
+			require.Equal(b, fmt.Sprint(fence), b.text("GET", b.keys.counter))
+			require.EqualValues(b, 60_000, b.number("PTTL", "p:k"))
+			require.EqualValues(b, dayInMS, b.number("PTTL", b.keys.counter))
+			require.EqualValues(b, 1, b.release(token))
+		}
+	})
 }
 
 // A fraction of a millisecond is rounded up, so that no lease ends before its TTL has passed.
 func TestStoredTTL(t *testing.T) {
-	l, c := wire(t, "")
-	_, err := l.TryAcquire(t.Context(), "k", "t", 1234567*time.Microsecond)
-	require.NoError(t, err)
-	rest := c.integer(t, "PTTL", "k")
-	require.True(t, 1000 < rest && rest <= 1235, "PTTL after a grant for 1234.567 ms: %d", rest)
-	_, err = l.Renew(t.Context(), "k", "t", 2345678*time.Microsecond)
-	require.NoError(t, err)
-	rest = c.integer(t, "PTTL", "k")
-	require.True(t, 2000 < rest && rest <= 2346, "PTTL after a renewal for 2345.678 ms: %d", rest)
-	const ttl = 20999 * time.Microsecond
-	for range 10 {
-		require.EqualValues(t, 1, c.integer(t, "DEL", "k"))
-		called := time.Now()
-		_, err := l.TryAcquire(t.Context(), "k", "t", ttl)
-		require.NoError(t, err)
-		for held := true; held; {
-			hold, err := l.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			held = hold.Held
+	atBench(t, "", "k", func(b *bench) {
+		_, err := b.locker.TryAcquire(b.Context(), "k", "t", 1234567*time.Microsecond)
+		require.NoError(b, err)
+		require.EqualValues(b, 1235, b.number("PTTL", "k"))
+		_, err = b.locker.Renew(b.Context(), "k", "t", 2345678*time.Microsecond)
+		require.NoError(b, err)
+		require.EqualValues(b, 2346, b.number("PTTL", "k"))
+		for range 10 {
+			b.expire()
+			time.Sleep(100 * time.Microsecond) // at any part of a millisecond
+			const ttl = 20999 * time.Microsecond
+			_, err := b.locker.TryAcquire(b.Context(), "k", "t", ttl)
+			require.NoError(b, err)
+			time.Sleep(ttl)
+			require.Equal(b, "t", b.holder(), "the lease has ended")
+			time.Sleep(2 * time.Millisecond)
+			require.Empty(b, b.holder())
 		}
-		require.GreaterOrEqual(t, time.Since(called), ttl, "the lease has ended")
-		_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
-	}
+	})
 }
 
 // Every method sends TTLs in whole milliseconds, rounded up.
@@ -207,42 +144,37 @@ func TestSentTTL(t *testing.T) {
 		year + 1:                 "31536000000",
 		math.MaxInt64:            "9223372036854",
 	} {
-		f := new(fakeConn)
-		f.eval = func(context.Context, Call) (any, error) { return nil, errDown }
-		l := New(&batchConn{fakeConn: f})
-		renewal := dlock.Renewal{Key: "k", Token: "t", TTL: ttl}
-		_, _ = l.TryAcquire(t.Context(), "k", "t", ttl)
-		_, _ = l.Acquire(t.Context(), "k", "t", ttl)
-		_, _ = l.Renew(t.Context(), "k", "t", ttl)
-		_, _ = l.RenewBatch(t.Context(), []dlock.Renewal{renewal})
-		_, _ = l.Vote(t.Context(), "k", "t", ttl, 0)
-		_, _ = l.AcquireVote(t.Context(), "k", "t", ttl, 0, 1)
-		_, _ = l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: renewal}})
-		require.NoError(t, l.Close())
-		scripts := make(map[*Script]bool)
-		for i, call := range f.evals(0) {
-			if call.script == releaseScript {
-				continue
+		inScene(t, func(s *scene, a *actor) {
+			a.replies(nil, errDown)
+			renewal := dlock.Renewal{Key: "k", Token: "t", TTL: ttl}
+			_, _ = a.TryAcquire(s.Context(), "k", "t", ttl)
+			_, _ = a.Locker.Acquire(s.Context(), "k", "t", ttl)
+			_, _ = a.Renew(s.Context(), "k", "t", ttl)
+			_, _ = a.RenewBatch(s.Context(), []dlock.Renewal{renewal})
+			_, _ = a.Vote(s.Context(), "k", "t", ttl, 0)
+			_, _ = a.AcquireVote(s.Context(), "k", "t", ttl, 0, 1)
+			_, _ = a.Confirm(s.Context(), []quorum.Confirmation{{Renewal: renewal}})
+			scripts := make(map[*rediscore.Script]bool)
+			for i, call := range a.asked(0) {
+				if call.script() == rediscore.ReleaseScript {
+					continue
+				}
+				scripts[call.script()] = true
+				require.Equal(s, want, call.args()[1], "TTL of %v in call %d", ttl, i)
 			}
-			scripts[call.script] = true
-			require.Equal(t, want, call.args[1], "TTL of %v in call %d", ttl, i)
-		}
-		require.Len(t, scripts, 6)
+			require.Len(s, scripts, 6)
+		})
 	}
-}
-
-func requireADay(t *testing.T, c *wireConn, key string) {
-	t.Helper()
-	const day = 24 * time.Hour
-	rest := time.Duration(c.integer(t, "PTTL", key)) * time.Millisecond
-	require.LessOrEqual(t, rest, day, "TTL of %q", key)
-	require.Greater(t, rest, day-time.Minute, "TTL of %q", key)
 }
 
 // While a fleet is updated, programs with different versions of the scripts share locks. If you
 // change a script, make sure that both versions work together, and then change its sum here.
 func TestScripts(t *testing.T) {
-	want := map[string]string{
+	sums := make(map[string]string)
+	for name, script := range rediscore.Scripts {
+		sums[name] = script.SHA
+	}
+	require.Equal(t, map[string]string{
 		"acquire": "ff943dde9982d367120924615bb1d61e7f2eb523",
 		"enqueue": "4509d4baba99a4e3b9ccfb3b451405cd2574bcdc",
 		"checkin": "0a5bde9993418c4e05e3cd68eb605f26ba76931b",
@@ -251,183 +183,146 @@ func TestScripts(t *testing.T) {
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "b94a4547fa8df1cd64536e3690cf51039eb97b5f", "enlist": "7f4bace8b9198033731a7372aafb16aa176b5892", "attend": "3cd0733b89f822663bcfd4bd4bc672c5dce0f392", "confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f", "pass": "62686cdcd8f3505d55ddaf24d552626efcacc429",
-	}
-	require.Equal(t, want, map[string]string{
-		"acquire": acquireScript.SHA,
-		"enqueue": enqueueScript.SHA,
-		"checkin": checkInScript.SHA,
-		"renew":   renewScript.SHA,
-		"release": releaseScript.SHA,
-		"free":    freeScript.SHA,
-		"inspect": inspectScript.SHA,
-		"holder":  holderScript.SHA,
-		"vote":    voteScript.SHA, "enlist": enlistScript.SHA, "attend": attendScript.SHA, "confirm": confirmScript.SHA, "pass": passScript.SHA,
-	})
+		"vote":    "b94a4547fa8df1cd64536e3690cf51039eb97b5f",
+		"enlist":  "7f4bace8b9198033731a7372aafb16aa176b5892",
+		"attend":  "3cd0733b89f822663bcfd4bd4bc672c5dce0f392",
+		"confirm": "8f171530ad993627c1ba0cffab6f80f5e8b4a44f",
+		"pass":    "62686cdcd8f3505d55ddaf24d552626efcacc429",
+	}, sums)
 }
 
 func TestTags(t *testing.T) {
 	for slot, tag := range map[int]string{0: "06S", 1: "2Gx", 4095: "6iL", 8192: "8YG", 12182: "9Le", 16382: "4oi", 16383: "6ZJ"} {
-		require.Equal(t, tag, tags()[slot], "tag of slot %d", slot)
+		require.Equal(t, tag, rediscore.Tags()[slot], "tag of slot %d", slot)
 	}
-	sum := sha256.Sum256([]byte(strings.Join(tags()[:], "\n")))
+	sum := sha256.Sum256([]byte(strings.Join(rediscore.Tags()[:], "\n")))
 	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
 }
 
-const dayInMS = 24 * 60 * 60 * 1000
-
-// A fence is the last one + 8, or the server's time if that is larger.
+// A fence is the last one + 8, or the server's time if that is larger. Within 10 ms the clock is not
+// read, and within 10 s it is the time to the millisecond.
 func TestFenceRule(t *testing.T) {
-	l, c := wire(t, "")
-	fence := func() int64 {
-		attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
-		require.Equal(t, strconv.FormatInt(attempt.Fence, 10), c.text(t, "GET", c.keys[1]))
-		return attempt.Fence
+	for after, want := range map[time.Duration]int64{
+		0:                                     8,
+		9999 * time.Microsecond:               8,
+		10 * time.Millisecond:                 10_000,
+		12345 * time.Microsecond:              12_000,
+		10*time.Second + 999*time.Microsecond: 10_000_000,
+		10001 * time.Millisecond:              10_001_000,
+		10001234 * time.Microsecond:           10_001_234,
+		time.Hour + time.Microsecond:          3_600_000_001,
+		25*time.Hour + 1234*time.Microsecond:  90_000_001_234,
+	} {
+		atBench(t, "", "k", func(b *bench) {
+			first := b.hold("t")
+			require.Equal(b, b.now(), first)
+			time.Sleep(after)
+			second := b.hold("t")
+			require.Equal(b, want, second-first, "after %v", after)
+			require.Equal(b, second, b.fence())
+			age := b.now()/1000 - second/10_000*10 // of its window
+			require.Equal(b, dayInMS-age, b.number("PTTL", b.keys.counter), "after %v", after)
+		})
 	}
-	before := c.now(t)
-	first := fence()
-	require.GreaterOrEqual(t, first, before)
-	require.LessOrEqual(t, first, c.now(t))
-	counter := c.keys[1]
-	for _, last := range []int64{0, 1, first} {
-		c.text(t, "SET", counter, last)
-		before := c.now(t)
-		require.GreaterOrEqual(t, fence(), max(before, first+8), "fence after %d, which is behind the time", last)
-		requireADay(t, c, counter)
+	for name, c := range map[string]struct{ last, rest, want int64 }{ // the last fence and the next, from now, and the TTL of the counter
+		"no TTL, small":               {-1 << 49, -1, 0},
+		"no TTL":                      {-1000 * second, -1, 0},
+		"no TTL, now":                 {0, -1, 8},
+		"no TTL, ahead":               {second, -1, second + 8},
+		"close to the window's end":   {-20_000 + 9_995, dayInMS - 20, 0},
+		"at the window's end":         {-10_000 + 9_995, dayInMS - 10, 3},
+		"old":                         {-11 * second, dayInMS - 11_000, 0},
+		"old, and ahead of the clock": {3600 * second, dayInMS - 11_000, 3600*second + 8},
+		"ahead, a second ago":         {3600 * second, dayInMS - 1000, 3601 * second},
+		"leads":                       {3600 * second, dayInMS + 3_600_000, 3600*second + 8},
+		"almost gone":                 {-3600 * second, 1000, 0},
+	} {
+		atBench(t, "", "k", func(b *bench) {
+			b.do("SET", b.keys.counter, b.now()+c.last)
+			if c.rest > 0 {
+				b.do("PEXPIRE", b.keys.counter, c.rest)
+			}
+			require.Equal(b, c.want, b.hold("t")-b.now(), name)
+		})
 	}
-	require.Eventually(t, func() bool {
-		c.text(t, "SET", counter, first, "PX", dayInMS)
-		return fence() == first+8
-	}, time.Minute, time.Nanosecond, "fence after one that is less than 10 ms old")
-	c.text(t, "SET", counter, first-first%10_000+9_995, "PX", dayInMS-12)
-	require.GreaterOrEqual(t, fence(), first-first%10_000+9_995+8, "fence after one that was close to the end of its window")
-	requireADay(t, c, counter)
-	for _, rest := range []int{dayInMS - 11_000, dayInMS + 60_000, 1000} {
-		c.text(t, "SET", counter, first, "PX", rest)
-		before := c.now(t)
-		require.GreaterOrEqual(t, fence(), before, "fence after one with a TTL of %d ms", rest)
-		requireADay(t, c, counter)
-	}
-	ahead := first + 3_600_000_000
-	c.text(t, "SET", counter, ahead, "PX", dayInMS-1000)
-	require.GreaterOrEqual(t, fence(), ahead+990_000, "fence after one that is a second old")
-	c.text(t, "SET", counter, ahead, "PX", dayInMS-11_000)
-	require.Equal(t, ahead+8, fence(), "fence after one that is more than ten seconds old, and ahead of the time")
-	c.text(t, "SET", counter, first, "PX", dayInMS-1000)
-	fence()
-	requireADay(t, c, counter)
-	c.text(t, "FLUSHALL")
-	require.Greater(t, fence(), first, "fence after the loss of all data")
 }
 
 // While the counter is ahead of the clock, it does not go on with the clock: the clock catches up.
 func TestFenceAheadOfTheClock(t *testing.T) {
-	l, c := wire(t, "")
-	attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-	require.NoError(t, err)
-	counter := c.keys[1]
 	const exact = 1 << 53 // the largest integer up to which a float64 has them all
-	for _, last := range []int64{attempt.Fence + 3_600_000_000, 1<<52 - 1, exact - 25} {
-		c.text(t, "SET", counter, last, "PX", 2*dayInMS) // as after the clock was set back
-		for n := range int64(3) {
-			attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-			require.NoError(t, err)
-			require.Equal(t, last+8*(n+1), attempt.Fence, "fence after %d", last)
-			require.Greater(t, c.integer(t, "PTTL", counter), int64(dayInMS), "TTL of the counter")
-			time.Sleep(12 * time.Millisecond)
+	atBench(t, "", "k", func(b *bench) {
+		for _, last := range []int64{b.now() + 3600*second, 1<<52 - 1, exact - 25} {
+			b.do("SET", b.keys.counter, last, "PX", 2*dayInMS) // as after the clock was set back
+			for n := range int64(3) {
+				require.Equal(b, last+8*(n+1), b.hold("t"), "fence after %d", last)
+				require.Greater(b, b.number("PTTL", b.keys.counter), int64(dayInMS), "TTL of the counter")
+				time.Sleep(12 * time.Millisecond)
+			}
 		}
-	}
-	c.text(t, "SET", counter, c.now(t)+50_000, "PX", 2*dayInMS)
-	require.Eventually(t, func() bool {
-		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
-		return c.integer(t, "PTTL", counter) <= dayInMS
-	}, time.Minute, time.Millisecond, "the clock catches up")
+		ahead := b.now()/10_000*10_000 + 50_000
+		b.do("SET", b.keys.counter, ahead, "PX", 2*dayInMS)
+		time.Sleep(time.Duration(ahead-b.now())*time.Microsecond - time.Millisecond)
+		require.Equal(b, ahead+8, b.hold("t"))
+		require.EqualValues(b, dayInMS+1, b.number("PTTL", b.keys.counter))
+		time.Sleep(time.Millisecond)
+		require.Equal(b, ahead+16, b.hold("t"))
+		time.Sleep(10 * time.Millisecond)
+		require.Equal(b, b.now(), b.hold("t"), "the clock has caught up")
+	})
 }
 
 // A clock was ahead, is corrected, and nobody asks for a fence for long. The counter stays until the
 // clock has reached it, whichever script wrote it last: so the next fence is still the largest.
 func TestFencesRiseAfterAClockError(t *testing.T) {
-	t.Parallel()
 	const day = 24 * time.Hour
-	wrong, right := redistest.StartAhead(t, 3*day), redistest.Start(t)
-	later := map[time.Duration]*redistest.Server{}
-	for _, idle := range []time.Duration{day + time.Hour, 2*day + time.Hour, 3*day + 23*time.Hour} {
-		later[idle] = redistest.StartAhead(t, idle)
-	}
-	fence := func(t *testing.T, s *redistest.Server, key string) int64 {
-		attempt, err := New(plain(t, s.Addr())).TryAcquire(t.Context(), key, "later", time.Minute)
-		require.NoError(t, err)
-		require.True(t, attempt.Acquired)
-		return attempt.Fence
-	}
-	for name, write := range map[string]func(b *bench, l *Locker, last int64){
-		"acquire": func(b *bench, _ *Locker, _ int64) { b.hold("A") },
-		"ticket":  func(b *bench, _ *Locker, _ int64) { b.text(b, "SET", b.lock.texts[0], "other"); b.wait("A", "") },
-		"release": func(b *bench, _ *Locker, _ int64) {
+	for name, write := range map[string]func(b *bench, last int64){
+		"acquire": func(b *bench, _ int64) { b.hold("A") },
+		"ticket":  func(b *bench, _ int64) { b.do("SET", b.keys.lock, "other"); b.wait("A", "") },
+		"release": func(b *bench, _ int64) {
 			b.hold("A")
 			b.wait("B", b.listen("inbox").inbox)
 			b.release("A")
 			require.Equal(b, "B", b.holder())
 		},
-		"vote": func(b *bench, l *Locker, _ int64) { vote(b.T, l, b.key, "A", 0) },
-		"confirm": func(b *bench, l *Locker, last int64) {
-			b.text(b, "SET", b.lock.texts[0], "A", "PX", "60000")
-			confirm(b.T, l, b.key, "A", last)
+		"vote": func(b *bench, _ int64) { b.vote("A", 0) },
+		"confirm": func(b *bench, last int64) {
+			b.do("DEL", b.keys.counter)
+			b.do("SET", b.keys.lock, "A", "PX", "60000")
+			b.confirm("A", last)
 		},
-		"pass": func(b *bench, l *Locker, _ int64) {
+		"pass": func(b *bench, _ int64) {
 			b.hold("A")
 			b.wait("B", b.listen("inbox").inbox)
-			require.True(b, pass(b.T, l, b.key, "A", "B", 0))
+			require.True(b, b.pass("A", "B", 0))
 			require.Equal(b, "B", b.holder())
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			first := fence(t, wrong, name)
-			b := benchOn(t, right, "", name)
-			counter := b.lock.texts[1]
-			if name != "confirm" {
-				copyKey(t, wrong, right, counter)
-			}
-			write(b, voter(t, right), first)
-			last := b.integer(t, "GET", counter)
-			require.GreaterOrEqual(t, last, first)
-			for idle, server := range later {
-				copyKey(t, right, server, counter)
-				require.GreaterOrEqual(t, fence(t, server, name), last+8, "fence %v later", idle)
-			}
-		})
+		for _, idle := range []time.Duration{day + time.Hour, 2*day + time.Hour, 3*day + 23*time.Hour} {
+			atBench(t, "", "k", func(b *bench) {
+				b.server.SetClock(3 * day)
+				first := b.hold("A")
+				b.server.SetClock(0)
+				b.expire()
+				write(b, first)
+				last := b.fence()
+				require.GreaterOrEqual(b, last, first, name)
+				time.Sleep(idle)
+				b.do("DEL", b.keys.lock)
+				require.GreaterOrEqual(b, b.hold("later"), last+8, "%s, fence %v later", name, idle)
+			})
+		}
 	}
-}
-
-// copyKey copies a key to a server with another clock. It expires at the same time there, by that clock.
-func copyKey(t *testing.T, from, to *redistest.Server, key string) {
-	t.Helper()
-	c, err := redis.Dial("tcp", from.Addr())
-	require.NoError(t, err)
-	defer c.Close()
-	w := &wireConn{redis: c}
-	expires := w.now(t)/1000 + w.integer(t, "PTTL", key)
-	_, err = to.Do("RESTORE", key, strconv.FormatInt(expires, 10), w.text(t, "DUMP", key), "ABSTTL")
-	require.NoError(t, err)
 }
 
 // Fences that follow each other quickly never lead the clock: if all data is lost, the first fence
 // after that is larger.
 func TestFencesNeverLead(t *testing.T) {
-	l, c := wire(t, "")
-	for begun := time.Now(); time.Since(begun) < 300*time.Millisecond; {
-		attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
-		const ahead = 3_000 // the server's time of a call is cut to milliseconds
-		require.Less(t, attempt.Fence, c.now(t)+ahead)
-		for range 50 {
-			attempt, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
-			require.NoError(t, err)
+	atBench(t, "", "k", func(b *bench) {
+		for range 5000 {
+			require.LessOrEqual(b, b.hold("t"), b.now())
+			time.Sleep(20 * time.Microsecond)
 		}
-		require.Less(t, attempt.Fence, c.now(t)+ahead)
-	}
+	})
 }
 
 // formerMint is the rule of an earlier version. While a fleet is updated, both are in use.
@@ -443,24 +338,20 @@ return redis.call('INCRBY', KEYS[1], 8)`
 // Fences rise and keep up with the server's time, whatever the pauses between them, and whichever
 // version makes them.
 func TestFencesKeepUpWithTime(t *testing.T) {
-	for name, former := range map[string]bool{"one version": false, "two versions": true} {
-		t.Run(name, func(t *testing.T) {
-			l, c := wire(t, "")
+	for _, former := range []bool{false, true} {
+		atBench(t, "", "k", func(b *bench) {
 			last := int64(0)
-			for n := range 100 {
-				before := c.now(t)
+			for range 1000 {
 				var fence int64
-				if former && rand.IntN(2) == 0 && n > 0 {
-					fence = c.integer(t, "EVAL", formerMint, 1, c.keys[1])
+				if former && rand.IntN(2) == 0 {
+					reply, err := b.server.Eval(formerMint, "former", []string{b.keys.counter}, nil)
+					require.NoError(b, err)
+					fence = reply.(int64)
 				} else {
-					attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-					require.NoError(t, err)
-					fence = attempt.Fence
+					fence = b.hold("t")
 				}
-				after := c.now(t)
-				require.GreaterOrEqual(t, fence, last+8)
-				require.Greater(t, fence, before-1e6)
-				require.Less(t, fence, after+1e6)
+				require.GreaterOrEqual(b, fence, last+8)
+				require.InDelta(b, b.now(), fence, 20_000)
 				last = fence
 				time.Sleep(rand.N(8 * time.Millisecond >> rand.IntN(4)))
 			}
@@ -468,32 +359,47 @@ func TestFencesKeepUpWithTime(t *testing.T) {
 	}
 }
 
-func (c *wireConn) now(t testing.TB) int64 {
-	t.Helper()
-	time, err := redis.Int64s(c.redis.Do("TIME"))
-	require.NoError(t, err)
-	return time[0]*1_000_000 + time[1]
-}
-
 // Locks leave at most one counter for each slot, and it expires.
 func TestCountersAreFew(t *testing.T) {
-	t.Parallel()
-	l, c := wire(t, "myapp:lock:")
-	used := make(map[int]bool)
-	for i := range 10_000 {
-		key := fmt.Sprint("order:", i)
-		attempt, err := l.TryAcquire(t.Context(), key, "t", time.Minute)
-		require.NoError(t, err)
-		require.True(t, attempt.Acquired, key)
-		held, err := l.Release(t.Context(), key, "t")
-		require.NoError(t, err)
-		require.True(t, held, key)
-		used[Slot("myapp:lock:"+key)] = true
-	}
-	left := c.all(t)
-	require.Len(t, left, len(used))
-	for _, name := range left {
-		require.Regexp(t, `^myapp:lock:\{[0-9A-Za-z]{3}\}dlock1:fence$`, name)
-		requireADay(t, c, name)
-	}
+	atBench(t, "myapp:lock:", "", func(b *bench) {
+		used := make(map[int]bool)
+		for range 2000 {
+			b := b.of(fmt.Sprint("order:", rand.Int64()))
+			b.hold("t")
+			require.EqualValues(b, 1, b.release("t"))
+			used[rediscore.Slot("myapp:lock:"+b.key)] = true
+		}
+		require.Less(b, len(used), 2000)
+		left := b.server.Keys()
+		require.Len(b, left, len(used))
+		for _, name := range left {
+			require.Regexp(b, `^myapp:lock:\{[0-9A-Za-z]{3}\}dlock1:fence$`, name)
+			require.EqualValues(b, dayInMS, b.number("PTTL", name))
+		}
+	})
+}
+
+// A reply that no script gives is an error, after which the outcome is unknown.
+func TestNonsense(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		for name, call := range map[string]func() error{
+			"TryAcquire": func() error { _, err := a.TryAcquire(s.Context(), "k", "A", ttl); return err },
+			"Renew":      func() error { _, err := a.Renew(s.Context(), "k", "A", ttl); return err },
+			"Release":    func() error { _, err := a.Release(s.Context(), "k", "A"); return err },
+			"Inspect":    func() error { _, err := a.Inspect(s.Context(), "k"); return err },
+			"Vote":       func() error { _, err := a.Vote(s.Context(), "k", "A", ttl, 0); return err },
+			"Confirm": func() error {
+				ballots, err := a.Confirm(s.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: ttl}}})
+				require.NoError(s, err)
+				return ballots[0].Err
+			},
+		} {
+			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3)}} {
+				a.replies(reply, nil)
+				err := call()
+				require.ErrorIs(s, err, rediscore.ErrUnexpected, "%s: %v", name, reply)
+				require.False(s, dlock.NoEffect(err), "%s: %v", name, reply)
+			}
+		}
+	})
 }

@@ -1,14 +1,17 @@
 package rediscore
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math"
-	mathrand "math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 const (
@@ -89,7 +92,7 @@ func (b *inbox) keepOpen(ctx context.Context) {
 		case time.Since(begun) >= lasting:
 			pause = minPause
 		}
-		sleep(ctx, pause+mathrand.N(pause))
+		sleep(ctx, pause+chance.N(pause))
 		pause = min(2*pause, maxPause)
 	}
 }
@@ -147,8 +150,8 @@ func (b *inbox) isLive() bool {
 	return b.live
 }
 
-// set notes whether somebody listens, tells the waits of a change, and returns how it was
-// before.
+// set notes whether somebody listens, tells the waits of a change, the oldest first, and returns how
+// it was before.
 func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
@@ -157,7 +160,8 @@ func (b *inbox) set(live bool) (was bool) {
 	if was == live {
 		return was
 	}
-	for a := range b.addressees {
+	inOrder := slices.SortedFunc(maps.Keys(b.addressees), func(a, b *addressee) int { return cmp.Compare(a.number, b.number) })
+	for _, a := range inOrder {
 		select {
 		case a.changed <- struct{}{}:
 		default:

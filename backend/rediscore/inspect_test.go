@@ -1,4 +1,4 @@
-package rediscore
+package rediscore_test
 
 import (
 	"testing"
@@ -12,25 +12,25 @@ import (
 // Inspect counts the waiters in the queue, also while the lock is free. For a user without the
 // right to count, it still reports the holder.
 func TestInspectTellsHowManyWait(t *testing.T) {
-	b := newBench(t, "", "k")
-	inspect := func() dlock.Hold {
-		t.Helper()
-		hold, err := b.locker.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.LessOrEqual(t, hold.Remaining, time.Minute)
-		hold.Remaining = 0
-		return hold
-	}
-	require.Equal(t, dlock.Hold{}, inspect())
-	b.hold("H")
-	require.Equal(t, dlock.Hold{Held: true, Token: "H"}, inspect())
-	b.wait("A", "")
-	b.wait("B", "")
-	require.Equal(t, dlock.Hold{Held: true, Token: "H", Waiting: 2}, inspect())
-	b.expire()
-	require.Equal(t, dlock.Hold{Waiting: 2}, inspect())
-	b.text(t, "SET", "k", "")
-	require.Equal(t, dlock.Hold{Held: true, Waiting: 2}, inspect(), "a holder whose token is empty")
-	b.rule("-zcard")
-	require.Equal(t, dlock.Hold{Held: true}, inspect())
+	atBench(t, "", "k", func(b *bench) {
+		requireHold := func(want dlock.Hold) {
+			b.Helper()
+			hold, err := b.locker.Inspect(b.Context(), "k")
+			require.NoError(b, err)
+			require.Equal(b, want, hold)
+		}
+		requireHold(dlock.Hold{})
+		b.hold("H")
+		time.Sleep(5 * time.Second)
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second})
+		b.wait("A", "")
+		b.wait("B", "")
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second, Waiting: 2})
+		b.expire()
+		requireHold(dlock.Hold{Waiting: 2})
+		b.do("SET", "k", "")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond, Waiting: 2}) // the token is empty
+		b.forbid("ZCARD")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond})
+	})
 }

@@ -1,4 +1,4 @@
-package rediscore
+package rediscore_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // A verdict is what an error says of the effect of its call.
@@ -76,51 +78,54 @@ func TestRefusals(t *testing.T) {
 		"BUSYKEY something else":  unknown,
 		"a hook: NOPERM of what?": unknown,
 	} {
-		require.Equal(t, want, verdictOf(judge(enqueueScript, errors.New(text))), text)
-		require.Equal(t, text, judge(enqueueScript, errors.New(text)).Error())
-		require.Equal(t, want, verdictOf(judge(enqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
+		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, errors.New(text))), text)
+		require.Equal(t, text, rediscore.Judge(rediscore.EnqueueScript, errors.New(text)).Error())
+		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
 		for _, joined := range []error{
 			errors.Join(errors.New("x"), errors.New(text)),
 			errors.Join(errors.New(text), errDown),
 			fmt.Errorf("dialing: %w", errors.Join(errors.New(text), errDown)),
 			fmt.Errorf("%w: %w", errors.New(text), errDown),
 		} {
-			require.Equal(t, unknown, verdictOf(judge(enqueueScript, joined)), "joined: %v", joined)
+			require.Equal(t, unknown, verdictOf(rediscore.Judge(rediscore.EnqueueScript, joined)), "joined: %v", joined)
 		}
 	}
-	require.Equal(t, noEffect, verdictOf(judge(enqueueScript, &net.OpError{Op: "dial", Err: errDown})))
-	require.Equal(t, unknown, verdictOf(judge(enqueueScript, &net.OpError{Op: "read", Err: errDown})))
-	require.NoError(t, judge(enqueueScript, nil))
-	require.Equal(t, noEffect, verdictOf(judge(enqueueScript, &dlock.NoEffectError{Err: errDown})), "of the Conn")
+	require.Equal(t, noEffect, verdictOf(rediscore.Judge(rediscore.EnqueueScript, &net.OpError{Op: "dial", Err: errDown})))
+	require.Equal(t, unknown, verdictOf(rediscore.Judge(rediscore.EnqueueScript, &net.OpError{Op: "read", Err: errDown})))
+	require.NoError(t, rediscore.Judge(rediscore.EnqueueScript, nil))
+	require.Equal(t, noEffect, verdictOf(rediscore.Judge(rediscore.EnqueueScript, &dlock.NoEffectError{Err: errDown})), "of the Conn")
 	for _, text := range []string{"WRONGTYPE Operation" + redis7, redis6 + "WRONGTYPE Operation"} {
-		for script := range decisive {
-			require.Equal(t, noEffect, verdictOf(judge(script, errors.New(text))), text)
-			require.Equal(t, unknown, verdictOf(judge(script, errors.Join(errors.New("x"), errors.New(text)))), text)
-			require.Equal(t, unknown, verdictOf(judge(script, fmt.Errorf("dialing: %w", errors.Join(errors.New(text), errDown)))), text)
+		for script := range rediscore.Decisive {
+			require.Equal(t, noEffect, verdictOf(rediscore.Judge(script, errors.New(text))), text)
+			require.Equal(t, unknown, verdictOf(rediscore.Judge(script, errors.Join(errors.New("x"), errors.New(text)))), text)
+			require.Equal(t, unknown, verdictOf(rediscore.Judge(script, fmt.Errorf("dialing: %w", errors.Join(errors.New(text), errDown)))), text)
 		}
-		require.Equal(t, unknown, verdictOf(judge(checkInScript, errors.New(text))), text)
+		require.Equal(t, unknown, verdictOf(rediscore.Judge(rediscore.CheckInScript, errors.New(text))), text)
 	}
-	require.ErrorIs(t, ClientClosed(errDown), dlock.ErrClosed)
-	require.ErrorIs(t, ClientClosed(errDown), errDown)
+	require.ErrorIs(t, rediscore.ClientClosed(errDown), dlock.ErrClosed)
+	require.ErrorIs(t, rediscore.ClientClosed(errDown), errDown)
 }
 
-// The error of a call that the Locker does not send says that it had no effect.
+// A call with bad arguments, whose ctx has ended, or of a Locker that is closed, is not sent. Its error
+// says that it had no effect.
 func TestNothingSent(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	closed := New(new(fakeConn))
+	server := sim.NewServer()
+	locker := func(opts ...rediscore.Option) *rediscore.Locker { return rediscore.New(sim.Dial(server, nil), opts...) }
+	closed := locker()
 	require.NoError(t, closed.Close())
 	for _, c := range []struct {
 		ctx    context.Context
-		locker *Locker
+		locker *rediscore.Locker
 		key    string
 		want   error
 	}{
-		{over, New(new(fakeConn)), "k", context.Canceled},
+		{over, locker(), "k", context.Canceled},
 		{t.Context(), closed, "k", dlock.ErrClosed},
-		{t.Context(), New(nil), "k", dlock.ErrInvalid},
-		{t.Context(), New(new(fakeConn)), "", dlock.ErrInvalid},
-		{t.Context(), New(new(fakeConn), WithPrefix("p:dlock1:")), "k", dlock.ErrInvalid},
+		{t.Context(), rediscore.New(nil), "k", dlock.ErrInvalid},
+		{t.Context(), locker(), "", dlock.ErrInvalid},
+		{t.Context(), locker(rediscore.WithPrefix("p:dlock1:")), "k", dlock.ErrInvalid},
 	} {
 		for method, call := range map[string]func() error{
 			"TryAcquire":  func() error { _, err := c.locker.TryAcquire(c.ctx, c.key, "t", time.Second); return err },
@@ -151,24 +156,28 @@ func TestNothingSent(t *testing.T) {
 			require.Equal(t, noEffect, verdictOf(err), "%s: %v", method, err)
 		}
 	}
-	_, err := New(new(fakeConn), WithQueue(false)).Acquire(t.Context(), "k", "t", time.Second)
+	_, err := locker(rediscore.WithQueue(false)).Acquire(t.Context(), "k", "t", time.Second)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.Equal(t, noEffect, verdictOf(err))
+	_, err = locker().Acquire(t.Context(), "k", "", time.Second)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.Equal(t, noEffect, verdictOf(err))
+	require.Zero(t, server.Cost().Scripts)
 }
 
 // The error of a wait that ends without a grant says whether a call of it may still take effect.
 func TestEndsOfWaits(t *testing.T) {
-	const holder = "H"
+	type reply func() (any, error)
 	var (
 		inside  = errors.New("ERR The user executing the script can't run this command script: d0d1, on @user_script:62.")
 		noPerm  = errors.New("NOPERM this user has no permissions to run the 'evalsha' command")
 		loading = errors.New("LOADING Redis is loading the dataset in memory")
-		closed  = &dlock.NoEffectError{Err: ClientClosed(errDown)}
-		never   = func(ctx context.Context) (any, error) { <-ctx.Done(); return nil, ctx.Err() }
-		fail    = func(err error) reply { return func(context.Context) (any, error) { return nil, err } }
-		waiting = func(context.Context) (any, error) { return waits(0, holder, 60_000), nil }
-		coming  = func(context.Context) (any, error) { return waits(1, "", -2), nil } // for another
-		gone    = func(context.Context) (any, error) { return []any{int64(answerUnknown)}, nil }
+		closed  = &dlock.NoEffectError{Err: rediscore.ClientClosed(errDown)}
+		fail    = func(err error) reply { return func() (any, error) { return nil, err } }
+		never   = fail(errSilent)
+		waiting = func() (any, error) { return waits(0, "H", 60_000), nil }
+		coming  = func() (any, error) { return waits(1, "", -2), nil } // for another
+		gone    = func() (any, error) { return []any{int64(rediscore.AnswerUnknown)}, nil }
 	)
 	for name, c := range map[string]struct {
 		replies []reply // the last is repeated
@@ -180,7 +189,7 @@ func TestEndsOfWaits(t *testing.T) {
 		"EnqueueOnItsWay":         {[]reply{never}, context.Canceled, unknown, false},
 		"AskOnItsWay":             {[]reply{waiting, never}, context.Canceled, noEffect, true},
 		"AskLost":                 {[]reply{waiting, fail(errDown), waiting}, context.Canceled, noEffect, true},
-		"EnqueueAgainLost":        {[]reply{waiting, gone, fail(errDown), waiting}, context.Canceled, unknown, true},
+		"EnqueueAgainLost":        {[]reply{waiting, gone, fail(errDown)}, errDown, unknown, true},
 		"EnqueueAgainRefused":     {[]reply{waiting, gone, fail(loading), waiting}, context.Canceled, noEffect, true},
 		"NobodyHolds":             {[]reply{coming}, context.Canceled, noEffect, true},
 		"FirstLost":               {[]reply{fail(errDown)}, errDown, unknown, false},
@@ -192,125 +201,74 @@ func TestEndsOfWaits(t *testing.T) {
 		"LaterRefusedForNow":      {[]reply{waiting, fail(loading), waiting}, context.Canceled, noEffect, true},
 		"ClientClosed":            {[]reply{fail(closed)}, dlock.ErrClosed, noEffect, false},
 		"ClientClosedLater":       {[]reply{waiting, fail(closed)}, dlock.ErrClosed, noEffect, true},
-		"ClientClosedInFlight":    {[]reply{fail(ClientClosed(errDown))}, dlock.ErrClosed, unknown, false},
+		"ClientClosedInFlight":    {[]reply{fail(rediscore.ClientClosed(errDown))}, dlock.ErrClosed, unknown, false},
 		"ClientClosedNobodyHolds": {[]reply{coming, fail(closed)}, dlock.ErrClosed, noEffect, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-				left := c.replies
-				f.listen = refuse
-				f.eval = func(ctx context.Context, call Call) (any, error) {
-					if call.Script == releaseScript {
-						return int64(0), nil
-					}
-					next := left[0]
-					if len(left) > 1 {
-						left = left[1:]
-					}
-					return next(ctx)
+		inScene(t, func(s *scene, a *actor) {
+			left := c.replies
+			a.refuses(errDown)
+			a.answers(func(call rediscore.Call) (any, error) {
+				if call.Script == rediscore.ReleaseScript {
+					return int64(0), nil
 				}
-				w := begin(t, l, "k", "t")
-				time.Sleep(4 * time.Second)
-				require.Equal(t, !errors.Is(c.err, context.Canceled), w.isDone(), "ended: %v", w.err)
-				w.cancel()
-				<-w.done
-				require.ErrorIs(t, w.err, c.err)
-				require.Equal(t, c.verdict, verdictOf(w.err), "%v", w.err)
-				require.Equal(t, c.told, w.attempt != dlock.Attempt{}, "%+v", w.attempt)
+				next := left[0]
+				left = left[min(1, len(left)-1):]
+				return next()
 			})
+			w := a.acquire("A")
+			time.Sleep(4 * time.Second)
+			require.Equal(s, !errors.Is(c.err, context.Canceled), w.over(), "%s ended: %v", name, w.err)
+			w.cancel()
+			<-w.done
+			require.ErrorIs(s, w.err, c.err, name)
+			require.Equal(s, c.verdict, verdictOf(w.err), "%s: %v", name, w.err)
+			require.Equal(s, c.told, w.Attempt != dlock.Attempt{}, "%s: %+v", name, w.Attempt)
 		})
 	}
 }
-
-type reply = func(context.Context) (any, error)
 
 // A wait that is ended by Close has left nothing if its release was answered.
 func TestEndOfAWaitByClose(t *testing.T) {
-	for _, c := range []struct {
-		release error
-		verdict verdict
-		told    bool
-	}{
-		{nil, noEffect, false},
-		{errDown, noEffect, true},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := new(fakeConn)
-			f.eval = func(_ context.Context, call Call) (any, error) {
-				if call.Script == releaseScript {
-					return int64(0), c.release
-				}
-				return waits(0, "H", 60_000), nil
+	for _, lost := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			w := a.acquire("A")
+			if lost {
+				a.replies(nil, errDown)
 			}
-			l := New(f)
-			w := begin(t, l, "k", "t")
-			require.NoError(t, l.Close())
-			require.True(t, w.isDone())
-			require.ErrorIs(t, w.err, dlock.ErrClosed)
-			require.Equal(t, c.verdict, verdictOf(w.err))
-			require.Equal(t, c.told, w.attempt.Holder != "")
+			require.NoError(s, a.Close())
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrClosed)
+			require.Equal(s, noEffect, verdictOf(w.err))
+			require.Equal(s, lost, w.Holder != "")
 		})
 	}
-}
-
-// When the library's client is closed, the inbox is not opened again, and its waiters check in at
-// once, which ends their waits.
-func TestInboxOfAClosedClient(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		lost := make(chan struct{})
-		f.listen = func(_ context.Context, on func(Event)) error {
-			on(Event{Kind: Subscribed})
-			<-lost
-			return ClientClosed(errDown)
-		}
-		w := begin(t, l, "k", "t")
-		f.set(func() {
-			f.eval = func(context.Context, Call) (any, error) {
-				return nil, &dlock.NoEffectError{Err: ClientClosed(errDown)}
-			}
-		})
-		close(lost)
-		require.True(t, w.isDone(), "without any time that passes")
-		require.ErrorIs(t, w.err, dlock.ErrClosed)
-		time.Sleep(time.Minute)
-		require.Len(t, f.listened(), 1)
-	})
 }
 
 // The reason for a missing inbox is reported once, and again only after an inbox was open.
 func TestWithInboxError(t *testing.T) {
-	told := make(chan error, 10)
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		f.listen = refuse
+	inScene(t, func(s *scene, _ *actor) {
+		told := make(chan error, 9)
+		a := s.enter(rediscore.WithInboxError(func(err error) { told <- err }))
+		a.answersWaits(3, "H", -1)
+		a.refuses(errDown)
 		for range 3 { // each has the inbox opened, which is closed between
-			w := begin(t, l, "k", "t")
+			w := a.acquire("A")
 			time.Sleep(time.Minute)
-			w.cancel()
-			<-w.done
+			w.cancelled()
 			time.Sleep(time.Minute)
 		}
-		require.Len(t, told, 1)
-		require.Equal(t, errDown, <-told)
-		lost := make(chan struct{})
-		f.set(func() {
-			f.listen = func(_ context.Context, on func(Event)) error {
-				on(Event{Kind: Subscribed})
-				<-lost
-				f.set(func() { f.listen = refuse })
-				return errLost
-			}
-		})
-		w := begin(t, l, "k", "t")
-		require.Empty(t, told, "an inbox that is open")
-		close(lost)
+		require.Equal(s, errDown, <-told)
+		require.Empty(s, told, "of the others")
+		a.refuses(nil)
+		a.acquire("A")
+		a.refuses(errDown)
+		a.conn.Cut()
 		synctest.Wait()
-		require.Empty(t, told, "an inbox that was open, and may be again")
+		require.Empty(s, told, "an inbox that was open, and may be again")
 		time.Sleep(time.Minute)
-		require.Len(t, told, 1)
-		require.Equal(t, errDown, <-told)
-		w.cancel()
-		<-w.done
-	}, WithInboxError(func(err error) { told <- err }))
+		require.Equal(s, errDown, <-told)
+		require.Empty(s, told)
+	})
 }
 
 // No lock can have the name of a companion, wherever its name is split into prefix and key.
@@ -330,9 +288,8 @@ func TestNamesBesideLocks(t *testing.T) {
 		{"p:{046}d", "lock1:fence", false},
 		{"p:{046}dlock1", ":fence", false},
 	} {
-		f := new(fakeConn)
-		f.eval = always(func() []any { return []any{"H", int64(1)} })
-		_, err := New(f, WithPrefix(c.prefix)).TryAcquire(t.Context(), c.key, "t", time.Second)
+		l := rediscore.New(sim.Dial(sim.NewServer(), nil), rediscore.WithPrefix(c.prefix))
+		_, err := l.TryAcquire(t.Context(), c.key, "t", time.Second)
 		require.Equal(t, c.ok, err == nil, "%q: %v", c, err)
 		if !c.ok {
 			require.ErrorIs(t, err, dlock.ErrInvalid)
@@ -343,32 +300,22 @@ func TestNamesBesideLocks(t *testing.T) {
 
 // A release in two calls had an effect if the first was answered, even if the second is refused.
 func TestSecondReleaseRefused(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		enqueued, releases := make(chan struct{}), 0
-		f.eval = func(_ context.Context, call Call) (any, error) {
-			if call.Script != releaseScript {
-				<-enqueued
-				return waits(0, "H", 60_000), nil
-			}
-			if releases++; releases > 1 {
-				return nil, errors.New("LOADING Redis is loading the dataset in memory")
-			}
-			return int64(0), nil
-		}
-		w := begin(t, l, "k", "t")
-		w.cancel()
-		<-w.done
-		require.Equal(t, unknown, verdictOf(w.err))
+	inScene(t, func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		w.cancelled()
+		require.Equal(s, unknown, verdictOf(w.err))
 		released := make(chan error, 1)
 		go func() {
-			_, err := l.Release(t.Context(), "k", "t")
+			_, err := a.Release(s.Context(), "k", "A")
 			released <- err
 		}()
-		synctest.Wait()
-		close(enqueued)
+		enqueue.Execute()
+		s.server.SetFaults(sim.Faults{Calls: "LOADING Redis is loading the dataset in memory"})
+		enqueue.Answer()
 		err := <-released
-		require.Equal(t, 2, releases)
-		require.ErrorContains(t, err, "LOADING")
-		require.Equal(t, unknown, verdictOf(err))
+		require.Equal(s, 2, a.calls(rediscore.ReleaseScript, "A"))
+		require.ErrorContains(s, err, "LOADING")
+		require.Equal(s, unknown, verdictOf(err))
 	})
 }

@@ -117,7 +117,7 @@ type Locker struct {
 	closed   atomic.Bool
 	keys     keyCache
 	post     *post
-	outbox   *outbox
+	lanes    *lanes
 }
 
 var (
@@ -180,7 +180,7 @@ func New(conn Conn, opts ...Option) *Locker {
 		opt(l)
 	}
 	l.post = newPost(l)
-	l.outbox = newOutbox(l)
+	l.lanes = newLanes(l)
 	return l
 }
 
@@ -211,6 +211,7 @@ func (l *Locker) Addr() string {
 func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
+	l.lanes.close()
 	if d, ok := l.conn.(Drainer); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 		defer cancel()
@@ -379,33 +380,8 @@ func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
 	return dlock.Hold{}, unexpected(reply)
 }
 
-// unswept is the reply of a script that has removed many dead waiters, and nothing else, so that
-// the server can serve others before it goes on.
-const unswept = "unswept"
-
 func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {
 	return l.evalOne(ctx, l.call(s, key, args...))
-}
-
-// evalOne makes a call, and repeats it until the script has done its work.
-func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
-	reply, err := l.evalOnce(ctx, call)
-	for err == nil && reply == unswept {
-		reply, err = l.evalOnce(ctx, call)
-	}
-	return reply, judge(call.Script, err)
-}
-
-// evalAll makes calls as evalOne does, in a batch.
-func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
-	l.evalAllOnce(ctx, calls, results)
-	for i, r := range results {
-		if r.Err == nil && r.Reply == unswept {
-			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])
-		} else {
-			results[i].Err = judge(calls[i].Script, r.Err)
-		}
-	}
 }
 
 func (l *Locker) call(s *Script, key string, args ...string) Call {

@@ -1,249 +1,158 @@
-package rediscore
+package rediscore_test
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// requireClean fails unless the lock is free and has no waiters, also after the Lockers have
-// finished everything in progress.
-func (s *scene) requireClean(lockers ...*Locker) {
-	s.Helper()
-	for _, l := range lockers {
-		require.NoError(s, l.Close())
-	}
-	require.Empty(s, s.holder())
-	require.Empty(s, s.queue())
-}
+var errLost = errors.New("the answer was lost")
 
-func (w *waiting) releaseBy(l *Locker) {
-	w.Helper()
-	held, err := l.Release(w.Context(), w.key, w.token)
-	require.NoError(w, err)
-	require.True(w, held, "%q held the lock", w.token)
-}
-
-// The plain case: a release hands the lock over, with one message.
-func TestHandover(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	checkIns := stage.calls(checkInScript, "A")
-	before, err := strconv.ParseInt(s.text(t, "GET", s.lock.texts[1]), 10, 64)
-	require.NoError(t, err)
-	s.release("H")
-	require.GreaterOrEqual(t, w.granted().Fence, before+8)
-	require.LessOrEqual(t, stage.calls(checkInScript, "A"), checkIns+2, "it checks in every two seconds, not for this")
-	w.releaseBy(a)
-	s.requireClean(a)
-}
-
-// An enqueue that is delivered twice makes one place in the queue.
-func TestEnqueueTwiceWhileWaiting(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	enqueue := stage.intercept(enqueueScript)
-	w := s.acquire(a, "A")
-	first := enqueue.await().execute()
-	other := s.acquire(b, "B").listening()
-	enqueue.answer(first)
-	w.listening()
-	again := enqueue.execute().([]any)
-	require.Equal(t, first.([]any)[:3], again[:3], "state, ticket and rank")
-	require.Equal(t, []string{"A", "B"}, s.queue())
-	forceCheckIn(a, "A")
-	w.listening() // which the late enqueue did not know of
-	s.release("H")
-	w.granted()
-	enqueue.execute()
-	require.Equal(t, []string{"B"}, s.queue(), "when it holds the lock")
-	w.releaseBy(a)
-	other.granted()
-	other.releaseBy(b)
-	s.requireClean(a, b)
-}
+// checkInLatest is the time within which each waiter checks in.
+const checkInLatest = rediscore.CheckInPeriod + rediscore.CheckInJitter
 
 // An enqueue that is delivered after the release of its token queues the token again. Its grant is
 // released at once.
 func TestEnqueueAfterRelease(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	s.acquire(a, "first").listening().cancel() // so that the inbox is open
-	s.release("first")
-	enqueue := stage.interceptOf("A", enqueueScript)
-	w := s.acquire(a, "A")
-	enqueue.answer(enqueue.await().execute())
-	w.listening()
-	s.release("H")
-	w.granted()
-	w.releaseBy(a)
-	s.hold("H2")
-	enqueue.execute()
-	require.Equal(t, []string{"A"}, s.queue())
-	next := s.acquire(b, "B").listening()
-	s.release("H2")
-	next.granted()
-	require.Empty(t, s.queue())
-	next.releaseBy(b)
-	s.requireClean(a, b)
+	inScene(t, func(s *scene, a *actor) {
+		b := s.enter()
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		enqueue.Answer()
+		s.release("H")
+		w.granted()
+		w.released()
+		s.hold("H2")
+		enqueue.Execute()
+		require.Equal(s, []string{"A"}, s.queue())
+		next := b.acquire("B")
+		s.release("H2")
+		require.True(s, next.over())
+		next.granted()
+		next.released()
+		s.requireClean()
+	})
+}
+
+// open opens the inbox.
+func (a *actor) open() {
+	a.acquire("first").cancelled()
+	a.release("first")
 }
 
 // The wait of a token is cancelled while its enqueue is in flight.
 func TestEnqueueAfterCancel(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	s.acquire(a, "first").listening().cancel()
-	s.release("first")
-	enqueue := stage.interceptOf("A", enqueueScript)
-	w := s.acquire(a, "A")
-	enqueue.await()
-	w.cancel()
-	w.ended()
-	require.ErrorIs(t, w.err, context.Canceled)
-	s.release("A")
-	enqueue.execute()
-	enqueue.lose()
-	next := s.acquire(b, "B").listening()
-	require.Equal(t, []string{"A", "B"}, s.queue())
-	s.release("H")
-	next.granted()
-	next.releaseBy(b)
-	s.requireClean(a, b)
+	inScene(t, func(s *scene, a *actor) {
+		b := s.enter()
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		a.acquire("A").cancelled()
+		s.release("A")
+		enqueue.Execute()
+		enqueue.Return(nil, errLost)
+		next := b.acquire("B")
+		require.Equal(s, []string{"A", "B"}, s.queue())
+		s.release("H")
+		require.True(s, next.over())
+		next.granted()
+		next.released()
+		s.requireClean()
+	})
 }
 
 // An enqueue of a cancelled wait arrives after the release of its token. When the release returns,
 // it has left neither a place nor a lease, whether its answer comes before or after that of the
 // release. An answer that comes before the release causes no second release.
 func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
-	t.Parallel()
 	for _, free := range []bool{false, true} {
 		for _, early := range []bool{false, true} {
-			t.Run(fmt.Sprintf("free=%v/early=%v", free, early), func(t *testing.T) {
-				t.Parallel()
-				s := newScene(t)
-				a, stage := s.enter()
-				enqueue, release := stage.intercept(enqueueScript), stage.intercept(releaseScript)
-				w := s.acquire(a, "A")
-				enqueue.await()
-				w.cancel()
-				w.ended()
+			inScene(t, func(s *scene, a *actor) {
+				enqueue, release := a.holdCall(rediscore.EnqueueScript, "A"), a.holdCall(rediscore.ReleaseScript, "A")
+				a.acquire("A").cancelled()
 				if free {
 					s.release("H")
 				}
 				released := make(chan bool, 1)
-				go func() {
-					held, err := a.Release(t.Context(), s.key, "A")
-					require.NoError(t, err)
-					released <- held
-				}()
-				none := release.await().execute()
-				reply := enqueue.execute()
+				go func() { released <- a.release("A") }()
+				release.Execute()
+				enqueue.Execute()
 				if early {
-					enqueue.answer(reply)
-					time.Sleep(10 * time.Millisecond)
+					enqueue.Answer()
 				}
-				release.answer(none)
+				release.Answer()
 				if !early {
-					time.Sleep(10 * time.Millisecond)
-					require.Empty(t, released)
-					enqueue.answer(reply)
+					require.Empty(s, released)
+					enqueue.Answer()
 				}
-				require.Equal(t, free, <-released)
-				require.NotEqual(t, "A", s.holder())
-				require.Empty(t, s.queue())
-				require.Equal(t, 2, stage.calls(releaseScript, "A"))
-				if !free {
-					s.release("H")
-				}
-				s.requireClean(a)
+				require.Equal(s, free, <-released)
+				require.NotEqual(s, "A", s.holder())
+				require.Empty(s, s.queue())
+				require.Equal(s, 2, a.calls(rediscore.ReleaseScript, "A"))
+				s.release("H")
+				s.requireClean()
 			})
 		}
 	}
-}
-
-func TestEnqueueBeforeRelease(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	enqueue := stage.intercept(enqueueScript)
-	w := s.acquire(a, "A")
-	enqueue.await()
-	w.cancel()
-	w.ended()
-	enqueue.answer(enqueue.execute())
-	s.eventually(func() bool {
-		a.post.mu.Lock()
-		defer a.post.mu.Unlock()
-		return a.post.tokens["A"].answered == nil
-	}, "the answer has come")
-	_, err := a.Release(t.Context(), s.key, "A")
-	require.NoError(t, err)
-	s.release("H")
-	s.requireClean(a)
-	require.Equal(t, 1, stage.calls(releaseScript, "A"))
-}
-
-// A message for a former acquisition of a token does not end the present one.
-func TestTokenIsUsedAgain(t *testing.T) {
-	t.Parallel()
-	message := func(s *scene, a *Locker, stage *interceptConn) func() {
-		stage.silence(true)
-		w := s.acquire(a, "A").listening()
+	inScene(t, func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		a.acquire("A").cancelled()
+		enqueue.Answer()
+		require.False(s, a.release("A"))
+		require.Equal(s, 1, a.calls(rediscore.ReleaseScript, "A"))
 		s.release("H")
-		deliver := stage.message()
-		w.cancel()
-		w.ended()
-		return deliver
+		ballot, err := a.Vote(s.Context(), "k", "A", ttl, 0)
+		require.NoError(s, err)
+		require.True(s, ballot.Acquired, "nothing of the token is in flight")
+		require.True(s, a.release("A"))
+		s.requireClean()
+	})
+}
+
+// A message, or an answer, for a former acquisition of a token does not end the present one.
+func TestTokenIsUsedAgain(t *testing.T) {
+	message := func(a *actor) (tell func()) {
+		message := a.holdMessage("A")
+		w := a.acquire("A")
+		a.bench.release("H")
+		w.cancelled()
+		return message.Deliver
 	}
-	for name, former := range map[string]func(s *scene, a *Locker, stage *interceptConn) (tell func()){
+	for name, former := range map[string]func(*actor) (tell func()){
 		"message":       message,
 		"message, vote": message,
-		"answer": func(s *scene, a *Locker, stage *interceptConn) func() {
-			enqueue := stage.intercept(enqueueScript)
-			w := s.acquire(a, "A")
-			enqueue.await()
-			w.cancel()
-			w.ended()
-			s.release("H")
-			reply := enqueue.execute()
-			return func() { enqueue.answer(reply) }
+		"answer": func(a *actor) func() {
+			enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+			a.acquire("A").cancelled()
+			a.bench.release("H")
+			enqueue.Execute()
+			return enqueue.Answer
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t)
-			a, stage := s.enter()
-			tell := former(s, a, stage)
-			held, err := a.Release(t.Context(), s.key, "A")
-			require.NoError(t, err)
-			require.True(t, held)
+		inScene(t, func(s *scene, a *actor) {
+			tell := former(a)
+			require.True(s, a.release("A"), name)
 			if name == "message, vote" {
-				require.True(t, vote(t, a, s.key, "A", 0).Fresh)
+				ballot, err := a.Vote(s.Context(), "k", "A", ttl, 0)
+				require.NoError(s, err)
+				require.True(s, ballot.Fresh)
 			} else {
-				attempt, err := a.TryAcquire(t.Context(), s.key, "A", time.Minute)
-				require.NoError(t, err)
-				require.True(t, attempt.Acquired)
+				attempt, err := a.TryAcquire(s.Context(), "k", "A", ttl)
+				require.NoError(s, err)
+				require.True(s, attempt.Acquired, name)
 			}
 			tell()
-			time.Sleep(50 * time.Millisecond)
-			require.Equal(t, "A", s.holder())
+			require.Equal(s, "A", s.holder(), name)
 			s.release("A")
-			s.requireClean(a)
+			s.requireClean()
 		})
 	}
 }
@@ -251,506 +160,292 @@ func TestTokenIsUsedAgain(t *testing.T) {
 // The message of a grant comes after the release of its token, so the token is released once more in
 // the background. A later acquisition of the same token waits for that: it would end the new lease.
 func TestTokenIsUsedDuringItsRelease(t *testing.T) {
-	t.Parallel()
-	for name, acquire := range map[string]func(ctx context.Context, l *Locker) (dlock.Attempt, error){
-		"TryAcquire": func(ctx context.Context, l *Locker) (dlock.Attempt, error) {
-			return l.TryAcquire(ctx, "k", "A", time.Minute)
-		},
-		"Acquire": func(ctx context.Context, l *Locker) (dlock.Attempt, error) {
-			return l.Acquire(ctx, "k", "A", time.Minute)
-		},
+	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
+		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t)
-			a, stage := s.enter()
-			release := func(lost bool) {
-				stage.silence(true)
-				w := s.acquire(a, "A").listening()
-				s.release(s.holder())
-				message := stage.message()
-				w.cancel()
-				w.ended()
-				held, err := a.Release(t.Context(), s.key, "A")
-				require.NoError(t, err)
-				require.True(t, held)
-				giveBack := stage.intercept(releaseScript)
-				message()
-				giveBack.await()
+		for _, lost := range []bool{false, true} {
+			inScene(t, func(s *scene, a *actor) {
+				message := a.holdMessage("A")
+				w := a.acquire("A")
+				s.release("H")
+				w.cancelled()
+				require.True(s, a.release("A"))
+				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+				message.Deliver()
+				giveBack.Await()
+				message.Deliver() // and once more, so that another release follows that one
 
-				done := make(chan error, 1)
+				var attempt dlock.Attempt
+				var err error
+				done := make(chan struct{})
 				go func() {
-					attempt, err := acquire(t.Context(), a)
-					if err == nil && !attempt.Acquired {
-						err = errLost
-					}
-					done <- err
+					defer close(done)
+					attempt, err = acquire(a.Locker, s.Context(), "k", "A", ttl)
 				}()
-				time.Sleep(10 * time.Millisecond)
+				hasty, cancel := context.WithTimeout(s.Context(), time.Second)
+				defer cancel()
+				_, err2 := acquire(a.Locker, hasty, "k", "A", ttl)
+				require.ErrorIs(s, err2, context.DeadlineExceeded)
+				require.True(s, dlock.NoEffect(err2))
 				if lost {
-					hasty, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-					defer cancel()
-					_, err := acquire(hasty, a)
-					require.ErrorIs(t, err, context.DeadlineExceeded)
-					require.True(t, dlock.NoEffect(err))
-					giveBack.lose()
-					err = <-done
-					require.ErrorIs(t, err, errUnsettled)
-					require.True(t, dlock.NoEffect(err))
-					return
+					giveBack.Return(nil, errLost)
+					<-done
+					require.ErrorIs(s, err, rediscore.ErrUnsettled)
+					require.True(s, dlock.NoEffect(err))
+				} else {
+					giveBack.Answer()
+					<-done
+					require.NoError(s, err)
+					require.True(s, attempt.Acquired)
+					require.Equal(s, "A", s.holder(), "after the release in the background")
+					s.release("A")
 				}
-				giveBack.answer(giveBack.execute())
-				require.NoError(t, <-done)
-				require.Equal(t, "A", s.holder(), "after the release in the background")
+				s.requireClean()
+			})
+		}
+	}
+}
+
+// A waiter that has lost its place takes it again with its old ticket. If that enqueue gets no answer,
+// the wait ends, and the caller uses another token: the enqueue may arrive at any time, and take the lock.
+func TestPlaceIsTakenAgain(t *testing.T) {
+	for _, answered := range []bool{true, false} {
+		inScene(t, func(s *scene, a *actor) {
+			b := s.enter()
+			w := a.acquire("A")
+			ticket := s.ticket("A")
+			other := b.acquire("B")
+			s.release("A") // by a verdict of death that was wrong
+			enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+			time.Sleep(checkInLatest)
+			if answered {
+				enqueue.Answer()
+				require.False(s, w.over())
+			} else {
+				enqueue.Return(nil, errLost)
+				require.True(s, w.over())
+				require.ErrorIs(s, w.err, errLost)
+				require.False(s, dlock.NoEffect(w.err))
+				enqueue.Execute()
 			}
-			release(false)
-			s.release("A")
-			s.hold("H")
-			release(true)
-			s.requireClean(a)
+			require.Equal(s, ticket, s.ticket("A"), "the ticket that it brings")
+			require.Equal(s, []string{"A", "B"}, s.queue())
+			if !answered {
+				held, err := a.Release(s.Context(), "k", "A")
+				require.NoError(s, err)
+				require.False(s, held)
+			}
+			s.release("H")
+			if answered {
+				w.granted()
+				w.released()
+			}
+			other.granted()
+			other.released()
+			s.requireClean()
 		})
 	}
 }
 
-// A waiter that has lost its place takes it again with its old ticket. An unanswered enqueue that a
-// check-in and another enqueue overtake does no harm, whenever it arrives.
-func TestCheckInOvertakesEnqueue(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	w := s.acquire(a, "A").listening()
-	ticket := s.text(t, "ZSCORE", s.lock.texts[2], "A")
-	other := s.acquire(b, "B").listening()
-	s.bench.release("A") // by a verdict of death that was wrong
-	lost, answered := stage.intercept(enqueueScript), stage.intercept(enqueueScript)
-	forceCheckIn(a, "A")
-	lost.await().lose()
-	w.waits()
-	answered.answer(answered.await().execute())
-	require.Equal(t, ticket, s.text(t, "ZSCORE", s.lock.texts[2], "A"), "the ticket that it brings")
-	require.Equal(t, []string{"A", "B"}, s.queue())
-	checkIns := stage.calls(checkInScript, "A")
-	forceCheckIn(a, "A")
-	s.eventually(func() bool { return stage.calls(checkInScript, "A") > checkIns }, "it checks in")
-	lost.execute()
-	require.Equal(t, []string{"A", "B"}, s.queue())
-	require.Equal(t, ticket, s.text(t, "ZSCORE", s.lock.texts[2], "A"))
-	s.release("H")
-	w.granted()
-	lost.execute()
-	require.Equal(t, []string{"B"}, s.queue())
-	w.releaseBy(a)
-	other.granted()
-	other.releaseBy(b)
-	s.requireClean(a, b)
-}
-
 // The inbox is open before the answer to the enqueue. The check-in waits for the answer.
 func TestInboxBeforeAnswer(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	enqueue := stage.intercept(enqueueScript)
-	w := s.acquire(a, "A")
-	enqueue.await()
-	s.eventually(func() bool { stage.mu.Lock(); defer stage.mu.Unlock(); return stage.opened > 0 }, "the inbox is open")
-	require.Zero(t, stage.calls(checkInScript, "A"), "checks in before the token is in the queue")
-	enqueue.answer(enqueue.execute())
-	w.listening()
-	s.release("H")
-	w.granted()
+	inScene(t, func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		time.Sleep(time.Second)
+		require.Zero(s, a.calls(rediscore.CheckInScript, "A"), "checks in before the token is in the queue")
+		enqueue.Answer()
+		require.Equal(s, 1, a.calls(rediscore.CheckInScript, "A"))
+		s.release("H")
+		require.True(s, w.over())
+		w.granted()
+	})
 }
 
 // A message that overtakes the answer to the enqueue is dated by that answer. There is no further
 // round trip.
 func TestMessageOvertakesAnswer(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	s.acquire(a, "first").listening().cancel()
-	s.release("first")
-	enqueue := stage.interceptOf("A", enqueueScript)
-	w := s.acquire(a, "A")
-	answer := enqueue.await().execute()
-	stage.silence(true)
-	s.release("H")
-	message := stage.message()
-	time.Sleep(300 * time.Millisecond) // the grant ages
-	message()
-	w.waits()
-	enqueue.answer(answer)
-	w.granted()
-	require.Zero(t, stage.calls(checkInScript, "A"))
-	w.releaseBy(a)
-	s.requireClean(a)
+	inScene(t, func(s *scene, a *actor) {
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		enqueue.Execute()
+		message := a.holdMessage("A")
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		time.Sleep(300 * time.Millisecond) // the grant ages
+		message.Deliver()
+		require.False(s, w.over())
+		enqueue.Answer()
+		require.True(s, w.over())
+		w.granted()
+		require.Zero(s, a.calls(rediscore.CheckInScript, "A"))
+		w.released()
+		s.requireClean()
+	})
 }
 
-// A message comes before any answer, as after the inbox was opened again.
+// The inbox was opened again, so that it may be on another server, and a message comes before any
+// answer.
 func TestMessageWithoutClock(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	checkIn := stage.intercept(checkInScript)
-	forceCheckIn(a, "A")
-	checkIn.await()
-	s.release("H")
-	message := stage.message()
-	time.Sleep(300 * time.Millisecond)
-	message()
-	checkIns := stage.calls(checkInScript, "A")
-	checkIn.lose()
-	w.granted()
-	require.Greater(t, stage.calls(checkInScript, "A"), checkIns, "it checks in when")
+	inScene(t, func(s *scene, a *actor) {
+		w := a.acquire("A")
+		checkIn, message := a.holdCall(rediscore.CheckInScript, "A"), a.holdMessage("A")
+		a.conn.Cut()
+		checkIn.Await()
+		time.Sleep(300 * time.Millisecond)
+		s.release("H")
+		time.Sleep(300 * time.Millisecond)
+		message.Deliver()
+		checkIns := a.calls(rediscore.CheckInScript, "A")
+		require.False(s, w.over())
+		checkIn.Return(nil, errLost)
+		w.granted()
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), checkIns, "it checks in when")
+	})
 }
 
-// A check-in finds the grant, and its message comes later. The lease stays.
-func TestMessageAfterCheckIn(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	s.release("H")
-	message := stage.message()
-	forceCheckIn(a, "A")
-	w.granted()
-	message()
-	require.NoError(t, a.Close()) // waits for what the message has begun
-	require.Zero(t, stage.calls(releaseScript, "A"))
-	require.Equal(t, "A", s.holder())
+// A message that comes late does no harm to the lease of its token, or of another.
+func TestLateMessage(t *testing.T) {
+	for name, c := range map[string]struct {
+		before   func(s *scene, w *waiting, message *sim.Held)
+		releases int // of the token
+		holder   string
+	}{
+		"after a check-in": {func(_ *scene, w *waiting, _ *sim.Held) { w.granted() }, 0, "A"},
+		"twice":            {func(_ *scene, w *waiting, message *sim.Held) { message.Deliver(); w.granted() }, 0, "A"},
+		"after the release": {func(s *scene, w *waiting, _ *sim.Held) { // so that it is released again
+			w.granted()
+			w.released()
+			s.hold("B")
+		}, 2, "B"},
+		"after the wait": {func(s *scene, w *waiting, _ *sim.Held) { // if nobody else releases it
+			w.cancelled()
+			require.Equal(s, "A", s.holder())
+			s.enter().acquire("B")
+		}, 1, "B"},
+	} {
+		inScene(t, func(s *scene, a *actor) {
+			message := a.holdMessage("A")
+			w := a.acquire("A")
+			s.release("H")
+			c.before(s, w, message)
+			message.Deliver()
+			require.Equal(s, c.releases, a.calls(rediscore.ReleaseScript, "A"), name)
+			require.Equal(s, c.holder, s.holder(), name)
+		})
+	}
 }
 
-// A message that comes twice.
-func TestMessageTwice(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	s.release("H")
-	message := stage.message()
-	message()
-	w.granted()
-	message()
-	require.NoError(t, a.Close())
-	require.Equal(t, "A", s.holder())
-}
-
-// A message that comes after the release of its token, when another holds the lock.
-func TestMessageAfterRelease(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	s.release("H")
-	message := stage.message()
-	forceCheckIn(a, "A")
-	w.granted()
-	w.releaseBy(a)
-	s.hold("B")
-	message()
-	require.NoError(t, a.Close())
-	require.Equal(t, 2, stage.calls(releaseScript, "A"), "a grant to a token that is used no more is released")
-	require.Equal(t, "B", s.holder())
-}
-
-// A message comes for a cancelled wait. The grant is released, so that the next waiter gets the
-// lock, even if nobody else releases the token.
-func TestMessageAfterCancel(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	w := s.acquire(a, "A").listening()
-	next := s.acquire(b, "B").listening()
-	stage.silence(true)
-	s.release("H")
-	message := stage.message()
-	w.cancel()
-	w.ended()
-	require.Equal(t, "A", s.holder())
-	message()
-	next.granted()
-	next.releaseBy(b)
-	s.requireClean(a, b)
-}
-
-// A lease that its holder has detached stays, whatever comes late.
-func TestMessageAfterDetach(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	b, _ := s.enter()
-	giver, taker := dlock.New(a), dlock.New(b)
-	stage.silence(true)
-	lease := s.client(giver)
-	s.eventually(func() bool { return len(s.queue()) == 1 && s.listens(s.queue()[0]) }, "it waits and listens")
-	s.release("H")
-	message := stage.message()
-	forceCheckIn(a, s.holder())
-	given := lease()
-	detached, err := given.Detach()
-	require.NoError(t, err)
-	taken, err := taker.Adopt(t.Context(), detached)
-	require.NoError(t, err)
-	message()
-	require.NoError(t, giver.Close())
-	require.NoError(t, a.Close())
-	require.NoError(t, taken.Renew(t.Context()))
-	require.Equal(t, taken.Token(), s.holder())
-	require.NoError(t, taken.Release())
-	require.NoError(t, taker.Close())
-	require.Empty(t, s.holder())
-}
-
-func (b *bench) listens(token string) bool {
-	waiter := b.waiters()[":"+token]
-	return len(waiter) > 0 && waiter[len(waiter)-1] != ' '
-}
-
-// client starts an Acquire of the lock, and returns a function that waits for it.
-func (s *scene) client(c *dlock.Client) func() *dlock.Lease {
+// acquire lets a Client wait for the lock, and returns a function that waits for its lease.
+func (s *scene) acquire(c *dlock.Client) func() *dlock.Lease {
 	done := make(chan struct{})
 	var lease *dlock.Lease
 	var err error
 	go func() {
 		defer close(done)
-		lease, err = c.Acquire(s.Context(), s.key)
+		lease, err = c.Acquire(s.Context(), "k")
 	}()
+	time.Sleep(time.Millisecond)
+	synctest.Wait()
 	return func() *dlock.Lease {
 		s.Helper()
-		await(s, done, "the end of Acquire")
+		<-done
 		require.NoError(s, err)
 		return lease
 	}
 }
 
-// Since is not the time at which the message is read: the delay of a waiter or a message is lost for
-// the lease. Nor is it the time of the check-in before.
-func TestLateMessage(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	listening := time.Since(w.began) // within this time the last answer was called for
-	stage.silence(true)
-	time.Sleep(300 * time.Millisecond)
-	released := time.Now()
-	s.release("H")
-	message := stage.message()
-	time.Sleep(300 * time.Millisecond)
-	checkIns := stage.calls(checkInScript, "A")
-	message()
-	grant := w.granted()
-	if stage.calls(checkInScript, "A") == checkIns {
-		earliest := released.Add(-listening - 2*time.Millisecond)
-		assert.False(t, grant.Since.Before(earliest), "Since is %v before what is known", earliest.Sub(grant.Since))
-	}
-}
-
-// A grant that a check-in finds later is dated too.
-func TestLateCheckIn(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	w := s.acquire(a, "A").listening()
-	stage.silence(true)
-	released := time.Now()
-	s.release("H")
-	stage.message()
-	time.Sleep(300 * time.Millisecond)
-	called := time.Now()
-	forceCheckIn(a, "A")
-	grant := w.granted()
-	took := time.Since(called)
-	assert.False(t, grant.Since.Before(released.Add(-took-2*time.Millisecond)), "Since is older than the release")
-}
-
-// An answer that comes late dates its grant from the time of its call.
-func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	for _, script := range []*Script{enqueueScript, checkInScript} {
-		s := newScene(t)
-		a, stage := s.enter()
-		call := stage.intercept(script)
-		w := s.acquire(a, "A")
-		call.await()
-		s.expire()
-		answer := call.execute()
-		require.EqualValues(t, answerGranted, s.answerOf(answer))
-		time.Sleep(300 * time.Millisecond)
-		call.answer(answer)
-		w.granted()
-		require.Zero(t, stage.calls(enqueueScript, "A")-1)
-	}
-}
-
-// A wait that is cancelled before its grant gives up its place to the next.
-func TestCancelBeforeGrant(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, _ := s.enter()
-	b, _ := s.enter()
-	w := s.acquire(a, "A").listening()
-	next := s.acquire(b, "B").listening()
-	w.cancel()
-	w.ended()
-	held, err := a.Release(t.Context(), s.key, "A")
-	require.NoError(t, err)
-	require.False(t, held)
-	require.Equal(t, []string{"B"}, s.queue())
-	s.release("H")
-	next.granted()
-	next.releaseBy(b)
-	s.requireClean(a, b)
-}
-
 // A wait is cancelled while the answer with the grant is in flight.
 func TestCancelDuringGrant(t *testing.T) {
-	t.Parallel()
-	for _, script := range []*Script{enqueueScript, checkInScript} {
-		s := newScene(t)
-		a, stage := s.enter()
-		call := stage.intercept(script)
-		w := s.acquire(a, "A")
-		call.await()
-		s.expire()
-		answer := call.execute()
-		require.EqualValues(t, answerGranted, s.answerOf(answer))
-		w.cancel()
-		w.ended()
-		call.answer(answer)
-		w.releaseBy(a)
-		s.requireClean(a)
+	for _, script := range []*rediscore.Script{rediscore.EnqueueScript, rediscore.CheckInScript} {
+		inScene(t, func(s *scene, a *actor) {
+			call := a.holdCall(script, "A")
+			w := a.acquire("A")
+			call.Await()
+			s.expire()
+			call.Execute()
+			require.Equal(s, "A", s.holder())
+			w.cancelled()
+			call.Answer()
+			w.released()
+			s.requireClean()
+		})
 	}
 }
 
 // A wait is cancelled when its grant has come. It may return either, and that is true.
 func TestCancelAfterGrant(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
 	for range 20 {
-		a, stage := s.enter()
-		w := s.acquire(a, "A").listening()
-		stage.silence(true)
-		s.release("H")
-		message := stage.message()
-		go w.cancel()
-		message()
-		await(t, w.done, "the end of the wait")
-		require.Equal(t, w.err == nil, w.attempt.Acquired)
-		require.NoError(t, a.Close())
-		if w.err == nil {
-			w.requireKept(w.attempt)
-		} else {
-			require.ErrorIs(t, w.err, context.Canceled)
-		}
-		s.bench.release("A")
-		require.Empty(t, s.holder())
-		require.Empty(t, s.queue())
-		s.hold("H")
+		inScene(t, func(s *scene, a *actor) {
+			message := a.holdMessage("A")
+			w := a.acquire("A")
+			s.release("H")
+			message.Await()
+			go w.cancel()
+			message.Deliver()
+			require.True(s, w.over())
+			if w.err == nil {
+				w.granted()
+			} else {
+				require.ErrorIs(s, w.err, context.Canceled)
+				require.False(s, w.Acquired)
+			}
+			s.release("A")
+			s.requireClean()
+		})
 	}
 }
 
 // A grant that is found after it has ended does not count, nor does its fence. The token is tried
 // once more, given up, and released. The wait goes on with a new token.
 func TestGrantFoundTooLate(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	c := dlock.New(a, dlock.WithTTL(time.Second))
-	stage.silence(true)
-	lease := s.client(c)
-	s.eventually(func() bool { return len(s.queue()) == 1 && s.listens(s.queue()[0]) }, "it waits and listens")
-	token := s.queue()[0]
-	checkIn := stage.interceptOf(token, checkInScript)
-	defer checkIn.lose()
-	s.release("H")
-	message := stage.message()
-	s.eventually(func() bool { return s.holder() == "" }, "the lease ends before its message comes")
-	fence := s.hold("rival")
-	stage.silence(false)
-	tries := stage.calls(acquireScript, token)
-	message()
-	s.eventually(func() bool { return len(s.queue()) == 1 && s.queue()[0] != token }, "a new token waits")
-	require.Equal(t, tries+1, stage.calls(acquireScript, token))
-	s.eventually(func() bool { return stage.calls(releaseScript, token) > 0 }, "what is owed is released")
-	require.Equal(t, "rival", s.holder())
-	s.release("rival")
-	got := lease()
-	require.NotEqual(t, token, got.Token())
-	require.Greater(t, got.Fence(), fence)
-	_ = got.Release()
-	require.NoError(t, c.Close())
-	s.requireClean(a)
-}
-
-// A waiter may have died unnoticed. So it is granted the lock for a few seconds, and then renews the
-// lease to its full TTL.
-func TestFirstTTL(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, _ := s.enter()
-	c := dlock.New(a, dlock.WithTTL(time.Minute))
-	lease := s.client(c)
-	s.eventually(func() bool { return len(s.queue()) == 1 && s.listens(s.queue()[0]) }, "it waits and listens")
-	require.Contains(t, s.waiters()[":"+s.queue()[0]], " 5000 ")
-	s.release("H")
-	got := lease()
-	s.eventually(func() bool { return s.integer(t, "PTTL", s.key) > 50_000 }, "it is renewed")
-	require.NoError(t, got.Release())
-	require.NoError(t, c.Close())
-	s.requireClean(a)
-}
-
-// A release that overtakes the enqueue that it is to undo is repeated until it has undone it.
-func TestReleaseOvertakesEnqueue(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	c := dlock.New(a, dlock.WithTTL(10*limit), dlock.WithRenewal(false))
-	ctx, cancel := context.WithCancel(t.Context())
-	enqueue := stage.intercept(enqueueScript)
-	failed := make(chan error, 1)
-	go func() {
-		_, err := c.Acquire(ctx, s.key)
-		failed <- err
-	}()
-	token := enqueue.await().call.Args[0]
-	cancel()
-	require.ErrorIs(t, <-failed, context.Canceled)
-	s.eventually(func() bool { return stage.calls(releaseScript, token) > 0 }, "the token is released")
-	s.expire()
-	enqueue.execute()
-	enqueue.lose()
-	s.eventually(func() bool { return s.holder() == "" }, "the late grant is released")
-	require.NoError(t, c.Close())
-	s.requireClean(a)
+	inScene(t, func(s *scene, a *actor) {
+		c := dlock.New(a, dlock.WithTTL(time.Second))
+		lease := s.acquire(c)
+		token := s.queue()[0]
+		message := a.holdMessage(token)
+		s.release("H")
+		time.Sleep(1100 * time.Millisecond)
+		require.Empty(s, s.holder(), "the lease ends before its message comes")
+		fence := s.hold("rival")
+		tries := a.calls(rediscore.AcquireScript, token)
+		message.Deliver()
+		require.Equal(s, tries+1, a.calls(rediscore.AcquireScript, token))
+		time.Sleep(time.Second)
+		require.NotZero(s, a.calls(rediscore.ReleaseScript, token), "what is owed is released")
+		require.Len(s, s.queue(), 1)
+		require.NotEqual(s, token, s.queue()[0])
+		require.Equal(s, "rival", s.holder())
+		s.release("rival")
+		got := lease()
+		require.NotEqual(s, token, got.Token())
+		require.Greater(s, got.Fence(), fence)
+		require.NoError(s, got.Release())
+		require.NoError(s, c.Close())
+		s.requireClean()
+	})
 }
 
 // A release waits for the last call of its token's wait until its ctx ends. What that call is
 // granted later is released nevertheless.
 func TestReleaseUnderContext(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	a, stage := s.enter()
-	enqueue := stage.intercept(enqueueScript)
-	w := s.acquire(a, "A")
-	enqueue.await()
-	w.cancel()
-	w.ended()
-	s.release("H")
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	held, err := a.Release(ctx, s.key, "A")
-	require.NoError(t, err, "the server has answered")
-	require.False(t, held)
-	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
-	enqueue.answer(enqueue.execute())
-	s.eventually(func() bool { return s.holder() == "" }, "the late grant is released")
-	s.requireClean(a)
+	inScene(t, func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		a.acquire("A").cancelled()
+		s.release("H")
+		const limit = 50 * time.Millisecond
+		ctx, cancel := context.WithTimeout(s.Context(), limit)
+		defer cancel()
+		begun := time.Now()
+		held, err := a.Release(ctx, "k", "A")
+		require.NoError(s, err, "the server has answered")
+		require.False(s, held)
+		require.Equal(s, limit, time.Since(begun))
+		enqueue.Execute()
+		require.Equal(s, "A", s.holder())
+		enqueue.Answer()
+		require.Empty(s, s.holder(), "the late grant is released")
+		s.requireClean()
+	})
 }

@@ -100,39 +100,19 @@ func waitError(err error) error {
 	return nil
 }
 
-// mayGrant are the scripts that grant or renew.
-var mayGrant = map[*Script]bool{
-	acquireScript: true, enqueueScript: true, checkInScript: true, renewScript: true,
-	voteScript: true, enlistScript: true, attendScript: true, confirmScript: true,
-}
-
-// evalAllOnce makes calls, which are all of scripts that may grant or all of others.
-func (l *Locker) evalAllOnce(ctx context.Context, calls []Call, results []Result) {
+// sendReplicated makes the calls of a flight that may grant or renew.
+func (l *Locker) sendReplicated(ctx context.Context, calls []Call, results []Result) {
 	wait := l.replicas
-	if wait == nil || !mayGrant[calls[0].Script] {
-		l.conn.EvalAll(ctx, calls, results)
-		return
-	}
 	l.conn.(Replicator).EvalReplicated(ctx, calls, results, *wait)
 	for i, r := range results {
-		if r.Err == nil && grants(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
+		if r.Err == nil && holds(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
 			results[i] = Result{Err: &ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait}}
 		}
 	}
 }
 
-// evalOnce makes a call.
-func (l *Locker) evalOnce(ctx context.Context, call Call) (any, error) {
-	if l.replicas == nil || !mayGrant[call.Script] {
-		return l.conn.Eval(ctx, call)
-	}
-	results := make([]Result, 1)
-	l.evalAllOnce(ctx, []Call{call}, results)
-	return results[0].Reply, results[0].Err
-}
-
-// grants reports whether the reply of a script that may grant says that the token holds the lock.
-func grants(reply any) bool {
+// holds reports whether the reply of a script that may grant says that the token holds the lock.
+func holds(reply any) bool {
 	switch r := reply.(type) {
 	case int64: // a fence, or whether a lease was renewed
 		return r != 0

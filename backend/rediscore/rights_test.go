@@ -12,6 +12,8 @@ import (
 
 	"github.com/gomodule/redigo/redis"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const securityPage = "../../docs/security.md"
@@ -141,10 +143,7 @@ func TestRightsPage(t *testing.T) {
 
 // The commands that the scripts call are quoted words, or a variable that is given such words.
 func TestCommandsAreQuoted(t *testing.T) {
-	for _, script := range []*Script{
-		acquireScript, enqueueScript, checkInScript, renewScript, releaseScript, freeScript, inspectScript, holderScript,
-		voteScript, enlistScript, attendScript, confirmScript, passScript,
-	} {
+	for _, script := range Scripts {
 		for _, m := range unquoted.FindAllStringSubmatch(script.Source, -1) {
 			require.Regexp(t, `^(command, |serve, '')`, m[1])
 		}
@@ -155,14 +154,16 @@ func TestCommandsAreQuoted(t *testing.T) {
 // no others, with the keys and channels of the prefix and no others.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, "", "k")
+	conn, err := redis.Dial("tcp", redistest.Start(t).Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
 	do := func(args ...string) any {
 		t.Helper()
-		reply, err := b.redis.Do(args[0], redis.Args{}.AddFlat(args[1:])...)
+		reply, err := conn.Do(args[0], redis.Args{}.AddFlat(args[1:])...)
 		require.NoError(t, err, args)
 		return reply
 	}
-	if _, err := b.redis.Do("ACL", "DRYRUN", "default", "PING"); err != nil {
+	if _, err := conn.Do("ACL", "DRYRUN", "default", "PING"); err != nil {
 		t.Skipf("ACL DRYRUN came with Redis 7.0: %v", err)
 	}
 	dryRun := func(args ...string) string {

@@ -1,34 +1,35 @@
-package rediscore
+package rediscore_test
 
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/gomodule/redigo/redis"
 	"github.com/stretchr/testify/require"
-)
 
-// keySlots returns the slots of names according to the server.
-func (c *wireConn) keySlots(t testing.TB, names ...string) []int {
-	t.Helper()
-	for _, name := range names {
-		require.NoError(t, c.redis.Send("CLUSTER", "KEYSLOT", name))
-	}
-	slots, err := redis.Ints(c.redis.Do(""))
-	require.NoError(t, err)
-	return slots
-}
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/internal/sim"
+)
 
 // requireSameSlot fails unless Slot and the server agree on the slot of the lock, and the lock's
 // companions are in that slot.
-func requireSameSlot(t testing.TB, c *wireConn, prefix, key string) {
+func requireSameSlot(t testing.TB, server redis.Conn, prefix, key string) {
 	t.Helper()
-	keys := newLockKeys(prefix, key, true)
-	all := append(keys.texts[:], companion(prefix, keys.slot, inboxSuffix+"x"))
-	for i, slot := range c.keySlots(t, all...) {
-		require.Equal(t, slot, keys.slot, "slot of %q, for lock %q", all[i], prefix+key)
-		require.Equal(t, slot, Slot(all[i]), "Slot(%q), for lock %q", all[i], prefix+key)
+	keys, slot := rediscore.KeysOf(prefix, key, true), rediscore.Slot(prefix+key)
+	all := append(keys[:], rediscore.Companion(prefix, slot, "dlock1:inbox:x"))
+	for _, name := range all {
+		require.NoError(t, server.Send("CLUSTER", "KEYSLOT", name))
+	}
+	slots, err := redis.Ints(server.Do(""))
+	require.NoError(t, err)
+	for i := range all {
+		require.Equal(t, slots[i], slot, "slot of %q, for lock %q", all[i], prefix+key)
+		require.Equal(t, slots[i], rediscore.Slot(all[i]), "Slot(%q), for lock %q", all[i], prefix+key)
 	}
 	slices.Sort(all)
 	require.Len(t, slices.Compact(all), 6, "names for %q", prefix+key)
@@ -46,12 +47,12 @@ func FuzzSlot(f *testing.F) {
 		f.Add("", s)
 		f.Add(s, "a")
 	}
-	_, c := wire(f, "", "--cluster-enabled", "yes")
+	c := dial(f, redistest.Start(f, "--cluster-enabled", "yes"))
 	f.Fuzz(func(t *testing.T, prefix, key string) { requireSameSlot(t, c, prefix, key) })
 }
 
 func TestSlotOfRandomNames(t *testing.T) {
-	_, c := wire(t, "", "--cluster-enabled", "yes")
+	c := dial(t, redistest.Start(t, "--cluster-enabled", "yes"))
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
 		requireSameSlot(t, c, randomName(r, 8), "x"+randomName(r, 40))
@@ -76,11 +77,82 @@ func randomName(r *rand.Rand, limit int) string {
 
 func TestEverySlotHasATag(t *testing.T) {
 	seen := make(map[string]bool)
-	for slot, tag := range tags() {
-		require.Len(t, tag, tagLength, "slot %d", slot)
-		require.Equal(t, slot, Slot(tag))
-		require.Equal(t, slot, Slot("any prefix{"+tag+"}any suffix"))
+	for slot, tag := range rediscore.Tags() {
+		require.Len(t, tag, 3, "slot %d", slot)
+		require.Equal(t, slot, rediscore.Slot(tag))
+		require.Equal(t, slot, rediscore.Slot("any prefix{"+tag+"}any suffix"))
 		require.False(t, seen[tag])
 		seen[tag] = true
 	}
+}
+
+// While a slot is moved, a lock and its companions are on two masters for a while. Nobody is granted the
+// lock then, but its lease is renewed and released as ever.
+func TestSlotIsMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster := sim.NewCluster(2, 0)
+		conn := sim.Dial(cluster.Nodes[0], nil)
+		defer conn.Close()
+		l := rediscore.New(conn)
+		defer l.Close()
+		requireRefused := func(err error) {
+			t.Helper()
+			require.ErrorContains(t, err, "TRYAGAIN")
+			require.True(t, dlock.NoEffect(err))
+		}
+		first, err := l.TryAcquire(t.Context(), "k", "A", time.Minute)
+		require.NoError(t, err)
+		to := cluster.Nodes[0]
+		if to == cluster.MasterOf("k") {
+			to = cluster.Nodes[1]
+		}
+		move := cluster.Migrate("k", to)
+		move.MoveKeys("k")
+
+		attempt, err := l.TryAcquire(t.Context(), "k", "B", time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, dlock.Attempt{Holder: "A", Remaining: time.Minute}, attempt)
+		_, err = l.TryAcquire(t.Context(), "k", "A", time.Minute)
+		requireRefused(err)
+		held, err := l.Renew(t.Context(), "k", "A", time.Hour)
+		require.NoError(t, err)
+		require.True(t, held)
+		hold, err := l.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, dlock.Hold{Held: true, Token: "A", Remaining: time.Hour}, hold)
+		for _, token := range []string{"B", "A", "A"} {
+			held, err := l.Release(t.Context(), "k", token)
+			require.NoError(t, err)
+			require.Equal(t, token == "A" && hold.Held, held)
+			hold.Held = hold.Held && token != "A"
+		}
+		_, err = l.TryAcquire(t.Context(), "k", "B", time.Minute)
+		requireRefused(err)
+		hold, err = l.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Zero(t, hold)
+
+		move.Finish()
+		attempt, err = l.TryAcquire(t.Context(), "k", "B", time.Minute)
+		require.NoError(t, err)
+		require.True(t, attempt.Acquired)
+		require.Equal(t, first.Fence+8, attempt.Fence)
+	})
+}
+
+// A call that is redirected to a node that the client does not know has no effect. The client is going to
+// know it.
+func TestRedirectionToAStranger(t *testing.T) {
+	results := make([]rediscore.Result, 1)
+	rediscore.EvalByMaster(make([]rediscore.Call, 1), results,
+		func(_ rediscore.Call, address string) (string, error) {
+			if address != "" {
+				return "", errDown
+			}
+			return "known", nil
+		},
+		func(string, bool, []int) { results[0].Err = sim.Error("MOVED 1 stranger:6379") })
+	var failed *dlock.NoEffectError
+	require.ErrorAs(t, results[0].Err, &failed)
+	require.True(t, failed.Temporary)
 }

@@ -1,140 +1,147 @@
-package rediscore
+package rediscore_test
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// crowd puts n waiters behind the others, who have the same inbox and checked in some time ago.
-func (b *bench) crowd(n int, name, inbox string, ago time.Duration) {
+// crowd puts n waiters behind the others, who have the same inbox. They are not heard of again.
+func (b *bench) crowd(n int64, name, inbox string) {
 	b.Helper()
-	b.integer(b, "EVAL", `
-		local last = tonumber(redis.call('GET', KEYS[1]))
-		for i = 1, ARGV[1] do
-			redis.call('ZADD', KEYS[2], string.format('%.0f', last + i), ARGV[2] .. i)
-			redis.call('HSET', KEYS[3], ':' .. ARGV[2] .. i, ARGV[4] .. ' 60000 ' .. ARGV[3])
-		end
-		redis.call('PEXPIRE', KEYS[2], 60000)
-		redis.call('PEXPIRE', KEYS[3], 60000)
-		redis.call('SET', KEYS[1], string.format('%.0f', last + ARGV[1]), 'PX', 172800000)
-		return 0`, 3, b.lock.texts[1], b.lock.texts[2], b.lock.texts[3],
-		n, name, inbox, b.now(b)-ago.Microseconds())
+	last := b.fence()
+	for i := int64(1); i <= n; i++ {
+		b.do("ZADD", b.keys.queue, last+i, fmt.Sprint(name, i))
+		b.do("HSET", b.keys.waiters, fmt.Sprint(":", name, i), fmt.Sprint(time.Now().UnixMicro(), " 60000 ", inbox))
+	}
+	b.do("PEXPIRE", b.keys.queue, 60_000)
+	b.do("PEXPIRE", b.keys.waiters, 60_000)
+	b.do("SET", b.keys.counter, last+n, "PX", 2*dayInMS)
 }
 
 // waiting returns the number of waiters.
-func (b *bench) waiting() int {
+func (b *bench) waiting() int64 {
 	b.Helper()
-	return int(b.integer(b, "ZCARD", b.lock.texts[2]))
+	return b.number("ZCARD", b.keys.queue)
 }
 
-// commands counts the commands that the server executes during f, by their names.
-func (b *bench) commands(f func()) map[string]int {
+// attend lets time pass, in which waiters check in every three seconds.
+func (b *bench) attend(d time.Duration, inbox string, tokens ...string) {
 	b.Helper()
-	b.text(b, "CONFIG", "RESETSTAT")
-	f()
-	calls := make(map[string]int)
-	for line := range strings.Lines(b.text(b, "INFO", "commandstats")) {
-		if name, rest, ok := strings.Cut(line, ":calls="); ok {
-			count, _, _ := strings.Cut(rest, ",")
-			n, err := strconv.Atoi(count)
-			require.NoError(b, err)
-			command, _, _ := strings.Cut(strings.TrimPrefix(name, "cmdstat_"), "|")
-			calls[command] += n
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		time.Sleep(min(3*time.Second, time.Until(end)))
+		for _, token := range tokens {
+			b.checkIn(token, inbox)
 		}
 	}
-	delete(calls, "config")
-	delete(calls, "evalsha")
-	delete(calls, "eval")
-	return calls
 }
 
-func sum(calls map[string]int) (n int) {
-	for _, count := range calls {
-		n += count
+// commands counts the commands that the server executes during f, all and by their names.
+func (b *bench) commands(f func()) (sum int, calls map[string]int) {
+	b.Helper()
+	before := b.server.Cost()
+	f()
+	after := b.server.Cost()
+	for name, n := range before.Calls {
+		after.Calls[name] -= n
 	}
-	return n
+	return after.Commands - before.Commands, after.Calls
 }
 
 // A release removes the dead a hundred at a time, and asks about each inbox once.
 func TestDeadWaitersInBatches(t *testing.T) {
-	b := newBench(t, "", "k")
-	b.hold("H")
-	b.crowd(2000, "dead", "pnobody", 0)
-	b.crowd(2000, "silent", "panother", 6*time.Second)
-	ear := b.listen("inbox")
-	b.wait("A", ear.inbox)
-	calls := b.commands(func() { require.EqualValues(t, 1, b.release("H")) })
-	require.Equal(t, "A", b.holder())
-	ear.requireTold("A")
-	require.Empty(t, b.queue())
-	require.Len(t, b.waiters(), 1)
-	require.LessOrEqual(t, sum(calls), 4*42+15, "%v", calls)
-	require.Equal(t, 2, calls["pubsub"], "%v", calls)
+	atBench(t, "", "k", func(b *bench) {
+		b.hold("H")
+		b.crowd(2000, "silent", "panother")
+		time.Sleep(6 * time.Second)
+		b.crowd(2000, "dead", "pnobody")
+		ear := b.listen("inbox")
+		b.wait("A", ear.inbox)
+		sum, calls := b.commands(func() { require.EqualValues(b, 1, b.release("H")) })
+		require.Equal(b, "A", b.holder())
+		ear.requireTold("A")
+		require.Empty(b, b.queue())
+		require.Len(b, b.waiters(), 1)
+		require.LessOrEqual(b, sum, 4*42+15, "%v", calls)
+		require.Equal(b, 2, calls["PUBSUB"], "%v", calls)
+	})
 }
 
 // The first waiter is looked at alone, however many wait.
 func TestHandoverAmongMany(t *testing.T) {
-	b := newBench(t, "", "k")
-	ear := b.listen("inbox")
-	var counts []int
-	for _, n := range []int{1, 2000} {
-		b.hold("H")
-		b.crowd(n, fmt.Sprint(n, " "), ear.inbox, 0)
-		calls := b.commands(func() { require.EqualValues(t, 1, b.release("H")) })
-		require.Equal(t, fmt.Sprint(n, " 1"), b.holder())
-		require.Equal(t, n-1, b.waiting())
-		require.Equal(t, 1, calls["hmget"])
-		counts = append(counts, sum(calls))
-		b.release(b.holder())
-	}
-	require.InDelta(t, counts[0], counts[1], 3, "commands of a handover: the fence may take more")
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		var sums []int
+		for _, n := range []int64{1, 2000} {
+			b.hold("H")
+			b.crowd(n, fmt.Sprint(n, " "), ear.inbox)
+			sum, calls := b.commands(func() { require.EqualValues(b, 1, b.release("H")) })
+			require.Equal(b, fmt.Sprint(n, " 1"), b.holder())
+			require.Equal(b, n-1, b.waiting())
+			require.Equal(b, 1, calls["HMGET"])
+			sums = append(sums, sum)
+			b.release(b.holder())
+		}
+		require.Equal(b, sums[0], sums[1], "commands of a handover")
+	})
 }
 
 // One call removes about 5,000 dead waiters. A release that has more before it does nothing else: the
 // lock stays with its holder, and the next call goes on.
 func TestBoundedWork(t *testing.T) {
-	b := newBench(t, "", "k")
-	ear := b.listen("inbox")
-	for name, come := range map[string]func(b *bench) any{
-		"release":               func(b *bench) any { return b.bare(releaseScript, "H") },
-		"release of a stranger": func(b *bench) any { b.expire(); return b.bare(releaseScript, "S") },
-		"attempt":               func(b *bench) any { b.expire(); return b.bare(acquireScript, "S", "60000") },
-		"enqueue":               func(b *bench) any { b.expire(); return b.bare(enqueueScript, "S", "60000", "", "") },
-		"check-in":              func(b *bench) any { b.expire(); return b.bare(checkInScript, "A", ear.inbox) },
-	} {
-		b := b.of(name)
-		call := func() any { return come(b) }
-		b.hold("H")
-		b.crowd(10_500, "dead", "pnobody", 0)
-		b.wait("A", ear.inbox)
-		b.crowd(1, "B", ear.inbox, 0)
-		for _, left := range []int{5501, 501} {
-			calls := b.commands(func() { require.Equal(t, unswept, call(), name) })
-			require.InDelta(t, left, b.waiting(), 2, name)
-			require.LessOrEqual(t, sum(calls), 4*51+10, "%s: %v", name, calls)
-			require.Equal(t, map[bool]string{true: "H"}[name == "release"], b.holder(), name)
-			require.NotContains(t, b.queue(), "S", name)
-			require.Empty(t, ear.heard(), name)
+	atBench(t, "", "", func(b *bench) {
+		ear := b.listen("inbox")
+		for name, c := range map[string]struct {
+			script   *rediscore.Script
+			args     []string
+			released bool // the lock was not free before
+			answered bool // the waiter that is alive calls
+		}{
+			"release":               {rediscore.ReleaseScript, []string{"H"}, true, false},
+			"release of a stranger": {rediscore.ReleaseScript, []string{"S"}, false, false},
+			"attempt":               {rediscore.AcquireScript, []string{"S", "60000"}, false, false},
+			"enqueue":               {rediscore.EnqueueScript, []string{"S", "60000", "", ""}, false, false},
+			"check-in":              {rediscore.CheckInScript, []string{"A", ear.inbox}, false, true},
+			"pass":                  {rediscore.PassScript, []string{"H", "", "0"}, true, false},
+			"vote":                  {rediscore.VoteScript, []string{"S", "60000", "0"}, false, false},
+			"enlist":                {rediscore.EnlistScript, []string{"S", "60000", "", "1", "0"}, false, false},
+			"attend":                {rediscore.AttendScript, []string{"A", ear.inbox}, false, true},
+		} {
+			b := b.of(name)
+			b.hold("H")
+			b.crowd(5_500, "dead", "pnobody")
+			b.wait("A", ear.inbox)
+			b.crowd(1, "B", ear.inbox)
+			if !c.released {
+				b.expire()
+			}
+			sum, calls := b.commands(func() { require.Equal(b, rediscore.Unswept, b.bare(c.script, c.args...), name) })
+			require.EqualValues(b, 501, b.waiting(), name)
+			require.LessOrEqual(b, sum, 4*51+14, "%s: %v", name, calls)
+			require.Equal(b, map[bool]string{true: "H"}[c.released], b.holder(), name)
+			require.NotContains(b, b.queue(), "S", name)
+			require.Empty(b, ear.heard(), name)
+			require.NotEqual(b, rediscore.Unswept, b.bare(c.script, c.args...), name)
+			require.Equal(b, "A", b.holder(), name)
+			require.Contains(b, b.queue(), "B1", name)
+			if c.answered {
+				require.Empty(b, ear.heard(), name)
+			} else {
+				ear.requireTold("A")
+			}
 		}
-		require.NotEqual(t, unswept, call(), name)
-		require.Equal(t, "A", b.holder(), name)
-		require.Contains(t, b.queue(), "B1", name)
-		if name != "check-in" {
-			ear.requireTold("A")
-		}
-		b.text(t, "FLUSHALL")
-	}
+	})
 }
 
 // bare makes one call of a script.
-func (b *bench) bare(s *Script, args ...string) any {
+func (b *bench) bare(s *rediscore.Script, args ...string) any {
 	b.Helper()
-	reply, err := b.locker.conn.Eval(b.Context(), b.locker.call(s, b.key, args...))
+	reply, err := b.conn.Eval(b.Context(), b.locker.ScriptCall(s, b.key, args...))
 	require.NoError(b, err)
 	return reply
 }
@@ -143,55 +150,68 @@ func (b *bench) bare(s *Script, args ...string) any {
 // waiter that is alive is served in one Release, and nobody is refused a lock that only the dead
 // wait for.
 func TestThousandsOfDeadWaiters(t *testing.T) {
-	b := newBench(t, "", "k")
-	l := New(plain(t, b.addr))
-	t.Cleanup(func() { l.Close() })
-	ear := b.listen("inbox")
-	b.hold("H")
-	b.crowd(12_000, "dead", "pnobody", 0)
-	b.wait("A", ear.inbox)
-	held, err := l.Release(t.Context(), "k", "H")
-	require.NoError(t, err)
-	require.True(t, held)
-	ear.requireTold("A")
-	b.crowd(12_000, "dead", "pnobody", 0)
-	held, err = l.Release(t.Context(), "k", "A")
-	require.NoError(t, err)
-	require.True(t, held)
-	require.Equal(t, []string{b.lock.texts[1]}, b.all(t), "what is left")
-	for name, acquire := range map[string]func(token string) (bool, error){
-		"TryAcquire": func(token string) (bool, error) {
-			a, err := l.TryAcquire(t.Context(), "k", token, time.Minute)
-			return a.Acquired, err
-		},
-		"Acquire": func(token string) (bool, error) {
-			a, err := l.Acquire(t.Context(), "k", token, time.Minute)
-			return a.Acquired, err
-		},
-	} {
-		b.crowd(12_000, "dead", "pnobody", 0)
-		ok, err := acquire(name)
-		require.NoError(t, err, name)
-		require.True(t, ok, name)
-		require.Equal(t, name, b.holder())
-		require.EqualValues(t, 1, b.release(name))
-	}
-	held, err = l.Release(t.Context(), "k", "A")
-	require.NoError(t, err)
-	require.False(t, held)
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		b.hold("H")
+		b.crowd(12_000, "dead", "pnobody")
+		b.wait("A", ear.inbox)
+		held, err := b.locker.Release(b.Context(), "k", "H")
+		require.NoError(b, err)
+		require.True(b, held)
+		ear.requireTold("A")
+		b.crowd(6_000, "dead", "pnobody")
+		held, err = b.locker.Release(b.Context(), "k", "A")
+		require.NoError(b, err)
+		require.True(b, held)
+		require.Equal(b, []string{b.keys.counter}, b.server.Keys(), "what is left")
+		for name, acquire := range map[string]func(token string) (dlock.Attempt, error){
+			"TryAcquire": func(token string) (dlock.Attempt, error) {
+				return b.locker.TryAcquire(b.Context(), "k", token, time.Minute)
+			},
+			"Acquire": func(token string) (dlock.Attempt, error) {
+				return b.locker.Acquire(b.Context(), "k", token, time.Minute)
+			},
+		} {
+			b.crowd(6_000, "dead", "pnobody")
+			a, err := acquire(name)
+			require.NoError(b, err, name)
+			require.True(b, a.Acquired, name)
+			require.Equal(b, name, b.holder())
+			require.EqualValues(b, 1, b.release(name))
+		}
+		held, err = b.locker.Release(b.Context(), "k", "A")
+		require.NoError(b, err)
+		require.False(b, held)
+	})
 }
 
-// pulse makes it seem that check-ins have come without a pause for some time, until some time ago.
-func (b *bench) pulse(ago, lasted time.Duration) {
-	b.Helper()
-	last := b.now(b) - ago.Microseconds()
-	b.integer(b, "HSET", b.lock.texts[3], "pulse", fmt.Sprint(last, " ", last-lasted.Microseconds()))
+// A call that travels with others, and has only removed the dead, is repeated.
+func TestThousandsOfDeadWaitersBeforeABatch(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, 10*time.Millisecond, 0)
+		for _, key := range []string{"second", "third"} {
+			b := s.of(key)
+			b.hold("H")
+			b.crowd(5_500, "dead", "pnobody")
+			b.expire()
+		}
+		var all []*waiting
+		for _, key := range []string{"first", "second", "third"} {
+			all = append(all, a.acquireFor(key, key, ttl))
+		}
+		for _, w := range all {
+			<-w.done
+			require.NoError(s, w.err)
+			require.True(s, w.Acquired, w.token)
+		}
+		require.Equal(s, 2, a.sizes()[1])
+	})
 }
 
 // While the lock is held, check-ins remove those who have been silent for a minute, wherever the living
 // are among them.
 func TestDeadWaitersOfAHeldLock(t *testing.T) {
-	for name, crowds := range map[string][3]int{
+	for name, crowds := range map[string][3]int64{
 		"before":    {2500, 0, 0},
 		"after":     {0, 0, 2500},
 		"between":   {0, 2500, 0},
@@ -199,156 +219,175 @@ func TestDeadWaitersOfAHeldLock(t *testing.T) {
 		"nobody":    {0, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, "", "k")
-			ear := b.listen("inbox")
-			b.hold("H")
-			for i, token := range []string{"A", "B", ""} {
-				b.crowd(crowds[i], fmt.Sprint("dead", i, " "), "pnobody", 61*time.Second)
-				if token != "" {
-					b.wait(token, ear.inbox)
+			atBench(t, "", "k", func(b *bench) {
+				ear := b.listen("inbox")
+				b.call(rediscore.AcquireScript, "H", "120000")
+				for i, token := range []string{"A", "B", ""} {
+					b.crowd(crowds[i], fmt.Sprint("dead", i, " "), "pnobody")
+					if token != "" {
+						b.wait(token, ear.inbox)
+					}
 				}
-			}
-			b.pulse(0, 2*time.Minute)
-			for range 4 {
-				for _, token := range []string{"A", "B"} {
-					calls := b.commands(func() {
-						state, n := b.answer(b.checkIn(token, ear.inbox))
-						require.EqualValues(t, answerWaits, state)
-						require.EqualValues(t, b.integer(t, "ZRANK", b.lock.texts[2], token), n[1], "rank")
-					})
-					delete(calls, "zrank")
-					require.LessOrEqual(t, sum(calls), 8+2*4, "commands of a check-in: %v", calls)
+				b.attend(time.Minute, ear.inbox, "A", "B")
+				require.Equal(b, crowds[0]+crowds[1]+crowds[2]+2, b.waiting())
+				time.Sleep(time.Second)
+				for range 4 {
+					for _, token := range []string{"A", "B"} {
+						var reply []any
+						sum, calls := b.commands(func() { reply = b.checkIn(token, ear.inbox).([]any) })
+						require.EqualValues(b, rediscore.AnswerWaits, reply[0])
+						require.Equal(b, b.number("ZRANK", b.keys.queue, token), reply[2], "rank")
+						require.LessOrEqual(b, sum, 9+2*4, "commands of a check-in: %v", calls)
+					}
 				}
-			}
-			require.Equal(t, []string{"A", "B"}, b.queue())
-			require.Len(t, b.waiters(), 2)
-			require.Equal(t, "H", b.holder())
-			calls := b.commands(func() { b.checkIn("A", ear.inbox) })
-			require.LessOrEqual(t, sum(calls), 9, "commands of a check-in that finds no dead: %v", calls)
+				require.Equal(b, []string{"A", "B"}, b.queue())
+				require.Len(b, b.waiters(), 2)
+				require.Equal(b, "H", b.holder())
+				sum, calls := b.commands(func() { b.checkIn("A", ear.inbox) })
+				require.LessOrEqual(b, sum, 9, "commands of a check-in that finds no dead: %v", calls)
+			})
 		})
 	}
-}
-
-// pass makes it seem that time has passed for the waiters.
-func (b *bench) pass(d time.Duration) {
-	b.Helper()
-	b.integer(b, "EVAL", `
-		local all = redis.call('HGETALL', KEYS[1])
-		for i = 1, #all, 2 do
-			local aged = all[i + 1]:gsub('%d%d%d%d%d%d%d%d%d%d+', function(time)
-				return string.format('%.0f', time - ARGV[1])
-			end)
-			redis.call('HSET', KEYS[1], all[i], aged)
-		end
-		for _, key in ipairs(KEYS) do
-			redis.call('PEXPIRE', key, redis.call('PTTL', key) - ARGV[1] / 1000)
-		end
-		return #all`, 2, b.lock.texts[3], b.lock.texts[2], d.Microseconds())
 }
 
 // Waiters come and die at once, and none lives to check in. However often they come, the queue has no
 // more of them than come in a minute.
 func TestWaitersThatDieAtOnce(t *testing.T) {
-	t.Parallel()
-	for every, most := range map[time.Duration]int{
+	for every, most := range map[time.Duration]int64{
 		500 * time.Millisecond: 123, 3 * time.Second: 22, 9 * time.Second: 8, 11 * time.Second: 1, 50 * time.Second: 1,
 	} {
-		b := newBench(t, "", "k")
-		b.hold("H")
-		for n := range 200 {
-			b.enqueue(fmt.Sprint("t", n), "")
-			require.LessOrEqual(t, b.waiting(), most, "waiters after %d that come every %v", n+1, every)
-			require.Equal(t, fmt.Sprint("t", n), b.queue()[b.waiting()-1])
-			require.Len(t, b.waiters(), b.waiting())
-			b.pass(every)
-		}
+		atBench(t, "", "k", func(b *bench) {
+			b.do("SET", b.keys.lock, "H")
+			for n := range 200 {
+				b.enqueue(fmt.Sprint("t", n), "")
+				require.LessOrEqual(b, b.waiting(), most, "waiters after %d that come every %v", n+1, every)
+				require.Equal(b, fmt.Sprint("t", n), b.queue()[b.waiting()-1])
+				require.EqualValues(b, b.waiting(), len(b.waiters()))
+				time.Sleep(every)
+			}
+		})
 	}
 }
 
 // An enqueue looks at the first two waiters, however many are dead.
 func TestEnqueueRemovesTwo(t *testing.T) {
-	b := newBench(t, "", "k")
-	b.hold("H")
-	b.crowd(2000, "dead", "pnobody", 61*time.Second)
-	b.pulse(0, 2*time.Minute)
-	for n := range 5 {
-		calls := b.commands(func() { b.enqueue(fmt.Sprint("t", n), "") })
-		require.Equal(t, 2000-n-1, b.waiting())
-		delete(calls, "zcard")
-		require.LessOrEqual(t, sum(calls), 20, "commands of an enqueue: %v", calls)
-	}
+	atBench(t, "", "k", func(b *bench) {
+		b.do("SET", b.keys.lock, "H")
+		b.do("SET", b.keys.counter, 1)
+		b.crowd(2000, "dead", "pnobody")
+		b.wait("A", "")
+		b.attend(time.Minute, "", "A")
+		time.Sleep(time.Second)
+		for n := range int64(5) {
+			sum, calls := b.commands(func() { b.enqueue(fmt.Sprint("t", n), "") })
+			require.Equal(b, 2001-n-1, b.waiting())
+			require.LessOrEqual(b, sum, 20, "commands of an enqueue: %v", calls)
+		}
+	})
 }
 
 // A waiter that is alive is not removed: neither if it was silent for less than a minute, nor if
 // everybody was because the server did not answer, nor if the clock was set.
 func TestTheLivingAreNotSwept(t *testing.T) {
 	for name, c := range map[string]struct {
-		silent, ago, lasted time.Duration
-		swept               bool
+		pass  func(b *bench, attend func(time.Duration)) // since all but one are silent
+		swept bool
 	}{
-		"silent for a minute":        {61 * time.Second, 3 * time.Second, 2 * time.Minute, true},
-		"silent for less":            {55 * time.Second, 3 * time.Second, 2 * time.Minute, false},
-		"the server did not answer":  {2 * time.Minute, 2 * time.Minute, time.Hour, false},
-		"it answers again":           {2 * time.Minute, 3 * time.Second, 50 * time.Second, false},
-		"the clock was set back":     {-time.Hour, -time.Hour, 2 * time.Hour, false},
-		"the clock was set forward":  {time.Hour, time.Hour, 2 * time.Hour, false},
-		"the dead and a short pause": {61 * time.Second, 9 * time.Second, 2 * time.Minute, true},
+		"silent for a minute": {func(_ *bench, attend func(time.Duration)) { attend(time.Minute) }, false},
+		"silent for more":     {func(_ *bench, attend func(time.Duration)) { attend(time.Minute + time.Millisecond) }, true},
+		"the server answers late": {func(_ *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			time.Sleep(7*time.Second - time.Millisecond) // the first call comes three seconds later
+			attend(30 * time.Second)
+		}, true},
+		"the server does not answer": {func(_ *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			time.Sleep(7 * time.Second)
+			attend(30 * time.Second)
+		}, false},
+		"it answers for a minute": {func(_ *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			time.Sleep(7 * time.Second)
+			attend(63 * time.Second)
+		}, false},
+		"it answers for more": {func(_ *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			time.Sleep(7 * time.Second)
+			attend(63*time.Second + time.Millisecond)
+		}, true},
+		"the clock was set back": {func(b *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			b.server.SetClock(-time.Hour)
+			attend(90 * time.Second)
+		}, false},
+		"the clock was set forward": {func(b *bench, attend func(time.Duration)) {
+			attend(30 * time.Second)
+			b.server.SetClock(20 * time.Second)
+			attend(20 * time.Second)
+		}, false},
+		"the clock was set back before": {func(b *bench, attend func(time.Duration)) {
+			b.server.SetClock(-time.Hour)
+			for _, token := range b.queue() {
+				b.checkIn(token, "")
+			}
+			attend(time.Minute + time.Millisecond)
+		}, true},
+		"nothing known": {func(b *bench, attend func(time.Duration)) {
+			for token := range b.waiters() {
+				if token != ":A" {
+					b.do("HDEL", b.keys.waiters, token)
+				}
+			}
+			attend(3 * time.Second)
+		}, true},
+		"no pulse": {func(b *bench, attend func(time.Duration)) {
+			attend(57 * time.Second)
+			b.do("HDEL", b.keys.waiters, "pulse")
+			attend(6 * time.Second)
+		}, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, "", "k")
-			ear := b.listen("inbox")
-			b.hold("H")
-			b.crowd(3, "before", ear.inbox, c.silent)
-			b.wait("A", ear.inbox)
-			b.crowd(3, "after", ear.inbox, c.silent)
-			b.pulse(c.ago, c.lasted)
-			for range 3 {
-				b.checkIn("A", ear.inbox)
-			}
-			want := 7
-			if c.swept {
-				want = 1
-			}
-			require.Equal(t, want, b.waiting())
-
-			b = b.of("enqueues")
-			b.hold("H")
-			b.crowd(3, "before", ear.inbox, c.silent)
-			b.pulse(c.ago, c.lasted)
-			for n := range 3 {
-				b.wait(fmt.Sprint("A", n), ear.inbox)
-			}
-			want = 6
-			if c.swept {
-				want = 3
-			}
-			require.Equal(t, want, b.waiting(), "after enqueues")
-		})
+		for how, call := range map[string]func(b *bench){
+			"check-in": func(b *bench) { b.checkIn("A", "") },
+			"enqueue":  func(b *bench) { b.enqueue("A", "") },
+		} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				atBench(t, "", "k", func(b *bench) {
+					b.do("SET", b.keys.lock, "H")
+					all := []string{"before 1", "before 2", "before 3", "A", "after 1", "after 2", "after 3"}
+					for _, token := range all {
+						b.wait(token, "")
+					}
+					b.attend(2*time.Minute, "", all...)
+					c.pass(b, func(d time.Duration) {
+						for end := time.Now().Add(d); time.Now().Before(end); {
+							time.Sleep(min(3*time.Second, time.Until(end)))
+							call(b)
+						}
+					})
+					for range 6 {
+						call(b)
+					}
+					if c.swept {
+						all = []string{"A"}
+					}
+					require.Equal(b, all, b.queue())
+				})
+			})
+		}
 	}
-	t.Run("no pulse", func(t *testing.T) {
-		b := newBench(t, "", "k")
-		b.hold("H")
-		b.crowd(3, "dead", "pnobody", time.Hour)
-		b.wait("A", "")
-		b.checkIn("A", "")
-		require.Equal(t, 4, b.waiting())
-	})
 }
 
 // A waiter that was removed although it is alive returns to its old place.
 func TestSweptByMistake(t *testing.T) {
-	b := newBench(t, "", "k")
-	ear := b.listen("inbox")
-	b.hold("H")
-	ticket := b.wait("paused", ear.inbox)
-	b.wait("A", ear.inbox)
-	b.age("paused", 61*time.Second)
-	b.pulse(0, 2*time.Minute)
-	b.checkIn("A", ear.inbox)
-	require.Equal(t, []string{"A"}, b.queue())
-	require.Equal(t, []any{int64(answerUnknown)}, b.checkIn("paused", ear.inbox))
-	b.call(enqueueScript, "paused", "60000", ear.inbox, fmtInt(ticket))
-	require.Equal(t, []string{"paused", "A"}, b.queue())
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		b.do("SET", b.keys.lock, "H")
+		ticket := b.wait("paused", ear.inbox)
+		b.wait("A", ear.inbox)
+		b.attend(61*time.Second, ear.inbox, "A")
+		require.Equal(b, []string{"A"}, b.queue())
+		require.Equal(b, []any{int64(rediscore.AnswerUnknown)}, b.checkIn("paused", ear.inbox))
+		b.call(rediscore.EnqueueScript, "paused", "60000", ear.inbox, fmt.Sprint(ticket))
+		require.Equal(b, []string{"paused", "A"}, b.queue())
+	})
 }

@@ -1,100 +1,84 @@
-package rediscore
+package rediscore_test
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 // A token is granted the lock, passes it on, and waits again, again and again. The message of the
 // first grant comes late, at any point of the second round, and does nothing.
 func TestVoteIsCastAgain(t *testing.T) {
-	t.Parallel()
-	const (
-		never = iota
-		duringThePass
-		afterThePass
-		beforeTheAnswer
-		whileItWaits
-		whenGranted
-		rounds
-	)
-	for late := range rounds {
-		t.Run([]string{"never", "during the pass", "after the pass", "before the answer", "while it waits", "when granted"}[late], func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t)
-			a, stage := s.enter()
-			b, _ := s.enter()
-			stage.silence(true)
-			w := s.acquireVote(a, "A", 5).listening()
-			s.release("H")
-			message := stage.message()
-			forceCheckIn(a, "A")
-			w.granted()
-			deliver := func(when int) {
-				if when == late {
-					message()
-				}
-			}
-
-			next := s.acquireVote(b, "B", 6).listening()
-			passing := stage.intercept(passScript)
-			passed := make(chan bool, 1)
-			go func() { held, _ := a.Pass(t.Context(), s.key, "A", "", 0); passed <- held }()
-			reply := passing.await().execute()
-			deliver(duringThePass)
-			passing.answer(reply)
-			require.True(t, <-passed)
-			next.granted()
-			stage.silence(false)
-
-			giveBack := stage.intercept(releaseScript)
-			deliver(afterThePass)
-			enlist := stage.intercept(enlistScript)
-			w = s.acquireVote(a, "A", 5)
-			if late == afterThePass {
-				giveBack.await()
-				time.Sleep(10 * time.Millisecond)
-				require.Equal(t, 1, stage.calls(enlistScript, "A"), "the release in the background is in flight")
-				giveBack.answer(giveBack.execute())
-			}
-			reply = enlist.await().execute()
-			calls := stage.calls(attendScript, "A")
-			deliver(beforeTheAnswer)
-			enlist.answer(reply)
-			w.listening()
-			deliver(whileItWaits)
-			if late == whileItWaits || late == beforeTheAnswer {
-				s.eventually(func() bool { return stage.calls(attendScript, "A") > calls }, "it asks")
-			}
-			w.waits()
-			require.Equal(t, []string{"A"}, s.queue())
-			next.releaseBy(b)
-			w.granted()
-			require.True(t, w.ballot.Fresh)
-			deliver(whenGranted)
-			for range 3 {
-				next = s.acquireVote(b, "B", 6).listening()
-				require.Equal(t, "A", s.holder())
-				require.True(t, pass(t, a, s.key, "A", "", 0))
-				next.granted()
-				w = s.acquireVote(a, "A", 5).listening()
-				next.releaseBy(b)
+	for _, late := range []string{"never", "during the pass", "after the pass", "before the answer", "while it waits", "when granted"} {
+		t.Run(late, func(t *testing.T) {
+			inScene(t, func(s *scene, a *actor) {
+				b := s.enter()
+				w := a.acquireVote("A", 5)
+				message := a.holdMessage("A")
+				s.release("H")
+				rediscore.ChangeInbox(a.Locker, "A")
 				w.granted()
-			}
-			require.True(t, pass(t, a, s.key, "A", "", 0))
-			s.requireClean(a, b)
-			if late == afterThePass {
-				require.Equal(t, 1, stage.calls(releaseScript, "A"))
-			} else {
-				require.Zero(t, stage.calls(releaseScript, "A"))
-			}
+				deliver := func(when string) {
+					if when == late {
+						message.Deliver()
+					}
+				}
+
+				next := b.acquireVote("B", 6)
+				passing := a.holdCall(rediscore.PassScript, "A")
+				passed := make(chan bool, 1)
+				go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+				passing.Execute()
+				deliver("during the pass")
+				passing.Answer()
+				require.True(s, <-passed)
+				next.granted()
+
+				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+				deliver("after the pass")
+				enlist := a.holdCall(rediscore.EnlistScript, "A")
+				w = a.acquireVote("A", 5)
+				if late == "after the pass" {
+					giveBack.Await()
+					require.False(s, enlist.Came(), "the release in the background is in flight")
+					giveBack.Answer()
+				}
+				enlist.Execute()
+				calls := a.calls(rediscore.AttendScript, "A")
+				deliver("before the answer")
+				enlist.Answer()
+				deliver("while it waits")
+				if late == "while it waits" || late == "before the answer" {
+					require.Greater(s, a.calls(rediscore.AttendScript, "A"), calls, "it asks")
+				}
+				require.False(s, w.over())
+				require.Equal(s, []string{"A"}, s.queue())
+				next.released()
+				w.granted()
+				require.True(s, w.Fresh)
+				deliver("when granted")
+				for range 3 {
+					next = b.acquireVote("B", 6)
+					require.Equal(s, "A", s.holder())
+					require.True(s, a.pass("A", "", 0))
+					next.granted()
+					w = a.acquireVote("A", 5)
+					next.released()
+					w.granted()
+				}
+				require.True(s, a.pass("A", "", 0))
+				s.requireClean()
+				require.Equal(s, map[bool]int{true: 1}[late == "after the pass"], a.calls(rediscore.ReleaseScript, "A"))
+			})
 		})
 	}
 }
@@ -102,59 +86,50 @@ func TestVoteIsCastAgain(t *testing.T) {
 // While a call of an earlier wait, or a release in the background, is in flight, nothing is asked
 // for its token. If such a release gets no answer, the token is refused.
 func TestVoteIsNotSettled(t *testing.T) {
-	t.Parallel()
-	for name, cast := range map[string]func(ctx context.Context, l *Locker) (quorum.Ballot, error){
-		"Vote": func(ctx context.Context, l *Locker) (quorum.Ballot, error) {
-			return l.Vote(ctx, "k", "A", time.Minute, 0)
+	for name, cast := range map[string]func(ctx context.Context, a *actor) (quorum.Ballot, error){
+		"Vote": func(ctx context.Context, a *actor) (quorum.Ballot, error) {
+			return a.Vote(ctx, "k", "A", time.Minute, 0)
 		},
-		"AcquireVote": func(ctx context.Context, l *Locker) (quorum.Ballot, error) {
-			return l.AcquireVote(ctx, "k", "A", time.Minute, 0, 5)
+		"AcquireVote": func(ctx context.Context, a *actor) (quorum.Ballot, error) {
+			return a.AcquireVote(ctx, "k", "A", time.Minute, 0, 5)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t)
-			a, stage := s.enter()
-			refused := func(want error, cast func() (quorum.Ballot, error)) {
-				t.Helper()
-				calls := stage.calls(enlistScript, "A") + stage.calls(voteScript, "A")
-				_, err := cast()
-				require.ErrorIs(t, err, want)
-				require.True(t, dlock.NoEffect(err))
-				require.Equal(t, calls, stage.calls(enlistScript, "A")+stage.calls(voteScript, "A"))
-			}
-			patient := func() (quorum.Ballot, error) { return cast(t.Context(), a) }
-			hasty := func() (quorum.Ballot, error) {
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-				defer cancel()
-				return cast(ctx, a)
-			}
+			inScene(t, func(s *scene, a *actor) {
+				refused := func(want error, patience time.Duration) {
+					t.Helper()
+					ctx, cancel := context.WithTimeout(s.Context(), patience)
+					defer cancel()
+					calls := len(a.asked(0))
+					_, err := cast(ctx, a)
+					require.ErrorIs(s, err, want)
+					require.True(s, dlock.NoEffect(err))
+					require.Len(s, a.asked(calls), 0)
+				}
 
-			s.acquire(a, "first").listening().cancel() // so that the inbox is open
-			s.release("first")
-			enlist := stage.intercept(enlistScript)
-			w := s.acquireVote(a, "A", 5)
-			enlist.await()
-			w.cancel()
-			w.ended()
-			refused(context.DeadlineExceeded, hasty)
-			reply := enlist.execute()
-			stage.silence(true)
-			s.release("H")
-			message := stage.message()
-			enlist.answer(reply)
-			require.True(t, pass(t, a, s.key, "A", "", 0))
-			giveBack := stage.intercept(releaseScript)
-			message()
-			giveBack.await()
-			refused(context.DeadlineExceeded, hasty)
-			done := make(chan error, 1)
-			go func() { _, err := patient(); done <- err }()
-			time.Sleep(10 * time.Millisecond)
-			require.Empty(t, done)
-			giveBack.lose()
-			require.ErrorIs(t, <-done, errUnsettled)
-			refused(errUnsettled, patient)
+				a.open()
+				enlist := a.holdCall(rediscore.EnlistScript, "A")
+				w := a.acquireVote("A", 5)
+				enlist.Await()
+				w.cancelled()
+				refused(context.DeadlineExceeded, time.Millisecond)
+				enlist.Execute()
+				message := a.holdMessage("A")
+				s.release("H")
+				enlist.Answer()
+				require.True(s, a.pass("A", "", 0))
+				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+				message.Deliver()
+				giveBack.Await()
+				refused(context.DeadlineExceeded, time.Millisecond)
+				done := make(chan error, 1)
+				go func() { _, err := cast(s.Context(), a); done <- err }()
+				synctest.Wait()
+				require.Empty(s, done)
+				giveBack.Return(nil, errLost)
+				require.ErrorIs(s, <-done, rediscore.ErrUnsettled)
+				refused(rediscore.ErrUnsettled, time.Minute)
+			})
 		})
 	}
 }
@@ -162,28 +137,30 @@ func TestVoteIsNotSettled(t *testing.T) {
 // The message of a grant that is not newer than the last answer is only a hint.
 func TestOldMessageIsAHint(t *testing.T) {
 	for newer, granted := range map[int64]bool{-1: false, 0: false, 1: true} {
-		bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-			w := begin(t, l, "k", "t")
-			forceCheckIn(l, "t") // since the inbox has opened after the first
-			require.False(t, w.isDone())
-			clock := time.Now().UnixMicro()
+		inScene(t, func(s *scene, a *actor) {
+			a.answersWaits(0, "H", 60_000)
+			w := a.acquire("A")
+			rediscore.ChangeInbox(a.Locker, "A") // since the inbox has opened after the first
+			require.False(s, w.over())
+			clock := s.now()
 			time.Sleep(time.Second)
-			n := len(f.evals(0))
-			f.tell(fmtInt(88) + " " + fmtInt(clock+newer) + " t")
-			require.Equal(t, granted, w.isDone())
+			n := len(a.asked(0))
+			a.tell(fmt.Sprint(88, " ", clock+newer, " A"))
+			require.Equal(s, granted, w.over())
 			if !granted {
-				require.Len(t, f.evals(n), 1, "it asks")
-				w.cancel()
+				require.Len(s, a.asked(n), 1, "it asks")
+				w.cancelled()
 			}
 		})
 	}
 }
 
 func TestAcquireVoteUnqueued(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakeConn, l *Locker) {
-		_, err := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
-		require.ErrorIs(t, err, errors.ErrUnsupported)
-		require.True(t, dlock.NoEffect(err))
-		require.Empty(t, f.evals(0))
-	}, WithQueue(false))
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enter(rediscore.WithQueue(false))
+		_, err := a.AcquireVote(s.Context(), "k", "t", time.Minute, 0, 1)
+		require.ErrorIs(s, err, errors.ErrUnsupported)
+		require.True(s, dlock.NoEffect(err))
+		require.Empty(s, a.asked(0))
+	})
 }

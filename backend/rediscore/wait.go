@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // A check-in asks the server whether the waiter was granted the lock, and shows that the
@@ -58,7 +58,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	return w.do()
 }
 
-// A wait is one call of Acquire or AcquireVote. It has at most one call to the server in the outbox or in flight.
+// A wait is one call of Acquire or AcquireVote. It has at most one call to the server that waits for a lane or is in flight.
 type wait struct {
 	locker    *Locker
 	ctx       context.Context
@@ -71,7 +71,7 @@ type wait struct {
 	timer     *time.Timer // of the next check-in
 
 	ask        *ask      // the last call
-	calling    bool      // it is in the outbox or in flight
+	calling    bool      // it waits for a lane or is in flight
 	called     time.Time // when it was made
 	again      bool      // another call follows when it is answered
 	queued     bool      // as far as is known
@@ -96,6 +96,7 @@ type answer struct {
 	sent    time.Time
 	script  *Script
 	address string
+	number  int // among the calls of its caller
 	reply   any
 	err     error
 }
@@ -179,7 +180,7 @@ func (w *wait) change() { w.clock, w.early, w.again = 0, handover{}, true }
 
 // withdraw takes back a call that was not sent yet. It has no effect then.
 func (w *wait) withdraw() {
-	if w.calling && w.locker.outbox.withdraw(w.ask) {
+	if w.calling && w.locker.lanes.withdraw(w.ask) {
 		w.calling = false
 	}
 }
@@ -256,7 +257,8 @@ func (w *wait) send() {
 	script, args := w.next(address)
 	w.again, w.early, w.called = false, handover{}, time.Now()
 	w.ask = &ask{ctx: w.ctx, call: w.locker.call(script, w.key, args...), address: address, answers: w.answers}
-	w.calling = w.locker.outbox.put(w.ask)
+	w.calling = true
+	w.locker.lanes.put(w.ask)
 }
 
 func (w *wait) next(address string) (script *Script, args []string) {
@@ -312,7 +314,8 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	return dlock.Attempt{}, nil
 }
 
-// failed ends the wait with the error of a call, or schedules the next call.
+// failed ends the wait with the error of a call, or schedules the next call. An enqueue that may still
+// reach the server ends it: it could take the lock for the token when the next one is granted and released.
 func (w *wait) failed(err error) (dlock.Attempt, error) {
 	switch {
 	case errors.Is(err, dlock.ErrReleased):
@@ -324,12 +327,12 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(lacksRights(err))
 	case forbidden(waitError(err)):
 		return w.end(fmt.Errorf("%w: the Redis user lacks the right to WAIT, which WithReplicas needs: %w", dlock.ErrInvalid, err))
-	case w.ticket == "", errors.Is(err, dlock.ErrClosed):
+	case w.ticket == "", w.unsure, errors.Is(err, dlock.ErrClosed):
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
 	pause := retryPause << min(w.failures, 4)
-	w.schedule(pause/2 + rand.N(pause/2)) // not all waiters at once
+	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
 }
 
@@ -352,10 +355,10 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 		w.sent, w.clock, w.registered = a.sent, clock, a.address
 	}
 	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
-	period := checkInPeriod - checkInJitter/2 + rand.N(checkInJitter)
+	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
 		share := max(w.ttl/unsubscribedShare, minUnsubscribed)
-		period = min(unsubscribedPeriod*(rank+1), maxUnsubscribed, share) + rand.N(min(unsubscribedPeriod, share))
+		period = min(unsubscribedPeriod*(rank+1), maxUnsubscribed, share) + chance.N(min(unsubscribedPeriod, share))
 	}
 	switch {
 	case rank > 1 || left < 0:

@@ -26,7 +26,7 @@ var errDial = &net.OpError{Op: "dial", Err: errors.New("refused")}
 func TestUnansweredVoteIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStores(1)
-		n := &lossy{Locker: s[0]}
+		n := lossy(s[0])
 		l := redlock.New([]dlock.Locker{n})
 		defer l.Close()
 		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
@@ -36,27 +36,17 @@ func TestUnansweredVoteIsOwed(t *testing.T) {
 	})
 }
 
-// A lossy node grants a vote, loses the answer and is away then.
-type lossy struct {
-	*memory.Locker
-	calls int
-}
-
-func (n *lossy) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	if n.calls++; n.calls > 1 {
-		return quorum.Ballot{}, errDial
-	}
-	n.Locker.Vote(ctx, key, token, ttl, floor)
-	return quorum.Ballot{}, errors.New("connection reset")
-}
-
 // A wait has got its majority, and the last node has granted its vote but not answered yet. If a
 // renewal counts that vote, it stays.
 func TestRenewalAndTheEndOfAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, s := t.Context(), newStores(3)
 		nodes := s.nodes()
-		nodes[2] = deaf{s[2]}
+		nodes[2] = on(s[2], "AcquireVote", func(r request) error {
+			_ = r.make(r.ctx)
+			<-r.ctx.Done()
+			return r.ctx.Err()
+		})
 		l := redlock.New(nodes)
 		defer l.Close()
 		_, err := l.TryAcquire(ctx, "key", "holder", 10*time.Second)
@@ -74,28 +64,17 @@ func TestRenewalAndTheEndOfAWait(t *testing.T) {
 	})
 }
 
-// A deaf node loses the answers to those who have waited.
-type deaf struct{ *memory.Locker }
-
-func (n deaf) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
-	n.Locker.AcquireVote(ctx, key, token, ttl, floor, place)
-	<-ctx.Done()
-	return quorum.Ballot{}, ctx.Err()
-}
-
 // The key is held at one node, another is down, and the last one votes for this attempt. It cannot
 // be won, and the nodes are not asked again and again.
 func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newStores(3), new(atomic.Int64)
 		s[0].Steal("key", time.Hour)
-		nodes := s.nodes()
-		for i := range nodes {
-			nodes[i] = tallying{remote{s[i], func() time.Duration { return 0 }}, calls, new(atomic.Int64)}
+		for i := range s {
 			s[i].Delay(time.Millisecond)
 		}
 		s[1].Fail(errDial)
-		l := redlock.New(nodes)
+		l := redlock.New(s.tapped(counted(calls, "Vote")))
 		defer l.Close()
 		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
 		require.Error(t, err)
@@ -148,7 +127,7 @@ func TestUndecidedAttemptOfAHolderKeepsItsLease(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, s := t.Context(), newStores(3)
 			for i := range s {
-				s[i].Delay(time.Millisecond)
+				s[i].Delay(10 * time.Millisecond) // so that it asks them less often
 			}
 			l := redlock.New(s.nodes())
 			defer l.Close()
@@ -192,6 +171,12 @@ func TestRulesOfRenewalAndRelease(t *testing.T) {
 			_, err := renew(t)
 			require.Error(t, err)
 		},
+		"the no of a node that has forgotten its leases counts": func(t test) {
+			t.stores[1].Wipe()
+			t.stores[2].Wipe()
+			held, err := renew(t)
+			require.True(t, !held && err == nil, "%v, %v", held, err)
+		},
 		"a node that lacks the lease gets it again after a quarter of the TTL": func(t test) {
 			for range 2 {
 				t.stores[2].Expire("key")
@@ -222,27 +207,13 @@ func TestRulesOfRenewalAndRelease(t *testing.T) {
 func TestReleaseWithLostAnswersIsNotANo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStores(3)
-		l := redlock.New([]dlock.Locker{&forgetful{Locker: s[0]}, &forgetful{Locker: s[1]}, s[2]})
+		l := redlock.New([]dlock.Locker{firstOn(s[0], "Pass", loses), firstOn(s[1], "Pass", loses), s[2]})
 		defer l.Close()
 		_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
 		require.NoError(t, err)
 		held, err := l.Release(t.Context(), "key", "x")
 		require.True(t, held || err != nil)
 	})
-}
-
-// A forgetful node loses its first answer to Pass.
-type forgetful struct {
-	*memory.Locker
-	lost atomic.Bool
-}
-
-func (n *forgetful) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
-	held, err := n.Locker.Pass(ctx, key, token, to, floor)
-	if !n.lost.Swap(true) {
-		return false, errors.New("connection reset")
-	}
-	return held, err
 }
 
 // A vote that had no answer arrives after the release that did. The release is repeated.
@@ -334,47 +305,22 @@ func TestGuardIsLongerThanTheLongestTTL(t *testing.T) {
 // remotes are nodes to which messages take up to 10 ms, each way.
 func remotes(s stores) (nodes []dlock.Locker) {
 	for i := range s {
-		nodes = append(nodes, remote{s[i], func() time.Duration { return time.Duration(rand.N(10)) * time.Millisecond }})
+		nodes = append(nodes, remote(s[i], func() time.Duration { return time.Duration(rand.N(10)) * time.Millisecond }))
 	}
 	return nodes
-}
-
-// A tallying node counts votes and releases; these take a while.
-type tallying struct {
-	remote
-	votes, passes *atomic.Int64
-}
-
-func (n tallying) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	n.votes.Add(1)
-	return n.remote.Vote(ctx, key, token, ttl, floor)
-}
-
-func (n tallying) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
-	n.passes.Add(1)
-	return n.remote.Pass(ctx, key, token, to, floor)
-}
-
-func tallyingNodes(s stores) (nodes []dlock.Locker, votes, passes *atomic.Int64) {
-	votes, passes = new(atomic.Int64), new(atomic.Int64)
-	for _, n := range remotes(s) {
-		nodes = append(nodes, tallying{n.(remote), votes, passes})
-	}
-	return nodes, votes, passes
 }
 
 // Of two that were sent to the nodes at once, each might get the "yes" of some nodes only.
 func TestReleasesOfATokenAreSentInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nodes, _, passes := tallyingNodes(newStores(5))
-		l := redlock.New(nodes)
+		s, passes := newStores(5), new(atomic.Int64)
+		l := redlock.New(s.nodes())
 		defer l.Close()
 		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
 		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		nodes := s.tapped(counted(passes, "Pass"))
 		for i := range 3 {
-			n := nodes[i].(tallying)
-			n.pause = func() time.Duration { return time.Second }
-			nodes[i] = n
+			s[i].Delay(time.Second)
 		}
 		slow := redlock.New(nodes)
 		defer slow.Close()
@@ -437,8 +383,8 @@ func TestHeldKeyIsVotedForOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s[2].Fail(errDial)
-		nodes, votes, _ := tallyingNodes(s)
-		l := redlock.New(nodes)
+		votes := new(atomic.Int64)
+		l := redlock.New(s.tapped(counted(votes, "Vote")))
 		defer l.Close()
 		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
 		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
@@ -536,7 +482,7 @@ func TestLostVoteIsGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		_, err = s[0].Release(t.Context(), "key", "x")
 		require.NoError(t, err)
-		unsure := redlock.New([]dlock.Locker{&lossy{Locker: s[0]}, s[1], s[2]})
+		unsure := redlock.New([]dlock.Locker{lossy(s[0]), s[1], s[2]})
 		defer unsure.Close()
 		a, err := unsure.TryAcquire(t.Context(), "key", "y", 10*time.Second)
 		require.NoError(t, err)
@@ -549,19 +495,11 @@ func TestLostVoteIsGivenBack(t *testing.T) {
 	})
 }
 
-// A node hangs when it is given its vote back.
-type clinging struct{ *memory.Locker }
-
-func (n clinging) Pass(ctx context.Context, _, _, _ string, _ int64) (bool, error) {
-	<-ctx.Done()
-	return false, ctx.Err()
-}
-
-// The others can still make a majority.
+// A node hangs when it is given its vote back. The others can still make a majority.
 func TestAVoteThatCannotBeGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStores(3)
-		l := redlock.New([]dlock.Locker{s[0], clinging{s[1]}, s[2]})
+		l := redlock.New([]dlock.Locker{s[0], on(s[1], "Pass", hangs), s[2]})
 		for i, other := range map[int]string{0: "x", 2: "z"} {
 			_, err := s[i].TryAcquire(t.Context(), "key", other, 10*time.Second)
 			require.NoError(t, err)
@@ -615,6 +553,7 @@ func afterAnUnansweredVote(t *testing.T, check func(*testing.T, *redlock.Locker,
 		}
 		held, err := l.Release(t.Context(), "key", "x")
 		require.True(t, held && err == nil, "Release: %v, %v", held, err)
+		synctest.Wait() // the last node has answered
 		check(t, l, s)
 	})
 }
@@ -626,7 +565,7 @@ func TestVotesThatEndBeforeTheirFence(t *testing.T) {
 		var nodes []dlock.Locker
 		for i := range s {
 			s[i].SetClock(time.Duration(i) * 2 * time.Second)
-			nodes = append(nodes, &hesitant{Locker: s[i]})
+			nodes = append(nodes, firstOn(s[i], "Confirm", lasts(300*time.Millisecond)))
 		}
 		l := redlock.New(nodes)
 		defer l.Close()
@@ -635,15 +574,229 @@ func TestVotesThatEndBeforeTheirFence(t *testing.T) {
 	})
 }
 
-// A hesitant node takes its time for the first confirmation.
-type hesitant struct {
-	*memory.Locker
-	asked atomic.Bool
+// by has these nodes vote for a token, for so long.
+func (s stores) by(t *testing.T, token string, ttl time.Duration, nodes ...int) {
+	for _, i := range nodes {
+		_, err := s[i].Vote(t.Context(), "key", token, ttl, 0)
+		require.NoError(t, err)
+	}
 }
 
-func (n *hesitant) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
-	if !n.asked.Swap(true) {
-		time.Sleep(300 * time.Millisecond)
-	}
-	return n.Locker.Confirm(ctx, batch)
+// Two nodes name x, one after the other. It never had both.
+func TestAHolderThatNeverWas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", time.Hour, 0)
+		s.by(t, "z", time.Hour, 2)
+		time.AfterFunc(5*time.Millisecond, func() {
+			s[0].Expire("key")
+			s.by(t, "x", time.Hour, 1)
+		})
+		l := redlock.New(s.tapped(func(node int) tap {
+			return func(r request) error {
+				if r.method == "Vote" {
+					time.Sleep(time.Duration(node) * 10 * time.Millisecond)
+				}
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.Error(t, err, "%+v", a)
+	})
+}
+
+// All nodes name x, but the leases of two have ended when their answers come.
+func TestALeaseThatEndsDuringAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", 5*time.Millisecond, 0, 1)
+		s.by(t, "x", time.Hour, 2)
+		l := redlock.New(s.tapped(func(int) tap {
+			return func(r request) error {
+				defer time.Sleep(20 * time.Millisecond)
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+	})
+}
+
+// A majority has answered, and has not decided. The last node hangs, and is not waited for until its limit.
+func TestAHungNodeOfASplit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", time.Hour, 0)
+		for i, d := range []time.Duration{10 * time.Millisecond, 10 * time.Millisecond, time.Hour} {
+			s[i].Delay(d)
+		}
+		l := redlock.New(s.nodes(), redlock.WithNodeLimit(time.Minute))
+		begun := time.Now()
+		a, err := l.TryAcquire(t.Context(), "key", "y", 10*time.Second)
+		require.Error(t, err, "%+v", a)
+		require.Less(t, time.Since(begun), 7*time.Second)
+		s[2].Delay(0)
+		require.NoError(t, l.Close())
+	})
+}
+
+// A wait fails at once where a majority does not allow it, though it lets the token vote.
+func TestNoRightToWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", time.Hour, 0, 1, 2)
+		l := redlock.New(s.tapped(func(node int) tap {
+			return func(r request) error {
+				if r.method == "AcquireVote" && node > 0 {
+					return errRights
+				}
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := l.Acquire(ctx, "key", "y", 10*time.Second)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.NoError(t, ctx.Err())
+	})
+}
+
+// A wait that has asked all nodes, and got no vote, tells the holder, and had no effect when its ctx ends.
+func TestAWaitInVainHadNoEffect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", time.Hour, 0, 1, 2)
+		l := redlock.New(s.nodes())
+		defer l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		a, err := l.Acquire(ctx, "key", "y", 10*time.Second)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, dlock.NoEffect(err), "NoEffect(%v)", err)
+		require.Equal(t, "x", a.Holder)
+	})
+}
+
+// A grant has the votes of all nodes that are as quick as the others, also of one that was slow.
+func TestANodeThatWasSlowIsWaitedForAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		var slow atomic.Bool
+		l := redlock.New(s.tapped(func(node int) tap {
+			return func(r request) error {
+				if time.Sleep(time.Millisecond); node == 2 {
+					time.Sleep(50 * time.Microsecond)
+					if slow.Load() {
+						time.Sleep(100 * time.Millisecond)
+					}
+				}
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		votes := func() (n int) {
+			a, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
+			require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+			for i := range s {
+				if hold, _ := s[i].Inspect(t.Context(), "key"); hold.Held {
+					n++
+				}
+			}
+			time.Sleep(2 * time.Second)
+			return n
+		}
+		require.Equal(t, 3, votes())
+		slow.Store(true)
+		require.Equal(t, 2, votes())
+		slow.Store(false)
+		votes() // which shows that it is quick again
+		require.Equal(t, 3, votes())
+	})
+}
+
+// A node without a queue has voted for another. The lease cannot be made whole there.
+func TestALeaseThatAPlainNodeLacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 10 * time.Second
+		s := newStores(3)
+		s.by(t, "y", time.Hour, 2)
+		l := redlock.New(s.forwarded())
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "x", ttl)
+		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+		for range 4 {
+			held, err := l.Renew(t.Context(), "key", "x", ttl)
+			require.True(t, held && err == nil, "%v, %v", held, err)
+			time.Sleep(ttl / 3)
+		}
+		hold, err := s[2].Inspect(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, "y", hold.Token)
+	})
+}
+
+// A release ends a wait of its token at once, also one whose next requests are not sent yet.
+func TestAReleaseEndsAWaitBetweenRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "x", time.Hour, 0, 1, 2)
+		var away atomic.Bool
+		l := redlock.New(s.tapped(func(int) tap {
+			return func(r request) error {
+				if r.method == "AcquireVote" && away.Load() {
+					return errDial
+				}
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		away.Store(true)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(t.Context(), "key", "y", 10*time.Second)
+			ended <- err
+		}()
+		time.Sleep(2500 * time.Millisecond) // it tries about once a second
+		_, err := l.Release(t.Context(), "key", "y")
+		require.NoError(t, err)
+		away.Store(false)
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, dlock.ErrReleased)
+		case <-time.After(2 * time.Second):
+			t.Error("the wait goes on after the release")
+			_, _ = l.Release(t.Context(), "key", "y")
+			<-ended
+		}
+	})
+}
+
+// A vote of a refused attempt is given back, which has no answer, and may arrive later than another vote.
+func TestTokenAfterAVoteWasGivenBackWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		s.by(t, "y", time.Second, 0, 1)
+		var lost atomic.Bool
+		lost.Store(true)
+		l := redlock.New(s.tapped(func(node int) tap {
+			return func(r request) error {
+				if node == 2 && r.method == "Pass" && lost.Load() {
+					return errReset
+				}
+				return r.make(r.ctx)
+			}
+		}))
+		defer l.Close()
+		a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.True(t, !a.Acquired && err == nil, "%+v, %v", a, err)
+		time.Sleep(50 * time.Millisecond)
+		lost.Store(false) // the release is repeated, and answered
+		time.Sleep(5 * time.Second)
+		s[0].Fail(errDial)
+		a, err = l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+		require.False(t, a.Acquired && err == nil, "by nodes 1 and 2")
+	})
 }

@@ -3,11 +3,11 @@ package redlock
 import (
 	"context"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 // splitPatience is how long an attempt tries to win a split vote.
@@ -87,7 +87,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 				return *held, nil
 			}
 		} else {
-			pause = (trip/2 + rand.N(trip/2+1)) << min(max(0, round-settled), 7)
+			pause = (trip/2 + chance.N(trip/2+1)) << min(max(0, round-settled), 7)
 			if led++; v.leader() != v.claim.token || led > longestLead {
 				led = 0
 				if err := v.yield(); err != nil {
@@ -96,7 +96,7 @@ func (v *voting) try() (dlock.Attempt, error) {
 				if held := v.watch(pause, nil); held != nil {
 					return *held, nil
 				}
-				pause += rand.N(trip*time.Duration(min(round, 8)) + 1)
+				pause += chance.N(trip*time.Duration(min(round, 8)) + 1)
 			}
 		}
 		if time.Since(begun) > splitPatience {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
@@ -108,6 +107,13 @@ func (m *majority) fail(failing ...int) {
 		if slices.Contains(failing, i) {
 			n.Fail(m.err)
 		}
+	}
+}
+
+// slow makes all nodes slow, so that an attempt that cannot be decided asks them less often.
+func (m *majority) slow(d time.Duration) {
+	for _, n := range m.stores {
+		n.Delay(d)
 	}
 }
 
@@ -230,6 +236,7 @@ func wipesReleaseNothing(s *scene) {
 	m.stores[1].Wipe()
 	m.votes(1, "other", voteTTL/2)
 	m.votes(2, "other", voteTTL/2)
+	m.slow(10 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(m.t.Context(), voteTTL/4) // while the other has these votes
 	defer cancel()
 	_, _ = m.a.TryAcquire(ctx, key, "a", voteTTL)
@@ -324,6 +331,7 @@ func refusalNeedsMajority(s *scene) {
 	for i := range m.stores {
 		m.votes(i, fmt.Sprint("split", i), voteTTL)
 	}
+	m.slow(10 * time.Millisecond)
 	a, err := m.takesNot(m.a, "a", "others have all votes")
 	require.Error(m, err, "TryAcquire, though each node names another holder: %+v", a)
 }
@@ -366,7 +374,10 @@ func lateVotesDoNotCount(s *scene) {
 	const late = time.Second / 2
 	m := s.of(3)
 	m.stores[1].SetClock(time.Hour) // so its fence is the largest, and need not be raised
-	m.a = m.ask(m.stores[0], belated{m.stores[1], late}, m.stores[2])
+	m.a = m.ask(m.stores[0], on(m.stores[1], "Vote", func(r request) error {
+		defer time.Sleep(late)
+		return r.make(r.ctx)
+	}), m.stores[2])
 	m.fail(2)
 	ctx, cancel := context.WithTimeout(m.t.Context(), late/5)
 	defer cancel()
@@ -391,15 +402,4 @@ func (m *majority) takesAgain() {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// A belated node executes votes at once, and answers later.
-type belated struct {
-	*memory.Locker
-	by time.Duration
-}
-
-func (n belated) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	defer time.Sleep(n.by)
-	return n.Locker.Vote(ctx, key, token, ttl, floor)
 }

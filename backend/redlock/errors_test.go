@@ -30,24 +30,20 @@ var joins = map[string]error{
 	"unsupported and loading": errors.Join(errors.ErrUnsupported, &dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true}),
 }
 
-// A voted node gives its votes, and returns an error.
-type voted struct {
-	*memory.Locker
-	err error
-}
-
-func (n voted) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	n.Locker.Vote(ctx, key, token, ttl, floor)
-	return quorum.Ballot{}, n.err
-}
-
 // An error of a node that is joined says nothing of the vote. The Client owes a release of it.
 func TestJoinedErrorsOfVotes(t *testing.T) {
 	for name, err := range joins {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStores(3)
-				l := redlock.New([]dlock.Locker{voted{s[0], err}, voted{s[1], err}, voted{s[2], err}})
+				l := redlock.New(s.tapped(func(int) tap {
+					return func(r request) error {
+						if made := r.make(r.ctx); r.method != "Vote" {
+							return made
+						}
+						return err
+					}
+				}))
 				defer l.Close()
 				c := dlock.New(l)
 				defer c.Close()
@@ -288,26 +284,33 @@ func TestOutageOfAllNodes(t *testing.T) {
 	}
 }
 
-// A MajorityError is an answer if a majority of the nodes gave one.
+// A MajorityError is an answer if a majority of the nodes gave one. It is temporary if one of them is, and
+// the call had no effect.
 func TestMajorityOfAnswers(t *testing.T) {
 	refused, loading := none(errors.New("NOPERM")), error(&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
+	late, unsent := context.DeadlineExceeded, none(context.DeadlineExceeded)
+	type names = []string
 	for _, test := range []struct {
-		nodes             []error
-		answered, refused bool
+		nodes []error
+		is    names
 	}{
-		{[]error{errDial, errDial, errDial}, false, false},
-		{[]error{none(errDial), none(errDial), refused}, false, false},
-		{[]error{errDial, refused, refused}, true, true},
-		{[]error{refused, refused, refused}, true, true},
-		{[]error{loading, loading, loading}, false, false},
-		{[]error{errReset, refused, refused}, true, false},
-		{[]error{errReset, errReset, refused}, false, false},
-		{[]error{errReset, errReset, nil}, false, false},
-		{[]error{refused, refused, nil}, true, false},
-		{[]error{none(context.DeadlineExceeded), none(context.Canceled), refused}, false, false},
-		{[]error{joins["reset and a refusal"], joins["invalid"], refused}, false, false},
-		{[]error{none(errors.Join(errReset, refused)), none(dlock.ErrInvalid), errDial}, true, true},
-		{[]error{none(dlock.ErrUnavailable), none(dlock.ErrUnavailable), none(dlock.ErrUnavailable)}, false, false},
+		{[]error{errDial, errDial, errDial}, names{"no effect"}},
+		{[]error{none(errDial), none(errDial), refused}, names{"no effect"}},
+		{[]error{errDial, refused, refused}, names{"no effect", "answered", "refused"}},
+		{[]error{refused, refused, refused}, names{"no effect", "answered", "refused"}},
+		{[]error{loading, loading, loading}, names{"no effect", "temporary"}},
+		{[]error{loading, refused, errDial}, names{"no effect", "temporary"}},
+		{[]error{loading, loading, errReset}, nil},
+		{[]error{errReset, refused, refused}, names{"answered"}},
+		{[]error{errReset, errReset, refused}, nil},
+		{[]error{errReset, errReset, nil}, nil},
+		{[]error{refused, refused, nil}, names{"answered"}},
+		{[]error{unsent, none(context.Canceled), refused}, names{"no effect", "timeout"}},
+		{[]error{unsent, errDial, refused}, names{"no effect"}},
+		{[]error{late, late, refused}, names{"timeout"}},
+		{[]error{joins["reset and a refusal"], joins["invalid"], refused}, nil},
+		{[]error{none(errors.Join(errReset, refused)), none(dlock.ErrInvalid), errDial}, names{"no effect", "answered", "refused"}},
+		{[]error{none(dlock.ErrUnavailable), none(dlock.ErrUnavailable), none(dlock.ErrUnavailable)}, names{"no effect"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStores(3)
@@ -319,8 +322,21 @@ func TestMajorityOfAnswers(t *testing.T) {
 			_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
 			var majority *redlock.MajorityError
 			require.ErrorAs(t, err, &majority)
-			require.Equal(t, test.answered, majority.Answered(), "Answered of %v", err)
-			require.Equal(t, test.refused, dlock.Refused(err), "Refused(%v)", err)
+			require.NotContains(t, err.Error(), "old enough")
+			var effect *dlock.NoEffectError
+			var is names
+			for _, property := range []struct {
+				name string
+				has  bool
+			}{
+				{"no effect", dlock.NoEffect(err)}, {"temporary", errors.As(err, &effect) && effect.Temporary},
+				{"timeout", majority.Timeout()}, {"answered", majority.Answered()}, {"refused", dlock.Refused(err)},
+			} {
+				if property.has {
+					is = append(is, property.name)
+				}
+			}
+			require.Equal(t, test.is, is, "%v", err)
 		})
 	}
 }
@@ -345,10 +361,17 @@ func TestAnswersThatDoNotCount(t *testing.T) {
 				do(t, s)
 				l := redlock.New(s.nodes())
 				defer l.Close()
-				_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
+				begun := time.Now()
+				a, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
 				var majority *redlock.MajorityError
 				require.ErrorAs(t, err, &majority)
 				require.True(t, majority.Answered(), "Answered of %v", err)
+				if name == "split" {
+					require.InDelta(t, 5*time.Second, time.Since(begun), float64(time.Second/10), "until a split is given up")
+					require.NotEmpty(t, a.Holder)
+				} else {
+					require.ErrorContains(t, err, "a majority is old enough in 31.3s")
+				}
 			})
 		})
 	}

@@ -181,6 +181,46 @@ func TestAYoungNodeGrowsUpUnasked(t *testing.T) {
 	})
 }
 
+// What a node says of its age counts, also if it is better than before, and in a renewal.
+func TestANodeTellsItsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		l := watched(s, new(changes))
+		defer l.Close()
+		s[1].Wipe()
+		for _, want := range []redlock.NodeStatus{young, up} {
+			_, err := l.Renew(t.Context(), "key", "x", time.Second)
+			require.NoError(t, err)
+			synctest.Wait()
+			require.Equal(t, want, l.Nodes()[1].Status)
+			s[1].SetAge(2 * longest)
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
+// Two nodes hang. The one that answers late is not called slow, as no majority is quicker.
+func TestANodeThatAloneAnswersIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStores(3)
+		for i, d := range []time.Duration{300 * time.Millisecond, time.Hour, time.Hour} {
+			s[i].Delay(d)
+		}
+		l := watched(s, new(changes))
+		defer l.Close()
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+			_, err := l.Inspect(ctx, "key")
+			require.Error(t, err)
+			cancel()
+		}
+		require.Equal(t, up, l.Nodes()[0].Status)
+		for i := range s {
+			s[i].Delay(0)
+		}
+	})
+}
+
 // All nodes are equally far away, and are asked once by an attempt and then only by renewals. A node is
 // slow only if a majority is quicker.
 func TestNodesFarAwayAreNotSlow(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // A name leads to one node or another, by a longer way.
-type name struct{ leads atomic.Pointer[remote] }
+type name struct{ leads atomic.Pointer[tapped] }
 
 func newName(to *memory.Locker) *name {
 	n := new(name)
@@ -25,7 +25,8 @@ func newName(to *memory.Locker) *name {
 }
 
 func (n *name) lead(to *memory.Locker) {
-	n.leads.Store(&remote{to, func() time.Duration { return 10 * time.Millisecond }})
+	far := remote(to, func() time.Duration { return 10 * time.Millisecond })
+	n.leads.Store(&far)
 }
 
 func (n *name) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {

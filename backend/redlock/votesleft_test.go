@@ -63,14 +63,6 @@ func TestAVoteThatCouldNotBeConfirmedIsGivenBack(t *testing.T) {
 	})
 }
 
-// A slowConfirm is slow to confirm a vote.
-type slowConfirm struct{ *memory.Locker }
-
-func (n slowConfirm) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
-	time.Sleep(300 * time.Millisecond)
-	return n.Locker.Confirm(ctx, batch)
-}
-
 // The same, but the confirmation is on its way when the attempt ends.
 func TestAVoteThatIsBeingConfirmedIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -81,7 +73,7 @@ func TestAVoteThatIsBeingConfirmedIsGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		_, err = s[4].TryAcquire(t.Context(), "key", hold.Token, time.Hour)
 		require.NoError(t, err)
-		l := redlock.New([]dlock.Locker{s[0], slowConfirm{s[1]}, brokenAtConfirm{s[2], hold.Token}, s[3], s[4]})
+		l := redlock.New([]dlock.Locker{s[0], on(s[1], "Confirm", lasts(300*time.Millisecond)), brokenAtConfirm{s[2], hold.Token}, s[3], s[4]})
 		defer l.Close()
 		a, err := l.TryAcquire(t.Context(), "key", "x", 30*time.Second)
 		require.NoError(t, err)
@@ -107,39 +99,39 @@ func (n brokenAtConfirm) Confirm(ctx context.Context, batch []quorum.Confirmatio
 	return n.Locker.Confirm(ctx, batch)
 }
 
-// An overtaken node gets its votes late: their connections were cut.
-type overtaken struct{ *memory.Locker }
-
-func (n overtaken) Vote(_ context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	time.AfterFunc(100*time.Millisecond, func() { n.Locker.Vote(context.Background(), key, token, ttl, floor) })
-	return quorum.Ballot{}, errReset
-}
-
-// A vote arrives later than its release, which is repeated therefore.
+// A vote arrives later than its release, which is repeated therefore; or its answer is lost after the attempt.
 func TestALateVoteOfAnAttemptIsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStores(3)
-		for _, i := range []int{0, 1} {
-			_, err := s[i].TryAcquire(t.Context(), "key", "y", time.Hour)
+	for _, answer := range []time.Duration{0, 200 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStores(3)
+			s.by(t, "y", time.Hour, 0, 1)
+			nodes := s.nodes()
+			nodes[2] = tapped{s[2], func(r request) error {
+				if r.method == "Vote" {
+					time.AfterFunc(100*time.Millisecond, func() { _, _ = s[2].Vote(context.Background(), "key", r.token, 30*time.Second, 0) })
+					time.Sleep(answer)
+					return errReset
+				}
+				return r.make(r.ctx)
+			}}
+			l := redlock.New(nodes)
+			defer l.Close()
+			a, err := l.TryAcquire(t.Context(), "key", "x", 30*time.Second)
 			require.NoError(t, err)
-		}
-		l := redlock.New([]dlock.Locker{s[0], s[1], overtaken{s[2]}})
-		defer l.Close()
-		a, err := l.TryAcquire(t.Context(), "key", "x", 30*time.Second)
-		require.NoError(t, err)
-		require.Equal(t, "y", a.Holder)
-		time.Sleep(3 * time.Second)
-		hold, err := s[2].Inspect(t.Context(), "key")
-		require.NoError(t, err)
-		require.False(t, hold.Held, "3s after the attempt: %+v", hold)
-	})
+			require.Equal(t, "y", a.Holder)
+			time.Sleep(3 * time.Second)
+			hold, err := s[2].Inspect(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, hold.Held, "3s after the attempt: %+v", hold)
+		})
+	}
 }
 
 // A Release that could not reach any node had no effect, and never will have one: also where a vote had no answer.
 func TestAReleaseWithoutEffectHasNoneLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStores(3)
-		l := redlock.New([]dlock.Locker{s[0], s[1], &lossyOnce{Locker: s[2]}})
+		l := redlock.New([]dlock.Locker{s[0], s[1], firstOn(s[2], "Vote", loses)})
 		defer l.Close()
 		a, err := l.TryAcquire(t.Context(), "key", "x", 30*time.Second)
 		require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
@@ -158,19 +150,4 @@ func TestAReleaseWithoutEffectHasNoneLater(t *testing.T) {
 			require.True(t, !dlock.NoEffect(err) || hold.Token == "x", "node %d lost its vote 5s after NoEffect(%v)", i, err)
 		}
 	})
-}
-
-// A lossyOnce loses the answer to its first vote.
-type lossyOnce struct {
-	*memory.Locker
-	lost bool
-}
-
-func (n *lossyOnce) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
-	b, err := n.Locker.Vote(ctx, key, token, ttl, floor)
-	if !n.lost {
-		n.lost = true
-		return quorum.Ballot{}, errReset
-	}
-	return b, err
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/chance"
 )
 
 const (
@@ -217,14 +217,14 @@ func (w *wait) hear(e reply) error {
 	}
 	s.away = e.err
 	s.pause = min(max(2*s.pause, firstPause), longestPause)
-	s.again = time.Now().Add(s.pause/2 + rand.N(s.pause/2))
+	s.again = time.Now().Add(s.pause/2 + chance.N(s.pause/2))
 	return nil
 }
 
 // trip returns about a round trip, a little longer or shorter each time.
 func (w *wait) trip() time.Duration {
 	trip := max(time.Duration(w.l.trip.Load()), time.Millisecond)
-	return trip + rand.N(trip)
+	return trip + chance.N(trip)
 }
 
 // surveyIn makes a survey due after d, unless one is due sooner.
@@ -331,7 +331,7 @@ func (w *wait) giveTo(token string, holds bool) {
 		give := func() {
 			s.offered = holds
 			if token == "" {
-				s.again = time.Now().Add(longestPause/2 + rand.N(longestPause/2))
+				s.again = time.Now().Add(longestPause/2 + chance.N(longestPause/2))
 			}
 			w.pass(i, token, w.l.floor())
 		}

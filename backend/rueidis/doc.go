@@ -20,13 +20,12 @@
 // connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
 // other commands on a connection that has subscribed, as miniredis does.
 //
-// With [WithReplicas], each grant or renewal in flight takes a connection of the blocking pool
+// With [WithReplicas], each flight of grants or renewals takes a connection of the blocking pool
 // (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
 // ends 5 s after the time-out of WithReplicas at the latest.
 //
 // In a cluster, there is a subscription, with a goroutine, for each slot that is waited for. rueidis
-// does not tell which master has a slot, so calls of waiters go together only if their keys are in the
-// same slot.
+// does not tell which master has a slot, so calls travel together only if their keys are in the same slot.
 //
 // In a cluster, set ClusterOption.ShardsRefreshInterval to one second. By default, rueidis
 // refreshes its table of slots only after a call has failed, up to a second later. If a master

@@ -49,7 +49,6 @@ func dialWith(option rueidis.ClientOption) adaptertest.Dial {
 }
 
 func TestTopology(t *testing.T) {
-	t.Parallel()
 	adaptertest.RunTopologies(t, dialWith(rueidis.ClientOption{}))
 }
 

@@ -1,5 +1,5 @@
 // Package stress tests that locks on Redis keep their promises while everything fails. It has
-// no code of its own, only tests. They need a redis-server.
+// no code of its own, only tests. They run on a server, so only if DLOCK_REDIS is set.
 //
 // TestStress runs one round after the other. In a round, about thirty workers use six locks on
 // one server, through all three client libraries, in this process and in child processes.
@@ -23,15 +23,25 @@
 // By default there is one round, of 2 s or until each kind of fault has happened. To run for
 // an hour:
 //
-//	DLOCK_STRESS=1h go test -timeout 0 -run TestStress ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_STRESS=1h go test -timeout 0 -run TestStress ./backend/stress
 //
 // A failure shows the holds and the faults of the three seconds before and after it. The name
 // of the failed subtest is the seed of its round. To run that round first:
 //
-//	DLOCK_STRESS_SEED=1234 go test -run TestStress ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_STRESS_SEED=1234 go test -run TestStress ./backend/stress
 //
 // The seed determines the order of the faults and what each worker does, but not the timing,
 // so a failure may need several runs to show again.
+//
+// # Sets
+//
+// TestSets has 32 workers in 8 processes take random sets of 8 of 64 keys (Client.DoAll), with each library on
+// one server, and on a cluster whose slots move all the time. In the second half of its time, which is
+// DLOCK_STRESS for each or 2 s, a process is killed each second. The test checks that no two workers were
+// certain of a key at the same time, that fences rose, that each waiter was served, and that a TTL after the
+// end no key is held. It logs how many sets there were in a second, and the longest wait. It needs Linux:
+//
+//	DLOCK_REDIS=1 DLOCK_STRESS=1m go test -v -timeout 0 -run TestSets ./backend/stress
 //
 // # Sentinel and a cluster
 //
@@ -52,17 +62,16 @@
 //     once, and none of them fails,
 //   - no key but the fence counters, no subscription and no goroutine is left.
 //
-// By default, two faults strike each. This makes two minutes of it, with all faults:
+// It runs only if it is given a time:
 //
-//	DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
+//	DLOCK_REDIS=1 DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
 //
 // TestTopologyFences runs with them, and for as long. It acquires locks on the old and the new master
 // at once while Sentinel replaces one by the other, without WithReplicas. It logs how many pairs of
 // holders have equal fences, or fences in the wrong order.
 //
-// DLOCK_TOPOLOGY also runs the whole suite of package conformance on both, for each library. (By default, it
-// runs the cases for which it matters most that there are several servers.) DLOCK_TOPOLOGY_FAULT
-// names the only fault to strike with, such as "stepped down".
+// DLOCK_TOPOLOGY also runs the whole suite of package conformance on both, for each library.
+// DLOCK_TOPOLOGY_FAULT names the only fault to strike with, such as "stepped down".
 //
 // # Independent servers
 //
@@ -80,7 +89,7 @@
 //
 // It runs only if it is given a time:
 //
-//	DLOCK_MAJORITY=2m go test -v -timeout 0 -run TestMajority ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_MAJORITY=2m go test -v -timeout 0 -run TestMajority ./backend/stress
 //
 // TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
 // TestBrokenLocksAreFound shows what they see of locks in memory that are broken.

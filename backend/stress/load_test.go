@@ -143,21 +143,19 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// strike strikes the bed with all faults, in any order, until d has passed. If d is 0, it uses some
-// of them, once.
-func (l *load) strike(d time.Duration, some []string) {
+// strike strikes the bed with all faults, in any order, until d has passed.
+func (l *load) strike(d time.Duration) {
 	end := time.Now().Add(d)
 	sleep(l.limit, time.Second)
-	for again := true; again && !l.t.Failed(); {
+	for !l.t.Failed() {
 		faults := l.bed.Faults()
 		rand.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 		for _, f := range faults {
-			only := os.Getenv(envFault)
-			switch {
-			case d == 0 && !slices.Contains(some, f.Name), only != "" && only != f.Name:
-				continue
-			case d > 0 && time.Now().After(end):
+			if time.Now().After(end) {
 				return
+			}
+			if only := os.Getenv(envFault); only != "" && only != f.Name {
+				continue
 			}
 			begun := time.Now()
 			l.fault("%s", f.Name)
@@ -172,12 +170,9 @@ func (l *load) strike(d time.Duration, some []string) {
 			l.fault("all is well")
 			checkJob()
 			l.awaitServed(l.Now())
-			if d > 0 {
-				sleep(l.limit, loadPace-time.Since(begun))
-			}
+			sleep(l.limit, loadPace-time.Since(begun))
 			l.look(l.begun)
 		}
-		again = d > 0
 	}
 }
 

@@ -153,7 +153,7 @@ func TestMajority(t *testing.T) {
 					l.start(byMajority, locker, closeAll)
 				}
 				l.awaitHolds(1)
-				l.strike(d, nil)
+				l.strike(d)
 				l.settle()
 				l.report()
 			})

@@ -3,46 +3,41 @@ package stress
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// TestManyWait starts more waits for one lock than a Client can owe releases, and cancels half
-// of them together.
+// TestManyWait cancels more than a thousand waits for one lock together, and the holder releases. All
+// others are served, and nothing stays.
 func TestManyWait(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
-	for _, library := range libraries {
-		t.Run(library.name, func(t *testing.T) {
-			server := redistest.Start(t)
-			defer watchGoroutines(t)()
-			l, closeClient, err := library.dial(server.Addr(), 10*time.Second)
-			require.NoError(t, err)
-			defer closeClient()
-			defer l.Close()
-			c := dlock.New(l)
-			defer c.Close()
-			first, err := c.Acquire(t.Context(), "k")
-			require.NoError(t, err)
-			manyWait(t, server, c, first)
-			awaitNil(t, "keys to go", func() error { return left(server, "KEYS", "*") })
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		conn := sim.Dial(server, nil)
+		l := rediscore.New(conn)
+		c := dlock.New(l)
+		first, err := c.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		manyWait(t, c, first)
+		require.NoError(t, c.Close())
+		require.NoError(t, l.Close())
+		conn.Close()
+		keys := server.Keys()
+		require.Len(t, keys, 1, "only the fence counter stays")
+		require.Contains(t, keys[0], "dlock1:fence")
+	})
 }
 
-func manyWait(t *testing.T, server *redistest.Server, c *dlock.Client, first *dlock.Lease) {
-	const each = 1100
+func manyWait(t *testing.T, c *dlock.Client, first *dlock.Lease) {
+	const fickles, others = 1100, 100
 	fickle, cancel := context.WithCancel(t.Context())
-	defer cancel()
 	var all sync.WaitGroup
 	var served atomic.Int64
 	acquire := func(ctx context.Context) {
@@ -55,19 +50,18 @@ func manyWait(t *testing.T, server *redistest.Server, c *dlock.Client, first *dl
 			t.Error(err)
 		}
 	}
-	for range each {
-		all.Go(func() { acquire(t.Context()) })
+	for i := range fickles {
 		all.Go(func() { acquire(fickle) })
-	}
-	awaitNil(t, "all to queue up", func() error {
-		hold, err := c.Inspect(t.Context(), "k")
-		if err == nil && hold.Waiting != 2*each {
-			err = fmt.Errorf("%d wait", hold.Waiting)
+		if i < others {
+			all.Go(func() { acquire(t.Context()) })
 		}
-		return err
-	})
+	}
+	synctest.Wait()
+	hold, err := c.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, fickles+others, hold.Waiting)
 	cancel()
 	require.NoError(t, first.Release())
 	all.Wait()
-	require.GreaterOrEqual(t, served.Load(), int64(each))
+	require.GreaterOrEqual(t, served.Load(), int64(others))
 }

@@ -37,9 +37,7 @@ var lockKeys = []string{"key0", "key1", "key2", "key3", "{key4}", "key\n5"}
 
 // TestStress runs rounds until DLOCK_STRESS has passed. See the package documentation.
 func TestStress(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	redistest.Real(t)
 	d := shortStress
 	if text := os.Getenv(envDuration); text != "" {
 		var err error
@@ -52,8 +50,10 @@ func TestStress(t *testing.T) {
 		seed, err = strconv.ParseUint(text, 10, 64)
 		require.NoError(t, err, envSeed)
 	}
-	for end := time.Now().Add(d); !t.Failed(); seed++ {
+	skipped := false // for lack of a server
+	for end := time.Now().Add(d); !t.Failed() && !skipped; seed++ {
 		t.Run(fmt.Sprintf("%s=%d", envSeed, seed), func(t *testing.T) {
+			defer func() { skipped = t.Skipped() }()
 			runRound(t, seed, min(longRound, max(shortStress, time.Until(end))))
 		})
 		if !time.Now().Before(end) {

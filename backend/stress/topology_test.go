@@ -28,8 +28,7 @@ type topology struct {
 	name      string
 	start     func(t testing.TB) redistest.Bed
 	libraries map[string]func(addrs []string, opts ...rediscore.Option) (*rediscore.Locker, func(), error)
-	replicas  int      // of a master
-	short     []string // the faults of the short round
+	replicas  int // of a master
 }
 
 var topologies = []topology{
@@ -56,46 +55,49 @@ var topologies = []topology{
 			},
 		},
 		replicas: 2,
-		short:    []string{"killed", "stepped down"},
 	},
-	{
-		name:  "Cluster",
-		start: func(t testing.TB) redistest.Bed { return redistest.StartCluster(t, 3, 1) },
-		libraries: map[string]func([]string, ...rediscore.Option) (*rediscore.Locker, func(), error){
-			"goredis": func(addrs []string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
-				client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
-					Addrs: addrs, ContextTimeoutEnabled: true,
-					DialTimeout: patience, ReadTimeout: patience, PoolSize: 50,
-				})
-				return goredis.New(client, opts...), func() { client.Close() }, nil
-			},
-			"rueidis": func(addrs []string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
-				client, err := rueidislib.NewClient(rueidislib.ClientOption{
-					InitAddress: addrs, ConnWriteTimeout: patience,
-					ClusterOption: rueidislib.ClusterOption{ShardsRefreshInterval: time.Second},
-				})
-				if err != nil {
-					return nil, nil, err
-				}
-				return rueidis.New(client, opts...), client.Close, nil
-			},
+	cluster,
+}
+
+var cluster = topology{
+	name:  "Cluster",
+	start: func(t testing.TB) redistest.Bed { return redistest.StartCluster(t, 3, 1) },
+	libraries: map[string]func([]string, ...rediscore.Option) (*rediscore.Locker, func(), error){
+		"goredis": func(addrs []string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
+			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
+				Addrs: addrs, ContextTimeoutEnabled: true,
+				DialTimeout: patience, ReadTimeout: patience, PoolSize: 50,
+			})
+			return goredis.New(client, opts...), func() { client.Close() }, nil
 		},
-		replicas: 1,
-		short:    []string{"killed", "slots moved"},
+		"rueidis": func(addrs []string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
+			client, err := rueidislib.NewClient(rueidislib.ClientOption{
+				InitAddress: addrs, ConnWriteTimeout: patience,
+				ClusterOption: rueidislib.ClusterOption{ShardsRefreshInterval: time.Second},
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+			return rueidis.New(client, opts...), client.Close, nil
+		},
 	},
+	replicas: 1,
 }
 
 // TestTopology strikes Sentinel and a cluster with faults under load. See the package documentation.
 func TestTopology(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
+	text := os.Getenv(envTopology)
+	if text == "" {
+		t.Skipf("set %s=2m", envTopology)
 	}
+	d, err := time.ParseDuration(text)
+	require.NoError(t, err, envTopology)
 	awaitGoroutines := watchGoroutines(t)
 	t.Run("Beds", func(t *testing.T) {
 		for _, top := range topologies {
 			t.Run(top.name, func(t *testing.T) {
 				t.Parallel()
-				runLoad(t, top)
+				runLoad(t, top, d)
 			})
 		}
 	})
@@ -107,13 +109,7 @@ func TestTopology(t *testing.T) {
 // grants locks until it knows. For the same reason a grant that takes long to arrive may have a lower
 // fence than one that another master made later, and the fences of two masters may be out of order by
 // fenceLag.
-func runLoad(t *testing.T, top topology) {
-	var d time.Duration
-	if text := os.Getenv(envTopology); text != "" {
-		var err error
-		d, err = time.ParseDuration(text)
-		require.NoError(t, err, envTopology)
-	}
+func runLoad(t *testing.T, top topology, d time.Duration) {
 	l := newLoad(t, top.start(t))
 	for library, dial := range top.libraries {
 		for range 2 { // as many processes would
@@ -125,7 +121,7 @@ func runLoad(t *testing.T, top topology) {
 			l.start(library+durable, locker, closeClient)
 		}
 	}
-	l.strike(d, top.short)
+	l.strike(d)
 	l.settle()
 	l.report()
 }

@@ -271,10 +271,11 @@ func (w *worker) failed(key string, err error) {
 	}
 }
 
-// begin reports that a hold begins. A fence of Redis is the time of the grant in microseconds, or less.
+// begin reports that a hold begins. A fence of Redis is the time of the grant in microseconds, or less, but
+// for grants within the same microsecond, as in virtual time.
 func (w *worker) begin(l *dlock.Lease) (id int64) {
 	id = w.ids.Add(1)
-	asked := max(w.asked, l.Fence()*1000)
+	asked := max(w.asked, min(l.Fence()*1000, now()))
 	w.note(event{Kind: holdBegins, ID: id, Who: w.who, Key: l.Key(), Asked: asked, At: now(), Until: l.Deadline().UnixNano(), Fence: l.Fence()})
 	return id
 }

@@ -5,7 +5,7 @@
 //	go -C benchmarks/peers run . -majority
 //
 // The second run measures redlock on several servers, and writes the last chapter of the page. A
-// run takes 5 to 10 minutes, needs redis-server on PATH (or DLOCK_TEST_REDIS_SERVER) and runs on
+// run takes 5 to 10 minutes, needs redis-server on PATH (or at DLOCK_REDIS) and runs on
 // Unix. It writes what it has measured to data.json or majority.json. With -draw it measures
 // nothing, and only writes the page and the charts again.
 //

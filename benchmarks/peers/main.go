@@ -25,6 +25,9 @@ func main() {
 	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
 	again := flag.Bool("draw", false, "measure nothing; write the page and the charts again")
 	flag.Parse()
+	if !redistest.Asked() {
+		os.Setenv("DLOCK_REDIS", "1")
+	}
 	h := new(host)
 	err := h.program(*majority, *brief, *again)
 	h.close()

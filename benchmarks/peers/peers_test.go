@@ -23,13 +23,16 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestShortRun measures in all scenarios, on a real server.
+// TestShortRun measures in all scenarios, on a real server. With -short it leaves out the one that waits for a TTL.
 func TestShortRun(t *testing.T) {
-	testShortRun(t, short(onOneServer()))
+	testShortRun(t, slices.DeleteFunc(short(onOneServer()), func(s scenario) bool { return testing.Short() && s.name == "takeover" }))
 }
 
 // TestShortRunOnNodes measures on several servers, with each kind of fault.
 func TestShortRunOnNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	faults := regexp.MustCompile("slow|contended|hung|idle|16, 1")
 	testShortRun(t, slices.DeleteFunc(short(onNodes()), func(s scenario) bool { return !faults.MatchString(s.name) }))
 }

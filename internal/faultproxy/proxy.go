@@ -100,8 +100,20 @@ func (p *Proxy) Slow(d Direction, pace Pace) {
 	}
 }
 
-// Heal undoes Block, Refuse and Slow. It fails only if another process has taken the Proxy's port.
+// healLimit is for processes that are being started, on a busy machine.
+const healLimit = 5 * time.Second
+
+// Heal undoes Block, Refuse and Slow. It fails only if another process has taken the Proxy's port. A
+// process that this one is starting has it for a moment: a copy of the listener that Refuse has closed.
 func (p *Proxy) Heal() error {
+	for limit := time.Now().Add(healLimit); ; time.Sleep(time.Millisecond) {
+		if err := p.heal(); err == nil || time.Now().After(limit) {
+			return err
+		}
+	}
+}
+
+func (p *Proxy) heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.blockLocked(0)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -444,6 +445,25 @@ func TestCutDropsWhatIsBlocked(t *testing.T) {
 	c.send("two\r\n")
 	c.reads("+TWO\r\n")
 	require.Equal(t, "two", f.next())
+}
+
+func TestHealWhileProcessesStart(t *testing.T) {
+	p := start(t, newFake(t).addr)
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.Command("true").Run()
+			}
+		})
+	}
+	for range 300 {
+		p.Refuse()
+		require.NoError(t, p.Heal())
+	}
+	stop()
+	all.Wait()
 }
 
 func TestRefuse(t *testing.T) {

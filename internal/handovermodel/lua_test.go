@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,40 +8,36 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // A tick of the model is so long that the times in queue.lua, two and five seconds, are
 // between one and two ticks, and two.
 const tickLength = 2500 * time.Millisecond
 
-// TestScripts compares the server of the model with the scripts on a real one, in
-// random sequences of calls and ticks.
+// TestScripts compares the server of the model with the scripts, in random sequences of calls and
+// ticks. The calls of a sequence are all made at one instant, but for the ticks.
 func TestScripts(t *testing.T) {
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
+	servers := []*sim.Server{sim.NewServer(), sim.NewServer()} // each has scripts with other limits
 	for seed := range uint64(150) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			for !newPair(t, client, seed).run() {
-				t.Log("the machine was slow: once more")
-			}
+			synctest.Test(t, func(t *testing.T) { newPair(t, servers[seed%2], seed).run() })
 		})
 	}
 }
 
-// A pair is a server of the model and a real one that are to do the same.
+// A pair is a server of the model and one that runs the scripts, which are to do the same.
 type pair struct {
 	t       *testing.T
-	client  *redis.Client
+	server  *sim.Server
 	rand    *rand.Rand
 	world   world
-	inboxes []*redis.PubSub
+	inboxes [2]*sim.Subscription
 	tickets [2][maxTokens]string // the last of each token: in the model, and really
 	scripts map[script]string
 
@@ -50,15 +45,14 @@ type pair struct {
 	patient  script // that this waiter calls
 }
 
-func newPair(t *testing.T, client *redis.Client, seed uint64) *pair {
-	p := &pair{t: t, client: client, rand: rand.New(rand.NewPCG(seed, 0)), scripts: map[script]string{}}
-	require.NoError(t, client.FlushAll(t.Context()).Err())
+func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
+	p := &pair{t: t, server: server, rand: rand.New(rand.NewPCG(seed, 0)), scripts: map[script]string{}}
+	server.FlushAll()
 	p.world = world{c: base("", 2).with(wipe, 1), plain: true} // so that tickets are never the same
 	p.world.c.Silent, p.world.c.Sweep = 3, int(seed%2)
 	p.patience = []int{0, 14, 15, 16}[seed/2%4]
 	p.patient = []script{checkInScript, enqueueScript}[seed/8%2]
 	p.world.State, _ = p.world.c.start()
-	p.inboxes = make([]*redis.PubSub, 2)
 	for i := range p.inboxes {
 		p.subscribe(i)
 	}
@@ -87,39 +81,31 @@ func (p *pair) shorten(source string) string {
 }
 
 func (p *pair) subscribe(i int) {
-	p.inboxes[i] = p.client.Subscribe(p.t.Context(), inbox(i))
-	_, err := p.inboxes[i].Receive(p.t.Context())
+	var err error
+	p.inboxes[i], err = p.server.Subscribe(inbox(i), false)
 	require.NoError(p.t, err)
 }
 
+func (p *pair) unsubscribe(i int) { p.server.Unsubscribe(inbox(i), false, p.inboxes[i]) }
+
 func inbox(client int) string { return fmt.Sprint("inbox ", client) }
 
-// run makes a sequence of steps. It reports false if that has taken so long that ticks
-// cannot be told apart.
-func (p *pair) run() bool {
-	defer func() {
-		for _, s := range p.inboxes {
-			s.Close()
-		}
-	}()
-	began := time.Now()
+// run makes a sequence of steps.
+func (p *pair) run() {
+	defer p.unsubscribe(0)
+	defer p.unsubscribe(1)
 	var history []string
 	for range 30 {
 		text, want, got := p.step()
-		if time.Since(began) > tickLength/3 {
-			return false
-		}
 		history = append(history, text)
-		require.Equal(p.t, want, got, "model and Redis differ after %s", strings.Join(history, "; "))
+		require.Equal(p.t, want, got, "model and scripts differ after %s", strings.Join(history, "; "))
 	}
-	return true
 }
 
 // step does the same to both, and returns what came of it.
 func (p *pair) step() (text, want, got string) {
 	switch n := p.rand.IntN(20); {
 	case n < 4:
-		p.world.Server.pass(p.world.c)
 		p.tick()
 		text = "tick"
 	case n == 4:
@@ -134,7 +120,6 @@ func (p *pair) step() (text, want, got string) {
 	case n < p.patience && p.world.Server.Holder != 0 && len(p.world.queue()) > 0:
 		queue := p.world.queue()
 		text, want, got = p.call(Call{Script: renewScript, Token: p.world.Server.Holder}, 3)
-		p.world.Server.pass(p.world.c)
 		p.tick()
 		more, want2, got2 := p.call(Call{Script: p.patient, Token: queue[p.patience%len(queue)], Inbox: true}, 3)
 		text, want, got = text+", tick, "+more, want+want2, got+got2
@@ -154,14 +139,6 @@ func (p *pair) call(call Call, ttl int) (text, want, got string) {
 	p.world.c.TTL = ttl
 	got = p.really(call, withTicket)
 	return p.world.c.call(call), p.inModel(call, withTicket), got
-}
-
-func (p *pair) unsubscribe(i int) {
-	require.NoError(p.t, p.inboxes[i].Close())
-	require.Eventually(p.t, func() bool {
-		n, err := p.client.PubSubNumSub(p.t.Context(), inbox(i)).Result()
-		return err == nil && n[inbox(i)] == 0
-	}, time.Minute, time.Millisecond)
 }
 
 // inModel makes a call in the model.
@@ -187,9 +164,9 @@ func (p *pair) inModel(call Call, withTicket bool) string {
 	return text
 }
 
-// really makes a call of Redis.
+// really makes a call of a script.
 func (p *pair) really(call Call, withTicket bool) string {
-	args := []any{name(call.Token)}
+	args := []string{name(call.Token)}
 	address := ""
 	if call.Inbox {
 		address = "p" + inbox(p.world.c.client(call.Token))
@@ -206,12 +183,15 @@ func (p *pair) really(call Call, withTicket bool) string {
 	case checkInScript:
 		args = append(args, address)
 	}
-	reply, err := p.client.Eval(p.t.Context(), p.scripts[call.Script], []string{"lock", "fence", "queue", "waiters"}, args...).Result()
+	source := p.scripts[call.Script]
+	reply, err := p.server.Eval(source, source, []string{"lock", "fence", "queue", "waiters"}, args)
 	require.NoError(p.t, err)
 	return p.read(call, reply) + p.messages()
 }
 
-func (p *pair) milliseconds(ticks int) int64 { return int64(ticks) * tickLength.Milliseconds() }
+func (p *pair) milliseconds(ticks int) string {
+	return strconv.FormatInt(int64(ticks)*tickLength.Milliseconds(), 10)
+}
 
 // read makes the answer of the model of a reply.
 func (p *pair) read(call Call, reply any) string {
@@ -242,25 +222,12 @@ func (p *pair) read(call Call, reply any) string {
 	return text
 }
 
-// messages returns what was published. A message to an inbox that listens is there
-// before a reply that is asked for later.
+// messages returns what was published.
 func (p *pair) messages() (text string) {
 	for i, s := range p.inboxes {
-		if !p.world.Clients[i].Sub {
-			continue
-		}
-		require.NoError(p.t, s.Ping(p.t.Context(), "end"))
-		for {
-			e, err := s.Receive(context.Background())
-			require.NoError(p.t, err)
-			if _, ok := e.(*redis.Pong); ok {
-				break
-			}
-			if m, ok := e.(*redis.Message); ok {
-				_, rest, _ := strings.Cut(m.Payload, " ")
-				_, to, _ := strings.Cut(rest, " ")
-				text += " message " + to
-			}
+		for _, m := range s.Take() {
+			require.True(p.t, p.world.Clients[i].Sub)
+			text += " message " + strings.SplitN(m.Text, " ", 3)[2]
 		}
 	}
 	return text
@@ -268,32 +235,13 @@ func (p *pair) messages() (text string) {
 
 func name(t token) string { return fmt.Sprint("token ", t) }
 
-// tick makes everything on the real server a tick older.
+// tick lets time pass for both. A lock is gone when more than its TTL has passed. The queue of the
+// model does not expire.
 func (p *pair) tick() {
-	ctx := p.t.Context()
-	if rest, err := p.client.PTTL(ctx, "lock").Result(); err == nil && rest > 0 {
-		if rest -= tickLength; rest > 0 {
-			require.NoError(p.t, p.client.PExpire(ctx, "lock", rest).Err())
-		} else {
-			require.NoError(p.t, p.client.Del(ctx, "lock").Err())
-		}
-	}
-	for field, value := range p.client.HGetAll(ctx, "waiters").Val() {
-		parts := strings.SplitN(value, " ", 3)
-		at := []int{0} // where the times are
-		switch field {
-		case "handover":
-			at = []int{1}
-		case "pulse":
-			at = []int{0, 1}
-		}
-		for _, i := range at {
-			n, err := strconv.ParseInt(parts[i], 10, 64)
-			require.NoError(p.t, err)
-			parts[i] = strconv.FormatInt(n-tickLength.Microseconds(), 10)
-		}
-		require.NoError(p.t, p.client.HSet(ctx, "waiters", field, strings.Join(parts, " ")).Err())
-	}
+	p.world.Server.pass(p.world.c)
+	p.do("PERSIST", "queue")
+	p.do("PERSIST", "waiters")
+	time.Sleep(tickLength + time.Millisecond)
 }
 
 // modelState is who holds the lock for how many ticks, and the queue.
@@ -319,14 +267,19 @@ func (p *pair) modelState() string {
 }
 
 func (p *pair) realState() string {
-	ctx := p.t.Context()
 	text := ", free"
-	if holder := p.client.Get(ctx, "lock").Val(); holder != "" {
-		rest := p.client.PTTL(ctx, "lock").Val()
+	if holder := p.do("GET", "lock"); holder != nil {
+		rest := time.Duration(p.do("PTTL", "lock").(int64)) * time.Millisecond
 		text = fmt.Sprintf(", held by %s for %d", holder, (rest+tickLength-1)/tickLength)
 	}
-	for _, t := range p.client.ZRange(ctx, "queue", 0, -1).Val() {
-		text += ", " + t
+	for _, t := range p.do("ZRANGE", "queue", "0", "-1").([]any) {
+		text += ", " + t.(string)
 	}
 	return text
+}
+
+func (p *pair) do(command ...string) any {
+	reply, err := p.server.Do(command...)
+	require.NoError(p.t, err)
+	return reply
 }

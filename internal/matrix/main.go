@@ -1,20 +1,22 @@
 // Command matrix runs the conformance suite and the tests of the Redis backends on several
-// versions of the server, and prints a table in Markdown, with a row for each server:
+// versions of the server, and writes docs/servers.md:
 //
 //	go run ./internal/matrix /path/to/redis-server /path/to/valkey-server
 //
-// Without arguments, DLOCK_TEST_REDIS_SERVERS is the list of servers, separated as in PATH. If it
-// is not set either, they are the redis-server and the valkey-server on PATH. Progress, failures and
-// the reasons of what is skipped go to stderr. The exit status is 1 if a test has failed.
-// docs/servers.md has a table.
+// A server that has a row in the page gets a new one. The rows of others stay. Without arguments, the server
+// is the one that DLOCK_REDIS names, or else the servers are the redis-server and the valkey-server on PATH.
+// Progress, failures and the reasons of what is skipped go to stderr. The exit status is 1 if a test has failed.
 package main
 
 import (
 	"bytes"
+	"cmp"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,17 +26,19 @@ import (
 	"time"
 )
 
-const header = "| server | date | passed | failed | skipped |\n|---|---|---|---|---|\n"
+const page = "docs/servers.md"
+
+//go:embed servers.md.tmpl
+var template string
 
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("matrix: ")
-	list := os.Getenv("DLOCK_TEST_REDIS_SERVERS")
-	servers := filepath.SplitList(list)
-	switch {
-	case len(os.Args) > 1:
-		servers = os.Args[1:]
-	case list == "":
+	servers := os.Args[1:]
+	if named := os.Getenv("DLOCK_REDIS"); len(servers) == 0 && strings.Trim(named, "1") != "" {
+		servers = []string{named}
+	}
+	if len(servers) == 0 {
 		for _, name := range []string{"redis-server", "valkey-server"} {
 			if path, err := exec.LookPath(name); err == nil {
 				servers = append(servers, path)
@@ -45,7 +49,7 @@ func main() {
 	if err != nil || len(servers) == 0 {
 		log.Fatalf("it needs a server (it has %q), and runs where the module is (%v)", servers, err)
 	}
-	table, failed := header, false
+	failed := false
 	for _, server := range servers {
 		version, path, err := ask(server)
 		if err != nil {
@@ -55,20 +59,40 @@ func main() {
 		// The tests start the server themselves.
 		cmd := exec.Command("go", "test", "-json", "-count=1", "-timeout=30m", "-skip=^TestAdapter$/^Miniredis$|^TestTopology$",
 			"./backend", "./backend/rediscore", "./backend/goredis", "./backend/rueidis", "./backend/redigo")
-		cmd.Env = append(os.Environ(), "DLOCK_TEST_REDIS_SERVER="+path, "DLOCK_TEST_REQUIRE_SERVER=1")
+		cmd.Env = append(os.Environ(), "DLOCK_REDIS="+path, "DLOCK_ADAPTERS=all")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {
 			log.Printf("%s: %v", version, err)
 			failed = true
 		}
-		table += row(version, time.Now(), count(bytes.NewReader(out), string(contract), os.Stderr))
+		r := row(version, time.Now(), count(bytes.NewReader(out), string(contract), os.Stderr))
+		fmt.Print(r)
+		old, err := os.ReadFile(page)
+		if err == nil {
+			err = os.WriteFile(page, []byte(with(string(old), r)), 0o644)
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
 	}
-	fmt.Print(table)
 	if failed {
 		os.Exit(1)
 	}
 }
+
+// with is the page with the rows of an older one, of which r replaces that of its server.
+func with(old string, r ...string) string {
+	rows := make(map[string]string)
+	for _, r := range append(regexp.MustCompile(`(?m)^\| (?:Redis|Valkey) .*\n`).FindAllString(old, -1), r...) {
+		rows[server(r)] = r
+	}
+	sorted := slices.SortedFunc(maps.Values(rows), func(a, b string) int { return cmp.Compare(server(a), server(b)) })
+	return strings.Replace(template, "{{rows}}\n", strings.Join(sorted, ""), 1)
+}
+
+// server is what a row begins with.
+func server(row string) string { return strings.SplitN(row, " | ", 2)[0] }
 
 // ask returns the version of a server, such as "Redis 7.0.15", and its path: the tests run in other folders.
 func ask(server string) (version, path string, err error) {

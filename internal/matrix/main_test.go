@@ -36,8 +36,16 @@ func TestRow(t *testing.T) {
 	require.Equal(t, "one too many\nundefined: x\n", progress.String())
 	require.Equal(t, map[string]int{"pass": 2, "fail": 3, "skip": 1}, counts)
 
-	page, err := os.ReadFile("../../docs/servers.md")
-	require.NoError(t, err)
-	require.Contains(t, string(page), header)
 	require.Equal(t, "| Redis 7.0.15 | 2026-11-22 | 2 | 3 | 1 |\n", row("Redis 7.0.15", time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), counts))
+}
+
+// The page is what its rows and the template make of it, and a server has one row.
+func TestPage(t *testing.T) {
+	text, err := os.ReadFile("../../" + page)
+	require.NoError(t, err)
+	require.Equal(t, with(string(text)), string(text), "%s was not written by this program", page)
+
+	const old, next = "| Redis 7.0.15 | 2026-11-22 | 2 | 3 | 1 |\n", "| Redis 7.0.15 | 2026-11-23 | 6 | 0 | 1 |\n"
+	got := with("| Valkey 8.0.1 | 2026-11-22 | 9 | 0 | 0 |\n"+old, next, "| Redis 6.0.16 | 2026-11-23 | 4 | 0 | 3 |\n")
+	require.Contains(t, got, "|---|---|---|---|---|\n| Redis 6.0.16 | 2026-11-23 | 4 | 0 | 3 |\n"+next+"| Valkey 8.0.1 | 2026-11-22 | 9 | 0 | 0 |\n\n")
 }

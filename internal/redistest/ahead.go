@@ -3,7 +3,6 @@ package redistest
 import (
 	_ "embed"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -16,8 +15,7 @@ import (
 var aheadC string
 
 // StartAhead is Start, but the server's clock is d ahead of this machine's, or behind if d is
-// negative. This needs Linux and a C compiler, cc: t is skipped where there is none, or where it
-// does not work, which is a failure if DLOCK_TEST_REQUIRE_SERVER is 1.
+// negative. This needs Linux and a C compiler, cc: t is skipped where there is none.
 func StartAhead(t testing.TB, d time.Duration, args ...string) *Server {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -29,11 +27,7 @@ func StartAhead(t testing.TB, d time.Duration, args ...string) *Server {
 	compile := exec.Command(cc, "-shared", "-fPIC", fmt.Sprintf("-DAHEAD=(%dLL)", d), "-o", library, "-x", "c", "-")
 	compile.Stdin = strings.NewReader(aheadC)
 	if out, err := compile.CombinedOutput(); err != nil {
-		end := t.Skipf
-		if os.Getenv(envRequire) == "1" {
-			end = t.Fatalf
-		}
-		end("redistest: %v: %v\n%s", compile, err, out)
+		t.Fatalf("redistest: %v: %v\n%s", compile, err, out)
 	}
 	return start(t, "", args, "LD_PRELOAD="+library)
 }

@@ -8,22 +8,26 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+	"testing"
 	"time"
 )
 
-const (
-	envServer  = "DLOCK_TEST_REDIS_SERVER"
-	envRequire = "DLOCK_TEST_REQUIRE_SERVER"
-)
+// envAsked is the variable of the package documentation.
+const envAsked = "DLOCK_REDIS"
 
-// errNoServer is the reason to skip a test.
-var errNoServer = errors.New("redistest: there is no redis-server and no valkey-server on PATH: " +
-	"install one (apt-get install redis-server, brew install valkey), or set " + envServer + " to its path")
+// errNotAsked is the reason to skip a test.
+var errNotAsked = errors.New("it is left out unless " + envAsked + "=1 is set, or the path of a server")
 
-// Installed reports whether Start would find a server, for tests that have an alternative.
-func Installed() bool {
-	_, err := locate(os.Getenv, exec.LookPath)
-	return err == nil
+// Asked reports whether tests use real servers, networks and time, for those that have an alternative.
+func Asked() bool { return os.Getenv(envAsked) != "" }
+
+// Real skips t unless Asked. Start and its like do so too: Real is for a test without a server
+// that waits for a real network, or for real time.
+func Real(t testing.TB) {
+	t.Helper()
+	if !Asked() {
+		t.Skip(errNotAsked)
+	}
 }
 
 // A binary is the program of a server.
@@ -34,11 +38,11 @@ type binary struct {
 
 func (b binary) String() string { return b.name }
 
-// locate finds the binary. Its error matches errNoServer if the test is to be skipped.
-func locate(getenv func(string) string, lookPath func(string) (string, error)) (binary, error) {
-	if value := getenv(envServer); value != "" {
-		name := fmt.Sprintf("%s=%q", envServer, value)
-		path, err := lookPath(value)
+// locate finds the binary that is asked for.
+func locate(asked string, lookPath func(string) (string, error)) (binary, error) {
+	if asked != "1" {
+		name := fmt.Sprintf("%s=%q", envAsked, asked)
+		path, err := lookPath(asked)
 		if err != nil {
 			return binary{}, fmt.Errorf("redistest: %s: %w", name, err)
 		}
@@ -49,10 +53,8 @@ func locate(getenv func(string) string, lookPath func(string) (string, error)) (
 			return binary{path, path}, nil
 		}
 	}
-	if getenv(envRequire) == "1" {
-		return binary{}, fmt.Errorf("%s=1, but %v", envRequire, errNoServer)
-	}
-	return binary{}, errNoServer
+	return binary{}, errors.New("redistest: " + envAsked + "=1, but there is no redis-server and no valkey-server on PATH: " +
+		"install one (apt-get install redis-server, brew install valkey), or set " + envAsked + " to its path")
 }
 
 // options returns the options that not every version supports.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +29,7 @@ func (c *Cluster) StartMigration(t testing.TB, key string) *Migration {
 // StartMigrationTo begins to move the slot of key to a master.
 func (c *Cluster) StartMigrationTo(t testing.TB, key string, to *Server) *Migration {
 	t.Helper()
+	await(t, c.agreed)
 	from := c.MasterOf(t, key)
 	m := &Migration{from, to, c, strconv.Itoa(from.Slot(t, key))}
 	must[string](t, to, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", from.id(t))
@@ -86,6 +88,29 @@ func (c *Cluster) moveSlots(t testing.TB, n int) {
 		m.MoveKeys(t)
 		m.Finish(t)
 	}
+}
+
+// agreed returns nil if all nodes know the configuration epoch of each master. Each move raises one, and the
+// new owner loses the slot again to a node with a larger epoch that it had not heard of.
+func (c *Cluster) agreed() error {
+	epochs := make(map[string]string) // by master
+	for _, n := range c.Nodes {
+		reply, err := n.Do("CLUSTER", "NODES")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(reply.(string)) {
+			f := strings.Fields(line) // ID, address, flags, master, ping, pong, epoch
+			if !strings.Contains(f[2], "master") {
+				continue
+			}
+			if known, ok := epochs[f[0]]; ok && known != f[6] {
+				return fmt.Errorf("node %s: master %s has epoch %s, and %s to another node", n.Addr(), f[0], f[6], known)
+			}
+			epochs[f[0]] = f[6]
+		}
+	}
+	return nil
 }
 
 // id is that of a node of a Cluster.

@@ -3,9 +3,9 @@
 // suspend and restart them. They are killed when the test ends. Sentinels and a Cluster are each a
 // [Bed], with a list of faults that can strike it.
 //
-// DLOCK_TEST_REDIS_SERVER names the server's program. By default it is redis-server or
-// valkey-server, whichever is on PATH. If there is none, the test is skipped, or fails if
-// DLOCK_TEST_REQUIRE_SERVER is 1.
+// A test that starts a server is skipped unless the variable DLOCK_REDIS is set: to 1 for the
+// redis-server or valkey-server on PATH, or to the name or path of a server's program. If that is
+// not there, the test fails.
 //
 // On Linux, the servers also die when the test binary dies, whatever the reason.
 //
@@ -77,13 +77,11 @@ func start(t testing.TB, config string, args []string, env ...string) *Server {
 	return s
 }
 
-// find returns the binary. A test that has none is skipped, or fails.
+// find returns the binary. A test that has not asked for one is skipped.
 func find(t testing.TB) binary {
 	t.Helper()
-	bin, err := locate(os.Getenv, exec.LookPath)
-	if errors.Is(err, errNoServer) {
-		t.Skip(err)
-	}
+	Real(t)
+	bin, err := locate(os.Getenv(envAsked), exec.LookPath)
 	if err != nil {
 		t.Fatal(err)
 	}

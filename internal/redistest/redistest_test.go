@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"go/build"
@@ -379,19 +378,16 @@ func TestClusterRestartedNode(t *testing.T) {
 func TestLocate(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		server, require string
-		onPath          []string
-		want            string // path, or what the error says
-		skip            bool
+		asked  string
+		onPath []string
+		want   string // path, or what the error says
 	}{
-		"redis first":  {onPath: []string{"redis-server", "valkey-server"}, want: "/bin/redis-server"},
-		"else valkey":  {onPath: []string{"valkey-server"}, want: "/bin/valkey-server"},
-		"named":        {server: "mine", onPath: []string{"redis-server", "mine"}, want: "/bin/mine"},
-		"named, gone":  {server: "mine", onPath: []string{"redis-server"}, want: `DLOCK_TEST_REDIS_SERVER="mine"`},
-		"none":         {want: "set DLOCK_TEST_REDIS_SERVER", skip: true},
-		"none, needed": {require: "1", want: "DLOCK_TEST_REQUIRE_SERVER=1, but"},
+		"redis first": {"1", []string{"redis-server", "valkey-server"}, "/bin/redis-server"},
+		"else valkey": {"1", []string{"valkey-server"}, "/bin/valkey-server"},
+		"named":       {"mine", []string{"redis-server", "mine"}, "/bin/mine"},
+		"named, gone": {"mine", []string{"redis-server"}, `DLOCK_REDIS="mine"`},
+		"none":        {"1", nil, "install one (apt-get install redis-server, brew install valkey), or set DLOCK_REDIS"},
 	} {
-		env := map[string]string{envServer: c.server, envRequire: c.require}
 		lookPath := func(file string) (string, error) {
 			for _, f := range c.onPath {
 				if f == file {
@@ -400,13 +396,12 @@ func TestLocate(t *testing.T) {
 			}
 			return "", exec.ErrNotFound
 		}
-		b, err := locate(func(key string) string { return env[key] }, lookPath)
+		b, err := locate(c.asked, lookPath)
 		if err == nil {
 			require.Equal(t, c.want, b.path, name)
 			continue
 		}
 		require.ErrorContains(t, err, c.want, name)
-		require.Equal(t, c.skip, errors.Is(err, errNoServer), name)
 	}
 }
 
@@ -431,26 +426,29 @@ func record(t *testing.T, fn func(testing.TB)) *recorder {
 	return r
 }
 
-func TestWithoutServer(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	t.Setenv(envServer, "")
-	t.Setenv(envRequire, "")
+// A server is used only if it is asked for, and a test that has asked fails without one.
+func TestAsked(t *testing.T) {
 	start := func(t testing.TB) { Start(t) }
-	require.Contains(t, record(t, start).skipped, "apt-get install redis-server")
-	t.Setenv(envRequire, "1")
-	require.Contains(t, record(t, start).failed, "DLOCK_TEST_REQUIRE_SERVER=1")
+	t.Setenv(envAsked, "")
+	for _, fn := range []func(testing.TB){start, Real} {
+		require.Contains(t, record(t, fn).skipped, "unless DLOCK_REDIS=1 is set")
+	}
+	t.Setenv(envAsked, "1")
+	require.Empty(t, record(t, Real).skipped)
+	t.Setenv("PATH", t.TempDir())
+	require.Contains(t, record(t, start).failed, "DLOCK_REDIS=1, but there is no redis-server")
 }
 
 func TestServerThatDoesNotStart(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "server")
 	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\necho something is wrong\nexit 3\n"), 0o700))
-	t.Setenv(envServer, script)
+	t.Setenv(envAsked, script)
 	got := record(t, func(t testing.TB) { Start(t) }).failed
-	require.Contains(t, got, fmt.Sprintf("DLOCK_TEST_REDIS_SERVER=%q does not start", script))
+	require.Contains(t, got, fmt.Sprintf("DLOCK_REDIS=%q does not start", script))
 	require.Contains(t, got, "exit status 3")
 	require.Contains(t, got, "something is wrong")
 
-	t.Setenv(envServer, script+"-not-there")
+	t.Setenv(envAsked, script+"-not-there")
 	got = record(t, func(t testing.TB) { Start(t) }).failed
 	require.Contains(t, got, script+"-not-there")
 }

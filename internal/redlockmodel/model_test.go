@@ -48,7 +48,11 @@ func TestWalks(t *testing.T) {
 	}
 	for _, c := range walks() {
 		t.Run(c.Name, func(t *testing.T) {
-			if r := modelcheck.Walk(c, 1, 300_000, 120); r.Err != nil {
+			steps := 100_000
+			if wantsLarge {
+				steps = 300_000
+			}
+			if r := modelcheck.Walk(c, 1, steps, 120); r.Err != nil {
 				t.Error(c.Text(&r))
 			}
 		})

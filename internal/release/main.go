@@ -62,6 +62,9 @@ func try(out io.Writer, root string) error {
 			return fmt.Errorf("%s@%s cannot be installed: %w", m.path, version, err)
 		}
 		fmt.Fprintf(out, "%s@%s can be installed\n", m.path, version)
+		if m.command {
+			continue // it has no API
+		}
 		if err := u.compareWithLatest(m, root, m.tag(modules[0], "v*"), out); err != nil {
 			fmt.Fprintln(out, "its API: not compared:", err)
 		}

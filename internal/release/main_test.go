@@ -8,17 +8,19 @@ import (
 	"testing"
 )
 
-// A repository with three modules: the third is not released.
+// A repository with four modules: bench is not released, and cmd/tool is a program.
 var repository = map[string]string{
-	"CHANGELOG.md":    "# Changelog\n\n## v0.2.0\n\n## v0.1.0\n",
-	"go.mod":          "module example.com/lock\n\ngo 1.26.0\n",
-	"lock.go":         "package lock\n\nfunc Lock() {}\n",
-	"watch/go.mod":    "module example.com/lock/watch\n\ngo 1.26.0\n\nrequire example.com/lock v0.2.0\n\nreplace example.com/lock => ../\n",
-	"watch/watch.go":  "package watch\n\nimport \"example.com/lock\"\n\nfunc Watch() { lock.Lock() }\n",
-	"bench/go.mod":    "// Not released: this module is for a clone of the repository.\nmodule example.com/lock/bench\n\ngo 1.26.0\n",
-	"bench/bench.go":  "package bench\n\nvar Bench int\n",
-	"backend/text.go": "package backend\n\nimport _ \"embed\"\n\n//go:embed text\nvar Text string\n",
-	"backend/text":    "text",
+	"CHANGELOG.md":     "# Changelog\n\n## v0.2.0\n\n## v0.1.0\n",
+	"go.mod":           "module example.com/lock\n\ngo 1.26.0\n",
+	"lock.go":          "package lock\n\nfunc Lock() {}\n",
+	"watch/go.mod":     "module example.com/lock/watch\n\ngo 1.26.0\n\nrequire example.com/lock v0.2.0\n\nreplace example.com/lock => ../\n",
+	"watch/watch.go":   "package watch\n\nimport \"example.com/lock\"\n\nfunc Watch() { lock.Lock() }\n",
+	"bench/go.mod":     "// Not released: this module is for a clone of the repository.\nmodule example.com/lock/bench\n\ngo 1.26.0\n",
+	"bench/bench.go":   "package bench\n\nvar Bench int\n",
+	"backend/text.go":  "package backend\n\nimport _ \"embed\"\n\n//go:embed text\nvar Text string\n",
+	"backend/text":     "text",
+	"cmd/tool/go.mod":  "module example.com/lock/cmd/tool\n\ngo 1.26.0\n\nrequire example.com/lock v0.2.0\n\nreplace example.com/lock => ../..\n",
+	"cmd/tool/main.go": "package main\n\nimport _ \"example.com/lock\"\n\nfunc main() {}\n",
 }
 
 func TestRelease(t *testing.T) {
@@ -63,8 +65,8 @@ func TestRelease(t *testing.T) {
 			switch err := try(&out, root); {
 			case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("the error is %v, and it should have %q", err, c.want)
-			case c.want == "" && !strings.HasSuffix(out.String(), "\tv0.2.0\n\twatch/v0.2.0\n"):
-				t.Errorf("printed %q, without both tags at the end", &out)
+			case c.want == "" && !strings.HasSuffix(out.String(), "\tv0.2.0\n\tcmd/tool/v0.2.0\n\twatch/v0.2.0\n"):
+				t.Errorf("printed %q, without the tags at the end", &out)
 			}
 		})
 	}

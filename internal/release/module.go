@@ -21,6 +21,7 @@ type mod struct {
 	dir, path string
 	file      *modfile.File
 	released  bool
+	command   bool // it is a program, for go install
 }
 
 // find returns the modules of the repository in the directory root, that of root first.
@@ -37,7 +38,11 @@ func find(root string) (found []mod, err error) {
 		if err != nil {
 			return err
 		}
-		found = append(found, mod{filepath.Dir(file), parsed.Module.Mod.Path, parsed, !bytes.HasPrefix(text, []byte("// Not released:"))})
+		dir := filepath.Dir(file)
+		found = append(found, mod{
+			dir, parsed.Module.Mod.Path, parsed, !bytes.HasPrefix(text, []byte("// Not released:")),
+			filepath.Base(filepath.Dir(dir)) == "cmd",
+		})
 		return nil
 	})
 	slices.SortFunc(found, func(a, b mod) int { return strings.Compare(a.path, b.path) })
@@ -75,8 +80,34 @@ func (m mod) tag(root mod, version string) string {
 	return strings.TrimPrefix(m.path[len(root.path):]+"/"+version, "/")
 }
 
+// withoutReplace returns m in a directory of its own below work, with a go.mod that go install accepts.
+func (m mod) withoutReplace(work string) (mod, error) {
+	dir := filepath.Join(work, "commands", m.path)
+	if err := os.CopyFS(dir, os.DirFS(m.dir)); err != nil {
+		return mod{}, err
+	}
+	for _, r := range m.file.Replace {
+		if err := m.file.DropReplace(r.Old.Path, r.Old.Version); err != nil {
+			return mod{}, err
+		}
+	}
+	m.file.Cleanup()
+	text, err := m.file.Format()
+	if err != nil {
+		return mod{}, err
+	}
+	m.dir = dir
+	return m, os.WriteFile(filepath.Join(dir, "go.mod"), text, 0o600)
+}
+
 // pack writes m at version into the module proxy in the directory work.
 func (m mod) pack(work, version string) error {
+	if m.command {
+		var err error
+		if m, err = m.withoutReplace(work); err != nil {
+			return err
+		}
+	}
 	base := filepath.Join(work, "proxy", m.path, "@v", version)
 	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
 		return err

@@ -1,11 +1,13 @@
-// Package adaptertest tests what the backends on Redis have in common, on a real
-// server and on miniredis.
+// Package adaptertest tests what only the client libraries and a server can show: the wire,
+// time-outs, lost connections and subscriptions. What the scripts and package rediscore decide is
+// tested in virtual time (internal/sim).
 package adaptertest
 
 import (
+	"os"
 	"path"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -40,46 +42,33 @@ type Adapter struct {
 	Nil func(opts ...rediscore.Option) *rediscore.Locker
 }
 
-// Run runs all tests, at the same time, since most of them wait. With -short the suite is
-// left out.
+// All reports whether DLOCK_ADAPTERS is all: then also what package rediscore decides is tested with each
+// library on a server, and each way in which servers fail. Otherwise it is a short form.
+func All() bool { return os.Getenv("DLOCK_ADAPTERS") == "all" }
+
+// Run runs all tests. The suite comes first, since NoLeaks counts the goroutines of the process. With
+// -short it is left out.
 func Run(t *testing.T, a Adapter) {
-	t.Parallel()
-	var all sync.WaitGroup
+	t.Run("Nil", a.ofNil)
+	t.Run("Miniredis", a.onMiniredis)
 	if !testing.Short() {
-		all.Go(func() { t.Run("Redis", a.onRedis) })
-		all.Go(func() { t.Run("Miniredis", a.onMiniredis) })
-		all.Go(func() { t.Run("Votes", a.votes) })
+		t.Run("Redis", a.onRedis)
 	}
 	for name, test := range map[string]func(*testing.T, Adapter){
-		"FenceSurvivesRestart":        fenceSurvivesRestart,
 		"RoundTrips":                  roundTrips,
 		"RenewalRoundTrips":           renewalRoundTrips,
 		"NothingIsSentTwice":          nothingIsSentTwice,
 		"ScriptFlush":                 scriptFlush,
-		"BadArguments":                badArguments,
-		"Closed":                      closed,
-		"Unreachable":                 unreachable,
-		"WrongPassword":               wrongPassword,
-		"WrongType":                   wrongType,
-		"ForeignValue":                foreignValue,
-		"KeyWithoutTTL":               keyWithoutTTL,
-		"DeadWaiters":                 deadWaiters,
-		"OutOfMemory":                 outOfMemory,
-		"Replica":                     replica,
 		"Replicated":                  replicated,
-		"PausedServer":                pausedServer,
-		"SuspendedServer":             suspendedServer,
 		"Listen":                      listen,
+		"Scan":                        scan,
 		"ListenEndsWithTheConnection": listenEndsWithTheConnection,
 	} {
-		all.Go(func() {
-			t.Run(name, func(t *testing.T) {
-				share(t)
-				test(t, a)
-			})
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, a)
 		})
 	}
-	all.Wait()
 }
 
 const (
@@ -155,6 +144,42 @@ func calls(t testing.TB, l *rediscore.Locker) []call {
 	}
 }
 
+// ofNil calls a Locker without a client.
+func (a Adapter) ofNil(t *testing.T) {
+	for _, c := range calls(t, a.Nil()) {
+		_, err := c.do()
+		require.ErrorIs(t, err, dlock.ErrInvalid, c.name)
+		require.ErrorContains(t, err, "client: nil", c.name)
+	}
+}
+
+// onMiniredis makes each call, and a handover, where there is no server.
+func (a Adapter) onMiniredis(t *testing.T) {
+	server := miniredis.RunT(t)
+	l := rediscore.New(a.Dial.must(t, Settings{Addrs: []string{server.Addr()}, Timeout: patient}))
+	requireCalls(t, l, func() {}) // EVALSHA, and EVAL where the script is not known
+	requireCalls(t, l, func() {})
+	take(t, l, "k", "holder")
+	granted := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), "k", "waiter", ttl)
+		granted <- err
+	}()
+	require.Eventually(t, func() bool { return len(server.PubSubChannels("*")) == 1 }, patient, time.Millisecond)
+	held, err := l.Release(t.Context(), "k", "holder")
+	require.NoError(t, err)
+	require.True(t, held)
+	require.NoError(t, <-granted)
+	require.NoError(t, l.Close())
+}
+
+// shortForm has the cases that depend on the library: what happens to its connections, ctx, bytes of
+// any kind, and batches.
+var shortForm = []string{
+	"NoEffectOverNetwork", "LostReplyOverNetwork", "LateDuplicateOverNetwork", "UnreachableStore", "Reconnection",
+	"EndedContext", "KeysAreIndependent", "BatchOfAnySize",
+}
+
 func (a Adapter) onRedis(t *testing.T) {
 	server := redistest.Start(t)
 	h := conformance.Harness{
@@ -164,72 +189,29 @@ func (a Adapter) onRedis(t *testing.T) {
 		Wipe:  func(t *testing.T) { do(t, server, "FLUSHALL") },
 		Count: func(t *testing.T) int { return stored(server.Keys(t)) },
 	}
-	conformance.Run(t, conformance.Harness{PerCase: func(t *testing.T) conformance.Harness {
-		share(t)
+	if All() {
+		suite(t, h)
+		return
+	}
+	conformance.Run(t, conformance.Harness{SkipForward: true, PerCase: func(t *testing.T) conformance.Harness {
+		if !slices.Contains(shortForm, path.Base(t.Name())) {
+			t.Skip("left out unless DLOCK_ADAPTERS is all")
+		}
 		return h
 	}})
 }
 
-// onMiniredis has a server for each case, since its clock is moved by hand.
-func (a Adapter) onMiniredis(t *testing.T) {
-	conformance.Run(t, conformance.Harness{
-		SkipForward: true, // it runs on Redis
-		PerCase: func(t *testing.T) conformance.Harness {
-			share(t)
-			server := miniredis.RunT(t)
-			addr := server.Addr() // not to be asked for when the server has ended
-			return conformance.Harness{
-				New: func(t *testing.T) dlock.Locker {
-					l := a.locker(t, addr, patient).(*rediscore.Locker)
-					return struct { // no Voter: miniredis has no replication ID
-						dlock.Locker
-						dlock.Acquirer
-						dlock.BatchRenewer
-						dlock.Inspector
-					}{l, l, l, l}
-				},
-				Advance: func(d time.Duration) {
-					if d < time.Minute {
-						time.Sleep(d) // its clock is the real one: only its TTLs are moved by hand
-					}
-					server.FastForward(d)
-				},
-				Wipe:  func(*testing.T) { server.FlushAll() },
-				Count: func(*testing.T) int { return stored(server.Keys()) },
+// suite runs package conformance, and the clauses of votes.
+func suite(t *testing.T, h conformance.Harness) {
+	conformance.Run(t, h)
+	t.Run("Votes", func(t *testing.T) {
+		votetest.Run(t, func(t *testing.T, f func(*testing.T)) { f(t) }, func(t *testing.T) votetest.Store {
+			return votetest.Store{
+				New:  func() votetest.Client { return h.New(t).(*rediscore.Locker) },
+				Wipe: func() { h.Wipe(t) },
 			}
-		},
+		})
 	})
-}
-
-// votes has a server of its own, since nobody else may raise its fences or lose its data.
-func (a Adapter) votes(t *testing.T) {
-	server := redistest.Start(t)
-	votetest.Run(t, sharing, func(t *testing.T) votetest.Store {
-		return votetest.Store{
-			New:  func() votetest.Client { return a.locker(t, server.Addr(), patient).(*rediscore.Locker) },
-			Wipe: func() { do(t, server, "FLUSHALL") },
-		}
-	})
-}
-
-// sharing is the stage of votetest.Run in real time.
-func sharing(t *testing.T, f func(*testing.T)) {
-	share(t)
-	f(t)
-}
-
-// process is locked by the case that counts the goroutines of the process, and shared by
-// all others.
-var process sync.RWMutex
-
-func share(t *testing.T) {
-	if path.Base(t.Name()) == "NoLeaks" {
-		process.Lock()
-		t.Cleanup(process.Unlock)
-	} else {
-		process.RLock()
-		t.Cleanup(process.RUnlock)
-	}
 }
 
 // stored counts keys, but for the counters of fences and the markers of votes: there is one for each

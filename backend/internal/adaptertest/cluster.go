@@ -16,27 +16,23 @@ import (
 // RunCluster tests Listen on a Redis Cluster, with clients of several settings, of which
 // one is called Default.
 func RunCluster(t *testing.T, dials map[string]Dial) {
-	t.Cleanup(AwaitGoroutines)
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDNUMSUB"); err != nil {
 		t.Skipf("no shard channels: %v", err)
 	}
-	for settings, dial := range dials {
-		for name, test := range map[string]func(*testing.T, *redistest.Cluster, rediscore.Conn){
-			"ListenOnTheMaster":     listenOnTheMaster,
-			"ListenEndsWithTheSlot": listenEndsWithTheSlot,
-			"ListensShare":          listensShare,
-		} {
-			t.Run(settings+"/"+name, func(t *testing.T) {
-				conn := dial.must(t, Settings{Addrs: cluster.Addrs()})
-				require.True(t, conn.Cluster())
-				test(t, cluster, conn)
-			})
-		}
+	dial := func(t *testing.T, settings string) rediscore.Conn {
+		conn := dials[settings].must(t, Settings{Addrs: cluster.Addrs()})
+		require.True(t, conn.Cluster())
+		return conn
 	}
-	t.Run("ListenFollowsTheMaster", func(t *testing.T) {
-		listenFollowsTheMaster(t, cluster, dials["Default"].must(t, Settings{Addrs: cluster.Addrs()}))
+	t.Run("ListenOnTheMaster", func(t *testing.T) {
+		for settings := range dials {
+			listenOnTheMaster(t, cluster, dial(t, settings))
+		}
 	})
+	t.Run("ListensShare", func(t *testing.T) { listensShare(t, cluster, dial(t, "Default")) })
+	t.Run("ListenFollowsTheMaster", func(t *testing.T) { listenFollowsTheMaster(t, cluster, dial(t, "Default")) })
 }
 
 func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
@@ -51,18 +47,9 @@ func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.
 	requireNoSubscribers(t, cluster)
 }
 
-// The server ends a subscription when the slot of the channel moves. Listen
-// returns then, does not subscribe again, and can be called again.
-func listenEndsWithTheSlot(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := subscribe(t, conn, inboxChannel, true)
-	moveSlot(t, cluster)
-	inbox.requireLost()
-	requireNoSubscribers(t, cluster)
-	listenAgain(t, cluster.MasterOf(t, inboxChannel), conn)
-}
-
 // listensShare subscribes in many slots: that needs one connection to each master. A slot that
-// moves ends its own subscription only. What is cancelled is subscribed to again at once.
+// moves ends its own subscription only: that Listen returns, does not subscribe again, and can be called
+// again. What is cancelled is subscribed to again at once.
 func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
 	inboxes := make(map[string]*inbox)
 	inboxes[inboxChannel] = subscribe(t, conn, inboxChannel, true)
@@ -74,7 +61,7 @@ func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn)
 		inboxes[channel] = subscribe(t, conn, channel, true)
 	}
 	requireOneListener(t, cluster)
-	moveSlot(t, cluster)
+	cluster.StartMigration(t, inboxChannel).Finish(t)
 	inboxes[inboxChannel].requireLost()
 	delete(inboxes, inboxChannel)
 	listenAgain(t, cluster.MasterOf(t, inboxChannel), conn)
@@ -135,12 +122,6 @@ func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 			require.True(t, time.Now().Before(limit), "Listen still fails: %v", err)
 		}
 	}
-}
-
-// moveSlot gives the slot of the channel to another master.
-func moveSlot(t *testing.T, cluster *redistest.Cluster) {
-	t.Helper()
-	cluster.StartMigration(t, inboxChannel).Finish(t)
 }
 
 func subscribers(t *testing.T, n *redistest.Server) int64 {

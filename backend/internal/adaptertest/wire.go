@@ -16,20 +16,6 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-func fenceSurvivesRestart(t *testing.T, a Adapter) {
-	server, l := a.start(t)
-	before := take(t, l, "k", "a")
-	server.Restart()
-	var after dlock.Attempt
-	var err error
-	require.Eventually(t, func() bool { // the client finds out that its connections are gone
-		after, err = l.TryAcquire(t.Context(), "k", "b", ttl)
-		return err == nil
-	}, 10*time.Second, 10*time.Millisecond)
-	require.True(t, after.Acquired)
-	require.Greater(t, after.Fence, before.Fence)
-}
-
 // roundTrips counts what the server reads from its sockets.
 func roundTrips(t *testing.T, a Adapter) {
 	server, l := a.start(t)
@@ -93,8 +79,13 @@ func reads(t *testing.T, server *redistest.Server) int64 {
 
 func scriptFlush(t *testing.T, a Adapter) {
 	server, l := a.start(t)
+	requireCalls(t, l, func() { do(t, server, "SCRIPT", "FLUSH") })
+}
+
+// requireCalls makes all calls.
+func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	for _, c := range calls(t, l) {
-		do(t, server, "SCRIPT", "FLUSH")
+		before()
 		ok, err := c.do()
 		require.NoError(t, err, c.name)
 		require.True(t, ok, c.name)

@@ -1,0 +1,29 @@
+package rediscore_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/dlock-go/dlock/backend/internal/votetest"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// The scripts keep each clause of a Voter.
+func TestVotes(t *testing.T) {
+	votetest.Run(t, synctest.Test, func(t *testing.T) votetest.Store {
+		s := sim.NewServer()
+		return votetest.Store{
+			New: func() votetest.Client {
+				conn := sim.Dial(s, nil)
+				l := rediscore.New(conn)
+				t.Cleanup(func() {
+					l.Close()
+					conn.Close()
+				})
+				return l
+			},
+			Wipe: s.FlushAll,
+		}
+	})
+}

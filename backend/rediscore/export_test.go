@@ -1,0 +1,111 @@
+package rediscore
+
+import "context"
+
+// What the tests of package rediscore_test see of this one.
+var (
+	AcquireScript = acquireScript
+	AttendScript  = attendScript
+	CheckInScript = checkInScript
+	EnlistScript  = enlistScript
+	EnqueueScript = enqueueScript
+	FreeScript    = freeScript
+	PassScript    = passScript
+	ReleaseScript = releaseScript
+	RenewScript   = renewScript
+	VoteScript    = voteScript
+
+	ErrUnsettled  = errUnsettled
+	ErrUnexpected = errUnexpected
+	ErrReplaced   = errReplaced
+
+	Companion     = companion
+	Decisive      = decisive
+	Forbidden     = forbidden
+	Judge         = judge
+	ParseHandover = parseHandover
+	Tags          = tags
+)
+
+// Scripts are all that is sent.
+var Scripts = map[string]*Script{
+	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
+	"release": releaseScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript,
+	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
+}
+
+const (
+	CheckInPeriod      = checkInPeriod
+	CheckInJitter      = checkInJitter
+	ExpiryStagger      = expiryStagger
+	ReservePeriod      = reservePeriod
+	UnsubscribedPeriod = unsubscribedPeriod
+	MaxUnsubscribed    = maxUnsubscribed
+	MinUnsubscribed    = minUnsubscribed
+	CallLimit          = callLimit
+	Lingering          = lingering
+	MinPause           = minPause
+	MaxPause           = maxPause
+	Lasting            = lasting
+	MessageLag         = messageLag
+	MinFollow          = minFollow
+	MaxFollow          = maxFollow
+	MaxFlight          = maxFlight
+	OpenAfter          = openAfter
+	ManyGates          = manyGates
+
+	AnswerGranted = answerGranted
+	AnswerWaits   = answerWaits
+	AnswerFound   = answerFound
+	AnswerUnknown = answerUnknown
+	Unswept       = unswept
+	CompanionMark = companionMark
+	MaxExact      = maxExact
+)
+
+// KeysOf returns the keys of a lock: the lock, the fence counter, the queue, the
+// waiters and the marker of votes.
+func KeysOf(prefix, key string, cluster bool) [5]string {
+	return newLockKeys(prefix, key, cluster).texts
+}
+
+// EvalScript calls a script as the methods of a Locker do, until it has done its work.
+func (l *Locker) EvalScript(ctx context.Context, s *Script, key string, args ...string) (any, error) {
+	return l.eval(ctx, s, key, args...)
+}
+
+// EvalCall makes a call, as the methods of a Locker do.
+func (l *Locker) EvalCall(ctx context.Context, call Call) (any, error) { return l.evalOne(ctx, call) }
+
+// ScriptCall is a call of a script.
+func (l *Locker) ScriptCall(s *Script, key string, args ...string) Call {
+	return l.call(s, key, args...)
+}
+
+// Fence is the fence of a grant.
+func (h handover) Fence() int64 { return h.fence }
+
+// ChangeInbox makes a waiter believe that its inbox was opened again, maybe on another server. So it
+// checks in now.
+func ChangeInbox(l *Locker, token string) {
+	l.post.mu.Lock()
+	defer l.post.mu.Unlock()
+	l.post.tokens[token].addressee.changed <- struct{}{}
+}
+
+// Deliver is the arrival of a message.
+func Deliver(l *Locker, message string) { l.post.deliver(message) }
+
+// CloseIfIdle is what the timers of all inboxes do.
+func CloseIfIdle(l *Locker) {
+	for _, b := range l.post.inboxes {
+		b.closeIfIdle()
+	}
+}
+
+// Lanes returns how many lanes there are to a server, how many where flights are slow, and how many
+// flights there are at once, with those that are overdue.
+func Lanes(l *Locker) (usual, most, all int) { return l.lanes.usual, l.lanes.most, l.lanes.all }
+
+// Gates returns for how many routes calls have been made that are not forgotten.
+func Gates(l *Locker) int { return len(l.lanes.gates) }

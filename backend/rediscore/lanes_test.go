@@ -1,0 +1,859 @@
+package rediscore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// A pooledConn has a pool of so many connections.
+type pooledConn struct {
+	*sim.Conn
+	size int
+}
+
+func (c pooledConn) PoolSize() int { return c.size }
+
+// enterWithPool lets a Locker enter whose calls take a round trip, and more for each that goes along.
+func (s *scene) enterWithPool(size int, roundTrip, execution time.Duration) *actor {
+	a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return pooledConn{c, size} })
+	a.travelsBy(func(t sim.Trip) sim.Fate {
+		return sim.Fate{Request: sim.Leg{Delay: roundTrip + time.Duration(len(t.Calls))*execution}}
+	})
+	return a
+}
+
+func (a *actor) sizes() (sizes []int) {
+	for _, batch := range a.asked(0) {
+		sizes = append(sizes, len(batch.Calls))
+	}
+	return sizes
+}
+
+// occupy lets n calls take lanes, whose answers the test holds back. Each is for a key of its own.
+func (a *actor) occupy(n int) (held []*sim.Held) {
+	for i := range n {
+		token := fmt.Sprint("lane ", i)
+		h := a.holdCall(rediscore.AcquireScript, token)
+		go func() { _, _ = a.TryAcquire(a.Context(), token, token, ttl) }()
+		held = append(held, h.Await())
+	}
+	return held
+}
+
+// begin calls a function in a goroutine, and returns when all has come to rest. The result is empty
+// until the function has returned.
+func begin(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	synctest.Wait()
+	return done
+}
+
+// try begins to try a free key.
+func (a *actor) try(ctx context.Context, token string) <-chan error {
+	return begin(func() error {
+		attempt, err := a.TryAcquire(ctx, token, token, ttl)
+		if err == nil && !attempt.Acquired {
+			err = errors.New("not acquired")
+		}
+		return err
+	})
+}
+
+// tokens returns whose calls travelled together.
+func (n noted) tokens() (tokens []string) {
+	for _, call := range n.Calls {
+		tokens = append(tokens, strings.Join(call.Args[:min(1, len(call.Args))], ""))
+	}
+	return tokens
+}
+
+// A call that is alone goes at once, and needs one round trip. If it is not of a wait, it goes in the goroutine
+// of its caller, in which a panic of the library comes out, and takes its ctx along. Nothing is allocated for
+// that.
+func TestLoneCallGoesAtOnce(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, time.Millisecond, 0)
+		for i := range 6 {
+			start, key := time.Now(), fmt.Sprint("free", i)
+			acquire := []func(context.Context, string, string, time.Duration) (dlock.Attempt, error){a.Acquire, a.TryAcquire}[i%2]
+			_, err := acquire(s.Context(), key, "A", ttl)
+			require.NoError(s, err)
+			require.Equal(s, time.Millisecond, time.Since(start))
+		}
+		require.Equal(s, []int{1, 1, 1, 1, 1, 1}, a.sizes())
+	})
+
+	c := &plainConn{reply: int64(1)}
+	l := rediscore.New(c)
+	type key struct{}
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Hour)
+	defer cancel()
+	_, err := l.TryAcquire(ctx, "k", "A", ttl)
+	require.NoError(t, err)
+	require.Equal(t, ctx, c.ctx)
+	c.reply = nil
+	for range rediscore.MaxFlight {
+		require.Panics(t, func() { _, _ = l.TryAcquire(ctx, "k", "A", ttl) })
+	}
+	c.reply = int64(1)
+	call := l.ScriptCall(rediscore.RenewScript, "k", "A", "1000")
+	bare := testing.AllocsPerRun(100, func() { _, _ = c.Eval(ctx, call) })
+	require.Equal(t, bare, testing.AllocsPerRun(100, func() { _, _ = l.EvalCall(ctx, call) }))
+}
+
+// A plainConn has one reply for all calls. If that is nil, it panics.
+type plainConn struct {
+	rediscore.Conn
+	reply any
+	ctx   context.Context
+}
+
+func (*plainConn) Cluster() bool { return false }
+
+func (c *plainConn) Eval(ctx context.Context, _ rediscore.Call) (any, error) {
+	if c.ctx = ctx; c.reply == nil {
+		panic("no reply")
+	}
+	return c.reply, nil
+}
+
+// Calls that find no lane free go together when one is, renewals first, and otherwise as they came. Each gets
+// its own answer. The caller of the flight before returns meanwhile.
+func TestCallsTravelTogether(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		ctx := s.Context()
+		for _, key := range []string{"released", "renewed", "batch", "confirmed", "passed"} {
+			_, err := a.TryAcquire(ctx, key, key, ttl)
+			require.NoError(s, err)
+		}
+		held := a.occupy(1)
+		first := a.holdCall(rediscore.AcquireScript, "alone")
+		alone := a.try(ctx, "alone")
+		n := len(a.asked(0))
+		var calls []<-chan error
+		for _, c := range []struct {
+			want bool
+			call func() (bool, error)
+		}{
+			{true, func() (bool, error) {
+				attempt, err := a.TryAcquire(ctx, "free", "free", ttl)
+				return attempt.Acquired, err
+			}},
+			{false, func() (bool, error) {
+				attempt, err := a.TryAcquire(ctx, "k", "k", ttl)
+				return attempt.Acquired || attempt.Holder != "H", err
+			}},
+			{true, func() (bool, error) { return a.Release(ctx, "released", "released") }},
+			{true, func() (bool, error) { return a.Renew(ctx, "renewed", "renewed", ttl) }},
+			{true, func() (bool, error) {
+				hold, err := a.Inspect(ctx, "k")
+				return hold.Held, err
+			}},
+			{true, func() (bool, error) {
+				b, err := a.Vote(ctx, "vote", "vote", ttl, 0)
+				return b.Acquired, err
+			}},
+			{true, func() (bool, error) { return a.Pass(ctx, "passed", "passed", "", 0) }},
+			{true, func() (bool, error) {
+				attempt, err := a.Acquire(ctx, "waited", "waited", ttl)
+				return attempt.Acquired, err
+			}},
+			{true, func() (bool, error) {
+				results, err := a.RenewBatch(ctx, []dlock.Renewal{{Key: "batch", Token: "batch", TTL: ttl}, {Key: "k", Token: "stranger", TTL: ttl}})
+				return results[0].Held && results[0].Err == nil && !results[1].Held && results[1].Err == nil, err
+			}},
+			{true, func() (bool, error) {
+				b, err := a.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "confirmed", Token: "confirmed", TTL: ttl}}})
+				return b[0].Acquired, errors.Join(err, b[0].Err)
+			}},
+		} {
+			calls = append(calls, begin(func() error {
+				if got, err := c.call(); err != nil || got != c.want {
+					return fmt.Errorf("call %d: %v, %w", len(calls), got, err)
+				}
+				return nil
+			}))
+		}
+		require.Len(s, a.asked(n), 0)
+		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
+		first.Answer()
+		require.NoError(s, <-alone, "it does not carry the others")
+		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "free", "k", "released"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
+		require.Len(s, shared.Calls, 11)
+		shared.Answer()
+		for _, done := range calls {
+			require.NoError(s, <-done)
+		}
+		require.Len(s, a.asked(n), 1)
+		held[0].Answer()
+	})
+}
+
+// A flight has as many calls as the server executes within a round trip, at least 64 and at most 500. A
+// batch of any size gets its answers in its order, and a renewal goes before the others in the next
+// flight, however many there are.
+func TestFlightsAreLimited(t *testing.T) {
+	for roundTrip, limit := range map[time.Duration]int{0: 64, 5 * time.Millisecond: 164, 100 * time.Millisecond: 500} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(1, roundTrip, 0)
+			require.NoError(s, <-a.try(s.Context(), "before"))
+			const many = 1200
+			for i := range many {
+				if i%3 > 0 {
+					s.of(fmt.Sprint(i)).hold("A")
+				}
+			}
+			batch := make([]dlock.Renewal, many)
+			for i := range batch {
+				batch[i] = dlock.Renewal{Key: fmt.Sprint(i), Token: "A", TTL: ttl}
+			}
+			h := a.occupy(1)[0]
+			n := len(a.asked(0))
+			var tries []<-chan error
+			for i := range many {
+				tries = append(tries, a.try(s.Context(), fmt.Sprint("try ", i)))
+			}
+			time.Sleep(roundTrip)
+			begun := time.Now()
+			renewal := begin(func() error {
+				results, err := a.RenewBatch(s.Context(), batch)
+				for i, r := range results {
+					if r.Err != nil || r.Held != (i%3 > 0) {
+						return fmt.Errorf("%d: %+v", i, r)
+					}
+				}
+				return err
+			})
+			h.Answer()
+			require.NoError(s, <-renewal)
+			require.LessOrEqual(s, time.Since(begun), roundTrip*time.Duration(1+many/limit))
+			for _, done := range tries {
+				require.NoError(s, <-done)
+			}
+			sizes := a.sizes()[n:]
+			require.Equal(s, limit, slices.Max(sizes), "round trip of %v", roundTrip)
+			require.Len(s, sizes, (2*many+limit-1)/limit)
+		})
+	}
+}
+
+// inTheAir returns the largest number of trips at once, without the first n, if each takes a round trip, and so
+// long for each call.
+func (a *actor) inTheAir(n int, roundTrip, execution time.Duration) (most int) {
+	all := a.asked(n)
+	for i, n := range all {
+		at := 0
+		for _, before := range all[:i+1] {
+			if before.at.Add(roundTrip + time.Duration(len(before.Calls))*execution).After(n.at) {
+				at++
+			}
+		}
+		most = max(most, at)
+	}
+	return most
+}
+
+// There are two lanes. Where a flight takes more than a millisecond, there are more, up to half of
+// the pool: one opens for a call that has waited for 200 µs.
+func TestFurtherLanes(t *testing.T) {
+	for _, c := range []struct {
+		pool      int
+		roundTrip time.Duration
+		want      int
+	}{
+		{20, time.Millisecond, 2},
+		{20, 20 * time.Millisecond, 10},
+		{7, 20 * time.Millisecond, 4},
+		{2, 20 * time.Millisecond, 1},
+		{0, 20 * time.Millisecond, 16},
+	} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(c.pool, c.roundTrip, 0)
+			slow := a.network
+			a.travels(sim.Fate{Request: sim.Leg{Delay: 500 * time.Microsecond}})
+			require.NoError(s, <-a.try(s.Context(), "before"))
+			a.travelsBy(slow)
+			for range 40 { // it gets used to that
+				require.NoError(s, <-a.try(s.Context(), fmt.Sprint("before", time.Now())))
+			}
+			a.travels(sim.Fate{Results: []rediscore.Result{{Err: errLost}}}) // which takes no time
+			require.ErrorIs(s, <-a.try(s.Context(), "fails"), errLost)
+			a.travelsBy(slow)
+			n := len(a.asked(0))
+			var all sync.WaitGroup
+			begun := time.Now()
+			for i := range 200 {
+				all.Go(func() { require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i))) })
+				time.Sleep(250 * time.Microsecond)
+			}
+			all.Wait()
+			require.Equal(s, c.want, a.inTheAir(n, c.roundTrip, 0), "%+v", c)
+			if c.want > 2 {
+				third := a.asked(n + 2)[0]
+				require.Equal(s, 2*250*time.Microsecond+rediscore.OpenAfter, third.at.Sub(begun))
+			}
+		})
+	}
+}
+
+// Large flights take long to be executed. That is no reason for further lanes.
+func TestLanesOfABusyServer(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		const roundTrip, execution = 100 * time.Microsecond, 20 * time.Microsecond
+		a := s.enterWithPool(20, roundTrip, execution)
+		require.NoError(s, <-a.try(s.Context(), "before"))
+		var all sync.WaitGroup
+		for i := range 5000 {
+			all.Go(func() {
+				_, err := a.TryAcquire(s.Context(), fmt.Sprint(i), "A", ttl)
+				require.NoError(s, err)
+			})
+		}
+		all.Wait()
+		require.Equal(s, 2, a.inTheAir(0, roundTrip, execution))
+	})
+}
+
+// A flight of 35 calls over a round trip of 2 ms does not make it seem as if it were 0.3 ms: then there
+// would be no further lanes.
+func TestLargeFlightsOverALongRoundTrip(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		const roundTrip, execution = 2 * time.Millisecond, 4 * time.Microsecond
+		a := s.enterWithPool(20, roundTrip, execution)
+		var answers []<-chan error
+		try := func(n int, what string) {
+			for i := range n {
+				answers = append(answers, a.try(s.Context(), fmt.Sprint(what, i)))
+			}
+		}
+		try(2, "alone") // they find the lanes free
+		try(35, "together")
+		time.Sleep(3 * roundTrip)
+		require.Contains(s, a.sizes(), 35)
+		n := len(a.asked(0))
+		for i := range 8 {
+			try(1, fmt.Sprint("another ", i))
+			time.Sleep(250 * time.Microsecond)
+		}
+		for _, answer := range answers {
+			require.NoError(s, <-answer)
+		}
+		require.Greater(s, a.inTheAir(n, roundTrip, execution), 2)
+	})
+}
+
+// A further lane ends when it has less to carry than would be worth it: what comes then travels together again.
+// Another opens later, if there may be one.
+func TestFurtherLaneEnds(t *testing.T) {
+	const roundTrip, before = 20 * time.Millisecond, 50 * time.Microsecond // the end of the further lane
+	for pool, want := range map[int]time.Duration{20: rediscore.OpenAfter, 6: before + rediscore.OpenAfter} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(pool, roundTrip, 0)
+			require.NoError(s, <-a.try(s.Context(), "before"))
+			a.occupy(2)
+			third := a.try(s.Context(), "third")
+			time.Sleep(rediscore.OpenAfter + roundTrip - before)
+			come := time.Now()
+			fourth := a.try(s.Context(), "fourth")
+			require.NoError(s, <-third)
+			require.NoError(s, <-fourth)
+			all := a.asked(0)
+			require.Equal(s, want, all[len(all)-1].at.Sub(come), "pool of %d", pool)
+		})
+	}
+}
+
+// A flight that takes ten times as long as the fastest lately, and 50 ms, is no lane any more. There are never
+// more flights than the pool has connections.
+func TestOverdueFlights(t *testing.T) {
+	for _, roundTrip := range []time.Duration{0, 20 * time.Millisecond} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(3, roundTrip, 0)
+			require.NoError(s, <-a.try(s.Context(), "before"))
+			slow := a.occupy(1)
+			time.Sleep(time.Second)
+			slow[0].Answer()
+			begun := time.Now()
+			held := a.occupy(2)
+			third := a.holdCall(rediscore.AcquireScript, "third")
+			a.try(s.Context(), "third")
+			require.False(s, third.Came())
+			<-time.After(10*roundTrip + 50*time.Millisecond - 1)
+			require.False(s, third.Came())
+			time.Sleep(roundTrip*10/8 + time.Microsecond)
+			require.True(s, third.Came(), "round trip of %v", roundTrip)
+			fourth := a.try(s.Context(), "fourth")
+			time.Sleep(rediscore.CallLimit / 2)
+			require.Empty(s, fourth, "the pool is empty")
+			held[1].Answer()
+			time.Sleep(roundTrip)
+			require.NoError(s, <-fourth)
+			require.Less(s, time.Since(begun), rediscore.CallLimit)
+			held[0].Answer()
+			third.Answer()
+			for range 3 { // the lanes are as before
+				require.NoError(s, <-a.try(s.Context(), fmt.Sprint("after ", time.Now())))
+			}
+			a.occupy(2)
+			require.Empty(s, a.try(s.Context(), "another"))
+		})
+	}
+}
+
+// If ctx ends before the flight, the call has no effect, now or later. If it ends during the flight, the caller
+// returns at once, and the outcome is unknown. A flight with several calls takes at most 5 s.
+func TestContextOfAFlight(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		held := a.occupy(2)
+		ctx, cancel := context.WithCancel(s.Context())
+		early, late, never := a.try(ctx, "early"), make([]<-chan error, 2), a.try(s.Context(), "never")
+		cancel()
+		err := <-early
+		require.ErrorIs(s, err, context.Canceled)
+		require.True(s, dlock.NoEffect(err))
+
+		ctx, cancel = context.WithCancel(s.Context())
+		for i := range late {
+			late[i] = a.try(ctx, fmt.Sprint("late", i))
+		}
+		flight := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
+		held[0].Answer()
+		require.Equal(s, []string{"never", "late0", "late1"}, noted{Trip: flight.Await().Trip}.tokens())
+		require.Zero(s, a.calls(rediscore.AcquireScript, "early"))
+		cancel()
+		for i := range late {
+			err := <-late[i]
+			require.ErrorIs(s, err, context.Canceled)
+			require.Equal(s, unknown, verdictOf(err))
+		}
+		begun := time.Now()
+		err = <-never
+		require.Equal(s, rediscore.CallLimit, time.Since(begun))
+		require.ErrorIs(s, err, context.DeadlineExceeded)
+		require.Equal(s, unknown, verdictOf(err))
+		held[1].Answer()
+		require.Zero(s, a.calls(rediscore.AcquireScript, "early"))
+	})
+}
+
+// A call that waited for a lane goes with the values of its ctx if it is alone, and without if it is not.
+func TestValuesOfAFlight(t *testing.T) {
+	for n, want := range []any{1: "value", 2: nil} {
+		inScene(t, func(s *scene, _ *actor) {
+			c := new(valueConn)
+			a := s.enterOn(func(conn *sim.Conn) rediscore.Conn {
+				c.Conn = conn
+				return c
+			})
+			ctx := context.WithValue(s.Context(), c, "value")
+			held := a.occupy(2)
+			var tries []<-chan error
+			for i := range n {
+				tries = append(tries, a.try(ctx, fmt.Sprint(i)))
+			}
+			held[0].Answer()
+			for _, done := range tries {
+				require.NoError(s, <-done)
+				require.Equal(s, want, c.value)
+			}
+			held[1].Answer()
+		})
+	}
+}
+
+// A valueConn notes a value of the last ctx, whose key is the valueConn.
+type valueConn struct {
+	*sim.Conn
+	value any
+}
+
+func (c *valueConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	c.value = ctx.Value(c)
+	return c.Conn.Eval(ctx, call)
+}
+
+func (c *valueConn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
+	c.value = ctx.Value(c)
+	c.Conn.EvalAll(ctx, calls, results)
+}
+
+// A batch of several flights whose ctx ends has the answers that have come. What was not sent has no
+// effect.
+func TestContextOfABatch(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, 0, 0)
+		batch := make([]dlock.Renewal, 200)
+		for i := range batch {
+			batch[i] = dlock.Renewal{Key: fmt.Sprint(i), Token: fmt.Sprint(i), TTL: ttl}
+			s.of(batch[i].Key).hold(batch[i].Token)
+		}
+		ctx, cancel := context.WithCancel(s.Context())
+		flight := a.holdCall(rediscore.RenewScript, "64")
+		var results []dlock.RenewResult
+		done := begin(func() (err error) {
+			results, err = a.RenewBatch(ctx, batch)
+			return err
+		})
+		flight.Await()
+		cancel()
+		require.NoError(s, <-done)
+		for i, r := range results {
+			if i < 64 {
+				require.NoError(s, r.Err)
+				require.True(s, r.Held)
+				continue
+			}
+			require.ErrorIs(s, r.Err, context.Canceled)
+			require.Equal(s, i >= 128, dlock.NoEffect(r.Err), "%d", i)
+		}
+		flight.Answer()
+		require.Zero(s, a.calls(rediscore.RenewScript, "128"))
+	})
+}
+
+// Close refuses the calls that wait for a lane, and waits for flights that have no caller. Those of callers
+// go on.
+func TestCloseOfLanes(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		held := a.occupy(2)
+		flight := a.holdCall(rediscore.AcquireScript, "flies")
+		flies := a.try(s.Context(), "flies")
+		held[0].Answer()
+		flight.Await()
+		waits := a.try(s.Context(), "waits")
+		closed := begin(a.Close)
+		err := <-waits
+		require.ErrorIs(s, err, dlock.ErrClosed)
+		require.True(s, dlock.NoEffect(err))
+		require.Empty(s, closed)
+		flight.Answer()
+		require.NoError(s, <-flies)
+		require.NoError(s, <-closed)
+		require.Zero(s, a.calls(rediscore.AcquireScript, "waits"))
+		held[1].Answer()
+	})
+
+	inScene(t, func(s *scene, _ *actor) { // a call that had begun before, and finds no lane afterwards
+		c := &slowRouter{known: make(chan struct{})}
+		a := s.enterOn(func(conn *sim.Conn) rediscore.Conn {
+			c.Conn = conn
+			return c
+		})
+		held := a.occupy(2)
+		c.slow = true
+		late := a.try(s.Context(), "late")
+		require.NoError(s, a.Close())
+		close(c.known)
+		require.ErrorIs(s, <-late, dlock.ErrClosed)
+		held[0].Answer()
+		held[1].Answer()
+	})
+}
+
+// A slowRouter finds out the masters when they are known.
+type slowRouter struct {
+	*sim.Conn
+	slow  bool
+	known chan struct{}
+}
+
+func (c *slowRouter) Master(context.Context, rediscore.Call) any {
+	if c.slow {
+		<-c.known
+	}
+	return nil
+}
+
+// A call that must be made again, since it has only removed the dead, is not if nobody waits for it.
+func TestCallIsNotRepeatedForNobody(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, 0, 0)
+		held := a.occupy(1)
+		w := a.acquire("A")
+		flight := a.holdCall(rediscore.EnqueueScript, "A")
+		held[0].Answer()
+		flight.Await()
+		w.cancelled()
+		flight.Return(rediscore.Unswept, nil)
+		require.NoError(s, a.Close())
+		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
+	})
+}
+
+// With replicas, renewals, grants and releases do not wait for each other, and one WAIT is for all
+// calls of a flight. So no lease is lost while ten thousand attempts wait for a replica that takes a second.
+func TestReplicasOfFlights(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		s.server.NewReplica().SetLink(sim.Link{Delay: time.Second / 2})
+		a := s.enter(rediscore.WithReplicas(1, time.Minute))
+		ctx := s.Context()
+		_, err := a.TryAcquire(ctx, "lease", "lease", 5*time.Second)
+		require.NoError(s, err)
+		require.NoError(s, <-a.try(ctx, "released"))
+		var all sync.WaitGroup
+		n := len(a.asked(0))
+		begun := time.Now()
+		for i := range 10_000 {
+			all.Go(func() {
+				_, err := a.TryAcquire(ctx, fmt.Sprint(i), "A", ttl)
+				require.NoError(s, err)
+			})
+		}
+		time.Sleep(time.Millisecond)
+		released := time.Now()
+		held, err := a.Release(ctx, "released", "released")
+		require.NoError(s, err)
+		require.True(s, held)
+		require.Zero(s, time.Since(released))
+		for range 5 {
+			renewed := time.Now()
+			held, err := a.Renew(ctx, "lease", "lease", 5*time.Second)
+			require.NoError(s, err)
+			require.True(s, held)
+			require.LessOrEqual(s, time.Since(renewed), time.Second)
+			time.Sleep(time.Second)
+		}
+		all.Wait()
+		require.Less(s, len(a.asked(n)), 200, "trips for 10,000 attempts")
+		require.Less(s, time.Since(begun), time.Minute)
+	})
+
+	inScene(t, func(s *scene, _ *actor) { // a flight waits for as long as the replicas may take
+		s.server.NewReplica().SetLink(sim.Link{Delay: 4 * time.Second})
+		a := s.enter(rediscore.WithReplicas(1, 10*time.Second))
+		for _, done := range []<-chan error{a.try(s.Context(), "alone"), a.try(s.Context(), "one"), a.try(s.Context(), "another")} {
+			require.NoError(s, <-done)
+		}
+	})
+}
+
+// Ten thousand waits check in often enough to stay alive, over any network, and take at most a
+// share of a large pool.
+func TestAsksOfManyWaits(t *testing.T) {
+	const many, execution = 10_000, 20 * time.Microsecond
+	for _, c := range []struct {
+		pool      int
+		roundTrip time.Duration
+	}{{1, 5 * time.Millisecond}, {1, 100 * time.Millisecond}, {20, 100 * time.Millisecond}} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(c.pool, c.roundTrip, execution)
+			a.answersWaits(3, "H", -1)
+			ctx, cancel := context.WithCancel(s.Context())
+			var all sync.WaitGroup
+			for i := range many {
+				all.Go(func() {
+					_, err := a.Acquire(ctx, "k", fmt.Sprint("t", i), ttl)
+					require.ErrorIs(s, err, context.Canceled)
+				})
+			}
+			time.Sleep(5 * time.Second)
+			n := len(a.asked(0))
+			const steady = 5 * time.Second
+			time.Sleep(steady)
+			batches := a.asked(0)
+			cancel()
+			all.Wait()
+
+			var busy, longest time.Duration
+			_, most, _ := rediscore.Lanes(a.Locker)
+			last, lanes := make(map[string]time.Time), make([]time.Time, most) // when each is free
+			for i, b := range batches {
+				took := c.roundTrip + time.Duration(len(b.Calls))*execution
+				lane := slices.IndexFunc(lanes, func(free time.Time) bool { return !free.After(b.at) })
+				require.NotEqual(s, -1, lane, "batches at once: more than %d", len(lanes))
+				lanes[lane] = b.at.Add(took)
+				if i >= n {
+					busy += took
+				}
+				require.LessOrEqual(s, len(b.Calls), rediscore.MaxFlight)
+				for _, call := range b.Calls {
+					if was, ok := last[call.Args[0]]; ok {
+						longest = max(longest, b.at.Sub(was))
+					}
+					last[call.Args[0]] = b.at
+				}
+			}
+			require.Len(s, last, many)
+			require.Less(s, longest, 4500*time.Millisecond, "between two check-ins of a wait")
+			share := float64(busy) / float64(steady)
+			require.Less(s, share, max(1.1, 0.3*float64(c.pool)), "connections in use")
+			s.Logf("pool of %d, %v: at most %v between check-ins, %.2f connections in use, flights of at most %d",
+				c.pool, c.roundTrip, longest, share, slices.Max(a.sizes()))
+		})
+	}
+}
+
+// A wait that ends while its call waits for a lane has sent nothing, and says so. If its token is
+// released meanwhile, the call is not sent: it would put the token back into the queue. Close takes back
+// what waits for a lane, and waits for what is in flight.
+func TestAskIsWithdrawn(t *testing.T) {
+	for name, end := range map[string]func(s *scene, a *actor, w *waiting){
+		"cancelled": func(s *scene, a *actor, w *waiting) {
+			w.cancelled()
+			require.True(s, dlock.NoEffect(w.err))
+		},
+		"released": func(s *scene, a *actor, w *waiting) {
+			require.False(s, a.release("B"))
+			time.Sleep(time.Minute / 2)
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrReleased)
+		},
+		"closed": func(s *scene, a *actor, w *waiting) {
+			require.NoError(s, a.Close())
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrClosed)
+		},
+	} {
+		inScene(t, func(s *scene, _ *actor) {
+			a := s.enterWithPool(1, time.Second, 0)
+			first, second := a.acquire("A"), a.acquire("B")
+			end(s, a, second)
+			first.cancel()
+			require.True(s, first.over())
+			require.Equal(s, name == "cancelled", !dlock.NoEffect(first.err), "its call is in flight")
+			time.Sleep(time.Minute / 3)
+			require.Zero(s, a.calls(rediscore.EnqueueScript, "B"), name)
+		})
+	}
+}
+
+// The failure of one call of a flight is that of one wait. A flight that is lost may have had all its
+// effects.
+func TestFailuresInAFlight(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, time.Second, 0)
+		a.answers(func(call rediscore.Call) (any, error) {
+			switch call.Args[0] {
+			case "refused":
+				return nil, errors.New("READONLY You can't write against a read only replica.")
+			case "lost":
+				return nil, errLost
+			}
+			return waits(3, "H", -1), nil
+		})
+		a.acquire("A")
+		refused, lost, waits := a.acquire("refused"), a.acquire("lost"), a.acquire("waits")
+		time.Sleep(2 * time.Second)
+		require.Contains(s, a.sizes(), 3)
+		require.True(s, refused.over())
+		require.Equal(s, temporary, verdictOf(refused.err))
+		require.True(s, lost.over())
+		require.Equal(s, unknown, verdictOf(lost.err))
+		require.False(s, waits.over())
+	})
+}
+
+// A master that does not answer does not hold up the calls for another, whether the Conn knows the
+// masters or not.
+func TestCallsForADeadMaster(t *testing.T) {
+	for _, routed := range []bool{true, false} {
+		inScene(t, func(s *scene, _ *actor) {
+			cluster := sim.NewCluster(2, 0)
+			s.server = cluster.Nodes[0]
+			a := s.enterOn(func(c *sim.Conn) rediscore.Conn {
+				if p := (pooledConn{c, 1}); routed {
+					return p
+				} else {
+					return struct {
+						rediscore.Conn
+						rediscore.Pooled
+					}{p, p}
+				}
+			})
+			a.travelsBy(func(t sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Lost: t.To == cluster.MasterOf("dead")}} })
+			dead := a.acquireFor("dead", "A", ttl)
+			require.False(s, cluster.MasterOf("dead") == cluster.MasterOf("k"))
+			alive := a.acquire("B")
+			require.True(s, alive.over(), "routed: %v", routed)
+			require.NoError(s, alive.err)
+			time.Sleep(rediscore.CallLimit)
+			require.True(s, dead.over())
+			require.ErrorIs(s, dead.err, context.DeadlineExceeded)
+		})
+	}
+}
+
+// The calls for a master travel together if the Conn knows the masters, and otherwise those for a slot. A
+// batch goes to all masters at the same time.
+func TestCallsForAMaster(t *testing.T) {
+	for _, routed := range []bool{true, false} {
+		inScene(t, func(s *scene, _ *actor) {
+			cluster := sim.NewCluster(2, 0)
+			s.server = cluster.Nodes[0]
+			a := s.enterOn(func(c *sim.Conn) rediscore.Conn {
+				if routed {
+					return c
+				}
+				return struct{ rediscore.Conn }{c}
+			})
+			a.travels(sim.Fate{Request: sim.Leg{Delay: time.Millisecond}})
+			on := map[bool][]string{}
+			for i := range 20 {
+				key := fmt.Sprint(i)
+				here := cluster.MasterOf(key) == cluster.Nodes[0]
+				on[here] = append(on[here], key)
+			}
+			for _, key := range on[true][:2] {
+				a.try(s.Context(), key)
+			}
+			n := len(a.asked(0))
+			same, other := a.try(s.Context(), on[true][2]), a.try(s.Context(), on[false][0])
+			want := 2
+			if routed {
+				want = 1
+			}
+			require.Len(s, a.asked(n), want, "at once; routed: %v", routed)
+			require.NoError(s, <-same)
+			require.NoError(s, <-other)
+
+			begun := time.Now()
+			results, err := a.RenewBatch(s.Context(), []dlock.Renewal{
+				{Key: on[true][2], Token: on[true][2], TTL: ttl}, {Key: on[false][0], Token: on[false][0], TTL: ttl}, {Key: on[true][1], Token: "stranger", TTL: ttl},
+			})
+			require.NoError(s, err)
+			require.Equal(s, []dlock.RenewResult{{Held: true}, {Held: true}, {}}, results)
+			require.Equal(s, time.Millisecond, time.Since(begun))
+		})
+	}
+}
+
+// Idle gates are dropped when there are many.
+func TestGatesAreDropped(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		s.server = sim.NewCluster(1, 0).Nodes[0]
+		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return struct{ rediscore.Conn }{c} })
+		for i := range 3000 {
+			require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i)))
+		}
+		require.LessOrEqual(s, rediscore.Gates(a.Locker), rediscore.ManyGates)
+	})
+}
+
+// The lanes are two, and at most half of the pool. With replicas, each kind of call has a third of that.
+func TestLanes(t *testing.T) {
+	for pool, want := range map[int][6]int{
+		0: {2, 16, 64, 1, 5, 64}, 1: {1, 1, 1, 1, 1, 1}, 2: {1, 1, 2, 1, 1, 2}, 3: {2, 2, 3, 1, 1, 3}, 20: {2, 10, 20, 1, 3, 20},
+	} {
+		var got [6]int
+		for i, n := range []int{0, 1} {
+			l := rediscore.New(pooledConn{sim.Dial(sim.NewServer(), nil), pool}, rediscore.WithReplicas(n, time.Second))
+			got[3*i], got[3*i+1], got[3*i+2] = rediscore.Lanes(l)
+		}
+		require.Equal(t, want, got, "pool of %d", pool)
+	}
+}

@@ -1,0 +1,92 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	memorybackend "github.com/dlock-go/dlock/backend/memory"
+)
+
+// What is known of a token is forgotten when its calls are over. What is worth remembering is so for a while.
+func TestClaimsAreForgotten(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(context.Context, *Locker, []*memorybackend.Locker)
+		worth bool
+	}{
+		"a lease": {func(ctx context.Context, l *Locker, _ []*memorybackend.Locker) {
+			_, _ = l.TryAcquire(ctx, "key", "x", time.Second)
+			_, _ = l.Renew(ctx, "key", "x", time.Second)
+			_, _ = l.Release(ctx, "key", "x")
+		}, false},
+		"a refused attempt": {func(ctx context.Context, l *Locker, s []*memorybackend.Locker) {
+			s[0].Steal("key", time.Minute)
+			hold, _ := s[0].Inspect(ctx, "key")
+			_, _ = s[1].TryAcquire(ctx, "key", hold.Token, time.Minute)
+			_, _ = l.TryAcquire(ctx, "key", "x", time.Second)
+		}, false},
+		"a lease that is made whole": {func(ctx context.Context, l *Locker, s []*memorybackend.Locker) {
+			_, _ = l.TryAcquire(ctx, "key", "x", time.Minute)
+			s[0].Expire("key")
+			for range 3 {
+				_, _ = l.Renew(ctx, "key", "x", time.Minute)
+				time.Sleep(16 * time.Second)
+			}
+			_, _ = l.Renew(ctx, "key", "x", time.Minute)
+		}, false},
+		"a release without an answer": {func(ctx context.Context, l *Locker, s []*memorybackend.Locker) {
+			s[0].FailReplies(errors.New("lost"))
+			_, _ = l.Release(ctx, "key", "x")
+			s[0].FailReplies(nil)
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nodes []dlock.Locker
+				var s []*memorybackend.Locker
+				for range 3 {
+					s = append(s, memorybackend.New())
+					nodes = append(nodes, s[len(s)-1])
+				}
+				l := New(nodes, WithoutGuard())
+				defer l.Close()
+				c.do(t.Context(), l, s)
+				time.Sleep(memory / 2)
+				synctest.Wait()
+				if !c.worth {
+					require.Empty(t, l.claims.all)
+					return
+				}
+				crowd := func(key string) { // they are swept when there are many
+					for i := range 300 {
+						l.claims.get(fmt.Sprint(key, i), "y")
+					}
+				}
+				crowd("first")
+				require.Contains(t, l.claims.all, id{"key", "x"})
+				time.Sleep(memory)
+				crowd("second")
+				synctest.Wait()
+				require.NotContains(t, l.claims.all, id{"key", "x"})
+			})
+		})
+	}
+}
+
+// So many releases are repeated at the same time, and no more.
+func TestOwedReleasesAreLimited(t *testing.T) {
+	l := New([]dlock.Locker{memorybackend.New()})
+	defer l.Close()
+	c := l.claims.get("key", "x")
+	defer l.claims.put(c)
+	l.owed.Store(maxOwed)
+	l.owe(c, 0, 0)
+	require.EqualValues(t, maxOwed, l.owed.Load())
+	require.Equal(t, 1, c.users)
+}

@@ -1,0 +1,365 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	maxSet   = 2048 // keys of a set
+	setCalls = 32   // calls of a set in flight, unless the Locker combines calls: a set must not take all connections
+	setAhead = 2    // half as many keys as are tried at once after a wait
+)
+
+// Leases is a set of locks that is held: [Client.AcquireAll] returns it. Each key has its own [Lease],
+// with its own fence, and is renewed like any other. Its methods are safe for concurrent use.
+//
+// The set ends when the first of its leases ends, in whatever way. Its contexts end then, Done is
+// closed, and Err says why. The other leases stay held until Release, since the work may still run.
+type Leases struct {
+	all   []*Lease          // in byte order of their keys
+	byKey map[string]*Lease // nil until the set is complete
+	self  chan struct{}     // stands for the set among the lives of its leases
+
+	mu    sync.Mutex // locked after that of a lease
+	err   error      // of the first lease that ended
+	lives lives
+}
+
+// AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
+// Two calls of AcquireAll never wait for each other for ever, whatever keys they share.
+//
+// It makes one attempt for each key, all at once. If others hold some keys, it keeps those that come
+// before the first such key in byte order, gives the others back, and waits for that key like
+// [Client.Acquire]. Then it goes on in the same way with the keys that follow. So it waits only for
+// keys that come after all that it holds. Others can see it hold some of its keys before it has all.
+//
+// [WithMaxWait] and ctx limit the whole call. With WithMaxWait(0) it makes one attempt for each key. If
+// that finds keys held, the error is the [*HeldError] of the first in byte order. If an attempt fails in
+// another way, the call ends with that error. If a lease is lost before all keys are held, the call ends
+// at once with that [*LostError]. After an error nothing is held: what had been granted is released
+// whatever the [WithMinHold], and what the store does not answer within a second is owed.
+//
+// The options apply to each lease, from its own grant on, so [WithMaxHold] includes the waits for the
+// keys that follow. So does the TTL of a Client with [WithRenewal](false): a wait of one TTL ends with
+// a loss, and [Leases.Deadline] tells how much is left for the work.
+//
+// The error matches [ErrInvalid] if there is no key, if there are more than 2,048, or if a key is named
+// twice. It matches [ErrNested] if ctx carries the lease of one of the keys. Nothing is sent then.
+//
+// Locks that are taken one inside the other can wait for each other: one caller holds a and waits for b,
+// another holds b and waits for a. Name both in one set instead. If the inner keys are known only later,
+// let each inner key come after all outer keys in byte order, or use WithMaxWait. An [Observer] sees such
+// waits (see [WaitStartInfo]), and [Stats] counts them.
+//
+// Few keys and short work suit a set: each waiting set holds keys that others wait for.
+func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error) {
+	keys = slices.Sorted(slices.Values(keys))
+	if key, err := c.checkAll(ctx, keys); err != nil {
+		return nil, wrap(ctx, "acquire", key, err)
+	}
+	g := &gathering{client: c, keys: keys, set: &Leases{self: make(chan struct{})}}
+	complete := false
+	defer func() {
+		if !complete {
+			g.set.release(attemptTime)
+		}
+		g.back.Wait()
+	}()
+	if err := g.gather(ctx); err != nil {
+		return nil, err
+	}
+	complete = true
+	return g.set, nil
+}
+
+// DoAll runs fn while it holds the locks of all keys. It acquires them like [Client.AcquireAll], and
+// does everything else like [Client.Do]: if one lease is lost before fn returns, the context of fn ends,
+// and the error matches [ErrLost].
+func (c *Client) DoAll(ctx context.Context, keys []string, fn func(context.Context, *Leases) error) error {
+	if fn == nil {
+		return wrap(ctx, "do", "", invalid("function: nil"))
+	}
+	leases, err := c.AcquireAll(ctx, keys...)
+	if err != nil {
+		return err
+	}
+	return work(ctx, leases.all[0].key, leases, fn)
+}
+
+// checkAll returns why a set of sorted keys is refused, and for which key.
+func (c *Client) checkAll(ctx context.Context, keys []string) (key string, err error) {
+	switch {
+	case len(keys) == 0:
+		return "", invalid("keys: none")
+	case len(keys) > maxSet:
+		return keys[0], invalid("keys: %d, more than %d", len(keys), maxSet)
+	}
+	for i, key := range keys {
+		switch err := c.check(key); {
+		case err != nil:
+			return key, err
+		case i > 0 && key == keys[i-1]:
+			return key, invalid("key: named twice")
+		case findLease(ctx, key, c.keeper) != nil:
+			return key, ErrNested
+		}
+	}
+	return "", nil
+}
+
+// A gathering is a call of AcquireAll under way.
+type gathering struct {
+	client *Client
+	ctx    context.Context // ends with the caller's, and with the first lease of the set that is lost
+	limit  time.Time       // of MaxWait; zero if it is 0 or NoLimit
+	keys   []string        // in byte order
+	set    *Leases         // of the first keys
+	back   sync.WaitGroup  // leases that are given back
+}
+
+// maxWait is how long an acquisition may wait that begins now.
+func (g *gathering) maxWait() time.Duration {
+	if g.limit.IsZero() {
+		return g.client.options.maxWait
+	}
+	return max(0, time.Until(g.limit))
+}
+
+// gather acquires all keys. After a wait it tries a few keys at once, since some are probably held, too,
+// and twice as many while all are free.
+func (g *gathering) gather(ctx context.Context) error {
+	if wait := g.client.options.maxWait; 0 < wait && wait < NoLimit {
+		g.limit = time.Now().Add(wait)
+	}
+	life, _ := lifeOf(g.set, ctx)
+	g.ctx = life.Context
+	for ahead := len(g.keys); len(g.set.all) < len(g.keys); ahead *= 2 {
+		held, err := g.try(ahead)
+		if err == nil && held != nil {
+			err = g.wait(held)
+			ahead = setAhead
+		}
+		if end := g.set.Err(); end != nil {
+			return wrapUnlessLost(ctx, "acquire", g.keys[0], end)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	g.set.complete()
+	return nil
+}
+
+// wait acquires the next key, which is held.
+func (g *gathering) wait(held *word) error {
+	lease, err := g.client.take(g.part(OpAcquire, 0, *held), nil)
+	g.back.Wait()
+	if err == nil {
+		g.set.add(lease)
+	}
+	return err
+}
+
+// part is the acquisition of the i-th key after those of the set.
+func (g *gathering) part(op AcquireOp, i int, held word) *acquisition {
+	return &acquisition{client: g.client, ctx: g.ctx, op: op, key: g.keys[len(g.set.all)+i], set: g, state: state{word: held}}
+}
+
+// try makes one attempt for each of the next n keys, all at once. It keeps the leases before the first
+// key that is held by another, gives the others back, and returns what the store has said about that key;
+// nil if it has granted all. Any other failure is an error, and so is a held key that may not be waited for.
+func (g *gathering) try(n int) (refused *word, err error) {
+	n = min(n, len(g.keys)-len(g.set.all))
+	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
+	panicked := g.client.keeper.inParallel(n, func(i int) (more bool) {
+		attempts[i] = g.part(OpTry, i, word{})
+		leases[i], errs[i] = g.client.take(attempts[i], nil)
+		return errs[i] == nil
+	})
+	kept := slices.Index(leases, nil)
+	if kept < 0 {
+		kept = n
+	}
+	for _, l := range leases[:kept] {
+		g.set.add(l)
+	}
+	if kept == n {
+		return nil, nil
+	}
+	given := slices.DeleteFunc(leases[kept:], func(l *Lease) bool { return l == nil })
+	g.back.Go(func() { releaseAll(given, attemptTime) })
+	if panicked != nil {
+		panic(panicked)
+	}
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrHeld) {
+			return nil, err
+		}
+	}
+	if ended(g.ctx) != nil || g.maxWait() == 0 {
+		return nil, errs[kept]
+	}
+	return &attempts[kept].word, nil
+}
+
+// inParallel calls f for 0 to n-1, several at once, until a call returns false or panics. The calls that
+// were made are those for the first numbers. It returns what a call has panicked with.
+//
+// A Locker that renews in batches is taken to combine other calls too, as those on Redis do: all calls go at
+// once then.
+func (k *keeper) inParallel(n int, f func(i int) (more bool)) (panicked any) {
+	var (
+		next    atomic.Int64
+		stopped atomic.Bool
+		all     sync.WaitGroup
+		once    sync.Once
+	)
+	most := n
+	if k.isUnbatched() {
+		most = setCalls
+	}
+	for range min(n, most) {
+		all.Go(func() {
+			defer func() {
+				if reason := recover(); reason != nil {
+					once.Do(func() { panicked = reason })
+					stopped.Store(true)
+				}
+			}()
+			for !stopped.Load() {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if !f(i) {
+					stopped.Store(true)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return panicked
+}
+
+// releaseAll releases leases, several at once, and returns their errors. What has no answer when limit
+// has passed is owed.
+func releaseAll(leases []*Lease, limit time.Duration) []error {
+	end, errs := time.Now().Add(limit), make([]error, len(leases))
+	if len(leases) == 0 {
+		return nil
+	}
+	panicked := leases[0].keeper.inParallel(len(leases), func(i int) (more bool) {
+		errs[i] = leases[i].releaseWithin(time.Until(end))
+		return true
+	})
+	if panicked != nil {
+		panic(panicked)
+	}
+	return errs
+}
+
+// add adds the lease of the next key. The set ends with it.
+func (ls *Leases) add(l *Lease) {
+	ls.all = append(ls.all, l)
+	l.share(ls.self, &life{cancel: ls.end})
+}
+
+// complete makes the set one that is held.
+func (ls *Leases) complete() {
+	ls.byKey = make(map[string]*Lease, len(ls.all))
+	for _, l := range ls.all {
+		ls.byKey[l.key] = l
+		l.settle()
+	}
+}
+
+// settle gives the lease its MinHold: its set is complete.
+func (l *Lease) settle() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.tentative = false
+}
+
+func (ls *Leases) end(err error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.err == nil {
+		ls.err = err
+		ls.lives.end(err)
+	}
+}
+
+// Lease returns the lease of key, or nil if the set has no such key.
+func (ls *Leases) Lease(key string) *Lease { return ls.byKey[key] }
+
+// All returns the leases in byte order of their keys.
+func (ls *Leases) All() []*Lease { return slices.Clone(ls.all) }
+
+// Context returns a context for work that needs all locks of the set. It ends with parent or with the
+// set, whichever is first; [context.Cause] returns parent's cause or the set's Err. It need not be
+// cancelled. [LeaseFromContext] finds each lease in it.
+func (ls *Leases) Context(parent context.Context) context.Context {
+	life, made := lifeOf(ls, parent)
+	return &leaseContext{parent, life, made, nil, ls}
+}
+
+func (ls *Leases) share(ends <-chan struct{}, own *life) *life {
+	if own != nil {
+		_ = ls.Err() // which looks at the clocks
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.lives.share(ends, own, ls.err)
+}
+
+func (ls *Leases) drop(ends <-chan struct{}) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	delete(ls.lives, ends)
+}
+
+// Done returns a channel that is closed when the set ends.
+func (ls *Leases) Done() <-chan struct{} {
+	life, _ := lifeOf(ls, context.Background())
+	return life.Done()
+}
+
+// Err returns nil while all leases are held. After that it returns the error of the first that ended:
+// see [Lease.Err].
+func (ls *Leases) Err() error {
+	for _, l := range ls.all {
+		_ = l.Err() // which ends the set if the lease has ended
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.err
+}
+
+// Deadline returns the earliest [Lease.Deadline] of the set: until then all locks are held.
+func (ls *Leases) Deadline() time.Time {
+	deadline := ls.all[0].Deadline()
+	for _, l := range ls.all[1:] {
+		deadline = earlier(deadline, l.Deadline())
+	}
+	return deadline
+}
+
+// Release releases all leases, at once, and returns the errors of those that failed, joined: see
+// [Lease.Release]. It takes at most 5 s. The releases that have no answer then are owed.
+func (ls *Leases) Release() error { return errors.Join(ls.release(releaseTimeout)...) }
+
+func (ls *Leases) release(limit time.Duration) []error {
+	defer ls.end(ErrReleased)
+	return releaseAll(ls.all, limit)
+}
+
+// finish is Release, but returns only losses.
+func (ls *Leases) finish() (lost error) {
+	errs := ls.release(releaseTimeout)
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return !errors.Is(err, ErrLost) })...)
+}
