@@ -194,9 +194,10 @@ func TestKeepaliveStops(t *testing.T) {
 				workers.Go(func() {
 					defer end()
 					defer begin()
+					var granted time.Time
 					var went, remaining, late time.Duration
 					err := under(t.Context(), func(ctx context.Context) error {
-						granted := time.Now()
+						granted = time.Now()
 						begin()
 						<-failed
 						start := time.Now()
@@ -213,8 +214,9 @@ func TestKeepaliveStops(t *testing.T) {
 					t.Logf("%s: the work went on for %.1f s; error: %v", name, went.Seconds(), err)
 					assert.Error(t, err, name)
 					if name == "dlock" {
+						assert.NotZero(t, granted)
 						assert.Less(t, late, 3*time.Second, "after the deadline of the lease") // on a busy machine
-					} else if failure == "silent" {
+					} else if failure == "silent" && !granted.IsZero() { // rueidislock may not have got a free key
 						assert.Greater(t, went, remaining+time.Second, name)
 					}
 				})

@@ -100,8 +100,8 @@ func TestTerminal(t *testing.T) {
 	c := newScreen(s)
 	run := self + " run --ttl 3s --grace 500ms k -- "
 
-	c.enter(run + "cat\n")
-	c.see("-- cat")
+	c.enter(run + "sh -c 'echo up; exec cat'\n")
+	c.see("cat'\r\nup\r\n")
 	c.enter("hello\n")
 	c.see("hello\r\nhello\r\n") // the terminal's echo, and cat's
 	c.enter("\x1a")             // Ctrl-Z
@@ -111,7 +111,7 @@ func TestTerminal(t *testing.T) {
 	c.enter("echo the shell $((40+2))\n")
 	c.see("the shell 42")
 	c.enter("fg\n")
-	c.see("cat\r\n")
+	c.see("cat'\r\n")
 	c.enter("again\n")
 	c.see("again\r\nagain\r\n")
 	c.enter("\x03") // Ctrl-C
@@ -134,33 +134,29 @@ func TestTerminal(t *testing.T) {
 	// A job in the background stops when it wants to read, and reads in the foreground.
 	c.enter(run + "sh -c 'read line; echo got $line' &\n")
 	c.see("The lock is kept until")
-	c.enter("\n")
+	c.enter("while [ -z \"$(jobs -s)\" ]; do sleep 0.01; done\n")
 	c.see("Stopped")
 	c.enter("fg\n")
 	c.see("got $line'")
-	time.Sleep(200 * time.Millisecond)
 	c.enter("this\n")
 	c.see("got this")
 	c.see("ready> ")
 
 	// A pager needs the terminal, unless the program wants it.
-	c.enter(run + "sh -c 'echo a page; sleep 1' | (read page; read line </dev/tty; echo $page $line $((40+3)))\n")
-	c.see("+3)))")
-	time.Sleep(300 * time.Millisecond)
+	c.enter(run + "sh -c 'echo a page; sleep 1' | (read page; echo top; read line </dev/tty; echo $page $line $((40+3)))\n")
+	c.see("+3)))\r\ntop")
 	c.enter("quit\n")
 	c.see("a page quit 43")
 	c.see("ready> ")
-	c.enter(run + "sh -c 'read line; echo got $line' | cat\n")
-	c.see("| cat")
-	time.Sleep(300 * time.Millisecond)
+	c.enter(run + "sh -c 'echo up; read line; echo got $line' | cat\n")
+	c.see("| cat\r\nup")
 	c.enter("that\n")
 	c.see("got that")
 	c.see("ready> ")
 
 	// A program that stays stopped is ended before its lease.
-	c.enter(run + "sleep 60\n")
-	c.see("sleep 60")
-	time.Sleep(500 * time.Millisecond)
+	c.enter(run + "sh -c 'echo up; exec sleep 60'\n")
+	c.see("sleep 60'\r\nup")
 	c.enter("\x1a")
 	c.see("Stopped")
 	c.see("ready> ")
