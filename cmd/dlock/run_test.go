@@ -187,7 +187,7 @@ func TestExitCodes(t *testing.T) {
 		{"run -w 50ms taken true", 75, ""},
 		{"run --wait 0 taken true", 75, ""},
 		{"run --once 1s taken true", 75, ""},
-		{"run --ttl 600ms k sleep 2", 0, ""},
+		{"run --ttl 3s k sleep 4", 0, ""},
 		{"run --ttl 300ms k true", 64, "dlock: --ttl 300ms"},
 		{"run", 64, "dlock: "},
 		{"run k", 64, "dlock: "},
