@@ -152,7 +152,8 @@ func suspend(l *Lease, d time.Duration) {
 
 func TestSuspendedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New(fake{})
+		var ends []LeaseEnd
+		c := New(fake{}, WithObserver(&Observer{LeaseDone: func(_ context.Context, i LeaseDoneInfo) { ends = append(ends, i.End) }}))
 		l := take(t, c, "k")
 		work := l.Context(t.Context())
 		suspend(l, 20*time.Second)
@@ -176,6 +177,8 @@ func TestSuspendedMachine(t *testing.T) {
 		l = take(t, c, "k")
 		suspend(l, time.Minute)
 		require.ErrorIs(t, l.Release(), ErrLost, "found by the look before the release")
+		synctest.Wait()
+		require.Contains(t, ends, EndClock)
 	})
 }
 

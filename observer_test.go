@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 // A ledger is an Observer that notes all events.
@@ -1066,7 +1067,7 @@ func TestObserverThatCallsTheClient(t *testing.T) {
 }
 
 // Without an Observer, with an empty one, and with all functions set, an acquisition and its
-// release allocate the same.
+// release allocate the same, which is little.
 func TestObserverAllocatesNothing(t *testing.T) {
 	count := func(opts ...dlock.Option) float64 {
 		c := dlock.New(memory.New(), opts...)
@@ -1087,6 +1088,9 @@ func TestObserverAllocatesNothing(t *testing.T) {
 		ReleaseDone:  func(context.Context, dlock.ReleaseDoneInfo) { events++ },
 	}
 	want := count()
+	if !israce.Enabled {
+		require.LessOrEqual(t, want, 5.0)
+	}
 	require.Equal(t, want, count(dlock.WithObserver(&dlock.Observer{})), "with an empty Observer")
 	require.Equal(t, want, count(dlock.WithObserver(all)), "with all functions set")
 	require.NotZero(t, events)
