@@ -274,7 +274,8 @@ func (s *shell) fault(do func(s *shell, holder, guard int), late time.Duration, 
 	const ttl = "3s"
 	first, done := s.start(slices.Concat([]string{"run", "--ttl", ttl, "--grace", "1s"}, args, []string{"k", "/proc/self/exe", "program"})...)
 	guard := s.begun(first, 3)
-	next, nextDone := s.start("run", "--ttl", ttl, "--outage", "10s", "k", "/proc/self/exe", "program/polite")
+	// The next begins beside all this: a short lease would not last until its guard has started on a busy machine.
+	next, nextDone := s.start("run", "--ttl", "15s", "--outage", "10s", "k", "/proc/self/exe", "program/polite")
 	do(s, first.Process.Pid, guard)
 	require.Eventually(s, func() bool { return len(lives(s.T, s.dir)) == 4 }, 30*time.Second, 5*time.Millisecond)
 	all := lives(s.T, s.dir)
