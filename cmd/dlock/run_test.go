@@ -181,7 +181,7 @@ func TestExitCodes(t *testing.T) {
 		{"run k -- sh -c echo\t${DLOCK_TOKEN-none}", 0, "none\n"},
 		{"run k no-such-program", 127, "dlock: exec: \"no-such-program\""},
 		{"run k /etc/passwd", 126, "dlock: "},
-		{"run -n taken true", 75, ""},
+		{"run -n --outage 20s taken true", 75, ""},
 		{"run -v -n taken true", 75, "dlock: "},
 		{"run -E 0 -n taken true", 0, ""},
 		{"run -w 50ms taken true", 75, ""},
@@ -324,7 +324,7 @@ func TestGroupIsWaitedFor(t *testing.T) {
 	assert.Equal(t, 3, code)
 	assert.Equal(t, "late\n", out)
 	assert.GreaterOrEqual(t, time.Since(begun), 500*time.Millisecond)
-	code, _ = s.run("run", "-n", "k", "true")
+	code, _ = s.run("run", "-n", "--outage", "20s", "k", "true")
 	assert.Zero(t, code)
 }
 

@@ -39,7 +39,7 @@ func TestTopologies(t *testing.T) {
 			_, out := run("list --prefix p: a:")
 			return strings.Count(out, "a:") == 4
 		}, 20*time.Second, 50*time.Millisecond, name)
-		code, out := run("run -n --prefix p: a:3 true")
+		code, out := run("run -n --outage 20s --prefix p: a:3 true")
 		assert.Equal(t, exitHeld, code, "%s: %s", name, out)
 		code, out = run("break --prefix p: --yes a:3")
 		assert.Zero(t, code, "%s: %s", name, out)
