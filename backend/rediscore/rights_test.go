@@ -66,8 +66,9 @@ var purposes = []purpose{
 		text:  "Only rueidis needs it, unless `DisableCache` is set.",
 		sent:  []string{"client|tracking"},
 	}, {
-		title:   "Votes",
-		text:    "For Redlock, which asks the server for its replication ID:",
+		title: "Failovers and votes",
+		text: "Scripts ask the server for its replication ID. With this right, the fences of a new master lead those of its " +
+			"former master. Redlock needs it. Without it, the log of ACLs shows that INFO was refused.",
 		scripts: []string{ballotSource, voteSource, enlistSource, attendSource, confirmSource, passSource},
 	},
 }
@@ -77,6 +78,9 @@ func beforeQueue(source string) string {
 	before, _, _ := strings.Cut(source, "--include queue.lua")
 	return before
 }
+
+// infoOnly is the command that fence.lua does without if it is refused.
+const infoOnly = "info"
 
 // clusterOnly are the commands that queue.lua chooses for shard channels.
 var clusterOnly = []string{"pubsub|shardnumsub", "spublish"}
@@ -101,6 +105,9 @@ func rights() [][]string {
 			command, ok := notCommands[word[1]]
 			if !ok {
 				command = strings.ToLower(word[1])
+			}
+			if command == infoOnly && u.title != "Failovers and votes" {
+				continue
 			}
 			if command != "" && (u.title == "A cluster" || !slices.Contains(clusterOnly, command)) {
 				needed = append(needed, command)

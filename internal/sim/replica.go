@@ -22,6 +22,7 @@ type replication struct {
 	replID2   string   // the replication ID before the promotion
 	offset    int64    // of the last write that the server has
 	effects   []effect // of what runs
+	unshared  bool     // what runs is not for replicas
 	repeating time.Time
 	changed   chan struct{} // closed when WAIT must look again; nil if nobody waits
 
@@ -142,7 +143,7 @@ func (s *Server) send(w write) {
 
 // record notes an effect, for the replicas.
 func (s *Server) record(repeat func(*Server)) {
-	if s.master == nil && len(s.replicas) > 0 {
+	if s.master == nil && len(s.replicas) > 0 && !s.unshared {
 		s.effects = append(s.effects, effect{s.now(), repeat})
 	}
 }

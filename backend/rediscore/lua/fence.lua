@@ -1,6 +1,10 @@
--- Functions of the scripts that grant a lock. KEYS are as in queue.lua.
+-- Functions of the scripts that grant a lock. KEYS are as in queue.lua. Beside the fence counter of a server that was
+-- promoted is a marker "store birth", as in ballot.lua: the server's replication ID, and the time when the marker was
+-- written. Its name is the counter's, with "birth" in place of "fence".
 
 local call = redis.call
+
+local day, lead, trusted = 86400000, 10000000, 1000 -- in ms, µs and ms
 
 -- now returns the time in microseconds.
 local function now()
@@ -9,34 +13,48 @@ local function now()
 end
 
 -- count sets the fence counter of the slot, and returns it. The counter expires a day after the
--- clock has reached it, so that no fence is made twice, however far ahead of the clock it is. More
--- exactly, that is a day after the begin of the 10 ms in which it lies: its window. So its TTL is
--- more than a day as long as the clock has not reached its window, and then shows how long ago the
--- window began.
-local function count(fence, time)
-  local window = fence - fence % 10000
-  local ttl = 86400000 + math.ceil((window - time) / 1000)
-  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', math.max(ttl, 1))
+-- clock has reached it, so that no fence is made twice, however far ahead of the clock it is. If it is marked, it
+-- expires after two days on this server, and earlier on a replica. So the TTL shows how long ago this server has
+-- set it, which a replica that is promoted has not.
+local function count(fence, time, marked)
+  local ttl = math.max(day + math.ceil((fence - time) / 1000), 1)
+  call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
+  if marked and ttl < 2 * day and redis.set_repl then
+    redis.set_repl(redis.REPL_NONE)
+    redis.pcall('PEXPIRE', KEYS[2], 2 * day)
+    redis.set_repl(redis.REPL_ALL)
+  end
   return fence
+end
+
+-- least returns the least fence of this server. The former master of one that was promoted may grant on for a while,
+-- so its fences begin 10 s ahead of the clock.
+local function least(time)
+  local info = redis.pcall('INFO', 'replication')
+  if type(info) ~= 'string' or not info:match('master_replid2:0*[1-9a-f]') then -- no right, or never promoted
+    return 0
+  end
+  local store, marker = info:match('master_replid:(%w+)'), KEYS[2]:gsub('fence$', 'birth')
+  local value = redis.pcall('GET', marker) -- which is refused while the slot moves to another master
+  local known, birth = (type(value) == 'string' and value or ''):match('^(%w+) (%d+)$')
+  if known ~= store then
+    birth = time
+    redis.pcall('SET', marker, string.format('%s %.0f', store, birth), 'PX', 3 * day)
+  end
+  return tonumber(birth) + lead
 end
 
 -- mint returns the next fence of the slot: the last one + 8, or the time in microseconds if
 -- that is larger. Time has moved on even if the counter was lost with all data.
 --
--- Within its window, the counter is raised by 8. Later, up to 10 s, the time is that of its window
--- and what has passed since. So the counter keeps up with the clock and never leads it, and the
--- clock, which costs more, is read after pauses only. While a counter leads, because the clock was
--- set back, the clock is read each time.
+-- For 10 ms the counter is raised by 8, and the clock is not read. A server that has not set the counter for a
+-- second may be a new master.
 local function mint()
-  local passed = 86400000 - call('PTTL', KEYS[2])
-  if passed >= 0 and passed < 10 then
+  local passed = 2 * day - call('PTTL', KEYS[2])
+  if passed < 10 then
     return call('INCRBY', KEYS[2], '8')
   end
-  local last, time = tonumber(call('GET', KEYS[2]) or 0)
-  if passed >= 10 and passed <= 10000 then
-    time = last - last % 10000 + 1000 * passed
-  else
-    time = now()
-  end
-  return count(math.max(last + 8, time), time)
+  local last, time = tonumber(call('GET', KEYS[2]) or 0), now()
+  local first = passed > trusted and redis.set_repl and least(time) or 0
+  return count(math.max(last + 8, time, first), time, true)
 end
