@@ -29,8 +29,9 @@
 // same key. A fleet can change from one library to another while it runs.
 //
 // Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
-// expires a day after its last use or, if it is ahead of the clock, a day after the clock has
-// reached it. It is named prefix{tag}dlock1:fence, or {tag}prefixdlock1:fence if the prefix has an
+// expires two days after its last use or, if it is ahead of the clock, a day after the clock has
+// reached it. On a replica it expires a day earlier, which shows a replica that is promoted that another
+// server has written it. It is named prefix{tag}dlock1:fence, or {tag}prefixdlock1:fence if the prefix has an
 // opening brace. The tag puts it into the slot of the lock, as Redis Cluster requires, and the
 // prefix keeps it in reach of access control. Keys and prefixes that contain "dlock1:" are refused,
 // because they could be such names.
@@ -47,11 +48,12 @@
 // of the other.
 //
 // Keys that are unique per use (an order number, a random part) can end up using every one of
-// the 16,384 slots, and leave a counter in each for a day. If that is too much, a common hash
+// the 16,384 slots, and leave a counter in each for two days. If that is too much, a common hash
 // tag keeps them in one slot: "{orders}:1234".
 //
 // The first vote (see below) stores a marker that never expires, at prefixdlock1:birth. In a cluster
-// there is one for each slot, named prefix{tag}dlock1:birth or {tag}prefixdlock1:birth.
+// there is one for each slot, named prefix{tag}dlock1:birth or {tag}prefixdlock1:birth. A server that was
+// promoted has one for each slot, too, for three days.
 //
 // These names, tags and values are the wire format, which all clients of a lock must agree on.
 // A later format will have another number in place of the "1".
@@ -59,17 +61,27 @@
 // # Fences
 //
 // The fence of a grant is the last fence of the slot + 8, or the server's clock in microseconds
-// if that is larger. (For 10 ms after the counter was set to the time, it is only raised by 8. For
-// 10 s, the time that has passed is read from the counter's TTL, which is cheaper. After that, the
-// clock is read again.)
+// if that is larger. (For 10 ms after the counter was set, it is only raised by 8, and the clock is not read.)
 //
 // So fences rise as long as the server has its data. They also rise when the server has lost its
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
 // moved on, under three conditions: the outage lasted at least 20 ms; the clock of the new
 // server is behind the old one's by no more than the length of the outage; and there were fewer
-// than 125,000 grants a second in the slot. Without [WithReplicas], two masters may grant the same
-// lock, because the network is split or Sentinel was asked for a failover. If they do so within about 10 ms,
-// or within the difference of their clocks, they may give equal fences, or fences in the wrong order.
+// than 125,000 grants a second in the slot.
+//
+// Without [WithReplicas], two masters may grant the same lock, because the network is split or Sentinel was
+// asked for a failover. So a server that was promoted begins 10 s ahead of its clock, in each slot. Its fences are
+// larger than those of its former master, and the clock catches up with them. There are exceptions, in which both
+// may give equal fences, or fences in the wrong order:
+//
+//   - The former master grants on for longer than 10 s, less the difference of the clocks. The server's setting
+//     min-replicas-max-lag limits that.
+//   - The promoted server had got a whole copy of its master's data less than a second before, and nothing more in
+//     the slot. Or it is promoted again within a second.
+//   - The promoted server was restarted within these 10 s. Or an empty server has taken the master's place.
+//   - The former master was itself promoted once, and has not used the slot for three days.
+//   - The user may not use INFO.
+//
 // So a resource should compare the whole Stamp of package fence: then it obeys only one of two
 // equal fences.
 //
