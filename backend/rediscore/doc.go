@@ -61,7 +61,7 @@
 // # Fences
 //
 // The fence of a grant is the last fence of the slot + 8, or the server's clock in microseconds
-// if that is larger. (For 10 ms after the counter was set, it is only raised by 8, and the clock is not read.)
+// if that is larger. (For 100 ms after the counter was set, it is only raised by 8, and the clock is not read.)
 //
 // So fences rise as long as the server has its data. They also rise when the server has lost its
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has

@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "531b9202dce877858620d93e4f080135e54194a9",
-		"enqueue": "45ac01ead0b8f5994fd5e7fd47f3a0b0c8cedce5",
-		"checkin": "8bd4ce5e18b598d14083de2fdda1ca70f6fbab68",
+		"acquire": "3004e8407af38e9fca4f9e84a19e81847aca06cf",
+		"enqueue": "d84f04b9625316840779a86265317218276ad0ac",
+		"checkin": "695f5d79e531ccdc357bbc6900daec9836da9547",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "f9d4d6d8a2e1092fcf77d29192ed7f1468be43cb",
+		"release": "0e7aa9bd4dcff67509363ab167e5a865d681b014",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "d44c94d63447ef1245344fe1d1422a9c81a975b5",
-		"enlist":  "3773eb089db4ba66d4076cf7e53f4a5a0f0526d2",
-		"attend":  "c707ddfdce77d8d1182e8861432ba4aabe9b599c",
-		"confirm": "2051589575b44c993ab7e613ca072c16ff7b6bdc",
-		"pass":    "269cd656360a0f77fedb9f26e7e9f569fb678c37",
+		"vote":    "a69164ad608e8ea9a7f40e967d7c59155556640e",
+		"enlist":  "6f926a2f6fad7756e2d84509c0d017f52858db67",
+		"attend":  "f4338e3df51ce3fe28259c5cf446f951e8f79a40",
+		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
+		"pass":    "9950d654f1116b60008b0d51c51e79d80b1c64b5",
 	}, sums)
 }
 
@@ -199,14 +199,14 @@ func TestTags(t *testing.T) {
 	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
 }
 
-// A fence is the last one + 8, or the server's time if that is larger. Within 10 ms the clock is not
+// A fence is the last one + 8, or the server's time if that is larger. Within 100 ms the clock is not
 // read.
 func TestFenceRule(t *testing.T) {
 	for after, want := range map[time.Duration]int64{
 		0:                                     8,
-		9999 * time.Microsecond:               8,
-		10 * time.Millisecond:                 10_000,
-		12345 * time.Microsecond:              12_345,
+		99_999 * time.Microsecond:             8,
+		100 * time.Millisecond:                100_000,
+		123_456 * time.Microsecond:            123_456,
 		10*time.Second + 999*time.Microsecond: 10_000_999,
 		10001 * time.Millisecond:              10_001_000,
 		10001234 * time.Microsecond:           10_001_234,
@@ -220,7 +220,7 @@ func TestFenceRule(t *testing.T) {
 			second := b.hold("t")
 			require.Equal(b, want, second-first, "after %v", after)
 			require.Equal(b, second, b.fence())
-			require.InDelta(b, 2*dayInMS, b.number("PTTL", b.keys.counter), 10, "after %v", after)
+			require.InDelta(b, 2*dayInMS, b.number("PTTL", b.keys.counter), 100, "after %v", after)
 		})
 	}
 	for name, c := range map[string]struct{ last, rest, want int64 }{ // the last fence and the next, from now, and the TTL of the counter
@@ -266,7 +266,7 @@ func TestFenceAheadOfTheClock(t *testing.T) {
 		require.EqualValues(b, 2*dayInMS+1, b.number("PTTL", b.keys.counter))
 		time.Sleep(time.Millisecond)
 		require.Equal(b, ahead+16, b.hold("t"))
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		require.Equal(b, b.now(), b.hold("t"), "the clock has caught up")
 	})
 }
@@ -351,7 +351,7 @@ func TestFencesKeepUpWithTime(t *testing.T) {
 					fence = b.hold("t")
 				}
 				require.GreaterOrEqual(b, fence, last+8)
-				require.InDelta(b, b.now(), fence, 20_000)
+				require.InDelta(b, b.now(), fence, 110_000)
 				last = fence
 				time.Sleep(rand.N(8 * time.Millisecond >> rand.IntN(4)))
 			}

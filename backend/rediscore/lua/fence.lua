@@ -4,8 +4,6 @@
 
 local call = redis.call
 
-local day, lead, trusted = 86400000, 10000000, 1000 -- in ms, µs and ms
-
 -- now returns the time in microseconds.
 local function now()
   local time = call('TIME')
@@ -17,44 +15,39 @@ end
 -- expires after two days on this server, and earlier on a replica. So the TTL shows how long ago this server has
 -- set it, which a replica that is promoted has not.
 local function count(fence, time, marked)
-  local ttl = math.max(day + math.ceil((fence - time) / 1000), 1)
+  local ttl = math.max(86400000 + math.ceil((fence - time) / 1000), 1)
   call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl)
-  if marked and ttl < 2 * day and redis.set_repl then
+  if marked and ttl < 172800000 and redis.set_repl then
     redis.set_repl(redis.REPL_NONE)
-    redis.pcall('PEXPIRE', KEYS[2], 2 * day)
+    redis.pcall('PEXPIRE', KEYS[2], '172800000')
     redis.set_repl(redis.REPL_ALL)
   end
   return fence
 end
 
--- least returns the least fence of this server. The former master of one that was promoted may grant on for a while,
--- so its fences begin 10 s ahead of the clock.
-local function least(time)
-  local info = redis.pcall('INFO', 'replication')
-  if type(info) ~= 'string' or not info:match('master_replid2:0*[1-9a-f]') then -- no right, or never promoted
-    return 0
-  end
-  local store, marker = info:match('master_replid:(%w+)'), KEYS[2]:gsub('fence$', 'birth')
-  local value = redis.pcall('GET', marker) -- which is refused while the slot moves to another master
-  local known, birth = (type(value) == 'string' and value or ''):match('^(%w+) (%d+)$')
-  if known ~= store then
-    birth = time
-    redis.pcall('SET', marker, string.format('%s %.0f', store, birth), 'PX', 3 * day)
-  end
-  return tonumber(birth) + lead
-end
-
 -- mint returns the next fence of the slot: the last one + 8, or the time in microseconds if
 -- that is larger. Time has moved on even if the counter was lost with all data.
 --
--- For 10 ms the counter is raised by 8, and the clock is not read. A server that has not set the counter for a
--- second may be a new master.
+-- For 100 ms the counter is raised by 8, and the clock is not read. A server that has not set the counter for a
+-- second may be a new master. The former master of one that was promoted may grant on for a while, so its fences
+-- begin 10 s ahead of the clock.
 local function mint()
-  local passed = 2 * day - call('PTTL', KEYS[2])
-  if passed < 10 then
+  local passed = 172800000 - call('PTTL', KEYS[2]) -- ms
+  if passed < 100 then
     return call('INCRBY', KEYS[2], '8')
   end
-  local last, time = tonumber(call('GET', KEYS[2]) or 0), now()
-  local first = passed > trusted and redis.set_repl and least(time) or 0
-  return count(math.max(last + 8, time, first), time, true)
+  local time = now()
+  local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)
+  local info = passed > 1000 and redis.set_repl and redis.pcall('INFO', 'replication')
+  if type(info) == 'string' and info:match('master_replid2:0*[1-9a-f]') then -- it was promoted, and the user has the right
+    local store, marker = info:match('master_replid:(%w+)'), KEYS[2]:gsub('fence$', 'birth')
+    local value = redis.pcall('GET', marker) -- which is refused while the slot moves to another master
+    local known, birth = (type(value) == 'string' and value or ''):match('^(%w+) (%d+)$')
+    if known ~= store then
+      birth = time
+      redis.pcall('SET', marker, string.format('%s %.0f', store, birth), 'PX', '259200000')
+    end
+    fence = math.max(fence, birth + 10000000)
+  end
+  return count(fence, time, true)
 end
