@@ -1,11 +1,22 @@
 package reproductions
 
 import (
+	"context"
+	"math/rand/v2"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/bsm/redislock"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
 )
 
 // TestRedislockComparesPrefix: with tokens of one's own, user-1 takes the lock that
@@ -59,4 +70,80 @@ func TestRedislockObtainBelowAMillisecond(t *testing.T) {
 		return err == nil
 	}, time.Minute, time.Millisecond, "Obtain says that it worked")
 	require.Empty(t, value(t, client, key), "the key is gone")
+}
+
+// TestRedislockObtainMulti has 32 workers hold random sets of 8 of 64 keys for a millisecond, with ObtainMulti in its
+// retry loop, which starts over while any key is held, and with dlock's DoAll, which waits in queues. Each worker
+// goes on until everybody's time is over, and until it is served.
+func TestRedislockObtainMulti(t *testing.T) {
+	const workers, of, size, lasts = 32, 64, 8, time.Second
+	_, client := start(t)
+	locker := redislock.New(client)
+	store := goredis.New(client)
+	ours := dlock.New(store)
+	t.Cleanup(func() {
+		ours.Close()
+		store.Close()
+	})
+	again := func(pause time.Duration) func(keys []string, do func()) error {
+		opt := &redislock.Options{RetryStrategy: redislock.LinearBackoff(pause)}
+		return func(keys []string, do func()) error {
+			lock, err := locker.ObtainMulti(t.Context(), keys, ttl, opt)
+			if err != nil {
+				return err
+			}
+			do()
+			return lock.Release(t.Context())
+		}
+	}
+	for name, under := range map[string]func(keys []string, do func()) error{
+		"redislock, tried again after 1 ms": again(time.Millisecond),
+		"redislock, after 10 ms":            again(10 * time.Millisecond),
+		"dlock": func(keys []string, do func()) error {
+			return ours.DoAll(t.Context(), keys, func(context.Context, *dlock.Leases) error {
+				do()
+				return nil
+			})
+		},
+	} {
+		require.NoError(t, client.ConfigResetStat(t.Context()).Err())
+		var held [of]atomic.Int32
+		var sets, longest atomic.Int64
+		var all sync.WaitGroup
+		begun := time.Now()
+		for range workers {
+			all.Go(func() {
+				for time.Since(begun) < lasts {
+					set, asked := rand.Perm(of)[:size], time.Now()
+					var keys []string
+					for _, k := range set {
+						keys = append(keys, strconv.Itoa(k))
+					}
+					assert.NoError(t, under(keys, func() {
+						longest.Store(max(longest.Load(), int64(time.Since(asked))))
+						for _, k := range set {
+							assert.EqualValues(t, 1, held[k].Add(1), "%s: key %d is held twice", name, k)
+						}
+						time.Sleep(time.Millisecond)
+						for _, k := range set {
+							held[k].Add(-1)
+						}
+						sets.Add(1)
+					}))
+				}
+			})
+		}
+		all.Wait()
+		require.GreaterOrEqual(t, sets.Load(), int64(workers), "everybody was served")
+		t.Logf("%s: %.0f sets a second, longest wait %v, %s", name, float64(sets.Load())/time.Since(begun).Seconds(),
+			time.Duration(longest.Load()).Round(time.Millisecond), commands(t, client))
+	}
+}
+
+// commands is how many commands the server has executed.
+func commands(t *testing.T, client *redis.Client) string {
+	t.Helper()
+	info, err := client.Info(t.Context(), "stats").Result()
+	require.NoError(t, err)
+	return regexp.MustCompile(`total_commands_processed:\d+`).FindString(info)
 }

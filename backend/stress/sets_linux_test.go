@@ -73,13 +73,16 @@ func workWithSet(t *testing.T, c *dlock.Client, id int64) {
 	for _, k := range set {
 		keys = append(keys, setKey(k))
 	}
-	err := c.DoAll(t.Context(), keys, func(_ context.Context, leases *dlock.Leases) error {
+	err := c.DoAll(t.Context(), keys, func(ctx context.Context, leases *dlock.Leases) error {
 		said := []int64{id, asked, now(), leases.Deadline().UnixNano()}
 		for i, k := range set {
 			said = append(said, int64(k), leases.Lease(keys[i]).Fence())
 		}
 		proctest.Say("holds", said...)
 		time.Sleep(time.Millisecond)
+		if ctx.Err() != nil && time.Now().Before(leases.Deadline()) {
+			t.Errorf("the work's context has ended before the deadline: %v", context.Cause(ctx))
+		}
 		proctest.Say("held", id, min(now(), leases.Deadline().UnixNano()))
 		return nil
 	})
