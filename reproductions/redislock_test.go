@@ -108,7 +108,9 @@ func TestRedislockObtainMulti(t *testing.T) {
 	} {
 		require.NoError(t, client.ConfigResetStat(t.Context()).Err())
 		var held [of]atomic.Int32
-		var sets, longest atomic.Int64
+		var mu sync.Mutex
+		var sets int
+		var longest time.Duration
 		var all sync.WaitGroup
 		begun := time.Now()
 		for range workers {
@@ -120,7 +122,9 @@ func TestRedislockObtainMulti(t *testing.T) {
 						keys = append(keys, strconv.Itoa(k))
 					}
 					assert.NoError(t, under(keys, func() {
-						longest.Store(max(longest.Load(), int64(time.Since(asked))))
+						mu.Lock()
+						sets, longest = sets+1, max(longest, time.Since(asked))
+						mu.Unlock()
 						for _, k := range set {
 							assert.EqualValues(t, 1, held[k].Add(1), "%s: key %d is held twice", name, k)
 						}
@@ -128,15 +132,13 @@ func TestRedislockObtainMulti(t *testing.T) {
 						for _, k := range set {
 							held[k].Add(-1)
 						}
-						sets.Add(1)
 					}))
 				}
 			})
 		}
 		all.Wait()
-		require.GreaterOrEqual(t, sets.Load(), int64(workers), "everybody was served")
-		t.Logf("%s: %.0f sets a second, longest wait %v, %s", name, float64(sets.Load())/time.Since(begun).Seconds(),
-			time.Duration(longest.Load()).Round(time.Millisecond), commands(t, client))
+		t.Logf("%s: %.0f sets a second, longest wait %v, %s", name, float64(sets)/time.Since(begun).Seconds(),
+			longest.Round(time.Millisecond), commands(t, client))
 	}
 }
 
