@@ -10,10 +10,12 @@ import (
 	"testing"
 	"time"
 
+	goredislib "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -116,6 +118,83 @@ func BenchmarkOwnKeys(b *testing.B) {
 			})
 		}
 	})
+}
+
+// BenchmarkSet takes and frees 2,000 keys at a time. The floor is the same commands, sent with go-redis in one pipeline to
+// take all and in another to free all.
+func BenchmarkSet(b *testing.B) {
+	keys := make([]string, 2000)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	set := func(b *testing.B, c *dlock.Client, taken func()) {
+		leases, err := c.AcquireAll(b.Context(), keys...)
+		require.NoError(b, err)
+		taken()
+		require.NoError(b, leases.Release())
+	}
+	each(b, func(b *testing.B, on backend) {
+		c := newClient(b, on.locker)
+		for b.Loop() {
+			set(b, c, func() {})
+		}
+	})
+	b.Run("floor", func(b *testing.B) {
+		client := goredislib.NewClient(&goredislib.Options{Addr: server(b)})
+		b.Cleanup(func() { client.Close() })
+		c, sent := newClient(b, goredis.New(client)), new(recorder)
+		set(b, c, func() {}) // loads the scripts
+		client.AddHook(sent)
+		var take, free [][]any
+		set(b, c, func() { take, sent.commands = sent.commands, nil })
+		free, sent.commands = sent.commands, nil
+		require.True(b, len(take) == len(keys) && len(free) == len(keys))
+		bare := goredislib.NewClient(&goredislib.Options{Addr: client.Options().Addr})
+		b.Cleanup(func() { bare.Close() })
+		for b.Loop() {
+			for _, commands := range [][][]any{take, free} {
+				_, err := bare.Pipelined(b.Context(), func(p goredislib.Pipeliner) error {
+					for _, args := range commands {
+						p.Do(b.Context(), args...)
+					}
+					return nil
+				})
+				require.NoError(b, err)
+			}
+		}
+	})
+}
+
+// A recorder notes the scripts that a client calls.
+type recorder struct {
+	mu       sync.Mutex
+	commands [][]any
+}
+
+func (*recorder) DialHook(next goredislib.DialHook) goredislib.DialHook { return next }
+
+func (r *recorder) ProcessHook(next goredislib.ProcessHook) goredislib.ProcessHook {
+	return func(ctx context.Context, cmd goredislib.Cmder) error {
+		r.note(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (r *recorder) ProcessPipelineHook(next goredislib.ProcessPipelineHook) goredislib.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredislib.Cmder) error {
+		r.note(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+func (r *recorder) note(cmds ...goredislib.Cmder) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, cmd := range cmds {
+		if cmd.Name() == "evalsha" {
+			r.commands = append(r.commands, slices.Clone(cmd.Args()))
+		}
+	}
 }
 
 // BenchmarkOwnKeysFarAway is cycles of 1,000 goroutines with a key each, at a round trip of 2 ms.

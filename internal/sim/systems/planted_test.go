@@ -48,10 +48,11 @@ var allPlanted = []planted{
 		{"release.go", "if r.trying > 0 && now.Sub(r.sent) >= maxRetryPause {", "if r.trying > 0 {\n\t\tk.dropLocked(r, nil)\n\t\treturn\n\t}\n\tif false {"},
 	}, 20},
 	{"fences do not follow the time", queues, []edit{
-		{"backend/rediscore/lua/fence.lua", "return count(math.max(last + 8, time), time)", "return count(last + 8, time)"},
+		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
 	}, 20},
 	{"an equal fence after a promotion", failover, []edit{
-		{"backend/rediscore/lua/fence.lua", "return count(math.max(last + 8, time), time)", "return count(last + 8, time)"},
+		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
+		{"backend/rediscore/lua/fence.lua", "fence = math.max(fence, birth + 10000000)", ""},
 	}, 100},
 	{"a set waits in the order of its caller", queues, []edit{
 		{"set.go", "keys = slices.Sorted(slices.Values(keys))", "keys = slices.Clone(keys)"},
