@@ -304,8 +304,7 @@ func probeLease(ctx context.Context, c *dlock.Client, key string) error {
 		return err
 	}
 	time.Sleep(2 * expiry)
-	lease, err = c.TryAcquire(ctx, key)
-	if err != nil {
+	if lease, err = c.TryAcquire(ctx, key); err != nil {
 		return fmt.Errorf("a lease did not end: %w", err)
 	}
 	return lease.Release()
@@ -388,7 +387,7 @@ func tell(out io.Writer, all []finding, probed, asJSON bool) (err error) {
 }
 
 // examine runs the checks on each master, and the probe if it is asked for.
-func (s *store) examine(ctx context.Context, probing bool) ([]finding, error) {
+func (s *store) examine(ctx context.Context, probing bool) (_ []finding, err error) {
 	if err := s.client.Ping(ctx).Err(); err != nil {
 		return nil, unanswered(err)
 	}
@@ -409,7 +408,6 @@ func (s *store) examine(ctx context.Context, probing bool) ([]finding, error) {
 		f.all = append(f.all, m.all...)
 		return nil
 	}
-	var err error
 	if cluster, ok := s.client.(*redis.ClusterClient); ok {
 		err = cluster.ForEachMaster(ctx, look)
 	} else {

@@ -90,13 +90,12 @@ func guardMain(args []string) {
 	}
 	unix.CloseOnExec(int(settings.Orders))
 	unix.CloseOnExec(int(settings.Reports))
-	g := &guard{fuse: fuse{grace: settings.Grace}, reports: os.NewFile(settings.Reports, "reports")}
 	orders := decode[order](os.NewFile(settings.Orders, "orders"))
 	first, ok := <-orders
 	if !ok {
 		os.Exit(exitOwnFault)
 	}
-	g.fuse.kill = first.Kill
+	g := &guard{fuse: fuse{grace: settings.Grace, kill: first.Kill}, reports: os.NewFile(settings.Reports, "reports")}
 	adoptOrphans()
 	_ = os.WriteFile("/proc/self/comm", []byte("dlock guard"), 0) // instead of "exe"; Linux only
 	if sig, _ := g.fuse.burn(now()); sig != 0 {                   // this process was stopped

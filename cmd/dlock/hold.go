@@ -149,8 +149,10 @@ func (h *holder) watch(signals <-chan os.Signal) (code int) {
 				return h.endAll("the guard is dead")
 			case r.Ended:
 				_, _ = h.guard.Wait()
+				if r.Lost && lost != nil { // otherwise it was said
+					complain("%s was not renewed, or --max-hold has passed: the program was ended", h.lease.Key())
+				}
 				if r.Lost {
-					complain("the lease of %s was not renewed: the program was ended", h.lease.Key())
 					return exitLost
 				}
 				return r.Code

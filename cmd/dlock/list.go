@@ -154,11 +154,11 @@ func newShow(s *store) *cobra.Command {
 			marks, failed := s.list(c.Context(), args[0]+"@", false)
 			rows := append([]row{newRow(args[0], status)}, marks[max(0, len(marks)-10):]...)
 			if !status.Held && !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
 				rows = rows[1:]
 			}
 			if len(rows) > 0 {
-				err = show(c.OutOrStdout(), rows, asJSON)
+				err = errors.Join(err, show(c.OutOrStdout(), rows, asJSON))
 			}
 			return errors.Join(err, failed)
 		}),
@@ -192,6 +192,8 @@ func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
 		return err
 	case !status.Held:
 		return exit{exitHeld, fmt.Errorf("%s is free", printable(key))}
+	case newRow(key, status).Foreign:
+		return exit{exitUsage, fmt.Errorf("%s is not of dlock: find out who wrote it, then DEL", printable(key))}
 	case owner != "" && owner != status.Owner:
 		return exit{exitHeld, fmt.Errorf("%s is held by %s", printable(key), printable(status.Owner))}
 	}

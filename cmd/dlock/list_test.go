@@ -77,7 +77,8 @@ func TestList(t *testing.T) {
 		{"--redis redis://127.0.0.1:1 break x", 69, []string{"dlock: "}, "KEY"},
 		{"break free", 75, []string{"dlock: free is free"}, "broken"},
 		{"break --owner somebody order:1", 75, []string{"dlock: order:1 is held by web-1/billing[7]"}, "broken"},
-		{"break order:foreign --yes", 64, []string{"no holder that dlock knows"}, "broken"},
+		{"break order:foreign --yes", 64, []string{"dlock: order:foreign is not of dlock"}, "broken"},
+		{"break order:foreign", 64, []string{"dlock: order:foreign is not of dlock"}, "Type"},
 		{"break order:1", 75, []string{"Type yes", "nothing was changed"}, "broken"},
 		{"break --owner web-1/billing[7] order:1", 0, []string{"order:1", "The lock is broken.", "s at most."}, "other"},
 		{"break --yes other", 0, []string{"The lock is broken."}, "Type"},
@@ -129,7 +130,7 @@ func TestBreakOfAnother(t *testing.T) {
 	_ = c.Wait()
 	assert.Equal(t, exitHeld, c.ProcessState.ExitCode())
 	require.NoError(t, next.Renew(t.Context()))
-	for _, args := range []string{"list --all", "list --all --json", "show k", "watch k", "doctor"} {
+	for _, args := range []string{"list --all", "list --all --json", "show k", "show free", "watch k", "doctor"} {
 		c := s.command(strings.Fields(args)...)
 		c.Stdout, err = os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		require.NoError(t, err)

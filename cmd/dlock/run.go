@@ -75,7 +75,7 @@ func newRun(s *store) *cobra.Command {
 }
 
 // check refuses flags that contradict each other, and completes them.
-func (r *run) check(changed func(flag string) bool) error {
+func (r *run) check(changed func(flag string) bool) (err error) {
 	if len(r.command) == 0 {
 		return errors.New("no command after --")
 	}
@@ -84,10 +84,10 @@ func (r *run) check(changed func(flag string) bool) error {
 	}
 	r.limited = changed("wait")
 	switch {
-	case r.grace < 0 || r.grace > r.ttl/3:
-		return fmt.Errorf("--grace %v: not between 0 and a third of --ttl %v", r.grace, r.ttl)
 	case r.ttl < 5*margin:
 		return fmt.Errorf("--ttl %v: less than %v", r.ttl, 5*margin)
+	case r.grace < 0 || r.grace > r.ttl/3:
+		return fmt.Errorf("--grace %v: not between 0 and a third of --ttl %v", r.grace, r.ttl)
 	case r.nonblock && r.limited:
 		return errors.New("--nonblock and --wait exclude each other")
 	case r.wait < 0:
@@ -103,7 +103,6 @@ func (r *run) check(changed func(flag string) bool) error {
 	case r.phase < 0 || changed("phase") && r.phase >= r.every:
 		return fmt.Errorf("--phase %v: not between 0 and --once %v", r.phase, r.every)
 	}
-	var err error
 	r.location, err = time.LoadLocation(r.zone)
 	return err
 }

@@ -196,6 +196,7 @@ func TestExitCodes(t *testing.T) {
 		{"run -w -1s k true", 64, "dlock: "},
 		{"run -E 256 k true", 64, "dlock: --conflict-exit-code 256"},
 		{"run --ttl 1ms k true", 64, "dlock: "},
+		{"run --ttl -1s k true", 64, "dlock: --ttl -1s"},
 		{"run --ttl 3s --grace 2s k true", 64, "dlock: --grace 2s"},
 		{"run --once 1h -n k true", 64, "dlock: "},
 		{"run --phase 1h k true", 64, "dlock: "},
@@ -206,7 +207,7 @@ func TestExitCodes(t *testing.T) {
 		{"run --cluster --sentinel x k true", 64, "dlock: "},
 		{"run --redis redis://127.0.0.1:1 k true", 69, "dlock: "},
 		{"run --redis redis://127.0.0.1:1 --outage 100ms k true", 69, "dlock: "},
-		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: "},
+		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: k was not renewed, or --max-hold has passed"},
 		{"no-such-command", 64, "dlock: "},
 		{"run --once 24h job false", 1, ""},
 		{"run --once 24h job -- echo done", 0, "done\n"},
@@ -313,6 +314,9 @@ func TestDeletedWithoutGrace(t *testing.T) {
 	<-done
 	assert.Equal(t, exitLost, c.ProcessState.ExitCode())
 	assert.Less(t, time.Since(begun), ttl*2/3-margin, "the earliest deadline")
+	said, err := os.ReadFile(c.Stderr.(*os.File).Name())
+	require.NoError(t, err)
+	assert.Regexp(t, `^dlock: the lease of k is lost: .*\n$`, string(said), "the only reason")
 }
 
 // The lock is free when the last process of the group has ended.
