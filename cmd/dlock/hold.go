@@ -150,7 +150,7 @@ func (h *holder) watch(signals <-chan os.Signal) (code int) {
 			case r.Ended:
 				_, _ = h.guard.Wait()
 				if r.Lost && lost != nil { // otherwise it was said
-					complain("%s was not renewed, or --max-hold has passed: the program was ended", h.lease.Key())
+					complain("the lease of %s was not renewed, or --max-hold has passed: the program was ended", h.lease.Key())
 				}
 				if r.Lost {
 					return exitLost

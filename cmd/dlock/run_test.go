@@ -207,7 +207,7 @@ func TestExitCodes(t *testing.T) {
 		{"run --cluster --sentinel x k true", 64, "dlock: "},
 		{"run --redis redis://127.0.0.1:1 k true", 69, "dlock: "},
 		{"run --redis redis://127.0.0.1:1 --outage 100ms k true", 69, "dlock: "},
-		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: k was not renewed, or --max-hold has passed"},
+		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: the lease of k was not renewed, or --max-hold has passed"},
 		{"no-such-command", 64, "dlock: "},
 		{"run --once 24h job false", 1, ""},
 		{"run --once 24h job -- echo done", 0, "done\n"},
