@@ -81,11 +81,14 @@ func (s *system) watch(over <-chan struct{}) {
 // just ended; at the pace of handovers some time later; and while a minority is away.
 func (s *system) settle() {
 	most := s.ttl + 5*time.Second
+	first := most
 	if s.kind == majority {
-		s.round("after the storm", s.clients, 1, most+s.ttl) // a server that has restarted does not count for a TTL
-	} else {
-		s.round("after the storm", s.clients, 1, most)
+		first += s.ttl // a server that has restarted does not count for a TTL
 	}
+	if s.late {
+		first += 3 * s.ttl // each late request may take a key for a TTL
+	}
+	s.round("after the storm", s.clients, 1, first)
 	time.Sleep(10 * time.Second) // waiters that died are forgotten, and inboxes closed
 	if s.late {
 		time.Sleep(4 * s.ttl) // the latest request has arrived, and what it took is free again
