@@ -804,13 +804,26 @@ func TestManySets(t *testing.T) {
 			})
 		})
 	}
-	t.Run("memory", func(t *testing.T) {
-		in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
-			c := crowd{each: 8, lasts: 2 * time.Second, share: 1, way: doAll, dial: func() (*dlock.Client, func()) { return dlock.New(store), nil }}
-			c.run(t, 0)
-			requireAllFree(t, store, names(crowdKeys))
+	for name, m := range map[string]struct{ lasts, kill time.Duration }{
+		"memory":           {2 * time.Second, 0},
+		"memory and kills": {6 * time.Second, 500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
+				c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {
+					s := &spy{Forward: dlock.Forward{Locker: store}}
+					c := dlock.New(s, dlock.WithTTL(crowdTTL))
+					return c, func() {
+						s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
+						_ = c.Close()
+					}
+				}}
+				_, least := c.run(t, m.kill)
+				require.True(t, least > 0 || israce.Enabled, "somebody is not served")
+				requireAllFree(t, store, names(crowdKeys))
+			})
 		})
-	})
+	}
 }
 
 // Sets beside what is built from single locks. Callers that hold nothing while they wait, and start over, as
