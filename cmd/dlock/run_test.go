@@ -243,7 +243,7 @@ func TestFaults(t *testing.T) {
 		{"holder stopped", func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGSTOP) }, 0, nil},
 		{"guard killed", func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) }, 0, nil},
 		{"guard stopped", stopGuard, 0, nil},
-		{"guard stopped, and the lease ends", stopGuard, 0, []string{"--grace", "0", "--max-hold", "500ms"}},
+		{"guard stopped, and the lease ends", stopGuard, 0, []string{"--grace", "0", "--max-hold", "1500ms"}},
 		{"server stopped", func(s *shell, _, _ int) {
 			s.server.Suspend()
 			time.Sleep(3500 * time.Millisecond)
@@ -328,7 +328,7 @@ func TestGroupIsWaitedFor(t *testing.T) {
 	assert.Equal(t, 3, code)
 	assert.Equal(t, "late\n", out)
 	assert.GreaterOrEqual(t, time.Since(begun), 500*time.Millisecond)
-	code, _ = s.run("run", "-n", "--outage", "20s", "k", "true")
+	code, _ = s.run("run", "-w", "20s", "k", "true")
 	assert.Zero(t, code)
 }
 

@@ -164,7 +164,7 @@ func TestTerminal(t *testing.T) {
 	<-done
 	require.Zero(t, next.ProcessState.ExitCode())
 	c.enter("fg\n")
-	c.see("the program was ended")
+	c.see("the lease of k ")
 	c.see("ready> ")
 	c.enter("echo code $?\n")
 	c.see("code 79")
