@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"testing"
+	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 
@@ -32,6 +33,7 @@ func harness(t testing.TB) conformance.Harness {
 		Dial: func(t *testing.T, addr string) dlock.Locker { return sqllock.New(sqltest.Open(t, addr)) },
 		Addr: server,
 		Wipe: func(t *testing.T) { do(t, admin, wipe) },
+		TTL:  400 * time.Millisecond, // a database takes longer than Redis
 	}
 }
 
