@@ -306,7 +306,7 @@ func (s *shell) fault(do func(s *shell, holder, guard int), late time.Duration, 
 func TestDeletedWithoutGrace(t *testing.T) {
 	t.Parallel()
 	s := newShell(t)
-	const ttl = 9 * time.Second
+	const ttl = 18 * time.Second
 	c, done := s.start("run", "--ttl", ttl.String(), "--grace", "0s", "k", "/proc/self/exe", "program/polite")
 	s.begun(c, 1)
 	begun := time.Now()
