@@ -535,7 +535,7 @@ func (l *lanes) fly(asks []*ask) (again []*ask, err error) {
 		return released
 	})
 	if len(asks) == 0 {
-		return nil, nil
+		return nil, dlock.ErrReleased // so that nobody takes the time for that of a round trip
 	}
 	ctx, cancel := l.contextOf(asks)
 	defer cancel()
