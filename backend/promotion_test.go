@@ -16,10 +16,10 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// TestFencesOfTwoMasters promotes a replica again and again, without its master's last writes, while locks are taken
+// TestFencesAfterPromotions promotes a replica again and again, without its master's last writes, while locks are taken
 // and released on both. The fences of the new master are all larger than those of its former master. There are twelve
 // promotions if DLOCK_ADAPTERS is all.
-func TestFencesOfTwoMasters(t *testing.T) {
+func TestFencesAfterPromotions(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	replica := redistest.StartReplica(t, master)

@@ -79,7 +79,8 @@
 //   - The promoted server had got a whole copy of its master's data less than a second before, and nothing more in
 //     the slot. Or it is promoted again within a second.
 //   - The promoted server was restarted within these 10 s. Or an empty server has taken the master's place.
-//   - The former master was itself promoted once, and has not used the slot for three days.
+//   - The former master was itself promoted, and its marker of the slot has just expired: it leads once more.
+//   - The counter is ahead of the clock by a day or more, because the clock was set back.
 //   - The user may not use INFO.
 //
 // So a resource should compare the whole Stamp of package fence: then it obeys only one of two

@@ -8,7 +8,8 @@ import (
 // The companions of a lock are what is stored beside it. Their names begin with prefix{tag},
 // or with {tag}prefix if the prefix has an opening brace. The tag puts them into the lock's
 // slot. There is one fence counter for each slot, not for each lock, and there is a queue only
-// while a waiter needs it. Outside a cluster, the marker of votes has no tag: there is only one.
+// while a waiter needs it. Outside a cluster, the marker of votes has no tag: there is only one. A server that was
+// promoted has another in each slot (fence.lua).
 const (
 	companionMark = "dlock1:"
 	fenceSuffix   = companionMark + "fence"
