@@ -72,9 +72,10 @@
 // refuses a smaller fence, and an equal fence of another lease. See [WithFence] and the example Fence.
 //
 // While a master is replaced, some stores let two masters grant the same key. Redis with Sentinel or in a
-// cluster is such a store, unless leases wait for replicas. The fences of its new master are larger, unless its
-// former master grants on for more than 10 s. After that they can be equal: then only the holder that writes first
-// can write. They can also be in the wrong order: then a late write with the larger fence is accepted.
+// cluster is such a store, unless leases wait for replicas. The fences of its new master are larger, so its
+// holders win, unless its former master grants on for more than 10 s. After that they can be equal: then only the
+// holder that writes first can write. They can also be in the wrong order: then a late write with the larger fence
+// is accepted.
 //
 // Locks that are taken one inside the other can wait for each other. [Client.AcquireAll] takes several
 // keys without that.

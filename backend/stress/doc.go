@@ -67,8 +67,8 @@
 //	DLOCK_REDIS=1 DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
 //
 // TestTopologyFences runs with them, and for as long. It acquires locks on the old and the new master
-// at once while Sentinel replaces one by the other, without WithReplicas. It logs how many pairs of
-// holders have equal fences, or fences in the wrong order.
+// at once while Sentinel replaces one by the other, without WithReplicas. Of two holders at once, the one on the new
+// master has the larger fence.
 //
 // DLOCK_TOPOLOGY also runs the whole suite of package conformance on both, for each library.
 // DLOCK_TOPOLOGY_FAULT names the only fault to strike with, such as "stepped down".
