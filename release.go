@@ -253,8 +253,9 @@ func (l *lazyTimeout) cancel() {
 
 const (
 	maxOwed          = 100_000 // releases that a Client can owe
-	releasers        = 8       // owed releases in flight that have not hung
-	maxReleases      = 64      // owed releases in flight
+	releasers        = 8       // owed releases in flight that have not hung, and one more for each answer in a row
+	maxReleasers     = 128     // so many at most
+	maxReleases      = 192     // owed releases in flight
 	releaseHungAfter = 500 * time.Millisecond
 	firstRetryPause  = 100 * time.Millisecond // before a release is tried again, doubled each time
 	maxRetryPause    = time.Second            // while there is no answer
@@ -308,8 +309,9 @@ var (
 	errUnanswered  = fmt.Errorf("%w: no answer within one TTL", ErrUnavailable)
 )
 
-// A release without an answer is retried after 0.1 to 1 s, even if the last try still hangs.
-// When several tries in a row got no answer, the store counts as away: then one release is
+// While the store answers, more and more releases are in flight at once, so that those who give up a wait are
+// out of its queue before they are served. A release without an answer is retried after 0.1 to 1 s, even if the
+// last try still hangs. When several tries in a row got no answer, the store counts as away: then one release is
 // retried every half second. Once one is answered, all others follow at once.
 //
 // At the end of its lease a release is dropped if it still waits for its turn. If it does not, a last
@@ -413,7 +415,7 @@ func (k *keeper) dueLocked(r *owedRelease) {
 		k.listLocked(r)
 	}
 	if r.trying > 0 && now.Sub(r.sent) >= maxRetryPause { // it hangs
-		o.silent++
+		k.silentLocked()
 	}
 	if r.ready == nil {
 		r.ready = r.line(k).PushBack(r)
@@ -515,10 +517,17 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 func (k *keeper) heardLocked(err error) (refuses bool) {
 	if refuses = Refused(err); err == nil || refuses {
 		k.owed.silent = 0
+		k.owed.workers.size = min(k.owed.workers.size+1, maxReleasers)
 	} else {
-		k.owed.silent++
+		k.silentLocked()
 	}
 	return refuses
+}
+
+// silentLocked notes that a call got no answer.
+func (k *keeper) silentLocked() {
+	k.owed.silent++
+	k.owed.workers.size = releasers
 }
 
 // holdUntil returns when the MinHold ends, or zero if that has passed.

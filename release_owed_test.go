@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -484,6 +486,44 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While the store answers, more and more releases that are owed are in flight at once: those who give up
+// a wait must be out of its queue before they are served. Without an answer, there are few again.
+func TestOwedReleasesGoTogether(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		const n, roundTrip = 2000, 10 * time.Millisecond
+		var down atomic.Bool
+		s.onCall(func(c *call) {
+			if c.op == "release" && down.Load() {
+				c.err = errStore
+			} else if c.op == "release" {
+				c.take(roundTrip)
+			}
+		})
+		c := dlock.New(s)
+		for _, prefix := range []string{"first", "again"} {
+			leases, _ := acquireAll(t, c, prefix, n)
+			down.Store(true)
+			for _, l := range leases {
+				require.ErrorIs(t, l.Release(), errStore)
+			}
+			time.Sleep(2 * time.Second)
+			s.forget()
+			down.Store(false)
+			time.Sleep(time.Second)
+			require.Zero(t, c.Stats().ReleasesOwed, "a second after the store's return")
+			together := make(map[time.Time]int)
+			for _, c := range s.made("release") {
+				together[c.at]++
+			}
+			var sizes []int
+			for _, at := range slices.SortedFunc(maps.Keys(together), time.Time.Compare) {
+				sizes = append(sizes, together[at])
+			}
+			require.Equal(t, []int{1, 9, 18, 36, 72, 128, 128}, sizes[:7], "releases at once: %v", sizes)
+		}
+	})
 }
 
 // Close does not wait longer for a release than the store keeps the lease.
