@@ -160,9 +160,9 @@ func requireNothingRefused(t *testing.T, server *redistest.Server) {
 	}
 }
 
-// helpful are the rights that can be missed: without them waiters get no messages, or are not
-// counted.
-var helpful = map[string]bool{"+ping": true, "+pubsub|numsub": true, "+subscribe": true, "+zcard": true}
+// helpful are the rights that can be missed: without them waiters get no messages, are not
+// counted, or leave a record behind.
+var helpful = map[string]bool{"+hgetall": true, "+hlen": true, "+ping": true, "+pubsub|numsub": true, "+subscribe": true, "+zcard": true}
 
 func withoutRight(t *testing.T, server *redistest.TLSServer, right string) {
 	setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], right)

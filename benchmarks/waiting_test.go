@@ -47,36 +47,72 @@ func BenchmarkDeadHolder(b *testing.B) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// BenchmarkWaiting has clients wait for a key that is held, and reports how many scripts
-// each sends in a second once it waits.
+// BenchmarkWaiting has goroutines wait for a key that is held, each of another process or all of one, over a
+// network with a round trip of -rtt. It reports, while they rest:
+//   - scripts/s: how many the server runs in a second, for all of them;
+//   - ping-p99-x: the 99th percentile of the bare client's round trips, as a multiple of that without waiters.
+//
+// Then the key is passed on, and each holder releases it at once: gap-p50-rtt and gap-p99-rtt are as in
+// BenchmarkHandover.
 func BenchmarkWaiting(b *testing.B) {
 	needRealServer(b)
-	const (
-		waiters = 32
-		begin   = time.Second
-		period  = 10 * time.Second
-	)
-	for _, name := range adapters {
-		b.Run("backend="+name, func(b *testing.B) {
-			addr := server(b)
-			info := infoOf(b, addr)
-			take(b, dial(b, name, addr).locker, "k", "holder", time.Hour)
-			ctx, cancel := context.WithTimeout(b.Context(), begin+period)
-			defer cancel()
-			var all sync.WaitGroup
-			for i := range waiters {
-				on := dial(b, name, addr).locker.(dlock.Acquirer)
-				all.Go(func() {
-					_, err := on.Acquire(ctx, "k", fmt.Sprint("waiter", i), time.Minute)
-					assert.ErrorIs(b, err, context.DeadlineExceeded)
-				})
+	for _, c := range []struct{ processes, waiters int }{{32, 1}, {1, 32}, {1, 10_000}} {
+		b.Run(fmt.Sprintf("processes=%d/waiters=%d", c.processes, c.waiters), func(b *testing.B) {
+			for _, name := range adapters {
+				b.Run("backend="+name, func(b *testing.B) { waiting(b, name, c.processes, c.waiters) })
 			}
-			time.Sleep(begin)
-			sent := scripts(info("commandstats"))
-			all.Wait()
-			b.ReportMetric((scripts(info("commandstats"))-sent)/waiters/period.Seconds(), "scripts/s")
 		})
 	}
+}
+
+func waiting(b *testing.B, name string, processes, waiters int) {
+	const (
+		begin  = 5 * time.Second
+		period = 10 * time.Second
+	)
+	addr := server(b)
+	info, proxy := infoOf(b, addr), slowed(b, addr, *rtt)
+	first, err := newClient(b, dial(b, name, proxy).locker).Acquire(b.Context(), "k")
+	require.NoError(b, err)
+	ping := dial(b, name, proxy).ping
+	stop := pinging(b, ping)
+	time.Sleep(time.Second)
+	alone := stop()
+	turns := make(chan tenure, processes*waiters)
+	ctx, cancel := context.WithCancel(b.Context())
+	var all sync.WaitGroup
+	for range processes {
+		c := newClient(b, dial(b, name, proxy).locker)
+		for range waiters {
+			all.Go(func() {
+				if lease, err := c.Acquire(ctx, "k"); err == nil {
+					t := tenure{got: time.Now()}
+					t.done = t.got
+					turns <- t
+					assert.NoError(b, lease.Release())
+				}
+			})
+		}
+	}
+	time.Sleep(begin)
+	sent, stop := scripts(info("commandstats")), pinging(b, ping)
+	time.Sleep(period)
+	b.ReportMetric((scripts(info("commandstats"))-sent)/period.Seconds(), "scripts/s")
+	b.ReportMetric(float64(percentile(stop(), 99))/float64(percentile(alone, 99)), "ping-p99-x")
+	stop = pinging(b, ping)
+	last := time.Now()
+	require.NoError(b, first.Release())
+	var gaps []time.Duration
+	for range min(300, processes*waiters) {
+		t := <-turns
+		gaps = append(gaps, t.got.Sub(last))
+		last = t.done
+	}
+	trip := float64(percentile(stop(), 50))
+	cancel()
+	all.Wait()
+	b.ReportMetric(float64(percentile(gaps, 50))/trip, "gap-p50-rtt")
+	b.ReportMetric(float64(percentile(gaps, 99))/trip, "gap-p99-rtt")
 }
 
 // scripts returns how many scripts the server has run.

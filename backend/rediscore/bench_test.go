@@ -168,14 +168,15 @@ func (b *bench) queue() []string {
 	return b.texts("ZRANGE", b.keys.queue, 0, -1)
 }
 
-// waiters returns the records of the waiters and of the last handover.
+// waiters returns the records of the waiters and of the last handover, without those for sweep.lua.
 func (b *bench) waiters() map[string]string {
 	b.Helper()
 	fields, all := b.texts("HGETALL", b.keys.waiters), map[string]string{}
 	for i := 0; i < len(fields); i += 2 {
-		all[fields[i]] = fields[i+1]
+		if field := fields[i]; field[0] == ':' || field == "handover" {
+			all[field] = fields[i+1]
+		}
 	}
-	delete(all, "pulse")
 	return all
 }
 

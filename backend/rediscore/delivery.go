@@ -28,6 +28,7 @@ type post struct {
 
 	mu      sync.Mutex
 	inboxes map[string]*inbox  // by channel
+	rooms   map[string]*room   // by key
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
@@ -53,6 +54,7 @@ func newPost(l *Locker) *post {
 		locker:  l,
 		name:    chance.Text(),
 		inboxes: make(map[string]*inbox),
+		rooms:   make(map[string]*room),
 		tokens:  make(map[string]*record),
 	}
 	p.open, p.end = context.WithCancel(context.Background())
@@ -199,16 +201,16 @@ func (p *post) missing(err error) {
 	}
 }
 
-// address returns how scripts are told of the inbox, or "" if nobody listens to it.
-func (a *addressee) address() string {
+// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.
+func (a *addressee) address() (address string, epoch int) {
 	b := a.inbox
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {
 	case !b.live:
-		return ""
+		return "", b.epoch
 	case b.sharded:
-		return "s" + b.channel
+		return "s" + b.channel, b.epoch
 	}
-	return "p" + b.channel
+	return "p" + b.channel, b.epoch
 }

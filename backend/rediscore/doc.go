@@ -120,9 +120,11 @@
 // inbox for each slot that is waited for, a shard channel. All inboxes of a Locker on one master
 // share one connection, which is not one of the pool of the client library.
 //
-// Messages can be lost. So each waiter checks in with the server about every two seconds, to
-// find out whether it was granted the lock and to show that it is alive. The first two waiters
-// also check in when the holder's lease ends. A waiter that has not checked in for five seconds,
+// Messages can be lost. So waiters check in with the server about every two seconds, to
+// find out whether they were granted the lock and to show that they are alive. One checks in for all waits of its
+// Locker for a key: the first of them in the queue. Ten thousand goroutines that wait for a key cost one call in two
+// seconds. The first two waiters in the queue
+// also check in when the holder's lease ends. A waiter whose Locker has not checked in for five seconds,
 // or whose inbox has no subscriber, counts as dead and is passed over. If it was alive after
 // all, it returns to its old place with its next check-in.
 //

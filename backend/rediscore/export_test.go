@@ -109,3 +109,10 @@ func Lanes(l *Locker) (usual, most, all int) { return l.lanes.usual, l.lanes.mos
 
 // Gates returns for how many routes calls have been made that are not forgotten.
 func Gates(l *Locker) int { return len(l.lanes.gates) }
+
+// Rooms returns how many rooms a Locker has.
+func Rooms(l *Locker) int {
+	l.post.mu.Lock()
+	defer l.post.mu.Unlock()
+	return len(l.post.rooms)
+}

@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "3004e8407af38e9fca4f9e84a19e81847aca06cf",
-		"enqueue": "d84f04b9625316840779a86265317218276ad0ac",
-		"checkin": "695f5d79e531ccdc357bbc6900daec9836da9547",
+		"acquire": "6ed2665822fd0120dc47abe5e3a386f3a736f34e",
+		"enqueue": "e63ff3aa8e439f6b6d90f059156605dd2f6cd609",
+		"checkin": "2387f9ad5a149c32748097b80899bda68e15ef26",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "0e7aa9bd4dcff67509363ab167e5a865d681b014",
+		"release": "dfba2c5e928a0cfe55a3f1b85e20056791ff40c8",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "a69164ad608e8ea9a7f40e967d7c59155556640e",
-		"enlist":  "6f926a2f6fad7756e2d84509c0d017f52858db67",
-		"attend":  "f4338e3df51ce3fe28259c5cf446f951e8f79a40",
+		"vote":    "1b17dfb971d1df518c99fab90c8ee334e2125e5f",
+		"enlist":  "ed3f348c0262b8f45709e9ffe79b8ea46d28fedd",
+		"attend":  "2b96a83a462697c7f62612a87975577a292eb6ee",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
-		"pass":    "9950d654f1116b60008b0d51c51e79d80b1c64b5",
+		"pass":    "72f56a194d977d117fc2a715a4aea9c502bf007f",
 	}, sums)
 }
 

@@ -34,6 +34,7 @@ type inbox struct {
 	needed     context.Context // ends when nobody has waited for a while
 	close      context.CancelFunc
 	live       bool
+	epoch      int // how many times it was opened or lost
 	reopen     context.CancelFunc
 	doubted    time.Time // when it was last opened anew
 	idle       *time.Timer
@@ -160,6 +161,7 @@ func (b *inbox) set(live bool) (was bool) {
 	if was == live {
 		return was
 	}
+	b.epoch++
 	inOrder := slices.SortedFunc(maps.Keys(b.addressees), func(a, b *addressee) int { return cmp.Compare(a.number, b.number) })
 	for _, a := range inOrder {
 		select {

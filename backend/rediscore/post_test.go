@@ -39,8 +39,7 @@ func TestChangeBeforeMessage(t *testing.T) {
 				addressee: l.post.join("k", "t", 0),
 				answers:   make(chan answer, 1),
 				timer:     time.NewTimer(time.Hour),
-				clock:     1,
-				sent:      time.Now(),
+				news:      news{clock: 1, sent: time.Now()},
 			}
 			w.addressee.changed <- struct{}{}
 			w.addressee.granted <- handover{fence: 7, time: 100_000_000}

@@ -31,6 +31,8 @@ func TestStoredQueue(t *testing.T) {
 		waiter := fmt.Sprint(begun+1, " 60000 ")
 		require.Equal(b, map[string]string{":" + odd: fmt.Sprint(begun, " 60000 ", ear.inbox), ":handover": waiter}, b.waiters())
 		require.Equal(b, fmt.Sprint(begun+1, " ", begun), b.field("pulse"))
+		require.Equal(b, fmt.Sprint(begun), b.field("@"+ear.inbox))
+		require.Empty(b, b.field("@"))
 
 		time.Sleep(time.Second)
 		require.EqualValues(b, 1, b.release("H"))

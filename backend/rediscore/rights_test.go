@@ -40,7 +40,7 @@ var purposes = []purpose{
 		sent:    []string{"eval", "evalsha", "ping"},
 	}, {
 		title:   "The queue",
-		text:    "Before Redis 6.2, leave out `resetchannels &app:*`.",
+		text:    "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited.",
 		rule:    "resetchannels &app:*",
 		scripts: []string{queueSource, acquireSource, enqueueSource, checkInSource, sweepSource, releaseSource},
 		sent:    []string{"subscribe"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // crowd puts n waiters behind the others, who have the same inbox. They are not heard of again.
@@ -237,14 +238,14 @@ func TestDeadWaitersOfAHeldLock(t *testing.T) {
 						sum, calls := b.commands(func() { reply = b.checkIn(token, ear.inbox).([]any) })
 						require.EqualValues(b, rediscore.AnswerWaits, reply[0])
 						require.Equal(b, b.number("ZRANK", b.keys.queue, token), reply[2], "rank")
-						require.LessOrEqual(b, sum, 9+2*4, "commands of a check-in: %v", calls)
+						require.LessOrEqual(b, sum, 14+3+4, "commands of a check-in: %v", calls)
 					}
 				}
 				require.Equal(b, []string{"A", "B"}, b.queue())
 				require.Len(b, b.waiters(), 2)
 				require.Equal(b, "H", b.holder())
 				sum, calls := b.commands(func() { b.checkIn("A", ear.inbox) })
-				require.LessOrEqual(b, sum, 9, "commands of a check-in that finds no dead: %v", calls)
+				require.LessOrEqual(b, sum, 14, "commands of a check-in that finds no dead: %v", calls)
 			})
 		})
 	}
@@ -281,7 +282,7 @@ func TestEnqueueRemovesTwo(t *testing.T) {
 		for n := range int64(5) {
 			sum, calls := b.commands(func() { b.enqueue(fmt.Sprint("t", n), "") })
 			require.Equal(b, 2001-n-1, b.waiting())
-			require.LessOrEqual(b, sum, 21, "commands of an enqueue: %v", calls)
+			require.LessOrEqual(b, sum, 22, "commands of an enqueue: %v", calls)
 		}
 	})
 }
@@ -382,12 +383,148 @@ func TestSweptByMistake(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		ear := b.listen("inbox")
 		b.do("SET", b.keys.lock, "H")
-		ticket := b.wait("paused", ear.inbox)
+		ticket := b.wait("paused", b.listen("another").inbox)
 		b.wait("A", ear.inbox)
 		b.attend(61*time.Second, ear.inbox, "A")
 		require.Equal(b, []string{"A"}, b.queue())
 		require.Equal(b, []any{int64(rediscore.AnswerUnknown)}, b.checkIn("paused", ear.inbox))
 		b.call(rediscore.EnqueueScript, "paused", "60000", ear.inbox, fmt.Sprint(ticket))
 		require.Equal(b, []string{"paused", "A"}, b.queue())
+	})
+}
+
+// Check-ins find the dead wherever they are in the queue: each goes on where the last has stopped.
+func TestCursor(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		b.do("SET", b.keys.lock, "H")
+		b.wait("A", "pinbox")
+		b.crowd(149, "living", "pinbox")
+		b.crowd(900, "dead", "pnobody")
+		b.attend(time.Minute, "pinbox", "A")
+		time.Sleep(time.Second)
+		for _, waiting := range []int64{1050, 150, 150, 150} {
+			b.checkIn("A", "pinbox")
+			require.Equal(b, waiting, b.waiting())
+		}
+		b.crowd(1, "dead", "pnobody")
+		b.attend(time.Minute, "pinbox", "A")
+		time.Sleep(time.Second)
+		b.checkIn("A", "pinbox")
+		b.checkIn("A", "pinbox")
+		require.EqualValues(b, 150, b.waiting())
+	})
+}
+
+// One of the waiters with an inbox checks in for all: they are served, and are not swept. Those with
+// another inbox are dead.
+func TestOneChecksInForAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		silent time.Duration
+		call   func(b *bench, inbox string)
+		alive  bool
+	}{
+		"a check-in":              {5*time.Second - time.Microsecond, func(b *bench, inbox string) { b.checkIn("A", inbox) }, true},
+		"an enqueue":              {5*time.Second - time.Microsecond, func(b *bench, inbox string) { b.enqueue("A", inbox) }, true},
+		"too long ago":            {5 * time.Second, func(b *bench, inbox string) { b.checkIn("A", inbox) }, false},
+		"of another":              {time.Second, func(b *bench, _ string) { b.checkIn("A", "panother") }, false},
+		"by one without an inbox": {time.Second, func(b *bench, _ string) { b.checkIn("A", "") }, false},
+		"the clock was set back":  {time.Second, func(b *bench, inbox string) { b.server.SetClock(-time.Hour); b.checkIn("A", inbox) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			atBench(t, "", "k", func(b *bench) {
+				ear, last := b.listen("inbox"), b.listen("last")
+				b.hold("H")
+				for _, token := range []string{"A", "B", "C"} {
+					b.wait(token, ear.inbox)
+				}
+				b.attend(6*time.Second, ear.inbox)
+				c.call(b, ear.inbox)
+				time.Sleep(c.silent)
+				b.wait("Z", last.inbox)
+				b.release("A")
+				require.EqualValues(b, 1, b.release("H"))
+				if c.alive {
+					require.Equal(b, "B", b.holder())
+					require.Equal(b, []string{"C", "Z"}, b.queue())
+					ear.requireTold("B")
+				} else {
+					require.Equal(b, "Z", b.holder())
+					require.Empty(b, b.queue())
+				}
+			})
+		})
+	}
+	atBench(t, "", "k", func(b *bench) {
+		b.do("SET", b.keys.lock, "H")
+		for _, token := range []string{"A", "B", "C"} {
+			b.wait(token, "pinbox")
+		}
+		b.wait("Z", "panother")
+		b.attend(3*time.Minute, "pinbox", "B")
+		require.Equal(b, []string{"A", "B", "C"}, b.queue())
+	})
+}
+
+// Waiters that vote check in each for itself.
+func TestNobodyChecksInForVotes(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		b.hold("H")
+		for i, token := range []string{"A", "B"} {
+			b.call(rediscore.EnlistScript, token, "60000", ear.inbox, fmt.Sprint(i+1), "0")
+		}
+		for range 3 {
+			time.Sleep(2 * time.Second)
+			b.call(rediscore.AttendScript, "B", ear.inbox)
+		}
+		require.EqualValues(b, 1, b.release("H"))
+		require.Equal(b, "B", b.holder())
+	})
+}
+
+// A queue that is never empty does not keep what processes that have gone leave behind, but for a few.
+func TestInboxesThatAreGone(t *testing.T) {
+	for _, lacking := range []string{"", "HLEN", "HGETALL"} {
+		atBench(t, "", "k", func(b *bench) {
+			const processes = 9000
+			b.do("SET", b.keys.lock, "H")
+			b.wait("A", "pinbox")
+			for i := range processes {
+				b.do("HSET", b.keys.waiters, fmt.Sprint("@p", i), b.now())
+			}
+			b.attend(time.Minute, "pinbox", "A")
+			time.Sleep(time.Second)
+			b.wait("B", "p!") // the first in the order of the simulated server
+			if lacking != "" {
+				b.server.SetFaults(sim.Faults{Commands: map[string]string{lacking: "NOPERM this user has no permissions"}})
+			}
+			b.checkIn("A", "pinbox")
+			require.NotEmpty(b, b.field("@p!"))
+			for range 9 {
+				b.checkIn("A", "pinbox")
+			}
+			b.server.SetFaults(sim.Faults{})
+			if fields := b.number("HLEN", b.keys.waiters); lacking != "" {
+				require.EqualValues(b, processes+6, fields)
+			} else {
+				require.Less(b, fields, int64(1010))
+			}
+		})
+	}
+	atBench(t, "", "k", func(b *bench) {
+		b.do("SET", b.keys.lock, "H")
+		b.wait("t0", "p0")
+		b.attend(time.Minute, "p0", "t0")
+		time.Sleep(time.Second)
+		for i := range 1100 {
+			b.wait(fmt.Sprint("t", i+1), fmt.Sprint("p", i+1))
+		}
+		_, calls := b.commands(func() {
+			for range 12 {
+				b.checkIn("t0", "p0")
+			}
+		})
+		require.Positive(b, calls["HLEN"])
+		require.Zero(b, calls["HGETALL"], "the living have one field each, too")
 	})
 }

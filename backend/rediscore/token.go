@@ -104,6 +104,9 @@ func (p *post) released(key, token string, held bool) {
 		r.use = missed
 	}
 	r.releases = max(0, r.releases-1) // the record may be younger than the release
+	if r.addressee != nil {
+		p.callLocked(key, token)
+	}
 	if r.releases == 0 && r.again {
 		r.again = false
 		if !held {

@@ -54,7 +54,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if err := l.post.reuse(ctx, key, token, false); err != nil {
 		return dlock.Attempt{}, err
 	}
-	w := &wait{locker: l, ctx: ctx, key: key, token: token, ttl: ttl}
+	w := &wait{locker: l, ctx: ctx, key: key, token: token, ttl: ttl, turn: make(chan struct{}, 1)}
 	return w.do()
 }
 
@@ -68,27 +68,27 @@ type wait struct {
 	vote      []string // of AcquireVote: the place and the floor
 	addressee *addressee
 	answers   chan answer // of capacity 1
-	timer     *time.Timer // of the next check-in
+	timer     *time.Timer // of the next call, unless it rests
 
-	ask        *ask      // the last call
-	calling    bool      // it waits for a lane or is in flight
-	called     time.Time // when it was made
-	again      bool      // another call follows when it is answered
-	queued     bool      // as far as is known
-	unsure     bool      // an enqueue failed, and may still reach the server
-	failures   int       // of calls, in a row
-	failure    error     // of the last of them
-	passedOver int       // how many times it lost its place although its inbox was registered
+	ask        *ask // the last call
+	asked      int  // the epoch of the inbox then
+	calling    bool // it waits for a lane or is in flight
+	again      bool // another call follows when it is answered
+	queued     bool // as far as is known
+	unsure     bool // an enqueue failed, and may still reach the server
+	failures   int  // of calls, in a row
+	passedOver int  // how many times it lost its place although its inbox was registered
 	ticket     string
 	registered string        // the address of the inbox that the server has
-	held       dlock.Attempt // the last answer "held"
 	ballot     quorum.Ballot // of the last answer to AcquireVote
+	early      handover      // a message that overtook the answer in flight, which will date it; or zero
+	news
 
-	// The server's clock, read at the time sent or later. It is zero if the inbox may have
-	// moved to another server since.
-	clock int64
-	sent  time.Time
-	early handover // a message that overtook the answer in flight, which will date it; or zero
+	// Guarded by the mutex of the post.
+	room   *room         // nil if it is in none
+	number int64         // its ticket there
+	place  int           // in the heap of the room
+	turn   chan struct{} // of capacity 1: the room has it check in
 }
 
 // An answer is the result of a call that was made at sent.
@@ -110,6 +110,7 @@ func (w *wait) do() (dlock.Attempt, error) {
 	w.answers, w.timer = make(chan answer, 1), time.NewTimer(time.Hour)
 	attempt, err := w.run()
 	w.timer.Stop()
+	post.quit(w)
 	if w.withdraw(); w.calling {
 		w.awaitAnswer()
 	}
@@ -122,6 +123,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 	for {
 		select {
 		case <-w.ctx.Done():
+			w.news = w.locker.post.latest(w)
 			err := w.ended()
 			w.withdraw()
 			return w.end(err)
@@ -137,6 +139,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 			switch {
 			case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
 			case w.clock != 0 && h.time > w.clock:
+				w.news = w.locker.post.latest(w)
 				return w.grant(h), nil
 			case w.clock == 0 && w.calling && !w.again:
 				w.early = h
@@ -148,6 +151,8 @@ func (w *wait) run() (dlock.Attempt, error) {
 			w.send()
 		case <-w.timer.C:
 			w.send()
+		case <-w.turn:
+			w.send()
 		}
 	}
 }
@@ -156,7 +161,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 // call, or says that the call in flight has had no reply for replyLimit.
 func (w *wait) ended() error {
 	failure, since := w.failure, time.Since(w.called)
-	if failure == nil && w.calling && since >= replyLimit {
+	if failure == nil && !w.called.IsZero() && since >= replyLimit {
 		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
 	}
 	if failure == nil {
@@ -225,7 +230,7 @@ func (w *wait) close() (dlock.Attempt, error) {
 
 // received notes that the call in flight was answered, or has failed.
 func (w *wait) received(a answer) {
-	w.calling = false
+	w.calling, w.called = false, time.Time{}
 	if a.err != nil && (a.script == enqueueScript || a.script == enlistScript) && !dlock.NoEffect(a.err) {
 		w.unsure = true
 	}
@@ -250,14 +255,15 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address := w.addressee.address()
+	address, epoch := w.addressee.address()
 	if w.passedOver >= maxPassedOver {
 		address = ""
 	}
 	script, args := w.next(address)
-	w.again, w.early, w.called = false, handover{}, time.Now()
+	w.again, w.early, w.asked, w.called = false, handover{}, epoch, time.Now()
 	w.ask = &ask{ctx: w.ctx, call: w.locker.call(script, w.key, args...), address: address, answers: w.answers}
 	w.calling = true
+	w.locker.post.tell(w)
 	w.locker.lanes.put(w.ask)
 }
 
@@ -307,6 +313,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 				w.locker.post.passedOver(w.addressee)
 			}
 		}
+		w.locker.post.lost(w)
 		w.send()
 	default:
 		return w.stillQueued(a, n, holder), nil
@@ -352,7 +359,7 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 		return w.grant(w.early)
 	}
 	if !w.again { // else the inbox may have changed, or a message may have come
-		w.sent, w.clock, w.registered = a.sent, clock, a.address
+		w.sent, w.clock, w.epoch, w.registered = a.sent, clock, w.asked, a.address
 	}
 	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
@@ -367,7 +374,16 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	default:
 		period = min(period, left+time.Millisecond+rank*expiryStagger)
 	}
-	w.schedule(period)
+	switch rests := a.address != "" && w.vote == nil; {
+	case w.again:
+		w.schedule(0)
+	case rests:
+		w.timer.Stop()
+		w.locker.post.rest(w, ticket, period)
+	default:
+		w.locker.post.quit(w)
+		w.schedule(period)
+	}
 	return dlock.Attempt{}
 }
 

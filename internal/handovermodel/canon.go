@@ -15,6 +15,9 @@ func (w *world) canonical() {
 		}
 	}
 	w.forgetUnused()
+	for _, s := range []*Server{&w.Server, &w.Replica, &w.Former} {
+		s.forgetUnheard(w.c)
+	}
 	for i := range w.Calls {
 		w.Calls[i].trim()
 	}
@@ -24,6 +27,17 @@ func (w *world) canonical() {
 		renumber(w.eachFence)
 		renumber(w.eachTicket)
 	}
+}
+
+// forgetUnheard forgets when processes called of which nobody waits.
+func (s *Server) forgetUnheard(c *Config) {
+	var heard [maxClients]uint8
+	for i, e := range s.Queue {
+		if p := c.process(c.client(token(i + 1))); e.Inbox {
+			heard[p] = s.Heard[p]
+		}
+	}
+	s.Heard = heard
 }
 
 // trim clears what is of no use any more.

@@ -43,11 +43,30 @@ func (w *world) send(c int) {
 		return
 	}
 	cl.Calling, cl.Again, cl.Early = true, false, Message{}
-	call := Call{Script: enqueueScript, Token: cl.Token, Ticket: cl.Ticket, Inbox: cl.Live, Wanted: true}
+	call := Call{Script: enqueueScript, Token: cl.Token, Ticket: cl.Ticket, Inbox: w.Clients[w.c.process(c)].Live, Wanted: true}
 	if cl.Queued {
 		call.Script, call.Ticket = checkInScript, 0
 	}
 	w.call(call)
+}
+
+// checksIn reports whether a wait checks in when time has passed. Those of a process rest in a room, but for the
+// one with the smallest ticket.
+func (w *world) checksIn(c int) bool {
+	if w.c.without(nextChecksIn) {
+		return w.c.process(c) == c
+	}
+	cl := &w.Clients[c]
+	if !w.Clients[w.c.process(c)].Live || !cl.Queued {
+		return true
+	}
+	for i := range w.c.Clients {
+		other := &w.Clients[i]
+		if w.c.process(i) == w.c.process(c) && other.Phase == waiting && other.Ticket != 0 && other.Ticket < cl.Ticket {
+			return false
+		}
+	}
+	return true
 }
 
 // take acts on the answer to a call that somebody waits for.
@@ -95,11 +114,17 @@ func (w *world) answered(c int, a Call) {
 		if w.c.without(unknownEnqueues) {
 			return
 		}
+		first := w.checksIn(c)
 		cl.Queued = false
 		if !w.c.without(unknownForgetsClock) {
 			cl.Clock, cl.Term = 0, 0
 		}
 		w.send(c)
+		for i := range w.c.Clients { // they may not be in the queue either
+			if first && i != c && w.c.process(i) == w.c.process(c) && w.Clients[i].Phase == waiting {
+				w.send(i)
+			}
+		}
 	case answerWaits:
 		for i := range w.Msgs {
 			w.Msgs[i].Old = w.Msgs[i].Old || w.Msgs[i].Past && w.Msgs[i].Token == a.Token
@@ -383,11 +408,16 @@ func (w *world) deliver(m Message) {
 
 // changes is what happens in a client when its inbox is opened or lost.
 func (w *world) changes(c int, live bool) {
-	cl := &w.Clients[c]
-	cl.Live = live
-	if cl.Phase != waiting {
-		return
+	w.Clients[c].Live = live
+	for i := range w.c.Clients {
+		if w.c.process(i) == c && w.Clients[i].Phase == waiting {
+			w.change(i)
+		}
 	}
+}
+
+func (w *world) change(c int) {
+	cl := &w.Clients[c]
 	cl.Changed = true
 	for i := range w.Calls {
 		if call := &w.Calls[i]; call.Token == cl.Token && call.Script != releaseScript && call.Wanted {

@@ -18,6 +18,7 @@ type Config struct {
 
 	Faults       [numFaults]uint8
 	Skew         int  // how many ticks the clock of the replica is ahead
+	Together     bool // all clients but the first are waits of one process, with one inbox
 	Unsubscribed int  // so many clients, from the first, never have an inbox
 	OpensLate    bool // the inboxes are opened only after the start
 	NoRenew      bool // nobody renews
@@ -69,6 +70,17 @@ func base(name string, clients int) *Config {
 		TTL: 3, FirstTTL: 2, Seen: 2, UnsubscribedSeen: 1,
 		Prompt: true, Check: all, Limit: 25_000_000,
 	}
+}
+
+// longest is after how long it does not matter any more when a waiter has called.
+func (c *Config) longest() int { return max(c.Seen, c.Silent) }
+
+// process returns the first client of the process of a client.
+func (c *Config) process(client int) int {
+	if c.Together {
+		return min(client, 1)
+	}
+	return client
 }
 
 func (c *Config) timed() bool { return c.Faults[wipe]+c.Faults[failover]+c.Faults[split] > 0 }

@@ -30,6 +30,7 @@ const (
 	hintForReplicas       = 28 // with replicas, the message of a handover is only a hint
 	oldIsAHint            = 29 // a message that is older than the last answer is only a hint
 	leaseIsCompared       = 30 // a resource compares the leases if the fences are equal
+	nextChecksIn          = 31 // when the wait that checks in for its process has ended, the next one does
 )
 
 // small are the configurations that hold, and take seconds together.
@@ -47,6 +48,7 @@ func small() []*Config {
 		base("two, one without an inbox", 2).with(delay, 2).unsubscribed(1),
 		base("two, both without an inbox", 2).with(delay, 2).unsubscribed(2),
 		base("three", 3).quick(),
+		base("three, two of a process", 3).quick().together().after(aHolds),
 		base("two, the dead swept", 2).with(delay, 1, crash, 1).sweeping(),
 		base("three, the dead swept", 3).sweeping().quick().after(aHolds),
 		base("two, all data lost", 2).with(wipe, 1).until(5).quick(),
@@ -74,6 +76,11 @@ func large() []*Config {
 		base("three, the dead swept, delay", 3).with(delay, 1, crash, 1).sweeping().quick(),
 		base("three, the dead swept, renewals", 3).with(crash, 1).sweeping(),
 		base("three, a cancellation and a lost message", 3).with(cancel, 1, drop, 1).quick(),
+		base("three, two of a process, a lost message", 3).with(drop, 1).quick().together(),
+		base("three, two of a process, a cancellation", 3).with(cancel, 1).quick().together(),
+		base("three, two of a process, the dead swept", 3).with(delay, 1).sweeping().quick().together().after(aHolds),
+		base("three, two of a process, a subscription lost", 3).with(subLoss, 1).quick().together().after(aHolds),
+		base("three, two of a process, a call without an answer", 3).with(timeout, 1).quick().together().after(aHolds),
 		base("three, a crash", 3).with(delay, 1, crash, 1).quick(),
 		base("three, one without an inbox", 3).with(delay, 1).unsubscribed(1),
 		base("three, more delay", 3).with(delay, 2),
@@ -149,6 +156,7 @@ func breaks() []Break {
 		{replicasHaveIt, base("two masters grant the lock", 2).only(P1).with(split, 1).until(1).quick().replicated()},
 		{replicasHaveIt, base("two masters make the same fence", 2).only(P2).with(split, 1).until(1).quick().replicated()},
 		{leaseIsCompared, base("a resource compares only fences", 2).only(P5).with(split, 1).until(1).quick().resource()},
+		{nextChecksIn, base("a message to the next is lost", 3).only(P4).with(drop, 1).quick().together()},
 		{turnsShareDeadline, base("a lease was passed on late", 2).only(P3).with(delay, 1, turn, 1)},
 	}
 }
@@ -163,6 +171,7 @@ func (c *Config) with(faults ...fault) *Config {
 
 func (c *Config) only(p Properties) *Config     { c.Check = p; return c }
 func (c *Config) skewed() *Config               { c.Skew = 1; return c }
+func (c *Config) together() *Config             { c.Together = true; return c }
 func (c *Config) opensLate() *Config            { c.OpensLate = true; return c }
 func (c *Config) unsubscribed(n int) *Config    { c.Unsubscribed = n; return c }
 func (c *Config) quick() *Config                { c.NoRenew = true; return c }

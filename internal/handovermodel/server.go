@@ -72,6 +72,9 @@ func (w *world) takeIn(call *Call) {
 		}
 	}
 	e.Seen, e.Inbox = 0, call.Inbox
+	if e.Inbox {
+		w.Server.Heard[w.c.process(w.c.client(call.Token))] = uint8(w.c.longest())
+	}
 	call.Answer, call.Ticket = answerWaits, e.Ticket
 }
 
@@ -106,24 +109,11 @@ func (w *world) checkIn(call *Call) {
 	}
 	w.takeIn(call)
 	if w.steady() {
-		w.sweepAround(call.Token)
+		w.sweep(w.queue())
 	}
 }
 
-// sweepAround and sweep are sweep.lua. A check-in removes the silent on each side of a waiter whose
-// neighbour is silent, and an enqueue those among the first two.
-func (w *world) sweepAround(t token) {
-	queue := w.queue()
-	own := slices.Index(queue, t)
-	before, after := queue[:own], queue[own+1:]
-	if own > 0 && w.silent(queue[own-1]) {
-		w.sweep(before)
-	}
-	if len(after) > 0 && w.silent(after[0]) {
-		w.sweep(after)
-	}
-}
-
+// sweep is sweep.lua. A check-in removes the silent, and an enqueue those among the first two.
 func (w *world) sweep(tokens []token) {
 	for _, t := range tokens {
 		if w.silent(t) {
@@ -132,7 +122,15 @@ func (w *world) sweep(tokens []token) {
 	}
 }
 
-func (w *world) silent(t token) bool { return int(w.entry(t).Seen) >= w.c.Silent }
+func (w *world) silent(t token) bool { return w.ago(t) >= w.c.Silent }
+
+// ago returns how long ago a waiter, or another with the same inbox, has called.
+func (w *world) ago(t token) int {
+	if e := w.entry(t); !e.Inbox {
+		return int(e.Seen)
+	}
+	return w.c.longest() - int(w.Server.Heard[w.c.process(w.c.client(t))])
+}
 
 // steady notes that a waiter has called, and reports whether such calls have come for so long that
 // the silent are dead.
@@ -205,12 +203,12 @@ func (w *world) serve(caller token) (holder token, is outcome) {
 		if t == 0 {
 			return 0, nobody
 		}
-		e := *w.entry(t)
+		e, ago := *w.entry(t), w.ago(t)
 		if !e.Inbox && t != caller && int(e.Seen) < w.c.UnsubscribedSeen {
 			return 0, reserved
 		}
 		*w.entry(t) = Entry{}
-		alive := e.Inbox && !w.former && int(e.Seen) < w.c.Seen && w.Clients[w.c.client(t)].Sub
+		alive := e.Inbox && !w.former && ago < w.c.Seen && w.Clients[w.c.process(w.c.client(t))].Sub
 		if t != caller && !alive {
 			continue
 		}
@@ -316,9 +314,12 @@ func (s *Server) pass(c *Config) {
 		s.Age = min(s.Age+1, uint8(c.FirstTTL))
 	}
 	for i := range s.Queue {
-		if e := &s.Queue[i]; e.Ticket != 0 {
-			e.Seen = min(e.Seen+1, uint8(max(c.Seen, c.Silent)))
+		if e := &s.Queue[i]; e.Ticket != 0 && !e.Inbox {
+			e.Seen = min(e.Seen+1, uint8(c.longest()))
 		}
+	}
+	for i := range s.Heard {
+		s.Heard[i] = max(s.Heard[i], 1) - 1
 	}
 	if s.Fresh > 0 {
 		s.Fresh--

@@ -42,6 +42,7 @@ type Server struct {
 	Rest    uint8 // of its TTL
 	Counter uint8 // of fences
 	Queue   [maxTokens]Entry
+	Heard   [maxClients]uint8 // for how long a call of a process with an inbox still counts
 
 	// The last handover.
 	To    token
@@ -55,7 +56,7 @@ type Server struct {
 // An Entry is a token's place in the queue.
 type Entry struct {
 	Ticket uint8 // 0 if the token is not in the queue
-	Seen   uint8 // how long ago it checked in
+	Seen   uint8 // how long ago it checked in, if it has no address
 	Inbox  bool  // it has an address
 }
 

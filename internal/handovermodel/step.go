@@ -113,7 +113,7 @@ func (w *world) clientEvents(i int, f func(event)) {
 	cl := &w.Clients[i]
 	switch cl.Phase {
 	case crashed:
-		if cl.Sub {
+		if cl.Sub && w.c.process(i) == i {
 			f(event{sees, i})
 		}
 		return
@@ -131,7 +131,7 @@ func (w *world) clientEvents(i int, f func(event)) {
 		if cl.Changed {
 			f(event{notices, i})
 		}
-		if cl.Phase == waiting && !cl.Calling && !w.c.without(waitersCheckIn) {
+		if cl.Phase == waiting && !cl.Calling && !w.c.without(waitersCheckIn) && w.checksIn(i) {
 			f(event{checksIn, i})
 		}
 	case holding:
@@ -160,7 +160,7 @@ func (w *world) clientEvents(i int, f func(event)) {
 func (w *world) inboxEvents(i int, f func(event)) {
 	cl := &w.Clients[i]
 	switch {
-	case i < w.c.Unsubscribed:
+	case i < w.c.Unsubscribed, w.c.process(i) != i:
 	case cl.Live && cl.Sub:
 		if w.Left[subLoss] > 0 {
 			f(event{unsubscribes, i})
@@ -250,7 +250,11 @@ func (w *world) goWrong(e event) {
 		w.cancel(e.n)
 	case crashes:
 		w.Left[crash]--
-		w.crash(e.n)
+		for i := range w.c.Clients {
+			if w.c.process(i) == w.c.process(e.n) {
+				w.crash(i)
+			}
+		}
 	case unsubscribes:
 		w.Left[subLoss]--
 		w.Clients[e.n].Sub = false

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -36,6 +37,7 @@ var commands = map[string]command{
 	"HSET":    {do: (*Server).hSet, least: 3, write: true, grows: true, sent: true},
 	"HMGET":   {do: (*Server).hMGet, least: 2},
 	"HGETALL": {do: (*Server).hGetAll, least: 1},
+	"HLEN":    {do: (*Server).hLen, least: 1},
 	"HDEL":    {do: (*Server).hDel, least: 2, write: true},
 
 	"ZADD":            {do: (*Server).zAdd, least: 3, write: true, grows: true},
@@ -285,10 +287,15 @@ func (s *Server) hMGet(args []string) (any, error) {
 func (s *Server) hGetAll(args []string) (any, error) {
 	h, err := kept[map[string]string](s, args[0], nil)
 	all := []any{}
-	for field, v := range h {
-		all = append(all, field, v)
+	for _, field := range slices.Sorted(maps.Keys(h)) {
+		all = append(all, field, h[field])
 	}
 	return all, err
+}
+
+func (s *Server) hLen(args []string) (any, error) {
+	h, err := kept[map[string]string](s, args[0], nil)
+	return int64(len(h)), err
 }
 
 func (s *Server) hDel(args []string) (any, error) {

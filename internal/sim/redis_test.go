@@ -148,7 +148,7 @@ func randomCommand(r *rand.Rand) (key string, call []string) {
 		{"GET", key}, {"SET", "s", one(values)}, {"SET", key, one(values), "PX", one(ms)}, {"DEL", key, key2}, {"EXISTS", "s", "h", key},
 		{"INCRBY", cmp.Or(key2, "s"), one(values)}, {"PEXPIRE", key, one(ms)}, {"PTTL", key}, {"PERSIST", key}, {"RENAMENX", key, key2},
 		{"HSET", "h", one(values), one(values)}, {"HSET", key, one(values), one(values), one(values), one(values)}, {"HSET", key, "a"},
-		{"HMGET", "h", one(values), one(values)}, {"HMGET", key, one(values)}, {"HDEL", "h", one(values), one(values)}, {"HDEL", key, ""},
+		{"HMGET", "h", one(values), one(values)}, {"HMGET", key, one(values)}, {"HLEN", key}, {"HDEL", "h", one(values), one(values)}, {"HDEL", key, ""},
 		{"ZADD", "z", one(values), one(values)}, {"ZADD", "z", "XX", one(values), one(values)}, {"ZADD", key, one(ranks), one(values)},
 		{"ZCARD", key}, {"ZRANGE", "z", one(ranks), one(ranks)}, {"ZRANGE", "z", one(ranks), one(ranks), "WITHSCORES"}, {"ZRANGE", key, "0", "-1"},
 		{"ZRANK", "z", one(values)}, {"ZRANK", key, one(values)}, {"ZREM", "z", one(values), one(values)}, {"ZREM", key, one(values)},

@@ -1,6 +1,6 @@
 -- Finds out whether a waiter was granted the lock. Records that the waiter is alive, and its
 -- inbox. If the lock is free, the first waiter in the queue gets it before that; no other
--- lease is created or extended. Removes dead waiters beside this one (see sweep.lua).
+-- lease is created or extended. Looks for dead waiters (see sweep.lua).
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  the token
@@ -35,27 +35,16 @@ if holder == token then
   return {2, tonumber(fence), tonumber(granted), time}
 end
 
-local rank = call('ZRANK', KEYS[3], token)
-if not rank then
-  return {3}
-end
-local near = call('ZRANGE', KEYS[3], math.max(rank - 1, 0), rank + 1, 'WITHSCORES')
-local own = rank > 0 and 3 or 1
-local before, after = near[own - 2], near[own + 2]
-local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', ':' .. (before or ''), ':' .. (after or ''))
+local ticket = call('ZSCORE', KEYS[3], token)
+local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
 local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
-if not ttl then
+if not ticket or not ttl then
   return {3}
 end
 local since = steady(waiters[2], time)
 note(token, time, ttl, ARGV[2], known, since, 60000)
 call('PEXPIRE', KEYS[3], 60000)
 if time - since > silence then
-  if after and silent(waiters[4], time) then
-    sweep(rank + 1, rank + window, time)
-  end
-  if before and silent(waiters[3], time) then
-    rank = rank - sweep(math.max(rank - window, 0), rank - 1, time)
-  end
+  patrol(tonumber(waiters[3] or 0), time)
 end
-return {1, tonumber(near[own + 1]), rank, time, holder or '', call('PTTL', KEYS[1])}
+return {1, tonumber(ticket), call('ZRANK', KEYS[3], token), time, holder or '', call('PTTL', KEYS[1])}

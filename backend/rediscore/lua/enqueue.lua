@@ -35,6 +35,6 @@ if not ticket then
 end
 call('PEXPIRE', KEYS[3], rest)
 if time - since > silence then
-  sweep(0, 1, time)
+  sweep(call('ZRANGE', KEYS[3], 0, 1), time)
 end
 return {1, tonumber(place), call('ZRANK', KEYS[3], token), time, holder, call('PTTL', KEYS[1])}

@@ -4,16 +4,17 @@
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
--- KEYS[4]  the waiters: a hash with a field for each token in the queue, one for the last
---          handover, and one for sweep.lua. It expires with the queue, or later.
+-- KEYS[4]  the waiters: a hash with a field for each token in the queue and each inbox, one for the last
+--          handover, and two for sweep.lua. It expires with the queue, or later.
 --
 -- The field of a waiter is a colon and its token. The value is "seen ttl inbox": the time of
--- its last check-in in microseconds, the TTL that it wants in ms, and the channel for its
+-- its last call in microseconds, the TTL that it wants in ms, and the channel for its
 -- messages, after an "s" for a shard channel or a "p" for another. The inbox is empty if the
--- waiter has none.
+-- waiter has none. The field of an inbox is an @ and the inbox. The value is the time of the last call of
+-- any waiter with this inbox: one checks in for all. Waiters that vote check in each for itself.
 --
--- A waiter with an inbox is alive if it has checked in during the last five seconds and its
--- inbox has a subscriber. A waiter without an inbox is alive if it has checked in during the
+-- A waiter with an inbox is alive if there was such a call during the last five seconds, and its
+-- inbox has a subscriber. A waiter without an inbox is alive if it has called during the
 -- last two seconds, or during its TTL if that is shorter, so that a dead one costs no more
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
 -- it is still there.
@@ -53,9 +54,23 @@ local function note(token, time, ttl, inbox, known, since, rest)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
-  call('HSET', KEYS[4], ':' .. token, string.format('%.0f ', time) .. ttl .. ' ' .. inbox,
-    'pulse', string.format('%.0f %.0f', time, since))
+  local seen = string.format('%.0f', time)
+  local own, pulse = seen .. ' ' .. ttl .. ' ' .. inbox, seen .. string.format(' %.0f', since)
+  if inbox == '' or KEYS[5] then -- it votes
+    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse)
+  else
+    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse, '@' .. inbox, seen)
+  end
   call('PEXPIRE', KEYS[4], rest)
+end
+
+-- called returns the time of the last call of any waiter with an inbox, or false.
+local calls = {[''] = false}
+local function called(inbox)
+  if calls[inbox] == nil then
+    calls[inbox] = call('HMGET', KEYS[4], '@' .. inbox)[1]
+  end
+  return calls[inbox]
 end
 
 -- records returns the fields of waiters, and their values.
@@ -90,6 +105,9 @@ local function serve(caller)
     listeners[inbox] = listeners[inbox] or subscribers(inbox)
     return listeners[inbox] > 0
   end
+  local function near(seen, limit)
+    return seen and math.abs(time - seen) < limit -- the clock may have been set back
+  end
   for batch = 0, 50 do -- of a hundred waiters; but the first waiter is alone, since it is rarely dead
     local tokens = call('ZRANGE', KEYS[3], 0, batch > 0 and 99 or 0)
     if #tokens == 0 then
@@ -98,12 +116,11 @@ local function serve(caller)
     local fields, waiters = records(tokens)
     for i, token in ipairs(tokens) do
       local seen, ttl, inbox = (waiters[i] or ''):match('^(%d+) (%d+) (.*)$')
-      local ago = seen and math.abs(time - seen) -- the clock may have been set back
-      if seen and inbox == '' and token ~= caller and ago < math.min(2000000, ttl * 1000) then
+      if seen and inbox == '' and token ~= caller and near(seen, math.min(2000000, ttl * 1000)) then
         dequeue(i - 1, fields)
         return ''
       end
-      if seen and (token == caller or inbox ~= '' and ago < 5000000 and listens(inbox)) then
+      if seen and (token == caller or inbox ~= '' and (near(seen, 5000000) or near(called(inbox), 5000000)) and listens(inbox)) then
         local handover = string.format('%.0f %.0f ', mint(), time) .. token
         call('HSET', KEYS[4], 'handover', handover)
         dequeue(i, fields)

@@ -1,9 +1,9 @@
 -- Functions of checkin.lua and enqueue.lua, which remove dead waiters also while the lock is held.
 -- KEYS are as in queue.lua.
 --
--- A waiter that checks in looks at the waiters before and after itself. If such a neighbour has
--- been silent for a minute, the waiters behind it are looked at too, up to 1,000. So all the dead
--- are found as long as one waiter is alive, and it costs no command to find none. If waiters come
+-- Each check-in looks at the hundred waiters behind a cursor, which is a rank, and moves the cursor on. While it
+-- finds some that have been silent for a minute, it goes on, up to about a thousand. So all the dead
+-- are found as long as one waiter is alive. If waiters come
 -- and die, and none is alive, each that comes removes two: the queue has those of the last minute.
 -- If they come less often, the queue expires: a waiter keeps it for ten seconds when it comes, and
 -- for a minute when it checks in.
@@ -25,13 +25,15 @@ local function steady(pulse, time)
 end
 
 local function silent(waiter, time)
-  local seen = (waiter or ''):match('^%d+')
-  return not seen or time - seen > silence
+  local seen, inbox = (waiter or ''):match('^(%d+) %d+ (.*)$')
+  return not seen or time - seen > silence and time - (called(inbox) or 0) > silence
 end
 
--- sweep removes the silent waiters between two ranks, and returns their number.
-local function sweep(first, last, time)
-  local tokens = call('ZRANGE', KEYS[3], first, last)
+-- sweep removes the silent among some waiters, and returns their number.
+local function sweep(tokens, time)
+  if #tokens == 0 then
+    return 0
+  end
   local fields, waiters = records(tokens)
   local dead, gone = {}, {}
   for i, token in ipairs(tokens) do
@@ -44,4 +46,39 @@ local function sweep(first, last, time)
     call('HDEL', KEYS[4], unpack(gone))
   end
   return #dead
+end
+
+-- tidy removes the fields of inboxes that are silent, if there are many, which a queue that is never empty would
+-- keep. A user without the right keeps them.
+local function tidy(waiting, time)
+  local fields = redis.pcall('HLEN', KEYS[4])
+  if type(fields) ~= 'number' or fields < 2 * waiting + window then
+    return
+  end
+  local all, gone = redis.pcall('HGETALL', KEYS[4]), {}
+  for i = 1, #all, 2 do
+    if all[i]:sub(1, 1) == '@' and time - all[i + 1] > silence and #gone < window then
+      gone[#gone + 1] = all[i]
+    end
+  end
+  if #gone > 0 then
+    call('HDEL', KEYS[4], unpack(gone))
+  end
+end
+
+-- patrol sweeps the waiters behind the cursor.
+local function patrol(cursor, time)
+  local dead = 1
+  for _, n in ipairs({100, window - 100}) do
+    if dead > 0 then
+      local tokens = call('ZRANGE', KEYS[3], cursor, cursor + n - 1)
+      dead = sweep(tokens, time)
+      cursor = cursor + #tokens - dead
+      if #tokens < n then -- the end of the queue
+        tidy(cursor, time)
+        cursor, dead = 0, 0
+      end
+    end
+  end
+  call('HSET', KEYS[4], 'cursor', string.format('%.0f', cursor))
 end

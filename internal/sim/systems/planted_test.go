@@ -32,7 +32,7 @@ var allPlanted = []planted{
 		{"backend/rediscore/lua/queue.lua", "return listeners[inbox] > 0", "return true"},
 	}, 20},
 	{"a wake-up is lost between enqueue and subscribe", queues, []edit{
-		{"backend/rediscore/delivery.go", "case !b.live:\n\t\treturn \"\"\n\tcase b.sharded", "case b.sharded"},
+		{"backend/rediscore/delivery.go", "case !b.live:\n\t\treturn \"\", b.epoch\n\tcase b.sharded", "case b.sharded"},
 		{"backend/rediscore/wait.go", "w.change()\n\t\t\tw.send()", "w.change()"},
 	}, 20},
 	{"the grant of a cancelled wait is kept", queues, []edit{

@@ -1,0 +1,173 @@
+package rediscore
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/dlock-go/dlock"
+)
+
+// maxSilence is how long the first of a room may have been silent, on the server's clock, before the others
+// have to ask whether they are still in the queue. It is less than the time after which they count as dead.
+const maxSilence = 4 * time.Second
+
+// A room is where the waits of a Locker for one key rest, as far as they have the same inbox. The one with the
+// smallest ticket checks in for all: that shows that the inbox is alive, and the answer is news for all. The
+// others have no call and no timer. The mutex of the post guards a room.
+type room struct {
+	waits []*wait     // a heap
+	timer *time.Timer // for the next check-in of the first
+	set   bool        // the timer is; if not, the first calls, or will do so by its own timer
+	news  news        // of the first
+}
+
+// News is what a wait knows of its lock.
+type news struct {
+	// The server's clock, read at the time sent or later. It is zero if the inbox may have moved to another
+	// server since. The epoch is that of the inbox when the call was sent.
+	clock int64
+	sent  time.Time
+	epoch int
+
+	held    dlock.Attempt // the last answer "held"
+	failure error         // of the last call
+	called  time.Time     // when the call in flight was made; zero if there is none
+}
+
+// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d.
+func (p *post) rest(w *wait, ticket int64, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := w.room
+	if r == nil {
+		if r = p.rooms[w.key]; r == nil {
+			r = new(room)
+			r.timer = time.AfterFunc(time.Hour, func() { p.callFirst(r) })
+			p.rooms[w.key] = r
+		}
+		w.room, w.number = r, ticket
+		heap.Push(r, w)
+	}
+	if r.waits[0] != w {
+		return
+	}
+	before := r.news
+	r.news, r.set = w.news, true
+	r.timer.Reset(d)
+	if before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
+		r.callAll()
+	}
+}
+
+// tell notes that a wait calls, and why its last call has failed.
+func (p *post) tell(w *wait) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := w.room; r != nil && r.waits[0] == w {
+		r.news.failure, r.news.called = w.failure, w.called
+	}
+}
+
+// lost notes that a wait is not in the queue any more. If it was the first of its room, so may others.
+func (p *post) lost(w *wait) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := w.room; r != nil && r.waits[0] == w {
+		r.callAll()
+	}
+}
+
+// callLocked has the waits of a token check in.
+func (p *post) callLocked(key, token string) {
+	if r := p.rooms[key]; r != nil {
+		for _, w := range r.waits {
+			if w.token == token {
+				w.call()
+			}
+		}
+	}
+}
+
+// quit takes a wait out of its room.
+func (p *post) quit(w *wait) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := w.room
+	if r == nil {
+		return
+	}
+	first := r.waits[0] == w
+	heap.Remove(r, w.place)
+	w.room = nil
+	switch {
+	case len(r.waits) == 0:
+		r.timer.Stop()
+		delete(p.rooms, w.key)
+	case first && !r.set:
+		r.waits[0].call()
+	}
+}
+
+// callFirst has the first check in.
+func (p *post) callFirst(r *room) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(r.waits) > 0 {
+		r.set = false
+		r.waits[0].call()
+	}
+}
+
+func (r *room) callAll() {
+	for _, w := range r.waits[1:] {
+		w.call()
+	}
+}
+
+// latest returns the news of a wait. If it rests, they are those of its room.
+func (p *post) latest(w *wait) news {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, r := w.news, w.room
+	if r == nil || r.news.epoch != w.epoch {
+		return n
+	}
+	if r.news.clock > n.clock {
+		n.clock, n.sent, n.held = r.news.clock, r.news.sent, r.news.held
+	}
+	if !w.calling && w.failure == nil {
+		n.failure, n.called = r.news.failure, r.news.called
+	}
+	return n
+}
+
+func (r *room) Len() int { return len(r.waits) }
+
+func (r *room) Less(i, j int) bool { return r.waits[i].number < r.waits[j].number }
+
+func (r *room) Swap(i, j int) {
+	r.waits[i], r.waits[j] = r.waits[j], r.waits[i]
+	r.waits[i].place, r.waits[j].place = i, j
+}
+
+func (r *room) Push(x any) {
+	w := x.(*wait)
+	w.place = len(r.waits)
+	r.waits = append(r.waits, w)
+}
+
+func (r *room) Pop() any {
+	last := len(r.waits) - 1
+	w := r.waits[last]
+	r.waits[last] = nil
+	r.waits = r.waits[:last]
+	return w
+}
+
+// call has a wait check in.
+func (w *wait) call() {
+	select {
+	case w.turn <- struct{}{}:
+	default:
+	}
+}

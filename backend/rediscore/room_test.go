@@ -1,0 +1,334 @@
+package rediscore_test
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// acquireInOrder has tokens "t0", "t1" and so on wait, and returns their waits when they rest.
+func (a *actor) acquireInOrder(n int) (all []*waiting, tokens []string) {
+	for i := range n {
+		tokens = append(tokens, fmt.Sprint("t", i))
+		all = append(all, a.acquire(tokens[i]))
+	}
+	time.Sleep(checkInLatest)
+	require.Equal(a, tokens, a.queue())
+	return all, tokens
+}
+
+// However many wait at rest for a key, one checks in for all, and all stay alive.
+func TestOneCallForARoom(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		const n, rest = 2000, 10 * time.Minute
+		s.do("PERSIST", s.keys.lock)
+		all, tokens := a.acquireInOrder(n)
+		before := len(a.asked(0))
+		time.Sleep(rest)
+		calls := a.asked(before)
+		require.LessOrEqual(s, len(calls), int(rest/(2*time.Second)), "calls")
+		for _, call := range calls {
+			require.Equal(s, []string{"t0", "p" + a.inbox().Channel}, call.args())
+		}
+		require.Equal(s, tokens, s.queue())
+		s.release("H")
+		for _, w := range all[:10] {
+			require.True(s, w.over())
+			w.granted()
+			w.released()
+		}
+	})
+}
+
+// When the first of a room has left, the next checks in: at the time of its next check-in, or at once if
+// a call of it was in flight or had failed.
+func TestFirstOfARoomLeaves(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(a *actor) (after func())
+		within time.Duration
+		all    bool // the others check in too
+	}{
+		"at rest": {func(*actor) func() { return func() {} }, checkInLatest, false},
+		"a call is in flight": {func(a *actor) func() {
+			call := a.holdCall(rediscore.CheckInScript, "t0")
+			time.Sleep(checkInLatest)
+			call.Await()
+			return call.Answer
+		}, 0, false},
+		"its calls fail": {func(a *actor) func() {
+			a.replies(nil, errDown)
+			time.Sleep(20 * time.Second)
+			a.answers(nil)
+			return func() {}
+		}, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inScene(t, func(s *scene, a *actor) {
+				all, _ := a.acquireInOrder(3)
+				after := c.before(a)
+				all[0].cancelled()
+				time.Sleep(c.within)
+				require.Equal(s, 1, a.calls(rediscore.CheckInScript, "t1"))
+				require.Equal(s, c.all, a.calls(rediscore.CheckInScript, "t2") > 0)
+				after()
+				s.release("t0")
+				time.Sleep(10 * time.Second)
+				s.release("H")
+				require.True(s, all[1].over())
+				all[1].granted()
+			})
+		})
+	}
+}
+
+// A wait that goes back into the queue with an old ticket is the first of its room.
+func TestFirstOfARoomReturns(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(2)
+		s.do("ZREM", s.keys.queue, "t0")
+		time.Sleep(checkInLatest)
+		require.Equal(s, []string{"t0", "t1"}, s.queue())
+		n, calls := a.calls(rediscore.CheckInScript, "t0"), a.calls(rediscore.CheckInScript, "t1")
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "t0"), n+20)
+		require.Equal(s, calls, a.calls(rediscore.CheckInScript, "t1"))
+		all[0].cancelled()
+	})
+}
+
+// If the first of a room has lost its place, so may the others, and all ask. They return to their old places.
+// They also ask if the first was not heard of for so long that they may have been taken for dead.
+func TestPlacesOfARoomAreLost(t *testing.T) {
+	for name, lose := range map[string]func(s *scene, a *actor){
+		"all": func(s *scene, _ *actor) { s.do("DEL", s.keys.queue, s.keys.waiters) },
+		"some while the server is silent": func(s *scene, a *actor) {
+			a.replies(nil, errDown)
+			time.Sleep(6 * time.Second)
+			s.do("ZREM", s.keys.queue, "t3")
+			s.do("ZREM", s.keys.queue, "t4")
+			a.answers(nil)
+		},
+		"some while the machine is suspended": func(s *scene, _ *actor) { // its clock stands still
+			s.server.SetClock(6 * time.Second)
+			s.do("ZREM", s.keys.queue, "t3")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inScene(t, func(s *scene, a *actor) {
+				_, tokens := a.acquireInOrder(5)
+				lose(s, a)
+				time.Sleep(checkInLatest + time.Second)
+				require.Equal(s, tokens, s.queue())
+			})
+		})
+	}
+}
+
+// The news of the first count for all in a room: the server's clock, who holds the lock, and failures.
+func TestNewsOfARoom(t *testing.T) {
+	for _, step := range []time.Duration{-time.Hour, 0, time.Second, time.Minute} {
+		inScene(t, func(s *scene, a *actor) {
+			all, _ := a.acquireInOrder(2)
+			s.server.SetClock(step)
+			s.do("SET", s.keys.lock, "H", "PX", 60_000)
+			time.Sleep(checkInLatest)
+			all[0].cancelled()
+			s.release("t0")
+			s.release("H")
+			require.True(s, all[1].over())
+			all[1].granted()
+		})
+	}
+	inScene(t, func(s *scene, a *actor) { // its own are later
+		all, _ := a.acquireInOrder(1)
+		s.server.SetClock(time.Second)
+		s.do("SET", s.keys.lock, "H", "PX", 60_000)
+		all = append(all, a.acquire("t1"))
+		all[0].cancelled()
+		s.release("t0")
+		s.release("H")
+		require.True(s, all[1].over())
+		all[1].granted()
+	})
+	inScene(t, func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(5)
+		s.do("SET", s.keys.lock, "another", "PX", 600_000)
+		time.Sleep(5 * time.Minute)
+		all[1].cancelled()
+		require.Equal(s, "another", all[1].Holder)
+		require.WithinDuration(s, time.Now(), all[1].Since, checkInLatest)
+		require.True(s, dlock.NoEffect(all[1].err))
+		require.NotContains(s, all[1].err.Error(), "no reply")
+		a.replies(nil, io.ErrUnexpectedEOF)
+		time.Sleep(3 * time.Second)
+		answered := time.Now()
+		all[2].cancelled()
+		require.ErrorIs(s, all[2].err, io.ErrUnexpectedEOF)
+		require.WithinDuration(s, answered, all[2].Since, 3*time.Second+checkInLatest)
+		a.answers(nil)
+		time.Sleep(5 * time.Second)
+		all[3].cancelled()
+		require.NotErrorIs(s, all[3].err, io.ErrUnexpectedEOF)
+		a.travels(sim.Fate{Reply: sim.Leg{Lost: true}})
+		time.Sleep(checkInLatest + 1100*time.Millisecond)
+		all[4].cancelled()
+		require.ErrorContains(s, all[4].err, "no reply for ")
+	})
+}
+
+// News from before a change of the inbox do not date a grant: they may be of another server.
+func TestNewsOfAnotherServer(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(2)
+		first := a.holdCall(rediscore.CheckInScript, "t0")
+		s.server.SetClock(-time.Hour)
+		s.do("SET", s.keys.lock, "H", "PX", 60_000)
+		a.conn.Cut()
+		first.Await()
+		time.Sleep(time.Second)
+		s.release("t0")
+		s.release("H")
+		require.True(s, all[1].over())
+		all[1].granted()
+		first.Answer()
+	})
+}
+
+// A wait at rest whose token is released ends.
+func TestReleasedAtRest(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(3)
+		calls := len(a.asked(0))
+		require.False(s, a.release("t1"))
+		require.True(s, all[1].over())
+		require.ErrorIs(s, all[1].err, dlock.ErrReleased)
+		require.Len(s, a.asked(calls), 1)
+		require.False(s, all[2].over())
+		all[0].cancelled()
+		require.Equal(s, 1, rediscore.Rooms(a.Locker))
+		all[2].cancelled()
+		require.Zero(s, rediscore.Rooms(a.Locker))
+	})
+}
+
+// A wait that goes on without the inbox, because it was passed over twice, does not check in for others.
+func TestFirstOfARoomLosesItsInbox(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(2)
+		for range 2 {
+			s.do("ZREM", s.keys.queue, "t0")
+			time.Sleep(2 * checkInLatest)
+		}
+		n := a.calls(rediscore.CheckInScript, "t1")
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "t1"), n+20)
+		all[0].cancelled()
+	})
+}
+
+// Waits of different keys, those without an inbox, and votes have no room in common.
+func TestRoomsOfOthers(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		other := s.of("other")
+		other.hold("H")
+		s.do("PERSIST", s.keys.lock)
+		s.do("PERSIST", other.keys.lock)
+		a.acquire("A")
+		a.acquireFor("other", "B", ttl)
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 20)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "B"), 20)
+		a.acquireVote("D", 1)
+		a.acquireVote("E", 2)
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.AttendScript, "D"), 20)
+		require.Greater(s, a.calls(rediscore.AttendScript, "E"), 20)
+		a.refuses(errDown)
+		a.conn.Cut()
+		a.acquire("C")
+		for _, token := range []string{"A", "B", "C"} {
+			n := a.calls(rediscore.CheckInScript, token)
+			time.Sleep(10 * time.Second)
+			require.Greater(s, a.calls(rediscore.CheckInScript, token), n+7)
+		}
+		require.Zero(s, rediscore.Rooms(a.Locker))
+	})
+}
+
+// Waits of three processes come and go, while inboxes, messages, answers, data and time are lost. When
+// that ends, all that still wait are served, and none is late.
+func TestRoomsInStorms(t *testing.T) {
+	for seed := range uint64(10) {
+		inScene(t, func(s *scene, a *actor) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			s.do("PERSIST", s.keys.lock)
+			actors := []*actor{a, s.enter(), s.enter()}
+			var all []*waiting
+			for i := range 30 {
+				all = append(all, actors[i%3].acquire(fmt.Sprint("t", i)))
+			}
+			for range 40 {
+				time.Sleep(time.Duration(random.IntN(int(3 * time.Second))))
+				a, w := actors[random.IntN(3)], all[random.IntN(len(all))]
+				switch random.IntN(8) {
+				case 0:
+					a.conn.Cut()
+				case 1:
+					a.travelsBy(func(t sim.Trip) sim.Fate { return sim.Fate{Reply: sim.Leg{Lost: t.Calls != nil}} })
+				case 2:
+					a.replies(nil, errDown)
+				case 3:
+					a.refuses(errDown)
+					a.conn.Cut()
+				case 4:
+					s.server.SetClock(time.Duration(random.IntN(int(10 * time.Second))))
+				case 5:
+					s.do("DEL", s.keys.queue, s.keys.waiters)
+				case 6:
+					if w.over() {
+						continue
+					}
+					w.cancelled()
+					w.actor.answers(nil)
+					w.actor.travels(sim.Fate{})
+					w.actor.release(w.token)
+				default:
+					a.answers(nil)
+					a.refuses(nil)
+					a.travels(sim.Fate{})
+				}
+			}
+			for _, a := range actors {
+				a.answers(nil)
+				a.refuses(nil)
+				a.travels(sim.Fate{})
+			}
+			time.Sleep(20 * time.Second)
+			all = slices.DeleteFunc(all, (*waiting).over)
+			require.Len(s, s.queue(), len(all), "seed %d", seed)
+			s.release("H")
+			for range all {
+				for late := time.Duration(0); s.holder() == "" && late < checkInLatest; late += time.Millisecond {
+					time.Sleep(time.Millisecond) // it is reserved for one without an inbox
+				}
+				i := slices.IndexFunc(all, func(w *waiting) bool { return w.token == s.holder() })
+				require.GreaterOrEqual(s, i, 0, "seed %d: %q has the lock, %q wait", seed, s.holder(), s.queue())
+				require.True(s, all[i].over(), "seed %d", seed)
+				require.NoError(s, all[i].err)
+				all[i].released()
+			}
+			require.Empty(s, s.holder())
+		})
+	}
+}
