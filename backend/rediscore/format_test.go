@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "6ed2665822fd0120dc47abe5e3a386f3a736f34e",
-		"enqueue": "e63ff3aa8e439f6b6d90f059156605dd2f6cd609",
-		"checkin": "2387f9ad5a149c32748097b80899bda68e15ef26",
+		"acquire": "6dc3b3ca8d289f876d18bda0da2ff52498f86403",
+		"enqueue": "1286221db0c4910414277d312edc31a63e53fec6",
+		"checkin": "ce0d7275da57bbe47bf8d9997ed45a95a4255cfd",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "dfba2c5e928a0cfe55a3f1b85e20056791ff40c8",
+		"release": "7bfc86980361fec5cfadc6dfb876915084d766b1",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "1b17dfb971d1df518c99fab90c8ee334e2125e5f",
-		"enlist":  "ed3f348c0262b8f45709e9ffe79b8ea46d28fedd",
-		"attend":  "2b96a83a462697c7f62612a87975577a292eb6ee",
+		"vote":    "679f0a14d410a8be95650f417cfea93724ea6268",
+		"enlist":  "8ed1e4a097a54525657d726d14149e438d3e351c",
+		"attend":  "3bbfef7a6fb77de553adf910ab618154f8aa3b22",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
-		"pass":    "72f56a194d977d117fc2a715a4aea9c502bf007f",
+		"pass":    "5f8cd2134847561818c34829a5acedded2a3698d",
 	}, sums)
 }
 

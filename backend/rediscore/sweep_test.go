@@ -92,6 +92,24 @@ func TestHandoverAmongMany(t *testing.T) {
 	})
 }
 
+// What a handover costs the server while others wait: the release, and the enqueue of the one who has released.
+func TestCommandsOfAHandover(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		b.hold("0")
+		for i := 1; i < 9; i++ {
+			b.wait(fmt.Sprint(i), ear.inbox)
+		}
+		sum, calls := b.commands(func() {
+			for i := range 100 {
+				require.EqualValues(b, 1, b.release(fmt.Sprint(i)))
+				b.wait(fmt.Sprint(i+9), ear.inbox)
+			}
+		})
+		require.LessOrEqual(b, sum, 100*26, "%v", calls)
+	})
+}
+
 // One call removes about 5,000 dead waiters. A release that has more before it does nothing else: the
 // lock stays with its holder, and the next call goes on.
 func TestBoundedWork(t *testing.T) {

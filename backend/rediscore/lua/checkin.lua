@@ -31,6 +31,7 @@ if holder == token then
   if not held then
     return {0, tonumber(fence)}
   end
+  call('PEXPIRE', KEYS[3], 60000)
   call('PEXPIRE', KEYS[4], 60000) -- WAIT confirms only what its own connection wrote, and all before
   return {2, tonumber(fence), tonumber(granted), time}
 end

@@ -24,17 +24,26 @@ if not holder or holder == token then
   return {0, grant(holder, token, ttl)}
 end
 
-local time = now()
-local ticket = call('ZSCORE', KEYS[3], token)
+local time, inbox = now(), ARGV[3]
+local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox)
+local ticket = waiters[1] and call('ZSCORE', KEYS[3], token)
 local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', mint())
-local since = steady(call('HMGET', KEYS[4], 'pulse')[1], time)
-local rest = math.max(call('PTTL', KEYS[4]), pause / 1000)
-note(token, time, ttl, ARGV[3], nil, since, rest)
+local since = steady(waiters[2], time)
+local rest = call('PTTL', KEYS[4])
+local expires = rest < pause / 2000 -- soon
+if expires then
+  rest = pause / 1000
+end
+note(token, time, ttl, inbox, waiters[3] and inbox, since, expires and rest)
 if not ticket then
   call('ZADD', KEYS[3], place, token)
 end
-call('PEXPIRE', KEYS[3], rest)
+local rank = call('ZRANK', KEYS[3], token)
+if expires or rank == 0 then -- the queue may be new
+  call('PEXPIRE', KEYS[3], rest)
+end
 if time - since > silence then
   sweep(call('ZRANGE', KEYS[3], 0, 1), time)
+  rank = call('ZRANK', KEYS[3], token)
 end
-return {1, tonumber(place), call('ZRANK', KEYS[3], token), time, holder, call('PTTL', KEYS[1])}
+return {1, tonumber(place), rank, time, holder, call('PTTL', KEYS[1])}

@@ -48,7 +48,7 @@ local function publish(try, inbox, message)
 end
 
 -- note records a waiter, and since when the calls of waiters have come without a pause (see
--- sweep.lua). The records expire after rest ms. If its inbox is new, note first publishes to a
+-- sweep.lua). The records expire after rest ms, if it is given. If its inbox is new, note first publishes to a
 -- channel without subscribers, so that a user without the right to publish gets the error now.
 local function note(token, time, ttl, inbox, known, since, rest)
   if inbox ~= '' and inbox ~= known then
@@ -61,7 +61,9 @@ local function note(token, time, ttl, inbox, known, since, rest)
   else
     call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse, '@' .. inbox, seen)
   end
-  call('PEXPIRE', KEYS[4], rest)
+  if rest then
+    call('PEXPIRE', KEYS[4], rest)
+  end
 end
 
 -- called returns the time of the last call of any waiter with an inbox, or false.

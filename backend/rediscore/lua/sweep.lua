@@ -5,7 +5,7 @@
 -- finds some that have been silent for a minute, it goes on, up to about a thousand. So all the dead
 -- are found as long as one waiter is alive. If waiters come
 -- and die, and none is alive, each that comes removes two: the queue has those of the last minute.
--- If they come less often, the queue expires: a waiter keeps it for ten seconds when it comes, and
+-- If they come less often, the queue expires: a waiter keeps it for five to ten seconds when it comes, and
 -- for a minute when it checks in.
 --
 -- Waiters may also be silent because the server was, or seem so because its clock was set. So
