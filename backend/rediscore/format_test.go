@@ -175,7 +175,7 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "6dc3b3ca8d289f876d18bda0da2ff52498f86403",
+		"acquire": "fc16545f6462eecbd14a1727d212855ede38b2da",
 		"enqueue": "1286221db0c4910414277d312edc31a63e53fec6",
 		"checkin": "ce0d7275da57bbe47bf8d9997ed45a95a4255cfd",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
@@ -183,7 +183,7 @@ func TestScripts(t *testing.T) {
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "679f0a14d410a8be95650f417cfea93724ea6268",
+		"vote":    "69d6219bae882ffaf437ee5a68a2649217b1d7bf",
 		"enlist":  "8ed1e4a097a54525657d726d14149e438d3e351c",
 		"attend":  "3bbfef7a6fb77de553adf910ab618154f8aa3b22",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
