@@ -41,9 +41,9 @@ import (
 // The ctx that a function returns lends its values, and nothing else: cancellation and deadline
 // stay those of the caller, and a value that it does not have is the caller's. Leases in it are
 // not lent: see [LeaseFromContext]. If it is nil, nothing changes. The ctx of AcquireStart is that
-// of the acquisition. The ctx of AcquireDone is that of the lease: its renewals that are sent
-// alone, its release, and its later events have these values, and no longer only those of the
-// caller. So a tracer can keep them out of a span that has ended.
+// of the acquisition. The ctx of AcquireDone is that of the lease: its later events have these
+// values, and no longer only those of the caller, and so do its renewals and its release if they are
+// sent alone. So a tracer can keep them out of a span that has ended.
 //
 // If a lease was lost before AcquireDone returned, Acquire does not return it, but the loss.
 // AcquireDone has reported the grant by then, and LeaseDone reports the loss.

@@ -14,8 +14,9 @@ const releaseTimeout = 5 * time.Second // for one try of a release
 var errUnsent = fmt.Errorf("%w: not sent, since others of its set took too long", ErrUnavailable)
 
 // Release ends the lease and frees the lock. It takes no context, so that a context that has
-// ended cannot prevent it. Its request carries the values of Acquire's ctx, and takes at most
-// 5 s, and no longer than the lease lasts.
+// ended cannot prevent it. Its request takes at most 5 s, and no longer than the lease lasts. The
+// Locker gets the values of Acquire's ctx. A backend that sends several calls together, such as those
+// on Redis, then sends them without the values of any caller.
 //
 // Release returns nil if the lease was certain to be held until Release was called. It
 // returns an error that matches [ErrLost] if another may have held the lock meanwhile. After

@@ -22,7 +22,6 @@ var (
 	Companion     = companion
 	Decisive      = decisive
 	Forbidden     = forbidden
-	Judge         = judge
 	ParseHandover = parseHandover
 	Tags          = tags
 )
@@ -68,6 +67,9 @@ const (
 func KeysOf(prefix, key string, cluster bool) [5]string {
 	return newLockKeys(prefix, key, cluster).texts
 }
+
+// Judge judges the error of the client of one server.
+func Judge(s *Script, err error) error { return judge(s, err, func() bool { return false }) }
 
 // EvalScript calls a script as the methods of a Locker do, until it has done its work.
 func (l *Locker) EvalScript(ctx context.Context, s *Script, key string, args ...string) (any, error) {

@@ -606,6 +606,6 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 		l.conn.EvalAll(ctx, calls, results)
 	}
 	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err)
+		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
 	}
 }

@@ -78,14 +78,16 @@ func IsRedirection(err error) bool {
 
 // redirection returns the address that a MOVED or an ASK names, or "".
 func redirection(err error) (address string, asking bool) {
-	if err == nil {
+	if err == nil || !redirects(err.Error()) {
 		return "", false
 	}
 	fields := strings.Fields(err.Error())
-	if len(fields) != 3 || fields[0] != "MOVED" && fields[0] != "ASK" {
-		return "", false
-	}
 	return fields[2], fields[0] == "ASK"
+}
+
+func redirects(text string) bool {
+	fields := strings.Fields(text)
+	return len(fields) == 3 && (fields[0] == "MOVED" || fields[0] == "ASK")
 }
 
 // ErrNoMaster is the error of a call whose master is not known at the moment.

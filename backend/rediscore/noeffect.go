@@ -24,8 +24,9 @@ var decisive = map[*Script]bool{
 // judge marks the error of a call if the answer of the server says that the call has no effect,
 // now or later: it was refused, or its script failed before the write that counts. Whether an error
 // without such an answer says so is decided by [dlock.NoEffect]. judge also names the cause if the
-// server is too old.
-func judge(s *Script, err error) error {
+// server is too old. The client of a cluster follows redirections: if it has given up, the nodes
+// disagree, and will soon agree. To another client, a redirection is a refusal.
+func judge(s *Script, err error, cluster func() bool) error {
 	if err == nil {
 		return nil
 	}
@@ -34,7 +35,7 @@ func judge(s *Script, err error) error {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
 	if temporary, refused := refusal(text); refused {
-		return &dlock.NoEffectError{Err: err, Temporary: temporary}
+		return &dlock.NoEffectError{Err: err, Temporary: temporary || redirects(text) && cluster()}
 	}
 	if dlock.NoEffect(err) && !errors.Is(err, dlock.ErrInvalid) {
 		return unsent{err}

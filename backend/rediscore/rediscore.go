@@ -104,7 +104,8 @@ func voting(source, name, included string) string {
 // If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
 // the server refused the call before its script had granted, renewed or released anything. It is
 // a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
-// or READONLY. After any other error the outcome of the call is unknown.
+// or READONLY, or the client of a cluster has followed too many redirections (MOVED, ASK). After any
+// other error the outcome of the call is unknown.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.

@@ -156,3 +156,37 @@ func TestRedirectionToAStranger(t *testing.T) {
 	require.ErrorAs(t, results[0].Err, &failed)
 	require.True(t, failed.Temporary)
 }
+
+// The client of a cluster may follow redirections in vain while the nodes disagree. The Client repeats
+// its first attempt then. What a client of one server is told so is a refusal.
+func TestNodesDisagree(t *testing.T) {
+	for name, answer := range map[string]sim.Error{"moved": "MOVED 1 node1:6379", "asked": "ASK 1 node1:6379"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				acquire := func(node *sim.Server) (time.Duration, error) {
+					agreed := time.Now().Add(3 * time.Second)
+					conn := sim.Dial(node, func(trip sim.Trip) (f sim.Fate) {
+						if time.Now().Before(agreed) {
+							f.Results = []rediscore.Result{{Err: answer}}
+						}
+						return f
+					})
+					defer conn.Close()
+					store := rediscore.New(conn)
+					defer store.Close()
+					client := dlock.New(store)
+					defer client.Close()
+					start := time.Now()
+					_, err := client.Acquire(t.Context(), "k")
+					return time.Since(start), err
+				}
+				took, err := acquire(sim.NewCluster(2, 0).Nodes[0])
+				require.NoError(t, err)
+				require.InDelta(t, 3, took.Seconds(), 1.5)
+				took, err = acquire(sim.NewServer())
+				require.ErrorContains(t, err, "the store refused: "+string(answer))
+				require.Zero(t, took)
+			})
+		})
+	}
+}

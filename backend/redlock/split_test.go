@@ -183,6 +183,47 @@ func TestSplitsSettleOnASlowNetwork(t *testing.T) {
 	}
 }
 
+// A message takes longer than half of the time after which a leader is passed over on a quick network. The
+// leader has the time to get its votes all the same: a split is settled in about six round trips. One of the
+// votes is that of a client that has died.
+func TestALeaderFarAwayIsNotPassedOver(t *testing.T) {
+	for range 60 {
+		synctest.Test(t, func(t *testing.T) {
+			const oneWay, ttl, enough = 300 * time.Millisecond, time.Minute, 8 * 2 * 300 * time.Millisecond
+			stores := newStores(5)
+			_, err := stores[0].Vote(t.Context(), "key", "dead", ttl, 0)
+			require.NoError(t, err)
+			ctx, stop := context.WithTimeout(t.Context(), ttl)
+			defer stop()
+			granted := make(chan time.Duration, 4)
+			for i := range cap(granted) {
+				token := fmt.Sprint("alive ", i)
+				_, err := stores[1+i].Vote(t.Context(), "key", token, ttl, 0)
+				require.NoError(t, err)
+				var nodes []dlock.Locker
+				for n := range stores {
+					nodes = append(nodes, remote(stores[n], func() time.Duration { return oneWay*3/4 + rand.N(oneWay/2) }))
+				}
+				l := redlock.New(nodes, redlock.WithoutGuard())
+				defer l.Close()
+				begun := time.Now()
+				go func() {
+					if _, err := l.Acquire(ctx, "key", token, ttl); err == nil {
+						granted <- time.Since(begun)
+					}
+				}()
+			}
+			select {
+			case took := <-granted:
+				assert.Less(t, took, enough)
+			case <-ctx.Done():
+				t.Error("the split is not settled")
+			}
+			stop()
+		})
+	}
+}
+
 // One node after the other loses its data, while a lease is kept and others wait for it. Each node that
 // comes back is a vote for the holder again, before the next one goes. The holder waits for the vote then:
 // a release ends that, too.

@@ -411,7 +411,8 @@ func (l *Locker) noteSpeed(node int, r request) {
 	}
 }
 
-// noteTrip learns how long a majority takes to answer.
+// noteTrip learns how long a majority takes to answer, up to 100 ms: floor is four times as far ahead of the
+// clocks, and they must have reached it before a node counts that has forgotten its fences.
 func (l *Locker) noteTrip(d time.Duration) {
 	old := l.trip.Load()
 	l.trip.Store(old + (int64(min(max(d, 100*time.Microsecond), 100*time.Millisecond))-old)/8)

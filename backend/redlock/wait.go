@@ -14,7 +14,8 @@ import (
 const (
 	firstPause   = 100 * time.Millisecond // after a failed request of a wait; doubled up to a second
 	longestPause = time.Second
-	ledFor       = 500 * time.Millisecond // after which a leader without a majority is passed over
+	ledFor       = 500 * time.Millisecond // after which a leader without a majority is passed over, at the earliest
+	ledSurveys   = 4                      // and so many surveys fit into that time
 	slowSurvey   = 2 * time.Second        // the longest time between surveys
 )
 
@@ -55,6 +56,7 @@ type wait struct {
 
 	surveys    chan []string // the holder at each node, "" if unknown; nil if no majority has answered
 	surveying  bool
+	surveyed   time.Time // when the last one began
 	surveyAt   time.Time // when the next one is due; zero for none
 	pause      time.Duration
 	leader     string // of the last survey
@@ -237,7 +239,7 @@ func (w *wait) surveyIn(d time.Duration) {
 
 // survey asks all nodes who holds the key.
 func (w *wait) survey() {
-	w.surveying, w.surveyAt = true, time.Time{}
+	w.surveying, w.surveyed, w.surveyAt = true, time.Now(), time.Time{}
 	inspect := w.inspect()
 	w.l.spawn(func() {
 		holds := inspect()
@@ -259,8 +261,9 @@ func (w *wait) survey() {
 // key, and the votes are kept for the time after it. One that keeps the key for long may lack them,
 // since a node was away: if it waits for them, it gets them. Otherwise the votes are split. The
 // leader, the holder at the first node in the key's order, keeps its votes, and all others pass theirs
-// on to it. A leader that gets no majority in time is passed over: its client may have died. When all
-// were, the network may have been too slow, and it is their turn again.
+// on to it. A leader that gets no majority in time is passed over: its client may have died. The time
+// suffices for the others to learn who leads, for their votes to reach it, and for them to see that: on a
+// slow network that is some round trips. When all were passed over, it is their turn again.
 func (w *wait) judge(holders []string) {
 	votes := make(map[string]int)
 	for i := range holders {
@@ -290,7 +293,7 @@ func (w *wait) judge(holders []string) {
 		w.surveyIn(w.trip())
 		return
 	}
-	if time.Since(w.ledSince) > ledFor {
+	if time.Since(w.ledSince) > max(ledFor, ledSurveys*time.Since(w.surveyed)) {
 		w.passedOver[leader] = true
 		leader = w.leads(holders)
 		w.leader, w.ledSince = leader, time.Now()

@@ -157,12 +157,11 @@ func minReplicas(ctx context.Context, m *master) {
 	}
 }
 
-const (
-	clockRate   = 0.005 // how much faster or slower the clock may be, which a slow answer must not look like
-	clockOffset = 5 * time.Second
-)
-
 func clock(ctx context.Context, m *master) {
+	const (
+		clockRate   = 0.005 // how much faster or slower the clock may be, which a slow answer must not look like
+		clockOffset = 5 * time.Second
+	)
 	var server, before, after [2]time.Time
 	for i := range server {
 		time.Sleep(time.Duration(i) * time.Second)
@@ -310,11 +309,9 @@ func probeLease(ctx context.Context, c *dlock.Client, key string) error {
 	return lease.Release()
 }
 
-// handoverLimit is more than a message takes, and less than a waiter waits until it asks for itself.
-const handoverLimit = time.Second
-
 // probeHandover fails if a waiter gets the lock later than a message could bring it.
 func probeHandover(ctx context.Context, c *dlock.Client, key string) error {
+	const limit = time.Second // more than a message takes, and less than a waiter waits until it asks for itself
 	lease, err := c.TryAcquire(ctx, key)
 	if err != nil {
 		return err
@@ -328,12 +325,12 @@ func probeHandover(ctx context.Context, c *dlock.Client, key string) error {
 			return nil
 		})
 	})
-	time.Sleep(handoverLimit / 2) // until it waits and listens
+	time.Sleep(limit / 2) // until it waits and listens
 	released := time.Now()
 	err = lease.Release()
 	waiter.Wait()
 	err = errors.Join(err, failed)
-	if took := granted.Sub(released); err == nil && took > handoverLimit {
+	if took := granted.Sub(released); err == nil && took > limit {
 		err = fmt.Errorf("a handover took %v: the message does not arrive", took.Round(time.Millisecond))
 	}
 	return err
@@ -347,7 +344,7 @@ func newDoctor(s *store) *cobra.Command {
 		Long: "Check whether a Redis is fit for locks. Nothing is written without --probe. " +
 			"The exit code is 1 after warnings, and 2 after failures.",
 		Args: cobra.NoArgs,
-		RunE: s.with(func(c *cobra.Command, _ []string) error {
+		RunE: s.with(1, func(c *cobra.Command, _ []string) error {
 			all, err := s.examine(c.Context(), probing)
 			if err != nil {
 				return err
@@ -361,27 +358,20 @@ func newDoctor(s *store) *cobra.Command {
 }
 
 // tell writes the findings. The error has the exit code.
-func tell(out io.Writer, all []finding, probed, asJSON bool) (err error) {
+func tell(out io.Writer, all []finding, probed, asJSON bool) error {
 	worst := good
 	for _, f := range all {
 		worst = max(worst, f.Level)
 		if asJSON {
-			err = errors.Join(err, json.NewEncoder(out).Encode(f))
+			_ = json.NewEncoder(out).Encode(f)
 			continue
 		}
 		what := strings.TrimPrefix(f.Server+": ", ": ") + f.Text
-		_, failed := fmt.Fprintf(out, "%-8s%2d  %s\n%12s%s\n%12s%s\n", f.Level, f.Check, what, "", f.Remedy, "", f.Page)
-		err = errors.Join(err, failed)
+		fmt.Fprintf(out, "%-8s%2d  %s\n%12s%s\n%12s%s\n", f.Level, f.Check, what, "", f.Remedy, "", f.Page)
 	}
 	if !asJSON && worst == good {
-		what := "without --probe, nothing was written"
-		if probed {
-			what = "a lock was acquired, renewed and handed over"
-		}
-		_, err = fmt.Fprintf(out, "This Redis is fit for locks (%s).\n", what)
-	}
-	if err != nil {
-		return err
+		how := map[bool]string{false: "without --probe, nothing was written", true: "a lock was acquired, renewed and handed over"}
+		fmt.Fprintf(out, "This Redis is fit for locks (%s).\n", how[probed])
 	}
 	return exit{int(worst), nil}
 }
@@ -422,8 +412,7 @@ func (s *store) examine(ctx context.Context, probing bool) (_ []finding, err err
 
 // info reads INFO on a new connection.
 func info(ctx context.Context, client *redis.Client) (map[string]string, error) {
-	o := *client.Options()
-	fresh := redis.NewClient(&o)
+	fresh := redis.NewClient(client.Options())
 	defer fresh.Close()
 	text, err := fresh.Info(ctx).Result()
 	return parseInfo(text), err

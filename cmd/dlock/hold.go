@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !aix && !solaris
 
 package main
 
@@ -78,7 +78,7 @@ func (r *run) hold(lease *dlock.Lease, signals chan os.Signal) error {
 	r.say("%s is held, with fence %d", lease.Key(), lease.Fence())
 	if time.Until(lease.Deadline()) < r.ttl*9/10 { // it is short at first, after a wait
 		if err := lease.Renew(context.Background()); err != nil {
-			return failed(err)
+			return err
 		}
 	}
 	catch(signals, unix.SIGTSTP)

@@ -70,15 +70,15 @@ func newList(s *store) *cobra.Command {
 		Use:   "list [BEGINNING]",
 		Short: "list the locks whose keys begin with a text",
 		Args:  cobra.MaximumNArgs(1),
-		RunE: s.with(func(c *cobra.Command, args []string) error {
+		RunE: s.with(1, func(c *cobra.Command, args []string) error {
 			if len(args) == 0 && !all {
 				return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --all")}
 			}
 			rows, err := s.list(c.Context(), strings.Join(args, ""), foreign)
-			if err != nil {
-				return err
+			if err == nil {
+				show(c.OutOrStdout(), rows, asJSON)
 			}
-			return show(c.OutOrStdout(), rows, asJSON)
+			return err
 		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "list all locks of the database")
@@ -88,21 +88,21 @@ func newList(s *store) *cobra.Command {
 }
 
 // show writes rows.
-func show(out io.Writer, rows []row, asJSON bool) error {
-	buffered := bufio.NewWriter(out) // its Flush returns the errors of all writes
+func show(out io.Writer, rows []row, asJSON bool) {
+	buffered := bufio.NewWriter(out)
+	defer buffered.Flush()
 	if asJSON {
 		for e := json.NewEncoder(buffered); len(rows) > 0; rows = rows[1:] {
 			_ = e.Encode(rows[0])
 		}
-		return buffered.Flush()
+		return
 	}
 	table := tabwriter.NewWriter(buffered, 0, 0, 2, ' ', 0)
+	defer table.Flush()
 	fmt.Fprintln(table, "KEY\tOWNER\tSTARTED\tTTL\tWAITERS")
 	for now := time.Now(); len(rows) > 0; rows = rows[1:] {
 		fmt.Fprintln(table, strings.Join(rows[0].fields(now), "\t"))
 	}
-	_ = table.Flush()
-	return buffered.Flush()
 }
 
 const (
@@ -146,7 +146,7 @@ func newShow(s *store) *cobra.Command {
 		Use:   "show KEY",
 		Short: "show who holds a lock, and when package once has run the job of this name",
 		Args:  cobra.ExactArgs(1),
-		RunE: s.with(func(c *cobra.Command, args []string) error {
+		RunE: s.with(1, func(c *cobra.Command, args []string) error {
 			status, err := dlock.New(s.locker).Inspect(c.Context(), args[0])
 			if err != nil {
 				return err
@@ -154,13 +154,13 @@ func newShow(s *store) *cobra.Command {
 			marks, failed := s.list(c.Context(), args[0]+"@", false)
 			rows := append([]row{newRow(args[0], status)}, marks[max(0, len(marks)-10):]...)
 			if !status.Held && !asJSON {
-				_, err = fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
+				fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
 				rows = rows[1:]
 			}
 			if len(rows) > 0 {
-				err = errors.Join(err, show(c.OutOrStdout(), rows, asJSON))
+				show(c.OutOrStdout(), rows, asJSON)
 			}
-			return errors.Join(err, failed)
+			return failed
 		}),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
@@ -174,7 +174,7 @@ func newBreak(s *store) *cobra.Command {
 		Use:   "break KEY",
 		Short: "take a lock from its holder, and give it to the next that waits",
 		Args:  cobra.ExactArgs(1),
-		RunE: s.with(func(c *cobra.Command, args []string) error {
+		RunE: s.with(1, func(c *cobra.Command, args []string) error {
 			return s.breakLock(c, args[0], owner, yes)
 		}),
 	}
@@ -197,9 +197,7 @@ func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
 	case owner != "" && owner != status.Owner:
 		return exit{exitHeld, fmt.Errorf("%s is held by %s", printable(key), printable(status.Owner))}
 	}
-	if err := show(c.OutOrStdout(), []row{newRow(key, status)}, false); err != nil {
-		return err
-	}
+	show(c.OutOrStdout(), []row{newRow(key, status)}, false)
 	if owner == "" && !yes {
 		fmt.Fprint(c.OutOrStdout(), "Has the holder stopped, or are its writes fenced? Type yes to break the lock: ")
 		if answer, _ := bufio.NewReader(c.InOrStdin()).ReadString('\n'); strings.TrimSpace(answer) != "yes" {
@@ -209,9 +207,9 @@ func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
 	if err := l.Break(ctx, status); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "The lock is broken. The old holder may work on until it renews its lease, "+
+	fmt.Fprintf(c.OutOrStdout(), "The lock is broken. The old holder may work on until it renews its lease, "+
 		"or for %v at most.\n", status.Remaining.Round(time.Second))
-	return err
+	return nil
 }
 
 func newWatch(s *store) *cobra.Command {
@@ -220,7 +218,7 @@ func newWatch(s *store) *cobra.Command {
 		Use:   "watch BEGINNING",
 		Short: "show the locks whose keys begin with a text, again and again",
 		Args:  cobra.ExactArgs(1),
-		RunE: s.with(func(c *cobra.Command, args []string) error {
+		RunE: s.with(1, func(c *cobra.Command, args []string) error {
 			if every < 100*time.Millisecond {
 				return exit{exitUsage, fmt.Errorf("--every %v: less than 100ms", every)}
 			}
@@ -231,12 +229,9 @@ func newWatch(s *store) *cobra.Command {
 				}
 				if out, failed := os.Stdout.Stat(); failed == nil && out.Mode()&os.ModeCharDevice != 0 {
 					fmt.Fprint(c.OutOrStdout(), "\x1b[H\x1b[2J")
-					err = show(c.OutOrStdout(), rows, false)
+					show(c.OutOrStdout(), rows, false)
 				} else {
-					before, err = changes(c.OutOrStdout(), time.Now(), before, rows)
-				}
-				if err != nil {
-					return err
+					before = changes(c.OutOrStdout(), time.Now(), before, rows)
 				}
 			}
 		}),
@@ -246,13 +241,11 @@ func newWatch(s *store) *cobra.Command {
 }
 
 // changes writes a line for each lock that was taken, released, or has another holder or number of waiters.
-func changes(out io.Writer, now time.Time, before map[string]row, rows []row) (after map[string]row, err error) {
+func changes(out io.Writer, now time.Time, before map[string]row, rows []row) (after map[string]row) {
 	after = make(map[string]row)
 	line := func(r row, what string) {
-		if err == nil {
-			_, err = fmt.Fprintf(out, "%s  %s  %s  %s  %d wait\n",
-				now.Format(time.RFC3339), printable(r.Key), what, printable(r.Owner), r.Waiting)
-		}
+		fmt.Fprintf(out, "%s  %s  %s  %s  %d wait\n",
+			now.Format(time.RFC3339), printable(r.Key), what, printable(r.Owner), r.Waiting)
 	}
 	for _, r := range rows {
 		after[r.Key] = r
@@ -270,5 +263,5 @@ func changes(out io.Writer, now time.Time, before map[string]row, rows []row) (a
 	for _, key := range slices.Sorted(maps.Keys(before)) {
 		line(before[key], "no longer held by")
 	}
-	return after, err
+	return after
 }

@@ -130,12 +130,15 @@ func TestBreakOfAnother(t *testing.T) {
 	_ = c.Wait()
 	assert.Equal(t, exitHeld, c.ProcessState.ExitCode())
 	require.NoError(t, next.Renew(t.Context()))
-	for _, args := range []string{"list --all", "list --all --json", "show k", "show free", "watch k", "doctor"} {
+	for _, args := range []string{"list --all", "list --all --json", "show k", "show free", "watch k", "doctor", "completion bash", "--help", "run --help"} {
 		c := s.command(strings.Fields(args)...)
 		c.Stdout, err = os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		require.NoError(t, err)
+		var said strings.Builder
+		c.Stderr = &said
 		_ = c.Run()
 		assert.Equal(t, exitOwnFault, c.ProcessState.ExitCode(), args)
+		assert.Equal(t, "dlock: write /dev/stdout: no space left on device\n", said.String(), args)
 	}
 	command(t, s.server, "ACL", "SETUSER", "default", "-scan")
 	code, text := s.run("show", "k")

@@ -44,13 +44,24 @@ func main() {
 		guardMain(os.Args[2:])
 		os.Exit(0)
 	}
-	os.Exit(execute(os.Args[1:]))
+	os.Exit(execute())
 }
 
-// execute runs a command line, and returns the exit code.
-func execute(args []string) int {
+// output is standard output. A write that fails ends this process.
+type output struct{}
+
+func (output) Write(text []byte) (int, error) {
+	if _, err := os.Stdout.Write(text); err != nil {
+		fmt.Fprintln(os.Stderr, "dlock:", err)
+		os.Exit(exitOwnFault)
+	}
+	return len(text), nil
+}
+
+// execute runs the command line, and returns the exit code.
+func execute() int {
 	root := newRoot()
-	root.SetArgs(args)
+	root.SetOut(output{})
 	err := root.Execute()
 	e, ok := errors.AsType[exit](err)
 	if err != nil && !ok {

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !aix && !solaris
 
 package main
 
@@ -26,16 +26,13 @@ type run struct {
 	key     string
 	command []string
 
-	ttl, maxHold, minHold, outage time.Duration
-	wait                          time.Duration
-	nonblock, limited             bool // the wait is
-	heldCode                      int
-	grace                         time.Duration
-	owner                         string
-	every, phase                  time.Duration
-	zone                          string
-	location                      *time.Location // of zone
-	verbose                       bool
+	ttl, grace, maxHold, minHold time.Duration
+	outage, wait, every, phase   time.Duration
+	nonblock, limited            bool // the wait is
+	heldCode                     int
+	owner, zone                  string
+	location                     *time.Location // of zone
+	verbose                      bool
 }
 
 func newRun(s *store) *cobra.Command {
@@ -44,7 +41,7 @@ func newRun(s *store) *cobra.Command {
 		Use:   "run [flags] KEY [--] COMMAND...",
 		Short: "run a program while holding a lock",
 		Args:  cobra.MinimumNArgs(2),
-		RunE: s.with(func(c *cobra.Command, args []string) error {
+		RunE: s.with(5, func(c *cobra.Command, args []string) error {
 			if r.key, r.command = args[0], args[1:]; r.command[0] == "--" {
 				r.command = r.command[1:]
 			}

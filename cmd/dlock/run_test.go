@@ -205,6 +205,10 @@ func TestExitCodes(t *testing.T) {
 		{"run --redis redis://u:secret%@h k true", 64, "dlock: --redis: not a URL of Redis (a password may need % escapes)\n"},
 		{"run --redis redis://u:12/secret@h k true", 64, "dlock: --redis: not a URL of Redis (a password may need % escapes)\n"},
 		{"run --cluster --sentinel x k true", 64, "dlock: "},
+		{"run --redis redis://127.0.0.1:65536 k true", 64, "dlock: --redis: address 65536: invalid port\n"},
+		{"show --sentinel x --redis redis://h?addr=h:70000 k", 64, "dlock: --redis: address 70000: invalid port\n"},
+		{"show --redis redis://127.0.0.1/-1 k", 64, "dlock: --redis: database -1: negative\n"},
+		{"show --redis redis://127.0.0.1?db=-1 k", 64, "dlock: --redis: database -1: negative\n"},
 		{"run --redis redis://127.0.0.1:1 k true", 69, "dlock: "},
 		{"run --redis redis://127.0.0.1:1 --outage 100ms k true", 69, "dlock: "},
 		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: the lease of k was not renewed, or --max-hold has passed"},
@@ -226,6 +230,17 @@ func TestExitCodes(t *testing.T) {
 			assert.True(t, strings.HasPrefix(out, test.out), "%s: %s", test.args, out)
 		}
 	}
+}
+
+// A server that is asked for TLS, and waits for the rest of a command, is waited for once.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	begun := time.Now()
+	code, out := s.run("show", "--redis", "rediss://"+s.server.Addr(), "k")
+	assert.Equal(t, exitUnavailable, code)
+	assert.Contains(t, out, "(rediss:// needs a port for TLS)")
+	assert.Less(t, time.Since(begun), 20*time.Second)
 }
 
 // TestFaults kills and stops the holder, the guard and the server. Nothing of the program may be alive when the next

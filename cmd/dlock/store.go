@@ -2,14 +2,16 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	neturl "net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -22,9 +24,8 @@ import (
 type store struct {
 	url, sentinel, prefix string
 	cluster               bool
-
-	client redis.UniversalClient // these are there while a command runs
-	locker *rediscore.Locker
+	client                redis.UniversalClient // these are there while a command runs
+	locker                *rediscore.Locker
 }
 
 const urlVariable = "DLOCK_REDIS_URL"
@@ -38,21 +39,22 @@ func (s *store) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.prefix, "prefix", "", "`prefix` of all names in Redis; all programs that share a lock need the same")
 }
 
-// with returns a command's function: f, for whose time the store is there. Its errors have exit codes.
-func (s *store) with(f func(c *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+// with returns a command's function: f, for whose time the store is there. Its errors have exit codes. A call tries
+// to connect so often, which takes up to 5 s each time.
+func (s *store) with(dials int, f func(c *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) (err error) {
 		if s.cluster && s.sentinel != "" {
 			return exit{exitUsage, errors.New("--cluster and --sentinel exclude each other")}
 		}
 		url := cmp.Or(s.url, os.Getenv(urlVariable), "redis://localhost:6379")
-		if s.client, err = s.connect(url); err != nil {
+		if s.client, err = s.connect(url, dials); err != nil {
 			return exit{exitUsage, badURL(url, err)}
 		}
 		defer s.client.Close()
-		redis.SetLogger(silent{})
+		logging.Disable() // go-redis returns its errors too, and standard error is the program's
 		s.locker = newLocker(s.client, s.prefix)
 		defer s.locker.Close()
-		return failed(f(c, args))
+		return failed(url, f(c, args))
 	}
 }
 
@@ -61,28 +63,41 @@ func newLocker(client redis.UniversalClient, prefix string, opts ...goredis.Opti
 }
 
 // connect returns a client, which does not connect yet.
-func (s *store) connect(url string) (redis.UniversalClient, error) {
+func (s *store) connect(url string, dials int) (redis.UniversalClient, error) {
+	u, err := neturl.Parse(url)
+	if err != nil {
+		return nil, err
+	}
+	if db, _ := strconv.Atoi(strings.Trim(cmp.Or(u.Query().Get("db"), u.Path), "/")); db < 0 {
+		return nil, fmt.Errorf("database %d: negative", db)
+	}
+	for _, host := range append(u.Query()["addr"], u.Host) {
+		_, port, _ := net.SplitHostPort(host)
+		if _, err := net.LookupPort("tcp", port); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case s.cluster:
 		o, err := redis.ParseClusterURL(url)
 		if err != nil {
 			return nil, err
 		}
-		o.ContextTimeoutEnabled = true
+		o.ContextTimeoutEnabled, o.DialerRetries = true, dials
 		return redis.NewClusterClient(o), nil
 	case s.sentinel != "":
 		o, err := redis.ParseFailoverURL(url)
 		if err != nil {
 			return nil, err
 		}
-		o.ContextTimeoutEnabled, o.MasterName = true, s.sentinel
+		o.ContextTimeoutEnabled, o.DialerRetries, o.MasterName = true, dials, s.sentinel
 		return redis.NewFailoverClient(o), nil
 	}
 	o, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
-	o.ContextTimeoutEnabled = true
+	o.ContextTimeoutEnabled, o.DialerRetries = true, dials
 	return redis.NewClient(o), nil
 }
 
@@ -94,17 +109,9 @@ func badURL(url string, err error) error {
 	return fmt.Errorf("--redis: %w", err)
 }
 
-// silent keeps go-redis from writing to standard error, which is the program's. Its errors are returned too.
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
-
-// failed returns an error with its exit code, or nil.
-func failed(err error) error {
-	if err == nil {
-		return nil
-	}
-	if e, ok := errors.AsType[exit](err); ok {
+// failed returns the exit of a command that has failed with err, or has not.
+func failed(url string, err error) exit {
+	if e, ok := errors.AsType[exit](err); ok || err == nil {
 		return e
 	}
 	for _, known := range []exit{
@@ -112,6 +119,9 @@ func failed(err error) error {
 		{exitHeld, dlock.ErrReleased}, // of Break: another holds the lock by now
 	} {
 		if errors.Is(err, known.err) {
+			if known.code == exitUnavailable && strings.HasPrefix(url, "rediss:") {
+				err = fmt.Errorf("%w (rediss:// needs a port for TLS)", err)
+			}
 			return exit{known.code, err}
 		}
 	}
@@ -123,5 +133,5 @@ func unanswered(err error) error {
 	if _, ok := errors.AsType[redis.Error](err); ok {
 		return err
 	}
-	return exit{exitUnavailable, err}
+	return fmt.Errorf("%w: %w", dlock.ErrUnavailable, err)
 }

@@ -1,4 +1,4 @@
-//go:build !unix
+//go:build !unix || aix || solaris
 
 package main
 
@@ -16,7 +16,7 @@ func newRun(*store) *cobra.Command {
 		Short:              "(not on this system)",
 		DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error {
-			return exit{exitUsage, errors.New("run needs process groups that can be ended in time, as Unix has")}
+			return exit{exitUsage, errors.New("run works on Linux, macOS and the BSDs only")}
 		},
 	}
 }
