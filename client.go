@@ -97,7 +97,7 @@ func (c *Client) take(a *acquisition, d *detached) (*Lease, error) {
 // since the taker gets the lock, and returns the error of fn alone.
 func (c *Client) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error) error {
 	if fn == nil {
-		return wrap(ctx, "do", key, invalid("function: nil"))
+		return wrap(context.Background(), "do", key, invalid("function: nil"))
 	}
 	lease, err := c.Acquire(ctx, key)
 	if err != nil {

@@ -377,18 +377,17 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 	}
 	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
 	ctx := ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
-	if lease == nil {
-		return nil, a.wrap(err)
+	if lease != nil {
+		err = lease.announce(ctx, !same(ctx, a.ctx))
+		if err == nil {
+			return lease, nil
+		}
+		if errors.Is(err, ErrLost) {
+			return nil, err
+		}
+		_ = lease.Release() // Shutdown has ended it, and nobody works with it
 	}
-	switch end := lease.announce(ctx, !same(ctx, a.ctx)); {
-	case end == nil:
-		return lease, nil
-	case errors.Is(end, ErrLost):
-		return nil, end
-	default: // Shutdown has ended it, and nobody works with it
-		_ = lease.Release()
-		return nil, a.wrap(end)
-	}
+	return nil, a.wrap(err)
 }
 
 // announce notes that AcquireDone has returned. From now on the lease has the values of ctx, and
