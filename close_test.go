@@ -94,6 +94,37 @@ func TestCloseWaitsForCallsInFlight(t *testing.T) {
 	}
 }
 
+// A set that is not complete is a call in flight, also between its calls to the store: what it holds is free
+// when Close or Shutdown returns.
+func TestCloseWaitsForASet(t *testing.T) {
+	slow := dlock.WithObserver(&dlock.Observer{AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
+		time.Sleep(20 * time.Millisecond)
+		return ctx
+	}})
+	for name, end := range map[string]func(t *testing.T, c *dlock.Client){
+		"Close":    func(t *testing.T, c *dlock.Client) { require.NoError(t, c.Close()) },
+		"Shutdown": func(t *testing.T, c *dlock.Client) { require.Error(t, c.Shutdown(ended(t))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+				s.onCall(func(c *call) {
+					if c.op == "release" {
+						c.take(10 * time.Millisecond)
+					}
+				})
+				holdKey(t, store, "c", time.Hour)
+				c := dlock.New(l, slow)
+				result := make(chan error, 1)
+				go func() { _, err := c.AcquireAll(t.Context(), abcd...); result <- err }()
+				time.Sleep(time.Second)
+				end(t, c)
+				requireHolders(t, store, "", "c")
+				require.ErrorIs(t, <-result, dlock.ErrClosed)
+			})
+		})
+	}
+}
+
 func TestCloseWaitsForWhatIsOwed(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s)

@@ -62,6 +62,7 @@ func (l *Lease) endForRelease(c *releaseCall) (time.Duration, error) {
 	r, err := &l.release, l.lookLocked()
 	rest := l.restLocked(time.Now())
 	c.beginLocked(l, err)
+	l.unawaitLocked() // the call counts from now on
 	late := err == ErrClosed && r.sent == 0 && r.err == nil && !r.settled
 	switch {
 	case errors.Is(err, ErrLost):

@@ -283,6 +283,7 @@ func (l *Lease) settle() {
 	l.mu.Lock()
 	defer l.unlock()
 	l.tentative = false
+	l.unawaitLocked()
 }
 
 func (ls *Leases) end(err error) {
