@@ -202,7 +202,7 @@ func (g *gathering) try(n int) (refused *word, err error) {
 		}
 	}
 	if ended(g.ctx) != nil || g.maxWait() == 0 {
-		return nil, errs[kept]
+		return nil, withEnd(g.ctx, errs[kept]) // ctx may have ended since the attempt was answered
 	}
 	return &attempts[kept].word, nil
 }
