@@ -380,15 +380,16 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 	if lease == nil {
 		return nil, a.wrap(err)
 	}
-	switch end := lease.announce(ctx, !same(ctx, a.ctx)); {
+	end := lease.announce(ctx, !same(ctx, a.ctx))
+	switch {
 	case end == nil:
 		return lease, nil
 	case errors.Is(end, ErrLost):
 		return nil, end
-	default: // Shutdown has ended it, and nobody works with it
+	case a.op != OpAdopt: // Shutdown has ended it, and nobody works with it; but what is detached can be adopted again
 		_ = lease.Release()
-		return nil, a.wrap(end)
 	}
+	return nil, a.wrap(end)
 }
 
 // announce notes that AcquireDone has returned. From now on the lease has the values of ctx, and
