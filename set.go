@@ -38,11 +38,12 @@ type Leases struct {
 // [Client.Acquire]. Then it goes on in the same way with the keys that follow. So it waits only for
 // keys that come after all that it holds. Others can see it hold some of its keys before it has all.
 //
-// [WithMaxWait] and ctx limit the whole call. With WithMaxWait(0) it makes one attempt for each key. If
-// that finds keys held, the error is the [*HeldError] of the first in byte order. If an attempt fails in
-// another way, the call ends with that error. If a lease is lost before all keys are held, the call ends
-// at once with that [*LostError]. After an error nothing is held: what had been granted is released
-// whatever the [WithMinHold], and what the store does not answer within a second is owed.
+// [WithMaxWait] and ctx limit the whole call; but each attempt has 1 s for its answer, unless ctx ends
+// sooner. With WithMaxWait(0) it makes one attempt for each key. If that finds keys held, the error is the
+// [*HeldError] of the first in byte order. If an attempt fails in another way, the call ends with that
+// error. If a lease is lost before all keys are held, the call ends at once with that [*LostError]. After
+// an error nothing is held: what had been granted is released whatever the [WithMinHold], and what the
+// store does not answer within a second is owed.
 //
 // The options apply to each lease, from its own grant on, so [WithMaxHold] includes the waits for the
 // keys that follow. So does the TTL of a Client with [WithRenewal](false): a wait of one TTL ends with
