@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -303,6 +304,25 @@ func TestShutdownGivesUp(t *testing.T) {
 }
 
 // After Shutdown, a Release that comes after the deadline reports the loss.
+// The holder releases while Shutdown, which has given up on it, makes the store keep the key for its MinHold.
+func TestReleaseDuringShutdown(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		const minHold = 2 * time.Minute
+		c := dlock.New(s, dlock.WithMinHold(minHold))
+		l := acquire(t, c, "k")
+		s.onCall(func(c *call) { c.take(time.Second) })
+		begun := time.Now()
+		time.AfterFunc(500*time.Millisecond, func() { assert.NoError(t, l.Release()) })
+		require.ErrorIs(t, c.Shutdown(ended(t)), context.Canceled)
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Len(t, s.made("renew"), 1)
+		time.Sleep(time.Until(begun.Add(minHold - time.Millisecond)))
+		requireTaken(t, store, "k")
+		time.Sleep(time.Second + 2*time.Millisecond)
+		requireFree(t, store, "k")
+	})
+}
+
 func TestReleaseLongAfterShutdown(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithTTL(3*time.Second))

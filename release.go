@@ -559,6 +559,9 @@ func (l *Lease) keepLocked(abandoned bool) bool {
 	if hold.IsZero() || enough && abandoned {
 		return false
 	}
+	if l.kept != nil && l.keeper.resume(l.kept) {
+		return true
+	}
 	r := &owedRelease{lease: l, hold: hold, abandoned: abandoned, renewable: earlier(hold, now.Add(max(l.ttl, l.inherited)))}
 	if enough {
 		r.state = settled
@@ -571,6 +574,14 @@ func (l *Lease) keepLocked(abandoned bool) bool {
 		l.planLocked(now)
 	}
 	return true
+}
+
+// resume has the MinHold of an abandoned lease end with its release. It reports false if nothing is owed any more.
+func (k *keeper) resume(r *owedRelease) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.abandoned = false
+	return r.listed != nil
 }
 
 // keepTTL is the TTL of a renewal for a MinHold.
