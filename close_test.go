@@ -113,14 +113,18 @@ func TestCloseWaitsForASet(t *testing.T) {
 						c.take(10 * time.Millisecond)
 					}
 				})
-				holdKey(t, store, "c", time.Hour)
-				c := dlock.New(l, slow)
-				result := make(chan error, 1)
-				go func() { _, err := c.AcquireAll(t.Context(), abcd...); result <- err }()
-				time.Sleep(time.Second)
-				end(t, c)
-				requireHolders(t, store, "", "c")
-				require.ErrorIs(t, <-result, dlock.ErrClosed)
+				for _, turns := range []int{1, 8} {
+					holdKey(t, store, "a", time.Second)
+					holdKey(t, store, "c", time.Minute)
+					c := dlock.New(l, slow, dlock.WithLocalTurns(turns))
+					result := make(chan error, 1)
+					go func() { _, err := c.AcquireAll(t.Context(), "a", "c"); result <- err }()
+					time.Sleep(2 * time.Second)
+					end(t, c)
+					requireHolders(t, store, "", "c")
+					require.ErrorIs(t, <-result, dlock.ErrClosed)
+					time.Sleep(time.Minute)
+				}
 			})
 		})
 	}
