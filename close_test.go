@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -89,6 +90,41 @@ func TestCloseWaitsForCallsInFlight(t *testing.T) {
 					requireFree(t, store, "k")
 				}
 				require.ErrorIs(t, <-result, errStore)
+			})
+		})
+	}
+}
+
+// A set that is not complete is a call in flight, also between its calls to the store: what it holds is free
+// when Close or Shutdown returns.
+func TestCloseWaitsForASet(t *testing.T) {
+	slow := dlock.WithObserver(&dlock.Observer{AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
+		time.Sleep(20 * time.Millisecond)
+		return ctx
+	}})
+	for name, end := range map[string]func(t *testing.T, c *dlock.Client){
+		"Close":    func(t *testing.T, c *dlock.Client) { require.NoError(t, c.Close()) },
+		"Shutdown": func(t *testing.T, c *dlock.Client) { require.Error(t, c.Shutdown(ended(t))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+				s.onCall(func(c *call) {
+					if c.op == "release" {
+						c.take(10 * time.Millisecond)
+					}
+				})
+				for _, turns := range []int{1, 8} {
+					holdKey(t, store, "a", time.Second)
+					holdKey(t, store, "c", time.Minute)
+					c := dlock.New(l, slow, dlock.WithLocalTurns(turns))
+					result := make(chan error, 1)
+					go func() { _, err := c.AcquireAll(t.Context(), "a", "c"); result <- err }()
+					time.Sleep(2 * time.Second)
+					end(t, c)
+					requireHolders(t, store, "", "c")
+					require.ErrorIs(t, <-result, dlock.ErrClosed)
+					time.Sleep(time.Minute)
+				}
 			})
 		})
 	}
@@ -272,6 +308,25 @@ func TestShutdownGivesUp(t *testing.T) {
 }
 
 // After Shutdown, a Release that comes after the deadline reports the loss.
+// The holder releases while Shutdown, which has given up on it, makes the store keep the key for its MinHold.
+func TestReleaseDuringShutdown(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		const minHold = 2 * time.Minute
+		c := dlock.New(s, dlock.WithMinHold(minHold))
+		l := acquire(t, c, "k")
+		s.onCall(func(c *call) { c.take(time.Second) })
+		begun := time.Now()
+		time.AfterFunc(500*time.Millisecond, func() { assert.NoError(t, l.Release()) })
+		require.ErrorIs(t, c.Shutdown(ended(t)), context.Canceled)
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Len(t, s.made("renew"), 1)
+		time.Sleep(time.Until(begun.Add(minHold - time.Millisecond)))
+		requireTaken(t, store, "k")
+		time.Sleep(time.Second + 2*time.Millisecond)
+		requireFree(t, store, "k")
+	})
+}
+
 func TestReleaseLongAfterShutdown(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithTTL(3*time.Second))

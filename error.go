@@ -11,7 +11,9 @@ import (
 
 // The errors of this package, to be tested with [errors.Is]. Any other error is either a
 // context's, or the store's, as its client library returned it: the store has answered, and
-// refused, for example for lack of memory or because of a wrong password. Its text says so.
+// refused, for example for lack of memory or because of a wrong password. Its text says so. Two
+// match nothing: a grant whose answer took too much of the TTL (see [WithRenewal]), and a Renew that
+// [WithMaxHold] does not allow.
 //
 // The cause of a ctx may be one of these errors, from another lease or Client. An error of
 // this package shows such a cause as text, and does not match it.

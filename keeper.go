@@ -54,10 +54,11 @@ type keeper struct {
 		ready   [2]list.List // those that are due: of attempts, of leases
 		turn    int          // which of the two was last
 
-		unanswered int       // of all and holds: Close waits for them
-		silent     int       // tries in a row that got no answer
-		away       alarm     // the next try while the store is away
-		awayTryAt  time.Time // its earliest time
+		unanswered int           // of all and holds: Close waits for them
+		silent     int           // tries in a row that got no answer
+		fastest    time.Duration // answer so far; 0 before the first
+		away       alarm         // the next try while the store is away
+		awayTryAt  time.Time     // its earliest time
 		dropped    uint64
 		finished   bool // no more are taken on
 	}

@@ -31,6 +31,7 @@ type Lease struct {
 	standIn bool          // granted it, as Degraded says
 
 	tentative bool // its set is not complete, so it has no MinHold yet; guarded by mu
+	awaited   bool // nor was it released: it counts as a call, for which Close waits; guarded by mu
 
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
@@ -182,8 +183,19 @@ func (l *Lease) start() bool {
 	if l.keeper.closed.Load() {
 		return false
 	}
+	if l.awaited = l.tentative; l.awaited {
+		l.keeper.calls.Add(1)
+	}
 	l.planLocked(l.renewAt)
 	return true
+}
+
+// unawaitLocked ends the wait of Close for the lease of a set.
+func (l *Lease) unawaitLocked() {
+	if l.awaited {
+		l.awaited = false
+		l.keeper.leave()
+	}
 }
 
 // restLocked returns how long the lease is still certain to be held, by the clock that ends
@@ -247,6 +259,9 @@ func (l *Lease) endLocked(err error) {
 	l.err = err
 	if l.ended.IsZero() {
 		l.ended = earlier(l.deadline, time.Now())
+	}
+	if err != ErrClosed { // which its set has to release
+		l.unawaitLocked()
 	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))
 	if l.done != nil {

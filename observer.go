@@ -23,9 +23,9 @@ import (
 //
 // Functions are called without a mutex. They may call methods of the Client:
 //
-//   - What a caller does is reported in its goroutine, before its call returns. These are the
-//     functions for acquiring and releasing, the LeaseDone of Release, the RenewDone of
-//     [Lease.Renew], and BreakDone.
+//   - What a caller does is reported in its goroutine, before its call returns; for a set, in
+//     several goroutines at once. These are the functions for acquiring and releasing, the
+//     LeaseDone of Release, the RenewDone of [Lease.Renew], and BreakDone.
 //   - What happens in the background is reported in one goroutine, in order: losses, renewals
 //     and owed releases. So is the LeaseDone of Detach, since the taker must not wait for it. If
 //     the goroutine falls behind by 4,096 events (2,048 for renewals and owed releases), further
@@ -33,7 +33,7 @@ import (
 //
 // A function that is slow delays its caller only. But the lock is held while AcquireDone runs, so
 // whoever wants the key waits for it, too. An Acquire of the same key in AcquireDone waits for its
-// own caller, and so does a Shutdown.
+// own caller, and so does a Shutdown. While a set is acquired, so does a Close, for 5 s.
 //
 // A function may panic: the panic is recovered, and the first one is logged with [slog.Default].
 // It must not call [runtime.Goexit].
@@ -385,7 +385,9 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 		if errors.Is(err, ErrLost) {
 			return nil, err
 		}
-		_ = lease.Release() // Shutdown has ended it, and nobody works with it
+		if a.op != OpAdopt { // Shutdown has ended it, and nobody works with it; but what is detached can be adopted again
+			_ = lease.Release()
+		}
 	}
 	return nil, a.wrap(err)
 }

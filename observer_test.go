@@ -792,6 +792,14 @@ func TestObserverThatDelaysALease(t *testing.T) {
 		require.Equal(t, dlock.EndShutdown, only[dlock.LeaseDoneInfo](t, seen).End)
 		only[dlock.AcquireDoneInfo](t, seen)
 	})
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		taker, other := dlock.New(s, delay(time.Minute)), dlock.New(s)
+		d := detach(t, acquire(t, other, "k"))
+		time.AfterFunc(50*time.Second, func() { _ = taker.Shutdown(ended(t)) })
+		_, err := taker.Adopt(t.Context(), d)
+		require.ErrorIs(t, err, dlock.ErrClosed)
+		require.NoError(t, adopt(t, other, d).Release())
+	})
 }
 
 // countingRenewals counts how many leases were renewed.

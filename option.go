@@ -84,7 +84,8 @@ func WithTTL(ttl time.Duration) Option {
 //
 // The limits are yours: the TTL is at most that of [WithTTL], which is also used if f returns 0 or
 // less. It is at least 10 ms, and is cut to whole milliseconds. [Lease.Renew] extends a lease to
-// its own TTL again. f is called in the caller's goroutine. Nil, the default, means WithTTL.
+// its own TTL again. f is called in the caller's goroutine; for a set, in several at once. Nil, the
+// default, means WithTTL.
 func WithTTLFrom(f func(key string) time.Duration) Option {
 	return func(o *options) { o.ttlFrom = f }
 }

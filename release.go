@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -63,6 +64,7 @@ func (l *Lease) endForRelease(c *releaseCall) (time.Duration, error) {
 	r, err := &l.release, l.lookLocked()
 	rest := l.restLocked(time.Now())
 	c.beginLocked(l, err)
+	l.unawaitLocked() // the call counts from now on
 	late := err == ErrClosed && r.sent == 0 && r.err == nil && !r.settled
 	switch {
 	case errors.Is(err, ErrLost):
@@ -254,10 +256,11 @@ func (l *lazyTimeout) cancel() {
 
 const (
 	maxOwed          = 100_000 // releases that a Client can owe
-	releasers        = 8       // owed releases in flight that have not hung, and one more for each answer in a row
+	releasers        = 8       // owed releases in flight that have not hung, and one more for each prompt answer in a row
 	maxReleasers     = 128     // so many at most
 	maxReleases      = 192     // owed releases in flight
 	releaseHungAfter = 500 * time.Millisecond
+	promptly         = 20 * time.Millisecond  // a prompt answer takes this and twice the time of the fastest, at most
 	firstRetryPause  = 100 * time.Millisecond // before a release is tried again, doubled each time
 	maxRetryPause    = time.Second            // while there is no answer
 	awayPause        = 500 * time.Millisecond // between two tries of any, while the store is away
@@ -310,8 +313,9 @@ var (
 	errUnanswered  = fmt.Errorf("%w: no answer within one TTL", ErrUnavailable)
 )
 
-// While the store answers, more and more releases are in flight at once, so that those who give up a wait are
-// out of its queue before they are served. A release without an answer is retried after 0.1 to 1 s, even if the
+// While the store answers promptly, more and more releases are in flight at once, so that those who give up a wait
+// are out of its queue before they are served. Where they stand in line for a few connections, there are few: they
+// must not keep renewals waiting. A release without an answer is retried after 0.1 to 1 s, even if the
 // last try still hangs. When several tries in a row got no answer, the store counts as away: then one release is
 // retried every half second. Once one is answered, all others follow at once.
 //
@@ -485,7 +489,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 		r.err = said(r.values, sent, err)
 	}
 	o := &k.owed
-	refuses := k.heardLocked(err)
+	refuses := k.heardLocked(sent, err)
 	pause := min(firstRetryPause<<min(max(r.tries-1, 0), 10), maxRetryPause)
 	switch {
 	case r.listed == nil: // dropped
@@ -514,13 +518,20 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	}
 }
 
-// heardLocked notes whether a call was answered. It reports whether the store refuses.
-func (k *keeper) heardLocked(err error) (refuses bool) {
-	if refuses = Refused(err); err == nil || refuses {
-		k.owed.silent = 0
-		k.owed.workers.size = min(k.owed.workers.size+1, maxReleasers)
-	} else {
+// heardLocked notes whether a call that was sent at sent was answered. It reports whether the store refuses.
+func (k *keeper) heardLocked(sent time.Time, err error) (refuses bool) {
+	o := &k.owed
+	if refuses = Refused(err); err != nil && !refuses {
 		k.silentLocked()
+		return false
+	}
+	o.silent = 0
+	took := time.Since(sent)
+	o.fastest = min(took, cmp.Or(o.fastest, took))
+	if took <= 2*o.fastest+promptly {
+		o.workers.size = min(o.workers.size+1, maxReleasers)
+	} else {
+		o.workers.size = releasers
 	}
 	return refuses
 }
@@ -549,6 +560,9 @@ func (l *Lease) keepLocked(abandoned bool) bool {
 	if hold.IsZero() || enough && abandoned {
 		return false
 	}
+	if l.kept != nil && l.keeper.resume(l.kept) {
+		return true
+	}
 	r := &owedRelease{lease: l, hold: hold, abandoned: abandoned, renewable: earlier(hold, now.Add(max(l.ttl, l.inherited)))}
 	if enough {
 		r.state = settled
@@ -563,6 +577,14 @@ func (l *Lease) keepLocked(abandoned bool) bool {
 	return true
 }
 
+// resume has the MinHold of an abandoned lease end with its release. It reports false if nothing is owed any more.
+func (k *keeper) resume(r *owedRelease) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.abandoned = false
+	return r.listed != nil
+}
+
 // keepTTL is the TTL of a renewal for a MinHold.
 func keepTTL(hold, now time.Time) time.Duration {
 	return min(max(0, hold.Sub(now)).Truncate(time.Millisecond)+time.Millisecond, maxTTL)
@@ -572,7 +594,7 @@ func keepTTL(hold, now time.Time) time.Duration {
 func (k *keeper) kept(r *owedRelease, c renewal, result RenewResult) (again bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	refuses := k.heardLocked(result.Err)
+	refuses := k.heardLocked(c.sent, result.Err)
 	if r.listed == nil || r.over { // dropped, or the MinHold is over
 		return false
 	}

@@ -526,6 +526,34 @@ func TestOwedReleasesGoTogether(t *testing.T) {
 	})
 }
 
+// Releases that stand in line for a few connections are few: renewals stand there, too.
+func TestOwedReleasesLeaveConnectionsToRenewals(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		c := dlock.New(plain{s}, dlock.WithTTL(5*time.Second))
+		held, _ := acquireAll(t, c, "held", 20)
+		owed, _ := acquireAll(t, c.With(dlock.WithTTL(time.Hour)), "owed", 2000)
+		s.onCall(func(c *call) { c.err = errStore })
+		for _, l := range owed {
+			require.ErrorIs(t, l.Release(), errStore)
+		}
+		connections := make(chan struct{}, 2)
+		s.onCall(func(c *call) {
+			select {
+			case connections <- struct{}{}:
+				c.take(20 * time.Millisecond)
+				<-connections
+			case <-c.ctx.Done():
+				c.err = c.ctx.Err()
+			}
+		})
+		time.Sleep(time.Minute)
+		requireNoneLost(t, held)
+		require.Zero(t, c.Stats().RenewalsFailed)
+		require.Zero(t, c.Stats().ReleasesOwed)
+		require.NoError(t, c.Close())
+	})
+}
+
 // Close does not wait longer for a release than the store keeps the lease.
 func TestCloseWaitsForNothingThatHasEnded(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {

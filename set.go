@@ -38,11 +38,12 @@ type Leases struct {
 // [Client.Acquire]. Then it goes on in the same way with the keys that follow. So it waits only for
 // keys that come after all that it holds. Others can see it hold some of its keys before it has all.
 //
-// [WithMaxWait] and ctx limit the whole call. With WithMaxWait(0) it makes one attempt for each key. If
-// that finds keys held, the error is the [*HeldError] of the first in byte order. If an attempt fails in
-// another way, the call ends with that error. If a lease is lost before all keys are held, the call ends
-// at once with that [*LostError]. After an error nothing is held: what had been granted is released
-// whatever the [WithMinHold], and what the store does not answer within a second is owed.
+// [WithMaxWait] and ctx limit the whole call; but each attempt has 1 s for its answer, unless ctx ends
+// sooner. With WithMaxWait(0) it makes one attempt for each key. If that finds keys held, the error is the
+// [*HeldError] of the first in byte order. If an attempt fails in another way, the call ends with that
+// error. If a lease is lost before all keys are held, the call ends at once with that [*LostError]. After
+// an error nothing is held: what had been granted is released whatever the [WithMinHold], and what the
+// store does not answer within a second is owed.
 //
 // The options apply to each lease, from its own grant on, so [WithMaxHold] includes the waits for the
 // keys that follow. So does the TTL of a Client with [WithRenewal](false): a wait of one TTL ends with
@@ -202,7 +203,7 @@ func (g *gathering) try(n int) (refused *word, err error) {
 		}
 	}
 	if ended(g.ctx) != nil || g.maxWait() == 0 {
-		return nil, errs[kept]
+		return nil, withEnd(g.ctx, errs[kept]) // ctx may have ended since the attempt was answered
 	}
 	return &attempts[kept].word, nil
 }
@@ -283,6 +284,7 @@ func (l *Lease) settle() {
 	l.mu.Lock()
 	defer l.unlock()
 	l.tentative = false
+	l.unawaitLocked()
 }
 
 func (ls *Leases) end(err error) {

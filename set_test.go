@@ -223,6 +223,23 @@ func TestSetWaitsNoLonger(t *testing.T) {
 	}
 }
 
+// ctx ends when the store has said that one key is held, and before it has answered for another. The store's
+// client ignores ctx.
+func TestSetThatIsCancelledBeforeItWaits(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		holdKey(t, store, "b", time.Hour)
+		s.onCall(func(c *call) {
+			c.delay = map[string]time.Duration{"b": time.Millisecond, "c": 2 * time.Second}[c.key]
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err := dlock.New(s).AcquireAll(ctx, abcd...)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		requireHolders(t, store, "", "b")
+	})
+}
+
 // A lease that is lost ends the wait for the others at once, and nothing is held then, whatever the MinHold.
 func TestSetThatIsLostWhileItWaits(t *testing.T) {
 	const ttl, minHold = 30 * time.Second, 20 * time.Second

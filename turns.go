@@ -70,6 +70,7 @@ type line struct {
 type waiter struct {
 	client   *Client
 	ctx      context.Context // the caller's
+	set      *gathering      // for which it waits, or nil
 	answered bool            // the store has said that the key is held
 	place    *list.Element   // in the line; nil if it stands there no more
 	line     *line
@@ -167,7 +168,7 @@ func (t *lines) add(a *acquisition) *waiter {
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -325,7 +326,7 @@ func (n *line) next(l *Lease, pass bool) (w *waiter, next *Lease) {
 
 // successor is the lease of the next in line: as if it had been granted as l was.
 func (l *Lease) successor(w *waiter) *Lease {
-	a := acquisition{client: w.client, ctx: w.ctx, key: l.key, token: l.token, ttl: l.ttl}
+	a := acquisition{client: w.client, ctx: w.ctx, set: w.set, key: l.key, token: l.token, ttl: l.ttl}
 	a.returned = time.Now()
 	grant := Attempt{Since: l.extended, Fence: l.fence, Degraded: l.standIn}
 	if l.fence != 0 {
@@ -376,7 +377,7 @@ func (n *line) serve(e *acquisition, l *Lease) error {
 	if w == nil {
 		return errNobodyWaits
 	}
-	l.values, l.options = withoutCancel(w.ctx), &w.client.options
+	l.values, l.options, l.tentative = withoutCancel(w.ctx), &w.client.options, w.set != nil
 	if w.answered || e.waited >= shortestWait {
 		n.keeper.lines.contend(n.key)
 	}

@@ -275,7 +275,7 @@ func (l *lanes) add(r route, asks []ask) {
 	g := l.gateLocked(r)
 	for i := range asks {
 		if l.closed {
-			asks[i].refuse()
+			asks[i].refuse(dlock.ErrClosed)
 		} else {
 			g.waitLocked(&asks[i])
 		}
@@ -318,7 +318,7 @@ func (l *lanes) close() {
 	for _, g := range l.gates {
 		for _, q := range []*[]*ask{&g.urgent, &g.waiting} {
 			for _, a := range *q {
-				a.refuse()
+				a.refuse(dlock.ErrClosed)
 			}
 			*q = nil
 		}
@@ -327,9 +327,9 @@ func (l *lanes) close() {
 	l.flying.Wait()
 }
 
-// refuse answers an ask that will not be sent.
-func (a *ask) refuse() {
-	a.answers <- answer{number: a.number, script: a.call.Script, err: mark(dlock.ErrClosed)}
+// refuse answers an ask that will not be sent, and says why.
+func (a *ask) refuse(err error) {
+	a.answers <- answer{number: a.number, script: a.call.Script, err: mark(err)}
 }
 
 func (l *lanes) gateLocked(r route) *gate {
@@ -514,7 +514,7 @@ func (g *gate) next(f *flight, again []*ask, err error) (next *flight, asks []*a
 func (g *gate) repeatLocked(asks []*ask) {
 	for _, a := range slices.Backward(asks) {
 		if a.withdrawn {
-			a.refuse()
+			a.refuse(context.Canceled) // its caller may be about to look for answers
 			continue
 		}
 		a.sent = false
