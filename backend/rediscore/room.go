@@ -34,10 +34,14 @@ type news struct {
 	called  time.Time     // when the call in flight was made; zero if there is none
 }
 
-// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d.
-func (p *post) rest(w *wait, ticket int64, d time.Duration) {
+// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d. It
+// reports false if the wait must check in for itself: nobody else would find out what becomes of its token.
+func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if t := p.ofLocked(w.key, w.token); t != nil && (t.shared || t.releasedLocked()) {
+		return false
+	}
 	r := w.room
 	if r == nil {
 		if r = p.rooms[w.key]; r == nil {
@@ -49,7 +53,7 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) {
 		heap.Push(r, w)
 	}
 	if r.waits[0] != w {
-		return
+		return true
 	}
 	before := r.news
 	r.news, r.set = w.news, true
@@ -57,6 +61,7 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) {
 	if before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
 		r.callAll()
 	}
+	return true
 }
 
 // tell notes that a wait calls, and why its last call has failed.

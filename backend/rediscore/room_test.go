@@ -332,3 +332,66 @@ func TestRoomsInStorms(t *testing.T) {
 		})
 	}
 }
+
+// A token is released while the answer to its enqueue is on its way, so its wait does not rest: it would
+// only find out when it is the first of its room.
+func TestReleasedBeforeRest(t *testing.T) {
+	for _, missed := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			s.do("PERSIST", s.keys.lock)
+			a.acquireInOrder(1)
+			enqueue, release := a.holdCall(rediscore.EnqueueScript, "A"), a.holdCall(rediscore.ReleaseScript, "A")
+			w := a.acquire("A")
+			enqueue.Execute()
+			go a.Release(s.Context(), "k", "A")
+			release.Await()
+			if missed {
+				release.Return(nil, errLost)
+				release.Execute()
+				enqueue.Answer()
+			} else {
+				enqueue.Answer()
+				release.Answer()
+			}
+			time.Sleep(checkInLatest)
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrReleased)
+		})
+	}
+}
+
+// Waits that share a token do not rest: the end of the other may be the end of the token.
+func TestSharedTokenDoesNotRest(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		a.acquireInOrder(1)
+		first, second := a.acquire("A"), a.acquire("A")
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 40)
+		second.cancelled()
+		a.release("A")
+		time.Sleep(checkInLatest)
+		require.True(s, first.over())
+		require.ErrorIs(s, first.err, dlock.ErrReleased)
+	})
+}
+
+// While the first of a room waits for replicas to have its grant, the others stay alive.
+func TestRoomWaitsForReplicas(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		replica := s.server.NewReplica()
+		a, b := s.enter(rediscore.WithReplicas(1, time.Second)), s.enter(rediscore.WithReplicas(1, time.Second))
+		time.Sleep(time.Second)
+		s.do("PERSIST", s.keys.lock)
+		const ttl = 20 * time.Second
+		a.acquireFor("k", "A0", ttl)
+		a.acquireFor("k", "A1", ttl)
+		b.acquireFor("k", "B", ttl)
+		time.Sleep(checkInLatest)
+		replica.SetLink(sim.Link{Cut: true})
+		s.release("H")
+		require.Equal(s, "A0", s.holder())
+		time.Sleep(ttl + 3*time.Second)
+		require.Equal(s, "A1", s.holder())
+	})
+}

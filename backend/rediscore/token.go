@@ -16,6 +16,7 @@ type record struct {
 	key       string
 	addressee *addressee // nil if the wait is over
 	use       use
+	shared    bool   // several waits of it have waited at once
 	due       *inbox // that must bring the message of a grant that a check-in has found; or nil
 
 	releases int  // that are in flight
@@ -37,6 +38,10 @@ const (
 
 func (p *post) rememberLocked(key, token string, a *addressee) {
 	if r := p.ofLocked(key, token); r != nil {
+		if r.addressee != nil {
+			r.shared = true
+			p.callLocked(key, token)
+		}
 		r.addressee, r.use = a, inUse
 		return
 	}
@@ -178,8 +183,10 @@ func (p *post) isReleased(token string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.tokens[token]
-	return r != nil && (r.use != inUse || r.releases > 0)
+	return r != nil && r.releasedLocked()
 }
+
+func (r *record) releasedLocked() bool { return r.use != inUse || r.releases > 0 }
 
 // giveBackLocked returns a function that releases a token in the background. Until it has run, the
 // token is not settled.

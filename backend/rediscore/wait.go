@@ -374,12 +374,11 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	default:
 		period = min(period, left+time.Millisecond+rank*expiryStagger)
 	}
-	switch rests := a.address != "" && w.vote == nil; {
+	switch {
 	case w.again:
 		w.schedule(0)
-	case rests:
+	case a.address != "" && w.vote == nil && w.locker.post.rest(w, ticket, period):
 		w.timer.Stop()
-		w.locker.post.rest(w, ticket, period)
 	default:
 		w.locker.post.quit(w)
 		w.schedule(period)
