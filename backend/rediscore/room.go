@@ -42,7 +42,8 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	if t := p.ofLocked(w.key, w.token); t != nil && (t.shared || t.releasedLocked()) {
 		return false
 	}
-	r := w.room
+	r, returned := w.room, w.returned
+	w.returned = false
 	if r == nil {
 		if r = p.rooms[w.key]; r == nil {
 			r = new(room)
@@ -51,14 +52,20 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 		}
 		w.room, w.number = r, ticket
 		heap.Push(r, w)
+		if r.waits[0] != w && w.clock < r.news.clock { // places may have been lost after its answer
+			w.call()
+		}
 	}
 	if r.waits[0] != w {
 		return true
 	}
+	if w.addressee.inbox.left { // the server answers again
+		w.addressee.inbox.doubtLocked()
+	}
 	before := r.news
 	r.news, r.set = w.news, true
 	r.timer.Reset(d)
-	if before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
+	if returned || before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
 		r.callAll()
 	}
 	return true
@@ -70,15 +77,6 @@ func (p *post) tell(w *wait) {
 	defer p.mu.Unlock()
 	if r := w.room; r != nil && r.waits[0] == w {
 		r.news.failure, r.news.called = w.failure, w.called
-	}
-}
-
-// lost notes that a wait is not in the queue any more. If it was the first of its room, so may others.
-func (p *post) lost(w *wait) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if r := w.room; r != nil && r.waits[0] == w {
-		r.callAll()
 	}
 }
 
@@ -108,7 +106,7 @@ func (p *post) quit(w *wait) {
 	case len(r.waits) == 0:
 		r.timer.Stop()
 		delete(p.rooms, w.key)
-	case first && !r.set:
+	case first && (!r.set || w.returned):
 		r.waits[0].call()
 	}
 }

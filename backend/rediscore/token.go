@@ -15,6 +15,7 @@ const maxTokens = 16384
 type record struct {
 	key       string
 	addressee *addressee // nil if the wait is over
+	inbox     *inbox     // of the last wait
 	use       use
 	shared    bool   // several waits of it have waited at once
 	due       *inbox // that must bring the message of a grant that a check-in has found; or nil
@@ -42,13 +43,13 @@ func (p *post) rememberLocked(key, token string, a *addressee) {
 			r.shared = true
 			p.callLocked(key, token)
 		}
-		r.addressee, r.use = a, inUse
+		r.addressee, r.inbox, r.use = a, a.inbox, inUse
 		return
 	}
 	if p.tokens[token] == nil {
 		p.order = append(p.order, token)
 	}
-	p.tokens[token] = &record{key: key, addressee: a}
+	p.tokens[token] = &record{key: key, addressee: a, inbox: a.inbox}
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
@@ -94,7 +95,7 @@ func (p *post) releasing(key, token string) {
 
 // released notes that a token is used no more, and whether a release has ended its lease. If it
 // has not, and there may be one again, the release is repeated.
-func (p *post) released(key, token string, held bool) {
+func (p *post) released(key, token string, held bool, err error) {
 	if !p.used.Load() {
 		return
 	}
@@ -108,6 +109,7 @@ func (p *post) released(key, token string, held bool) {
 	if !held {
 		r.use = missed
 	}
+	r.inbox.left = r.inbox.left || err != nil
 	r.releases = max(0, r.releases-1) // the record may be younger than the release
 	if r.addressee != nil {
 		p.callLocked(key, token)
