@@ -104,6 +104,7 @@ func (p *post) quit(w *wait) {
 	w.room = nil
 	switch {
 	case len(r.waits) == 0:
+		r.set = false
 		r.timer.Stop()
 		delete(p.rooms, w.key)
 	case first && (!r.set || w.returned):
@@ -111,13 +112,18 @@ func (p *post) quit(w *wait) {
 	}
 }
 
-// callFirst has the first check in.
+// callFirst has the first check in, and another if the first does not rest again within replyLimit: its call
+// may be on a connection that has gone silent.
 func (p *post) callFirst(r *room) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(r.waits) > 0 {
+	switch {
+	case r.set:
 		r.set = false
 		r.waits[0].call()
+		r.timer.Reset(replyLimit)
+	case len(r.waits) > 1:
+		r.waits[1].call()
 	}
 }
 
@@ -138,7 +144,7 @@ func (p *post) latest(w *wait) news {
 	if r.news.clock > n.clock {
 		n.clock, n.sent, n.held = r.news.clock, r.news.sent, r.news.held
 	}
-	if !w.calling && w.failure == nil {
+	if w.failure == nil && (!w.calling || !r.news.called.IsZero() && r.news.called.Before(w.called)) {
 		n.failure, n.called = r.news.failure, r.news.called
 	}
 	return n

@@ -76,9 +76,10 @@ func TestFirstOfARoomLeaves(t *testing.T) {
 			inScene(t, func(s *scene, a *actor) {
 				all, _ := a.acquireInOrder(3)
 				after := c.before(a)
+				n := a.calls(rediscore.CheckInScript, "t1")
 				all[0].cancelled()
 				time.Sleep(c.within)
-				require.Equal(s, 1, a.calls(rediscore.CheckInScript, "t1"))
+				require.Equal(s, n+1, a.calls(rediscore.CheckInScript, "t1"))
 				require.Equal(s, c.all, a.calls(rediscore.CheckInScript, "t2") > 0)
 				after()
 				s.release("t0")
@@ -478,4 +479,21 @@ func TestLeftInTheQueue(t *testing.T) {
 			require.LessOrEqual(s, len(a.noted(func(t sim.Trip) bool { return t.Message != "" })), 2, "handovers")
 		})
 	}
+}
+
+// If the first of a room gets no answer, because its connection has gone silent, another shows that all are alive.
+func TestFirstOfARoomIsSilent(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(3)
+		s.enter().acquire("other")
+		first := a.holdCall(rediscore.CheckInScript, "t0")
+		n := a.calls(rediscore.CheckInScript, "t1")
+		time.Sleep(checkInLatest + 4*time.Second)
+		first.Await()
+		require.Equal(s, n+1, a.calls(rediscore.CheckInScript, "t1"))
+		s.release("H")
+		require.True(s, all[0].over())
+		all[0].granted()
+	})
 }
