@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/dlock-go/dlock/internal/chance"
 )
 
 const (
@@ -20,14 +18,13 @@ const (
 // for each slot.
 type post struct {
 	locker  *Locker
-	name    string // of the inboxes
 	used    atomic.Bool
 	open    context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	inboxes map[string]*inbox  // by channel
+	inboxes map[string]*inbox  // by the prefixes of their names
 	rooms   map[string]*room   // by key
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
@@ -52,7 +49,6 @@ type handover struct {
 func newPost(l *Locker) *post {
 	p := &post{
 		locker:  l,
-		name:    chance.Text(),
 		inboxes: make(map[string]*inbox),
 		rooms:   make(map[string]*room),
 		tokens:  make(map[string]*record),

@@ -177,7 +177,7 @@ func TestScripts(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"acquire": "fc16545f6462eecbd14a1727d212855ede38b2da",
 		"enqueue": "1286221db0c4910414277d312edc31a63e53fec6",
-		"checkin": "ce0d7275da57bbe47bf8d9997ed45a95a4255cfd",
+		"checkin": "adb2ffa1a5a234b6989934617138238fbb58a17f",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
 		"release": "7bfc86980361fec5cfadc6dfb876915084d766b1",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
@@ -185,7 +185,7 @@ func TestScripts(t *testing.T) {
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
 		"vote":    "69d6219bae882ffaf437ee5a68a2649217b1d7bf",
 		"enlist":  "8ed1e4a097a54525657d726d14149e438d3e351c",
-		"attend":  "3bbfef7a6fb77de553adf910ab618154f8aa3b22",
+		"attend":  "70627b2e0835316f7018fc9dc78e483c583c76f8",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
 		"pass":    "5f8cd2134847561818c34829a5acedded2a3698d",
 	}, sums)

@@ -28,7 +28,9 @@ const (
 // wait, and closed some time after the last one has ended. The mutex of its post guards it.
 type inbox struct {
 	post       *post
+	prefix     string // of the channel's name
 	channel    string
+	left       bool // a release has failed: a wait that is over may have a place in a queue, as one of this channel
 	sharded    bool
 	addressees map[*addressee]struct{}
 	needed     context.Context // ends when nobody has waited for a while
@@ -42,18 +44,18 @@ type inbox struct {
 
 // inboxLocked returns the inbox of a slot. It opens the inbox if necessary.
 func (p *post) inboxLocked(slot int, sharded bool) *inbox {
-	channel := p.locker.prefix + inboxSuffix + p.name
+	prefix := p.locker.prefix + inboxSuffix
 	if sharded {
-		channel = companion(p.locker.prefix, slot, inboxSuffix+p.name)
+		prefix = companion(p.locker.prefix, slot, inboxSuffix)
 	}
-	if b := p.inboxes[channel]; b != nil {
+	if b := p.inboxes[prefix]; b != nil {
 		return b
 	}
-	b := &inbox{post: p, channel: channel, sharded: sharded, addressees: make(map[*addressee]struct{})}
+	b := &inbox{post: p, prefix: prefix, channel: prefix + chance.Text(), sharded: sharded, addressees: make(map[*addressee]struct{})}
 	b.idle = time.AfterFunc(math.MaxInt64, b.closeIfIdle)
 	b.needed, b.close = context.WithCancel(p.open)
 	b.reopen = func() {}
-	p.inboxes[channel] = b
+	p.inboxes[prefix] = b
 	p.startLocked(b.run)
 	return b
 }
@@ -71,7 +73,7 @@ func (b *inbox) again() context.Context {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	if len(b.addressees) == 0 || b.post.open.Err() != nil {
-		delete(b.post.inboxes, b.channel)
+		delete(b.post.inboxes, b.prefix)
 		return nil
 	}
 	b.needed, b.close = context.WithCancel(b.post.open)
@@ -102,6 +104,9 @@ func (b *inbox) keepOpen(ctx context.Context) {
 func (b *inbox) listen(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	b.post.mu.Lock()
+	if b.left { // these count as dead from now on
+		b.channel, b.left = b.prefix+chance.Text(), false
+	}
 	b.reopen = func() { end(nil) }
 	b.post.mu.Unlock()
 	conn := b.post.locker.conn

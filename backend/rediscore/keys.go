@@ -16,7 +16,7 @@ const (
 	queueSuffix   = companionMark + "queue:"   // followed by the key
 	waitersSuffix = companionMark + "waiters:" // followed by the key
 	birthSuffix   = companionMark + "birth"
-	inboxSuffix   = companionMark + "inbox:" // followed by a random name of the Locker's
+	inboxSuffix   = companionMark + "inbox:" // followed by a random name
 )
 
 // companion returns the name of a companion of the locks in a slot.

@@ -279,7 +279,7 @@ func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...
 		ok, err = l.release(ctx, s, key, args)
 		err = unmark(err) // the first had an effect
 	}
-	l.post.released(key, token, ok)
+	l.post.released(key, token, ok, err)
 	return ok, err
 }
 

@@ -16,7 +16,7 @@ const maxSilence = 4 * time.Second
 // others have no call and no timer. The mutex of the post guards a room.
 type room struct {
 	waits []*wait     // a heap
-	timer *time.Timer // for the next check-in of the first
+	timer *time.Timer // for the next check-in of the first, and then of another if it gets no answer
 	set   bool        // the timer is; if not, the first calls, or will do so by its own timer
 	news  news        // of the first
 }
@@ -34,11 +34,16 @@ type news struct {
 	called  time.Time     // when the call in flight was made; zero if there is none
 }
 
-// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d.
-func (p *post) rest(w *wait, ticket int64, d time.Duration) {
+// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d. It
+// reports false if the wait must check in for itself: nobody else would find out what becomes of its token.
+func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := w.room
+	if t := p.ofLocked(w.key, w.token); t != nil && (t.shared || t.releasedLocked()) {
+		return false
+	}
+	r, returned := w.room, w.returned
+	w.returned = false
 	if r == nil {
 		if r = p.rooms[w.key]; r == nil {
 			r = new(room)
@@ -47,16 +52,23 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) {
 		}
 		w.room, w.number = r, ticket
 		heap.Push(r, w)
+		if r.waits[0] != w && w.clock < r.news.clock { // places may have been lost after its answer
+			w.call()
+		}
 	}
 	if r.waits[0] != w {
-		return
+		return true
+	}
+	if w.addressee.inbox.left { // the server answers again
+		w.addressee.inbox.doubtLocked()
 	}
 	before := r.news
 	r.news, r.set = w.news, true
 	r.timer.Reset(d)
-	if before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
+	if returned || before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
 		r.callAll()
 	}
+	return true
 }
 
 // tell notes that a wait calls, and why its last call has failed.
@@ -65,15 +77,6 @@ func (p *post) tell(w *wait) {
 	defer p.mu.Unlock()
 	if r := w.room; r != nil && r.waits[0] == w {
 		r.news.failure, r.news.called = w.failure, w.called
-	}
-}
-
-// lost notes that a wait is not in the queue any more. If it was the first of its room, so may others.
-func (p *post) lost(w *wait) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if r := w.room; r != nil && r.waits[0] == w {
-		r.callAll()
 	}
 }
 
@@ -101,20 +104,26 @@ func (p *post) quit(w *wait) {
 	w.room = nil
 	switch {
 	case len(r.waits) == 0:
+		r.set = false
 		r.timer.Stop()
 		delete(p.rooms, w.key)
-	case first && !r.set:
+	case first && (!r.set || w.returned):
 		r.waits[0].call()
 	}
 }
 
-// callFirst has the first check in.
+// callFirst has the first check in, and another if the first does not rest again within replyLimit: its call
+// may be on a connection that has gone silent.
 func (p *post) callFirst(r *room) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(r.waits) > 0 {
+	switch {
+	case r.set:
 		r.set = false
 		r.waits[0].call()
+		r.timer.Reset(replyLimit)
+	case len(r.waits) > 1:
+		r.waits[1].call()
 	}
 }
 
@@ -135,7 +144,7 @@ func (p *post) latest(w *wait) news {
 	if r.news.clock > n.clock {
 		n.clock, n.sent, n.held = r.news.clock, r.news.sent, r.news.held
 	}
-	if !w.calling && w.failure == nil {
+	if w.failure == nil && (!w.calling || !r.news.called.IsZero() && r.news.called.Before(w.called)) {
 		n.failure, n.called = r.news.failure, r.news.called
 	}
 	return n

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -75,9 +76,10 @@ func TestFirstOfARoomLeaves(t *testing.T) {
 			inScene(t, func(s *scene, a *actor) {
 				all, _ := a.acquireInOrder(3)
 				after := c.before(a)
+				n := a.calls(rediscore.CheckInScript, "t1")
 				all[0].cancelled()
 				time.Sleep(c.within)
-				require.Equal(s, 1, a.calls(rediscore.CheckInScript, "t1"))
+				require.Equal(s, n+1, a.calls(rediscore.CheckInScript, "t1"))
 				require.Equal(s, c.all, a.calls(rediscore.CheckInScript, "t2") > 0)
 				after()
 				s.release("t0")
@@ -331,4 +333,167 @@ func TestRoomsInStorms(t *testing.T) {
 			require.Empty(s, s.holder())
 		})
 	}
+}
+
+// A token is released while the answer to its enqueue is on its way, so its wait does not rest: it would
+// only find out when it is the first of its room.
+func TestReleasedBeforeRest(t *testing.T) {
+	for _, missed := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			s.do("PERSIST", s.keys.lock)
+			a.acquireInOrder(1)
+			enqueue, release := a.holdCall(rediscore.EnqueueScript, "A"), a.holdCall(rediscore.ReleaseScript, "A")
+			w := a.acquire("A")
+			enqueue.Execute()
+			go a.Release(s.Context(), "k", "A")
+			release.Await()
+			if missed {
+				release.Return(nil, errLost)
+				release.Execute()
+				enqueue.Answer()
+			} else {
+				enqueue.Answer()
+				release.Answer()
+			}
+			time.Sleep(checkInLatest)
+			require.True(s, w.over())
+			require.ErrorIs(s, w.err, dlock.ErrReleased)
+		})
+	}
+}
+
+// Waits that share a token do not rest: the end of the other may be the end of the token.
+func TestSharedTokenDoesNotRest(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		a.acquireInOrder(1)
+		first, second := a.acquire("A"), a.acquire("A")
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 40)
+		second.cancelled()
+		a.release("A")
+		time.Sleep(checkInLatest)
+		require.True(s, first.over())
+		require.ErrorIs(s, first.err, dlock.ErrReleased)
+	})
+}
+
+// While the first of a room waits for replicas to have its grant, the others stay alive.
+func TestRoomWaitsForReplicas(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		replica := s.server.NewReplica()
+		a, b := s.enter(rediscore.WithReplicas(1, time.Second)), s.enter(rediscore.WithReplicas(1, time.Second))
+		time.Sleep(time.Second)
+		s.do("PERSIST", s.keys.lock)
+		const ttl = 20 * time.Second
+		a.acquireFor("k", "A0", ttl)
+		a.acquireFor("k", "A1", ttl)
+		b.acquireFor("k", "B", ttl)
+		time.Sleep(checkInLatest)
+		replica.SetLink(sim.Link{Cut: true})
+		s.release("H")
+		require.Equal(s, "A0", s.holder())
+		time.Sleep(ttl + 3*time.Second)
+		require.Equal(s, "A1", s.holder())
+	})
+}
+
+// A wait that has lost its place, and is the first of its room when it returns, has the others ask, also if it was
+// not in the room before, or they come into the room meanwhile with an older answer.
+func TestPlacesAreLostBesideARoom(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		_, tokens := a.acquireInOrder(3)
+		a.conn.Cut()
+		synctest.Wait()
+		first := a.holdCall(rediscore.CheckInScript, "t0")
+		time.Sleep(time.Second)
+		s.do("DEL", s.keys.queue, s.keys.waiters)
+		first.Answer()
+		time.Sleep(checkInLatest)
+		require.Equal(s, tokens, s.queue())
+	})
+	for _, later := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			s.do("PERSIST", s.keys.lock)
+			a.acquireInOrder(1)
+			enqueue, returns := a.holdCall(rediscore.EnqueueScript, "t1"), a.holdCall(rediscore.EnqueueScript, "t0")
+			a.acquire("t1")
+			enqueue.Execute()
+			s.do("DEL", s.keys.queue, s.keys.waiters)
+			time.Sleep(checkInLatest)
+			returns.Await()
+			if later {
+				returns.Answer()
+				enqueue.Answer()
+			} else {
+				enqueue.Answer()
+				returns.Answer()
+			}
+			time.Sleep(checkInLatest)
+			require.Equal(s, []string{"t0", "t1"}, s.queue())
+		})
+	}
+}
+
+// When the first of a room has lost its place, and is granted the lock, the next asks at once.
+func TestFirstOfARoomReturnsToAFreeLock(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(3)
+		s.do("DEL", s.keys.queue, s.keys.waiters, s.keys.lock)
+		rediscore.ChangeInbox(a.Locker, "t0")
+		require.True(s, all[0].over())
+		all[0].granted()
+		time.Sleep(time.Millisecond)
+		require.Equal(s, []string{"t1", "t2"}, s.queue())
+	})
+}
+
+// Waits end while the server does not answer, and so their tokens are not released. They count as dead, though
+// other waits of the process go on or begin, and do not delay a handover.
+func TestLeftInTheQueue(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			s.do("PERSIST", s.keys.lock)
+			all, _ := a.acquireInOrder(20)
+			live := []*waiting{s.enter().acquire("other")}
+			if on {
+				live = append(live, a.acquire("goes on"))
+			}
+			a.travelsBy(func(t sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Lost: t.Calls != nil}} })
+			for _, w := range all {
+				w.cancelled()
+				go a.Release(s.Context(), "k", w.token)
+			}
+			time.Sleep(rediscore.CallLimit + time.Second)
+			a.travels(sim.Fate{})
+			live = append(live, a.acquire("begins"))
+			time.Sleep(10 * time.Second)
+			s.release("H")
+			for _, w := range live {
+				require.True(s, w.over(), w.token)
+				w.granted()
+				w.released()
+			}
+			require.Empty(s, s.holder())
+			require.LessOrEqual(s, len(a.noted(func(t sim.Trip) bool { return t.Message != "" })), 2, "handovers")
+		})
+	}
+}
+
+// If the first of a room gets no answer, because its connection has gone silent, another shows that all are alive.
+func TestFirstOfARoomIsSilent(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(3)
+		s.enter().acquire("other")
+		first := a.holdCall(rediscore.CheckInScript, "t0")
+		n := a.calls(rediscore.CheckInScript, "t1")
+		time.Sleep(checkInLatest + 4*time.Second)
+		first.Await()
+		require.Equal(s, n+1, a.calls(rediscore.CheckInScript, "t1"))
+		s.release("H")
+		require.True(s, all[0].over())
+		all[0].granted()
+	})
 }

@@ -15,7 +15,9 @@ const maxTokens = 16384
 type record struct {
 	key       string
 	addressee *addressee // nil if the wait is over
+	inbox     *inbox     // of the last wait
 	use       use
+	shared    bool   // several waits of it have waited at once
 	due       *inbox // that must bring the message of a grant that a check-in has found; or nil
 
 	releases int  // that are in flight
@@ -37,13 +39,17 @@ const (
 
 func (p *post) rememberLocked(key, token string, a *addressee) {
 	if r := p.ofLocked(key, token); r != nil {
-		r.addressee, r.use = a, inUse
+		if r.addressee != nil {
+			r.shared = true
+			p.callLocked(key, token)
+		}
+		r.addressee, r.inbox, r.use = a, a.inbox, inUse
 		return
 	}
 	if p.tokens[token] == nil {
 		p.order = append(p.order, token)
 	}
-	p.tokens[token] = &record{key: key, addressee: a}
+	p.tokens[token] = &record{key: key, addressee: a, inbox: a.inbox}
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
@@ -89,7 +95,7 @@ func (p *post) releasing(key, token string) {
 
 // released notes that a token is used no more, and whether a release has ended its lease. If it
 // has not, and there may be one again, the release is repeated.
-func (p *post) released(key, token string, held bool) {
+func (p *post) released(key, token string, held bool, err error) {
 	if !p.used.Load() {
 		return
 	}
@@ -103,6 +109,7 @@ func (p *post) released(key, token string, held bool) {
 	if !held {
 		r.use = missed
 	}
+	r.inbox.left = r.inbox.left || err != nil
 	r.releases = max(0, r.releases-1) // the record may be younger than the release
 	if r.addressee != nil {
 		p.callLocked(key, token)
@@ -178,8 +185,10 @@ func (p *post) isReleased(token string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.tokens[token]
-	return r != nil && (r.use != inUse || r.releases > 0)
+	return r != nil && r.releasedLocked()
 }
+
+func (r *record) releasedLocked() bool { return r.use != inUse || r.releases > 0 }
 
 // giveBackLocked returns a function that releases a token in the background. Until it has run, the
 // token is not settled.

@@ -75,6 +75,7 @@ type wait struct {
 	calling    bool // it waits for a lane or is in flight
 	again      bool // another call follows when it is answered
 	queued     bool // as far as is known
+	returned   bool // it had lost its place since it rested; so may others of its room
 	unsure     bool // an enqueue failed, and may still reach the server
 	failures   int  // of calls, in a row
 	passedOver int  // how many times it lost its place although its inbox was registered
@@ -307,13 +308,12 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		}
 		// The token goes back into the queue. A message that is read from now on may be
 		// older than the answer to that, which counts.
-		w.queued, w.clock = false, 0
+		w.queued, w.clock, w.returned = false, 0, true
 		if a.address != "" && a.address == w.registered {
 			if w.passedOver++; w.passedOver == maxPassedOver {
 				w.locker.post.passedOver(w.addressee)
 			}
 		}
-		w.locker.post.lost(w)
 		w.send()
 	default:
 		return w.stillQueued(a, n, holder), nil
@@ -374,12 +374,11 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	default:
 		period = min(period, left+time.Millisecond+rank*expiryStagger)
 	}
-	switch rests := a.address != "" && w.vote == nil; {
+	switch {
 	case w.again:
 		w.schedule(0)
-	case rests:
+	case a.address != "" && w.vote == nil && w.locker.post.rest(w, ticket, period):
 		w.timer.Stop()
-		w.locker.post.rest(w, ticket, period)
 	default:
 		w.locker.post.quit(w)
 		w.schedule(period)

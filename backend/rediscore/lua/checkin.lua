@@ -31,6 +31,9 @@ if holder == token then
   if not held then
     return {0, tonumber(fence)}
   end
+  if ARGV[2] ~= '' and not KEYS[5] then -- others with this inbox may wait until replicas have the grant
+    call('HSET', KEYS[4], '@' .. ARGV[2], string.format('%.0f', time))
+  end
   call('PEXPIRE', KEYS[3], 60000)
   call('PEXPIRE', KEYS[4], 60000) -- WAIT confirms only what its own connection wrote, and all before
   return {2, tonumber(fence), tonumber(granted), time}
