@@ -236,20 +236,24 @@ func (c *client) acquireAll(ctx context.Context, lock *dlock.Client) (*dlock.Lea
 
 // hold holds a lease for d, and releases it.
 func (c *client) hold(d time.Duration, lease *dlock.Lease, asked time.Duration) {
-	restarts, end := c.certain(d, lease, asked)
+	end := c.certain(d, lease, asked)
 	err := lease.Release()
-	if now := c.recorder.Now(); errors.Is(err, dlock.ErrLost) && !c.isDead() && !restarts() {
+	if now := c.recorder.Now(); errors.Is(err, dlock.ErrLost) && !c.isDead() && !c.lostVotes(asked) {
 		end(now)
 	}
 	c.say("releases %s, fence %d: %v", lease.Key(), lease.Fence(), err)
 }
 
-// certain holds a lease for d, or until it ends. Then restarts reports whether a server of several
-// has lost its data meanwhile, and lost notes that the lease was lost.
-func (c *client) certain(d time.Duration, lease *dlock.Lease, asked time.Duration) (restarts func() bool, lost func(time.Duration)) {
+// lostVotes reports whether a server of several has lost its data since a lease was asked for. (The grant
+// of a line may be older than that.)
+func (c *client) lostVotes(asked time.Duration) bool {
 	c.mu.Lock()
-	before := c.system.restarts
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	return c.kind == majority && c.system.restarted > max(0, asked-c.system.ttl)
+}
+
+// certain holds a lease for d, or until it ends. Then lost notes that the lease was lost.
+func (c *client) certain(d time.Duration, lease *dlock.Lease, asked time.Duration) (lost func(time.Duration)) {
 	end := c.rely(lease.Token())
 	hold := c.recorder.Hold(c.name, lease, asked)
 	timer := time.NewTimer(time.Until(c.before(d)))
@@ -262,12 +266,7 @@ func (c *client) certain(d time.Duration, lease *dlock.Lease, asked time.Duratio
 	deadline := lease.Deadline()
 	c.recorder.End(hold, lease)
 	end()
-	restarts = func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.kind == majority && c.system.restarts > before
-	}
-	return restarts, func(now time.Duration) {
+	return func(now time.Duration) {
 		if now < c.recorder.At(deadline) {
 			hold.Lost = now
 		}

@@ -219,7 +219,7 @@ func (s *system) clean() {
 // enough. So the answers say nothing then.
 func (s *system) judge() {
 	h := s.recorder.History()
-	if s.late || s.kind.replicas() > 0 || s.kind == majority && s.restarts > 0 {
+	if s.late || s.kind.replicas() > 0 || s.kind == majority && s.restarted > 0 {
 		h.Operations = slices.DeleteFunc(h.Operations, func(o *history.Operation) bool { return o.Method != history.Wipe })
 	}
 	step := int64(8)

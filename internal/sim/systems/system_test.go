@@ -26,19 +26,19 @@ type system struct {
 	start    time.Time
 	mishap   map[string]mishap // that have happened
 
-	mu       sync.Mutex
-	journal  hash.Hash64 // nil if nobody wants it
-	lines    []string    // of the journal at one instant, which have no order
-	noted    time.Duration
-	log      func(string)           // called with each line of the journal
-	taken    map[time.Time]struct{} // instants at which something happens
-	clients  []*client              // that live
-	lives    map[string]int         // tokens, by how many calls and holds rely on them
-	of       map[string]*client     // whose tokens they are
-	restarts int
-	failing  sync.Mutex
-	promoted time.Time // the last replica; releases may be lost then
-	failures []failure
+	mu        sync.Mutex
+	journal   hash.Hash64 // nil if nobody wants it
+	lines     []string    // of the journal at one instant, which have no order
+	noted     time.Duration
+	log       func(string)           // called with each line of the journal
+	taken     map[time.Time]struct{} // instants at which something happens
+	clients   []*client              // that live
+	lives     map[string]int         // tokens, by how many calls and holds rely on them
+	of        map[string]*client     // whose tokens they are
+	restarted time.Duration          // when a server last lost its data; 0 if none has
+	failing   sync.Mutex
+	promoted  time.Time // the last replica; releases may be lost then
+	failures  []failure
 }
 
 // A failure is something that is wrong with a system.
@@ -239,7 +239,7 @@ func (s *system) strike(f fault) {
 			server.SetFaults(sim.Faults{})
 		}
 		s.mu.Lock()
-		s.restarts++
+		s.restarted = s.recorder.Now()
 		s.mu.Unlock()
 		if s.kind == majority { // the others have the data
 			wipe()
