@@ -48,6 +48,9 @@ const (
 	poll = 10 * time.Millisecond // between two attempts of a waiter that polls
 )
 
+// goredisPool is how many connections a pool of go-redis has; 0 means its default, ten for each CPU.
+var goredisPool = pool
+
 // contestants end with those with local turns.
 var contestants = []contestant{
 	{name: "redsync", client: "go-redis", open: openRedsync(redsyncOnGoredis)},
@@ -80,7 +83,7 @@ func contestantOf(id string) contestant {
 }
 
 func dialGoredis(addr string) *goredislib.Client {
-	return goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true, PoolSize: pool})
+	return goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true, PoolSize: goredisPool})
 }
 
 func dialRedigo(addr string) *redigolib.Pool {

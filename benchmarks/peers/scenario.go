@@ -23,6 +23,7 @@ type scenario struct {
 	apart  bool          // their clocks are
 	faulty int           // of the nodes, the last ones
 	fault  fault
+	usual  bool // go-redis has a pool of its default size
 	among  []contestant
 	run    func(*turn, context.Context)
 }
@@ -37,6 +38,7 @@ func onOneServer() (all []scenario) {
 	plain := contestants[:len(contestants)-3] // without local turns, which change nothing there
 	all = []scenario{
 		{name: "own keys", n: 64, window: time.Second, ttl: ttl, rounds: 3, among: plain, run: (*turn).cycles},
+		{name: "own keys, usual pool", n: 64, window: time.Second, ttl: ttl, rounds: 3, usual: true, among: plain, run: (*turn).cycles},
 		{name: "leases", n: 10_000, window: 6 * time.Second, ttl: 6 * time.Second, rounds: 1, among: plain, run: (*turn).leases},
 		{name: "idle", n: 128, window: 5 * time.Second, ttl: ttl, rounds: 1, among: contestants, run: (*turn).idle},
 	}

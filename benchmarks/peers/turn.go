@@ -222,7 +222,7 @@ func (t *turn) together(ctx context.Context, jobs ...job) ([]tenure, load) {
 
 // cycles measures acquisitions and releases without contention: n goroutines with a key each.
 func (t *turn) cycles(ctx context.Context) {
-	all, l := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n})
+	all, l := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n, UsualPool: t.usual})
 	n := 0.0
 	for _, t := range all {
 		if t.Got >= l.from && t.Got < l.until {

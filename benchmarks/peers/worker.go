@@ -36,6 +36,7 @@ type job struct {
 	Pause      time.Duration // that a worker holds a lock
 	Once       bool          // each worker takes one lock
 	Patient    bool          // redsync polls after its default delay, 50 to 250 ms
+	UsualPool  bool          // go-redis has a pool of its default size
 }
 
 // A report is the answer to a job.
@@ -74,6 +75,9 @@ func work(text string, ready func() error) (r report, err error) {
 		return r, err
 	}
 	logging.Disable() // of go-redis, that a server is down
+	if j.UsualPool {
+		goredisPool = 0
+	}
 	take, err := contestantOf(j.Contestant).open(j)
 	if err != nil {
 		return r, err
