@@ -176,16 +176,16 @@ func TestScripts(t *testing.T) {
 	}
 	require.Equal(t, map[string]string{
 		"acquire": "fc16545f6462eecbd14a1727d212855ede38b2da",
-		"enqueue": "1286221db0c4910414277d312edc31a63e53fec6",
-		"checkin": "adb2ffa1a5a234b6989934617138238fbb58a17f",
+		"enqueue": "a2712c393fae2ad298c5c5a765b6adc9bef17280",
+		"checkin": "ee415904400a5fd1d828937a047d448c1a12e3b1",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
 		"release": "7bfc86980361fec5cfadc6dfb876915084d766b1",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
 		"vote":    "69d6219bae882ffaf437ee5a68a2649217b1d7bf",
-		"enlist":  "8ed1e4a097a54525657d726d14149e438d3e351c",
-		"attend":  "70627b2e0835316f7018fc9dc78e483c583c76f8",
+		"enlist":  "82e1a382d98893e5821582d6721c1627be3e2d92",
+		"attend":  "33140907e9a7f419c595eccab221705a60f6295a",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
 		"pass":    "5f8cd2134847561818c34829a5acedded2a3698d",
 	}, sums)

@@ -281,7 +281,7 @@ func TestRoomsInStorms(t *testing.T) {
 				all = append(all, actors[i%3].acquire(fmt.Sprint("t", i)))
 			}
 			for range 40 {
-				time.Sleep(time.Duration(random.IntN(int(3 * time.Second))))
+				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
 				a, w := actors[random.IntN(3)], all[random.IntN(len(all))]
 				switch random.IntN(8) {
 				case 0:
@@ -294,7 +294,7 @@ func TestRoomsInStorms(t *testing.T) {
 					a.refuses(errDown)
 					a.conn.Cut()
 				case 4:
-					s.server.SetClock(time.Duration(random.IntN(int(10 * time.Second))))
+					s.server.SetClock(time.Duration(random.Int64N(int64(10 * time.Second))))
 				case 5:
 					s.do("DEL", s.keys.queue, s.keys.waiters)
 				case 6:

@@ -39,10 +39,10 @@ if holder == token then
   return {2, tonumber(fence), tonumber(granted), time}
 end
 
-local ticket = call('ZSCORE', KEYS[3], token)
+local rank = call('ZRANK', KEYS[3], token)
 local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
 local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
-if not ticket or not ttl then
+if not rank or not ttl then
   return {3}
 end
 local since = steady(waiters[2], time)
@@ -50,5 +50,7 @@ note(token, time, ttl, ARGV[2], known, since, 60000)
 call('PEXPIRE', KEYS[3], 60000)
 if time - since > silence then
   patrol(tonumber(waiters[3] or 0), time)
+  rank = call('ZRANK', KEYS[3], token)
 end
-return {1, tonumber(ticket), call('ZRANK', KEYS[3], token), time, holder or '', call('PTTL', KEYS[1])}
+local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
+return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}

@@ -26,7 +26,8 @@ end
 
 local time, inbox = now(), ARGV[3]
 local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox)
-local ticket = waiters[1] and call('ZSCORE', KEYS[3], token)
+local rank = waiters[1] and call('ZRANK', KEYS[3], token)
+local ticket = rank and call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
 local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', mint())
 local since = steady(waiters[2], time)
 local rest = call('PTTL', KEYS[4])
@@ -38,7 +39,7 @@ note(token, time, ttl, inbox, waiters[3] and inbox, since, expires and rest)
 if not ticket then
   call('ZADD', KEYS[3], place, token)
 end
-local rank = call('ZRANK', KEYS[3], token)
+rank = call('ZRANK', KEYS[3], token)
 if expires or rank == 0 then -- the queue may be new
   call('PEXPIRE', KEYS[3], rest)
 end
