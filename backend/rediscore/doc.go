@@ -121,12 +121,12 @@
 // share one connection, which is not one of the pool of the client library.
 //
 // Messages can be lost. So waiters check in with the server about every two seconds, to
-// find out whether they were granted the lock and to show that they are alive. One checks in for all waits of its
-// Locker for a key: the first of them in the queue. Ten thousand goroutines that wait for a key cost one call in two
-// seconds. The first two waiters in the queue
-// also check in when the holder's lease ends. A waiter whose Locker has not checked in for five seconds,
-// or whose inbox has no subscriber, counts as dead and is passed over. If it was alive after
-// all, it returns to its old place with its next check-in.
+// find out whether they were granted the lock and to show that they are alive. One checks in for all waits
+// of its Locker for a key: the first of them in the queue. So ten thousand goroutines that wait for a key
+// cost one call in two seconds. If one of the first two waiters in the queue checks in, it also does so when
+// the holder's lease ends. A waiter whose Locker has not checked in for five seconds, or whose inbox has no
+// subscriber, counts as dead and is passed over. If it was alive after all, it returns to its old place with
+// its next check-in.
 //
 // While the lock is held, check-ins remove the waiters that have been silent for a minute. So does
 // each waiter that comes, up to two of them: the queue cannot grow while waiters die before their

@@ -17,7 +17,7 @@ const maxSilence = 4 * time.Second
 type room struct {
 	waits []*wait     // a heap
 	timer *time.Timer // for the next check-in of the first, and then of another if it gets no answer
-	set   bool        // the timer is; if not, the first calls, or will do so by its own timer
+	set   bool        // the timer is for the first; if not, that calls, or will do so by its own timer
 	news  news        // of the first
 }
 
