@@ -40,7 +40,8 @@ type Locker interface {
 	// Release ends token's lease and removes token from the queue; it reports whether token
 	// held key. If token has neither, nothing changes. Any client may release a token, not
 	// only the one that acquired key or waits for it. A wait for token that is still under
-	// way may end then, or take a new place in the queue.
+	// way may end then, or take a new place in the queue. See [Acquirer] for when a token is
+	// not used again after its Release.
 	Release(ctx context.Context, key, token string) (held bool, err error)
 }
 
@@ -83,7 +84,9 @@ type Acquirer interface {
 	// or an Attempt that is Acquired, with the Since of the grant: the lease begins then. If
 	// token itself holds key, it is granted at once, as by TryAcquire, even if others wait.
 	// Other methods treat a waiting token as not holding key. While a token waits, the caller
-	// must not use it for another key.
+	// must not use it for another key or another wait. A token that has waited for key and was
+	// released is not used for key again, but Release may be repeated: a store may release whatever it
+	// is granted from then on, and may refuse it with [ErrReleased].
 	//
 	// Acquire need not clean up: after an error the caller releases token, unless the error
 	// says that nothing is left. But if the caller has died, what its waits left behind may

@@ -84,16 +84,19 @@ type comparison struct {
 	*scene
 	clients []*client
 	keys    []string
-	name    string // begins its tokens: others use the same clients at the same time, and a token waits for one key at a time
+	name    string       // begins its tokens: others use the same clients at the same time, and a token waits for one key at a time
+	spent   map[use]bool // the tokens that have waited for a key: whether they were released since
 	models  map[string]*model
 	ttls    []time.Duration
 	slept   time.Duration // where the store's clock is moved by hand
 	callCtx context.Context
 }
 
+type use struct{ key, token string }
+
 func compare(s *scene, scripts []modelScript) error {
 	c := &comparison{scene: s, clients: []*client{s.client(), s.client(), s.client()}, name: rand.Text()[:6] + "-",
-		models: make(map[string]*model), ttls: s.h.modelTTLs()}
+		spent: make(map[use]bool), models: make(map[string]*model), ttls: s.h.modelTTLs()}
 	end := c.now().Add(s.h.sequenceTime())
 	for _, script := range scripts {
 		c.keys = differentKeys(s.key())[script.keys:][:3]
@@ -147,6 +150,9 @@ func (c *comparison) take(s modelStep) {
 
 func (c *comparison) renewal(a modelRequest) dlock.Renewal {
 	r := dlock.Renewal{Key: c.keys[a.key], Token: c.name + modelTokens[a.token], TTL: c.ttls[a.ttl]}
+	for c.spent[use{r.Key, r.Token}] {
+		r.Token = "next-" + r.Token
+	}
 	c.uses(r.Key, r.Token)
 	return r
 }
@@ -213,6 +219,7 @@ func (c *comparison) acquire(by *client, r dlock.Renewal) {
 	}
 	var a dlock.Attempt
 	var err error
+	c.spent[use{r.Key, r.Token}] = false
 	when := c.call(func() { a, err = by.Acquire(ctx, r.Key, r.Token, r.TTL) })
 	switch {
 	case !supported(err):
@@ -229,7 +236,7 @@ func (c *comparison) acquire(by *client, r dlock.Renewal) {
 func (c *comparison) giveUp(by *client, r dlock.Renewal) {
 	var held bool
 	var err error
-	when := c.call(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) })
+	when := c.end(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) }, r)
 	agrees := func() error {
 		if m := c.model(r.Key); held && m.state(when) == isHeld {
 			return m.disagree(when, "held = true")
@@ -239,10 +246,19 @@ func (c *comparison) giveUp(by *client, r dlock.Renewal) {
 	c.check(err, agrees, "%s.Release(%s, %s) after a wait", by.name, brief(r.Key), brief(r.Token))
 }
 
+// end is call for a release.
+func (c *comparison) end(release func(), r dlock.Renewal) span {
+	of := use{r.Key, r.Token}
+	if _, waited := c.spent[of]; waited {
+		c.spent[of] = true
+	}
+	return c.call(release)
+}
+
 func (c *comparison) release(by *client, r dlock.Renewal) {
 	var held bool
 	var err error
-	when := c.call(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) })
+	when := c.end(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) }, r)
 	agrees := func() error { return c.model(r.Key).release(when, r.Token, held) }
 	c.check(err, agrees, "%s.Release(%s, %s)", by.name, brief(r.Key), brief(r.Token))
 }

@@ -32,14 +32,6 @@ type post struct {
 	joined  int                // how many waits have
 }
 
-// An addressee is a wait as its post knows it: there the wait hears of its inbox.
-type addressee struct {
-	inbox   *inbox
-	number  int           // of those of its post, from the oldest on
-	changed chan struct{} // of capacity 1: the inbox has been opened or lost
-	granted chan handover // of capacity 1
-}
-
 // A handover is a grant by whoever released the lock.
 type handover struct {
 	fence int64
@@ -68,62 +60,39 @@ func (p *post) close() {
 	p.running.Wait()
 }
 
-// start calls f in a goroutine, unless the post is closed, and reports whether it does.
-func (p *post) start(f func()) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.startLocked(f)
-}
-
-func (p *post) startLocked(f func()) bool {
-	if p.open.Err() != nil {
-		return false
-	}
-	p.running.Go(f)
-	return true
-}
-
-// join makes an addressee of a token, whose messages come through the inbox of a slot. If it is not
-// nil, which it is if the post is closed, leave must follow.
-func (p *post) join(key, token string, slot int) *addressee {
+// join gives a wait its inbox, which is that of a slot. It reports false if the post is closed; else leave
+// must follow.
+func (p *post) join(w *wait, slot int) bool {
 	sharded := p.locker.conn.Cluster()
 	p.used.Store(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.open.Err() != nil {
-		return nil
+		return false
 	}
 	p.running.Add(1)
 	p.joined++
-	a := &addressee{
-		number:  p.joined,
-		inbox:   p.inboxLocked(slot, sharded),
-		changed: make(chan struct{}, 1),
-		granted: make(chan handover, 1),
-	}
-	a.inbox.idle.Stop()
-	a.inbox.addressees[a] = struct{}{}
-	p.rememberLocked(key, token, a)
-	return a
+	w.joined, w.inbox = p.joined, p.inboxLocked(slot, sharded)
+	w.inbox.idle.Stop()
+	w.inbox.waits[w] = struct{}{}
+	p.rememberLocked(w)
+	return true
 }
 
-// leave ends the wait of a token, which was granted the lock or not.
-func (p *post) leave(token string, a *addressee, granted bool) {
+// leave ends a wait.
+func (p *post) leave(w *wait, granted bool) {
 	defer p.running.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil && r.addressee == a {
-		r.endWaitLocked(granted)
-	}
-	delete(a.inbox.addressees, a)
-	a.inbox.lingerLocked()
+	p.endLocked(w, granted)
+	delete(w.inbox.waits, w)
+	w.inbox.lingerLocked()
 }
 
-// deliver passes a message on. A grant for a token that is used no more is released; but while a
-// release is in flight it is most likely the one that this ends, and must not be released first,
-// or the release would find nothing and call the lease lost. A grant for a token that has got its
-// answer by a check-in is no news, and one for a token that is not known may be of a lease that
-// somebody holds.
+// deliver passes a message on. A grant for a token that is used no more, or whose wait was given up, is
+// released; but while a release is in flight it is most likely the one that this ends, and must not be
+// released first, or the release would find nothing and call the lease lost. A grant for a token whose
+// wait was granted is no news, and one for a token that is not known may be of a lease that somebody holds.
 func (p *post) deliver(message string) {
 	h, token, ok := parseHandover(message)
 	if !ok {
@@ -139,11 +108,12 @@ func (p *post) deliver(message string) {
 	switch {
 	case r.releases > 0:
 		r.again = true
-	case r.use != inUse:
-		p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))
-	case r.addressee != nil:
+	case r.released, r.given:
+		r.released = true
+		p.giveBackLocked(r, token)
+	case r.wait != nil:
 		select {
-		case r.addressee.granted <- h:
+		case r.wait.granted <- h:
 		default: // it has one to read, which makes it check in
 		}
 	}
@@ -159,31 +129,12 @@ func parseHandover(message string) (h handover, token string, ok bool) {
 	return h, token, found && err1 == nil && err2 == nil
 }
 
-// found notes that a check-in has found a grant whose message ought to have come. If it does not
-// come, the inbox is deaf, and is opened anew.
-func (p *post) found(token string, a *addressee) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r, b := p.tokens[token], a.inbox
-	if r == nil || !b.live || len(a.granted) > 0 {
-		return
-	}
-	r.due = b
-	time.AfterFunc(messageLag, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if r.due == b {
-			b.doubtLocked()
-		}
-	})
-}
-
 // passedOver notes that a waiter was taken for dead again though its inbox was known: it is not
 // heard of where the lock is.
-func (p *post) passedOver(a *addressee) {
+func (p *post) passedOver(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.inbox.doubtLocked()
+	w.inbox.doubtLocked()
 }
 
 // missing tells why an inbox could not be opened, unless that was told since one was open.
@@ -198,8 +149,7 @@ func (p *post) missing(err error) {
 }
 
 // address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.
-func (a *addressee) address() (address string, epoch int) {
-	b := a.inbox
+func (b *inbox) address() (address string, epoch int) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {

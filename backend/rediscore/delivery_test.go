@@ -60,9 +60,11 @@ func (a *actor) releasedKeys(token string) (keys []string) {
 // A token that waits for another key than before is given back there.
 func TestTokenWaitsForAnotherKey(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
-		a.answersWaits(0, "H", 60_000)
 		for _, key := range []string{"first", "second"} {
-			a.acquireFor(key, "A", ttl).cancelled()
+			require.True(s, a.acquireFor(key, "A", ttl).over())
+			held, err := a.Release(s.Context(), key, "A")
+			require.NoError(s, err)
+			require.True(s, held)
 			n := len(a.releasedKeys("A"))
 			a.tell("8 1 A")
 			require.Equal(s, []string{key}, a.releasedKeys("A")[n:])
@@ -521,7 +523,7 @@ func TestInboxOfAnotherServer(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			require.Len(s, s.queue(), 4)
 			s.release("H")
-			for range 2 {
+			for i := range 2 {
 				select {
 				case <-w.done:
 				case <-time.After(10 * time.Second):
@@ -529,7 +531,7 @@ func TestInboxOfAnotherServer(t *testing.T) {
 				}
 				require.NoError(s, w.err)
 				w.released()
-				w = a.acquire("A")
+				w = a.acquire(fmt.Sprint("A", i))
 			}
 			time.Sleep(time.Second)
 			require.Equal(s, 2, times(), "it is opened anew, and not at each handover")

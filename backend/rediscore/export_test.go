@@ -15,7 +15,6 @@ var (
 	RenewScript   = renewScript
 	VoteScript    = voteScript
 
-	ErrUnsettled  = errUnsettled
 	ErrUnexpected = errUnexpected
 	ErrReplaced   = errReplaced
 
@@ -92,7 +91,7 @@ func (h handover) Fence() int64 { return h.fence }
 func ChangeInbox(l *Locker, token string) {
 	l.post.mu.Lock()
 	defer l.post.mu.Unlock()
-	l.post.tokens[token].addressee.changed <- struct{}{}
+	l.post.tokens[token].wait.changed <- struct{}{}
 }
 
 // Deliver is the arrival of a message.

@@ -27,19 +27,19 @@ const (
 // An inbox is a channel with a name that nobody else has. It is opened when somebody begins to
 // wait, and closed some time after the last one has ended. The mutex of its post guards it.
 type inbox struct {
-	post       *post
-	prefix     string // of the channel's name
-	channel    string
-	left       bool // a release has failed: a wait that is over may have a place in a queue, as one of this channel
-	sharded    bool
-	addressees map[*addressee]struct{}
-	needed     context.Context // ends when nobody has waited for a while
-	close      context.CancelFunc
-	live       bool
-	epoch      int // how many times it was opened or lost
-	reopen     context.CancelFunc
-	doubted    time.Time // when it was last opened anew
-	idle       *time.Timer
+	post    *post
+	prefix  string // of the channel's name
+	channel string
+	left    bool // a release has failed: a wait that is over may have a place in a queue, as one of this channel
+	sharded bool
+	waits   map[*wait]struct{}
+	needed  context.Context // ends when nobody has waited for a while
+	close   context.CancelFunc
+	live    bool
+	epoch   int // how many times it was opened or lost
+	reopen  context.CancelFunc
+	doubted time.Time // when it was last opened anew
+	idle    *time.Timer
 }
 
 // inboxLocked returns the inbox of a slot. It opens the inbox if necessary.
@@ -51,12 +51,12 @@ func (p *post) inboxLocked(slot int, sharded bool) *inbox {
 	if b := p.inboxes[prefix]; b != nil {
 		return b
 	}
-	b := &inbox{post: p, prefix: prefix, channel: prefix + chance.Text(), sharded: sharded, addressees: make(map[*addressee]struct{})}
+	b := &inbox{post: p, prefix: prefix, channel: prefix + chance.Text(), sharded: sharded, waits: make(map[*wait]struct{})}
 	b.idle = time.AfterFunc(math.MaxInt64, b.closeIfIdle)
 	b.needed, b.close = context.WithCancel(p.open)
 	b.reopen = func() {}
 	p.inboxes[prefix] = b
-	p.startLocked(b.run)
+	p.running.Go(b.run)
 	return b
 }
 
@@ -72,7 +72,7 @@ func (b *inbox) run() {
 func (b *inbox) again() context.Context {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
-	if len(b.addressees) == 0 || b.post.open.Err() != nil {
+	if len(b.waits) == 0 || b.post.open.Err() != nil {
 		delete(b.post.inboxes, b.prefix)
 		return nil
 	}
@@ -167,10 +167,10 @@ func (b *inbox) set(live bool) (was bool) {
 		return was
 	}
 	b.epoch++
-	inOrder := slices.SortedFunc(maps.Keys(b.addressees), func(a, b *addressee) int { return cmp.Compare(a.number, b.number) })
-	for _, a := range inOrder {
+	inOrder := slices.SortedFunc(maps.Keys(b.waits), func(a, b *wait) int { return cmp.Compare(a.joined, b.joined) })
+	for _, w := range inOrder {
 		select {
-		case a.changed <- struct{}{}:
+		case w.changed <- struct{}{}:
 		default:
 		}
 	}
@@ -195,7 +195,7 @@ func (b *inbox) linger() {
 }
 
 func (b *inbox) lingerLocked() {
-	if len(b.addressees) == 0 && b.post.open.Err() == nil {
+	if len(b.waits) == 0 && b.post.open.Err() == nil {
 		b.idle.Reset(lingering)
 	}
 }
@@ -203,7 +203,7 @@ func (b *inbox) lingerLocked() {
 func (b *inbox) closeIfIdle() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
-	if len(b.addressees) == 0 {
+	if len(b.waits) == 0 {
 		b.close()
 	}
 }

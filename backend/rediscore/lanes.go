@@ -108,7 +108,6 @@ type ask struct {
 	address string // of the inbox of a wait
 	answers chan<- answer
 
-	ofWait    bool // it is not sent if the token was released meanwhile
 	sent      bool
 	withdrawn bool // nobody waits for its answer any more
 	answered  bool // as its caller knows
@@ -288,7 +287,6 @@ func (l *lanes) put(a *ask) {
 	r := l.route(a.ctx, a.call)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a.ofWait = true
 	g := l.gateLocked(r)
 	g.waitLocked(a)
 	g.goOnLocked()
@@ -524,19 +522,7 @@ func (g *gate) repeatLocked(asks []*ask) {
 }
 
 // fly makes the calls of a flight, and passes the answers on. It returns those that must be made again.
-//
-// A token that was released meanwhile must not come back: the ask of its wait has no effect.
 func (l *lanes) fly(asks []*ask) (again []*ask, err error) {
-	asks = slices.DeleteFunc(asks, func(a *ask) bool {
-		released := a.ofWait && l.locker.post.isReleased(a.call.Args[0])
-		if released {
-			a.answers <- answer{script: a.call.Script, err: mark(dlock.ErrReleased)}
-		}
-		return released
-	})
-	if len(asks) == 0 {
-		return nil, dlock.ErrReleased // so that nobody takes the time for that of a round trip
-	}
 	ctx, cancel := l.contextOf(asks)
 	defer cancel()
 	calls, results := make([]Call, len(asks)), make([]Result, len(asks))

@@ -732,33 +732,6 @@ func TestAskIsWithdrawn(t *testing.T) {
 	}
 }
 
-// A flight whose only call is not sent, since its token is being released, says nothing about round trips.
-func TestFlightThatIsNotSent(t *testing.T) {
-	inScene(t, func(s *scene, other *actor) {
-		const roundTrip = 20 * time.Millisecond
-		require.NoError(s, <-begin(func() error { _, err := other.TryAcquire(s.Context(), "k", "A", ttl); return err }))
-		a := s.enterWithPool(20, roundTrip, 0)
-		w := a.acquire("B")
-		time.Sleep(time.Second)
-		held := a.holdCall(rediscore.ReleaseScript, "B")
-		done := begin(func() error { _, err := a.Release(s.Context(), "k", "B"); return err })
-		held.Await()
-		rediscore.ChangeInbox(a.Locker, "B") // it checks in
-		time.Sleep(time.Second)
-		require.True(s, w.over())
-		held.Answer()
-		require.NoError(s, <-done)
-		n := len(a.asked(0))
-		var all sync.WaitGroup
-		for i := range 200 {
-			all.Go(func() { require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i))) })
-			time.Sleep(250 * time.Microsecond)
-		}
-		all.Wait()
-		require.Equal(s, 10, a.inTheAir(n, roundTrip, 0))
-	})
-}
-
 // The failure of one call of a flight is that of one wait. A flight that is lost may have had all its
 // effects.
 func TestFailuresInAFlight(t *testing.T) {

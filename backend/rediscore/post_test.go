@@ -26,6 +26,12 @@ func (c dumbConn) Listen(ctx context.Context, _ string, _ bool, _ func(Event)) e
 	return ctx.Err()
 }
 
+func joined(t *testing.T, l *Locker, token string) *wait {
+	w := newWait(l, t.Context(), "k", token, time.Minute)
+	require.True(t, l.post.join(w, 0))
+	return w
+}
+
 // A wait that was busy finds two things at once: its inbox has changed, and a message came
 // afterwards. It does not use the old clock to date the message, whichever it reads first.
 func TestChangeBeforeMessage(t *testing.T) {
@@ -33,20 +39,12 @@ func TestChangeBeforeMessage(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := New(dumbConn{reply: []any{int64(answerFound), int64(8), int64(1_000_000), int64(2_000_000)}})
 			defer l.Close()
-			w := &wait{
-				locker:    l,
-				ctx:       t.Context(),
-				key:       "k",
-				token:     "t",
-				addressee: l.post.join("k", "t", 0),
-				answers:   make(chan answer, 1),
-				timer:     time.NewTimer(time.Hour),
-				news:      news{clock: 1, sent: time.Now()},
-			}
-			w.addressee.changed <- struct{}{}
-			w.addressee.granted <- handover{fence: 7, time: 100_000_000}
+			w := joined(t, l, "t")
+			w.timer, w.news = time.NewTimer(time.Hour), news{clock: 1, sent: time.Now()}
+			w.changed <- struct{}{}
+			w.granted <- handover{fence: 7, time: 100_000_000}
 			attempt, err := w.run()
-			l.post.leave("t", w.addressee, true)
+			l.post.leave(w, false)
 			require.NoError(t, err)
 			require.EqualValues(t, 8, attempt.Fence, "the fence of the answer")
 		})
@@ -59,12 +57,12 @@ func TestChangeBeforeAnswer(t *testing.T) {
 		const clock = 1_700_000_000_000_000
 		for _, changed := range []bool{false, true} {
 			w := &wait{
-				addressee: &addressee{changed: make(chan struct{}, 1)},
-				timer:     time.NewTimer(time.Hour),
-				early:     handover{fence: 88, time: clock + 1},
+				changed: make(chan struct{}, 1),
+				timer:   time.NewTimer(time.Hour),
+				early:   handover{fence: 88, time: clock + 1},
 			}
 			if changed {
-				w.addressee.changed <- struct{}{}
+				w.changed <- struct{}{}
 			}
 			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, "H")
 			require.Equal(t, !changed, attempt.Acquired)
@@ -79,14 +77,14 @@ func TestMessageToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		defer l.Close()
-		a := l.post.join("k", "t", 0)
-		defer l.post.leave("t", a, true)
-		a.inbox.live = true
+		w := joined(t, l, "t")
+		defer l.post.leave(w, false)
+		w.inbox.live = true
 		for _, come := range []bool{false, true} {
 			if come {
 				l.post.deliver("8 1 t")
 			}
-			l.post.found("t", a)
+			l.post.found(w)
 			require.Equal(t, come, l.post.tokens["t"].due == nil)
 		}
 	})
@@ -98,31 +96,32 @@ func TestTokensAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		defer l.Close()
-		slow := l.post.join("k", "slow", 0)
-		l.post.leave("givenBack", l.post.join("k", "givenBack", 0), false)
-		l.post.tokens["givenBack"].givenBack = make(chan struct{})
-		var waiting []*addressee
+		slow := joined(t, l, "slow")
+		unsettled := joined(t, l, "unsettled")
+		l.post.outlived(unsettled)
+		l.post.leave(unsettled, false)
+		defer func() { unsettled.answers <- answer{} }()
+		var waiting []*wait
 		for i := range 2 * maxTokens {
-			waiting = append(waiting, l.post.join("k", strconv.Itoa(i), 0))
+			waiting = append(waiting, joined(t, l, strconv.Itoa(i)))
 		}
 		require.Len(t, l.post.tokens, 2*maxTokens+2, "all that wait")
-		for i, w := range waiting {
-			l.post.leave(strconv.Itoa(i), w, false)
+		for _, w := range waiting {
+			l.post.leave(w, false)
 		}
 		for i := range maxTokens + 1 {
-			token := strconv.Itoa(i) + "later"
-			l.post.leave(token, l.post.join("k", token, 0), false)
+			l.post.leave(joined(t, l, strconv.Itoa(i)+"later"), false)
 		}
 		require.LessOrEqual(t, len(l.post.tokens), maxTokens+3)
 		require.Len(t, l.post.order, len(l.post.tokens))
 		require.Nil(t, l.post.tokens["0"])
-		require.NotNil(t, l.post.tokens["givenBack"])
-		require.Equal(t, given, l.post.tokens[strconv.Itoa(maxTokens)+"later"].use)
+		require.NotNil(t, l.post.tokens["unsettled"])
+		require.Nil(t, l.post.tokens[strconv.Itoa(maxTokens)+"later"].wait)
 		for fence := range 3 {
 			l.post.deliver(strconv.Itoa(fence) + " 1 slow")
 		}
 		require.EqualValues(t, 0, (<-slow.granted).fence)
-		l.post.leave("slow", slow, true)
+		l.post.leave(slow, true)
 	})
 }
 

@@ -221,15 +221,14 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [dlock.Locker] in one round trip. After a wait of token for key, it first
-// waits until no release of token in the background is in flight. If one of these got no answer, it
-// fails: the caller uses another token.
+// TryAcquire implements [dlock.Locker] in one round trip. After a wait and a release of token, it fails
+// with [dlock.ErrReleased].
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
 	}
-	if err := l.post.reuse(ctx, key, token, false); err != nil {
-		return dlock.Attempt{}, err
+	if l.post.isReleased(key, token) {
+		return dlock.Attempt{}, mark(errReleased)
 	}
 	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
 	if moving(err) {
@@ -267,23 +266,13 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	return l.end(ctx, releaseScript, key, token)
-}
-
-// end is Release with a script and its arguments, of which the token is the first.
-func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...string) (bool, error) {
-	args = append([]string{token}, args...)
 	l.post.releasing(key, token)
-	ok, err := l.release(ctx, s, key, args)
-	if err == nil && !ok && l.post.settle(ctx, key, token) {
-		ok, err = l.release(ctx, s, key, args)
-		err = unmark(err) // the first had an effect
-	}
-	l.post.released(key, token, ok, err)
-	return ok, err
+	ok, err := l.release(ctx, releaseScript, key, token)
+	return l.post.released(ctx, key, token, ok, err)
 }
 
-func (l *Locker) release(ctx context.Context, s *Script, key string, args []string) (bool, error) {
+// release calls a script that releases the token that is its first argument.
+func (l *Locker) release(ctx context.Context, s *Script, key string, args ...string) (bool, error) {
 	reply, err := l.eval(ctx, s, key, args...)
 	if moving(err) {
 		reply, err = l.eval(ctx, freeScript, key, args[0])

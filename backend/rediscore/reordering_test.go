@@ -49,16 +49,16 @@ func (a *actor) open() {
 	a.release("first")
 }
 
-// The wait of a token is cancelled while its enqueue is in flight.
+// The enqueue of a cancelled wait gets no answer, and arrives after the release of its token.
 func TestEnqueueAfterCancel(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		b := s.enter()
 		a.open()
 		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
 		a.acquire("A").cancelled()
-		s.release("A")
-		enqueue.Execute()
 		enqueue.Return(nil, errLost)
+		require.False(s, a.release("A"))
+		enqueue.Execute()
 		next := b.acquire("B")
 		require.Equal(s, []string{"A", "B"}, s.queue())
 		s.release("H")
@@ -115,95 +115,6 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 		require.True(s, a.release("A"))
 		s.requireClean()
 	})
-}
-
-// A message, or an answer, for a former acquisition of a token does not end the present one.
-func TestTokenIsUsedAgain(t *testing.T) {
-	message := func(a *actor) (tell func()) {
-		message := a.holdMessage("A")
-		w := a.acquire("A")
-		a.bench.release("H")
-		w.cancelled()
-		return message.Deliver
-	}
-	for name, former := range map[string]func(*actor) (tell func()){
-		"message":       message,
-		"message, vote": message,
-		"answer": func(a *actor) func() {
-			enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-			a.acquire("A").cancelled()
-			a.bench.release("H")
-			enqueue.Execute()
-			return enqueue.Answer
-		},
-	} {
-		inScene(t, func(s *scene, a *actor) {
-			tell := former(a)
-			require.True(s, a.release("A"), name)
-			if name == "message, vote" {
-				ballot, err := a.Vote(s.Context(), "k", "A", ttl, 0)
-				require.NoError(s, err)
-				require.True(s, ballot.Fresh)
-			} else {
-				attempt, err := a.TryAcquire(s.Context(), "k", "A", ttl)
-				require.NoError(s, err)
-				require.True(s, attempt.Acquired, name)
-			}
-			tell()
-			require.Equal(s, "A", s.holder(), name)
-			s.release("A")
-			s.requireClean()
-		})
-	}
-}
-
-// The message of a grant comes after the release of its token, so the token is released once more in
-// the background. A later acquisition of the same token waits for that: it would end the new lease.
-func TestTokenIsUsedDuringItsRelease(t *testing.T) {
-	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
-		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire,
-	} {
-		for _, lost := range []bool{false, true} {
-			inScene(t, func(s *scene, a *actor) {
-				message := a.holdMessage("A")
-				w := a.acquire("A")
-				s.release("H")
-				w.cancelled()
-				require.True(s, a.release("A"))
-				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
-				message.Deliver()
-				giveBack.Await()
-				message.Deliver() // and once more, so that another release follows that one
-
-				var attempt dlock.Attempt
-				var err error
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					attempt, err = acquire(a.Locker, s.Context(), "k", "A", ttl)
-				}()
-				hasty, cancel := context.WithTimeout(s.Context(), time.Second)
-				defer cancel()
-				_, err2 := acquire(a.Locker, hasty, "k", "A", ttl)
-				require.ErrorIs(s, err2, context.DeadlineExceeded)
-				require.True(s, dlock.NoEffect(err2))
-				if lost {
-					giveBack.Return(nil, errLost)
-					<-done
-					require.ErrorIs(s, err, rediscore.ErrUnsettled)
-					require.True(s, dlock.NoEffect(err))
-				} else {
-					giveBack.Answer()
-					<-done
-					require.NoError(s, err)
-					require.True(s, attempt.Acquired)
-					require.Equal(s, "A", s.holder(), "after the release in the background")
-					s.release("A")
-				}
-				s.requireClean()
-			})
-		}
-	}
 }
 
 // A waiter that has lost its place takes it again with its old ticket. If that enqueue gets no answer,

@@ -39,7 +39,7 @@ type news struct {
 func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t := p.ofLocked(w.key, w.token); t != nil && (t.shared || t.releasedLocked()) {
+	if t := p.ofLocked(w.key, w.token); t != nil && t.released {
 		return false
 	}
 	r, returned := w.room, w.returned
@@ -59,8 +59,8 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	if r.waits[0] != w {
 		return true
 	}
-	if w.addressee.inbox.left { // the server answers again
-		w.addressee.inbox.doubtLocked()
+	if w.inbox.left { // the server answers again
+		w.inbox.doubtLocked()
 	}
 	before := r.news
 	r.news, r.set = w.news, true
@@ -77,17 +77,6 @@ func (p *post) tell(w *wait) {
 	defer p.mu.Unlock()
 	if r := w.room; r != nil && r.waits[0] == w {
 		r.news.failure, r.news.called = w.failure, w.called
-	}
-}
-
-// callLocked has the waits of a token check in.
-func (p *post) callLocked(key, token string) {
-	if r := p.rooms[key]; r != nil {
-		for _, w := range r.waits {
-			if w.token == token {
-				w.call()
-			}
-		}
 	}
 }
 

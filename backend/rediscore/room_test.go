@@ -362,22 +362,6 @@ func TestReleasedBeforeRest(t *testing.T) {
 	}
 }
 
-// Waits that share a token do not rest: the end of the other may be the end of the token.
-func TestSharedTokenDoesNotRest(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.do("PERSIST", s.keys.lock)
-		a.acquireInOrder(1)
-		first, second := a.acquire("A"), a.acquire("A")
-		time.Sleep(time.Minute)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 40)
-		second.cancelled()
-		a.release("A")
-		time.Sleep(checkInLatest)
-		require.True(s, first.over())
-		require.ErrorIs(s, first.err, dlock.ErrReleased)
-	})
-}
-
 // While the first of a room waits for replicas to have its grant, the others stay alive.
 func TestRoomWaitsForReplicas(t *testing.T) {
 	inScene(t, func(s *scene, _ *actor) {

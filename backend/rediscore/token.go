@@ -2,7 +2,8 @@ package rediscore
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"time"
 
 	"github.com/dlock-go/dlock"
 )
@@ -10,65 +11,58 @@ import (
 // maxTokens is how many tokens are remembered.
 const maxTokens = 16384
 
-// A record is what a post knows of a token that was taken into a queue. While it is kept, a grant
-// is never taken for that of another token.
+// A record is what a post knows of a token that has waited for a key. The token is used no more once it was
+// released, by a caller or here: whatever it is granted from then on is released.
 type record struct {
-	key       string
-	addressee *addressee // nil if the wait is over
-	inbox     *inbox     // of the last wait
-	use       use
-	shared    bool   // several waits of it have waited at once
-	due       *inbox // that must bring the message of a grant that a check-in has found; or nil
+	key      string
+	wait     *wait  // under way, or nil
+	inbox    *inbox // of the last wait
+	due      *inbox // that must bring the message of a grant that a check-in has found; or nil
+	given    bool   // the last wait has ended without a grant
+	released bool   // the token is used no more
+	releases int    // of callers, in flight
+	again    bool   // these may have missed a grant: another follows if the last one has found nothing
 
-	releases int  // that are in flight
-	again    bool // one of them may have missed a grant: another follows if it found nothing
-
-	answered  <-chan struct{} // closed when the last call of the wait is; nil if none outlived it
-	givenBack <-chan struct{} // closed when the releases in the background are over; nil if there is none
-	unsure    bool            // one of these got no answer, and may still reach the server
+	pending int           // calls that have outlived their waits, and releases in the background
+	settled chan struct{} // closed when there are none any more; nil if there are none
+	held    bool          // the last release in the background has ended a lease
+	err     error         // of it
 }
 
-// A use says whether a token is in use, and so what a grant for it means.
-type use int
-
-const (
-	inUse  use = iota // it waits, or may hold the lock
-	given             // it was given up: its wait was cancelled, or its lease was released
-	missed            // it was given up, and the last release has found nothing, or has failed
-)
-
-func (p *post) rememberLocked(key, token string, a *addressee) {
-	if r := p.ofLocked(key, token); r != nil {
-		if r.addressee != nil {
-			r.shared = true
-			p.callLocked(key, token)
+// rememberLocked notes the wait of a token. Tokens that vote are forgotten when it is over: package redlock
+// knows what became of them, and may use them again.
+func (p *post) rememberLocked(w *wait) {
+	r := p.ofLocked(w.key, w.token)
+	if r == nil {
+		if p.tokens[w.token] == nil {
+			p.order = append(p.order, w.token)
 		}
-		r.addressee, r.inbox, r.use = a, a.inbox, inUse
-		return
+		r = &record{key: w.key}
+		p.tokens[w.token] = r
 	}
-	if p.tokens[token] == nil {
-		p.order = append(p.order, token)
-	}
-	p.tokens[token] = &record{key: key, addressee: a, inbox: a.inbox}
+	r.wait, r.inbox, r.given = w, w.inbox, false
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
-		if r := p.tokens[oldest]; r.addressee != nil || r.givenBack != nil {
+		switch r := p.tokens[oldest]; {
+		case r == nil:
+		case r.wait != nil || r.pending > 0:
 			p.order = append(p.order, oldest)
-		} else {
+		default:
 			delete(p.tokens, oldest)
 		}
 	}
 }
 
-// endWaitLocked notes that a wait of a token is over, and whether it was granted the lock.
-func (r *record) endWaitLocked(granted bool) {
-	r.addressee = nil
-	switch {
-	case granted:
-		r.use = inUse
-	case r.use == inUse:
-		r.use = given
+// endLocked notes that a wait is over, and how it has ended.
+func (p *post) endLocked(w *wait, granted bool) {
+	r := p.ofLocked(w.key, w.token)
+	if r == nil || r.wait != w {
+		return
+	}
+	r.given = !granted
+	if r.wait = nil; w.vote != nil {
+		delete(p.tokens, w.token)
 	}
 }
 
@@ -89,168 +83,132 @@ func (p *post) releasing(key, token string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r := p.ofLocked(key, token); r != nil {
+		r.released = true
 		r.releases++
+		if r.wait != nil {
+			r.wait.call()
+		}
 	}
 }
 
-// released notes that a token is used no more, and whether a release has ended its lease. If it
-// has not, and there may be one again, the release is repeated.
-func (p *post) released(key, token string, held bool, err error) {
+// released notes that a release was answered, or has failed. If it has found nothing, but a call for the token
+// is in flight, released waits for that, and for the release of what it was granted, until ctx ends.
+func (p *post) released(ctx context.Context, key, token string, held bool, err error) (bool, error) {
 	if !p.used.Load() {
-		return
+		return held, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.ofLocked(key, token)
 	if r == nil {
-		return
-	}
-	r.use = given
-	if !held {
-		r.use = missed
+		return held, err
 	}
 	r.inbox.left = r.inbox.left || err != nil
 	r.releases = max(0, r.releases-1) // the record may be younger than the release
-	if r.addressee != nil {
-		p.callLocked(key, token)
-	}
 	if r.releases == 0 && r.again {
-		r.again = false
-		if !held {
-			p.startLocked(p.giveBackLocked(context.Background(), r, key, token))
+		if r.again = false; !held {
+			p.giveBackLocked(r, token)
 		}
 	}
-}
-
-// outlived notes that a call of a wait is still in flight when the wait ends; late must follow
-// when it is answered, and then answered be closed.
-func (p *post) outlived(token string, a *addressee, answered <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if r := p.tokens[token]; r != nil && r.addressee == a {
-		r.answered = answered
+	if held || err != nil || r.pending == 0 {
+		return held, err
 	}
+	settled := r.settled
+	p.mu.Unlock()
+	select {
+	case <-settled:
+	case <-ctx.Done():
+	case <-p.open.Done():
+	}
+	p.mu.Lock()
+	held, err = r.held, r.err
+	r.held, r.err = false, nil
+	return held, unmark(err) // the first release had an effect
 }
 
-// settle waits for the answer to a call that has outlived its wait, as long as ctx lasts. It
-// reports whether there may be a grant again since the token was released, which the caller has
-// to release then.
-func (p *post) settle(ctx context.Context, key, token string) bool {
+// isReleased reports whether a token has waited for key, and was released.
+func (p *post) isReleased(key, token string) bool {
 	if !p.used.Load() {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.ofLocked(key, token)
-	if r == nil {
-		return false
-	}
-	if answered := r.answered; answered != nil {
-		p.mu.Unlock()
-		select {
-		case <-answered:
-		case <-ctx.Done():
-		case <-p.open.Done():
-		}
-		p.mu.Lock()
-	}
-	again := r.again
-	r.again = false
-	return again
+	return r != nil && r.released
 }
 
-// late notes that a call that outlived its wait was answered. It returns a function that releases
-// the token again if a release has missed it.
-func (p *post) late(ctx context.Context, key, token string, answered <-chan struct{}) (giveBack func()) {
+// outlived notes that a call of a wait is still in flight when the wait ends. It may queue the token after its
+// release, which is repeated then.
+func (p *post) outlived(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.ofLocked(key, token)
-	if r == nil {
-		return func() {}
-	}
-	if r.answered == answered {
-		r.answered = nil
-	}
-	if r.releases > 0 { // which may miss it
-		r.again = true
-	} else if r.use == missed {
-		return p.giveBackLocked(ctx, r, key, token)
-	}
-	return func() {}
-}
-
-// isReleased reports whether a token that is not in the queue any more was taken out of it by a
-// release, and not because it seemed dead.
-func (p *post) isReleased(token string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r := p.tokens[token]
-	return r != nil && r.releasedLocked()
-}
-
-func (r *record) releasedLocked() bool { return r.use != inUse || r.releases > 0 }
-
-// giveBackLocked returns a function that releases a token in the background. Until it has run, the
-// token is not settled.
-func (p *post) giveBackLocked(ctx context.Context, r *record, key, token string) func() {
-	before, done := r.givenBack, make(chan struct{})
-	r.givenBack = done
-	return func() {
-		defer close(done)
-		if before != nil {
-			select {
-			case <-before:
-			case <-p.open.Done():
+	if r := p.ofLocked(w.key, w.token); r != nil && w.vote == nil {
+		p.pendLocked(r, func() {
+			<-w.answers
+			if p.mayHaveMissed(r) {
+				p.giveBack(w.ctx, r, w.token)
 			}
-		}
-		err := p.locker.giveBack(ctx, key, token)
+		})
+	}
+}
+
+// mayHaveMissed reports whether a token was released, so that the release may have missed what came after it. If
+// a release is in flight, its end decides.
+func (p *post) mayHaveMissed(r *record) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.again = r.again || r.releases > 0
+	return r.released && r.releases == 0
+}
+
+// giveBackLocked releases, in the background, what a token was granted after its release.
+func (p *post) giveBackLocked(r *record, token string) {
+	p.pendLocked(r, func() { p.giveBack(context.Background(), r, token) })
+}
+
+// pendLocked calls f in the background, unless the post is closed. Until f returns, the token is not settled.
+func (p *post) pendLocked(r *record, f func()) {
+	if p.open.Err() != nil {
+		return
+	}
+	if r.pending++; r.pending == 1 {
+		r.settled = make(chan struct{})
+	}
+	p.running.Go(func() {
+		f()
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		r.unsure = r.unsure || err != nil && !dlock.NoEffect(err)
-		if r.givenBack == done {
-			r.givenBack = nil
+		if r.pending--; r.pending == 0 {
+			close(r.settled)
 		}
-	}
+	})
 }
 
-// reuse notes that a token is used again: what is heard of it from now on is no reason to release it.
-// Before that, it waits until no release of the token in the background is in flight, which would
-// end the new lease, and, for a vote, no call of an earlier wait.
-func (p *post) reuse(ctx context.Context, key, token string, vote bool) error {
-	if !p.used.Load() {
-		return nil
-	}
+func (p *post) giveBack(ctx context.Context, r *record, token string) {
+	held, err := p.locker.giveBack(ctx, r.key, token)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for r := p.ofLocked(key, token); r != nil; r = p.ofLocked(key, token) {
-		busy := r.givenBack
-		switch {
-		case r.unsure:
-			return mark(errUnsettled)
-		case busy != nil:
-		case vote && r.answered != nil:
-			busy = r.answered
-		default:
-			if r.addressee == nil {
-				r.use, r.again = inUse, false
-			}
-			return nil
-		}
-		p.mu.Unlock()
-		var err error
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-p.open.Done():
-			err = dlock.ErrClosed
-		}
-		p.mu.Lock()
-		if err != nil {
-			return mark(err)
-		}
-	}
-	return nil
+	r.held, r.err = held, err
+	r.inbox.left = r.inbox.left || err != nil
 }
 
-var errUnsettled = errors.New("a release of the token in the background got no answer: use another token")
+var errReleased = fmt.Errorf("%w: its token is used no more", dlock.ErrReleased)
+
+// found notes that a check-in has found a grant whose message ought to have come. If it does not
+// come, the inbox is deaf, and is opened anew.
+func (p *post) found(w *wait) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r, b := p.tokens[w.token], w.inbox
+	if r == nil || !b.live || len(w.granted) > 0 {
+		return
+	}
+	r.due = b
+	time.AfterFunc(messageLag, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if r.due == b {
+			b.doubtLocked()
+		}
+	})
+}

@@ -1,17 +1,14 @@
 package rediscore_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -43,15 +40,9 @@ func TestVoteIsCastAgain(t *testing.T) {
 				require.True(s, <-passed)
 				next.granted()
 
-				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
 				deliver("after the pass")
 				enlist := a.holdCall(rediscore.EnlistScript, "A")
 				w = a.acquireVote("A", 5)
-				if late == "after the pass" {
-					giveBack.Await()
-					require.False(s, enlist.Came(), "the release in the background is in flight")
-					giveBack.Answer()
-				}
 				enlist.Execute()
 				calls := a.calls(rediscore.AttendScript, "A")
 				deliver("before the answer")
@@ -77,58 +68,7 @@ func TestVoteIsCastAgain(t *testing.T) {
 				}
 				require.True(s, a.pass("A", "", 0))
 				s.requireClean()
-				require.Equal(s, map[bool]int{true: 1}[late == "after the pass"], a.calls(rediscore.ReleaseScript, "A"))
-			})
-		})
-	}
-}
-
-// While a call of an earlier wait, or a release in the background, is in flight, nothing is asked
-// for its token. If such a release gets no answer, the token is refused.
-func TestVoteIsNotSettled(t *testing.T) {
-	for name, cast := range map[string]func(ctx context.Context, a *actor) (quorum.Ballot, error){
-		"Vote": func(ctx context.Context, a *actor) (quorum.Ballot, error) {
-			return a.Vote(ctx, "k", "A", time.Minute, 0)
-		},
-		"AcquireVote": func(ctx context.Context, a *actor) (quorum.Ballot, error) {
-			return a.AcquireVote(ctx, "k", "A", time.Minute, 0, 5)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inScene(t, func(s *scene, a *actor) {
-				refused := func(want error, patience time.Duration) {
-					t.Helper()
-					ctx, cancel := context.WithTimeout(s.Context(), patience)
-					defer cancel()
-					calls := len(a.asked(0))
-					_, err := cast(ctx, a)
-					require.ErrorIs(s, err, want)
-					require.True(s, dlock.NoEffect(err))
-					require.Len(s, a.asked(calls), 0)
-				}
-
-				a.open()
-				enlist := a.holdCall(rediscore.EnlistScript, "A")
-				w := a.acquireVote("A", 5)
-				enlist.Await()
-				w.cancelled()
-				refused(context.DeadlineExceeded, time.Millisecond)
-				enlist.Execute()
-				message := a.holdMessage("A")
-				s.release("H")
-				enlist.Answer()
-				require.True(s, a.pass("A", "", 0))
-				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
-				message.Deliver()
-				giveBack.Await()
-				refused(context.DeadlineExceeded, time.Millisecond)
-				done := make(chan error, 1)
-				go func() { _, err := cast(s.Context(), a); done <- err }()
-				synctest.Wait()
-				require.Empty(s, done)
-				giveBack.Return(nil, errLost)
-				require.ErrorIs(s, <-done, rediscore.ErrUnsettled)
-				refused(rediscore.ErrUnsettled, time.Minute)
+				require.Zero(s, a.calls(rediscore.ReleaseScript, "A"))
 			})
 		})
 	}

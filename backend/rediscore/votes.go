@@ -19,9 +19,6 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return quorum.Ballot{}, err
 	}
-	if err := l.post.reuse(ctx, key, token, true); err != nil {
-		return quorum.Ballot{}, err
-	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
 	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
 	if err != nil {
@@ -61,17 +58,17 @@ func (l *Locker) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]qu
 	return ballots, nil
 }
 
-// Pass implements [quorum.Voter] in one round trip. It waits for unanswered calls as Release does.
+// Pass implements [quorum.Voter] in one round trip.
 func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	return l.end(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
+	return l.release(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
 }
 
 // AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
-// message brings is that of the last answer before it. AcquireVote first waits for the answer to
-// a call of an earlier wait of token, and to a release of token in the background, as Vote does.
+// message brings is that of the last answer before it. If AcquireVote fails, a call may still be in flight:
+// the caller passes the vote on, or releases it, until nothing of token can arrive any more.
 func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return quorum.Ballot{}, err
@@ -82,13 +79,8 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 	if l.unqueued {
 		return quorum.Ballot{}, mark(errors.ErrUnsupported)
 	}
-	if err := l.post.reuse(ctx, key, token, true); err != nil {
-		return quorum.Ballot{}, err
-	}
-	w := &wait{
-		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
-		vote: []string{strconv.FormatInt(place, 10), strconv.FormatInt(floor, 10)},
-	}
+	w := newWait(l, ctx, key, token, ttl)
+	w.vote = []string{strconv.FormatInt(place, 10), strconv.FormatInt(floor, 10)}
 	attempt, err := w.do()
 	w.ballot.Attempt = attempt
 	return w.ballot, err

@@ -41,9 +41,8 @@ const maxPassedOver = 2
 // Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
 // hands the lock to it and sends the waiter a message. Because the message can be lost, the
 // waiter also checks in with the server about every two seconds, and when the holder's lease
-// ends. If the token is released through the same Locker during the wait, the wait ends with
-// [dlock.ErrReleased], or is never granted the lock. A token that has waited before is settled
-// first, as by TryAcquire.
+// ends. If the token is released through the same Locker during the wait, or was before, the wait
+// ends with [dlock.ErrReleased].
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
@@ -51,24 +50,23 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if l.unqueued {
 		return dlock.Attempt{}, mark(errors.ErrUnsupported)
 	}
-	if err := l.post.reuse(ctx, key, token, false); err != nil {
-		return dlock.Attempt{}, err
+	if l.post.isReleased(key, token) {
+		return dlock.Attempt{}, mark(errReleased)
 	}
-	w := &wait{locker: l, ctx: ctx, key: key, token: token, ttl: ttl, turn: make(chan struct{}, 1)}
-	return w.do()
+	return newWait(l, ctx, key, token, ttl).do()
 }
 
 // A wait is one call of Acquire or AcquireVote. It has at most one call to the server that waits for a lane or is in flight.
 type wait struct {
-	locker    *Locker
-	ctx       context.Context
-	key       string
-	token     string
-	ttl       time.Duration
-	vote      []string // of AcquireVote: the place and the floor
-	addressee *addressee
-	answers   chan answer // of capacity 1
-	timer     *time.Timer // of the next call, unless it rests
+	locker  *Locker
+	ctx     context.Context
+	key     string
+	token   string
+	ttl     time.Duration
+	vote    []string // of AcquireVote: the place and the floor
+	inbox   *inbox
+	answers chan answer // of capacity 1
+	timer   *time.Timer // of the next call, unless it rests
 
 	ask        *ask // the last call
 	asked      int  // the epoch of the inbox then
@@ -85,11 +83,15 @@ type wait struct {
 	early      handover      // a message that overtook the answer in flight, which will date it; or zero
 	news
 
+	joined  int           // how many waits of the post had joined before it, and itself
+	changed chan struct{} // of capacity 1: the inbox has been opened or lost
+	granted chan handover // of capacity 1
+	turn    chan struct{} // of capacity 1: it is to check in
+
 	// Guarded by the mutex of the post.
-	room   *room         // nil if it is in none
-	number int64         // its ticket there
-	place  int           // in the heap of the room
-	turn   chan struct{} // of capacity 1: the room has it check in
+	room   *room // nil if it is in none
+	number int64 // its ticket there
+	place  int   // in the heap of the room
 }
 
 // An answer is the result of a call that was made at sent.
@@ -102,20 +104,29 @@ type answer struct {
 	err     error
 }
 
+func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duration) *wait {
+	return &wait{
+		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
+		answers: make(chan answer, 1),
+		changed: make(chan struct{}, 1),
+		granted: make(chan handover, 1),
+		turn:    make(chan struct{}, 1),
+	}
+}
+
 func (w *wait) do() (dlock.Attempt, error) {
 	post := w.locker.post
-	w.addressee = post.join(w.key, w.token, w.locker.keysOf(w.key).slot)
-	if w.addressee == nil {
+	if !post.join(w, w.locker.keysOf(w.key).slot) {
 		return dlock.Attempt{}, mark(dlock.ErrClosed)
 	}
-	w.answers, w.timer = make(chan answer, 1), time.NewTimer(time.Hour)
+	w.timer = time.NewTimer(time.Hour)
 	attempt, err := w.run()
 	w.timer.Stop()
 	post.quit(w)
 	if w.withdraw(); w.calling {
-		w.awaitAnswer()
+		post.outlived(w)
 	}
-	post.leave(w.token, w.addressee, attempt.Acquired)
+	post.leave(w, attempt.Acquired)
 	return attempt, err
 }
 
@@ -135,7 +146,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 			if err != nil || attempt.Acquired {
 				return attempt, err
 			}
-		case h := <-w.addressee.granted:
+		case h := <-w.granted:
 			w.noteChange()
 			switch {
 			case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
@@ -147,12 +158,16 @@ func (w *wait) run() (dlock.Attempt, error) {
 			} // a message that is older than the answer may be of a grant that is over
 			w.registered = "" // no second message will come for this grant
 			w.send()
-		case <-w.addressee.changed:
+		case <-w.changed:
 			w.change()
 			w.send()
 		case <-w.timer.C:
 			w.send()
 		case <-w.turn:
+			if w.locker.post.isReleased(w.key, w.token) {
+				w.withdraw()
+				return w.end(dlock.ErrReleased)
+			}
 			w.send()
 		}
 	}
@@ -174,7 +189,7 @@ func (w *wait) ended() error {
 // noteChange takes note of a change of the inbox before a message or an answer is read.
 func (w *wait) noteChange() {
 	select {
-	case <-w.addressee.changed:
+	case <-w.changed:
 		w.change()
 	default:
 	}
@@ -189,20 +204,6 @@ func (w *wait) withdraw() {
 	if w.calling && w.locker.lanes.withdraw(w.ask) {
 		w.calling = false
 	}
-}
-
-// awaitAnswer waits in the background for the answer to a call that is in flight when the
-// wait ends. The call may reach the server after the release of the token, which is repeated
-// then.
-func (w *wait) awaitAnswer() {
-	post, answered := w.locker.post, make(chan struct{})
-	post.outlived(w.token, w.addressee, answered)
-	post.start(func() {
-		<-w.answers
-		giveBack := post.late(w.ctx, w.key, w.token, answered)
-		close(answered)
-		giveBack()
-	})
 }
 
 // end ends a wait without a grant. The error says that there was no effect if the wait has
@@ -223,7 +224,7 @@ func (w *wait) close() (dlock.Attempt, error) {
 	if w.withdraw(); w.calling {
 		w.received(<-w.answers)
 	}
-	if w.locker.giveBack(w.ctx, w.key, w.token) == nil {
+	if _, err := w.locker.giveBack(w.ctx, w.key, w.token); err == nil {
 		w.forgetTicket()
 	}
 	return w.end(dlock.ErrClosed)
@@ -256,7 +257,7 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address, epoch := w.addressee.address()
+	address, epoch := w.inbox.address()
 	if w.passedOver >= maxPassedOver {
 		address = ""
 	}
@@ -297,12 +298,12 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
 	case answerFound:
 		if w.registered != "" && w.registered == a.address {
-			w.locker.post.found(w.token, w.addressee)
+			w.locker.post.found(w)
 		}
 		w.sent, w.clock = a.sent, n[2]
 		return w.grant(handover{fence: n[0], time: n[1]}), nil
 	case answerUnknown:
-		if w.locker.post.isReleased(w.token) {
+		if w.locker.post.isReleased(w.key, w.token) {
 			w.forgetTicket()
 			return w.end(dlock.ErrReleased)
 		}
@@ -311,7 +312,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.queued, w.clock, w.returned = false, 0, true
 		if a.address != "" && a.address == w.registered {
 			if w.passedOver++; w.passedOver == maxPassedOver {
-				w.locker.post.passedOver(w.addressee)
+				w.locker.post.passedOver(w)
 			}
 		}
 		w.send()
@@ -325,9 +326,6 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 // reach the server ends it: it could take the lock for the token when the next one is granted and released.
 func (w *wait) failed(err error) (dlock.Attempt, error) {
 	switch {
-	case errors.Is(err, dlock.ErrReleased):
-		w.forgetTicket()
-		return w.end(err)
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))
 	case forbidden(err):
@@ -419,11 +417,10 @@ func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *quor
 
 // giveBack releases what was granted to a token that is no longer in use. If it fails, the
 // lock is freed by its TTL.
-func (l *Locker) giveBack(ctx context.Context, key, token string) error {
+func (l *Locker) giveBack(ctx context.Context, key, token string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 	defer cancel()
-	_, err := l.eval(ctx, releaseScript, key, token)
-	return err
+	return l.release(ctx, releaseScript, key, token)
 }
 
 // forbidden reports whether a call failed because the user lacks a right. The wording depends

@@ -306,30 +306,24 @@ func TestGrantsAreDated(t *testing.T) {
 	}
 }
 
-// A waiter whose token was released does not go back into the queue: it would be served before others
-// in the place of a wait that is over.
-func TestReleasedStaysOutOfTheQueue(t *testing.T) {
+// A token that was released does not go back into the queue: it would be served before others in the place
+// of a wait that is over. Nor is it used for the key again: a release of what it was granted may be on its way.
+func TestReleasedTokenIsUsedNoMore(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
-		first, second := a.acquire("A"), a.acquire("A")
-		enqueued := a.calls(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
 		require.False(s, a.release("A"))
-		time.Sleep(checkInLatest)
-		require.True(s, first.over())
-		require.True(s, second.over())
-		require.ErrorIs(s, first.err, dlock.ErrReleased)
-		require.ErrorIs(s, second.err, dlock.ErrReleased)
-		require.Equal(s, enqueued, a.calls(rediscore.EnqueueScript, "A"))
-	})
-}
-
-// Two waits may share a token. The end of one is not that of the other.
-func TestWaitsOfOneToken(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		first, second := a.acquire("A"), a.acquire("A")
-		first.cancelled()
-		s.release("H")
-		require.True(s, second.over())
-		second.granted()
+		require.True(s, w.over())
+		require.ErrorIs(s, w.err, dlock.ErrReleased)
+		n := len(a.asked(0))
+		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
+		for _, err := range []error{err, a.acquire("A").err} {
+			require.ErrorIs(s, err, dlock.ErrReleased)
+			require.True(s, dlock.NoEffect(err))
+		}
+		require.Len(s, a.asked(n), 0)
+		attempt, err := a.TryAcquire(s.Context(), "another", "A", ttl)
+		require.NoError(s, err)
+		require.True(s, attempt.Acquired)
 	})
 }
 
