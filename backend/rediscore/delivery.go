@@ -112,10 +112,36 @@ func (p *post) deliver(message string) {
 		r.released = true
 		p.giveBackLocked(r, token)
 	case r.wait != nil:
-		select {
-		case r.wait.granted <- h:
-		default: // it has one to read, which makes it check in
+		if r.wait.mail.granted == (handover{}) { // else it has one to read, which makes it check in
+			r.wait.mail.granted = h
 		}
+		r.wait.ring()
+	}
+}
+
+// take takes the mail of a wait.
+func (p *post) take(w *wait) mail {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := w.mail
+	w.mail = mail{}
+	return m
+}
+
+// hasChanged reports whether the mail of a wait says that its inbox has changed, which it does not say again then.
+func (p *post) hasChanged(w *wait) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed := w.mail.changed
+	w.mail.changed = false
+	return changed
+}
+
+// ring tells a wait that it has mail.
+func (w *wait) ring() {
+	select {
+	case w.bell <- struct{}{}:
+	default:
 	}
 }
 

@@ -91,7 +91,9 @@ func (h handover) Fence() int64 { return h.fence }
 func ChangeInbox(l *Locker, token string) {
 	l.post.mu.Lock()
 	defer l.post.mu.Unlock()
-	l.post.tokens[token].wait.changed <- struct{}{}
+	w := l.post.tokens[token].wait
+	w.mail.changed = true
+	w.ring()
 }
 
 // Deliver is the arrival of a message.

@@ -169,10 +169,8 @@ func (b *inbox) set(live bool) (was bool) {
 	b.epoch++
 	inOrder := slices.SortedFunc(maps.Keys(b.waits), func(a, b *wait) int { return cmp.Compare(a.joined, b.joined) })
 	for _, w := range inOrder {
-		select {
-		case w.changed <- struct{}{}:
-		default:
-		}
+		w.mail.changed = true
+		w.ring()
 	}
 	return was
 }

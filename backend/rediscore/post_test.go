@@ -41,8 +41,8 @@ func TestChangeBeforeMessage(t *testing.T) {
 			defer l.Close()
 			w := joined(t, l, "t")
 			w.timer, w.news = time.NewTimer(time.Hour), news{clock: 1, sent: time.Now()}
-			w.changed <- struct{}{}
-			w.granted <- handover{fence: 7, time: 100_000_000}
+			w.mail = mail{changed: true, granted: handover{fence: 7, time: 100_000_000}}
+			w.ring()
 			attempt, err := w.run()
 			l.post.leave(w, false)
 			require.NoError(t, err)
@@ -57,12 +57,10 @@ func TestChangeBeforeAnswer(t *testing.T) {
 		const clock = 1_700_000_000_000_000
 		for _, changed := range []bool{false, true} {
 			w := &wait{
-				changed: make(chan struct{}, 1),
-				timer:   time.NewTimer(time.Hour),
-				early:   handover{fence: 88, time: clock + 1},
-			}
-			if changed {
-				w.changed <- struct{}{}
+				locker: &Locker{post: new(post)},
+				timer:  time.NewTimer(time.Hour),
+				early:  handover{fence: 88, time: clock + 1},
+				mail:   mail{changed: changed},
 			}
 			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, "H")
 			require.Equal(t, !changed, attempt.Acquired)
@@ -120,7 +118,7 @@ func TestTokensAreForgotten(t *testing.T) {
 		for fence := range 3 {
 			l.post.deliver(strconv.Itoa(fence) + " 1 slow")
 		}
-		require.EqualValues(t, 0, (<-slow.granted).fence)
+		require.EqualValues(t, 0, slow.mail.granted.fence)
 		l.post.leave(slow, true)
 	})
 }

@@ -221,14 +221,14 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [dlock.Locker] in one round trip. After a wait and a release of token, it fails
-// with [dlock.ErrReleased].
+// TryAcquire implements [dlock.Locker] in one round trip. It fails with [dlock.ErrReleased] if a call is in
+// flight that may release what it grants: token has waited, and was released.
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
 	}
-	if l.post.isReleased(key, token) {
-		return dlock.Attempt{}, mark(errReleased)
+	if err := l.post.use(key, token); err != nil {
+		return dlock.Attempt{}, err
 	}
 	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
 	if moving(err) {

@@ -164,8 +164,6 @@ func (r *room) Pop() any {
 
 // call has a wait check in.
 func (w *wait) call() {
-	select {
-	case w.turn <- struct{}{}:
-	default:
-	}
+	w.mail.due = true
+	w.ring()
 }

@@ -40,7 +40,7 @@ func (p *post) rememberLocked(w *wait) {
 		r = &record{key: w.key}
 		p.tokens[w.token] = r
 	}
-	r.wait, r.inbox, r.given = w, w.inbox, false
+	r.wait, r.inbox = w, w.inbox
 	for range min(2, max(0, len(p.order)-maxTokens)) { // two, since more may have waited at once
 		oldest := p.order[0]
 		p.order = p.order[1:]
@@ -86,7 +86,8 @@ func (p *post) releasing(key, token string) {
 		r.released = true
 		r.releases++
 		if r.wait != nil {
-			r.wait.call()
+			r.wait.mail.released = true
+			r.wait.ring()
 		}
 	}
 }
@@ -126,11 +127,27 @@ func (p *post) released(ctx context.Context, key, token string, held bool, err e
 	return held, unmark(err) // the first release had an effect
 }
 
-// isReleased reports whether a token has waited for key, and was released.
-func (p *post) isReleased(key, token string) bool {
+// use notes that a token is used, maybe again. That ends with an error if a call is in flight that may release it.
+func (p *post) use(key, token string) error {
 	if !p.used.Load() {
-		return false
+		return nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.ofLocked(key, token)
+	switch {
+	case r == nil:
+	case r.released && r.pending > 0:
+		return mark(errReleased)
+	case r.wait == nil:
+		r.given, r.released, r.again = false, false, false
+	}
+	return nil
+}
+
+// isReleased reports whether a token that is not in the queue any more was taken out of it by a
+// release, and not because it seemed dead.
+func (p *post) isReleased(key, token string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.ofLocked(key, token)
@@ -192,7 +209,7 @@ func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	r.inbox.left = r.inbox.left || err != nil
 }
 
-var errReleased = fmt.Errorf("%w: its token is used no more", dlock.ErrReleased)
+var errReleased = fmt.Errorf("%w: a call for its token is in flight", dlock.ErrReleased)
 
 // found notes that a check-in has found a grant whose message ought to have come. If it does not
 // come, the inbox is deaf, and is opened anew.
@@ -200,7 +217,7 @@ func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, b := p.tokens[w.token], w.inbox
-	if r == nil || !b.live || len(w.granted) > 0 {
+	if r == nil || !b.live || w.mail.granted != (handover{}) {
 		return
 	}
 	r.due = b

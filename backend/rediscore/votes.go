@@ -19,6 +19,9 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return quorum.Ballot{}, err
 	}
+	if err := l.post.use(key, token); err != nil {
+		return quorum.Ballot{}, err
+	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
 	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
 	if err != nil {
@@ -78,6 +81,9 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 	}
 	if l.unqueued {
 		return quorum.Ballot{}, mark(errors.ErrUnsupported)
+	}
+	if err := l.post.use(key, token); err != nil {
+		return quorum.Ballot{}, err
 	}
 	w := newWait(l, ctx, key, token, ttl)
 	w.vote = []string{strconv.FormatInt(place, 10), strconv.FormatInt(floor, 10)}

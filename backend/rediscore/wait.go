@@ -41,8 +41,8 @@ const maxPassedOver = 2
 // Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
 // hands the lock to it and sends the waiter a message. Because the message can be lost, the
 // waiter also checks in with the server about every two seconds, and when the holder's lease
-// ends. If the token is released through the same Locker during the wait, or was before, the wait
-// ends with [dlock.ErrReleased].
+// ends. If the token is released through the same Locker during the wait, the wait ends with
+// [dlock.ErrReleased]. So it does if a call is in flight that may release what it is granted.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err
@@ -50,8 +50,8 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if l.unqueued {
 		return dlock.Attempt{}, mark(errors.ErrUnsupported)
 	}
-	if l.post.isReleased(key, token) {
-		return dlock.Attempt{}, mark(errReleased)
+	if err := l.post.use(key, token); err != nil {
+		return dlock.Attempt{}, err
 	}
 	return newWait(l, ctx, key, token, ttl).do()
 }
@@ -65,8 +65,9 @@ type wait struct {
 	ttl     time.Duration
 	vote    []string // of AcquireVote: the place and the floor
 	inbox   *inbox
-	answers chan answer // of capacity 1
-	timer   *time.Timer // of the next call, unless it rests
+	answers chan answer   // of capacity 1
+	bell    chan struct{} // of capacity 1: there is mail
+	timer   *time.Timer   // of the next call, unless it rests
 
 	ask        *ask // the last call
 	asked      int  // the epoch of the inbox then
@@ -83,15 +84,20 @@ type wait struct {
 	early      handover      // a message that overtook the answer in flight, which will date it; or zero
 	news
 
-	joined  int           // how many waits of the post had joined before it, and itself
-	changed chan struct{} // of capacity 1: the inbox has been opened or lost
-	granted chan handover // of capacity 1
-	turn    chan struct{} // of capacity 1: it is to check in
-
 	// Guarded by the mutex of the post.
+	mail   mail
+	joined int   // how many waits of the post had joined before it, and itself
 	room   *room // nil if it is in none
 	number int64 // its ticket there
 	place  int   // in the heap of the room
+}
+
+// Mail is what a wait has yet to read.
+type mail struct {
+	changed  bool     // the inbox was opened or lost
+	released bool     // the token is being released
+	granted  handover // the first message; or zero
+	due      bool     // it is to check in
 }
 
 // An answer is the result of a call that was made at sent.
@@ -107,10 +113,7 @@ type answer struct {
 func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duration) *wait {
 	return &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
-		answers: make(chan answer, 1),
-		changed: make(chan struct{}, 1),
-		granted: make(chan handover, 1),
-		turn:    make(chan struct{}, 1),
+		answers: make(chan answer, 1), bell: make(chan struct{}, 1),
 	}
 }
 
@@ -146,31 +149,42 @@ func (w *wait) run() (dlock.Attempt, error) {
 			if err != nil || attempt.Acquired {
 				return attempt, err
 			}
-		case h := <-w.granted:
-			w.noteChange()
-			switch {
-			case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
-			case w.clock != 0 && h.time > w.clock:
-				w.news = w.locker.post.latest(w)
-				return w.grant(h), nil
-			case w.clock == 0 && w.calling && !w.again:
-				w.early = h
-			} // a message that is older than the answer may be of a grant that is over
-			w.registered = "" // no second message will come for this grant
-			w.send()
-		case <-w.changed:
-			w.change()
-			w.send()
-		case <-w.timer.C:
-			w.send()
-		case <-w.turn:
-			if w.locker.post.isReleased(w.key, w.token) {
-				w.withdraw()
-				return w.end(dlock.ErrReleased)
+		case <-w.bell:
+			attempt, err := w.read(w.locker.post.take(w))
+			if err != nil || attempt.Acquired {
+				return attempt, err
 			}
+		case <-w.timer.C:
 			w.send()
 		}
 	}
+}
+
+// read acts on mail. It returns a grant, an error, or neither if the wait goes on.
+func (w *wait) read(m mail) (dlock.Attempt, error) {
+	if m == (mail{}) {
+		return dlock.Attempt{}, nil
+	}
+	if m.released {
+		w.withdraw()
+		return w.end(dlock.ErrReleased)
+	}
+	if m.changed {
+		w.change()
+	}
+	if h := m.granted; h != (handover{}) {
+		switch {
+		case w.locker.replicas != nil: // whether they have it is known when the waiter has asked
+		case w.clock != 0 && h.time > w.clock:
+			w.news = w.locker.post.latest(w)
+			return w.grant(h), nil
+		case w.clock == 0 && w.calling && !w.again:
+			w.early = h
+		} // a message that is older than the answer may be of a grant that is over
+		w.registered = "" // no second message will come for this grant
+	}
+	w.send()
+	return dlock.Attempt{}, nil
 }
 
 // ended returns the error of a wait whose ctx has ended. It also wraps the error of the last
@@ -184,15 +198,6 @@ func (w *wait) ended() error {
 		return w.ctx.Err()
 	}
 	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
-}
-
-// noteChange takes note of a change of the inbox before a message or an answer is read.
-func (w *wait) noteChange() {
-	select {
-	case <-w.changed:
-		w.change()
-	default:
-	}
 }
 
 // change forgets what the server said before the inbox changed: the inbox may be on another
@@ -351,7 +356,9 @@ func lacksRights(err error) error {
 func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	ticket, rank, clock, left := n[0], time.Duration(n[1]), n[2], remaining(n[3])
 	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
-	w.noteChange()
+	if w.locker.post.hasChanged(w) {
+		w.change()
+	}
 	if w.early.time > clock {
 		w.sent, w.clock = a.sent, clock
 		return w.grant(w.early)

@@ -306,24 +306,16 @@ func TestGrantsAreDated(t *testing.T) {
 	}
 }
 
-// A token that was released does not go back into the queue: it would be served before others in the place
-// of a wait that is over. Nor is it used for the key again: a release of what it was granted may be on its way.
-func TestReleasedTokenIsUsedNoMore(t *testing.T) {
+// A wait whose token is released ends. It does not go back into the queue: the token would be served before
+// others in the place of a wait that is over.
+func TestReleasedStaysOutOfTheQueue(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		w := a.acquire("A")
+		n := a.calls(rediscore.EnqueueScript, "A")
 		require.False(s, a.release("A"))
 		require.True(s, w.over())
 		require.ErrorIs(s, w.err, dlock.ErrReleased)
-		n := len(a.asked(0))
-		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
-		for _, err := range []error{err, a.acquire("A").err} {
-			require.ErrorIs(s, err, dlock.ErrReleased)
-			require.True(s, dlock.NoEffect(err))
-		}
-		require.Len(s, a.asked(n), 0)
-		attempt, err := a.TryAcquire(s.Context(), "another", "A", ttl)
-		require.NoError(s, err)
-		require.True(s, attempt.Acquired)
+		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
 	})
 }
 
