@@ -34,15 +34,16 @@ func verdictOf(err error) string {
 	return "no effect"
 }
 
-// calls has one call of each method that writes, for a key that another token holds.
+// calls has one call of each method that writes, for a key that another token holds. The token that waits is
+// released, and not used for anything else: after its release it must not be.
 func calls(l *rediscore.Locker, key string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, key, "t", ttl); return err },
-		"Acquire":    func(ctx context.Context) error { _, err := l.Acquire(ctx, key, "t", ttl); return err },
-		"Renew":      func(ctx context.Context) error { _, err := l.Renew(ctx, key, "t", ttl); return err },
-		"Release":    func(ctx context.Context) error { _, err := l.Release(ctx, key, "t"); return err },
+		"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, key, "tries", ttl); return err },
+		"Acquire":    func(ctx context.Context) error { _, err := l.Acquire(ctx, key, "waits", ttl); return err },
+		"Renew":      func(ctx context.Context) error { _, err := l.Renew(ctx, key, "renews", ttl); return err },
+		"Release":    func(ctx context.Context) error { _, err := l.Release(ctx, key, "waits"); return err },
 		"RenewBatch": func(ctx context.Context) error {
-			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "t", TTL: ttl}})
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "renews", TTL: ttl}})
 			if err == nil {
 				err = results[0].Err
 			}
@@ -263,7 +264,7 @@ func TestNoConnection(t *testing.T) {
 				require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
 				require.False(t, dlock.Refused(err), "%s: no server has answered: %v", method, err)
 			}
-			// The last call: an attempt after it would use the token again.
+			// Once more, in case it came before the wait.
 			require.Error(t, failsWith(t, "", calls(l, "k")["Release"]))
 		})
 	}
