@@ -1,7 +1,8 @@
 package rediscore
 
 import (
-	"container/heap"
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -15,7 +16,7 @@ const maxSilence = 4 * time.Second
 // smallest ticket checks in for all: that shows that the inbox is alive, and the answer is news for all. The
 // others have no call and no timer. The mutex of the post guards a room.
 type room struct {
-	waits []*wait     // a heap
+	waits []*wait     // by their tickets
 	timer *time.Timer // for the next check-in of the first, and then of another if it gets no answer
 	set   bool        // the timer is for the first; if not, that calls, or will do so by its own timer
 	news  news        // of the first
@@ -51,7 +52,8 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 			p.rooms[w.key] = r
 		}
 		w.room, w.number = r, ticket
-		heap.Push(r, w)
+		i, _ := slices.BinarySearchFunc(r.waits, w, inTurn)
+		r.waits = slices.Insert(r.waits, i, w)
 		if r.waits[0] != w && w.clock < r.news.clock { // places may have been lost after its answer
 			w.call()
 		}
@@ -88,15 +90,14 @@ func (p *post) quit(w *wait) {
 	if r == nil {
 		return
 	}
-	first := r.waits[0] == w
-	heap.Remove(r, w.place)
-	w.room = nil
+	i, _ := slices.BinarySearchFunc(r.waits, w, inTurn)
+	r.waits, w.room = slices.Delete(r.waits, i, i+1), nil
 	switch {
 	case len(r.waits) == 0:
 		r.set = false
 		r.timer.Stop()
 		delete(p.rooms, w.key)
-	case first && (!r.set || w.returned):
+	case i == 0 && (!r.set || w.returned):
 		r.waits[0].call()
 	}
 }
@@ -139,27 +140,9 @@ func (p *post) latest(w *wait) news {
 	return n
 }
 
-func (r *room) Len() int { return len(r.waits) }
-
-func (r *room) Less(i, j int) bool { return r.waits[i].number < r.waits[j].number }
-
-func (r *room) Swap(i, j int) {
-	r.waits[i], r.waits[j] = r.waits[j], r.waits[i]
-	r.waits[i].place, r.waits[j].place = i, j
-}
-
-func (r *room) Push(x any) {
-	w := x.(*wait)
-	w.place = len(r.waits)
-	r.waits = append(r.waits, w)
-}
-
-func (r *room) Pop() any {
-	last := len(r.waits) - 1
-	w := r.waits[last]
-	r.waits[last] = nil
-	r.waits = r.waits[:last]
-	return w
+// inTurn compares waits by the places of their tokens in the queue.
+func inTurn(a, b *wait) int {
+	return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.joined, b.joined))
 }
 
 // call has a wait check in.

@@ -89,7 +89,6 @@ type wait struct {
 	joined int   // how many waits of the post had joined before it, and itself
 	room   *room // nil if it is in none
 	number int64 // its ticket there
-	place  int   // in the heap of the room
 }
 
 // Mail is what a wait has yet to read.
