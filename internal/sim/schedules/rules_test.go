@@ -106,12 +106,12 @@ func changes() []change {
 		{waitGo, "case w.clock != 0 && h.time > w.clock:",
 			"case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(29)):"},
 		{waitGo, "\tw.timer.Reset(d)\n", "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n"},
-		{waitGo, "w.queued, w.clock = false, 0\n",
-			"if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued = false; !without(17) {\nw.clock = 0\n}\n"},
+		{waitGo, "w.queued, w.clock, w.returned = false, 0, true\n",
+			"if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) {\nw.clock = 0\n}\n"},
 		{waitGo, "case w.ticket == \"\", w.unsure,", "case !without(20) && (w.ticket == \"\" || w.unsure),"},
 		{waitGo, "\tif !w.again { // else", "\tif !w.again || without(21) { // else"},
-		{waitGo, "case h := <-w.addressee.granted:\n\t\t\tw.noteChange()", "case h := <-w.addressee.granted:\nif !without(22) {\nw.noteChange()\n}"},
-		{deliveryGo, "case r.use != inUse:", "case (r.use != inUse || without(7)) && !without(8):"},
+		{waitGo, "\tif m.changed {", "\tif m.changed && !without(22) {"},
+		{deliveryGo, "case r.released, r.given:", "case (r.released || r.given || without(7)) && !without(8):"},
 		{"backend/rediscore/lanes.go", "\tfor err == nil && reply == unswept {\n\t\treply, err = l.lanes.one(ctx, call)\n",
 			"for err == nil && reply == unswept {\nif without(26) {\nreturn int64(1), nil\n}\nreply, err = l.lanes.one(ctx, call)\n"},
 		{"acquire.go", "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", `if a.late && without(5) {
@@ -156,19 +156,31 @@ func without(rule int) bool { return dlock.Without(rule) }
 `,
 }
 
+var luaChanges = []struct{ rule, file, old, new string }{
+	{"1", "checkin.lua", "if not held then\n", "call('PEXPIRE', KEYS[1], 5000)\n  if not held then\n"},
+	{"2", "queue.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then"},
+	{"23", "fence.lua", "if passed < 100 then\n", "if true then\n"},
+	{"26", "queue.lua", "for batch = 0, 50 do", "for batch = 0, 0 do"},
+}
+
 // source is the source of a script, without the rules that are left out.
 func source(c rediscore.Call) string {
-	for _, r := range []struct{ rule, old, new string }{
-		{"1", "if not held then\n", "call('PEXPIRE', KEYS[1], 5000)\n  if not held then\n"},
-		{"2", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then"},
-		{"23", "local last, time = tonumber(call('GET', KEYS[2]) or 0)\n", "local last, time = 0\n  if true then return call('INCRBY', KEYS[2], '8') end\n"},
-		{"26", "for batch = 0, 50 do", "for batch = 0, 0 do"},
-	} {
+	for _, r := range luaChanges {
 		if strings.Contains(","+os.Getenv("DLOCK_WITHOUT")+",", ","+r.rule+",") {
 			c.Script.Source = strings.ReplaceAll(c.Script.Source, r.old, r.new)
 		}
 	}
 	return c.Script.Source
+}
+
+// TestChanges fails if a text is not found once that a change of TestRules replaces.
+func TestChanges(t *testing.T) {
+	overlay(t)
+	for _, c := range luaChanges {
+		text, err := os.ReadFile(filepath.Join("../../../backend/rediscore/lua", c.file))
+		require.NoError(t, err)
+		require.Contains(t, string(text), c.old)
+	}
 }
 
 // TestRules takes each rule out of the code, and demands that the schedules show what breaks then.
