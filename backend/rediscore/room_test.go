@@ -223,20 +223,31 @@ func TestReleasedAtRest(t *testing.T) {
 	})
 }
 
-// A wait that goes on without the inbox, because it was passed over twice, does not check in for others.
+// A wait that was passed over twice goes on without the inbox until that was opened anew. Meanwhile it does not
+// check in for others.
 func TestFirstOfARoomLosesItsInbox(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.do("PERSIST", s.keys.lock)
-		all, _ := a.acquireInOrder(2)
-		for range 2 {
-			s.do("ZREM", s.keys.queue, "t0")
-			time.Sleep(2 * checkInLatest)
-		}
-		n := a.calls(rediscore.CheckInScript, "t1")
-		time.Sleep(time.Minute)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "t1"), n+20)
-		all[0].cancelled()
-	})
+	for _, opens := range []bool{false, true} {
+		inScene(t, func(s *scene, _ *actor) {
+			a, _ := s.enterBy(func(c *sim.Conn, n int) listen {
+				if n > 1 && !opens {
+					c = sim.Dial(sim.NewServer(), nil)
+					c.Close()
+				}
+				return c.Listen
+			})
+			s.do("PERSIST", s.keys.lock)
+			all, _ := a.acquireInOrder(2)
+			for range 2 {
+				s.do("ZREM", s.keys.queue, "t0")
+				time.Sleep(2 * checkInLatest)
+			}
+			n, calls := a.calls(rediscore.CheckInScript, "t1"), len(a.asked(0))
+			time.Sleep(time.Minute)
+			require.Equal(s, !opens, a.calls(rediscore.CheckInScript, "t1") > n+20)
+			require.Equal(s, opens, len(a.asked(calls)) < 40, "one checks in for both")
+			all[0].cancelled()
+		})
+	}
 }
 
 // Waits of different keys, those without an inbox, and votes have no room in common.

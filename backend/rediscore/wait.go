@@ -35,7 +35,7 @@ const (
 
 // maxPassedOver is how many times a waiter with an inbox may lose its place. Once can be a
 // pause of the process. After the second time the inbox is probably on another server than
-// the lock, such as a former master, and the waiter goes on without it.
+// the lock, such as a former master. The inbox is opened anew, and until then the waiter goes on without it.
 const maxPassedOver = 2
 
 // Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
@@ -77,7 +77,7 @@ type wait struct {
 	returned   bool // it had lost its place since it rested; so may others of its room
 	unsure     bool // an enqueue failed, and may still reach the server
 	failures   int  // of calls, in a row
-	passedOver int  // how many times it lost its place although its inbox was registered
+	passedOver int  // how many times it lost its place although its inbox was registered, in this epoch
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	ballot     quorum.Ballot // of the last answer to AcquireVote
@@ -262,6 +262,9 @@ func (w *wait) send() {
 		return
 	}
 	address, epoch := w.inbox.address()
+	if epoch != w.asked {
+		w.passedOver = 0
+	}
 	if w.passedOver >= maxPassedOver {
 		address = ""
 	}
