@@ -712,6 +712,7 @@ func TestAskIsWithdrawn(t *testing.T) {
 			time.Sleep(time.Minute / 2)
 			require.True(s, w.over())
 			require.ErrorIs(s, w.err, dlock.ErrReleased)
+			require.True(s, dlock.NoEffect(w.err))
 		},
 		"closed": func(s *scene, a *actor, w *waiting) {
 			require.NoError(s, a.Close())

@@ -117,36 +117,40 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 	})
 }
 
-// The message of a grant comes after the release of its token, which is released once more. A later
-// acquisition of the token is refused meanwhile: that release would end its lease. After it, a token may be
-// used again for all that the Locker knows.
+// The message of a grant comes when its wait was cancelled, before or after the release of its token, which is
+// released in the background. A later acquisition of the token is refused meanwhile: that release would end its
+// lease. After it, a token may be used again for all that the Locker knows.
 func TestTokenIsUsedDuringItsRelease(t *testing.T) {
 	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
 		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire,
 	} {
-		inScene(t, func(s *scene, a *actor) {
-			message := a.holdMessage("A")
-			w := a.acquire("A")
-			s.release("H")
-			w.cancelled()
-			require.True(s, a.release("A"))
-			giveBack := a.holdCall(rediscore.ReleaseScript, "A")
-			message.Deliver()
-			giveBack.Await()
-			n := len(a.asked(0))
-			_, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
-			require.ErrorIs(s, err, dlock.ErrReleased)
-			require.True(s, dlock.NoEffect(err))
-			require.Len(s, a.asked(n), 0)
-			giveBack.Answer()
-			attempt, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
-			require.NoError(s, err)
-			require.True(s, attempt.Acquired)
-			message.Deliver()
-			require.Equal(s, "A", s.holder(), "that was the message of an earlier grant")
-			s.release("A")
-			s.requireClean()
-		})
+		for _, before := range []bool{false, true} {
+			inScene(t, func(s *scene, a *actor) {
+				message := a.holdMessage("A")
+				w := a.acquire("A")
+				s.release("H")
+				w.cancelled()
+				if !before {
+					require.True(s, a.release("A"))
+				}
+				giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+				message.Deliver()
+				giveBack.Await()
+				n := len(a.asked(0))
+				_, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				require.ErrorIs(s, err, dlock.ErrReleased)
+				require.True(s, dlock.NoEffect(err))
+				require.Len(s, a.asked(n), 0)
+				giveBack.Answer()
+				attempt, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				require.NoError(s, err)
+				require.True(s, attempt.Acquired)
+				message.Deliver()
+				require.Equal(s, "A", s.holder(), "that was the message of an earlier grant")
+				s.release("A")
+				s.requireClean()
+			})
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ type record struct {
 
 	pending int           // calls that have outlived their waits, and releases in the background
 	settled chan struct{} // closed when there are none any more; nil if there are none
-	held    bool          // the last release in the background has ended a lease
+	held    bool          // the last of these releases has ended a lease
 	err     error         // of it
 }
 
@@ -119,12 +119,9 @@ func (p *post) released(ctx context.Context, key, token string, held bool, err e
 	select {
 	case <-settled:
 	case <-ctx.Done():
-	case <-p.open.Done():
 	}
 	p.mu.Lock()
-	held, err = r.held, r.err
-	r.held, r.err = false, nil
-	return held, unmark(err) // the first release had an effect
+	return r.held, unmark(r.err) // the first release had an effect
 }
 
 // use notes that a token is used, maybe again. That ends with an error if a call is in flight that may release it.
@@ -140,7 +137,7 @@ func (p *post) use(key, token string) error {
 	case r.released && r.pending > 0:
 		return mark(errReleased)
 	case r.wait == nil:
-		r.given, r.released, r.again = false, false, false
+		r.given, r.released = false, false
 	}
 	return nil
 }
@@ -159,7 +156,7 @@ func (p *post) isReleased(key, token string) bool {
 func (p *post) outlived(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.ofLocked(w.key, w.token); r != nil && w.vote == nil {
+	if r := p.ofLocked(w.key, w.token); r != nil {
 		p.pendLocked(r, func() {
 			<-w.answers
 			if p.mayHaveMissed(r) {
@@ -189,7 +186,7 @@ func (p *post) pendLocked(r *record, f func()) {
 		return
 	}
 	if r.pending++; r.pending == 1 {
-		r.settled = make(chan struct{})
+		r.settled, r.held, r.err = make(chan struct{}), false, nil
 	}
 	p.running.Go(func() {
 		f()
@@ -206,7 +203,6 @@ func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r.held, r.err = held, err
-	r.inbox.left = r.inbox.left || err != nil
 }
 
 var errReleased = fmt.Errorf("%w: a call for its token is in flight", dlock.ErrReleased)

@@ -74,6 +74,21 @@ func TestVoteIsCastAgain(t *testing.T) {
 	}
 }
 
+// A vote comes when its wait is over. The Locker does not give it back, since the token may be cast again at
+// any time: its caller passes it on.
+func TestVoteIsNotGivenBack(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		w := a.acquireVote("A", 5)
+		w.cancelled()
+		message := a.holdMessage("A")
+		s.release("H")
+		message.Deliver()
+		require.Zero(s, a.calls(rediscore.ReleaseScript, "A"))
+		require.True(s, a.pass("A", "", 0))
+		s.requireClean()
+	})
+}
+
 // The message of a grant that is not newer than the last answer is only a hint.
 func TestOldMessageIsAHint(t *testing.T) {
 	for newer, granted := range map[int64]bool{-1: false, 0: false, 1: true} {

@@ -471,6 +471,8 @@ func TestMessageDuringTheRelease(t *testing.T) {
 			require.Equal(s, name == "lost", errors.Is(err, errLost))
 			require.Equal(s, want, a.calls(rediscore.ReleaseScript, "A"))
 			require.Empty(s, s.holder())
+			require.False(s, a.release("A"))
+			require.Equal(s, want+1, a.calls(rediscore.ReleaseScript, "A"), "nothing more was missed")
 		})
 	}
 }
