@@ -65,7 +65,7 @@ func TestChangeBeforeAnswer(t *testing.T) {
 			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, "H")
 			require.Equal(t, !changed, attempt.Acquired)
 			require.Equal(t, changed, w.again, "it checks in at once")
-			attempt, err := w.read(mail{}) // the change was read
+			attempt, err := w.read(w.locker.post.take(w)) // the change was read
 			require.NoError(t, err)
 			require.False(t, attempt.Acquired || w.calling)
 			w.timer.Stop()
