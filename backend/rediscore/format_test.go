@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "fc16545f6462eecbd14a1727d212855ede38b2da",
-		"enqueue": "a2712c393fae2ad298c5c5a765b6adc9bef17280",
-		"checkin": "ee415904400a5fd1d828937a047d448c1a12e3b1",
+		"acquire": "aee7187cebad38daf518af8d97b5db2422cd1125",
+		"enqueue": "b9c3b1ea69cc6429f74ee15e3caebd388cc2c9d7",
+		"checkin": "c0053c68cc14f4b3aaffaa64ebd138585edebf96",
 		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "7bfc86980361fec5cfadc6dfb876915084d766b1",
+		"release": "74f0bcc216cd3521d52b23b4cc3c16b7791bdf5d",
 		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
 		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
 		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "69d6219bae882ffaf437ee5a68a2649217b1d7bf",
-		"enlist":  "82e1a382d98893e5821582d6721c1627be3e2d92",
-		"attend":  "33140907e9a7f419c595eccab221705a60f6295a",
+		"vote":    "163a03c54b1d637b204f099b58181e5f4359a87c",
+		"enlist":  "be46896cab98daae6999cd7793c021c5506ba4ef",
+		"attend":  "ba325a89c57fb611b4424634f9496cb4df93451f",
 		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
-		"pass":    "5f8cd2134847561818c34829a5acedded2a3698d",
+		"pass":    "efb0c90e02247f4fc0d2e2ab0639d6ea95522d9f",
 	}, sums)
 }
 

@@ -239,6 +239,7 @@ func name(t token) string { return fmt.Sprint("token ", t) }
 // model does not expire.
 func (p *pair) tick() {
 	p.world.Server.pass(p.world.c)
+	p.world.Time = min(p.world.Time+1, lastTick)
 	p.do("PERSIST", "queue")
 	p.do("PERSIST", "waiters")
 	time.Sleep(tickLength + time.Millisecond)

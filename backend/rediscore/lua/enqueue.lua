@@ -25,26 +25,31 @@ if not holder or holder == token then
 end
 
 local time, inbox = now(), ARGV[3]
-local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox)
+local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox, 'arrival')
 local rank = waiters[1] and call('ZRANK', KEYS[3], token)
 local ticket = rank and call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
-local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', mint())
+local last, looked = (waiters[4] or ''):match('^(%d+) (%d+)$')
+last = tonumber(last or call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] or 0)
+local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', math.max(time, last + 1))
+last = string.format('%.0f ', math.max(last, place))
 local since = steady(waiters[2], time)
-local rest = call('PTTL', KEYS[4])
-local expires = rest < pause / 2000 -- soon
+local look = not looked or math.abs(time - looked) >= 1000000
+local rest = look and call('PTTL', KEYS[4])
+local expires = rest and rest < pause / 2000 -- soon
 if expires then
   rest = pause / 1000
 end
-note(token, time, ttl, inbox, waiters[3] and inbox, since, expires and rest)
+local arrival = last .. (look and string.format('%.0f', time) or looked)
+note(token, time, ttl, inbox, waiters[3] and inbox, since, expires and rest, 'arrival', arrival)
 if not ticket then
   call('ZADD', KEYS[3], place, token)
 end
 rank = call('ZRANK', KEYS[3], token)
 if expires or rank == 0 then -- the queue may be new
-  call('PEXPIRE', KEYS[3], rest)
+  call('PEXPIRE', KEYS[3], rest or call('PTTL', KEYS[4]))
 end
-if time - since > silence then
-  sweep(call('ZRANGE', KEYS[3], 0, 1), time)
+if look and time - since > silence and sweep(call('ZRANGE', KEYS[3], 0, 1), time) > 0 then
+  call('HSET', KEYS[4], 'arrival', last .. '0') -- the next enqueue looks for more
   rank = call('ZRANK', KEYS[3], token)
 end
 return {1, tonumber(place), rank, time, holder, call('PTTL', KEYS[1])}

@@ -11,7 +11,7 @@
 --include ballot.lua
 
 floor = tonumber(ARGV[3])
-call('HDEL', KEYS[4], '') -- as in release.lua
+call('HDEL', KEYS[4], '') -- changes nothing, but lets a full server accept what follows
 if ARGV[2] ~= '' and (call('GET', KEYS[1]) or ARGV[1]) == ARGV[1] then
   call('ZADD', KEYS[3], 'XX', string.format('-%.0f', now()), ARGV[2])
 end

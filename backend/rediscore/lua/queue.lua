@@ -50,17 +50,16 @@ end
 -- note records a waiter, and since when the calls of waiters have come without a pause (see
 -- sweep.lua). The records expire after rest ms, if it is given. If its inbox is new, note first publishes to a
 -- channel without subscribers, so that a user without the right to publish gets the error now.
-local function note(token, time, ttl, inbox, known, since, rest)
+local function note(token, time, ttl, inbox, known, since, rest, ...)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
   local seen = string.format('%.0f', time)
-  local own, pulse = seen .. ' ' .. ttl .. ' ' .. inbox, seen .. string.format(' %.0f', since)
-  if inbox == '' or KEYS[5] then -- it votes
-    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse)
-  else
-    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse, '@' .. inbox, seen)
+  local fields = {':' .. token, seen .. ' ' .. ttl .. ' ' .. inbox, 'pulse', seen .. string.format(' %.0f', since), ...}
+  if inbox ~= '' and not KEYS[5] then -- it does not vote
+    fields[#fields + 1], fields[#fields + 2] = '@' .. inbox, seen
   end
+  call('HSET', KEYS[4], unpack(fields))
   if rest then
     call('PEXPIRE', KEYS[4], rest)
   end
@@ -100,8 +99,11 @@ local unswept = true
 -- serve gives the lock, which is free, to the first waiter that is alive, and removes the
 -- waiters before it from the queue. It sends that waiter a message, unless it is the caller.
 -- It returns the waiter's token; '' if the lock is reserved for a waiter without an inbox;
--- false if there is no waiter; or unswept.
-local function serve(caller)
+-- false if there is no waiter; or unswept. The caller has read the first waiter.
+--
+-- A full server refuses commands that take memory, unless the script has written before. So the waiter leaves the
+-- queue first, which takes none. If the rest fails, the waiter has lost its place, and returns with its old ticket.
+local function serve(caller, tokens)
   local time, listeners = now(), {}
   local function listens(inbox)
     listeners[inbox] = listeners[inbox] or subscribers(inbox)
@@ -111,7 +113,7 @@ local function serve(caller)
     return seen and math.abs(time - seen) < limit -- the clock may have been set back
   end
   for batch = 0, 50 do -- of a hundred waiters; but the first waiter is alone, since it is rarely dead
-    local tokens = call('ZRANGE', KEYS[3], 0, batch > 0 and 99 or 0)
+    tokens = batch == 0 and tokens or call('ZRANGE', KEYS[3], 0, 99)
     if #tokens == 0 then
       return false
     end
@@ -123,9 +125,9 @@ local function serve(caller)
         return ''
       end
       if seen and (token == caller or inbox ~= '' and (near(seen, 5000000) or near(called(inbox), 5000000)) and listens(inbox)) then
+        dequeue(i, fields)
         local handover = string.format('%.0f %.0f ', mint(), time) .. token
         call('HSET', KEYS[4], 'handover', handover)
-        dequeue(i, fields)
         call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
         if inbox ~= '' and token ~= caller then
           publish(redis.pcall, inbox, handover)
@@ -140,5 +142,6 @@ end
 
 -- served is serve if there is a queue, for a lock that was found free.
 local function served(caller)
-  return call('EXISTS', KEYS[3]) == 1 and serve(caller)
+  local first = call('ZRANGE', KEYS[3], 0, 0)
+  return #first > 0 and serve(caller, first)
 end

@@ -9,37 +9,29 @@
 
 local token = ARGV[1]
 local holder = redis.call('GET', KEYS[1])
-local waited = redis.call('EXISTS', KEYS[4]) == 1
-if holder == token and not waited then
-  redis.call('DEL', KEYS[1])
-  return 1
+local first = redis.pcall('ZRANGE', KEYS[3], 0, 0)
+if #first == 0 and (not holder or holder == token) then -- nobody waits, or the user may not read who does
+  redis.call('DEL', KEYS[1], KEYS[first.err and 1 or 4])
+  return holder and 1 or 0
 end
 
--- A replica may be behind, so only a server that accepts writes may say "not held".
--- Neither of these writes changes anything.
-if not waited then
-  if holder then
-    redis.call('RENAMENX', KEYS[1], KEYS[1])
-  else
-    redis.call('DEL', KEYS[4])
-  end
+if #first == 0 then
+  -- A replica may be behind, so only a server that accepts writes may say "not held". This changes nothing.
+  redis.call('RENAMENX', KEYS[1], KEYS[1])
   return 0
 end
 
 --include fence.lua
 --include queue.lua
 
--- A full server refuses commands that take memory, unless the script has written before. So this
--- write, which changes nothing, comes first.
-call('HDEL', KEYS[4], '')
-
 local held = holder == token
 if not held then
   call('ZREM', KEYS[3], token)
   call('HDEL', KEYS[4], ':' .. token)
+  first = call('ZRANGE', KEYS[3], 0, 0)
 end
 if held or not holder then
-  local ok, next = pcall(serve, '')
+  local ok, next = pcall(serve, '', first)
   if ok and next == unswept then
     return 'unswept'
   end
