@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "aee7187cebad38daf518af8d97b5db2422cd1125",
-		"enqueue": "b9c3b1ea69cc6429f74ee15e3caebd388cc2c9d7",
-		"checkin": "c0053c68cc14f4b3aaffaa64ebd138585edebf96",
-		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "74f0bcc216cd3521d52b23b4cc3c16b7791bdf5d",
-		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
-		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
-		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "163a03c54b1d637b204f099b58181e5f4359a87c",
-		"enlist":  "be46896cab98daae6999cd7793c021c5506ba4ef",
-		"attend":  "ba325a89c57fb611b4424634f9496cb4df93451f",
-		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
-		"pass":    "efb0c90e02247f4fc0d2e2ab0639d6ea95522d9f",
+		"acquire": "547ea4a6f7dca490db9a65886d26b3459f3d2b66",
+		"enqueue": "59fc388f6496d0d80c5e1128f6e40f1b5d04f6aa",
+		"checkin": "107d7a20d09ba5eb2ab4a44dca00e9d0f18f29f7",
+		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
+		"release": "5d0cd73c6510feae354e5020145f5062fa823d63",
+		"free":    "cc836115fb991922e258d89f82bad6aa234bb179",
+		"inspect": "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
+		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
+		"vote":    "17220825b3a88feaf6907d2d533db727471d5a8b",
+		"enlist":  "7f64fbbb08ab8e3bab578922f2484d293ec5a7b5",
+		"attend":  "4ba875349af5e8220c875fe59e7b25cfedfadada",
+		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
+		"pass":    "40f79c63b5134580a7174bb9e1c9a9a1521756ae",
 	}, sums)
 }
 

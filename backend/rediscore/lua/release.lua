@@ -1,33 +1,14 @@
 -- Ends the lease of a token and hands the lock to the first waiter, or removes the token
 -- from the queue.
 --
--- KEYS     see queue.lua
 -- ARGV[1]  the token
 --
 -- Replies with 1 if the token held the lock, with 0 if it did not, or with 'unswept': the
 -- token still holds the lock if it did.
 
-local token = ARGV[1]
-local holder = redis.call('GET', KEYS[1])
-local first = redis.pcall('ZRANGE', KEYS[3], 0, 0)
-if #first == 0 and (not holder or holder == token) then -- nobody waits, or the user may not read who does
-  redis.call('DEL', KEYS[1], KEYS[first.err and 1 or 4])
-  return holder and 1 or 0
-end
-
-if #first == 0 then
-  -- A replica may be behind, so only a server that accepts writes may say "not held". This changes nothing.
-  redis.call('RENAMENX', KEYS[1], KEYS[1])
-  return 0
-end
-
---include fence.lua
---include queue.lua
-
-local held = holder == token
 if not held then
-  call('ZREM', KEYS[3], token)
-  call('HDEL', KEYS[4], ':' .. token)
+  call('ZREM', KEYS[3], ARGV[1])
+  call('HDEL', KEYS[4], ':' .. ARGV[1])
   first = call('ZRANGE', KEYS[3], 0, 0)
 end
 if held or not holder then
