@@ -176,7 +176,7 @@ func TestScripts(t *testing.T) {
 	}
 	require.Equal(t, map[string]string{
 		"acquire": "547ea4a6f7dca490db9a65886d26b3459f3d2b66",
-		"enqueue": "59fc388f6496d0d80c5e1128f6e40f1b5d04f6aa",
+		"enqueue": "8f864fef5f2aeddbb80cba747fac1a85a41d00de",
 		"checkin": "107d7a20d09ba5eb2ab4a44dca00e9d0f18f29f7",
 		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
 		"release": "5d0cd73c6510feae354e5020145f5062fa823d63",
@@ -184,7 +184,7 @@ func TestScripts(t *testing.T) {
 		"inspect": "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
 		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
 		"vote":    "17220825b3a88feaf6907d2d533db727471d5a8b",
-		"enlist":  "7f64fbbb08ab8e3bab578922f2484d293ec5a7b5",
+		"enlist":  "b6218d8c60bf1dd48a42142943ebbef38088628f",
 		"attend":  "4ba875349af5e8220c875fe59e7b25cfedfadada",
 		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
 		"pass":    "40f79c63b5134580a7174bb9e1c9a9a1521756ae",

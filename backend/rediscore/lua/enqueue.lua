@@ -16,8 +16,8 @@
 --
 -- The value of the field "arrival" is "ticket looked": the last ticket, and when an enqueue last looked whether the
 -- records expire soon, and whether the first waiters are dead. That is at most a second ago. If some were dead, the next
--- enqueue looks again. On a server whose clock is behind that of its former master it may seem a second ago: those who
--- come then may lose their places, once.
+-- enqueue looks again. After a failover to a server whose clock is behind, it may be longer ago than it seems: if the
+-- records expire in that second, those who wait return with their tickets.
 
 local function enqueue()
   local token, ttl, inbox = ARGV[1], ARGV[2], ARGV[3]
