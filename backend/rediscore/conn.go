@@ -148,9 +148,24 @@ type Script struct {
 	Keys   int
 }
 
-func newScript(source string, keys int) *Script {
+// newScript makes a script of some of the files in lua, one after the other, and of code at its end. A file uses what
+// the files before it define.
+func newScript(keys int, end string, files ...string) *Script {
+	parts := make([]string, 0, len(files)+1)
+	for _, name := range files {
+		parts = append(parts, luaSource(name))
+	}
+	source := strings.Join(append(parts, end), "\n")
 	sum := sha1.Sum([]byte(source))
 	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
+}
+
+func luaSource(name string) string {
+	source, err := lua.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err)
+	}
+	return string(source)
 }
 
 // IsNoScript reports whether the text of an error says that the server does not know a

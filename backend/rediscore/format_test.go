@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "fc16545f6462eecbd14a1727d212855ede38b2da",
-		"enqueue": "a2712c393fae2ad298c5c5a765b6adc9bef17280",
-		"checkin": "ee415904400a5fd1d828937a047d448c1a12e3b1",
-		"renew":   "c5ad43762fe1f5f3c9e6517e3506ea8b04967942",
-		"release": "7bfc86980361fec5cfadc6dfb876915084d766b1",
-		"free":    "b93a84a49367174f2d6c250135cca8fb74eff965",
-		"inspect": "ba277cd42fabc7472e2b181b0b450c709a279baa",
-		"holder":  "014c6089c19f35b58e2d17f80e02a777cea081d6",
-		"vote":    "69d6219bae882ffaf437ee5a68a2649217b1d7bf",
-		"enlist":  "82e1a382d98893e5821582d6721c1627be3e2d92",
-		"attend":  "33140907e9a7f419c595eccab221705a60f6295a",
-		"confirm": "46bb4e48155f488e85ceebeaa8b1e9f4e1832021",
-		"pass":    "5f8cd2134847561818c34829a5acedded2a3698d",
+		"acquire": "547ea4a6f7dca490db9a65886d26b3459f3d2b66",
+		"enqueue": "8f864fef5f2aeddbb80cba747fac1a85a41d00de",
+		"checkin": "107d7a20d09ba5eb2ab4a44dca00e9d0f18f29f7",
+		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
+		"release": "5d0cd73c6510feae354e5020145f5062fa823d63",
+		"free":    "cc836115fb991922e258d89f82bad6aa234bb179",
+		"inspect": "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
+		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
+		"vote":    "17220825b3a88feaf6907d2d533db727471d5a8b",
+		"enlist":  "b6218d8c60bf1dd48a42142943ebbef38088628f",
+		"attend":  "4ba875349af5e8220c875fe59e7b25cfedfadada",
+		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
+		"pass":    "40f79c63b5134580a7174bb9e1c9a9a1521756ae",
 	}, sums)
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -23,14 +24,16 @@ func TestStoredQueue(t *testing.T) {
 	atBench(t, odd, odd, func(b *bench) {
 		ear := b.listen(odd + "inbox")
 		fence, begun := b.hold("H"), b.now()
-		require.Equal(b, fence+8, b.wait(odd, ear.inbox))
+		require.Equal(b, begun, fence)
+		require.Equal(b, begun, b.wait(odd, ear.inbox))
 		time.Sleep(time.Microsecond)
-		require.Equal(b, fence+16, b.wait("handover", ""))
+		require.Equal(b, begun+1, b.wait("handover", ""))
 		tickets := b.texts("ZRANGE", b.keys.queue, 0, -1, "WITHSCORES")
-		require.Equal(b, []string{odd, fmt.Sprint(fence + 8), "handover", fmt.Sprint(fence + 16)}, tickets)
+		require.Equal(b, []string{odd, fmt.Sprint(begun), "handover", fmt.Sprint(begun + 1)}, tickets)
 		waiter := fmt.Sprint(begun+1, " 60000 ")
 		require.Equal(b, map[string]string{":" + odd: fmt.Sprint(begun, " 60000 ", ear.inbox), ":handover": waiter}, b.waiters())
 		require.Equal(b, fmt.Sprint(begun+1, " ", begun), b.field("pulse"))
+		require.Equal(b, fmt.Sprint(begun+1, " ", begun), b.field("arrival"))
 		require.Equal(b, fmt.Sprint(begun), b.field("@"+ear.inbox))
 		require.Empty(b, b.field("@"))
 
@@ -123,18 +126,54 @@ func TestOrderOfService(t *testing.T) {
 	})
 }
 
-// A ticket is the next fence, whatever the clock shows. So the order is kept when the clock is set
-// back.
-func TestTicketsAreFences(t *testing.T) {
+// A ticket is behind all in the queue, and all that have left it, whatever the clock shows. So the order is
+// kept when the clock is set back, and when the queue, what is known of it, or the master is lost.
+func TestTicketsRise(t *testing.T) {
+	for name, fault := range map[string]func(b *bench) *bench{
+		"nothing":        func(b *bench) *bench { return b },
+		"clock set back": func(b *bench) *bench { b.server.SetClock(-time.Hour); return b },
+		"clock set back, waiters lost": func(b *bench) *bench {
+			b.server.SetClock(-time.Hour)
+			b.do("DEL", b.keys.waiters)
+			return b
+		},
+		"promoted": func(b *bench) *bench {
+			replica := b.server.NewReplica()
+			synctest.Wait()
+			replica.SetClock(-time.Hour)
+			replica.Promote()
+			return b.at(replica, "")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			atBench(t, "", "k", func(b *bench) {
+				b.hold("H")
+				first := b.wait("A", "")
+				require.Equal(b, b.now(), first)
+				require.Equal(b, first+1, b.wait("left", ""))
+				require.Equal(b, first+2, b.wait("B", ""))
+				b = fault(b)
+				require.Equal(b, first+3, b.wait("C", ""))
+				require.Equal(b, first+4, b.wait("D", ""))
+				require.Equal(b, first+4, b.wait("D", ""), "ticket of one that is in the queue")
+				b.release("left")
+				b.release("D")
+				require.Equal(b, first+5, b.wait("E", ""), "a ticket is not used again")
+				b.release("A")
+				b.call(rediscore.EnqueueScript, "A", "60000", "", fmt.Sprint(first))
+				b.call(rediscore.EnqueueScript, "ahead", "60000", "", fmt.Sprint(first+3600*second))
+				require.Equal(b, first+3600*second+1, b.wait("F", ""), "behind one that comes with a later ticket")
+				require.Equal(b, []string{"A", "B", "C", "E", "ahead", "F"}, b.queue())
+				b.do("DEL", b.keys.queue)
+				require.Equal(b, first+3600*second+2, b.wait("G", ""), "of a queue that is new")
+			})
+		})
+	}
 	atBench(t, "", "k", func(b *bench) {
 		b.hold("H")
-		ahead := b.now()
-		b.server.SetClock(-time.Hour)
-		require.Equal(b, ahead+8, b.wait("A", ""))
-		require.Equal(b, ahead+16, b.wait("B", ""))
-		require.Equal(b, ahead+16, b.wait("B", ""), "ticket of one that is in the queue")
-		require.Equal(b, ahead+24, b.wait("C", ""))
-		require.Equal(b, []string{"A", "B", "C"}, b.queue())
+		b.wait("A", "")
+		time.Sleep(time.Second)
+		require.Equal(b, b.now(), b.wait("B", ""))
 	})
 }
 
@@ -270,10 +309,26 @@ func TestNobodyBargesIn(t *testing.T) {
 				come(b)
 				require.Equal(b, "A", b.holder())
 				require.EqualValues(b, 60_000, b.number("PTTL", b.keys.lock))
-				require.Equal(b, fence+24, ear.requireTold("A"))
+				require.Equal(b, fence+8, ear.requireTold("A"))
 			})
 		})
 	}
+}
+
+// A waiter that gives up when the lock is free leaves it to the next.
+func TestFirstGivesUp(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		ear := b.listen("inbox")
+		b.hold("H")
+		for _, token := range []string{"A", "B", "C"} {
+			b.wait(token, ear.inbox)
+		}
+		b.expire()
+		require.EqualValues(b, 0, b.release("A"))
+		require.Equal(b, "B", b.holder())
+		ear.requireTold("B")
+		require.Equal(b, []string{"C"}, b.queue())
+	})
 }
 
 // If the first waiter finds the lock free, it is granted the lock in the answer.
@@ -459,20 +514,28 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// A release whose handover fails still frees the lock. The waiter is granted it when it checks in.
+// A release whose handover fails still frees the lock. The waiter is granted it when it checks in, or, if it has
+// lost its place, when it returns.
 func TestHandoverFails(t *testing.T) {
-	for _, command := range []string{"PTTL", "ZRANGE", "HSET", "HMGET"} {
+	for command, lost := range map[string]bool{"ZRANGE": false, "TIME": false, "HMGET": false, "ZREMRANGEBYRANK": false, "HDEL": true, "PTTL": true, "INCRBY": true, "HSET": true, "SET": true} {
 		atBench(t, "", "k", func(b *bench) {
 			ear := b.listen("inbox")
 			b.hold("H")
 			b.wait("A", ear.inbox)
-			before := b.queue()
+			before := b.state()
 			b.forbid(command)
 			require.EqualValues(b, 1, b.release("H"), command)
 			b.forbid()
 			require.Empty(b, b.holder(), command)
 			require.Empty(b, ear.heard(), command)
-			require.Equal(b, before, b.queue(), command)
+			if lost {
+				require.Empty(b, b.queue(), command)
+				require.Equal(b, rediscore.AnswerUnknown, b.answer(b.checkIn("A", ear.inbox)), command)
+				require.Equal(b, rediscore.AnswerGranted, b.answer(b.enqueue("A", ear.inbox)), command)
+				return
+			}
+			before["lock"] = ""
+			require.Equal(b, before, b.state(), command)
 			require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("A", ear.inbox)), command)
 		})
 	}
@@ -660,13 +723,28 @@ func TestQueueExpires(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		b.enqueue("B", "")
 		requireRest("an enqueue long after it", 5000)
+		time.Sleep(time.Second - time.Millisecond)
+		b.enqueue("B", "")
+		requireRest("an enqueue within a second of one that has looked", 4001)
 		time.Sleep(time.Millisecond)
 		b.enqueue("B", "")
 		requireRest("an enqueue just before the end", 10_000)
-		time.Sleep(time.Second)
-		b.do("DEL", b.keys.queue)
+		for _, after := range []time.Duration{time.Second - time.Millisecond, time.Second} {
+			time.Sleep(after)
+			b.do("DEL", b.keys.queue)
+			b.enqueue(fmt.Sprint(after), "")
+			requireRest("an enqueue when the queue is new", b.number("PTTL", b.keys.waiters))
+		}
+		b.server.SetClock(-time.Hour)
+		for _, key := range []string{b.keys.queue, b.keys.waiters} {
+			b.do("PEXPIRE", key, 4999)
+		}
 		b.enqueue("C", "")
-		requireRest("an enqueue when the queue is new", 9000)
+		requireRest("an enqueue when the clock was set back", 10_000)
+		b.server.SetClock(-time.Hour + 6*time.Second)
+		requireRest("nothing", 4000)
+		b.enqueue("C", "")
+		requireRest("an enqueue when the clock was set forward", 10_000)
 		for _, key := range []string{b.keys.queue, b.keys.waiters} { // evicted, or expired too early
 			b.do("DEL", key)
 			require.Equal(b, rediscore.AnswerUnknown, b.answer(b.checkIn("A", "")))

@@ -2,7 +2,7 @@ package rediscore
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,89 +14,25 @@ import (
 	"github.com/dlock-go/dlock/backend/quorum"
 )
 
-//go:embed lua/fence.lua
-var fenceSource string
-
-//go:embed lua/queue.lua
-var queueSource string
-
-//go:embed lua/sweep.lua
-var sweepSource string
-
-//go:embed lua/ballot.lua
-var ballotSource string
-
-//go:embed lua/acquire.lua
-var acquireSource string
-
-//go:embed lua/enqueue.lua
-var enqueueSource string
-
-//go:embed lua/checkin.lua
-var checkInSource string
-
-//go:embed lua/renew.lua
-var renewSource string
-
-//go:embed lua/release.lua
-var releaseSource string
-
-//go:embed lua/free.lua
-var freeSource string
-
-//go:embed lua/inspect.lua
-var inspectSource string
-
-//go:embed lua/holder.lua
-var holderSource string
-
-//go:embed lua/vote.lua
-var voteSource string
-
-//go:embed lua/enlist.lua
-var enlistSource string
-
-//go:embed lua/attend.lua
-var attendSource string
-
-//go:embed lua/confirm.lua
-var confirmSource string
-
-//go:embed lua/pass.lua
-var passSource string
+//go:embed lua
+var lua embed.FS
 
 var (
-	acquireScript = newScript(including(acquireSource), 4)
-	enqueueScript = newScript(including(enqueueSource), 4)
-	checkInScript = newScript(including(checkInSource), 4)
-	renewScript   = newScript(renewSource, 1)
-	releaseScript = newScript(including(releaseSource), 4)
-	freeScript    = newScript(freeSource, 1)
-	inspectScript = newScript(inspectSource, 3)
-	holderScript  = newScript(holderSource, 1)
+	acquireScript = newScript(4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
+	enqueueScript = newScript(4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
+	checkInScript = newScript(4, "return checkIn()", "fence", "queue", "sweep", "checkin")
+	renewScript   = newScript(1, "return renew()", "renew")
+	releaseScript = newScript(4, "", "release-lone", "fence", "queue", "release")
+	freeScript    = newScript(1, "", "release-lone") // while the slot moves, as holderScript
+	inspectScript = newScript(3, "", "inspect")
+	holderScript  = newScript(1, "", "inspect")
 
-	voteScript    = newScript(voting(voteSource, "acquire.lua", acquireSource), 5)
-	enlistScript  = newScript(voting(enlistSource, "enqueue.lua", enqueueSource), 5)
-	attendScript  = newScript(voting(attendSource, "checkin.lua", checkInSource), 5)
-	confirmScript = newScript(voting(confirmSource, "renew.lua", renewSource), 5)
-	passScript    = newScript(voting(passSource, "release.lua", releaseSource), 5)
+	voteScript    = newScript(5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
+	enlistScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
+	attendScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
+	confirmScript = newScript(5, "", "fence", "ballot", "renew", "confirm")
+	passScript    = newScript(5, "", "fence", "ballot", "pass", "release-lone", "queue", "release")
 )
-
-// including replaces the --include lines of a script by the files that they name.
-func including(source string) string {
-	return strings.NewReplacer(
-		"--include fence.lua\n", fenceSource,
-		"--include queue.lua\n", queueSource,
-		"--include sweep.lua\n", sweepSource,
-	).Replace(source)
-}
-
-// voting makes a script that votes, which includes another script: ballot.lua is in the place of
-// fence.lua there.
-func voting(source, name, included string) string {
-	included = strings.Replace(included, "--include fence.lua\n", "", 1)
-	return including(strings.NewReplacer("--include ballot.lua\n", ballotSource, "--include "+name+"\n", included).Replace(source))
-}
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
 // [dlock.BatchRenewer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
@@ -232,7 +168,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	}
 	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
 	if moving(err) {
-		hold, failure := l.holder(ctx, key)
+		hold, failure := l.inspect(ctx, holderScript, key)
 		if failure == nil && hold.Held && hold.Token != token {
 			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
 		}
@@ -337,37 +273,34 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.check(ctx, key, "-", time.Second); err != nil {
 		return dlock.Hold{}, err
 	}
-	reply, err := l.eval(ctx, inspectScript, key)
+	hold, err := l.inspect(ctx, inspectScript, key)
 	if moving(err) {
-		return l.holder(ctx, key)
+		return l.inspect(ctx, holderScript, key)
 	}
+	return hold, err
+}
+
+func (l *Locker) inspect(ctx context.Context, s *Script, key string) (dlock.Hold, error) {
+	reply, err := l.eval(ctx, s, key)
 	if err != nil {
 		return dlock.Hold{}, err
 	}
-	switch r := reply.(type) {
-	case int64:
-		return dlock.Hold{Waiting: int(r)}, nil
-	case []any:
-		if len(r) == 3 {
-			hold, err := parseHold(r[:2])
-			waiting, _ := r[2].(int64)
-			hold.Waiting = int(waiting)
-			return hold, err
-		}
-	}
-	return dlock.Hold{}, unexpected(reply)
+	return parseInspection(reply)
 }
 
-// holder is Inspect with a single key, for a slot that is being moved.
-func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
-	reply, err := l.eval(ctx, holderScript, key)
-	if err != nil || reply == nil {
-		return dlock.Hold{}, err
+// parseInspection reads the reply of inspect.lua.
+func parseInspection(reply any) (hold dlock.Hold, err error) {
+	r, ok := reply.([]any)
+	if ok && len(r) == 3 {
+		hold, err = parseHold(r[:2])
+		reply = r[2]
 	}
-	if r, ok := reply.([]any); ok {
-		return parseHold(r)
+	waiting, ok := reply.(int64)
+	if err != nil || !ok {
+		return dlock.Hold{}, unexpected(reply)
 	}
-	return dlock.Hold{}, unexpected(reply)
+	hold.Waiting = int(waiting)
+	return hold, nil
 }
 
 func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {

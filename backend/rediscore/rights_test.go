@@ -26,33 +26,33 @@ var rewrite = flag.Bool("update", false, "write the rights in "+securityPage)
 // the client sends for it, but for the rights of the purposes before it.
 type purpose struct {
 	title, text string
-	rule        string   // beside commands
-	scripts     []string // sources
+	rule        string // beside commands
+	files       string // in lua
 	sent        []string
 }
 
 var purposes = []purpose{
 	{
-		title:   "Locks that do not queue",
-		text:    "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
-		rule:    "reset on >PASSWORD ~app:*",
-		scripts: []string{fenceSource, beforeQueue(acquireSource), renewSource, beforeQueue(releaseSource)},
-		sent:    []string{"eval", "evalsha", "ping"},
+		title: "Locks that do not queue",
+		text:  "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
+		rule:  "reset on >PASSWORD ~app:*",
+		files: "acquire-lone fence renew release-lone",
+		sent:  []string{"eval", "evalsha", "ping"},
 	}, {
-		title:   "The queue",
-		text:    "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited.",
-		rule:    "resetchannels &app:*",
-		scripts: []string{queueSource, acquireSource, enqueueSource, checkInSource, sweepSource, releaseSource},
-		sent:    []string{"subscribe"},
+		title: "The queue",
+		text:  "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited.",
+		rule:  "resetchannels &app:*",
+		files: "queue acquire enqueue checkin sweep release",
+		sent:  []string{"subscribe"},
 	}, {
-		title:   "The number of waiters",
-		text:    "With this right, `Inspect` also counts the waiters.",
-		scripts: []string{inspectSource},
+		title: "The number of waiters",
+		text:  "With this right, `Inspect` also counts the waiters.",
+		files: "inspect",
 	}, {
-		title:   "A cluster",
-		text:    "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: waiters then get no messages, and check in more often.",
-		scripts: []string{queueSource, freeSource, holderSource},
-		sent:    []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
+		title: "A cluster",
+		text:  "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: waiters then get no messages, and check in more often.",
+		files: "queue",
+		sent:  []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
 	}, {
 		title: "Sentinel",
 		text:  "Only rueidis needs it. The client's user at the Sentinels themselves is another one.",
@@ -69,14 +69,8 @@ var purposes = []purpose{
 		title: "Failovers and votes",
 		text: "Scripts ask the server for its replication ID. With this right, the fences of a new master lead those of its " +
 			"former master. Redlock needs it. Without it, the log of ACLs shows that INFO was refused.",
-		scripts: []string{ballotSource, voteSource, enlistSource, attendSource, confirmSource, passSource},
+		files: "ballot vote enlist attend confirm pass",
 	},
-}
-
-// beforeQueue returns the part of a script that runs while nobody waits.
-func beforeQueue(source string) string {
-	before, _, _ := strings.Cut(source, "--include queue.lua")
-	return before
 }
 
 // infoOnly is the command that fence.lua does without if it is refused.
@@ -101,7 +95,11 @@ func rights() [][]string {
 	all, known := make([][]string, len(purposes)), make(map[string]bool)
 	for i, u := range purposes {
 		needed := slices.Clone(u.sent)
-		for _, word := range quoted.FindAllStringSubmatch(strings.Join(u.scripts, "\n"), -1) {
+		var sources strings.Builder
+		for _, name := range strings.Fields(u.files) {
+			sources.WriteString(luaSource(name))
+		}
+		for _, word := range quoted.FindAllStringSubmatch(sources.String(), -1) {
 			command, ok := notCommands[word[1]]
 			if !ok {
 				command = strings.ToLower(word[1])

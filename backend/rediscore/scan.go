@@ -77,17 +77,14 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	results := make([]Result, len(calls))
 	l.evalAll(ctx, calls, results)
 	for i, r := range results {
-		fields, ok := r.Reply.([]any)
-		switch {
-		case r.Err != nil && isWrongType(r.Err), r.Err == nil && r.Reply == nil:
-			continue // it has changed since
-		case r.Err != nil:
-			return r.Err
-		case !ok:
-			return unexpected(r.Reply)
+		hold, err := parseInspection(r.Reply)
+		if r.Err != nil {
+			err = r.Err
 		}
-		hold, err := parseHold(fields)
-		if err != nil {
+		switch {
+		case err == nil && !hold.Held, err != nil && isWrongType(err):
+			continue // it has changed since
+		case err != nil:
 			return err
 		}
 		if !yield(Entry{strings.TrimPrefix(calls[i].Keys()[0], l.prefix), hold}) {

@@ -146,9 +146,37 @@ func TestPatternsAreNotCounted(t *testing.T) {
 	sub := redis.PubSubConn{Conn: dial(t, server)}
 	require.NoError(t, sub.PSubscribe("*"))
 	require.IsType(t, redis.Subscription{}, sub.Receive())
-	n, err := server.Do("PUBSUB", "NUMSUB", "inbox")
+	require.Nil(t, handedOver(t, server))
+}
+
+// A full server hands a lock over.
+func TestHandoverOnAFullServer(t *testing.T) {
+	server := redistest.Start(t)
+	sub := redis.PubSubConn{Conn: dial(t, server)}
+	require.NoError(t, sub.Subscribe("inbox"))
+	require.IsType(t, redis.Subscription{}, sub.Receive())
+	require.Equal(t, "A", handedOver(t, server, "CONFIG", "SET", "maxmemory", "1"))
+	require.IsType(t, redis.Message{}, sub.Receive())
+}
+
+// handedOver returns the holder after a release while a waiter with an inbox waits, and after a command if there is one.
+func handedOver(t *testing.T, server *redistest.Server, command ...string) any {
+	t.Helper()
+	l := onWire(server)
+	for _, call := range []struct {
+		script *rediscore.Script
+		args   []string
+	}{{rediscore.AcquireScript, []string{"H", "60000"}}, {rediscore.EnqueueScript, []string{"A", "60000", "pinbox", ""}}, {rediscore.ReleaseScript, []string{"H"}}} {
+		if call.script == rediscore.ReleaseScript && command != nil {
+			_, err := server.Do(command...)
+			require.NoError(t, err)
+		}
+		_, err := l.EvalScript(t.Context(), call.script, "k", call.args...)
+		require.NoError(t, err)
+	}
+	holder, err := server.Do("GET", "k")
 	require.NoError(t, err)
-	require.Equal(t, []any{"inbox", int64(0)}, n)
+	return holder
 }
 
 // A server has another replication ID whenever it may have lost writes. That is what the marker of votes

@@ -56,16 +56,22 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 	for i := range p.inboxes {
 		p.subscribe(i)
 	}
-	var shared []string
-	for _, name := range []string{"fence.lua", "queue.lua", "sweep.lua"} {
-		source, err := os.ReadFile("../../backend/rediscore/lua/" + name)
-		require.NoError(t, err)
-		shared = append(shared, "--include "+name+"\n", p.shorten(string(source)))
-	}
-	for s, name := range map[script]string{tryScript: "acquire", enqueueScript: "enqueue", checkInScript: "checkin", renewScript: "renew", releaseScript: "release"} {
-		source, err := os.ReadFile("../../backend/rediscore/lua/" + name + ".lua")
-		require.NoError(t, err)
-		p.scripts[s] = strings.NewReplacer(shared...).Replace(string(source))
+	for s, parts := range map[script]string{ // as in rediscore.go
+		tryScript:     "acquire-lone fence queue acquire acquire()",
+		enqueueScript: "fence queue sweep enqueue enqueue()",
+		checkInScript: "fence queue sweep checkin checkIn()",
+		renewScript:   "renew renew()",
+		releaseScript: "release-lone fence queue release",
+	} {
+		for _, name := range strings.Fields(parts) {
+			if strings.HasSuffix(name, "()") {
+				p.scripts[s] += "return " + name
+				break
+			}
+			source, err := os.ReadFile("../../backend/rediscore/lua/" + name + ".lua")
+			require.NoError(t, err)
+			p.scripts[s] += p.shorten(string(source))
+		}
 	}
 	return p
 }
@@ -239,6 +245,7 @@ func name(t token) string { return fmt.Sprint("token ", t) }
 // model does not expire.
 func (p *pair) tick() {
 	p.world.Server.pass(p.world.c)
+	p.world.Time = min(p.world.Time+1, lastTick)
 	p.do("PERSIST", "queue")
 	p.do("PERSIST", "waiters")
 	time.Sleep(tickLength + time.Millisecond)

@@ -68,8 +68,11 @@ func (w *world) takeIn(call *Call) {
 	if e.Ticket == 0 {
 		e.Ticket = call.Ticket
 		if e.Ticket == 0 {
-			e.Ticket = w.mintTicket()
+			e.Ticket = w.newTicket()
 		}
+	}
+	if w.c.timed() {
+		w.Server.Last = max(w.Server.Last, e.Ticket)
 	}
 	e.Seen, e.Inbox = 0, call.Inbox
 	if e.Inbox {
@@ -175,7 +178,7 @@ func (w *world) release(call *Call) {
 	}
 	if found == nobody {
 		s.To, s.Fence, s.Age = 0, 0, 0
-		s.Fresh, s.Steady = 0, 0
+		s.Fresh, s.Steady, s.Last = 0, 0, 0
 	}
 }
 
@@ -260,13 +263,12 @@ func (w *world) mint() uint8 {
 // pause is after how many ticks without an enqueue or a check-in nobody is swept.
 const pause = 2
 
-// mintTicket draws a ticket. Only the order of tickets matters, so that they are kept
-// apart from fences where both cannot be lost.
-func (w *world) mintTicket() uint8 {
+// newTicket returns a ticket that is behind all. Only the order of tickets matters, so that they follow
+// the time only where they can be lost.
+func (w *world) newTicket() (last uint8) {
 	if w.c.timed() {
-		return w.mint()
+		return max(w.Server.Last+1, w.Time*grantsPerTick)
 	}
-	var last uint8
 	w.eachTicket(func(t *uint8) { last = max(last, *t) })
 	return last + 1
 }

@@ -51,6 +51,7 @@ type Server struct {
 
 	Fresh  uint8 // how long the last enqueue or check-in still shows that they come
 	Steady uint8 // for how long they have come
+	Last   uint8 // ticket; only if the server may lose data
 }
 
 // An Entry is a token's place in the queue.

@@ -1,15 +1,12 @@
--- Functions of the scripts that vote. Such a script includes this file in place of fence.lua, and
--- then a script without votes, whose fences follow the rule of mint below.
+-- Functions of the scripts that vote. Their fences follow another rule, and a reply has a ballot: {age of the store in
+-- microseconds, store, time, ...}.
 --
--- KEYS[1] to KEYS[4]  see queue.lua
--- KEYS[5]             the marker "store birth": the server's replication ID, and the time in
---                     microseconds when the marker was written. It never expires.
+-- KEYS[5]  the marker "store birth": the server's replication ID, and the time in microseconds when the
+--          marker was written. It never expires.
 --
 -- A server has another replication ID after a restart or a promotion. So the marker is written
 -- again then, and after the loss of all data. It is also written again if the clock was set back to
 -- before it: the age would be 0 for as long as the step.
-
---include fence.lua
 
 local floor, time = 0
 
@@ -21,8 +18,7 @@ local function mint()
   return count(math.max(last + 8, math.min(math.max(floor, time), time + 1000000)), time)
 end
 
--- survey returns the last part of a reply: {age in microseconds, store, time, ...}. A script calls
--- it before it grants anything, so that nothing has happened if that fails.
+-- survey returns a ballot. A script calls it before it grants anything, so that nothing has happened if it fails.
 local function survey(...)
   time = now()
   local store = assert(call('INFO', 'replication'):match('master_replid:(%w+)'), 'no replication ID')
@@ -32,4 +28,12 @@ local function survey(...)
     call('SET', KEYS[5], string.format('%s %.0f', store, time))
   end
   return {time - birth, store, time, ...}
+end
+
+-- with puts a ballot at the end of a reply.
+local function with(ballot, reply)
+  if reply ~= 'unswept' then
+    reply[#reply + 1] = ballot
+  end
+  return reply
 end

@@ -1,56 +1,50 @@
--- Finds out whether a waiter was granted the lock. Records that the waiter is alive, and its
+-- checkIn finds out whether a waiter was granted the lock. It records that the waiter is alive, and its
 -- inbox. If the lock is free, the first waiter in the queue gets it before that; no other
--- lease is created or extended. Looks for dead waiters (see sweep.lua).
+-- lease is created or extended.
 --
--- KEYS     see queue.lua
 -- ARGV[1]  the token
 -- ARGV[2]  the inbox
 --
--- Replies with {0, fence} if the lock is granted now; {1, ticket, rank from 0, time,
--- holder, the holder's remaining TTL in ms or -1 if it has none} if the token waits;
--- {2, fence, time of the grant, time} if it was granted before; {3} if it is not in
--- the queue; or 'unswept'. The holder is empty if the lock is free but reserved.
+-- Replies as enqueue.lua: with {0, fence} if the lock is granted now, or with {1, ...} if the token waits. If the lock
+-- was granted before, with {2, fence, time of the grant, time}; if the token is not in the queue, with {3}.
 
---include fence.lua
---include queue.lua
---include sweep.lua
+local function checkIn()
+  local token, inbox = ARGV[1], ARGV[2]
+  local held = call('GET', KEYS[1])
+  local holder = held or served(token)
+  if holder == unswept then
+    return 'unswept'
+  end
+  local time = now()
+  if holder == token then
+    local handover = call('HMGET', KEYS[4], 'handover')[1] or ''
+    local fence, granted, to = handover:match('^(%d+) (%d+) (.*)$')
+    if to ~= token then
+      return {3}
+    elseif not held then
+      return {0, tonumber(fence)}
+    end
+    if inbox ~= '' and not KEYS[5] then -- others with this inbox may wait until replicas have the grant
+      call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))
+    end
+    call('PEXPIRE', KEYS[3], 60000)
+    call('PEXPIRE', KEYS[4], 60000) -- WAIT confirms only what its own connection wrote, and all before
+    return {2, tonumber(fence), tonumber(granted), time}
+  end
 
-local token = ARGV[1]
-local held = call('GET', KEYS[1])
-local holder = held or served(token)
-if holder == unswept then
-  return 'unswept'
-end
-local time = now()
-if holder == token then
-  local handover = call('HMGET', KEYS[4], 'handover')[1] or ''
-  local fence, granted, to = handover:match('^(%d+) (%d+) (.*)$')
-  if to ~= token then
+  local rank = call('ZRANK', KEYS[3], token)
+  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
+  local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
+  if not rank or not ttl then
     return {3}
   end
-  if not held then
-    return {0, tonumber(fence)}
-  end
-  if ARGV[2] ~= '' and not KEYS[5] then -- others with this inbox may wait until replicas have the grant
-    call('HSET', KEYS[4], '@' .. ARGV[2], string.format('%.0f', time))
-  end
+  local since = steady(waiters[2], time)
+  note(token, time, ttl, inbox, known, since, 60000)
   call('PEXPIRE', KEYS[3], 60000)
-  call('PEXPIRE', KEYS[4], 60000) -- WAIT confirms only what its own connection wrote, and all before
-  return {2, tonumber(fence), tonumber(granted), time}
+  if time - since > silence then
+    patrol(tonumber(waiters[3] or 0), time)
+    rank = call('ZRANK', KEYS[3], token)
+  end
+  local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
+  return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}
 end
-
-local rank = call('ZRANK', KEYS[3], token)
-local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
-local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
-if not rank or not ttl then
-  return {3}
-end
-local since = steady(waiters[2], time)
-note(token, time, ttl, ARGV[2], known, since, 60000)
-call('PEXPIRE', KEYS[3], 60000)
-if time - since > silence then
-  patrol(tonumber(waiters[3] or 0), time)
-  rank = call('ZRANK', KEYS[3], token)
-end
-local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
-return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}

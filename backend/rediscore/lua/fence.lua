@@ -1,6 +1,6 @@
--- Functions of the scripts that grant a lock. KEYS are as in queue.lua. Beside the fence counter of a server that was
--- promoted is a marker "store birth", as in ballot.lua: the server's replication ID, and the time when the marker was
--- written. Its name is the counter's, with "birth" in place of "fence".
+-- How fences are made. Beside the fence counter of a server that was promoted is a marker "store birth", as in
+-- ballot.lua: the server's replication ID, and the time when the marker was written. Its name is the counter's, with
+-- "birth" in place of "fence".
 
 local call = redis.call
 

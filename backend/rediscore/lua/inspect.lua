@@ -2,18 +2,11 @@
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot, not used
--- KEYS[3]  the queue
+-- KEYS[3]  the queue, or none while a slot of a cluster moves and not all keys are on the same server
 --
 -- Replies with {token, its remaining TTL in ms or -1 if it has none, number of waiters}, or
--- with the number of waiters if the lock is free. For a user without the right to ZCARD that
--- number is 0.
+-- with the number of waiters if the lock is free. That number is 0 without a queue, or without the right to ZCARD.
 
-local waiting = redis.pcall('ZCARD', KEYS[3])
-if type(waiting) ~= 'number' then
-  waiting = 0
-end
+local waiting = tonumber(KEYS[3] and redis.pcall('ZCARD', KEYS[3])) or 0
 local holder = redis.call('GET', KEYS[1])
-if not holder then
-  return waiting
-end
-return {holder, redis.call('PTTL', KEYS[1]), waiting}
+return holder and {holder, redis.call('PTTL', KEYS[1]), waiting} or waiting

@@ -1,19 +1,12 @@
--- Ends the lease of a token as release.lua does. The fence of the waiter that is granted the lock
--- has a floor, and one waiter can be made the first before that.
+-- Prepares a release (see release.lua). The fence of the waiter that is granted the lock has a floor, and one
+-- waiter can be made the first.
 --
--- KEYS     see ballot.lua
 -- ARGV[1]  the token
 -- ARGV[2]  the token that comes first if it waits, or empty
 -- ARGV[3]  the floor
---
--- Replies as release.lua.
-
---include ballot.lua
 
 floor = tonumber(ARGV[3])
-call('HDEL', KEYS[4], '') -- as in release.lua
+call('HDEL', KEYS[4], '') -- changes nothing, but lets a full server accept what follows
 if ARGV[2] ~= '' and (call('GET', KEYS[1]) or ARGV[1]) == ARGV[1] then
   call('ZADD', KEYS[3], 'XX', string.format('-%.0f', now()), ARGV[2])
 end
-
---include release.lua

@@ -1,41 +1,39 @@
--- Functions of the scripts that use the queue. A script includes this file after fence.lua,
--- and after the frequent case that does not need it.
+-- What is stored, and how the queue is served.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
--- KEYS[4]  the waiters: a hash with a field for each token in the queue and each inbox, one for the last
---          handover, and two for sweep.lua. It expires with the queue, or later.
+-- KEYS[4]  the waiters: a hash with these fields. It expires with the queue, or later.
 --
--- The field of a waiter is a colon and its token. The value is "seen ttl inbox": the time of
--- its last call in microseconds, the TTL that it wants in ms, and the channel for its
--- messages, after an "s" for a shard channel or a "p" for another. The inbox is empty if the
--- waiter has none. The field of an inbox is an @ and the inbox. The value is the time of the last call of
--- any waiter with this inbox: one checks in for all. Waiters that vote check in each for itself.
+--   ":TOKEN"    of a waiter, "seen ttl inbox": the time of its last call in microseconds, the TTL that it wants
+--               in ms, and the channel for its messages, after an "s" for a shard channel or a "p" for another.
+--               The inbox is empty if the waiter has none
+--   "@INBOX"    the time of the last call of any waiter with this inbox: one checks in for all. Waiters that vote
+--               check in each for itself
+--   "handover"  the last handover, "fence time token", which is also the message
+--   "arrival"   see enqueue.lua
+--   "pulse", "cursor"  see sweep.lua
 --
 -- A waiter with an inbox is alive if there was such a call during the last five seconds, and its
 -- inbox has a subscriber. A waiter without an inbox is alive if it has called during the
 -- last two seconds, or during its TTL if that is shorter, so that a dead one costs no more
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
 -- it is still there.
---
--- The value of the field "handover" is "fence time token".
 
 -- grant gives a token the lock, which is free or its own, for at least ttl. It never shortens
 -- a lease. The counter is written first, so that nothing has happened if that fails.
 local function grant(holder, token, ttl)
   local fence = mint()
+  local remaining = holder and call('PTTL', KEYS[1])
   if not holder then
     call('SET', KEYS[1], token, 'PX', ttl)
-    return fence
-  end
-  local remaining = call('PTTL', KEYS[1])
-  if remaining >= 0 and remaining < tonumber(ttl) then
+  elseif remaining >= 0 and remaining < tonumber(ttl) then
     call('PEXPIRE', KEYS[1], ttl)
   end
   return fence
 end
 
+-- subscribers counts the subscribers of an inbox. The reply of PUBLISH would not do: it counts those of patterns too.
 local function subscribers(inbox)
   local command = inbox:sub(1, 1) == 's' and 'SHARDNUMSUB' or 'NUMSUB'
   local reply = redis.pcall('PUBSUB', command, inbox:sub(2))
@@ -48,19 +46,18 @@ local function publish(try, inbox, message)
 end
 
 -- note records a waiter, and since when the calls of waiters have come without a pause (see
--- sweep.lua). The records expire after rest ms, if it is given. If its inbox is new, note first publishes to a
--- channel without subscribers, so that a user without the right to publish gets the error now.
-local function note(token, time, ttl, inbox, known, since, rest)
+-- sweep.lua), and other fields. The records expire after rest ms, if it is given. If its inbox is new, note first
+-- publishes to a channel without subscribers, so that a user without the right to publish gets the error now.
+local function note(token, time, ttl, inbox, known, since, rest, ...)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
   local seen = string.format('%.0f', time)
-  local own, pulse = seen .. ' ' .. ttl .. ' ' .. inbox, seen .. string.format(' %.0f', since)
-  if inbox == '' or KEYS[5] then -- it votes
-    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse)
-  else
-    call('HSET', KEYS[4], ':' .. token, own, 'pulse', pulse, '@' .. inbox, seen)
+  local fields = {':' .. token, seen .. ' ' .. ttl .. ' ' .. inbox, 'pulse', seen .. string.format(' %.0f', since), ...}
+  if inbox ~= '' and not KEYS[5] then -- it does not vote
+    fields[#fields + 1], fields[#fields + 2] = '@' .. inbox, seen
   end
+  call('HSET', KEYS[4], unpack(fields))
   if rest then
     call('PEXPIRE', KEYS[4], rest)
   end
@@ -100,8 +97,11 @@ local unswept = true
 -- serve gives the lock, which is free, to the first waiter that is alive, and removes the
 -- waiters before it from the queue. It sends that waiter a message, unless it is the caller.
 -- It returns the waiter's token; '' if the lock is reserved for a waiter without an inbox;
--- false if there is no waiter; or unswept.
-local function serve(caller)
+-- false if there is no waiter; or unswept. The first waiter is read by whoever calls serve.
+--
+-- A full server refuses commands that take memory, unless the script has written before. So the waiter leaves the
+-- queue first, which takes none. If the rest fails, the waiter has lost its place, and returns with its old ticket.
+local function serve(caller, tokens)
   local time, listeners = now(), {}
   local function listens(inbox)
     listeners[inbox] = listeners[inbox] or subscribers(inbox)
@@ -111,7 +111,7 @@ local function serve(caller)
     return seen and math.abs(time - seen) < limit -- the clock may have been set back
   end
   for batch = 0, 50 do -- of a hundred waiters; but the first waiter is alone, since it is rarely dead
-    local tokens = call('ZRANGE', KEYS[3], 0, batch > 0 and 99 or 0)
+    tokens = batch == 0 and tokens or call('ZRANGE', KEYS[3], 0, 99)
     if #tokens == 0 then
       return false
     end
@@ -123,9 +123,9 @@ local function serve(caller)
         return ''
       end
       if seen and (token == caller or inbox ~= '' and (near(seen, 5000000) or near(called(inbox), 5000000)) and listens(inbox)) then
+        dequeue(i, fields)
         local handover = string.format('%.0f %.0f ', mint(), time) .. token
         call('HSET', KEYS[4], 'handover', handover)
-        dequeue(i, fields)
         call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
         if inbox ~= '' and token ~= caller then
           publish(redis.pcall, inbox, handover)
@@ -140,5 +140,6 @@ end
 
 -- served is serve if there is a queue, for a lock that was found free.
 local function served(caller)
-  return call('EXISTS', KEYS[3]) == 1 and serve(caller)
+  local first = call('ZRANGE', KEYS[3], 0, 0)
+  return #first > 0 and serve(caller, first)
 end

@@ -1,12 +1,11 @@
--- Functions of checkin.lua and enqueue.lua, which remove dead waiters also while the lock is held.
--- KEYS are as in queue.lua.
+-- How enqueue.lua and checkin.lua remove dead waiters also while the lock is held.
 --
 -- Each check-in looks at the hundred waiters behind a cursor, which is a rank, and moves the cursor on. While it
 -- finds some that have been silent for a minute, it goes on, up to about a thousand. So all the dead
--- are found as long as one waiter is alive. If waiters come
--- and die, and none is alive, each that comes removes two: the queue has those of the last minute.
--- If they come less often, the queue expires: a waiter keeps it for five to ten seconds when it comes, and
--- for a minute when it checks in.
+-- are found as long as one waiter is alive. If waiters come and die, and none is alive, an enqueue removes two once a
+-- second, and so does each that follows as long as some are dead: the queue has those of the last minute. If they come
+-- less often, the queue expires: a waiter keeps it for four to ten seconds when it comes, and for a minute when it
+-- checks in.
 --
 -- Waiters may also be silent because the server was, or seem so because its clock was set. So
 -- nobody is removed until enqueues and check-ins have come for a minute without a pause. The value
@@ -29,11 +28,8 @@ local function silent(waiter, time)
   return not seen or time - seen > silence and time - (called(inbox) or 0) > silence
 end
 
--- sweep removes the silent among some waiters, and returns their number.
+-- sweep removes the silent among some waiters, at least one, and returns their number.
 local function sweep(tokens, time)
-  if #tokens == 0 then
-    return 0
-  end
   local fields, waiters = records(tokens)
   local dead, gone = {}, {}
   for i, token in ipairs(tokens) do
@@ -72,7 +68,7 @@ local function patrol(cursor, time)
   for _, n in ipairs({100, window - 100}) do
     if dead > 0 then
       local tokens = call('ZRANGE', KEYS[3], cursor, cursor + n - 1)
-      dead = sweep(tokens, time)
+      dead = #tokens > 0 and sweep(tokens, time) or 0
       cursor = cursor + #tokens - dead
       if #tokens < n then -- the end of the queue
         tidy(cursor, time)

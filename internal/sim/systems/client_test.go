@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -358,26 +357,26 @@ func (c *client) tripName(store int, t sim.Trip) string {
 	return fmt.Sprint(name, " #", c.trips[name])
 }
 
-// scriptName is the name of a script's file.
+// scriptName is the name of the file that distinguishes a script from others.
 func scriptName(s *rediscore.Script) string {
-	first, _, _ := strings.Cut(s.Source, "\n")
-	return scripts()[first]
+	for _, file := range files() {
+		if strings.Contains(s.Source, file.text) {
+			return file.name
+		}
+	}
+	panic("a script of no such file")
 }
 
-// scripts has the names of the scripts, by their first lines.
-var scripts = sync.OnceValue(func() map[string]string {
-	names := make(map[string]string)
-	files, err := filepath.Glob("../../../backend/rediscore/lua/*.lua")
-	if err != nil || len(files) == 0 {
-		panic("no scripts")
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+type file struct{ name, text string }
+
+// files are those that scripts end with. Those of votes come first, since they contain others.
+var files = sync.OnceValue(func() (all []file) {
+	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "enqueue", "checkin", "renew", "release", "release-lone", "inspect"} {
+		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)
 		}
-		first, _, _ := strings.Cut(string(text), "\n")
-		names[first] = strings.TrimSuffix(filepath.Base(file), ".lua")
+		all = append(all, file{name, string(text)})
 	}
-	return names
+	return all
 })
