@@ -49,9 +49,6 @@ const (
 	MessageLag         = messageLag
 	MinFollow          = minFollow
 	MaxFollow          = maxFollow
-	MaxFlight          = maxFlight
-	OpenAfter          = openAfter
-	ManyGates          = manyGates
 
 	AnswerGranted = answerGranted
 	AnswerWaits   = answerWaits
@@ -107,10 +104,10 @@ func CloseIfIdle(l *Locker) {
 
 // Lanes returns how many lanes there are to a server, how many where flights are slow, and how many
 // flights there are at once, with those that are overdue.
-func Lanes(l *Locker) (usual, most, all int) { return l.lanes.usual, l.lanes.most, l.lanes.all }
-
-// Gates returns for how many routes calls have been made that are not forgotten.
-func Gates(l *Locker) int { return len(l.lanes.gates) }
+func Lanes(l *Locker) (usual, most, all int) {
+	s := l.laneSettings()
+	return s.Lanes, s.MaxLanes, s.MaxFlights
+}
 
 // Rooms returns how many rooms a Locker has.
 func Rooms(l *Locker) int {

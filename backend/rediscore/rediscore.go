@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/lanes"
 	"github.com/dlock-go/dlock/backend/quorum"
 )
 
@@ -118,7 +119,7 @@ type Locker struct {
 	closed   atomic.Bool
 	keys     keyCache
 	post     *post
-	lanes    *lanes
+	lanes    *lanes.Lanes[route, Call, Result]
 }
 
 var (
@@ -181,7 +182,7 @@ func New(conn Conn, opts ...Option) *Locker {
 		opt(l)
 	}
 	l.post = newPost(l)
-	l.lanes = newLanes(l)
+	l.lanes = lanes.New(l.laneSettings())
 	return l
 }
 
@@ -212,7 +213,7 @@ func (l *Locker) Addr() string {
 func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
-	l.lanes.close()
+	l.lanes.Close(dlock.ErrClosed)
 	if d, ok := l.conn.(Drainer); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 		defer cancel()
