@@ -69,9 +69,9 @@ func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) 
 	execution := time.Duration(f.size-1) * executionOf
 	if execution <= took/2 && len(results) > 0 && !g.lanes.settings.Failed(results[0]) {
 		if took -= execution; g.roundTrip > 0 {
-			took = min(took, g.roundTrip+g.roundTrip/8+1)
+			took = min(took, g.roundTrip+g.roundTrip/8)
 		}
-		g.roundTrip = max(took, 1)
+		g.roundTrip = max(took, time.Microsecond)
 	}
 	i := slices.Index(g.flights, f)
 	g.flights = slices.Delete(g.flights, i, i+1)
@@ -121,8 +121,8 @@ func (g *gate[K, C, R]) goOnLocked() {
 	}
 	now := time.Now()
 	at := g.flights[g.overdue].begun.Add(g.patienceLocked())
-	if soon := now.Add(openAfter); soon.Before(at) && g.furtherLocked() {
-		at = soon
+	if g.furtherLocked() {
+		at = now.Add(openAfter)
 	}
 	switch {
 	case g.watch == nil:
@@ -145,9 +145,6 @@ func (g *gate[K, C, R]) look() {
 	g.lanes.mu.Lock()
 	defer g.lanes.mu.Unlock()
 	g.watchAt = time.Time{}
-	if !g.waitsLocked() {
-		return
-	}
 	for g.takenLocked() > 0 && time.Since(g.flights[g.overdue].begun) >= g.patienceLocked() {
 		g.overdue++
 	}
@@ -157,8 +154,8 @@ func (g *gate[K, C, R]) look() {
 	g.goOnLocked()
 }
 
-// run is a lane. It ends when nothing is left to be sent, or its flight was overdue. A further lane also
-// ends when it has carried little.
+// run is a lane: one goroutine, whose stack has grown at the first flight. It ends when nothing is left to be sent, or
+// its flight was overdue. A further lane also ends when it has carried little.
 func (g *gate[K, C, R]) run(f *flight[C, R], asks []*ask[C, R]) {
 	for f != nil {
 		asks = slices.DeleteFunc(asks, g.lanes.drop)

@@ -4,6 +4,7 @@ package lanes
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -209,12 +210,10 @@ func (l *Lanes[K, C, R]) Close(reason error) {
 	l.mu.Lock()
 	l.closed = reason
 	for _, g := range l.gates {
-		for i, asks := range g.waiting {
-			g.waiting[i] = nil
-			for _, a := range asks {
-				l.refuseLocked(a, reason)
-			}
+		for _, a := range slices.Concat(g.waiting[:]...) {
+			l.refuseLocked(a, reason)
 		}
+		g.waiting = [2][]*ask[C, R]{}
 	}
 	l.mu.Unlock()
 	l.flying.Wait()
@@ -256,7 +255,7 @@ func (l *Lanes[K, C, R]) gateLocked(k K) *gate[K, C, R] {
 		return g
 	}
 	if len(l.gates) >= l.dropAt {
-		maps.DeleteFunc(l.gates, func(_ K, g *gate[K, C, R]) bool { return len(g.flights) == 0 && !g.waitsLocked() })
+		maps.DeleteFunc(l.gates, func(_ K, g *gate[K, C, R]) bool { return len(g.flights) == 0 })
 		l.dropAt = max(manyGates, 2*len(l.gates))
 	}
 	g = &gate[K, C, R]{lanes: l}

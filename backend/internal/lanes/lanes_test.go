@@ -285,9 +285,10 @@ func TestBatch(t *testing.T) {
 		for i, call := range calls {
 			require.Equal(s, result{call: call}, results[i])
 		}
+		require.NotContains(s, s.gates, "any")
 		ctx, cancel := context.WithCancel(s.Context())
 		s.DoAll(ctx, []string{"any 3"}, results[:1])
-		require.Equal(s, ctx, s.trips[3].ctx, "in the goroutine of the caller")
+		require.Equal(s, ctx, s.trips[3].ctx, "of the caller")
 		require.Contains(s, s.gates, "any")
 		s.DoAll(ctx, nil, nil)
 		cancel()
@@ -323,6 +324,11 @@ func TestFlightsAreLimited(t *testing.T) {
 			require.Equal(s, batch[:limit], s.last())
 		})
 	}
+	serve(t, 2, 2, 2, time.Second, func(s *server) { // all lanes that are free are taken
+		s.DoAll(s.Context(), make([]string, 2*minFlight), make([]result, 2*minFlight))
+		require.Equal(s, []int{minFlight, minFlight}, s.sizes(0))
+		require.Equal(s, s.trips[0].begun, s.trips[1].begun)
+	})
 }
 
 // If a flight takes more than a millisecond, there are further lanes: one opens for a call that has waited for 200 µs.
@@ -392,6 +398,9 @@ func TestLargeFlightsOverALongRoundTrip(t *testing.T) {
 		s.execution = 4 * time.Microsecond
 		s.each(37, 0)
 		require.Contains(s, s.sizes(0), 35)
+		s.each(20+2, 0)
+		require.Equal(s, 20, len(s.last()))
+		require.LessOrEqual(s, s.gates[""].roundTrip, 2*time.Millisecond+s.execution, "without the execution")
 		n := len(s.trips)
 		s.each(8, 250*time.Microsecond)
 		require.Greater(s, s.atOnce(n), 2)
@@ -434,11 +443,11 @@ func TestOverdueFlights(t *testing.T) {
 			answers := s.occupy(2)
 			answer := s.hold("third")
 			third := s.begin("third")
-			time.Sleep(10*roundTrip + 50*time.Millisecond - 1)
+			time.Sleep(10*max(roundTrip, time.Microsecond) + 50*time.Millisecond - 1)
 			require.False(s, s.sent("third"))
-			time.Sleep(1 + time.Microsecond)
+			time.Sleep(1)
 			require.True(s, s.sent("third"), "round trip of %v", roundTrip)
-			require.Equal(s, 10*max(roundTrip, 1)+50*time.Millisecond, s.trips[3].begun.Sub(begun))
+			require.Equal(s, 10*max(roundTrip, time.Microsecond)+50*time.Millisecond, s.trips[3].begun.Sub(begun))
 			fourth := s.begin("fourth")
 			time.Sleep(4 * time.Second)
 			require.False(s, s.sent("fourth"), "three flights")
@@ -516,23 +525,23 @@ func TestContextOfAFlight(t *testing.T) {
 	})
 }
 
-// A call that waited for a lane goes with the values of its ctx if it is alone, and without if it is not.
+// A call that waited for a lane goes with the values of its ctx if it is alone, and without if it is not. The flight
+// goes on when that ctx ends.
 func TestValuesOfAFlight(t *testing.T) {
 	type key struct{}
-	for n, want := range []any{1: "value", 2: nil} {
+	for n, want := range map[int]any{1: "value", 2: nil} {
 		serve(t, 1, 1, 1, 0, func(s *server) {
-			ctx := context.WithValue(s.Context(), key{}, "value")
+			ctx, cancel := context.WithCancel(context.WithValue(s.Context(), key{}, "value"))
 			answers := s.occupy(1)
-			var all []<-chan result
+			s.hold("call0")
 			for i := range n {
-				all = append(all, s.beginWith(ctx, fmt.Sprint("call", i)))
+				s.beginWith(ctx, fmt.Sprint("call", i))
 			}
 			answers[0]()
-			s.succeed(all...)
-			if n > 0 {
-				require.Len(s, s.last(), n)
-				require.Equal(s, want, s.trips[1].ctx.Value(key{}))
-			}
+			require.Len(s, s.last(), n)
+			require.Equal(s, want, s.trips[1].ctx.Value(key{}))
+			cancel()
+			require.NoError(s, s.trips[1].ctx.Err())
 		})
 	}
 }
@@ -638,6 +647,7 @@ func TestClose(t *testing.T) {
 		answer()
 		s.succeed(flies)
 		<-closed
+		require.False(s, s.gates[""].waitsLocked())
 		s.do(1)
 		answers[1]()
 		for _, call := range []string{"waits", "renew", "late"} {
