@@ -487,6 +487,22 @@ func TestOverdueFlights(t *testing.T) {
 		s.succeed(fifth)
 		require.True(s, s.sent("sixth"))
 	})
+	serve(t, 1, 1, 2, 0, func(s *server) { // one that has carried much
+		s.do(1)
+		answers := s.occupy(1)
+		answer := s.hold("call0")
+		for i := range minFlight {
+			s.begin(fmt.Sprint("call", i))
+		}
+		answers[0]()
+		require.Len(s, s.last(), minFlight)
+		s.hold("next")
+		s.begin("next")
+		time.Sleep(overdueAfter + time.Millisecond)
+		s.begin("another")
+		answer()
+		require.Equal(s, []string{"next"}, s.last())
+	})
 	serve(t, 1, 1, 2, 0, func(s *server) { // the first flight may have to connect
 		s.occupy(1)
 		s.begin("second")
@@ -629,6 +645,11 @@ func TestClose(t *testing.T) {
 		waits, urgent := s.begin("waits"), s.begin("renew")
 		withdraw := s.Put(s.Context(), "withdrawn", nil, func(time.Time, result) { s.Error("done was called") })
 		require.True(s, withdraw())
+		var refusals []error
+		put := func(call string) {
+			s.Put(s.Context(), call, nil, func(_ time.Time, r result) { refusals = append(refusals, r.err) })
+		}
+		put("waits")
 		closed := make(chan struct{})
 		go func() {
 			s.Close(errClosed)
@@ -638,7 +659,10 @@ func TestClose(t *testing.T) {
 			require.Equal(s, result{err: errClosed}, <-refused)
 		}
 		require.Equal(s, result{err: errClosed}, s.Do(s.Context(), "late"))
-		s.Put(s.Context(), "late", nil, func(_ time.Time, r result) { require.Equal(s, errClosed, r.err) })
+		put("late")
+		s.calling.Go(func() { s.Close(errClosed) }) // again
+		synctest.Wait()
+		require.Equal(s, []error{errClosed, errClosed}, refusals)
 		select {
 		case <-closed:
 			s.Error("a flight has not ended")
@@ -647,7 +671,6 @@ func TestClose(t *testing.T) {
 		answer()
 		s.succeed(flies)
 		<-closed
-		require.False(s, s.gates[""].waitsLocked())
 		s.do(1)
 		answers[1]()
 		for _, call := range []string{"waits", "renew", "late"} {
