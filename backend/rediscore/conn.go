@@ -2,8 +2,6 @@ package rediscore
 
 import (
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"strings"
 	"time"
 )
@@ -140,18 +138,6 @@ const (
 	Subscribed EventKind = iota + 1 // the server has confirmed the subscription
 	Message                         // a message has come
 )
-
-// A Script is a Lua script with a fixed number of keys, at least one, all in the same slot.
-type Script struct {
-	Source string
-	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
-	Keys   int
-}
-
-func newScript(source string, keys int) *Script {
-	sum := sha1.Sum([]byte(source))
-	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
-}
 
 // IsNoScript reports whether the text of an error says that the server does not know a
 // script.

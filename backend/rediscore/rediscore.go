@@ -2,7 +2,6 @@ package rediscore
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,90 +13,6 @@ import (
 	"github.com/dlock-go/dlock/backend/internal/lanes"
 	"github.com/dlock-go/dlock/backend/quorum"
 )
-
-//go:embed lua/fence.lua
-var fenceSource string
-
-//go:embed lua/queue.lua
-var queueSource string
-
-//go:embed lua/sweep.lua
-var sweepSource string
-
-//go:embed lua/ballot.lua
-var ballotSource string
-
-//go:embed lua/acquire.lua
-var acquireSource string
-
-//go:embed lua/enqueue.lua
-var enqueueSource string
-
-//go:embed lua/checkin.lua
-var checkInSource string
-
-//go:embed lua/renew.lua
-var renewSource string
-
-//go:embed lua/release.lua
-var releaseSource string
-
-//go:embed lua/free.lua
-var freeSource string
-
-//go:embed lua/inspect.lua
-var inspectSource string
-
-//go:embed lua/holder.lua
-var holderSource string
-
-//go:embed lua/vote.lua
-var voteSource string
-
-//go:embed lua/enlist.lua
-var enlistSource string
-
-//go:embed lua/attend.lua
-var attendSource string
-
-//go:embed lua/confirm.lua
-var confirmSource string
-
-//go:embed lua/pass.lua
-var passSource string
-
-var (
-	acquireScript = newScript(including(acquireSource), 4)
-	enqueueScript = newScript(including(enqueueSource), 4)
-	checkInScript = newScript(including(checkInSource), 4)
-	renewScript   = newScript(renewSource, 1)
-	releaseScript = newScript(including(releaseSource), 4)
-	freeScript    = newScript(freeSource, 1)
-	inspectScript = newScript(inspectSource, 3)
-	holderScript  = newScript(holderSource, 1)
-
-	voteScript    = newScript(voting(voteSource, "acquire.lua", acquireSource), 5)
-	enlistScript  = newScript(voting(enlistSource, "enqueue.lua", enqueueSource), 5)
-	attendScript  = newScript(voting(attendSource, "checkin.lua", checkInSource), 5)
-	confirmScript = newScript(voting(confirmSource, "renew.lua", renewSource), 5)
-	passScript    = newScript(voting(passSource, "release.lua", releaseSource), 5)
-)
-
-// including replaces the --include lines of a script by the files that they name.
-func including(source string) string {
-	return strings.NewReplacer(
-		"--include fence.lua\n", fenceSource,
-		"--include queue.lua\n", queueSource,
-		"--include sweep.lua\n", sweepSource,
-	).Replace(source)
-}
-
-// voting makes a script that votes, which includes another script: ballot.lua is in the place of
-// fence.lua there.
-func voting(source, name, included string) string {
-	included = strings.Replace(included, "--include fence.lua\n", "", 1)
-	return including(strings.NewReplacer("--include ballot.lua\n", ballotSource, "--include "+name+"\n", included).Replace(source))
-}
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
 // [dlock.BatchRenewer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.

@@ -36,22 +36,22 @@ var purposes = []purpose{
 		title:   "Locks that do not queue",
 		text:    "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
 		rule:    "reset on >PASSWORD ~app:*",
-		scripts: []string{fenceSource, beforeQueue(acquireSource), renewSource, beforeQueue(releaseSource)},
+		scripts: []string{file("fence.lua"), beforeQueue(file("acquire.lua")), file("renew.lua"), beforeQueue(file("release.lua"))},
 		sent:    []string{"eval", "evalsha", "ping"},
 	}, {
 		title:   "The queue",
 		text:    "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited.",
 		rule:    "resetchannels &app:*",
-		scripts: []string{queueSource, acquireSource, enqueueSource, checkInSource, sweepSource, releaseSource},
+		scripts: []string{file("queue.lua"), file("acquire.lua"), file("enqueue.lua"), file("checkin.lua"), file("sweep.lua"), file("release.lua")},
 		sent:    []string{"subscribe"},
 	}, {
 		title:   "The number of waiters",
 		text:    "With this right, `Inspect` also counts the waiters.",
-		scripts: []string{inspectSource},
+		scripts: []string{file("inspect.lua")},
 	}, {
 		title:   "A cluster",
 		text:    "Before Redis 7.0, leave out `+spublish` and `+ssubscribe`: waiters then get no messages, and check in more often.",
-		scripts: []string{queueSource, freeSource, holderSource},
+		scripts: []string{file("queue.lua"), file("free.lua"), file("holder.lua")},
 		sent:    []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
 	}, {
 		title: "Sentinel",
@@ -69,7 +69,7 @@ var purposes = []purpose{
 		title: "Failovers and votes",
 		text: "Scripts ask the server for its replication ID. With this right, the fences of a new master lead those of its " +
 			"former master. Redlock needs it. Without it, the log of ACLs shows that INFO was refused.",
-		scripts: []string{ballotSource, voteSource, enlistSource, attendSource, confirmSource, passSource},
+		scripts: []string{file("ballot.lua"), file("vote.lua"), file("enlist.lua"), file("attend.lua"), file("confirm.lua"), file("pass.lua")},
 	},
 }
 
