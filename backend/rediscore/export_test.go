@@ -1,6 +1,10 @@
 package rediscore
 
-import "context"
+import (
+	"context"
+
+	"github.com/dlock-go/dlock/backend/internal/hashslot"
+)
 
 // What the tests of package rediscore_test see of this one.
 var (
@@ -23,7 +27,7 @@ var (
 	Decisive      = decisive
 	Forbidden     = forbidden
 	ParseHandover = parseHandover
-	Tags          = tags
+	Tags          = hashslot.Tags
 )
 
 // Scripts are all that is sent.

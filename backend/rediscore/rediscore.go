@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,7 +33,8 @@ type Locker struct {
 	replicas *Replication // WithReplicas; nil for none
 	err      error        // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
-	keys     keyCache
+	keysMu   sync.RWMutex
+	keys     map[string]*lockKeys
 	post     *post
 	lanes    *lanes.Lanes[route, Call, Result]
 }
@@ -304,8 +306,6 @@ func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string
 func (l *Locker) call(s *Script, key string, args ...string) Call {
 	return Call{Script: s, Args: args, keys: l.keysOf(key)}
 }
-
-func (l *Locker) keysOf(key string) *lockKeys { return l.keys.of(l.prefix, key, l.conn) }
 
 func (l *Locker) check(ctx context.Context, key, token string, ttl time.Duration) error {
 	if err := l.ready(ctx); err != nil {
