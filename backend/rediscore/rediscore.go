@@ -159,15 +159,11 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
-	switch r := reply.(type) {
-	case int64:
-		return dlock.Attempt{Acquired: true, Fence: r}, nil
-	case []any:
-		if hold, err := parseHold(r); err == nil {
-			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
-		}
+	if fence, ok := reply.(int64); ok {
+		return dlock.Attempt{Acquired: true, Fence: fence}, nil
 	}
-	return dlock.Attempt{}, unexpected(reply)
+	hold, err := parseHold(reply)
+	return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, err
 }
 
 // Renew implements [dlock.Locker] in one round trip.
@@ -244,13 +240,6 @@ func (l *Locker) batch(ctx context.Context, n int, call func(i int) (Call, error
 			sent = append(sent, i)
 		}
 	}
-	switch len(calls) {
-	case 0:
-		return results
-	case n:
-		l.evalAll(ctx, calls, results)
-		return results
-	}
 	replies := make([]Result, len(calls))
 	l.evalAll(ctx, calls, replies)
 	for i, r := range replies {
@@ -293,10 +282,7 @@ func (l *Locker) holder(ctx context.Context, key string) (dlock.Hold, error) {
 	if err != nil || reply == nil {
 		return dlock.Hold{}, err
 	}
-	if r, ok := reply.([]any); ok {
-		return parseHold(r)
-	}
-	return dlock.Hold{}, unexpected(reply)
+	return parseHold(reply)
 }
 
 func (l *Locker) eval(ctx context.Context, s *Script, key string, args ...string) (any, error) {
@@ -334,7 +320,7 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	switch {
 	case key == "":
 		return invalid("key: empty")
-	case strings.Contains(key, companionMark), l.completesMark(key):
+	case l.marked(key):
 		return invalid("key: contains %q (with the prefix), which marks what dlock stores beside its locks", companionMark)
 	case token == "":
 		return invalid("token: empty")
@@ -344,14 +330,11 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	return nil
 }
 
-// completesMark reports whether the mark begins at the end of the prefix, and ends in the key.
-func (l *Locker) completesMark(key string) bool {
-	for n := 1; n < len(companionMark); n++ {
-		if strings.HasPrefix(key, companionMark[n:]) && strings.HasSuffix(l.prefix, companionMark[:n]) {
-			return true
-		}
-	}
-	return false
+// marked reports whether the mark of companions is in a key, or begins at the end of the prefix and ends in the key.
+func (l *Locker) marked(key string) bool {
+	n := len(companionMark) - 1
+	border := l.prefix[max(0, len(l.prefix)-n):] + key[:min(n, len(key))] // so short that it needs no allocation
+	return strings.Contains(key, companionMark) || strings.Contains(border, companionMark)
 }
 
 // milliseconds returns a TTL as an argument of a script. A fraction is rounded up, so that the lease
@@ -388,15 +371,15 @@ func remaining(ms int64) time.Duration {
 }
 
 // parseHold reads the reply {token, remaining TTL in ms or -1}.
-func parseHold(r []any) (dlock.Hold, error) {
-	if len(r) == 2 {
+func parseHold(reply any) (dlock.Hold, error) {
+	if r, ok := reply.([]any); ok && len(r) == 2 {
 		token, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
 		if ok1 && ok2 {
 			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
 		}
 	}
-	return dlock.Hold{}, errUnexpected
+	return dlock.Hold{}, unexpected(reply)
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

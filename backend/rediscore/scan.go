@@ -77,16 +77,13 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	results := make([]Result, len(calls))
 	l.evalAll(ctx, calls, results)
 	for i, r := range results {
-		fields, ok := r.Reply.([]any)
 		switch {
-		case r.Err != nil && isWrongType(r.Err), r.Err == nil && r.Reply == nil:
+		case r.Err != nil && strings.HasPrefix(r.Err.Error(), "WRONGTYPE"), r.Err == nil && r.Reply == nil:
 			continue // it has changed since
 		case r.Err != nil:
 			return r.Err
-		case !ok:
-			return unexpected(r.Reply)
 		}
-		hold, err := parseHold(fields)
+		hold, err := parseHold(r.Reply)
 		if err != nil {
 			return err
 		}
@@ -101,5 +98,3 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 func literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
 }
-
-func isWrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }
