@@ -123,3 +123,12 @@ func TestTokensAreForgotten(t *testing.T) {
 		l.post.leave("slow", slow, true)
 	})
 }
+
+// A Locker keeps the names of few locks.
+func TestNamesAreForgotten(t *testing.T) {
+	l := New(dumbConn{})
+	for i := range 3 * maxNames {
+		l.keysOf(strconv.Itoa(i))
+		require.LessOrEqual(t, len(l.keys), maxNames)
+	}
+}

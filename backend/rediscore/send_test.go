@@ -122,6 +122,25 @@ func (c *plainConn) Eval(ctx context.Context, _ rediscore.Call) (any, error) {
 	return int64(1), nil
 }
 
+// A Conn may keep the calls with a WAIT when it has returned.
+func TestCallsAreKept(t *testing.T) {
+	c := new(keepingConn)
+	l := rediscore.New(c, rediscore.WithReplicas(1, time.Second))
+	_, err := l.TryAcquire(t.Context(), "k", "A", ttl)
+	require.NoError(t, err)
+	require.Equal(t, rediscore.AcquireScript, c.kept[0].Script)
+}
+
+type keepingConn struct {
+	plainConn
+	kept []rediscore.Call
+}
+
+func (c *keepingConn) EvalReplicated(_ context.Context, calls []rediscore.Call, results []rediscore.Result, _ rediscore.Replication) {
+	results[0] = rediscore.Result{Reply: int64(1), Replicas: 1}
+	c.kept = calls
+}
+
 // Calls that find no lane free go together when one is, renewals first, and otherwise as they came. Each gets
 // its own answer. The caller of the flight before returns meanwhile.
 func TestCallsTravelTogether(t *testing.T) {
@@ -495,13 +514,14 @@ func TestCallsForAMaster(t *testing.T) {
 			require.NoError(s, <-same)
 			require.NoError(s, <-other)
 
-			begun := time.Now()
+			begun, n := time.Now(), len(a.asked(0))
 			results, err := a.RenewBatch(s.Context(), []dlock.Renewal{
 				{Key: on[true][2], Token: on[true][2], TTL: ttl}, {Key: on[false][0], Token: on[false][0], TTL: ttl}, {Key: on[true][1], Token: "stranger", TTL: ttl},
 			})
 			require.NoError(s, err)
 			require.Equal(s, []dlock.RenewResult{{Held: true}, {Held: true}, {}}, results)
 			require.Equal(s, time.Millisecond, time.Since(begun))
+			require.Len(s, a.asked(n), 2, "one to each master")
 		})
 	}
 }
