@@ -26,14 +26,15 @@ const (
 // Settings describe the calls, and the server as far as it matters here. A call is a C, and its result an R. Calls
 // that may travel together have equal routes, of type K.
 type Settings[K comparable, C, R any] struct {
-	// Send makes calls of one route in one round trip, and sets the result of each.
+	// Send makes calls of one route in one round trip, and sets the result of each. Both slices are used again when it
+	// has returned.
 	Send func(ctx context.Context, calls []C, results []R)
 
 	// Route returns the route of a call, which may be one of a batch. It may take its time.
 	Route func(ctx context.Context, call C, ofBatch bool) K
 
 	Urgent func(call C) bool            // it goes before all that are not
-	Failed func(result R) bool          // how long that took says nothing about round trips
+	Failed func(result R) bool          // how long the call took says nothing about round trips
 	Fail   func(err error, sent bool) R // the result of a call that gets no other
 	Limit  time.Duration                // of a flight that has no caller
 
