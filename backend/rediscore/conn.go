@@ -2,8 +2,6 @@ package rediscore
 
 import (
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"strings"
 	"time"
 )
@@ -140,33 +138,6 @@ const (
 	Subscribed EventKind = iota + 1 // the server has confirmed the subscription
 	Message                         // a message has come
 )
-
-// A Script is a Lua script with a fixed number of keys, at least one, all in the same slot.
-type Script struct {
-	Source string
-	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
-	Keys   int
-}
-
-// newScript makes a script of some of the files in lua, one after the other, and of code at its end. A file uses what
-// the files before it define.
-func newScript(keys int, end string, files ...string) *Script {
-	parts := make([]string, 0, len(files)+1)
-	for _, name := range files {
-		parts = append(parts, luaSource(name))
-	}
-	source := strings.Join(append(parts, end), "\n")
-	sum := sha1.Sum([]byte(source))
-	return &Script{Source: source, SHA: hex.EncodeToString(sum[:]), Keys: keys}
-}
-
-func luaSource(name string) string {
-	source, err := lua.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err)
-	}
-	return string(source)
-}
 
 // IsNoScript reports whether the text of an error says that the server does not know a
 // script.

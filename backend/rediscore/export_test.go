@@ -1,6 +1,10 @@
 package rediscore
 
-import "context"
+import (
+	"context"
+
+	"github.com/dlock-go/dlock/backend/internal/hashslot"
+)
 
 // What the tests of package rediscore_test see of this one.
 var (
@@ -22,7 +26,7 @@ var (
 	Decisive      = decisive
 	Forbidden     = forbidden
 	ParseHandover = parseHandover
-	Tags          = tags
+	Tags          = hashslot.Tags
 )
 
 // Scripts are all that is sent.
@@ -48,9 +52,6 @@ const (
 	MessageLag         = messageLag
 	MinFollow          = minFollow
 	MaxFollow          = maxFollow
-	MaxFlight          = maxFlight
-	OpenAfter          = openAfter
-	ManyGates          = manyGates
 
 	AnswerGranted = answerGranted
 	AnswerWaits   = answerWaits
@@ -108,10 +109,10 @@ func CloseIfIdle(l *Locker) {
 
 // Lanes returns how many lanes there are to a server, how many where flights are slow, and how many
 // flights there are at once, with those that are overdue.
-func Lanes(l *Locker) (usual, most, all int) { return l.lanes.usual, l.lanes.most, l.lanes.all }
-
-// Gates returns for how many routes calls have been made that are not forgotten.
-func Gates(l *Locker) int { return len(l.lanes.gates) }
+func Lanes(l *Locker) (usual, most, all int) {
+	s := l.laneSettings()
+	return s.Lanes, s.MaxLanes, s.MaxFlights
+}
 
 // Rooms returns how many rooms a Locker has.
 func Rooms(l *Locker) int {

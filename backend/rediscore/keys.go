@@ -2,7 +2,8 @@ package rediscore
 
 import (
 	"strings"
-	"sync"
+
+	"github.com/dlock-go/dlock/backend/internal/hashslot"
 )
 
 // The companions of a lock are what is stored beside it. Their names begin with prefix{tag},
@@ -21,7 +22,7 @@ const (
 
 // companion returns the name of a companion of the locks in a slot.
 func companion(prefix string, slot int, suffix string) string {
-	tag := "{" + tags()[slot] + "}"
+	tag := "{" + hashslot.Tags()[slot] + "}"
 	if strings.Contains(prefix, "{") {
 		return tag + prefix + suffix
 	}
@@ -54,28 +55,28 @@ func newLockKeys(prefix, key string, cluster bool) *lockKeys {
 	return n
 }
 
-// A keyCache has the keys of locks that were used lately.
-type keyCache struct {
-	mu    sync.RWMutex
-	names map[string]*lockKeys
-}
-
-// maxNames is the number of locks in the cache. When it is full, it is emptied.
+// maxNames is for how many locks a Locker keeps the keys. When it has so many, it forgets them all.
 const maxNames = 1024
 
-func (k *keyCache) of(prefix, key string, conn Conn) *lockKeys {
-	k.mu.RLock()
-	n := k.names[key]
-	k.mu.RUnlock()
+// keysOf returns the keys of a lock, which was used lately in most cases.
+func (l *Locker) keysOf(key string) *lockKeys {
+	l.keysMu.RLock()
+	n := l.keys[key]
+	l.keysMu.RUnlock()
 	if n != nil {
 		return n
 	}
-	n = newLockKeys(prefix, key, conn.Cluster())
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.names == nil || len(k.names) >= maxNames {
-		k.names = make(map[string]*lockKeys)
+	n = newLockKeys(l.prefix, key, l.conn.Cluster())
+	l.keysMu.Lock()
+	defer l.keysMu.Unlock()
+	if l.keys == nil || len(l.keys) >= maxNames {
+		l.keys = make(map[string]*lockKeys)
 	}
-	k.names[key] = n
+	l.keys[key] = n
 	return n
 }
+
+// Slot returns the Redis Cluster hash slot of a key: the CRC16 of the key, or of
+// its hash tag if it has one, modulo 16,384. See "Redis cluster specification",
+// keys distribution model.
+func Slot(key string) int { return hashslot.Of(key) }

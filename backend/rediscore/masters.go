@@ -2,10 +2,10 @@ package rediscore
 
 import (
 	"errors"
-	"strings"
 	"sync"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
 // maxRedirections is how often EvalByMaster sends a call again that was redirected.
@@ -76,18 +76,11 @@ func IsRedirection(err error) bool {
 	return address != ""
 }
 
-// redirection returns the address that a MOVED or an ASK names, or "".
 func redirection(err error) (address string, asking bool) {
-	if err == nil || !redirects(err.Error()) {
+	if err == nil {
 		return "", false
 	}
-	fields := strings.Fields(err.Error())
-	return fields[2], fields[0] == "ASK"
-}
-
-func redirects(text string) bool {
-	fields := strings.Fields(text)
-	return len(fields) == 3 && (fields[0] == "MOVED" || fields[0] == "ASK")
+	return rediserr.Redirection(err.Error())
 }
 
 // ErrNoMaster is the error of a call whose master is not known at the moment.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
 // decisive are the scripts whose last write is the one that counts. If such a script fails, it
@@ -30,17 +30,18 @@ func judge(s *Script, err error, cluster func() bool) error {
 	if err == nil {
 		return nil
 	}
-	text := answerIn(err)
+	text := rediserr.Answer(err)
 	if strings.Contains(text, "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	if temporary, refused := refusal(text); refused {
-		return &dlock.NoEffectError{Err: err, Temporary: temporary || redirects(text) && cluster()}
+	if temporary, refused := rediserr.Refusal(text); refused {
+		address, _ := rediserr.Redirection(text)
+		return &dlock.NoEffectError{Err: err, Temporary: temporary || address != "" && cluster()}
 	}
 	if dlock.NoEffect(err) && !errors.Is(err, dlock.ErrInvalid) {
 		return unsent{err}
 	}
-	if decisive[s] && inScript(text) {
+	if decisive[s] && rediserr.InScript(text) {
 		return mark(err)
 	}
 	return err
@@ -52,18 +53,6 @@ type unsent struct{ error }
 
 func (e unsent) Unwrap() error { return e.error }
 func (unsent) Answered() bool  { return false }
-
-// answerIn returns the text of the innermost error, which is the server's answer if there is one. Of
-// errors that are joined, none is the answer to the call alone.
-func answerIn(err error) string {
-	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
-		err = inner
-	}
-	if _, joined := err.(interface{ Unwrap() []error }); joined {
-		return ""
-	}
-	return err.Error()
-}
 
 // mark makes an error say that its call had no effect.
 func mark(err error) error {
@@ -80,75 +69,6 @@ func unmark(err error) error {
 		return errors.Join(err)
 	}
 	return err
-}
-
-// refusals are the codes with which a server refuses a call before its script runs, or refuses
-// a connection. The value is true if the cause goes away by itself.
-var refusals = map[string]bool{
-	"ASK":         false,
-	"BUSY":        false,
-	"CLUSTERDOWN": true,
-	"CROSSSLOT":   false,
-	"DENIED":      false,
-	"LOADING":     true,
-	"MASTERDOWN":  true,
-	"MISCONF":     false,
-	"MOVED":       false,
-	"NOAUTH":      false,
-	"NOPERM":      false,
-	"NOREPLICAS":  false,
-	"NOSCRIPT":    false,
-	"OOM":         false,
-	"READONLY":    true,
-	"TRYAGAIN":    true,
-	"WRONGPASS":   false,
-}
-
-// generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
-var generalRefusals = []string{
-	"unknown command",
-	"wrong number of arguments",
-	"Protocol error: unauthenticated", // a long command, before AUTH
-	"max number of clients reached",
-	"Client sent AUTH",
-	"AUTH ",
-	"DB index is out of range",
-	"invalid DB index",
-}
-
-// firstWrites are the codes of an error inside a script that prove that the script has written
-// nothing. They depend on the state of the whole server, which does not change while a script
-// runs, so it was the first write that was refused. (OOM is not even checked after the first
-// write.) A missing right proves nothing: earlier commands of the script may have been allowed.
-var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"}
-
-// refusal reports whether an answer says that the server refused the call, and if so, whether the
-// cause goes away by itself. Errors of client libraries do not begin with these codes.
-func refusal(text string) (temporary, ok bool) {
-	if inScript(text) {
-		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
-			_, text, _ = strings.Cut(text, ": -")
-		}
-		for _, code := range firstWrites {
-			if strings.HasPrefix(text, code+" ") {
-				return refusals[code], true
-			}
-		}
-		return false, false
-	}
-	code, _, _ := strings.Cut(text, " ")
-	if temporary, ok = refusals[code]; ok {
-		return temporary, true
-	}
-	text = strings.TrimPrefix(text, "ERR ")
-	return false, slices.ContainsFunc(generalRefusals, func(general string) bool { return strings.HasPrefix(text, general) })
-}
-
-// inScript reports whether an error came from inside a script. Redis 6 says "ERR Error
-// running script (call to f_…): @user_script:1: …", and newer servers "… script: …, on
-// @user_script:1."
-func inScript(text string) bool {
-	return strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
 }
 
 // A closedError says that the library's client is closed.

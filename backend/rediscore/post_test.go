@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock"
 )
 
 // A dumbConn gives each call the same reply, and confirms no subscription.
@@ -126,13 +124,11 @@ func TestTokensAreForgotten(t *testing.T) {
 	})
 }
 
-// A call has to be made again, and its ctx has just ended. It must not say that the Locker is closed: the caller
-// would never try again.
-func TestCallThatIsNotMadeAgain(t *testing.T) {
-	answers := make(chan answer, 1)
-	new(gate).repeatLocked([]*ask{{answers: answers, sent: true, withdrawn: true}})
-	err := (<-answers).err
-	require.ErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, dlock.ErrClosed)
-	require.True(t, dlock.NoEffect(err))
+// A Locker keeps the names of few locks.
+func TestNamesAreForgotten(t *testing.T) {
+	l := New(dumbConn{})
+	for i := range 3 * maxNames {
+		l.keysOf(strconv.Itoa(i))
+		require.LessOrEqual(t, len(l.keys), maxNames)
+	}
 }

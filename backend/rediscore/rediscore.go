@@ -2,36 +2,17 @@ package rediscore
 
 import (
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/lanes"
 	"github.com/dlock-go/dlock/backend/quorum"
-)
-
-//go:embed lua
-var lua embed.FS
-
-var (
-	acquireScript = newScript(4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
-	enqueueScript = newScript(4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
-	checkInScript = newScript(4, "return checkIn()", "fence", "queue", "sweep", "checkin")
-	renewScript   = newScript(1, "return renew()", "renew")
-	releaseScript = newScript(4, "", "release-lone", "fence", "queue", "release")
-	freeScript    = newScript(1, "", "release-lone") // while the slot moves, as holderScript
-	inspectScript = newScript(3, "", "inspect")
-	holderScript  = newScript(1, "", "inspect")
-
-	voteScript    = newScript(5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
-	enlistScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
-	attendScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
-	confirmScript = newScript(5, "", "fence", "ballot", "renew", "confirm")
-	passScript    = newScript(5, "", "fence", "ballot", "pass", "release-lone", "queue", "release")
 )
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
@@ -52,9 +33,10 @@ type Locker struct {
 	replicas *Replication // WithReplicas; nil for none
 	err      error        // returned by every call: a bad argument of the constructor
 	closed   atomic.Bool
-	keys     keyCache
+	keysMu   sync.RWMutex
+	keys     map[string]*lockKeys
 	post     *post
-	lanes    *lanes
+	lanes    *lanes.Lanes[route, Call, Result]
 }
 
 var (
@@ -117,7 +99,7 @@ func New(conn Conn, opts ...Option) *Locker {
 		opt(l)
 	}
 	l.post = newPost(l)
-	l.lanes = newLanes(l)
+	l.lanes = lanes.New(l.laneSettings())
 	return l
 }
 
@@ -148,7 +130,7 @@ func (l *Locker) Addr() string {
 func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
-	l.lanes.close()
+	l.lanes.Close(dlock.ErrClosed)
 	if d, ok := l.conn.(Drainer); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 		defer cancel()
@@ -176,15 +158,11 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
-	switch r := reply.(type) {
-	case int64:
-		return dlock.Attempt{Acquired: true, Fence: r}, nil
-	case []any:
-		if hold, err := parseHold(r); err == nil {
-			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
-		}
+	if fence, ok := reply.(int64); ok {
+		return dlock.Attempt{Acquired: true, Fence: fence}, nil
 	}
-	return dlock.Attempt{}, unexpected(reply)
+	hold, err := parseHold(reply)
+	return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, err
 }
 
 // Renew implements [dlock.Locker] in one round trip.
@@ -251,13 +229,6 @@ func (l *Locker) batch(ctx context.Context, n int, call func(i int) (Call, error
 			sent = append(sent, i)
 		}
 	}
-	switch len(calls) {
-	case 0:
-		return results
-	case n:
-		l.evalAll(ctx, calls, results)
-		return results
-	}
 	replies := make([]Result, len(calls))
 	l.evalAll(ctx, calls, replies)
 	for i, r := range replies {
@@ -311,8 +282,6 @@ func (l *Locker) call(s *Script, key string, args ...string) Call {
 	return Call{Script: s, Args: args, keys: l.keysOf(key)}
 }
 
-func (l *Locker) keysOf(key string) *lockKeys { return l.keys.of(l.prefix, key, l.conn) }
-
 func (l *Locker) check(ctx context.Context, key, token string, ttl time.Duration) error {
 	if err := l.ready(ctx); err != nil {
 		return err
@@ -340,7 +309,7 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	switch {
 	case key == "":
 		return invalid("key: empty")
-	case strings.Contains(key, companionMark), l.completesMark(key):
+	case l.marked(key):
 		return invalid("key: contains %q (with the prefix), which marks what dlock stores beside its locks", companionMark)
 	case token == "":
 		return invalid("token: empty")
@@ -350,14 +319,11 @@ func (l *Locker) checkArgs(key, token string, ttl time.Duration) error {
 	return nil
 }
 
-// completesMark reports whether the mark begins at the end of the prefix, and ends in the key.
-func (l *Locker) completesMark(key string) bool {
-	for n := 1; n < len(companionMark); n++ {
-		if strings.HasPrefix(key, companionMark[n:]) && strings.HasSuffix(l.prefix, companionMark[:n]) {
-			return true
-		}
-	}
-	return false
+// marked reports whether the mark of companions is in a key, or begins at the end of the prefix and ends in the key.
+func (l *Locker) marked(key string) bool {
+	n := len(companionMark) - 1
+	border := l.prefix[max(0, len(l.prefix)-n):] + key[:min(n, len(key))] // so short that it needs no allocation
+	return strings.Contains(key, companionMark) || strings.Contains(border, companionMark)
 }
 
 // milliseconds returns a TTL as an argument of a script. A fraction is rounded up, so that the lease
@@ -394,15 +360,15 @@ func remaining(ms int64) time.Duration {
 }
 
 // parseHold reads the reply {token, remaining TTL in ms or -1}.
-func parseHold(r []any) (dlock.Hold, error) {
-	if len(r) == 2 {
+func parseHold(reply any) (dlock.Hold, error) {
+	if r, ok := reply.([]any); ok && len(r) == 2 {
 		token, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
 		if ok1 && ok2 {
 			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
 		}
 	}
-	return dlock.Hold{}, errUnexpected
+	return dlock.Hold{}, unexpected(reply)
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

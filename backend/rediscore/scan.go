@@ -82,7 +82,7 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 			err = r.Err
 		}
 		switch {
-		case err == nil && !hold.Held, err != nil && isWrongType(err):
+		case err == nil && !hold.Held, err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE"):
 			continue // it has changed since
 		case err != nil:
 			return err
@@ -98,5 +98,3 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 func literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
 }
-
-func isWrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }

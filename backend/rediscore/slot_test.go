@@ -75,17 +75,6 @@ func randomName(r *rand.Rand, limit int) string {
 	return string(name)
 }
 
-func TestEverySlotHasATag(t *testing.T) {
-	seen := make(map[string]bool)
-	for slot, tag := range rediscore.Tags() {
-		require.Len(t, tag, 3, "slot %d", slot)
-		require.Equal(t, slot, rediscore.Slot(tag))
-		require.Equal(t, slot, rediscore.Slot("any prefix{"+tag+"}any suffix"))
-		require.False(t, seen[tag])
-		seen[tag] = true
-	}
-}
-
 // While a slot is moved, a lock and its companions are on two masters for a while. Nobody is granted the
 // lock then, but its lease is renewed and released as ever.
 func TestSlotIsMoved(t *testing.T) {

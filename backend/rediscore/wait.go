@@ -68,8 +68,8 @@ type wait struct {
 	answers chan answer   // of capacity 1
 	bell    chan struct{} // of capacity 1: there is mail
 	timer   *time.Timer   // of the next call, unless it rests
+	recall  func() bool   // withdraws the last call, and reports whether it was not sent
 
-	ask        *ask // the last call
 	asked      int  // the epoch of the inbox then
 	calling    bool // it waits for a lane or is in flight
 	again      bool // another call follows when it is answered
@@ -104,7 +104,6 @@ type answer struct {
 	sent    time.Time
 	script  *Script
 	address string
-	number  int // among the calls of its caller
 	reply   any
 	err     error
 }
@@ -205,7 +204,7 @@ func (w *wait) change() { w.clock, w.early, w.again = 0, handover{}, true }
 
 // withdraw takes back a call that was not sent yet. It has no effect then.
 func (w *wait) withdraw() {
-	if w.calling && w.locker.lanes.withdraw(w.ask) {
+	if w.calling && w.recall() {
 		w.calling = false
 	}
 }
@@ -270,10 +269,11 @@ func (w *wait) send() {
 	}
 	script, args := w.next(address)
 	w.again, w.early, w.asked, w.called = false, handover{}, epoch, time.Now()
-	w.ask = &ask{ctx: w.ctx, call: w.locker.call(script, w.key, args...), address: address, answers: w.answers}
 	w.calling = true
 	w.locker.post.tell(w)
-	w.locker.lanes.put(w.ask)
+	w.recall = w.locker.lanes.Put(w.ctx, w.locker.call(script, w.key, args...), func(sent time.Time, r Result) {
+		w.answers <- answer{sent: sent, script: script, address: address, reply: r.Reply, err: r.Err}
+	})
 }
 
 func (w *wait) next(address string) (script *Script, args []string) {
@@ -290,6 +290,11 @@ func (w *wait) next(address string) (script *Script, args []string) {
 
 // take acts on an answer. It returns a grant, an error, or neither if the wait goes on.
 func (w *wait) take(a answer) (dlock.Attempt, error) {
+	if a.err == nil && a.reply == unswept {
+		w.calling = false
+		w.send()
+		return dlock.Attempt{}, nil
+	}
 	state, n, holder, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {

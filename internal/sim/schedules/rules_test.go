@@ -112,8 +112,7 @@ func changes() []change {
 		{waitGo, "\tif !w.again { // else", "\tif !w.again || without(21) { // else"},
 		{waitGo, "\tif m.changed {", "\tif m.changed && !without(22) {"},
 		{deliveryGo, "case r.released, r.given:", "case (r.released || r.given || without(7)) && !without(8):"},
-		{"backend/rediscore/lanes.go", "\tfor err == nil && reply == unswept {\n\t\treply, err = l.lanes.one(ctx, call)\n",
-			"for err == nil && reply == unswept {\nif without(26) {\nreturn int64(1), nil\n}\nreply, err = l.lanes.one(ctx, call)\n"},
+		{"backend/rediscore/send.go", "\tfor r.Err == nil && r.Reply == unswept {\n", "for r.Err == nil && r.Reply == unswept {\nif without(26) {\nreturn int64(1), nil\n}\n"},
 		{"acquire.go", "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
 			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)

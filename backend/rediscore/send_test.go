@@ -82,9 +82,8 @@ func (n noted) tokens() (tokens []string) {
 	return tokens
 }
 
-// A call that is alone goes at once, and needs one round trip. If it is not of a wait, it goes in the goroutine
-// of its caller, in which a panic of the library comes out, and takes its ctx along. Nothing is allocated for
-// that.
+// A call that is alone goes at once, and needs one round trip. If it is not of a wait, it takes its ctx along, and
+// nothing is allocated for it.
 func TestLoneCallGoesAtOnce(t *testing.T) {
 	inScene(t, func(s *scene, _ *actor) {
 		a := s.enterWithPool(1, time.Millisecond, 0)
@@ -98,38 +97,48 @@ func TestLoneCallGoesAtOnce(t *testing.T) {
 		require.Equal(s, []int{1, 1, 1, 1, 1, 1}, a.sizes())
 	})
 
-	c := &plainConn{reply: int64(1)}
+	c := new(plainConn)
 	l := rediscore.New(c)
-	type key struct{}
-	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Hour)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	_, err := l.TryAcquire(ctx, "k", "A", ttl)
 	require.NoError(t, err)
 	require.Equal(t, ctx, c.ctx)
-	c.reply = nil
-	for range rediscore.MaxFlight {
-		require.Panics(t, func() { _, _ = l.TryAcquire(ctx, "k", "A", ttl) })
-	}
-	c.reply = int64(1)
 	call := l.ScriptCall(rediscore.RenewScript, "k", "A", "1000")
 	bare := testing.AllocsPerRun(100, func() { _, _ = c.Eval(ctx, call) })
 	require.Equal(t, bare, testing.AllocsPerRun(100, func() { _, _ = l.EvalCall(ctx, call) }))
 }
 
-// A plainConn has one reply for all calls. If that is nil, it panics.
+// A plainConn has one reply for all calls.
 type plainConn struct {
 	rediscore.Conn
-	reply any
-	ctx   context.Context
+	ctx context.Context
 }
 
 func (*plainConn) Cluster() bool { return false }
 
 func (c *plainConn) Eval(ctx context.Context, _ rediscore.Call) (any, error) {
-	if c.ctx = ctx; c.reply == nil {
-		panic("no reply")
-	}
-	return c.reply, nil
+	c.ctx = ctx
+	return int64(1), nil
+}
+
+// A Conn may keep the calls with a WAIT when it has returned.
+func TestCallsAreKept(t *testing.T) {
+	c := new(keepingConn)
+	l := rediscore.New(c, rediscore.WithReplicas(1, time.Second))
+	_, err := l.TryAcquire(t.Context(), "k", "A", ttl)
+	require.NoError(t, err)
+	require.Equal(t, rediscore.AcquireScript, c.kept[0].Script)
+}
+
+type keepingConn struct {
+	plainConn
+	kept []rediscore.Call
+}
+
+func (c *keepingConn) EvalReplicated(_ context.Context, calls []rediscore.Call, results []rediscore.Result, _ rediscore.Replication) {
+	results[0] = rediscore.Result{Reply: int64(1), Replicas: 1}
+	c.kept = calls
 }
 
 // Calls that find no lane free go together when one is, renewals first, and otherwise as they came. Each gets
@@ -204,217 +213,6 @@ func TestCallsTravelTogether(t *testing.T) {
 	})
 }
 
-// A flight has as many calls as the server executes within a round trip, at least 64 and at most 500. A
-// batch of any size gets its answers in its order, and a renewal goes before the others in the next
-// flight, however many there are.
-func TestFlightsAreLimited(t *testing.T) {
-	for roundTrip, limit := range map[time.Duration]int{0: 64, 5 * time.Millisecond: 164, 100 * time.Millisecond: 500} {
-		inScene(t, func(s *scene, _ *actor) {
-			a := s.enterWithPool(1, roundTrip, 0)
-			require.NoError(s, <-a.try(s.Context(), "before"))
-			const many = 1200
-			for i := range many {
-				if i%3 > 0 {
-					s.of(fmt.Sprint(i)).hold("A")
-				}
-			}
-			batch := make([]dlock.Renewal, many)
-			for i := range batch {
-				batch[i] = dlock.Renewal{Key: fmt.Sprint(i), Token: "A", TTL: ttl}
-			}
-			h := a.occupy(1)[0]
-			n := len(a.asked(0))
-			var tries []<-chan error
-			for i := range many {
-				tries = append(tries, a.try(s.Context(), fmt.Sprint("try ", i)))
-			}
-			time.Sleep(roundTrip)
-			begun := time.Now()
-			renewal := begin(func() error {
-				results, err := a.RenewBatch(s.Context(), batch)
-				for i, r := range results {
-					if r.Err != nil || r.Held != (i%3 > 0) {
-						return fmt.Errorf("%d: %+v", i, r)
-					}
-				}
-				return err
-			})
-			h.Answer()
-			require.NoError(s, <-renewal)
-			require.LessOrEqual(s, time.Since(begun), roundTrip*time.Duration(1+many/limit))
-			for _, done := range tries {
-				require.NoError(s, <-done)
-			}
-			sizes := a.sizes()[n:]
-			require.Equal(s, limit, slices.Max(sizes), "round trip of %v", roundTrip)
-			require.Len(s, sizes, (2*many+limit-1)/limit)
-		})
-	}
-}
-
-// inTheAir returns the largest number of trips at once, without the first n, if each takes a round trip, and so
-// long for each call.
-func (a *actor) inTheAir(n int, roundTrip, execution time.Duration) (most int) {
-	all := a.asked(n)
-	for i, n := range all {
-		at := 0
-		for _, before := range all[:i+1] {
-			if before.at.Add(roundTrip + time.Duration(len(before.Calls))*execution).After(n.at) {
-				at++
-			}
-		}
-		most = max(most, at)
-	}
-	return most
-}
-
-// There are two lanes. Where a flight takes more than a millisecond, there are more, up to half of
-// the pool: one opens for a call that has waited for 200 µs.
-func TestFurtherLanes(t *testing.T) {
-	for _, c := range []struct {
-		pool      int
-		roundTrip time.Duration
-		want      int
-	}{
-		{20, time.Millisecond, 2},
-		{20, 20 * time.Millisecond, 10},
-		{7, 20 * time.Millisecond, 4},
-		{2, 20 * time.Millisecond, 1},
-		{0, 20 * time.Millisecond, 16},
-	} {
-		inScene(t, func(s *scene, _ *actor) {
-			a := s.enterWithPool(c.pool, c.roundTrip, 0)
-			slow := a.network
-			a.travels(sim.Fate{Request: sim.Leg{Delay: 500 * time.Microsecond}})
-			require.NoError(s, <-a.try(s.Context(), "before"))
-			a.travelsBy(slow)
-			for range 40 { // it gets used to that
-				require.NoError(s, <-a.try(s.Context(), fmt.Sprint("before", time.Now())))
-			}
-			a.travels(sim.Fate{Results: []rediscore.Result{{Err: errLost}}}) // which takes no time
-			require.ErrorIs(s, <-a.try(s.Context(), "fails"), errLost)
-			a.travelsBy(slow)
-			n := len(a.asked(0))
-			var all sync.WaitGroup
-			begun := time.Now()
-			for i := range 200 {
-				all.Go(func() { require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i))) })
-				time.Sleep(250 * time.Microsecond)
-			}
-			all.Wait()
-			require.Equal(s, c.want, a.inTheAir(n, c.roundTrip, 0), "%+v", c)
-			if c.want > 2 {
-				third := a.asked(n + 2)[0]
-				require.Equal(s, 2*250*time.Microsecond+rediscore.OpenAfter, third.at.Sub(begun))
-			}
-		})
-	}
-}
-
-// Large flights take long to be executed. That is no reason for further lanes.
-func TestLanesOfABusyServer(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		const roundTrip, execution = 100 * time.Microsecond, 20 * time.Microsecond
-		a := s.enterWithPool(20, roundTrip, execution)
-		require.NoError(s, <-a.try(s.Context(), "before"))
-		var all sync.WaitGroup
-		for i := range 5000 {
-			all.Go(func() {
-				_, err := a.TryAcquire(s.Context(), fmt.Sprint(i), "A", ttl)
-				require.NoError(s, err)
-			})
-		}
-		all.Wait()
-		require.Equal(s, 2, a.inTheAir(0, roundTrip, execution))
-	})
-}
-
-// A flight of 35 calls over a round trip of 2 ms does not make it seem as if it were 0.3 ms: then there
-// would be no further lanes.
-func TestLargeFlightsOverALongRoundTrip(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		const roundTrip, execution = 2 * time.Millisecond, 4 * time.Microsecond
-		a := s.enterWithPool(20, roundTrip, execution)
-		var answers []<-chan error
-		try := func(n int, what string) {
-			for i := range n {
-				answers = append(answers, a.try(s.Context(), fmt.Sprint(what, i)))
-			}
-		}
-		try(2, "alone") // they find the lanes free
-		try(35, "together")
-		time.Sleep(3 * roundTrip)
-		require.Contains(s, a.sizes(), 35)
-		n := len(a.asked(0))
-		for i := range 8 {
-			try(1, fmt.Sprint("another ", i))
-			time.Sleep(250 * time.Microsecond)
-		}
-		for _, answer := range answers {
-			require.NoError(s, <-answer)
-		}
-		require.Greater(s, a.inTheAir(n, roundTrip, execution), 2)
-	})
-}
-
-// A further lane ends when it has less to carry than would be worth it: what comes then travels together again.
-// Another opens later, if there may be one.
-func TestFurtherLaneEnds(t *testing.T) {
-	const roundTrip, before = 20 * time.Millisecond, 50 * time.Microsecond // the end of the further lane
-	for pool, want := range map[int]time.Duration{20: rediscore.OpenAfter, 6: before + rediscore.OpenAfter} {
-		inScene(t, func(s *scene, _ *actor) {
-			a := s.enterWithPool(pool, roundTrip, 0)
-			require.NoError(s, <-a.try(s.Context(), "before"))
-			a.occupy(2)
-			third := a.try(s.Context(), "third")
-			time.Sleep(rediscore.OpenAfter + roundTrip - before)
-			come := time.Now()
-			fourth := a.try(s.Context(), "fourth")
-			require.NoError(s, <-third)
-			require.NoError(s, <-fourth)
-			all := a.asked(0)
-			require.Equal(s, want, all[len(all)-1].at.Sub(come), "pool of %d", pool)
-		})
-	}
-}
-
-// A flight that takes ten times as long as the fastest lately, and 50 ms, is no lane any more. There are never
-// more flights than the pool has connections.
-func TestOverdueFlights(t *testing.T) {
-	for _, roundTrip := range []time.Duration{0, 20 * time.Millisecond} {
-		inScene(t, func(s *scene, _ *actor) {
-			a := s.enterWithPool(3, roundTrip, 0)
-			require.NoError(s, <-a.try(s.Context(), "before"))
-			slow := a.occupy(1)
-			time.Sleep(time.Second)
-			slow[0].Answer()
-			begun := time.Now()
-			held := a.occupy(2)
-			third := a.holdCall(rediscore.AcquireScript, "third")
-			a.try(s.Context(), "third")
-			require.False(s, third.Came())
-			<-time.After(10*roundTrip + 50*time.Millisecond - 1)
-			require.False(s, third.Came())
-			time.Sleep(roundTrip*10/8 + time.Microsecond)
-			require.True(s, third.Came(), "round trip of %v", roundTrip)
-			fourth := a.try(s.Context(), "fourth")
-			time.Sleep(rediscore.CallLimit / 2)
-			require.Empty(s, fourth, "the pool is empty")
-			held[1].Answer()
-			time.Sleep(roundTrip)
-			require.NoError(s, <-fourth)
-			require.Less(s, time.Since(begun), rediscore.CallLimit)
-			held[0].Answer()
-			third.Answer()
-			for range 3 { // the lanes are as before
-				require.NoError(s, <-a.try(s.Context(), fmt.Sprint("after ", time.Now())))
-			}
-			a.occupy(2)
-			require.Empty(s, a.try(s.Context(), "another"))
-		})
-	}
-}
-
 // If ctx ends before the flight, the call has no effect, now or later. If it ends during the flight, the caller
 // returns at once, and the outcome is unknown. A flight with several calls takes at most 5 s.
 func TestContextOfAFlight(t *testing.T) {
@@ -451,81 +249,6 @@ func TestContextOfAFlight(t *testing.T) {
 	})
 }
 
-// A call that waited for a lane goes with the values of its ctx if it is alone, and without if it is not.
-func TestValuesOfAFlight(t *testing.T) {
-	for n, want := range []any{1: "value", 2: nil} {
-		inScene(t, func(s *scene, _ *actor) {
-			c := new(valueConn)
-			a := s.enterOn(func(conn *sim.Conn) rediscore.Conn {
-				c.Conn = conn
-				return c
-			})
-			ctx := context.WithValue(s.Context(), c, "value")
-			held := a.occupy(2)
-			var tries []<-chan error
-			for i := range n {
-				tries = append(tries, a.try(ctx, fmt.Sprint(i)))
-			}
-			held[0].Answer()
-			for _, done := range tries {
-				require.NoError(s, <-done)
-				require.Equal(s, want, c.value)
-			}
-			held[1].Answer()
-		})
-	}
-}
-
-// A valueConn notes a value of the last ctx, whose key is the valueConn.
-type valueConn struct {
-	*sim.Conn
-	value any
-}
-
-func (c *valueConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	c.value = ctx.Value(c)
-	return c.Conn.Eval(ctx, call)
-}
-
-func (c *valueConn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
-	c.value = ctx.Value(c)
-	c.Conn.EvalAll(ctx, calls, results)
-}
-
-// A batch of several flights whose ctx ends has the answers that have come. What was not sent has no
-// effect.
-func TestContextOfABatch(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a := s.enterWithPool(1, 0, 0)
-		batch := make([]dlock.Renewal, 200)
-		for i := range batch {
-			batch[i] = dlock.Renewal{Key: fmt.Sprint(i), Token: fmt.Sprint(i), TTL: ttl}
-			s.of(batch[i].Key).hold(batch[i].Token)
-		}
-		ctx, cancel := context.WithCancel(s.Context())
-		flight := a.holdCall(rediscore.RenewScript, "64")
-		var results []dlock.RenewResult
-		done := begin(func() (err error) {
-			results, err = a.RenewBatch(ctx, batch)
-			return err
-		})
-		flight.Await()
-		cancel()
-		require.NoError(s, <-done)
-		for i, r := range results {
-			if i < 64 {
-				require.NoError(s, r.Err)
-				require.True(s, r.Held)
-				continue
-			}
-			require.ErrorIs(s, r.Err, context.Canceled)
-			require.Equal(s, i >= 128, dlock.NoEffect(r.Err), "%d", i)
-		}
-		flight.Answer()
-		require.Zero(s, a.calls(rediscore.RenewScript, "128"))
-	})
-}
-
 // Close refuses the calls that wait for a lane, and waits for flights that have no caller. Those of callers
 // go on.
 func TestCloseOfLanes(t *testing.T) {
@@ -547,36 +270,6 @@ func TestCloseOfLanes(t *testing.T) {
 		require.Zero(s, a.calls(rediscore.AcquireScript, "waits"))
 		held[1].Answer()
 	})
-
-	inScene(t, func(s *scene, _ *actor) { // a call that had begun before, and finds no lane afterwards
-		c := &slowRouter{known: make(chan struct{})}
-		a := s.enterOn(func(conn *sim.Conn) rediscore.Conn {
-			c.Conn = conn
-			return c
-		})
-		held := a.occupy(2)
-		c.slow = true
-		late := a.try(s.Context(), "late")
-		require.NoError(s, a.Close())
-		close(c.known)
-		require.ErrorIs(s, <-late, dlock.ErrClosed)
-		held[0].Answer()
-		held[1].Answer()
-	})
-}
-
-// A slowRouter finds out the masters when they are known.
-type slowRouter struct {
-	*sim.Conn
-	slow  bool
-	known chan struct{}
-}
-
-func (c *slowRouter) Master(context.Context, rediscore.Call) any {
-	if c.slow {
-		<-c.known
-	}
-	return nil
 }
 
 // A call that must be made again, since it has only removed the dead, is not if nobody waits for it.
@@ -680,7 +373,7 @@ func TestAsksOfManyWaits(t *testing.T) {
 				if i >= n {
 					busy += took
 				}
-				require.LessOrEqual(s, len(b.Calls), rediscore.MaxFlight)
+				require.LessOrEqual(s, len(b.Calls), 500)
 				for _, call := range b.Calls {
 					if was, ok := last[call.Args[0]]; ok {
 						longest = max(longest, b.at.Sub(was))
@@ -822,27 +515,16 @@ func TestCallsForAMaster(t *testing.T) {
 			require.NoError(s, <-same)
 			require.NoError(s, <-other)
 
-			begun := time.Now()
+			begun, n := time.Now(), len(a.asked(0))
 			results, err := a.RenewBatch(s.Context(), []dlock.Renewal{
 				{Key: on[true][2], Token: on[true][2], TTL: ttl}, {Key: on[false][0], Token: on[false][0], TTL: ttl}, {Key: on[true][1], Token: "stranger", TTL: ttl},
 			})
 			require.NoError(s, err)
 			require.Equal(s, []dlock.RenewResult{{Held: true}, {Held: true}, {}}, results)
 			require.Equal(s, time.Millisecond, time.Since(begun))
+			require.Len(s, a.asked(n), 2, "one to each master")
 		})
 	}
-}
-
-// Idle gates are dropped when there are many.
-func TestGatesAreDropped(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		s.server = sim.NewCluster(1, 0).Nodes[0]
-		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return struct{ rediscore.Conn }{c} })
-		for i := range 3000 {
-			require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i)))
-		}
-		require.LessOrEqual(s, rediscore.Gates(a.Locker), rediscore.ManyGates)
-	})
 }
 
 // The lanes are two, and at most half of the pool. With replicas, each kind of call has a third of that.

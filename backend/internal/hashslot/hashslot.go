@@ -1,23 +1,24 @@
-package rediscore
+// Package hashslot computes the hash slots of Redis Cluster.
+package hashslot
 
 import (
 	"strings"
 	"sync"
 )
 
-// slots is how many hash slots a Redis Cluster has.
-const slots = 16384
+// Number is how many slots there are.
+const Number = 16384
 
-// Slot returns the Redis Cluster hash slot of a key: the CRC16 of the key, or of
+// Of returns the slot of a key: the CRC16 of the key, or of
 // its hash tag if it has one, modulo 16,384. See "Redis cluster specification",
 // keys distribution model.
-func Slot(key string) int {
+func Of(key string) int {
 	if _, rest, ok := strings.Cut(key, "{"); ok {
 		if tag, _, ok := strings.Cut(rest, "}"); ok && tag != "" {
 			key = tag
 		}
 	}
-	return int(crc16(key)) % slots
+	return int(crc16(key)) % Number
 }
 
 // crc16 is CRC-16/XMODEM: polynomial 0x1021, initial value 0.
@@ -51,11 +52,10 @@ const (
 	tagAlphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// tags has one hash tag for each slot: the first string of three characters, in the order of
-// tagAlphabet, that is in the slot. The table is part of the wire format, since all clients of
-// a lock must use the same companions.
-var tags = sync.OnceValue(func() *[slots]string {
-	var table [slots]string
+// Tags returns one hash tag for each slot: the first string of three characters, in the order of 0-9, A-Z, a-z, that
+// is in the slot. The table must not be changed: names that all clients must agree on are made of it.
+var Tags = sync.OnceValue(func() *[Number]string {
+	var table [Number]string
 	var tag [tagLength]byte
 	for i := range len(tagAlphabet) * len(tagAlphabet) * len(tagAlphabet) {
 		n := i
@@ -63,7 +63,7 @@ var tags = sync.OnceValue(func() *[slots]string {
 			tag[j] = tagAlphabet[n%len(tagAlphabet)]
 			n /= len(tagAlphabet)
 		}
-		if slot := Slot(string(tag[:])); table[slot] == "" {
+		if slot := Of(string(tag[:])); table[slot] == "" {
 			table[slot] = string(tag[:])
 		}
 	}

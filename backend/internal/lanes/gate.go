@@ -1,0 +1,179 @@
+package lanes
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// A gate is where the calls of a route wait for a lane. If some do, all lanes are taken. The mutex of the Lanes
+// guards it.
+type gate[K comparable, C, R any] struct {
+	lanes     *Lanes[K, C, R]
+	waiting   [2][]*ask[C, R] // the urgent, and the others
+	flights   []*flight[C, R] // the oldest first
+	overdue   int             // so many of the oldest are
+	roundTrip time.Duration   // about that of the fastest flights lately; 0 if not known
+	idle      []*flight[C, R] // to be used again
+	watch     *time.Timer     // looks for a lane
+	watchAt   time.Time       // when; zero if it does not
+}
+
+// A flight is on its way to a server.
+type flight[C, R any] struct {
+	begun   time.Time
+	size    int  // how many calls
+	calls   [1]C // of a call that is alone
+	results [1]R
+}
+
+func (g *gate[K, C, R]) waitsLocked() bool { return len(g.waiting[0])+len(g.waiting[1]) > 0 }
+
+// takenLocked returns how many lanes are taken.
+func (g *gate[K, C, R]) takenLocked() int { return len(g.flights) - g.overdue }
+
+// freeLocked reports whether one of so many lanes is free.
+func (g *gate[K, C, R]) freeLocked(lanes int) bool {
+	return g.takenLocked() < lanes && len(g.flights) < g.lanes.settings.MaxFlights
+}
+
+// furtherLocked reports whether a further lane may open. Round trips are taken to be slow before the first is known.
+func (g *gate[K, C, R]) furtherLocked() bool {
+	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && g.freeLocked(g.lanes.settings.MaxLanes)
+}
+
+// limitLocked returns how many calls a flight may have: about as many as the server executes within a
+// round trip. So a flight takes a connection for not much longer than a single call.
+func (g *gate[K, C, R]) limitLocked() int {
+	return min(minFlight+int(g.roundTrip/executionOf), maxFlight)
+}
+
+// departLocked takes a lane for a flight of n calls.
+func (g *gate[K, C, R]) departLocked(n int) *flight[C, R] {
+	var f *flight[C, R]
+	if i := len(g.idle) - 1; i >= 0 {
+		f, g.idle = g.idle[i], g.idle[:i]
+	} else {
+		f = new(flight[C, R])
+	}
+	f.begun, f.size = time.Now(), n
+	g.flights = append(g.flights, f)
+	return f
+}
+
+// landLocked ends a flight, and reports whether it was overdue. It learns how long a round trip takes, unless half of
+// that may have been execution: large flights would make a server that is far away seem near. The estimate falls at
+// once, and rises slowly.
+func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) {
+	took := time.Since(f.begun)
+	execution := time.Duration(f.size-1) * executionOf
+	if execution <= took/2 && !g.lanes.settings.Failed(results[0]) {
+		if took -= execution; g.roundTrip > 0 {
+			took = min(took, g.roundTrip+g.roundTrip/8)
+		}
+		g.roundTrip = max(took, time.Microsecond)
+	}
+	i := slices.Index(g.flights, f)
+	g.flights = slices.Delete(g.flights, i, i+1)
+	if overdue = i < g.overdue; overdue {
+		g.overdue--
+	}
+	f.calls, f.results = [1]C{}, [1]R{}
+	g.idle = append(g.idle, f)
+	return overdue
+}
+
+// loadLocked takes a lane for the calls that wait. It returns nil if there are none.
+func (g *gate[K, C, R]) loadLocked() (f *flight[C, R], asks []*ask[C, R]) {
+	limit := g.limitLocked()
+	for i, q := range g.waiting {
+		n := 0
+		for ; n < len(q) && len(asks) < limit; n++ {
+			if a := q[n]; a.state == waiting {
+				a.state = sent
+				asks = append(asks, a)
+			}
+		}
+		g.waiting[i] = slices.Delete(q, 0, n)
+	}
+	if len(asks) > 0 {
+		f = g.departLocked(len(asks))
+	}
+	return f, asks
+}
+
+// startLocked opens a lane for the calls that wait, and reports whether there are any.
+func (g *gate[K, C, R]) startLocked() bool {
+	f, asks := g.loadLocked()
+	if f != nil {
+		g.lanes.flying.Go(func() { g.run(f, asks) })
+	}
+	return f != nil
+}
+
+// goOnLocked lets the calls that wait take the lanes that are free. If some have to wait on, it sets the timer for
+// when a further lane may open.
+func (g *gate[K, C, R]) goOnLocked() {
+	for g.freeLocked(g.lanes.settings.Lanes) && g.startLocked() {
+	}
+	if !g.waitsLocked() || g.takenLocked() == 0 {
+		return
+	}
+	now := time.Now()
+	at := g.flights[g.overdue].begun.Add(g.patienceLocked())
+	if g.furtherLocked() {
+		at = now.Add(openAfter)
+	}
+	switch {
+	case g.watch == nil:
+		g.watch = time.AfterFunc(at.Sub(now), g.look)
+	case g.watchAt.IsZero() || at.Before(g.watchAt):
+		g.watch.Reset(at.Sub(now))
+	default:
+		return
+	}
+	g.watchAt = at
+}
+
+// patienceLocked returns how long a flight takes before it is overdue. The first one may have to connect.
+func (g *gate[K, C, R]) patienceLocked() time.Duration {
+	return overdueFactor*cmp.Or(g.roundTrip, overdueAfter) + overdueAfter
+}
+
+// look opens a lane for calls that have waited for a while.
+func (g *gate[K, C, R]) look() {
+	g.lanes.mu.Lock()
+	defer g.lanes.mu.Unlock()
+	g.watchAt = time.Time{}
+	for g.takenLocked() > 0 && time.Since(g.flights[g.overdue].begun) >= g.patienceLocked() {
+		g.overdue++
+	}
+	if g.furtherLocked() {
+		g.startLocked()
+	}
+	g.goOnLocked()
+}
+
+// run is a lane: one goroutine, whose stack has grown at the first flight. It ends when nothing is left to be sent, or
+// its flight was overdue. A further lane also ends when it has carried little.
+func (g *gate[K, C, R]) run(f *flight[C, R], asks []*ask[C, R]) {
+	for f != nil {
+		begun, results := time.Now(), g.lanes.fly(asks)
+		f, asks = g.next(f, asks, begun, results)
+	}
+}
+
+// next ends a flight, and begins the next one of its lane.
+func (g *gate[K, C, R]) next(f *flight[C, R], asks []*ask[C, R], begun time.Time, results []R) (next *flight[C, R], more []*ask[C, R]) {
+	g.lanes.mu.Lock()
+	defer g.lanes.mu.Unlock()
+	overdue := g.landLocked(f, results)
+	for i, a := range asks {
+		a.answerLocked(begun, results[i])
+	}
+	if !overdue && (g.takenLocked() < g.lanes.settings.Lanes || f.size >= g.limitLocked()/2) {
+		next, more = g.loadLocked()
+	}
+	g.goOnLocked()
+	return next, more
+}

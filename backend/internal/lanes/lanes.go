@@ -1,0 +1,279 @@
+// Package lanes decides which calls to a server travel together.
+package lanes
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	slowTrip  = time.Millisecond       // if a round trip takes longer, further lanes open,
+	openAfter = 200 * time.Microsecond // each when a call has waited for so long
+
+	overdueAfter  = 50 * time.Millisecond // and so many round trips
+	overdueFactor = 10
+
+	minFlight   = 64 // calls that a flight may have, whatever the round trip
+	maxFlight   = 500
+	executionOf = 50 * time.Microsecond // a call; most take less
+
+	manyGates = 1024 // those that are idle are dropped then
+)
+
+// Settings describe the calls, and the server as far as it matters here. A call is a C, and its result an R. Calls
+// that may travel together have equal routes, of type K.
+type Settings[K comparable, C, R any] struct {
+	// Send makes calls of one route in one round trip, and sets the result of each. Both slices are used again when it
+	// has returned.
+	Send func(ctx context.Context, calls []C, results []R)
+
+	// Route returns the route of a call, which may be one of a batch. It may take its time.
+	Route func(ctx context.Context, call C, ofBatch bool) K
+
+	Urgent func(call C) bool            // it goes before all that are not
+	Failed func(result R) bool          // how long the call took says nothing about round trips
+	Fail   func(err error, sent bool) R // the result of a call that gets no other
+	Limit  time.Duration                // of a flight that has no caller
+
+	Lanes      int // at least 1
+	MaxLanes   int // where flights are slow
+	MaxFlights int // with those that are overdue
+}
+
+// Lanes send calls: those that are in flight at the same time travel together. A flight is what goes to a
+// server in one round trip, and a lane carries one flight at a time. A call goes at once, in the goroutine of its
+// caller, if a lane is free. Calls that come while all lanes are taken wait at a gate, and go together as soon as one
+// is free: the more calls there are, the larger are the flights.
+//
+// Where a round trip takes long, a further lane opens for a call that has waited for a while. A flight that takes
+// much longer than others is overdue, and its lane is used no more: it may be on a dead connection.
+type Lanes[K comparable, C, R any] struct {
+	settings Settings[K, C, R]
+	flying   sync.WaitGroup // the lanes that have a goroutine
+
+	mu     sync.Mutex
+	closed error // nil while open
+	gates  map[K]*gate[K, C, R]
+	dropAt int // so many gates
+}
+
+// New returns Lanes.
+func New[K comparable, C, R any](s Settings[K, C, R]) *Lanes[K, C, R] {
+	return &Lanes[K, C, R]{settings: s, gates: make(map[K]*gate[K, C, R]), dropAt: manyGates}
+}
+
+// An ask is a call that waits for a lane, or did.
+type ask[C, R any] struct {
+	ctx    context.Context // for its values
+	call   C
+	done   func(sent time.Time, result R)
+	state  state
+	result R // if answered
+}
+
+type state int
+
+const (
+	waiting state = iota
+	sent
+	answered
+	withdrawn
+)
+
+// Do makes a call. If a lane is free, it allocates nothing for that. If ctx ends before the call is sent, the call
+// has no effect; if ctx ends later, Do returns.
+func (l *Lanes[K, C, R]) Do(ctx context.Context, call C) R {
+	k := l.settings.Route(ctx, call, false)
+	g, f := l.depart(k, 1)
+	if f == nil {
+		results := make([]R, 1)
+		l.share(ctx, k, []C{call}, results)
+		return results[0]
+	}
+	defer l.land(g, f, f.results[:])
+	f.calls[0] = call
+	l.settings.Send(ctx, f.calls[:], f.results[:])
+	return f.results[0]
+}
+
+// DoAll makes calls as Do does, those of each route together.
+func (l *Lanes[K, C, R]) DoAll(ctx context.Context, calls []C, results []R) {
+	byRoute := make(map[K][]int)
+	for i, call := range calls {
+		k := l.settings.Route(ctx, call, len(calls) > 1)
+		byRoute[k] = append(byRoute[k], i)
+	}
+	var all sync.WaitGroup
+	for k, numbers := range byRoute {
+		if len(byRoute) == 1 {
+			l.some(ctx, k, calls, results)
+			break
+		}
+		all.Go(func() {
+			part, replies := make([]C, len(numbers)), make([]R, len(numbers))
+			for n, i := range numbers {
+				part[n] = calls[i]
+			}
+			l.some(ctx, k, part, replies)
+			for n, i := range numbers {
+				results[i] = replies[n]
+			}
+		})
+	}
+	all.Wait()
+}
+
+// some makes calls of a route, in a flight of their own if a lane is free.
+func (l *Lanes[K, C, R]) some(ctx context.Context, k K, calls []C, results []R) {
+	g, f := l.depart(k, len(calls))
+	if f == nil {
+		l.share(ctx, k, calls, results)
+		return
+	}
+	defer l.land(g, f, results)
+	l.settings.Send(ctx, calls, results)
+}
+
+// depart begins a flight of n calls if a lane is free and they are not too many. land must follow.
+func (l *Lanes[K, C, R]) depart(k K, n int) (*gate[K, C, R], *flight[C, R]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.gateLocked(k)
+	if !g.freeLocked(l.settings.Lanes) || n > g.limitLocked() {
+		return nil, nil
+	}
+	return g, g.departLocked(n)
+}
+
+// land ends a flight of a caller. The calls that wait go on without the caller.
+func (l *Lanes[K, C, R]) land(g *gate[K, C, R], f *flight[C, R], results []R) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.landLocked(f, results)
+	g.goOnLocked()
+}
+
+// share makes calls of a route in flights with others.
+func (l *Lanes[K, C, R]) share(ctx context.Context, k K, calls []C, results []R) {
+	asks, left, all := make([]*ask[C, R], len(calls)), len(calls), make(chan struct{})
+	done := func(time.Time, R) {
+		if left--; left == 0 {
+			close(all)
+		}
+	}
+	for i, call := range calls {
+		asks[i] = &ask[C, R]{ctx: ctx, call: call, done: done}
+	}
+	l.add(k, asks...)
+	select {
+	case <-all:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, a := range asks {
+		switch a.state {
+		case answered:
+			results[i] = a.result
+		case sent:
+			results[i] = l.settings.Fail(ctx.Err(), true)
+		default:
+			a.state = withdrawn
+			results[i] = l.settings.Fail(ctx.Err(), false)
+		}
+	}
+}
+
+// Put makes a call soon, and calls done with the time when it was sent and its result. ctx is only for its values.
+// The returned function withdraws the call: it reports whether that was not sent, and will not be. done is not called
+// then. It must not use l, or wait.
+func (l *Lanes[K, C, R]) Put(ctx context.Context, call C, done func(sent time.Time, result R)) (withdraw func() bool) {
+	a := &ask[C, R]{ctx: ctx, call: call, done: done}
+	l.add(l.settings.Route(ctx, call, false), a)
+	return func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if a.state == waiting {
+			a.state = withdrawn
+		}
+		return a.state == withdrawn
+	}
+}
+
+// Close refuses the calls that wait for a lane, and all that would have to. It returns when no flight is left but
+// those in the goroutines of their callers.
+func (l *Lanes[K, C, R]) Close(reason error) {
+	l.mu.Lock()
+	l.closed = reason
+	for _, g := range l.gates {
+		for _, a := range slices.Concat(g.waiting[:]...) {
+			l.refuseLocked(a, reason)
+		}
+		g.waiting = [2][]*ask[C, R]{}
+	}
+	l.mu.Unlock()
+	l.flying.Wait()
+}
+
+func (l *Lanes[K, C, R]) add(k K, asks ...*ask[C, R]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.gateLocked(k)
+	for _, a := range asks {
+		if l.closed != nil {
+			l.refuseLocked(a, l.closed)
+			continue
+		}
+		q := &g.waiting[1]
+		if l.settings.Urgent(a.call) {
+			q = &g.waiting[0]
+		}
+		*q = append(*q, a)
+	}
+	g.goOnLocked()
+}
+
+// refuseLocked answers a call that will not be sent, unless it was withdrawn.
+func (l *Lanes[K, C, R]) refuseLocked(a *ask[C, R], reason error) {
+	if a.state != withdrawn {
+		a.answerLocked(time.Time{}, l.settings.Fail(reason, false))
+	}
+}
+
+func (a *ask[C, R]) answerLocked(sent time.Time, result R) {
+	a.state, a.result = answered, result
+	a.done(sent, result)
+}
+
+func (l *Lanes[K, C, R]) gateLocked(k K) *gate[K, C, R] {
+	g := l.gates[k]
+	if g != nil {
+		return g
+	}
+	if len(l.gates) >= l.dropAt {
+		maps.DeleteFunc(l.gates, func(_ K, g *gate[K, C, R]) bool { return len(g.flights) == 0 })
+		l.dropAt = max(manyGates, 2*len(l.gates))
+	}
+	g = &gate[K, C, R]{lanes: l}
+	l.gates[k] = g
+	return g
+}
+
+// fly makes the calls of a flight. A call that is alone has the values of its ctx.
+func (l *Lanes[K, C, R]) fly(asks []*ask[C, R]) []R {
+	ctx := context.Background()
+	if len(asks) == 1 {
+		ctx = context.WithoutCancel(asks[0].ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.settings.Limit)
+	defer cancel()
+	calls, results := make([]C, len(asks)), make([]R, len(asks))
+	for i, a := range asks {
+		calls[i] = a.call
+	}
+	l.settings.Send(ctx, calls, results)
+	return results
+}

@@ -1,0 +1,98 @@
+// Package rediserr knows what the texts of Redis errors say of a call.
+package rediserr
+
+import (
+	"errors"
+	"slices"
+	"strings"
+)
+
+// Answer returns the text of the innermost error, which is the server's answer if there is one. Of
+// errors that are joined, none is the answer to the call alone.
+func Answer(err error) string {
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		err = inner
+	}
+	if _, joined := err.(interface{ Unwrap() []error }); joined {
+		return ""
+	}
+	return err.Error()
+}
+
+// refusals are the codes with which a server refuses a call before its script runs, or refuses
+// a connection. The value is true if the cause goes away by itself.
+var refusals = map[string]bool{
+	"ASK":         false,
+	"BUSY":        false,
+	"CLUSTERDOWN": true,
+	"CROSSSLOT":   false,
+	"DENIED":      false,
+	"LOADING":     true,
+	"MASTERDOWN":  true,
+	"MISCONF":     false,
+	"MOVED":       false,
+	"NOAUTH":      false,
+	"NOPERM":      false,
+	"NOREPLICAS":  false,
+	"NOSCRIPT":    false,
+	"OOM":         false,
+	"READONLY":    true,
+	"TRYAGAIN":    true,
+	"WRONGPASS":   false,
+}
+
+// generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
+var generalRefusals = []string{
+	"unknown command",
+	"wrong number of arguments",
+	"Protocol error: unauthenticated", // a long command, before AUTH
+	"max number of clients reached",
+	"Client sent AUTH",
+	"AUTH ",
+	"DB index is out of range",
+	"invalid DB index",
+}
+
+// firstWrites are the codes of an error inside a script that prove that the script has written
+// nothing. They depend on the state of the whole server, which does not change while a script
+// runs, so it was the first write that was refused. (OOM is not even checked after the first
+// write.) A missing right proves nothing: earlier commands of the script may have been allowed.
+var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"}
+
+// Refusal reports whether an answer says that the server refused the call, and if so, whether the
+// cause goes away by itself. Errors of client libraries do not begin with these codes.
+func Refusal(text string) (temporary, ok bool) {
+	if InScript(text) {
+		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
+			_, text, _ = strings.Cut(text, ": -")
+		}
+		for _, code := range firstWrites {
+			if strings.HasPrefix(text, code+" ") {
+				return refusals[code], true
+			}
+		}
+		return false, false
+	}
+	code, _, _ := strings.Cut(text, " ")
+	if temporary, ok = refusals[code]; ok {
+		return temporary, true
+	}
+	text = strings.TrimPrefix(text, "ERR ")
+	return false, slices.ContainsFunc(generalRefusals, func(general string) bool { return strings.HasPrefix(text, general) })
+}
+
+// InScript reports whether an error came from inside a script. Redis 6 says "ERR Error
+// running script (call to f_…): @user_script:1: …", and newer servers "… script: …, on
+// @user_script:1."
+func InScript(text string) bool {
+	return strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
+}
+
+// Redirection returns the address that a MOVED or an ASK names, or "". A call that follows an ASK has to say ASKING.
+func Redirection(text string) (address string, asking bool) {
+	fields := strings.Fields(text)
+	if len(fields) != 3 || fields[0] != "MOVED" && fields[0] != "ASK" {
+		return "", false
+	}
+	return fields[2], fields[0] == "ASK"
+}

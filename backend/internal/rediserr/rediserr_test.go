@@ -1,0 +1,107 @@
+package rediserr_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
+)
+
+func TestRefusal(t *testing.T) {
+	const (
+		redis6 = "ERR Error running script (call to f_d0d1): @user_script:62: @user_script: 62: "
+		redis7 = " script: d0d1, on @user_script:62."
+
+		final     = "final"
+		temporary = "temporary"
+		none      = "none"
+	)
+	for text, want := range map[string]string{
+		"NOPERM this user has no permissions to run the 'evalsha' command":                 final,
+		"NOAUTH Authentication required.":                                                  final,
+		"WRONGPASS invalid username-password pair or user is disabled.":                    final,
+		"DENIED Redis is running in protected mode":                                        final,
+		"OOM command not allowed when used memory > 'maxmemory'.":                          final,
+		"BUSY Redis is busy running a script. You can only call SCRIPT KILL.":              final,
+		"MOVED 3999 127.0.0.1:6381":                                                        final,
+		"ERR unknown command `EVALSHA`, with args beginning with: ":                        final,
+		"ERR max number of clients reached":                                                final,
+		"unknown command `EVALSHA`, with args beginning with: ":                            final, // rueidis leaves ERR out
+		"max number of clients reached":                                                    final,
+		"AUTH <password> called without any password configured for the default user.":     final,
+		"an unknown command":                                                               none,
+		"LOADING Redis is loading the dataset in memory":                                   temporary,
+		"TRYAGAIN Multiple keys request during rehashing of slot":                          temporary,
+		"CLUSTERDOWN Hash slot not served":                                                 temporary,
+		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": temporary,
+		"READONLY You can't write against a read only replica.":                            temporary,
+		"READONLY You can't write against a read only replica." + redis7:                   temporary,
+		redis6 + "-READONLY You can't write against a read only replica.":                  temporary,
+		"OOM command not allowed when used memory > 'maxmemory'." + redis7:                 final,
+		redis6 + "-OOM command not allowed when used memory > 'maxmemory'.":                final,
+		redis6[len("ERR "):] + "-OOM command not allowed.":                                 final, // rueidis leaves ERR out
+		"MISCONF Redis is configured to save RDB snapshots" + redis7:                       final,
+		"NOREPLICAS Not enough good replicas to write." + redis7:                           final,
+		"ERR The user executing the script can't run this command or subcommand" + redis7:  none,
+		"NOPERM User dlock has no permissions to run the 'zadd' command" + redis7:          none,
+		"WRONGTYPE Operation against a key holding the wrong kind of value" + redis7:       none,
+		redis6 + "WRONGTYPE Operation against a key holding the wrong kind of value":       none,
+		redis6 + "The user executing the script can't run this command or subcommand":      none,
+		"read tcp 127.0.0.1:1->127.0.0.1:2: i/o timeout":                                   none,
+		"EOF":                     none,
+		"ERR something else":      none,
+		"BUSYKEY something else":  none,
+		"a hook: NOPERM of what?": none,
+	} {
+		got := none
+		switch soon, refused := rediserr.Refusal(text); {
+		case soon && refused:
+			got = temporary
+		case refused:
+			got = final
+		}
+		require.Equal(t, want, got, text)
+	}
+}
+
+func TestInScript(t *testing.T) {
+	for text, want := range map[string]bool{
+		"WRONGTYPE Operation script: d0d1, on @user_script:62.":     true,
+		"ERR Error running script (call to f_d0d1): WRONGTYPE text": true,
+		"WRONGTYPE Operation against a key":                         false,
+	} {
+		require.Equal(t, want, rediserr.InScript(text), text)
+	}
+}
+
+func TestRedirection(t *testing.T) {
+	for text, want := range map[string]struct {
+		address string
+		asking  bool
+	}{
+		"MOVED 3999 127.0.0.1:6381": {"127.0.0.1:6381", false},
+		"ASK 3999 127.0.0.1:6381":   {"127.0.0.1:6381", true},
+		"MOVED 3999":                {},
+		"ASKED 3999 127.0.0.1:6381": {},
+		"ASK for 2 addresses":       {},
+		"":                          {},
+	} {
+		address, asking := rediserr.Redirection(text)
+		require.Equal(t, want.address, address, text)
+		require.Equal(t, want.asking, asking, text)
+	}
+}
+
+// The answer is in the innermost error. It is not known which of several that are joined it is.
+func TestAnswer(t *testing.T) {
+	answer, other := errors.New("OOM"), errors.New("EOF")
+	require.Equal(t, "OOM", rediserr.Answer(answer))
+	require.Equal(t, "OOM", rediserr.Answer(fmt.Errorf("dialing: %w", answer)))
+	for _, joined := range []error{errors.Join(answer), errors.Join(other, answer), fmt.Errorf("%w: %w", answer, other)} {
+		require.Empty(t, rediserr.Answer(joined))
+		require.Empty(t, rediserr.Answer(fmt.Errorf("dialing: %w", joined)))
+	}
+}

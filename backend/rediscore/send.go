@@ -1,0 +1,123 @@
+package rediscore
+
+import (
+	"context"
+	"slices"
+
+	"github.com/dlock-go/dlock/backend/internal/lanes"
+)
+
+const (
+	usualLanes = 2  // to a server
+	poolShare  = 2  // one connection of so many is for lanes
+	maxLanes   = 16 // of a Conn that has no pool
+	maxFlights = 64 // likewise, with those that are overdue
+)
+
+// A route is what calls have in common that may travel together. In a cluster whose Conn does not know the
+// masters, that is the slot: a dead master must not hold up the calls for others.
+type route struct {
+	master any
+	slot   int
+	kind   int
+}
+
+// severalSlots is the slot of a batch that goes to several masters, which the Conn knows by itself.
+const severalSlots = -1
+
+// With [WithReplicas], each kind of call travels alone: only some wait for replicas.
+const (
+	others   = iota // it writes nothing that replicas must have
+	grants          // it may grant
+	renewals        // it goes before all others, in any case
+)
+
+var kinds = map[*Script]int{
+	acquireScript: grants, enqueueScript: grants, checkInScript: grants,
+	voteScript: grants, enlistScript: grants, attendScript: grants,
+	renewScript: renewals, confirmScript: renewals,
+}
+
+func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
+	s := lanes.Settings[route, Call, Result]{
+		Send:       l.send,
+		Route:      l.route,
+		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
+		Failed:     func(r Result) bool { return r.Err != nil },
+		Fail:       failed,
+		Limit:      callLimit,
+		Lanes:      usualLanes,
+		MaxLanes:   maxLanes,
+		MaxFlights: maxFlights,
+	}
+	if p, ok := l.conn.(Pooled); ok && p.PoolSize() > 0 {
+		s.MaxFlights = p.PoolSize()
+		s.MaxLanes = (s.MaxFlights + poolShare - 1) / poolShare
+	}
+	if r := l.replicas; r != nil { // for each of three kinds
+		s.Lanes, s.MaxLanes = 1, max(1, s.MaxLanes/3)
+		s.Limit = max(s.Limit, s.Limit+r.Timeout) // the sum may overflow
+	}
+	s.Lanes = min(s.Lanes, s.MaxLanes)
+	return s
+}
+
+// failed is the result of a call that was not sent, or whose ctx has ended since.
+func failed(err error, sent bool) Result {
+	if !sent {
+		err = mark(err)
+	}
+	return Result{Err: err}
+}
+
+func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
+	if l.replicas != nil {
+		r.kind = kinds[call.Script]
+	}
+	if router, ok := l.conn.(Router); ok {
+		r.master = router.Master(ctx, call)
+	} else if l.conn.Cluster() {
+		if r.slot = call.keys.slot; ofBatch {
+			r.slot = severalSlots
+		}
+	}
+	return r
+}
+
+// unswept is the reply of a script that has removed many dead waiters, and nothing else, so that
+// the server can serve others before it goes on. The call has to be made again.
+const unswept = "unswept"
+
+// evalOne makes a call, and repeats it until the script has done its work.
+func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
+	r := l.lanes.Do(ctx, call)
+	for r.Err == nil && r.Reply == unswept {
+		r = l.lanes.Do(ctx, call)
+	}
+	return r.Reply, r.Err
+}
+
+// evalAll makes calls as evalOne does, together.
+func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
+	l.lanes.DoAll(ctx, calls, results)
+	for i, r := range results {
+		if r.Err == nil && r.Reply == unswept {
+			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])
+		}
+	}
+}
+
+// send makes the calls of a flight. They have one route.
+func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
+	switch {
+	case l.replicas != nil && kinds[calls[0].Script] != others:
+		l.sendReplicated(ctx, slices.Clone(calls), results) // the Conn may keep them
+	case len(calls) == 1:
+		results[0].Reply, results[0].Err = l.conn.Eval(ctx, calls[0])
+	default:
+		l.conn.EvalAll(ctx, calls, results)
+	}
+	for i, call := range calls {
+		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+	}
+}
