@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // An acquisition is one call of Acquire, TryAcquire or Adopt, or acquires a key for a line of
@@ -17,8 +19,9 @@ type acquisition struct {
 	ctx    context.Context // the caller's, with the values that Observers lend
 	op     AcquireOp
 	key    string
-	ttl    time.Duration // of the lease, once it is renewed
-	set    *gathering    // whose part the acquisition is; nil if it stands alone
+	ttl    time.Duration   // of the lease, once it is renewed
+	set    *gathering      // whose part the acquisition is; nil if it stands alone
+	given  *detached.Lease // for Adopt
 	state
 
 	token    string        // of the next call; empty if a new one is to be made
@@ -219,9 +222,9 @@ func final(err error) bool {
 	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
-// take acquires, as the op says. d is for Adopt.
-func (a *acquisition) take(d *detached) (*Lease, error) {
-	if a.op == OpAdopt && d == nil {
+// take acquires, as the op says.
+func (a *acquisition) take() (*Lease, error) {
+	if a.op == OpAdopt && a.given == nil {
 		return nil, errNotDetached
 	}
 	if err := a.client.begin(a.ctx, a.key); err != nil {
@@ -232,7 +235,7 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 	a.ttl = o.ttlOf(a.key)
 	switch a.op {
 	case OpAdopt:
-		return a.adopt(d)
+		return a.adopt()
 	case OpTry:
 		a.once, a.maxWait = true, NoLimit
 	case OpAcquire:
@@ -377,7 +380,7 @@ func (a *acquisition) call(act action) {
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
 	if a.token == "" {
-		a.token = newToken(a.client.options.owner, sent)
+		a.token = token.New(a.client.options.owner, sent)
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -591,7 +594,7 @@ func (a *acquisition) known(now time.Time) error {
 }
 
 func heldBy(key string, a Attempt) *HeldError {
-	owner, started := parseToken(a.Holder)
+	owner, started := token.Parse(a.Holder)
 	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
 }
 

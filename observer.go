@@ -326,13 +326,13 @@ func (a *acquisition) observed() bool { return a.client.observed() }
 func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
 
 // observe is take with Observers. They are called outside of the call that Close waits for.
-func (a *acquisition) observe(d *detached) (lease *Lease, err error) {
+func (a *acquisition) observe() (lease *Lease, err error) {
 	a.start = time.Now()
 	hook := func(o *Observer) func(context.Context, AcquireStartInfo) context.Context { return o.AcquireStart }
 	a.ctx = ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
 	err = errPanic
 	defer func() { lease, err = a.done(lease, err) }()
-	return a.take(d)
+	return a.take()
 }
 
 // tellWait reports that a wait begins. If the Client was closed while an Observer ran, the wait

@@ -158,7 +158,7 @@ func (g *gathering) gather(ctx context.Context) error {
 
 // wait acquires the next key, which is held.
 func (g *gathering) wait(held *word) error {
-	lease, err := g.client.take(g.part(OpAcquire, 0, *held), nil)
+	lease, err := g.client.take(g.part(OpAcquire, 0, *held))
 	g.back.Wait()
 	if err == nil {
 		g.set.add(lease)
@@ -179,7 +179,7 @@ func (g *gathering) try(n int) (refused *word, err error) {
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
 	panicked := g.client.keeper.inParallel(n, func(i int) (more bool) {
 		attempts[i] = g.part(OpTry, i, word{})
-		leases[i], errs[i] = g.client.take(attempts[i], nil)
+		leases[i], errs[i] = g.client.take(attempts[i])
 		return errs[i] == nil
 	})
 	kept := slices.Index(leases, nil)
