@@ -69,10 +69,10 @@ func (k *keeper) abandon() int {
 	k.abandoned.Store(true)
 	k.mu.Lock()
 	n := k.leases
-	leases := make([]*Lease, 0, len(k.schedule))
-	for _, e := range k.schedule { // a lease that was just taken from it looks by itself
-		if e.lease != nil {
-			leases = append(leases, e.lease)
+	var leases []*Lease
+	for _, a := range k.clock.All() { // a lease that was just taken from it looks by itself
+		if l, ok := a.For.(*Lease); ok {
+			leases = append(leases, l)
 		}
 	}
 	k.mu.Unlock()
@@ -125,7 +125,7 @@ func (k *keeper) hurry() {
 	}
 	for e := o.holds.Front(); e != nil; e = e.Next() {
 		if r := e.Value.(*owedRelease); r.state == pending {
-			k.scheduleLocked(&r.lease.alarm, time.Now())
+			k.clock.Set(&r.lease.alarm, time.Now())
 		}
 	}
 	k.wakeLocked()
@@ -164,10 +164,7 @@ func (k *keeper) finish() (calls, owed int, last error) {
 			}
 		}
 	}
-	k.removeLocked(&o.away)
-	if len(k.schedule) == 0 && k.timer != nil {
-		k.timer.Stop()
-		k.timerAt = time.Time{}
-	}
+	k.clock.Unset(&o.away)
+	k.clock.Rest()
 	return calls, owed, last
 }

@@ -57,7 +57,7 @@ func suspend(l *Lease, d time.Duration) {
 	l.wall = l.wall.Add(-d)
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.keeper.lookedAt = l.keeper.lookedAt.Add(-d)
+	l.keeper.clock.Suspend(d)
 }
 
 func TestSuspendedMachine(t *testing.T) {
@@ -197,11 +197,10 @@ func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
 		for range 100 {
 			require.NoError(t, take(t, c, "k").Release())
 		}
-		time.Sleep(2 * lookAround)
+		time.Sleep(2 * time.Second)
 		c.keeper.mu.Lock()
 		defer c.keeper.mu.Unlock()
-		require.Empty(t, c.keeper.schedule)
-		require.True(t, c.keeper.timerAt.IsZero(), "the timer still runs")
+		require.Zero(t, c.keeper.clock.Len())
 	})
 }
 
@@ -209,7 +208,7 @@ func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
 func takeFromSchedule(l *Lease) {
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.keeper.removeLocked(&l.alarm)
+	l.keeper.clock.Unset(&l.alarm)
 }
 
 // Close stops the timer while a tick is about to put a lease back into the schedule.
@@ -274,7 +273,7 @@ func TestGoexitInLocker(t *testing.T) {
 		synctest.Wait()
 		c.keeper.mu.Lock()
 		defer c.keeper.mu.Unlock()
-		require.Zero(t, c.keeper.renewers.calls, "calls that have ended")
+		require.Zero(t, c.keeper.renewers.Jobs, "calls that have ended")
 	})
 }
 
@@ -295,10 +294,10 @@ func TestBatchesPassSinglesThatHang(t *testing.T) {
 		k.dueForRenewal(other, time.Now().Add(time.Second), &trouble{})
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.renewers.calls = maxSingle
+		k.renewers.Jobs = maxSingle
 		require.NotNil(t, k.nextRenewalLocked())
-		require.NotZero(t, alone.waiting.index, "it waits")
-		require.Zero(t, other.waiting.index)
+		require.True(t, alone.waiting.IsSet(), "it waits")
+		require.False(t, other.waiting.IsSet())
 		require.Nil(t, k.nextRenewalLocked())
 	})
 }

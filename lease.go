@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
 )
 
 // A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is granted the lock.
@@ -36,11 +38,11 @@ type Lease struct {
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
 	// Guarded by the keeper's mutex.
-	alarm   alarm // in the schedule
-	waiting alarm // among the leases that are due for a renewal, by the deadline when it became due
-	halved  uint8 // its largest batch
-	silent  bool  // its renewal has failed, and the store has answered no other since
-	counted bool  // it has been in the schedule
+	alarm   alarm.Alarm // in the schedule
+	waiting alarm.Alarm // among the leases that are due for a renewal, by the deadline when it became due
+	halved  uint8       // its largest batch
+	silent  bool        // its renewal has failed, and the store has answered no other since
+	counted bool        // it has been in the schedule
 
 	mu       sync.Mutex
 	values   context.Context // of Acquire's ctx and its Observers; it never ends. Only announce changes it
@@ -97,7 +99,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 
 		tentative: a.set != nil,
 	}
-	l.alarm.lease, l.waiting.lease = l, l
+	l.alarm.For, l.alarm.Wall, l.waiting.For = l, true, l
 	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(renewalPeriod(ttl))
 	if ttl < l.ttl {

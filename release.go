@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
 )
 
 const releaseTimeout = 5 * time.Second // for one try of a release
@@ -287,7 +289,7 @@ type owedRelease struct {
 	// Guarded by the keeper's mutex.
 	state  owedState
 	over   bool          // the MinHold is
-	alarm  alarm         // for the next try, but at the latest for the end of the lease
+	alarm  alarm.Alarm   // for the next try, but at the latest for the end of the lease
 	listed *list.Element // among all owed releases; nil once dropped
 	ready  *list.Element // among those that are due; nil if it is not
 	until  time.Time     // by then the lease has ended by itself
@@ -334,7 +336,7 @@ func (k *keeper) owe(r *owedRelease) bool {
 		r.since = time.Now()
 	}
 	r.until = time.Now().Add(r.ttl)
-	r.alarm.owed = r
+	r.alarm.For = r
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.owed.finished {
@@ -349,7 +351,7 @@ func (k *keeper) owe(r *owedRelease) bool {
 		k.wakeLocked()
 	} else {
 		r.listed = k.owed.holds.PushBack(r)
-		k.scheduleLocked(&r.alarm, r.hold)
+		k.clock.Set(&r.alarm, r.hold)
 	}
 	return true
 }
@@ -374,7 +376,7 @@ func (k *keeper) dropLocked(r *owedRelease, err error) {
 	k.owed.holds.Remove(r.listed)
 	r.listed = nil
 	k.leaveLocked(r)
-	k.removeLocked(&r.alarm)
+	k.clock.Unset(&r.alarm)
 }
 
 // leaveLocked ends the wait of a release for its turn.
@@ -425,7 +427,7 @@ func (k *keeper) dueLocked(r *owedRelease) {
 	if r.ready == nil {
 		r.ready = r.line(k).PushBack(r)
 	}
-	k.scheduleLocked(&r.alarm, r.until)
+	k.clock.Set(&r.alarm, r.until)
 }
 
 // lastErr returns why a release is dropped at the end of its lease.
@@ -450,7 +452,7 @@ func (k *keeper) nextReleaseLocked() func() {
 		return nil
 	case o.silent >= releasers: // the store is away
 		o.awayTryAt = now.Add(awayPause)
-		k.scheduleLocked(&o.away, o.awayTryAt)
+		k.clock.Set(&o.away, o.awayTryAt)
 	}
 	o.turn = turn
 	r := next.Value.(*owedRelease)
@@ -462,7 +464,7 @@ func (k *keeper) nextReleaseLocked() func() {
 	if r.until.After(now) { // it is not the last try
 		at = earlier(at, r.until)
 	}
-	k.scheduleLocked(&r.alarm, at)
+	k.clock.Set(&r.alarm, at)
 	return func() { k.sendOwed(r) }
 }
 
@@ -514,7 +516,7 @@ func (k *keeper) tried(r *owedRelease, sent time.Time, held bool, err error) {
 	}
 	if r.ready == nil {
 		at := r.sent.Add(min(pause, r.ttl/4))
-		k.scheduleLocked(&r.alarm, later(earlier(at, r.until), time.Now()))
+		k.clock.Set(&r.alarm, later(earlier(at, r.until), time.Now()))
 	}
 }
 
@@ -529,9 +531,9 @@ func (k *keeper) heardLocked(sent time.Time, err error) (refuses bool) {
 	took := time.Since(sent)
 	o.fastest = min(took, cmp.Or(o.fastest, took))
 	if took <= 2*o.fastest+promptly {
-		o.workers.size = min(o.workers.size+1, maxReleasers)
+		o.workers.Size = min(o.workers.Size+1, maxReleasers)
 	} else {
-		o.workers.size = releasers
+		o.workers.Size = releasers
 	}
 	return refuses
 }
@@ -539,7 +541,7 @@ func (k *keeper) heardLocked(sent time.Time, err error) (refuses bool) {
 // silentLocked notes that a call got no answer.
 func (k *keeper) silentLocked() {
 	k.owed.silent++
-	k.owed.workers.size = releasers
+	k.owed.workers.Size = releasers
 }
 
 // holdUntil returns when the MinHold ends, or zero if that has passed.

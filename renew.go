@@ -1,7 +1,6 @@
 package dlock
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -120,9 +119,9 @@ func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
 			t.halved++
 		}
 	}
-	if l.waiting.index == 0 {
-		l.waiting.at, l.halved = deadline.Add(l.ttl/200*time.Duration(t.halved)), t.halved
-		heap.Push(&k.due, &l.waiting)
+	if !l.waiting.IsSet() {
+		l.halved = t.halved
+		k.due.Set(&l.waiting, deadline.Add(l.ttl/200*time.Duration(t.halved)))
 	}
 }
 
@@ -146,13 +145,13 @@ func (k *keeper) isUnbatched() bool {
 
 // nextRenewalLocked returns the next call of the renewers, or nil.
 func (k *keeper) nextRenewalLocked() func() {
-	full := k.renewers.calls >= maxSingle
+	full := k.renewers.Jobs >= maxSingle
 	if k.unbatched && full {
 		return nil
 	}
 	size, leases, others := 0, []*Lease(nil), []*Lease(nil)
-	for len(k.due) > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
-		l := heap.Pop(&k.due).(*alarm).lease
+	for k.due.Len() > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
+		l := k.due.Pop().For.(*Lease)
 		largest := maxBatch >> l.halved
 		if k.unbatched {
 			largest = 1
@@ -166,19 +165,19 @@ func (k *keeper) nextRenewalLocked() func() {
 			others = append(others, l)
 		}
 	}
-	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= lookAround {
+	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= time.Second {
 		k.asked = now
 		i := chance.N(time.Duration(len(leases))) // not the first one, which may be the spoiler each time
 		leases[0], leases[i] = leases[i], leases[0]
 		leases, others = leases[:1], append(others, leases[1:]...)
 	}
 	for _, l := range others {
-		heap.Push(&k.due, &l.waiting)
+		k.due.Return(&l.waiting)
 	}
 	if len(leases) == 0 {
 		return nil
 	}
-	many := len(k.due) > 0 || k.renewers.calls > maxSingle/2
+	many := k.due.Len() > 0 || k.renewers.Jobs > maxSingle/2
 	return func() { k.renew(leases, many) }
 }
 

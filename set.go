@@ -5,8 +5,9 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/workers"
 )
 
 const (
@@ -177,7 +178,7 @@ func (g *gathering) part(op AcquireOp, i int, held word) *acquisition {
 func (g *gathering) try(n int) (refused *word, err error) {
 	n = min(n, len(g.keys)-len(g.set.all))
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
-	panicked := g.client.keeper.inParallel(n, func(i int) (more bool) {
+	panicked := workers.Each(n, g.client.keeper.atOnce(), func(i int) (more bool) {
 		attempts[i] = g.part(OpTry, i, word{})
 		leases[i], errs[i] = g.client.take(attempts[i])
 		return errs[i] == nil
@@ -208,43 +209,13 @@ func (g *gathering) try(n int) (refused *word, err error) {
 	return &attempts[kept].word, nil
 }
 
-// inParallel calls f for 0 to n-1, several at once, until a call returns false or panics. The calls that
-// were made are those for the first numbers. It returns what a call has panicked with.
-//
-// A Locker that renews in batches is taken to combine other calls too, as those on Redis do: all calls go at
-// once then.
-func (k *keeper) inParallel(n int, f func(i int) (more bool)) (panicked any) {
-	var (
-		next    atomic.Int64
-		stopped atomic.Bool
-		all     sync.WaitGroup
-		once    sync.Once
-	)
-	most := n
+// atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other
+// calls too, as those on Redis do.
+func (k *keeper) atOnce() int {
 	if k.isUnbatched() {
-		most = setCalls
+		return setCalls
 	}
-	for range min(n, most) {
-		all.Go(func() {
-			defer func() {
-				if reason := recover(); reason != nil {
-					once.Do(func() { panicked = reason })
-					stopped.Store(true)
-				}
-			}()
-			for !stopped.Load() {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				if !f(i) {
-					stopped.Store(true)
-				}
-			}
-		})
-	}
-	all.Wait()
-	return panicked
+	return maxSet
 }
 
 // releaseAll releases leases, several at once, and returns their errors. What has no answer when limit
@@ -254,7 +225,7 @@ func releaseAll(leases []*Lease, limit time.Duration) []error {
 	if len(leases) == 0 {
 		return nil
 	}
-	panicked := leases[0].keeper.inParallel(len(leases), func(i int) (more bool) {
+	panicked := workers.Each(len(leases), leases[0].keeper.atOnce(), func(i int) (more bool) {
 		errs[i] = leases[i].releaseWithin(time.Until(end))
 		return true
 	})

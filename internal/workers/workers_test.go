@@ -1,0 +1,109 @@
+package workers
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// start makes a Pool that does jobs; it returns how many have begun.
+func start(p *Pool, jobs int, job func()) (begun func() int) {
+	n := 0
+	p.Mu = &sync.Mutex{}
+	p.Next = func() func() {
+		if n == jobs {
+			return nil
+		}
+		n++
+		return job
+	}
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.Wake()
+	return func() int {
+		synctest.Wait()
+		p.Mu.Lock()
+		defer p.Mu.Unlock()
+		return n
+	}
+}
+
+func TestPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := Pool{Size: 3, Most: 5, HungAfter: time.Minute}
+		begun := start(&p, 7, func() { time.Sleep(time.Second) })
+		require.Equal(t, 3, begun())
+		time.Sleep(time.Second)
+		require.Equal(t, 6, begun())
+		time.Sleep(time.Second)
+		require.Equal(t, 7, begun())
+		require.Equal(t, 1, p.Jobs)
+		time.Sleep(time.Second)
+		require.Equal(t, 7, begun())
+		require.Zero(t, p.Jobs)
+	})
+}
+
+// Jobs that hang make room for others, but not for any number of them.
+func TestHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := Pool{Size: 3, Most: 5, HungAfter: time.Second}
+		begun := start(&p, 20, func() { time.Sleep(time.Minute) })
+		time.Sleep(time.Second)
+		require.Equal(t, 5, begun())
+		time.Sleep(time.Minute)
+		require.Equal(t, 10, begun(), "three that end, and two later")
+		time.Sleep(time.Hour)
+		require.Equal(t, 20, begun())
+		require.Zero(t, p.Jobs)
+		require.Zero(t, p.prompt)
+	})
+}
+
+// A job that ends its goroutine costs no room.
+func TestGoexit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := Pool{Size: 1, Most: 1, HungAfter: time.Second}
+		begun := start(&p, 10, runtime.Goexit)
+		require.Equal(t, 10, begun())
+		require.Zero(t, p.Jobs)
+	})
+}
+
+func TestEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, highest, sum atomic.Int64
+		begun := time.Now()
+		require.Nil(t, Each(10, 4, func(i int) bool {
+			highest.Store(max(highest.Load(), running.Add(1)))
+			time.Sleep(time.Second)
+			running.Add(-1)
+			sum.Add(int64(i))
+			return true
+		}))
+		require.EqualValues(t, 4, highest.Load())
+		require.EqualValues(t, 45, sum.Load())
+		require.Equal(t, 3*time.Second, time.Since(begun))
+	})
+	require.Nil(t, Each(0, 4, nil))
+}
+
+// After a call that says so, or panics, no more are made.
+func TestEachStops(t *testing.T) {
+	for _, panics := range []bool{false, true} {
+		var calls []int
+		got := Each(10, 1, func(i int) bool {
+			if calls = append(calls, i); i == 3 && panics {
+				panic("fault")
+			}
+			return i < 3
+		})
+		require.Equal(t, panics, got == "fault")
+		require.Equal(t, []int{0, 1, 2, 3}, calls)
+	}
+}
