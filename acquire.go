@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -478,7 +480,7 @@ func (a *acquisition) giveUp() {
 		key:      a.key,
 		token:    a.token,
 		ttl:      a.ttl,
-		values:   withoutCancel(a.ctx),
+		values:   contexts.WithoutCancel(a.ctx),
 		inFlight: a.inFlight,
 
 		observers: a.client.options.observers,
@@ -513,18 +515,18 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 // blame notes why the store did not answer. A call that was cut short is not the store's
 // failure, unless it took long. A queue reports failures of its own calls, and silence.
 func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
-	took, reason := a.returned.Sub(sent), besidesEnd(err)
+	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
 	switch {
 	case reason != nil && alive:
 		a.failure = err
 	case reason != nil:
 		a.failure = reason
 	case alive: // a time limit of the store's client
-		a.failure = noAnswer{took, err}
+		a.failure = noAnswer(took, err)
 	case queued && (hasAnswer || took >= attemptTime):
 		a.answered, a.failure = a.returned, nil
 	case a.failure == nil && took >= attemptTime:
-		a.failure = noAnswer{took, err}
+		a.failure = noAnswer(took, err)
 	}
 }
 
@@ -539,16 +541,16 @@ func (a *acquisition) verdict(err error) error {
 	switch {
 	case errors.Is(err, ErrClosed):
 		return err
-	case mine && contextError(known):
+	case mine && errs.IsContext(known):
 		return endOf(a.ctx)
-	case mine && besidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
+	case mine && errs.BesidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
 		return known
 	case mine:
-		return fmt.Errorf("%w: %w", endOf(a.ctx), hideContextErrors(known))
+		return fmt.Errorf("%w: %w", endOf(a.ctx), errs.HideContext(known))
 	case !waited:
 		return known
-	case besidesEnd(known) == nil: // the queue does not say why
-		known = noAnswer{a.maxWait, known}
+	case errs.BesidesEnd(known) == nil: // the queue does not say why
+		known = noAnswer(a.maxWait, known)
 	}
 	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
 }
@@ -556,7 +558,7 @@ func (a *acquisition) verdict(err error) error {
 // said is what is known of the store when an acquisition ends with err, and nothing is known
 // about the key.
 func (a *acquisition) said(err error) error {
-	switch reason := besidesEnd(err); {
+	switch reason := errs.BesidesEnd(err); {
 	case ours(err) != nil:
 		return err
 	case a.failure != nil:
@@ -580,7 +582,7 @@ func (a *acquisition) known(now time.Time) error {
 	if a.held.Remaining != 0 {
 		rest = a.held.Remaining
 	}
-	failure, endless := hideContextErrors(a.failure), rest < 0
+	failure, endless := errs.HideContext(a.failure), rest < 0
 	switch {
 	case failure == nil:
 		return a.held
@@ -589,7 +591,7 @@ func (a *acquisition) known(now time.Time) error {
 	case Refused(failure):
 		return fmt.Errorf("%w; the store refused: %w", a.held, failure)
 	}
-	failure = hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
+	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -133,10 +134,10 @@ func work[H finisher](ctx context.Context, key string, held H, fn func(context.C
 		return lost
 	}
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) {
-		err = hideContextErrors(err)
+		err = errs.HideContext(err)
 	}
 	if strings.Contains(err.Error(), lost.Error()) {
-		return worded{err.Error(), errors.Join(lost, err)} // the text already shows the loss
+		return errs.Reword(err.Error(), nil, errors.Join(lost, err)) // the text already shows the loss
 	}
 	return fmt.Errorf("%w: %w", lost, err)
 }
@@ -292,7 +293,7 @@ func (c *Client) Stats() Stats {
 		ReleasesDropped: k.owed.dropped,
 		Lost:            k.lost,
 		RenewalsFailed:  k.failed,
-		EventsDropped:   k.hooks.dropped.Load(),
+		EventsDropped:   k.hooks.Dropped(),
 	}
 }
 

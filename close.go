@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
@@ -90,11 +92,11 @@ func (k *keeper) close(op string) error {
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
 	calls, owed, last := k.finish()
-	k.waitWhile(ctx, k.hooks.outstanding)
+	k.waitWhile(ctx, k.hooks.Running)
 	if calls > 0 || owed > 0 {
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
 			op, ErrUnavailable, owed, calls, closeTimeout)
-		return silent{text, last}
+		return errs.Reword(text, ErrUnavailable, errs.HideContext(last))
 	}
 	return nil
 }
@@ -136,7 +138,7 @@ func (k *keeper) hurry() {
 func (k *keeper) outstanding() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.owed.finished = k.calls.Load() == 0 && k.owed.unanswered == 0 && !k.hooks.outstanding()
+	k.owed.finished = k.calls.Load() == 0 && k.owed.unanswered == 0 && !k.hooks.Running()
 	return !k.owed.finished
 }
 

@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // A Detached is a lease on its way from one holder to the next, in this process or another.
@@ -110,7 +112,7 @@ func (l *Lease) renewShort() {
 	rest := l.restLocked(now)
 	l.unlock()
 	if short {
-		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
+		ctx, cancel := contexts.Within(l.values, min(rest, attemptTime), l.keeper.renewing)
 		defer cancel()
 		_, _ = l.sendRenewal(renewal{ctx: ctx, sent: now, ttl: ttl}) // the lease has the error
 	}
@@ -154,7 +156,7 @@ func (a *acquisition) adopt() (lease *Lease, err error) {
 	l.inherited = min(max(0, time.Until(d.Deadline)), maxTTL)
 	switch {
 	case err != nil:
-		return nil, said(a.ctx, sent, hide(err, ErrLost)) // of another lease, if err is the cause of ctx
+		return nil, said(a.ctx, sent, errs.Hide(err, ErrLost)) // of another lease, if err is the cause of ctx
 	case !held:
 		return nil, l.lostLocked(LossRemoved)
 	case l.restLocked(a.returned) <= 0:

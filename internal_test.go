@@ -126,55 +126,6 @@ func TestReleaseAtTheDeadlineIsOwed(t *testing.T) {
 	})
 }
 
-// The contexts of a lease leave nothing behind.
-func TestLeaseContextKeepsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := take(t, New(fake{}), "k")
-		for range 1000 {
-			parent, cancel := context.WithCancel(t.Context())
-			ctx := l.Context(parent)
-			cancel()
-			<-ctx.Done()
-		}
-		synctest.Wait()
-		require.Empty(t, l.lives, "after the parents have ended")
-
-		parent := &countingContext{Context: t.Context(), done: make(chan struct{})}
-		type key struct{}
-		for i := range 1000 {
-			l.Context(parent)
-			l.Context(context.WithValue(t.Context(), key{}, i))
-		}
-		require.Len(t, l.lives, 2, "one for all parents that end together")
-		require.Equal(t, 1, parent.registered)
-		require.NoError(t, l.Release())
-		synctest.Wait()
-		require.Empty(t, l.lives, "after the lease has ended")
-		require.Zero(t, parent.registered, "the parent still knows contexts of the lease")
-
-		c := New(fake{})
-		require.NoError(t, c.Close())
-		_, err := c.AcquireAll(parent, "k")
-		require.ErrorIs(t, err, ErrClosed)
-		synctest.Wait()
-		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
-	})
-}
-
-// countingContext counts what has registered for its end.
-type countingContext struct {
-	context.Context
-	done       chan struct{}
-	registered int
-}
-
-func (c *countingContext) Done() <-chan struct{} { return c.done }
-
-func (c *countingContext) AfterFunc(func()) func() bool {
-	c.registered++
-	return func() bool { c.registered--; return true }
-}
-
 // A lease is not passed on once its first renewal is due, even if the timer is late, nor if
 // none is planned, nor by either clock with too little of its first TTL.
 func TestYoungLease(t *testing.T) {
@@ -306,47 +257,6 @@ type batching struct{ fake }
 
 func (batching) RenewBatch(_ context.Context, batch []Renewal) ([]RenewResult, error) {
 	return make([]RenewResult, len(batch)), nil
-}
-
-func TestLazyTimeout(t *testing.T) {
-	type key struct{}
-	synctest.Test(t, func(t *testing.T) {
-		values := context.WithValue(context.Background(), key{}, "value")
-		start := time.Now()
-		for name, look := range map[string]func(*lazyTimeout){
-			"asked for Done": func(l *lazyTimeout) { l.Done() },
-			"asked for Err":  func(l *lazyTimeout) { l.Err() },
-			"asked for a child": func(l *lazyTimeout) {
-				_, cancel := context.WithCancel(l)
-				defer cancel()
-			},
-			"not asked": func(*lazyTimeout) {},
-		} {
-			l := newLazyTimeout(values, time.Second)
-			look(l)
-			require.NoError(t, l.Err(), name)
-			deadline, ok := l.Deadline()
-			require.True(t, ok)
-			require.Equal(t, time.Now().Add(time.Second), deadline)
-			require.Equal(t, "value", l.Value(key{}))
-			time.Sleep(time.Second)
-			<-l.Done()
-			require.Equal(t, context.DeadlineExceeded, l.Err(), name)
-			l.cancel()
-			require.Equal(t, context.DeadlineExceeded, l.Err(), name)
-		}
-		require.Equal(t, 4*time.Second, time.Since(start))
-
-		l := newLazyTimeout(values, time.Second)
-		l.cancel()
-		<-l.Done()
-		require.Equal(t, context.Canceled, l.Err())
-		l = newLazyTimeout(values, time.Second)
-		done := l.Done()
-		l.cancel()
-		<-done
-		require.Equal(t, context.Canceled, context.Cause(l))
-	})
 }
 
 // crowded is a Locker whose queue never moves.
@@ -503,4 +413,28 @@ func TestNext(t *testing.T) {
 		}
 		require.Equal(t, row.want, next(s), row.name)
 	}
+}
+
+// registry counts what has registered for its end.
+type registry struct {
+	context.Context
+	registered int
+}
+
+func (r *registry) Done() <-chan struct{} { return make(chan struct{}) }
+
+func (r *registry) AfterFunc(func()) func() bool {
+	r.registered++
+	return func() bool { r.registered--; return true }
+}
+
+func TestFailedSetLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parent, c := &registry{Context: t.Context()}, New(fake{})
+		require.NoError(t, c.Close())
+		_, err := c.AcquireAll(parent, "k")
+		require.ErrorIs(t, err, ErrClosed)
+		synctest.Wait()
+		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
+	})
 }

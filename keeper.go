@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
@@ -19,13 +20,13 @@ import (
 // Locks: a function whose name ends in Locked is called while its receiver's mutex is locked,
 // and neither unlocks it nor waits. For a Lease and its trouble that is the mutex of the lease;
 // for the keeper, an owedRelease and workers it is that of the keeper. The mutex of a
-// lease is locked before that of lines or of the keeper. Those of lazyTimeout and hookQueue are
+// lease is locked before that of lines or of the keeper. Those of contexts and hooks are
 // locked last. No mutex is locked during a call of the Locker or of an
 // Observer. A new lease that has not started needs no lock.
 type keeper struct {
 	locker Locker
 	lines  lines
-	hooks  hookQueue
+	hooks  hooks.Queue
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc
@@ -81,7 +82,7 @@ func newKeeper(l Locker) *keeper {
 	}
 	k.renewers = workers.Pool{Mu: &k.mu, Size: renewers, Most: maxRenewals, HungAfter: renewHungAfter, Next: k.nextRenewalLocked}
 	k.owed.workers = workers.Pool{Mu: &k.mu, Size: releasers, Most: maxReleases, HungAfter: releaseHungAfter, Next: k.nextReleaseLocked}
-	k.hooks.idle = k.notify
+	k.hooks.Idle = k.notify
 	k.clock = alarm.NewClock(&k.mu, k.ring)
 	k.open, k.endOpen = context.WithCancel(context.Background())
 	k.renewing, k.endRenew = context.WithCancel(context.Background())
@@ -103,17 +104,6 @@ func (k *keeper) enter() bool {
 func (k *keeper) leave() {
 	if k.calls.Add(-1) == 0 && k.closed.Load() {
 		k.notify()
-	}
-}
-
-// within returns a context for a call in the background: it has values, and ends after d or
-// with end.
-func within(values context.Context, d time.Duration, end context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithTimeout(values, d)
-	stop := context.AfterFunc(end, cancel)
-	return ctx, func() {
-		stop()
-		cancel()
 	}
 }
 

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/hooks"
 )
 
 // A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is granted the lock.
@@ -48,16 +51,15 @@ type Lease struct {
 	values   context.Context // of Acquire's ctx and its Observers; it never ends. Only announce changes it
 	extended time.Time       // when the last acknowledged request was sent
 	deadline time.Time
-	wall     time.Time // the deadline on the wall clock
-	renewAt  time.Time // when a renewal is due, until when a young lease is passed on; zero if none is
-	trouble  trouble   // with its renewals
-	reports  bool      // its end, once AcquireDone has returned
-	line     *line     // to which it may be passed on; nil if it may not
-	err      error     // nil while held
-	ended    time.Time // what Deadline returns after the end
-	done     chan struct{}
-	lives    lives        // of its contexts and its set
-	kept     *owedRelease // the lease has ended, and is renewed for its MinHold
+	wall     time.Time      // the deadline on the wall clock
+	renewAt  time.Time      // when a renewal is due, until when a young lease is passed on; zero if none is
+	trouble  trouble        // with its renewals
+	reports  bool           // its end, once AcquireDone has returned
+	line     *line          // to which it may be passed on; nil if it may not
+	err      error          // nil while held
+	ended    time.Time      // what Deadline returns after the end
+	lives    contexts.Lives // of its contexts and its set
+	kept     *owedRelease   // the lease has ended, and is renewed for its MinHold
 
 	release struct { // its progress
 		idle     chan struct{} // closed when the call in flight returns; nil if nobody waits for that
@@ -94,7 +96,7 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		ttl:     a.ttl,
 		fence:   grant.Fence,
 		standIn: grant.Degraded,
-		values:  withoutCancel(a.ctx),
+		values:  contexts.WithoutCancel(a.ctx),
 		granted: a.returned,
 
 		tentative: a.set != nil,
@@ -106,13 +108,6 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		l.renewAt = l.granted.Add(firstRenewal)
 	}
 	return l
-}
-
-func withoutCancel(ctx context.Context) context.Context {
-	if ctx.Done() == nil {
-		return ctx // it never ends anyway
-	}
-	return context.WithoutCancel(ctx)
 }
 
 // Key returns the name of the lock.
@@ -146,16 +141,8 @@ func (l *Lease) Deadline() time.Time {
 
 // Done returns a channel that is closed when the lease ends.
 func (l *Lease) Done() <-chan struct{} {
-	l.mu.Lock()
-	defer l.unlock()
-	err := l.lookLocked()
-	if l.done == nil {
-		l.done = make(chan struct{})
-		if err != nil {
-			close(l.done)
-		}
-	}
-	return l.done
+	_ = l.Err() // which closes it if the lease has ended
+	return l.lives.Done()
 }
 
 // Err returns nil while the lease is held. After that it returns [ErrReleased] if the lease
@@ -266,10 +253,7 @@ func (l *Lease) endLocked(err error) {
 		l.unawaitLocked()
 	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))
-	if l.done != nil {
-		close(l.done)
-	}
-	l.lives.end(err)
+	l.lives.End(err)
 	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
 }
 
@@ -391,11 +375,11 @@ func (l *Lease) renewed(c renewal, r RenewResult) error {
 		info.Err = forEvent(caller, said(c.ctx, c.sent, err))
 	}
 	if report && c.size > 0 {
-		tellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
+		hooks.TellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
 	}
 	l.unlock()
 	if report && c.size == 0 {
-		tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
+		hooks.Tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
 	}
 	return err
 }
@@ -430,8 +414,8 @@ func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
 
 func (l *Lease) renewalFailedLocked(c renewal, err error) error {
 	l.keeper.countRenewal(c.sent, true)
-	err = hide(err, ErrLost, ErrReleased)  // of another lease, if err is the cause of a ctx
-	overtaken := c.sent.Before(l.extended) // by one that has succeeded
+	err = errs.Hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
+	overtaken := c.sent.Before(l.extended)     // by one that has succeeded
 	if t := &l.trouble; !overtaken {
 		t.err = err
 		if t.since.IsZero() {
@@ -496,125 +480,20 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// A life is shared by all contexts of a lease whose parents end together. The lease keeps
-// nothing else of its contexts, so a context for each step of a long work costs nothing once
-// it is dropped.
-type life struct {
-	context.Context // ends with the parents or the lease; nil for the life of a set
-	cancel          context.CancelCauseFunc
-}
-
-// lives are those of one lease or one set, by the Done of their parents. The owner's mutex guards
-// them.
-type lives map[<-chan struct{}]*life
-
-func (all *lives) end(err error) {
-	for _, life := range *all {
-		life.cancel(err)
-	}
-	*all = nil
-}
-
-// share returns the life of contexts whose parents end with ends, if there is one. Otherwise it
-// makes own that life, unless own is nil, and returns own. err is that of the owner if it has ended.
-func (all *lives) share(ends <-chan struct{}, own *life, err error) *life {
-	switch shared := (*all)[ends]; {
-	case shared != nil || own == nil:
-		return shared
-	case err != nil:
-		own.cancel(err)
-	case *all == nil:
-		*all = lives{ends: own}
-	default:
-		(*all)[ends] = own
-	}
-	return own
-}
-
-// A tenure is what contexts end with: a lease or a set. The methods are those of its lives, with
-// its mutex.
-type tenure interface {
-	share(ends <-chan struct{}, own *life) *life
-	drop(ends <-chan struct{})
-}
-
-func (l *Lease) share(ends <-chan struct{}, own *life) *life {
-	l.mu.Lock()
-	defer l.unlock()
-	return l.lives.share(ends, own, l.lookLocked())
-}
-
-func (l *Lease) drop(ends <-chan struct{}) {
-	l.mu.Lock()
-	defer l.unlock()
-	delete(l.lives, ends)
-}
-
-// A leaseContext has the values of its parent, ends with its life, and carries a lease or a set: it
-// is the value for leaseKey, so that a search for another lease can continue at its parent.
-type leaseContext struct {
-	context.Context // the parent
-	life            *life
-	first           bool // the life was made for this parent, and has its values
-	lease           *Lease
-	set             *Leases // if lease is nil
-}
-
-// leaseKey is the key of the innermost leaseContext.
-var leaseKey any = (*leaseContext)(nil)
-
 // Context returns a context for work that needs the lock. It ends with parent or with the
 // lease, whichever is first; [context.Cause] returns parent's cause or the lease's Err. It
 // need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
-	life, made := lifeOf(l, parent)
-	return &leaseContext{parent, life, made, l, nil}
+	_ = l.Err() // which ends what needs the lease if it has ended
+	return l.lives.Context(parent, l, nameOf)
 }
 
-// lifeOf returns the life of contexts of parent, and whether it was made for this one. It asks
-// parent without the mutex, since parent may ask the lease.
-func lifeOf(t tenure, parent context.Context) (_ *life, made bool) {
-	ends := parent.Done()
-	if shared := t.share(ends, nil); shared != nil {
-		return shared, false
+// nameOf is the name of a lease or a set in the text of a context. It shows no token.
+func nameOf(owner any) string {
+	if set, ok := owner.(*Leases); ok {
+		return fmt.Sprintf("WithLeases(%d)", len(set.all))
 	}
-	outer, leave := context.WithCancel(parent)
-	ctx, cancel := context.WithCancelCause(outer) // endLocked calls cancel, which asks nothing but outer
-	own := &life{ctx, cancel}
-	shared := t.share(ends, own)
-	if shared != own { // another was made meanwhile
-		leave()
-		return shared, false
-	}
-	context.AfterFunc(ctx, func() {
-		leave()
-		t.drop(ends)
-	})
-	return own, true
-}
-
-func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
-
-func (c *leaseContext) Err() error { return c.life.Err() }
-
-// Value returns the parent's values, with two exceptions: leaseKey, and the key by which
-// package context finds its own contexts. The life answers that one.
-func (c *leaseContext) Value(key any) any {
-	if key == leaseKey {
-		return c
-	}
-	if v := c.life.Value(key); c.first || v == any(c.life.Context) {
-		return v
-	}
-	return c.Context.Value(key)
-}
-
-// String returns a text like those of package context, without the token.
-func (c *leaseContext) String() string {
-	if c.set != nil {
-		return fmt.Sprintf("%v.WithLeases(%d)", c.Context, len(c.set.all))
-	}
-	return fmt.Sprintf("%v.WithLease(%q)", c.Context, c.lease.key)
+	return fmt.Sprintf("WithLease(%q)", owner.(*Lease).key)
 }
 
 // LeaseFromContext returns the lease of key that ctx carries, while it is held. [Client.Do],
@@ -635,33 +514,25 @@ func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
 // findLease returns the innermost lease of key in ctx that is held, or nil. An empty key means any,
 // and so does k if it is nil.
 func findLease(ctx context.Context, key string, k *keeper) *Lease {
-	for {
-		c, _ := ctx.Value(leaseKey).(*leaseContext)
-		if c == nil {
-			return nil
-		}
-		if l := c.find(key, k); l != nil {
-			return l
-		}
-		ctx = c.Context
-	}
-}
-
-func (c *leaseContext) find(key string, k *keeper) *Lease {
 	wanted := func(l *Lease) bool {
 		return l != nil && (k == nil || l.keeper == k) && (key == "" || l.key == key) && l.Err() == nil
 	}
-	switch {
-	case c.set == nil && wanted(c.lease):
-		return c.lease
-	case c.set != nil && key != "":
-		if l := c.set.byKey[key]; wanted(l) {
-			return l
-		}
-	case c.set != nil:
-		if i := slices.IndexFunc(c.set.all, wanted); i >= 0 {
-			return c.set.all[i]
+	for {
+		var owner any
+		switch owner, ctx = contexts.Owner(ctx); owner := owner.(type) {
+		case nil:
+			return nil
+		case *Lease:
+			if wanted(owner) {
+				return owner
+			}
+		case *Leases:
+			if l := owner.byKey[key]; wanted(l) {
+				return l
+			}
+			if i := slices.IndexFunc(owner.all, wanted); key == "" && i >= 0 {
+				return owner.all[i]
+			}
 		}
 	}
-	return nil
 }

@@ -6,10 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
 )
 
 const releaseTimeout = 5 * time.Second // for one try of a release
@@ -52,8 +52,8 @@ func (l *Lease) releaseOnce(c *releaseCall) error {
 	if rest <= 0 {
 		return err
 	}
-	ctx, sent := newLazyTimeout(l.values, rest), time.Now()
-	defer ctx.cancel()
+	ctx, sent := contexts.NewLazy(l.values, rest), time.Now()
+	defer ctx.Cancel()
 	return l.sentRelease(c, sent, l.sendRelease(ctx, c))
 }
 
@@ -198,61 +198,6 @@ func (l *Lease) sentRelease(c *releaseCall, sent time.Time, err error) error {
 func (l *Lease) oweReleaseLocked(err error) {
 	if r := &l.release; !r.owed {
 		r.owed = l.keeper.owe(&owedRelease{lease: l, err: err})
-	}
-}
-
-// A lazyTimeout is a context like that of context.WithTimeout, with the values of another
-// context. It starts its timer only when Done is called. A client that sets the deadline on
-// its connection never calls Done, so that a release costs no timer.
-type lazyTimeout struct {
-	context.Context // of the values
-	deadline        time.Time
-
-	mu        sync.Mutex
-	timed     context.Context // made by Done
-	stop      context.CancelFunc
-	cancelled bool
-}
-
-func newLazyTimeout(values context.Context, d time.Duration) *lazyTimeout {
-	return &lazyTimeout{Context: values, deadline: time.Now().Add(d)}
-}
-
-func (l *lazyTimeout) Deadline() (time.Time, bool) { return l.deadline, true }
-
-func (l *lazyTimeout) Done() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timed == nil {
-		l.timed, l.stop = context.WithDeadline(l.Context, l.deadline)
-		if l.cancelled {
-			l.stop()
-		}
-	}
-	return l.timed.Done()
-}
-
-func (l *lazyTimeout) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.timed != nil:
-		return l.timed.Err()
-	case l.cancelled:
-		return context.Canceled
-	case !time.Now().Before(l.deadline):
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// cancel must be called when the context is no longer needed.
-func (l *lazyTimeout) cancel() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.cancelled = true
-	if l.stop != nil {
-		l.stop()
 	}
 }
 
@@ -470,7 +415,7 @@ func (k *keeper) nextReleaseLocked() func() {
 
 // sendOwed makes one try of an owed release.
 func (k *keeper) sendOwed(r *owedRelease) {
-	ctx, cancel := within(r.values, releaseTimeout, k.over)
+	ctx, cancel := contexts.Within(r.values, releaseTimeout, k.over)
 	defer cancel()
 	sent, held, err := time.Now(), false, errPanic
 	defer func() { k.tried(r, sent, held, err) }()

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // How many calls for renewals a Client has in flight at most: those that have not hung, those
@@ -208,7 +210,7 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	if end.Err() != nil {
 		end = k.over // for MinHolds
 	}
-	ctx, cancel := within(values, timeout, end)
+	ctx, cancel := contexts.Within(values, timeout, end)
 	defer cancel()
 	c := renewal{ctx: ctx, sent: now, ttl: batch[0].TTL, size: len(begun)}
 	if len(begun) == 1 {
@@ -253,8 +255,8 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 // causeLocked returns why renewals failed before a loss; nil if none was tried. If they only
 // timed out, it says for how long there was no answer.
 func (t *trouble) causeLocked(now time.Time) error {
-	err := hideContextErrors(t.err)
-	if t.err != nil && besidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
+	err := errs.HideContext(t.err)
+	if t.err != nil && errs.BesidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
 		err = fmt.Errorf("no answer for %v", now.Sub(t.since).Round(time.Millisecond))
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
@@ -24,11 +25,7 @@ const (
 type Leases struct {
 	all   []*Lease          // in byte order of their keys
 	byKey map[string]*Lease // nil until the set is complete
-	self  chan struct{}     // stands for the set among the lives of its leases
-
-	mu    sync.Mutex // locked after that of a lease
-	err   error      // of the first lease that ended
-	lives lives
+	lives contexts.Lives    // end with the first lease that ends
 }
 
 // AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
@@ -64,7 +61,7 @@ func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error
 	if key, err := c.checkAll(ctx, keys); err != nil {
 		return nil, wrap(ctx, "acquire", key, err)
 	}
-	g := &gathering{client: c, keys: keys, set: &Leases{self: make(chan struct{})}}
+	g := &gathering{client: c, keys: keys, set: &Leases{}}
 	complete := false
 	defer func() {
 		if !complete {
@@ -138,8 +135,7 @@ func (g *gathering) gather(ctx context.Context) error {
 	if wait := g.client.options.maxWait; 0 < wait && wait < NoLimit {
 		g.limit = time.Now().Add(wait)
 	}
-	life, _ := lifeOf(g.set, ctx)
-	g.ctx = life.Context
+	g.ctx = g.set.lives.Bind(ctx)
 	for ahead := len(g.keys); len(g.set.all) < len(g.keys); ahead *= 2 {
 		held, err := g.try(ahead)
 		if err == nil && held != nil {
@@ -238,7 +234,8 @@ func releaseAll(leases []*Lease, limit time.Duration) []error {
 // add adds the lease of the next key. The set ends with it.
 func (ls *Leases) add(l *Lease) {
 	ls.all = append(ls.all, l)
-	l.share(ls.self, &life{cancel: ls.end})
+	_ = l.Err() // which ends its lives if it has ended
+	l.lives.EndAlso(&ls.lives)
 }
 
 // complete makes the set one that is held.
@@ -258,15 +255,6 @@ func (l *Lease) settle() {
 	l.unawaitLocked()
 }
 
-func (ls *Leases) end(err error) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if ls.err == nil {
-		ls.err = err
-		ls.lives.end(err)
-	}
-}
-
 // Lease returns the lease of key, or nil if the set has no such key.
 func (ls *Leases) Lease(key string) *Lease { return ls.byKey[key] }
 
@@ -277,29 +265,14 @@ func (ls *Leases) All() []*Lease { return slices.Clone(ls.all) }
 // set, whichever is first; [context.Cause] returns parent's cause or the set's Err. It need not be
 // cancelled. [LeaseFromContext] finds each lease in it.
 func (ls *Leases) Context(parent context.Context) context.Context {
-	life, made := lifeOf(ls, parent)
-	return &leaseContext{parent, life, made, nil, ls}
-}
-
-func (ls *Leases) share(ends <-chan struct{}, own *life) *life {
-	if own != nil {
-		_ = ls.Err() // which looks at the clocks
-	}
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.lives.share(ends, own, ls.err)
-}
-
-func (ls *Leases) drop(ends <-chan struct{}) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	delete(ls.lives, ends)
+	_ = ls.Err() // which ends what needs the set if it has ended
+	return ls.lives.Context(parent, ls, nameOf)
 }
 
 // Done returns a channel that is closed when the set ends.
 func (ls *Leases) Done() <-chan struct{} {
-	life, _ := lifeOf(ls, context.Background())
-	return life.Done()
+	_ = ls.Err() // which closes it if the set has ended
+	return ls.lives.Done()
 }
 
 // Err returns nil while all leases are held. After that it returns the error of the first that ended:
@@ -308,9 +281,7 @@ func (ls *Leases) Err() error {
 	for _, l := range ls.all {
 		_ = l.Err() // which ends the set if the lease has ended
 	}
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.err
+	return ls.lives.Err()
 }
 
 // Deadline returns the earliest [Lease.Deadline] of the set: until then all locks are held.
@@ -327,7 +298,7 @@ func (ls *Leases) Deadline() time.Time {
 func (ls *Leases) Release() error { return errors.Join(ls.release(releaseTimeout)...) }
 
 func (ls *Leases) release(limit time.Duration) []error {
-	defer ls.end(ErrReleased)
+	defer ls.lives.End(ErrReleased)
 	return releaseAll(ls.all, limit)
 }
 

@@ -8,6 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // The state of the lines of a Client, see [WithLocalTurns].
@@ -136,7 +139,7 @@ func (a *acquisition) noteTurn(w *waiter, end error) {
 	a.hear(w.word)
 	a.err = w.err
 	if end != nil {
-		if reason := hideContextErrors(besidesEnd(w.err)); reason != nil {
+		if reason := errs.HideContext(errs.BesidesEnd(w.err)); reason != nil {
 			end = fmt.Errorf("%w: %w", end, reason)
 		}
 		a.err = end
@@ -343,7 +346,7 @@ func (n *line) sendLocked(first *waiter) {
 	if !n.keeper.enter() {
 		return
 	}
-	values := withoutCancel(first.ctx)
+	values := contexts.WithoutCancel(first.ctx)
 	ctx, callOff := context.WithCancel(values)
 	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
 	e.errand, e.stage = true, lined
@@ -377,7 +380,7 @@ func (n *line) serve(e *acquisition, l *Lease) error {
 	if w == nil {
 		return errNobodyWaits
 	}
-	l.values, l.options, l.tentative = withoutCancel(w.ctx), &w.client.options, w.set != nil
+	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
 	if w.answered || e.waited >= shortestWait {
 		n.keeper.lines.contend(n.key)
 	}
