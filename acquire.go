@@ -10,6 +10,7 @@ import (
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -477,12 +478,11 @@ func (a *acquisition) giveUp() {
 		return
 	}
 	a.client.keeper.owe(&owedRelease{
-		key:      a.key,
-		token:    a.token,
-		ttl:      a.ttl,
-		values:   contexts.WithoutCancel(a.ctx),
-		inFlight: a.inFlight,
-
+		Call:      owed.Call{TTL: a.ttl},
+		key:       a.key,
+		token:     a.token,
+		values:    contexts.WithoutCancel(a.ctx),
+		inFlight:  a.inFlight,
 		observers: a.client.options.observers,
 	})
 	a.forget()

@@ -285,12 +285,13 @@ func (c *Client) Stats() Stats {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	owed, dropped := k.owed.Count()
 	return Stats{
 		Leases:          k.leases,
 		Waiters:         int(k.waiters.Load()),
 		NestedWaits:     k.nested.Load(),
-		ReleasesOwed:    k.owed.all.Len() + k.owed.holds.Len(),
-		ReleasesDropped: k.owed.dropped,
+		ReleasesOwed:    owed,
+		ReleasesDropped: dropped,
 		Lost:            k.lost,
 		RenewalsFailed:  k.failed,
 		EventsDropped:   k.hooks.Dropped(),

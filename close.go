@@ -1,7 +1,6 @@
 package dlock
 
 import (
-	"container/list"
 	"context"
 	"fmt"
 	"time"
@@ -73,9 +72,7 @@ func (k *keeper) abandon() int {
 	n := k.leases
 	var leases []*Lease
 	for _, a := range k.clock.All() { // a lease that was just taken from it looks by itself
-		if l, ok := a.For.(*Lease); ok {
-			leases = append(leases, l)
-		}
+		leases = append(leases, a.For.(*Lease))
 	}
 	k.mu.Unlock()
 	for _, l := range leases {
@@ -113,60 +110,30 @@ func (k *keeper) waitWhile(ctx context.Context, outstanding func() bool) {
 
 // hurry makes owed releases that wait for their next try due at once, and renewals for MinHolds.
 func (k *keeper) hurry() {
+	held := k.owed.Hurry()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	o := &k.owed
-	o.silent = 0
-	for e := o.all.Front(); e != nil; {
-		r := e.Value.(*owedRelease)
-		e = e.Next()
-		if r.ready == nil && r.trying == 0 && r.state == pending {
-			r.tries = 0
-			k.dueLocked(r)
-		}
+	for _, c := range held {
+		k.clock.Set(&c.For.(*owedRelease).lease.alarm, time.Now())
 	}
-	for e := o.holds.Front(); e != nil; e = e.Next() {
-		if r := e.Value.(*owedRelease); r.state == pending {
-			k.clock.Set(&r.lease.alarm, time.Now())
-		}
-	}
-	k.wakeLocked()
 }
 
 // outstanding reports whether there is anything for Close to wait for. Once there is not, no release is
 // taken on any more: Close does not wait for a call of Release that begins after that.
 func (k *keeper) outstanding() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.owed.finished = k.calls.Load() == 0 && k.owed.unanswered == 0 && !k.hooks.Running()
-	return !k.owed.finished
+	return !k.owed.Seal(k.calls.Load() == 0 && !k.hooks.Running())
 }
 
 // finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
 // the error of the last try of a release.
-func (k *keeper) finish() (calls, owed int, last error) {
+func (k *keeper) finish() (calls, unanswered int, last error) {
 	defer k.endOver()
+	inVain, unanswered, last := k.owed.Finish(ErrClosed)
+	if inVain {
+		calls = int(k.calls.Load())
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	o := &k.owed
-	if !o.finished {
-		calls, owed = int(k.calls.Load()), o.unanswered
-	}
-	o.finished = true
-	for _, all := range []*list.List{&o.all, &o.holds} {
-		for all.Len() > 0 {
-			r := all.Front().Value.(*owedRelease)
-			if r.state == settled {
-				k.dropLocked(r, r.err)
-			} else {
-				if r.err != nil {
-					last = r.err
-				}
-				k.dropLocked(r, ErrClosed)
-			}
-		}
-	}
-	k.clock.Unset(&o.away)
 	k.clock.Rest()
-	return calls, owed, last
+	return calls, unanswered, last
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/owed"
 )
 
 // A fake is a Locker that grants everything, but releases as the test says.
@@ -169,7 +171,7 @@ func TestFinishStopsTimerForGood(t *testing.T) {
 		c := New(down, WithTTL(10*time.Minute), WithRenewal(false))
 		l := take(t, c, "k")
 		takeFromSchedule(l)
-		c.keeper.owe(&owedRelease{key: "x", token: "t", ttl: time.Hour, values: context.Background(), inFlight: 1})
+		c.keeper.owe(&owedRelease{Call: owed.Call{TTL: time.Hour}, key: "x", token: "t", values: context.Background(), inFlight: 1})
 		synctest.Wait()
 		require.Error(t, c.Close(), "a release that is never answered")
 		l.due()

@@ -1,7 +1,6 @@
 package dlock
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/hooks"
+	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
@@ -27,6 +27,7 @@ type keeper struct {
 	locker Locker
 	lines  lines
 	hooks  hooks.Queue
+	owed   *owed.Queue // its releases
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc
@@ -42,26 +43,10 @@ type keeper struct {
 	nested    atomic.Uint64 // waits inside the work of another lease, so far
 	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
-	mu     sync.Mutex
-	clock  *alarm.Clock // for leases and owed releases
-	leases int          // that are held
-	lost   uint64
-	owed   struct {
-		workers workers.Pool
-		all     list.List    // those answered first, then the oldest, without those of a MinHold that lasts
-		holds   list.List    // those of a MinHold that lasts; the lease is renewed meanwhile
-		ready   [2]list.List // those that are due: of attempts, of leases
-		turn    int          // which of the two was last
-
-		unanswered int           // of all and holds: Close waits for them
-		silent     int           // tries in a row that got no answer
-		fastest    time.Duration // answer so far; 0 before the first
-		away       alarm.Alarm   // the next try while the store is away
-		awayTryAt  time.Time     // its earliest time
-		dropped    uint64
-		finished   bool // no more are taken on
-	}
-
+	mu        sync.Mutex
+	clock     *alarm.Clock // for leases
+	leases    int          // that are held
+	lost      uint64
 	due       alarm.Queue  // leases that are due for a renewal, the earliest deadline first
 	renewers  workers.Pool // make the calls of renewals
 	unbatched bool         // RenewBatch is unsupported
@@ -81,7 +66,7 @@ func newKeeper(l Locker) *keeper {
 		adopted:   make(map[string]struct{}),
 	}
 	k.renewers = workers.Pool{Mu: &k.mu, Size: renewers, Most: maxRenewals, HungAfter: renewHungAfter, Next: k.nextRenewalLocked}
-	k.owed.workers = workers.Pool{Mu: &k.mu, Size: releasers, Most: maxReleases, HungAfter: releaseHungAfter, Next: k.nextReleaseLocked}
+	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify)
 	k.hooks.Idle = k.notify
 	k.clock = alarm.NewClock(&k.mu, k.ring)
 	k.open, k.endOpen = context.WithCancel(context.Background())
@@ -164,27 +149,14 @@ func (k *keeper) scheduleLease(l *Lease, at time.Time, slack time.Duration) {
 	k.clock.Set(&l.alarm, at)
 }
 
-// ring does what is due.
+// ring does what is due for leases.
 func (k *keeper) ring(due []*alarm.Alarm) {
 	for _, a := range due {
-		if l, ok := a.For.(*Lease); ok {
-			l.due()
-		}
+		a.For.(*Lease).due()
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, a := range due {
-		if r, ok := a.For.(*owedRelease); ok {
-			k.dueLocked(r)
-		}
-	}
-	k.wakeLocked()
-}
-
-// wakeLocked starts the calls that are due.
-func (k *keeper) wakeLocked() {
 	k.renewers.Wake()
-	k.owed.workers.Wake()
 }
 
 // errPanic is the error of a call that did not return.

@@ -386,10 +386,11 @@ func (l *Lease) renewed(c renewal, r RenewResult) error {
 
 func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
 	switch {
-	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.hold): // sent before the lease ended
+	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.Hold): // sent before the lease ended
 		return l.err
 	case l.kept != nil:
-		if l.keeper.kept(l.kept, c, r) {
+		answer := l.kept.answer(c.sent, r.Err, r.Err == nil && !r.Held)
+		if l.keeper.owed.Kept(&l.kept.Call, c.sent, c.ttl, answer) {
 			l.renewAgainLocked(c)
 		} else {
 			l.kept = nil

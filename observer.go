@@ -10,6 +10,7 @@ import (
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/hooks"
+	"github.com/dlock-go/dlock/internal/owed"
 )
 
 // An Observer is called when something happens in a Client: see [WithObserver]. Functions that
@@ -383,9 +384,15 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 }
 
 // reportOwed reports the end of an owed release.
-func (k *keeper) reportOwed(r *owedRelease, err error) {
-	if len(r.observers) == 0 {
+func (k *keeper) reportOwed(c *owed.Call, err error) {
+	r := c.For.(*owedRelease)
+	switch {
+	case len(r.observers) == 0:
 		return
+	case err == owed.ErrTooMany:
+		err = errTooManyOwed
+	case err == owed.ErrUnanswered:
+		err = errUnanswered
 	}
 	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
 	hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }

@@ -34,7 +34,9 @@ func TestReword(t *testing.T) {
 	require.NotErrorIs(t, err, io.ErrUnexpectedEOF)
 	require.True(t, InChain(err, func(e error) bool { return e == net.ErrClosed }))
 	require.NotErrorIs(t, Reword("text", nil, nil), io.EOF)
-	require.NotPanics(t, func() { errors.Is(Reword("a", nil, HideContext(context.Canceled)), Reword("a", nil, HideContext(context.Canceled))) })
+	require.NotPanics(t, func() {
+		errors.Is(Reword("a", nil, HideContext(context.Canceled)), Reword("a", nil, HideContext(context.Canceled)))
+	})
 }
 
 func TestInChain(t *testing.T) {
