@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/owed"
+	"github.com/dlock-go/dlock/internal/pause"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -36,9 +36,9 @@ type acquisition struct {
 	wait    context.Context // ends with limited and Close; nil until it is needed
 	stop    func()          // ends wait; nil if there is nothing to end
 
-	pauses   int  // in this stage
-	failures int  // of calls, in a row
-	early    bool // the last pause ended early, with the holder's lease
+	pauses   int // in this stage
+	failures int // of calls, in a row
+	poll     pause.Poll
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -307,7 +307,7 @@ func (a *acquisition) look() state {
 	_, a.queue = k.locker.(Acquirer)
 	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
 	a.turns = a.queue && o.takesTurns()
-	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.lines.contended(a.key) || k.attempts.Load() >= maxAttempts)
+	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.contended.Has(a.key) || k.attempts.Load() >= maxAttempts)
 	return a.state
 }
 
@@ -453,7 +453,7 @@ func (a *acquisition) hand() {
 	case !lease.start():
 		a.err = ErrClosed
 	case a.queue && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
-		k.lines.contend(a.key)
+		k.contended.Add(a.key)
 	}
 	if a.err == nil {
 		return
@@ -602,48 +602,15 @@ func heldBy(key string, a Attempt) *HeldError {
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.
 // Acquisitions with WithOutage make an attempt nevertheless, also beside many others.
-const (
-	contendedFor = time.Second
-	maxContended = 1024
-	shortestWait = time.Millisecond // a grant is dated a little later than its call even if the key was free
-)
+
+// shortestWait tells waits from grants that are dated a little later than their call even if the key was free.
+const shortestWait = time.Millisecond
 
 // maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls
 // would stand before renewals and releases for the connections of the store's client. So further
 // acquisitions join the queue of the store at once, free or not, and the backend sends them
 // together.
 const maxAttempts = 128
-
-// contend makes a key contended.
-func (t *lines) contend(key string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.until == nil || len(t.until) >= maxContended {
-		t.until = make(map[string]time.Time)
-	}
-	t.until[key] = time.Now().Add(contendedFor)
-	t.waited.Store(true)
-}
-
-func (t *lines) contended(key string) bool {
-	if !t.waited.Load() {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return time.Now().Before(t.until[key])
-}
-
-// The pauses of a waiter that polls. While the store answers, each is random between
-// minPollPause and maxPollPause, however long the wait: early waiters poll as frequently as
-// late ones, and waiters that began together drift apart. These are redsync's pauses, so that
-// both libraries get a shared lock equally often. While the store fails, pauses double up to
-// maxErrorPause, plus up to a half.
-const (
-	minPollPause  = 50 * time.Millisecond
-	maxPollPause  = 250 * time.Millisecond
-	maxErrorPause = 640 * time.Millisecond
-)
 
 // pause waits for the time of the next call, for the end of the wait, or until by.
 func (a *acquisition) pause(by time.Time) {
@@ -673,18 +640,11 @@ func (a *acquisition) pauseTime() (time.Duration, error) {
 		return d, nil
 	}
 	if a.failures > 0 {
-		d := min(minPollPause<<min(a.failures-1, 10), maxErrorPause)
-		return d + chance.N(d/2), nil
+		return pause.AfterFailures(a.failures), nil
 	}
-	d := minPollPause + chance.N(maxPollPause-minPollPause)
-	if a.early {
-		a.early = false
-		return max(d, 2*minPollPause), nil // a short TTL does not make it poll more frequently
+	expiry := time.Time{}
+	if a.held != nil && a.held.Remaining > 0 {
+		expiry = a.returned.Add(a.held.Remaining)
 	}
-	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
-		return d, nil
-	}
-	a.early = true
-	expiry := time.Until(a.returned.Add(a.held.Remaining)) + time.Millisecond + chance.N(2*time.Millisecond)
-	return max(0, min(d, expiry)), nil
+	return a.poll.Next(expiry), nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/owed"
+	"github.com/dlock-go/dlock/internal/recent"
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
@@ -24,10 +25,11 @@ import (
 // locked last. No mutex is locked during a call of the Locker or of an
 // Observer. A new lease that has not started needs no lock.
 type keeper struct {
-	locker Locker
-	lines  lines
-	hooks  hooks.Queue
-	owed   *owed.Queue // its releases
+	locker    Locker
+	lines     lines
+	contended recent.Keys // that were waited for
+	hooks     hooks.Queue
+	owed      *owed.Queue // its releases
 
 	open      context.Context // ends when Close or Shutdown is called
 	endOpen   context.CancelFunc

@@ -61,15 +61,14 @@ type Lease struct {
 	lives    contexts.Lives // of its contexts and its set
 	kept     *owedRelease   // the lease has ended, and is renewed for its MinHold
 
-	release struct { // its progress
-		idle     chan struct{} // closed when the call in flight returns; nil if nobody waits for that
-		sent     int           // calls that may have reached the store
-		busy     bool          // a call of Release is in flight
-		called   bool          // Release was, with Observers
-		answered bool          // the store has answered
-		settled  bool          // there is nothing to send: it was answered, detached, or is kept for its MinHold
-		owed     bool          // the keeper repeats it
-		err      error         // once settled, of the answer: nil or ErrLost; before, of the last call
+	sending contexts.Mutex // locked while a call of Release is in flight
+	release struct {       // its progress
+		sent     int   // calls that may have reached the store
+		called   bool  // Release was, with Observers
+		answered bool  // the store has answered
+		settled  bool  // there is nothing to send: it was answered, detached, or is kept for its MinHold
+		owed     bool  // the keeper repeats it
+		err      error // once settled, of the answer: nil or ErrLost; before, of the last call
 	}
 }
 

@@ -93,45 +93,12 @@ func (l *Lease) endForRelease(c *releaseCall) (time.Duration, error) {
 // sendRelease makes one try, when no other call of Release is in flight. It does not wait for
 // renewals: a later one finds nothing to renew.
 func (l *Lease) sendRelease(ctx context.Context, c *releaseCall) error {
-	for idle := l.enterRelease(); idle != nil; idle = l.enterRelease() {
-		select {
-		case <-idle:
-		case <-ctx.Done():
-		}
-		if ended(ctx) != nil {
-			return endOf(ctx)
-		}
+	if !l.sending.Lock(ctx) {
+		return endOf(ctx)
 	}
-	defer l.leaveRelease()
+	defer l.sending.Unlock()
 	_, err := l.tryRelease(ctx, c)
 	return err
-}
-
-// enterRelease returns nil, and leaveRelease must follow, or what is closed when the call that is in
-// flight returns.
-func (l *Lease) enterRelease() (idle chan struct{}) {
-	l.mu.Lock()
-	defer l.unlock()
-	r := &l.release
-	if !r.busy {
-		r.busy = true
-		return nil
-	}
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	return r.idle
-}
-
-func (l *Lease) leaveRelease() {
-	l.mu.Lock()
-	defer l.unlock()
-	r := &l.release
-	r.busy = false
-	if r.idle != nil {
-		close(r.idle)
-		r.idle = nil
-	}
 }
 
 // tryRelease makes one call of Release of the Locker, unless the store has answered one; or, before the

@@ -36,15 +36,12 @@ const wordTime = time.Second
 
 var errNobodyWaits = errors.New("granted, but nobody waits any more")
 
-// lines are the lines of a Client, and the keys that it has waited for lately. The zero value is
-// ready for use.
+// lines are the lines of a Client. The zero value is ready for use.
 type lines struct {
 	some     atomic.Bool // there are lines
 	unqueued atomic.Bool // the store has no queue
-	waited   atomic.Bool // there is until
-	mu       sync.Mutex  // guards lines, all that is in them, and their errands; and until
+	mu       sync.Mutex  // guards lines, all that is in them, and their errands
 	all      map[class]*line
-	until    map[string]time.Time // when a key is contended no more
 }
 
 // A class is what waiters share that stand in one line.
@@ -382,7 +379,7 @@ func (n *line) serve(e *acquisition, l *Lease) error {
 	}
 	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
 	if w.answered || e.waited >= shortestWait {
-		n.keeper.lines.contend(n.key)
+		n.keeper.contended.Add(n.key)
 	}
 	return w.give(l)
 }

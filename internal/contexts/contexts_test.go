@@ -217,3 +217,30 @@ func TestLend(t *testing.T) {
 	_, differs = Lend(unlike{Context: mine}, unlike{Context: mine})
 	require.True(t, differs, "contexts that cannot be compared")
 }
+
+func TestMutex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m Mutex
+		ended, stop := context.WithCancel(t.Context())
+		stop()
+		require.True(t, m.Lock(ended), "there is no wait")
+		require.False(t, m.Lock(ended))
+		locked := 0
+		for range 3 {
+			go func() {
+				require.True(t, m.Lock(t.Context()))
+				locked++
+			}()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.False(t, m.Lock(ctx))
+		for want := 1; want <= 3; want++ {
+			m.Unlock()
+			synctest.Wait()
+			require.Equal(t, want, locked)
+		}
+		m.Unlock()
+		require.True(t, m.Lock(t.Context()))
+	})
+}

@@ -1,5 +1,6 @@
 // Package contexts has contexts that package context lacks: those that end with something that is held
-// (Lives), one whose timer starts when it is needed (Lazy), and one that lends its values (Lend).
+// (Lives), one whose timer starts when it is needed (Lazy), and one that lends its values (Lend). A Mutex waits
+// with a context.
 package contexts
 
 import (
