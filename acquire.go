@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/errs"
@@ -217,7 +218,7 @@ func (s *state) cut(end time.Time) time.Time {
 	if s.outage == 0 {
 		return time.Time{}
 	}
-	return earlier(end, s.now.Add(outageAttempt))
+	return alarm.Earlier(end, s.now.Add(outageAttempt))
 }
 
 // final reports whether an error ends a wait.
@@ -248,7 +249,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
 		a.once = a.tries && a.maxWait == 0
 	}
-	if !a.once && a.nested() {
+	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
 		return nil, ErrNested
 	}
 	if a.limited = a.ctx; !a.once && a.maxWait < NoLimit {
@@ -261,11 +262,6 @@ func (a *acquisition) take() (*Lease, error) {
 		return nil, a.verdict(err)
 	}
 	return lease, nil
-}
-
-// nested reports whether the caller holds the key itself.
-func (a *acquisition) nested() bool {
-	return findLease(a.ctx, a.key, a.client.keeper) != nil
 }
 
 // wrap gives an error its context. The loss of a detached lease has it.

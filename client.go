@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -66,7 +67,7 @@ func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
 
 // take is every method that acquires.
 func (c *Client) take(a *acquisition) (*Lease, error) {
-	if a.observed() {
+	if c.observed() {
 		return a.observe()
 	}
 	lease, err := a.take()
@@ -225,7 +226,9 @@ func (c *Client) Break(ctx context.Context, s Status) error {
 	if c.observed() {
 		begun := time.Now()
 		defer func() {
-			c.tellBreak(ctx, BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)})
+			hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
+			info := BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)}
+			hooks.Tell(&c.keeper.hooks, c.options.observers, hook, ctx, info)
 		}()
 	}
 	if err = c.breakHold(ctx, key, secret); err != nil {

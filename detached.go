@@ -144,7 +144,9 @@ func (a *acquisition) adopt() (lease *Lease, err error) {
 	}
 	defer func() {
 		if lease == nil {
-			k.disown(d.Token)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			delete(k.adopted, d.Token)
 		}
 	}()
 	sent := time.Now()
@@ -177,12 +179,6 @@ func (k *keeper) adopt(token string) bool {
 	}
 	k.adopted[token] = struct{}{}
 	return true
-}
-
-func (k *keeper) disown(token string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.adopted, token)
 }
 
 // MarshalText returns d as printable ASCII text, including the secret.

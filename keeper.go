@@ -14,16 +14,16 @@ import (
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
-// A keeper is shared by a Client and those made from it by With. It renews leases and sends
-// owed releases, by a schedule of what is due when. One timer wakes it. There is no goroutine
-// while nothing is due, and no timer while there is neither a lease nor an owed release.
+// A keeper is shared by a Client and those made from it by With. It renews leases and sends owed
+// releases. There is no goroutine while nothing is due, and no timer while there is neither a lease nor
+// an owed release.
 //
 // Locks: a function whose name ends in Locked is called while its receiver's mutex is locked,
 // and neither unlocks it nor waits. For a Lease and its trouble that is the mutex of the lease;
-// for the keeper, an owedRelease and workers it is that of the keeper. The mutex of a
-// lease is locked before that of lines or of the keeper. Those of contexts and hooks are
-// locked last. No mutex is locked during a call of the Locker or of an
-// Observer. A new lease that has not started needs no lock.
+// for the keeper, its clock and its renewers it is that of the keeper. The mutex of a lease is locked
+// before that of lines or of the keeper, and these before those of internal packages. No mutex is locked
+// during a call of the Locker or of an Observer, except the sending of a lease, which is for that. A new
+// lease that has not started needs no lock.
 type keeper struct {
 	locker    Locker
 	lines     lines
@@ -42,19 +42,19 @@ type keeper struct {
 	calls     atomic.Int64  // of the Client, in flight
 	waiters   atomic.Int64  // calls that wait for a key
 	attempts  atomic.Int64  // first attempts, in flight
+	unbatched atomic.Bool   // RenewBatch is unsupported
 	nested    atomic.Uint64 // waits inside the work of another lease, so far
 	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
-	mu        sync.Mutex
-	clock     *alarm.Clock // for leases
-	leases    int          // that are held
-	lost      uint64
-	due       alarm.Queue  // leases that are due for a renewal, the earliest deadline first
-	renewers  workers.Pool // make the calls of renewals
-	unbatched bool         // RenewBatch is unsupported
-	answered  time.Time    // when the latest successful renewal was sent
-	asked     time.Time    // when a lease was last renewed alone, to hear whether the store answers
-	failed    uint64       // how many leases were not renewed by a call
+	mu       sync.Mutex
+	clock    *alarm.Clock // for leases
+	leases   int          // that are held
+	lost     uint64
+	due      alarm.Queue  // leases that are due for a renewal, the earliest deadline first
+	renewers workers.Pool // make the calls of renewals
+	answered time.Time    // when the latest successful renewal was sent
+	asked    time.Time    // when a lease was last renewed alone, to hear whether the store answers
+	failed   uint64       // how many leases were not renewed by a call
 
 	adopted map[string]struct{}
 }
@@ -62,11 +62,12 @@ type keeper struct {
 func newKeeper(l Locker) *keeper {
 	_, batches := l.(BatchRenewer)
 	k := &keeper{
-		locker:    l,
-		unbatched: !batches,
-		changed:   make(chan struct{}, 1),
-		adopted:   make(map[string]struct{}),
+		locker:  l,
+		lines:   lines{all: make(map[class]*line)},
+		changed: make(chan struct{}, 1),
+		adopted: make(map[string]struct{}),
 	}
+	k.unbatched.Store(!batches)
 	k.renewers = workers.Pool{Mu: &k.mu, Size: renewers, Most: maxRenewals, HungAfter: renewHungAfter, Next: k.nextRenewalLocked}
 	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify)
 	k.hooks.Idle = k.notify
@@ -111,13 +112,6 @@ func (k *keeper) forget(l *Lease, lost bool) {
 	}
 }
 
-// countLoss counts a loss that a release has found.
-func (k *keeper) countLoss() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.lost++
-}
-
 // countRenewal counts a renewal that was sent at sent.
 func (k *keeper) countRenewal(sent time.Time, failed bool) {
 	k.mu.Lock()
@@ -125,7 +119,7 @@ func (k *keeper) countRenewal(sent time.Time, failed bool) {
 	if failed {
 		k.failed++
 	} else {
-		k.answered = later(k.answered, sent)
+		k.answered = alarm.Later(k.answered, sent)
 	}
 }
 

@@ -246,7 +246,7 @@ func (l *Lease) lostLocked(reason LossReason) error {
 func (l *Lease) endLocked(err error) {
 	l.err = err
 	if l.ended.IsZero() {
-		l.ended = earlier(l.deadline, time.Now())
+		l.ended = alarm.Earlier(l.deadline, time.Now())
 	}
 	if err != ErrClosed { // which its set has to release
 		l.unawaitLocked()
@@ -441,7 +441,7 @@ func (l *Lease) renewAgainLocked(c renewal) {
 		t.size = maxBatch
 	}
 	again := c.sent.Add(min(c.ttl/20, time.Second, l.patienceLocked(c.sent)))
-	l.planLocked(later(again, time.Now()))
+	l.planLocked(alarm.Later(again, time.Now()))
 }
 
 // patienceLocked returns how long after sent a renewal is repeated at the latest, if it has
@@ -464,20 +464,6 @@ func (l *Lease) replan() {
 	if l.lookLocked() == nil || l.kept != nil {
 		l.planLocked(time.Now())
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // Context returns a context for work that needs the lock. It ends with parent or with the

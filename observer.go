@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/hooks"
@@ -203,8 +204,6 @@ const (
 
 func (c *Client) observed() bool { return len(c.options.observers) > 0 && c.keeper != nil }
 
-func (a *acquisition) observed() bool { return a.client.observed() }
-
 func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
 
 // observe is take with Observers. They are called outside of the call that Close waits for.
@@ -229,7 +228,7 @@ func (a *acquisition) tellWait() error {
 		info.Inside = inside.key
 		k.nested.Add(1)
 	}
-	if !a.observed() {
+	if !a.client.observed() {
 		return nil
 	}
 	if a.held != nil {
@@ -319,11 +318,6 @@ func renewDone(o *Observer) func(context.Context, RenewDoneInfo) { return o.Rene
 
 func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
 
-// tellDone reports the end of a lease by its holder.
-func (l *Lease) tellDone(info LeaseDoneInfo) {
-	hooks.Tell(&l.keeper.hooks, l.options.observers, leaseDone, l.values, info)
-}
-
 // tellDoneLater reports the end of a lease in the background.
 func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
 	hooks.TellLater(&l.keeper.hooks, maxEvents, l.options.observers, leaseDone, l.values, info)
@@ -354,7 +348,7 @@ func (c *releaseCall) beginLocked(l *Lease, err error) {
 	r := &l.release
 	c.ended, c.useless = err == nil, r.settled
 	if c.ended {
-		l.ended = earlier(l.deadline, c.at)
+		l.ended = alarm.Earlier(l.deadline, c.at)
 	}
 	lostAt := l.ended
 	if err == ErrClosed { // by Shutdown, and lost since, if its deadline has passed
@@ -373,7 +367,7 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 		if errors.Is(err, ErrLost) {
 			end, reason = EndRemoved, err
 		}
-		l.tellDone(l.doneInfo(end, reason))
+		hooks.Tell(&l.keeper.hooks, l.options.observers, leaseDone, l.values, l.doneInfo(end, reason))
 	}
 	if c.useless {
 		return
@@ -397,11 +391,6 @@ func (k *keeper) reportOwed(c *owed.Call, err error) {
 	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
 	hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
 	hooks.TellLater(&k.hooks, maxRoutine, r.observers, hook, r.values, info)
-}
-
-func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
-	hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
-	hooks.Tell(&c.keeper.hooks, c.options.observers, hook, ctx, info)
 }
 
 // forEvent returns an error as a caller gets it, without keys in its text: neither that of the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/owed"
 )
@@ -137,7 +138,9 @@ func (l *Lease) triedRelease(held bool, err error) {
 		r.settled, r.answered, r.err = true, true, nil
 		if !held && r.sent == 1 && l.restLocked(time.Now()) > 0 {
 			r.err = l.lostLocked(LossRemoved)
-			l.keeper.countLoss()
+			l.keeper.mu.Lock()
+			defer l.keeper.mu.Unlock()
+			l.keeper.lost++
 		}
 	case NoEffect(err):
 		r.sent--
@@ -248,7 +251,7 @@ func (l *Lease) keepLocked(abandoned bool) bool {
 	if l.kept != nil && l.keeper.owed.Resume(&l.kept.Call) {
 		return true
 	}
-	r := &owedRelease{lease: l, renewable: earlier(hold, now.Add(max(l.ttl, l.inherited)))}
+	r := &owedRelease{lease: l, renewable: alarm.Earlier(hold, now.Add(max(l.ttl, l.inherited)))}
 	r.Hold, r.Moot, r.Answered = hold, abandoned, enough
 	if !l.keeper.owe(r) {
 		return false

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/errs"
@@ -115,7 +116,7 @@ func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.silent = t.size > 0
-	if t.size > 0 && !k.answered.Before(later(t.since, t.halvedAt)) {
+	if t.size > 0 && !k.answered.Before(alarm.Later(t.since, t.halvedAt)) {
 		l.silent, t.halvedAt = false, time.Now()
 		for maxBatch>>t.halved >= max(2, t.size) {
 			t.halved++
@@ -130,7 +131,7 @@ func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
 // rounds returns how many rounds of calls renew all leases. A renewal without an answer is repeated
 // after at least an eighth of the remaining time.
 func (k *keeper) rounds() int {
-	if k.isUnbatched() {
+	if k.unbatched.Load() {
 		return 1
 	}
 	k.mu.Lock()
@@ -138,24 +139,17 @@ func (k *keeper) rounds() int {
 	return min(1+k.leases/(maxBatch*renewers), 7)
 }
 
-// isUnbatched reports whether the Locker has no RenewBatch, as far as is known.
-func (k *keeper) isUnbatched() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.unbatched
-}
-
 // nextRenewalLocked returns the next call of the renewers, or nil.
 func (k *keeper) nextRenewalLocked() func() {
 	full := k.renewers.Jobs >= maxSingle
-	if k.unbatched && full {
+	if k.unbatched.Load() && full {
 		return nil
 	}
 	size, leases, others := 0, []*Lease(nil), []*Lease(nil)
 	for k.due.Len() > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
 		l := k.due.Pop().For.(*Lease)
 		largest := maxBatch >> l.halved
-		if k.unbatched {
+		if k.unbatched.Load() {
 			largest = 1
 		}
 		if size == 0 && (largest > 1 || !full) {
@@ -233,9 +227,7 @@ func (k *keeper) sendBatch(c renewal, leases []*Lease, batch []Renewal) {
 
 func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, results []RenewResult, err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
-		k.mu.Lock()
-		k.unbatched = true
-		k.mu.Unlock()
+		k.unbatched.Store(true)
 		for _, l := range leases {
 			l.replan()
 		}

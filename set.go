@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/workers"
 )
@@ -62,9 +63,8 @@ func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error
 		return nil, wrap(ctx, "acquire", key, err)
 	}
 	g := &gathering{client: c, keys: keys, set: &Leases{}}
-	complete := false
 	defer func() {
-		if !complete {
+		if g.set.byKey == nil {
 			g.set.release(attemptTime)
 		}
 		g.back.Wait()
@@ -72,7 +72,6 @@ func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error
 	if err := g.gather(ctx); err != nil {
 		return nil, err
 	}
-	complete = true
 	return g.set, nil
 }
 
@@ -208,7 +207,7 @@ func (g *gathering) try(n int) (refused *word, err error) {
 // atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other
 // calls too, as those on Redis do.
 func (k *keeper) atOnce() int {
-	if k.isUnbatched() {
+	if k.unbatched.Load() {
 		return setCalls
 	}
 	return maxSet
@@ -288,7 +287,7 @@ func (ls *Leases) Err() error {
 func (ls *Leases) Deadline() time.Time {
 	deadline := ls.all[0].Deadline()
 	for _, l := range ls.all[1:] {
-		deadline = earlier(deadline, l.Deadline())
+		deadline = alarm.Earlier(deadline, l.Deadline())
 	}
 	return deadline
 }

@@ -77,6 +77,22 @@ func (a *alarms) Pop() any {
 	return e
 }
 
+// Earlier returns the earlier of two times.
+func Earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // lookAround is how often the wall clock is compared with the monotonic one.
 const lookAround = time.Second
 

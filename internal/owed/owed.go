@@ -243,7 +243,7 @@ func (q *Queue) nextLocked() func() {
 	c.sent = now
 	at := now.Add(maxRetryPause)
 	if c.until.After(now) { // it is not the last try
-		at = earlier(at, c.until)
+		at = alarm.Earlier(at, c.until)
 	}
 	q.clock.Set(&c.alarm, at)
 	return func() { q.send(c) }
@@ -283,7 +283,7 @@ func (q *Queue) Tried(c *Call, sent time.Time, a Answer) {
 	}
 	if c.ready == nil {
 		at := c.sent.Add(min(pause, c.TTL/4))
-		q.clock.Set(&c.alarm, later(earlier(at, c.until), time.Now()))
+		q.clock.Set(&c.alarm, alarm.Later(alarm.Earlier(at, c.until), time.Now()))
 	}
 }
 
@@ -328,7 +328,7 @@ func (q *Queue) Kept(c *Call, sent time.Time, ttl time.Duration, a Answer) (agai
 	case a.Final, c.Moot:
 		q.dropLocked(c, c.Err)
 	default:
-		c.until = later(c.until, time.Now().Add(ttl))
+		c.until = alarm.Later(c.until, time.Now().Add(ttl))
 		q.becomeLocked(c, settled)
 	}
 	return false
@@ -402,18 +402,4 @@ func (q *Queue) Count() (owed int, dropped uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.all.Len() + q.holds.Len(), q.dropped
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -58,7 +58,7 @@ var allPlanted = []planted{
 		{"set.go", "keys = slices.Sorted(slices.Values(keys))", "keys = slices.Clone(keys)"},
 	}, 20},
 	{"a set that has failed keeps what it has", queues, []edit{
-		{"set.go", "if !complete {", "if !complete && keys == nil {"},
+		{"set.go", "if g.set.byKey == nil {", "if g.set.byKey == nil && keys == nil {"},
 	}, 20},
 	{"a set does not give back what it may not keep", queues, []edit{
 		{"set.go", "g.back.Go(func() { releaseAll(given, attemptTime) })", "_ = given"},
