@@ -598,8 +598,8 @@ func heldBy(key string, a Attempt) *HeldError {
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.
 // Acquisitions with WithOutage make an attempt nevertheless, also beside many others.
-
-// shortestWait tells waits from grants that are dated a little later than their call even if the key was free.
+//
+// shortestWait is that of such a wait: a grant is dated a little later than its call even if the key was free.
 const shortestWait = time.Millisecond
 
 // maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls

@@ -56,6 +56,7 @@ func TestAlarmsRing(t *testing.T) {
 		require.Equal(t, 2, s.Len())
 		s.Unlock()
 		time.Sleep(2 * time.Hour)
+		synctest.Wait()
 		require.Equal(t, map[any][]time.Duration{1: {time.Second}, 2: {90 * time.Second}}, s.rang)
 		require.False(t, first.IsSet())
 		require.True(t, s.timerAt.IsZero(), "the timer still runs")
@@ -73,6 +74,7 @@ func TestSlack(t *testing.T) {
 		s.set(&Alarm{For: 2, Slack: time.Second}, 2*time.Second)
 		s.set(&Alarm{For: 3, Slack: time.Second}, 3*time.Second)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, map[any][]time.Duration{1: {time.Second}, 2: {time.Second}, 3: {3 * time.Second}}, s.rang)
 	})
 }
@@ -87,6 +89,7 @@ func TestSuspended(t *testing.T) {
 		s.Suspend(59 * time.Second)
 		s.Unlock()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, map[any][]time.Duration{"wall": {time.Second}, "other": {50 * time.Second}}, s.rang)
 	})
 }

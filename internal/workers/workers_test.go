@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// start makes a Pool that does jobs; it returns how many have begun.
-func start(p *Pool, jobs int, job func()) (begun func() int) {
+// start makes a Pool that does jobs; look returns how many have begun, and how many are under way.
+func start(p *Pool, jobs int, job func()) (look func() [2]int) {
 	n := 0
 	p.Mu = &sync.Mutex{}
 	p.Next = func() func() {
@@ -25,27 +25,25 @@ func start(p *Pool, jobs int, job func()) (begun func() int) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.Wake()
-	return func() int {
+	return func() [2]int {
 		synctest.Wait()
 		p.Mu.Lock()
 		defer p.Mu.Unlock()
-		return n
+		return [2]int{n, p.Jobs}
 	}
 }
 
 func TestPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := Pool{Size: 3, Most: 5, HungAfter: time.Minute}
-		begun := start(&p, 7, func() { time.Sleep(time.Second) })
-		require.Equal(t, 3, begun())
+		look := start(&p, 7, func() { time.Sleep(time.Second) })
+		require.Equal(t, [2]int{3, 3}, look())
 		time.Sleep(time.Second)
-		require.Equal(t, 6, begun())
+		require.Equal(t, [2]int{6, 3}, look())
 		time.Sleep(time.Second)
-		require.Equal(t, 7, begun())
-		require.Equal(t, 1, p.Jobs)
+		require.Equal(t, [2]int{7, 1}, look())
 		time.Sleep(time.Second)
-		require.Equal(t, 7, begun())
-		require.Zero(t, p.Jobs)
+		require.Equal(t, [2]int{7, 0}, look())
 	})
 }
 
@@ -53,14 +51,13 @@ func TestPool(t *testing.T) {
 func TestHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := Pool{Size: 3, Most: 5, HungAfter: time.Second}
-		begun := start(&p, 20, func() { time.Sleep(time.Minute) })
+		look := start(&p, 20, func() { time.Sleep(time.Minute) })
 		time.Sleep(time.Second)
-		require.Equal(t, 5, begun())
+		require.Equal(t, [2]int{5, 5}, look())
 		time.Sleep(time.Minute)
-		require.Equal(t, 10, begun(), "three that end, and two later")
+		require.Equal(t, [2]int{10, 5}, look(), "three that end, and two later")
 		time.Sleep(time.Hour)
-		require.Equal(t, 20, begun())
-		require.Zero(t, p.Jobs)
+		require.Equal(t, [2]int{20, 0}, look())
 		require.Zero(t, p.prompt)
 	})
 }
@@ -69,9 +66,8 @@ func TestHung(t *testing.T) {
 func TestGoexit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := Pool{Size: 1, Most: 1, HungAfter: time.Second}
-		begun := start(&p, 10, runtime.Goexit)
-		require.Equal(t, 10, begun())
-		require.Zero(t, p.Jobs)
+		look := start(&p, 10, runtime.Goexit)
+		require.Equal(t, [2]int{10, 0}, look())
 	})
 }
 
