@@ -210,3 +210,40 @@ func TestTooMany(t *testing.T) {
 		require.Equal(t, map[any]error{0: ErrTooMany}, s.done)
 	})
 }
+
+// Tries that hang are silence, too: soon no more than one is sent every half second.
+func TestManyHang(t *testing.T) {
+	in(t, func(t *testing.T, s *server) {
+		s.takes = time.Hour
+		for i := range 30 {
+			s.Add(&Call{For: i, TTL: time.Hour})
+		}
+		tries := func() (n int) {
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, sent := range s.sent {
+				n += len(sent)
+			}
+			return n
+		}
+		time.Sleep(5 * time.Second)
+		before := tries()
+		time.Sleep(10 * time.Second)
+		require.InDelta(t, 20, tries()-before, 2)
+		time.Sleep(3 * time.Hour) // until all tries have returned
+	})
+}
+
+// The pauses after the first answer do not depend on how long it took.
+func TestAnsweredLate(t *testing.T) {
+	in(t, func(t *testing.T, s *server) {
+		s.answer.Err = errDown
+		s.Add(&Call{For: 1, TTL: time.Hour})
+		time.Sleep(time.Minute)
+		s.says(Answer{})
+		before, _ := s.after(0, 1)
+		tries, _ := s.after(2*time.Second, 1)
+		require.GreaterOrEqual(t, tries-before, 3)
+	})
+}
