@@ -6,7 +6,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/owed"
+	"github.com/dlock-go/dlock/internal/pause"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // An acquisition is one call of Acquire, TryAcquire or Adopt, or acquires a key for a line of
@@ -17,8 +23,9 @@ type acquisition struct {
 	ctx    context.Context // the caller's, with the values that Observers lend
 	op     AcquireOp
 	key    string
-	ttl    time.Duration // of the lease, once it is renewed
-	set    *gathering    // whose part the acquisition is; nil if it stands alone
+	ttl    time.Duration   // of the lease, once it is renewed
+	set    *gathering      // whose part the acquisition is; nil if it stands alone
+	given  *detached.Lease // for Adopt
 	state
 
 	token    string        // of the next call; empty if a new one is to be made
@@ -30,9 +37,9 @@ type acquisition struct {
 	wait    context.Context // ends with limited and Close; nil until it is needed
 	stop    func()          // ends wait; nil if there is nothing to end
 
-	pauses   int  // in this stage
-	failures int  // of calls, in a row
-	early    bool // the last pause ended early, with the holder's lease
+	pauses   int // in this stage
+	failures int // of calls, in a row
+	poll     pause.Poll
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -211,7 +218,7 @@ func (s *state) cut(end time.Time) time.Time {
 	if s.outage == 0 {
 		return time.Time{}
 	}
-	return earlier(end, s.now.Add(outageAttempt))
+	return alarm.Earlier(end, s.now.Add(outageAttempt))
 }
 
 // final reports whether an error ends a wait.
@@ -219,9 +226,9 @@ func final(err error) bool {
 	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
-// take acquires, as the op says. d is for Adopt.
-func (a *acquisition) take(d *detached) (*Lease, error) {
-	if a.op == OpAdopt && d == nil {
+// take acquires, as the op says.
+func (a *acquisition) take() (*Lease, error) {
+	if a.op == OpAdopt && a.given == nil {
 		return nil, errNotDetached
 	}
 	if err := a.client.begin(a.ctx, a.key); err != nil {
@@ -232,7 +239,7 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 	a.ttl = o.ttlOf(a.key)
 	switch a.op {
 	case OpAdopt:
-		return a.adopt(d)
+		return a.adopt()
 	case OpTry:
 		a.once, a.maxWait = true, NoLimit
 	case OpAcquire:
@@ -242,7 +249,7 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
 		a.once = a.tries && a.maxWait == 0
 	}
-	if !a.once && a.nested() {
+	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
 		return nil, ErrNested
 	}
 	if a.limited = a.ctx; !a.once && a.maxWait < NoLimit {
@@ -255,11 +262,6 @@ func (a *acquisition) take(d *detached) (*Lease, error) {
 		return nil, a.verdict(err)
 	}
 	return lease, nil
-}
-
-// nested reports whether the caller holds the key itself.
-func (a *acquisition) nested() bool {
-	return findLease(a.ctx, a.key, a.client.keeper) != nil
 }
 
 // wrap gives an error its context. The loss of a detached lease has it.
@@ -301,7 +303,7 @@ func (a *acquisition) look() state {
 	_, a.queue = k.locker.(Acquirer)
 	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
 	a.turns = a.queue && o.takesTurns()
-	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.lines.contended(a.key) || k.attempts.Load() >= maxAttempts)
+	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.contended.Has(a.key) || k.attempts.Load() >= maxAttempts)
 	return a.state
 }
 
@@ -377,7 +379,7 @@ func (a *acquisition) call(act action) {
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
 	if a.token == "" {
-		a.token = newToken(a.client.options.owner, sent)
+		a.token = token.New(a.client.options.owner, sent)
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -447,7 +449,7 @@ func (a *acquisition) hand() {
 	case !lease.start():
 		a.err = ErrClosed
 	case a.queue && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
-		k.lines.contend(a.key)
+		k.contended.Add(a.key)
 	}
 	if a.err == nil {
 		return
@@ -472,12 +474,11 @@ func (a *acquisition) giveUp() {
 		return
 	}
 	a.client.keeper.owe(&owedRelease{
-		key:      a.key,
-		token:    a.token,
-		ttl:      a.ttl,
-		values:   withoutCancel(a.ctx),
-		inFlight: a.inFlight,
-
+		Call:      owed.Call{TTL: a.ttl},
+		key:       a.key,
+		token:     a.token,
+		values:    contexts.WithoutCancel(a.ctx),
+		inFlight:  a.inFlight,
 		observers: a.client.options.observers,
 	})
 	a.forget()
@@ -510,18 +511,18 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 // blame notes why the store did not answer. A call that was cut short is not the store's
 // failure, unless it took long. A queue reports failures of its own calls, and silence.
 func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
-	took, reason := a.returned.Sub(sent), besidesEnd(err)
+	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
 	switch {
 	case reason != nil && alive:
 		a.failure = err
 	case reason != nil:
 		a.failure = reason
 	case alive: // a time limit of the store's client
-		a.failure = noAnswer{took, err}
+		a.failure = noAnswer(took, err)
 	case queued && (hasAnswer || took >= attemptTime):
 		a.answered, a.failure = a.returned, nil
 	case a.failure == nil && took >= attemptTime:
-		a.failure = noAnswer{took, err}
+		a.failure = noAnswer(took, err)
 	}
 }
 
@@ -536,16 +537,16 @@ func (a *acquisition) verdict(err error) error {
 	switch {
 	case errors.Is(err, ErrClosed):
 		return err
-	case mine && contextError(known):
+	case mine && errs.IsContext(known):
 		return endOf(a.ctx)
-	case mine && besidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
+	case mine && errs.BesidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
 		return known
 	case mine:
-		return fmt.Errorf("%w: %w", endOf(a.ctx), hideContextErrors(known))
+		return fmt.Errorf("%w: %w", endOf(a.ctx), errs.HideContext(known))
 	case !waited:
 		return known
-	case besidesEnd(known) == nil: // the queue does not say why
-		known = noAnswer{a.maxWait, known}
+	case errs.BesidesEnd(known) == nil: // the queue does not say why
+		known = noAnswer(a.maxWait, known)
 	}
 	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
 }
@@ -553,7 +554,7 @@ func (a *acquisition) verdict(err error) error {
 // said is what is known of the store when an acquisition ends with err, and nothing is known
 // about the key.
 func (a *acquisition) said(err error) error {
-	switch reason := besidesEnd(err); {
+	switch reason := errs.BesidesEnd(err); {
 	case ours(err) != nil:
 		return err
 	case a.failure != nil:
@@ -577,7 +578,7 @@ func (a *acquisition) known(now time.Time) error {
 	if a.held.Remaining != 0 {
 		rest = a.held.Remaining
 	}
-	failure, endless := hideContextErrors(a.failure), rest < 0
+	failure, endless := errs.HideContext(a.failure), rest < 0
 	switch {
 	case failure == nil:
 		return a.held
@@ -586,59 +587,26 @@ func (a *acquisition) known(now time.Time) error {
 	case Refused(failure):
 		return fmt.Errorf("%w; the store refused: %w", a.held, failure)
 	}
-	failure = hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
+	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
 }
 
 func heldBy(key string, a Attempt) *HeldError {
-	owner, started := parseToken(a.Holder)
+	owner, started := token.Parse(a.Holder)
 	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
 }
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.
 // Acquisitions with WithOutage make an attempt nevertheless, also beside many others.
-const (
-	contendedFor = time.Second
-	maxContended = 1024
-	shortestWait = time.Millisecond // a grant is dated a little later than its call even if the key was free
-)
+//
+// shortestWait is that of such a wait: a grant is dated a little later than its call even if the key was free.
+const shortestWait = time.Millisecond
 
 // maxAttempts is how many first attempts of a Client may be in flight at once. With more, the calls
 // would stand before renewals and releases for the connections of the store's client. So further
 // acquisitions join the queue of the store at once, free or not, and the backend sends them
 // together.
 const maxAttempts = 128
-
-// contend makes a key contended.
-func (t *lines) contend(key string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.until == nil || len(t.until) >= maxContended {
-		t.until = make(map[string]time.Time)
-	}
-	t.until[key] = time.Now().Add(contendedFor)
-	t.waited.Store(true)
-}
-
-func (t *lines) contended(key string) bool {
-	if !t.waited.Load() {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return time.Now().Before(t.until[key])
-}
-
-// The pauses of a waiter that polls. While the store answers, each is random between
-// minPollPause and maxPollPause, however long the wait: early waiters poll as frequently as
-// late ones, and waiters that began together drift apart. These are redsync's pauses, so that
-// both libraries get a shared lock equally often. While the store fails, pauses double up to
-// maxErrorPause, plus up to a half.
-const (
-	minPollPause  = 50 * time.Millisecond
-	maxPollPause  = 250 * time.Millisecond
-	maxErrorPause = 640 * time.Millisecond
-)
 
 // pause waits for the time of the next call, for the end of the wait, or until by.
 func (a *acquisition) pause(by time.Time) {
@@ -668,18 +636,11 @@ func (a *acquisition) pauseTime() (time.Duration, error) {
 		return d, nil
 	}
 	if a.failures > 0 {
-		d := min(minPollPause<<min(a.failures-1, 10), maxErrorPause)
-		return d + chance.N(d/2), nil
+		return pause.AfterFailures(a.failures), nil
 	}
-	d := minPollPause + chance.N(maxPollPause-minPollPause)
-	if a.early {
-		a.early = false
-		return max(d, 2*minPollPause), nil // a short TTL does not make it poll more frequently
+	expiry := time.Time{}
+	if a.held != nil && a.held.Remaining > 0 {
+		expiry = a.returned.Add(a.held.Remaining)
 	}
-	if a.held == nil || a.held.Remaining <= 0 || a.held.Remaining > d {
-		return d, nil
-	}
-	a.early = true
-	expiry := time.Until(a.returned.Add(a.held.Remaining)) + time.Millisecond + chance.N(2*time.Millisecond)
-	return max(0, min(d, expiry)), nil
+	return a.poll.Next(expiry), nil
 }

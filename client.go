@@ -2,17 +2,14 @@ package dlock
 
 import (
 	"context"
-	"encoding/base32"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
-	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/hooks"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // A Client acquires locks from a [Locker], and renews the leases it was granted. Its methods
@@ -59,21 +56,21 @@ func (c *Client) MinHold() time.Duration { return c.options.minHold }
 // After an error the Client releases, in the background, whatever the attempt may have left
 // in the store.
 func (c *Client) Acquire(ctx context.Context, key string) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpAcquire, key: key}, nil)
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpAcquire, key: key})
 }
 
 // TryAcquire makes one attempt to take the lock named key. If another holds it, the error
 // matches [ErrHeld].
 func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpTry, key: key}, nil)
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpTry, key: key})
 }
 
 // take is every method that acquires.
-func (c *Client) take(a *acquisition, d *detached) (*Lease, error) {
-	if a.observed() {
-		return a.observe(d)
+func (c *Client) take(a *acquisition) (*Lease, error) {
+	if c.observed() {
+		return a.observe()
 	}
-	lease, err := a.take(d)
+	lease, err := a.take()
 	return lease, a.wrap(err)
 }
 
@@ -138,10 +135,10 @@ func work[H finisher](ctx context.Context, key string, held H, fn func(context.C
 		return lost
 	}
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) {
-		err = hideContextErrors(err)
+		err = errs.HideContext(err)
 	}
 	if strings.Contains(err.Error(), lost.Error()) {
-		return worded{err.Error(), errors.Join(lost, err)} // the text already shows the loss
+		return errs.Reword(err.Error(), nil, errors.Join(lost, err)) // the text already shows the loss
 	}
 	return fmt.Errorf("%w: %w", lost, err)
 }
@@ -202,7 +199,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if err != nil {
 		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
 	}
-	owner, started := parseToken(hold.Token)
+	owner, started := token.Parse(hold.Token)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
 	if !started.IsZero() {
 		status.seen = func() (string, string) { return key, hold.Token }
@@ -221,18 +218,20 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // reach the store, it does so until its [Lease.Deadline]. Before you call Break, make sure
 // that the old holder has stopped, or that its writes are fenced.
 func (c *Client) Break(ctx context.Context, s Status) error {
-	key, token := "", ""
+	key, secret := "", ""
 	if s.seen != nil {
-		key, token = s.seen()
+		key, secret = s.seen()
 	}
 	err := errPanic
 	if c.observed() {
 		begun := time.Now()
 		defer func() {
-			c.tellBreak(ctx, BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)})
+			hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
+			info := BreakDoneInfo{Key: key, Owner: s.Owner, Took: time.Since(begun), Err: forEvent(ctx, err)}
+			hooks.Tell(&c.keeper.hooks, c.options.observers, hook, ctx, info)
 		}()
 	}
-	if err = c.breakHold(ctx, key, token); err != nil {
+	if err = c.breakHold(ctx, key, secret); err != nil {
 		return wrap(ctx, "break", key, err)
 	}
 	return nil
@@ -289,15 +288,16 @@ func (c *Client) Stats() Stats {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	owed, dropped := k.owed.Count()
 	return Stats{
 		Leases:          k.leases,
 		Waiters:         int(k.waiters.Load()),
 		NestedWaits:     k.nested.Load(),
-		ReleasesOwed:    k.owed.all.Len() + k.owed.holds.Len(),
-		ReleasesDropped: k.owed.dropped,
+		ReleasesOwed:    owed,
+		ReleasesDropped: dropped,
 		Lost:            k.lost,
 		RenewalsFailed:  k.failed,
-		EventsDropped:   k.hooks.dropped.Load(),
+		EventsDropped:   k.hooks.Dropped(),
 	}
 }
 
@@ -305,83 +305,4 @@ func (c *Client) Stats() Stats {
 // process id, as in "web-7/billing[4711]". It has at most 256 bytes, and only printable
 // characters. The label is visible in the store, in the errors of callers that find the key
 // held, and in their logs.
-func HostOwner() string {
-	host, err := os.Hostname()
-	if err != nil || host == "" {
-		host = "unknown"
-	}
-	return hostOwner(host, filepath.Base(os.Args[0]), os.Getpid())
-}
-
-func hostOwner(host, program string, pid int) string {
-	const most = (maxOwner - len("/[18446744073709551615]")) / 2
-	return printable(host, most) + "/" + printable(program, most) + "[" + strconv.Itoa(pid) + "]"
-}
-
-// printable returns s with a question mark for each character that cannot be printed, cut to
-// at most most bytes.
-func printable(s string, most int) string {
-	var b strings.Builder
-	for _, r := range s {
-		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
-			r = '?'
-		}
-		if b.Len()+len(string(r)) > most {
-			break
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
-}
-
-// A token consists of tokenPrefix, 26 random characters (128 bits), the time when it was made
-// (9 characters, see appendStarted), a dot and the owner label. The prefix distinguishes our
-// tokens from other programs' values, and contains the version of this format.
-const (
-	tokenPrefix  = "dlock1."
-	randomChars  = 26
-	startedChars = 9
-)
-
-const tokenAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-
-var randomText = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
-
-func newToken(owner string, started time.Time) string {
-	random := chance.Bits()
-	var buf [128]byte
-	b := append(buf[:0], tokenPrefix...)
-	b = randomText.AppendEncode(b, random[:])
-	b = appendStarted(b, started)
-	b = append(b, '.')
-	return string(append(b, owner...))
-}
-
-// appendStarted appends an instant in milliseconds since 1970 as 9 digits of base 32, the
-// highest first. They last until the year 3084.
-func appendStarted(b []byte, started time.Time) []byte {
-	ms := uint64(started.UnixMilli())
-	for shift := 5 * (startedChars - 1); shift >= 0; shift -= 5 {
-		b = append(b, tokenAlphabet[ms>>shift&31])
-	}
-	return b
-}
-
-func parseStarted(digits string) time.Time {
-	var ms int64
-	for i := range len(digits) {
-		ms = ms<<5 | int64(strings.IndexByte(tokenAlphabet, digits[i]))
-	}
-	return time.UnixMilli(ms)
-}
-
-// parseToken returns a token's label, and when it was made. They are zero for a value that
-// this package has not made, which may be somebody's secret.
-func parseToken(token string) (owner string, started time.Time) {
-	const chars = randomChars + startedChars
-	rest, ok := strings.CutPrefix(token, tokenPrefix)
-	if !ok || len(rest) <= chars || rest[chars] != '.' || strings.Trim(rest[:chars], tokenAlphabet) != "" {
-		return "", time.Time{}
-	}
-	return rest[chars+1:], parseStarted(rest[randomChars:chars])
-}
+func HostOwner() string { return token.HostOwner() }

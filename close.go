@@ -1,10 +1,11 @@
 package dlock
 
 import (
-	"container/list"
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
@@ -69,11 +70,9 @@ func (k *keeper) abandon() int {
 	k.abandoned.Store(true)
 	k.mu.Lock()
 	n := k.leases
-	leases := make([]*Lease, 0, len(k.schedule))
-	for _, e := range k.schedule { // a lease that was just taken from it looks by itself
-		if e.lease != nil {
-			leases = append(leases, e.lease)
-		}
+	var leases []*Lease
+	for _, a := range k.clock.All() { // a lease that was just taken from it looks by itself
+		leases = append(leases, a.For.(*Lease))
 	}
 	k.mu.Unlock()
 	for _, l := range leases {
@@ -90,11 +89,11 @@ func (k *keeper) close(op string) error {
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
 	calls, owed, last := k.finish()
-	k.waitWhile(ctx, k.hooks.outstanding)
+	k.waitWhile(ctx, k.hooks.Running)
 	if calls > 0 || owed > 0 {
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
 			op, ErrUnavailable, owed, calls, closeTimeout)
-		return silent{text, last}
+		return errs.Reword(text, ErrUnavailable, errs.HideContext(last))
 	}
 	return nil
 }
@@ -111,63 +110,30 @@ func (k *keeper) waitWhile(ctx context.Context, outstanding func() bool) {
 
 // hurry makes owed releases that wait for their next try due at once, and renewals for MinHolds.
 func (k *keeper) hurry() {
+	held := k.owed.Hurry()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	o := &k.owed
-	o.silent = 0
-	for e := o.all.Front(); e != nil; {
-		r := e.Value.(*owedRelease)
-		e = e.Next()
-		if r.ready == nil && r.trying == 0 && r.state == pending {
-			r.tries = 0
-			k.dueLocked(r)
-		}
+	for _, c := range held {
+		k.clock.Set(&c.For.(*owedRelease).lease.alarm, time.Now())
 	}
-	for e := o.holds.Front(); e != nil; e = e.Next() {
-		if r := e.Value.(*owedRelease); r.state == pending {
-			k.scheduleLocked(&r.lease.alarm, time.Now())
-		}
-	}
-	k.wakeLocked()
 }
 
 // outstanding reports whether there is anything for Close to wait for. Once there is not, no release is
 // taken on any more: Close does not wait for a call of Release that begins after that.
 func (k *keeper) outstanding() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.owed.finished = k.calls.Load() == 0 && k.owed.unanswered == 0 && !k.hooks.outstanding()
-	return !k.owed.finished
+	return !k.owed.Seal(k.calls.Load() == 0 && !k.hooks.Running())
 }
 
 // finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
 // the error of the last try of a release.
-func (k *keeper) finish() (calls, owed int, last error) {
+func (k *keeper) finish() (calls, unanswered int, last error) {
 	defer k.endOver()
+	inVain, unanswered, last := k.owed.Finish(ErrClosed)
+	if inVain {
+		calls = int(k.calls.Load())
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	o := &k.owed
-	if !o.finished {
-		calls, owed = int(k.calls.Load()), o.unanswered
-	}
-	o.finished = true
-	for _, all := range []*list.List{&o.all, &o.holds} {
-		for all.Len() > 0 {
-			r := all.Front().Value.(*owedRelease)
-			if r.state == settled {
-				k.dropLocked(r, r.err)
-			} else {
-				if r.err != nil {
-					last = r.err
-				}
-				k.dropLocked(r, ErrClosed)
-			}
-		}
-	}
-	k.removeLocked(&o.away)
-	if len(k.schedule) == 0 && k.timer != nil {
-		k.timer.Stop()
-		k.timerAt = time.Time{}
-	}
-	return calls, owed, last
+	k.clock.Rest()
+	return calls, unanswered, last
 }

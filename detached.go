@@ -3,23 +3,15 @@ package dlock
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/errs"
 )
-
-// maxSteps is how many times in a row a lease can be passed on, in a line or by Detach: each
-// grant has 8 fences, one for each of its holders.
-const maxSteps = 7
-
-// maxHeld is the longest time a lease can have been held when it is adopted: longer than any
-// real lease, and small enough to calculate with.
-const maxHeld = 100 * 365 * 24 * time.Hour
 
 // A Detached is a lease on its way from one holder to the next, in this process or another.
 // [Lease.Detach] makes it, and [Client.Adopt] turns it into a lease. A Detached is a secret:
@@ -34,34 +26,26 @@ const maxHeld = 100 * 365 * 24 * time.Hour
 // that repeats messages, there may be two holders. A Client refuses a second adoption only
 // while the lease of the first is held.
 type Detached struct {
-	secret *detached // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
-}
-
-type detached struct {
-	key, token string
-	fence      int64     // of the taker
-	step       int       // from 1 to maxSteps
-	deadline   time.Time // of the giver, on its wall clock, in milliseconds
-	held       time.Duration
+	secret *detached.Lease // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
 }
 
 var errNotDetached = invalid("Detached: empty, not made by Detach")
 
 // Key returns the name of the lock. It is empty for the zero Detached.
-func (d Detached) Key() string { return d.look().key }
+func (d Detached) Key() string { return d.look().Key }
 
 // Fence returns the fence of the taker's lease: one more than the giver's, or 0 if the store
 // has no fences.
-func (d Detached) Fence() int64 { return d.look().fence }
+func (d Detached) Fence() int64 { return d.look().Fence }
 
 // Deadline returns the instant, on the giver's wall clock, until which the lock is kept for
 // the taker. It is for display: the taker's clock may show another time, and Adopt asks the
 // store.
-func (d Detached) Deadline() time.Time { return d.look().deadline }
+func (d Detached) Deadline() time.Time { return d.look().Deadline }
 
-func (d Detached) look() detached {
+func (d Detached) look() detached.Lease {
 	if d.secret == nil {
-		return detached{}
+		return detached.Lease{}
 	}
 	return *d.secret
 }
@@ -97,18 +81,18 @@ func (l *Lease) detach() (Detached, error) {
 	if l.standIn {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: the lease is degraded, and other processes could not adopt it"))
 	}
-	if l.step >= maxSteps {
+	if l.step >= detached.MaxSteps {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: passed on %d times since the grant, the most that one grant allows", l.step))
 	}
-	d := detached{
-		key:      l.key,
-		token:    l.token,
-		step:     int(l.step) + 1,
-		deadline: time.UnixMilli(l.wall.UnixMilli()),
-		held:     max(0, time.Since(l.granted)).Truncate(time.Millisecond),
+	d := detached.Lease{
+		Key:      l.key,
+		Token:    l.token,
+		Step:     int(l.step) + 1,
+		Deadline: time.UnixMilli(l.wall.UnixMilli()),
+		Held:     max(0, time.Since(l.granted)).Truncate(time.Millisecond),
 	}
 	if l.fence != 0 {
-		d.fence = l.fence + 1
+		d.Fence = l.fence + 1
 	}
 	l.endLocked(ErrReleased)
 	l.release.settled = true
@@ -128,7 +112,7 @@ func (l *Lease) renewShort() {
 	rest := l.restLocked(now)
 	l.unlock()
 	if short {
-		ctx, cancel := within(l.values, min(rest, attemptTime), l.keeper.renewing)
+		ctx, cancel := contexts.Within(l.values, min(rest, attemptTime), l.keeper.renewing)
 		defer cancel()
 		_, _ = l.sendRenewal(renewal{ctx: ctx, sent: now, ttl: ttl}) // the lease has the error
 	}
@@ -146,33 +130,35 @@ func (l *Lease) renewShort() {
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error, d can be adopted again.
 func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpAdopt, key: d.Key()}, d.secret)
+	return c.take(&acquisition{client: c, ctx: ctx, op: OpAdopt, key: d.Key(), given: d.secret})
 }
 
-func (a *acquisition) adopt(d *detached) (lease *Lease, err error) {
-	o, k := &a.client.options, a.client.keeper
-	a.token = d.token
+func (a *acquisition) adopt() (lease *Lease, err error) {
+	o, k, d := &a.client.options, a.client.keeper, a.given
+	a.token = d.Token
 	switch {
-	case o.fenced && d.fence == 0:
+	case o.fenced && d.Fence == 0:
 		return nil, errNoFences
-	case !k.adopt(d.token):
+	case !k.adopt(d.Token):
 		return nil, invalid("Detached: adopted already")
 	}
 	defer func() {
 		if lease == nil {
-			k.disown(d.token)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			delete(k.adopted, d.Token)
 		}
 	}()
 	sent := time.Now()
 	a.attempts++
-	held, err := k.locker.Renew(a.ctx, d.key, d.token, a.ttl)
+	held, err := k.locker.Renew(a.ctx, d.Key, d.Token, a.ttl)
 	a.returned = time.Now()
-	l := newLease(a, Attempt{Fence: d.fence, Since: sent}, a.ttl)
-	l.step, l.before, l.granted = uint8(d.step), d.held, l.granted.Add(-d.held)
-	l.inherited = min(max(0, time.Until(d.deadline)), maxTTL)
+	l := newLease(a, Attempt{Fence: d.Fence, Since: sent}, a.ttl)
+	l.step, l.before, l.granted = uint8(d.Step), d.Held, l.granted.Add(-d.Held)
+	l.inherited = min(max(0, time.Until(d.Deadline)), maxTTL)
 	switch {
 	case err != nil:
-		return nil, said(a.ctx, sent, hide(err, ErrLost)) // of another lease, if err is the cause of ctx
+		return nil, said(a.ctx, sent, errs.Hide(err, ErrLost)) // of another lease, if err is the cause of ctx
 	case !held:
 		return nil, l.lostLocked(LossRemoved)
 	case l.restLocked(a.returned) <= 0:
@@ -195,87 +181,24 @@ func (k *keeper) adopt(token string) bool {
 	return true
 }
 
-func (k *keeper) disown(token string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.adopted, token)
-}
-
-// detachedPrefix starts the text of a Detached, and contains its version.
-const detachedPrefix = "dlock1-"
-
-var detachedText = base64.RawURLEncoding.Strict()
-
 // MarshalText returns d as printable ASCII text, including the secret.
 func (d Detached) MarshalText() ([]byte, error) {
 	if d.secret == nil {
 		return nil, fmt.Errorf("dlock: marshal: %w", errNotDetached)
 	}
-	return d.secret.text(), nil
-}
-
-func (d *detached) text() []byte {
-	b := []byte{byte(d.step)}
-	b = binary.AppendVarint(b, d.fence)
-	b = binary.AppendVarint(b, d.deadline.UnixMilli())
-	b = binary.AppendVarint(b, d.held.Milliseconds())
-	b = binary.AppendVarint(b, int64(len(d.key)))
-	b = append(b, d.key...)
-	b = append(b, d.token...)
-	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-	return detachedText.AppendEncode([]byte(detachedPrefix), b)
+	return d.secret.Text(), nil
 }
 
 // UnmarshalText sets d to what MarshalText returned; it ignores white space around the text.
 // The error matches [ErrInvalid] if text is anything else. It does not show the text, which
 // may be most of a secret.
 func (d *Detached) UnmarshalText(text []byte) error {
-	parsed, reason := parseDetached(string(bytes.TrimSpace(text)))
-	if reason != "" {
+	parsed, reason := detached.Parse(string(bytes.TrimSpace(text)), maxKey)
+	if parsed == nil {
 		return fmt.Errorf("dlock: unmarshal: %w", invalid("Detached of %d bytes: %s", len(text), reason))
 	}
-	d.secret = &parsed
+	d.secret = parsed
 	return nil
-}
-
-func parseDetached(text string) (d detached, reason string) {
-	encoded, ok := strings.CutPrefix(text, detachedPrefix)
-	if !ok {
-		return d, "does not begin with " + detachedPrefix
-	}
-	b, err := detachedText.DecodeString(encoded)
-	if err != nil {
-		return d, err.Error()
-	}
-	if len(b) < 5 || crc32.ChecksumIEEE(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) {
-		return d, "cut off or changed"
-	}
-	b = b[:len(b)-4]
-	numbers := [...]int64{int64(b[0]), 0, 0, 0, 0}
-	b = b[1:]
-	for i := range numbers[1:] {
-		n, size := binary.Varint(b)
-		if size <= 0 {
-			return d, "malformed"
-		}
-		numbers[i+1], b = n, b[size:]
-	}
-	step, fence, deadline, held, size := numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
-	if step < 1 || step > maxSteps || held < 0 || held > maxHeld.Milliseconds() || size < 1 || size > maxKey || size >= int64(len(b)) {
-		return d, "malformed"
-	}
-	d = detached{
-		key:      string(b[:size]),
-		token:    string(b[size:]),
-		fence:    fence,
-		step:     int(step),
-		deadline: time.UnixMilli(deadline),
-		held:     time.Duration(held) * time.Millisecond,
-	}
-	if string(d.text()) != text {
-		return detached{}, "malformed"
-	}
-	return d, ""
 }
 
 // String returns key and fence, not the secret.
@@ -283,7 +206,7 @@ func (d Detached) String() string {
 	if d.secret == nil {
 		return "empty Detached"
 	}
-	return fmt.Sprintf("detached lease %q (fence %d)", d.secret.key, d.secret.fence)
+	return fmt.Sprintf("detached lease %q (fence %d)", d.secret.Key, d.secret.Fence)
 }
 
 // Format prints String, whatever the verb.

@@ -255,6 +255,12 @@ func TestBadDetached(t *testing.T) {
 			changed[i] ^= 1
 			require.ErrorIs(t, new(dlock.Detached).UnmarshalText(changed), dlock.ErrInvalid, "byte %d", i)
 		}
+		for _, around := range []string{"\n", "\r\n", " ", "\t\n "} {
+			var got dlock.Detached
+			require.NoError(t, got.UnmarshalText([]byte(around+string(text)+around)))
+			require.Equal(t, h, got)
+			require.ErrorIs(t, got.UnmarshalText([]byte(around)), dlock.ErrInvalid)
+		}
 		err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
 		require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
 		require.NotContains(t, err.Error(), "my-secret")

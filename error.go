@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // The errors of this package, to be tested with [errors.Is]. Any other error is either a
@@ -172,7 +173,7 @@ func (e *NoEffectError) Unwrap() error { return e.Err }
 // NoEffect follows what err wraps, but does not look into errors that are joined (Unwrap()
 // []error): each may be about another request. It is the only rule for this in the module.
 func NoEffect(err error) bool {
-	return inChain(err, func(err error) bool {
+	return errs.InChain(err, func(err error) bool {
 		_, marked := err.(*NoEffectError)
 		return marked || isDial(err) || err == errors.ErrUnsupported || err == ErrInvalid
 	})
@@ -188,7 +189,7 @@ func NoEffect(err error) bool {
 // If that returns false, too few of them have answered, and Refused returns false.
 func Refused(err error) bool {
 	refused := false
-	unanswered := inChain(err, func(err error) bool {
+	unanswered := errs.InChain(err, func(err error) bool {
 		switch e := err.(type) {
 		case *NoEffectError:
 			refused = !e.Temporary
@@ -196,9 +197,9 @@ func Refused(err error) bool {
 			return !e.Answered()
 		case interface{ Unwrap() []error }: // a wait's: the error of its ctx, and the reason
 			all := e.Unwrap()
-			return len(all) == 2 && contextError(all[0]) && !Refused(all[1])
+			return len(all) == 2 && errs.IsContext(all[0]) && !Refused(all[1])
 		}
-		return isDial(err) || contextError(err)
+		return isDial(err) || errs.IsContext(err)
 	})
 	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
 }
@@ -206,7 +207,7 @@ func Refused(err error) bool {
 // answered reports whether err, of a call of a Locker, is about an answer of the store that is no
 // refusal: the error has a method Answered() bool that returns true.
 func answered(err error) bool {
-	return inChain(err, func(err error) bool {
+	return errs.InChain(err, func(err error) bool {
 		answer, ok := err.(interface{ Answered() bool })
 		return ok && answer.Answered()
 	})
@@ -221,7 +222,7 @@ func isDial(err error) bool {
 // temporary reports whether a Locker's error says that the same call may succeed soon, and had
 // no effect.
 func temporary(err error) bool {
-	return inChain(err, func(err error) bool {
+	return errs.InChain(err, func(err error) bool {
 		marked, ok := err.(*NoEffectError)
 		return ok && marked.Temporary
 	})
@@ -229,18 +230,9 @@ func temporary(err error) bool {
 
 // hopeless reports whether a Locker's error says that the same call will always fail.
 func hopeless(err error) bool {
-	return inChain(err, func(err error) bool {
+	return errs.InChain(err, func(err error) bool {
 		return err == errors.ErrUnsupported || err == ErrInvalid || err == ErrClosed
 	})
-}
-
-func inChain(err error, is func(error) bool) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if is(err) {
-			return true
-		}
-	}
-	return false
 }
 
 // said is the error of a call of the Locker that failed with err. It is the only rule for what an
@@ -264,9 +256,9 @@ func said(ctx context.Context, since time.Time, err error) error {
 // shown: it is that of a time limit, or the caller has it besides.
 func unavailable(silence time.Duration, held *HeldError, failure error) error {
 	silence = silence.Round(time.Millisecond)
-	reason := besidesEnd(failure)
+	reason := errs.BesidesEnd(failure)
 	if reason == nil {
-		reason = noAnswer{silence, failure}
+		reason = noAnswer(silence, failure)
 	}
 	text := "no answer"
 	switch {
@@ -284,33 +276,16 @@ func unavailable(silence time.Duration, held *HeldError, failure error) error {
 		text += fmt.Sprintf(" (the last: %v)", held)
 	}
 	text += ": " + reason.Error()
-	if only := (noAnswer{silence, nil}).Error(); held == nil && reason.Error() == only {
+	if only := noAnswer(silence, nil).Error(); held == nil && reason.Error() == only {
 		text = only
 	}
-	return silent{fmt.Sprintf("%v: %s", ErrUnavailable, text), failure}
+	return errs.Reword(fmt.Sprintf("%v: %s", ErrUnavailable, text), ErrUnavailable, errs.HideContext(failure))
 }
-
-// silent is an ErrUnavailable that matches what the store's client said.
-type silent struct {
-	text string
-	err  error
-}
-
-func (e silent) Error() string        { return e.text }
-func (e silent) Is(target error) bool { return target == ErrUnavailable }
-func (e silent) Unwrap() error        { return hideContextErrors(e.err) }
 
 // noAnswer is the failure of a call that was cut short after so long, with the error of a context.
-type noAnswer struct {
-	took time.Duration
-	err  error
+func noAnswer(took time.Duration, err error) error {
+	return errs.Reword(fmt.Sprintf("no answer within %v", took.Round(time.Millisecond)), nil, errs.HideContext(err))
 }
-
-func (e noAnswer) Error() string {
-	return fmt.Sprintf("no answer within %v", e.took.Round(time.Millisecond))
-}
-
-func (e noAnswer) Unwrap() error { return hideContextErrors(e.err) }
 
 // wrap is the one place where errors get their context. While the caller's ctx is alive, a
 // context error comes from a time limit of this package or the store's client, and is hidden.
@@ -322,7 +297,7 @@ func wrap(ctx context.Context, op, key string, err error) error {
 // withEnd is wrap without the call and its key.
 func withEnd(ctx context.Context, err error) error {
 	if end := ended(ctx); end == nil {
-		err = hideContextErrors(err)
+		err = errs.HideContext(err)
 	} else if !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", endOf(ctx), err)
 	}
@@ -373,57 +348,3 @@ func ours(err error) error {
 	}
 	return nil
 }
-
-func hideContextErrors(err error) error {
-	return hide(err, context.Canceled, context.DeadlineExceeded)
-}
-
-// hide returns an error that reads like err and matches what err matches, except hidden.
-func hide(err error, hidden ...error) error {
-	if slices.ContainsFunc(hidden, func(target error) bool { return errors.Is(err, target) }) {
-		return hiding{err, hidden}
-	}
-	return err
-}
-
-type hiding struct {
-	err    error
-	hidden []error
-}
-
-func (e hiding) Error() string { return e.err.Error() }
-
-func (e hiding) Is(target error) bool {
-	return !slices.Contains(e.hidden, target) && errors.Is(e.err, target)
-}
-
-func (e hiding) As(target any) bool { return errors.As(e.err, target) }
-
-// besidesEnd returns the part of an error that does not say that a context has ended, or nil.
-func besidesEnd(err error) error {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if contextError(e) {
-			return nil
-		}
-		if joined, ok := e.(interface{ Unwrap() []error }); ok {
-			if all := joined.Unwrap(); len(all) == 2 && contextError(all[0]) {
-				return all[1]
-			}
-		}
-	}
-	return err
-}
-
-// contextError reports whether err is the plain error of a context.
-func contextError(err error) bool {
-	return err == context.Canceled || err == context.DeadlineExceeded
-}
-
-// worded is an error with another text.
-type worded struct {
-	text string
-	err  error
-}
-
-func (e worded) Error() string { return e.text }
-func (e worded) Unwrap() error { return e.err }

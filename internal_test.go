@@ -2,20 +2,17 @@ package dlock
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"math"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
+
+	"github.com/dlock-go/dlock/internal/owed"
 )
 
 // A fake is a Locker that grants everything, but releases as the test says.
@@ -54,91 +51,6 @@ func (c *Client) Lines() int {
 // RefuseCalls does the first step of Close only: calls are refused, and waits go on.
 func (c *Client) RefuseCalls() { c.keeper.closed.Store(true) }
 
-func drawDetached(t *rapid.T) detached {
-	return detached{
-		key:   string(rapid.SliceOfN(rapid.Byte(), 1, maxKey).Draw(t, "key")),
-		token: "t" + anyBytes.Draw(t, "token"),
-		fence: rapid.Int64Range(0, math.MaxInt64).Draw(t, "fence"),
-		step:  rapid.IntRange(1, maxSteps).Draw(t, "step"),
-
-		deadline: time.UnixMilli(rapid.Int64().Draw(t, "deadline")),
-		held:     time.Duration(rapid.Int64Range(0, maxHeld.Milliseconds()).Draw(t, "held")) * time.Millisecond,
-	}
-}
-
-var anyBytes = rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")) })
-
-// Text unmarshals to what was marshalled; key and token may have any bytes.
-func TestDetachedArrivesWhole(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sent := drawDetached(t)
-		text, err := Detached{&sent}.MarshalText()
-		require.NoError(t, err)
-		var got Detached
-		require.NoError(t, got.UnmarshalText(text))
-		require.Equal(t, sent, *got.secret)
-	})
-}
-
-// Text with one character changed, or cut off, is refused.
-func TestDetachedChangedOnItsWay(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sent := drawDetached(t)
-		text := sent.text()
-		i := rapid.IntRange(0, len(text)-1).Draw(t, "position")
-		require.ErrorIs(t, new(Detached).UnmarshalText(text[:i]), ErrInvalid)
-		text[i] ^= byte(rapid.IntRange(1, 127).Draw(t, "change"))
-		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
-	})
-}
-
-// Of all texts with the right check sum, only those that MarshalText returns are accepted.
-func TestDetachedHasOneText(t *testing.T) {
-	number := rapid.SampledFrom([]string{"\x00", "\x01", "\x02", "\x80\x00", "\x81\x00", "\x80\x01", "\x81\x80\x00", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"})
-	rapid.Check(t, func(t *rapid.T) {
-		b := []byte{rapid.Byte().Draw(t, "step") % (maxSteps + 2)}
-		b = append(b, number.Draw(t, "fence")...)
-		b = append(b, number.Draw(t, "deadline")...)
-		b = append(b, number.Draw(t, "held")...)
-		b = append(b, number.Draw(t, "size")...)
-		b = append(b, anyBytes.Draw(t, "rest")...)
-		b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-		text := detachedText.AppendEncode([]byte(detachedPrefix), b)
-		var h Detached
-		if h.UnmarshalText(text) == nil {
-			require.Equal(t, string(text), string(h.secret.text()))
-		}
-	})
-}
-
-// White space around the text is ignored, and refused within it, where package base64 skips
-// line breaks.
-func TestDetachedWithLineBreaks(t *testing.T) {
-	sent := Detached{&detached{key: "k", token: "t", step: 1}}
-	text, err := sent.MarshalText()
-	require.NoError(t, err)
-	for _, around := range []string{"\n", "\r\n", " ", "\t\n "} {
-		var got Detached
-		require.NoError(t, got.UnmarshalText([]byte(around+string(text)+around)))
-		require.Equal(t, sent.String(), got.String())
-	}
-	for _, within := range []string{"\n", "\r", " "} {
-		broken := string(text[:12]) + within + string(text[12:])
-		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(broken)), ErrInvalid)
-	}
-	for _, empty := range []string{"", "\n"} {
-		require.ErrorIs(t, new(Detached).UnmarshalText([]byte(empty)), ErrInvalid)
-	}
-}
-
-func TestDetachedOfTooManySteps(t *testing.T) {
-	for _, step := range []int{maxSteps + 1, 255} {
-		text, err := Detached{&detached{key: "k", token: "t", step: step}}.MarshalText()
-		require.NoError(t, err)
-		require.ErrorIs(t, new(Detached).UnmarshalText(text), ErrInvalid)
-	}
-}
-
 // suspend moves the wall clock on by d, for the lease and its Client. The monotonic clock stops while a
 // machine is suspended, and the wall clock does not; virtual time has only one clock.
 func suspend(l *Lease, d time.Duration) {
@@ -147,7 +59,7 @@ func suspend(l *Lease, d time.Duration) {
 	l.wall = l.wall.Add(-d)
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.keeper.lookedAt = l.keeper.lookedAt.Add(-d)
+	l.keeper.clock.Suspend(d)
 }
 
 func TestSuspendedMachine(t *testing.T) {
@@ -216,55 +128,6 @@ func TestReleaseAtTheDeadlineIsOwed(t *testing.T) {
 	})
 }
 
-// The contexts of a lease leave nothing behind.
-func TestLeaseContextKeepsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := take(t, New(fake{}), "k")
-		for range 1000 {
-			parent, cancel := context.WithCancel(t.Context())
-			ctx := l.Context(parent)
-			cancel()
-			<-ctx.Done()
-		}
-		synctest.Wait()
-		require.Empty(t, l.lives, "after the parents have ended")
-
-		parent := &countingContext{Context: t.Context(), done: make(chan struct{})}
-		type key struct{}
-		for i := range 1000 {
-			l.Context(parent)
-			l.Context(context.WithValue(t.Context(), key{}, i))
-		}
-		require.Len(t, l.lives, 2, "one for all parents that end together")
-		require.Equal(t, 1, parent.registered)
-		require.NoError(t, l.Release())
-		synctest.Wait()
-		require.Empty(t, l.lives, "after the lease has ended")
-		require.Zero(t, parent.registered, "the parent still knows contexts of the lease")
-
-		c := New(fake{})
-		require.NoError(t, c.Close())
-		_, err := c.AcquireAll(parent, "k")
-		require.ErrorIs(t, err, ErrClosed)
-		synctest.Wait()
-		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
-	})
-}
-
-// countingContext counts what has registered for its end.
-type countingContext struct {
-	context.Context
-	done       chan struct{}
-	registered int
-}
-
-func (c *countingContext) Done() <-chan struct{} { return c.done }
-
-func (c *countingContext) AfterFunc(func()) func() bool {
-	c.registered++
-	return func() bool { c.registered--; return true }
-}
-
 // A lease is not passed on once its first renewal is due, even if the timer is late, nor if
 // none is planned, nor by either clock with too little of its first TTL.
 func TestYoungLease(t *testing.T) {
@@ -281,86 +144,16 @@ func TestYoungLease(t *testing.T) {
 	require.False(t, young(now.Add(1), waitTTL/2, waitTTL/2-1))
 }
 
-func TestHostOwner(t *testing.T) {
-	for _, c := range []struct {
-		host, program string
-		pid           int
-		want          string
-	}{
-		{"web-7", "billing", 4711, "web-7/billing[4711]"},
-		{"web\n7\x00", "b\xffl é", 1, "web?7?/b?l é[1]"},
-		{strings.Repeat("é", 200), strings.Repeat("p", 300), math.MaxInt, strings.Repeat("é", 58) + "/" + strings.Repeat("p", 116) + "[9223372036854775807]"},
-	} {
-		got := hostOwner(c.host, c.program, c.pid)
-		require.Equal(t, c.want, got)
-		require.LessOrEqual(t, len(got), maxOwner)
-	}
-	own := HostOwner()
-	require.Contains(t, own, fmt.Sprintf("[%d]", os.Getpid()))
-	require.Equal(t, own, HostOwner())
-}
-
-func TestTokens(t *testing.T) {
-	seen := make(map[string]bool)
-	started := time.UnixMilli(1_753_000_123_456)
-	for range 10_000 {
-		token := newToken("a.b", started.Add(999*time.Microsecond))
-		require.False(t, seen[token])
-		seen[token] = true
-		owner, at := parseToken(token)
-		require.Equal(t, "a.b", owner)
-		require.Equal(t, started, at)
-	}
-	owner, at := parseToken(newToken("", time.UnixMilli(1<<45-1)))
-	require.Empty(t, owner)
-	require.Equal(t, time.UnixMilli(1<<45-1), at)
-}
-
-// Only tokens of this version have an owner and a time.
-func TestParseToken(t *testing.T) {
-	random := strings.Repeat("A7", randomChars/2)
-	for _, c := range []struct {
-		token, owner string
-		started      bool
-	}{
-		{"dlock1." + random + "ABCDEFGHI.web-7", "web-7", true},
-		{"dlock1." + random + ".web-7", "", false},
-		{"dlock1." + random + "ABCDEFGH.web-7", "", false},
-		{"dlock1." + random + "ABCDEFGHI-web-7", "", false},
-		{"dlock1." + random + "ABCDEFG1I.web-7", "", false},
-		{"dlock1." + random + "ABCDEFGHI", "", false},
-		{"dlock3." + random + "ABCDEFGHI.web-7", "", false},
-		{"dlock1.", "", false},
-		{"", "", false},
-	} {
-		owner, started := parseToken(c.token)
-		require.Equal(t, c.owner, owner, c.token)
-		require.Equal(t, c.started, !started.IsZero(), c.token)
-	}
-}
-
-// A token contains its owner's label, which may have any bytes, and when it was made.
-func TestOwnerArrivesWhole(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		owner := anyBytes.Draw(t, "owner")
-		started := time.UnixMilli(rapid.Int64Range(0, 1<<45-1).Draw(t, "started"))
-		got, at := parseToken(newToken(owner, started))
-		require.Equal(t, owner, got)
-		require.Equal(t, started, at)
-	})
-}
-
 func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(fake{})
 		for range 100 {
 			require.NoError(t, take(t, c, "k").Release())
 		}
-		time.Sleep(2 * lookAround)
+		time.Sleep(2 * time.Second)
 		c.keeper.mu.Lock()
 		defer c.keeper.mu.Unlock()
-		require.Empty(t, c.keeper.schedule)
-		require.True(t, c.keeper.timerAt.IsZero(), "the timer still runs")
+		require.Zero(t, c.keeper.clock.Len())
 	})
 }
 
@@ -368,7 +161,7 @@ func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
 func takeFromSchedule(l *Lease) {
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
-	l.keeper.removeLocked(&l.alarm)
+	l.keeper.clock.Unset(&l.alarm)
 }
 
 // Close stops the timer while a tick is about to put a lease back into the schedule.
@@ -378,7 +171,7 @@ func TestFinishStopsTimerForGood(t *testing.T) {
 		c := New(down, WithTTL(10*time.Minute), WithRenewal(false))
 		l := take(t, c, "k")
 		takeFromSchedule(l)
-		c.keeper.owe(&owedRelease{key: "x", token: "t", ttl: time.Hour, values: context.Background(), inFlight: 1})
+		c.keeper.owe(&owedRelease{Call: owed.Call{TTL: time.Hour}, key: "x", token: "t", values: context.Background(), inFlight: 1})
 		synctest.Wait()
 		require.Error(t, c.Close(), "a release that is never answered")
 		l.due()
@@ -433,7 +226,7 @@ func TestGoexitInLocker(t *testing.T) {
 		synctest.Wait()
 		c.keeper.mu.Lock()
 		defer c.keeper.mu.Unlock()
-		require.Zero(t, c.keeper.renewers.calls, "calls that have ended")
+		require.Zero(t, c.keeper.renewers.Jobs, "calls that have ended")
 	})
 }
 
@@ -454,10 +247,10 @@ func TestBatchesPassSinglesThatHang(t *testing.T) {
 		k.dueForRenewal(other, time.Now().Add(time.Second), &trouble{})
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.renewers.calls = maxSingle
+		k.renewers.Jobs = maxSingle
 		require.NotNil(t, k.nextRenewalLocked())
-		require.NotZero(t, alone.waiting.index, "it waits")
-		require.Zero(t, other.waiting.index)
+		require.True(t, alone.waiting.IsSet(), "it waits")
+		require.False(t, other.waiting.IsSet())
 		require.Nil(t, k.nextRenewalLocked())
 	})
 }
@@ -466,47 +259,6 @@ type batching struct{ fake }
 
 func (batching) RenewBatch(_ context.Context, batch []Renewal) ([]RenewResult, error) {
 	return make([]RenewResult, len(batch)), nil
-}
-
-func TestLazyTimeout(t *testing.T) {
-	type key struct{}
-	synctest.Test(t, func(t *testing.T) {
-		values := context.WithValue(context.Background(), key{}, "value")
-		start := time.Now()
-		for name, look := range map[string]func(*lazyTimeout){
-			"asked for Done": func(l *lazyTimeout) { l.Done() },
-			"asked for Err":  func(l *lazyTimeout) { l.Err() },
-			"asked for a child": func(l *lazyTimeout) {
-				_, cancel := context.WithCancel(l)
-				defer cancel()
-			},
-			"not asked": func(*lazyTimeout) {},
-		} {
-			l := newLazyTimeout(values, time.Second)
-			look(l)
-			require.NoError(t, l.Err(), name)
-			deadline, ok := l.Deadline()
-			require.True(t, ok)
-			require.Equal(t, time.Now().Add(time.Second), deadline)
-			require.Equal(t, "value", l.Value(key{}))
-			time.Sleep(time.Second)
-			<-l.Done()
-			require.Equal(t, context.DeadlineExceeded, l.Err(), name)
-			l.cancel()
-			require.Equal(t, context.DeadlineExceeded, l.Err(), name)
-		}
-		require.Equal(t, 4*time.Second, time.Since(start))
-
-		l := newLazyTimeout(values, time.Second)
-		l.cancel()
-		<-l.Done()
-		require.Equal(t, context.Canceled, l.Err())
-		l = newLazyTimeout(values, time.Second)
-		done := l.Done()
-		l.cancel()
-		<-done
-		require.Equal(t, context.Canceled, context.Cause(l))
-	})
 }
 
 // crowded is a Locker whose queue never moves.
@@ -663,4 +415,28 @@ func TestNext(t *testing.T) {
 		}
 		require.Equal(t, row.want, next(s), row.name)
 	}
+}
+
+// registry counts what has registered for its end.
+type registry struct {
+	context.Context
+	registered int
+}
+
+func (r *registry) Done() <-chan struct{} { return make(chan struct{}) }
+
+func (r *registry) AfterFunc(func()) func() bool {
+	r.registered++
+	return func() bool { r.registered--; return true }
+}
+
+func TestFailedSetLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parent, c := &registry{Context: t.Context()}, New(fake{})
+		require.NoError(t, c.Close())
+		_, err := c.AcquireAll(parent, "k")
+		require.ErrorIs(t, err, ErrClosed)
+		synctest.Wait()
+		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
+	})
 }

@@ -9,6 +9,11 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/hooks"
 )
 
 // A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is granted the lock.
@@ -36,36 +41,34 @@ type Lease struct {
 	inherited time.Duration // remaining time of the giver's lease, which may be longer than the TTL
 
 	// Guarded by the keeper's mutex.
-	alarm   alarm // in the schedule
-	waiting alarm // among the leases that are due for a renewal, by the deadline when it became due
-	halved  uint8 // its largest batch
-	silent  bool  // its renewal has failed, and the store has answered no other since
-	counted bool  // it has been in the schedule
+	alarm   alarm.Alarm // in the schedule
+	waiting alarm.Alarm // among the leases that are due for a renewal, by the deadline when it became due
+	halved  uint8       // its largest batch
+	silent  bool        // its renewal has failed, and the store has answered no other since
+	counted bool        // it has been in the schedule
 
 	mu       sync.Mutex
 	values   context.Context // of Acquire's ctx and its Observers; it never ends. Only announce changes it
 	extended time.Time       // when the last acknowledged request was sent
 	deadline time.Time
-	wall     time.Time // the deadline on the wall clock
-	renewAt  time.Time // when a renewal is due, until when a young lease is passed on; zero if none is
-	trouble  trouble   // with its renewals
-	reports  bool      // its end, once AcquireDone has returned
-	line     *line     // to which it may be passed on; nil if it may not
-	err      error     // nil while held
-	ended    time.Time // what Deadline returns after the end
-	done     chan struct{}
-	lives    lives        // of its contexts and its set
-	kept     *owedRelease // the lease has ended, and is renewed for its MinHold
+	wall     time.Time      // the deadline on the wall clock
+	renewAt  time.Time      // when a renewal is due, until when a young lease is passed on; zero if none is
+	trouble  trouble        // with its renewals
+	reports  bool           // its end, once AcquireDone has returned
+	line     *line          // to which it may be passed on; nil if it may not
+	err      error          // nil while held
+	ended    time.Time      // what Deadline returns after the end
+	lives    contexts.Lives // of its contexts and its set
+	kept     *owedRelease   // the lease has ended, and is renewed for its MinHold
 
-	release struct { // its progress
-		idle     chan struct{} // closed when the call in flight returns; nil if nobody waits for that
-		sent     int           // calls that may have reached the store
-		busy     bool          // a call of Release is in flight
-		called   bool          // Release was, with Observers
-		answered bool          // the store has answered
-		settled  bool          // there is nothing to send: it was answered, detached, or is kept for its MinHold
-		owed     bool          // the keeper repeats it
-		err      error         // once settled, of the answer: nil or ErrLost; before, of the last call
+	sending contexts.Mutex // locked while a call of Release is in flight
+	release struct {       // its progress
+		sent     int   // calls that may have reached the store
+		called   bool  // Release was, with Observers
+		answered bool  // the store has answered
+		settled  bool  // there is nothing to send: it was answered, detached, or is kept for its MinHold
+		owed     bool  // the keeper repeats it
+		err      error // once settled, of the answer: nil or ErrLost; before, of the last call
 	}
 }
 
@@ -92,25 +95,18 @@ func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
 		ttl:     a.ttl,
 		fence:   grant.Fence,
 		standIn: grant.Degraded,
-		values:  withoutCancel(a.ctx),
+		values:  contexts.WithoutCancel(a.ctx),
 		granted: a.returned,
 
 		tentative: a.set != nil,
 	}
-	l.alarm.lease, l.waiting.lease = l, l
+	l.alarm.For, l.alarm.Wall, l.waiting.For = l, true, l
 	l.extendLocked(grant.Since, ttl)
 	l.renewAt = l.extended.Add(renewalPeriod(ttl))
 	if ttl < l.ttl {
 		l.renewAt = l.granted.Add(firstRenewal)
 	}
 	return l
-}
-
-func withoutCancel(ctx context.Context) context.Context {
-	if ctx.Done() == nil {
-		return ctx // it never ends anyway
-	}
-	return context.WithoutCancel(ctx)
 }
 
 // Key returns the name of the lock.
@@ -144,16 +140,8 @@ func (l *Lease) Deadline() time.Time {
 
 // Done returns a channel that is closed when the lease ends.
 func (l *Lease) Done() <-chan struct{} {
-	l.mu.Lock()
-	defer l.unlock()
-	err := l.lookLocked()
-	if l.done == nil {
-		l.done = make(chan struct{})
-		if err != nil {
-			close(l.done)
-		}
-	}
-	return l.done
+	_ = l.Err() // which closes it if the lease has ended
+	return l.lives.Done()
 }
 
 // Err returns nil while the lease is held. After that it returns [ErrReleased] if the lease
@@ -258,16 +246,13 @@ func (l *Lease) lostLocked(reason LossReason) error {
 func (l *Lease) endLocked(err error) {
 	l.err = err
 	if l.ended.IsZero() {
-		l.ended = earlier(l.deadline, time.Now())
+		l.ended = alarm.Earlier(l.deadline, time.Now())
 	}
 	if err != ErrClosed { // which its set has to release
 		l.unawaitLocked()
 	}
 	l.keeper.forget(l, errors.Is(err, ErrLost))
-	if l.done != nil {
-		close(l.done)
-	}
-	l.lives.end(err)
+	l.lives.End(err)
 	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
 }
 
@@ -389,21 +374,22 @@ func (l *Lease) renewed(c renewal, r RenewResult) error {
 		info.Err = forEvent(caller, said(c.ctx, c.sent, err))
 	}
 	if report && c.size > 0 {
-		tellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
+		hooks.TellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
 	}
 	l.unlock()
 	if report && c.size == 0 {
-		tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
+		hooks.Tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
 	}
 	return err
 }
 
 func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
 	switch {
-	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.hold): // sent before the lease ended
+	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.Hold): // sent before the lease ended
 		return l.err
 	case l.kept != nil:
-		if l.keeper.kept(l.kept, c, r) {
+		answer := l.kept.answer(c.sent, r.Err, r.Err == nil && !r.Held)
+		if l.keeper.owed.Kept(&l.kept.Call, c.sent, c.ttl, answer) {
 			l.renewAgainLocked(c)
 		} else {
 			l.kept = nil
@@ -428,8 +414,8 @@ func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
 
 func (l *Lease) renewalFailedLocked(c renewal, err error) error {
 	l.keeper.countRenewal(c.sent, true)
-	err = hide(err, ErrLost, ErrReleased)  // of another lease, if err is the cause of a ctx
-	overtaken := c.sent.Before(l.extended) // by one that has succeeded
+	err = errs.Hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
+	overtaken := c.sent.Before(l.extended)     // by one that has succeeded
 	if t := &l.trouble; !overtaken {
 		t.err = err
 		if t.since.IsZero() {
@@ -455,7 +441,7 @@ func (l *Lease) renewAgainLocked(c renewal) {
 		t.size = maxBatch
 	}
 	again := c.sent.Add(min(c.ttl/20, time.Second, l.patienceLocked(c.sent)))
-	l.planLocked(later(again, time.Now()))
+	l.planLocked(alarm.Later(again, time.Now()))
 }
 
 // patienceLocked returns how long after sent a renewal is repeated at the latest, if it has
@@ -480,139 +466,20 @@ func (l *Lease) replan() {
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// A life is shared by all contexts of a lease whose parents end together. The lease keeps
-// nothing else of its contexts, so a context for each step of a long work costs nothing once
-// it is dropped.
-type life struct {
-	context.Context // ends with the parents or the lease; nil for the life of a set
-	cancel          context.CancelCauseFunc
-}
-
-// lives are those of one lease or one set, by the Done of their parents. The owner's mutex guards
-// them.
-type lives map[<-chan struct{}]*life
-
-func (all *lives) end(err error) {
-	for _, life := range *all {
-		life.cancel(err)
-	}
-	*all = nil
-}
-
-// share returns the life of contexts whose parents end with ends, if there is one. Otherwise it
-// makes own that life, unless own is nil, and returns own. err is that of the owner if it has ended.
-func (all *lives) share(ends <-chan struct{}, own *life, err error) *life {
-	switch shared := (*all)[ends]; {
-	case shared != nil || own == nil:
-		return shared
-	case err != nil:
-		own.cancel(err)
-	case *all == nil:
-		*all = lives{ends: own}
-	default:
-		(*all)[ends] = own
-	}
-	return own
-}
-
-// A tenure is what contexts end with: a lease or a set. The methods are those of its lives, with
-// its mutex.
-type tenure interface {
-	share(ends <-chan struct{}, own *life) *life
-	drop(ends <-chan struct{})
-}
-
-func (l *Lease) share(ends <-chan struct{}, own *life) *life {
-	l.mu.Lock()
-	defer l.unlock()
-	return l.lives.share(ends, own, l.lookLocked())
-}
-
-func (l *Lease) drop(ends <-chan struct{}) {
-	l.mu.Lock()
-	defer l.unlock()
-	delete(l.lives, ends)
-}
-
-// A leaseContext has the values of its parent, ends with its life, and carries a lease or a set: it
-// is the value for leaseKey, so that a search for another lease can continue at its parent.
-type leaseContext struct {
-	context.Context // the parent
-	life            *life
-	first           bool // the life was made for this parent, and has its values
-	lease           *Lease
-	set             *Leases // if lease is nil
-}
-
-// leaseKey is the key of the innermost leaseContext.
-var leaseKey any = (*leaseContext)(nil)
-
 // Context returns a context for work that needs the lock. It ends with parent or with the
 // lease, whichever is first; [context.Cause] returns parent's cause or the lease's Err. It
 // need not be cancelled. [LeaseFromContext] finds the lease in it.
 func (l *Lease) Context(parent context.Context) context.Context {
-	life, made := lifeOf(l, parent)
-	return &leaseContext{parent, life, made, l, nil}
+	_ = l.Err() // which ends what needs the lease if it has ended
+	return l.lives.Context(parent, l, nameOf)
 }
 
-// lifeOf returns the life of contexts of parent, and whether it was made for this one. It asks
-// parent without the mutex, since parent may ask the lease.
-func lifeOf(t tenure, parent context.Context) (_ *life, made bool) {
-	ends := parent.Done()
-	if shared := t.share(ends, nil); shared != nil {
-		return shared, false
+// nameOf is the name of a lease or a set in the text of a context. It shows no token.
+func nameOf(owner any) string {
+	if set, ok := owner.(*Leases); ok {
+		return fmt.Sprintf("WithLeases(%d)", len(set.all))
 	}
-	outer, leave := context.WithCancel(parent)
-	ctx, cancel := context.WithCancelCause(outer) // endLocked calls cancel, which asks nothing but outer
-	own := &life{ctx, cancel}
-	shared := t.share(ends, own)
-	if shared != own { // another was made meanwhile
-		leave()
-		return shared, false
-	}
-	context.AfterFunc(ctx, func() {
-		leave()
-		t.drop(ends)
-	})
-	return own, true
-}
-
-func (c *leaseContext) Done() <-chan struct{} { return c.life.Done() }
-
-func (c *leaseContext) Err() error { return c.life.Err() }
-
-// Value returns the parent's values, with two exceptions: leaseKey, and the key by which
-// package context finds its own contexts. The life answers that one.
-func (c *leaseContext) Value(key any) any {
-	if key == leaseKey {
-		return c
-	}
-	if v := c.life.Value(key); c.first || v == any(c.life.Context) {
-		return v
-	}
-	return c.Context.Value(key)
-}
-
-// String returns a text like those of package context, without the token.
-func (c *leaseContext) String() string {
-	if c.set != nil {
-		return fmt.Sprintf("%v.WithLeases(%d)", c.Context, len(c.set.all))
-	}
-	return fmt.Sprintf("%v.WithLease(%q)", c.Context, c.lease.key)
+	return fmt.Sprintf("WithLease(%q)", owner.(*Lease).key)
 }
 
 // LeaseFromContext returns the lease of key that ctx carries, while it is held. [Client.Do],
@@ -633,33 +500,25 @@ func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
 // findLease returns the innermost lease of key in ctx that is held, or nil. An empty key means any,
 // and so does k if it is nil.
 func findLease(ctx context.Context, key string, k *keeper) *Lease {
-	for {
-		c, _ := ctx.Value(leaseKey).(*leaseContext)
-		if c == nil {
-			return nil
-		}
-		if l := c.find(key, k); l != nil {
-			return l
-		}
-		ctx = c.Context
-	}
-}
-
-func (c *leaseContext) find(key string, k *keeper) *Lease {
 	wanted := func(l *Lease) bool {
 		return l != nil && (k == nil || l.keeper == k) && (key == "" || l.key == key) && l.Err() == nil
 	}
-	switch {
-	case c.set == nil && wanted(c.lease):
-		return c.lease
-	case c.set != nil && key != "":
-		if l := c.set.byKey[key]; wanted(l) {
-			return l
-		}
-	case c.set != nil:
-		if i := slices.IndexFunc(c.set.all, wanted); i >= 0 {
-			return c.set.all[i]
+	for {
+		var owner any
+		switch owner, ctx = contexts.Owner(ctx); owner := owner.(type) {
+		case nil:
+			return nil
+		case *Lease:
+			if wanted(owner) {
+				return owner
+			}
+		case *Leases:
+			if l := owner.byKey[key]; wanted(l) {
+				return l
+			}
+			if i := slices.IndexFunc(owner.all, wanted); key == "" && i >= 0 {
+				return owner.all[i]
+			}
 		}
 	}
-	return nil
 }

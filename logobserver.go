@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/flood"
+	"github.com/dlock-go/dlock/internal/outage"
 )
 
 // NewLogObserver returns an Observer that logs to l, or to [slog.Default] if l is nil. The message
@@ -39,7 +41,10 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	if l == nil {
 		l = slog.Default()
 	}
-	o := &logObserver{Logger: l, failing: make(map[leaseID]time.Time), floods: make(map[string]*flood)}
+	o := &logObserver{Logger: l}
+	o.warnings = flood.NewGate(func(message string, n int) {
+		l.LogAttrs(context.Background(), slog.LevelWarn, "dlock: "+message, slog.Int("count", n))
+	})
 	return &Observer{
 		WaitStart:   o.waitStart,
 		AcquireDone: o.acquireDone,
@@ -51,15 +56,12 @@ func NewLogObserver(l *slog.Logger) *Observer {
 	}
 }
 
-// A logObserver keeps the state of an outage, and counts warnings. An outage begins with a failed
-// renewal.
+// A logObserver logs. Things that fail are leases, by key and fence, which tells apart those of one key in several
+// stores, too.
 type logObserver struct {
 	*slog.Logger
-	mu      sync.Mutex
-	since   time.Time             // of the outage; zero if there is none
-	granted bool                  // a lock was acquired after the last failed renewal
-	failing map[leaseID]time.Time // until when the leases count whose last renewal has failed
-	floods  map[string]*flood     // of warnings, by message
+	outage   outage.Watch // of renewals
+	warnings *flood.Gate  // by message
 }
 
 func (l *logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
@@ -71,9 +73,7 @@ func (l *logObserver) waitStart(ctx context.Context, i WaitStartInfo) {
 
 func (l *logObserver) acquireDone(ctx context.Context, i AcquireDoneInfo) context.Context {
 	if i.Err == nil && !i.Degraded {
-		l.mu.Lock()
-		l.granted = true // the store has answered
-		l.mu.Unlock()
+		l.outage.Alive() // the store has answered
 	}
 	if !l.Enabled(ctx, slog.LevelDebug) {
 		return ctx
@@ -92,10 +92,10 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 	level, message := slog.LevelDebug, "lease renewed"
 	if i.Err != nil {
 		message = "renewal failed"
-		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.failed(leaseID{i.Key, i.Fence}, i.Margin) {
+		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.outage.Failed(outage.ID{Key: i.Key, Number: i.Fence}, i.Margin) {
 			level = l.warning(message)
 		}
-	} else if after, over := l.renewed(leaseID{i.Key, i.Fence}); over && l.Enabled(ctx, slog.LevelInfo) {
+	} else if after, over := l.outage.Succeeded(outage.ID{Key: i.Key, Number: i.Fence}); over && l.Enabled(ctx, slog.LevelInfo) {
 		l.log(ctx, slog.LevelInfo, "renewals succeed again", i.Key, nil, slog.Duration("after", after))
 	}
 	if l.Enabled(ctx, level) {
@@ -105,7 +105,7 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 }
 
 func (l *logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
-	l.ended(leaseID{i.Key, i.Fence})
+	l.outage.Gone(outage.ID{Key: i.Key, Number: i.Fence})
 	level, message := slog.LevelDebug, "lease ended"
 	if errors.Is(i.Err, ErrLost) {
 		message = "lease lost"
@@ -168,99 +168,10 @@ func (l *logObserver) log(ctx context.Context, level slog.Level, message, key st
 
 func took(d time.Duration) slog.Attr { return slog.Duration("took", d) }
 
-// A leaseID tells leases apart, also those of one key in several stores, if these have fences.
-type leaseID struct {
-	key   string
-	fence int64
-}
-
-// longestFailing is for how long a failed renewal speaks of an outage. A caller's may be the last of a
-// lease that lasts for days.
-const longestFailing = time.Minute
-
-// failed notes a failed renewal of a lease with so much time left. It reports whether an outage
-// begins with it.
-func (o *logObserver) failed(id leaseID, left time.Duration) (first bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	now := time.Now()
-	if first = !o.goesOnLocked(now) && (o.since.IsZero() || o.granted); first {
-		o.since = now
-	}
-	o.granted = false
-	o.failing[id] = now.Add(min(left, longestFailing))
-	return first
-}
-
-// renewed notes a renewal. It reports whether an outage is over, and how long it was.
-func (o *logObserver) renewed(id leaseID) (after time.Duration, over bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.failing, id)
-	now, since := time.Now(), o.since
-	if since.IsZero() || o.goesOnLocked(now) {
-		return 0, false
-	}
-	o.since = time.Time{}
-	return now.Sub(since), true
-}
-
-func (o *logObserver) ended(id leaseID) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.failing, id)
-}
-
-// goesOnLocked reports whether a lease is left whose last renewal has failed. The events of some may
-// have been dropped.
-func (o *logObserver) goesOnLocked(now time.Time) bool {
-	for id, end := range o.failing {
-		if now.Before(end) {
-			return true
-		}
-		delete(o.failing, id)
-	}
-	return false
-}
-
-// How many warnings of one kind are logged one by one within floodTime, and for how long the others
-// are gathered.
-const (
-	maxSingly = 10
-	floodTime = time.Second
-)
-
-// A flood is of warnings with the same message.
-type flood struct {
-	began time.Time
-	count int // of warnings since then
-}
-
 // warning returns the level of the next warning with a message: Debug if it is gathered.
-func (o *logObserver) warning(message string) slog.Level {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	w, now := o.floods[message], time.Now()
-	if w == nil || w.count <= maxSingly && now.Sub(w.began) >= floodTime {
-		w = &flood{began: now}
-		o.floods[message] = w
-	}
-	w.count++
-	if w.count <= maxSingly {
+func (l *logObserver) warning(message string) slog.Level {
+	if l.warnings.Passes(message) {
 		return slog.LevelWarn
 	}
-	if w.count == maxSingly+1 {
-		time.AfterFunc(floodTime, func() { o.endFlood(message) })
-	}
 	return slog.LevelDebug
-}
-
-// endFlood logs how many warnings were gathered.
-func (o *logObserver) endFlood(message string) {
-	o.mu.Lock()
-	gathered := o.floods[message].count - maxSingly
-	delete(o.floods, message)
-	o.mu.Unlock()
-	defer func() { _ = recover() }() // of the handler: as an Observer, it may panic
-	o.LogAttrs(context.Background(), slog.LevelWarn, "dlock: "+message, slog.Int("count", gathered))
 }

@@ -3,14 +3,15 @@ package dlock
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"reflect"
-	"runtime/debug"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/hooks"
+	"github.com/dlock-go/dlock/internal/owed"
 )
 
 // An Observer is called when something happens in a Client: see [WithObserver]. Functions that
@@ -201,138 +202,18 @@ const (
 	maxRoutine = maxEvents / 2
 )
 
-// A hookQueue calls the Observers of a Client. Events of the background wait in a queue for one
-// goroutine, which ends when the queue is empty. The zero value is ready for use.
-type hookQueue struct {
-	mu       sync.Mutex
-	queue    []func()
-	running  bool
-	idle     func() // called when the queue has become empty
-	dropped  atomic.Uint64
-	panicked atomic.Bool
-}
-
-// later has an event called in the background, unless so many wait already.
-func (q *hookQueue) later(most int, event func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.queue) >= most {
-		q.dropped.Add(1)
-		return
-	}
-	q.queue = append(q.queue, event)
-	if !q.running {
-		q.running = true
-		go q.run()
-	}
-}
-
-func (q *hookQueue) run() {
-	for event := q.next(); event != nil; event = q.next() {
-		event()
-	}
-	q.idle()
-}
-
-func (q *hookQueue) next() (event func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.running = len(q.queue) > 0; !q.running {
-		q.queue = nil
-		return nil
-	}
-	event, q.queue[0] = q.queue[0], nil
-	q.queue = q.queue[1:]
-	return event
-}
-
-func (q *hookQueue) outstanding() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.running
-}
-
-// call calls a hook. It recovers a panic, and logs the first one.
-func (q *hookQueue) call(hook func()) {
-	defer func() {
-		if reason := recover(); reason != nil && !q.panicked.Swap(true) {
-			slog.Error("dlock: an Observer panicked", "panic", reason, "stack", string(debug.Stack()))
-		}
-	}()
-	hook()
-}
-
-// tell calls one hook of all observers, in this goroutine.
-func tell[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
-	for i := range all {
-		if f := hook(&all[i]); f != nil {
-			q.call(func() { f(ctx, info) })
-		}
-	}
-}
-
-// tellLater has tell called in the background, if an Observer has the hook.
-func tellLater[I any](q *hookQueue, most int, all []Observer, hook func(*Observer) func(context.Context, I), ctx context.Context, info I) {
-	if slices.ContainsFunc(all, func(o Observer) bool { return hook(&o) != nil }) {
-		q.later(most, func() { tell(q, all, hook, ctx, info) })
-	}
-}
-
-// ask calls one hook of all observers, and returns ctx with the values that they lend.
-func ask[I any](q *hookQueue, all []Observer, hook func(*Observer) func(context.Context, I) context.Context, ctx context.Context, info I) context.Context {
-	for i := range all {
-		if f := hook(&all[i]); f != nil {
-			q.call(func() { ctx = lend(ctx, f(ctx, info)) })
-		}
-	}
-	return ctx
-}
-
-// A lent context has the cancellation of one context, and the values of another. Values that
-// the other does not have are those of the first, and so are its leases.
-type lent struct {
-	context.Context
-	values context.Context // without cancellation, so that package context finds that of the first
-}
-
-func (l *lent) Value(key any) any {
-	if key != leaseKey {
-		if v := l.values.Value(key); v != nil {
-			return v
-		}
-	}
-	return l.Context.Value(key)
-}
-
-// lend returns ctx with the values of another context, which may be nil.
-func lend(ctx, values context.Context) context.Context {
-	if values == nil || same(ctx, values) {
-		return ctx
-	}
-	return &lent{ctx, context.WithoutCancel(values)}
-}
-
-// same reports whether two contexts are the same one. Those of a type that cannot be compared
-// are not.
-func same(a, b context.Context) (same bool) {
-	defer func() { _ = recover() }()
-	return a == b
-}
-
 func (c *Client) observed() bool { return len(c.options.observers) > 0 && c.keeper != nil }
-
-func (a *acquisition) observed() bool { return a.client.observed() }
 
 func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
 
 // observe is take with Observers. They are called outside of the call that Close waits for.
-func (a *acquisition) observe(d *detached) (lease *Lease, err error) {
+func (a *acquisition) observe() (lease *Lease, err error) {
 	a.start = time.Now()
 	hook := func(o *Observer) func(context.Context, AcquireStartInfo) context.Context { return o.AcquireStart }
-	a.ctx = ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
+	a.ctx, _ = hooks.Ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
 	err = errPanic
 	defer func() { lease, err = a.done(lease, err) }()
-	return a.take(d)
+	return a.take()
 }
 
 // tellWait reports that a wait begins. If the Client was closed while an Observer ran, the wait
@@ -347,7 +228,7 @@ func (a *acquisition) tellWait() error {
 		info.Inside = inside.key
 		k.nested.Add(1)
 	}
-	if !a.observed() {
+	if !a.client.observed() {
 		return nil
 	}
 	if a.held != nil {
@@ -355,7 +236,7 @@ func (a *acquisition) tellWait() error {
 	}
 	k.leave()
 	hook := func(o *Observer) func(context.Context, WaitStartInfo) { return o.WaitStart }
-	tell(&k.hooks, a.client.options.observers, hook, a.ctx, info)
+	hooks.Tell(&k.hooks, a.client.options.observers, hook, a.ctx, info)
 	k.calls.Add(1)
 	if k.closed.Load() {
 		return ErrClosed
@@ -376,9 +257,9 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 		info.Waited = max(0, now.Sub(a.waitStart)) // a lease may be passed on before WaitStart
 	}
 	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
-	ctx := ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
+	ctx, differs := hooks.Ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
 	if lease != nil {
-		err = lease.announce(ctx, !same(ctx, a.ctx))
+		err = lease.announce(ctx, differs)
 		if err == nil {
 			return lease, nil
 		}
@@ -398,7 +279,7 @@ func (l *Lease) announce(ctx context.Context, changed bool) error {
 	l.mu.Lock()
 	defer l.unlock()
 	if changed {
-		l.values = withoutCancel(ctx)
+		l.values = contexts.WithoutCancel(ctx)
 	}
 	l.reports = true
 	return l.lookLocked()
@@ -437,14 +318,9 @@ func renewDone(o *Observer) func(context.Context, RenewDoneInfo) { return o.Rene
 
 func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
 
-// tellDone reports the end of a lease by its holder.
-func (l *Lease) tellDone(info LeaseDoneInfo) {
-	tell(&l.keeper.hooks, l.options.observers, leaseDone, l.values, info)
-}
-
 // tellDoneLater reports the end of a lease in the background.
 func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
-	tellLater(&l.keeper.hooks, maxEvents, l.options.observers, leaseDone, l.values, info)
+	hooks.TellLater(&l.keeper.hooks, maxEvents, l.options.observers, leaseDone, l.values, info)
 }
 
 func endByError(err error) LeaseEnd {
@@ -472,7 +348,7 @@ func (c *releaseCall) beginLocked(l *Lease, err error) {
 	r := &l.release
 	c.ended, c.useless = err == nil, r.settled
 	if c.ended {
-		l.ended = earlier(l.deadline, c.at)
+		l.ended = alarm.Earlier(l.deadline, c.at)
 	}
 	lostAt := l.ended
 	if err == ErrClosed { // by Shutdown, and lost since, if its deadline has passed
@@ -491,29 +367,30 @@ func (l *Lease) reportRelease(c *releaseCall, err error) {
 		if errors.Is(err, ErrLost) {
 			end, reason = EndRemoved, err
 		}
-		l.tellDone(l.doneInfo(end, reason))
+		hooks.Tell(&l.keeper.hooks, l.options.observers, leaseDone, l.values, l.doneInfo(end, reason))
 	}
 	if c.useless {
 		return
 	}
 	info := ReleaseDoneInfo{Key: l.key, Held: l.held(), Took: took, Overrun: c.overrun, Owed: c.owed, Err: forEvent(l.values, err)}
 	hook := func(o *Observer) func(context.Context, ReleaseDoneInfo) { return o.ReleaseDone }
-	tell(&l.keeper.hooks, l.options.observers, hook, l.values, info)
+	hooks.Tell(&l.keeper.hooks, l.options.observers, hook, l.values, info)
 }
 
 // reportOwed reports the end of an owed release.
-func (k *keeper) reportOwed(r *owedRelease, err error) {
-	if len(r.observers) == 0 {
+func (k *keeper) reportOwed(c *owed.Call, err error) {
+	r := c.For.(*owedRelease)
+	switch {
+	case len(r.observers) == 0:
 		return
+	case err == owed.ErrTooMany:
+		err = errTooManyOwed
+	case err == owed.ErrUnanswered:
+		err = errUnanswered
 	}
 	info := OwedDoneInfo{Key: r.key, Took: time.Since(r.since), Err: forEvent(r.values, err)}
 	hook := func(o *Observer) func(context.Context, OwedDoneInfo) { return o.OwedDone }
-	tellLater(&k.hooks, maxRoutine, r.observers, hook, r.values, info)
-}
-
-func (c *Client) tellBreak(ctx context.Context, info BreakDoneInfo) {
-	hook := func(o *Observer) func(context.Context, BreakDoneInfo) { return o.BreakDone }
-	tell(&c.keeper.hooks, c.options.observers, hook, ctx, info)
+	hooks.TellLater(&k.hooks, maxRoutine, r.observers, hook, r.values, info)
 }
 
 // forEvent returns an error as a caller gets it, without keys in its text: neither that of the
@@ -523,7 +400,7 @@ func forEvent(ctx context.Context, err error) error {
 		return err
 	}
 	if lost, ok := err.(*LostError); ok {
-		return worded{lost.text(), lost}
+		return errs.Reword(lost.text(), nil, lost)
 	}
 	err = withEnd(ctx, err)
 	cause := context.Cause(ctx)
@@ -534,5 +411,5 @@ func forEvent(ctx context.Context, err error) error {
 	if lost, ok := cause.(*LostError); ok {
 		instead = lost.text()
 	}
-	return worded{strings.ReplaceAll(err.Error(), cause.Error(), instead), err}
+	return errs.Reword(strings.ReplaceAll(err.Error(), cause.Error(), instead), nil, err)
 }

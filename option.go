@@ -3,14 +3,16 @@ package dlock
 import (
 	"math"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/detached"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // Limits of what callers may ask for.
 const (
-	maxKey   = 1024 // bytes
-	maxOwner = 256  // bytes
-	minTTL   = 10 * time.Millisecond
-	maxTTL   = 365 * 24 * time.Hour // a Locker need not keep leases for longer
+	maxKey = 1024 // bytes
+	minTTL = 10 * time.Millisecond
+	maxTTL = 365 * 24 * time.Hour // a Locker need not keep leases for longer
 )
 
 // DefaultTTL is the TTL of leases unless [WithTTL] sets another.
@@ -206,8 +208,8 @@ func WithRenewal(on bool) Option {
 // default is no label.
 func WithOwner(label string) Option {
 	return func(o *options) {
-		if len(label) > maxOwner {
-			o.refuse("WithOwner(%.32q…): %d bytes, more than %d", label, len(label), maxOwner)
+		if len(label) > token.MaxOwner {
+			o.refuse("WithOwner(%.32q…): %d bytes, more than %d", label, len(label), token.MaxOwner)
 		}
 		o.owner = label
 	}
@@ -256,8 +258,8 @@ func WithFence(on bool) Option {
 // with a store that has no queue. TryAcquire always asks the store.
 func WithLocalTurns(n int) Option {
 	return func(o *options) {
-		if n < 1 || n > maxSteps+1 {
-			o.refuse("WithLocalTurns(%d): not between 1 and %d", n, maxSteps+1)
+		if n < 1 || n > detached.MaxSteps+1 {
+			o.refuse("WithLocalTurns(%d): not between 1 and %d", n, detached.MaxSteps+1)
 		}
 		o.turns = n
 	}

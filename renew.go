@@ -1,13 +1,15 @@
 package dlock
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // How many calls for renewals a Client has in flight at most: those that have not hung, those
@@ -114,22 +116,22 @@ func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.silent = t.size > 0
-	if t.size > 0 && !k.answered.Before(later(t.since, t.halvedAt)) {
+	if t.size > 0 && !k.answered.Before(alarm.Later(t.since, t.halvedAt)) {
 		l.silent, t.halvedAt = false, time.Now()
 		for maxBatch>>t.halved >= max(2, t.size) {
 			t.halved++
 		}
 	}
-	if l.waiting.index == 0 {
-		l.waiting.at, l.halved = deadline.Add(l.ttl/200*time.Duration(t.halved)), t.halved
-		heap.Push(&k.due, &l.waiting)
+	if !l.waiting.IsSet() {
+		l.halved = t.halved
+		k.due.Set(&l.waiting, deadline.Add(l.ttl/200*time.Duration(t.halved)))
 	}
 }
 
 // rounds returns how many rounds of calls renew all leases. A renewal without an answer is repeated
 // after at least an eighth of the remaining time.
 func (k *keeper) rounds() int {
-	if k.isUnbatched() {
+	if k.unbatched.Load() {
 		return 1
 	}
 	k.mu.Lock()
@@ -137,24 +139,17 @@ func (k *keeper) rounds() int {
 	return min(1+k.leases/(maxBatch*renewers), 7)
 }
 
-// isUnbatched reports whether the Locker has no RenewBatch, as far as is known.
-func (k *keeper) isUnbatched() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.unbatched
-}
-
 // nextRenewalLocked returns the next call of the renewers, or nil.
 func (k *keeper) nextRenewalLocked() func() {
-	full := k.renewers.calls >= maxSingle
-	if k.unbatched && full {
+	full := k.renewers.Jobs >= maxSingle
+	if k.unbatched.Load() && full {
 		return nil
 	}
 	size, leases, others := 0, []*Lease(nil), []*Lease(nil)
-	for len(k.due) > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
-		l := heap.Pop(&k.due).(*alarm).lease
+	for k.due.Len() > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
+		l := k.due.Pop().For.(*Lease)
 		largest := maxBatch >> l.halved
-		if k.unbatched {
+		if k.unbatched.Load() {
 			largest = 1
 		}
 		if size == 0 && (largest > 1 || !full) {
@@ -166,19 +161,19 @@ func (k *keeper) nextRenewalLocked() func() {
 			others = append(others, l)
 		}
 	}
-	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= lookAround {
+	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= time.Second {
 		k.asked = now
 		i := chance.N(time.Duration(len(leases))) // not the first one, which may be the spoiler each time
 		leases[0], leases[i] = leases[i], leases[0]
 		leases, others = leases[:1], append(others, leases[1:]...)
 	}
 	for _, l := range others {
-		heap.Push(&k.due, &l.waiting)
+		k.due.Return(&l.waiting)
 	}
 	if len(leases) == 0 {
 		return nil
 	}
-	many := len(k.due) > 0 || k.renewers.calls > maxSingle/2
+	many := k.due.Len() > 0 || k.renewers.Jobs > maxSingle/2
 	return func() { k.renew(leases, many) }
 }
 
@@ -209,7 +204,7 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 	if end.Err() != nil {
 		end = k.over // for MinHolds
 	}
-	ctx, cancel := within(values, timeout, end)
+	ctx, cancel := contexts.Within(values, timeout, end)
 	defer cancel()
 	c := renewal{ctx: ctx, sent: now, ttl: batch[0].TTL, size: len(begun)}
 	if len(begun) == 1 {
@@ -232,9 +227,7 @@ func (k *keeper) sendBatch(c renewal, leases []*Lease, batch []Renewal) {
 
 func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, results []RenewResult, err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
-		k.mu.Lock()
-		k.unbatched = true
-		k.mu.Unlock()
+		k.unbatched.Store(true)
 		for _, l := range leases {
 			l.replan()
 		}
@@ -254,8 +247,8 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 // causeLocked returns why renewals failed before a loss; nil if none was tried. If they only
 // timed out, it says for how long there was no answer.
 func (t *trouble) causeLocked(now time.Time) error {
-	err := hideContextErrors(t.err)
-	if t.err != nil && besidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
+	err := errs.HideContext(t.err)
+	if t.err != nil && errs.BesidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
 		err = fmt.Errorf("no answer for %v", now.Sub(t.since).Round(time.Millisecond))
 	}
 	return err

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/workers"
 )
 
 const (
@@ -23,11 +26,7 @@ const (
 type Leases struct {
 	all   []*Lease          // in byte order of their keys
 	byKey map[string]*Lease // nil until the set is complete
-	self  chan struct{}     // stands for the set among the lives of its leases
-
-	mu    sync.Mutex // locked after that of a lease
-	err   error      // of the first lease that ended
-	lives lives
+	lives contexts.Lives    // end with the first lease that ends
 }
 
 // AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
@@ -63,10 +62,9 @@ func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error
 	if key, err := c.checkAll(ctx, keys); err != nil {
 		return nil, wrap(ctx, "acquire", key, err)
 	}
-	g := &gathering{client: c, keys: keys, set: &Leases{self: make(chan struct{})}}
-	complete := false
+	g := &gathering{client: c, keys: keys, set: &Leases{}}
 	defer func() {
-		if !complete {
+		if g.set.byKey == nil {
 			g.set.release(attemptTime)
 		}
 		g.back.Wait()
@@ -74,7 +72,6 @@ func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error
 	if err := g.gather(ctx); err != nil {
 		return nil, err
 	}
-	complete = true
 	return g.set, nil
 }
 
@@ -137,8 +134,7 @@ func (g *gathering) gather(ctx context.Context) error {
 	if wait := g.client.options.maxWait; 0 < wait && wait < NoLimit {
 		g.limit = time.Now().Add(wait)
 	}
-	life, _ := lifeOf(g.set, ctx)
-	g.ctx = life.Context
+	g.ctx = g.set.lives.Bind(ctx)
 	for ahead := len(g.keys); len(g.set.all) < len(g.keys); ahead *= 2 {
 		held, err := g.try(ahead)
 		if err == nil && held != nil {
@@ -158,7 +154,7 @@ func (g *gathering) gather(ctx context.Context) error {
 
 // wait acquires the next key, which is held.
 func (g *gathering) wait(held *word) error {
-	lease, err := g.client.take(g.part(OpAcquire, 0, *held), nil)
+	lease, err := g.client.take(g.part(OpAcquire, 0, *held))
 	g.back.Wait()
 	if err == nil {
 		g.set.add(lease)
@@ -177,9 +173,9 @@ func (g *gathering) part(op AcquireOp, i int, held word) *acquisition {
 func (g *gathering) try(n int) (refused *word, err error) {
 	n = min(n, len(g.keys)-len(g.set.all))
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
-	panicked := g.client.keeper.inParallel(n, func(i int) (more bool) {
+	panicked := workers.Each(n, g.client.keeper.atOnce(), func(i int) (more bool) {
 		attempts[i] = g.part(OpTry, i, word{})
-		leases[i], errs[i] = g.client.take(attempts[i], nil)
+		leases[i], errs[i] = g.client.take(attempts[i])
 		return errs[i] == nil
 	})
 	kept := slices.Index(leases, nil)
@@ -208,43 +204,13 @@ func (g *gathering) try(n int) (refused *word, err error) {
 	return &attempts[kept].word, nil
 }
 
-// inParallel calls f for 0 to n-1, several at once, until a call returns false or panics. The calls that
-// were made are those for the first numbers. It returns what a call has panicked with.
-//
-// A Locker that renews in batches is taken to combine other calls too, as those on Redis do: all calls go at
-// once then.
-func (k *keeper) inParallel(n int, f func(i int) (more bool)) (panicked any) {
-	var (
-		next    atomic.Int64
-		stopped atomic.Bool
-		all     sync.WaitGroup
-		once    sync.Once
-	)
-	most := n
-	if k.isUnbatched() {
-		most = setCalls
+// atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other
+// calls too, as those on Redis do.
+func (k *keeper) atOnce() int {
+	if k.unbatched.Load() {
+		return setCalls
 	}
-	for range min(n, most) {
-		all.Go(func() {
-			defer func() {
-				if reason := recover(); reason != nil {
-					once.Do(func() { panicked = reason })
-					stopped.Store(true)
-				}
-			}()
-			for !stopped.Load() {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				if !f(i) {
-					stopped.Store(true)
-				}
-			}
-		})
-	}
-	all.Wait()
-	return panicked
+	return maxSet
 }
 
 // releaseAll releases leases, several at once, and returns their errors. What has no answer when limit
@@ -254,7 +220,7 @@ func releaseAll(leases []*Lease, limit time.Duration) []error {
 	if len(leases) == 0 {
 		return nil
 	}
-	panicked := leases[0].keeper.inParallel(len(leases), func(i int) (more bool) {
+	panicked := workers.Each(len(leases), leases[0].keeper.atOnce(), func(i int) (more bool) {
 		errs[i] = leases[i].releaseWithin(time.Until(end))
 		return true
 	})
@@ -267,7 +233,8 @@ func releaseAll(leases []*Lease, limit time.Duration) []error {
 // add adds the lease of the next key. The set ends with it.
 func (ls *Leases) add(l *Lease) {
 	ls.all = append(ls.all, l)
-	l.share(ls.self, &life{cancel: ls.end})
+	_ = l.Err() // which ends its lives if it has ended
+	l.lives.EndAlso(&ls.lives)
 }
 
 // complete makes the set one that is held.
@@ -287,15 +254,6 @@ func (l *Lease) settle() {
 	l.unawaitLocked()
 }
 
-func (ls *Leases) end(err error) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if ls.err == nil {
-		ls.err = err
-		ls.lives.end(err)
-	}
-}
-
 // Lease returns the lease of key, or nil if the set has no such key.
 func (ls *Leases) Lease(key string) *Lease { return ls.byKey[key] }
 
@@ -306,29 +264,14 @@ func (ls *Leases) All() []*Lease { return slices.Clone(ls.all) }
 // set, whichever is first; [context.Cause] returns parent's cause or the set's Err. It need not be
 // cancelled. [LeaseFromContext] finds each lease in it.
 func (ls *Leases) Context(parent context.Context) context.Context {
-	life, made := lifeOf(ls, parent)
-	return &leaseContext{parent, life, made, nil, ls}
-}
-
-func (ls *Leases) share(ends <-chan struct{}, own *life) *life {
-	if own != nil {
-		_ = ls.Err() // which looks at the clocks
-	}
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.lives.share(ends, own, ls.err)
-}
-
-func (ls *Leases) drop(ends <-chan struct{}) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	delete(ls.lives, ends)
+	_ = ls.Err() // which ends what needs the set if it has ended
+	return ls.lives.Context(parent, ls, nameOf)
 }
 
 // Done returns a channel that is closed when the set ends.
 func (ls *Leases) Done() <-chan struct{} {
-	life, _ := lifeOf(ls, context.Background())
-	return life.Done()
+	_ = ls.Err() // which closes it if the set has ended
+	return ls.lives.Done()
 }
 
 // Err returns nil while all leases are held. After that it returns the error of the first that ended:
@@ -337,16 +280,14 @@ func (ls *Leases) Err() error {
 	for _, l := range ls.all {
 		_ = l.Err() // which ends the set if the lease has ended
 	}
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.err
+	return ls.lives.Err()
 }
 
 // Deadline returns the earliest [Lease.Deadline] of the set: until then all locks are held.
 func (ls *Leases) Deadline() time.Time {
 	deadline := ls.all[0].Deadline()
 	for _, l := range ls.all[1:] {
-		deadline = earlier(deadline, l.Deadline())
+		deadline = alarm.Earlier(deadline, l.Deadline())
 	}
 	return deadline
 }
@@ -356,7 +297,7 @@ func (ls *Leases) Deadline() time.Time {
 func (ls *Leases) Release() error { return errors.Join(ls.release(releaseTimeout)...) }
 
 func (ls *Leases) release(limit time.Duration) []error {
-	defer ls.end(ErrReleased)
+	defer ls.lives.End(ErrReleased)
 	return releaseAll(ls.all, limit)
 }
 

@@ -8,6 +8,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/contexts"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // The state of the lines of a Client, see [WithLocalTurns].
@@ -33,15 +37,12 @@ const wordTime = time.Second
 
 var errNobodyWaits = errors.New("granted, but nobody waits any more")
 
-// lines are the lines of a Client, and the keys that it has waited for lately. The zero value is
-// ready for use.
+// lines are the lines of a Client.
 type lines struct {
 	some     atomic.Bool // there are lines
 	unqueued atomic.Bool // the store has no queue
-	waited   atomic.Bool // there is until
-	mu       sync.Mutex  // guards lines, all that is in them, and their errands; and until
+	mu       sync.Mutex  // guards lines, all that is in them, and their errands
 	all      map[class]*line
-	until    map[string]time.Time // when a key is contended no more
 }
 
 // A class is what waiters share that stand in one line.
@@ -97,7 +98,7 @@ func (o *options) takesTurns() bool {
 // lock must not be passed on to a caller whose Observer does not return.
 func (a *acquisition) join() {
 	k := a.client.keeper
-	if a.observed() {
+	if a.client.observed() {
 		if !k.lines.wouldAdd(a) {
 			return
 		}
@@ -136,7 +137,7 @@ func (a *acquisition) noteTurn(w *waiter, end error) {
 	a.hear(w.word)
 	a.err = w.err
 	if end != nil {
-		if reason := hideContextErrors(besidesEnd(w.err)); reason != nil {
+		if reason := errs.HideContext(errs.BesidesEnd(w.err)); reason != nil {
 			end = fmt.Errorf("%w: %w", end, reason)
 		}
 		a.err = end
@@ -158,7 +159,9 @@ func (t *lines) add(a *acquisition) *waiter {
 		return nil
 	}
 	if n == nil {
-		n = t.addLocked(c, a.client.keeper)
+		n = &line{class: c, keeper: a.client.keeper}
+		t.all[c] = n
+		t.some.Store(true)
 	}
 	switch {
 	case a.held != nil:
@@ -187,31 +190,18 @@ func (a *acquisition) class() class { return class{a.key, a.client.options.terms
 // store, it does so only if it has had one lately, or if the key is most likely held and there is no
 // line yet.
 func (n *line) takes(a *acquisition) bool {
-	return a.held != nil || n.informed() || n == nil && a.busy
-}
-
-// informed reports whether the line has had an answer of the store lately.
-func (n *line) informed() bool {
-	return n != nil && n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
-}
-
-func (t *lines) addLocked(c class, k *keeper) *line {
-	n := &line{class: c, keeper: k}
-	if t.all == nil {
-		t.all = make(map[class]*line)
+	if a.held != nil || n == nil {
+		return a.held != nil || a.busy
 	}
-	t.all[c] = n
-	t.some.Store(true)
-	return n
+	return n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
 }
 
 // leave takes a waiter out of its line; it is told soon. The last one calls the errand off,
 // and is told its answer.
 func (w *waiter) leave() {
 	n := w.line
-	t := &n.keeper.lines
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
 	if w.place == nil {
 		return
 	}
@@ -305,9 +295,8 @@ func (l *Lease) youngLocked(now time.Time) bool {
 
 // next returns the waiter to whom l is passed on, with its lease; or it ends the block.
 func (n *line) next(l *Lease, pass bool) (w *waiter, next *Lease) {
-	t := &n.keeper.lines
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
 	if n.holder != l { // a block whose lease the store has lost
 		return nil, nil
 	}
@@ -343,7 +332,7 @@ func (n *line) sendLocked(first *waiter) {
 	if !n.keeper.enter() {
 		return
 	}
-	values := withoutCancel(first.ctx)
+	values := contexts.WithoutCancel(first.ctx)
 	ctx, callOff := context.WithCancel(values)
 	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
 	e.errand, e.stage = true, lined
@@ -362,9 +351,8 @@ func (n *line) run(e *acquisition, callOff func()) {
 
 // calls notes that an errand makes a call after a pause.
 func (n *line) calls(e *acquisition) {
-	t := &n.keeper.lines
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
 	if n.errand == e {
 		n.called = time.Now()
 	}
@@ -377,9 +365,9 @@ func (n *line) serve(e *acquisition, l *Lease) error {
 	if w == nil {
 		return errNobodyWaits
 	}
-	l.values, l.options, l.tentative = withoutCancel(w.ctx), &w.client.options, w.set != nil
+	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
 	if w.answered || e.waited >= shortestWait {
-		n.keeper.lines.contend(n.key)
+		n.keeper.contended.Add(n.key)
 	}
 	return w.give(l)
 }
@@ -394,7 +382,7 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 		w := n.popLocked()
 		n.holdLocked(l, turns-1)
 		if turns > 1 {
-			l.renewAt = earlier(l.renewAt, l.granted.Add(passTime))
+			l.renewAt = alarm.Earlier(l.renewAt, l.granted.Add(passTime))
 		}
 		n.word = word{
 			held:     heldBy(e.key, Attempt{Holder: e.token, Remaining: l.restLocked(e.returned)}),
@@ -413,9 +401,8 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 
 // failed notes a failure. Those who have had no answer of the store ask for themselves.
 func (n *line) failed(e *acquisition) {
-	t := &n.keeper.lines
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
 	if n.errand != e {
 		return
 	}

@@ -122,8 +122,8 @@ func changes() []change {
 		{"acquire.go", "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 		{"acquire.go", "type acquisition struct {\n", "type acquisition struct {\nlateFence int64\n"},
 		{"acquire.go", "func (a *acquisition) forget() { a.token, a.left, a.inFlight = \"\", false, 0 }", "func (a *acquisition) forget() {\nif a.left, a.inFlight = false, 0; !without(6) {\na.token = \"\"\n}\n}"},
-		{"release.go", "case err == nil && (held && r.inFlight < several || r.inFlight == 0)", "case err == nil && (held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"},
-		{"release.go", "ended && (r.ready != nil || !r.sent.Before(r.until)):", "ended && (r.ready != nil || !r.sent.Before(r.until) || without(19)):"},
+		{"release.go", "err == nil && (held && r.inFlight < several || r.inFlight == 0)", "err == nil && (held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"},
+		{"internal/owed/owed.go", "ended && (c.ready != nil || !c.sent.Before(c.until)):", "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"},
 		{"lease.go", "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"},
 		{"turns.go", "\tnext.step, next.renewAt = ", "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = "},
 	}
@@ -152,6 +152,19 @@ var out = strings.Split(os.Getenv("DLOCK_WITHOUT"), ",")
 import "github.com/dlock-go/dlock"
 
 func without(rule int) bool { return dlock.Without(rule) }
+`,
+	"internal/owed/without.go": `package owed
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+func without(rule int) bool {
+	return slices.Contains(strings.Split(os.Getenv("DLOCK_WITHOUT"), ","), fmt.Sprint(rule))
+}
 `,
 }
 

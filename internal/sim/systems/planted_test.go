@@ -44,8 +44,8 @@ var allPlanted = []planted{
 		{"backend/redlock/wait.go", "w.giveTo(leader, false)", "_ = leader"},
 	}, 30},
 	{"a release is forgotten after a lost reply", queues, []edit{
-		{"release.go", "case r.trying > 0:\n\t\treturn\n\t}", "default:\n\t\tk.dropLocked(r, r.err)\n\t\treturn\n\t}"},
-		{"release.go", "if r.trying > 0 && now.Sub(r.sent) >= maxRetryPause {", "if r.trying > 0 {\n\t\tk.dropLocked(r, nil)\n\t\treturn\n\t}\n\tif false {"},
+		{"internal/owed/owed.go", "case c.trying > 0:\n\t\treturn\n\t}", "default:\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\t}"},
+		{"internal/owed/owed.go", "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", "if c.trying > 0 {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif false {"},
 	}, 20},
 	{"fences do not follow the time", queues, []edit{
 		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
@@ -58,7 +58,7 @@ var allPlanted = []planted{
 		{"set.go", "keys = slices.Sorted(slices.Values(keys))", "keys = slices.Clone(keys)"},
 	}, 20},
 	{"a set that has failed keeps what it has", queues, []edit{
-		{"set.go", "if !complete {", "if !complete && keys == nil {"},
+		{"set.go", "if g.set.byKey == nil {", "if g.set.byKey == nil && keys == nil {"},
 	}, 20},
 	{"a set does not give back what it may not keep", queues, []edit{
 		{"set.go", "g.back.Go(func() { releaseAll(given, attemptTime) })", "_ = given"},

@@ -1,0 +1,38 @@
+package flood
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gathered := make(map[string][]int)
+		g := NewGate(func(kind string, n int) {
+			gathered[kind] = append(gathered[kind], n)
+			panic("is recovered")
+		})
+		pass := func(kind string, n int) (passed int) {
+			for range n {
+				if g.Passes(kind) {
+					passed++
+				}
+			}
+			return passed
+		}
+		require.Equal(t, most, pass("a", 2*most))
+		require.Equal(t, most, pass("b", most), "another kind")
+		time.Sleep(span / 2)
+		require.Zero(t, pass("a", 1))
+		time.Sleep(span)
+		synctest.Wait()
+		require.Equal(t, map[string][]int{"a": {most + 1}}, gathered)
+		require.Equal(t, most, pass("b", most), "a second later")
+		require.Equal(t, most, pass("a", most), "after a flood")
+		time.Sleep(time.Minute)
+		require.Len(t, gathered, 1)
+	})
+}

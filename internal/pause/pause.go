@@ -1,0 +1,44 @@
+// Package pause draws the pauses of those who ask again and again for something that another has.
+package pause
+
+import (
+	"time"
+
+	"github.com/dlock-go/dlock/internal/chance"
+)
+
+// While there are answers, each pause is random between minPoll and maxPoll, however long the wait: early waiters
+// ask as frequently as late ones, and waiters that began together drift apart. These are redsync's pauses, so that both
+// libraries get a shared lock equally often. After failures, pauses double up to maxFailure, plus up to a half.
+const (
+	minPoll    = 50 * time.Millisecond
+	maxPoll    = 250 * time.Millisecond
+	maxFailure = 640 * time.Millisecond
+)
+
+// AfterFailures returns the pause after n failures in a row.
+func AfterFailures(n int) time.Duration {
+	d := min(minPoll<<min(n-1, 10), maxFailure)
+	return d + chance.N(d/2)
+}
+
+// A Poll draws the pauses of one waiter. The zero value is ready for use.
+type Poll struct {
+	early bool // the last pause ended early
+}
+
+// Next returns the next pause. It ends early, with what the waiter waits for, if that ends at a known time; but not twice
+// in a row, so that the waiter does not ask more frequently if that is short. An end that is zero is unknown.
+func (p *Poll) Next(end time.Time) time.Duration {
+	d := minPoll + chance.N(maxPoll-minPoll)
+	rest := time.Until(end)
+	switch {
+	case p.early:
+		p.early = false
+		return max(d, 2*minPoll)
+	case end.IsZero(), rest > d:
+		return d
+	}
+	p.early = true
+	return max(0, min(d, rest+time.Millisecond+chance.N(2*time.Millisecond)))
+}

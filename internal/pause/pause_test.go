@@ -1,0 +1,43 @@
+package pause
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func within(t *testing.T, least, most, d time.Duration) {
+	t.Helper()
+	require.LessOrEqual(t, least, d)
+	require.LessOrEqual(t, d, most)
+}
+
+func TestAfterFailures(t *testing.T) {
+	for range 100 {
+		within(t, minPoll, minPoll*3/2, AfterFailures(1))
+		within(t, 4*minPoll, 6*minPoll, AfterFailures(3))
+		within(t, maxFailure, maxFailure*3/2, AfterFailures(5))
+		within(t, maxFailure, maxFailure*3/2, AfterFailures(1_000_000))
+	}
+}
+
+func TestPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Poll
+		now, longest := time.Now(), time.Duration(0)
+		for range 1000 {
+			for _, end := range []time.Time{{}, now.Add(time.Hour)} {
+				d := p.Next(end)
+				within(t, minPoll, maxPoll, d)
+				longest = max(longest, d)
+			}
+			within(t, 10*time.Millisecond, 13*time.Millisecond, p.Next(now.Add(10*time.Millisecond)))
+			within(t, 2*minPoll, maxPoll, p.Next(now.Add(10*time.Millisecond)))
+			within(t, 0, 3*time.Millisecond, p.Next(now.Add(-time.Nanosecond)))
+			within(t, 2*minPoll, maxPoll, p.Next(time.Time{}))
+		}
+		require.Greater(t, longest, maxPoll*9/10)
+	})
+}
