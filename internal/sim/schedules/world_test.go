@@ -245,16 +245,17 @@ func (p *process) describe(calls []rediscore.Call) string {
 	return strings.Join(texts, ", ")
 }
 
-// script is the name of a script, by the beginning of its comment.
+// script is the name of a script, by its last line.
 func script(c rediscore.Call) string {
-	for begin, name := range map[string]string{
-		"-- Grants the lock to a token if": "try", "-- Grants the lock to a token as": "enqueue", "-- Finds out": "check-in", "-- Extends": "renew", "-- Ends": "release",
-	} {
-		if strings.HasPrefix(c.Script.Source, begin) {
-			return name
-		}
+	lines := strings.Split(strings.TrimSpace(c.Script.Source), "\n")
+	name, ok := map[string]string{
+		"return acquire()": "try", "return enqueue()": "enqueue", "return checkIn()": "check-in", "return renew()": "renew",
+		"return held and 1 or 0": "release",
+	}[lines[len(lines)-1]]
+	if !ok {
+		panic("a script that ends with " + lines[len(lines)-1])
 	}
-	return "?"
+	return name
 }
 
 // execute lets the server run scripts. The reply is on its way then.
