@@ -180,9 +180,9 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	l.post.releasing(key, token)
+	before := l.post.releasing(key, token)
 	ok, err := l.release(ctx, releaseScript, key, token)
-	return l.post.released(ctx, key, token, ok, err)
+	return l.post.released(ctx, key, token, before, ok, err)
 }
 
 // release calls a script that releases the token that is its first argument.

@@ -154,6 +154,30 @@ func TestTokenIsUsedDuringItsRelease(t *testing.T) {
 	}
 }
 
+// A release that comes after one in the background was executed has found nothing, and does not claim what that
+// has found.
+func TestReleaseAfterOneInTheBackground(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		message := a.holdMessage("A")
+		w := a.acquire("A")
+		s.release("H")
+		w.granted()
+		lost := a.holdCall(rediscore.ReleaseScript, "A")
+		go a.Release(s.Context(), "k", "A")
+		lost.Await()
+		message.Deliver()
+		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+		lost.Return(nil, errLost)
+		giveBack.Execute()
+		released := make(chan bool, 1)
+		go func() { released <- a.release("A") }()
+		time.Sleep(time.Second)
+		giveBack.Answer()
+		require.False(s, <-released)
+		s.requireClean()
+	})
+}
+
 // A waiter that has lost its place takes it again with its old ticket. If that enqueue gets no answer,
 // the wait ends, and the caller uses another token: the enqueue may arrive at any time, and take the lock.
 func TestPlaceIsTakenAgain(t *testing.T) {

@@ -25,7 +25,8 @@ type record struct {
 
 	pending int           // calls that have outlived their waits, and releases in the background
 	settled chan struct{} // closed when there are none any more; nil if there are none
-	held    bool          // the last of these releases has ended a lease
+	begun   int           // how many of these releases have
+	held    bool          // the last one has ended a lease
 	err     error         // of it
 }
 
@@ -75,10 +76,11 @@ func (p *post) ofLocked(key, token string) *record {
 	return nil
 }
 
-// releasing notes that a token is about to be released; released must follow.
-func (p *post) releasing(key, token string) {
+// releasing notes that a token is about to be released; released must follow. It returns how many releases of the
+// token in the background have begun before.
+func (p *post) releasing(key, token string) (before int) {
 	if !p.used.Load() {
-		return
+		return 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,12 +91,15 @@ func (p *post) releasing(key, token string) {
 			r.wait.mail.released = true
 			r.wait.ring()
 		}
+		before = r.begun
 	}
+	return before
 }
 
 // released notes that a release was answered, or has failed. If it has found nothing, but a call for the token
-// is in flight, released waits for that, and for the release of what it was granted, until ctx ends.
-func (p *post) released(ctx context.Context, key, token string, held bool, err error) (bool, error) {
+// is in flight, released waits for that, and for the release of what it was granted, until ctx ends. That is part of
+// the caller's release, unless it had begun before.
+func (p *post) released(ctx context.Context, key, token string, before int, held bool, err error) (bool, error) {
 	if !p.used.Load() {
 		return held, err
 	}
@@ -121,6 +126,9 @@ func (p *post) released(ctx context.Context, key, token string, held bool, err e
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
+	if r.begun == before {
+		return false, nil
+	}
 	return r.held, unmark(r.err) // the first release had an effect
 }
 
@@ -186,7 +194,7 @@ func (p *post) pendLocked(r *record, f func()) {
 		return
 	}
 	if r.pending++; r.pending == 1 {
-		r.settled, r.held, r.err = make(chan struct{}), false, nil
+		r.settled = make(chan struct{})
 	}
 	p.running.Go(func() {
 		f()
@@ -199,6 +207,9 @@ func (p *post) pendLocked(r *record, f func()) {
 }
 
 func (p *post) giveBack(ctx context.Context, r *record, token string) {
+	p.mu.Lock()
+	r.begun++
+	p.mu.Unlock()
 	held, err := p.locker.giveBack(ctx, r.key, token)
 	p.mu.Lock()
 	defer p.mu.Unlock()

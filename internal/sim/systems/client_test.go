@@ -360,23 +360,24 @@ func (c *client) tripName(store int, t sim.Trip) string {
 // scriptName is the name of the file that distinguishes a script from others.
 func scriptName(s *rediscore.Script) string {
 	for _, file := range files() {
-		if strings.Contains(s.Source, file.text) {
+		if strings.Contains(s.Source, file.first) {
 			return file.name
 		}
 	}
 	panic("a script of no such file")
 }
 
-type file struct{ name, text string }
+type file struct{ name, first string }
 
-// files are those that scripts end with. Those of votes come first, since they contain others.
+// files are those that scripts end with, and their first lines. Those of votes come first, since they contain others.
 var files = sync.OnceValue(func() (all []file) {
 	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "enqueue", "checkin", "renew", "release", "release-lone", "inspect"} {
 		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)
 		}
-		all = append(all, file{name, string(text)})
+		first, _, _ := strings.Cut(string(text), "\n")
+		all = append(all, file{name, first})
 	}
 	return all
 })

@@ -33,12 +33,12 @@ var allPlanted = []planted{
 	}, 20},
 	{"a wake-up is lost between enqueue and subscribe", queues, []edit{
 		{"backend/rediscore/delivery.go", "case !b.live:\n\t\treturn \"\", b.epoch\n\tcase b.sharded", "case b.sharded"},
-		{"backend/rediscore/wait.go", "w.change()\n\t\t\tw.send()", "w.change()"},
+		{"backend/rediscore/wait.go", "if m.changed {\n\t\tw.change()", "if m.changed {\n\t\tif w.change(); m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}"},
 	}, 20},
 	{"the grant of a cancelled wait is kept", queues, []edit{
 		{"acquire.go", "case !NoEffect(err): // the", "case !NoEffect(err) && !queued: // the"},
 		{"acquire.go", "case queued && hasAnswer && !answer.Degraded:", "case false:"},
-		{"backend/rediscore/delivery.go", "p.startLocked(p.giveBackLocked(context.Background(), r, r.key, token))", "_ = token"},
+		{"backend/rediscore/delivery.go", "p.giveBackLocked(r, token)", "_ = token"},
 	}, 20},
 	{"redlock: a split line does not settle", majority, []edit{
 		{"backend/redlock/wait.go", "w.giveTo(leader, false)", "_ = leader"},
@@ -46,7 +46,7 @@ var allPlanted = []planted{
 	{"a release is forgotten after a lost reply", queues, []edit{
 		{"internal/owed/owed.go", "case c.trying > 0:\n\t\treturn\n\t}", "default:\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\t}"},
 		{"internal/owed/owed.go", "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", "if c.trying > 0 {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif false {"},
-	}, 20},
+	}, 100},
 	{"fences do not follow the time", queues, []edit{
 		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
 	}, 20},
@@ -66,6 +66,13 @@ var allPlanted = []planted{
 	{"a grant that a check-in finds is not on the replicas", replicas, []edit{
 		{"backend/rediscore/lua/checkin.lua", "call('PEXPIRE', KEYS[4], 60000) -- WAIT", "-- WAIT"},
 	}, 300},
+}
+
+// TestEdits fails if a text is not found once that a planted fault replaces.
+func TestEdits(t *testing.T) {
+	for _, p := range allPlanted {
+		p.changed(t)
+	}
 }
 
 // TestPlanted puts each fault into the code that ships, and demands that TestSystems finds it.
@@ -91,21 +98,8 @@ func TestPlanted(t *testing.T) {
 // build compiles the tests of this package, with a fault in the code.
 func (p planted) build(t *testing.T) (binary string) {
 	dir := t.TempDir()
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
-	changed := make(map[string]string) // texts of files
-	for _, e := range p.edits {
-		path := filepath.Join(root, e.file)
-		if _, ok := changed[path]; !ok {
-			text, err := os.ReadFile(path)
-			require.NoError(t, err)
-			changed[path] = string(text)
-		}
-		require.Equal(t, 1, strings.Count(changed[path], e.old), "%q in %s", e.old, e.file)
-		changed[path] = strings.Replace(changed[path], e.old, e.new, 1)
-	}
 	replace := make(map[string]string)
-	for path, text := range changed {
+	for path, text := range p.changed(t) {
 		replace[path] = filepath.Join(dir, strconv.Itoa(len(replace))+filepath.Base(path))
 		require.NoError(t, os.WriteFile(replace[path], []byte(text), 0o600))
 	}
@@ -116,4 +110,22 @@ func (p planted) build(t *testing.T) (binary string) {
 	out, err := exec.Command("go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return binary
+}
+
+// changed returns the texts of the files that a fault changes.
+func (p planted) changed(t *testing.T) map[string]string {
+	root, err := filepath.Abs("../../..")
+	require.NoError(t, err)
+	changed := make(map[string]string)
+	for _, e := range p.edits {
+		path := filepath.Join(root, e.file)
+		if _, ok := changed[path]; !ok {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			changed[path] = string(text)
+		}
+		require.Equal(t, 1, strings.Count(changed[path], e.old), "%q in %s", e.old, e.file)
+		changed[path] = strings.Replace(changed[path], e.old, e.new, 1)
+	}
+	return changed
 }
