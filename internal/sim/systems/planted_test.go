@@ -46,7 +46,7 @@ var allPlanted = []planted{
 	{"a release is forgotten after a lost reply", queues, []edit{
 		{"internal/owed/owed.go", "case c.trying > 0:\n\t\treturn\n\t}", "default:\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\t}"},
 		{"internal/owed/owed.go", "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", "if c.trying > 0 {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif false {"},
-	}, 100},
+	}, 600},
 	{"fences do not follow the time", queues, []edit{
 		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
 	}, 20},
@@ -64,7 +64,8 @@ var allPlanted = []planted{
 		{"set.go", "g.back.Go(func() { releaseAll(given, attemptTime) })", "_ = given"},
 	}, 20},
 	{"a grant that a check-in finds is not on the replicas", replicas, []edit{
-		{"backend/rediscore/lua/checkin.lua", "call('PEXPIRE', KEYS[4], 60000) -- WAIT", "-- WAIT"},
+		{"backend/rediscore/lua/checkin.lua", "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", ""},
+		{"backend/rediscore/lua/checkin.lua", "call('PEXPIRE', KEYS[3], 60000)\n    call('PEXPIRE', KEYS[4], 60000) -- WAIT", "-- WAIT"},
 	}, 300},
 }
 
