@@ -27,7 +27,7 @@ type post struct {
 	inboxes map[string]*inbox  // by the prefixes of their names
 	rooms   map[string]*room   // by key
 	tokens  map[string]*record // that wait, or have waited
-	order   []string           // of tokens, the oldest first
+	order   []string           // of tokens that do not vote, the oldest first
 	told    bool               // why there is no inbox, since one was open
 	joined  int                // how many waits have
 }

@@ -24,8 +24,9 @@ func (c dumbConn) Listen(ctx context.Context, _ string, _ bool, _ func(Event)) e
 	return ctx.Err()
 }
 
-func joined(t *testing.T, l *Locker, token string) *wait {
+func joined(t *testing.T, l *Locker, token string, vote ...string) *wait {
 	w := newWait(l, t.Context(), "k", token, time.Minute)
+	w.vote = vote
 	require.True(t, l.post.join(w, 0))
 	return w
 }
@@ -121,6 +122,19 @@ func TestTokensAreForgotten(t *testing.T) {
 		}
 		require.EqualValues(t, 0, slow.mail.granted.fence)
 		l.post.leave(slow, true)
+	})
+}
+
+// Nothing is left of a token that votes again and again.
+func TestVotesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(dumbConn{})
+		defer l.Close()
+		for range 3 {
+			l.post.leave(joined(t, l, "t", "place", "floor"), false)
+		}
+		require.Empty(t, l.post.tokens)
+		require.Empty(t, l.post.order)
 	})
 }
 

@@ -34,7 +34,7 @@ type record struct {
 func (p *post) rememberLocked(w *wait) {
 	r := p.ofLocked(w.key, w.token)
 	if r == nil {
-		if p.tokens[w.token] == nil {
+		if p.tokens[w.token] == nil && w.vote == nil {
 			p.order = append(p.order, w.token)
 		}
 		r = &record{key: w.key}
