@@ -17,7 +17,6 @@ type record struct {
 	key      string
 	wait     *wait  // under way, or nil
 	inbox    *inbox // of the last wait
-	due      *inbox // that must bring the message of a grant that a check-in has found; or nil
 	given    bool   // the last wait has ended without a grant
 	released bool   // the token is used no more
 	releases int    // of callers, in flight
@@ -212,16 +211,17 @@ var errReleased = fmt.Errorf("%w: a call for its token is in flight", dlock.ErrR
 func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r, b := p.tokens[w.token], w.inbox
-	if r == nil || !b.live || w.mail.granted != (handover{}) {
+	b := w.inbox
+	if !b.live || w.mail.granted != (handover{}) {
 		return
 	}
-	r.due = b
+	p.due[w.token] = b
 	time.AfterFunc(messageLag, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if r.due == b {
+		if p.due[w.token] == b {
 			b.doubtLocked()
+			delete(p.due, w.token)
 		}
 	})
 }
