@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
 )
 
 // A dumbConn gives each call the same reply, and confirms no subscription.
@@ -122,6 +124,24 @@ func TestTokensAreForgotten(t *testing.T) {
 		}
 		require.EqualValues(t, 0, slow.mail.granted.fence)
 		l.post.leave(slow, true)
+	})
+}
+
+// A release was not sent, but a message that came meanwhile lets the token be released in the background.
+func TestEffectOfAReleaseNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, message := range []bool{false, true} {
+			l := New(dumbConn{reply: int64(1)})
+			l.post.leave(joined(t, l, "t"), true)
+			l.post.releasing("k", "t")
+			if message {
+				l.post.deliver("8 1 t")
+			}
+			_, err := l.post.released(t.Context(), "k", "t", false, mark(context.DeadlineExceeded))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, !message, dlock.NoEffect(err))
+			l.Close()
+		}
 	})
 }
 

@@ -108,6 +108,7 @@ func (p *post) released(ctx context.Context, key, token string, held bool, err e
 	if r.releases == 0 && r.again {
 		if r.again = false; !held {
 			p.giveBackLocked(r, token)
+			err = unmark(err) // that one has an effect
 		}
 	}
 	if held || err != nil || r.pending == 0 {
