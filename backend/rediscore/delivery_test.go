@@ -243,16 +243,21 @@ func TestInboxThatDoesNotLast(t *testing.T) {
 // An inbox that misses a message though somebody listens is opened anew. One whose
 // message is only late is not, nor one that the server did not know of.
 func TestDeafInboxIsOpenedAnew(t *testing.T) {
+	wait := func(a *actor) *waiting { return a.acquire("A") }
+	vote := func(a *actor) *waiting { return a.acquireVote("A", 5) }
 	for name, c := range map[string]struct {
 		message time.Duration // after the check-in that has found the grant
+		wait    func(a *actor) *waiting
 		want    int
 	}{
-		"deaf": {2 * rediscore.MessageLag, 2},
-		"late": {rediscore.MessageLag / 2, 1},
+		"deaf":      {2 * rediscore.MessageLag, wait, 2},
+		"late":      {rediscore.MessageLag / 2, wait, 1},
+		"deaf vote": {2 * rediscore.MessageLag, vote, 2},
+		"late vote": {rediscore.MessageLag / 2, vote, 1},
 	} {
 		inScene(t, func(s *scene, a *actor) {
 			message := a.holdMessage("A")
-			w := a.acquire("A")
+			w := c.wait(a)
 			s.release("H")
 			w.granted()
 			a.acquire("B") // or the inbox is closed

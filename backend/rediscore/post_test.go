@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
 )
 
 // A dumbConn gives each call the same reply, and confirms no subscription.
@@ -24,8 +26,9 @@ func (c dumbConn) Listen(ctx context.Context, _ string, _ bool, _ func(Event)) e
 	return ctx.Err()
 }
 
-func joined(t *testing.T, l *Locker, token string) *wait {
+func joined(t *testing.T, l *Locker, token string, vote ...string) *wait {
 	w := newWait(l, t.Context(), "k", token, time.Minute)
+	w.vote = vote
 	require.True(t, l.post.join(w, 0))
 	return w
 }
@@ -84,7 +87,7 @@ func TestMessageToBeRead(t *testing.T) {
 				l.post.deliver("8 1 t")
 			}
 			l.post.found(w)
-			require.Equal(t, come, l.post.tokens["t"].due == nil)
+			require.Equal(t, come, l.post.due["t"] == nil)
 		}
 	})
 }
@@ -121,6 +124,37 @@ func TestTokensAreForgotten(t *testing.T) {
 		}
 		require.EqualValues(t, 0, slow.mail.granted.fence)
 		l.post.leave(slow, true)
+	})
+}
+
+// A release was not sent, but a message that came meanwhile lets the token be released in the background.
+func TestEffectOfAReleaseNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, message := range []bool{false, true} {
+			l := New(dumbConn{reply: int64(1)})
+			l.post.leave(joined(t, l, "t"), true)
+			l.post.releasing("k", "t")
+			if message {
+				l.post.deliver("8 1 t")
+			}
+			_, err := l.post.released(t.Context(), "k", "t", false, mark(context.DeadlineExceeded))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, !message, dlock.NoEffect(err))
+			l.Close()
+		}
+	})
+}
+
+// Nothing is left of a token that votes again and again.
+func TestVotesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(dumbConn{})
+		defer l.Close()
+		for range 3 {
+			l.post.leave(joined(t, l, "t", "place", "floor"), false)
+		}
+		require.Empty(t, l.post.tokens)
+		require.Empty(t, l.post.order)
 	})
 }
 

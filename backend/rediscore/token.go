@@ -17,7 +17,6 @@ type record struct {
 	key      string
 	wait     *wait  // under way, or nil
 	inbox    *inbox // of the last wait
-	due      *inbox // that must bring the message of a grant that a check-in has found; or nil
 	given    bool   // the last wait has ended without a grant
 	released bool   // the token is used no more
 	releases int    // of callers, in flight
@@ -35,7 +34,7 @@ type record struct {
 func (p *post) rememberLocked(w *wait) {
 	r := p.ofLocked(w.key, w.token)
 	if r == nil {
-		if p.tokens[w.token] == nil {
+		if p.tokens[w.token] == nil && w.vote == nil {
 			p.order = append(p.order, w.token)
 		}
 		r = &record{key: w.key}
@@ -114,6 +113,7 @@ func (p *post) released(ctx context.Context, key, token string, before int, held
 	if r.releases == 0 && r.again {
 		if r.again = false; !held {
 			p.giveBackLocked(r, token)
+			err = unmark(err) // that one has an effect
 		}
 	}
 	if held || err != nil || r.pending == 0 {
@@ -223,16 +223,17 @@ var errReleased = fmt.Errorf("%w: a call for its token is in flight", dlock.ErrR
 func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r, b := p.tokens[w.token], w.inbox
-	if r == nil || !b.live || w.mail.granted != (handover{}) {
+	b := w.inbox
+	if !b.live || w.mail.granted != (handover{}) {
 		return
 	}
-	r.due = b
+	p.due[w.token] = b
 	time.AfterFunc(messageLag, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if r.due == b {
+		if p.due[w.token] == b {
 			b.doubtLocked()
+			delete(p.due, w.token)
 		}
 	})
 }
