@@ -137,7 +137,7 @@ func TestEffectOfAReleaseNotSent(t *testing.T) {
 			if message {
 				l.post.deliver("8 1 t")
 			}
-			_, err := l.post.released(t.Context(), "k", "t", false, mark(context.DeadlineExceeded))
+			_, err := l.post.released(t.Context(), "k", "t", 0, false, mark(context.DeadlineExceeded))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, !message, dlock.NoEffect(err))
 			l.Close()

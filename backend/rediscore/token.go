@@ -208,7 +208,7 @@ func (p *post) pendLocked(r *record, f func()) {
 
 func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	p.mu.Lock()
-	r.begun++
+	r.begun, r.held, r.err = r.begun+1, false, nil
 	p.mu.Unlock()
 	held, err := p.locker.giveBack(ctx, r.key, token)
 	p.mu.Lock()
