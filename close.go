@@ -121,16 +121,17 @@ func (k *keeper) hurry() {
 // outstanding reports whether there is anything for Close to wait for. Once there is not, no release is
 // taken on any more: Close does not wait for a call of Release that begins after that.
 func (k *keeper) outstanding() bool {
-	return !k.owed.Seal(k.calls.Load() == 0 && !k.hooks.Running())
+	return !k.owed.Seal(func() bool { return k.calls.Load() == 0 && !k.hooks.Running() })
 }
 
 // finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
 // the error of the last try of a release.
 func (k *keeper) finish() (calls, unanswered int, last error) {
 	defer k.endOver()
+	calls = int(k.calls.Load()) // before Finish: a call that fails after it is not owed
 	inVain, unanswered, last := k.owed.Finish(ErrClosed)
-	if inVain {
-		calls = int(k.calls.Load())
+	if !inVain {
+		calls = 0
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -198,6 +198,16 @@ func TestReleaseBeginsAsCloseEnds(t *testing.T) {
 	})
 }
 
+// Close counts a call that ends while it drops what is owed: the call is owed no more.
+func TestCallEndsAsCloseEnds(t *testing.T) {
+	k := newKeeper(fake{})
+	require.True(t, k.enter())
+	k.owed = owed.New(nil, func(*owed.Call, error) { k.leave() }, k.notify)
+	require.True(t, k.owed.Add(&owed.Call{Hold: time.Now().Add(time.Hour), Answered: true}))
+	calls, _, _ := k.finish()
+	require.Equal(t, 1, calls)
+}
+
 // Shutdown gives up while a tick is about to put a lease back into the schedule.
 func TestLeaseIsAbandonedWhileItIsDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

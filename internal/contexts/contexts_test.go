@@ -155,7 +155,14 @@ func TestLazy(t *testing.T) {
 		}
 		require.Equal(t, 4*time.Second, time.Since(start))
 
-		l := NewLazy(values, time.Second)
+		l := NewLazy(values, 0)
+		select {
+		case <-l.Done():
+		default:
+			require.Fail(t, "the time is over")
+		}
+		require.Equal(t, context.DeadlineExceeded, l.Err())
+		l = NewLazy(values, time.Second)
 		l.Cancel()
 		<-l.Done()
 		require.Equal(t, context.Canceled, l.Err())
@@ -165,6 +172,18 @@ func TestLazy(t *testing.T) {
 		<-done
 		require.Equal(t, context.Canceled, context.Cause(l))
 	})
+}
+
+// A timer costs its channel, itself and its function.
+func TestLazyAllocations(t *testing.T) {
+	var l *Lazy
+	for want, use := range map[float64]func(){1: func() { l.Err() }, 4: func() { l.Done() }} {
+		require.Equal(t, want, testing.AllocsPerRun(100, func() {
+			l = NewLazy(t.Context(), time.Minute)
+			use()
+			l.Cancel()
+		}))
+	}
 }
 
 func TestWithin(t *testing.T) {

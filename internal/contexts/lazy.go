@@ -13,10 +13,10 @@ type Lazy struct {
 	context.Context // of the values
 	deadline        time.Time
 
-	mu        sync.Mutex
-	timed     context.Context // made by Done
-	stop      context.CancelFunc
-	cancelled bool
+	mu    sync.Mutex
+	err   error
+	done  chan struct{} // made by Done
+	timer *time.Timer   // made by Done, unless the context has ended
 }
 
 // NewLazy returns a context that ends after d. Cancel must follow.
@@ -29,38 +29,42 @@ func (l *Lazy) Deadline() (time.Time, bool) { return l.deadline, true }
 
 // Done starts the timer.
 func (l *Lazy) Done() <-chan struct{} {
+	_ = l.Err() // which ends it if the time is over
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.timed == nil {
-		l.timed, l.stop = context.WithDeadline(l.Context, l.deadline)
-		if l.cancelled {
-			l.stop()
+	if l.done == nil {
+		l.done = make(chan struct{})
+		if l.err != nil {
+			close(l.done)
+		} else {
+			l.timer = time.AfterFunc(time.Until(l.deadline), func() { l.end(context.DeadlineExceeded) })
 		}
 	}
-	return l.timed.Done()
+	return l.done
 }
 
 // Err looks at the time, also without a timer.
 func (l *Lazy) Err() error {
+	if !time.Now().Before(l.deadline) {
+		l.end(context.DeadlineExceeded)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.timed != nil:
-		return l.timed.Err()
-	case l.cancelled:
-		return context.Canceled
-	case !time.Now().Before(l.deadline):
-		return context.DeadlineExceeded
-	}
-	return nil
+	return l.err
 }
 
 // Cancel must be called when the context is no longer needed.
-func (l *Lazy) Cancel() {
+func (l *Lazy) Cancel() { l.end(context.Canceled) }
+
+func (l *Lazy) end(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cancelled = true
-	if l.stop != nil {
-		l.stop()
+	if l.err != nil {
+		return
+	}
+	l.err = err
+	if l.done != nil {
+		l.timer.Stop()
+		close(l.done)
 	}
 }

@@ -364,11 +364,12 @@ func (q *Queue) Hurry() (held []*Call) {
 	return held
 }
 
-// Seal lets the Queue take on no more calls if idle, and if all are answered. It reports whether it has.
-func (q *Queue) Seal(idle bool) bool {
+// Seal lets the Queue take on no more calls if all are answered, and the caller is idle. It reports whether it has.
+// No call is taken on or ends while it asks idle, which must not call the Queue.
+func (q *Queue) Seal(idle func() bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.sealed = idle && q.unanswered == 0
+	q.sealed = q.unanswered == 0 && idle()
 	return q.sealed
 }
 

@@ -31,6 +31,8 @@ func in(t *testing.T, f func(t *testing.T, s *server)) {
 	})
 }
 
+func idle() bool { return true }
+
 func (s *server) send(c *Call) {
 	s.mu.Lock()
 	sent, answer := time.Now(), s.answer
@@ -66,7 +68,8 @@ func TestAnswered(t *testing.T) {
 		require.Zero(t, owed)
 		require.Equal(t, map[any]error{1: nil}, s.done)
 		require.Equal(t, 1, s.changes)
-		require.True(t, s.Seal(true))
+		require.False(t, s.Seal(s.Queue.mu.TryLock), "nothing ends meanwhile")
+		require.True(t, s.Seal(idle))
 		require.False(t, s.Add(&Call{For: 2, TTL: time.Hour}))
 	})
 }
@@ -88,7 +91,7 @@ func TestPauses(t *testing.T) {
 			tries, owed := s.after(10*time.Second, 1)
 			require.InDelta(t, row.tries, tries, 1)
 			require.Equal(t, 1, owed)
-			require.Equal(t, row.sealed, s.Seal(true))
+			require.Equal(t, row.sealed, s.Seal(idle))
 			_, owed = s.after(time.Minute, 1)
 			require.Zero(t, owed, "its time has passed")
 			require.Equal(t, row.answer.Err, s.done[1])
@@ -168,7 +171,7 @@ func TestHold(t *testing.T) {
 			s.Add(c)
 		}
 		require.True(t, s.Kept(calls[0], time.Now(), time.Second, Answer{Err: errDown}), "again")
-		require.False(t, s.Seal(true))
+		require.False(t, s.Seal(idle))
 		require.False(t, s.Kept(calls[0], time.Now(), time.Second, Answer{}))
 		require.True(t, s.Resume(calls[2]))
 		tries, owed := s.after(time.Minute-1, 0)
