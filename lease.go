@@ -516,7 +516,10 @@ func findLease(ctx context.Context, key string, k *keeper) *Lease {
 			if l := owner.byKey[key]; wanted(l) {
 				return l
 			}
-			if i := slices.IndexFunc(owner.all, wanted); key == "" && i >= 0 {
+			if key != "" {
+				continue
+			}
+			if i := slices.IndexFunc(owner.all, wanted); i >= 0 {
 				return owner.all[i]
 			}
 		}

@@ -113,6 +113,7 @@ func (all *Lives) End(err error) {
 	all.all = nil
 	if all.also != nil {
 		all.also.End(err)
+		all.also = nil // a lease that is kept does not keep its set
 	}
 }
 
@@ -120,8 +121,10 @@ func (all *Lives) End(err error) {
 func (all *Lives) EndAlso(others *Lives) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	if all.also = others; all.err != nil {
+	if all.err != nil {
 		others.End(all.err)
+	} else {
+		all.also = others
 	}
 }
 
