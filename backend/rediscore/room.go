@@ -35,14 +35,10 @@ type news struct {
 	called  time.Time     // when the call in flight was made; zero if there is none
 }
 
-// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d. It
-// reports false if the wait must check in for itself: nobody else would find out what becomes of its token.
-func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
+// rest lets a wait that is in the queue rest in its room. Its next check-in, if it is the first, is after d.
+func (p *post) rest(w *wait, ticket int64, d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t := p.ofLocked(w.key, w.token); t != nil && t.released {
-		return false
-	}
 	r, returned := w.room, w.returned
 	w.returned = false
 	if r == nil {
@@ -59,7 +55,7 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 		}
 	}
 	if r.waits[0] != w {
-		return true
+		return
 	}
 	if w.inbox.left { // the server answers again
 		w.inbox.doubtLocked()
@@ -70,7 +66,6 @@ func (p *post) rest(w *wait, ticket int64, d time.Duration) bool {
 	if returned || before.clock != 0 && time.Duration(w.clock-before.clock)*time.Microsecond > maxSilence {
 		r.callAll()
 	}
-	return true
 }
 
 // tell notes that a wait calls, and why its last call has failed.

@@ -375,21 +375,39 @@ func TestReleasedBeforeRest(t *testing.T) {
 
 // While the first of a room waits for replicas to have its grant, the others stay alive.
 func TestRoomWaitsForReplicas(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		replica := s.server.NewReplica()
-		a, b := s.enter(rediscore.WithReplicas(1, time.Second)), s.enter(rediscore.WithReplicas(1, time.Second))
-		time.Sleep(time.Second)
+	for _, other := range []bool{false, true} {
+		inScene(t, func(s *scene, _ *actor) {
+			replica := s.server.NewReplica()
+			a, b := s.enter(rediscore.WithReplicas(1, time.Second)), s.enter(rediscore.WithReplicas(1, time.Second))
+			time.Sleep(time.Second)
+			s.do("PERSIST", s.keys.lock)
+			const ttl = 2 * time.Minute // the queue expires after one
+			a.acquireFor("k", "A0", ttl)
+			a.acquireFor("k", "A1", ttl)
+			if other {
+				b.acquireFor("k", "B", ttl)
+			}
+			time.Sleep(checkInLatest)
+			replica.SetLink(sim.Link{Cut: true})
+			s.release("H")
+			require.Equal(s, "A0", s.holder())
+			time.Sleep(ttl - 3*time.Second)
+			require.Contains(s, s.queue(), "A1")
+			time.Sleep(6 * time.Second)
+			require.Equal(s, "A1", s.holder())
+		})
+	}
+}
+
+// While the call of the first of a room has no answer, the others know. If their ctx ends then, they say so.
+func TestRoomIsToldOfSilence(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
 		s.do("PERSIST", s.keys.lock)
-		const ttl = 20 * time.Second
-		a.acquireFor("k", "A0", ttl)
-		a.acquireFor("k", "A1", ttl)
-		b.acquireFor("k", "B", ttl)
-		time.Sleep(checkInLatest)
-		replica.SetLink(sim.Link{Cut: true})
-		s.release("H")
-		require.Equal(s, "A0", s.holder())
-		time.Sleep(ttl + 3*time.Second)
-		require.Equal(s, "A1", s.holder())
+		all, _ := a.acquireInOrder(3)
+		a.holdCall(rediscore.CheckInScript, "t0")
+		time.Sleep(checkInLatest + 1200*time.Millisecond)
+		all[2].cancelled()
+		require.ErrorContains(s, all[2].err, "no reply for ")
 	})
 }
 

@@ -89,6 +89,19 @@ func TestVoteIsNotGivenBack(t *testing.T) {
 	})
 }
 
+// A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself.
+func TestFoundVoteIsNoSignOfLife(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		w := a.acquireVote("A", 5)
+		a.holdMessage("A")
+		s.release("H")
+		time.Sleep(checkInLatest)
+		require.True(s, w.over())
+		w.granted()
+		require.Empty(s, s.field("@p"+a.inbox().Channel))
+	})
+}
+
 // The message of a grant that is not newer than the last answer is only a hint.
 func TestOldMessageIsAHint(t *testing.T) {
 	for newer, granted := range map[int64]bool{-1: false, 0: false, 1: true} {

@@ -389,8 +389,9 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	switch {
 	case w.again:
 		w.schedule(0)
-	case a.address != "" && w.vote == nil && w.locker.post.rest(w, ticket, period):
+	case a.address != "" && w.vote == nil:
 		w.timer.Stop()
+		w.locker.post.rest(w, ticket, period)
 	default:
 		w.locker.post.quit(w)
 		w.schedule(period)
