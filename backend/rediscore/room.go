@@ -97,8 +97,8 @@ func (p *post) quit(w *wait) {
 	}
 }
 
-// callFirst has the first check in, and another if the first does not rest again within replyLimit: its call
-// may be on a connection that has gone silent.
+// callFirst has the first check in, and another, again and again, if the first does not rest within replyLimit: its
+// calls may be on connections that have gone silent.
 func (p *post) callFirst(r *room) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,6 +109,7 @@ func (p *post) callFirst(r *room) {
 		r.timer.Reset(replyLimit)
 	case len(r.waits) > 1:
 		r.waits[1].call()
+		r.timer.Reset(checkInPeriod)
 	}
 }
 

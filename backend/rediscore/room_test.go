@@ -399,6 +399,20 @@ func TestRoomWaitsForReplicas(t *testing.T) {
 	}
 }
 
+// The first of a room gets no answer, and none when it tries again. All are alive meanwhile.
+func TestFirstOfARoomIsSilentForLong(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(3)
+		a.holdCall(rediscore.CheckInScript, "t0")
+		a.holdCall(rediscore.CheckInScript, "t0")
+		time.Sleep(checkInLatest + rediscore.CallLimit + 4*time.Second)
+		s.release("H")
+		require.Equal(s, "t0", s.holder(), "it is not taken for dead")
+		require.True(s, all[0].over())
+	})
+}
+
 // While the call of the first of a room has no answer, the others know. If their ctx ends then, they say so.
 func TestRoomIsToldOfSilence(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
