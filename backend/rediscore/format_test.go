@@ -175,19 +175,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "547ea4a6f7dca490db9a65886d26b3459f3d2b66",
-		"enqueue": "8f864fef5f2aeddbb80cba747fac1a85a41d00de",
-		"checkin": "107d7a20d09ba5eb2ab4a44dca00e9d0f18f29f7",
+		"acquire": "e5e1993a9185ccba4931bfc6a327d44a944e6462",
+		"enqueue": "415d19184b303e0c3a206e0538cbc870a734e4e3",
+		"checkin": "2fdab1297a48474fffe674e78c78d950d50ae8a9",
 		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
-		"release": "5d0cd73c6510feae354e5020145f5062fa823d63",
-		"free":    "cc836115fb991922e258d89f82bad6aa234bb179",
+		"release": "9f852cb698749bdd107e17ee66fa2cfc2ce33c5b",
+		"free":    "2e1ea4085c8cf0eb7383a54cbea4f7a7e2d8dcca",
 		"inspect": "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
 		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
-		"vote":    "17220825b3a88feaf6907d2d533db727471d5a8b",
-		"enlist":  "b6218d8c60bf1dd48a42142943ebbef38088628f",
-		"attend":  "4ba875349af5e8220c875fe59e7b25cfedfadada",
+		"vote":    "47dc340bfa92f179bda6efc7af900afb10ac111b",
+		"enlist":  "13686a6184aa2ef9aceeafe719cc25527a9e2db0",
+		"attend":  "0d676ffbb5dffbd974bbceebfb80b7a21525211f",
 		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
-		"pass":    "40f79c63b5134580a7174bb9e1c9a9a1521756ae",
+		"pass":    "8e7475b8aa87b8040186a82ffb50b8f8cc39f9da",
 	}, sums)
 }
 

@@ -27,8 +27,8 @@ local function checkIn()
     if inbox ~= '' and not KEYS[5] then -- others with this inbox may wait until replicas have the grant
       call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))
     end
-    call('PEXPIRE', KEYS[3], 60000)
-    call('PEXPIRE', KEYS[4], 60000) -- WAIT confirms only what its own connection wrote, and all before
+    call('PEXPIRE', KEYS[3], '60000')
+    call('PEXPIRE', KEYS[4], '60000') -- WAIT confirms only what its own connection wrote, and all before
     return {2, tonumber(fence), tonumber(granted), time}
   end
 
@@ -40,7 +40,7 @@ local function checkIn()
   end
   local since = steady(waiters[2], time)
   note(token, time, ttl, inbox, known, since, 60000)
-  call('PEXPIRE', KEYS[3], 60000)
+  call('PEXPIRE', KEYS[3], '60000')
   if time - since > silence then
     patrol(tonumber(waiters[3] or 0), time)
     rank = call('ZRANK', KEYS[3], token)

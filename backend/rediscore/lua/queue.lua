@@ -1,4 +1,5 @@
--- What is stored, and how the queue is served.
+-- What is stored, and how the queue is served. Numbers that do not change are written as strings: a server takes a
+-- fifth of a microsecond to make a string of a number.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the fence counter of the lock's slot
@@ -84,7 +85,7 @@ end
 -- dequeue removes the first n waiters, which have these fields.
 local function dequeue(n, fields)
   if n > 0 then
-    call('ZREMRANGEBYRANK', KEYS[3], 0, n - 1)
+    call('ZREMRANGEBYRANK', KEYS[3], '0', n - 1)
     call('HDEL', KEYS[4], unpack(fields, 1, n))
   end
 end
@@ -140,6 +141,6 @@ end
 
 -- served is serve if there is a queue, for a lock that was found free.
 local function served(caller)
-  local first = call('ZRANGE', KEYS[3], 0, 0)
+  local first = call('ZRANGE', KEYS[3], '0', '0')
   return #first > 0 and serve(caller, first)
 end

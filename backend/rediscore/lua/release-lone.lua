@@ -4,8 +4,8 @@
 
 local holder = redis.call('GET', KEYS[1])
 local held = holder == ARGV[1]
-local first = KEYS[3] and redis.pcall('ZRANGE', KEYS[3], 0, 0) or {} -- a user may lack the right to read who waits
-if #first == 0 then
+local first = KEYS[3] and redis.pcall('ZRANGE', KEYS[3], '0', '0') or {} -- a user may lack the right to read who waits
+if not first[1] then
   -- A replica may be behind, so only a server that accepts writes may say "not held".
   if holder and not held then
     redis.call('RENAMENX', KEYS[1], KEYS[1]) -- changes nothing

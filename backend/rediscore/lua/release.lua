@@ -9,7 +9,7 @@
 if not held then
   call('ZREM', KEYS[3], ARGV[1])
   call('HDEL', KEYS[4], ':' .. ARGV[1])
-  first = call('ZRANGE', KEYS[3], 0, 0)
+  first = call('ZRANGE', KEYS[3], '0', '0')
 end
 if held or not holder then
   local ok, next = pcall(serve, '', first)

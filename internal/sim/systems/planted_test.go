@@ -65,7 +65,7 @@ var allPlanted = []planted{
 	}, 20},
 	{"a grant that a check-in finds is not on the replicas", replicas, []edit{
 		{"backend/rediscore/lua/checkin.lua", "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", ""},
-		{"backend/rediscore/lua/checkin.lua", "call('PEXPIRE', KEYS[3], 60000)\n    call('PEXPIRE', KEYS[4], 60000) -- WAIT", "-- WAIT"},
+		{"backend/rediscore/lua/checkin.lua", "call('PEXPIRE', KEYS[3], '60000')\n    call('PEXPIRE', KEYS[4], '60000') -- WAIT", "-- WAIT"},
 	}, 300},
 }
 
