@@ -180,8 +180,13 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	before := l.post.releasing(key, token)
-	ok, err := l.release(ctx, releaseScript, key, token)
+	return l.end(ctx, releaseScript, key, token)
+}
+
+// end is Release or Pass, by a script whose first argument is the token.
+func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...string) (bool, error) {
+	before := l.post.releasing(key, token, s == passScript)
+	ok, err := l.release(ctx, s, key, append([]string{token}, args...)...)
 	return l.post.released(ctx, key, token, before, ok, err)
 }
 

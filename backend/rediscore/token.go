@@ -29,12 +29,11 @@ type record struct {
 	err     error         // of it
 }
 
-// rememberLocked notes the wait of a token. Tokens that vote are forgotten when it is over: package redlock
-// knows what became of them, and may use them again.
+// rememberLocked notes the wait of a token.
 func (p *post) rememberLocked(w *wait) {
 	r := p.ofLocked(w.key, w.token)
 	if r == nil {
-		if p.tokens[w.token] == nil && w.vote == nil {
+		if p.tokens[w.token] == nil {
 			p.order = append(p.order, w.token)
 		}
 		r = &record{key: w.key}
@@ -56,13 +55,8 @@ func (p *post) rememberLocked(w *wait) {
 
 // endLocked notes that a wait is over, and how it has ended.
 func (p *post) endLocked(w *wait, granted bool) {
-	r := p.ofLocked(w.key, w.token)
-	if r == nil || r.wait != w {
-		return
-	}
-	r.given = !granted
-	if r.wait = nil; w.vote != nil {
-		delete(p.tokens, w.token)
+	if r := p.ofLocked(w.key, w.token); r != nil && r.wait == w {
+		r.wait, r.given = nil, !granted
 	}
 }
 
@@ -75,18 +69,17 @@ func (p *post) ofLocked(key, token string) *record {
 	return nil
 }
 
-// releasing notes that a token is about to be released; released must follow. It returns how many releases of the
-// token in the background have begun before.
-func (p *post) releasing(key, token string) (before int) {
+// releasing notes that a token is about to be released, or passed on, after which it may be used again; released must
+// follow. It returns how many releases of the token in the background have begun before.
+func (p *post) releasing(key, token string, pass bool) (before int) {
 	if !p.used.Load() {
 		return 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r := p.ofLocked(key, token); r != nil {
-		r.released = true
 		r.releases++
-		if r.wait != nil {
+		if r.released = r.released || !pass; r.wait != nil && !pass {
 			r.wait.mail.released = true
 			r.wait.ring()
 		}
@@ -132,7 +125,8 @@ func (p *post) released(ctx context.Context, key, token string, before int, held
 	return r.held, unmark(r.err) // the first release had an effect
 }
 
-// use notes that a token is used, maybe again. That ends with an error if a call is in flight that may release it.
+// use notes that a token is used, maybe again: a vote is, after it was passed on. That ends with an error if a call is
+// in flight that may release it, or was not answered.
 func (p *post) use(key, token string) error {
 	if !p.used.Load() {
 		return nil
@@ -142,7 +136,7 @@ func (p *post) use(key, token string) error {
 	r := p.ofLocked(key, token)
 	switch {
 	case r == nil:
-	case r.released && r.pending > 0:
+	case r.released && (r.pending > 0 || r.err != nil):
 		return mark(errReleased)
 	case r.wait == nil:
 		r.given, r.released = false, false
@@ -216,7 +210,7 @@ func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	r.held, r.err = held, err
 }
 
-var errReleased = fmt.Errorf("%w: a call for its token is in flight", dlock.ErrReleased)
+var errReleased = fmt.Errorf("%w: a call for its token may be in flight", dlock.ErrReleased)
 
 // found notes that a check-in has found a grant whose message ought to have come. If it does not
 // come, the inbox is deaf, and is opened anew.

@@ -74,19 +74,35 @@ func TestVoteIsCastAgain(t *testing.T) {
 	}
 }
 
-// A vote comes when its wait is over. The Locker does not give it back, since the token may be cast again at
-// any time: its caller passes it on.
-func TestVoteIsNotGivenBack(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquireVote("A", 5)
-		w.cancelled()
-		message := a.holdMessage("A")
-		s.release("H")
-		message.Deliver()
-		require.Zero(s, a.calls(rediscore.ReleaseScript, "A"))
-		require.True(s, a.pass("A", "", 0))
-		s.requireClean()
-	})
+// A vote comes when its wait was given up, and is given back, since its caller may have died. If it is cast again
+// meanwhile, it is refused: that release might end the new one. So it is if that had no answer.
+func TestVoteIsGivenBack(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			a.acquireVote("A", 5).cancelled()
+			message := a.holdMessage("A")
+			s.release("H")
+			giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+			message.Deliver()
+			giveBack.Execute()
+			refused := func() {
+				w := a.acquireVote("A", 5)
+				require.True(s, w.over())
+				require.ErrorIs(s, w.err, dlock.ErrReleased)
+				require.True(s, dlock.NoEffect(w.err))
+			}
+			refused()
+			if lost {
+				giveBack.Return(nil, errLost)
+				refused()
+			} else {
+				giveBack.Answer()
+				a.acquireVote("A", 5).granted()
+				require.True(s, a.pass("A", "", 0))
+			}
+			s.requireClean()
+		})
+	}
 }
 
 // A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself.

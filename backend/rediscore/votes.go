@@ -66,7 +66,7 @@ func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
 	}
-	return l.release(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
+	return l.end(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
 }
 
 // AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
