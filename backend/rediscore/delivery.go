@@ -27,8 +27,7 @@ type post struct {
 	inboxes map[string]*inbox  // by the prefixes of their names
 	rooms   map[string]*room   // by key
 	tokens  map[string]*record // that wait, or have waited
-	due     map[string]*inbox  // that must bring the message of a grant that a check-in has found, by token
-	order   []string           // of tokens that do not vote, the oldest first
+	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
 	joined  int                // how many waits have
 }
@@ -45,7 +44,6 @@ func newPost(l *Locker) *post {
 		inboxes: make(map[string]*inbox),
 		rooms:   make(map[string]*room),
 		tokens:  make(map[string]*record),
-		due:     make(map[string]*inbox),
 	}
 	p.open, p.end = context.WithCancel(context.Background())
 	return p
@@ -102,16 +100,15 @@ func (p *post) deliver(message string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.due, token)
 	r := p.tokens[token]
 	if r == nil {
 		return
 	}
+	r.due = nil
 	switch {
 	case r.releases > 0:
 		r.again = true
 	case r.released, r.given:
-		r.released = true
 		p.giveBackLocked(r, token)
 	case r.wait != nil:
 		if r.wait.mail.granted == (handover{}) { // else it has one to read, which makes it check in

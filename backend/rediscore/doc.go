@@ -128,9 +128,9 @@
 // subscriber, counts as dead and is passed over. If it was alive after all, it returns to its old place with
 // its next check-in.
 //
-// While the lock is held, check-ins remove the waiters that have been silent for a minute. So does
-// each waiter that comes, up to two of them: the queue cannot grow while waiters die before their
-// first check-in. One call of a script removes at most about 5,000 dead waiters, in 10 ms or less.
+// While the lock is held, check-ins remove the waiters that have been silent for a minute. So do waiters
+// that come, two once a second, and two each while they find some: the queue cannot grow while waiters die
+// before their first check-in. One call of a script removes at most about 5,000 dead waiters, in 10 ms or less.
 // If there are more, the Locker repeats the call, and the server can serve others in between.
 //
 // A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support

@@ -87,7 +87,7 @@ func TestMessageToBeRead(t *testing.T) {
 				l.post.deliver("8 1 t")
 			}
 			l.post.found(w)
-			require.Equal(t, come, l.post.due["t"] == nil)
+			require.Equal(t, come, l.post.tokens["t"].due == nil)
 		}
 	})
 }

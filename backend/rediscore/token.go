@@ -11,13 +11,14 @@ import (
 // maxTokens is how many tokens are remembered.
 const maxTokens = 16384
 
-// A record is what a post knows of a token that has waited for a key. The token is used no more once it was
-// released, by a caller or here: whatever it is granted from then on is released.
+// A record is what a post knows of a token that has waited for a key. Once it was released, by a caller or here,
+// the token is used no more, and whatever it is granted is released. But a vote may be cast again.
 type record struct {
 	key      string
 	wait     *wait  // under way, or nil
 	inbox    *inbox // of the last wait
 	given    bool   // the last wait has ended without a grant
+	due      *inbox // that must bring the message of a grant that a check-in has found; or nil
 	released bool   // the token is used no more
 	releases int    // of callers, in flight
 	again    bool   // these may have missed a grant: another follows if the last one has found nothing
@@ -25,8 +26,8 @@ type record struct {
 	pending int           // calls that have outlived their waits, and releases in the background
 	settled chan struct{} // closed when there are none any more; nil if there are none
 	begun   int           // how many of these releases have
-	held    bool          // the last one has ended a lease
-	err     error         // of it
+	held    int           // the last of them that has ended a lease
+	err     error         // of the last of them that has failed
 }
 
 // rememberLocked notes the wait of a token.
@@ -122,7 +123,7 @@ func (p *post) released(ctx context.Context, key, token string, before int, held
 	if r.begun == before {
 		return false, nil
 	}
-	return r.held, unmark(r.err) // the first release had an effect
+	return r.held > before, unmark(r.err) // the first release had an effect
 }
 
 // use notes that a token is used, maybe again: a vote is, after it was passed on. That ends with an error if a call is
@@ -177,8 +178,9 @@ func (p *post) mayHaveMissed(r *record) bool {
 	return r.released && r.releases == 0
 }
 
-// giveBackLocked releases, in the background, what a token was granted after its release.
+// giveBackLocked releases, in the background, what a token was granted when it was not wanted any more.
 func (p *post) giveBackLocked(r *record, token string) {
+	r.released = true
 	p.pendLocked(r, func() { p.giveBack(context.Background(), r, token) })
 }
 
@@ -202,12 +204,18 @@ func (p *post) pendLocked(r *record, f func()) {
 
 func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	p.mu.Lock()
-	r.begun, r.held, r.err = r.begun+1, false, nil
+	r.begun++
+	n := r.begun
 	p.mu.Unlock()
 	held, err := p.locker.giveBack(ctx, r.key, token)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r.held, r.err = held, err
+	switch {
+	case err != nil:
+		r.err = err
+	case held:
+		r.held = n
+	}
 }
 
 var errReleased = fmt.Errorf("%w: a call for its token may be in flight", dlock.ErrReleased)
@@ -217,17 +225,16 @@ var errReleased = fmt.Errorf("%w: a call for its token may be in flight", dlock.
 func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := w.inbox
-	if !b.live || w.mail.granted != (handover{}) {
+	r, b := p.ofLocked(w.key, w.token), w.inbox
+	if r == nil || !b.live || w.mail.granted != (handover{}) {
 		return
 	}
-	p.due[w.token] = b
+	r.due = b
 	time.AfterFunc(messageLag, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.due[w.token] == b {
+		if r.due == b {
 			b.doubtLocked()
-			delete(p.due, w.token)
 		}
 	})
 }

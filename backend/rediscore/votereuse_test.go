@@ -105,6 +105,35 @@ func TestVoteIsGivenBack(t *testing.T) {
 	}
 }
 
+// The message of a vote comes while the token is passed on, which finds nothing. So the vote is given back, and not
+// cast meanwhile.
+func TestVoteIsGivenBackAfterThePass(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		a.open()
+		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
+		a.acquireVote("A", 5).cancelled()
+		pass := a.holdCall(rediscore.PassScript, "A")
+		passed := make(chan bool, 1)
+		go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+		pass.Execute()
+		enlist.Execute()
+		s.release("H")
+		message.Deliver()
+		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+		pass.Answer()
+		giveBack.Await()
+		w := a.acquireVote("A", 5)
+		require.True(s, w.over())
+		require.ErrorIs(s, w.err, dlock.ErrReleased)
+		enlist.Answer()
+		giveBack.Answer()
+		require.True(s, <-passed, "what came later is part of the pass")
+		a.acquireVote("A", 5).granted()
+		require.True(s, a.pass("A", "", 0))
+		s.requireClean()
+	})
+}
+
 // A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself.
 func TestFoundVoteIsNoSignOfLife(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {

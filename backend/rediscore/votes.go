@@ -61,7 +61,7 @@ func (l *Locker) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]qu
 	return ballots, nil
 }
 
-// Pass implements [quorum.Voter] in one round trip.
+// Pass implements [quorum.Voter] in one round trip. It waits for unanswered calls as Release does.
 func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (bool, error) {
 	if err := l.check(ctx, key, token, time.Second); err != nil {
 		return false, err
@@ -71,7 +71,9 @@ func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 
 // AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
 // message brings is that of the last answer before it. If AcquireVote fails, a call may still be in flight:
-// the caller passes the vote on, or releases it, until nothing of token can arrive any more.
+// the caller passes the vote on, or releases it, until nothing of token can arrive any more. A vote that comes when
+// the wait was given up is released in the background. Until that is answered, AcquireVote, and Vote too, fail with
+// [dlock.ErrReleased], without effect.
 func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return quorum.Ballot{}, err
