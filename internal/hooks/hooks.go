@@ -15,7 +15,7 @@ import (
 )
 
 // A Queue has events of the background, for one goroutine that calls their hooks in order. The
-// goroutine ends when the queue is empty. The zero value is ready for use.
+// goroutine ends when the queue is empty. The zero value is ready for use once Idle is set.
 type Queue struct {
 	Idle func() // called when the queue has become empty
 
