@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
-	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -47,10 +46,9 @@ type command struct {
 	script scriptArg
 }
 
-func (*command) NoRetry() bool { return true }
-
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
 	cmd := &command{script: scriptArg{text: text}}
+	cmd.script.err = cmd.Err
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, &cmd.script
 	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
@@ -59,11 +57,12 @@ func newCommand(ctx context.Context, name, text string, call rediscore.Call) *co
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	defer c.slots.watch()()
+	client := withoutRetries(c.client)
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
-	err := c.client.Process(ctx, cmd)
+	err := client.Process(ctx, cmd)
 	if noScript(err) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
-		err = c.client.Process(ctx, cmd)
+		err = client.Process(ctx, cmd)
 	}
 	c.slots.failed(err)
 	reply, err := c.outcome(cmd, err)
@@ -156,7 +155,7 @@ func (c conn) evalSome(ctx context.Context, e envelope, numbers []int, calls []r
 }
 
 func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
-	pipe := c.client.Pipeline()
+	pipe := withoutRetries(c.client).Pipeline()
 	cmds := make([]*command, len(numbers))
 	for n, i := range numbers {
 		if e.asking {
@@ -253,22 +252,6 @@ func (c conn) ping(ctx context.Context) error {
 	return c.client.Process(ctx, redis.NewCmd(ctx, "ping"))
 }
 
-// A scriptArg is the argument of a command that names the script. It records when go-redis writes
-// the command.
-type scriptArg struct {
-	text    string
-	written atomic.Bool
-	buf     [40]byte // for the text of an EVALSHA
-}
-
-func (s *scriptArg) MarshalBinary() ([]byte, error) {
-	s.written.Store(true)
-	return append(s.buf[:0], s.text...), nil
-}
-
-// String is for hooks that log commands.
-func (s *scriptArg) String() string { return s.text }
-
 // outcome returns the result of a command that go-redis has processed. If the command was not
 // written, the error is a [dlock.NoEffectError].
 func (c conn) outcome(cmd *command, err error) (any, error) {
@@ -277,6 +260,8 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 		return cmd.Val(), nil
 	case errors.Is(err, redis.Nil):
 		return nil, nil
+	case cmd.script.first != nil:
+		return nil, cmd.script.first
 	case cmd.script.written.Load() || !c.writesAtOnce():
 		return nil, err
 	}
