@@ -63,7 +63,7 @@ func (p *post) close() {
 // join gives a wait its inbox, which is that of a slot. It reports false if the post is closed; else leave
 // must follow.
 func (p *post) join(w *wait, slot int) bool {
-	sharded := p.locker.conn.Cluster()
+	sharded := p.locker.conn.cluster()
 	p.used.Store(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()

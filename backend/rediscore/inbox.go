@@ -111,12 +111,10 @@ func (b *inbox) listen(ctx context.Context) error {
 	b.post.mu.Unlock()
 	conn := b.post.locker.conn
 	var following sync.WaitGroup
-	if l, ok := conn.(Locator); ok {
-		if master := l.Locate(ctx, b.channel); master != nil {
-			following.Go(func() { b.follow(ctx, l, master, end) })
-		}
+	if master := conn.locate(ctx, b.channel); master != nil {
+		following.Go(func() { b.follow(ctx, master, end) })
 	}
-	end(conn.Listen(ctx, b.channel, b.sharded, func(e Event) {
+	end(conn.listen(ctx, b.channel, b.sharded, func(e Event) {
 		switch e.Kind {
 		case Subscribed:
 			b.set(true)
@@ -133,12 +131,12 @@ func (b *inbox) listen(ctx context.Context) error {
 // slot. A library may try for long to reach one that is dead. And a master that was replaced, and is
 // back as a replica, says for a while that it has the slot, and confirms subscriptions of which the
 // scripts of the new master do not know.
-func (b *inbox) follow(ctx context.Context, l Locator, master any, end context.CancelCauseFunc) {
+func (b *inbox) follow(ctx context.Context, master any, end context.CancelCauseFunc) {
 	for period := minFollow; ; {
 		if sleep(ctx, period); ctx.Err() != nil {
 			return
 		}
-		if now := l.Locate(ctx, b.channel); now != nil && now != master {
+		if now := b.post.locker.conn.locate(ctx, b.channel); now != nil && now != master {
 			end(errReplaced)
 			return
 		}

@@ -26,7 +26,7 @@ import (
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
-	conn     Conn
+	conn     guarded
 	prefix   string
 	unqueued bool         // WithQueue(false)
 	inboxErr func(error)  // WithInboxError
@@ -87,7 +87,7 @@ func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr 
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
 // methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
-	l := &Locker{conn: conn}
+	l := &Locker{conn: guarded{conn}}
 	if conn == nil {
 		l.refuse("client: nil")
 	}
@@ -116,10 +116,7 @@ func invalid(format string, args ...any) error {
 // Addr returns the address of the server, as the Redis client knows it. It is empty for a cluster,
 // for Sentinel, and for redigo.
 func (l *Locker) Addr() string {
-	if a, ok := l.conn.(Addressed); ok {
-		return a.Addr()
-	}
-	return ""
+	return l.conn.addr()
 }
 
 // Close ends the subscriptions and the waits in progress. These waits and all later calls fail
@@ -131,11 +128,9 @@ func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
-	if d, ok := l.conn.(Drainer); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-		defer cancel()
-		d.Drain(ctx)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	l.conn.drain(ctx)
 	return nil
 }
 

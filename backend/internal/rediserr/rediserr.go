@@ -8,12 +8,13 @@ import (
 )
 
 // Answer returns the text of the innermost error, which is the server's answer if there is one. Of
-// errors that are joined, none is the answer to the call alone.
+// errors that are joined, none is the answer to the call alone, and a [*Panic] is none.
 func Answer(err error) string {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
-	if _, joined := err.(interface{ Unwrap() []error }); joined {
+	switch err.(type) {
+	case interface{ Unwrap() []error }, *Panic:
 		return ""
 	}
 	return err.Error()
