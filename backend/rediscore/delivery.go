@@ -173,12 +173,13 @@ func (p *post) missing(err error) {
 	}
 }
 
-// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.
-func (b *inbox) address() (address string, epoch int) {
+// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox. If the
+// inbox was deaf, only a check-in names it, which learns whether it is, and not for a while after one that did.
+func (b *inbox) address(ofCheckIn bool) (address string, epoch int) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {
-	case !b.live:
+	case !b.live, b.deaf && (!ofCheckIn || time.Since(b.unheard) < doubtPause):
 		return "", b.epoch
 	case b.sharded:
 		return "s" + b.channel, b.epoch

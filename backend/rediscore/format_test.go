@@ -177,7 +177,7 @@ func TestScripts(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"acquire": "e5e1993a9185ccba4931bfc6a327d44a944e6462",
 		"enqueue": "415d19184b303e0c3a206e0538cbc870a734e4e3",
-		"checkin": "2fdab1297a48474fffe674e78c78d950d50ae8a9",
+		"checkin": "532d82589b37b2be0ecdb3b4149dc6ead3109e20",
 		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
 		"release": "9f852cb698749bdd107e17ee66fa2cfc2ce33c5b",
 		"free":    "2e1ea4085c8cf0eb7383a54cbea4f7a7e2d8dcca",
@@ -185,7 +185,7 @@ func TestScripts(t *testing.T) {
 		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
 		"vote":    "47dc340bfa92f179bda6efc7af900afb10ac111b",
 		"enlist":  "13686a6184aa2ef9aceeafe719cc25527a9e2db0",
-		"attend":  "0d676ffbb5dffbd974bbceebfb80b7a21525211f",
+		"attend":  "881541f01a7d6cf56bf22250872af5b8a060bae4",
 		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
 		"pass":    "8e7475b8aa87b8040186a82ffb50b8f8cc39f9da",
 	}, sums)

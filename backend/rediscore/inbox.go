@@ -39,6 +39,8 @@ type inbox struct {
 	epoch   int // how many times it was opened or lost
 	reopen  context.CancelFunc
 	doubted time.Time // when it was last opened anew
+	unheard time.Time // when a server said that nobody listens to it; zero if it was opened since
+	deaf    bool      // a server said so, and no message has come since
 	idle    *time.Timer
 }
 
@@ -160,18 +162,41 @@ func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	was, b.live = b.live, live
-	b.post.told = b.post.told && !live
-	if was == live {
-		return was
+	b.post.told = b.post.told && (!live || b.deaf)
+	if was != live {
+		b.unheard = time.Time{}
+		b.changedLocked()
 	}
+	return was
+}
+
+// changedLocked begins an epoch.
+func (b *inbox) changedLocked() {
 	b.epoch++
 	inOrder := slices.SortedFunc(maps.Keys(b.waits), func(a, b *wait) int { return cmp.Compare(a.joined, b.joined) })
 	for _, w := range inOrder {
 		w.mail.changed = true
 		w.ring()
 	}
-	return was
 }
+
+// isDeaf notes that the server that runs the scripts knows no subscriber of an inbox, which was open in a given epoch.
+// All its waits go on without it for a while, and it is opened anew.
+func (b *inbox) isDeaf(epoch int) {
+	b.post.mu.Lock()
+	current := b.live && b.epoch == epoch
+	if current {
+		b.unheard, b.deaf = time.Now(), true
+		b.changedLocked()
+		b.doubtLocked()
+	}
+	b.post.mu.Unlock()
+	if current {
+		b.post.missing(errDeaf)
+	}
+}
+
+var errDeaf = errors.New("the Redis client subscribes on another server than the one that runs its scripts, such as a replica")
 
 // doubtLocked opens an inbox anew that seems not to hear what it listens for. Where that does not
 // help, it is not done at each handover.
@@ -187,6 +212,9 @@ func (b *inbox) doubtLocked() {
 func (b *inbox) linger() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
+	if b.deaf {
+		b.deaf, b.post.told = false, false
+	}
 	b.lingerLocked()
 }
 

@@ -78,10 +78,10 @@ const maxPrefix = 1024
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
-// an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
-// that the Redis user has no right to subscribe to the channels under the prefix (see the
-// package documentation). f is called once, and again only after an inbox has been open. It
-// should return soon, because Close waits for it.
+// an inbox, or when the server that runs the scripts says that nobody listens to it. Waiters get no messages then, and
+// check in more often instead. The usual reasons are that the Redis user has no right to subscribe to the channels under
+// the prefix (see the package documentation), and that the client subscribes on a replica. f is called once, and again
+// only after an inbox has been open and heard. It should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
