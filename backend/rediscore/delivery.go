@@ -179,7 +179,9 @@ func (b *inbox) address(ofCheckIn bool) (address string, epoch int) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {
-	case !b.live, b.deaf && (!ofCheckIn || time.Since(b.unheard) < doubtPause):
+	case b.deaf && (!ofCheckIn || time.Since(b.unheard) < doubtPause):
+		return "", b.epoch
+	case !b.live:
 		return "", b.epoch
 	case b.sharded:
 		return "s" + b.channel, b.epoch
