@@ -34,11 +34,8 @@ func failAll(results []Result, err error) {
 	}
 }
 
-func (g guarded) listen(ctx context.Context, channel string, sharded bool, on func(Event)) (err error) {
-	if failure := rediserr.Try(func() { err = g.conn.Listen(ctx, channel, sharded, on) }); failure != nil {
-		return failure
-	}
-	return err
+func (g guarded) listen(ctx context.Context, channel string, sharded bool, on func(Event)) error {
+	return rediserr.Call(func() error { return g.conn.Listen(ctx, channel, sharded, on) })
 }
 
 func (g guarded) cluster() (is bool) {

@@ -84,6 +84,19 @@ func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 // only after an inbox has been open and heard. It should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
+// WithConn lets f replace the [Conn], or refuse it: then all methods of the Locker fail with [dlock.ErrInvalid] and the text
+// of f's error. It is for the options of adapters.
+func WithConn(f func(Conn) (Conn, error)) Option {
+	return func(l *Locker) {
+		conn, err := f(l.conn.conn)
+		if err != nil {
+			l.refuse("%v", err)
+			return
+		}
+		l.conn.conn = conn
+	}
+}
+
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
 // methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {

@@ -43,14 +43,11 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		client = c.master(s.ctx)
 	}
 	c.client.begin() // others may wait for the connection that it makes
-	var err error
-	if panicked := rediserr.Try(func() {
-		err = client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
+	err := rediserr.Call(func() error {
+		return client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
 			s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
 		})
-	}); panicked != nil {
-		err = panicked
-	}
+	})
 	slow.Stop()
 	lost := s.end()
 	if ctx.Err() != nil {

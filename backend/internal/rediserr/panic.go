@@ -23,6 +23,14 @@ func Try(f func()) (err error) {
 	return nil
 }
 
+// Call calls f, and returns its error. If f panics, that is a [*Panic].
+func Call(f func() error) (err error) {
+	if panicked := Try(func() { err = f() }); panicked != nil {
+		return panicked
+	}
+	return err
+}
+
 // origin returns the line that panicked. A deferred function calls it.
 func origin() string {
 	callers := make([]uintptr, 64)
