@@ -12,6 +12,7 @@ import (
 	"github.com/gomodule/redigo/redis"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -191,7 +192,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		return err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = rediserr.Call(conn.Close) })()
 	subscribe := "SUBSCRIBE"
 	if sharded {
 		subscribe = "SSUBSCRIBE"
@@ -201,9 +202,9 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	var pings sync.WaitGroup
 	ended := make(chan struct{})
-	pings.Go(func() { ping(conn, ended) })
+	pings.Go(func() { _ = rediserr.Try(func() { ping(conn, ended) }) })
 	for err == nil {
-		err = receive(conn, on)
+		err = rediserr.Call(func() error { return receive(conn, on) })
 	}
 	close(ended)
 	pings.Wait()
