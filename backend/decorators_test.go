@@ -185,22 +185,22 @@ func (c chaoticRedigo) Close() error          { defer c.strike(); return c.Conn.
 // of themselves. The calls fail, their outcome is unknown, and the process goes on. Waiters are served afterwards.
 func TestClientsThatPanic(t *testing.T) {
 	t.Parallel()
-	for name, dial := range map[string]func(t *testing.T, addr string, c *chaos) *rediscore.Locker{
-		"goredis": func(t *testing.T, addr string, c *chaos) *rediscore.Locker {
+	for name, dial := range map[string]func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker{
+		"goredis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
 			client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
 			t.Cleanup(func() { client.Close() })
-			return goredis.New(chaoticGoRedis{client, c}, rediscore.WithPrefix(t.Name()))
+			return goredis.New(chaoticGoRedis{client, c}, append(opts, rediscore.WithPrefix(t.Name()))...)
 		},
-		"rueidis": func(t *testing.T, addr string, c *chaos) *rediscore.Locker {
-			return rueidis.New(chaoticRueidis{rueidisClient(t, addr), c}, rediscore.WithPrefix(t.Name()))
+		"rueidis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
+			return rueidis.New(chaoticRueidis{rueidisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)
 		},
-		"redigo": func(t *testing.T, addr string, c *chaos) *rediscore.Locker {
+		"redigo": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
 			pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
 				conn, err := redigolib.DialContext(ctx, "tcp", addr)
 				return chaoticRedigo{conn, c}, err
 			}}
 			t.Cleanup(func() { pool.Close() })
-			return redigo.New(pool, rediscore.WithPrefix(t.Name()))
+			return redigo.New(pool, append(opts, rediscore.WithPrefix(t.Name()))...)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,8 +215,11 @@ func TestClientsThatPanic(t *testing.T) {
 				granted <- err
 			}()
 			require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 1 }, patient, pause)
+			reasons := make(chan error, 1)
+			without := dial(t, server.Addr(), c, rediscore.WithInboxError(func(err error) { reasons <- err }))
+			defer without.Close()
 			c.on.Store(true)
-			for _, l := range []*rediscore.Locker{l, dial(t, server.Addr(), c)} { // the second one has no inbox yet
+			for _, l := range []*rediscore.Locker{l, without} {
 				for method, call := range calls(l, "k") {
 					ctx, cancel := context.WithTimeout(t.Context(), patient)
 					err := call(ctx)
@@ -225,6 +228,7 @@ func TestClientsThatPanic(t *testing.T) {
 					require.False(t, dlock.NoEffect(err), "%s: %v", method, err)
 				}
 			}
+			require.ErrorContains(t, <-reasons, "panicked", "without has no inbox yet")
 			c.on.Store(false)
 			require.True(t, release(t, l, "held", "H"))
 			require.NoError(t, <-granted)
