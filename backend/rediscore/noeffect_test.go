@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +50,10 @@ func TestRefusals(t *testing.T) {
 		"EOF":                                                                             unknown,
 	} {
 		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, errors.New(text))), text)
-		require.Equal(t, text, rediscore.Judge(rediscore.EnqueueScript, errors.New(text)).Error())
+		got := rediscore.Judge(rediscore.EnqueueScript, errors.New(text)).Error()
+		require.True(t, strings.HasPrefix(got, text), got)
+		require.Equal(t, strings.HasPrefix(text, "READONLY"), strings.Contains(got, " (the client is connected to a replica"), got)
+		require.Equal(t, strings.HasPrefix(text, "MOVED"), strings.Contains(got, " (the server is a node of a Redis Cluster"), got)
 		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
 		for _, joined := range []error{
 			errors.Join(errors.New("x"), errors.New(text)),

@@ -89,6 +89,18 @@ func InScript(text string) bool {
 	return strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
 }
 
+// Cause names what is wrong with the client that got an answer, or returns "".
+func Cause(text string, cluster bool) string {
+	address, _ := Redirection(text)
+	switch {
+	case strings.HasPrefix(text, "READONLY "), strings.Contains(text, ": -READONLY "): // as Refusal reads it
+		return "the client is connected to a replica, or to a master that was replaced: locks need a client of the master"
+	case address != "" && !cluster:
+		return "the server is a node of a Redis Cluster, and the client is for a single server: locks need a client of the cluster"
+	}
+	return ""
+}
+
 // Redirection returns the address that a MOVED or an ASK names, or "". A call that follows an ASK has to say ASKING.
 func Redirection(text string) (address string, asking bool) {
 	fields := strings.Fields(text)
