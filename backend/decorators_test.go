@@ -80,6 +80,20 @@ func TestDecoratorsInACluster(t *testing.T) {
 			requireCycle(t, l(rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, patient)), "replicated")
 		})
 	}
+	t.Run("single", func(t *testing.T) { // a client of one server at a node
+		for _, a := range adapters {
+			for _, node := range cluster.Nodes[:3] {
+				if node == cluster.MasterOf(t, "k") {
+					continue
+				}
+				for method, call := range calls(a.dial(t, node.Addr()), "k") {
+					err := call(t.Context())
+					require.ErrorContains(t, err, "locks need a client of the cluster", "%s, %s", a.name, method)
+					require.True(t, dlock.NoEffect(err) && dlock.Refused(err), "%s, %s: %v", a.name, method, err)
+				}
+			}
+		}
+	})
 	t.Run("hidden", func(t *testing.T) {
 		requireRefused(t, ofAny{client}, "hides whether it is for one server, a cluster or a ring")
 		requireRefused(t, ofAny{ofAny{ofCluster{client}}}, "hides whether")

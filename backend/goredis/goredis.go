@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"reflect"
 	"sync"
 
@@ -279,10 +280,11 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 }
 
 // explained adds the cause to the error of a command that was not written. In such an error, "redis: nil" is the answer of a
-// Sentinel, or stands for the address of a node.
+// Sentinel, or stands for the address of a node, as "?" does.
 func (c conn) explained(err error) error {
-	switch {
-	case !errors.Is(err, redis.Nil):
+	lookup, ok := errors.AsType[*net.DNSError](err)
+	switch nameless := ok && lookup.Name == "?" && c.cluster != nil; {
+	case !errors.Is(err, redis.Nil) && !nameless:
 		return err
 	case c.cluster != nil:
 		return fmt.Errorf("%w (the cluster names no address of a node: see its cluster-preferred-endpoint-type)", err)
