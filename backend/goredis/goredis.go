@@ -28,13 +28,15 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 
 type conn struct {
 	client    redis.UniversalClient
-	slots     *slotTable // nil if client is not for a cluster
+	sender    func() redis.UniversalClient // client, or what it is without retries
+	slots     *slotTable                   // nil if client is not for a cluster
 	listeners *listeners
 }
 
 func newConn(client redis.UniversalClient) conn {
 	return conn{
 		client:    client,
+		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
 		slots:     newSlotTable(client),
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
 	}
@@ -48,7 +50,7 @@ type command struct {
 
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
 	cmd := &command{script: scriptArg{text: text}}
-	cmd.script.err = cmd.Err
+	cmd.script.cmd = &cmd.Cmd
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, &cmd.script
 	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
@@ -57,7 +59,7 @@ func newCommand(ctx context.Context, name, text string, call rediscore.Call) *co
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	defer c.slots.watch()()
-	client := withoutRetries(c.client)
+	client := c.sender()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := client.Process(ctx, cmd)
 	if noScript(err) {
@@ -119,7 +121,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 		return master, err
 	}
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
-		conn{client: node}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		conn{client: node, sender: func() redis.UniversalClient { return withoutRetries(node) }}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.slots.failed(results[i].Err)
 			if wait == nil && rediscore.IsRedirection(results[i].Err) { // go-redis follows to any node
@@ -155,7 +157,7 @@ func (c conn) evalSome(ctx context.Context, e envelope, numbers []int, calls []r
 }
 
 func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
-	pipe := withoutRetries(c.client).Pipeline()
+	pipe := c.sender().Pipeline()
 	cmds := make([]*command, len(numbers))
 	for n, i := range numbers {
 		if e.asking {
