@@ -195,10 +195,13 @@ func TestNoConnection(t *testing.T) {
 		text string
 	}{
 		"goredis/refused": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 1})
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr()})
 		}, "connection refused"},
 		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 30})
+			return newGoRedis(t, goredislib.Options{Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
 		}, "context deadline exceeded"},
 		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})
@@ -207,7 +210,7 @@ func TestNoConnection(t *testing.T) {
 		}, "connection refused"},
 		"goredis/sentinel": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
-				MasterName: "my-master", SentinelAddrs: []string{sentinel.Addr()}, DialerRetries: 1,
+				MasterName: "my-master", SentinelAddrs: []string{sentinel.Addr()},
 			})
 			t.Cleanup(func() { client.Close() })
 			return goredis.New(ofSingle{client})
@@ -215,7 +218,7 @@ func TestNoConnection(t *testing.T) {
 		"goredis/unknown-endpoint": {namelessCluster(nameless), "the cluster names no address of a node"},
 		"goredis/hostname":         {namelessCluster(nameless), "the cluster names no address of a node"},
 		"goredis/decorated pool": {func(t *testing.T) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PipelinePoolSize: 1, PoolTimeout: 100 * time.Millisecond})
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
 			t.Cleanup(func() { client.Close() })
 			taken := client.Conn()
 			require.NoError(t, taken.Ping(t.Context()).Err())
@@ -296,7 +299,7 @@ func namelessCluster(node *redistest.Server) func(t *testing.T) *rediscore.Locke
 		_, _ = node.Do("CLUSTER", "ADDSLOTSRANGE", "0", "16383") // unless it has them
 		_, kind, _ := strings.Cut(t.Name(), "goredis/")
 		do(t, node, "CONFIG", "SET", "cluster-preferred-endpoint-type", kind)
-		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{node.Addr()}, DialerRetries: 1})
+		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{node.Addr()}})
 		t.Cleanup(func() { client.Close() })
 		require.Error(t, client.Ping(t.Context()).Err()) // it reads the table of slots
 		return goredis.New(client)

@@ -31,10 +31,11 @@ func isNil(client redis.UniversalClient) bool {
 
 type conn struct {
 	client    redis.UniversalClient
-	inside    redis.UniversalClient // the same, or the one in it
-	cluster   cluster               // nil if client is not for a cluster
-	slots     *slotTable            // likewise
-	hidden    *hidden               // nil if the methods of inside show what it is for
+	sender    func() redis.UniversalClient // client, or what it is without retries
+	inside    redis.UniversalClient        // client, or the one in it
+	cluster   cluster                      // nil if client is not for a cluster
+	slots     *slotTable                   // likewise
+	hidden    *hidden                      // nil if the methods of inside show what it is for
 	listeners *listeners
 }
 
@@ -48,7 +49,7 @@ type command struct {
 
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
 	cmd := &command{script: scriptArg{text: text}}
-	cmd.script.err = cmd.Err
+	cmd.script.cmd = &cmd.Cmd
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, &cmd.script
 	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
@@ -60,7 +61,7 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 		return nil, err
 	}
 	defer c.slots.watch()()
-	client := withoutRetries(c.client)
+	client := c.sender()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := client.Process(ctx, cmd)
 	if noScript(err) {
@@ -130,7 +131,8 @@ func (c conn) evalByMaster(ctx context.Context, calls []rediscore.Call, results 
 		return master, err
 	}
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
-		conn{client: node, cluster: c.cluster}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		sender := func() redis.UniversalClient { return withoutRetries(node) }
+		conn{client: node, sender: sender, cluster: c.cluster}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.slots.failed(results[i].Err)
 			if wait == nil && rediscore.IsRedirection(results[i].Err) { // go-redis follows to any node
@@ -166,7 +168,7 @@ func (c conn) evalSome(ctx context.Context, e envelope, numbers []int, calls []r
 }
 
 func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
-	pipe := withoutRetries(c.client).Pipeline()
+	pipe := c.sender().Pipeline()
 	cmds := make([]*command, len(numbers))
 	for n, i := range numbers {
 		if e.asking {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
@@ -47,7 +48,12 @@ func eachMaster(ctx context.Context, c cluster, f onClient) error {
 // of returns a conn that makes its calls through client. The methods of inside, which is the same or is in it, show what it
 // is for.
 func of(client, inside redis.UniversalClient) conn {
-	c := conn{client: client, inside: inside, listeners: &listeners{all: make(map[*redis.Client]*listener)}}
+	c := conn{
+		client:    client,
+		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
+		inside:    inside,
+		listeners: &listeners{all: make(map[*redis.Client]*listener)},
+	}
 	switch inside := inside.(type) {
 	case cluster:
 		c.cluster, c.slots = inside, &slotTable{cluster: inside}

@@ -20,7 +20,7 @@ func (*command) NoRetry() bool { return true }
 // does not know NoRetry; else it is c. A cluster's client repeats a call itself: its scriptArg refuses that.
 func withoutRetries(c redis.UniversalClient) redis.UniversalClient {
 	single, ok := c.(*redis.Client)
-	if !ok || knowsNoRetry {
+	if !ok || knowsNoRetry || single.Options().MaxRetries <= 0 {
 		return c
 	}
 	o := single.Options()
@@ -34,7 +34,7 @@ func withoutRetries(c redis.UniversalClient) redis.UniversalClient {
 // say that the server has done nothing.
 type scriptArg struct {
 	text    string
-	err     func() error // of the command
+	cmd     *redis.Cmd
 	written atomic.Bool
 	revoked atomic.Bool
 	first   error    // of the first try, if a second one was refused and go-redis has said
@@ -50,7 +50,7 @@ func (s *scriptArg) revoke() bool {
 func (s *scriptArg) MarshalBinary() ([]byte, error) {
 	if s.written.Swap(true) {
 		var answer redis.Error
-		if err := s.err(); !errors.As(err, &answer) {
+		if err := s.cmd.Err(); !errors.As(err, &answer) {
 			s.first = err
 			return nil, errTwice
 		}
