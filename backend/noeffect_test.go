@@ -214,7 +214,7 @@ func TestNoConnection(t *testing.T) {
 			})
 			t.Cleanup(func() { client.Close() })
 			return goredis.New(ofSingle{client})
-		}, "the Sentinels know no master of the name"},
+		}, "do not know the name that the client asks for"},
 		"goredis/unknown-endpoint": {namelessCluster(nameless), "the cluster names no address of a node"},
 		"goredis/hostname":         {namelessCluster(nameless), "the cluster names no address of a node"},
 		"goredis/decorated pool": {func(t *testing.T) *rediscore.Locker {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -285,11 +286,11 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 // Sentinel, or stands for the address of a node, as "?" does.
 func (c conn) explained(err error) error {
 	lookup, ok := errors.AsType[*net.DNSError](err)
-	switch nameless := ok && lookup.Name == "?" && c.cluster != nil; {
-	case !errors.Is(err, redis.Nil) && !nameless:
-		return err
-	case c.cluster != nil:
+	switch {
+	case c.cluster != nil && (errors.Is(err, redis.Nil) || ok && lookup.Name == "?"):
 		return fmt.Errorf("%w (the cluster names no address of a node: see its cluster-preferred-endpoint-type)", err)
+	case c.cluster == nil && (errors.Is(err, redis.Nil) || strings.Contains(err.Error(), "all sentinels")):
+		return fmt.Errorf("%w (no Sentinel names a master: they are away, or do not know the name that the client asks for)", err)
 	}
-	return fmt.Errorf("%w (the Sentinels know no master of the name that the client asks for)", err)
+	return err
 }

@@ -70,8 +70,8 @@ type hidden struct {
 	single atomic.Bool
 }
 
-// refusal returns why the client is refused, or nil. A client of one server begins a transaction without a key, which
-// sends nothing; those of a cluster and of a ring do not.
+// refusal returns why the client is refused, or nil. A client of one server begins a transaction without a key, for
+// which it sends UNWATCH at most; those of a cluster and of a ring do not.
 func (h *hidden) refusal(ctx context.Context) error {
 	if h == nil || h.single.Load() {
 		return nil
