@@ -22,7 +22,8 @@ import (
 // the server refused the call before its script had granted, renewed or released anything. It is
 // a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
 // or READONLY, or the client of a cluster has followed too many redirections (MOVED, ASK). After any
-// other error the outcome of the call is unknown.
+// other error the outcome of the call is unknown. So it is if the client library panicked, or a hook or decorator of it: the
+// call then has an error with the line of code, and the process goes on.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
