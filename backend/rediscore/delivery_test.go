@@ -582,10 +582,36 @@ func TestInboxIsNotHeard(t *testing.T) {
 				require.Empty(s, reasons)
 				if elsewhere == 1 {
 					require.Equal(s, 2, times())
+					calls := a.asked(0)
+					require.Greater(s, len(calls[len(calls)-1].args()), 2, "the last call is an enqueue, since no check-in is needed")
 				} else {
 					require.InDelta(s, 30/rediscore.DoubtPause.Seconds(), times(), 2)
 				}
 			})
 		}
 	}
+}
+
+// What one waiter learns of the inbox, the others know, which rest meanwhile.
+func TestAllHearThatTheInboxIsDeaf(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		a.answers(func(call rediscore.Call) (any, error) {
+			reply := waits(0, "H", 60_000)
+			if call.Script == rediscore.CheckInScript && call.Args[0] == "A" && call.Args[1] != "" {
+				reply[0] = int64(rediscore.AnswerDeaf)
+			}
+			return reply, nil
+		})
+		for _, token := range []string{"A", "B", "C"} {
+			a.acquire(token)
+		}
+		time.Sleep(time.Second)
+		last := make(map[string]string)
+		for _, n := range a.asked(0) {
+			for _, call := range n.Calls {
+				last[call.Args[0]] = call.Args[1]
+			}
+		}
+		require.Equal(s, map[string]string{"A": "", "B": "", "C": ""}, last)
+	})
 }

@@ -330,8 +330,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.send()
 	case answerDeaf:
 		w.inbox.isDeaf(w.asked)
-		a.address = ""
-		return w.stillQueued(a, n, holder), nil
+		fallthrough
 	default:
 		return w.stillQueued(a, n, holder), nil
 	}
