@@ -190,7 +190,7 @@ func (s *state) patience() time.Duration {
 	switch err := s.err; {
 	case temporary(err):
 		return max(readyTime, s.outage)
-	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err) && !mayPass(err):
 		return 0
 	}
 	return s.outage
@@ -563,6 +563,9 @@ func (a *acquisition) said(err error) error {
 		return reason
 	case !a.answered.Before(a.returned): // the store's queue did not fail
 		return err
+	}
+	if a.outage > 0 && !a.once && mayPass(err) { // the patience has ended with the wait
+		return unavailable(time.Since(a.answered), nil, err)
 	}
 	return said(a.ctx, a.answered, err)
 }

@@ -159,6 +159,12 @@ type NoEffectError struct {
 	// loading its data, or a replica is being promoted. [Client.Acquire] then repeats its
 	// first attempt until its wait ends, for at most 10 s.
 	Temporary bool
+
+	// State says that the store refused the call because of its own state, and not because of the
+	// call or of the user: for example, it lacks memory, disk space or replicas, or it has too many
+	// clients. The state may last. Acquire fails at once, unless it has the patience of
+	// [WithOutage]: then it repeats its first attempt.
+	State bool
 }
 
 // Error returns the text of Err.
@@ -180,28 +186,44 @@ func NoEffect(err error) bool {
 }
 
 // Refused reports whether err, of a call of a [Locker], says that the store has answered, and
-// will refuse the same call again: the user lacks a right, for example. The call had no effect
-// then. A call that had no connection, that was not sent before its ctx ended, or that was not
+// refused the call: the user lacks a right, for example. The call had no effect then. The store
+// will refuse the same call again, unless it has refused because of its own state (see
+// [NoEffectError]). A call that had no connection, that was not sent before its ctx ended, or that was not
 // made because the store is away ([ErrUnavailable]), has no answer. A store that will soon be
 // ready has refused nothing.
 //
 // An error about several stores, such as that of a majority, may have a method Answered() bool.
 // If that returns false, too few of them have answered, and Refused returns false.
 func Refused(err error) bool {
-	refused := false
+	refused, _ := refusal(err)
+	return refused
+}
+
+// refusal is Refused, and reports whether that is because of the state of the store.
+func refusal(err error) (refused, state bool) {
 	unanswered := errs.InChain(err, func(err error) bool {
 		switch e := err.(type) {
 		case *NoEffectError:
-			refused = !e.Temporary
+			refused, state = !e.Temporary, state || e.State
 		case interface{ Answered() bool }:
 			return !e.Answered()
 		case interface{ Unwrap() []error }: // a wait's: the error of its ctx, and the reason
-			all := e.Unwrap()
-			return len(all) == 2 && errs.IsContext(all[0]) && !Refused(all[1])
+			if all := e.Unwrap(); len(all) == 2 && errs.IsContext(all[0]) {
+				why, of := refusal(all[1])
+				state = state || of
+				return !why
+			}
 		}
 		return isDial(err) || errs.IsContext(err)
 	})
-	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
+	refused = refused && !unanswered && !errors.Is(err, ErrUnavailable)
+	return refused, refused && state
+}
+
+// mayPass reports whether a Locker's error says that the store refused because of its own state.
+func mayPass(err error) bool {
+	_, state := refusal(err)
+	return state && !hopeless(err)
 }
 
 // answered reports whether err, of a call of a Locker, is about an answer of the store that is no
@@ -244,12 +266,14 @@ func said(ctx context.Context, since time.Time, err error) error {
 	case err == nil, err == errPanic, err == errNoGrant, ours(err) != nil, errors.Is(err, errors.ErrUnsupported):
 		return err
 	case Refused(err):
-		return fmt.Errorf("the store refused: %w", err)
+		return refusedWith(err)
 	case answered(err), silence < attemptTime && ctx.Err() == context.Canceled:
 		return err
 	}
 	return unavailable(silence, nil, err)
 }
+
+func refusedWith(err error) error { return fmt.Errorf("the store refused: %w", err) }
 
 // unavailable is an ErrUnavailable with the store's last error. It shows the store's last
 // answer as text only, since the error must not match ErrHeld. The error of a context is not
@@ -264,8 +288,10 @@ func unavailable(silence time.Duration, held *HeldError, failure error) error {
 	switch {
 	case temporary(failure):
 		text = "not ready"
-	case Refused(failure):
+	case Refused(failure) && held != nil:
 		text = "only refusals"
+	case Refused(failure): // after WithOutage
+		text, reason = "no success", refusedWith(reason)
 	case answered(failure): // after WithOutage
 		text = "no success"
 	}
