@@ -28,8 +28,11 @@ func verdictOf(err error) string {
 	if !dlock.NoEffect(err) {
 		return ""
 	}
-	if e, ok := errors.AsType[*dlock.NoEffectError](err); ok && e.Temporary {
+	switch e, _ := errors.AsType[*dlock.NoEffectError](err); {
+	case e != nil && e.Temporary:
 		return "no effect, for now"
+	case e != nil && e.State:
+		return "no effect, in this state"
 	}
 	return "no effect"
 }
@@ -69,17 +72,17 @@ var refusals = []struct {
 		do(t, s, "ACL", "SETUSER", "nobody", "resetpass", ">other")
 		_, _ = s.Do("CLIENT", "KILL", "TYPE", "normal")
 	}},
-	{text: "OOM", verdict: "no effect", spares: "Renew RenewBatch Release", refuse: func(t *testing.T, s *redistest.Server) {
+	{text: "OOM", verdict: "no effect, in this state", spares: "Renew RenewBatch Release", refuse: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "CONFIG", "SET", "maxmemory", "1")
 	}},
-	{text: "NOREPLICAS", verdict: "no effect", refuse: func(t *testing.T, s *redistest.Server) {
+	{text: "NOREPLICAS", verdict: "no effect, in this state", refuse: func(t *testing.T, s *redistest.Server) {
 		sinceRedis7(t, s)
 		do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
 	}},
 	{text: "unknown command", verdict: "no effect", args: []string{"--rename-command EVALSHA ''", "--rename-command EVAL ''"}},
 	{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
 	{text: "LOADING", verdict: "no effect, for now", refuse: load},
-	{text: "BUSY", verdict: "no effect", args: []string{"--lua-time-limit", "1"}, refuse: func(t *testing.T, s *redistest.Server) {
+	{text: "BUSY", verdict: "no effect, in this state", args: []string{"--lua-time-limit", "1"}, refuse: func(t *testing.T, s *redistest.Server) {
 		go s.Do("EVAL", "while true do end", "0")
 	}},
 	{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
@@ -120,7 +123,7 @@ func TestRefusedCalls(t *testing.T) {
 						}
 						err := refusedWith(t, c.text, call)
 						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
-						require.Equal(t, c.verdict == "no effect", dlock.Refused(err), "%s: a server has answered: %v", method, err)
+						require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
 					}
 				})
 			}
