@@ -513,6 +513,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
 	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
 	switch {
+	case !alive && took < attemptTime && a.failure != nil && timedOut(reason): // with ctx
 	case reason != nil && alive:
 		a.failure = err
 	case reason != nil:
@@ -524,6 +525,12 @@ func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer 
 	case a.failure == nil && took >= attemptTime:
 		a.failure = noAnswer(took, err)
 	}
+}
+
+// timedOut reports whether an error, such as a socket's, says that there was no time left.
+func timedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // verdict is the error of an acquisition that ended with err.

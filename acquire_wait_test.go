@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -613,6 +615,23 @@ func TestEndsOfAWaitForTheStateOfTheStore(t *testing.T) {
 		time.AfterFunc(time.Second, func() { c.Close() })
 		_, err = c.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrClosed)
+	})
+}
+
+// The last attempt is cut off with the patience. The socket's error says less than the answer before.
+func TestPatienceThatCutsAnAttempt(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		begun := time.Now()
+		s.onCall(func(c *call) {
+			if c.err = errOOM; time.Since(begun) > 900*time.Millisecond {
+				c.take(time.Minute)
+				c.err = &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+			}
+		})
+		_, err := dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
+		require.ErrorContains(t, err, "store unavailable: no success for 1.8s: the store refused: OOM")
+		_, err = dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
+		require.ErrorContains(t, err, "store unavailable: no answer for 1.8s: read: i/o timeout")
 	})
 }
 

@@ -223,7 +223,7 @@ func refusal(err error) (refused, state bool) {
 // mayPass reports whether a Locker's error says that the store refused because of its own state.
 func mayPass(err error) bool {
 	_, state := refusal(err)
-	return state && !hopeless(err)
+	return state
 }
 
 // answered reports whether err, of a call of a Locker, is about an answer of the store that is no
