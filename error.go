@@ -195,35 +195,20 @@ func NoEffect(err error) bool {
 // An error about several stores, such as that of a majority, may have a method Answered() bool.
 // If that returns false, too few of them have answered, and Refused returns false.
 func Refused(err error) bool {
-	refused, _ := refusal(err)
-	return refused
-}
-
-// refusal is Refused, and reports whether that is because of the state of the store.
-func refusal(err error) (refused, state bool) {
+	refused := false
 	unanswered := errs.InChain(err, func(err error) bool {
 		switch e := err.(type) {
 		case *NoEffectError:
-			refused, state = !e.Temporary, state || e.State
+			refused = !e.Temporary
 		case interface{ Answered() bool }:
 			return !e.Answered()
 		case interface{ Unwrap() []error }: // a wait's: the error of its ctx, and the reason
-			if all := e.Unwrap(); len(all) == 2 && errs.IsContext(all[0]) {
-				why, of := refusal(all[1])
-				state = state || of
-				return !why
-			}
+			all := e.Unwrap()
+			return len(all) == 2 && errs.IsContext(all[0]) && !Refused(all[1])
 		}
 		return isDial(err) || errs.IsContext(err)
 	})
-	refused = refused && !unanswered && !errors.Is(err, ErrUnavailable)
-	return refused, refused && state
-}
-
-// mayPass reports whether a Locker's error says that the store refused because of its own state.
-func mayPass(err error) bool {
-	_, state := refusal(err)
-	return state
+	return refused && !unanswered && !errors.Is(err, ErrUnavailable)
 }
 
 // answered reports whether err, of a call of a Locker, is about an answer of the store that is no
@@ -244,9 +229,19 @@ func isDial(err error) bool {
 // temporary reports whether a Locker's error says that the same call may succeed soon, and had
 // no effect.
 func temporary(err error) bool {
+	return marked(err, func(mark *NoEffectError) bool { return mark.Temporary })
+}
+
+// mayPass reports whether a Locker's error says that the store refused because of its own state.
+func mayPass(err error) bool {
+	return marked(err, func(mark *NoEffectError) bool { return mark.State })
+}
+
+// marked reports whether err, or one that it wraps, is such a NoEffectError.
+func marked(err error, as func(mark *NoEffectError) bool) bool {
 	return errs.InChain(err, func(err error) bool {
-		marked, ok := err.(*NoEffectError)
-		return ok && marked.Temporary
+		mark, ok := err.(*NoEffectError)
+		return ok && as(mark)
 	})
 }
 

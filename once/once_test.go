@@ -371,6 +371,7 @@ func TestFullStore(t *testing.T) {
 						want = 1
 					case n == 0:
 						require.ErrorContains(b, got.err, "the work has succeeded, but is not marked: ")
+						require.Equal(b, !served, errors.Is(got.err, dlock.ErrUnavailable), got.err)
 					}
 				}
 				if !served {
