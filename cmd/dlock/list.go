@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -53,17 +52,6 @@ func (r row) fields(now time.Time) []string {
 	return []string{printable(r.Key), owner, started, ttl, fmt.Sprint(r.Waiting)}
 }
 
-// printable quotes a text that would change the terminal.
-func printable(text string) string {
-	if text == "" {
-		return "-"
-	}
-	if quoted := fmt.Sprintf("%q", text); quoted != `"`+text+`"` {
-		return quoted
-	}
-	return text
-}
-
 func newList(s *store) *cobra.Command {
 	var all, foreign, asJSON bool
 	c := &cobra.Command{
@@ -92,8 +80,8 @@ func show(out io.Writer, rows []row, asJSON bool) {
 	buffered := bufio.NewWriter(out)
 	defer buffered.Flush()
 	if asJSON {
-		for e := json.NewEncoder(buffered); len(rows) > 0; rows = rows[1:] {
-			_ = e.Encode(rows[0])
+		for _, r := range rows {
+			encode(buffered, r)
 		}
 		return
 	}

@@ -44,8 +44,11 @@ func TestMain(m *testing.M) {
 }
 
 // program is a program with a child, one that is deaf to TERM, and one in a session of its own. Each notes when it
-// was alive.
+// was alive. program/root becomes root, as sudo does.
 func program(dir, name string) {
+	if name == "program/root" && syscall.Setresuid(0, 0, 0) != nil {
+		os.Exit(1)
+	}
 	if name == "program" {
 		for _, child := range []string{"program/deaf", "program/session"} {
 			c := exec.Command("/proc/self/exe", child)
@@ -115,6 +118,10 @@ func (s *shell) command(args ...string) *exec.Cmd {
 // start starts dlock, whose end done reports.
 func (s *shell) start(args ...string) (c *exec.Cmd, done <-chan struct{}) {
 	c = s.command(args...)
+	return c, s.launch(c)
+}
+
+func (s *shell) launch(c *exec.Cmd) (done <-chan struct{}) {
 	said, err := os.Create(filepath.Join(s.TempDir(), "stderr"))
 	require.NoError(s, err)
 	c.Stderr = said
@@ -129,10 +136,19 @@ func (s *shell) start(args ...string) (c *exec.Cmd, done <-chan struct{}) {
 		<-ended
 		said.Close()
 		if text, err := os.ReadFile(said.Name()); s.Failed() {
-			s.Logf("%q: %v, %v\n%s", args, c.ProcessState, err, text)
+			s.Logf("%q: %v, %v\n%s", c.Args, c.ProcessState, err, text)
 		}
 	})
-	return c, ended
+	return ended
+}
+
+// says waits until dlock has written a text to standard error.
+func (s *shell) says(c *exec.Cmd, want string) {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		text, _ := os.ReadFile(c.Stderr.(*os.File).Name())
+		return strings.Contains(string(text), want)
+	}, 20*time.Second, 2*time.Millisecond, want)
 }
 
 // run runs dlock, and returns its exit code and what it has written.
@@ -317,6 +333,59 @@ func (s *shell) fault(do func(s *shell, holder, guard int), late time.Duration, 
 	}
 }
 
+// A program that has become root cannot be ended by the user who runs dlock. That is said at once, and again when it
+// matters. The lock is kept, if it can be.
+func TestProgramBecomesRoot(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user, and give it the right to become root")
+	}
+	for _, test := range []struct {
+		name    string
+		program []string
+		do      func(s *shell, holder, guard int)
+		says    string
+		next    int // exit code of one that wants the lock meanwhile
+		code    int // when the program has ended
+	}{
+		{"lease lost", []string{"/proc/self/exe", "program/root"}, func(s *shell, _, _ int) { s.server.Do("DEL", "k") },
+			"dlock: user 65534 may not end process ", 0, exitLost},
+		{"holder killed", []string{"/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGKILL) },
+			", and works on without the lock", 0, -1},
+		{"guard killed", []string{"/proc/self/exe", "program/root"}, func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) },
+			"dlock: the guard is dead: user 65534 may not end process ", exitHeld, exitOwnFault},
+		{"asked to end", []string{"/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGTERM) },
+			`dlock: user 65534 may not send "terminated" to the program`, exitHeld, 128 + 9},
+		{"the rest of the group", []string{"sh", "-c", "/proc/$PPID/exe program/root & sleep 1; exit 3"}, func(*shell, int, int) { time.Sleep(2 * time.Second) },
+			"", exitHeld, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := newShell(t)
+			c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms", "k"}, test.program...)...)
+			c.Path = "/proc/self/exe" // the folder is root's
+			c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+			c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SETUID}
+			done := s.launch(c)
+			guard := s.begun(c, 1)
+			program := int(lives(t, s.dir)[0].pid)
+			s.says(c, fmt.Sprintf("dlock: warning: user 65534 may not end process %d (", program))
+			test.do(s, c.Process.Pid, guard)
+			s.says(c, test.says)
+			code, _ := s.run("run", "-w", "5s", "k", "true")
+			assert.Equal(t, test.next, code)
+			assert.False(t, dead(program))
+			require.NoError(t, unix.Kill(program, unix.SIGKILL))
+			<-done
+			assert.Equal(t, test.code, c.ProcessState.ExitCode())
+			said, err := os.ReadFile(c.Stderr.(*os.File).Name())
+			require.NoError(t, err)
+			assert.NotContains(t, string(said), "was killed")
+			assert.NotContains(t, string(said), "was ended")
+		})
+	}
+}
+
 // Without a grace too, a program whose lock was deleted is ended at the next renewal, not at the deadline.
 func TestDeletedWithoutGrace(t *testing.T) {
 	t.Parallel()
@@ -376,8 +445,8 @@ func TestFuse(t *testing.T) {
 		f := fuse{grace: grace, kill: int64(time.Second - margin)}
 		sig, pause := f.burn(0)
 		assert.Zero(t, sig)
-		assert.Equal(t, time.Second-max(grace, margin), pause, "grace %v", grace)
-		if grace > margin { // otherwise KILL is due
+		assert.Equal(t, time.Second-margin-grace, pause, "grace %v", grace)
+		if grace > 0 { // otherwise KILL is due
 			sig, _ = f.burn(int64(pause))
 			assert.Equal(t, unix.SIGTERM, sig)
 		}
@@ -465,12 +534,12 @@ func TestHolderContinues(t *testing.T) {
 	assert.Equal(t, 128+15, c.ProcessState.ExitCode())
 }
 
-// The program is ended even if nobody reads what dlock says.
+// The program and dlock are ended even if nobody reads what dlock says.
 func TestStandardErrorIsHalted(t *testing.T) {
 	t.Parallel()
-	for _, closed := range []bool{false, true} {
+	for closed, lost := range map[bool]bool{false: true, true: false} {
 		s := newShell(t)
-		c := s.command("run", "--ttl", "30s", "k", "/proc/self/exe", "program/deaf")
+		c := s.command("run", "-v", "--ttl", "3s", "k", "/proc/self/exe", "program/deaf")
 		in, out, err := os.Pipe()
 		require.NoError(t, err)
 		require.NoError(t, out.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
@@ -484,11 +553,14 @@ func TestStandardErrorIsHalted(t *testing.T) {
 		out.Close()
 		guard := s.begun(c, 1)
 		_ = unix.Kill(guard, unix.SIGSTOP)
+		if lost {
+			command(t, s.server, "DEL", "k")
+		}
 		program := int(lives(t, s.dir)[0].pid)
 		assert.Eventually(t, func() bool { return unix.Kill(program, 0) != nil }, 2*silence, 10*time.Millisecond, "closed: %v", closed)
-		in.Close()
 		_ = c.Wait()
-		assert.Equal(t, exitOwnFault, c.ProcessState.ExitCode(), "closed: %v", closed)
+		in.Close()
+		assert.Equal(t, map[bool]int{false: exitOwnFault, true: exitLost}[lost], c.ProcessState.ExitCode(), "closed: %v", closed)
 	}
 }
 
