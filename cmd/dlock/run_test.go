@@ -340,6 +340,13 @@ func TestProgramBecomesRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user, and give it the right to become root")
 	}
+	asNobody := func(s *shell, args ...string) *exec.Cmd {
+		c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms", "k"}, args...)...)
+		c.Path = "/proc/self/exe" // the folder is root's
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SETUID}
+		return c
+	}
 	for _, test := range []struct {
 		name    string
 		program []string
@@ -362,10 +369,7 @@ func TestProgramBecomesRoot(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			s := newShell(t)
-			c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms", "k"}, test.program...)...)
-			c.Path = "/proc/self/exe" // the folder is root's
-			c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
-			c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SETUID}
+			c := asNobody(s, test.program...)
 			done := s.launch(c)
 			guard := s.begun(c, 1)
 			program := int(lives(t, s.dir)[0].pid)
@@ -384,6 +388,8 @@ func TestProgramBecomesRoot(t *testing.T) {
 			assert.NotContains(t, string(said), "was ended")
 		})
 	}
+	out, _ := asNobody(newShell(t), "su", "--version").CombinedOutput()
+	assert.Regexp(t, "^dlock: warning: .*/su may become user 0. Then user 65534 may not end it when the lease is lost\n", string(out))
 }
 
 // Without a grace too, a program whose lock was deleted is ended at the next renewal, not at the deadline.
