@@ -64,6 +64,8 @@ func TestNames(t *testing.T) {
 			}
 			fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
 			all := []string{n.lock, fence, queue, waiters}
+			prefix, key, ok := rediscore.ParseQueue(queue)
+			require.Equal(b, []any{n.prefix, n.key, true}, []any{prefix, key, ok}, queue)
 			attempt, err := a.TryAcquire(b.Context(), n.key, "token", time.Minute)
 			require.NoError(b, err)
 			require.True(b, attempt.Acquired)

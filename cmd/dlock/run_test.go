@@ -110,7 +110,7 @@ func (s *shell) command(args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(s, err)
 	c := exec.Command(self, args...)
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", asProgram+"="+s.dir, urlVariable+"=redis://"+s.server.Addr())
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", asProgram+"="+s.dir, urlVariable+"=redis://"+s.server.Addr(), prefixVariable+"=")
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return c
 }
