@@ -248,6 +248,23 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// Each command runs where algorithms such as SHA-1 are not allowed.
+func TestForbiddenAlgorithms(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	for _, mode := range []string{"on", "only"} {
+		for args, code := range map[string]int{
+			"run k true": 0, "run --once 24h job" + mode + " false": 1, "list --all": 0, "show k": 0, "break k": exitHeld,
+			"doctor --probe": 1, "watch --every 0s k": exitUsage, "completion bash": 0,
+		} {
+			c := s.command(strings.Fields(args)...)
+			c.Env = append(c.Env, "GODEBUG=fips140="+mode)
+			out, _ := c.CombinedOutput()
+			assert.Equal(t, code, c.ProcessState.ExitCode(), "%s: %s", args, out)
+		}
+	}
+}
+
 // A server that is asked for TLS, and waits for the rest of a command, is waited for once.
 func TestTLS(t *testing.T) {
 	t.Parallel()
