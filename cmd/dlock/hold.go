@@ -192,11 +192,8 @@ func (h *holder) ended(last report) (code int) {
 	if !last.Lost {
 		return last.Code
 	}
-	if how := "was ended"; h.lost != nil { // otherwise it was said
-		if last.Defied {
-			how = "went on until it ended by itself"
-		}
-		complain("the lease of %s was not renewed, or --max-hold has passed: the program %s", printable(h.lease.Key()), how)
+	if h.lost != nil && !last.Defied { // otherwise it was said
+		complain("the lease of %s was not renewed, or --max-hold has passed: the program was ended", printable(h.lease.Key()))
 	}
 	return exitLost
 }

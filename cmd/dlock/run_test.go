@@ -229,6 +229,7 @@ func TestExitCodes(t *testing.T) {
 		{"run --redis redis://127.0.0.1:1 --outage 100ms k true", 69, "dlock: "},
 		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: the lease of k was not renewed, or --max-hold has passed"},
 		{"no-such-command", 64, "dlock: "},
+		{"run --bad\x1b k true", 64, "dlock: unknown flag: --bad\\u001b\n"},
 		{"run --once 24h job false", 1, ""},
 		{"run --once 24h job -- echo done", 0, "done\n"},
 		{"run --once 24h job -- echo done", 0, ""},
@@ -358,35 +359,37 @@ func TestProgramBecomesRoot(t *testing.T) {
 		t.Skip("only root can be another user, and give it the right to become root")
 	}
 	asNobody := func(s *shell, args ...string) *exec.Cmd {
-		c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms", "k"}, args...)...)
+		c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms"}, args...)...)
 		c.Path = "/proc/self/exe" // the folder is root's
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 		c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SETUID}
 		return c
 	}
 	for _, test := range []struct {
-		name    string
-		program []string
-		do      func(s *shell, holder, guard int)
-		says    string
-		next    int // exit code of one that wants the lock meanwhile
-		code    int // when the program has ended
+		name string
+		args []string
+		do   func(s *shell, holder, guard int)
+		says string
+		next int // exit code of one that wants the lock meanwhile
+		code int // when the program has ended
 	}{
-		{"lease lost", []string{"/proc/self/exe", "program/root"}, func(s *shell, _, _ int) { s.server.Do("DEL", "k") },
+		{"lease lost", []string{"k", "/proc/self/exe", "program/root"}, func(s *shell, _, _ int) { s.server.Do("DEL", "k") },
 			"dlock: user 65534 may not end process ", 0, exitLost},
-		{"holder killed", []string{"/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGKILL) },
+		{"max-hold", []string{"--max-hold", "1500ms", "k", "/proc/self/exe", "program/root"}, func(*shell, int, int) {},
+			", and works on without the lock", 0, exitLost},
+		{"holder killed", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGKILL) },
 			", and works on without the lock", 0, -1},
-		{"guard killed", []string{"/proc/self/exe", "program/root"}, func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) },
+		{"guard killed", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) },
 			"dlock: the guard is dead: user 65534 may not end process ", exitHeld, exitOwnFault},
-		{"asked to end", []string{"/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGTERM) },
+		{"asked to end", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGTERM) },
 			`dlock: user 65534 may not send "terminated" to the program`, exitHeld, 128 + 9},
-		{"the rest of the group", []string{"sh", "-c", "/proc/$PPID/exe program/root & sleep 1; exit 3"}, func(*shell, int, int) { time.Sleep(2 * time.Second) },
+		{"the rest of the group", []string{"k", "sh", "-c", "/proc/$PPID/exe program/root & sleep 1; exit 3"}, func(*shell, int, int) { time.Sleep(2 * time.Second) },
 			"", exitHeld, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			s := newShell(t)
-			c := asNobody(s, test.program...)
+			c := asNobody(s, test.args...)
 			done := s.launch(c)
 			guard := s.begun(c, 1)
 			program := int(lives(t, s.dir)[0].pid)
@@ -405,7 +408,7 @@ func TestProgramBecomesRoot(t *testing.T) {
 			assert.NotContains(t, string(said), "was ended")
 		})
 	}
-	out, _ := asNobody(newShell(t), "su", "--version").CombinedOutput()
+	out, _ := asNobody(newShell(t), "k", "su", "--version").CombinedOutput()
 	assert.Regexp(t, "^dlock: warning: .*/su may become user 0. Then user 65534 may not end it when the lease is lost\n", string(out))
 }
 
