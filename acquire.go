@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
@@ -12,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/pause"
+	"github.com/dlock-go/dlock/internal/storewait"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -40,6 +42,10 @@ type acquisition struct {
 	pauses   int // in this stage
 	failures int // of calls, in a row
 	poll     pause.Poll
+
+	sent    time.Time      // when the last call was
+	silence storewait.Call // whether it waits for the store
+	noInbox atomic.Bool    // the store cannot send it messages
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -257,6 +263,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.limited, cancel = context.WithTimeout(a.ctx, a.maxWait)
 		defer cancel()
 	}
+	defer a.endSilence()
 	lease, err := a.run()
 	if err != nil {
 		return nil, a.verdict(err)
@@ -287,6 +294,7 @@ func (a *acquisition) run() (*Lease, error) {
 		if act.do == doEnd {
 			return a.lease, act.err
 		}
+		a.noteFailure()
 		if act.stage != a.stage {
 			a.pauses = 0
 		}
@@ -364,6 +372,9 @@ func (a *acquisition) call(act action) {
 		ctx, cancel = context.WithDeadline(ctx, act.by)
 		defer cancel()
 	}
+	if !act.first {
+		defer a.watch(act)()
+	}
 	defer func() { // also if the Locker panics
 		if a.err != nil && !a.late {
 			a.giveUp()
@@ -388,6 +399,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		a.begun = sent
 	}
 	a.attempts++
+	a.sent = sent
 	answer, err := Attempt{}, errPanic
 	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
 	if act.do == doTry {
@@ -395,7 +407,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
-	answer, err = l.(Acquirer).Acquire(ctx, a.key, a.token, ttl)
+	answer, err = l.(Acquirer).Acquire(storewait.With(ctx, a), a.key, a.token, ttl)
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
@@ -408,6 +420,9 @@ func (a *acquisition) request(ctx context.Context, act action) {
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
 	a.returned, a.late, a.err = time.Now(), false, err
+	if err == nil && !(answer.Degraded && a.client.options.fenced) {
+		a.Answered()
+	}
 	switch {
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
@@ -589,6 +604,91 @@ func (a *acquisition) known(now time.Time) error {
 	}
 	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
+}
+
+// An acquisition waits for the store, and not for a holder, while its last call has failed, and it goes on. The
+// backend tells it (see package storewait) of the calls that it makes itself during a wait in the store's queue. If a
+// backend does not, a wait for the store is over when the next wait in the queue has lasted for queuedTime.
+const queuedTime = 10 * time.Second
+
+// noteFailure notes that the last call has failed, if it has, and the acquisition goes on.
+func (a *acquisition) noteFailure() {
+	failure, since := a.failure, a.returned
+	if a.err == errStandIn {
+		failure = a.err
+	}
+	if a.last.do == doTry {
+		since = a.sent
+	} else if a.last.do == doEnqueue && a.answered.After(a.sent) {
+		since = a.answered
+	}
+	switch {
+	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
+	default:
+		a.failedSince(since, failure)
+	}
+}
+
+// watch notes what a call says by taking long: an attempt has no answer, and a wait has a place in the queue.
+func (a *acquisition) watch(act action) (stop func() bool) {
+	switch sent := time.Now(); {
+	case act.do == doTry && act.by.IsZero():
+		return time.AfterFunc(outageAttempt, func() { a.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
+	case act.do == doEnqueue && a.isSilent():
+		return time.AfterFunc(queuedTime, func() { a.answeredAt(sent) }).Stop
+	}
+	return func() bool { return false }
+}
+
+// Failed implements [storewait.Listener].
+func (a *acquisition) Failed(err error) { a.failedSince(time.Now(), err) }
+
+// failedSince notes that a call has failed, which was sent at a given time.
+func (a *acquisition) failedSince(sent time.Time, err error) {
+	a.setSilent(true)
+	a.callers(func(c *acquisition) {
+		if since := c.client.keeper.silence.Failed(&c.silence, sent); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: said(context.Background(), since, err)})
+		}
+	})
+}
+
+// Answered implements [storewait.Listener].
+func (a *acquisition) Answered() { a.answeredAt(time.Now()) }
+
+func (a *acquisition) answeredAt(now time.Time) {
+	if !a.isSilent() {
+		return
+	}
+	a.setSilent(false)
+	a.callers(func(c *acquisition) {
+		if since := c.client.keeper.silence.Answered(&c.silence); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
+		}
+	})
+}
+
+// endSilence notes that the acquisition is over.
+func (a *acquisition) endSilence() {
+	since := a.client.keeper.silence.End(&a.silence)
+	if since.IsZero() {
+		return
+	}
+	info := StoreWaitInfo{Since: since, Took: time.Since(since), Over: true}
+	if a.lease == nil {
+		info.Err = a.said(a.err)
+	}
+	a.tellStoreWait(info)
+}
+
+// NoInbox implements [storewait.Listener].
+func (a *acquisition) NoInbox(err error) {
+	a.callers(func(c *acquisition) {
+		if !c.noInbox.Swap(true) {
+			c.client.keeper.noInbox.Add(1)
+			c.tellInboxMissing(err)
+		}
+	})
 }
 
 func heldBy(key string, a Attempt) *HeldError {

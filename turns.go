@@ -61,10 +61,11 @@ type line struct {
 	waiters list.List    // of *waiter
 	errand  *acquisition // nil if none is under way, or it was called off
 	callOff context.CancelFunc
-	called  time.Time // when the errand's call under way was made; zero during a pause
-	holder  *Lease    // of the block, if it has turns left; else nil
-	left    int       // turns of the block that are to follow
-	word              // of the store to any of the line
+	called  time.Time   // when the errand's call under way was made; zero during a pause
+	holder  *Lease      // of the block, if it has turns left; else nil
+	left    int         // turns of the block that are to follow
+	silent  atomic.Bool // the errand's last call has failed
+	word                // of the store to any of the line
 }
 
 // A waiter waits in a line. It is told once: then it gets a lease, an error, or the last word.
@@ -72,8 +73,9 @@ type waiter struct {
 	client   *Client
 	ctx      context.Context // the caller's
 	set      *gathering      // for which it waits, or nil
-	answered bool            // the store has said that the key is held
-	place    *list.Element   // in the line; nil if it stands there no more
+	of       *acquisition
+	answered bool          // the store has said that the key is held
+	place    *list.Element // in the line; nil if it stands there no more
 	line     *line
 
 	told  chan struct{} // closed when what follows is set
@@ -171,7 +173,7 @@ func (t *lines) add(a *acquisition) *waiter {
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, of: a, answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -347,6 +349,34 @@ func (n *line) run(e *acquisition, callOff func()) {
 	err := errPanic
 	defer func() { n.end(e, err) }()
 	_, err = e.run()
+}
+
+// isSilent reports whether the last call has failed that was made for the callers.
+func (a *acquisition) isSilent() bool {
+	if a.errand {
+		return a.line.silent.Load()
+	}
+	return a.silence.Failing()
+}
+
+func (a *acquisition) setSilent(silent bool) {
+	if a.errand {
+		a.line.silent.Store(silent)
+	}
+}
+
+// callers calls f for the acquisitions for which a makes calls: itself, or those that wait in its line.
+func (a *acquisition) callers(f func(*acquisition)) {
+	if !a.errand {
+		f(a)
+		return
+	}
+	n := a.line
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
+	for at := n.waiters.Front(); at != nil && n.errand == a; at = at.Next() {
+		f(at.Value.(*waiter).of)
+	}
 }
 
 // calls notes that an errand makes a call after a pause.
