@@ -43,9 +43,8 @@ type acquisition struct {
 	failures int // of calls, in a row
 	poll     pause.Poll
 
-	sent    time.Time      // when the last call was
-	silence storewait.Call // whether it waits for the store
-	noInbox atomic.Bool    // the store cannot send it messages
+	sent     time.Time // when the last call was
+	listener *listener // nil before the first failure or wait
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -407,7 +406,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
-	answer, err = l.(Acquirer).Acquire(storewait.With(ctx, a), a.key, a.token, ttl)
+	answer, err = l.(Acquirer).Acquire(storewait.With(ctx, a.listens()), a.key, a.token, ttl)
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
@@ -420,8 +419,8 @@ func (a *acquisition) request(ctx context.Context, act action) {
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
 	a.returned, a.late, a.err = time.Now(), false, err
-	if err == nil && !(answer.Degraded && a.client.options.fenced) {
-		a.Answered()
+	if err == nil && a.listener != nil && !(answer.Degraded && a.client.options.fenced) {
+		a.listener.Answered()
 	}
 	switch {
 	case err != nil:
@@ -606,12 +605,30 @@ func (a *acquisition) known(now time.Time) error {
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
 }
 
-// An acquisition waits for the store, and not for a holder, while its last call has failed, and it goes on. The
-// backend tells it (see package storewait) of the calls that it makes itself during a wait in the store's queue. If a
-// backend does not, a wait for the store is over when the next wait in the queue has lasted for queuedTime.
+// A listener is the part of an acquisition that hears whether it waits for the store, and not for a holder: its last
+// call has failed, and it goes on. The backend reports the calls that it makes itself during a wait in the store's
+// queue (see package storewait). If a backend does not, a wait for the store is over when the next wait in the queue
+// has lasted for queuedTime.
+type listener struct {
+	client  *Client
+	ctx     context.Context
+	key     string
+	line    *line          // whose waiters are to hear; nil if it is a caller's
+	call    storewait.Call // of the caller
+	noInbox atomic.Bool    // the store cannot send it messages
+}
+
 const queuedTime = 10 * time.Second
 
-// noteFailure notes that the last call has failed, if it has, and the acquisition goes on.
+// listens returns the listener, which an acquisition without failures and waits does not have.
+func (a *acquisition) listens() *listener {
+	if a.listener == nil {
+		a.listener = &listener{client: a.client, ctx: a.ctx, key: a.key, line: a.line}
+	}
+	return a.listener
+}
+
+// noteFailure notes that the last call has failed, if it has, and that the acquisition goes on.
 func (a *acquisition) noteFailure() {
 	failure, since := a.failure, a.returned
 	if a.err == errStandIn {
@@ -625,52 +642,78 @@ func (a *acquisition) noteFailure() {
 	switch {
 	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
 	default:
-		a.failedSince(since, failure)
+		a.listens().failedSince(since, failure)
 	}
 }
 
 // watch notes what a call says by taking long: an attempt has no answer, and a wait has a place in the queue.
 func (a *acquisition) watch(act action) (stop func() bool) {
-	switch sent := time.Now(); {
+	l, sent := a.listens(), time.Now()
+	switch {
 	case act.do == doTry && act.by.IsZero():
-		return time.AfterFunc(outageAttempt, func() { a.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
-	case act.do == doEnqueue && a.isSilent():
-		return time.AfterFunc(queuedTime, func() { a.answeredAt(sent) }).Stop
+		return time.AfterFunc(outageAttempt, func() { l.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
+	case act.do == doEnqueue && l.silent():
+		return time.AfterFunc(queuedTime, func() { l.answeredAt(sent) }).Stop
 	}
 	return func() bool { return false }
 }
 
 // Failed implements [storewait.Listener].
-func (a *acquisition) Failed(err error) { a.failedSince(time.Now(), err) }
+func (l *listener) Failed(err error) { l.failedSince(time.Now(), err) }
 
 // failedSince notes that a call has failed, which was sent at a given time.
-func (a *acquisition) failedSince(sent time.Time, err error) {
-	a.setSilent(true)
-	a.callers(func(c *acquisition) {
-		if since := c.client.keeper.silence.Failed(&c.silence, sent); !since.IsZero() {
+func (l *listener) failedSince(sent time.Time, err error) {
+	if l.line != nil {
+		l.line.silent.Store(true)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Failed(&c.call, sent); !since.IsZero() {
 			c.tellStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: said(context.Background(), since, err)})
 		}
 	})
 }
 
 // Answered implements [storewait.Listener].
-func (a *acquisition) Answered() { a.answeredAt(time.Now()) }
+func (l *listener) Answered() { l.answeredAt(time.Now()) }
 
-func (a *acquisition) answeredAt(now time.Time) {
-	if !a.isSilent() {
+func (l *listener) answeredAt(now time.Time) {
+	if !l.silent() {
 		return
 	}
-	a.setSilent(false)
-	a.callers(func(c *acquisition) {
-		if since := c.client.keeper.silence.Answered(&c.silence); !since.IsZero() {
+	if l.line != nil {
+		l.line.silent.Store(false)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Answered(&c.call); !since.IsZero() {
 			c.tellStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
+		}
+	})
+}
+
+// silent reports whether the last call has failed.
+func (l *listener) silent() bool {
+	if l.line != nil {
+		return l.line.silent.Load()
+	}
+	return l.call.Failing()
+}
+
+// NoInbox implements [storewait.Listener].
+func (l *listener) NoInbox(err error) {
+	l.callers(func(c *listener) {
+		if !c.noInbox.Swap(true) {
+			c.client.keeper.noInbox.Add(1)
+			c.tellInboxMissing(err)
 		}
 	})
 }
 
 // endSilence notes that the acquisition is over.
 func (a *acquisition) endSilence() {
-	since := a.client.keeper.silence.End(&a.silence)
+	if a.listener == nil {
+		return
+	}
+	since := a.client.keeper.silence.End(&a.listener.call)
 	if since.IsZero() {
 		return
 	}
@@ -678,17 +721,7 @@ func (a *acquisition) endSilence() {
 	if a.lease == nil {
 		info.Err = a.said(a.err)
 	}
-	a.tellStoreWait(info)
-}
-
-// NoInbox implements [storewait.Listener].
-func (a *acquisition) NoInbox(err error) {
-	a.callers(func(c *acquisition) {
-		if !c.noInbox.Swap(true) {
-			c.client.keeper.noInbox.Add(1)
-			c.tellInboxMissing(err)
-		}
-	})
+	a.listener.tellStoreWait(info)
 }
 
 func heldBy(key string, a Attempt) *HeldError {

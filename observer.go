@@ -269,16 +269,16 @@ func (a *acquisition) tellWait() error {
 }
 
 // tellStoreWait reports, in the background, that the acquisition waits for the store, or does so no more.
-func (a *acquisition) tellStoreWait(info StoreWaitInfo) {
-	info.Key, info.Err, info.call = a.key, forEvent(a.ctx, info.Err), &a.silence
+func (l *listener) tellStoreWait(info StoreWaitInfo) {
+	info.Key, info.Err, info.call = l.key, forEvent(l.ctx, info.Err), &l.call
 	hook := func(o *Observer) func(context.Context, StoreWaitInfo) { return o.StoreWait }
-	hooks.TellLater(&a.client.keeper.hooks, maxRoutine, a.client.options.observers, hook, contexts.WithoutCancel(a.ctx), info)
+	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
 }
 
-func (a *acquisition) tellInboxMissing(err error) {
-	info := InboxMissingInfo{Key: a.key, Err: forEvent(a.ctx, err)}
+func (l *listener) tellInboxMissing(err error) {
+	info := InboxMissingInfo{Key: l.key, Err: forEvent(l.ctx, err)}
 	hook := func(o *Observer) func(context.Context, InboxMissingInfo) { return o.InboxMissing }
-	hooks.TellLater(&a.client.keeper.hooks, maxRoutine, a.client.options.observers, hook, contexts.WithoutCancel(a.ctx), info)
+	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
 }
 
 // done reports the end of the acquisition. A lease that has ended while the Observers ran is not

@@ -73,7 +73,7 @@ type waiter struct {
 	client   *Client
 	ctx      context.Context // the caller's
 	set      *gathering      // for which it waits, or nil
-	of       *acquisition
+	listener *listener
 	answered bool          // the store has said that the key is held
 	place    *list.Element // in the line; nil if it stands there no more
 	line     *line
@@ -173,7 +173,7 @@ func (t *lines) add(a *acquisition) *waiter {
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, of: a, answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, listener: a.listens(), answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -338,6 +338,7 @@ func (n *line) sendLocked(first *waiter) {
 	ctx, callOff := context.WithCancel(values)
 	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
 	e.errand, e.stage = true, lined
+	e.listens() // before others look at it
 	n.errand, n.callOff, n.called = e, callOff, time.Now()
 	go n.run(e, callOff)
 }
@@ -351,31 +352,21 @@ func (n *line) run(e *acquisition, callOff func()) {
 	_, err = e.run()
 }
 
-// isSilent reports whether the last call has failed that was made for the callers.
-func (a *acquisition) isSilent() bool {
-	if a.errand {
-		return a.line.silent.Load()
-	}
-	return a.silence.Failing()
-}
-
-func (a *acquisition) setSilent(silent bool) {
-	if a.errand {
-		a.line.silent.Store(silent)
-	}
-}
-
-// callers calls f for the acquisitions for which a makes calls: itself, or those that wait in its line.
-func (a *acquisition) callers(f func(*acquisition)) {
-	if !a.errand {
-		f(a)
+// callers calls f for those who are to hear what the listener hears: the callers that wait in its line, if it is that of
+// an errand.
+func (l *listener) callers(f func(*listener)) {
+	n := l.line
+	if n == nil {
+		f(l)
 		return
 	}
-	n := a.line
 	n.keeper.lines.mu.Lock()
 	defer n.keeper.lines.mu.Unlock()
-	for at := n.waiters.Front(); at != nil && n.errand == a; at = at.Next() {
-		f(at.Value.(*waiter).of)
+	if n.errand == nil || n.errand.listener != l {
+		return
+	}
+	for at := n.waiters.Front(); at != nil; at = at.Next() {
+		f(at.Value.(*waiter).listener)
 	}
 }
 
