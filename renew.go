@@ -104,7 +104,7 @@ func (l *Lease) sendRenewal(c renewal) (failure, err error) {
 type trouble struct {
 	err      error         // of the last one
 	said     error         // of the last one whose error says more than that there was no answer
-	saidAt   time.Time     // when that one failed
+	answered time.Time     // when the last one failed that the store has answered; zero if it has answered none
 	late     time.Duration // how much later one began than planned, at most; 0 if that is little
 	since    time.Time     // when the first one was sent
 	sent     time.Time     // when the last one was sent
@@ -252,8 +252,12 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 func (t *trouble) noteLocked(err error, now time.Time) {
 	t.err = err
 	var network net.Error
-	if reason := errs.BesidesEnd(err); reason != nil && (NoEffect(err) || !errors.As(err, &network) || !network.Timeout()) {
-		t.said, t.saidAt = reason, now
+	reason := errs.BesidesEnd(err)
+	if reason != nil && (NoEffect(err) || !errors.As(err, &network) || !network.Timeout()) {
+		t.said = reason
+	}
+	if Refused(err) || temporary(err) || answered(err) {
+		t.answered = now
 	}
 }
 
@@ -265,17 +269,21 @@ func (t *trouble) noteLateLocked(planned, now time.Time, ttl time.Duration) {
 }
 
 // causeLocked returns why renewals failed before a loss; nil if there is no more to say. What the store, or its
-// client library, said last is kept. If there was no answer since then, or never, it says for how long.
+// client library, said last is kept. Silence counts from the last answer of the store.
 func (t *trouble) causeLocked(now time.Time) error {
-	silence := now.Sub(alarm.Later(t.since, t.saidAt)).Round(time.Millisecond)
-	err := errs.HideContext(t.said)
-	switch {
-	case err == nil && errs.BesidesEnd(t.err) != nil:
+	silence := now.Sub(alarm.Later(t.since, t.answered)).Round(time.Millisecond)
+	err, text := errs.HideContext(t.said), fmt.Sprintf("no answer for %v", silence)
+	if err == nil && errs.BesidesEnd(t.err) != nil { // a time-out of the client library
 		err = errs.HideContext(t.err)
+	}
+	switch {
 	case err == nil && (t.err != nil || t.size > 0):
-		err = fmt.Errorf("no answer for %v", silence)
-	case err != nil && t.unanswered() && silence >= shortSilence:
-		err = errs.Reword(fmt.Sprintf("no answer for %v; before that: %v", silence, err), nil, err)
+		err = errors.New(text)
+	case err == nil, silence == 0, !t.answered.IsZero() && (!t.unanswered() || silence < shortSilence):
+	case t.answered.IsZero():
+		err = errs.Reword(fmt.Sprintf("%s: %v", text, err), nil, err)
+	default:
+		err = errs.Reword(fmt.Sprintf("%s; before that: %v", text, err), nil, err)
 	}
 	if t.late == 0 {
 		return err
