@@ -253,7 +253,7 @@ func (t *trouble) noteLocked(err error, now time.Time) {
 	t.err = err
 	var network net.Error
 	reason := errs.BesidesEnd(err)
-	if reason != nil && (NoEffect(err) || !errors.As(err, &network) || !network.Timeout()) {
+	if reason != nil && (NoEffect(err) || !errors.As(reason, &network) || !network.Timeout()) {
 		t.said = reason
 	}
 	if Refused(err) || temporary(err) || answered(err) {
@@ -274,7 +274,7 @@ func (t *trouble) causeLocked(now time.Time) error {
 	silence := now.Sub(alarm.Later(t.since, t.answered)).Round(time.Millisecond)
 	err, text := errs.HideContext(t.said), fmt.Sprintf("no answer for %v", silence)
 	if err == nil && errs.BesidesEnd(t.err) != nil { // a time-out of the client library
-		err = errs.HideContext(t.err)
+		err = errs.HideContext(errs.BesidesEnd(t.err))
 	}
 	switch {
 	case err == nil && (t.err != nil || t.size > 0):
@@ -288,7 +288,7 @@ func (t *trouble) causeLocked(now time.Time) error {
 	if t.late == 0 {
 		return err
 	}
-	late := fmt.Sprintf("a renewal was %v late: this process was paused, or got no CPU", t.late.Round(time.Millisecond))
+	late := fmt.Sprintf("began %v late: this process was paused, or got no CPU", t.late.Round(time.Millisecond))
 	if err == nil {
 		return errors.New(late)
 	}
