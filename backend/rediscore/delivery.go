@@ -29,7 +29,7 @@ type post struct {
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
-	without error              // why an inbox could not be opened, the last time
+	without error              // why an inbox could not be opened, since one was open; or nil
 	failed  time.Time          // when that was
 	joined  int                // how many waits have
 }
@@ -175,14 +175,15 @@ func (p *post) missing(err error) {
 	}
 }
 
-// missingSince returns why an inbox could not be opened at a given time or later; nil if all could.
+// missingSince returns why an inbox cannot be opened: the user lacks a right, or it could not at a given time or later. An
+// earlier failure may have been that of an outage.
 func (p *post) missingSince(t time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.failed.Before(t) {
-		return nil
+	if forbidden(p.without) || !p.failed.Before(t) {
+		return p.without
 	}
-	return p.without
+	return nil
 }
 
 // address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.
