@@ -642,7 +642,7 @@ func (a *acquisition) noteFailure() {
 	switch {
 	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
 	default:
-		a.listens().failedSince(since, failure)
+		a.listens().Failed(since, failure)
 	}
 }
 
@@ -651,7 +651,7 @@ func (a *acquisition) watch(act action) (stop func() bool) {
 	l, sent := a.listens(), time.Now()
 	switch {
 	case act.do == doTry && act.by.IsZero():
-		return time.AfterFunc(outageAttempt, func() { l.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
+		return time.AfterFunc(outageAttempt, func() { l.Failed(sent, noAnswer(outageAttempt, nil)) }).Stop
 	case act.do == doEnqueue && l.silent():
 		return time.AfterFunc(queuedTime, func() { l.answeredAt(sent) }).Stop
 	}
@@ -659,10 +659,7 @@ func (a *acquisition) watch(act action) (stop func() bool) {
 }
 
 // Failed implements [storewait.Listener].
-func (l *listener) Failed(err error) { l.failedSince(time.Now(), err) }
-
-// failedSince notes that a call has failed, which was sent at a given time.
-func (l *listener) failedSince(sent time.Time, err error) {
+func (l *listener) Failed(sent time.Time, err error) {
 	if l.line != nil {
 		l.line.silent.Store(true)
 	}

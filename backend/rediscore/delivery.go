@@ -175,12 +175,15 @@ func (p *post) missing(err error) {
 	}
 }
 
-// missingSince returns why an inbox cannot be opened: the user lacks a right, or it could not at a given time or later. An
-// earlier failure may have been that of an outage.
+// recovery is how long after an outage an inbox may be late.
+const recovery = 3 * time.Second
+
+// missingSince returns why an inbox cannot be opened, although the store has answered since a given time: the user lacks a
+// right, or it was tried in vain a while after that.
 func (p *post) missingSince(t time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if forbidden(p.without) || !p.failed.Before(t) {
+	if forbidden(p.without) || !p.failed.Before(t.Add(recovery)) {
 		return p.without
 	}
 	return nil
