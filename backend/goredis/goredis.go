@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -275,11 +276,23 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 	case cmd.script.first != nil:
 		return nil, cmd.script.first
 	case c.hidden == nil && cmd.script.revoke():
-		return nil, &dlock.NoEffectError{Err: c.explained(err)}
+		return nil, &dlock.NoEffectError{Err: c.explained(c.unconnected(err))}
 	case err == redis.Nil:
 		return nil, nil
 	}
 	return nil, err
+}
+
+// unconnected returns the error of a command that was not written. go-redis does not say that it waited for a
+// connection.
+func (c conn) unconnected(err error) error {
+	pool, ok := c.client.(interface{ PoolStats() *redis.PoolStats })
+	if size := c.PoolSize(); ok && size > 0 && !c.Cluster() {
+		if s := pool.PoolStats(); s.IdleConns == 0 && int(s.TotalConns) >= size {
+			return rediserr.AllInUse(err, size)
+		}
+	}
+	return err
 }
 
 // explained adds the cause to the error of a command that was not written. In such an error, "redis: nil" is the answer of a

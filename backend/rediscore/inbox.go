@@ -162,7 +162,9 @@ func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	was, b.live = b.live, live
-	b.post.told = b.post.told && (!live || b.deaf)
+	if b.post.told = b.post.told && (!live || b.deaf); live && !b.deaf {
+		b.post.without = nil
+	}
 	if was != live {
 		b.unheard = time.Time{}
 		b.changedLocked()
@@ -213,7 +215,7 @@ func (b *inbox) linger() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	if b.deaf {
-		b.deaf, b.post.told = false, false
+		b.deaf, b.post.told, b.post.without = false, false, nil
 	}
 	b.lingerLocked()
 }
