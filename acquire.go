@@ -30,6 +30,7 @@ type acquisition struct {
 
 	token    string        // of the next call; empty if a new one is to be made
 	left     bool          // the calls for token may have left something in the store, which a release ends
+	place    bool          // that is a place in the queue, and nothing else
 	inFlight int           // of these calls: several also if one may follow the release of something else
 	waited   time.Duration // from when the last call was sent to its grant, at least
 
@@ -465,7 +466,7 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() { a.token, a.left, a.inFlight = "", false, 0 }
+func (a *acquisition) forget() { a.token, a.left, a.place, a.inFlight = "", false, false, 0 }
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
@@ -474,7 +475,7 @@ func (a *acquisition) giveUp() {
 		return
 	}
 	a.client.keeper.owe(&owedRelease{
-		Call:      owed.Call{TTL: a.ttl},
+		Call:      owed.Call{TTL: a.ttl, Light: a.place},
 		key:       a.key,
 		token:     a.token,
 		values:    contexts.WithoutCancel(a.ctx),
@@ -503,7 +504,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 		}
 		a.left = true
 	case queued && hasAnswer && !answer.Degraded:
-		a.left = true // its place in the queue
+		a.left, a.place = true, !a.left
 	}
 	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/owed"
 )
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
@@ -13,8 +14,12 @@ const closeTimeout = 5 * time.Second // for all that is owed when a Client is cl
 // Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost at
 // their deadlines; until then they can be released. Close waits up to 5 s for calls in flight to
 // end, for the store to answer owed releases, for it to keep the keys of [WithMinHold], and for
-// Observers. It does not wait for releases that the store refuses. If some releases were not
-// answered it returns an error that matches [ErrUnavailable]: their keys may stay for up to one TTL.
+// Observers. It does not wait for releases that the store refuses.
+//
+// If some releases were not answered it returns an error that matches [ErrUnavailable]: their keys may
+// stay for up to one TTL. So may the key of a release that was given up within the last TTL, because
+// the store refuses it, or the Locker or the store's client was closed first. Close then returns that
+// error.
 //
 // Close does not close the Locker. Closing a closed Client does nothing.
 //
@@ -37,7 +42,7 @@ func (c *Client) Close() error {
 // stay until their TTL and their [WithMinHold] have passed. Then Shutdown does what Close
 // does, for up to 5 s more.
 //
-// It returns nil if everything was released. If leases were still held, it returns an error
+// It returns nil if everything was released, as far as keys may still be taken. If leases were still held, it returns an error
 // that matches that of ctx; otherwise it returns the error of Close. After Close or Shutdown,
 // a call of either does nothing and returns nil at once.
 func (c *Client) Shutdown(ctx context.Context) error {
@@ -88,12 +93,15 @@ func (k *keeper) close(op string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
-	calls, owed, last := k.finish()
+	calls, left := k.finish()
 	k.waitWhile(ctx, k.hooks.Running)
-	if calls > 0 || owed > 0 {
+	switch {
+	case calls > 0 || left.Unanswered > 0:
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			op, ErrUnavailable, owed, calls, closeTimeout)
-		return errs.Reword(text, ErrUnavailable, errs.HideContext(last))
+			op, ErrUnavailable, left.Unanswered, calls, closeTimeout)
+		return errs.Reword(text, ErrUnavailable, errs.HideContext(left.Last))
+	case left.GivenUp != nil:
+		return fmt.Errorf("dlock: %s: a release was given up, and its key may stay for up to one TTL: %w", op, errs.HideContext(left.GivenUp))
 	}
 	return nil
 }
@@ -124,17 +132,17 @@ func (k *keeper) outstanding() bool {
 	return !k.owed.Seal(func() bool { return k.calls.Load() == 0 && !k.hooks.Running() })
 }
 
-// finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
-// the error of the last try of a release.
-func (k *keeper) finish() (calls, unanswered int, last error) {
+// finish drops all owed releases. It returns for how many calls Close has waited in vain, and which
+// releases were not made.
+func (k *keeper) finish() (calls int, left owed.Left) {
 	defer k.endOver()
 	calls = int(k.calls.Load()) // before Finish: a call that fails after it is not owed
-	inVain, unanswered, last := k.owed.Finish(ErrClosed)
+	inVain, left := k.owed.Finish(ErrClosed)
 	if !inVain {
 		calls = 0
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.clock.Rest()
-	return calls, unanswered, last
+	return calls, left
 }

@@ -45,6 +45,8 @@ type Call struct {
 	TTL  time.Duration // it is of use for so long
 	Err  error         // of the last try, or from the caller before the first one
 
+	Light bool // no harm is done if it is given up
+
 	// Held back, a call is not tried before Hold, if that is not zero. Meanwhile the caller makes other calls: see Kept.
 	Hold     time.Time
 	Moot     bool // it is dropped at Hold
@@ -98,7 +100,17 @@ type Queue struct {
 	away       alarm.Alarm   // the next try while the server is away
 	awayTryAt  time.Time     // its earliest time
 	dropped    uint64
+	givenUp    Left // of those that were dropped: until its time, what they owe is undone
 	sealed     bool // no more are taken on
+}
+
+// Left is what a Queue has not done, and will not do.
+type Left struct {
+	Unanswered int   // calls without an answer
+	Last       error // of the last try of one of them
+	GivenUp    error // why a call was given up that may still be of use: it was refused, for example; nil if none was
+
+	until time.Time // the end of the time of that call
 }
 
 // New returns an empty Queue. It calls send for a try, which must call Tried, whatever happens. It calls done when a
@@ -149,6 +161,9 @@ func (q *Queue) listLocked(c *Call) {
 // dropLocked ends a call that is owed. err is why it is given up, or nil.
 func (q *Queue) dropLocked(c *Call, err error) {
 	q.done(c, err)
+	if err != nil && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.givenUp.until) {
+		q.givenUp.GivenUp, q.givenUp.until = err, c.until
+	}
 	q.becomeLocked(c, settled)
 	q.all.Remove(c.listed) // which does nothing if it is in the other list
 	q.holds.Remove(c.listed)
@@ -373,29 +388,38 @@ func (q *Queue) Seal(idle func() bool) bool {
 	return q.sealed
 }
 
-// Finish drops all calls: those without an answer for the given reason. It returns how many these were, and the error of
-// the last try of one. It reports whether the Queue had not been sealed.
-func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
+// Finish drops all calls: those without an answer for the given reason. It returns what was left undone, and whether
+// the Queue had not been sealed.
+func (q *Queue) Finish(reason error) (early bool, left Left) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if left = q.givenUp; !time.Now().Before(left.until) {
+		left.GivenUp = nil
+	}
 	if early = !q.sealed; early {
-		unanswered = q.unanswered
+		left.Unanswered = q.unanswered
 	}
 	q.sealed = true
 	for _, all := range []*list.List{&q.all, &q.holds} {
 		for all.Len() > 0 {
 			c := all.Front().Value.(*Call)
-			if c.state == settled {
-				q.dropLocked(c, c.Err)
-			} else {
-				last = cmp.Or(c.Err, last)
-				q.dropLocked(c, reason)
+			why := reason
+			switch c.state {
+			case settled:
+				why = c.Err
+			case refused:
+				if !c.Light {
+					left.GivenUp = cmp.Or(c.Err, left.GivenUp)
+				}
+			case pending:
+				left.Last = cmp.Or(c.Err, left.Last)
 			}
+			q.dropLocked(c, why)
 		}
 	}
 	q.clock.Unset(&q.away)
 	q.clock.Rest()
-	return early, unanswered, last
+	return early, left
 }
 
 // Count returns how many calls are owed, and how many were dropped since there were too many.
