@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 
@@ -468,6 +470,20 @@ func TestSetContext(t *testing.T) {
 		require.False(t, ok)
 		require.NoError(t, outer.Release())
 	})
+}
+
+// One lease that is kept after its end keeps no other of its set in memory.
+func TestEndedLeaseKeepsNoSet(t *testing.T) {
+	c := dlock.New(memory.New())
+	defer c.Close()
+	one, set := func() (*dlock.Lease, weak.Pointer[dlock.Leases]) {
+		leases := take(t, c, abcd...)
+		leases.Context(t.Context())
+		require.NoError(t, leases.Release())
+		return leases.Lease("b"), weak.Make(leases)
+	}()
+	require.Eventually(t, func() bool { runtime.GC(); return set.Value() == nil }, 10*time.Second, time.Millisecond)
+	require.ErrorIs(t, one.Err(), dlock.ErrReleased)
 }
 
 func TestDoAll(t *testing.T) {
