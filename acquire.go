@@ -79,6 +79,7 @@ type state struct {
 	errand  bool          // for a line: it begins in the store's queue
 	maxWait time.Duration // when the acquisition began
 	outage  time.Duration
+	latest  time.Time // when the first attempt ends at the latest; zero if its set has no limit, or there is none
 
 	// What has happened.
 	word
@@ -208,7 +209,10 @@ func (s *state) outOfPatience() error {
 // firstEnd is when the first attempt ends, if not with the wait. It has at least attemptTime for its
 // answer: callers need not choose a MaxWait that covers the network's round trip.
 func (s *state) firstEnd() time.Time {
-	if s.maxWait < attemptTime {
+	switch {
+	case s.maxWait < attemptTime && !s.latest.IsZero():
+		return alarm.Earlier(s.now.Add(attemptTime), s.latest)
+	case s.maxWait < attemptTime:
 		return s.now.Add(attemptTime)
 	}
 	return s.cut(s.now.Add(max(s.outage, attemptTime)))
@@ -247,7 +251,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
 	}
 	if a.set != nil { // a wait that begins when MaxWait has passed ends at once: it is not one attempt
-		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
+		a.maxWait, a.outage, a.tries, a.latest = a.set.maxWait(), a.set.outage, a.op == OpTry, a.set.last()
 		a.once = a.tries && a.maxWait == 0
 	}
 	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
@@ -530,7 +534,10 @@ func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer 
 // verdict is the error of an acquisition that ended with err.
 func (a *acquisition) verdict(err error) error {
 	mine := ended(a.ctx) != nil
-	waited := !mine && ended(a.limited) != nil
+	waited, maxWait := !mine && ended(a.limited) != nil, a.maxWait
+	if a.set != nil && a.set.over() {
+		waited, maxWait = !mine, a.client.options.maxWait
+	}
 	known := a.known(time.Now())
 	if known == nil || !mine && !waited {
 		known = a.said(err)
@@ -549,7 +556,7 @@ func (a *acquisition) verdict(err error) error {
 	case errs.BesidesEnd(known) == nil: // the queue does not say why
 		known = noAnswer(a.maxWait, known)
 	}
-	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
+	return fmt.Errorf("waited for %v: %w", maxWait, known)
 }
 
 // said is what is known of the store when an acquisition ends with err, and nothing is known

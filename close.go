@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/errs"
-	"github.com/dlock-go/dlock/internal/owed"
 )
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
@@ -93,15 +92,15 @@ func (k *keeper) close(op string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	k.waitWhile(ctx, k.outstanding)
-	calls, left := k.finish()
+	calls, owed, last := k.finish()
 	k.waitWhile(ctx, k.hooks.Running)
 	switch {
-	case calls > 0 || left.Unanswered > 0:
+	case calls > 0 || owed > 0:
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
-			op, ErrUnavailable, left.Unanswered, calls, closeTimeout)
-		return errs.Reword(text, ErrUnavailable, errs.HideContext(left.Last))
-	case left.GivenUp != nil:
-		return fmt.Errorf("dlock: %s: a release was given up, and its key may stay for up to one TTL: %w", op, errs.HideContext(left.GivenUp))
+			op, ErrUnavailable, owed, calls, closeTimeout)
+		return errs.Reword(text, ErrUnavailable, errs.HideContext(last))
+	case last != nil:
+		return fmt.Errorf("dlock: %s: a release was given up, and its key may stay for up to one TTL: %w", op, errs.HideContext(last))
 	}
 	return nil
 }
@@ -132,17 +131,17 @@ func (k *keeper) outstanding() bool {
 	return !k.owed.Seal(func() bool { return k.calls.Load() == 0 && !k.hooks.Running() })
 }
 
-// finish drops all owed releases. It returns for how many calls Close has waited in vain, and which
-// releases were not made.
-func (k *keeper) finish() (calls int, left owed.Left) {
+// finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
+// the error of the last try of a release, or why one was given up.
+func (k *keeper) finish() (calls, unanswered int, last error) {
 	defer k.endOver()
 	calls = int(k.calls.Load()) // before Finish: a call that fails after it is not owed
-	inVain, left := k.owed.Finish(ErrClosed)
+	inVain, unanswered, last := k.owed.Finish(ErrClosed)
 	if !inVain {
 		calls = 0
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.clock.Rest()
-	return calls, left
+	return calls, unanswered, last
 }

@@ -100,17 +100,9 @@ type Queue struct {
 	away       alarm.Alarm   // the next try while the server is away
 	awayTryAt  time.Time     // its earliest time
 	dropped    uint64
-	givenUp    Left // of those that were dropped: until its time, what they owe is undone
-	sealed     bool // no more are taken on
-}
-
-// Left is what a Queue has not done, and will not do.
-type Left struct {
-	Unanswered int   // calls without an answer
-	Last       error // of the last try of one of them
-	GivenUp    error // why a call was given up that may still be of use: it was refused, for example; nil if none was
-
-	until time.Time // the end of the time of that call
+	givenUp    error     // why a call was dropped that was of use until a time
+	undone     time.Time // that time
+	sealed     bool      // no more are taken on
 }
 
 // New returns an empty Queue. It calls send for a try, which must call Tried, whatever happens. It calls done when a
@@ -161,8 +153,8 @@ func (q *Queue) listLocked(c *Call) {
 // dropLocked ends a call that is owed. err is why it is given up, or nil.
 func (q *Queue) dropLocked(c *Call, err error) {
 	q.done(c, err)
-	if err != nil && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.givenUp.until) {
-		q.givenUp.GivenUp, q.givenUp.until = err, c.until
+	if err != nil && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.undone) {
+		q.givenUp, q.undone = err, c.until
 	}
 	q.becomeLocked(c, settled)
 	q.all.Remove(c.listed) // which does nothing if it is in the other list
@@ -388,16 +380,18 @@ func (q *Queue) Seal(idle func() bool) bool {
 	return q.sealed
 }
 
-// Finish drops all calls: those without an answer for the given reason. It returns what was left undone, and whether
-// the Queue had not been sealed.
-func (q *Queue) Finish(reason error) (early bool, left Left) {
+// Finish drops all calls: those without an answer for the given reason. It returns how many these were, and the error of
+// the last try of one. If there is none, it returns why a call was given up that may still be of use: it was refused, for
+// example. Finish reports whether the Queue had not been sealed.
+func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if left = q.givenUp; !time.Now().Before(left.until) {
-		left.GivenUp = nil
+	var givenUp error
+	if time.Now().Before(q.undone) {
+		givenUp = q.givenUp
 	}
 	if early = !q.sealed; early {
-		left.Unanswered = q.unanswered
+		unanswered = q.unanswered
 	}
 	q.sealed = true
 	for _, all := range []*list.List{&q.all, &q.holds} {
@@ -409,17 +403,17 @@ func (q *Queue) Finish(reason error) (early bool, left Left) {
 				why = c.Err
 			case refused:
 				if !c.Light {
-					left.GivenUp = cmp.Or(c.Err, left.GivenUp)
+					givenUp = cmp.Or(c.Err, givenUp)
 				}
 			case pending:
-				left.Last = cmp.Or(c.Err, left.Last)
+				last = cmp.Or(c.Err, last)
 			}
 			q.dropLocked(c, why)
 		}
 	}
 	q.clock.Unset(&q.away)
 	q.clock.Rest()
-	return early, left
+	return early, unanswered, cmp.Or(last, givenUp)
 }
 
 // Count returns how many calls are owed, and how many were dropped since there were too many.
