@@ -18,7 +18,7 @@ const closeTimeout = 5 * time.Second // for all that is owed when a Client is cl
 // If some releases were not answered it returns an error that matches [ErrUnavailable]: their keys may
 // stay for up to one TTL. So may the key of a release that was given up within the last TTL, because
 // the store refuses it, or the Locker or the store's client was closed first. Close then returns that
-// error.
+// error. [Stats] counts releases that were dropped since there were too many.
 //
 // Close does not close the Locker. Closing a closed Client does nothing.
 //

@@ -153,7 +153,7 @@ func (q *Queue) listLocked(c *Call) {
 // dropLocked ends a call that is owed. err is why it is given up, or nil.
 func (q *Queue) dropLocked(c *Call, err error) {
 	q.done(c, err)
-	if err != nil && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.undone) {
+	if err != nil && err != ErrTooMany && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.undone) {
 		q.givenUp, q.undone = err, c.until
 	}
 	q.becomeLocked(c, settled)
@@ -382,7 +382,7 @@ func (q *Queue) Seal(idle func() bool) bool {
 
 // Finish drops all calls: those without an answer for the given reason. It returns how many these were, and the error of
 // the last try of one. If there is none, it returns why a call was given up that may still be of use: it was refused, for
-// example. Finish reports whether the Queue had not been sealed.
+// example. Count has those that were too many. Finish reports whether the Queue had not been sealed.
 func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
