@@ -55,9 +55,6 @@ func newPost(l *Locker) *post {
 func (p *post) close() {
 	p.mu.Lock()
 	p.end()
-	for _, b := range p.inboxes {
-		b.idle.Stop()
-	}
 	p.mu.Unlock()
 	p.running.Wait()
 }
@@ -75,7 +72,6 @@ func (p *post) join(w *wait, slot int) bool {
 	p.running.Add(1)
 	p.joined++
 	w.joined, w.inbox = p.joined, p.inboxLocked(slot, sharded)
-	w.inbox.idle.Stop()
 	w.inbox.waits[w] = struct{}{}
 	p.rememberLocked(w)
 	return true

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -38,10 +37,10 @@ type inbox struct {
 	live    bool
 	epoch   int // how many times it was opened or lost
 	reopen  context.CancelFunc
-	doubted time.Time // when it was last opened anew
-	unheard time.Time // when a server said that nobody listens to it; zero if it was opened since
-	deaf    bool      // a server said so, and no message has come since
-	idle    *time.Timer
+	doubted time.Time   // when it was last opened anew
+	unheard time.Time   // when a server said that nobody listens to it; zero if it was opened since
+	deaf    bool        // a server said so, and no message has come since
+	idle    *time.Timer // which may also fire while somebody waits
 }
 
 // inboxLocked returns the inbox of a slot. It opens the inbox if necessary.
@@ -54,7 +53,7 @@ func (p *post) inboxLocked(slot int, sharded bool) *inbox {
 		return b
 	}
 	b := &inbox{post: p, prefix: prefix, channel: prefix + chance.Text(), sharded: sharded, waits: make(map[*wait]struct{})}
-	b.idle = time.AfterFunc(math.MaxInt64, b.closeIfIdle)
+	b.idle = time.AfterFunc(lingering, b.closeIfIdle)
 	b.needed, b.close = context.WithCancel(p.open)
 	b.reopen = func() {}
 	p.inboxes[prefix] = b
