@@ -30,6 +30,8 @@ type post struct {
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
 	joined  int                // how many waits have
+	left    time.Time          // when a connection was last left for one that leads to another server
+	foundAt time.Time          // when that server was found
 }
 
 // A handover is a grant by whoever released the lock.

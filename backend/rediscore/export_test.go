@@ -17,6 +17,7 @@ var (
 	PassScript    = passScript
 	ReleaseScript = releaseScript
 	RenewScript   = renewScript
+	InspectScript = inspectScript
 	VoteScript    = voteScript
 
 	ErrUnexpected = errUnexpected
@@ -52,6 +53,7 @@ const (
 	Lasting            = lasting
 	MessageLag         = messageLag
 	MinFollow          = minFollow
+	LeftPeriod         = leftPeriod
 	MaxFollow          = maxFollow
 
 	AnswerGranted = answerGranted

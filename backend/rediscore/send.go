@@ -62,6 +62,9 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	return s
 }
 
+// reads reports whether a call only reads, so that a replica serves it.
+func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
+
 // failed is the result of a call that was not sent, or whose ctx has ended since.
 func failed(err error, sent bool) Result {
 	if !sent {
@@ -109,14 +112,21 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 
 // send makes the calls of a flight. They have one route.
 func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
-	switch {
-	case l.replicas != nil && kinds[calls[0].Script] != others:
-		l.sendReplicated(ctx, slices.Clone(calls), results) // the Conn may keep them
+	held := l.leaving.answer()
+	switch wait := l.replication(calls); {
+	case held != nil && !slices.ContainsFunc(calls, reads):
+		for i := range results {
+			results[i].Err = held
+		}
+	case wait != nil:
+		l.conn.(Replicator).EvalReplicated(ctx, slices.Clone(calls), results, *wait) // it may keep them
+		l.count(calls, results)
 	case len(calls) == 1:
 		results[0].Reply, results[0].Err = l.conn.Eval(ctx, calls[0])
 	default:
 		l.conn.EvalAll(ctx, calls, results)
 	}
+	l.leave(ctx, calls, results)
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
 	}
