@@ -31,6 +31,7 @@ type conn struct {
 	sender    func() redis.UniversalClient // client, or what it is without retries
 	slots     *slotTable                   // nil if client is not for a cluster
 	listeners *listeners
+	repeats   *repeats
 }
 
 func newConn(client redis.UniversalClient) conn {
@@ -39,6 +40,7 @@ func newConn(client redis.UniversalClient) conn {
 		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
 		slots:     newSlotTable(client),
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
+		repeats:   new(repeats),
 	}
 }
 
@@ -274,7 +276,7 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 // or never. Other clients, such as automatic pipelines, may write it later.
 func (c conn) writesAtOnce() bool {
 	switch c.client.(type) {
-	case *redis.Client, *redis.ClusterClient:
+	case *redis.Client, *redis.ClusterClient, lone:
 		return true
 	}
 	return false
