@@ -55,13 +55,18 @@ func newGuard(client rueidis.Client) *guard {
 
 // Do is Do of the client.
 func (g *guard) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return g.do(ctx, g.Client, cmd)
+}
+
+// do is Do of the client, or of one connection.
+func (g *guard) do(ctx context.Context, client rueidis.CommandClient, cmd rueidis.Completed) rueidis.RedisResult {
 	if g.begin() {
-		r := g.Client.Do(ctx, cmd)
+		r := client.Do(ctx, cmd)
 		g.end(r.NonRedisError())
 		return r
 	}
 	return runApart(ctx, g, func() rueidis.RedisResult {
-		r := g.Client.Do(ctx, cmd)
+		r := client.Do(ctx, cmd)
 		g.end(r.NonRedisError())
 		return r
 	}, rueidis.NewErrorResult)
@@ -72,8 +77,8 @@ func (g *guard) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidi
 	return g.doMulti(ctx, g.Client, cmds)
 }
 
-// doMulti is DoMulti of the client, or of the client of one node.
-func (g *guard) doMulti(ctx context.Context, client rueidis.Client, cmds rueidis.Commands) []rueidis.RedisResult {
+// doMulti is DoMulti of the client, of the client of one node, or of one connection.
+func (g *guard) doMulti(ctx context.Context, client rueidis.CommandClient, cmds rueidis.Commands) []rueidis.RedisResult {
 	if g.begin() {
 		results := client.DoMulti(ctx, cmds...)
 		g.end(firstError(results))
@@ -190,9 +195,9 @@ func (g *guard) enter(ctx context.Context) error {
 
 var errTooMany = &dlock.NoEffectError{Err: fmt.Errorf("%w: %d calls have no answer yet", dlock.ErrUnavailable, maxApart)}
 
-// drain returns when no goroutine is left, or ctx ends.
-func (g *guard) drain(ctx context.Context) {
-	for len(g.apart) > 0 && ctx.Err() == nil {
+// drain returns when no goroutine is left, nor one of those counted by others, or ctx ends.
+func (g *guard) drain(ctx context.Context, others *atomic.Int64) {
+	for len(g.apart)+int(others.Load()) > 0 && ctx.Err() == nil {
 		select {
 		case <-time.After(drainPause):
 		case <-ctx.Done():
