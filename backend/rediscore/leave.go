@@ -72,7 +72,7 @@ func (l *Locker) leave(ctx context.Context, calls []Call, results []Result) {
 // first if many are idle. Then calls that write get the last answer in place of a new one.
 const (
 	maxLeft    = 4
-	leftPeriod = 700 * time.Millisecond
+	leftPeriod = time.Second // go-redis closes two for each that is counted
 )
 
 // Leavings are how many connections were left of late without success.

@@ -194,7 +194,7 @@ func TestReplicaIsLeft(t *testing.T) {
 	})
 }
 
-// Where leaving does not help, four connections are left in 700 ms. Then calls that write get the last answer, and nothing
+// Where leaving does not help, four connections are left in a second. Then calls that write get the last answer, and nothing
 // is sent.
 func TestReplicaIsLeftInVain(t *testing.T) {
 	inScene(t, func(s *scene, _ *actor) {
