@@ -2,9 +2,12 @@ package rediscore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/dlock-go/dlock/backend/internal/lanes"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const (
@@ -44,7 +47,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 		Route:      l.route,
 		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
 		Failed:     func(r Result) bool { return r.Err != nil },
-		Fail:       failed,
+		Fail:       l.cut,
 		Limit:      callLimit,
 		Lanes:      usualLanes,
 		MaxLanes:   maxLanes,
@@ -65,8 +68,12 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 // reads reports whether a call only reads, so that a replica serves it.
 func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
 
-// failed is the result of a call that was not sent, or whose ctx has ended since.
-func failed(err error, sent bool) Result {
+// cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
+// says why.
+func (l *Locker) cut(err error, sent bool) Result {
+	if reason := l.unconnected.Load(); reason != nil && errs.IsContext(err) {
+		err = fmt.Errorf("%w: %w", err, *reason)
+	}
 	if !sent {
 		err = mark(err)
 	}
@@ -129,5 +136,19 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	l.leave(ctx, calls, results)
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+	}
+	l.noteConnection(results[0].Err)
+}
+
+// noteConnection notes the result of a flight.
+func (l *Locker) noteConnection(err error) {
+	var unconnected *error
+	if err != nil && errors.As(err, new(unsent)) {
+		if reason := errs.BesidesEnd(err); reason != nil {
+			unconnected = &reason
+		}
+	}
+	if unconnected != nil || l.unconnected.Load() != nil {
+		l.unconnected.Store(unconnected)
 	}
 }
