@@ -46,8 +46,14 @@
 // client of a single server. (Close of that client leaves two goroutines behind: go-redis does not end
 // them.)
 //
-// In a cluster, redirections are followed. ReadOnly, RouteByLatency and RouteRandomly do no
-// harm: scripts and subscriptions always go to masters. When a master does not answer, this
+// After a failover behind an address (a DNS name, a Service, a proxy), connections of the pool may stay open and lead to
+// the old master. A connection that is answered with READONLY, MASTERDOWN or LOADING is closed, and the
+// call is made again over the next one. If that does not help, a few connections are closed in a second, and calls
+// between them fail at once with the last answer.
+//
+// In a cluster, redirections are followed. ReadOnly, RouteByLatency and RouteRandomly of a cluster client do no
+// harm: scripts and subscriptions always go to masters. ReadOnly of [redis.UniversalOptions] with a MasterName, and
+// ReplicaOnly of [redis.FailoverOptions], make a client of replicas: all lock commands fail with READONLY. When a master does not answer, this
 // package makes go-redis look for its replacement. By itself, go-redis looks only once a
 // minute. Locks can be acquired within 3 s of the promotion of a replica. If the old master
 // accepts connections but does not answer, it takes up to ReadTimeout plus one second.

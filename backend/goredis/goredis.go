@@ -39,6 +39,7 @@ type conn struct {
 	slots     *slotTable                   // likewise
 	hidden    *hidden                      // nil if the methods of inside show what it is for
 	listeners *listeners
+	repeats   *repeats
 }
 
 func newConn(client redis.UniversalClient) conn { return of(client, client) }

@@ -53,6 +53,7 @@ func of(client, inside redis.UniversalClient) conn {
 		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
 		inside:    inside,
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
+		repeats:   new(repeats),
 	}
 	switch inside := inside.(type) {
 	case cluster:

@@ -32,6 +32,8 @@ type post struct {
 	without error              // why an inbox could not be opened, since one was open; or nil
 	failed  time.Time          // when that was
 	joined  int                // how many waits have
+	left    time.Time          // when a connection was last left for one that leads to another server
+	foundAt time.Time          // when that server was found
 }
 
 // A handover is a grant by whoever released the lock.

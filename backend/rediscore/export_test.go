@@ -17,6 +17,7 @@ var (
 	PassScript    = passScript
 	ReleaseScript = releaseScript
 	RenewScript   = renewScript
+	InspectScript = inspectScript
 	VoteScript    = voteScript
 
 	ErrUnexpected = errUnexpected
@@ -53,6 +54,7 @@ const (
 	MessageLag         = messageLag
 	MinFollow          = minFollow
 	DoubtPause         = doubtPause
+	LeftPeriod         = leftPeriod
 	MaxFollow          = maxFollow
 
 	AnswerGranted = answerGranted

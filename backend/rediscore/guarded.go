@@ -26,6 +26,11 @@ func (g guarded) evalReplicated(ctx context.Context, calls []Call, results []Res
 	failAll(results, rediserr.Try(func() { g.conn.(Replicator).EvalReplicated(ctx, calls, results, wait) }))
 }
 
+func (g guarded) evalAnew(ctx context.Context, calls []Call, results []Result, wait *Replication) (closed int) {
+	failAll(results, rediserr.Try(func() { closed = g.conn.(Leaver).EvalAnew(ctx, calls, results, wait) }))
+	return closed
+}
+
 func failAll(results []Result, err error) {
 	for i := range results {
 		if err != nil {

@@ -37,6 +37,7 @@ type inbox struct {
 	live    bool
 	epoch   int // how many times it was opened or lost
 	reopen  context.CancelFunc
+	opened  time.Time   // when the present subscription was begun
 	doubted time.Time   // when it was last opened anew
 	unheard time.Time   // when a server said that nobody listens to it; zero if it was opened since
 	deaf    bool        // a server said so, and no message has come since
@@ -108,7 +109,7 @@ func (b *inbox) listen(ctx context.Context) error {
 	if b.left { // these count as dead from now on
 		b.channel, b.left = b.prefix+chance.Text(), false
 	}
-	b.reopen = func() { end(nil) }
+	b.reopen, b.opened = func() { end(nil) }, time.Now()
 	b.post.mu.Unlock()
 	conn := b.post.locker.conn
 	var following sync.WaitGroup

@@ -39,6 +39,7 @@ type Locker struct {
 	keys        map[string]*lockKeys
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
+	leaving     leavings
 }
 
 var (

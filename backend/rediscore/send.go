@@ -65,6 +65,9 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	return s
 }
 
+// reads reports whether a call only reads, so that a replica serves it.
+func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
+
 // cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
 // says why.
 func (l *Locker) cut(err error, sent bool) Result {
@@ -116,14 +119,21 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 
 // send makes the calls of a flight. They have one route.
 func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
-	switch {
-	case l.replicas != nil && kinds[calls[0].Script] != others:
-		l.sendReplicated(ctx, slices.Clone(calls), results) // the Conn may keep them
+	held := l.leaving.answer()
+	switch wait := l.replication(calls); {
+	case held != nil && !slices.ContainsFunc(calls, reads):
+		for i := range results {
+			results[i].Err = held
+		}
+	case wait != nil:
+		l.conn.evalReplicated(ctx, slices.Clone(calls), results, *wait) // it may keep them
+		l.count(calls, results)
 	case len(calls) == 1:
 		results[0] = l.conn.eval(ctx, calls[0])
 	default:
 		l.conn.evalAll(ctx, calls, results)
 	}
+	l.leave(ctx, calls, results)
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
 	}

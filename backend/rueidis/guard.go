@@ -68,15 +68,20 @@ func (g *guard) Nodes() (nodes map[string]rueidis.Client) {
 
 // Do is Do of the client.
 func (g *guard) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return g.do(ctx, g.Client, cmd)
+}
+
+// do is Do of the client, or of one connection.
+func (g *guard) do(ctx context.Context, client rueidis.CommandClient, cmd rueidis.Completed) rueidis.RedisResult {
 	if g.begin() {
-		return g.finish(ctx, cmd)
+		return g.finish(ctx, client, cmd)
 	}
-	return runApart(ctx, g, func() rueidis.RedisResult { return g.finish(ctx, cmd) }, rueidis.NewErrorResult)
+	return runApart(ctx, g, func() rueidis.RedisResult { return g.finish(ctx, client, cmd) }, rueidis.NewErrorResult)
 }
 
 // finish makes a call that has begun.
-func (g *guard) finish(ctx context.Context, cmd rueidis.Completed) (r rueidis.RedisResult) {
-	if err := rediserr.Try(func() { r = g.Client.Do(ctx, cmd) }); err != nil {
+func (g *guard) finish(ctx context.Context, client rueidis.CommandClient, cmd rueidis.Completed) (r rueidis.RedisResult) {
+	if err := rediserr.Try(func() { r = client.Do(ctx, cmd) }); err != nil {
 		r = rueidis.NewErrorResult(err)
 	}
 	g.end(r.NonRedisError())
@@ -88,8 +93,8 @@ func (g *guard) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidi
 	return g.doMulti(ctx, g.Client, cmds)
 }
 
-// doMulti is DoMulti of the client, or of the client of one node.
-func (g *guard) doMulti(ctx context.Context, client rueidis.Client, cmds rueidis.Commands) []rueidis.RedisResult {
+// doMulti is DoMulti of the client, of the client of one node, or of one connection.
+func (g *guard) doMulti(ctx context.Context, client rueidis.CommandClient, cmds rueidis.Commands) []rueidis.RedisResult {
 	if g.begin() {
 		return g.finishMulti(ctx, client, cmds)
 	}
@@ -98,7 +103,7 @@ func (g *guard) doMulti(ctx context.Context, client rueidis.Client, cmds rueidis
 }
 
 // finishMulti makes calls that have begun.
-func (g *guard) finishMulti(ctx context.Context, client rueidis.Client, cmds rueidis.Commands) (results []rueidis.RedisResult) {
+func (g *guard) finishMulti(ctx context.Context, client rueidis.CommandClient, cmds rueidis.Commands) (results []rueidis.RedisResult) {
 	if err := rediserr.Try(func() { results = client.DoMulti(ctx, cmds...) }); err != nil {
 		results = repeated(err, len(cmds))
 	}
@@ -213,9 +218,9 @@ func (g *guard) enter(ctx context.Context) error {
 
 var errTooMany = &dlock.NoEffectError{Err: fmt.Errorf("%w: %d calls have no answer yet", dlock.ErrUnavailable, maxApart)}
 
-// drain returns when no goroutine is left, or ctx ends.
-func (g *guard) drain(ctx context.Context) {
-	for len(g.apart) > 0 && ctx.Err() == nil {
+// drain returns when no goroutine is left, nor one of those counted by others, or ctx ends.
+func (g *guard) drain(ctx context.Context, others *atomic.Int64) {
+	for len(g.apart)+int(others.Load()) > 0 && ctx.Err() == nil {
 		select {
 		case <-time.After(drainPause):
 		case <-ctx.Done():

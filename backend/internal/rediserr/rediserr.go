@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -52,6 +53,9 @@ var refusals = map[string]Class{
 	"WRONGPASS":   Request,
 }
 
+// roles are the codes of refusals by a server that is a replica, or becomes one.
+var roles = []string{"LOADING", "MASTERDOWN", "READONLY"}
+
 // generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
 var generalRefusals = map[string]Class{
 	"unknown command":                 Request,
@@ -74,9 +78,7 @@ var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READON
 // Errors of client libraries do not begin with these codes.
 func Refusal(text string) Class {
 	if InScript(text) {
-		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
-			_, text, _ = strings.Cut(text, ": -")
-		}
+		text = inScript(text)
 		for _, code := range firstWrites {
 			if strings.HasPrefix(text, code+" ") {
 				return refusals[code]
@@ -94,6 +96,24 @@ func Refusal(text string) Class {
 		}
 	}
 	return 0
+}
+
+// Unserving reports whether an answer is a refusal by a server whose role is that of a replica, or will be. The
+// address that led there may lead to a master by now.
+func Unserving(text string) bool {
+	if InScript(text) {
+		text = inScript(text)
+	}
+	code, _, _ := strings.Cut(text, " ")
+	return slices.Contains(roles, code)
+}
+
+// inScript returns the error of a command in a script.
+func inScript(text string) string {
+	if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
+		_, text, _ = strings.Cut(text, ": -")
+	}
+	return text
 }
 
 // InScript reports whether an error came from inside a script. Redis 6 says "ERR Error
