@@ -42,7 +42,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	s := lanes.Settings[route, Call, Result]{
 		Send:       l.send,
 		Route:      l.route,
-		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
+		Rank:       rank,
 		Failed:     func(r Result) bool { return r.Err != nil },
 		Fail:       failed,
 		Limit:      callLimit,
@@ -62,12 +62,15 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	return s
 }
 
-// failed is the result of a call that was not sent, or whose ctx has ended since.
-func failed(err error, sent bool) Result {
-	if !sent {
-		err = mark(err)
+// rank lets releases go before acquisitions: those who have gone would be granted the lock.
+func rank(call Call) lanes.Rank {
+	switch {
+	case kinds[call.Script] == renewals:
+		return lanes.Urgent
+	case call.Script == releaseScript, call.Script == passScript:
+		return lanes.Ending
 	}
-	return Result{Err: err}
+	return lanes.Other
 }
 
 func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {

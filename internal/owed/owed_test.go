@@ -25,7 +25,7 @@ type server struct {
 func in(t *testing.T, f func(t *testing.T, s *server)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{start: time.Now(), sent: make(map[any][]time.Duration), done: make(map[any]error)}
-		s.Queue = New(s.send, func(c *Call, err error) { s.done[c.For] = err }, func() { s.changes++ })
+		s.Queue = New(s.send, func(c *Call, err error) { s.done[c.For] = err }, func() { s.changes++ }, false)
 		f(t, s)
 		s.Finish(nil)
 	})
@@ -33,12 +33,13 @@ func in(t *testing.T, f func(t *testing.T, s *server)) {
 
 func idle() bool { return true }
 
-func (s *server) send(c *Call) {
+func (s *server) send(c *Call, sure bool) {
 	s.mu.Lock()
 	sent, answer := time.Now(), s.answer
 	s.sent[c.For] = append(s.sent[c.For], time.Since(s.start))
 	s.mu.Unlock()
 	time.Sleep(s.takes)
+	answer.Final = answer.Final || sure && answer.Err == nil
 	s.Tried(c, sent, answer)
 }
 

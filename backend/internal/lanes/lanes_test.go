@@ -20,7 +20,7 @@ var (
 )
 
 // A server executes calls, which are texts. The first word of a call is its route, if it has several. A call that
-// contains "renew" is urgent.
+// contains "renew" is urgent, and one that contains "release" is an ending.
 type server struct {
 	*testing.T
 	*Lanes[string, string, result]
@@ -29,6 +29,7 @@ type server struct {
 	failing   bool
 	calling   sync.WaitGroup
 	answers   []func()
+	late      func(func(result)) // of the last call that was sent and had no answer in time
 
 	mu    sync.Mutex
 	holds map[string]chan struct{} // a flight with one of these calls takes until it is closed, or ctx ends
@@ -75,9 +76,21 @@ func newServer(t *testing.T, lanes, maxLanes, maxFlights int, roundTrip time.Dur
 			}
 			return route
 		},
-		Urgent:     func(call string) bool { return strings.Contains(call, "renew") },
-		Failed:     func(r result) bool { return r.err != nil },
-		Fail:       func(err error, sent bool) result { return result{err: err, sent: sent} },
+		Rank: func(call string) Rank {
+			if strings.Contains(call, "renew") {
+				return Urgent
+			} else if strings.Contains(call, "release") {
+				return Ending
+			}
+			return Other
+		},
+		Failed: func(r result) bool { return r.err != nil },
+		Fail: func(err error, late func(func(result))) result {
+			if late != nil {
+				s.late = late
+			}
+			return result{err: err, sent: late != nil}
+		},
 		Limit:      5 * time.Second,
 		Lanes:      lanes,
 		MaxLanes:   maxLanes,
