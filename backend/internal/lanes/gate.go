@@ -14,7 +14,7 @@ type gate[K comparable, C, R any] struct {
 	flights   []*flight[C, R] // the oldest first
 	overdue   int             // so many of the oldest are
 	roundTrip time.Duration   // about that of the fastest flights lately; 0 if not known
-	execution time.Duration   // of a call, with what the server does meanwhile for others; about that of the flights lately
+	execution time.Duration   // of a call, about that of the flights lately
 	idle      []*flight[C, R] // to be used again
 	watch     *time.Timer     // looks for a lane
 	watchAt   time.Time       // when; zero if it does not
@@ -25,6 +25,7 @@ type flight[C, R any] struct {
 	begun   time.Time
 	size    int  // how many calls
 	wanted  int  // of them, those whose answer somebody waits for
+	before  int  // how many calls were in flight when it began
 	calls   [1]C // of a call that is alone
 	results [1]R
 }
@@ -43,7 +44,21 @@ func (g *gate[K, C, R]) freeLocked(lanes int) bool {
 
 // furtherLocked reports whether a further lane may open. Round trips are taken to be slow before the first is known.
 func (g *gate[K, C, R]) furtherLocked() bool {
-	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && g.freeLocked(g.lanes.settings.MaxLanes)
+	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && !g.fullLocked() && g.freeLocked(g.lanes.settings.MaxLanes)
+}
+
+// callsLocked returns how many calls are in flight.
+func (g *gate[K, C, R]) callsLocked() (n int) {
+	for _, f := range g.flights {
+		n += f.size
+	}
+	return n
+}
+
+// fullLocked reports whether the server needs a round trip or longer for the calls in flight: more of them would only
+// wait there.
+func (g *gate[K, C, R]) fullLocked() bool {
+	return g.roundTrip > 0 && time.Duration(g.callsLocked())*g.execution >= g.roundTrip
 }
 
 // passesLocked reports whether an urgent call may go beside all lanes, since one is taken by a flight in which nobody
@@ -63,7 +78,7 @@ func (g *gate[K, C, R]) passesLocked() bool {
 // the server long, a flight is smaller: else most answers would come when their callers have given up.
 func (g *gate[K, C, R]) limitLocked() int {
 	n := minFlight + int(g.roundTrip/executionOf)
-	n = n * int(executionOf) / int(max(g.execution, executionOf))
+	n = n * int(executionOf) / int(max(time.Duration(g.lanes.settings.Lanes)*g.execution, executionOf))
 	return min(max(n, smallFlight), maxFlight)
 }
 
@@ -75,7 +90,7 @@ func (g *gate[K, C, R]) departLocked(n int) *flight[C, R] {
 	} else {
 		f = new(flight[C, R])
 	}
-	f.begun, f.size, f.wanted = time.Now(), n, n
+	f.begun, f.size, f.wanted, f.before = time.Now(), n, n, g.callsLocked()
 	g.flights = append(g.flights, f)
 	return f
 }
@@ -84,9 +99,8 @@ func (g *gate[K, C, R]) departLocked(n int) *flight[C, R] {
 // that may have been execution: large flights would make a server that is far away seem near. The estimate falls at
 // once, and rises slowly.
 func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) {
-	took, others := time.Since(f.begun), time.Duration(f.size-1)
-	known := g.roundTrip > 0 && f.size >= measuring && !g.lanes.settings.Failed(results[0])
-	if known {
+	took, others := time.Since(f.begun), time.Duration(f.before+f.size-1)
+	if g.roundTrip > 0 && others >= measuring && !g.lanes.settings.Failed(results[0]) {
 		g.execution += (min(max(took-g.roundTrip, 0)/others, maxExecution) - g.execution) / 8
 	}
 	execution := others * max(g.execution, executionOf)
@@ -216,7 +230,7 @@ func (g *gate[K, C, R]) next(f *flight[C, R], asks []*ask[C, R], begun time.Time
 	for i, a := range asks {
 		a.answerLocked(begun, results[i])
 	}
-	if !overdue && (g.takenLocked() < g.lanes.settings.Lanes || f.size >= g.limitLocked()/2) {
+	if !overdue && (g.takenLocked() < g.lanes.settings.Lanes || f.size >= g.limitLocked()/2 && !g.fullLocked()) {
 		next, more = g.loadLocked(Other)
 	}
 	g.goOnLocked()
