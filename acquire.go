@@ -408,6 +408,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 // the key, with a larger fence than that of the first grant.)
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
+	a.later, err = unmark(err)
 	a.returned, a.late, a.err = time.Now(), false, err
 	switch {
 	case err != nil:
@@ -509,8 +510,8 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 		if queued || a.left {
 			a.inFlight = several
 		}
-		if !a.left {
-			a.later = lateAnswer(err)
+		if a.left {
+			a.later = nil
 		}
 		a.left = true
 	case something:

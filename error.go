@@ -188,16 +188,20 @@ func (e *UnansweredError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *UnansweredError) Unwrap() error { return e.Err }
 
-// lateAnswer returns the Late of the UnansweredError that marks err, or nil.
-func lateAnswer(err error) (late func(func(Attempt, error))) {
-	errs.InChain(err, func(err error) bool {
-		e, ok := err.(*UnansweredError)
+// unmark returns the Late of the UnansweredError that marks err, or nil, and err without that mark.
+func unmark(err error) (late func(func(Attempt, error)), unmarked error) {
+	unmarked = err
+	errs.InChain(err, func(e error) bool {
+		mark, ok := e.(*UnansweredError)
 		if ok {
-			late = e.Late
+			late = mark.Late
+		}
+		if ok && e == err {
+			unmarked = mark.Err
 		}
 		return ok
 	})
-	return late
+	return late, unmarked
 }
 
 // What a call that acquires leaves in the store.
