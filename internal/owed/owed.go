@@ -342,7 +342,7 @@ func (q *Queue) Settle(c *Call, owed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case c.ended, q.sealed:
+	case c.ended, c.sure, q.sealed:
 		return
 	case !owed:
 		if c.listed != nil {
