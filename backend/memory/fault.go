@@ -64,8 +64,8 @@ func (m *Locker) FailReplies(err error) {
 	m.faults.replies = err
 }
 
-// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before
-// that has no effect. Its error, a [dlock.UnansweredError], says so when the delay is over. If it is a wait, and was delayed for a second
+// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before that
+// has no effect. Its error, a [dlock.UnansweredError], says so when d is over. If it is a wait, and was delayed for a second
 // or longer, the error also says that there was no reply, as [dlock.Acquirer] demands. Waits in
 // progress go on. Delay(0) ends the fault.
 func (m *Locker) Delay(d time.Duration) {
