@@ -191,7 +191,7 @@ func (s *state) patience() time.Duration {
 	switch err := s.err; {
 	case temporary(err):
 		return max(readyTime, s.outage)
-	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err) && !mayPass(err):
 		return 0
 	}
 	return s.outage
@@ -525,6 +525,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
 	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
 	switch {
+	case !alive && took < attemptTime && a.failure != nil && timedOut(reason): // with ctx
 	case reason != nil && alive:
 		a.failure = err
 	case reason != nil:
@@ -536,6 +537,12 @@ func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer 
 	case a.failure == nil && took >= attemptTime:
 		a.failure = noAnswer(took, err)
 	}
+}
+
+// timedOut reports whether an error, such as a socket's, says that there was no time left.
+func timedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // verdict is the error of an acquisition that ended with err.
@@ -575,6 +582,9 @@ func (a *acquisition) said(err error) error {
 		return reason
 	case !a.answered.Before(a.returned): // the store's queue did not fail
 		return err
+	}
+	if a.outage > 0 && !a.once && mayPass(err) { // the patience has ended with the wait
+		return unavailable(time.Since(a.answered), nil, err)
 	}
 	return said(a.ctx, a.answered, err)
 }

@@ -57,8 +57,9 @@ func Run(t *testing.T, a Adapter) {
 	for name, test := range map[string]func(*testing.T, Adapter){
 		"RoundTrips":                  roundTrips,
 		"RenewalRoundTrips":           renewalRoundTrips,
-		"NothingIsSentTwice":          nothingIsSentTwice,
+		"NothingIsSentTwice":          NothingIsSentTwice,
 		"ScriptFlush":                 scriptFlush,
+		"ForbiddenAlgorithms":         forbiddenAlgorithms,
 		"Replicated":                  replicated,
 		"Listen":                      listen,
 		"Scan":                        scan,

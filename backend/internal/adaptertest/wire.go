@@ -3,6 +3,9 @@ package adaptertest
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path"
 	"strconv"
 	"strings"
 	"testing"
@@ -82,6 +85,15 @@ func scriptFlush(t *testing.T, a Adapter) {
 	requireCalls(t, l, func() { do(t, server, "SCRIPT", "FLUSH") })
 }
 
+// forbiddenAlgorithms makes all calls in a process that ends when it uses SHA-1. Without a server, it shows that such a
+// process begins.
+func forbiddenAlgorithms(t *testing.T, _ Adapter) {
+	c := exec.Command(os.Args[0], "-test.short", "-test.run", "^"+path.Dir(t.Name())+"$/^ScriptFlush$")
+	c.Env = append(os.Environ(), "GODEBUG=fips140=only")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
 // requireCalls makes all calls.
 func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	for _, c := range calls(t, l) {
@@ -92,9 +104,9 @@ func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	}
 }
 
-// nothingIsSentTwice cuts the connection when a call has reached the server, and
+// NothingIsSentTwice is one of the tests of Run, for a client of another kind. It cuts the connection when a call has reached the server, and
 // counts how often the server runs it.
-func nothingIsSentTwice(t *testing.T, a Adapter) {
+func NothingIsSentTwice(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
 	proxy, err := faultproxy.New(server.Addr())
 	require.NoError(t, err)
