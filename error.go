@@ -97,10 +97,14 @@ func invalid(format string, args ...any) error {
 type LostError struct {
 	Key    string
 	Reason LossReason
-	Err    error // of the last renewal, if it failed; else nil
+
+	// Err says why renewals have failed; nil if there is nothing to say. It is what the store, or its client library,
+	// said last, and shows for how long there was no answer since the store's last one. It also shows if a
+	// renewal began late, because this process was paused or got no CPU.
+	Err error
 }
 
-// Error returns a text with key, reason and the last renewal's error.
+// Error returns a text with key, reason and Err.
 func (e *LostError) Error() string {
 	return fmt.Sprintf("dlock: %q: %s", e.Key, e.text())
 }
@@ -116,7 +120,7 @@ func (e *LostError) text() string {
 // Is makes a LostError match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the error of the last renewal.
+// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // A LossReason is how a lease was lost.

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -267,7 +268,19 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 	case cmd.script.written.Load() || !c.writesAtOnce():
 		return nil, err
 	}
-	return nil, &dlock.NoEffectError{Err: err}
+	return nil, &dlock.NoEffectError{Err: c.unconnected(err)}
+}
+
+// unconnected returns the error of a command that was not written. go-redis does not say that it waited for a
+// connection.
+func (c conn) unconnected(err error) error {
+	pool, ok := c.client.(interface{ PoolStats() *redis.PoolStats })
+	if size := c.PoolSize(); ok && size > 0 && !c.Cluster() {
+		if s := pool.PoolStats(); s.IdleConns == 0 && int(s.TotalConns) >= size {
+			return rediserr.AllInUse(err, size)
+		}
+	}
+	return err
 }
 
 // writesAtOnce reports whether the client is known to write a command before Process returns,

@@ -26,17 +26,18 @@ import (
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
-	conn     Conn
-	prefix   string
-	unqueued bool         // WithQueue(false)
-	inboxErr func(error)  // WithInboxError
-	replicas *Replication // WithReplicas; nil for none
-	err      error        // returned by every call: a bad argument of the constructor
-	closed   atomic.Bool
-	keysMu   sync.RWMutex
-	keys     map[string]*lockKeys
-	post     *post
-	lanes    *lanes.Lanes[route, Call, Result]
+	conn        Conn
+	prefix      string
+	unqueued    bool         // WithQueue(false)
+	inboxErr    func(error)  // WithInboxError
+	replicas    *Replication // WithReplicas; nil for none
+	err         error        // returned by every call: a bad argument of the constructor
+	closed      atomic.Bool
+	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
+	keysMu      sync.RWMutex
+	keys        map[string]*lockKeys
+	post        *post
+	lanes       *lanes.Lanes[route, Call, Result]
 }
 
 var (
@@ -80,7 +81,7 @@ func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
 // an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
 // that the Redis user has no right to subscribe to the channels under the prefix (see the
-// package documentation). f is called once, and again only after an inbox has been open. It
+// package documentation). An Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again only after an inbox has been open. It
 // should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 

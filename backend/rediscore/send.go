@@ -2,9 +2,12 @@ package rediscore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/dlock-go/dlock/backend/internal/lanes"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const (
@@ -44,7 +47,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 		Route:      l.route,
 		Rank:       rank,
 		Failed:     func(r Result) bool { return r.Err != nil },
-		Fail:       failed,
+		Fail:       l.cut,
 		Limit:      callLimit,
 		Lanes:      usualLanes,
 		MaxLanes:   maxLanes,
@@ -71,6 +74,18 @@ func rank(call Call) lanes.Rank {
 		return lanes.Ending
 	}
 	return lanes.Other
+}
+
+// cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
+// says why.
+func (l *Locker) cut(err error, late func(func(Result))) Result {
+	if reason := l.unconnected.Load(); reason != nil && errs.IsContext(err) {
+		err = fmt.Errorf("%w: %w", err, *reason)
+	}
+	if late == nil {
+		return Result{Err: mark(err)}
+	}
+	return Result{Err: &unanswered{err, late}}
 }
 
 func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
@@ -122,5 +137,19 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	}
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+	}
+	l.noteConnection(results[0].Err)
+}
+
+// noteConnection notes the result of a flight.
+func (l *Locker) noteConnection(err error) {
+	var unconnected *error
+	if err != nil && errors.As(err, new(unsent)) {
+		if reason := errs.BesidesEnd(err); reason != nil {
+			unconnected = &reason
+		}
+	}
+	if unconnected != nil || l.unconnected.Load() != nil {
+		l.unconnected.Store(unconnected)
 	}
 }

@@ -9,14 +9,6 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// failed is the result of a call that was not sent, or whose ctx has ended since.
-func failed(err error, late func(func(Result))) Result {
-	if late == nil {
-		return Result{Err: mark(err)}
-	}
-	return Result{Err: &unanswered{err, late}}
-}
-
 // An unanswered is the error of a call that was sent before its ctx ended. Its answer will come: late has a function called
 // with that.
 type unanswered struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // A check-in asks the server whether the waiter was granted the lock, and shows that the
@@ -65,7 +66,8 @@ type wait struct {
 	ttl     time.Duration
 	vote    []string // of AcquireVote: the place and the floor
 	inbox   *inbox
-	answers chan answer   // of capacity 1
+	answers chan answer // of capacity 1
+	heard   storewait.Listener
 	bell    chan struct{} // of capacity 1: there is mail
 	timer   *time.Timer   // of the next call, unless it rests
 	recall  func() bool   // withdraws the last call, and reports whether it was not sent
@@ -75,6 +77,7 @@ type wait struct {
 	again      bool         // another call follows when it is answered
 	queued     bool         // as far as is known
 	returned   bool         // it had lost its place since it rested; so may others of its room
+	bare       time.Time    // when the first call was answered of those without an inbox in a row; or zero
 	unsure     bool         // an enqueue failed, and may still reach the server
 	enqueuing  *lateEnqueue // was in flight when the wait ended; or nil
 	failures   int          // of calls, in a row
@@ -112,7 +115,7 @@ type answer struct {
 func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duration) *wait {
 	return &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
-		answers: make(chan answer, 1), bell: make(chan struct{}, 1),
+		answers: make(chan answer, 1), bell: make(chan struct{}, 1), heard: storewait.Of(ctx),
 	}
 }
 
@@ -303,13 +306,14 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	state, n, holder, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {
-		return w.failed(err)
+		return w.failed(a.sent, err)
 	}
 	if ballot != nil {
 		ballot.Fresh = ballot.Fresh || w.ticket != "" // it waited
 		w.ballot = *ballot
 	}
 	w.failures, w.failure = 0, nil
+	w.locker.post.report(w, a.sent, nil)
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -341,7 +345,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 
 // failed ends the wait with the error of a call, or schedules the next call. An enqueue that may still
 // reach the server ends it: it could take the lock for the token when the next one is granted and released.
-func (w *wait) failed(err error) (dlock.Attempt, error) {
+func (w *wait) failed(sent time.Time, err error) (dlock.Attempt, error) {
 	switch {
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))
@@ -353,6 +357,7 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
+	w.locker.post.report(w, sent, err)
 	pause := retryPause << min(w.failures, 4)
 	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
@@ -379,6 +384,7 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 		w.sent, w.clock, w.epoch, w.registered = a.sent, clock, w.asked, a.address
 	}
 	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
+	w.noteInbox(a)
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
 		share := max(w.ttl/unsubscribedShare, minUnsubscribed)
@@ -402,6 +408,20 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 		w.schedule(period)
 	}
 	return dlock.Attempt{}
+}
+
+// noteInbox reports a wait whose calls the server answers, while its inbox could not be opened.
+func (w *wait) noteInbox(a answer) {
+	switch {
+	case a.address != "":
+		w.bare = time.Time{}
+		return
+	case w.bare.IsZero():
+		w.bare = time.Now()
+	}
+	if err := w.locker.post.missingSince(w.bare); err != nil {
+		w.heard.NoInbox(err)
+	}
 }
 
 // schedule makes the next call after d, or at once if one is due already.
