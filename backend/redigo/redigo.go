@@ -195,7 +195,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		return err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = rediserr.Call(conn.Close) })()
 	subscribe := "SUBSCRIBE"
 	if sharded {
 		subscribe = "SSUBSCRIBE"
@@ -205,9 +205,9 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	var pings sync.WaitGroup
 	ended := make(chan struct{})
-	pings.Go(func() { ping(conn, ended) })
+	pings.Go(func() { _ = rediserr.Try(func() { ping(conn, ended) }) })
 	for err == nil {
-		err = receive(conn, on)
+		err = rediserr.Call(func() error { return receive(conn, on) })
 	}
 	close(ended)
 	pings.Wait()

@@ -52,12 +52,14 @@ const (
 	Lasting            = lasting
 	MessageLag         = messageLag
 	MinFollow          = minFollow
+	DoubtPause         = doubtPause
 	MaxFollow          = maxFollow
 
 	AnswerGranted = answerGranted
 	AnswerWaits   = answerWaits
 	AnswerFound   = answerFound
 	AnswerUnknown = answerUnknown
+	AnswerDeaf    = answerDeaf
 	Unswept       = unswept
 	CompanionMark = companionMark
 	MaxExact      = maxExact

@@ -592,7 +592,7 @@ func TestMayNotPublish(t *testing.T) {
 		b.forbid()
 		b.checkIn("A", "pinbox")
 		b.forbid("PUBLISH")
-		require.Equal(b, rediscore.AnswerWaits, b.answer(b.checkIn("A", "pinbox")), "with an inbox that is known")
+		require.Equal(b, rediscore.AnswerDeaf, b.answer(b.checkIn("A", "pinbox")), "with an inbox that is known")
 	})
 }
 

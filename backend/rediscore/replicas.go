@@ -28,15 +28,16 @@ import (
 func WithReplicas(n int, timeout time.Duration) Option {
 	return func(l *Locker) {
 		l.replicas = nil
-		_, ok := l.conn.(Replicator)
+		conn := l.conn.conn
+		_, ok := conn.(Replicator)
 		switch {
 		case n < 0:
 			l.refuse("WithReplicas(%d, %v): a negative number", n, timeout)
 		case n == 0:
 		case timeout < time.Millisecond:
 			l.refuse("WithReplicas(%d, %v): a timeout of less than 1ms", n, timeout)
-		case l.conn != nil && !ok:
-			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, l.conn)
+		case conn != nil && !ok:
+			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, conn)
 		default:
 			l.replicas = &Replication{Replicas: n, Timeout: timeout}
 		}
@@ -103,7 +104,7 @@ func waitError(err error) error {
 // sendReplicated makes the calls of a flight that may grant or renew.
 func (l *Locker) sendReplicated(ctx context.Context, calls []Call, results []Result) {
 	wait := l.replicas
-	l.conn.(Replicator).EvalReplicated(ctx, calls, results, *wait)
+	l.conn.evalReplicated(ctx, calls, results, *wait)
 	for i, r := range results {
 		if r.Err == nil && holds(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
 			results[i] = Result{Err: &ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait}}

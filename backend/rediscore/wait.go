@@ -268,7 +268,7 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address, epoch := w.inbox.address()
+	address, epoch := w.inbox.address(w.queued)
 	if epoch != w.asked {
 		w.passedOver = 0
 	}
@@ -337,6 +337,9 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 			}
 		}
 		w.send()
+	case answerDeaf:
+		w.inbox.isDeaf(w.asked)
+		fallthrough
 	default:
 		return w.stillQueued(a, n, holder), nil
 	}
@@ -438,6 +441,7 @@ const (
 	answerWaits
 	answerFound
 	answerUnknown
+	answerDeaf // as answerWaits: nobody listens to the inbox
 )
 
 // parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
@@ -447,7 +451,7 @@ func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *quor
 		return 0, nil, "", nil, a.err
 	}
 	n, holder, ballot = readReply(a.reply)
-	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
+	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
 		a.err = unexpected(a.reply)
 		return 0, nil, "", nil, a.err

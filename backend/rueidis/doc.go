@@ -20,6 +20,9 @@
 // connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
 // other commands on a connection that has subscribed, as miniredis does.
 //
+// With SendToReplicas, rueidis takes a subscription for a read. This package subscribes on the node whose ROLE is master. If
+// the user has no right to ROLE, and rueidis subscribes on a replica, waiters get no messages: [WithInboxError] says so.
+//
 // With [WithReplicas], each flight of grants or renewals takes a connection of the blocking pool
 // (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
 // ends 5 s after the time-out of WithReplicas at the latest.

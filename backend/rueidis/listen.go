@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -35,13 +36,17 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	slow := time.AfterFunc(subscribeLimit, s.fail)
 	if sharded {
 		address, _ := c.Locate(ctx, channel).(string)
-		if node := client.Nodes()[address]; node != nil {
+		if node := c.client.Nodes()[address]; node != nil {
 			client = node
 		}
+	} else {
+		client = c.master(s.ctx)
 	}
 	c.client.begin() // others may wait for the connection that it makes
-	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
-		s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+	err := rediserr.Call(func() error {
+		return client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
+			s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+		})
 	})
 	slow.Stop()
 	lost := s.end()
@@ -157,7 +162,7 @@ func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 	s.leaving.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), unsubscribeLimit)
 		defer cancel()
-		wire.Do(ctx, s.unsubscribe())
+		_ = rediserr.Try(func() { wire.Do(ctx, s.unsubscribe()) })
 	})
 	return err
 }

@@ -9,12 +9,13 @@ import (
 )
 
 // Answer returns the text of the innermost error, which is the server's answer if there is one. Of
-// errors that are joined, none is the answer to the call alone.
+// errors that are joined, none is the answer to the call alone, and a [*Panic] is none.
 func Answer(err error) string {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
-	if _, joined := err.(interface{ Unwrap() []error }); joined {
+	switch err.(type) {
+	case interface{ Unwrap() []error }, *Panic:
 		return ""
 	}
 	return err.Error()
@@ -100,6 +101,18 @@ func Refusal(text string) Class {
 // @user_script:1."
 func InScript(text string) bool {
 	return strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
+}
+
+// Cause names what is wrong with the client that got an answer, or returns "".
+func Cause(text string, cluster bool) string {
+	address, _ := Redirection(text)
+	switch {
+	case strings.HasPrefix(text, "READONLY "), strings.Contains(text, ": -READONLY "): // as Refusal reads it
+		return "the client is connected to a replica, or to a master that was replaced: locks need a client of the master"
+	case address != "" && !cluster:
+		return "the server is a node of a Redis Cluster, and the client is for a single server: locks need a client of the cluster"
+	}
+	return ""
 }
 
 // Redirection returns the address that a MOVED or an ASK names, or "". A call that follows an ASK has to say ASKING.
