@@ -486,7 +486,9 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() { a.token, a.left, a.place, a.inFlight, a.later = "", false, false, 0, nil }
+func (a *acquisition) forget() {
+	a.token, a.left, a.place, a.inFlight, a.later = "", false, false, 0, nil
+}
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
