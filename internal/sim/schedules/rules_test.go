@@ -121,7 +121,7 @@ func changes() []change {
 		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)`},
 		{"acquire.go", "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 		{"acquire.go", "type acquisition struct {\n", "type acquisition struct {\nlateFence int64\n"},
-		{"acquire.go", "func (a *acquisition) forget() { a.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil }", "func (a *acquisition) forget() {\nif a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n}"},
+		{"acquire.go", "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"},
 		{"release.go", "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"},
 		{"internal/owed/owed.go", "ended && (c.ready != nil || !c.sent.Before(c.until)):", "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"},
 		{"lease.go", "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"},
