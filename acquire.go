@@ -378,8 +378,8 @@ func (a *acquisition) call(act action) {
 // request makes one call of the Locker.
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
-	if a.token == "" {
-		a.token = token.New(a.client.options.owner, sent)
+	if waits := a.held != nil || a.outage > 0; a.token == "" || waits && act.do == doTry && !a.left {
+		a.token = token.New(a.client.options.owner, sent) // its time is that of the attempt: see startOf
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -412,7 +412,7 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
 	case !answer.Acquired:
-		a.held, a.contended, a.answered, a.failure = heldBy(a.key, answer), true, a.returned, nil
+		a.held, a.contended, a.answered, a.failure = a.heldBy(answer), true, a.returned, nil
 		a.err = a.held
 	default:
 		a.held, a.answered, a.failure = nil, a.returned, nil
@@ -490,7 +490,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 	queued, hasAnswer := act.do == doEnqueue, answer != (Attempt{})
 	a.blame(sent, err, alive, queued, hasAnswer)
 	if hasAnswer {
-		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
+		a.held, a.contended, a.answered = a.heldBy(answer), true, answer.Since
 		if a.answered.IsZero() || a.answered.After(a.returned) {
 			a.answered = a.returned
 		}
@@ -591,9 +591,24 @@ func (a *acquisition) known(now time.Time) error {
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
 }
 
-func heldBy(key string, a Attempt) *HeldError {
-	owner, started := token.Parse(a.Holder)
-	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
+func (a *acquisition) heldBy(answer Attempt) *HeldError {
+	owner, made := token.Parse(answer.Holder)
+	started := startOf(a.client.keeper.locker, made, answer.HeldSince)
+	return &HeldError{Key: a.key, Owner: owner, Started: started, Remaining: answer.Remaining}
+}
+
+// startOf returns when a holder was granted its lock, from what the store says of that, and from when the holder's
+// token was made, which is zero for a holder that is not a Client. A token that may have waited in the store's queue
+// does not tell.
+func startOf(l Locker, made, since time.Time) time.Time {
+	_, queue := l.(Acquirer)
+	switch {
+	case made.IsZero(), queue && since.IsZero():
+		return time.Time{}
+	case since.IsZero():
+		return made
+	}
+	return time.UnixMilli(since.UnixMilli())
 }
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.

@@ -385,7 +385,7 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 			l.renewAt = alarm.Earlier(l.renewAt, l.granted.Add(passTime))
 		}
 		n.word = word{
-			held:     heldBy(e.key, Attempt{Holder: e.token, Remaining: l.restLocked(e.returned)}),
+			held:     e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted}),
 			answered: e.returned,
 		}
 		n.balanceLocked()

@@ -17,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -108,6 +109,69 @@ func TestStoredValues(t *testing.T) {
 	})
 }
 
+// If a Client has waited for a lock, the time of the grant is stored, too. Each call knows the holder then, and no other.
+func TestStoredTimeOfAGrant(t *testing.T) {
+	acquired := func(a dlock.Attempt, err error) (bool, error) { return a.Acquired, err }
+	votes := func(v quorum.Ballot, err error) (bool, error) { return v.Acquired && !v.Fresh, err }
+	for name, call := range map[string]func(b *bench, token string) (bool, error){
+		"TryAcquire": func(b *bench, t string) (bool, error) { return acquired(b.locker.TryAcquire(b.Context(), "k", t, ttl)) },
+		"Acquire":    func(b *bench, t string) (bool, error) { return acquired(b.locker.Acquire(b.Context(), "k", t, ttl)) },
+		"Vote":       func(b *bench, t string) (bool, error) { return votes(b.locker.Vote(b.Context(), "k", t, ttl, 0)) },
+		"AcquireVote": func(b *bench, t string) (bool, error) {
+			return votes(b.locker.AcquireVote(b.Context(), "k", t, ttl, 0, 1))
+		},
+		"Confirm": func(b *bench, t string) (bool, error) { return b.confirm(t, b.fence()+800).Acquired, nil },
+		"Renew":   func(b *bench, t string) (bool, error) { return b.locker.Renew(b.Context(), "k", t, ttl) },
+		"Release": func(b *bench, t string) (bool, error) { return b.locker.Release(b.Context(), "k", t) },
+		"Pass": func(b *bench, t string) (bool, error) {
+			b.wait("x", "")
+			b.wait("y", "")
+			held, err := b.locker.Pass(b.Context(), "k", t, "y", 0)
+			require.Equal(b, held, b.queue()[0] == "y", "y is the next if the holder says so")
+			return held, err
+		},
+		"free": func(b *bench, t string) (bool, error) { return b.call(rediscore.FreeScript, t) == int64(1), nil },
+	} {
+		for _, lostPlace := range []bool{false, true} {
+			atBench(t, "", "k", func(b *bench) {
+				holder, other := token.New("web", time.Now()), token.New("web", time.Now())
+				time.Sleep(time.Hour)
+				if lostPlace { // with the data of the server
+					b.call(rediscore.EnqueueScript, holder, "60000", "", "7")
+				} else {
+					b.hold("H")
+					b.wait(holder, "")
+					b.release("H")
+					require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn(holder, "")))
+					require.Equal(b, rediscore.AnswerFound, b.answer(b.checkIn(holder, "")))
+				}
+				stored := fmt.Sprintf("dlock1@%d %s", b.now(), holder)
+				require.Equal(b, stored, b.text("GET", "k"))
+				granted := time.UnixMicro(b.now())
+				time.Sleep(time.Second)
+				hold, err := b.locker.Inspect(b.Context(), "k")
+				require.NoError(b, err)
+				require.Equal(b, dlock.Hold{Held: true, Token: holder, Since: granted, Remaining: ttl - time.Second}, hold)
+				if name != "Acquire" && name != "AcquireVote" { // which wait
+					held, err := call(b, other)
+					require.NoError(b, err)
+					require.False(b, held, name)
+				}
+				fence := b.fence()
+				held, err := call(b, holder)
+				require.NoError(b, err)
+				require.True(b, held, name)
+				if name == "Confirm" {
+					require.Equal(b, fence+800, b.fence(), "the fence is raised for the holder")
+				}
+				if left := b.text("GET", "k"); left != "" {
+					require.Equal(b, stored, left, name)
+				}
+			})
+		}
+	}
+}
+
 // A fraction of a millisecond is rounded up, so that no lease ends before its TTL has passed.
 func TestStoredTTL(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
@@ -175,19 +239,19 @@ func TestScripts(t *testing.T) {
 		sums[name] = script.SHA
 	}
 	require.Equal(t, map[string]string{
-		"acquire": "e5e1993a9185ccba4931bfc6a327d44a944e6462",
-		"enqueue": "415d19184b303e0c3a206e0538cbc870a734e4e3",
-		"checkin": "2fdab1297a48474fffe674e78c78d950d50ae8a9",
-		"renew":   "bd4263e8252ba529d48d07ce912f57328cd4aa80",
-		"release": "9f852cb698749bdd107e17ee66fa2cfc2ce33c5b",
-		"free":    "2e1ea4085c8cf0eb7383a54cbea4f7a7e2d8dcca",
-		"inspect": "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
-		"holder":  "61eb0af3de0e6acadad45e4b3543ff5b7aa4cefc",
-		"vote":    "47dc340bfa92f179bda6efc7af900afb10ac111b",
-		"enlist":  "13686a6184aa2ef9aceeafe719cc25527a9e2db0",
-		"attend":  "0d676ffbb5dffbd974bbceebfb80b7a21525211f",
-		"confirm": "16cd2fa004722ac707bc0d5abac40f444e84fde0",
-		"pass":    "8e7475b8aa87b8040186a82ffb50b8f8cc39f9da",
+		"acquire": "52d9d9739bffa136b9a55a35cd0aa9c19bf0b52c",
+		"enqueue": "897b08c4f0c951cd6e9657ff7cd87dd2039d1142",
+		"checkin": "13904d0d754f585653e8c2b89eb01fd83f02dd45",
+		"renew":   "fd7b269dd93ca37c07dc02bc6b89356a5e718881",
+		"release": "65cc57688a7e0f928e8e34896392d29784ec3191",
+		"free":    "0025acabd8613b21442edd6d4ab66faedea2de97",
+		"inspect": "8c1785701ea4f926741a68adb7c9d0923c399cd8",
+		"holder":  "8c1785701ea4f926741a68adb7c9d0923c399cd8",
+		"vote":    "5894ec6cbab4b93fc318f5f890ca872db9ca2599",
+		"enlist":  "51153f752280038841f1e36cd72f8fbda9a8a1c8",
+		"attend":  "2102f4ca74e06ecbeb7e4df4d77f8893d9108f40",
+		"confirm": "c2309f2342792a0f451949eb727d67543528237b",
+		"pass":    "0065f10c4374a2c801455c584098b4397f214008",
 	}, sums)
 }
 

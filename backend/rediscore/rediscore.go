@@ -13,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/lanes"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
@@ -152,7 +153,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if moving(err) {
 		hold, failure := l.inspect(ctx, holderScript, key)
 		if failure == nil && hold.Held && hold.Token != token {
-			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
+			return refused(hold), nil
 		}
 	}
 	if err != nil {
@@ -162,7 +163,12 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 		return dlock.Attempt{Acquired: true, Fence: fence}, nil
 	}
 	hold, err := parseHold(reply)
-	return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, err
+	return refused(hold), err
+}
+
+// refused is the answer to an attempt that finds the lock held.
+func refused(h dlock.Hold) dlock.Attempt {
+	return dlock.Attempt{Holder: h.Token, Remaining: h.Remaining, HeldSince: h.Since}
 }
 
 // Renew implements [dlock.Locker] in one round trip.
@@ -364,16 +370,22 @@ func remaining(ms int64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// parseHold reads the reply {token, remaining TTL in ms or -1}.
+// parseHold reads the reply {what is stored, remaining TTL in ms or -1}.
 func parseHold(reply any) (dlock.Hold, error) {
 	if r, ok := reply.([]any); ok && len(r) == 2 {
-		token, ok1 := r[0].(string)
+		stored, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
 		if ok1 && ok2 {
-			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
+			return holdOf(stored, ms), nil
 		}
 	}
 	return dlock.Hold{}, unexpected(reply)
+}
+
+// holdOf is what is known of a lock that is held, from what is stored and its remaining TTL.
+func holdOf(stored string, ms int64) dlock.Hold {
+	holder, since := token.Holder(stored)
+	return dlock.Hold{Held: true, Token: holder, Remaining: remaining(ms), Since: since}
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

@@ -18,20 +18,20 @@ type Script struct {
 var lua embed.FS
 
 var (
-	acquireScript = newScript(4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
-	enqueueScript = newScript(4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
-	checkInScript = newScript(4, "return checkIn()", "fence", "queue", "sweep", "checkin")
-	renewScript   = newScript(1, "return renew()", "renew")
-	releaseScript = newScript(4, "", "release-lone", "fence", "queue", "release")
-	freeScript    = newScript(1, "", "release-lone") // while the slot moves, as holderScript
+	acquireScript = newScript(4, "return acquire()", "holder", "acquire-lone", "fence", "queue", "acquire")
+	enqueueScript = newScript(4, "return enqueue()", "holder", "fence", "queue", "sweep", "enqueue")
+	checkInScript = newScript(4, "return checkIn()", "holder", "fence", "queue", "sweep", "checkin")
+	renewScript   = newScript(1, "return renew()", "holder", "renew")
+	releaseScript = newScript(4, "", "holder", "release-lone", "fence", "queue", "release")
+	freeScript    = newScript(1, "", "holder", "release-lone") // while the slot moves, as holderScript
 	inspectScript = newScript(3, "", "inspect")
 	holderScript  = newScript(1, "", "inspect")
 
-	voteScript    = newScript(5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
-	enlistScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
-	attendScript  = newScript(5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
-	confirmScript = newScript(5, "", "fence", "ballot", "renew", "confirm")
-	passScript    = newScript(5, "", "fence", "ballot", "pass", "release-lone", "queue", "release")
+	voteScript    = newScript(5, "", "holder", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
+	enlistScript  = newScript(5, "", "holder", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
+	attendScript  = newScript(5, "", "holder", "fence", "ballot", "queue", "sweep", "checkin", "attend")
+	confirmScript = newScript(5, "", "holder", "fence", "ballot", "renew", "confirm")
+	passScript    = newScript(5, "", "holder", "fence", "ballot", "pass", "release-lone", "queue", "release")
 )
 
 // newScript makes a script of some of the files in lua, one after the other, and of code at its end. A file uses what

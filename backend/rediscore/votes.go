@@ -30,7 +30,7 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 	if n[0] == answerGranted {
 		ballot.Acquired, ballot.Fence = true, n[1]
 	} else {
-		ballot.Holder, ballot.Remaining = holder, remaining(n[1])
+		ballot.Attempt = refused(holdOf(holder, n[1]))
 	}
 	return *ballot, nil
 }

@@ -373,7 +373,8 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	if !w.again { // else the inbox may have changed, or a message may have come
 		w.sent, w.clock, w.epoch, w.registered = a.sent, clock, w.asked, a.address
 	}
-	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
+	w.held = refused(holdOf(holder, n[3]))
+	w.held.Since = time.Now()
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
 		share := max(w.ttl/unsubscribedShare, minUnsubscribed)

@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 const (
@@ -110,8 +111,9 @@ func (r *round) newGroup(process string, seed uint64) *workerGroup {
 // peek returns the holder of a lock that the server has.
 func (r *round) peek(key string) (string, error) {
 	reply, err := r.server.Do("GET", key)
-	token, _ := reply.(string)
-	return token, err
+	stored, _ := reply.(string)
+	holder, _ := token.Holder(stored)
+	return holder, err
 }
 
 // work runs the workers and the faults, for at least d.

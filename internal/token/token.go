@@ -2,7 +2,7 @@
 //
 // A token consists of a prefix, 26 random characters (128 bits), the time when it was made (9
 // characters), a dot and the owner label. The prefix distinguishes our tokens from other programs'
-// values, and contains the version of this format.
+// values, and contains the version of this format. A Redis server may store the time of a grant with a token.
 package token
 
 import (
@@ -67,6 +67,20 @@ func Parse(token string) (owner string, started time.Time) {
 		return "", time.Time{}
 	}
 	return rest[chars+1:], parseStarted(rest[randomChars:chars])
+}
+
+// Holder returns the token that a Redis server stores for a lock, and when the lock was granted to it: at the time before
+// the token, if there is one, or when the token was made. That is zero for a value that New has not made.
+func Holder(stored string) (token string, since time.Time) {
+	if rest, ok := strings.CutPrefix(stored, "dlock1@"); ok {
+		digits, token, _ := strings.Cut(rest, " ")
+		us, err := strconv.ParseInt(digits, 10, 64)
+		if _, made := Parse(token); err == nil && !made.IsZero() {
+			return token, time.UnixMicro(us)
+		}
+	}
+	_, made := Parse(stored)
+	return stored, made
 }
 
 // HostOwner returns a label that names this process: host name, program and process id, as in

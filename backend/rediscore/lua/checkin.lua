@@ -16,7 +16,7 @@ local function checkIn()
     return 'unswept'
   end
   local time = now()
-  if holder == token then
+  if holds(holder, token) then
     local handover = call('HMGET', KEYS[4], 'handover')[1] or ''
     local fence, granted, to = handover:match('^(%d+) (%d+) (.*)$')
     if to ~= token then

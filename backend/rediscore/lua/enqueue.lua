@@ -24,8 +24,8 @@ local function enqueue()
   local holder = call('GET', KEYS[1]) or served(token)
   if holder == unswept then
     return 'unswept'
-  elseif not holder or holder == token then
-    return {0, grant(holder, token, ttl)}
+  elseif not holder or holds(holder, token) then
+    return {0, grant(holder, token, ttl, ARGV[4] ~= '')}
   end
 
   local time = now()

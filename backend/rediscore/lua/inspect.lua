@@ -4,7 +4,7 @@
 -- KEYS[2]  the fence counter of the lock's slot, not used
 -- KEYS[3]  the queue, or none while a slot of a cluster moves and not all keys are on the same server
 --
--- Replies with {token, its remaining TTL in ms or -1 if it has none, number of waiters}, or
+-- Replies with {what is stored of the holder, its remaining TTL in ms or -1 if it has none, number of waiters}, or
 -- with the number of waiters if the lock is free. That number is 0 without a queue, or without the right to ZCARD.
 
 local waiting = tonumber(KEYS[3] and redis.pcall('ZCARD', KEYS[3])) or 0

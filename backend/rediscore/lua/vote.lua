@@ -9,7 +9,7 @@
 -- not hold the lock or 0, and, for a refusal, a place. It is behind all waiters, and not before the time.
 
 floor = tonumber(ARGV[3])
-local ballot = survey(holder == ARGV[1] and 0 or 1)
+local ballot = survey(holds(holder, ARGV[1]) and 0 or 1)
 local reply = acquire()
 if reply == 'unswept' then
   return reply
