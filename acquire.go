@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
@@ -12,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/pause"
+	"github.com/dlock-go/dlock/internal/storewait"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -40,6 +42,9 @@ type acquisition struct {
 	pauses   int // in this stage
 	failures int // of calls, in a row
 	poll     pause.Poll
+
+	sent     time.Time // when the last call was
+	listener *listener // nil before the first failure or wait
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -257,6 +262,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.limited, cancel = context.WithTimeout(a.ctx, a.maxWait)
 		defer cancel()
 	}
+	defer a.endSilence()
 	lease, err := a.run()
 	if err != nil {
 		return nil, a.verdict(err)
@@ -287,6 +293,7 @@ func (a *acquisition) run() (*Lease, error) {
 		if act.do == doEnd {
 			return a.lease, act.err
 		}
+		a.noteFailure()
 		if act.stage != a.stage {
 			a.pauses = 0
 		}
@@ -364,6 +371,9 @@ func (a *acquisition) call(act action) {
 		ctx, cancel = context.WithDeadline(ctx, act.by)
 		defer cancel()
 	}
+	if !act.first {
+		defer a.watch(act)()
+	}
 	defer func() { // also if the Locker panics
 		if a.err != nil && !a.late {
 			a.giveUp()
@@ -388,6 +398,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		a.begun = sent
 	}
 	a.attempts++
+	a.sent = sent
 	answer, err := Attempt{}, errPanic
 	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
 	if act.do == doTry {
@@ -395,7 +406,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
-	answer, err = l.(Acquirer).Acquire(ctx, a.key, a.token, ttl)
+	answer, err = l.(Acquirer).Acquire(storewait.With(ctx, a.listens()), a.key, a.token, ttl)
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
@@ -408,6 +419,9 @@ func (a *acquisition) request(ctx context.Context, act action) {
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
 	a.returned, a.late, a.err = time.Now(), false, err
+	if err == nil && a.listener != nil && !(answer.Degraded && a.client.options.fenced) {
+		a.listener.Answered()
+	}
 	switch {
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
@@ -589,6 +603,125 @@ func (a *acquisition) known(now time.Time) error {
 	}
 	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
+}
+
+// A listener is the part of an acquisition that hears whether it waits for the store, and not for a holder: its last
+// call has failed, and it goes on. The backend reports the calls that it makes itself during a wait in the store's
+// queue (see package storewait). If a backend does not, a wait for the store is over when the next wait in the queue
+// has lasted for queuedTime.
+type listener struct {
+	client  *Client
+	ctx     context.Context
+	key     string
+	line    *line          // whose waiters are to hear; nil if it is a caller's
+	call    storewait.Call // of the caller
+	noInbox atomic.Bool    // the store cannot send it messages
+}
+
+const queuedTime = 10 * time.Second
+
+// listens returns the listener, which an acquisition without failures and waits does not have.
+func (a *acquisition) listens() *listener {
+	if a.listener == nil {
+		a.listener = &listener{client: a.client, ctx: a.ctx, key: a.key, line: a.line}
+	}
+	return a.listener
+}
+
+// noteFailure notes that the last call has failed, if it has, and that the acquisition goes on.
+func (a *acquisition) noteFailure() {
+	failure, since := a.failure, a.returned
+	if a.err == errStandIn {
+		failure = a.err
+	}
+	if a.last.do == doTry {
+		since = a.sent
+	} else if a.last.do == doEnqueue && a.answered.After(a.sent) {
+		since = a.answered
+	}
+	switch {
+	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
+	default:
+		a.listens().failedSince(since, failure)
+	}
+}
+
+// watch notes what a call says by taking long: an attempt has no answer, and a wait has a place in the queue.
+func (a *acquisition) watch(act action) (stop func() bool) {
+	l, sent := a.listens(), time.Now()
+	switch {
+	case act.do == doTry && act.by.IsZero():
+		return time.AfterFunc(outageAttempt, func() { l.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
+	case act.do == doEnqueue && l.silent():
+		return time.AfterFunc(queuedTime, func() { l.answeredAt(sent) }).Stop
+	}
+	return func() bool { return false }
+}
+
+// Failed implements [storewait.Listener].
+func (l *listener) Failed(err error) { l.failedSince(time.Now(), err) }
+
+// failedSince notes that a call has failed, which was sent at a given time.
+func (l *listener) failedSince(sent time.Time, err error) {
+	if l.line != nil {
+		l.line.silent.Store(true)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Failed(&c.call, sent); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: said(context.Background(), since, err)})
+		}
+	})
+}
+
+// Answered implements [storewait.Listener].
+func (l *listener) Answered() { l.answeredAt(time.Now()) }
+
+func (l *listener) answeredAt(now time.Time) {
+	if !l.silent() {
+		return
+	}
+	if l.line != nil {
+		l.line.silent.Store(false)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Answered(&c.call); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
+		}
+	})
+}
+
+// silent reports whether the last call has failed.
+func (l *listener) silent() bool {
+	if l.line != nil {
+		return l.line.silent.Load()
+	}
+	return l.call.Failing()
+}
+
+// NoInbox implements [storewait.Listener].
+func (l *listener) NoInbox(err error) {
+	l.callers(func(c *listener) {
+		if !c.noInbox.Swap(true) {
+			c.client.keeper.noInbox.Add(1)
+			c.tellInboxMissing(err)
+		}
+	})
+}
+
+// endSilence notes that the acquisition is over.
+func (a *acquisition) endSilence() {
+	if a.listener == nil {
+		return
+	}
+	since := a.client.keeper.silence.End(&a.listener.call)
+	if since.IsZero() {
+		return
+	}
+	info := StoreWaitInfo{Since: since, Took: time.Since(since), Over: true}
+	if a.lease == nil {
+		info.Err = a.said(a.err)
+	}
+	a.listener.tellStoreWait(info)
 }
 
 func (a *acquisition) heldBy(answer Attempt) *HeldError {

@@ -61,10 +61,11 @@ type line struct {
 	waiters list.List    // of *waiter
 	errand  *acquisition // nil if none is under way, or it was called off
 	callOff context.CancelFunc
-	called  time.Time // when the errand's call under way was made; zero during a pause
-	holder  *Lease    // of the block, if it has turns left; else nil
-	left    int       // turns of the block that are to follow
-	word              // of the store to any of the line
+	called  time.Time   // when the errand's call under way was made; zero during a pause
+	holder  *Lease      // of the block, if it has turns left; else nil
+	left    int         // turns of the block that are to follow
+	silent  atomic.Bool // the errand's last call has failed
+	word                // of the store to any of the line
 }
 
 // A waiter waits in a line. It is told once: then it gets a lease, an error, or the last word.
@@ -72,8 +73,9 @@ type waiter struct {
 	client   *Client
 	ctx      context.Context // the caller's
 	set      *gathering      // for which it waits, or nil
-	answered bool            // the store has said that the key is held
-	place    *list.Element   // in the line; nil if it stands there no more
+	listener *listener
+	answered bool          // the store has said that the key is held
+	place    *list.Element // in the line; nil if it stands there no more
 	line     *line
 
 	told  chan struct{} // closed when what follows is set
@@ -171,7 +173,7 @@ func (t *lines) add(a *acquisition) *waiter {
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, listener: a.listens(), answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -336,6 +338,7 @@ func (n *line) sendLocked(first *waiter) {
 	ctx, callOff := context.WithCancel(values)
 	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
 	e.errand, e.stage = true, lined
+	e.listens() // before others look at it
 	n.errand, n.callOff, n.called = e, callOff, time.Now()
 	go n.run(e, callOff)
 }
@@ -347,6 +350,24 @@ func (n *line) run(e *acquisition, callOff func()) {
 	err := errPanic
 	defer func() { n.end(e, err) }()
 	_, err = e.run()
+}
+
+// callers calls f for those who are to hear what the listener hears: the callers that wait in its line, if it is that of
+// an errand.
+func (l *listener) callers(f func(*listener)) {
+	n := l.line
+	if n == nil {
+		f(l)
+		return
+	}
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
+	if n.errand == nil || n.errand.listener != l {
+		return
+	}
+	for at := n.waiters.Front(); at != nil; at = at.Next() {
+		f(at.Value.(*waiter).listener)
+	}
 }
 
 // calls notes that an errand makes a call after a pause.

@@ -55,10 +55,13 @@ var crowdClients = []struct {
 func crowdGoRedis(pool int) func(*testing.T, []string, bool, dialFunc) crowdClient {
 	return func(t *testing.T, addrs []string, cluster bool, dial dialFunc) crowdClient {
 		o := &goredislib.UniversalOptions{
-			Addrs: addrs, IsClusterMode: cluster, PoolSize: pool, PoolTimeout: time.Minute, ContextTimeoutEnabled: true,
+			Addrs: addrs, PoolSize: pool, PoolTimeout: time.Minute, ContextTimeoutEnabled: true,
 			Dialer: func(ctx context.Context, _, addr string) (net.Conn, error) { return dial(ctx, addr) },
 		}
-		client := goredislib.NewUniversalClient(o)
+		client := goredislib.UniversalClient(goredislib.NewClient(o.Simple()))
+		if cluster {
+			client = goredislib.NewClusterClient(o.Cluster())
+		}
 		t.Cleanup(func() { client.Close() })
 		return crowdClient{goredis.New(client), func(ctx context.Context) error { return client.Do(ctx, "ping").Err() }}
 	}

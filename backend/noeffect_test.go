@@ -193,10 +193,13 @@ func TestNoConnection(t *testing.T) {
 		text string
 	}{
 		"goredis/refused": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 1})
+			return newGoRedis(t, goredislib.Options{Addr: down.Addr()})
 		}, "connection refused"},
 		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: down.Addr(), DialerRetries: 30})
+			return newGoRedis(t, goredislib.Options{Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
 		}, "context deadline exceeded"},
 		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})

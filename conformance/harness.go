@@ -61,11 +61,11 @@ type Harness struct {
 	// SkipForward leaves out the subtest Forward, for clients that are also tested with another Harness.
 	SkipForward bool
 
-	skips   *skips        // of Run, if that runs the case
-	patient time.Duration // what patience returns, if not 0
-	shorten time.Duration // in place of shortening, if not 0
-	explore time.Duration // in place of budget, if not 0
-	idles   bool          // idleTimes pass in this case
+	verdicts *verdicts     // of Run, if that runs the case
+	patient  time.Duration // what patience returns, if not 0
+	shorten  time.Duration // in place of shortening, if not 0
+	explore  time.Duration // in place of budget, if not 0
+	idles    bool          // idleTimes pass in this case
 }
 
 const (

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -253,3 +255,38 @@ func TestBriefQuotes(t *testing.T) {
 }
 
 func BenchmarkQueue(b *testing.B) { Bench(b, harnessOf("near")) }
+
+// A possessive client renews and releases only what it has acquired itself.
+type possessive struct {
+	dlock.Forward
+	mine sync.Map
+}
+
+func (p *possessive) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	p.mine.Store(token, true)
+	return p.Forward.TryAcquire(ctx, key, token, ttl)
+}
+
+func (p *possessive) Release(ctx context.Context, key, token string) (bool, error) {
+	if _, mine := p.mine.Load(token); !mine {
+		return false, nil
+	}
+	return p.Forward.Release(ctx, key, token)
+}
+
+// One cause of many failures has one hint.
+func TestHint(t *testing.T) {
+	right := museum.Right[0].Name
+	assert.Empty(t, harnessOf(right).hint(t))
+	own := func(l dlock.Locker) dlock.Locker { return &possessive{Forward: dlock.Forward{Locker: l}} }
+	assert.Contains(t, harnessOf(right, own).hint(t), "any client may renew or release it")
+}
+
+// What is known is printed before go test ends the process.
+func TestVerdictsSoFar(t *testing.T) {
+	v := &verdicts{root: "TestLock/"}
+	v.begin("Quick")()
+	v.begin("Endless")
+	v.fail("TestLock/Fences: wrong\n")
+	assert.Equal(t, "go test -timeout is about to end TestLock\nstill running: Endless\nfailed so far: 1\nTestLock/Fences: wrong\n", v.soFar())
+}

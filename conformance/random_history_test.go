@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -141,6 +142,18 @@ func TestFailedHistoryIsPrinted(t *testing.T) {
 		assert.Less(t, len(strings.Split(e.Error(), "\n")), 12, "the piece is not short: %v", e)
 		assert.NotContains(t, e.Error(), "the latest calls", "which have nothing to do with it")
 	}
+}
+
+type full struct{ dlock.Forward }
+
+func (full) TryAcquire(context.Context, string, string, time.Duration) (dlock.Attempt, error) {
+	return dlock.Attempt{}, errors.New("disk full")
+}
+
+// A history that fails though no piece of it is to blame shows the latest calls.
+func TestHistoryThatEndedEarlyIsPrinted(t *testing.T) {
+	err := play(t, harnessOf(museum.Right[0].Name, func(l dlock.Locker) dlock.Locker { return full{dlock.Forward{Locker: l}} }), caseNamed(t, "History"))
+	require.Regexp(t, `the latest calls:\n.*TryAcquire\(.*disk full`, err.Error())
 }
 
 func TestPictureIsKept(t *testing.T) {

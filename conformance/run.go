@@ -3,10 +3,8 @@ package conformance
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -25,15 +23,19 @@ func Run(t *testing.T, h Harness) {
 	if _, err := strict(); err != nil {
 		t.Fatal(err)
 	}
-	h.skips = &skips{root: t.Name() + "/", cases: make(map[string][]string)}
+	h.verdicts = &verdicts{root: t.Name() + "/", skipped: make(map[string][]string)}
+	defer h.verdicts.printInTime(t)()
 	runAll(t, h, cases)
 	t.Run("Forward", func(t *testing.T) {
 		if h.SkipForward || testing.Short() {
-			h.skips.skip(t, "left out by Harness.SkipForward or -short")
+			h.verdicts.skip(t, "left out by Harness.SkipForward or -short")
 		}
 		runAll(t, h.forwarded(), slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once }))
 	})
-	fmt.Fprint(t.Output(), h.skips)
+	if t.Failed() {
+		t.Run("Hint", func(t *testing.T) { fmt.Fprint(t.Output(), h.hint(t)) })
+	}
+	fmt.Fprint(t.Output(), h.verdicts)
 }
 
 // runAll runs the cases: one at a time those that must be alone, and then several of the others,
@@ -63,6 +65,7 @@ func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advanc
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
+		defer h.verdicts.begin(c.name)()
 		own := h
 		if h.PerCase != nil {
 			own = h.PerCase(t)
@@ -80,9 +83,11 @@ func (h Harness) report(t *testing.T, c testCase, err error) {
 	switch {
 	case err == nil:
 	case errors.As(err, &skip):
-		h.skips.skip(t, skip.reason)
+		h.verdicts.skip(t, skip.reason)
 	default:
-		fmt.Fprintf(t.Output(), "%s%s\n", message(c, err), keepPicture(t, err))
+		text := fmt.Sprintf("%s%s\n", message(c, err), keepPicture(t, err))
+		h.verdicts.fail(t.Name() + ": " + text)
+		fmt.Fprint(t.Output(), text)
 		t.Fail()
 	}
 }
@@ -187,48 +192,6 @@ func leftBehind(p any) error {
 
 // errInconclusive says that the machine was too slow to tell right from wrong.
 var errInconclusive = errors.New("the machine was too slow to tell")
-
-// The skips are the cases that Run has skipped.
-type skips struct {
-	root  string // of their names
-	mu    sync.Mutex
-	cases map[string][]string // by their reasons
-}
-
-// skip skips t, and says why in no line of this file, which need not interest anybody.
-func (s *skips) skip(t *testing.T, reason string) {
-	if s != nil {
-		s.mu.Lock()
-		s.cases[reason] = append(s.cases[reason], strings.TrimPrefix(t.Name(), s.root))
-		s.mu.Unlock()
-	}
-	fmt.Fprintln(t.Output(), reason)
-	t.SkipNow()
-}
-
-// String lists the reasons, each with its cases, and counts those that were inconclusive.
-func (s *skips) String() string {
-	var lines strings.Builder
-	for _, reason := range slices.Sorted(maps.Keys(s.cases)) {
-		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(s.names(reason), ", "))
-	}
-	if lines.Len() == 0 {
-		return ""
-	}
-	if names := s.names(tooSlow.reason); len(names) > 0 {
-		fmt.Fprintf(&lines, "inconclusive cases: %d (%s)\n", len(names), strings.Join(names, ", "))
-	}
-	return "skipped, and why:\n" + lines.String()
-}
-
-// names returns the cases that were skipped for a reason. One that was skipped twice, also with a
-// Forward, is named once.
-func (s *skips) names(reason string) []string {
-	return slices.DeleteFunc(slices.Sorted(slices.Values(s.cases[reason])), func(name string) bool {
-		plain, forward := strings.CutPrefix(name, "Forward/")
-		return forward && slices.Contains(s.cases[reason], plain)
-	})
-}
 
 // A skipError says why a case does not apply to a store.
 type skipError struct{ reason string }

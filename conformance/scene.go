@@ -49,8 +49,8 @@ func newScene(t *testing.T, h Harness, attempt int) *scene {
 func (s *scene) play(check func(*scene) error) error {
 	err := s.run(check)
 	var skip skipError
-	var random *historyError // shows calls of its own
-	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) || errors.As(err, &random) {
+	var random *historyError // a piece that is to blame shows its own calls
+	if err == nil || errors.As(err, &skip) || errors.Is(err, errInconclusive) || errors.As(err, &random) && random.violation != nil {
 		return err
 	}
 	var v *violation

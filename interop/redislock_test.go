@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -125,4 +126,19 @@ func TestFromRueidislock(t *testing.T) {
 		func(ctx context.Context, order string, f charge) (bool, error) { return try1(ctx, locks, order, f) }}
 	t.Run("step 1", func(t *testing.T) { beside(t, "1", before, both) })
 	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, after) })
+}
+
+// As the page says of the ctx of WithContext, and of a TTL for one call.
+func TestEndOfContext(t *testing.T) {
+	locks := dlock.New(memory.New(), dlock.WithTTL(30*time.Second))
+	t.Cleanup(func() { require.NoError(t, locks.Close()) })
+	ctx, cancel := context.WithCancel(t.Context())
+	lease, err := locks.With(dlock.WithTTL(time.Minute)).Acquire(ctx, "order:1")
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Minute), lease.Deadline(), 5*time.Second)
+	context.AfterFunc(ctx, func() { lease.Release() })
+	cancel()
+	next, err := locks.Acquire(t.Context(), "order:1")
+	require.NoError(t, err)
+	require.NoError(t, next.Release())
 }

@@ -20,9 +20,11 @@
 // try if the TTL is less than about three times ReadTimeout. In both cases, a call whose
 // context is cancelled still waits for the deadline or ReadTimeout.
 //
-// MaxRetries may have any value, because go-redis does not retry lock commands: dlock marks
-// them so. A retry would hide that the outcome of the first try is unknown. dlock itself
-// retries where that is safe.
+// MaxRetries may have any value: lock commands are not retried. A retry would hide that the outcome of the first
+// try is unknown. dlock itself retries where that is safe. go-redis 9.5.1 is the oldest release that works. Releases
+// from 9.19 on are asked not to retry. With an older one, lock commands use a copy of a [redis.Client] without
+// retries, which has the hooks that were added before the first call; and a [redis.ClusterClient] that is about to
+// repeat a command which was not answered is refused, so the call fails with the first error.
 //
 // One connection outside of the pool receives the messages for all waiters. In a cluster, there is
 // one to each master. Calls that are in flight at the same time travel together, in pipelines, of which there

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
-	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -29,13 +29,15 @@ func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 
 type conn struct {
 	client    redis.UniversalClient
-	slots     *slotTable // nil if client is not for a cluster
+	sender    func() redis.UniversalClient // client, or what it is without retries
+	slots     *slotTable                   // nil if client is not for a cluster
 	listeners *listeners
 }
 
 func newConn(client redis.UniversalClient) conn {
 	return conn{
 		client:    client,
+		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
 		slots:     newSlotTable(client),
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
 	}
@@ -47,10 +49,9 @@ type command struct {
 	script scriptArg
 }
 
-func (*command) NoRetry() bool { return true }
-
 func newCommand(ctx context.Context, name, text string, call rediscore.Call) *command {
 	cmd := &command{script: scriptArg{text: text}}
+	cmd.script.cmd = &cmd.Cmd
 	args := make([]any, 2, 2+call.Len())
 	args[0], args[1] = name, &cmd.script
 	cmd.Cmd = *redis.NewCmd(ctx, call.Append(args)...)
@@ -59,11 +60,12 @@ func newCommand(ctx context.Context, name, text string, call rediscore.Call) *co
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	defer c.slots.watch()()
+	client := c.sender()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
-	err := c.client.Process(ctx, cmd)
+	err := client.Process(ctx, cmd)
 	if noScript(err) {
 		cmd = newCommand(ctx, "eval", call.Script.Source, call)
-		err = c.client.Process(ctx, cmd)
+		err = client.Process(ctx, cmd)
 	}
 	c.slots.failed(err)
 	reply, err := c.outcome(cmd, err)
@@ -120,7 +122,7 @@ func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, ca
 		return master, err
 	}
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
-		conn{client: node}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		conn{client: node, sender: func() redis.UniversalClient { return withoutRetries(node) }}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.slots.failed(results[i].Err)
 			if wait == nil && rediscore.IsRedirection(results[i].Err) { // go-redis follows to any node
@@ -156,7 +158,7 @@ func (c conn) evalSome(ctx context.Context, e envelope, numbers []int, calls []r
 }
 
 func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results []rediscore.Result, newCmd func(i int) *command) {
-	pipe := c.client.Pipeline()
+	pipe := c.sender().Pipeline()
 	cmds := make([]*command, len(numbers))
 	for n, i := range numbers {
 		if e.asking {
@@ -253,22 +255,6 @@ func (c conn) ping(ctx context.Context) error {
 	return c.client.Process(ctx, redis.NewCmd(ctx, "ping"))
 }
 
-// A scriptArg is the argument of a command that names the script. It records when go-redis writes
-// the command.
-type scriptArg struct {
-	text    string
-	written atomic.Bool
-	buf     [40]byte // for the text of an EVALSHA
-}
-
-func (s *scriptArg) MarshalBinary() ([]byte, error) {
-	s.written.Store(true)
-	return append(s.buf[:0], s.text...), nil
-}
-
-// String is for hooks that log commands.
-func (s *scriptArg) String() string { return s.text }
-
 // outcome returns the result of a command that go-redis has processed. If the command was not
 // written, the error is a [dlock.NoEffectError].
 func (c conn) outcome(cmd *command, err error) (any, error) {
@@ -277,10 +263,24 @@ func (c conn) outcome(cmd *command, err error) (any, error) {
 		return cmd.Val(), nil
 	case errors.Is(err, redis.Nil):
 		return nil, nil
+	case cmd.script.first != nil:
+		return nil, cmd.script.first
 	case cmd.script.written.Load() || !c.writesAtOnce():
 		return nil, err
 	}
-	return nil, &dlock.NoEffectError{Err: err}
+	return nil, &dlock.NoEffectError{Err: c.unconnected(err)}
+}
+
+// unconnected returns the error of a command that was not written. go-redis does not say that it waited for a
+// connection.
+func (c conn) unconnected(err error) error {
+	pool, ok := c.client.(interface{ PoolStats() *redis.PoolStats })
+	if size := c.PoolSize(); ok && size > 0 && !c.Cluster() {
+		if s := pool.PoolStats(); s.IdleConns == 0 && int(s.TotalConns) >= size {
+			return rediserr.AllInUse(err, size)
+		}
+	}
+	return err
 }
 
 // writesAtOnce reports whether the client is known to write a command before Process returns,

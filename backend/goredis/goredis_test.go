@@ -1,6 +1,7 @@
 package goredis
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -30,6 +31,27 @@ func dialWith(o redis.UniversalOptions) adaptertest.Dial {
 		client := redis.NewUniversalClient(&o)
 		t.Cleanup(func() { client.Close() })
 		return newConn(client), nil
+	}
+}
+
+// A cluster's client, and a client that is not known, repeat what was not answered with the code of their own.
+func TestNothingIsSentTwice(t *testing.T) {
+	for name, wrap := range map[string]func(*redis.Options) redis.UniversalClient{
+		"cluster": func(o *redis.Options) redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{MaxRetries: 3, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
+			}})
+		},
+		"wrapped": func(o *redis.Options) redis.UniversalClient { return struct{ *redis.Client }{redis.NewClient(o)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			adaptertest.NothingIsSentTwice(t, adaptertest.Adapter{Dial: func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
+				client := wrap(&redis.Options{Addr: s.Addrs[0], MaxRetries: 3})
+				t.Cleanup(func() { client.Close() })
+				return newConn(client), nil
+			}})
+		})
 	}
 }
 

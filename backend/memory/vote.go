@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // Vote implements [quorum.Voter].
@@ -57,6 +58,7 @@ func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Durati
 		l.watchLocked(time.Now())
 	}
 	m.mu.Unlock()
+	storewait.Of(ctx).Answered()
 	return m.wait(key, w)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/gomodule/redigo/redis"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -65,6 +66,9 @@ func (c conn) get(ctx context.Context) (pooled, error) {
 	}
 	if err.Error() == closedPool {
 		err = rediscore.ClientClosed(err)
+	}
+	if s := c.pool.Stats(); c.pool.MaxActive > 0 && s.IdleCount == 0 && s.ActiveCount >= c.pool.MaxActive {
+		err = rediserr.AllInUse(err, c.pool.MaxActive)
 	}
 	return pooled{}, &dlock.NoEffectError{Err: err}
 }

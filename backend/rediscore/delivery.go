@@ -29,6 +29,8 @@ type post struct {
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
+	without error              // why an inbox could not be opened, the last time
+	failed  time.Time          // when that was
 	joined  int                // how many waits have
 }
 
@@ -162,15 +164,25 @@ func (p *post) passedOver(w *wait) {
 	w.inbox.doubtLocked()
 }
 
-// missing tells why an inbox could not be opened, unless that was told since one was open.
+// missing notes why an inbox could not be opened, unless that was told since one was open.
 func (p *post) missing(err error) {
 	p.mu.Lock()
 	told := p.told
-	p.told = true
+	p.told, p.without, p.failed = true, err, time.Now()
 	p.mu.Unlock()
 	if f := p.locker.inboxErr; f != nil && !told {
 		f(err)
 	}
+}
+
+// missingSince returns why an inbox could not be opened at a given time or later; nil if all could.
+func (p *post) missingSince(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed.Before(t) {
+		return nil
+	}
+	return p.without
 }
 
 // address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.

@@ -27,17 +27,18 @@ import (
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
-	conn     Conn
-	prefix   string
-	unqueued bool         // WithQueue(false)
-	inboxErr func(error)  // WithInboxError
-	replicas *Replication // WithReplicas; nil for none
-	err      error        // returned by every call: a bad argument of the constructor
-	closed   atomic.Bool
-	keysMu   sync.RWMutex
-	keys     map[string]*lockKeys
-	post     *post
-	lanes    *lanes.Lanes[route, Call, Result]
+	conn        Conn
+	prefix      string
+	unqueued    bool         // WithQueue(false)
+	inboxErr    func(error)  // WithInboxError
+	replicas    *Replication // WithReplicas; nil for none
+	err         error        // returned by every call: a bad argument of the constructor
+	closed      atomic.Bool
+	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
+	keysMu      sync.RWMutex
+	keys        map[string]*lockKeys
+	post        *post
+	lanes       *lanes.Lanes[route, Call, Result]
 }
 
 var (

@@ -2,9 +2,12 @@ package rediscore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/dlock-go/dlock/backend/internal/lanes"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const (
@@ -44,7 +47,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 		Route:      l.route,
 		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
 		Failed:     func(r Result) bool { return r.Err != nil },
-		Fail:       failed,
+		Fail:       l.cut,
 		Limit:      callLimit,
 		Lanes:      usualLanes,
 		MaxLanes:   maxLanes,
@@ -62,8 +65,12 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	return s
 }
 
-// failed is the result of a call that was not sent, or whose ctx has ended since.
-func failed(err error, sent bool) Result {
+// cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
+// says why.
+func (l *Locker) cut(err error, sent bool) Result {
+	if reason := l.unconnected.Load(); reason != nil && errs.IsContext(err) {
+		err = fmt.Errorf("%w: %w", err, *reason)
+	}
 	if !sent {
 		err = mark(err)
 	}
@@ -119,5 +126,15 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	}
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+	}
+	l.noteConnection(results[0].Err)
+}
+
+// noteConnection notes the result of a flight.
+func (l *Locker) noteConnection(err error) {
+	if reason := errs.BesidesEnd(err); reason != nil && errors.As(err, new(unsent)) {
+		l.unconnected.Store(&reason)
+	} else if l.unconnected.Load() != nil {
+		l.unconnected.Store(nil)
 	}
 }

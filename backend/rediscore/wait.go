@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // A check-in asks the server whether the waiter was granted the lock, and shows that the
@@ -65,19 +66,21 @@ type wait struct {
 	ttl     time.Duration
 	vote    []string // of AcquireVote: the place and the floor
 	inbox   *inbox
-	answers chan answer   // of capacity 1
+	answers chan answer // of capacity 1
+	heard   storewait.Listener
 	bell    chan struct{} // of capacity 1: there is mail
 	timer   *time.Timer   // of the next call, unless it rests
 	recall  func() bool   // withdraws the last call, and reports whether it was not sent
 
-	asked      int  // the epoch of the inbox then
-	calling    bool // it waits for a lane or is in flight
-	again      bool // another call follows when it is answered
-	queued     bool // as far as is known
-	returned   bool // it had lost its place since it rested; so may others of its room
-	unsure     bool // an enqueue failed, and may still reach the server
-	failures   int  // of calls, in a row
-	passedOver int  // how many times it lost its place although its inbox was registered, in this epoch
+	asked      int       // the epoch of the inbox then
+	calling    bool      // it waits for a lane or is in flight
+	again      bool      // another call follows when it is answered
+	queued     bool      // as far as is known
+	returned   bool      // it had lost its place since it rested; so may others of its room
+	bare       time.Time // when the first call was sent of those that were answered in a row without an inbox; or zero
+	unsure     bool      // an enqueue failed, and may still reach the server
+	failures   int       // of calls, in a row
+	passedOver int       // how many times it lost its place although its inbox was registered, in this epoch
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	ballot     quorum.Ballot // of the last answer to AcquireVote
@@ -111,7 +114,7 @@ type answer struct {
 func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duration) *wait {
 	return &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
-		answers: make(chan answer, 1), bell: make(chan struct{}, 1),
+		answers: make(chan answer, 1), bell: make(chan struct{}, 1), heard: storewait.Of(ctx),
 	}
 }
 
@@ -305,6 +308,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.ballot = *ballot
 	}
 	w.failures, w.failure = 0, nil
+	w.locker.post.report(w, nil)
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -348,6 +352,7 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
+	w.locker.post.report(w, err)
 	pause := retryPause << min(w.failures, 4)
 	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
@@ -375,6 +380,7 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	}
 	w.held = refused(holdOf(holder, n[3]))
 	w.held.Since = time.Now()
+	w.noteInbox(a)
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
 		share := max(w.ttl/unsubscribedShare, minUnsubscribed)
@@ -398,6 +404,20 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 		w.schedule(period)
 	}
 	return dlock.Attempt{}
+}
+
+// noteInbox reports a wait whose calls the server answers, while its inbox could not be opened.
+func (w *wait) noteInbox(a answer) {
+	switch {
+	case a.address != "":
+		w.bare = time.Time{}
+		return
+	case w.bare.IsZero():
+		w.bare = a.sent
+	}
+	if err := w.locker.post.missingSince(w.bare); err != nil {
+		w.heard.NoInbox(err)
+	}
 }
 
 // schedule makes the next call after d, or at once if one is due already.

@@ -16,7 +16,6 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 	redigoclient "github.com/gomodule/redigo/redis"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 	rueidisclient "github.com/redis/rueidis"
 
 	"github.com/dlock-go/dlock"
@@ -106,8 +105,13 @@ func (l *locks) dial(cfg config) (dlock.Locker, error) {
 	return memory.New(), nil
 }
 
+// silent is a logger of go-redis.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
 func (l *locks) dialGoRedis(opts *redis.Options) dlock.Locker {
-	logging.Disable() // or each failure to connect is told on stderr, besides being returned
+	redis.SetLogger(silent{}) // failures to connect are returned too
 	opts.ContextTimeoutEnabled = true
 	client := redis.NewClient(opts)
 	locker := goredis.New(client, prefix)
@@ -125,7 +129,7 @@ func (l *locks) dialRedlock() (dlock.Locker, error) {
 		l.nodes = append(l.nodes, n)
 		l.closers = append(l.closers, n.Close)
 		// One attempt, since the others decide.
-		lockers = append(lockers, l.dialGoRedis(&redis.Options{Addr: n.name, MaxRetries: -1, DialerRetries: 1}))
+		lockers = append(lockers, l.dialGoRedis(&redis.Options{Addr: n.name, MaxRetries: -1}))
 	}
 	locker := redlock.New(lockers, redlock.WithLongestTTL(ttl))
 	l.closers = append(l.closers, func() { locker.Close() })

@@ -90,8 +90,8 @@ func (p *Proxy) DropRequest(m Match, e Ending) *Fault { return p.fault(dropReque
 // strikes when the reply comes from the store. With Stall, later requests still reach the store.
 func (p *Proxy) DropReply(m Match, e Ending) *Fault { return p.fault(dropReply, m, e) }
 
-// CutReply closes the connection in the middle of the reply to a request. It strikes when the
-// reply comes from the store.
+// CutReply closes the connection in the middle of the reply to a request: in another protocol than RESP, after its first
+// byte. It strikes when the reply comes from the store.
 func (p *Proxy) CutReply(m Match) *Fault { return p.fault(cutReply, m, Cut) }
 
 // Hold holds a request back, and what the client sends after it on the same connection, until

@@ -32,6 +32,16 @@ type message struct {
 	args  []string // of a request in RESP
 	due   time.Time
 	fault *Fault // of a reply: that of the request
+	whole bool   // one reply in RESP
+}
+
+// half is how much of a reply is passed on if it is cut: half of one in RESP. In another protocol a segment may have whole
+// answers to other requests, so it is one byte.
+func (m message) half() int {
+	if m.whole {
+		return len(m.raw) / 2
+	}
+	return min(1, len(m.raw))
 }
 
 const queued = 256 // messages in flight, in each direction
@@ -113,7 +123,7 @@ func (l *link) read(in *bufio.Reader, to chan<- message, d Direction, value func
 		l.paired(func(q *pending) { resp = q.resp })
 		if resp {
 			m, err = value(r)
-			m.raw = r.take()
+			m.raw, m.whole = r.take(), true
 			if errors.Is(err, errNotRESP) {
 				l.paired(func(q *pending) { *q = pending{} })
 				err = nil
@@ -229,7 +239,7 @@ func (l *link) writeReplies() {
 func (l *link) writeReply(m message) bool {
 	if f := m.fault; f != nil && (f.kind == dropReply || f.kind == cutReply) {
 		if f.kind == cutReply {
-			l.write(l.client, m.raw[:len(m.raw)/2], ToClient)
+			l.write(l.client, m.raw[:m.half()], ToClient)
 		}
 		l.strike(f)
 		return false

@@ -360,7 +360,11 @@ func TestCutReply(t *testing.T) {
 		c := dial(t, p.Addr())
 		cut := p.CutReply(Contains("twotwo"))
 		c.send(say("twotwo"))
-		c.reads("+TWO") // TWO\r\n is lost
+		if strings.HasPrefix(say(""), "*") {
+			c.reads("+TWO") // TWO\r\n is lost
+		} else {
+			c.reads("+") // more may be whole answers
+		}
 		c.ends()
 		await(t, cut.Struck())
 		require.Equal(t, "twotwo", f.next())

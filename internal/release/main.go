@@ -3,7 +3,8 @@
 //	go -C internal/release run .
 //
 // It packs the modules of this repository into a module proxy made of files, gets each of them into
-// an empty module, and builds a program with all its packages. Then it prints how the API differs
+// an empty module, and builds a program with all its packages. It adds them to services with old releases of what they
+// use, which must keep those. Then it prints how the API differs
 // from the previous release, and the tags to set. It sets none: see docs/releasing.md.
 //
 // A module whose go.mod begins with "// Not released:" is left out. The requirements of such a module are
@@ -22,14 +23,14 @@ import (
 func main() {
 	root := flag.String("root", "../..", "the `directory` of the repository")
 	flag.Parse()
-	if err := try(os.Stdout, *root); err != nil {
+	if err := try(os.Stdout, *root, services); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// try tries the release of the repository in the directory root, and reports to out.
-func try(out io.Writer, root string) error {
+// try tries the release of the repository in the directory root, also in services that exist already, and reports to out.
+func try(out io.Writer, root string, services []service) error {
 	modules, err := find(root)
 	if err != nil {
 		return err
@@ -68,6 +69,12 @@ func try(out io.Writer, root string) error {
 		if err := u.compareWithLatest(m, root, m.tag(modules[0], "v*"), out); err != nil {
 			fmt.Fprintln(out, "its API: not compared:", err)
 		}
+	}
+	for i, s := range services {
+		if err := (user{filepath.Join(work, fmt.Sprint("service", i)), env}).lifts(s, modules[0].path, version); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s moves no module of a service\n", s.adds)
 	}
 	fmt.Fprintln(out, "the tags of this release:")
 	for _, m := range modules {

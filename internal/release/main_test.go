@@ -62,7 +62,7 @@ func TestRelease(t *testing.T) {
 			}
 			c.change(t, root)
 			var out bytes.Buffer
-			switch err := try(&out, root); {
+			switch err := try(&out, root, nil); {
 			case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("the error is %v, and it should have %q", err, c.want)
 			case c.want == "" && !strings.HasSuffix(out.String(), "\tv0.2.0\n\tcmd/tool/v0.2.0\n\twatch/v0.2.0\n"):

@@ -72,10 +72,10 @@ func (r *recorder) sums(t testing.TB, name, by string) map[string]sum {
 	}
 	for _, p := range h.DataPoints {
 		v, _ := p.Attributes.Value(attribute.Key(by))
-		s := all[v.String()]
+		s := all[text(v)]
 		s.count += int(p.Count)
 		s.total += p.Sum
-		all[v.String()] = s
+		all[text(v)] = s
 	}
 	return all
 }
@@ -118,7 +118,7 @@ func events(s tracetest.SpanStub, name string) (found []sdktrace.Event) {
 func value(attributes []attribute.KeyValue, key string) string {
 	set := attribute.NewSet(attributes...)
 	v, _ := set.Value(attribute.Key(key))
-	return v.String()
+	return text(v)
 }
 
 // exported returns the bytes of all that is exported.
@@ -136,4 +136,12 @@ func acquire(t testing.TB, ctx context.Context, c *dlock.Client, key string) *dl
 	lease, err := c.Acquire(ctx, key)
 	require.NoError(t, err)
 	return lease
+}
+
+// text returns the value of an attribute, or "" if there is none.
+func text(v attribute.Value) string {
+	if v.Type() == attribute.INVALID {
+		return ""
+	}
+	return v.Emit()
 }

@@ -43,7 +43,7 @@ func request(t *testing.T, statements bool) {
 		work = acquire(t, req.Context(), c, "work")
 		short = acquire(t, req.Context(), c, "short")
 		require.NoError(t, short.Release())
-	}), "", otelhttp.WithTracerProvider(r.tracers)))
+	}), "GET", otelhttp.WithTracerProvider(r.tracers)))
 	defer server.Close()
 	_, err := http.Get(server.URL)
 	require.NoError(t, err)

@@ -57,7 +57,7 @@ func Run(t *testing.T, a Adapter) {
 	for name, test := range map[string]func(*testing.T, Adapter){
 		"RoundTrips":                  roundTrips,
 		"RenewalRoundTrips":           renewalRoundTrips,
-		"NothingIsSentTwice":          nothingIsSentTwice,
+		"NothingIsSentTwice":          NothingIsSentTwice,
 		"ScriptFlush":                 scriptFlush,
 		"Replicated":                  replicated,
 		"Listen":                      listen,

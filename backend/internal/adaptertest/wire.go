@@ -92,9 +92,9 @@ func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	}
 }
 
-// nothingIsSentTwice cuts the connection when a call has reached the server, and
+// NothingIsSentTwice is one of the tests of Run, for a client of another kind. It cuts the connection when a call has reached the server, and
 // counts how often the server runs it.
-func nothingIsSentTwice(t *testing.T, a Adapter) {
+func NothingIsSentTwice(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
 	proxy, err := faultproxy.New(server.Addr())
 	require.NoError(t, err)

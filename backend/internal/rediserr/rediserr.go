@@ -2,7 +2,9 @@
 package rediserr
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -95,4 +97,15 @@ func Redirection(text string) (address string, asking bool) {
 		return "", false
 	}
 	return fields[2], fields[0] == "ASK"
+}
+
+// AllInUse returns the error of a call whose context has ended while it waited for one of the connections of a pool.
+// Another error is returned as it is.
+func AllInUse(err error, connections int) error {
+	for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, end) {
+			return fmt.Errorf("%w: %w", end, fmt.Errorf("the connection pool is exhausted: all %d are in use", connections))
+		}
+	}
+	return err
 }
