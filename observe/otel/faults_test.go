@@ -111,7 +111,7 @@ const rows = "| fault | alert, and after how long at the latest |\n|---|---|\n"
 func (f *fault) cells() string {
 	alerts := slices.SortedFunc(maps.Keys(f.alerts), func(a, b string) int { return cmp.Or(cmp.Compare(f.alerts[a], f.alerts[b]), cmp.Compare(a, b)) })
 	for i, a := range alerts {
-		alerts[i] = fmt.Sprintf("`%s` after %s", a, strings.Replace((f.alerts[a] * sample).String(), "m0s", "m", 1))
+		alerts[i] = fmt.Sprintf("`%s` after %s", a, strings.Replace((f.alerts[a]*sample).String(), "m0s", "m", 1))
 	}
 	return fmt.Sprintf("| %s | %s |\n", f.name, cmp.Or(strings.Join(alerts, ", "), "none: "+f.quiet))
 }
