@@ -195,7 +195,7 @@ func (s *state) patience() time.Duration {
 	switch err := s.err; {
 	case temporary(err):
 		return max(readyTime, s.outage)
-	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err):
+	case err == nil, errors.Is(err, ErrHeld), final(err), hopeless(err), Refused(err) && !mayPass(err):
 		return 0
 	}
 	return s.outage
@@ -527,6 +527,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
 	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
 	switch {
+	case !alive && took < attemptTime && a.failure != nil && timedOut(reason): // with ctx
 	case reason != nil && alive:
 		a.failure = err
 	case reason != nil:
@@ -538,6 +539,12 @@ func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer 
 	case a.failure == nil && took >= attemptTime:
 		a.failure = noAnswer(took, err)
 	}
+}
+
+// timedOut reports whether an error, such as a socket's, says that there was no time left.
+func timedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // verdict is the error of an acquisition that ended with err.
@@ -577,6 +584,9 @@ func (a *acquisition) said(err error) error {
 		return reason
 	case !a.answered.Before(a.returned): // the store's queue did not fail
 		return err
+	}
+	if a.outage > 0 && !a.once && mayPass(err) { // the patience has ended with the wait
+		return unavailable(time.Since(a.answered), nil, err)
 	}
 	return said(a.ctx, a.answered, err)
 }
@@ -642,7 +652,7 @@ func (a *acquisition) noteFailure() {
 	switch {
 	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
 	default:
-		a.listens().failedSince(since, failure)
+		a.listens().Failed(since, failure)
 	}
 }
 
@@ -651,7 +661,7 @@ func (a *acquisition) watch(act action) (stop func() bool) {
 	l, sent := a.listens(), time.Now()
 	switch {
 	case act.do == doTry && act.by.IsZero():
-		return time.AfterFunc(outageAttempt, func() { l.failedSince(sent, noAnswer(outageAttempt, nil)) }).Stop
+		return time.AfterFunc(outageAttempt, func() { l.Failed(sent, noAnswer(outageAttempt, nil)) }).Stop
 	case act.do == doEnqueue && l.silent():
 		return time.AfterFunc(queuedTime, func() { l.answeredAt(sent) }).Stop
 	}
@@ -659,10 +669,7 @@ func (a *acquisition) watch(act action) (stop func() bool) {
 }
 
 // Failed implements [storewait.Listener].
-func (l *listener) Failed(err error) { l.failedSince(time.Now(), err) }
-
-// failedSince notes that a call has failed, which was sent at a given time.
-func (l *listener) failedSince(sent time.Time, err error) {
+func (l *listener) Failed(sent time.Time, err error) {
 	if l.line != nil {
 		l.line.silent.Store(true)
 	}

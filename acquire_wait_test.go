@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -565,6 +568,96 @@ func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
 		})
 	}
 }
+
+// A store that refuses because of its own state is waited for if WithOutage says so, also in the middle of
+// an outage. What the user may not do ends the patience at once.
+func TestStateOfTheStore(t *testing.T) {
+	ways := map[string]func(c *dlock.Client, ctx context.Context) error{
+		"Acquire":    func(c *dlock.Client, ctx context.Context) error { _, err := c.Acquire(ctx, "k"); return err },
+		"Do":         func(c *dlock.Client, ctx context.Context) error { return c.Do(ctx, "k", noWork) },
+		"AcquireAll": func(c *dlock.Client, ctx context.Context) error { _, err := c.AcquireAll(ctx, "k", "l"); return err },
+		"turns": func(c *dlock.Client, ctx context.Context) error {
+			_, err := c.With(dlock.WithLocalTurns(8)).Acquire(ctx, "k")
+			return err
+		},
+	}
+	for name, way := range ways {
+		for _, test := range []struct {
+			says   []error // a second each, and the last one from then on
+			outage time.Duration
+			took   time.Duration
+			text   string // of the error; none if it is empty
+		}{
+			{[]error{errOOM}, 0, 0, "the store refused: OOM"},
+			{[]error{errLoading, errOOM}, 0, time.Second, "the store refused: OOM"},
+			{[]error{errOOM, errOOM, nil}, time.Minute, 2 * time.Second, ""},
+			{[]error{errOOM, errStore, errOOM, nil}, time.Minute, 3 * time.Second, ""},
+			{[]error{errOOM}, 3 * time.Second, 3 * time.Second, "store unavailable: no success for 3s: the store refused: OOM"},
+			{[]error{errStore, errOOM}, 3 * time.Second, 3 * time.Second, "store unavailable: no success for 3s: the store refused: OOM"},
+			{[]error{errOOM, errOOM, errNoRight}, time.Minute, 2 * time.Second, "the store refused: NOPERM"},
+			{[]error{errOOM, errStore, errNoRight}, dlock.NoLimit, 2 * time.Second, "the store refused: NOPERM"},
+		} {
+			t.Run(fmt.Sprint(name, test.says, test.outage), func(t *testing.T) {
+				in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+					begun := time.Now()
+					s.onCall(func(c *call) { c.err = test.says[min(int(time.Since(begun)/time.Second), len(test.says)-1)] })
+					err := way(dlock.New(s, dlock.WithOutage(test.outage)), t.Context())
+					require.InDelta(t, test.took, time.Since(begun), float64(time.Second), "with a pause")
+					if test.text == "" {
+						require.NoError(t, err)
+						return
+					}
+					require.ErrorContains(t, err, `dlock: acquire "k": `+test.text)
+					require.Equal(t, strings.HasPrefix(test.text, "store unavailable"), errors.Is(err, dlock.ErrUnavailable))
+				})
+			})
+		}
+	}
+}
+
+// The patience with a state of the store ends with the wait. One attempt has none.
+func TestEndsOfAWaitForTheStateOfTheStore(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
+		store.Fail(errOOM)
+		c := dlock.New(store, dlock.WithOutage(time.Minute))
+		_, err := c.TryAcquire(t.Context(), "k")
+		require.EqualError(t, err, `dlock: acquire "k": the store refused: OOM command not allowed`)
+		for d, text := range map[time.Duration]string{0: "", 2 * time.Second: "waited for 2s: store unavailable: no success for 2s: "} {
+			begun := time.Now()
+			_, err = c.With(dlock.WithMaxWait(d)).Acquire(t.Context(), "k")
+			require.EqualError(t, err, `dlock: acquire "k": `+text+"the store refused: OOM command not allowed")
+			require.Equal(t, d, time.Since(begun))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err = c.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		require.ErrorContains(t, err, ": the store refused: OOM")
+		time.AfterFunc(time.Second, func() { c.Close() })
+		_, err = c.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrClosed)
+	})
+}
+
+// The last attempt is cut off with the patience. The socket's error says less than the answer before.
+func TestPatienceThatCutsAnAttempt(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		begun := time.Now()
+		s.onCall(func(c *call) {
+			if c.err = errOOM; time.Since(begun) > 900*time.Millisecond {
+				c.take(time.Minute)
+				c.err = &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+			}
+		})
+		_, err := dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
+		require.ErrorContains(t, err, "store unavailable: no success for 1.8s: the store refused: OOM")
+		_, err = dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
+		require.ErrorContains(t, err, "store unavailable: no answer for 1.8s: read: i/o timeout")
+	})
+}
+
+func noWork(context.Context, *dlock.Lease) error { return nil }
 
 // Once the store is ready, the wait is like any other.
 func TestWaitAfterTheStoreIsReady(t *testing.T) {

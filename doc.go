@@ -31,7 +31,11 @@
 //
 // A waiter waits for a lock that another holds. If the store has a queue, waiters are served
 // in the order of their arrival. A handover is a release that grants the lock to the first
-// waiter. Without a queue a waiter polls: it makes attempts, with pauses between them.
+// waiter. The store sends that waiter a message, to its inbox. Without a queue a waiter polls: it makes
+// attempts, with pauses between them.
+//
+// A call waits for the store, and not for a holder, while its last request to the store has failed and the
+// call goes on.
 //
 // The outcome of a request is unknown if no answer came: the request may have taken effect, may do
 // so later, or never will. A release is owed while the Client still has to complete it in the
@@ -125,7 +129,8 @@
 // An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It
 // is for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What
 // matters most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
-// [Client.Stats] says how many leases and waiters there are now. Do not count events for that: some
+// [Client.Stats] says how many leases and waiters there are now, and how many calls wait for the store.
+// Waiting for the store is never silent: see [StoreWaitInfo]. Do not count events for that: some
 // may be dropped.
 //
 // # Options for a job

@@ -97,10 +97,14 @@ func invalid(format string, args ...any) error {
 type LostError struct {
 	Key    string
 	Reason LossReason
-	Err    error // of the last renewal, if it failed; else nil
+
+	// Err says why renewals have failed; nil if there is nothing to say. It is what the store, or its client library,
+	// said last, and shows for how long there was no answer since the store's last one. It also shows if a
+	// renewal began late, because this process was paused or got no CPU.
+	Err error
 }
 
-// Error returns a text with key, reason and the last renewal's error.
+// Error returns a text with key, reason and Err.
 func (e *LostError) Error() string {
 	return fmt.Sprintf("dlock: %q: %s", e.Key, e.text())
 }
@@ -116,7 +120,7 @@ func (e *LostError) text() string {
 // Is makes a LostError match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the error of the last renewal.
+// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // A LossReason is how a lease was lost.
@@ -159,6 +163,12 @@ type NoEffectError struct {
 	// loading its data, or a replica is being promoted. [Client.Acquire] then repeats its
 	// first attempt until its wait ends, for at most 10 s.
 	Temporary bool
+
+	// State says that the store refused the call because of its own state, and not because of the
+	// call or of the user: for example, it lacks memory, disk space or replicas, or it has too many
+	// clients. The state may last. Acquire fails at once, unless it has the patience of
+	// [WithOutage]: then it repeats its first attempt.
+	State bool
 }
 
 // Error returns the text of Err.
@@ -180,8 +190,9 @@ func NoEffect(err error) bool {
 }
 
 // Refused reports whether err, of a call of a [Locker], says that the store has answered, and
-// will refuse the same call again: the user lacks a right, for example. The call had no effect
-// then. A call that had no connection, that was not sent before its ctx ended, or that was not
+// refused the call: the user lacks a right, for example. The call had no effect then. The store
+// will refuse the same call again, unless it has refused because of its own state (see
+// [NoEffectError]). A call that had no connection, that was not sent before its ctx ended, or that was not
 // made because the store is away ([ErrUnavailable]), has no answer. A store that will soon be
 // ready has refused nothing.
 //
@@ -222,9 +233,19 @@ func isDial(err error) bool {
 // temporary reports whether a Locker's error says that the same call may succeed soon, and had
 // no effect.
 func temporary(err error) bool {
+	return marked(err, func(mark *NoEffectError) bool { return mark.Temporary })
+}
+
+// mayPass reports whether a Locker's error says that the store refused because of its own state.
+func mayPass(err error) bool {
+	return marked(err, func(mark *NoEffectError) bool { return mark.State })
+}
+
+// marked reports whether err, or one that it wraps, is such a NoEffectError.
+func marked(err error, as func(mark *NoEffectError) bool) bool {
 	return errs.InChain(err, func(err error) bool {
-		marked, ok := err.(*NoEffectError)
-		return ok && marked.Temporary
+		mark, ok := err.(*NoEffectError)
+		return ok && as(mark)
 	})
 }
 
@@ -244,12 +265,14 @@ func said(ctx context.Context, since time.Time, err error) error {
 	case err == nil, err == errPanic, err == errNoGrant, ours(err) != nil, errors.Is(err, errors.ErrUnsupported):
 		return err
 	case Refused(err):
-		return fmt.Errorf("the store refused: %w", err)
+		return refusedWith(err)
 	case answered(err), silence < attemptTime && ctx.Err() == context.Canceled:
 		return err
 	}
 	return unavailable(silence, nil, err)
 }
+
+func refusedWith(err error) error { return fmt.Errorf("the store refused: %w", err) }
 
 // unavailable is an ErrUnavailable with the store's last error. It shows the store's last
 // answer as text only, since the error must not match ErrHeld. The error of a context is not
@@ -264,8 +287,10 @@ func unavailable(silence time.Duration, held *HeldError, failure error) error {
 	switch {
 	case temporary(failure):
 		text = "not ready"
-	case Refused(failure):
+	case Refused(failure) && held != nil:
 		text = "only refusals"
+	case Refused(failure): // after WithOutage
+		text, reason = "no success", refusedWith(reason)
 	case answered(failure): // after WithOutage
 		text = "no success"
 	}

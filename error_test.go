@@ -224,6 +224,7 @@ func TestErrorsOfCalls(t *testing.T) {
 		{marked(context.DeadlineExceeded), true, false},
 		{marked(fmt.Errorf("%w: open", dlock.ErrUnavailable)), true, false},
 		{&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true}, true, false},
+		{&dlock.NoEffectError{Err: errors.New("OOM"), State: true}, true, true},
 		// Each part of a joined error may be about another request.
 		{fmt.Errorf("%w: %w", reset, marked(wrongPass)), false, false},
 		{errors.Join(marked(wrongPass)), false, false},

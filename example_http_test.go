@@ -42,7 +42,7 @@ func (c *checkout) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, dlock.ErrUnavailable): // the store did not answer, or went away during the wait
 		w.Header().Set("Retry-After", "5")
 		http.Error(w, "nobody knows whether the order is being handled", http.StatusServiceUnavailable)
-	default: // the store refused, the lease was lost before the write, the charge failed
+	default: // the store refused (see your log), the lease was lost before the write, the charge failed
 		w.Header().Set("Retry-After", "5")
 		http.Error(w, "try again", http.StatusServiceUnavailable)
 	}
@@ -91,8 +91,8 @@ func (o *orders) setCharged(id string, fence int64) error {
 
 // An HTTP handler must not handle an order twice. If another instance holds the order, a
 // request waits for at most 2 s, and is then answered with 409 Conflict. If the store does not
-// answer, the answer is 503 Service Unavailable. So it is if the store goes away during the wait
-// and the lease of the last known holder must have ended since.
+// answer, or refuses, the answer is 503 Service Unavailable. So it is if the store goes away during
+// the wait and the lease of the last known holder must have ended since.
 //
 // If the lock is lost, the answer of the database counts, since each write carries a fence. A
 // write that it has accepted is done, and the answer is 200, although Do returns ErrLost: a
@@ -153,6 +153,8 @@ func Example_http() {
 
 	store.Fail(errors.New("connection refused"))
 	fmt.Println(post(ctx, patient, "3"), "when the store does not answer")
+	store.Fail(&dlock.NoEffectError{Err: errors.New("NOPERM this user has no permissions")}) // as a backend does
+	fmt.Println(post(ctx, patient, "3"), "when the store refuses")
 	store.Fail(nil)
 
 	// The store goes away during the wait, after its first answer.
@@ -184,5 +186,6 @@ func Example_http() {
 	// 200 for another instance
 	// 409 (again after 1 s) when the database refuses the write
 	// 503 (again after 5 s) when the store does not answer
+	// 503 (again after 5 s) when the store refuses
 	// 503 (again after 5 s) when the store goes away during the wait
 }

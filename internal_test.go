@@ -305,6 +305,8 @@ func TestNext(t *testing.T) {
 		store   = errors.New("connection refused")
 		loading = &NoEffectError{Err: store, Temporary: true}
 		refusal = &NoEffectError{Err: errors.New("WRONGPASS")}
+		full    = &NoEffectError{Err: errors.New("OOM"), State: true}
+		shut    = &NoEffectError{Err: ErrClosed, State: true}
 		held    = &HeldError{Key: "k"}
 		lease   = &Lease{}
 	)
@@ -389,6 +391,11 @@ func TestNext(t *testing.T) {
 		{"at the end of the patience", []change{outage, begun(59 * time.Second), after(tried, doPause, store)}, again(in(time.Second))},
 		{"out of patience", []change{outage, failure, begun(time.Minute), after(tried, doTry, store)}, fail(unavailable(time.Minute, nil, store))},
 		{"out of patience, cut short", []change{outage, begun(time.Minute), after(tried, doTry, store)}, fail(store)},
+		{"full", []change{after(tried, doTry, full)}, fail(full)},
+		{"full, with patience", []change{outage, after(tried, doTry, full)}, rest(in(time.Minute))},
+		{"full, out of patience", []change{outage, func(s *state) { s.failure, s.answered = full, in(-time.Minute) }, begun(time.Minute), after(tried, doTry, full)},
+			fail(unavailable(time.Minute, nil, full))},
+		{"closed, whatever it is marked with", []change{outage, after(tried, doTry, shut)}, fail(shut)},
 		{"refused, in spite of patience", []change{outage, failure, after(tried, doTry, refusal)}, fail(refusal)},
 		{"unsupported, in spite of patience", []change{outage, after(tried, doTry, errors.ErrUnsupported)}, fail(errors.ErrUnsupported)},
 		{"a bad backoff", []change{outage, after(tried, doPause, ErrInvalid)}, fail(ErrInvalid)},

@@ -130,13 +130,14 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithOutage gives Acquire patience with a store that cannot be reached, or does not answer:
-// it repeats its first attempt for up to d, instead of failing at once. Use it for work that
+// WithOutage gives Acquire patience with a store that cannot be reached, does not answer, or
+// refuses because of its own state: it has no memory, for example, or too few replicas. Acquire
+// repeats its first attempt for up to d, instead of failing at once. Use it for work that
 // must not be skipped because of a failover, such as a nightly job. The patience is part of
 // the wait: it ends with ctx and with [WithMaxWait], and TryAcquire has none. When d has
-// passed, the error matches [ErrUnavailable], and shows for how long there was no answer, and
+// passed, the error matches [ErrUnavailable], and shows for how long there was no success, and
 // the last failure. An error that would come again, such as a wrong password, is returned at
-// once. The default is 0.
+// once, also in the middle of an outage. The default is 0.
 //
 // With it, each acquisition begins with an attempt. Without it, one for a key that was waited for
 // within the last second joins the store's queue at once. So does one beside 128 others.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
@@ -251,9 +250,8 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 // noteLocked notes the error of a renewal.
 func (t *trouble) noteLocked(err error, now time.Time) {
 	t.err = err
-	var network net.Error
 	reason := errs.BesidesEnd(err)
-	if reason != nil && (NoEffect(err) || !errors.As(reason, &network) || !network.Timeout()) {
+	if reason != nil && (NoEffect(err) || !timedOut(reason)) {
 		t.said = reason
 	}
 	if Refused(err) || temporary(err) || answered(err) {

@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -144,13 +145,18 @@ func adoptIt(t *testing.T, c *dlock.Client, key string) func(context.Context) er
 // pageFaults are what happens to a server: a table for each.
 var pageFaults = []struct {
 	name    string
-	answers bool // it refuses calls; the others give no answer
+	table   string // if not that of the name
+	answers bool   // it refuses calls; the others give no answer
+	since7  bool   // older servers do not do it
 	user    string
 	strike  func(t *testing.T, s *redistest.Server)
 }{
 	{name: "stopped", strike: func(_ *testing.T, s *redistest.Server) { s.Suspend() }},
 	{name: "killed", strike: func(_ *testing.T, s *redistest.Server) { s.Kill() }},
-	{name: "full", answers: true, strike: func(t *testing.T, s *redistest.Server) { do(t, s, "CONFIG", "SET", "maxmemory", "1") }},
+	{name: "full", answers: true, strike: fill},
+	{name: "replicas", answers: true, since7: true, strike: isolate},
+	{name: "disk", table: "replicas", answers: true, strike: breakDisk},
+	{name: "busy", answers: true, strike: occupy},
 	{name: "password", answers: true, user: "nobody", strike: func(*testing.T, *redistest.Server) {}},
 }
 
@@ -196,6 +202,9 @@ func TestErrorsPage(t *testing.T) {
 			t.Run(fault.name, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
+				if fault.since7 {
+					sinceRedis7(t, server)
+				}
 				cells := make([][]pageCell, len(pageCalls))
 				var ready, done sync.WaitGroup
 				struck := make(chan struct{})
@@ -250,7 +259,7 @@ func TestErrorsPage(t *testing.T) {
 				done.Wait()
 				mu.Lock()
 				defer mu.Unlock()
-				text = checkTable(t, text, fault.name, cells, all)
+				text = checkTable(t, text, cmp.Or(fault.table, fault.name), cells, all)
 			})
 		}
 	})
@@ -339,6 +348,6 @@ func requireText(t *testing.T, c pageCell) {
 	case dlock.Refused(c.err):
 		assert.ErrorContains(t, c.err, "the store refused: ")
 	case errors.Is(c.err, dlock.ErrUnavailable):
-		assert.Regexp(t, `store unavailable: no answer (for|within) [0-9.]+m?s|store unavailable: no answer: `, c.err.Error())
+		assert.Regexp(t, `store unavailable: (no answer (for|within) [0-9.]+m?s|no answer: |no success for [0-9.]+s: the store refused: [A-Z]+ )`, c.err.Error())
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,7 +22,10 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/election"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/dlock-go/dlock/once"
+	"github.com/dlock-go/dlock/semaphore"
 )
 
 // verdictOf returns what an error says of the effect of its call: "" if that is unknown.
@@ -28,8 +33,11 @@ func verdictOf(err error) string {
 	if !dlock.NoEffect(err) {
 		return ""
 	}
-	if e, ok := errors.AsType[*dlock.NoEffectError](err); ok && e.Temporary {
+	switch e, _ := errors.AsType[*dlock.NoEffectError](err); {
+	case e != nil && e.Temporary:
 		return "no effect, for now"
+	case e != nil && e.State:
+		return "no effect, in this state"
 	}
 	return "no effect"
 }
@@ -69,19 +77,16 @@ var refusals = []struct {
 		do(t, s, "ACL", "SETUSER", "nobody", "resetpass", ">other")
 		_, _ = s.Do("CLIENT", "KILL", "TYPE", "normal")
 	}},
-	{text: "OOM", verdict: "no effect", spares: "Renew RenewBatch Release", refuse: func(t *testing.T, s *redistest.Server) {
-		do(t, s, "CONFIG", "SET", "maxmemory", "1")
-	}},
-	{text: "NOREPLICAS", verdict: "no effect", refuse: func(t *testing.T, s *redistest.Server) {
+	{text: "OOM", verdict: "no effect, in this state", spares: "Renew RenewBatch Release", refuse: fill},
+	{text: "NOREPLICAS", verdict: "no effect, in this state", refuse: func(t *testing.T, s *redistest.Server) {
 		sinceRedis7(t, s)
-		do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
+		isolate(t, s)
 	}},
+	{text: "MISCONF", verdict: "no effect, in this state", refuse: breakDisk},
 	{text: "unknown command", verdict: "no effect", args: []string{"--rename-command EVALSHA ''", "--rename-command EVAL ''"}},
 	{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
 	{text: "LOADING", verdict: "no effect, for now", refuse: load},
-	{text: "BUSY", verdict: "no effect", args: []string{"--lua-time-limit", "1"}, refuse: func(t *testing.T, s *redistest.Server) {
-		go s.Do("EVAL", "while true do end", "0")
-	}},
+	{text: "BUSY", verdict: "no effect, in this state", refuse: occupy},
 	{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "REPLICAOF", "127.0.0.1", "1")
 	}},
@@ -120,11 +125,125 @@ func TestRefusedCalls(t *testing.T) {
 						}
 						err := refusedWith(t, c.text, call)
 						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
-						require.Equal(t, c.verdict == "no effect", dlock.Refused(err), "%s: a server has answered: %v", method, err)
+						require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
 					}
 				})
 			}
 		})
+	}
+}
+
+// states are those in which a server refuses calls, and how they end.
+var states = map[string]func(t *testing.T, s *redistest.Server) (heal func()){
+	"OOM": func(t *testing.T, s *redistest.Server) func() {
+		fill(t, s)
+		return func() { do(t, s, "CONFIG", "SET", "maxmemory", "0") }
+	},
+	"NOREPLICAS": func(t *testing.T, s *redistest.Server) func() {
+		sinceRedis7(t, s)
+		isolate(t, s)
+		return func() { do(t, s, "CONFIG", "SET", "min-replicas-to-write", "0") }
+	},
+	"MISCONF": func(t *testing.T, s *redistest.Server) func() {
+		breakDisk(t, s)
+		return func() { require.NoError(t, os.Remove(dump(t, s))); do(t, s, "BGSAVE") }
+	},
+	"BUSY": func(t *testing.T, s *redistest.Server) func() {
+		occupy(t, s)
+		return func() { do(t, s, "SCRIPT", "KILL") }
+	},
+	"maxclients": func(t *testing.T, s *redistest.Server) func() {
+		last, err := redigolib.Dial("tcp", s.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { last.Close() })
+		call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
+		call("CONFIG", "SET", "maxclients", "1")
+		call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		call("CLIENT", "KILL", "TYPE", "pubsub")
+		return func() { call("CONFIG", "SET", "maxclients", "1000") }
+	},
+}
+
+// waiters are the callers that wait for the end of such a state, by the names of their keys.
+var waiters = map[string]func(ctx context.Context, c *dlock.Client, key string) error{
+	"Acquire": func(ctx context.Context, c *dlock.Client, key string) error {
+		_, err := c.Acquire(ctx, key)
+		return err
+	},
+	"AcquireAll": func(ctx context.Context, c *dlock.Client, key string) error {
+		_, err := c.AcquireAll(ctx, key, key+"2")
+		return err
+	},
+	"semaphore": func(ctx context.Context, c *dlock.Client, key string) error {
+		_, _, err := semaphore.New(c, key, 2).Acquire(ctx)
+		return err
+	},
+	"election": func(ctx context.Context, c *dlock.Client, key string) error {
+		return election.New(c.With(dlock.WithOutage(0)), key).Run(ctx, func(context.Context, *dlock.Lease) error { return nil })
+	},
+	"once": func(ctx context.Context, c *dlock.Client, key string) error {
+		_, err := once.New(c.With(dlock.WithOutage(0)), key, time.Hour).Do(ctx, time.Now(), func(context.Context, *dlock.Lease) error { return nil })
+		return err
+	},
+}
+
+// Whoever has patience waits for the end of each state, through each client. Whoever has none fails at once. If the
+// server then forbids the call, the wait ends.
+func TestStateThatPasses(t *testing.T) {
+	t.Parallel()
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			for name, strike := range states {
+				t.Run(name, func(t *testing.T) {
+					server := redistest.Start(t)
+					do(t, server, "ACL", "SETUSER", "user", "on", ">"+password, "allkeys", "allchannels", "+@all")
+					l, _ := a.connect(t, server.Addr(), "user")
+					c := dlock.New(l, dlock.WithOutage(time.Minute))
+					_, err := c.Inspect(t.Context(), "k") // connects
+					require.NoError(t, err)
+					heal := strike(t, server)
+					await := startPatient(t, c, "a")
+					begun := time.Now()
+					_, err = c.TryAcquire(t.Context(), "k")
+					require.Error(t, err)
+					_, err = c.With(dlock.WithOutage(0)).Acquire(t.Context(), "k")
+					require.Error(t, err)
+					require.Less(t, time.Since(begun), time.Second)
+					time.Sleep(time.Second)
+					heal()
+					await(t, "")
+					if name == "OOM" {
+						heal = strike(t, server)
+						await = startPatient(t, c, "b")
+						time.Sleep(300 * time.Millisecond)
+						do(t, server, "ACL", "SETUSER", "user", "-evalsha", "-eval")
+						await(t, "the store refused: NOPERM")
+						do(t, server, "ACL", "SETUSER", "user", "+evalsha", "+eval")
+						heal()
+					}
+				})
+			}
+		})
+	}
+}
+
+// startPatient starts those who are patient. await returns when all have ended with this text of an error, or none.
+func startPatient(t *testing.T, c *dlock.Client, key string) (await func(t *testing.T, text string)) {
+	ended := make(map[string]chan error)
+	for name, f := range waiters {
+		ended[name] = make(chan error, 1)
+		go func() { ended[name] <- f(t.Context(), c, key+name) }()
+	}
+	return func(t *testing.T, text string) {
+		t.Helper()
+		for name, end := range ended {
+			if err := <-end; text == "" {
+				assert.NoError(t, err, name)
+			} else {
+				assert.ErrorContains(t, err, text, name)
+			}
+		}
 	}
 }
 
@@ -142,6 +261,41 @@ func TestFullServer(t *testing.T) {
 	require.ElementsMatch(t, before, server.Keys(t), "a lock is half taken")
 	require.True(t, renew(t, l, "old", "t"))
 	require.True(t, release(t, l, "old", "t"))
+}
+
+func fill(t *testing.T, s *redistest.Server) { do(t, s, "CONFIG", "SET", "maxmemory", "1") }
+func isolate(t *testing.T, s *redistest.Server) {
+	do(t, s, "CONFIG", "SET", "min-replicas-to-write", "1")
+}
+
+// occupy makes a server run a script that does not end.
+func occupy(t *testing.T, s *redistest.Server) {
+	do(t, s, "CONFIG", "SET", "lua-time-limit", "1")
+	go s.Do("EVAL", "while true do end", "0")
+	awaitAnswer(t, s, "BUSY", "GET", "k")
+}
+
+// breakDisk makes a server unable to save its data.
+func breakDisk(t *testing.T, s *redistest.Server) {
+	require.NoError(t, os.Mkdir(dump(t, s), 0o755))
+	do(t, s, "CONFIG", "SET", "save", "3600 1")
+	do(t, s, "BGSAVE")
+	awaitAnswer(t, s, "MISCONF", "SET", "written", "")
+}
+
+// dump is the file to which a server saves its data.
+func dump(t *testing.T, s *redistest.Server) string {
+	dir, err := s.Do("CONFIG", "GET", "dir")
+	require.NoError(t, err)
+	return filepath.Join(dir.([]any)[1].(string), "dump.rdb")
+}
+
+func awaitAnswer(t *testing.T, s *redistest.Server, answer string, args ...string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, err := s.Do(args...)
+		return err != nil && strings.Contains(err.Error(), answer)
+	}, 20*time.Second, pause, answer)
 }
 
 // refusedWith repeats a call until its error matches text, and returns that error. The first
@@ -165,10 +319,7 @@ func load(t *testing.T, s *redistest.Server) {
 	do(t, s, "CONFIG", "SET", "loading-process-events-interval-bytes", "1024")
 	do(t, s, "CONFIG", "SET", "key-load-delay", "3000")
 	go s.Do("DEBUG", "RELOAD")
-	require.Eventually(t, func() bool {
-		_, err := s.Do("GET", "k")
-		return err != nil && strings.Contains(err.Error(), "LOADING")
-	}, 20*time.Second, pause)
+	awaitAnswer(t, s, "LOADING", "GET", "k")
 }
 
 // TestNoConnection makes calls without a server, or without a free connection in the pool.

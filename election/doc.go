@@ -93,9 +93,11 @@
 // until a second before its deadline. From then on nobody leads. Work that must go on without the
 // store cannot depend on an election.
 //
-// A store may answer and refuse, because its memory or disk is full, or because its password was
-// changed. If it refuses Run's first request, Run returns the error, so that a wrong configuration is
-// found at once. Once this process has waited in the queue or led, Run asks again about once a second.
+// A store may answer and refuse. If it does so because of its own state (its memory or disk is full, it
+// has too few replicas, or too many clients), Run waits as for a store that is away. If it refuses Run's
+// first request for another reason, such as a wrong password, Run returns the error, so that a wrong
+// configuration is found at once. Once this process has waited in the queue or led, Run asks again about
+// once a second.
 //
 // # At the end of the process
 //

@@ -65,9 +65,10 @@ func New(c *dlock.Client, key string) *Election {
 // The lease is renewed until lead returns, and is then released. If lead panics, the lease is
 // released, and the panic goes on to the caller of Run.
 //
-// Run waits for the end of an outage. If the store refuses Run's first request, for example because
-// of a wrong password, Run returns the error at once. Once this process has waited in the queue or
-// led, Run waits while the store refuses, too: it asks again about once a second. Run always returns
+// Run waits for the end of an outage, and while the store refuses because of its own state, such as
+// a lack of memory. If the store refuses Run's first request for another reason, such as a wrong
+// password, Run returns the error at once. Once this process has waited in the queue or led, Run
+// waits while the store refuses for such a reason, too: it asks again about once a second. Run always returns
 // errors that would come again: they match [dlock.ErrInvalid], [errors.ErrUnsupported],
 // [dlock.ErrNested] or [dlock.ErrClosed]. A second Run before the first has returned fails with
 // ErrInvalid.

@@ -338,6 +338,24 @@ func TestErrorsThatEndRun(t *testing.T) {
 	})
 }
 
+// A process that begins waits while the store is full, until it wants another password.
+func TestFullStore(t *testing.T) {
+	for _, then := range []error{nil, &dlock.NoEffectError{Err: errors.New("WRONGPASS")}} {
+		bubble(t, func(g *group) {
+			store := memory.New()
+			store.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
+			a := g.stand(store, nil)
+			wait(10 * time.Minute)
+			store.Fail(then)
+			wait(2 * time.Second)
+			require.Equal(g, then == nil, a.leads())
+			if a.stop(); then != nil {
+				require.ErrorContains(g, a.err, "the store refused: WRONGPASS")
+			}
+		})
+	}
+}
+
 // A refusal of the first request ends Run. Whoever has led or waited asks again once a second, unless
 // the error would come again for ever.
 func TestRefusals(t *testing.T) {
@@ -347,10 +365,10 @@ func TestRefusals(t *testing.T) {
 			a, b := g.stand(store, nil), g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
 				AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context { asked++; return ctx },
 			}))
-			store.Fail(&dlock.NoEffectError{Err: errors.New("OOM")})
+			store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
 			c := g.stand(store, nil)
 			c.stop()
-			require.ErrorContains(g, c.err, "OOM")
+			require.ErrorContains(g, c.err, "WRONGPASS")
 			a.Resign()
 			wait(time.Minute) // in memory, b is granted the lock, but cannot renew it
 			require.Nil(g, g.leader())
@@ -379,7 +397,7 @@ func TestBeforeTheFirstTerm(t *testing.T) {
 				if first {
 					store.Steal("leader", time.Second)
 					time.Sleep(time.Minute)
-					store.Fail(&dlock.NoEffectError{Err: errors.New("OOM")})
+					store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
 					first = false
 				}
 				return ctx

@@ -33,8 +33,9 @@
 //     longer than its TTL, or a store that has forgotten the lock.
 //   - If the store is away when a period begins, all replicas wait until it is back, for one period
 //     at most. Then one of them runs the job. They wait in the same way for a store that refuses
-//     what it has granted before, for example because its memory is full. A Job to which the store
-//     has granted nothing yet gets the refusal at once: the password may be wrong.
+//     because of its own state: its memory or disk is full, or it has too few replicas or too many
+//     clients. If it refuses for another reason, a Job to which it has granted nothing yet gets the
+//     refusal at once: the password may be wrong. Other Jobs wait.
 //
 // A period is run at least once, if the store is there and a replica succeeds. It is run twice only
 // if a run was interrupted before it was marked as done (its process died, it lost its lease, or

@@ -89,9 +89,9 @@ func (j *Job) Due(now time.Time) time.Time {
 }
 
 // Do runs fn, unless the period of due is done, and reports whether it has called fn. It waits
-// until due + every for other runs of the job to end, and for a store that cannot be reached, or
-// that refuses what it has granted this Job before, such as one that is full. If that instant has
-// passed, Do makes a single attempt.
+// until due + every for other runs of the job to end, and for a store that cannot be reached, that
+// refuses because of its own state, such as one that is full, or that refuses what it has granted
+// this Job before. If that instant has passed, Do makes a single attempt.
 //
 // due is an instant of the replica's schedule, not the time of the start. To the millisecond, it
 // is the name of the period, so it must be the same on all replicas.
@@ -105,8 +105,8 @@ func (j *Job) Due(now time.Time) time.Time {
 //
 //   - the error of fn, as from [dlock.Client.Do]. The next replica may run the period.
 //   - [dlock.ErrHeld]: another run was not over at due + every.
-//   - [dlock.ErrUnavailable]: the store was away until then. If ran is true, fn has succeeded, and
-//     the period could not be marked: another replica may run it again.
+//   - [dlock.ErrUnavailable]: the store was away, or refused because of its state, until then. If ran
+//     is true, fn has succeeded, and the period could not be marked: another replica may run it again.
 //   - [dlock.ErrLost]: the lease was lost, and another replica may run the period. If the text says
 //     "is marked", the period is done, and another may have run it, too.
 //   - [dlock.ErrInvalid] or [errors.ErrUnsupported]: fn was not called, and never will be.
@@ -254,7 +254,7 @@ func (r *run) locked(ctx context.Context, lease *dlock.Lease) error {
 // done reports whether the period has its mark.
 func (r *run) done(ctx context.Context) (bool, error) {
 	var status dlock.Status
-	inTime := func(err error) bool { return !dlock.Refused(err) && time.Now().Before(r.end) }
+	inTime := func(err error) bool { return (!dlock.Refused(err) || mayPass(err)) && time.Now().Before(r.end) }
 	err := repeat(ctx, inTime, func(ctx context.Context) (err error) {
 		status, err = r.marks.Inspect(ctx, r.mark)
 		return err
@@ -318,7 +318,7 @@ func repeat(ctx context.Context, again func(error) bool, call func(context.Conte
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case again(err):
-		case dlock.Refused(err):
+		case dlock.Refused(err) && !mayPass(err):
 			return err
 		default:
 			return fmt.Errorf("%w: %v", dlock.ErrUnavailable, err)
@@ -337,6 +337,12 @@ func repeat(ctx context.Context, again func(error) bool, call func(context.Conte
 // hopeless reports whether err would come again.
 func hopeless(err error) bool {
 	return errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// mayPass reports whether err is a refusal because of the state of the store.
+func mayPass(err error) bool {
+	refusal, ok := errors.AsType[*dlock.NoEffectError](err)
+	return ok && refusal.State && dlock.Refused(err)
 }
 
 // sleep returns after d, or when ctx ends.

@@ -319,18 +319,29 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+var (
+	errFull     = &dlock.NoEffectError{Err: errors.New("OOM"), State: true}
+	errPassword = &dlock.NoEffectError{Err: errors.New("WRONGPASS")}
+)
+
 // The store is full for a while: when a period begins, or when its work is over. The lock is renewed
-// meanwhile.
+// meanwhile. A Job that the store has served waits also if it is refused for another reason.
 func TestFullStore(t *testing.T) {
 	for _, length := range []time.Duration{time.Second, 40 * time.Second, 3 * time.Minute} {
-		for _, inWork := range []bool{false, true} {
+		for n := range 4 {
+			inWork, served, why := n%2 == 1, n > 1, errFull
 			inBubble(t, time.Minute, func(b *bed) {
 				runs, due := 0, time.Now()
-				full, _ := b.maxmemory()
+				if served {
+					why = errPassword
+				}
+				full, _ := b.maxmemory(why)
 				fill := func() { full.Store(true); time.AfterFunc(length, func() { full.Store(false) }) }
 				replicas := []*Job{b.replica(), b.replica()}
 				for _, j := range replicas {
-					b.do(j, due, counts(&runs))
+					if served {
+						b.do(j, due, counts(&runs))
+					}
 				}
 				if due = due.Add(b.every); !inWork {
 					time.Sleep(b.every)
@@ -355,11 +366,16 @@ func TestFullStore(t *testing.T) {
 						require.NoError(b, got.err)
 					case !inWork:
 						require.ErrorContains(b, got.err, "once: job@2000-01-01T00:01:00.000Z: ")
-						require.True(b, dlock.Refused(got.err), got.err)
+						require.Equal(b, served, dlock.Refused(got.err), got.err)
+						require.Equal(b, !served, errors.Is(got.err, dlock.ErrUnavailable), got.err)
 						want = 1
 					case n == 0:
 						require.ErrorContains(b, got.err, "the work has succeeded, but is not marked: ")
+						require.Equal(b, !served, errors.Is(got.err, dlock.ErrUnavailable), got.err)
 					}
+				}
+				if !served {
+					want--
 				}
 				require.Equal(b, want, runs)
 			})
@@ -367,13 +383,30 @@ func TestFullStore(t *testing.T) {
 	}
 }
 
+// When a new Job asks for the mark of the period, the store is busy for a while, or wants another password.
+func TestBusyStore(t *testing.T) {
+	inBubble(t, time.Minute, func(b *bed) {
+		for _, says := range []error{errFull, errPassword} {
+			b.faulty.inspect = func() {
+				b.faulty.inspect = nil
+				b.store.Fail(says)
+				time.AfterFunc(5*time.Second, func() { b.store.Fail(nil) })
+			}
+			got := b.do(b.replica(), time.Now(), work(0, nil))
+			require.Equal(b, says == errFull, got == done, got.err)
+			require.Equal(b, says == errPassword, dlock.Refused(got.err), got.err)
+			time.Sleep(b.every)
+		}
+	})
+}
+
 // maxmemory makes the store refuse all attempts while it is full, and count them.
-func (b *bed) maxmemory() (full *atomic.Bool, refused *atomic.Int32) {
+func (b *bed) maxmemory(why error) (full *atomic.Bool, refused *atomic.Int32) {
 	full, refused = new(atomic.Bool), new(atomic.Int32)
 	b.faulty.try = func(_ string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
 		if full.Load() {
 			refused.Add(1)
-			return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.New("OOM")}
+			return dlock.Attempt{}, why
 		}
 		return call()
 	}
@@ -385,7 +418,7 @@ func (b *bed) maxmemory() (full *atomic.Bool, refused *atomic.Int32) {
 func TestRefusedMark(t *testing.T) {
 	inBubble(t, 24*time.Hour, func(b *bed) {
 		due := time.Now()
-		full, refused := b.maxmemory()
+		full, refused := b.maxmemory(errFull)
 		ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 		defer cancel()
 		ran, err := b.replica().Do(ctx, due, func(context.Context, *dlock.Lease) error { full.Store(true); return nil })

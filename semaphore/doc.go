@@ -29,7 +29,8 @@
 //	a holder dies                              until the TTL of its permit has passed
 //	the first in the queue dies                for 3 s more at most, although a permit may be free
 //	it is stopped, or cut off from the store   likewise, for 5 s more at most
-//	the store is away                          until it is back; see [dlock.Client.Acquire]
+//	the store is away, or refuses because of   until it is back, or grants; see [dlock.Client.Acquire]
+//	its own state
 //
 // The first in the queue leaves it in the background. If its process ends just after [dlock.Client.Close], that
 // may be too early, and counts as a death. [dlock.Client.Shutdown] waits for it.

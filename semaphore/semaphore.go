@@ -65,7 +65,8 @@ func New(c *dlock.Client, name string, permits int) *Semaphore {
 // If all are held, Acquire waits behind those who came before, until a permit is free, ctx ends, or
 // WithMaxWait has passed. What [dlock.Client.Acquire] says of its errors holds here, too. The
 // [dlock.HeldError] then is about one of the permits, or about the gate: its holder is the first who
-// waits.
+// waits. Once the store has let the caller look for a permit, an outage does not end the wait, nor does
+// a refusal because of the state of the store.
 //
 // If ctx carries a permit of a semaphore of this name, Acquire fails with [dlock.ErrNested]: callers
 // that hold a permit each and wait for another would wait for each other.
@@ -144,7 +145,8 @@ func (s *Semaphore) result(g grant) (*dlock.Lease, int, error) {
 }
 
 // acquire looks for a permit while it holds the gate. If it loses the gate, another may be looking,
-// so it waits for the gate again. By then the store has answered: an outage does not end the wait.
+// so it waits for the gate again. By then the store has answered: neither an outage nor a refusal
+// because of the state of the store ends the wait.
 func (s *Semaphore) acquire(ctx context.Context) grant {
 	if err := s.check(ctx); err != nil {
 		return grant{err: err}

@@ -216,12 +216,13 @@ func TestLostGate(t *testing.T) {
 	}
 }
 
-// The store of one permit fails, hangs or refuses when the caller begins to wait.
+// The store of one permit fails, hangs, is full or refuses when the caller begins to wait.
 func TestPermitOutOfReach(t *testing.T) {
 	for n, fault := range []func(context.Context) error{
 		func(context.Context) error { return errAway },
 		func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
-		func(context.Context) error { return &dlock.NoEffectError{Err: errors.New("OOM")} },
+		func(context.Context) error { return &dlock.NoEffectError{Err: errors.New("OOM"), State: true} },
+		func(context.Context) error { return &dlock.NoEffectError{Err: errors.New("WRONGPASS")} },
 	} {
 		in(t, "memory", func(w *world) {
 			p := w.process(2)
@@ -230,12 +231,12 @@ func TestPermitOutOfReach(t *testing.T) {
 			waiter := p.start(w.Context())
 			require.NoError(w, leases[0].Release())
 			time.Sleep(5 * time.Second)
-			if n == 2 {
-				require.ErrorContains(w, (<-waiter).err, "the store refused: OOM")
+			if n == 3 {
+				require.ErrorContains(w, (<-waiter).err, "the store refused: WRONGPASS")
 				return
 			}
 			require.Empty(w, waiter)
-			if n == 0 {
+			if n%2 == 0 {
 				p.fault.Store(nil)
 			} else {
 				require.NoError(w, leases[1].Release())
@@ -243,7 +244,7 @@ func TestPermitOutOfReach(t *testing.T) {
 			freed := time.Now()
 			got := <-waiter
 			require.NoError(w, got.err)
-			require.Equal(w, n, got.permit)
+			require.Equal(w, n%2, got.permit)
 			require.Less(w, got.at.Sub(freed), time.Second)
 		})
 	}
@@ -409,13 +410,17 @@ func TestRefusals(t *testing.T) {
 			_, _, err := semaphore.New(p.client, strings.Repeat("x", 1021), 64).TryAcquire(w.Context())
 			require.NoError(w, err)
 		}
-		w.memory.Fail(&dlock.NoEffectError{Err: errors.New("OOM")})
+		w.memory.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
 		_, _, err := semaphore.New(client, "sem", 2).TryAcquire(w.Context())
 		require.ErrorContains(w, err, "the store refused: OOM")
 		require.Equal(w, 1, calls)
 		_, _, err = p.Acquire(w.Context())
 		require.ErrorContains(w, err, "the store refused: OOM")
-		w.memory.Fail(nil)
+		_, _, err = semaphore.New(p.client.With(dlock.WithOutage(2*time.Second)), "sem", 1).Acquire(w.Context())
+		require.ErrorContains(w, err, "store unavailable: no success for 2s: the store refused: OOM")
+		time.AfterFunc(time.Second, func() { w.memory.Fail(nil) })
+		_, _, err = semaphore.New(p.client.With(dlock.WithOutage(time.Minute)), "other", 1).Acquire(w.Context())
+		require.NoError(w, err)
 		w.fill(p, 2)
 		waiter := p.start(w.Context())
 		time.Sleep(time.Second)

@@ -29,7 +29,7 @@ type post struct {
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
-	without error              // why an inbox could not be opened, the last time
+	without error              // why an inbox could not be opened, since one was open; or nil
 	failed  time.Time          // when that was
 	joined  int                // how many waits have
 }
@@ -175,14 +175,18 @@ func (p *post) missing(err error) {
 	}
 }
 
-// missingSince returns why an inbox could not be opened at a given time or later; nil if all could.
+// recovery is how long after an outage an inbox may be late.
+const recovery = 3 * time.Second
+
+// missingSince returns why an inbox cannot be opened, although the store has answered since a given time: the user lacks a
+// right, or it was tried in vain a while after that.
 func (p *post) missingSince(t time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.failed.Before(t) {
-		return nil
+	if forbidden(p.without) || !p.failed.Before(t.Add(recovery)) {
+		return p.without
 	}
-	return p.without
+	return nil
 }
 
 // address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.

@@ -162,7 +162,9 @@ func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	was, b.live = b.live, live
-	b.post.told = b.post.told && !live
+	if b.post.told = b.post.told && !live; live {
+		b.post.without = nil
+	}
 	if was == live {
 		return was
 	}

@@ -34,9 +34,13 @@ func judge(s *Script, err error, cluster func() bool) error {
 	if strings.Contains(text, "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	if temporary, refused := rediserr.Refusal(text); refused {
+	if class := rediserr.Refusal(text); class != 0 {
 		address, _ := rediserr.Redirection(text)
-		return &dlock.NoEffectError{Err: err, Temporary: temporary || address != "" && cluster()}
+		return &dlock.NoEffectError{
+			Err:       err,
+			Temporary: class == rediserr.Temporary || address != "" && cluster(),
+			State:     class == rediserr.State,
+		}
 	}
 	if dlock.NoEffect(err) && !errors.Is(err, dlock.ErrInvalid) {
 		return unsent{err}

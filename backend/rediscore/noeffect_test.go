@@ -24,14 +24,18 @@ const (
 	unknown   verdict = "unknown outcome"
 	noEffect  verdict = "no effect"
 	temporary verdict = "no effect, for now"
+	state     verdict = "no effect, in this state"
 )
 
 func verdictOf(err error) verdict {
 	if !dlock.NoEffect(err) {
 		return unknown
 	}
-	if e, ok := errors.AsType[*dlock.NoEffectError](err); ok && e.Temporary {
+	switch e, _ := errors.AsType[*dlock.NoEffectError](err); {
+	case e != nil && e.Temporary:
 		return temporary
+	case e != nil && e.State:
+		return state
 	}
 	return noEffect
 }
@@ -42,7 +46,8 @@ func TestRefusals(t *testing.T) {
 		redis7 = " script: d0d1, on @user_script:62."
 	)
 	for text, want := range map[string]verdict{
-		"OOM command not allowed when used memory > 'maxmemory'.":                         noEffect,
+		"OOM command not allowed when used memory > 'maxmemory'.":                         state,
+		"NOPERM this user has no permissions to run the 'evalsha' command":                noEffect,
 		"READONLY You can't write against a read only replica." + redis7:                  temporary,
 		"ERR The user executing the script can't run this command or subcommand" + redis7: unknown,
 		"MOVED 3999 127.0.0.1:6381":                                                       noEffect,

@@ -82,7 +82,7 @@ func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
 // an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
 // that the Redis user has no right to subscribe to the channels under the prefix (see the
-// package documentation). f is called once, and again only after an inbox has been open. It
+// package documentation). An Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again only after an inbox has been open. It
 // should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 

@@ -114,9 +114,9 @@ func (p *post) callFirst(r *room) {
 	}
 }
 
-// report reports that a call of a wait has failed, or was answered if err is nil. What the first of a room hears is
+// report reports that a call of a wait, which was sent at a given time, has failed, or was answered if err is nil. What the first of a room hears is
 // news for all.
-func (p *post) report(w *wait, err error) {
+func (p *post) report(w *wait, sent time.Time, err error) {
 	p.mu.Lock()
 	all := []*wait{w}
 	if r := w.room; r != nil && r.waits[0] == w && (err != nil || r.away) {
@@ -128,7 +128,7 @@ func (p *post) report(w *wait, err error) {
 		if err == nil {
 			w.heard.Answered()
 		} else {
-			w.heard.Failed(err)
+			w.heard.Failed(sent, err)
 		}
 	}
 }

@@ -132,9 +132,13 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 
 // noteConnection notes the result of a flight.
 func (l *Locker) noteConnection(err error) {
-	if reason := errs.BesidesEnd(err); reason != nil && errors.As(err, new(unsent)) {
-		l.unconnected.Store(&reason)
-	} else if l.unconnected.Load() != nil {
-		l.unconnected.Store(nil)
+	var unconnected *error
+	if err != nil && errors.As(err, new(unsent)) {
+		if reason := errs.BesidesEnd(err); reason != nil {
+			unconnected = &reason
+		}
+	}
+	if unconnected != nil || l.unconnected.Load() != nil {
+		l.unconnected.Store(unconnected)
 	}
 }

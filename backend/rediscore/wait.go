@@ -77,7 +77,7 @@ type wait struct {
 	again      bool      // another call follows when it is answered
 	queued     bool      // as far as is known
 	returned   bool      // it had lost its place since it rested; so may others of its room
-	bare       time.Time // when the first call was sent of those that were answered in a row without an inbox; or zero
+	bare       time.Time // when the first call was answered of those without an inbox in a row; or zero
 	unsure     bool      // an enqueue failed, and may still reach the server
 	failures   int       // of calls, in a row
 	passedOver int       // how many times it lost its place although its inbox was registered, in this epoch
@@ -301,14 +301,14 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	state, n, holder, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {
-		return w.failed(err)
+		return w.failed(a.sent, err)
 	}
 	if ballot != nil {
 		ballot.Fresh = ballot.Fresh || w.ticket != "" // it waited
 		w.ballot = *ballot
 	}
 	w.failures, w.failure = 0, nil
-	w.locker.post.report(w, nil)
+	w.locker.post.report(w, a.sent, nil)
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -340,7 +340,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 
 // failed ends the wait with the error of a call, or schedules the next call. An enqueue that may still
 // reach the server ends it: it could take the lock for the token when the next one is granted and released.
-func (w *wait) failed(err error) (dlock.Attempt, error) {
+func (w *wait) failed(sent time.Time, err error) (dlock.Attempt, error) {
 	switch {
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))
@@ -352,7 +352,7 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
-	w.locker.post.report(w, err)
+	w.locker.post.report(w, sent, err)
 	pause := retryPause << min(w.failures, 4)
 	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
@@ -413,7 +413,7 @@ func (w *wait) noteInbox(a answer) {
 		w.bare = time.Time{}
 		return
 	case w.bare.IsZero():
-		w.bare = a.sent
+		w.bare = time.Now()
 	}
 	if err := w.locker.post.missingSince(w.bare); err != nil {
 		w.heard.NoInbox(err)

@@ -119,7 +119,7 @@ func (*youngError) Answered() bool { return true }
 // it unsure.
 func (l *Locker) failure(errs []error, unsure bool) error {
 	e := &MajorityError{Quorum: l.quorum, Names: slices.Clone(l.names), Nodes: errs}
-	noEffect, temporary := !unsure, false
+	noEffect, temporary, state, refusing := !unsure, false, false, 0
 	said := make(map[error]int)
 	var waits []time.Duration
 	for _, err := range errs {
@@ -133,7 +133,10 @@ func (l *Locker) failure(errs []error, unsure bool) error {
 		}
 		var none *dlock.NoEffectError
 		if noEffect = noEffect && dlock.NoEffect(err); noEffect && errors.As(err, &none) {
-			temporary = temporary || none.Temporary
+			temporary, state = temporary || none.Temporary, state || none.State
+			if !none.State && dlock.Refused(err) {
+				refusing++
+			}
 		}
 		for _, sentinel := range []error{dlock.ErrInvalid, dlock.ErrClosed, errors.ErrUnsupported} {
 			if errors.Is(err, sentinel) {
@@ -154,7 +157,8 @@ func (l *Locker) failure(errs []error, unsure bool) error {
 		e.Wait = nthLargest(waits, len(waits)-l.quorum+1)
 	}
 	if noEffect {
-		return &dlock.NoEffectError{Err: e, Temporary: temporary && e.cause == nil}
+		again := e.cause == nil && refusing <= len(errs)-l.quorum // the others may become a majority
+		return &dlock.NoEffectError{Err: e, Temporary: temporary && again, State: state && again}
 	}
 	if dlock.NoEffect(e.cause) {
 		e.cause = errors.Join(e.cause)

@@ -284,9 +284,10 @@ func TestOutageOfAllNodes(t *testing.T) {
 	}
 }
 
-// A MajorityError is an answer if a majority of the nodes gave one. It is temporary if one of them is, and
-// the call had no effect.
+// A MajorityError is an answer if a majority of the nodes gave one. It is temporary, or due to the state of
+// the store, if one of them is, if the call had no effect, and if the nodes that may soon serve are a majority.
 func TestMajorityOfAnswers(t *testing.T) {
+	full := error(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
 	refused, loading := none(errors.New("NOPERM")), error(&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
 	late, unsent := context.DeadlineExceeded, none(context.DeadlineExceeded)
 	type names = []string
@@ -300,6 +301,12 @@ func TestMajorityOfAnswers(t *testing.T) {
 		{[]error{refused, refused, refused}, names{"no effect", "answered", "refused"}},
 		{[]error{loading, loading, loading}, names{"no effect", "temporary"}},
 		{[]error{loading, refused, errDial}, names{"no effect", "temporary"}},
+		{[]error{loading, refused, refused}, names{"no effect", "answered", "refused"}},
+		{[]error{full, full, full}, names{"no effect", "state", "answered", "refused"}},
+		{[]error{full, full, errDial}, names{"no effect", "state", "answered", "refused"}},
+		{[]error{full, refused, errDial}, names{"no effect", "state", "answered", "refused"}},
+		{[]error{full, refused, refused}, names{"no effect", "answered", "refused"}},
+		{[]error{full, full, errReset}, names{"answered"}},
 		{[]error{loading, loading, errReset}, nil},
 		{[]error{errReset, refused, refused}, names{"answered"}},
 		{[]error{errReset, errReset, refused}, nil},
@@ -330,6 +337,7 @@ func TestMajorityOfAnswers(t *testing.T) {
 				has  bool
 			}{
 				{"no effect", dlock.NoEffect(err)}, {"temporary", errors.As(err, &effect) && effect.Temporary},
+				{"state", errors.As(err, &effect) && effect.State},
 				{"timeout", majority.Timeout()}, {"answered", majority.Answered()}, {"refused", dlock.Refused(err)},
 			} {
 				if property.has {

@@ -195,7 +195,7 @@ func (w *wait) hear(e reply) error {
 	}
 	s.away = nil
 	if e.err == nil {
-		w.heard.note(e.node, nil)
+		w.heard.note(e.node, e.sent, nil)
 		if e.kind != passed {
 			s.pause, s.again = 0, time.Time{}
 		}
@@ -224,7 +224,7 @@ func (w *wait) hear(e reply) error {
 		return w.failure(nil)
 	}
 	s.away = e.err
-	w.heard.note(e.node, e.err)
+	w.heard.note(e.node, e.sent, e.err)
 	s.pause = min(max(2*s.pause, firstPause), longestPause)
 	s.again = time.Now().Add(s.pause/2 + chance.N(s.pause/2))
 	return nil
@@ -244,7 +244,7 @@ type word struct {
 	err error
 }
 
-func (h *heard) note(node int, err error) {
+func (h *heard) note(node int, sent time.Time, err error) {
 	h.mu.Lock()
 	h.nodes[node] = word{err == nil, err}
 	answered, errs := 0, make([]error, len(h.nodes))
@@ -261,7 +261,7 @@ func (h *heard) note(node int, err error) {
 	case answered >= h.of.quorum:
 		h.Answered()
 	case failed > len(errs)-h.of.quorum:
-		h.Failed(h.of.failure(errs, false))
+		h.Failed(sent, h.of.failure(errs, false))
 	}
 }
 
@@ -271,8 +271,8 @@ type seatHeard struct {
 	node int
 }
 
-func (s seatHeard) Answered()        { s.note(s.node, nil) }
-func (s seatHeard) Failed(err error) { s.note(s.node, err) }
+func (s seatHeard) Answered()                        { s.note(s.node, time.Time{}, nil) }
+func (s seatHeard) Failed(sent time.Time, err error) { s.note(s.node, sent, err) }
 
 // trip returns about a round trip, a little longer or shorter each time.
 func (w *wait) trip() time.Duration {

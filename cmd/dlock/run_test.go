@@ -232,6 +232,35 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// A full server is waited for with --outage and --once.
+func TestFullServer(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	memory := func(limit string) func() {
+		return func() { _, err := s.server.Do("CONFIG", "SET", "maxmemory", limit); assert.NoError(t, err) }
+	}
+	const refusal = "the store refused: OOM "
+	for _, test := range []struct {
+		args string
+		code int
+		out  string
+	}{
+		{"run k echo begun", exitOwnFault, "dlock: acquire \"k\": " + refusal},
+		{"run --outage 300ms k echo begun", exitUnavailable, "dlock: acquire \"k\": store unavailable: no success for 30"},
+		{"run --once 1s job echo begun", exitUnavailable, "dlock: once: job@"},
+		{"run --outage 1m k echo begun", 0, "begun\n"},
+		{"run --once 24h job echo begun", 0, "begun\n"},
+	} {
+		memory("1")()
+		if test.code == 0 {
+			time.AfterFunc(time.Second, memory("0"))
+		}
+		code, out := s.run(strings.Fields(test.args)...)
+		assert.Equal(t, test.code, code, "%s: %s", test.args, out)
+		assert.True(t, strings.HasPrefix(out, test.out), "%s: %s", test.args, out)
+	}
+}
+
 // A server that is asked for TLS, and waits for the rest of a command, is waited for once.
 func TestTLS(t *testing.T) {
 	t.Parallel()

@@ -12,9 +12,9 @@ import (
 // A Listener hears what happens in a wait of a Locker that goes on. Its methods are safe for concurrent use, and
 // do not wait.
 type Listener interface {
-	Answered()         // the store has answered a request
-	Failed(err error)  // a request has failed
-	NoInbox(err error) // the store cannot send messages to the wait
+	Answered()                        // the store has answered a request
+	Failed(sent time.Time, err error) // a request has failed, which was sent at a given time
+	NoInbox(err error)                // the store cannot send messages to the wait
 }
 
 type listenerKey struct{}
@@ -34,9 +34,9 @@ func Of(ctx context.Context) Listener {
 
 type nobody struct{}
 
-func (nobody) Answered()     {}
-func (nobody) Failed(error)  {}
-func (nobody) NoInbox(error) {}
+func (nobody) Answered()               {}
+func (nobody) Failed(time.Time, error) {}
+func (nobody) NoInbox(error)           {}
 
 // A Watch counts the calls that wait for the store. The zero value is ready for use, and methods are safe for
 // concurrent use.

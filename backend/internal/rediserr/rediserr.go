@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -21,38 +20,47 @@ func Answer(err error) string {
 	return err.Error()
 }
 
+// A Class is why a server refused a call.
+type Class int
+
+const (
+	Request   Class = iota + 1 // because of the call or its user: it would refuse the same call again
+	State                      // because of the state that the server is in, which lasts for an unknown time
+	Temporary                  // because of a state that ends soon
+)
+
 // refusals are the codes with which a server refuses a call before its script runs, or refuses
-// a connection. The value is true if the cause goes away by itself.
-var refusals = map[string]bool{
-	"ASK":         false,
-	"BUSY":        false,
-	"CLUSTERDOWN": true,
-	"CROSSSLOT":   false,
-	"DENIED":      false,
-	"LOADING":     true,
-	"MASTERDOWN":  true,
-	"MISCONF":     false,
-	"MOVED":       false,
-	"NOAUTH":      false,
-	"NOPERM":      false,
-	"NOREPLICAS":  false,
-	"NOSCRIPT":    false,
-	"OOM":         false,
-	"READONLY":    true,
-	"TRYAGAIN":    true,
-	"WRONGPASS":   false,
+// a connection.
+var refusals = map[string]Class{
+	"ASK":         Request,
+	"BUSY":        State,
+	"CLUSTERDOWN": Temporary,
+	"CROSSSLOT":   Request,
+	"DENIED":      Request,
+	"LOADING":     Temporary,
+	"MASTERDOWN":  Temporary,
+	"MISCONF":     State,
+	"MOVED":       Request,
+	"NOAUTH":      Request,
+	"NOPERM":      Request,
+	"NOREPLICAS":  State,
+	"NOSCRIPT":    Request,
+	"OOM":         State,
+	"READONLY":    Temporary,
+	"TRYAGAIN":    Temporary,
+	"WRONGPASS":   Request,
 }
 
 // generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
-var generalRefusals = []string{
-	"unknown command",
-	"wrong number of arguments",
-	"Protocol error: unauthenticated", // a long command, before AUTH
-	"max number of clients reached",
-	"Client sent AUTH",
-	"AUTH ",
-	"DB index is out of range",
-	"invalid DB index",
+var generalRefusals = map[string]Class{
+	"unknown command":                 Request,
+	"wrong number of arguments":       Request,
+	"Protocol error: unauthenticated": Request, // a long command, before AUTH
+	"max number of clients ":          State,   // a cluster's node goes on with "+ cluster connections"
+	"Client sent AUTH":                Request,
+	"AUTH ":                           Request,
+	"DB index is out of range":        Request,
+	"invalid DB index":                Request,
 }
 
 // firstWrites are the codes of an error inside a script that prove that the script has written
@@ -61,26 +69,30 @@ var generalRefusals = []string{
 // write.) A missing right proves nothing: earlier commands of the script may have been allowed.
 var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"}
 
-// Refusal reports whether an answer says that the server refused the call, and if so, whether the
-// cause goes away by itself. Errors of client libraries do not begin with these codes.
-func Refusal(text string) (temporary, ok bool) {
+// Refusal returns why the server refused a call, as its answer says, or 0 if the answer is no refusal.
+// Errors of client libraries do not begin with these codes.
+func Refusal(text string) Class {
 	if InScript(text) {
 		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
 			_, text, _ = strings.Cut(text, ": -")
 		}
 		for _, code := range firstWrites {
 			if strings.HasPrefix(text, code+" ") {
-				return refusals[code], true
+				return refusals[code]
 			}
 		}
-		return false, false
+		return 0
 	}
 	code, _, _ := strings.Cut(text, " ")
-	if temporary, ok = refusals[code]; ok {
-		return temporary, true
+	if class, ok := refusals[code]; ok {
+		return class
 	}
-	text = strings.TrimPrefix(text, "ERR ")
-	return false, slices.ContainsFunc(generalRefusals, func(general string) bool { return strings.HasPrefix(text, general) })
+	for begin, class := range generalRefusals {
+		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), begin) {
+			return class
+		}
+	}
+	return 0
 }
 
 // InScript reports whether an error came from inside a script. Redis 6 says "ERR Error

@@ -15,22 +15,23 @@ func TestRefusal(t *testing.T) {
 		redis6 = "ERR Error running script (call to f_d0d1): @user_script:62: @user_script: 62: "
 		redis7 = " script: d0d1, on @user_script:62."
 
-		final     = "final"
-		temporary = "temporary"
-		none      = "none"
+		final     = rediserr.Request
+		state     = rediserr.State
+		temporary = rediserr.Temporary
+		none      = rediserr.Class(0)
 	)
-	for text, want := range map[string]string{
+	for text, want := range map[string]rediserr.Class{
 		"NOPERM this user has no permissions to run the 'evalsha' command":                 final,
 		"NOAUTH Authentication required.":                                                  final,
 		"WRONGPASS invalid username-password pair or user is disabled.":                    final,
 		"DENIED Redis is running in protected mode":                                        final,
-		"OOM command not allowed when used memory > 'maxmemory'.":                          final,
-		"BUSY Redis is busy running a script. You can only call SCRIPT KILL.":              final,
+		"OOM command not allowed when used memory > 'maxmemory'.":                          state,
+		"BUSY Redis is busy running a script. You can only call SCRIPT KILL.":              state,
 		"MOVED 3999 127.0.0.1:6381":                                                        final,
 		"ERR unknown command `EVALSHA`, with args beginning with: ":                        final,
-		"ERR max number of clients reached":                                                final,
+		"ERR max number of clients reached":                                                state,
 		"unknown command `EVALSHA`, with args beginning with: ":                            final, // rueidis leaves ERR out
-		"max number of clients reached":                                                    final,
+		"max number of clients reached":                                                    state,
 		"AUTH <password> called without any password configured for the default user.":     final,
 		"an unknown command":                                                               none,
 		"LOADING Redis is loading the dataset in memory":                                   temporary,
@@ -40,11 +41,14 @@ func TestRefusal(t *testing.T) {
 		"READONLY You can't write against a read only replica.":                            temporary,
 		"READONLY You can't write against a read only replica." + redis7:                   temporary,
 		redis6 + "-READONLY You can't write against a read only replica.":                  temporary,
-		"OOM command not allowed when used memory > 'maxmemory'." + redis7:                 final,
-		redis6 + "-OOM command not allowed when used memory > 'maxmemory'.":                final,
-		redis6[len("ERR "):] + "-OOM command not allowed.":                                 final, // rueidis leaves ERR out
-		"MISCONF Redis is configured to save RDB snapshots" + redis7:                       final,
-		"NOREPLICAS Not enough good replicas to write." + redis7:                           final,
+		"OOM command not allowed when used memory > 'maxmemory'." + redis7:                 state,
+		redis6 + "-OOM command not allowed when used memory > 'maxmemory'.":                state,
+		redis6[len("ERR "):] + "-OOM command not allowed.":                                 state, // rueidis leaves ERR out
+		redis6 + "-MISCONF Errors writing to the AOF file: No space left on device":        state,
+		redis6 + "-NOREPLICAS Not enough good replicas to write.":                          state,
+		"ERR max number of clients + cluster connections reached":                          state,
+		"MISCONF Redis is configured to save RDB snapshots" + redis7:                       state,
+		"NOREPLICAS Not enough good replicas to write." + redis7:                           state,
 		"ERR The user executing the script can't run this command or subcommand" + redis7:  none,
 		"NOPERM User dlock has no permissions to run the 'zadd' command" + redis7:          none,
 		"WRONGTYPE Operation against a key holding the wrong kind of value" + redis7:       none,
@@ -56,14 +60,7 @@ func TestRefusal(t *testing.T) {
 		"BUSYKEY something else":  none,
 		"a hook: NOPERM of what?": none,
 	} {
-		got := none
-		switch soon, refused := rediserr.Refusal(text); {
-		case soon && refused:
-			got = temporary
-		case refused:
-			got = final
-		}
-		require.Equal(t, want, got, text)
+		require.Equal(t, want, rediserr.Refusal(text), text)
 	}
 }
 
