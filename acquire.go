@@ -388,8 +388,8 @@ func (a *acquisition) call(act action) {
 // request makes one call of the Locker.
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
-	if waits := a.held != nil || a.outage > 0; a.token == "" || waits && act.do == doTry && !a.left {
-		a.token = token.New(a.client.options.owner, sent) // its time is that of the attempt: see startOf
+	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.outage > 0)) {
+		a.token = token.New(a.client.options.owner, sent, queues) // its time is that of the attempt: see startOf
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -732,23 +732,21 @@ func (a *acquisition) endSilence() {
 }
 
 func (a *acquisition) heldBy(answer Attempt) *HeldError {
-	owner, made := token.Parse(answer.Holder)
-	started := startOf(a.client.keeper.locker, made, answer.HeldSince)
+	owner, started := startOf(answer.Holder, answer.HeldSince)
 	return &HeldError{Key: a.key, Owner: owner, Started: started, Remaining: answer.Remaining}
 }
 
-// startOf returns when a holder was granted its lock, from what the store says of that, and from when the holder's
-// token was made, which is zero for a holder that is not a Client. A token that may have waited in the store's queue
-// does not tell.
-func startOf(l Locker, made, since time.Time) time.Time {
-	_, queue := l.(Acquirer)
+// startOf returns the label of a holder, and when it was granted its lock: as the store says, or when its token was
+// made, unless that was for a wait in the store's queue. Both are zero for a holder that is not a Client.
+func startOf(holder string, since time.Time) (owner string, started time.Time) {
+	owner, made := token.Parse(holder)
 	switch {
-	case made.IsZero(), queue && since.IsZero():
-		return time.Time{}
+	case made.IsZero(), since.IsZero() && token.Waits(holder):
+		return owner, time.Time{}
 	case since.IsZero():
-		return made
+		return owner, made
 	}
-	return time.UnixMilli(since.UnixMilli())
+	return owner, time.UnixMilli(since.UnixMilli())
 }
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.

@@ -199,10 +199,9 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if err != nil {
 		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
 	}
-	owner, made := token.Parse(hold.Token)
-	started := startOf(c.keeper.locker, made, hold.Since)
+	owner, started := startOf(hold.Token, hold.Since)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
-	if !made.IsZero() {
+	if _, made := token.Parse(hold.Token); !made.IsZero() {
 		status.seen = func() (string, string) { return key, hold.Token }
 	}
 	return status, nil

@@ -77,7 +77,7 @@ type Attempt struct {
 
 	// HeldSince is when the present holder was granted the key, if the key was not acquired: on the clock of the
 	// store, or on that of the holder. A later grant to the same token does not change it. It is zero if unknown. The
-	// Client then shows when the Holder's token was made, unless the Locker is an [Acquirer]: that may be long before.
+	// Client then shows when the Holder's token was made, unless that has waited in the store's queue.
 	HeldSince time.Time
 }
 

@@ -38,6 +38,12 @@ func TestOneClientLibraryEach(t *testing.T) {
 		fields := strings.Split(strings.TrimSpace(line), ";")
 		module[fields[0]], imports[fields[0]], deps[fields[0]] = fields[1], fields[2], fields[3]
 	}
+	for pkg, of := range module {
+		for _, imported := range strings.Fields(imports[pkg]) { // GODEBUG=fips140=only does not allow these
+			forbidden := slices.Contains([]string{"crypto/des", "crypto/dsa", "crypto/md5", "crypto/rc4", "crypto/sha1"}, imported)
+			require.False(t, of == root && forbidden, "%s imports %s", pkg, imported)
+		}
+	}
 	modules := func(packages string) (all []string) { // without the standard library
 		for _, pkg := range strings.Fields(packages) {
 			if m := module[pkg]; m != "" {

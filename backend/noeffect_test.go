@@ -232,8 +232,9 @@ func TestStateThatPasses(t *testing.T) {
 func startPatient(t *testing.T, c *dlock.Client, key string) (await func(t *testing.T, text string)) {
 	ended := make(map[string]chan error)
 	for name, f := range waiters {
-		ended[name] = make(chan error, 1)
-		go func() { ended[name] <- f(t.Context(), c, key+name) }()
+		end := make(chan error, 1)
+		ended[name] = end
+		go func() { end <- f(t.Context(), c, key+name) }()
 	}
 	return func(t *testing.T, text string) {
 		t.Helper()

@@ -24,10 +24,7 @@
 // # What is stored
 //
 // The lock named key is a string at prefix followed by key. Its value is the holder's token,
-// and its TTL is the lease's, rounded up to whole milliseconds. If the holder has waited in the queue, the value is
-// "dlock1@", the time of the grant in microseconds on the server's clock, a blank and the token.
-//
-// Each value names one holder. This is how redsync, redislock
+// and its TTL is the lease's, rounded up to whole milliseconds. This is how redsync, redislock
 // and StackExchange.Redis store their locks, so their locks and dlock's exclude each other on the
 // same key. A fleet can change from one library to another while it runs.
 //

@@ -26,6 +26,7 @@ var (
 	Decisive      = decisive
 	Forbidden     = forbidden
 	ParseHandover = parseHandover
+	Rewrite       = rewrite
 	Tags          = hashslot.Tags
 )
 

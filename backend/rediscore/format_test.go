@@ -1,11 +1,14 @@
 package rediscore_test
 
 import (
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +20,6 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/internal/token"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -62,6 +64,8 @@ func TestNames(t *testing.T) {
 			}
 			fence, queue, waiters := n.beside+"fence", n.beside+"queue:"+n.key, n.beside+"waiters:"+n.key
 			all := []string{n.lock, fence, queue, waiters}
+			prefix, key, ok := rediscore.ParseQueue(queue)
+			require.Equal(b, []any{n.prefix, n.key, true}, []any{prefix, key, ok}, queue)
 			attempt, err := a.TryAcquire(b.Context(), n.key, "token", time.Minute)
 			require.NoError(b, err)
 			require.True(b, attempt.Acquired)
@@ -109,67 +113,32 @@ func TestStoredValues(t *testing.T) {
 	})
 }
 
-// If a Client has waited for a lock, the time of the grant is stored, too. Each call knows the holder then, and no other.
-func TestStoredTimeOfAGrant(t *testing.T) {
-	acquired := func(a dlock.Attempt, err error) (bool, error) { return a.Acquired, err }
-	votes := func(v quorum.Ballot, err error) (bool, error) { return v.Acquired && !v.Fresh, err }
-	for name, call := range map[string]func(b *bench, token string) (bool, error){
-		"TryAcquire": func(b *bench, t string) (bool, error) { return acquired(b.locker.TryAcquire(b.Context(), "k", t, ttl)) },
-		"Acquire":    func(b *bench, t string) (bool, error) { return acquired(b.locker.Acquire(b.Context(), "k", t, ttl)) },
-		"Vote":       func(b *bench, t string) (bool, error) { return votes(b.locker.Vote(b.Context(), "k", t, ttl, 0)) },
-		"AcquireVote": func(b *bench, t string) (bool, error) {
-			return votes(b.locker.AcquireVote(b.Context(), "k", t, ttl, 0, 1))
-		},
-		"Confirm": func(b *bench, t string) (bool, error) { return b.confirm(t, b.fence()+800).Acquired, nil },
-		"Renew":   func(b *bench, t string) (bool, error) { return b.locker.Renew(b.Context(), "k", t, ttl) },
-		"Release": func(b *bench, t string) (bool, error) { return b.locker.Release(b.Context(), "k", t) },
-		"Pass": func(b *bench, t string) (bool, error) {
-			b.wait("x", "")
-			b.wait("y", "")
-			held, err := b.locker.Pass(b.Context(), "k", t, "y", 0)
-			require.Equal(b, held, b.queue()[0] == "y", "y is the next if the holder says so")
-			return held, err
-		},
-		"free": func(b *bench, t string) (bool, error) { return b.call(rediscore.FreeScript, t) == int64(1), nil },
-	} {
-		for _, lostPlace := range []bool{false, true} {
-			atBench(t, "", "k", func(b *bench) {
-				holder, other := token.New("web", time.Now()), token.New("web", time.Now())
-				time.Sleep(time.Hour)
-				if lostPlace { // with the data of the server
-					b.call(rediscore.EnqueueScript, holder, "60000", "", "7")
-				} else {
-					b.hold("H")
-					b.wait(holder, "")
-					b.release("H")
-					require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn(holder, "")))
-					require.Equal(b, rediscore.AnswerFound, b.answer(b.checkIn(holder, "")))
-				}
-				stored := fmt.Sprintf("dlock1@%d %s", b.now(), holder)
-				require.Equal(b, stored, b.text("GET", "k"))
-				granted := time.UnixMicro(b.now())
-				time.Sleep(time.Second)
-				hold, err := b.locker.Inspect(b.Context(), "k")
-				require.NoError(b, err)
-				require.Equal(b, dlock.Hold{Held: true, Token: holder, Since: granted, Remaining: ttl - time.Second}, hold)
-				if name != "Acquire" && name != "AcquireVote" { // which wait
-					held, err := call(b, other)
-					require.NoError(b, err)
-					require.False(b, held, name)
-				}
-				fence := b.fence()
-				held, err := call(b, holder)
-				require.NoError(b, err)
-				require.True(b, held, name)
-				if name == "Confirm" {
-					require.Equal(b, fence+800, b.fence(), "the fence is raised for the holder")
-				}
-				if left := b.text("GET", "k"); left != "" {
-					require.Equal(b, stored, left, name)
-				}
-			})
+// Whoever finds a lock held that was handed over learns when, until the records of its waiters expire.
+func TestTimeOfAGrant(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		b.hold("H")
+		b.wait("holder", "")
+		time.Sleep(time.Hour)
+		b.wait("holder", "") // its place has expired
+		b.release("H")
+		require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("holder", "")))
+		granted := time.UnixMicro(b.now())
+		time.Sleep(time.Second)
+		attempt, err := b.locker.TryAcquire(b.Context(), "k", "other", ttl)
+		require.NoError(b, err)
+		require.Equal(b, dlock.Attempt{Holder: "holder", HeldSince: granted, Remaining: ttl - time.Second}, attempt)
+		ballot, err := b.locker.Vote(b.Context(), "k", "other", ttl, 0)
+		require.NoError(b, err)
+		require.Equal(b, granted, ballot.HeldSince)
+		for _, known := range []bool{true, false} {
+			hold, err := b.locker.Inspect(b.Context(), "k")
+			require.NoError(b, err)
+			require.Equal(b, "holder", hold.Token)
+			require.Equal(b, known, hold.Since.Equal(granted), "%v", hold.Since)
+			require.Equal(b, known, !hold.Since.IsZero())
+			b.do("DEL", rediscore.KeysOf("", "k", false)[3])
 		}
-	}
+	})
 }
 
 // A fraction of a millisecond is rounded up, so that no lease ends before its TTL has passed.
@@ -232,27 +201,23 @@ func TestSentTTL(t *testing.T) {
 }
 
 // While a fleet is updated, programs with different versions of the scripts share locks. If you
-// change a script, make sure that both versions work together, and then change its sum here.
+// change a script, make sure that both versions work together, and then go generate its sum. A server
+// that gets the sum of an older version runs that.
 func TestScripts(t *testing.T) {
-	sums := make(map[string]string)
-	for name, script := range rediscore.Scripts {
-		sums[name] = script.SHA
+	const file = "lua/sums.txt"
+	var sums strings.Builder
+	shas := make(map[string]string)
+	for _, name := range slices.Sorted(maps.Keys(rediscore.Scripts)) {
+		shas[name] = fmt.Sprintf("%x", sha1.Sum([]byte(rediscore.Scripts[name].Source)))
+		fmt.Fprintf(&sums, "%s %s\n", name, shas[name])
 	}
-	require.Equal(t, map[string]string{
-		"acquire": "52d9d9739bffa136b9a55a35cd0aa9c19bf0b52c",
-		"enqueue": "897b08c4f0c951cd6e9657ff7cd87dd2039d1142",
-		"checkin": "13904d0d754f585653e8c2b89eb01fd83f02dd45",
-		"renew":   "fd7b269dd93ca37c07dc02bc6b89356a5e718881",
-		"release": "65cc57688a7e0f928e8e34896392d29784ec3191",
-		"free":    "0025acabd8613b21442edd6d4ab66faedea2de97",
-		"inspect": "8c1785701ea4f926741a68adb7c9d0923c399cd8",
-		"holder":  "8c1785701ea4f926741a68adb7c9d0923c399cd8",
-		"vote":    "5894ec6cbab4b93fc318f5f890ca872db9ca2599",
-		"enlist":  "51153f752280038841f1e36cd72f8fbda9a8a1c8",
-		"attend":  "2102f4ca74e06ecbeb7e4df4d77f8893d9108f40",
-		"confirm": "c2309f2342792a0f451949eb727d67543528237b",
-		"pass":    "0065f10c4374a2c801455c584098b4397f214008",
-	}, sums)
+	if *rediscore.Rewrite {
+		require.NoError(t, os.WriteFile(file, []byte(sums.String()), 0o600))
+		return
+	}
+	for name, script := range rediscore.Scripts {
+		require.Equal(t, shas[name], script.SHA, "%s: go generate ./backend/rediscore writes %s", name, file)
+	}
 }
 
 func TestTags(t *testing.T) {

@@ -29,6 +29,19 @@ func companion(prefix string, slot int, suffix string) string {
 	return prefix + tag + suffix
 }
 
+// QueuePattern is a pattern for SCAN. The names of all queues match it.
+const QueuePattern = "*" + queueSuffix + "*"
+
+// ParseQueue returns the prefix and the key of the lock whose queue has a name.
+func ParseQueue(name string) (prefix, key string, ok bool) {
+	beside, key, marked := strings.Cut(name, queueSuffix)
+	prefix, rest, tagged := strings.Cut(beside, "{")
+	if strings.Contains(rest, "{") { // {tag}prefix
+		_, prefix, tagged = strings.Cut(rest, "}")
+	}
+	return prefix, key, marked && tagged
+}
+
 // lockKeys are the keys of the scripts for one lock: the lock, the fence counter of its slot,
 // the queue, the waiters and the marker. They are boxed once, for libraries that take []any.
 type lockKeys struct {

@@ -13,7 +13,6 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/lanes"
 	"github.com/dlock-go/dlock/backend/quorum"
-	"github.com/dlock-go/dlock/internal/token"
 )
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
@@ -274,8 +273,8 @@ func (l *Locker) inspect(ctx context.Context, s *Script, key string) (dlock.Hold
 // parseInspection reads the reply of inspect.lua.
 func parseInspection(reply any) (hold dlock.Hold, err error) {
 	r, ok := reply.([]any)
-	if ok && len(r) == 3 {
-		hold, err = parseHold(r[:2])
+	if ok && len(r) >= 3 {
+		hold, err = parseHold(append(r[:2:2], r[3:]...))
 		reply = r[2]
 	}
 	waiting, ok := reply.(int64)
@@ -371,22 +370,26 @@ func remaining(ms int64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// parseHold reads the reply {what is stored, remaining TTL in ms or -1}.
+// parseHold reads the reply {token, remaining TTL in ms or -1, the last handover or nil}.
 func parseHold(reply any) (dlock.Hold, error) {
-	if r, ok := reply.([]any); ok && len(r) == 2 {
-		stored, ok1 := r[0].(string)
+	if r, ok := reply.([]any); ok && (len(r) == 2 || len(r) == 3) {
+		token, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
+		last, _ := append(r, nil)[2].(string)
 		if ok1 && ok2 {
-			return holdOf(stored, ms), nil
+			return holdOf(token, ms, last), nil
 		}
 	}
 	return dlock.Hold{}, unexpected(reply)
 }
 
-// holdOf is what is known of a lock that is held, from what is stored and its remaining TTL.
-func holdOf(stored string, ms int64) dlock.Hold {
-	holder, since := token.Holder(stored)
-	return dlock.Hold{Held: true, Token: holder, Remaining: remaining(ms), Since: since}
+// holdOf is what is known of a lock that is held. The last handover says when, if it was to the holder.
+func holdOf(token string, ms int64, last string) dlock.Hold {
+	hold := dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}
+	if h, to, ok := parseHandover(last); ok && to == token {
+		hold.Since = time.UnixMicro(h.time)
+	}
+	return hold
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

@@ -18,9 +18,9 @@ import (
 
 const securityPage = "../../docs/security.md"
 
-var rewrite = flag.Bool("update", false, "write the rights in "+securityPage)
+var rewrite = flag.Bool("update", false, "write the rights in "+securityPage+", and the sums of the scripts")
 
-//go:generate go test -run TestRightsPage -update .
+//go:generate go test -run TestRightsPage|TestScripts -update .
 
 // A purpose is what a Redis user may be for. Its rights are what its scripts call and what
 // the client sends for it, but for the rights of the purposes before it.

@@ -44,7 +44,7 @@ func (l *Locker) Scan(ctx context.Context, beginning string) iter.Seq2[Entry, er
 			err = fmt.Errorf("%w: %T cannot scan", errors.ErrUnsupported, l.conn)
 		}
 		if err == nil {
-			err = scanner.Scan(ctx, literally(l.prefix+beginning)+"*", func(names []string) error {
+			err = scanner.Scan(ctx, Literally(l.prefix+beginning)+"*", func(names []string) error {
 				for part := range slices.Chunk(names, scanParts) {
 					if err := l.scanned(ctx, part, func(e Entry) bool { return yield(e, nil) }); err != nil {
 						return err
@@ -94,7 +94,7 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	return nil
 }
 
-// literally returns the pattern that matches a text only.
-func literally(text string) string {
+// Literally returns the pattern for SCAN that matches a text only.
+func Literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
-	"github.com/dlock-go/dlock/internal/token"
 )
 
 const (
@@ -111,9 +110,8 @@ func (r *round) newGroup(process string, seed uint64) *workerGroup {
 // peek returns the holder of a lock that the server has.
 func (r *round) peek(key string) (string, error) {
 	reply, err := r.server.Do("GET", key)
-	stored, _ := reply.(string)
-	holder, _ := token.Holder(stored)
-	return holder, err
+	token, _ := reply.(string)
+	return token, err
 }
 
 // work runs the workers and the faults, for at least d.

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +22,8 @@ import (
 
 // A finding is what a check has found.
 type finding struct {
-	Check  int    `json:"check"`
+	Check  int    `json:"check"` // its number
+	Title  string `json:"title"`
 	Level  level  `json:"level"`
 	Server string `json:"server,omitempty"` // if it is one of several
 	Text   string `json:"text"`
@@ -43,22 +43,23 @@ const (
 func (l level) String() string               { return [...]string{"ok", "warning", "FAILURE"}[l] }
 func (l level) MarshalText() ([]byte, error) { return []byte(strings.ToLower(l.String())), nil }
 
-// checks are those of each master. Those that write are in probe.
+// checks are those of each master, by number from 1. Those that write have no look: probe makes them.
 var checks = []struct {
-	number int
-	title  string
-	page   string
-	look   func(ctx context.Context, m *master)
+	title string
+	page  string
+	look  func(ctx context.Context, m *master)
 }{
-	{1, "the server is one master of a version that dlock knows", "operations.md#managed-and-compatible-servers", version},
-	{2, "no lock is evicted", "operations.md#settings-of-the-server", eviction},
-	{3, "a restart forgets no lock", "operations.md#what-survives-what", persistence},
-	{4, "a master that was cut off stops granting", "operations.md#settings-of-the-server", minReplicas},
-	{5, "the clock runs at the right rate", "operations.md#what-survives-what", clock},
-	{6, "the user has the rights that locks need", "security.md#rights", rights},
-	{9, "there is room for connections and messages", "operations.md#connections", connections},
-	{10, "the cluster has all slots", "operations.md#the-error-says", slots},
-	{11, "nothing that dlock knows lasts for ever", "operations.md#what-to-do-when-a-key-is-stuck", leftovers},
+	{"the server is one master of a version that dlock knows", "operations.md#managed-and-compatible-servers", version},
+	{"no lock is evicted", "operations.md#settings-of-the-server", eviction},
+	{"a restart forgets no lock", "operations.md#what-survives-what", persistence},
+	{"a master that was cut off stops granting", "operations.md#settings-of-the-server", minReplicas},
+	{"the clock runs at the right rate", "operations.md#what-survives-what", clock},
+	{"the user has the rights that locks need", "security.md#rights", rights},
+	{"a lock is acquired, renewed and released, and ends by itself (--probe)", "operations.md#the-error-says", nil},
+	{"a waiter gets the lock by a message (--probe)", "security.md#the-queue", nil},
+	{"there is room for connections and messages", "operations.md#connections", connections},
+	{"the cluster has all slots", "operations.md#the-error-says", slots},
+	{"nothing that dlock knows lasts for ever", "operations.md#what-to-do-when-a-key-is-stuck", leftovers},
 }
 
 // findings are what checks have found.
@@ -68,8 +69,9 @@ type findings struct {
 }
 
 // begin begins a check.
-func (f *findings) begin(number int, page string) {
-	f.next.Check, f.next.Page = number, "https://github.com/dlock-go/dlock/blob/main/docs/"+page
+func (f *findings) begin(number int) {
+	c := checks[number-1]
+	f.next.Check, f.next.Title, f.next.Page = number, c.title, "https://github.com/dlock-go/dlock/blob/main/docs/"+c.page
 }
 
 func (f *findings) find(l level, remedy, format string, args ...any) {
@@ -178,10 +180,10 @@ func clock(ctx context.Context, m *master) {
 	switch {
 	case float64(passed) < float64(least)*(1-clockRate) || float64(passed) > float64(most)*(1+clockRate):
 		m.find(failure, "Let the server's clock be slewed, never set, while it runs (chrony, ntpd -x).",
-			"the server's clock went on by %v in %v", passed, most)
+			"the server's clock went on by %v in %v, which is more than 0.5 %% off", passed, most)
 	case offset.Abs() > clockOffset:
 		m.find(warning, "Synchronize both clocks: the Started of locks and the fences depend on them.",
-			"the server's clock is %v from this machine's", offset.Round(time.Second))
+			"the server's clock is %v from this machine's, more than %v", offset.Round(time.Second), clockOffset)
 	}
 }
 
@@ -220,13 +222,13 @@ func connections(ctx context.Context, m *master) {
 	limit, _ := strconv.ParseInt(cmp.Or(m.info["maxclients"], m.setting(ctx, "maxclients")), 10, 64) // in INFO since 6.2
 	if used := m.number("connected_clients"); limit > 0 && used*10 >= limit*8 {
 		m.find(warning, "Raise maxclients, or find out who connects so often.",
-			"%d of %d connections are in use", used, limit)
+			"%d of %d connections are in use, 80 %% or more", used, limit)
 	}
 	fields := strings.Fields(m.setting(ctx, "client-output-buffer-limit"))
 	if i := slices.Index(fields, "pubsub"); i >= 0 && i+1 < len(fields) {
 		if hard, err := strconv.ParseInt(fields[i+1], 10, 64); err == nil && hard != 0 && hard < 1<<20 {
 			m.find(warning, "CONFIG SET client-output-buffer-limit 'pubsub 33554432 8388608 60'",
-				"subscribers are disconnected when %d bytes wait for them", hard)
+				"subscribers are disconnected when %d bytes wait for them, less than 1 MiB", hard)
 		}
 	}
 }
@@ -275,12 +277,12 @@ func (s *store) probe(ctx context.Context, f *findings) {
 	const ttl = 2 * time.Second
 	key := "doctor:" + dlock.HostOwner()
 	c := dlock.New(locker, dlock.WithTTL(ttl), dlock.WithOwner(dlock.HostOwner()), dlock.WithMaxWait(2*ttl))
-	f.begin(7, "operations.md#the-error-says")
+	f.begin(7)
 	if err := probeLease(ctx, c, key); err != nil {
 		f.find(failure, "Look up the error on the page.", "%v", err)
 		return
 	}
-	f.begin(8, "security.md#the-queue")
+	f.begin(8)
 	err := probeHandover(ctx, c, key)
 	if noInbox := deaf.Load(); noInbox != nil {
 		err = fmt.Errorf("waiters get no messages: %w", *noInbox)
@@ -338,12 +340,16 @@ func probeHandover(ctx context.Context, c *dlock.Client, key string) error {
 
 func newDoctor(s *store) *cobra.Command {
 	var probing, asJSON bool
+	about := "Check whether a Redis is fit for locks. Nothing is written without --probe. " +
+		"The exit code is 1 after warnings, and 2 after failures. The number of a finding is that of its check:\n"
+	for i, check := range checks {
+		about += fmt.Sprintf("\n%d. %s", i+1, check.title)
+	}
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "check whether a Redis is fit for locks",
-		Long: "Check whether a Redis is fit for locks. Nothing is written without --probe. " +
-			"The exit code is 1 after warnings, and 2 after failures.",
-		Args: cobra.NoArgs,
+		Long:  about,
+		Args:  cobra.NoArgs,
 		RunE: s.with(1, func(c *cobra.Command, _ []string) error {
 			all, err := s.examine(c.Context(), probing)
 			if err != nil {
@@ -363,11 +369,12 @@ func tell(out io.Writer, all []finding, probed, asJSON bool) error {
 	for _, f := range all {
 		worst = max(worst, f.Level)
 		if asJSON {
-			_ = json.NewEncoder(out).Encode(f)
+			encode(out, f)
 			continue
 		}
 		what := strings.TrimPrefix(f.Server+": ", ": ") + f.Text
-		fmt.Fprintf(out, "%-8s%2d  %s\n%12s%s\n%12s%s\n", f.Level, f.Check, what, "", f.Remedy, "", f.Page)
+		fmt.Fprintf(out, "%-8s%2d  %s\n%12scheck %d: %s\n%12s%s\n%12s%s\n",
+			f.Level, f.Check, safe(what), "", f.Check, f.Title, "", f.Remedy, "", f.Page)
 	}
 	if !asJSON && worst == good {
 		how := map[bool]string{false: "without --probe, nothing was written", true: "a lock was acquired, renewed and handed over"}
@@ -389,9 +396,11 @@ func (s *store) examine(ctx context.Context, probing bool) (_ []finding, err err
 		if m.cluster {
 			m.next.Server = node.Options().Addr
 		}
-		for _, c := range checks {
-			m.begin(c.number, c.page)
-			c.look(ctx, m)
+		for i, c := range checks {
+			if c.look != nil {
+				m.begin(i + 1)
+				c.look(ctx, m)
+			}
 		}
 		mu.Lock()
 		defer mu.Unlock()

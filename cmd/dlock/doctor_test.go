@@ -122,6 +122,7 @@ func TestDoctor(t *testing.T) {
 			assert.Equal(t, test.code, code, out)
 			assert.Contains(t, out, test.remedy)
 			if test.check != "" {
+				assert.Contains(t, out, "check "+test.check+": ")
 				assert.Contains(t, out, level(test.code).String()+strings.Repeat(" ", 10-len(level(test.code).String())-len(test.check))+test.check+"  ")
 			}
 			_, out = s.run("doctor", "--json")

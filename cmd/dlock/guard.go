@@ -36,7 +36,8 @@ type report struct {
 	Stopped syscall.Signal `json:",omitempty"` // has stopped the program
 	Ended   bool           `json:",omitempty"` // the program and its group; the last report
 	Code    int            `json:",omitempty"` // for the exit
-	Lost    bool           `json:",omitempty"` // the guard has ended them
+	Lost    bool           `json:",omitempty"` // the guard has ended them, as far as it may
+	Defied  bool           `json:",omitempty"` // it may not, and they have ended by themselves
 }
 
 // A fuse says when a group is to end.
@@ -49,7 +50,7 @@ type fuse struct {
 
 // burn returns what the group gets now, and when to ask again.
 func (f *fuse) burn(now int64) (sig syscall.Signal, pause time.Duration) {
-	term := f.kill - int64(max(0, f.grace-margin))
+	term := f.kill - int64(f.grace)
 	f.lit = f.lit || now >= term
 	switch {
 	case !f.lit:
@@ -74,7 +75,10 @@ type guard struct {
 	reports io.Writer
 	program int // process ID, and group
 	ended   bool
-	code    int // once it has ended
+	code    int   // once it has ended
+	look    int64 // when the guard looks next whether it may end all processes
+	warned  bool  // that it may not
+	defied  bool  // when the lock was lost
 }
 
 // guardMain is the main function of a guard. The first order says when KILL is due.
@@ -86,14 +90,14 @@ func guardMain(args []string) {
 		unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGPIPE)
 	var settings guardSettings
 	if json.Unmarshal([]byte(args[0]), &settings) != nil {
-		os.Exit(exitOwnFault)
+		quit(exitOwnFault)
 	}
 	unix.CloseOnExec(int(settings.Orders))
 	unix.CloseOnExec(int(settings.Reports))
 	orders := decode[order](os.NewFile(settings.Orders, "orders"))
 	first, ok := <-orders
 	if !ok {
-		os.Exit(exitOwnFault)
+		quit(exitOwnFault)
 	}
 	g := &guard{fuse: fuse{grace: settings.Grace, kill: first.Kill}, reports: os.NewFile(settings.Reports, "reports")}
 	adoptOrphans()
@@ -114,7 +118,7 @@ func guardMain(args []string) {
 	_ = unix.Setpriority(unix.PRIO_PGRP, 0, -20) // of all threads of this process, and of no other; only root may
 	g.report(report{Group: g.program})
 	g.watch(orders, children())
-	g.report(report{Ended: true, Code: g.code, Lost: g.fuse.lit})
+	g.report(report{Ended: true, Code: g.code, Lost: g.fuse.lit, Defied: g.defied})
 }
 
 // start starts the program, in a group of its own, which may get the terminal.
@@ -122,6 +126,7 @@ func (g *guard) start(args []string, foreground bool) error {
 	c := exec.Command(args[0], args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Foreground: foreground}
+	g.foresee(c.Path)
 	endWithParent(c.SysProcAttr)
 	err := c.Start()
 	if err == nil {
@@ -150,14 +155,46 @@ func (g *guard) watch(orders <-chan order, changes <-chan change) {
 		case <-timer.C:
 		}
 		sig, pause := g.fuse.burn(now())
-		if sig != 0 {
-			signalAll(g.program, sig, nil)
+		if g.signal(sig) {
+			pause = lookPause
 		}
-		if !g.fuse.lit && g.ended && unix.Kill(-g.program, 0) != nil { // the dead count until their parent knows
+		if !g.fuse.lit && g.ended && unix.Kill(-g.program, 0) == unix.ESRCH { // the dead count until their parent knows
 			return
 		}
 		timer.Reset(min(pause, lookPause))
 	}
+}
+
+// foresee warns of a program that may become another user, as sudo does. dlock may not end it then.
+func (g *guard) foresee(path string) {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode()&os.ModeSetuid == 0 || os.Geteuid() == 0 {
+		return
+	}
+	if file, ok := info.Sys().(*syscall.Stat_t); ok && int(file.Uid) != os.Geteuid() {
+		g.warned = true
+		complain("warning: %s may become user %d. Then user %d may not end it when the lease is lost", printable(path), file.Uid, os.Geteuid())
+	}
+}
+
+// signal sends a signal to all processes, and reports whether KILL was refused. Signal 0 only looks, once a second.
+func (g *guard) signal(sig syscall.Signal) (defied bool) {
+	if sig == 0 && (g.warned || g.fuse.lit || now() < g.look) {
+		return false
+	}
+	g.look = now() + int64(time.Second)
+	_, defiant := signalAll(g.program, sig, nil)
+	switch {
+	case len(defiant) == 0:
+		return false
+	case sig == unix.SIGKILL && !g.defied:
+		g.defied = true
+		complain("%s, and works on without the lock", defies(defiant))
+	case !g.defied && !g.warned:
+		g.warned = true
+		complain("warning: %s when the lease is lost", defies(defiant))
+	}
+	return sig == unix.SIGKILL
 }
 
 func (g *guard) obey(o order) {
@@ -169,7 +206,10 @@ func (g *guard) obey(o order) {
 		}
 		g.report(report{})
 	case o.Signal != 0:
-		if _ = unix.Kill(-g.program, o.Signal); o.Signal == unix.SIGTERM || o.Signal == unix.SIGHUP {
+		if unix.Kill(-g.program, o.Signal) == unix.EPERM && o.Signal != unix.SIGWINCH {
+			complain("user %d may not send %q to the program", os.Geteuid(), o.Signal)
+		}
+		if o.Signal == unix.SIGTERM || o.Signal == unix.SIGHUP {
 			_ = unix.Kill(-g.program, unix.SIGCONT) // as a shell does: one that is stopped would keep the lock for ever
 		}
 	default:

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -52,11 +54,10 @@ func waiting(ctx context.Context, signals <-chan os.Signal) (_ context.Context, 
 	})
 }
 
-func complain(format string, args ...any) { fmt.Fprintf(os.Stderr, "dlock: "+format+"\n", args...) }
-
 // A holder has a lease, and a guard whose child is the program.
 type holder struct {
 	lease   *dlock.Lease
+	lost    <-chan struct{} // closed when the lease is lost; nil once that was said
 	grace   time.Duration
 	look    time.Duration // between two orders
 	orders  *json.Encoder
@@ -74,8 +75,8 @@ const silence = 5 * time.Second
 // hold runs the program while the lease is held. Unless it succeeds, the error is an exit. When hold returns, the
 // program and its group are dead.
 func (r *run) hold(lease *dlock.Lease, signals chan os.Signal) error {
-	h := &holder{lease: lease, grace: r.grace, look: min(lookPause, r.ttl/10), tty: openTerminal()}
-	r.say("%s is held, with fence %d", lease.Key(), lease.Fence())
+	h := &holder{lease: lease, lost: lease.Done(), grace: r.grace, look: min(lookPause, r.ttl/10), tty: openTerminal()}
+	r.say("%s is held, with fence %d", printable(lease.Key()), lease.Fence())
 	if time.Until(lease.Deadline()) < r.ttl*9/10 { // it is short at first, after a wait
 		if err := lease.Renew(context.Background()); err != nil {
 			return err
@@ -87,7 +88,6 @@ func (r *run) hold(lease *dlock.Lease, signals chan os.Signal) error {
 	if err := h.start(r.command); err != nil {
 		return exit{exitOwnFault, fmt.Errorf("the guard does not start: %w", err)}
 	}
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // standard error may be closed, which must not end this process
 	defer h.tty.takeBack()
 	if code := h.watch(signals); code != 0 {
 		return exit{code, nil}
@@ -136,8 +136,7 @@ func (h *holder) tell(o order) { _ = h.orders.Encode(o) }
 func (h *holder) watch(signals <-chan os.Signal) (code int) {
 	var (
 		timer      = time.NewTimer(h.look)
-		unanswered int // orders. The time counts for nothing: this process may have been stopped
-		lost       = h.lease.Done()
+		unanswered int       // orders. The time counts for nothing: this process may have been stopped
 		end        time.Time // of the grace, once the lease is lost
 	)
 	for {
@@ -148,14 +147,7 @@ func (h *holder) watch(signals <-chan os.Signal) (code int) {
 			case !ok:
 				return h.endAll("the guard is dead")
 			case r.Ended:
-				_, _ = h.guard.Wait()
-				if r.Lost && lost != nil { // otherwise it was said
-					complain("the lease of %s was not renewed, or --max-hold has passed: the program was ended", h.lease.Key())
-				}
-				if r.Lost {
-					return exitLost
-				}
-				return r.Code
+				return h.ended(r)
 			case r.Stopped != 0:
 				h.suspend(r.Stopped)
 			case r.Group != 0:
@@ -164,15 +156,14 @@ func (h *holder) watch(signals <-chan os.Signal) (code int) {
 		case s := <-signals:
 			h.halting = h.halting || s == unix.SIGTSTP
 			h.tell(order{Signal: s.(syscall.Signal)})
-		case <-lost:
-			lost = nil
+		case <-h.lost:
 			pause := min(h.grace, time.Second)
 			end = time.Now().Add(pause)
 			h.tell(order{End: pause})
-			complain("the lease of %s is lost: %v", h.lease.Key(), h.lease.Err()) // last: a terminal may be halted
+			h.sayLost()
 		case <-timer.C:
 			left := h.left()
-			if lost == nil {
+			if h.lost == nil {
 				left = time.Until(end)
 			}
 			if unanswered < 3 { // the guard may only be late
@@ -188,23 +179,76 @@ func (h *holder) watch(signals <-chan os.Signal) (code int) {
 	}
 }
 
-// endAll kills everything, in place of the guard.
+func (h *holder) sayLost() {
+	h.lost = nil
+	complain("the lease of %s is lost: %v", printable(h.lease.Key()), h.lease.Err())
+}
+
+// ended returns the exit code after the last report of the guard.
+func (h *holder) ended(last report) (code int) {
+	hangs := time.AfterFunc(silence, func() { _ = h.guard.Kill() })
+	_, _ = h.guard.Wait()
+	hangs.Stop()
+	if !last.Lost {
+		return last.Code
+	}
+	if h.lost != nil && !last.Defied { // otherwise it was said
+		complain("the lease of %s was not renewed, or --max-hold has passed: the program was ended", printable(h.lease.Key()))
+	}
+	return exitLost
+}
+
+// endAll kills everything, in place of the guard. It waits for what it may not kill, with the lock if that is not lost.
 func (h *holder) endAll(why string) (code int) {
 	if code = exitOwnFault; h.left() <= 0 {
 		code = exitLost
 	}
 	_ = h.guard.Kill() // elsewhere than on Linux, it is not found as a descendant
-	for signalAll(h.group, unix.SIGKILL, h.others) {
-		time.Sleep(killPause)
+	how := "the program has ended"
+	for defied := false; ; {
+		found, defiant := signalAll(h.group, unix.SIGKILL, h.others)
 		for pid := 1; pid > 0; pid, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil) { // not while descendants are looked for
 		}
+		pause := killPause
+		switch {
+		case len(found) == 0:
+			complain("%s: %s", why, how)
+			return code
+		case len(defiant) > 0:
+			if pause = lookPause; !defied {
+				complain("%s: %s, and works on. dlock waits for its end", why, defies(defiant))
+			}
+			defied, how = true, "the program has ended by itself"
+		case !defied && slices.ContainsFunc(found, func(pid int) bool { return pid != h.guard.Pid }):
+			how = "the program was killed"
+		}
+		select {
+		case <-h.lost:
+			h.sayLost()
+			code = exitLost
+		case <-time.After(pause):
+		}
 	}
-	complain("%s: the program was killed", why)
-	return code
 }
 
-// signalGroup sends a signal to a process group, and continues it: one that is stopped would not notice TERM. It
-// reports whether there is such a group.
-func signalGroup(group int, sig syscall.Signal) bool {
-	return group != 0 && unix.Kill(-group, sig) == nil && unix.Kill(-group, unix.SIGCONT) == nil
+// signalGroup sends a signal to a process group, and continues it: one that is stopped would not notice TERM. Signal 0
+// only finds out whether it may.
+func signalGroup(group int, sig syscall.Signal) error {
+	if group == 0 {
+		return unix.ESRCH
+	}
+	return signalTo(-group, sig)
+}
+
+func signalTo(pid int, sig syscall.Signal) error {
+	err := unix.Kill(pid, sig)
+	if err == nil && sig != 0 {
+		_ = unix.Kill(pid, unix.SIGCONT)
+	}
+	return err
+}
+
+// defies says that processes cannot be ended.
+func defies(processes []string) string {
+	return fmt.Sprintf("user %d may not end %s", os.Geteuid(), strings.Join(processes, ", "))
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 // A row is a lock as people and programs see it. It has no token.
@@ -29,6 +29,13 @@ type row struct {
 	TTL     float64   `json:"ttl,omitempty"`    // in seconds; negative if the lease never ends
 	Waiting int       `json:"waiting"`
 	Foreign bool      `json:"foreign,omitempty"` // the holder is not a Client of dlock
+	Prefix  *string   `json:"prefix,omitempty"`  // if it is not that of the command
+	Waiters []waiter  `json:"waiters,omitempty"` // the first of them
+}
+
+type waiter struct {
+	Owner string    `json:"owner,omitempty"`
+	Since time.Time `json:"since,omitzero"` // on the waiter's clock
 }
 
 func newRow(key string, s dlock.Status) row {
@@ -39,9 +46,9 @@ func newRow(key string, s dlock.Status) row {
 }
 
 func (r row) fields(now time.Time) []string {
-	started, ttl := "-", time.Duration(r.TTL*float64(time.Second)).Round(time.Millisecond).String()
-	if !r.Started.IsZero() {
-		started = now.Sub(r.Started).Round(time.Second).String() + " ago"
+	name, ttl := r.Key, time.Duration(r.TTL*float64(time.Second)).Round(time.Millisecond).String()
+	if r.Prefix != nil {
+		name = *r.Prefix + r.Key
 	}
 	if r.TTL < 0 {
 		ttl = "never ends"
@@ -50,18 +57,14 @@ func (r row) fields(now time.Time) []string {
 	if r.Foreign {
 		owner = "(not of dlock)"
 	}
-	return []string{printable(r.Key), owner, started, ttl, fmt.Sprint(r.Waiting)}
+	return []string{printable(name), owner, ago(now, r.Started), ttl, fmt.Sprint(r.Waiting)}
 }
 
-// printable quotes a text that would change the terminal.
-func printable(text string) string {
-	if text == "" {
+func ago(now, then time.Time) string {
+	if then.IsZero() {
 		return "-"
 	}
-	if quoted := fmt.Sprintf("%q", text); quoted != `"`+text+`"` {
-		return quoted
-	}
-	return text
+	return now.Sub(then).Round(time.Second).String() + " ago"
 }
 
 func newList(s *store) *cobra.Command {
@@ -71,8 +74,8 @@ func newList(s *store) *cobra.Command {
 		Short: "list the locks whose keys begin with a text",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: s.with(1, func(c *cobra.Command, args []string) error {
-			if len(args) == 0 && !all {
-				return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --all")}
+			if len(args) == 0 && !all && s.prefix == "" {
+				return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --prefix or --all")}
 			}
 			rows, err := s.list(c.Context(), strings.Join(args, ""), foreign)
 			if err == nil {
@@ -92,16 +95,22 @@ func show(out io.Writer, rows []row, asJSON bool) {
 	buffered := bufio.NewWriter(out)
 	defer buffered.Flush()
 	if asJSON {
-		for e := json.NewEncoder(buffered); len(rows) > 0; rows = rows[1:] {
-			_ = e.Encode(rows[0])
+		for _, r := range rows {
+			encode(buffered, r)
 		}
 		return
 	}
 	table := tabwriter.NewWriter(buffered, 0, 0, 2, ' ', 0)
 	defer table.Flush()
 	fmt.Fprintln(table, "KEY\tOWNER\tSTARTED\tTTL\tWAITERS")
-	for now := time.Now(); len(rows) > 0; rows = rows[1:] {
-		fmt.Fprintln(table, strings.Join(rows[0].fields(now), "\t"))
+	now := time.Now()
+	for _, r := range rows {
+		fmt.Fprintln(table, strings.Join(r.fields(now), "\t"))
+	}
+	for _, r := range rows {
+		for i, w := range r.Waiters {
+			fmt.Fprintf(table, "waiter %d of %d\t%s\t%s\n", i+1, r.Waiting, printable(w.Owner), ago(now, w.Since))
+		}
 	}
 }
 
@@ -110,29 +119,48 @@ const (
 	ours        = "dlock1." // the begin of the tokens of a Client
 )
 
-// list returns the locks whose keys begin with a text, by key.
-func (s *store) list(ctx context.Context, beginning string, foreign bool) (rows []row, err error) {
+// list returns the locks whose keys begin with a text, by key. It counts all who wait, whatever their prefix.
+func (s *store) list(ctx context.Context, beginning string, foreign bool) ([]row, error) {
+	rows, err := s.held(ctx, beginning, foreign)
+	if err != nil || len(rows) == 0 {
+		return rows, err
+	}
+	queues, err := s.queues(ctx)
+	if err == nil {
+		s.count(ctx, rows, queues)
+	}
+	return rows, err
+}
+
+func (s *store) held(ctx context.Context, beginning string, foreign bool) ([]row, error) {
+	var keys []string
 	for e, err := range s.locker.Scan(ctx, beginning) {
 		if err != nil {
 			return nil, unanswered(err)
 		}
 		if foreign || strings.HasPrefix(e.Token, ours) {
-			rows = append(rows, row{Key: e.Key})
+			keys = append(keys, e.Key)
 		}
 	}
-	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.Key, b.Key) })
-	rows = slices.CompactFunc(rows, func(a, b row) bool { return a.Key == b.Key })
-	c := dlock.New(s.locker)
+	return inspect(ctx, s.locker, keys, foreign)
+}
+
+// inspect returns who holds some keys, of those that are held, by key.
+func inspect(ctx context.Context, locker *rediscore.Locker, keys []string, foreign bool) ([]row, error) {
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	rows := make([]row, len(keys))
+	c := dlock.New(locker)
 	var all sync.WaitGroup
 	errs := make([]error, inspections)
 	for w := range inspections {
 		all.Go(func() {
 			for i := w; i < len(rows) && errs[w] == nil; i += inspections {
-				status, err := c.Inspect(ctx, rows[i].Key)
+				status, err := c.Inspect(ctx, keys[i])
 				if !errors.Is(err, dlock.ErrInvalid) { // no lock can have this key
 					errs[w] = err
 				}
-				rows[i] = newRow(rows[i].Key, status)
+				rows[i] = newRow(keys[i], status)
 			}
 		})
 	}
@@ -144,21 +172,21 @@ func newShow(s *store) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "show KEY",
-		Short: "show who holds a lock, and when package once has run the job of this name",
+		Short: "show who holds a lock, who waits for it, and when package once has run the job of this name",
 		Args:  cobra.ExactArgs(1),
 		RunE: s.with(1, func(c *cobra.Command, args []string) error {
 			status, err := dlock.New(s.locker).Inspect(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			marks, failed := s.list(c.Context(), args[0]+"@", false)
-			rows := append([]row{newRow(args[0], status)}, marks[max(0, len(marks)-10):]...)
-			if !status.Held && !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "%s is free, %d wait\n", printable(args[0]), status.Waiting)
-				rows = rows[1:]
+			rows, more, failed := s.about(c.Context(), newRow(args[0], status))
+			if asJSON {
+				show(c.OutOrStdout(), rows, true)
+				return failed
 			}
-			if len(rows) > 0 {
-				show(c.OutOrStdout(), rows, asJSON)
+			fmt.Fprint(c.OutOrStdout(), s.unheld(args[0], rows, more, failed))
+			if rows = slices.DeleteFunc(rows, func(r row) bool { return !r.Held }); len(rows) > 0 {
+				show(c.OutOrStdout(), rows, false)
 			}
 			return failed
 		}),
@@ -191,7 +219,7 @@ func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
 	case err != nil:
 		return err
 	case !status.Held:
-		return exit{exitHeld, fmt.Errorf("%s is free", printable(key))}
+		return exit{exitHeld, fmt.Errorf("%s is free: there is no key %q", printable(key), s.prefix+key)}
 	case newRow(key, status).Foreign:
 		return exit{exitUsage, fmt.Errorf("%s is not of dlock: find out who wrote it, then DEL", printable(key))}
 	case owner != "" && owner != status.Owner:

@@ -43,7 +43,10 @@ func TestList(t *testing.T) {
 	t.Parallel()
 	s := newShell(t)
 	c := s.client("web-1/billing[7]")
-	leases := s.take(c, "order:1", "order:2", "other", "strange\x1b[2J", "job@2026-11-23T03:00:00.000Z", "job")
+	leases := s.take(c, "order:1", "order:2", "other", "strange\x1b[2J", "job@2026-11-23T03:00:00.000Z", "job",
+		"shop:done@2026-11-22T03:00:00.000Z", "shop:done@2026-11-23T03:00:00.000Z")
+	const bad = "bad\x1b\x7f\u009b\u202e\U000e0041"
+	leases = append(leases, s.take(s.client("web\x1b\u009b"), bad)...)
 	s.server.Do("SET", "order:foreign", "secret-of-another")
 	s.server.Do("SADD", "order:set", "member")
 	waiting, cancel := context.WithCancel(t.Context())
@@ -65,11 +68,22 @@ func TestList(t *testing.T) {
 		{"list --foreign order:", 0, []string{"order:1", "order:2", "order:foreign", "(not of dlock)", "never ends"}, "other"},
 		{"list --all", 0, []string{"job", "order:1", "other", `"strange\x1b[2J"`}, "\x1b"},
 		{"list --json order:", 0, []string{`{"key":"order:1","held":true,"owner":"web-1/billing[7]","started":"20`, `"waiting":0}`, `"waiting":1}`}, "KEY"},
+		{"list --json bad", 0, []string{`{"key":"bad\u001b\u007f\u009b\u202e\udb40\udc41","held":true,"owner":"web\u001b\u009b"`}, "\u009b"},
+		{"list bad", 0, []string{`"bad\x1b\x7f\u009b\u202e\U000e0041" "web\x1b\u009b"`}, "\u009b"},
+		{"break --owner x " + bad, 75, []string{`dlock: "bad\x1b\x7f\u009b\u202e\U000e0041" is held by "web\x1b\u009b"`}, "\u009b"},
+		{"run -v --owner x -n " + bad + " true", 75, []string{`"bad\x1b\x7f\u009b\u202e\U000e0041"`}, "\u009b"},
+		{"run -v new" + bad + " true", 0, []string{`dlock: "newbad\x1b\x7f\u009b\u202e\U000e0041" is held, with fence `}, "\u009b"},
+		{"show --prefix " + bad + " free", 0, []string{`there is no key "bad\x1b\x7f\u009b\u202e\U000e0041free"`}, "\u009b"},
+		{"list --prefix order:", 0, []string{"KEY", "1 ", "2 "}, "order:"},
 		{"list no", 0, []string{"KEY"}, "order"},
 		{"list", 64, []string{"--all"}, "KEY"},
-		{"show order:2", 0, []string{"KEY", "order:2", "web-1/billing[7]", "1\n"}, "order:1"},
+		{"show order:2", 0, []string{"KEY", "order:2", "web-1/billing[7]", "1\n", "waiter 1 of 1 web-1/billing[7] ", "s ago\n"}, "order:1"},
+		{"show --json order:2", 0, []string{`"waiting":1,"waiters":[{"owner":"web-1/billing[7]","since":"20`}, "prefix"},
+		{"show 2", 0, []string{`There is no key "2". These locks are under other prefixes: add --prefix "order:".`, "order:2", "waiter 1 of 1 web"}, "free"},
+		{"show --json --prefix x 2", 0, []string{`{"key":"2","held":true,`, `"waiting":1,"prefix":"order:","waiters":[`}, "false"},
+		{"show done", 0, []string{`There is no key "done"`, `--prefix "shop:"`, "shop:done@2026-11-23T03:00:00.000Z", "shop:done@2026-11-22T"}, "free"},
 		{"show job", 0, []string{"job ", "job@2026-11-23T03:00:00.000Z"}, "order"},
-		{"show free", 0, []string{"free is free, 0 wait"}, "KEY"},
+		{"show free", 0, []string{`free is free, 0 wait: there is no key "free", and no lock under another prefix.`}, "KEY"},
 		{"show --json free", 0, []string{`{"key":"free","held":false,"waiting":0}`}, "KEY"},
 		{"show order:foreign", 0, []string{"order:foreign", "(not of dlock)"}, "order:1"},
 		{"--redis redis://127.0.0.1:1 list x", 69, []string{"dlock: "}, "KEY"},
@@ -102,6 +116,11 @@ func TestList(t *testing.T) {
 		assert.NotContains(t, out, "dlock1", test.args)
 		assert.NotContains(t, out, "secret-of-another", test.args)
 	}
+	in := s.command("list")
+	in.Env = append(in.Env, prefixVariable+"=order:")
+	out, err := in.Output()
+	require.NoError(t, err)
+	assert.Contains(t, string(out), "\n2  ")
 	assert.ErrorIs(t, leases[0].Release(), dlock.ErrLost)
 	assert.Zero(t, s.server.CommandCount(t)["keys"])
 }

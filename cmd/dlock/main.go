@@ -3,8 +3,9 @@
 //	dlock run --redis redis://localhost nightly-report -- make report
 //
 // The page docs/command.md has the exit codes, and says what is guaranteed: the process group of the program is dead
-// before its lease ends, unless both dlock and its guard, a process between dlock and the program, are killed. So fence
-// writes that must not be late: the program finds the fence in DLOCK_FENCE.
+// before its lease ends, unless both dlock and its guard, a process between dlock and the program, are killed, or the
+// program becomes a user whose processes dlock may not end. So fence writes that must not be late: the program finds the
+// fence in DLOCK_FENCE.
 package main
 
 import (
@@ -42,9 +43,9 @@ func (e exit) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.
 func main() {
 	if len(os.Args) > 2 && os.Args[1] == guardCommand {
 		guardMain(os.Args[2:])
-		os.Exit(0)
+		quit(0)
 	}
-	os.Exit(execute())
+	quit(execute())
 }
 
 // output is standard output. A write that fails ends this process.
@@ -52,8 +53,8 @@ type output struct{}
 
 func (output) Write(text []byte) (int, error) {
 	if _, err := os.Stdout.Write(text); err != nil {
-		fmt.Fprintln(os.Stderr, "dlock:", err)
-		os.Exit(exitOwnFault)
+		complain("%v", err)
+		quit(exitOwnFault)
 	}
 	return len(text), nil
 }
@@ -68,7 +69,7 @@ func execute() int {
 		e = exit{exitUsage, err} // of cobra
 	}
 	if e.err != nil {
-		fmt.Fprintln(root.ErrOrStderr(), "dlock:", strings.TrimPrefix(e.err.Error(), "dlock: "))
+		complain("%s", strings.TrimPrefix(e.err.Error(), "dlock: "))
 	}
 	return e.code
 }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,19 +29,32 @@ func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 // endWithParent has the kernel kill a process when the thread that starts it ends.
 func endWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
 
+// writeInBackground lets the calling goroutine write to a terminal that only the foreground may write to (stty tostop),
+// which would stop this process. Its thread ends with it.
+func writeInBackground() {
+	runtime.LockOSThread()
+	var set unix.Sigset_t
+	set.Val[0] = 1 << (unix.SIGTTOU - 1)
+	_ = unix.PthreadSigmask(unix.SIG_BLOCK, &set, nil)
+}
+
 // signalAll sends a signal to a group, and to the descendants of this process that are not in it. It continues
-// those that are stopped: they would not notice TERM. It reports whether there was one. Others are spared, with their
-// descendants.
-func signalAll(group int, sig syscall.Signal, others []int) bool {
-	lives := signalGroup(group, sig)
-	all := descendants(os.Getpid(), others)
-	for _, pid := range all {
-		if of, err := unix.Getpgid(pid); err == nil && of != group {
-			_ = unix.Kill(pid, sig)
-			_ = unix.Kill(pid, unix.SIGCONT)
+// those that are stopped: they would not notice TERM. It returns the descendants that it has found alive, and names
+// those that this user may not signal. Others are spared, with their descendants.
+func signalAll(group int, sig syscall.Signal, others []int) (found []int, defiant []string) {
+	found = slices.DeleteFunc(descendants(os.Getpid(), others), dead)
+	_ = signalGroup(group, sig) // without an error if one of them has got it
+	for _, pid := range found {
+		err := unix.Kill(pid, 0)
+		if of, gone := unix.Getpgid(pid); gone == nil && of != group {
+			err = signalTo(pid, sig)
+		}
+		if err == unix.EPERM && !dead(pid) {
+			name, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+			defiant = append(defiant, fmt.Sprintf("process %d (%s)", pid, printable(string(bytes.TrimSpace(name)))))
 		}
 	}
-	return lives || len(all) > 0
+	return found, defiant
 }
 
 // descendants returns the children of a process but for others, theirs, and so on.
@@ -87,11 +103,22 @@ func scanned() (children func(of int) []int) {
 
 // parentOf returns 0 for a process that is gone.
 func parentOf(pid int) int {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // the name in parentheses may contain anything
-	parent, _ := strconv.Atoi(string(fields[1]))
+	parent, _ := strconv.Atoi(stat(pid)[1])
 	return parent
+}
+
+// dead reports whether no thread of a process is left. Its parent may not know yet.
+func dead(pid int) bool {
+	s := stat(pid)
+	return s[0] == "" || strings.Contains("ZX", s[0]) && s[17] <= "1"
+}
+
+// stat returns what the kernel says of a process: its state, its parent, and so on; the 18th is how many threads it has.
+// They are empty for one that is gone.
+func stat(pid int) []string {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return make([]string, 18)
+	}
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name in parentheses may contain anything
 }

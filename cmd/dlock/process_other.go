@@ -4,8 +4,11 @@ package main
 
 import (
 	"os"
+	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // now is in nanoseconds. Only the wall clock goes on while the machine is suspended.
@@ -22,5 +25,21 @@ func endWithParent(*syscall.SysProcAttr) {}
 
 func descendants(int, []int) []int { return nil }
 
-// signalAll sends a signal to a group, and reports whether it was there. Descendants that have left it are not known.
-func signalAll(group int, sig syscall.Signal, _ []int) bool { return signalGroup(group, sig) }
+func writeInBackground() {}
+
+// signalAll sends a signal to a group. It returns the group if it is there, and its name if this user may not signal any
+// of it. Descendants that have left the group are not known.
+func signalAll(group int, sig syscall.Signal, _ []int) (found []int, defiant []string) {
+	err := signalGroup(group, sig)
+	if err == unix.EPERM { // macOS says so of the dead, too, until their parent knows
+		time.Sleep(killPause)
+		err = signalGroup(group, sig)
+	}
+	switch err {
+	case nil:
+		return []int{group}, nil
+	case unix.EPERM:
+		return []int{group}, []string{"process group " + strconv.Itoa(group)}
+	}
+	return nil, nil
+}

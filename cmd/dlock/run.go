@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -117,7 +118,8 @@ func (r *run) do(ctx context.Context) error {
 		defer cancel()
 		_ = c.Shutdown(ctx) // what it could not release ends with its TTL
 	}()
-	signals := make(chan os.Signal, 16) // for the program
+	signals := make(chan os.Signal, 16)                  // for the program
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // standard error may be closed, which must not end this process
 	catch(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
 	ctx, stop := waiting(ctx, signals)
 	defer stop()
@@ -155,7 +157,7 @@ func (r *run) once(ctx context.Context, c *dlock.Client, hold func(context.Conte
 	case err != nil:
 		return r.refused(ctx, err)
 	case !ran:
-		r.say("%s is done for %s", r.key, due.Format(time.RFC3339))
+		r.say("%s is done for %s", printable(r.key), due.Format(time.RFC3339))
 	}
 	return nil
 }

@@ -44,8 +44,11 @@ func TestMain(m *testing.M) {
 }
 
 // program is a program with a child, one that is deaf to TERM, and one in a session of its own. Each notes when it
-// was alive.
+// was alive. program/root becomes root, as sudo does.
 func program(dir, name string) {
+	if name == "program/root" && syscall.Setresuid(0, 0, 0) != nil {
+		os.Exit(1)
+	}
 	if name == "program" {
 		for _, child := range []string{"program/deaf", "program/session"} {
 			c := exec.Command("/proc/self/exe", child)
@@ -107,7 +110,7 @@ func (s *shell) command(args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(s, err)
 	c := exec.Command(self, args...)
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", asProgram+"="+s.dir, urlVariable+"=redis://"+s.server.Addr())
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", asProgram+"="+s.dir, urlVariable+"=redis://"+s.server.Addr(), prefixVariable+"=")
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return c
 }
@@ -115,6 +118,10 @@ func (s *shell) command(args ...string) *exec.Cmd {
 // start starts dlock, whose end done reports.
 func (s *shell) start(args ...string) (c *exec.Cmd, done <-chan struct{}) {
 	c = s.command(args...)
+	return c, s.launch(c)
+}
+
+func (s *shell) launch(c *exec.Cmd) (done <-chan struct{}) {
 	said, err := os.Create(filepath.Join(s.TempDir(), "stderr"))
 	require.NoError(s, err)
 	c.Stderr = said
@@ -129,10 +136,19 @@ func (s *shell) start(args ...string) (c *exec.Cmd, done <-chan struct{}) {
 		<-ended
 		said.Close()
 		if text, err := os.ReadFile(said.Name()); s.Failed() {
-			s.Logf("%q: %v, %v\n%s", args, c.ProcessState, err, text)
+			s.Logf("%q: %v, %v\n%s", c.Args, c.ProcessState, err, text)
 		}
 	})
-	return c, ended
+	return ended
+}
+
+// says waits until dlock has written a text to standard error.
+func (s *shell) says(c *exec.Cmd, want string) {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		text, _ := os.ReadFile(c.Stderr.(*os.File).Name())
+		return strings.Contains(string(text), want)
+	}, 20*time.Second, 2*time.Millisecond, want)
 }
 
 // run runs dlock, and returns its exit code and what it has written.
@@ -213,6 +229,7 @@ func TestExitCodes(t *testing.T) {
 		{"run --redis redis://127.0.0.1:1 --outage 100ms k true", 69, "dlock: "},
 		{"run --max-hold 100ms --ttl 1s k sleep 60", 79, "dlock: the lease of k was not renewed, or --max-hold has passed"},
 		{"no-such-command", 64, "dlock: "},
+		{"run --bad\x1b k true", 64, "dlock: unknown flag: --bad\\u001b\n"},
 		{"run --once 24h job false", 1, ""},
 		{"run --once 24h job -- echo done", 0, "done\n"},
 		{"run --once 24h job -- echo done", 0, ""},
@@ -228,6 +245,23 @@ func TestExitCodes(t *testing.T) {
 			assert.Equal(t, test.out, out, test.args)
 		} else {
 			assert.True(t, strings.HasPrefix(out, test.out), "%s: %s", test.args, out)
+		}
+	}
+}
+
+// Each command runs where algorithms such as SHA-1 are not allowed.
+func TestForbiddenAlgorithms(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	for _, mode := range []string{"on", "only"} {
+		for args, code := range map[string]int{
+			"run k true": 0, "run --once 24h job" + mode + " false": 1, "list --all": 0, "show k": 0, "break k": exitHeld,
+			"doctor --probe": 1, "watch --every 0s k": exitUsage, "completion bash": 0,
+		} {
+			c := s.command(strings.Fields(args)...)
+			c.Env = append(c.Env, "GODEBUG=fips140="+mode)
+			out, _ := c.CombinedOutput()
+			assert.Equal(t, code, c.ProcessState.ExitCode(), "%s: %s", args, out)
 		}
 	}
 }
@@ -346,6 +380,67 @@ func (s *shell) fault(do func(s *shell, holder, guard int), late time.Duration, 
 	}
 }
 
+// A program that has become root cannot be ended by the user who runs dlock. That is said at once, and again when it
+// matters. The lock is kept, if it can be.
+func TestProgramBecomesRoot(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user, and give it the right to become root")
+	}
+	asNobody := func(s *shell, args ...string) *exec.Cmd {
+		c := s.command(append([]string{"run", "--ttl", "3s", "--grace", "200ms"}, args...)...)
+		c.Path = "/proc/self/exe" // the folder is root's
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SETUID}
+		return c
+	}
+	for _, test := range []struct {
+		name string
+		args []string
+		do   func(s *shell, holder, guard int)
+		says string
+		next int // exit code of one that wants the lock meanwhile
+		code int // when the program has ended
+	}{
+		{"lease lost", []string{"k", "/proc/self/exe", "program/root"}, func(s *shell, _, _ int) { s.server.Do("DEL", "k") },
+			"dlock: user 65534 may not end process ", 0, exitLost},
+		{"max-hold", []string{"--max-hold", "1500ms", "k", "/proc/self/exe", "program/root"}, func(*shell, int, int) {},
+			", and works on without the lock", 0, exitLost},
+		{"holder killed", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGKILL) },
+			", and works on without the lock", 0, -1},
+		{"guard killed", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) },
+			"dlock: the guard is dead: user 65534 may not end process ", exitHeld, exitOwnFault},
+		{"asked to end", []string{"k", "/proc/self/exe", "program/root"}, func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGTERM) },
+			`dlock: user 65534 may not send "terminated" to the program`, exitHeld, 128 + 9},
+		{"the rest of the group", []string{"k", "sh", "-c", "/proc/$PPID/exe program/root & sleep 1; exit 3"}, func(*shell, int, int) { time.Sleep(2 * time.Second) },
+			"", exitHeld, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := newShell(t)
+			c := asNobody(s, test.args...)
+			done := s.launch(c)
+			guard := s.begun(c, 1)
+			program := int(lives(t, s.dir)[0].pid)
+			s.says(c, fmt.Sprintf("dlock: warning: user 65534 may not end process %d (", program))
+			test.do(s, c.Process.Pid, guard)
+			s.says(c, test.says)
+			code, _ := s.run("run", "-w", "5s", "k", "true")
+			assert.Equal(t, test.next, code)
+			assert.False(t, dead(program))
+			require.NoError(t, unix.Kill(program, unix.SIGKILL))
+			<-done
+			assert.Equal(t, test.code, c.ProcessState.ExitCode())
+			said, err := os.ReadFile(c.Stderr.(*os.File).Name())
+			require.NoError(t, err)
+			assert.NotContains(t, string(said), "was killed")
+			assert.NotContains(t, string(said), "was ended")
+		})
+	}
+	out, _ := asNobody(newShell(t), "k", "su", "--version").CombinedOutput()
+	assert.Regexp(t, "^dlock: warning: .*/su may become user 0. Then user 65534 may not end it when the lease is lost\n", string(out))
+}
+
 // Without a grace too, a program whose lock was deleted is ended at the next renewal, not at the deadline.
 func TestDeletedWithoutGrace(t *testing.T) {
 	t.Parallel()
@@ -405,8 +500,8 @@ func TestFuse(t *testing.T) {
 		f := fuse{grace: grace, kill: int64(time.Second - margin)}
 		sig, pause := f.burn(0)
 		assert.Zero(t, sig)
-		assert.Equal(t, time.Second-max(grace, margin), pause, "grace %v", grace)
-		if grace > margin { // otherwise KILL is due
+		assert.Equal(t, time.Second-margin-grace, pause, "grace %v", grace)
+		if grace > 0 { // otherwise KILL is due
 			sig, _ = f.burn(int64(pause))
 			assert.Equal(t, unix.SIGTERM, sig)
 		}
@@ -494,12 +589,12 @@ func TestHolderContinues(t *testing.T) {
 	assert.Equal(t, 128+15, c.ProcessState.ExitCode())
 }
 
-// The program is ended even if nobody reads what dlock says.
+// The program and dlock are ended even if nobody reads what dlock says.
 func TestStandardErrorIsHalted(t *testing.T) {
 	t.Parallel()
-	for _, closed := range []bool{false, true} {
+	for closed, lost := range map[bool]bool{false: true, true: false} {
 		s := newShell(t)
-		c := s.command("run", "--ttl", "30s", "k", "/proc/self/exe", "program/deaf")
+		c := s.command("run", "-v", "--ttl", "3s", "k", "/proc/self/exe", "program/deaf")
 		in, out, err := os.Pipe()
 		require.NoError(t, err)
 		require.NoError(t, out.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
@@ -513,11 +608,14 @@ func TestStandardErrorIsHalted(t *testing.T) {
 		out.Close()
 		guard := s.begun(c, 1)
 		_ = unix.Kill(guard, unix.SIGSTOP)
+		if lost {
+			command(t, s.server, "DEL", "k")
+		}
 		program := int(lives(t, s.dir)[0].pid)
 		assert.Eventually(t, func() bool { return unix.Kill(program, 0) != nil }, 2*silence, 10*time.Millisecond, "closed: %v", closed)
-		in.Close()
 		_ = c.Wait()
-		assert.Equal(t, exitOwnFault, c.ProcessState.ExitCode(), "closed: %v", closed)
+		in.Close()
+		assert.Equal(t, map[bool]int{false: exitOwnFault, true: exitLost}[lost], c.ProcessState.ExitCode(), "closed: %v", closed)
 	}
 }
 

@@ -28,7 +28,10 @@ type store struct {
 	locker                *rediscore.Locker
 }
 
-const urlVariable = "DLOCK_REDIS_URL"
+const (
+	urlVariable    = "DLOCK_REDIS_URL"
+	prefixVariable = "DLOCK_PREFIX"
+)
 
 func (s *store) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.url, "redis", "", "URL of Redis: redis://user:password@host:6379/0, or rediss:// with TLS "+
@@ -36,7 +39,8 @@ func (s *store) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.sentinel, "sentinel", "",
 		"the URL is of a Sentinel, which knows the master by this `name`; ?addr=host:port adds others")
 	f.BoolVar(&s.cluster, "cluster", false, "the URL is of a node of a Redis Cluster; ?addr=host:port adds others")
-	f.StringVar(&s.prefix, "prefix", "", "`prefix` of all names in Redis; all programs that share a lock need the same")
+	f.StringVar(&s.prefix, "prefix", "", "`prefix` of all names in Redis; all programs that share a lock need the same "+
+		"(default $"+prefixVariable+", then none)")
 }
 
 // with returns a command's function: f, for whose time the store is there. Its errors have exit codes. A call tries
@@ -45,6 +49,9 @@ func (s *store) with(dials int, f func(c *cobra.Command, args []string) error) f
 	return func(c *cobra.Command, args []string) (err error) {
 		if s.cluster && s.sentinel != "" {
 			return exit{exitUsage, errors.New("--cluster and --sentinel exclude each other")}
+		}
+		if !c.Flags().Changed("prefix") {
+			s.prefix = os.Getenv(prefixVariable)
 		}
 		url := cmp.Or(s.url, os.Getenv(urlVariable), "redis://localhost:6379")
 		if s.client, err = s.connect(url, dials); err != nil {

@@ -69,6 +69,7 @@ func (h *holder) suspend(by syscall.Signal) {
 	case session != unix.Getpgrp(): // otherwise nobody could continue this process
 		h.tty.takeBack()
 		complain("stopped. The lock is kept until %s only", h.lease.Deadline().Format(time.TimeOnly))
+		stderr.say("", quitLimit) // before this process stops
 		continued := make(chan os.Signal, 1)
 		signal.Notify(continued, unix.SIGCONT)
 		defer signal.Stop(continued)

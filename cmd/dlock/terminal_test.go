@@ -169,6 +169,15 @@ func TestTerminal(t *testing.T) {
 	c.enter("echo code $?\n")
 	c.see("code 79")
 
+	// dlock is in the background, where some terminals stop what writes to them.
+	c.enter("stty tostop; " + run + "sh -c 'echo up; exec sleep 60'\n")
+	c.see("sleep 60'\r\nup")
+	command(t, s.server, "DEL", "k")
+	c.see("dlock: the lease of k is lost")
+	c.see("ready> ")
+	c.enter("echo code $?\n")
+	c.see("code 79")
+
 	// Nobody continues the leader of a session, so that it does not stop.
 	c.enter("exec " + run + "sh -c 'kill -STOP $$; echo went $((40+2))'\n")
 	c.see("went 42")

@@ -39,6 +39,13 @@ func TestTopologies(t *testing.T) {
 			_, out := run("list --prefix p: a:")
 			return strings.Count(out, "a:") == 4
 		}, 20*time.Second, 50*time.Millisecond, name)
+		s.start(append(strings.Fields(flags), "run", "--prefix", "p:", "a:2", "--", "sleep", "60")...)
+		require.Eventually(t, func() bool {
+			_, out := run("show a:2")
+			return strings.Contains(out, `add --prefix "p:"`) && strings.Contains(out, "waiter 1 of 1")
+		}, 20*time.Second, 50*time.Millisecond, name)
+		_, out := run("list --all")
+		assert.Regexp(t, `p:a:2 .* 1\n`, out, name)
 		code, out := run("run -n --outage 20s --prefix p: a:3 true")
 		assert.Equal(t, exitHeld, code, "%s: %s", name, out)
 		code, out = run("break --prefix p: --yes a:3")

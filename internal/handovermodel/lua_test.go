@@ -57,11 +57,11 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		p.subscribe(i)
 	}
 	for s, parts := range map[script]string{ // as in rediscore.go
-		tryScript:     "holder acquire-lone fence queue acquire acquire()",
-		enqueueScript: "holder fence queue sweep enqueue enqueue()",
-		checkInScript: "holder fence queue sweep checkin checkIn()",
-		renewScript:   "holder renew renew()",
-		releaseScript: "holder release-lone fence queue release",
+		tryScript:     "acquire-lone fence queue acquire acquire()",
+		enqueueScript: "fence queue sweep enqueue enqueue()",
+		checkInScript: "fence queue sweep checkin checkIn()",
+		renewScript:   "renew renew()",
+		releaseScript: "release-lone fence queue release",
 	} {
 		for _, name := range strings.Fields(parts) {
 			if strings.HasSuffix(name, "()") {
@@ -239,8 +239,7 @@ func (p *pair) messages() (text string) {
 	return text
 }
 
-// name is that of a Client's token, with which the time of a grant is stored.
-func name(t token) string { return fmt.Sprint("dlock1.token ", t) }
+func name(t token) string { return fmt.Sprint("token ", t) }
 
 // tick lets time pass for both. A lock is gone when more than its TTL has passed. The queue of the
 // model does not expire.
@@ -276,8 +275,7 @@ func (p *pair) modelState() string {
 
 func (p *pair) realState() string {
 	text := ", free"
-	if holder, ok := p.do("GET", "lock").(string); ok {
-		holder = holder[strings.Index(holder, "dlock1."):]
+	if holder := p.do("GET", "lock"); holder != nil {
 		rest := time.Duration(p.do("PTTL", "lock").(int64)) * time.Millisecond
 		text = fmt.Sprintf(", held by %s for %d", holder, (rest+tickLength-1)/tickLength)
 	}

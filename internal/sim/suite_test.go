@@ -123,7 +123,7 @@ func TestStarted(t *testing.T) {
 				require.NoError(t, err)
 				granted := time.Now()
 				for range 2 { // the second lease is adopted
-					time.Sleep(time.Minute)
+					time.Sleep(20 * time.Second)
 					_, err = other.TryAcquire(t.Context(), "k")
 					held, ok := errors.AsType[*dlock.HeldError](err)
 					require.True(t, ok, "%v", err)
@@ -137,6 +137,10 @@ func TestStarted(t *testing.T) {
 					lease, err = b.Adopt(t.Context(), detached)
 					require.NoError(t, err)
 				}
+				time.Sleep(5 * time.Minute)
+				status, err := other.Inspect(t.Context(), "k")
+				require.NoError(t, err)
+				require.True(t, status.Started.IsZero() || status.Started.Sub(granted).Abs() <= time.Second, "%v", status.Started)
 				require.NoError(t, lease.Release())
 			})
 		})

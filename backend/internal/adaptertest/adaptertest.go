@@ -59,6 +59,7 @@ func Run(t *testing.T, a Adapter) {
 		"RenewalRoundTrips":           renewalRoundTrips,
 		"NothingIsSentTwice":          NothingIsSentTwice,
 		"ScriptFlush":                 scriptFlush,
+		"ForbiddenAlgorithms":         forbiddenAlgorithms,
 		"Replicated":                  replicated,
 		"Listen":                      listen,
 		"Scan":                        scan,

@@ -3,6 +3,9 @@ package adaptertest
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path"
 	"strconv"
 	"strings"
 	"testing"
@@ -80,6 +83,15 @@ func reads(t *testing.T, server *redistest.Server) int64 {
 func scriptFlush(t *testing.T, a Adapter) {
 	server, l := a.start(t)
 	requireCalls(t, l, func() { do(t, server, "SCRIPT", "FLUSH") })
+}
+
+// forbiddenAlgorithms makes all calls in a process that ends when it uses SHA-1. Without a server, it shows that such a
+// process begins.
+func forbiddenAlgorithms(t *testing.T, _ Adapter) {
+	c := exec.Command(os.Args[0], "-test.short", "-test.run", "^"+path.Dir(t.Name())+"$/^ScriptFlush$")
+	c.Env = append(os.Environ(), "GODEBUG=fips140=only")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 // requireCalls makes all calls.

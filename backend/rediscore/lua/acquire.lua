@@ -4,17 +4,17 @@
 -- ARGV[1]  the token
 -- ARGV[2]  the TTL in ms
 --
--- Replies with the fence of the grant; if another token holds the lock, with {what is stored of that token, its
--- remaining TTL in ms or -1 if it has none}; or with 'unswept'. That token is empty if the lock
--- is free but reserved for a waiter without an inbox.
+-- Replies with the fence of the grant; if another token holds the lock, with {that token, its
+-- remaining TTL in ms or -1 if it has none, the last handover or false}; or with 'unswept'. That token is empty if the
+-- lock is free but reserved for a waiter without an inbox.
 
 local function acquire()
   local token = ARGV[1]
   holder = holder or not free and served(token)
   if holder == unswept then
     return 'unswept'
-  elseif holder and not holds(holder, token) then
-    return {holder, call('PTTL', KEYS[1])}
+  elseif holder and holder ~= token then
+    return {holder, call('PTTL', KEYS[1]), call('HMGET', KEYS[4], 'handover')[1]}
   end
   return grant(holder, token, ARGV[2])
 end

@@ -16,7 +16,7 @@ local function checkIn()
     return 'unswept'
   end
   local time = now()
-  if holds(holder, token) then
+  if holder == token then
     local handover = call('HMGET', KEYS[4], 'handover')[1] or ''
     local fence, granted, to = handover:match('^(%d+) (%d+) (.*)$')
     if to ~= token then
@@ -33,7 +33,7 @@ local function checkIn()
   end
 
   local rank = call('ZRANK', KEYS[3], token)
-  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
+  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor', 'handover')
   local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
   if not rank or not ttl then
     return {3}
@@ -46,5 +46,5 @@ local function checkIn()
     rank = call('ZRANK', KEYS[3], token)
   end
   local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
-  return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}
+  return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1]), waiters[4] or ''}
 end

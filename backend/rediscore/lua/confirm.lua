@@ -8,7 +8,7 @@
 -- Replies with {0, ballot} if the token holds the lock, else with {3, ballot}.
 
 local ballot, fence = survey(), tonumber(ARGV[3])
-if holds(call('GET', KEYS[1]), ARGV[1]) and fence > tonumber(call('GET', KEYS[2]) or 0) then
+if call('GET', KEYS[1]) == ARGV[1] and fence > tonumber(call('GET', KEYS[2]) or 0) then
   count(fence, time)
 end
 return {renew() == 1 and 0 or 3, ballot}

@@ -8,6 +8,6 @@
 -- Replies as enqueue.lua, with a ballot at the end, which ends with 1 if the token did not hold the lock or 0.
 
 floor = tonumber(ARGV[5])
-local ballot = survey(holds(call('GET', KEYS[1]), ARGV[1]) and 0 or 1)
+local ballot = survey(call('GET', KEYS[1]) == ARGV[1] and 0 or 1)
 call('ZADD', KEYS[3], 'XX', ARGV[4], ARGV[1])
 return with(ballot, enqueue())

@@ -7,6 +7,6 @@
 
 floor = tonumber(ARGV[3])
 call('HDEL', KEYS[4], '') -- changes nothing, but lets a full server accept what follows
-if ARGV[2] ~= '' and holds(call('GET', KEYS[1]) or ARGV[1], ARGV[1]) then
+if ARGV[2] ~= '' and (call('GET', KEYS[1]) or ARGV[1]) == ARGV[1] then
   call('ZADD', KEYS[3], 'XX', string.format('-%.0f', now()), ARGV[2])
 end

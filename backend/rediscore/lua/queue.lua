@@ -21,20 +21,12 @@
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
 -- it is still there.
 
--- give stores a token as that of the holder, with the time of the grant if the token has one of its own.
-local function give(token, time, ttl)
-  local since = token:find('^dlock1%.') and string.format('dlock1@%.0f ', time) or ''
-  call('SET', KEYS[1], since .. token, 'PX', ttl)
-end
-
 -- grant gives a token the lock, which is free or its own, for at least ttl. It never shortens
--- a lease. The time is stored with a token that has waited. The counter is written first, so that nothing has happened if that fails.
-local function grant(holder, token, ttl, waited)
+-- a lease. The counter is written first, so that nothing has happened if that fails.
+local function grant(holder, token, ttl)
   local fence = mint()
   local remaining = holder and call('PTTL', KEYS[1])
-  if not holder and waited then
-    give(token, now(), ttl)
-  elseif not holder then
+  if not holder then
     call('SET', KEYS[1], token, 'PX', ttl)
   elseif remaining >= 0 and remaining < tonumber(ttl) then
     call('PEXPIRE', KEYS[1], ttl)
@@ -135,7 +127,7 @@ local function serve(caller, tokens)
         dequeue(i, fields)
         local handover = string.format('%.0f %.0f ', mint(), time) .. token
         call('HSET', KEYS[4], 'handover', handover)
-        give(token, time, ttl) -- the last call that may fail
+        call('SET', KEYS[1], token, 'PX', ttl) -- the last call that may fail
         if inbox ~= '' and token ~= caller then
           publish(redis.pcall, inbox, handover)
         end

@@ -3,7 +3,7 @@
 -- ignores the queue. KEYS, ARGV and the reply are as there.
 
 local holder = redis.call('GET', KEYS[1])
-local held = holds(holder, ARGV[1])
+local held = holder == ARGV[1]
 local first = KEYS[3] and redis.pcall('ZRANGE', KEYS[3], '0', '0') or {} -- a user may lack the right to read who waits
 if not first[1] then
   -- A replica may be behind, so only a server that accepts writes may say "not held".

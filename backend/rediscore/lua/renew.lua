@@ -9,7 +9,7 @@
 
 local function renew()
   local holder = redis.call('GET', KEYS[1])
-  if holds(holder, ARGV[1]) then
+  if holder == ARGV[1] then
     local remaining = redis.call('PTTL', KEYS[1])
     if remaining >= 0 then
       redis.call('PEXPIRE', KEYS[1], math.max(remaining, tonumber(ARGV[2])))

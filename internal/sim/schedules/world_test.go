@@ -15,7 +15,6 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/sim"
-	tokens "github.com/dlock-go/dlock/internal/token"
 )
 
 // A config says who does what, and what may go wrong.
@@ -641,8 +640,7 @@ func (w *world) choose(all []choice, n int) {
 // holder is the token that holds the key on the server, and for how long.
 func (w *world) holder() (token string, rest time.Duration) {
 	reply, _ := w.server.Do("GET", key)
-	stored, _ := reply.(string)
-	token, _ = tokens.Holder(stored)
+	token, _ = reply.(string)
 	ttl, _ := w.server.Do("PTTL", key)
 	return token, time.Duration(ttl.(int64)) * time.Millisecond
 }

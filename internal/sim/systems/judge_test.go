@@ -10,7 +10,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/history"
-	tokens "github.com/dlock-go/dlock/internal/token"
 )
 
 // keys are those that jobs want.
@@ -28,8 +27,7 @@ func (s *system) holder(key string) string {
 	votes := make(map[string]int)
 	for _, server := range s.servers {
 		reply, _ := server.Do("GET", key)
-		stored, _ := reply.(string)
-		if token, _ := tokens.Holder(stored); token != "" {
+		if token, _ := reply.(string); token != "" {
 			if votes[token]++; votes[token] > len(s.servers)/2 {
 				return token
 			}
