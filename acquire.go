@@ -32,6 +32,7 @@ type acquisition struct {
 
 	token    string        // of the next call; empty if a new one is to be made
 	left     bool          // the calls for token may have left something in the store, which a release ends
+	place    bool          // that is a place in the queue, and nothing else
 	inFlight int           // of these calls: several also if one may follow the release of something else
 	waited   time.Duration // from when the last call was sent to its grant, at least
 
@@ -83,6 +84,7 @@ type state struct {
 	errand  bool          // for a line: it begins in the store's queue
 	maxWait time.Duration // when the acquisition began
 	outage  time.Duration
+	latest  time.Time // when the first attempt ends at the latest; zero if its set has no limit, or there is none
 
 	// What has happened.
 	word
@@ -212,7 +214,10 @@ func (s *state) outOfPatience() error {
 // firstEnd is when the first attempt ends, if not with the wait. It has at least attemptTime for its
 // answer: callers need not choose a MaxWait that covers the network's round trip.
 func (s *state) firstEnd() time.Time {
-	if s.maxWait < attemptTime {
+	switch {
+	case s.maxWait < attemptTime && !s.latest.IsZero():
+		return alarm.Earlier(s.now.Add(attemptTime), s.latest)
+	case s.maxWait < attemptTime:
 		return s.now.Add(attemptTime)
 	}
 	return s.cut(s.now.Add(max(s.outage, attemptTime)))
@@ -251,7 +256,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
 	}
 	if a.set != nil { // a wait that begins when MaxWait has passed ends at once: it is not one attempt
-		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
+		a.maxWait, a.outage, a.tries, a.latest = a.set.maxWait(), a.set.outage, a.op == OpTry, a.set.last()
 		a.once = a.tries && a.maxWait == 0
 	}
 	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
@@ -479,7 +484,7 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() { a.token, a.left, a.inFlight = "", false, 0 }
+func (a *acquisition) forget() { a.token, a.left, a.place, a.inFlight = "", false, false, 0 }
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
@@ -488,7 +493,7 @@ func (a *acquisition) giveUp() {
 		return
 	}
 	a.client.keeper.owe(&owedRelease{
-		Call:      owed.Call{TTL: a.ttl},
+		Call:      owed.Call{TTL: a.ttl, Light: a.place},
 		key:       a.key,
 		token:     a.token,
 		values:    contexts.WithoutCancel(a.ctx),
@@ -517,7 +522,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 		}
 		a.left = true
 	case queued && hasAnswer && !answer.Degraded:
-		a.left = true // its place in the queue
+		a.left, a.place = true, !a.left
 	}
 	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)
 }
@@ -550,7 +555,10 @@ func timedOut(err error) bool {
 // verdict is the error of an acquisition that ended with err.
 func (a *acquisition) verdict(err error) error {
 	mine := ended(a.ctx) != nil
-	waited := !mine && ended(a.limited) != nil
+	waited, maxWait := !mine && ended(a.limited) != nil, a.maxWait
+	if a.set != nil && a.set.over() {
+		waited, maxWait = !mine, a.client.options.maxWait
+	}
 	known := a.known(time.Now())
 	if known == nil || !mine && !waited {
 		known = a.said(err)
@@ -569,7 +577,7 @@ func (a *acquisition) verdict(err error) error {
 	case errs.BesidesEnd(known) == nil: // the queue does not say why
 		known = noAnswer(a.maxWait, known)
 	}
-	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
+	return fmt.Errorf("waited for %v: %w", maxWait, known)
 }
 
 // said is what is known of the store when an acquisition ends with err, and nothing is known

@@ -86,7 +86,7 @@ const (
 	forStore  = "waiting for the store"
 	served    = "the store answers again"
 	unserved  = "stopped waiting for the store"
-	eachWhile = time.Minute
+	eachWhile = time.Minute + 50*time.Millisecond // no two in a minute
 )
 
 // gathered logs how many events were gathered.

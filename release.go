@@ -47,6 +47,7 @@ func (l *Lease) releaseWithin(limit time.Duration) error {
 func (l *Lease) releaseOnce(c *releaseCall) error {
 	l.keeper.calls.Add(1)
 	defer l.keeper.leave()
+	l.pruneLine()
 	rest, err := l.endForRelease(c)
 	if rest <= 0 {
 		return err

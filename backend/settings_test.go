@@ -126,6 +126,26 @@ func TestSettingsOfClients(t *testing.T) {
 	}
 }
 
+// TestInboxIsOnTheMaster uses clients that read from replicas, and take SUBSCRIBE for a read.
+func TestInboxIsOnTheMaster(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	reads := func(cmd rueidislib.Completed) bool { return cmd.IsReadOnly() }
+	t.Run("Replicas", func(t *testing.T) {
+		requireHandover(t, master, newRueidis(t, rueidislib.ClientOption{
+			InitAddress: []string{master.Addr()}, SendToReplicas: reads,
+			Standalone: rueidislib.StandaloneOption{ReplicaAddress: []string{replica.Addr()}},
+		}))
+	})
+	t.Run("Sentinel", func(t *testing.T) {
+		sentinel := redistest.StartSentinel(t, master, masterName, 1)
+		requireHandover(t, master, newRueidis(t, rueidislib.ClientOption{
+			InitAddress: []string{sentinel.Addr()}, SendToReplicas: reads, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
+		}))
+	})
+}
+
 // requireHandover uses a lock through one client, with two waiters that are served by
 // messages.
 func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker) {

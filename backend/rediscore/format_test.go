@@ -82,7 +82,7 @@ func TestNames(t *testing.T) {
 			hold, err := a.Inspect(b.Context(), n.key)
 			require.NoError(b, err)
 			require.Equal(b, dlock.Hold{Held: true, Token: "token", Remaining: time.Minute, Waiting: 1}, hold)
-			requireKeys("an inspection", all[:3], all...)
+			requireKeys("an inspection", all, all...)
 			held, err = a.Release(b.Context(), n.key, "waiter")
 			require.NoError(b, err)
 			require.False(b, held)
@@ -118,8 +118,7 @@ func TestTimeOfAGrant(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		b.hold("H")
 		b.wait("holder", "")
-		time.Sleep(time.Hour)
-		b.wait("holder", "") // its place has expired
+		time.Sleep(time.Second)
 		b.release("H")
 		require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("holder", "")))
 		granted := time.UnixMicro(b.now())
@@ -423,7 +422,7 @@ func TestNonsense(t *testing.T) {
 				return ballots[0].Err
 			},
 		} {
-			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3)}} {
+			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3), int64(4)}} {
 				a.replies(reply, nil)
 				err := call()
 				require.ErrorIs(s, err, rediscore.ErrUnexpected, "%s: %v", name, reply)

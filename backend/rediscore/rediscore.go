@@ -22,11 +22,12 @@ import (
 // the server refused the call before its script had granted, renewed or released anything. It is
 // a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
 // or READONLY, or the client of a cluster has followed too many redirections (MOVED, ASK). After any
-// other error the outcome of the call is unknown.
+// other error the outcome of the call is unknown. So it is if the client library panicked, or a hook or decorator of it: the
+// call then has an error with the line of code, and the process goes on.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
-	conn        Conn
+	conn        guarded
 	prefix      string
 	unqueued    bool         // WithQueue(false)
 	inboxErr    func(error)  // WithInboxError
@@ -38,6 +39,7 @@ type Locker struct {
 	keys        map[string]*lockKeys
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
+	leaving     leavings
 }
 
 var (
@@ -79,16 +81,30 @@ const maxPrefix = 1024
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
-// an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
-// that the Redis user has no right to subscribe to the channels under the prefix (see the
-// package documentation). An Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again only after an inbox has been open. It
-// should return soon, because Close waits for it.
+// an inbox, or when the server that runs the scripts says that nobody listens to it. Waiters get no messages then, and
+// check in more often instead. The usual reasons are that the Redis user has no right to subscribe to the channels under
+// the prefix (see the package documentation), and that the client subscribes on a replica. An
+// Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again
+// only after an inbox has been open and heard. It should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
+
+// WithConn lets f replace the [Conn], or refuse it: then all methods of the Locker fail with [dlock.ErrInvalid] and the text
+// of f's error. It is for the options of adapters.
+func WithConn(f func(Conn) (Conn, error)) Option {
+	return func(l *Locker) {
+		conn, err := f(l.conn.conn)
+		if err != nil {
+			l.refuse("%v", err)
+			return
+		}
+		l.conn.conn = conn
+	}
+}
 
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
 // methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
-	l := &Locker{conn: conn}
+	l := &Locker{conn: guarded{conn}}
 	if conn == nil {
 		l.refuse("client: nil")
 	}
@@ -117,10 +133,7 @@ func invalid(format string, args ...any) error {
 // Addr returns the address of the server, as the Redis client knows it. It is empty for a cluster,
 // for Sentinel, and for redigo.
 func (l *Locker) Addr() string {
-	if a, ok := l.conn.(Addressed); ok {
-		return a.Addr()
-	}
-	return ""
+	return l.conn.addr()
 }
 
 // Close ends the subscriptions and the waits in progress. These waits and all later calls fail
@@ -132,11 +145,9 @@ func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
-	if d, ok := l.conn.(Drainer); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-		defer cancel()
-		d.Drain(ctx)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	l.conn.drain(ctx)
 	return nil
 }
 
@@ -273,7 +284,7 @@ func (l *Locker) inspect(ctx context.Context, s *Script, key string) (dlock.Hold
 // parseInspection reads the reply of inspect.lua.
 func parseInspection(reply any) (hold dlock.Hold, err error) {
 	r, ok := reply.([]any)
-	if ok && len(r) >= 3 {
+	if ok && (len(r) == 3 || len(r) == 4) {
 		hold, err = parseHold(append(r[:2:2], r[3:]...))
 		reply = r[2]
 	}

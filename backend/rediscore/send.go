@@ -53,8 +53,8 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 		MaxLanes:   maxLanes,
 		MaxFlights: maxFlights,
 	}
-	if p, ok := l.conn.(Pooled); ok && p.PoolSize() > 0 {
-		s.MaxFlights = p.PoolSize()
+	if size := l.conn.poolSize(); size > 0 {
+		s.MaxFlights = size
 		s.MaxLanes = (s.MaxFlights + poolShare - 1) / poolShare
 	}
 	if r := l.replicas; r != nil { // for each of three kinds
@@ -64,6 +64,9 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	s.Lanes = min(s.Lanes, s.MaxLanes)
 	return s
 }
+
+// reads reports whether a call only reads, so that a replica serves it.
+func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
 
 // cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
 // says why.
@@ -81,9 +84,9 @@ func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
 	if l.replicas != nil {
 		r.kind = kinds[call.Script]
 	}
-	if router, ok := l.conn.(Router); ok {
-		r.master = router.Master(ctx, call)
-	} else if l.conn.Cluster() {
+	if master, known := l.conn.master(ctx, call); known {
+		r.master = master
+	} else if l.conn.cluster() {
 		if r.slot = call.keys.slot; ofBatch {
 			r.slot = severalSlots
 		}
@@ -116,16 +119,23 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 
 // send makes the calls of a flight. They have one route.
 func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
-	switch {
-	case l.replicas != nil && kinds[calls[0].Script] != others:
-		l.sendReplicated(ctx, slices.Clone(calls), results) // the Conn may keep them
+	held := l.leaving.answer()
+	switch wait := l.replication(calls); {
+	case held != nil && !slices.ContainsFunc(calls, reads):
+		for i := range results {
+			results[i].Err = held
+		}
+	case wait != nil:
+		l.conn.evalReplicated(ctx, slices.Clone(calls), results, *wait) // it may keep them
+		l.count(calls, results)
 	case len(calls) == 1:
-		results[0].Reply, results[0].Err = l.conn.Eval(ctx, calls[0])
+		results[0] = l.conn.eval(ctx, calls[0])
 	default:
-		l.conn.EvalAll(ctx, calls, results)
+		l.conn.evalAll(ctx, calls, results)
 	}
+	l.leave(ctx, calls, results)
 	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
 	}
 	l.noteConnection(results[0].Err)
 }

@@ -226,7 +226,7 @@ func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, b := p.ofLocked(w.key, w.token), w.inbox
-	if r == nil || !b.live || w.mail.granted != (handover{}) {
+	if r == nil || w.mail.granted != (handover{}) {
 		return
 	}
 	r.due = b

@@ -263,7 +263,7 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address, epoch := w.inbox.address()
+	address, epoch := w.inbox.address(w.queued)
 	if epoch != w.asked {
 		w.passedOver = 0
 	}
@@ -332,6 +332,9 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 			}
 		}
 		w.send()
+	case answerDeaf:
+		w.inbox.isDeaf(w.asked)
+		fallthrough
 	default:
 		return w.stillQueued(a, n, texts), nil
 	}
@@ -434,6 +437,7 @@ const (
 	answerWaits
 	answerFound
 	answerUnknown
+	answerDeaf // as answerWaits: nobody listens to the inbox
 )
 
 // parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
@@ -443,7 +447,7 @@ func parseAnswer(a *answer) (state int64, n []int64, texts [2]string, ballot *qu
 		return 0, nil, texts, nil, a.err
 	}
 	n, texts, ballot = readReply(a.reply)
-	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
+	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
 		a.err = unexpected(a.reply)
 		return 0, nil, texts, nil, a.err

@@ -45,6 +45,8 @@ type Call struct {
 	TTL  time.Duration // it is of use for so long
 	Err  error         // of the last try, or from the caller before the first one
 
+	Light bool // no harm is done if it is given up
+
 	// Held back, a call is not tried before Hold, if that is not zero. Meanwhile the caller makes other calls: see Kept.
 	Hold     time.Time
 	Moot     bool // it is dropped at Hold
@@ -98,7 +100,9 @@ type Queue struct {
 	away       alarm.Alarm   // the next try while the server is away
 	awayTryAt  time.Time     // its earliest time
 	dropped    uint64
-	sealed     bool // no more are taken on
+	givenUp    error     // why a call was dropped that was of use until a time
+	undone     time.Time // that time
+	sealed     bool      // no more are taken on
 }
 
 // New returns an empty Queue. It calls send for a try, which must call Tried, whatever happens. It calls done when a
@@ -149,6 +153,9 @@ func (q *Queue) listLocked(c *Call) {
 // dropLocked ends a call that is owed. err is why it is given up, or nil.
 func (q *Queue) dropLocked(c *Call, err error) {
 	q.done(c, err)
+	if err != nil && err != ErrTooMany && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.undone) {
+		q.givenUp, q.undone = err, c.until
+	}
 	q.becomeLocked(c, settled)
 	q.all.Remove(c.listed) // which does nothing if it is in the other list
 	q.holds.Remove(c.listed)
@@ -374,10 +381,15 @@ func (q *Queue) Seal(idle func() bool) bool {
 }
 
 // Finish drops all calls: those without an answer for the given reason. It returns how many these were, and the error of
-// the last try of one. It reports whether the Queue had not been sealed.
+// the last try of one. If there is none, it returns why a call was given up that may still be of use: it was refused, for
+// example. Count has those that were too many. Finish reports whether the Queue had not been sealed.
 func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	var givenUp error
+	if time.Now().Before(q.undone) {
+		givenUp = q.givenUp
+	}
 	if early = !q.sealed; early {
 		unanswered = q.unanswered
 	}
@@ -385,17 +397,23 @@ func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	for _, all := range []*list.List{&q.all, &q.holds} {
 		for all.Len() > 0 {
 			c := all.Front().Value.(*Call)
-			if c.state == settled {
-				q.dropLocked(c, c.Err)
-			} else {
+			why := reason
+			switch c.state {
+			case settled:
+				why = c.Err
+			case refused:
+				if !c.Light {
+					givenUp = cmp.Or(c.Err, givenUp)
+				}
+			case pending:
 				last = cmp.Or(c.Err, last)
-				q.dropLocked(c, reason)
 			}
+			q.dropLocked(c, why)
 		}
 	}
 	q.clock.Unset(&q.away)
 	q.clock.Rest()
-	return early, unanswered, last
+	return early, unanswered, cmp.Or(last, givenUp)
 }
 
 // Count returns how many calls are owed, and how many were dropped since there were too many.
