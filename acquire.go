@@ -30,11 +30,12 @@ type acquisition struct {
 	given  *detached.Lease // for Adopt
 	state
 
-	token    string        // of the next call; empty if a new one is to be made
-	left     bool          // the calls for token may have left something in the store, which a release ends
-	place    bool          // that is a place in the queue, and nothing else
-	inFlight int           // of these calls: several also if one may follow the release of something else
-	waited   time.Duration // from when the last call was sent to its grant, at least
+	token    string                     // of the next call; empty if a new one is to be made
+	left     bool                       // the calls for token may have left something in the store, which a release ends
+	place    bool                       // that is a place in the queue, and nothing else
+	inFlight int                        // of these calls: several also if one may follow the release of something else
+	later    func(func(Attempt, error)) // of the last call, whose answer may come; or nil
+	waited   time.Duration              // from when the last call was sent to its grant, at least
 
 	limited context.Context // ends with ctx and MaxWait
 	wait    context.Context // ends with limited and Close; nil until it is needed
@@ -423,6 +424,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 // the key, with a larger fence than that of the first grant.)
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
+	a.later, err = unmark(err)
 	a.returned, a.late, a.err = time.Now(), false, err
 	if err == nil && a.listener != nil && !(answer.Degraded && a.client.options.fenced) {
 		a.listener.Answered()
@@ -484,7 +486,9 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() { a.token, a.left, a.place, a.inFlight = "", false, false, 0 }
+func (a *acquisition) forget() {
+	a.token, a.left, a.place, a.inFlight, a.later = "", false, false, 0, nil
+}
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
@@ -492,14 +496,21 @@ func (a *acquisition) giveUp() {
 	if !a.left {
 		return
 	}
-	a.client.keeper.owe(&owedRelease{
+	r, queued := &owedRelease{
 		Call:      owed.Call{TTL: a.ttl, Light: a.place},
 		key:       a.key,
 		token:     a.token,
 		values:    contexts.WithoutCancel(a.ctx),
 		inFlight:  a.inFlight,
 		observers: a.client.options.observers,
-	})
+	}, a.last.do == doEnqueue
+	if a.later != nil {
+		r.Hold = time.Now().Add(answerTime)
+	}
+	k := a.client.keeper
+	if k.owe(r) && a.later != nil {
+		a.later(func(answer Attempt, err error) { k.lateAnswer(r, leftBy(queued, answer, err)) })
+	}
 	a.forget()
 }
 
@@ -514,14 +525,17 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 			a.answered = a.returned
 		}
 	}
-	switch {
-	case !NoEffect(err): // the outcome is unknown; one call to a queue may be several requests
+	switch leftBy(queued, answer, err) {
+	case unknown: // one call to a queue may be several requests
 		a.inFlight = 1
 		if queued || a.left {
 			a.inFlight = several
 		}
+		if a.left {
+			a.later = nil
+		}
 		a.left = true
-	case queued && hasAnswer && !answer.Degraded:
+	case something:
 		a.left, a.place = true, !a.left
 	}
 	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)

@@ -121,7 +121,9 @@ func (k *keeper) hurry() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range held {
-		k.clock.Set(&c.For.(*owedRelease).lease.alarm, time.Now())
+		if l := c.For.(*owedRelease).lease; l != nil { // else the answer to an attempt is waited for
+			k.clock.Set(&l.alarm, time.Now())
+		}
 	}
 }
 

@@ -20,7 +20,8 @@ import (
 // already done, nothing is sent and ctx.Err() is returned, not its cause. An error means that
 // the outcome is unknown: the operation may have taken effect, or may do so later. A
 // [NoEffectError] says that it has not, and will not; [NoEffect] names other errors that say the
-// same. An error that matches [ErrClosed] says that no later call can succeed.
+// same. An [UnansweredError] says that it may be known later. An error that matches [ErrClosed]
+// says that no later call can succeed.
 //
 // The package conformance tests all of this.
 //

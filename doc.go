@@ -112,6 +112,12 @@
 // has ended the lease itself. Nothing is owed if the backend says that the call did not and
 // will not take effect.
 //
+// If ctx ends an attempt whose answer is still on its way, the backend may say so with an [UnansweredError]. The release
+// then waits for that answer for up to 250 ms. If the answer says that the attempt has left nothing, nothing is owed. If
+// it has left a lease or a place in the queue, one release that is answered is enough. Otherwise, and without the
+// answer, the release is owed as above. A lease that an answer reports after its release was given up is released, too,
+// unless the Client is closed.
+//
 // An owed release without an answer is retried after 0.1 s. The pauses then double up to 1 s, and
 // are at most a quarter of the TTL. After eight tries in a row without an answer, the Client
 // treats the store as unreachable. It then tries a single owed release every half second. Once one

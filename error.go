@@ -177,6 +177,63 @@ func (e *NoEffectError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *NoEffectError) Unwrap() error { return e.Err }
 
+// An UnansweredError marks an error of TryAcquire or Acquire of a [Locker]: ctx ended while a request of the call was under
+// way, whose answer the Locker expects. The outcome is unknown, as after any other error. But the [Client] waits a moment
+// for that answer before it releases the token, and it does not repeat that release once the answer has come.
+//
+// A Locker around another passes the error on, or wraps it. It may not know the answer: then it drops the mark.
+type UnansweredError struct {
+	Err error
+
+	// Late has f called once, when every request of the call has been answered and none was repeated, with what the call
+	// returns in this case. That is an Attempt; or an error that [NoEffect] knows, with an Attempt as Acquire returns it. If
+	// that can never be said, f is called with another error, or not at all. f does not wait. It may be called
+	// before Late returns.
+	Late func(f func(Attempt, error))
+}
+
+// Error returns the text of Err.
+func (e *UnansweredError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *UnansweredError) Unwrap() error { return e.Err }
+
+// unmark returns the Late of the UnansweredError that marks err, or nil, and err without that mark.
+func unmark(err error) (late func(func(Attempt, error)), unmarked error) {
+	unmarked = err
+	errs.InChain(err, func(e error) bool {
+		mark, ok := e.(*UnansweredError)
+		if ok {
+			late = mark.Late
+		}
+		if ok && e == err {
+			unmarked = mark.Err
+		}
+		return ok
+	})
+	return late, unmarked
+}
+
+// What a call that acquires leaves in the store.
+type remains int
+
+const (
+	nothing   remains = iota
+	something         // which one Release that is answered ends
+	unknown           // it may leave something later
+)
+
+// leftBy is the only rule for what a call leaves that has this answer: TryAcquire, or Acquire if it is queued.
+func leftBy(queued bool, answer Attempt, err error) remains {
+	switch {
+	case err != nil && !NoEffect(err):
+		return unknown
+	case err == nil && answer.Acquired, err != nil && queued && answer != (Attempt{}) && !answer.Degraded: // its place in the queue
+		return something
+	}
+	return nothing
+}
+
 // NoEffect reports whether err, of a call of a [Locker], says that the call did not take effect,
 // and never will: it is a [NoEffectError], it matches [errors.ErrUnsupported] or [ErrInvalid], or
 // it is a [net.OpError] whose Op is "dial". Otherwise, the outcome of a failed call is unknown.

@@ -204,7 +204,7 @@ func TestReleaseBeginsAsCloseEnds(t *testing.T) {
 func TestCallEndsAsCloseEnds(t *testing.T) {
 	k := newKeeper(fake{})
 	require.True(t, k.enter())
-	k.owed = owed.New(nil, func(*owed.Call, error) { k.leave() }, k.notify)
+	k.owed = owed.New(nil, func(*owed.Call, error) { k.leave() }, k.notify, false)
 	require.True(t, k.owed.Add(&owed.Call{Hold: time.Now().Add(time.Hour), Answered: true}))
 	calls, _, _ := k.finish()
 	require.Equal(t, 1, calls)

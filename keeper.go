@@ -72,7 +72,7 @@ func newKeeper(l Locker) *keeper {
 	}
 	k.unbatched.Store(!batches)
 	k.renewers = workers.Pool{Mu: &k.mu, Size: renewers, Most: maxRenewals, HungAfter: renewHungAfter, Next: k.nextRenewalLocked}
-	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify)
+	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify, batches)
 	k.hooks.Idle = k.notify
 	k.clock = alarm.NewClock(&k.mu, k.ring)
 	k.open, k.endOpen = context.WithCancel(context.Background())

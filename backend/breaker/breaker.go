@@ -329,7 +329,9 @@ func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl t
 	a, err := call(limited, key, token, ttl)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, time.Since(begun).Round(time.Millisecond))
-		if dlock.NoEffect(err) {
+		if unanswered, ok := errors.AsType[*dlock.UnansweredError](err); ok {
+			slow = &dlock.UnansweredError{Err: slow, Late: unanswered.Late}
+		} else if dlock.NoEffect(err) {
 			slow = &dlock.NoEffectError{Err: slow}
 		}
 		err = slow

@@ -425,6 +425,23 @@ func (*unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dl
 	return dlock.Attempt{}, mark(ctx.Err())
 }
 
+// The answer to a call that was cut off is passed on when it comes.
+func TestCutOffIsAnsweredLater(t *testing.T) {
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+		store := memory.New()
+		store.Delay(3 * time.Second)
+		begun := time.Now()
+		err := try(t.Context(), breaker.New(store))
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
+		require.True(t, ok)
+		answers := make(chan error)
+		unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
+		require.True(t, dlock.NoEffect(<-answers))
+		require.Equal(t, 3*time.Second, time.Since(begun))
+	})
+}
+
 // It closes within two probe intervals of the store's return, if anybody calls.
 func TestCloses(t *testing.T) {
 	for _, hang := range []bool{false, true} {

@@ -39,8 +39,9 @@ func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Durati
 	start := time.Now()
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
-		if silence := time.Since(start); err == ctx.Err() && silence >= replyLimit { // cut by Delay
-			err = fmt.Errorf("%w: %w", err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
+		cut, ok := err.(*dlock.UnansweredError) // by Delay
+		if silence := time.Since(start); ok && silence >= replyLimit {
+			cut.Err = fmt.Errorf("%w: %w", cut.Err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
 		}
 		return quorum.Ballot{}, err
 	}

@@ -167,6 +167,11 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 			return refused(hold), nil
 		}
 	}
+	return readAttempt(reply, promise(err, readAttempt))
+}
+
+// readAttempt reads the reply of acquire.lua.
+func readAttempt(reply any, err error) (dlock.Attempt, error) {
 	if err != nil {
 		return dlock.Attempt{}, err
 	}

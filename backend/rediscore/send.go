@@ -45,7 +45,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	s := lanes.Settings[route, Call, Result]{
 		Send:       l.send,
 		Route:      l.route,
-		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
+		Rank:       rank,
 		Failed:     func(r Result) bool { return r.Err != nil },
 		Fail:       l.cut,
 		Limit:      callLimit,
@@ -68,16 +68,27 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 // reads reports whether a call only reads, so that a replica serves it.
 func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
 
+// rank lets releases go before acquisitions: those who have gone would be granted the lock.
+func rank(call Call) lanes.Rank {
+	switch {
+	case kinds[call.Script] == renewals:
+		return lanes.Urgent
+	case call.Script == releaseScript, call.Script == passScript:
+		return lanes.Ending
+	}
+	return lanes.Other
+}
+
 // cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
 // says why.
-func (l *Locker) cut(err error, sent bool) Result {
+func (l *Locker) cut(err error, late func(func(Result))) Result {
 	if reason := l.unconnected.Load(); reason != nil && errs.IsContext(err) {
 		err = fmt.Errorf("%w: %w", err, *reason)
 	}
-	if !sent {
-		err = mark(err)
+	if late == nil {
+		return Result{Err: mark(err)}
 	}
-	return Result{Err: err}
+	return Result{Err: &unanswered{err, late}}
 }
 
 func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {

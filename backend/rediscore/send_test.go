@@ -276,7 +276,7 @@ func TestCallsTravelTogether(t *testing.T) {
 		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
 		first.Answer()
 		require.NoError(s, <-alone, "it does not carry the others")
-		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "free", "k", "released"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
+		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "released", "passed", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
 		require.Len(s, shared.Calls, 11)
 		shared.Answer()
 		for _, done := range calls {

@@ -23,6 +23,14 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 		return quorum.Ballot{}, err
 	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
+	return readBallot(reply, promise(err, func(reply any, err error) (dlock.Attempt, error) {
+		b, err := readBallot(reply, err)
+		return b.Attempt, err
+	}))
+}
+
+// readBallot reads the reply of vote.lua.
+func readBallot(reply any, err error) (quorum.Ballot, error) {
 	n, texts, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
 	if err != nil {
 		return quorum.Ballot{}, err

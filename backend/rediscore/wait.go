@@ -72,15 +72,16 @@ type wait struct {
 	timer   *time.Timer   // of the next call, unless it rests
 	recall  func() bool   // withdraws the last call, and reports whether it was not sent
 
-	asked      int       // the epoch of the inbox then
-	calling    bool      // it waits for a lane or is in flight
-	again      bool      // another call follows when it is answered
-	queued     bool      // as far as is known
-	returned   bool      // it had lost its place since it rested; so may others of its room
-	bare       time.Time // when the first call was answered of those without an inbox in a row; or zero
-	unsure     bool      // an enqueue failed, and may still reach the server
-	failures   int       // of calls, in a row
-	passedOver int       // how many times it lost its place although its inbox was registered, in this epoch
+	asked      int          // the epoch of the inbox then
+	calling    bool         // it waits for a lane or is in flight
+	again      bool         // another call follows when it is answered
+	queued     bool         // as far as is known
+	returned   bool         // it had lost its place since it rested; so may others of its room
+	bare       time.Time    // when the first call was answered of those without an inbox in a row; or zero
+	unsure     bool         // an enqueue failed, and may still reach the server
+	enqueuing  *lateEnqueue // was in flight when the wait ended; or nil
+	failures   int          // of calls, in a row
+	passedOver int          // how many times it lost its place although its inbox was registered, in this epoch
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	ballot     quorum.Ballot // of the last answer to AcquireVote
@@ -216,8 +217,12 @@ func (w *wait) withdraw() {
 // left nothing on the server, or only a place in the queue, which the holder beside the error
 // implies. A check-in in flight does no harm: it does nothing for a token that is not queued.
 func (w *wait) end(err error) (dlock.Attempt, error) {
-	if w.calling && !w.queued || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
+	switch {
+	case w.unsure, w.ticket != "" && w.held == (dlock.Attempt{}):
 		return w.held, unmark(err)
+	case w.calling && !w.queued:
+		w.enqueuing = new(lateEnqueue)
+		return w.held, &dlock.UnansweredError{Err: unmark(err), Late: w.enqueuing.then}
 	}
 	return w.held, mark(err)
 }

@@ -36,8 +36,8 @@ var allPlanted = []planted{
 		{"backend/rediscore/wait.go", "if m.changed {\n\t\tw.change()", "if m.changed {\n\t\tif w.change(); m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}"},
 	}, 20},
 	{"the grant of a cancelled wait is kept", queues, []edit{
-		{"acquire.go", "case !NoEffect(err): // the", "case !NoEffect(err) && !queued: // the"},
-		{"acquire.go", "case queued && hasAnswer && !answer.Degraded:", "case false:"},
+		{"error.go", "case err != nil && !NoEffect(err):", "case err != nil && !NoEffect(err) && !queued:"},
+		{"error.go", ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", ":"},
 		{"backend/rediscore/delivery.go", "p.giveBackLocked(r, token)", "_ = token"},
 	}, 20},
 	{"redlock: a split line does not settle", majority, []edit{
