@@ -394,8 +394,8 @@ func (a *acquisition) call(act action) {
 // request makes one call of the Locker.
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
-	if a.token == "" {
-		a.token = token.New(a.client.options.owner, sent)
+	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.outage > 0)) {
+		a.token = token.New(a.client.options.owner, sent, queues) // its time is that of the attempt: see startOf
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -433,7 +433,7 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
 	case !answer.Acquired:
-		a.held, a.contended, a.answered, a.failure = heldBy(a.key, answer), true, a.returned, nil
+		a.held, a.contended, a.answered, a.failure = a.heldBy(answer), true, a.returned, nil
 		a.err = a.held
 	default:
 		a.held, a.answered, a.failure = nil, a.returned, nil
@@ -520,7 +520,7 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 	queued, hasAnswer := act.do == doEnqueue, answer != (Attempt{})
 	a.blame(sent, err, alive, queued, hasAnswer)
 	if hasAnswer {
-		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
+		a.held, a.contended, a.answered = a.heldBy(answer), true, answer.Since
 		if a.answered.IsZero() || a.answered.After(a.returned) {
 			a.answered = a.returned
 		}
@@ -753,9 +753,22 @@ func (a *acquisition) endSilence() {
 	a.listener.tellStoreWait(info)
 }
 
-func heldBy(key string, a Attempt) *HeldError {
-	owner, started := token.Parse(a.Holder)
-	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
+func (a *acquisition) heldBy(answer Attempt) *HeldError {
+	owner, started := startOf(answer.Holder, answer.HeldSince)
+	return &HeldError{Key: a.key, Owner: owner, Started: started, Remaining: answer.Remaining}
+}
+
+// startOf returns the label of a holder, and when it was granted its lock: as the store says, or when its token was
+// made, unless that was for a wait in the store's queue. Both are zero for a holder that is not a Client.
+func startOf(holder string, since time.Time) (owner string, started time.Time) {
+	owner, made := token.Parse(holder)
+	switch {
+	case made.IsZero(), since.IsZero() && token.Waits(holder):
+		return owner, time.Time{}
+	case since.IsZero():
+		return owner, made
+	}
+	return owner, time.UnixMilli(since.UnixMilli())
 }
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.

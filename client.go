@@ -179,7 +179,7 @@ func (c *Client) check(key string) error {
 type Status struct {
 	Held      bool
 	Owner     string        // the holder's label, see [WithOwner]; empty if unknown, or if the holder is not a Client
-	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
+	Started   time.Time     // when the holder was granted the lock, as in a [HeldError]; zero if unknown
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
 	Waiting   int           // in the store's queue; 0 if it has none
 
@@ -199,9 +199,9 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if err != nil {
 		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
 	}
-	owner, started := token.Parse(hold.Token)
+	owner, started := startOf(hold.Token, hold.Since)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
-	if !started.IsZero() {
+	if _, made := token.Parse(hold.Token); !made.IsZero() {
 		status.seen = func() (string, string) { return key, hold.Token }
 	}
 	return status, nil

@@ -67,7 +67,7 @@ var (
 type HeldError struct {
 	Key       string
 	Owner     string        // the holder's label, see [WithOwner]; empty if unknown, or if the holder is not a Client
-	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
+	Started   time.Time     // when the holder was granted the lock, on its clock or on the store's; zero if unknown, or if the holder is not a Client
 	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
 }
 

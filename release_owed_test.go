@@ -433,7 +433,7 @@ func TestWaitWithAnUnknownOutcomeIsReleasedForATTL(t *testing.T) {
 			if c.op == "acquire" {
 				<-c.ctx.Done()
 				store.Expire("k")
-				_, err := store.TryAcquire(context.Background(), "k", s.made("try")[0].token, time.Minute)
+				_, err := store.TryAcquire(context.Background(), "k", c.token, time.Minute)
 				require.NoError(t, err)
 				c.answers(dlock.Attempt{Holder: "other"}, errStore)
 			}

@@ -415,7 +415,7 @@ func (n *line) serve(e *acquisition, l *Lease) error {
 	n.prune()
 	w := n.taker(e, l)
 	if w == nil {
-		e.held = heldBy(e.key, Attempt{Holder: e.token, Remaining: l.restLocked(e.returned)})
+		e.held = e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted})
 		return errNobodyWaits
 	}
 	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
@@ -438,7 +438,7 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 			l.renewAt = alarm.Earlier(l.renewAt, l.granted.Add(passTime))
 		}
 		n.word = word{
-			held:     heldBy(e.key, Attempt{Holder: e.token, Remaining: l.restLocked(e.returned)}),
+			held:     e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted}),
 			answered: e.returned,
 		}
 		n.balanceLocked()

@@ -88,16 +88,19 @@ func (m *Locker) Expire(key string) bool {
 }
 
 // Steal ends the lease on key, if there is one, and grants the key to a stranger for ttl, ahead of
-// all waiters. A holder that was suspended until its lease had expired finds the same.
-func (m *Locker) Steal(key string, ttl time.Duration) {
+// all waiters. A holder that was suspended until its lease had expired finds the same. It reports whether there
+// was a lease: false may mean that the name of the key is wrong.
+func (m *Locker) Steal(key string, ttl time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l, now := m.advanceLocked(key)
-	if l == nil {
+	held := l != nil
+	if !held {
 		l = m.addLocked(key, now)
 	}
 	l.token, l.until = "", time.Time{}
 	m.grantLocked(l, stranger(), ttl, 0, now)
+	return held
 }
 
 // Wipe ends every lease, as if the store had lost its data. As on Redis, waiters are then granted

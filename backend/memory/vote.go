@@ -135,8 +135,9 @@ func (m *Locker) ballotLocked(now time.Time) quorum.Ballot {
 	return quorum.Ballot{Age: max(0, now.Sub(m.since)), Store: m.store, Clock: now.Add(m.faults.clock).UnixMicro()}
 }
 
-// refuseLocked returns the ballot of a token that gets a, since another holds l.
+// refuseLocked returns the ballot of a token that gets a, with what it says of the holder of l.
 func (m *Locker) refuseLocked(l *lock, a dlock.Attempt, now time.Time) quorum.Ballot {
+	a.Holder, a.Remaining, a.HeldSince = l.token, l.until.Sub(now), l.since
 	b := m.ballotLocked(now)
 	b.Attempt, b.Fresh, b.Place = a, true, b.Clock
 	if len(l.queue) > 0 {

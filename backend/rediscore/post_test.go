@@ -78,7 +78,7 @@ func TestChangeBeforeAnswer(t *testing.T) {
 				early:  handover{fence: 88, time: clock + 1},
 				mail:   mail{changed: changed},
 			}
-			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, "H")
+			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, [2]string{"H"})
 			require.Equal(t, !changed, attempt.Acquired)
 			require.Equal(t, changed, w.again, "it checks in at once")
 			attempt, err := w.read(w.locker.post.take(w)) // the change was read

@@ -164,7 +164,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if moving(err) {
 		hold, failure := l.inspect(ctx, holderScript, key)
 		if failure == nil && hold.Held && hold.Token != token {
-			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
+			return refused(hold), nil
 		}
 	}
 	return readAttempt(reply, promise(err, readAttempt))
@@ -179,7 +179,12 @@ func readAttempt(reply any, err error) (dlock.Attempt, error) {
 		return dlock.Attempt{Acquired: true, Fence: fence}, nil
 	}
 	hold, err := parseHold(reply)
-	return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, err
+	return refused(hold), err
+}
+
+// refused is the answer to an attempt that finds the lock held.
+func refused(h dlock.Hold) dlock.Attempt {
+	return dlock.Attempt{Holder: h.Token, Remaining: h.Remaining, HeldSince: h.Since}
 }
 
 // Renew implements [dlock.Locker] in one round trip.
@@ -284,8 +289,8 @@ func (l *Locker) inspect(ctx context.Context, s *Script, key string) (dlock.Hold
 // parseInspection reads the reply of inspect.lua.
 func parseInspection(reply any) (hold dlock.Hold, err error) {
 	r, ok := reply.([]any)
-	if ok && len(r) == 3 {
-		hold, err = parseHold(r[:2])
+	if ok && (len(r) == 3 || len(r) == 4) {
+		hold, err = parseHold(append(r[:2:2], r[3:]...))
 		reply = r[2]
 	}
 	waiting, ok := reply.(int64)
@@ -381,16 +386,26 @@ func remaining(ms int64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// parseHold reads the reply {token, remaining TTL in ms or -1}.
+// parseHold reads the reply {token, remaining TTL in ms or -1, the last handover or nil}.
 func parseHold(reply any) (dlock.Hold, error) {
-	if r, ok := reply.([]any); ok && len(r) == 2 {
+	if r, ok := reply.([]any); ok && (len(r) == 2 || len(r) == 3) {
 		token, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
+		last, _ := append(r, nil)[2].(string)
 		if ok1 && ok2 {
-			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
+			return holdOf(token, ms, last), nil
 		}
 	}
 	return dlock.Hold{}, unexpected(reply)
+}
+
+// holdOf is what is known of a lock that is held. The last handover says when, if it was to the holder.
+func holdOf(token string, ms int64, last string) dlock.Hold {
+	hold := dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}
+	if h, to, ok := parseHandover(last); ok && to == token {
+		hold.Since = time.UnixMicro(h.time)
+	}
+	return hold
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

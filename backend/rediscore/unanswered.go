@@ -45,11 +45,13 @@ func lateAttempt(r Result, read func(reply any, err error) (dlock.Attempt, error
 // lateAnswer is what an answer says that comes when the wait is over: what the wait has left.
 func (w *wait) lateAnswer(a answer) (dlock.Attempt, error) {
 	return lateAttempt(Result{Reply: a.reply, Err: a.err}, func(any, error) (dlock.Attempt, error) {
-		switch state, _, holder, _, err := parseAnswer(&a); {
+		switch state, n, texts, _, err := parseAnswer(&a); {
 		case err != nil:
 			return dlock.Attempt{}, err
-		case state == answerWaits:
-			return dlock.Attempt{Since: time.Now(), Holder: holder}, mark(context.Canceled)
+		case state == answerWaits, state == answerDeaf:
+			held := refused(holdOf(texts[0], n[3], texts[1]))
+			held.Since = time.Now()
+			return held, mark(context.Canceled)
 		}
 		return dlock.Attempt{Acquired: true}, nil
 	})

@@ -303,7 +303,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.send()
 		return dlock.Attempt{}, nil
 	}
-	state, n, holder, ballot, err := parseAnswer(&a)
+	state, n, texts, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {
 		return w.failed(a.sent, err)
@@ -341,7 +341,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.inbox.isDeaf(w.asked)
 		fallthrough
 	default:
-		return w.stillQueued(a, n, holder), nil
+		return w.stillQueued(a, n, texts), nil
 	}
 	return dlock.Attempt{}, nil
 }
@@ -373,7 +373,7 @@ func lacksRights(err error) error {
 
 // stillQueued schedules the next check-in of a waiter that is in the queue. If a message
 // overtook the answer and is of a later grant, it returns that grant.
-func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
+func (w *wait) stillQueued(a answer, n []int64, texts [2]string) dlock.Attempt {
 	ticket, rank, clock, left := n[0], time.Duration(n[1]), n[2], remaining(n[3])
 	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
 	if w.locker.post.hasChanged(w) {
@@ -386,7 +386,8 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	if !w.again { // else the inbox may have changed, or a message may have come
 		w.sent, w.clock, w.epoch, w.registered = a.sent, clock, w.asked, a.address
 	}
-	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
+	w.held = refused(holdOf(texts[0], n[3], texts[1]))
+	w.held.Since = time.Now()
 	w.noteInbox(a)
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
@@ -395,7 +396,7 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	}
 	switch {
 	case rank > 1 || left < 0:
-	case holder == "": // reserved for another waiter
+	case w.held.Holder == "": // reserved for another waiter
 		period = min(period, reservePeriod)
 	default:
 		period = min(period, left+time.Millisecond+rank*expiryStagger)
@@ -445,18 +446,18 @@ const (
 )
 
 // parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
-// first number, the others, and the holder and the ballot if there are any.
-func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *quorum.Ballot, err error) {
+// first number, the others, and the holder, the last handover and the ballot if there are any.
+func parseAnswer(a *answer) (state int64, n []int64, texts [2]string, ballot *quorum.Ballot, err error) {
 	if a.err != nil {
-		return 0, nil, "", nil, a.err
+		return 0, nil, texts, nil, a.err
 	}
-	n, holder, ballot = readReply(a.reply)
+	n, texts, ballot = readReply(a.reply)
 	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
 		a.err = unexpected(a.reply)
-		return 0, nil, "", nil, a.err
+		return 0, nil, texts, nil, a.err
 	}
-	return n[0], n[1:], holder, ballot, nil
+	return n[0], n[1:], texts, ballot, nil
 }
 
 // giveBack releases what was granted to a token that is no longer in use. If it fails, the

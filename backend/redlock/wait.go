@@ -483,7 +483,7 @@ func (w *wait) last(e reply) {
 		return
 	}
 	if s.away = away; e.ballot.Holder != "" {
-		s.answered, s.holder, s.remaining, s.away = true, e.ballot.Holder, e.ballot.Remaining, nil
+		s.answered, s.holder, s.remaining, s.heldSince, s.away = true, e.ballot.Holder, e.ballot.Remaining, e.ballot.HeldSince, nil
 	}
 	var joined interface{ Unwrap() []error }
 	if errors.As(e.raw, &joined) && len(joined.Unwrap()) > 1 {

@@ -33,7 +33,7 @@ local function checkIn()
   end
 
   local rank = call('ZRANK', KEYS[3], token)
-  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
+  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor', 'handover')
   local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
   if not rank or not ttl then
     return {3}
@@ -47,5 +47,5 @@ local function checkIn()
   end
   local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
   local deaf = inbox ~= '' and subscribers(inbox) == 0
-  return {deaf and 4 or 1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}
+  return {deaf and 4 or 1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1]), waiters[4] or ''}
 end
