@@ -93,7 +93,7 @@ func TestSettingsOfClients(t *testing.T) {
 			return newGoRedis(t, goredislib.Options{Addr: addr, Protocol: 2})
 		},
 		"goredis/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, PoolSize: 1, MaxActiveConns: 1})
+			return newGoRedis(t, goredislib.Options{Addr: addr, PoolSize: 1, MaxActiveConns: 2})
 		},
 		"goredis/Hook": func(t *testing.T, addr string) *rediscore.Locker {
 			client := goredislib.NewClient(&goredislib.Options{Addr: addr})

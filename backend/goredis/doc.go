@@ -35,7 +35,8 @@
 // repeat a command which was not answered is refused, so the call fails with the first error.
 //
 // One connection outside of the pool receives the messages for all waiters. In a cluster, there is
-// one to each master. Calls that are in flight at the same time travel together, in pipelines, of which there
+// one to each master. Before go-redis 9.17, MaxActiveConns, if it is set, must exceed PoolSize: that connection is refused
+// otherwise, and waiters poll ([WithInboxError] says why). Calls that are in flight at the same time travel together, in pipelines, of which there
 // are two at a time, or up to half of PoolSize if the network is slow: see package rediscore. go-redis has a
 // pool of its own for pipelines (PipelinePoolSize).
 //
