@@ -11,6 +11,8 @@ var inspectingCases = []testCase{
 		clause: withSource("An Inspector reports the holder and the remaining time, and nobody after a release or an expiry. It is right even while the key changes hands.")},
 	{name: "InspectChangesNothing", check: inspectChangesNothing,
 		clause: withSource("An Inspector changes nothing: not the holder, the TTL, or a free key.")},
+	{name: "HeldSinceTheGrant", check: heldSinceTheGrant,
+		clause: withSource("An Inspector and a refusal that say since when the holder has had the key mean the grant, and not the begin of its wait.")},
 	{name: "WaitingIsCounted", check: waitingIsCounted,
 		clause: withSource("An Inspector counts the waiters in its queue: not the holder, nor those who were served, or left and were released, nor, eventually, the dead. Without a queue it reports 0.")},
 }
@@ -32,6 +34,38 @@ func inspectTells(s *scene) error {
 	s.seesNobody(c, key, "its holder's lease had expired")
 	seesWhilePassing(s, a, c)
 	return s.result()
+}
+
+func heldSinceTheGrant(s *scene) error {
+	if s.h.Advance != nil {
+		s.skip("the time of the store does not pass by itself")
+		return s.result()
+	}
+	wait := 2 * s.h.ttl()
+	short, _ := s.sinceAfterWait(0)
+	if long, told := s.sinceAfterWait(wait); told && short-long > wait/2 {
+		s.fail("the holder waited %v longer, and HeldSince is %v earlier; want the time of the grant", wait, short-long)
+	}
+	return s.result()
+}
+
+// sinceAfterWait has a waiter served after a while, and returns how much later than that the grant was by the store's clock, if
+// the store says so.
+func (s *scene) sinceAfterWait(while time.Duration) (late time.Duration, told bool) {
+	a, b := s.clients2()
+	if !s.abilities(b).wait {
+		s.skip("there is no queue")
+		return 0, false
+	}
+	first := s.grant(a, s.key(), s.token("holder"), long)
+	w := s.wait(b, first.key, s.token("waiter"), long)
+	time.Sleep(while)
+	s.release(a, first, true)
+	g := s.served(w, "the holder released the key")
+	granted := time.Now()
+	since := s.refused(a, g, s.token("stranger"), s.h.ttl()).HeldSince
+	s.release(b, g, true)
+	return since.Sub(granted), !since.IsZero()
 }
 
 // seesLongest: the time that remains is that of the longest TTL, not of the latest.

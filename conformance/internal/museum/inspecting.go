@@ -12,6 +12,15 @@ var inspecting = []Exhibit{
 	// Right: count the queue.
 	{Name: "countsNobody", Cases: names{"WaitingIsCounted"}, BeyondModel: true,
 		call: after(func(r request, a *answer, err error) { a.Hold.Waiting = 0 })},
+	// What is said of the holder is an instant of before its wait.
+	// Harm: an operator believes that the holder hangs, and breaks a healthy one.
+	// Right: the instant of the grant, or none.
+	{Name: "datesTheWait", Cases: names{"HeldSinceTheGrant"}, BeyondModel: true,
+		call: after(func(r request, a *answer, err error) {
+			if !a.Acquired {
+				a.HeldSince = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+			}
+		})},
 	// The remaining time is 5 ms less than it is, as a margin for clocks.
 	// Harm: others come too early, and are refused.
 	// Right: the remaining time. Whoever needs a margin has one already.
