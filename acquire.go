@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/alarm"
@@ -12,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/pause"
+	"github.com/dlock-go/dlock/internal/storewait"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -28,10 +30,12 @@ type acquisition struct {
 	given  *detached.Lease // for Adopt
 	state
 
-	token    string        // of the next call; empty if a new one is to be made
-	left     bool          // the calls for token may have left something in the store, which a release ends
-	inFlight int           // of these calls: several also if one may follow the release of something else
-	waited   time.Duration // from when the last call was sent to its grant, at least
+	token    string                     // of the next call; empty if a new one is to be made
+	left     bool                       // the calls for token may have left something in the store, which a release ends
+	place    bool                       // that is a place in the queue, and nothing else
+	inFlight int                        // of these calls: several also if one may follow the release of something else
+	later    func(func(Attempt, error)) // of the last call, whose answer may come; or nil
+	waited   time.Duration              // from when the last call was sent to its grant, at least
 
 	limited context.Context // ends with ctx and MaxWait
 	wait    context.Context // ends with limited and Close; nil until it is needed
@@ -40,6 +44,9 @@ type acquisition struct {
 	pauses   int // in this stage
 	failures int // of calls, in a row
 	poll     pause.Poll
+
+	sent     time.Time // when the last call was
+	listener *listener // nil before the first failure or wait
 
 	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
 	leaver *waiter // the last of the line, who has called the errand off
@@ -78,6 +85,7 @@ type state struct {
 	errand  bool          // for a line: it begins in the store's queue
 	maxWait time.Duration // when the acquisition began
 	outage  time.Duration
+	latest  time.Time // when the first attempt ends at the latest; zero if its set has no limit, or there is none
 
 	// What has happened.
 	word
@@ -207,7 +215,10 @@ func (s *state) outOfPatience() error {
 // firstEnd is when the first attempt ends, if not with the wait. It has at least attemptTime for its
 // answer: callers need not choose a MaxWait that covers the network's round trip.
 func (s *state) firstEnd() time.Time {
-	if s.maxWait < attemptTime {
+	switch {
+	case s.maxWait < attemptTime && !s.latest.IsZero():
+		return alarm.Earlier(s.now.Add(attemptTime), s.latest)
+	case s.maxWait < attemptTime:
 		return s.now.Add(attemptTime)
 	}
 	return s.cut(s.now.Add(max(s.outage, attemptTime)))
@@ -246,7 +257,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
 	}
 	if a.set != nil { // a wait that begins when MaxWait has passed ends at once: it is not one attempt
-		a.maxWait, a.outage, a.tries = a.set.maxWait(), o.outage, a.op == OpTry
+		a.maxWait, a.outage, a.tries, a.latest = a.set.maxWait(), a.set.outage, a.op == OpTry, a.set.last()
 		a.once = a.tries && a.maxWait == 0
 	}
 	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
@@ -257,6 +268,7 @@ func (a *acquisition) take() (*Lease, error) {
 		a.limited, cancel = context.WithTimeout(a.ctx, a.maxWait)
 		defer cancel()
 	}
+	defer a.endSilence()
 	lease, err := a.run()
 	if err != nil {
 		return nil, a.verdict(err)
@@ -287,6 +299,7 @@ func (a *acquisition) run() (*Lease, error) {
 		if act.do == doEnd {
 			return a.lease, act.err
 		}
+		a.noteFailure()
 		if act.stage != a.stage {
 			a.pauses = 0
 		}
@@ -364,6 +377,9 @@ func (a *acquisition) call(act action) {
 		ctx, cancel = context.WithDeadline(ctx, act.by)
 		defer cancel()
 	}
+	if !act.first {
+		defer a.watch(act)()
+	}
 	defer func() { // also if the Locker panics
 		if a.err != nil && !a.late {
 			a.giveUp()
@@ -378,8 +394,8 @@ func (a *acquisition) call(act action) {
 // request makes one call of the Locker.
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
-	if a.token == "" {
-		a.token = token.New(a.client.options.owner, sent)
+	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.outage > 0)) {
+		a.token = token.New(a.client.options.owner, sent, queues) // its time is that of the attempt: see startOf
 	}
 	if a.answered.IsZero() {
 		a.answered = sent
@@ -388,6 +404,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		a.begun = sent
 	}
 	a.attempts++
+	a.sent = sent
 	answer, err := Attempt{}, errPanic
 	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
 	if act.do == doTry {
@@ -395,7 +412,7 @@ func (a *acquisition) request(ctx context.Context, act action) {
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
-	answer, err = l.(Acquirer).Acquire(ctx, a.key, a.token, ttl)
+	answer, err = l.(Acquirer).Acquire(storewait.With(ctx, a.listens()), a.key, a.token, ttl)
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
@@ -407,12 +424,16 @@ func (a *acquisition) request(ctx context.Context, act action) {
 // the key, with a larger fence than that of the first grant.)
 func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer Attempt, err error, alive bool) {
 	again := a.late
+	a.later, err = unmark(err)
 	a.returned, a.late, a.err = time.Now(), false, err
+	if err == nil && a.listener != nil && !(answer.Degraded && a.client.options.fenced) {
+		a.listener.Answered()
+	}
 	switch {
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
 	case !answer.Acquired:
-		a.held, a.contended, a.answered, a.failure = heldBy(a.key, answer), true, a.returned, nil
+		a.held, a.contended, a.answered, a.failure = a.heldBy(answer), true, a.returned, nil
 		a.err = a.held
 	default:
 		a.held, a.answered, a.failure = nil, a.returned, nil
@@ -465,7 +486,9 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() { a.token, a.left, a.inFlight = "", false, 0 }
+func (a *acquisition) forget() {
+	a.token, a.left, a.place, a.inFlight, a.later = "", false, false, 0, nil
+}
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
@@ -473,14 +496,21 @@ func (a *acquisition) giveUp() {
 	if !a.left {
 		return
 	}
-	a.client.keeper.owe(&owedRelease{
-		Call:      owed.Call{TTL: a.ttl},
+	r, queued := &owedRelease{
+		Call:      owed.Call{TTL: a.ttl, Light: a.place},
 		key:       a.key,
 		token:     a.token,
 		values:    contexts.WithoutCancel(a.ctx),
 		inFlight:  a.inFlight,
 		observers: a.client.options.observers,
-	})
+	}, a.last.do == doEnqueue
+	if a.later != nil {
+		r.Hold = time.Now().Add(answerTime)
+	}
+	k := a.client.keeper
+	if k.owe(r) && a.later != nil {
+		a.later(func(answer Attempt, err error) { k.lateAnswer(r, leftBy(queued, answer, err)) })
+	}
 	a.forget()
 }
 
@@ -490,20 +520,23 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 	queued, hasAnswer := act.do == doEnqueue, answer != (Attempt{})
 	a.blame(sent, err, alive, queued, hasAnswer)
 	if hasAnswer {
-		a.held, a.contended, a.answered = heldBy(a.key, answer), true, answer.Since
+		a.held, a.contended, a.answered = a.heldBy(answer), true, answer.Since
 		if a.answered.IsZero() || a.answered.After(a.returned) {
 			a.answered = a.returned
 		}
 	}
-	switch {
-	case !NoEffect(err): // the outcome is unknown; one call to a queue may be several requests
+	switch leftBy(queued, answer, err) {
+	case unknown: // one call to a queue may be several requests
 		a.inFlight = 1
 		if queued || a.left {
 			a.inFlight = several
 		}
+		if a.left {
+			a.later = nil
+		}
 		a.left = true
-	case queued && hasAnswer && !answer.Degraded:
-		a.left = true // its place in the queue
+	case something:
+		a.left, a.place = true, !a.left
 	}
 	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)
 }
@@ -536,7 +569,10 @@ func timedOut(err error) bool {
 // verdict is the error of an acquisition that ended with err.
 func (a *acquisition) verdict(err error) error {
 	mine := ended(a.ctx) != nil
-	waited := !mine && ended(a.limited) != nil
+	waited, maxWait := !mine && ended(a.limited) != nil, a.maxWait
+	if a.set != nil && a.set.over() {
+		waited, maxWait = !mine, a.client.options.maxWait
+	}
 	known := a.known(time.Now())
 	if known == nil || !mine && !waited {
 		known = a.said(err)
@@ -555,7 +591,7 @@ func (a *acquisition) verdict(err error) error {
 	case errs.BesidesEnd(known) == nil: // the queue does not say why
 		known = noAnswer(a.maxWait, known)
 	}
-	return fmt.Errorf("waited for %v: %w", a.maxWait, known)
+	return fmt.Errorf("waited for %v: %w", maxWait, known)
 }
 
 // said is what is known of the store when an acquisition ends with err, and nothing is known
@@ -601,9 +637,138 @@ func (a *acquisition) known(now time.Time) error {
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
 }
 
-func heldBy(key string, a Attempt) *HeldError {
-	owner, started := token.Parse(a.Holder)
-	return &HeldError{Key: key, Owner: owner, Started: started, Remaining: a.Remaining}
+// A listener is the part of an acquisition that hears whether it waits for the store, and not for a holder: its last
+// call has failed, and it goes on. The backend reports the calls that it makes itself during a wait in the store's
+// queue (see package storewait). If a backend does not, a wait for the store is over when the next wait in the queue
+// has lasted for queuedTime.
+type listener struct {
+	client  *Client
+	ctx     context.Context
+	key     string
+	line    *line          // whose waiters are to hear; nil if it is a caller's
+	call    storewait.Call // of the caller
+	noInbox atomic.Bool    // the store cannot send it messages
+}
+
+const queuedTime = 10 * time.Second
+
+// listens returns the listener, which an acquisition without failures and waits does not have.
+func (a *acquisition) listens() *listener {
+	if a.listener == nil {
+		a.listener = &listener{client: a.client, ctx: a.ctx, key: a.key, line: a.line}
+	}
+	return a.listener
+}
+
+// noteFailure notes that the last call has failed, if it has, and that the acquisition goes on.
+func (a *acquisition) noteFailure() {
+	failure, since := a.failure, a.returned
+	if a.err == errStandIn {
+		failure = a.err
+	}
+	if a.last.do == doTry {
+		since = a.sent
+	} else if a.last.do == doEnqueue && a.answered.After(a.sent) {
+		since = a.answered
+	}
+	switch {
+	case a.last.do == doPause, failure == nil, errors.Is(failure, errors.ErrUnsupported), errors.Is(failure, ErrReleased):
+	default:
+		a.listens().Failed(since, failure)
+	}
+}
+
+// watch notes what a call says by taking long: an attempt has no answer, and a wait has a place in the queue.
+func (a *acquisition) watch(act action) (stop func() bool) {
+	l, sent := a.listens(), time.Now()
+	switch {
+	case act.do == doTry && act.by.IsZero():
+		return time.AfterFunc(outageAttempt, func() { l.Failed(sent, noAnswer(outageAttempt, nil)) }).Stop
+	case act.do == doEnqueue && l.silent():
+		return time.AfterFunc(queuedTime, func() { l.answeredAt(sent) }).Stop
+	}
+	return func() bool { return false }
+}
+
+// Failed implements [storewait.Listener].
+func (l *listener) Failed(sent time.Time, err error) {
+	if l.line != nil {
+		l.line.silent.Store(true)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Failed(&c.call, sent); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: said(context.Background(), since, err)})
+		}
+	})
+}
+
+// Answered implements [storewait.Listener].
+func (l *listener) Answered() { l.answeredAt(time.Now()) }
+
+func (l *listener) answeredAt(now time.Time) {
+	if !l.silent() {
+		return
+	}
+	if l.line != nil {
+		l.line.silent.Store(false)
+	}
+	l.callers(func(c *listener) {
+		if since := c.client.keeper.silence.Answered(&c.call); !since.IsZero() {
+			c.tellStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
+		}
+	})
+}
+
+// silent reports whether the last call has failed.
+func (l *listener) silent() bool {
+	if l.line != nil {
+		return l.line.silent.Load()
+	}
+	return l.call.Failing()
+}
+
+// NoInbox implements [storewait.Listener].
+func (l *listener) NoInbox(err error) {
+	l.callers(func(c *listener) {
+		if !c.noInbox.Swap(true) {
+			c.client.keeper.noInbox.Add(1)
+			c.tellInboxMissing(err)
+		}
+	})
+}
+
+// endSilence notes that the acquisition is over.
+func (a *acquisition) endSilence() {
+	if a.listener == nil {
+		return
+	}
+	since := a.client.keeper.silence.End(&a.listener.call)
+	if since.IsZero() {
+		return
+	}
+	info := StoreWaitInfo{Since: since, Took: time.Since(since), Over: true}
+	if a.lease == nil {
+		info.Err = a.said(a.err)
+	}
+	a.listener.tellStoreWait(info)
+}
+
+func (a *acquisition) heldBy(answer Attempt) *HeldError {
+	owner, started := startOf(answer.Holder, answer.HeldSince)
+	return &HeldError{Key: a.key, Owner: owner, Started: started, Remaining: answer.Remaining}
+}
+
+// startOf returns the label of a holder, and when it was granted its lock: as the store says, or when its token was
+// made, unless that was for a wait in the store's queue. Both are zero for a holder that is not a Client.
+func startOf(holder string, since time.Time) (owner string, started time.Time) {
+	owner, made := token.Parse(holder)
+	switch {
+	case made.IsZero(), since.IsZero() && token.Waits(holder):
+		return owner, time.Time{}
+	case since.IsZero():
+		return owner, made
+	}
+	return owner, time.UnixMilli(since.UnixMilli())
 }
 
 // A key is contended for a second after a wait for it: the next acquisition joins the queue at once.

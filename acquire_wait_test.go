@@ -216,16 +216,38 @@ func TestNoLimit(t *testing.T) {
 	})
 }
 
-// Started is when the holder began to acquire the key, also if it had to wait.
+// A silent Locker does not say since when a key is held.
+type silent struct{ dlock.Locker }
+
+func (s silent) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	a, err := s.Locker.TryAcquire(ctx, key, token, ttl)
+	a.HeldSince = time.Time{}
+	return a, err
+}
+
+// Started is when the holder was granted the key, however long it has waited. If the store does not say so, it is when
+// the holder's last attempt was made, unless the holder may have waited in a queue.
 func TestStartedOfAWaiter(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-		hold(t, store, 10*time.Second)
-		start := time.Now().Local()
+		hold(t, store, time.Hour)
 		waiter := acquire(t, dlock.New(l), "k")
-		require.NotEqual(t, start, time.Now())
+		granted := time.Now().Truncate(time.Millisecond)
+		time.Sleep(time.Minute)
+		started := func(l dlock.Locker) time.Time {
+			_, err := dlock.New(l).TryAcquire(t.Context(), "k")
+			held, ok := errors.AsType[*dlock.HeldError](err)
+			require.True(t, ok, "%v", err)
+			return held.Started
+		}
 		holder, err := dlock.New(store).Inspect(t.Context(), "k")
 		require.NoError(t, err)
-		require.Equal(t, start, holder.Started)
+		for _, at := range []time.Time{holder.Started, started(l), started(dlock.Forward{Locker: store})} {
+			require.True(t, granted.Equal(at), "%v, granted %v", at, granted)
+		}
+		if _, queue := l.(dlock.Acquirer); queue {
+			granted = time.Time{}
+		}
+		require.True(t, granted.Equal(started(silent{store})))
 		require.NoError(t, waiter.Release())
 	})
 }

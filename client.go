@@ -179,7 +179,7 @@ func (c *Client) check(key string) error {
 type Status struct {
 	Held      bool
 	Owner     string        // the holder's label, see [WithOwner]; empty if unknown, or if the holder is not a Client
-	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
+	Started   time.Time     // when the holder was granted the lock, as in a [HeldError]; zero if unknown
 	Remaining time.Duration // of the holder's lease; 0 if unknown, negative if it never ends
 	Waiting   int           // in the store's queue; 0 if it has none
 
@@ -199,9 +199,9 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	if err != nil {
 		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
 	}
-	owner, started := token.Parse(hold.Token)
+	owner, started := startOf(hold.Token, hold.Since)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
-	if !started.IsZero() {
+	if _, made := token.Parse(hold.Token); !made.IsZero() {
 		status.seen = func() (string, string) { return key, hold.Token }
 	}
 	return status, nil
@@ -259,6 +259,10 @@ type Stats struct {
 	Leases  int // leases held
 	Waiters int // calls that wait for a key
 
+	// StoreWaiters counts the calls that wait for the store, and not for a holder: their last request
+	// to the store has failed, and they go on. It is 0 once the store has served them.
+	StoreWaiters int
+
 	// ReleasesOwed counts the releases that are owed, answered or not: see "Unknown outcomes"
 	// in the package documentation. They include leases that were released before their
 	// [WithMinHold] has passed. A number that stays high means that the store does not
@@ -273,14 +277,18 @@ type Stats struct {
 	// each other: see [Client.AcquireAll].
 	NestedWaits uint64
 
+	// WaitsWithoutInbox counts waits in the store's queue to which the store could send no message: see
+	// [InboxMissingInfo]. They are served more slowly.
+	WaitsWithoutInbox uint64
+
 	Lost           uint64 // leases lost, including those whose Release discovered the loss
 	RenewalsFailed uint64 // failed renewals; one for each lease of a failed batch
 	EventsDropped  uint64 // because an [Observer] is slower than the events of the background
 }
 
 // Stats returns the figures of c and all Clients that are related to it by [Client.With].
-// They are from one instant, except Waiters, NestedWaits and EventsDropped, which are read at about the
-// same time. It is cheap enough to be called once a second.
+// Leases, ReleasesOwed, ReleasesDropped, Lost and RenewalsFailed are from one instant. The others are read
+// at about the same time. It is cheap enough to be called once a second.
 func (c *Client) Stats() Stats {
 	k := c.keeper
 	if k == nil {
@@ -290,14 +298,16 @@ func (c *Client) Stats() Stats {
 	defer k.mu.Unlock()
 	owed, dropped := k.owed.Count()
 	return Stats{
-		Leases:          k.leases,
-		Waiters:         int(k.waiters.Load()),
-		NestedWaits:     k.nested.Load(),
-		ReleasesOwed:    owed,
-		ReleasesDropped: dropped,
-		Lost:            k.lost,
-		RenewalsFailed:  k.failed,
-		EventsDropped:   k.hooks.Dropped(),
+		Leases:            k.leases,
+		Waiters:           int(k.waiters.Load()),
+		StoreWaiters:      k.silence.Count(),
+		NestedWaits:       k.nested.Load(),
+		WaitsWithoutInbox: k.noInbox.Load(),
+		ReleasesOwed:      owed,
+		ReleasesDropped:   dropped,
+		Lost:              k.lost,
+		RenewalsFailed:    k.failed,
+		EventsDropped:     k.hooks.Dropped(),
 	}
 }
 

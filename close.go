@@ -13,8 +13,12 @@ const closeTimeout = 5 * time.Second // for all that is owed when a Client is cl
 // Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost at
 // their deadlines; until then they can be released. Close waits up to 5 s for calls in flight to
 // end, for the store to answer owed releases, for it to keep the keys of [WithMinHold], and for
-// Observers. It does not wait for releases that the store refuses. If some releases were not
-// answered it returns an error that matches [ErrUnavailable]: their keys may stay for up to one TTL.
+// Observers. It does not wait for releases that the store refuses.
+//
+// If some releases were not answered it returns an error that matches [ErrUnavailable]: their keys may
+// stay for up to one TTL. So may the key of a release that was given up within the last TTL, because
+// the store refuses it, or the Locker or the store's client was closed first. Close then returns that
+// error. [Stats] counts releases that were dropped since there were too many.
 //
 // Close does not close the Locker. Closing a closed Client does nothing.
 //
@@ -37,7 +41,7 @@ func (c *Client) Close() error {
 // stay until their TTL and their [WithMinHold] have passed. Then Shutdown does what Close
 // does, for up to 5 s more.
 //
-// It returns nil if everything was released. If leases were still held, it returns an error
+// It returns nil if everything was released, as far as keys may still be taken. If leases were still held, it returns an error
 // that matches that of ctx; otherwise it returns the error of Close. After Close or Shutdown,
 // a call of either does nothing and returns nil at once.
 func (c *Client) Shutdown(ctx context.Context) error {
@@ -90,10 +94,13 @@ func (k *keeper) close(op string) error {
 	k.waitWhile(ctx, k.outstanding)
 	calls, owed, last := k.finish()
 	k.waitWhile(ctx, k.hooks.Running)
-	if calls > 0 || owed > 0 {
+	switch {
+	case calls > 0 || owed > 0:
 		text := fmt.Sprintf("dlock: %s: %v: %d releases not answered, and %d calls not ended, within %v: their keys may stay for up to one TTL",
 			op, ErrUnavailable, owed, calls, closeTimeout)
 		return errs.Reword(text, ErrUnavailable, errs.HideContext(last))
+	case last != nil:
+		return fmt.Errorf("dlock: %s: a release was given up, and its key may stay for up to one TTL: %w", op, errs.HideContext(last))
 	}
 	return nil
 }
@@ -114,7 +121,9 @@ func (k *keeper) hurry() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range held {
-		k.clock.Set(&c.For.(*owedRelease).lease.alarm, time.Now())
+		if l := c.For.(*owedRelease).lease; l != nil { // else the answer to an attempt is waited for
+			k.clock.Set(&l.alarm, time.Now())
+		}
 	}
 }
 
@@ -125,7 +134,7 @@ func (k *keeper) outstanding() bool {
 }
 
 // finish drops all owed releases. It returns for how many calls and releases Close has waited in vain, and
-// the error of the last try of a release.
+// the error of the last try of a release, or why one was given up.
 func (k *keeper) finish() (calls, unanswered int, last error) {
 	defer k.endOver()
 	calls = int(k.calls.Load()) // before Finish: a call that fails after it is not owed

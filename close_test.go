@@ -196,6 +196,89 @@ func TestCloseGivesUp(t *testing.T) {
 	})
 }
 
+// A release that no try can make any more was given up. Close and Shutdown say so while its key may stay.
+func TestCloseAfterAReleaseWasGivenUp(t *testing.T) {
+	closed := &dlock.NoEffectError{Err: dlock.ErrClosed}
+	causes := map[string]error{"closed": closed, "no right": &dlock.NoEffectError{Err: errStore}}
+	ways := map[string]func(t *testing.T, c *dlock.Client, fail func()){
+		"Do": func(t *testing.T, c *dlock.Client, fail func()) {
+			require.NoError(t, c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { fail(); return nil }))
+		},
+		"Release": func(t *testing.T, c *dlock.Client, fail func()) {
+			l := acquire(t, c, "k")
+			fail()
+			require.Error(t, l.Release())
+		},
+		"a set": func(t *testing.T, c *dlock.Client, fail func()) {
+			leases := take(t, c, "j", "k")
+			fail()
+			require.Error(t, leases.Release())
+		},
+		"MinHold": func(t *testing.T, c *dlock.Client, fail func()) {
+			l := acquire(t, c.With(dlock.WithMinHold(time.Minute)), "k")
+			fail()
+			require.NoError(t, l.Release())
+		},
+		"an unknown outcome": func(t *testing.T, c *dlock.Client, fail func()) {
+			fail()
+			_, err := c.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, errStore)
+		},
+	}
+	for why, cause := range causes {
+		for way, happens := range ways {
+			for name, end := range map[string]func(*dlock.Client) error{
+				"close":    (*dlock.Client).Close,
+				"shutdown": func(c *dlock.Client) error { return c.Shutdown(t.Context()) },
+			} {
+				t.Run(why+", "+way+", "+name, func(t *testing.T) {
+					in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+						for _, later := range []time.Duration{0, 2 * time.Second, dlock.DefaultTTL + time.Second} {
+							c := dlock.New(s)
+							happens(t, c, func() {
+								s.onCall(func(c *call) {
+									if c.err = cause; c.op == "try" {
+										c.err, c.reply = nil, errStore
+									}
+								})
+							})
+							time.Sleep(later)
+							begun, err := time.Now(), end(c)
+							require.Zero(t, time.Since(begun))
+							if later < dlock.DefaultTTL {
+								require.ErrorContains(t, err, "dlock: "+name+": a release was given up, and its key may stay")
+								require.ErrorIs(t, err, cause)
+								requireTaken(t, store, "k")
+							} else if way != "MinHold" || cause == closed { // else it still owes the release
+								require.NoError(t, err)
+							}
+							s.onCall(nil)
+							time.Sleep(time.Minute)
+							requireFree(t, store, "k")
+						}
+					})
+				})
+			}
+		}
+	}
+	t.Run("a place in the queue", func(t *testing.T) {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			s.onCall(func(c *call) {
+				c.answers(dlock.Attempt{Holder: "other", Remaining: time.Hour}, nil)
+				if c.op != "try" {
+					c.err = closed
+				}
+			})
+			_, err := c.Acquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrClosed)
+			synctest.Wait()
+			require.Len(t, s.made("release"), 1)
+			require.NoError(t, c.Close(), "no key stays")
+		})
+	})
+}
+
 func TestCloseEndsRenewalsInFlight(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		s.onCall(func(c *call) {

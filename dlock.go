@@ -20,7 +20,8 @@ import (
 // already done, nothing is sent and ctx.Err() is returned, not its cause. An error means that
 // the outcome is unknown: the operation may have taken effect, or may do so later. A
 // [NoEffectError] says that it has not, and will not; [NoEffect] names other errors that say the
-// same. An error that matches [ErrClosed] says that no later call can succeed.
+// same. An [UnansweredError] says that it may be known later. An error that matches [ErrClosed]
+// says that no later call can succeed.
 //
 // The package conformance tests all of this.
 //
@@ -74,6 +75,11 @@ type Attempt struct {
 	// Remaining is the remaining time of the present holder's lease, if the key was not
 	// acquired: 0 if unknown, negative if the lease never ends.
 	Remaining time.Duration
+
+	// HeldSince is when the present holder was granted the key, if the key was not acquired: on the clock of the
+	// store, or on that of the holder. A later grant to the same token does not change it. It is zero if unknown. The
+	// Client then shows when the Holder's token was made, unless that has waited in the store's queue.
+	HeldSince time.Time
 }
 
 // An Acquirer is a [Locker] whose store queues waiters and hands the lock over to them. Like
@@ -139,6 +145,7 @@ type Hold struct {
 	Held      bool
 	Token     string        // of the holder; empty if unknown
 	Remaining time.Duration // of the lease; 0 if unknown, negative if it never ends
+	Since     time.Time     // of the holder's grant, as the HeldSince of an [Attempt]; zero if unknown
 	Waiting   int           // in the store's queue; 0 if it has none
 }
 

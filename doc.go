@@ -31,7 +31,11 @@
 //
 // A waiter waits for a lock that another holds. If the store has a queue, waiters are served
 // in the order of their arrival. A handover is a release that grants the lock to the first
-// waiter. Without a queue a waiter polls: it makes attempts, with pauses between them.
+// waiter. The store sends that waiter a message, to its inbox. Without a queue a waiter polls: it makes
+// attempts, with pauses between them.
+//
+// A call waits for the store, and not for a holder, while its last request to the store has failed and the
+// call goes on.
 //
 // The outcome of a request is unknown if no answer came: the request may have taken effect, may do
 // so later, or never will. A release is owed while the Client still has to complete it in the
@@ -108,6 +112,12 @@
 // has ended the lease itself. Nothing is owed if the backend says that the call did not and
 // will not take effect.
 //
+// If ctx ends an attempt whose answer is still on its way, the backend may say so with an [UnansweredError]. The release
+// then waits for that answer for up to 250 ms. If the answer says that the attempt has left nothing, nothing is owed. If
+// it has left a lease or a place in the queue, one release that is answered is enough. Otherwise, and without the
+// answer, the release is owed as above. A lease that an answer reports after its release was given up is released, too,
+// unless the Client is closed.
+//
 // An owed release without an answer is retried after 0.1 s. The pauses then double up to 1 s, and
 // are at most a quarter of the TTL. After eight tries in a row without an answer, the Client
 // treats the store as unreachable. It then tries a single owed release every half second. Once one
@@ -125,7 +135,8 @@
 // An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It
 // is for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What
 // matters most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
-// [Client.Stats] says how many leases and waiters there are now. Do not count events for that: some
+// [Client.Stats] says how many leases and waiters there are now, and how many calls wait for the store.
+// Waiting for the store is never silent: see [StoreWaitInfo]. Do not count events for that: some
 // may be dropped.
 //
 // # Options for a job

@@ -67,7 +67,7 @@ var (
 type HeldError struct {
 	Key       string
 	Owner     string        // the holder's label, see [WithOwner]; empty if unknown, or if the holder is not a Client
-	Started   time.Time     // when the holder began to acquire the lock, on the holder's clock; zero if unknown
+	Started   time.Time     // when the holder was granted the lock, on its clock or on the store's; zero if unknown, or if the holder is not a Client
 	Remaining time.Duration // of the holder's lease when the store answered; 0 if unknown, negative if it never ends
 }
 
@@ -97,10 +97,14 @@ func invalid(format string, args ...any) error {
 type LostError struct {
 	Key    string
 	Reason LossReason
-	Err    error // of the last renewal, if it failed; else nil
+
+	// Err says why renewals have failed; nil if there is nothing to say. It is what the store, or its client library,
+	// said last, and shows for how long there was no answer since the store's last one. It also shows if a
+	// renewal began late, because this process was paused or got no CPU.
+	Err error
 }
 
-// Error returns a text with key, reason and the last renewal's error.
+// Error returns a text with key, reason and Err.
 func (e *LostError) Error() string {
 	return fmt.Sprintf("dlock: %q: %s", e.Key, e.text())
 }
@@ -116,7 +120,7 @@ func (e *LostError) text() string {
 // Is makes a LostError match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the error of the last renewal.
+// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // A LossReason is how a lease was lost.
@@ -172,6 +176,63 @@ func (e *NoEffectError) Error() string { return e.Err.Error() }
 
 // Unwrap returns Err.
 func (e *NoEffectError) Unwrap() error { return e.Err }
+
+// An UnansweredError marks an error of TryAcquire or Acquire of a [Locker]: ctx ended while a request of the call was under
+// way, whose answer the Locker expects. The outcome is unknown, as after any other error. But the [Client] waits a moment
+// for that answer before it releases the token, and it does not repeat that release once the answer has come.
+//
+// A Locker around another passes the error on, or wraps it. It may not know the answer: then it drops the mark.
+type UnansweredError struct {
+	Err error
+
+	// Late has f called once, when every request of the call has been answered and none was repeated, with what the call
+	// returns in this case. That is an Attempt; or an error that [NoEffect] knows, with an Attempt as Acquire returns it. If
+	// that can never be said, f is called with another error, or not at all. f does not wait. It may be called
+	// before Late returns.
+	Late func(f func(Attempt, error))
+}
+
+// Error returns the text of Err.
+func (e *UnansweredError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *UnansweredError) Unwrap() error { return e.Err }
+
+// unmark returns the Late of the UnansweredError that marks err, or nil, and err without that mark.
+func unmark(err error) (late func(func(Attempt, error)), unmarked error) {
+	unmarked = err
+	errs.InChain(err, func(e error) bool {
+		mark, ok := e.(*UnansweredError)
+		if ok {
+			late = mark.Late
+		}
+		if ok && e == err {
+			unmarked = mark.Err
+		}
+		return ok
+	})
+	return late, unmarked
+}
+
+// What a call that acquires leaves in the store.
+type remains int
+
+const (
+	nothing   remains = iota
+	something         // which one Release that is answered ends
+	unknown           // it may leave something later
+)
+
+// leftBy is the only rule for what a call leaves that has this answer: TryAcquire, or Acquire if it is queued.
+func leftBy(queued bool, answer Attempt, err error) remains {
+	switch {
+	case err != nil && !NoEffect(err):
+		return unknown
+	case err == nil && answer.Acquired, err != nil && queued && answer != (Attempt{}) && !answer.Degraded: // its place in the queue
+		return something
+	}
+	return nothing
+}
 
 // NoEffect reports whether err, of a call of a [Locker], says that the call did not take effect,
 // and never will: it is a [NoEffectError], it matches [errors.ErrUnsupported] or [ErrInvalid], or

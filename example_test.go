@@ -414,6 +414,6 @@ func ExampleClient_Stats() {
 	lease.Release()
 	fmt.Println("leases after the release:", locks.Stats().Leases)
 	// Output:
-	// {"Leases":1,"Waiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"NestedWaits":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
+	// {"Leases":1,"Waiters":0,"StoreWaiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"NestedWaits":0,"WaitsWithoutInbox":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
 	// leases after the release: 0
 }

@@ -336,7 +336,7 @@ const (
 	callsMade       = "calls"
 	callsCut        = "cut calls"        // without a reply, since their ctx ended
 	waitsArrived    = "waits"            // calls of Acquire that arrived
-	attemptsMade    = "attempts"         // calls of TryAcquire
+	attemptsMade    = "attempts"         // calls of TryAcquire, but for those that were refused and leave nothing
 	releasesMade    = "releases"         // calls of Release
 	releasesArrived = "arrived releases" // those that arrived
 )
@@ -423,7 +423,13 @@ func (n *wire) tokens(what string) int {
 
 func (n *wire) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	n.count(ctx, attemptsMade, token)
-	return trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
+	a, err := trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
+	if err == nil && !a.Acquired {
+		n.mu.Lock()
+		delete(n.counts[attemptsMade], token)
+		n.mu.Unlock()
+	}
+	return a, err
 }
 
 func (n *wire) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -202,7 +204,7 @@ func TestReleaseBeginsAsCloseEnds(t *testing.T) {
 func TestCallEndsAsCloseEnds(t *testing.T) {
 	k := newKeeper(fake{})
 	require.True(t, k.enter())
-	k.owed = owed.New(nil, func(*owed.Call, error) { k.leave() }, k.notify)
+	k.owed = owed.New(nil, func(*owed.Call, error) { k.leave() }, k.notify, false)
 	require.True(t, k.owed.Add(&owed.Call{Hold: time.Now().Add(time.Hour), Answered: true}))
 	calls, _, _ := k.finish()
 	require.Equal(t, 1, calls)
@@ -456,4 +458,55 @@ func TestFailedSetLeavesNothing(t *testing.T) {
 		synctest.Wait()
 		require.Zero(t, parent.registered, "the parent still knows a set that has failed")
 	})
+}
+
+// A loss says what the store said last, and counts silence from its last answer.
+func TestCauseOfALoss(t *testing.T) {
+	refusal := &NoEffectError{Err: errors.New("WRONGPASS")}
+	broken, timeout := errors.New("connection reset"), &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+	cut := context.DeadlineExceeded
+	type failure struct {
+		at  time.Duration // since the first renewal was sent
+		err error
+	}
+	for name, c := range map[string]struct {
+		failures []failure
+		hangs    bool          // another is in flight at the loss, after 20 s
+		late     time.Duration // one began
+		want     string
+	}{
+		"nothing was tried":               {want: ""},
+		"it hangs":                        {hangs: true, want: "no answer for 20s"},
+		"refused, cut off at the end":     {failures: []failure{{1 * time.Second, refusal}, {19 * time.Second, refusal}, {20 * time.Second, cut}}, want: "WRONGPASS"},
+		"refused, a time-out at the end":  {failures: []failure{{19 * time.Second, refusal}, {20 * time.Second, timeout}}, want: "WRONGPASS"},
+		"refused, then silent":            {failures: []failure{{5 * time.Second, refusal}, {10 * time.Second, cut}}, hangs: true, want: "no answer for 15s; before that: WRONGPASS"},
+		"refused, and not tried again":    {failures: []failure{{5 * time.Second, refusal}}, want: "WRONGPASS"},
+		"broken, then cut off":            {failures: []failure{{1 * time.Second, broken}, {20 * time.Second, cut}}, want: "no answer for 20s: connection reset"},
+		"refused, then broken":            {failures: []failure{{5 * time.Second, refusal}, {19 * time.Second, broken}}, hangs: true, want: "no answer for 15s; before that: connection reset"},
+		"time-outs":                       {failures: []failure{{19 * time.Second, timeout}}, want: "no answer for 20s: " + timeout.Error()},
+		"the reason stands beside an end": {failures: []failure{{20 * time.Second, fmt.Errorf("%w: %w", cut, errors.New("pool exhausted"))}}, want: "no answer for 20s: pool exhausted"},
+		"late":                            {late: 12 * time.Second, want: "began 12s late: this process was paused, or got no CPU"},
+		"late, and it hangs":              {late: 12 * time.Second, hangs: true, want: "no answer for 20s; began 12s late: this process was paused, or got no CPU"},
+		"hardly late":                     {late: 900 * time.Millisecond, want: ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun := time.Now()
+			var tr trouble
+			if c.hangs || c.failures != nil {
+				tr.since, tr.size, tr.inFlight = begun, 1, c.hangs
+			}
+			tr.noteLateLocked(begun.Add(-c.late), begun, 30*time.Second)
+			for _, f := range c.failures {
+				tr.noteLocked(f.err, begun.Add(f.at))
+			}
+			err := tr.causeLocked(begun.Add(20 * time.Second))
+			if c.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.EqualError(t, err, c.want)
+			require.Equal(t, strings.Contains(c.want, "WRONGPASS"), errors.Is(err, refusal))
+			require.NotErrorIs(t, err, cut)
+		})
+	}
 }

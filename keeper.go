@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/owed"
 	"github.com/dlock-go/dlock/internal/recent"
+	"github.com/dlock-go/dlock/internal/storewait"
 	"github.com/dlock-go/dlock/internal/workers"
 )
 
@@ -44,6 +45,8 @@ type keeper struct {
 	attempts  atomic.Int64  // first attempts, in flight
 	unbatched atomic.Bool   // RenewBatch is unsupported
 	nested    atomic.Uint64 // waits inside the work of another lease, so far
+	noInbox   atomic.Uint64 // waits to which the store could send no messages, so far
+	silence   storewait.Watch
 	changed   chan struct{} // of capacity 1: calls, leases or owed releases have become fewer
 
 	mu       sync.Mutex
@@ -69,7 +72,7 @@ func newKeeper(l Locker) *keeper {
 	}
 	k.unbatched.Store(!batches)
 	k.renewers = workers.Pool{Mu: &k.mu, Size: renewers, Most: maxRenewals, HungAfter: renewHungAfter, Next: k.nextRenewalLocked}
-	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify)
+	k.owed = owed.New(k.sendOwed, k.reportOwed, k.notify, batches)
 	k.hooks.Idle = k.notify
 	k.clock = alarm.NewClock(&k.mu, k.ring)
 	k.open, k.endOpen = context.WithCancel(context.Background())

@@ -237,7 +237,11 @@ func (l *Lease) loseLocked(reason LossReason) { l.endLocked(l.lostLocked(reason)
 func (l *Lease) lostLocked(reason LossReason) error {
 	err := &LostError{Key: l.key, Reason: reason}
 	if reason != LossRemoved { // for that the store has answered
-		err.Err = l.trouble.causeLocked(time.Now())
+		now := time.Now()
+		if reason == LossExpired {
+			l.trouble.noteLateLocked(l.renewAt, now, l.ttl)
+		}
+		err.Err = l.trouble.causeLocked(now)
 	}
 	return err
 }
@@ -304,6 +308,7 @@ func (l *Lease) due() {
 	l.mu.Lock()
 	defer l.unlock()
 	held := l.lookLocked() == nil
+	l.trouble.noteLateLocked(l.renewAt, time.Now(), l.ttl)
 	renew := !l.renewAt.IsZero() && (l.kept != nil || l.keeper.renewing.Err() == nil)
 	l.renewAt = time.Time{}
 	if held {
@@ -417,7 +422,7 @@ func (l *Lease) renewalFailedLocked(c renewal, err error) error {
 	err = errs.Hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
 	overtaken := c.sent.Before(l.extended)     // by one that has succeeded
 	if t := &l.trouble; !overtaken {
-		t.err = err
+		t.noteLocked(err, time.Now())
 		if t.since.IsZero() {
 			t.since = c.sent
 		}

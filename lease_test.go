@@ -455,24 +455,24 @@ type asking struct {
 }
 
 func (a asking) Done() <-chan struct{} {
-	_ = a.lease.Err()
+	_ = a.lease.Done()
 	return a.Context.Done()
 }
 
 func (a asking) Err() error {
-	_ = a.lease.Err()
+	_ = a.lease.Done()
 	return a.Context.Err()
 }
 
 func (a asking) Value(key any) any {
-	_ = a.lease.Err()
+	_ = a.lease.Done()
 	return a.Context.Value(key)
 }
 
 func (a asking) AfterFunc(f func()) func() bool {
 	stop := context.AfterFunc(a.Context, f)
 	return func() bool {
-		_ = a.lease.Err()
+		_ = a.lease.Done()
 		return stop()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"maps"
@@ -23,8 +24,8 @@ import (
 // A lineOfLog is a line of a log.
 type lineOfLog struct {
 	Level, Msg, Key, Error string
-	Left, TTL, After       time.Duration
-	Count                  int
+	Left, TTL, After, For  time.Duration
+	Count, Waiting         int
 }
 
 // A logbook is what a log observer writes.
@@ -476,4 +477,160 @@ func TestLogObserverWithoutKeys(t *testing.T) {
 func TestLogObserverWithoutLogger(t *testing.T) {
 	o := dlock.NewLogObserver(nil)
 	require.NotPanics(t, func() { o.OwedDone(t.Context(), dlock.OwedDoneInfo{Key: "order:7"}) })
+}
+
+// While the store fails, each kind of call that waits for it has a warning at once and one each minute, counts in Stats, and
+// has a line at the end with the time.
+func TestLogObserverOfWaitsForTheStore(t *testing.T) {
+	const away = 5 * time.Minute
+	acquires := func(key string, opts ...dlock.Option) func(context.Context, *dlock.Client) {
+		return func(ctx context.Context, c *dlock.Client) { _, _ = c.With(opts...).Acquire(ctx, key) }
+	}
+	for name, c := range map[string]struct {
+		polls bool // the store has no queue
+		calls int
+		call  func(context.Context, *dlock.Client)
+	}{
+		"outage":  {calls: 1, call: acquires("free", dlock.WithOutage(time.Hour))},
+		"many":    {calls: 100, call: acquires("free", dlock.WithOutage(time.Hour))},
+		"polling": {calls: 1, polls: true, call: acquires("held")},
+		"lines":   {calls: 20, call: acquires("held", dlock.WithLocalTurns(8), dlock.WithOutage(time.Hour))},
+		"set": {calls: 1, call: func(ctx context.Context, c *dlock.Client) {
+			_, _ = c.With(dlock.WithOutage(time.Hour)).AcquireAll(ctx, "free")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				var out logbook
+				var locker dlock.Locker = s
+				if c.polls {
+					locker = plain{s}
+				}
+				failing := awayWhen(s)
+				client := dlock.New(locker, out.observer(nil))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if name == "lines" || c.polls {
+					holdKey(t, store, "held", time.Minute)
+				}
+				failing.Store(!c.polls)
+				for range c.calls {
+					go c.call(ctx, client)
+				}
+				time.Sleep(time.Second)
+				failing.Store(true)
+				time.Sleep(time.Second)
+				warnings := out.lines(t)["WARN"]
+				require.Len(t, warnings, min(c.calls, 10))
+				require.Equal(t, "waiting for the store", warnings[0].Msg)
+				require.Contains(t, warnings[0].Error, errStore.Error())
+				require.NotEmpty(t, warnings[0].Key)
+				time.Sleep(away)
+				require.Equal(t, c.calls, client.Stats().StoreWaiters)
+				lines := out.lines(t)
+				require.Len(t, lines, 1)
+				single := slices.DeleteFunc(lines["WARN"], func(l lineOfLog) bool { return l.Count > 0 })
+				require.Len(t, single, 5)
+				for i, l := range single {
+					require.Equal(t, "waiting for the store", l.Msg)
+					require.Equal(t, c.calls, l.Waiting)
+					require.InDelta(t, time.Duration(i+1)*time.Minute, l.For, float64(time.Second))
+				}
+				failing.Store(false)
+				time.Sleep(2 * time.Second)
+				require.Zero(t, client.Stats().StoreWaiters)
+				lines = out.lines(t)
+				require.Len(t, lines, 1)
+				require.Len(t, lines["INFO"], min(c.calls, 10))
+				require.Equal(t, "the store answers again", lines["INFO"][0].Msg)
+				require.InDelta(t, away+2*time.Second, lines["INFO"][0].After, float64(3*time.Second))
+				cancel()
+				time.Sleep(time.Hour)
+				require.Empty(t, out.lines(t)["WARN"])
+			})
+		})
+	}
+}
+
+// A wait for the store that ends without an answer has a line with its time, too.
+func TestLogObserverOfAWaitInVain(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		var out logbook
+		awayWhen(s).Store(true)
+		c := dlock.New(s, out.observer(nil), dlock.WithOutage(90*time.Second))
+		_, err := c.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		synctest.Wait()
+		lines := out.lines(t)
+		require.Equal(t, []string{"waiting for the store", "waiting for the store", "lock not acquired"}, messages(lines["WARN"]))
+		require.Equal(t, []string{"stopped waiting for the store"}, messages(lines["INFO"]))
+		require.Equal(t, 90*time.Second, lines["INFO"][0].After)
+		require.Zero(t, c.Stats().StoreWaiters)
+	})
+}
+
+// A store that does not answer an attempt of a poller is waited for, although no call has failed.
+func TestLogObserverOfAStoreThatHangs(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		var out logbook
+		c := dlock.New(plain{s}, out.observer(nil))
+		holdKey(t, store, "k", time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		time.AfterFunc(10*time.Second, func() { s.onCall((*call).hang) })
+		_, err := c.Acquire(ctx, "k")
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		synctest.Wait()
+		require.InDelta(t, 60, len(out.lines(t)["WARN"]), 2)
+	})
+}
+
+// Failed acquisitions are logged: ten in a minute, and then how many there were, with the last error.
+func TestLogObserverOfFailedAcquisitions(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		var out logbook
+		c := dlock.New(s, out.observer(nil))
+		holdKey(t, store, "k", time.Second)
+		_, err := c.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = c.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.Canceled)
+		require.Empty(t, out.lines(t), "neither held nor cancelled is a failure")
+		s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("OOM")} })
+		for i := range 150 {
+			if i == 149 {
+				s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("NOPERM")} })
+			}
+			require.Error(t, c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
+		}
+		lines := out.lines(t)["WARN"]
+		require.Len(t, lines, 10)
+		require.Equal(t, lineOfLog{Level: "WARN", Msg: "lock not acquired", Key: "k", Error: "the store refused: OOM"}, lines[0])
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock not acquired", Count: 140, Error: "the store refused: NOPERM"}}, out.lines(t)["WARN"])
+	})
+}
+
+// An outage of renewals is over with the first answer of any kind, and is as long as it was.
+func TestLogObserverOfAnOutageThatAnAcquisitionEnds(t *testing.T) {
+	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
+		var out logbook
+		away := awayWhen(s)
+		c := dlock.New(s, out.observer(nil), dlock.WithTTL(10*time.Second))
+		acquire(t, c, "k")
+		away.Store(true)
+		time.Sleep(20 * time.Second)
+		away.Store(false)
+		for range 3600 {
+			l := acquire(t, c, "other")
+			time.Sleep(time.Second)
+			require.NoError(t, l.Release())
+		}
+		lines := out.lines(t)
+		require.Equal(t, []string{"renewals succeed again"}, messages(lines["INFO"]))
+		require.InDelta(t, 17*time.Second, lines["INFO"][0].After, float64(2*time.Second))
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/owed"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // An Observer is called when something happens in a Client: see [WithObserver]. Functions that
@@ -27,9 +28,9 @@ import (
 //   - What a caller does is reported in its goroutine, before its call returns; for a set, in
 //     several goroutines at once. These are the functions for acquiring and releasing, the
 //     LeaseDone of Release, the RenewDone of [Lease.Renew], and BreakDone.
-//   - What happens in the background is reported in one goroutine, in order: losses, renewals
-//     and owed releases. So is the LeaseDone of Detach, since the taker must not wait for it. If
-//     the goroutine falls behind by 4,096 events (2,048 for renewals and owed releases), further
+//   - What happens in the background is reported in one goroutine, in order: losses, renewals,
+//     owed releases, StoreWait and InboxMissing. So is the LeaseDone of Detach, since the taker must not wait for it. If
+//     the goroutine falls behind by 4,096 events (2,048 for all except losses), further
 //     ones are dropped, and counted in [Stats]. Close and Shutdown wait for it for up to 5 s.
 //
 // A function that is slow delays its caller only. But the lock is held while AcquireDone runs, so
@@ -54,6 +55,8 @@ import (
 type Observer struct {
 	AcquireStart func(context.Context, AcquireStartInfo) context.Context
 	WaitStart    func(context.Context, WaitStartInfo) // at most once for each acquisition
+	StoreWait    func(context.Context, StoreWaitInfo)
+	InboxMissing func(context.Context, InboxMissingInfo) // at most once for each acquisition
 	AcquireDone  func(context.Context, AcquireDoneInfo) context.Context
 	RenewDone    func(context.Context, RenewDoneInfo) // once for each lease of a batch
 	LeaseDone    func(context.Context, LeaseDoneInfo)
@@ -109,6 +112,27 @@ type WaitStartInfo struct {
 	// or one that is related to it by With. It is empty if there is none. Two callers that hold what
 	// the other waits for do so until WithMaxWait or ctx ends the wait of one: see [Client.AcquireAll].
 	Inside string
+}
+
+// A StoreWaitInfo describes an acquisition that waits for the store, and not for a holder: its last request to
+// the store has failed, and it goes on. It is reported after each such request, and once when the wait for the
+// store is over. [Stats] counts the calls that wait for the store now.
+type StoreWaitInfo struct {
+	Key   string
+	Since time.Time     // when the first request was sent of those that have failed in a row
+	Took  time.Duration // since then
+	Over  bool
+	Err   error // of the last request. If Over: nil if the store has answered; else why the acquisition has ended
+
+	call *storewait.Call
+}
+
+// An InboxMissingInfo describes a wait in the store's queue to which the store can send no message when it grants
+// the lock, for example because its user has no right to subscribe. The wait asks more often instead: it is
+// served more slowly.
+type InboxMissingInfo struct {
+	Key string
+	Err error // why
 }
 
 // An AcquireDoneInfo describes the end of an acquisition.
@@ -242,6 +266,19 @@ func (a *acquisition) tellWait() error {
 		return ErrClosed
 	}
 	return nil
+}
+
+// tellStoreWait reports, in the background, that the acquisition waits for the store, or does so no more.
+func (l *listener) tellStoreWait(info StoreWaitInfo) {
+	info.Key, info.Err, info.call = l.key, forEvent(l.ctx, info.Err), &l.call
+	hook := func(o *Observer) func(context.Context, StoreWaitInfo) { return o.StoreWait }
+	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
+}
+
+func (l *listener) tellInboxMissing(err error) {
+	info := InboxMissingInfo{Key: l.key, Err: forEvent(l.ctx, err)}
+	hook := func(o *Observer) func(context.Context, InboxMissingInfo) { return o.InboxMissing }
+	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
 }
 
 // done reports the end of the acquisition. A lease that has ended while the Observers ran is not

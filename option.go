@@ -246,6 +246,8 @@ func WithFence(on bool) Option {
 //   - A Release that passes the lock on sends nothing. If the store has lost the lock
 //     meanwhile, or an operator has broken it, only a later holder finds out, at its first
 //     renewal or at the Release that is sent.
+//   - A wait whose ctx has ended, or whose [WithMaxWait] has passed, before the Release gets no lease.
+//     It may have stood in the line when the grant came: the next one gets its turn.
 //   - A wait that ends while others stay in its line reports what the store last said to the
 //     line. If the store has been away since, the error may match [ErrHeld] where a wait of its
 //     own would find [ErrUnavailable].

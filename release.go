@@ -47,6 +47,7 @@ func (l *Lease) releaseWithin(limit time.Duration) error {
 func (l *Lease) releaseOnce(c *releaseCall) error {
 	l.keeper.calls.Add(1)
 	defer l.keeper.leave()
+	l.pruneLine()
 	rest, err := l.endForRelease(c)
 	if rest <= 0 {
 		return err
@@ -208,14 +209,26 @@ func (k *keeper) owe(r *owedRelease) bool {
 	return k.owed.Add(&r.Call)
 }
 
-// sendOwed makes one try of an owed release.
-func (k *keeper) sendOwed(c *owed.Call) {
+// answerTime is how long the release of an attempt that was given up waits for the answer to that.
+const answerTime = 250 * time.Millisecond
+
+// lateAnswer notes the answer to an attempt that was given up, which leaves something, or nothing.
+func (k *keeper) lateAnswer(r *owedRelease, left remains) {
+	if left == unknown {
+		k.owed.Due(&r.Call)
+	} else {
+		k.owed.Settle(&r.Call, left == something)
+	}
+}
+
+// sendOwed makes one try of an owed release. If it is sure, no call for the token is on its way.
+func (k *keeper) sendOwed(c *owed.Call, sure bool) {
 	r := c.For.(*owedRelease)
 	ctx, cancel := contexts.Within(r.values, releaseTimeout, k.over)
 	defer cancel()
 	sent, held, err := time.Now(), false, errPanic
 	defer func() {
-		final := err == nil && (held && r.inFlight < several || r.inFlight == 0) // else a call for the token may reach the store after this one
+		final := err == nil && (sure || held && r.inFlight < several || r.inFlight == 0) // else a call for the token may reach the store after this one
 		k.owed.Tried(c, sent, r.answer(sent, err, final))
 	}()
 	if r.lease != nil {

@@ -101,13 +101,16 @@ func (l *Lease) sendRenewal(c renewal) (failure, err error) {
 
 // A trouble describes the renewals of a lease since the last successful one.
 type trouble struct {
-	err      error     // of the last one
-	since    time.Time // when the first one was sent
-	sent     time.Time // when the last one was sent
-	size     int       // of its batch; maxBatch if others in that were renewed; 0 before the first one
-	halvedAt time.Time // when the largest batch of the lease was halved
-	halved   uint8     // how many times
-	inFlight bool      // the last one has not failed, and does not hang
+	err      error         // of the last one
+	said     error         // of the last one whose error says more than that there was no answer
+	answered time.Time     // when the last one failed that the store has answered; zero if it has answered none
+	late     time.Duration // how much later one began than planned, at most; 0 if that is little
+	since    time.Time     // when the first one was sent
+	sent     time.Time     // when the last one was sent
+	size     int           // of its batch; maxBatch if others in that were renewed; 0 before the first one
+	halvedAt time.Time     // when the largest batch of the lease was halved
+	halved   uint8         // how many times
+	inFlight bool          // the last one has not failed, and does not hang
 }
 
 // dueForRenewal has a lease renewed, by deadline. It halves the largest batch of the lease if that is
@@ -244,12 +247,54 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 	}
 }
 
-// causeLocked returns why renewals failed before a loss; nil if none was tried. If they only
-// timed out, it says for how long there was no answer.
-func (t *trouble) causeLocked(now time.Time) error {
-	err := errs.HideContext(t.err)
-	if t.err != nil && errs.BesidesEnd(t.err) == nil || t.err == nil && t.size > 0 {
-		err = fmt.Errorf("no answer for %v", now.Sub(t.since).Round(time.Millisecond))
+// noteLocked notes the error of a renewal.
+func (t *trouble) noteLocked(err error, now time.Time) {
+	t.err = err
+	reason := errs.BesidesEnd(err)
+	if reason != nil && (NoEffect(err) || !timedOut(reason)) {
+		t.said = reason
 	}
-	return err
+	if Refused(err) || temporary(err) || answered(err) {
+		t.answered = now
+	}
 }
+
+// noteLateLocked notes that a renewal begins that was planned for a given time.
+func (t *trouble) noteLateLocked(planned, now time.Time, ttl time.Duration) {
+	if late := now.Sub(planned); !planned.IsZero() && late >= min(time.Second, ttl/10) {
+		t.late = max(t.late, late)
+	}
+}
+
+// causeLocked returns why renewals failed before a loss; nil if there is no more to say. What the store, or its
+// client library, said last is kept. Silence counts from the last answer of the store.
+func (t *trouble) causeLocked(now time.Time) error {
+	silence := now.Sub(alarm.Later(t.since, t.answered)).Round(time.Millisecond)
+	err, text := errs.HideContext(t.said), fmt.Sprintf("no answer for %v", silence)
+	if err == nil && errs.BesidesEnd(t.err) != nil { // a time-out of the client library
+		err = errs.HideContext(errs.BesidesEnd(t.err))
+	}
+	switch {
+	case err == nil && (t.err != nil || t.size > 0):
+		err = errors.New(text)
+	case err == nil, silence == 0, !t.answered.IsZero() && (!t.unanswered() || silence < shortSilence):
+	case t.answered.IsZero():
+		err = errs.Reword(fmt.Sprintf("%s: %v", text, err), nil, err)
+	default:
+		err = errs.Reword(fmt.Sprintf("%s; before that: %v", text, err), nil, err)
+	}
+	if t.late == 0 {
+		return err
+	}
+	late := fmt.Sprintf("began %v late: this process was paused, or got no CPU", t.late.Round(time.Millisecond))
+	if err == nil {
+		return errors.New(late)
+	}
+	return errs.Reword(fmt.Sprintf("%v; %s", err, late), nil, err)
+}
+
+// shortSilence is at most that of a store that answers: a renewal that fails is repeated within a second.
+const shortSilence = 1500 * time.Millisecond
+
+// unanswered reports whether the last renewal had no answer.
+func (t *trouble) unanswered() bool { return t.inFlight || errs.BesidesEnd(t.err) == nil }

@@ -16,6 +16,13 @@ const (
 	maxSet   = 2048 // keys of a set
 	setCalls = 32   // calls of a set in flight, unless the Locker combines calls: a set must not take all connections
 	setAhead = 2    // half as many keys as are tried at once after a wait
+
+	wholeTime  = 200 * time.Millisecond // for which a set takes all keys at once, or none
+	wholeTries = 20                     // so often at most
+	wholeHeld  = 2                      // keys that others hold, at most
+	overtime   = attemptTime / 20       // of a call that begins a second after MaxWait
+	wholeWait  = 4                      // times as long as attempts: with a shorter wait these cost more than they gain
+	wholeGuess = 10 * time.Millisecond  // how long the first wait is expected to last
 )
 
 // Leases is a set of locks that is held: [Client.AcquireAll] returns it. Each key has its own [Lease],
@@ -32,17 +39,23 @@ type Leases struct {
 // AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
 // Two calls of AcquireAll never wait for each other for ever, whatever keys they share.
 //
-// It makes one attempt for each key, all at once. If others hold some keys, it keeps those that come
-// before the first such key in byte order, gives the others back, and waits for that key like
-// [Client.Acquire]. Then it goes on in the same way with the keys that follow. So it waits only for
-// keys that come after all that it holds. Others can see it hold some of its keys before it has all.
+// It makes one attempt for each key, all at once. If others hold one or two of them, it gives the rest
+// back, waits for one that is held like [Client.Acquire], and tries the others again, all at once. It
+// does so for at most 200 ms, at most 20 times, and only while attempts are fast: their round trip is at
+// most 2.5 ms at first, and a quarter of the last wait later. After that it takes the keys in byte order. It
+// keeps those that come before the first that is held,
+// gives the others back, and waits for that key. Then it goes on in the same way with the keys that
+// follow. So it waits only for keys that come after all that it holds, and each call is served. Others
+// can see it hold some of its keys before it has all.
 //
 // [WithMaxWait] and ctx limit the whole call; but each attempt has 1 s for its answer, unless ctx ends
-// sooner. With WithMaxWait(0) it makes one attempt for each key. If that finds keys held, the error is the
-// [*HeldError] of the first in byte order. If an attempt fails in another way, the call ends with that
-// error. If a lease is lost before all keys are held, the call ends at once with that [*LostError]. After
-// an error nothing is held: what had been granted is released whatever the [WithMinHold], and what the
-// store does not answer within a second is owed.
+// sooner. If the store falls silent, the call ends about 1 s after MaxWait has passed. With
+// WithMaxWait(0) it makes one attempt for each key. If that finds keys held, the error is the
+// [*HeldError] of the first in byte order. If an attempt fails in another way before the store has said
+// that a key is held, the call ends with that error. Later it repeats such an attempt until the wait
+// ends, as Acquire does. If a lease is lost before all keys are held, the call ends at once with that
+// [*LostError]. After an error nothing is held: what had been granted is released whatever the
+// [WithMinHold], and what the store does not answer within a second is owed.
 //
 // The options apply to each lease, from its own grant on, so [WithMaxHold] includes the waits for the
 // keys that follow. So does the TTL of a Client with [WithRenewal](false): a wait of one TTL ends with
@@ -56,16 +69,16 @@ type Leases struct {
 // let each inner key come after all outer keys in byte order, or use WithMaxWait. An [Observer] sees such
 // waits (see [WaitStartInfo]), and [Stats] counts them.
 //
-// Few keys and short work suit a set: each waiting set holds keys that others wait for.
+// Few keys and short work suit a set: one that waits for long holds keys that others wait for.
 func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error) {
 	keys = slices.Sorted(slices.Values(keys))
 	if key, err := c.checkAll(ctx, keys); err != nil {
 		return nil, wrap(ctx, "acquire", key, err)
 	}
-	g := &gathering{client: c, keys: keys, set: &Leases{}}
+	g := &gathering{client: c, outage: c.options.outage, keys: keys, set: &Leases{}}
 	defer func() {
 		if g.set.byKey == nil {
-			g.set.release(attemptTime)
+			g.set.release(g.patience())
 		}
 		g.back.Wait()
 	}()
@@ -110,11 +123,15 @@ func (c *Client) checkAll(ctx context.Context, keys []string) (key string, err e
 	return "", nil
 }
 
-// A gathering is a call of AcquireAll under way.
+// A gathering is a call of AcquireAll under way. For a while it takes all keys at once or none: it waits for
+// one that is
+// held, and holds no other. Then it takes them in order, and keeps what it has: so it ends, whatever others do.
 type gathering struct {
 	client *Client
 	ctx    context.Context // ends with the caller's, and with the first lease of the set that is lost
 	limit  time.Time       // of MaxWait; zero if it is 0 or NoLimit
+	whole  time.Time       // until which a wait may last under way to all keys at once; zero if it is for the next in order
+	outage time.Duration   // for which attempts are repeated: without a limit once the store has said that a key is held
 	keys   []string        // in byte order
 	set    *Leases         // of the first keys
 	back   sync.WaitGroup  // leases that are given back
@@ -122,86 +139,216 @@ type gathering struct {
 
 // maxWait is how long an acquisition may wait that begins now.
 func (g *gathering) maxWait() time.Duration {
-	if g.limit.IsZero() {
-		return g.client.options.maxWait
+	wait := g.client.options.maxWait
+	if !g.limit.IsZero() {
+		wait = max(0, time.Until(g.limit))
 	}
-	return max(0, time.Until(g.limit))
+	if !g.whole.IsZero() {
+		wait = min(wait, max(0, time.Until(g.whole)))
+	}
+	return wait
 }
 
-// gather acquires all keys. After a wait it tries a few keys at once, since some are probably held, too,
-// and twice as many while all are free.
+// last is when the last attempt ends that begins now: the first second after MaxWait is for a store that has
+// fallen silent.
+// It is zero if there is no limit.
+func (g *gathering) last() time.Time {
+	if g.limit.IsZero() {
+		return g.limit
+	}
+	return alarm.Later(g.limit.Add(attemptTime), time.Now().Add(overtime))
+}
+
+// patience is how long a release of what cannot be used may take.
+func (g *gathering) patience() time.Duration {
+	if g.limit.IsZero() {
+		return attemptTime
+	}
+	return min(attemptTime, max(overtime, time.Until(g.limit.Add(attemptTime))))
+}
+
+// over reports whether MaxWait has passed.
+func (g *gathering) over() bool { return !g.limit.IsZero() && !time.Now().Before(g.limit) }
+
+// gather acquires all keys.
 func (g *gathering) gather(ctx context.Context) error {
 	if wait := g.client.options.maxWait; 0 < wait && wait < NoLimit {
 		g.limit = time.Now().Add(wait)
 	}
 	g.ctx = g.set.lives.Bind(ctx)
-	for ahead := len(g.keys); len(g.set.all) < len(g.keys); ahead *= 2 {
-		held, err := g.try(ahead)
-		if err == nil && held != nil {
-			err = g.wait(held)
+	leases, held, err := g.takeWhole()
+	if err == nil {
+		err = g.takeInOrder(leases, held)
+	}
+	if end := g.set.Err(); end != nil {
+		return wrapUnlessLost(ctx, "acquire", g.keys[0], end)
+	}
+	if err == nil {
+		g.set.complete()
+	}
+	return err
+}
+
+// takeWhole tries all keys at once, again and again. If others hold some, it gives all back, and waits for one
+// of those. When
+// it gives up, it returns what the last attempts have brought, if there is something to go on with: see try.
+func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
+	end, took := time.Now().Add(wholeTime), wholeGuess
+	var waited *Lease
+	for n := 1; ; n++ {
+		sent := time.Now()
+		leases, held, err = g.try(g.keys, waited)
+		enough := n == wholeTries || !time.Now().Before(end) || len(g.keys) == 1
+		if err != nil || held == nil || enough || !worthwhile(held, time.Since(sent), took) {
+			return leases, held, err
+		}
+		g.giveBack(leases)
+		sent = time.Now()
+		first := slices.IndexFunc(held, isHeld)
+		if waited, err = g.waitWhole(g.keys[first], *held[first], end); waited == nil {
+			return nil, nil, err
+		}
+		took = time.Since(sent)
+	}
+}
+
+func isHeld(w *word) bool { return w != nil }
+
+// worthwhile reports whether a set that was not granted as a whole is to wait for that: an attempt keeps others from
+// the keys that it is granted in vain. trip is what the last one took, and waited what the last wait did.
+func worthwhile(held []*word, trip, waited time.Duration) bool {
+	n := 0
+	for _, w := range held {
+		if isHeld(w) {
+			n++
+		}
+	}
+	return n <= wholeHeld && waited >= wholeWait*trip
+}
+
+// waitWhole waits for a key until end, while the set holds no other. It returns neither a lease nor an error if
+// that has
+// passed.
+func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, error) {
+	g.whole = end
+	lease, err := g.waitFor(key, held)
+	g.whole = time.Time{}
+	if err != nil && !time.Now().Before(end) && ended(g.ctx) == nil && g.maxWait() > 0 {
+		return nil, nil
+	}
+	return lease, err
+}
+
+// takeInOrder takes the keys in their order, beginning with what takeWhole has brought. It gives back what
+// comes after a key
+// for which it waits. After a wait it tries a few keys at once, since some are probably held, too, and twice as
+// many while all
+// are free.
+func (g *gathering) takeInOrder(leases []*Lease, held []*word) (err error) {
+	for ahead := setAhead; ; ahead *= 2 {
+		first := slices.IndexFunc(held, isHeld)
+		if first < 0 {
+			first = len(leases)
+		}
+		g.add(leases[:first])
+		g.giveBack(leases[first:])
+		if first < len(leases) && g.set.Err() == nil {
+			if err := g.wait(held[first]); err != nil {
+				return err
+			}
 			ahead = setAhead
 		}
-		if end := g.set.Err(); end != nil {
-			return wrapUnlessLost(ctx, "acquire", g.keys[0], end)
+		next := g.keys[len(g.set.all):]
+		if len(next) == 0 || g.set.Err() != nil {
+			return nil
 		}
-		if err != nil {
+		if leases, held, err = g.try(next[:min(ahead, len(next))], nil); err != nil {
 			return err
 		}
 	}
-	g.set.complete()
-	return nil
 }
 
-// wait acquires the next key, which is held.
+// add adds the leases of the next keys to the set.
+func (g *gathering) add(leases []*Lease) {
+	for _, l := range leases {
+		g.set.add(l)
+	}
+}
+
+// giveBack releases leases, some of which may be nil, in the background.
+func (g *gathering) giveBack(leases []*Lease) {
+	if given := slices.DeleteFunc(slices.Clone(leases), func(l *Lease) bool { return l == nil }); len(given) > 0 {
+		limit := g.patience()
+		g.back.Go(func() { releaseAll(given, limit) })
+	}
+}
+
+// wait acquires the next key of the set, which is held.
 func (g *gathering) wait(held *word) error {
-	lease, err := g.client.take(g.part(OpAcquire, 0, *held))
-	g.back.Wait()
+	lease, err := g.waitFor(g.keys[len(g.set.all)], *held)
 	if err == nil {
 		g.set.add(lease)
 	}
 	return err
 }
 
-// part is the acquisition of the i-th key after those of the set.
-func (g *gathering) part(op AcquireOp, i int, held word) *acquisition {
-	return &acquisition{client: g.client, ctx: g.ctx, op: op, key: g.keys[len(g.set.all)+i], set: g, state: state{word: held}}
+// waitFor acquires a key that is held. What was given back is free then.
+func (g *gathering) waitFor(key string, held word) (*Lease, error) {
+	lease, err := g.client.take(g.part(OpAcquire, key, held))
+	g.back.Wait()
+	return lease, err
 }
 
-// try makes one attempt for each of the next n keys, all at once. It keeps the leases before the first
-// key that is held by another, gives the others back, and returns what the store has said about that key;
-// nil if it has granted all. Any other failure is an error, and so is a held key that may not be waited for.
-func (g *gathering) try(n int) (refused *word, err error) {
-	n = min(n, len(g.keys)-len(g.set.all))
+// part is the acquisition of a key.
+func (g *gathering) part(op AcquireOp, key string, held word) *acquisition {
+	return &acquisition{client: g.client, ctx: g.ctx, op: op, key: key, set: g, state: state{word: held}}
+}
+
+// try makes one attempt for each of some keys, all at once, except for that of a lease that the set has, unless
+// that is nil. It
+// returns the leases, with this one, and what the store has said of each key that another holds; the latter is
+// nil if it has
+// granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is held then.
+func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*word, err error) {
+	n := len(keys)
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
+	if have != nil {
+		leases[slices.Index(keys, have.key)] = have
+	}
 	panicked := workers.Each(n, g.client.keeper.atOnce(), func(i int) (more bool) {
-		attempts[i] = g.part(OpTry, i, word{})
+		if leases[i] != nil {
+			return true
+		}
+		attempts[i] = g.part(OpTry, keys[i], word{})
 		leases[i], errs[i] = g.client.take(attempts[i])
 		return errs[i] == nil
 	})
-	kept := slices.Index(leases, nil)
-	if kept < 0 {
-		kept = n
+	first := slices.Index(leases, nil)
+	if first < 0 {
+		return leases, nil, nil
 	}
-	for _, l := range leases[:kept] {
-		g.set.add(l)
-	}
-	if kept == n {
-		return nil, nil
-	}
-	given := slices.DeleteFunc(leases[kept:], func(l *Lease) bool { return l == nil })
-	g.back.Go(func() { releaseAll(given, attemptTime) })
 	if panicked != nil {
+		g.giveBack(leases)
 		panic(panicked)
 	}
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, ErrHeld) {
-			return nil, err
+	held = make([]*word, n)
+	for i, e := range errs {
+		switch {
+		case errors.Is(e, ErrHeld):
+			held[i] = &attempts[i].word
+		case e != nil && err == nil:
+			err = e
 		}
 	}
-	if ended(g.ctx) != nil || g.maxWait() == 0 {
-		return nil, withEnd(g.ctx, errs[kept]) // ctx may have ended since the attempt was answered
+	if err == nil && (ended(g.ctx) != nil || g.maxWait() == 0) {
+		err = withEnd(g.ctx, errs[first]) // ctx may have ended since the attempt was answered
 	}
-	return &attempts[kept].word, nil
+	if err != nil {
+		g.giveBack(leases)
+		return nil, nil, err
+	}
+	g.outage = NoLimit
+	return leases, held, nil
 }
 
 // atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 
@@ -24,7 +26,8 @@ import (
 const (
 	rtt     = 4700 * time.Microsecond
 	maxSet  = 2048
-	inWaves = 32 // calls of a set at once
+	inWaves = 32                     // calls of a set at once
+	whole   = 200 * time.Millisecond // for which a set that waits holds nothing
 )
 
 // names returns n keys in byte order.
@@ -125,7 +128,8 @@ func TestSetIsRefused(t *testing.T) {
 	})
 }
 
-// A set waits for its keys in byte order, and holds only what comes before the key it waits for.
+// A set waits for its keys in byte order. At first it holds nothing meanwhile, and then what comes before the key it
+// waits for.
 func TestSetWaitsInOrder(t *testing.T) {
 	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		holdKey(t, store, "b", time.Hour)
@@ -137,6 +141,8 @@ func TestSetWaitsInOrder(t *testing.T) {
 			leases = take(t, c, abcd...)
 			close(done)
 		}()
+		time.Sleep(whole / 2)
+		requireHolders(t, store, "", "bd")
 		time.Sleep(time.Second)
 		requireHolders(t, store, "a", "bd")
 		require.Equal(t, dlock.Stats{Leases: 1, Waiters: 1}, c.Stats())
@@ -162,6 +168,25 @@ func TestSetWaitsInOrder(t *testing.T) {
 			require.Contains(t, "bd", call.key, "waits only for what was held")
 		}
 	})
+}
+
+// While attempts are fast, a set tries all keys again when it has waited for one, and holds nothing while it waits; if more
+// than two are held, it takes them in order at once.
+func TestSetTakesAllKeysAtOnce(t *testing.T) {
+	for held, holds := range map[string]string{"b": "", "bd": "", "bcd": "a"} {
+		waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			for _, key := range held {
+				holdKey(t, store, string(key), 90*time.Millisecond)
+			}
+			s.onCall(func(c *call) { c.take(time.Millisecond) })
+			time.AfterFunc(whole/4, func() { requireHolders(t, store, holds, held) })
+			leases := take(t, dlock.New(l), abcd...)
+			require.NoError(t, leases.Err())
+			requireHolders(t, store, "abcd", "")
+			require.NoError(t, leases.Release())
+			requireAllFree(t, store, abcd)
+		})
+	}
 }
 
 // MaxWait and ctx limit the whole call.
@@ -191,7 +216,7 @@ func TestSetWaitsNoLonger(t *testing.T) {
 					}
 				}
 				s.onCall(func(c *call) {
-					if c.op == "acquire" && c.key == "b" {
+					if c.op == "acquire" && c.key == "b" && len(s.made("acquire")) == 2 {
 						c.delay = w.late
 					}
 				})
@@ -221,6 +246,50 @@ func TestSetWaitsNoLonger(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The store falls silent while a set waits for at most 2 s, or answers slowly before. The call ends a second later, and
+// says how long it has waited.
+func TestSetWhoseStoreFallsSilent(t *testing.T) {
+	const limit, freed = 2 * time.Second, 1900 * time.Millisecond
+	for name, slow := range map[string]time.Duration{"at once": 0, "after a slow answer": 950 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				holdKey(t, store, "k0001", freed)
+				begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(limit))
+				s.onCall(func(c *call) {
+					switch at := time.Since(begun); {
+					case at < freed:
+					case at < freed+slow:
+						c.take(slow)
+					default:
+						c.hang()
+					}
+				})
+				_, err := c.AcquireAll(t.Context(), names(8)...)
+				require.InDelta(t, limit+time.Second, time.Since(begun), float64(100*time.Millisecond))
+				require.ErrorIs(t, err, dlock.ErrUnavailable)
+				require.ErrorContains(t, err, "waited for 2s: store unavailable")
+				requireNoContextError(t, err)
+				s.onCall(nil)
+				time.Sleep(2 * time.Second)
+				requireAllFree(t, store, names(8))
+			})
+		})
+	}
+}
+
+// An outage that begins while a set waits does not end the call.
+func TestSetWaitsThroughAnOutage(t *testing.T) {
+	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		holdKey(t, store, "b", time.Hour)
+		time.AfterFunc(whole/2, func() { s.onCall(func(c *call) { c.err = errStore }) })
+		time.AfterFunc(10*time.Second, func() { s.onCall(nil) })
+		time.AfterFunc(20*time.Second, func() { free(t, store, "b") })
+		begun := time.Now()
+		require.NoError(t, take(t, dlock.New(l), abcd...).Release())
+		require.InDelta(t, 20*time.Second, time.Since(begun), float64(time.Second))
+	})
 }
 
 // ctx ends when the store has said that one key is held, and before it has answered for another. The store's
@@ -268,7 +337,7 @@ func TestSetThatIsLostWhileItWaits(t *testing.T) {
 				require.Contains(t, "ab", lost.Key)
 				require.Equal(t, l.reason, lost.Reason)
 				requireNoContextError(t, err)
-				require.Equal(t, l.after, time.Since(begun))
+				require.Equal(t, whole+l.after, time.Since(begun))
 				synctest.Wait()
 				requireHolders(t, store, "", "c")
 				time.Sleep(time.Minute)
@@ -468,6 +537,20 @@ func TestSetContext(t *testing.T) {
 		require.False(t, ok)
 		require.NoError(t, outer.Release())
 	})
+}
+
+// One lease that is kept after its end keeps no other of its set in memory.
+func TestEndedLeaseKeepsNoSet(t *testing.T) {
+	c := dlock.New(memory.New())
+	defer c.Close()
+	one, set := func() (*dlock.Lease, weak.Pointer[dlock.Leases]) {
+		leases := take(t, c, abcd...)
+		leases.Context(t.Context())
+		require.NoError(t, leases.Release())
+		return leases.Lease("b"), weak.Make(leases)
+	}()
+	require.Eventually(t, func() bool { runtime.GC(); return set.Value() == nil }, 10*time.Second, time.Millisecond)
+	require.ErrorIs(t, one.Err(), dlock.ErrReleased)
 }
 
 func TestDoAll(t *testing.T) {

@@ -61,19 +61,23 @@ type line struct {
 	waiters list.List    // of *waiter
 	errand  *acquisition // nil if none is under way, or it was called off
 	callOff context.CancelFunc
-	called  time.Time // when the errand's call under way was made; zero during a pause
-	holder  *Lease    // of the block, if it has turns left; else nil
-	left    int       // turns of the block that are to follow
-	word              // of the store to any of the line
+	called  time.Time   // when the errand's call under way was made; zero during a pause
+	holder  *Lease      // of the block, if it has turns left; else nil
+	left    int         // turns of the block that are to follow
+	silent  atomic.Bool // the errand's last call has failed
+	word                // of the store to any of the line
 }
 
 // A waiter waits in a line. It is told once: then it gets a lease, an error, or the last word.
 type waiter struct {
 	client   *Client
 	ctx      context.Context // the caller's
+	limited  context.Context // ends the wait
 	set      *gathering      // for which it waits, or nil
-	answered bool            // the store has said that the key is held
-	place    *list.Element   // in the line; nil if it stands there no more
+	listener *listener
+	answered bool          // the store has said that the key is held
+	place    *list.Element // in the line; nil if it stands there no more
+	left     time.Time     // when it left the line
 	line     *line
 
 	told  chan struct{} // closed when what follows is set
@@ -171,7 +175,7 @@ func (t *lines) add(a *acquisition) *waiter {
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, set: a.set, answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{client: a.client, ctx: a.ctx, limited: a.limited, set: a.set, listener: a.listens(), answered: a.held != nil, line: n, told: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -206,12 +210,40 @@ func (w *waiter) leave() {
 		return
 	}
 	n.removeLocked(w)
+	w.left = time.Now()
 	if e := n.errand; n.waiters.Len() == 0 && e != nil {
 		e.leaver = w
 	} else {
 		w.tell(n.lastWordLocked(), nil, nil)
 	}
 	n.balanceLocked()
+}
+
+// prune takes out of the line the first waiters whose wait has ended. They may not have noticed, and get no lease. It
+// asks their ctx without a mutex, since that may ask a lease.
+func (n *line) prune() {
+	for w := n.first(); w != nil && ended(w.limited) != nil; w = n.first() {
+		w.leave()
+	}
+}
+
+func (n *line) first() *waiter {
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
+	if first := n.waiters.Front(); first != nil {
+		return first.Value.(*waiter)
+	}
+	return nil
+}
+
+// pruneLine prunes the line to which the lease may be passed on.
+func (l *Lease) pruneLine() {
+	l.mu.Lock()
+	n := l.line
+	l.unlock()
+	if n != nil {
+		n.prune()
+	}
 }
 
 // lastWordLocked is what one who leaves is told. A call of the errand that has been under way
@@ -336,6 +368,7 @@ func (n *line) sendLocked(first *waiter) {
 	ctx, callOff := context.WithCancel(values)
 	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
 	e.errand, e.stage = true, lined
+	e.listens() // before others look at it
 	n.errand, n.callOff, n.called = e, callOff, time.Now()
 	go n.run(e, callOff)
 }
@@ -349,6 +382,24 @@ func (n *line) run(e *acquisition, callOff func()) {
 	_, err = e.run()
 }
 
+// callers calls f for those who are to hear what the listener hears: the callers that wait in its line, if it is that of
+// an errand.
+func (l *listener) callers(f func(*listener)) {
+	n := l.line
+	if n == nil {
+		f(l)
+		return
+	}
+	n.keeper.lines.mu.Lock()
+	defer n.keeper.lines.mu.Unlock()
+	if n.errand == nil || n.errand.listener != l {
+		return
+	}
+	for at := n.waiters.Front(); at != nil; at = at.Next() {
+		f(at.Value.(*waiter).listener)
+	}
+}
+
 // calls notes that an errand makes a call after a pause.
 func (n *line) calls(e *acquisition) {
 	n.keeper.lines.mu.Lock()
@@ -358,11 +409,13 @@ func (n *line) calls(e *acquisition) {
 	}
 }
 
-// serve gives the lease of an errand to the first in line, or to the last one who has left, and
-// begins a block.
+// serve gives the lease of an errand to the first in line, and begins a block. The last one who has left
+// gets it if the store has granted it after that: so does a caller whose own call is granted when its ctx has ended.
 func (n *line) serve(e *acquisition, l *Lease) error {
+	n.prune()
 	w := n.taker(e, l)
 	if w == nil {
+		e.held = e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted})
 		return errNobodyWaits
 	}
 	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
@@ -385,7 +438,7 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 			l.renewAt = alarm.Earlier(l.renewAt, l.granted.Add(passTime))
 		}
 		n.word = word{
-			held:     heldBy(e.key, Attempt{Holder: e.token, Remaining: l.restLocked(e.returned)}),
+			held:     e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted}),
 			answered: e.returned,
 		}
 		n.balanceLocked()
@@ -395,6 +448,9 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 		return nil
 	}
 	w := e.leaver
+	if w != nil && !l.extended.After(w.left) {
+		return nil
+	}
 	e.leaver = nil
 	return w
 }

@@ -447,6 +447,38 @@ func TestLastLeavesTheLine(t *testing.T) {
 	})
 }
 
+// One whose ctx has ended before the release gets no lease, also if it has not noticed yet.
+func TestEndedWaitGetsNoLease(t *testing.T) {
+	for range 50 { // for the order in which goroutines notice
+		inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			for _, others := range []bool{true, false} { // the lease of another, or that of a block
+				first := acquire(t, dlock.New(store), "k")
+				all := standInLine(t, c, 6)
+				if !others {
+					require.NoError(t, first.Release())
+					first, all = requireTurn(t, all[0], all[1:]...), all[1:]
+				}
+				for i, w := range all {
+					if others || i != 3 {
+						w.cancel()
+					}
+				}
+				require.NoError(t, first.Release())
+				synctest.Wait()
+				for i, w := range all {
+					if !others && i == 3 {
+						require.NoError(t, requireTurn(t, w).Release())
+						continue
+					}
+					require.ErrorIs(t, w.err(), context.Canceled)
+					require.ErrorIs(t, w.err(), dlock.ErrHeld)
+				}
+				requireFree(t, store, "k")
+			}
+		})
+	}
+}
+
 // tooLate grants a key only to those who do not want it any more.
 type tooLate struct {
 	*spy

@@ -41,6 +41,8 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 	t.Helper()
 	client := dlock.New(l)
 	acquire(t, l, "k", "H")
+	lease, err := client.Acquire(t.Context(), "mine")
+	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := client.Acquire(t.Context(), "k")
@@ -64,8 +66,9 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 		require.ErrorIs(t, err, dlock.ErrClosed, method)
 		require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
 	}
+	require.ErrorIs(t, lease.Release(), dlock.ErrClosed)
 	began := time.Now()
-	require.NoError(t, client.Close())
+	require.ErrorIs(t, client.Close(), dlock.ErrClosed, "the release was given up")
 	require.NoError(t, l.Close())
 	require.Less(t, time.Since(began), atOnce)
 }

@@ -87,7 +87,7 @@ var refusals = []struct {
 	{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
 	{text: "LOADING", verdict: "no effect, for now", refuse: load},
 	{text: "BUSY", verdict: "no effect, in this state", refuse: occupy},
-	{text: "READONLY", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
+	{text: "READONLY.*connected to a replica", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "REPLICAOF", "127.0.0.1", "1")
 	}},
 	{text: "MASTERDOWN", verdict: "no effect, for now", args: []string{"--replica-serve-stale-data", "no"},
@@ -333,6 +333,8 @@ func TestNoConnection(t *testing.T) {
 	down := redistest.Start(t)
 	down.Stop()
 	hang := unanswered(t)
+	sentinel := redistest.StartSentinel(t, server, masterName, 1)
+	nameless := redistest.Start(t, "--cluster-enabled", "yes")
 	// Close returns when what is owed was released, for which the client must still be open.
 	givesBack := func(t *testing.T, l *rediscore.Locker) {
 		t.Cleanup(func() {
@@ -358,6 +360,23 @@ func TestNoConnection(t *testing.T) {
 			t.Cleanup(func() { client.Close() })
 			return goredis.New(client)
 		}, "connection refused"},
+		"goredis/sentinel": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
+				MasterName: "my-master", SentinelAddrs: []string{sentinel.Addr()},
+			})
+			t.Cleanup(func() { client.Close() })
+			return goredis.New(ofSingle{client})
+		}, "do not know the name that the client asks for"},
+		"goredis/unknown-endpoint": {namelessCluster(nameless), "the cluster names no address of a node"},
+		"goredis/hostname":         {namelessCluster(nameless), "the cluster names no address of a node"},
+		"goredis/decorated pool": {func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
+			t.Cleanup(func() { client.Close() })
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return goredis.New(ofAny{client}, goredis.WithInside(ofSingle{client}))
+		}, "pool timeout"},
 		"goredis/pool": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
 			t.Cleanup(func() { client.Close() })
@@ -412,7 +431,7 @@ func TestNoConnection(t *testing.T) {
 					continue // its call was still on its way
 				}
 				err := failsWith(t, c.text, call)
-				if method == "RenewBatch" && strings.HasPrefix(name, "goredis/pool") {
+				if method == "RenewBatch" && strings.HasPrefix(name, "goredis/") && strings.Contains(name, "pool") {
 					continue // go-redis has another pool for it
 				}
 				require.ErrorContains(t, err, c.text, method)
@@ -422,6 +441,20 @@ func TestNoConnection(t *testing.T) {
 			// Once more, in case it came before the wait.
 			require.Error(t, failsWith(t, "", calls(l, "k")["Release"]))
 		})
+	}
+}
+
+// namelessCluster dials a cluster whose node announces no address, in the way that the test is named after.
+func namelessCluster(node *redistest.Server) func(t *testing.T) *rediscore.Locker {
+	return func(t *testing.T) *rediscore.Locker {
+		sinceRedis7(t, node)
+		_, _ = node.Do("CLUSTER", "ADDSLOTSRANGE", "0", "16383") // unless it has them
+		_, kind, _ := strings.Cut(t.Name(), "goredis/")
+		do(t, node, "CONFIG", "SET", "cluster-preferred-endpoint-type", kind)
+		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{node.Addr()}})
+		t.Cleanup(func() { client.Close() })
+		require.Error(t, client.Ping(t.Context()).Err()) // it reads the table of slots
+		return goredis.New(client)
 	}
 }
 

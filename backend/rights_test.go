@@ -1,10 +1,12 @@
 package backend_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -16,10 +18,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -294,8 +298,28 @@ func TestInboxErrorOfAUser(t *testing.T) {
 			release(t, l, "k", "H")
 			require.NoError(t, <-ended)
 			require.Empty(t, told)
+			for decorator, around := range map[string]dlock.Locker{"": l, "Forward": dlock.Forward{Locker: l}, "breaker": breaker.New(l), "redlock": redlock.New([]dlock.Locker{l}, redlock.WithoutGuard())} {
+				requireNoInboxIsLogged(t, dlock.New(around), name+decorator)
+			}
 		})
 	}
+}
+
+// requireNoInboxIsLogged fails unless a wait of a Client has the log say that it has no inbox, and is counted.
+func requireNoInboxIsLogged(t *testing.T, c *dlock.Client, key string) {
+	t.Helper()
+	var log bytes.Buffer
+	observer := dlock.WithObserver(dlock.NewLogObserver(slog.New(slog.NewTextHandler(&log, nil))))
+	held, err := c.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	time.AfterFunc(time.Second, func() { held.Release() })
+	lease, err := c.With(observer).Acquire(t.Context(), key)
+	require.NoError(t, err)
+	require.NoError(t, lease.Release())
+	require.EqualValues(t, 1, c.Stats().WaitsWithoutInbox, key)
+	require.NoError(t, c.Close()) // after which the log is complete
+	require.Contains(t, log.String(), "no inbox")
+	require.Contains(t, log.String(), "NOPERM")
 }
 
 // TestRightsWithSentinel uses a master that Sentinels watch, with the documented rights.

@@ -126,6 +126,26 @@ func TestSettingsOfClients(t *testing.T) {
 	}
 }
 
+// TestInboxIsOnTheMaster uses clients that read from replicas, and take SUBSCRIBE for a read.
+func TestInboxIsOnTheMaster(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	reads := func(cmd rueidislib.Completed) bool { return cmd.IsReadOnly() }
+	t.Run("Replicas", func(t *testing.T) {
+		requireHandover(t, master, newRueidis(t, rueidislib.ClientOption{
+			InitAddress: []string{master.Addr()}, SendToReplicas: reads,
+			Standalone: rueidislib.StandaloneOption{ReplicaAddress: []string{replica.Addr()}},
+		}))
+	})
+	t.Run("Sentinel", func(t *testing.T) {
+		sentinel := redistest.StartSentinel(t, master, masterName, 1)
+		requireHandover(t, master, newRueidis(t, rueidislib.ClientOption{
+			InitAddress: []string{sentinel.Addr()}, SendToReplicas: reads, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
+		}))
+	})
+}
+
 // requireHandover uses a lock through one client, with two waiters that are served by
 // messages.
 func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker) {
@@ -302,5 +322,39 @@ func TestIdleConnectionsAreCut(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatalf("%s: the waiter was not served", adapters[i].name)
 		}
+	}
+}
+
+// A lease is lost, and an attempt fails, since the application has taken all connections of the pool. The errors say so.
+func TestExhaustedPool(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	redigoPool := &redigolib.Pool{MaxActive: 1, Wait: true, Dial: func() (redigolib.Conn, error) { return redigolib.Dial("tcp", server.Addr()) }}
+	defer redigoPool.Close()
+	goredisClient := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, ContextTimeoutEnabled: true})
+	defer goredisClient.Close()
+	for name, c := range map[string]struct {
+		locker *rediscore.Locker
+		occupy func() (free func())
+	}{
+		"goredis": {goredis.New(goredisClient), func() func() { conn := goredisClient.Conn(); conn.Ping(t.Context()); return func() { conn.Close() } }},
+		"redigo":  {redigo.New(redigoPool), func() func() { conn := redigoPool.Get(); return func() { conn.Close() } }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := dlock.New(c.locker, dlock.WithTTL(3*time.Second))
+			defer client.Close()
+			lease, err := client.Acquire(t.Context(), name)
+			require.NoError(t, err)
+			defer c.occupy()()
+			<-lease.Done()
+			require.ErrorContains(t, lease.Err(), "pool")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			_, err = client.TryAcquire(ctx, name)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.ErrorContains(t, err, "no answer for 2")
+			require.ErrorContains(t, err, "pool")
+			t.Log(lease.Err(), err)
+		})
 	}
 }

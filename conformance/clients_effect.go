@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -14,7 +15,7 @@ import (
 )
 
 // noEffect ends the ctx of each call at many moments, from before it is sent until after
-// it is answered, and believes what the error says.
+// it is answered, and believes what the error says, also later.
 func noEffect(s *scene) error {
 	a, b := s.clients2()
 	var ways []*interruptions
@@ -40,7 +41,10 @@ func noEffect(s *scene) error {
 	s.gap()
 	s.lapse(s.h.ttl()) // of what was renewed
 	for _, w := range ways {
-		for _, x := range w.claimed {
+		w.mu.Lock()
+		claimed := slices.Clone(w.claimed)
+		w.mu.Unlock()
+		for _, x := range claimed {
 			x.hadNoEffect(x.interrupted())
 		}
 	}
@@ -49,7 +53,7 @@ func noEffect(s *scene) error {
 
 // interrupted is what is said of a call that had an effect all the same.
 func (x *trial) interrupted() string {
-	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, or where each request of a wait was answered", x.name)
+	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, where each request of a wait was answered, or as the answer that a dlock.UnansweredError promises", x.name)
 }
 
 // tellsHolder reports whether the Attempt beside an error says that the store had
@@ -99,10 +103,29 @@ func (w *interruptions) interrupt(k kind, after time.Duration, prompt bool) (too
 	case err == nil:
 	case !dlock.NoEffect(err):
 		w.unknown[k] = w.unknown[k] || !late
+		w.believeLate(err, x)
 	case supported(err) && !tellsHolder(a): // else one release is owed, as OneReleaseSettles says
 		w.claimed = append(w.claimed, x)
 	}
 	return took, err
+}
+
+// believeLate claims that a call had no effect once a late answer says so.
+func (w *interruptions) believeLate(err error, x *trial) {
+	unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
+	if !ok {
+		return
+	}
+	unanswered.Late(func(a dlock.Attempt, err error) {
+		if err == nil && a.Acquired || err != nil && (!dlock.NoEffect(err) || tellsHolder(a)) {
+			return
+		}
+		go func() { // it does not wait for w
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.claimed = append(w.claimed, x)
+		}()
+	})
 }
 
 // untilUnknown interrupts calls again, until the effect of one is open: it was on its way then.

@@ -86,9 +86,13 @@ func TestOptionsForAJob(t *testing.T) {
 // TestPagesQuoteExamples compares the Go code of pages with examples that are compiled.
 func TestPagesQuoteExamples(t *testing.T) {
 	plain := func(code string) string { return regexp.MustCompile(`\n\t+`).ReplaceAllString(code, "\n") }
-	for page, file := range map[string]string{"redlock.md": "../backend/redlock/example_test.go", "keys.md": "../example_test.go"} {
-		example, err := os.ReadFile(file)
-		require.NoError(t, err)
+	for page, files := range map[string][]string{"redlock.md": {"../backend/redlock/example_test.go"}, "keys.md": {"../example_test.go", "../fence/example_test.go"}} {
+		var example []byte
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			example = append(example, text...)
+		}
 		_, programs := read(t, page)
 		require.NotEmpty(t, programs)
 		for _, program := range programs {

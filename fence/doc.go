@@ -65,7 +65,14 @@
 // With a transaction that somebody else has begun, call [Table.Check] first. A transaction with
 // several locks, such as a transfer, gives all Stamps to one call:
 //
-//	tx, err := fences.Begin(ctx, db, nil, from, to)
+//	err := client.DoAll(ctx, []string{from, to}, func(ctx context.Context, leases *dlock.Leases) error {
+//		stamps, err := fence.OfAll(leases)
+//		if err != nil {
+//			return err
+//		}
+//		tx, err := fences.Begin(ctx, db, nil, stamps...)
+//		…
+//	})
 //
 // # After lost data and failovers
 //

@@ -19,34 +19,31 @@ import (
 //	db.ExecContext(ctx, fences.Schema())
 var fences = fence.Postgres("dlock_fence")
 
-// transfer moves money between two accounts, under the lock of each. The locks are acquired in the
-// order of their keys by all who need both.
-func transfer(ctx context.Context, db *sql.DB, from, to *dlock.Lease, amount int) error {
-	debit, err := fence.Of(from)
-	if err != nil {
-		return err
-	}
-	credit, err := fence.Of(to)
-	if err != nil {
-		return err
-	}
-	tx, err := fences.Begin(ctx, db, nil, debit, credit)
-	if err != nil {
-		return err // fence.ErrStale: another process has one of the locks
-	}
-	defer tx.Rollback()
-	const change = "UPDATE account SET balance = balance + $2 WHERE lock_key = $1"
-	if _, err := tx.ExecContext(ctx, change, from.Key(), -amount); err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx, change, to.Key(), amount); err != nil {
-		return err
-	}
-	return tx.Commit()
+// transfer moves money between two accounts, under the locks of both.
+func transfer(ctx context.Context, locks *dlock.Client, db *sql.DB, from, to string, amount int) error {
+	return locks.DoAll(ctx, []string{from, to}, func(ctx context.Context, leases *dlock.Leases) error {
+		stamps, err := fence.OfAll(leases)
+		if err != nil {
+			return err
+		}
+		tx, err := fences.Begin(ctx, db, nil, stamps...)
+		if err != nil {
+			return err // fence.ErrStale: another process has one of the locks
+		}
+		defer tx.Rollback()
+		const change = "UPDATE account SET balance = balance + $2 WHERE lock_key = $1"
+		if _, err := tx.ExecContext(ctx, change, from, -amount); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, change, to, amount); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
 }
 
-// A transaction under two locks gives both Stamps to one Begin.
-func ExampleTable_Begin() {
+// A transaction under a set of locks gives all Stamps to one Begin.
+func ExampleOfAll() {
 	_ = transfer // it needs a database
 }
 

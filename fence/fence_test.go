@@ -40,6 +40,20 @@ func TestOf(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, s, again)
 
+	set, err := locks.AcquireAll(t.Context(), "b", "a")
+	require.NoError(t, err)
+	all, err := fence.OfAll(set)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	for i, l := range set.All() {
+		s, err := fence.Of(l)
+		require.NoError(t, err)
+		require.Equal(t, s, all[i])
+	}
+	require.NoError(t, set.Release())
+	_, err = fence.OfAll(set)
+	require.ErrorIs(t, err, dlock.ErrReleased)
+
 	require.NoError(t, lease.Release())
 	_, err = fence.Of(lease)
 	require.ErrorIs(t, err, dlock.ErrReleased)

@@ -40,6 +40,18 @@ func Of(l *dlock.Lease) (Stamp, error) {
 	return Stamp{l.Key(), l.Fence(), hex.EncodeToString(sum[:holderBytes])}, nil
 }
 
+// OfAll returns the Stamps of a set, in the order of [dlock.Leases.All]. It fails as [Of] does.
+func OfAll(ls *dlock.Leases) ([]Stamp, error) {
+	stamps := make([]Stamp, len(ls.All()))
+	for i, l := range ls.All() {
+		var err error
+		if stamps[i], err = Of(l); err != nil {
+			return nil, err
+		}
+	}
+	return stamps, nil
+}
+
 // Admits reports whether a resource that has accepted s last accepts next: a larger fence of the
 // same key, or the same fence and holder. The zero Stamp stands for a resource that has accepted
 // none. Admits is for resources that are kept in Go. [Table.Check] follows the same rule in a

@@ -81,17 +81,22 @@
 //
 //	var id cron.EntryID
 //	id, _ = scheduler.AddFunc("0 3 1 * *", func() { // on the first of each month, local time
-//		_, err := job.Do(ctx, scheduler.Entry(id).Prev, report)
-//		…
+//		if _, err := job.Do(ctx, scheduler.Entry(id).Prev, report); err != nil {
+//			slog.Error("the report has failed", "err", err)
+//		}
 //	})
 //
 // The period of New is then the shortest time between two instants, here 28*24*time.Hour.
 //
 // For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector. The location
-// is UTC, because gocron's default is local time:
+// is UTC, because gocron's default is local time. gocron tells nobody of the errors that a task returns, unless the job
+// has a listener:
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC))
-//	scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)))
+//	_, err = scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)),
+//		gocron.WithEventListeners(gocron.AfterJobRunsWithError(func(_ uuid.UUID, name string, err error) {
+//			slog.Error("a job has failed", "name", name, "err", err)
+//		})))
 //
 // Module integrate/gocron has examples of both schedulers that run.
 //

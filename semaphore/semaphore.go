@@ -158,12 +158,15 @@ func (s *Semaphore) acquire(ctx context.Context) grant {
 			return grant{err: err}
 		}
 		g, giveBack := s.look(ctx, gate, begun)
-		lost := errors.Is(gate.Err(), dlock.ErrLost)
+		end := gate.Err()
 		go func() {
 			giveBack() // first: the next who looks finds the permits free
 			gate.Release()
 		}()
-		if g.lease != nil || !lost {
+		if g.lease == nil && end == dlock.ErrClosed && ctx.Err() == nil {
+			g.err = end // Shutdown has cut the look short
+		}
+		if g.lease != nil || !errors.Is(end, dlock.ErrLost) {
 			return g
 		}
 	}

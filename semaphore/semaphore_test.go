@@ -429,6 +429,37 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// A Client is shut down at any instant of a call of Acquire. The error says so, and not that the caller's ctx has ended.
+func TestShutdownDuringAcquire(t *testing.T) {
+	everywhere(t, func(w *world) {
+		holder := w.process(2)
+		over, end := context.WithCancel(w.Context())
+		end()
+		for after := time.Duration(0); after < 8*rtt; after += rtt / 4 {
+			for _, full := range []bool{false, true} {
+				var leases []*dlock.Lease
+				if full {
+					leases = w.fill(holder, 2)
+				}
+				p := w.process(2)
+				done := p.start(w.Context())
+				time.Sleep(after)
+				_ = p.client.Shutdown(over)
+				if a := <-done; a.err != nil {
+					require.ErrorIs(w, a.err, dlock.ErrClosed)
+					require.NotErrorIs(w, a.err, context.Canceled)
+				} else {
+					require.NoError(w, a.lease.Release())
+				}
+				for _, l := range leases {
+					require.NoError(w, l.Release())
+				}
+				time.Sleep(2 * ttl)
+			}
+		}
+	})
+}
+
 func TestDo(t *testing.T) {
 	in(t, "memory", func(w *world) {
 		p := w.process(1)

@@ -21,7 +21,8 @@
 //
 // TryAcquire is cut off after two seconds (see [WithSlow]), which is a failure. If the deadline of
 // its ctx comes first, that is a failure only if the call has lasted for a tenth of this time. A
-// call that its caller has cancelled counts neither way. A wait in the store's queue is not cut
+// call that its caller has cancelled counts neither way. A wait in the store's queue is cut off when
+// the breaker opens, if it began after the first of the attempts that have failed. No other wait is cut
 // off. When its ctx ends, it is a failure if it reports that the store was silent by then.
 //
 // One breaker judges one store. In a cluster, a breaker around the whole opens when all of it
@@ -54,11 +55,14 @@ type Locker struct {
 
 	mu       sync.Mutex // not locked while the store or a function of the caller is called
 	state    State
-	changes  int           // of the state: calls that began before the last one do not count
-	inARow   int           // failures
-	failedAt time.Time     // when the last attempt or probe failed
-	probed   time.Time     // when the last probe began
-	probing  chan struct{} // closed when the probe that is under way ends; nil if there is none
+	changes  int            // of the state: calls that began before the last one do not count
+	inARow   int            // failures
+	first    int            // number of the earliest of the attempts that have failed in a row
+	attempts int            // that have begun
+	waits    map[int]func() // ends each wait in the store's queue; by their numbers
+	failedAt time.Time      // when the last attempt or probe failed
+	probed   time.Time      // when the last probe began
+	probing  chan struct{}  // closed when the probe that is under way ends; nil if there is none
 
 	degradation *Degradation // nil if it is off; then so are the next two
 	holds       map[string]*hold
@@ -280,25 +284,59 @@ func wait(ctx context.Context, until <-chan struct{}, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
+// begin returns the number of an attempt. If it is queued, end can cut it off, until it leaves.
+func (b *Locker) begin(queued bool, end func()) (n int, leave func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.attempts++
+	n = b.attempts
+	if !queued {
+		return n, func() {}
+	}
+	if b.waits == nil {
+		b.waits = make(map[int]func())
+	}
+	b.waits[n] = end
+	return n, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.waits, n)
+	}
+}
+
+// cutLocked ends the waits that began after the failures did: the store has most likely answered none of them.
+func (b *Locker) cutLocked() {
+	for n, end := range b.waits {
+		if n > b.first {
+			end()
+		}
+	}
+}
+
 // send makes an attempt at the store, and counts its end.
 func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
-	call, limited := b.Forward.Acquire, ctx
+	begun, call := time.Now(), b.Forward.Acquire
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if !queued {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, b.slow)
-		defer cancel()
+		var end func()
+		limited, end = context.WithTimeout(limited, b.slow)
+		defer end()
 		call = b.Forward.TryAcquire
 	}
-	begun := time.Now()
+	n, leave := b.begin(queued, cancel)
+	defer leave()
 	a, err := call(limited, key, token, ttl)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, b.slow)
-		if dlock.NoEffect(err) {
+		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, time.Since(begun).Round(time.Millisecond))
+		if unanswered, ok := errors.AsType[*dlock.UnansweredError](err); ok {
+			slow = &dlock.UnansweredError{Err: slow, Late: unanswered.Late}
+		} else if dlock.NoEffect(err) {
 			slow = &dlock.NoEffectError{Err: slow}
 		}
 		err = slow
 	}
-	b.count(changes, b.judge(ctx, err, time.Since(begun), queued), err)
+	b.count(changes, n, b.judge(ctx, err, time.Since(begun), queued), err)
 	if a.Acquired && a.Since.IsZero() {
 		a.Since = begun
 	}
@@ -324,7 +362,7 @@ func (b *Locker) inspect(key string, changes int) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		_, err = b.Forward.Renew(ctx, key, nobody, time.Millisecond)
 	}
-	b.count(changes, verdictOf(err), err)
+	b.count(changes, 0, verdictOf(err), err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.probing)
@@ -406,14 +444,16 @@ func beside(err error) error {
 	return nil
 }
 
-// count counts the end of a call that was admitted after the given number of changes.
-func (b *Locker) count(changes int, v verdict, err error) {
+// count counts the end of the n-th attempt, or of a probe, which was admitted after the given number of changes.
+func (b *Locker) count(changes, n int, v verdict, err error) {
 	b.mu.Lock()
 	if changes != b.changes || v == nothing {
 		b.mu.Unlock()
 		return
 	}
-	b.inARow++
+	if b.inARow++; b.inARow == 1 || n < b.first {
+		b.first = n
+	}
 	if v == answered {
 		b.inARow = 0
 	} else {
@@ -422,7 +462,9 @@ func (b *Locker) count(changes int, v verdict, err error) {
 	change := b.state.Open && v == answered || !b.state.Open && b.inARow >= b.failures
 	var now State
 	if change {
-		b.changes++
+		if b.changes++; v == failed {
+			b.cutLocked()
+		}
 		b.inARow = 0
 		b.state = State{Open: v == failed, Since: time.Now(), Err: err}
 		b.probed = b.state.Since

@@ -374,6 +374,36 @@ func TestHang(t *testing.T) {
 	})
 }
 
+// Of many acquisitions of a Client, most join the store's queue without an attempt. They fail as the others do. A wait that
+// began before the store fell silent goes on.
+func TestHangOfACrowd(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		c := dlock.New(b)
+		held, err := c.Acquire(t.Context(), "held")
+		require.NoError(t, err)
+		early := make(chan error, 1)
+		go func() { _, err := c.Acquire(t.Context(), "held"); early <- err }()
+		synctest.Wait()
+		s.hang = true
+		begun := time.Now()
+		var running sync.WaitGroup
+		for i := range 300 {
+			running.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, err := c.Acquire(ctx, fmt.Sprint(i))
+				if took := time.Since(begun); !errors.Is(err, dlock.ErrUnavailable) || took > 2*time.Second {
+					t.Errorf("after %v: %v", took, err)
+				}
+			})
+		}
+		running.Wait()
+		s.hang = false
+		require.NoError(t, held.Release())
+		require.NoError(t, <-early)
+	})
+}
+
 // A call that was cut off before it was sent owes no release.
 func TestHangBeforeSending(t *testing.T) {
 	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
@@ -393,6 +423,23 @@ type unsent struct{ dlock.Forward }
 func (*unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
 	<-ctx.Done()
 	return dlock.Attempt{}, mark(ctx.Err())
+}
+
+// The answer to a call that was cut off is passed on when it comes.
+func TestCutOffIsAnsweredLater(t *testing.T) {
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+		store := memory.New()
+		store.Delay(3 * time.Second)
+		begun := time.Now()
+		err := try(t.Context(), breaker.New(store))
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
+		require.True(t, ok)
+		answers := make(chan error)
+		unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
+		require.True(t, dlock.NoEffect(<-answers))
+		require.Equal(t, 3*time.Second, time.Since(begun))
+	})
 }
 
 // It closes within two probe intervals of the store's return, if anybody calls.

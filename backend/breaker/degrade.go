@@ -69,6 +69,7 @@ type hold struct {
 	token   string
 	until   time.Time // for so long its holder may be certain of it
 	where   location
+	since   time.Time     // when it began
 	noted   time.Time     // when its last answer came
 	shared  bool          // of several leases of the store, the answers do not tell which is the latest
 	changed chan struct{} // closed when the hold ends or is that of the store; nil if nobody waits
@@ -108,7 +109,7 @@ func (h *hold) foundHeld(now time.Time, probe time.Duration) plan {
 		h.changed = make(chan struct{})
 	}
 	rest := h.until.Sub(now)
-	answer := dlock.Attempt{Holder: h.token, Remaining: rest, Degraded: true}
+	answer := dlock.Attempt{Holder: h.token, Remaining: rest, HeldSince: h.since, Degraded: true}
 	return plan{answer: answer, again: h.changed, within: min(rest, probe)}
 }
 
@@ -133,7 +134,7 @@ func (b *Locker) noteLocked(key, token string, where location, until time.Time) 
 		}
 		b.forgetLocked(k)
 	}
-	b.holds[key] = &hold{token: token, until: until, where: where, noted: now}
+	b.holds[key] = &hold{token: token, until: until, where: where, since: now, noted: now}
 }
 
 func (b *Locker) forgetLocked(key string) {
@@ -382,7 +383,7 @@ func (b *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	now := time.Now()
 	if h := b.holdLocked(key, now); h != nil && h.where != inStore && ctx.Err() == nil {
 		defer b.mu.Unlock()
-		return dlock.Hold{Held: true, Token: h.token, Remaining: h.until.Sub(now)}, nil
+		return dlock.Hold{Held: true, Token: h.token, Remaining: h.until.Sub(now), Since: h.since}, nil
 	}
 	b.mu.Unlock()
 	return b.Forward.Inspect(ctx, key)

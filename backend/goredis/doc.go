@@ -8,7 +8,15 @@
 //
 // It works with a single server, Sentinel and Redis Cluster. It refuses a [redis.Ring], because
 // the clients of a ring may disagree on which server has a key, and two of them could then hold
-// the same lock. The package [github.com/dlock-go/dlock/backend/rediscore] documents what is
+// the same lock.
+//
+// Decorators, for metrics or traces, are known by their methods. A struct with an embedded [redis.Client] or
+// [redis.ClusterClient] works as the client inside. One that hides the methods of that, such as a struct with an embedded
+// [redis.UniversalClient], works if it is for one server or Sentinel, but not with [WithReplicas]. Else it is refused, unless
+// [WithInside] names the client inside. In a cluster, batches, subscriptions and calls with a WAIT go to the clients of single
+// masters (MasterForKey), and not through the decorator.
+//
+// The package [github.com/dlock-go/dlock/backend/rediscore] documents what is
 // stored and what the server must allow.
 //
 // # Settings of the client
@@ -31,15 +39,21 @@
 // are two at a time, or up to half of PoolSize if the network is slow: see package rediscore. go-redis has a
 // pool of its own for pipelines (PipelinePoolSize).
 //
-// [WithReplicas] needs a [redis.Client] or a [redis.ClusterClient], and a ReadTimeout that is longer than
+// [WithReplicas] needs a client whose methods show what it is for, and a ReadTimeout that is longer than
 // its own time-out. Calls that wait for replicas use connections as pipelines do.
 //
 // A cluster client for a single master, such as that of [redis.NewFailoverClusterClient], is used as a
 // client of a single server. (Close of that client leaves two goroutines behind: go-redis does not end
 // them.)
 //
-// In a cluster, redirections are followed. ReadOnly, RouteByLatency and RouteRandomly do no
-// harm: scripts and subscriptions always go to masters. When a master does not answer, this
+// After a failover behind an address (a DNS name, a Service, a proxy), connections of the pool may stay open and lead to
+// the old master. A connection that is answered with READONLY, MASTERDOWN or LOADING is closed, and the
+// call is made again over the next one. If that does not help, a few connections are closed in a second, and calls
+// between them fail at once with the last answer.
+//
+// In a cluster, redirections are followed. ReadOnly, RouteByLatency and RouteRandomly of a cluster client do no
+// harm: scripts and subscriptions always go to masters. ReadOnly of [redis.UniversalOptions] with a MasterName, and
+// ReplicaOnly of [redis.FailoverOptions], make a client of replicas: all lock commands fail with READONLY. When a master does not answer, this
 // package makes go-redis look for its replacement. By itself, go-redis looks only once a
 // minute. Locks can be acquired within 3 s of the promotion of a replica. If the old master
 // accepts connections but does not answer, it takes up to ReadTimeout plus one second.

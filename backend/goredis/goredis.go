@@ -4,43 +4,45 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"reflect"
+	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
 // New returns a Locker that keeps its leases on client's server. It never closes the client, and
-// leaves nothing on it. If client is nil or a [redis.Ring], all methods of the Locker fail with
-// [dlock.ErrInvalid].
+// leaves nothing on it. If client is nil or a [redis.Ring], or hides that it is for several servers (see [WithInside]), all
+// methods of the Locker fail with [dlock.ErrInvalid].
 func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
-	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(client) {
 		return rediscore.New(nil, opts...)
 	}
-	if _, ok := client.(*redis.Ring); ok {
-		return rediscore.New(ringConn{}, opts...)
-	}
 	return rediscore.New(newConn(client), opts...)
+}
+
+func isNil(client redis.UniversalClient) bool {
+	v := reflect.ValueOf(client)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 type conn struct {
 	client    redis.UniversalClient
 	sender    func() redis.UniversalClient // client, or what it is without retries
-	slots     *slotTable                   // nil if client is not for a cluster
+	inside    redis.UniversalClient        // client, or the one in it
+	cluster   cluster                      // nil if client is not for a cluster
+	slots     *slotTable                   // likewise
+	hidden    *hidden                      // nil if the methods of inside show what it is for
 	listeners *listeners
+	repeats   *repeats
 }
 
-func newConn(client redis.UniversalClient) conn {
-	return conn{
-		client:    client,
-		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
-		slots:     newSlotTable(client),
-		listeners: &listeners{all: make(map[*redis.Client]*listener)},
-	}
-}
+func newConn(client redis.UniversalClient) conn { return of(client, client) }
 
 // A command is a script call that go-redis does not retry.
 type command struct {
@@ -58,6 +60,9 @@ func newCommand(ctx context.Context, name, text string, call rediscore.Call) *co
 }
 
 func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	if err := c.hidden.refusal(ctx); err != nil {
+		return nil, err
+	}
 	defer c.slots.watch()()
 	client := c.sender()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
@@ -75,21 +80,29 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 	c.evalAll(ctx, calls, results, nil)
 }
 
-// EvalReplicated implements [rediscore.Replicator]. A pipeline has a connection for itself. Clients
-// other than those of go-redis may send its commands to several servers.
+// EvalReplicated implements [rediscore.Replicator]. A pipeline has a connection for itself, unless it is that of a client
+// that hides what it is.
 func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
-	if c.writesAtOnce() {
+	if c.hidden == nil {
 		c.evalAll(ctx, calls, results, &wait)
 		return
 	}
+	fail(results, refused("a %T, which hides whether WithReplicas can use it: name the client inside by WithInside", c.client))
+}
+
+func fail(results []rediscore.Result, err error) {
 	for i := range results {
-		results[i].Err = &dlock.NoEffectError{Err: fmt.Errorf("%w client for WithReplicas: a %T", dlock.ErrInvalid, c.client)}
+		results[i].Err = err
 	}
 }
 
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
-	if cluster, ok := c.client.(*redis.ClusterClient); ok {
-		c.evalByMaster(ctx, cluster, calls, results, wait)
+	if err := c.hidden.refusal(ctx); err != nil {
+		fail(results, err)
+		return
+	}
+	if c.cluster != nil {
+		c.evalByMaster(ctx, calls, results, wait)
 	} else {
 		numbers := make([]int, len(calls))
 		for i := range calls {
@@ -107,21 +120,22 @@ func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []red
 
 // evalByMaster uses a pipeline for each master, so that a dead master fails only its own calls.
 // In a pipeline of the cluster client it would fail them all.
-func (c conn) evalByMaster(ctx context.Context, cluster *redis.ClusterClient, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
+func (c conn) evalByMaster(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	defer c.slots.watch()()
 	master := func(call rediscore.Call, address string) (*redis.Client, error) {
 		if address != "" {
 			return c.slots.node(ctx, address)
 		}
-		master, err := cluster.MasterForKey(ctx, call.Keys()[0])
+		master, err := c.cluster.MasterForKey(ctx, call.Keys()[0])
 		if err != nil {
 			c.slots.failed(err)
-			err = &dlock.NoEffectError{Err: err}
+			err = &dlock.NoEffectError{Err: c.explained(err)}
 		}
 		return master, err
 	}
 	rediscore.EvalByMaster(calls, results, master, func(node *redis.Client, asking bool, numbers []int) {
-		conn{client: node, sender: func() redis.UniversalClient { return withoutRetries(node) }}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
+		sender := func() redis.UniversalClient { return withoutRetries(node) }
+		conn{client: node, sender: sender, cluster: c.cluster}.evalSome(ctx, envelope{asking, wait}, numbers, calls, results)
 		for _, i := range numbers {
 			c.slots.failed(results[i].Err)
 			if wait == nil && rediscore.IsRedirection(results[i].Err) { // go-redis follows to any node
@@ -195,8 +209,8 @@ func (c conn) Master(ctx context.Context, call rediscore.Call) any {
 
 // Locate implements [rediscore.Locator], with what go-redis has learnt so far.
 func (c conn) Locate(ctx context.Context, key string) any {
-	if cluster, ok := c.client.(*redis.ClusterClient); ok {
-		if master, err := cluster.MasterForKey(ctx, key); err == nil {
+	if c.cluster != nil {
+		if master, err := c.cluster.MasterForKey(ctx, key); err == nil {
 			return master
 		}
 	}
@@ -205,10 +219,10 @@ func (c conn) Locate(ctx context.Context, key string) any {
 
 // PoolSize implements [rediscore.Pooled].
 func (c conn) PoolSize() int {
-	switch client := c.client.(type) {
-	case *redis.Client:
+	switch client := c.inside.(type) {
+	case single:
 		return poolSize(client.Options().PoolSize, client.Options().MaxActiveConns)
-	case *redis.ClusterClient:
+	case clusterOptions:
 		return poolSize(client.Options().PoolSize, client.Options().MaxActiveConns)
 	}
 	return 0 // not known
@@ -216,7 +230,7 @@ func (c conn) PoolSize() int {
 
 // Addr implements [rediscore.Addressed]. For Sentinel, go-redis has a word in the place of an address.
 func (c conn) Addr() string {
-	if client, ok := c.client.(*redis.Client); ok && client.Options().Addr != "FailoverClient" {
+	if client, ok := c.inside.(single); ok && client.Options().Addr != "FailoverClient" {
 		return client.Options().Addr
 	}
 	return ""
@@ -255,27 +269,42 @@ func (c conn) ping(ctx context.Context) error {
 }
 
 // outcome returns the result of a command that go-redis has processed. If the command was not
-// written, the error is a [dlock.NoEffectError].
+// written, and will not be, the error is a [dlock.NoEffectError].
 func (c conn) outcome(cmd *command, err error) (any, error) {
 	switch {
 	case err == nil:
 		return cmd.Val(), nil
-	case errors.Is(err, redis.Nil):
-		return nil, nil
 	case cmd.script.first != nil:
 		return nil, cmd.script.first
-	case cmd.script.written.Load() || !c.writesAtOnce():
-		return nil, err
+	case c.hidden == nil && cmd.script.revoke():
+		return nil, &dlock.NoEffectError{Err: c.explained(c.unconnected(err))}
+	case err == redis.Nil:
+		return nil, nil
 	}
-	return nil, &dlock.NoEffectError{Err: err}
+	return nil, err
 }
 
-// writesAtOnce reports whether the client is known to write a command before Process returns,
-// or never. Other clients, such as automatic pipelines, may write it later.
-func (c conn) writesAtOnce() bool {
-	switch c.client.(type) {
-	case *redis.Client, *redis.ClusterClient:
-		return true
+// unconnected returns the error of a command that was not written. go-redis does not say that it waited for a
+// connection.
+func (c conn) unconnected(err error) error {
+	pool, ok := c.client.(interface{ PoolStats() *redis.PoolStats })
+	if size := c.PoolSize(); ok && size > 0 && !c.Cluster() {
+		if s := pool.PoolStats(); s.IdleConns == 0 && int(s.TotalConns) >= size {
+			return rediserr.AllInUse(err, size)
+		}
 	}
-	return false
+	return err
+}
+
+// explained adds the cause to the error of a command that was not written. In such an error, "redis: nil" is the answer of a
+// Sentinel, or stands for the address of a node, as "?" does.
+func (c conn) explained(err error) error {
+	lookup, ok := errors.AsType[*net.DNSError](err)
+	switch {
+	case c.cluster != nil && (errors.Is(err, redis.Nil) || ok && lookup.Name == "?"):
+		return fmt.Errorf("%w (the cluster names no address of a node: see its cluster-preferred-endpoint-type)", err)
+	case c.cluster == nil && (errors.Is(err, redis.Nil) || strings.Contains(err.Error(), "all sentinels")):
+		return fmt.Errorf("%w (no Sentinel names a master: they are away, or do not know the name that the client asks for)", err)
+	}
+	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -24,12 +25,15 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 }
 
 func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
+	if err := c.hidden.refusal(ctx); err != nil {
+		return err
+	}
 	// The client of the master: a cluster client with ReadOnly would subscribe on a replica, whose
 	// subscribers the master does not count.
 	var master *redis.Client
-	if cluster, ok := c.client.(*redis.ClusterClient); ok {
+	if c.cluster != nil {
 		var err error
-		if master, err = cluster.MasterForKey(ctx, channel); err != nil {
+		if master, err = c.cluster.MasterForKey(ctx, channel); err != nil {
 			return err
 		}
 	}
@@ -56,7 +60,7 @@ func (c conn) listen(ctx context.Context, channel string, sharded bool, on func(
 // slot has moved, or that a master does not answer. go-redis does not do so by itself.
 func (c conn) learn(ctx context.Context, err error) {
 	c.slots.failed(err)
-	if cluster, ok := c.client.(*redis.ClusterClient); ok && rediscore.IsRedirection(err) {
+	if cluster, ok := c.inside.(interface{ ReloadState(context.Context) }); ok && rediscore.IsRedirection(err) {
 		cluster.ReloadState(ctx)
 	}
 }
@@ -203,7 +207,7 @@ func (l *listener) run() {
 	defer l.cancel()
 	var reading sync.WaitGroup
 	failed := make(chan error, 1)
-	begin := sync.OnceFunc(func() { reading.Go(func() { failed <- l.receive() }) })
+	begin := sync.OnceFunc(func() { reading.Go(func() { failed <- rediserr.Call(l.receive) }) })
 	var err error
 	for err == nil {
 		select {
@@ -211,7 +215,7 @@ func (l *listener) run() {
 			err = l.ctx.Err()
 		case err = <-failed:
 		case <-l.wake:
-			if err = l.write(); err == nil {
+			if err = rediserr.Call(l.write); err == nil {
 				begin()
 			}
 		}
@@ -219,7 +223,7 @@ func (l *listener) run() {
 	l.err = err
 	close(l.ended)
 	l.cancel()
-	l.pubsub.Close()
+	_ = rediserr.Call(l.pubsub.Close)
 	reading.Wait()
 }
 

@@ -36,8 +36,15 @@ type scriptArg struct {
 	text    string
 	cmd     *redis.Cmd
 	written atomic.Bool
+	revoked atomic.Bool
 	first   error    // of the first try, if a second one was refused and go-redis has said
 	buf     [40]byte // for the text of an EVALSHA
+}
+
+// revoke reports whether the command was not written. It will not be then: a decorator may have left it behind.
+func (s *scriptArg) revoke() bool {
+	s.revoked.Store(true)
+	return !s.written.Load()
 }
 
 func (s *scriptArg) MarshalBinary() ([]byte, error) {
@@ -48,10 +55,15 @@ func (s *scriptArg) MarshalBinary() ([]byte, error) {
 			return nil, errTwice
 		}
 	}
+	if s.revoked.Load() {
+		return nil, errLate
+	}
 	return append(s.buf[:0], s.text...), nil
 }
 
 var errTwice = errors.New("no answer, and the Redis client was about to send the call again: set MaxRetries to -1, or use go-redis 9.19")
+
+var errLate = errors.New("the caller has gone")
 
 // String is for hooks that log commands.
 func (s *scriptArg) String() string { return s.text }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -23,7 +24,7 @@ const (
 // answer. By itself the client does so only once a minute, or when a server replies that a slot
 // has moved, which a dead server does not. A nil slotTable does nothing.
 type slotTable struct {
-	cluster *redis.ClusterClient
+	cluster cluster
 
 	oneMaster atomic.Pointer[bool] // see hasOneMaster; nil if not known
 
@@ -31,14 +32,6 @@ type slotTable struct {
 	refreshing bool
 	failing    bool // a call has failed since the last refresh began
 	hanging    int  // calls
-}
-
-// newSlotTable returns nil if client is not for a cluster.
-func newSlotTable(client redis.UniversalClient) *slotTable {
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		return &slotTable{cluster: cluster}
-	}
-	return nil
 }
 
 // watch is called when a call begins. The function that it returns is called when the call
@@ -108,7 +101,7 @@ func (t *slotTable) node(ctx context.Context, address string) (*redis.Client, er
 	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
 	defer cancel()
 	var found atomic.Pointer[redis.Client]
-	err := t.cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+	err := eachMaster(ctx, t.cluster, func(_ context.Context, master *redis.Client) error {
 		if master.Options().Addr == address {
 			found.Store(master)
 		}
@@ -125,14 +118,20 @@ func (t *slotTable) node(ctx context.Context, address string) (*redis.Client, er
 func (t *slotTable) refresh() {
 	ctx, cancel := context.WithTimeout(context.Background(), refreshLimit)
 	defer cancel()
-	_ = t.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+	_ = rediserr.Call(func() error {
+		return eachMaster(ctx, t.cluster, func(context.Context, *redis.Client) error { return nil })
+	})
 }
 
 // hasOneMaster reports whether the client is for a single master with all slots, which need not be a
 // Redis Cluster: that of [redis.NewFailoverClusterClient] is not. There, PUBLISH and SUBSCRIBE serve all
 // locks, and they are older than their shard variants.
 func (t *slotTable) hasOneMaster() bool {
-	slots := t.cluster.Options().ClusterSlots
+	shows, ok := t.cluster.(clusterOptions)
+	if !ok {
+		return false
+	}
+	slots := shows.Options().ClusterSlots
 	if slots == nil { // the servers say themselves who has which slots
 		return false
 	}

@@ -13,7 +13,7 @@
 // A test can make the store misbehave in ways that are rare in production:
 //
 //   - [Locker.Expire] ends a lease as if its TTL had passed.
-//   - [Locker.Steal] does the same and gives the key to a stranger.
+//   - [Locker.Steal] does the same and gives the key to a stranger. Both report whether there was a lease.
 //   - [Locker.Fail] makes calls fail. [Locker.FailReplies] makes them take effect and fail.
 //     [Locker.Delay] makes them slow.
 //   - [Locker.Wipe] makes the store lose all data.
@@ -25,9 +25,11 @@
 //		store := memory.New()
 //		stopped := make(chan error, 1)
 //		go func() { stopped <- NewWorker(dlock.New(store)).Run(t.Context()) }()
-//		synctest.Wait()                  // the worker holds its lock and works
-//		store.Steal("report", time.Hour) // now a stranger holds it
-//		err := <-stopped                 // the next renewal finds out, in no real time
+//		synctest.Wait() // the worker holds its lock and works
+//		if !store.Steal("report", time.Hour) { // now a stranger holds it
+//			t.Fatal("the worker does not hold report")
+//		}
+//		err := <-stopped // the next renewal finds out, in no real time
 //		if !errors.Is(err, dlock.ErrLost) {
 //			t.Errorf("the worker did not notice that it lost its lock: %v", err)
 //		}

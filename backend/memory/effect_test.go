@@ -105,10 +105,10 @@ func TestSilentWait(t *testing.T) {
 					require.Zero(t, a)
 					require.False(t, dlock.NoEffect(err), "%v", err)
 					if !silent {
-						require.Equal(t, context.DeadlineExceeded, err)
+						require.Equal(t, context.DeadlineExceeded, errors.Unwrap(err))
 						return
 					}
-					joined, ok := err.(interface{ Unwrap() []error })
+					joined, ok := errors.Unwrap(err).(interface{ Unwrap() []error })
 					require.True(t, ok, "%#v", err)
 					require.Len(t, joined.Unwrap(), 2)
 					require.Equal(t, context.DeadlineExceeded, joined.Unwrap()[0])

@@ -3,6 +3,8 @@ package memory
 import (
 	"context"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 // faults are what Delay, Fail, FailReplies and SetClock have set.
@@ -33,9 +35,12 @@ func (m *Locker) send(ctx context.Context) (reply, err error) {
 	f := m.faults
 	m.mu.Unlock()
 	if f.delay > 0 {
+		arrives := time.Now().Add(f.delay)
 		select {
-		case <-ctx.Done():
-			return nil, ctx.Err() // not marked: with a slow store, the caller cannot know that there was no effect
+		case <-ctx.Done(): // with a slow store, the caller cannot know yet that there was no effect
+			return nil, &dlock.UnansweredError{Err: ctx.Err(), Late: func(tell func(dlock.Attempt, error)) {
+				time.AfterFunc(time.Until(arrives), func() { tell(dlock.Attempt{}, mark(ctx.Err())) })
+			}}
 		case <-time.After(f.delay):
 		}
 	}
@@ -59,8 +64,8 @@ func (m *Locker) FailReplies(err error) {
 	m.faults.replies = err
 }
 
-// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before
-// that has no effect, and its error does not say so. If it is a wait, and was delayed for a second
+// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before that
+// has no effect. Its error, a [dlock.UnansweredError], says so when d is over. If it is a wait, and was delayed for a second
 // or longer, the error also says that there was no reply, as [dlock.Acquirer] demands. Waits in
 // progress go on. Delay(0) ends the fault.
 func (m *Locker) Delay(d time.Duration) {
@@ -83,16 +88,19 @@ func (m *Locker) Expire(key string) bool {
 }
 
 // Steal ends the lease on key, if there is one, and grants the key to a stranger for ttl, ahead of
-// all waiters. A holder that was suspended until its lease had expired finds the same.
-func (m *Locker) Steal(key string, ttl time.Duration) {
+// all waiters. A holder that was suspended until its lease had expired finds the same. It reports whether there
+// was a lease: false may mean that the name of the key is wrong.
+func (m *Locker) Steal(key string, ttl time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l, now := m.advanceLocked(key)
-	if l == nil {
+	held := l != nil
+	if !held {
 		l = m.addLocked(key, now)
 	}
 	l.token, l.until = "", time.Time{}
 	m.grantLocked(l, stranger(), ttl, 0, now)
+	return held
 }
 
 // Wipe ends every lease, as if the store had lost its data. As on Redis, waiters are then granted

@@ -44,6 +44,7 @@ func New() *Locker {
 // the future.
 type lock struct {
 	token string
+	since time.Time // when the token was granted the key
 	until time.Time
 	queue []*waiter // in the order of their places; if these are equal, of their tokens
 }
@@ -121,7 +122,7 @@ func (m *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if l == nil {
 		return dlock.Hold{}, reply
 	}
-	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now), Waiting: len(l.queue)}, reply
+	return dlock.Hold{Held: true, Token: l.token, Remaining: l.until.Sub(now), Since: l.since, Waiting: len(l.queue)}, reply
 }
 
 func check(key, token string, ttl time.Duration) error {
@@ -146,7 +147,7 @@ func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) qu
 		l = m.addLocked(key, now)
 	}
 	if l.token != "" && l.token != token {
-		return m.refuseLocked(l, dlock.Attempt{Holder: l.token, Remaining: l.until.Sub(now)}, now)
+		return m.refuseLocked(l, dlock.Attempt{}, now)
 	}
 	return m.grantLocked(l, token, ttl, floor, now)
 }
@@ -165,7 +166,9 @@ func (m *Locker) renewLocked(key, token string, ttl time.Duration) bool {
 // last fence + 8 if that is larger.
 func (m *Locker) grantLocked(l *lock, token string, ttl time.Duration, floor int64, now time.Time) quorum.Ballot {
 	b := m.ballotLocked(now)
-	b.Fresh = l.token != token
+	if b.Fresh = l.token != token; b.Fresh {
+		l.since = now
+	}
 	m.fence = max(m.fence+8, b.Clock, min(floor, b.Clock+time.Second.Microseconds()))
 	l.token = token
 	l.extendLocked(now.Add(ttl))
@@ -267,8 +270,7 @@ func (m *Locker) leave(key string, w *waiter) (quorum.Ballot, error) {
 	}
 	l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })
 	l.watchLocked(now)
-	a := dlock.Attempt{Since: now, Holder: l.token, Remaining: l.until.Sub(now)}
-	return m.refuseLocked(l, a, now), mark(w.ctx.Err())
+	return m.refuseLocked(l, dlock.Attempt{Since: now}, now), mark(w.ctx.Err())
 }
 
 func stranger() string { return "stranger " + chance.Text() }

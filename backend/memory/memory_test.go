@@ -110,8 +110,8 @@ func TestSteal(t *testing.T) {
 			result <- a
 		}()
 		synctest.Wait()
-		m.Steal("k", time.Second)
-		m.Steal("free", time.Second)
+		require.True(t, m.Steal("k", time.Second))
+		require.False(t, m.Steal("free", time.Second), "there was no lease")
 		held, err := m.Release(t.Context(), "k", "a")
 		require.NoError(t, err)
 		require.False(t, held)
@@ -382,8 +382,10 @@ func TestWorkerStopsWhenItsLockIsLost(t *testing.T) {
 				return context.Cause(ctx)
 			})
 		}()
-		synctest.Wait()                  // the worker holds its lock
-		store.Steal("report", time.Hour) // now a stranger holds it
+		synctest.Wait() // the worker holds its lock
+		if !store.Steal("report", time.Hour) {
+			t.Fatal("the worker does not hold report")
+		}
 		require.ErrorIs(t, <-stopped, dlock.ErrLost)
 	})
 }

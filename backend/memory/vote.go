@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // Vote implements [quorum.Voter].
@@ -38,8 +39,9 @@ func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Durati
 	start := time.Now()
 	reply, err := m.begin(ctx, key, token, ttl)
 	if err != nil {
-		if silence := time.Since(start); err == ctx.Err() && silence >= replyLimit { // cut by Delay
-			err = fmt.Errorf("%w: %w", err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
+		cut, ok := err.(*dlock.UnansweredError) // by Delay
+		if silence := time.Since(start); ok && silence >= replyLimit {
+			cut.Err = fmt.Errorf("%w: %w", cut.Err, fmt.Errorf("no reply for %v", silence.Round(time.Millisecond)))
 		}
 		return quorum.Ballot{}, err
 	}
@@ -57,6 +59,7 @@ func (m *Locker) acquire(ctx context.Context, key, token string, ttl time.Durati
 		l.watchLocked(time.Now())
 	}
 	m.mu.Unlock()
+	storewait.Of(ctx).Answered()
 	return m.wait(key, w)
 }
 
@@ -132,8 +135,9 @@ func (m *Locker) ballotLocked(now time.Time) quorum.Ballot {
 	return quorum.Ballot{Age: max(0, now.Sub(m.since)), Store: m.store, Clock: now.Add(m.faults.clock).UnixMicro()}
 }
 
-// refuseLocked returns the ballot of a token that gets a, since another holds l.
+// refuseLocked returns the ballot of a token that gets a, with what it says of the holder of l.
 func (m *Locker) refuseLocked(l *lock, a dlock.Attempt, now time.Time) quorum.Ballot {
+	a.Holder, a.Remaining, a.HeldSince = l.token, l.until.Sub(now), l.since
 	b := m.ballotLocked(now)
 	b.Attempt, b.Fresh, b.Place = a, true, b.Clock
 	if len(l.queue) > 0 {

@@ -3,7 +3,6 @@ package redigo
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 
 	"github.com/gomodule/redigo/redis"
@@ -21,7 +20,7 @@ func TestPoolClosedUnderACall(t *testing.T) {
 	for range 100 {
 		pool := &redis.Pool{MaxActive: 1, Wait: true}
 		require.NoError(t, pool.Close())
-		_, err := conn{pool, new(sync.Map)}.get(ctx)
+		_, err := newConn(pool).get(ctx)
 		require.True(t, dlock.NoEffect(err), "%v", err)
 		if errors.Is(err, dlock.ErrClosed) {
 			closed++
@@ -43,6 +42,6 @@ func TestPanicOfDial(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		pool := &redis.Pool{MaxActive: 1, Wait: true, Dial: func() (redis.Conn, error) { dial(cancel); return nil, nil }}
-		require.Panics(t, func() { _, _ = conn{pool, new(sync.Map)}.get(ctx) })
+		require.Panics(t, func() { _, _ = newConn(pool).get(ctx) })
 	}
 }

@@ -12,8 +12,8 @@
 //	client := dlock.New(dlockredigo.New(pool), dlock.WithOwner(dlock.HostOwner()))
 //
 // The pool must connect to a master. redigo supports neither Sentinel nor Redis Cluster: after a
-// failover, DialContext must find the new master itself, and a pool works with a cluster only while a
-// single node has the slots of all keys. The package
+// failover, DialContext must find the new master itself. A DNS name, a Service or a proxy that leads to
+// the master is enough. A pool works with a cluster only while a single node has the slots of all keys. The package
 // [github.com/dlock-go/dlock/backend/rediscore] documents what is stored and what the server
 // must allow.
 //
@@ -26,7 +26,11 @@
 // Set MaxIdle to the number of concurrent calls, or calls open new connections. If you set
 // MaxActive, set Wait too, or calls fail with [redis.ErrPoolExhausted]. If the server closes idle
 // connections (its timeout is not 0), set IdleTimeout to less, or a call on such a connection
-// fails with EOF. TestOnBorrow is not needed, and costs a round trip.
+// fails with EOF. TestOnBorrow is not needed, and costs a round trip. After a failover the old master is a
+// replica, and may keep its connections open. This package leaves a connection that is answered with READONLY,
+// MASTERDOWN or LOADING: it dials a new one, at most ten times a second if that does not help, and makes the call
+// there. If the server of the new one serves, the idle connections are closed, and others when they
+// are refused.
 //
 // One connection outside of the pool receives the messages for all waiters. The server does not
 // close it while it is idle. Calls that are in flight at the same time travel together, in pipelines. They

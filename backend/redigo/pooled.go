@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/gomodule/redigo/redis"
+
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
 // A pooled is a connection of a pool, for one user. If the connection is wrapped in a type that
@@ -23,7 +25,7 @@ func (p *pooled) Close() error {
 	}
 	go func() {
 		<-busy
-		conn.Close()
+		_ = rediserr.Call(conn.Close)
 	}()
 	return nil
 }
@@ -56,7 +58,10 @@ func (p *pooled) doPlain(ctx context.Context, name string, args ...any) (any, er
 	done, conn := make(chan struct{}), p.Conn
 	go func() {
 		defer close(done)
-		reply, err = conn.Do(name, args...)
+		err = rediserr.Call(func() (err error) {
+			reply, err = conn.Do(name, args...)
+			return err
+		})
 	}()
 	select {
 	case <-done:

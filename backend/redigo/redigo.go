@@ -12,6 +12,7 @@ import (
 	"github.com/gomodule/redigo/redis"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -21,13 +22,16 @@ func New(pool *redis.Pool, opts ...Option) *rediscore.Locker {
 	if pool == nil {
 		return rediscore.New(nil, opts...)
 	}
-	return rediscore.New(conn{pool, new(sync.Map)}, opts...)
+	return rediscore.New(newConn(pool), opts...)
 }
 
 type conn struct {
 	pool   *redis.Pool
 	hashes *sync.Map // from *rediscore.Script to its SHA, boxed once
+	stale  *stale
 }
+
+func newConn(pool *redis.Pool) conn { return conn{pool, new(sync.Map), new(stale)} }
 
 // hash returns the SHA of a script, and allocates only the first time.
 func (c conn) hash(s *rediscore.Script) any {
@@ -49,11 +53,11 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
 	reply, err := conn.do(ctx, "EVALSHA", args(c.hash(call.Script), call)...)
 	if noScript(err) {
 		reply, err = conn.do(ctx, "EVAL", args(call.Script.Source, call)...)
 	}
+	c.stale.put(&conn, rediscore.Result{Err: err})
 	return text(reply), err
 }
 
@@ -65,6 +69,9 @@ func (c conn) get(ctx context.Context) (pooled, error) {
 	}
 	if err.Error() == closedPool {
 		err = rediscore.ClientClosed(err)
+	}
+	if s := c.pool.Stats(); c.pool.MaxActive > 0 && s.IdleCount == 0 && s.ActiveCount >= c.pool.MaxActive {
+		err = rediserr.AllInUse(err, c.pool.MaxActive)
 	}
 	return pooled{}, &dlock.NoEffectError{Err: err}
 }
@@ -101,22 +108,30 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	conn, err := c.get(ctx)
 	if err != nil {
-		for i := range results {
-			results[i].Err = err
-		}
+		fail(results, err)
 		return
 	}
-	defer conn.Close()
+	c.evalOn(ctx, &conn, calls, results, wait)
+	c.stale.put(&conn, results...)
+}
+
+func fail(results []rediscore.Result, err error) {
+	for i := range results {
+		results[i].Err = err
+	}
+}
+
+func (c conn) evalOn(ctx context.Context, conn *pooled, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	numbers := make([]int, len(calls))
 	for i := range calls {
 		numbers[i] = i
 	}
-	pipeline(ctx, &conn, numbers, results, wait, func(i int) error {
+	pipeline(ctx, conn, numbers, results, wait, func(i int) error {
 		return conn.Send("EVALSHA", args(c.hash(calls[i].Script), calls[i])...)
 	})
 	unknown := slices.DeleteFunc(numbers, func(i int) bool { return !noScript(results[i].Err) })
 	if len(unknown) > 0 {
-		pipeline(ctx, &conn, unknown, results, wait, func(i int) error {
+		pipeline(ctx, conn, unknown, results, wait, func(i int) error {
 			return conn.Send("EVAL", args(calls[i].Script.Source, calls[i])...)
 		})
 	}
@@ -191,7 +206,7 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 		return err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = rediserr.Call(conn.Close) })()
 	subscribe := "SUBSCRIBE"
 	if sharded {
 		subscribe = "SSUBSCRIBE"
@@ -201,9 +216,9 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	var pings sync.WaitGroup
 	ended := make(chan struct{})
-	pings.Go(func() { ping(conn, ended) })
+	pings.Go(func() { _ = rediserr.Try(func() { ping(conn, ended) }) })
 	for err == nil {
-		err = receive(conn, on)
+		err = rediserr.Call(func() error { return receive(conn, on) })
 	}
 	close(ended)
 	pings.Wait()

@@ -2,7 +2,6 @@ package redigo
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -33,5 +32,5 @@ func dial(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
 		},
 	}
 	t.Cleanup(func() { pool.Close() })
-	return conn{pool, new(sync.Map)}, nil
+	return newConn(pool), nil
 }

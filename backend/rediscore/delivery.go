@@ -29,7 +29,11 @@ type post struct {
 	tokens  map[string]*record // that wait, or have waited
 	order   []string           // of tokens, the oldest first
 	told    bool               // why there is no inbox, since one was open
+	without error              // why an inbox could not be opened, since one was open; or nil
+	failed  time.Time          // when that was
 	joined  int                // how many waits have
+	left    time.Time          // when a connection was last left for one that leads to another server
+	foundAt time.Time          // when that server was found
 }
 
 // A handover is a grant by whoever released the lock.
@@ -53,9 +57,6 @@ func newPost(l *Locker) *post {
 func (p *post) close() {
 	p.mu.Lock()
 	p.end()
-	for _, b := range p.inboxes {
-		b.idle.Stop()
-	}
 	p.mu.Unlock()
 	p.running.Wait()
 }
@@ -63,7 +64,7 @@ func (p *post) close() {
 // join gives a wait its inbox, which is that of a slot. It reports false if the post is closed; else leave
 // must follow.
 func (p *post) join(w *wait, slot int) bool {
-	sharded := p.locker.conn.Cluster()
+	sharded := p.locker.conn.cluster()
 	p.used.Store(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +74,6 @@ func (p *post) join(w *wait, slot int) bool {
 	p.running.Add(1)
 	p.joined++
 	w.joined, w.inbox = p.joined, p.inboxLocked(slot, sharded)
-	w.inbox.idle.Stop()
 	w.inbox.waits[w] = struct{}{}
 	p.rememberLocked(w)
 	return true
@@ -162,22 +162,39 @@ func (p *post) passedOver(w *wait) {
 	w.inbox.doubtLocked()
 }
 
-// missing tells why an inbox could not be opened, unless that was told since one was open.
+// missing notes why an inbox could not be opened, unless that was told since one was open.
 func (p *post) missing(err error) {
 	p.mu.Lock()
 	told := p.told
-	p.told = true
+	p.told, p.without, p.failed = true, err, time.Now()
 	p.mu.Unlock()
 	if f := p.locker.inboxErr; f != nil && !told {
 		f(err)
 	}
 }
 
-// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox.
-func (b *inbox) address() (address string, epoch int) {
+// recovery is how long after an outage an inbox may be late.
+const recovery = 3 * time.Second
+
+// missingSince returns why an inbox cannot be opened, although the store has answered since a given time: the user lacks a
+// right, the inbox is on another server, or it was tried in vain a while after that.
+func (p *post) missingSince(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if forbidden(p.without) || p.without == errDeaf || !p.failed.Before(t.Add(recovery)) {
+		return p.without
+	}
+	return nil
+}
+
+// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox. If the
+// inbox was deaf, only a check-in names it, which learns whether it is, and not for a while after one that did.
+func (b *inbox) address(ofCheckIn bool) (address string, epoch int) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	switch {
+	case b.deaf && (!ofCheckIn || time.Since(b.unheard) < doubtPause):
+		return "", b.epoch
 	case !b.live:
 		return "", b.epoch
 	case b.sharded:

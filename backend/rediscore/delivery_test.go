@@ -149,13 +149,13 @@ func (d detour) Listen(ctx context.Context, channel string, shard bool, on func(
 }
 
 // enterBy lets a Locker enter that listens by what by returns, and returns how often it has listened.
-func (s *scene) enterBy(by func(c *sim.Conn, n int) listen) (a *actor, times func() int) {
+func (s *scene) enterBy(by func(c *sim.Conn, n int) listen, opts ...rediscore.Option) (a *actor, times func() int) {
 	var n atomic.Int64
 	a = s.enterOn(func(c *sim.Conn) rediscore.Conn {
 		return detour{c, func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
 			return by(c, int(n.Add(1)))(ctx, channel, shard, on)
 		}}
-	})
+	}, opts...)
 	return a, func() int { synctest.Wait(); return int(n.Load()) }
 }
 
@@ -545,4 +545,73 @@ func TestInboxOfAnotherServer(t *testing.T) {
 			require.NoError(s, others.Close())
 		})
 	}
+}
+
+// A Locker whose inbox is on another server than its scripts learns so from its first check-in. It says why, opens the
+// inbox anew, and checks in often while that does not help. Each of its waiters is served soon, in its turn.
+func TestInboxIsNotHeard(t *testing.T) {
+	vote := func(a *actor, token string) *waiting { return a.acquireVote(token, time.Now().UnixMicro()) }
+	for _, wait := range []func(a *actor, token string) *waiting{(*actor).acquire, vote} {
+		for _, elsewhere := range []int{1, 1000} {
+			inScene(t, func(s *scene, _ *actor) {
+				other := sim.Dial(sim.NewServer(), nil)
+				defer other.Close()
+				reasons := make(chan error, 100)
+				a, times := s.enterBy(func(c *sim.Conn, n int) listen {
+					if n <= elsewhere {
+						c = other
+					}
+					return c.Listen
+				}, rediscore.WithInboxError(func(err error) { reasons <- err }))
+				defer a.Close()
+				holder := "H"
+				for i := range 100 {
+					next := wait(a, fmt.Sprint(i))
+					time.Sleep(300 * time.Millisecond)
+					released := time.Now()
+					s.release(holder)
+					next.granted()
+					most := 200 * time.Millisecond
+					if elsewhere == 1 && i > 0 {
+						most = 0
+					}
+					require.LessOrEqual(s, time.Since(released), most, "handover %d", i)
+					holder = fmt.Sprint(i)
+				}
+				require.ErrorContains(s, <-reasons, "subscribes on another server")
+				require.Empty(s, reasons)
+				if elsewhere == 1 {
+					require.Equal(s, 2, times())
+					calls := a.asked(0)
+					require.Greater(s, len(calls[len(calls)-1].args()), 2, "the last call is an enqueue, since no check-in is needed")
+				} else {
+					require.InDelta(s, 30/rediscore.DoubtPause.Seconds(), times(), 2)
+				}
+			})
+		}
+	}
+}
+
+// What one waiter learns of the inbox, the others know, which rest meanwhile.
+func TestAllHearThatTheInboxIsDeaf(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		a.answers(func(call rediscore.Call) (any, error) {
+			reply := waits(0, "H", 60_000)
+			if call.Script == rediscore.CheckInScript && call.Args[0] == "A" && call.Args[1] != "" {
+				reply[0] = int64(rediscore.AnswerDeaf)
+			}
+			return reply, nil
+		})
+		for _, token := range []string{"A", "B", "C"} {
+			a.acquire(token)
+		}
+		time.Sleep(time.Second)
+		last := make(map[string]string)
+		for _, n := range a.asked(0) {
+			for _, call := range n.Calls {
+				last[call.Args[0]] = call.Args[1]
+			}
+		}
+		require.Equal(s, map[string]string{"A": "", "B": "", "C": ""}, last)
+	})
 }

@@ -134,7 +134,8 @@
 // If there are more, the Locker repeats the call, and the server can serve others in between.
 //
 // A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support
-// it, or the cluster may be older than Redis 7. Such waiters queue too, and check in more often:
+// it, the cluster may be older than Redis 7, or the client may subscribe on another server than the one that runs the
+// scripts, such as a replica, which a check-in finds out. Such waiters queue too, and check in more often:
 // the first one five to ten times a second, the others about once a second or more often, and
 // each at least three times in its TTL. The lock is reserved for the first waiter for at most
 // 2 s after its last check-in, or for its TTL if that is shorter.

@@ -17,6 +17,7 @@ var (
 	PassScript    = passScript
 	ReleaseScript = releaseScript
 	RenewScript   = renewScript
+	InspectScript = inspectScript
 	VoteScript    = voteScript
 
 	ErrUnexpected = errUnexpected
@@ -52,12 +53,15 @@ const (
 	Lasting            = lasting
 	MessageLag         = messageLag
 	MinFollow          = minFollow
+	DoubtPause         = doubtPause
+	LeftPeriod         = leftPeriod
 	MaxFollow          = maxFollow
 
 	AnswerGranted = answerGranted
 	AnswerWaits   = answerWaits
 	AnswerFound   = answerFound
 	AnswerUnknown = answerUnknown
+	AnswerDeaf    = answerDeaf
 	Unswept       = unswept
 	CompanionMark = companionMark
 	MaxExact      = maxExact

@@ -82,7 +82,7 @@ func TestNames(t *testing.T) {
 			hold, err := a.Inspect(b.Context(), n.key)
 			require.NoError(b, err)
 			require.Equal(b, dlock.Hold{Held: true, Token: "token", Remaining: time.Minute, Waiting: 1}, hold)
-			requireKeys("an inspection", all[:3], all...)
+			requireKeys("an inspection", all, all...)
 			held, err = a.Release(b.Context(), n.key, "waiter")
 			require.NoError(b, err)
 			require.False(b, held)
@@ -109,6 +109,33 @@ func TestStoredValues(t *testing.T) {
 			require.EqualValues(b, 60_000, b.number("PTTL", "p:k"))
 			require.EqualValues(b, 2*dayInMS, b.number("PTTL", b.keys.counter))
 			require.EqualValues(b, 1, b.release(token))
+		}
+	})
+}
+
+// Whoever finds a lock held that was handed over learns when, until the records of its waiters expire.
+func TestTimeOfAGrant(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		b.hold("H")
+		b.wait("holder", "")
+		time.Sleep(time.Second)
+		b.release("H")
+		require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("holder", "")))
+		granted := time.UnixMicro(b.now())
+		time.Sleep(time.Second)
+		attempt, err := b.locker.TryAcquire(b.Context(), "k", "other", ttl)
+		require.NoError(b, err)
+		require.Equal(b, dlock.Attempt{Holder: "holder", HeldSince: granted, Remaining: ttl - time.Second}, attempt)
+		ballot, err := b.locker.Vote(b.Context(), "k", "other", ttl, 0)
+		require.NoError(b, err)
+		require.Equal(b, granted, ballot.HeldSince)
+		for _, known := range []bool{true, false} {
+			hold, err := b.locker.Inspect(b.Context(), "k")
+			require.NoError(b, err)
+			require.Equal(b, "holder", hold.Token)
+			require.Equal(b, known, hold.Since.Equal(granted), "%v", hold.Since)
+			require.Equal(b, known, !hold.Since.IsZero())
+			b.do("DEL", rediscore.KeysOf("", "k", false)[3])
 		}
 	})
 }
@@ -395,7 +422,7 @@ func TestNonsense(t *testing.T) {
 				return ballots[0].Err
 			},
 		} {
-			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3)}} {
+			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3), int64(4)}} {
 				a.replies(reply, nil)
 				err := call()
 				require.ErrorIs(s, err, rediscore.ErrUnexpected, "%s: %v", name, reply)

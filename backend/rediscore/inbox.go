@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -38,8 +37,11 @@ type inbox struct {
 	live    bool
 	epoch   int // how many times it was opened or lost
 	reopen  context.CancelFunc
-	doubted time.Time // when it was last opened anew
-	idle    *time.Timer
+	opened  time.Time   // when the present subscription was begun
+	doubted time.Time   // when it was last opened anew
+	unheard time.Time   // when a server said that nobody listens to it; zero if it was opened since
+	deaf    bool        // a server said so, and no message has come since
+	idle    *time.Timer // which may also fire while somebody waits
 }
 
 // inboxLocked returns the inbox of a slot. It opens the inbox if necessary.
@@ -52,7 +54,7 @@ func (p *post) inboxLocked(slot int, sharded bool) *inbox {
 		return b
 	}
 	b := &inbox{post: p, prefix: prefix, channel: prefix + chance.Text(), sharded: sharded, waits: make(map[*wait]struct{})}
-	b.idle = time.AfterFunc(math.MaxInt64, b.closeIfIdle)
+	b.idle = time.AfterFunc(lingering, b.closeIfIdle)
 	b.needed, b.close = context.WithCancel(p.open)
 	b.reopen = func() {}
 	p.inboxes[prefix] = b
@@ -107,16 +109,14 @@ func (b *inbox) listen(ctx context.Context) error {
 	if b.left { // these count as dead from now on
 		b.channel, b.left = b.prefix+chance.Text(), false
 	}
-	b.reopen = func() { end(nil) }
+	b.reopen, b.opened = func() { end(nil) }, time.Now()
 	b.post.mu.Unlock()
 	conn := b.post.locker.conn
 	var following sync.WaitGroup
-	if l, ok := conn.(Locator); ok {
-		if master := l.Locate(ctx, b.channel); master != nil {
-			following.Go(func() { b.follow(ctx, l, master, end) })
-		}
+	if master := conn.locate(ctx, b.channel); master != nil {
+		following.Go(func() { b.follow(ctx, master, end) })
 	}
-	end(conn.Listen(ctx, b.channel, b.sharded, func(e Event) {
+	end(conn.listen(ctx, b.channel, b.sharded, func(e Event) {
 		switch e.Kind {
 		case Subscribed:
 			b.set(true)
@@ -133,12 +133,12 @@ func (b *inbox) listen(ctx context.Context) error {
 // slot. A library may try for long to reach one that is dead. And a master that was replaced, and is
 // back as a replica, says for a while that it has the slot, and confirms subscriptions of which the
 // scripts of the new master do not know.
-func (b *inbox) follow(ctx context.Context, l Locator, master any, end context.CancelCauseFunc) {
+func (b *inbox) follow(ctx context.Context, master any, end context.CancelCauseFunc) {
 	for period := minFollow; ; {
 		if sleep(ctx, period); ctx.Err() != nil {
 			return
 		}
-		if now := l.Locate(ctx, b.channel); now != nil && now != master {
+		if now := b.post.locker.conn.locate(ctx, b.channel); now != nil && now != master {
 			end(errReplaced)
 			return
 		}
@@ -162,18 +162,43 @@ func (b *inbox) set(live bool) (was bool) {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
 	was, b.live = b.live, live
-	b.post.told = b.post.told && !live
-	if was == live {
-		return was
+	if b.post.told = b.post.told && (!live || b.deaf); live && !b.deaf {
+		b.post.without = nil
 	}
+	if was != live {
+		b.unheard = time.Time{}
+		b.changedLocked()
+	}
+	return was
+}
+
+// changedLocked begins an epoch.
+func (b *inbox) changedLocked() {
 	b.epoch++
 	inOrder := slices.SortedFunc(maps.Keys(b.waits), func(a, b *wait) int { return cmp.Compare(a.joined, b.joined) })
 	for _, w := range inOrder {
 		w.mail.changed = true
 		w.ring()
 	}
-	return was
 }
+
+// isDeaf notes that the server that runs the scripts knows no subscriber of an inbox, which was open in a given epoch.
+// All its waits go on without it for a while, and it is opened anew.
+func (b *inbox) isDeaf(epoch int) {
+	b.post.mu.Lock()
+	current := b.live && b.epoch == epoch
+	if current {
+		b.unheard, b.deaf = time.Now(), true
+		b.changedLocked()
+		b.doubtLocked()
+	}
+	b.post.mu.Unlock()
+	if current {
+		b.post.missing(errDeaf)
+	}
+}
+
+var errDeaf = errors.New("the Redis client subscribes on another server than the one that runs its scripts, such as a replica")
 
 // doubtLocked opens an inbox anew that seems not to hear what it listens for. Where that does not
 // help, it is not done at each handover.
@@ -189,6 +214,9 @@ func (b *inbox) doubtLocked() {
 func (b *inbox) linger() {
 	b.post.mu.Lock()
 	defer b.post.mu.Unlock()
+	if b.deaf {
+		b.deaf, b.post.told, b.post.without = false, false, nil
+	}
 	b.lingerLocked()
 }
 

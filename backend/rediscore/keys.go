@@ -79,7 +79,7 @@ func (l *Locker) keysOf(key string) *lockKeys {
 	if n != nil {
 		return n
 	}
-	n = newLockKeys(l.prefix, key, l.conn.Cluster())
+	n = newLockKeys(l.prefix, key, l.conn.cluster())
 	l.keysMu.Lock()
 	defer l.keysMu.Unlock()
 	if l.keys == nil || len(l.keys) >= maxNames {

@@ -56,7 +56,13 @@ func EvalByMaster[M comparable](
 		}
 		var all sync.WaitGroup
 		for t, group := range groups {
-			all.Go(func() { eval(t.node, t.asking, group) })
+			all.Go(func() {
+				if err := rediserr.Try(func() { eval(t.node, t.asking, group) }); err != nil {
+					for _, i := range group {
+						results[i] = Result{Err: err}
+					}
+				}
+			})
 		}
 		all.Wait()
 		numbers = numbers[:0]

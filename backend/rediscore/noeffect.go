@@ -24,8 +24,8 @@ var decisive = map[*Script]bool{
 // judge marks the error of a call if the answer of the server says that the call has no effect,
 // now or later: it was refused, or its script failed before the write that counts. Whether an error
 // without such an answer says so is decided by [dlock.NoEffect]. judge also names the cause if the
-// server is too old. The client of a cluster follows redirections: if it has given up, the nodes
-// disagree, and will soon agree. To another client, a redirection is a refusal.
+// server is too old, or is not one that the client is for. The client of a cluster follows redirections: if
+// it has given up, the nodes disagree, and will soon agree. To another client, a redirection is a refusal.
 func judge(s *Script, err error, cluster func() bool) error {
 	if err == nil {
 		return nil
@@ -33,6 +33,9 @@ func judge(s *Script, err error, cluster func() bool) error {
 	text := rediserr.Answer(err)
 	if strings.Contains(text, "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
+	}
+	if cause := rediserr.Cause(text, cluster()); cause != "" {
+		err = fmt.Errorf("%w (%s)", err, cause)
 	}
 	if class := rediserr.Refusal(text); class != 0 {
 		address, _ := rediserr.Redirection(text)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,7 +55,10 @@ func TestRefusals(t *testing.T) {
 		"EOF":                                                                             unknown,
 	} {
 		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, errors.New(text))), text)
-		require.Equal(t, text, rediscore.Judge(rediscore.EnqueueScript, errors.New(text)).Error())
+		got := rediscore.Judge(rediscore.EnqueueScript, errors.New(text)).Error()
+		require.True(t, strings.HasPrefix(got, text), got)
+		require.Equal(t, strings.HasPrefix(text, "READONLY"), strings.Contains(got, " (the client is connected to a replica"), got)
+		require.Equal(t, strings.HasPrefix(text, "MOVED"), strings.Contains(got, " (the server is a node of a Redis Cluster"), got)
 		require.Equal(t, want, verdictOf(rediscore.Judge(rediscore.EnqueueScript, fmt.Errorf("dialing: %w", errors.New(text)))), "wrapped: %s", text)
 		for _, joined := range []error{
 			errors.Join(errors.New("x"), errors.New(text)),
@@ -102,30 +106,7 @@ func TestNothingSent(t *testing.T) {
 		{t.Context(), locker(), "", dlock.ErrInvalid},
 		{t.Context(), locker(rediscore.WithPrefix("p:dlock1:")), "k", dlock.ErrInvalid},
 	} {
-		for method, call := range map[string]func() error{
-			"TryAcquire":  func() error { _, err := c.locker.TryAcquire(c.ctx, c.key, "t", time.Second); return err },
-			"Acquire":     func() error { _, err := c.locker.Acquire(c.ctx, c.key, "t", time.Second); return err },
-			"Renew":       func() error { _, err := c.locker.Renew(c.ctx, c.key, "t", time.Second); return err },
-			"Release":     func() error { _, err := c.locker.Release(c.ctx, c.key, "t"); return err },
-			"Inspect":     func() error { _, err := c.locker.Inspect(c.ctx, c.key); return err },
-			"Vote":        func() error { _, err := c.locker.Vote(c.ctx, c.key, "t", time.Second, 0); return err },
-			"AcquireVote": func() error { _, err := c.locker.AcquireVote(c.ctx, c.key, "t", time.Second, 0, 1); return err },
-			"Pass":        func() error { _, err := c.locker.Pass(c.ctx, c.key, "t", "", 0); return err },
-			"Confirm": func() error {
-				ballots, err := c.locker.Confirm(c.ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: c.key, Token: "t", TTL: time.Second}}})
-				if err == nil {
-					err = ballots[0].Err
-				}
-				return err
-			},
-			"RenewBatch": func() error {
-				results, err := c.locker.RenewBatch(c.ctx, []dlock.Renewal{{Key: c.key, Token: "t", TTL: time.Second}})
-				if err == nil {
-					err = results[0].Err
-				}
-				return err
-			},
-		} {
+		for method, call := range methodsOf(c.ctx, c.locker, c.key) {
 			err := call()
 			require.ErrorIs(t, err, c.want, method)
 			require.Equal(t, noEffect, verdictOf(err), "%s: %v", method, err)
@@ -138,6 +119,34 @@ func TestNothingSent(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 	require.Equal(t, noEffect, verdictOf(err))
 	require.Zero(t, server.Cost().Scripts)
+}
+
+// methodsOf returns calls of all methods that may call the server.
+func methodsOf(ctx context.Context, l *rediscore.Locker, key string) map[string]func() error {
+	return map[string]func() error{
+		"TryAcquire":  func() error { _, err := l.TryAcquire(ctx, key, "t", time.Second); return err },
+		"Acquire":     func() error { _, err := l.Acquire(ctx, key, "t", time.Second); return err },
+		"Renew":       func() error { _, err := l.Renew(ctx, key, "t", time.Second); return err },
+		"Release":     func() error { _, err := l.Release(ctx, key, "t"); return err },
+		"Inspect":     func() error { _, err := l.Inspect(ctx, key); return err },
+		"Vote":        func() error { _, err := l.Vote(ctx, key, "t", time.Second, 0); return err },
+		"AcquireVote": func() error { _, err := l.AcquireVote(ctx, key, "t", time.Second, 0, 1); return err },
+		"Pass":        func() error { _, err := l.Pass(ctx, key, "t", "", 0); return err },
+		"Confirm": func() error {
+			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "t", TTL: time.Second}}})
+			if err == nil {
+				err = ballots[0].Err
+			}
+			return err
+		},
+		"RenewBatch": func() error {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "t", TTL: time.Second}})
+			if err == nil {
+				err = results[0].Err
+			}
+			return err
+		},
+	}
 }
 
 // The error of a wait that ends without a grant says whether a call of it may still take effect.
@@ -293,4 +302,45 @@ func TestSecondReleaseRefused(t *testing.T) {
 		require.ErrorContains(s, err, "LOADING")
 		require.Equal(s, unknown, verdictOf(err))
 	})
+}
+
+// A panickingConn is the Conn of a client that panics in all calls.
+type panickingConn struct{ with any }
+
+func (c panickingConn) Eval(context.Context, rediscore.Call) (any, error)             { panic(c.with) }
+func (c panickingConn) EvalAll(context.Context, []rediscore.Call, []rediscore.Result) { panic(c.with) }
+func (c panickingConn) Listen(context.Context, string, bool, func(rediscore.Event)) error {
+	panic(c.with)
+}
+func (c panickingConn) Cluster() bool                              { panic(c.with) }
+func (c panickingConn) Master(context.Context, rediscore.Call) any { panic(c.with) }
+func (c panickingConn) Locate(context.Context, string) any         { panic(c.with) }
+func (c panickingConn) PoolSize() int                              { panic(c.with) }
+func (c panickingConn) Drain(context.Context)                      { panic(c.with) }
+func (c panickingConn) Addr() string                               { panic(c.with) }
+func (c panickingConn) EvalReplicated(context.Context, []rediscore.Call, []rediscore.Result, rediscore.Replication) {
+	panic(c.with)
+}
+
+// A client that panics fails the call. The outcome is unknown, whatever the client panicked with, and the process goes on.
+func TestPanics(t *testing.T) {
+	const refusal = "READONLY You can't write against a read only replica. script: d0d1, on @user_script:62."
+	for _, with := range []any{"a bug", errors.New(refusal), refusal, &dlock.NoEffectError{Err: dlock.ErrInvalid}, dlock.ErrClosed} {
+		for _, opts := range [][]rediscore.Option{nil, {rediscore.WithReplicas(1, time.Second)}} {
+			synctest.Test(t, func(t *testing.T) {
+				missing := make(chan error, 1)
+				l := rediscore.New(panickingConn{with}, append(opts, rediscore.WithInboxError(func(err error) { missing <- err }))...)
+				require.Empty(t, l.Addr())
+				for name, call := range methodsOf(t.Context(), l, "k") {
+					err := call()
+					require.ErrorContains(t, err, "the Redis client panicked at ", name)
+					require.ErrorContains(t, err, "noeffect_test.go:", name)
+					require.Equal(t, unknown, verdictOf(err), name)
+					require.NotErrorIs(t, err, dlock.ErrClosed, name)
+				}
+				require.ErrorContains(t, <-missing, "panicked")
+				require.NoError(t, l.Close())
+			})
+		}
+	}
 }

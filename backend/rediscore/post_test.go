@@ -33,6 +33,21 @@ func joined(t *testing.T, l *Locker, token string, vote ...string) *wait {
 	return w
 }
 
+// The last wait leaves its room, also while the timer of the room fires. Nobody is there to be called, now or later.
+func TestLastOfARoomLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(dumbConn{})
+		w := joined(t, l, "t")
+		l.post.rest(w, 1, time.Second)
+		r := w.room
+		l.post.quit(w)
+		require.False(t, r.timer.Stop(), "the timer runs on")
+		l.post.callFirst(r)
+		l.post.leave(w, false)
+		require.NoError(t, l.Close())
+	})
+}
+
 // A wait that was busy finds two things at once: its inbox has changed, and a message came
 // afterwards. It does not use the old clock to date the message, whichever it reads first.
 func TestChangeBeforeMessage(t *testing.T) {
@@ -63,7 +78,7 @@ func TestChangeBeforeAnswer(t *testing.T) {
 				early:  handover{fence: 88, time: clock + 1},
 				mail:   mail{changed: changed},
 			}
-			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, "H")
+			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, [2]string{"H"})
 			require.Equal(t, !changed, attempt.Acquired)
 			require.Equal(t, changed, w.again, "it checks in at once")
 			attempt, err := w.read(w.locker.post.take(w)) // the change was read

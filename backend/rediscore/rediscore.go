@@ -22,21 +22,24 @@ import (
 // the server refused the call before its script had granted, renewed or released anything. It is
 // a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
 // or READONLY, or the client of a cluster has followed too many redirections (MOVED, ASK). After any
-// other error the outcome of the call is unknown.
+// other error the outcome of the call is unknown. So it is if the client library panicked, or a hook or decorator of it: the
+// call then has an error with the line of code, and the process goes on.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
-	conn     Conn
-	prefix   string
-	unqueued bool         // WithQueue(false)
-	inboxErr func(error)  // WithInboxError
-	replicas *Replication // WithReplicas; nil for none
-	err      error        // returned by every call: a bad argument of the constructor
-	closed   atomic.Bool
-	keysMu   sync.RWMutex
-	keys     map[string]*lockKeys
-	post     *post
-	lanes    *lanes.Lanes[route, Call, Result]
+	conn        guarded
+	prefix      string
+	unqueued    bool         // WithQueue(false)
+	inboxErr    func(error)  // WithInboxError
+	replicas    *Replication // WithReplicas; nil for none
+	err         error        // returned by every call: a bad argument of the constructor
+	closed      atomic.Bool
+	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
+	keysMu      sync.RWMutex
+	keys        map[string]*lockKeys
+	post        *post
+	lanes       *lanes.Lanes[route, Call, Result]
+	leaving     leavings
 }
 
 var (
@@ -78,16 +81,30 @@ const maxPrefix = 1024
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
-// an inbox. Waiters get no messages then, and check in more often instead. The usual reason is
-// that the Redis user has no right to subscribe to the channels under the prefix (see the
-// package documentation). f is called once, and again only after an inbox has been open. It
-// should return soon, because Close waits for it.
+// an inbox, or when the server that runs the scripts says that nobody listens to it. Waiters get no messages then, and
+// check in more often instead. The usual reasons are that the Redis user has no right to subscribe to the channels under
+// the prefix (see the package documentation), and that the client subscribes on a replica. An
+// Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again
+// only after an inbox has been open and heard. It should return soon, because Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
+
+// WithConn lets f replace the [Conn], or refuse it: then all methods of the Locker fail with [dlock.ErrInvalid] and the text
+// of f's error. It is for the options of adapters.
+func WithConn(f func(Conn) (Conn, error)) Option {
+	return func(l *Locker) {
+		conn, err := f(l.conn.conn)
+		if err != nil {
+			l.refuse("%v", err)
+			return
+		}
+		l.conn.conn = conn
+	}
+}
 
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
 // methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
-	l := &Locker{conn: conn}
+	l := &Locker{conn: guarded{conn}}
 	if conn == nil {
 		l.refuse("client: nil")
 	}
@@ -116,10 +133,7 @@ func invalid(format string, args ...any) error {
 // Addr returns the address of the server, as the Redis client knows it. It is empty for a cluster,
 // for Sentinel, and for redigo.
 func (l *Locker) Addr() string {
-	if a, ok := l.conn.(Addressed); ok {
-		return a.Addr()
-	}
-	return ""
+	return l.conn.addr()
 }
 
 // Close ends the subscriptions and the waits in progress. These waits and all later calls fail
@@ -131,11 +145,9 @@ func (l *Locker) Close() error {
 	l.closed.Store(true)
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
-	if d, ok := l.conn.(Drainer); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-		defer cancel()
-		d.Drain(ctx)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	l.conn.drain(ctx)
 	return nil
 }
 
@@ -152,9 +164,14 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if moving(err) {
 		hold, failure := l.inspect(ctx, holderScript, key)
 		if failure == nil && hold.Held && hold.Token != token {
-			return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, nil
+			return refused(hold), nil
 		}
 	}
+	return readAttempt(reply, promise(err, readAttempt))
+}
+
+// readAttempt reads the reply of acquire.lua.
+func readAttempt(reply any, err error) (dlock.Attempt, error) {
 	if err != nil {
 		return dlock.Attempt{}, err
 	}
@@ -162,7 +179,12 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 		return dlock.Attempt{Acquired: true, Fence: fence}, nil
 	}
 	hold, err := parseHold(reply)
-	return dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}, err
+	return refused(hold), err
+}
+
+// refused is the answer to an attempt that finds the lock held.
+func refused(h dlock.Hold) dlock.Attempt {
+	return dlock.Attempt{Holder: h.Token, Remaining: h.Remaining, HeldSince: h.Since}
 }
 
 // Renew implements [dlock.Locker] in one round trip.
@@ -267,8 +289,8 @@ func (l *Locker) inspect(ctx context.Context, s *Script, key string) (dlock.Hold
 // parseInspection reads the reply of inspect.lua.
 func parseInspection(reply any) (hold dlock.Hold, err error) {
 	r, ok := reply.([]any)
-	if ok && len(r) == 3 {
-		hold, err = parseHold(r[:2])
+	if ok && (len(r) == 3 || len(r) == 4) {
+		hold, err = parseHold(append(r[:2:2], r[3:]...))
 		reply = r[2]
 	}
 	waiting, ok := reply.(int64)
@@ -364,16 +386,26 @@ func remaining(ms int64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// parseHold reads the reply {token, remaining TTL in ms or -1}.
+// parseHold reads the reply {token, remaining TTL in ms or -1, the last handover or nil}.
 func parseHold(reply any) (dlock.Hold, error) {
-	if r, ok := reply.([]any); ok && len(r) == 2 {
+	if r, ok := reply.([]any); ok && (len(r) == 2 || len(r) == 3) {
 		token, ok1 := r[0].(string)
 		ms, ok2 := r[1].(int64)
+		last, _ := append(r, nil)[2].(string)
 		if ok1 && ok2 {
-			return dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}, nil
+			return holdOf(token, ms, last), nil
 		}
 	}
 	return dlock.Hold{}, unexpected(reply)
+}
+
+// holdOf is what is known of a lock that is held. The last handover says when, if it was to the holder.
+func holdOf(token string, ms int64, last string) dlock.Hold {
+	hold := dlock.Hold{Held: true, Token: token, Remaining: remaining(ms)}
+	if h, to, ok := parseHandover(last); ok && to == token {
+		hold.Since = time.UnixMicro(h.time)
+	}
+	return hold
 }
 
 var errUnexpected = errors.New("unexpected reply of a script")

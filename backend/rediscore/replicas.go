@@ -28,15 +28,16 @@ import (
 func WithReplicas(n int, timeout time.Duration) Option {
 	return func(l *Locker) {
 		l.replicas = nil
-		_, ok := l.conn.(Replicator)
+		conn := l.conn.conn
+		_, ok := conn.(Replicator)
 		switch {
 		case n < 0:
 			l.refuse("WithReplicas(%d, %v): a negative number", n, timeout)
 		case n == 0:
 		case timeout < time.Millisecond:
 			l.refuse("WithReplicas(%d, %v): a timeout of less than 1ms", n, timeout)
-		case l.conn != nil && !ok:
-			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, l.conn)
+		case conn != nil && !ok:
+			l.refuse("WithReplicas(%d, %v): %T cannot ask for replicas", n, timeout, conn)
 		default:
 			l.replicas = &Replication{Replicas: n, Timeout: timeout}
 		}
@@ -100,12 +101,19 @@ func waitError(err error) error {
 	return nil
 }
 
-// sendReplicated makes the calls of a flight that may grant or renew.
-func (l *Locker) sendReplicated(ctx context.Context, calls []Call, results []Result) {
-	wait := l.replicas
-	l.conn.(Replicator).EvalReplicated(ctx, calls, results, *wait)
+// replication returns for which replicas the calls of a flight wait, or nil.
+func (l *Locker) replication(calls []Call) *Replication {
+	if l.replicas == nil || kinds[calls[0].Script] == others {
+		return nil
+	}
+	return l.replicas
+}
+
+// count turns what was granted or renewed on too few replicas into an error, if the calls wait for replicas.
+func (l *Locker) count(calls []Call, results []Result) {
+	wait := l.replication(calls)
 	for i, r := range results {
-		if r.Err == nil && holds(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
+		if wait != nil && r.Err == nil && holds(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
 			results[i] = Result{Err: &ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait}}
 		}
 	}

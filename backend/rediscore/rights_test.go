@@ -40,7 +40,9 @@ var purposes = []purpose{
 		sent:  []string{"eval", "evalsha", "ping"},
 	}, {
 		title: "The queue",
-		text:  "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited.",
+		text: "Before Redis 6.2, leave out `resetchannels &app:*`. Without `+hgetall` and `+hlen`, a queue that is never empty keeps a record of each process that has waited. " +
+			"Without `+pubsub|numsub`, nobody notices that a waiter's process does not listen: a lock that is handed to one that has just died " +
+			"stays with it for a TTL, and a client that subscribes on a replica waits for its check-ins.",
 		rule:  "resetchannels &app:*",
 		files: "queue acquire enqueue checkin sweep release",
 		sent:  []string{"subscribe"},
@@ -55,8 +57,9 @@ var purposes = []purpose{
 		sent:  []string{"asking", "cluster|shards", "cluster|slots", "command", "ssubscribe"},
 	}, {
 		title: "Sentinel",
-		text:  "Only rueidis needs it. The client's user at the Sentinels themselves is another one.",
-		sent:  []string{"role"},
+		text: "Only rueidis needs it. With `SendToReplicas` it needs it on a single server with replicas, too: without it, waiters check in several times " +
+			"a second. The client's user at the Sentinels themselves is another one.",
+		sent: []string{"role"},
 	}, {
 		title: "Leases on replicas",
 		text:  "For `WithReplicas`:",

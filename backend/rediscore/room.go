@@ -20,6 +20,7 @@ type room struct {
 	timer *time.Timer // for the next check-in of the first, and then of another if it gets no answer
 	set   bool        // the timer is for the first; if not, that calls, or will do so by its own timer
 	news  news        // of the first
+	away  bool        // its last call has failed
 }
 
 // News is what a wait knows of its lock.
@@ -110,6 +111,25 @@ func (p *post) callFirst(r *room) {
 	case len(r.waits) > 1:
 		r.waits[1].call()
 		r.timer.Reset(checkInPeriod)
+	}
+}
+
+// report reports that a call of a wait, which was sent at a given time, has failed, or was answered if err is nil. What the first of a room hears is
+// news for all.
+func (p *post) report(w *wait, sent time.Time, err error) {
+	p.mu.Lock()
+	all := []*wait{w}
+	if r := w.room; r != nil && r.waits[0] == w && (err != nil || r.away) {
+		r.away = err != nil
+		all = slices.Clone(r.waits)
+	}
+	p.mu.Unlock()
+	for _, w := range all {
+		if err == nil {
+			w.heard.Answered()
+		} else {
+			w.heard.Failed(sent, err)
+		}
 	}
 }
 

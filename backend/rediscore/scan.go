@@ -39,9 +39,9 @@ type Entry struct {
 func (l *Locker) Scan(ctx context.Context, beginning string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		err := l.ready(ctx)
-		scanner, ok := l.conn.(Scanner)
+		scanner, ok := l.conn.conn.(Scanner)
 		if err == nil && !ok {
-			err = fmt.Errorf("%w: %T cannot scan", errors.ErrUnsupported, l.conn)
+			err = fmt.Errorf("%w: %T cannot scan", errors.ErrUnsupported, l.conn.conn)
 		}
 		if err == nil {
 			err = scanner.Scan(ctx, Literally(l.prefix+beginning)+"*", func(names []string) error {

@@ -26,7 +26,7 @@ var (
 	renewScript   = newScript("renew", 1, "return renew()", "renew")
 	releaseScript = newScript("release", 4, "", "release-lone", "fence", "queue", "release")
 	freeScript    = newScript("free", 1, "", "release-lone") // while the slot moves, as holderScript
-	inspectScript = newScript("inspect", 3, "", "inspect")
+	inspectScript = newScript("inspect", 4, "", "inspect")
 	holderScript  = newScript("holder", 1, "", "inspect")
 
 	voteScript    = newScript("vote", 5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")

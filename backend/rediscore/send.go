@@ -2,9 +2,12 @@ package rediscore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/dlock-go/dlock/backend/internal/lanes"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 const (
@@ -42,16 +45,16 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	s := lanes.Settings[route, Call, Result]{
 		Send:       l.send,
 		Route:      l.route,
-		Urgent:     func(call Call) bool { return kinds[call.Script] == renewals },
+		Rank:       rank,
 		Failed:     func(r Result) bool { return r.Err != nil },
-		Fail:       failed,
+		Fail:       l.cut,
 		Limit:      callLimit,
 		Lanes:      usualLanes,
 		MaxLanes:   maxLanes,
 		MaxFlights: maxFlights,
 	}
-	if p, ok := l.conn.(Pooled); ok && p.PoolSize() > 0 {
-		s.MaxFlights = p.PoolSize()
+	if size := l.conn.poolSize(); size > 0 {
+		s.MaxFlights = size
 		s.MaxLanes = (s.MaxFlights + poolShare - 1) / poolShare
 	}
 	if r := l.replicas; r != nil { // for each of three kinds
@@ -62,21 +65,39 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 	return s
 }
 
-// failed is the result of a call that was not sent, or whose ctx has ended since.
-func failed(err error, sent bool) Result {
-	if !sent {
-		err = mark(err)
+// reads reports whether a call only reads, so that a replica serves it.
+func reads(call Call) bool { return call.Script == inspectScript || call.Script == holderScript }
+
+// rank lets releases go before acquisitions: those who have gone would be granted the lock.
+func rank(call Call) lanes.Rank {
+	switch {
+	case kinds[call.Script] == renewals:
+		return lanes.Urgent
+	case call.Script == releaseScript, call.Script == passScript:
+		return lanes.Ending
 	}
-	return Result{Err: err}
+	return lanes.Other
+}
+
+// cut is the result of a call that was not sent, or whose ctx has ended since. If the last calls had no connection, it
+// says why.
+func (l *Locker) cut(err error, late func(func(Result))) Result {
+	if reason := l.unconnected.Load(); reason != nil && errs.IsContext(err) {
+		err = fmt.Errorf("%w: %w", err, *reason)
+	}
+	if late == nil {
+		return Result{Err: mark(err)}
+	}
+	return Result{Err: &unanswered{err, late}}
 }
 
 func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
 	if l.replicas != nil {
 		r.kind = kinds[call.Script]
 	}
-	if router, ok := l.conn.(Router); ok {
-		r.master = router.Master(ctx, call)
-	} else if l.conn.Cluster() {
+	if master, known := l.conn.master(ctx, call); known {
+		r.master = master
+	} else if l.conn.cluster() {
 		if r.slot = call.keys.slot; ofBatch {
 			r.slot = severalSlots
 		}
@@ -109,15 +130,36 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 
 // send makes the calls of a flight. They have one route.
 func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
-	switch {
-	case l.replicas != nil && kinds[calls[0].Script] != others:
-		l.sendReplicated(ctx, slices.Clone(calls), results) // the Conn may keep them
+	held := l.leaving.answer()
+	switch wait := l.replication(calls); {
+	case held != nil && !slices.ContainsFunc(calls, reads):
+		for i := range results {
+			results[i].Err = held
+		}
+	case wait != nil:
+		l.conn.evalReplicated(ctx, slices.Clone(calls), results, *wait) // it may keep them
+		l.count(calls, results)
 	case len(calls) == 1:
-		results[0].Reply, results[0].Err = l.conn.Eval(ctx, calls[0])
+		results[0] = l.conn.eval(ctx, calls[0])
 	default:
-		l.conn.EvalAll(ctx, calls, results)
+		l.conn.evalAll(ctx, calls, results)
 	}
+	l.leave(ctx, calls, results)
 	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err, l.conn.Cluster)
+		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
+	}
+	l.noteConnection(results[0].Err)
+}
+
+// noteConnection notes the result of a flight.
+func (l *Locker) noteConnection(err error) {
+	var unconnected *error
+	if err != nil && errors.As(err, new(unsent)) {
+		if reason := errs.BesidesEnd(err); reason != nil {
+			unconnected = &reason
+		}
+	}
+	if unconnected != nil || l.unconnected.Load() != nil {
+		l.unconnected.Store(unconnected)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,6 +142,79 @@ func (c *keepingConn) EvalReplicated(_ context.Context, calls []rediscore.Call, 
 	c.kept = calls
 }
 
+// A leavingConn has connections to a replica. Others lead to a master if it has moved.
+type leavingConn struct {
+	*sim.Conn
+	stale, moved atomic.Bool
+	first, left  atomic.Int64 // calls over the connections, and over others
+}
+
+var errReadOnly = errors.New("READONLY You can't write against a read only replica.")
+
+func (c *leavingConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
+	if c.first.Add(1); c.stale.Load() && call.Script != rediscore.InspectScript {
+		return nil, errReadOnly
+	}
+	return c.Conn.Eval(ctx, call)
+}
+
+func (c *leavingConn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, _ *rediscore.Replication) int {
+	c.left.Add(1)
+	for i := range results {
+		if results[i].Err = errReadOnly; c.moved.Load() {
+			results[i].Reply, results[i].Err = c.Conn.Eval(ctx, calls[i])
+		}
+	}
+	return 1
+}
+
+func (s *scene) enterOnStale() (*actor, *leavingConn) {
+	c := new(leavingConn)
+	return s.enterOn(func(conn *sim.Conn) rediscore.Conn { c.Conn = conn; return c }), c
+}
+
+// A call that a replica has refused is made again where the address leads now. The inbox is opened again there, and
+// only once, however many connections are left.
+func TestReplicaIsLeft(t *testing.T) {
+	inScene(t, func(s *scene, other *actor) {
+		a, c := s.enterOnStale()
+		_, err := other.TryAcquire(s.Context(), "k", "H", ttl)
+		require.NoError(s, err)
+		w := a.acquire("A")
+		time.Sleep(2 * time.Second)
+		c.stale.Store(true)
+		c.moved.Store(true)
+		for i := range 10 {
+			require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i)))
+		}
+		time.Sleep(time.Second)
+		require.Len(s, a.listened(), 2)
+		require.True(s, other.release("H"))
+		w.granted()
+	})
+}
+
+// Where leaving does not help, four connections are left in a second. Then calls that write get the last answer, and nothing
+// is sent.
+func TestReplicaIsLeftInVain(t *testing.T) {
+	inScene(t, func(s *scene, _ *actor) {
+		a, c := s.enterOnStale()
+		c.stale.Store(true)
+		for begun := time.Now(); time.Since(begun) < 3*rediscore.LeftPeriod; time.Sleep(5 * time.Millisecond) {
+			err := <-a.try(s.Context(), "A")
+			require.ErrorIs(s, err, errReadOnly)
+			require.True(s, dlock.NoEffect(err) && !dlock.Refused(err))
+		}
+		require.EqualValues(s, 12, c.left.Load())
+		require.EqualValues(s, 12, c.first.Load())
+		_, err := a.Inspect(s.Context(), "k")
+		require.NoError(s, err)
+		c.moved.Store(true)
+		time.Sleep(rediscore.LeftPeriod)
+		require.NoError(s, <-a.try(s.Context(), "A"))
+	})
+}
+
 // Calls that find no lane free go together when one is, renewals first, and otherwise as they came. Each gets
 // its own answer. The caller of the flight before returns meanwhile.
 func TestCallsTravelTogether(t *testing.T) {
@@ -202,7 +276,7 @@ func TestCallsTravelTogether(t *testing.T) {
 		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
 		first.Answer()
 		require.NoError(s, <-alone, "it does not carry the others")
-		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "free", "k", "released"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
+		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "released", "passed", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
 		require.Len(s, shared.Calls, 11)
 		shared.Answer()
 		for _, done := range calls {

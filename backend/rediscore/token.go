@@ -161,9 +161,12 @@ func (p *post) outlived(w *wait) {
 	defer p.mu.Unlock()
 	if r := p.ofLocked(w.key, w.token); r != nil {
 		p.pendLocked(r, func() {
-			<-w.answers
-			if p.mayHaveMissed(r) {
-				p.giveBack(w.ctx, r, w.token)
+			attempt, err := w.lateAnswer(<-w.answers)
+			if p.mayHaveMissed(r) && p.giveBack(w.ctx, r, w.token) {
+				attempt, err = dlock.Attempt{}, nil
+			}
+			if w.enqueuing != nil {
+				w.enqueuing.come(attempt, err)
 			}
 		})
 	}
@@ -202,7 +205,8 @@ func (p *post) pendLocked(r *record, f func()) {
 	})
 }
 
-func (p *post) giveBack(ctx context.Context, r *record, token string) {
+// giveBack reports whether its release was answered.
+func (p *post) giveBack(ctx context.Context, r *record, token string) bool {
 	p.mu.Lock()
 	r.begun++
 	n := r.begun
@@ -216,6 +220,7 @@ func (p *post) giveBack(ctx context.Context, r *record, token string) {
 	case held:
 		r.held = n
 	}
+	return err == nil
 }
 
 var errReleased = fmt.Errorf("%w: a call for its token may be in flight", dlock.ErrReleased)
@@ -226,7 +231,7 @@ func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, b := p.ofLocked(w.key, w.token), w.inbox
-	if r == nil || !b.live || w.mail.granted != (handover{}) {
+	if r == nil || w.mail.granted != (handover{}) {
 		return
 	}
 	r.due = b

@@ -23,14 +23,22 @@ func (l *Locker) Vote(ctx context.Context, key, token string, ttl time.Duration,
 		return quorum.Ballot{}, err
 	}
 	reply, err := l.eval(ctx, voteScript, key, token, milliseconds(ttl), strconv.FormatInt(floor, 10))
-	n, holder, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
+	return readBallot(reply, promise(err, func(reply any, err error) (dlock.Attempt, error) {
+		b, err := readBallot(reply, err)
+		return b.Attempt, err
+	}))
+}
+
+// readBallot reads the reply of vote.lua.
+func readBallot(reply any, err error) (quorum.Ballot, error) {
+	n, texts, ballot, err := readVote(reply, err, map[int64]int{answerGranted: 2, answerWaits: 2})
 	if err != nil {
 		return quorum.Ballot{}, err
 	}
 	if n[0] == answerGranted {
 		ballot.Acquired, ballot.Fence = true, n[1]
 	} else {
-		ballot.Holder, ballot.Remaining = holder, remaining(n[1])
+		ballot.Attempt = refused(holdOf(texts[0], n[1], texts[1]))
 	}
 	return *ballot, nil
 }
@@ -96,40 +104,45 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 
 // readVote reads the reply of a script that votes. It also checks how many numbers the reply has,
 // for each first number.
-func readVote(reply any, err error, wanted map[int64]int) (n []int64, holder string, ballot *quorum.Ballot, _ error) {
+func readVote(reply any, err error, wanted map[int64]int) (n []int64, texts [2]string, ballot *quorum.Ballot, _ error) {
 	if forbidden(err) && dlock.NoEffect(err) {
 		err = mark(lacksVotingRights(err))
 	}
 	if err != nil {
-		return nil, "", nil, err
+		return nil, texts, nil, err
 	}
-	n, holder, ballot = readReply(reply)
+	n, texts, ballot = readReply(reply)
 	if ballot == nil || len(n) == 0 || len(n) != wanted[n[0]] {
-		return nil, "", nil, unexpected(reply)
+		return nil, texts, nil, unexpected(reply)
 	}
-	return n, holder, ballot, nil
+	return n, texts, ballot, nil
 }
 
-// readReply reads the numbers of a reply, the last string if there is one, and the ballot if there
-// is one.
-func readReply(reply any) (n []int64, text string, ballot *quorum.Ballot) {
+// readReply reads the numbers of a reply, the strings, of which there are at most two, and the ballot if there is one.
+func readReply(reply any) (n []int64, texts [2]string, ballot *quorum.Ballot) {
 	all, _ := reply.([]any)
+	found := 0
 	for _, r := range all {
 		switch r := r.(type) {
 		case int64:
 			n = append(n, r)
 		case string:
-			text = r
+			if found < len(texts) {
+				texts[found] = r
+			}
+			found++
 		case []any:
 			ballot = new(quorum.Ballot)
 			var b []int64
-			b, ballot.Store, _ = readReply(r)
+			var store [2]string
+			b, store, _ = readReply(r)
+			ballot.Store = store[0]
 			b = append(b, make([]int64, 4)...)
 			ballot.Age, ballot.Clock = time.Duration(b[0])*time.Microsecond, b[1]
 			ballot.Fresh, ballot.Place = b[2] == 1, b[3]
 		}
 	}
-	return n, text, ballot
+	return n, texts, ballot
 }
 
 func lacksVotingRights(err error) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // A check-in asks the server whether the waiter was granted the lock, and shows that the
@@ -65,19 +66,22 @@ type wait struct {
 	ttl     time.Duration
 	vote    []string // of AcquireVote: the place and the floor
 	inbox   *inbox
-	answers chan answer   // of capacity 1
+	answers chan answer // of capacity 1
+	heard   storewait.Listener
 	bell    chan struct{} // of capacity 1: there is mail
 	timer   *time.Timer   // of the next call, unless it rests
 	recall  func() bool   // withdraws the last call, and reports whether it was not sent
 
-	asked      int  // the epoch of the inbox then
-	calling    bool // it waits for a lane or is in flight
-	again      bool // another call follows when it is answered
-	queued     bool // as far as is known
-	returned   bool // it had lost its place since it rested; so may others of its room
-	unsure     bool // an enqueue failed, and may still reach the server
-	failures   int  // of calls, in a row
-	passedOver int  // how many times it lost its place although its inbox was registered, in this epoch
+	asked      int          // the epoch of the inbox then
+	calling    bool         // it waits for a lane or is in flight
+	again      bool         // another call follows when it is answered
+	queued     bool         // as far as is known
+	returned   bool         // it had lost its place since it rested; so may others of its room
+	bare       time.Time    // when the first call was answered of those without an inbox in a row; or zero
+	unsure     bool         // an enqueue failed, and may still reach the server
+	enqueuing  *lateEnqueue // was in flight when the wait ended; or nil
+	failures   int          // of calls, in a row
+	passedOver int          // how many times it lost its place although its inbox was registered, in this epoch
 	ticket     string
 	registered string        // the address of the inbox that the server has
 	ballot     quorum.Ballot // of the last answer to AcquireVote
@@ -111,7 +115,7 @@ type answer struct {
 func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duration) *wait {
 	return &wait{
 		locker: l, ctx: ctx, key: key, token: token, ttl: ttl,
-		answers: make(chan answer, 1), bell: make(chan struct{}, 1),
+		answers: make(chan answer, 1), bell: make(chan struct{}, 1), heard: storewait.Of(ctx),
 	}
 }
 
@@ -213,8 +217,12 @@ func (w *wait) withdraw() {
 // left nothing on the server, or only a place in the queue, which the holder beside the error
 // implies. A check-in in flight does no harm: it does nothing for a token that is not queued.
 func (w *wait) end(err error) (dlock.Attempt, error) {
-	if w.calling && !w.queued || w.unsure || w.ticket != "" && w.held == (dlock.Attempt{}) {
+	switch {
+	case w.unsure, w.ticket != "" && w.held == (dlock.Attempt{}):
 		return w.held, unmark(err)
+	case w.calling && !w.queued:
+		w.enqueuing = new(lateEnqueue)
+		return w.held, &dlock.UnansweredError{Err: unmark(err), Late: w.enqueuing.then}
 	}
 	return w.held, mark(err)
 }
@@ -260,7 +268,7 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	address, epoch := w.inbox.address()
+	address, epoch := w.inbox.address(w.queued)
 	if epoch != w.asked {
 		w.passedOver = 0
 	}
@@ -295,16 +303,17 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.send()
 		return dlock.Attempt{}, nil
 	}
-	state, n, holder, ballot, err := parseAnswer(&a)
+	state, n, texts, ballot, err := parseAnswer(&a)
 	w.received(a)
 	if err != nil {
-		return w.failed(err)
+		return w.failed(a.sent, err)
 	}
 	if ballot != nil {
 		ballot.Fresh = ballot.Fresh || w.ticket != "" // it waited
 		w.ballot = *ballot
 	}
 	w.failures, w.failure = 0, nil
+	w.locker.post.report(w, a.sent, nil)
 	switch state {
 	case answerGranted:
 		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
@@ -328,15 +337,18 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 			}
 		}
 		w.send()
+	case answerDeaf:
+		w.inbox.isDeaf(w.asked)
+		fallthrough
 	default:
-		return w.stillQueued(a, n, holder), nil
+		return w.stillQueued(a, n, texts), nil
 	}
 	return dlock.Attempt{}, nil
 }
 
 // failed ends the wait with the error of a call, or schedules the next call. An enqueue that may still
 // reach the server ends it: it could take the lock for the token when the next one is granted and released.
-func (w *wait) failed(err error) (dlock.Attempt, error) {
+func (w *wait) failed(sent time.Time, err error) (dlock.Attempt, error) {
 	switch {
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))
@@ -348,6 +360,7 @@ func (w *wait) failed(err error) (dlock.Attempt, error) {
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
+	w.locker.post.report(w, sent, err)
 	pause := retryPause << min(w.failures, 4)
 	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
@@ -360,7 +373,7 @@ func lacksRights(err error) error {
 
 // stillQueued schedules the next check-in of a waiter that is in the queue. If a message
 // overtook the answer and is of a later grant, it returns that grant.
-func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
+func (w *wait) stillQueued(a answer, n []int64, texts [2]string) dlock.Attempt {
 	ticket, rank, clock, left := n[0], time.Duration(n[1]), n[2], remaining(n[3])
 	w.queued, w.ticket = true, strconv.FormatInt(ticket, 10)
 	if w.locker.post.hasChanged(w) {
@@ -373,7 +386,9 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	if !w.again { // else the inbox may have changed, or a message may have come
 		w.sent, w.clock, w.epoch, w.registered = a.sent, clock, w.asked, a.address
 	}
-	w.held = dlock.Attempt{Since: time.Now(), Holder: holder, Remaining: left}
+	w.held = refused(holdOf(texts[0], n[3], texts[1]))
+	w.held.Since = time.Now()
+	w.noteInbox(a)
 	period := checkInPeriod - checkInJitter/2 + chance.N(checkInJitter)
 	if a.address == "" {
 		share := max(w.ttl/unsubscribedShare, minUnsubscribed)
@@ -381,7 +396,7 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	}
 	switch {
 	case rank > 1 || left < 0:
-	case holder == "": // reserved for another waiter
+	case w.held.Holder == "": // reserved for another waiter
 		period = min(period, reservePeriod)
 	default:
 		period = min(period, left+time.Millisecond+rank*expiryStagger)
@@ -399,6 +414,20 @@ func (w *wait) stillQueued(a answer, n []int64, holder string) dlock.Attempt {
 	return dlock.Attempt{}
 }
 
+// noteInbox reports a wait whose calls the server answers, while its inbox could not be opened.
+func (w *wait) noteInbox(a answer) {
+	switch {
+	case a.address != "":
+		w.bare = time.Time{}
+		return
+	case w.bare.IsZero():
+		w.bare = time.Now()
+	}
+	if err := w.locker.post.missingSince(w.bare); err != nil {
+		w.heard.NoInbox(err)
+	}
+}
+
 // schedule makes the next call after d, or at once if one is due already.
 func (w *wait) schedule(d time.Duration) {
 	if w.again {
@@ -413,21 +442,22 @@ const (
 	answerWaits
 	answerFound
 	answerUnknown
+	answerDeaf // as answerWaits: nobody listens to the inbox
 )
 
 // parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
-// first number, the others, and the holder and the ballot if there are any.
-func parseAnswer(a *answer) (state int64, n []int64, holder string, ballot *quorum.Ballot, err error) {
+// first number, the others, and the holder, the last handover and the ballot if there are any.
+func parseAnswer(a *answer) (state int64, n []int64, texts [2]string, ballot *quorum.Ballot, err error) {
 	if a.err != nil {
-		return 0, nil, "", nil, a.err
+		return 0, nil, texts, nil, a.err
 	}
-	n, holder, ballot = readReply(a.reply)
-	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1}
+	n, texts, ballot = readReply(a.reply)
+	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
 	if len(n) == 0 || len(n) != wanted[n[0]] {
 		a.err = unexpected(a.reply)
-		return 0, nil, "", nil, a.err
+		return 0, nil, texts, nil, a.err
 	}
-	return n[0], n[1:], holder, ballot, nil
+	return n[0], n[1:], texts, ballot, nil
 }
 
 // giveBack releases what was granted to a token that is no longer in use. If it fails, the

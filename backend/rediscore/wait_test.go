@@ -525,3 +525,57 @@ func TestCheckInIsDenied(t *testing.T) {
 		})
 	}
 }
+
+// All waits of a room are for the store while the calls of the first fail or hang, and no longer when one is answered.
+func TestWaitsForTheStore(t *testing.T) {
+	for _, failure := range []error{errors.New("OOM"), errSilent} {
+		inScene(t, func(s *scene, a *actor) {
+			c := dlock.New(a.Locker)
+			for range 5 {
+				go func() { _, _ = c.Acquire(s.Context(), "k") }()
+			}
+			waiting := func(want int, after time.Duration) {
+				s.Helper()
+				time.Sleep(after)
+				require.Equal(s, want, c.Stats().StoreWaiters, "%v after %v", failure, after)
+			}
+			waiting(0, 10*time.Second)
+			a.replies(nil, failure)
+			waiting(5, 10*time.Second)
+			waiting(5, time.Hour)
+			a.answers(nil)
+			waiting(0, 10*time.Second)
+			require.Equal(s, 5, c.Stats().Waiters+c.Stats().Leases)
+			require.NoError(s, c.Close())
+		})
+	}
+}
+
+// A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not.
+func TestWaitsWithoutInbox(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		c := dlock.New(a.Locker)
+		var told []error
+		c = c.With(dlock.WithObserver(&dlock.Observer{InboxMissing: func(_ context.Context, i dlock.InboxMissingInfo) { told = append(told, i.Err) }}))
+		go func() { _, _ = c.Acquire(s.Context(), "k") }()
+		time.Sleep(10 * time.Second)
+		a.replies(nil, errDown)
+		a.refuses(errDown)
+		a.conn.Cut()
+		time.Sleep(time.Minute)
+		a.answers(nil)
+		a.refuses(nil)
+		time.Sleep(time.Minute)
+		require.Zero(s, c.Stats().WaitsWithoutInbox)
+		require.Equal(s, 1, c.Stats().Leases, "that of H has ended")
+		a.refuses(errDown)
+		a.conn.Cut()
+		for range 3 {
+			go func() { _, _ = c.Acquire(s.Context(), "k") }()
+		}
+		time.Sleep(time.Minute)
+		require.EqualValues(s, 3, c.Stats().WaitsWithoutInbox)
+		require.Equal(s, []error{errDown, errDown, errDown}, told)
+		require.NoError(s, c.Close())
+	})
+}

@@ -125,16 +125,26 @@ func (v *voting) heldBy(named *seat) (*dlock.Attempt, int) {
 		return nil, 0
 	}
 	var rests []time.Duration
+	var since time.Time
 	missing := 0
 	for i := range v.seats {
 		switch s := &v.seats[i]; {
 		case !s.answered:
 			missing++
 		case !s.granted && s.holder == named.holder && time.Now().Before(s.until):
-			rests = append(rests, s.remaining)
+			rests, since = append(rests, s.remaining), later(since, s.heldSince)
 		}
 	}
-	return &dlock.Attempt{Holder: named.holder, Remaining: v.l.rest(rests, missing)}, len(rests)
+	return &dlock.Attempt{Holder: named.holder, Remaining: v.l.rest(rests, missing), HeldSince: since}, len(rests)
+}
+
+// later returns the later of two times. A holder has had its lease since the latest of the times that the nodes name: one
+// that votes for it again, after the loss of its data, names the time at which the token was made.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // rest returns for how long a majority holds a lease that ends at these times at the nodes that
@@ -200,7 +210,7 @@ func (v *voting) watch(pause time.Duration, named *dlock.Attempt) *dlock.Attempt
 		holds := v.inspect()()
 		switch hold, ok := v.l.majorityOf(holds); {
 		case ok && hold.Held && hold.Token != v.claim.token:
-			held := &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining}
+			held := &dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining, HeldSince: hold.Since}
 			if named != nil {
 				return held
 			}

@@ -90,3 +90,28 @@ func TestOwedReleasesAreLimited(t *testing.T) {
 	require.EqualValues(t, maxOwed, l.owed.Load())
 	require.Equal(t, 1, c.users)
 }
+
+// spyListener notes what a wait reports.
+type spyListener struct{ heard []string }
+
+func (s *spyListener) Answered()                     { s.heard = append(s.heard, "answered") }
+func (s *spyListener) Failed(_ time.Time, err error) { s.heard = append(s.heard, err.Error()) }
+func (s *spyListener) NoInbox(err error)             { s.heard = append(s.heard, err.Error()) }
+func (s *spyListener) take() (h []string)            { h, s.heard = s.heard, nil; return h }
+
+// A wait has an answer when a majority has one, and has failed when no majority can have one.
+func TestWhatAWaitHears(t *testing.T) {
+	l := New([]dlock.Locker{memorybackend.New(), memorybackend.New(), memorybackend.New()})
+	spy := new(spyListener)
+	h := &heard{Listener: spy, of: l, nodes: make([]word, 3)}
+	seats := []seatHeard{{h, 0}, {h, 1}, {h, 2}}
+	seats[0].Answered()
+	seats[1].Failed(time.Now(), errors.New("away"))
+	require.Empty(t, spy.take(), "one of three")
+	seats[2].Failed(time.Now(), errors.New("away, too"))
+	require.Equal(t, []string{"1 of 3 nodes counted, 2 are needed: node 1: away; node 2: away, too"}, spy.take())
+	seats[1].Answered()
+	require.Equal(t, []string{"answered"}, spy.take())
+	seats[2].NoInbox(errors.New("no right"))
+	require.Equal(t, []string{"no right"}, spy.take())
+}

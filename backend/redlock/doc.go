@@ -24,6 +24,9 @@
 // a node forgets its data, the order of fences needs clocks of the nodes that agree to within the
 // longest TTL. A paused process may still act after its lease has ended: fences are for that.
 //
+// The TTL is at least five round trips to the slowest node of the fastest majority. With a shorter one,
+// releases and renewals may have no answer before the lease ends.
+//
 // # Watching the nodes
 //
 // While a majority works, calls succeed, and no error shows that a node is dead. [OnNodeChange]

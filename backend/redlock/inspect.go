@@ -74,6 +74,7 @@ func (l *Locker) enough(answers []answer[dlock.Hold]) bool {
 // majorityOf returns what a majority of the nodes says of a key, and whether there is one.
 func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, decided bool) {
 	rests := make(map[string][]time.Duration)
+	since := make(map[string]time.Time)
 	missing, most := 0, 0
 	for i := range answers {
 		switch a := &answers[i]; {
@@ -81,6 +82,7 @@ func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, deci
 			missing++
 		case a.value.Held:
 			rests[a.value.Token] = append(rests[a.value.Token], a.value.Remaining)
+			since[a.value.Token] = later(since[a.value.Token], a.value.Since)
 			most = max(most, len(rests[a.value.Token]))
 		}
 	}
@@ -89,7 +91,7 @@ func (l *Locker) majorityOf(answers []answer[dlock.Hold]) (hold dlock.Hold, deci
 	}
 	for token, r := range rests {
 		if len(r) >= l.quorum {
-			hold.Held, hold.Token, hold.Remaining = true, token, l.rest(r, missing)
+			hold.Held, hold.Token, hold.Remaining, hold.Since = true, token, l.rest(r, missing), since[token]
 		}
 	}
 	var waiting []int

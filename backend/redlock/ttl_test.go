@@ -3,6 +3,8 @@ package redlock_test
 import (
 	"context"
 	"math"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +14,9 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // A cutting node keeps votes for whole milliseconds.
@@ -93,4 +97,42 @@ func TestTheLongestDuration(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, hold.Remaining, 365*24*time.Hour)
 	})
+}
+
+// Nodes that are 600 ms away, on the other side of the world, serve four processes without an error if the TTL is at least
+// five round trips.
+func TestFarNodes(t *testing.T) {
+	const rtt, lasts = 600 * time.Millisecond, time.Minute
+	for _, ttl := range []time.Duration{5 * rtt, 10 * time.Second, 30 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			var nodes []dlock.Locker
+			for range 3 {
+				conn := sim.Dial(sim.NewServer(), func(sim.Trip) (f sim.Fate) {
+					f.Request.Delay, f.Reply.Delay = rtt/2, rtt/2
+					return f
+				})
+				node := rediscore.New(conn)
+				defer func() { _ = node.Close(); conn.Close() }()
+				nodes = append(nodes, node)
+			}
+			var grants atomic.Int64
+			var running sync.WaitGroup
+			for range 4 {
+				running.Go(func() {
+					l := redlock.New(nodes, redlock.WithoutGuard())
+					c := dlock.New(l, dlock.WithTTL(ttl))
+					for end := time.Now().Add(lasts); time.Now().Before(end); grants.Add(1) {
+						lease, err := c.Acquire(t.Context(), "k")
+						require.NoError(t, err)
+						time.Sleep(rtt / 6)
+						require.NoError(t, lease.Release())
+					}
+					require.NoError(t, c.Close())
+					require.NoError(t, l.Close())
+				})
+			}
+			running.Wait()
+			require.Greater(t, grants.Load(), int64(lasts/rtt/3))
+		})
+	}
 }

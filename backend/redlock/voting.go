@@ -67,6 +67,7 @@ type seat struct {
 	young     time.Time // when the node counts, by the guard; or zero
 	holder    string
 	remaining time.Duration
+	heldSince time.Time
 	until     time.Time // the holder holds the key at the node, unless it releases it
 	place     int64
 	store     string // that has given the last answer; or empty
@@ -296,7 +297,7 @@ func (v *voting) note(e reply) {
 		if v.l.voters {
 			s.fence = b.Fence
 		}
-		s.holder, s.remaining, s.place = b.Holder, b.Remaining, b.Place
+		s.holder, s.remaining, s.heldSince, s.place = b.Holder, b.Remaining, b.HeldSince, b.Place
 		if s.until = e.sent.Add(maxDefault); b.Remaining > 0 {
 			s.until = e.sent.Add(b.Remaining)
 		}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 const (
@@ -34,6 +36,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 		return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.ErrUnsupported}
 	}
 	w := &wait{voting: l.newVoting(ctx, key, token, ttl), surveys: make(chan []string, 1), passedOver: make(map[string]bool)}
+	w.heard = &heard{Listener: storewait.Of(ctx), of: l, nodes: make([]word, len(l.nodes))}
 	w.waits, w.released = true, w.claim.releases.Load()
 	w.queues, w.stop = context.WithCancel(context.Background())
 	a, err := w.run()
@@ -49,6 +52,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 // A wait is a voting that goes on until a majority has voted for the token.
 type wait struct {
 	*voting
+	heard    *heard
 	place    int64
 	queues   context.Context // of the requests that wait
 	stop     context.CancelFunc
@@ -173,6 +177,7 @@ func (w *wait) enter(i int, floor int64) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(waits, cancel)()
+		ctx = storewait.With(ctx, seatHeard{w.heard, i})
 		if w.claim.releases.Load() != w.released {
 			cancel()
 		}
@@ -190,6 +195,7 @@ func (w *wait) hear(e reply) error {
 	}
 	s.away = nil
 	if e.err == nil {
+		w.heard.note(e.node, e.sent, nil)
 		if e.kind != passed {
 			s.pause, s.again = 0, time.Time{}
 		}
@@ -218,10 +224,55 @@ func (w *wait) hear(e reply) error {
 		return w.failure(nil)
 	}
 	s.away = e.err
+	w.heard.note(e.node, e.sent, e.err)
 	s.pause = min(max(2*s.pause, firstPause), longestPause)
 	s.again = time.Now().Add(s.pause/2 + chance.N(s.pause/2))
 	return nil
 }
+
+// A heard is what a wait reports of the nodes together: a majority has answered, or no majority can.
+type heard struct {
+	storewait.Listener
+	of    *Locker
+	mu    sync.Mutex
+	nodes []word
+}
+
+// A word is what a node has said last; the zero value if it has said nothing.
+type word struct {
+	ok  bool
+	err error
+}
+
+func (h *heard) note(node int, sent time.Time, err error) {
+	h.mu.Lock()
+	h.nodes[node] = word{err == nil, err}
+	answered, errs := 0, make([]error, len(h.nodes))
+	failed := 0
+	for i, n := range h.nodes {
+		if errs[i] = n.err; n.ok {
+			answered++
+		} else if n.err != nil {
+			failed++
+		}
+	}
+	h.mu.Unlock()
+	switch {
+	case answered >= h.of.quorum:
+		h.Answered()
+	case failed > len(errs)-h.of.quorum:
+		h.Failed(sent, h.of.failure(errs, false))
+	}
+}
+
+// A seatHeard is what a wait hears of the wait at one node.
+type seatHeard struct {
+	*heard
+	node int
+}
+
+func (s seatHeard) Answered()                        { s.note(s.node, time.Time{}, nil) }
+func (s seatHeard) Failed(sent time.Time, err error) { s.note(s.node, sent, err) }
 
 // trip returns about a round trip, a little longer or shorter each time.
 func (w *wait) trip() time.Duration {
@@ -432,7 +483,7 @@ func (w *wait) last(e reply) {
 		return
 	}
 	if s.away = away; e.ballot.Holder != "" {
-		s.answered, s.holder, s.remaining, s.away = true, e.ballot.Holder, e.ballot.Remaining, nil
+		s.answered, s.holder, s.remaining, s.heldSince, s.away = true, e.ballot.Holder, e.ballot.Remaining, e.ballot.HeldSince, nil
 	}
 	var joined interface{ Unwrap() []error }
 	if errors.As(e.raw, &joined) && len(joined.Unwrap()) > 1 {

@@ -3,6 +3,7 @@ package rueidis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/redis/rueidis"
@@ -36,7 +37,8 @@ func (c *closing) after(ctx context.Context, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, rueidis.ErrNoSlot):
-		return &dlock.NoEffectError{Err: err, Temporary: true} // a replica may be promoted
+		// A replica may be promoted.
+		return &dlock.NoEffectError{Err: fmt.Errorf("%w (its master is away, or the cluster names no address of it)", err), Temporary: true}
 	case !saysClosed(err), c.found.Load() == nil && !rediscore.IsClosed(ctx, saysClosed, c.ping):
 		return err
 	}

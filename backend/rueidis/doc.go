@@ -20,6 +20,19 @@
 // connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
 // other commands on a connection that has subscribed, as miniredis does.
 //
+// With SendToReplicas, rueidis takes a subscription for a read. This package subscribes on the node whose ROLE is master. If
+// the user has no right to ROLE, and rueidis subscribes on a replica, waiters get no messages: [WithInboxError] says so.
+//
+// After a failover behind an address (a DNS name, a Service, a proxy), the shared connections may stay open and lead to
+// the old master, which refuses lock commands with READONLY, MASTERDOWN or LOADING. rueidis keeps them. Lock commands
+// and messages then use one connection of the blocking pool, which all share. Once a second, the Locker tries
+// the shared ones, and returns to them when they lead to a master. Commands of the application are not affected: they
+// reach the old master until its connections are closed.
+//
+// With ConnLifetime, rueidis also closes the connection that a subscription is on, at random ages. The subscription
+// is made again within 0.3 s. A lock that is released meanwhile is granted when its waiter checks in, 0.1 to 0.2 s later than by
+// message. Leave ConnLifetime at 0 unless you need it: it does not help after a failover.
+//
 // With [WithReplicas], each flight of grants or renewals takes a connection of the blocking pool
 // (BlockingPoolSize), because WAIT would hold up the commands of others on a shared one. Such a call
 // ends 5 s after the time-out of WithReplicas at the latest.

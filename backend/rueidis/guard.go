@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
 const (
@@ -53,18 +54,38 @@ func newGuard(client rueidis.Client) *guard {
 	return &guard{Client: client, start: time.Now(), apart: make(chan struct{}, maxApart)}
 }
 
+// Mode is Mode of the client, or empty if the client panics.
+func (g *guard) Mode() (mode rueidis.ClientMode) {
+	_ = rediserr.Try(func() { mode = g.Client.Mode() })
+	return mode
+}
+
+// Nodes is Nodes of the client, or empty if the client panics.
+func (g *guard) Nodes() (nodes map[string]rueidis.Client) {
+	_ = rediserr.Try(func() { nodes = g.Client.Nodes() })
+	return nodes
+}
+
 // Do is Do of the client.
 func (g *guard) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return g.do(ctx, g.Client, cmd)
+}
+
+// do is Do of the client, or of one connection.
+func (g *guard) do(ctx context.Context, client rueidis.CommandClient, cmd rueidis.Completed) rueidis.RedisResult {
 	if g.begin() {
-		r := g.Client.Do(ctx, cmd)
-		g.end(r.NonRedisError())
-		return r
+		return g.finish(ctx, client, cmd)
 	}
-	return runApart(ctx, g, func() rueidis.RedisResult {
-		r := g.Client.Do(ctx, cmd)
-		g.end(r.NonRedisError())
-		return r
-	}, rueidis.NewErrorResult)
+	return runApart(ctx, g, func() rueidis.RedisResult { return g.finish(ctx, client, cmd) }, rueidis.NewErrorResult)
+}
+
+// finish makes a call that has begun.
+func (g *guard) finish(ctx context.Context, client rueidis.CommandClient, cmd rueidis.Completed) (r rueidis.RedisResult) {
+	if err := rediserr.Try(func() { r = client.Do(ctx, cmd) }); err != nil {
+		r = rueidis.NewErrorResult(err)
+	}
+	g.end(r.NonRedisError())
+	return r
 }
 
 // DoMulti is DoMulti of the client.
@@ -72,24 +93,31 @@ func (g *guard) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidi
 	return g.doMulti(ctx, g.Client, cmds)
 }
 
-// doMulti is DoMulti of the client, or of the client of one node.
-func (g *guard) doMulti(ctx context.Context, client rueidis.Client, cmds rueidis.Commands) []rueidis.RedisResult {
+// doMulti is DoMulti of the client, of the client of one node, or of one connection.
+func (g *guard) doMulti(ctx context.Context, client rueidis.CommandClient, cmds rueidis.Commands) []rueidis.RedisResult {
 	if g.begin() {
-		results := client.DoMulti(ctx, cmds...)
-		g.end(firstError(results))
-		return results
+		return g.finishMulti(ctx, client, cmds)
 	}
-	return runApart(ctx, g, func() []rueidis.RedisResult {
-		results := client.DoMulti(ctx, cmds...)
-		g.end(firstError(results))
-		return results
-	}, func(err error) []rueidis.RedisResult {
-		results := make([]rueidis.RedisResult, len(cmds))
-		for i := range results {
-			results[i] = rueidis.NewErrorResult(err)
-		}
-		return results
-	})
+	return runApart(ctx, g, func() []rueidis.RedisResult { return g.finishMulti(ctx, client, cmds) },
+		func(err error) []rueidis.RedisResult { return repeated(err, len(cmds)) })
+}
+
+// finishMulti makes calls that have begun.
+func (g *guard) finishMulti(ctx context.Context, client rueidis.CommandClient, cmds rueidis.Commands) (results []rueidis.RedisResult) {
+	if err := rediserr.Try(func() { results = client.DoMulti(ctx, cmds...) }); err != nil {
+		results = repeated(err, len(cmds))
+	}
+	g.end(firstError(results))
+	return results
+}
+
+// repeated returns n results with the same error.
+func repeated(err error, n int) []rueidis.RedisResult {
+	results := make([]rueidis.RedisResult, n)
+	for i := range results {
+		results[i] = rueidis.NewErrorResult(err)
+	}
+	return results
 }
 
 func firstError(results []rueidis.RedisResult) error {
@@ -190,9 +218,9 @@ func (g *guard) enter(ctx context.Context) error {
 
 var errTooMany = &dlock.NoEffectError{Err: fmt.Errorf("%w: %d calls have no answer yet", dlock.ErrUnavailable, maxApart)}
 
-// drain returns when no goroutine is left, or ctx ends.
-func (g *guard) drain(ctx context.Context) {
-	for len(g.apart) > 0 && ctx.Err() == nil {
+// drain returns when no goroutine is left, nor one of those counted by others, or ctx ends.
+func (g *guard) drain(ctx context.Context, others *atomic.Int64) {
+	for len(g.apart)+int(others.Load()) > 0 && ctx.Err() == nil {
 		select {
 		case <-time.After(drainPause):
 		case <-ctx.Done():

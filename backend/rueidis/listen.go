@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -31,17 +32,25 @@ func (c conn) Listen(ctx context.Context, channel string, sharded bool, on func(
 	}
 	hooked := rueidis.WithOnSubscriptionHook(s.ctx, s.subscribed)
 	hooked = rueidis.WithOnReceiveReturnHook(hooked, s.ending)
-	client := c.client.Client
+	client := rueidis.CoreClient(c.client.Client)
 	slow := time.AfterFunc(subscribeLimit, s.fail)
 	if sharded {
 		address, _ := c.Locate(ctx, channel).(string)
-		if node := client.Nodes()[address]; node != nil {
+		if node := c.client.Nodes()[address]; node != nil {
 			client = node
 		}
+	} else {
+		client = c.master(s.ctx)
+	}
+	if l := c.detour.use(); l != nil {
+		client = l
+		defer c.detour.leave(l, false)
 	}
 	c.client.begin() // others may wait for the connection that it makes
-	err := client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
-		s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+	err := rediserr.Call(func() error {
+		return client.Receive(hooked, subscribe, func(m rueidis.PubSubMessage) {
+			s.tell(rediscore.Event{Kind: rediscore.Message, Payload: m.Message})
+		})
 	})
 	slow.Stop()
 	lost := s.end()
@@ -142,7 +151,8 @@ func (s *subscription) subscribed(now rueidis.PubSubSubscription) {
 // ending is called when a subscription has failed or ended. rueidis follows redirections, and would
 // subscribe again after a lost connection, which ending prevents. It ends a subscription that the
 // server still has, over the connection that this is on. It cannot wait for the answer, because
-// rueidis reads no more until it has returned.
+// rueidis reads no more until it has returned. rueidis sends a PING behind UNSUBSCRIBE, and panics if a server
+// answers that with MASTERDOWN. So nothing is sent then: the messages are read, and dropped.
 func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 	if _, reply := rueidis.IsRedisErr(err); reply {
 		return err
@@ -157,7 +167,11 @@ func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 	s.leaving.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), unsubscribeLimit)
 		defer cancel()
-		wire.Do(ctx, s.unsubscribe())
+		_ = rediserr.Try(func() {
+			if !unserving(wire.Do(ctx, s.guard.B().Ping().Build())) {
+				wire.Do(ctx, s.unsubscribe())
+			}
+		})
 	})
 	return err
 }

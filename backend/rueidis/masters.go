@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -69,6 +70,36 @@ func (m *masters) of(ctx context.Context, c rueidis.Client, slot int) string {
 	return m.addrLocked(slot)
 }
 
+// master returns the client of the node whose role is master, or the client itself if there is only one node, or none says
+// so. It is for servers that are no cluster. With Sentinel or replicas, rueidis may send a SUBSCRIBE to a replica.
+func (c conn) master(ctx context.Context) rueidis.Client {
+	nodes := c.client.Nodes()
+	if len(nodes) < 2 {
+		return c.client.Client
+	}
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	answers := make(chan rueidis.Client, len(nodes)) // nil if the node is no master
+	for _, node := range nodes {
+		go func() {
+			var master rueidis.Client
+			_ = rediserr.Try(func() {
+				role, _ := c.client.doMulti(ctx, node, rueidis.Commands{node.B().Role().Build()})[0].ToArray()
+				if name, err := role[0].ToString(); err == nil && name == "master" {
+					master = node
+				}
+			})
+			answers <- master
+		}()
+	}
+	for range nodes {
+		if master := <-answers; master != nil {
+			return master
+		}
+	}
+	return c.client.Client
+}
+
 func (m *masters) addrLocked(slot int) string {
 	for _, r := range m.ranges {
 		if r.first <= int64(slot) && int64(slot) <= r.last {
@@ -107,7 +138,7 @@ func (m *masters) read(c rueidis.Client, done chan<- struct{}) {
 	var ranges []slotRange
 	for try := 0; try < readTries && len(ranges) == 0; try++ {
 		ctx, cancel := context.WithTimeout(context.Background(), readLimit)
-		ranges = slotRanges(ctx, c)
+		_ = rediserr.Try(func() { ranges = slotRanges(ctx, c) })
 		cancel()
 	}
 	m.mu.Lock()

@@ -24,6 +24,7 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(wait.Timeout, wait.Timeout+replicatedLimit)) // the sum may overflow
 	defer cancel()
+	c.tryShared(calls[0])
 	met := make(map[string]bool)
 	master := func(call rediscore.Call, address string) (string, error) {
 		if !c.Cluster() {
@@ -64,9 +65,10 @@ func (c conn) evalAndWait(ctx context.Context, address string, asking bool, wait
 	if len(numbers) == 0 {
 		return nil
 	}
-	node := c.client.Client
+	node := rueidis.CommandClient(c.way())
 	if address != "" {
-		if node = node.Nodes()[address]; node == nil {
+		client := c.client.Nodes()[address]
+		if node = client; client == nil {
 			for _, i := range numbers {
 				results[i].Err = rediscore.ErrNoMaster
 			}

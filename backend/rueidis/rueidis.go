@@ -26,11 +26,12 @@ type conn struct {
 	client  *guard
 	closing *closing
 	masters *masters // in a cluster
+	detour  *detour
 }
 
 func newConn(client rueidis.Client) conn {
 	g := newGuard(client)
-	return conn{g, &closing{client: g}, new(masters)}
+	return conn{g, &closing{client: g}, new(masters), new(detour)}
 }
 
 // Addr implements [rediscore.Addressed].
@@ -55,6 +56,7 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	if err := c.closing.before(); err != nil {
 		return nil, err
 	}
+	c.tryShared(call)
 	r := c.do(ctx, "EVALSHA", call.Script.SHA, call)
 	if noScript(r.Error()) {
 		r = c.do(ctx, "EVAL", call.Script.Source, call)
@@ -65,7 +67,7 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 
 func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) rueidis.RedisResult {
 	for start, last := time.Now(), time.Now(); ; last = time.Now() {
-		r := c.client.Do(ctx, c.command(name, script, call))
+		r := c.client.do(ctx, c.way(), c.command(name, script, call))
 		if !unsent(ctx, r.NonRedisError()) || !c.pause(ctx, start, last) {
 			return r
 		}
@@ -79,6 +81,7 @@ func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []red
 		}
 		return
 	}
+	c.tryShared(calls[0])
 	c.evalAll(ctx, calls, results)
 	c.closing.afterAll(ctx, results)
 }
@@ -141,7 +144,7 @@ func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.R
 // rueidis knows no master for the slot of one. Since Redis 8, it leaves dead masters out of its
 // table. The commands of each slot are sent alone then.
 func (c conn) doMulti(ctx context.Context, cmds rueidis.Commands) []rueidis.RedisResult {
-	results := c.client.DoMulti(ctx, cmds...)
+	results := c.client.doMulti(ctx, c.way(), cmds)
 	if !errors.Is(results[0].NonRedisError(), rueidis.ErrNoSlot) {
 		return results
 	}
@@ -184,6 +187,9 @@ func result(r rueidis.RedisResult) (any, error) {
 }
 
 // Drain implements [rediscore.Drainer].
-func (c conn) Drain(ctx context.Context) { c.client.drain(ctx) }
+func (c conn) Drain(ctx context.Context) {
+	c.detour.close()
+	c.client.drain(ctx, &c.detour.busy)
+}
 
 func (c conn) Cluster() bool { return c.client.Mode() == rueidis.ClientModeCluster }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -97,4 +98,53 @@ func connected(t *testing.T, server *redistest.Server) string {
 	reply, err := server.Do("INFO", "clients")
 	require.NoError(t, err)
 	return regexp.MustCompile(`connected_clients:\d+`).FindString(reply.(string))
+}
+
+// While the shared connections lead to a former master, calls and the inbox use one connection of the blocking pool. They
+// return to the shared ones when these lead to a master, and the connection to the pool.
+func TestDetour(t *testing.T) {
+	old, master := redistest.Start(t), redistest.Start(t)
+	proxy, err := faultproxy.New(old.Addr())
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, BlockingPoolSize: 1})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	c := newConn(client)
+	l := rediscore.New(c)
+	_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
+	require.NoError(t, err)
+	_, err = old.Do("REPLICAOF", "127.0.0.1", "1")
+	require.NoError(t, err)
+	proxy.Move(master.Addr())
+
+	attempt, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+	require.NoError(t, err)
+	require.True(t, attempt.Acquired)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
+		granted <- err
+	}()
+	require.Eventually(t, func() bool {
+		reply, err := master.Do("PUBSUB", "CHANNELS")
+		return err == nil && len(reply.([]any)) == 1
+	}, 10*time.Second, time.Millisecond, "the inbox is on the master")
+	time.Sleep(2 * trialPause)
+	held, err := l.Release(t.Context(), "k", "t")
+	require.NoError(t, err)
+	require.True(t, held)
+	require.NoError(t, <-granted)
+	require.NotNil(t, c.detour.line.Load())
+
+	_, err = old.Do("CLIENT", "KILL", "TYPE", "normal")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, err := l.Renew(t.Context(), "k", "waiter", time.Minute)
+		require.NoError(t, err)
+		return c.detour.line.Load() == nil
+	}, 30*time.Second, time.Millisecond, "the shared connections are used again")
+	require.NoError(t, l.Close())
+	blocking := client.B().Blpop().Key("list").Timeout(0.01).Build()
+	require.ErrorIs(t, client.Do(t.Context(), blocking).Error(), rueidis.Nil, "the pool has its connection")
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"time"
@@ -108,7 +109,7 @@ func (r *run) check(changed func(flag string) bool) (err error) {
 // do acquires the lock, runs the program, and releases the lock. The error has the exit code.
 func (r *run) do(ctx context.Context) error {
 	c := dlock.New(r.locker, dlock.WithTTL(r.ttl), dlock.WithOutage(r.outage), dlock.WithMaxHold(r.maxHold),
-		dlock.WithMinHold(r.minHold), dlock.WithOwner(cmp.Or(r.owner, dlock.HostOwner())))
+		dlock.WithMinHold(r.minHold), dlock.WithOwner(cmp.Or(r.owner, dlock.HostOwner())), waitsForRedis())
 	if r.nonblock || r.limited {
 		c = c.With(dlock.WithMaxWait(r.wait))
 	}
@@ -140,6 +141,12 @@ func (r *run) do(ctx context.Context) error {
 		return exit{exitLost, released}
 	}
 	return err
+}
+
+// waitsForRedis has warnings written to standard error while the lock is waited for, and Redis is away.
+func waitsForRedis() dlock.Option {
+	log := dlock.NewLogObserver(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return dlock.WithObserver(&dlock.Observer{StoreWait: log.StoreWait})
 }
 
 // once runs the program unless the period is done.

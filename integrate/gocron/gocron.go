@@ -10,7 +10,12 @@
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC)) // the default is local time
 //	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
-//	scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)))
+//	_, err = scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)),
+//		gocron.WithEventListeners(gocron.AfterJobRunsWithError(func(_ uuid.UUID, name string, err error) {
+//			slog.Error("a job has failed", "name", name, "err", err)
+//		})))
+//
+// Without such a listener, nobody hears of the errors that a task returns.
 //
 // The three differ when something goes wrong:
 //
@@ -22,7 +27,14 @@
 //	the store is away  the job waits for it         no run                     no run after the term
 //
 // With a Locker, gocron's event listener AfterLockError gets "another process has it" and "the store is
-// away" alike. Use errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable].
+// away" alike. Use errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable]. Without it, a night in which no process
+// reached the store looks like one in which another process ran the job:
+//
+//	gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, name string, err error) {
+//		if !errors.Is(err, dlock.ErrHeld) {
+//			slog.Error("a job was not started", "name", name, "err", err)
+//		}
+//	}))
 //
 // An Elector is for jobs that must all run on the same process. An election is one. The examples show
 // all lines:

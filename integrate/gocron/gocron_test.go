@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -219,5 +220,18 @@ func TestMinHoldMustBePositive(t *testing.T) {
 		_, err := dlockgocron.NewLocker(dlock.New(memory.New()), d).Lock(t.Context(), "job")
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, d.String())
+	}
+}
+
+// What a page shows of a task also reports its errors, of which gocron says nothing by itself.
+func TestSnippetsReportErrors(t *testing.T) {
+	for file, tasks := range map[string]int{"gocron.go": 1, "example_test.go": 1, "../../once/doc.go": 1} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		snippets := strings.Split(string(text), "gocron.NewTask(job.Task(")[1:]
+		require.Len(t, snippets, tasks, file)
+		for _, s := range snippets {
+			require.Contains(t, s[:min(len(s), 400)], "gocron.AfterJobRunsWithError(", file)
+		}
 	}
 }

@@ -23,13 +23,13 @@ const (
 // A Proxy passes on what its clients and the store send to each other, except for the faults that
 // its methods set. All methods are safe for concurrent use.
 type Proxy struct {
-	store string
-	port  *port
-	over  context.Context // ends with Close
-	end   context.CancelFunc
-	all   sync.WaitGroup
+	port *port
+	over context.Context // ends with Close
+	end  context.CancelFunc
+	all  sync.WaitGroup
 
 	mu       sync.Mutex
+	store    string
 	listener net.Listener  // nil while connections are refused
 	changed  chan struct{} // closed, and replaced, when blocked changes
 	blocked  Direction
@@ -87,6 +87,13 @@ func (p *Proxy) Cut() {
 	for _, l := range p.present() {
 		l.cut()
 	}
+}
+
+// Move makes new connections lead to the store at another address. Present ones stay as they are.
+func (p *Proxy) Move(store string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.store = store
 }
 
 // Slow sets the pace of everything that passes in direction d from now on.
@@ -170,7 +177,7 @@ func (p *Proxy) listenLocked(l net.Listener) {
 }
 
 func (p *Proxy) serve(client net.Conn, by net.Listener) {
-	store, err := new(net.Dialer).DialContext(p.over, "tcp", p.store)
+	store, err := new(net.Dialer).DialContext(p.over, "tcp", p.address())
 	if err != nil {
 		reset(client)
 		return
@@ -190,6 +197,12 @@ func (p *Proxy) serve(client net.Conn, by net.Listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.links, l)
+}
+
+func (p *Proxy) address() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.store
 }
 
 // reset closes a connection so that the other side gets an error, and not an end of file.

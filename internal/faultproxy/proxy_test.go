@@ -486,6 +486,22 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
+// New connections lead to the new address, and those that are open to the old one.
+func TestMove(t *testing.T) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
+		other := newFake(t)
+		before := dial(t, p.Addr())
+		before.send(say("one"))
+		require.Equal(t, "one", f.next())
+		p.Move(other.addr)
+		after := dial(t, p.Addr())
+		after.send(say("two"))
+		require.Equal(t, "two", other.next())
+		before.send(say("three"))
+		require.Equal(t, "three", f.next())
+	})
+}
+
 // A client finds out at once, when it connects or when it reads.
 func TestStoreIsNotThere(t *testing.T) {
 	p := start(t, "127.0.0.1:1")

@@ -6,43 +6,43 @@ import (
 	"time"
 )
 
-// How many events of one kind pass within span, and for how long the others are gathered.
-const (
-	most = 10
-	span = time.Second
-)
+// most is how many events of one kind pass within a span.
+const most = 10
 
-// A Gate lets the first ten events of a kind in a second pass, and gathers those of the next second. Its
-// methods are safe for concurrent use.
+// A Gate lets the first ten events of a kind in a span pass, and gathers those of the next span. Its methods are safe
+// for concurrent use.
 type Gate struct {
-	gathered func(kind string, n int)
+	span     time.Duration
+	gathered func(kind string, n int, last error)
 	mu       sync.Mutex
 	floods   map[string]*flood // by kind
 }
 
 type flood struct {
 	began time.Time
-	count int // of events since then
+	count int   // of events since then
+	last  error // of the last one
 }
 
-// NewGate returns a Gate that calls gathered when events of a kind were gathered, in a goroutine of its own. A
-// panic of gathered is recovered.
-func NewGate(gathered func(kind string, n int)) *Gate {
-	return &Gate{gathered: gathered, floods: make(map[string]*flood)}
+// NewGate returns a Gate that calls gathered when events of a kind were gathered, with the error of the last one, in a
+// goroutine of its own. A panic of gathered is recovered.
+func NewGate(span time.Duration, gathered func(kind string, n int, last error)) *Gate {
+	return &Gate{span: span, gathered: gathered, floods: make(map[string]*flood)}
 }
 
 // Passes reports whether the next event of a kind passes. Otherwise it is gathered.
-func (g *Gate) Passes(kind string) bool {
+func (g *Gate) Passes(kind string, err error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f, now := g.floods[kind], time.Now()
-	if f == nil || f.count <= most && now.Sub(f.began) >= span {
+	if f == nil || f.count <= most && now.Sub(f.began) >= g.span {
 		f = &flood{began: now}
 		g.floods[kind] = f
 	}
 	f.count++
+	f.last = err
 	if f.count == most+1 {
-		time.AfterFunc(span, func() { g.end(kind) })
+		time.AfterFunc(g.span, func() { g.end(kind) })
 	}
 	return f.count <= most
 }
@@ -50,9 +50,9 @@ func (g *Gate) Passes(kind string) bool {
 // end reports how many events were gathered.
 func (g *Gate) end(kind string) {
 	g.mu.Lock()
-	n := g.floods[kind].count - most
+	n, last := g.floods[kind].count-most, g.floods[kind].last
 	delete(g.floods, kind)
 	g.mu.Unlock()
 	defer func() { _ = recover() }()
-	g.gathered(kind, n)
+	g.gathered(kind, n, last)
 }

@@ -1,6 +1,7 @@
 package flood
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,16 +9,20 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+var errLast = errors.New("last")
+
 func TestGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gathered := make(map[string][]int)
-		g := NewGate(func(kind string, n int) {
+		const span = time.Minute
+		g := NewGate(span, func(kind string, n int, last error) {
+			require.Equal(t, errLast, last)
 			gathered[kind] = append(gathered[kind], n)
 			panic("is recovered")
 		})
 		pass := func(kind string, n int) (passed int) {
 			for range n {
-				if g.Passes(kind) {
+				if g.Passes(kind, errLast) {
 					passed++
 				}
 			}
@@ -32,7 +37,7 @@ func TestGate(t *testing.T) {
 		require.Equal(t, map[string][]int{"a": {most + 1}}, gathered)
 		require.Equal(t, most, pass("b", most), "a second later")
 		require.Equal(t, most, pass("a", most), "after a flood")
-		time.Sleep(time.Minute)
+		time.Sleep(time.Hour)
 		require.Len(t, gathered, 1)
 	})
 }

@@ -215,7 +215,7 @@ func (p *pair) read(call Call, reply any) string {
 		a = answerGranted
 	case call.Script == tryScript:
 	default:
-		a = map[any]answer{int64(0): answerGranted, int64(1): answerWaits, int64(2): answerFound, int64(3): answerUnknown}[numbers[0]]
+		a = map[any]answer{int64(0): answerGranted, int64(1): answerWaits, int64(2): answerFound, int64(3): answerUnknown, int64(4): answerWaits}[numbers[0]]
 	}
 	text := fmt.Sprint("answer ", a)
 	switch a {

@@ -36,5 +36,15 @@ func TestOutage(t *testing.T) {
 		require.True(t, w.Failed(a, time.Hour))
 		time.Sleep(longest)
 		require.True(t, over(b), "a counts no more")
+
+		require.True(t, w.Failed(a, time.Hour))
+		time.Sleep(15 * time.Second)
+		_, ended = w.Alive()
+		require.False(t, ended, "a still counts")
+		time.Sleep(time.Hour)
+		w.Gone(a)
+		after, ended = w.Alive()
+		require.True(t, ended)
+		require.Equal(t, 15*time.Second, after, "to the first sign of life after the last failure")
 	})
 }

@@ -25,6 +25,9 @@ const (
 	prompt          = 8       // tries in flight that have not hung, and one more for each prompt answer in a row
 	maxPrompt       = 128     // so many at most
 	maxInFlight     = 192     // tries in flight
+	together        = 16      // times as many, at first, where the server gets those that are made at once together
+	maxTogether     = 4       // likewise, at most
+	away            = 8       // tries in a row without an answer
 	hungAfter       = 500 * time.Millisecond
 	promptly        = 20 * time.Millisecond  // a prompt answer takes this and twice the time of the fastest, at most
 	firstRetryPause = 100 * time.Millisecond // before a call is tried again, doubled each time
@@ -45,7 +48,10 @@ type Call struct {
 	TTL  time.Duration // it is of use for so long
 	Err  error         // of the last try, or from the caller before the first one
 
-	// Held back, a call is not tried before Hold, if that is not zero. Meanwhile the caller makes other calls: see Kept.
+	Light bool // no harm is done if it is given up
+
+	// Held back, a call is not tried before Hold, if that is not zero. Meanwhile the caller makes other calls: see Kept; or
+	// it waits for an answer: see Settle.
 	Hold     time.Time
 	Moot     bool // it is dropped at Hold
 	Answered bool // nothing is to be heard of it before Hold
@@ -53,6 +59,8 @@ type Call struct {
 	// Guarded by the mutex of the Queue.
 	state  state
 	over   bool          // Hold has passed
+	sure   bool          // the answer to a try from now on is final
+	ended  bool          // by a final answer
 	alarm  alarm.Alarm   // for the next try, but at the latest for the end of its time
 	listed *list.Element // among all calls; nil once dropped
 	ready  *list.Element // among those that are due; nil if it is not
@@ -81,9 +89,12 @@ type Answer struct {
 // A Queue owes calls. Its methods are safe for concurrent use. There is neither a goroutine nor a timer while it
 // owes none.
 type Queue struct {
-	send    func(*Call)
+	send    func(c *Call, sure bool)
 	done    func(*Call, error)
 	changed func()
+
+	prompt    int // tries in flight at first
+	maxPrompt int
 
 	mu         sync.Mutex
 	clock      *alarm.Clock
@@ -98,15 +109,22 @@ type Queue struct {
 	away       alarm.Alarm   // the next try while the server is away
 	awayTryAt  time.Time     // its earliest time
 	dropped    uint64
-	sealed     bool // no more are taken on
+	givenUp    error     // why a call was dropped that was of use until a time
+	undone     time.Time // that time
+	sealed     bool      // no more are taken on
 }
 
-// New returns an empty Queue. It calls send for a try, which must call Tried, whatever happens. It calls done when a
-// call is owed no more, with the error for which it was given up or nil, and changed when fewer of them wait for an
-// answer. These two must not call the Queue.
-func New(send func(*Call), done func(*Call, error), changed func()) *Queue {
-	q := &Queue{send: send, done: done, changed: changed}
-	q.workers = workers.Pool{Mu: &q.mu, Size: prompt, Most: maxInFlight, HungAfter: hungAfter, Next: q.nextLocked}
+// New returns an empty Queue. It calls send for a try, which must call Tried, whatever happens; sure says that nothing of
+// what the call is to end is on its way: see Settle. It calls done when a call is owed no more, with the error for which
+// it was given up or nil, and changed when fewer of them wait for an answer. These two must not call the Queue. If the
+// server gets tries that are made at once together, more of them are.
+func New(send func(c *Call, sure bool), done func(*Call, error), changed func(), combined bool) *Queue {
+	q := &Queue{send: send, done: done, changed: changed, prompt: prompt, maxPrompt: maxPrompt}
+	most := maxInFlight
+	if combined {
+		q.prompt, q.maxPrompt, most = together*prompt, maxTogether*maxPrompt, maxTogether*maxInFlight
+	}
+	q.workers = workers.Pool{Mu: &q.mu, Size: q.prompt, Most: most, HungAfter: hungAfter, Next: q.nextLocked}
 	q.clock = alarm.NewClock(&q.mu, q.ring)
 	return q
 }
@@ -149,6 +167,9 @@ func (q *Queue) listLocked(c *Call) {
 // dropLocked ends a call that is owed. err is why it is given up, or nil.
 func (q *Queue) dropLocked(c *Call, err error) {
 	q.done(c, err)
+	if err != nil && err != ErrTooMany && !c.Light && c.state != settled && time.Now().Before(c.until) && !c.until.Before(q.undone) {
+		q.givenUp, q.undone = err, c.until
+	}
 	q.becomeLocked(c, settled)
 	q.all.Remove(c.listed) // which does nothing if it is in the other list
 	q.holds.Remove(c.listed)
@@ -229,9 +250,9 @@ func (q *Queue) nextLocked() func() {
 	}
 	next := q.ready[turn].Front()
 	switch {
-	case next == nil, q.silent >= prompt && now.Before(q.awayTryAt):
+	case next == nil, q.silent >= away && now.Before(q.awayTryAt):
 		return nil
-	case q.silent >= prompt: // the server is away
+	case q.silent >= away:
 		q.awayTryAt = now.Add(awayPause)
 		q.clock.Set(&q.away, q.awayTryAt)
 	}
@@ -246,7 +267,8 @@ func (q *Queue) nextLocked() func() {
 		at = alarm.Earlier(at, c.until)
 	}
 	q.clock.Set(&c.alarm, at)
-	return func() { q.send(c) }
+	sure := c.sure
+	return func() { q.send(c, sure) }
 }
 
 // Tried notes the answer to a try that was made at sent, and plans the next try if there is one. After an answer that is
@@ -264,6 +286,7 @@ func (q *Queue) Tried(c *Call, sent time.Time, a Answer) {
 	case c.listed == nil: // dropped
 		return
 	case a.Final, !sent.Before(c.until):
+		c.ended = a.Final
 		q.dropLocked(c, c.Err)
 		return
 	case a.Err == nil:
@@ -297,16 +320,50 @@ func (q *Queue) heardLocked(sent time.Time, a Answer) {
 	took := time.Since(sent)
 	q.fastest = min(took, cmp.Or(q.fastest, took))
 	if took <= 2*q.fastest+promptly {
-		q.workers.Size = min(q.workers.Size+1, maxPrompt)
+		q.workers.Size = min(q.workers.Size+1, q.maxPrompt)
 	} else {
-		q.workers.Size = prompt
+		q.workers.Size = q.prompt
 	}
 }
 
 // silentLocked notes that a call got no answer.
 func (q *Queue) silentLocked() {
 	q.silent++
-	q.workers.Size = prompt
+	q.workers.Size = q.prompt
+}
+
+// Due makes a call that is held back due at once.
+func (q *Queue) Due(c *Call) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if c.listed != nil && !c.over {
+		q.dueLocked(c)
+		q.workers.Wake()
+	}
+}
+
+// Settle notes that nothing of what a call is to end is on its way any more. If there is nothing to end, the call is
+// owed no more. Otherwise it is due at once, also if it was dropped without a final answer, and what the server answers to
+// a try from now on is final.
+func (q *Queue) Settle(c *Call, owed bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case c.ended, c.sure, q.sealed:
+		return
+	case !owed:
+		if c.listed != nil {
+			q.dropLocked(c, nil)
+		}
+		return
+	}
+	c.sure, c.tries, c.until = true, 0, time.Now().Add(c.TTL)
+	if q.becomeLocked(c, pending); c.listed == nil {
+		c.over = true
+		q.listLocked(c)
+	}
+	q.dueLocked(c)
+	q.workers.Wake()
 }
 
 // Kept notes the answer to another call, made at sent, which keeps what is held for a ttl while c is held back. It
@@ -374,10 +431,15 @@ func (q *Queue) Seal(idle func() bool) bool {
 }
 
 // Finish drops all calls: those without an answer for the given reason. It returns how many these were, and the error of
-// the last try of one. It reports whether the Queue had not been sealed.
+// the last try of one. If there is none, it returns why a call was given up that may still be of use: it was refused, for
+// example. Count has those that were too many. Finish reports whether the Queue had not been sealed.
 func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	var givenUp error
+	if time.Now().Before(q.undone) {
+		givenUp = q.givenUp
+	}
 	if early = !q.sealed; early {
 		unanswered = q.unanswered
 	}
@@ -385,17 +447,23 @@ func (q *Queue) Finish(reason error) (early bool, unanswered int, last error) {
 	for _, all := range []*list.List{&q.all, &q.holds} {
 		for all.Len() > 0 {
 			c := all.Front().Value.(*Call)
-			if c.state == settled {
-				q.dropLocked(c, c.Err)
-			} else {
+			why := reason
+			switch c.state {
+			case settled:
+				why = c.Err
+			case refused:
+				if !c.Light {
+					givenUp = cmp.Or(c.Err, givenUp)
+				}
+			case pending:
 				last = cmp.Or(c.Err, last)
-				q.dropLocked(c, reason)
 			}
+			q.dropLocked(c, why)
 		}
 	}
 	q.clock.Unset(&q.away)
 	q.clock.Rest()
-	return early, unanswered, last
+	return early, unanswered, cmp.Or(last, givenUp)
 }
 
 // Count returns how many calls are owed, and how many were dropped since there were too many.

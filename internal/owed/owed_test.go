@@ -25,7 +25,7 @@ type server struct {
 func in(t *testing.T, f func(t *testing.T, s *server)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{start: time.Now(), sent: make(map[any][]time.Duration), done: make(map[any]error)}
-		s.Queue = New(s.send, func(c *Call, err error) { s.done[c.For] = err }, func() { s.changes++ })
+		s.Queue = New(s.send, func(c *Call, err error) { s.done[c.For] = err }, func() { s.changes++ }, false)
 		f(t, s)
 		s.Finish(nil)
 	})
@@ -33,12 +33,13 @@ func in(t *testing.T, f func(t *testing.T, s *server)) {
 
 func idle() bool { return true }
 
-func (s *server) send(c *Call) {
+func (s *server) send(c *Call, sure bool) {
 	s.mu.Lock()
 	sent, answer := time.Now(), s.answer
 	s.sent[c.For] = append(s.sent[c.For], time.Since(s.start))
 	s.mu.Unlock()
 	time.Sleep(s.takes)
+	answer.Final = answer.Final || sure && answer.Err == nil
 	s.Tried(c, sent, answer)
 }
 
@@ -249,4 +250,65 @@ func TestAnsweredLate(t *testing.T) {
 		tries, _ := s.after(2*time.Second, 1)
 		require.GreaterOrEqual(t, tries-before, 3)
 	})
+}
+
+// What is known of a call that was held back decides whether it is tried: never, once, or as one of which nothing is
+// known. If it was dropped without a final answer, it is tried once more; not if the answer was final, or after the end.
+func TestSettle(t *testing.T) {
+	const held, ttl = time.Second, 10 * time.Second
+	for name, test := range map[string]struct {
+		at     time.Duration // when it is settled
+		answer Answer        // to the tries before
+		settle func(s *server, c *Call)
+		want   int // tries from then on
+	}{
+		"nothing is owed":         {held / 2, Answer{}, func(s *server, c *Call) { s.Settle(c, false) }, 0},
+		"nothing, after all":      {2 * held, Answer{}, func(s *server, c *Call) { s.Settle(c, false) }, 0},
+		"owed":                    {held / 2, Answer{}, func(s *server, c *Call) { s.Settle(c, true) }, 1},
+		"owed, twice":             {held / 2, Answer{}, func(s *server, c *Call) { s.Settle(c, true); s.Settle(c, true) }, 1},
+		"owed, after tries":       {2 * held, Answer{}, func(s *server, c *Call) { s.Settle(c, true) }, 1},
+		"owed, after its time":    {2 * ttl, Answer{Err: errDown}, func(s *server, c *Call) { s.Settle(c, true) }, 1},
+		"nothing, after its time": {2 * ttl, Answer{Err: errDown}, func(s *server, c *Call) { s.Settle(c, false) }, 0},
+		"owed, after the last":    {2 * held, Answer{Final: true}, func(s *server, c *Call) { s.Settle(c, true) }, 0},
+		"owed, after the end":     {held / 2, Answer{}, func(s *server, c *Call) { s.Finish(nil); s.Settle(c, true) }, 0},
+		"unknown":                 {held / 2, Answer{}, func(s *server, c *Call) { s.Due(c); s.Due(c) }, 7},
+		"unknown, later":          {2 * ttl, Answer{}, func(s *server, c *Call) { s.Due(c) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *server) {
+				c := &Call{For: 1, TTL: ttl, Hold: time.Now().Add(held)}
+				s.answer = test.answer
+				s.Add(c)
+				before, _ := s.after(test.at, 1)
+				if test.at < held {
+					require.Zero(t, before, "it is held back")
+				}
+				s.says(Answer{})
+				test.settle(s, c)
+				tries, _ := s.after(0, 1)
+				require.Equal(t, min(test.want, 1), tries-before, "at once")
+				tries, owed := s.after(time.Minute, 1)
+				require.Equal(t, test.want, tries-before)
+				require.Zero(t, owed)
+				require.Contains(t, s.done, 1)
+			})
+		})
+	}
+}
+
+// More tries are in flight at once for a server that gets them together.
+func TestTriesTogether(t *testing.T) {
+	for combined, most := range map[bool]int{false: 8, true: 128} {
+		in(t, func(t *testing.T, s *server) {
+			s.Queue = New(s.send, func(*Call, error) {}, func() {}, combined)
+			s.takes = 3 * time.Second
+			for i := range 1000 {
+				s.Add(&Call{For: i, TTL: time.Minute})
+			}
+			synctest.Wait()
+			require.Equal(t, most, s.workers.Jobs)
+			s.Finish(nil)
+			time.Sleep(s.takes)
+		})
+	}
 }

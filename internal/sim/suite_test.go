@@ -1,13 +1,19 @@
 package sim_test
 
 import (
+	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
@@ -58,6 +64,84 @@ func TestConformance(t *testing.T) {
 				},
 				Bubble:      true,
 				SkipForward: israce.Enabled || name != "Server",
+			})
+		})
+	}
+}
+
+// What is known of the holder since it was granted the lock is the grant, however long it has waited and where.
+func TestStarted(t *testing.T) {
+	for name, c := range map[string]struct {
+		servers int
+		away    bool // the server is, in place of the lock being held
+		unqueue bool
+		options []dlock.Option
+	}{
+		"queue":               {servers: 1},
+		"polling":             {servers: 1, unqueue: true},
+		"turns":               {servers: 1, options: []dlock.Option{dlock.WithLocalTurns(3)}},
+		"majority":            {servers: 3},
+		"no answer":           {servers: 1, away: true, options: []dlock.Option{dlock.WithOutage(dlock.NoLimit)}},
+		"no answer, no queue": {servers: 1, away: true, unqueue: true, options: []dlock.Option{dlock.WithOutage(dlock.NoLimit)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var away atomic.Bool
+				fate := func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Lost: away.Load()}} }
+				servers := make([]*sim.Server, c.servers)
+				for i := range servers {
+					servers[i] = sim.NewServer()
+				}
+				client := func(opts ...dlock.Option) *dlock.Client {
+					var nodes []dlock.Locker
+					for _, s := range servers {
+						conn := sim.Dial(s, fate)
+						node := rediscore.New(conn, rediscore.WithQueue(!c.unqueue))
+						nodes = append(nodes, node)
+						t.Cleanup(func() { node.Close(); conn.Close() })
+					}
+					locker := nodes[0]
+					if len(nodes) > 1 {
+						majority := redlock.New(nodes, redlock.WithoutGuard())
+						t.Cleanup(func() { majority.Close() })
+						locker = majority
+					}
+					client := dlock.New(locker, opts...)
+					t.Cleanup(func() { client.Close() })
+					return client
+				}
+				other := client()
+				if away.Store(c.away); c.away {
+					time.AfterFunc(time.Hour, func() { away.Store(false) })
+				} else {
+					first, err := other.Acquire(t.Context(), "k")
+					require.NoError(t, err)
+					time.AfterFunc(time.Hour, func() { first.Release() })
+				}
+				b := client(append(c.options, dlock.WithOwner("B"))...)
+				lease, err := b.Acquire(t.Context(), "k")
+				require.NoError(t, err)
+				granted := time.Now()
+				for range 2 { // the second lease is adopted
+					time.Sleep(20 * time.Second)
+					_, err = other.TryAcquire(t.Context(), "k")
+					held, ok := errors.AsType[*dlock.HeldError](err)
+					require.True(t, ok, "%v", err)
+					status, err := other.Inspect(t.Context(), "k")
+					require.NoError(t, err)
+					require.Equal(t, "B", held.Owner)
+					require.WithinDuration(t, granted, held.Started, time.Second)
+					require.Equal(t, held.Started, status.Started)
+					detached, err := lease.Detach()
+					require.NoError(t, err)
+					lease, err = b.Adopt(t.Context(), detached)
+					require.NoError(t, err)
+				}
+				time.Sleep(5 * time.Minute)
+				status, err := other.Inspect(t.Context(), "k")
+				require.NoError(t, err)
+				require.True(t, status.Started.IsZero() || status.Started.Sub(granted).Abs() <= time.Second, "%v", status.Started)
+				require.NoError(t, lease.Release())
 			})
 		})
 	}

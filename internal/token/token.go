@@ -2,7 +2,8 @@
 //
 // A token consists of a prefix, 26 random characters (128 bits), the time when it was made (9
 // characters), a dot and the owner label. The prefix distinguishes our tokens from other programs'
-// values, and contains the version of this format.
+// values, and contains the version of this format. A colon in place of the dot says that the token is for a wait in the
+// store's queue: it may be made long before it is granted a lock.
 package token
 
 import (
@@ -30,13 +31,17 @@ const (
 var randomText = base32.NewEncoding(alphabet).WithPadding(base32.NoPadding)
 
 // New returns a token that nobody can guess.
-func New(owner string, started time.Time) string {
+func New(owner string, started time.Time, waits bool) string {
 	random := chance.Bits()
 	var buf [128]byte
 	b := append(buf[:0], prefix...)
 	b = randomText.AppendEncode(b, random[:])
 	b = appendStarted(b, started)
-	b = append(b, '.')
+	if waits {
+		b = append(b, ':')
+	} else {
+		b = append(b, '.')
+	}
 	return string(append(b, owner...))
 }
 
@@ -63,10 +68,16 @@ func parseStarted(digits string) time.Time {
 func Parse(token string) (owner string, started time.Time) {
 	const chars = randomChars + startedChars
 	rest, ok := strings.CutPrefix(token, prefix)
-	if !ok || len(rest) <= chars || rest[chars] != '.' || strings.Trim(rest[:chars], alphabet) != "" {
+	if !ok || len(rest) <= chars || rest[chars] != '.' && rest[chars] != ':' || strings.Trim(rest[:chars], alphabet) != "" {
 		return "", time.Time{}
 	}
 	return rest[chars+1:], parseStarted(rest[randomChars:chars])
+}
+
+// Waits reports whether a token was made for a wait in the store's queue.
+func Waits(token string) bool {
+	const dot = len(prefix) + randomChars + startedChars
+	return len(token) > dot && token[dot] == ':'
 }
 
 // HostOwner returns a label that names this process: host name, program and process id, as in

@@ -20,7 +20,7 @@
 //	}
 //	defer registration.Unregister()
 //
-// The README lists every metric and every span, and six alerts worth having.
+// The README lists every metric and every span, and seven alerts worth having.
 //
 // # Traces
 //

@@ -89,13 +89,16 @@ func TestStats(t *testing.T) {
 			got := make(map[string]int64)
 			for name, m := range r.metrics(t) {
 				p := m.Data.(metricdata.Sum[int64])
-				require.False(t, p.IsMonotonic)
+				require.Equal(t, name == "dlock.waits.without_inbox", p.IsMonotonic)
 				require.Equal(t, "a", value(p.DataPoints[0].Attributes.ToSlice(), "pool"))
 				got[name] = p.DataPoints[0].Value
 			}
 			return got
 		}
-		require.Equal(t, map[string]int64{"dlock.leases": 1, "dlock.waiters": 1, "dlock.releases.owed": 1}, gauges())
+		go c.With(dlock.WithOutage(dlock.NoLimit)).Acquire(ctx, "c")
+		synctest.Wait()
+		require.Equal(t, map[string]int64{"dlock.leases": 1, "dlock.waiters": 2, "dlock.store.waiters": 1, "dlock.waits.without_inbox": 0,
+			"dlock.releases.owed": 2}, gauges())
 		require.NoError(t, registration.Unregister())
 		require.Empty(t, gauges())
 		cancel()
@@ -201,7 +204,7 @@ func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	listed := make(map[string]string) // unit by metric
-	for _, m := range regexp.MustCompile("(?m)^\\| `(dlock\\.[a-z.]+)` \\| [a-z- ]+ \\| `?([^ |`]+)`? \\|").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `(dlock\\.[a-z._]+)` \\| [a-z- ]+ \\| `?([^ |`]+)`? \\|").FindAllStringSubmatch(string(text), -1) {
 		listed[m[1]] = m[2]
 	}
 	r := record()

@@ -10,10 +10,11 @@ import (
 // guards it.
 type gate[K comparable, C, R any] struct {
 	lanes     *Lanes[K, C, R]
-	waiting   [2][]*ask[C, R] // the urgent, and the others
+	waiting   [ranks][]*ask[C, R]
 	flights   []*flight[C, R] // the oldest first
 	overdue   int             // so many of the oldest are
 	roundTrip time.Duration   // about that of the fastest flights lately; 0 if not known
+	execution time.Duration   // of a call, about that of the flights lately
 	idle      []*flight[C, R] // to be used again
 	watch     *time.Timer     // looks for a lane
 	watchAt   time.Time       // when; zero if it does not
@@ -23,11 +24,15 @@ type gate[K comparable, C, R any] struct {
 type flight[C, R any] struct {
 	begun   time.Time
 	size    int  // how many calls
+	wanted  int  // of them, those whose answer somebody waits for
+	before  int  // how many calls were in flight when it began
 	calls   [1]C // of a call that is alone
 	results [1]R
 }
 
-func (g *gate[K, C, R]) waitsLocked() bool { return len(g.waiting[0])+len(g.waiting[1]) > 0 }
+func (g *gate[K, C, R]) waitsLocked() bool {
+	return slices.ContainsFunc(g.waiting[:], func(q []*ask[C, R]) bool { return len(q) > 0 })
+}
 
 // takenLocked returns how many lanes are taken.
 func (g *gate[K, C, R]) takenLocked() int { return len(g.flights) - g.overdue }
@@ -39,13 +44,42 @@ func (g *gate[K, C, R]) freeLocked(lanes int) bool {
 
 // furtherLocked reports whether a further lane may open. Round trips are taken to be slow before the first is known.
 func (g *gate[K, C, R]) furtherLocked() bool {
-	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && g.freeLocked(g.lanes.settings.MaxLanes)
+	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && !g.fullLocked() && g.freeLocked(g.lanes.settings.MaxLanes)
+}
+
+// callsLocked returns how many calls are in flight.
+func (g *gate[K, C, R]) callsLocked() (n int) {
+	for _, f := range g.flights {
+		n += f.size
+	}
+	return n
+}
+
+// fullLocked reports whether the server needs a round trip or longer for the calls in flight: more of them would only
+// wait there.
+func (g *gate[K, C, R]) fullLocked() bool {
+	return g.roundTrip > 0 && time.Duration(g.callsLocked())*g.execution >= g.roundTrip
+}
+
+// passesLocked reports whether an urgent call may go beside all lanes, since one is taken by a flight in which nobody
+// waits for an answer any more.
+func (g *gate[K, C, R]) passesLocked() bool {
+	abandoned := 0
+	for _, f := range g.flights[g.overdue:] {
+		if f.wanted == 0 {
+			abandoned++
+		}
+	}
+	return len(g.waiting[Urgent]) > 0 && g.freeLocked(g.lanes.settings.Lanes+abandoned)
 }
 
 // limitLocked returns how many calls a flight may have: about as many as the server executes within a
-// round trip. So a flight takes a connection for not much longer than a single call.
+// round trip, and some more. So a flight takes a connection for not much longer than a single call. Where a call takes
+// the server long, a flight is smaller: else most answers would come when their callers have given up.
 func (g *gate[K, C, R]) limitLocked() int {
-	return min(minFlight+int(g.roundTrip/executionOf), maxFlight)
+	n := minFlight + int(g.roundTrip/executionOf)
+	n = n * int(executionOf) / int(max(time.Duration(g.lanes.settings.Lanes)*g.execution, executionOf))
+	return min(max(n, smallFlight), maxFlight)
 }
 
 // departLocked takes a lane for a flight of n calls.
@@ -56,7 +90,7 @@ func (g *gate[K, C, R]) departLocked(n int) *flight[C, R] {
 	} else {
 		f = new(flight[C, R])
 	}
-	f.begun, f.size = time.Now(), n
+	f.begun, f.size, f.wanted, f.before = time.Now(), n, n, g.callsLocked()
 	g.flights = append(g.flights, f)
 	return f
 }
@@ -65,8 +99,11 @@ func (g *gate[K, C, R]) departLocked(n int) *flight[C, R] {
 // that may have been execution: large flights would make a server that is far away seem near. The estimate falls at
 // once, and rises slowly.
 func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) {
-	took := time.Since(f.begun)
-	execution := time.Duration(f.size-1) * executionOf
+	took, others := time.Since(f.begun), time.Duration(f.before+f.size-1)
+	if g.roundTrip > 0 && others >= measuring && !g.lanes.settings.Failed(results[0]) {
+		g.execution += (min(max(took-g.roundTrip, 0)/others, maxExecution) - g.execution) / 8
+	}
+	execution := others * max(g.execution, executionOf)
 	if execution <= took/2 && !g.lanes.settings.Failed(results[0]) {
 		if took -= execution; g.roundTrip > 0 {
 			took = min(took, g.roundTrip+g.roundTrip/8)
@@ -83,28 +120,42 @@ func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) 
 	return overdue
 }
 
-// loadLocked takes a lane for the calls that wait. It returns nil if there are none.
-func (g *gate[K, C, R]) loadLocked() (f *flight[C, R], asks []*ask[C, R]) {
+// loadLocked takes a lane for the calls that wait, by their ranks. It returns nil if there are none.
+func (g *gate[K, C, R]) loadLocked(last Rank) (f *flight[C, R], asks []*ask[C, R]) {
 	limit := g.limitLocked()
-	for i, q := range g.waiting {
-		n := 0
-		for ; n < len(q) && len(asks) < limit; n++ {
+	take := func(r Rank, most int) {
+		if r > last {
+			return
+		}
+		q, n := g.waiting[r], 0
+		for most += len(asks); n < len(q) && len(asks) < most; n++ {
 			if a := q[n]; a.state == waiting {
 				a.state = sent
 				asks = append(asks, a)
 			}
 		}
-		g.waiting[i] = slices.Delete(q, 0, n)
+		g.waiting[r] = slices.Delete(q, 0, n)
 	}
+	take(Urgent, limit)
+	rest := limit - len(asks)
+	if len(g.waiting[Other]) > 0 {
+		rest -= rest / 2
+	}
+	take(Ending, rest)
+	take(Other, limit-len(asks))
+	take(Ending, limit-len(asks))
 	if len(asks) > 0 {
 		f = g.departLocked(len(asks))
+	}
+	for _, a := range asks {
+		a.flight = f
 	}
 	return f, asks
 }
 
-// startLocked opens a lane for the calls that wait, and reports whether there are any.
-func (g *gate[K, C, R]) startLocked() bool {
-	f, asks := g.loadLocked()
+// startLocked opens a lane for the calls that wait, up to a rank, and reports whether there are any.
+func (g *gate[K, C, R]) startLocked(last Rank) bool {
+	f, asks := g.loadLocked(last)
 	if f != nil {
 		g.lanes.flying.Go(func() { g.run(f, asks) })
 	}
@@ -114,7 +165,9 @@ func (g *gate[K, C, R]) startLocked() bool {
 // goOnLocked lets the calls that wait take the lanes that are free. If some have to wait on, it sets the timer for
 // when a further lane may open.
 func (g *gate[K, C, R]) goOnLocked() {
-	for g.freeLocked(g.lanes.settings.Lanes) && g.startLocked() {
+	for g.freeLocked(g.lanes.settings.Lanes) && g.startLocked(Other) {
+	}
+	for g.passesLocked() && g.startLocked(Urgent) {
 	}
 	if !g.waitsLocked() || g.takenLocked() == 0 {
 		return
@@ -149,7 +202,7 @@ func (g *gate[K, C, R]) look() {
 		g.overdue++
 	}
 	if g.furtherLocked() {
-		g.startLocked()
+		g.startLocked(Other)
 	}
 	g.goOnLocked()
 }
@@ -159,7 +212,13 @@ func (g *gate[K, C, R]) look() {
 func (g *gate[K, C, R]) run(f *flight[C, R], asks []*ask[C, R]) {
 	for f != nil {
 		begun, results := time.Now(), g.lanes.fly(asks)
-		f, asks = g.next(f, asks, begun, results)
+		next, more := g.next(f, asks, begun, results)
+		for i, a := range asks {
+			if a.late != nil {
+				a.late(results[i])
+			}
+		}
+		f, asks = next, more
 	}
 }
 
@@ -171,8 +230,8 @@ func (g *gate[K, C, R]) next(f *flight[C, R], asks []*ask[C, R], begun time.Time
 	for i, a := range asks {
 		a.answerLocked(begun, results[i])
 	}
-	if !overdue && (g.takenLocked() < g.lanes.settings.Lanes || f.size >= g.limitLocked()/2) {
-		next, more = g.loadLocked()
+	if !overdue && (g.takenLocked() < g.lanes.settings.Lanes || f.size >= g.limitLocked()/2 && !g.fullLocked()) {
+		next, more = g.loadLocked(Other)
 	}
 	g.goOnLocked()
 	return next, more

@@ -16,9 +16,12 @@ const (
 	overdueAfter  = 50 * time.Millisecond // and so many round trips
 	overdueFactor = 10
 
-	minFlight   = 64 // calls that a flight may have, whatever the round trip
-	maxFlight   = 500
-	executionOf = 50 * time.Microsecond // a call; most take less
+	minFlight    = 64 // calls that a flight may have, whatever the round trip, if the server is not slow
+	maxFlight    = 500
+	smallFlight  = 16                    // calls that a flight may have in any case
+	executionOf  = 50 * time.Microsecond // a call; most take less
+	maxExecution = 300 * time.Microsecond
+	measuring    = 8 // calls of a flight that say how long one takes
 
 	manyGates = 1024 // those that are idle are dropped then
 )
@@ -33,10 +36,13 @@ type Settings[K comparable, C, R any] struct {
 	// Route returns the route of a call, which may be one of a batch. It may take its time.
 	Route func(ctx context.Context, call C, ofBatch bool) K
 
-	Urgent func(call C) bool            // it goes before all that are not
-	Failed func(result R) bool          // how long the call took says nothing about round trips
-	Fail   func(err error, sent bool) R // the result of a call that gets no other
-	Limit  time.Duration                // of a flight that has no caller
+	Rank   func(call C) Rank
+	Failed func(result R) bool // how long the call took says nothing about round trips
+	Limit  time.Duration       // of a flight that has no caller
+
+	// Fail returns the result of a call that gets no other. If the call was sent, late has a function called with the
+	// result that comes when nobody waits for it; otherwise late is nil.
+	Fail func(err error, late func(func(R))) R
 
 	Lanes      int // at least 1
 	MaxLanes   int // where flights are slow
@@ -65,11 +71,24 @@ func New[K comparable, C, R any](s Settings[K, C, R]) *Lanes[K, C, R] {
 	return &Lanes[K, C, R]{settings: s, gates: make(map[K]*gate[K, C, R]), dropAt: manyGates}
 }
 
+// A Rank says which of the calls that wait for a lane go first.
+type Rank int
+
+const (
+	Urgent Rank = iota // before all others, and past flights in which nobody waits for an answer any more
+	Ending             // before the others, but they get half of each flight if both wait
+	Other
+	ranks
+)
+
 // An ask is a call that waits for a lane, or did.
 type ask[C, R any] struct {
 	ctx    context.Context // for its values
 	call   C
 	done   func(sent time.Time, result R)
+	late   func(R) // called with the result instead, without the mutex; or nil
+	gate   interface{ goOnLocked() }
+	flight *flight[C, R] // that it is on, while its answer is waited for
 	state  state
 	result R // if answered
 }
@@ -179,11 +198,26 @@ func (l *Lanes[K, C, R]) share(ctx context.Context, k K, calls []C, results []R)
 		case answered:
 			results[i] = a.result
 		case sent:
-			results[i] = l.settings.Fail(ctx.Err(), true)
+			a.done = func(time.Time, R) {}
+			l.abandonLocked(a)
+			results[i] = l.settings.Fail(ctx.Err(), func(f func(R)) { l.later(a, f) })
 		default:
 			a.state = withdrawn
-			results[i] = l.settings.Fail(ctx.Err(), false)
+			results[i] = l.settings.Fail(ctx.Err(), nil)
 		}
+	}
+}
+
+// later has f called with the result of an ask, which may have come already.
+func (l *Lanes[K, C, R]) later(a *ask[C, R], f func(R)) {
+	l.mu.Lock()
+	if a.state == sent {
+		a.late = f
+	}
+	state := a.state
+	l.mu.Unlock()
+	if state == answered {
+		f(a.result)
 	}
 }
 
@@ -196,10 +230,23 @@ func (l *Lanes[K, C, R]) Put(ctx context.Context, call C, done func(sent time.Ti
 	return func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if a.state == waiting {
+		switch a.state {
+		case waiting:
 			a.state = withdrawn
+		case sent:
+			l.abandonLocked(a)
 		}
 		return a.state == withdrawn
+	}
+}
+
+// abandonLocked notes that nobody waits any more for the answer to a call that was sent.
+func (l *Lanes[K, C, R]) abandonLocked(a *ask[C, R]) {
+	if f := a.flight; f != nil {
+		a.flight = nil
+		if f.wanted--; f.wanted == 0 {
+			a.gate.goOnLocked()
+		}
 	}
 }
 
@@ -212,7 +259,7 @@ func (l *Lanes[K, C, R]) Close(reason error) {
 		for _, a := range slices.Concat(g.waiting[:]...) {
 			l.refuseLocked(a, reason)
 		}
-		g.waiting = [2][]*ask[C, R]{}
+		g.waiting = [ranks][]*ask[C, R]{}
 	}
 	l.mu.Unlock()
 	l.flying.Wait()
@@ -227,11 +274,9 @@ func (l *Lanes[K, C, R]) add(k K, asks ...*ask[C, R]) {
 			l.refuseLocked(a, l.closed)
 			continue
 		}
-		q := &g.waiting[1]
-		if l.settings.Urgent(a.call) {
-			q = &g.waiting[0]
-		}
+		q := &g.waiting[l.settings.Rank(a.call)]
 		*q = append(*q, a)
+		a.gate = g
 	}
 	g.goOnLocked()
 }
@@ -239,7 +284,7 @@ func (l *Lanes[K, C, R]) add(k K, asks ...*ask[C, R]) {
 // refuseLocked answers a call that will not be sent, unless it was withdrawn.
 func (l *Lanes[K, C, R]) refuseLocked(a *ask[C, R], reason error) {
 	if a.state != withdrawn {
-		a.answerLocked(time.Time{}, l.settings.Fail(reason, false))
+		a.answerLocked(time.Time{}, l.settings.Fail(reason, nil))
 	}
 }
 

@@ -20,7 +20,7 @@ var (
 )
 
 // A server executes calls, which are texts. The first word of a call is its route, if it has several. A call that
-// contains "renew" is urgent.
+// contains "renew" is urgent, and one that contains "release" is an ending.
 type server struct {
 	*testing.T
 	*Lanes[string, string, result]
@@ -29,6 +29,7 @@ type server struct {
 	failing   bool
 	calling   sync.WaitGroup
 	answers   []func()
+	late      func(func(result)) // of the last call that was sent and had no answer in time
 
 	mu    sync.Mutex
 	holds map[string]chan struct{} // a flight with one of these calls takes until it is closed, or ctx ends
@@ -75,9 +76,21 @@ func newServer(t *testing.T, lanes, maxLanes, maxFlights int, roundTrip time.Dur
 			}
 			return route
 		},
-		Urgent:     func(call string) bool { return strings.Contains(call, "renew") },
-		Failed:     func(r result) bool { return r.err != nil },
-		Fail:       func(err error, sent bool) result { return result{err: err, sent: sent} },
+		Rank: func(call string) Rank {
+			if strings.Contains(call, "renew") {
+				return Urgent
+			} else if strings.Contains(call, "release") {
+				return Ending
+			}
+			return Other
+		},
+		Failed: func(r result) bool { return r.err != nil },
+		Fail: func(err error, late func(func(result))) result {
+			if late != nil {
+				s.late = late
+			}
+			return result{err: err, sent: late != nil}
+		},
 		Limit:      5 * time.Second,
 		Lanes:      lanes,
 		MaxLanes:   maxLanes,
@@ -694,4 +707,82 @@ func TestGatesAreDropped(t *testing.T) {
 		synctest.Wait()
 		require.Greater(s, s.dropAt, 2*manyGates, "the gates are not looked at for each new one")
 	})
+}
+
+// Of the calls that wait, the urgent go first. Endings go before others, but with these they get half of a flight.
+func TestRanks(t *testing.T) {
+	serve(t, 1, 1, 1, 0, func(s *server) {
+		answer := s.occupy(1)[0]
+		for i := range 2 * minFlight {
+			for _, text := range []string{"other", "release"} {
+				s.calling.Go(func() { s.Do(s.Context(), fmt.Sprint(text, i)) })
+			}
+			synctest.Wait()
+		}
+		s.begin("renew")
+		n := len(s.trips)
+		answer()
+		synctest.Wait()
+		for _, want := range [][3]int{{1, 32, 31}, {0, 32, 32}, {0, 32, 32}, {0, 32, 32}, {0, 0, 1}} {
+			var ranks [3]int
+			for i, call := range s.trips[n].calls {
+				ranks[s.settings.Rank(call)]++
+				require.True(s, i == 0 || s.settings.Rank(s.trips[n].calls[i-1]) <= s.settings.Rank(call))
+			}
+			require.Equal(s, want, ranks)
+			n++
+		}
+	})
+}
+
+// A flight in which nobody waits for an answer keeps its lane, but urgent calls go past it. Its answers still come.
+func TestAbandonedFlight(t *testing.T) {
+	serve(t, 1, 1, 3, time.Millisecond, func(s *server) {
+		s.do(1)
+		ctx, cancel := context.WithCancel(s.Context())
+		answers := s.occupy(1)
+		answer := s.hold("a")
+		given := s.beginWith(ctx, "a")
+		withdraw := s.Put(s.Context(), "b", func(time.Time, result) {})
+		answers[0]()
+		require.Equal(s, []string{"a", "b"}, s.last())
+		s.hold("renew1")
+		s.begin("renew1")
+		s.begin("other")
+		cancel()
+		require.Equal(s, result{err: context.Canceled, sent: true}, <-given)
+		require.False(s, s.sent("renew1"), "b is waited for")
+		require.False(s, withdraw())
+		require.False(s, withdraw())
+		require.True(s, s.sent("renew1"))
+		s.begin("renew2")
+		require.False(s, s.sent("other"))
+		require.False(s, s.sent("renew2"), "there is one such lane")
+		var late []result
+		note := func(r result) { late = append(late, r) }
+		s.late(note)
+		require.Empty(s, late)
+		answer()
+		synctest.Wait()
+		require.Equal(s, []result{{call: "a"}}, late)
+		s.late(note)
+		require.Equal(s, []result{{call: "a"}, {call: "a"}}, late, "it has come already")
+	})
+}
+
+// Where a call takes the server long, flights are small, and few further lanes open for what would only wait there.
+func TestSlowServer(t *testing.T) {
+	for execution, most := range map[time.Duration]int{10 * time.Microsecond: 500, 100 * time.Microsecond: 90, time.Millisecond: 60} {
+		serve(t, 2, 10, 20, 2*time.Millisecond, func(s *server) {
+			s.do(1)
+			s.execution = execution
+			s.each(2000, 0)
+			n := len(s.trips)
+			s.each(1000, 0)
+			require.LessOrEqual(s, slices.Max(s.sizes(n)), most, "%v", execution)
+			if execution > 50*time.Microsecond {
+				require.LessOrEqual(s, s.atOnce(n), 4, "of 10 lanes")
+			}
+		})
+	}
 }

@@ -2,17 +2,21 @@
 package rediserr
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 )
 
 // Answer returns the text of the innermost error, which is the server's answer if there is one. Of
-// errors that are joined, none is the answer to the call alone.
+// errors that are joined, none is the answer to the call alone, and a [*Panic] is none.
 func Answer(err error) string {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
-	if _, joined := err.(interface{ Unwrap() []error }); joined {
+	switch err.(type) {
+	case interface{ Unwrap() []error }, *Panic:
 		return ""
 	}
 	return err.Error()
@@ -49,6 +53,9 @@ var refusals = map[string]Class{
 	"WRONGPASS":   Request,
 }
 
+// roles are the codes of refusals by a server that is a replica, or becomes one.
+var roles = []string{"LOADING", "MASTERDOWN", "READONLY"}
+
 // generalRefusals are the beginnings of refusals whose code is ERR, which rueidis leaves out.
 var generalRefusals = map[string]Class{
 	"unknown command":                 Request,
@@ -71,9 +78,7 @@ var firstWrites = []string{"MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READON
 // Errors of client libraries do not begin with these codes.
 func Refusal(text string) Class {
 	if InScript(text) {
-		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
-			_, text, _ = strings.Cut(text, ": -")
-		}
+		text = inScript(text)
 		for _, code := range firstWrites {
 			if strings.HasPrefix(text, code+" ") {
 				return refusals[code]
@@ -93,11 +98,41 @@ func Refusal(text string) Class {
 	return 0
 }
 
+// Unserving reports whether an answer is a refusal by a server whose role is that of a replica, or will be. The
+// address that led there may lead to a master by now.
+func Unserving(text string) bool {
+	if InScript(text) {
+		text = inScript(text)
+	}
+	code, _, _ := strings.Cut(text, " ")
+	return slices.Contains(roles, code)
+}
+
+// inScript returns the error of a command in a script.
+func inScript(text string) string {
+	if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), "Error running script") { // Redis 6: the command's error is the rest
+		_, text, _ = strings.Cut(text, ": -")
+	}
+	return text
+}
+
 // InScript reports whether an error came from inside a script. Redis 6 says "ERR Error
 // running script (call to f_…): @user_script:1: …", and newer servers "… script: …, on
 // @user_script:1."
 func InScript(text string) bool {
 	return strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
+}
+
+// Cause names what is wrong with the client that got an answer, or returns "".
+func Cause(text string, cluster bool) string {
+	address, _ := Redirection(text)
+	switch {
+	case strings.HasPrefix(text, "READONLY "), strings.Contains(text, ": -READONLY "): // as Refusal reads it
+		return "the client is connected to a replica, or to a master that was replaced: locks need a client of the master"
+	case address != "" && !cluster:
+		return "the server is a node of a Redis Cluster, and the client is for a single server: locks need a client of the cluster"
+	}
+	return ""
 }
 
 // Redirection returns the address that a MOVED or an ASK names, or "". A call that follows an ASK has to say ASKING.
@@ -107,4 +142,15 @@ func Redirection(text string) (address string, asking bool) {
 		return "", false
 	}
 	return fields[2], fields[0] == "ASK"
+}
+
+// AllInUse returns the error of a call whose context has ended while it waited for one of the connections of a pool.
+// Another error is returned as it is.
+func AllInUse(err error, connections int) error {
+	for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, end) {
+			return fmt.Errorf("%w: %w", end, fmt.Errorf("the connection pool is exhausted: all %d are in use", connections))
+		}
+	}
+	return err
 }

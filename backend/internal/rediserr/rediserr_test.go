@@ -74,6 +74,22 @@ func TestInScript(t *testing.T) {
 	}
 }
 
+func TestUnserving(t *testing.T) {
+	for text, want := range map[string]bool{
+		"READONLY You can't write against a read only replica.":                                                  true,
+		"READONLY You can't write against a read only replica. script: d0d1, on @user_script:62.":                true,
+		"ERR Error running script (call to f_d0d1): @user_script:62: @user_script: 62: -READONLY You can't":      true,
+		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.":                       true,
+		"LOADING Redis is loading the dataset in memory":                                                         true,
+		"NOREPLICAS Not enough good replicas to write.":                                                          false,
+		"MOVED 3999 127.0.0.1:6381":                                                                              false,
+		"ERR Error running script (call to f_d0d1): @user_script:62: WRONGTYPE Operation against a key READONLY": false,
+		"": false,
+	} {
+		require.Equal(t, want, rediserr.Unserving(text), text)
+	}
+}
+
 func TestRedirection(t *testing.T) {
 	for text, want := range map[string]struct {
 		address string

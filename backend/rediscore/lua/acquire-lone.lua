@@ -10,5 +10,5 @@ elseif free and redis.call('PTTL', KEYS[2]) > 172799900 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   return fence
 elseif holder and holder ~= ARGV[1] then
-  return {holder, redis.call('PTTL', KEYS[1])}
+  return {holder, redis.call('PTTL', KEYS[1]), redis.pcall('HMGET', KEYS[4], 'handover')[1]}
 end

@@ -5,8 +5,8 @@
 -- ARGV[1]  the token
 -- ARGV[2]  the inbox
 --
--- Replies as enqueue.lua: with {0, fence} if the lock is granted now, or with {1, ...} if the token waits. If the lock
--- was granted before, with {2, fence, time of the grant, time}; if the token is not in the queue, with {3}.
+-- Replies as enqueue.lua: with {0, fence} if the lock is granted now, or with {1, ...} if the token waits; with {4, ...}
+-- in place of that if nobody listens to the inbox. If the lock was granted before, with {2, fence, time of the grant, time}; if the token is not in the queue, with {3}.
 
 local function checkIn()
   local token, inbox = ARGV[1], ARGV[2]
@@ -33,7 +33,7 @@ local function checkIn()
   end
 
   local rank = call('ZRANK', KEYS[3], token)
-  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor')
+  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor', 'handover')
   local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
   if not rank or not ttl then
     return {3}
@@ -46,5 +46,6 @@ local function checkIn()
     rank = call('ZRANK', KEYS[3], token)
   end
   local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
-  return {1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1])}
+  local deaf = inbox ~= '' and subscribers(inbox) == 0
+  return {deaf and 4 or 1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1]), waiters[4] or ''}
 end

@@ -7,8 +7,8 @@
 -- ARGV[4]  the old ticket of a waiter that has lost its place, or empty
 --
 -- Replies with {0, fence} if the lock was granted; with {1, ticket, rank from 0, time, holder,
--- the holder's remaining TTL in ms or -1 if it has none}; or with 'unswept'. The holder is empty
--- if the lock is free but reserved.
+-- the holder's remaining TTL in ms or -1 if it has none, the last handover or ''}; or with 'unswept'. The holder is
+-- empty if the lock is free but reserved.
 --
 -- A ticket is the time, or the last one + 1 if that is larger: so waiters are served in the order of arrival also when
 -- the clock is set back. If nobody waits and the lock is free, the last ticket is forgotten. A waiter that has lost its
@@ -29,7 +29,7 @@ local function enqueue()
   end
 
   local time = now()
-  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox, 'arrival')
+  local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', '@' .. inbox, 'arrival', 'handover')
   local rank = waiters[1] and call('ZRANK', KEYS[3], token)
   local ticket = rank and call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
   local last, looked = (waiters[4] or ''):match('^(%d+) (%d+)$')
@@ -56,5 +56,5 @@ local function enqueue()
     call('HSET', KEYS[4], 'arrival', last .. '0')
     rank = call('ZRANK', KEYS[3], token)
   end
-  return {1, tonumber(place), rank, time, holder, call('PTTL', KEYS[1])}
+  return {1, tonumber(place), rank, time, holder, call('PTTL', KEYS[1]), waiters[5] or ''}
 end

@@ -18,4 +18,4 @@ elseif type(reply) == 'number' then
 end
 local last = call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] or 0
 ballot[5] = math.max(time, last + 1)
-return {1, reply[2], reply[1], ballot}
+return {1, reply[2], reply[1], reply[3] or '', ballot}

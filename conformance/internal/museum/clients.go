@@ -239,6 +239,12 @@ var clients = slices.Concat([]Exhibit{
 		call: marked},
 	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
 		on: names{"Acquire"}, call: marked},
+	// The error of a call without an answer promises that answer, and says "held" later, though it has not come.
+	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has passed.
+	// Right: say what the answer says, when it has come.
+	{Name: "saysHeldLater", Cases: names{"NoEffect"}, BeyondModel: true, on: names{"TryAcquire"}, call: failing(func(err error) error {
+		return &dlock.UnansweredError{Err: err, Late: func(f func(dlock.Attempt, error)) { f(dlock.Attempt{Holder: "another"}, nil) }}
+	})},
 }, perCall(
 	Exhibit{Name: "marksWhatWasSent", Cases: names{"NoEffect"}, BeyondModel: true, call: marked},
 	"TryAcquire", "Renew", "Release"))

@@ -36,8 +36,8 @@ var allPlanted = []planted{
 		{"backend/rediscore/wait.go", "if m.changed {\n\t\tw.change()", "if m.changed {\n\t\tif w.change(); m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}"},
 	}, 20},
 	{"the grant of a cancelled wait is kept", queues, []edit{
-		{"acquire.go", "case !NoEffect(err): // the", "case !NoEffect(err) && !queued: // the"},
-		{"acquire.go", "case queued && hasAnswer && !answer.Degraded:", "case false:"},
+		{"error.go", "case err != nil && !NoEffect(err):", "case err != nil && !NoEffect(err) && !queued:"},
+		{"error.go", ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", ":"},
 		{"backend/rediscore/delivery.go", "p.giveBackLocked(r, token)", "_ = token"},
 	}, 20},
 	{"redlock: a split line does not settle", majority, []edit{
@@ -61,7 +61,7 @@ var allPlanted = []planted{
 		{"set.go", "if g.set.byKey == nil {", "if g.set.byKey == nil && keys == nil {"},
 	}, 20},
 	{"a set does not give back what it may not keep", queues, []edit{
-		{"set.go", "g.back.Go(func() { releaseAll(given, attemptTime) })", "_ = given"},
+		{"set.go", "g.back.Go(func() { releaseAll(given, limit) })", "_ = given"},
 	}, 20},
 	{"a grant that a check-in finds is not on the replicas", replicas, []edit{
 		{"backend/rediscore/lua/checkin.lua", "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", ""},
