@@ -3,7 +3,7 @@ module github.com/dlock-go/dlock
 go 1.26.0
 
 require (
-	github.com/alicebob/miniredis/v2 v2.23.1
+	github.com/alicebob/miniredis/v2 v2.35.0
 	github.com/anishathalye/porcupine v1.0.2
 	github.com/gomodule/redigo v1.8.9
 	github.com/redis/go-redis/v9 v9.5.1
@@ -15,7 +15,6 @@ require (
 )
 
 require (
-	github.com/alicebob/gopher-json v0.0.0-20200520072559-a9ecdc9d1d3a // indirect
 	github.com/cespare/xxhash/v2 v2.2.0 // indirect
 	github.com/davecgh/go-spew v1.1.1 // indirect
 	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
