@@ -348,6 +348,6 @@ func requireText(t *testing.T, c pageCell) {
 	case dlock.Refused(c.err):
 		assert.ErrorContains(t, c.err, "the store refused: ")
 	case errors.Is(c.err, dlock.ErrUnavailable):
-		assert.Regexp(t, `store unavailable: (no answer (for|within) [0-9.]+m?s|no answer: |no success for [0-9.]+s: the store refused: [A-Z]+ )`, c.err.Error())
+		assert.Regexp(t, `store unavailable: (no answer (for|within) [0-9.]+m?s|no answer: |no success for [0-9.]+s: the store refused: (.*-)?[A-Z]+ )`, c.err.Error())
 	}
 }
