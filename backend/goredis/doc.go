@@ -30,9 +30,9 @@
 //
 // MaxRetries may have any value: lock commands are not retried. A retry would hide that the outcome of the first
 // try is unknown. dlock itself retries where that is safe. go-redis 9.5.1 is the oldest release that works. Releases
-// from 9.19 on are asked not to retry. With an older one, lock commands use a copy of a [redis.Client] without
-// retries, which has the hooks that were added before the first call; and a [redis.ClusterClient] that is about to
-// repeat a command which was not answered is refused, so the call fails with the first error.
+// from 9.19 on are asked not to retry. With an older one, a lock command uses a copy of the [redis.Client] without
+// retries, which costs about a microsecond unless MaxRetries is -1; and a [redis.ClusterClient] that is about to repeat a
+// command which was not answered is refused, so the call fails with the first error.
 //
 // One connection outside of the pool receives the messages for all waiters. In a cluster, there is
 // one to each master. Before go-redis 9.17, MaxActiveConns, if it is set, must exceed PoolSize: that connection is refused

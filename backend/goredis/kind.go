@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
@@ -50,7 +49,7 @@ func eachMaster(ctx context.Context, c cluster, f onClient) error {
 func of(client, inside redis.UniversalClient) conn {
 	c := conn{
 		client:    client,
-		sender:    sync.OnceValue(func() redis.UniversalClient { return withoutRetries(client) }),
+		sender:    func() redis.UniversalClient { return withoutRetries(client) },
 		inside:    inside,
 		listeners: &listeners{all: make(map[*redis.Client]*listener)},
 		repeats:   new(repeats),

@@ -149,7 +149,7 @@ type leavingConn struct {
 	first, left  atomic.Int64 // calls over the connections, and over others
 }
 
-var errReadOnly = errors.New("READONLY You can't write against a read only replica.")
+var errReadOnly = errors.New("READONLY You can't write against a read only replica")
 
 func (c *leavingConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	if c.first.Add(1); c.stale.Load() && call.Script != rediscore.InspectScript {
