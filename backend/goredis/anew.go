@@ -17,7 +17,7 @@ type repeats struct{ inVain, helped atomic.Int64 }
 func within(d time.Duration, t *atomic.Int64) bool { return time.Since(time.Unix(0, t.Load())) < d }
 
 // tries returns how often calls are repeated, at most: over each idle connection, and over one that is made then. If that
-// was in vain of late, the idle ones are left alone. If it has helped of late, those in use may be stale, too.
+// has failed recently, the idle ones are left alone. If it has helped of late, those in use may be stale, too.
 func (r *repeats) tries(pool *redis.PoolStats) int {
 	switch {
 	case within(10*time.Second, &r.helped):

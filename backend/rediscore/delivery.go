@@ -162,7 +162,7 @@ func (p *post) passedOver(w *wait) {
 	w.inbox.doubtLocked()
 }
 
-// missing notes why an inbox could not be opened, unless that was told since one was open.
+// missing notes why an inbox could not be opened, unless that was reported since one was last open.
 func (p *post) missing(err error) {
 	p.mu.Lock()
 	told := p.told
@@ -177,7 +177,7 @@ func (p *post) missing(err error) {
 const recovery = 3 * time.Second
 
 // missingSince returns why an inbox cannot be opened, although the store has answered since a given time: the user lacks a
-// right, the inbox is on another server, or it was tried in vain a while after that.
+// right, the inbox is on another server, or opening it failed again some time later.
 func (p *post) missingSince(t time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +187,7 @@ func (p *post) missingSince(t time.Time) error {
 	return nil
 }
 
-// address returns how scripts are told of the inbox, or "" if nobody listens to it, and the epoch of the inbox. If the
+// address returns the name of the inbox for scripts, or "" if nobody listens to it, and the epoch of the inbox. If the
 // inbox was deaf, only a check-in names it, which learns whether it is, and not for a while after one that did.
 func (b *inbox) address(ofCheckIn bool) (address string, epoch int) {
 	b.post.mu.Lock()

@@ -18,7 +18,7 @@ const (
 	minPause   = 100 * time.Millisecond // before an inbox that was lost is opened again
 	maxPause   = time.Second            // waiters that begin after a failover would be passed over for so long
 	lasting    = time.Second            // how long a subscription is there that was no failure
-	doubtPause = 10 * time.Second       // before an inbox that is doubted again is opened anew
+	doubtPause = 10 * time.Second       // until an inbox that is doubted once more is opened again
 	minFollow  = 250 * time.Millisecond // between two looks at which master has the slot of an inbox
 	maxFollow  = 10 * time.Second
 )
@@ -38,7 +38,7 @@ type inbox struct {
 	epoch   int // how many times it was opened or lost
 	reopen  context.CancelFunc
 	opened  time.Time   // when the present subscription was begun
-	doubted time.Time   // when it was last opened anew
+	doubted time.Time   // when it was last opened again
 	unheard time.Time   // when a server said that nobody listens to it; zero if it was opened since
 	deaf    bool        // a server said so, and no message has come since
 	idle    *time.Timer // which may also fire while somebody waits
@@ -183,7 +183,7 @@ func (b *inbox) changedLocked() {
 }
 
 // isDeaf notes that the server that runs the scripts knows no subscriber of an inbox, which was open in a given epoch.
-// All its waits go on without it for a while, and it is opened anew.
+// All its waits go on without it for a while, and it is opened again.
 func (b *inbox) isDeaf(epoch int) {
 	b.post.mu.Lock()
 	current := b.live && b.epoch == epoch

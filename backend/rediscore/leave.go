@@ -38,7 +38,7 @@ func Trial(call Call) Call {
 }
 
 // leave makes those calls again that were refused by a server that does not serve. They had no effect. If
-// another connection leads to a server that serves, the inboxes are opened anew: theirs may lead to the
+// another connection leads to a server that serves, the inboxes are opened again: theirs may lead to the
 // first one.
 func (l *Locker) leave(ctx context.Context, calls []Call, results []Result) {
 	if _, ok := l.conn.conn.(Leaver); !ok || ctx.Err() != nil || !Unserving(results...) || !l.leaving.begin() {
@@ -125,7 +125,7 @@ func (l *leavings) answer() error {
 	return l.err
 }
 
-// moved opens the inboxes anew that were opened before another connection was found to lead to another server. Other
+// moved opens those inboxes again that were opened before another connection was found to lead to another server. Other
 // connections that were left soon after are no reason to open them again.
 func (p *post) moved() {
 	p.mu.Lock()

@@ -226,7 +226,7 @@ func (p *post) giveBack(ctx context.Context, r *record, token string) bool {
 var errReleased = fmt.Errorf("%w: a call for its token may be in flight", dlock.ErrReleased)
 
 // found notes that a check-in has found a grant whose message ought to have come. If it does not
-// come, the inbox is deaf, and is opened anew.
+// come, the inbox is deaf, and is opened again.
 func (p *post) found(w *wait) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -36,7 +36,7 @@ const (
 
 // maxPassedOver is how many times a waiter with an inbox may lose its place. Once can be a
 // pause of the process. After the second time the inbox is probably on another server than
-// the lock, such as a former master. The inbox is opened anew, and until then the waiter goes on without it.
+// the lock, such as a former master. The inbox is opened again, and until then the waiter goes on without it.
 const maxPassedOver = 2
 
 // Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release

@@ -207,11 +207,10 @@ func (h *holder) endAll(why string) (code int) {
 	how := "the program has ended"
 	for defied := false; ; {
 		found, defiant := signalAll(h.group, unix.SIGKILL, h.others)
-		for pid := 1; pid > 0; pid, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil) { // not while descendants are looked for
-		}
+		changed := reap() // not while descendants are looked for
 		pause := killPause
 		switch {
-		case len(found) == 0:
+		case len(found) == 0 && !changed:
 			complain("%s: %s", why, how)
 			return code
 		case len(defiant) > 0:
@@ -228,6 +227,17 @@ func (h *holder) endAll(why string) (code int) {
 			code = exitLost
 		case <-time.After(pause):
 		}
+	}
+}
+
+// reap reports whether children were found dead. Theirs, which the last look at the descendants may have missed, are
+// then children of this process.
+func reap() (some bool) {
+	for {
+		if pid, _ := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 {
+			return some
+		}
+		some = true
 	}
 }
 

@@ -145,7 +145,7 @@ func (r *run) do(ctx context.Context) error {
 
 // waitsForRedis has warnings written to standard error while the lock is waited for, and Redis is away.
 func waitsForRedis() dlock.Option {
-	log := dlock.NewLogObserver(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	log := dlock.NewLogObserver(slog.New(lines{slog.DiscardHandler}))
 	return dlock.WithObserver(&dlock.Observer{StoreWait: log.StoreWait})
 }
 

@@ -283,6 +283,7 @@ func TestFullServer(t *testing.T) {
 		{"run --outage 300ms k echo begun", exitUnavailable, "dlock: acquire \"k\": store unavailable: no success for "},
 		{"run --once 1s job echo begun", exitUnavailable, "dlock: once: job@"},
 		{"run --outage 1m k echo begun", 0, "begun\n"},
+		{"run --outage 1m k echo begun", 0, "dlock: waiting for the store, for "},
 		{"run --once 24h job echo begun", 0, "begun\n"},
 	} {
 		memory("1")()

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -54,6 +56,26 @@ func (v *voice) say(text string, limit time.Duration) {
 	case <-written:
 	case <-time.After(limit):
 	}
+}
+
+// lines is a [slog.Handler] that writes lines in the voice of this command. It shows times and errors.
+type lines struct{ slog.Handler }
+
+func (lines) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+
+func (lines) Handle(_ context.Context, r slog.Record) error {
+	text, reason := strings.TrimPrefix(r.Message, "dlock: "), ""
+	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "for", "after":
+			text += fmt.Sprintf(", %s %v", a.Key, a.Value.Duration().Round(time.Millisecond))
+		case "error":
+			reason = ": " + a.Value.String()
+		}
+		return true
+	})
+	complain("%s%s", text, reason)
+	return nil
 }
 
 // safe returns a text as a terminal shows it, without what a terminal would do: \u001b for an escape character. It is

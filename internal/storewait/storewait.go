@@ -84,7 +84,12 @@ func (w *Watch) Failed(c *Call, sent time.Time) (since time.Time) {
 }
 
 // Answered notes an answer of the store. It returns since when the call has waited for it; zero if it has not.
-func (w *Watch) Answered(c *Call) (since time.Time) { return w.leave(c, served) }
+func (w *Watch) Answered(c *Call) (since time.Time) {
+	if !c.Failing() {
+		return time.Time{}
+	}
+	return w.leave(c, served)
+}
 
 // End notes that the call is over. It returns since when the call has waited for the store; zero if it has not.
 func (w *Watch) End(c *Call) (since time.Time) {
@@ -95,14 +100,15 @@ func (w *Watch) End(c *Call) (since time.Time) {
 }
 
 func (w *Watch) leave(c *Call, to int32) (since time.Time) {
-	if !c.Failing() {
-		return time.Time{}
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !c.state.CompareAndSwap(failing, to) {
-		return time.Time{}
+	switch c.state.Load() {
+	case failing:
+		w.n--
+		since = c.since
+		c.state.Store(to)
+	case served: // an answer came first
+		c.state.CompareAndSwap(served, to)
 	}
-	w.n--
-	return c.since
+	return since
 }

@@ -3,6 +3,7 @@ package storewait
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,21 @@ func TestWatch(t *testing.T) {
 	require.Zero(t, w.End(a))
 	require.Zero(t, w.Failed(a, begun), "it is over")
 	require.Zero(t, w.Failed(b, begun))
+	require.Zero(t, w.Count())
+}
+
+// A call that is over stays so, also if an answer comes at the same time.
+func TestEndBesideAnAnswer(t *testing.T) {
+	var w Watch
+	for range 100_000 {
+		c := new(Call)
+		w.Failed(c, time.Now())
+		var both sync.WaitGroup
+		both.Go(func() { w.Answered(c) })
+		w.End(c)
+		both.Wait()
+		require.Zero(t, w.Failed(c, time.Now()), "it is over")
+	}
 	require.Zero(t, w.Count())
 }
 
