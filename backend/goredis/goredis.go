@@ -63,8 +63,13 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	if err := c.hidden.refusal(ctx); err != nil {
 		return nil, err
 	}
-	defer c.slots.watch()()
 	client := c.sender()
+	if c.slots == nil && mayRepeat(client) {
+		var results [1]rediscore.Result
+		c.evalAll(ctx, []rediscore.Call{call}, results[:], nil)
+		return results[0].Reply, results[0].Err
+	}
+	defer c.slots.watch()()
 	cmd := newCommand(ctx, "evalsha", call.Script.SHA, call)
 	err := client.Process(ctx, cmd)
 	if noScript(err) {

@@ -11,6 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 func TestMain(m *testing.M) { adaptertest.Main(m) }
@@ -70,4 +71,16 @@ func TestRing(t *testing.T) {
 	results, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Second}})
 	require.NoError(t, err)
 	require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
+}
+
+// What a server has refused says so, though a decorated client repeats the call.
+func TestRefusalsThatAreRepeated(t *testing.T) {
+	replica := redistest.StartReplica(t, redistest.Start(t))
+	client := redis.NewClient(&redis.Options{Addr: replica.Addr(), MaxRetries: 3})
+	t.Cleanup(func() { client.Close() })
+	l := New(struct{ *redis.Client }{client})
+	_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+	require.ErrorContains(t, err, "READONLY")
+	require.True(t, dlock.NoEffect(err))
+	require.NoError(t, l.Close())
 }

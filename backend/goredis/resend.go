@@ -29,6 +29,12 @@ func withoutRetries(c redis.UniversalClient) redis.UniversalClient {
 	return single
 }
 
+// mayRepeat reports whether a client may repeat a call unasked. In a pipeline, it says what was answered before.
+func mayRepeat(c redis.UniversalClient) bool {
+	_, known := c.(*redis.Client)
+	return !known && !knowsNoRetry
+}
+
 // A scriptArg is the argument of a command that names the script. It records when go-redis writes the command, and refuses
 // to be written again, unless the server has answered: go-redis repeats a call after a redirection, and after answers which
 // say that the server has done nothing.

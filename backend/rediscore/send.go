@@ -128,8 +128,14 @@ func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 	}
 }
 
-// send makes the calls of a flight. They have one route.
+// send makes the calls of a flight. They have one route. If the client ends the goroutine, the outcome is unknown.
 func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
+	returned := false
+	defer func() {
+		if !returned {
+			failAll(results, errExited)
+		}
+	}()
 	held := l.leaving.answer()
 	switch wait := l.replication(calls); {
 	case held != nil && !slices.ContainsFunc(calls, reads):
@@ -149,7 +155,10 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
 	}
 	l.noteConnection(results[0].Err)
+	returned = true
 }
+
+var errExited = errors.New("the Redis client has ended the goroutine of the call")
 
 // noteConnection notes the result of a flight.
 func (l *Locker) noteConnection(err error) {

@@ -3,6 +3,8 @@ package rueidis
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,8 +25,9 @@ const (
 // chosen nor closed. So all calls, and the inbox, go over a line then. Once a second, a call that changes nothing tries
 // the shared ones.
 type detour struct {
-	busy atomic.Int64         // goroutines
-	line atomic.Pointer[line] // nil: there is no detour
+	busy  atomic.Int64         // goroutines
+	line  atomic.Pointer[line] // nil: there is no detour
+	idled atomic.Bool          // the last line that did not serve had been idle in the pool
 
 	mu      sync.Mutex
 	opening chan struct{} // closed when there is a line, or none can be had; nil if it is not being opened
@@ -44,12 +47,18 @@ type line struct {
 // DoMulti is DoMulti of the connection, for a user that leaves it then. If it does not serve, it is the line no more.
 func (l *line) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
 	results := l.DedicatedClient.DoMulti(ctx, cmds...)
-	lost := firstError(results) != nil
-	for _, r := range results {
-		lost = lost || unserving(r)
+	refused := slices.ContainsFunc(results, unserving)
+	if refused {
+		l.detour.idled.Store(l.isOld(ctx))
 	}
-	l.detour.leave(l, lost)
+	l.detour.leave(l, refused || firstError(results) != nil)
 	return results
+}
+
+// isOld reports whether the server says that it accepted the connection at least a second ago.
+func (l *line) isOld(ctx context.Context) bool {
+	info, err := l.Do(ctx, l.B().Arbitrary("CLIENT", "INFO").Build()).ToString()
+	return err == nil && strings.Contains(info, " age=") && !strings.Contains(info, " age=0 ")
 }
 
 func unserving(r rueidis.RedisResult) bool {
@@ -181,7 +190,7 @@ type way struct {
 }
 
 // Do is Do of the line or of the client.
-func (w way) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+func (w *way) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
 	if l := w.detour.use(); l != nil {
 		return l.DoMulti(ctx, cmd)[0]
 	}
@@ -189,14 +198,12 @@ func (w way) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult 
 }
 
 // DoMulti is DoMulti of the line or of the client.
-func (w way) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+func (w *way) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
 	if l := w.detour.use(); l != nil {
 		return l.DoMulti(ctx, cmds...)
 	}
 	return w.Client.DoMulti(ctx, cmds...)
 }
-
-func (c conn) way() way { return way{c.client.Client, c.detour} }
 
 // tryShared has the shared connections tried with the keys of a call, if it is time.
 func (c conn) tryShared(call rediscore.Call) {
@@ -228,14 +235,14 @@ func (c conn) try(trial rediscore.Call) {
 	}
 }
 
-// lines is how many lines are tried by one call. Old connections of the pool may lead to the same server as the
-// shared ones.
+// lines is how many lines are tried by one call, beside those that had been idle in the pool: these may all lead to the
+// same server as the shared ones.
 const lines = 4
 
 // EvalAnew implements [rediscore.Leaver]. It opens a line, unless another call has done so since. A cluster says by itself
 // where a call is to go.
 func (c conn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) (closed int) {
-	for ; closed < lines; closed++ {
+	for fresh := 0; fresh < lines && ctx.Err() == nil; closed++ {
 		err := error(errNoLine)
 		if !c.Cluster() {
 			err = c.detour.open(ctx, c.client.Client)
@@ -252,6 +259,9 @@ func (c conn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []re
 		}
 		if !rediscore.Unserving(results...) {
 			break
+		}
+		if !c.detour.idled.Load() {
+			fresh++
 		}
 	}
 	return closed

@@ -65,7 +65,7 @@ func (c conn) evalAndWait(ctx context.Context, address string, asking bool, wait
 	if len(numbers) == 0 {
 		return nil
 	}
-	node := rueidis.CommandClient(c.way())
+	node := rueidis.CommandClient(c.way)
 	if address != "" {
 		client := c.client.Nodes()[address]
 		if node = client; client == nil {

@@ -27,11 +27,12 @@ type conn struct {
 	closing *closing
 	masters *masters // in a cluster
 	detour  *detour
+	way     *way
 }
 
 func newConn(client rueidis.Client) conn {
-	g := newGuard(client)
-	return conn{g, &closing{client: g}, new(masters), new(detour)}
+	g, d := newGuard(client), new(detour)
+	return conn{g, &closing{client: g}, new(masters), d, &way{client, d}}
 }
 
 // Addr implements [rediscore.Addressed].
@@ -67,7 +68,7 @@ func (c conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 
 func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) rueidis.RedisResult {
 	for start, last := time.Now(), time.Now(); ; last = time.Now() {
-		r := c.client.do(ctx, c.way(), c.command(name, script, call))
+		r := c.client.do(ctx, c.way, c.command(name, script, call))
 		if !unsent(ctx, r.NonRedisError()) || !c.pause(ctx, start, last) {
 			return r
 		}
@@ -144,7 +145,7 @@ func (c conn) evalSome(ctx context.Context, numbers []int, results []rediscore.R
 // rueidis knows no master for the slot of one. Since Redis 8, it leaves dead masters out of its
 // table. The commands of each slot are sent alone then.
 func (c conn) doMulti(ctx context.Context, cmds rueidis.Commands) []rueidis.RedisResult {
-	results := c.client.doMulti(ctx, c.way(), cmds)
+	results := c.client.doMulti(ctx, c.way, cmds)
 	if !errors.Is(results[0].NonRedisError(), rueidis.ErrNoSlot) {
 		return results
 	}

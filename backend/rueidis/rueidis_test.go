@@ -148,3 +148,31 @@ func TestDetour(t *testing.T) {
 	blocking := client.B().Blpop().Key("list").Timeout(0.01).Build()
 	require.ErrorIs(t, client.Do(t.Context(), blocking).Error(), rueidis.Nil, "the pool has its connection")
 }
+
+// The blocking pool may have many connections that lead to a former master. All are left at once.
+func TestDetourWithManyIdleConnections(t *testing.T) {
+	old, master := redistest.Start(t), redistest.Start(t)
+	proxy, err := faultproxy.New(old.Addr())
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, PipelineMultiplex: -1})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	var giveBack []func()
+	for range 40 {
+		line, release := client.Dedicate()
+		require.NoError(t, line.Do(t.Context(), line.B().Ping().Build()).Error())
+		giveBack = append(giveBack, release)
+	}
+	for _, release := range giveBack {
+		release()
+	}
+	time.Sleep(2 * time.Second) // the server counts their age in seconds
+	l := rediscore.New(newConn(client))
+	defer l.Close()
+	_, err = old.Do("REPLICAOF", "127.0.0.1", "1")
+	require.NoError(t, err)
+	proxy.Move(master.Addr())
+	_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
+	require.NoError(t, err)
+}

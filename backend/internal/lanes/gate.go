@@ -211,15 +211,27 @@ func (g *gate[K, C, R]) look() {
 // its flight was overdue. A further lane also ends when it has carried little.
 func (g *gate[K, C, R]) run(f *flight[C, R], asks []*ask[C, R]) {
 	for f != nil {
-		begun, results := time.Now(), g.lanes.fly(asks)
-		next, more := g.next(f, asks, begun, results)
+		f, asks = g.fly(f, asks)
+	}
+}
+
+// fly makes a flight, and begins the next one of its lane, which goes on in another goroutine if Send ends this one.
+func (g *gate[K, C, R]) fly(f *flight[C, R], asks []*ask[C, R]) (next *flight[C, R], more []*ask[C, R]) {
+	begun, results, returned := time.Now(), make([]R, len(asks)), false
+	defer func() {
+		next, more = g.next(f, asks, begun, results)
 		for i, a := range asks {
 			if a.late != nil {
 				a.late(results[i])
 			}
 		}
-		f, asks = next, more
-	}
+		if f, asks := next, more; !returned {
+			g.lanes.flying.Go(func() { g.run(f, asks) })
+		}
+	}()
+	g.lanes.send(asks, results)
+	returned = true
+	return nil, nil
 }
 
 // next ends a flight, and begins the next one of its lane.

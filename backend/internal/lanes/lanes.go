@@ -30,7 +30,7 @@ const (
 // that may travel together have equal routes, of type K.
 type Settings[K comparable, C, R any] struct {
 	// Send makes calls of one route in one round trip, and sets the result of each. Both slices are used again when it
-	// has returned.
+	// has returned. It may end its goroutine.
 	Send func(ctx context.Context, calls []C, results []R)
 
 	// Route returns the route of a call, which may be one of a batch. It may take its time.
@@ -307,18 +307,17 @@ func (l *Lanes[K, C, R]) gateLocked(k K) *gate[K, C, R] {
 	return g
 }
 
-// fly makes the calls of a flight. A call that is alone has the values of its ctx.
-func (l *Lanes[K, C, R]) fly(asks []*ask[C, R]) []R {
+// send makes the calls of a flight. A call that is alone has the values of its ctx.
+func (l *Lanes[K, C, R]) send(asks []*ask[C, R], results []R) {
 	ctx := context.Background()
 	if len(asks) == 1 {
 		ctx = context.WithoutCancel(asks[0].ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.settings.Limit)
 	defer cancel()
-	calls, results := make([]C, len(asks)), make([]R, len(asks))
+	calls := make([]C, len(asks))
 	for i, a := range asks {
 		calls[i] = a.call
 	}
 	l.settings.Send(ctx, calls, results)
-	return results
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -112,6 +113,8 @@ func (s *server) send(ctx context.Context, calls []string, results []result) {
 	s.mu.Unlock()
 	var err error
 	switch {
+	case slices.Contains(calls, "exit"):
+		runtime.Goexit()
 	case failing:
 		err = errLost
 	case held != nil:
@@ -785,4 +788,16 @@ func TestSlowServer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A Send that ends its goroutine, as a mock may, leaves its lane to the calls that wait.
+func TestExit(t *testing.T) {
+	serve(t, 1, 1, 1, time.Millisecond, func(s *server) {
+		answer := s.occupy(1)[0]
+		exits, waits := s.begin("exit"), s.begin("waits")
+		answer()
+		require.Empty(t, (<-exits).call)
+		require.Empty(t, (<-waits).call, "of the same flight")
+		s.succeed(s.begin("after"))
+	})
 }
