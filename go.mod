@@ -3,7 +3,7 @@ module github.com/dlock-go/dlock
 go 1.26.0
 
 require (
-	github.com/alicebob/miniredis/v2 v2.40.0
+	github.com/alicebob/miniredis/v2 v2.35.0
 	github.com/anishathalye/porcupine v1.0.2
 	github.com/gomodule/redigo v1.8.9
 	github.com/redis/go-redis/v9 v9.5.1

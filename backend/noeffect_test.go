@@ -197,6 +197,7 @@ func TestStateThatPasses(t *testing.T) {
 			for name, strike := range states {
 				t.Run(name, func(t *testing.T) {
 					server := redistest.Start(t)
+					sinceRedis7(t, server)
 					do(t, server, "ACL", "SETUSER", "user", "on", ">"+password, "allkeys", "allchannels", "+@all")
 					l, _ := a.connect(t, server.Addr(), "user")
 					c := dlock.New(l, dlock.WithOutage(time.Minute))

@@ -25,7 +25,7 @@ type row struct {
 	Key     string    `json:"key"`
 	Held    bool      `json:"held"`
 	Owner   string    `json:"owner,omitempty"`
-	Started time.Time `json:"started,omitzero"` // on the holder's clock
+	Started time.Time `json:"started,omitzero"` // on the holder's clock or on the store's
 	TTL     float64   `json:"ttl,omitempty"`    // in seconds; negative if the lease never ends
 	Waiting int       `json:"waiting"`
 	Foreign bool      `json:"foreign,omitempty"` // the holder is not a Client of dlock

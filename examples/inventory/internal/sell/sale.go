@@ -1,4 +1,4 @@
-package main
+package sell
 
 import (
 	"context"
@@ -52,8 +52,8 @@ func (s *shop) write(stamp fence.Stamp, left int) error {
 // A sale is the selling of a whole stock by all workers at once.
 type sale struct {
 	name    string
-	config  config
-	locks   *locks // nil if anybody sells at any time
+	config  Config
+	locks   *Locks // nil if anybody sells at any time
 	workers []worker
 	shop
 }
@@ -63,8 +63,8 @@ type worker struct {
 	waits []time.Duration // for the lock
 }
 
-func newSale(name string, cfg config) *sale {
-	return &sale{name: name, config: cfg, workers: make([]worker, cfg.workers), shop: shop{left: cfg.stock}}
+func newSale(name string, cfg Config) *sale {
+	return &sale{name: name, config: cfg, workers: make([]worker, cfg.Workers), shop: shop{left: cfg.Stock}}
 }
 
 // run returns when everything is sold, with the first error of a worker, or with the cause of ctx.
@@ -93,7 +93,7 @@ func (s *sale) sellOne(ctx context.Context, w *worker) error {
 		return s.sell(ctx, w, fence.Stamp{})
 	}
 	asked := time.Now()
-	return s.locks.Do(ctx, s.locks.key, func(ctx context.Context, lease *dlock.Lease) error {
+	return s.locks.Do(ctx, s.locks.Key, func(ctx context.Context, lease *dlock.Lease) error {
 		w.waits = append(w.waits, time.Since(asked))
 		stamp, err := fence.Of(lease)
 		if err != nil {
@@ -113,7 +113,7 @@ func (s *sale) sell(ctx context.Context, w *worker, stamp fence.Stamp) error {
 	case left <= 0:
 		return errSoldOut
 	}
-	if err := sleep(ctx, s.config.hold); err != nil {
+	if err := Sleep(ctx, s.config.Hold); err != nil {
 		return err
 	}
 	if err := s.write(stamp, left-1); err != nil {
@@ -123,8 +123,8 @@ func (s *sale) sell(ctx context.Context, w *worker, stamp fence.Stamp) error {
 	return nil
 }
 
-// sleep returns after d, or with the cause of ctx when that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
+// Sleep returns after d, or with the cause of ctx when that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -161,7 +161,7 @@ func (s *sale) follow(ctx context.Context, out io.Writer) error {
 func (s *sale) progress(terminal bool) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := s.config.stock
+	all := s.config.Stock
 	width := len(fmt.Sprint(all))
 	line := fmt.Sprintf("%-14s  %*d left  %*d sold", s.name, width, s.left, width+1, s.sold)
 	if !terminal {
@@ -186,7 +186,7 @@ func report(out io.Writer, without, with *sale) error {
 		waits = append(waits, w.waits...)
 	}
 	row("all", without.sold, with.sold, waits)
-	stock := with.config.stock
+	stock := with.config.Stock
 	fmt.Fprintf(table, "stock\t%d\t%d\t\noversold by\t%d\t%d\t\n", stock, stock, without.sold-stock, with.sold-stock)
 	return table.Flush()
 }
@@ -201,10 +201,10 @@ func percentile(waits []time.Duration, p int) time.Duration {
 
 // comeLate lets two holders sell the last item. The first stops for longer than its lease lasts, as in
 // a long garbage collection or on a suspended machine, and then goes on as if nothing had happened.
-func comeLate(ctx context.Context, locks *locks, out io.Writer) error {
+func comeLate(ctx context.Context, locks *Locks, out io.Writer) error {
 	last := &shop{left: 1}
 	take := func(client *dlock.Client) (*dlock.Lease, fence.Stamp, error) {
-		lease, err := client.Acquire(ctx, locks.key)
+		lease, err := client.Acquire(ctx, locks.Key)
 		if err != nil {
 			return nil, fence.Stamp{}, err
 		}

@@ -20,39 +20,37 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/examples/inventory/internal/sell"
 )
-
-const ttl = 2 * time.Second // how long the stock stays locked if this program is killed
 
 // prefix is that of all keys on a server, since others may use it.
 var prefix = rediscore.WithPrefix("dlock-inventory:")
 
 // locks is where the lock on the stock is kept.
 type locks struct {
-	*dlock.Client
-	key     string
+	*sell.Locks
 	closers []func() // of what the Client uses
 	nodes   []*node  // of redlock
 	killed  bool     // the second of them
 }
 
 // open returns when the store has answered, and a majority votes.
-func open(ctx context.Context, cfg config, out io.Writer) (*locks, error) {
-	// No other run has this key. The tag in braces puts the keys of all runs into one hash slot, so
-	// that they share a counter of fences: a run leaves nothing else behind.
-	l := &locks{key: "{stock}:" + rand.Text()[:8]}
-	locker, err := l.dial(cfg)
+func open(ctx context.Context, p *program, workers int, out io.Writer) (*locks, error) {
+	l := &locks{}
+	locker, err := l.dial(ctx, p, workers)
 	if err == nil {
-		opts := []dlock.Option{dlock.WithTTL(ttl), dlock.WithFence(true)}
+		var opts []dlock.Option
 		if l.nodes != nil {
 			opts = append(opts, dlock.WithOutage(30*time.Second)) // an attempt that no majority decides
 		}
-		l.Client = dlock.New(locker, opts...)
+		l.Locks = sell.NewLocks(locker, opts...)
+		if p.kill > 0 {
+			l.During = func(sell func() error) error { return l.killDuring(p.kill, sell) }
+		}
 		err = l.await(ctx, out)
 	}
 	if err != nil {
@@ -63,7 +61,7 @@ func open(ctx context.Context, cfg config, out io.Writer) (*locks, error) {
 
 // close returns an error if a release was not answered.
 func (l *locks) close() (err error) {
-	if l.Client != nil {
+	if l.Locks != nil {
 		err = l.Close()
 	}
 	for _, closer := range slices.Backward(l.closers) {
@@ -72,13 +70,11 @@ func (l *locks) close() (err error) {
 	return err
 }
 
-func (l *locks) dial(cfg config) (dlock.Locker, error) {
-	switch cfg.backend {
-	case "goredis":
-		return l.dialGoRedis(&redis.Options{Addr: cfg.redis}), nil
+func (l *locks) dial(ctx context.Context, p *program, workers int) (dlock.Locker, error) {
+	switch p.backend {
 	case "rueidis":
 		client, err := rueidisclient.NewClient(rueidisclient.ClientOption{
-			InitAddress:       []string{cfg.redis},
+			InitAddress:       []string{p.redis},
 			ForceSingleClient: true,
 			DisableCache:      true, // which Redis 5 could not serve, and locks do not use
 			ConnWriteTimeout:  3 * time.Second,
@@ -91,18 +87,18 @@ func (l *locks) dial(cfg config) (dlock.Locker, error) {
 		return locker, nil
 	case "redigo":
 		pool := &redigoclient.Pool{
-			MaxIdle: cfg.workers, // each may make a call at the same time
+			MaxIdle: workers, // each may make a call at the same time
 			DialContext: func(ctx context.Context) (redigoclient.Conn, error) {
-				return redigoclient.DialContext(ctx, "tcp", cfg.redis)
+				return redigoclient.DialContext(ctx, "tcp", p.redis)
 			},
 		}
 		locker := redigo.New(pool, prefix)
 		l.closers = append(l.closers, func() { pool.Close() }, func() { locker.Close() })
 		return locker, nil
 	case "redlock":
-		return l.dialRedlock()
+		return l.dialRedlock(ctx)
 	}
-	return memory.New(), nil
+	return l.dialGoRedis(&redis.Options{Addr: p.redis}), nil
 }
 
 // silent is a logger of go-redis.
@@ -119,10 +115,10 @@ func (l *locks) dialGoRedis(opts *redis.Options) dlock.Locker {
 	return locker
 }
 
-func (l *locks) dialRedlock() (dlock.Locker, error) {
+func (l *locks) dialRedlock(ctx context.Context) (dlock.Locker, error) {
 	var lockers []dlock.Locker
 	for range 3 {
-		n, err := startNode()
+		n, err := startNode(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +127,7 @@ func (l *locks) dialRedlock() (dlock.Locker, error) {
 		// One attempt, since the others decide.
 		lockers = append(lockers, l.dialGoRedis(&redis.Options{Addr: n.name, MaxRetries: -1}))
 	}
-	locker := redlock.New(lockers, redlock.WithLongestTTL(ttl))
+	locker := redlock.New(lockers, redlock.WithLongestTTL(sell.TTL))
 	l.closers = append(l.closers, func() { locker.Close() })
 	return locker, nil
 }
@@ -141,27 +137,24 @@ func (l *locks) dialRedlock() (dlock.Locker, error) {
 func (l *locks) await(ctx context.Context, out io.Writer) error {
 	limited, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	_, err := l.Inspect(limited, l.key)
+	_, err := l.Inspect(limited, l.Key)
 	for err == nil && l.nodes != nil {
 		var lease *dlock.Lease
-		if lease, err = l.TryAcquire(ctx, l.key); err == nil {
+		if lease, err = l.TryAcquire(ctx, l.Key); err == nil {
 			return lease.Release()
 		}
 		var missing *redlock.MajorityError
 		if errors.As(err, &missing) && missing.Wait > 0 {
 			fmt.Fprintf(out, "Servers that have just started may have forgotten a lease of up to %v, and do not vote yet.\n"+
-				"%d of the %d will vote in %v.\n", ttl, missing.Quorum, len(missing.Nodes), missing.Wait.Round(100*time.Millisecond))
-			err = sleep(ctx, missing.Wait)
+				"%d of the %d will vote in %v.\n", sell.TTL, missing.Quorum, len(missing.Nodes), missing.Wait.Round(100*time.Millisecond))
+			err = sell.Sleep(ctx, missing.Wait)
 		}
 	}
 	return err
 }
 
-// killDuring kills the second server when sell has gone on for d, unless d is 0.
+// killDuring kills the second server when sell has gone on for d.
 func (l *locks) killDuring(d time.Duration, sell func() error) error {
-	if d == 0 {
-		return sell()
-	}
 	done := make(chan error, 1)
 	go func() { done <- sell() }()
 	select {
@@ -208,13 +201,13 @@ type node struct {
 
 // startNode adds what miniredis lacks: TTLs that pass, and the replication ID, by which a lock knows
 // whether the server has been started again.
-func startNode() (*node, error) {
+func startNode(ctx context.Context) (*node, error) {
 	m, err := miniredis.Run()
 	if err != nil {
 		return nil, err
 	}
-	m.ClockTTL(true)
 	n := &node{Miniredis: m, name: m.Addr()}
+	go n.age(ctx)
 	id := fmt.Sprintf("%x", rand.Text())[:40]
 	m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
 		if strings.HasPrefix(cmd, "EVAL") {
@@ -227,4 +220,14 @@ func startNode() (*node, error) {
 		return replication
 	})
 	return n, nil
+}
+
+// age lets TTLs pass until ctx ends.
+func (n *node) age(ctx context.Context) {
+	last := time.Now()
+	for sell.Sleep(ctx, 5*time.Millisecond) == nil {
+		now := time.Now()
+		n.FastForward(now.Sub(last))
+		last = now
+	}
 }
