@@ -442,6 +442,24 @@ func TestCutOffIsAnsweredLater(t *testing.T) {
 	})
 }
 
+// A joiner answers with the errors of two stores, of which one will answer.
+type joiner struct{ unsent }
+
+func (j *joiner) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	_, err := j.unsent.TryAcquire(ctx, key, token, ttl)
+	return dlock.Attempt{}, errors.Join(errStore, &dlock.UnansweredError{Err: err})
+}
+
+// That one of several stores will answer is no answer of all.
+func TestCutOffOfSeveralStores(t *testing.T) {
+	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+		err := try(t.Context(), breaker.New(&joiner{unsent{s.Forward}}))
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		_, ok := errors.AsType[*dlock.UnansweredError](err)
+		require.False(t, ok)
+	})
+}
+
 // It closes within two probe intervals of the store's return, if anybody calls.
 func TestCloses(t *testing.T) {
 	for _, hang := range []bool{false, true} {

@@ -228,6 +228,24 @@ func TestEndOfAWaitByClose(t *testing.T) {
 	}
 }
 
+// What Close has waited for may be a grant. If its release then had no answer, the outcome of the wait is unknown.
+func TestCloseCannotReleaseAGrant(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		a.travels(sim.Fate{Request: sim.Leg{Delay: time.Second}})
+		a.answers(func(call rediscore.Call) (any, error) {
+			if call.Script == rediscore.ReleaseScript {
+				return nil, errDown
+			}
+			return []any{int64(0), int64(1)}, nil // granted, with a fence
+		})
+		w := a.acquire("A")
+		require.NoError(s, a.Close())
+		require.True(s, w.over())
+		require.ErrorIs(s, w.err, dlock.ErrClosed)
+		require.Equal(s, unknown, verdictOf(w.err))
+	})
+}
+
 // The reason for a missing inbox is reported once, and again only after an inbox was open.
 func TestWithInboxError(t *testing.T) {
 	inScene(t, func(s *scene, _ *actor) {

@@ -232,11 +232,16 @@ func (w *wait) forgetTicket() { w.ticket, w.held = "", dlock.Attempt{} }
 
 // close releases the token, after the answer to the call in flight.
 func (w *wait) close() (dlock.Attempt, error) {
+	left := false // something of an enqueue that was answered
 	if w.withdraw(); w.calling {
-		w.received(<-w.answers)
+		a := <-w.answers
+		left = !w.queued && a.err == nil
+		w.received(a)
 	}
 	if _, err := w.locker.giveBack(w.ctx, w.key, w.token); err == nil {
 		w.forgetTicket()
+	} else {
+		w.unsure = w.unsure || left
 	}
 	return w.end(dlock.ErrClosed)
 }

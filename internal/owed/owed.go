@@ -289,6 +289,8 @@ func (q *Queue) Tried(c *Call, sent time.Time, a Answer) {
 		c.ended = a.Final
 		q.dropLocked(c, c.Err)
 		return
+	case a.Err == nil && c.sure: // of a try from before Settle, which another one follows
+		return
 	case a.Err == nil:
 		if c.state != settled {
 			q.becomeLocked(c, settled)

@@ -312,3 +312,20 @@ func TestTriesTogether(t *testing.T) {
 		})
 	}
 }
+
+// The answer to a try from before a call was settled does not stand for the one that follows.
+func TestSettleDuringTry(t *testing.T) {
+	in(t, func(t *testing.T, s *server) {
+		s.takes = 20 * time.Millisecond
+		c := &Call{For: 1, TTL: time.Minute}
+		s.Add(c)
+		s.after(10*time.Millisecond, 1)
+		s.Settle(c, true)
+		tries, _ := s.after(12*time.Millisecond, 1) // the first one was answered
+		require.Equal(t, 2, tries)
+		require.False(t, s.Seal(idle), "the second one is under way")
+		_, owed := s.after(10*time.Millisecond, 1)
+		require.Zero(t, owed)
+		require.True(t, s.Seal(idle))
+	})
+}
