@@ -125,7 +125,7 @@ var (
 		"ReleaseAfterExpiry", "ReleaseByStranger", "ReleaseFrees", "ReleaseTwice", "RenewAfterExpiry", "RenewByStranger",
 		"RenewExtends", "RenewNeverShortens", "SameTokenAgain", "TokensCompareWhole"}
 	unserved = names{"CancelledWait", "DeadHostManyWaiters", "DeadWaiterIsSkipped", "EndedContext", "Exclusion", "FenceRises",
-		"FirstComeFirstServed", "LostReply", "NoEffect", "NoLeaks", "NoStarvation", "OneReleaseSettles", "SinceIsConservative",
+		"FirstComeFirstServed", "HeldSinceTheGrant", "LostReply", "NoEffect", "NoLeaks", "NoStarvation", "OneReleaseSettles", "SinceIsConservative",
 		"WaitEndsOnExpiry", "WaitEndsOnRelease", "WaitEndsOnRemoval"}
 )
 
