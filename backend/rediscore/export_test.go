@@ -34,6 +34,7 @@ var (
 // Scripts are all that is sent.
 var Scripts = map[string]*Script{
 	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
+	"acquire-plain": plainAcquireScript, "release-plain": plainReleaseScript,
 	"release": releaseScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript,
 	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
 }

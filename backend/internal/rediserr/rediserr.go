@@ -154,3 +154,6 @@ func AllInUse(err error, connections int) error {
 	}
 	return err
 }
+
+// CrossSlot reports whether an answer is a refusal because the keys of a call are in several hash slots.
+func CrossSlot(text string) bool { return strings.HasPrefix(text, "CROSSSLOT") }
