@@ -152,7 +152,7 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	}
 	l.leave(ctx, calls, results)
 	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
+		results[i].Err = judge(call.Script, results[i].Err, l.conn)
 	}
 	l.noteConnection(results[0].Err)
 	returned = true
