@@ -34,6 +34,7 @@ type Locker struct {
 	err         error        // returned by every call: a bad argument of the constructor
 	closed      atomic.Bool
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
+	probed      atomic.Int64          // when the server was last asked whether it is, in Unix nanoseconds; or 0
 	bySlot      atomic.Bool           // the server is a cluster, or like one: the client may be that of a single server
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]

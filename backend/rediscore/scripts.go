@@ -29,6 +29,8 @@ var (
 	inspectScript = newScript("inspect", 4, "", "inspect")
 	holderScript  = newScript("holder", 1, "", "inspect")
 
+	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
+
 	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "fence", "acquire-plain")
 	plainReleaseScript = newScript("release-plain", 4, "return 'queue'", "proof", "release-plain")
 

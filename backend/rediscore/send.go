@@ -158,11 +158,11 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 		}
 	}()
 	l.fly(ctx, calls, results)
-	if again := l.crossed(calls, results); again != nil {
+	if again := l.crossed(ctx, calls, results); again != nil {
 		some, replies := make([]Call, len(again)), make([]Result, len(again))
 		for n, i := range again {
 			some[n] = calls[i]
-			some[n].keys = l.keysOf(calls[i].keys.texts[0][len(l.prefix):])
+			some[n].keys = l.keysOf(l.nameOf(calls[i]))
 		}
 		l.fly(ctx, some, replies)
 		for n, i := range again {
@@ -170,7 +170,7 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 		}
 	}
 	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
+		results[i].Err = judge(call.Script, results[i].Err, l.conn)
 	}
 	l.noteConnection(results[0].Err)
 	returned = true
@@ -197,9 +197,9 @@ func (l *Locker) fly(ctx context.Context, calls []Call, results []Result) {
 
 // crossed returns which calls were refused because their keys are in several slots: those with a common counter. These
 // calls had no effect. The server is a cluster, so from then on the Locker uses a counter for each slot.
-func (l *Locker) crossed(calls []Call, results []Result) (again []int) {
+func (l *Locker) crossed(ctx context.Context, calls []Call, results []Result) (again []int) {
 	for i, r := range results {
-		if r.Err != nil && !calls[i].keys.bySlot && rediserr.CrossSlot(rediserr.Answer(r.Err)) {
+		if call := calls[i]; r.Err != nil && !call.keys.bySlot && call.Script.Keys > 1 && l.refusesSlots(ctx, call, r.Err) {
 			again = append(again, i)
 		}
 	}
@@ -208,6 +208,30 @@ func (l *Locker) crossed(calls []Call, results []Result) (again []int) {
 	}
 	return again
 }
+
+// refusesSlots reports whether a call has failed because its keys are in several slots. Proxies have words of their own for
+// that, so after an error reply that says nothing known, the server is asked: at most once in probePeriod.
+func (l *Locker) refusesSlots(ctx context.Context, call Call, err error) bool {
+	text := rediserr.Answer(err)
+	if rediserr.CrossSlot(text) {
+		return true
+	}
+	if rediserr.Refusal(text) != 0 || rediserr.InScript(text) || !l.conn.isReply(err) {
+		return false
+	}
+	last, now := l.probed.Load(), time.Now().UnixNano()
+	if last != 0 && now-last < int64(probePeriod) || !l.probed.CompareAndSwap(last, now) {
+		return l.bySlot.Load()
+	}
+	several := l.conn.eval(ctx, Call{Script: slotsScript, keys: call.keys})
+	one := l.conn.eval(ctx, Call{Script: slotsScript, keys: newLockKeys(l.prefix, l.nameOf(call), true)})
+	return l.conn.isReply(several.Err) && one.Err == nil
+}
+
+const probePeriod = time.Second
+
+// nameOf returns the name of the lock of a call.
+func (l *Locker) nameOf(call Call) string { return call.keys.texts[0][len(l.prefix):] }
 
 var errExited = errors.New("the Redis client has ended the goroutine of the call")
 

@@ -39,7 +39,7 @@ func (s *system) newClient(number, life int) *client {
 	var nodes []dlock.Locker
 	for i, server := range s.servers {
 		conn := sim.Dial(server, func(t sim.Trip) sim.Fate { return c.fate(i, t) })
-		opts := []rediscore.Option{rediscore.WithQueue(s.kind != polls)}
+		opts := []rediscore.Option{rediscore.WithQueue(s.kind != polls || c.number == 0)}
 		if s.kind == replicas {
 			opts = append(opts, rediscore.WithReplicas(s.kind.replicas(), time.Second))
 		}
