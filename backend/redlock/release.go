@@ -10,7 +10,8 @@ import (
 
 // Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
 // repeated in the background at nodes that have not answered. Until it has arrived there, it also
-// ends a vote that the token got through another Locker meanwhile; so tokens are used once.
+// ends a vote that the token got through another Locker meanwhile; so tokens are used once. After a call of
+// [dlock.UnansweredError].Late, Release leaves out nodes that have said that they keep nothing of the token.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
 		return false, err
