@@ -74,6 +74,20 @@ func (e *MajorityError) Answered() bool {
 	return n >= e.Quorum
 }
 
+// Failed reports whether a majority of the nodes answered the call, but too many of them with an error that does not say
+// what has become of it.
+func (e *MajorityError) Failed() bool {
+	n := 0
+	for _, err := range e.Nodes {
+		var failed interface{ Failed() bool }
+		var answer interface{ Answered() bool }
+		if err == nil || dlock.Refused(err) || errors.As(err, &answer) && answer.Answered() || errors.As(err, &failed) && failed.Failed() {
+			n++
+		}
+	}
+	return n >= e.Quorum && !e.Answered()
+}
+
 // Timeout reports whether a majority might have decided the call with more time: nodes had not
 // answered, or a split vote was not settled.
 func (e *MajorityError) Timeout() bool {
