@@ -131,7 +131,7 @@ func Unsupported(text string) bool {
 
 var (
 	unsupported = []string{"command", "script", "lua", "publish", "support", "allow", "permission", "disabled", "denied"}
-	otherwise   = []string{"wrongtype", "non local key", "killed", "timeout", "timed out", "limit", "again", "retry"} // about the key, or soon over
+	otherwise   = []string{"wrongtype", "non local key", "killed", "timeout", "timed out", "limit", "again", "retry", "in this context"} // about the key, or soon over
 )
 
 // NonLocal reports whether a command in a script was refused because a slot is moving to another node: the same call may
