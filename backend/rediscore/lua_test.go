@@ -1,0 +1,277 @@
+package rediscore_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/chance"
+	"github.com/dlock-go/dlock/internal/sim"
+)
+
+// Servers have Lua 5.1, 5.4 or another one, and some return scores as floats. The scripts must do the same on all of
+// them, with integers. Debian's lua5.4 and its like run them here, with the commands of a simulated server.
+func TestLuaVersions(t *testing.T) {
+	for _, version := range []string{"lua5.1", "lua5.2", "lua5.3", "lua5.4"} {
+		for scores, floats := range map[string]bool{"Texts": false, "Floats": true} {
+			t.Run(version+scores, func(t *testing.T) {
+				path, err := exec.LookPath(version)
+				if err != nil {
+					t.Skipf("%s is not installed", version)
+				}
+				ran := make(map[string]bool)
+				for seed := range uint64(10) {
+					synctest.Test(t, func(t *testing.T) {
+						p := newLuaPair(t, seed, path, floats)
+						for range 200 {
+							p.step(ran)
+						}
+						p.compare()
+					})
+				}
+				require.Len(t, ran, len(rediscore.Scripts), "scripts that have succeeded")
+			})
+		}
+	}
+}
+
+// A luaPair gets the same calls and commands on two servers, of which one runs the scripts itself.
+type luaPair struct {
+	*testing.T
+	*rand.Rand
+	servers [2]*sim.Server
+	ears    [2]*sim.Subscription
+	lua     *luaProcess
+	keys    [5]string
+}
+
+func newLuaPair(t *testing.T, seed uint64, path string, floats bool) *luaPair {
+	p := &luaPair{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), keys: rediscore.KeysOf("", "k", false)}
+	for i := range p.servers {
+		end := chance.Seed(seed) // for the same replication ID
+		p.servers[i] = sim.NewServer()
+		end()
+		p.ears[i], _ = p.servers[i].Subscribe("ear", false)
+	}
+	p.lua = startLua(t, path, p.servers[1], floats)
+	return p
+}
+
+// What the arguments of the scripts are, in the order of ARGV, and their values. A number is added to the time.
+var (
+	luaArgs = map[string]string{
+		"acquire": "token ttl", "release": "token", "free": "token", "renew": "token ttl", "inspect": "", "holder": "",
+		"enqueue": "token ttl inbox ticket", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
+		"enlist": "token ttl inbox time time", "confirm": "token ttl time", "pass": "token token time",
+	}
+	luaValues = map[string][]string{
+		"token": {"A", "B", "C", "w1"}, "ttl": {"1000", "60000", "31536000000"}, "ticket": {"", "", "1764000000123456"},
+		"inbox": {"pear", "pear", "", "pnobody", "snobody"}, "time": {"0", "1", "900000", "3000000", "-5000000"},
+	}
+)
+
+// step is a call of a script or, now and then, something else.
+func (p *luaPair) step(ran map[string]bool) {
+	if p.IntN(4) == 0 {
+		p.happen()
+		return
+	}
+	name := p.one(slices.Sorted(maps.Keys(rediscore.Scripts))...)
+	var args []string
+	for _, kind := range strings.Fields(luaArgs[name]) {
+		arg := p.one(luaValues[kind]...)
+		if n, err := strconv.ParseInt(arg, 10, 64); err == nil && kind == "time" && n != 0 {
+			arg = strconv.FormatInt(time.Now().UnixMicro()+n, 10)
+		}
+		args = append(args, arg)
+	}
+	s := rediscore.Scripts[name]
+	want, err := p.servers[0].Eval(s.Source, s.SHA, p.keys[:s.Keys], args)
+	got, err2 := p.lua.eval(s, p.keys[:s.Keys], args)
+	require.Equal(p, err == nil, err2 == nil, "%s %q: %v, and here %v", name, args, err, err2)
+	require.Equal(p, want, got, "%s %q", name, args)
+	if err == nil {
+		ran[name] = true
+	}
+}
+
+func (p *luaPair) one(of ...string) string { return of[p.IntN(len(of))] }
+
+// happen is something that happens to both servers.
+func (p *luaPair) happen() {
+	do := func(args ...string) {
+		for _, s := range p.servers {
+			s.Do(args...)
+		}
+	}
+	switch p.IntN(8) {
+	case 0:
+		skew := time.Duration(p.IntN(5)-2) * 20 * time.Second
+		for _, s := range p.servers {
+			s.SetClock(skew)
+		}
+	case 1:
+		refused := p.one("none", "PUBLISH", "PUBSUB", "HLEN", "HGETALL", "ZCARD", "ZRANGE")
+		for _, s := range p.servers {
+			s.SetFaults(sim.Faults{Commands: map[string]string{refused: "NOPERM"}})
+		}
+	case 2:
+		do("DEL", p.keys[p.IntN(5)])
+	case 3:
+		do("SET", p.keys[1], strconv.FormatInt(time.Now().UnixMicro()+p.Int64N(1e9), 10), "PX", "100000000")
+	case 4: // a crowd of waiters, most of which are dead
+		for i := range 250 {
+			token := fmt.Sprint("w", i)
+			do("ZADD", p.keys[2], fmt.Sprint(i), token)
+			do("HSET", p.keys[3], ":"+token, fmt.Sprint(time.Now().UnixMicro(), " 60000 pear"), fmt.Sprint("@i", p.IntN(5000)), "1")
+		}
+	default:
+		time.Sleep(time.Duration(p.Int64N(int64(30 * time.Second))))
+	}
+}
+
+// compare compares what the servers have stored, and the messages.
+func (p *luaPair) compare() {
+	var all [2][]any
+	for i, s := range p.servers {
+		s.SetFaults(sim.Faults{})
+		all[i] = append(all[i], p.ears[i].Take())
+		for _, key := range s.Keys() {
+			for _, read := range [][]string{{"PTTL", key}, {"GET", key}, {"HGETALL", key}, {"ZRANGE", key, "0", "-1", "WITHSCORES"}} {
+				reply, _ := s.Do(read...)
+				all[i] = append(all[i], key, reply)
+			}
+		}
+	}
+	require.Equal(p, all[0], all[1])
+}
+
+// A luaProcess runs testdata/redis.lua. The commands are those of a simulated server.
+type luaProcess struct {
+	*testing.T
+	server *sim.Server
+	floats bool
+	in     io.Writer
+	out    *json.Decoder
+}
+
+func startLua(t *testing.T, path string, server *sim.Server, floats bool) *luaProcess {
+	cmd := exec.Command(path, "testdata/redis.lua")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		fmt.Fprintln(in, "return nil")
+		require.NoError(t, cmd.Wait())
+	})
+	l := &luaProcess{t, server, floats, in, json.NewDecoder(out)}
+	l.out.UseNumber()
+	require.Equal(t, []any{"ready"}, l.hear())
+	return l
+}
+
+func (l *luaProcess) hear() (said []any) {
+	require.NoError(l, l.out.Decode(&said))
+	return said
+}
+
+func (l *luaProcess) eval(s *rediscore.Script, keys, args []string) (any, error) {
+	answer := fmt.Sprintf("return %s, %s, %s", luaText(s.Source), l.literal(keys), l.literal(args))
+	for {
+		fmt.Fprintln(l.in, answer)
+		switch said := l.hear(); said[0] {
+		case "done":
+			return l.integers(said[1]), nil
+		case "failed":
+			return nil, fmt.Errorf("%v", said[1])
+		default:
+			answer = l.command(said[1:])
+		}
+	}
+}
+
+// command executes a command, and returns Lua that returns the reply.
+func (l *luaProcess) command(said []any) string {
+	args := make([]string, len(said))
+	for i, arg := range said {
+		require.NotNil(l, arg, "%q", said)
+		args[i] = fmt.Sprint(arg)
+	}
+	reply, err := l.server.Do(args...)
+	if err != nil {
+		return fmt.Sprintf("error(%s, 0)", luaText(err.Error()))
+	}
+	if all, ok := reply.([]any); ok && l.floats && args[len(args)-1] == "WITHSCORES" {
+		for i := 1; i < len(all); i += 2 {
+			all[i], err = strconv.ParseFloat(all[i].(string), 64)
+			require.NoError(l, err)
+		}
+	}
+	return "return " + l.literal(reply)
+}
+
+// literal is a reply to a command in Lua.
+func (l *luaProcess) literal(v any) string {
+	switch v := v.(type) {
+	case string:
+		return luaText(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case float64:
+		return fmt.Sprintf("%.17e", v) // with an exponent it is a float
+	case []string:
+		return l.literal(slices.Collect(func(yield func(any) bool) {
+			for _, text := range v {
+				if !yield(text) {
+					return
+				}
+			}
+		}))
+	case []any:
+		all := make([]string, len(v))
+		for i := range v {
+			all[i] = l.literal(v[i])
+		}
+		return "{" + strings.Join(all, ",") + "}"
+	}
+	return "false"
+}
+
+func luaText(text string) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		fmt.Fprintf(&b, `\%03d`, c)
+	}
+	return `"` + b.String() + `"`
+}
+
+// integers is the reply of a script, whose numbers must be integers: a server may return others as texts.
+func (l *luaProcess) integers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		n, err := v.Int64()
+		require.NoError(l, err)
+		return n
+	case []any:
+		for i := range v {
+			v[i] = l.integers(v[i])
+		}
+	}
+	return v
+}
