@@ -53,7 +53,7 @@ var allPlanted = []planted{
 	{"a fence that is lowered after a promotion", failover, []edit{
 		{"backend/rediscore/lua/fence.lua", "+ 8, least))", "+ 8))"},
 	}, 100},
-	{"the fence counter is lowered", queues, []edit{
+	{"the fence counter is lowered", replicas, []edit{
 		{"backend/rediscore/lua/fence.lua", "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", "least"},
 	}, 100},
 	{"'queue' is taken for a grant", polls, []edit{
