@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	miniserver "github.com/alicebob/miniredis/v2/server"
 	redigolib "github.com/gomodule/redigo/redis"
 	goredislib "github.com/redis/go-redis/v9"
 	rueidislib "github.com/redis/rueidis"
@@ -247,6 +249,164 @@ func startPatient(t *testing.T, c *dlock.Client, key string) (await func(t *test
 			} else {
 				assert.ErrorContains(t, err, text, name)
 			}
+		}
+	}
+}
+
+// refuse makes a server answer these commands with an error, also in scripts, if so says is nil or true of their arguments.
+func refuse(s *miniredis.Miniredis, text string, so func(args []string) bool, commands ...string) {
+	s.Server().SetPreHook(func(c *miniserver.Peer, cmd string, args ...string) bool {
+		if !slices.Contains(commands, cmd) || so != nil && !so(args) {
+			return false
+		}
+		c.WriteError(text)
+		return true
+	})
+}
+
+// dialMini connects to a miniredis, which takes no calls over a connection that subscribes.
+func dialMini(t *testing.T, name string, dial connect, server *miniredis.Miniredis, opts ...rediscore.Option) *rediscore.Locker {
+	if name != "rueidis" {
+		return dial.dial(t, server.Addr(), opts...)
+	}
+	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{server.Addr()}, DisableCache: true, AlwaysRESP2: true})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return rueidis.New(client, opts...)
+}
+
+// A proxy answers for its server, in words of its own: the store has failed. Whoever has patience waits.
+func TestUnknownReplies(t *testing.T) {
+	t.Parallel()
+	for _, a := range adapters {
+		t.Run(a.name, func(t *testing.T) {
+			server := miniredis.RunT(t)
+			l := dialMini(t, a.name, a.connect, server)
+			c := dlock.New(l, dlock.WithOutage(time.Minute))
+			lease, err := c.TryAcquire(t.Context(), "held")
+			require.NoError(t, err)
+			refuse(server, "ERR upstream failure", nil, "EVALSHA", "EVAL")
+			for method, call := range calls(l, "k") {
+				err := call(t.Context())
+				require.ErrorContains(t, err, "upstream failure", method)
+				require.Empty(t, verdictOf(err), method)
+				require.False(t, dlock.Refused(err), method)
+			}
+			await := startPatient(t, c, "a")
+			for name, call := range map[string]func() error{
+				"TryAcquire": func() error { _, err := c.TryAcquire(t.Context(), "k"); return err },
+				"Acquire":    func() error { _, err := c.With(dlock.WithOutage(0)).Acquire(t.Context(), "k"); return err },
+				"Inspect":    func() error { _, err := c.Inspect(t.Context(), "k"); return err },
+				"Renew":      func() error { return lease.Renew(t.Context()) },
+			} {
+				err := call()
+				require.Regexp(t, "the store failed: (ERR )?upstream failure$", err, name)
+				require.NotErrorIs(t, err, dlock.ErrUnavailable, name)
+			}
+			require.Regexp(t, "the store failed: ", lease.Release())
+			_, err = c.With(dlock.WithOutage(300*time.Millisecond)).Acquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.Regexp(t, "no success for [0-9.]+ms: the store failed: ", err)
+			server.SetError("")
+			await(t, "")
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
+// A reply to the beginning of a connection says that the call was not sent.
+func TestUnknownReplyOfANewConnection(t *testing.T) {
+	t.Parallel()
+	for name, dial := range map[string]func(t *testing.T, addr string) *rediscore.Locker{
+		"goredis": func(t *testing.T, addr string) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: addr, Username: "u", Password: password, DB: 1})
+		},
+		"rueidis": func(t *testing.T, addr string) *rediscore.Locker {
+			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, Username: "u", Password: password, SelectDB: 1,
+				DisableCache: true, ForceSingleClient: true})
+		},
+		"redigo": func(t *testing.T, addr string) *rediscore.Locker {
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", addr,
+				redigolib.DialUsername("u"), redigolib.DialPassword(password), redigolib.DialDatabase(1))
+		},
+	} {
+		for refused, commands := range map[string][]string{"SELECT": {"SELECT"}, "AUTH": {"AUTH", "HELLO"}} {
+			t.Run(name+refused, func(t *testing.T) {
+				server := miniredis.RunT(t)
+				server.RequireUserAuth("u", password)
+				l := dial(t, server.Addr())
+				t.Cleanup(func() { l.Close() })
+				server.Server().SetPreHook(func(c *miniserver.Peer, cmd string, _ ...string) bool {
+					if slices.Contains(commands, cmd) {
+						c.WriteError("ERR upstream failure")
+					} else if strings.HasPrefix(cmd, "EVAL") { // over an old connection
+						c.Close()
+					}
+					return slices.Contains(commands, cmd) || strings.HasPrefix(cmd, "EVAL")
+				})
+				for method, call := range calls(l, "k") {
+					err := refusedWith(t, "upstream failure", call)
+					require.Equal(t, "no effect", verdictOf(err), "%s: %v", method, err)
+					require.False(t, dlock.Refused(err), "only a refusal ends patience: %s", method)
+				}
+				_, err := dlock.New(l).TryAcquire(t.Context(), "k")
+				require.Regexp(t, "the store failed: .*upstream failure$", err)
+			})
+		}
+	}
+}
+
+// What a server, or a proxy, lacks is named, and so is the option that does without it.
+func TestUnsupportedCommands(t *testing.T) {
+	t.Parallel()
+	manyKeys := func(args []string) bool { return args[1] > "1" }
+	for _, a := range adapters {
+		for _, text := range []string{
+			"ERR unknown command 'publish', with args beginning with: ",
+			"ERR This Redis command is not allowed from script",
+			"ERR command 'PUBLISH' not support in script",
+			"NOPERM User u has no permissions to run the 'publish' command",
+		} {
+			t.Run(a.name+"/"+text, func(t *testing.T) {
+				server := miniredis.RunT(t)
+				l := dialMini(t, a.name, a.connect, server)
+				c := dlock.New(l)
+				refuse(server, text, nil, "PUBLISH", "WAIT")
+				lease, err := c.Acquire(t.Context(), "k")
+				require.NoError(t, err)
+				_, err = c.Acquire(t.Context(), "k")
+				require.ErrorIs(t, err, dlock.ErrInvalid)
+				require.ErrorContains(t, err, "WithQueue(false)")
+				time.AfterFunc(100*time.Millisecond, func() { lease.Release() })
+				_, err = dlock.New(dialMini(t, a.name, a.connect, server, rediscore.WithQueue(false))).Acquire(t.Context(), "k")
+				require.NoError(t, err)
+				require.NoError(t, c.Close())
+
+				c = dlock.New(dialMini(t, a.name, a.connect, server, rediscore.WithReplicas(1, time.Second)))
+				_, err = c.Acquire(t.Context(), "replicated")
+				require.ErrorIs(t, err, dlock.ErrInvalid)
+				require.ErrorContains(t, err, "WithReplicas")
+				require.False(t, dlock.NoEffect(err), "the master has granted it")
+				require.NoError(t, c.Close())
+				require.False(t, server.Exists("replicated"), "it was released")
+			})
+		}
+		for _, text := range []string{
+			"ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array",
+			"ERR command 'PUBLISH' not support in script",
+		} {
+			t.Run(a.name+"/all: "+text, func(t *testing.T) {
+				server := miniredis.RunT(t)
+				l := dialMini(t, a.name, a.connect, server)
+				refuse(server, text, manyKeys, "EVAL", "EVALSHA")
+				_, err := l.TryAcquire(t.Context(), "k", "t", ttl)
+				require.ErrorIs(t, err, dlock.ErrInvalid)
+				require.ErrorContains(t, err, "WithQueue(false)")
+				require.Equal(t, "no effect", verdictOf(err))
+				refuse(server, text, nil, "EVAL", "EVALSHA")
+				_, err = l.TryAcquire(t.Context(), "k", "t", ttl)
+				require.NotErrorIs(t, err, dlock.ErrInvalid, "it is not the queue")
+			})
 		}
 	}
 }

@@ -90,6 +90,11 @@ func (g guarded) isReply(err error) (is bool) {
 	return is
 }
 
+// unsupported reports whether an error reply speaks of a command or a script that is not allowed.
+func (g guarded) unsupported(err error) bool {
+	return err != nil && rediserr.Unsupported(rediserr.Answer(err)) && g.isReply(err)
+}
+
 // drain is that of a [Drainer].
 func (g guarded) drain(ctx context.Context) {
 	if d, ok := g.conn.(Drainer); ok {

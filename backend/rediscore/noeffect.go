@@ -74,6 +74,41 @@ type unsent struct{ error }
 func (e unsent) Unwrap() error { return e.error }
 func (unsent) Answered() bool  { return false }
 
+// blameQueue names the cause if what only the queue needs was refused. If the words are not those of Redis, the server must
+// answer a call that has none of it.
+func (l *Locker) blameQueue(ctx context.Context, calls []Call, results []Result) {
+	tried, serves := false, false
+	for i, call := range calls {
+		err := results[i].Err
+		if err == nil || l.unqueued || !l.refusesQueue(call.Script, err) {
+			continue
+		}
+		if !forbidden(err) && !tried {
+			tried, serves = true, l.conn.eval(ctx, Trial(call)).Err == nil
+		}
+		if !forbidden(err) && !serves {
+			continue
+		}
+		results[i].Err = fmt.Errorf("%w: the server, a proxy or the rights of the Redis user do not allow what the queue needs "+
+			"(ZADD, PUBLISH and others, in scripts): see the package documentation of rediscore, or use WithQueue(false): %w", dlock.ErrInvalid, err)
+		if call.Script == acquireScript || dlock.NoEffect(err) {
+			results[i].Err = mark(results[i].Err)
+		}
+	}
+}
+
+// refusesQueue reports whether an error of a script may be about a part of it that only the queue needs. When an attempt
+// has reached such a part, the lock is held.
+func (l *Locker) refusesQueue(s *Script, err error) bool {
+	switch s {
+	case enqueueScript, checkInScript:
+		return forbidden(err) || l.conn.unsupported(err)
+	case acquireScript: // as a whole
+		return !forbidden(err) && !rediserr.InScript(rediserr.Answer(err)) && l.conn.unsupported(err)
+	}
+	return false
+}
+
 // mark makes an error say that its call had no effect.
 func mark(err error) error {
 	if dlock.NoEffect(err) {

@@ -2,9 +2,10 @@ package rediscore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 // WithReplicas makes grants and renewals count only when n replicas of the master have them. The
@@ -93,14 +94,6 @@ func (e *ReplicasError) Unwrap() []error {
 	return []error{e.Err}
 }
 
-// waitError returns the error of WAIT in that of a call, or nil.
-func waitError(err error) error {
-	if few, ok := errors.AsType[*ReplicasError](err); ok {
-		return few.Err
-	}
-	return nil
-}
-
 // replication returns for which replicas the calls of a flight wait, or nil.
 func (l *Locker) replication(calls []Call) *Replication {
 	if l.replicas == nil || kinds[calls[0].Script] == others {
@@ -114,7 +107,11 @@ func (l *Locker) count(calls []Call, results []Result) {
 	wait := l.replication(calls)
 	for i, r := range results {
 		if wait != nil && r.Err == nil && holds(r.Reply) && (r.NoWait != nil || r.Replicas < wait.Replicas) {
-			results[i] = Result{Err: &ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait}}
+			err := error(&ReplicasError{r.Replicas, wait.Replicas, wait.Timeout, r.NoWait})
+			if forbidden(r.NoWait) || l.conn.unsupported(r.NoWait) { // of no use, but the master has the lease
+				err = fmt.Errorf("%w: the server, a proxy or the rights of the Redis user do not allow WAIT, which WithReplicas needs: %w", dlock.ErrInvalid, err)
+			}
+			results[i] = Result{Err: err}
 		}
 	}
 }

@@ -172,6 +172,7 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn)
 	}
+	l.blameQueue(ctx, calls, results)
 	l.noteConnection(results[0].Err)
 	returned = true
 }

@@ -357,11 +357,7 @@ func (w *wait) failed(sent time.Time, err error) (dlock.Attempt, error) {
 	switch {
 	case forbidden(err) && w.vote != nil: // a retry would fail too
 		return w.end(lacksVotingRights(err))
-	case forbidden(err):
-		return w.end(lacksRights(err))
-	case forbidden(waitError(err)):
-		return w.end(fmt.Errorf("%w: the Redis user lacks the right to WAIT, which WithReplicas needs: %w", dlock.ErrInvalid, err))
-	case w.ticket == "", w.unsure, errors.Is(err, dlock.ErrClosed):
+	case w.ticket == "", w.unsure, errors.Is(err, dlock.ErrClosed), errors.Is(err, dlock.ErrInvalid):
 		return w.end(err)
 	}
 	w.failures, w.failure = w.failures+1, err
@@ -369,11 +365,6 @@ func (w *wait) failed(sent time.Time, err error) (dlock.Attempt, error) {
 	pause := retryPause << min(w.failures, 4)
 	w.schedule(pause/2 + chance.N(pause/2)) // not all waiters at once
 	return dlock.Attempt{}, nil
-}
-
-func lacksRights(err error) error {
-	return fmt.Errorf("%w: the Redis user lacks the rights to queue (ZADD, PUBLISH and others): "+
-		"see the package documentation of rediscore, or use WithQueue(false): %w", dlock.ErrInvalid, err)
 }
 
 // stillQueued schedules the next check-in of a waiter that is in the queue. If a message

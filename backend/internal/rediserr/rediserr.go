@@ -120,6 +120,20 @@ func CrossSlot(text string) bool {
 	return strings.HasPrefix(text, "CROSSSLOT") || strings.Contains(text, "same slot") || strings.Contains(text, "same hash slot")
 }
 
+// Unsupported reports whether an answer speaks of a command or a script that the server, a proxy or the rights of the user do
+// not allow, in whatever words. It may be wrong about a text that nobody has seen before.
+func Unsupported(text string) bool {
+	lower := strings.ToLower(text)
+	says := func(word string) bool { return strings.Contains(lower, word) }
+	class := Refusal(text)
+	return (class == 0 || class == Request) && slices.ContainsFunc(unsupported, says) && !slices.ContainsFunc(otherwise, says)
+}
+
+var (
+	unsupported = []string{"command", "script", "lua", "publish", "support", "allow", "permission", "disabled", "denied"}
+	otherwise   = []string{"wrongtype", "non local key", "killed", "timeout", "timed out", "limit", "again", "retry", "in this context"} // about the key, or soon over
+)
+
 // NonLocal reports whether a command in a script was refused because a slot is moving to another node: the same call may
 // succeed soon.
 func NonLocal(text string) bool { return InScript(text) && strings.Contains(text, "non local key") }
