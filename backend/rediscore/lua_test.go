@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/israce"
@@ -44,6 +45,20 @@ func TestLuaVersions(t *testing.T) {
 			}
 			require.Len(t, ran, len(rediscore.Scripts), "scripts that have succeeded")
 		})
+	}
+}
+
+// A Locker without a queue sends texts that the proxies of rented clusters accept.
+func TestPlainTexts(t *testing.T) {
+	for _, name := range []string{"acquire-plain", "release-plain", "renew", "inspect", "free", "holder", "slots"} {
+		require.Empty(t, adaptertest.RefuseText(rediscore.Scripts[name].Source), name)
+	}
+	for _, text := range []string{
+		"local call = redis.call return call('GET', KEYS[1])", "redis.call(ARGV[1], KEYS[1])", "redis.call('GET', 'k')", "redis.call('GET', key)",
+		"redis.call('GET', KEYS[i])", "redis.call('GET', KEYS[1] .. 'x')", "if KEYS[2] then end", "for i = 1, #KEYS do end", "-- KEYS[1]  the lock",
+		"redis.call('DEL', unpack(ARGV))", "redis.call('PUBLISH', KEYS[1], '')", "redis.call('SET', KEYS[1], tonumber(redis.call('GET', KEYS[2])))",
+	} {
+		require.NotEmpty(t, adaptertest.RefuseText(text), text)
 	}
 }
 
