@@ -89,7 +89,7 @@ func newLuaPair(t *testing.T, seed uint64, path string) *luaPair {
 var (
 	luaArgs = map[string]string{
 		"acquire": "token ttl", "acquire-plain": "token ttl", "release": "token", "release-plain": "token", "free": "token",
-		"renew": "token ttl", "inspect": "", "holder": "", "slots": "",
+		"releases": "token token token", "renew": "token ttl", "inspect": "", "holder": "", "slots": "",
 		"enqueue": "token ttl inbox ticket", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
 		"enlist": "token ttl inbox time time", "confirm": "token ttl time", "pass": "token token time",
 	}
@@ -106,8 +106,10 @@ func (p *luaPair) step(ran map[string]bool) {
 		return
 	}
 	name := p.one(slices.Sorted(maps.Keys(rediscore.Scripts))...)
+	kinds, known := luaArgs[name]
+	require.True(p, known, "luaArgs has not %s", name)
 	var args []string
-	for _, kind := range strings.Fields(luaArgs[name]) {
+	for _, kind := range strings.Fields(kinds) {
 		arg := p.one(luaValues[kind]...)
 		if n, err := strconv.ParseInt(arg, 10, 64); err == nil && kind == "time" && n != 0 {
 			arg = strconv.FormatInt(time.Now().UnixMicro()+n, 10)
