@@ -25,9 +25,9 @@ var (
 	checkInScript = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
 	renewScript   = newScript("renew", 1, "return renew()", "proof", "renew")
 	releaseScript = newScript("release", 4, "", "proof", "release-plain", "fence", "queue", "release")
-	freeScript    = newScript("free", 1, "", "proof", "release-plain") // while the slot moves, as holderScript
+	freeScript    = newScript("free", 1, "", "proof", "free") // while the slot moves, as holderScript
 	inspectScript = newScript("inspect", 4, "", "inspect")
-	holderScript  = newScript("holder", 1, "", "inspect")
+	holderScript  = newScript("holder", 1, "", "holder")
 
 	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
 
@@ -62,7 +62,17 @@ func newScript(name string, keys int, end string, files ...string) *Script {
 	return &Script{Source: strings.Join(append(parts, end), "\n"), SHA: sum, Keys: keys}
 }
 
-func luaSource(name string) string { return luaFile(name + ".lua") }
+// luaSource is a file without its comments: a proxy that checks texts may take them for code.
+func luaSource(name string) string {
+	var b strings.Builder
+	for line := range strings.Lines(luaFile(name + ".lua")) {
+		code, _, _ := strings.Cut(line, "--")
+		if code = strings.TrimRight(code, " \n"); code != "" {
+			b.WriteString(code + "\n")
+		}
+	}
+	return b.String()
+}
 
 func luaFile(name string) string {
 	source, err := lua.ReadFile("lua/" + name)

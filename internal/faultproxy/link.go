@@ -170,7 +170,7 @@ func (l *link) writeRequests() {
 	stalled := false // the store gets nothing more
 	for m := range l.requests {
 		if !stalled && l.passes(m, ToStore) {
-			stalled = !l.writeRequest(m)
+			stalled = !l.writeRequest(l.p.admit(m))
 		}
 	}
 }

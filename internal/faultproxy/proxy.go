@@ -35,6 +35,7 @@ type Proxy struct {
 	blocked  Direction
 	paces    map[Direction]Pace
 	faults   []*Fault // those that have not struck yet
+	rejects  func(Request) string
 	links    map[*link]struct{}
 }
 
@@ -94,6 +95,15 @@ func (p *Proxy) Move(store string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.store = store
+}
+
+// Reject makes the Proxy answer commands of RESP itself, from now on: those for which text returns the text of an error. A
+// proxy in front of a service does so that does not allow everything. The store gets a script that returns the error in
+// place of the command, so it must be one that runs Lua.
+func (p *Proxy) Reject(text func(Request) string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rejects = text
 }
 
 // Slow sets the pace of everything that passes in direction d from now on.
@@ -217,6 +227,21 @@ func (p *Proxy) blocks(d Direction) (bool, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.blocked&d != 0, p.changed
+}
+
+// admit returns what the store gets in place of a request.
+func (p *Proxy) admit(m message) message {
+	p.mu.Lock()
+	rejects := p.rejects
+	p.mu.Unlock()
+	if rejects == nil || len(m.args) == 0 {
+		return m
+	}
+	if text := rejects(Request{m.raw, m.args}); text != "" {
+		m.args = []string{"EVAL", "return {err = ARGV[1]}", "0", text}
+		m.raw = command(m.args)
+	}
+	return m
 }
 
 func (p *Proxy) pace(d Direction) Pace {

@@ -486,6 +486,21 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
+// A command is rejected in its turn: the store gets a script that returns the error.
+func TestReject(t *testing.T) {
+	f := newFake(t)
+	p := start(t, f.addr)
+	p.Reject(func(r Request) string {
+		if r.Args[0] == "two" {
+			return "ERR no two"
+		}
+		return ""
+	})
+	c := dial(t, p.Addr())
+	c.send(resp("one") + resp("two") + resp("three"))
+	c.reads("+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
+}
+
 // New connections lead to the new address, and those that are open to the old one.
 func TestMove(t *testing.T) {
 	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {

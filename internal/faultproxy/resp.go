@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -38,6 +39,15 @@ func (r *respReader) command() ([]string, error) {
 		args = append(args, arg)
 	}
 	return args, err
+}
+
+// command is a command as it is sent.
+func command(args []string) []byte {
+	b := fmt.Appendf(nil, "*%d\r\n", len(args))
+	for _, arg := range args {
+		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(arg), arg)
+	}
+	return b
 }
 
 func (r *respReader) argument() (string, error) {

@@ -14,7 +14,8 @@ local function survey(...)
   local time = now()
   local store = assert(call('INFO', 'replication'):match('master_replid:(%w+)'), 'no replication ID')
   local known, birth = (call('GET', KEYS[5]) or ''):match('^(%w+) (%d+)$')
-  if known ~= store or time < tonumber(birth) then
+  birth = tonumber(birth)
+  if known ~= store or time < birth then
     birth = time
     call('SET', KEYS[5], string.format('%s %.0f', store, time))
   end

@@ -12,7 +12,7 @@ local floor, clock = 0
 local function now()
   if not clock then
     local time = redis.call('TIME')
-    clock = time[1] * 1000000 + time[2]
+    clock = tonumber(time[1]) * 1000000 + tonumber(time[2])
   end
   return clock
 end

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -360,24 +361,25 @@ func (c *client) tripName(store int, t sim.Trip) string {
 // scriptName is the name of the file that distinguishes a script from others.
 func scriptName(s *rediscore.Script) string {
 	for _, file := range files() {
-		if strings.Contains(s.Source, file.first) {
+		if strings.Contains(s.Source, file.code) {
 			return file.name
 		}
 	}
 	panic("a script of no such file")
 }
 
-type file struct{ name, first string }
+type file struct{ name, code string }
 
-// files are those that scripts end with, and their first lines. Those of votes come first, since they contain others.
+var comment = regexp.MustCompile(`(?m)^ *--.*\n|^\n| +--.*$`)
+
+// files are those that scripts end with, without comments. Those of votes come first, since they contain others.
 var files = sync.OnceValue(func() (all []file) {
-	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "release", "release-plain", "inspect"} {
+	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "release", "release-plain", "free", "inspect", "holder"} {
 		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)
 		}
-		first, _, _ := strings.Cut(string(text), "\n")
-		all = append(all, file{name, first})
+		all = append(all, file{name, comment.ReplaceAllString(string(text), "")})
 	}
 	return all
 })
