@@ -43,50 +43,39 @@ func ParseQueue(name string) (prefix, key string, ok bool) {
 }
 
 // lockKeys are the keys of the scripts for one lock: the lock, the fence counter of its slot,
-// the queue, the waiters and the marker. They are boxed once, for libraries that take []any.
+// the queue, the waiters and the marker.
 type lockKeys struct {
 	slot  int
 	texts [5]string
-	boxed [5]any
 }
 
+// newLockKeys makes the names of the companions as one text, of which each is a part: most locks have a name that is used
+// once, so these are made for each call.
 func newLockKeys(prefix, key string, cluster bool) *lockKeys {
-	n := &lockKeys{slot: Slot(prefix + key)}
-	n.texts = [...]string{
-		prefix + key,
-		companion(prefix, n.slot, fenceSuffix),
-		companion(prefix, n.slot, queueSuffix+key),
-		companion(prefix, n.slot, waitersSuffix+key),
-		prefix + birthSuffix,
-	}
+	name := prefix + key
+	n := &lockKeys{slot: Slot(name)}
+	slotted, marker := companion(prefix, n.slot, ""), prefix
 	if cluster {
-		n.texts[4] = companion(prefix, n.slot, birthSuffix)
+		marker = slotted
 	}
-	for i, text := range n.texts {
-		n.boxed[i] = text
+	all := slotted + fenceSuffix + slotted + queueSuffix + key + slotted + waitersSuffix + key + marker + birthSuffix
+	cut := func(length int) (text string) {
+		text, all = all[:length], all[length:]
+		return text
+	}
+	n.texts = [...]string{
+		name,
+		cut(len(slotted) + len(fenceSuffix)),
+		cut(len(slotted) + len(queueSuffix) + len(key)),
+		cut(len(slotted) + len(waitersSuffix) + len(key)),
+		all,
 	}
 	return n
 }
 
-// maxNames is for how many locks a Locker keeps the keys. When it has so many, it forgets them all.
-const maxNames = 1024
-
-// keysOf returns the keys of a lock, which was used lately in most cases.
+// keysOf returns the keys of a lock.
 func (l *Locker) keysOf(key string) *lockKeys {
-	l.keysMu.RLock()
-	n := l.keys[key]
-	l.keysMu.RUnlock()
-	if n != nil {
-		return n
-	}
-	n = newLockKeys(l.prefix, key, l.conn.cluster())
-	l.keysMu.Lock()
-	defer l.keysMu.Unlock()
-	if l.keys == nil || len(l.keys) >= maxNames {
-		l.keys = make(map[string]*lockKeys)
-	}
-	l.keys[key] = n
-	return n
+	return newLockKeys(l.prefix, key, l.conn.cluster())
 }
 
 // Slot returns the Redis Cluster hash slot of a key: the CRC16 of the key, or of

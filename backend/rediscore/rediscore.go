@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,8 +34,6 @@ type Locker struct {
 	err         error        // returned by every call: a bad argument of the constructor
 	closed      atomic.Bool
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
-	keysMu      sync.RWMutex
-	keys        map[string]*lockKeys
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings
