@@ -34,7 +34,7 @@ var (
 // Scripts are all that is sent.
 var Scripts = map[string]*Script{
 	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
-	"release": releaseScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript,
+	"release": releaseScript, "releases": releasesScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript,
 	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
 }
 

@@ -20,20 +20,21 @@ var lua embed.FS
 var sums = "\n" + luaFile("sums.txt")
 
 var (
-	acquireScript = newScript("acquire", 4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
-	enqueueScript = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
-	checkInScript = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
-	renewScript   = newScript("renew", 1, "return renew()", "renew")
-	releaseScript = newScript("release", 4, "", "release-lone", "fence", "queue", "release")
-	freeScript    = newScript("free", 1, "", "release-lone") // while the slot moves, as holderScript
-	inspectScript = newScript("inspect", 4, "", "inspect")
-	holderScript  = newScript("holder", 1, "", "inspect")
+	acquireScript  = newScript("acquire", 4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
+	enqueueScript  = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
+	checkInScript  = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
+	renewScript    = newScript("renew", 1, "return renew()", "renew")
+	releaseScript  = newScript("release", 4, "", "release-lone", "fence", "queue", "handon", "release")
+	releasesScript = newScript("releases", 4, "", "fence", "queue", "handon", "releases")
+	freeScript     = newScript("free", 1, "", "release-lone") // while the slot moves, as holderScript
+	inspectScript  = newScript("inspect", 4, "", "inspect")
+	holderScript   = newScript("holder", 1, "", "inspect")
 
 	voteScript    = newScript("vote", 5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
 	enlistScript  = newScript("enlist", 5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
 	attendScript  = newScript("attend", 5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
 	confirmScript = newScript("confirm", 5, "", "fence", "ballot", "renew", "confirm")
-	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "release-lone", "queue", "release")
+	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "release-lone", "queue", "handon", "release")
 )
 
 // newScript makes a script of some of the files in lua, one after the other, and of code at its end. A file uses what

@@ -136,6 +136,26 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 			failAll(results, errExited)
 		}
 	}()
+	l.sendTogether(ctx, calls, results)
+	returned = true
+}
+
+// sendTogether makes calls, those that can be combined as one.
+func (l *Locker) sendTogether(ctx context.Context, calls []Call, results []Result) {
+	c := combine(calls)
+	if c == nil {
+		l.sendEach(ctx, calls, results)
+		return
+	}
+	sent := make([]Result, len(c.calls))
+	l.sendEach(ctx, c.calls, sent)
+	for _, i := range c.spread(sent, results) {
+		l.sendEach(ctx, calls[i:i+1], results[i:i+1])
+	}
+}
+
+// sendEach makes calls in one round trip.
+func (l *Locker) sendEach(ctx context.Context, calls []Call, results []Result) {
 	held := l.leaving.answer()
 	switch wait := l.replication(calls); {
 	case held != nil && !slices.ContainsFunc(calls, reads):
@@ -155,7 +175,6 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
 	}
 	l.noteConnection(results[0].Err)
-	returned = true
 }
 
 var errExited = errors.New("the Redis client has ended the goroutine of the call")

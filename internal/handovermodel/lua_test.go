@@ -61,7 +61,7 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		enqueueScript: "fence queue sweep enqueue enqueue()",
 		checkInScript: "fence queue sweep checkin checkIn()",
 		renewScript:   "renew renew()",
-		releaseScript: "release-lone fence queue release",
+		releaseScript: "release-lone fence queue handon release",
 	} {
 		for _, name := range strings.Fields(parts) {
 			if strings.HasSuffix(name, "()") {
