@@ -371,7 +371,7 @@ type file struct{ name, first string }
 
 // files are those that scripts end with, and their first lines. Those of votes come first, since they contain others.
 var files = sync.OnceValue(func() (all []file) {
-	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "enqueue", "checkin", "renew", "release", "release-lone", "inspect"} {
+	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "enqueue", "checkin", "renew", "releases", "release", "release-lone", "inspect"} {
 		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)
