@@ -632,6 +632,8 @@ func (a *acquisition) known(now time.Time) error {
 		return unavailable(silence, a.held, failure)
 	case Refused(failure):
 		return fmt.Errorf("%w; the store refused: %w", a.held, failure)
+	case failed(failure):
+		return fmt.Errorf("%w; the store failed: %w", a.held, failure)
 	}
 	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
 	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)

@@ -281,6 +281,15 @@ func answered(err error) bool {
 	})
 }
 
+// failed reports whether err, of a call of a Locker, is an answer of the store that says neither what has become of the
+// call nor whether it may succeed later: the error has a method Failed() bool that returns true.
+func failed(err error) bool {
+	return errs.InChain(err, func(err error) bool {
+		answer, ok := err.(interface{ Failed() bool })
+		return ok && answer.Failed()
+	})
+}
+
 // isDial reports whether err itself says that there was no connection.
 func isDial(err error) bool {
 	op, ok := err.(*net.OpError)
@@ -323,6 +332,8 @@ func said(ctx context.Context, since time.Time, err error) error {
 		return err
 	case Refused(err):
 		return refusedWith(err)
+	case failed(err):
+		return failedWith(err)
 	case answered(err), silence < attemptTime && ctx.Err() == context.Canceled:
 		return err
 	}
@@ -330,6 +341,7 @@ func said(ctx context.Context, since time.Time, err error) error {
 }
 
 func refusedWith(err error) error { return fmt.Errorf("the store refused: %w", err) }
+func failedWith(err error) error  { return fmt.Errorf("the store failed: %w", err) }
 
 // unavailable is an ErrUnavailable with the store's last error. It shows the store's last
 // answer as text only, since the error must not match ErrHeld. The error of a context is not
@@ -348,6 +360,8 @@ func unavailable(silence time.Duration, held *HeldError, failure error) error {
 		text = "only refusals"
 	case Refused(failure): // after WithOutage
 		text, reason = "no success", refusedWith(reason)
+	case failed(failure): // likewise
+		text, reason = "no success", failedWith(reason)
 	case answered(failure): // after WithOutage
 		text = "no success"
 	}

@@ -271,6 +271,9 @@ func (t *trouble) noteLateLocked(planned, now time.Time, ttl time.Duration) {
 func (t *trouble) causeLocked(now time.Time) error {
 	silence := now.Sub(alarm.Later(t.since, t.answered)).Round(time.Millisecond)
 	err, text := errs.HideContext(t.said), fmt.Sprintf("no answer for %v", silence)
+	if failed(err) {
+		err, text = failedWith(err), fmt.Sprintf("no success for %v", silence)
+	}
 	if err == nil && errs.BesidesEnd(t.err) != nil { // a time-out of the client library
 		err = errs.HideContext(errs.BesidesEnd(t.err))
 	}

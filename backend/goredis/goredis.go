@@ -204,6 +204,12 @@ func (c conn) pipeline(ctx context.Context, e envelope, numbers []int, results [
 
 func noScript(err error) bool { return err != nil && rediscore.IsNoScript(err.Error()) }
 
+// IsReply implements [rediscore.Replier].
+func (conn) IsReply(err error) bool {
+	_, is := err.(redis.Error)
+	return is && err != redis.Nil
+}
+
 // Cluster implements [rediscore.Conn].
 func (c conn) Cluster() bool { return c.slots != nil && !c.slots.hasOneMaster() }
 

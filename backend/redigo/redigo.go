@@ -179,6 +179,12 @@ func noScript(err error) bool {
 	return ok && rediscore.IsNoScript(string(e))
 }
 
+// IsReply implements [rediscore.Replier].
+func (conn) IsReply(err error) bool {
+	_, is := err.(redis.Error)
+	return is
+}
+
 // text converts the []byte of a reply to strings.
 func text(reply any) any {
 	switch r := reply.(type) {

@@ -89,6 +89,14 @@ type Addressed interface {
 	Addr() string
 }
 
+// A Replier is a [Conn] that knows which errors are replies of a server. Without it, an error whose text the Locker does
+// not know counts as silence.
+type Replier interface {
+	// IsReply reports whether an error that wraps no other is an error reply, from a server or a proxy, and was not made by
+	// the library. It decides by the type of the error.
+	IsReply(err error) bool
+}
+
 // A Call is a call of a script, with its keys and arguments.
 type Call struct {
 	Script *Script

@@ -34,7 +34,8 @@ var (
 // Scripts are all that is sent.
 var Scripts = map[string]*Script{
 	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
-	"release": releaseScript, "releases": releasesScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript,
+	"acquire-plain": plainAcquireScript, "release-plain": plainReleaseScript,
+	"release": releaseScript, "releases": releasesScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript, "slots": slotsScript,
 	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
 }
 
@@ -74,7 +75,7 @@ func KeysOf(prefix, key string, cluster bool) [5]string {
 }
 
 // Judge judges the error of the client of one server.
-func Judge(s *Script, err error) error { return judge(s, err, func() bool { return false }) }
+func Judge(s *Script, err error) error { return judge(s, err, guarded{}) }
 
 // EvalScript calls a script as the methods of a Locker do, until it has done its work.
 func (l *Locker) EvalScript(ctx context.Context, s *Script, key string, args ...string) (any, error) {

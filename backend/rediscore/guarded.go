@@ -81,6 +81,15 @@ func (g guarded) addr() (addr string) {
 	return addr
 }
 
+// isReply reports whether an error wraps an error reply, as a [Replier] says.
+func (g guarded) isReply(err error) (is bool) {
+	r, ok := g.conn.(Replier)
+	if inner := rediserr.Innermost(err); ok && inner != nil {
+		_ = rediserr.Try(func() { is = r.IsReply(inner) })
+	}
+	return is
+}
+
 // drain is that of a [Drainer].
 func (g guarded) drain(ctx context.Context) {
 	if d, ok := g.conn.(Drainer); ok {

@@ -7,10 +7,9 @@ import (
 )
 
 // The companions of a lock are what is stored beside it. Their names begin with prefix{tag},
-// or with {tag}prefix if the prefix has an opening brace. The tag puts them into the lock's
-// slot. There is one fence counter for each slot, not for each lock, and there is a queue only
-// while a waiter needs it. Outside a cluster, the marker of votes has no tag: there is only one. A server that was
-// promoted has another in each slot (fence.lua).
+// or with {tag}prefix if the prefix has an opening brace. The tag puts the queue and the waiters into the lock's
+// slot; they are there only while a waiter needs them. In a cluster, so it does with the fence counter and the marker of
+// votes: there is one for all locks of a slot. Elsewhere there is one counter for the prefix, and one marker.
 const (
 	companionMark = "dlock1:"
 	fenceSuffix   = companionMark + "fence"
@@ -42,25 +41,36 @@ func ParseQueue(name string) (prefix, key string, ok bool) {
 	return prefix, key, marked && tagged
 }
 
-// lockKeys are the keys of the scripts for one lock: the lock, the fence counter of its slot,
+// commonSlot is the slot of the counter that the locks of a prefix share outside a cluster. A lock that would be in the same
+// slot has its counter in the next one. So no cluster accepts a lock with a common counter: the keys of a script would be
+// in two slots.
+const commonSlot = 0
+
+// lockKeys are the keys of the scripts for one lock: the lock, the fence counter,
 // the queue, the waiters and the marker. They are boxed once, for libraries that take []any.
 type lockKeys struct {
-	slot  int
-	texts [5]string
-	boxed [5]any
+	slot   int
+	bySlot bool
+	texts  [5]string
+	boxed  [5]any
 }
 
-func newLockKeys(prefix, key string, cluster bool) *lockKeys {
-	n := &lockKeys{slot: Slot(prefix + key)}
+// newLockKeys returns the keys of a lock, with the counter and the marker of the lock's slot or of the prefix.
+func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
+	n := &lockKeys{slot: Slot(prefix + key), bySlot: bySlot}
+	counter, marker := commonSlot, prefix+birthSuffix
+	switch {
+	case bySlot:
+		counter, marker = n.slot, companion(prefix, n.slot, birthSuffix)
+	case n.slot == commonSlot:
+		counter++
+	}
 	n.texts = [...]string{
 		prefix + key,
-		companion(prefix, n.slot, fenceSuffix),
+		companion(prefix, counter, fenceSuffix),
 		companion(prefix, n.slot, queueSuffix+key),
 		companion(prefix, n.slot, waitersSuffix+key),
-		prefix + birthSuffix,
-	}
-	if cluster {
-		n.texts[4] = companion(prefix, n.slot, birthSuffix)
+		marker,
 	}
 	for i, text := range n.texts {
 		n.boxed[i] = text
@@ -68,25 +78,9 @@ func newLockKeys(prefix, key string, cluster bool) *lockKeys {
 	return n
 }
 
-// maxNames is for how many locks a Locker keeps the keys. When it has so many, it forgets them all.
-const maxNames = 1024
-
-// keysOf returns the keys of a lock, which was used lately in most cases.
+// keysOf returns the keys of a lock.
 func (l *Locker) keysOf(key string) *lockKeys {
-	l.keysMu.RLock()
-	n := l.keys[key]
-	l.keysMu.RUnlock()
-	if n != nil {
-		return n
-	}
-	n = newLockKeys(l.prefix, key, l.conn.cluster())
-	l.keysMu.Lock()
-	defer l.keysMu.Unlock()
-	if l.keys == nil || len(l.keys) >= maxNames {
-		l.keys = make(map[string]*lockKeys)
-	}
-	l.keys[key] = n
-	return n
+	return newLockKeys(l.prefix, key, l.bySlot.Load() || l.conn.cluster())
 }
 
 // Slot returns the Redis Cluster hash slot of a key: the CRC16 of the key, or of

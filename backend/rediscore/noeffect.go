@@ -17,6 +17,7 @@ import (
 // other scripts record a waiter in two writes.
 var decisive = map[*Script]bool{
 	acquireScript: true, renewScript: true, releaseScript: true, releasesScript: true, freeScript: true,
+	plainAcquireScript: true, plainReleaseScript: true,
 	inspectScript: true, holderScript: true,
 	voteScript: true, confirmScript: true, passScript: true,
 }
@@ -26,33 +27,45 @@ var decisive = map[*Script]bool{
 // without such an answer says so is decided by [dlock.NoEffect]. judge also names the cause if the
 // server is too old, or is not one that the client is for. The client of a cluster follows redirections: if
 // it has given up, the nodes disagree, and will soon agree. To another client, a redirection is a refusal.
-func judge(s *Script, err error, cluster func() bool) error {
+// Any other error reply is a failure.
+func judge(s *Script, err error, conn guarded) error {
 	if err == nil {
 		return nil
 	}
+	reply := conn.isReply(err)
 	text := rediserr.Answer(err)
 	if strings.Contains(text, "non deterministic commands") {
 		err = fmt.Errorf("a server before Redis 5: %w", err)
 	}
-	if cause := rediserr.Cause(text, cluster()); cause != "" {
+	if cause := rediserr.Cause(text, conn.cluster()); cause != "" {
 		err = fmt.Errorf("%w (%s)", err, cause)
 	}
 	if class := rediserr.Refusal(text); class != 0 {
 		address, _ := rediserr.Redirection(text)
 		return &dlock.NoEffectError{
 			Err:       err,
-			Temporary: class == rediserr.Temporary || address != "" && cluster(),
+			Temporary: class == rediserr.Temporary || address != "" && conn.cluster(),
 			State:     class == rediserr.State,
 		}
+	}
+	if decisive[s] && rediserr.InScript(text) {
+		return &dlock.NoEffectError{Err: err, Temporary: rediserr.NonLocal(text)}
+	}
+	if reply {
+		err = failure{err}
 	}
 	if dlock.NoEffect(err) && !errors.Is(err, dlock.ErrInvalid) {
 		return unsent{err}
 	}
-	if decisive[s] && rediserr.InScript(text) {
-		return mark(err)
-	}
 	return err
 }
+
+// A failure is an error reply that does not say what has become of the call. A proxy may have made it because its
+// server is away, or the reply may be to the beginning of a connection, over which the call was not sent.
+type failure struct{ error }
+
+func (e failure) Unwrap() error { return e.error }
+func (failure) Failed() bool    { return true }
 
 // An unsent is the error of a call that was not sent, such as one for which the pool had no
 // connection. No server has answered: see [dlock.Refused].

@@ -172,12 +172,3 @@ func TestVotesAreRememberedOnce(t *testing.T) {
 		require.Len(t, l.post.order, 1)
 	})
 }
-
-// A Locker keeps the names of few locks.
-func TestNamesAreForgotten(t *testing.T) {
-	l := New(dumbConn{})
-	for i := range 3 * maxNames {
-		l.keysOf(strconv.Itoa(i))
-		require.LessOrEqual(t, len(l.keys), maxNames)
-	}
-}

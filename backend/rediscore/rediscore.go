@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,8 +34,8 @@ type Locker struct {
 	err         error        // returned by every call: a bad argument of the constructor
 	closed      atomic.Bool
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
-	keysMu      sync.RWMutex
-	keys        map[string]*lockKeys
+	probed      atomic.Int64          // when the server was last asked whether it is, in Unix nanoseconds; or 0
+	bySlot      atomic.Bool           // the server is a cluster, or like one: the client may be that of a single server
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings
@@ -79,6 +78,12 @@ const maxPrefix = 1024
 // Use WithQueue(false) for a lock that programs with other libraries acquire too. These
 // programs do not queue, so they would not get the lock while a waiter of dlock is queued.
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
+
+// WithCounterBySlot sets whether there is a fence counter for each hash slot, in place of one for the prefix. It is so anyway
+// with the client of a cluster, and with other clients of a server that refuses scripts with keys of several slots, as each
+// node of a cluster does. Use WithCounterBySlot(true) if some programs have a client of a cluster and others have not, and
+// the server refuses no slots: all programs that share a lock must use the same counter. The default is false.
+func WithCounterBySlot(on bool) Option { return func(l *Locker) { l.bySlot.Store(on) } }
 
 // WithInboxError sets a function that is called with the reason when the Locker cannot open
 // an inbox, or when the server that runs the scripts says that nobody listens to it. Waiters get no messages then, and
@@ -160,14 +165,26 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if err := l.post.use(key, token); err != nil {
 		return dlock.Attempt{}, err
 	}
-	reply, err := l.eval(ctx, acquireScript, key, token, milliseconds(ttl))
+	sent, reply, err := l.evalSent(ctx, l.call(l.first(acquireScript), key, token, milliseconds(ttl)))
 	if moving(err) {
 		hold, failure := l.inspect(ctx, holderScript, key)
 		if failure == nil && hold.Held && hold.Token != token {
 			return refused(hold), nil
 		}
 	}
-	return readAttempt(reply, promise(err, readAttempt))
+	attempt, err := readAttempt(reply, promise(err, readAttempt))
+	if attempt.Acquired {
+		attempt.Since = sent
+	}
+	return attempt, err
+}
+
+// first returns the text that is sent first for a script.
+func (l *Locker) first(s *Script) *Script {
+	if p := plain[s]; p != nil && l.unqueued {
+		return p
+	}
+	return s
 }
 
 // readAttempt reads the reply of acquire.lua.
@@ -214,7 +231,7 @@ func (l *Locker) end(ctx context.Context, s *Script, key, token string, args ...
 
 // release calls a script that releases the token that is its first argument.
 func (l *Locker) release(ctx context.Context, s *Script, key string, args ...string) (bool, error) {
-	reply, err := l.eval(ctx, s, key, args...)
+	reply, err := l.eval(ctx, l.first(s), key, args...)
 	if moving(err) {
 		reply, err = l.eval(ctx, freeScript, key, args[0])
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A Script is a Lua script with a fixed number of keys, at least one, all in the same slot.
+// A Script is a Lua script with a fixed number of keys, at least one.
 type Script struct {
 	Source string
 	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
@@ -20,22 +20,36 @@ var lua embed.FS
 var sums = "\n" + luaFile("sums.txt")
 
 var (
-	acquireScript  = newScript("acquire", 4, "return acquire()", "acquire-lone", "fence", "queue", "acquire")
+	acquireScript  = newScript("acquire", 4, "return acquire()", "fence", "acquire-plain", "queue", "acquire")
 	enqueueScript  = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
 	checkInScript  = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
-	renewScript    = newScript("renew", 1, "return renew()", "renew")
-	releaseScript  = newScript("release", 4, "", "release-lone", "fence", "queue", "handon", "release")
+	renewScript    = newScript("renew", 1, "return renew()", "proof", "renew")
+	releaseScript  = newScript("release", 4, "", "proof", "release-plain", "fence", "queue", "handon", "release")
 	releasesScript = newScript("releases", 4, "", "fence", "queue", "handon", "releases")
-	freeScript     = newScript("free", 1, "", "release-lone") // while the slot moves, as holderScript
+	freeScript     = newScript("free", 1, "", "proof", "release-plain") // while the slot moves, as holderScript
 	inspectScript  = newScript("inspect", 4, "", "inspect")
 	holderScript   = newScript("holder", 1, "", "inspect")
 
-	voteScript    = newScript("vote", 5, "", "acquire-lone", "fence", "ballot", "queue", "acquire", "vote")
+	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
+
+	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "fence", "acquire-plain")
+	plainReleaseScript = newScript("release-plain", 4, "return 'queue'", "proof", "release-plain")
+
+	voteScript    = newScript("vote", 5, "", "fence", "ballot", "queue", "acquire", "vote")
 	enlistScript  = newScript("enlist", 5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
 	attendScript  = newScript("attend", 5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
-	confirmScript = newScript("confirm", 5, "", "fence", "ballot", "renew", "confirm")
-	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "release-lone", "queue", "handon", "release")
+	confirmScript = newScript("confirm", 5, "", "fence", "ballot", "proof", "renew", "confirm")
+	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "proof", "release-plain", "queue", "handon", "release")
 )
+
+// plain has the texts that a Locker without a queue sends first. A proxy that checks scripts lets them pass. They reply
+// with queued, and have no effect, if others wait for the lock.
+var plain = map[*Script]*Script{acquireScript: plainAcquireScript, releaseScript: plainReleaseScript}
+
+const queued = "queue"
+
+// whole are the scripts that follow when others wait.
+var whole = map[*Script]*Script{plainAcquireScript: acquireScript, plainReleaseScript: releaseScript}
 
 // newScript makes a script of some of the files in lua, one after the other, and of code at its end. A file uses what
 // the files before it define.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/dlock-go/dlock/backend/internal/lanes"
+	"github.com/dlock-go/dlock/backend/internal/rediserr"
 	"github.com/dlock-go/dlock/internal/errs"
 )
 
@@ -36,7 +38,7 @@ const (
 )
 
 var kinds = map[*Script]int{
-	acquireScript: grants, enqueueScript: grants, checkInScript: grants,
+	acquireScript: grants, plainAcquireScript: grants, enqueueScript: grants, checkInScript: grants,
 	voteScript: grants, enlistScript: grants, attendScript: grants,
 	renewScript: renewals, confirmScript: renewals,
 }
@@ -73,7 +75,7 @@ func rank(call Call) lanes.Rank {
 	switch {
 	case kinds[call.Script] == renewals:
 		return lanes.Urgent
-	case call.Script == releaseScript, call.Script == passScript:
+	case call.Script == releaseScript, call.Script == plainReleaseScript, call.Script == passScript:
 		return lanes.Ending
 	}
 	return lanes.Other
@@ -111,18 +113,37 @@ const unswept = "unswept"
 
 // evalOne makes a call, and repeats it until the script has done its work.
 func (l *Locker) evalOne(ctx context.Context, call Call) (any, error) {
+	_, reply, err := l.evalSent(ctx, call)
+	return reply, err
+}
+
+// evalSent is evalOne. It also returns when the last call was sent, or zero if that was the first.
+func (l *Locker) evalSent(ctx context.Context, call Call) (sent time.Time, reply any, err error) {
 	r := l.lanes.Do(ctx, call)
-	for r.Err == nil && r.Reply == unswept {
+	for follow(&call, r) {
+		sent = time.Now()
 		r = l.lanes.Do(ctx, call)
 	}
-	return r.Reply, r.Err
+	return sent, r.Reply, r.Err
+}
+
+// follow reports whether a call has to follow one that was answered, and makes it the next one.
+func follow(call *Call, r Result) bool {
+	switch {
+	case r.Err != nil:
+		return false
+	case r.Reply == queued:
+		call.Script = whole[call.Script]
+		return true
+	}
+	return r.Reply == unswept
 }
 
 // evalAll makes calls as evalOne does, together.
 func (l *Locker) evalAll(ctx context.Context, calls []Call, results []Result) {
 	l.lanes.DoAll(ctx, calls, results)
 	for i, r := range results {
-		if r.Err == nil && r.Reply == unswept {
+		if follow(&calls[i], r) {
 			results[i].Reply, results[i].Err = l.evalOne(ctx, calls[i])
 		}
 	}
@@ -154,8 +175,28 @@ func (l *Locker) sendTogether(ctx context.Context, calls []Call, results []Resul
 	}
 }
 
-// sendEach makes calls in one round trip.
+// sendEach makes calls in one round trip, or in two if the server turns out to refuse keys of several slots.
 func (l *Locker) sendEach(ctx context.Context, calls []Call, results []Result) {
+	l.fly(ctx, calls, results)
+	if again := l.crossed(ctx, calls, results); again != nil {
+		some, replies := make([]Call, len(again)), make([]Result, len(again))
+		for n, i := range again {
+			some[n] = calls[i]
+			some[n].keys = l.keysOf(l.nameOf(calls[i]))
+		}
+		l.fly(ctx, some, replies)
+		for n, i := range again {
+			results[i] = replies[n]
+		}
+	}
+	for i, call := range calls {
+		results[i].Err = judge(call.Script, results[i].Err, l.conn)
+	}
+	l.noteConnection(results[0].Err)
+}
+
+// fly makes calls on the connection that is at hand, or on another one if that leads to a server that does not serve.
+func (l *Locker) fly(ctx context.Context, calls []Call, results []Result) {
 	held := l.leaving.answer()
 	switch wait := l.replication(calls); {
 	case held != nil && !slices.ContainsFunc(calls, reads):
@@ -171,11 +212,45 @@ func (l *Locker) sendEach(ctx context.Context, calls []Call, results []Result) {
 		l.conn.evalAll(ctx, calls, results)
 	}
 	l.leave(ctx, calls, results)
-	for i, call := range calls {
-		results[i].Err = judge(call.Script, results[i].Err, l.conn.cluster)
-	}
-	l.noteConnection(results[0].Err)
 }
+
+// crossed returns which calls were refused because their keys are in several slots: those with a common counter. These
+// calls had no effect. The server is a cluster, so from then on the Locker uses a counter for each slot.
+func (l *Locker) crossed(ctx context.Context, calls []Call, results []Result) (again []int) {
+	for i, r := range results {
+		if call := calls[i]; r.Err != nil && !call.keys.bySlot && call.Script.Keys > 1 && l.refusesSlots(ctx, call, r.Err) {
+			again = append(again, i)
+		}
+	}
+	if again != nil {
+		l.bySlot.Store(true)
+	}
+	return again
+}
+
+// refusesSlots reports whether a call has failed because its keys are in several slots. Proxies have words of their own for
+// that, so after an error reply that says nothing known, the server is asked: at most once in probePeriod.
+func (l *Locker) refusesSlots(ctx context.Context, call Call, err error) bool {
+	text := rediserr.Answer(err)
+	if rediserr.CrossSlot(text) {
+		return true
+	}
+	if rediserr.Refusal(text) != 0 || rediserr.InScript(text) || !l.conn.isReply(err) {
+		return false
+	}
+	last, now := l.probed.Load(), time.Now().UnixNano()
+	if last != 0 && now-last < int64(probePeriod) || !l.probed.CompareAndSwap(last, now) {
+		return l.bySlot.Load()
+	}
+	several := l.conn.eval(ctx, Call{Script: slotsScript, keys: call.keys})
+	one := l.conn.eval(ctx, Call{Script: slotsScript, keys: newLockKeys(l.prefix, l.nameOf(call), true)})
+	return l.conn.isReply(several.Err) && one.Err == nil
+}
+
+const probePeriod = time.Second
+
+// nameOf returns the name of the lock of a call.
+func (l *Locker) nameOf(call Call) string { return call.keys.texts[0][len(l.prefix):] }
 
 var errExited = errors.New("the Redis client has ended the goroutine of the call")
 

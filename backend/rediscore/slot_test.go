@@ -1,6 +1,7 @@
 package rediscore_test
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -178,4 +179,94 @@ func TestNodesDisagree(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A single is the client of a single server, which may be a node of a cluster.
+type single struct {
+	*sim.Conn
+	waits int // calls that wait for replicas
+}
+
+func (*single) Cluster() bool { return false }
+
+func (s *single) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
+	s.waits++
+	s.Conn.EvalReplicated(ctx, calls, results, wait)
+}
+
+// Whatever client a Locker has, it uses the same counter as others on the server: that of the slot if the server refuses
+// scripts with keys of several slots, in known words or in others.
+func TestCounterOfACluster(t *testing.T) {
+	const proxied = "ERR every key of a script goes to one shard"
+	for name, c := range map[string]struct {
+		prefix, key string
+		refusal     string // in place of the cluster's
+		opts        []rediscore.Option
+		most        int // trips of the first call
+	}{
+		"plain":                    {"", "k", "", nil, 2},
+		"in the counter's slot":    {"", "{06S}", "", nil, 2},
+		"a prefix with a tag":      {"{app}:", "k", "", nil, 2},
+		"the tag of the counter":   {"{06S}:", "k", "", nil, 2},
+		"unknown words":            {"", "k", proxied, nil, 4},
+		"known words":              {"", "k", "ERR eval/evalsha command keys must be in same slot", nil, 2},
+		"without a queue":          {"", "k", "", []rediscore.Option{rediscore.WithQueue(false)}, 2},
+		"on replicas":              {"", "k", "", []rediscore.Option{rediscore.WithReplicas(1, time.Second)}, 2},
+		"by an option":             {"", "k", "", []rediscore.Option{rediscore.WithCounterBySlot(true)}, 1},
+		"by an option, proxied":    {"", "k", proxied, []rediscore.Option{rediscore.WithCounterBySlot(true)}, 1},
+		"on replicas, known words": {"", "k", "ERR keys in the same slot only", []rediscore.Option{rediscore.WithReplicas(1, time.Second)}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server, trips := sim.NewCluster(1, 1).Nodes[0], 0
+				plain := &single{Conn: sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
+					trips++
+					if keys := t.Calls[0].Keys(); c.refusal != "" && len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
+						f.Results = []rediscore.Result{{Err: sim.Error(c.refusal)}}
+					}
+					return f
+				})}
+				defer plain.Close()
+				ofCluster := sim.Dial(server, nil)
+				defer ofCluster.Close()
+				a := rediscore.New(plain, append(c.opts, rediscore.WithPrefix(c.prefix))...)
+				defer a.Close()
+				b := rediscore.New(ofCluster, rediscore.WithPrefix(c.prefix))
+				defer b.Close()
+				last := int64(0)
+				for i, l := range []*rediscore.Locker{a, b, a, b} {
+					attempt, err := l.TryAcquire(t.Context(), c.key, "t", time.Minute)
+					require.NoError(t, err)
+					require.Greater(t, attempt.Fence, last)
+					last = attempt.Fence
+					held, err := l.Release(t.Context(), c.key, "t")
+					require.NoError(t, err)
+					require.True(t, held)
+					if i == 0 {
+						require.Equal(t, c.most, trips-1, "trips of the first call")
+						require.Equal(t, name[:2] == "on", plain.waits == c.most, "each trip waits for replicas")
+					}
+				}
+				require.Equal(t, []string{rediscore.KeysOf(c.prefix, c.key, true)[1]}, server.Keys())
+			})
+		})
+	}
+}
+
+// A single server that becomes a cluster: fences rise with the clock.
+func TestServerBecomesACluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &single{Conn: sim.Dial(sim.NewServer(), nil)}
+		defer conn.Close()
+		l := rediscore.New(conn)
+		defer l.Close()
+		before, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		time.Sleep(time.Millisecond)
+		conn.Follow(sim.NewCluster(1, 0).Nodes[0])
+		after, err := l.TryAcquire(t.Context(), "k", "u", time.Minute)
+		require.NoError(t, err)
+		require.True(t, after.Acquired)
+		require.Greater(t, after.Fence, before.Fence)
+	})
 }

@@ -30,13 +30,13 @@ func promise(err error, read func(reply any, err error) (dlock.Attempt, error)) 
 	}}
 }
 
-// lateAttempt is what an answer says that nobody waits for. A script that has only removed dead waiters is not repeated. A
+// lateAttempt is what an answer says that nobody waits for. No call follows a script that has only removed dead waiters, or found that others wait. A
 // lease that is not on enough replicas has to be released like another.
 func lateAttempt(r Result, read func(reply any, err error) (dlock.Attempt, error)) (dlock.Attempt, error) {
 	if _, few := errors.AsType[*ReplicasError](r.Err); few {
 		return dlock.Attempt{Acquired: true}, nil
 	}
-	if r.Err == nil && r.Reply == unswept {
+	if r.Err == nil && (r.Reply == unswept || r.Reply == queued) {
 		return dlock.Attempt{}, nil
 	}
 	return read(r.Reply, r.Err)

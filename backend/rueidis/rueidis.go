@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
@@ -174,9 +175,20 @@ func noScript(err error) bool {
 	return ok && e.IsNoScript()
 }
 
+// IsReply implements [rediscore.Replier].
+func (conn) IsReply(err error) bool {
+	_, is := rueidis.IsRedisErr(err)
+	return is
+}
+
+// result returns the result of a call. A reply to another command, such as one that begins a connection, says that
+// the call was not sent.
 func result(r rueidis.RedisResult) (any, error) {
 	m, err := r.ToMessage()
+	_, other := rueidis.IsRedisErr(r.NonRedisError())
 	switch {
+	case other:
+		return nil, &dlock.NoEffectError{Err: err}
 	case rueidis.IsRedisNil(err):
 		return nil, nil
 	case err != nil:

@@ -57,11 +57,11 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		p.subscribe(i)
 	}
 	for s, parts := range map[script]string{ // as in rediscore.go
-		tryScript:     "acquire-lone fence queue acquire acquire()",
+		tryScript:     "fence acquire-plain queue acquire acquire()",
 		enqueueScript: "fence queue sweep enqueue enqueue()",
 		checkInScript: "fence queue sweep checkin checkIn()",
-		renewScript:   "renew renew()",
-		releaseScript: "release-lone fence queue handon release",
+		renewScript:   "proof renew renew()",
+		releaseScript: "proof release-plain fence queue handon release",
 	} {
 		for _, name := range strings.Fields(parts) {
 			if strings.HasSuffix(name, "()") {

@@ -68,6 +68,12 @@ type Leg struct {
 	Lost  bool
 }
 
+// IsReply implements [rediscore.Replier].
+func (*Conn) IsReply(err error) bool {
+	_, is := err.(Error)
+	return is
+}
+
 // Dial returns a client of a server, or of the cluster that has it. fate decides about each trip, one at a time; it may be nil.
 func Dial(s *Server, fate func(Trip) Fate) *Conn {
 	if fate == nil {

@@ -22,7 +22,6 @@ type replication struct {
 	replID2   string   // the replication ID before the promotion
 	offset    int64    // of the last write that the server has
 	effects   []effect // of what runs
-	unshared  bool     // what runs is not for replicas
 	repeating time.Time
 	changed   chan struct{} // closed when WAIT must look again; nil if nobody waits
 
@@ -143,7 +142,7 @@ func (s *Server) send(w write) {
 
 // record notes an effect, for the replicas.
 func (s *Server) record(repeat func(*Server)) {
-	if s.master == nil && len(s.replicas) > 0 && !s.unshared {
+	if s.master == nil && len(s.replicas) > 0 {
 		s.effects = append(s.effects, effect{s.now(), repeat})
 	}
 }

@@ -26,14 +26,7 @@ func (s *Server) newState() *lua.LState {
 	l.SetGlobal("redis", l.SetFuncs(l.NewTable(), map[string]lua.LGFunction{
 		"call":  func(l *lua.LState) int { return s.call(l, true) },
 		"pcall": func(l *lua.LState) int { return s.call(l, false) },
-		"set_repl": func(l *lua.LState) int {
-			s.unshared = l.CheckInt(1) == replNone
-			return 0
-		},
 	}))
-	for name, value := range map[string]int{"REPL_NONE": replNone, "REPL_ALL": replAll} {
-		l.SetField(l.GetGlobal("redis"), name, lua.LNumber(value))
-	}
 	l.SetGlobal("tostring", l.NewFunction(toString))
 	pcall := l.GetGlobal("pcall")
 	l.SetGlobal("pcall", l.NewFunction(func(l *lua.LState) int { return protected(l, pcall) }))
@@ -55,9 +48,6 @@ func (s *Server) newState() *lua.LState {
 	}))
 	return l
 }
-
-// What redis.set_repl takes.
-const replNone, replAll = 0, 3
 
 // Redis has Lua 5.1, where a number becomes a text of at most 14 digits. This Lua has all digits of a
 // whole number, which would hide a fence that is cut. So the operator .. becomes a call of this name.
@@ -162,7 +152,7 @@ func text(v lua.LValue, digits int) string {
 func (s *Server) run(f *lua.LFunction, keys, args []string) (any, error) {
 	s.cost.Scripts++
 	s.script, s.wrote = true, false
-	defer func() { s.script, s.unshared = false, false }()
+	defer func() { s.script = false }()
 	s.lua.G.Global.RawSetString("KEYS", list(s.lua, keys))
 	s.lua.G.Global.RawSetString("ARGV", list(s.lua, args))
 	if err := s.lua.CallByParam(lua.P{Fn: f, NRet: 1, Protect: true}); err != nil {

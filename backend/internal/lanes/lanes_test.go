@@ -811,12 +811,15 @@ func TestAnswersThatComeTooLate(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
+		synctest.Wait()
 		n := len(s.trips)
 		s.each(limit, 0)
 		require.LessOrEqual(s, slices.Max(s.sizes(n)[:4]), limit/2)
 		require.LessOrEqual(s, s.atOnce(n), 2)
+		synctest.Wait()
 		s.slow(2 * time.Millisecond)
 		s.each(10*limit, 0)
+		synctest.Wait()
 		require.Zero(s, s.gates[""].halved)
 	})
 }

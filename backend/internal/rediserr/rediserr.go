@@ -9,17 +9,25 @@ import (
 	"strings"
 )
 
-// Answer returns the text of the innermost error, which is the server's answer if there is one. Of
-// errors that are joined, none is the answer to the call alone, and a [*Panic] is none.
-func Answer(err error) string {
+// Innermost returns the innermost error, which is the server's answer if there is one. Of errors that are
+// joined, none is the answer to the call alone, and a [*Panic] is none: then it returns nil.
+func Innermost(err error) error {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
 	switch err.(type) {
 	case interface{ Unwrap() []error }, *Panic:
-		return ""
+		return nil
 	}
-	return err.Error()
+	return err
+}
+
+// Answer returns the text of the innermost error, or "" if there is none.
+func Answer(err error) string {
+	if inner := Innermost(err); inner != nil {
+		return inner.Error()
+	}
+	return ""
 }
 
 // A Class is why a server refused a call.
@@ -86,17 +94,35 @@ func Refusal(text string) Class {
 		}
 		return 0
 	}
+	text = strings.TrimPrefix(text, "ERR ")
 	code, _, _ := strings.Cut(text, " ")
 	if class, ok := refusals[code]; ok {
 		return class
 	}
 	for begin, class := range generalRefusals {
-		if strings.HasPrefix(strings.TrimPrefix(text, "ERR "), begin) {
+		if strings.HasPrefix(text, begin) {
 			return class
 		}
 	}
+	if CrossSlot(text) {
+		return Request
+	}
 	return 0
 }
+
+// CrossSlot reports whether an answer refuses a call because its keys are in several slots. Proxies have words of their
+// own for that.
+func CrossSlot(text string) bool {
+	if InScript(text) {
+		return false
+	}
+	text = strings.TrimPrefix(text, "ERR ")
+	return strings.HasPrefix(text, "CROSSSLOT") || strings.Contains(text, "same slot") || strings.Contains(text, "same hash slot")
+}
+
+// NonLocal reports whether a command in a script was refused because a slot is moving to another node: the same call may
+// succeed soon.
+func NonLocal(text string) bool { return InScript(text) && strings.Contains(text, "non local key") }
 
 // Unserving reports whether an answer is a refusal by a server whose role is that of a replica, or will be. The
 // address that led there may lead to a master by now.

@@ -55,6 +55,12 @@ func TestRefusal(t *testing.T) {
 		redis6 + "WRONGTYPE Operation against a key holding the wrong kind of value":       none,
 		redis6 + "The user executing the script can't run this command or subcommand":      none,
 		"read tcp 127.0.0.1:1->127.0.0.1:2: i/o timeout":                                   none,
+		"CROSSSLOT Keys in request don't hash to the same slot":                            final,
+		"ERR CROSSSLOT Attempted to access keys that don't hash to the same slot":          final, // Kvrocks
+		"ERR eval/evalsha command keys must be in same slot":                               final, // Tair
+		"eval/evalsha command keys must be in same slot":                                   final,
+		"ERR Script attempted to access keys that do not hash to the same slot" + redis7:   none,
+		"ERR upstream failure":    none,
 		"EOF":                     none,
 		"ERR something else":      none,
 		"BUSYKEY something else":  none,
@@ -71,6 +77,17 @@ func TestInScript(t *testing.T) {
 		"WRONGTYPE Operation against a key":                         false,
 	} {
 		require.Equal(t, want, rediserr.InScript(text), text)
+	}
+}
+
+func TestNonLocal(t *testing.T) {
+	for text, want := range map[string]bool{
+		"ERR Script attempted to access a non local key in a cluster node script: d0d1, on @user_script:62.":                    true,
+		"ERR Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node": true,
+		"Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node":     true,
+		"ERR unknown command `EVAL`, with args beginning with: `non local key`":                                                 false,
+	} {
+		require.Equal(t, want, rediserr.NonLocal(text), text)
 	}
 }
 
@@ -112,6 +129,7 @@ func TestRedirection(t *testing.T) {
 func TestAnswer(t *testing.T) {
 	answer, other := errors.New("OOM"), errors.New("EOF")
 	require.Equal(t, "OOM", rediserr.Answer(answer))
+	require.Empty(t, rediserr.Answer(nil))
 	require.Equal(t, "OOM", rediserr.Answer(fmt.Errorf("dialing: %w", answer)))
 	for _, joined := range []error{errors.Join(answer), errors.Join(other, answer), fmt.Errorf("%w: %w", answer, other)} {
 		require.Empty(t, rediserr.Answer(joined))

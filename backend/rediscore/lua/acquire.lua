@@ -10,7 +10,7 @@
 
 local function acquire()
   local token = ARGV[1]
-  holder = holder or not free and served(token)
+  local holder = call('GET', KEYS[1]) or served(token)
   if holder == unswept then
     return 'unswept'
   elseif holder and holder ~= token then

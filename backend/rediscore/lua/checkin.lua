@@ -47,5 +47,5 @@ local function checkIn()
   end
   local ticket = call('ZRANGE', KEYS[3], rank, rank, 'WITHSCORES')[2]
   local deaf = inbox ~= '' and subscribers(inbox) == 0
-  return {deaf and 4 or 1, tonumber(ticket), rank, time, holder or '', call('PTTL', KEYS[1]), waiters[4] or ''}
+  return {deaf and 4 or 1, math.floor(tonumber(ticket)), rank, time, holder or '', call('PTTL', KEYS[1]), waiters[4] or ''}
 end

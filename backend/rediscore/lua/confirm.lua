@@ -9,6 +9,6 @@
 
 local ballot, fence = survey(), tonumber(ARGV[3])
 if call('GET', KEYS[1]) == ARGV[1] and fence > tonumber(call('GET', KEYS[2]) or 0) then
-  count(fence, time)
+  count(fence)
 end
 return {renew() == 1 and 0 or 3, ballot}

@@ -35,7 +35,7 @@ local function enqueue()
   local last, looked = (waiters[4] or ''):match('^(%d+) (%d+)$')
   last = tonumber(last or call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] or 0)
   local place = ticket or ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', math.max(time, last + 1))
-  last = string.format('%.0f ', math.max(last, place))
+  last = string.format('%.0f ', math.max(last, tonumber(place)))
   local since = steady(waiters[2], time)
   local look = not looked or math.abs(time - looked) >= 1000000
   local rest = look and call('PTTL', KEYS[4])
@@ -56,5 +56,5 @@ local function enqueue()
     call('HSET', KEYS[4], 'arrival', last .. '0')
     rank = call('ZRANK', KEYS[3], token)
   end
-  return {1, tonumber(place), rank, time, holder, call('PTTL', KEYS[1]), waiters[5] or ''}
+  return {1, math.floor(tonumber(place)), rank, time, holder, call('PTTL', KEYS[1]), waiters[5] or ''}
 end

@@ -1,7 +1,7 @@
 -- Returns the holder of a lock and the number of its waiters.
 --
 -- KEYS[1]  the lock
--- KEYS[2]  the fence counter of the lock's slot, not used
+-- KEYS[2]  the fence counter, not used
 -- KEYS[3]  the queue, or none while a slot of a cluster moves and not all keys are on the same server
 -- KEYS[4]  the waiters, or none in that case
 --

@@ -2,7 +2,7 @@
 -- fifth of a microsecond to make a string of a number.
 --
 -- KEYS[1]  the lock
--- KEYS[2]  the fence counter of the lock's slot
+-- KEYS[2]  the fence counter
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
 -- KEYS[4]  the waiters: a hash with these fields. It expires with the queue, or later.
 --
@@ -21,18 +21,7 @@
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
 -- it is still there.
 
--- grant gives a token the lock, which is free or its own, for at least ttl. It never shortens
--- a lease. The counter is written first, so that nothing has happened if that fails.
-local function grant(holder, token, ttl)
-  local fence = mint()
-  local remaining = holder and call('PTTL', KEYS[1])
-  if not holder then
-    call('SET', KEYS[1], token, 'PX', ttl)
-  elseif remaining >= 0 and remaining < tonumber(ttl) then
-    call('PEXPIRE', KEYS[1], ttl)
-  end
-  return fence
-end
+local call, unpack = redis.call, table.unpack or unpack
 
 -- subscribers counts the subscribers of an inbox. The reply of PUBLISH would not do: it counts those of patterns too.
 local function subscribers(inbox)

@@ -9,18 +9,13 @@
 
 local function renew()
   local holder = redis.call('GET', KEYS[1])
-  if holder == ARGV[1] then
-    local remaining = redis.call('PTTL', KEYS[1])
-    if remaining >= 0 then
-      redis.call('PEXPIRE', KEYS[1], math.max(remaining, tonumber(ARGV[2])))
-    end
-    return 1
+  if holder ~= ARGV[1] then
+    prove(holder)
+    return 0
   end
-  -- A replica may be behind, so only a server that accepts writes may say "not held". Neither changes anything.
-  if holder then
-    redis.call('RENAMENX', KEYS[1], KEYS[1])
-  else
-    redis.call('DEL', KEYS[1])
+  local remaining = redis.call('PTTL', KEYS[1])
+  if remaining >= 0 then
+    redis.call('PEXPIRE', KEYS[1], math.max(remaining, tonumber(ARGV[2])))
   end
-  return 0
+  return 1
 end

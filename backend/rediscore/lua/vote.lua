@@ -9,7 +9,7 @@
 -- not hold the lock or 0, and, for a refusal, a place. It is behind all waiters, and not before the time.
 
 floor = tonumber(ARGV[3])
-local ballot = survey(holder == ARGV[1] and 0 or 1)
+local ballot = survey(call('GET', KEYS[1]) == ARGV[1] and 0 or 1)
 local reply = acquire()
 if reply == 'unswept' then
   return reply
@@ -17,5 +17,5 @@ elseif type(reply) == 'number' then
   return {0, reply, ballot}
 end
 local last = call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2] or 0
-ballot[5] = math.max(time, last + 1)
+ballot[5] = math.max(now(), math.floor(last + 1))
 return {1, reply[2], reply[1], reply[3] or '', ballot}

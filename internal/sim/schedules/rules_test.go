@@ -112,7 +112,8 @@ func changes() []change {
 		{waitGo, "\tif !w.again { // else", "\tif !w.again || without(21) { // else"},
 		{waitGo, "\tif m.changed {", "\tif m.changed && !without(22) {"},
 		{deliveryGo, "case r.released, r.given:", "case (r.released || r.given || without(7)) && !without(8):"},
-		{"backend/rediscore/send.go", "\tfor r.Err == nil && r.Reply == unswept {\n", "for r.Err == nil && r.Reply == unswept {\nif without(26) {\nreturn int64(1), nil\n}\n"},
+		{"backend/rediscore/send.go", "\treturn sent, r.Reply, r.Err\n", "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
+		{"backend/rediscore/send.go", "\treturn r.Reply == unswept\n", "return r.Reply == unswept && !without(26)\n"},
 		{"acquire.go", "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
 			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)
@@ -170,8 +171,8 @@ func without(rule int) bool {
 
 var luaChanges = []struct{ rule, file, old, new string }{
 	{"1", "checkin.lua", "elseif not held then\n", "end\n    call('PEXPIRE', KEYS[1], 5000)\n    if not held then\n"},
-	{"2", "queue.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then"},
-	{"23", "fence.lua", "if passed < 100 then\n", "if true then\n"},
+	{"2", "fence.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then"},
+	{"23", "fence.lua", "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"},
 	{"26", "queue.lua", "for batch = 0, 50 do", "for batch = 0, 0 do"},
 }
 

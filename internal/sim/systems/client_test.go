@@ -39,7 +39,7 @@ func (s *system) newClient(number, life int) *client {
 	var nodes []dlock.Locker
 	for i, server := range s.servers {
 		conn := sim.Dial(server, func(t sim.Trip) sim.Fate { return c.fate(i, t) })
-		opts := []rediscore.Option{rediscore.WithQueue(s.kind != polls)}
+		opts := []rediscore.Option{rediscore.WithQueue(s.kind != polls || c.number == 0)}
 		if s.kind == replicas {
 			opts = append(opts, rediscore.WithReplicas(s.kind.replicas(), time.Second))
 		}
@@ -371,7 +371,7 @@ type file struct{ name, first string }
 
 // files are those that scripts end with, and their first lines. Those of votes come first, since they contain others.
 var files = sync.OnceValue(func() (all []file) {
-	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "enqueue", "checkin", "renew", "releases", "release", "release-lone", "inspect"} {
+	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "releases", "release", "release-plain", "inspect"} {
 		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)

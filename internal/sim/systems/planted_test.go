@@ -48,12 +48,18 @@ var allPlanted = []planted{
 		{"internal/owed/owed.go", "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", "if c.trying > 0 {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif false {"},
 	}, 600},
 	{"fences do not follow the time", queues, []edit{
-		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
+		{"backend/rediscore/lua/fence.lua", "+ 8, least))", "+ 8))"},
 	}, 20},
-	{"an equal fence after a promotion", failover, []edit{
-		{"backend/rediscore/lua/fence.lua", "local fence = math.max(tonumber(call('GET', KEYS[2]) or 0) + 8, time)", "local fence = tonumber(call('GET', KEYS[2]) or 0) + 8"},
-		{"backend/rediscore/lua/fence.lua", "fence = math.max(fence, birth + 10000000)", ""},
+	{"a fence that is lowered after a promotion", failover, []edit{
+		{"backend/rediscore/lua/fence.lua", "+ 8, least))", "+ 8))"},
 	}, 100},
+	{"the fence counter is lowered", replicas, []edit{
+		{"backend/rediscore/lua/fence.lua", "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", "least"},
+	}, 100},
+	{"'queue' is taken for a grant", polls, []edit{
+		{"backend/rediscore/send.go", "case r.Reply == queued:", "case false:"},
+		{"backend/rediscore/rediscore.go", "if fence, ok := reply.(int64); ok {", "if fence, ok := reply.(int64); ok || reply == queued {"},
+	}, 20},
 	{"a set waits in the order of its caller", queues, []edit{
 		{"set.go", "keys = slices.Sorted(slices.Values(keys))", "keys = slices.Clone(keys)"},
 	}, 20},

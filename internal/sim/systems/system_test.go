@@ -37,7 +37,8 @@ type system struct {
 	of        map[string]*client     // whose tokens they are
 	restarted time.Duration          // when a server last lost its data; 0 if none has
 	failing   sync.Mutex
-	promoted  time.Time // the last replica; releases may be lost then
+	behind    time.Duration // how many promotions there were, each to a clock that is a second behind; guarded by failing
+	promoted  time.Time     // the last replica; releases may be lost then
 	failures  []failure
 }
 
@@ -272,6 +273,9 @@ func (s *system) promote(f fault) {
 	old, all := s.server(0), s.server(0).Replicas()
 	old.SetFaults(sim.Faults{Calls: "LOADING Redis is loading the dataset in memory"})
 	next := all[0]
+	if s.behind++; s.kind == replicas { // which have all that counts, also if their clocks are behind
+		next.SetClock(-s.behind * time.Second)
+	}
 	next.Promote()
 	for _, r := range all[1:] {
 		r.Follow(next)
