@@ -16,6 +16,9 @@ func WithPrefix(prefix string) Option { return rediscore.WithPrefix(prefix) }
 // true.
 func WithQueue(on bool) Option { return rediscore.WithQueue(on) }
 
+// WithCounterBySlot is [rediscore.WithCounterBySlot]: there is a fence counter for each hash slot, as in a cluster.
+func WithCounterBySlot(on bool) Option { return rediscore.WithCounterBySlot(on) }
+
 // WithInboxError is [rediscore.WithInboxError]: f is called with the reason why waiters get no
 // messages.
 func WithInboxError(f func(error)) Option { return rediscore.WithInboxError(f) }

@@ -33,13 +33,17 @@
 // and StackExchange.Redis store their locks, so their locks and dlock's exclude each other on the
 // same key. A fleet can change from one library to another while it runs.
 //
-// Each hash slot in which a lock is used has one fence counter, for all its locks. The counter
-// expires two days after its last use or, if it is ahead of the clock, a day after the clock has
-// reached it. On a replica it expires a day earlier, which shows a replica that is promoted that another
-// server has written it. It is named prefix{tag}dlock1:fence, or {tag}prefixdlock1:fence if the prefix has an
-// opening brace. The tag puts it into the slot of the lock, as Redis Cluster requires, and the
-// prefix keeps it in reach of access control. Keys and prefixes that contain "dlock1:" are refused,
+// All locks of a prefix share one fence counter. It is named prefix{06S}dlock1:fence, or {06S}prefixdlock1:fence if the
+// prefix has an opening brace. Locks in the hash slot of that name (one in 16,384) share another counter, with the tag
+// {2Gx}. So a million different locks leave two keys at most. In a cluster, each slot in which a lock is used has a counter,
+// for all its locks: the tag is that of the slot then. A counter expires a day after its last use or, if it is ahead of
+// the clock, a day after the clock has reached it. Keys and prefixes that contain "dlock1:" are refused,
 // because they could be such names.
+//
+// Which counter it is, the server decides. A cluster refuses a script whose keys are in two slots, as those of a lock and the
+// common counter always are. A Locker that hears this uses the counter of the slot from then on, so all
+// clients of a server agree. [WithCounterBySlot] is for servers that refuse no slots, while some clients are those of a
+// cluster.
 //
 // While a lock is waited for, it has two more keys: prefix{tag}dlock1:queue: followed by the
 // key, and prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace,
@@ -52,41 +56,31 @@
 // smaller than an earlier fence of the other, and the waiters of one are passed over by those
 // of the other.
 //
-// Keys that are unique per use (an order number, a random part) can end up using every one of
-// the 16,384 slots, and leave a counter in each for two days. If that is too much, a common hash
+// In a cluster, keys that are unique per use (an order number, a random part) can end up using every one of
+// the 16,384 slots, and leave a counter in each for a day. If that is too much, a common hash
 // tag keeps them in one slot: "{orders}:1234".
 //
 // The first vote (see below) stores a marker that never expires, at prefixdlock1:birth. In a cluster
-// there is one for each slot, named prefix{tag}dlock1:birth or {tag}prefixdlock1:birth. A server that was
-// promoted has one for each slot, too, for three days.
+// there is one for each slot, named prefix{tag}dlock1:birth or {tag}prefixdlock1:birth.
 //
 // These names, tags and values are the wire format, which all clients of a lock must agree on.
 // A later format will have another number in place of the "1".
 //
 // # Fences
 //
-// The fence of a grant is the last fence of the slot + 8, or the server's clock in microseconds
-// if that is larger. (For 100 ms after the counter was set, it is only raised by 8, and the clock is not read.)
+// The fence of a grant is the last fence of its counter + 8, or the server's clock in microseconds
+// if that is larger. The clock is read at each grant.
 //
-// So fences rise as long as the server has its data. They also rise when the server has lost its
+// So fences rise as long as the server has its data, also if its clock is set back. They also rise when the server has lost its
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
-// moved on, under three conditions: the outage lasted at least 20 ms; the clock of the new
-// server is behind the old one's by no more than the length of the outage; and there were fewer
-// than 125,000 grants a second in the slot.
+// moved on, under two conditions: the clock of the new server is behind the old one's by less than the outage lasted; and
+// there were fewer than 125,000 grants a second.
 //
 // Without [WithReplicas], two masters may grant the same lock, because the network is split or Sentinel was
-// asked for a failover. So a server that was promoted begins 10 s ahead of its clock, in each slot. Its fences are
-// larger than those of its former master, and the clock catches up with them. There are exceptions, in which both
-// may give equal fences, or fences in the wrong order:
-//
-//   - The former master grants on for longer than 10 s, less the difference of the clocks. The server's setting
-//     min-replicas-max-lag limits that.
-//   - The promoted server had got a whole copy of its master's data less than a second before, and nothing more in
-//     the slot. Or it is promoted again within a second.
-//   - The promoted server was restarted within these 10 s. Or an empty server has taken the master's place.
-//   - The former master was itself promoted, and its marker of the slot has just expired: it leads once more.
-//   - The counter is ahead of the clock by a day or more, because the clock was set back.
-//   - The user may not use INFO.
+// asked for a failover. Their fences then follow the two clocks: the holder at the server whose clock is ahead has the larger
+// fence, also against later grants of the other server, until the other clock has got as far. Fences are equal only
+// if both servers grant the lock in the same microsecond of their clocks, or if the clock of the promoted one is behind the
+// last fence that it knows.
 //
 // So a resource should compare the whole Stamp of package fence: then it obeys only one of two
 // equal fences.

@@ -69,15 +69,11 @@ var purposes = []purpose{
 		text:  "Only rueidis needs it, unless `DisableCache` is set.",
 		sent:  []string{"client|tracking"},
 	}, {
-		title: "Failovers and votes",
-		text: "Scripts ask the server for its replication ID. With this right, the fences of a new master lead those of its " +
-			"former master. Redlock needs it. Without it, the log of ACLs shows that INFO was refused.",
+		title: "Votes",
+		text:  "Redlock needs it: its scripts ask the server for its replication ID.",
 		files: "ballot vote enlist attend confirm pass",
 	},
 }
-
-// infoOnly is the command that fence.lua does without if it is refused.
-const infoOnly = "info"
 
 // clusterOnly are the commands that queue.lua chooses for shard channels.
 var clusterOnly = []string{"pubsub|shardnumsub", "spublish"}
@@ -106,9 +102,6 @@ func rights() [][]string {
 			command, ok := notCommands[word[1]]
 			if !ok {
 				command = strings.ToLower(word[1])
-			}
-			if command == infoOnly && u.title != "Failovers and votes" {
-				continue
 			}
 			if command != "" && (u.title == "A cluster" || !slices.Contains(clusterOnly, command)) {
 				needed = append(needed, command)
