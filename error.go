@@ -12,7 +12,8 @@ import (
 
 // The errors of this package, to be tested with [errors.Is]. Any other error is either a
 // context's, or the store's, as its client library returned it: the store has answered, and
-// refused, for example for lack of memory or because of a wrong password. Its text says so. Two
+// refused, for example for lack of memory or because of a wrong password, or it has failed with a reply that this
+// module does not know. Its text says so. Two
 // match nothing: a grant whose answer took too much of the TTL (see [WithRenewal]), and a Renew that
 // [WithMaxHold] does not allow.
 //
@@ -53,9 +54,9 @@ var (
 	// that the holder no longer holds the lock.
 	ErrReleased = errors.New("lease released")
 
-	// ErrInvalid says that an argument or an option is out of range, or that the store's user
-	// lacks the rights to queue. The error names it. No lock was acquired, and a lease
-	// stays as it was.
+	// ErrInvalid says that an argument or an option is out of range, or that the store, a proxy
+	// or the rights of the store's user do not allow what an option needs. The error names it. No lock was acquired, and a lease
+	// stays as it was. If the store may have done a part of the call, the Client releases that in the background.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrClosed says that the Client has been closed, or the backend or store's client that
@@ -255,6 +256,10 @@ func NoEffect(err error) bool {
 //
 // An error about several stores, such as that of a majority, may have a method Answered() bool.
 // If that returns false, too few of them have answered, and Refused returns false.
+//
+// An error with a method Failed() bool that returns true is an answer, too, but the store has refused nothing: the
+// answer, such as that of a proxy, does not say what has become of the call. A Client does not call that silence. The
+// method says nothing about the effect.
 func Refused(err error) bool {
 	refused := false
 	unanswered := errs.InChain(err, func(err error) bool {

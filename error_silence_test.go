@@ -388,6 +388,18 @@ func TestLossAfterRenewalsByHand(t *testing.T) {
 	})
 }
 
+// An error reply that says nothing does not end the silence that a lease counts. The loss shows it.
+func TestLossAfterUnknownReplies(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithTTL(6*time.Second))
+		l := acquire(t, c, "k")
+		s.onCall(func(c *call) { c.err = errReply })
+		<-l.Done()
+		require.ErrorIs(t, l.Err(), dlock.ErrLost)
+		require.Regexp(t, `last renewal: no success for [3-6][0-9.]*s: the store failed: ERR upstream failure\)$`, l.Err())
+	})
+}
+
 // During a wait, a refusal or another error reply is an answer, too: the error names it beside the holder.
 func TestRefusalDuringAWait(t *testing.T) {
 	for name, end := range waitEnds {

@@ -269,7 +269,7 @@ func dialMini(t *testing.T, name string, dial connect, server *miniredis.Minired
 	if name != "rueidis" {
 		return dial.dial(t, server.Addr(), opts...)
 	}
-	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{server.Addr()}, DisableCache: true, AlwaysRESP2: true})
+	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{server.Addr()}, DisableCache: true, ForceSingleClient: true, AlwaysRESP2: true})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	return rueidis.New(client, opts...)

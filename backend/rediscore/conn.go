@@ -15,10 +15,12 @@ import (
 //
 // A Conn returns the library's errors, wrapped or not. The Locker decides by [dlock.NoEffect], and
 // by the text of the innermost error, whether the call had no effect: if the server has answered,
-// that text is its answer. Joined errors (Unwrap() []error) never say so.
+// that text is its answer. Joined errors (Unwrap() []error) never say so. A Conn should be a [Replier],
+// which says that an error is an answer although the Locker does not know its text.
 //
 // A Conn returns a [dlock.NoEffectError] if it is certain that the call was not sent and will
-// not be, for example because the pool had no free connection. When in doubt, it does not.
+// not be, for example because the pool had no free connection, or because the server has refused the HELLO, AUTH or
+// SELECT of a new connection. When in doubt, it does not.
 //
 // When the library's client was closed, all methods fail with [ClientClosed], which ends all
 // waits. A single closed connection must not be reported like this.

@@ -75,7 +75,10 @@ func KeysOf(prefix, key string, cluster bool) [5]string {
 }
 
 // Judge judges the error of the client of one server.
-func Judge(s *Script, err error) error { return judge(s, err, guarded{}) }
+func Judge(s *Script, err error) error { return JudgeOf(nil, s, err) }
+
+// JudgeOf judges the error of a Conn.
+func JudgeOf(conn Conn, s *Script, err error) error { return judge(s, err, guarded{conn}) }
 
 // EvalScript calls a script as the methods of a Locker do, until it has done its work.
 func (l *Locker) EvalScript(ctx context.Context, s *Script, key string, args ...string) (any, error) {

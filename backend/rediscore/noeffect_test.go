@@ -85,6 +85,32 @@ func TestRefusals(t *testing.T) {
 	require.ErrorIs(t, rediscore.ClientClosed(errDown), errDown)
 }
 
+// An error reply of unknown text is a failure, and says nothing about the effect. Only a Replier knows that it is one.
+func TestFailures(t *testing.T) {
+	conn := sim.Dial(sim.NewServer(), nil)
+	reply := sim.Error("ERR upstream failure")
+	for _, c := range []struct {
+		conn    rediscore.Conn
+		err     error
+		failed  bool
+		verdict verdict
+	}{
+		{conn, reply, true, unknown},
+		{conn, fmt.Errorf("client: %w", reply), true, unknown},
+		{conn, &dlock.NoEffectError{Err: reply}, true, noEffect},
+		{conn, errors.New("ERR upstream failure"), false, unknown},
+		{conn, errors.Join(reply), false, unknown},
+		{conn, sim.Error("ERR Script attempted to access a non local key in a cluster node script: d0, on @user_script:1."), false, temporary},
+		{new(plainConn), reply, false, unknown},
+	} {
+		err := rediscore.JudgeOf(c.conn, rediscore.AcquireScript, c.err)
+		var failure interface{ Failed() bool }
+		require.Equal(t, c.failed, errors.As(err, &failure) && failure.Failed(), "%v", c.err)
+		require.Equal(t, c.verdict, verdictOf(err), "%v", c.err)
+		require.Equal(t, c.verdict == noEffect && !c.failed, dlock.Refused(err), "%v", c.err)
+	}
+}
+
 // A call with bad arguments, whose ctx has ended, or of a Locker that is closed, is not sent. Its error
 // says that it had no effect.
 func TestNothingSent(t *testing.T) {

@@ -63,15 +63,30 @@ func (e *MajorityError) Unwrap() error { return e.cause }
 
 // Answered reports whether a majority of the nodes answered the call: each of them counted, refused
 // the call (see [dlock.Refused]), has forgotten its leases, or decided for another token.
-func (e *MajorityError) Answered() bool {
-	n := 0
+func (e *MajorityError) Answered() bool { return e.count(hasAnswered) >= e.Quorum }
+
+// Failed reports whether a majority of the nodes answered the call, but too many of them with an error that does not say
+// what has become of it.
+func (e *MajorityError) Failed() bool {
+	replied := func(err error) bool {
+		var failed interface{ Failed() bool }
+		return hasAnswered(err) || errors.As(err, &failed) && failed.Failed()
+	}
+	return !e.Answered() && e.count(replied) >= e.Quorum
+}
+
+func (e *MajorityError) count(so func(err error) bool) (n int) {
 	for _, err := range e.Nodes {
-		var answer interface{ Answered() bool }
-		if err == nil || dlock.Refused(err) || errors.As(err, &answer) && answer.Answered() {
+		if so(err) {
 			n++
 		}
 	}
-	return n >= e.Quorum
+	return n
+}
+
+func hasAnswered(err error) bool {
+	var answer interface{ Answered() bool }
+	return err == nil || dlock.Refused(err) || errors.As(err, &answer) && answer.Answered()
 }
 
 // Timeout reports whether a majority might have decided the call with more time: nodes had not

@@ -60,6 +60,7 @@ var checks = []struct {
 	{"there is room for connections and messages", "operations.md#connections", connections},
 	{"the cluster has all slots", "operations.md#the-error-says", slots},
 	{"nothing that dlock knows lasts for ever", "operations.md#what-to-do-when-a-key-is-stuck", leftovers},
+	{"the server takes what locks, queues and WithReplicas send", "operations.md#managed-and-compatible-servers", abilities},
 }
 
 // findings are what checks have found.
@@ -216,6 +217,62 @@ func rights(ctx context.Context, m *master) {
 		m.find(failure, "Grant them, as the page says.", "the user %s lacks rights under the prefix %q: %s",
 			user, m.prefix, strings.Join(missing, ", "))
 	}
+}
+
+// lacks is what a server, a proxy or the rights of the user may not allow. The first one leaves nothing to look for.
+var lacks = []struct {
+	what    string
+	level   level
+	remedy  string
+	command []any // with the words of rights; in a cluster only if it has no CHANNEL
+}{
+	{"EVAL", failure, "Use another server: locks need scripts.", []any{"EVAL", "return 1", 0}},
+	{"TIME before a write in a script", failure, "Use Redis 5 or newer: fences need it.",
+		[]any{"EVAL", "redis.call('TIME') return redis.call('DEL', KEYS[1])", 1, "KEY"}},
+	{"PUBLISH in a script", warning, "Use WithQueue(false), or grant PUBLISH.", []any{"EVAL", "return redis.call('PUBLISH', ARGV[1], '')", 0, "CHANNEL"}},
+	{"sorted sets in a script", warning, "Use WithQueue(false), or grant ZRANGE.", []any{"EVAL", "return redis.call('ZRANGE', KEYS[1], 0, 1)", 1, "KEY"}},
+	{"SUBSCRIBE", warning, "Use WithQueue(false), or grant SUBSCRIBE: without it, waiters ask again and again.", []any{"SUBSCRIBE", "CHANNEL"}},
+	{"WAIT", good, "Do without WithReplicas, or grant WAIT.", []any{"WAIT", 0, 1}},
+}
+
+// abilities tries what changes nothing.
+func abilities(ctx context.Context, m *master) {
+	names := map[any]any{"KEY": m.prefix + "{}dlock1:doctor", "CHANNEL": m.prefix + "{}dlock1:inbox:doctor"}
+	for i, l := range lacks {
+		line, channel := slices.Clone(l.command), false
+		for j, word := range line {
+			channel = channel || word == "CHANNEL"
+			line[j] = cmp.Or(names[word], word)
+		}
+		if channel && m.cluster { // there it is one of a shard
+			continue
+		}
+		reply, ok := errors.AsType[redis.Error](m.try(ctx, line))
+		if ok && reply != redis.Nil && !redis.HasErrorPrefix(reply, "MOVED") {
+			m.find(l.level, l.remedy, "%s is not allowed: %v", l.what, reply)
+			if i == 0 {
+				return
+			}
+		}
+	}
+	lua, err := m.client.Do(ctx, "EVAL", "return _VERSION", 0).Text()
+	if err == nil && !slices.Contains([]string{"Lua 5.1", "Lua 5.2", "Lua 5.3", "Lua 5.4"}, lua) {
+		m.find(warning, "Use --probe, which tries what locks need.", "scripts run on %q, and dlock was tried on Lua 5.1 to 5.4", lua)
+	}
+}
+
+// try makes a call, and returns its error. A subscription has a connection of its own.
+func (m *master) try(ctx context.Context, line []any) error {
+	if line[0] != "SUBSCRIBE" {
+		return m.client.Do(ctx, line...).Err()
+	}
+	sub := m.client.Subscribe(ctx)
+	defer sub.Close()
+	if err := sub.Subscribe(ctx, line[1].(string)); err != nil {
+		return err
+	}
+	_, err := sub.ReceiveTimeout(ctx, time.Second)
+	return err
 }
 
 func connections(ctx context.Context, m *master) {

@@ -102,6 +102,21 @@ func TestDoctor(t *testing.T) {
 			}
 			command(t, server, append(args, "+info", "+acl", "+scan", "+config|get")...)
 		}, "--probe --prefix app:", "", 0, "This Redis is fit for locks"},
+		{"no WAIT", goodServer, func(t *testing.T, server *redistest.Server) {
+			command(t, server, "ACL", "SETUSER", "default", "-wait")
+		}, "", "12", 0, "Do without WithReplicas"},
+		{"no scripts", goodServer, func(t *testing.T, server *redistest.Server) {
+			command(t, server, "ACL", "SETUSER", "default", "-acl", "-eval")
+		}, "", "12", 2, "locks need scripts"},
+		{"no PUBLISH in a script", goodServer, func(t *testing.T, server *redistest.Server) {
+			command(t, server, "ACL", "SETUSER", "default", "-acl", "-publish")
+		}, "", "12", 1, "WithQueue(false), or grant PUBLISH"},
+		{"no TIME in a script", goodServer, func(t *testing.T, server *redistest.Server) {
+			command(t, server, "ACL", "SETUSER", "default", "-acl", "-time")
+		}, "", "12", 2, "fences need it"},
+		{"no subscriptions", goodServer, func(t *testing.T, server *redistest.Server) {
+			command(t, server, "ACL", "SETUSER", "default", "-acl", "-subscribe")
+		}, "", "12", 1, "WithQueue(false), or grant SUBSCRIBE"},
 		{"no right to read INFO", goodServer, func(t *testing.T, server *redistest.Server) {
 			command(t, server, "ACL", "SETUSER", "default", "-info")
 		}, "", "1", 1, "Grant the user INFO"},

@@ -80,6 +80,24 @@ func TestInScript(t *testing.T) {
 	}
 }
 
+func TestUnsupported(t *testing.T) {
+	const redis7 = " script: d0d1, on @user_script:62."
+	for text, want := range map[string]bool{
+		"ERR unknown command 'PUBLISH', with args beginning with: ":                 true,
+		"ERR This Redis command is not allowed from script" + redis7:                true,
+		"ERR bad lua script for redis cluster":                                      true,
+		"NOPERM User u has no permissions to run the 'wait' command":                true,
+		"ERR upstream failure":                                                      false,
+		"ERR command timed out":                                                     false,
+		"OOM command not allowed when used memory > 'maxmemory'.":                   false,
+		"WRONGTYPE Operation against a key" + redis7:                                false,
+		"ERR Script attempted to access a non local key in a cluster node" + redis7: false,
+		"ERR Script killed by user with SCRIPT KILL." + redis7:                      false,
+	} {
+		require.Equal(t, want, rediserr.Unsupported(text), text)
+	}
+}
+
 func TestNonLocal(t *testing.T) {
 	for text, want := range map[string]bool{
 		"ERR Script attempted to access a non local key in a cluster node script: d0d1, on @user_script:62.":                    true,
