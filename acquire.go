@@ -148,7 +148,7 @@ var (
 
 // next decides what an acquisition does. With WithOutage it begins with an attempt: that has a limit,
 // and a wait has none.
-func next(s state) action {
+func next(s *state) action {
 	begins := s.stage == fresh && !s.once && !s.tries && s.outage == 0
 	paused := s.last.do == doPause
 	end := s.begun.Add(s.patience())
@@ -156,8 +156,9 @@ func next(s state) action {
 	case s.lease != nil:
 		return action{do: doEnd}
 	case s.late: // by an attempt that ends when the late call would have
-		s.last.do = doTry
-		return s.last
+		again := s.last
+		again.do = doTry
+		return again
 	case s.err == nil:
 	case s.once, final(s.err), s.errand && errors.Is(s.err, errors.ErrUnsupported):
 		return action{do: doEnd, err: s.err}
@@ -309,7 +310,7 @@ func (a *acquisition) run() (*Lease, error) {
 }
 
 // look sees how things are.
-func (a *acquisition) look() state {
+func (a *acquisition) look() *state {
 	o, k := &a.client.options, a.client.keeper
 	a.now, a.closed = time.Now(), k.open.Err() != nil
 	a.over = ended(a.limited) != nil || a.errand && a.closed
@@ -317,7 +318,7 @@ func (a *acquisition) look() state {
 	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
 	a.turns = a.queue && o.takesTurns()
 	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.contended.Has(a.key) || k.attempts.Load() >= maxAttempts)
-	return a.state
+	return &a.state
 }
 
 // do carries out an action.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/contexts"
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/hooks"
 	"github.com/dlock-go/dlock/internal/token"
@@ -120,10 +121,11 @@ func work[H finisher](ctx context.Context, key string, held H, fn func(context.C
 			held.finish()
 		}
 	}()
-	err := fn(held.Context(ctx), held)
+	inside := held.Context(ctx)
+	err := fn(inside, held)
 	returned = true
 	ended := held.Err()
-	lost := held.finish()
+	lost := contexts.End(inside, held.finish)
 	switch {
 	case errors.Is(lost, ErrLost):
 	case err != nil && ended == ErrClosed: // Shutdown has ended the work

@@ -432,7 +432,7 @@ func TestNext(t *testing.T) {
 		for _, change := range row.state {
 			change(&s)
 		}
-		require.Equal(t, row.want, next(s), row.name)
+		require.Equal(t, row.want, next(&s), row.name)
 	}
 }
 

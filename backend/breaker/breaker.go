@@ -314,15 +314,6 @@ func (b *Locker) cutLocked() {
 	}
 }
 
-// marked returns the mark of an error. That of one of several joined errors says nothing of the others.
-func marked(err error) (mark *dlock.UnansweredError, ok bool) {
-	ok = errs.InChain(err, func(e error) bool {
-		mark, ok = e.(*dlock.UnansweredError)
-		return ok
-	})
-	return mark, ok
-}
-
 // send makes an attempt at the store, and counts its end.
 func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
 	begun, call := time.Now(), b.Forward.Acquire
@@ -339,7 +330,7 @@ func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl t
 	a, err := call(limited, key, token, ttl)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, time.Since(begun).Round(time.Millisecond))
-		if unanswered, ok := marked(err); ok {
+		if unanswered, ok := errs.Find[*dlock.UnansweredError](err); ok {
 			slow = &dlock.UnansweredError{Err: slow, Late: unanswered.Late}
 		} else if dlock.NoEffect(err) {
 			slow = &dlock.NoEffectError{Err: slow}

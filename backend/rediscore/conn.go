@@ -114,7 +114,9 @@ func (c Call) Keys() []string { return c.keys.texts[:c.Script.Keys] }
 // the keys, and the arguments. It returns the extended slice.
 func (c Call) Append(args []any) []any {
 	args = append(args, c.Script.Keys)
-	args = append(args, c.keys.boxed[:c.Script.Keys]...)
+	for _, key := range c.Keys() {
+		args = append(args, key)
+	}
 	for _, arg := range c.Args {
 		args = append(args, arg)
 	}

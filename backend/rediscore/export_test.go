@@ -35,7 +35,7 @@ var (
 var Scripts = map[string]*Script{
 	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
 	"acquire-plain": plainAcquireScript, "release-plain": plainReleaseScript,
-	"release": releaseScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript, "slots": slotsScript,
+	"release": releaseScript, "releases": releasesScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript, "slots": slotsScript,
 	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
 }
 

@@ -47,33 +47,38 @@ func ParseQueue(name string) (prefix, key string, ok bool) {
 const commonSlot = 0
 
 // lockKeys are the keys of the scripts for one lock: the lock, the fence counter,
-// the queue, the waiters and the marker. They are boxed once, for libraries that take []any.
+// the queue, the waiters and the marker.
 type lockKeys struct {
 	slot   int
 	bySlot bool
 	texts  [5]string
-	boxed  [5]any
 }
 
-// newLockKeys returns the keys of a lock, with the counter and the marker of the lock's slot or of the prefix.
+// newLockKeys returns the keys of a lock, with the counter and the marker of the lock's slot or of the prefix. The names of
+// the companions are made as one text, of which each is a part: most locks have a name that is used
+// once, so these are made for each call.
 func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
-	n := &lockKeys{slot: Slot(prefix + key), bySlot: bySlot}
-	counter, marker := commonSlot, prefix+birthSuffix
-	switch {
-	case bySlot:
-		counter, marker = n.slot, companion(prefix, n.slot, birthSuffix)
-	case n.slot == commonSlot:
-		counter++
+	name := prefix + key
+	n := &lockKeys{slot: Slot(name), bySlot: bySlot}
+	beside := companion(prefix, n.slot, "")
+	counter, marker := beside, beside
+	if !bySlot {
+		counter, marker = companion(prefix, commonSlot, ""), prefix
+		if n.slot == commonSlot {
+			counter = companion(prefix, commonSlot+1, "")
+		}
+	}
+	all := counter + fenceSuffix + beside + queueSuffix + key + beside + waitersSuffix + key + marker + birthSuffix
+	cut := func(length int) (text string) {
+		text, all = all[:length], all[length:]
+		return text
 	}
 	n.texts = [...]string{
-		prefix + key,
-		companion(prefix, counter, fenceSuffix),
-		companion(prefix, n.slot, queueSuffix+key),
-		companion(prefix, n.slot, waitersSuffix+key),
-		marker,
-	}
-	for i, text := range n.texts {
-		n.boxed[i] = text
+		name,
+		cut(len(counter) + len(fenceSuffix)),
+		cut(len(beside) + len(queueSuffix) + len(key)),
+		cut(len(beside) + len(waitersSuffix) + len(key)),
+		all,
 	}
 	return n
 }

@@ -16,7 +16,7 @@ import (
 // have moved on, a dead waiter may be gone, and a released token may have left the queue. The
 // other scripts record a waiter in two writes.
 var decisive = map[*Script]bool{
-	acquireScript: true, renewScript: true, releaseScript: true, freeScript: true,
+	acquireScript: true, renewScript: true, releaseScript: true, releasesScript: true, freeScript: true,
 	plainAcquireScript: true, plainReleaseScript: true,
 	inspectScript: true, holderScript: true,
 	voteScript: true, confirmScript: true, passScript: true,

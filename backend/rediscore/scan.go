@@ -67,7 +67,7 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	for _, name := range names {
 		if !strings.Contains(name, companionMark) {
 			keys := &lockKeys{slot: Slot(name)}
-			keys.texts[0], keys.boxed[0] = name, name
+			keys.texts[0] = name
 			calls = append(calls, Call{Script: holderScript, keys: keys})
 		}
 	}

@@ -20,14 +20,15 @@ var lua embed.FS
 var sums = "\n" + luaFile("sums.txt")
 
 var (
-	acquireScript = newScript("acquire", 4, "return acquire()", "fence", "acquire-plain", "queue", "acquire")
-	enqueueScript = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
-	checkInScript = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
-	renewScript   = newScript("renew", 1, "return renew()", "proof", "renew")
-	releaseScript = newScript("release", 4, "", "proof", "release-plain", "fence", "queue", "release")
-	freeScript    = newScript("free", 1, "", "proof", "free") // while the slot moves, as holderScript
-	inspectScript = newScript("inspect", 4, "", "inspect")
-	holderScript  = newScript("holder", 1, "", "holder")
+	acquireScript  = newScript("acquire", 4, "return acquire()", "fence", "acquire-plain", "queue", "acquire")
+	enqueueScript  = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
+	checkInScript  = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
+	renewScript    = newScript("renew", 1, "return renew()", "proof", "renew")
+	releaseScript  = newScript("release", 4, "", "proof", "release-plain", "fence", "queue", "handon", "release")
+	releasesScript = newScript("releases", 4, "", "fence", "queue", "handon", "releases")
+	freeScript     = newScript("free", 1, "", "proof", "free") // while the slot moves, as holderScript
+	inspectScript  = newScript("inspect", 4, "", "inspect")
+	holderScript   = newScript("holder", 1, "", "holder")
 
 	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
 
@@ -38,7 +39,7 @@ var (
 	enlistScript  = newScript("enlist", 5, "", "fence", "ballot", "queue", "sweep", "enqueue", "enlist")
 	attendScript  = newScript("attend", 5, "", "fence", "ballot", "queue", "sweep", "checkin", "attend")
 	confirmScript = newScript("confirm", 5, "", "fence", "ballot", "proof", "renew", "confirm")
-	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "proof", "release-plain", "queue", "release")
+	passScript    = newScript("pass", 5, "", "fence", "ballot", "pass", "proof", "release-plain", "queue", "handon", "release")
 )
 
 // plain has the texts that a Locker without a queue sends first. A proxy that checks scripts lets them pass. They reply

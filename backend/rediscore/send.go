@@ -157,6 +157,26 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 			failAll(results, errExited)
 		}
 	}()
+	l.sendTogether(ctx, calls, results)
+	returned = true
+}
+
+// sendTogether makes calls, those that can be combined as one.
+func (l *Locker) sendTogether(ctx context.Context, calls []Call, results []Result) {
+	c := combine(calls)
+	if c == nil {
+		l.sendEach(ctx, calls, results)
+		return
+	}
+	sent := make([]Result, len(c.calls))
+	l.sendEach(ctx, c.calls, sent)
+	for _, i := range c.spread(sent, results) {
+		l.sendEach(ctx, calls[i:i+1], results[i:i+1])
+	}
+}
+
+// sendEach makes calls in one round trip, or in two if the server turns out to refuse keys of several slots.
+func (l *Locker) sendEach(ctx context.Context, calls []Call, results []Result) {
 	l.fly(ctx, calls, results)
 	if again := l.crossed(ctx, calls, results); again != nil {
 		some, replies := make([]Call, len(again)), make([]Result, len(again))
@@ -174,7 +194,6 @@ func (l *Locker) send(ctx context.Context, calls []Call, results []Result) {
 	}
 	l.blameQueue(ctx, calls, results)
 	l.noteConnection(results[0].Err)
-	returned = true
 }
 
 // fly makes calls on the connection that is at hand, or on another one if that leads to a server that does not serve.

@@ -287,6 +287,85 @@ func TestCallsTravelTogether(t *testing.T) {
 	})
 }
 
+// Releases of one lock that travel together are one call. All their tokens leave the queue before the lock is handed on,
+// and each caller gets its own answer, as if its release had come alone. If the script fails, each is made alone.
+func TestReleasesOfALockAreOneCall(t *testing.T) {
+	for lacking, sent := range map[string]int{"": 1, "HDEL": 1 + 4, "ZREM": 1 + 4} {
+		inScene(t, func(s *scene, a *actor) {
+			other := s.enter()
+			gone, stays := other.acquire("gone"), other.acquire("stays")
+			lanes := a.occupy(2)
+			n := len(a.asked(0))
+			var calls []<-chan error
+			for _, token := range []string{"stranger", "H", "gone", "H"} {
+				calls = append(calls, begin(func() error {
+					held, err := a.Release(s.Context(), "k", token)
+					if err == nil && held {
+						err = errHeldUntilNow
+					}
+					return err
+				}))
+			}
+			if lacking != "" {
+				s.forbid(lacking)
+			}
+			lanes[0].Answer()
+			var held, failed int
+			for _, done := range calls {
+				switch err := <-done; {
+				case err == errHeldUntilNow:
+					held++
+				case err != nil:
+					require.True(s, dlock.NoEffect(err), err)
+					failed++
+				}
+			}
+			require.Len(s, a.asked(n), sent)
+			if lacking == "" {
+				require.Equal(s, 1, held, "of two releases of the holder, one has ended its lease")
+				require.Zero(s, failed)
+				stays.granted()
+				require.False(s, gone.over())
+			} else {
+				require.NotZero(s, held)
+				require.NotZero(s, failed)
+				require.NotEqual(s, "H", s.holder())
+			}
+			s.forbid()
+			lanes[1].Answer()
+			gone.cancel()
+			stays.cancel()
+		})
+	}
+}
+
+var errHeldUntilNow = errors.New("the token held the lock")
+
+// A call for several tokens that has removed many dead waiters, and nothing else, is made again for each.
+func TestUnsweptReleasesOfALock(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		s.crowd(6000, "dead", "pgone")
+		lanes := a.occupy(2)
+		var calls []<-chan error
+		for _, token := range []string{"stranger", "H"} {
+			calls = append(calls, begin(func() error {
+				held, err := a.Release(s.Context(), "k", token)
+				if held != (token == "H") {
+					err = errors.Join(err, fmt.Errorf("%s: %v", token, held))
+				}
+				return err
+			}))
+		}
+		lanes[0].Answer()
+		for _, done := range calls {
+			require.NoError(s, <-done)
+		}
+		require.Empty(s, s.holder())
+		require.Zero(s, s.waiting())
+		lanes[1].Answer()
+	})
+}
+
 // If ctx ends before the flight, the call has no effect, now or later. If it ends during the flight, the caller
 // returns at once, and the outcome is unknown. A flight with several calls takes at most 5 s.
 func TestContextOfAFlight(t *testing.T) {

@@ -33,6 +33,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	a, err := v.try()
 	switch {
 	case err != nil:
+		err = v.promise(err)
 		v.end(isKept) // the caller owes a release
 	case a.Acquired:
 		v.end(isKept)

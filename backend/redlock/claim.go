@@ -15,6 +15,11 @@ type claim struct {
 	releases  atomic.Int64
 	releasing chan struct{} // taken by a Release until it is decided
 	nodes     []nodeClaim
+
+	// Guarded by claims.mu:
+	open   bool            // the outcome of a call is unknown
+	asked  bool            // its caller wants the late answers, and uses the token for nothing but releases from then on
+	settle []func(remains) // to be called when all answers have come
 }
 
 type id struct{ key, token string }
@@ -24,12 +29,25 @@ type id struct{ key, token string }
 type nodeClaim struct {
 	mu     mutex
 	spoilt bool      // a release had no answer, and may arrive later than any vote
-	late   bool      // a vote had no answer, and may arrive later than a release
 	uses   int       // how many requests for a vote, or to keep one, there were
 	lacks  time.Time // since when the node is known not to hold the lease; or zero
 
 	queued atomic.Pointer[queuedRequest] // or nil
+
+	// Guarded by claims.mu:
+	late int     // requests for a vote without an answer, which may arrive later than a release
+	lost bool    // one of them will never have one
+	has  remains // by the answers
 }
+
+// A remains is what the calls of a token have left at a node, or at any.
+type remains int
+
+const (
+	unknown   remains = iota
+	nothing           // and nothing can come any more
+	something         // a vote, or a place in the queue
+)
 
 // useLocked reports whether the caller may ask for a vote or ask to keep one.
 func (s *nodeClaim) useLocked() bool {
@@ -155,15 +173,73 @@ func (c *claims) put(done *claim) {
 	}
 	if done.worthLocked() {
 		done.until = time.Now().Add(memory)
-	} else {
+	} else if c.all[done.id] == done {
 		delete(c.all, done.id)
 	}
+}
+
+// asks notes that a node is asked for a vote. When it has returned, voted follows.
+func (c *claims) asks(of *claim, node int) { c.change(of, func() { of.nodes[node].late++ }) }
+
+// noteLocked notes an answer to a request for a vote, or that there is none yet.
+func (s *nodeClaim) noteLocked(e *reply) {
+	if e.uncertain() {
+		s.lost = s.lost || e.late == nil
+	} else {
+		s.late--
+	}
+	switch {
+	case e.granted(), e.kind == enqueued && e.err == nil, e.queued() && !e.uncertain():
+		s.has = something
+	case e.err == nil && s.has == unknown: // another held the key
+		s.has = nothing
+	}
+}
+
+// change changes what is known of a claim, and tells those who wait for all answers.
+func (c *claims) change(of *claim, change func()) {
+	c.mu.Lock()
+	change()
+	left, settled := of.leftLocked()
+	var settle []func(remains)
+	if settled {
+		settle, of.settle = of.settle, nil
+	}
+	c.mu.Unlock()
+	for _, f := range settle {
+		f(left)
+	}
+}
+
+// leftLocked returns what the token has left, if all answers that can come have come.
+func (c *claim) leftLocked() (left remains, settled bool) {
+	left = nothing
+	for i := range c.nodes {
+		switch s := &c.nodes[i]; {
+		case s.lost:
+			left = unknown
+		case s.late > 0:
+			return unknown, false
+		case s.has == something && left == nothing:
+			left = something
+		}
+	}
+	return left, true
+}
+
+// owesNothing reports whether a node needs no release of a token: it said so itself. A caller who has not asked for the
+// late answers may have used the token elsewhere; so another release must have been answered then.
+func (c *claims) owesNothing(of *claim, node int, answered bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &of.nodes[node]
+	return s.late == 0 && s.has == nothing && (of.asked || answered)
 }
 
 // worthLocked reports whether an unused claim has anything to remember.
 func (c *claim) worthLocked() bool {
 	for i := range c.nodes {
-		if s := &c.nodes[i]; s.spoilt || s.late || !s.lacks.IsZero() {
+		if s := &c.nodes[i]; s.spoilt || s.late > 0 || c.open && s.has == something || !s.lacks.IsZero() {
 			return true
 		}
 	}

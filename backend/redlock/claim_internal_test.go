@@ -45,6 +45,13 @@ func TestClaimsAreForgotten(t *testing.T) {
 			_, _ = l.Release(ctx, "key", "x")
 			s[0].FailReplies(nil)
 		}, true},
+		"a vote of an attempt that was given up": {func(ctx context.Context, l *Locker, s []*memorybackend.Locker) {
+			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			s[1].Delay(time.Second)
+			s[2].Delay(time.Second)
+			_, _ = l.TryAcquire(ctx, "key", "x", time.Second)
+		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -89,6 +96,33 @@ func TestOwedReleasesAreLimited(t *testing.T) {
 	l.owe(c, 0, 0)
 	require.EqualValues(t, maxOwed, l.owed.Load())
 	require.Equal(t, 1, c.users)
+}
+
+// A node owes nothing once it has answered a release, or each request for a vote with a refusal. A request that was made
+// twice has no answer for both.
+func TestWhatANodeOwes(t *testing.T) {
+	l := New([]dlock.Locker{memorybackend.New()})
+	defer l.Close()
+	c := l.claims.get("key", "x")
+	defer l.claims.put(c)
+	c.asked = true
+	answer := func(e reply) bool {
+		l.claims.asks(c, 0)
+		l.voted(c, 0, &e)
+		return !l.claims.owesNothing(c, 0, true)
+	}
+	granted := reply{}
+	granted.ballot.Acquired = true
+	require.False(t, answer(reply{}), "refused")
+	require.True(t, answer(granted), "granted")
+	require.True(t, answer(reply{}), "refused, but granted before")
+	l.released(c, 0, request{err: errPending})
+	require.False(t, l.claims.owesNothing(c, 0, true), "a release without an answer")
+	l.released(c, 0, request{})
+	require.True(t, l.claims.owesNothing(c, 0, true), "released")
+	repeated := request{unknown: true}
+	repeated.fail(&dlock.UnansweredError{Err: context.Canceled, Late: func(f func(dlock.Attempt, error)) { f(dlock.Attempt{}, nil) }}, time.Second)
+	require.True(t, answer(reply{request: repeated}), "repeated")
 }
 
 // spyListener notes what a wait reports.

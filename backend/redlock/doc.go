@@ -65,7 +65,9 @@
 //  9. If votes are split, the holder of the first node that answers, in an order that depends on
 //     the key, keeps its votes, and the others give theirs back. A wait for which rule 4 leaves no
 //     majority of the nodes that are up fails.
-//  10. A release that a minority did not answer is repeated there.
+//  10. A release that a minority did not answer is repeated there. A node that has answered all votes and releases of
+//     an attempt with an unknown outcome gets no release any more, once the caller waits for the late answers:
+//     see [dlock.UnansweredError].
 //
 // The rules 1 and 3 to 8 are those of the model in internal/redlockmodel, which shows for each
 // of them what breaks without it.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/errs"
 )
 
 // A node is one of the stores. Without voter, it votes by the plain methods of a Locker.
@@ -43,6 +44,7 @@ type request struct {
 	sent    time.Time // when the last one was sent
 	unknown bool      // an earlier one failed, and may have had an effect, or may still have it
 	err     error
+	late    func(func(dlock.Attempt, error)) // calls a function with the answer when it comes after err; or nil
 }
 
 // Pauses before the second and the third try.
@@ -82,6 +84,9 @@ func (l *Locker) try(ctx context.Context, node int, limit time.Duration, decided
 
 // fail sets the error of a request that is not made again.
 func (r *request) fail(err error, limit time.Duration) {
+	if mark, ok := errs.Find[*dlock.UnansweredError](err); ok && !r.unknown {
+		r.late = mark.Late
+	}
 	if r.err = hideContext(err, limit); r.unknown && dlock.NoEffect(r.err) {
 		r.err = errors.Join(r.err) // that is only true of the last one
 	}

@@ -5,11 +5,13 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/quorum"
 )
 
 // Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
 // repeated in the background at nodes that have not answered. Until it has arrived there, it also
-// ends a vote that the token got through another Locker meanwhile; so tokens are used once.
+// ends a vote that the token got through another Locker meanwhile; so tokens are used once. After a call of
+// [dlock.UnansweredError].Late, Release leaves out nodes that have said that they keep nothing of the token.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
 		return false, err
@@ -32,12 +34,15 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		s := &c.nodes[i]
 		s.lockForRelease()
 		defer s.mu.Unlock()
+		s.lacks = time.Time{}
+		if l.claims.owesNothing(c, i, false) {
+			return false, request{}
+		}
 		r = l.try(sent, i, l.requestLimit(), decided, func(ctx context.Context) (err error) {
 			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
 			return err
 		})
-		s.lacks, late[i], uses[i] = time.Time{}, s.late, s.uses
-		s.spoilt = s.spoilt || r.unknown || r.err != nil
+		late[i], uses[i] = l.released(c, i, r), s.uses
 		return held, r
 	}, func(answers []answer[bool]) bool {
 		held, decided = l.tally(answers)
@@ -84,6 +89,41 @@ func unsure(a *answer[bool]) error {
 	return nil
 }
 
+// released notes the outcome of a release at a node, and returns whether a vote may arrive there later. The caller holds
+// nodeClaim.mu.
+func (l *Locker) released(c *claim, node int, r request) (late bool) {
+	s := &c.nodes[node]
+	s.spoilt = s.spoilt || r.unknown || r.err != nil
+	l.claims.change(c, func() {
+		if late = s.late > 0; r.err == nil {
+			s.has = nothing
+		}
+	})
+	return late
+}
+
+// voted notes the outcome of a request for a vote; and once more, when its answer comes late. A vote that comes after the
+// release of its token is released then. The caller holds nodeClaim.mu.
+func (l *Locker) voted(c *claim, node int, e *reply) {
+	s := &c.nodes[node]
+	uses := s.uses
+	l.claims.change(c, func() { s.noteLocked(e) })
+	if e.late == nil {
+		return
+	}
+	e.late(func(a dlock.Attempt, err error) {
+		var has remains
+		l.claims.change(c, func() {
+			s.noteLocked(&reply{request: request{err: err}, kind: e.kind, ballot: quorum.Ballot{Attempt: a}})
+			has = s.has
+		})
+		if has == something && c.releases.Load() > 0 && l.begin(context.Background()) == nil {
+			defer l.work.Done()
+			l.owe(c, node, uses)
+		}
+	})
+}
+
 // maxOwed limits how many releases are repeated at the same time.
 const maxOwed = 1024
 
@@ -106,14 +146,14 @@ func (l *Locker) owe(c *claim, i, uses int) {
 				return // another release has taken it over
 			}
 			s.mu.Lock()
-			over := s.uses != uses
+			over := s.uses != uses || l.claims.owesNothing(c, i, !s.spoilt)
 			if !over {
 				r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
 					_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
 					return err
 				})
-				s.spoilt = s.spoilt || r.unknown || r.err != nil
-				over = r.err == nil && !s.late
+				late := l.released(c, i, r)
+				over = r.err == nil && !late
 			}
 			s.mu.Unlock()
 			if over {

@@ -263,26 +263,29 @@ func (r *renewal) healOne(node, i int) {
 	}
 	floor := r.l.floor()
 	var b quorum.Ballot
+	r.l.claims.asks(c, node)
 	vote := r.l.once(r.l.open, node, r.l.limit, never, func(ctx context.Context) (err error) {
 		b, err = r.l.nodes[node].vote(ctx, e.Key, e.Token, e.TTL, floor)
 		return err
 	})
-	s.late = s.late || vote.unknown || uncertain(vote.err)
+	r.l.voted(c, node, &reply{request: vote, kind: voted, ballot: b})
 	if vote.err != nil || b.Acquired || r.l.nodes[node].queue == nil {
 		return
 	}
 	waits = true
 	r.l.claims.hold(c)
+	r.l.claims.asks(c, node)
 	r.l.spawn(func() {
 		defer r.l.claims.put(c)
 		defer s.mu.Unlock()
 		const front = 1
 		ctx, cancel := context.WithTimeout(r.l.open, e.TTL)
 		defer cancel()
-		var late reply
+		late := reply{kind: enqueued}
 		s.waitUnlocking(ctx, &late, func(ctx context.Context) (quorum.Ballot, error) {
 			return r.l.nodes[node].enqueue(ctx, e.Key, e.Token, e.TTL, floor, front)
 		})
-		s.late = s.late || uncertain(late.raw)
+		late.fail(late.raw, e.TTL)
+		r.l.voted(c, node, &late)
 	})
 }

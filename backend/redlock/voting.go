@@ -132,6 +132,10 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 	v.seats[i].flying = true
 	v.flying++
 	l, held, s := v.l, v.l.claims.hold(v.claim), &v.claim.nodes[i]
+	votes := kind == voted || kind == enqueued
+	if votes {
+		l.claims.asks(held, i)
+	}
 	l.spawn(func() {
 		defer l.claims.put(held)
 		if kind == passed {
@@ -147,7 +151,7 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 		case kind == enqueued:
 			e.sent = time.Now()
 			s.waitUnlocking(v.requests, &e, call)
-			e.err = hideContext(e.raw, l.limit)
+			e.fail(e.raw, l.limit)
 		default:
 			try := l.try
 			if kind == voted && !v.waits { // its "no" must be of one instant
@@ -158,13 +162,12 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 				return err
 			})
 		}
-		switch uncertain := e.uncertain(); {
-		case kind == passed:
-			if s.spoilt = s.spoilt || e.unknown || e.err != nil; e.err != nil {
-				l.owe(v.claim, i, s.uses)
+		if votes {
+			l.voted(held, i, &e)
+		} else if kind == passed {
+			if l.released(held, i, e.request); e.err != nil {
+				l.owe(held, i, s.uses)
 			}
-		case kind != confirmed:
-			s.late = s.late || uncertain
 		}
 		v.report(e, s)
 	})
@@ -221,8 +224,7 @@ func (l *Locker) giveBack(c *claim, node int, s *nodeClaim) {
 		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
 		return err
 	})
-	s.spoilt = s.spoilt || r.unknown || r.err != nil
-	if r.err != nil || s.late && !held { // it may be on its way
+	if late := l.released(c, node, r); r.err != nil || late && !held { // it may be on its way
 		l.owe(c, node, s.uses)
 	}
 }
@@ -533,6 +535,31 @@ func (v *voting) lack() error {
 		return nil
 	}
 	return v.failure(nil)
+}
+
+// promise marks an error after which the caller owes a release: the answers that are still to come say of what. From then
+// on, nodes that owe nothing get none.
+func (v *voting) promise(err error) error {
+	l, c := v.l, v.claim
+	if dlock.NoEffect(err) {
+		return err
+	}
+	l.claims.change(c, func() { c.open = true })
+	return &dlock.UnansweredError{Err: err, Late: func(f func(dlock.Attempt, error)) {
+		l.claims.change(c, func() {
+			c.asked = true
+			c.settle = append(c.settle, func(left remains) {
+				switch left {
+				case something:
+					f(dlock.Attempt{Acquired: true}, nil)
+				case nothing:
+					f(dlock.Attempt{}, &dlock.NoEffectError{Err: err})
+				default:
+					f(dlock.Attempt{}, err)
+				}
+			})
+		})
+	}}
 }
 
 func isUnsupported(err error) bool { return errors.Is(err, errors.ErrUnsupported) }

@@ -42,6 +42,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	a, err := w.run()
 	if err != nil {
 		a, err = w.fail(err)
+		err = w.promise(err)
 	} else {
 		w.linger()
 	}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -19,6 +21,7 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/benchmarks/internal/bare"
 )
 
 // A contestant is a library on one client. The page says with which settings, and why.
@@ -65,6 +68,19 @@ var contestants = []contestant{
 	{name: "dlock, turns", client: "rueidis", open: openDlock(dlockOnRueidis, dlock.WithLocalTurns(8))},
 }
 
+// alone are the bare clients, and the contestants that have something to do where nobody waits: local turns have not.
+var alone = slices.Concat([]contestant{
+	{name: "bare", client: "go-redis", open: openBare(func(addr string) (bare.Lock, error) { return bare.OnGoredis(dialGoredis(addr)), nil })},
+	{name: "bare", client: "redigo", open: openBare(func(addr string) (bare.Lock, error) { return bare.OnRedigo(dialRedigo(addr)), nil })},
+	{name: "bare", client: "rueidis", open: openBare(func(addr string) (bare.Lock, error) {
+		client, err := dialRueidis(addr)
+		return bare.OnRueidis(client), err
+	})},
+}, contestants[:len(contestants)-3])
+
+// peer reports whether a contestant is another lock library.
+func (c contestant) peer() bool { return c.name != "bare" && !strings.HasPrefix(c.name, "dlock") }
+
 // majorities are the contestants that take a lock on several servers, and dlock on the first of them.
 // A grant without a fence is an error there.
 var majorities = []contestant{
@@ -78,7 +94,7 @@ var majorities = []contestant{
 var inMajority = majorities[1:]
 
 func contestantOf(id string) contestant {
-	all := slices.Concat(contestants, majorities)
+	all := slices.Concat(alone, contestants, majorities)
 	return all[slices.IndexFunc(all, func(c contestant) bool { return c.id() == id })]
 }
 
@@ -93,6 +109,20 @@ func dialRedigo(addr string) *redigolib.Pool {
 			const limit = 5 * time.Second
 			return redigolib.DialContext(ctx, "tcp", addr, redigolib.DialReadTimeout(limit), redigolib.DialWriteTimeout(limit))
 		},
+	}
+}
+
+func dialRueidis(addr string) (rueidislib.Client, error) {
+	return rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}})
+}
+
+func openBare(dial func(addr string) (bare.Lock, error)) func(job) (acquire, error) {
+	return func(j job) (acquire, error) {
+		lock, err := dial(j.Addrs[0])
+		return func(ctx context.Context, key string) (held, error) {
+			token := rand.Text()
+			return held{release: func() bool { return lock.Free(ctx, key, token) == nil }}, lock.Take(ctx, key, token, j.TTL)
+		}, err
 	}
 }
 
@@ -155,7 +185,7 @@ func dlockOnGoredis(addr string) (dlock.Locker, error) { return goredis.New(dial
 func dlockOnRedigo(addr string) (dlock.Locker, error)  { return redigo.New(dialRedigo(addr)), nil }
 
 func dlockOnRueidis(addr string) (dlock.Locker, error) {
-	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}})
+	client, err := dialRueidis(addr)
 	if err != nil {
 		return nil, err
 	}

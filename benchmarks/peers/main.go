@@ -22,6 +22,7 @@ func main() {
 		return
 	}
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
+	ofOrders := flag.Bool("orders", false, "measure locks that nobody else wants, and write their chapter")
 	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
 	again := flag.Bool("draw", false, "measure nothing; write the page and the charts again")
 	flag.Parse()
@@ -29,19 +30,22 @@ func main() {
 		os.Setenv("DLOCK_REDIS", "1")
 	}
 	h := new(host)
-	err := h.program(*majority, *brief, *again)
+	err := h.program(*ofOrders, *majority, *brief, *again)
 	h.close()
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func (h *host) program(majority, brief, again bool) error {
+func (h *host) program(ofOrders, majority, brief, again bool) error {
 	if again {
 		return redraw()
 	}
 	all, file := onOneServer(), oneServer
-	if majority {
+	switch {
+	case ofOrders:
+		all, file = loads(), orders
+	case majority:
 		all, file = onNodes(), severalServers
 	}
 	if brief {
@@ -54,6 +58,9 @@ func (h *host) program(majority, brief, again bool) error {
 			fmt.Printf("%s: %s: %v\n", r.Scenario, r.Contestant, r.Figures)
 		}
 		return failed
+	}
+	if ofOrders {
+		fmt.Println(part("loads", m))
 	}
 	return errors.Join(failed, m.save(file), redraw())
 }

@@ -17,6 +17,7 @@ import (
 
 // The files of the last measurements.
 const (
+	orders         = "orders.json"
 	oneServer      = "data.json"
 	severalServers = "majority.json"
 )

@@ -2,8 +2,12 @@ package main
 
 import (
 	_ "embed"
+	"errors"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"text/template"
 )
@@ -29,23 +33,25 @@ func redraw() error {
 
 // files returns the page and the charts of the last measurements, by their names below docs.
 func files() (map[string]string, error) {
-	one, err := readMeasurement(oneServer)
-	if err != nil {
-		return nil, err
-	}
-	several, err := readMeasurement(severalServers)
-	if err != nil {
+	ofOrders, err1 := readMeasurement(orders)
+	one, err2 := readMeasurement(oneServer)
+	several, err3 := readMeasurement(severalServers)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
 	all := charts(one, several)
-	all["performance.md"] = page(one, several)
+	all["performance.md"] = page(ofOrders, one, several)
 	return all, nil
 }
 
-func page(one, several *measurement) string {
+func page(ofOrders, one, several *measurement) string {
+	return part("page", struct{ Orders, One, Several *measurement }{ofOrders, one, several})
+}
+
+// part writes a part of the page.
+func part(name string, data any) string {
 	var b strings.Builder
-	data := struct{ One, Several *measurement }{one, several}
-	if err := template.Must(template.New("page").Parse(prose)).Execute(&b, data); err != nil {
+	if err := template.Must(template.New("page").Parse(prose)).ExecuteTemplate(&b, name, data); err != nil {
 		panic(err) // the test has written this text
 	}
 	return b.String()
@@ -57,7 +63,8 @@ func (m *measurement) Figure(scenario, name string) string {
 }
 
 // Table has a row for each contestant of each of the scenarios, whose names have semicolons between them.
-// A column is its title and the name of its figure, and the name of another scenario if that is from there.
+// A column is its title and the name of its figure, and the name of another scenario if that is from there. A figure may be
+// a ratio, such as "rate / bare" or "rate / best".
 func (m *measurement) Table(scenarios string, columns ...string) string {
 	titles, rules, rows := "| |", "|---|", ""
 	for _, column := range columns {
@@ -80,9 +87,31 @@ func (m *measurement) Table(scenarios string, columns ...string) string {
 				if len(parts) > 2 {
 					from = m.find(parts[2], r.Contestant)
 				}
-				rows += " " + human(from.figure(parts[1])) + " |"
+				rows += " " + m.cell(from, parts[1]) + " |"
 			}
 		}
 	}
 	return titles + "\n" + rules + rows
+}
+
+// cell is a figure of r, or its ratio to that of the bare client or of the best peer, on the same client.
+func (m *measurement) cell(r *result, name string) string {
+	name, beside, ratio := strings.Cut(name, " / ")
+	if !ratio {
+		return human(r.figure(name))
+	}
+	var others []float64
+	for _, c := range alone {
+		same := c.client == contestantOf(r.Contestant).client && (c.name == beside || beside == "best" && c.peer())
+		if x := m.find(r.Scenario, c.id()).figure(name); same && !math.IsNaN(x) {
+			others = append(others, x)
+		}
+	}
+	switch {
+	case len(others) == 0:
+		return human(math.NaN())
+	case name == "rate":
+		return strconv.FormatFloat(r.figure(name)/slices.Max(others), 'f', 2, 64)
+	}
+	return strconv.FormatFloat(r.figure(name)/slices.Min(others), 'f', 2, 64)
 }

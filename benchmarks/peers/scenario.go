@@ -23,7 +23,8 @@ type scenario struct {
 	apart  bool          // their clocks are
 	faulty int           // of the nodes, the last ones
 	fault  fault
-	usual  bool // go-redis has a pool of its default size
+	usual  bool          // go-redis has a pool of its default size
+	every  time.Duration // between the arrivals of two orders; 0: an order comes when the one before is done
 	among  []contestant
 	run    func(*turn, context.Context)
 }
@@ -31,14 +32,21 @@ type scenario struct {
 // slow is the round-trip time of the slow network.
 const slow = 2 * time.Millisecond
 
-// onOneServer returns the scenarios on one server: each with a network that adds nothing, and those of
+// loads returns those of a service: a new key for each order.
+func loads() []scenario {
+	base := scenario{n: 64, ttl: 30 * time.Second, rounds: 3, usual: true, among: alone, run: (*turn).cycles}
+	busy, open := base, base
+	busy.name, busy.window = "orders", time.Second
+	open.name, open.window, open.every = "open loop", 1500*time.Millisecond, time.Millisecond
+	return []scenario{busy, open}
+}
+
+// onOneServer returns the scenarios of a lock that several want, and of many leases: each with a network that adds nothing, and those of
 // which it makes much with the slow one too.
 func onOneServer() (all []scenario) {
 	const ttl = 30 * time.Second
 	plain := contestants[:len(contestants)-3] // without local turns, which change nothing there
 	all = []scenario{
-		{name: "own keys", n: 64, window: time.Second, ttl: ttl, rounds: 3, among: plain, run: (*turn).cycles},
-		{name: "own keys, usual pool", n: 64, window: time.Second, ttl: ttl, rounds: 3, usual: true, among: plain, run: (*turn).cycles},
 		{name: "leases", n: 10_000, window: 6 * time.Second, ttl: 6 * time.Second, rounds: 1, among: plain, run: (*turn).leases},
 		{name: "idle", n: 128, window: 5 * time.Second, ttl: ttl, rounds: 1, among: contestants, run: (*turn).idle},
 	}
@@ -49,7 +57,6 @@ func onOneServer() (all []scenario) {
 			}
 			all = append(all, s)
 		}
-		add(scenario{name: "alone", n: 1, window: 500 * time.Millisecond, ttl: ttl, rounds: 3, among: plain, run: (*turn).cycles})
 		add(scenario{name: "threads", n: 32, window: 1500 * time.Millisecond, ttl: ttl, rounds: 2, among: contestants, run: (*turn).threads})
 		add(scenario{name: "takeover", n: 32, window: 5 * time.Second, ttl: 2 * time.Second, rounds: 1, among: plain, run: (*turn).takeover})
 		for _, n := range []int{2, 8, 32, 128} {

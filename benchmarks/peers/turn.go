@@ -45,7 +45,7 @@ func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result)
 	defer cancel()
 	t := &turn{scenario: s, of: c, result: r, servers: b.servers(s)}
 	for i, server := range t.servers {
-		if err := empty(server); err != nil {
+		if err := empty(server, s.nodes > 0); err != nil {
 			return err
 		}
 		addr := server.Addr()
@@ -74,8 +74,12 @@ func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result)
 }
 
 // empty removes what an earlier turn has left. A node that is emptied altogether does not vote.
-func empty(server *redistest.Server) error {
-	_, err := server.Do("EVAL", "for _, key in ipairs(redis.call('KEYS', '*order:*')) do redis.call('DEL', key) end", "0")
+func empty(server *redistest.Server, votes bool) error {
+	command := []string{"FLUSHALL"}
+	if votes {
+		command = []string{"EVAL", "for _, key in ipairs(redis.call('KEYS', '*order:*')) do redis.call('DEL', key) end", "0"}
+	}
+	_, err := server.Do(command...)
 	return err
 }
 
@@ -207,40 +211,48 @@ func (t *turn) used() (l load) {
 }
 
 // together has a process for each job work for the window.
-func (t *turn) together(ctx context.Context, jobs ...job) ([]tenure, load) {
+func (t *turn) together(ctx context.Context, jobs ...job) (report, load) {
 	workers := t.start(ctx, jobs...)
 	workers.begin()
 	time.Sleep(max(t.settle, t.window/20)) // until all are at work
 	l := t.watch(ctx)
 	workers.stop()
-	all := t.report(workers).Tenures
+	r := t.report(workers)
 	if t.nodes > 0 {
-		t.note("second", seconds(all))
+		t.note("second", seconds(r.Tenures))
 	}
-	return all, l
+	return r, l
 }
 
-// cycles measures acquisitions and releases without contention: n goroutines with a key each.
+// cycles measures acquisitions and releases without contention, each with a new key. n goroutines make them, or as many as
+// are needed where orders arrive by a clock.
 func (t *turn) cycles(ctx context.Context) {
-	all, l := t.together(ctx, job{Alone: true, Keys: t.n, Workers: t.n, UsualPool: t.usual})
-	n := 0.0
-	for _, t := range all {
+	r, l := t.together(ctx, job{Alone: true, Workers: t.n, Every: t.every, UsualPool: t.usual})
+	var waits []time.Duration
+	for _, t := range r.Tenures {
 		if t.Got >= l.from && t.Got < l.until {
-			n++
+			waits = append(waits, time.Duration(t.Got-t.Asked))
 		}
 	}
+	n := float64(len(waits))
 	t.note("rate", n/l.seconds())
 	if n == 0 {
 		return
 	}
 	if t.n == 1 {
-		t.note("p50 ms", milliseconds(cycle(all)))
+		t.note("p50 ms", milliseconds(cycle(r.Tenures)))
 	}
-	each := l.seconds() * float64(t.n) / n
-	t.note("µs", each*1e6)
-	t.note("trips", each/l.rtt.Seconds())
+	t.note("p50 µs", 1000*milliseconds(median(waits)))
+	t.note("p99 µs", 1000*milliseconds(quantile(waits, 0.99)))
 	t.note("commands", l.commands/n)
 	t.note("server µs", float64(l.cpu.Microseconds())/n)
+	t.note("client µs", float64(r.CPU.Microseconds())/float64(len(r.Tenures)))
+	if t.nodes == 0 {
+		left, err := t.servers[0].Do("DBSIZE")
+		t.err = errors.Join(t.err, err)
+		keys, _ := left.(int64)
+		t.note("keys", float64(keys))
+	}
 }
 
 // threads has n goroutines of one process pass one lock on.
@@ -258,8 +270,8 @@ func (t *turn) crowd(ctx context.Context) {
 }
 
 func (t *turn) contended(ctx context.Context, jobs ...job) {
-	all, l := t.together(ctx, jobs...)
-	served, gaps, waits := contend(all, t.n, l.from, l.until)
+	r, l := t.together(ctx, jobs...)
+	served, gaps, waits := contend(r.Tenures, t.n, l.from, l.until)
 	t.result.waits = append(t.result.waits, waits...)
 	handovers, starved := float64(len(gaps)), 0.0
 	for _, n := range served {

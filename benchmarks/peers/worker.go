@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,11 +31,12 @@ type job struct {
 	TTL        time.Duration
 	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
-	Keys       int           // worker i wants key i modulo Keys
+	Keys       int           // worker i wants key i modulo Keys; 0: a new key each time
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
 	Once       bool          // each worker takes one lock
+	Every      time.Duration // between two orders that arrive, whatever becomes of those before; 0: workers take one after another
 	Patient    bool          // redsync polls after its default delay, 50 to 250 ms
 	UsualPool  bool          // go-redis has a pool of its default size
 }
@@ -44,15 +46,16 @@ type report struct {
 	Err     string
 	Tenures []tenure
 
+	CPU time.Duration // of the process, while it contended or held all locks
+
 	// What the locks of a job with Hold took, of which Lost were not held to the end.
 	Heap, Stack int64 // bytes
 	Goroutines  int
-	CPU         time.Duration // of the process while it held them
 	Lost        int
 }
 
 // key is the name of a lock.
-func key(i int) string { return fmt.Sprintf("order:%d", i) }
+func key(i int) string { return "order:" + strconv.Itoa(i) }
 
 // isWorker does the work of this process if another has started it for that.
 func isWorker() bool {
@@ -97,8 +100,10 @@ func work(text string, ready func() error) (r report, err error) {
 		io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	r.Tenures = j.contend(ctx, take)
-	return r, nil
+	before := cpu()
+	r.Tenures, err = j.contend(ctx, take)
+	r.CPU = cpu() - before
+	return r, err
 }
 
 // warmUp opens the connections of the client, and loads its scripts.
@@ -129,37 +134,77 @@ func (j job) each(f func(i int)) {
 
 // contend has all workers take and release their locks until ctx ends. It has no deadline,
 // since rueidislock would end the lease with it.
-func (j job) contend(ctx context.Context, take acquire) []tenure {
+func (j job) contend(ctx context.Context, take acquire) ([]tenure, error) {
+	if j.Every > 0 {
+		return j.arrive(ctx, take)
+	}
 	tenures := make([][]tenure, j.Workers)
 	j.each(func(i int) { tenures[i-j.First] = j.one(ctx, take, i) })
-	return slices.Concat(tenures...)
+	return slices.Concat(tenures...), nil
 }
 
-// one is the work of one worker. A failed attempt is part of the wait.
+// one is the work of one worker.
 func (j job) one(ctx context.Context, take acquire, who int) (all []tenure) {
-	n := who % j.Keys
-	for ctx.Err() == nil {
-		t := tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()}
-		h, err := take(ctx, key(n))
-		for err != nil && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-			h, err = take(ctx, key(n))
+	for n := who; ctx.Err() == nil; n += j.Workers {
+		if j.Keys > 0 {
+			n = who % j.Keys
 		}
-		if err != nil {
-			return append(all, t)
-		}
-		t.Got, t.Second = time.Now().UnixNano(), h.second
-		if j.Pause > 0 {
-			time.Sleep(j.Pause)
-		}
-		t.Done = time.Now().UnixNano()
-		all = append(all, t)
-		h.release()
-		if j.Once {
+		t := j.cycle(ctx, take, tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()})
+		if all = append(all, t); t.Got == 0 || j.Once {
 			return all
 		}
 	}
 	return all
+}
+
+// arrive has an order arrive at each beat of a clock, until ctx ends. It asks for its lock when it is due, however late
+// the process notices that.
+func (j job) arrive(ctx context.Context, take acquire) (all []tenure, err error) {
+	due := time.Now()
+	beats, err := newClock(j.Every)
+	var mu sync.Mutex
+	var orders sync.WaitGroup
+	for n, passed := 0, 0; err == nil && ctx.Err() == nil; {
+		passed, err = beats.await()
+		for range passed {
+			due, n = due.Add(j.Every), n+1
+			t := tenure{Key: int32(n), Asked: due.UnixNano()}
+			orders.Go(func() {
+				t := j.cycle(ctx, take, t)
+				mu.Lock()
+				all = append(all, t)
+				mu.Unlock()
+			})
+		}
+	}
+	orders.Wait()
+	return all, err
+}
+
+// cycle takes a lock and releases it. A failed attempt is part of the wait. An order that nobody else wants is finished when
+// ctx ends, and has a context of its own, as in a service.
+func (j job) cycle(ctx context.Context, take acquire, t tenure) tenure {
+	call := ctx
+	if j.Alone {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		call = own
+	}
+	h, err := take(call, key(int(t.Key)))
+	for err != nil && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+		h, err = take(call, key(int(t.Key)))
+	}
+	if err != nil {
+		return t
+	}
+	t.Got, t.Second = time.Now().UnixNano(), h.second
+	if j.Pause > 0 {
+		time.Sleep(j.Pause)
+	}
+	t.Done = time.Now().UnixNano()
+	h.release()
+	return t
 }
 
 // hold takes all locks, says that it is ready, and keeps them until the standard input ends. Where the

@@ -106,6 +106,24 @@ func TestLivesKeepNothing(t *testing.T) {
 	})
 }
 
+// A context of an owner that ends by End has left its parent when End returns.
+func TestEndLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lives Lives
+		parent := &countingContext{Context: t.Context(), done: make(chan struct{})}
+		ctx := lives.Context(parent, "a", text)
+		require.Equal(t, 1, parent.registered)
+		require.Equal(t, errEnd, End(ctx, func() error {
+			lives.End(errEnd)
+			require.Equal(t, 1, parent.registered, "not before the owner has ended")
+			return errEnd
+		}))
+		require.Zero(t, parent.registered)
+		require.Equal(t, errEnd, context.Cause(ctx))
+		require.Equal(t, errEnd, End(ctx, lives.Err), "again")
+	})
+}
+
 // countingContext counts what has registered for its end.
 type countingContext struct {
 	context.Context

@@ -26,6 +26,8 @@ type Lives struct {
 type life struct {
 	context.Context // ends with the parents or the owner
 	cancel          context.CancelCauseFunc
+	leave           func()      // the parents
+	spare           func() bool // keeps leave from being called in a goroutine when the life ends
 }
 
 // A tied context has the values of its parent, ends with its life, and carries an owner: it is the value for
@@ -63,19 +65,30 @@ func (all *Lives) of(parent context.Context) (_ *life, made bool) {
 	}
 	outer, leave := context.WithCancel(parent)
 	ctx, cancel := context.WithCancelCause(outer) // End calls cancel, which asks nothing but outer
-	own := &life{ctx, cancel}
+	own := &life{Context: ctx, cancel: cancel, leave: leave}
+	own.spare = context.AfterFunc(ctx, func() {
+		leave()
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		if all.all[ends] == own {
+			delete(all.all, ends)
+		}
+	})
 	shared := all.share(ends, own)
 	if shared != own { // another was made meanwhile
 		leave()
 		return shared, false
 	}
-	context.AfterFunc(ctx, func() {
-		leave()
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		delete(all.all, ends)
-	})
 	return own, true
+}
+
+// End calls end, which must end the owner of ctx. Then ctx leaves its parent in this goroutine: without End, it does so in
+// one of its own.
+func End(ctx context.Context, end func() error) error {
+	if c, ok := ctx.(*tied); ok && c.life.spare() {
+		defer c.life.leave()
+	}
+	return end()
 }
 
 // share returns the life of contexts whose parents end with ends, if there is one. Otherwise it makes

@@ -56,6 +56,15 @@ func InChain(err error, is func(error) bool) bool {
 	return false
 }
 
+// Find returns the first error of type T among err and those that it wraps. It does not look into errors that are joined.
+func Find[T error](err error) (found T, ok bool) {
+	InChain(err, func(e error) bool {
+		found, ok = e.(T)
+		return ok
+	})
+	return found, ok
+}
+
 // IsContext reports whether err is the plain error of a context.
 func IsContext(err error) bool {
 	return err == context.Canceled || err == context.DeadlineExceeded

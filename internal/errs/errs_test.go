@@ -44,6 +44,10 @@ func TestInChain(t *testing.T) {
 	require.True(t, InChain(fmt.Errorf("read: %w", io.EOF), eof))
 	require.False(t, InChain(errors.Join(io.EOF), eof))
 	require.False(t, InChain(nil, eof))
+	_, ok := Find[*net.OpError](errors.Join(new(net.OpError)))
+	require.False(t, ok)
+	found, ok := Find[*net.OpError](fmt.Errorf("read: %w", &net.OpError{Op: "read"}))
+	require.True(t, ok && found.Op == "read")
 }
 
 func TestBesidesEnd(t *testing.T) {

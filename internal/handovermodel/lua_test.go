@@ -61,7 +61,7 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		enqueueScript: "fence queue sweep enqueue enqueue()",
 		checkInScript: "fence queue sweep checkin checkIn()",
 		renewScript:   "proof renew renew()",
-		releaseScript: "proof release-plain fence queue release",
+		releaseScript: "proof release-plain fence queue handon release",
 	} {
 		for _, name := range strings.Fields(parts) {
 			if strings.HasSuffix(name, "()") {

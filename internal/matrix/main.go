@@ -28,6 +28,9 @@ import (
 
 const page = "docs/servers.md"
 
+// products is what a row of the page, and the output of --version, begin with.
+const products = "(?:Redict|Redis|Valkey) "
+
 //go:embed servers.md.tmpl
 var template string
 
@@ -84,7 +87,7 @@ func main() {
 // with is the page with the rows of an older one, of which r replaces that of its server.
 func with(old string, r ...string) string {
 	rows := make(map[string]string)
-	for _, r := range append(regexp.MustCompile(`(?m)^\| (?:Redis|Valkey) .*\n`).FindAllString(old, -1), r...) {
+	for _, r := range append(regexp.MustCompile(`(?m)^\| `+products+`.*\n`).FindAllString(old, -1), r...) {
 		rows[server(r)] = r
 	}
 	sorted := slices.SortedFunc(maps.Values(rows), func(a, b string) int { return cmp.Compare(server(a), server(b)) })
@@ -100,9 +103,9 @@ func ask(server string) (version, path string, err error) {
 		path, err = filepath.Abs(path)
 	}
 	out, _ := exec.Command(path, "--version").Output()
-	m := regexp.MustCompile(`^((?:Redis|Valkey) )server v=(\S+)`).FindSubmatch(out)
+	m := regexp.MustCompile(`^(` + products + `)server v=(\S+)`).FindSubmatch(out)
 	if err != nil || m == nil {
-		return "", "", fmt.Errorf("%q is no Redis or Valkey: --version says %q (%v)", server, out, err)
+		return "", "", fmt.Errorf("%q is no Redis, Valkey or Redict: --version says %q (%v)", server, out, err)
 	}
 	return string(m[1]) + string(m[2]), path, nil
 }

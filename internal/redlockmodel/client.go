@@ -266,10 +266,10 @@ func (w *world) owns(c, n int) bool {
 	return others < w.c.quorum()
 }
 
-// quit ends an attempt. If it was that of a holder, the lease goes on.
-func (w *world) quit(c int) {
+// quit ends an attempt. If it was that of a holder, the lease goes on. Nodes that owe nothing may be spared.
+func (w *world) quit(c int, spares bool) {
 	for n := range w.c.Nodes {
-		if w.owns(c, n) && !w.inFlight(c, n, release) {
+		if w.owns(c, n) && !w.inFlight(c, n, release) && !(spares && w.owesNothing(c, n)) {
 			w.giveBack(c, n)
 		}
 	}
@@ -280,6 +280,12 @@ func (w *world) quit(c int) {
 	w.Clients[c].Phase = holding
 	w.forget(c)
 	w.unwant(c, vote, confirm)
+}
+
+// owesNothing reports whether a node does not hold the token of a client, and has answered all its calls. One that arrives
+// twice may still be on its way.
+func (w *world) owesNothing(c, n int) bool {
+	return w.Nodes[n].Holder != w.Clients[c].Token && !w.inFlight(c, n, vote)
 }
 
 // end releases a lease.

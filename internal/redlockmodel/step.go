@@ -48,6 +48,7 @@ const (
 	confirms
 	givesBack
 	cancels
+	givesUp
 	renews
 	heals
 	repeated
@@ -218,6 +219,9 @@ func (w *world) clientEvents(c int, f func(event)) {
 		if w.Left[quits] > 0 {
 			e(cancels)
 		}
+		if w.Left[quits] > 0 && cl.Rest == 0 {
+			e(givesUp)
+		}
 	case holding:
 		e(ends)
 		if w.Left[renewals] > 0 {
@@ -267,7 +271,10 @@ func (w *world) happen(e event) {
 		w.giveBack(i, n)
 	case cancels:
 		w.Left[quits]--
-		w.quit(i)
+		w.quit(i, false)
+	case givesUp:
+		w.Left[quits]--
+		w.quit(i, true)
 	case heals:
 		w.heal(i, n)
 	case renews:

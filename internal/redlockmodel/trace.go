@@ -27,7 +27,7 @@ func (c *Config) Text(r *modelcheck.Result[event]) string {
 var eventText = [...]string{
 	passes: "time passes", loses: "no answer", delayed: "no answer yet", arrivesTwice: "twice",
 	begins: "begins to acquire", asks: "asks again for the vote of", confirms: "keeps its vote on", givesBack: "gives its vote back to",
-	cancels: "ends the attempt", renews: "renews", heals: "asks for a lacking vote of", repeated: "acquires again", ends: "releases",
+	cancels: "ends the attempt", givesUp: "gives up", renews: "renews", heals: "asks for a lacking vote of", repeated: "acquires again", ends: "releases",
 	adopts: "'s lease is adopted", wiped: "loses all data", saves: "saves its data", restarted: "starts again with what it has saved", drifted: "has a fast clock",
 }
 

@@ -15,6 +15,7 @@ type gate[K comparable, C, R any] struct {
 	overdue   int             // so many of the oldest are
 	roundTrip time.Duration   // about that of the fastest flights lately; 0 if not known
 	execution time.Duration   // of a call, about that of the flights lately
+	halved    int             // how often the limit of flights is
 	idle      []*flight[C, R] // to be used again
 	watch     *time.Timer     // looks for a lane
 	watchAt   time.Time       // when; zero if it does not
@@ -43,8 +44,9 @@ func (g *gate[K, C, R]) freeLocked(lanes int) bool {
 }
 
 // furtherLocked reports whether a further lane may open. Round trips are taken to be slow before the first is known.
+// Answers that come too late would come later still.
 func (g *gate[K, C, R]) furtherLocked() bool {
-	return (g.roundTrip == 0 || g.roundTrip > slowTrip) && !g.fullLocked() && g.freeLocked(g.lanes.settings.MaxLanes)
+	return g.halved == 0 && (g.roundTrip == 0 || g.roundTrip > slowTrip) && !g.fullLocked() && g.freeLocked(g.lanes.settings.MaxLanes)
 }
 
 // callsLocked returns how many calls are in flight.
@@ -75,11 +77,11 @@ func (g *gate[K, C, R]) passesLocked() bool {
 
 // limitLocked returns how many calls a flight may have: about as many as the server executes within a
 // round trip, and some more. So a flight takes a connection for not much longer than a single call. Where a call takes
-// the server long, a flight is smaller: else most answers would come when their callers have given up.
+// the server long, a flight is smaller; and the more so where answers came when their callers had given up.
 func (g *gate[K, C, R]) limitLocked() int {
 	n := minFlight + int(g.roundTrip/executionOf)
 	n = n * int(executionOf) / int(max(time.Duration(g.lanes.settings.Lanes)*g.execution, executionOf))
-	return min(max(n, smallFlight), maxFlight)
+	return max(min(n, maxFlight)>>g.halved, 1)
 }
 
 // departLocked takes a lane for a flight of n calls.
@@ -102,6 +104,11 @@ func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) 
 	took, others := time.Since(f.begun), time.Duration(f.before+f.size-1)
 	if g.roundTrip > 0 && others >= measuring && !g.lanes.settings.Failed(results[0]) {
 		g.execution += (min(max(took-g.roundTrip, 0)/others, maxExecution) - g.execution) / 8
+	}
+	if late := f.size - f.wanted; late > f.size/2 {
+		g.halved = min(g.halved+1, mostHalved)
+	} else if late <= f.size/8 {
+		g.halved = max(g.halved-1, 0)
 	}
 	execution := others * max(g.execution, executionOf)
 	if execution <= took/2 && !g.lanes.settings.Failed(results[0]) {

@@ -18,7 +18,7 @@ const (
 
 	minFlight    = 64 // calls that a flight may have, whatever the round trip, if the server is not slow
 	maxFlight    = 500
-	smallFlight  = 16                    // calls that a flight may have in any case
+	mostHalved   = 4                     // how often the limit may be halved where answers come too late
 	executionOf  = 50 * time.Microsecond // a call; most take less
 	maxExecution = 300 * time.Microsecond
 	measuring    = 8 // calls of a flight that say how long one takes

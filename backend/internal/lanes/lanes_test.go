@@ -134,6 +134,13 @@ func (s *server) send(ctx context.Context, calls []string, results []result) {
 	}
 }
 
+// slow sets how long a round trip takes from now on.
+func (s *server) slow(roundTrip time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.roundTrip = roundTrip
+}
+
 // hold makes flights with a call take until the returned function is called.
 func (s *server) hold(call string) (answer func()) {
 	s.mu.Lock()
@@ -788,6 +795,33 @@ func TestSlowServer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where answers come when their callers have given up, flights become smaller, and no further lane opens, until answers
+// come in time again. What others wait for at the server counts as well, which no estimate of a call's execution has.
+func TestAnswersThatComeTooLate(t *testing.T) {
+	serve(t, 2, 10, 20, 2*time.Millisecond, func(s *server) {
+		s.do(1)
+		limit := minFlight + int(2*time.Millisecond/executionOf)
+		s.slow(20 * time.Millisecond)
+		for range 10 {
+			for i := range 2 * limit {
+				ctx, cancel := context.WithTimeout(s.Context(), 30*time.Millisecond)
+				s.calling.Go(func() { s.Do(ctx, fmt.Sprint("hurried", i)); cancel() })
+			}
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		n := len(s.trips)
+		s.each(limit, 0)
+		require.LessOrEqual(s, slices.Max(s.sizes(n)[:4]), limit/2)
+		require.LessOrEqual(s, s.atOnce(n), 2)
+		synctest.Wait()
+		s.slow(2 * time.Millisecond)
+		s.each(10*limit, 0)
+		synctest.Wait()
+		require.Zero(s, s.gates[""].halved)
+	})
 }
 
 // A Send that ends its goroutine, as a mock may, leaves its lane to the calls that wait.

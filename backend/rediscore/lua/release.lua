@@ -11,16 +11,7 @@ if not held then
   call('HDEL', KEYS[4], ':' .. ARGV[1])
   first = call('ZRANGE', KEYS[3], '0', '0')
 end
-if held or not holder then
-  local ok, next = pcall(serve, '', first)
-  if ok and next == unswept then
-    return 'unswept'
-  end
-  if held and (not ok or not next or next == '') then -- it failed, or no waiter can be given the lock
-    call('DEL', KEYS[1])
-  end
-  if ok and not next then -- the queue is empty
-    call('DEL', KEYS[4])
-  end
+if (held or not holder) and not handOn(held, first) then
+  return 'unswept'
 end
 return held and 1 or 0

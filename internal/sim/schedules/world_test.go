@@ -250,7 +250,7 @@ func script(c rediscore.Call) string {
 	lines := strings.Split(strings.TrimSpace(c.Script.Source), "\n")
 	name, ok := map[string]string{
 		"return acquire()": "try", "return enqueue()": "enqueue", "return checkIn()": "check-in", "return renew()": "renew",
-		"return held and 1 or 0": "release",
+		"return held and 1 or 0": "release", "return replies": "releases",
 	}[lines[len(lines)-1]]
 	if !ok {
 		panic("a script that ends with " + lines[len(lines)-1])

@@ -374,7 +374,7 @@ var comment = regexp.MustCompile(`(?m)^ *--.*\n|^\n| +--.*$`)
 
 // files are those that scripts end with, without comments. Those of votes come first, since they contain others.
 var files = sync.OnceValue(func() (all []file) {
-	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "release", "release-plain", "free", "inspect", "holder"} {
+	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "releases", "release", "release-plain", "free", "inspect", "holder"} {
 		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
 		if err != nil {
 			panic(err)
