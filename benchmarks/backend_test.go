@@ -2,7 +2,6 @@ package benchmarks
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,6 +22,7 @@ import (
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/benchmarks/internal/bare"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -32,44 +32,15 @@ var redisAddr = flag.String("redis", "", "host:port of the Redis server to use; 
 type backend struct {
 	name   string
 	locker dlock.Locker
-	floor  floor
+	floor  bare.Lock                       // nil for memory
 	ping   func(ctx context.Context) error // a round trip of the bare client; nil for memory
-	cpu    func() time.Duration            // that the server has used so far; nil if it cannot tell
-}
-
-// A floor takes a lock and frees it again with the bare client, as cheaply as it
-// can be done: SET NX PX and a script that compares and deletes. There is nothing
-// cheaper for memory than the Locker itself.
-type floor func(ctx context.Context, key, token string) error
-
-const compareAndDelete = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
-
-// freed tells whether compareAndDelete has deleted the key.
-func freed(n int64, err error) error {
-	if err == nil && n != 1 {
-		err = errors.New("the lock was not taken and freed")
-	}
-	return err
 }
 
 func backends(b *testing.B) []backend {
 	addr := server(b)
-	store := memory.New()
-	all := []backend{
-		{name: "memory", locker: store, floor: func(ctx context.Context, key, token string) error {
-			a, err := store.TryAcquire(ctx, key, token, dlock.DefaultTTL)
-			if err == nil && a.Acquired {
-				_, err = store.Release(ctx, key, token)
-			}
-			return err
-		}},
-	}
+	all := []backend{{name: "memory", locker: memory.New()}}
 	for _, name := range adapters {
 		all = append(all, dial(b, name, addr))
-	}
-	cpu := cpuOf(b, addr)
-	for i := range all[1:] {
-		all[1+i].cpu = cpu
 	}
 	return all
 }
@@ -102,7 +73,7 @@ func cpuOf(b *testing.B, addr string) func() time.Duration {
 
 const commands = "total_commands_processed" // of INFO stats; miniredis does not have it
 
-// infoOf returns what reads the numbers of a section of the server's INFO, and the calls of each command.
+// infoOf returns what reads the numbers of a section of the server's INFO, the calls of each command, and the keys of each database.
 func infoOf(b *testing.B, addr string) func(section string) map[string]float64 {
 	conn, err := redigolib.Dial("tcp", addr)
 	require.NoError(b, err)
@@ -112,13 +83,44 @@ func infoOf(b *testing.B, addr string) func(section string) map[string]float64 {
 		numbers := make(map[string]float64)
 		for line := range strings.Lines(info) {
 			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-			value, _, _ = strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			value, _, _ = strings.Cut(strings.TrimPrefix(strings.TrimPrefix(value, "calls="), "keys="), ",")
 			if x, err := strconv.ParseFloat(value, 64); err == nil {
 				numbers[name] = x
 			}
 		}
 		return numbers
 	}
+}
+
+// usage begins to measure what ops cost. report says how many commands and how much CPU time an op took, and how many keys
+// have come to stay. It says nothing of miniredis.
+func usage(b *testing.B, addr string) (report func()) {
+	info, cpu := infoOf(b, addr), cpuOf(b, addr)
+	if cpu == nil {
+		return func() {}
+	}
+	keys, ran, server, client := info("keyspace")["db0"], info("stats")[commands], cpu(), ownCPU()
+	return func() {
+		b.StopTimer()
+		each := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / float64(b.N) }
+		b.ReportMetric(each(ownCPU()-client), "client-µs")
+		b.ReportMetric(each(cpu()-server), "server-µs")
+		b.ReportMetric((info("stats")[commands]-ran)/float64(b.N), "commands")
+		b.ReportMetric(info("keyspace")["db0"]-keys, "keys")
+	}
+}
+
+// ownCPU is the CPU time that this process has used so far, in steps of 10 ms; 0 where it is not Linux.
+func ownCPU() time.Duration {
+	stat, _ := os.ReadFile("/proc/self/stat")
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
 // server returns the address of the server to use.
@@ -136,31 +138,16 @@ func server(b *testing.B) string {
 func onGoredis(b *testing.B, addr string, opts []rediscore.Option) backend {
 	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
 	b.Cleanup(func() { client.Close() })
-	script := goredislib.NewScript(compareAndDelete)
-	floor := func(ctx context.Context, key, token string) error {
-		if err := client.SetArgs(ctx, key, token, goredislib.SetArgs{Mode: "NX", TTL: dlock.DefaultTTL}).Err(); err != nil {
-			return err
-		}
-		return freed(script.Run(ctx, client, []string{key}, token).Int64())
-	}
 	ping := func(ctx context.Context) error { return client.Ping(ctx).Err() }
-	return backend{name: "goredis", locker: goredis.New(client, opts...), floor: floor, ping: ping}
+	return backend{name: "goredis", locker: goredis.New(client, opts...), floor: bare.OnGoredis(client), ping: ping}
 }
 
 func onRueidis(b *testing.B, addr string, opts []rediscore.Option) backend {
 	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
 	require.NoError(b, err)
 	b.Cleanup(client.Close)
-	script := rueidislib.NewLuaScript(compareAndDelete)
-	floor := func(ctx context.Context, key, token string) error {
-		set := client.B().Set().Key(key).Value(token).Nx().PxMilliseconds(dlock.DefaultTTL.Milliseconds()).Build()
-		if err := client.Do(ctx, set).Error(); err != nil {
-			return err
-		}
-		return freed(script.Exec(ctx, client, []string{key}, []string{token}).AsInt64())
-	}
 	ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
-	return backend{name: "rueidis", locker: rueidis.New(client, opts...), floor: floor, ping: ping}
+	return backend{name: "rueidis", locker: rueidis.New(client, opts...), floor: bare.OnRueidis(client), ping: ping}
 }
 
 func onRedigo(b *testing.B, addr string, opts []rediscore.Option) backend {
@@ -172,30 +159,14 @@ func onRedigo(b *testing.B, addr string, opts []rediscore.Option) backend {
 		},
 	}
 	b.Cleanup(func() { pool.Close() })
-	script := redigolib.NewScript(1, compareAndDelete)
-	do := func(ctx context.Context, f func(redigolib.Conn) error) error {
+	ping := func(ctx context.Context) error {
 		conn, err := pool.GetContext(ctx)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		return f(conn)
+		_, err = conn.Do("PING")
+		return err
 	}
-	floor := func(ctx context.Context, key, token string) error {
-		err := do(ctx, func(c redigolib.Conn) error {
-			_, err := redigolib.String(c.Do("SET", key, token, "NX", "PX", dlock.DefaultTTL.Milliseconds()))
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		return do(ctx, func(c redigolib.Conn) error { return freed(redigolib.Int64(script.Do(c, key, token))) })
-	}
-	ping := func(ctx context.Context) error {
-		return do(ctx, func(c redigolib.Conn) error {
-			_, err := c.Do("PING")
-			return err
-		})
-	}
-	return backend{name: "redigo", locker: redigo.New(pool, opts...), floor: floor, ping: ping}
+	return backend{name: "redigo", locker: redigo.New(pool, opts...), floor: bare.OnRedigo(pool), ping: ping}
 }

@@ -2,6 +2,7 @@ package benchmarks
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"slices"
 	"strconv"
@@ -32,92 +33,44 @@ func newClient(b *testing.B, l dlock.Locker, opts ...dlock.Option) *dlock.Client
 	return c
 }
 
-// BenchmarkAcquireRelease is one cycle on a key that nobody else wants: by=dlock,
-// and next to it by=floor, the least that it can cost.
-func BenchmarkAcquireRelease(b *testing.B) {
-	each(b, func(b *testing.B, on backend) {
-		c := newClient(b, on.locker)
-		b.Run("by=floor", func(b *testing.B) {
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				onFloor(b, on, "k", i)
-			}
-		})
-		b.Run("by=dlock", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				cycle(b, c, "k")
-			}
-		})
-	})
-}
-
-// BenchmarkPaired makes cycles of dlock and of the floor in turn, so that whatever
-// disturbs the machine disturbs both, and reports the quotients of their times and
-// of what CPU time they cost the server.
-func BenchmarkPaired(b *testing.B) {
-	each(b, func(b *testing.B, on backend) {
-		c := newClient(b, on.locker)
-		var floor, ours cost
-		for n := 0; b.Loop(); n++ {
-			floor.add(b, on, func(i int) { onFloor(b, on, "k", n*turn+i) })
-			ours.add(b, on, func(int) { cycle(b, c, "k") })
-		}
-		b.ReportMetric(float64(ours.time)/float64(floor.time), "x-floor-time")
-		if on.cpu != nil {
-			b.ReportMetric(float64(ours.cpu)/float64(floor.cpu), "x-floor-server-cpu")
-		}
-	})
-}
-
-// turn is how many cycles of a kind are made before those of the other.
-const turn = 100
-
-type cost struct{ time, cpu time.Duration }
-
-func (c *cost) add(b *testing.B, on backend, f func(i int)) {
-	var before time.Duration
-	if on.cpu != nil {
-		before = on.cpu()
-	}
-	start := time.Now()
-	for i := range turn {
-		f(i)
-	}
-	c.time += time.Since(start)
-	if on.cpu != nil {
-		c.cpu += on.cpu() - before
-	}
-}
-
-// BenchmarkOwnKeys is cycles of 64 goroutines with a key each.
-func BenchmarkOwnKeys(b *testing.B) {
-	each(b, func(b *testing.B, on backend) {
-		c := newClient(b, on.locker)
-		for name, f := range map[string]func(key string, i int){
-			"floor": func(key string, i int) { onFloor(b, on, key, i) },
-			"dlock": func(key string, _ int) { cycle(b, c, key) },
-		} {
-			b.Run("by="+name, func(b *testing.B) {
-				b.ReportAllocs()
-				b.SetParallelism(32)
-				var n atomic.Int64
-				var before time.Duration
-				if on.cpu != nil {
-					before = on.cpu()
-				}
-				b.RunParallel(func(pb *testing.PB) {
-					key := fmt.Sprint(name, n.Add(1))
-					for i := 0; pb.Next(); i++ {
-						f(key, i)
+// BenchmarkOrders is cycles with a new key each, which nobody else wants: by=dlock, and next to it by=bare, the bare client.
+// It reports for each cycle the commands that the server runs, with those of scripts, and the CPU time of the server and of
+// this process (on Linux); and the keys that stay on the server.
+func BenchmarkOrders(b *testing.B) {
+	for _, goroutines := range []int{1, 64} {
+		for _, name := range adapters {
+			for _, by := range []string{"bare", "dlock"} {
+				b.Run(fmt.Sprintf("goroutines=%d/backend=%s/by=%s", goroutines, name, by), func(b *testing.B) {
+					addr := server(b)
+					on := dial(b, name, addr)
+					order := func(key string) { onFloor(b, on, key) }
+					if by == "dlock" {
+						c := newClient(b, on.locker)
+						order = func(key string) { cycle(b, c, key) }
 					}
+					share(goroutines, goroutines, func(i int) { order(fmt.Sprint("connects:", i)) })
+					b.ReportAllocs()
+					report := usage(b, addr)
+					b.ResetTimer()
+					share(goroutines, b.N, func(i int) { order("order:" + strconv.Itoa(i)) })
+					report()
 				})
-				if on.cpu != nil {
-					b.ReportMetric(float64(on.cpu()-before)/float64(b.N), "server-ns/op")
-				}
-			})
+			}
 		}
-	})
+	}
+}
+
+// share has goroutines call f with the numbers below n.
+func share(goroutines, n int, f func(i int)) {
+	var all sync.WaitGroup
+	for first := range goroutines {
+		all.Go(func() {
+			for i := first; i < n; i += goroutines {
+				f(i)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // BenchmarkSet takes and frees 2,000 keys at a time. The floor is the same commands, sent with go-redis in one pipeline to
@@ -320,8 +273,13 @@ func take(b *testing.B, l dlock.Locker, key, token string, ttl time.Duration) {
 	require.True(b, a.Acquired)
 }
 
-func onFloor(b *testing.B, on backend, key string, i int) {
-	if err := on.floor(context.Background(), key, strconv.Itoa(i)); err != nil {
+func onFloor(b *testing.B, on backend, key string) {
+	token := rand.Text()
+	err := on.floor.Take(b.Context(), key, token, dlock.DefaultTTL)
+	if err == nil {
+		err = on.floor.Free(b.Context(), key, token)
+	}
+	if err != nil {
 		b.Error(err)
 	}
 }
