@@ -21,11 +21,16 @@ const (
 
 // companion returns the name of a companion of the locks in a slot.
 func companion(prefix string, slot int, suffix string) string {
-	tag := "{" + hashslot.Tags()[slot] + "}"
+	before, behind := around(prefix)
+	return before + "{" + hashslot.Tags()[slot] + "}" + behind + suffix
+}
+
+// around returns what stands before a tag, and what behind it: one of them is the prefix.
+func around(prefix string) (before, behind string) {
 	if strings.Contains(prefix, "{") {
-		return tag + prefix + suffix
+		return "", prefix
 	}
-	return prefix + tag + suffix
+	return prefix, ""
 }
 
 // QueuePattern is a pattern for SCAN. The names of all queues match it.
@@ -60,24 +65,31 @@ type lockKeys struct {
 func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
 	name := prefix + key
 	n := &lockKeys{slot: Slot(name), bySlot: bySlot}
-	beside := companion(prefix, n.slot, "")
-	counter, marker := beside, beside
+	before, behind := around(prefix)
+	tag, counter := hashslot.Tags()[n.slot], n.slot
+	marker := [...]string{before, "{", tag, "}", behind}
 	if !bySlot {
-		counter, marker = companion(prefix, commonSlot, ""), prefix
-		if n.slot == commonSlot {
-			counter = companion(prefix, commonSlot+1, "")
+		marker = [len(marker)]string{prefix}
+		if counter = commonSlot; n.slot == commonSlot {
+			counter++
 		}
 	}
-	all := counter + fenceSuffix + beside + queueSuffix + key + beside + waitersSuffix + key + marker + birthSuffix
+	beside := len(prefix) + len("{}") + len(tag)
+	all := strings.Join([]string{
+		before, "{", hashslot.Tags()[counter], "}", behind, fenceSuffix,
+		before, "{", tag, "}", behind, queueSuffix, key,
+		before, "{", tag, "}", behind, waitersSuffix, key,
+		marker[0], marker[1], marker[2], marker[3], marker[4], birthSuffix,
+	}, "")
 	cut := func(length int) (text string) {
 		text, all = all[:length], all[length:]
 		return text
 	}
 	n.texts = [...]string{
 		name,
-		cut(len(counter) + len(fenceSuffix)),
-		cut(len(beside) + len(queueSuffix) + len(key)),
-		cut(len(beside) + len(waitersSuffix) + len(key)),
+		cut(beside + len(fenceSuffix)),
+		cut(beside + len(queueSuffix) + len(key)),
+		cut(beside + len(waitersSuffix) + len(key)),
 		all,
 	}
 	return n
