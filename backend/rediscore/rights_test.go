@@ -76,9 +76,6 @@ var purposes = []purpose{
 	},
 }
 
-// infoOnly is the command that fence.lua does without if it is refused.
-const infoOnly = "info"
-
 // clusterOnly are the commands that queue.lua chooses for shard channels.
 var clusterOnly = []string{"pubsub|shardnumsub", "spublish"}
 
@@ -106,9 +103,6 @@ func rights() [][]string {
 			command, ok := notCommands[word[1]]
 			if !ok {
 				command = strings.ToLower(word[1])
-			}
-			if command == infoOnly && u.title != "Failovers and votes" {
-				continue
 			}
 			if command != "" && (u.title == "A cluster" || !slices.Contains(clusterOnly, command)) {
 				needed = append(needed, command)
