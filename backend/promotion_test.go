@@ -1,8 +1,10 @@
 package backend_test
 
 import (
+	"cmp"
+	"context"
 	"fmt"
-	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,12 +15,13 @@ import (
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // TestFencesAfterPromotions promotes a replica again and again, without its master's last writes, while locks are taken
-// and released on both. The fences of the new master are all larger than those of its former master. There are twelve
-// promotions if DLOCK_ADAPTERS is all.
+// and released on both. Fences follow the clock, which both servers share here: a lock that is requested when another
+// was granted has the larger fence, whichever server granted them. There are twelve promotions if DLOCK_ADAPTERS is all.
 func TestFencesAfterPromotions(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -31,25 +34,17 @@ func TestFencesAfterPromotions(t *testing.T) {
 	if adaptertest.All() {
 		promotions = 12
 	}
-	fences := 0
+	r := history.NewRecorder(time.Now())
 	for n := range promotions {
-		stop := make(chan struct{})
-		var old, next struct {
-			sync.WaitGroup
-			grants
-		}
-		old.take(t, &old.WaitGroup, lockers[master], stop)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		take(ctx, t, &all, r, master.Addr(), lockers[master])
 		time.Sleep(200 * time.Millisecond)
 		do(t, replica, "REPLICAOF", "NO", "ONE")
-		next.take(t, &next.WaitGroup, lockers[replica], stop)
+		take(ctx, t, &all, r, replica.Addr(), lockers[replica])
 		time.Sleep(500 * time.Millisecond)
-		close(stop)
-		old.Wait()
-		next.Wait()
-		for key, last := range old.last {
-			require.Greater(t, next.first[key], last, "%s after promotion %d", key, n+1)
-		}
-		fences += old.count + next.count
+		cancel()
+		all.Wait()
 		do(t, master, append([]string{"REPLICAOF"}, strings.Split(replica.Addr(), ":")...)...)
 		master, replica = replica, master
 		do(t, master, "SET", "promotion", fmt.Sprint(n))
@@ -58,43 +53,29 @@ func TestFencesAfterPromotions(t *testing.T) {
 			assert.NoError(t, err)
 			assert.Equal(t, fmt.Sprint(n), reply)
 		}, 30*time.Second, 10*time.Millisecond)
-		time.Sleep(time.Second) // a copy of the last second has the master's marks
 	}
-	t.Logf("%d fences, %d promotions", fences, promotions)
+	h := r.History()
+	require.Empty(t, h.Disorders(1))
+	equal, near := sameFences(h.Holds)
+	t.Logf("%d promotions, %d fences; of one key on the two servers: %d pairs of equal fences, %d others nearer than 8", promotions, len(h.Holds), equal, near)
 }
 
-// grants are the fences of keys on a server.
-type grants struct {
-	mu          sync.Mutex
-	first, last map[string]int64
-	count       int
-}
-
-// take takes and releases some locks, one after another each, until stop is closed.
-func (g *grants) take(t *testing.T, all *sync.WaitGroup, l *rediscore.Locker, stop <-chan struct{}) {
-	g.first, g.last = make(map[string]int64), make(map[string]int64)
+// take takes and releases some locks on a server, one after another each, until ctx ends.
+func take(ctx context.Context, t *testing.T, all *sync.WaitGroup, r *history.Recorder, server string, l *rediscore.Locker) {
 	for i := range 8 {
 		all.Go(func() {
-			key, last := fmt.Sprint("key", i), int64(math.MinInt64)
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				token := fmt.Sprintf("%p %d", g, n)
-				a, err := l.TryAcquire(t.Context(), key, token, 50*time.Millisecond)
+			for n := 0; ctx.Err() == nil; n++ {
+				h := &history.Hold{Client: server, Key: fmt.Sprint("key", i), Token: fmt.Sprint(server, n, r.Now()), Asked: r.Now()}
+				a, err := l.TryAcquire(t.Context(), h.Key, h.Token, 50*time.Millisecond)
+				h.Start, h.Fence = r.Now(), a.Fence
 				if err == nil && !a.Acquired { // the former master's last lease
 					continue
 				}
-				if err != nil || a.Fence <= last {
-					t.Errorf("%+v after fence %d, %v", a, last, err)
+				if !assert.NoError(t, err) {
 					return
 				}
-				last = a.Fence
-				g.note(key, a.Fence)
-				if _, err := l.Release(t.Context(), key, token); err != nil {
-					t.Errorf("not released: %v", err)
+				r.Held(h)
+				if _, err := l.Release(t.Context(), h.Key, h.Token); !assert.NoError(t, err) {
 					return
 				}
 			}
@@ -102,12 +83,18 @@ func (g *grants) take(t *testing.T, all *sync.WaitGroup, l *rediscore.Locker, st
 	}
 }
 
-func (g *grants) note(key string, fence int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.count++
-	g.last[key] = fence
-	if _, ok := g.first[key]; !ok {
-		g.first[key] = fence
+// sameFences counts the pairs of two servers' fences of one key that are equal, and those that differ by less than 8.
+func sameFences(holds []*history.Hold) (equal, near int) {
+	slices.SortFunc(holds, func(a, b *history.Hold) int { return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Fence, b.Fence)) })
+	for i, h := range holds[1:] {
+		before := holds[i]
+		switch {
+		case h.Key != before.Key || h.Client == before.Client:
+		case h.Fence == before.Fence:
+			equal++
+		case h.Fence < before.Fence+8:
+			near++
+		}
 	}
+	return equal, near
 }

@@ -282,16 +282,12 @@ func (l *load) report() {
 	}
 }
 
-// twoMasters reports whether two masters at the same time explain a violation: both grant the lock,
-// and the fences of each follow its own clock, cut to fenceLag.
+// twoMasters reports whether two masters at the same time explain a violation: both grant the lock, and the fences
+// follow the clock.
 func twoMasters(v *history.Violation) bool {
 	first, second := v.Holds[0], v.Holds[len(v.Holds)-1]
-	return second.Asked <= first.Start || first.Fence-second.Fence < fenceLag.Microseconds()
+	return second.Asked <= first.Start
 }
-
-// A fence is the time of the grant in microseconds, or up to this much less: the scripts
-// read the clock every ten milliseconds only.
-const fenceLag = 10 * time.Millisecond
 
 // exact reports whether a library promises that no certain holds overlap, whatever the fault.
 func exact(library string) bool { return library == byMajority || strings.HasSuffix(library, durable) }

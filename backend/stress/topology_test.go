@@ -107,8 +107,7 @@ func TestTopology(t *testing.T) {
 // runLoad makes one round. Each library works with WithReplicas and without, on different keys. Certain
 // holds may overlap only without: Redis acknowledges writes that a failover loses, and a former master
 // grants locks until it knows. For the same reason a grant that takes long to arrive may have a lower
-// fence than one that another master made later, and the fences of two masters may be out of order by
-// fenceLag.
+// fence than one that another master made later.
 func runLoad(t *testing.T, top topology, d time.Duration) {
 	l := newLoad(t, top.start(t))
 	for library, dial := range top.libraries {

@@ -190,7 +190,7 @@ func clock(ctx context.Context, m *master) {
 
 // needed are the commands of the rights that the page names, with arguments for ACL DRYRUN.
 var needed = []string{
-	"del KEY", "eval 1 1 KEY", "evalsha 1 1 KEY", "exists KEY", "get KEY", "incrby KEY 1",
+	"del KEY", "eval 1 1 KEY", "evalsha 1 1 KEY", "exists KEY", "get KEY",
 	"pexpire KEY 1", "ping", "pttl KEY", "renamenx KEY KEY", "set KEY 1", "time", "hdel KEY 1", "hgetall KEY", "hlen KEY", "hmget KEY 1",
 	"hset KEY 1 1", "publish CHANNEL 1", "pubsub numsub", "subscribe CHANNEL", "zadd KEY 1 1", "zcard KEY",
 	"zrange KEY 0 1", "zrank KEY 1", "zrem KEY 1", "zremrangebyrank KEY 0 1",

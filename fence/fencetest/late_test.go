@@ -32,7 +32,7 @@ var lateWrites = map[bool]int64{false: 200, true: 10_000}[long > 0]
 // first goes on, and writes many times: with a check, and without.
 func TestLateWrites(t *testing.T) {
 	ahead := redistest.StartAhead(t, time.Hour) // two masters go on from its last fence by steps, not by their clocks
-	grant(t, clientOf(t, ahead), "two")
+	grant(t, clientOf(t, ahead, "two"), "two")
 	old := promote(t, redistest.StartReplica(t, ahead))
 	promoted := promote(t, redistest.StartReplica(t, old)) // lacks what old grants from now on
 	for _, c := range []struct {
@@ -54,9 +54,9 @@ func TestLateWrites(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			on(t, func(t *testing.T, s *store) {
-				locks := clientOf(t, c.to)
+				locks := clientOf(t, c.to, c.key)
 				if c.key == "two" { // its first master has granted more leases
-					for last := grant(t, locks, c.key); grant(t, clientOf(t, c.from), c.key) <= last; {
+					for last := grant(t, locks, c.key); grant(t, clientOf(t, c.from, c.key), c.key) <= last; {
 					}
 				}
 				w, first := startWriter(t, s, c.from, c.key)
@@ -114,9 +114,10 @@ func TestLateWrites(t *testing.T) {
 	}
 }
 
-func clientOf(t *testing.T, server *redistest.Server) *dlock.Client {
+// clientOf returns a client whose locks have a fence counter with those of the same prefix.
+func clientOf(t *testing.T, server *redistest.Server, prefix string) *dlock.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
-	locks := dlock.New(goredis.New(rdb), dlock.WithFence(true))
+	locks := dlock.New(goredis.New(rdb, goredis.WithPrefix(prefix)), dlock.WithFence(true))
 	t.Cleanup(func() { locks.Close(); rdb.Close() })
 	return locks
 }
@@ -182,7 +183,7 @@ func (w *writer) ask(t *testing.T, what string) string {
 func becomeWriter(args []string) {
 	ctx, driver, dsn, limit, redisAddr, key := context.Background(), args[0], args[1], args[2], args[3], args[4]
 	rdb := redis.NewClient(&redis.Options{Addr: redisAddr, ContextTimeoutEnabled: true})
-	lease := must(dlock.New(goredis.New(rdb), dlock.WithTTL(200*time.Millisecond)).Acquire(ctx, key))
+	lease := must(dlock.New(goredis.New(rdb, goredis.WithPrefix(key)), dlock.WithTTL(200*time.Millisecond)).Acquire(ctx, key))
 	mine := must(fence.Of(lease))
 	s := &store{DB: must(sql.Open(driver, dsn)), table: tables[driver]}
 	var tx *sql.Tx

@@ -30,9 +30,8 @@ var commands = map[string]command{
 	"RENAMENX": {do: (*Server).renameNX, least: 2, write: true},
 	"TYPE":     {do: (*Server).typeOf, least: 1},
 
-	"GET":    {do: (*Server).getString, least: 1},
-	"SET":    {do: (*Server).set, least: 2, write: true, grows: true, sent: true},
-	"INCRBY": {do: (*Server).incrBy, least: 2, write: true, grows: true, sent: true},
+	"GET": {do: (*Server).getString, least: 1},
+	"SET": {do: (*Server).set, least: 2, write: true, grows: true, sent: true},
 
 	"HSET":    {do: (*Server).hSet, least: 3, write: true, grows: true, sent: true},
 	"HMGET":   {do: (*Server).hMGet, least: 2},
@@ -225,31 +224,6 @@ func (s *Server) set(args []string) (any, error) {
 	}
 	s.data[args[0]] = e
 	return status("OK"), nil
-}
-
-func (s *Server) incrBy(args []string) (any, error) {
-	by, err := integer(args[1])
-	if err != nil {
-		return nil, err
-	}
-	e := s.get(args[0])
-	if e == nil {
-		e = &entry{value: "0", expires: never}
-		s.data[args[0]] = e
-	}
-	v, ok := e.value.(string)
-	if !ok {
-		return nil, errWrongType
-	}
-	n, err := integer(v)
-	if err != nil {
-		return nil, err
-	}
-	if sum := n + by; (sum > n) != (by > 0) && by != 0 {
-		return nil, Error("ERR increment or decrement would overflow")
-	}
-	e.value = strconv.FormatInt(n+by, 10)
-	return n + by, nil
 }
 
 func (s *Server) hSet(args []string) (any, error) {

@@ -18,7 +18,7 @@ func TestRefusalsAsRedis(t *testing.T) {
 		require.NoError(t, w.redis.Do(t.Context(), args...).Err(), "%q", args)
 	}
 	scripts := []string{
-		"return redis.call('SET', 'k', 1)", "return redis.call('INCRBY', 'k', 1)", "return redis.call('HSET', 'h', 'f', 1)", "return redis.call('ZADD', 'z', 1, 'm')",
+		"return redis.call('SET', 'k', 1)", "return redis.call('HSET', 'h', 'f', 1)", "return redis.call('ZADD', 'z', 1, 'm')",
 		"return redis.call('GET', 'k')", "return redis.call('DEL', 'k')", "return redis.call('PEXPIRE', 'k', 100000)", "return redis.call('HDEL', 'h', '')",
 		"redis.call('HDEL', 'none', '') return redis.call('SET', 'k', 2)", "redis.call('DEL', 'none') return redis.call('ZADD', 'z', 2, 'm2')",
 		"redis.call('GET', 'k') return redis.call('SET', 'k', 3)", "redis.call('HDEL', 'none', '') return redis.call('HSET', 'h', 'g', 4)",

@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 				Count: func(t *testing.T) (n int) {
 					for _, s := range of(t) {
 						for _, key := range s.Keys() {
-							if !strings.HasSuffix(key, "dlock1:fence") { // one for each slot at most
+							if !strings.HasSuffix(key, "dlock1:fence") {
 								n++
 							}
 						}

@@ -215,8 +215,7 @@ func suite(t *testing.T, h conformance.Harness) {
 	})
 }
 
-// stored counts keys, but for the counters of fences and the markers of votes: there is one for each
-// slot at most.
+// stored counts keys, but for the counters of fences and the markers of votes.
 func stored(keys []string) (n int) {
 	for _, key := range keys {
 		if !strings.HasSuffix(key, "dlock1:fence") && !strings.HasSuffix(key, "dlock1:birth") {
