@@ -71,7 +71,8 @@
 // The fence of a grant is the last fence of its counter + 8, or the server's clock in microseconds
 // if that is larger. The clock is read at each grant.
 //
-// So fences rise as long as the server has its data, also if its clock is set back. They also rise when the server has lost its
+// So fences rise as long as the server has its data, also if its clock is set back, unless it had been set forward by more
+// than a day, which ends the counter. They also rise when the server has lost its
 // data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
 // moved on, under two conditions: the clock of the new server is behind the old one's by less than the outage lasted; and
 // there were fewer than 125,000 grants a second.

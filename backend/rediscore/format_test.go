@@ -279,6 +279,19 @@ func TestFenceAheadOfTheClock(t *testing.T) {
 	})
 }
 
+// A counter that is so large that fences would be equal is an error, and nothing is granted.
+func TestHugeCounter(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		for _, last := range []string{"9007199254740992", "144115188075855872", "many"} {
+			b.do("SET", b.keys.counter, last, "PX", dayInMS)
+			_, err := b.locker.TryAcquire(b.Context(), b.key, "t", time.Minute)
+			require.True(b, dlock.NoEffect(err), "%s: %v", last, err)
+			require.Equal(b, []string{b.keys.counter}, b.server.Keys(), last)
+			require.Equal(b, last, b.text("GET", b.keys.counter))
+		}
+	})
+}
+
 // A clock was ahead, is corrected, and nobody asks for a fence for long. The counter stays until the
 // clock has reached it, whichever script wrote it last: so the next fence is still the largest.
 func TestFencesRiseAfterAClockError(t *testing.T) {

@@ -34,8 +34,8 @@ type Locker struct {
 	err         error        // returned by every call: a bad argument of the constructor
 	closed      atomic.Bool
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
-	probed      atomic.Int64          // when the server was last asked whether it is, in Unix nanoseconds; or 0
 	bySlot      atomic.Bool           // the server is a cluster, or like one: the client may be that of a single server
+	probing     chan time.Time        // has when the server was last asked whether it is; or nothing while it is asked
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings
@@ -109,7 +109,8 @@ func WithConn(f func(Conn) (Conn, error)) Option {
 // New returns a Locker that keeps its leases on conn's server. If an argument is invalid, all
 // methods of the Locker fail with [dlock.ErrInvalid].
 func New(conn Conn, opts ...Option) *Locker {
-	l := &Locker{conn: guarded{conn}}
+	l := &Locker{conn: guarded{conn}, probing: make(chan time.Time, 1)}
+	l.probing <- time.Time{}
 	if conn == nil {
 		l.refuse("client: nil")
 	}

@@ -215,37 +215,60 @@ func (l *Locker) fly(ctx context.Context, calls []Call, results []Result) {
 	l.leave(ctx, calls, results)
 }
 
-// crossed returns which calls were refused because their keys are in several slots: those with a common counter. These
-// calls had no effect. The server is a cluster, so from then on the Locker uses a counter for each slot.
+// crossed returns which calls are to be made again: they were refused because their keys, with a common counter, are in several
+// slots. The server is a cluster, so from then on the Locker uses a counter for each slot. A release that was refused in
+// words that are not known is not made again: if it had an effect after all, the second would find nothing to release.
 func (l *Locker) crossed(ctx context.Context, calls []Call, results []Result) (again []int) {
 	for i, r := range results {
-		if call := calls[i]; r.Err != nil && !call.keys.bySlot && call.Script.Keys > 1 && l.refusesSlots(ctx, call, r.Err) {
+		call, text := calls[i], rediserr.Answer(r.Err)
+		if r.Err == nil || call.keys.bySlot || call.Script.Keys == 1 {
+			continue
+		}
+		known := rediserr.CrossSlot(text)
+		if known {
+			l.bySlot.Store(true)
+		}
+		if known || l.unknown(r.Err, text) && l.refusesSlots(ctx, call) && rank(call) != lanes.Ending {
 			again = append(again, i)
 		}
-	}
-	if again != nil {
-		l.bySlot.Store(true)
 	}
 	return again
 }
 
-// refusesSlots reports whether a call has failed because its keys are in several slots. Proxies have words of their own for
-// that, so after an error reply that says nothing known, the server is asked: at most once in probePeriod.
-func (l *Locker) refusesSlots(ctx context.Context, call Call, err error) bool {
-	text := rediserr.Answer(err)
-	if rediserr.CrossSlot(text) {
-		return true
-	}
-	if rediserr.Refusal(text) != 0 || rediserr.InScript(text) || !l.conn.isReply(err) {
-		return false
-	}
-	last, now := l.probed.Load(), time.Now().UnixNano()
-	if last != 0 && now-last < int64(probePeriod) || !l.probed.CompareAndSwap(last, now) {
+// unknown reports whether an error is a reply in words that are not known.
+func (l *Locker) unknown(err error, text string) bool {
+	return rediserr.Refusal(text) == 0 && !rediserr.InScript(text) && l.conn.isReply(err)
+}
+
+// refusesSlots reports whether the server refuses scripts with keys in several slots. Proxies have words of their own for
+// that, so the server is asked: at most once in probePeriod, by one call, for which others wait. A reply that a proxy makes
+// because its server is away is none: it ends.
+func (l *Locker) refusesSlots(ctx context.Context, call Call) bool {
+	var last time.Time
+	select {
+	case last = <-l.probing:
+	case <-ctx.Done():
 		return l.bySlot.Load()
 	}
-	several := l.conn.eval(ctx, Call{Script: slotsScript, keys: call.keys})
-	one := l.conn.eval(ctx, Call{Script: slotsScript, keys: newLockKeys(l.prefix, l.nameOf(call), true)})
-	return l.conn.isReply(several.Err) && one.Err == nil
+	defer func() { l.probing <- last }()
+	if l.bySlot.Load() || time.Since(last) < probePeriod {
+		return l.bySlot.Load()
+	}
+	last = time.Now()
+	ask := func(keys *lockKeys) (refusal string, known bool) {
+		r := l.conn.eval(ctx, Call{Script: slotsScript, keys: keys})
+		refusal = rediserr.Answer(r.Err)
+		return refusal, r.Err == nil || l.unknown(r.Err, refusal)
+	}
+	first, known := ask(call.keys)
+	if !known || first == "" {
+		return false
+	}
+	own, known := ask(newLockKeys(l.prefix, l.nameOf(call), true))
+	if again, _ := ask(call.keys); known && own == "" && again == first {
+		l.bySlot.Store(true)
+	}
+	return l.bySlot.Load()
 }
 
 const probePeriod = time.Second

@@ -4,11 +4,14 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/gomodule/redigo/redis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -208,7 +211,7 @@ func TestCounterOfACluster(t *testing.T) {
 		"in the counter's slot":    {"", "{06S}", "", nil, 2},
 		"a prefix with a tag":      {"{app}:", "k", "", nil, 2},
 		"the tag of the counter":   {"{06S}:", "k", "", nil, 2},
-		"unknown words":            {"", "k", proxied, nil, 4},
+		"unknown words":            {"", "k", proxied, nil, 5},
 		"known words":              {"", "k", "ERR eval/evalsha command keys must be in same slot", nil, 2},
 		"without a queue":          {"", "k", "", []rediscore.Option{rediscore.WithQueue(false)}, 2},
 		"on replicas":              {"", "k", "", []rediscore.Option{rediscore.WithReplicas(1, time.Second)}, 2},
@@ -268,5 +271,54 @@ func TestServerBecomesACluster(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, after.Acquired)
 		require.Greater(t, after.Fence, before.Fence)
+	})
+}
+
+// Calls that are refused at once, in words that are not known, all learn of the slots.
+func TestSlotsAreLearntTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &single{Conn: sim.Dial(sim.NewCluster(1, 0).Nodes[0], func(trip sim.Trip) sim.Fate {
+			f := sim.Fate{Request: sim.Leg{Delay: time.Millisecond}}
+			for _, call := range trip.Calls {
+				if keys := call.Keys(); len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
+					f.Results = slices.Repeat([]rediscore.Result{{Err: sim.Error("ERR one shard only")}}, len(trip.Calls))
+				}
+			}
+			return f
+		})}
+		defer conn.Close()
+		l := rediscore.New(conn)
+		defer l.Close()
+		var all sync.WaitGroup
+		for i := range 20 {
+			all.Go(func() {
+				attempt, err := l.TryAcquire(t.Context(), strconv.Itoa(i), "t", time.Minute)
+				assert.NoError(t, err)
+				assert.True(t, attempt.Acquired)
+			})
+		}
+		all.Wait()
+	})
+}
+
+// A proxy that replies for its server, which is away for a moment, makes no cluster of it.
+func TestOutageIsNoCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, failing := sim.NewServer(), 2
+		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
+			if failing--; failing >= 0 {
+				f.Results = []rediscore.Result{{Err: sim.Error("ERR upstream failure")}}
+			}
+			return f
+		})
+		defer conn.Close()
+		l := rediscore.New(conn)
+		defer l.Close()
+		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.ErrorContains(t, err, "upstream failure")
+		_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		keys := rediscore.KeysOf("", "k", false)
+		require.ElementsMatch(t, keys[:2], server.Keys())
 	})
 }

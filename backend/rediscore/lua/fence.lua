@@ -20,6 +20,7 @@ end
 -- count sets the fence counter, and returns it. The counter expires a day after the clock has reached it, so that no
 -- fence is made twice, however far ahead of the clock it is.
 local function count(fence)
+  assert(fence <= 9007199254740992, 'the fence counter is too large')
   local ttl = math.max(86400000 + math.ceil((fence - now()) / 1000), 1)
   redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', string.format('%.0f', ttl))
   return fence
