@@ -170,30 +170,34 @@ func (l *Locker) sendTogether(ctx context.Context, calls []Call, results []Resul
 	}
 	sent := make([]Result, len(c.calls))
 	l.sendEach(ctx, c.calls, sent)
-	for _, i := range c.spread(sent, results) {
-		l.sendEach(ctx, calls[i:i+1], results[i:i+1])
-	}
+	l.sendSome(ctx, calls, results, c.spread(sent, results), l.sendEach)
 }
 
 // sendEach makes calls in one round trip, or in two if the server turns out to refuse keys of several slots.
 func (l *Locker) sendEach(ctx context.Context, calls []Call, results []Result) {
 	l.fly(ctx, calls, results)
-	if again := l.crossed(ctx, calls, results); again != nil {
-		some, replies := make([]Call, len(again)), make([]Result, len(again))
-		for n, i := range again {
-			some[n] = calls[i]
-			some[n].keys = l.keysOf(l.nameOf(calls[i]))
-		}
-		l.fly(ctx, some, replies)
-		for n, i := range again {
-			results[i] = replies[n]
-		}
-	}
+	l.sendSome(ctx, calls, results, l.crossed(ctx, calls, results), l.fly)
 	for i, call := range calls {
 		results[i].Err = judge(call.Script, results[i].Err, l.conn)
 	}
 	l.blameQueue(ctx, calls, results)
 	l.noteConnection(results[0].Err)
+}
+
+// sendSome makes some of the calls again, with the keys that they have now.
+func (l *Locker) sendSome(ctx context.Context, calls []Call, results []Result, which []int, send func(context.Context, []Call, []Result)) {
+	if len(which) == 0 {
+		return
+	}
+	some, replies := make([]Call, len(which)), make([]Result, len(which))
+	for n, i := range which {
+		some[n] = calls[i]
+		some[n].keys = l.keysOf(l.nameOf(calls[i]))
+	}
+	send(ctx, some, replies)
+	for n, i := range which {
+		results[i] = replies[n]
+	}
 }
 
 // fly makes calls on the connection that is at hand, or on another one if that leads to a server that does not serve.

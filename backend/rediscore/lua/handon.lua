@@ -5,11 +5,11 @@ local function handOn(held, first)
   if ok and next == unswept then
     return false
   end
-  if held and (not ok or not next or next == '') then -- it failed, or no waiter can be given the lock
-    call('DEL', KEYS[1])
-  end
   if ok and not next then -- the queue is empty
     call('DEL', KEYS[4])
+  end
+  if held and (not ok or not next or next == '') then -- it failed, or no waiter can be given the lock
+    call('DEL', KEYS[1])
   end
   return true
 end
