@@ -80,7 +80,7 @@ func TestLimits(t *testing.T) {
 					},
 					Wipe:        func(t *testing.T) { do(t, server, "FLUSHALL") },
 					SkipForward: true,
-					TTL:         time.Second, // three suites run at once
+					TTL:         400 * time.Millisecond, // three suites run at once
 				})
 			})
 		}

@@ -286,7 +286,7 @@ func (l *load) report() {
 // follow the clock.
 func twoMasters(v *history.Violation) bool {
 	first, second := v.Holds[0], v.Holds[len(v.Holds)-1]
-	return second.Asked <= first.Start
+	return second.Asked <= first.Start || first.Fence < second.Fence
 }
 
 // exact reports whether a library promises that no certain holds overlap, whatever the fault.
