@@ -67,7 +67,7 @@ var allPlanted = []planted{
 		{"set.go", "if g.set.byKey == nil {", "if g.set.byKey == nil && keys == nil {"},
 	}, 20},
 	{"a set does not give back what it may not keep", queues, []edit{
-		{"set.go", "g.back.Go(func() { releaseAll(given, limit) })", "_ = given"},
+		{"set.go", "g.back.Go(func() { releaseAll(given, limit) })", "_, _ = given, limit"},
 	}, 20},
 	{"a grant that a check-in finds is not on the replicas", replicas, []edit{
 		{"backend/rediscore/lua/checkin.lua", "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", ""},
