@@ -178,8 +178,8 @@ func (e *NoEffectError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *NoEffectError) Unwrap() error { return e.Err }
 
-// An UnansweredError marks an error of TryAcquire or Acquire of a [Locker]: ctx ended while a request of the call was under
-// way, whose answer the Locker expects. The outcome is unknown, as after any other error. But the [Client] waits a moment
+// An UnansweredError marks an error of TryAcquire or Acquire of a [Locker]: the call ended, in most cases with ctx, while a
+// request was under way whose answer the Locker expects. The outcome is unknown, as after any other error. But the [Client] waits a moment
 // for that answer before it releases the token, and it does not repeat that release once the answer has come.
 //
 // A Locker around another passes the error on, or wraps it. It may not know the answer: then it drops the mark.
@@ -201,18 +201,14 @@ func (e *UnansweredError) Unwrap() error { return e.Err }
 
 // unmark returns the Late of the UnansweredError that marks err, or nil, and err without that mark.
 func unmark(err error) (late func(func(Attempt, error)), unmarked error) {
-	unmarked = err
-	errs.InChain(err, func(e error) bool {
-		mark, ok := e.(*UnansweredError)
-		if ok {
-			late = mark.Late
-		}
-		if ok && e == err {
-			unmarked = mark.Err
-		}
-		return ok
-	})
-	return late, unmarked
+	mark, ok := errs.Find[*UnansweredError](err)
+	switch {
+	case !ok:
+		return nil, err
+	case error(mark) == err:
+		return mark.Late, mark.Err
+	}
+	return mark.Late, err
 }
 
 // What a call that acquires leaves in the store.

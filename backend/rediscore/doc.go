@@ -23,7 +23,7 @@
 // and are served more slowly: [WithInboxError] reports why.
 //
 // The scripts run on Lua 5.1 to 5.4. Some proxies refuse scripts by their text: a key must be literally KEYS[1] and so on, the
-// name of a command must be a literal, and PUBLISH is not allowed. What is sent with [WithQueue](false) passes them. With the
+// name of a command must be a literal, and PUBLISH is not allowed. What is sent with [WithQueue](false) keeps these rules. With the
 // queue, the error matches [dlock.ErrInvalid] and names that option.
 //
 // # What is stored

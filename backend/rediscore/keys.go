@@ -8,8 +8,8 @@ import (
 
 // The companions of a lock are what is stored beside it. Their names begin with prefix{tag},
 // or with {tag}prefix if the prefix has an opening brace. The tag puts the queue and the waiters into the lock's
-// slot; they are there only while a waiter needs them. In a cluster, so it does with the fence counter and the marker of
-// votes: there is one for all locks of a slot. Elsewhere there is one counter for the prefix, and one marker.
+// slot; they are there only while a waiter needs them. In a cluster, it puts the fence counter and the marker of votes there,
+// too: there is one for all locks of a slot. Elsewhere there is one counter for the prefix, and one marker.
 const (
 	companionMark = "dlock1:"
 	fenceSuffix   = companionMark + "fence"

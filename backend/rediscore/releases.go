@@ -1,10 +1,6 @@
 package rediscore
 
-import (
-	"slices"
-
-	"github.com/dlock-go/dlock/backend/internal/rediserr"
-)
+import "github.com/dlock-go/dlock/backend/internal/rediserr"
 
 // A combination is what a flight sends in place of its calls: the releases of one lock are one call. So all who have
 // gone leave its queue before it is handed on.
@@ -16,12 +12,13 @@ type combination struct {
 // combine returns nil if no lock has several releases.
 func combine(calls []Call) *combination {
 	type lock struct{ name, counter string }
-	if n := 0; !slices.ContainsFunc(calls, func(call Call) bool {
+	releases := 0
+	for _, call := range calls {
 		if call.Script == releaseScript {
-			n++
+			releases++
 		}
-		return n > 1
-	}) {
+	}
+	if releases < 2 {
 		return nil
 	}
 	c, first := &combination{}, make(map[lock]int)

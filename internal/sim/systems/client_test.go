@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -358,28 +357,25 @@ func (c *client) tripName(store int, t sim.Trip) string {
 	return fmt.Sprint(name, " #", c.trips[name])
 }
 
-// scriptName is the name of the file that distinguishes a script from others.
+// scriptName is the name of a script. A planted fault changes its source only.
 func scriptName(s *rediscore.Script) string {
-	for _, file := range files() {
-		if strings.Contains(s.Source, file.code) {
-			return file.name
+	for name, sha := range sums() {
+		if sha == s.SHA {
+			return name
 		}
 	}
-	panic("a script of no such file")
+	panic("a script without a sum")
 }
 
-type file struct{ name, code string }
-
-var comment = regexp.MustCompile(`(?m)^ *--.*\n|^\n| +--.*$`)
-
-// files are those that scripts end with, without comments. Those of votes come first, since they contain others.
-var files = sync.OnceValue(func() (all []file) {
-	for _, name := range []string{"vote", "enlist", "attend", "confirm", "pass", "acquire", "acquire-plain", "enqueue", "checkin", "renew", "releases", "release", "release-plain", "free", "inspect", "holder"} {
-		text, err := os.ReadFile("../../../backend/rediscore/lua/" + name + ".lua")
-		if err != nil {
-			panic(err)
-		}
-		all = append(all, file{name, comment.ReplaceAllString(string(text), "")})
+var sums = sync.OnceValue(func() map[string]string {
+	text, err := os.ReadFile("../../../backend/rediscore/lua/sums.txt")
+	if err != nil {
+		panic(err)
+	}
+	all := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		name, sha, _ := strings.Cut(strings.TrimSpace(line), " ")
+		all[name] = sha
 	}
 	return all
 })
