@@ -34,6 +34,7 @@ func TestCluster(t *testing.T) {
 		t.Run(name+"/HeldInMovingSlot", func(t *testing.T) { heldInMovingSlot(t, cluster, a) })
 		t.Run(name+"/OneReplicaIsAway", func(t *testing.T) { oneReplicaIsAway(t, cluster, a) })
 		t.Run(name+"/ClosedClient", func(t *testing.T) {
+			sinceRedis7(t, cluster.Nodes[0]) // whose clusters have inboxes
 			l, closeClient, err := a(t, cluster.Addrs(), "")
 			require.NoError(t, err)
 			requireClosed(t, l, closeClient, func() {

@@ -101,7 +101,7 @@ func TestForbidden(t *testing.T) {
 		}
 		_, err := l.EvalScript(t.Context(), rediscore.EnqueueScript, "k", "A", "60000", "pinbox", "")
 		require.True(t, rediscore.Forbidden(err), "%s: %v", rule, err)
-		_, err = server.Do("ACL", "SETUSER", "default", "+@all", "allchannels")
+		_, err = server.Do("ACL", "SETUSER", "default", "+@all")
 		require.NoError(t, err)
 	}
 }
