@@ -287,8 +287,13 @@ func TestFullServer(t *testing.T) {
 		{"run --once 24h job echo begun", 0, "begun\n"},
 	} {
 		memory("1")()
-		if test.code == 0 {
-			time.AfterFunc(time.Second, memory("0"))
+		if refused := s.server.CommandCount(t)["evalsha"] + 2; test.code == 0 {
+			go func() {
+				for s.server.CommandCount(t)["evalsha"] < refused {
+					time.Sleep(10 * time.Millisecond)
+				}
+				memory("0")()
+			}()
 		}
 		code, out := s.run(strings.Fields(test.args)...)
 		assert.Equal(t, test.code, code, "%s: %s", test.args, out)
