@@ -135,17 +135,21 @@ func runSets(t *testing.T, d time.Duration, library string, addrs []string, mean
 	for i := range pids {
 		pids[i] = start()
 	}
-	killed := make(map[int]time.Time)
-	for next := begun.Add(d / 2); time.Now().Before(end); meanwhile() {
-		if time.Now().Before(next) {
-			continue
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		for time.Now().Before(end) {
+			meanwhile()
 		}
+	})
+	killed := make(map[int]time.Time)
+	for next := begun.Add(d / 2); next.Before(end); next = next.Add(setTTL) {
+		time.Sleep(time.Until(next))
 		i := rand.IntN(len(pids))
 		killed[pids[i]] = time.Now()
 		p.Signal(pids[i], syscall.SIGKILL)
 		pids[i] = start()
-		next = next.Add(setTTL)
 	}
+	busy.Wait()
 	for _, pid := range pids {
 		p.Wait(pid) // it ends when each of its workers has been served
 	}
