@@ -384,7 +384,7 @@ func TestGrantsWhereWaitersGiveUp(t *testing.T) {
 	}
 	for l, want := range map[load]int{ // grants in a second
 		{85 * time.Microsecond, 1, true}: 900, {100 * time.Microsecond, 1, true}: 500, {150 * time.Microsecond, 1, true}: 300,
-		{200 * time.Microsecond, 4, true}: 200,
+		{200 * time.Microsecond, 4, true}:  200,
 		{100 * time.Microsecond, 1, false}: 900, {150 * time.Microsecond, 1, false}: 500,
 	} {
 		synctest.Test(t, func(t *testing.T) {
