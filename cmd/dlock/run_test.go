@@ -280,7 +280,7 @@ func TestFullServer(t *testing.T) {
 		out  string
 	}{
 		{"run k echo begun", exitOwnFault, "dlock: acquire \"k\": " + refusal},
-		{"run --outage 300ms k echo begun", exitUnavailable, "dlock: acquire \"k\": store unavailable: no success for "},
+		{"run --outage 3s k echo begun", exitUnavailable, "dlock: acquire \"k\": store unavailable: no success for "},
 		{"run --once 1s job echo begun", exitUnavailable, "dlock: once: job@"},
 		{"run --outage 1m k echo begun", 0, "begun\n"},
 		{"run --outage 1m k echo begun", 0, "dlock: waiting for the store, for "},
