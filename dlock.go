@@ -67,6 +67,10 @@ type Attempt struct {
 	// queue. See package backend/breaker.
 	Degraded bool
 
+	// Free says that the key was not acquired though no other token holds it or is to get it: another key of its
+	// set was held. See [SetAcquirer].
+	Free bool
+
 	// Holder is the exact token of the present holder, if the key was not acquired and the
 	// store reports it. A nonzero Attempt may come with an error: the store had already
 	// answered "held".
@@ -134,6 +138,27 @@ type RenewResult struct {
 	Err  error
 }
 
+// A SetAcquirer is a [Locker] that takes several keys in one operation. [Client.AcquireAll] asks it first.
+type SetAcquirer interface {
+	// TryAcquireSet takes all keys of set at one instant, or none. It returns an Attempt for each element, in the
+	// order of set. If it takes the keys, all are Acquired, each with its own Fence, as by TryAcquire. If another
+	// token holds one of the keys, or waits in the queue for it, nothing changes: each Attempt says that its key is
+	// Free, or who holds it. A key that a token of set holds itself is granted, as by TryAcquire.
+	//
+	// A set has at least one element, and no key twice. TryAcquireSet does not change set. An error says that the
+	// outcome of all elements is unknown. It returns [errors.ErrUnsupported], and nothing changes, if it cannot take these keys
+	// in one operation: then the Client makes one attempt for each.
+	//
+	// [Forward] does not pass it on: a decorator of TryAcquire would not see these attempts.
+	TryAcquireSet(ctx context.Context, set []Acquisition) ([]Attempt, error)
+}
+
+// An Acquisition is one element of a set for a [SetAcquirer].
+type Acquisition struct {
+	Key, Token string
+	TTL        time.Duration
+}
+
 // An Inspector is a [Locker] that can say who holds a key.
 type Inspector interface {
 	// Inspect returns the present holder of key and its remaining time, and changes nothing.
@@ -157,7 +182,7 @@ type TTLLimiter interface {
 }
 
 // Forward is embedded by a Locker around another Locker. It passes on every method, including
-// the optional ones, so a decorator that changes one method hides no other:
+// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other:
 //
 //	type counting struct {
 //		dlock.Forward
