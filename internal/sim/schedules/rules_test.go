@@ -1,12 +1,8 @@
 package schedules
 
 import (
-	"cmp"
-	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/mutants"
 )
 
 // A rule is one of the protocol, and a history that breaks a property when the code does not keep it.
@@ -90,49 +87,46 @@ func join(begin []string, more ...string) []string {
 	return append(begin[:len(begin):len(begin)], more...)
 }
 
-// A change takes a rule out: it replaces a text that is in a file once. In the new text, without says
-// whether the rule is to be left out.
-type change struct{ file, old, new string }
-
 const (
 	waitGo     = "backend/rediscore/wait.go"
 	deliveryGo = "backend/rediscore/delivery.go"
 )
 
-func changes() []change {
-	return []change{
-		{waitGo, "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n",
-			"since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n"},
-		{waitGo, "case w.clock != 0 && h.time > w.clock:",
-			"case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(29)):"},
-		{waitGo, "\tw.timer.Reset(d)\n", "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n"},
-		{waitGo, "w.queued, w.clock, w.returned = false, 0, true\n",
-			"if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) {\nw.clock = 0\n}\n"},
-		{waitGo, "case w.ticket == \"\", w.unsure,", "case !without(20) && (w.ticket == \"\" || w.unsure),"},
-		{waitGo, "\tif !w.again { // else", "\tif !w.again || without(21) { // else"},
-		{waitGo, "\tif m.changed {", "\tif m.changed && !without(22) {"},
-		{deliveryGo, "case r.released, r.given:", "case (r.released || r.given || without(7)) && !without(8):"},
-		{"backend/rediscore/send.go", "\treturn sent, r.Reply, r.Err\n", "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
-		{"backend/rediscore/send.go", "\treturn r.Reply == unswept\n", "return r.Reply == unswept && !without(26)\n"},
-		{"acquire.go", "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", `if a.late && without(5) {
+// changes take rules out of the code: in the new text, without says whether a rule is to be left out.
+func changes() []mutants.Edit {
+	return []mutants.Edit{
+		{File: waitGo, Old: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n",
+			New: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n"},
+		{File: waitGo, Old: "case w.clock != 0 && h.time > w.clock:",
+			New: "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(29)):"},
+		{File: waitGo, Old: "\tw.timer.Reset(d)\n", New: "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n"},
+		{File: waitGo, Old: "w.queued, w.clock, w.returned = false, 0, true\n",
+			New: "if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) {\nw.clock = 0\n}\n"},
+		{File: waitGo, Old: "case w.ticket == \"\", w.unsure,", New: "case !without(20) && (w.ticket == \"\" || w.unsure),"},
+		{File: waitGo, Old: "\tif !w.again { // else", New: "\tif !w.again || without(21) { // else"},
+		{File: waitGo, Old: "\tif m.changed {", New: "\tif m.changed && !without(22) {"},
+		{File: deliveryGo, Old: "case r.released, r.given:", New: "case (r.released || r.given || without(7)) && !without(8):"},
+		{File: "backend/rediscore/send.go", Old: "\treturn sent, r.Reply, r.Err\n", New: "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
+		{File: "backend/rediscore/send.go", Old: "\treturn r.Reply == unswept\n", New: "return r.Reply == unswept && !without(26)\n"},
+		{File: "acquire.go", Old: "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
 			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)
 			return
 		}
 		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)`},
-		{"acquire.go", "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
-		{"acquire.go", "type acquisition struct {\n", "type acquisition struct {\nlateFence int64\n"},
-		{"acquire.go", "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"},
-		{"release.go", "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"},
-		{"internal/owed/owed.go", "ended && (c.ready != nil || !c.sent.Before(c.until)):", "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"},
-		{"lease.go", "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"},
-		{"turns.go", "\tnext.step, next.renewAt = ", "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = "},
+		{File: "acquire.go", Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
+		{File: "acquire.go", Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"},
+		{File: "acquire.go", Old: "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", New: "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"},
+		{File: "release.go", Old: "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", New: "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"},
+		{File: "internal/owed/owed.go", Old: "ended && (c.ready != nil || !c.sent.Before(c.until)):", New: "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"},
+		{File: "lease.go", Old: "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", New: "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"},
+		{File: "turns.go", Old: "\tnext.step, next.renewAt = ", New: "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = "},
 	}
 }
 
 // switches are files that the packages get with the changes.
-var switches = map[string]string{
-	"without.go": `package dlock
+var switches = []mutants.Edit{
+	{File: "without.go", New: `package dlock
 
 import (
 	"fmt"
@@ -147,14 +141,14 @@ func Without(rule int) bool { return slices.Contains(out, fmt.Sprint(rule)) }
 func without(rule int) bool { return Without(rule) }
 
 var out = strings.Split(os.Getenv("DLOCK_WITHOUT"), ",")
-`,
-	"backend/rediscore/without.go": `package rediscore
+`},
+	{File: "backend/rediscore/without.go", New: `package rediscore
 
 import "github.com/dlock-go/dlock"
 
 func without(rule int) bool { return dlock.Without(rule) }
-`,
-	"internal/owed/without.go": `package owed
+`},
+	{File: "internal/owed/without.go", New: `package owed
 
 import (
 	"fmt"
@@ -166,7 +160,7 @@ import (
 func without(rule int) bool {
 	return slices.Contains(strings.Split(os.Getenv("DLOCK_WITHOUT"), ","), fmt.Sprint(rule))
 }
-`,
+`},
 }
 
 var luaChanges = []struct{ rule, file, old, new string }{
@@ -188,12 +182,12 @@ func source(c rediscore.Call) string {
 
 // TestChanges fails if a text is not found once that a change of TestRules replaces.
 func TestChanges(t *testing.T) {
-	overlay(t)
+	all := changes()
 	for _, c := range luaChanges {
-		text, err := os.ReadFile(filepath.Join("../../../backend/rediscore/lua", c.file))
-		require.NoError(t, err)
-		require.Equal(t, 1, strings.Count(string(text), c.old), "%s: %q", c.file, c.old)
+		all = append(all, mutants.Edit{File: "backend/rediscore/lua/" + c.file, Old: c.old, New: c.new})
 	}
+	_, err := mutants.Apply(all)
+	require.NoError(t, err)
 }
 
 // TestRules takes each rule out of the code, and demands that the schedules show what breaks then.
@@ -201,19 +195,17 @@ func TestRules(t *testing.T) {
 	if !large {
 		t.Skip("DLOCK_MODEL is not large")
 	}
-	program := filepath.Join(t.TempDir(), "schedules.test")
-	out, err := exec.Command("go", "test", "-c", "-vet=off", "-o", program, "-overlay", overlay(t), ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	const folder = "internal/sim/schedules"
+	program, err := mutants.Build(t.Context(), t.TempDir(), folder, append(changes(), switches...))
+	require.NoError(t, err)
 	for i, r := range rules() {
 		t.Run(fmt.Sprintf("%d %s", r.without[0], r.text), func(t *testing.T) {
-			command := exec.Command(program, "-test.run", "TestRule$", "-test.v")
-			command.Env = append(os.Environ(), fmt.Sprint("DLOCK_RULE=", i), "DLOCK_WITHOUT="+strings.Trim(strings.ReplaceAll(fmt.Sprint(r.without), " ", ","), "[]"))
-			out, err := command.CombinedOutput()
-			if text := string(out); err == nil || !strings.Contains(text, string(r.broken)+":") {
-				t.Errorf("nothing breaks %s: %s", r.broken, text)
-			} else {
-				t.Log(text)
-			}
+			out, err := mutants.Tests{
+				In: folder, Run: "^TestRule$", Args: []string{"-test.v"}, Says: string(r.broken) + ":",
+				Env: []string{fmt.Sprint("DLOCK_RULE=", i), "DLOCK_WITHOUT=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(r.without), " ", ","), "[]")},
+			}.Fail(t.Context(), program)
+			require.NoError(t, err, out)
+			t.Log(out)
 		})
 	}
 }
@@ -231,32 +223,4 @@ func TestRule(t *testing.T) {
 	} else {
 		t.Log(result)
 	}
-}
-
-// overlay writes the changed files, and the file that says so.
-func overlay(t *testing.T) string {
-	dir := t.TempDir()
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
-	replace := map[string]string{}
-	write := func(path, text string) {
-		to := cmp.Or(replace[path], filepath.Join(dir, fmt.Sprint(len(replace), ".go")))
-		require.NoError(t, os.WriteFile(to, []byte(text), 0o600))
-		replace[path] = to
-	}
-	for file, text := range switches {
-		write(filepath.Join(root, file), text)
-	}
-	for _, c := range changes() {
-		path := filepath.Join(root, c.file)
-		before, err := os.ReadFile(cmp.Or(replace[path], path))
-		require.NoError(t, err)
-		require.Equal(t, 1, strings.Count(string(before), c.old), "%s: %q", c.file, c.old)
-		write(path, strings.Replace(string(before), c.old, c.new, 1))
-	}
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	require.NoError(t, err)
-	file := filepath.Join(dir, "overlay.json")
-	require.NoError(t, os.WriteFile(file, text, 0o600))
-	return file
 }
