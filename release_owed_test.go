@@ -20,6 +20,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -345,7 +346,7 @@ func TestLateAnswerAfterClose(t *testing.T) {
 // Callers give up before the answer to their attempt comes. There are no more releases than attempts whose answer never
 // comes: those that travelled alone.
 func TestReleasesOfAnsweredAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server := sim.NewServer()
 		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
 			f.Request.Delay, f.Reply.Delay = 5*time.Millisecond, 5*time.Millisecond
@@ -387,7 +388,7 @@ func TestGrantsWhereWaitersGiveUp(t *testing.T) {
 		{200 * time.Microsecond, 4, true}:  200,
 		{100 * time.Microsecond, 1, false}: 900, {150 * time.Microsecond, 1, false}: 500,
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			require.GreaterOrEqual(t, grantsOfQuitters(t, l.call, l.clients, l.queue), want, "%+v", l)
 		})
 	}
@@ -813,7 +814,7 @@ func TestWaitsCutTogether(t *testing.T) {
 	const waits = 5000 / israce.Slower
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
@@ -852,7 +853,7 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 		hang:   0, // so that all have failed when the store is back
 	} {
 		t.Run(string(f), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
@@ -898,7 +899,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	const attempts = 5000 / israce.Slower
 	for _, then := range []fault{up, refuse, hang, ignore} {
 		t.Run(string(then), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(n)
@@ -942,7 +943,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 	if israce.Enabled {
 		t.Skip("too slow with the race detector")
 	}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n, dlock.WithTTL(time.Hour))
 		n.set(refuse)

@@ -19,6 +19,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -627,7 +628,7 @@ func TestPanicInASet(t *testing.T) {
 
 // Each attempt of a set with WithOutage is repeated.
 func TestSetWithOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n, dlock.WithOutage(10*time.Second))
 		begun := time.Now()
@@ -734,7 +735,7 @@ func TestWaitInsideAnotherLease(t *testing.T) {
 // onRedis runs a test in virtual time on a server that is an RTT away. fate is that of one trip in a
 // thousand. A Client that dial returns is killed by kill.
 func onRedis(t *testing.T, fate sim.Fate, f func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (c *dlock.Client, kill func()))) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server, random := sim.NewServer(), rand.New(rand.NewPCG(1, 0))
 		var mu sync.Mutex
 		f(t, server, func(opts ...dlock.Option) (*dlock.Client, func()) {

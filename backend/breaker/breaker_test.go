@@ -20,6 +20,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -115,7 +116,7 @@ func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 // in runs a test in virtual time, with a store and a breaker around it that notes its changes.
 func in(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker), opts ...breaker.Option) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
 		f(t, s, breaker.New(s, opts...))
 		time.Sleep(time.Minute) // calls and probes that are cut off

@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // degrading runs a test with a breaker that degrades keys that begin with "k" after 30 s.
@@ -403,7 +404,7 @@ func TestMixedBatch(t *testing.T) {
 // bounded number of calls takes their keys in the store.
 func TestRenewalsOfMany(t *testing.T) {
 	const leases = 5000
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
 		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
 		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
@@ -531,7 +532,7 @@ func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
 		delay time.Duration // of the question
 		lost  error         // in place of the answer
 	}{{time.Second, nil}, {time.Second, errStore}, {0, errStore}} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			store := memory.New()
 			s := &away{Forward: dlock.Forward{Locker: store}}
 			slow := &slowTry{Forward: dlock.Forward{Locker: s}}
@@ -599,7 +600,7 @@ func TestHistoryOfDegradation(t *testing.T) {
 	}
 	var kinds [2]int
 	for seed := range uint64(20) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			var mu sync.Mutex
 			away, random := false, rand.New(rand.NewPCG(seed, 0))
 			chance := func(n int) bool { mu.Lock(); defer mu.Unlock(); return random.IntN(n) == 0 }

@@ -12,13 +12,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
@@ -35,7 +35,7 @@ func TestLuaVersions(t *testing.T) {
 			}
 			ran := make(map[string]bool)
 			for seed := uint64(0); seed < 10 && (seed < uint64(10/israce.Slower) || len(ran) < len(rediscore.Scripts)); seed++ {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					p := newLuaPair(t, seed, path)
 					for range 200 {
 						p.step(ran)

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -56,7 +57,7 @@ func explore(t *testing.T, c *config) (r result) {
 				continue
 			}
 			var after []deviation
-			synctest.Test(t, func(*testing.T) {
+			bubble.Test(t, func(*testing.T) {
 				run := s.run(d)
 				if r.broken, r.text = run.broken, run.text; depth < c.depth {
 					after = run.after(d)
