@@ -213,7 +213,9 @@ func startLua(t *testing.T, path string, server *sim.Server, floats bool) *luaPr
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		fmt.Fprintln(in, "return nil")
-		require.NoError(t, cmd.Wait())
+		in.Close() // in the middle of a script, if the test has failed
+		err := cmd.Wait()
+		require.True(t, err == nil || t.Failed(), "%v", err)
 	})
 	l := &luaProcess{t, server, floats, in, json.NewDecoder(out)}
 	l.out.UseNumber()

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
-// Test is [synctest.Test], but a test that leaves goroutines blocked in its bubble fails, and the others run. With
-// synctest alone, one require that fails while another goroutine waits ends the program.
+// Test is [synctest.Test], but a test that leaves goroutines blocked in its bubble fails, and the other tests run. With
+// synctest alone, a require that fails while another goroutine waits ends the program.
 func Test(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	defer func() {
@@ -28,7 +29,14 @@ func Test(t *testing.T, f func(t *testing.T)) {
 		}
 		t.FailNow()
 	}()
-	synctest.Test(t, f)
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() {
+			if t.Failed() {
+				time.Sleep(time.Nanosecond) // the end of t.Context has woken others, who may fail the test, too
+			}
+		})
+		f(t)
+	})
 }
 
 var header = regexp.MustCompile(`^goroutine \d+ .*\[.*synctest bubble`)

@@ -10,14 +10,15 @@ import (
 	"github.com/dlock-go/dlock/internal/bubble"
 )
 
-// A test that fails while another goroutine waits does not end the program, and so with one that has not failed, and
-// one that waits itself.
+// A test that fails while another goroutine waits does not end the program, nor does one whose other goroutine fails
+// afterwards, one that has not failed, and one that waits itself.
 func TestBlocked(t *testing.T) {
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
 	require.NoError(t, err)
 	ran := make(map[string]bool)
 	for name, test := range map[string]func(t *testing.T){
 		"fails": func(t *testing.T) { go func() { select {} }(); require.Fail(t, "on purpose") },
+		"woken": func(t *testing.T) { go func() { <-t.Context().Done(); t.Error("too") }(); t.FailNow() },
 		"ends":  func(*testing.T) { go func() { select {} }() },
 		"waits": func(*testing.T) { select {} },
 		"right": func(t *testing.T) { t.Cleanup(func() { ran["right to the end"] = true }) },
@@ -29,7 +30,7 @@ func TestBlocked(t *testing.T) {
 		}})
 		os.Stdout = stdout
 	}
-	require.Equal(t, map[string]bool{"fails": false, "ends": false, "waits": false, "right": true, "right to the end": true}, ran)
+	require.Equal(t, map[string]bool{"fails": false, "woken": false, "ends": false, "waits": false, "right": true, "right to the end": true}, ran)
 	text, err := os.ReadFile(output.Name())
 	require.NoError(t, err)
 	require.Contains(t, string(text), "on purpose")
