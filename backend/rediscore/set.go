@@ -114,9 +114,12 @@ func (l *Locker) tryAlone(ctx context.Context, call Call, err error) bool {
 		return true
 	case rediserr.Refusal(text) != 0, rediserr.InScript(text), !l.conn.isReply(err):
 		return false
-	case l.conn.unsupported(err) && l.conn.eval(ctx, Trial(call)).Err == nil:
-		l.setsRefused.Store(true)
+	case l.keysNow(call) == nil: // it was of several slots
 		return true
 	}
-	return l.keysNow(call) == nil
+	if !l.conn.unsupported(err) || l.conn.eval(ctx, Trial(call)).Err != nil {
+		return false
+	}
+	l.setsRefused.Store(true)
+	return true
 }
