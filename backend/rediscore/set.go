@@ -27,17 +27,11 @@ func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]
 		return nil, errors.ErrUnsupported
 	}
 	call := Call{Script: setScript, Args: args, keys: keys}
-	sent, reply, err := l.evalSent(ctx, call)
+	reply, err := l.evalOne(ctx, call)
 	if err != nil && l.tryAlone(ctx, call, err) {
 		return nil, errors.ErrUnsupported
 	}
-	attempts, err := readSet(reply, err, len(set))
-	for i := range attempts {
-		if attempts[i].Acquired {
-			attempts[i].Since = sent
-		}
-	}
-	return attempts, err
+	return readSet(reply, err, len(set))
 }
 
 // checkSet returns the keys of a set, and the arguments of setScript.
@@ -110,7 +104,7 @@ const fenceStep = 8
 func (l *Locker) tryAlone(ctx context.Context, call Call, err error) bool {
 	text := rediserr.Answer(err)
 	switch {
-	case failedInside(err), moving(err), rediserr.CrossSlot(text):
+	case dlock.NoEffect(err) && failedInside(err), moving(err), rediserr.CrossSlot(text):
 		return true
 	case rediserr.Refusal(text) != 0, rediserr.InScript(text), !l.conn.isReply(err):
 		return false
