@@ -106,7 +106,7 @@ func (l *Locker) tryAlone(ctx context.Context, call Call, err error) bool {
 	switch {
 	case dlock.NoEffect(err) && failedInside(err), moving(err), rediserr.CrossSlot(text):
 		return true
-	case rediserr.Refusal(text) != 0, rediserr.InScript(text), !l.conn.isReply(err):
+	case !l.unknown(err, text):
 		return false
 	case l.keysNow(call) == nil: // it was of several slots
 		return true

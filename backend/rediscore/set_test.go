@@ -157,27 +157,37 @@ func TestSetIsChecked(t *testing.T) {
 	})
 }
 
-// Where a proxy refuses the script, sets are not tried again. A reply that only looks so says nothing about the effect.
+// Where a proxy refuses the script, sets are not tried again. Another error says what it says of an attempt.
 func TestSetIsRefused(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
-		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
-		refuse := func(call rediscore.Call) (any, error) {
-			if call.Script == rediscore.SetScript {
-				return nil, refused
-			}
-			return int64(0), nil
-		}
-		try := func() error {
+		try := func(answer error) error {
+			a.answers(func(call rediscore.Call) (any, error) {
+				if call.Script == rediscore.SetScript {
+					return nil, answer
+				}
+				return int64(0), nil
+			})
 			_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
 			return err
 		}
+		for answer, want := range map[error]verdict{
+			sim.Error("OOM command not allowed when used memory > 'maxmemory'."):          state,
+			sim.Error("NOPERM this user has no permissions to run the 'evalsha' command"): noEffect,
+			sim.Error("LOADING Redis is loading the dataset in memory"):                   temporary,
+			sim.Error("ERR upstream failure"):                                             unknown,
+			errors.New("a command was not allowed"):                                       unknown,
+		} {
+			err := try(answer)
+			require.Equal(s, want, verdictOf(err), "%v", err)
+			require.NotErrorIs(s, err, errors.ErrUnsupported)
+		}
 		a.replies(nil, sim.Error("ERR a command has failed upstream"))
-		require.Equal(s, unknown, verdictOf(try()))
-		a.answers(refuse)
-		require.ErrorIs(s, try(), errors.ErrUnsupported)
-		a.answers(nil)
+		_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
+		require.Equal(s, unknown, verdictOf(err), "nothing is answered")
+		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
+		require.ErrorIs(s, try(refused), errors.ErrUnsupported)
 		n := len(a.asked(0))
-		require.ErrorIs(s, try(), errors.ErrUnsupported)
+		require.ErrorIs(s, try(nil), errors.ErrUnsupported)
 		require.Empty(s, a.asked(n))
 	})
 }
