@@ -27,6 +27,8 @@ type acquisition struct {
 	key    string
 	ttl    time.Duration   // of the lease, once it is renewed
 	set    *gathering      // whose part the acquisition is; nil if it stands alone
+	meets  *meeting        // of its first attempt with the others of its set; nil if there is none, or it is over
+	seat   int             // there
 	given  *detached.Lease // for Adopt
 	state
 
@@ -143,6 +145,7 @@ var (
 	errNoGrant  = errors.New("the store's queue returned neither a grant nor an error")
 	errLate     = errors.New("granted, but the answer took too much of the TTL")
 	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
+	errFree     = errs.Reword("free, but another key of the set is held", ErrHeld, nil)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
 
@@ -235,11 +238,12 @@ func (s *state) cut(end time.Time) time.Time {
 
 // final reports whether an error ends a wait.
 func final(err error) bool {
-	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
+	return err == errFree || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
 // take acquires, as the op says.
-func (a *acquisition) take() (*Lease, error) {
+func (a *acquisition) take() (lease *Lease, err error) {
+	defer func() { a.meets.leave(err) }()
 	if a.op == OpAdopt && a.given == nil {
 		return nil, errNotDetached
 	}
@@ -270,8 +274,7 @@ func (a *acquisition) take() (*Lease, error) {
 		defer cancel()
 	}
 	defer a.endSilence()
-	lease, err := a.run()
-	if err != nil {
+	if lease, err = a.run(); err != nil {
 		return nil, a.verdict(err)
 	}
 	return lease, nil
@@ -407,9 +410,9 @@ func (a *acquisition) request(ctx context.Context, act action) {
 	a.attempts++
 	a.sent = sent
 	answer, err := Attempt{}, errPanic
-	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
+	defer func() { a.note(act, a.sent, ttl, answer, err, ended(ctx) == nil) }()
 	if act.do == doTry {
-		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)
+		answer, err = a.attempt(ctx, ttl)
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
@@ -417,6 +420,23 @@ func (a *acquisition) request(ctx context.Context, act action) {
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
+}
+
+// attempt makes one attempt to take the key. The first of a set's acquisition is made together with those of the others.
+func (a *acquisition) attempt(ctx context.Context, ttl time.Duration) (answer Attempt, err error) {
+	if m := a.meets; m != nil {
+		a.meets = nil
+		a.sent, answer, err = m.attempt(ctx, a.seat, Acquisition{a.key, a.token, ttl})
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return answer, err
+		}
+		m.room <- struct{}{}
+		defer func() { <-m.room }()
+		a.sent = time.Now()
+	}
+	answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)
+	answer.Free = false // which only a set can be
+	return answer, err
 }
 
 // note notes the answer to a call. If a grant arrives late, the lease may have ended already, or too
@@ -433,6 +453,8 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 	switch {
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
+	case !answer.Acquired && answer.Free:
+		a.held, a.answered, a.failure, a.err = nil, a.returned, nil, errFree
 	case !answer.Acquired:
 		a.held, a.contended, a.answered, a.failure = a.heldBy(answer), true, a.returned, nil
 		a.err = a.held

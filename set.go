@@ -1,8 +1,10 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -134,6 +136,7 @@ type gathering struct {
 	outage time.Duration   // for which attempts are repeated: without a limit once the store has said that a key is held
 	keys   []string        // in byte order
 	set    *Leases         // of the first keys
+	asOne  bool            // the last attempt was one operation: it took all or none
 	back   sync.WaitGroup  // leases that are given back
 }
 
@@ -197,7 +200,7 @@ func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	var waited *Lease
 	for n := 1; ; n++ {
 		sent := time.Now()
-		leases, held, err = g.try(g.keys, waited)
+		leases, held, err = g.try(g.keys, waited, true)
 		enough := n == wholeTries || !time.Now().Before(end) || len(g.keys) == 1
 		if err != nil || held == nil || enough || !worthwhile(held, time.Since(sent), took) {
 			return leases, held, err
@@ -246,23 +249,24 @@ func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, err
 // are free.
 func (g *gathering) takeInOrder(leases []*Lease, held []*word) (err error) {
 	for ahead := setAhead; ; ahead *= 2 {
-		first := slices.IndexFunc(held, isHeld)
+		first := slices.Index(leases, nil)
 		if first < 0 {
 			first = len(leases)
 		}
 		g.add(leases[:first])
 		g.giveBack(leases[first:])
-		if first < len(leases) && g.set.Err() == nil {
+		if first < len(leases) && isHeld(held[first]) && g.set.Err() == nil {
 			if err := g.wait(held[first]); err != nil {
 				return err
 			}
 			ahead = setAhead
 		}
+		g.back.Wait()
 		next := g.keys[len(g.set.all):]
 		if len(next) == 0 || g.set.Err() != nil {
 			return nil
 		}
-		if leases, held, err = g.try(next[:min(ahead, len(next))], nil); err != nil {
+		if leases, held, err = g.try(next[:min(ahead, len(next))], nil, false); err != nil {
 			return err
 		}
 	}
@@ -305,22 +309,31 @@ func (g *gathering) part(op AcquireOp, key string, held word) *acquisition {
 }
 
 // try makes one attempt for each of some keys, all at once, except for that of a lease that the set has, unless
-// that is nil. It
+// that is nil. If whole is true, that is one operation where the Locker can do so: it takes all of them or none. It
 // returns the leases, with this one, and what the store has said of each key that another holds; the latter is
 // nil if it has
 // granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is held then.
-func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*word, err error) {
+func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease, held []*word, err error) {
 	n := len(keys)
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
-	if have != nil {
-		leases[slices.Index(keys, have.key)] = have
-	}
-	panicked := workers.Each(n, g.client.keeper.atOnce(), func(i int) (more bool) {
-		if leases[i] != nil {
-			return true
+	for i, key := range keys {
+		if have != nil && key == have.key {
+			leases[i] = have
+		} else {
+			attempts[i] = g.part(OpTry, key, word{})
 		}
-		attempts[i] = g.part(OpTry, keys[i], word{})
-		leases[i], errs[i] = g.client.take(attempts[i])
+	}
+	most, m := g.client.keeper.atOnce(), (*meeting)(nil)
+	if whole {
+		m = g.meet(attempts)
+	}
+	if m != nil {
+		most = n
+	}
+	panicked := workers.Each(n, most, func(i int) (more bool) {
+		if leases[i] == nil {
+			leases[i], errs[i] = g.client.take(attempts[i])
+		}
 		return errs[i] == nil
 	})
 	first := slices.Index(leases, nil)
@@ -331,9 +344,11 @@ func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*wo
 		g.giveBack(leases)
 		panic(panicked)
 	}
+	g.asOne = m != nil && m.err == nil
 	held = make([]*word, n)
 	for i, e := range errs {
 		switch {
+		case errors.Is(e, errFree):
 		case errors.Is(e, ErrHeld):
 			held[i] = &attempts[i].word
 		case e != nil && err == nil:
@@ -341,7 +356,7 @@ func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*wo
 		}
 	}
 	if err == nil && (ended(g.ctx) != nil || g.maxWait() == 0) {
-		err = withEnd(g.ctx, errs[first]) // ctx may have ended since the attempt was answered
+		err = withEnd(g.ctx, errs[slices.IndexFunc(held, isHeld)]) // ctx may have ended since the attempt was answered
 	}
 	if err != nil {
 		g.giveBack(leases)
@@ -349,6 +364,98 @@ func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*wo
 	}
 	g.outage = NoLimit
 	return leases, held, nil
+}
+
+// meet has acquisitions, some of which may be nil, make their first attempts as one, if the Locker can do so. Else it
+// returns nil.
+func (g *gathering) meet(parts []*acquisition) *meeting {
+	k := g.client.keeper
+	l, ok := k.locker.(SetAcquirer)
+	if !ok {
+		return nil
+	}
+	m := &meeting{locker: l, over: make(chan struct{}), room: make(chan struct{}, k.atOnce())}
+	for _, a := range parts {
+		if a != nil {
+			a.meets, a.seat = m, m.absent
+			m.absent++
+		}
+	}
+	m.set = make([]Acquisition, m.absent)
+	return m
+}
+
+// A meeting makes the first attempts of several acquisitions one call of the Locker.
+type meeting struct {
+	locker SetAcquirer
+	room   chan struct{} // for attempts that each makes itself, since the Locker cannot make one of these
+	over   chan struct{} // closed when the fields below are final
+
+	mu     sync.Mutex
+	absent int // acquisitions that have not come
+	set    []Acquisition
+
+	sent     time.Time
+	attempts []Attempt
+	err      error
+	panicked any
+}
+
+// attempt waits for the other acquisitions, and returns what the call, which the last one makes, says to this one.
+func (m *meeting) attempt(ctx context.Context, seat int, a Acquisition) (sent time.Time, answer Attempt, err error) {
+	if m.come(seat, a) {
+		m.call(ctx)
+	}
+	<-m.over
+	switch {
+	case m.panicked != nil:
+		panic(m.panicked)
+	case m.err != nil:
+		return m.sent, Attempt{}, m.err
+	}
+	return m.sent, m.attempts[seat], nil
+}
+
+// come reports whether all have come.
+func (m *meeting) come(seat int, a Acquisition) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.set[seat] = a
+	m.absent--
+	return m.absent == 0
+}
+
+// leave ends the meeting of an acquisition that does not come, which has failed with err. Nothing is sent.
+func (m *meeting) leave(err error) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err == nil {
+		m.sent, m.err = time.Now(), &NoEffectError{Err: cmp.Or(err, errPanic)}
+		close(m.over)
+	}
+}
+
+func (m *meeting) call(ctx context.Context) {
+	defer close(m.over)
+	defer func() { m.panicked = recover() }()
+	m.sent, m.err = time.Now(), errPanic
+	m.attempts, m.err = m.locker.TryAcquireSet(ctx, m.set)
+	switch {
+	case m.err != nil:
+	case len(m.attempts) != len(m.set):
+		m.err = fmt.Errorf("%d attempts for a set of %d", len(m.attempts), len(m.set))
+	case !m.decided():
+		m.err = errors.ErrUnsupported
+	}
+}
+
+// decided reports whether the Locker has granted all, or said that another holds a key.
+func (m *meeting) decided() bool {
+	return slices.ContainsFunc(m.attempts, func(a Attempt) bool { return !a.Acquired && !a.Free }) ||
+		!slices.ContainsFunc(m.attempts, func(a Attempt) bool { return !a.Acquired })
 }
 
 // atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other
