@@ -20,7 +20,7 @@ var lua embed.FS
 var sums = "\n" + luaFile("sums.txt")
 
 var (
-	acquireScript  = newScript("acquire", 4, "return acquire()", "fence", "acquire-plain", "queue", "acquire")
+	acquireScript  = newScript("acquire", 4, "return acquire()", "lone", "fence", "acquire-plain", "queue", "acquire")
 	enqueueScript  = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
 	checkInScript  = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
 	renewScript    = newScript("renew", 1, "return renew()", "proof", "renew")
@@ -32,7 +32,7 @@ var (
 
 	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
 
-	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "fence", "acquire-plain")
+	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "lone", "fence", "acquire-plain")
 	plainReleaseScript = newScript("release-plain", 4, "return 'queue'", "proof", "release-plain")
 
 	voteScript    = newScript("vote", 5, "", "fence", "ballot", "queue", "acquire", "vote")
