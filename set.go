@@ -25,6 +25,9 @@ const (
 	overtime   = attemptTime / 20       // of a call that begins a second after MaxWait
 	wholeWait  = 4                      // times as long as attempts: with a shorter wait these cost more than they gain
 	wholeGuess = 10 * time.Millisecond  // how long the first wait is expected to last
+
+	setTime  = 2 * time.Second // for which a set is tried that the Locker takes as a whole
+	setTries = 200             // so often at most
 )
 
 // Leases is a set of locks that is held: [Client.AcquireAll] returns it. Each key has its own [Lease],
@@ -202,7 +205,7 @@ func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 		sent := time.Now()
 		leases, held, err = g.try(g.keys, waited, true)
 		enough := n == wholeTries || !time.Now().Before(end) || len(g.keys) == 1
-		if err != nil || held == nil || enough || !worthwhile(held, time.Since(sent), took) {
+		if err != nil || held == nil || enough || g.asOne && waited == nil || !worthwhile(held, time.Since(sent), took) {
 			return leases, held, err
 		}
 		g.giveBack(leases)
@@ -325,7 +328,7 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 	}
 	most, m := g.client.keeper.atOnce(), (*meeting)(nil)
 	if whole {
-		m = g.meet(attempts)
+		m = g.meet(attempts, have == nil)
 	}
 	if m != nil {
 		most = n
@@ -344,7 +347,7 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 		g.giveBack(leases)
 		panic(panicked)
 	}
-	g.asOne = m != nil && m.err == nil
+	g.asOne = m != nil && m.present.err == nil
 	held = make([]*word, n)
 	for i, e := range errs {
 		switch {
@@ -355,107 +358,160 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 			err = e
 		}
 	}
-	if err == nil && (ended(g.ctx) != nil || g.maxWait() == 0) {
+	over := ended(g.ctx) != nil || g.maxWait() == 0
+	switch {
+	case err == nil && over:
 		err = withEnd(g.ctx, errs[slices.IndexFunc(held, isHeld)]) // ctx may have ended since the attempt was answered
+	case err == nil:
+		g.outage = NoLimit
+		return leases, held, nil
+	case !over && m != nil && m.refused: // the store fails now: its next attempt is repeated
+		g.outage, err = NoLimit, nil
 	}
-	if err != nil {
-		g.giveBack(leases)
-		return nil, nil, err
-	}
-	g.outage = NoLimit
-	return leases, held, nil
+	g.giveBack(leases)
+	return nil, nil, err
 }
 
-// meet has acquisitions, some of which may be nil, make their first attempts as one, if the Locker can do so. Else it
-// returns nil.
-func (g *gathering) meet(parts []*acquisition) *meeting {
+// meet has acquisitions, some of which may be nil, make the same attempts, if the Locker takes sets. Else it returns nil.
+func (g *gathering) meet(parts []*acquisition, again bool) *meeting {
 	k := g.client.keeper
 	l, ok := k.locker.(SetAcquirer)
 	if !ok {
 		return nil
 	}
-	m := &meeting{locker: l, over: make(chan struct{}), room: make(chan struct{}, k.atOnce())}
+	m := &meeting{set: g, locker: l, room: make(chan struct{}, k.atOnce()), begun: time.Now(), waits: -1}
 	for _, a := range parts {
 		if a != nil {
-			a.meets, a.seat = m, m.absent
-			m.absent++
+			a.meets, a.seat = m, m.size
+			m.size++
 		}
 	}
-	m.set = make([]Acquisition, m.absent)
+	if !again {
+		m.attempts = setTries
+	}
+	m.begin()
 	return m
 }
 
-// A meeting makes the first attempts of several acquisitions one call of the Locker.
+// A meeting has several acquisitions make the same attempts, each of which is one call of the Locker. While the calls are
+// refused, one of the acquisitions pauses before the next, and the others wait for it.
 type meeting struct {
+	set    *gathering
 	locker SetAcquirer
-	room   chan struct{} // for attempts that each makes itself, since the Locker cannot make one of these
-	over   chan struct{} // closed when the fields below are final
+	size   int           // how many acquisitions meet
+	room   chan struct{} // for attempts that each makes for itself, if the Locker cannot make one of these
+	begun  time.Time
 
-	mu     sync.Mutex
+	mu       sync.Mutex // guards the present attempt until it is made
+	present  *common
+	attempts int  // that were refused
+	refused  bool // the last one that was answered was
+	waits    int  // the seat of the acquisition that pauses; negative before the first refusal
+}
+
+// A common attempt is one of all acquisitions that meet.
+type common struct {
+	ctx    context.Context
 	absent int // acquisitions that have not come
 	set    []Acquisition
+	before []Attempt // what the last one has said
 
+	over     chan struct{} // closed when the rest is final
 	sent     time.Time
-	attempts []Attempt
+	answers  []Attempt
 	err      error
 	panicked any
+	again    bool // another follows
 }
 
-// attempt waits for the other acquisitions, and returns what the call, which the last one makes, says to this one.
-func (m *meeting) attempt(ctx context.Context, seat int, a Acquisition) (sent time.Time, answer Attempt, err error) {
-	if m.come(seat, a) {
-		m.call(ctx)
+// begin begins an attempt, to which the acquisitions are to come.
+func (m *meeting) begin() {
+	var before []Attempt
+	if m.present != nil {
+		before = m.present.answers
 	}
-	<-m.over
-	switch {
-	case m.panicked != nil:
-		panic(m.panicked)
-	case m.err != nil:
-		return m.sent, Attempt{}, m.err
-	}
-	return m.sent, m.attempts[seat], nil
+	m.present = &common{absent: m.size, set: make([]Acquisition, m.size), before: before, over: make(chan struct{})}
 }
 
-// come reports whether all have come.
-func (m *meeting) come(seat int, a Acquisition) bool {
+// attend waits for all others, and returns the attempt, which the last to come makes.
+func (m *meeting) attend(ctx context.Context, a *acquisition, ttl time.Duration) *common {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.set[seat] = a
-	m.absent--
-	return m.absent == 0
+	c := m.present
+	c.set[a.seat] = Acquisition{a.key, a.token, ttl}
+	if c.ctx == nil || c.before == nil || a.waits {
+		c.ctx = ctx
+	}
+	c.absent--
+	last := c.absent == 0
+	m.mu.Unlock()
+	if last {
+		m.make(c)
+	}
+	<-c.over
+	return c
 }
 
-// leave ends the meeting of an acquisition that does not come, which has failed with err. Nothing is sent.
+// leave ends the meeting for an acquisition that does not come, since it has ended with err. No more is sent.
 func (m *meeting) leave(err error) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err == nil {
-		m.sent, m.err = time.Now(), &NoEffectError{Err: cmp.Or(err, errPanic)}
-		close(m.over)
+	c := m.present
+	select {
+	case <-c.over:
+		return
+	default:
 	}
+	if c.sent, c.answers = time.Now(), c.before; c.before == nil {
+		c.err = &NoEffectError{Err: cmp.Or(err, errPanic)}
+	}
+	close(c.over)
 }
 
-func (m *meeting) call(ctx context.Context) {
-	defer close(m.over)
-	defer func() { m.panicked = recover() }()
-	m.sent, m.err = time.Now(), errPanic
-	m.attempts, m.err = m.locker.TryAcquireSet(ctx, m.set)
+// make makes an attempt.
+func (m *meeting) make(c *common) {
+	defer close(c.over)
+	defer func() { c.panicked = recover() }()
+	c.sent, c.err = time.Now(), errPanic
+	c.answers, c.err = m.locker.TryAcquireSet(c.ctx, c.set)
+	held := slices.IndexFunc(c.answers, func(a Attempt) bool { return !a.Acquired && !a.Free })
 	switch {
-	case m.err != nil:
-	case len(m.attempts) != len(m.set):
-		m.err = fmt.Errorf("%d attempts for a set of %d", len(m.attempts), len(m.set))
-	case !m.decided():
-		m.err = errors.ErrUnsupported
+	case c.err != nil:
+	case len(c.answers) != len(c.set):
+		c.err = fmt.Errorf("%d attempts for a set of %d", len(c.answers), len(c.set))
+	case held >= 0:
+		m.refuse(c, held)
+	case slices.ContainsFunc(c.answers, func(a Attempt) bool { return a.Free }):
+		c.err = errors.ErrUnsupported // nobody holds a key
 	}
 }
 
-// decided reports whether the Locker has granted all, or said that another holds a key.
-func (m *meeting) decided() bool {
-	return slices.ContainsFunc(m.attempts, func(a Attempt) bool { return !a.Acquired && !a.Free }) ||
-		!slices.ContainsFunc(m.attempts, func(a Attempt) bool { return !a.Acquired })
+// refuse notes that another holds a key, and decides whether the attempt is made again.
+func (m *meeting) refuse(c *common, held int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attempts++
+	m.refused = true
+	if m.waits < 0 {
+		m.waits = held
+	}
+	g := m.set
+	if c.again = m.attempts < setTries && time.Since(m.begun) < setTime && g.maxWait() > 0 && ended(g.ctx) == nil; c.again {
+		m.begin()
+	}
+}
+
+// answer is that of an attempt to the acquisition at a seat.
+func (c *common) answer(seat int) (Attempt, error) {
+	switch {
+	case c.panicked != nil:
+		panic(c.panicked)
+	case c.err != nil:
+		return Attempt{}, c.err
+	}
+	return c.answers[seat], nil
 }
 
 // atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other
