@@ -358,14 +358,14 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 			err = e
 		}
 	}
-	over := ended(g.ctx) != nil || g.maxWait() == 0
+	over, refused, known := ended(g.ctx) != nil || g.maxWait() == 0, m != nil && m.refused, slices.IndexFunc(held, isHeld)
 	switch {
-	case err == nil && over:
-		err = withEnd(g.ctx, errs[slices.IndexFunc(held, isHeld)]) // ctx may have ended since the attempt was answered
+	case over && known >= 0 && (err == nil || refused):
+		err = withEnd(g.ctx, errs[known]) // ctx may have ended since the attempt was answered
 	case err == nil:
 		g.outage = NoLimit
 		return leases, held, nil
-	case !over && m != nil && m.refused: // the store fails now: its next attempt is repeated
+	case !over && refused: // the store fails since: the next attempt is repeated
 		g.outage, err = NoLimit, nil
 	}
 	g.giveBack(leases)
