@@ -240,6 +240,12 @@ func TestSetInOneCall(t *testing.T) {
 			}
 			require.True(t, len(tokens) == 4 && len(fences) == 4)
 			require.NoError(t, leases.Release())
+			for _, call := range s.made("set") {
+				tokens[call.token] = true
+			}
+			require.Len(t, tokens, 3+len(s.made("set")), "each attempt has its token")
+			require.NoError(t, acquire(t, c, "d").Release())
+			require.Empty(t, s.made("acquire"), "nobody waited for d alone")
 		})
 	}
 }
@@ -315,6 +321,28 @@ func TestSetInOneCallThatFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A Locker that takes sets but not these is asked for each key, and for no more at once than if it took none.
+func TestSetNotInOneCall(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.onCall(func(c *call) {
+			if c.op == "set" {
+				c.err = errors.ErrUnsupported
+			}
+			c.take(time.Millisecond)
+		})
+		begun := time.Now()
+		leases := take(t, dlock.New(struct {
+			dlock.Locker
+			dlock.SetAcquirer
+		}{s, inSets{s}}), names(3*inWaves)...)
+		require.Equal(t, 4*time.Millisecond, time.Since(begun))
+		for _, l := range leases.All() {
+			require.WithinDuration(t, l.Deadline(), begun.Add(30*time.Second), time.Second/2)
+		}
+		require.NoError(t, leases.Release())
+	})
 }
 
 // The call for a set ends with ctx, and with the Client. So does the pause after one.
@@ -1090,15 +1118,24 @@ func TestManySets(t *testing.T) {
 			})
 		})
 	}
-	for name, m := range map[string]struct{ lasts, kill time.Duration }{
-		"memory":           {2 * time.Second, 0},
-		"memory and kills": {6 * time.Second, 500 * time.Millisecond},
+	for name, m := range map[string]struct {
+		lasts, kill time.Duration
+		sets        bool
+	}{
+		"memory":                    {2 * time.Second, 0, false},
+		"memory and kills":          {6 * time.Second, 500 * time.Millisecond, false},
+		"memory in sets":            {2 * time.Second, 0, true},
+		"memory in sets, and kills": {6 * time.Second, 500 * time.Millisecond, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
 				c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {
 					s := &spy{Forward: dlock.Forward{Locker: store}}
-					c := dlock.New(s, dlock.WithTTL(crowdTTL))
+					var l dlock.Locker = s
+					if m.sets {
+						l = inSets{s}
+					}
+					c := dlock.New(l, dlock.WithTTL(crowdTTL))
 					return c, func() {
 						s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
 						_ = c.Close()
