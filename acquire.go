@@ -836,8 +836,9 @@ func (a *acquisition) pause(by time.Time) {
 	}
 }
 
-// crowd is how many waiters of a Client make the pauses of a set twice as long.
-const crowd = 128
+// crowd is how many waiters of a Client make the pauses of a set longer than usual. With fewer they are shorter, but by no more
+// than half.
+const crowd = 64
 
 func (a *acquisition) pauseTime() (time.Duration, error) {
 	if backoff := a.client.options.backoff; backoff != nil {
@@ -851,7 +852,7 @@ func (a *acquisition) pauseTime() (time.Duration, error) {
 	case a.failures > 0:
 		return pause.AfterFailures(a.failures), nil
 	case a.meets != nil:
-		return pause.OfSet(a.pauses) * time.Duration(1+a.client.keeper.waiters.Load()/crowd), nil
+		return pause.OfSet(a.pauses) * time.Duration(max(crowd/2, a.client.keeper.waiters.Load())) / crowd, nil
 	}
 	expiry := time.Time{}
 	if a.held != nil && a.held.Remaining > 0 {
