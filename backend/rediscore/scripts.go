@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// A Script is a Lua script with a fixed number of keys, at least one.
+// A Script is a Lua script.
 type Script struct {
 	Source string
 	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
-	Keys   int
+	Keys   int    // how many keys it has, or 0 if that differs from call to call: see [Call]
 }
 
 //go:embed lua
@@ -29,6 +29,8 @@ var (
 	freeScript     = newScript("free", 1, "", "proof", "free") // while the slot moves, as holderScript
 	inspectScript  = newScript("inspect", 4, "", "inspect")
 	holderScript   = newScript("holder", 1, "", "holder")
+
+	setScript = newScript("acquire-set", 0, "", "fence", "acquire-set")
 
 	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
 

@@ -121,7 +121,7 @@ func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duratio
 
 func (w *wait) do() (dlock.Attempt, error) {
 	post := w.locker.post
-	if !post.join(w, w.locker.keysOf(w.key).slot) {
+	if !post.join(w, int(w.locker.keysOf(w.key).slot)) {
 		return dlock.Attempt{}, mark(dlock.ErrClosed)
 	}
 	w.timer = time.NewTimer(time.Hour)
