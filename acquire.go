@@ -168,7 +168,7 @@ func next(s *state) action {
 	case s.again && errors.Is(s.err, ErrHeld) && s.waits && !paused:
 		return action{do: doPause, stage: alone}
 	case s.again && errors.Is(s.err, ErrHeld):
-		return action{do: doTry, stage: alone}
+		return action{do: doTry, stage: alone, by: s.now.Add(attemptTime)}
 	case s.once, final(s.err), s.errand && errors.Is(s.err, errors.ErrUnsupported):
 		return action{do: doEnd, err: s.err}
 	case s.unanswered() && !s.now.Before(end):

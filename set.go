@@ -203,7 +203,7 @@ func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	var waited *Lease
 	for n := 1; ; n++ {
 		sent := time.Now()
-		leases, held, err = g.try(g.keys, waited, true)
+		leases, held, err = g.try(g.keys, waited, len(g.keys) > 1)
 		enough := n == wholeTries || !time.Now().Before(end) || len(g.keys) == 1
 		if err != nil || held == nil || enough || g.asOne && waited == nil || !worthwhile(held, time.Since(sent), took) {
 			return leases, held, err
