@@ -15,7 +15,7 @@ import (
 )
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
-// [dlock.BatchRenewer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
+// [dlock.BatchRenewer], [dlock.SetAcquirer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
 //
 // If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
 // the server refused the call before its script had granted, renewed or released anything. It is
@@ -39,12 +39,14 @@ type Locker struct {
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings
+	setsRefused atomic.Bool // a proxy has refused the text of setScript
 }
 
 var (
 	_ dlock.Locker        = (*Locker)(nil)
 	_ dlock.Acquirer      = (*Locker)(nil)
 	_ dlock.BatchRenewer  = (*Locker)(nil)
+	_ dlock.SetAcquirer   = (*Locker)(nil)
 	_ dlock.Inspector     = (*Locker)(nil)
 	_ quorum.VoteAcquirer = (*Locker)(nil)
 )

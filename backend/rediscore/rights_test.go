@@ -36,7 +36,7 @@ var purposes = []purpose{
 		title: "Locks that do not queue",
 		text:  "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
 		rule:  "reset on >PASSWORD ~app:*",
-		files: "fence acquire-plain proof renew release-plain",
+		files: "lone fence acquire-plain acquire-set proof renew release-plain",
 		sent:  []string{"eval", "evalsha", "ping"},
 	}, {
 		title: "The queue",

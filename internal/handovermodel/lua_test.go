@@ -57,7 +57,7 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		p.subscribe(i)
 	}
 	for s, parts := range map[script]string{ // as in rediscore.go
-		tryScript:     "fence acquire-plain queue acquire acquire()",
+		tryScript:     "lone fence acquire-plain queue acquire acquire()",
 		enqueueScript: "fence queue sweep enqueue enqueue()",
 		checkInScript: "fence queue sweep checkin checkIn()",
 		renewScript:   "proof renew renew()",

@@ -49,12 +49,15 @@ var allPlanted = []planted{
 	}, 600},
 	{"fences do not follow the time", queues, []edit{
 		{"backend/rediscore/lua/fence.lua", "+ 8, least))", "+ 8))"},
+		{"backend/rediscore/lua/lone.lua", "if free then", "if false then"},
 	}, 20},
 	{"a fence that is lowered after a promotion", failover, []edit{
 		{"backend/rediscore/lua/fence.lua", "+ 8, least))", "+ 8))"},
+		{"backend/rediscore/lua/lone.lua", "if free then", "if false then"},
 	}, 100},
 	{"the fence counter is lowered", replicas, []edit{
 		{"backend/rediscore/lua/fence.lua", "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", "least"},
+		{"backend/rediscore/lua/lone.lua", "if free then", "if false then"},
 	}, 100},
 	{"'queue' is taken for a grant", polls, []edit{
 		{"backend/rediscore/send.go", "case r.Reply == queued:", "case false:"},
