@@ -46,7 +46,7 @@ func acquisitions(set []grant, ttls ...time.Duration) []dlock.Acquisition {
 	return asked
 }
 
-// trySet makes an attempt at a set, and reports whether it was acquired.
+// trySet makes an attempt at a set, and reports whether it was acquired. It was not if the store does not take it as a set this time.
 func (s *scene) trySet(c *client, set []grant, ttls ...time.Duration) (answers []grant, acquired bool) {
 	answers = slices.Clone(set)
 	if s.over() {
@@ -55,6 +55,9 @@ func (s *scene) trySet(c *client, set []grant, ttls ...time.Duration) (answers [
 	asked, start := acquisitions(set, ttls...), s.now()
 	call := c.text("TryAcquireSet", asked)
 	got, err := c.TryAcquireSet(s.ctx, asked)
+	if !supported(err) {
+		return answers, false
+	}
 	if err != nil || len(got) != len(set) {
 		s.fail("%s = %d attempts, %w; want %d, and no error", call, len(got), orNone(err), len(set))
 		return answers, false
