@@ -103,7 +103,8 @@ func TestDegradesSets(t *testing.T) {
 // A set that the store grants is of no use if another lease was granted in memory meanwhile.
 func TestSetMeetsADegradedLease(t *testing.T) {
 	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		slow := breaker.New(&slowSet{s}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
+		arrives := make(chan struct{})
+		slow := breaker.New(slowSet{s, arrives}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
 		done := make(chan error)
 		go func() {
 			_, err := trySet(t.Context(), slow, "set", "a", "k", "b")
@@ -117,15 +118,19 @@ func TestSetMeetsADegradedLease(t *testing.T) {
 		require.True(t, a.Degraded)
 		synctest.Wait()
 		s.err = nil
+		close(arrives)
 		require.ErrorIs(t, <-done, dlock.ErrUnavailable)
 	})
 }
 
-// A slowSet takes its time for sets.
-type slowSet struct{ *away }
+// To a slowSet, sets arrive late.
+type slowSet struct {
+	*away
+	arrives chan struct{}
+}
 
-func (s *slowSet) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	time.Sleep(1900 * time.Millisecond)
+func (s slowSet) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	<-s.arrives
 	return s.away.TryAcquireSet(ctx, set)
 }
 
