@@ -182,7 +182,8 @@ type TTLLimiter interface {
 }
 
 // Forward is embedded by a Locker around another Locker. It passes on every method, including
-// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other:
+// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other. Without
+// TryAcquireSet, [Client.AcquireAll] makes an attempt for each key, and the decorator's TryAcquire sees each:
 //
 //	type counting struct {
 //		dlock.Forward
