@@ -80,6 +80,7 @@ func (t *turn) sets(ctx context.Context) {
 	}
 	t.note("rate", taken/l.seconds())
 	if len(waits) > 0 {
+		t.note("p50 ms", milliseconds(median(waits)))
 		t.note("p99 ms", milliseconds(quantile(waits, 0.99)))
 		t.note("longest ms", milliseconds(slices.Max(waits)))
 		t.note("commands", l.commands/max(taken, 1))
@@ -88,9 +89,9 @@ func (t *turn) sets(ctx context.Context) {
 
 // printSets prints the medians of the rounds.
 func (m *measurement) printSets() {
-	fmt.Println("| | sets a second | p99 of the waits, ms | the longest, ms | commands for a set |\n|---|---|---|---|---|")
+	fmt.Println("| | sets a second | median of the waits, ms | p99, ms | the longest, ms | commands for a set |\n|---|---|---|---|---|---|")
 	for _, r := range m.Results {
-		fmt.Printf("| %s: %s | %s | %s | %s | %s |\n", r.Scenario, r.Contestant,
-			human(r.figure("rate")), human(r.figure("p99 ms")), human(r.figure("longest ms")), human(r.figure("commands")))
+		fmt.Printf("| %s: %s | %s | %s | %s | %s | %s |\n", r.Scenario, r.Contestant,
+			human(r.figure("rate")), human(r.figure("p50 ms")), human(r.figure("p99 ms")), human(r.figure("longest ms")), human(r.figure("commands")))
 	}
 }
