@@ -145,7 +145,7 @@ type SetAcquirer interface {
 	// token holds one of the keys, or waits in the queue for it, nothing changes: each Attempt says that its key is
 	// Free, or who holds it. A key that a token of set holds itself is granted, as by TryAcquire.
 	//
-	// A set has at least one element, and no key twice. TryAcquireSet does not change set. An error says that the
+	// A set has at least one element, and no key twice: else the error matches [ErrInvalid]. TryAcquireSet does not change set. An error says that the
 	// outcome of all elements is unknown. It returns [errors.ErrUnsupported], and nothing changes, if it cannot take these keys
 	// in one operation: then the Client makes one attempt for each.
 	//

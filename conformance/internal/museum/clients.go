@@ -113,6 +113,11 @@ var clients = slices.Concat([]Exhibit{
 			_, err := r.send()
 			return answer{}, errors.Join(errors.ErrUnsupported, err)
 		}},
+	{Name: "triesUnsupported TryAcquireSet", Cases: names{"UnsupportedSendsNothing"},
+		on: names{"TryAcquireSet"}, call: func(r request) (answer, error) {
+			_, err := r.send()
+			return answer{}, errors.Join(errors.ErrUnsupported, err)
+		}},
 	// A client has one connection, and makes no other when that is broken.
 	// Seen: a well-known recipe.
 	// Harm: after a short outage, nothing works until the program is restarted.
