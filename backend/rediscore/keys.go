@@ -55,10 +55,10 @@ const commonSlot = 0
 // lockKeys are the keys of the scripts for one lock: the lock, the fence counter,
 // the queue, the waiters and the marker.
 type lockKeys struct {
-	slot   int
+	slot   uint16
 	bySlot bool
 	texts  [5]string
-	set    []string // of the calls for a set, whose first lock this is: see keysOfSet
+	set    []string // of a call for a set, whose first lock this is: see keysOfSet
 }
 
 // newLockKeys returns the keys of a lock, with the counter and the marker of the lock's slot or of the prefix. The names of
@@ -66,7 +66,7 @@ type lockKeys struct {
 // once, so these are made for each call.
 func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
 	name := prefix + key
-	n := &lockKeys{slot: Slot(name), bySlot: bySlot}
+	n := &lockKeys{slot: uint16(Slot(name)), bySlot: bySlot}
 	before, behind := around(prefix)
 	tag, counter := hashslot.Tags()[n.slot], n.slot
 	marker := [...]string{before, "{", tag, "}", behind}

@@ -91,11 +91,11 @@ var (
 	luaArgs = map[string]string{
 		"acquire": "token ttl", "acquire-plain": "token ttl", "acquire-set": "token ttl token ttl", "release": "token", "release-plain": "token", "free": "token",
 		"releases": "token token token", "renew": "token ttl", "inspect": "", "holder": "", "slots": "",
-		"enqueue": "token ttl inbox ticket", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
-		"enlist": "token ttl inbox time time", "confirm": "token ttl time", "pass": "token token time",
+		"enqueue": "token ttl inbox ticket patience", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
+		"enlist": "token ttl inbox time patience time", "confirm": "token ttl time", "pass": "token token time",
 	}
 	luaValues = map[string][]string{
-		"token": {"A", "B", "C", "w1"}, "ttl": {"1000", "60000", "31536000000"}, "ticket": {"", "", "1764000000123456"},
+		"token": {"A", "B", "C", "w1"}, "ttl": {"1000", "60000", "31536000000"}, "ticket": {"", "", "1764000000123456"}, "patience": {"", "0", "1500"},
 		"inbox": {"pear", "pear", "", "pnobody", "snobody"}, "time": {"0", "1", "900000", "3000000", "-5000000"},
 	}
 )
@@ -170,7 +170,7 @@ func (p *luaPair) happen() {
 		for i := range []int{250, 250, 250, 5200}[p.IntN(4)] {
 			token := fmt.Sprint("w", i)
 			do("ZADD", p.keys[2], fmt.Sprint(i), token)
-			fields = append(fields, ":"+token, fmt.Sprint(now-60e6*p.Int64N(3), " 60000 pnobody"), fmt.Sprint("@i", p.IntN(5000)), "1")
+			fields = append(fields, ":"+token, fmt.Sprint(now-60e6*p.Int64N(3), " 60000 ", p.Int64N(2)*now, " pnobody"), fmt.Sprint("@i", p.IntN(5000)), "1")
 		}
 		do(fields...)
 	default:

@@ -36,6 +36,7 @@ type Locker struct {
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
 	bySlot      atomic.Bool           // the server is a cluster, or like one: the client may be that of a single server
 	probing     chan time.Time        // has when the server was last asked whether it is; or nothing while it is asked
+	trip        atomic.Int64          // about how long a call of a wait takes, in nanoseconds; 0 if unknown
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings

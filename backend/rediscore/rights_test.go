@@ -205,7 +205,7 @@ func TestDryRun(t *testing.T) {
 			for _, name := range names.texts {
 				require.Equal(t, "OK", dryRun("GET", name))
 			}
-			for _, inbox := range []string{prefix + inboxSuffix + "x", companion(prefix, names.slot, inboxSuffix+"x")} {
+			for _, inbox := range []string{prefix + inboxSuffix + "x", companion(prefix, int(names.slot), inboxSuffix+"x")} {
 				require.Equal(t, "OK", dryRun("SUBSCRIBE", inbox))
 			}
 		}

@@ -100,7 +100,7 @@ func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
 	if master, known := l.conn.master(ctx, call); known {
 		r.master = master
 	} else if l.conn.cluster() {
-		if r.slot = call.keys.slot; ofBatch {
+		if r.slot = int(call.keys.slot); ofBatch {
 			r.slot = severalSlots
 		}
 	}

@@ -9,35 +9,34 @@ import (
 	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
-// maxSet is how many locks a script takes: the server serves nobody else meanwhile, for half a millisecond or so.
+// maxSet is how many locks a script takes: the server serves nobody else meanwhile, for about a millisecond.
 const maxSet = 256
 
-// TryAcquireSet implements [dlock.SetAcquirer] in one round trip. It returns [errors.ErrUnsupported] for more than 256 keys, and
-// for keys that one script cannot set: in a cluster those of several slots (a common hash tag puts them into one), elsewhere
-// those with both counters of the prefix. It also does if waiters, alive or dead, are queued for a key that is free, so that
-// an attempt for each key serves them; if a key is not that of a lock; and if the server or a proxy refuses the script,
-// such as a proxy for which [WithQueue](false) is meant.
+// TryAcquireSet implements [dlock.SetAcquirer] in one round trip. It returns [errors.ErrUnsupported] in these cases:
+//   - There are more than 256 keys.
+//   - In a cluster, the keys are of several slots. A common hash tag puts them into one.
+//   - Elsewhere, the keys use both counters of the prefix: see "What is stored" in the package documentation.
+//   - A key is free, but waiters are queued for it, alive or dead. An attempt for each key serves them.
+//   - A key is not that of a lock, or its slot moves.
+//   - The server or a proxy refuses the script, which has keys in a loop, also with [WithQueue](false). The Locker sends no other.
 func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
 	names, args, err := l.checkSet(ctx, set)
 	if err != nil {
 		return nil, err
 	}
-	keys := l.keysOfSet(names)
-	if len(set) > maxSet || keys == nil || l.setsRefused.Load() {
+	var keys *lockKeys
+	if len(set) <= maxSet && !l.setsRefused.Load() {
+		keys = l.keysOfSet(names)
+	}
+	if keys == nil {
 		return nil, errors.ErrUnsupported
 	}
 	call := Call{Script: setScript, Args: args, keys: keys}
-	sent, reply, err := l.evalSent(ctx, call)
+	reply, err := l.evalOne(ctx, call)
 	if err != nil && l.tryAlone(ctx, call, err) {
 		return nil, errors.ErrUnsupported
 	}
-	attempts, err := readSet(reply, err, len(set))
-	for i := range attempts {
-		if attempts[i].Acquired {
-			attempts[i].Since = sent
-		}
-	}
-	return attempts, err
+	return readSet(reply, err, len(set))
 }
 
 // checkSet returns the keys of a set, and the arguments of setScript.
@@ -110,9 +109,9 @@ const fenceStep = 8
 func (l *Locker) tryAlone(ctx context.Context, call Call, err error) bool {
 	text := rediserr.Answer(err)
 	switch {
-	case failedInside(err), moving(err), rediserr.CrossSlot(text):
+	case dlock.NoEffect(err) && failedInside(err), moving(err), rediserr.CrossSlot(text):
 		return true
-	case rediserr.Refusal(text) != 0, rediserr.InScript(text), !l.conn.isReply(err):
+	case !l.unknown(err, text):
 		return false
 	case l.keysNow(call) == nil: // it was of several slots
 		return true

@@ -14,10 +14,10 @@ import (
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// setOf is a set of keys for the token "S".
+// setOf is a set of keys, each with a token that begins with "S".
 func setOf(keys ...string) (set []dlock.Acquisition) {
 	for _, key := range keys {
-		set = append(set, dlock.Acquisition{Key: key, Token: "S", TTL: ttl})
+		set = append(set, dlock.Acquisition{Key: key, Token: "S" + key, TTL: ttl})
 	}
 	return set
 }
@@ -33,11 +33,12 @@ func TestSet(t *testing.T) {
 		"counter ahead":         {func(k, l, m *bench) { k.do("SET", k.keys.counter, k.now()+second) }, []dlock.Attempt{got, got, got}},
 		"one held":              {func(k, l, m *bench) { m.hold("H") }, []dlock.Attempt{free, free, held}},
 		"two held":              {func(k, l, m *bench) { k.hold("H"); m.hold("H") }, []dlock.Attempt{held, free, held}},
-		"its own":               {func(k, l, m *bench) { k.hold("S"); l.hold("S"); time.Sleep(time.Second) }, []dlock.Attempt{got, got, got}},
-		"its own, longer":       {func(k, l, m *bench) { l.hold("S"); l.do("PEXPIRE", "l", 2*ttl.Milliseconds()) }, []dlock.Attempt{got, got, got}},
-		"its own, never ends":   {func(k, l, m *bench) { l.do("SET", "l", "S") }, []dlock.Attempt{got, got, got}},
-		"its own, one held":     {func(k, l, m *bench) { l.hold("S"); m.hold("H") }, []dlock.Attempt{free, free, held}},
-		"its own, with waiters": {func(k, l, m *bench) { l.hold("S"); l.wait("A", "") }, []dlock.Attempt{got, got, got}},
+		"one held, no right":    {func(k, l, m *bench) { m.hold("H"); k.forbid("HMGET") }, []dlock.Attempt{free, free, held}},
+		"its own":               {func(k, l, m *bench) { k.hold("Sk"); l.hold("Sl"); time.Sleep(time.Second) }, []dlock.Attempt{got, got, got}},
+		"its own, longer":       {func(k, l, m *bench) { l.hold("Sl"); l.do("PEXPIRE", "l", 2*ttl.Milliseconds()) }, []dlock.Attempt{got, got, got}},
+		"its own, never ends":   {func(k, l, m *bench) { l.do("SET", "l", "Sl") }, []dlock.Attempt{got, got, got}},
+		"its own, one held":     {func(k, l, m *bench) { l.hold("Sl"); m.hold("H") }, []dlock.Attempt{free, free, held}},
+		"its own, with waiters": {func(k, l, m *bench) { l.hold("Sl"); l.wait("A", "") }, []dlock.Attempt{got, got, got}},
 		"free, with a waiter":   {func(k, l, m *bench) { l.hold("H"); l.wait("A", ""); l.expire() }, nil},
 		"free, with the dead":   {func(k, l, m *bench) { l.crowd(2, "dead", "pnobody") }, nil},
 		"no lock":               {func(k, l, m *bench) { l.do("HSET", "l", "f", "v") }, nil},
@@ -67,7 +68,7 @@ func TestSet(t *testing.T) {
 				}
 				for i, of := range []*bench{k, l, m} {
 					require.Equal(k, dlock.Attempt{Acquired: true, Fence: last + 8*int64(i+1)}, attempts[i])
-					require.Equal(k, "S", of.holder())
+					require.Equal(k, "S"+of.key, of.holder())
 					want := ttl.Milliseconds()
 					if rest, ok := before[of.key]; ok {
 						want = max(want, rest[0].(int64))
@@ -106,7 +107,7 @@ func TestSetAndWaiters(t *testing.T) {
 		set := func() []dlock.Attempt {
 			attempts, err := a.TryAcquireSet(s.Context(), setOf("j", "k"))
 			if errors.Is(err, errors.ErrUnsupported) {
-				_, err = a.TryAcquire(s.Context(), "k", "S", ttl)
+				_, err = a.TryAcquire(s.Context(), "k", "Sk", ttl)
 				require.NoError(s, err)
 				attempts, err = a.TryAcquireSet(s.Context(), setOf("j", "k"))
 			}
@@ -156,27 +157,37 @@ func TestSetIsChecked(t *testing.T) {
 	})
 }
 
-// Where a proxy refuses the script, sets are not tried again. A reply that only looks so says nothing about the effect.
+// Where a proxy refuses the script, sets are not tried again. Another error says what it says of an attempt.
 func TestSetIsRefused(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
-		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
-		refuse := func(call rediscore.Call) (any, error) {
-			if call.Script == rediscore.SetScript {
-				return nil, refused
-			}
-			return int64(0), nil
-		}
-		try := func() error {
+		try := func(answer error) error {
+			a.answers(func(call rediscore.Call) (any, error) {
+				if call.Script == rediscore.SetScript {
+					return nil, answer
+				}
+				return int64(0), nil
+			})
 			_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
 			return err
 		}
+		for answer, want := range map[error]verdict{
+			sim.Error("OOM command not allowed when used memory > 'maxmemory'."):          state,
+			sim.Error("NOPERM this user has no permissions to run the 'evalsha' command"): noEffect,
+			sim.Error("LOADING Redis is loading the dataset in memory"):                   temporary,
+			sim.Error("ERR upstream failure"):                                             unknown,
+			errors.New("a command was not allowed"):                                       unknown,
+		} {
+			err := try(answer)
+			require.Equal(s, want, verdictOf(err), "%v", err)
+			require.NotErrorIs(s, err, errors.ErrUnsupported)
+		}
 		a.replies(nil, sim.Error("ERR a command has failed upstream"))
-		require.Equal(s, unknown, verdictOf(try()))
-		a.answers(refuse)
-		require.ErrorIs(s, try(), errors.ErrUnsupported)
-		a.answers(nil)
+		_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
+		require.Equal(s, unknown, verdictOf(err), "nothing is answered")
+		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
+		require.ErrorIs(s, try(refused), errors.ErrUnsupported)
 		n := len(a.asked(0))
-		require.ErrorIs(s, try(), errors.ErrUnsupported)
+		require.ErrorIs(s, try(nil), errors.ErrUnsupported)
 		require.Empty(s, a.asked(n))
 	})
 }
@@ -206,7 +217,7 @@ func TestSetInACluster(t *testing.T) {
 						return f
 					})}
 					defer conn.Close()
-					l := rediscore.New(conn, c.opts...)
+					l := rediscore.New(conn, append(c.opts, rediscore.WithPrefix("p:"))...)
 					defer l.Close()
 					for range 2 {
 						attempts, err := l.TryAcquireSet(b.Context(), setOf(tag+"a", tag+"b"))
@@ -219,7 +230,7 @@ func TestSetInACluster(t *testing.T) {
 						require.NoError(b, err)
 						require.Equal(b, attempts[0].Fence+8, attempts[1].Fence)
 						require.Equal(b, most, trips)
-						require.ElementsMatch(b, []string{"{t}a", "{t}b", rediscore.KeysOf("", "{t}", true)[1]}, server.Keys())
+						require.ElementsMatch(b, []string{"p:{t}a", "p:{t}b", rediscore.KeysOf("p:", "{t}", true)[1]}, server.Keys())
 						most++
 					}
 					require.Equal(b, name == "on replicas", conn.waits > 0)

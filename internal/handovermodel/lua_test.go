@@ -185,7 +185,7 @@ func (p *pair) really(call Call, withTicket bool) string {
 		if withTicket {
 			ticket = p.tickets[1][call.Token-1]
 		}
-		args = append(args, p.milliseconds(p.world.c.FirstTTL), address, ticket)
+		args = append(args, p.milliseconds(p.world.c.FirstTTL), address, ticket, "")
 	case checkInScript:
 		args = append(args, address)
 	}

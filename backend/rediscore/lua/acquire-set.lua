@@ -1,5 +1,5 @@
 -- Grants all locks of a set, or none, and has no other effect then. A lock is granted if its token already holds it, or if
--- it is free and nobody is in its queue.
+-- it is free and nobody is in its queue. The locks are set by the command that has set the counter, so none can fail alone.
 --
 -- KEYS  for each lock what acquire.lua has. All have the same fence counter
 -- ARGV  for each lock a token and a TTL in ms
