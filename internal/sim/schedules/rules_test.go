@@ -167,6 +167,7 @@ var luaChanges = []struct{ rule, file, old, new string }{
 	{"1", "checkin.lua", "elseif not held then\n", "end\n    call('PEXPIRE', KEYS[1], 5000)\n    if not held then\n"},
 	{"2", "fence.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then"},
 	{"23", "fence.lua", "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"},
+	{"23", "lone.lua", "if free then", "if false then"},
 	{"26", "queue.lua", "for batch = 0, 50 do", "for batch = 0, 0 do"},
 }
 

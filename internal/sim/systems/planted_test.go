@@ -45,12 +45,15 @@ var allPlanted = []mutants.Fault{
 	}, 600),
 	planted("fences do not follow the time", queues, []mutants.Edit{
 		{File: "backend/rediscore/lua/fence.lua", Old: "+ 8, least))", New: "+ 8))"},
+		{File: "backend/rediscore/lua/lone.lua", Old: "if free then", New: "if false then"},
 	}, 20),
 	planted("a fence that is lowered after a promotion", failover, []mutants.Edit{
 		{File: "backend/rediscore/lua/fence.lua", Old: "+ 8, least))", New: "+ 8))"},
+		{File: "backend/rediscore/lua/lone.lua", Old: "if free then", New: "if false then"},
 	}, 100),
 	planted("the fence counter is lowered", replicas, []mutants.Edit{
 		{File: "backend/rediscore/lua/fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"},
+		{File: "backend/rediscore/lua/lone.lua", Old: "if free then", New: "if false then"},
 	}, 100),
 	planted("'queue' is taken for a grant", polls, []mutants.Edit{
 		{File: "backend/rediscore/send.go", Old: "case r.Reply == queued:", New: "case false:"},
