@@ -230,11 +230,15 @@ func newSuite(pkg string, all []mutant) *suite {
 }
 
 // judgesOf returns the packages whose tests judge a package.
-func judgesOf(pkg string) []string {
-	if of := judges[pkg]; of != nil {
-		return of
+func judgesOf(pkg string) (all []string) {
+	patterns := judges[pkg]
+	if patterns == nil {
+		patterns = []string{"./" + pkg}
 	}
-	return []string{pkg}
+	for _, dir := range strings.Fields(goes(append([]string{"list", "-f", "{{.Dir}}"}, patterns...)...)) {
+		all = append(all, relative(dir))
+	}
+	return all
 }
 
 // state is a sum of the code and the tests.

@@ -31,12 +31,12 @@ import (
 	"github.com/dlock-go/dlock/internal/mutants"
 )
 
-// judges are the packages whose tests judge the mutants of a package, if it is not alone.
+// judges are the packages whose tests judge a package, as patterns of the go command. Others are judged by their own.
 var judges = map[string][]string{
-	".":                 {".", "backend/memory", "election", "once", "semaphore", "internal/sim/schedules", "internal/sim/systems"},
-	"backend/memory":    {"backend/memory", ".", "election", "once", "semaphore"},
-	"backend/rediscore": {"backend/rediscore", "backend/goredis", "internal/sim", "internal/sim/schedules", "internal/sim/systems"},
-	"backend/redlock":   {"backend/redlock", "internal/sim", "internal/sim/systems"},
+	".":                 {".", "./backend/memory", "./election", "./once", "./semaphore", "./internal/sim/..."},
+	"backend/memory":    {"./backend/memory", ".", "./election", "./once", "./semaphore"},
+	"backend/rediscore": {"./backend/rediscore", "./backend/goredis", "./internal/sim/..."},
+	"backend/redlock":   {"./backend/redlock", "./internal/sim/..."},
 }
 
 var (

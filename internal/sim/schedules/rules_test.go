@@ -108,12 +108,12 @@ func changes() []mutants.Edit {
 		{File: deliveryGo, Old: "case r.released, r.given:", New: "case (r.released || r.given || without(7)) && !without(8):"},
 		{File: "backend/rediscore/send.go", Old: "\treturn sent, r.Reply, r.Err\n", New: "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
 		{File: "backend/rediscore/send.go", Old: "\treturn r.Reply == unswept\n", New: "return r.Reply == unswept && !without(26)\n"},
-		{File: "acquire.go", Old: "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
+		{File: "acquire.go", Old: "answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
-			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)
-			return
+			answer.Acquired, err = a.client.keeper.locker.Renew(ctx, a.key, a.token, ttl)
+			return answer, err
 		}
-		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)`},
+		answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)`},
 		{File: "acquire.go", Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 		{File: "acquire.go", Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"},
 		{File: "acquire.go", Old: "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", New: "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"},
