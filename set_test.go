@@ -1106,10 +1106,10 @@ func TestManySets(t *testing.T) {
 		turns int
 		share int
 	}{
-		"calm":         {5 * time.Second, sim.Fate{}, 0, 1, 1},
-		"local turns":  {5 * time.Second, sim.Fate{}, 0, 8, 4},
-		"lost answers": {time.Minute, lost, 0, 1, 1},
-		"all of it":    {time.Minute, lost, 2 * time.Second, 8, 4},
+		"calm":         {2 * time.Second, sim.Fate{}, 0, 1, 1},
+		"local turns":  {2 * time.Second, sim.Fate{}, 0, 8, 4},
+		"lost answers": {12 * time.Second, lost, 0, 1, 1},
+		"all of it":    {12 * time.Second, lost, 2 * time.Second, 8, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRedis(t, m.fate, func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (*dlock.Client, func())) {
@@ -1130,10 +1130,10 @@ func TestManySets(t *testing.T) {
 		lasts, kill time.Duration
 		sets        bool
 	}{
-		"memory":                    {2 * time.Second, 0, false},
-		"memory and kills":          {6 * time.Second, 500 * time.Millisecond, false},
-		"memory in sets":            {2 * time.Second, 0, true},
-		"memory in sets, and kills": {6 * time.Second, 500 * time.Millisecond, true},
+		"memory":                    {time.Second, 0, false},
+		"memory and kills":          {3 * time.Second, 500 * time.Millisecond, false},
+		"memory in sets":            {time.Second, 0, true},
+		"memory in sets, and kills": {3 * time.Second, 500 * time.Millisecond, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
