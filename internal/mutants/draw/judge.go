@@ -39,7 +39,7 @@ func (b block) has(file string, from, to int) bool {
 }
 
 const (
-	slow     = 2 * time.Second // slower tests run only if fewer than two others kill a mutant
+	slow     = 2 * time.Second  // slower tests run only if fewer than two others kill a mutant
 	patience = 30 * time.Second // with tests that end their program: then the others are left out
 	memory   = "ulimit -v 12000000; exec nice \"$@\""
 	whole    = "TestMain" // stands for a program that fails outside of its tests
