@@ -107,7 +107,7 @@ func (j *judge) reaching(m mutant) (tests []string) {
 
 // run runs tests with the mutant of a number, each once, and returns those that fail. It returns more if some were
 // left out, since too many ended the program.
-func (j *judge) run(program string, number int, tests []string) (killers []string, more bool) {
+func (j *judge) run(program string, number int, tests []string, patience time.Duration) (killers []string, more bool) {
 	var skip []string
 	for begun := time.Now(); ; {
 		failed, ended, culprit := j.once(program, number, tests, skip)
@@ -215,7 +215,7 @@ func newSuite(pkg string, all []mutant) *suite {
 		}
 		j.program, err = mutants.Build(context.Background(), dir, of, edits, "-vet=off")
 		check(err)
-		failed, more := j.run(j.program, 0, j.tests)
+		failed, more := j.run(j.program, 0, j.tests, time.Hour)
 		if more || slices.Contains(failed, whole) {
 			check(fmt.Errorf("%v of %s fail without a mutant", failed, of))
 		}
@@ -284,7 +284,7 @@ func (s *suite) judge(m mutant) (v verdict) {
 				return
 			}
 		}
-		failed, more := j.run(program, number, tests)
+		failed, more := j.run(program, number, tests, patience)
 		for _, name := range failed {
 			v.Killers = append(v.Killers, j.pkg+" "+name)
 		}
