@@ -1108,8 +1108,8 @@ func TestManySets(t *testing.T) {
 	}{
 		"calm":         {2 * time.Second, sim.Fate{}, 0, 1, 1},
 		"local turns":  {2 * time.Second, sim.Fate{}, 0, 8, 4},
-		"lost answers": {12 * time.Second, lost, 0, 1, 1},
-		"all of it":    {12 * time.Second, lost, 2 * time.Second, 8, 4},
+		"lost answers": {5 * time.Second, lost, 0, 1, 1},
+		"all of it":    {8 * time.Second, lost, 2 * time.Second, 8, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRedis(t, m.fate, func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (*dlock.Client, func())) {
@@ -1131,9 +1131,9 @@ func TestManySets(t *testing.T) {
 		sets        bool
 	}{
 		"memory":                    {time.Second, 0, false},
-		"memory and kills":          {3 * time.Second, 500 * time.Millisecond, false},
+		"memory and kills":          {2 * time.Second, 500 * time.Millisecond, false},
 		"memory in sets":            {time.Second, 0, true},
-		"memory in sets, and kills": {3 * time.Second, 500 * time.Millisecond, true},
+		"memory in sets, and kills": {2 * time.Second, 500 * time.Millisecond, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
