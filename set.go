@@ -336,6 +336,7 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 	}
 	panicked := workers.Each(n, most, func(i int) (more bool) {
 		if leases[i] == nil {
+			errs[i] = attempts[i].wrap(errPanic) // if the Locker ends the goroutine
 			leases[i], errs[i] = g.client.take(attempts[i])
 		}
 		return errs[i] == nil

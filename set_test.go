@@ -1218,3 +1218,21 @@ func TestOtherWaysToWaitForSets(t *testing.T) {
 	require.Greater(t, rates["set"], rates["every 10 ms"])
 	require.Greater(t, rates["set"], 4*rates["start over"])
 }
+
+// A Locker that ends its goroutine, as a mock may, in the only attempt that a set makes after a wait: that is an error, and
+// nothing is held.
+func TestExitInASet(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		holdKey(t, store, "b", 50*time.Millisecond)
+		s.onCall(func(c *call) {
+			if c.op == "try" && c.key == "a" && len(s.made("acquire")) > 0 {
+				runtime.Goexit()
+			}
+		})
+		var err error
+		require.NotPanics(t, func() { _, err = dlock.New(s).AcquireAll(t.Context(), "a", "b") })
+		require.ErrorContains(t, err, "panicked")
+		time.Sleep(time.Minute)
+		requireHolders(t, store, "", "")
+	})
+}
