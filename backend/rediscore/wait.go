@@ -31,6 +31,7 @@ const (
 	unsubscribedShare  = 6
 
 	retryPause = 100 * time.Millisecond // after a failed call; doubled four times
+	mostHaste  = 100 * time.Millisecond // before the end of a wait, when a message still counts as too late; and half of its time
 	replyLimit = time.Second            // after which the error of a wait says that there is no reply
 )
 
@@ -311,7 +312,8 @@ func (w *wait) patience() string {
 	if !ends {
 		return ""
 	}
-	left := time.Until(end) - time.Duration(w.locker.trip.Load())
+	left := time.Until(end)
+	left -= min(time.Duration(w.locker.trip.Load()), left/2, mostHaste)
 	return strconv.FormatInt(max(0, left.Milliseconds()), 10)
 }
 
