@@ -11,9 +11,8 @@
 local replies, ttls, refused = {}, {}, false
 for i = 1, #ARGV, 2 do
   local lock, queue, waiters = 2 * i - 1, 2 * i + 1, 2 * i + 2
-  local free = redis.call('EXISTS', KEYS[lock], KEYS[queue]) == 0
-  local holder = not free and redis.call('GET', KEYS[lock])
-  if not holder and not free then
+  local holder = redis.call('GET', KEYS[lock])
+  if not holder and redis.call('EXISTS', KEYS[queue]) ~= 0 then
     return 0
   end
   local rest = holder and redis.call('PTTL', KEYS[lock]) or 0
