@@ -11,4 +11,4 @@
 //	DLOCK_SIM_PLANTED=1 go test ./internal/sim/systems             faults put into the code, which must be found
 //
 // The package has only tests.
-package systems
+package world

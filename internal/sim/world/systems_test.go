@@ -1,7 +1,8 @@
-package systems
+package world
 
 import (
 	"cmp"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -57,13 +58,14 @@ func TestSystems(t *testing.T) {
 			continue
 		}
 		n--
-		r := p.run(t, logger())
+		r := p.run(t, os.Getenv("DLOCK_SIM_LOG") != "")
+		fmt.Print(r.journal)
 		if len(r.failures) > 0 {
 			t.Logf("the first %d systems pass", done)
 			report(t, r)
 			return
 		}
-		done, jobs, holds, calls = done+1, jobs+len(r.plan.jobs), holds+r.holds, calls+r.scripts
+		done, jobs, holds, calls = done+1, jobs+len(r.plan.jobs), holds+len(r.history.Holds), calls+r.scripts
 	}
 	t.Logf("%d systems: %d jobs, %d holds, %d calls", done, jobs, holds, calls)
 }
@@ -91,11 +93,11 @@ func TestSeedsRepeat(t *testing.T) {
 		t.Skip("the race detector runs goroutines in random order")
 	}
 	defer oneAtATime()()
-	equal, noLog := 0, func(string) {}
+	equal := 0
 	for seed := range uint64(10) {
 		p := newPlan(seed + 1)
-		first, second := p.run(t, noLog).journal, p.run(t, noLog).journal
-		require.NotZero(t, first)
+		first, second := p.run(t, true).journal, p.run(t, true).journal
+		require.NotEmpty(t, first)
 		if first == second {
 			equal++
 		}
@@ -127,24 +129,17 @@ func oneAtATime() (end func()) {
 	return func() { runtime.GOMAXPROCS(before) }
 }
 
-func logger() func(string) {
-	if os.Getenv("DLOCK_SIM_LOG") == "" {
-		return nil
-	}
-	return func(line string) { fmt.Print(line) }
-}
-
 // has reports whether r has failed in one way.
-func (r result) has(kind string) bool {
-	return slices.ContainsFunc(r.failures, func(f failure) bool { return f.kind == kind })
+func (r result) has(kind property) bool {
+	return slices.ContainsFunc(r.failures, func(f failure) bool { return f.property == kind })
 }
 
 // report says what is wrong with a system, with as little of its plan as shows it.
 func report(t *testing.T, r result) {
-	kind, seed, full := r.failures[0].kind, r.plan.seed, r.plan.size()
-	fails := func(p *plan) bool { return p.run(t, nil).has(kind) }
+	kind, seed, full := r.failures[0].property, r.plan.seed, r.plan.size()
+	fails := func(p *plan) bool { return p.run(t, false).has(kind) }
 	if small := r.plan.shrink(600, fails); fails(small) {
-		if less := small.run(t, nil); less.has(kind) {
+		if less := small.run(t, false); less.has(kind) {
 			r = less
 		}
 	}
@@ -158,7 +153,7 @@ func report(t *testing.T, r result) {
 	fmt.Fprintf(&b, "seed %d: %s: %d of %d events are left, and fail in %d of 20 runs\n%v", seed, kind, r.plan.size(), full, again, r.plan)
 	var violation *history.Violation
 	for _, f := range r.failures {
-		fmt.Fprintf(&b, "%s: %s\n", f.kind, f.text)
+		fmt.Fprintf(&b, "%s: %s\n", f.property, f.text)
 		if f.violation != nil {
 			violation = f.violation
 		}
@@ -169,3 +164,5 @@ func report(t *testing.T, r result) {
 	}
 	t.Errorf("%sDLOCK_SIM_SEED=%d repeats it", b.String(), seed)
 }
+
+var large = flag.Bool("large", false, "")
