@@ -110,7 +110,7 @@ func (c *conn) send(ctx context.Context, t sim.Trip, results []rediscore.Result)
 // exchange sends calls, and waits for their results.
 func (c *conn) exchange(ctx context.Context, t sim.Trip, results []rediscore.Result) error {
 	name := fmt.Sprint(c.store, t.Calls[0].Script.SHA, t.Calls[0].Keys()[0], t.Calls[0].Args)
-	c.driver.pause(c.name + name)
+	c.driver.pause(c.process, name)
 	switch {
 	case c.isDead():
 		return rediscore.ClientClosed(errCut)
@@ -137,7 +137,7 @@ func (c *conn) exchange(ctx context.Context, t sim.Trip, results []rediscore.Res
 		copy(results, done)
 		return nil
 	case <-ctx.Done():
-		c.driver.pause(c.name + name + " ends")
+		c.driver.pause(c.process, name+" ends")
 		return ctx.Err()
 	case <-k.failed:
 		return errCut
@@ -172,7 +172,7 @@ type subscription struct {
 
 // Listen implements [rediscore.Conn].
 func (c *conn) Listen(ctx context.Context, channel string, sharded bool, on func(rediscore.Event)) error {
-	c.driver.pause(fmt.Sprint(c.name, c.store))
+	c.driver.pause(c.process, fmt.Sprint(c.store))
 	c.mu.Lock()
 	s := &subscription{to: c.server, channel: channel, sharded: sharded, events: make(chan rediscore.Event, 1000), over: make(chan error, 2)}
 	c.subs = append(c.subs, s)

@@ -107,31 +107,31 @@ type watched struct {
 }
 
 func (w *watched) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	w.process.pause(token)
+	w.process.pause("TryAcquire " + key + token)
 	defer w.process.rely(token)()
 	return w.Forward.TryAcquire(ctx, key, token, ttl)
 }
 
 func (w *watched) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	w.process.pause(token)
+	w.process.pause("Acquire " + key + token)
 	defer w.process.rely(token)()
 	return w.Forward.Acquire(ctx, key, token, ttl)
 }
 
 func (w *watched) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	w.process.pause(token)
+	w.process.pause("Renew " + key + token)
 	return w.Forward.Renew(ctx, key, token, ttl)
 }
 
 func (w *watched) Release(ctx context.Context, key, token string) (bool, error) {
-	w.process.pause(token)
+	w.process.pause("Release " + key + token)
 	if w.process.driver.drops(w.process) {
 		return false, errors.ErrUnsupported
 	}
 	return w.Forward.Release(ctx, key, token)
 }
 
-func (p *process) pause(name string) { p.driver.pause(p.name + name) }
+func (p *process) pause(name string) { p.driver.pause(p, name) }
 
 // acquireAll acquires some keys, in an order that differs from process to process.
 func (p *process) acquireAll(ctx context.Context, client *dlock.Client, keys []string) (*dlock.Leases, error) {

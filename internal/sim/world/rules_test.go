@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
 )
 
 // A rule is one of the protocol, and a history that breaks a property when the code does not keep it.

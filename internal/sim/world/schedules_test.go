@@ -96,7 +96,7 @@ func (s *schedule) close() {
 	synctest.Wait()
 }
 
-func (*schedule) pause(string) {}
+func (*schedule) pause(*process, string) {}
 
 // sent puts a leg on its way.
 func (s *schedule) sent(l *leg) {

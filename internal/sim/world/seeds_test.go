@@ -143,8 +143,11 @@ func (s *seeds) over(d time.Duration) <-chan struct{} {
 // sleep sleeps until a time of the plan.
 func (s *seeds) sleep(until time.Duration) { time.Sleep(time.Until(s.moment(until - s.now()))) }
 
-func (s *seeds) pause(name string) {
-	time.Sleep(time.Until(s.moment(upTo(s.draws(name), 10*time.Microsecond))))
+func (s *seeds) pause(p *process, name string) {
+	if p.isDead() { // nothing of it counts
+		return
+	}
+	time.Sleep(time.Until(s.moment(upTo(s.draws(p.name+name), 100*time.Microsecond))))
 }
 
 func (*seeds) drops(*process) bool { return false }

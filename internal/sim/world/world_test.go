@@ -46,9 +46,9 @@ func (k kind) stores() int {
 
 // A driver decides when things happen.
 type driver interface {
-	sent(*leg)           // is on its way now
-	pause(name string)   // lets what goes on at one instant go on at different ones, in an order that follows from names
-	drops(*process) bool // whether the next release is dropped
+	sent(*leg)                     // is on its way now
+	pause(p *process, name string) // lets what goes on at one instant go on at different ones, in an order that follows from names
+	drops(*process) bool           // whether the next release is dropped
 }
 
 // A world is some servers, the processes that use them, and what is in flight between them. Whatever happens
