@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"go/ast"
@@ -9,34 +8,41 @@ import (
 	"go/token"
 	"go/types"
 	"os"
-	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/dlock-go/dlock/internal/mutants"
 )
 
-// A mutant replaces src[start:end] of a file.
+// A mutant replaces source[start:end] of a file.
 type mutant struct {
 	fn, text, op string // text is the line, with single spaces
 	nth          int    // among those of the package that are equal in all this
 
-	file       string
-	start, end int
-	with       string
+	file             string
+	line, start, end int
+	with             string
+	in               *ast.FuncDecl // nil: none
+	first, last      int           // its lines
 }
 
+// id is the same in whatever file and on whatever line the mutant is.
 func (m mutant) id() string {
-	return fmt.Sprintf("%s\t%s\t%s\t%d", m.fn, m.text, m.op, m.nth)
+	sum := sha256.Sum256(fmt.Append(nil, m.fn, "\t", m.text, "\t", m.op, "\t", m.nth))
+	return fmt.Sprintf("%x", sum[:6])
 }
 
-// drawn returns the mutants of a package in the order of seed.
-func drawn(pkg string, seed uint64) (all []mutant) {
-	files, err := exec.Command("go", "list", "-f", `{{range .GoFiles}}{{$.Dir}}/{{.}} {{end}}`, pkg).Output()
-	check(err)
+// drawn returns the mutants of a package in the order of seed, after those that were drawn before.
+func drawn(pkg string, seed uint64, before func(id string) bool) (all []mutant) {
 	count := make(map[string]int)
-	for _, path := range strings.Fields(string(files)) {
-		src, err := os.ReadFile(path)
-		check(err)
-		for _, m := range mutants(path, src) {
+	for _, path := range sources(pkg) {
+		of := mutantsOf
+		if filepath.Ext(path) == ".lua" {
+			of = mutantsOfLua
+		}
+		for _, m := range of(path, read(path)) {
 			equal := m.id()
 			m.nth = count[equal]
 			count[equal]++
@@ -44,11 +50,32 @@ func drawn(pkg string, seed uint64) (all []mutant) {
 		}
 	}
 	place := func(m mutant) string {
+		if before(m.id()) {
+			return ""
+		}
 		sum := sha256.Sum256(fmt.Append(nil, seed, "\t", m.id()))
 		return string(sum[:])
 	}
-	slices.SortFunc(all, func(a, b mutant) int { return strings.Compare(place(a), place(b)) })
+	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(place(a), place(b)) })
 	return all
+}
+
+// sources are the files of a package that are not tests, relative to the module.
+func sources(pkg string) (files []string) {
+	paths := goes("list", "-f", `{{range .GoFiles}}{{$.Dir}}/{{.}} {{end}}`, "./"+pkg)
+	lua, _ := filepath.Glob(filepath.Join(mutants.Root(), pkg, "lua", "*.lua"))
+	for _, path := range append(strings.Fields(paths), lua...) {
+		file, err := filepath.Rel(mutants.Root(), path)
+		check(err)
+		files = append(files, file)
+	}
+	return files
+}
+
+func read(file string) string {
+	text, err := os.ReadFile(filepath.Join(mutants.Root(), file))
+	check(err)
+	return string(text)
 }
 
 // swaps are the operators that put one word in place of another.
@@ -60,8 +87,8 @@ var swaps = map[string]string{
 	"time.Minute": "(2 * time.Minute)", "time.Hour": "(2 * time.Hour)",
 }
 
-// mutants returns the mutants of a file, and none if it is generated.
-func mutants(path string, src []byte) (all []mutant) {
+// mutantsOf returns the mutants of a Go file, and none if it is generated.
+func mutantsOf(path, src string) (all []mutant) {
 	files := token.NewFileSet()
 	f, err := parser.ParseFile(files, path, src, parser.ParseComments)
 	check(err)
@@ -69,14 +96,11 @@ func mutants(path string, src []byte) (all []mutant) {
 		return nil
 	}
 	at := func(p token.Pos) int { return files.Position(p).Offset }
-	text := func(n ast.Node) string { return string(src[at(n.Pos()):at(n.End())]) }
+	text := func(n ast.Node) string { return src[at(n.Pos()):at(n.End())] }
 	ast.PreorderStack(f, nil, func(n ast.Node, parents []ast.Node) bool {
-		fn, results := enclosing(parents)
+		fn, in, results := enclosing(parents)
 		add := func(op string, start, end token.Pos, with string) {
-			m := mutant{fn: fn, op: op, file: path, start: at(start), end: at(end), with: with}
-			line, _, _ := bytes.Cut(src[bytes.LastIndexByte(src[:m.start], '\n')+1:], []byte("\n"))
-			m.text = string(bytes.Join(bytes.Fields(line), []byte(" ")))
-			all = append(all, m)
+			all = append(all, newMutant(path, src, fn, op, at(start), at(end), with, in))
 		}
 		swap := func(word string, p token.Pos) {
 			if with := swaps[word]; with != "" {
@@ -138,6 +162,43 @@ func mutants(path string, src []byte) (all []mutant) {
 	return all
 }
 
+func newMutant(file, src, fn, op string, start, end int, with string, in *ast.FuncDecl) mutant {
+	line, _, _ := strings.Cut(src[strings.LastIndexByte(src[:start], '\n')+1:], "\n")
+	lineOf := func(offset int) int { return 1 + strings.Count(src[:offset], "\n") }
+	m := mutant{fn: fn, text: strings.Join(strings.Fields(line), " "), op: op, file: file, line: lineOf(start), start: start, end: end, with: with, in: in}
+	if in != nil {
+		m.first, m.last = lineOf(int(in.Pos())-1), lineOf(int(in.End())-1)
+	}
+	return m
+}
+
+var (
+	luaWords = regexp.MustCompile(`(?m)--.*$|'[^'\n]*'|==|~=|<=|>=|[<>+]|\b\w+\b|^ *\w+\(.*\)$|^ *redis\.call\(.*\)$`)
+	luaSwaps = map[string]string{
+		"==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "+": "-",
+		"and": "or", "or": "and", "not": "", "true": "false", "false": "true",
+	}
+)
+
+// mutantsOfLua are those of a script.
+func mutantsOfLua(path, src string) (all []mutant) {
+	for _, at := range luaWords.FindAllStringIndex(src, -1) {
+		word := src[at[0]:at[1]]
+		with, swapped := luaSwaps[word]
+		op := word + " to " + with
+		switch {
+		case strings.HasSuffix(word, ")"):
+			op, with, swapped = "drop", "", true
+		case strings.Trim(word, "0123456789") == "":
+			op, with, swapped = "constant + 1", "("+word+" + 1)", true
+		}
+		if swapped {
+			all = append(all, newMutant(path, src, filepath.Base(path), op, at[0], at[1], with, nil))
+		}
+	}
+	return all
+}
+
 // inBlock reports whether a node's parent is a list of statements.
 func inBlock(parents []ast.Node) bool {
 	switch parents[len(parents)-1].(type) {
@@ -153,13 +214,13 @@ func endsIf(parents []ast.Node) bool {
 	return branch
 }
 
-// enclosing returns the name of the declaration that a node is in, and what the innermost function
-// returns.
-func enclosing(parents []ast.Node) (name string, results *ast.FieldList) {
+// enclosing returns the name of the declaration that a node is in, the function of that name, and what the innermost
+// function returns.
+func enclosing(parents []ast.Node) (name string, in *ast.FuncDecl, results *ast.FieldList) {
 	for i, parent := range parents {
 		switch p := parent.(type) {
 		case *ast.FuncDecl:
-			name, results = nameOf(p), p.Type.Results
+			name, in, results = nameOf(p), p, p.Type.Results
 		case *ast.FuncLit:
 			results = p.Type.Results
 		case *ast.ValueSpec:
@@ -168,7 +229,7 @@ func enclosing(parents []ast.Node) (name string, results *ast.FieldList) {
 			}
 		}
 	}
-	return name, results
+	return name, in, results
 }
 
 // nameOf is the name of a function, or Type.Method.
