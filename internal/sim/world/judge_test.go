@@ -3,11 +3,13 @@ package world
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/history"
 )
 
@@ -70,6 +72,7 @@ func (s *seeds) settle() {
 	if s.kind == majority {
 		first += s.ttl // a server that has restarted does not count for a TTL
 	}
+	first += s.plan.keeps
 	if s.plan.late {
 		first += 3 * s.ttl // each late request may take a key for a TTL
 	}
@@ -187,6 +190,7 @@ func (s *seeds) clean() {
 		if err := c.client.Close(); err != nil {
 			s.fail(owes, "%s: Close: %v", c.name, err)
 		}
+		c.checkEvents()
 		c.close()
 	}
 	for i, server := range s.servers {
@@ -204,6 +208,7 @@ func (s *seeds) clean() {
 // enough. So the answers say nothing then.
 func (s *seeds) judge() {
 	h := s.recorder.History()
+	s.judgeKept(h)
 	if s.plan.late || s.kind.replicas() > 0 || s.kind == majority && s.restarted > 0 {
 		h.Operations = slices.DeleteFunc(h.Operations, func(o *history.Operation) bool { return o.Method != history.Wipe })
 	}
@@ -220,5 +225,77 @@ func (s *seeds) judge() {
 	}
 	if err != nil && !errors.Is(err, history.ErrTooConcurrent) {
 		s.fail(answers, "%v", err)
+	}
+}
+
+// judgeKept demands that no key was granted to another before the MinHold of a lease had passed, if there was no storm
+// until then, and the holder lives. A request that arrives late may take a lease away.
+func (s *seeds) judgeKept(h *history.History) {
+	for _, k := range s.kept {
+		grants := func(o *history.Operation) bool { return o.Outcome == history.Granted && o.Token == k.token }
+		n := slices.IndexFunc(h.Operations, grants)
+		if n < 0 || k.isDead() || s.plan.late {
+			continue
+		}
+		from, until := h.Operations[n].Since, h.Operations[n].Since+k.minHold-history.Drift(k.minHold)
+		for _, o := range h.Operations {
+			if o.Outcome == history.Granted && o.Key == h.Operations[n].Key && o.Token != k.token && o.Since > from && o.Returned < until && s.plan.calm(from, until) {
+				s.fail(unkept, "%s holds %s at %v; %s has a MinHold until %v", o.Client, o.Key, o.Returned, k.name, until)
+			}
+		}
+	}
+}
+
+// An acquisition is what an Observer has heard of one.
+type heard struct {
+	key         string
+	done, ended int
+	granted     bool
+}
+
+type heardKey struct{}
+
+// observer demands that each acquisition has one start and one end, and each lease one end after that.
+func (p *process) observer() *dlock.Observer {
+	note := func(ctx context.Context, event string, key string, change func(*heard) (wrong bool)) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		h, ok := ctx.Value(heardKey{}).(*heard)
+		if !ok || change(h) {
+			p.failLocked(failure{property: events, text: fmt.Sprintf("%s: %s of %s: %+v", p.name, event, key, h)})
+		}
+	}
+	return &dlock.Observer{
+		AcquireStart: func(ctx context.Context, i dlock.AcquireStartInfo) context.Context {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.heard = append(p.heard, &heard{key: i.Key})
+			return context.WithValue(ctx, heardKey{}, p.heard[len(p.heard)-1])
+		},
+		AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
+			note(ctx, "AcquireDone", i.Key, func(h *heard) bool {
+				h.done, h.granted = h.done+1, i.Err == nil
+				return h.done > 1
+			})
+			return ctx
+		},
+		LeaseDone: func(ctx context.Context, i dlock.LeaseDoneInfo) {
+			note(ctx, "LeaseDone", i.Key, func(h *heard) bool {
+				h.ended++
+				return !h.granted || h.ended > 1
+			})
+		},
+	}
+}
+
+// checkEvents looks whether an event is missing, when all is over.
+func (p *process) checkEvents() {
+	if p.client.Stats().EventsDropped > 0 {
+		return
+	}
+	for _, h := range p.heard {
+		if h.done != 1 || h.granted && h.ended != 1 {
+			p.fail(events, "%s has heard of an acquisition of %s: %+v", p.name, h.key, *h)
+		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 // A plan is what is done with a world, and to it. Its times count from when the servers are ready. The seed decides how
@@ -18,6 +20,7 @@ type plan struct {
 	lost    float64       // the share of trips in storms that have a mishap
 	late    bool          // some requests arrive when the client has given them up
 	jobs    []job
+	keeps   time.Duration // the longest MinHold
 	storms  []storm
 	faults  []fault
 	mishaps map[string]mishap // by trip; nil if the seed draws them during storms
@@ -36,6 +39,8 @@ type job struct {
 	renews   bool
 	detaches bool // another client adopts the lease after a half of the hold
 	set      bool // of all keys that jobs want
+
+	outage, minHold, maxHold time.Duration
 }
 
 func (j job) String() string {
@@ -51,6 +56,11 @@ func (j job) String() string {
 	}
 	if j.set {
 		verb = "acquires all keys, like"
+	}
+	for name, d := range map[string]time.Duration{"WithMinHold": j.minHold, "WithMaxHold": j.maxHold, "WithOutage": j.outage % time.Hour} {
+		if d > 0 {
+			how += fmt.Sprintf(", %s(%v)", name, d)
+		}
 	}
 	return fmt.Sprintf("%s %s %q for at most %v, and holds it for %v%s", letter(j.process), verb, j.key, j.patience, j.hold, how)
 }
@@ -165,7 +175,29 @@ func newPlan(seed uint64) *plan {
 	for i := range p.jobs {
 		p.jobs[i].set = sets.IntN(6) == 0
 	}
+	p.terms(p.draws("terms"))
 	return p
+}
+
+// terms draws options of the Client. A third of the plans has jobs with a MinHold or a MaxHold.
+func (p *plan) terms(r *rand.Rand) {
+	limits := r.IntN(3) == 0
+	for i := range p.jobs {
+		j := &p.jobs[i]
+		j.outage = []time.Duration{time.Hour, time.Hour, 0, upTo(r, 10*time.Second)}[r.IntN(4)]
+		switch n := r.IntN(8); {
+		case limits && n == 0 && !j.detaches:
+			j.minHold = upTo(r, p.ttl*3/2)
+			p.keeps = max(p.keeps, j.minHold)
+		case limits && n == 1:
+			j.maxHold, j.hold, j.renews = upTo(r, p.ttl), 3*p.ttl, true
+		}
+	}
+}
+
+// options are those of the Client that does a job.
+func (j job) options() []dlock.Option {
+	return []dlock.Option{dlock.WithRenewal(j.renews), dlock.WithOutage(j.outage), dlock.WithMinHold(j.minHold), dlock.WithMaxHold(j.maxHold)}
 }
 
 func (p *plan) job(r *rand.Rand, at time.Duration, key string, hold time.Duration) job {
@@ -233,6 +265,11 @@ func (p *plan) end() time.Duration {
 // stormy reports whether there is a storm.
 func (p *plan) stormy(at time.Duration) bool {
 	return slices.ContainsFunc(p.storms, func(s storm) bool { return s.from <= at && at < s.to })
+}
+
+// calm reports whether there is no storm in a time.
+func (p *plan) calm(from, to time.Duration) bool {
+	return !slices.ContainsFunc(p.storms, func(s storm) bool { return from < s.to && s.from < to })
 }
 
 // size is the number of things that happen in a plan whose mishaps are listed.

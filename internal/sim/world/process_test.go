@@ -25,9 +25,10 @@ type process struct {
 	dead         chan struct{} // closed when it was killed
 
 	// Guarded by the world's mutex.
-	tokens int           // that have a name
-	sets   int           // that are acquired now: they rely on tokens while they wait for others
-	drops  bool          // the next release
+	tokens int  // that have a name
+	sets   int  // that are acquired now: they rely on tokens while they wait for others
+	drops  bool // the next release
+	heard  []*heard
 	pauses bool          // the next call of a wait stands still
 	paused chan struct{} // closed when it goes on; nil if none stands still
 }
@@ -51,7 +52,7 @@ func (w *world) newProcess(number, life int) *process {
 		p.majority = redlock.New(nodes, redlock.WithLongestTTL(w.ttl))
 		locker = p.majority
 	}
-	opts := []dlock.Option{dlock.WithTTL(w.ttl), dlock.WithOutage(w.outage)}
+	opts := []dlock.Option{dlock.WithTTL(w.ttl), dlock.WithOutage(w.outage), dlock.WithObserver(p.observer())}
 	if n := w.turns[number]; n > 0 {
 		opts = append(opts, dlock.WithLocalTurns(n))
 	}

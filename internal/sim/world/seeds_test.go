@@ -1,6 +1,7 @@
 package world
 
 import (
+	"context"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -9,9 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"context"
-
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/sim"
@@ -30,6 +30,14 @@ type seeds struct {
 	behind time.Duration          // how many promotions there were, each to a clock that is a second behind
 	fails  bool                   // a failover is under way
 	last   time.Time              // of the last promotion
+	kept   []kept
+}
+
+// A kept is a lease whose key is kept for a MinHold.
+type kept struct {
+	*process
+	token   string
+	minHold time.Duration
 }
 
 // A result is what a plan has led to.
@@ -340,7 +348,7 @@ func (p *process) work(s *seeds, j job) {
 	asked := p.recorder.Now()
 	ctx, cancel := context.WithDeadline(context.Background(), s.after(j.patience))
 	defer cancel()
-	client := p.client.With(dlock.WithRenewal(j.renews))
+	client := p.client.With(j.options()...)
 	if j.set {
 		p.workOnAll(ctx, s, client, j, asked)
 		return
@@ -357,7 +365,7 @@ func (p *process) work(s *seeds, j job) {
 	if j.detaches {
 		p.handOn(s, j, lease, asked)
 	} else {
-		p.hold(s.over(j.hold), lease, asked)
+		s.hold(p, s.over(j.hold), lease, asked, j)
 	}
 }
 
@@ -370,7 +378,7 @@ func (p *process) workOnAll(ctx context.Context, s *seeds, client *dlock.Client,
 	}
 	var work sync.WaitGroup
 	for _, lease := range leases.All() {
-		work.Go(func() { p.hold(nil, lease, asked) })
+		work.Go(func() { s.hold(p, nil, lease, asked, j) })
 	}
 	select {
 	case <-s.over(j.hold):
@@ -379,6 +387,21 @@ func (p *process) workOnAll(ctx context.Context, s *seeds, client *dlock.Client,
 	}
 	_ = leases.Release()
 	work.Wait()
+}
+
+// hold holds a lease until over is closed, and releases it. The key is kept until its MinHold has passed.
+func (s *seeds) hold(p *process, over <-chan struct{}, lease *dlock.Lease, asked time.Duration, j job) {
+	if j.minHold > 0 {
+		s.mu.Lock()
+		s.kept = append(s.kept, kept{p, lease.Token(), j.minHold})
+		s.mu.Unlock()
+		time.AfterFunc(time.Until(s.moment(j.minHold+time.Second)), p.rely(lease.Token()))
+	}
+	begun := time.Now()
+	p.hold(over, lease, asked)
+	if held := alarm.Earlier(time.Now(), lease.Deadline()).Sub(begun); j.maxHold > 0 && held > j.maxHold+s.ttl {
+		s.fail(overheld, "%s has held %s for %v; want %v and a TTL at most", p.name, lease.Key(), held, j.maxHold)
+	}
 }
 
 // handOn holds a lease for a while, and hands it on to another process.
@@ -401,6 +424,6 @@ func (p *process) handOn(s *seeds, j job, lease *dlock.Lease, asked time.Duratio
 	if err != nil {
 		p.rely(lease.Token()) // the lease ends with its TTL
 	} else {
-		other.hold(s.over(j.hold/2), adopted, asked)
+		s.hold(other, s.over(j.hold/2), adopted, asked, job{})
 	}
 }

@@ -84,6 +84,9 @@ const (
 	deadHolder property = "dead holder" // no key is granted to a process that has ended
 	slow       property = "slow"        // everybody gets each key soon when there are no faults
 	owes       property = "owed"        // no release is owed in the end
+	unkept     property = "MinHold"     // no key is granted to another before the MinHold of a lease has passed
+	overheld   property = "MaxHold"     // nobody holds a key for longer than MaxHold and a TTL
+	events     property = "events"      // each acquisition has one start and one end, and each lease then one end
 	stuck      property = "stuck"       // something goes on
 )
 
