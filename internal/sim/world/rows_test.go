@@ -228,6 +228,23 @@ func exact() (edits []mutants.Edit) {
 	for _, e := range []mutants.Edit{
 		{File: "runtime/time.go", Old: "t.rand = cheaprand()", New: "t.rand = 0"},
 		{File: "runtime/select.go", Old: "j := cheaprandn(uint32(norder + 1))", New: "j := uint32(norder)"},
+		{File: "context/context.go", Old: "children map[canceler]struct{} //", New: "births int\nchildren map[canceler]int //"},
+		{File: "context/context.go", Old: "p.children = make(map[canceler]struct{})", New: "p.children = make(map[canceler]int)"},
+		{File: "context/context.go", Old: "p.children[child] = struct{}{}", New: "p.births++\np.children[child] = p.births"},
+		{File: "context/context.go", Old: "for child := range c.children {", New: "for _, child := range inOrder(c.children) {"},
+		{File: "context/order.go", New: `package context
+
+func inOrder(births map[canceler]int) (all []canceler) {
+	for c, n := range births {
+		i := len(all)
+		for i > 0 && births[all[i-1]] > n {
+			i--
+		}
+		all = append(all[:i], append([]canceler{c}, all[i:]...)...)
+	}
+	return all
+}
+`},
 		{File: "runtime/proc.go", Old: "const forcePreemptNS = 10 * 1000 * 1000", New: "const forcePreemptNS = 1000 * 1000 * 1000 * 1000"},
 	} {
 		e.File, _ = filepath.Rel(mutants.Root(), filepath.Join(runtime.GOROOT(), "src", e.File))
