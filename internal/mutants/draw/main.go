@@ -33,10 +33,10 @@ import (
 
 // judges are the packages whose tests judge the mutants of a package, if it is not alone.
 var judges = map[string][]string{
-	".":                 {".", "backend/memory", "election", "once", "semaphore", "internal/sim/schedules", "internal/sim/systems"},
+	".":                 {".", "backend/memory", "election", "once", "semaphore", "internal/sim/world"},
 	"backend/memory":    {"backend/memory", ".", "election", "once", "semaphore"},
-	"backend/rediscore": {"backend/rediscore", "backend/goredis", "internal/sim", "internal/sim/schedules", "internal/sim/systems"},
-	"backend/redlock":   {"backend/redlock", "internal/sim", "internal/sim/systems"},
+	"backend/rediscore": {"backend/rediscore", "backend/goredis", "internal/sim", "internal/sim/world"},
+	"backend/redlock":   {"backend/redlock", "internal/sim", "internal/sim/world"},
 }
 
 var (

@@ -1,7 +1,9 @@
 package world
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,20 +24,26 @@ type row struct {
 
 	// What finds it: systems of a kind, or schedules, with a property.
 	kind   kind
-	seed   uint64 // that is known to find it
-	seeds  int    // of that kind, within which it must be found
+	seeds  int // of that kind, within which it must be found
 	broken property
 	config *config
-	at     []deviation // that are known to find it
 }
 
-func systems(number int, text string, kind kind, seed uint64, seeds int, edits ...mutants.Edit) row {
-	return row{number: number, text: text, kind: kind, seed: seed, seeds: seeds, edits: edits}
+// A find is what has found a fault: a seed, or the deviations of a schedule.
+type find struct {
+	Seed uint64      `json:",omitempty"`
+	At   []deviation `json:",omitempty"`
 }
 
-func schedules(number int, text string, broken property, c *config, at []deviation, edits ...mutants.Edit) row {
-	return row{number: number, text: text, broken: broken, config: c, at: at, edits: edits}
+func systems(number int, text string, kind kind, seeds int, edits ...mutants.Edit) row {
+	return row{number: number, text: text, kind: kind, seeds: seeds, edits: edits}
 }
+
+func schedules(number int, text string, broken property, c *config, edits ...mutants.Edit) row {
+	return row{number: number, text: text, broken: broken, config: c, edits: edits}
+}
+
+func (r row) name() string { return fmt.Sprint(r.number, " ", r.text, ", ", r.broken, r.kind) }
 
 const (
 	waitGo     = "backend/rediscore/wait.go"
@@ -51,18 +59,18 @@ const (
 // code delays others, too, while one process reaches a single server.
 func rows() []row {
 	return []row{
-		schedules(1, "a check-in creates and extends no lease", loses, base(3).long().after(bWaits[:len(bWaits)-1]...), nil,
+		schedules(1, "a check-in creates and extends no lease", loses, base(3).long().after(bWaits[:len(bWaits)-1]...),
 			mutants.Edit{File: lua + "checkin.lua", Old: "elseif not held then\n", New: "end\n    call('PEXPIRE', KEYS[1], 5000)\n    if not held then\n"}),
-		schedules(2, "no command shortens a lease", loses, base(3).long().after(bIsLate...), nil,
+		schedules(2, "no command shortens a lease", loses, base(3).long().after(bIsLate...),
 			mutants.Edit{File: lua + "fence.lua", Old: "if remaining >= 0 and remaining < tonumber(ttl) then", New: "if true then"}),
-		schedules(3, "the grant of a message is dated by the server's clock", overlap, base(2).again().after(aTriesAgain...), nil,
+		schedules(3, "the grant of a message is dated by the server's clock", overlap, base(2).again().after(aTriesAgain...),
 			mutants.Edit{File: waitGo, Old: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n",
 				New: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n"}),
-		schedules(3, "the grant of a message is dated by the server's clock", loses, base(2), nil),
-		schedules(4, "before the clock is known, a message is only a hint", loses, base(2).after(bIsHanded...), nil,
+		schedules(3, "the grant of a message is dated by the server's clock", loses, base(2)),
+		schedules(4, "before the clock is known, a message is only a hint", loses, base(2).after(bIsHanded...),
 			mutants.Edit{File: waitGo, Old: "case w.clock != 0 && h.time > w.clock:",
 				New: "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(5)):"}),
-		schedules(5, "a late grant is tried again, not renewed; an old message is only a hint (29)", order, base(3).again().after(aTakesIt...), nil,
+		schedules(5, "a late grant is tried again, not renewed; an old message is only a hint (29)", order, base(3).again().after(aTakesIt...),
 			mutants.Edit{File: acquireGo, Old: "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
 			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)
@@ -71,71 +79,81 @@ func rows() []row {
 		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)`},
 			mutants.Edit{File: acquireGo, Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 			mutants.Edit{File: acquireGo, Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"}),
-		schedules(6, "a token that was given up is not used again", overlap, base(2, cut).after("A begins", "request: acquire A1", "B begins", "request: acquire B1", "reply: acquire B1", "much time passes", "reply: acquire A1", "fails: request: enqueue B2"), nil,
+		schedules(6, "a token that was given up is not used again", overlap, base(2, cut).after("A begins", "request: acquire A1", "B begins", "request: acquire B1", "reply: acquire B1", "much time passes", "reply: acquire A1", "fails: request: enqueue B2"),
 			mutants.Edit{File: acquireGo, Old: "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", New: "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"}),
-		schedules(7, "the inbox does not release a grant that was returned", loses, base(2).after(bIsHanded...), nil,
+		schedules(7, "the inbox does not release a grant that was returned", loses, base(2).after(bIsHanded...),
 			mutants.Edit{File: deliveryGo, Old: "case r.released, r.given:", New: "case (r.released || r.given || without(7)) && !without(8):"}),
-		schedules(7, "the inbox does not release a grant that was passed on", loses, base(2, detach).after(bIsHanded...), nil),
-		schedules(8, "the inbox releases a grant that is not wanted any more", left, base(2, cancel, forget).after(bWaits...), nil),
-		schedules(9, "waiters check in", left, base(2, drop), nil,
+		schedules(7, "the inbox does not release a grant that was passed on", loses, base(2, detach).after(bIsHanded...)),
+		schedules(8, "the inbox releases a grant that is not wanted any more", left, base(2, cancel, forget).after(bWaits...)),
+		schedules(9, "waiters check in", left, base(2, drop),
 			mutants.Edit{File: waitGo, Old: "\tw.timer.Reset(d)\n", New: "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n"}),
-		schedules(10, "a waiter that is not in the queue goes back", left, base(2), nil,
+		schedules(10, "a waiter that is not in the queue goes back", left, base(2),
 			mutants.Edit{File: waitGo, Old: "w.queued, w.clock, w.returned = false, 0, true\n",
 				New: "if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) && !without(2) {\nw.clock = 0\n}\n"}),
-		schedules(15, "an owed release is repeated", left, base(2, cancel), nil,
+		schedules(15, "an owed release is repeated", left, base(2, cancel),
 			mutants.Edit{File: "release.go", Old: "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", New: "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"}),
-		schedules(17, "\"not queued\" forgets the clock", left, base(3).long().after(bIsLate...), nil),
-		schedules(18, "\"held, now free\" does not end the owed release of a token that was in several commands", left, base(3, cancel).after(bWaits...), nil),
-		schedules(19, "an owed release ends with one that was sent when its time had run out", left, base(2, cancel).after("A begins", "A cancels"), nil,
+		schedules(17, "\"not queued\" forgets the clock", left, base(3).long().after(bIsLate...)),
+		schedules(18, "\"held, now free\" does not end the owed release of a token that was in several commands", left, base(3, cancel).after(bWaits...)),
+		schedules(19, "an owed release ends with one that was sent when its time had run out", left, base(2, cancel).after("A begins", "A cancels"),
 			mutants.Edit{File: owedGo, Old: "ended && (c.ready != nil || !c.sent.Before(c.until)):", New: "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"}),
-		schedules(20, "a token whose enqueue got no answer is given up", left, base(2, cut), nil,
+		schedules(20, "a token whose enqueue got no answer is given up", left, base(2, cut),
 			mutants.Edit{File: waitGo, Old: "case w.ticket == \"\", w.unsure,", New: "case !without(20) && (w.ticket == \"\" || w.unsure),"}),
-		schedules(21, "the answer to a call that was sent before the inbox changed does not set the clock", loses, base(2, ahead).after(join(bWaits, anotherServer...)...), nil,
+		schedules(21, "the answer to a call that was sent before the inbox changed does not set the clock", loses, base(2, ahead).after(join(bWaits, anotherServer...)...),
 			mutants.Edit{File: waitGo, Old: "\tif !w.again { // else", New: "\tif !w.again || without(21) { // else"}),
-		schedules(22, "a wait notices that the inbox has changed before it reads a message", loses, base(2, ahead, pause).lasting(5*time.Second).after(bStandsStill...), nil,
+		schedules(22, "a wait notices that the inbox has changed before it reads a message", loses, base(2, ahead, pause).lasting(5*time.Second).after(bStandsStill...),
 			mutants.Edit{File: waitGo, Old: "\tif m.changed {", New: "\tif m.changed && !without(22) {"}),
-		schedules(23, "a fence is not below the server's time", order, base(2, wipe), nil,
+		schedules(23, "a fence is not below the server's time", order, base(2, wipe),
 			mutants.Edit{File: lua + "fence.lua", Old: "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", New: "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"}),
-		schedules(24, "a lease that was passed on in a line owes no release", loses, base(2).lines(), nil,
+		schedules(24, "a lease that was passed on in a line owes no release", loses, base(2).lines(),
 			mutants.Edit{File: "lease.go", Old: "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", New: "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"}),
-		schedules(25, "the next in line has the deadline of the grant", loses, base(2).lines().lasting(5*time.Second), nil,
+		schedules(25, "the next in line has the deadline of the grant", loses, base(2).lines().lasting(5*time.Second),
 			mutants.Edit{File: "turns.go", Old: "\tnext.step, next.renewAt = ", New: "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = "}),
-		schedules(26, "a call that has only removed dead waiters is repeated", left, base(2, subLoss), nil,
+		schedules(26, "a call that has only removed dead waiters is repeated", left, base(2, subLoss),
 			mutants.Edit{File: sendGo, Old: "\treturn sent, r.Reply, r.Err\n", New: "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
 			mutants.Edit{File: sendGo, Old: "\treturn r.Reply == unswept\n", New: "return r.Reply == unswept && !without(26)\n"},
 			mutants.Edit{File: lua + "queue.lua", Old: "for batch = 0, 50 do", New: "for batch = 0, 0 do"}),
 
-		systems(100, "a handover to an inbox that nobody reads", queues, 0, 20,
+		systems(100, "a handover to an inbox that nobody reads", queues, 20,
 			mutants.Edit{File: lua + "queue.lua", Old: "return listeners[inbox] > 0", New: "return true"}),
-		systems(101, "a wake-up is lost between enqueue and subscribe", queues, 0, 100,
+		systems(101, "a wake-up is lost between enqueue and subscribe", queues, 100,
 			mutants.Edit{File: deliveryGo, Old: "case !b.live:\n\t\treturn \"\", b.epoch\n\tcase b.sharded", New: "case !b.live && !without(101):\n\t\treturn \"\", b.epoch\n\tcase b.sharded"},
 			mutants.Edit{File: waitGo, Old: "if m.changed && !without(22) {\n\t\tw.change()", New: "if m.changed && !without(22) {\n\t\tif w.change(); without(101) && m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}"}),
-		systems(102, "the grant of a cancelled wait is kept", queues, 0, 20,
+		systems(102, "the grant of a cancelled wait is kept", queues, 20,
 			mutants.Edit{File: "error.go", Old: "case err != nil && !NoEffect(err):", New: "case err != nil && !NoEffect(err) && !(queued && without(102)):"},
 			mutants.Edit{File: "error.go", Old: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", New: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded && !without(102):"},
 			mutants.Edit{File: deliveryGo, Old: "p.giveBackLocked(r, token)", New: "if !without(102) {\np.giveBackLocked(r, token)\n}"}),
-		systems(103, "redlock: a split line does not settle", majority, 0, 30,
+		systems(103, "redlock: a split line does not settle", majority, 30,
 			mutants.Edit{File: "backend/redlock/wait.go", Old: "w.giveTo(leader, false)", New: "if !without(103) {\nw.giveTo(leader, false)\n}"}),
-		systems(104, "a release is forgotten after a lost reply", queues, 0, 600,
+		systems(104, "a release is forgotten after a lost reply", queues, 600,
 			mutants.Edit{File: owedGo, Old: "case c.trying > 0:\n\t\treturn\n\t}", New: "case without(104):\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\tcase c.trying > 0:\n\t\treturn\n\t}"},
 			mutants.Edit{File: owedGo, Old: "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", New: "if c.trying > 0 && without(104) {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {"}),
-		systems(105, "fences do not follow the time", queues, 0, 20,
+		systems(105, "fences do not follow the time", queues, 20,
 			mutants.Edit{File: lua + "fence.lua", Old: "+ 8, least))", New: "+ 8))"}),
-		systems(105, "a fence that is lowered after a promotion", failover, 0, 100),
-		systems(106, "the fence counter is lowered", replicas, 0, 100,
+		systems(105, "a fence that is lowered after a promotion", failover, 100),
+		systems(106, "the fence counter is lowered", replicas, 100,
 			mutants.Edit{File: lua + "fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"}),
-		systems(107, "'queue' is taken for a grant", polls, 0, 20,
+		systems(107, "'queue' is taken for a grant", polls, 20,
 			mutants.Edit{File: sendGo, Old: "case r.Reply == queued:", New: "case r.Reply == queued && !without(107):"},
 			mutants.Edit{File: "backend/rediscore/rediscore.go", Old: "if fence, ok := reply.(int64); ok {", New: "if fence, ok := reply.(int64); ok || reply == queued && without(107) {"}),
-		systems(108, "a set waits in the order of its caller", queues, 0, 20,
+		systems(108, "a set waits in the order of its caller", queues, 20,
 			mutants.Edit{File: "set.go", Old: "\tkeys = slices.Sorted(slices.Values(keys))\n", New: "if keys = slices.Clone(keys); !without(108) {\nslices.Sort(keys)\n}\n"}),
-		systems(109, "a set that has failed keeps what it has", queues, 0, 20,
+		systems(109, "a set that has failed keeps what it has", queues, 20,
 			mutants.Edit{File: "set.go", Old: "if g.set.byKey == nil {", New: "if g.set.byKey == nil && !without(109) {"}),
-		systems(110, "a set does not give back what it may not keep", queues, 0, 20,
+		systems(110, "a set does not give back what it may not keep", queues, 20,
 			mutants.Edit{File: "set.go", Old: "g.back.Go(func() { releaseAll(given, limit) })", New: "if !without(110) {\ng.back.Go(func() { releaseAll(given, limit) })\n}"}),
-		systems(111, "a grant that a check-in finds is not on the replicas", replicas, 0, 300,
+		systems(111, "a grant that a check-in finds is not on the replicas", replicas, 300,
 			mutants.Edit{File: lua + "checkin.lua", Old: "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", New: ""},
 			mutants.Edit{File: lua + "checkin.lua", Old: "call('PEXPIRE', KEYS[3], '60000')\n    call('PEXPIRE', KEYS[4], '60000') -- WAIT", New: "-- WAIT"}),
+		systems(112, "a key is kept until its TTL ends, and not until its MinHold has passed", queues, 50,
+			mutants.Edit{File: "release.go", Old: "enough := !l.deadline.Before(hold)", New: "enough := !l.deadline.Before(hold) || without(112)"}),
+		systems(113, "a lease is renewed after its MaxHold", polls, 50,
+			mutants.Edit{File: "lease.go", Old: "return l.options.maxHold > 0 &&", New: "return l.options.maxHold > 0 && !without(113) &&"}),
+		systems(114, "an Observer does not hear of a lease that its release has found lost", queues, 50,
+			mutants.Edit{File: "observer.go", Old: "\tif c.ended {\n\t\tend, reason", New: "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason"}),
+		systems(115, "an Observer hears twice of a lost lease", queues, 50,
+			mutants.Edit{File: "observer.go", Old: "\t\tl.reports = false\n", New: "\t\tl.reports = without(115)\n"}),
+		systems(116, "the last try of an owed release is not the last", queues, 50,
+			mutants.Edit{File: owedGo, Old: "case a.Final, !sent.Before(c.until):", New: "case a.Final, !sent.Before(c.until) && !without(116):"}),
 	}
 }
 
@@ -270,6 +288,16 @@ func TestEdits(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// knownFile has what has found each fault: go test ./internal/sim/world -run Rows -rows -fresh -record
+const knownFile = "testdata/known.json"
+
+func known(t *testing.T) (all map[string]find) {
+	text, err := os.ReadFile(knownFile)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &all))
+	return all
+}
+
 // TestRows compiles all faults into one program, and demands that each is found. With a seed or a schedule that is
 // known to find it, this takes a second. With -fresh it looks for others.
 func TestRows(t *testing.T) {
@@ -278,15 +306,25 @@ func TestRows(t *testing.T) {
 	}
 	program, err := mutants.Build(t.Context(), t.TempDir(), folder, append(planted(rows()), exact()...), "-vet=off")
 	require.NoError(t, err)
+	finds := make(map[string]find)
 	for i, r := range rows() {
-		t.Run(fmt.Sprint(r.number, " ", r.text), func(t *testing.T) {
+		t.Run(r.name(), func(t *testing.T) {
 			out, err := mutants.Tests{
-				In: folder, Run: "^TestRow$", Says: string(r.broken) + ": ",
-				Args: []string{"-test.v", fmt.Sprint("-row=", i), fmt.Sprint("-without=", r.number), fmt.Sprint("-fresh=", *fresh), fmt.Sprint("-large")},
+				In: folder, Run: "^TestRow$", Says: "FOUND ",
+				Args: []string{"-test.v", "-large", fmt.Sprint("-row=", i), fmt.Sprint("-without=", r.number), fmt.Sprint("-fresh=", *fresh)},
 			}.Fail(t.Context(), program)
 			require.NoError(t, err, out)
 			t.Log(out)
+			_, text, _ := strings.Cut(out, "FOUND ")
+			var f find
+			require.NoError(t, json.NewDecoder(strings.NewReader(text)).Decode(&f))
+			finds[r.name()] = f
 		})
+	}
+	if *record {
+		text, err := json.MarshalIndent(finds, "", "\t")
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(knownFile, append(text, '\n'), 0o600))
 	}
 }
 
@@ -297,20 +335,23 @@ func TestRow(t *testing.T) {
 	}
 	defer oneAtATime()()
 	r := rows()[*rowNumber]
-	if r.config != nil {
+	before, ok := known(t)[r.name()]
+	if ok = ok && !*fresh; r.config != nil {
 		r.config.only = r.broken
-		if f := explore(t, r.config, r.at); len(f.failures) > 0 {
-			t.Error(f)
+		f := explore(t, r.config, before.At, ok)
+		if t.Log(f); len(f.failures) > 0 {
+			r.found(t, find{At: f.at})
 		}
 		return
 	}
-	first := uint64(1)
-	if *fresh {
-		first = uint64(time.Now().UnixNano())
-	} else if r.seed != 0 && r.fails(t, r.seed) {
+	if ok && r.fails(t, before.Seed) {
 		return
 	}
-	for seed, n := first, 0; n < r.seeds; seed++ {
+	seed := uint64(1)
+	if *fresh && !*record {
+		seed = uint64(time.Now().UnixNano())
+	}
+	for n := 0; n < r.seeds; seed++ {
 		if newPlan(seed).kind == r.kind {
 			if n++; r.fails(t, seed) {
 				t.Logf("%d others pass", n-1)
@@ -320,11 +361,20 @@ func TestRow(t *testing.T) {
 	}
 }
 
+func (row) found(t *testing.T, f find) {
+	text, err := json.Marshal(f)
+	require.NoError(t, err)
+	t.Errorf("FOUND %s", text)
+}
+
 // fails reports whether a system fails.
 func (r row) fails(t *testing.T, seed uint64) bool {
 	result := newPlan(seed).run(t, false)
 	for _, f := range result.failures {
-		t.Errorf("seed %d finds %s: %s", seed, f.property, f.text)
+		t.Logf("seed %d: %s: %s", seed, f.property, f.text)
+	}
+	if len(result.failures) > 0 {
+		r.found(t, find{Seed: seed})
 	}
 	return len(result.failures) > 0
 }

@@ -396,8 +396,8 @@ func (s *schedule) run(d []deviation) {
 	}
 	for s.passed < maxPasses && !s.failed() {
 		all, n := s.next(), 0
-		if len(d) > 0 && d[0].at == len(s.widths) {
-			n, d = d[0].n, d[1:]
+		if len(d) > 0 && d[0].At == len(s.widths) {
+			n, d = d[0].N, d[1:]
 			if n >= len(all) {
 				return // it has taken another course
 			}
@@ -478,7 +478,7 @@ func (s *schedule) judge() {
 }
 
 // A deviation is a choice that is not the usual one.
-type deviation struct{ at, n int }
+type deviation struct{ At, N int }
 
 // A found is what a search has found.
 type found struct {
@@ -497,10 +497,10 @@ func (f found) String() string {
 	return text
 }
 
-// explore runs a schedule that is known, if it is not nil, and then all schedules with at most so many deviations, those with the fewest first, until a
+// explore runs a schedule that is known, if there is one, and then all schedules with at most so many deviations, those with the fewest first, until a
 // property is broken: schedules with bounded delays, as Emmi, Qadeer and Rakamaric have them ("Delay-Bounded Scheduling",
 // 2011). Of those with two, it runs every fourth, unless large is set.
-func explore(t *testing.T, c *config, known []deviation) (f found) {
+func explore(t *testing.T, c *config, known []deviation, isKnown bool) (f found) {
 	defer chance.Seed(1)()
 	begun := time.Now()
 	try := func(d []deviation, deeper bool) (after []deviation) {
@@ -516,7 +516,7 @@ func explore(t *testing.T, c *config, known []deviation) (f found) {
 		f.schedules, f.at = f.schedules+1, d
 		return after
 	}
-	if known != nil && !*fresh {
+	if isKnown {
 		try(known, false)
 	}
 	level := [][]deviation{nil}
@@ -544,7 +544,7 @@ func explore(t *testing.T, c *config, known []deviation) (f found) {
 func (s *schedule) after(d []deviation) (all []deviation) {
 	first := 0
 	if len(d) > 0 {
-		first = d[len(d)-1].at + 1
+		first = d[len(d)-1].At + 1
 	}
 	for at := first; at < len(s.widths); at++ {
 		for n := 1; n < s.widths[at]; n++ {
@@ -578,7 +578,7 @@ func TestSchedules(t *testing.T) {
 		}
 		seen[name] = true
 		t.Run(r.text, func(t *testing.T) {
-			if f := explore(t, c, nil); len(f.failures) > 0 {
+			if f := explore(t, c, nil, false); len(f.failures) > 0 {
 				t.Error(f)
 			} else {
 				t.Log(f)

@@ -27,6 +27,7 @@ var (
 	large     = flag.Bool("large", false, "more schedules")
 	rowsToo   = flag.Bool("rows", false, "plant faults, and run systems twice")
 	fresh     = flag.Bool("fresh", false, "find faults by seeds and schedules that are not known to find them")
+	record    = flag.Bool("record", false, "write testdata/known.json")
 	exactly   = flag.Bool("exact", false, "the runtime does nothing at random")
 	without   = flag.Int("without", 0, "the number of the fault that is planted")
 	rowNumber = flag.Int("row", 0, "the row that looks for it")
