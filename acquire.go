@@ -27,6 +27,8 @@ type acquisition struct {
 	key    string
 	ttl    time.Duration   // of the lease, once it is renewed
 	set    *gathering      // whose part the acquisition is; nil if it stands alone
+	meets  *meeting        // with the others of its set, who make the same attempts; nil if there is none, or it is over
+	seat   int             // there
 	given  *detached.Lease // for Adopt
 	state
 
@@ -94,6 +96,7 @@ type state struct {
 	lease *Lease    // that was granted
 	err   error     // of the last call, or of the wait in a line; nil before
 	late  bool      // the grant came too late, for the first time
+	waits bool      // it is the one that waits before the next attempt of its set
 	begun time.Time // when the first attempt was sent
 	polls bool      // the store's queue has turned out to be missing
 
@@ -104,6 +107,7 @@ type state struct {
 	queue  bool // the store has one
 	turns  bool // waiters stand in lines
 	busy   bool // the key is most likely held, or the Client makes many attempts already
+	again  bool // a refused attempt of a set is made again, by all
 }
 
 // The stages of an acquisition: what it has done so far.
@@ -143,6 +147,7 @@ var (
 	errNoGrant  = errors.New("the store's queue returned neither a grant nor an error")
 	errLate     = errors.New("granted, but the answer took too much of the TTL")
 	errStandIn  = fmt.Errorf("%w: its stand-in has no fences, which WithFence demands", ErrUnavailable)
+	errFree     = errs.Reword("free, but another key of the set is held", ErrHeld, nil)
 	errNoFences = fmt.Errorf("%w: the store has no fences, which WithFence demands", errors.ErrUnsupported)
 )
 
@@ -160,11 +165,15 @@ func next(s *state) action {
 		again.do = doTry
 		return again
 	case s.err == nil:
+	case s.again && errors.Is(s.err, ErrHeld) && s.waits && !paused:
+		return action{do: doPause, stage: alone}
+	case s.again && errors.Is(s.err, ErrHeld):
+		return action{do: doTry, stage: alone, by: s.now.Add(attemptTime)}
 	case s.once, final(s.err), s.errand && errors.Is(s.err, errors.ErrUnsupported):
 		return action{do: doEnd, err: s.err}
 	case s.unanswered() && !s.now.Before(end):
 		return action{do: doEnd, err: s.outOfPatience()}
-	case s.over, s.tries && s.held != nil:
+	case s.over, s.tries && (s.held != nil || s.stage == alone):
 		return action{do: doEnd, err: s.err}
 	case s.closed:
 		return action{do: doEnd, err: ErrClosed}
@@ -235,11 +244,12 @@ func (s *state) cut(end time.Time) time.Time {
 
 // final reports whether an error ends a wait.
 func final(err error) bool {
-	return errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
+	return err == errFree || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
 // take acquires, as the op says.
-func (a *acquisition) take() (*Lease, error) {
+func (a *acquisition) take() (lease *Lease, err error) {
+	defer func() { a.meets.leave(err) }()
 	if a.op == OpAdopt && a.given == nil {
 		return nil, errNotDetached
 	}
@@ -270,8 +280,7 @@ func (a *acquisition) take() (*Lease, error) {
 		defer cancel()
 	}
 	defer a.endSilence()
-	lease, err := a.run()
-	if err != nil {
+	if lease, err = a.run(); err != nil {
 		return nil, a.verdict(err)
 	}
 	return lease, nil
@@ -317,6 +326,7 @@ func (a *acquisition) look() *state {
 	_, a.queue = k.locker.(Acquirer)
 	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
 	a.turns = a.queue && o.takesTurns()
+	a.again = a.meets != nil && a.attempts > 0 && !a.over && !a.closed
 	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.contended.Has(a.key) || k.attempts.Load() >= maxAttempts)
 	return &a.state
 }
@@ -363,10 +373,10 @@ func (a *acquisition) waiting() context.Context {
 
 // call makes an attempt, or waits in the store's queue, and keeps what was granted.
 func (a *acquisition) call(act action) {
-	ctx := a.limited
-	if !act.first {
+	ctx, waits := a.limited, !act.first && (a.meets == nil || a.waits)
+	if waits {
 		ctx = a.waiting()
-	} else if a.maxWait < attemptTime {
+	} else if act.first && a.maxWait < attemptTime {
 		ctx = a.ctx
 	}
 	if act.first && a.op != OpTry {
@@ -378,7 +388,7 @@ func (a *acquisition) call(act action) {
 		ctx, cancel = context.WithDeadline(ctx, act.by)
 		defer cancel()
 	}
-	if !act.first {
+	if waits {
 		defer a.watch(act)()
 	}
 	defer func() { // also if the Locker panics
@@ -395,7 +405,7 @@ func (a *acquisition) call(act action) {
 // request makes one call of the Locker.
 func (a *acquisition) request(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
-	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.outage > 0)) {
+	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.err == errFree || a.outage > 0)) {
 		a.token = token.New(a.client.options.owner, sent, queues) // its time is that of the attempt: see startOf
 	}
 	if a.answered.IsZero() {
@@ -407,9 +417,9 @@ func (a *acquisition) request(ctx context.Context, act action) {
 	a.attempts++
 	a.sent = sent
 	answer, err := Attempt{}, errPanic
-	defer func() { a.note(act, sent, ttl, answer, err, ended(ctx) == nil) }()
+	defer func() { a.note(act, a.sent, ttl, answer, err, ended(ctx) == nil) }()
 	if act.do == doTry {
-		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)
+		answer, err = a.attempt(ctx, ttl)
 		return
 	}
 	ttl = min(ttl, a.client.options.firstTTL())
@@ -417,6 +427,25 @@ func (a *acquisition) request(ctx context.Context, act action) {
 	if err == nil && !answer.Acquired {
 		err = errNoGrant
 	}
+}
+
+// attempt makes one attempt to take the key: if it meets others, the same as they.
+func (a *acquisition) attempt(ctx context.Context, ttl time.Duration) (answer Attempt, err error) {
+	if m := a.meets; m != nil {
+		r := m.attend(ctx, a, ttl)
+		if a.sent, a.waits = r.sent, a.seat == m.waits; !r.again {
+			a.meets = nil
+		}
+		if answer, err = r.answer(a.seat); !errors.Is(err, errors.ErrUnsupported) {
+			return answer, err
+		}
+		m.room <- struct{}{}
+		defer func() { <-m.room }()
+		a.sent = time.Now()
+	}
+	answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)
+	answer.Free = false // which only a set can be
+	return answer, err
 }
 
 // note notes the answer to a call. If a grant arrives late, the lease may have ended already, or too
@@ -433,6 +462,8 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 	switch {
 	case err != nil:
 		a.failed(act, sent, answer, err, alive)
+	case !answer.Acquired && answer.Free:
+		a.held, a.answered, a.failure, a.err = nil, a.returned, nil, errFree
 	case !answer.Acquired:
 		a.held, a.contended, a.answered, a.failure = a.heldBy(answer), true, a.returned, nil
 		a.err = a.held
@@ -470,7 +501,7 @@ func (a *acquisition) hand() {
 		a.err = a.line.serve(a, lease)
 	case !lease.start():
 		a.err = ErrClosed
-	case a.queue && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
+	case a.queue && !a.tries && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
 		k.contended.Add(a.key)
 	}
 	if a.err == nil {
@@ -805,6 +836,10 @@ func (a *acquisition) pause(by time.Time) {
 	}
 }
 
+// crowd is how many waiters of a Client make the pauses of a set longer than usual. With fewer they are shorter, but by no more
+// than half.
+const crowd = 64
+
 func (a *acquisition) pauseTime() (time.Duration, error) {
 	if backoff := a.client.options.backoff; backoff != nil {
 		d := (*backoff)(a.pauses)
@@ -813,8 +848,11 @@ func (a *acquisition) pauseTime() (time.Duration, error) {
 		}
 		return d, nil
 	}
-	if a.failures > 0 {
+	switch {
+	case a.failures > 0:
 		return pause.AfterFailures(a.failures), nil
+	case a.meets != nil:
+		return pause.OfSet(a.pauses) * time.Duration(max(crowd/2, a.client.keeper.waiters.Load())) / crowd, nil
 	}
 	expiry := time.Time{}
 	if a.held != nil && a.held.Remaining > 0 {

@@ -50,11 +50,12 @@ type call struct {
 	token   string
 	ttl     time.Duration
 	at      time.Time
-	answer  *dlock.Attempt // returned with err instead of making the call
-	err     error          // returned instead of making the call
-	attempt *dlock.Attempt // returned after making the call
-	reply   error          // returned after making the call
-	delay   time.Duration  // of the reply
+	answer  *dlock.Attempt                            // returned with err instead of making the call
+	err     error                                     // returned instead of making the call
+	attempt *dlock.Attempt                            // returned after making the call
+	set     func([]dlock.Acquisition) []dlock.Attempt // likewise, by a set
+	reply   error                                     // returned after making the call
+	delay   time.Duration                             // of the reply
 }
 
 // renews reports whether the call is a renewal.
@@ -192,6 +193,22 @@ type single struct{ *spy }
 
 func (single) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewResult, error) {
 	return nil, errors.ErrUnsupported
+}
+
+// inSets is a spy whose Locker takes sets: their calls are "set", for all keys.
+type inSets struct{ *spy }
+
+func (s inSets) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	c := &call{ctx: ctx, op: "set", token: set[0].Token, ttl: set[0].TTL}
+	for _, a := range set {
+		c.key += a.Key
+	}
+	return send(s.spy, c, func(c *call) ([]dlock.Attempt, error) {
+		if c.set != nil {
+			return c.set(set), nil
+		}
+		return s.Forward.Locker.(dlock.SetAcquirer).TryAcquireSet(c.ctx, set)
+	})
 }
 
 // noFences is a store that does not number its grants.

@@ -378,31 +378,33 @@ func TestReleasesOfAnsweredAttempts(t *testing.T) {
 // Clients share the server, each has to do without it for a while, and no estimate of one knows of the others.
 func TestGrantsWhereWaitersGiveUp(t *testing.T) {
 	type load struct {
-		call    time.Duration
-		clients int
-		queue   bool
+		call, trip time.Duration
+		clients    int
+		queue      bool
 	}
+	const near, far = 500 * time.Microsecond, 5 * time.Millisecond
 	for l, want := range map[load]int{ // grants in a second
-		{85 * time.Microsecond, 1, true}: 900, {100 * time.Microsecond, 1, true}: 500, {150 * time.Microsecond, 1, true}: 300,
-		{200 * time.Microsecond, 4, true}:  200,
-		{100 * time.Microsecond, 1, false}: 900, {150 * time.Microsecond, 1, false}: 500,
+		{85 * time.Microsecond, near, 1, true}: 900, {100 * time.Microsecond, near, 1, true}: 500, {150 * time.Microsecond, near, 1, true}: 300,
+		{200 * time.Microsecond, near, 4, true}: 200,
+		{30 * time.Microsecond, far, 1, true}:   700, {100 * time.Microsecond, far, 1, true}: 250,
+		{100 * time.Microsecond, near, 1, false}: 900, {150 * time.Microsecond, near, 1, false}: 500,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			require.GreaterOrEqual(t, grantsOfQuitters(t, l.call, l.clients, l.queue), want, "%+v", l)
+			require.GreaterOrEqual(t, grantsOfQuitters(t, l.call, l.trip, l.clients, l.queue), want, "%+v", l)
 		})
 	}
 }
 
 // grantsOfQuitters is how many grants there are in a second, if a server makes one call after the other.
-func grantsOfQuitters(t *testing.T, call time.Duration, clients int, queue bool) (grants int) {
-	const keys, hold, patience, trip = 12, 10 * time.Millisecond, 20 * time.Millisecond, 250 * time.Microsecond
+func grantsOfQuitters(t *testing.T, call, trip time.Duration, clients int, queue bool) (grants int) {
+	const keys, hold, patience = 12, 10 * time.Millisecond, 20 * time.Millisecond
 	server, free, end := sim.NewServer(), time.Now(), time.Now().Add(time.Second)
 	var mu sync.Mutex
 	fate := func(trips sim.Trip) (f sim.Fate) {
 		mu.Lock()
 		defer mu.Unlock()
-		free = slices.MaxFunc([]time.Time{free, time.Now().Add(trip)}, time.Time.Compare).Add(time.Duration(len(trips.Calls)) * call)
-		f.Request.Delay, f.Reply.Delay = time.Until(free), trip
+		free = slices.MaxFunc([]time.Time{free, time.Now().Add(trip / 2)}, time.Time.Compare).Add(time.Duration(len(trips.Calls)) * call)
+		f.Request.Delay, f.Reply.Delay = time.Until(free), trip/2
 		return f
 	}
 	var all []*dlock.Client

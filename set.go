@@ -1,8 +1,10 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +25,9 @@ const (
 	overtime   = attemptTime / 20       // of a call that begins a second after MaxWait
 	wholeWait  = 4                      // times as long as attempts: with a shorter wait these cost more than they gain
 	wholeGuess = 10 * time.Millisecond  // how long the first wait is expected to last
+
+	setTime  = 2 * time.Second // for which a set is tried that the Locker takes as a whole
+	setTries = 200             // so often at most
 )
 
 // Leases is a set of locks that is held: [Client.AcquireAll] returns it. Each key has its own [Lease],
@@ -134,6 +139,7 @@ type gathering struct {
 	outage time.Duration   // for which attempts are repeated: without a limit once the store has said that a key is held
 	keys   []string        // in byte order
 	set    *Leases         // of the first keys
+	asOne  bool            // the last attempt was one operation: it took all or none
 	back   sync.WaitGroup  // leases that are given back
 }
 
@@ -197,9 +203,9 @@ func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	var waited *Lease
 	for n := 1; ; n++ {
 		sent := time.Now()
-		leases, held, err = g.try(g.keys, waited)
+		leases, held, err = g.try(g.keys, waited, len(g.keys) > 1)
 		enough := n == wholeTries || !time.Now().Before(end) || len(g.keys) == 1
-		if err != nil || held == nil || enough || !worthwhile(held, time.Since(sent), took) {
+		if err != nil || held == nil || enough || g.asOne && waited == nil || !worthwhile(held, time.Since(sent), took) {
 			return leases, held, err
 		}
 		g.giveBack(leases)
@@ -246,23 +252,24 @@ func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, err
 // are free.
 func (g *gathering) takeInOrder(leases []*Lease, held []*word) (err error) {
 	for ahead := setAhead; ; ahead *= 2 {
-		first := slices.IndexFunc(held, isHeld)
+		first := slices.Index(leases, nil)
 		if first < 0 {
 			first = len(leases)
 		}
 		g.add(leases[:first])
 		g.giveBack(leases[first:])
-		if first < len(leases) && g.set.Err() == nil {
+		if first < len(leases) && isHeld(held[first]) && g.set.Err() == nil {
 			if err := g.wait(held[first]); err != nil {
 				return err
 			}
 			ahead = setAhead
 		}
+		g.back.Wait()
 		next := g.keys[len(g.set.all):]
 		if len(next) == 0 || g.set.Err() != nil {
 			return nil
 		}
-		if leases, held, err = g.try(next[:min(ahead, len(next))], nil); err != nil {
+		if leases, held, err = g.try(next[:min(ahead, len(next))], nil, false); err != nil {
 			return err
 		}
 	}
@@ -305,22 +312,31 @@ func (g *gathering) part(op AcquireOp, key string, held word) *acquisition {
 }
 
 // try makes one attempt for each of some keys, all at once, except for that of a lease that the set has, unless
-// that is nil. It
+// that is nil. If whole is true, that is one operation where the Locker can do so: it takes all of them or none. It
 // returns the leases, with this one, and what the store has said of each key that another holds; the latter is
 // nil if it has
 // granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is held then.
-func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*word, err error) {
+func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease, held []*word, err error) {
 	n := len(keys)
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
-	if have != nil {
-		leases[slices.Index(keys, have.key)] = have
-	}
-	panicked := workers.Each(n, g.client.keeper.atOnce(), func(i int) (more bool) {
-		if leases[i] != nil {
-			return true
+	for i, key := range keys {
+		if have != nil && key == have.key {
+			leases[i] = have
+		} else {
+			attempts[i] = g.part(OpTry, key, word{})
 		}
-		attempts[i] = g.part(OpTry, keys[i], word{})
-		leases[i], errs[i] = g.client.take(attempts[i])
+	}
+	most, m := g.client.keeper.atOnce(), (*meeting)(nil)
+	if whole {
+		m = g.meet(attempts, have == nil)
+	}
+	if m != nil {
+		most = n
+	}
+	panicked := workers.Each(n, most, func(i int) (more bool) {
+		if leases[i] == nil {
+			leases[i], errs[i] = g.client.take(attempts[i])
+		}
 		return errs[i] == nil
 	})
 	first := slices.Index(leases, nil)
@@ -331,24 +347,171 @@ func (g *gathering) try(keys []string, have *Lease) (leases []*Lease, held []*wo
 		g.giveBack(leases)
 		panic(panicked)
 	}
+	g.asOne = m != nil && m.present.err == nil
 	held = make([]*word, n)
 	for i, e := range errs {
 		switch {
+		case errors.Is(e, errFree):
 		case errors.Is(e, ErrHeld):
 			held[i] = &attempts[i].word
 		case e != nil && err == nil:
 			err = e
 		}
 	}
-	if err == nil && (ended(g.ctx) != nil || g.maxWait() == 0) {
-		err = withEnd(g.ctx, errs[first]) // ctx may have ended since the attempt was answered
+	over, refused, known := ended(g.ctx) != nil || g.maxWait() == 0, m != nil && m.refused, slices.IndexFunc(held, isHeld)
+	switch {
+	case over && known >= 0 && (err == nil || refused):
+		err = withEnd(g.ctx, errs[known]) // ctx may have ended since the attempt was answered
+	case err == nil:
+		g.outage = NoLimit
+		return leases, held, nil
+	case !over && refused: // the store fails since: the next attempt is repeated
+		g.outage, err = NoLimit, nil
 	}
-	if err != nil {
-		g.giveBack(leases)
-		return nil, nil, err
+	g.giveBack(leases)
+	return nil, nil, err
+}
+
+// meet has acquisitions, some of which may be nil, make the same attempts, if the Locker takes sets. Else it returns nil.
+func (g *gathering) meet(parts []*acquisition, again bool) *meeting {
+	k := g.client.keeper
+	l, ok := k.locker.(SetAcquirer)
+	if !ok {
+		return nil
 	}
-	g.outage = NoLimit
-	return leases, held, nil
+	m := &meeting{set: g, locker: l, room: make(chan struct{}, k.atOnce()), begun: time.Now(), waits: -1}
+	for _, a := range parts {
+		if a != nil {
+			a.meets, a.seat = m, m.size
+			m.size++
+		}
+	}
+	if !again {
+		m.attempts = setTries
+	}
+	m.begin()
+	return m
+}
+
+// A meeting has several acquisitions make the same attempts, each of which is one call of the Locker. While the calls are
+// refused, one of the acquisitions pauses before the next, and the others wait for it.
+type meeting struct {
+	set    *gathering
+	locker SetAcquirer
+	size   int           // how many acquisitions meet
+	room   chan struct{} // for attempts that each makes for itself, if the Locker cannot make one of these
+	begun  time.Time
+
+	mu       sync.Mutex // guards the present attempt until it is made
+	present  *common
+	attempts int  // that were refused
+	refused  bool // the last one that was answered was
+	waits    int  // the seat of the acquisition that pauses; negative before the first refusal
+}
+
+// A common attempt is one of all acquisitions that meet.
+type common struct {
+	ctx    context.Context
+	absent int // acquisitions that have not come
+	set    []Acquisition
+	before []Attempt // what the last one has said
+
+	over     chan struct{} // closed when the rest is final
+	sent     time.Time
+	answers  []Attempt
+	err      error
+	panicked any
+	again    bool // another follows
+}
+
+// begin begins an attempt, to which the acquisitions are to come.
+func (m *meeting) begin() {
+	var before []Attempt
+	if m.present != nil {
+		before = m.present.answers
+	}
+	m.present = &common{absent: m.size, set: make([]Acquisition, m.size), before: before, over: make(chan struct{})}
+}
+
+// attend waits for all others, and returns the attempt, which the last to come makes.
+func (m *meeting) attend(ctx context.Context, a *acquisition, ttl time.Duration) *common {
+	m.mu.Lock()
+	c := m.present
+	c.set[a.seat] = Acquisition{a.key, a.token, ttl}
+	if c.ctx == nil || c.before == nil || a.waits {
+		c.ctx = ctx
+	}
+	c.absent--
+	last := c.absent == 0
+	m.mu.Unlock()
+	if last {
+		m.make(c)
+	}
+	<-c.over
+	return c
+}
+
+// leave ends the meeting for an acquisition that does not come, since it has ended with err. No more is sent.
+func (m *meeting) leave(err error) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.present
+	select {
+	case <-c.over:
+		return
+	default:
+	}
+	if c.sent, c.answers = time.Now(), c.before; c.before == nil {
+		c.err = &NoEffectError{Err: cmp.Or(err, errPanic)}
+	}
+	close(c.over)
+}
+
+// make makes an attempt.
+func (m *meeting) make(c *common) {
+	defer close(c.over)
+	defer func() { c.panicked = recover() }()
+	c.sent, c.err = time.Now(), errPanic
+	c.answers, c.err = m.locker.TryAcquireSet(c.ctx, c.set)
+	held := slices.IndexFunc(c.answers, func(a Attempt) bool { return !a.Acquired && !a.Free })
+	switch {
+	case c.err != nil:
+	case len(c.answers) != len(c.set):
+		c.err = fmt.Errorf("%d attempts for a set of %d", len(c.answers), len(c.set))
+	case held >= 0:
+		m.refuse(c, held)
+	case slices.ContainsFunc(c.answers, func(a Attempt) bool { return a.Free }):
+		c.err = errors.ErrUnsupported // nobody holds a key
+	}
+}
+
+// refuse notes that another holds a key, and decides whether the attempt is made again.
+func (m *meeting) refuse(c *common, held int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attempts++
+	m.refused = true
+	if m.waits < 0 {
+		m.waits = held
+	}
+	g := m.set
+	if c.again = m.attempts < setTries && time.Since(m.begun) < setTime && g.maxWait() > 0 && ended(g.ctx) == nil; c.again {
+		m.begin()
+	}
+}
+
+// answer is that of an attempt to the acquisition at a seat.
+func (c *common) answer(seat int) (Attempt, error) {
+	switch {
+	case c.panicked != nil:
+		panic(c.panicked)
+	case c.err != nil:
+		return Attempt{}, c.err
+	}
+	return c.answers[seat], nil
 }
 
 // atOnce is how many calls of a set are made at once. A Locker that renews in batches is taken to combine other

@@ -67,13 +67,16 @@ func free(t *testing.T, store *memory.Locker, key string) {
 }
 
 func TestSetOfFreeKeys(t *testing.T) {
-	for n, trips := range map[int]float64{1: 1, 8: 1.1, 100: 1.1, maxSet: 3} {
+	for n, w := range map[int]struct {
+		trips   float64
+		scripts int // that acquire
+	}{1: {1, 1}, 8: {1.1, 1}, 100: {1.1, 1}, maxSet: {3, maxSet}} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			onRedis(t, sim.Fate{}, func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (*dlock.Client, func())) {
 				c, _ := dial()
 				before, begun := server.Cost().Scripts, time.Now()
 				leases := take(t, c, names(n)...)
-				most := time.Duration(trips * float64(rtt))
+				most := time.Duration(w.trips * float64(rtt))
 				require.LessOrEqual(t, time.Since(begun), most)
 				require.Equal(t, n, c.Stats().Leases)
 				for _, l := range leases.All() {
@@ -82,7 +85,7 @@ func TestSetOfFreeKeys(t *testing.T) {
 				begun = time.Now()
 				require.NoError(t, leases.Release())
 				require.LessOrEqual(t, time.Since(begun), most)
-				require.Equal(t, 2*n, server.Cost().Scripts-before)
+				require.Equal(t, w.scripts+n, server.Cost().Scripts-before)
 			})
 		})
 	}
@@ -187,6 +190,221 @@ func TestSetTakesAllKeysAtOnce(t *testing.T) {
 			requireAllFree(t, store, abcd)
 		})
 	}
+}
+
+// A Locker that takes sets is asked for all keys in one call, again and again while one is held. Nothing is held meanwhile.
+// After 200 calls the keys are taken in order. Each key has one acquisition, and one of these waits.
+func TestSetInOneCall(t *testing.T) {
+	for held, lasts := range map[string]time.Duration{"": 0, "b": 90 * time.Millisecond, "bcd": 300 * time.Millisecond, "c": time.Hour} {
+		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+			for _, key := range held {
+				holdKey(t, store, string(key), lasts)
+			}
+			var mu sync.Mutex
+			done, waits := make(map[string][]dlock.AcquireDoneInfo), 0
+			c := dlock.New(inSets{s}, dlock.WithObserver(&dlock.Observer{
+				WaitStart: func(context.Context, dlock.WaitStartInfo) { waits++ },
+				AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
+					mu.Lock()
+					defer mu.Unlock()
+					done[i.Key] = append(done[i.Key], i)
+					return ctx
+				},
+			}))
+			s.onCall(func(c *call) {
+				c.take(time.Millisecond / 2)
+				for _, key := range abcd {
+					if c.op == "set" {
+						require.Contains(t, []string{"", "other"}, holder(t, store, key).Token, "holder of %q meanwhile", key)
+					}
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			time.AfterFunc(min(lasts, whole)/2, func() { require.Equal(t, lasts > 0, c.Stats().Waiters == 1) })
+			begun := time.Now()
+			leases, err := c.AcquireAll(ctx, abcd...)
+			if lasts == time.Hour {
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				require.Len(t, s.made("set"), 200)
+				require.Len(t, s.made("acquire"), 1)
+				return
+			}
+			require.NoError(t, err)
+			require.LessOrEqual(t, time.Since(begun), lasts+20*time.Millisecond)
+			require.Equal(t, len(s.made("set")), len(s.made()), "no other calls")
+			require.Equal(t, min(len(held), 1), waits)
+			tokens, fences := make(map[string]bool), make(map[int64]bool)
+			for _, l := range leases.All() {
+				tokens[l.Token()], fences[l.Fence()] = true, true
+				require.Len(t, done[l.Key()], 1)
+				require.NoError(t, done[l.Key()][0].Err)
+				require.Equal(t, strings.Contains(held, l.Key()), done[l.Key()][0].Contended)
+			}
+			require.True(t, len(tokens) == 4 && len(fences) == 4)
+			require.NoError(t, leases.Release())
+			for _, call := range s.made("set") {
+				tokens[call.token] = true
+			}
+			require.Len(t, tokens, 3+len(s.made("set")), "each attempt has its token")
+			require.NoError(t, acquire(t, c, "d").Release())
+			require.Empty(t, s.made("acquire"), "nobody waited for d alone")
+			s.forget()
+			require.NoError(t, take(t, c, "d").Release())
+			require.Equal(t, []string{"try", "release"}, s.ops(), "one key")
+		})
+	}
+}
+
+// What a call for a set may have left is owed, for each key. No key is left, and no key that was free is released.
+func TestSetInOneCallThatFails(t *testing.T) {
+	held := func(c *call) {
+		c.set = func(set []dlock.Acquisition) []dlock.Attempt {
+			return []dlock.Attempt{{Free: true}, {Holder: "x"}, {Free: true}, {Holder: "y"}}
+		}
+	}
+	after := func(refusals int, then func(*call)) func(*call) {
+		return func(c *call) {
+			if held(c); refusals == 0 {
+				c.set = nil
+				then(c)
+			}
+			refusals--
+		}
+	}
+	for name, f := range map[string]struct {
+		set      func(c *call)
+		opts     []dlock.Option
+		want     error
+		text     string
+		releases int
+		took     time.Duration
+	}{
+		"lost answer": {func(c *call) { c.reply = errStore }, nil, errStore, `acquire "a"`, 4, 0},
+		"no effect":   {func(c *call) { c.err = &dlock.NoEffectError{Err: errStore} }, nil, errStore, "the store refused", 0, 0},
+		"no answer":   {func(c *call) { c.hang() }, []dlock.Option{dlock.WithMaxWait(0)}, dlock.ErrUnavailable, "no answer within 1s", 4, time.Second},
+		"not in one":  {func(c *call) { c.err = errors.ErrUnsupported }, nil, nil, "", 4, 0},
+		"nobody holds it": {func(c *call) {
+			c.set = func([]dlock.Acquisition) []dlock.Attempt { return slices.Repeat([]dlock.Attempt{{Free: true}}, 4) }
+		}, nil, nil, "", 4, 0},
+		"three of four":      {func(c *call) { c.set = func([]dlock.Acquisition) []dlock.Attempt { return make([]dlock.Attempt, 3) } }, nil, nil, "3 attempts for a set of 4", 4, 0},
+		"held, no wait":      {held, []dlock.Option{dlock.WithMaxWait(0)}, dlock.ErrHeld, `acquire "b": held`, 0, 0},
+		"held, a wait":       {held, []dlock.Option{dlock.WithMaxWait(time.Second / 4)}, dlock.ErrHeld, `acquire "b": waited for 250ms: held`, 0, time.Second / 4},
+		"held, then broken":  {after(3, func(c *call) { c.reply = errStore }), nil, nil, "", 8, -1},
+		"held, then silent":  {after(3, func(c *call) { c.hang() }), []dlock.Option{dlock.WithMaxWait(time.Second / 4)}, dlock.ErrHeld, `waited for 250ms: held`, 4, time.Second / 4},
+		"held, then no word": {after(3, func(c *call) { c.hang() }), nil, nil, "", 8, -1},
+		"held, then apart":   {after(3, func(c *call) { c.err = errors.ErrUnsupported }), nil, nil, "", 4, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+				s.onCall(func(c *call) {
+					if c.op == "set" {
+						f.set(c)
+					}
+				})
+				begun := time.Now()
+				leases, err := dlock.New(inSets{s}, f.opts...).AcquireAll(t.Context(), abcd...)
+				if took := time.Since(begun); f.took >= 0 {
+					require.Equal(t, f.took, took)
+				}
+				switch {
+				case f.want == nil && f.text == "":
+					require.NoError(t, err)
+					requireHolders(t, store, "abcd", "")
+					require.NoError(t, leases.Release())
+				default:
+					require.ErrorContains(t, err, f.text)
+					if f.want != nil {
+						require.ErrorIs(t, err, f.want)
+					}
+				}
+				time.Sleep(time.Minute)
+				requireHolders(t, store, "", "")
+				released := make(map[string]bool)
+				for _, call := range s.made("release") {
+					released[call.token] = true
+				}
+				require.Len(t, released, f.releases)
+			})
+		})
+	}
+}
+
+// A Locker that takes sets but not these is asked for each key, and for no more at once than if it took none.
+func TestSetNotInOneCall(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		s.onCall(func(c *call) {
+			if c.op == "set" {
+				c.err = errors.ErrUnsupported
+			}
+			c.take(time.Millisecond)
+		})
+		begun := time.Now()
+		leases := take(t, dlock.New(struct {
+			dlock.Locker
+			dlock.SetAcquirer
+		}{s, inSets{s}}), names(3*inWaves)...)
+		require.Equal(t, 4*time.Millisecond, time.Since(begun))
+		for _, l := range leases.All() {
+			require.WithinDuration(t, l.Deadline(), begun.Add(30*time.Second), time.Second/2)
+		}
+		require.NoError(t, leases.Release())
+	})
+}
+
+// The call for a set ends with ctx, and with the Client. So does the pause after one.
+func TestSetInOneCallThatIsCut(t *testing.T) {
+	for name, e := range map[string]struct {
+		close bool
+		want  []error
+	}{
+		"ctx":   {false, []error{context.Canceled, dlock.ErrHeld}},
+		"Close": {true, []error{dlock.ErrClosed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, inCall := range []bool{false, true} {
+				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+					holdKey(t, store, "b", time.Hour)
+					c := dlock.New(inSets{s})
+					ctx, cancel := context.WithCancel(t.Context())
+					begun := time.Now()
+					time.AfterFunc(time.Second, func() {
+						if cancel(); e.close {
+							c.Close()
+						}
+					})
+					if e.close {
+						ctx = t.Context()
+					}
+					s.onCall(func(c *call) {
+						if inCall && c.op == "set" && time.Since(begun) > time.Second/2 {
+							c.hang()
+						}
+					})
+					_, err := c.AcquireAll(ctx, abcd...)
+					require.Equal(t, time.Second, time.Since(begun))
+					for _, want := range e.want {
+						require.ErrorIs(t, err, want)
+					}
+					time.Sleep(time.Minute)
+					requireHolders(t, store, "", "b")
+				})
+			}
+		})
+	}
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) { // before one key has come to the call
+		var c *dlock.Client
+		c = dlock.New(inSets{s}, dlock.WithObserver(&dlock.Observer{AcquireStart: func(ctx context.Context, i dlock.AcquireStartInfo) context.Context {
+			if i.Key == "c" {
+				time.Sleep(time.Minute)
+				c.Close()
+			}
+			return ctx
+		}}))
+		_, err := c.AcquireAll(t.Context(), abcd...)
+		require.ErrorIs(t, err, dlock.ErrClosed)
+		require.Empty(t, s.made())
+	})
 }
 
 // MaxWait and ctx limit the whole call.
@@ -610,10 +828,13 @@ func TestDoAll(t *testing.T) {
 
 // A Locker that panics does so in the goroutine of the caller, who holds nothing then.
 func TestPanicInASet(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
+	each(t, map[string]func(*spy) dlock.Locker{
+		"c":    func(s *spy) dlock.Locker { return s },
+		"abcd": func(s *spy) dlock.Locker { return inSets{s} },
+	}, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		c := dlock.New(l)
 		s.onCall(func(c *call) {
-			if c.key == "c" {
+			if strings.HasSuffix(t.Name(), "/"+c.key) {
 				s.onCall(nil)
 				panic("boom")
 			}
@@ -904,15 +1125,24 @@ func TestManySets(t *testing.T) {
 			})
 		})
 	}
-	for name, m := range map[string]struct{ lasts, kill time.Duration }{
-		"memory":           {2 * time.Second, 0},
-		"memory and kills": {6 * time.Second, 500 * time.Millisecond},
+	for name, m := range map[string]struct {
+		lasts, kill time.Duration
+		sets        bool
+	}{
+		"memory":                    {2 * time.Second, 0, false},
+		"memory and kills":          {6 * time.Second, 500 * time.Millisecond, false},
+		"memory in sets":            {2 * time.Second, 0, true},
+		"memory in sets, and kills": {6 * time.Second, 500 * time.Millisecond, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
 				c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {
 					s := &spy{Forward: dlock.Forward{Locker: store}}
-					c := dlock.New(s, dlock.WithTTL(crowdTTL))
+					var l dlock.Locker = s
+					if m.sets {
+						l = inSets{s}
+					}
+					c := dlock.New(l, dlock.WithTTL(crowdTTL))
 					return c, func() {
 						s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
 						_ = c.Close()
@@ -975,6 +1205,6 @@ func TestOtherWaysToWaitForSets(t *testing.T) {
 			})
 		})
 	}
-	require.Greater(t, rates["set"], rates["one by one"])
+	require.Greater(t, rates["set"], 2*rates["one by one"])
 	require.Greater(t, rates["set"], 4*rates["start over"])
 }

@@ -2,6 +2,7 @@ package backend_test
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"testing"
@@ -72,6 +73,7 @@ func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 		} {
 			requireCycle(t, l, key)
 		}
+		requireSet(t, l, prefix != "{}") // which is no tag, and hides that of the keys
 		requireVotes(t, l, "{vote}:"+t.Name())
 	}
 }
@@ -91,6 +93,20 @@ func requireCycle(t *testing.T, l *rediscore.Locker, key string) {
 	hold, err = l.Inspect(t.Context(), key)
 	require.NoError(t, err, key)
 	require.Equal(t, dlock.Hold{}, hold, key)
+}
+
+// requireSet acquires keys with a common hash tag.
+func requireSet(t *testing.T, l *rediscore.Locker, oneSlot bool) {
+	t.Helper()
+	attempts, err := l.TryAcquireSet(t.Context(), []dlock.Acquisition{{Key: "{set}:a", Token: "mine", TTL: ttl}, {Key: "{set}:b", Token: "mine", TTL: ttl}})
+	if !oneSlot {
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		return
+	}
+	require.NoError(t, err)
+	require.Equal(t, attempts[0].Fence+8, attempts[1].Fence)
+	require.True(t, release(t, l, "{set}:a", "mine"))
+	require.True(t, release(t, l, "{set}:b", "mine"))
 }
 
 // requireVotes votes for key, and passes it on to a waiter.

@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"errors"
 	"path"
 	"strings"
 	"testing"
@@ -68,9 +69,13 @@ func TestLimits(t *testing.T) {
 				_, err = dial(t, rediscore.WithQueue(false), rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "r", "t", ttl)
 				require.ErrorIs(t, err, dlock.ErrInvalid)
 				require.ErrorContains(t, err, "WithReplicas")
+				plain := dial(t, rediscore.WithQueue(false))
+				_, err = plain.TryAcquireSet(t.Context(), []dlock.Acquisition{{Key: "s", Token: "t", TTL: ttl}, {Key: "s2", Token: "t", TTL: ttl}})
 				if name != "Everything" {
+					require.NoError(t, err)
 					return
 				}
+				require.ErrorIs(t, err, errors.ErrUnsupported)
 				conformance.Run(t, conformance.Harness{
 					New: func(t *testing.T) dlock.Locker {
 						if path.Base(t.Name()) == "NoLeaks" {

@@ -28,6 +28,19 @@ func TestMarks(t *testing.T) {
 			_, err := m.TryAcquire(over, "k", "t", time.Second)
 			return err
 		}, context.Canceled, true},
+		"TryAcquireSet": {func(t *testing.T, m *memory.Locker) error {
+			_, err := m.TryAcquireSet(over, []dlock.Acquisition{{Key: "a", Token: "t", TTL: time.Second}})
+			return err
+		}, context.Canceled, true},
+		"Twice": {func(t *testing.T, m *memory.Locker) error {
+			a := dlock.Acquisition{Key: "a", Token: "t", TTL: time.Second}
+			_, err := m.TryAcquireSet(t.Context(), []dlock.Acquisition{a, a})
+			return err
+		}, dlock.ErrInvalid, true},
+		"Empty": {func(t *testing.T, m *memory.Locker) error {
+			_, err := m.TryAcquireSet(t.Context(), nil)
+			return err
+		}, dlock.ErrInvalid, true},
 		"Renew": {func(t *testing.T, m *memory.Locker) error {
 			_, err := m.Renew(over, "k", "t", time.Second)
 			return err

@@ -95,9 +95,7 @@ func (m *Locker) Steal(key string, ttl time.Duration) bool {
 	defer m.mu.Unlock()
 	l, now := m.advanceLocked(key)
 	held := l != nil
-	if !held {
-		l = m.addLocked(key, now)
-	}
+	l = m.addLocked(key, now)
 	l.token, l.until = "", time.Time{}
 	m.grantLocked(l, stranger(), ttl, 0, now)
 	return held

@@ -29,6 +29,7 @@ var (
 	_ dlock.Locker        = (*Locker)(nil)
 	_ dlock.Acquirer      = (*Locker)(nil)
 	_ dlock.BatchRenewer  = (*Locker)(nil)
+	_ dlock.SetAcquirer   = (*Locker)(nil)
 	_ dlock.Inspector     = (*Locker)(nil)
 	_ quorum.VoteAcquirer = (*Locker)(nil)
 )
@@ -67,6 +68,35 @@ type result struct {
 func (m *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	b, err := m.Vote(ctx, key, token, ttl, 0)
 	return b.Attempt, err
+}
+
+// TryAcquireSet implements [dlock.SetAcquirer].
+func (m *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	if err := checkSet(set); err != nil {
+		return nil, err
+	}
+	reply, err := m.send(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	attempts, now := make([]dlock.Attempt, len(set)), time.Now()
+	free := 0
+	for i, a := range set {
+		if l := m.advanceToLocked(a.Key, now); l == nil || l.token == a.Token {
+			attempts[i].Free = true
+			free++
+		} else {
+			attempts[i] = m.refuseLocked(l, dlock.Attempt{}, now).Attempt
+		}
+	}
+	for i, a := range set {
+		if free == len(set) {
+			attempts[i] = m.grantLocked(m.addLocked(a.Key, now), a.Token, a.TTL, 0, now).Attempt
+		}
+	}
+	return attempts, reply
 }
 
 // Acquire implements [dlock.Acquirer]. Waiters are served in the order of arrival. The call that
@@ -137,15 +167,30 @@ func check(key, token string, ttl time.Duration) error {
 	return nil
 }
 
+func checkSet(set []dlock.Acquisition) error {
+	if len(set) == 0 {
+		return mark(fmt.Errorf("%w set: empty", dlock.ErrInvalid))
+	}
+	keys := make(map[string]bool, len(set))
+	for _, a := range set {
+		if err := check(a.Key, a.Token, a.TTL); err != nil {
+			return err
+		}
+		if keys[a.Key] {
+			return mark(fmt.Errorf("%w key %q: twice in a set", dlock.ErrInvalid, a.Key))
+		}
+		keys[a.Key] = true
+	}
+	return nil
+}
+
 // mark returns err as that of a call that changed nothing.
 func mark(err error) error { return &dlock.NoEffectError{Err: err} }
 
 // tryLocked grants key to token if it is free or already token's. Afterwards m.locks has key.
 func (m *Locker) tryLocked(key, token string, ttl time.Duration, floor int64) quorum.Ballot {
-	l, now := m.advanceLocked(key)
-	if l == nil {
-		l = m.addLocked(key, now)
-	}
+	_, now := m.advanceLocked(key)
+	l := m.addLocked(key, now)
 	if l.token != "" && l.token != token {
 		return m.refuseLocked(l, dlock.Attempt{}, now)
 	}
@@ -195,12 +240,16 @@ func (l *lock) watchLocked(now time.Time) {
 // first grants the key to the next waiter.
 func (m *Locker) advanceLocked(key string) (*lock, time.Time) {
 	now := time.Now()
+	return m.advanceToLocked(key, now), now
+}
+
+func (m *Locker) advanceToLocked(key string, now time.Time) *lock {
 	l := m.locks[key]
 	if l == nil || now.Before(l.until) {
-		return l, now
+		return l
 	}
 	m.freeLocked(key, l, 0, now)
-	return m.locks[key], now
+	return m.locks[key]
 }
 
 // freeLocked ends the lease of l, and grants the key to the first waiter whose ctx has not ended.
@@ -219,9 +268,12 @@ func (m *Locker) freeLocked(key string, l *lock, floor int64, now time.Time) {
 	delete(m.locks, key)
 }
 
-// addLocked makes the lock of a key. Whenever the number of locks has doubled, it removes expired
+// addLocked returns the lock of a key, and makes it if there is none. Whenever the number of locks has doubled, it removes expired
 // locks that have no waiters. This takes constant time per addition on average.
 func (m *Locker) addLocked(key string, now time.Time) *lock {
+	if l := m.locks[key]; l != nil {
+		return l
+	}
 	if len(m.locks) >= m.sweepAt {
 		for k, l := range m.locks {
 			if len(l.queue) == 0 && !now.Before(l.until) {

@@ -65,6 +65,36 @@ func try(t *testing.T, m *memory.Locker, key, token string) dlock.Attempt {
 	return a
 }
 
+// A set is granted as a whole or not at all. Its own tokens do not hinder it, nor does a lease that has ended; but a
+// waiter gets that key.
+func TestSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m memory.Locker
+		set := []dlock.Acquisition{{Key: "a", Token: "x", TTL: ttl}, {Key: "b", Token: "y", TTL: ttl}}
+		a := try(t, &m, "a", "x")
+		m.Steal("b", time.Second)
+		got, err := m.TryAcquireSet(t.Context(), set)
+		require.NoError(t, err)
+		require.Equal(t, dlock.Attempt{Free: true}, got[0])
+		require.False(t, got[1].Acquired || got[1].Free || got[1].Holder == "")
+		require.Equal(t, time.Second, got[1].Remaining)
+
+		go m.Acquire(t.Context(), "b", "waiter", time.Second)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		got, err = m.TryAcquireSet(t.Context(), set)
+		require.NoError(t, err)
+		require.Equal(t, "waiter", got[1].Holder)
+
+		time.Sleep(time.Second)
+		got, err = m.TryAcquireSet(t.Context(), set)
+		require.NoError(t, err)
+		require.True(t, got[0].Acquired && got[1].Acquired)
+		require.Less(t, a.Fence, got[0].Fence)
+		require.NotEqual(t, got[0].Fence, got[1].Fence)
+	})
+}
+
 func TestZeroValue(t *testing.T) {
 	var m memory.Locker
 	held, err := m.Release(t.Context(), "k", "a")

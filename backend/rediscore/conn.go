@@ -108,13 +108,19 @@ type Call struct {
 
 // Keys returns the keys. There is at least one, and all are in the same slot. The caller must
 // not change the slice.
-func (c Call) Keys() []string { return c.keys.texts[:c.Script.Keys] }
+func (c Call) Keys() []string {
+	if c.Script.Keys == 0 {
+		return c.keys.set
+	}
+	return c.keys.texts[:c.Script.Keys]
+}
 
 // Append appends to args what follows the script in an EVALSHA command: the number of keys,
 // the keys, and the arguments. It returns the extended slice.
 func (c Call) Append(args []any) []any {
-	args = append(args, c.Script.Keys)
-	for _, key := range c.Keys() {
+	keys := c.Keys()
+	args = append(args, len(keys))
+	for _, key := range keys {
 		args = append(args, key)
 	}
 	for _, arg := range c.Args {
@@ -124,7 +130,7 @@ func (c Call) Append(args []any) []any {
 }
 
 // Len returns the number of elements that Append appends.
-func (c Call) Len() int { return 1 + c.Script.Keys + len(c.Args) }
+func (c Call) Len() int { return 1 + len(c.Keys()) + len(c.Args) }
 
 // A Result is the reply to a [Call], or an error.
 type Result struct {

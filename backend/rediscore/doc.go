@@ -23,7 +23,8 @@
 // and are served more slowly: [WithInboxError] reports why.
 //
 // The scripts run on Lua 5.1 to 5.4. Some proxies refuse scripts by their text: a key must be literally KEYS[1] and so on, the
-// name of a command must be a literal, and PUBLISH is not allowed. What is sent with [WithQueue](false) keeps these rules. With the
+// name of a command must be a literal, and PUBLISH is not allowed. What is sent with [WithQueue](false) keeps these rules, but for
+// a set of keys: where its script is refused, the Locker sends no other, and each key gets an attempt of its own. With the
 // queue, the error matches [dlock.ErrInvalid] and names that option.
 //
 // # What is stored
@@ -87,6 +88,13 @@
 // equal fences.
 //
 // A fence fits exactly into a float64, and so into a JavaScript number, until the year 2255.
+//
+// # Sets
+//
+// [Locker.TryAcquireSet] takes up to 256 keys in one call of a script, or none of them. A script has one fence counter. So on a single
+// server, a set with keys in the slot of the common counter (one key in 16,384) and others is not one call. In a cluster, the keys
+// must have one slot: give them a common hash tag, such as "{user1}:a" and "{user1}:b". Other sets, those that meet waiters
+// in the queue of a key that is free, and those in a slot that moves, get an attempt for each key.
 //
 // # Connections
 //

@@ -16,6 +16,7 @@ var (
 	FreeScript    = freeScript
 	PassScript    = passScript
 	ReleaseScript = releaseScript
+	SetScript     = setScript
 	RenewScript   = renewScript
 	InspectScript = inspectScript
 	VoteScript    = voteScript
@@ -34,7 +35,7 @@ var (
 // Scripts are all that is sent.
 var Scripts = map[string]*Script{
 	"acquire": acquireScript, "enqueue": enqueueScript, "checkin": checkInScript, "renew": renewScript,
-	"acquire-plain": plainAcquireScript, "release-plain": plainReleaseScript,
+	"acquire-set": setScript, "acquire-plain": plainAcquireScript, "release-plain": plainReleaseScript,
 	"release": releaseScript, "releases": releasesScript, "free": freeScript, "inspect": inspectScript, "holder": holderScript, "slots": slotsScript,
 	"vote": voteScript, "enlist": enlistScript, "attend": attendScript, "confirm": confirmScript, "pass": passScript,
 }

@@ -180,6 +180,7 @@ func TestSentTTL(t *testing.T) {
 			a.replies(nil, errDown)
 			renewal := dlock.Renewal{Key: "k", Token: "t", TTL: ttl}
 			_, _ = a.TryAcquire(s.Context(), "k", "t", ttl)
+			_, _ = a.TryAcquireSet(s.Context(), []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}})
 			_, _ = a.Locker.Acquire(s.Context(), "k", "t", ttl)
 			_, _ = a.Renew(s.Context(), "k", "t", ttl)
 			_, _ = a.RenewBatch(s.Context(), []dlock.Renewal{renewal})
@@ -194,7 +195,7 @@ func TestSentTTL(t *testing.T) {
 				scripts[call.script()] = true
 				require.Equal(s, want, call.args()[1], "TTL of %v in call %d", ttl, i)
 			}
-			require.Len(s, scripts, 6)
+			require.Len(s, scripts, 7)
 		})
 	}
 }
@@ -370,11 +371,12 @@ func TestCountersAreFew(t *testing.T) {
 func TestNonsense(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		for name, call := range map[string]func() error{
-			"TryAcquire": func() error { _, err := a.TryAcquire(s.Context(), "k", "A", ttl); return err },
-			"Renew":      func() error { _, err := a.Renew(s.Context(), "k", "A", ttl); return err },
-			"Release":    func() error { _, err := a.Release(s.Context(), "k", "A"); return err },
-			"Inspect":    func() error { _, err := a.Inspect(s.Context(), "k"); return err },
-			"Vote":       func() error { _, err := a.Vote(s.Context(), "k", "A", ttl, 0); return err },
+			"TryAcquire":    func() error { _, err := a.TryAcquire(s.Context(), "k", "A", ttl); return err },
+			"TryAcquireSet": func() error { _, err := a.TryAcquireSet(s.Context(), setOf("k")); return err },
+			"Renew":         func() error { _, err := a.Renew(s.Context(), "k", "A", ttl); return err },
+			"Release":       func() error { _, err := a.Release(s.Context(), "k", "A"); return err },
+			"Inspect":       func() error { _, err := a.Inspect(s.Context(), "k"); return err },
+			"Vote":          func() error { _, err := a.Vote(s.Context(), "k", "A", ttl, 0); return err },
 			"Confirm": func() error {
 				ballots, err := a.Confirm(s.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: ttl}}})
 				require.NoError(s, err)

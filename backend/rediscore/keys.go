@@ -1,6 +1,7 @@
 package rediscore
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/dlock-go/dlock/backend/internal/hashslot"
@@ -54,9 +55,10 @@ const commonSlot = 0
 // lockKeys are the keys of the scripts for one lock: the lock, the fence counter,
 // the queue, the waiters and the marker.
 type lockKeys struct {
-	slot   int
+	slot   uint16
 	bySlot bool
 	texts  [5]string
+	set    []string // of a call for a set, whose first lock this is: see keysOfSet
 }
 
 // newLockKeys returns the keys of a lock, with the counter and the marker of the lock's slot or of the prefix. The names of
@@ -64,7 +66,7 @@ type lockKeys struct {
 // once, so these are made for each call.
 func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
 	name := prefix + key
-	n := &lockKeys{slot: Slot(name), bySlot: bySlot}
+	n := &lockKeys{slot: uint16(Slot(name)), bySlot: bySlot}
 	before, behind := around(prefix)
 	tag, counter := hashslot.Tags()[n.slot], n.slot
 	marker := [...]string{before, "{", tag, "}", behind}
@@ -98,6 +100,34 @@ func newLockKeys(prefix, key string, bySlot bool) *lockKeys {
 // keysOf returns the keys of a lock.
 func (l *Locker) keysOf(key string) *lockKeys {
 	return newLockKeys(l.prefix, key, l.bySlot.Load() || l.conn.cluster())
+}
+
+// keysOfSet returns the keys of several locks: the first four of each, one lock after the other. It returns nil if they have not
+// all the same counter: a script sets one, and in a cluster all of its keys are in one slot.
+func (l *Locker) keysOfSet(names []string) *lockKeys {
+	first := l.keysOf(names[0])
+	for _, name := range names {
+		keys := newLockKeys(l.prefix, name, first.bySlot).texts[:setStride]
+		if keys[1] != first.texts[1] {
+			return nil
+		}
+		first.set = append(first.set, keys...)
+	}
+	return first
+}
+
+const setStride = 4
+
+// keysNow returns the keys that a call has now, or nil if its locks have not all the same counter any more.
+func (l *Locker) keysNow(call Call) *lockKeys {
+	if call.Script.Keys > 0 {
+		return l.keysOf(l.nameOf(call))
+	}
+	var names []string
+	for lock := range slices.Chunk(call.Keys(), setStride) {
+		names = append(names, lock[0][len(l.prefix):])
+	}
+	return l.keysOfSet(names)
 }
 
 // Slot returns the Redis Cluster hash slot of a key: the CRC16 of the key, or of

@@ -70,11 +70,12 @@ type luaPair struct {
 	ears    [2]*sim.Subscription
 	lua     *luaProcess
 	keys    [5]string
-	refused string // a command
+	second  [5]string // the other lock of a set
+	refused string    // a command
 }
 
 func newLuaPair(t *testing.T, seed uint64, path string) *luaPair {
-	p := &luaPair{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), keys: rediscore.KeysOf("", "k", false)}
+	p := &luaPair{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), keys: rediscore.KeysOf("", "k", false), second: rediscore.KeysOf("", "l", false)}
 	for i := range p.servers {
 		end := chance.Seed(seed) // for the same replication ID
 		p.servers[i] = sim.NewServer()
@@ -88,13 +89,13 @@ func newLuaPair(t *testing.T, seed uint64, path string) *luaPair {
 // What the arguments of the scripts are, in the order of ARGV, and their values. A number is added to the time.
 var (
 	luaArgs = map[string]string{
-		"acquire": "token ttl", "acquire-plain": "token ttl", "release": "token", "release-plain": "token", "free": "token",
+		"acquire": "token ttl", "acquire-plain": "token ttl", "acquire-set": "token ttl token ttl", "release": "token", "release-plain": "token", "free": "token",
 		"releases": "token token token", "renew": "token ttl", "inspect": "", "holder": "", "slots": "",
-		"enqueue": "token ttl inbox ticket", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
-		"enlist": "token ttl inbox time time", "confirm": "token ttl time", "pass": "token token time",
+		"enqueue": "token ttl inbox ticket patience", "checkin": "token inbox", "vote": "token ttl time", "attend": "token inbox",
+		"enlist": "token ttl inbox time patience time", "confirm": "token ttl time", "pass": "token token time",
 	}
 	luaValues = map[string][]string{
-		"token": {"A", "B", "C", "w1"}, "ttl": {"1000", "60000", "31536000000"}, "ticket": {"", "", "1764000000123456"},
+		"token": {"A", "B", "C", "w1"}, "ttl": {"1000", "60000", "31536000000"}, "ticket": {"", "", "1764000000123456"}, "patience": {"", "0", "1500"},
 		"inbox": {"pear", "pear", "", "pnobody", "snobody"}, "time": {"0", "1", "900000", "3000000", "-5000000"},
 	}
 )
@@ -117,8 +118,12 @@ func (p *luaPair) step(ran map[string]bool) {
 		args = append(args, arg)
 	}
 	s := rediscore.Scripts[name]
-	want, err := p.servers[0].Eval(s.Source, s.SHA, p.keys[:s.Keys], args)
-	got, err2 := p.lua.eval(s, p.keys[:s.Keys], args)
+	keys := p.keys[:s.Keys]
+	if s.Keys == 0 {
+		keys = slices.Concat(p.keys[:4], p.second[:4])
+	}
+	want, err := p.servers[0].Eval(s.Source, s.SHA, keys, args)
+	got, err2 := p.lua.eval(s, keys, args)
 	require.Equal(p, err == nil, err2 == nil, "%s %q: %v, and here %v", name, args, err, err2)
 	require.Equal(p, want, got, "%s %q", name, args)
 	if p.refused == "" {
@@ -151,7 +156,7 @@ func (p *luaPair) happen() {
 	case 3:
 		do("DEL", p.keys[1+p.IntN(4)])
 	case 4, 5, 6, 7:
-		do("DEL", p.keys[0])
+		do("DEL", p.keys[0], p.second[0])
 	case 8:
 		do("SET", p.keys[1], strconv.FormatInt(now+p.Int64N(1e9), 10), "PX", "100000000")
 	case 9, 10: // calls with many inboxes have come for long
@@ -165,7 +170,7 @@ func (p *luaPair) happen() {
 		for i := range []int{250, 250, 250, 5200}[p.IntN(4)] {
 			token := fmt.Sprint("w", i)
 			do("ZADD", p.keys[2], fmt.Sprint(i), token)
-			fields = append(fields, ":"+token, fmt.Sprint(now-60e6*p.Int64N(3), " 60000 pnobody"), fmt.Sprint("@i", p.IntN(5000)), "1")
+			fields = append(fields, ":"+token, fmt.Sprint(now-60e6*p.Int64N(3), " 60000 ", p.Int64N(2)*now, " pnobody"), fmt.Sprint("@i", p.IntN(5000)), "1")
 		}
 		do(fields...)
 	default:

@@ -17,7 +17,7 @@ import (
 // other scripts record a waiter in two writes.
 var decisive = map[*Script]bool{
 	acquireScript: true, renewScript: true, releaseScript: true, releasesScript: true, freeScript: true,
-	plainAcquireScript: true, plainReleaseScript: true,
+	plainAcquireScript: true, plainReleaseScript: true, setScript: true,
 	inspectScript: true, holderScript: true,
 	voteScript: true, confirmScript: true, passScript: true,
 }

@@ -150,8 +150,12 @@ func TestNothingSent(t *testing.T) {
 // methodsOf returns calls of all methods that may call the server.
 func methodsOf(ctx context.Context, l *rediscore.Locker, key string) map[string]func() error {
 	return map[string]func() error{
-		"TryAcquire":  func() error { _, err := l.TryAcquire(ctx, key, "t", time.Second); return err },
-		"Acquire":     func() error { _, err := l.Acquire(ctx, key, "t", time.Second); return err },
+		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, key, "t", time.Second); return err },
+		"Acquire":    func() error { _, err := l.Acquire(ctx, key, "t", time.Second); return err },
+		"TryAcquireSet": func() error {
+			_, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: "t", TTL: time.Second}})
+			return err
+		},
 		"Renew":       func() error { _, err := l.Renew(ctx, key, "t", time.Second); return err },
 		"Release":     func() error { _, err := l.Release(ctx, key, "t"); return err },
 		"Inspect":     func() error { _, err := l.Inspect(ctx, key); return err },

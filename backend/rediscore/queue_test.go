@@ -30,8 +30,8 @@ func TestStoredQueue(t *testing.T) {
 		require.Equal(b, begun+1, b.wait("handover", ""))
 		tickets := b.texts("ZRANGE", b.keys.queue, 0, -1, "WITHSCORES")
 		require.Equal(b, []string{odd, fmt.Sprint(begun), "handover", fmt.Sprint(begun + 1)}, tickets)
-		waiter := fmt.Sprint(begun+1, " 60000 ")
-		require.Equal(b, map[string]string{":" + odd: fmt.Sprint(begun, " 60000 ", ear.inbox), ":handover": waiter}, b.waiters())
+		waiter := fmt.Sprint(begun+1, " 60000 0 ")
+		require.Equal(b, map[string]string{":" + odd: fmt.Sprint(begun, " 60000 0 ", ear.inbox), ":handover": waiter}, b.waiters())
 		require.Equal(b, fmt.Sprint(begun+1, " ", begun), b.field("pulse"))
 		require.Equal(b, fmt.Sprint(begun+1, " ", begun), b.field("arrival"))
 		require.Equal(b, fmt.Sprint(begun), b.field("@"+ear.inbox))
@@ -354,6 +354,29 @@ func TestFirstServesItself(t *testing.T) {
 	}
 }
 
+// A waiter that a message would reach too late is passed over.
+func TestHurriedWaiters(t *testing.T) {
+	for after, next := range map[time.Duration]string{30 * time.Millisecond: "A", 31 * time.Millisecond: "B"} {
+		atBench(t, "", "k", func(b *bench) {
+			ear := b.listen("inbox")
+			b.hold("H")
+			reply := b.call(rediscore.EnqueueScript, "A", "60000", ear.inbox, "", "30")
+			b.wait("B", ear.inbox)
+			b.checkIn("A", ear.inbox) // which gives it no more time
+			time.Sleep(after)
+			b.release("H")
+			require.Equal(b, next, b.holder())
+			ear.requireTold(next)
+			if next == "B" { // A returns to its place, if it is there after all
+				require.Equal(b, rediscore.AnswerUnknown, b.answer(b.checkIn("A", ear.inbox)))
+				b.wait("C", ear.inbox)
+				ticket := fmt.Sprint(reply.([]any)[1])
+				require.EqualValues(b, 0, b.call(rediscore.EnqueueScript, "A", "60000", ear.inbox, ticket, "").([]any)[2])
+			}
+		})
+	}
+}
+
 // A token is in the queue only once, and not at all while it holds the lock.
 func TestEnqueueTwice(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
@@ -439,7 +462,7 @@ func TestCheckInChangesNothing(t *testing.T) {
 		b.checkIn("B", "panother")
 		require.Equal(b, before["queue"], b.queue())
 		now := b.waiters()
-		require.Equal(b, fmt.Sprint(b.now(), " 60000 panother"), now[":B"])
+		require.Equal(b, fmt.Sprint(b.now(), " 60000 0 panother"), now[":B"])
 		delete(now, ":B")
 		require.Equal(b, []string{"handover"}, slices.Collect(maps.Keys(now)))
 	})

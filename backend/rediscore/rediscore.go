@@ -15,7 +15,7 @@ import (
 )
 
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
-// [dlock.BatchRenewer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
+// [dlock.BatchRenewer], [dlock.SetAcquirer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
 //
 // If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
 // the server refused the call before its script had granted, renewed or released anything. It is
@@ -36,15 +36,18 @@ type Locker struct {
 	unconnected atomic.Pointer[error] // why the last call had no connection; nil if it had one
 	bySlot      atomic.Bool           // the server is a cluster, or like one: the client may be that of a single server
 	probing     chan time.Time        // has when the server was last asked whether it is; or nothing while it is asked
+	trip        atomic.Int64          // about how long a call of a wait takes, in nanoseconds; 0 if unknown
 	post        *post
 	lanes       *lanes.Lanes[route, Call, Result]
 	leaving     leavings
+	setsRefused atomic.Bool // a proxy has refused the text of setScript
 }
 
 var (
 	_ dlock.Locker        = (*Locker)(nil)
 	_ dlock.Acquirer      = (*Locker)(nil)
 	_ dlock.BatchRenewer  = (*Locker)(nil)
+	_ dlock.SetAcquirer   = (*Locker)(nil)
 	_ dlock.Inspector     = (*Locker)(nil)
 	_ quorum.VoteAcquirer = (*Locker)(nil)
 )

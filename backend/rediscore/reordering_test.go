@@ -121,8 +121,12 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 // released in the background. A later acquisition of the token is refused meanwhile: that release would end its
 // lease. After it, a token may be used again for all that the Locker knows.
 func TestTokenIsUsedDuringItsRelease(t *testing.T) {
+	asSet := func(l *rediscore.Locker, ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+		attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
+		return append(attempts, dlock.Attempt{})[0], err
+	}
 	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
-		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire,
+		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire, asSet,
 	} {
 		for _, before := range []bool{false, true} {
 			inScene(t, func(s *scene, a *actor) {

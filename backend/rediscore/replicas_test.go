@@ -48,6 +48,10 @@ func TestReplicas(t *testing.T) {
 			attempt, err := a.TryAcquire(ctx, "k", "A", ttl)
 			return attempt.Acquired, err
 		}, false},
+		"TryAcquireSet": {func(a *actor) (bool, error) {
+			attempts, err := a.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "A", TTL: ttl}, {Key: "l", Token: "A", TTL: ttl}})
+			return err == nil && attempts[1].Acquired, err
+		}, false},
 		"Vote": {func(a *actor) (bool, error) {
 			ballot, err := a.Vote(ctx, "k", "A", ttl, 0)
 			return ballot.Acquired, err

@@ -36,7 +36,7 @@ var purposes = []purpose{
 		title: "Locks that do not queue",
 		text:  "This creates the user, or replaces it. It is enough for `WithQueue(false)`.",
 		rule:  "reset on >PASSWORD ~app:*",
-		files: "fence acquire-plain proof renew release-plain",
+		files: "lone fence acquire-plain acquire-set proof renew release-plain",
 		sent:  []string{"eval", "evalsha", "ping"},
 	}, {
 		title: "The queue",
@@ -205,7 +205,7 @@ func TestDryRun(t *testing.T) {
 			for _, name := range names.texts {
 				require.Equal(t, "OK", dryRun("GET", name))
 			}
-			for _, inbox := range []string{prefix + inboxSuffix + "x", companion(prefix, names.slot, inboxSuffix+"x")} {
+			for _, inbox := range []string{prefix + inboxSuffix + "x", companion(prefix, int(names.slot), inboxSuffix+"x")} {
 				require.Equal(t, "OK", dryRun("SUBSCRIBE", inbox))
 			}
 		}

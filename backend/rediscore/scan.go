@@ -66,7 +66,7 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	calls := make([]Call, 0, len(names))
 	for _, name := range names {
 		if !strings.Contains(name, companionMark) {
-			keys := &lockKeys{slot: Slot(name)}
+			keys := &lockKeys{slot: uint16(Slot(name))}
 			keys.texts[0] = name
 			calls = append(calls, Call{Script: holderScript, keys: keys})
 		}

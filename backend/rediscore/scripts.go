@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// A Script is a Lua script with a fixed number of keys, at least one.
+// A Script is a Lua script.
 type Script struct {
 	Source string
 	SHA    string // SHA-1 of Source in hexadecimal, for EVALSHA
-	Keys   int
+	Keys   int    // how many keys it has, or 0 if that differs from call to call: see [Call]
 }
 
 //go:embed lua
@@ -20,7 +20,7 @@ var lua embed.FS
 var sums = "\n" + luaFile("sums.txt")
 
 var (
-	acquireScript  = newScript("acquire", 4, "return acquire()", "fence", "acquire-plain", "queue", "acquire")
+	acquireScript  = newScript("acquire", 4, "return acquire()", "lone", "fence", "acquire-plain", "queue", "acquire")
 	enqueueScript  = newScript("enqueue", 4, "return enqueue()", "fence", "queue", "sweep", "enqueue")
 	checkInScript  = newScript("checkin", 4, "return checkIn()", "fence", "queue", "sweep", "checkin")
 	renewScript    = newScript("renew", 1, "return renew()", "proof", "renew")
@@ -30,9 +30,11 @@ var (
 	inspectScript  = newScript("inspect", 4, "", "inspect")
 	holderScript   = newScript("holder", 1, "", "holder")
 
+	setScript = newScript("acquire-set", 0, "", "fence", "acquire-set")
+
 	slotsScript = newScript("slots", 2, "return redis.call('EXISTS', KEYS[1], KEYS[2])")
 
-	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "fence", "acquire-plain")
+	plainAcquireScript = newScript("acquire-plain", 4, "return 'queue'", "lone", "fence", "acquire-plain")
 	plainReleaseScript = newScript("release-plain", 4, "return 'queue'", "proof", "release-plain")
 
 	voteScript    = newScript("vote", 5, "", "fence", "ballot", "queue", "acquire", "vote")

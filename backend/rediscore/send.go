@@ -38,7 +38,7 @@ const (
 )
 
 var kinds = map[*Script]int{
-	acquireScript: grants, plainAcquireScript: grants, enqueueScript: grants, checkInScript: grants,
+	acquireScript: grants, plainAcquireScript: grants, setScript: grants, enqueueScript: grants, checkInScript: grants,
 	voteScript: grants, enlistScript: grants, attendScript: grants,
 	renewScript: renewals, confirmScript: renewals,
 }
@@ -100,7 +100,7 @@ func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
 	if master, known := l.conn.master(ctx, call); known {
 		r.master = master
 	} else if l.conn.cluster() {
-		if r.slot = call.keys.slot; ofBatch {
+		if r.slot = int(call.keys.slot); ofBatch {
 			r.slot = severalSlots
 		}
 	}
@@ -192,7 +192,7 @@ func (l *Locker) sendSome(ctx context.Context, calls []Call, results []Result, w
 	some, replies := make([]Call, len(which)), make([]Result, len(which))
 	for n, i := range which {
 		some[n] = calls[i]
-		some[n].keys = l.keysOf(l.nameOf(calls[i]))
+		some[n].keys = l.keysNow(calls[i])
 	}
 	send(ctx, some, replies)
 	for n, i := range which {
@@ -221,7 +221,8 @@ func (l *Locker) fly(ctx context.Context, calls []Call, results []Result) {
 
 // crossed returns which calls are to be made again: they were refused because their keys, with a common counter, are in several
 // slots. The server is a cluster, so from then on the Locker uses a counter for each slot. A release that was refused in
-// words that are not known is not made again: if it had an effect after all, the second would find nothing to release.
+// words that are not known is not made again: if it had an effect after all, the second would find nothing to release. Nor is
+// a set whose locks have several counters then.
 func (l *Locker) crossed(ctx context.Context, calls []Call, results []Result) (again []int) {
 	for i, r := range results {
 		call, text := calls[i], rediserr.Answer(r.Err)
@@ -232,7 +233,8 @@ func (l *Locker) crossed(ctx context.Context, calls []Call, results []Result) (a
 		if known {
 			l.bySlot.Store(true)
 		}
-		if known || l.unknown(r.Err, text) && l.refusesSlots(ctx, call) && rank(call) != lanes.Ending {
+		crossed := known || l.unknown(r.Err, text) && l.refusesSlots(ctx, call) && rank(call) != lanes.Ending
+		if crossed && l.keysNow(call) != nil {
 			again = append(again, i)
 		}
 	}

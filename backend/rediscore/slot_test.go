@@ -2,6 +2,7 @@ package rediscore_test
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -107,6 +108,8 @@ func TestSlotIsMoved(t *testing.T) {
 		require.Equal(t, dlock.Attempt{Holder: "A", Remaining: time.Minute}, attempt)
 		_, err = l.TryAcquire(t.Context(), "k", "A", time.Minute)
 		requireRefused(err)
+		_, err = l.TryAcquireSet(t.Context(), setOf("k", "{k}l"))
+		require.ErrorIs(t, err, errors.ErrUnsupported)
 		held, err := l.Renew(t.Context(), "k", "A", time.Hour)
 		require.NoError(t, err)
 		require.True(t, held)

@@ -23,7 +23,7 @@ func (b *bench) crowd(n int64, name, inbox string) {
 	}
 	for i := int64(1); i <= n; i++ {
 		b.do("ZADD", b.keys.queue, last+i, fmt.Sprint(name, i))
-		b.do("HSET", b.keys.waiters, fmt.Sprint(":", name, i), fmt.Sprint(time.Now().UnixMicro(), " 60000 ", inbox))
+		b.do("HSET", b.keys.waiters, fmt.Sprint(":", name, i), fmt.Sprint(time.Now().UnixMicro(), " 60000 0 ", inbox))
 	}
 	b.do("PEXPIRE", b.keys.queue, 60_000)
 	b.do("PEXPIRE", b.keys.waiters, 60_000)
@@ -150,7 +150,7 @@ func TestBoundedWork(t *testing.T) {
 			"check-in":              {rediscore.CheckInScript, []string{"A", ear.inbox}, false, true},
 			"pass":                  {rediscore.PassScript, []string{"H", "", "0"}, true, false},
 			"vote":                  {rediscore.VoteScript, []string{"S", "60000", "0"}, false, false},
-			"enlist":                {rediscore.EnlistScript, []string{"S", "60000", "", "1", "0"}, false, false},
+			"enlist":                {rediscore.EnlistScript, []string{"S", "60000", "", "1", "", "0"}, false, false},
 			"attend":                {rediscore.AttendScript, []string{"A", ear.inbox}, false, true},
 		} {
 			b := b.of(name)
@@ -510,7 +510,7 @@ func TestNobodyChecksInForVotes(t *testing.T) {
 		ear := b.listen("inbox")
 		b.hold("H")
 		for i, token := range []string{"A", "B"} {
-			b.call(rediscore.EnlistScript, token, "60000", ear.inbox, fmt.Sprint(i+1), "0")
+			b.call(rediscore.EnlistScript, token, "60000", ear.inbox, fmt.Sprint(i+1), "", "0")
 		}
 		for range 3 {
 			time.Sleep(2 * time.Second)

@@ -322,7 +322,7 @@ func TestBallotOfMessage(t *testing.T) {
 		time.Sleep(time.Second)
 		args := a.asked(0)[0].args()
 		args[2] = "" // unless the inbox was open already
-		require.Equal(s, []string{"t", "60000", "", "3", "77"}, args)
+		require.Equal(s, []string{"t", "60000", "", "3", "", "77"}, args)
 		granted := time.Now()
 		a.grant(88, "t")
 		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}

@@ -121,7 +121,7 @@ func newWait(l *Locker, ctx context.Context, key, token string, ttl time.Duratio
 
 func (w *wait) do() (dlock.Attempt, error) {
 	post := w.locker.post
-	if !post.join(w, w.locker.keysOf(w.key).slot) {
+	if !post.join(w, int(w.locker.keysOf(w.key).slot)) {
 		return dlock.Attempt{}, mark(dlock.ErrClosed)
 	}
 	w.timer = time.NewTimer(time.Hour)
@@ -249,6 +249,9 @@ func (w *wait) close() (dlock.Attempt, error) {
 // received notes that the call in flight was answered, or has failed.
 func (w *wait) received(a answer) {
 	w.calling, w.called = false, time.Time{}
+	if a.err == nil {
+		w.locker.noteTrip(time.Since(a.sent))
+	}
 	if a.err != nil && (a.script == enqueueScript || a.script == enlistScript) && !dlock.NoEffect(a.err) {
 		w.unsure = true
 	}
@@ -296,9 +299,28 @@ func (w *wait) next(address string) (script *Script, args []string) {
 	case w.queued:
 		return checkInScript, []string{w.token, address}
 	case w.vote != nil:
-		return enlistScript, []string{w.token, milliseconds(w.ttl), address, w.vote[0], w.vote[1]}
+		return enlistScript, []string{w.token, milliseconds(w.ttl), address, w.vote[0], w.patience(), w.vote[1]}
 	}
-	return enqueueScript, []string{w.token, milliseconds(w.ttl), address, w.ticket}
+	return enqueueScript, []string{w.token, milliseconds(w.ttl), address, w.ticket, w.patience()}
+}
+
+// patience is for how many ms a message to the wait is not too late, from when a call arrives that is sent now. It is
+// empty if the wait has no end.
+func (w *wait) patience() string {
+	end, ends := w.ctx.Deadline()
+	if !ends {
+		return ""
+	}
+	left := time.Until(end) - time.Duration(w.locker.trip.Load())
+	return strconv.FormatInt(max(0, left.Milliseconds()), 10)
+}
+
+// noteTrip notes how long a call took. What a single one took longer than those before counts for little.
+func (l *Locker) noteTrip(took time.Duration) {
+	if last := time.Duration(l.trip.Load()); last > 0 {
+		took = min(took, last+last/8)
+	}
+	l.trip.Store(int64(max(took, time.Microsecond)))
 }
 
 // take acts on an answer. It returns a grant, an error, or neither if the wait goes on.

@@ -125,7 +125,7 @@ func TestThousandsOfDeadWaitersOnAServer(t *testing.T) {
 		local now = redis.call('TIME')[1] - 120
 		for i = 1, 7000 do
 			redis.call('ZADD', KEYS[1], i, i)
-			redis.call('HSET', KEYS[2], ':' .. i, now .. '000000 60000 pnobody')
+			redis.call('HSET', KEYS[2], ':' .. i, now .. '000000 60000 0 pnobody')
 		end
 		redis.call('HSET', KEYS[2], 'pulse', (now + 119) .. '000000 ' .. now .. '000000')
 		redis.call('PEXPIRE', KEYS[1], 60000)

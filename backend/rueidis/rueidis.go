@@ -50,7 +50,7 @@ func (c conn) Addr() string {
 
 // command builds a command that rueidis does not retry, since it is not marked as read-only.
 func (c conn) command(name, script string, call rediscore.Call) rueidis.Completed {
-	return c.client.B().Arbitrary(name, script, strconv.Itoa(call.Script.Keys)).
+	return c.client.B().Arbitrary(name, script, strconv.Itoa(len(call.Keys()))).
 		Keys(call.Keys()...).Args(call.Args...).Build()
 }
 

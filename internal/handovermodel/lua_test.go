@@ -57,7 +57,7 @@ func newPair(t *testing.T, server *sim.Server, seed uint64) *pair {
 		p.subscribe(i)
 	}
 	for s, parts := range map[script]string{ // as in rediscore.go
-		tryScript:     "fence acquire-plain queue acquire acquire()",
+		tryScript:     "lone fence acquire-plain queue acquire acquire()",
 		enqueueScript: "fence queue sweep enqueue enqueue()",
 		checkInScript: "fence queue sweep checkin checkIn()",
 		renewScript:   "proof renew renew()",
@@ -185,7 +185,7 @@ func (p *pair) really(call Call, withTicket bool) string {
 		if withTicket {
 			ticket = p.tickets[1][call.Token-1]
 		}
-		args = append(args, p.milliseconds(p.world.c.FirstTTL), address, ticket)
+		args = append(args, p.milliseconds(p.world.c.FirstTTL), address, ticket, "")
 	case checkInScript:
 		args = append(args, address)
 	}

@@ -16,6 +16,20 @@ const (
 	maxFailure = 640 * time.Millisecond
 )
 
+// A set that is taken as a whole keeps nobody from anything while it asks. It asks more and more frequently, so that those who
+// have waited for long come first, until the pauses are between a half and one and a half of minSet.
+const (
+	minSet  = 5 * time.Millisecond
+	maxSet  = 10 * time.Millisecond
+	setStep = 250 * time.Microsecond
+)
+
+// OfSet returns the n-th pause of a set that is taken as a whole.
+func OfSet(n int) time.Duration {
+	d := max(minSet, maxSet-time.Duration(n)*setStep)
+	return d/2 + chance.N(d)
+}
+
 // AfterFailures returns the pause after n failures in a row.
 func AfterFailures(n int) time.Duration {
 	d := min(minPoll<<min(n-1, 10), maxFailure)

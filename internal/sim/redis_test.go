@@ -211,9 +211,11 @@ func randomCall(ctx context.Context, l *rediscore.Locker, r *rand.Rand, waits *s
 	one := func(of ...string) string { return of[r.IntN(len(of))] }
 	key, token, ttl := one("k", "{k}2"), one("A", "B", "C", "D"), time.Duration(2+r.IntN(4))*10*time.Second
 	floor := time.Now().UnixMicro() + r.Int64N(2e6)
-	switch r.IntN(10) {
+	switch r.IntN(11) {
 	case 0, 1:
 		l.TryAcquire(ctx, key, token, ttl)
+	case 9:
+		l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: token, TTL: ttl}, {Key: "{k}2", Token: one("A", "B", "C", "D"), TTL: 2 * ttl}})
 	case 2:
 		l.Renew(ctx, key, token, ttl)
 	case 3:

@@ -321,8 +321,8 @@ func inboxOf(t *testing.T, s *sim.Server) string {
 	for _, key := range s.Keys() {
 		v, err := s.Do("HMGET", key, ":B")
 		if err == nil {
-			var seen, ttl, inbox string
-			_, err := fmt.Sscan(v.([]any)[0].(string), &seen, &ttl, &inbox)
+			var seen, ttl, finish, inbox string
+			_, err := fmt.Sscan(v.([]any)[0].(string), &seen, &ttl, &finish, &inbox)
 			require.NoError(t, err)
 			return inbox[1:]
 		}

@@ -129,6 +129,10 @@ func calls(t testing.TB, l *rediscore.Locker) []call {
 			a, err := l.TryAcquire(ctx, "k", "t", ttl)
 			return a.Acquired, err
 		}},
+		{"TryAcquireSet", func() (bool, error) {
+			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}, {Key: "l", Token: "t", TTL: ttl}})
+			return err == nil && attempts[1].Acquired, err
+		}},
 		{"Renew", func() (bool, error) { return l.Renew(ctx, "k", "t", ttl) }},
 		{"RenewBatch", func() (bool, error) {
 			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "t", TTL: ttl}})

@@ -130,16 +130,25 @@ func (g *gate[K, C, R]) landLocked(f *flight[C, R], results []R) (overdue bool) 
 // loadLocked takes a lane for the calls that wait, by their ranks. It returns nil if there are none.
 func (g *gate[K, C, R]) loadLocked(last Rank) (f *flight[C, R], asks []*ask[C, R]) {
 	limit := g.limitLocked()
+	add := func(a *ask[C, R]) {
+		if a.state == waiting {
+			a.state = sent
+			asks = append(asks, a)
+		}
+	}
 	take := func(r Rank, most int) {
 		if r > last {
 			return
 		}
 		q, n := g.waiting[r], 0
-		for most += len(asks); n < len(q) && len(asks) < most; n++ {
-			if a := q[n]; a.state == waiting {
-				a.state = sent
-				asks = append(asks, a)
+		if r == Other && g.halved > 0 { // half of them are the newest: the oldest give up before an answer comes
+			newest := len(asks) + most/2
+			for most -= most / 2; len(q) > 0 && len(asks) < newest; q = q[:len(q)-1] {
+				add(q[len(q)-1])
 			}
+		}
+		for most += len(asks); n < len(q) && len(asks) < most; n++ {
+			add(q[n])
 		}
 		g.waiting[r] = slices.Delete(q, 0, n)
 	}

@@ -814,7 +814,7 @@ func TestAnswersThatComeTooLate(t *testing.T) {
 		synctest.Wait()
 		n := len(s.trips)
 		s.each(limit, 0)
-		require.LessOrEqual(s, slices.Max(s.sizes(n)[:4]), limit/2)
+		require.LessOrEqual(s, slices.Max(s.sizes(n)[:4]), limit*2/3)
 		require.LessOrEqual(s, s.atOnce(n), 2)
 		synctest.Wait()
 		s.slow(2 * time.Millisecond)

@@ -34,12 +34,12 @@ local function checkIn()
 
   local rank = call('ZRANK', KEYS[3], token)
   local waiters = call('HMGET', KEYS[4], ':' .. token, 'pulse', 'cursor', 'handover')
-  local ttl, known = (waiters[1] or ''):match('^%d+ (%d+) (.*)$')
+  local ttl, finish, known = (waiters[1] or ''):match('^%d+ (%d+) (%d+) (.*)$')
   if not rank or not ttl then
     return {3}
   end
   local since = steady(waiters[2], time)
-  note(token, time, ttl, inbox, known, since, 60000)
+  note(token, time, ttl, finish, inbox, known, since, 60000)
   call('PEXPIRE', KEYS[3], '60000')
   if time - since > silence then
     patrol(tonumber(waiters[3] or 0), time)

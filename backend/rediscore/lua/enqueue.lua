@@ -5,6 +5,7 @@
 -- ARGV[2]  the TTL in ms
 -- ARGV[3]  the inbox
 -- ARGV[4]  the old ticket of a waiter that has lost its place, or empty
+-- ARGV[5]  for how many ms from now a message is not too late, or empty
 --
 -- Replies with {0, fence} if the lock was granted; with {1, ticket, rank from 0, time, holder,
 -- the holder's remaining TTL in ms or -1 if it has none, the last handover or ''}; or with 'unswept'. The holder is
@@ -43,7 +44,9 @@ local function enqueue()
   if expires then
     rest = 10000
   end
-  note(token, time, ttl, inbox, waiters[3] and inbox, since, expires and rest,
+  local patience = tonumber(ARGV[5] or '')
+  local finish = patience and string.format('%.0f', time + patience * 1000) or '0'
+  note(token, time, ttl, finish, inbox, waiters[3] and inbox, since, expires and rest,
     'arrival', last .. (look and string.format('%.0f', time) or looked))
   if not ticket then
     call('ZADD', KEYS[3], place, token)

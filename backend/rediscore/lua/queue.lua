@@ -6,9 +6,10 @@
 -- KEYS[3]  the queue: a sorted set of tokens, scored by their tickets
 -- KEYS[4]  the waiters: a hash with these fields. It expires with the queue, or later.
 --
---   ":TOKEN"    of a waiter, "seen ttl inbox": the time of its last call in microseconds, the TTL that it wants
---               in ms, and the channel for its messages, after an "s" for a shard channel or a "p" for another.
---               The inbox is empty if the waiter has none
+--   ":TOKEN"    of a waiter, "seen ttl finish inbox": the time of its last call in microseconds, the TTL that it wants
+--               in ms, the time in microseconds after which a message would come too late for it, or 0, and the channel
+--               for its messages, after an "s" for a shard channel or a "p" for another. The inbox is empty if the waiter
+--               has none
 --   "@INBOX"    the time of the last call of any waiter with this inbox: one checks in for all. Waiters that vote
 --               check in each for itself
 --   "handover"  the last handover, "fence time token", which is also the message
@@ -19,7 +20,7 @@
 -- inbox has a subscriber. A waiter without an inbox is alive if it has called during the
 -- last two seconds, or during its TTL if that is shorter, so that a dead one costs no more
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
--- it is still there.
+-- it is still there. After its finish, no waiter is alive.
 
 local call, unpack = redis.call, table.unpack or unpack
 
@@ -38,12 +39,12 @@ end
 -- note records a waiter, and since when the calls of waiters have come without a pause (see
 -- sweep.lua), and other fields. The records expire after rest ms, if it is given. If its inbox is new, note first
 -- publishes to a channel without subscribers, so that a user without the right to publish gets the error now.
-local function note(token, time, ttl, inbox, known, since, rest, ...)
+local function note(token, time, ttl, finish, inbox, known, since, rest, ...)
   if inbox ~= '' and inbox ~= known then
     publish(call, inbox .. ':', '')
   end
   local seen = string.format('%.0f', time)
-  local fields = {':' .. token, seen .. ' ' .. ttl .. ' ' .. inbox, 'pulse', seen .. string.format(' %.0f', since), ...}
+  local fields = {':' .. token, seen .. ' ' .. ttl .. ' ' .. finish .. ' ' .. inbox, 'pulse', seen .. string.format(' %.0f', since), ...}
   if inbox ~= '' and not KEYS[5] then -- it does not vote
     fields[#fields + 1], fields[#fields + 2] = '@' .. inbox, seen
   end
@@ -107,7 +108,10 @@ local function serve(caller, tokens)
     end
     local fields, waiters = records(tokens)
     for i, token in ipairs(tokens) do
-      local seen, ttl, inbox = (waiters[i] or ''):match('^(%d+) (%d+) (.*)$')
+      local seen, ttl, finish, inbox = (waiters[i] or ''):match('^(%d+) (%d+) (%d+) (.*)$')
+      if seen and token ~= caller and finish ~= '0' and time > tonumber(finish) then
+        seen = nil
+      end
       if seen and inbox == '' and token ~= caller and near(seen, math.min(2000000, ttl * 1000)) then
         dequeue(i - 1, fields)
         return ''

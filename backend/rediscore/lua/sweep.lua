@@ -24,7 +24,7 @@ local function steady(pulse, time)
 end
 
 local function silent(waiter, time)
-  local seen, inbox = (waiter or ''):match('^(%d+) %d+ (.*)$')
+  local seen, inbox = (waiter or ''):match('^(%d+) %d+ %d+ (.*)$')
   return not seen or time - seen > silence and time - (called(inbox) or 0) > silence
 end
 

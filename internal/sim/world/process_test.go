@@ -113,6 +113,14 @@ func (w *watched) TryAcquire(ctx context.Context, key, token string, ttl time.Du
 	return w.Forward.TryAcquire(ctx, key, token, ttl)
 }
 
+func (w *watched) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	w.process.pause(fmt.Sprint("TryAcquireSet ", set))
+	for _, a := range set {
+		defer w.process.rely(a.Token)()
+	}
+	return w.Forward.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set)
+}
+
 func (w *watched) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	w.process.pause("Acquire " + key + token)
 	defer w.process.rely(token)()
@@ -192,4 +200,4 @@ func (p *process) say(format string, args ...any) {
 	}
 }
 
-var _ dlock.Locker = (*watched)(nil)
+var _ dlock.SetAcquirer = (*watched)(nil)

@@ -71,12 +71,12 @@ func rows() []row {
 			mutants.Edit{File: waitGo, Old: "case w.clock != 0 && h.time > w.clock:",
 				New: "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(5)):"}),
 		schedules(5, "a late grant is tried again, not renewed; an old message is only a hint (29)", order, base(3).again().after(aTakesIt...),
-			mutants.Edit{File: acquireGo, Old: "answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
+			mutants.Edit{File: acquireGo, Old: "answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
-			answer.Acquired, err = l.Renew(ctx, a.key, a.token, ttl)
-			return
+			answer.Acquired, err = a.client.keeper.locker.Renew(ctx, a.key, a.token, ttl)
+			return answer, err
 		}
-		answer, err = l.TryAcquire(ctx, a.key, a.token, ttl)`},
+		answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)`},
 			mutants.Edit{File: acquireGo, Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 			mutants.Edit{File: acquireGo, Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"}),
 		schedules(6, "a token that was given up is not used again", overlap, base(2, cut).after("A begins", "request: acquire A1", "B begins", "request: acquire B1", "reply: acquire B1", "much time passes", "reply: acquire A1", "fails: request: enqueue B2"),
@@ -103,7 +103,8 @@ func rows() []row {
 		schedules(22, "a wait notices that the inbox has changed before it reads a message", loses, base(2, ahead, pause).lasting(5*time.Second).after(bStandsStill...),
 			mutants.Edit{File: waitGo, Old: "\tif m.changed {", New: "\tif m.changed && !without(22) {"}),
 		schedules(23, "a fence is not below the server's time", order, base(2, wipe),
-			mutants.Edit{File: lua + "fence.lua", Old: "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", New: "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"}),
+			mutants.Edit{File: lua + "fence.lua", Old: "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", New: "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"},
+			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
 		schedules(24, "a lease that was passed on in a line owes no release", loses, base(2).lines(),
 			mutants.Edit{File: "lease.go", Old: "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", New: "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"}),
 		schedules(25, "the next in line has the deadline of the grant", loses, base(2).lines().lasting(5*time.Second),
@@ -128,10 +129,12 @@ func rows() []row {
 			mutants.Edit{File: owedGo, Old: "case c.trying > 0:\n\t\treturn\n\t}", New: "case without(104):\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\tcase c.trying > 0:\n\t\treturn\n\t}"},
 			mutants.Edit{File: owedGo, Old: "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", New: "if c.trying > 0 && without(104) {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {"}),
 		systems(105, "fences do not follow the time", queues, 20,
-			mutants.Edit{File: lua + "fence.lua", Old: "+ 8, least))", New: "+ 8))"}),
+			mutants.Edit{File: lua + "fence.lua", Old: "+ 8, least))", New: "+ 8))"},
+			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
 		systems(105, "a fence that is lowered after a promotion", failover, 100),
 		systems(106, "the fence counter is lowered", replicas, 100,
-			mutants.Edit{File: lua + "fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"}),
+			mutants.Edit{File: lua + "fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"},
+			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
 		systems(107, "'queue' is taken for a grant", polls, 20,
 			mutants.Edit{File: sendGo, Old: "case r.Reply == queued:", New: "case r.Reply == queued && !without(107):"},
 			mutants.Edit{File: "backend/rediscore/rediscore.go", Old: "if fence, ok := reply.(int64); ok {", New: "if fence, ok := reply.(int64); ok || reply == queued && without(107) {"}),
