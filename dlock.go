@@ -145,7 +145,7 @@ type SetAcquirer interface {
 	// token holds one of the keys, or waits in the queue for it, nothing changes: each Attempt says that its key is
 	// Free, or who holds it. A key that a token of set holds itself is granted, as by TryAcquire.
 	//
-	// A set has at least one element, and no key twice. TryAcquireSet does not change set. An error says that the
+	// A set has at least one element, and no key twice: else the error matches [ErrInvalid]. TryAcquireSet does not change set. An error says that the
 	// outcome of all elements is unknown. It returns [errors.ErrUnsupported], and nothing changes, if it cannot take these keys
 	// in one operation: then the Client makes one attempt for each.
 	//
@@ -182,7 +182,8 @@ type TTLLimiter interface {
 }
 
 // Forward is embedded by a Locker around another Locker. It passes on every method, including
-// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other:
+// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other. Without
+// TryAcquireSet, [Client.AcquireAll] makes an attempt for each key, and the decorator's TryAcquire sees each:
 //
 //	type counting struct {
 //		dlock.Forward

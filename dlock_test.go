@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"errors"
 	"os/exec"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,25 @@ func TestForward(t *testing.T) {
 		_, err = f.Inspect(t.Context(), "k")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Empty(t, s.made())
+	})
+}
+
+// A decorator of TryAcquire sees each attempt at a key of a set, since Forward does not pass sets on.
+func TestForwardHasAllButSets(t *testing.T) {
+	optional := map[string]bool{"TryAcquireSet": false, "Acquire": true, "RenewBatch": true, "Inspect": true, "LongestTTL": true}
+	f := reflect.TypeFor[dlock.Forward]()
+	for name, has := range optional {
+		_, found := f.MethodByName(name)
+		require.Equal(t, has, found, name)
+	}
+	in(t, func(t *testing.T, m *memory.Locker, s *spy) {
+		require.Implements(t, (*dlock.SetAcquirer)(nil), m)
+		_, ok := dlock.Locker(s).(dlock.SetAcquirer)
+		require.False(t, ok, "a Forward around it is embedded")
+		set, err := dlock.New(s).AcquireAll(t.Context(), "a", "b")
+		require.NoError(t, err)
+		require.Len(t, s.made(), 2)
+		require.NoError(t, set.Release())
 	})
 }
 

@@ -193,8 +193,8 @@
 //
 // A backend implements [Locker], and returns an [Attempt] for each attempt to acquire a key.
 // If its store can do more, it also implements [Acquirer], [BatchRenewer] (with [Renewal]
-// and [RenewResult]) and [Inspector] (with [Hold]). If it takes only short TTLs, it implements
-// [TTLLimiter]. It marks errors of calls that had no effect with [NoEffectError]. A decorator is a
-// Locker around another one, for example to count its calls; it embeds [Forward]. [NoEffect] and
-// [Refused] tell it what an error of the other one says. The package conformance tests a backend.
+// and [RenewResult]), [SetAcquirer] (with [Acquisition]) and [Inspector] (with [Hold]). If it takes only
+// short TTLs, it implements [TTLLimiter]. It marks errors of calls that had no effect with [NoEffectError].
+// A decorator is a Locker around another one, for example to count its calls; it embeds [Forward], which passes
+// on all but the sets. [NoEffect] and [Refused] tell it what an error of the other one says. The package conformance tests a backend.
 package dlock

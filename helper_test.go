@@ -18,6 +18,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -284,7 +285,7 @@ func failIf(prefix string) func(context.Context, string) error {
 // in runs a test in virtual time, with a spy around a store of its own.
 func in(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := memory.New()
 		f(t, store, &spy{Forward: dlock.Forward{Locker: store}})
 		time.Sleep(time.Minute) // for calls that nobody waits for

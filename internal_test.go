@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/owed"
 )
 
@@ -65,7 +66,7 @@ func suspend(l *Lease, d time.Duration) {
 }
 
 func TestSuspendedMachine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var ends []LeaseEnd
 		c := New(fake{}, WithObserver(&Observer{LeaseDone: func(_ context.Context, i LeaseDoneInfo) { ends = append(ends, i.End) }}))
 		l := take(t, c, "k")
@@ -98,7 +99,7 @@ func TestSuspendedMachine(t *testing.T) {
 
 // Done is called for the first time after the deadline, before the schedule has noticed.
 func TestDoneAfterTheDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := take(t, New(fake{}), "k")
 		suspend(l, time.Minute)
 		require.NotPanics(t, func() { <-l.Done() })
@@ -115,7 +116,7 @@ func TestDoneAfterTheDeadline(t *testing.T) {
 
 // Release begins in time, and is stopped until the deadline has passed.
 func TestReleaseAtTheDeadlineIsOwed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		releases := 0
 		s := fake{release: func() (bool, error) { releases++; return true, nil }}
 		l := take(t, New(s, WithRenewal(false)), "k")
@@ -147,7 +148,7 @@ func TestYoungLease(t *testing.T) {
 }
 
 func TestScheduleIsEmptyWithoutLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := New(fake{})
 		for range 100 {
 			require.NoError(t, take(t, c, "k").Release())
@@ -168,7 +169,7 @@ func takeFromSchedule(l *Lease) {
 
 // Close stops the timer while a tick is about to put a lease back into the schedule.
 func TestFinishStopsTimerForGood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		down := fake{release: func() (bool, error) { return false, errors.New("down") }}
 		c := New(down, WithTTL(10*time.Minute), WithRenewal(false))
 		l := take(t, c, "k")
@@ -186,7 +187,7 @@ func TestFinishStopsTimerForGood(t *testing.T) {
 
 // A Release begins when Close has found nothing to wait for. Close has not waited for it in vain.
 func TestReleaseBeginsAsCloseEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := New(fake{release: func() (bool, error) { time.Sleep(time.Second); return false, os.ErrClosed }})
 		l, k := take(t, c, "k"), c.keeper
 		require.False(t, k.outstanding())
@@ -212,7 +213,7 @@ func TestCallEndsAsCloseEnds(t *testing.T) {
 
 // Shutdown gives up while a tick is about to put a lease back into the schedule.
 func TestLeaseIsAbandonedWhileItIsDue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := New(fake{})
 		l := take(t, c, "k")
 		work := l.Context(t.Context())
@@ -229,7 +230,7 @@ func TestLeaseIsAbandonedWhileItIsDue(t *testing.T) {
 
 // A Locker that ends its goroutine (with require in a fake, for example) costs no worker.
 func TestGoexitInLocker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := New(goexit{})
 		for i := range 40 {
 			take(t, c, fmt.Sprint(i))
@@ -251,7 +252,7 @@ func (goexit) Renew(context.Context, string, string, time.Duration) (bool, error
 
 // Calls for single leases that hang leave room for batches.
 func TestBatchesPassSinglesThatHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := New(batching{})
 		alone, other := take(t, c, "alone"), take(t, c, "other")
 		k := c.keeper
@@ -284,7 +285,7 @@ func (crowded) Acquire(ctx context.Context, _, _ string, _ time.Duration) (Attem
 // MaxWait may pass after a set has looked at it, and before its wait begins.
 func TestSetWaitsAfterMaxWait(t *testing.T) {
 	for _, turns := range []int{1, 8} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			begun, c := time.Now(), New(crowded{}, WithMaxWait(time.Second), WithLocalTurns(turns))
@@ -450,7 +451,7 @@ func (r *registry) AfterFunc(func()) func() bool {
 }
 
 func TestFailedSetLeavesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		parent, c := &registry{Context: t.Context()}, New(fake{})
 		require.NoError(t, c.Close())
 		_, err := c.AcquireAll(parent, "k")

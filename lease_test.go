@@ -8,13 +8,13 @@ import (
 	"log/slog"
 	"runtime"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -221,7 +221,7 @@ func TestContextOncePerTick(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				c := dlock.New(memory.New())
 				l := acquire(t, c, "k")
 				parent, cancel := derive(t.Context())

@@ -19,6 +19,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A lineOfLog is a line of a log.
@@ -409,7 +410,7 @@ func TestLogObserverOfAFlood(t *testing.T) {
 
 // Ten a second are not a flood, and neither are more of different kinds.
 func TestLogObserverOfNoFlood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var out logbook
 		o := dlock.NewLogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
 		for range 3 {
@@ -430,7 +431,7 @@ func TestLogObserverOfNoFlood(t *testing.T) {
 
 // The eleventh warning within a second begins a second in which all are gathered.
 func TestLogObserverOfASlowFlood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var out logbook
 		o := dlock.NewLogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
 		for range 20 {
@@ -445,7 +446,7 @@ func TestLogObserverOfASlowFlood(t *testing.T) {
 
 // A handler that panics does no harm where nobody recovers for it.
 func TestLogObserverWithAHandlerThatPanics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		floods := 0
 		o := dlock.NewLogObserver(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == "count" {

@@ -143,10 +143,13 @@ type AcquireDoneInfo struct {
 	Took      time.Duration // until the lease was granted, or the acquisition has failed
 	Waited    time.Duration // the part of it after WaitStart; 0 if there was none
 	Contended bool          // another held the key, or the acquisition waited for at least 1 ms in the store's queue
-	Attempts  int           // calls to the store; 0 if the lease was passed on inside the process
+	Attempts  int           // calls to the store; 0 if the lease was passed on inside the process. A call for a set counts for each key
 	Fence     int64         // of the lease
 	Degraded  bool          // see [Lease.Degraded]
-	Err       error         // nil if a lease was granted
+
+	// Err is nil if a lease was granted. If the store takes a set as a whole, and this key was free while another key of
+	// the set was held, Err matches [ErrHeld], it is no [*HeldError], and Contended is false.
+	Err error
 }
 
 // A RenewDoneInfo describes the end of one renewal of one lease. A renewal that was overtaken by

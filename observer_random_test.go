@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -65,7 +66,7 @@ func TestEveryAcquisitionAndLeaseEndsOnce(t *testing.T) {
 	for seed := range uint64(200 / israce.Slower) {
 		for _, turns := range []int{1, 8} {
 			t.Run(fmt.Sprintf("seed=%d,turns=%d", seed, turns), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { endsOnce(t, seed, turns) })
+				bubble.Test(t, func(t *testing.T) { endsOnce(t, seed, turns) })
 			})
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -1109,7 +1110,7 @@ func TestObserverAllocatesNothing(t *testing.T) {
 
 // The lock is not passed on to a waiter of a line whose Observer does not return.
 func TestWaitStartThatBlocksInALine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store, blocked := memory.New(), make(chan struct{})
 		other := dlock.New(store)
 		client := dlock.New(store, dlock.WithLocalTurns(8), dlock.WithObserver(&dlock.Observer{

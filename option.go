@@ -274,7 +274,7 @@ func WithLocalTurns(n int) Option {
 //
 // Nil means the default. While the store answers that the key is held, each pause is random
 // between 50 and 250 ms: a waiter polls 6 or 7 times a second, however long it waits. It also
-// polls when the holder's lease runs out. While the store fails, pauses double from 50 ms to
+// polls when the holder's lease runs out. [Client.AcquireAll] says what a set does. While the store fails, pauses double from 50 ms to
 // about a second. With many waiters for one key, or a store where each poll costs money, use
 // longer pauses.
 func WithBackoff(backoff func(attempt int) time.Duration) Option {

@@ -20,6 +20,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -345,7 +346,7 @@ func TestLateAnswerAfterClose(t *testing.T) {
 // Callers give up before the answer to their attempt comes. There are no more releases than attempts whose answer never
 // comes: those that travelled alone.
 func TestReleasesOfAnsweredAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server := sim.NewServer()
 		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
 			f.Request.Delay, f.Reply.Delay = 5*time.Millisecond, 5*time.Millisecond
@@ -389,7 +390,7 @@ func TestGrantsWhereWaitersGiveUp(t *testing.T) {
 		{30 * time.Microsecond, far, 1, true}:   700, {100 * time.Microsecond, far, 1, true}: 250,
 		{100 * time.Microsecond, near, 1, false}: 900, {150 * time.Microsecond, near, 1, false}: 500,
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			require.GreaterOrEqual(t, grantsOfQuitters(t, l.call, l.trip, l.clients, l.queue), want, "%+v", l)
 		})
 	}
@@ -815,7 +816,7 @@ func TestWaitsCutTogether(t *testing.T) {
 	const waits = 5000 / israce.Slower
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
 		t.Run(ttl.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
@@ -854,7 +855,7 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 		hang:   0, // so that all have failed when the store is back
 	} {
 		t.Run(string(f), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				keys := holdAll(t, store, 100)
@@ -900,7 +901,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	const attempts = 5000 / israce.Slower
 	for _, then := range []fault{up, refuse, hang, ignore} {
 		t.Run(string(then), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(n)
@@ -944,7 +945,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 	if israce.Enabled {
 		t.Skip("too slow with the race detector")
 	}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n, dlock.WithTTL(time.Hour))
 		n.set(refuse)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestReleaseIsDetachedFromTheContext(t *testing.T) {
@@ -83,7 +84,7 @@ func TestReleaseBehindARenewalThatHangs(t *testing.T) {
 		for _, f := range []fault{hang, ignore, lose} {
 			for _, manual := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s,%s,manual=%v", name, f, manual), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
+					bubble.Test(t, func(t *testing.T) {
 						store, n := overWire(t)
 						n.setRTT(rtt)
 						c := dlock.New(wrap(n))
@@ -341,7 +342,7 @@ func TestLateRenewalKeepsNoMinHold(t *testing.T) {
 
 // Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
 func TestCloseHurriesMinHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store, n := overWire(t)
 		n.setRTT(10 * time.Millisecond)
 		c := dlock.New(n, dlock.WithMinHold(10*time.Minute))

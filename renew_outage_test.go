@@ -9,12 +9,12 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -151,7 +151,7 @@ type tally struct{ outages, bad, lost int }
 
 func (s *sweep) run(t *testing.T, o outage) {
 	lost := 0
-	synctest.Test(t, func(t *testing.T) { lost = o.lost(t) })
+	bubble.Test(t, func(t *testing.T) { lost = o.lost(t) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.groups == nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -233,7 +234,7 @@ func TestRenewDoesNotWaitForOneThatHangs(t *testing.T) {
 func TestRenewThatHangs(t *testing.T) {
 	for name, wrap := range lockers {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				_, n := overWire(t)
 				n.setRTT(time.Millisecond)
 				c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
@@ -331,7 +332,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 		leases = 10_000 / israce.Slower
 		rtt    = 10 * time.Millisecond
 	)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(plain{n})
 		long, _ := acquireAll(t, c, "long", leases)
@@ -350,7 +351,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 // The remaining time of a short lease does not limit its whole batch.
 func TestShortLeaseInABatch(t *testing.T) {
 	const rtt = 400 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n)
 		long, _ := acquireAll(t, c, "long", 100)
@@ -422,7 +423,7 @@ func TestThousandsOfLeases(t *testing.T) {
 }
 
 func TestNoGoroutineWithoutALease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := dlock.New(memory.New())
 		l := acquire(t, c, "k")
 		time.Sleep(time.Hour)
@@ -446,7 +447,7 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 	)
 	for _, f := range []fault{hang, ignore, lose} {
 		t.Run(string(f), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				_, n := overWire(t)
 				c := dlock.New(plain{n}, dlock.WithTTL(ttl))
 				all, _ := acquireAll(t, c, "k", leases)
@@ -474,7 +475,7 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 func TestRenewalCallsInFlight(t *testing.T) {
 	for name, locker := range lockers {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				_, n := overWire(t)
 				c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
 				acquireAll(t, c, "held", 600)
@@ -525,7 +526,7 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 	for _, leases := range []int{10, 5000 / israce.Slower} {
 		for _, f := range []fault{refuse, hang, ignore, lose} {
 			t.Run(fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					_, n := overWire(t)
 					c := dlock.New(n, dlock.WithTTL(ttl))
 					all, _ := acquireAll(t, c, "k", leases)
@@ -594,7 +595,7 @@ func TestPoisonedBatch(t *testing.T) {
 			for name, fails := range map[string]func(context.Context, string) error{"hangs": hangIf("poison"), "fails": failIf("poison")} {
 				for _, outage := range []time.Duration{0, 6 * time.Second, 15 * time.Second} {
 					t.Run(fmt.Sprintf("leases=%d,fails alone=%v,%s,outage=%v", leases, alone, name, outage), func(t *testing.T) {
-						synctest.Test(t, func(t *testing.T) {
+						bubble.Test(t, func(t *testing.T) {
 							var poisonous atomic.Bool
 							poison := func(ctx context.Context, key string) error {
 								if !poisonous.Load() {
@@ -730,7 +731,7 @@ func TestRenewalsThatFailAreApart(t *testing.T) {
 
 // While the store refuses, all leases are asked for once a second, in batches, and one alone.
 func TestRenewalsInAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n)
 		leases, _ := acquireAll(t, c, "k", 2*perBatch)

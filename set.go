@@ -44,10 +44,17 @@ type Leases struct {
 // AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
 // Two calls of AcquireAll never wait for each other for ever, whatever keys they share.
 //
-// It makes one attempt for each key, all at once. If others hold one or two of them, it gives the rest
+// It asks for all keys in one operation where the store can take them so (see [SetAcquirer]): the store takes all keys
+// or none. If others hold some, the set holds nothing, pauses, and asks again: up to 200 times within 2 s. The pauses are
+// between 1 and 15 ms unless [WithBackoff] sets them. They become shorter, so that those who have waited for long
+// come first, and they are longer if more than 64 calls of the Client wait.
+//
+// Elsewhere it makes one attempt for each key, all at once. If others hold one or two of them, it gives the rest
 // back, waits for one that is held like [Client.Acquire], and tries the others again, all at once. It
 // does so for at most 200 ms, at most 20 times, and only while attempts are fast: their round trip is at
-// most 2.5 ms at first, and a quarter of the last wait later. After that it takes the keys in byte order. It
+// most 2.5 ms at first, and a quarter of the last wait later.
+//
+// After that it takes the keys in byte order, with one attempt for each. It
 // keeps those that come before the first that is held,
 // gives the others back, and waits for that key. Then it goes on in the same way with the keys that
 // follow. So it waits only for keys that come after all that it holds, and each call is served. Others
@@ -55,7 +62,7 @@ type Leases struct {
 //
 // [WithMaxWait] and ctx limit the whole call; but each attempt has 1 s for its answer, unless ctx ends
 // sooner. If the store falls silent, the call ends about 1 s after MaxWait has passed. With
-// WithMaxWait(0) it makes one attempt for each key. If that finds keys held, the error is the
+// WithMaxWait(0) it asks once. If that finds keys held, the error is the
 // [*HeldError] of the first in byte order. If an attempt fails in another way before the store has said
 // that a key is held, the call ends with that error. Later it repeats such an attempt until the wait
 // ends, as Acquire does. If a lease is lost before all keys are held, the call ends at once with that
@@ -128,9 +135,7 @@ func (c *Client) checkAll(ctx context.Context, keys []string) (key string, err e
 	return "", nil
 }
 
-// A gathering is a call of AcquireAll under way. For a while it takes all keys at once or none: it waits for
-// one that is
-// held, and holds no other. Then it takes them in order, and keeps what it has: so it ends, whatever others do.
+// A gathering is a call of AcquireAll under way. For a while it takes all keys at once or none. Then it takes them in order, and keeps what it has: so it ends, whatever others do.
 type gathering struct {
 	client *Client
 	ctx    context.Context // ends with the caller's, and with the first lease of the set that is lost
@@ -195,9 +200,8 @@ func (g *gathering) gather(ctx context.Context) error {
 	return err
 }
 
-// takeWhole tries all keys at once, again and again. If others hold some, it gives all back, and waits for one
-// of those. When
-// it gives up, it returns what the last attempts have brought, if there is something to go on with: see try.
+// takeWhole tries all keys at once, again and again. If others hold some, and the attempt was not one operation, it gives all
+// back, and waits for one of those. When it gives up, it returns what the last attempts have brought, if there is something to go on with: see try.
 func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	end, took := time.Now().Add(wholeTime), wholeGuess
 	var waited *Lease
@@ -312,7 +316,7 @@ func (g *gathering) part(op AcquireOp, key string, held word) *acquisition {
 }
 
 // try makes one attempt for each of some keys, all at once, except for that of a lease that the set has, unless
-// that is nil. If whole is true, that is one operation where the Locker can do so: it takes all of them or none. It
+// that is nil. If whole is true, and the Locker takes sets, it makes one attempt for all of them, again and again. It
 // returns the leases, with this one, and what the store has said of each key that another holds; the latter is
 // nil if it has
 // granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is held then.

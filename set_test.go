@@ -19,6 +19,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -848,7 +849,7 @@ func TestPanicInASet(t *testing.T) {
 
 // Each attempt of a set with WithOutage is repeated.
 func TestSetWithOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, n := overWire(t)
 		c := dlock.New(n, dlock.WithOutage(10*time.Second))
 		begun := time.Now()
@@ -955,7 +956,7 @@ func TestWaitInsideAnotherLease(t *testing.T) {
 // onRedis runs a test in virtual time on a server that is an RTT away. fate is that of one trip in a
 // thousand. A Client that dial returns is killed by kill.
 func onRedis(t *testing.T, fate sim.Fate, f func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (c *dlock.Client, kill func()))) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server, random := sim.NewServer(), rand.New(rand.NewPCG(1, 0))
 		var mu sync.Mutex
 		f(t, server, func(opts ...dlock.Option) (*dlock.Client, func()) {
@@ -1105,10 +1106,10 @@ func TestManySets(t *testing.T) {
 		turns int
 		share int
 	}{
-		"calm":         {5 * time.Second, sim.Fate{}, 0, 1, 1},
-		"local turns":  {5 * time.Second, sim.Fate{}, 0, 8, 4},
-		"lost answers": {time.Minute, lost, 0, 1, 1},
-		"all of it":    {time.Minute, lost, 2 * time.Second, 8, 4},
+		"calm":         {2 * time.Second, sim.Fate{}, 0, 1, 1},
+		"local turns":  {2 * time.Second, sim.Fate{}, 0, 8, 4},
+		"lost answers": {12 * time.Second, lost, 0, 1, 1},
+		"all of it":    {12 * time.Second, lost, 2 * time.Second, 8, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRedis(t, m.fate, func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (*dlock.Client, func())) {
@@ -1129,10 +1130,10 @@ func TestManySets(t *testing.T) {
 		lasts, kill time.Duration
 		sets        bool
 	}{
-		"memory":                    {2 * time.Second, 0, false},
-		"memory and kills":          {6 * time.Second, 500 * time.Millisecond, false},
-		"memory in sets":            {2 * time.Second, 0, true},
-		"memory in sets, and kills": {6 * time.Second, 500 * time.Millisecond, true},
+		"memory":                    {time.Second, 0, false},
+		"memory and kills":          {3 * time.Second, 500 * time.Millisecond, false},
+		"memory in sets":            {time.Second, 0, true},
+		"memory in sets, and kills": {3 * time.Second, 500 * time.Millisecond, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
@@ -1190,12 +1191,20 @@ func TestOtherWaysToWaitForSets(t *testing.T) {
 		}
 		return nil
 	}
+	again := func(ctx context.Context, c *dlock.Client, keys []string, fn func()) error { // as redislock's ObtainMulti
+		for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			err := doAll(ctx, c.With(dlock.WithMaxWait(0)), keys, fn)
+			if !errors.Is(err, dlock.ErrHeld) || time.Since(begun) > lasts {
+				return err
+			}
+		}
+	}
 	oneLock := func(ctx context.Context, c *dlock.Client, _ []string, fn func()) error {
 		return doAll(ctx, c, []string{"above all"}, fn)
 	}
 	rates := make(map[string]float64)
 	for name, way := range map[string]func(context.Context, *dlock.Client, []string, func()) error{
-		"set": doAll, "one by one": oneByOne, "start over": startOver, "one lock": oneLock,
+		"set": doAll, "one by one": oneByOne, "start over": startOver, "every 10 ms": again, "one lock": oneLock,
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRedis(t, sim.Fate{}, func(t *testing.T, server *sim.Server, dial func(...dlock.Option) (*dlock.Client, func())) {
@@ -1206,5 +1215,6 @@ func TestOtherWaysToWaitForSets(t *testing.T) {
 		})
 	}
 	require.Greater(t, rates["set"], 2*rates["one by one"])
+	require.Greater(t, rates["set"], rates["every 10 ms"])
 	require.Greater(t, rates["set"], 4*rates["start over"])
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // An inLine is a goroutine that acquires the key k.
@@ -936,7 +937,7 @@ func TestPassedByAtMost(t *testing.T) {
 // Leases of each TTL are passed on, and none is lost.
 func TestTurnsWithShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{10 * time.Millisecond, 35 * time.Millisecond, 150 * time.Millisecond, time.Second, 6 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			_, n := overWire(t)
 			n.setRTT(time.Millisecond)
 			c := dlock.New(n, dlock.WithLocalTurns(8), dlock.WithTTL(ttl))

@@ -17,11 +17,13 @@ type request struct {
 	key, token string
 	ttl        time.Duration
 	batch      []dlock.Renewal
+	set        []dlock.Acquisition
 }
 
 // request is a call in the name of g.
 func (g grant) request(name string, ttl time.Duration) request {
-	return request{name, g.key, g.token, ttl, []dlock.Renewal{g.wish(ttl, true).renewal}}
+	r := g.wish(ttl, true).renewal
+	return request{name, g.key, g.token, ttl, []dlock.Renewal{r}, []dlock.Acquisition{dlock.Acquisition(r)}}
 }
 
 // send makes the call. The answer is what the method returns beside the error.
@@ -31,6 +33,11 @@ func (r request) send(ctx context.Context, l dlock.Forward) (answer any, err err
 		return l.TryAcquire(ctx, r.key, r.token, r.ttl)
 	case "Acquire":
 		return l.Acquire(ctx, r.key, r.token, r.ttl)
+	case "TryAcquireSet":
+		if s, ok := l.Locker.(dlock.SetAcquirer); ok {
+			return s.TryAcquireSet(ctx, r.set)
+		}
+		return nil, errors.ErrUnsupported
 	case "Renew":
 		return l.Renew(ctx, r.key, r.token, r.ttl)
 	case "RenewBatch":
@@ -47,6 +54,8 @@ func (r request) String() string {
 	switch r.name {
 	case "RenewBatch":
 		return callText(r.name, r.batch)
+	case "TryAcquireSet":
+		return callText(r.name, r.set)
 	case "Release":
 		return callText(r.name, r.key, r.token)
 	case "Inspect":
@@ -65,7 +74,7 @@ func callText(method string, args ...any) string {
 }
 
 // A hooked Locker leaves each call to its hook, which may lose, delay or repeat it. An answer of
-// nil is the zero answer. It has all optional methods, as a dlock.Forward has.
+// nil is the zero answer. It has all optional methods.
 type hooked struct {
 	hook func(context.Context, request) (answer any, err error)
 }
@@ -74,6 +83,7 @@ var (
 	_ dlock.Locker       = hooked{}
 	_ dlock.Acquirer     = hooked{}
 	_ dlock.BatchRenewer = hooked{}
+	_ dlock.SetAcquirer  = hooked{}
 	_ dlock.Inspector    = hooked{}
 )
 
@@ -83,6 +93,10 @@ func (h hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Dura
 
 func (h hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return ask[dlock.Attempt](ctx, h, request{name: "Acquire", key: key, token: token, ttl: ttl})
+}
+
+func (h hooked) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	return ask[[]dlock.Attempt](ctx, h, request{name: "TryAcquireSet", set: set})
 }
 
 func (h hooked) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -144,6 +158,10 @@ func (c *client) call(ctx context.Context, name string, g grant, ttl time.Durati
 		a.Acquired = answer
 	case dlock.Hold:
 		a.Acquired = answer.Held
+	case []dlock.Attempt:
+		if len(answer) == 1 {
+			a = answer[0]
+		}
 	case []dlock.RenewResult:
 		if err == nil && len(answer) == 1 {
 			a.Acquired, err = answer[0].Held, answer[0].Err
@@ -171,7 +189,9 @@ var (
 	acquire         = optionalMethod{reflect.TypeFor[dlock.Acquirer](), "Acquire"}
 	renewBatch      = optionalMethod{reflect.TypeFor[dlock.BatchRenewer](), "RenewBatch"}
 	inspect         = optionalMethod{reflect.TypeFor[dlock.Inspector](), "Inspect"}
-	optionalMethods = []optionalMethod{acquire, renewBatch, inspect}
+	acquireSet      = optionalMethod{reflect.TypeFor[dlock.SetAcquirer](), "TryAcquireSet"}
+	passedOn        = []optionalMethod{acquire, renewBatch, inspect} // by a dlock.Forward
+	optionalMethods = append(passedOn, acquireSet)
 )
 
 func (o optionalMethod) String() string { return o.iface.Name() + "." + o.name }
@@ -209,11 +229,13 @@ func (s *scene) abilities(c *client) abilities {
 // supported reports whether an optional method is there.
 func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
 
-// acquirer, batchRenewer and inspector return one more client, and skip the case
+// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case
 // if it lacks the method.
 func (s *scene) acquirer() *client { return s.clientThat(acquire) }
 
 func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }
+
+func (s *scene) setAcquirer() *client { return s.clientThat(acquireSet) }
 
 func (s *scene) inspector() *client { return s.clientThat(inspect) }
 

@@ -209,7 +209,7 @@ func hidesNothing(s *scene, l reflect.Value, depth int) int {
 func hides(s *scene, l, inner reflect.Value) (names []string) {
 	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
 	seen := l.CanInterface() && inner.CanInterface() // else only their types are
-	for _, o := range append(optionalMethods, limiter) {
+	for _, o := range append(passedOn, limiter) {
 		hidden := inner.Type().Implements(o.iface) && !l.Type().Implements(o.iface)
 		switch {
 		case seen && o == limiter:

@@ -159,8 +159,8 @@ func keepAwake(ctx context.Context) (stop func()) {
 // noEffectOverNetwork loses replies and delays requests, and believes what the errors say.
 func noEffectOverNetwork(s *scene) error {
 	calls := slices.Concat(
-		eachKind(losesReply, "TryAcquire", "Renew", "RenewBatch", "Release"),
-		eachKind(arrivesLate, "TryAcquire", "Acquire", "Renew", "RenewBatch", "Release"),
+		eachKind(losesReply, "TryAcquire", "TryAcquireSet", "Renew", "RenewBatch", "Release"),
+		eachKind(arrivesLate, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "RenewBatch", "Release"),
 		eachKind(arrivesLast, "Acquire"),
 	)
 	s.overClearNetworks(append(inWays(calls, faultproxy.Cut, faultproxy.Stall), checkInInFlight)...)

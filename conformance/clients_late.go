@@ -24,9 +24,9 @@ func lateDuplicateOverNetwork(s *scene) error {
 // lateCalls are calls that arrive when their token holds more, nothing, or a key that another has.
 func lateCalls() []faulty {
 	return slices.Concat(
-		eachKind(lateAfterMore, "TryAcquire", "Renew", "RenewBatch"),
-		eachKind(lateAfterRelease, "TryAcquire", "Renew", "RenewBatch", "Release"),
-		eachKind(lateAfterTakeover, "TryAcquire", "Renew", "RenewBatch", "Release"),
+		eachKind(lateAfterMore, "TryAcquire", "TryAcquireSet", "Renew", "RenewBatch"),
+		eachKind(lateAfterRelease, "TryAcquire", "TryAcquireSet", "Renew", "RenewBatch", "Release"),
+		eachKind(lateAfterTakeover, "TryAcquire", "TryAcquireSet", "Renew", "RenewBatch", "Release"),
 	)
 }
 

@@ -25,7 +25,7 @@ func lostReplyOverNetwork(s *scene) error {
 
 // lostReplies are calls whose reply is lost.
 func lostReplies() []faulty {
-	return append(eachKind(lostOnce, "TryAcquire", "Renew", "Release"), lostOfBatch, lostAttempt)
+	return append(eachKind(lostOnce, "TryAcquire", "Renew", "Release"), lostOfBatch, lostOfSet, lostAttempt)
 }
 
 // givenUpOwesNoMore: the release that is owed for an attempt that was given up ends
@@ -131,6 +131,35 @@ func lostOfBatch(n *network, e faultproxy.Ending) {
 	}
 	n.renewAll(n.via, wishes)
 	for _, g := range grants {
+		n.held(n.direct, g)
+		n.release(n.via, g, true)
+	}
+}
+
+// lostOfSet loses the reply to an attempt at a set. All keys are taken then, or none, and the attempt can be repeated.
+func lostOfSet(n *network, e faultproxy.Ending) {
+	if !n.offers(n.via.inner.Locker, acquireSet) {
+		return
+	}
+	set := n.setOf(3)
+	n.lose(set[1].token, e, "TryAcquireSet", func(ctx context.Context) error {
+		answers, err := n.via.TryAcquireSet(ctx, acquisitions(set, long))
+		for i, g := range set {
+			answered(n, "TryAcquireSet", g, len(answers) == len(set) && answers[i].Acquired, err)
+		}
+		return err
+	})
+	free := 0
+	for _, g := range set {
+		if next := n.try(n.direct, g.as(n.token("next")), long); next.Acquired {
+			free++
+			n.release(n.direct, next, true)
+		}
+	}
+	if free > 0 && free < len(set) {
+		n.fail("TryAcquireSet of %d keys, whose reply was lost, has left %d of them free; want all or none", len(set), free)
+	}
+	for _, g := range n.grantSet(n.via, set, long) {
 		n.held(n.direct, g)
 		n.release(n.via, g, true)
 	}

@@ -78,6 +78,7 @@ var chapters = []chapter{
 	{"Renewing", renewingCases},
 	{"Releasing", releasingCases},
 	{"Batches", batchesCases},
+	{"Sets", setsCases},
 	{"Time", timeCases},
 	{"Keys and tokens", keysCases},
 	{"Fences", fencesCases},

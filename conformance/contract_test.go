@@ -32,7 +32,7 @@ const contractIntroduction = `# The contract of a Locker
 What a backend promises. The case of that name in the [conformance suite](../conformance) checks each
 clause. The [package documentation](../doc.go) explains the words.
 
-A backend may lack a queue, fences (each is 0), BatchRenewer or Inspector. The suite finds out, or the
+A backend may lack a queue, fences (each is 0), BatchRenewer, SetAcquirer or Inspector. The suite finds out, or the
 Harness says so, and it skips these cases with the reason. Nothing else is optional.
 
 Generated from the files named below: go generate ./conformance
@@ -68,7 +68,7 @@ func TestChapters(t *testing.T) {
 	for _, chapter := range chapters {
 		for _, c := range chapter.cases {
 			assert.Equal(t, chapter.file(), c.clause.file(), c.name)
-			assert.Regexp(t, `^(A backend|A BatchRenewer|An Inspector) .*\.$`, c.clause.text, c.name)
+			assert.Regexp(t, `^(A backend|A BatchRenewer|A SetAcquirer|An Inspector) .*\.$`, c.clause.text, c.name)
 			assert.False(t, names[c.name], "two cases are named %s", c.name)
 			names[c.name] = true
 		}

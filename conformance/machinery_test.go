@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -152,7 +152,7 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 
 // The error of a Client whose store answers too late is known as such, and others are not.
 func TestTooLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := harnessOf("near").New(t)
 		c := dlock.New(&distant{dlock.Forward{Locker: store}, 475 * time.Millisecond}, dlock.WithTTL(time.Second))
 		_, err := c.Acquire(t.Context(), "k")
@@ -165,7 +165,7 @@ func TestTooLate(t *testing.T) {
 
 // A store whose clock stands still unless it is moved must pass as well.
 func TestSleepMovesTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := harnessOf("near")
 		s := newScene(t, Harness{New: h.New, Advance: func(time.Duration) {}}, 0)
 		before := s.now()

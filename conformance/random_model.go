@@ -47,6 +47,7 @@ const (
 	stepSleep // for a part of the TTL
 	stepLapse // until the lease is over
 	stepBatch
+	stepSet // of different keys
 )
 
 // drawScript draws what package rapid makes shorter when it fails, and simpler: what comes
@@ -59,11 +60,14 @@ func drawScript(t *rapid.T) modelScript {
 }
 
 func drawStep(t *rapid.T) modelStep {
-	s := modelStep{action: rapid.SampledFrom([]modelAction{stepTry, stepRelease, stepRenew, stepInspect, stepAcquire, stepSleep, stepLapse, stepBatch,
+	s := modelStep{action: rapid.SampledFrom([]modelAction{stepTry, stepRelease, stepRenew, stepInspect, stepAcquire, stepSleep, stepLapse, stepBatch, stepSet,
 		stepTry, stepTry, stepTry, stepTry, stepRenew, stepInspect, stepLapse, stepBatch}).Draw(t, "action")}
 	least, most := 1, 1
-	if s.action == stepBatch {
+	switch s.action {
+	case stepBatch:
 		least, most = 0, 4
+	case stepSet:
+		least, most = 1, 3
 	}
 	s.by = rapid.IntRange(0, 2).Draw(t, "client")
 	s.requests = rapid.SliceOfN(rapid.Custom(drawRequest), least, most).Draw(t, "requests")
@@ -125,8 +129,12 @@ func (c *comparison) take(s modelStep) {
 	}
 	c.callCtx = ctx
 	by := c.clients[s.by]
-	if s.action == stepBatch {
+	switch s.action {
+	case stepBatch:
 		c.renewMany(by, s.requests)
+		return
+	case stepSet:
+		c.trySet(by, s.requests)
 		return
 	}
 	request := s.requests[0]
@@ -308,6 +316,44 @@ func (c *comparison) renewed(batch []dlock.Renewal, results []dlock.RenewResult,
 	return nil
 }
 
+func (c *comparison) trySet(by *client, requests []modelRequest) {
+	var set []dlock.Acquisition
+	for _, a := range requests {
+		r := dlock.Acquisition(c.renewal(a))
+		if !slices.ContainsFunc(set, func(other dlock.Acquisition) bool { return other.Key == r.Key }) {
+			set = append(set, r)
+		}
+	}
+	var attempts []dlock.Attempt
+	var err error
+	when := c.call(func() { attempts, err = by.TryAcquireSet(c.callCtx, set) })
+	if supported(err) {
+		c.check(err, func() error { return c.tried(set, attempts, when) }, "%s.TryAcquireSet(%s)", by.name, show(set))
+	}
+}
+
+// tried checks the answers to an attempt at a set: if one key is not acquired, all others are Free or held.
+func (c *comparison) tried(set []dlock.Acquisition, attempts []dlock.Attempt, when span) error {
+	if len(attempts) != len(set) {
+		return fmt.Errorf("%d attempts; want %d", len(attempts), len(set))
+	}
+	none := slices.ContainsFunc(attempts, func(a dlock.Attempt) bool { return !a.Acquired && !a.Free })
+	for i, a := range attempts {
+		m, r := c.model(set[i].Key), set[i]
+		err := fmt.Errorf("it was acquired: %v, free: %v", a.Acquired, a.Free)
+		switch {
+		case a.Free && none && !a.Acquired:
+			err = m.free(when, r.Token)
+		case a.Acquired != none:
+			err = m.tryAcquire(when, r.Token, r.TTL, a)
+		}
+		if err != nil {
+			return fmt.Errorf("attempt %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
 // lapse lets a lease expire, unless that takes too long.
 func (c *comparison) lapse(key string) {
 	if remaining := c.model(key).most.Sub(c.slow()); remaining < 5*c.h.ttl()+c.h.grace() {
@@ -372,6 +418,14 @@ func (m *model) tryAcquire(c span, token string, ttl time.Duration, a dlock.Atte
 		return m.reports(c, a.Holder, a.Remaining)
 	}
 	return m.grant(c, token, ttl, a.Fence)
+}
+
+// free checks the answer that a key is free for token, though another key of its set is not.
+func (m *model) free(c span, token string) error {
+	if m.state(c) == isHeld && token != m.holder {
+		return m.disagree(c, "it is free")
+	}
+	return nil
 }
 
 func (m *model) grant(c span, token string, ttl time.Duration, fence int64) error {

@@ -173,6 +173,10 @@ func show(v any) string {
 		return brief(v)
 	case []dlock.Renewal:
 		return showBatch(v)
+	case []dlock.Acquisition:
+		return showAll(v, func(a dlock.Acquisition) string { return showRenewal(dlock.Renewal(a)) })
+	case []dlock.Attempt:
+		return showAll(v, func(a dlock.Attempt) string { return show(a) })
 	case []dlock.RenewResult:
 		if len(v) > 4 {
 			return fmt.Sprintf("%d results", len(v))
@@ -183,6 +187,9 @@ func show(v any) string {
 		if v.Acquired {
 			return fmt.Sprintf("acquired, fence %d", v.Fence)
 		}
+		if v.Free {
+			return "free, but not acquired"
+		}
 		holder := "?"
 		if v.Holder != "" {
 			holder = brief(v.Holder)
@@ -192,14 +199,16 @@ func show(v any) string {
 	return fmt.Sprintf("%+v", v)
 }
 
-// showBatch prints the elements of a batch, unless they are many.
-func showBatch(batch []dlock.Renewal) string {
-	if len(batch) > 4 {
-		return fmt.Sprintf("%d renewals", len(batch))
+func showBatch(batch []dlock.Renewal) string { return showAll(batch, showRenewal) }
+
+// showAll prints the elements of a batch or of a set, unless they are many.
+func showAll[T any](all []T, show func(T) string) string {
+	if len(all) > 5 {
+		return fmt.Sprintf("%d elements", len(all))
 	}
-	shown := make([]string, len(batch))
-	for i, r := range batch {
-		shown[i] = showRenewal(r)
+	shown := make([]string, len(all))
+	for i, one := range all {
+		shown[i] = show(one)
 	}
 	return strings.Join(shown, "; ")
 }

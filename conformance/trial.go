@@ -26,6 +26,7 @@ type kind struct {
 // kinds are those that change something.
 var kinds = []kind{
 	{"TryAcquire", ofNobody},
+	{"TryAcquireSet", ofNobody}, // of one key
 	{"Acquire", ofNobody},
 	{"Acquire", ofStranger},
 	{"Renew", ofHolder},

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +15,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -46,7 +46,7 @@ func TestRandomHistoryWithLocalTurns(t *testing.T) {
 		"flaky memory": func(t *testing.T) { onMemory(t, 8, 150*time.Millisecond, true) },
 		"Redis":        onRedis,
 	} {
-		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+		t.Run(name, func(t *testing.T) { bubble.Test(t, test) })
 	}
 }
 

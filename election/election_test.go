@@ -16,6 +16,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/election"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,9 +47,9 @@ type candidate struct {
 	err    error // of Run, after ended
 }
 
-// bubble calls f in virtual time. The candidates end after that.
-func bubble(t *testing.T, f func(*group)) {
-	synctest.Test(t, func(t *testing.T) { f(&group{T: t}) })
+// inBubble calls f in virtual time. The candidates end after that.
+func inBubble(t *testing.T, f func(*group)) {
+	bubble.Test(t, func(t *testing.T) { f(&group{T: t}) })
 }
 
 // wait lets time pass, and everybody do what is due.
@@ -114,7 +115,7 @@ func TestOrderlyChanges(t *testing.T) {
 		candidates int
 		pause, gap time.Duration
 	}{{store, 3, 400 * time.Millisecond, rtt}, {struct{ dlock.Locker }{store}, 2, time.Second, time.Second}} {
-		bubble(t, func(g *group) {
+		inBubble(t, func(g *group) {
 			store.Delay(rtt)
 			for range test.candidates {
 				g.stand(test.store, nil)
@@ -130,7 +131,7 @@ func TestOrderlyChanges(t *testing.T) {
 }
 
 func TestResign(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store := memory.New()
 		var causes []error
 		a := g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
@@ -167,7 +168,7 @@ func TestEarlyEndIsFinal(t *testing.T) {
 		2 * time.Second:        (2*time.Second - 22*time.Millisecond) / 4,
 		200 * time.Millisecond: (200*time.Millisecond - 4*time.Millisecond) / 4,
 	} {
-		bubble(t, func(g *group) {
+		inBubble(t, func(g *group) {
 			store := memory.New()
 			var left, gained time.Duration
 			g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
@@ -208,7 +209,7 @@ func (l late) Acquire(ctx context.Context, key, token string, ttl time.Duration)
 // A grant after a wait is for 5 s. If little of that is left when the answer comes, ctx nevertheless ends a
 // second before the deadline, once the lease was renewed.
 func TestMarginGrows(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store := memory.New()
 		a, left := g.stand(store, nil), time.Duration(0)
 		g.stand(late{dlock.Forward{Locker: store}}, func(ctx context.Context, l *dlock.Lease) error {
@@ -228,7 +229,7 @@ func TestMarginGrows(t *testing.T) {
 
 // A lead that gives its lease up goes to the end of the queue, as one that resigns.
 func TestLeadThatReleases(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		terms := 0
 		g.stand(memory.New(), func(_ context.Context, l *dlock.Lease) error { terms++; return l.Release() })
 		wait(10 * time.Second)
@@ -243,7 +244,7 @@ func TestOutages(t *testing.T) {
 		"fails": func(s *memory.Locker, on bool) { s.Fail(map[bool]error{true: errAway}[on]) },
 		"hangs": func(s *memory.Locker, on bool) { s.Delay(map[bool]time.Duration{true: time.Hour}[on]) },
 	} {
-		bubble(t, func(g *group) {
+		inBubble(t, func(g *group) {
 			store := memory.New()
 			for range 3 {
 				g.stand(store, nil)
@@ -264,7 +265,7 @@ func TestOutages(t *testing.T) {
 
 // If lead ignores its ctx, another leads after the deadline. Nobody stands twice.
 func TestLeadThatIgnoresItsContext(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store := memory.New()
 		var overrun time.Duration
 		a := g.stand(store, func(context.Context, *dlock.Lease) error { time.Sleep(time.Minute); return nil },
@@ -288,7 +289,7 @@ func TestLeadThatIgnoresItsContext(t *testing.T) {
 // Run returns what lead returns of its own accord. A panic goes on. The key is free at once, and no
 // other option of the Client ends a term.
 func TestLeadReturns(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store := memory.New()
 		c := dlock.New(store, dlock.WithMaxWait(0), dlock.WithMinHold(24*time.Hour), dlock.WithMaxHold(time.Minute),
 			dlock.WithRenewal(false), dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
@@ -318,7 +319,7 @@ func TestLeadReturns(t *testing.T) {
 }
 
 func TestErrorsThatEndRun(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store := memory.New()
 		none := func(context.Context, *dlock.Lease) error { panic("leads") }
 		a := g.stand(store, nil)
@@ -341,7 +342,7 @@ func TestErrorsThatEndRun(t *testing.T) {
 // A process that begins waits while the store is full, until it wants another password.
 func TestFullStore(t *testing.T) {
 	for _, then := range []error{nil, &dlock.NoEffectError{Err: errors.New("WRONGPASS")}} {
-		bubble(t, func(g *group) {
+		inBubble(t, func(g *group) {
 			store := memory.New()
 			store.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
 			a := g.stand(store, nil)
@@ -360,7 +361,7 @@ func TestFullStore(t *testing.T) {
 // the error would come again for ever.
 func TestRefusals(t *testing.T) {
 	for _, forever := range []error{dlock.ErrInvalid, dlock.ErrClosed, errors.ErrUnsupported} {
-		bubble(t, func(g *group) {
+		inBubble(t, func(g *group) {
 			store, asked := memory.New(), 0
 			a, b := g.stand(store, nil), g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
 				AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context { asked++; return ctx },
@@ -389,7 +390,7 @@ func TestRefusals(t *testing.T) {
 // Run does not give up in an outage before the first term, nor if the lease is lost before that and the
 // store then refuses.
 func TestBeforeTheFirstTerm(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		store, first := memory.New(), true
 		store.Fail(errAway)
 		a := g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
@@ -413,7 +414,7 @@ func TestBeforeTheFirstTerm(t *testing.T) {
 }
 
 func TestRedlock(t *testing.T) {
-	bubble(t, func(g *group) {
+	inBubble(t, func(g *group) {
 		stores := []*memory.Locker{memory.New(), memory.New(), memory.New()}
 		var nodes []dlock.Locker
 		for _, s := range stores {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 const ttl = 3 * time.Second
@@ -49,7 +50,7 @@ type bed struct {
 
 func inBubble(t *testing.T, every time.Duration, f func(*bed)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := memory.New()
 		f(&bed{t, store, &faulty{Forward: dlock.Forward{Locker: store}}, every})
 	})

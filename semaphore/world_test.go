@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 	"github.com/dlock-go/dlock/semaphore"
 )
@@ -38,7 +38,7 @@ type world struct {
 
 func in(t *testing.T, kind string, f func(*world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := &world{T: t, memory: memory.New()}
 		for range map[string]int{"redis": 1, "redlock": 3}[kind] {
 			w.servers = append(w.servers, sim.NewServer())

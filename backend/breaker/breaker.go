@@ -4,7 +4,7 @@
 //	locks := dlock.New(breaker.New(goredis.New(client)))
 //
 // The breaker opens after five failures in a row (see [WithFailures]). While it is open,
-// TryAcquire and Acquire return an error that matches [dlock.ErrUnavailable]. Nothing is sent,
+// TryAcquire, TryAcquireSet and Acquire return an error that matches [dlock.ErrUnavailable]. Nothing is sent,
 // and nothing has to be released afterwards. Renewals, releases and inspections always go
 // through: a lease may be saved, or given back, by a store that answers only some calls.
 //
@@ -19,7 +19,7 @@
 // neither way. Renewals and releases count neither way as well: a store may answer only some
 // calls.
 //
-// TryAcquire is cut off after two seconds (see [WithSlow]), which is a failure. If the deadline of
+// TryAcquire and TryAcquireSet are cut off after two seconds (see [WithSlow]), which is a failure. If the deadline of
 // its ctx comes first, that is a failure only if the call has lasted for a tenth of this time. A
 // call that its caller has cancelled counts neither way. A wait in the store's queue is cut off when
 // the breaker opens, if it began after the first of the attempts that have failed. No other wait is cut
@@ -74,6 +74,7 @@ var (
 	_ dlock.Locker       = (*Locker)(nil)
 	_ dlock.Acquirer     = (*Locker)(nil)
 	_ dlock.BatchRenewer = (*Locker)(nil)
+	_ dlock.SetAcquirer  = (*Locker)(nil)
 	_ dlock.Inspector    = (*Locker)(nil)
 	_ dlock.TTLLimiter   = (*Locker)(nil)
 )
@@ -179,7 +180,21 @@ func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if ctx.Err() != nil { // which the inner Locker says
 		return b.Forward.TryAcquire(ctx, key, token, ttl)
 	}
-	return b.attempt(ctx, key, token, ttl, false)
+	return one(b.attempt(ctx, only(key, token, ttl), b.tryOne, false))
+}
+
+// TryAcquireSet implements [dlock.SetAcquirer], if the inner Locker does: to the breaker it is one call, like TryAcquire. While the
+// breaker is open, a set of which all keys may be degraded is granted in memory, all keys or none. While it is closed, a
+// set with a key that is held by a degraded lease is not supported: its other keys are the store's.
+func (b *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	inner, ok := b.Forward.Locker.(dlock.SetAcquirer)
+	switch {
+	case !ok:
+		return nil, errors.ErrUnsupported
+	case ctx.Err() != nil || len(set) == 0:
+		return inner.TryAcquireSet(ctx, set)
+	}
+	return b.attempt(ctx, set, inner.TryAcquireSet, false)
 }
 
 // Acquire implements [dlock.Acquirer].
@@ -187,57 +202,83 @@ func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if ctx.Err() != nil {
 		return b.Forward.Acquire(ctx, key, token, ttl)
 	}
-	return b.attempt(ctx, key, token, ttl, true)
+	return one(b.attempt(ctx, only(key, token, ttl), b.acquireOne, true))
 }
 
-// attempt is TryAcquire, or Acquire if it is queued.
-func (b *Locker) attempt(ctx context.Context, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
-	degrades := b.degrades(key, token, ttl)
+// A call makes an attempt at the store. All but TryAcquireSet are for the only element of a set.
+type call func(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error)
+
+func (b *Locker) tryOne(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	a, err := b.Forward.TryAcquire(ctx, set[0].Key, set[0].Token, set[0].TTL)
+	return []dlock.Attempt{a}, err
+}
+
+func (b *Locker) acquireOne(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	a, err := b.Forward.Acquire(ctx, set[0].Key, set[0].Token, set[0].TTL)
+	return []dlock.Attempt{a}, err
+}
+
+func only(key, token string, ttl time.Duration) []dlock.Acquisition {
+	return []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}}
+}
+
+// one returns the only attempt, or the zero Attempt if there is none.
+func one(attempts []dlock.Attempt, err error) (a dlock.Attempt, _ error) {
+	if len(attempts) > 0 {
+		a = attempts[0]
+	}
+	return a, err
+}
+
+// attempt makes an attempt at all keys of set, which may wait if it is queued.
+func (b *Locker) attempt(ctx context.Context, set []dlock.Acquisition, call call, queued bool) ([]dlock.Attempt, error) {
+	degrades := b.degrades(set)
 	for probed := false; ; {
-		p := b.decide(key, token, ttl, degrades, probed)
+		p := b.decide(set, degrades, probed)
 		switch {
 		case p.send:
-			a, err := b.send(ctx, p.changes, key, token, ttl, queued)
-			if err == nil && a.Acquired && !b.granted(key, token, a.Since, ttl) { // of no use: the caller releases it
-				return dlock.Attempt{}, fmt.Errorf("%w: another lease of this process holds the key", dlock.ErrUnavailable)
+			attempts, err := b.send(ctx, p.changes, set, call, queued)
+			if err == nil && !b.allGranted(set, attempts) { // of no use: the caller releases it
+				return nil, fmt.Errorf("%w: another lease of this process holds the key", dlock.ErrUnavailable)
 			}
-			return a, err
+			return attempts, err
 		case p.again == nil, p.err == nil && !queued:
-			return p.answer, p.err
+			return p.answers, p.err
 		}
 		if !wait(ctx, p.again, p.within) {
 			err := ctx.Err()
 			if p.err != nil {
 				err = fmt.Errorf("%w: %w", err, p.err)
 			}
-			return p.answer, &dlock.NoEffectError{Err: err}
+			return p.answers, &dlock.NoEffectError{Err: err}
 		}
 		probed = p.err != nil
 	}
 }
 
-// A plan is what becomes of an attempt: it is sent, or it has this answer or error. If again is
+// A plan is what becomes of an attempt: it is sent, or it has these answers or this error. If again is
 // not nil, the attempt may wait for it, and have another plan then.
 type plan struct {
 	send    bool
 	changes int
-	answer  dlock.Attempt
+	answers []dlock.Attempt
 	err     error
 	again   <-chan struct{}
 	within  time.Duration // for which it waits at most
 }
 
 // decide makes the plan of an attempt. It is the only rule for what is sent, refused, and granted in memory.
-func (b *Locker) decide(key, token string, ttl time.Duration, degrades, probed bool) plan {
+func (b *Locker) decide(set []dlock.Acquisition, degrades, probed bool) plan {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	h := b.holdLocked(key, now)
-	theirs := h != nil && h.token != token
-	b.probeLocked(key, now)
+	theirs, degraded := b.theirsLocked(set, now)
+	b.probeLocked(set[0].Key, now)
 	switch {
-	case theirs && h.where != inStore:
-		return h.foundHeld(now, b.probe)
+	case degraded && !b.state.Open && len(set) > 1:
+		return plan{err: errors.ErrUnsupported}
+	case degraded:
+		return b.foundHeldLocked(set, now)
 	case !b.state.Open:
 		return plan{send: true, changes: b.changes}
 	case !degrades || now.Sub(b.state.Since) < b.degradation.After:
@@ -245,14 +286,9 @@ func (b *Locker) decide(key, token string, ttl time.Duration, degrades, probed b
 	case !probed && now.Sub(b.failedAt) > 3*b.probe: // the store may be back
 		return plan{err: b.refusalLocked(now), again: b.probing, within: b.probe}
 	case theirs:
-		return h.foundHeld(now, b.probe)
+		return b.foundHeldLocked(set, now)
 	}
-	where := inMemory
-	if h != nil && h.where != inMemory {
-		where = unknown
-	}
-	b.noteLocked(key, token, where, now.Add(ttl))
-	return plan{answer: dlock.Attempt{Acquired: true, Degraded: true, Since: now}}
+	return b.grantLocked(set, now)
 }
 
 // refusalLocked is the error of an attempt that is not made.
@@ -315,19 +351,21 @@ func (b *Locker) cutLocked() {
 }
 
 // send makes an attempt at the store, and counts its end.
-func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl time.Duration, queued bool) (dlock.Attempt, error) {
-	begun, call := time.Now(), b.Forward.Acquire
+func (b *Locker) send(ctx context.Context, changes int, set []dlock.Acquisition, call call, queued bool) ([]dlock.Attempt, error) {
+	begun := time.Now()
 	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if !queued {
 		var end func()
 		limited, end = context.WithTimeout(limited, b.slow)
 		defer end()
-		call = b.Forward.TryAcquire
 	}
 	n, leave := b.begin(queued, cancel)
 	defer leave()
-	a, err := call(limited, key, token, ttl)
+	attempts, err := call(limited, set)
+	if err == nil && len(attempts) != len(set) {
+		err = fmt.Errorf("%d attempts for a set of %d", len(attempts), len(set))
+	}
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		slow := fmt.Errorf("%w: no answer within %v", dlock.ErrUnavailable, time.Since(begun).Round(time.Millisecond))
 		if unanswered, ok := errs.Find[*dlock.UnansweredError](err); ok {
@@ -338,10 +376,12 @@ func (b *Locker) send(ctx context.Context, changes int, key, token string, ttl t
 		err = slow
 	}
 	b.count(changes, n, b.judge(ctx, err, time.Since(begun), queued), err)
-	if a.Acquired && a.Since.IsZero() {
-		a.Since = begun
+	for i := range attempts {
+		if a := &attempts[i]; a.Acquired && a.Since.IsZero() {
+			a.Since = begun
+		}
 	}
-	return a, err
+	return attempts, err
 }
 
 // probeLocked starts a probe of an open breaker, if one is due.

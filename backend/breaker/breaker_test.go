@@ -20,6 +20,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -75,6 +76,14 @@ func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Durat
 	return a.Forward.TryAcquire(ctx, key, token, ttl)
 }
 
+func (a *away) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	a.calls.Add(1)
+	if err := cmp.Or(ctx.Err(), a.fail(ctx)); err != nil {
+		return nil, err
+	}
+	return a.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set)
+}
+
 func (a *away) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a.calls.Add(1)
 	if a.end != nil {
@@ -115,7 +124,7 @@ func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 // in runs a test in virtual time, with a store and a breaker around it that notes its changes.
 func in(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker), opts ...breaker.Option) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
 		f(t, s, breaker.New(s, opts...))
 		time.Sleep(time.Minute) // calls and probes that are cut off
@@ -134,6 +143,63 @@ func open(t *testing.T, s *away, b *breaker.Locker) {
 		require.ErrorIs(t, try(t.Context(), b), errStore)
 	}
 	require.True(t, b.State().Open)
+}
+
+func trySet(ctx context.Context, l dlock.SetAcquirer, token string, keys ...string) ([]dlock.Attempt, error) {
+	var set []dlock.Acquisition
+	for _, key := range keys {
+		set = append(set, dlock.Acquisition{Key: key, Token: token, TTL: 10 * time.Second})
+	}
+	return l.TryAcquireSet(ctx, set)
+}
+
+// To the breaker a set is one attempt. That it is not supported is no answer and no failure.
+func TestSets(t *testing.T) {
+	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
+		attempts, err := trySet(t.Context(), b, "t", "a", "b")
+		require.NoError(t, err)
+		require.True(t, attempts[0].Acquired && attempts[1].Acquired)
+		require.Greater(t, attempts[1].Fence, attempts[0].Fence)
+		s.err = errors.ErrUnsupported
+		for range 10 {
+			_, err = trySet(t.Context(), b, "t", "a", "b")
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+		}
+		require.False(t, b.State().Open)
+		s.hang = true
+		for n := range 5 {
+			require.False(t, b.State().Open, n)
+			begun := time.Now()
+			_, err = trySet(t.Context(), b, "t", "a", "b")
+			require.ErrorContains(t, err, "no answer within 2s")
+			require.Equal(t, 2*time.Second, time.Since(begun))
+		}
+		calls := s.calls.Load()
+		_, err = trySet(t.Context(), b, "t", "a", "b")
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		require.True(t, dlock.NoEffect(err))
+		require.Equal(t, calls, s.calls.Load())
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = trySet(ended, b, "t", "a", "b")
+		require.ErrorIs(t, err, context.Canceled)
+
+		s.hang, s.err = false, nil
+		back(t, s, b)
+		_, err = trySet(t.Context(), b, "t")
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		_, err = trySet(t.Context(), breaker.New(s.Forward), "t", "a")
+		require.ErrorIs(t, err, errors.ErrUnsupported, "the inner Locker has no sets")
+		_, err = trySet(t.Context(), breaker.New(short{s}), "t", "a", "b")
+		require.ErrorContains(t, err, "1 attempts for a set of 2")
+	})
+}
+
+// A short Locker forgets the last answer of a set.
+type short struct{ *away }
+
+func (s short) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	return s.away.TryAcquireSet(ctx, set[1:])
 }
 
 // Failures in a row open it. Then nothing is sent, and nothing has to be released.

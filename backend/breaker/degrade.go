@@ -59,8 +59,18 @@ func WithDegradation(d Degradation) Option {
 }
 
 // degrades reports whether an attempt may be granted in memory.
-func (b *Locker) degrades(key, token string, ttl time.Duration) bool {
-	return b.degradation != nil && key != "" && token != "" && ttl >= time.Millisecond && b.degradation.Keys(key)
+func (b *Locker) degrades(set []dlock.Acquisition) bool {
+	if b.degradation == nil {
+		return false
+	}
+	keys := make(map[string]bool, len(set))
+	for _, a := range set {
+		if a.Key == "" || a.Token == "" || a.TTL < time.Millisecond || keys[a.Key] || !b.degradation.Keys(a.Key) {
+			return false
+		}
+		keys[a.Key] = true
+	}
+	return true
 }
 
 // A hold is the lease of a key in this process. There is at most one for each key, whether the
@@ -102,15 +112,48 @@ func (b *Locker) degradedLocked(key, token string, now time.Time) *hold {
 	return nil
 }
 
-// foundHeld is the plan of an attempt of another token: it finds the key held. A wait looks again
-// after each probe interval.
-func (h *hold) foundHeld(now time.Time, probe time.Duration) plan {
-	if h.changed == nil {
-		h.changed = make(chan struct{})
+// theirsLocked reports whether a lease of this process holds a key of set for another token, and whether such a lease is degraded.
+func (b *Locker) theirsLocked(set []dlock.Acquisition, now time.Time) (theirs, degraded bool) {
+	for _, a := range set {
+		if h := b.holdLocked(a.Key, now); h != nil && h.token != a.Token {
+			theirs, degraded = true, degraded || h.where != inStore
+		}
 	}
-	rest := h.until.Sub(now)
-	answer := dlock.Attempt{Holder: h.token, Remaining: rest, HeldSince: h.since, Degraded: true}
-	return plan{answer: answer, again: h.changed, within: min(rest, probe)}
+	return theirs, degraded
+}
+
+// foundHeldLocked is the plan of an attempt of other tokens: it finds a key held. A wait looks again
+// after each probe interval.
+func (b *Locker) foundHeldLocked(set []dlock.Acquisition, now time.Time) plan {
+	p := plan{answers: make([]dlock.Attempt, len(set))}
+	for i, a := range set {
+		h := b.holdLocked(a.Key, now)
+		if h == nil || h.token == a.Token {
+			p.answers[i] = dlock.Attempt{Free: true, Degraded: true}
+			continue
+		}
+		if h.changed == nil {
+			h.changed = make(chan struct{})
+		}
+		rest := h.until.Sub(now)
+		p.answers[i] = dlock.Attempt{Holder: h.token, Remaining: rest, HeldSince: h.since, Degraded: true}
+		p.again, p.within = h.changed, min(rest, b.probe)
+	}
+	return p
+}
+
+// grantLocked grants all keys of set in memory.
+func (b *Locker) grantLocked(set []dlock.Acquisition, now time.Time) plan {
+	p := plan{answers: make([]dlock.Attempt, len(set))}
+	for i, a := range set {
+		where := inMemory
+		if h := b.holdLocked(a.Key, now); h != nil && h.where != inMemory {
+			where = unknown
+		}
+		b.noteLocked(a.Key, a.Token, where, now.Add(a.TTL))
+		p.answers[i] = dlock.Attempt{Acquired: true, Degraded: true, Since: now}
+	}
+	return p
 }
 
 // noteLocked notes a lease. It never shortens one. It forgets some whose release was not
@@ -161,6 +204,15 @@ func (b *Locker) settleUnlocking(ctx context.Context, key, token string) {
 		wait(ctx, moving, dlock.NoLimit)
 		b.mu.Lock()
 	}
+}
+
+// allGranted notes what the store has granted to an attempt, and reports whether it is of use.
+func (b *Locker) allGranted(set []dlock.Acquisition, attempts []dlock.Attempt) bool {
+	all := true
+	for i, a := range attempts {
+		all = (!a.Acquired || b.granted(set[i].Key, set[i].Token, a.Since, set[i].TTL)) && all
+	}
+	return all
 }
 
 // granted notes that the store has kept a lease since the given time, and keeps it for ttl. It
@@ -230,7 +282,7 @@ func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.
 	h.where, h.moving = unknown, moving
 	changes := b.changes
 	b.mu.Unlock()
-	a, err := b.send(ctx, changes, key, token, ttl, false)
+	a, err := one(b.send(ctx, changes, only(key, token, ttl), b.tryOne, false))
 	b.mu.Lock()
 	close(moving)
 	h.moving = nil

@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // degrading runs a test with a breaker that degrades keys that begin with "k" after 30 s.
@@ -43,6 +44,95 @@ func back(t *testing.T, s *away, b *breaker.Locker) {
 		_, _ = b.TryAcquire(t.Context(), "other", "t", time.Second)
 		synctest.Wait()
 	}
+}
+
+// While the store is away, a set is granted in memory, all keys or none.
+func TestDegradesSets(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		ctx := t.Context()
+		stored := try(ctx, b) // k, for a minute
+		require.NoError(t, stored)
+		open(t, s, b)
+		_, err := trySet(ctx, b, "early", "k1", "k2")
+		require.ErrorIs(t, err, dlock.ErrUnavailable)
+		time.Sleep(30 * time.Second)
+		calls := s.calls.Load()
+		granted, err := trySet(ctx, b, "t", "k1", "k2")
+		require.NoError(t, err)
+		grant := dlock.Attempt{Acquired: true, Degraded: true, Since: time.Now()}
+		require.Equal(t, []dlock.Attempt{grant, grant}, granted)
+		again, err := trySet(ctx, b, "t", "k1", "k2")
+		require.NoError(t, err)
+		require.Equal(t, granted, again)
+
+		for _, held := range []string{"k", "k2"} { // by a lease of the store, and by a degraded one
+			refused, err := trySet(ctx, b, "other", "k3", held, "k4")
+			require.NoError(t, err)
+			free := dlock.Attempt{Free: true, Degraded: true}
+			require.Equal(t, []dlock.Attempt{free, free}, []dlock.Attempt{refused[0], refused[2]})
+			require.Equal(t, "t", refused[1].Holder)
+			require.True(t, refused[1].Degraded && !refused[1].Acquired && !refused[1].Free)
+		}
+		for _, keys := range [][]string{{"k3", "money"}, {"k3", "k3"}, {"k3", ""}} {
+			_, err = trySet(ctx, b, "other", keys...)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+		}
+		_, err = trySet(ctx, b, "next", "k3", "k4")
+		require.NoError(t, err, "what was refused has left nothing")
+		require.Equal(t, calls, s.calls.Load())
+
+		back(t, s, b)
+		calls = s.calls.Load()
+		_, err = trySet(ctx, b, "other", "k5", "k2")
+		require.ErrorIs(t, err, errors.ErrUnsupported, "half of it is the store's")
+		require.Equal(t, calls, s.calls.Load())
+		held, err := b.Renew(ctx, "k2", "t", 10*time.Second)
+		require.NoError(t, err)
+		require.True(t, held)
+		_, err = trySet(ctx, b, "other", "k1", "k2")
+		require.ErrorIs(t, err, errors.ErrUnsupported, "k1 is still degraded")
+		refused, err := trySet(ctx, b, "other", "k5", "k2")
+		require.NoError(t, err)
+		require.False(t, refused[1].Degraded, "it is in the store by now")
+		require.True(t, refused[0].Free)
+		released, err := b.Release(ctx, "k1", "t")
+		require.NoError(t, err)
+		require.True(t, released, "each of the set is a lease of its own")
+	})
+}
+
+// A set that the store grants is of no use if another lease was granted in memory meanwhile.
+func TestSetMeetsADegradedLease(t *testing.T) {
+	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+		arrives := make(chan struct{})
+		slow := breaker.New(slowSet{s, arrives}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
+		done := make(chan error)
+		go func() {
+			_, err := trySet(t.Context(), slow, "set", "a", "k", "b")
+			done <- err
+		}()
+		synctest.Wait()
+		open(t, s, slow)
+		time.Sleep(time.Second)
+		a, err := slow.TryAcquire(t.Context(), "k", "t", time.Minute)
+		require.NoError(t, err)
+		require.True(t, a.Degraded)
+		synctest.Wait()
+		s.err = nil
+		close(arrives)
+		require.ErrorIs(t, <-done, dlock.ErrUnavailable)
+	})
+}
+
+// To a slowSet, sets arrive late.
+type slowSet struct {
+	*away
+	arrives chan struct{}
+}
+
+func (s slowSet) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	<-s.arrives
+	return s.away.TryAcquireSet(ctx, set)
 }
 
 func TestDegrades(t *testing.T) {
@@ -403,7 +493,7 @@ func TestMixedBatch(t *testing.T) {
 // bounded number of calls takes their keys in the store.
 func TestRenewalsOfMany(t *testing.T) {
 	const leases = 5000
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
 		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
 		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
@@ -531,7 +621,7 @@ func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
 		delay time.Duration // of the question
 		lost  error         // in place of the answer
 	}{{time.Second, nil}, {time.Second, errStore}, {0, errStore}} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			store := memory.New()
 			s := &away{Forward: dlock.Forward{Locker: store}}
 			slow := &slowTry{Forward: dlock.Forward{Locker: s}}
@@ -599,7 +689,7 @@ func TestHistoryOfDegradation(t *testing.T) {
 	}
 	var kinds [2]int
 	for seed := range uint64(20) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			var mu sync.Mutex
 			away, random := false, rand.New(rand.NewPCG(seed, 0))
 			chance := func(n int) bool { mu.Lock(); defer mu.Unlock(); return random.IntN(n) == 0 }
@@ -627,28 +717,31 @@ func TestHistoryOfDegradation(t *testing.T) {
 			for range 8 {
 				workers.Go(func() {
 					for time.Since(begun) < 2*time.Minute {
-						lease, err := locks.Acquire(t.Context(), "k"+strconv.FormatInt(int64(between(3)), 10))
+						keys := []string{"k0", "k1", "k2"}[between(3):]
+						set, err := locks.AcquireAll(t.Context(), keys[:1+between(time.Duration(len(keys)))]...)
 						if err != nil {
 							time.Sleep(between(200 * time.Millisecond))
 							continue
 						}
-						h := hold{key: lease.Key(), begun: time.Now(), degraded: lease.Degraded()}
+						begun := time.Now()
 						d := between(time.Second)
 						if chance(10) {
 							d *= 10
 						}
 						select {
 						case <-time.After(d):
-						case <-lease.Done():
+						case <-set.Done():
 						}
-						h.end = time.Now()
-						if deadline := lease.Deadline(); deadline.Before(h.end) {
-							h.end = deadline
-						}
-						_ = lease.Release()
 						mu.Lock()
-						holds = append(holds, h)
+						for _, lease := range set.All() {
+							h := hold{key: lease.Key(), begun: begun, end: time.Now(), degraded: lease.Degraded()}
+							if deadline := lease.Deadline(); deadline.Before(h.end) {
+								h.end = deadline
+							}
+							holds = append(holds, h)
+						}
 						mu.Unlock()
+						_ = set.Release()
 					}
 				})
 			}
@@ -702,6 +795,10 @@ func through[R any](h *hooked, op string, call func() (R, error)) (R, error) {
 
 func (h *hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return through(h, "try", func() (dlock.Attempt, error) { return h.Forward.TryAcquire(ctx, key, token, ttl) })
+}
+
+func (h *hooked) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	return through(h, "try", func() ([]dlock.Attempt, error) { return h.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set) })
 }
 
 func (h *hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A slowReply delays the requests of attempts and the replies of renewals, and fails attempts and
@@ -45,7 +46,7 @@ func newSlowReply(m *memory.Locker) *slowReply {
 // The reply of a renewal, overtaken by the Release of the same lease, must not replace what the
 // breaker knows of the next holder.
 func TestOvertakenRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newSlowReply(memory.New())
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
 		first := dlock.New(b, dlock.WithTTL(3*time.Second))
@@ -89,7 +90,7 @@ func TestOvertakenRenewal(t *testing.T) {
 // The release of a degraded lease that the store may have is not "no effect" if only the store's
 // part failed: the next release that is answered would take the lease for lost.
 func TestReleaseOfALeaseThatTheStoreMayHave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		s := newSlowReply(m)
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 10 * time.Second, Keys: all}))
@@ -126,7 +127,7 @@ func TestReleaseOfALeaseThatTheStoreMayHave(t *testing.T) {
 // A degraded lease is released while its renewal takes the key in the store: the release waits for
 // that, so that nothing is left there.
 func TestReleaseDuringMove(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		s := newSlowReply(m)
 		b := breaker.New(s, breaker.WithDegradation(breaker.Degradation{After: 10 * time.Second, Keys: all}))

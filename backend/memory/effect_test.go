@@ -11,6 +11,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A call that changed nothing returns a NoEffectError. So does a cancelled wait, which also reports
@@ -81,7 +82,7 @@ func TestMarks(t *testing.T) {
 		}, context.DeadlineExceeded, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				m := memory.New()
 				_, err := m.TryAcquire(t.Context(), "k", "H", time.Hour)
 				require.NoError(t, err)
@@ -108,7 +109,7 @@ func TestSilentWait(t *testing.T) {
 	for name, wait := range waits {
 		for after, silent := range map[time.Duration]bool{time.Second - 1: false, time.Second: true, time.Minute: true} {
 			t.Run(name+" "+after.String(), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					m := memory.New()
 					m.Steal("k", time.Hour)
 					m.Delay(time.Hour)
@@ -133,7 +134,7 @@ func TestSilentWait(t *testing.T) {
 }
 
 func TestInspectCountsWaiters(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		ctx, cancel := context.WithCancel(t.Context())
 		for want := range 3 {
@@ -154,7 +155,7 @@ func TestInspectCountsWaiters(t *testing.T) {
 // A wait that is cut when the holder's lease ends does not report a lease that never ends.
 func TestWaitCutAtTheEndOfALease(t *testing.T) {
 	for _, cut := range []time.Duration{time.Second - 1, time.Second, time.Second + 1} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			m := memory.New()
 			m.Steal("k", time.Second)
 			ctx, cancel := context.WithTimeout(t.Context(), cut)

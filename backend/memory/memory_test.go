@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,7 +46,7 @@ func harness() conformance.Harness {
 func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
 
 func TestVotes(t *testing.T) {
-	votetest.Run(t, synctest.Test, func(*testing.T) votetest.Store {
+	votetest.Run(t, bubble.Test, func(*testing.T) votetest.Store {
 		m := memory.New()
 		return votetest.Store{New: func() votetest.Client { return m }, Wipe: m.Wipe}
 	})
@@ -68,7 +69,7 @@ func try(t *testing.T, m *memory.Locker, key, token string) dlock.Attempt {
 // A set is granted as a whole or not at all. Its own tokens do not hinder it, nor does a lease that has ended; but a
 // waiter gets that key.
 func TestSet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var m memory.Locker
 		set := []dlock.Acquisition{{Key: "a", Token: "x", TTL: ttl}, {Key: "b", Token: "y", TTL: ttl}}
 		a := try(t, &m, "a", "x")
@@ -115,7 +116,7 @@ func TestExpire(t *testing.T) {
 }
 
 func TestExpireServesTheNext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		try(t, m, "k", "a")
 		go func() {
@@ -131,7 +132,7 @@ func TestExpireServesTheNext(t *testing.T) {
 }
 
 func TestSteal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		first := try(t, m, "k", "a")
 		result := make(chan dlock.Attempt)
@@ -193,7 +194,7 @@ func TestFail(t *testing.T) {
 }
 
 func TestDelay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		m.Delay(time.Second)
 		start := time.Now()
@@ -228,7 +229,7 @@ func TestWipe(t *testing.T) {
 // is served in time.
 func TestWaiterBehindAShorterLease(t *testing.T) {
 	for _, leave := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			m := memory.New()
 			try(t, m, "k", "a")
 			short, cancel := context.WithCancel(t.Context())
@@ -259,7 +260,7 @@ func TestWaiterBehindAShorterLease(t *testing.T) {
 }
 
 func TestReleaseEndsAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		try(t, m, "k", "a")
 		result := make(chan error)
@@ -311,7 +312,7 @@ func TestBadPlace(t *testing.T) {
 }
 
 func TestAge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var zero memory.Locker
 		m := memory.New()
 		ages := func(want, wantZero time.Duration) {
@@ -331,7 +332,7 @@ func TestAge(t *testing.T) {
 }
 
 func TestSetClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		for _, wrong := range []time.Duration{0, time.Minute, -time.Minute} {
 			m.SetClock(wrong)
@@ -359,7 +360,7 @@ func vote(t *testing.T, m *memory.Locker) quorum.Ballot {
 
 // Fences rise across processes, for resources that outlive a process.
 func TestFencesOfANewStoreAreHigher(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		before := try(t, memory.New(), "k", "a").Fence
 		time.Sleep(time.Second)
 		require.Greater(t, try(t, memory.New(), "k", "a").Fence, before)
@@ -367,7 +368,7 @@ func TestFencesOfANewStoreAreHigher(t *testing.T) {
 }
 
 func TestForgottenKeysAreRemoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		for i := range 10_000 {
 			_, err := m.TryAcquire(t.Context(), strconv.Itoa(i), "a", 10*time.Millisecond)
@@ -403,7 +404,7 @@ func (w *worker) run(ctx context.Context, step func()) string {
 }
 
 func TestWorkerStopsWhenItsLockIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := memory.New()
 		stopped := make(chan error, 1)
 		go func() {

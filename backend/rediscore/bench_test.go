@@ -5,12 +5,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -37,7 +37,7 @@ type keys struct{ lock, counter, queue, waiters, birth string }
 // atBench fails the test if a companion of a lock has no TTL in the end, except the marker of votes.
 func atBench(t *testing.T, prefix, key string, test func(b *bench)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := &bench{T: t, key: key}
 		b = b.at(sim.NewServer(), prefix)
 		test(b)

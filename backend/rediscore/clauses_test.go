@@ -2,16 +2,16 @@ package rediscore_test
 
 import (
 	"testing"
-	"testing/synctest"
 
 	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // The scripts keep each clause of a Voter.
 func TestVotes(t *testing.T) {
-	votetest.Run(t, synctest.Test, func(t *testing.T) votetest.Store {
+	votetest.Run(t, bubble.Test, func(t *testing.T) votetest.Store {
 		s := sim.NewServer()
 		return votetest.Store{
 			New: func() votetest.Client {

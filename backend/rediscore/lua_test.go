@@ -12,13 +12,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
@@ -35,7 +35,7 @@ func TestLuaVersions(t *testing.T) {
 			}
 			ran := make(map[string]bool)
 			for seed := uint64(0); seed < 10 && (seed < uint64(10/israce.Slower) || len(ran) < len(rediscore.Scripts)); seed++ {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					p := newLuaPair(t, seed, path)
 					for range 200 {
 						p.step(ran)
@@ -218,7 +218,9 @@ func startLua(t *testing.T, path string, server *sim.Server, floats bool) *luaPr
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		fmt.Fprintln(in, "return nil")
-		require.NoError(t, cmd.Wait())
+		in.Close() // in the middle of a script, if the test has failed
+		err := cmd.Wait()
+		require.True(t, err == nil || t.Failed(), "%v", err)
 	})
 	l := &luaProcess{t, server, floats, in, json.NewDecoder(out)}
 	l.out.UseNumber()

@@ -15,6 +15,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -375,7 +376,7 @@ func TestPanics(t *testing.T) {
 	const refusal = "READONLY You can't write against a read only replica. script: d0d1, on @user_script:62."
 	for _, with := range []any{"a bug", errors.New(refusal), refusal, &dlock.NoEffectError{Err: dlock.ErrInvalid}, dlock.ErrClosed} {
 		for _, opts := range [][]rediscore.Option{nil, {rediscore.WithReplicas(1, time.Second)}} {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				missing := make(chan error, 1)
 				l := rediscore.New(panickingConn{with}, append(opts, rediscore.WithInboxError(func(err error) { missing <- err }))...)
 				require.Empty(t, l.Addr())

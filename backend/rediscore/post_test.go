@@ -4,12 +4,12 @@ import (
 	"context"
 	"strconv"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A dumbConn gives each call the same reply, and confirms no subscription.
@@ -35,7 +35,7 @@ func joined(t *testing.T, l *Locker, token string, vote ...string) *wait {
 
 // The last wait leaves its room, also while the timer of the room fires. Nobody is there to be called, now or later.
 func TestLastOfARoomLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		w := joined(t, l, "t")
 		l.post.rest(w, 1, time.Second)
@@ -52,7 +52,7 @@ func TestLastOfARoomLeaves(t *testing.T) {
 // afterwards. It does not use the old clock to date the message, whichever it reads first.
 func TestChangeBeforeMessage(t *testing.T) {
 	for range 20 {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			l := New(dumbConn{reply: []any{int64(answerFound), int64(8), int64(1_000_000), int64(2_000_000)}})
 			defer l.Close()
 			w := joined(t, l, "t")
@@ -69,7 +69,7 @@ func TestChangeBeforeMessage(t *testing.T) {
 
 // A wait takes note of a change of its inbox before it dates a message. It checks in then.
 func TestChangeBeforeAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const clock = 1_700_000_000_000_000
 		for _, changed := range []bool{false, true} {
 			w := &wait{
@@ -91,7 +91,7 @@ func TestChangeBeforeAnswer(t *testing.T) {
 
 // A message that has come, and is not read yet, is no sign of a deaf inbox.
 func TestMessageToBeRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		defer l.Close()
 		w := joined(t, l, "t")
@@ -110,7 +110,7 @@ func TestMessageToBeRead(t *testing.T) {
 // A Locker remembers the last tokens that have waited, all that wait, and all that are being released.
 // Messages that a waiter has not read yet hold up nobody.
 func TestTokensAreForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		defer l.Close()
 		slow := joined(t, l, "slow")
@@ -144,7 +144,7 @@ func TestTokensAreForgotten(t *testing.T) {
 
 // A release was not sent, but a message that came meanwhile lets the token be released in the background.
 func TestEffectOfAReleaseNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, message := range []bool{false, true} {
 			l := New(dumbConn{reply: int64(1)})
 			l.post.leave(joined(t, l, "t"), true)
@@ -162,7 +162,7 @@ func TestEffectOfAReleaseNotSent(t *testing.T) {
 
 // A token that votes again and again is remembered once.
 func TestVotesAreRememberedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := New(dumbConn{})
 		defer l.Close()
 		for i := range 3 {

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gomodule/redigo/redis"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -83,7 +83,7 @@ func randomName(r *rand.Rand, limit int) string {
 // While a slot is moved, a lock and its companions are on two masters for a while. Nobody is granted the
 // lock then, but its lease is renewed and released as ever.
 func TestSlotIsMoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		cluster := sim.NewCluster(2, 0)
 		conn := sim.Dial(cluster.Nodes[0], nil)
 		defer conn.Close()
@@ -158,7 +158,7 @@ func TestRedirectionToAStranger(t *testing.T) {
 func TestNodesDisagree(t *testing.T) {
 	for name, answer := range map[string]sim.Error{"moved": "MOVED 1 node1:6379", "asked": "ASK 1 node1:6379"} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				acquire := func(node *sim.Server) (time.Duration, error) {
 					agreed := time.Now().Add(3 * time.Second)
 					conn := sim.Dial(node, func(trip sim.Trip) (f sim.Fate) {
@@ -223,7 +223,7 @@ func TestCounterOfACluster(t *testing.T) {
 		"on replicas, known words": {"", "k", "ERR keys in the same slot only", []rediscore.Option{rediscore.WithReplicas(1, time.Second)}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				server, trips := sim.NewCluster(1, 1).Nodes[0], 0
 				plain := &single{Conn: sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
 					trips++
@@ -261,7 +261,7 @@ func TestCounterOfACluster(t *testing.T) {
 
 // A single server that becomes a cluster: fences rise with the clock.
 func TestServerBecomesACluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		conn := &single{Conn: sim.Dial(sim.NewServer(), nil)}
 		defer conn.Close()
 		l := rediscore.New(conn)
@@ -279,7 +279,7 @@ func TestServerBecomesACluster(t *testing.T) {
 
 // Calls that are refused at once, in words that are not known, all learn of the slots.
 func TestSlotsAreLearntTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		conn := &single{Conn: sim.Dial(sim.NewCluster(1, 0).Nodes[0], func(trip sim.Trip) sim.Fate {
 			f := sim.Fate{Request: sim.Leg{Delay: time.Millisecond}}
 			for _, call := range trip.Calls {
@@ -306,7 +306,7 @@ func TestSlotsAreLearntTogether(t *testing.T) {
 
 // A proxy that replies for its server, which is away for a moment, makes no cluster of it.
 func TestOutageIsNoCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server, failing := sim.NewServer(), 2
 		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
 			if failing--; failing >= 0 {

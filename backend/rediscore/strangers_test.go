@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -19,7 +19,7 @@ const lasts = time.Minute
 
 // strange runs a test in virtual time, with a Locker and the server that others use, too.
 func strange(t *testing.T, test func(t *testing.T, s *sim.Server, l *rediscore.Locker)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := sim.NewServer()
 		conn := sim.Dial(s, nil)
 		defer conn.Close()

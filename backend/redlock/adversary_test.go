@@ -17,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 var errDial = &net.OpError{Op: "dial", Err: errors.New("refused")}
@@ -24,7 +25,7 @@ var errDial = &net.OpError{Op: "dial", Err: errors.New("refused")}
 // A vote without an answer may have been given, even if a later request of the call found the node
 // away.
 func TestUnansweredVoteIsOwed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(1)
 		n := lossy(s[0])
 		l := redlock.New([]dlock.Locker{n})
@@ -39,7 +40,7 @@ func TestUnansweredVoteIsOwed(t *testing.T) {
 // A wait has got its majority, and the last node has granted its vote but not answered yet. If a
 // renewal counts that vote, it stays.
 func TestRenewalAndTheEndOfAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, s := t.Context(), newStores(3)
 		nodes := s.nodes()
 		nodes[2] = on(s[2], "AcquireVote", func(r request) error {
@@ -67,7 +68,7 @@ func TestRenewalAndTheEndOfAWait(t *testing.T) {
 // The key is held at one node, another is down, and the last one votes for this attempt. It cannot
 // be won, and the nodes are not asked again and again.
 func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, calls := newStores(3), new(atomic.Int64)
 		s[0].Steal("key", time.Hour)
 		for i := range s {
@@ -84,7 +85,7 @@ func TestHopelessSplitIsAskedAboutSeldom(t *testing.T) {
 
 // A node hangs, and requests of one token wait there for their turns. Close waits for the first.
 func TestCloseWithAHungNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, s := t.Context(), newStores(3)
 		s[2].Delay(time.Hour)
 		l := redlock.New(s.nodes(), redlock.WithNodeLimit(time.Second))
@@ -103,7 +104,7 @@ func TestCloseWithAHungNode(t *testing.T) {
 func TestVotesOfAGrantAreInDate(t *testing.T) {
 	const ttl = 100 * time.Millisecond
 	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := newStores(3)
 			for i := range s {
 				s[i].Delay(time.Millisecond)
@@ -124,7 +125,7 @@ func TestVotesOfAGrantAreInDate(t *testing.T) {
 // A holder makes an attempt again, which is not decided. The votes of its lease stay.
 func TestUndecidedAttemptOfAHolderKeepsItsLease(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d", "e", "f"} { // with any arbiter
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			ctx, s := t.Context(), newStores(3)
 			for i := range s {
 				s[i].Delay(10 * time.Millisecond) // so that it asks them less often
@@ -191,7 +192,7 @@ func TestRulesOfRenewalAndRelease(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				l := redlock.New(s.nodes())
 				defer l.Close()
@@ -205,7 +206,7 @@ func TestRulesOfRenewalAndRelease(t *testing.T) {
 
 // Two nodes release the key, lose the answer, and say no when they are asked again.
 func TestReleaseWithLostAnswersIsNotANo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New([]dlock.Locker{firstOn(s[0], "Pass", loses), firstOn(s[1], "Pass", loses), s[2]})
 		defer l.Close()
@@ -218,7 +219,7 @@ func TestReleaseWithLostAnswersIsNotANo(t *testing.T) {
 
 // A vote that had no answer arrives after the release that did. The release is repeated.
 func TestLateVoteIsReleased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		late := &tardy{Locker: s[2]}
 		l := redlock.New([]dlock.Locker{s[0], s[1], late}, redlock.WithNodeLimit(50*time.Millisecond))
@@ -260,7 +261,7 @@ func (n *tardy) Vote(ctx context.Context, key, token string, ttl time.Duration, 
 
 // A node may join its error with nothing.
 func TestWaitCutWithAJoinedError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := memory.New()
 		s.Steal("key", time.Hour)
 		l := redlock.New([]dlock.Locker{joining{s}}, redlock.WithoutGuard())
@@ -283,7 +284,7 @@ func (n joining) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 func TestGuardIsLongerThanTheLongestTTL(t *testing.T) {
 	const longest, guard = 10 * time.Second, 11100 * time.Millisecond
 	for age, counts := range map[time.Duration]bool{guard - time.Millisecond: false, guard: true} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := newStores(3)
 			for i := range s {
 				s[i].SetAge(age)
@@ -312,7 +313,7 @@ func remotes(s stores) (nodes []dlock.Locker) {
 
 // Of two that were sent to the nodes at once, each might get the "yes" of some nodes only.
 func TestReleasesOfATokenAreSentInTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, passes := newStores(5), new(atomic.Int64)
 		l := redlock.New(s.nodes())
 		defer l.Close()
@@ -344,7 +345,7 @@ func TestReleasesOfATokenAreSentInTurn(t *testing.T) {
 
 // Votes for a millisecond would end before a majority has given them, and agreed on a fence.
 func TestShortTTLs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(5)
 		for i := range s {
 			s[i].SetClock(time.Duration(i) * 2 * time.Second)
@@ -363,7 +364,7 @@ func TestShortTTLs(t *testing.T) {
 
 // The caller gives up, but the requests of the release arrive, and are answered.
 func TestTokenAfterACancelledRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := redlock.New(remotes(newStores(3)))
 		defer l.Close()
 		for range 20 {
@@ -380,7 +381,7 @@ func TestTokenAfterACancelledRelease(t *testing.T) {
 // If not all nodes say who holds the key, the attempt looks again. A second vote might be given, and
 // its answer lost.
 func TestHeldKeyIsVotedForOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s[2].Fail(errDial)
 		votes := new(atomic.Int64)
@@ -400,7 +401,7 @@ func TestHeldKeyIsVotedForOnce(t *testing.T) {
 
 // A waiter may stand in a queue of which nothing is heard.
 func TestWaitingWhileANodeIsAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes())
 		defer l.Close()
@@ -439,7 +440,7 @@ func (n brief) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 
 // An answer that a majority gave stands if the network fails then.
 func TestHeldBeforeTheNetworkFailed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, cut := newStores(3), new(atomic.Bool)
 		l := redlock.New([]dlock.Locker{brief{s[0], cut}, brief{s[1], cut}, s[2]})
 		defer l.Close()
@@ -454,7 +455,7 @@ func TestHeldBeforeTheNetworkFailed(t *testing.T) {
 
 // A waiter that has a vote does not stand in the queue of that node.
 func TestWaitingWithAVote(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes())
 		defer l.Close()
@@ -475,7 +476,7 @@ func TestWaitingWithAVote(t *testing.T) {
 
 // A node gives a vote, and its answer is lost. The others say that the key is held.
 func TestLostVoteIsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes())
 		_, err := l.TryAcquire(t.Context(), "key", "x", 10*time.Second)
@@ -497,7 +498,7 @@ func TestLostVoteIsGivenBack(t *testing.T) {
 
 // A node hangs when it is given its vote back. The others can still make a majority.
 func TestAVoteThatCannotBeGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New([]dlock.Locker{s[0], on(s[1], "Pass", hangs), s[2]})
 		for i, other := range map[int]string{0: "x", 2: "z"} {
@@ -539,7 +540,7 @@ func TestRepeatedReleaseWithoutAnAnswer(t *testing.T) {
 }
 
 func afterAnUnansweredVote(t *testing.T, check func(*testing.T, *redlock.Locker, stores)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes())
 		defer l.Close()
@@ -560,7 +561,7 @@ func afterAnUnansweredVote(t *testing.T, check func(*testing.T, *redlock.Locker,
 
 // The fence of the first votes is agreed on when they have ended. The attempt votes again.
 func TestVotesThatEndBeforeTheirFence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		var nodes []dlock.Locker
 		for i := range s {
@@ -584,7 +585,7 @@ func (s stores) by(t *testing.T, token string, ttl time.Duration, nodes ...int) 
 
 // Two nodes name x, one after the other. It never had both.
 func TestAHolderThatNeverWas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", time.Hour, 0)
 		s.by(t, "z", time.Hour, 2)
@@ -608,7 +609,7 @@ func TestAHolderThatNeverWas(t *testing.T) {
 
 // All nodes name x, but the leases of two have ended when their answers come.
 func TestALeaseThatEndsDuringAnAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", 5*time.Millisecond, 0, 1)
 		s.by(t, "x", time.Hour, 2)
@@ -626,7 +627,7 @@ func TestALeaseThatEndsDuringAnAttempt(t *testing.T) {
 
 // A majority has answered, and has not decided. The last node hangs, and is not waited for until its limit.
 func TestAHungNodeOfASplit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", time.Hour, 0)
 		for i, d := range []time.Duration{10 * time.Millisecond, 10 * time.Millisecond, time.Hour} {
@@ -644,7 +645,7 @@ func TestAHungNodeOfASplit(t *testing.T) {
 
 // A wait fails at once where a majority does not allow it, though it lets the token vote.
 func TestNoRightToWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", time.Hour, 0, 1, 2)
 		l := redlock.New(s.tapped(func(node int) tap {
@@ -666,7 +667,7 @@ func TestNoRightToWait(t *testing.T) {
 
 // A wait that has asked all nodes, and got no vote, tells the holder, and had no effect when its ctx ends.
 func TestAWaitInVainHadNoEffect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", time.Hour, 0, 1, 2)
 		l := redlock.New(s.nodes())
@@ -682,7 +683,7 @@ func TestAWaitInVainHadNoEffect(t *testing.T) {
 
 // A grant has the votes of all nodes that are as quick as the others, also of one that was slow.
 func TestANodeThatWasSlowIsWaitedForAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		var slow atomic.Bool
 		l := redlock.New(s.tapped(func(node int) tap {
@@ -719,7 +720,7 @@ func TestANodeThatWasSlowIsWaitedForAgain(t *testing.T) {
 
 // A node without a queue has voted for another. The lease cannot be made whole there.
 func TestALeaseThatAPlainNodeLacks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const ttl = 10 * time.Second
 		s := newStores(3)
 		s.by(t, "y", time.Hour, 2)
@@ -740,7 +741,7 @@ func TestALeaseThatAPlainNodeLacks(t *testing.T) {
 
 // A release ends a wait of its token at once, also one whose next requests are not sent yet.
 func TestAReleaseEndsAWaitBetweenRequests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "x", time.Hour, 0, 1, 2)
 		var away atomic.Bool
@@ -776,7 +777,7 @@ func TestAReleaseEndsAWaitBetweenRequests(t *testing.T) {
 
 // A vote of a refused attempt is given back, which has no answer, and may arrive later than another vote.
 func TestTokenAfterAVoteWasGivenBackWithoutAnAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s.by(t, "y", time.Second, 0, 1)
 		var lost atomic.Bool

@@ -3,13 +3,13 @@ package redlock_test
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A breaker opens if the nodes cannot be reached, but not if a majority refuses the calls.
@@ -24,7 +24,7 @@ func TestBreakerAroundNodes(t *testing.T) {
 		"three nodes refuse": {[3]error{none(errors.New("NOPERM")), none(errors.New("NOPERM")), none(errors.New("NOPERM"))}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				for i := range s {
 					s[i].Fail(test.errs[i])

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	memorybackend "github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // What is known of a token is forgotten when its calls are over. What is worth remembering is so for a while.
@@ -54,7 +55,7 @@ func TestClaimsAreForgotten(t *testing.T) {
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var nodes []dlock.Locker
 				var s []*memorybackend.Locker
 				for range 3 {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +12,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A clause is a promise of a lock that asks several nodes, and what checks it.
@@ -50,7 +50,7 @@ func TestClauses(t *testing.T) {
 					t.Logf("clause: %s", c.text)
 				}
 			})
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				c.check(&scene{t, t, func(nodes []dlock.Locker) lock { return redlock.New(nodes, redlock.WithLongestTTL(longest)) }})
 			})
 		})

@@ -4,12 +4,12 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // What calls cost: requests to three nodes, of which one is a little slower.
@@ -51,7 +51,7 @@ func TestCosts(t *testing.T) {
 		}, requests{"Vote": 3, "AcquireVote": 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s, made := newStores(3), make(requests)
 				if c.holder != "" {
 					for _, n := range s {

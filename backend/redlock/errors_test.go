@@ -8,7 +8,6 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,6 +16,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func none(err error) error { return &dlock.NoEffectError{Err: err} }
@@ -34,7 +34,7 @@ var joins = map[string]error{
 func TestJoinedErrorsOfVotes(t *testing.T) {
 	for name, err := range joins {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				l := redlock.New(s.tapped(func(int) tap {
 					return func(r request) error {
@@ -83,7 +83,7 @@ func TestNoConnectionAfterAnEffect(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 50 {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s := newStores(3)
 					for i := range s {
 						s[i].Delay(time.Millisecond)
@@ -154,7 +154,7 @@ func (n outrun) AcquireVote(ctx context.Context, key, token string, ttl time.Dur
 // A wait ends while its requests are on their way. A release that is answered before they arrive does
 // not end their places in the queues, but is repeated.
 func TestJoinedErrorsOfWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New([]dlock.Locker{outrun{s[0]}, outrun{s[1]}, outrun{s[2]}})
 		defer l.Close()
@@ -213,7 +213,7 @@ func TestVotesOfInvalidCalls(t *testing.T) {
 			"Acquire":    (*dlock.Client).Acquire,
 		} {
 			t.Run(op+", "+name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s := newStores(3)
 					l := redlock.New(nodes(s), redlock.WithLongestTTL(longest/2))
 					defer l.Close()
@@ -233,7 +233,7 @@ func TestVotesOfInvalidCalls(t *testing.T) {
 
 // Two nodes may not release for a while. The release stays owed meanwhile.
 func TestInvalidReleaseIsOwed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes(), redlock.WithLongestTTL(longest/2))
 		defer l.Close()
@@ -263,7 +263,7 @@ func TestOutageOfAllNodes(t *testing.T) {
 	} {
 		for _, away := range []int{2, 3} {
 			t.Run(fmt.Sprintf("%s to %d nodes", name, away), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s := newStores(3)
 					l := redlock.New(s.nodes())
 					defer l.Close()
@@ -319,7 +319,7 @@ func TestMajorityOfAnswers(t *testing.T) {
 		{[]error{none(errors.Join(errReset, refused)), none(dlock.ErrInvalid), errDial}, names{"no effect", "answered", "refused"}},
 		{[]error{none(dlock.ErrUnavailable), none(dlock.ErrUnavailable), none(dlock.ErrUnavailable)}, names{"no effect"}},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := newStores(3)
 			for i := range s {
 				s[i].Fail(test.nodes[i])
@@ -364,7 +364,7 @@ func TestAnswersThatDoNotCount(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				do(t, s)
 				l := redlock.New(s.nodes())

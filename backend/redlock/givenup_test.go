@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,6 +16,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 const (
@@ -98,7 +98,7 @@ func TestWhatANodeHasAnsweredIsNotOwed(t *testing.T) {
 	} {
 		for _, n := range []int{3, 5} {
 			t.Run(fmt.Sprintf("%s, %d nodes", name, n), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					const attempts = 100
 					releases := giveUp(t, n, attempts, test.queued, test.after, func(c *dlock.Client, _ *redlock.Locker) { time.Sleep(never) }, test.free...)
 					for i := range releases {
@@ -115,7 +115,7 @@ func TestWhatANodeHasAnsweredIsNotOwed(t *testing.T) {
 
 // A vote that comes when the Locker is closed is not released.
 func TestALateVoteAfterClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		releases := giveUp(t, 3, 1, false, time.Minute, func(c *dlock.Client, l *redlock.Locker) {
 			_ = c.Close()
 			require.NoError(t, l.Close())

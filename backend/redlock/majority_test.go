@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -14,6 +13,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // As many nodes go away as may stay away, and one more for a while. Clients that have waited all the time
@@ -27,7 +27,7 @@ func TestAMajorityReturns(t *testing.T) {
 	} {
 		for _, nodes := range []int{3, 5} {
 			t.Run(fmt.Sprint(fault, "/", nodes, " nodes"), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s, back := newStores(nodes), (nodes-1)/2
 					ctx, stop := context.WithCancel(t.Context())
 					var all sync.WaitGroup

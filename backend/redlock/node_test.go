@@ -16,12 +16,13 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A request that fails is made again after 2 ms, and once more after 20 ms.
 func TestTries(t *testing.T) {
 	for failures, want := range []time.Duration{0, 2 * time.Millisecond, 22 * time.Millisecond, 22 * time.Millisecond} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s, made := newStores(1), 0
 			_, err := s[0].Vote(t.Context(), "key", "x", time.Second, 0)
 			require.NoError(t, err)
@@ -44,7 +45,7 @@ func TestTries(t *testing.T) {
 
 // A token has one request at a time at a node, whatever its clients do at the same time.
 func TestOneRequestOfATokenAtATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const ttl = 100 * time.Millisecond
 		s := newStores(3)
 		l := redlock.New(s.tapped(func(node int) tap {
@@ -127,7 +128,7 @@ func TestBatchesOfPlainNodes(t *testing.T) {
 		}, 2, 6, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				renewals.Store(0)
 				batches.Store(0)
 				nodes := newStores(3).nodes()

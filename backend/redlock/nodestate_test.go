@@ -15,6 +15,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // changes are what OnNodeChange has reported.
@@ -107,7 +108,7 @@ func TestANodeInTroubleIsSeen(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s, seen := newStores(3), new(changes)
 				l := watched(s, seen)
 				defer l.Close()
@@ -156,7 +157,7 @@ func TestANodeInTroubleIsSeen(t *testing.T) {
 
 // A young node counts from a known time on, whether it is asked then or not.
 func TestAYoungNodeGrowsUpUnasked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := watched(s, new(changes))
 		defer l.Close()
@@ -183,7 +184,7 @@ func TestAYoungNodeGrowsUpUnasked(t *testing.T) {
 
 // What a node says of its age counts, also if it is better than before, and in a renewal.
 func TestANodeTellsItsAge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := watched(s, new(changes))
 		defer l.Close()
@@ -201,7 +202,7 @@ func TestANodeTellsItsAge(t *testing.T) {
 
 // Two nodes hang. The one that answers late is not called slow, as no majority is quicker.
 func TestANodeThatAloneAnswersIsNotSlow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		for i, d := range []time.Duration{300 * time.Millisecond, time.Hour, time.Hour} {
 			s[i].Delay(d)
@@ -226,7 +227,7 @@ func TestANodeThatAloneAnswersIsNotSlow(t *testing.T) {
 func TestNodesFarAwayAreNotSlow(t *testing.T) {
 	for _, trip := range []time.Duration{90 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond} {
 		t.Run(trip.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s, seen := newStores(3), new(changes)
 				for i := range s {
 					s[i].Delay(trip)
@@ -252,7 +253,7 @@ func TestNodesFarAwayAreNotSlow(t *testing.T) {
 
 // A young node that is soon old enough is up from that time on.
 func TestANodeThatIsYoungBrieflyIsUpSinceThen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const guard = 30*time.Second + 300*time.Millisecond + time.Second
 		s := newStores(3)
 		l := watched(s, new(changes))
@@ -271,7 +272,7 @@ func TestANodeThatIsYoungBrieflyIsUpSinceThen(t *testing.T) {
 
 // A token that waits is released by another process. The nodes say so, and that is no trouble.
 func TestAReleaseElsewhereIsNoTroubleOfANode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l, elsewhere := watched(s, new(changes)), redlock.New(s.nodes())
 		defer l.Close()
@@ -308,7 +309,7 @@ func TestAnInvalidKeyIsNoTroubleOfANode(t *testing.T) {
 		"an argument, in the first call": {argument, true, down},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				l := watched(s, new(changes))
 				defer l.Close()
@@ -334,7 +335,7 @@ func TestAnInvalidKeyIsNoTroubleOfANode(t *testing.T) {
 // A node fails every tenth request. It is reported twice a second at most: with each fall, and a second
 // later.
 func TestAFlappingNodeIsReportedSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const seconds = 4
 		s, seen := newStores(3), new(changes)
 		l := watched(s, seen)
@@ -354,7 +355,7 @@ func TestAFlappingNodeIsReportedSeldom(t *testing.T) {
 
 // Callers cancel soon. That says nothing of the nodes.
 func TestCancelledCallsAreNoTroubleOfANode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, seen := newStores(3), new(changes)
 		for i := range s {
 			s[i].Delay(time.Hour)
@@ -376,7 +377,7 @@ func TestCancelledCallsAreNoTroubleOfANode(t *testing.T) {
 
 // Callers give up before the limit of a request. All nodes hang, and this is seen.
 func TestImpatientCallersSeeADeadNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, seen := newStores(3), new(changes)
 		for i := range s {
 			s[i].Delay(time.Hour)
@@ -416,7 +417,7 @@ func (n broken) Confirm(_ context.Context, batch []quorum.Confirmation) ([]quoru
 // A node is down if it renews no lease of a batch, and not if it renews some.
 func TestRenewalsShowANode(t *testing.T) {
 	for some, want := range map[bool]redlock.NodeStatus{true: up, false: down} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := newStores(3)
 			nodes := s.nodes()
 			nodes[2] = broken{s[2], some}

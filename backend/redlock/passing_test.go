@@ -3,12 +3,12 @@ package redlock
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	memorybackend "github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // slowPass is a node that answers a release late.
@@ -22,7 +22,7 @@ func (s slowPass) Pass(ctx context.Context, key, token, to string, floor int64) 
 
 // A vote does not count from the moment it is given back, not only when that is answered.
 func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var nodes []dlock.Locker
 		for range 3 {
 			nodes = append(nodes, slowPass{memorybackend.New()})

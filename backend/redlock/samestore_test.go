@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +12,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A name leads to one node or another, by a longer way.
@@ -79,7 +79,7 @@ func TestAStoreIsNotCountedTwice(t *testing.T) {
 		{"Acquire, the other node fails after its vote", acquire, nil, votesThenFails},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				for _, i := range test.holders {
 					_, err := s[i].TryAcquire(t.Context(), "key", "holder", 30*time.Second)
@@ -122,7 +122,7 @@ func (n failing) Vote(ctx context.Context, key, token string, ttl time.Duration,
 // The name of a node leads to the store of another one for a while. The lease is then kept by one store,
 // twice; so it is not renewed, but its votes can be released.
 func TestANameLeadsElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		second := newName(s[2])
 		l := redlock.New([]dlock.Locker{s[0], second, s[1]})

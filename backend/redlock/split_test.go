@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -17,12 +16,13 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // Two waiters get a vote each with their first requests, and the third node is down. No other
 // vote comes that would make them look.
 func TestFirstVotesOfWaitersAreSplit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		down := memory.New()
 		down.Fail(errors.New("down"))
 		l := redlock.New([]dlock.Locker{farFrom(memory.New(), "x"), down, farFrom(memory.New(), "y")}, redlock.WithoutGuard())
@@ -53,7 +53,7 @@ func TestFirstVotesOfWaitersAreSplit(t *testing.T) {
 func TestALineSettlesAfterSplits(t *testing.T) {
 	for _, down := range []int{0, 2} {
 		t.Run(fmt.Sprint(down, " of 5 down"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				const contenders, calm = 8, 2 * time.Second
 				stores := newStores(5)
 				for i := range down {
@@ -111,7 +111,7 @@ func TestALineSettlesAfterSplits(t *testing.T) {
 // Clients for which a round trip takes far longer than any before settle a split, too: a survey
 // takes as long as it must. Without what the others hold, each would think that it leads.
 func TestASplitSettlesFarAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const contenders, oneWay, lasting, ttl = 6, 20 * time.Millisecond, 30 * time.Second, 200 * time.Millisecond
 		stores := newStores(3)
 		ctx, stop := context.WithTimeout(t.Context(), lasting)
@@ -154,7 +154,7 @@ func TestSplitsSettleOnASlowNetwork(t *testing.T) {
 		{200 * time.Millisecond, 1500 * time.Millisecond, map[string][]int{"a": {0}, "b": {1}, "c": {2}, "d": {3}, "e": {4}}, 250},
 	} {
 		for range c.rounds {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				stores := newStores(5)
 				ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 				defer stop()
@@ -188,7 +188,7 @@ func TestSplitsSettleOnASlowNetwork(t *testing.T) {
 // votes is that of a client that has died.
 func TestALeaderFarAwayIsNotPassedOver(t *testing.T) {
 	for range 60 {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			const oneWay, ttl, enough = 300 * time.Millisecond, time.Minute, 8 * 2 * 300 * time.Millisecond
 			stores := newStores(5)
 			_, err := stores[0].Vote(t.Context(), "key", "dead", ttl, 0)
@@ -228,7 +228,7 @@ func TestALeaderFarAwayIsNotPassedOver(t *testing.T) {
 // comes back is a vote for the holder again, before the next one goes. The holder waits for the vote then:
 // a release ends that, too.
 func TestRollingRestartBesideWaiters(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const ttl, between = 3 * time.Second, 20 * time.Second
 		s := newStores(5)
 		l := redlock.New(s.nodes(), redlock.WithoutGuard())
@@ -284,7 +284,7 @@ func TestRollingRestartBesideWaiters(t *testing.T) {
 // waiter no more than a request to each node and another one each second.
 func TestVotesOfferedInVain(t *testing.T) {
 	for _, waiters := range []int{1, 2, 16} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			const nodes, lasting = 5, time.Minute
 			s := newStores(nodes)
 			for i := range nodes/2 + 1 {
@@ -320,7 +320,7 @@ func TestVotesOfferedInVain(t *testing.T) {
 // A waiter loses its connections to three of five nodes, one of which it has the vote of. With those of
 // the others it would have a majority that it cannot know of, and that looks to all others like a holder.
 func TestWaiterCutOffFromAMajority(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const ttl, own = time.Hour, 1
 		s := newStores(5)
 		whole, cut := context.WithCancel(t.Context())
@@ -379,7 +379,7 @@ func TestWaiterThatCanGetNoMajority(t *testing.T) {
 		"no vote":         {[2]time.Duration{whole, part}, 3 * part / 2, 9 * part / 5, true, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				l := redlock.New(s.nodes(), redlock.WithLongestTTL(longest))
 				defer l.Close()

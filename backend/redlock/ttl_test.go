@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +15,7 @@ import (
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -68,7 +68,7 @@ func TestFractionsOfMilliseconds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				l := redlock.New([]dlock.Locker{cutting{s[0]}, cutting{s[1]}, cutting{s[2]}})
 				defer l.Close()
@@ -87,7 +87,7 @@ func TestFractionsOfMilliseconds(t *testing.T) {
 
 // A TTL beyond all limits is the node's to refuse, and does not become a short one.
 func TestTheLongestDuration(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes(), redlock.WithoutGuard())
 		defer l.Close()
@@ -104,7 +104,7 @@ func TestTheLongestDuration(t *testing.T) {
 func TestFarNodes(t *testing.T) {
 	const rtt, lasts = 600 * time.Millisecond, time.Minute
 	for _, ttl := range []time.Duration{5 * rtt, 10 * time.Second, 30 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			var nodes []dlock.Locker
 			for range 3 {
 				conn := sim.Dial(sim.NewServer(), func(sim.Trip) (f sim.Fate) {

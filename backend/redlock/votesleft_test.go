@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +12,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A cutAfterVote gives one vote, and cannot be reached then until cut is reset.
@@ -39,7 +39,7 @@ func (n cutAfterVote) Confirm(ctx context.Context, batch []quorum.Confirmation) 
 // A node has voted, and cannot be reached when its vote is to be confirmed. The attempt ends with "held", and
 // its caller owes no release; so the vote is given back.
 func TestAVoteThatCouldNotBeConfirmedIsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, cut := newStores(3), new(atomic.Bool)
 		s[0].SetClock(time.Minute) // the fence of node 1 must be raised
 		s[2].Steal("key", time.Hour)
@@ -65,7 +65,7 @@ func TestAVoteThatCouldNotBeConfirmedIsGivenBack(t *testing.T) {
 
 // The same, but the confirmation is on its way when the attempt ends.
 func TestAVoteThatIsBeingConfirmedIsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(5)
 		s[0].SetClock(time.Minute)
 		s[3].Steal("key", time.Hour)
@@ -102,7 +102,7 @@ func (n brokenAtConfirm) Confirm(ctx context.Context, batch []quorum.Confirmatio
 // A vote arrives later than its release, which is repeated therefore; or its answer is lost after the attempt.
 func TestALateVoteOfAnAttemptIsGivenBack(t *testing.T) {
 	for _, answer := range []time.Duration{0, 200 * time.Millisecond} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := newStores(3)
 			s.by(t, "y", time.Hour, 0, 1)
 			nodes := s.nodes()
@@ -129,7 +129,7 @@ func TestALateVoteOfAnAttemptIsGivenBack(t *testing.T) {
 
 // A Release that could not reach any node had no effect, and never will have one: also where a vote had no answer.
 func TestAReleaseWithoutEffectHasNoneLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New([]dlock.Locker{s[0], s[1], firstOn(s[2], "Vote", loses)})
 		defer l.Close()

@@ -3,13 +3,13 @@ package redlock
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	memorybackend "github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestWaitOfErrors(t *testing.T) {
@@ -38,7 +38,7 @@ func TestWaitOfErrors(t *testing.T) {
 
 // A vote that was given back, and was given to the token again by somebody else, is not this call's.
 func TestAVoteThatCameBackIsNotFresh(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := memorybackend.New()
 		l := New([]dlock.Locker{store, memorybackend.New(), memorybackend.New()}, WithoutGuard())
 		v := l.newVoting(t.Context(), "key", "token", time.Second)

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,6 +16,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // far makes nodes of stores of which the last one is that far away, there and back.
@@ -37,7 +37,7 @@ func TestAYoungNodeIsNoWorseThanOneThatIsDown(t *testing.T) {
 			"down":  func(n *memory.Locker) { n.Fail(errDial) },
 		} {
 			t.Run(fmt.Sprint(name, " ", trip), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s := newStores(3)
 					strike(s[1])
 					l := redlock.New(far(s, trip))
@@ -64,7 +64,7 @@ func TestAYoungNodeIsNoWorseThanOneThatIsDown(t *testing.T) {
 // A key is held while one of the nodes restarts. All attempts say so, in whatever order the nodes answer.
 func TestAKeyHeldAcrossARestart(t *testing.T) {
 	const attempts = 100
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		nodes := s.nodes()
 		for i := range nodes {
@@ -104,7 +104,7 @@ func TestWaitIsOfTheGuard(t *testing.T) {
 		"another one is young": {func(s stores) { s[2].Wipe() }, guard},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				s[1].Wipe()
 				c.strike(s)
@@ -121,7 +121,7 @@ func TestWaitIsOfTheGuard(t *testing.T) {
 
 // Two nodes lose the votes that a wait would need.
 func TestWaitingForNodesThatHaveForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		l := redlock.New(s.nodes())
 		defer l.Close()
@@ -148,7 +148,7 @@ func TestRepeatedAttemptAfterAWipe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			twice := 0
 			for i := range keys { // with any arbiter
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					s, key := newStores(3), fmt.Sprint("key", i)
 					l, other := redlock.New(s.nodes()), redlock.New(s.nodes())
 					defer l.Close()
@@ -226,7 +226,7 @@ func TestUnansweredRepeatAfterAWipe(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newStores(3)
 				for i, token := range []string{"x", "x", "y"} {
 					_, err := s[i].Vote(t.Context(), "key", token, ttl, 0)
@@ -247,7 +247,7 @@ func TestUnansweredRepeatAfterAWipe(t *testing.T) {
 // Another token has two votes, one of them by a young node. It is no holder.
 func TestAYoungNodeNamesNoHolder(t *testing.T) {
 	for i := range 6 { // with any arbiter
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s, key := newStores(3), fmt.Sprint("key", i)
 			s[1].Wipe()
 			for _, n := range s[1:] {
@@ -272,7 +272,7 @@ func TestAYoungNodeLeadsNobody(t *testing.T) {
 		"TryAcquire": (*redlock.Locker).TryAcquire, "Acquire": (*redlock.Locker).Acquire,
 	} {
 		for i := range 6 { // with any arbiter
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s, key := newStores(3), fmt.Sprint("key", i)
 				s[1].Wipe()
 				l := redlock.New([]dlock.Locker{farFrom(s[0], "y"), farFrom(s[1], "y"), farFrom(s[2], "x")})
@@ -300,7 +300,7 @@ func TestAYoungNodeLeadsNobody(t *testing.T) {
 
 // A waiter asks a young node again as soon as it counts.
 func TestANodeBecomesOldDuringAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newStores(3)
 		s[1].SetAge(30300 * time.Millisecond) // counts in 1s
 		s[2].Steal("key", time.Hour)
@@ -318,7 +318,7 @@ func TestANodeBecomesOldDuringAWait(t *testing.T) {
 func TestAllCallsWithYoungNodes(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		for first := range n {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				ctx := t.Context()
 				s := newStores(n)
 				for i := range n / 2 {

@@ -18,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -53,7 +54,7 @@ var ping rueidis.Completed
 
 // Calls behind one that has hung for 100 ms return with their contexts. At most 1,024 are left behind.
 func TestGuardLeavesCallsThatHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		client := &hungClient{answers: make(chan error)}
 		g := newGuard(client)
 		time.Sleep(time.Hour)
@@ -105,7 +106,7 @@ func TestGuardLeavesCallsThatHang(t *testing.T) {
 
 // A pause of the process makes calls look as if they hung. However many they are, none is refused.
 func TestGuardServesAllAfterAPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		client := &hungClient{answers: make(chan error)}
 		g := newGuard(client)
 		go g.Do(t.Context(), ping)
@@ -128,7 +129,7 @@ func TestGuardServesAllAfterAPause(t *testing.T) {
 func TestGuardOfAClientThatAnswers(t *testing.T) {
 	for _, mode := range []rueidis.ClientMode{rueidis.ClientModeStandalone, rueidis.ClientModeCluster} {
 		t.Run(string(mode), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				client := &hungClient{mode: mode, answers: make(chan error, 1)}
 				g := newGuard(client)
 				apart := 0
@@ -163,7 +164,7 @@ func TestGuardOfAClientThatAnswers(t *testing.T) {
 
 // A subscription is a call until the server confirms it: others may wait for its connection.
 func TestGuardCountsSubscriptions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := newConn(&hungClient{})
 		ended := make(chan error)
 		go func() { ended <- c.Listen(t.Context(), "inbox", false, func(rediscore.Event) {}) }()
@@ -178,7 +179,7 @@ func TestGuardCountsSubscriptions(t *testing.T) {
 
 // A call that ends with its context all the same is not left behind: its own error says more.
 func TestGuardAwaitsTheLastWord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		client := &hungClient{answers: make(chan error)}
 		g := newGuard(client)
 		g.note(errors.New("no answer"))
@@ -194,7 +195,7 @@ func TestGuardAwaitsTheLastWord(t *testing.T) {
 func TestCloseAwaitsCallsLeftBehind(t *testing.T) {
 	for _, hangs := range []time.Duration{0, time.Second, time.Hour} {
 		t.Run(hangs.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				client := &hungClient{answers: make(chan error)}
 				c := newConn(client)
 				c.client.note(errors.New("no answer"))

@@ -3,13 +3,13 @@ package stress
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // TestBrokenLocksAreFound has workers use locks in memory that are broken in different ways, and one
@@ -28,7 +28,7 @@ func TestBrokenLocksAreFound(t *testing.T) {
 		{"two stores", 2, func(*journal, *memory.Locker) {}, true, false, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				stores := []*memory.Locker{memory.New(), memory.New()}
 				stores[1].SetClock(-time.Hour)
 				j := newJournal()

@@ -12,13 +12,14 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // TestManyWait cancels more than a thousand waits for one lock together, and the holder releases. All
 // others are served, and nothing stays.
 func TestManyWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		server := sim.NewServer()
 		conn := sim.Dial(server, nil)
 		l := rediscore.New(conn)

@@ -94,7 +94,7 @@ var majorities = []contestant{
 var inMajority = majorities[1:]
 
 func contestantOf(id string) contestant {
-	all := slices.Concat(alone, contestants, majorities)
+	all := slices.Concat(alone, contestants, majorities, withSets)
 	return all[slices.IndexFunc(all, func(c contestant) bool { return c.id() == id })]
 }
 

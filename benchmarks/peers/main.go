@@ -24,20 +24,21 @@ func main() {
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
 	ofOrders := flag.Bool("orders", false, "measure locks that nobody else wants, and write their chapter")
 	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
+	ofSets := flag.Bool("sets", false, "measure sets of locks, and print a table")
 	again := flag.Bool("draw", false, "measure nothing; write the page and the charts again")
 	flag.Parse()
 	if !redistest.Asked() {
 		os.Setenv("DLOCK_REDIS", "1")
 	}
 	h := new(host)
-	err := h.program(*ofOrders, *majority, *brief, *again)
+	err := h.program(*ofOrders, *majority, *ofSets, *brief, *again)
 	h.close()
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func (h *host) program(ofOrders, majority, brief, again bool) error {
+func (h *host) program(ofOrders, majority, ofSets, brief, again bool) error {
 	if again {
 		return redraw()
 	}
@@ -47,6 +48,8 @@ func (h *host) program(ofOrders, majority, brief, again bool) error {
 		all, file = loads(), orders
 	case majority:
 		all, file = onNodes(), severalServers
+	case ofSets:
+		all = setsOf()
 	}
 	if brief {
 		all = short(all)
@@ -57,6 +60,10 @@ func (h *host) program(ofOrders, majority, brief, again bool) error {
 		for _, r := range m.Results {
 			fmt.Printf("%s: %s: %v\n", r.Scenario, r.Contestant, r.Figures)
 		}
+		return failed
+	}
+	if ofSets {
+		m.printSets()
 		return failed
 	}
 	if ofOrders {

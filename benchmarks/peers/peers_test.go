@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // TestShortRun measures in all scenarios, on a real server. With -short it leaves out the one that waits for a TTL.
 func TestShortRun(t *testing.T) {
-	testShortRun(t, slices.DeleteFunc(short(append(loads(), onOneServer()...)), func(s scenario) bool { return testing.Short() && s.name == "takeover" }))
+	testShortRun(t, slices.DeleteFunc(short(slices.Concat(loads(), onOneServer(), setsOf())), func(s scenario) bool { return testing.Short() && s.name == "takeover" }))
 }
 
 // TestShortRunOnNodes measures on several servers, with each kind of fault.

@@ -32,6 +32,7 @@ type job struct {
 	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
 	Keys       int           // worker i wants key i modulo Keys; 0: a new key each time
+	Set        int           // how many of the Keys a worker takes at once, at random; 0: its own only
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
@@ -190,10 +191,11 @@ func (j job) cycle(ctx context.Context, take acquire, t tenure) tenure {
 		defer cancel()
 		call = own
 	}
-	h, err := take(call, key(int(t.Key)))
+	names := j.names(int(t.Key))
+	h, err := take(call, names)
 	for err != nil && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
-		h, err = take(call, key(int(t.Key)))
+		h, err = take(call, names)
 	}
 	if err != nil {
 		return t

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // A scene is a Clock, and when each of its alarms rang.
@@ -18,7 +20,7 @@ type scene struct {
 }
 
 func in(t *testing.T, f func(t *testing.T, s *scene)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &scene{start: time.Now(), rang: make(map[any][]time.Duration)}
 		s.Clock = NewClock(&s.Mutex, func(due []*Alarm) {
 			s.Lock()

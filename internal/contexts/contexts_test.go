@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 var errEnd = errors.New("the end")
@@ -17,7 +19,7 @@ func text(owner any) string { return fmt.Sprintf("WithOwner(%v)", owner) }
 
 func TestLives(t *testing.T) {
 	type key struct{}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var lives, others Lives
 		lives.EndAlso(&others)
 		parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, 1))
@@ -80,7 +82,7 @@ func TestValuesOfNested(t *testing.T) {
 
 // Contexts leave nothing behind.
 func TestLivesKeepNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var lives Lives
 		for range 1000 {
 			parent, cancel := context.WithCancel(t.Context())
@@ -108,7 +110,7 @@ func TestLivesKeepNothing(t *testing.T) {
 
 // A context of an owner that ends by End has left its parent when End returns.
 func TestEndLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var lives Lives
 		parent := &countingContext{Context: t.Context(), done: make(chan struct{})}
 		ctx := lives.Context(parent, "a", text)
@@ -146,7 +148,7 @@ func (c *countingContext) Value(key any) any {
 
 func TestLazy(t *testing.T) {
 	type key struct{}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		values := context.WithValue(context.Background(), key{}, "value")
 		start := time.Now()
 		for name, look := range map[string]func(*Lazy){
@@ -206,7 +208,7 @@ func TestLazyAllocations(t *testing.T) {
 
 func TestWithin(t *testing.T) {
 	type key struct{}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		values := context.WithValue(t.Context(), key{}, "value")
 		end, stop := context.WithCancel(t.Context())
 		ctx, cancel := Within(values, time.Second, end)
@@ -256,7 +258,7 @@ func TestLend(t *testing.T) {
 }
 
 func TestMutex(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var m Mutex
 		ended, stop := context.WithCancel(t.Context())
 		stop()

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 var errLast = errors.New("last")
 
 func TestGate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		gathered := make(map[string][]int)
 		const span = time.Minute
 		g := NewGate(span, func(kind string, n int, last error) {

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -26,7 +26,7 @@ func TestScripts(t *testing.T) {
 	servers := []*sim.Server{sim.NewServer(), sim.NewServer()} // each has scripts with other limits
 	for seed := range uint64(150) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newPair(t, servers[seed%2], seed).run() })
+			bubble.Test(t, func(t *testing.T) { newPair(t, servers[seed%2], seed).run() })
 		})
 	}
 }

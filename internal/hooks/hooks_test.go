@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 type observer struct {
@@ -29,7 +31,7 @@ func TestTell(t *testing.T) {
 
 // Events wait for a hook that is slow, in their order, and are dropped if too many wait.
 func TestTellLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		idle := 0
 		q := Queue{Idle: func() { idle++ }}
 		var got []int

@@ -2,14 +2,15 @@ package outage
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var w Watch
 		a, b, c := ID{"k", 1}, ID{"k", 2}, ID{"l", 1}
 		over := func(id ID) bool { _, over := w.Succeeded(id); return over }

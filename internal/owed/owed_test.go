@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 var errDown = errors.New("down")
@@ -23,7 +25,7 @@ type server struct {
 }
 
 func in(t *testing.T, f func(t *testing.T, s *server)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &server{start: time.Now(), sent: make(map[any][]time.Duration), done: make(map[any]error)}
 		s.Queue = New(s.send, func(c *Call, err error) { s.done[c.For] = err }, func() { s.changes++ }, false)
 		f(t, s)

@@ -2,10 +2,11 @@ package pause
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func within(t *testing.T, least, most, d time.Duration) {
@@ -24,7 +25,7 @@ func TestAfterFailures(t *testing.T) {
 }
 
 func TestPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var p Poll
 		now, longest := time.Now(), time.Duration(0)
 		for range 1000 {

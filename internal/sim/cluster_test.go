@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -28,7 +28,7 @@ func other(c *sim.Cluster, key string) *sim.Server {
 
 // A client follows its keys through all states of a slot that moves.
 func TestSlotMoves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := sim.NewCluster(3, 0)
 		var trips []*sim.Server
 		conn := sim.Dial(c.Nodes[0], func(trip sim.Trip) sim.Fate {
@@ -81,7 +81,7 @@ func TestSlotMoves(t *testing.T) {
 
 // The calls of a batch travel to their masters at the same time.
 func TestBatchOnCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := sim.NewCluster(3, 0)
 		conn := sim.Dial(c.Nodes[0], func(trip sim.Trip) sim.Fate {
 			return sim.Fate{Request: sim.Leg{Delay: time.Duration(1+slices.Index(c.Nodes, trip.To)) * ms}}
@@ -132,7 +132,7 @@ func TestWaiterFollows(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				c := sim.NewCluster(3, 1)
 				holder, conn := dial(t, c.Nodes[0])
 				waiter, conn2 := dial(t, c.Nodes[1])

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -33,7 +34,7 @@ func (n *network) setFate(fate func(sim.Trip) sim.Fate) {
 }
 
 func inNetwork(t *testing.T, test func(n *network)) {
-	synctest.Test(t, func(t *testing.T) { test(&network{T: t, server: sim.NewServer()}) })
+	bubble.Test(t, func(t *testing.T) { test(&network{T: t, server: sim.NewServer()}) })
 }
 
 // client returns one more client. It is closed when the test ends.

@@ -233,8 +233,9 @@ func randomCall(ctx context.Context, l *rediscore.Locker, r *rand.Rand, waits *s
 	default:
 		place, wait := r.Int64N(1e15), time.Duration(r.IntN(10))*time.Millisecond
 		waits.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, wait)
+			ctx, cancel := context.WithCancel(ctx) // without a deadline, which would be in the queue
 			defer cancel()
+			defer time.AfterFunc(wait, cancel).Stop()
 			if place%2 == 0 {
 				l.Acquire(ctx, key, token+"w", ttl)
 			} else {

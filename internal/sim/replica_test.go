@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -46,7 +47,7 @@ func put(t *testing.T, s *sim.Server, key, value string) {
 
 // A write is on a replica when the link has carried it there. What it carries comes in order.
 func TestReplicaIsBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		master := sim.NewServer()
 		put(t, master, "k", "before")
 		replica := master.NewReplica()
@@ -109,7 +110,7 @@ func TestWait(t *testing.T) {
 		"more":         {[]sim.Link{{}, {}}, 3, 2, 100 * ms},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				master := sim.NewServer()
 				for _, l := range c.links {
 					master.NewReplica().SetLink(l)
@@ -136,7 +137,7 @@ func TestWait(t *testing.T) {
 
 // An acknowledgement that is lost is repeated when the link is whole again.
 func TestLostAcknowledgement(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		master := sim.NewServer()
 		replica := master.NewReplica()
 		replica.SetLink(sim.Link{Delay: 10 * ms})
@@ -153,7 +154,7 @@ func TestLostAcknowledgement(t *testing.T) {
 
 // A replica copies its master when one of the two has restarted. A master that is empty then empties it.
 func TestRestarts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		master := sim.NewServer()
 		replica := master.NewReplica()
 		replica.SetLink(sim.Link{Delay: 10 * ms})
@@ -178,7 +179,7 @@ func TestRestarts(t *testing.T) {
 // After random commands, a replica has the keys and TTLs of its master, whatever its clock says.
 func TestReplicaIsTheSame(t *testing.T) {
 	for seed := range sequences(100) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 3))
 			master := sim.NewServer()
 			replica := master.NewReplica()
@@ -213,7 +214,7 @@ func TestReplicaIsTheSame(t *testing.T) {
 // A promoted replica does not have the last writes. Until it hears of it, the old master goes on. Then
 // it loses what only it has.
 func TestPromotion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		old := sim.NewServer()
 		next, other := old.NewReplica(), old.NewReplica()
 		put(t, old, "k", "both")
@@ -271,7 +272,7 @@ func replicationID(t *testing.T, s *sim.Server) string {
 func TestClientFollows(t *testing.T) {
 	for name, deaf := range map[string]bool{"deaf": true, "cut": false} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				old := sim.NewServer()
 				next := old.NewReplica()
 				holder, conn := dial(t, old)

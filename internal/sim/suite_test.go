@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +14,7 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -85,7 +85,7 @@ func TestStarted(t *testing.T) {
 		"no answer, no queue": {servers: 1, away: true, unqueue: true, options: []dlock.Option{dlock.WithOutage(dlock.NoLimit)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var away atomic.Bool
 				fate := func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Lost: away.Load()}} }
 				servers := make([]*sim.Server, c.servers)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // start makes a Pool that does jobs; look returns how many have begun, and how many are under way.
@@ -34,7 +36,7 @@ func start(p *Pool, jobs int, job func()) (look func() [2]int) {
 }
 
 func TestPool(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := Pool{Size: 3, Most: 5, HungAfter: time.Minute}
 		look := start(&p, 7, func() { time.Sleep(time.Second) })
 		require.Equal(t, [2]int{3, 3}, look())
@@ -49,7 +51,7 @@ func TestPool(t *testing.T) {
 
 // Jobs that hang make room for others, but not for any number of them.
 func TestHung(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := Pool{Size: 3, Most: 5, HungAfter: time.Second}
 		look := start(&p, 20, func() { time.Sleep(time.Minute) })
 		time.Sleep(time.Second)
@@ -64,7 +66,7 @@ func TestHung(t *testing.T) {
 
 // A job that ends its goroutine costs no room.
 func TestGoexit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := Pool{Size: 1, Most: 1, HungAfter: time.Second}
 		look := start(&p, 10, runtime.Goexit)
 		require.Equal(t, [2]int{10, 0}, look())
@@ -72,7 +74,7 @@ func TestGoexit(t *testing.T) {
 }
 
 func TestEach(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var running, highest, sum atomic.Int64
 		begun := time.Now()
 		require.Nil(t, Each(10, 4, func(i int) bool {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -131,7 +131,7 @@ func play(o *dlock.Observer, d, ttl time.Duration) {
 
 // A Client with a Learner loses few leases, and its dead holders block less than the maximum.
 func TestClientThatLearns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(3, 4))
 		l := New(nil, time.Second, time.Hour)
 		c := dlock.New(memory.New(), dlock.WithRenewal(false), dlock.WithTTL(time.Hour), dlock.WithTTLFrom(l.TTL), dlock.WithObserver(l.Observer()))

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 var (
@@ -53,7 +55,7 @@ type trip struct {
 // serve runs a test in virtual time.
 func serve(t *testing.T, lanes, maxLanes, maxFlights int, roundTrip time.Duration, test func(s *server)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newServer(t, lanes, maxLanes, maxFlights, roundTrip)
 		defer func() {
 			for _, answer := range s.answers {

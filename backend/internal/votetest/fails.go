@@ -4,15 +4,16 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // Fails calls check in a bubble, and reports whether it fails. The test does not fail because of it.
 func Fails(t *testing.T, check func(*testing.T, require.TestingT)) bool {
 	var o outcome
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { check(t, &o) })
 		all.Wait()

@@ -19,16 +19,18 @@ type question struct {
 	Key, Token string
 	TTL        time.Duration
 	Batch      []dlock.Renewal
+	Set        []dlock.Acquisition
 	Sealed     []byte // in place of all others: what they are, in JSON, which encodes bytes
 }
 
 type answer struct {
 	dlock.Attempt
-	Held    bool
-	Results []dlock.RenewResult
-	Hold    dlock.Hold
-	Err     string
-	at      time.Time // by the server's clock
+	Held     bool
+	Attempts []dlock.Attempt
+	Results  []dlock.RenewResult
+	Hold     dlock.Hold
+	Err      string
+	at       time.Time // by the server's clock
 }
 
 // A client sends questions to its server, directly or by a wire. Without an Acquire, the callers poll.
@@ -66,6 +68,8 @@ func (r request) send() (answer, error) {
 	switch {
 	case r.ctx.Err() != nil:
 		return answer{}, r.ctx.Err()
+	case r.Call == "TryAcquireSet" && !r.takeable():
+		return answer{}, dlock.ErrInvalid
 	case r.wire != nil:
 		a, err := r.wire.ask(r.ctx, r.question)
 		a.Since = time.Time{} // is of another clock
@@ -74,6 +78,18 @@ func (r request) send() (answer, error) {
 		return r.queue()
 	}
 	return r.ask()
+}
+
+// takeable reports whether a set has elements, each with a key of its own, a token and a TTL.
+func (r request) takeable() bool {
+	keys := make(map[string]bool)
+	for _, a := range r.Set {
+		if a.Key == "" || a.Token == "" || a.TTL < time.Millisecond || keys[a.Key] {
+			return false
+		}
+		keys[a.Key] = true
+	}
+	return len(keys) > 0
 }
 
 func (r request) ask() (answer, error) {
@@ -88,6 +104,11 @@ func (r request) get(key string) (string, error) {
 func (c *client) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	a, err := c.do(ctx, question{Call: "TryAcquire", Key: key, Token: token, TTL: ttl})
 	return a.Attempt, err
+}
+
+func (c *client) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	a, err := c.do(ctx, question{Call: "TryAcquireSet", Set: set})
+	return a.Attempts, err
 }
 
 func (q *queue) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {

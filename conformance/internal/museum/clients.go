@@ -113,6 +113,11 @@ var clients = slices.Concat([]Exhibit{
 			_, err := r.send()
 			return answer{}, errors.Join(errors.ErrUnsupported, err)
 		}},
+	{Name: "triesUnsupported TryAcquireSet", Cases: names{"UnsupportedSendsNothing"},
+		on: names{"TryAcquireSet"}, call: func(r request) (answer, error) {
+			_, err := r.send()
+			return answer{}, errors.Join(errors.ErrUnsupported, err)
+		}},
 	// A client has one connection, and makes no other when that is broken.
 	// Seen: a well-known recipe.
 	// Harm: after a short outage, nothing works until the program is restarted.
@@ -218,7 +223,7 @@ var clients = slices.Concat([]Exhibit{
 		if r.ctx.Err() != nil {
 			r.ctx = context.WithoutCancel(r.ctx)
 		}
-	})}, "TryAcquire", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
+	})}, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
 	// A method returns the cause of its ctx's end, not the ctx's error.
 	// Seen: a trial of the suite.
 	// Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
@@ -229,13 +234,13 @@ var clients = slices.Concat([]Exhibit{
 			err = context.Cause(r.ctx)
 		}
 		return a, err
-	}}, "TryAcquire", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
+	}}, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
 	// The error of a call without an answer is marked: the call had no effect.
 	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has passed.
 	// Right: mark only what was not sent.
 	{Name: "marksEveryError",
 		Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`,
-			"NoEffectOverNetwork": `after an interrupted (TryAcquire|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`},
+			"NoEffectOverNetwork": `after an interrupted (TryAcquire|TryAcquireSet|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`},
 		call: marked},
 	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
 		on: names{"Acquire"}, call: marked},
@@ -247,7 +252,7 @@ var clients = slices.Concat([]Exhibit{
 	})},
 }, perCall(
 	Exhibit{Name: "marksWhatWasSent", Cases: names{"NoEffect"}, BeyondModel: true, call: marked},
-	"TryAcquire", "Renew", "Release"))
+	"TryAcquire", "TryAcquireSet", "Renew", "Release"))
 
 // watch renews a lease as long as that is held.
 func (r request) watch() {

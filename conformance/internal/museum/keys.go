@@ -44,7 +44,7 @@ var keys = []Exhibit{
 	// Seen: advisory locks on the CRC-32 of a name.
 	// Harm: clients that lock one key wait for another, now and then.
 	// Right: the key itself, or a hash without collisions.
-	{Name: "hashedKeys", Cases: names{"KeysAreIndependent"}, BeyondModel: true,
+	{Name: "hashedKeys", Cases: names{"KeysAreIndependent"}, Also: names{"SetRefusesNonsense"}, BeyondModel: true,
 		call: storedAs(func(key string) string { return strconv.Itoa(int(crc32.ChecksumIEEE([]byte(key)))) })},
 	// A part of the key does not count: what follows NUL, as in C; upper and lower case, as in the default
 	// collation of MySQL; space around it; or what follows 255 bytes, which the database cuts silently.
@@ -69,9 +69,12 @@ var keys = []Exhibit{
 // storedAs stores keys under other names.
 func storedAs(name func(key string) string) func(request) (answer, error) {
 	return func(r request) (answer, error) {
-		r.Key, r.Batch = name(r.Key), slices.Clone(r.Batch)
+		r.Key, r.Batch, r.Set = name(r.Key), slices.Clone(r.Batch), slices.Clone(r.Set)
 		for i := range r.Batch {
 			r.Batch[i].Key = name(r.Batch[i].Key)
+		}
+		for i := range r.Set {
+			r.Set[i].Key = name(r.Set[i].Key)
 		}
 		return r.send()
 	}

@@ -21,9 +21,10 @@ type Exhibit struct {
 	Network     says   // cases that must catch it over a network, and what they say
 
 	// Scripts of the server.
-	take         func(*db, question) dlock.Attempt // each attempt, and each grant to a waiter
-	renew        func(*db, question) bool          // Renew
-	renewInBatch func(*db, question) bool          // an element of a batch
+	take         func(*db, question) dlock.Attempt   // each attempt, each grant to a waiter, and each of a set
+	takeSet      func(*db, question) []dlock.Attempt // of keys that nobody waits for while they are free
+	renew        func(*db, question) bool            // Renew
+	renewInBatch func(*db, question) bool            // an element of a batch
 	release      func(*db, question) bool
 	inspect      func(*db, question) dlock.Hold
 	next         func(d *db, key string) // a free key for which there are waiters
@@ -41,6 +42,7 @@ type Exhibit struct {
 // withRight returns the exhibit with what is right where it has no flaw.
 func (e Exhibit) withRight() Exhibit {
 	e.take, e.renew, e.renewInBatch = or(e.take, (*db).try), or(e.renew, (*db).extend), or(e.renewInBatch, (*db).extend)
+	e.takeSet = or(e.takeSet, (*db).trySet)
 	e.release, e.inspect, e.next = or(e.release, (*db).free), or(e.inspect, (*db).hold), or(e.next, (*db).nextThatLives)
 	e.call, e.checkIn = or(e.call, request.send), or(e.checkIn, answer.checkIn)
 	return e
@@ -119,14 +121,15 @@ type names = []string
 var (
 	unending = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Exclusion", "Expiry", "FenceRises", "HeldIsUntouched",
 		"InspectChangesNothing", "LateDuplicate", "NoLeaks", "NotBefore", "ReleaseAfterExpiry", "RenewAfterExpiry",
-		"RenewByStranger", "RenewExtends", "RenewNeverShortens", "SameTokenAgain", "SinceIsConservative", "WaitEndsOnExpiry"}
+		"RenewByStranger", "RenewExtends", "RenewNeverShortens", "SameTokenAgain", "SetAllOrNone", "SetGrantsAsTryAcquire",
+		"SetOvertakesNobody", "SinceIsConservative", "WaitEndsOnExpiry"}
 	mixedUp = names{"BatchKeepsOrder", "BatchRenewsAsRenew", "EndedContext", "Expiry", "FenceRises", "FenceSurvivesDataLoss",
 		"HeldIsUntouched", "InspectChangesNothing", "LateDuplicate", "LostReply", "NoLeaks", "NoStarvation", "NotBefore",
 		"ReleaseAfterExpiry", "ReleaseByStranger", "ReleaseFrees", "ReleaseTwice", "RenewAfterExpiry", "RenewByStranger",
-		"RenewExtends", "RenewNeverShortens", "SameTokenAgain", "TokensCompareWhole"}
+		"RenewExtends", "RenewNeverShortens", "SameTokenAgain", "SetAllOrNone", "SetAtOneInstant", "SetGrantsAsTryAcquire", "SetRefusesNonsense", "TokensCompareWhole"}
 	unserved = names{"CancelledWait", "DeadHostManyWaiters", "DeadWaiterIsSkipped", "EndedContext", "Exclusion", "FenceRises",
-		"FirstComeFirstServed", "HeldSinceTheGrant", "LostReply", "NoEffect", "NoLeaks", "NoStarvation", "OneReleaseSettles", "SinceIsConservative",
-		"WaitEndsOnExpiry", "WaitEndsOnRelease", "WaitEndsOnRemoval"}
+		"FirstComeFirstServed", "HeldSinceTheGrant", "LostReply", "NoEffect", "NoLeaks", "NoStarvation", "OneReleaseSettles",
+		"SetOvertakesNobody", "SinceIsConservative", "WaitEndsOnExpiry", "WaitEndsOnRelease", "WaitEndsOnRemoval"}
 )
 
 // A Chapter is a file of exhibits.
@@ -141,6 +144,7 @@ var Chapters = []Chapter{
 	{"renewing.go", "Renewing", renewing},
 	{"releasing.go", "Releasing", releasing},
 	{"batches.go", "Batches", batches},
+	{"sets.go", "Sets", sets},
 	{"time.go", "Time", timing},
 	{"keys.go", "Keys and tokens", keys},
 	{"fences.go", "Fences", fences},

@@ -47,7 +47,7 @@ var releasing = []Exhibit{
 	// Seen: a trial of the suite.
 	// Harm: a lease that nobody released has ended.
 	// Right: end the lease of the key that is released.
-	{Name: "endsTheSession", Cases: names{"TokenHoldsManyKeys"}, Also: names{"NotBefore"},
+	{Name: "endsTheSession", Cases: names{"TokenHoldsManyKeys"}, Also: names{"NotBefore", "SetGrantsAsTryAcquire"},
 		release: func(d *db, q question) bool {
 			for key := range d.data {
 				if key != q.Key && d.get(key) == q.Token {

@@ -20,7 +20,7 @@ var renewing = []Exhibit{
 	// Seen: samcook/RedLock.net#93, #48.
 	// Harm: two holders: one whose lease was revived, and one that acquired the lock meanwhile.
 	// Right: a dead lease stays dead; the holder hears of it, and acquires again.
-	{Name: "revives", Cases: names{"RenewAfterExpiry", "LateDuplicate"}, Also: names{"RenewByStranger"},
+	{Name: "revives", Cases: names{"RenewAfterExpiry", "LateDuplicate"}, Also: names{"RenewByStranger", "SetAllOrNone"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		renew:   func(d *db, q question) bool { return d.try(q).Acquired }},
 	// A renewal compares, and then writes the token with a new TTL. A release in between is undone.

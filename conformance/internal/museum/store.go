@@ -20,6 +20,11 @@ func (d *db) reply(q question) (a answer) {
 	case "TryAcquire":
 		d.serve(q.Key) // it does not overtake those who wait
 		a.Attempt = d.take(d, q)
+	case "TryAcquireSet":
+		for _, e := range q.Set {
+			d.serve(e.Key)
+		}
+		a.Attempts = d.takeSet(d, q)
 	case "Acquire":
 		a.Attempt = d.enqueue(q)
 	case "Renew":
@@ -46,6 +51,24 @@ func (d *db) try(q question) dlock.Attempt {
 	}
 	d.set(q.Key, q.Token, max(q.TTL, rest))
 	return dlock.Attempt{Acquired: true, Fence: d.fence()}
+}
+
+// trySet grants all keys of a set, if each of them is free or that of its token.
+func (d *db) trySet(q question) []dlock.Attempt {
+	answers, held := make([]dlock.Attempt, len(q.Set)), false
+	for i, e := range q.Set {
+		if holder := d.get(e.Key); holder != "" && holder != e.Token {
+			answers[i], held = dlock.Attempt{Holder: holder, Remaining: d.pTTL(e.Key)}, true
+		} else {
+			answers[i].Free = true
+		}
+	}
+	for i, e := range q.Set {
+		if !held {
+			answers[i] = d.take(d, question{Key: e.Key, Token: e.Token, TTL: e.TTL})
+		}
+	}
+	return answers
 }
 
 func (d *db) holds(q question) bool { return d.get(q.Key) == q.Token }

@@ -74,7 +74,7 @@ var taking = []Exhibit{
 	// Right: SET with NX and PX, which is one command.
 	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"}, Also: unending,
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, q.TTL) })},
-	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"WaitEndsOnExpiry"},
+	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"SetOvertakesNobody", "WaitEndsOnExpiry"},
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
 	// GETSET, then a look at the old value: a refused attempt has written its token.
 	// Seen: a well-known recipe.

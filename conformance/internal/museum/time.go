@@ -36,7 +36,7 @@ var timing = []Exhibit{
 	// Seen: in a model of a handover.
 	// Harm: an earlier attempt that arrives late cuts the lease in which its holder believes.
 	// Right: the longer of the remaining TTL and the new one.
-	{Name: "sameTokenShortens", Cases: names{"SameTokenAgain", "LateDuplicate"},
+	{Name: "sameTokenShortens", Cases: names{"SameTokenAgain", "LateDuplicate"}, Also: names{"SetGrantsAsTryAcquire"},
 		Network: says{"LateDuplicateOverNetwork": `must still hold the key`},
 		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			if a.Acquired {

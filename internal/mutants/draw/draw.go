@@ -65,11 +65,16 @@ func sources(pkg string) (files []string) {
 	paths := goes("list", "-f", `{{range .GoFiles}}{{$.Dir}}/{{.}} {{end}}`, "./"+pkg)
 	lua, _ := filepath.Glob(filepath.Join(mutants.Root(), pkg, "lua", "*.lua"))
 	for _, path := range append(strings.Fields(paths), lua...) {
-		file, err := filepath.Rel(mutants.Root(), path)
-		check(err)
-		files = append(files, file)
+		files = append(files, relative(path))
 	}
 	return files
+}
+
+// relative is a path in the module.
+func relative(path string) string {
+	path, err := filepath.Rel(mutants.Root(), path)
+	check(err)
+	return path
 }
 
 func read(file string) string {

@@ -39,9 +39,8 @@ func (b block) has(file string, from, to int) bool {
 }
 
 const (
-	floor    = 2 * time.Second // is added to three times what a test takes
 	slow     = 2 * time.Second // slower tests run only if fewer than two others kill a mutant
-	restarts = 8               // of a program that ends in a test: then the other tests are left out
+	restarts = 6               // of a program that ends in a test: then the other tests are left out
 	memory   = "ulimit -v 12000000; exec nice \"$@\""
 	whole    = "TestMain" // stands for a program that fails outside of its tests
 
@@ -156,7 +155,7 @@ func (j *judge) once(program string, number int, tests, skip []string) (failed, 
 				failed = append(failed, name)
 			}
 			if top := !strings.Contains(name, "/"); top && begins {
-				limit.Reset(3*j.took[name] + floor)
+				limit.Reset(3*j.took[name] + *floor)
 			} else if top && m[2] != "" {
 				ended = append(ended, name)
 				limit.Reset(time.Minute)
@@ -201,10 +200,12 @@ type suite struct {
 	numbers  map[string]int // of the mutants that are in the judges' programs
 }
 
-// newSuite builds the programs of the judges, and demands that their tests pass without a mutant.
+// newSuite builds the programs of the judges, whose tests are those that pass without a mutant.
 func newSuite(pkg string, all []mutant) *suite {
-	dir, err := os.MkdirTemp("", "mutants")
+	dir, err := filepath.Abs(filepath.Join(*dir, "programs"))
 	check(err)
+	check(os.RemoveAll(dir))
+	check(os.MkdirAll(dir, 0o755))
 	s := &suite{pkg: pkg, dir: dir}
 	edits, numbers := switches(pkg, all)
 	s.numbers = numbers
@@ -215,21 +216,29 @@ func newSuite(pkg string, all []mutant) *suite {
 		}
 		j.program, err = mutants.Build(context.Background(), dir, of, edits, "-vet=off")
 		check(err)
-		if failed, _ := j.run(j.program, 0, j.tests); len(failed) > 0 {
+		failed, more := j.run(j.program, 0, j.tests)
+		if more || slices.Contains(failed, whole) {
 			check(fmt.Errorf("%v of %s fail without a mutant", failed, of))
 		}
-		log.Printf("%s: %d tests of %s", pkg, len(j.tests), of)
+		log.Printf("%s: of %d tests of %s, %v fail without a mutant, and are left out", pkg, len(j.tests), of, failed)
+		j.tests = slices.DeleteFunc(j.tests, func(name string) bool {
+			return slices.ContainsFunc(failed, func(f string) bool { return f == name || strings.HasPrefix(f, name+"/") })
+		})
 		s.judges = append(s.judges, j)
 	}
 	return s
 }
 
 // judgesOf returns the packages whose tests judge a package.
-func judgesOf(pkg string) []string {
-	if of := judges[pkg]; of != nil {
-		return of
+func judgesOf(pkg string) (all []string) {
+	patterns := judges[pkg]
+	if patterns == nil {
+		patterns = []string{"./" + pkg}
 	}
-	return []string{pkg}
+	for _, dir := range strings.Fields(goes(append([]string{"list", "-f", "{{.Dir}}"}, patterns...)...)) {
+		all = append(all, relative(dir))
+	}
+	return all
 }
 
 // state is a sum of the code and the tests.
@@ -257,10 +266,10 @@ func (s *suite) state() string {
 // judge runs the tests that reach a mutant: all, but slow ones only until there are two that fail. A test that fails
 // alone must do so twice.
 func (s *suite) judge(m mutant) (v verdict) {
-	dir, err := os.MkdirTemp("", "mutants")
+	dir, err := os.MkdirTemp(s.dir, "")
 	check(err)
 	defer os.RemoveAll(dir)
-	v = verdict{ID: m.id(), Place: fmt.Sprint(m.file, ":", m.line), Function: m.fn, Operator: m.op}
+	v = verdict{Package: s.pkg, ID: m.id(), Place: fmt.Sprint(m.file, ":", m.line), Function: m.fn, Operator: m.op}
 	number := s.numbers[v.ID]
 	if _, callable := call(m.in, ""); callable && number == 0 {
 		v.Uncompiled = true
@@ -287,7 +296,7 @@ func (s *suite) judge(m mutant) (v verdict) {
 			tests := slices.DeleteFunc(j.reaching(m), func(t string) bool {
 				return late != (j.took[t] > slow) || strings.HasSuffix(m.file, ".lua") && t == testOfSums
 			})
-			if len(tests) > 0 && !v.Uncompiled && !(late && len(v.Killers) > 1) {
+			if len(tests) > 0 && !v.Uncompiled && !v.More && !(late && len(v.Killers) > 1) {
 				run(j, tests)
 			}
 		}
@@ -299,5 +308,6 @@ func (s *suite) judge(m mutant) (v verdict) {
 			run(s.judges[slices.IndexFunc(s.judges, func(j *judge) bool { return j.pkg == pkg })], []string{name})
 		}
 	}
+	v.count()
 	return v
 }

@@ -31,22 +31,23 @@ import (
 	"github.com/dlock-go/dlock/internal/mutants"
 )
 
-// judges are the packages whose tests judge the mutants of a package, if it is not alone.
+// judges are the packages whose tests judge a package, as patterns of the go command. Others are judged by their own.
 var judges = map[string][]string{
-	".":                 {".", "backend/memory", "election", "once", "semaphore", "internal/sim/world"},
-	"backend/memory":    {"backend/memory", ".", "election", "once", "semaphore"},
-	"backend/rediscore": {"backend/rediscore", "backend/goredis", "internal/sim", "internal/sim/world"},
-	"backend/redlock":   {"backend/redlock", "internal/sim", "internal/sim/world"},
+	".":                 {".", "./backend/memory", "./election", "./once", "./semaphore", "./internal/sim/..."},
+	"backend/memory":    {"./backend/memory", ".", "./election", "./once", "./semaphore"},
+	"backend/rediscore": {"./backend/rediscore", "./backend/goredis", "./internal/sim/..."},
+	"backend/redlock":   {"./backend/redlock", "./internal/sim/..."},
 }
 
 var (
 	n       = flag.Int("n", 300, "how many mutants of each package")
 	seed    = flag.Uint64("seed", 1, "which mutants are drawn")
 	limit   = flag.Duration("time", 24*time.Hour, "when to stop")
+	floor   = flag.Duration("floor", 5*time.Second, "how much longer than three times its usual time a test may take")
 	workers = flag.Int("workers", 2, "how many mutants are judged at a time")
 	long    = flag.Bool("long", false, "run the tests without -short")
 	dir     = flag.String("dir", filepath.Join(os.TempDir(), "dlock-mutants"), "the folder of all verdicts")
-	record  = flag.String("record", filepath.Join(mutants.Root(), "internal/mutants/record.txt"), "the file of the record")
+	record  = flag.String("record", filepath.Join(mutants.Root(), "internal/mutants/record.jsonl"), "the file of the record")
 	old     = flag.String("old", "", "an older record")
 	measure = flag.Bool("sizes", false, "print sizes")
 )
@@ -58,7 +59,7 @@ func main() {
 	case *measure:
 		fmt.Print(sizes())
 	case *old != "":
-		fmt.Print(compared(readRecord(*old), readRecord(*record)))
+		fmt.Print(compared(verdicts(*old), verdicts(*record)))
 	default:
 		if len(packages) == 0 {
 			packages = slices.Sorted(maps.Keys(judges))
@@ -78,13 +79,12 @@ func check(err error) {
 
 // judgeAll judges the mutants of a package until the deadline, and writes its record if it is finished.
 func judgeAll(pkg string, deadline time.Time) {
-	before := readRecord(*record)
-	all := drawn(pkg, *seed, func(id string) bool { _, ok := before[pkg+"\t"+id]; return ok })
+	before := verdicts(*record)
+	all := drawn(pkg, *seed, func(id string) bool { return before[pkg+" "+id].ID != "" })
 	all = all[:min(len(all), *n*3/2)] // some do not compile
 	s := newSuite(pkg, all)
 	defer os.RemoveAll(s.dir)
 	path := filepath.Join(*dir, fmt.Sprintf("%s-%s.jsonl", strings.ReplaceAll(pkg, "/", "-"), s.state()))
-	check(os.MkdirAll(*dir, 0o755))
 	known := verdicts(path)
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	check(err)
@@ -94,7 +94,7 @@ func judgeAll(pkg string, deadline time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, m := range all {
-			if v, ok := known[m.id()]; ok && !v.Uncompiled && len(vs) < *n {
+			if v, ok := known[pkg+" "+m.id()]; ok && !v.Uncompiled && len(vs) < *n {
 				vs = append(vs, v)
 			}
 		}
@@ -103,7 +103,7 @@ func judgeAll(pkg string, deadline time.Time) {
 	parallel(func(yield func(mutant) bool) {
 		for _, m := range all {
 			mu.Lock()
-			_, ok := known[m.id()]
+			_, ok := known[pkg+" "+m.id()]
 			mu.Unlock()
 			if !ok && (len(finished()) == *n || time.Now().After(deadline) || !yield(m)) {
 				return
@@ -112,14 +112,13 @@ func judgeAll(pkg string, deadline time.Time) {
 	}, func(m mutant) {
 		v := s.judge(m)
 		mu.Lock()
-		known[v.ID] = v
+		known[v.key()] = v
 		check(json.NewEncoder(file).Encode(v))
 		mu.Unlock()
 		log.Printf("%s %d: %s %s %q: %d fail", pkg, len(finished()), v.Place, v.Function, v.Operator, len(v.Killers))
 	})
 	if time.Now().Before(deadline) {
-		before.replace(pkg, finished())
-		check(os.WriteFile(*record, []byte(before.String()), 0o644))
+		writeRecord(pkg, finished(), before)
 		fmt.Print(s.alone(finished()))
 	}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -11,27 +13,16 @@ import (
 
 // A verdict is what became of a mutant.
 type verdict struct {
-	ID, Place, Function, Operator string
-	Killers                       []string // package and name of each test that fails
-	More                          bool     // others were left out
-	Uncompiled                    bool
+	Package, ID, Place, Function, Operator string
+
+	Uncompiled bool     `json:",omitempty"`
+	Fail       int      // how many tests fail
+	More       bool     `json:",omitempty"` // others were left out
+	Only       string   `json:",omitempty"` // the one that fails, if there are no others
+	Killers    []string `json:",omitempty"` // all of them, package and name; not in the record
 }
 
-// verdicts reads a file with a verdict on each line, and none if there is no file.
-func verdicts(path string) map[string]verdict {
-	all := make(map[string]verdict)
-	text, err := os.ReadFile(path)
-	if !os.IsNotExist(err) {
-		check(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var v verdict
-		if json.Unmarshal([]byte(line), &v) == nil { // the last line may be cut
-			all[v.ID] = v
-		}
-	}
-	return all
-}
+func (v verdict) key() string { return v.Package + " " + v.ID }
 
 // tests returns the tests of the top level that fail, each once.
 func (v verdict) tests() (all []string) {
@@ -44,84 +35,78 @@ func (v verdict) tests() (all []string) {
 	return slices.Compact(all)
 }
 
-// only returns the test that fails alone, or the top of those that do, and "" if there are others.
-func (v verdict) only() string {
-	switch tests := v.tests(); {
-	case v.More || len(tests) != 1:
-		return ""
-	case len(v.Killers) == 1:
-		return v.Killers[0]
-	default:
-		return tests[0]
+// count sets Fail and Only. Several parts of a test are that test.
+func (v *verdict) count() {
+	v.Fail = len(v.Killers)
+	if tests := v.tests(); len(tests) == 1 && !v.More {
+		v.Only = tests[0]
+		if v.Fail == 1 {
+			v.Only = v.Killers[0]
+		}
 	}
 }
 
-// A table is a record: its lines by package and identity of the mutant. A line has these, the place, the function,
-// the operator, how many tests fail, and the only one.
-type table map[string][]string
-
-const header = "package\tmutant\tplace\tfunction\toperator\ttests that fail\tthe only one\n"
-
-func readRecord(path string) table {
-	all := make(table)
+// verdicts reads a file with a verdict on each line, and none if there is no file.
+func verdicts(path string) map[string]verdict {
+	all := make(map[string]verdict)
 	text, err := os.ReadFile(path)
 	if !os.IsNotExist(err) {
 		check(err)
 	}
-	for line := range strings.Lines(strings.TrimPrefix(string(text), header)) {
-		row := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
-		all[row[0]+"\t"+row[1]] = row
+	for line := range bytes.Lines(text) {
+		var v verdict
+		if json.Unmarshal(line, &v) == nil { // the last line may be cut
+			all[v.key()] = v
+		}
 	}
 	return all
 }
 
-func (t table) replace(pkg string, verdicts []verdict) {
-	maps.DeleteFunc(t, func(_ string, row []string) bool { return row[0] == pkg })
+// writeRecord replaces the verdicts on a package in the record.
+func writeRecord(pkg string, verdicts []verdict, all map[string]verdict) {
+	maps.DeleteFunc(all, func(_ string, v verdict) bool { return v.Package == pkg })
 	for _, v := range verdicts {
-		fails := fmt.Sprint(len(v.Killers))
-		if v.More {
-			fails += "+"
-		}
-		t[pkg+"\t"+v.ID] = []string{pkg, v.ID, v.Place, v.Function, v.Operator, fails, v.only()}
+		v.Killers = nil
+		all[v.key()] = v
 	}
-}
-
-// String has the lines in the order of places.
-func (t table) String() string {
-	var lines []string
-	for _, row := range t {
-		lines = append(lines, strings.Join(row, "\t")+"\n")
+	order := func(a, b verdict) int {
+		return cmp.Or(strings.Compare(a.Package, b.Package), strings.Compare(a.Place, b.Place), strings.Compare(a.ID, b.ID))
 	}
-	slices.SortFunc(lines, func(a, b string) int {
-		return slices.Compare(strings.Split(a, "\t")[2:], strings.Split(b, "\t")[2:])
-	})
-	return header + strings.Join(lines, "")
+	var text bytes.Buffer
+	lines := json.NewEncoder(&text)
+	lines.SetEscapeHTML(false)
+	for _, v := range slices.SortedFunc(maps.Values(all), order) {
+		check(lines.Encode(v))
+	}
+	check(os.WriteFile(*record, text.Bytes(), 0o644))
 }
 
 // compared counts the mutants that both records have, and lists those that no test finds any more.
-func compared(before, now table) (text string) {
-	count, lost := make(map[string][3]int), ""
-	for _, id := range slices.Sorted(maps.Keys(before)) {
-		old, row := before[id], now[id]
-		if row == nil {
+func compared(before, now map[string]verdict) (text string) {
+	type counts struct{ both, before, now int }
+	count := make(map[string]*counts)
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		old, v := before[key], now[key]
+		if v.ID == "" {
 			continue
 		}
-		c := count[row[0]]
-		c[0]++
-		if old[5] != "0" {
-			c[1]++
+		if count[v.Package] == nil {
+			count[v.Package] = new(counts)
 		}
-		if row[5] != "0" {
-			c[2]++
-		} else if old[5] != "0" {
-			lost += "is not found any more: " + strings.Join(row, " ") + "\n"
+		c := count[v.Package]
+		if c.both++; old.Fail > 0 {
+			c.before++
 		}
-		count[row[0]] = c
+		if v.Fail > 0 {
+			c.now++
+		} else if old.Fail > 0 {
+			text += fmt.Sprintf("is not found any more: %s, %s, %s\n", v.Place, v.Function, v.Operator)
+		}
 	}
 	for _, pkg := range slices.Sorted(maps.Keys(count)) {
-		text += fmt.Sprintf("%s: of %d mutants, tests found %d before, and find %d\n", pkg, count[pkg][0], count[pkg][1], count[pkg][2])
+		text += fmt.Sprintf("%s: of %d mutants, tests found %d before, and find %d\n", pkg, count[pkg].both, count[pkg].before, count[pkg].now)
 	}
-	return text + lost
+	return text
 }
 
 // alone counts, for each test, the mutants that it finds, and those that it finds alone.
@@ -129,7 +114,7 @@ func (s *suite) alone(verdicts []verdict) (text string) {
 	finds, alone := make(map[string]int), make(map[string]int)
 	for _, v := range verdicts {
 		for _, test := range v.tests() {
-			if finds[test]++; v.only() != "" {
+			if finds[test]++; v.Only != "" {
 				alone[test]++
 			}
 		}

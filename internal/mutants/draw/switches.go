@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -40,7 +41,7 @@ func switches(pkg string, all []mutant) (edits []mutants.Edit, numbers map[strin
 			return edits, numbers
 		}
 		left := len(numbers)
-		for _, place := range regexp.MustCompile(`(?m)^(?:\./)?(\S+\.go):(\d+):`).FindAllStringSubmatch(string(out), -1) {
+		for _, place := range regexp.MustCompile(`(?m)^\S*/\d+(\w+\.go):(\d+):`).FindAllStringSubmatch(string(out), -1) {
 			line, _ := strconv.Atoi(place[2])
 			delete(numbers, lines[place[1]][line])
 		}
@@ -50,13 +51,13 @@ func switches(pkg string, all []mutant) (edits []mutants.Edit, numbers map[strin
 	}
 }
 
-// withSwitches returns the edits, and which mutant is on which line of a file.
+// withSwitches returns the edits, and which mutant is on which line of a file, by the last part of its name.
 func withSwitches(pkg string, all []mutant, numbers map[string]int) (edits []mutants.Edit, lines map[string]map[int]string) {
 	lines = make(map[string]map[int]string)
 	for _, file := range sources(pkg) {
 		src := read(file)
 		heads, copies, line := make(map[int]string), "", 1+strings.Count(src, "\n")
-		lines[file] = make(map[int]string)
+		lines[filepath.Base(file)] = make(map[int]string)
 		for _, m := range all {
 			number := numbers[m.id()]
 			if m.file != file || number == 0 {
@@ -67,7 +68,7 @@ func withSwitches(pkg string, all []mutant, numbers map[string]int) (edits []mut
 			heads[int(m.in.Body.Lbrace)] += fmt.Sprintf(" if drawnMutant == %d { %s };", number, calls)
 			text := src[m.in.Pos()-1:m.in.Name.Pos()-1] + name + src[m.in.Name.End()-1:m.start] + m.with + src[m.end:m.in.End()-1] + "\n"
 			for range strings.Count(text, "\n") {
-				lines[file][line] = m.id()
+				lines[filepath.Base(file)][line] = m.id()
 				line++
 			}
 			copies += text

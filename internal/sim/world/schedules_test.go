@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/israce"
 )
@@ -504,7 +505,7 @@ func explore(t *testing.T, c *config, known []deviation, isKnown bool) (f found)
 	defer chance.Seed(1)()
 	begun := time.Now()
 	try := func(d []deviation, deeper bool) (after []deviation) {
-		synctest.Test(t, func(*testing.T) {
+		bubble.Test(t, func(*testing.T) {
 			s := newSchedule(c)
 			synctest.Wait()
 			s.run(d)

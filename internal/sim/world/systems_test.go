@@ -81,12 +81,12 @@ func divide(t *testing.T, from, n uint64) {
 	}
 }
 
-// Most seeds repeat all that happens, to the nanosecond, and all of them if the runtime does nothing at random
+// Most seeds repeat all that happens, to the nanosecond, and 98 of 100 at least if the runtime does nothing at random
 // (TestExact). Else it orders timers of one instant as it likes.
 func TestSeedsRepeat(t *testing.T) {
 	n, least := uint64(10), uint64(5)
 	if *exactly {
-		n, least = *howMany, *howMany
+		n, least = *howMany, *howMany-(*howMany+49)/50
 	} else if israce.Enabled {
 		t.Skip("the race detector runs goroutines in random order")
 	}

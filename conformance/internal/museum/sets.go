@@ -1,0 +1,138 @@
+package museum
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dlock-go/dlock"
+)
+
+var sets = []Exhibit{
+	// A script takes the keys of a set one by one, and stops at the first that is held.
+	// Harm: locks that nobody holds, until their TTLs have passed.
+	// Right: look at all keys, then take all or none.
+	{Name: "stopsHalfway", Cases: names{"SetAllOrNone"}, Also: names{"SetAtOneInstant", "SetOvertakesNobody"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			answers := d.trySet(q)
+			for i, e := range q.Set {
+				if !answers[i].Acquired && !answers[i].Free {
+					break
+				}
+				d.try(question{Key: e.Key, Token: e.Token, TTL: e.TTL})
+			}
+			return answers
+		}},
+	// A client takes the keys of a set by an attempt each, and gives them back when one is held.
+	// Seen: loops around a lock library.
+	// Harm: two sets refuse each other, and a key seems to be held that nobody gets; after an error, some keys stay held.
+	// Right: one script for the set.
+	{Name: "givesBack", Cases: names{"SetAtOneInstant"}, Also: names{"SetAllOrNone", "SetOvertakesNobody", "SetRefusesNonsense"}, BeyondModel: true,
+		Network: says{"LostReplyOverNetwork": `has left . of them free`},
+		on:      names{"TryAcquireSet"}, call: func(r request) (answer, error) {
+			var a answer
+			for i, e := range r.Set {
+				one := request{r.client, r.ctx, question{Call: "TryAcquire", Key: e.Key, Token: e.Token, TTL: e.TTL}}
+				got, err := one.send()
+				if err != nil {
+					return answer{}, err
+				}
+				if a.Attempts = append(a.Attempts, got.Attempt); got.Acquired {
+					continue
+				}
+				for at, e := range r.Set[:i] {
+					a.Attempts[at] = dlock.Attempt{Free: true}
+					_, _ = r.Release(r.ctx, e.Key, e.Token) // best effort: the TTL frees the others
+				}
+				for range r.Set[i+1:] {
+					a.Attempts = append(a.Attempts, dlock.Attempt{Free: true})
+				}
+				break
+			}
+			return a, nil
+		}},
+	// A set is sorted by its keys, and so are the answers.
+	// Harm: the caller waits for a key that is free, while another is held.
+	// Right: sort a copy, and answer in the order of the set.
+	{Name: "sortsTheAnswers", Cases: names{"SetAllOrNone"},
+		on: names{"TryAcquireSet"}, call: before(func(r *request) {
+			r.Set = slices.Clone(r.Set)
+			sortByKey(r.Set)
+		})},
+	{Name: "sortsTheSet", Cases: names{"SetAllOrNone"}, Also: names{"LostReply", "SetAtOneInstant", "SetGrantsAsTryAcquire", "SetOvertakesNobody"}, BeyondModel: true,
+		on: names{"TryAcquireSet"}, call: before(func(r *request) { sortByKey(r.Set) })},
+	// A set whose own token holds a key extends that lease, even if it is refused because of another.
+	// Harm: a key that nobody wants any more is held for longer.
+	// Right: a set that is refused changes nothing.
+	{Name: "extendsItsOwn", Cases: names{"SetAllOrNone"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			for _, e := range q.Set {
+				d.extend(question{Key: e.Key, Token: e.Token, TTL: e.TTL})
+			}
+			return d.trySet(q)
+		}},
+	// A set in which a key is held is refused, whoever holds it.
+	// Seen: MSETNX.
+	// Harm: a set whose reply was lost, and that is repeated, waits for itself.
+	// Right: an attempt by the token that holds already is a grant.
+	{Name: "refusesItsOwn", Cases: names{"SetGrantsAsTryAcquire", "LostReply"}, Also: names{"SetAllOrNone"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			strangers := slices.Clone(q.Set)
+			for i, e := range strangers {
+				if d.get(e.Key) != "" {
+					strangers[i].Token = "stranger"
+				}
+			}
+			return d.trySet(question{Set: strangers})
+		}},
+	// All leases of a set get the TTL of the first; or each its own, even if it lasts longer already; or all get the last fence.
+	// Harm: a lease ends in which its holder believes; the resource refuses a holder.
+	// Right: what each attempt alone would get.
+	{Name: "oneTTL", Cases: names{"SetGrantsAsTryAcquire"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			q.Set = slices.Clone(q.Set)
+			for i := range q.Set {
+				q.Set[i].TTL = q.Set[0].TTL
+			}
+			return d.trySet(q)
+		}},
+	{Name: "setShortens", Cases: names{"SetGrantsAsTryAcquire", "LateDuplicate"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			answers := d.trySet(q)
+			for i, e := range q.Set {
+				if answers[i].Acquired {
+					d.pExpire(e.Key, e.TTL)
+				}
+			}
+			return answers
+		}},
+	{Name: "lastFence", Cases: names{"SetGrantsAsTryAcquire"},
+		takeSet: func(d *db, q question) []dlock.Attempt {
+			last, _ := strconv.ParseInt(d.get("fence"), 10, 64)
+			answers := d.trySet(q)
+			for i := range answers {
+				answers[i].Fence = min(answers[i].Fence, last)
+			}
+			return answers
+		}},
+	// A set takes a key that is free, though a waiter is about to come back for it.
+	// Harm: sets overtake those who wait, for as long as sets keep coming.
+	// Right: the first of the queue gets the key, and the set is refused.
+	{Name: "looksAtNoQueue", Cases: names{"SetOvertakesNobody"}, BeyondModel: true,
+		on: names{"TryAcquireSet"}, call: func(r request) (a answer, err error) {
+			if r.ctx.Err() == nil && !r.takeable() {
+				return r.send()
+			}
+			a.Attempts, err = eval(r, func(d *db) []dlock.Attempt { return d.trySet(r.question) })
+			return a, err
+		}},
+	// A set is sent as it is.
+	// Harm: with a key twice, the caller is told that it has two locks, and its first Release ends both.
+	// Right: refuse what is no set.
+	{Name: "takesAnySet", Cases: names{"SetRefusesNonsense"}, BeyondModel: true,
+		on: names{"TryAcquireSet"}, call: func(r request) (answer, error) { return r.ask() }},
+}
+
+func sortByKey(set []dlock.Acquisition) {
+	slices.SortFunc(set, func(a, b dlock.Acquisition) int { return strings.Compare(a.Key, b.Key) })
+}
