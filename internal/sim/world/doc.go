@@ -9,16 +9,17 @@
 // What must hold is a [property]. To show that the properties find something, each [row] plants a fault in the code that
 // ships: it takes a rule of docs/handover.md out, for example.
 //
-//	go test ./internal/sim/world                           some seeds, most schedules
-//	go test ./internal/sim/world -run Systems -systems=2000    seeds 1 to 2000
+//	go test ./internal/sim/world                                    some seeds, most schedules
+//	go test ./internal/sim/world -run Systems -systems=2000         seeds 1 to 2000
 //	go test ./internal/sim/world -run Systems -for=1h -timeout=0    seeds that nobody has tried, for an hour
-//	go test ./internal/sim/world -run Systems -seed=7          the seed that a failure has printed; -log shows all that happens
-//	go test ./internal/sim/world -run Schedules -large         more schedules
-//	go test ./internal/sim/world -run Rows -rows               each planted fault, by a seed or a schedule that is known to
-//	                                                       find it; -fresh finds others, and -record keeps them
+//	go test ./internal/sim/world -run Systems -seed=7               the seed that a failure has printed; -log prints what happens
+//	go test ./internal/sim/world -run Schedules -large              more schedules
+//	go test ./internal/sim/world -run Rows -rows                    each planted fault, by a seed or a schedule that is
+//	                                                                known to find it; -fresh finds others, -record keeps them
 //
-// With -rows, each of some seeds is also run twice: all that happens is the same, byte by byte. For that the program is
-// compiled with a Go runtime that does nothing at random (see exact). With the usual one, about 85 in 100 seeds repeat.
+// A seed repeats its run: all that happens is the same, byte by byte. Of 1,000 seeds 996 did when the program was
+// compiled with a Go runtime that does nothing at random (see exact, and TestExact, which -rows runs), and 128 of
+// 150 with the usual one.
 //
 // The package has only tests.
 package world

@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	howMany   = flag.Uint64("systems", 50, "how many systems")
+	howMany   = flag.Uint64("systems", 50, "how many systems; with -rows: for each CPU")
 	from      = flag.Uint64("from", 0, "the first seed; 0: those from 1, in several processes if they are many")
 	oneSeed   = flag.Uint64("seed", 0, "the only seed")
 	forTime   = flag.Duration("for", 0, "for how long seeds are tried that nobody has tried, instead of -systems")

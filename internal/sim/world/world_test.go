@@ -62,7 +62,6 @@ type world struct {
 	mu        sync.Mutex
 	servers   []*sim.Server       // masters
 	processes []*process          // that live
-	all       []*process          // those that were killed, too
 	names     map[string]string   // of tokens
 	relied    map[string]int      // tokens, by how many calls and holds rely on them
 	of        map[string]*process // whose tokens they are
