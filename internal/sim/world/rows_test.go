@@ -139,7 +139,7 @@ func rows() []row {
 		systems(107, "'queue' is taken for a grant", polls, 20,
 			mutants.Edit{File: sendGo, Old: "case r.Reply == queued:", New: "case r.Reply == queued && !without(107):"},
 			mutants.Edit{File: "backend/rediscore/rediscore.go", Old: "if fence, ok := reply.(int64); ok {", New: "if fence, ok := reply.(int64); ok || reply == queued && without(107) {"}),
-		systems(108, "a set waits in the order of its caller", queues, 400,
+		systems(108, "a set waits in the order of its caller", majority, 60,
 			mutants.Edit{File: "set.go", Old: "\tkeys = slices.Sorted(slices.Values(keys))\n", New: "if keys = slices.Clone(keys); !without(108) {\nslices.Sort(keys)\n}\n"}),
 		systems(109, "a set that has failed keeps what it has", queues, 20,
 			mutants.Edit{File: "set.go", Old: "if g.set.byKey == nil {", New: "if g.set.byKey == nil && !without(109) {"}),
@@ -156,8 +156,6 @@ func rows() []row {
 			mutants.Edit{File: "observer.go", Old: "\tif c.ended {\n\t\tend, reason", New: "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason"}),
 		systems(115, "an Observer hears twice of a lost lease", queues, 50,
 			mutants.Edit{File: "observer.go", Old: "\t\tl.reports = false\n", New: "\t\tl.reports = without(115)\n"}),
-		systems(116, "the last try of an owed release is not the last", queues, 400,
-			mutants.Edit{File: owedGo, Old: "case a.Final, !sent.Before(c.until):", New: "case a.Final, !sent.Before(c.until) && !without(116):"}),
 	}
 }
 
