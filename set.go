@@ -54,9 +54,8 @@ type Leases struct {
 // does so for at most 200 ms, at most 20 times, and only while attempts are fast: their round trip is at
 // most 2.5 ms at first, and a quarter of the last wait later.
 //
-// After that it takes the keys in byte order, with one attempt for each. It
-// keeps those that come before the first that is held,
-// gives the others back, and waits for that key. Then it goes on in the same way with the keys that
+// After that it takes the keys in byte order, with one attempt for each. It keeps those that come before the first
+// that is held, gives the others back, and waits for that key. Then it goes on in the same way with the keys that
 // follow. So it waits only for keys that come after all that it holds, and each call is served. Others
 // can see it hold some of its keys before it has all.
 //
@@ -200,8 +199,9 @@ func (g *gathering) gather(ctx context.Context) error {
 	return err
 }
 
-// takeWhole tries all keys at once, again and again. If others hold some, and the attempt was not one operation, it gives all
-// back, and waits for one of those. When it gives up, it returns what the last attempts have brought, if there is something to go on with: see try.
+// takeWhole tries all keys at once, again and again. If others hold some, and the attempt was not one operation, it
+// gives all back, and waits for one of those. When it gives up, it returns what the last attempts have brought, if
+// there is something to go on with: see try.
 func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	end, took := time.Now().Add(wholeTime), wholeGuess
 	var waited *Lease
@@ -236,9 +236,8 @@ func worthwhile(held []*word, trip, waited time.Duration) bool {
 	return n <= wholeHeld && waited >= wholeWait*trip
 }
 
-// waitWhole waits for a key until end, while the set holds no other. It returns neither a lease nor an error if
-// that has
-// passed.
+// waitWhole waits for a key until end, while the set holds no other. It returns neither a lease nor an error if that
+// has passed.
 func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, error) {
 	g.whole = end
 	lease, err := g.waitFor(key, held)
@@ -249,11 +248,9 @@ func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, err
 	return lease, err
 }
 
-// takeInOrder takes the keys in their order, beginning with what takeWhole has brought. It gives back what
-// comes after a key
-// for which it waits. After a wait it tries a few keys at once, since some are probably held, too, and twice as
-// many while all
-// are free.
+// takeInOrder takes the keys in their order, beginning with what takeWhole has brought. It gives back what comes after
+// a key for which it waits. After a wait it tries a few keys at once, since some are probably held, too, and twice as
+// many while all are free.
 func (g *gathering) takeInOrder(leases []*Lease, held []*word) (err error) {
 	for ahead := setAhead; ; ahead *= 2 {
 		first := slices.Index(leases, nil)

@@ -39,8 +39,8 @@ func (b block) has(file string, from, to int) bool {
 }
 
 const (
-	slow     = 2 * time.Second // slower tests run only if fewer than two others kill a mutant
-	restarts = 6               // of a program that ends in a test: then the other tests are left out
+	slow     = 2 * time.Second  // slower tests run only if fewer than two others kill a mutant
+	patience = 30 * time.Second // with tests that end their program: then the others are left out
 	memory   = "ulimit -v 12000000; exec nice \"$@\""
 	whole    = "TestMain" // stands for a program that fails outside of its tests
 
@@ -109,7 +109,7 @@ func (j *judge) reaching(m mutant) (tests []string) {
 // left out, since too many ended the program.
 func (j *judge) run(program string, number int, tests []string) (killers []string, more bool) {
 	var skip []string
-	for range restarts {
+	for begun := time.Now(); ; {
 		failed, ended, culprit := j.once(program, number, tests, skip)
 		killers = append(killers, failed...)
 		if culprit == "" {
@@ -121,11 +121,10 @@ func (j *judge) run(program string, number int, tests []string) (killers []strin
 		if sub {
 			skip, tests = append(skip, culprit), append(tests, top)
 		}
-		if culprit == whole || len(tests) == 0 {
+		if culprit == whole || len(tests) == 0 || time.Since(begun) > patience {
 			return leaves(killers), len(tests) > 0
 		}
 	}
-	return leaves(killers), true
 }
 
 var event = regexp.MustCompile(`\x16(?:=== (RUN|CONT|PAUSE) +|--- (PASS|FAIL|SKIP): )(\S+)`)

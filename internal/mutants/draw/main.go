@@ -84,7 +84,7 @@ func judgeAll(pkg string, deadline time.Time) {
 	all = all[:min(len(all), *n*3/2)] // some do not compile
 	s := newSuite(pkg, all)
 	defer os.RemoveAll(s.dir)
-	path := filepath.Join(*dir, fmt.Sprintf("%s-%s.jsonl", strings.ReplaceAll(pkg, "/", "-"), s.state()))
+	path := filepath.Join(*dir, fmt.Sprintf("mutants-%s-%s.jsonl", strings.ReplaceAll(pkg, "/", "-"), s.state()))
 	known := verdicts(path)
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	check(err)
