@@ -145,7 +145,7 @@ func rows() []row {
 			mutants.Edit{File: "set.go", Old: "if g.set.byKey == nil {", New: "if g.set.byKey == nil && !without(109) {"}),
 		systems(110, "a set does not give back what it may not keep", queues, 20,
 			mutants.Edit{File: "set.go", Old: "g.back.Go(func() { releaseAll(given, limit) })", New: "if !without(110) {\ng.back.Go(func() { releaseAll(given, limit) })\n}"}),
-		systems(111, "a grant that a check-in finds is not on the replicas", replicas, 300,
+		systems(111, "a grant that a check-in finds is not on the replicas", replicas, 1000,
 			mutants.Edit{File: lua + "checkin.lua", Old: "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", New: ""},
 			mutants.Edit{File: lua + "checkin.lua", Old: "call('PEXPIRE', KEYS[3], '60000')\n    call('PEXPIRE', KEYS[4], '60000') -- WAIT", New: "-- WAIT"}),
 		systems(112, "a key is kept until its TTL ends, and not until its MinHold has passed", queues, 50,
