@@ -153,6 +153,32 @@ func (l *Locker) attempted(o *Operation, a dlock.Attempt, err error) (dlock.Atte
 	return a, err
 }
 
+// TryAcquireSet implements [dlock.SetAcquirer]. A key that was free, and not taken, is recorded as if by Inspect.
+func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) (attempts []dlock.Attempt, err error) {
+	s, ok := l.Forward.Locker.(dlock.SetAcquirer)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	operations := make([]*Operation, len(set))
+	for i, a := range set {
+		operations[i] = l.begin(TryAcquire, a.Key, a.Token, a.TTL)
+	}
+	if attempts, err = s.TryAcquireSet(ctx, set); err == nil && len(attempts) != len(set) {
+		err = fmt.Errorf("%d attempts for a set of %d", len(attempts), len(set))
+	}
+	for i, o := range operations {
+		switch {
+		case err != nil:
+			_, _ = l.attempted(o, dlock.Attempt{}, err)
+		case attempts[i].Free:
+			l.recorder.end(o, nil, func() { o.Method, o.Outcome = Inspect, NotHeld })
+		default:
+			_, _ = l.attempted(o, attempts[i], nil)
+		}
+	}
+	return attempts, err
+}
+
 // Renew implements [dlock.Locker].
 func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	o := l.begin(Renew, key, token, ttl)

@@ -45,8 +45,9 @@ type Trip struct {
 	Shard   bool             // it is a shard channel
 	Message string
 
+	Wait *rediscore.Replication // for which the reply waits
+
 	asking bool // ASKING is before each call
-	wait   *rediscore.Replication
 }
 
 // A Fate is what becomes of a [Trip]. The zero value is a network that takes no time.
@@ -202,7 +203,7 @@ func (c *Conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, resul
 
 func (c *Conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	if !c.Cluster() {
-		c.send(ctx, Trip{To: c.master(""), Calls: calls, wait: wait}, results)
+		c.send(ctx, Trip{To: c.master(""), Calls: calls, Wait: wait}, results)
 		return
 	}
 	node := func(call rediscore.Call, address string) (*Server, error) {
@@ -213,7 +214,7 @@ func (c *Conn) evalAll(ctx context.Context, calls []rediscore.Call, results []re
 		return master, nil
 	}
 	rediscore.EvalByMaster(calls, results, node, func(to *Server, asking bool, numbers []int) {
-		t, answers := Trip{To: to, asking: asking, wait: wait}, make([]rediscore.Result, len(numbers))
+		t, answers := Trip{To: to, asking: asking, Wait: wait}, make([]rediscore.Result, len(numbers))
 		for _, i := range numbers {
 			t.Calls = append(t.Calls, calls[i])
 		}
@@ -247,14 +248,14 @@ func (c *Conn) send(ctx context.Context, t Trip, results []rediscore.Result) {
 		if f.Twice {
 			c.under.Go(func() {
 				if travel(f.Again, c.closed) {
-					c.execute(ctx, t)
+					t.Execute(ctx, c.closed)
 				}
 			})
 		}
 		if travel(f.Request, c.closed) {
 			done := f.Results
 			if done == nil {
-				done = c.execute(ctx, t)
+				done = t.Execute(ctx, c.closed)
 			}
 			if travel(f.Reply, c.closed) {
 				answered <- done
@@ -277,16 +278,17 @@ func (c *Conn) send(ctx context.Context, t Trip, results []rediscore.Result) {
 	}
 }
 
-func (c *Conn) execute(ctx context.Context, t Trip) []rediscore.Result {
+// Execute is what the server does when calls arrive. It waits for replicas until end is closed.
+func (t Trip) Execute(ctx context.Context, end <-chan struct{}) []rediscore.Result {
 	results, written := make([]rediscore.Result, len(t.Calls)), int64(0)
 	for i, call := range t.Calls {
 		var offset int64
 		results[i].Reply, offset, results[i].Err = t.To.eval(call.Script.Source, call.Script.SHA, call.Keys(), call.Args, t.asking)
 		written = max(written, offset)
 	}
-	if t.wait != nil {
-		limit := time.Duration(t.wait.Milliseconds(ctx)) * time.Millisecond
-		n, err := t.To.wait(written, t.wait.Replicas, limit, c.closed)
+	if t.Wait != nil {
+		limit := time.Duration(t.Wait.Milliseconds(ctx)) * time.Millisecond
+		n, err := t.To.wait(written, t.Wait.Replicas, limit, end)
 		for i := range results {
 			results[i].Replicas, results[i].NoWait = n, err
 		}

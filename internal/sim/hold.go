@@ -79,7 +79,7 @@ func (h *Held) Await() *Held {
 func (h *Held) Execute() any {
 	h.t.Helper()
 	h.Await()
-	h.reply = h.conn.execute(context.Background(), h.Trip)
+	h.reply = h.Trip.Execute(context.Background(), h.conn.closed)
 	if err := h.reply[0].Err; err != nil {
 		h.t.Fatalf("a call that was held back: %v", err)
 	}

@@ -120,14 +120,18 @@ func (l *Lanes[K, C, R]) Do(ctx context.Context, call C) R {
 
 // DoAll makes calls as Do does, those of each route together.
 func (l *Lanes[K, C, R]) DoAll(ctx context.Context, calls []C, results []R) {
+	var routes []K
 	byRoute := make(map[K][]int)
 	for i, call := range calls {
 		k := l.settings.Route(ctx, call, len(calls) > 1)
-		byRoute[k] = append(byRoute[k], i)
+		if byRoute[k] = append(byRoute[k], i); len(byRoute[k]) == 1 {
+			routes = append(routes, k)
+		}
 	}
 	var all sync.WaitGroup
-	for k, numbers := range byRoute {
-		if len(byRoute) == 1 {
+	for _, k := range routes {
+		numbers := byRoute[k]
+		if len(routes) == 1 {
 			l.some(ctx, k, calls, results)
 			break
 		}

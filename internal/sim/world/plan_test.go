@@ -1,57 +1,37 @@
-package systems
+package world
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
-// A plan is what is done with a system, and to it. Its times count from when the servers are ready.
+// A plan is what is done with a world, and to it. Its times count from when the servers are ready. The seed decides how
+// long trips take, too, and about mishaps that are not listed.
 type plan struct {
-	seed    uint64 // of how long trips take, of what the Clients draw, and of mishaps that are not listed
-	kind    kind
-	ttl     time.Duration
+	setup
 	trip    time.Duration // of a leg, on average
 	lost    float64       // the share of trips in storms that have a mishap
 	late    bool          // some requests arrive when the client has given them up
-	lag     time.Duration // of replicas
-	turns   []int         // of each client: WithLocalTurns, or 0
 	jobs    []job
+	keeps   time.Duration // the longest MinHold
 	storms  []storm
 	faults  []fault
 	mishaps map[string]mishap // by trip; nil if the seed draws them during storms
 }
 
-// A kind is what the Clients of a system use.
-type kind string
-
-const (
-	queues   kind = "queues"
-	polls    kind = "polls"    // WithQueue(false)
-	majority kind = "redlock"  // on three servers
-	replicas kind = "replicas" // WithReplicas(2): a promotion loses no lease
-	failover kind = "failover" // with a replica that may be promoted without the last writes
-)
-
 var kinds = []kind{queues, queues, queues, polls, polls, replicas, replicas, failover, majority}
-
-// replicas is how many a master has.
-func (k kind) replicas() int { return map[kind]int{replicas: 2, failover: 1}[k] }
-
-func (k kind) stores() int {
-	if k == majority {
-		return 3
-	}
-	return 1
-}
 
 // A job is what a client does with a key.
 type job struct {
 	at       time.Duration
-	client   int
+	process  int
 	key      string
 	once     bool // it does not wait
 	patience time.Duration
@@ -59,6 +39,8 @@ type job struct {
 	renews   bool
 	detaches bool // another client adopts the lease after a half of the hold
 	set      bool // of all keys that jobs want
+
+	outage, minHold, maxHold time.Duration
 }
 
 func (j job) String() string {
@@ -75,17 +57,22 @@ func (j job) String() string {
 	if j.set {
 		verb = "acquires all keys, like"
 	}
-	return fmt.Sprintf("client %d %s %q for at most %v, and holds it for %v%s", j.client, verb, j.key, j.patience, j.hold, how)
+	for name, d := range map[string]time.Duration{"WithMinHold": j.minHold, "WithMaxHold": j.maxHold, "WithOutage": j.outage % time.Hour} {
+		if d > 0 {
+			how += fmt.Sprintf(", %s(%v)", name, d)
+		}
+	}
+	return fmt.Sprintf("%s %s %q for at most %v, and holds it for %v%s", letter(j.process), verb, j.key, j.patience, j.hold, how)
 }
 
 // A storm is a time in which faults may happen.
 type storm struct{ from, to time.Duration }
 
-// A fault happens to a server, to a client, or between them.
+// A fault happens to a server, to a process, or between them.
 type fault struct {
 	at, lasts time.Duration
 	what      what
-	client    int
+	process   int
 	store     int
 }
 
@@ -106,9 +93,9 @@ func (f fault) String() string {
 	who := fmt.Sprint("server ", f.store)
 	switch f.what {
 	case kills, cuts:
-		who = fmt.Sprint("client ", f.client)
+		who = letter(f.process)
 	case cutsOff:
-		who = fmt.Sprintf("client %d and server %d:", f.client, f.store)
+		who = fmt.Sprintf("%s and server %d:", letter(f.process), f.store)
 	}
 	if f.lasts > 0 {
 		return fmt.Sprintf("%s %s for %v", who, f.what, f.lasts)
@@ -140,6 +127,11 @@ func (m mishap) String() string {
 	return strings.Join(all, ", ")
 }
 
+// leg draws how long a leg takes.
+func (p *plan) leg(r *rand.Rand) time.Duration {
+	return time.Duration(r.ExpFloat64() * float64(p.trip))
+}
+
 // upTo draws a duration up to d.
 func upTo(r *rand.Rand, d time.Duration) time.Duration { return 1 + time.Duration(r.Int64N(int64(d))) }
 
@@ -147,8 +139,10 @@ func upTo(r *rand.Rand, d time.Duration) time.Duration { return 1 + time.Duratio
 func newPlan(seed uint64) *plan {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := &plan{
-		seed: seed, kind: kinds[r.IntN(len(kinds))], lag: upTo(r, 100*time.Millisecond),
-		ttl:  4*time.Second + upTo(r, 8*time.Second).Round(time.Millisecond),
+		setup: setup{
+			seed: seed, kind: kinds[r.IntN(len(kinds))], lag: upTo(r, 100*time.Millisecond),
+			ttl: 4*time.Second + upTo(r, 8*time.Second).Round(time.Millisecond), outage: time.Hour,
+		},
 		trip: []time.Duration{100 * time.Microsecond, time.Millisecond, 20 * time.Millisecond}[r.IntN(3)],
 		lost: []float64{0, 0.02, 0.1, 0.2}[r.IntN(4)],
 		late: r.IntN(3) == 0,
@@ -181,12 +175,34 @@ func newPlan(seed uint64) *plan {
 	for i := range p.jobs {
 		p.jobs[i].set = sets.IntN(6) == 0
 	}
+	p.terms(p.draws("terms"))
 	return p
+}
+
+// terms draws options of the Client. A third of the plans has jobs with a MinHold or a MaxHold.
+func (p *plan) terms(r *rand.Rand) {
+	limits := r.IntN(3) == 0
+	for i := range p.jobs {
+		j := &p.jobs[i]
+		j.outage = []time.Duration{time.Hour, time.Hour, 0, upTo(r, 10*time.Second)}[r.IntN(4)]
+		switch n := r.IntN(8); {
+		case limits && n == 0 && !j.detaches:
+			j.minHold = upTo(r, p.ttl*3/2)
+			p.keeps = max(p.keeps, j.minHold)
+		case limits && n == 1:
+			j.maxHold, j.hold, j.renews = upTo(r, p.ttl), 3*p.ttl, true
+		}
+	}
+}
+
+// options are those of the Client that does a job.
+func (j job) options() []dlock.Option {
+	return []dlock.Option{dlock.WithRenewal(j.renews), dlock.WithOutage(j.outage), dlock.WithMinHold(j.minHold), dlock.WithMaxHold(j.maxHold)}
 }
 
 func (p *plan) job(r *rand.Rand, at time.Duration, key string, hold time.Duration) job {
 	j := job{
-		at: at, client: r.IntN(len(p.turns)), key: key, once: r.IntN(6) == 0,
+		at: at, process: r.IntN(len(p.turns)), key: key, once: r.IntN(6) == 0,
 		patience: upTo(r, 4*p.ttl), hold: upTo(r, hold), renews: r.IntN(4) > 0, detaches: r.IntN(12) == 0,
 	}
 	switch r.IntN(12) {
@@ -200,7 +216,7 @@ func (p *plan) job(r *rand.Rand, at time.Duration, key string, hold time.Duratio
 
 func (p *plan) fault(r *rand.Rand, from, to time.Duration) fault {
 	f := fault{
-		at: from + upTo(r, to-from), client: r.IntN(len(p.turns)), store: r.IntN(p.kind.stores()),
+		at: from + upTo(r, to-from), process: r.IntN(len(p.turns)), store: r.IntN(p.kind.stores()),
 		what: []what{kills, kills, cuts, cutsOff, cutsOff, restarts, loads, readOnly, full}[r.IntN(9)],
 	}
 	if n := p.kind.replicas(); n > 0 && r.IntN(2) == 0 {
@@ -251,13 +267,18 @@ func (p *plan) stormy(at time.Duration) bool {
 	return slices.ContainsFunc(p.storms, func(s storm) bool { return s.from <= at && at < s.to })
 }
 
+// calm reports whether there is no storm in a time.
+func (p *plan) calm(from, to time.Duration) bool {
+	return !slices.ContainsFunc(p.storms, func(s storm) bool { return from < s.to && s.from < to })
+}
+
 // size is the number of things that happen in a plan whose mishaps are listed.
 func (p *plan) size() int { return len(p.jobs) + len(p.faults) + len(p.mishaps) }
 
 // String lists what happens.
 func (p *plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %d clients, %s, TTL %v, a leg takes %v, turns %v\n", p.seed, len(p.turns), p.kind, p.ttl, p.trip, p.turns)
+	fmt.Fprintf(&b, "seed %d: %d processes, %s, TTL %v, a leg takes %v, turns %v\n", p.seed, len(p.turns), p.kind, p.ttl, p.trip, p.turns)
 	type line struct {
 		at   time.Duration
 		text string
@@ -278,3 +299,5 @@ func (p *plan) String() string {
 	}
 	return b.String()
 }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

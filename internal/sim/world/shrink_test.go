@@ -1,4 +1,4 @@
-package systems
+package world
 
 import (
 	"maps"
@@ -15,7 +15,7 @@ type item struct {
 func (p *plan) items() (all []item) {
 	for i := range p.turns { // the jobs of a client together: often it is not needed at all
 		for n, j := range p.jobs {
-			if j.client == i {
+			if j.process == i {
 				all = append(all, item{job: n, fault: -1})
 			}
 		}
