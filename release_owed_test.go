@@ -461,7 +461,9 @@ func TestSlowCallHurriesNobody(t *testing.T) {
 		slow = 2500 * time.Millisecond
 		var both sync.WaitGroup
 		defer both.Wait()
-		both.Go(func() { _ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil }) })
+		both.Go(func() {
+			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil })
+		})
 		time.Sleep(5100 * time.Millisecond) // an attempt and an enqueue
 		slow = 0
 		_, err := mine.With(dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
