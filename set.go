@@ -418,12 +418,11 @@ type common struct {
 	set    []Acquisition
 	before []Attempt // what the last one has said
 
-	over     chan struct{} // closed when the rest is final
-	sent     time.Time
-	answers  []Attempt
-	err      error
-	panicked any
-	again    bool // another follows
+	over    chan struct{} // closed when the rest is final
+	sent    time.Time
+	answers []Attempt
+	err     error
+	again   bool // another follows
 }
 
 // begin begins an attempt, to which the acquisitions are to come.
@@ -475,7 +474,6 @@ func (m *meeting) leave(err error) {
 // make makes an attempt.
 func (m *meeting) make(c *common) {
 	defer close(c.over)
-	defer func() { c.panicked = recover() }()
 	c.sent, c.err = time.Now(), errPanic
 	c.answers, c.err = m.locker.TryAcquireSet(c.ctx, c.set)
 	held := slices.IndexFunc(c.answers, func(a Attempt) bool { return !a.Acquired && !a.Free })
@@ -507,10 +505,7 @@ func (m *meeting) refuse(c *common, held int) {
 
 // answer is that of an attempt to the acquisition at a seat.
 func (c *common) answer(seat int) (Attempt, error) {
-	switch {
-	case c.panicked != nil:
-		panic(c.panicked)
-	case c.err != nil:
+	if c.err != nil {
 		return Attempt{}, c.err
 	}
 	return c.answers[seat], nil
