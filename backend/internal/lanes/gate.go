@@ -143,7 +143,7 @@ func (g *gate[K, C, R]) loadLocked(last Rank) (f *flight[C, R], asks []*ask[C, R
 		q, n := g.waiting[r], 0
 		if r == Other && g.halved > 0 { // half of them are the newest: the oldest give up before an answer comes
 			newest := len(asks) + most/2
-			for most -= most / 2; len(q) > 0 && len(asks) < newest; q = q[:len(q)-1] {
+			for most -= most / 2; len(q) > 0 && len(asks) < newest; q = slices.Delete(q, len(q)-1, len(q)) {
 				add(q[len(q)-1])
 			}
 		}
