@@ -309,7 +309,7 @@ func awaitQueues(t *testing.T, servers []*redistest.Server, n int) {
 	const count = `local n = 0
 		for _, key in ipairs(redis.call('KEYS', '*dlock1:waiters:*')) do
 			for i, entry in ipairs(redis.call('HVALS', key)) do
-				if entry:match('^%d+ %d+ [ps]') then n = n + 1 end
+				if entry:match('^%d+ %d+ %d+ [ps]') then n = n + 1 end
 			end
 		end
 		return n`
