@@ -545,12 +545,15 @@ func TestDescendants(t *testing.T) {
 	t.Parallel()
 	s := newShell(t)
 	c, _ := s.start("run", "k", "--", "sh", "-c", "(setsid sleep 60 & setsid sh -c 'sleep 60; true' &); sleep 60")
-	require.Eventually(t, func() bool { return len(descendants(c.Process.Pid, nil)) == 6 }, 20*time.Second, time.Millisecond)
-	all := descendants(c.Process.Pid, nil)
-	scan := scanned()
-	for _, pid := range append(all, c.Process.Pid) {
-		assert.ElementsMatch(t, scan(pid), listed(pid))
-	}
+	var all []int
+	require.EventuallyWithT(t, func(t *assert.CollectT) { // some end when others have begun
+		all = descendants(c.Process.Pid, nil)
+		require.Len(t, all, 6)
+		scan := scanned()
+		for _, pid := range append(all, c.Process.Pid) {
+			assert.ElementsMatch(t, scan(pid), listed(pid))
+		}
+	}, 20*time.Second, 10*time.Millisecond)
 	assert.Empty(t, descendants(c.Process.Pid, all[:1]), "those of the guard are spared with it")
 }
 
