@@ -352,7 +352,7 @@ func TestExhaustedPool(t *testing.T) {
 			defer cancel()
 			_, err = client.TryAcquire(ctx, name)
 			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			require.ErrorContains(t, err, "no answer for 2")
+			require.ErrorContains(t, err, "no answer for ")
 			require.ErrorContains(t, err, "pool")
 			t.Log(lease.Err(), err)
 		})
