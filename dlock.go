@@ -145,9 +145,9 @@ type SetAcquirer interface {
 	// token holds one of the keys, or waits in the queue for it, nothing changes: each Attempt says that its key is
 	// Free, or who holds it. A key that a token of set holds itself is granted, as by TryAcquire.
 	//
-	// A set has at least one element, and no key twice: else the error matches [ErrInvalid]. TryAcquireSet does not change set. An error says that the
-	// outcome of all elements is unknown. It returns [errors.ErrUnsupported], and nothing changes, if it cannot take these keys
-	// in one operation: then the Client makes one attempt for each.
+	// A set has at least one element, and no key twice: else the error matches [ErrInvalid]. TryAcquireSet does not
+	// change set. An error says that the outcome of all elements is unknown. It returns [errors.ErrUnsupported], and
+	// nothing changes, if it cannot take these keys in one operation: then the Client makes one attempt for each.
 	//
 	// [Forward] does not pass it on: a decorator of TryAcquire would not see these attempts.
 	TryAcquireSet(ctx context.Context, set []Acquisition) ([]Attempt, error)

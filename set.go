@@ -483,8 +483,6 @@ func (m *meeting) make(c *common) {
 		c.err = fmt.Errorf("%d attempts for a set of %d", len(c.answers), len(c.set))
 	case held >= 0:
 		m.refuse(c, held)
-	case slices.ContainsFunc(c.answers, func(a Attempt) bool { return a.Free }):
-		c.err = errors.ErrUnsupported // nobody holds a key
 	}
 }
 

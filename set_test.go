@@ -257,6 +257,17 @@ func TestSetInOneCall(t *testing.T) {
 	}
 }
 
+// Nor is it asked for all keys in one call after 2 s.
+func TestSetInSlowCalls(t *testing.T) {
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		holdKey(t, store, "b", time.Hour)
+		s.onCall(func(c *call) { c.take(100 * time.Millisecond) })
+		_, err := dlock.New(inSets{s}, dlock.WithMaxWait(5*time.Second)).AcquireAll(t.Context(), "a", "b")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.InDelta(t, 19, len(s.made("set")), 1)
+	})
+}
+
 // What a call for a set may have left is owed, for each key. No key is left, and no key that was free is released.
 func TestSetInOneCallThatFails(t *testing.T) {
 	held := func(c *call) {

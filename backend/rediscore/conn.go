@@ -106,7 +106,7 @@ type Call struct {
 	keys   *lockKeys
 }
 
-// Keys returns the keys. There is at least one, and all are in the same slot. The caller must
+// Keys returns the keys. There is at least one, and in a cluster all are in the same slot. The caller must
 // not change the slice.
 func (c Call) Keys() []string {
 	if c.Script.Keys == 0 {

@@ -31,7 +31,7 @@ const (
 	unsubscribedShare  = 6
 
 	retryPause = 100 * time.Millisecond // after a failed call; doubled four times
-	mostHaste  = 100 * time.Millisecond // before the end of a wait, when a message still counts as too late; and half of its time
+	mostHaste  = 100 * time.Millisecond // at most so long before a wait ends, a message counts as too late: see patience
 	replyLimit = time.Second            // after which the error of a wait says that there is no reply
 )
 
@@ -306,7 +306,8 @@ func (w *wait) next(address string) (script *Script, args []string) {
 }
 
 // patience is for how many ms a message to the wait is not too late, from when a call arrives that is sent now. It is
-// empty if the wait has no end.
+// empty if the wait has no end. What a call takes is taken off, but no more than mostHaste, and half of what is left: a call
+// that was slow once must not make a wait lose its place.
 func (w *wait) patience() string {
 	end, ends := w.ctx.Deadline()
 	if !ends {

@@ -1,6 +1,6 @@
 -- How fences are made, and leases granted. lone.lua has the usual case of a grant.
 --
--- This file, and those that have "plain" in their names, have only what all servers and proxies accept: Lua that means the
+-- This file, lone.lua, and those that have "plain" in their names, have only what all servers and proxies accept: Lua that means the
 -- same from 5.1 to 5.4, commands named by literals, and keys that are literally KEYS[i].
 --
 -- KEYS[1]  the lock

@@ -20,7 +20,7 @@
 -- inbox has a subscriber. A waiter without an inbox is alive if it has called during the
 -- last two seconds, or during its TTL if that is shorter, so that a dead one costs no more
 -- than a lease. It is granted the lock only when it checks in, because only that shows that
--- it is still there. After its finish, no waiter is alive.
+-- it is still there. After its finish, a waiter is not alive, unless it calls itself.
 
 local call, unpack = redis.call, table.unpack or unpack
 

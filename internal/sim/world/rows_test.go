@@ -105,7 +105,7 @@ func rows() []row {
 			mutants.Edit{File: waitGo, Old: "\tif m.changed {", New: "\tif m.changed && !without(22) {"}),
 		schedules(23, "a fence is not below the server's time", order, base(2, wipe),
 			mutants.Edit{File: lua + "fence.lua", Old: "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", New: "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"},
-			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
+			mutants.Edit{File: lua + "lone.lua", Old: "math.max(last + 8, clock)", New: "last + 8"}),
 		schedules(24, "a lease that was passed on in a line owes no release", loses, base(2).lines(),
 			mutants.Edit{File: "lease.go", Old: "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", New: "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"}),
 		schedules(25, "the next in line has the deadline of the grant", loses, base(2).lines().lasting(5*time.Second),
@@ -131,11 +131,11 @@ func rows() []row {
 			mutants.Edit{File: owedGo, Old: "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", New: "if c.trying > 0 && without(104) {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {"}),
 		systems(105, "fences do not follow the time", queues, 20,
 			mutants.Edit{File: lua + "fence.lua", Old: "+ 8, least))", New: "+ 8))"},
-			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
+			mutants.Edit{File: lua + "lone.lua", Old: "math.max(last + 8, clock)", New: "last + 8"}),
 		systems(105, "a fence that is lowered after a promotion", failover, 100),
 		systems(106, "the fence counter is lowered", replicas, 100,
 			mutants.Edit{File: lua + "fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"},
-			mutants.Edit{File: lua + "lone.lua", Old: "if free then", New: "if false then"}),
+			mutants.Edit{File: lua + "lone.lua", Old: "math.max(last + 8, clock)", New: "clock"}),
 		systems(107, "'queue' is taken for a grant", polls, 20,
 			mutants.Edit{File: sendGo, Old: "case r.Reply == queued:", New: "case r.Reply == queued && !without(107):"},
 			mutants.Edit{File: "backend/rediscore/rediscore.go", Old: "if fence, ok := reply.(int64); ok {", New: "if fence, ok := reply.(int64); ok || reply == queued && without(107) {"}),
@@ -280,7 +280,10 @@ const folder = "internal/sim/world"
 
 // TestEdits fails if a text is not found once that an edit replaces.
 func TestEdits(t *testing.T) {
-	all := append(planted(rows()), exact()...)
+	all := planted(rows())
+	if *rowsToo { // the text of the runtime differs from release to release
+		all = append(all, exact()...)
+	}
 	for _, r := range rows() {
 		for _, e := range r.edits {
 			if strings.HasPrefix(e.File, lua) {
