@@ -1,5 +1,5 @@
-// Package mutants plants faults in the code that ships, and asks the tests to find them. A Fault is planted
-// by hand; the program in folder judge draws others.
+// Package mutants plants faults in the code that ships, and asks the tests to find them. Tests plant faults by
+// hand with it; the program in folder draw draws others.
 package mutants
 
 import (
@@ -13,13 +13,6 @@ import (
 	"strings"
 	"sync"
 )
-
-// A Fault is a mistake that the code could have, and the tests that must find it.
-type Fault struct {
-	Name  string
-	Edits []Edit
-	Tests
-}
 
 // An Edit replaces the only Old in a file, or makes the file, if Old is empty.
 type Edit struct{ File, Old, New string }
@@ -112,13 +105,4 @@ func (t Tests) Fail(ctx context.Context, program string) (output string, err err
 		return output, fmt.Errorf("the tests %s of %s do not find it: %v, want a failure that says %q", t.Run, t.In, err, t.Says)
 	}
 	return output, nil
-}
-
-// Find builds the tests with the fault in dir, and expects that they fail.
-func (f Fault) Find(ctx context.Context, dir string) (output string, err error) {
-	program, err := Build(ctx, dir, f.In, f.Edits)
-	if err != nil {
-		return "", err
-	}
-	return f.Fail(ctx, program)
 }

@@ -9,17 +9,16 @@ import (
 )
 
 // A fault in a package is found by its tests, and by nothing else.
-func TestFind(t *testing.T) {
-	f := mutants.Fault{
-		Edits: []mutants.Edit{
-			{File: "internal/recent/fault.go", New: "package recent\nimport \"time\"\nvar start time.Time\n"},
-			{File: "internal/recent/recent.go", Old: "k.until[key] = time.Now()", New: "k.until[key] = start"},
-		},
-		Tests: mutants.Tests{In: "internal/recent", Run: "^Test", Says: "--- FAIL"},
-	}
-	_, err := f.Find(t.Context(), t.TempDir())
+func TestFail(t *testing.T) {
+	tests := mutants.Tests{In: "internal/recent", Run: "^Test", Says: "--- FAIL"}
+	program, err := mutants.Build(t.Context(), t.TempDir(), tests.In, []mutants.Edit{
+		{File: "internal/recent/fault.go", New: "package recent\nimport \"time\"\nvar start time.Time\n"},
+		{File: "internal/recent/recent.go", Old: "k.until[key] = time.Now()", New: "k.until[key] = start"},
+	})
 	require.NoError(t, err)
-	f.Says = "something else"
-	_, err = f.Find(t.Context(), t.TempDir())
+	_, err = tests.Fail(t.Context(), program)
+	require.NoError(t, err)
+	tests.Says = "something else"
+	_, err = tests.Fail(t.Context(), program)
 	require.ErrorContains(t, err, "do not find it: exit status 1")
 }
