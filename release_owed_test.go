@@ -443,8 +443,8 @@ func grantsOfQuitters(t *testing.T, call, trip time.Duration, clients int, queue
 
 // A call that was slow once does not make the Locker take later waits for hurried.
 func TestSlowCallHurriesNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		server, slow := sim.NewServer(), time.Duration(0)
+	bubble.Test(t, func(t *testing.T) {
+		server, slow := sim.NewServer(), new(atomic.Int64)
 		dial := func(fate func(sim.Trip) sim.Fate) *dlock.Client {
 			conn := sim.Dial(server, fate)
 			l := rediscore.New(conn)
@@ -452,20 +452,20 @@ func TestSlowCallHurriesNobody(t *testing.T) {
 			return dlock.New(l)
 		}
 		other := dial(func(sim.Trip) (f sim.Fate) { return f })
-		mine := dial(func(sim.Trip) (f sim.Fate) { f.Reply.Delay = time.Millisecond + slow; return f })
+		mine := dial(func(sim.Trip) (f sim.Fate) { f.Reply.Delay = time.Millisecond + time.Duration(slow.Load()); return f })
 		for _, key := range []string{"x", "k"} {
 			l, err := other.Acquire(t.Context(), key)
 			require.NoError(t, err)
 			defer time.AfterFunc(6*time.Second, func() { _ = l.Release() }).Stop()
 		}
-		slow = 2500 * time.Millisecond
+		slow.Store(int64(2500 * time.Millisecond))
 		var both sync.WaitGroup
 		defer both.Wait()
 		both.Go(func() {
 			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil })
 		})
 		time.Sleep(5100 * time.Millisecond) // an attempt and an enqueue
-		slow = 0
+		slow.Store(0)
 		_, err := mine.With(dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
 		require.NoError(t, err)
 	})

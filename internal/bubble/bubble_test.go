@@ -1,6 +1,7 @@
 package bubble_test
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,6 +16,9 @@ import (
 func TestBlocked(t *testing.T) {
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
 	require.NoError(t, err)
+	skip := flag.Lookup("test.skip").Value // what the check leaves out is none of these
+	defer skip.Set(skip.String())
+	require.NoError(t, skip.Set(""))
 	ran := make(map[string]bool)
 	for name, test := range map[string]func(t *testing.T){
 		"fails": func(t *testing.T) { go func() { select {} }(); require.Fail(t, "on purpose") },
