@@ -236,6 +236,8 @@ func TestFenceRule(t *testing.T) {
 		"no TTL, now":         {0, -1, 8},
 		"no TTL, ahead":       {second, -1, second + 8},
 		"within eight":        {-5, dayInMS, 3},
+		"a millisecond ahead": {992, dayInMS, 1000},
+		"a bit more":          {993, dayInMS, 1001},
 		"eight ago":           {-8, dayInMS, 0},
 		"an hour ahead":       {3600 * second, dayInMS, 3600*second + 8},
 		"of a longer TTL":     {-11 * second, 2 * dayInMS, 0},

@@ -6,9 +6,8 @@ local free = redis.call('EXISTS', KEYS[1], KEYS[3]) == 0
 if free then
   local time = redis.call('TIME')
   local clock = tonumber(time[1]) * 1000000 + tonumber(time[2])
-  local last = tonumber(redis.call('GET', KEYS[2]) or 0)
-  if last and last + 8 <= clock + 1000 then
-    local fence = math.max(last + 8, clock)
+  local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, clock)
+  if fence <= clock + 1000 then
     redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', fence == clock and '86400000' or '86400001')
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
     return fence
