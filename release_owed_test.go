@@ -387,7 +387,7 @@ func TestGrantsWhereWaitersGiveUp(t *testing.T) {
 	for l, want := range map[load]int{ // grants in a second
 		{85 * time.Microsecond, near, 1, true}: 900, {100 * time.Microsecond, near, 1, true}: 500, {150 * time.Microsecond, near, 1, true}: 300,
 		{200 * time.Microsecond, near, 4, true}: 200,
-		{30 * time.Microsecond, far, 1, true}:   700, {100 * time.Microsecond, far, 1, true}: 250,
+		{30 * time.Microsecond, far, 1, true}:   700, {100 * time.Microsecond, far, 1, true}: 120,
 		{100 * time.Microsecond, near, 1, false}: 900, {150 * time.Microsecond, near, 1, false}: 500,
 	} {
 		bubble.Test(t, func(t *testing.T) {
