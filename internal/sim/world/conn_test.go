@@ -15,13 +15,13 @@ import (
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// A leg is something on its way: a request, a reply, a message, or the news that a subscription is over.
+// A leg is something on its way: a request, a reply, a message, a write, or the news that a subscription is over.
 type leg struct {
 	*conn
 	stage  stage
 	call   *call         // of a request or a reply, but not of a subscription
 	sub    *subscription // of the others
-	token  string        // that a message is for
+	token  string        // of a message or a write
 	arrive func()
 
 	// Of the driver.
@@ -38,6 +38,7 @@ const (
 	reply   stage = "reply"
 	message stage = "message"
 	news    stage = "news"
+	write   stage = "write" // to a resource
 )
 
 // A conn is the connection of a process to a server: a [rediscore.Conn].
@@ -84,7 +85,7 @@ func (c *conn) Cluster() bool {
 // Eval implements [rediscore.Conn].
 func (c *conn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
 	results := make([]rediscore.Result, 1)
-	c.send(ctx, sim.Trip{Calls: []rediscore.Call{call}}, results)
+	c.EvalAll(ctx, []rediscore.Call{call}, results)
 	return results[0].Reply, results[0].Err
 }
 
@@ -99,9 +100,8 @@ func (c *conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, resul
 }
 
 func (c *conn) send(ctx context.Context, t sim.Trip, results []rediscore.Result) {
-	err := c.exchange(ctx, t, results)
-	for i := range results {
-		if err != nil {
+	if err := c.exchange(ctx, t, results); err != nil {
+		for i := range results {
 			results[i] = rediscore.Result{Err: err}
 		}
 	}

@@ -12,10 +12,10 @@
 //	go test ./internal/sim/world                                    some seeds, most schedules
 //	go test ./internal/sim/world -run Systems -systems=2000         seeds 1 to 2000
 //	go test ./internal/sim/world -run Systems -for=1h -timeout=0    seeds that nobody has tried, for an hour
-//	go test ./internal/sim/world -run Systems -seed=7               the seed that a failure has printed; -log prints what happens
+//	go test ./internal/sim/world -run Systems -from=7 -systems=1    the seed that a failure has printed, and all that happens
 //	go test ./internal/sim/world -run Schedules -large              more schedules
-//	go test ./internal/sim/world -run Rows -rows                    each planted fault, by a seed or a schedule that is
-//	                                                                known to find it; -fresh finds others, -record keeps them
+//	go test ./internal/sim/world -run Rows -rows=known              each planted fault, by a seed or a schedule that is
+//	                                                                known to find it; fresh finds others, record notes them
 //
 // Most seeds repeat their run: all that happens is the same, byte by byte. Of 1,000 seeds 996 did when the program was
 // compiled with a Go runtime that does nothing at random (see exact, and TestExact, which -rows runs), and 128 of

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -28,41 +27,19 @@ type plan struct {
 
 var kinds = []kind{queues, queues, queues, polls, polls, replicas, replicas, failover, majority}
 
-// A job is what a client does with a key.
+// A job is what a client does with a key. What is exported is printed.
 type job struct {
-	at       time.Duration
-	process  int
-	key      string
-	once     bool // it does not wait
-	patience time.Duration
-	hold     time.Duration
-	renews   bool
-	detaches bool // another client adopts the lease after a half of the hold
-	set      bool // of all keys that jobs want
+	At       time.Duration
+	Process  int
+	Key      string
+	Once     bool // it does not wait
+	Patience time.Duration
+	Hold     time.Duration
+	Renews   bool
+	Detaches bool // another client adopts the lease after a half of the hold
+	Set      bool // of all keys that jobs want
 
-	outage, minHold, maxHold time.Duration
-}
-
-func (j job) String() string {
-	verb, how := "acquires", ""
-	if j.once {
-		verb = "tries"
-	}
-	if !j.renews {
-		how = ", without renewals"
-	}
-	if j.detaches {
-		how += ", and hands it on"
-	}
-	if j.set {
-		verb = "acquires all keys, like"
-	}
-	for name, d := range map[string]time.Duration{"WithMinHold": j.minHold, "WithMaxHold": j.maxHold, "WithOutage": j.outage % time.Hour} {
-		if d > 0 {
-			how += fmt.Sprintf(", %s(%v)", name, d)
-		}
-	}
-	return fmt.Sprintf("%s %s %q for at most %v, and holds it for %v%s", letter(j.process), verb, j.key, j.patience, j.hold, how)
+	Outage, MinHold, MaxHold time.Duration
 }
 
 // A storm is a time in which faults may happen.
@@ -70,10 +47,10 @@ type storm struct{ from, to time.Duration }
 
 // A fault happens to a server, to a process, or between them.
 type fault struct {
-	at, lasts time.Duration
-	what      what
-	process   int
-	store     int
+	At, Lasts time.Duration
+	What      what
+	Process   int
+	Store     int
 }
 
 type what string
@@ -89,42 +66,11 @@ const (
 	fails    what = "fails, and a replica takes its place"
 )
 
-func (f fault) String() string {
-	who := fmt.Sprint("server ", f.store)
-	switch f.what {
-	case kills, cuts:
-		who = letter(f.process)
-	case cutsOff:
-		who = fmt.Sprintf("%s and server %d:", letter(f.process), f.store)
-	}
-	if f.lasts > 0 {
-		return fmt.Sprintf("%s %s for %v", who, f.what, f.lasts)
-	}
-	return fmt.Sprintf("%s %s", who, f.what)
-}
-
 // A mishap is what happens to a trip.
 type mishap struct {
-	lostRequest, lostReply bool
-	lateRequest, lateReply time.Duration
-	again                  time.Duration // after which a second copy of the request arrives
-}
-
-func (m mishap) String() string {
-	var all []string
-	for text, is := range map[string]bool{
-		"the request is lost": m.lostRequest,
-		"the reply is lost":   m.lostReply,
-		fmt.Sprint("the request is late by ", m.lateRequest):    m.lateRequest > 0,
-		fmt.Sprint("the reply is late by ", m.lateReply):        m.lateReply > 0,
-		fmt.Sprint("the request arrives again after ", m.again): m.again > 0,
-	} {
-		if is {
-			all = append(all, text)
-		}
-	}
-	slices.Sort(all)
-	return strings.Join(all, ", ")
+	LostRequest, LostReply bool
+	LateRequest, LateReply time.Duration
+	Again                  time.Duration // after which a second copy of the request arrives
 }
 
 // leg draws how long a leg takes.
@@ -170,10 +116,10 @@ func newPlan(seed uint64) *plan {
 			p.jobs = append(p.jobs, p.job(r, at, key, hold))
 		}
 	}
-	slices.SortStableFunc(p.jobs, func(a, b job) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(p.jobs, func(a, b job) int { return cmp.Compare(a.At, b.At) })
 	sets := p.draws("sets")
 	for i := range p.jobs {
-		p.jobs[i].set = sets.IntN(6) == 0
+		p.jobs[i].Set = sets.IntN(6) == 0
 	}
 	p.terms(p.draws("terms"))
 	return p
@@ -184,50 +130,50 @@ func (p *plan) terms(r *rand.Rand) {
 	limits := r.IntN(3) == 0
 	for i := range p.jobs {
 		j := &p.jobs[i]
-		j.outage = []time.Duration{time.Hour, time.Hour, 0, upTo(r, 10*time.Second)}[r.IntN(4)]
+		j.Outage = []time.Duration{time.Hour, time.Hour, 0, upTo(r, 10*time.Second)}[r.IntN(4)]
 		switch n := r.IntN(8); {
-		case limits && n == 0 && !j.detaches:
-			j.minHold = upTo(r, p.ttl*3/2)
-			p.keeps = max(p.keeps, j.minHold)
+		case limits && n == 0 && !j.Detaches:
+			j.MinHold = upTo(r, p.ttl*3/2)
+			p.keeps = max(p.keeps, j.MinHold)
 		case limits && n == 1:
-			j.maxHold, j.hold, j.renews = upTo(r, p.ttl), 3*p.ttl, true
+			j.MaxHold, j.Hold, j.Renews = upTo(r, p.ttl), 3*p.ttl, true
 		}
 	}
 }
 
 // options are those of the Client that does a job.
 func (j job) options() []dlock.Option {
-	return []dlock.Option{dlock.WithRenewal(j.renews), dlock.WithOutage(j.outage), dlock.WithMinHold(j.minHold), dlock.WithMaxHold(j.maxHold)}
+	return []dlock.Option{dlock.WithRenewal(j.Renews), dlock.WithOutage(j.Outage), dlock.WithMinHold(j.MinHold), dlock.WithMaxHold(j.MaxHold)}
 }
 
 func (p *plan) job(r *rand.Rand, at time.Duration, key string, hold time.Duration) job {
 	j := job{
-		at: at, process: r.IntN(len(p.turns)), key: key, once: r.IntN(6) == 0,
-		patience: upTo(r, 4*p.ttl), hold: upTo(r, hold), renews: r.IntN(4) > 0, detaches: r.IntN(12) == 0,
+		At: at, Process: r.IntN(len(p.turns)), Key: key, Once: r.IntN(6) == 0,
+		Patience: upTo(r, 4*p.ttl), Hold: upTo(r, hold), Renews: r.IntN(4) > 0, Detaches: r.IntN(12) == 0,
 	}
 	switch r.IntN(12) {
 	case 0:
-		j.hold += upTo(r, 2*p.ttl)
+		j.Hold += upTo(r, 2*p.ttl)
 	case 1: // until its lease ends
-		j.hold, j.renews = 2*p.ttl, false
+		j.Hold, j.Renews = 2*p.ttl, false
 	}
 	return j
 }
 
 func (p *plan) fault(r *rand.Rand, from, to time.Duration) fault {
 	f := fault{
-		at: from + upTo(r, to-from), process: r.IntN(len(p.turns)), store: r.IntN(p.kind.stores()),
-		what: []what{kills, kills, cuts, cutsOff, cutsOff, restarts, loads, readOnly, full}[r.IntN(9)],
+		At: from + upTo(r, to-from), Process: r.IntN(len(p.turns)), Store: r.IntN(p.kind.stores()),
+		What: []what{kills, kills, cuts, cutsOff, cutsOff, restarts, loads, readOnly, full}[r.IntN(9)],
 	}
 	if n := p.kind.replicas(); n > 0 && r.IntN(2) == 0 {
-		f.what = fails
-	} else if n > 0 && f.what == restarts { // and has its data back from nowhere
-		f.what = loads
+		f.What = fails
+	} else if n > 0 && f.What == restarts { // and has its data back from nowhere
+		f.What = loads
 	}
-	switch f.what {
+	switch f.What {
 	case kills, cuts:
 	default:
-		f.lasts = upTo(r, to-f.at)
+		f.Lasts = upTo(r, to-f.At)
 	}
 	return f
 }
@@ -239,17 +185,17 @@ func (p *plan) mishap(r *rand.Rand) (m mishap) {
 	}
 	switch n := r.IntN(8); {
 	case n < 2:
-		m.lostRequest = true
+		m.LostRequest = true
 	case n < 4:
-		m.lostReply = true
+		m.LostReply = true
 	case n < 6:
-		m.lateReply = upTo(r, 2*time.Second)
+		m.LateReply = upTo(r, 2*time.Second)
 	case !p.late:
-		m.lostRequest = true
+		m.LostRequest = true
 	case n == 6:
-		m.lateRequest = upTo(r, 3*p.ttl)
+		m.LateRequest = upTo(r, 3*p.ttl)
 	default:
-		m.lostRequest, m.again = true, upTo(r, 2*p.ttl)
+		m.LostRequest, m.Again = true, upTo(r, 2*p.ttl)
 	}
 	return m
 }
@@ -277,27 +223,67 @@ func (p *plan) size() int { return len(p.jobs) + len(p.faults) + len(p.mishaps) 
 
 // String lists what happens.
 func (p *plan) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %d processes, %s, TTL %v, a leg takes %v, turns %v\n", p.seed, len(p.turns), p.kind, p.ttl, p.trip, p.turns)
-	type line struct {
-		at   time.Duration
-		text string
-	}
-	var lines []line
+	lines := map[string]time.Duration{}
 	for _, j := range p.jobs {
-		lines = append(lines, line{j.at, j.String()})
+		lines[fmt.Sprintf("%+v", j)] = j.At
 	}
 	for _, f := range p.faults {
-		lines = append(lines, line{f.at, f.String()})
+		lines[fmt.Sprintf("%+v", f)] = f.At
 	}
-	slices.SortStableFunc(lines, func(a, b line) int { return cmp.Compare(a.at, b.at) })
-	for _, l := range lines {
-		fmt.Fprintf(&b, "%12.3fms  %s\n", float64(l.at)/1e6, l.text)
+	text := fmt.Sprintf("seed %d: %d processes, %s, TTL %v, a leg takes %v, turns %v\n", p.seed, len(p.turns), p.kind, p.ttl, p.trip, p.turns)
+	for _, line := range slices.SortedFunc(maps.Keys(lines), func(a, b string) int { return cmp.Or(cmp.Compare(lines[a], lines[b]), cmp.Compare(a, b)) }) {
+		text += line + "\n"
 	}
 	for _, trip := range sortedKeys(p.mishaps) {
-		fmt.Fprintf(&b, "%14s  %s: %v\n", "", trip, p.mishaps[trip])
+		text += fmt.Sprintf("%s: %+v\n", trip, p.mishaps[trip])
 	}
-	return b.String()
+	return text
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// items are the jobs, faults and trips that shrinking can leave out. The jobs of a client stand together: often it is not needed at all.
+func (p *plan) items() (all []any) {
+	for _, j := range slices.SortedStableFunc(slices.Values(p.jobs), func(a, b job) int { return cmp.Compare(a.Process, b.Process) }) {
+		all = append(all, j)
+	}
+	for _, f := range p.faults {
+		all = append(all, f)
+	}
+	for _, trip := range sortedKeys(p.mishaps) {
+		all = append(all, trip)
+	}
+	return all
+}
+
+// without returns a plan without some of the things that happen in p.
+func (p *plan) without(left map[any]bool) *plan {
+	q := *p
+	q.jobs = slices.DeleteFunc(slices.Clone(p.jobs), func(j job) bool { return left[j] })
+	q.faults = slices.DeleteFunc(slices.Clone(p.faults), func(f fault) bool { return left[f] })
+	q.mishaps = maps.Clone(p.mishaps)
+	maps.DeleteFunc(q.mishaps, func(trip string, _ mishap) bool { return left[trip] })
+	return &q
+}
+
+// shrink leaves out of a plan, whose mishaps are listed, what it fails without: halves first, then
+// quarters, as delta debugging does. It asks fails at most tries times.
+func (p *plan) shrink(tries int, fails func(*plan) bool) *plan {
+	all, left := p.items(), make(map[any]bool)
+	for size := len(all); size > 0; size /= 2 {
+		kept := slices.DeleteFunc(slices.Clone(all), func(i any) bool { return left[i] })
+		for chunk := range slices.Chunk(kept, size) {
+			if tries--; tries < 0 {
+				return p.without(left)
+			}
+			less := maps.Clone(left)
+			for _, i := range chunk {
+				less[i] = true
+			}
+			if q := p.without(less); len(q.jobs) > 0 && fails(q) {
+				left = less
+			}
+		}
+	}
+	return p.without(left)
+}

@@ -160,29 +160,23 @@ func (p *process) acquireAll(ctx context.Context, client *dlock.Client, keys []s
 func (p *process) hold(over <-chan struct{}, lease *dlock.Lease, asked time.Duration) {
 	end := p.certain(over, lease, asked)
 	err := lease.Release()
-	if now := p.recorder.Now(); errors.Is(err, dlock.ErrLost) && !p.isDead() && !p.lostVotes(asked) {
+	if now := p.recorder.Now(); errors.Is(err, dlock.ErrLost) && !p.isDead() && !p.mayBeLost(asked) {
 		end(now)
 	}
 	p.say("releases %s, fence %d: %v", lease.Key(), lease.Fence(), err)
 }
 
-// lostVotes reports whether a server of several has lost its data since a lease was asked for. (The grant
-// of a line may be older than that.)
-func (p *process) lostVotes(asked time.Duration) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.kind == majority && p.restarted > max(0, asked-p.ttl)
-}
-
 // certain holds a lease until over is closed, or the lease ends. Then lost notes that it was lost.
 func (p *process) certain(over <-chan struct{}, lease *dlock.Lease, asked time.Duration) (lost func(time.Duration)) {
-	end := p.rely(lease.Token())
+	end := p.holds(lease, asked, lease.Deadline)
 	hold := p.recorder.Hold(p.name, lease, asked)
+	p.write(lease)
 	select {
 	case <-over:
 	case <-lease.Done():
 	case <-p.dead:
 	}
+	p.write(lease)
 	deadline := lease.Deadline()
 	p.recorder.End(hold, lease)
 	end()

@@ -82,14 +82,14 @@ func (s *seeds) run() {
 	var faults, work, watch sync.WaitGroup
 	for _, f := range s.plan.faults {
 		faults.Go(func() {
-			s.sleep(f.at)
+			s.sleep(f.At)
 			s.strike(f)
 		})
 	}
 	for _, j := range s.plan.jobs {
 		work.Go(func() {
-			s.sleep(j.at)
-			s.process(j.process).work(s, j)
+			s.sleep(j.At)
+			s.process(j.Process).work(s, j)
 		})
 	}
 	over := make(chan struct{})
@@ -101,7 +101,7 @@ func (s *seeds) run() {
 	close(over)
 	watch.Wait()
 	s.clean()
-	s.judge()
+	s.judgeAll()
 }
 
 func (s *seeds) result() result {
@@ -172,7 +172,7 @@ func (s *seeds) sent(l *leg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d, arrives := s.fateLocked(l)
-	if again := l.trip.mishap.again; again > 0 && l.stage == request {
+	if again := l.trip.mishap.Again; again > 0 && l.stage == request {
 		s.arriveLocked(l, again, false)
 	}
 	if arrives {
@@ -200,7 +200,7 @@ func (s *seeds) arriveLocked(l *leg, d time.Duration, inOrder bool) {
 func (s *seeds) fateLocked(l *leg) (d time.Duration, arrives bool) {
 	cutOff := time.Now().Before(s.away[l.conn])
 	if l.stage == reply {
-		return l.trip.reply, !l.trip.mishap.lostReply
+		return l.trip.reply, !l.trip.mishap.LostReply
 	}
 	l.trip.name = s.tripName(l)
 	r := s.draws(l.trip.name)
@@ -216,15 +216,15 @@ func (s *seeds) fateLocked(l *leg) (d time.Duration, arrives bool) {
 	if listed {
 		s.mishap[l.trip.name], l.trip.mishap = m, m
 	}
-	s.noteLocked("%s %v %v: %v", l.trip.name, d, l.trip.reply, m)
-	l.trip.reply += m.lateReply
+	s.noteLocked("%s %v %v: %+v", l.trip.name, d, l.trip.reply, m)
+	l.trip.reply += m.LateReply
 	if l.stage == message {
-		return d + m.lateReply, !m.lostReply && !cutOff
+		return d + m.LateReply, !m.LostReply && !cutOff
 	}
 	if cutOff {
-		l.trip.mishap.lostReply, l.trip.mishap.again = true, 0
+		l.trip.mishap.LostReply, l.trip.mishap.Again = true, 0
 	}
-	return d + m.lateRequest, !m.lostRequest && !cutOff
+	return d + m.LateRequest, !m.LostRequest && !cutOff
 }
 
 // tripName names a trip by its process, its server, what it is for, and how many such trips were before it.
@@ -250,30 +250,28 @@ func (s *seeds) tripName(l *leg) string {
 
 // strike lets a fault happen, which is over when it returns.
 func (s *seeds) strike(f fault) {
-	s.note("%v", f)
-	p, server := s.process(f.process), s.server(f.store)
-	switch f.what {
+	s.note("%+v", f)
+	p, server := s.process(f.Process), s.server(f.Store)
+	switch f.What {
 	case kills:
 		s.replace(p)
 	case cuts:
-		p.conns[f.store].cut(nil)
+		p.conns[f.Store].cut(nil)
 	case cutsOff:
 		s.mu.Lock()
-		s.away[p.conns[f.store]] = s.start.Add(f.at + f.lasts)
+		s.away[p.conns[f.Store]] = s.start.Add(f.At + f.Lasts)
 		s.mu.Unlock()
-		s.sleep(f.at + f.lasts)
-		p.conns[f.store].cut(nil)
+		s.sleep(f.At + f.Lasts)
+		p.conns[f.Store].cut(nil)
 	case restarts:
 		wipe := func() {
 			server.Restart()
 			s.collect()
 			server.SetFaults(sim.Faults{Calls: loading})
-			s.sleep(f.at + min(f.lasts, time.Second))
+			s.sleep(f.At + min(f.Lasts, time.Second))
 			server.SetFaults(sim.Faults{})
 		}
-		s.mu.Lock()
-		s.restarted = s.recorder.Now()
-		s.mu.Unlock()
+		s.lose()
 		if s.kind == majority { // the others have the data
 			wipe()
 		} else {
@@ -281,25 +279,33 @@ func (s *seeds) strike(f fault) {
 		}
 	case fails:
 		if s.kind == replicas {
-			s.promote(f)
+			s.failOver(f)
 		} else {
-			s.recorder.Wipe(func() { s.promote(f) }) // some of the data
+			s.recorder.Wipe(func() { s.lose(); s.failOver(f) }) // some of the data
 		}
 	default:
 		server.SetFaults(map[what]sim.Faults{
 			loads:    {Calls: loading},
 			readOnly: {Writes: "READONLY You can't write against a read only replica."},
 			full:     {Full: true},
-		}[f.what])
-		s.sleep(f.at + f.lasts)
+		}[f.What])
+		s.sleep(f.At + f.Lasts)
 		server.SetFaults(sim.Faults{})
 	}
 }
 
 const loading = "LOADING Redis is loading the dataset in memory"
 
-// promote lets a replica take the place of its master, which follows it when it is back.
-func (s *seeds) promote(f fault) {
+// lose notes that leases are lost.
+func (s *seeds) lose() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = s.recorder.Now()
+}
+
+// failOver lets a replica take the place of its master, which follows it when it is back. Where grants wait for all
+// replicas, which have all that counts, also if their clocks are behind, some masters have not gone, but answer until then.
+func (s *seeds) failOver(f fault) {
 	s.mu.Lock()
 	under := s.fails
 	s.fails = true
@@ -307,26 +313,24 @@ func (s *seeds) promote(f fault) {
 	if under { // the former master is not back yet
 		return
 	}
-	old, all := s.server(0), s.server(0).Replicas()
-	old.SetFaults(sim.Faults{Calls: loading})
-	next := all[0]
-	if s.behind++; s.kind == replicas { // which have all that counts, also if their clocks are behind
-		next.SetClock(-s.behind * time.Second)
+	behind := time.Duration(0)
+	if s.behind++; s.kind == replicas {
+		behind = s.behind * time.Second
 	}
-	next.Promote()
-	for _, r := range all[1:] {
-		r.Follow(next)
+	if s.kind != replicas || s.behind%2 == 0 {
+		s.server(0).SetFaults(sim.Faults{Calls: loading})
 	}
+	former, next := s.promote(behind)
 	s.mu.Lock()
-	s.servers[0], s.last = next, time.Now()
+	s.last = time.Now()
 	s.mu.Unlock()
 	for i := range s.turns {
-		s.sleep(s.now() + f.lasts/10) // until the process hears of it
+		s.sleep(s.now() + f.Lasts/10) // until the process hears of it
 		s.process(i).conns[0].cut(next)
 	}
-	s.sleep(f.at + f.lasts)
-	old.Follow(next)
-	old.SetFaults(sim.Faults{})
+	s.sleep(f.At + f.Lasts)
+	former.Follow(next)
+	former.SetFaults(sim.Faults{})
 	s.mu.Lock()
 	s.fails = false
 	s.mu.Unlock()
@@ -346,33 +350,33 @@ func (s *seeds) replace(p *process) {
 // work does a job.
 func (p *process) work(s *seeds, j job) {
 	asked := p.recorder.Now()
-	ctx, cancel := context.WithDeadline(context.Background(), s.after(j.patience))
+	ctx, cancel := context.WithDeadline(context.Background(), s.after(j.Patience))
 	defer cancel()
 	client := p.client.With(j.options()...)
-	if j.set {
+	if j.Set {
 		p.workOnAll(ctx, s, client, j, asked)
 		return
 	}
 	acquire := client.Acquire
-	if j.once {
+	if j.Once {
 		acquire = client.TryAcquire
 	}
-	lease, err := acquire(ctx, j.key)
-	p.say("%s: %v", j.key, err)
+	lease, err := acquire(ctx, j.Key)
+	p.say("%s: %v", j.Key, err)
 	if err != nil {
 		return
 	}
-	if j.detaches {
+	if j.Detaches {
 		p.handOn(s, j, lease, asked)
 	} else {
-		s.hold(p, s.over(j.hold), lease, asked, j)
+		s.hold(p, s.over(j.Hold), lease, asked, j)
 	}
 }
 
 // workOnAll does a job with all keys.
 func (p *process) workOnAll(ctx context.Context, s *seeds, client *dlock.Client, j job, asked time.Duration) {
 	leases, err := p.acquireAll(ctx, client, s.plan.keys())
-	p.say("all keys for %s: %v", j.key, err)
+	p.say("all keys for %s: %v", j.Key, err)
 	if err != nil {
 		return
 	}
@@ -381,7 +385,7 @@ func (p *process) workOnAll(ctx context.Context, s *seeds, client *dlock.Client,
 		work.Go(func() { s.hold(p, nil, lease, asked, j) })
 	}
 	select {
-	case <-s.over(j.hold):
+	case <-s.over(j.Hold):
 	case <-leases.Done():
 	case <-p.dead:
 	}
@@ -391,22 +395,22 @@ func (p *process) workOnAll(ctx context.Context, s *seeds, client *dlock.Client,
 
 // hold holds a lease until over is closed, and releases it. The key is kept until its MinHold has passed.
 func (s *seeds) hold(p *process, over <-chan struct{}, lease *dlock.Lease, asked time.Duration, j job) {
-	if j.minHold > 0 {
+	if j.MinHold > 0 {
 		s.mu.Lock()
-		s.kept = append(s.kept, kept{p, lease.Token(), j.minHold})
+		s.kept = append(s.kept, kept{p, lease.Token(), j.MinHold})
 		s.mu.Unlock()
-		time.AfterFunc(time.Until(s.moment(j.minHold+time.Second)), p.rely(lease.Token()))
+		time.AfterFunc(time.Until(s.moment(j.MinHold+time.Second)), p.rely(lease.Token()))
 	}
 	begun := time.Now()
 	p.hold(over, lease, asked)
-	if held := alarm.Earlier(time.Now(), lease.Deadline()).Sub(begun); j.maxHold > 0 && held > j.maxHold+s.ttl {
-		s.fail(overheld, "%s has held %s for %v; want %v and a TTL at most", p.name, lease.Key(), held, j.maxHold)
+	if held := alarm.Earlier(time.Now(), lease.Deadline()).Sub(begun); j.MaxHold > 0 && held > j.MaxHold+s.ttl {
+		s.fail(overheld, "%s has held %s for %v; want %v and a TTL at most", p.name, lease.Key(), held, j.MaxHold)
 	}
 }
 
 // handOn holds a lease for a while, and hands it on to another process.
 func (p *process) handOn(s *seeds, j job, lease *dlock.Lease, asked time.Duration) {
-	p.certain(s.over(j.hold/2), lease, asked)
+	p.certain(s.over(j.Hold/2), lease, asked)
 	end := p.rely(lease.Token())
 	detached, err := lease.Detach()
 	if err != nil {
@@ -420,10 +424,10 @@ func (p *process) handOn(s *seeds, j job, lease *dlock.Lease, asked time.Duratio
 	defer cancel()
 	adopted, err := other.client.Adopt(ctx, detached)
 	end()
-	other.say("%s from %s: %v", j.key, p.name, err)
+	other.say("%s from %s: %v", j.Key, p.name, err)
 	if err != nil {
 		p.rely(lease.Token()) // the lease ends with its TTL
 	} else {
-		s.hold(other, s.over(j.hold/2), adopted, asked, job{})
+		s.hold(other, s.over(j.Hold/2), adopted, asked, job{})
 	}
 }

@@ -21,25 +21,18 @@ import (
 var (
 	howMany   = flag.Uint64("systems", 50, "how many systems; with -rows: for each CPU")
 	from      = flag.Uint64("from", 0, "the first seed; 0: those from 1, in several processes if they are many")
-	oneSeed   = flag.Uint64("seed", 0, "the only seed")
 	forTime   = flag.Duration("for", 0, "for how long seeds are tried that nobody has tried, instead of -systems")
-	logs      = flag.Bool("log", false, "print all that happens")
 	large     = flag.Bool("large", false, "more schedules")
-	rowsToo   = flag.Bool("rows", false, "plant faults, and run systems twice")
-	fresh     = flag.Bool("fresh", false, "find faults by seeds and schedules that are not known to find them")
-	record    = flag.Bool("record", false, "write testdata/known.json")
+	rowsToo   = flag.String("rows", "", "plant faults, and find them by what is known to do so, or by fresh seeds and schedules; record notes those that do")
 	exactly   = flag.Bool("exact", false, "the runtime does nothing at random")
-	without   = flag.Int("without", 0, "the number of the fault that is planted")
-	rowNumber = flag.Int("row", 0, "the row that looks for it")
+	rowNumber = flag.Int("row", -1, "the row that looks for the fault that is planted")
 )
 
 // TestSystems carries out the plans of some seeds, and stops at the first that fails. The seeds of a large
-// number are divided among processes, since one process runs one system at a time.
+// number are divided among processes, since one process runs one system at a time. It prints all that happens in a single one.
 func TestSystems(t *testing.T) {
 	first, n := *from, *howMany
 	switch {
-	case *oneSeed != 0:
-		first, n = *oneSeed, 1
 	case first != 0: // one of several processes
 	case *forTime != 0:
 		divide(t, uint64(time.Now().UnixMicro()), 1<<40)
@@ -51,10 +44,10 @@ func TestSystems(t *testing.T) {
 		n = min(n, 5)
 	}
 	defer oneAtATime()()
-	done, jobs, holds, calls := 0, 0, 0, 0
+	done, jobs, holds, calls, single := 0, 0, 0, 0, n == 1
 	for begun, seed := time.Now(), max(first, 1); n > 0 && (*forTime == 0 || time.Since(begun) < *forTime); seed++ {
 		n--
-		r := newPlan(seed).run(t, *logs)
+		r := newPlan(seed).run(t, single)
 		fmt.Print(r.journal)
 		if len(r.failures) > 0 {
 			report(t, r)
@@ -99,11 +92,22 @@ func TestSeedsRepeat(t *testing.T) {
 		if first == second {
 			equal++
 		} else {
-			t.Logf("seed %d (%s) differs", seed, p.kind)
+			t.Logf("seed %d (%s) differs: %s", seed, p.kind, difference(first, second))
 		}
 	}
 	t.Logf("%d of %d seeds from %d repeat", equal, n, max(*from, 1))
 	require.GreaterOrEqual(t, equal, least)
+}
+
+// difference is where two journals differ first.
+func difference(first, second string) string {
+	a, b := strings.Split(first, "\n"), strings.Split(second, "\n")
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return a[i] + "\n" + b[i]
+		}
+	}
+	return "one goes on"
 }
 
 // A plan shrinks to what makes it fail.
@@ -162,5 +166,5 @@ func report(t *testing.T, r result) {
 	if err := os.WriteFile(picture, history.Picture(r.history, violation, fmt.Sprint("seed ", seed), b.String()), 0o600); err == nil {
 		fmt.Fprintf(&b, "picture of the history: %s\n", picture)
 	}
-	t.Errorf("%s-seed=%d repeats it", b.String(), seed)
+	t.Errorf("%s-from=%d -systems=1 repeats it", b.String(), seed)
 }

@@ -65,41 +65,18 @@ type world struct {
 	names     map[string]string   // of tokens
 	relied    map[string]int      // tokens, by how many calls and holds rely on them
 	of        map[string]*process // whose tokens they are
-	restarted time.Duration       // when a server last lost its data; 0 if none has
+	held      []*hold
+	resources map[string]*resource // by key
+	lost      time.Duration        // when a server last lost leases; 0 if none has
 	failures  []failure
 	journal   *journal // nil if nobody wants it
-}
-
-// A property is what must hold.
-type property string
-
-const (
-	overlap    property = "P1"          // two clients are never certain at once that they hold the key
-	order      property = "P2"          // fences rise in the order in which clients become certain
-	loses      property = "P3"          // while a client is certain, the server holds its token, at least until its deadline
-	left       property = "P4"          // at last every waiter is served, and nothing stays behind
-	answers    property = "safety"      // a correct lock could have given all answers: P1 to P3, and more
-	unwant     property = "unwanted"    // no key is held for long by a token that nobody relies on
-	deadHolder property = "dead holder" // no key is granted to a process that has ended
-	slow       property = "slow"        // everybody gets each key soon when there are no faults
-	owes       property = "owed"        // no release is owed in the end
-	unkept     property = "MinHold"     // no key is granted to another before the MinHold of a lease has passed
-	overheld   property = "MaxHold"     // nobody holds a key for longer than MaxHold and a TTL
-	events     property = "events"      // each acquisition has one start and one end, and each lease then one end
-	stuck      property = "stuck"       // something goes on
-)
-
-// A failure is something that is wrong with a world.
-type failure struct {
-	property  property
-	text      string
-	violation *history.Violation
 }
 
 func newWorld(s *setup, d driver) *world {
 	w := &world{
 		setup: s, driver: d, start: time.Now(),
 		names: make(map[string]string), relied: make(map[string]int), of: make(map[string]*process),
+		resources: make(map[string]*resource),
 	}
 	for range s.kind.stores() {
 		w.servers = append(w.servers, sim.NewServer())
@@ -156,6 +133,23 @@ func (w *world) holder(key string) (token string, rest time.Duration) {
 	return "", 0
 }
 
+// promote makes a replica the master, whose clock is behind the process's. The other replicas follow it, but the former master
+// does not yet.
+func (w *world) promote(behind time.Duration) (former, next *sim.Server) {
+	former = w.server(0)
+	all := former.Replicas()
+	next = all[0]
+	next.SetClock(-behind)
+	next.Promote()
+	for _, r := range all[1:] {
+		r.Follow(next)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.servers[0] = next
+	return former, next
+}
+
 // rely notes that something relies on a token until end is called.
 func (p *process) rely(token string) (end func()) {
 	p.mu.Lock()
@@ -189,26 +183,6 @@ func (w *world) collect() {
 			c.collect()
 		}
 	}
-}
-
-// fail notes that something is wrong.
-func (w *world) fail(p property, format string, args ...any) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failLocked(failure{property: p, text: fmt.Sprintf(format, args...)})
-}
-
-func (w *world) failLocked(f failure) {
-	if w.only == "" || w.only == f.property {
-		w.failures = append(w.failures, f)
-		w.noteLocked("%s: %s", f.property, f.text)
-	}
-}
-
-func (w *world) failed() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.failures) > 0
 }
 
 // A journal has a line for everything that happens.
