@@ -2,8 +2,6 @@ package sim_test
 
 import (
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -52,8 +50,6 @@ func (c *twinCluster) named(text string) string {
 // ask runs a script on each node, without and with ASKING before it, and notes what differs. It returns the
 // reply of a node that has served it, or an error.
 func (c *twinCluster) ask(source string, keys, args []string) (reply any, err error) {
-	sum := sha1.Sum([]byte(source))
-	sha := hex.EncodeToString(sum[:])
 	served := false
 	for i, n := range c.nodes {
 		for _, asking := range []bool{false, true} {
@@ -65,16 +61,12 @@ func (c *twinCluster) ask(source string, keys, args []string) (reply any, err er
 			}
 			cmd := pipe.Do(context.Background(), evalCommand(source, keys, args)...)
 			pipe.Exec(context.Background())
-			real, err2 := cmd.Result()
-			if err2 == redis.Nil {
-				err2 = nil
-			}
-			reply2, err3 := eval(source, sha, keys, args)
-			if real, simulated := c.named(result(real, err2)), result(reply2, err3); real != simulated {
+			reply2, err2 := eval(source, sha(source), keys, args)
+			if real, simulated := c.named(result(cmd.Result())), result(reply2, err2); real != simulated {
 				c.differ = append(c.differ, fmt.Sprintf("Redis %s\nsim   %s\nof node %d, asking %t, %q %q %s", real, simulated, i, asking, keys, args, source[:min(len(source), 60)]))
 			}
 			if !served {
-				reply, err, served = reply2, err3, !rediscore.IsRedirection(err3)
+				reply, err, served = reply2, err2, !rediscore.IsRedirection(err2)
 			}
 		}
 	}

@@ -64,6 +64,28 @@ func (n *network) holder(key string) string {
 	return v.(string)
 }
 
+// waits lets a client wait for k, and returns when it was granted.
+func waits(t *testing.T, l *rediscore.Locker) (served <-chan time.Time) {
+	granted := make(chan time.Time, 1)
+	go func() {
+		a, err := l.Acquire(context.Background(), "k", "B", time.Minute)
+		assert.NoError(t, err)
+		assert.True(t, a.Acquired)
+		granted <- time.Now()
+	}()
+	return granted
+}
+
+// handsOver releases k, and returns how long it takes until the next is served.
+func handsOver(t *testing.T, holder *rediscore.Locker, served <-chan time.Time) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	held, err := holder.Release(context.Background(), "k", "A")
+	require.NoError(t, err)
+	assert.True(t, held)
+	return (<-served).Sub(begun)
+}
+
 // try makes an attempt that may take a second.
 func try(l *rediscore.Locker, token string) (dlock.Attempt, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -126,19 +148,9 @@ func TestHandoverTakesOneRoundTrip(t *testing.T) {
 		waiter, _ := n.client()
 		_, err := try(holder, "A")
 		require.NoError(t, err)
-		served := make(chan time.Time, 1)
-		go func() {
-			a, err := waiter.Acquire(context.Background(), "k", "B", time.Minute)
-			assert.NoError(t, err)
-			assert.True(t, a.Acquired)
-			served <- time.Now()
-		}()
+		served := waits(n.T, waiter)
 		time.Sleep(10 * time.Second)
-		begun := time.Now()
-		held, err := holder.Release(context.Background(), "k", "A")
-		require.NoError(t, err)
-		assert.True(t, held)
-		assert.Equal(t, 2*time.Millisecond, (<-served).Sub(begun))
+		assert.Equal(t, 2*time.Millisecond, handsOver(n.T, holder, served))
 	})
 }
 
@@ -156,18 +168,10 @@ func TestLostMessages(t *testing.T) {
 				waiter, conn := n.client()
 				_, err := try(holder, "A")
 				require.NoError(t, err)
-				served := make(chan time.Time, 1)
-				go func() {
-					_, err := waiter.Acquire(context.Background(), "k", "B", time.Minute)
-					assert.NoError(t, err)
-					served <- time.Now()
-				}()
+				served := waits(n.T, waiter)
 				time.Sleep(time.Second)
 				lose(n, conn)
-				begun := time.Now()
-				_, err = holder.Release(context.Background(), "k", "A")
-				require.NoError(t, err)
-				assert.Less(t, (<-served).Sub(begun), 3*time.Second)
+				assert.Less(t, handsOver(n.T, holder, served), 3*time.Second)
 			})
 		})
 	}

@@ -2,6 +2,8 @@ package sim_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,14 +36,7 @@ func TestConformance(t *testing.T) {
 			if israce.Enabled && name != "Server" {
 				t.Skip("the goroutines of the library are the same on each topology")
 			}
-			var beds sync.Map // the masters, by the test
-			of := func(t *testing.T) []*sim.Server {
-				bed, ok := beds.Load(t)
-				if !ok {
-					bed, _ = beds.LoadOrStore(t, mastersOf(c.masters, c.replicas, c.lag))
-				}
-				return bed.([]*sim.Server)
-			}
+			of := perTest(func() []*sim.Server { return mastersOf(c.masters, c.replicas, c.lag) })
 			conformance.Run(t, conformance.Harness{
 				New: func(t *testing.T) dlock.Locker {
 					l, _ := dial(t, of(t)[0], rediscore.WithReplicas(c.replicas, time.Second))
@@ -69,6 +64,27 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// A majority of servers passes the whole suite, in virtual time. Package redlock tests nodes in memory, as many and
+// also guarded ones, more quickly.
+func TestMajority(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if os.Getenv("DLOCK_MAJORITY") == "" {
+				t.Skip("takes many seconds: set DLOCK_MAJORITY")
+			}
+			of := perTest(func() []*sim.Server { return servers(n) })
+			conformance.Run(t, conformance.Harness{
+				New: func(t *testing.T) dlock.Locker { return majorityOf(t, of(t), nil) },
+				// No Wipe: these servers take no time, so split votes can draw a thousand fences in an instant, and the
+				// counters are ahead of the clock. After a loss of all data, the next fences follow the clock: they are lower.
+				Bubble:      true,
+				Unordered:   true,
+				SkipForward: true, // it is the same around nodes in memory
+			})
+		})
+	}
+}
+
 // What is known of the holder since it was granted the lock is the grant, however long it has waited and where.
 func TestStarted(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -88,25 +104,9 @@ func TestStarted(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				var away atomic.Bool
 				fate := func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Lost: away.Load()}} }
-				servers := make([]*sim.Server, c.servers)
-				for i := range servers {
-					servers[i] = sim.NewServer()
-				}
+				all := servers(c.servers)
 				client := func(opts ...dlock.Option) *dlock.Client {
-					var nodes []dlock.Locker
-					for _, s := range servers {
-						conn := sim.Dial(s, fate)
-						node := rediscore.New(conn, rediscore.WithQueue(!c.unqueue))
-						nodes = append(nodes, node)
-						t.Cleanup(func() { node.Close(); conn.Close() })
-					}
-					locker := nodes[0]
-					if len(nodes) > 1 {
-						majority := redlock.New(nodes, redlock.WithoutGuard())
-						t.Cleanup(func() { majority.Close() })
-						locker = majority
-					}
-					client := dlock.New(locker, opts...)
+					client := dlock.New(majorityOf(t, all, fate, rediscore.WithQueue(!c.unqueue)), opts...)
 					t.Cleanup(func() { client.Close() })
 					return client
 				}
@@ -147,12 +147,46 @@ func TestStarted(t *testing.T) {
 	}
 }
 
+// perTest returns what was made for a test.
+func perTest[T any](made func() T) func(t *testing.T) T {
+	var all sync.Map
+	return func(t *testing.T) T {
+		one, _ := all.LoadOrStore(t, sync.OnceValue(made))
+		return one.(func() T)()
+	}
+}
+
+func servers(n int) []*sim.Server {
+	all := make([]*sim.Server, n)
+	for i := range all {
+		all[i] = sim.NewServer()
+	}
+	return all
+}
+
+// majorityOf returns a Locker of a majority of servers, or of the only one.
+func majorityOf(t *testing.T, servers []*sim.Server, fate func(sim.Trip) sim.Fate, opts ...rediscore.Option) dlock.Locker {
+	var nodes []dlock.Locker
+	for _, s := range servers {
+		conn := sim.Dial(s, fate)
+		node := rediscore.New(conn, opts...)
+		nodes = append(nodes, node)
+		t.Cleanup(func() { node.Close(); conn.Close() })
+	}
+	if len(nodes) == 1 {
+		return nodes[0]
+	}
+	majority := redlock.New(nodes, redlock.WithoutGuard())
+	t.Cleanup(func() { majority.Close() })
+	return majority
+}
+
 // mastersOf returns masters with so many replicas each, in a cluster if there are several.
 func mastersOf(masters, replicas int, lag time.Duration) (all []*sim.Server) {
 	if masters > 1 {
 		all = sim.NewCluster(masters, replicas).Masters()
 	} else {
-		all = []*sim.Server{sim.NewServer()}
+		all = servers(1)
 		for range replicas {
 			all[0].NewReplica()
 		}
