@@ -152,8 +152,7 @@
 // on among themselves, and when they free a lock, no waiter gets a message. While both are in
 // use, make dlock's Lockers with [WithQueue](false).
 //
-// docs/handover.md has the rules of the protocol. internal/handovermodel has a model of it that
-// is searched exhaustively.
+// docs/handover.md has the rules of the protocol. The tests of internal/sim/world search for what breaks them.
 //
 // # Votes
 //
