@@ -2,7 +2,6 @@ package sim_test
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -18,8 +18,8 @@ import (
 func TestMajority(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			if os.Getenv("DLOCK_MAJORITY") == "" {
-				t.Skip("takes many seconds: set DLOCK_MAJORITY")
+			if long.Of("majority") == "" {
+				t.Skip("takes many seconds: DLOCK_LONG=majority")
 			}
 			var all sync.Map // by the test
 			of := func(t *testing.T) []*sim.Server {
