@@ -160,18 +160,22 @@ func exclude(t *testing.T, a, b library) {
 
 // takeOver shows that a, who held the key once, does nothing to the lock of b.
 func takeOver(t *testing.T, server *redistest.Server, a, b library) {
-	stale, err := a.try(t.Context(), "order:7")
-	require.NoError(t, err)
-	_, err = server.Do("DEL", "order:7") // in place of its expiry
-	require.NoError(t, err)
-	held, err := b.try(t.Context(), "order:7")
-	require.NoError(t, err)
-	requireDone(t, false, stale.extend, "%s extended the lock of %s", a.name, b.name)
-	requireDone(t, false, stale.release, "%s released the lock of %s", a.name, b.name)
-	_, err = a.try(t.Context(), "order:7")
-	require.ErrorIs(t, err, errHeld, "the lock of %s is gone", b.name)
-	requireDone(t, true, held.extend, "%s cannot extend its lock", b.name)
-	requireDone(t, true, held.release, "%s cannot release its lock", b.name)
+	for what, of := range map[string]func(lock) func(context.Context) (bool, error){
+		"extended": func(l lock) func(context.Context) (bool, error) { return l.extend },
+		"released": func(l lock) func(context.Context) (bool, error) { return l.release },
+	} {
+		stale, err := a.try(t.Context(), "order:7")
+		require.NoError(t, err)
+		_, err = server.Do("DEL", "order:7") // in place of its expiry
+		require.NoError(t, err)
+		held, err := b.try(t.Context(), "order:7")
+		require.NoError(t, err)
+		requireDone(t, false, of(stale), "%s %s the lock of %s", a.name, what, b.name)
+		_, err = a.try(t.Context(), "order:7")
+		require.ErrorIs(t, err, errHeld, "the lock of %s is gone", b.name)
+		requireDone(t, true, held.extend, "%s cannot extend its lock", b.name)
+		requireDone(t, true, held.release, "%s cannot release its lock", b.name)
+	}
 }
 
 func requireDone(t *testing.T, want bool, op func(context.Context) (bool, error), msg string, args ...any) {
