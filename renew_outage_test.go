@@ -3,7 +3,6 @@ package dlock_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -16,11 +15,8 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
+	"github.com/dlock-go/dlock/internal/long"
 )
-
-// How much of the sweep TestOutages runs, in random order: "all", or as much as a
-// time allows, as in DLOCK_OUTAGES=1h. By default it is a fixed sample.
-const envOutages = "DLOCK_OUTAGES"
 
 // How many RenewBatch calls a Client has in flight, and how many leases each has.
 const (
@@ -104,19 +100,21 @@ func sampleOutages() []outage {
 
 // No lease is lost in an outage that leaves it the time to be renewed.
 //
-// The sweep: DLOCK_OUTAGES=all go test -run TestOutages -timeout 0 .
-// One of its outages: DLOCK_OUTAGES=all go test -run 'TestOutages/^ttl=…$' .
+// By default it is a fixed sample. The sweep, in random order:
+// DLOCK_LONG=outages=all go test -run TestOutages -timeout 0 .
+// As much of it as a time allows: DLOCK_LONG=outages=1h. One of its outages:
+// DLOCK_LONG=outages=all go test -run 'TestOutages/^ttl=…$' .
 func TestOutages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
 	outages, end := sampleOutages(), time.Time{}
-	if text := os.Getenv(envOutages); text != "" {
+	if text := long.Of("outages"); text != "" {
 		outages = everyOutage()
 		rand.Shuffle(len(outages), func(i, j int) { outages[i], outages[j] = outages[j], outages[i] })
 		if text != "all" {
 			d, err := time.ParseDuration(text)
-			require.NoError(t, err, envOutages)
+			require.NoError(t, err)
 			end = time.Now().Add(d)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -118,7 +118,7 @@ func slowNetwork(t *testing.T, servers ...*redistest.Server) dialFunc {
 
 // TestCrowd has a crowd of goroutines of one process wait, all for one lock or each for its own.
 // The user's own calls and the holder's renewals do not suffer, there is at most one more
-// connection per master, and all are served. DLOCK_CROWD is the size of a crowd that is measured with
+// connection per master, and all are served. crowd of DLOCK_LONG is the size of a crowd that is measured with
 // all clients. Otherwise a hundred wait for one lock, on the connection that they share.
 func TestCrowd(t *testing.T) {
 	if testing.Short() {
@@ -129,7 +129,7 @@ func TestCrowd(t *testing.T) {
 		client := crowdClients[c].dial(t, []string{server.Addr()}, false, slowNetwork(t, server))
 		crowdOnOneKey(t, server, client, n, window)
 	}
-	if os.Getenv("DLOCK_CROWD") == "" {
+	if long.Of("crowd") == "" {
 		t.Parallel()
 		for i, c := range crowdClients {
 			if c.narrow {
@@ -141,8 +141,8 @@ func TestCrowd(t *testing.T) {
 		}
 		return
 	}
-	n, err := strconv.Atoi(os.Getenv("DLOCK_CROWD"))
-	require.NoError(t, err, "DLOCK_CROWD")
+	n, err := strconv.Atoi(long.Of("crowd"))
+	require.NoError(t, err, "crowd")
 	for i, c := range crowdClients {
 		t.Run(c.name+"/OneKey", func(t *testing.T) { oneKey(t, n, i, crowdWindow) })
 		t.Run(c.name+"/ManyKeys", func(t *testing.T) {

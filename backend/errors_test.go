@@ -186,7 +186,7 @@ var pageClients = []struct {
 // TestErrorsPage makes every call of docs/errors.md with a server that fails, through each client
 // library, and compares what the errors match with the tables. It prints how long the calls took, and
 // sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
-// if DLOCK_ADAPTERS is all. To write the tables again, with go-redis 9.17 or newer:
+// if DLOCK_LONG has adapters. To write the tables again, with go-redis 9.17 or newer:
 //
 //	DLOCK_REDIS=1 go test ./backend -run TestErrorsPage -write-errors
 func TestErrorsPage(t *testing.T) {

@@ -50,7 +50,7 @@ var failoverAdapters = map[string]func(t testing.TB, c *redistest.Cluster, opts 
 	},
 }
 
-// TestClusterFailover replaces one master by its replica: it is killed. If DLOCK_ADAPTERS is all,
+// TestClusterFailover replaces one master by its replica: it is killed. If DLOCK_LONG has adapters,
 // another has stepped down before, and a third is suspended then. Soon after each, locks can be
 // acquired, and leases are renewed.
 func TestClusterFailover(t *testing.T) {

@@ -1,7 +1,6 @@
 package backend_test
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -10,14 +9,15 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // A majority of servers passes the suite, with each library and with all of them. Leases are not
 // lost on all servers at once, so the cases of that are left to the nodes in memory.
 func TestMajority(t *testing.T) {
-	if os.Getenv("DLOCK_MAJORITY") == "" {
-		t.Skip("DLOCK_MAJORITY is not set")
+	if long.Of("majority") == "" {
+		t.Skip("DLOCK_LONG has no majority")
 	}
 	for _, bed := range []struct {
 		name    string

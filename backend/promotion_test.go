@@ -21,7 +21,7 @@ import (
 
 // TestFencesAfterPromotions promotes a replica again and again, without its master's last writes, while locks are taken
 // and released on both. Fences follow the clock, which both servers share here: a lock that is requested when another
-// was granted has the larger fence, whichever server granted them. There are twelve promotions if DLOCK_ADAPTERS is all.
+// was granted has the larger fence, whichever server granted them. There are twelve promotions if DLOCK_LONG has adapters.
 func TestFencesAfterPromotions(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)

@@ -130,7 +130,7 @@ func (f *failover) require(t *testing.T, master *redistest.Server) {
 // can be acquired. TestSentinel is the short form.
 func TestSentinelFailover(t *testing.T) {
 	if !adaptertest.All() {
-		t.Skip("left out unless DLOCK_ADAPTERS is all")
+		t.Skip("left out unless DLOCK_LONG has adapters")
 	}
 	t.Parallel()
 	servers := redistest.StartSentinels(t, masterName)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
@@ -30,19 +29,9 @@ var redisAddr = flag.String("redis", "", "host:port of the Redis server to use; 
 
 // A backend is one of those that are compared.
 type backend struct {
-	name   string
 	locker dlock.Locker
-	floor  bare.Lock                       // nil for memory
-	ping   func(ctx context.Context) error // a round trip of the bare client; nil for memory
-}
-
-func backends(b *testing.B) []backend {
-	addr := server(b)
-	all := []backend{{name: "memory", locker: memory.New()}}
-	for _, name := range adapters {
-		all = append(all, dial(b, name, addr))
-	}
-	return all
+	floor  bare.Lock
+	ping   func(ctx context.Context) error // a round trip of the bare client
 }
 
 var adapters = []string{"goredis", "rueidis", "redigo"}
@@ -51,12 +40,33 @@ var adapters = []string{"goredis", "rueidis", "redigo"}
 func dial(b *testing.B, name, addr string, opts ...rediscore.Option) backend {
 	switch name {
 	case "goredis":
-		return onGoredis(b, addr, opts)
+		client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
+		b.Cleanup(func() { client.Close() })
+		return backend{goredis.New(client, opts...), bare.OnGoredis(client), func(ctx context.Context) error { return client.Ping(ctx).Err() }}
 	case "rueidis":
-		return onRueidis(b, addr, opts)
-	default:
-		return onRedigo(b, addr, opts)
+		client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+		require.NoError(b, err)
+		b.Cleanup(client.Close)
+		ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
+		return backend{rueidis.New(client, opts...), bare.OnRueidis(client), ping}
 	}
+	pool := &redigolib.Pool{
+		MaxIdle: 128,
+		DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			return redigolib.DialContext(ctx, "tcp", addr,
+				redigolib.DialReadTimeout(3*time.Second), redigolib.DialWriteTimeout(3*time.Second))
+		},
+	}
+	b.Cleanup(func() { pool.Close() })
+	return backend{redigo.New(pool, opts...), bare.OnRedigo(pool), func(ctx context.Context) error {
+		conn, err := pool.GetContext(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Do("PING")
+		return err
+	}}
 }
 
 // cpuOf returns what tells the CPU time of the server, or nil for miniredis.
@@ -133,40 +143,4 @@ func server(b *testing.B) string {
 		return miniredis.RunT(b).Addr()
 	}
 	return redistest.Start(b).Addr()
-}
-
-func onGoredis(b *testing.B, addr string, opts []rediscore.Option) backend {
-	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
-	b.Cleanup(func() { client.Close() })
-	ping := func(ctx context.Context) error { return client.Ping(ctx).Err() }
-	return backend{name: "goredis", locker: goredis.New(client, opts...), floor: bare.OnGoredis(client), ping: ping}
-}
-
-func onRueidis(b *testing.B, addr string, opts []rediscore.Option) backend {
-	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true})
-	require.NoError(b, err)
-	b.Cleanup(client.Close)
-	ping := func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() }
-	return backend{name: "rueidis", locker: rueidis.New(client, opts...), floor: bare.OnRueidis(client), ping: ping}
-}
-
-func onRedigo(b *testing.B, addr string, opts []rediscore.Option) backend {
-	pool := &redigolib.Pool{
-		MaxIdle: 128,
-		DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-			return redigolib.DialContext(ctx, "tcp", addr,
-				redigolib.DialReadTimeout(3*time.Second), redigolib.DialWriteTimeout(3*time.Second))
-		},
-	}
-	b.Cleanup(func() { pool.Close() })
-	ping := func(ctx context.Context) error {
-		conn, err := pool.GetContext(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_, err = conn.Do("PING")
-		return err
-	}
-	return backend{name: "redigo", locker: redigo.New(pool, opts...), floor: bare.OnRedigo(pool), ping: ping}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/conformance/internal/museum"
+	night "github.com/dlock-go/dlock/internal/long"
 )
 
 const (
@@ -31,14 +32,13 @@ var rewrite = flag.Bool("update", false, "write the pages that are generated")
 // museumRounds is how often each exhibit is caught. Once is enough to see that it
 // is; many times show that this is no luck.
 func museumRounds(t *testing.T) int {
-	const variable = "DLOCK_MUSEUM_ROUNDS"
-	v, ok := os.LookupEnv(variable)
-	if !ok {
+	v := night.Of("museum")
+	if v == "" {
 		return 1
 	}
 	n, err := strconv.Atoi(v)
-	require.NoError(t, err, variable)
-	require.Positive(t, n, variable)
+	require.NoError(t, err)
+	require.Positive(t, n)
 	return n
 }
 

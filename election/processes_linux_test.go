@@ -3,7 +3,6 @@ package election_test
 import (
 	"context"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -16,12 +15,12 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/election"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/proctest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const (
-	envKills   = "DLOCK_ELECTION_KILLS" // how many leaders TestProcesses kills; it stops half as many
 	processTTL = time.Second
 	drift      = processTTL/100 + 2*time.Millisecond // from a deadline to the end of the TTL
 )
@@ -84,12 +83,12 @@ func strike(t *testing.T, p *proctest.Group, addr string, signal syscall.Signal)
 
 // TestProcesses kills leaders, and stops them for longer than their TTL. The next leads when the
 // lease has ended. (A renewal that was sent, and not acknowledged, may delay that.) For the figures:
-// DLOCK_ELECTION_KILLS=100
+// DLOCK_LONG=election-kills=100, which stops half as many
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	kills, err := strconv.Atoi(os.Getenv(envKills))
+	kills, err := strconv.Atoi(long.Of("election-kills"))
 	measure := err == nil
 	if !measure {
 		kills = 3

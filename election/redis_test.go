@@ -1,7 +1,6 @@
 package election_test
 
 import (
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -14,12 +13,8 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
-)
-
-const (
-	envChanges = "DLOCK_ELECTION_CHANGES" // how many TestOrderlyChangesOnRedis makes
-	envTTL     = "DLOCK_ELECTION_TTL"     // of TestOutagesOfRedis
 )
 
 func connect(t *testing.T, addr string) *redis.Client {
@@ -71,9 +66,9 @@ func (g *group) await(terms, waiting int) (all []term) {
 }
 
 // TestOrderlyChangesOnRedis compares the time from the end of a term to the next with that of a PING. Since
-// a candidate pauses when it has resigned, there are many. For the figures: DLOCK_ELECTION_CHANGES=1000
+// a candidate pauses when it has resigned, there are many. For the figures: DLOCK_LONG=election-changes=1000
 func TestOrderlyChangesOnRedis(t *testing.T) {
-	changes, err := strconv.Atoi(os.Getenv(envChanges))
+	changes, err := strconv.Atoi(long.Of("election-changes"))
 	limit := 1.15
 	if err != nil {
 		changes, limit = 60, 5 // a poll takes longer
@@ -140,9 +135,9 @@ func set(name, value, before string, cut ...string) func(*outage) func() {
 }
 
 // TestOutagesOfRedis strikes servers for 2.5 TTL. After that one leads, and the others wait. For the
-// figures: DLOCK_ELECTION_TTL=6s
+// figures: DLOCK_LONG=election-ttl=6s
 func TestOutagesOfRedis(t *testing.T) {
-	ttl, err := time.ParseDuration(os.Getenv(envTTL))
+	ttl, err := time.ParseDuration(long.Of("election-ttl"))
 	if err != nil {
 		ttl = 2 * time.Second
 	}

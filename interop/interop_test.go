@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
-	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -31,15 +31,33 @@ var errHeld = errors.New("held by another")
 
 // A library takes locks. Both functions answer errHeld if another holds key.
 type library struct {
-	name string
-	try  func(ctx context.Context, key string) (lock, error)
-	wait func(ctx context.Context, key string) (lock, error)
+	name      string
+	try, wait func(ctx context.Context, key string) (lock, error)
 }
 
-// A lock is held by us, or was. Its methods report whether it still was.
-type lock interface {
-	extend(ctx context.Context) (bool, error)
-	release(ctx context.Context) (bool, error)
+// A lock is held by us, or was. Its functions report whether it still was.
+type lock struct {
+	extend, release func(context.Context) (bool, error)
+}
+
+// is reports whether err is one of some errors, or redsync's of a lock that another has.
+func is(err error, which ...error) bool {
+	var taken *redsync.ErrTaken
+	return errors.As(err, &taken) || slices.ContainsFunc(which, func(one error) bool { return errors.Is(err, one) })
+}
+
+func held(err error, which ...error) error {
+	if is(err, which...) {
+		return errHeld
+	}
+	return err
+}
+
+func still(err error, lost ...error) (bool, error) {
+	if is(err, lost...) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func libraries(client *redis.Client) []library {
@@ -61,105 +79,50 @@ func queueing(t *testing.T, rdb *redis.Client) library {
 }
 
 func leases(client *dlock.Client, name string) library {
-	grant := func(l *dlock.Lease, err error) (lock, error) {
-		if errors.Is(err, dlock.ErrHeld) {
-			err = errHeld
+	of := func(acquire func(context.Context, string) (*dlock.Lease, error)) func(context.Context, string) (lock, error) {
+		return func(ctx context.Context, key string) (lock, error) {
+			l, err := acquire(ctx, key)
+			return lock{
+				extend:  func(ctx context.Context) (bool, error) { return still(l.Renew(ctx), dlock.ErrLost) },
+				release: func(context.Context) (bool, error) { return still(l.Release(), dlock.ErrLost) },
+			}, held(err, dlock.ErrHeld)
 		}
-		return lease{l}, err
 	}
-	return library{
-		name: name,
-		try:  func(ctx context.Context, key string) (lock, error) { return grant(client.TryAcquire(ctx, key)) },
-		wait: func(ctx context.Context, key string) (lock, error) { return grant(client.Acquire(ctx, key)) },
-	}
-}
-
-type lease struct{ *dlock.Lease }
-
-func (l lease) extend(ctx context.Context) (bool, error) { return still(l.Renew(ctx)) }
-
-func (l lease) release(context.Context) (bool, error) { return still(l.Release()) }
-
-func still(err error) (bool, error) {
-	if errors.Is(err, dlock.ErrLost) {
-		return false, nil
-	}
-	return err == nil, err
+	return library{name, of(client.TryAcquire), of(client.Acquire)}
 }
 
 // redsyncs polls at redsync's default pace, unless opts say otherwise.
 func redsyncs(rdb *redis.Client, opts ...redsync.Option) library {
-	client := redsync.New(redsyncgoredis.NewPool(rdb))
-	grant := func(m *redsync.Mutex, err error) (lock, error) {
-		var taken *redsync.ErrTaken
-		if errors.As(err, &taken) || errors.Is(err, redsync.ErrFailed) {
-			err = errHeld
+	client := newRedsync(rdb)
+	of := func(take func(*redsync.Mutex, context.Context) error) func(context.Context, string) (lock, error) {
+		return func(ctx context.Context, key string) (lock, error) {
+			m := client.NewMutex(key, append([]redsync.Option{redsync.WithExpiry(ttl), redsync.WithTries(1 << 20)}, opts...)...)
+			do := func(f func(context.Context) (bool, error)) func(context.Context) (bool, error) {
+				return func(ctx context.Context) (bool, error) {
+					ok, err := f(ctx)
+					was, err := still(err)
+					return ok && was, err
+				}
+			}
+			return lock{do(m.ExtendContext), do(m.UnlockContext)}, held(take(m, ctx), redsync.ErrFailed)
 		}
-		return mutex{m}, err
 	}
-	newMutex := func(key string) *redsync.Mutex {
-		return client.NewMutex(key, append([]redsync.Option{redsync.WithExpiry(ttl), redsync.WithTries(1 << 20)}, opts...)...)
-	}
-	return library{
-		name: "redsync",
-		try: func(ctx context.Context, key string) (lock, error) {
-			m := newMutex(key)
-			return grant(m, m.TryLockContext(ctx))
-		},
-		wait: func(ctx context.Context, key string) (lock, error) {
-			m := newMutex(key)
-			return grant(m, m.LockContext(ctx))
-		},
-	}
-}
-
-type mutex struct{ *redsync.Mutex }
-
-func (m mutex) extend(ctx context.Context) (bool, error) { return notTaken(m.ExtendContext(ctx)) }
-
-func (m mutex) release(ctx context.Context) (bool, error) { return notTaken(m.UnlockContext(ctx)) }
-
-func notTaken(ok bool, err error) (bool, error) {
-	var taken *redsync.ErrTaken
-	if errors.As(err, &taken) {
-		return false, nil
-	}
-	return ok, err
+	return library{"redsync", of((*redsync.Mutex).TryLockContext), of((*redsync.Mutex).LockContext)}
 }
 
 func redislocks(rdb *redis.Client) library {
 	client := redislock.New(rdb)
-	obtain := func(ctx context.Context, key string, retry redislock.RetryStrategy) (lock, error) {
-		l, err := client.Obtain(ctx, key, ttl, &redislock.Options{RetryStrategy: retry})
-		if errors.Is(err, redislock.ErrNotObtained) {
-			err = errHeld
+	of := func(retry redislock.RetryStrategy) func(context.Context, string) (lock, error) {
+		return func(ctx context.Context, key string) (lock, error) {
+			l, err := client.Obtain(ctx, key, ttl, &redislock.Options{RetryStrategy: retry})
+			lost := []error{redislock.ErrLockNotHeld, redislock.ErrNotObtained}
+			return lock{
+				extend:  func(ctx context.Context) (bool, error) { return still(l.Refresh(ctx, ttl, nil), lost...) },
+				release: func(ctx context.Context) (bool, error) { return still(l.Release(ctx), lost...) },
+			}, held(err, redislock.ErrNotObtained)
 		}
-		return obtained{l}, err
 	}
-	return library{
-		name: "redislock",
-		try: func(ctx context.Context, key string) (lock, error) {
-			return obtain(ctx, key, redislock.NoRetry())
-		},
-		wait: func(ctx context.Context, key string) (lock, error) {
-			return obtain(ctx, key, redislock.LinearBackoff(pause))
-		},
-	}
-}
-
-type obtained struct{ *redislock.Lock }
-
-func (l obtained) extend(ctx context.Context) (bool, error) {
-	return notLost(l.Refresh(ctx, ttl, nil))
-}
-
-func (l obtained) release(ctx context.Context) (bool, error) { return notLost(l.Release(ctx)) }
-
-func notLost(err error) (bool, error) {
-	if errors.Is(err, redislock.ErrLockNotHeld) || errors.Is(err, redislock.ErrNotObtained) {
-		return false, nil
-	}
-	return err == nil, err
+	return library{"redislock", of(redislock.NoRetry()), of(redislock.LinearBackoff(pause))}
 }
 
 func dial(t *testing.T, server *redistest.Server) *redis.Client {
@@ -188,39 +151,36 @@ func exclude(t *testing.T, a, b library) {
 	require.NoError(t, err, a.name)
 	_, err = b.try(t.Context(), "order:7")
 	require.ErrorIs(t, err, errHeld, "%s takes what %s holds", b.name, a.name)
-	requireDone(t, held.extend, "%s cannot extend its lock", a.name)
-	requireDone(t, held.release, "%s cannot release its lock", a.name)
+	requireDone(t, true, held.extend, "%s cannot extend its lock", a.name)
+	requireDone(t, true, held.release, "%s cannot release its lock", a.name)
 	next, err := b.wait(t.Context(), "order:7")
 	require.NoError(t, err, "%s after %s", b.name, a.name)
-	requireDone(t, next.release, "%s cannot release its lock", b.name)
+	requireDone(t, true, next.release, "%s cannot release its lock", b.name)
 }
 
 // takeOver shows that a, who held the key once, does nothing to the lock of b.
 func takeOver(t *testing.T, server *redistest.Server, a, b library) {
-	stale, err := a.try(t.Context(), "order:7")
-	require.NoError(t, err)
-	_, err = server.Do("DEL", "order:7") // in place of its expiry
-	require.NoError(t, err)
-	held, err := b.try(t.Context(), "order:7")
-	require.NoError(t, err)
-	requireNotDone(t, stale.extend, "%s extended the lock of %s", a.name, b.name)
-	requireNotDone(t, stale.release, "%s released the lock of %s", a.name, b.name)
-	_, err = a.try(t.Context(), "order:7")
-	require.ErrorIs(t, err, errHeld, "the lock of %s is gone", b.name)
-	requireDone(t, held.extend, "%s cannot extend its lock", b.name)
-	requireDone(t, held.release, "%s cannot release its lock", b.name)
+	for what, of := range map[string]func(lock) func(context.Context) (bool, error){
+		"extended": func(l lock) func(context.Context) (bool, error) { return l.extend },
+		"released": func(l lock) func(context.Context) (bool, error) { return l.release },
+	} {
+		stale, err := a.try(t.Context(), "order:7")
+		require.NoError(t, err)
+		_, err = server.Do("DEL", "order:7") // in place of its expiry
+		require.NoError(t, err)
+		held, err := b.try(t.Context(), "order:7")
+		require.NoError(t, err)
+		requireDone(t, false, of(stale), "%s %s the lock of %s", a.name, what, b.name)
+		_, err = a.try(t.Context(), "order:7")
+		require.ErrorIs(t, err, errHeld, "the lock of %s is gone", b.name)
+		requireDone(t, true, held.extend, "%s cannot extend its lock", b.name)
+		requireDone(t, true, held.release, "%s cannot release its lock", b.name)
+	}
 }
 
-func requireDone(t *testing.T, op func(context.Context) (bool, error), msg string, args ...any) {
+func requireDone(t *testing.T, want bool, op func(context.Context) (bool, error), msg string, args ...any) {
 	t.Helper()
 	done, err := op(t.Context())
 	require.NoError(t, err)
-	require.True(t, done, append([]any{msg}, args...)...)
-}
-
-func requireNotDone(t *testing.T, op func(context.Context) (bool, error), msg string, args ...any) {
-	t.Helper()
-	done, err := op(t.Context())
-	require.NoError(t, err)
-	require.False(t, done, append([]any{msg}, args...)...)
+	require.Equal(t, want, done, append([]any{msg}, args...)...)
 }

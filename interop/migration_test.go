@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -86,33 +89,33 @@ func newQueueing(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
 		dlock.WithTTL(30*time.Second), dlock.WithMaxWait(15*time.Second))
 }
 
+type work = func(context.Context) error
+
 // A version is the service after a step.
 type version struct {
 	name string
-	wait func(ctx context.Context, order string, charge func(context.Context) error) error
-	try  func(ctx context.Context, order string, charge func(context.Context) error) (bool, error)
+	wait func(ctx context.Context, order string, charge work) error
+	try  func(ctx context.Context, order string, charge work) (bool, error)
+}
+
+// with returns the version whose steps use locks.
+func with[L any](locks L, name string, wait func(context.Context, L, string, work) error, try func(context.Context, L, string, work) (bool, error)) version {
+	return version{name,
+		func(ctx context.Context, order string, charge work) error { return wait(ctx, locks, order, charge) },
+		func(ctx context.Context, order string, charge work) (bool, error) {
+			return try(ctx, locks, order, charge)
+		}}
 }
 
 func versions(t *testing.T, rdb *redis.Client) []version {
-	rs := newRedsync(rdb)
 	polls, polling := newPolling(rdb)
 	queues, queueing := newQueueing(rdb)
 	t.Cleanup(func() {
 		require.NoError(t, errors.Join(polling.Close(), queueing.Close(), polls.Close(), queues.Close()))
 	})
-	type charge = func(context.Context) error
-	of := func(name string, c *dlock.Client, step func(context.Context, *dlock.Client, string, func(context.Context) error) error) version {
-		return version{name,
-			func(ctx context.Context, order string, f charge) error { return step(ctx, c, order, f) },
-			func(ctx context.Context, order string, f charge) (bool, error) { return try1(ctx, c, order, f) }}
-	}
 	return []version{
-		{"before",
-			func(ctx context.Context, order string, f charge) error { return step0(ctx, rs, order, f) },
-			func(ctx context.Context, order string, f charge) (bool, error) { return try0(ctx, rs, order, f) }},
-		of("step 1", polling, step1),
-		of("step 2", polling, step2),
-		of("step 3", queueing, step2),
+		with(newRedsync(rdb), "before", step0, try0),
+		with(polling, "step 1", step1, try1), with(polling, "step 2", step2, try1), with(queueing, "step 3", step2, try1),
 	}
 }
 
@@ -177,4 +180,23 @@ func TestMigrationTellsOfALoss(t *testing.T) {
 		return ctx.Err()
 	})
 	require.ErrorIs(t, err, dlock.ErrLost)
+}
+
+var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)```")
+
+// TestDocumentationQuotesTheCode: each block of Go in the documents is in the code that the
+// tests here run.
+func TestDocumentationQuotesTheCode(t *testing.T) {
+	for _, page := range []string{"../docs/coming-from-redsync.md", "../docs/coming-from-redislock.md"} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		found := quoted.FindAllStringSubmatch(string(text), -1)
+		require.Len(t, found, strings.Count(string(text), "```go"), "blocks of Go that are marked as quoted")
+		require.NotEmpty(t, found)
+		for _, m := range found {
+			source, err := os.ReadFile(m[1])
+			require.NoError(t, err)
+			require.Contains(t, string(source), m[2], "%s quotes what is not in %s", page, m[1])
+		}
+	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/bsm/redislock"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
 	"github.com/stretchr/testify/require"
 
@@ -83,49 +82,29 @@ func tryBoth(ctx context.Context, old rueidislock.Locker, locks *dlock.Client, o
 // TestMigrationSteps.
 func TestFromRedislock(t *testing.T) {
 	rdb := dial(t, redistest.Start(t))
-	locker := newRedislock(rdb)
-	before := version{"before",
-		func(ctx context.Context, order string, charge func(context.Context) error) error {
-			return obtain(ctx, locker, order, charge)
-		},
-		func(ctx context.Context, order string, charge func(context.Context) error) (bool, error) {
-			return tryObtain(ctx, locker, order, charge)
-		}}
-	beside(t, "1", before, versions(t, rdb)[1])
+	beside(t, "1", with(newRedislock(rdb), "before", obtain, tryObtain), versions(t, rdb)[1])
 }
 
 // TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside
 // one with dlock alone.
 func TestFromRueidislock(t *testing.T) {
 	server := redistest.Start(t)
-	rdb := dial(t, server)
-	dial := func() rueidislock.Locker {
-		l, err := rueidislock.NewLocker(rueidislock.LockerOption{
-			ClientOption: rueidis.ClientOption{InitAddress: []string{server.Addr()}},
-		})
-		require.NoError(t, err)
-		t.Cleanup(l.Close)
-		return l
-	}
-	old, older := dial(), dial()
-	store, locks := newQueueing(rdb)
-	t.Cleanup(func() { require.NoError(t, errors.Join(locks.Close(), store.Close())) })
-	type charge = func(context.Context) error
-	before := version{"before",
-		func(ctx context.Context, order string, f charge) error { return withRueidislock(ctx, older, order, f) },
-		func(ctx context.Context, order string, f charge) (bool, error) {
-			return tryRueidislock(ctx, older, order, f)
-		}}
-	both := version{"both locks",
-		func(ctx context.Context, order string, f charge) error { return withBoth(ctx, old, locks, order, f) },
-		func(ctx context.Context, order string, f charge) (bool, error) {
+	old, older := newRueidislock(t, server.Addr(), nil), newRueidislock(t, server.Addr(), nil)
+	store, locks := newQueueing(dial(t, server))
+	t.Cleanup(func() {
+		old.Close()
+		older.Close()
+		require.NoError(t, errors.Join(locks.Close(), store.Close()))
+	})
+	both := with(old, "both locks",
+		func(ctx context.Context, old rueidislock.Locker, order string, f work) error {
+			return withBoth(ctx, old, locks, order, f)
+		},
+		func(ctx context.Context, old rueidislock.Locker, order string, f work) (bool, error) {
 			return tryBoth(ctx, old, locks, order, f)
-		}}
-	after := version{"dlock alone",
-		func(ctx context.Context, order string, f charge) error { return step2(ctx, locks, order, f) },
-		func(ctx context.Context, order string, f charge) (bool, error) { return try1(ctx, locks, order, f) }}
-	t.Run("step 1", func(t *testing.T) { beside(t, "1", before, both) })
-	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, after) })
+		})
+	t.Run("step 1", func(t *testing.T) { beside(t, "1", with(older, "before", withRueidislock, tryRueidislock), both) })
+	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, with(locks, "dlock alone", step2, try1)) })
 }
 
 // As the page says of the ctx of WithContext, and of a TTL for one call.

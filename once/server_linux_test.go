@@ -3,7 +3,6 @@ package once
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strconv"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/proctest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -48,7 +48,7 @@ func TestReplica(t *testing.T) {
 
 // Five processes run a job in each period. In each second period, the process that runs it is killed.
 // In others it is stopped for longer than the TTL, or the period begins while the server is
-// suspended or being restarted. DLOCK_ONCE_PERIODS is the number of periods.
+// suspended or being restarted. once of DLOCK_LONG is the number of periods.
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -70,7 +70,7 @@ func TestProcesses(t *testing.T) {
 		}
 		return 0, at
 	}
-	periods, _ := strconv.Atoi(os.Getenv("DLOCK_ONCE_PERIODS"))
+	periods, _ := strconv.Atoi(long.Of("once"))
 	periods = max(5, periods)
 	first := time.Now().Truncate(period).Add(2 * period)
 	deaths := make(map[int]time.Time)

@@ -2,7 +2,6 @@ package semaphore_test
 
 import (
 	"math/rand/v2"
-	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -13,13 +12,13 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/proctest"
 	"github.com/dlock-go/dlock/internal/redistest"
 	"github.com/dlock-go/dlock/semaphore"
 )
 
 const (
-	envTime    = "DLOCK_SEMAPHORE_TIME" // how long TestProcesses kills
 	processTTL = time.Second
 	allowed    = 3
 )
@@ -71,12 +70,12 @@ func connect(t *testing.T, addr string) *redis.Client {
 }
 
 // Six processes work, and about five times a second one is killed. It works until just before that. When
-// all are dead, all permits are free again. For a long run: DLOCK_SEMAPHORE_TIME=60s
+// all are dead, all permits are free again. For a long run: DLOCK_LONG=semaphore=60s
 func TestProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	length, err := time.ParseDuration(os.Getenv(envTime))
+	length, err := time.ParseDuration(long.Of("semaphore"))
 	if err != nil {
 		length = 5 * time.Second
 	}

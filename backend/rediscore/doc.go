@@ -6,8 +6,8 @@
 // and pass it to [New].
 //
 // It needs Redis 6.0 or newer, Valkey or Redict. A single server, replicas, Sentinel and Redis Cluster
-// are supported. docs/servers.md shows on which versions the tests have run. docs/operations.md has a table
-// of other servers, and of services. Before Redis 5, a
+// are supported. docs/operations.md has a table of the versions on which the tests have run, of other
+// servers, and of services. Before Redis 5, a
 // server refuses scripts that read its clock and then write: attempts fail with an error that says
 // so, and store nothing. In a cluster, messages to waiters need shard channels, which came with
 // Redis 7.0.

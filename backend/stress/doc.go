@@ -23,12 +23,12 @@
 // By default there is one round, of 2 s or until each kind of fault has happened. To run for
 // an hour:
 //
-//	DLOCK_REDIS=1 DLOCK_STRESS=1h go test -timeout 0 -run TestStress ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_LONG=stress=1h go test -timeout 0 -run TestStress ./backend/stress
 //
 // A failure shows the holds and the faults of the three seconds before and after it. The name
 // of the failed subtest is the seed of its round. To run that round first:
 //
-//	DLOCK_REDIS=1 DLOCK_STRESS_SEED=1234 go test -run TestStress ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_LONG=stress-seed=1234 go test -run TestStress ./backend/stress
 //
 // The seed determines the order of the faults and what each worker does, but not the timing,
 // so a failure may need several runs to show again.
@@ -37,11 +37,11 @@
 //
 // TestSets has 32 workers in 8 processes take random sets of 8 of 64 keys (Client.DoAll), with each library on
 // one server, and on a cluster whose slots move all the time. In the second half of its time, which is
-// DLOCK_STRESS for each or 2 s, a process is killed each second. The test checks that no two workers were
+// stress of DLOCK_LONG for each or 2 s, a process is killed each second. The test checks that no two workers were
 // certain of a key at the same time, that fences rose, that each waiter was served, and that a TTL after the
 // end no key is held. It logs how many sets there were in a second, and the longest wait. It needs Linux:
 //
-//	DLOCK_REDIS=1 DLOCK_STRESS=1m go test -v -timeout 0 -run TestSets ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_LONG=stress=1m go test -v -timeout 0 -run TestSets ./backend/stress
 //
 // # Sentinel and a cluster
 //
@@ -63,10 +63,10 @@
 //
 // It runs only if it is given a time:
 //
-//	DLOCK_REDIS=1 DLOCK_TOPOLOGY=2m go test -v -timeout 0 -run TestTopology ./backend/...
+//	DLOCK_REDIS=1 DLOCK_LONG=topology=2m go test -v -timeout 0 -run TestTopology ./backend/...
 //
-// DLOCK_TOPOLOGY also runs the whole suite of package conformance on both, for each library.
-// DLOCK_TOPOLOGY_FAULT names the only fault to strike with, such as "stepped down".
+// That also runs the whole suite of package conformance on both, for each library.
+// topology-fault=stepped_down names the only fault to strike with.
 //
 // # Independent servers
 //
@@ -84,11 +84,10 @@
 //
 // It runs only if it is given a time:
 //
-//	DLOCK_REDIS=1 DLOCK_MAJORITY=2m go test -v -timeout 0 -run TestMajority ./backend/stress
+//	DLOCK_REDIS=1 DLOCK_LONG=majority=2m go test -v -timeout 0 -run TestMajority ./backend/stress
 //
 // TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
 // TestBrokenLocksAreFound shows what they see of locks in memory that are broken.
 //
-// DLOCK_STRESS, DLOCK_TOPOLOGY and DLOCK_MAJORITY are durations as in [time.ParseDuration].
-// DLOCK_STRESS_SEED is a decimal number. DLOCK_STRESS_CHILD is set by the test for its child processes.
+// DLOCK_STRESS_CHILD is set by the test for its child processes.
 package stress

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/history"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -154,7 +154,7 @@ func (l *load) strike(d time.Duration) {
 			if time.Now().After(end) {
 				return
 			}
-			if only := os.Getenv(envFault); only != "" && only != f.Name {
+			if only := strings.ReplaceAll(long.Of("topology-fault"), "_", " "); only != "" && only != f.Name {
 				continue
 			}
 			begun := time.Now()

@@ -3,7 +3,6 @@ package stress
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -13,12 +12,12 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const (
-	envMajority = "DLOCK_MAJORITY"
-	byMajority  = "redlock" // in place of a library's name: all work on the same keys
+	byMajority = "redlock" // in place of a library's name: all work on the same keys
 
 	// majorityTTL is the TTL of all leases, and the longest TTL.
 	majorityTTL = loadTTL
@@ -117,12 +116,12 @@ func (m *majority) dial(t *testing.T, library int, opts ...redlock.Option) (l *r
 // TestMajority strikes beds of independent servers with faults under load. See the package
 // documentation.
 func TestMajority(t *testing.T) {
-	text := os.Getenv(envMajority)
+	text := long.Of("majority")
 	if text == "" {
-		t.Skipf("set %s=2m", envMajority)
+		t.Skip("set DLOCK_LONG=majority=2m")
 	}
 	d, err := time.ParseDuration(text)
-	require.NoError(t, err, envMajority)
+	require.NoError(t, err)
 	awaitGoroutines := watchGoroutines(t)
 	t.Run("Beds", func(t *testing.T) {
 		for _, bed := range []struct {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/history"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/proctest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -100,10 +100,10 @@ func workWithSet(t *testing.T, c *dlock.Client, id int64) {
 func TestSets(t *testing.T) {
 	redistest.Real(t)
 	d := shortStress
-	if text := os.Getenv(envDuration); text != "" {
+	if text := long.Of("stress"); text != "" {
 		var err error
 		d, err = time.ParseDuration(text)
-		require.NoError(t, err, envDuration)
+		require.NoError(t, err)
 	}
 	server := redistest.Start(t)
 	for _, l := range libraries {

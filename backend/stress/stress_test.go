@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"iter"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,12 +16,8 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
-)
-
-const (
-	envDuration = "DLOCK_STRESS"
-	envSeed     = "DLOCK_STRESS_SEED"
 )
 
 const (
@@ -35,24 +30,24 @@ const (
 
 var lockKeys = []string{"key0", "key1", "key2", "key3", "{key4}", "key\n5"}
 
-// TestStress runs rounds until DLOCK_STRESS has passed. See the package documentation.
+// TestStress runs rounds until stress of DLOCK_LONG has passed. See the package documentation.
 func TestStress(t *testing.T) {
 	redistest.Real(t)
 	d := shortStress
-	if text := os.Getenv(envDuration); text != "" {
+	if text := long.Of("stress"); text != "" {
 		var err error
 		d, err = time.ParseDuration(text)
-		require.NoError(t, err, envDuration)
+		require.NoError(t, err)
 	}
 	seed := rand.Uint64()
-	if text := os.Getenv(envSeed); text != "" {
+	if text := long.Of("stress-seed"); text != "" {
 		var err error
 		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err, envSeed)
+		require.NoError(t, err)
 	}
 	skipped := false // for lack of a server
 	for end := time.Now().Add(d); !t.Failed() && !skipped; seed++ {
-		t.Run(fmt.Sprintf("%s=%d", envSeed, seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("stress-seed=%d", seed), func(t *testing.T) {
 			defer func() { skipped = t.Skipped() }()
 			runRound(t, seed, min(longRound, max(shortStress, time.Until(end))))
 		})

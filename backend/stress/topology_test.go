@@ -1,7 +1,6 @@
 package stress
 
 import (
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,15 +12,11 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const (
-	envTopology = "DLOCK_TOPOLOGY"
-	envFault    = "DLOCK_TOPOLOGY_FAULT"
-
-	masterName = "mymaster"
-)
+const masterName = "mymaster"
 
 // A topology is a bed, and the libraries that have a client for it.
 type topology struct {
@@ -86,12 +81,12 @@ var cluster = topology{
 
 // TestTopology strikes Sentinel and a cluster with faults under load. See the package documentation.
 func TestTopology(t *testing.T) {
-	text := os.Getenv(envTopology)
+	text := long.Of("topology")
 	if text == "" {
-		t.Skipf("set %s=2m", envTopology)
+		t.Skip("set DLOCK_LONG=topology=2m")
 	}
 	d, err := time.ParseDuration(text)
-	require.NoError(t, err, envTopology)
+	require.NoError(t, err)
 	awaitGoroutines := watchGoroutines(t)
 	t.Run("Beds", func(t *testing.T) {
 		for _, top := range topologies {

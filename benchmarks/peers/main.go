@@ -22,8 +22,8 @@ func main() {
 		return
 	}
 	brief := flag.Bool("short", false, "a run of some seconds, which measures nothing that counts; figures go to standard output")
-	ofOrders := flag.Bool("orders", false, "measure locks that nobody else wants, and write their chapter")
-	majority := flag.Bool("majority", false, "measure locks on several servers, and write their chapter")
+	ofOrders := flag.Bool("orders", false, "measure locks that nobody else wants, and write their tables")
+	majority := flag.Bool("majority", false, "measure locks on several servers, and write their tables")
 	ofSets := flag.Bool("sets", false, "measure sets of locks, and print a table")
 	again := flag.Bool("draw", false, "measure nothing; write the page and the charts again")
 	flag.Parse()
@@ -40,7 +40,7 @@ func main() {
 
 func (h *host) program(ofOrders, majority, ofSets, brief, again bool) error {
 	if again {
-		return redraw()
+		return redraw("")
 	}
 	all, file := onOneServer(), oneServer
 	switch {
@@ -63,13 +63,10 @@ func (h *host) program(ofOrders, majority, ofSets, brief, again bool) error {
 		return failed
 	}
 	if ofSets {
-		m.printSets()
+		fmt.Println(m.table("sets; sets, 5 ms", "sets a second|rate", "median of the waits, ms|p50 ms", "p99, ms|p99 ms", "the longest, ms|longest ms", "commands for a set|commands"))
 		return failed
 	}
-	if ofOrders {
-		fmt.Println(part("loads", m))
-	}
-	return errors.Join(failed, m.save(file), redraw())
+	return errors.Join(failed, m.save(file), redraw(file))
 }
 
 // run measures all contestants in all scenarios, in rounds. The error says which turns failed.

@@ -1,71 +1,86 @@
 package main
 
 import (
-	_ "embed"
 	"errors"
+	"fmt"
 	"math"
 	"os"
-	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 )
 
-// The page without its figures.
-//
-//go:embed performance.md.tmpl
-var prose string
+const docs = "../../docs/"
 
-// redraw writes the page and the charts of the last measurements.
-func redraw() error {
+// The page is written by hand, but for its tables of figures. Each follows a comment that names its file, its scenarios
+// and its columns: see Table. One without scenarios says where and of what the measurement is.
+var (
+	tables = regexp.MustCompile(`(?m)^<!-- (\w+\.json)( ".*)? -->\n((?:\|.*\n)+)`)
+	quoted = regexp.MustCompile(`"([^"]*)"`)
+)
+
+// redraw writes the tables of the page and the charts of the last measurements. It prints the tables of one file.
+func redraw(file string) error {
 	all, err := files()
-	if err != nil {
-		return err
-	}
-	for name, content := range all {
-		if err := os.WriteFile(filepath.Join("../../docs", name), []byte(content), 0o644); err != nil {
-			return err
+	for _, found := range tables.FindAllStringSubmatch(all["performance.md"], -1) {
+		if found[1] == file {
+			fmt.Println(found[3])
 		}
 	}
-	return nil
+	for name, content := range all {
+		err = errors.Join(err, os.WriteFile(docs+name, []byte(content), 0o644))
+	}
+	return err
 }
 
 // files returns the page and the charts of the last measurements, by their names below docs.
 func files() (map[string]string, error) {
-	ofOrders, err1 := readMeasurement(orders)
-	one, err2 := readMeasurement(oneServer)
-	several, err3 := readMeasurement(severalServers)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return nil, err
+	measured := make(map[string]*measurement)
+	for _, file := range []string{orders, oneServer, severalServers} {
+		m, err := readMeasurement(file)
+		if err != nil {
+			return nil, err
+		}
+		measured[file] = m
 	}
-	all := charts(one, several)
-	all["performance.md"] = page(ofOrders, one, several)
-	return all, nil
+	page, err := os.ReadFile(docs + "performance.md")
+	all := charts(measured[oneServer], measured[severalServers])
+	all["performance.md"] = tables.ReplaceAllStringFunc(string(page), func(found string) string {
+		mark, _, _ := strings.Cut(found, "\n")
+		parts := tables.FindStringSubmatch(found)
+		return mark + "\n" + measured[parts[1]].marked(parts[2]) + "\n"
+	})
+	return all, err
 }
 
-func page(ofOrders, one, several *measurement) string {
-	return part("page", struct{ Orders, One, Several *measurement }{ofOrders, one, several})
-}
-
-// part writes a part of the page.
-func part(name string, data any) string {
-	var b strings.Builder
-	if err := template.Must(template.New("page").Parse(prose)).ExecuteTemplate(&b, name, data); err != nil {
-		panic(err) // the test has written this text
+// marked returns the table of the rest of a mark.
+func (m *measurement) marked(mark string) string {
+	var parts []string
+	for _, q := range quoted.FindAllStringSubmatch(mark, -1) {
+		parts = append(parts, q[1])
 	}
-	return b.String()
+	if len(parts) > 0 {
+		return m.table(parts[0], parts[1:]...)
+	}
+	v, text := m.Versions, "| | |\n|---|---|"
+	for _, row := range [][2]string{
+		{"command", "`" + m.Command + "`"},
+		{"date", m.Date + ", in " + m.Took},
+		{"machine", m.Machine + ", " + m.Kernel + "; server and clients share it"},
+		{"Redis, Go", m.Redis + ", " + m.Go},
+		{"redsync, redislock", v["github.com/go-redsync/redsync/v4"] + ", " + v["github.com/bsm/redislock"]},
+		{"go-redis, redigo, rueidis and its rueidislock", v["github.com/redis/go-redis/v9"] + ", " + v["github.com/gomodule/redigo"] + ", " + v["github.com/redis/rueidis"]},
+	} {
+		text += "\n| " + row[0] + " | " + row[1] + " |"
+	}
+	return text
 }
 
-// Figure is one figure of redlock.
-func (m *measurement) Figure(scenario, name string) string {
-	return human(m.find(scenario, "redlock (go-redis)").figure(name))
-}
-
-// Table has a row for each contestant of each of the scenarios, whose names have semicolons between them.
+// table has a row for each contestant of each of the scenarios, whose names have semicolons between them.
 // A column is its title and the name of its figure, and the name of another scenario if that is from there. A figure may be
 // a ratio, such as "rate / bare" or "rate / best".
-func (m *measurement) Table(scenarios string, columns ...string) string {
+func (m *measurement) table(scenarios string, columns ...string) string {
 	titles, rules, rows := "| |", "|---|", ""
 	for _, column := range columns {
 		title, _, _ := strings.Cut(column, "|")
@@ -107,11 +122,12 @@ func (m *measurement) cell(r *result, name string) string {
 			others = append(others, x)
 		}
 	}
-	switch {
-	case len(others) == 0:
+	if len(others) == 0 {
 		return human(math.NaN())
-	case name == "rate":
-		return strconv.FormatFloat(r.figure(name)/slices.Max(others), 'f', 2, 64)
 	}
-	return strconv.FormatFloat(r.figure(name)/slices.Min(others), 'f', 2, 64)
+	best := slices.Min(others)
+	if name == "rate" {
+		best = slices.Max(others)
+	}
+	return strconv.FormatFloat(r.figure(name)/best, 'f', 2, 64)
 }

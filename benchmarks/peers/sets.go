@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -84,14 +83,5 @@ func (t *turn) sets(ctx context.Context) {
 		t.note("p99 ms", milliseconds(quantile(waits, 0.99)))
 		t.note("longest ms", milliseconds(slices.Max(waits)))
 		t.note("commands", l.commands/max(taken, 1))
-	}
-}
-
-// printSets prints the medians of the rounds.
-func (m *measurement) printSets() {
-	fmt.Println("| | sets a second | median of the waits, ms | p99, ms | the longest, ms | commands for a set |\n|---|---|---|---|---|---|")
-	for _, r := range m.Results {
-		fmt.Printf("| %s: %s | %s | %s | %s | %s | %s |\n", r.Scenario, r.Contestant,
-			human(r.figure("rate")), human(r.figure("p50 ms")), human(r.figure("p99 ms")), human(r.figure("longest ms")), human(r.figure("commands")))
 	}
 }

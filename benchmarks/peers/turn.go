@@ -99,8 +99,8 @@ func (t *turn) start(ctx context.Context, jobs ...job) (started workers) {
 		}
 		j.Contestant, j.Addrs, j.TTL = t.of.id(), t.addrs, t.ttl
 		text, err1 := json.Marshal(j)
-		cmd := exec.CommandContext(ctx, self)
-		cmd.Env, cmd.Stderr = append(os.Environ(), jobVariable+"="+string(text)), os.Stderr
+		cmd := exec.CommandContext(ctx, self, jobArgument, string(text))
+		cmd.Stderr = os.Stderr
 		in, err2 := cmd.StdinPipe()
 		out, err3 := cmd.StdoutPipe()
 		if t.err = errors.Join(err1, err2, err3, cmd.Start()); t.err == nil {

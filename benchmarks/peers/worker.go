@@ -19,12 +19,12 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// jobVariable holds the job of a process that this program started. Such a process opens its
+// jobArgument is followed by the job of a process that this program started.
+const jobArgument = "job"
+
+// A job is what one process does in a turn. The process opens its
 // client, answers that it is ready, works from a line on its standard input until that ends, and
 // answers with a report.
-const jobVariable = "DLOCK_PEERS_JOB"
-
-// A job is what one process does in a turn.
 type job struct {
 	Contestant string
 	Addrs      []string
@@ -60,12 +60,11 @@ func key(i int) string { return "order:" + strconv.Itoa(i) }
 
 // isWorker does the work of this process if another has started it for that.
 func isWorker() bool {
-	text := os.Getenv(jobVariable)
-	if text == "" {
+	if len(os.Args) != 3 || os.Args[1] != jobArgument {
 		return false
 	}
 	answer := json.NewEncoder(os.Stdout)
-	r, err := work(text, func() error { return answer.Encode(report{}) })
+	r, err := work(os.Args[2], func() error { return answer.Encode(report{}) })
 	if err != nil {
 		r.Err = err.Error()
 	}

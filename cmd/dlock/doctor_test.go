@@ -22,6 +22,9 @@ const goodServer = "--appendonly yes"
 
 // TestDoctor plants one fault for each check, in a server, and none in the first one.
 func TestDoctor(t *testing.T) {
+	does := func(words string) func(*testing.T, *redistest.Server) {
+		return func(t *testing.T, server *redistest.Server) { command(t, server, strings.Fields(words)...) }
+	}
 	for _, test := range []struct {
 		name   string
 		server string // arguments
@@ -75,15 +78,9 @@ func TestDoctor(t *testing.T) {
 			}
 			command(t, server, "ACL", "SETUSER", "default", "-zadd")
 		}, "", "6", 2, "ZADD"},
-		{"no right to wait, and a probe", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-zadd")
-		}, "--probe", "8", 2, "ZADD"},
-		{"no right to write", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-set")
-		}, "--probe", "7", 2, "Look up the error"},
-		{"no right to subscribe", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-subscribe")
-		}, "--probe", "8", 2, "subscribe"},
+		{"no right to wait, and a probe", goodServer, does("ACL SETUSER default -acl -zadd"), "--probe", "8", 2, "ZADD"},
+		{"no right to write", goodServer, does("ACL SETUSER default -acl -set"), "--probe", "7", 2, "Look up the error"},
+		{"no right to subscribe", goodServer, does("ACL SETUSER default -acl -subscribe"), "--probe", "8", 2, "subscribe"},
 		{"the rights of the page", goodServer, func(t *testing.T, server *redistest.Server) {
 			page, err := os.ReadFile("../../docs/security.md")
 			require.NoError(t, err)
@@ -102,30 +99,14 @@ func TestDoctor(t *testing.T) {
 			}
 			command(t, server, append(args, "+info", "+acl", "+scan", "+config|get")...)
 		}, "--probe --prefix app:", "", 0, "This Redis is fit for locks"},
-		{"no WAIT", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-wait")
-		}, "", "12", 0, "Do without WithReplicas"},
-		{"no scripts", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-eval")
-		}, "", "12", 2, "locks need scripts"},
-		{"no PUBLISH in a script", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-publish")
-		}, "", "12", 1, "WithQueue(false), or grant PUBLISH"},
-		{"no TIME in a script", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-time")
-		}, "", "12", 2, "fences need it"},
-		{"no subscriptions", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl", "-subscribe")
-		}, "", "12", 1, "WithQueue(false), or grant SUBSCRIBE"},
-		{"no right to read INFO", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-info")
-		}, "", "1", 1, "Grant the user INFO"},
-		{"no right to read the rights", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl")
-		}, "", "6", 1, "--probe"},
-		{"the same, and a probe", goodServer, func(t *testing.T, server *redistest.Server) {
-			command(t, server, "ACL", "SETUSER", "default", "-acl")
-		}, "--probe", "", 0, "This Redis is fit for locks"},
+		{"no WAIT", goodServer, does("ACL SETUSER default -wait"), "", "12", 0, "Do without WithReplicas"},
+		{"no scripts", goodServer, does("ACL SETUSER default -acl -eval"), "", "12", 2, "locks need scripts"},
+		{"no PUBLISH in a script", goodServer, does("ACL SETUSER default -acl -publish"), "", "12", 1, "WithQueue(false), or grant PUBLISH"},
+		{"no TIME in a script", goodServer, does("ACL SETUSER default -acl -time"), "", "12", 2, "fences need it"},
+		{"no subscriptions", goodServer, does("ACL SETUSER default -acl -subscribe"), "", "12", 1, "WithQueue(false), or grant SUBSCRIBE"},
+		{"no right to read INFO", goodServer, does("ACL SETUSER default -info"), "", "1", 1, "Grant the user INFO"},
+		{"no right to read the rights", goodServer, does("ACL SETUSER default -acl"), "", "6", 1, "--probe"},
+		{"the same, and a probe", goodServer, does("ACL SETUSER default -acl"), "--probe", "", 0, "This Redis is fit for locks"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

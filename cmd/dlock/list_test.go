@@ -6,7 +6,6 @@ import (
 	"context"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -189,53 +188,4 @@ func TestWatch(t *testing.T) {
 	next("w:1  no longer held by  web-1")
 	s.take(s.client("web-2"), "w:1")
 	next("w:1  held by  web-2")
-}
-
-// TestListOfMany lists 10,000 locks among a million keys, and a million locks, while another client
-// sends PING. It prints the times. DLOCK_LIST_MANY=1 runs it.
-func TestListOfMany(t *testing.T) {
-	if os.Getenv("DLOCK_LIST_MANY") == "" {
-		t.Skip("takes a minute: DLOCK_LIST_MANY=1")
-	}
-	s := newShell(t)
-	rdb := redis.NewClient(&redis.Options{Addr: s.server.Addr()})
-	defer rdb.Close()
-	l := s.take(s.client("owner"), "one")[0]
-	fill := func(prefix string, n int) {
-		script := redis.NewScript("for i = ARGV[2], ARGV[3] do redis.call('SET', ARGV[1] .. i, ARGV[4], 'PX', 3600000) end return 1")
-		for i := 0; i < n; i += 10_000 {
-			require.NoError(t, script.Run(t.Context(), rdb, []string{"one"}, prefix, i, i+9_999, l.Token()).Err())
-		}
-	}
-	list := func(what string, args ...string) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var pongs []time.Duration
-		var pings sync.WaitGroup
-		pings.Go(func() {
-			for ctx.Err() == nil {
-				begun := time.Now()
-				if rdb.Ping(ctx).Err() == nil {
-					pongs = append(pongs, time.Since(begun))
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
-		begun := time.Now()
-		code, out := s.run(args...)
-		took := time.Since(begun)
-		cancel()
-		pings.Wait()
-		require.Zero(t, code)
-		slices.Sort(pongs)
-		t.Logf("%s: %d lines in %v; of %d PINGs the slowest took %v, one in 100 %v or more", what, strings.Count(out, "\n"),
-			took.Round(time.Millisecond), len(pongs), pongs[len(pongs)-1], pongs[len(pongs)*99/100])
-	}
-	require.NoError(t, rdb.Do(t.Context(), "DEBUG", "POPULATE", 990_000, "other").Err())
-	fill("job:", 10_000)
-	list("one lock by name", "show", "one")
-	list("10,000 locks among a million keys", "list", "job:")
-	list("all of these keys", "list", "--all")
-	fill("many:", 1_000_000)
-	list("a million locks", "list", "many:")
-	assert.Zero(t, s.server.CommandCount(t)["keys"])
 }

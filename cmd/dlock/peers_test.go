@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/dlock-go/dlock/internal/long"
 )
 
 // loop is a lock as shell scripts have it. Its arguments are a port and a program.
@@ -26,8 +28,8 @@ kill $renewal; redis-cli -p $port DEL k; exit $code`
 // TestPeers does to other locks what TestFaults does to dlock: what docs/command.md says of them.
 func TestPeers(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("DLOCK_RUN_ROUNDS") == "" {
-		t.Skip("others are slow to do nothing: DLOCK_RUN_ROUNDS=1")
+	if long.Of("run") == "" {
+		t.Skip("others are slow to do nothing: DLOCK_LONG=run")
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)

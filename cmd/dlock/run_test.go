@@ -24,19 +24,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// The test binary is dlock, if these variables are not set, and a program with descendants.
-const (
-	asDlock   = "DLOCK_TEST_AS_DLOCK"
-	asProgram = "DLOCK_TEST_AS_PROGRAM" // the folder of its records
-)
+// If this variable is set, the test binary is dlock, or a program with descendants. Its value is the folder of their records.
+const asDlock = "DLOCK_TEST_AS_DLOCK"
 
 func TestMain(m *testing.M) {
 	switch {
-	case os.Getenv(asProgram) != "" && len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "program"):
-		program(os.Getenv(asProgram), os.Args[1])
+	case os.Getenv(asDlock) != "" && len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "program"):
+		program(os.Getenv(asDlock), os.Args[1])
 	case os.Getenv(asDlock) != "", len(os.Args) > 1 && os.Args[1] == guardCommand: // never the tests, which start dlock again
 		main()
 	}
@@ -110,7 +108,7 @@ func (s *shell) command(args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(s, err)
 	c := exec.Command(self, args...)
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", asProgram+"="+s.dir, urlVariable+"=redis://"+s.server.Addr(), prefixVariable+"=")
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"="+s.dir, urlVariable+"=redis://"+s.server.Addr(), prefixVariable+"=")
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return c
 }
@@ -313,7 +311,7 @@ func TestTLS(t *testing.T) {
 }
 
 // TestFaults kills and stops the holder, the guard and the server. Nothing of the program may be alive when the next
-// has the lock. DLOCK_RUN_ROUNDS=1000 does it for longer.
+// has the lock. DLOCK_LONG=run=1000 does it for longer.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	stopGuard := func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGSTOP) }
@@ -337,9 +335,9 @@ func TestFaults(t *testing.T) {
 		{"lock deleted", func(s *shell, _, _ int) { s.server.Do("DEL", "k") }, 2500 * time.Millisecond, nil},
 	}
 	rounds := 1
-	if text := os.Getenv("DLOCK_RUN_ROUNDS"); text != "" {
+	if text := long.Of("run"); text != "" {
 		n, err := strconv.Atoi(text)
-		require.NoError(t, err, "DLOCK_RUN_ROUNDS")
+		require.NoError(t, err)
 		rounds = n
 	}
 	var all sync.WaitGroup

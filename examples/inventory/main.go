@@ -15,7 +15,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"io"
 
@@ -27,15 +26,8 @@ func main() { sell.Main(program{}) }
 
 type program struct{}
 
-// Flags adds those of the program for Redis, to say where they are.
-func (program) Flags(flags *flag.FlagSet) {
-	const there = "use go run ./examples/inventory/redis, since the locks of this program are in memory"
-	for _, name := range []string{"backend", "redis", "kill"} {
-		flags.Func(name, there, func(string) error { return errors.New(there) })
-	}
-}
-
-func (program) Check() error { return nil }
+func (program) Flags(*flag.FlagSet) {}
+func (program) Check() error        { return nil }
 
 func (program) Play(ctx context.Context, cfg sell.Config, out io.Writer) (err error) {
 	locks := sell.NewLocks(memory.New())

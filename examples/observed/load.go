@@ -16,8 +16,7 @@ import (
 func load(ctx context.Context, client *dlock.Client, tracer trace.Tracer, workers int) (wait func()) {
 	var all sync.WaitGroup
 	for i := range workers {
-		name := fmt.Sprint("worker ", i+1)
-		ctx, client := context.WithValue(ctx, workerKey{}, name), client.With(dlock.WithOwner(name))
+		client := client.With(dlock.WithOwner(fmt.Sprint("worker ", i+1)))
 		all.Go(func() {
 			for ctx.Err() == nil {
 				job(ctx, client, tracer)
@@ -26,14 +25,6 @@ func load(ctx context.Context, client *dlock.Client, tracer trace.Tracer, worker
 		})
 	}
 	return all.Wait
-}
-
-type workerKey struct{}
-
-// workerOf returns the name of the worker whose ctx it is.
-func workerOf(ctx context.Context) string {
-	name, _ := ctx.Value(workerKey{}).(string)
-	return name
 }
 
 // job is one use of a lock. Most work is short, and waits for at most a second. Reports are long:

@@ -1,5 +1,5 @@
-// Observed is a service that is under load and shows what its locks do: a page that draws the last
-// minute's holds, waits and failures as they happen, metrics for Prometheus, and spans. See README.md.
+// Observed is a service that is under load and shows what its locks do: metrics for Prometheus, and spans.
+// See README.md.
 //
 // Usage (in examples/observed of a clone of the repository: this module is not released):
 //
@@ -7,8 +7,6 @@
 //
 // The locks are in memory, or on a Redis server with -backend goredis, rueidis or redigo. It serves:
 //
-//	/         the page
-//	/events   its events, as server-sent events
 //	/metrics  for Prometheus: see dashboard.json for Grafana, and observe/otel/alerts.yml
 //	/spans    the last 200 spans, as JSON; with -spans all are printed, too
 package main
@@ -80,7 +78,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	web := &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: 5 * time.Second,
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // which ends the streams of events
 	}
 	context.AfterFunc(ctx, func() { _ = web.Shutdown(context.Background()) })
 	ctx, stop := context.WithCancel(ctx)

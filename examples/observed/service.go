@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"io"
 	"net/http"
 	"strings"
@@ -20,15 +19,11 @@ import (
 	"github.com/dlock-go/dlock/observe/otel"
 )
 
-//go:embed page.html
-var page string
-
 // A service shows what the locks of its client do.
 type service struct {
 	*http.ServeMux
-	tracers  *trace.TracerProvider
-	meters   *metric.MeterProvider
-	timeline *timeline
+	tracers *trace.TracerProvider
+	meters  *metric.MeterProvider
 }
 
 // newService returns a service that prints all spans to stdout, if that is not nil.
@@ -51,12 +46,9 @@ func newService(stdout io.Writer) (*service, error) {
 		ServeMux: http.NewServeMux(),
 		tracers:  trace.NewTracerProvider(options...),
 		meters:   metric.NewMeterProvider(metric.WithReader(reader)),
-		timeline: newTimeline(),
 	}
 	s.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	s.Handle("GET /spans", recent)
-	s.Handle("GET /events", s.timeline)
-	s.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, page) })
 	return s, nil
 }
 
@@ -74,7 +66,7 @@ func (s *service) client(store dlock.Locker) (*dlock.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := dlock.New(store, dlock.WithObserver(observer), dlock.WithObserver(s.timeline.observer()))
+	client := dlock.New(store, dlock.WithObserver(observer))
 	_, err = otel.RegisterStats(client, options...)
 	return client, err
 }

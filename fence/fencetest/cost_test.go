@@ -17,8 +17,8 @@ import (
 // first write, and with one of its own: the median of a transaction's time in each of ten runs, and
 // the median of those. Transactions take turns, as the machine may be busy. It only measures.
 func TestCost(t *testing.T) {
-	if long == 0 {
-		t.Skip("measures for DLOCK_FENCE_LONG")
+	if lasts == 0 {
+		t.Skip("measures if DLOCK_LONG has fences")
 	}
 	ctx, s := t.Context(), databases[0].fresh(t)
 	s.do(t, "INSERT INTO account VALUES (0, 0, 0)")
@@ -33,7 +33,7 @@ func TestCost(t *testing.T) {
 		var base []float64
 		for range 10 {
 			took := make([][]float64, len(variants))
-			for end := time.Now().Add(long / 20); time.Now().Before(end); {
+			for end := time.Now().Add(lasts / 20); time.Now().Before(end); {
 				for i, v := range variants {
 					begun := time.Now()
 					tx, err := conn.Begin(ctx)

@@ -26,7 +26,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-var lateWrites = map[bool]int64{false: 200, true: 10_000}[long > 0]
+var lateWrites = map[bool]int64{false: 200, true: 10_000}[lasts > 0]
 
 // A process is stopped for longer than its TTL, and another one gets the lock and writes. Then the
 // first goes on, and writes many times: with a check, and without.

@@ -27,7 +27,7 @@ func TestRace(t *testing.T) {
 		s.do(t, "INSERT INTO account VALUES (0, 0, 0), (1, 0, 0)")
 		for _, level := range s.levels() {
 			r := &race{store: s, options: &sql.TxOptions{Isolation: level}}
-			for end := time.Now().Add(cmp.Or(long, 150*time.Millisecond)); time.Now().Before(end) && !t.Failed(); {
+			for end := time.Now().Add(cmp.Or(lasts, 150*time.Millisecond)); time.Now().Before(end) && !t.Failed(); {
 				r.round(t)
 			}
 			t.Logf("%v: %d transactions committed, %d stale, %d serialization failures, %d rounds",

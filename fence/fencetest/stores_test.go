@@ -19,11 +19,12 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/dlock-go/dlock/fence"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
-// long is how long the tests race, if DLOCK_FENCE_LONG is set, as to 60s. They also write more then.
-var long, _ = time.ParseDuration(os.Getenv("DLOCK_FENCE_LONG"))
+// lasts is how long the tests race, if DLOCK_LONG has fences, as in fences=60s. They also write more then.
+var lasts, _ = time.ParseDuration(long.Of("fences"))
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "writer" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,14 +30,6 @@ const (
 	short, long, longer = 2 * time.Millisecond, period * 9 / 10, period * 3 / 2
 )
 
-// ticks returns how often each process starts the job: DLOCK_TICKS, or n.
-func ticks(n int) int {
-	if env, err := strconv.Atoi(os.Getenv("DLOCK_TICKS")); err == nil {
-		return env
-	}
-	return n
-}
-
 // A way is how a real scheduler starts the work in each period from begin on. It returns a function
 // that stops the scheduler. (Only then no job may run: gocron looks at the time again and again
 // until they have ended, and virtual time stands still meanwhile.)
@@ -46,19 +37,15 @@ type way func(t *testing.T, c *dlock.Client, begin time.Time, w *work) (stop fun
 
 // work is what a process does.
 type work struct {
-	name  string
-	start func() start
-	over  atomic.Bool // nothing is to begin any more
-}
-
-// A start is one start of the work by a scheduler.
-type start struct {
-	when once.Option
 	do   func(context.Context, *dlock.Lease) error
-	end  func(error) // gets what once has returned
+	over atomic.Bool // nothing is to begin any more
 }
 
-func (w *work) plain(ctx context.Context) error { return w.start().do(ctx, nil) }
+func (w *work) plain(ctx context.Context) error { return w.do(ctx, nil) }
+
+func (w *work) once(c *dlock.Client) *once.Job {
+	return once.New(c, "job", period, once.Phase(period/2))
+}
 
 func withGocron(t *testing.T, begin time.Time, w *work, run func(context.Context) error, options ...gocron.SchedulerOption) func() {
 	s, err := gocron.NewScheduler(options...)
@@ -69,7 +56,7 @@ func withGocron(t *testing.T, begin time.Time, w *work, run func(context.Context
 		}
 		return run(ctx)
 	})
-	_, err = s.NewJob(gocron.DurationJob(period), task, gocron.WithName(w.name), gocron.WithStartAt(gocron.WithStartDateTime(begin)))
+	_, err = s.NewJob(gocron.DurationJob(period), task, gocron.WithName("job"), gocron.WithStartAt(gocron.WithStartDateTime(begin)))
 	require.NoError(t, err)
 	s.Start()
 	return func() { require.NoError(t, s.Shutdown()) }
@@ -82,12 +69,7 @@ func byLocker(minHold time.Duration) way {
 }
 
 func byTask(t *testing.T, c *dlock.Client, begin time.Time, w *work) func() {
-	return withGocron(t, begin, w, func(ctx context.Context) error {
-		s := w.start()
-		err := once.New(c, w.name, period, s.when).Task(s.do)(ctx)
-		s.end(err)
-		return err
-	})
+	return withGocron(t, begin, w, w.once(c).Task(w.do))
 }
 
 func byElection(t *testing.T, c *dlock.Client, begin time.Time, w *work) func() {
@@ -124,9 +106,7 @@ func byRobfig(t *testing.T, c *dlock.Client, begin time.Time, w *work) func() {
 		if w.over.Load() {
 			return
 		}
-		s, err := w.start(), error(nil)
-		once.New(c, w.name, period, s.when).Func(t.Context(), s.do, func(e error) { err = e })()
-		s.end(err)
+		w.once(c).Func(t.Context(), w.do, func(error) {})()
 	}))
 	scheduler.Start()
 	return func() { <-scheduler.Stop().Done() }
@@ -151,34 +131,23 @@ func more(ticks int) (atLeast, atMost int)    { return 2*ticks + 1, processes * 
 
 const apart = period * 4 / 5
 
-// The control is a lock that is released at once: it shows that the starts do collide.
-var control = job{"control", byLocker(time.Millisecond), short, apart, more}
-
-var onceJobs = []job{
-	{"Task", byTask, short, 0, exactly},
-	{"Task", byTask, short, apart, exactly},
-	{"Task", byTask, long, 0, exactly},
-	{"Task", byTask, long, apart, exactly},
-	{"Task", byTask, longer, 0, some},
-	{"Task", byTask, longer, apart, some},
-	{"Func", byRobfig, short, 0, exactly},
-	{"Func", byRobfig, short, apart, exactly},
-	{"Func", byRobfig, long, 0, exactly},
-	{"Func", byRobfig, long, apart, exactly},
-	{"Func", byRobfig, longer, 0, some},
-	{"Func", byRobfig, longer, apart, some},
-}
-
-// Five processes with real schedulers start a job, in virtual time.
+// Five processes with real schedulers start a job, in virtual time. The first is a lock that is released at once: it
+// shows that the starts do collide.
 func TestJobRunsOnOneProcess(t *testing.T) {
-	ticks := ticks(40)
-	for _, j := range append([]job{
-		control,
+	const ticks = 40
+	jobs := []job{
+		{"control", byLocker(time.Millisecond), short, apart, more},
 		{"Locker", byLocker(period / 2), short, period / 5, exactly},
 		{"Locker", byLocker(period / 2), long, period / 5, exactly},
 		{"Locker, starts beyond minHold", byLocker(period / 5), short, apart, more},
 		{"Elector", byElection, short, 0, exactly},
-	}, onceJobs...) {
+	}
+	for name, by := range map[string]way{"Task": byTask, "Func": byRobfig} {
+		for _, spread := range []time.Duration{0, apart} {
+			jobs = append(jobs, job{name, by, short, spread, exactly}, job{name, by, long, spread, exactly}, job{name, by, longer, spread, some})
+		}
+	}
+	for _, j := range jobs {
 		t.Run(j.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := memory.New()
@@ -193,7 +162,7 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 					running.Add(-1)
 					return nil
 				}
-				w := &work{name: "job", start: func() start { return start{once.Phase(period / 2), do, func(error) {}} }}
+				w := &work{do: do}
 				var stops []func()
 				for i := range processes {
 					client := dlock.New(store, dlock.WithTTL(period*3/5)) // shorter than the long jobs

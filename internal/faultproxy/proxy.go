@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/freeport"
 )
 
 // A Direction is a direction in which bytes flow, or both.
@@ -23,10 +25,11 @@ const (
 // A Proxy passes on what its clients and the store send to each other, except for the faults that
 // its methods set. All methods are safe for concurrent use.
 type Proxy struct {
-	port *port
-	over context.Context // ends with Close
-	end  context.CancelFunc
-	all  sync.WaitGroup
+	addr  string
+	claim net.PacketConn  // of its port
+	over  context.Context // ends with Close
+	end   context.CancelFunc
+	all   sync.WaitGroup
 
 	mu       sync.Mutex
 	store    string
@@ -42,24 +45,30 @@ type Proxy struct {
 // New starts a Proxy for the store at the address store, on a loopback port of its own. At first
 // it passes everything on. The caller must Close it.
 func New(store string) (*Proxy, error) {
-	port, err := claimPort()
+	claim, port, err := freeport.Claim()
 	if err != nil {
 		return nil, fmt.Errorf("faultproxy: %w", err)
 	}
+	listener, err := net.Listen("tcp4", freeport.Addr(port))
+	if err != nil { // a process that does not claim its ports was faster
+		claim.Close()
+		return New(store)
+	}
 	p := &Proxy{
 		store:   store,
-		port:    port,
+		addr:    freeport.Addr(port),
+		claim:   claim,
 		changed: make(chan struct{}),
 		paces:   make(map[Direction]Pace),
 		links:   make(map[*link]struct{}),
 	}
 	p.over, p.end = context.WithCancel(context.Background())
-	p.listenLocked(port.listener)
+	p.listenLocked(listener)
 	return p, nil
 }
 
 // Addr returns the host and port that clients connect to. They never change.
-func (p *Proxy) Addr() string { return p.port.addr }
+func (p *Proxy) Addr() string { return p.addr }
 
 // Close closes all connections, and drops what is held back. It returns when all goroutines of the
 // Proxy have ended.
@@ -67,7 +76,7 @@ func (p *Proxy) Close() {
 	p.end()
 	p.refuse((*link).close)
 	p.all.Wait()
-	p.port.free()
+	p.claim.Close()
 }
 
 // Block stops everything in direction d, on present and new connections. The connections stay
@@ -138,7 +147,7 @@ func (p *Proxy) heal() error {
 	if p.listener != nil || p.over.Err() != nil {
 		return nil
 	}
-	l, err := net.Listen("tcp4", p.port.addr)
+	l, err := net.Listen("tcp4", p.addr)
 	if err != nil {
 		return fmt.Errorf("faultproxy: %w", err)
 	}

@@ -150,20 +150,20 @@ func (c *caller) hearsNothing() {
 }
 
 // resp is a command in RESP.
-func resp(args ...string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "*%d\r\n", len(args))
-	for _, arg := range args {
-		fmt.Fprintf(&b, "$%d\r\n%s\r\n", len(arg), arg)
-	}
-	return b.String()
-}
+func resp(args ...string) string { return string(command(args)) }
 
 func start(t *testing.T, store string) *Proxy {
 	p, err := New(store)
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	return p
+}
+
+// rig starts a server and a Proxy before it, and dials.
+func rig(t *testing.T) (*fake, *Proxy, *caller) {
+	f := newFake(t)
+	p := start(t, f.addr)
+	return f, p, dial(t, p.Addr())
 }
 
 func await(t *testing.T, what <-chan struct{}) {
@@ -190,18 +190,17 @@ var dialects = map[string]func(string) string{
 	"lines": func(text string) string { return text + "\r\n" },
 }
 
-func inAllDialects(t *testing.T, test func(t *testing.T, say func(string) string, f *fake, p *Proxy)) {
+func inAllDialects(t *testing.T, test func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller)) {
 	for name, say := range dialects {
 		t.Run(name, func(t *testing.T) {
-			f := newFake(t)
-			test(t, say, f, start(t, f.addr))
+			f, p, c := rig(t)
+			test(t, say, f, p, c)
 		})
 	}
 }
 
 func TestPassesOn(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		c := dial(t, p.Addr())
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		watch := p.Watch(Contains("two"))
 		c.send(say("one"))
 		c.reads("+ONE\r\n")
@@ -213,44 +212,31 @@ func TestPassesOn(t *testing.T) {
 	})
 }
 
-func TestDropReply(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		for _, ending := range []Ending{Cut, Stall} {
-			c, other := dial(t, p.Addr()), dial(t, p.Addr())
-			drop := p.DropReply(Contains("two"), ending)
+// A reply is dropped when the store has got the request, and with a request all that comes after it.
+func TestDrop(t *testing.T) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, other *caller) {
+		for i := range 4 {
+			ending, ofReply := Ending(i%2), i < 2
+			c, drop := dial(t, p.Addr()), p.DropRequest
+			if ofReply {
+				drop = p.DropReply
+			}
+			fault := drop(Contains("two"), ending)
 			c.send(say("one"))
 			c.reads("+ONE\r\n")
-			c.send(say("two"))
-			await(t, drop.Struck())
-			require.False(t, open(drop.Answered()))
 			require.Equal(t, "one", f.next())
-			require.Equal(t, "two", f.next())
+			c.send(say("two"))
+			await(t, fault.Struck())
+			require.Equal(t, !ofReply, open(fault.Answered()))
+			if ofReply {
+				require.Equal(t, "two", f.next())
+			}
 			if ending == Cut {
 				c.ends()
-			} else {
-				c.send(say("three"))
+			} else if c.send(say("three")); ofReply {
 				require.Equal(t, "three", f.next(), "requests do not reach the store any more")
 				c.hearsNothing()
-			}
-			other.send(say("two"))
-			other.reads("+TWO\r\n")
-			f.next()
-		}
-	})
-}
-
-func TestDropRequest(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		for _, ending := range []Ending{Cut, Stall} {
-			c, other := dial(t, p.Addr()), dial(t, p.Addr())
-			drop := p.DropRequest(Contains("two"), ending)
-			c.send(say("two"))
-			await(t, drop.Struck())
-			require.True(t, open(drop.Answered()))
-			if ending == Cut {
-				c.ends()
 			} else {
-				c.send(say("three"))
 				c.hearsNothing()
 			}
 			other.send(say("two"))
@@ -262,8 +248,8 @@ func TestDropRequest(t *testing.T) {
 }
 
 func TestHold(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		c, other := dial(t, p.Addr()), dial(t, p.Addr())
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
+		other := dial(t, p.Addr())
 		hold := p.Hold(Contains("two"), Stall)
 		require.ErrorIs(t, hold.Deliver(t.Context()), errNotHeld)
 		c.send(say("two"))
@@ -290,7 +276,7 @@ func TestHoldOutlivesTheClient(t *testing.T) {
 		"cut with others":      func(p *Proxy, c *caller) { p.Cut(); c.ends() },
 		"refused":              func(p *Proxy, c *caller) { p.Refuse(); c.ends() },
 	}
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, _ *caller) {
 		for name, end := range ends {
 			c := dial(t, p.Addr())
 			c.send(say("select"))
@@ -319,8 +305,7 @@ func TestHoldOutlivesTheClient(t *testing.T) {
 
 // What has been delivered does not save what comes after it from being cut.
 func TestCutAfterDelivery(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		c := dial(t, p.Addr())
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		hold := p.Hold(Any, Stall)
 		c.send(say("one"))
 		await(t, hold.Struck())
@@ -339,9 +324,7 @@ func TestCutAfterDelivery(t *testing.T) {
 }
 
 func TestDeliverFails(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	_, p, c := rig(t)
 	hold := p.Hold(Any, Stall)
 	c.send("one\r\n")
 	await(t, hold.Struck())
@@ -356,8 +339,7 @@ func TestDeliverFails(t *testing.T) {
 }
 
 func TestCutReply(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		c := dial(t, p.Addr())
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		cut := p.CutReply(Contains("twotwo"))
 		c.send(say("twotwo"))
 		if strings.HasPrefix(say(""), "*") {
@@ -372,9 +354,7 @@ func TestCutReply(t *testing.T) {
 }
 
 func TestLift(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	_, p, c := rig(t)
 	drop := p.DropReply(Any, Cut)
 	require.True(t, p.Lift(drop))
 	require.False(t, p.Lift(drop))
@@ -395,7 +375,7 @@ func TestFaultsStrikeInTurn(t *testing.T) {
 }
 
 func TestBlock(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, _ *caller) {
 		for _, d := range []Direction{ToStore, ToClient, Both} {
 			c := dial(t, p.Addr())
 			c.send(say("one"))
@@ -424,8 +404,7 @@ func TestBlock(t *testing.T) {
 // What was sent into a black hole arrives when that has gone, as with TCP, though who
 // has sent it has gone too.
 func TestBlockedRequestArrivesLate(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
-		c := dial(t, p.Addr())
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		p.Block(Both)
 		c.send(say("one"))
 		c.Close()
@@ -436,9 +415,7 @@ func TestBlockedRequestArrivesLate(t *testing.T) {
 }
 
 func TestCutDropsWhatIsBlocked(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	f, p, c := rig(t)
 	p.Block(ToStore)
 	c.send("one\r\n")
 	c.hearsNothing()
@@ -488,22 +465,20 @@ func TestRefuse(t *testing.T) {
 
 // A command is rejected in its turn: the store gets a script that returns the error.
 func TestReject(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
+	_, p, c := rig(t)
 	p.Reject(func(r Request) string {
 		if r.Args[0] == "two" {
 			return "ERR no two"
 		}
 		return ""
 	})
-	c := dial(t, p.Addr())
 	c.send(resp("one") + resp("two") + resp("three"))
 	c.reads("+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
 }
 
 // New connections lead to the new address, and those that are open to the old one.
 func TestMove(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, _ *caller) {
 		other := newFake(t)
 		before := dial(t, p.Addr())
 		before.send(say("one"))
@@ -549,9 +524,8 @@ func TestStoreCloses(t *testing.T) {
 }
 
 func TestSlow(t *testing.T) {
-	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy) {
+	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		const latency = 20 * time.Millisecond
-		c := dial(t, p.Addr())
 		p.Slow(Both, Pace{Latency: latency, Jitter: latency})
 		begin := time.Now()
 		c.send(say("one"))
@@ -576,9 +550,7 @@ func TestSlow(t *testing.T) {
 
 // The latency is that of the network, not that of each request in turn.
 func TestLatencyIsSharedByAPipeline(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	_, p, c := rig(t)
 	p.Slow(ToStore, Pace{Latency: 200 * time.Millisecond})
 	begin := time.Now()
 	const n = 100
@@ -600,9 +572,7 @@ func TestCloseInEveryState(t *testing.T) {
 		"stalled": func(p *Proxy) { p.DropRequest(Any, Stall) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake(t)
-			p := start(t, f.addr)
-			c := dial(t, p.Addr())
+			_, p, c := rig(t)
 			spoil(p)
 			c.Write([]byte(resp("one"))) // may be refused
 			p.Close()

@@ -48,9 +48,7 @@ func TestCommandMatches(t *testing.T) {
 
 // Several requests in a segment, and a request in several.
 func TestSegments(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	f, p, c := rig(t)
 	drop := p.DropReply(Command("get", "two"), Cut)
 	c.send(resp("GET", "one") + resp("GET", "1") + resp("GET", "two")[:7])
 	c.reads("+GET ONE\r\n+GET 1\r\n")
@@ -63,9 +61,7 @@ func TestSegments(t *testing.T) {
 }
 
 func TestHoldInAPipeline(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	c := dial(t, p.Addr())
+	f, p, c := rig(t)
 	hold := p.Hold(Command("GET", "two"), Stall)
 	c.send(resp("GET", "one") + resp("GET", "two") + resp("GET", "three"))
 	c.reads("+GET ONE\r\n")

@@ -17,6 +17,8 @@ const (
 	portTaken = "Address already in use"
 )
 
+var errPortTaken = errors.New("its port is taken")
+
 // A process is one run of a server.
 type process struct {
 	cmd   *exec.Cmd

@@ -1,53 +1,39 @@
 package redistest
 
 import (
-	"bufio"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"runtime"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/freeport"
+	"github.com/dlock-go/dlock/internal/proctest"
 )
 
 // TestVictim starts a server, says where, and waits to be killed.
 func TestVictim(t *testing.T) {
-	if os.Getenv(envVictim) == "" {
-		t.Skip("a part of TestServerDiesWithTheTestBinary")
-	}
+	state := proctest.Args(t)[0]
 	s := Start(t)
-	fmt.Println("addr", s.Addr())
-	if os.Getenv(envVictim) == "suspended" {
+	if state == "suspended" {
 		s.Suspend()
 	}
-	fmt.Println("ready")
+	proctest.Say("ready", int64(s.port))
 	time.Sleep(time.Minute)
 }
 
 func TestServerDiesWithTheTestBinary(t *testing.T) {
 	t.Parallel()
 	find(t)
+	g := proctest.New(t)
 	for _, state := range []string{"running", "suspended"} {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestVictim$")
-		cmd.Env = append(os.Environ(), envVictim+"="+state)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		var addr, line string
-		for lines := bufio.NewScanner(out); line != "ready" && lines.Scan(); {
-			line = lines.Text()
-			if a, ok := strings.CutPrefix(line, "addr "); ok {
-				addr = a
-			}
-		}
-		require.NoError(t, cmd.Process.Kill())
-		cmd.Wait()
-		require.Equal(t, "ready", line)
+		pid := g.Start("TestVictim", state)
+		addr := freeport.Addr(int(g.Await(1, "ready", pid)[0].Values[0]))
+		g.Signal(pid, syscall.SIGKILL)
 		await(t, func() error {
 			conn, err := net.Dial("tcp4", addr)
 			if err != nil {

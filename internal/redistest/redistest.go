@@ -9,7 +9,7 @@
 //
 // On Linux, the servers also die when the test binary dies, whatever the reason.
 //
-// The package imports only the standard library, so it can test any client.
+// The package imports no client library, so it can test any client.
 package redistest
 
 import (
@@ -22,6 +22,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/freeport"
 )
 
 const (
@@ -99,44 +101,41 @@ func option(args []string, name string) (value string) {
 }
 
 // Addr returns the server's host and port.
-func (s *Server) Addr() string { return address(s.port) }
+func (s *Server) Addr() string { return freeport.Addr(s.port) }
 
 // Stop ends the server in an orderly way, with SIGTERM, and waits until it has ended. A suspended
 // server can be stopped too. A second Stop does nothing.
 func (s *Server) Stop() {
 	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.end(sigTerm)
+	s.do("stopping", func() error { return s.proc.end(sigTerm) })
 }
 
 // Kill ends the server like a power cut, with SIGKILL, and waits until it has ended. A second Kill
 // does nothing.
 func (s *Server) Kill() {
 	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.end(os.Kill)
+	s.do("killing", func() error { return s.proc.end(os.Kill) })
 }
 
 // Suspend freezes the server with SIGSTOP. When Suspend returns, no command is being executed. The
 // kernel still accepts connections and data for the server.
 func (s *Server) Suspend() {
 	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.proc.suspend(); err != nil {
-		s.t.Errorf("redistest: suspending %s: %v", s.Addr(), err)
-	}
+	s.do("suspending", func() error { return s.proc.suspend() })
 }
 
 // Resume continues a suspended server. The server first executes what it received meanwhile.
 func (s *Server) Resume() {
 	s.t.Helper()
+	s.do("resuming", func() error { return s.proc.cmd.Process.Signal(sigCont) })
+}
+
+func (s *Server) do(what string, f func() error) {
+	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.proc.cmd.Process.Signal(sigCont); err != nil {
-		s.t.Errorf("redistest: resuming %s: %v", s.Addr(), err)
+	if err := f(); err != nil {
+		s.t.Errorf("redistest: %s %s at %s: %v", what, s.binary, s.Addr(), s.proc.explain(err))
 	}
 }
 
@@ -150,7 +149,7 @@ func (s *Server) Restart() {
 	if s.closed {
 		return
 	}
-	s.end(os.Kill)
+	s.killed()
 	err := s.launch()
 	for limit := time.Now().Add(startLimit); errors.Is(err, errPortTaken) && time.Now().Before(limit); {
 		time.Sleep(poll)
@@ -174,7 +173,7 @@ func (s *Server) restartAsReplica(of *Server) {
 // open starts the server on a port that nobody else has.
 func (s *Server) open() (err error) {
 	for range attempts {
-		if s.claim, s.port, err = claimPort(); err != nil {
+		if s.claim, s.port, err = freeport.Claim(); err != nil {
 			return err
 		}
 		if err = s.launch(); err == nil {
@@ -258,9 +257,10 @@ func (s *Server) alive() bool {
 	return s.proc.running() && !stopped(s.proc.pid())
 }
 
-func (s *Server) end(sig os.Signal) {
+// killed ends the process, if it has not ended. A crash before is reported.
+func (s *Server) killed() {
 	s.t.Helper()
-	if err := s.proc.end(sig); err != nil {
+	if err := s.proc.end(os.Kill); err != nil {
 		s.t.Errorf("redistest: %s at %s: %v", s.binary, s.Addr(), s.proc.explain(err))
 	}
 }
@@ -270,6 +270,6 @@ func (s *Server) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	s.end(os.Kill)
+	s.killed()
 	s.claim.Close()
 }

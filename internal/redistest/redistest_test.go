@@ -1,9 +1,9 @@
 package redistest
 
 import (
+	"errors"
 	"flag"
 	"fmt"
-	"go/build"
 	"net"
 	"os"
 	"os/exec"
@@ -15,19 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
-// envVictim is set in a test binary that is to be killed.
-const envVictim = "REDISTEST_VICTIM"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(envVictim) != "" {
-		os.Exit(m.Run())
-	}
-	goleak.VerifyTestMain(patient{m})
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
 
 type patient struct{ *testing.M }
 
@@ -46,73 +39,59 @@ func do(t *testing.T, s *Server, args ...string) any {
 	return reply
 }
 
-func TestDoReplies(t *testing.T) {
+func TestDo(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	binary := "\x00\r\n$-1\xff"
-	require.Equal(t, "OK", do(t, s, "SET", binary, binary))
-	require.Equal(t, binary, do(t, s, "GET", binary))
-	require.Equal(t, "", do(t, s, "ECHO", ""))
-	require.Equal(t, int64(-7), do(t, s, "INCRBY", "n", "-7"))
-	require.Nil(t, do(t, s, "GET", "none"))
-	require.Nil(t, do(t, s, "BLPOP", "none", "0.01"))
-	require.Equal(t, []any{"-7", nil}, do(t, s, "MGET", "n", "none"))
-	require.Equal(t, []any{int64(1), []any{"two"}, []any{}}, do(t, s, "EVAL", "return {1, {'two'}, {}}", "0"))
-
+	for _, c := range []struct {
+		want any
+		args []string
+	}{
+		{"OK", []string{"SET", binary, binary}},
+		{binary, []string{"GET", binary}},
+		{"", []string{"ECHO", ""}},
+		{int64(-7), []string{"INCRBY", "n", "-7"}},
+		{nil, []string{"GET", "none"}},
+		{nil, []string{"BLPOP", "none", "0.01"}},
+		{[]any{"-7", nil}, []string{"MGET", "n", "none"}},
+		{[]any{int64(1), []any{"two"}, []any{}}, []string{"EVAL", "return {1, {'two'}, {}}", "0"}},
+	} {
+		require.Equal(t, c.want, do(t, s, c.args...), "%q", c.args)
+	}
 	_, err := s.Do("INCR", binary)
 	require.Equal(t, Error("ERR value is not an integer or out of range"), err)
 	_, err = s.Do()
 	require.ErrorContains(t, err, "empty command")
-}
-
-func TestDoLeavesNoConnection(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
 	for range 100 {
 		clients := do(t, s, "CLIENT", "LIST").(string)
-		require.Equal(t, 1, strings.Count(clients, "\n"), clients)
+		require.Equal(t, 1, strings.Count(clients, "\n"), "a connection is left: %s", clients)
 	}
-}
-
-func TestDoConcurrently(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			for i := range 50 {
 				text := fmt.Sprint(g, i)
-				if reply, err := s.Do("ECHO", text); err != nil || reply != text {
-					t.Errorf("ECHO %q: got %v, %v", text, reply, err)
-				}
+				reply, err := s.Do("ECHO", text)
+				assert.Equal(t, []any{text, nil}, []any{reply, err})
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func TestPassword(t *testing.T) {
+func TestArgs(t *testing.T) {
 	t.Parallel()
-	s := Start(t, "--requirepass", "secret")
-	require.Equal(t, "PONG", do(t, s, "PING"))
-	r := StartReplica(t, s)
-	require.Equal(t, "PONG", do(t, r, "PING"))
-
-	s.password = ""
-	_, err := s.Do("PING")
-	require.ErrorContains(t, err, "NOAUTH")
-	s.password = "wrong"
-	_, err = s.Do("PING")
-	require.ErrorContains(t, err, "WRONGPASS")
-}
-
-func TestArgsArePassedOn(t *testing.T) {
-	t.Parallel()
-	s := Start(t, "--maxmemory", "10mb", "--databases", "3")
-	require.Equal(t, []any{"maxmemory", "10485760"}, do(t, s, "CONFIG", "GET", "maxmemory"))
-	require.Equal(t, []any{"databases", "3"}, do(t, s, "CONFIG", "GET", "databases"))
-	require.Equal(t, []any{"save", ""}, do(t, s, "CONFIG", "GET", "save"))
+	s := Start(t, "--requirepass", "secret", "--maxmemory", "10mb", "--databases", "3")
+	for name, want := range map[string]string{"maxmemory": "10485760", "databases": "3", "save": ""} {
+		require.Equal(t, []any{name, want}, do(t, s, "CONFIG", "GET", name))
+	}
 	require.Equal(t, "OK", do(t, s, "DEBUG", "SLEEP", "0"))
+	require.Equal(t, "PONG", do(t, StartReplica(t, s), "PING"))
+	for password, want := range map[string]string{"": "NOAUTH", "wrong": "WRONGPASS"} {
+		s.password = password
+		_, err := s.Do("PING")
+		require.ErrorContains(t, err, want)
+	}
 }
 
 func TestStartAhead(t *testing.T) {
@@ -123,10 +102,9 @@ func TestStartAhead(t *testing.T) {
 			before := time.Now()
 			reply := do(t, s, "TIME").([]any)
 			after := time.Now()
-			seconds, err := strconv.ParseInt(reply[0].(string), 10, 64)
-			require.NoError(t, err)
-			micros, err := strconv.ParseInt(reply[1].(string), 10, 64)
-			require.NoError(t, err)
+			seconds, err1 := strconv.ParseInt(reply[0].(string), 10, 64)
+			micros, err2 := strconv.ParseInt(reply[1].(string), 10, 64)
+			require.NoError(t, errors.Join(err1, err2))
 			clock := time.Unix(seconds, micros*1000).Add(-ahead)
 			require.WithinRange(t, clock, before.Add(-time.Millisecond), after)
 			s.Restart()
@@ -134,31 +112,47 @@ func TestStartAhead(t *testing.T) {
 	}
 }
 
-func TestRestartEmpties(t *testing.T) {
+// A server is stopped in an orderly way or killed, also while it is suspended, and is empty when it has started again.
+func TestEnds(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
-	for _, end := range []func(){s.Stop, s.Kill, s.Suspend, func() {}} {
-		do(t, s, "SET", "a", "1")
-		require.Equal(t, []string{"a"}, s.Keys(t))
-		addr := s.Addr()
-		end()
-		s.Restart()
-		require.Equal(t, addr, s.Addr())
-		require.Empty(t, s.Keys(t))
+	for name, end := range map[string]func(){"stop": s.Stop, "kill": s.Kill, "suspend": s.Suspend, "nothing": func() {}} {
+		for _, suspended := range []bool{false, true} {
+			do(t, s, "SET", "a", "1")
+			require.Equal(t, []string{"a"}, s.Keys(t))
+			addr := s.Addr()
+			if suspended {
+				s.Suspend()
+			}
+			if end(); name == "stop" || name == "kill" {
+				require.False(t, s.proc.running())
+				require.False(t, s.alive())
+				_, err := s.Do("PING")
+				require.ErrorContains(t, err, "refused")
+				end() // again, which is harmless
+			}
+			if name == "stop" {
+				require.NoError(t, s.proc.err, "exit status")
+			} else if name == "kill" {
+				require.ErrorContains(t, s.proc.err, "killed")
+			}
+			s.Restart()
+			require.Equal(t, addr, s.Addr())
+			require.Empty(t, s.Keys(t))
+		}
 	}
-}
-
-func TestRestartKeepsWhatArgsPersist(t *testing.T) {
-	t.Parallel()
-	s := Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	do(t, s, "SET", "a", "1")
-	s.Restart()
-	require.Equal(t, []string{"a"}, s.Keys(t))
+	kept := Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	do(t, kept, "SET", "a", "1")
+	kept.Restart()
+	require.Equal(t, []string{"a"}, kept.Keys(t), "what the arguments persist")
 }
 
 func TestRestartWaitsForThePort(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
+	require.NoError(t, s.answers(s.proc.pid()))
+	require.ErrorContains(t, s.answers(1), "in place of 1 ")
+	require.ErrorIs(t, s.launch(), errPortTaken, "by the server itself")
 	s.Stop()
 	l, err := net.Listen("tcp4", s.Addr())
 	require.NoError(t, err)
@@ -171,35 +165,6 @@ func TestRestartWaitsForThePort(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, func() { l.Close() })
 	s.Restart()
 	require.Equal(t, "PONG", do(t, s, "PING"))
-}
-
-func TestStopAndKill(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
-	for _, end := range []func(){s.Stop, s.Kill} {
-		for _, suspended := range []bool{false, true} {
-			if suspended {
-				s.Suspend()
-			}
-			end()
-			require.False(t, s.proc.running())
-			require.False(t, s.alive())
-			_, err := s.Do("PING")
-			require.ErrorContains(t, err, "refused")
-			end() // again, which is harmless
-			s.Restart()
-		}
-	}
-}
-
-func TestStopIsGraceful(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
-	s.Stop()
-	require.NoError(t, s.proc.err, "exit status")
-	s.Restart()
-	s.Kill()
-	require.ErrorContains(t, s.proc.err, "killed")
 }
 
 func TestSuspendAndResume(t *testing.T) {
@@ -229,19 +194,7 @@ func TestSuspendAndResume(t *testing.T) {
 	})
 }
 
-func TestCleanupEndsASuspendedServer(t *testing.T) {
-	t.Parallel()
-	find(t)
-	var s *Server
-	t.Run("suspends", func(t *testing.T) {
-		s = Start(t)
-		s.Suspend()
-	})
-	require.False(t, s.proc.running())
-	s.Restart() // too late
-	require.False(t, s.proc.running())
-}
-
+// Servers that start at once have nothing in common. They end with their tests, also one that is suspended.
 func TestConcurrentStarts(t *testing.T) {
 	t.Parallel()
 	find(t)
@@ -253,33 +206,16 @@ func TestConcurrentStarts(t *testing.T) {
 				servers[i] = Start(t)
 				do(t, servers[i], "SET", fmt.Sprint(i), "")
 				require.Equal(t, []string{fmt.Sprint(i)}, servers[i].Keys(t))
+				if i == 0 {
+					servers[0].Suspend()
+				}
 			})
 		}
 	})
+	servers[1].Restart() // too late
 	for _, s := range servers {
 		require.False(t, s.proc.running())
 	}
-}
-
-func TestClaimsAreExclusive(t *testing.T) {
-	t.Parallel()
-	seen := make(map[int]bool)
-	for range 200 {
-		claim, port, err := claimPort()
-		require.NoError(t, err)
-		defer claim.Close()
-		require.False(t, seen[port])
-		require.Less(t, port+busOffset, 1<<15)
-		seen[port] = true
-	}
-}
-
-func TestAnotherServerOnThePortIsNotOurs(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
-	require.NoError(t, s.answers(s.proc.pid()))
-	require.ErrorContains(t, s.answers(1), "in place of 1 ")
-	require.ErrorIs(t, s.launch(), errPortTaken)
 }
 
 func TestInfo(t *testing.T) {
@@ -364,15 +300,8 @@ func TestCluster(t *testing.T) {
 	require.Len(t, served, 3)
 	require.Equal(t, 12182, c.Nodes[0].Slot(t, "foo"))
 	require.Equal(t, 12182, c.Nodes[1].Slot(t, "bar{foo}"))
-}
-
-func TestClusterRestartedNode(t *testing.T) {
-	t.Parallel()
-	c := StartCluster(t, 3, 0)
 	c.Nodes[1].Restart()
-	for _, n := range c.Nodes {
-		await(t, func() error { return c.complete(n) })
-	}
+	c.awaitWhole(t)
 }
 
 func TestLocate(t *testing.T) {
@@ -475,14 +404,5 @@ func TestCrashIsReported(t *testing.T) {
 		})
 		require.Contains(t, r.failed, "it has crashed: signal: segmentation fault")
 		require.Contains(t, r.failed, "BUG REPORT")
-	}
-}
-
-func TestStandardLibraryOnly(t *testing.T) {
-	t.Parallel()
-	p, err := build.ImportDir(".", 0)
-	require.NoError(t, err)
-	for _, path := range p.Imports {
-		require.NotContains(t, path, ".")
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/freeport"
 )
 
 // A TLSServer is a Server that clients reach over TLS at TLSAddr, with a certificate. It asks
@@ -31,12 +33,12 @@ func StartTLS(t testing.TB, args ...string) *TLSServer {
 	if settings := must[[]any](t, Start(t), "CONFIG", "GET", "tls-port"); len(settings) == 0 {
 		t.Skipf("redistest: %s is built without TLS", find(t))
 	}
-	claim, port, err := claimPort()
+	claim, port, err := freeport.Claim()
 	if err != nil {
 		t.Fatalf("redistest: a port for TLS: %v", err)
 	}
 	t.Cleanup(func() { claim.Close() })
-	s := &TLSServer{TLSAddr: address(port), PEM: filepath.Join(t.TempDir(), "pem")}
+	s := &TLSServer{TLSAddr: freeport.Addr(port), PEM: filepath.Join(t.TempDir(), "pem")}
 	if s.TLS, err = writeCertificate(s.PEM); err != nil {
 		t.Fatalf("redistest: a certificate: %v", err)
 	}

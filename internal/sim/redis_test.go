@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -23,6 +22,7 @@ import (
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/israce"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -374,9 +374,9 @@ func (c *twinConn) Listen(ctx context.Context, name string, shard bool, on func(
 }
 
 // sequences is how many sequences are tried: n, fewer with the race detector, or as many as
-// DLOCK_SIM_SEQUENCES says.
+// sequences of DLOCK_LONG says.
 func sequences(n uint64) uint64 {
-	if v, err := strconv.ParseUint(os.Getenv("DLOCK_SIM_SEQUENCES"), 10, 64); err == nil {
+	if v, err := strconv.ParseUint(long.Of("sequences"), 10, 64); err == nil {
 		return v
 	}
 	return n / israce.Slower

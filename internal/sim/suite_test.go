@@ -3,7 +3,6 @@ package sim_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -69,8 +69,8 @@ func TestConformance(t *testing.T) {
 func TestMajority(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			if os.Getenv("DLOCK_MAJORITY") == "" {
-				t.Skip("takes many seconds: set DLOCK_MAJORITY")
+			if long.Of("majority") == "" {
+				t.Skip("takes many seconds: DLOCK_LONG=majority")
 			}
 			of := perTest(func() []*sim.Server { return servers(n) })
 			conformance.Run(t, conformance.Harness{

@@ -4,7 +4,6 @@
 package adaptertest
 
 import (
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -42,9 +42,9 @@ type Adapter struct {
 	Nil func(opts ...rediscore.Option) *rediscore.Locker
 }
 
-// All reports whether DLOCK_ADAPTERS is all: then also what package rediscore decides is tested with each
+// All reports whether DLOCK_LONG has adapters: then also what package rediscore decides is tested with each
 // library on a server, and each way in which servers fail. Otherwise it is a short form.
-func All() bool { return os.Getenv("DLOCK_ADAPTERS") == "all" }
+func All() bool { return long.Of("adapters") != "" }
 
 // Run runs all tests. The suite comes first, since NoLeaks counts the goroutines of the process. With
 // -short it is left out.
@@ -200,7 +200,7 @@ func (a Adapter) onRedis(t *testing.T) {
 	}
 	conformance.Run(t, conformance.Harness{SkipForward: true, PerCase: func(t *testing.T) conformance.Harness {
 		if !slices.Contains(shortForm, path.Base(t.Name())) {
-			t.Skip("left out unless DLOCK_ADAPTERS is all")
+			t.Skip("left out unless DLOCK_LONG has adapters")
 		}
 		return h
 	}})

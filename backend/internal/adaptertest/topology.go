@@ -1,21 +1,21 @@
 package adaptertest
 
 import (
-	"os"
 	"testing"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // RunTopologies runs the suite on Sentinel and on a cluster, with clients that are given the addresses
-// of Sentinels or of nodes, if DLOCK_TOPOLOGY is set. Faulty networks are left out: a proxy stands
+// of Sentinels or of nodes, if DLOCK_LONG has topology. Faulty networks are left out: a proxy stands
 // before one address, and the client learns of others.
 func RunTopologies(t *testing.T, dial Dial) {
-	if os.Getenv("DLOCK_TOPOLOGY") == "" {
-		t.Skip("DLOCK_TOPOLOGY is not set")
+	if long.Of("topology") == "" {
+		t.Skip("DLOCK_LONG has no topology")
 	}
 	const master = "mymaster"
 	startSentinels := func(t testing.TB) redistest.Bed { return redistest.StartSentinels(t, master) }

@@ -26,16 +26,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
-func TestRedlock(t *testing.T) {
-	var stdout, stderr bytes.Buffer
-	args := strings.Fields("-backend redlock -workers 4 -stock 40 -hold 5ms -kill 50ms")
-	require.Zero(t, sell.Run(t.Context(), &program{}, args, &stdout, &stderr), &stderr)
-	require.Empty(t, stderr.String())
-	require.Regexp(t, `2 of the 3 will vote in (?s:.*)oversold by +[1-9]\d* +0\n(?s:.*)shop     refused it: fence: a later holder has been here: `+
-		`(?s:.*)Server (\S+) was killed, 50ms after`+
-		`.*\n.*\n +\S+ +\d+ +[1-9]\d*\n +\S+ +\d+ +0\n +\S+ +\d+ +[1-9]\d*\n$`, stdout.String())
-}
-
 // A process sells on a server that others use too. Another is interrupted when it holds the lock. It
 // leaves one counter of fences, which expires. A server that hangs or is away is reported.
 func TestProgramOnRedis(t *testing.T) {
@@ -81,14 +71,11 @@ func TestProgramOnRedis(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	for args, says := range map[string]string{
-		"extra":                              `unexpected argument "extra"`,
-		"-workers 0":                         "-workers 0, ",
-		"-stock x":                           `invalid value "x"`,
-		"-kill -1s":                          "-kill -1s: must be positive",
-		"-kill 1s":                           "-kill 1s: only for -backend redlock",
-		"-backend etcd":                      `-backend "etcd": must be one of goredis, `,
-		"-backend redlock -redis other:6379": `-redis "other:6379": not for -backend redlock`,
-		"-backend redigo -redis me":          `-redis "me": must be host:port`,
+		"extra":                     `unexpected argument "extra"`,
+		"-workers 0":                "-workers 0, ",
+		"-stock x":                  `invalid value "x"`,
+		"-backend etcd":             `-backend "etcd": must be one of goredis, `,
+		"-backend redigo -redis me": `-redis "me": must be host:port`,
 	} {
 		var stdout, stderr bytes.Buffer
 		require.Equal(t, sell.ExitUsage, sell.Run(t.Context(), &program{}, strings.Fields(args), &stdout, &stderr))
@@ -97,5 +84,5 @@ func TestFlags(t *testing.T) {
 	}
 	var stdout, stderr bytes.Buffer
 	require.Zero(t, sell.Run(t.Context(), &program{}, []string{"-h"}, &stdout, &stderr))
-	require.Regexp(t, `(?s)-backend.*-hold.*-kill.*-redis.*-stock.*-workers`, stdout.String())
+	require.Regexp(t, `(?s)-backend.*-hold.*-redis.*-stock.*-workers`, stdout.String())
 }

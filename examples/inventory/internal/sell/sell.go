@@ -85,24 +85,19 @@ func parse(p Program, args []string, stdout io.Writer) (c Config, err error) {
 	return c, err
 }
 
-// TTL is how long the stock stays locked if a program is killed.
-const TTL = 2 * time.Second
-
 // Locks is what the lock on the stock is taken with.
 type Locks struct {
 	*dlock.Client
-	Key    string
-	During func(sell func() error) error // is around the sale with a lock
+	Key string
 }
 
 // NewLocks returns the locks of a run on locker. Their Close does not close locker.
-func NewLocks(locker dlock.Locker, opts ...dlock.Option) *Locks {
+func NewLocks(locker dlock.Locker) *Locks {
 	return &Locks{
-		Client: dlock.New(locker, append(opts, dlock.WithTTL(TTL), dlock.WithFence(true))...),
+		Client: dlock.New(locker, dlock.WithTTL(2*time.Second), dlock.WithFence(true)),
 		// No other run has this key. The tag in braces puts the keys of all runs into one hash slot, so
 		// that they share a counter of fences: a run leaves nothing else behind.
-		Key:    "{stock}:" + rand.Text()[:8],
-		During: func(sell func() error) error { return sell() },
+		Key: "{stock}:" + rand.Text()[:8],
 	}
 }
 
@@ -113,7 +108,7 @@ func Play(ctx context.Context, cfg Config, locks *Locks, out io.Writer) error {
 	if err := without.follow(ctx, out); err != nil {
 		return err
 	}
-	if err := locks.During(func() error { return with.follow(ctx, out) }); err != nil {
+	if err := with.follow(ctx, out); err != nil {
 		return err
 	}
 	if err := report(out, without, with); err != nil {

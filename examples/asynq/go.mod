@@ -1,5 +1,5 @@
 // Not released: this module is for a clone of the repository.
-module github.com/dlock-go/dlock/integrate/asynq
+module github.com/dlock-go/dlock/examples/asynq
 
 go 1.26.0
 

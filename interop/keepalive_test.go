@@ -1,4 +1,4 @@
-package reproductions
+package interop
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
-	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis/rueidislock"
 	"github.com/stretchr/testify/assert"
@@ -28,19 +27,17 @@ import (
 // The same helper with each library: it waits for the lock, works while it holds it, ends
 // the context of the work when the lock is lost, reports that, and releases.
 
-const lease = 5 * time.Second
+const leased = 5 * time.Second
 
 var errLost = errors.New("the lock was lost")
 
-type work = func(context.Context) error
-
-func withDlock(ctx context.Context, locks *dlock.Client, key string, do work) error {
+func keepDlock(ctx context.Context, locks *dlock.Client, key string, do work) error {
 	return locks.Do(ctx, key, func(ctx context.Context, _ *dlock.Lease) error {
 		return do(ctx)
 	})
 }
 
-func withRueidislock(ctx context.Context, locks rueidislock.Locker, key string, do work) error {
+func keepRueidislock(ctx context.Context, locks rueidislock.Locker, key string, do work) error {
 	ctx, release, err := locks.WithContext(ctx, key)
 	if err != nil {
 		return err
@@ -53,15 +50,15 @@ func withRueidislock(ctx context.Context, locks rueidislock.Locker, key string, 
 	return err
 }
 
-func withRedsync(ctx context.Context, locks *redsync.Redsync, key string, do work) error {
-	m := locks.NewMutex(key, redsync.WithExpiry(lease))
+func keepRedsync(ctx context.Context, locks *redsync.Redsync, key string, do work) error {
+	m := locks.NewMutex(key, redsync.WithExpiry(leased))
 	if err := m.LockContext(ctx); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	var keeper sync.WaitGroup
 	keeper.Go(func() {
-		ticker := time.NewTicker(lease / 3)
+		ticker := time.NewTicker(leased / 3)
 		defer ticker.Stop()
 		for {
 			select {
@@ -87,17 +84,17 @@ func withRedsync(ctx context.Context, locks *redsync.Redsync, key string, do wor
 	return errors.Join(err, unlockErr)
 }
 
-func withRedislock(ctx context.Context, locks *redislock.Client, key string, do work) error {
+func keepRedislock(ctx context.Context, locks *redislock.Client, key string, do work) error {
 	retry := &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
-	until := time.Now().Add(lease)
-	lock, err := locks.Obtain(ctx, key, lease, retry)
+	until := time.Now().Add(leased)
+	lock, err := locks.Obtain(ctx, key, leased, retry)
 	if err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	var keeper sync.WaitGroup
 	keeper.Go(func() {
-		ticker := time.NewTicker(lease / 3)
+		ticker := time.NewTicker(leased / 3)
 		defer ticker.Stop()
 		for {
 			select {
@@ -106,9 +103,9 @@ func withRedislock(ctx context.Context, locks *redislock.Client, key string, do 
 			case <-ticker.C:
 			}
 			sent := time.Now()
-			err := lock.Refresh(ctx, lease, nil)
+			err := lock.Refresh(ctx, leased, nil)
 			if err == nil {
-				until = sent.Add(lease)
+				until = sent.Add(leased)
 			} else if errors.Is(err, redislock.ErrNotObtained) || time.Now().After(until) {
 				stop(errLost)
 				return
@@ -135,7 +132,7 @@ func TestKeepaliveLines(t *testing.T) {
 			lines[f.Name.Name] = fset.Position(f.End()).Line - fset.Position(f.Pos()).Line + 1
 		}
 	}
-	for name, n := range map[string]int{"withDlock": 5, "withRueidislock": 12, "withRedsync": 33, "withRedislock": 36} {
+	for name, n := range map[string]int{"keepDlock": 5, "keepRueidislock": 12, "keepRedsync": 33, "keepRedislock": 36} {
 		t.Logf("%s: %d lines", name, lines[name])
 		require.Equal(t, n, lines[name], name)
 	}
@@ -145,10 +142,9 @@ func TestKeepaliveLines(t *testing.T) {
 func helpers(t *testing.T, addr string) map[string]func(context.Context, work) error {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	store := goredis.New(client)
-	ours := dlock.New(store, dlock.WithTTL(lease))
-	rs := redsync.New(redsyncgoredis.NewPool(client))
-	rl := redislock.New(client)
-	ru := newRueidislock(t, addr, func(o *rueidislock.LockerOption) { o.KeyValidity = lease })
+	ours := dlock.New(store, dlock.WithTTL(leased))
+	rs, rl := newRedsync(client), newRedislock(client)
+	ru := newRueidislock(t, addr, func(o *rueidislock.LockerOption) { o.KeyValidity = leased })
 	t.Cleanup(func() {
 		ru.Close()
 		ours.Close()
@@ -156,18 +152,18 @@ func helpers(t *testing.T, addr string) map[string]func(context.Context, work) e
 		client.Close()
 	})
 	return map[string]func(context.Context, work) error{
-		"dlock": func(ctx context.Context, do work) error { return withDlock(ctx, ours, "a", do) },
+		"dlock": func(ctx context.Context, do work) error { return keepDlock(ctx, ours, "a", do) },
 		"rueidislock": func(ctx context.Context, do work) error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			patience := time.AfterFunc(30*time.Second, cancel) // it has been seen to wait for minutes for a free key
-			return withRueidislock(ctx, ru, "b", func(ctx context.Context) error {
+			return keepRueidislock(ctx, ru, "b", func(ctx context.Context) error {
 				patience.Stop()
 				return do(ctx)
 			})
 		},
-		"redsync":   func(ctx context.Context, do work) error { return withRedsync(ctx, rs, "c", do) },
-		"redislock": func(ctx context.Context, do work) error { return withRedislock(ctx, rl, "d", do) },
+		"redsync":   func(ctx context.Context, do work) error { return keepRedsync(ctx, rs, "c", do) },
+		"redislock": func(ctx context.Context, do work) error { return keepRedislock(ctx, rl, "d", do) },
 	}
 }
 
@@ -201,7 +197,7 @@ func TestKeepaliveStops(t *testing.T) {
 						begin()
 						<-failed
 						start := time.Now()
-						remaining = lease - start.Sub(granted) // unless it was renewed
+						remaining = leased - start.Sub(granted) // unless it was renewed
 						<-ctx.Done()
 						went = time.Since(start)
 						if l, ok := dlock.LeaseFromContext(ctx, "a"); ok {

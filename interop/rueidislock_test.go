@@ -1,4 +1,4 @@
-package reproductions
+package interop
 
 import (
 	"context"
@@ -9,17 +9,26 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
 // stored is the name of the only key that a lock of one key has in Redis.
 const stored = "rueidislock:0:" + key
 
+func newProxy(t *testing.T, server string) *faultproxy.Proxy {
+	p, err := faultproxy.New(server)
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
 func newRueidislock(t *testing.T, addr string, change func(*rueidislock.LockerOption)) rueidislock.Locker {
-	option := rueidislock.LockerOption{
-		ClientOption: rueidis.ClientOption{InitAddress: []string{addr}},
-		KeyMajority:  1,
+	option := rueidislock.LockerOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}}
+	if change != nil {
+		option.KeyMajority = 1
+		change(&option)
 	}
-	change(&option)
 	locker, err := rueidislock.NewLocker(option)
 	require.NoError(t, err)
 	return locker
@@ -31,15 +40,15 @@ func newRueidislock(t *testing.T, addr string, change func(*rueidislock.LockerOp
 // until it expires.
 func TestRueidislockGhost(t *testing.T) {
 	server, client := start(t)
-	w := newWire(t, server.Addr())
-	locker := newRueidislock(t, w.addr(), func(o *rueidislock.LockerOption) {
+	w := newProxy(t, server.Addr())
+	locker := newRueidislock(t, w.Addr(), func(o *rueidislock.LockerOption) {
 		o.KeyValidity = ttl
 		o.TryNextAfter = 10 * time.Second // time for a reconnection, on any machine
 	})
 	defer locker.Close()
 	loadScript(t, locker)
 
-	w.loseReplyTo(stored)
+	w.DropReply(faultproxy.Contains(stored), faultproxy.Cut)
 	_, _, err := locker.TryWithContext(t.Context(), key)
 	require.ErrorIs(t, err, rueidislock.ErrNotLocked)
 	require.NotEmpty(t, value(t, client, stored), "a ghost holds the lock")
@@ -52,15 +61,15 @@ func TestRueidislockGhost(t *testing.T) {
 // reply is an error, and the key is deleted.
 func TestRueidislockWithoutRetries(t *testing.T) {
 	server, client := start(t)
-	w := newWire(t, server.Addr())
-	locker := newRueidislock(t, w.addr(), func(o *rueidislock.LockerOption) {
+	w := newProxy(t, server.Addr())
+	locker := newRueidislock(t, w.Addr(), func(o *rueidislock.LockerOption) {
 		o.KeyValidity, o.TryNextAfter = ttl, 10*time.Second
 		o.ClientOption.DisableRetry = true
 	})
 	defer locker.Close()
 	loadScript(t, locker)
 
-	w.loseReplyTo(stored)
+	w.DropReply(faultproxy.Contains(stored), faultproxy.Cut)
 	_, _, err := locker.TryWithContext(t.Context(), key)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, rueidislock.ErrNotLocked)
@@ -93,9 +102,9 @@ func TestRueidislockHearsLate(t *testing.T) {
 // hearsLate returns how long after another had the lock its holder heard that it is lost.
 func hearsLate(t *testing.T, validity time.Duration) time.Duration {
 	server, client := start(t)
-	w := newWire(t, server.Addr())
+	w := newProxy(t, server.Addr())
 	change := func(o *rueidislock.LockerOption) { o.KeyValidity, o.TryNextAfter = validity, validity }
-	first := newRueidislock(t, w.addr(), change)
+	first := newRueidislock(t, w.Addr(), change)
 	defer first.Close()
 	second := newRueidislock(t, server.Addr(), change)
 	defer second.Close()
@@ -105,7 +114,7 @@ func hearsLate(t *testing.T, validity time.Duration) time.Duration {
 	defer release()
 	told := make(chan time.Time, 1)
 	context.AfterFunc(ctx, func() { told <- time.Now() })
-	w.blackhole()
+	w.Block(faultproxy.Both)
 
 	lapse(t, client, stored)
 	_, release, err = second.TryWithContext(t.Context(), key)

@@ -1,4 +1,4 @@
-// Package dlockasynq_test shows two ways to enqueue each period of a schedule once, although every
+// Package asynq_test shows two ways to enqueue each period of a schedule once, although every
 // replica of a service has the schedule. Copy lead or enqueue.
 //
 //	                              lead                              enqueue
@@ -8,7 +8,7 @@
 //	                              due may enqueue the period twice
 //
 // Both are about enqueuing. Asynq runs a task at least once.
-package dlockasynq_test
+package asynq_test
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -89,10 +90,7 @@ func (c *tally) requireOnceEach(t *testing.T, begin time.Time, periods int) {
 func connect(t *testing.T, addr string) (*redis.Client, *dlock.Client) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	client := dlock.New(goredis.New(rdb))
-	t.Cleanup(func() {
-		require.NoError(t, client.Close())
-		require.NoError(t, rdb.Close())
-	})
+	t.Cleanup(func() { require.NoError(t, errors.Join(client.Close(), rdb.Close())) })
 	return rdb, client
 }
 
@@ -103,9 +101,7 @@ func TestLead(t *testing.T) {
 	enqueued := tally{of: make(map[int64]int)}
 	newScheduler := func() (*asynq.Scheduler, error) {
 		s := asynq.NewScheduler(opt, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel, PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 			enqueued.add(time.Now().Round(every))
 		}})
 		_, err := s.Register("@every 1s", asynq.NewTask("report", nil))
@@ -118,22 +114,21 @@ func TestLead(t *testing.T) {
 		_, client := connect(t, opt.Addr)
 		e := election.New(client, "scheduler")
 		all = append(all, e)
-		run.Go(func() {
-			if err := e.Run(ctx, lead(newScheduler)); err != nil {
-				t.Error(err)
-			}
-		})
+		run.Go(func() { assert.NoError(t, e.Run(ctx, lead(newScheduler))) })
 	}
-	leader := func() int {
-		return slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
+	changes := func(before int) func() bool { // to another leader
+		return func() bool {
+			now := slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
+			return now >= 0 && now != before
+		}
 	}
-	require.Eventually(t, func() bool { return leader() >= 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, changes(-1), time.Minute, time.Millisecond)
 	begin := time.Now().Truncate(every).Add(every)
 	for n := range periods {
 		time.Sleep(time.Until(begin.Add(time.Duration(n)*every + every/2)))
-		before := leader()
+		before := slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
 		all[before].Resign()
-		require.Eventually(t, func() bool { now := leader(); return now >= 0 && now != before }, time.Minute, time.Millisecond)
+		require.Eventually(t, changes(before), time.Minute, time.Millisecond)
 	}
 	stop()
 	run.Wait()
@@ -160,9 +155,7 @@ func TestEnqueue(t *testing.T) {
 		scheduler := cron.New(cron.WithLocation(time.UTC))
 		_, err := scheduler.AddFunc("@every 1s", func() {
 			time.Sleep(time.Duration(n) * every / 5)
-			if err := enqueue(t.Context(), tasks, asynq.NewTask("report", nil), job.Due(time.Now())); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, enqueue(t.Context(), tasks, asynq.NewTask("report", nil), job.Due(time.Now())))
 		})
 		require.NoError(t, err)
 		scheduler.Start()

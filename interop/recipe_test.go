@@ -1,4 +1,4 @@
-package reproductions
+package interop
 
 import (
 	"context"
@@ -86,9 +86,9 @@ func TestGetsetLoserMovesExpiry(t *testing.T) {
 	dead := timestampLock{client, at(now.Add(-time.Hour)), time.Minute}
 	requireTry(t, dead, true)
 
-	requireReplace(t, winner, true)
+	gets(t, winner.replace, true)
 	require.Equal(t, winner.until(), value(t, client, key))
-	requireReplace(t, loser, false)
+	gets(t, loser.replace, false)
 	require.Equal(t, loser.until(), value(t, client, key), "the winner's lock lasts as long as the loser wanted its own to")
 }
 
@@ -114,16 +114,11 @@ func TestGetsetReleasesSuccessor(t *testing.T) {
 	requireTry(t, timestampLock{client, at(now), time.Minute}, true) // a third, while second holds
 }
 
-func requireTry(t *testing.T, l timestampLock, want bool) {
-	t.Helper()
-	ok, err := l.try(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, want, ok)
-}
+func requireTry(t *testing.T, l timestampLock, want bool) { t.Helper(); gets(t, l.try, want) }
 
-func requireReplace(t *testing.T, l timestampLock, want bool) {
+func gets(t *testing.T, f func(context.Context) (bool, error), want bool) {
 	t.Helper()
-	ok, err := l.replace(t.Context())
+	ok, err := f(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, want, ok)
 }
