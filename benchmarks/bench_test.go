@@ -266,6 +266,32 @@ func BenchmarkRenewBatch(b *testing.B) {
 	})
 }
 
+// BenchmarkHeld is calls about a key that another holds: an attempt that is refused, and Inspect.
+func BenchmarkHeld(b *testing.B) {
+	each(b, func(b *testing.B, on backend) {
+		take(b, on.locker, "k", "holder", time.Hour)
+		for name, call := range map[string]func(context.Context) error{
+			"TryAcquire": func(ctx context.Context) error {
+				_, err := on.locker.TryAcquire(ctx, "k", "t", time.Hour)
+				return err
+			},
+			"Inspect": func(ctx context.Context) error {
+				_, err := on.locker.(dlock.Inspector).Inspect(ctx, "k")
+				return err
+			},
+		} {
+			b.Run("call="+name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					require.NoError(b, call(b.Context()))
+				}
+			})
+		}
+		_, err := on.locker.Release(b.Context(), "k", "holder")
+		assert.NoError(b, err)
+	})
+}
+
 // take acquires a key that is free.
 func take(b *testing.B, l dlock.Locker, key, token string, ttl time.Duration) {
 	a, err := l.TryAcquire(b.Context(), key, token, ttl)

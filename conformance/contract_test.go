@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -12,6 +13,8 @@ import (
 )
 
 const contractPage = "../docs/contract.md"
+
+var rewrite = flag.Bool("update", false, "write the page that is generated")
 
 //go:generate go test -run TestContractPage -update .
 

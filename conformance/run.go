@@ -61,7 +61,7 @@ func runAll(t *testing.T, h Harness, cases []testCase) {
 	all.Wait()
 }
 
-func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble }
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
