@@ -52,8 +52,7 @@ func amongNonsense(s *scene, c *client, held, other grant) {
 	s.checkResults(c, wishes, results)
 }
 
-// amongStrangers renews leases in a batch, but some by tokens that do not hold them. The
-// last is none of these.
+// amongStrangers renews leases in a batch, but some by tokens that do not hold them. The last is none of these.
 func amongStrangers(leases []grant) (wishes []wish) {
 	for i, g := range leases {
 		if (len(leases)-i)%7 == 0 {
@@ -142,8 +141,7 @@ func batchOfAnySize(s *scene) {
 	s.releaseMany(leases, a, c)
 }
 
-// batchIsTheCallers keeps results while other batches are renewed, and writes over what it
-// has given and got.
+// batchIsTheCallers keeps results while other batches are renewed, and writes over what it has given and got.
 func batchIsTheCallers(s *scene) {
 	a, c, d := s.client(), s.batchRenewer(), s.client()
 	held, other := s.grant(a, s.key(), s.token("held"), long), s.grant(a, s.key(), s.token("other"), long)

@@ -230,8 +230,7 @@ func (s *scene) abilities(c *client) abilities {
 // supported reports whether an optional method is there.
 func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
 
-// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case
-// if it lacks the method.
+// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case if it lacks the method.
 func (s *scene) acquirer() *client { return s.clientThat(acquire) }
 
 func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }

@@ -193,8 +193,7 @@ func hidesNothing(s *scene, l reflect.Value, depth int) int {
 	return len(inner)
 }
 
-// hides returns which optional methods of inner l does not offer. It may take only shorter TTLs
-// than inner.
+// hides returns which optional methods of inner l does not offer. It may take only shorter TTLs than inner.
 func hides(s *scene, l, inner reflect.Value) (names []string) {
 	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
 	seen := l.CanInterface() && inner.CanInterface() // else only their types are
@@ -258,10 +257,9 @@ func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
 	}
 }
 
-// noLeaks uses the store in every way, and looks for keys that are left. In a
-// bubble the goroutines that are left behind are found when it ends. Elsewhere
-// the store is used again and again, with new clients each time, and the number
-// of goroutines must not rise with the rounds.
+// noLeaks uses the store in every way, and looks for keys that are left. In a bubble the goroutines that are left behind are
+// found when it ends. Elsewhere the store is used again and again, with new clients each time, and the number of goroutines
+// must not rise with the rounds.
 func noLeaks(s *scene) {
 	keepsNothing(s)
 	ctx, end := goingOn()
@@ -343,9 +341,8 @@ func callsUnder(s *scene, ctx context.Context, a, b *client) {
 	}
 }
 
-// keepsNothing uses many keys, never many at a time, and looks how much is stored. A
-// store may remove things later, but what it keeps must not grow with the keys that were
-// ever used.
+// keepsNothing uses many keys, never many at a time, and looks how much is stored. A store may remove things later, but what
+// it keeps must not grow with the keys that were ever used.
 func keepsNothing(s *scene) {
 	if s.h.Count == nil {
 		return
@@ -410,8 +407,7 @@ func waitsInVain(s *scene, c *client, g grant, d time.Duration) {
 	s.release(c, w, false)
 }
 
-// useEverything is useClients, and then looks for what is left when all leases
-// have expired.
+// useEverything is useClients, and then looks for what is left when all leases have expired.
 func useEverything(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
@@ -424,8 +420,7 @@ func useEverything(s *scene) {
 	}
 }
 
-// useClients has leases released, expired and renewed, and waits served,
-// cancelled and timed out.
+// useClients has leases released, expired and renewed, and waits served, cancelled and timed out.
 func useClients(s *scene) {
 	a, b := s.clients2()
 	g := s.grant(a, s.key(), s.token("holder"), long)

@@ -54,8 +54,7 @@ func (x *trial) interrupted() string {
 	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, where each request of a wait was answered, or as the answer that a dlock.UnansweredError promises", x.name)
 }
 
-// tellsHolder reports whether the Attempt beside an error says that the store had
-// answered "held".
+// tellsHolder reports whether the Attempt beside an error says that the store had answered "held".
 func tellsHolder(a dlock.Attempt) bool { return a.Holder != "" || a.Remaining != 0 }
 
 // moments is how many moments of a call are tried.
@@ -75,8 +74,7 @@ type interruptions struct {
 	unknown map[kind]bool // of which one was interrupted with an error that leaves its effect open
 }
 
-// interrupt makes a call whose ctx ends after some time. That is in time, though the machine may be
-// idle, if it is prompt.
+// interrupt makes a call whose ctx ends after some time. That is in time, though the machine may be idle, if it is prompt.
 func (w *interruptions) interrupt(k kind, after time.Duration, prompt bool) (took time.Duration, err error) {
 	x := w.prepare(k, w.other, w.h.ttl())
 	ctx, cancel := context.WithTimeout(w.ctx, after)

@@ -117,9 +117,8 @@ func lostOnce(n *network, k kind, e faultproxy.Ending) {
 	x.repeat(n.via, n.direct)
 }
 
-// answered checks that a call whose reply was lost returned an error or, because the
-// client sent it again, the answer yes. It must not return that the token does not hold
-// the key: it does, or did when the call was made.
+// answered checks that a call whose reply was lost returned an error or, because the client sent it again, the answer yes.
+// It must not return that the token does not hold the key: it does, or did when the call was made.
 func answered(n *network, name string, g grant, yes bool, err error) {
 	if err == nil && !yes {
 		n.fail("%s(%s, %s), whose reply was lost, answered that the token does not hold the key; want an error, or the answer that was lost",
@@ -225,8 +224,7 @@ func (n *network) unansweredBy(err error, call string) {
 	}
 }
 
-// lostGrant: a waiter that does not hear of its grant goes on waiting, and what it was granted does
-// not stand in its way.
+// lostGrant: a waiter that does not hear of its grant goes on waiting, and what it was granted does not stand in its way.
 func lostGrant(n *network, _ kind, e faultproxy.Ending) {
 	held := n.grant(n.direct, n.key(), n.token("holder"), long)
 	c := n.core(dlock.WithRenewal(false))
@@ -307,8 +305,7 @@ func lateAfterTakeover(n *network, k kind, e faultproxy.Ending) {
 	n.free(n.direct, x.key)
 }
 
-// renewAtRelease: a renewal that is on its way when the lease is released does not
-// undo that.
+// renewAtRelease: a renewal that is on its way when the lease is released does not undo that.
 func renewAtRelease(s *scene, a, holder *client) {
 	s.atMoments(func(late time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), long)
@@ -363,9 +360,8 @@ func (n *network) hadNoEffect(x *trial) {
 	x.hadNoEffect(x.interrupted())
 }
 
-// checkInInFlight cancels a wait while its next check-in is in flight, after the store has
-// answered who holds the key. A wait that gets no such answer, or sends no check-in within
-// some seconds, is of another kind.
+// checkInInFlight cancels a wait while its next check-in is in flight, after the store has answered who holds the key. A
+// wait that gets no such answer, or sends no check-in within some seconds, is of another kind.
 func checkInInFlight(n *network) {
 	k := kind{"Acquire", ofStranger}
 	if !n.can(n.via, k) {

@@ -116,8 +116,7 @@ func swallow(n *network, d faultproxy.Direction) {
 	n.release(n.direct, next, true)
 }
 
-// succeed takes the key of a lease as soon as the store gives it away, and checks that
-// the lease has ended by then.
+// succeed takes the key of a lease as soon as the store gives it away, and checks that the lease has ended by then.
 func succeed(n *network, lease *dlock.Lease) grant {
 	g := n.takeSoon(n.direct, lease.Key())
 	switch now, deadline := time.Now(), lease.Deadline(); {
@@ -130,9 +129,8 @@ func succeed(n *network, lease *dlock.Lease) grant {
 	return g
 }
 
-// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small
-// enough to have leases in spite of it. The store keeps each until its deadline, so that nobody
-// else is certain of the key before.
+// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small enough to have leases in
+// spite of it. The store keeps each until its deadline, so that nobody else is certain of the key before.
 func endOnTime(n *network) {
 	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
 	defer c.Close()
@@ -170,8 +168,7 @@ func reconnection(s *scene) {
 	)
 }
 
-// outage has the network fail while a lease is held, another is kept alive and a third
-// is waited for.
+// outage has the network fail while a lease is held, another is kept alive and a third is waited for.
 func outage(n *network, begin func()) {
 	ttl := 20 * n.h.coreTTL() // outlasts it
 	c := n.core(dlock.WithTTL(ttl))
@@ -222,9 +219,8 @@ func succeeds(n *network, ended <-chan error) {
 	}
 }
 
-// stays checks that a lease that its Client renews is held until its deadline is later than then,
-// and releases it. A loss before its own deadline is the store's fault. Another is not: the machine was too
-// slow to renew the lease.
+// stays checks that a lease that its Client renews is held until its deadline is later than then, and releases it. A loss
+// before its own deadline is the store's fault. Another is not: the machine was too slow to renew the lease.
 func (n *network) stays(lease *dlock.Lease, then time.Time) {
 	for lease.Err() == nil && !lease.Deadline().After(then) {
 		time.Sleep(5 * time.Millisecond)

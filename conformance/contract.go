@@ -2,8 +2,7 @@ package conformance
 
 import "testing"
 
-// A testCase checks one clause. Its check finds what is wrong: the call, its
-// answer, and what the contract wants.
+// A testCase checks one clause. Its check finds what is wrong: the call, its answer, and what the contract wants.
 type testCase struct {
 	name   string
 	clause clause
@@ -17,8 +16,7 @@ type testCase struct {
 	whole func(*testing.T, Harness) error // in place of check: makes its own scenes
 }
 
-// A need is what a case wants of the harness: it returns the reason why the
-// harness does not have it, or "".
+// A need is what a case wants of the harness: it returns the reason why the harness does not have it, or "".
 type need func(Harness) string
 
 func (n need) missing(h Harness) error {

@@ -18,8 +18,7 @@ var rewrite = flag.Bool("update", false, "write the page that is generated")
 
 //go:generate go test -run TestContractPage -update .
 
-// TestContractPage compares the page of the contract with the cases; with -update it writes
-// the page.
+// TestContractPage compares the page of the contract with the cases; with -update it writes the page.
 func TestContractPage(t *testing.T) {
 	want := contractText()
 	if *rewrite {

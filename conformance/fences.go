@@ -68,8 +68,7 @@ func fenceAtExpiry(s *scene, next, slow *client) {
 	})
 }
 
-// idleTimes are longer than what companions of a lock, or rows that are used no more,
-// are kept for.
+// idleTimes are longer than what companions of a lock, or rows that are used no more, are kept for.
 var idleTimes = []time.Duration{90 * time.Minute, 25 * time.Hour, 8 * 24 * time.Hour}
 
 func fenceSurvivesIdleness(s *scene) {

@@ -18,8 +18,7 @@ import (
 
 type names = []string
 
-// museumHarness puts the exhibit on a server of its own for each t, and around each of its
-// clients what wrap returns.
+// museumHarness puts the exhibit on a server of its own for each t, and around each of its clients what wrap returns.
 func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Harness {
 	var stores sync.Map
 	of := func(t *testing.T) *museum.Store {

@@ -76,8 +76,7 @@ func seesLongest(s *scene, a, c *client, g grant, ttl time.Duration) {
 	s.sees(c, g, 2*long)
 }
 
-// seesWhilePassing inspects keys all the time while they pass from one to the other, each
-// with a TTL of its own.
+// seesWhilePassing inspects keys all the time while they pass from one to the other, each with a TTL of its own.
 func seesWhilePassing(s *scene, a, c *client) {
 	waits, spread := s.abilities(c).wait, 4*s.roundTrip(c)
 	for range s.h.rounds(20) {
@@ -106,9 +105,8 @@ func seesWhilePassing(s *scene, a, c *client) {
 	}
 }
 
-// seesEither inspects the key of former until another is shown, which asked for it after
-// some time: token and time belong together, and one that waits is not shown before it holds
-// the key.
+// seesEither inspects the key of former until another is shown, which asked for it after some time: token and time belong
+// together, and one that waits is not shown before it holds the key.
 func seesEither(s *scene, c *client, former grant, asked time.Time, passed <-chan struct{}, waits bool) {
 	for ; ; s.sleep(100 * time.Microsecond) { // in a bubble, nothing passes otherwise
 		over := isClosed(passed)
@@ -229,8 +227,7 @@ func seesWaiting(s *scene, c *client, key string, n int, why string) {
 	countsWithin(s, 0, c, key, n, why)
 }
 
-// soonCounts gives the store the time that waiters need to arrive, or the dead to be found
-// dead.
+// soonCounts gives the store the time that waiters need to arrive, or the dead to be found dead.
 func soonCounts(s *scene, c *client, key string, n int, why string) {
 	countsWithin(s, s.h.patience(), c, key, n, why)
 }

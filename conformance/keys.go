@@ -94,8 +94,7 @@ func differentKeys(base string) []string {
 		" "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
 }
 
-// seams are what stores put between a key and a token, or a token and a key, where they
-// make one name of both.
+// seams are what stores put between a key and a token, or a token and a key, where they make one name of both.
 var seams = []string{"", ":", "::", "/", "|", "-", "_", ".", ",", ";", "#", "@", "=", "&", "+", " ", "\t", "\n", "\x00", "\x1f", "\xff", "\"", "\\", "{", "}"}
 
 // twins returns pairs of a key and a token that are the same if they are joined.
@@ -120,8 +119,7 @@ func keyAndTokenApart(s *scene) {
 	}
 }
 
-// leasesApart has one hold that looks like another if key and token are joined, and then
-// both.
+// leasesApart has one hold that looks like another if key and token are joined, and then both.
 func leasesApart(s *scene, a, b *client, can abilities, one, other grant) {
 	s.grant(a, one.key, one.token, long)
 	s.renew(b, other, long, false)
@@ -214,9 +212,8 @@ func endApart(s *scene, a, b *client, take func(ttl time.Duration) grant) {
 // many is more than what stores keep, or look at, at a time: 100, 128, 256, 1,000.
 const many = 1001
 
-// manyLeases has a thousand other keys come and go while a few leases last, which were made
-// in every way, and are older than the TTL that their keys were first held for. The fences
-// of a key that nobody used in the meantime rise all the same.
+// manyLeases has a thousand other keys come and go while a few leases last, which were made in every way, and are older than
+// the TTL that their keys were first held for. The fences of a key that nobody used in the meantime rise all the same.
 func manyLeases(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)

@@ -112,8 +112,7 @@ func TestSkipsAreSummedUp(t *testing.T) {
 	assert.NotRegexp(t, `\w\.go:\d+`, output, "no file of the suite is to blame")
 }
 
-// Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict,
-// they fail.
+// Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict, they fail.
 func TestInconclusiveCases(t *testing.T) {
 	const tooSlow, cases = "the machine was too slow to tell, 5 times", "^(NotBefore|Expiry)$"
 	output, err := runOnPurpose("slow", cases, "")

@@ -18,8 +18,7 @@ func (s *scene) atMoments(f func(d time.Duration)) {
 	wg.Wait()
 }
 
-// eachWay calls f with both orders of two clients, since one may be nearer to the
-// store.
+// eachWay calls f with both orders of two clients, since one may be nearer to the store.
 func (s *scene) eachWay(a, b *client, f func(s *scene, a, b *client)) {
 	f(s, a, b)
 	f(s, b, a)
@@ -55,8 +54,7 @@ func (s *scene) roundTrip(c *client) time.Duration {
 	return time.Since(start)
 }
 
-// giveUp makes an attempt that is cancelled after d, so that its outcome may be
-// unknown.
+// giveUp makes an attempt that is cancelled after d, so that its outcome may be unknown.
 func (s *scene) giveUp(c *client, key string, ttl, d time.Duration) grant {
 	g := grant{key: key, token: s.token("given-up")}
 	s.uses(g.key, g.token)
@@ -95,15 +93,13 @@ func (s *scene) overtake(next *client, g grant, early time.Duration, call func()
 	return kept, n
 }
 
-// takeovers is how many takeovers a case crosses with calls of the former holder. Where a
-// store is near, its GET and its DEL are a tenth of a millisecond apart, and one takeover
-// in twenty falls between them.
+// takeovers is how many takeovers a case crosses with calls of the former holder. Where a store is near, its GET and its DEL
+// are a tenth of a millisecond apart, and one takeover in twenty falls between them.
 const takeovers = 200
 
-// crossTakeovers calls f again and again, with either of two clients as the holder, on
-// several keys at the same time. A store that is far away is spared most of it. Calls that f
-// makes together are to be spread over a time: none, where that of the machine is enough,
-// or a few round trips.
+// crossTakeovers calls f again and again, with either of two clients as the holder, on several keys at the same time. A
+// store that is far away is spared most of it. Calls that f makes together are to be spread over a time: none, where that of
+// the machine is enough, or a few round trips.
 func (s *scene) crossTakeovers(f func(next, holder *client, spread time.Duration)) {
 	const together = 4
 	a, b := s.clients2()
@@ -170,8 +166,7 @@ func (s *scene) takeUnless(taken *atomic.Bool, c *client, key string, ttl time.D
 	return g
 }
 
-// A growing pause is short at first, so that calls cross, and long for a store that is never
-// done.
+// A growing pause is short at first, so that calls cross, and long for a store that is never done.
 type growing time.Duration
 
 func (g *growing) next() time.Duration {

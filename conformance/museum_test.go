@@ -15,8 +15,7 @@ import (
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 )
 
-// museumRounds is how often each exhibit is caught. Once is enough to see that it
-// is; many times show that this is no luck.
+// museumRounds is how often each exhibit is caught. Once is enough to see that it is; many times show that this is no luck.
 func museumRounds(t *testing.T) int {
 	const variable = "DLOCK_MUSEUM_ROUNDS"
 	v, ok := os.LookupEnv(variable)
@@ -41,8 +40,7 @@ func mustCatch(e museum.Exhibit) names {
 // but not in five that follow each other.
 var byChance = names{"History", "HistoryAcrossDataLoss"}
 
-// TestMuseum demands that every broken lock is caught by the cases that it names, and by
-// the model.
+// TestMuseum demands that every broken lock is caught by the cases that it names, and by the model.
 func TestMuseum(t *testing.T) {
 	rounds := museumRounds(t)
 	for _, e := range museum.Broken {

@@ -12,8 +12,7 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-// A network is a client of the store, the faulty proxy that it goes through, and a client that goes
-// straight to the store.
+// A network is a client of the store, the faulty proxy that it goes through, and a client that goes straight to the store.
 type network struct {
 	*scene
 	*faultproxy.Proxy
@@ -97,8 +96,7 @@ func (s *scene) overNetworks(parts ...part) {
 	}
 }
 
-// overClearNetworks is overNetworks for parts that have to find the request about a
-// certain key or token in the traffic.
+// overClearNetworks is overNetworks for parts that have to find the request about a certain key or token in the traffic.
 func (s *scene) overClearNetworks(parts ...part) {
 	for i, p := range parts {
 		parts[i] = func(n *network) {
@@ -154,8 +152,7 @@ func (n *network) spoil(f *faultproxy.Fault, name string, call func(context.Cont
 	return err
 }
 
-// soon reports whether done is closed within the harness's patience. It stops waiting
-// when the case is decided.
+// soon reports whether done is closed within the harness's patience. It stops waiting when the case is decided.
 func (n *network) soon(done <-chan struct{}) bool {
 	for end := time.Now().Add(n.h.patience()); time.Now().Before(end); n.goOn() {
 		if await(done, 20*time.Millisecond) {
@@ -177,8 +174,7 @@ func (n *network) lose(about string, e faultproxy.Ending, name string, call func
 	return err
 }
 
-// dropReply loses the reply to the next call about a key or token. In this process, it is one of
-// the named method.
+// dropReply loses the reply to the next call about a key or token. In this process, it is one of the named method.
 func (n *network) dropReply(about string, e faultproxy.Ending, name string) *faultproxy.Fault {
 	if n.lossy != nil {
 		n.lossy.loseNext(name[strings.LastIndex(name, ".")+1:], about)
@@ -214,9 +210,8 @@ func (n *network) deliver(f *faultproxy.Fault, name string) {
 	}
 }
 
-// recovers waits until calls through a network that has healed succeed: many in a row,
-// since a client with several connections notices the end of each by itself, and chooses
-// one by the key.
+// recovers waits until calls through a network that has healed succeed: many in a row, since a client with several
+// connections notices the end of each by itself, and chooses one by the key.
 func (n *network) recovers() {
 	const enough = 32
 	end := time.Now().Add(n.h.patience())

@@ -104,8 +104,7 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 	}
 }
 
-// A store whose requests hide key and token, behind TLS for instance, is no failure;
-// what can be checked without them is.
+// A store whose requests hide key and token, behind TLS for instance, is no failure; what can be checked without them is.
 func TestHiddenTraffic(t *testing.T) {
 	sealed := func(e museum.Exhibit) Harness {
 		h := networkHarness(t, e)

@@ -42,8 +42,7 @@ func agreesWithModel(t *testing.T, h Harness) error {
 	return e.result()
 }
 
-// budget is how long new sequences are begun. In a bubble all of them are done sooner, unless
-// the machine is busy.
+// budget is how long new sequences are begun. In a bubble all of them are done sooner, unless the machine is busy.
 func budget() time.Duration {
 	if testing.Short() {
 		return 1500 * time.Millisecond
@@ -120,8 +119,7 @@ func (e *explorer) found(f *finding, err error) bool {
 	return e.first == f
 }
 
-// leaveNoFiles keeps package rapid from leaving files in the package that is tested, unless the user
-// has decided on that.
+// leaveNoFiles keeps package rapid from leaving files in the package that is tested, unless the user has decided on that.
 var leaveNoFiles = sync.OnceFunc(func() {
 	nofailfile := flag.Lookup("rapid.nofailfile")
 	_, decided := os.LookupEnv("RAPID_NOFAILFILE")

@@ -108,8 +108,7 @@ type worker struct {
 	cuts   sync.WaitGroup
 }
 
-// worker returns one more worker. If the harness allows for it, the connection of every
-// second worker fails now and then.
+// worker returns one more worker. If the harness allows for it, the connection of every second worker fails now and then.
 func (r *randomRun) worker(id int, keys []string) *worker {
 	w := &worker{randomRun: r, name: fmt.Sprint("client ", id), keys: keys, plan: newPlan(r.seed, id, r.ttl)}
 	var l *client
@@ -192,8 +191,7 @@ func (w *worker) acquire(s step, c *dlock.Client, patience time.Duration) *worke
 	return &workerLease{lease, w.recorder.Hold(w.name, lease, asked)}
 }
 
-// tooLate says of an error of a Client that a grant was found too late to be of use: the
-// machine was too slow for the TTL.
+// tooLate says of an error of a Client that a grant was found too late to be of use: the machine was too slow for the TTL.
 func tooLate(err error) bool {
 	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took too much of the TTL")
 }
@@ -261,8 +259,7 @@ func (w *worker) vanish(s step) {
 	}
 }
 
-// repeat takes the key and gives it back, without a Client, each call twice, like a client whose
-// replies are lost.
+// repeat takes the key and gives it back, without a Client, each call twice, like a client whose replies are lost.
 func (w *worker) repeat(s step) {
 	h := w.seize(s)
 	if h == nil {
@@ -284,8 +281,7 @@ func (w *worker) repeat(s step) {
 	}
 }
 
-// seize takes the key with attempts of a new token, and records what is certain
-// of that if the holder does nothing more.
+// seize takes the key with attempts of a new token, and records what is certain of that if the holder does nothing more.
 func (w *worker) seize(s step) *history.Hold {
 	h := &history.Hold{Client: w.name, Key: w.keys[s.key], Token: w.s.token("raw")}
 	w.s.uses(h.Key, h.Token)
@@ -324,8 +320,7 @@ var tasks = []struct {
 	{6, func(w *worker, s step) { _, _ = w.store.Inspect(w.s.ctx, w.keys[s.key]) }}, // the recorder has the answer
 }
 
-// A step is what one worker does next. It does not depend on what happened before, so
-// a seed always leads to the same steps.
+// A step is what one worker does next. It does not depend on what happened before, so a seed always leads to the same steps.
 type step struct {
 	task  task
 	key   int           // index of a key

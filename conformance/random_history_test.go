@@ -63,8 +63,7 @@ func unreliable() func(dlock.Locker) dlock.Locker {
 	})
 }
 
-// A correct store is not blamed for what it answers while replies are lost and
-// requests come late; a broken one still is.
+// A correct store is not blamed for what it answers while replies are lost and requests come late; a broken one still is.
 func TestHistoryWithLostReplies(t *testing.T) {
 	lossy := testCase{name: "lossy", check: func(s *scene) {
 		playHistory(s, func(r *randomRun, workers []*worker) {

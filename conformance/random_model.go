@@ -26,8 +26,7 @@ type modelStep struct {
 	ended    bool           // the call is made with a ctx that has ended
 }
 
-// A modelRequest is what a call is about: indices of the keys of the script, modelTokens, and
-// modelTTLs.
+// A modelRequest is what a call is about: indices of the keys of the script, modelTokens, and modelTTLs.
 type modelRequest struct{ key, token, ttl int }
 
 var modelTokens = []string{"user-1", "user-10", "USER-1", "user-1\x00"}
@@ -132,7 +131,7 @@ func (c *comparison) take(s modelStep) {
 	case sleeps:
 		c.pause(c.h.ttl() / time.Duration(1+s.requests[0].ttl))
 	case lapses: // unless that takes too long
-		if remaining := c.model(r.key).most.Sub(time.Now()); remaining < 5*c.h.ttl()+c.h.grace() {
+		if remaining := time.Until(c.model(r.key).most); remaining < 5*c.h.ttl()+c.h.grace() {
 			c.pause(remaining)
 		}
 	case "Acquire":
@@ -404,8 +403,7 @@ func (m *model) inspect(c span, h dlock.Hold) error {
 	return m.reports(c, h.Token, h.Remaining)
 }
 
-// reports checks what the store reports of the present lease, if it does. That may be as
-// imprecise as its expiry.
+// reports checks what the store reports of the present lease, if it does. That may be as imprecise as its expiry.
 func (m *model) reports(c span, holder string, remaining time.Duration) error {
 	least, most := m.least.Sub(c.end)-m.grace-rounding, m.most.Sub(c.start)
 	switch {

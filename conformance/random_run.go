@@ -60,8 +60,7 @@ func (r *randomRun) lacks() string {
 	return strings.Join(all, "; ")
 }
 
-// goesOn is true until a worker has done its rounds and enough has happened, or enough
-// would never happen.
+// goesOn is true until a worker has done its rounds and enough has happened, or enough would never happen.
 func (r *randomRun) goesOn(n int) bool {
 	return !r.s.over() && n < 20*r.rounds && (n < r.rounds || r.lacks() != "")
 }
@@ -85,8 +84,7 @@ func (r *randomRun) verdict(h *history.History, v *history.Violation, err error)
 	return &historyError{err, r.seed, h, v}
 }
 
-// A historyError says what is wrong with a random history, how to repeat it, and can
-// draw it.
+// A historyError says what is wrong with a random history, how to repeat it, and can draw it.
 type historyError struct {
 	err       error
 	seed      uint64
@@ -100,9 +98,8 @@ func (e *historyError) Error() string {
 
 func (e *historyError) Unwrap() error { return e.err }
 
-// keepPicture writes the picture of a history that failed, and says where it is.
-// With the flag -artifacts that is among the artifacts of t; otherwise it is a
-// temporary file, since those of t would be gone when the test has ended.
+// keepPicture writes the picture of a history that failed, and says where it is. With the flag -artifacts that is among the
+// artifacts of t; otherwise it is a temporary file, since those of t would be gone when the test has ended.
 func keepPicture(t *testing.T, err error) string {
 	var e *historyError
 	if !errors.As(err, &e) {
@@ -119,12 +116,10 @@ func keepPicture(t *testing.T, err error) string {
 	return "\npicture of the history: " + path
 }
 
-// coreTTL is the shortest TTL that the store keeps honestly and a Client
-// accepts.
+// coreTTL is the shortest TTL that the store keeps honestly and a Client accepts.
 func (h Harness) coreTTL() time.Duration { return max(h.ttl(), 100*time.Millisecond) }
 
-// seedVariable is the environment variable that repeats a random case with the
-// seed that its failure has printed.
+// seedVariable is the environment variable that repeats a random case with the seed that its failure has printed.
 const seedVariable = "DLOCK_CONFORMANCE_SEED"
 
 func seed() uint64 {

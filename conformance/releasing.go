@@ -70,8 +70,7 @@ func releaseAfterExpiry(s *scene) {
 	s.eachWay(a, b, releaseAtExpiry)
 }
 
-// releaseCrossesTakeover sends several releases of one token together, and a renewal,
-// while another client takes the key.
+// releaseCrossesTakeover sends several releases of one token together, and a renewal, while another client takes the key.
 func releaseCrossesTakeover(s *scene) {
 	s.crossTakeovers(func(next, holder *client, spread time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), long)
@@ -80,8 +79,7 @@ func releaseCrossesTakeover(s *scene) {
 	})
 }
 
-// releaseAtExpiry: a release that is on its way when the lease ends does not end
-// that of the next holder.
+// releaseAtExpiry: a release that is on its way when the lease ends does not end that of the next holder.
 func releaseAtExpiry(s *scene, next, holder *client) {
 	s.atMoments(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
@@ -104,9 +102,8 @@ func releaseForgets(s *scene) {
 	}
 }
 
-// forgetsWaits releases a token that waits several times, between two others: what it waits
-// for goes to them. If another client releases it, its waits are still under way, and may take
-// a place again, which is behind the others.
+// forgetsWaits releases a token that waits several times, between two others: what it waits for goes to them. If another
+// client releases it, its waits are still under way, and may take a place again, which is behind the others.
 func forgetsWaits(s *scene, a, b, by *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	others := []*waiter{s.wait(b, g.key, s.token("before"), long)}

@@ -90,8 +90,7 @@ func renewAfterExpiry(s *scene) {
 	s.eachWay(a, b, renewAtExpiry)
 }
 
-// renewAtExpiry: of a renewal that is on its way when the lease ends, and an attempt
-// to take the key, one succeeds.
+// renewAtExpiry: of a renewal that is on its way when the lease ends, and an attempt to take the key, one succeeds.
 func renewAtExpiry(s *scene, next, holder *client) {
 	s.atMoments(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())

@@ -16,10 +16,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A scene is the stage of one case: clients of the store, keys that nobody else
-// uses, and a clock. Its methods call the store and compare the answer with the
-// contract. The first violation ends the goroutine that has found it, like testing.T.FailNow, and
-// the next method that another goroutine calls ends that. So a check reads from top to bottom.
+// A scene is the stage of one case: clients of the store, keys that nobody else uses, and a clock. Its methods call the
+// store and compare the answer with the contract. The first violation ends the goroutine that has found it, like
+// testing.T.FailNow, and the next method that another goroutine calls ends that. So a check reads from top to bottom.
 type scene struct {
 	t       *testing.T
 	h       Harness
@@ -197,8 +196,7 @@ func (s *scene) sleep(d time.Duration) {
 // lapse waits until a lease of ttl that was granted before has expired.
 func (s *scene) lapse(ttl time.Duration) { s.sleep(ttl + s.h.grace() + time.Millisecond) }
 
-// gap gives calls that were started in goroutines the time to reach the store. It
-// doubles with each attempt.
+// gap gives calls that were started in goroutines the time to reach the store. It doubles with each attempt.
 func (s *scene) gap() { s.sleep(s.h.gap() << s.attempt) }
 
 // await reports whether done is closed within the harness's patience.
@@ -215,8 +213,7 @@ func await(done <-chan struct{}, patience time.Duration) bool {
 	}
 }
 
-// certain notes that key is held at least until then. With fresh, what was noted before
-// no longer counts.
+// certain notes that key is held at least until then. With fresh, what was noted before no longer counts.
 func (s *scene) certain(key string, then time.Time, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,8 +51,7 @@ func TestDecorators(t *testing.T) {
 	}
 }
 
-// Errors that are marked though their call had an effect are caught each time, however near the
-// store is.
+// Errors that are marked though their call had an effect are caught each time, however near the store is.
 func TestMarksAreCaught(t *testing.T) {
 	for name, of := range map[string]func(*testing.T) Harness{
 		"museum, over TCP": func(t *testing.T) Harness {

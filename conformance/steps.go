@@ -81,8 +81,7 @@ func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 // release releases g and checks the answer.
 func (s *scene) release(c *client, g grant, want bool) { s.releaseUnless(c, g, want, want) }
 
-// releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key
-// may have ended in the meantime.
+// releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key may have ended in the meantime.
 func (s *scene) releaseUnless(c *client, g grant, want, late bool) {
 	s.goOn()
 	held, err := c.Release(s.ctx, g.key, g.token)
@@ -209,8 +208,7 @@ func (s *scene) wipe() {
 	s.h.Wipe(s.t)
 }
 
-// checkRefusal compares what a refused attempt reports, if it does, with
-// what it can be.
+// checkRefusal compares what a refused attempt reports, if it does, with what it can be.
 func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
 	if a.Holder != "" && a.Holder != g.token {
 		s.fail("TryAcquire(%s) was refused with Holder %s; want %s, who holds the key, or nothing", brief(g.key), brief(a.Holder), brief(g.token))
@@ -220,7 +218,7 @@ func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
 
 // remains checks what a call reports of the time that remains of g, a lease of ttl.
 func (s *scene) remains(call string, reported time.Duration, g grant, ttl time.Duration) {
-	least := max(ttl-time.Now().Sub(g.start)-rounding, 0)
+	least := max(ttl-time.Since(g.start)-rounding, 0)
 	if reported != 0 && (reported < least || reported > ttl+s.h.grace()) {
 		s.fail("%s(%s): Remaining is %v; want between %v and the %v that the holder asked for, or 0 for unknown", call, brief(g.key), reported, least, ttl)
 	}
@@ -265,8 +263,7 @@ func (s *scene) releaseMany(leases []grant, clients ...*client) {
 	})
 }
 
-// notFreedBefore has a stranger try to take the key of g, which lasts until Since+ttl, all
-// the time until it succeeds.
+// notFreedBefore has a stranger try to take the key of g, which lasts until Since+ttl, all the time until it succeeds.
 func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
 	end := cmp.Or(g.Since, g.start).Add(ttl)
 	for time.Now().Before(end.Add(s.h.patience())) {
@@ -343,7 +340,7 @@ func (s *scene) lasts(c *client, l longLease) {
 	other := s.try(c, l.as(s.token("stranger")), s.h.ttl())
 	if other.Acquired {
 		s.fail("%s was acquired %v after %s had given the key to %s for %v",
-			c.text("TryAcquire", l.key, other.token, s.h.ttl()), time.Now().Sub(l.start), l.by, brief(l.token), l.ttl)
+			c.text("TryAcquire", l.key, other.token, s.h.ttl()), time.Since(l.start), l.by, brief(l.token), l.ttl)
 	}
 	s.checkRefusal(other.Attempt, l.grant, l.ttl)
 }

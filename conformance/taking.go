@@ -36,8 +36,7 @@ func exclusion(s *scene) {
 
 const racers = 12
 
-// raceFor lets many goroutines make one attempt each at about the same time, for a key that
-// is free.
+// raceFor lets many goroutines make one attempt each at about the same time, for a key that is free.
 func raceFor(s *scene, clients []*client, key string) {
 	var mu sync.Mutex
 	var won []string
@@ -55,9 +54,8 @@ func raceFor(s *scene, clients []*client, key string) {
 	}
 }
 
-// takeTurns has many take and give back one key, again and again. If wait is set, and
-// the store has a queue, half of them wait for it. It returns the grants in the order in which
-// the key was held.
+// takeTurns has many take and give back one key, again and again. If wait is set, and the store has a queue, half of them
+// wait for it. It returns the grants in the order in which the key was held.
 func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 	key, rounds := s.key(), s.h.rounds(8)
 	wait = wait && s.offers(clients[0], acquire)
@@ -116,8 +114,7 @@ func heldIsUntouched(s *scene) {
 	s.free(b, g.key)
 }
 
-// holderIsTold compares all ways to learn who holds a key, and for how long: less than was
-// granted when time has passed.
+// holderIsTold compares all ways to learn who holds a key, and for how long: less than was granted when time has passed.
 func holderIsTold(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
@@ -213,8 +210,7 @@ func leaseOutlivesContext(s *scene) {
 	s.stillLast(a, b, leases, can)
 }
 
-// aftermath is how long the suite waits for what a store still does when a call has
-// returned.
+// aftermath is how long the suite waits for what a store still does when a call has returned.
 func (h Harness) aftermath() time.Duration {
 	if h.Bubble {
 		return h.patience()
@@ -235,8 +231,7 @@ func (s *scene) under(ctx context.Context, f func()) {
 	f()
 }
 
-// waitedBefore has a token get a key for which it has waited before. That wait was cancelled, or ended in
-// time.
+// waitedBefore has a token get a key for which it has waited before. That wait was cancelled, or ended in time.
 func waitedBefore(s *scene, a, b *client, timely bool) grant {
 	ctx := s.ctx
 	if timely {

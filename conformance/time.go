@@ -54,7 +54,7 @@ func notBefore(s *scene) {
 		a, b = b, a // as the clock of either may be behind
 		g := s.grant(a, s.key(), s.token("holder"), ttl)
 		for _, part := range []float64{0.45, 0.6, 0.9} {
-			s.sleep(g.start.Add(time.Duration(part * float64(ttl))).Sub(time.Now()))
+			s.sleep(time.Until(g.start.Add(time.Duration(part * float64(ttl)))))
 			s.refused(b, g, s.token("stranger"), ttl)
 		}
 	}
@@ -126,10 +126,9 @@ func longTTLs(s *scene, a, b *client, can abilities) {
 	s.stillLast(a, b, leases, can)
 }
 
-// oddTTLs asks, in every way, for TTLs that are multiples of no unit of time, nor of a tick
-// of a clock, but of a millisecond, and looks when they end. They are just below a multiple,
-// which is what is lost if they are cut, and just above one, as they may be rounded. Where days
-// take no time, it asks for some of these as well.
+// oddTTLs asks, in every way, for TTLs that are multiples of no unit of time, nor of a tick of a clock, but of a
+// millisecond, and looks when they end. They are just below a multiple, which is what is lost if they are cut, and just
+// above one, as they may be rounded. Where days take no time, it asks for some of these as well.
 func oddTTLs(s *scene, a, b *client, can abilities) {
 	const unit = 100 * time.Millisecond
 	time.Sleep(700 * time.Microsecond) // in a bubble, the time is a whole millisecond otherwise
@@ -151,7 +150,7 @@ func oddTTLs(s *scene, a, b *client, can abilities) {
 func endsInTime(s *scene, c *client, l longLease) {
 	const before = 12300 * time.Microsecond // attempts are a millisecond apart in a bubble
 	end := l.start.Add(l.ttl)
-	s.sleep(end.Add(-before).Sub(time.Now()))
+	s.sleep(time.Until(end.Add(-before)))
 	for time.Now().Before(end) {
 		next := s.takeFenced(c, l.key, "next")
 		if now := time.Now(); next.Acquired && now.Before(end) {
@@ -230,9 +229,9 @@ func lastsUntil(s *scene, c *client, call string, early time.Duration) {
 		if !at.Before(end) {
 			continue
 		}
-		s.sleep(at.Sub(time.Now()))
+		s.sleep(time.Until(at))
 		lasts := finds(s, c, call, g)
-		left := end.Sub(time.Now())
+		left := time.Until(end)
 		if left > 0 && lasts {
 			return
 		}
@@ -253,7 +252,7 @@ func endsForAll(s *scene, a, b *client, call string) {
 	giveTaken := func() { taken = s.grant(a, s.key(), s.token("taken"), ttl) }
 	if s.h.Bubble {
 		s.atOnce(giveAsked, giveTaken)
-		s.sleep(taken.start.Add(ttl).Sub(time.Now()))
+		s.sleep(time.Until(taken.start.Add(ttl)))
 		synctest.Wait() // a store may have a timer for each
 		s.atOnce(
 			func() { next = s.takeFenced(a, taken.key, "next") },
@@ -263,7 +262,7 @@ func endsForAll(s *scene, a, b *client, call string) {
 		giveAsked()
 		time.Sleep(2 * time.Millisecond) // more than what stores round
 		giveTaken()
-		s.sleep(taken.start.Add(ttl).Sub(time.Now()))
+		s.sleep(time.Until(taken.start.Add(ttl)))
 		next = s.takeSoon(a, taken.key)
 		lasts = finds(s, b, call, asked)
 	}

@@ -110,8 +110,7 @@ func (x *trial) lapse(ttl time.Duration) {
 	}
 }
 
-// hadNoEffect checks that, after a settle, and when a lease that the call would have prolonged has
-// expired.
+// hadNoEffect checks that, after a settle, and when a lease that the call would have prolonged has expired.
 func (x *trial) hadNoEffect(why string) {
 	if x.role != ofHolder || x.prolongs() {
 		x.s.freeAfter(x.by, x.key, why)

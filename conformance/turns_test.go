@@ -22,8 +22,7 @@ import (
 
 var errFlaky = errors.New("the store is flaky")
 
-// A crowd is 64 goroutines of three Clients that want one key, all with local turns, in all
-// the ways that a Client has.
+// A crowd is 64 goroutines of three Clients that want one key, all with local turns, in all the ways that a Client has.
 type crowd struct {
 	*testing.T
 	recorder *history.Recorder

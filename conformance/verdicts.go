@@ -90,8 +90,7 @@ func (v *verdicts) String() string {
 	return "skipped, and why:\n" + lines.String()
 }
 
-// names returns the cases that were skipped for a reason. One that was skipped twice, also with a
-// Forward, is named once.
+// names returns the cases that were skipped for a reason. One that was skipped twice, also with a Forward, is named once.
 func (v *verdicts) names(reason string) []string {
 	return slices.DeleteFunc(slices.Sorted(slices.Values(v.skipped[reason])), func(name string) bool {
 		plain, forward := strings.CutPrefix(name, "Forward/")

@@ -89,8 +89,7 @@ func (s *scene) isServed(w *waiter) grant {
 	case !w.answer.Acquired:
 		s.fail("%v: %s; want it to be acquired, or an error if its ctx has ended", w, show(w.answer))
 	}
-	// Any time after the grant is meant, and this is after it by no more than
-	// the store takes to tell.
+	// Any time after the grant is meant, and this is after it by no more than the store takes to tell.
 	s.certain(w.key, time.Now().Add(w.ttl-s.h.patience()), true)
 	g := w.grant
 	g.Attempt = w.answer
@@ -113,9 +112,8 @@ func (s *scene) ended(w *waiter) {
 	s.wasSent(w)
 }
 
-// wasSent checks that a wait which has stood in the queue does not say that nothing was
-// sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
-// its own look at that.
+// wasSent checks that a wait which has stood in the queue does not say that nothing was sent, or that no later call can
+// succeed. A [dlock.NoEffectError] may be right: cases of its own look at that.
 func (s *scene) wasSent(w *waiter) {
 	_, marked := errors.AsType[*dlock.NoEffectError](w.err)
 	switch {
@@ -145,8 +143,7 @@ func (s *scene) endWaits(c *client, waiting []*waiter) {
 	s.release(c, waiting[0].grant, false)
 }
 
-// first returns the index of a waiter that has returned, or -1 if none has
-// within the harness's patience.
+// first returns the index of a waiter that has returned, or -1 if none has within the harness's patience.
 func (s *scene) first(waiting []*waiter) int {
 	returned, enough := make(chan struct{}), make(chan struct{})
 	defer close(enough)

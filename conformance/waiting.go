@@ -41,8 +41,7 @@ var waitingCases = []testCase{
 		clause: withSource("A backend serves every waiter, with and without a subscription, while others keep coming.")},
 }
 
-// holderAcquiresAgain has a token that holds a key acquire it again, in either way, while
-// others wait for it.
+// holderAcquiresAgain has a token that holds a key acquire it again, in either way, while others wait for it.
 func holderAcquiresAgain(s *scene) {
 	a, b := s.client(), s.acquirer()
 	ttl := max(s.h.ttl(), 4*s.h.gap()<<s.attempt)
@@ -232,8 +231,7 @@ func waitEndsOnRelease(s *scene) {
 	s.eachWay(a, b, servedWhileComing)
 }
 
-// servedWhileComing: a release that a waiter meets on its way to the queue serves
-// it.
+// servedWhileComing: a release that a waiter meets on its way to the queue serves it.
 func servedWhileComing(s *scene, a, b *client) {
 	s.atMoments(func(late time.Duration) {
 		g := s.grant(a, s.key(), s.token("holder"), long)
@@ -275,9 +273,8 @@ func waitEndsOnExpiry(s *scene) {
 	waitersLeave(s, a, b)
 }
 
-// servedSoonAfterExpiry has several leases expire at times spread over a second, and takes
-// the median of how late their waiters are served. A busy machine may be late with any call: so
-// others make one at the same times.
+// servedSoonAfterExpiry has several leases expire at times spread over a second, and takes the median of how late their
+// waiters are served. A busy machine may be late with any call: so others make one at the same times.
 func servedSoonAfterExpiry(s *scene, a, b *client) {
 	const soon, several = 250 * time.Millisecond, 9
 	late, others := make([]time.Duration, several), make([]time.Duration, several)
@@ -315,9 +312,8 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 	}
 }
 
-// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time
-// at which that was to end has passed. When the holder dies, the others are served: whoever has left
-// did not take away what was to wake them.
+// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time at which that was to end
+// has passed. When the holder dies, the others are served: whoever has left did not take away what was to wake them.
 func waitersLeave(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
 	leavers := [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}}

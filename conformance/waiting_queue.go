@@ -155,10 +155,9 @@ func deadHostManyWaiters(s *scene) {
 	})
 }
 
-// deadWaiterOverNetwork has waiters die that nobody cancels and nobody releases: their
-// connections end with their process, or fall silent with their host. The store knows of
-// the one, and finds out about the other: what the dead are granted then lasts for their
-// TTL, which is short therefore.
+// deadWaiterOverNetwork has waiters die that nobody cancels and nobody releases: their connections end with their process,
+// or fall silent with their host. The store knows of the one, and finds out about the other: what the dead are granted then
+// lasts for their TTL, which is short therefore.
 func deadWaiterOverNetwork(s *scene) {
 	s.acquirer()
 	dying := func(n int, ttl time.Duration, how string, die func(*network)) part {
@@ -176,8 +175,7 @@ func deadWaiterOverNetwork(s *scene) {
 	)
 }
 
-// waitersDie has n wait by a client on a host, and die before the key is released. Another waits
-// behind them.
+// waitersDie has n wait by a client on a host, and die before the key is released. Another waits behind them.
 func waitersDie(s *scene, a, host *client, n int, ttl time.Duration, how string, die func(dead []*waiter)) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	dead := make([]*waiter, n)

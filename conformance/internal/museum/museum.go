@@ -11,8 +11,7 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// An Exhibit is a lock. The comment above it says what is wrong with it; the hooks do that,
-// each in place of what is right.
+// An Exhibit is a lock. The comment above it says what is wrong with it; the hooks do that, each in place of what is right.
 type Exhibit struct {
 	Name        string // and what tells it from others with the same comment
 	Cases       names  // of the conformance suite, each of which must catch it
@@ -151,8 +150,7 @@ func (e Exhibit) Open() *Store {
 	}}
 }
 
-// Dial returns a client of the Store that is served at addr. Nothing in the traffic of one
-// that is sealed can be read.
+// Dial returns a client of the Store that is served at addr. Nothing in the traffic of one that is sealed can be read.
 func (e Exhibit) Dial(addr string, sealed bool) dlock.Locker {
 	return &queue{&client{Exhibit: e.withRight(), wire: &wire{addr, sealed}}}
 }
