@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,7 +158,7 @@ func (c *client) call(ctx context.Context, name string, g grant, ttl time.Durati
 	case bool:
 		a.Acquired = answer
 	case dlock.Hold:
-		a.Acquired = answer.Held
+		a.Acquired, a.Remaining = answer.Held, answer.Remaining
 	case []dlock.Attempt:
 		if len(answer) == 1 {
 			a = answer[0]
@@ -172,8 +173,7 @@ func (c *client) call(ctx context.Context, name string, g grant, ttl time.Durati
 
 // renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
-	_, err := c.call(ctx, call, g, long)
-	return err
+	return errOf(c.call(ctx, call, g, long))
 }
 
 // errOf is the error of a call whose answer does not matter.
@@ -194,6 +194,10 @@ var (
 	optionalMethods = append(passedOn, acquireSet)
 )
 
+func isOptional(name string) bool {
+	return slices.ContainsFunc(optionalMethods, func(o optionalMethod) bool { return o.name == name })
+}
+
 func (o optionalMethod) String() string { return o.iface.Name() + "." + o.name }
 
 func (o optionalMethod) implemented(l dlock.Locker) bool {
@@ -209,9 +213,10 @@ func (s *scene) probe(o optionalMethod, l dlock.Locker, key, token string) error
 	return err
 }
 
-// offers reports whether l has the method, and does not answer
-// errors.ErrUnsupported.
-func (s *scene) offers(l dlock.Locker, o optionalMethod) bool {
+// offers reports whether l has the method, and does not answer errors.ErrUnsupported.
+func (s *scene) offers(c *client, o optionalMethod) bool { return s.hasMethod(c.inner.Locker, o) }
+
+func (s *scene) hasMethod(l dlock.Locker, o optionalMethod) bool {
 	return o.implemented(l) && supported(s.probe(o, l, s.key(), s.token("probe")))
 }
 
@@ -219,18 +224,13 @@ func (s *scene) offers(l dlock.Locker, o optionalMethod) bool {
 type abilities struct{ wait, batch, inspect bool }
 
 func (s *scene) abilities(c *client) abilities {
-	if s.over() {
-		return abilities{}
-	}
-	l := c.inner.Locker
-	return abilities{s.offers(l, acquire), s.offers(l, renewBatch), s.offers(l, inspect)}
+	return abilities{s.offers(c, acquire), s.offers(c, renewBatch), s.offers(c, inspect)}
 }
 
 // supported reports whether an optional method is there.
 func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
 
-// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case
-// if it lacks the method.
+// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case if it lacks the method.
 func (s *scene) acquirer() *client { return s.clientThat(acquire) }
 
 func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }
@@ -241,11 +241,10 @@ func (s *scene) inspector() *client { return s.clientThat(inspect) }
 
 func (s *scene) clientThat(o optionalMethod) *client {
 	c := s.client()
-	switch l := c.inner.Locker; {
-	case s.over():
-	case !o.implemented(l):
+	switch {
+	case !o.implemented(c.inner.Locker):
 		s.skip("the Locker is no %s", o.iface.Name())
-	case !s.offers(l, o):
+	case !s.offers(c, o):
 		s.skip("%s answers errors.ErrUnsupported", o.name)
 	}
 	return c

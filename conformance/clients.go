@@ -25,27 +25,27 @@ var clientsCases = []testCase{
 		clause: withSource("A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.")},
 	{name: "NoEffect", check: noEffect,
 		clause: withSource("A backend claims that a call has no effect (dlock.NoEffect) only if it has none, now or later.")},
-	{name: "NoEffectOverNetwork", check: noEffectOverNetwork, faults: true, needs: needsNetwork,
+	{name: "NoEffectOverNetwork", check: func(s *scene) { s.overClearNetworks(append(parts(markedCalls, onNetwork), checkInInFlight)...) }, faults: true, needs: needsNetwork,
 		clause: withSource("A backend claims that a call has no effect only if none of its requests can still be on its way.")},
 	{name: "LostReply", check: lostReply,
-		clause: withSource("A backend lets a caller repeat a token's acquire, renewal or release whose reply was lost, without harm, and a Client ends in a state that it knows. If only a minority of several addresses loses its reply, the call succeeds.")},
-	{name: "LostReplyOverNetwork", check: lostReplyOverNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend lets a caller repeat a token's acquire, renewal or release whose reply was lost, without harm, and a Client ends in a state that it knows.")},
+	{name: "LostReplyOverNetwork", check: func(s *scene) { s.overClearNetworks(parts(lostReplies, onNetwork)...) }, faults: true, needs: needsNetwork,
 		clause: withSource("A backend lets a caller repeat a call whose reply the network lost, as LostReply says.")},
 	{name: "LateDuplicate", check: lateDuplicate,
 		clause: withSource("A backend survives a call that comes after later ones. It shortens nothing, revives nothing, and takes no key for longer than its TTL.")},
-	{name: "LateDuplicateOverNetwork", check: lateDuplicateOverNetwork, faults: true, needs: needsNetwork,
+	{name: "LateDuplicateOverNetwork", check: func(s *scene) { s.overClearNetworks(parts(lateCalls, onNetwork)...) }, faults: true, needs: needsNetwork,
 		clause: withSource("A backend survives a request that the network delivers late, as LateDuplicate says.")},
-	{name: "UnreachableStore", check: unreachableStore, faults: true, needs: needsVia,
-		clause: withSource("A backend that cannot reach its store returns an error that means neither \"held\" nor \"not held\", within the ctx or the client's own read timeout, whichever it can honour. While it reaches a majority of several addresses, all calls succeed.")},
+	{name: "UnreachableStore", check: unreachableStore, faults: true, needs: needsNetwork,
+		clause: withSource("A backend that cannot reach its store returns an error that means neither \"held\" nor \"not held\", within the ctx or the client's own read timeout, whichever it can honour.")},
 	{name: "BlackHole", check: blackHole, faults: true, needs: needsNetwork,
-		clause: withSource("A backend whose requests or replies vanish never makes a holder certain of more than the store keeps. The holder learns of the loss at the deadline, and nobody gets the key before. If only a minority of several addresses is struck, the lease lives on.")},
-	{name: "SlowNetwork", check: slowNetwork, faults: true, needs: needsNetwork,
+		clause: withSource("A backend whose requests or replies vanish never makes a holder certain of more than the store keeps. The holder learns of the loss at the deadline, and nobody gets the key before.")},
+	{name: "SlowNetwork", check: func(s *scene) { s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers) }, faults: true, needs: needsNetwork,
 		clause: withSource("A backend over a slow network keeps each lease until the deadline that its holder believes in. No two holders are certain of a key at once.")},
 	{name: "Reconnection", check: reconnection, faults: true, needs: needsNetwork,
 		clause: withSource("A backend works again when the network does, with the same Locker. Calls succeed, waiters are served, and leases that outlast the outage stay.")},
 }
 
-func endedContext(s *scene) error {
+func endedContext(s *scene) {
 	ended, cancel := context.WithCancel(s.ctx)
 	cancel()
 	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
@@ -70,7 +70,6 @@ func endedContext(s *scene) error {
 		})
 	}
 	s.atOnce(checks...)
-	return s.result()
 }
 
 // errCause is why a ctx has ended. That is the caller's affair, and not the error of ctx.
@@ -79,9 +78,6 @@ var errCause = errors.New("conformance: the cause of the end of a context")
 // underEnded makes a call under a ctx that has ended. It has no effect.
 func underEnded(s *scene, ctx context.Context, k kind, a, b *client) {
 	x := s.prepare(k, b, s.h.ttl())
-	if s.over() {
-		return
-	}
 	_, err := a.hook(ctx, x.request(k.name, long))
 	refusedWith(s, ctx, err, k.name)
 	x.settle()
@@ -118,17 +114,15 @@ func endWaitsOf(s *scene, by *client, g grant) {
 	cancel(errCause)
 	for i, w := range waiting {
 		s.ended(w)
-		if !s.over() {
-			refusedWith(s, contexts[i], w.err, "a wait")
-			besideTheEnd(s, w, g)
-		}
+		refusedWith(s, contexts[i], w.err, "a wait")
+		besideTheEnd(s, w, g)
 		s.release(by, w.grant, false)
 	}
 }
 
 // besideTheEnd checks what a wait for what g holds has returned beside the error of its ctx.
 func besideTheEnd(s *scene, w *waiter, g grant) {
-	now, a := s.now(), w.answer
+	now, a := time.Now(), w.answer
 	least, most := long-now.Sub(g.start)-rounding, long+s.h.grace()
 	call := fmt.Sprintf("%s.%v", w.by.name, w.request("Acquire", w.ttl))
 	switch {
@@ -147,7 +141,7 @@ func besideTheEnd(s *scene, w *waiter, g grant) {
 
 // unsupportedSendsNothing calls the optional methods that are not there, though
 // the interfaces are, and looks for their effects.
-func unsupportedSendsNothing(s *scene) error {
+func unsupportedSendsNothing(s *scene) {
 	a, b := s.clients2()
 	n := 0
 	for _, o := range optionalMethods {
@@ -168,22 +162,17 @@ func unsupportedSendsNothing(s *scene) error {
 	if n == 0 {
 		s.skip("no method of the Locker answers errors.ErrUnsupported")
 	}
-	return s.result()
 }
 
 // decoratorHidesNothing finds the Lockers that a decorator holds in exported and unexported fields.
 // Of a Locker below an unexported field only the type can be seen: which interfaces that has, but
 // neither whether a method answers errors.ErrUnsupported, nor the longest TTL. One that a decorator
 // keeps as another type, or in a slice, a map or a function, is not found.
-func decoratorHidesNothing(s *scene) error {
+func decoratorHidesNothing(s *scene) {
 	c := s.client()
-	if s.over() {
-		return s.result()
-	}
 	if n := hidesNothing(s, reflect.ValueOf(c.inner.Locker), 0); n == 0 {
 		s.skip("the Locker is not built around another: no field of it holds a dlock.Locker")
 	}
-	return s.result()
 }
 
 // hidesNothing compares what the Locker l offers with what the Lockers in its fields do, and those
@@ -204,8 +193,7 @@ func hidesNothing(s *scene, l reflect.Value, depth int) int {
 	return len(inner)
 }
 
-// hides returns which optional methods of inner l does not offer. It may take only shorter TTLs
-// than inner.
+// hides returns which optional methods of inner l does not offer. It may take only shorter TTLs than inner.
 func hides(s *scene, l, inner reflect.Value) (names []string) {
 	limiter := optionalMethod{reflect.TypeFor[dlock.TTLLimiter](), "LongestTTL"}
 	seen := l.CanInterface() && inner.CanInterface() // else only their types are
@@ -215,7 +203,7 @@ func hides(s *scene, l, inner reflect.Value) (names []string) {
 		case seen && o == limiter:
 			hidden = longestTTL(l) > longestTTL(inner)
 		case seen:
-			hidden = s.offers(inner.Interface().(dlock.Locker), o) && !s.offers(l.Interface().(dlock.Locker), o)
+			hidden = s.hasMethod(inner.Interface().(dlock.Locker), o) && !s.hasMethod(l.Interface().(dlock.Locker), o)
 		}
 		if hidden {
 			names = append(names, o.String())
@@ -269,17 +257,17 @@ func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
 	}
 }
 
-// noLeaks uses the store in every way, and looks for keys that are left. In a
-// bubble the goroutines that are left behind are found when it ends. Elsewhere
-// the store is used again and again, with new clients each time, and the number
-// of goroutines must not rise with the rounds.
-func noLeaks(s *scene) error {
+// noLeaks uses the store in every way, and looks for keys that are left. In a bubble the goroutines that are left behind are
+// found when it ends. Elsewhere the store is used again and again, with new clients each time, and the number of goroutines
+// must not rise with the rounds.
+func noLeaks(s *scene) {
 	keepsNothing(s)
 	ctx, end := goingOn()
 	a, b := s.clients2()
 	if s.h.Bubble { // where it never ends
 		callsUnder(s, ctx, a, b)
-		return useEverything(s)
+		useEverything(s)
+		return
 	}
 	defer end()
 	goroutinesEnd(s, 1, 5, "of calls under a ctx that has not ended", func(int) { callsUnder(s, ctx, a, b) })
@@ -288,13 +276,12 @@ func noLeaks(s *scene) error {
 		if i == 0 {
 			use = useEverything
 		}
-		s.t.Run("round", func(t *testing.T) {
-			if err := newScene(t, s.h, 0).run(use); err != nil {
-				s.stop(err)
-			}
-		})
+		var err error
+		s.t.Run("round", func(t *testing.T) { err = newScene(t, s.h, 0).run(use) })
+		if err != nil {
+			s.stop(err)
+		}
 	})
-	return s.result()
 }
 
 // goingOn returns a ctx that does not end with the case, as that of a program that runs
@@ -328,9 +315,6 @@ func goroutinesEnd(s *scene, warmUp, rounds int, rounded string, round func(i in
 func callsUnder(s *scene, ctx context.Context, a, b *client) {
 	for _, k := range append(kinds, inspection) {
 		x := s.prepare(k, b, long)
-		if s.over() {
-			return
-		}
 		call, answer := x.make(a, long)
 		var err, released error
 		returned := make(chan struct{})
@@ -357,9 +341,8 @@ func callsUnder(s *scene, ctx context.Context, a, b *client) {
 	}
 }
 
-// keepsNothing uses many keys, never many at a time, and looks how much is stored. A
-// store may remove things later, but what it keeps must not grow with the keys that were
-// ever used.
+// keepsNothing uses many keys, never many at a time, and looks how much is stored. A store may remove things later, but what
+// it keeps must not grow with the keys that were ever used.
 func keepsNothing(s *scene) {
 	if s.h.Count == nil {
 		return
@@ -375,7 +358,7 @@ func keepsNothing(s *scene) {
 	}
 	const most = rounds * keys / (2 * ways) // half of what one way alone would leave
 	stored := 0
-	for end := time.Now().Add(s.h.patience()); !s.over(); s.sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(s.h.patience()); ; s.sleep(20 * time.Millisecond) {
 		if stored = s.h.Count(s.t) - before; stored < most {
 			return
 		}
@@ -424,26 +407,21 @@ func waitsInVain(s *scene, c *client, g grant, d time.Duration) {
 	s.release(c, w, false)
 }
 
-// useEverything is useClients, and then looks for what is left when all leases
-// have expired.
-func useEverything(s *scene) error {
+// useEverything is useClients, and then looks for what is left when all leases have expired.
+func useEverything(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	s.grant(a, s.key(), s.token("dead"), ttl)
 	s.renew(a, s.grant(a, s.key(), s.token("dead"), ttl), ttl, true)
-	if err := useClients(s); err != nil {
-		return err
-	}
+	useClients(s)
 	s.lapse(ttl)
 	for _, key := range s.keysUsed() {
 		s.free(b, key)
 	}
-	return s.result()
 }
 
-// useClients has leases released, expired and renewed, and waits served,
-// cancelled and timed out.
-func useClients(s *scene) error {
+// useClients has leases released, expired and renewed, and waits served, cancelled and timed out.
+func useClients(s *scene) {
 	a, b := s.clients2()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	waitsInVain(s, b, g, s.h.gap())
@@ -453,7 +431,6 @@ func useClients(s *scene) error {
 	s.release(a, g, true)
 	s.free(b, g.key)
 	useClient(s, b)
-	return s.result()
 }
 
 // useClient uses the store through a Client, and closes it.
@@ -461,16 +438,13 @@ func useClient(s *scene, c *client) {
 	d := dlock.New(c, dlock.WithTTL(s.h.coreTTL()))
 	defer d.Close()
 	for i := range 2 {
-		if s.over() {
-			return
-		}
+		s.goOn()
 		err := d.Do(s.ctx, s.key(), func(context.Context, *dlock.Lease) error {
 			time.Sleep(s.h.coreTTL() * time.Duration(i) / 2)
 			return nil
 		})
 		if errors.Is(err, dlock.ErrLost) && !s.h.Bubble {
 			s.stop(errInconclusive) // or the store loses leases, for which there are other cases
-			return
 		}
 		s.noError(err, "Client.Do", fmt.Sprint("round ", i))
 	}

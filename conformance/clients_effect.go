@@ -11,12 +11,11 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
 // noEffect ends the ctx of each call at many moments, from before it is sent until after
 // it is answered, and believes what the error says, also later.
-func noEffect(s *scene) error {
+func noEffect(s *scene) {
 	a, b := s.clients2()
 	var ways []*interruptions
 	s.eachWay(a, b, func(s *scene, c, other *client) {
@@ -48,7 +47,6 @@ func noEffect(s *scene) error {
 			x.hadNoEffect(x.interrupted())
 		}
 	}
-	return s.result()
 }
 
 // interrupted is what is said of a call that had an effect all the same.
@@ -56,15 +54,11 @@ func (x *trial) interrupted() string {
 	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, where each request of a wait was answered, or as the answer that a dlock.UnansweredError promises", x.name)
 }
 
-// tellsHolder reports whether the Attempt beside an error says that the store had
-// answered "held".
+// tellsHolder reports whether the Attempt beside an error says that the store had answered "held".
 func tellsHolder(a dlock.Attempt) bool { return a.Holder != "" || a.Remaining != 0 }
 
 // moments is how many moments of a call are tried.
 func (h Harness) moments() int {
-	if h.Advance != nil {
-		return 4 // they are slow
-	}
 	return h.rounds(8)
 }
 
@@ -80,13 +74,9 @@ type interruptions struct {
 	unknown map[kind]bool // of which one was interrupted with an error that leaves its effect open
 }
 
-// interrupt makes a call whose ctx ends after some time. That is in time, though the machine may be
-// idle, if it is prompt.
+// interrupt makes a call whose ctx ends after some time. That is in time, though the machine may be idle, if it is prompt.
 func (w *interruptions) interrupt(k kind, after time.Duration, prompt bool) (took time.Duration, err error) {
 	x := w.prepare(k, w.other, w.h.ttl())
-	if w.over() {
-		return 0, nil
-	}
 	ctx, cancel := context.WithTimeout(w.ctx, after)
 	defer cancel()
 	if prompt {
@@ -134,7 +124,7 @@ func (w *interruptions) believeLate(err error, x *trial) {
 func (w *interruptions) untilUnknown(k kind) {
 	const rounds = 60
 	took, end := w.rtt, time.Now().Add(50*time.Millisecond)
-	for n := 1; n < rounds && !w.h.Bubble && !w.over() && !w.unknown[k] && time.Now().Before(end); n++ {
+	for n := 1; n < rounds && !w.h.Bubble && !w.unknown[k] && time.Now().Before(end); n++ {
 		part := math.Mod(float64(n)*math.Phi, 1)
 		if last, err := w.interrupt(k, time.Duration(part*float64(took)), true); err != nil {
 			took += took / 8
@@ -154,94 +144,4 @@ func keepAwake(ctx context.Context) (stop func()) {
 		}
 	}()
 	return func() { close(done) }
-}
-
-// noEffectOverNetwork loses replies and delays requests, and believes what the errors say.
-func noEffectOverNetwork(s *scene) error {
-	calls := slices.Concat(
-		eachKind(losesReply, "TryAcquire", "TryAcquireSet", "Renew", "RenewBatch", "Release"),
-		eachKind(arrivesLate, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "RenewBatch", "Release"),
-		eachKind(arrivesLast, "Acquire"),
-	)
-	s.overClearNetworks(append(inWays(calls, faultproxy.Cut, faultproxy.Stall), checkInInFlight)...)
-	return s.result()
-}
-
-func losesReply(n *network, k kind, e faultproxy.Ending) {
-	if n.minor { // it succeeds: see LostReplyOverNetwork
-		return
-	}
-	x := n.prepare(k, n.direct, n.strikeTTL())
-	call, _ := x.make(n.via, long)
-	if dlock.NoEffect(n.lose(x.token, e, k.name, call)) {
-		n.hadNoEffect(x)
-	}
-}
-
-// arrivesLate has a call arrive after its caller has given up.
-func arrivesLate(n *network, k kind, e faultproxy.Ending) {
-	if x, f := delayed(n, k, e); f != nil {
-		n.deliver(f, k.name)
-		x.settle()
-		n.hadNoEffect(x)
-	}
-}
-
-// arrivesLast has a wait arrive after the release that it was to wait for.
-func arrivesLast(n *network, k kind, e faultproxy.Ending) {
-	if x, f := delayed(n, k, e); f != nil {
-		x.settle()
-		n.deliver(f, k.name)
-		n.hadNoEffect(x)
-	}
-}
-
-// delayed keeps the first request of a call back. It returns nil if the error does not say that the
-// call has no effect.
-func delayed(n *network, k kind, e faultproxy.Ending) (*trial, *faults) {
-	x := n.prepare(k, n.direct, n.strikeTTL())
-	call, a := x.make(n.via, long)
-	f := n.Hold(faultproxy.Contains(x.token), e)
-	if !dlock.NoEffect(n.spoil(f, k.name, call)) {
-		return nil, nil
-	}
-	if tellsHolder(*a) { // a release is owed
-		n.release(n.direct, x.grant, false)
-	}
-	return x, f
-}
-
-// strikeTTL is the TTL of a lease that a fault must strike before it ends.
-func (n *network) strikeTTL() time.Duration { return 2 * n.h.ttl() }
-
-func (n *network) hadNoEffect(x *trial) {
-	x.lapse(n.strikeTTL())
-	x.hadNoEffect(x.interrupted())
-}
-
-// checkInInFlight cancels a wait while its next check-in is in flight, after the store has
-// answered who holds the key. A wait that gets no such answer, or sends no check-in within
-// some seconds, is of another kind.
-func checkInInFlight(n *network) {
-	if !n.offers(n.via.inner.Locker, acquire) {
-		return
-	}
-	x := n.prepare(kind{"Acquire", ofStranger}, n.direct, long)
-	first := n.Watch(faultproxy.Contains(x.token))
-	w := n.waitCtx(n.ctx, n.via, x.key, x.token, long)
-	const period = 3 * time.Second
-	answered := n.soon(first.Struck()) && n.awaitFor(first.Answered(), n.h.gap())
-	checkIn := n.Hold(faultproxy.Contains(x.token), faultproxy.Stall)
-	checksIn := answered && n.awaitFor(checkIn.Struck(), period)
-	w.cancel()
-	n.ended(w)
-	if !checksIn {
-		n.Lift(checkIn)
-	}
-	n.release(n.direct, w.grant, false)
-	x.settle()
-	if checksIn && dlock.NoEffect(w.err) {
-		n.deliver(checkIn, x.name)
-		n.hadNoEffect(x)
-	}
 }

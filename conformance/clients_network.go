@@ -11,77 +11,56 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-func unreachableStore(s *scene) error {
-	var parts []part
-	for how, become := range map[string]func(*network){
-		"is silent":           func(n *network) { n.Block(faultproxy.Both) },
-		"does not hear":       func(n *network) { n.Block(faultproxy.ToStore) },
-		"is not heard":        func(n *network) { n.Block(faultproxy.ToClient) },
-		"refuses connections": func(n *network) { n.Refuse() },
-		breaksOff:             breakOff,
-	} {
-		parts = append(parts, func(n *network) { unreachable(n, how, become) })
-	}
-	s.overNetworks(parts...)
-	return s.result()
+func unreachableStore(s *scene) {
+	s.overNetworks(
+		unreachable("is silent", func(n *network) { n.Block(faultproxy.Both) }),
+		unreachable("does not hear", func(n *network) { n.Block(faultproxy.ToStore) }),
+		unreachable("is not heard", func(n *network) { n.Block(faultproxy.ToClient) }),
+		unreachable("refuses connections", (*network).Refuse),
+		unreachable(breaksOff, func(n *network) {
+			for range 200 { // however many times a client sends a request
+				n.CutReply(faultproxy.Contains(anyKey))
+			}
+		}),
+	)
 }
 
 const breaksOff = "breaks off each reply"
 
-// breakOff cuts the connection in the middle of every reply that concerns a key, however many times
-// a client sends it.
-func breakOff(n *network) {
-	n.strike(func(p *faultproxy.Proxy) {
-		for range 200 {
-			p.CutReply(faultproxy.Contains(anyKey))
+// unreachable has a store become unreachable while a lease is held, and then makes every call at the same time.
+// Each must end with an error, which does not say that the call has no effect if it was sent.
+func unreachable(how string, become func(*network)) part {
+	return func(n *network) {
+		sent := how == breaksOff
+		if sent && !n.clear {
+			return
 		}
-	})
-}
-
-// unreachable has a store become unreachable while a lease is held, and then makes all
-// calls.
-func unreachable(n *network, how string, become func(*network)) {
-	if how == breaksOff && !n.clear {
-		return
-	}
-	g := n.grant(n.via, n.key(), n.token("holder"), long)
-	become(n)
-	if n.minor {
-		callsUnder(n.scene, n.ctx, n.via, n.via) // a vote of n.direct may still be on its way
-	} else {
-		unanswered(n.scene, n.via, g, "a store that "+how, how == breaksOff)
-	}
-}
-
-// unanswered makes every call of a store that cannot answer, all at the same time. Each
-// must end with an error, which does not say that the call has no effect if it was sent.
-func unanswered(s *scene, c *client, g grant, store string, sent bool) {
-	waiter := g.as(s.token("waiter"))
-	s.uses(g.key, waiter.token)
-	var calls sync.WaitGroup
-	for _, k := range append(kinds, inspection) {
-		by := g
-		if k.name == "Acquire" {
-			by = waiter
-		}
-		calls.Go(func() {
-			endsWithError(s, fmt.Sprintf("%s.%s(%s), of %s,", c.name, k.name, brief(g.key), store), sent, func(ctx context.Context) error {
-				_, err := c.call(ctx, k.name, by, long)
-				return err
+		g := n.grant(n.via, n.key(), n.token("holder"), long)
+		become(n)
+		waiter := g.as(n.token("waiter"))
+		n.uses(g.key, waiter.token)
+		var calls sync.WaitGroup
+		for _, k := range append(kinds, inspection) {
+			by := g
+			if k.name == "Acquire" {
+				by = waiter
+			}
+			calls.Go(func() {
+				endsWithError(n, fmt.Sprintf("%s.%s(%s), of a store that %s,", n.via.name, k.name, brief(g.key), how), sent, func(ctx context.Context) error {
+					return errOf(n.via.call(ctx, k.name, by, long))
+				})
 			})
-		})
+		}
+		calls.Wait()
 	}
-	calls.Wait()
 }
 
 // endsWithError makes a call with a second of time, or more if the case was inconclusive, and
 // wants an error within that or the client's own time-out.
-func endsWithError(s *scene, name string, sent bool, call func(context.Context) error) {
-	if s.over() {
-		return
-	}
-	limit := min(time.Second<<s.attempt, s.h.patience()/2)
-	ctx, cancel := context.WithTimeout(s.ctx, limit)
+func endsWithError(n *network, name string, sent bool, call func(context.Context) error) {
+	n.goOn()
+	limit := min(time.Second<<n.attempt, n.h.patience()/2)
+	ctx, cancel := context.WithTimeout(n.ctx, limit)
 	defer cancel()
 	done := make(chan struct{})
 	var err error
@@ -90,38 +69,33 @@ func endsWithError(s *scene, name string, sent bool, call func(context.Context) 
 		err = call(ctx)
 	}()
 	switch {
-	case !s.await(done):
-		s.fail("%s did not return within %v, though its ctx ended after %v; want an error soon after that, or after the client's time-out", name, s.h.patience(), limit)
+	case !n.await(done):
+		n.fail("%s did not return within %v, though its ctx ended after %v; want an error soon after that, or after the client's time-out", name, n.h.patience(), limit)
 	case err == nil:
-		s.fail("%s returned no error; want one, because nobody can know the outcome", name)
+		n.fail("%s returned no error; want one, because nobody can know the outcome", name)
 	case errors.Is(err, dlock.ErrHeld):
-		s.fail("%s returned %q, which says that the store answered; want any other error", name, err)
+		n.fail("%s returned %q, which says that the store answered; want any other error", name, err)
 	case errors.Is(err, dlock.ErrClosed):
-		s.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
-	case supported(err) && dlock.NoEffect(err) && sent && ctx.Err() != nil && s.attempt < tries-1:
-		s.stop(errInconclusive) // ctx may have ended before the call could be sent
+		n.fail("%s returned %q, which says that no later call can succeed; want any other error", name, err)
+	case supported(err) && dlock.NoEffect(err) && sent && ctx.Err() != nil && n.attempt < tries-1:
+		n.stop(errInconclusive) // ctx may have ended before the call could be sent
 	case supported(err) && dlock.NoEffect(err) && (sent || errors.Is(err, dlock.ErrInvalid)):
-		s.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
+		n.fail("%s returned %q, which says that the call has no effect, of which nobody can be sure; want any other error", name, err)
 	}
 }
 
-func blackHole(s *scene) error {
+func blackHole(s *scene) {
 	var parts []part
 	for _, d := range []faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both} {
 		parts = append(parts, func(n *network) { swallow(n, d) })
 	}
 	s.overNetworks(parts...)
-	return s.result()
 }
 
 // swallow lets a lease end in a black hole. Its holder must know of that before another
 // has the key, and what arrives late must not touch the other's lease.
 func swallow(n *network, d faultproxy.Direction) {
-	ttl := n.h.coreTTL()
-	if n.minor {
-		ttl = n.h.keptTTL()
-	}
-	c := n.core(dlock.WithTTL(ttl))
+	c := n.core(dlock.WithTTL(n.h.coreTTL()))
 	defer c.Close()
 	lease := n.leaseSlowly(c, n.key())
 	if lease == nil {
@@ -129,14 +103,7 @@ func swallow(n *network, d faultproxy.Direction) {
 	}
 	work := lease.Context(n.ctx)
 	n.Block(d)
-	if n.minor {
-		n.stays(lease, time.Now().Add(ttl))
-		return
-	}
 	next := succeed(n, lease)
-	if n.over() {
-		return
-	}
 	if !n.soon(lease.Done()) || !n.soon(work.Done()) {
 		n.fail("a lease that has ended in a black hole is not announced %v later", n.h.patience())
 	}
@@ -149,8 +116,7 @@ func swallow(n *network, d faultproxy.Direction) {
 	n.release(n.direct, next, true)
 }
 
-// succeed takes the key of a lease as soon as the store gives it away, and checks that
-// the lease has ended by then.
+// succeed takes the key of a lease as soon as the store gives it away, and checks that the lease has ended by then.
 func succeed(n *network, lease *dlock.Lease) grant {
 	g := n.takeSoon(n.direct, lease.Key())
 	switch now, deadline := time.Now(), lease.Deadline(); {
@@ -163,14 +129,8 @@ func succeed(n *network, lease *dlock.Lease) grant {
 	return g
 }
 
-func slowNetwork(s *scene) error {
-	s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers)
-	return s.result()
-}
-
-// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small
-// enough to have leases in spite of it. The store keeps each until its deadline, so that nobody
-// else is certain of the key before.
+// endOnTime has leases expire over a network whose latency matters beside the TTL, and is small enough to have leases in
+// spite of it. The store keeps each until its deadline, so that nobody else is certain of the key before.
 func endOnTime(n *network) {
 	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
 	defer c.Close()
@@ -187,7 +147,7 @@ func endOnTime(n *network) {
 // waits, and fast again when the waiter is served. The first answer is old by then.
 func servedAfterSlowAnswers(n *network) {
 	const lag = 300 * time.Millisecond
-	if !n.offers(n.via.inner.Locker, acquire) {
+	if !n.offers(n.via, acquire) {
 		return
 	}
 	ttl := max(n.h.ttl(), lag)
@@ -200,30 +160,31 @@ func servedAfterSlowAnswers(n *network) {
 	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
 }
 
-func reconnection(s *scene) error {
+func reconnection(s *scene) {
 	s.overClearNetworks(
 		func(n *network) { outage(n, n.Cut) },
 		func(n *network) { outage(n, n.Refuse) },
 		func(n *network) { outage(n, func() { n.Block(faultproxy.Both) }) },
 	)
-	return s.result()
 }
 
-// outage has the network fail while a lease is held, another is kept alive and a third
-// is waited for.
+// outage has the network fail while a lease is held, another is kept alive and a third is waited for.
 func outage(n *network, begin func()) {
-	c := n.core(dlock.WithTTL(n.h.outlastTTL()))
+	ttl := 20 * n.h.coreTTL() // outlasts it
+	c := n.core(dlock.WithTTL(ttl))
 	defer c.Close()
 	g := n.grant(n.via, n.key(), n.token("holder"), long)
 	kept := n.leaseSlowly(c, n.key())
 	held := n.grant(n.direct, n.key(), n.token("holder"), long)
-	w := waitAgain(n, c, held.key)
-	if n.over() {
-		return
+	// The store has answered that the key is held, and the Client has sent one more call, when the outage begins.
+	first, second := n.Watch(faultproxy.Contains(held.key)), n.Watch(faultproxy.Contains(held.key))
+	w := startWait(n, c, held.key)
+	if !(n.soon(first.Struck()) && n.soon(second.Struck())) {
+		n.fail("Client.Acquire(%s) has not asked the store for a key that is held, and then once more, within %v", brief(held.key), n.h.patience())
 	}
 	begin()
 	n.release(n.direct, held, true)
-	time.Sleep(n.h.outlastTTL() * 2 / 5) // a renewal is due by then
+	time.Sleep(ttl * 2 / 5) // a renewal is due by then
 	n.noError(n.Heal(), "Heal", g.key)
 	deadline := kept.Deadline()
 	n.recovers()
@@ -233,8 +194,44 @@ func outage(n *network, begin func()) {
 	n.release(n.direct, g, true)
 }
 
-// outlastTTL is the TTL of a lease that outlasts an outage.
-func (h Harness) outlastTTL() time.Duration { return 20 * h.coreTTL() }
+// startWait starts an Acquire of a Client, which is followed by a Release.
+func startWait(n *network, c *dlock.Client, key string) (ended <-chan error) {
+	w := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(n.ctx, 2*n.h.patience())
+		defer cancel()
+		lease, err := c.Acquire(ctx, key)
+		if err == nil {
+			if released := lease.Release(); isErr(released, dlock.ErrLost) { // else it is owed
+				err = released
+			}
+		}
+		w <- err
+	}()
+	return w
+}
 
-// keptTTL is the TTL of a lease that is kept alive over a network that fails in part.
-func (h Harness) keptTTL() time.Duration { return 10 * h.coreTTL() }
+// succeeds checks that a wait succeeds.
+func succeeds(n *network, ended <-chan error) {
+	n.goOn()
+	if err := <-ended; err != nil {
+		n.fail("Client.Acquire of a key that has become free, over a network that was faulty, and the Release after it, returned %w; want a lease", err)
+	}
+}
+
+// stays checks that a lease that its Client renews is held until its deadline is later than then, and releases it. A loss
+// before its own deadline is the store's fault. Another is not: the machine was too slow to renew the lease.
+func (n *network) stays(lease *dlock.Lease, then time.Time) {
+	for lease.Err() == nil && !lease.Deadline().After(then) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	early := time.Now().Before(lease.Deadline())
+	switch err := lease.Release(); {
+	case !isErr(err, dlock.ErrLost): // a release that was not answered is owed
+	case early:
+		n.fail("the lease on %s was lost, though nobody else had acquired it: %w", brief(lease.Key()), err)
+	default:
+		n.stop(errInconclusive)
+	}
+	soonFree(n.scene, n.direct, lease.Key())
+}

@@ -1,16 +1,12 @@
 package conformance
 
-import (
-	"cmp"
-	"testing"
-)
+import "testing"
 
-// A testCase checks one clause. Its check returns what is wrong: the call, its
-// answer, and what the contract wants.
+// A testCase checks one clause. Its check finds what is wrong: the call, its answer, and what the contract wants.
 type testCase struct {
 	name   string
 	clause clause
-	check  func(*scene) error
+	check  func(*scene)
 	alone  bool // runs while no other case does
 	once   bool // takes long, and would find nothing more with a Forward
 	idles  bool // lets idleTimes pass
@@ -20,8 +16,7 @@ type testCase struct {
 	whole func(*testing.T, Harness) error // in place of check: makes its own scenes
 }
 
-// A need is what a case wants of the harness: it returns the reason why the
-// harness does not have it, or "".
+// A need is what a case wants of the harness: it returns the reason why the harness does not have it, or "".
 type need func(Harness) string
 
 func (n need) missing(h Harness) error {
@@ -46,22 +41,13 @@ func needsWipe(h Harness) string { return unless(h.Wipe != nil, "Harness.Wipe is
 
 func needsOrder(h Harness) string { return unless(!h.Unordered, "Harness.Unordered is set") }
 
-func needsClock(h Harness) string {
-	return unless(h.Advance == nil, "Harness.Advance is set: the store's clock is not the process's")
+func needsBubble(h Harness) string {
+	return unless(h.Bubble, "Harness.Bubble is not set: it would take days")
 }
 
-func needsIdleness(h Harness) string {
-	return unless(h.Bubble || h.Advance != nil, "neither Harness.Bubble nor Harness.Advance is set: it would take days")
+func needsNetwork(h Harness) string {
+	return unless(h.Dial != nil && h.Addr != "", "Harness.Dial or Harness.Addr is not set: there is no network to make faulty")
 }
-
-func needsClockAndWipe(h Harness) string { return cmp.Or(needsClock(h), needsWipe(h)) }
-
-func needsVia(h Harness) string {
-	return unless((h.Dial != nil || h.DialAll != nil) && len(h.addrs()) > 0,
-		"Harness.Dial or Harness.Addr is not set: there is no network to make faulty")
-}
-
-func needsNetwork(h Harness) string { return cmp.Or(needsVia(h), needsClock(h)) }
 
 // A chapter is a part of the contract.
 type chapter struct {

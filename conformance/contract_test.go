@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -13,10 +14,11 @@ import (
 
 const contractPage = "../docs/contract.md"
 
+var rewrite = flag.Bool("update", false, "write the page that is generated")
+
 //go:generate go test -run TestContractPage -update .
 
-// TestContractPage compares the page of the contract with the cases; with -update it writes
-// the page.
+// TestContractPage compares the page of the contract with the cases; with -update it writes the page.
 func TestContractPage(t *testing.T) {
 	want := contractText()
 	if *rewrite {

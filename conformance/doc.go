@@ -10,8 +10,6 @@
 //		})
 //	}
 //
-//	func BenchmarkLocker(b *testing.B) { conformance.Bench(b, harness) }
-//
 // docs/writing-a-backend.md shows how to write a backend that passes, with one on
 // PostgreSQL as the example.
 //
@@ -91,9 +89,9 @@
 //
 // # Random cases
 //
-// History, HistoryAcrossDataLoss, GuardedCounter and GuardedRegister are random. A
-// failure prints its seed. Set the environment variable DLOCK_CONFORMANCE_SEED to it, and
-// the clients make the same choices again, though in real time not at the same instants.
+// History and HistoryAcrossDataLoss are random. A failure prints its seed. Set the environment
+// variable DLOCK_CONFORMANCE_SEED to it, and the clients make the same choices again, though in
+// real time not at the same instants.
 //
 // A history fails with the few calls that contradict each other. Each line gives the
 // times of call and return since the beginning, and the client. Tokens are shortened:

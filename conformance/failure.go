@@ -70,8 +70,7 @@ func isChapter(file string) bool {
 		slices.ContainsFunc(chapters, func(c chapter) bool { return c.file() == stem+".go" })
 }
 
-// message says of the failure of a case where it was found, what it is, and which clause it
-// violates.
+// message says of the failure of a case where it was found, what it is, and which clause it violates.
 func message(c testCase, err error) string {
 	at := c.clause.place
 	var v *violation

@@ -29,7 +29,7 @@ func TestFailureNamesItsLine(t *testing.T) {
 		line                string // is part of the line in which it was found
 	}{
 		{"trueForEver", "ReleaseByStranger", "releasing.go", "s.release("},
-		{"trueForEver", "LateDuplicate", "clients_late.go", "n.release("},
+		{"trueForEver", "LateDuplicate", "clients_faults.go", "n.release("},
 		{"wholeSeconds", "NotBefore", "time.go", "s.refused("},
 		{"wholeSeconds", "AgreesWithModel", "random_model.go", "c.fail("},
 		{"lastComeFirst", "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},
@@ -67,7 +67,7 @@ func TestFailureElsewhereNamesTheClause(t *testing.T) {
 // that failed, both are shown, and little else.
 func TestFailureShowsWhatItIsAbout(t *testing.T) {
 	const many = 3 * remembered
-	busy := testCase{name: "busy", check: func(s *scene) error {
+	busy := testCase{name: "busy", check: func(s *scene) {
 		a, b := s.clients2()
 		others := func(n int) {
 			eachOf(n, func(int) { s.release(b, s.grant(b, s.key(), s.token("elsewhere"), long), true) })
@@ -78,7 +78,6 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 		others(100)
 		s.fail("B.Release(%s, …): held = true; want false", brief(g.key))
 		others(100)
-		return s.result()
 	}}
 	err := play(t, harnessOf("near"), busy)
 	require.Error(t, err)
@@ -93,7 +92,7 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 
 // The two grants whose fences fall may be followed by many others.
 func TestFailureShowsBothGrants(t *testing.T) {
-	err := play(t, harnessOf("near"), testCase{name: "long ago", check: func(s *scene) error {
+	err := play(t, harnessOf("near"), testCase{name: "long ago", check: func(s *scene) {
 		a, b := s.clients2()
 		take := func(c *client, key, name string) grant {
 			g := s.grant(c, key, s.token(name), long)
@@ -104,7 +103,6 @@ func TestFailureShowsBothGrants(t *testing.T) {
 		first, second := take(a, key, "first"), take(b, key, "second")
 		eachOf(3*remembered, func(int) { take(a, s.key(), "elsewhere") })
 		s.above(second, first) // as if the first had come second
-		return s.result()
 	}})
 	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
 	showsWhatItNames(t, err)

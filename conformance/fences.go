@@ -8,13 +8,13 @@ import (
 var fencesCases = []testCase{
 	{name: "FenceRises", check: fenceRises,
 		clause: withSource("A backend gives each grant of a key a fence at least 8 above every earlier one: after a release, an expiry or a handover, by another client, and with many contenders.")},
-	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, once: true, idles: true, needs: needsIdleness,
+	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, once: true, idles: true, needs: needsBubble,
 		clause: withSource("A backend gives a key a larger fence even after hours or days without use.")},
 	{name: "FenceSurvivesDataLoss", check: fenceSurvivesDataLoss, alone: true, needs: needsWipe,
 		clause: withSource("A backend whose fences survive data loss gives a key a larger fence after the store has lost everything.")},
 }
 
-func fenceRises(s *scene) error {
+func fenceRises(s *scene) {
 	a, b := s.clients2()
 	key, ttl := s.key(), s.h.ttl()
 	first := s.grant(a, key, s.token("first"), long)
@@ -37,7 +37,6 @@ func fenceRises(s *scene) error {
 		s.above(grants[i-1], grants[i])
 	}
 	s.eachWay(a, b, fenceAtExpiry)
-	return s.result()
 }
 
 // handover has g passed to a waiter, where the store can do that.
@@ -45,7 +44,7 @@ func handover(s *scene, a, b *client, g grant) grant {
 	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), long)
 	s.gap()
 	s.release(a, g, true)
-	if s.over() || !s.await(w.done) || !supported(w.err) {
+	if !s.await(w.done) || !supported(w.err) {
 		return s.grant(b, g.key, s.token("next"), long)
 	}
 	return s.isServed(w)
@@ -57,7 +56,10 @@ func fenceAtExpiry(s *scene, next, slow *client) {
 	eachOf(8, func(i int) {
 		key, made := s.key(), make(chan grant, 1)
 		ttl := time.Duration(i+1) * time.Millisecond
-		go func() { made <- s.try(slow, grant{key: key, token: s.token("slow")}, ttl) }()
+		go func() {
+			defer close(made)
+			made <- s.try(slow, grant{key: key, token: s.token("slow")}, ttl)
+		}()
 		time.Sleep(s.h.gap() / 2)
 		second := s.takeSoon(next, key)
 		if first := <-made; first.Acquired && second.Acquired {
@@ -66,11 +68,10 @@ func fenceAtExpiry(s *scene, next, slow *client) {
 	})
 }
 
-// idleTimes are longer than what companions of a lock, or rows that are used no more,
-// are kept for.
+// idleTimes are longer than what companions of a lock, or rows that are used no more, are kept for.
 var idleTimes = []time.Duration{90 * time.Minute, 25 * time.Hour, 8 * 24 * time.Hour}
 
-func fenceSurvivesIdleness(s *scene) error {
+func fenceSurvivesIdleness(s *scene) {
 	a, b := s.clients2()
 	last := s.grant(a, s.key(), s.token("first"), long)
 	s.fenced(last)
@@ -83,10 +84,9 @@ func fenceSurvivesIdleness(s *scene) error {
 		s.above(last, next) // whose lease runs out
 		last = next
 	}
-	return s.result()
 }
 
-func fenceSurvivesDataLoss(s *scene) error {
+func fenceSurvivesDataLoss(s *scene) {
 	c := s.client()
 	key := s.key()
 	var last grant
@@ -100,5 +100,4 @@ func fenceSurvivesDataLoss(s *scene) error {
 	s.sleep(s.h.ttl()) // as no store is back at once
 	after := s.grant(s.client(), key, s.token("after"), long)
 	s.above(last, after)
-	return s.result()
 }

@@ -21,11 +21,6 @@ type Harness struct {
 	// Grace is how late the store may end a lease: never too early. 0 means 50 ms.
 	Grace time.Duration
 
-	// Advance lets time pass for a store whose clock is moved by hand. nil means time.Sleep. It must
-	// not take long, as the suite asks for days. Cases then run one at a time, unless PerCase is
-	// set. Those that compare the store's clock with the process's are skipped.
-	Advance func(time.Duration)
-
 	// Bubble says that the store lives in this process and reads time only from package time. Every
 	// case then runs in a testing/synctest bubble, where no real time passes, and where nothing from
 	// another bubble may be used: keep a store for each t.
@@ -35,12 +30,6 @@ type Harness struct {
 	// network: the suite then stands between the two, at an address of its own, and makes faults.
 	Dial func(t *testing.T, addr string) dlock.Locker
 	Addr string // where the store of Dial really is: host and port
-
-	// DialAll is in place of Dial for a store that has several addresses, such as a majority of
-	// servers. Each of addrs stands for one of Addrs. Faults strike one, as many as a majority can
-	// spare, a majority, and all. An answer may name as the holder one whose attempt is under way.
-	DialAll func(t *testing.T, addrs []string) dlock.Locker
-	Addrs   []string // where the stores of DialAll really are
 
 	// Wipe makes the store lose all data. Set it if fences survive this. It is also called from other
 	// goroutines than that of t, and while calls are in flight, which must not fail because of it.
@@ -55,7 +44,8 @@ type Harness struct {
 	// create: all cases then run at the same time, and all other fields but SkipForward are ignored.
 	PerCase func(t *testing.T) Harness
 
-	// Unordered says that the store serves waiters in any order.
+	// Unordered says that the store serves waiters in any order. Where time really passes, an answer may then name as the
+	// holder one whose attempt is under way, as that of a majority of servers may.
 	Unordered bool
 
 	// SkipForward leaves out the subtest Forward, for clients that are also tested with another Harness.
@@ -123,11 +113,6 @@ func (h Harness) forwarded() Harness {
 	if h.Dial != nil {
 		f.Dial = func(t *testing.T, addr string) dlock.Locker {
 			return dlock.Forward{Locker: h.Dial(t, addr)}
-		}
-	}
-	if h.DialAll != nil {
-		f.DialAll = func(t *testing.T, addrs []string) dlock.Locker {
-			return dlock.Forward{Locker: h.DialAll(t, addrs)}
 		}
 	}
 	if h.PerCase != nil {

@@ -18,8 +18,7 @@ import (
 
 type names = []string
 
-// museumHarness puts the exhibit on a server of its own for each t, and around each of its
-// clients what wrap returns.
+// museumHarness puts the exhibit on a server of its own for each t, and around each of its clients what wrap returns.
 func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Harness {
 	var stores sync.Map
 	of := func(t *testing.T) *museum.Store {
@@ -42,7 +41,7 @@ func museumHarness(e museum.Exhibit, wrap ...func(dlock.Locker) dlock.Locker) Ha
 
 // exhibit returns the lock that has this name.
 func exhibit(name string) museum.Exhibit {
-	for _, e := range slices.Concat(museum.Right, exhibits()) {
+	for _, e := range slices.Concat(museum.Right, museum.Broken) {
 		if e.Name == name {
 			return e
 		}
@@ -53,14 +52,6 @@ func exhibit(name string) museum.Exhibit {
 // harnessOf is the museumHarness of the lock that has this name.
 func harnessOf(name string, wrap ...func(dlock.Locker) dlock.Locker) Harness {
 	return museumHarness(exhibit(name), wrap...)
-}
-
-// exhibits are the broken locks of all chapters.
-func exhibits() (all []museum.Exhibit) {
-	for _, c := range museum.Chapters {
-		all = append(all, c.Exhibits...)
-	}
-	return all
 }
 
 // networkHarness has a store of its own, behind the network and beside it. The zero
@@ -121,26 +112,34 @@ type manyStores struct {
 	stores []dlock.Locker
 }
 
-// hanging does not return from one of its methods.
-type hanging struct{ dlock.Forward }
+// A hook is what a Locker does with a call in place of another Locker.
+type hook func(ctx context.Context, r request, l dlock.Forward) (any, error)
 
-func (hanging) Renew(context.Context, string, string, time.Duration) (bool, error) { select {} }
-
-// distant is a store that is some way off: what was sent is done, also if its reply comes too late.
-// Of every call whose ctx has ended it says that it had no effect.
-type distant struct {
-	dlock.Forward
-	by time.Duration
+// around puts a hook of its own around each Locker.
+func around(make func() hook) func(dlock.Locker) dlock.Locker {
+	return func(l dlock.Locker) dlock.Locker {
+		h := make()
+		return hooked{func(ctx context.Context, r request) (any, error) { return h(ctx, r, dlock.Forward{Locker: l}) }}
+	}
 }
 
-func (d *distant) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (a dlock.Attempt, err error) {
-	if ctx.Err() == nil {
-		time.Sleep(d.by)
-		a, err = d.Forward.TryAcquire(context.WithoutCancel(ctx), key, token, ttl)
-		time.Sleep(d.by)
-	}
-	if ctx.Err() != nil {
-		return dlock.Attempt{}, &dlock.NoEffectError{Err: ctx.Err()}
-	}
-	return a, err
+// distant is a store that is some way off: what was sent is done, also if its reply comes too late.
+// Of every attempt whose ctx has ended it says that it had no effect.
+func distant(by time.Duration) func(dlock.Locker) dlock.Locker {
+	return around(func() hook {
+		return func(ctx context.Context, r request, l dlock.Forward) (answer any, err error) {
+			if r.name != "TryAcquire" {
+				return r.send(ctx, l)
+			}
+			if ctx.Err() == nil {
+				time.Sleep(by)
+				answer, err = r.send(context.WithoutCancel(ctx), l)
+				time.Sleep(by)
+			}
+			if ctx.Err() != nil {
+				return nil, &dlock.NoEffectError{Err: ctx.Err()}
+			}
+			return answer, err
+		}
+	})
 }

@@ -17,7 +17,7 @@ var inspectingCases = []testCase{
 		clause: withSource("An Inspector counts the waiters in its queue: not the holder, nor those who were served, or left and were released, nor, eventually, the dead. Without a queue it reports 0.")},
 }
 
-func inspectTells(s *scene) error {
+func inspectTells(s *scene) {
 	a, c := s.client(), s.inspector()
 	ttl := s.h.ttl()
 	key := s.key()
@@ -33,20 +33,14 @@ func inspectTells(s *scene) error {
 	s.lapse(ttl)
 	s.seesNobody(c, key, "its holder's lease had expired")
 	seesWhilePassing(s, a, c)
-	return s.result()
 }
 
-func heldSinceTheGrant(s *scene) error {
-	if s.h.Advance != nil {
-		s.skip("the time of the store does not pass by itself")
-		return s.result()
-	}
+func heldSinceTheGrant(s *scene) {
 	wait := 2 * s.h.ttl()
 	short, _ := s.sinceAfterWait(0)
 	if long, told := s.sinceAfterWait(wait); told && short-long > wait/2 {
 		s.fail("the holder waited %v longer, and HeldSince is %v earlier; want the time of the grant", wait, short-long)
 	}
-	return s.result()
 }
 
 // sinceAfterWait has a waiter served after a while, and returns how much later than that the grant was by the store's clock, if
@@ -55,7 +49,6 @@ func (s *scene) sinceAfterWait(while time.Duration) (late time.Duration, told bo
 	a, b := s.clients2()
 	if !s.abilities(b).wait {
 		s.skip("there is no queue")
-		return 0, false
 	}
 	first := s.grant(a, s.key(), s.token("holder"), long)
 	w := s.wait(b, first.key, s.token("waiter"), long)
@@ -76,21 +69,20 @@ func seesLongest(s *scene, a, c *client, g grant, ttl time.Duration) {
 	s.sees(c, g, ttl)
 	s.refused(a, g, s.token("stranger"), 3*long)
 	s.sees(c, g, ttl)
-	g.start = s.now()
+	g.start = time.Now()
 	s.renew(a, g, 2*long, true)
 	s.sees(c, g, 2*long)
 	s.renew(a, g, long, true)
 	s.sees(c, g, 2*long)
 }
 
-// seesWhilePassing inspects keys all the time while they pass from one to the other, each
-// with a TTL of its own.
+// seesWhilePassing inspects keys all the time while they pass from one to the other, each with a TTL of its own.
 func seesWhilePassing(s *scene, a, c *client) {
 	waits, spread := s.abilities(c).wait, 4*s.roundTrip(c)
 	for range s.h.rounds(20) {
 		former := s.grant(a, s.key(), s.token("holder"), 2*long)
 		release := func() { s.release(a, former, true) }
-		asked := s.now()
+		asked := time.Now()
 		var w *waiter
 		if waits {
 			w = s.wait(c, former.key, s.token("waiter"), long)
@@ -113,11 +105,10 @@ func seesWhilePassing(s *scene, a, c *client) {
 	}
 }
 
-// seesEither inspects the key of former until another is shown, which asked for it after
-// some time: token and time belong together, and one that waits is not shown before it holds
-// the key.
+// seesEither inspects the key of former until another is shown, which asked for it after some time: token and time belong
+// together, and one that waits is not shown before it holds the key.
 func seesEither(s *scene, c *client, former grant, asked time.Time, passed <-chan struct{}, waits bool) {
-	for ; !s.over(); time.Sleep(100 * time.Microsecond) { // in a bubble, nothing passes otherwise
+	for ; ; s.sleep(100 * time.Microsecond) { // in a bubble, nothing passes otherwise
 		over := isClosed(passed)
 		h, err := c.Inspect(s.ctx, former.key)
 		s.noError(err, "Inspect", former.key)
@@ -142,7 +133,7 @@ func seesEither(s *scene, c *client, former grant, asked time.Time, passed <-cha
 	}
 }
 
-func inspectChangesNothing(s *scene) error {
+func inspectChangesNothing(s *scene) {
 	a, c := s.client(), s.inspector()
 	ttl := s.h.ttl()
 	key := s.key()
@@ -162,7 +153,6 @@ func inspectChangesNothing(s *scene) error {
 	inspects(s, c, key)
 	s.lapse(ttl / 2)
 	s.free(a, key)
-	return s.result()
 }
 
 func inspects(s *scene, c *client, key string) {
@@ -170,7 +160,7 @@ func inspects(s *scene, c *client, key string) {
 }
 
 // waitingIsCounted compares what Inspect says of the queue of a key with those who wait.
-func waitingIsCounted(s *scene) error {
+func waitingIsCounted(s *scene) {
 	c := s.inspector()
 	a, b := s.clients2()
 	key := s.key()
@@ -183,7 +173,6 @@ func waitingIsCounted(s *scene) error {
 		countsTheQueue(s, a, b, c, g)
 		countsNoneOfTheDead(s, a, b, c)
 	}
-	return s.result()
 }
 
 // countsTheQueue has five wait for what g holds, of whom one is cancelled and another
@@ -238,14 +227,13 @@ func seesWaiting(s *scene, c *client, key string, n int, why string) {
 	countsWithin(s, 0, c, key, n, why)
 }
 
-// soonCounts gives the store the time that waiters need to arrive, or the dead to be found
-// dead.
+// soonCounts gives the store the time that waiters need to arrive, or the dead to be found dead.
 func soonCounts(s *scene, c *client, key string, n int, why string) {
 	countsWithin(s, s.h.patience(), c, key, n, why)
 }
 
 func countsWithin(s *scene, patience time.Duration, c *client, key string, n int, why string) {
-	for end := time.Now().Add(patience); !s.over(); s.sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; s.sleep(5 * time.Millisecond) {
 		h, err := c.Inspect(s.ctx, key)
 		s.noError(err, "Inspect", key)
 		switch {

@@ -31,7 +31,7 @@ var alike = []string{
 	"null", "NULL", "nil", "(nil)", "OK",
 }
 
-func keysAreIndependent(s *scene) error {
+func keysAreIndependent(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	var leases []longLease
@@ -44,7 +44,6 @@ func keysAreIndependent(s *scene) error {
 	}
 	renewedApart(s, b, leases, can)
 	s.stillLast(a, b, leases, can) // each ends its own lease, and no other
-	return s.result()
 }
 
 // renewedApart renews each lease in its own name, and in that of the next key's holder.
@@ -95,8 +94,7 @@ func differentKeys(base string) []string {
 		" "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
 }
 
-// seams are what stores put between a key and a token, or a token and a key, where they
-// make one name of both.
+// seams are what stores put between a key and a token, or a token and a key, where they make one name of both.
 var seams = []string{"", ":", "::", "/", "|", "-", "_", ".", ",", ";", "#", "@", "=", "&", "+", " ", "\t", "\n", "\x00", "\x1f", "\xff", "\"", "\\", "{", "}"}
 
 // twins returns pairs of a key and a token that are the same if they are joined.
@@ -110,7 +108,7 @@ func twins(s *scene) (pairs [][2]grant) {
 	return pairs
 }
 
-func keyAndTokenApart(s *scene) error {
+func keyAndTokenApart(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	for _, pair := range twins(s) {
@@ -119,11 +117,9 @@ func keyAndTokenApart(s *scene) error {
 	if can.wait {
 		waitsApart(s, a, b)
 	}
-	return s.result()
 }
 
-// leasesApart has one hold that looks like another if key and token are joined, and then
-// both.
+// leasesApart has one hold that looks like another if key and token are joined, and then both.
 func leasesApart(s *scene, a, b *client, can abilities, one, other grant) {
 	s.grant(a, one.key, one.token, long)
 	s.renew(b, other, long, false)
@@ -182,7 +178,7 @@ func waitsApart(s *scene, a, b *client) {
 }
 
 // tokenHoldsManyKeys has one token hold several keys, which it got from attempts or waits.
-func tokenHoldsManyKeys(s *scene) error {
+func tokenHoldsManyKeys(s *scene) {
 	a, b := s.clients2()
 	token := s.token("holder")
 	endApart(s, a, b, func(ttl time.Duration) grant { return s.grant(a, s.key(), token, ttl) })
@@ -191,7 +187,6 @@ func tokenHoldsManyKeys(s *scene) error {
 			return s.served(s.waitCtx(s.ctx, b, s.key(), token, ttl), "it was called, though nobody held the key")
 		})
 	}
-	return s.result()
 }
 
 // endApart has leases end in different ways.
@@ -214,19 +209,12 @@ func endApart(s *scene, a, b *client, take func(ttl time.Duration) grant) {
 	}
 }
 
-// many is more than what stores keep, or look at, at a time: 100, 128, 256, 1,000. Those
-// whose clock is moved by hand are imitations, and slow.
-func (h Harness) many() int {
-	if h.Advance != nil {
-		return 129
-	}
-	return 1001
-}
+// many is more than what stores keep, or look at, at a time: 100, 128, 256, 1,000.
+const many = 1001
 
-// manyLeases has a thousand other keys come and go while a few leases last, which were made
-// in every way, and are older than the TTL that their keys were first held for. The fences
-// of a key that nobody used in the meantime rise all the same.
-func manyLeases(s *scene) error {
+// manyLeases has a thousand other keys come and go while a few leases last, which were made in every way, and are older than
+// the TTL that their keys were first held for. The fences of a key that nobody used in the meantime rise all the same.
+func manyLeases(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	short := s.short()
@@ -236,18 +224,17 @@ func manyLeases(s *scene) error {
 	s.takeMany(200, time.Millisecond, a, b)
 	s.releaseMany(s.takeMany(200, long, a, b), a, b)
 	manyEnd(s, a, b, short)
-	others := s.takeMany(s.h.many(), long, a, b)
+	others := s.takeMany(many, long, a, b)
 	s.stillLast(a, b, leases, can)
 	s.releaseMany(others, a, b)
 	s.above(early, s.grant(b, early.key, s.token("late"), s.h.ttl()))
-	return s.result()
 }
 
 // manyEnd has a thousand leases end together. Each has ended for whoever asks first, the
 // one that was granted first and the one that was granted last.
 func manyEnd(s *scene, a, b *client, ttl time.Duration) {
 	for _, last := range []bool{false, true} {
-		ended := s.takeMany(s.h.many(), ttl, a, b)
+		ended := s.takeMany(many, ttl, a, b)
 		s.lapse(ttl)
 		if last {
 			slices.Reverse(ended)
@@ -268,13 +255,12 @@ func likeTokens() (pairs [][2]string) {
 	return pairs
 }
 
-func tokensCompareWhole(s *scene) error {
+func tokensCompareWhole(s *scene) {
 	c := s.client()
 	for _, like := range likeTokens() {
 		tokensApart(s, c, like[0], like[1])
 		tokensApart(s, c, like[1], like[0])
 	}
-	return s.result()
 }
 
 func tokensApart(s *scene, c *client, holder, other string) {

@@ -21,7 +21,14 @@ import (
 )
 
 func TestHangingCallIsNamed(t *testing.T) {
-	h := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &hanging{dlock.Forward{Locker: m}} })
+	h := harnessOf("near", around(func() hook {
+		return func(ctx context.Context, r request, l dlock.Forward) (any, error) {
+			if r.name == "Renew" {
+				select {}
+			}
+			return r.send(ctx, l)
+		}
+	}))
 	err := play(t, h, caseNamed(t, "RenewExtends"))
 	assert.ErrorContains(t, err, "did not end within")
 	assert.ErrorContains(t, err, "B.Renew(")
@@ -39,7 +46,6 @@ func TestSkipsNameTheReason(t *testing.T) {
 	full := harnessOf("near")
 	bare := Harness{New: full.New, Bubble: true, Unordered: true}
 	slow := harnessOf("near", func(m dlock.Locker) dlock.Locker { return plain{m} })
-	slow.Advance = time.Sleep
 	noFence := harnessOf("unfenced")
 	lying := harnessOf("near", func(m dlock.Locker) dlock.Locker { return dlock.Forward{Locker: plain{m}} })
 	for _, c := range []struct {
@@ -55,7 +61,6 @@ func TestSkipsNameTheReason(t *testing.T) {
 		{slow, "CancelledWait", "the Locker is no Acquirer"},
 		{slow, "BatchKeepsOrder", "the Locker is no BatchRenewer"},
 		{slow, "InspectTells", "the Locker is no Inspector"},
-		{slow, "History", "Harness.Advance is set"},
 		{lying, "WaitEndsOnExpiry", "Acquire answers errors.ErrUnsupported"},
 		{lying, "BatchKeepsOrder", "RenewBatch answers errors.ErrUnsupported"},
 		{lying, "InspectTells", "Inspect answers errors.ErrUnsupported"},
@@ -78,7 +83,7 @@ func TestSkipsOnPurpose(t *testing.T) {
 	case "bare":
 		Run(t, Harness{New: harnessOf("near").New, Bubble: true, Unordered: true})
 	case "slow":
-		late := harnessOf("near", func(m dlock.Locker) dlock.Locker { return &distant{dlock.Forward{Locker: m}, 20 * time.Millisecond} })
+		late := harnessOf("near", distant(20*time.Millisecond))
 		Run(t, Harness{New: late.New, TTL: 5 * time.Millisecond, Grace: time.Millisecond})
 	}
 }
@@ -107,8 +112,7 @@ func TestSkipsAreSummedUp(t *testing.T) {
 	assert.NotRegexp(t, `\w\.go:\d+`, output, "no file of the suite is to blame")
 }
 
-// Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict,
-// they fail.
+// Cases that are inconclusive each time are skipped, and counted in the end; if the caller is strict, they fail.
 func TestInconclusiveCases(t *testing.T) {
 	const tooSlow, cases = "the machine was too slow to tell, 5 times", "^(NotBefore|Expiry)$"
 	output, err := runOnPurpose("slow", cases, "")
@@ -133,11 +137,10 @@ func TestInconclusiveCases(t *testing.T) {
 }
 
 func TestSlowMachineIsNoViolation(t *testing.T) {
-	slow := testCase{name: "slow", check: func(s *scene) error {
+	slow := testCase{name: "slow", check: func(s *scene) {
 		g := s.grant(s.client(), s.key(), s.token("holder"), s.h.ttl())
 		s.lapse(s.h.ttl())
 		s.held(s.client(), g)
-		return s.result()
 	}}
 	h := harnessOf("near")
 	assert.ErrorContains(t, play(t, h, slow), "raise Harness.TTL", "in a bubble nothing can be slow")
@@ -154,7 +157,7 @@ func TestSlowMachineIsNoViolation(t *testing.T) {
 func TestTooLate(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		store := harnessOf("near").New(t)
-		c := dlock.New(&distant{dlock.Forward{Locker: store}, 475 * time.Millisecond}, dlock.WithTTL(time.Second))
+		c := dlock.New(distant(475*time.Millisecond)(store), dlock.WithTTL(time.Second))
 		_, err := c.Acquire(t.Context(), "k")
 		require.Error(t, err)
 		assert.True(t, tooLate(err), "%v", err)
@@ -163,41 +166,20 @@ func TestTooLate(t *testing.T) {
 	})
 }
 
-// A store whose clock stands still unless it is moved must pass as well.
-func TestSleepMovesTheStore(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		h := harnessOf("near")
-		s := newScene(t, Harness{New: h.New, Advance: func(time.Duration) {}}, 0)
-		before := s.now()
-		s.sleep(time.Hour)
-		assert.Equal(t, time.Hour, s.now().Sub(before), "now is not an upper bound of the store's time")
-
-		s = newScene(t, Harness{New: h.New, Advance: time.Sleep}, 0)
-		before = s.now()
-		s.sleep(time.Hour)
-		assert.Equal(t, time.Hour, s.now().Sub(before), "time that really passed is counted twice")
-	})
-}
-
-// With PerCase every case has a store of its own, also below a Forward, and cases run
-// together though the clocks of their stores are moved by hand.
+// With PerCase every case has a store of its own, also below a Forward, and cases run together.
 func TestEach(t *testing.T) {
-	h := Harness{PerCase: func(t *testing.T) Harness {
-		queue := harnessOf("near")
-		return Harness{New: queue.New, Advance: func(time.Duration) {}}
-	}}
+	h := Harness{PerCase: func(t *testing.T) Harness { return Harness{New: harnessOf("near").New} }}
 	for name, h := range map[string]Harness{"plain": h, "forwarded": h.forwarded()} {
 		t.Run(name, func(t *testing.T) {
 			var met sync.WaitGroup
 			met.Add(2)
-			meet := func(s *scene) error {
+			meet := func(s *scene) {
 				c := s.client()
 				_, wrapped := c.inner.Locker.(dlock.Forward)
 				assert.Equal(t, name == "forwarded", wrapped)
 				s.grant(c, "key", "token of "+s.t.Name(), long)
 				met.Done()
 				met.Wait()
-				return s.result()
 			}
 			pair := []testCase{{name: "one", check: meet}, {name: "two", check: meet}}
 			runAll(t, h, pair)
@@ -209,7 +191,7 @@ func TestEach(t *testing.T) {
 func TestRealTime(t *testing.T) {
 	real := harnessOf("near")
 	real.Bubble, real.TTL = false, 30*time.Millisecond
-	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry", "History", "GuardedCounter", "GuardedRegister"} {
+	for _, name := range []string{"Exclusion", "HeldIsUntouched", "Expiry", "RenewExtends", "SinceIsConservative", "CancelledWait", "WaitEndsOnExpiry", "History"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := play(t, real, caseNamed(t, name))
@@ -254,32 +236,23 @@ func TestBriefQuotes(t *testing.T) {
 	assert.Equal(t, "skipped: why", fmt.Sprint(skipError{"why"}))
 }
 
-func BenchmarkQueue(b *testing.B) { Bench(b, harnessOf("near")) }
-
-// A possessive client renews and releases only what it has acquired itself.
-type possessive struct {
-	dlock.Forward
-	mine sync.Map
-}
-
-func (p *possessive) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	p.mine.Store(token, true)
-	return p.Forward.TryAcquire(ctx, key, token, ttl)
-}
-
-func (p *possessive) Release(ctx context.Context, key, token string) (bool, error) {
-	if _, mine := p.mine.Load(token); !mine {
-		return false, nil
-	}
-	return p.Forward.Release(ctx, key, token)
-}
-
 // One cause of many failures has one hint.
 func TestHint(t *testing.T) {
 	right := museum.Right[0].Name
 	assert.Empty(t, harnessOf(right).hint(t))
-	own := func(l dlock.Locker) dlock.Locker { return &possessive{Forward: dlock.Forward{Locker: l}} }
-	assert.Contains(t, harnessOf(right, own).hint(t), "any client may renew or release it")
+	possessive := around(func() hook { // it releases only what it has acquired itself
+		var mine sync.Map
+		return func(ctx context.Context, r request, l dlock.Forward) (any, error) {
+			if r.name == "TryAcquire" {
+				mine.Store(r.token, true)
+			}
+			if _, own := mine.Load(r.token); !own && r.name == "Release" {
+				return false, nil
+			}
+			return r.send(ctx, l)
+		}
+	})
+	assert.Contains(t, harnessOf(right, possessive).hint(t), "any client may renew or release it")
 }
 
 // What is known is printed before go test ends the process.

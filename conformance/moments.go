@@ -18,29 +18,17 @@ func (s *scene) atMoments(f func(d time.Duration)) {
 	wg.Wait()
 }
 
-// whereTimePasses is atMoments for what needs the store's clock to run.
-func (s *scene) whereTimePasses(f func(time.Duration)) {
-	if s.h.Advance == nil {
-		s.atMoments(f)
-	}
-}
-
-// eachWay calls f with both orders of two clients, since one may be nearer to the
-// store.
+// eachWay calls f with both orders of two clients, since one may be nearer to the store.
 func (s *scene) eachWay(a, b *client, f func(s *scene, a, b *client)) {
 	f(s, a, b)
 	f(s, b, a)
 }
 
-// atOnce calls all functions at the same time, or, where the store's clock is moved by
-// hand, one after the other.
+// atOnce calls all functions at the same time.
 func (s *scene) atOnce(fs ...func()) {
 	var wg sync.WaitGroup
 	for _, f := range fs {
 		wg.Go(f)
-		if s.h.Advance != nil {
-			wg.Wait()
-		}
 	}
 	wg.Wait()
 }
@@ -66,8 +54,7 @@ func (s *scene) roundTrip(c *client) time.Duration {
 	return time.Since(start)
 }
 
-// giveUp makes an attempt that is cancelled after d, so that its outcome may be
-// unknown.
+// giveUp makes an attempt that is cancelled after d, so that its outcome may be unknown.
 func (s *scene) giveUp(c *client, key string, ttl, d time.Duration) grant {
 	g := grant{key: key, token: s.token("given-up")}
 	s.uses(g.key, g.token)
@@ -91,7 +78,7 @@ func (s *scene) overtake(next *client, g grant, early time.Duration, call func()
 	}()
 	time.Sleep(time.Until(end.Add(-time.Millisecond)))
 	late := end.Add(s.h.grace() + s.h.patience())
-	for called := false; !n.Acquired && !s.over() && !(called && kept); {
+	for called := false; !n.Acquired && !(called && kept); {
 		if time.Now().After(late) {
 			s.fail("%s has not become free %v after the lease of %s ended", brief(g.key), s.h.patience(), brief(g.token))
 		}
@@ -106,15 +93,13 @@ func (s *scene) overtake(next *client, g grant, early time.Duration, call func()
 	return kept, n
 }
 
-// takeovers is how many takeovers a case crosses with calls of the former holder. Where a
-// store is near, its GET and its DEL are a tenth of a millisecond apart, and one takeover
-// in twenty falls between them.
+// takeovers is how many takeovers a case crosses with calls of the former holder. Where a store is near, its GET and its DEL
+// are a tenth of a millisecond apart, and one takeover in twenty falls between them.
 const takeovers = 200
 
-// crossTakeovers calls f again and again, with either of two clients as the holder, on
-// several keys at the same time. A store that is far away is spared most of it. Calls that f
-// makes together are to be spread over a time: none, where that of the machine is enough,
-// or a few round trips.
+// crossTakeovers calls f again and again, with either of two clients as the holder, on several keys at the same time. A
+// store that is far away is spared most of it. Calls that f makes together are to be spread over a time: none, where that of
+// the machine is enough, or a few round trips.
 func (s *scene) crossTakeovers(f func(next, holder *client, spread time.Duration)) {
 	const together = 4
 	a, b := s.clients2()
@@ -127,7 +112,7 @@ func (s *scene) crossTakeovers(f func(next, holder *client, spread time.Duration
 			next, holder = b, a
 		}
 		all.Go(func() {
-			for n := s.h.rounds(takeovers) / together; n > 0 && !s.over() && time.Now().Before(end); n-- {
+			for n := s.h.rounds(takeovers) / together; n > 0 && time.Now().Before(end); n-- {
 				f(next, holder, time.Duration(n%2)*2*trip)
 			}
 		})
@@ -164,8 +149,8 @@ func (s *scene) takeUnless(taken *atomic.Bool, c *client, key string, ttl time.D
 	g := grant{key: key, token: s.token("next")}
 	s.uses(g.key, g.token)
 	var pause growing
-	for end := s.now().Add(s.h.patience()); !taken.Load() && !s.over(); pause.sleep() {
-		g.start = s.now()
+	for end := time.Now().Add(s.h.patience()); !taken.Load(); s.sleep(pause.next()) {
+		g.start = time.Now()
 		var err error
 		g.Attempt, err = c.TryAcquire(s.ctx, key, g.token, ttl)
 		s.noError(err, "TryAcquire", key)
@@ -174,35 +159,31 @@ func (s *scene) takeUnless(taken *atomic.Bool, c *client, key string, ttl time.D
 			s.certain(key, g.start.Add(ttl), true)
 			return g
 		}
-		if s.now().After(end) {
+		if time.Now().After(end) {
 			s.fail("%s has not become free %v after its holder released it", brief(key), s.h.patience())
 		}
 	}
 	return g
 }
 
-// A growing pause is short at first, so that calls cross, and long for a store that is never
-// done.
+// A growing pause is short at first, so that calls cross, and long for a store that is never done.
 type growing time.Duration
 
-func (g *growing) sleep() {
-	time.Sleep(10*time.Microsecond + time.Duration(*g))
-	*g = min(*g+*g/8+1000, growing(20*time.Millisecond))
+func (g *growing) next() time.Duration {
+	defer func() { *g = min(*g+*g/8+1000, growing(20*time.Millisecond)) }()
+	return 10*time.Microsecond + time.Duration(*g)
 }
 
 // staleRelease returns a release of g, which may be over when it is made.
 func (s *scene) staleRelease(c *client, g grant) func() {
-	return func() {
-		_, err := c.Release(s.ctx, g.key, g.token)
-		s.noError(err, "Release", g.key)
-	}
+	return func() { s.noError(errOf(c.Release(s.ctx, g.key, g.token)), "Release", g.key) }
 }
 
 // staleRenewals returns renewals of g, one after the other until it is over.
 func (s *scene) staleRenewals(c *client, g grant) func() {
 	return func() {
 		var pause growing
-		for held := true; held && !s.over(); pause.sleep() {
+		for held := true; held; s.sleep(pause.next()) {
 			var err error
 			held, err = c.Renew(s.ctx, g.key, g.token, long)
 			s.noError(err, "Renew", g.key)
@@ -212,7 +193,7 @@ func (s *scene) staleRenewals(c *client, g grant) func() {
 
 // takeSoon takes a key that becomes free soon.
 func (s *scene) takeSoon(c *client, key string) (g grant) {
-	for end := s.now().Add(s.h.patience()); !s.over() && s.now().Before(end); s.sleep(time.Millisecond) {
+	for end := time.Now().Add(s.h.patience()); time.Now().Before(end); s.sleep(time.Millisecond) {
 		if g = s.takeFenced(c, key, "next"); g.Acquired {
 			break
 		}
@@ -231,9 +212,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // freeAfter checks that a key can be taken by another, and gives it back.
 func (s *scene) freeAfter(c *client, key, why string) {
-	if s.over() {
-		return
-	}
+	s.goOn()
 	g := grant{key: key, token: s.token("next")}
 	s.uses(g.key, g.token)
 	a, err := c.TryAcquire(s.ctx, g.key, g.token, long)

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -80,7 +79,7 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 		caught, why string
 	}
 	var flaws []flaw
-	for _, e := range exhibits() {
+	for _, e := range museum.Broken {
 		for _, name := range slices.Sorted(maps.Keys(e.Network)) {
 			flaws = append(flaws, flaw{e, name, e.Network[name]})
 		}
@@ -105,61 +104,7 @@ func TestNetworkFlawsAreCaught(t *testing.T) {
 	}
 }
 
-// What asks three addresses must not be disturbed by the network of one. A lock that depends on the
-// first is.
-func TestMinorityOfNetworks(t *testing.T) {
-	redistest.Real(t)
-	majority := func(t *testing.T, nodes []dlock.Locker) dlock.Locker {
-		l := redlock.New(nodes, redlock.WithoutGuard())
-		t.Cleanup(func() { l.Close() })
-		return l
-	}
-	first := func(_ *testing.T, nodes []dlock.Locker) dlock.Locker { return nodes[0] }
-	names := []string{"UnreachableStore", "BlackHole", "LostReplyOverNetwork"}
-	for i, err := range playAll(2*len(names), func(i int) error {
-		h := onThree(t, majority)
-		if i >= len(names) {
-			h = onThree(t, first)
-			h.patient = 2 * time.Second
-		}
-		return play(t, h, caseNamed(t, names[i%len(names)]))
-	}) {
-		if i < len(names) {
-			assert.NoError(t, err, names[i])
-		} else {
-			assert.Error(t, err, names[i%len(names)])
-			assert.False(t, isSkip(err), "%v", err)
-		}
-	}
-}
-
-// onThree is the harness of a store on three servers.
-func onThree(t *testing.T, of func(*testing.T, []dlock.Locker) dlock.Locker) Harness {
-	h := Harness{Unordered: true}
-	var stores []Harness
-	for range 3 {
-		store := networkHarness(t, museum.Exhibit{})
-		stores, h.Addrs = append(stores, store), append(h.Addrs, store.Addr)
-	}
-	h.New = func(t *testing.T) dlock.Locker {
-		var nodes []dlock.Locker
-		for _, store := range stores {
-			nodes = append(nodes, store.New(t))
-		}
-		return of(t, nodes)
-	}
-	h.DialAll = func(t *testing.T, addrs []string) dlock.Locker {
-		var nodes []dlock.Locker
-		for i, addr := range addrs {
-			nodes = append(nodes, stores[i].Dial(t, addr))
-		}
-		return of(t, nodes)
-	}
-	return h
-}
-
-// A store whose requests hide key and token, behind TLS for instance, is no failure;
-// what can be checked without them is.
+// A store whose requests hide key and token, behind TLS for instance, is no failure; what can be checked without them is.
 func TestHiddenTraffic(t *testing.T) {
 	sealed := func(e museum.Exhibit) Harness {
 		h := networkHarness(t, e)

@@ -29,13 +29,9 @@ const (
 	dataLost   = "the data was lost"
 )
 
-func randomHistory(s *scene) error {
-	return playHistory(s, func(r *randomRun, workers []*worker) { r.work(workers) })
-}
-
 // historyAcrossDataLoss has the store lose everything now and then.
-func historyAcrossDataLoss(s *scene) error {
-	return playHistory(s, func(r *randomRun, workers []*worker) {
+func historyAcrossDataLoss(s *scene) {
+	playHistory(s, func(r *randomRun, workers []*worker) {
 		r.want[dataLost] = s.amount(4)
 		done := make(chan struct{})
 		var wiping sync.WaitGroup
@@ -47,7 +43,7 @@ func historyAcrossDataLoss(s *scene) error {
 }
 
 // playHistory has play let workers work, and judges what they did.
-func playHistory(s *scene, play func(*randomRun, []*worker)) error {
+func playHistory(s *scene, play func(*randomRun, []*worker)) {
 	r := newRandomRun(s, historyRounds)
 	r.want = map[string]int{foundHeld: s.amount(24), handedOver: s.amount(12), waitEnded: s.amount(4), leaseLost: s.amount(4)}
 	keys := []string{s.key(), s.key()}
@@ -57,11 +53,11 @@ func playHistory(s *scene, play func(*randomRun, []*worker)) error {
 	}
 	play(r, workers)
 	h := r.recorder.History()
-	v, unchecked := history.Model{FenceStep: numbers, Late: r.late, Contenders: s.h.DialAll != nil}.Check(h)
+	v, unchecked := history.Model{FenceStep: numbers, Late: r.late, Contenders: s.h.Unordered && !s.h.Bubble}.Check(h)
 	if unchecked != nil {
 		s.t.Log(unchecked)
 	}
-	return r.verdict(h, []*history.Violation{v}, r.seen.audit())
+	s.decide(func(former error) error { return r.verdict(h, v, former) })
 }
 
 func (r *randomRun) work(workers []*worker) {
@@ -81,11 +77,9 @@ func (r *randomRun) wipe(done <-chan struct{}) {
 			pause.Stop()
 			return
 		case <-pause.C:
-			if r.s.over() {
-				return // nothing is wiped any more
-			}
+			r.s.goOn() // else nothing is wiped any more
 			r.recorder.Wipe(r.s.wipe)
-			r.seen.add(dataLost)
+			r.saw(dataLost)
 		}
 	}
 }
@@ -107,41 +101,42 @@ type worker struct {
 	keys   []string
 	plan   *plan
 	store  *history.Locker
-	kept   *dlock.Client // renews its leases
-	left   *dlock.Client // does not
-	net    *fleet        // nil if its connection does not fail
-	faulty bool          // errors are to be expected
+	kept   *dlock.Client     // renews its leases
+	left   *dlock.Client     // does not
+	net    *faultproxy.Proxy // nil if its connection does not fail
+	faulty bool              // errors are to be expected
 	cuts   sync.WaitGroup
 }
 
-// worker returns one more worker. If the harness allows for it, the connection of every
-// second worker fails now and then.
+// worker returns one more worker. If the harness allows for it, the connection of every second worker fails now and then.
 func (r *randomRun) worker(id int, keys []string) *worker {
-	w := &worker{randomRun: r, name: clientName(id), keys: keys, plan: newPlan(r.seed, id, r.ttl)}
+	w := &worker{randomRun: r, name: fmt.Sprint("client ", id), keys: keys, plan: newPlan(r.seed, id, r.ttl)}
 	var l *client
-	if id%2 == 1 && needsVia(r.s.h) == "" {
+	if id%2 == 1 && needsNetwork(r.s.h) == "" {
 		var err error
-		if l, w.net, err = r.s.fleet(len(r.s.h.addrs())); err != nil {
+		if w.net, err = faultproxy.New(r.s.h.Addr); err == nil {
+			l = r.s.clientOf(r.s.h.Dial(r.s.t, w.net.Addr()), "Harness.Dial")
+		} else {
 			r.s.fail("%w", err)
 		}
 		w.faulty, r.want[connFailed] = true, r.s.amount(2)
 	}
-	if w.net == nil {
+	if l == nil {
 		l = r.s.client()
 	}
-	w.kept, w.store = r.client(w.name, l, dlock.WithObserver(r.seen.observer()))
+	w.store = r.recorder.Locker(w.name, l)
+	backoff := dlock.WithBackoff(func(int) time.Duration { return max(5*time.Millisecond, r.ttl/40) })
+	w.kept = dlock.New(w.store, dlock.WithTTL(r.ttl), backoff)
 	w.left = w.kept.With(dlock.WithRenewal(false))
 	return w
 }
-
-func clientName(id int) string { return fmt.Sprint("client ", id) }
 
 func (w *worker) run() {
 	if w.net != nil {
 		defer w.net.Close()
 	}
 	defer w.cuts.Wait()
-	defer w.close()
+	defer w.kept.Close()
 	for n := 0; w.goesOn(n); n++ {
 		s := w.plan.next()
 		w.store.Stall(s.stall)
@@ -150,14 +145,6 @@ func (w *worker) run() {
 		}
 		s.task(w, s)
 		time.Sleep(s.rest)
-	}
-}
-
-// close also waits until all events have been told.
-func (w *worker) close() {
-	_ = w.kept.Close()
-	if missed := w.kept.Stats().EventsDropped; missed > 0 {
-		w.s.fail("%s: its Observers missed %d events", w.name, missed)
 	}
 }
 
@@ -170,7 +157,7 @@ func (w *worker) fail(s step) {
 		w.net.Cut()
 		_ = w.net.Heal() // can only fail where connections were refused
 	})
-	w.seen.add(connFailed)
+	w.saw(connFailed)
 }
 
 // A workerLease is a lease of a worker, and what is recorded of it.
@@ -185,29 +172,26 @@ func (w *worker) acquire(s step, c *dlock.Client, patience time.Duration) *worke
 	defer cancel()
 	key, asked := w.keys[s.key], w.recorder.Now()
 	lease, err := c.TryAcquire(ctx, key)
-	w.seen.called(err)
 	held := errors.Is(err, dlock.ErrHeld)
 	if held {
-		w.seen.add(foundHeld)
+		w.saw(foundHeld)
 		asked = w.recorder.Now()
 		lease, err = c.Acquire(ctx, key)
-		w.seen.called(err)
 	}
 	if err != nil {
-		w.seen.add(waitEnded)
+		w.saw(waitEnded)
 		if !w.faulty && !errors.Is(err, dlock.ErrHeld) && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && !tooLate(err) {
 			w.s.fail("Client.Acquire(%s) = %w; want a lease, or an error of its ctx", brief(key), err)
 		}
 		return nil
 	}
 	if held {
-		w.seen.add(handedOver)
+		w.saw(handedOver)
 	}
 	return &workerLease{lease, w.recorder.Hold(w.name, lease, asked)}
 }
 
-// tooLate says of an error of a Client that a grant was found too late to be of use: the
-// machine was too slow for the TTL.
+// tooLate says of an error of a Client that a grant was found too late to be of use: the machine was too slow for the TTL.
 func tooLate(err error) bool {
 	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took too much of the TTL")
 }
@@ -223,9 +207,7 @@ func (w *worker) release(s step, l *workerLease) {
 	time.Sleep(s.hold)
 	deadline := l.Deadline()
 	w.recorder.End(l.hold, l.Lease)
-	err := l.Release()
-	w.seen.addLost(leases, err)
-	w.lost(l, deadline, err)
+	w.lost(l, deadline, l.Release())
 }
 
 // lost notes a lease that the store does not know.
@@ -233,7 +215,7 @@ func (w *worker) lost(l *workerLease, deadline time.Time, err error) {
 	if !errors.Is(err, dlock.ErrLost) {
 		return
 	}
-	w.seen.add(leaseLost)
+	w.saw(leaseLost)
 	if now := w.recorder.Now(); now < w.recorder.At(deadline) {
 		l.hold.Lost = now
 	}
@@ -264,21 +246,20 @@ func (w *worker) die(s step) {
 	}
 	time.Sleep(time.Until(l.Deadline()) + s.hold)
 	w.recorder.End(l.hold, l.Lease)
-	w.seen.add(leaseLost)
+	w.saw(leaseLost)
 	_, _ = w.store.Renew(w.s.ctx, l.Key(), l.Token(), w.ttl) // too late: the recorder has the answers
 	_, _ = w.store.Release(w.s.ctx, l.Key(), l.Token())
-	w.seen.addLost(leases, l.Release())
+	_ = l.Release()
 }
 
 // vanish takes the key, without a Client, and leaves it to its TTL.
 func (w *worker) vanish(s step) {
-	if h := w.seize(s); h != nil {
-		w.seen.add(leaseLost)
+	if w.seize(s) != nil {
+		w.saw(leaseLost)
 	}
 }
 
-// repeat takes the key and gives it back, without a Client, each call twice, like a client whose
-// replies are lost.
+// repeat takes the key and gives it back, without a Client, each call twice, like a client whose replies are lost.
 func (w *worker) repeat(s step) {
 	h := w.seize(s)
 	if h == nil {
@@ -300,8 +281,7 @@ func (w *worker) repeat(s step) {
 	}
 }
 
-// seize takes the key with attempts of a new token, and records what is certain
-// of that if the holder does nothing more.
+// seize takes the key with attempts of a new token, and records what is certain of that if the holder does nothing more.
 func (w *worker) seize(s step) *history.Hold {
 	h := &history.Hold{Client: w.name, Key: w.keys[s.key], Token: w.s.token("raw")}
 	w.s.uses(h.Key, h.Token)
@@ -317,13 +297,10 @@ func (w *worker) seize(s step) *history.Hold {
 			w.recorder.Held(h)
 			return h
 		}
-		w.seen.add(foundHeld)
+		w.saw(foundHeld)
 	}
 	return nil
 }
-
-// look inspects: the recorder has the answer.
-func (w *worker) look(s step) { _, _ = w.store.Inspect(w.s.ctx, w.keys[s.key]) }
 
 // A task is what a worker does in one step.
 type task func(*worker, step)
@@ -340,11 +317,10 @@ var tasks = []struct {
 	{10, (*worker).die},
 	{6, (*worker).vanish},
 	{10, (*worker).repeat},
-	{6, (*worker).look},
+	{6, func(w *worker, s step) { _, _ = w.store.Inspect(w.s.ctx, w.keys[s.key]) }}, // the recorder has the answer
 }
 
-// A step is what one worker does next. It does not depend on what happened before, so
-// a seed always leads to the same steps.
+// A step is what one worker does next. It does not depend on what happened before, so a seed always leads to the same steps.
 type step struct {
 	task  task
 	key   int           // index of a key

@@ -20,14 +20,13 @@ type modelScript struct {
 
 // A modelStep is one call, or a time to wait.
 type modelStep struct {
-	action   modelAction
+	action   string         // a method, or a time to wait
 	by       int            // the client
 	requests []modelRequest // one, or any number in a batch
 	ended    bool           // the call is made with a ctx that has ended
 }
 
-// A modelRequest is what a call is about: indices of the keys of the script, modelTokens, and
-// modelTTLs.
+// A modelRequest is what a call is about: indices of the keys of the script, modelTokens, and modelTTLs.
 type modelRequest struct{ key, token, ttl int }
 
 var modelTokens = []string{"user-1", "user-10", "USER-1", "user-1\x00"}
@@ -36,19 +35,14 @@ func (h Harness) modelTTLs() []time.Duration {
 	return []time.Duration{h.ttl(), (h.ttl() * 3 / 2).Truncate(time.Millisecond), 3 * h.ttl(), long}
 }
 
-type modelAction int
-
 const (
-	stepTry modelAction = iota
-	stepRelease
-	stepRenew
-	stepInspect
-	stepAcquire
-	stepSleep // for a part of the TTL
-	stepLapse // until the lease is over
-	stepBatch
-	stepSet // of different keys
+	sleeps = "for a part of the TTL"
+	lapses = "until the lease is over"
 )
+
+// modelActions are in the order in which package rapid takes them for simpler, and then there are more of some.
+var modelActions = []string{"TryAcquire", "Release", "Renew", "Inspect", "Acquire", sleeps, lapses, "RenewBatch", "TryAcquireSet",
+	"TryAcquire", "TryAcquire", "TryAcquire", "TryAcquire", "Renew", "Inspect", lapses, "RenewBatch"}
 
 // drawScript draws what package rapid makes shorter when it fails, and simpler: what comes
 // first in its lists is the simplest.
@@ -60,13 +54,12 @@ func drawScript(t *rapid.T) modelScript {
 }
 
 func drawStep(t *rapid.T) modelStep {
-	s := modelStep{action: rapid.SampledFrom([]modelAction{stepTry, stepRelease, stepRenew, stepInspect, stepAcquire, stepSleep, stepLapse, stepBatch, stepSet,
-		stepTry, stepTry, stepTry, stepTry, stepRenew, stepInspect, stepLapse, stepBatch}).Draw(t, "action")}
+	s := modelStep{action: rapid.SampledFrom(modelActions).Draw(t, "action")}
 	least, most := 1, 1
 	switch s.action {
-	case stepBatch:
+	case "RenewBatch":
 		least, most = 0, 4
-	case stepSet:
+	case "TryAcquireSet":
 		least, most = 1, 3
 	}
 	s.by = rapid.IntRange(0, 2).Draw(t, "client")
@@ -88,29 +81,24 @@ type comparison struct {
 	*scene
 	clients []*client
 	keys    []string
-	name    string       // begins its tokens: others use the same clients at the same time, and a token waits for one key at a time
-	spent   map[use]bool // the tokens that have waited for a key: whether they were released since
+	name    string        // begins its tokens: others use the same clients at the same time, and a token waits for one key at a time
+	spent   map[hold]bool // the tokens that have waited for a key: whether they were released since
 	models  map[string]*model
 	ttls    []time.Duration
-	slept   time.Duration // where the store's clock is moved by hand
-	callCtx context.Context
 }
 
-type use struct{ key, token string }
-
-func compare(s *scene, scripts []modelScript) error {
+func compare(s *scene, scripts []modelScript) {
 	c := &comparison{scene: s, clients: []*client{s.client(), s.client(), s.client()}, name: rand.Text()[:6] + "-",
-		spent: make(map[use]bool), models: make(map[string]*model), ttls: s.h.modelTTLs()}
-	end := c.now().Add(s.h.sequenceTime())
+		spent: make(map[hold]bool), models: make(map[string]*model), ttls: s.h.modelTTLs()}
+	end := time.Now().Add(s.h.sequenceTime())
 	for _, script := range scripts {
 		c.keys = differentKeys(s.key())[script.keys:][:3]
 		for _, step := range script.steps {
-			if !c.over() && c.now().Before(end) {
+			if time.Now().Before(end) {
 				c.take(step)
 			}
 		}
 	}
-	return c.result()
 }
 
 // sequenceTime is after how much time a sequence is cut off.
@@ -127,38 +115,35 @@ func (c *comparison) take(s modelStep) {
 	if s.ended {
 		cancel(errCause)
 	}
-	c.callCtx = ctx
-	by := c.clients[s.by]
-	switch s.action {
-	case stepBatch:
-		c.renewMany(by, s.requests)
-		return
-	case stepSet:
-		c.trySet(by, s.requests)
-		return
+	r := request{name: s.action}
+	for _, a := range s.requests {
+		e := c.renewal(a)
+		r.key, r.token, r.ttl = e.Key, e.Token, e.TTL
+		r.batch = append(r.batch, e)
+		if !slices.ContainsFunc(r.set, func(other dlock.Acquisition) bool { return other.Key == e.Key }) {
+			r.set = append(r.set, dlock.Acquisition(e))
+		}
 	}
-	request := s.requests[0]
-	switch r := c.renewal(request); s.action {
-	case stepTry:
-		c.try(by, r)
-	case stepRelease:
-		c.release(by, r)
-	case stepRenew:
-		c.renew(by, r)
-	case stepInspect:
-		c.inspect(by, r.Key)
-	case stepAcquire:
-		c.acquire(by, r)
-	case stepSleep:
-		c.pause(c.h.ttl() / time.Duration(1+request.ttl))
-	case stepLapse:
-		c.lapse(r.Key)
+	if s.action == renewBatch.name || s.action == acquireSet.name {
+		r.key, r.token = "", "" // it is about several
+	}
+	switch by := c.clients[s.by]; s.action {
+	case sleeps:
+		c.pause(c.h.ttl() / time.Duration(1+s.requests[0].ttl))
+	case lapses: // unless that takes too long
+		if remaining := time.Until(c.model(r.key).most); remaining < 5*c.h.ttl()+c.h.grace() {
+			c.pause(remaining)
+		}
+	case "Acquire":
+		c.acquire(ctx, by, r)
+	default:
+		c.compare(ctx, by, r, "")
 	}
 }
 
 func (c *comparison) renewal(a modelRequest) dlock.Renewal {
 	r := dlock.Renewal{Key: c.keys[a.key], Token: c.name + modelTokens[a.token], TTL: c.ttls[a.ttl]}
-	for c.spent[use{r.Key, r.Token}] {
+	for c.spent[hold{r.Key, r.Token}] {
 		r.Token = "next-" + r.Token
 	}
 	c.uses(r.Key, r.Token)
@@ -172,164 +157,93 @@ func (c *comparison) model(key string) *model {
 	return c.models[key]
 }
 
-// slow is a clock that the store's is not behind.
-func (c *comparison) slow() time.Time {
-	if c.h.Advance == nil {
-		return time.Now()
-	}
-	return time.Time{}.Add(c.slept)
+// call makes a call, and returns when it took effect.
+func (c *comparison) call(ctx context.Context, by *client, r request) (answer any, s span, err error) {
+	s.start = time.Now()
+	answer, err = by.hook(ctx, r)
+	s.end = time.Now()
+	return answer, s, err
 }
 
-// call returns when f took effect.
-func (c *comparison) call(f func()) (s span) {
-	s.fast.start, s.slow.start = c.now(), c.slow()
-	f()
-	s.fast.end, s.slow.end = c.now(), c.slow()
-	return s
+// compare makes a call, and checks its answer. A release may end a wait.
+func (c *comparison) compare(ctx context.Context, by *client, r request, after string) {
+	of := hold{r.key, r.token}
+	if _, waited := c.spent[of]; waited && r.name == "Release" {
+		c.spent[of] = true
+	}
+	answer, when, err := c.call(ctx, by, r)
+	c.check(ctx, by, r, answer, when, err, after)
 }
 
-// check fails the case if the call that is named has returned an error, or has not though its
-// ctx had ended, or if the model does not like the answer.
-func (c *comparison) check(err error, agrees func() error, format string, args ...any) {
-	call := fmt.Sprintf(format, args...)
-	if ended := c.callCtx.Err(); ended != nil {
-		if !isEndOf(c.callCtx, err) {
-			c.fail("%s = %v; its ctx has ended: want %w, and not the cause of that", call, err, ended)
-		}
-		return
-	}
-	if err != nil {
+// check fails the case if a call has returned an error, or has not though its ctx had ended, or if the model does not
+// like the answer.
+func (c *comparison) check(ctx context.Context, by *client, r request, answer any, when span, err error, after string) {
+	call := fmt.Sprintf("%s.%v%s", by.name, r, after)
+	switch ended := ctx.Err(); {
+	case isOptional(r.name) && !supported(err):
+	case ended != nil && !isEndOf(ctx, err):
+		c.fail("%s = %v; its ctx has ended: want %w, and not the cause of that", call, err, ended)
+	case ended != nil:
+	case err != nil:
 		c.fail("%s = %w", call, err)
+	default:
+		if err := c.agrees(r, answer, when, after != ""); err != nil {
+			c.fail("%s: %w", call, err)
+		}
+	}
+}
+
+// acquire waits for a key that is held for a short time only, and then gives up, and does what is owed after a wait
+// that has ended without a grant.
+func (c *comparison) acquire(ctx context.Context, by *client, r request) {
+	m, short := c.model(r.key), ctx
+	wait := r.token != m.holder && m.state(span{time.Now(), time.Now()}) != isFree
+	if wait {
+		var cancel context.CancelFunc
+		short, cancel = context.WithTimeout(ctx, c.h.ttl()/4)
+		defer cancel()
+	}
+	c.spent[hold{r.key, r.token}] = false
+	answer, when, err := c.call(short, by, r)
+	if supported(err) && wait && err != nil && ctx.Err() == nil {
+		r.name = "Release"
+		c.compare(ctx, by, r, " after a wait")
 		return
 	}
-	if err := agrees(); err != nil {
-		c.fail("%s: %w", call, err)
-	}
+	c.check(ctx, by, r, answer, when, err, "")
 }
 
-func (c *comparison) try(by *client, r dlock.Renewal) {
-	var a dlock.Attempt
-	var err error
-	when := c.call(func() { a, err = by.TryAcquire(c.callCtx, r.Key, r.Token, r.TTL) })
-	agrees := func() error { return c.model(r.Key).tryAcquire(when, r.Token, r.TTL, a) }
-	c.check(err, agrees, "%s.TryAcquire(%s)", by.name, showRenewal(r))
-}
-
-// acquire waits for a key that is held for a short time only, and then gives up.
-func (c *comparison) acquire(by *client, r dlock.Renewal) {
-	m := c.model(r.Key)
-	ctx := c.callCtx
-	wait := r.Token != m.holder && m.state(c.call(func() {})) != isFree
-	if wait {
-		short, cancel := context.WithTimeout(ctx, c.h.ttl()/4)
-		defer cancel()
-		ctx = short
-	}
-	var a dlock.Attempt
-	var err error
-	c.spent[use{r.Key, r.Token}] = false
-	when := c.call(func() { a, err = by.Acquire(ctx, r.Key, r.Token, r.TTL) })
-	switch {
-	case !supported(err):
-	case wait && err != nil && c.callCtx.Err() == nil:
-		c.giveUp(by, r)
-	default:
-		agrees := func() error { return m.tryAcquire(when, r.Token, r.TTL, a) }
-		c.check(err, agrees, "%s.Acquire(%s)", by.name, showRenewal(r))
-	}
-}
-
-// giveUp does what is owed after a wait that has ended without a grant. There may have been
-// one if the lease of the holder has run out by the end of the release.
-func (c *comparison) giveUp(by *client, r dlock.Renewal) {
-	var held bool
-	var err error
-	when := c.end(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) }, r)
-	agrees := func() error {
-		if m := c.model(r.Key); held && m.state(when) == isHeld {
+// agrees says what the model does not like of an answer. The release after a wait may find a grant, if the lease of the
+// holder has run out by its end.
+func (c *comparison) agrees(r request, answer any, when span, waited bool) error {
+	m := c.model(r.key)
+	switch answer := answer.(type) {
+	case dlock.Attempt:
+		return m.tryAcquire(when, r.token, r.ttl, answer)
+	case dlock.Hold:
+		return m.inspect(when, answer)
+	case bool:
+		switch {
+		case r.name == "Renew":
+			return m.renew(when, r.token, r.ttl, answer)
+		case !waited:
+			return m.release(when, r.token, answer)
+		case answer && m.state(when) == isHeld:
 			return m.disagree(when, "held = true")
 		}
 		return nil
-	}
-	c.check(err, agrees, "%s.Release(%s, %s) after a wait", by.name, brief(r.Key), brief(r.Token))
-}
-
-// end is call for a release.
-func (c *comparison) end(release func(), r dlock.Renewal) span {
-	of := use{r.Key, r.Token}
-	if _, waited := c.spent[of]; waited {
-		c.spent[of] = true
-	}
-	return c.call(release)
-}
-
-func (c *comparison) release(by *client, r dlock.Renewal) {
-	var held bool
-	var err error
-	when := c.end(func() { held, err = by.Release(c.callCtx, r.Key, r.Token) }, r)
-	agrees := func() error { return c.model(r.Key).release(when, r.Token, held) }
-	c.check(err, agrees, "%s.Release(%s, %s)", by.name, brief(r.Key), brief(r.Token))
-}
-
-func (c *comparison) renew(by *client, r dlock.Renewal) {
-	var held bool
-	var err error
-	when := c.call(func() { held, err = by.Renew(c.callCtx, r.Key, r.Token, r.TTL) })
-	agrees := func() error { return c.model(r.Key).renew(when, r.Token, r.TTL, held) }
-	c.check(err, agrees, "%s.Renew(%s)", by.name, showRenewal(r))
-}
-
-func (c *comparison) inspect(by *client, key string) {
-	var h dlock.Hold
-	var err error
-	when := c.call(func() { h, err = by.Inspect(c.callCtx, key) })
-	if supported(err) {
-		c.check(err, func() error { return c.model(key).inspect(when, h) }, "%s.Inspect(%s)", by.name, brief(key))
-	}
-}
-
-func (c *comparison) renewMany(by *client, requests []modelRequest) {
-	batch := make([]dlock.Renewal, len(requests))
-	for i, a := range requests {
-		batch[i] = c.renewal(a)
-	}
-	var results []dlock.RenewResult
-	var err error
-	when := c.call(func() { results, err = by.RenewBatch(c.callCtx, batch) })
-	if supported(err) {
-		agrees := func() error { return c.renewed(batch, results, when) }
-		c.check(err, agrees, "%s.RenewBatch(%s)", by.name, showBatch(batch))
-	}
-}
-
-// renewed checks the results of a batch.
-func (c *comparison) renewed(batch []dlock.Renewal, results []dlock.RenewResult, when span) error {
-	if len(results) != len(batch) {
-		return fmt.Errorf("%d results; want %d", len(results), len(batch))
-	}
-	for i, r := range results {
-		b := batch[i]
-		if err := cmp.Or(r.Err, c.model(b.Key).renew(when, b.Token, b.TTL, r.Held)); err != nil {
-			return fmt.Errorf("result %d: %w", i, err)
+	case []dlock.RenewResult:
+		if len(answer) != len(r.batch) {
+			return fmt.Errorf("%d results; want %d", len(answer), len(r.batch))
 		}
-	}
-	return nil
-}
-
-func (c *comparison) trySet(by *client, requests []modelRequest) {
-	var set []dlock.Acquisition
-	for _, a := range requests {
-		r := dlock.Acquisition(c.renewal(a))
-		if !slices.ContainsFunc(set, func(other dlock.Acquisition) bool { return other.Key == r.Key }) {
-			set = append(set, r)
+		for i, b := range r.batch {
+			if err := cmp.Or(answer[i].Err, c.model(b.Key).renew(when, b.Token, b.TTL, answer[i].Held)); err != nil {
+				return fmt.Errorf("result %d: %w", i, err)
+			}
 		}
+		return nil
 	}
-	var attempts []dlock.Attempt
-	var err error
-	when := c.call(func() { attempts, err = by.TryAcquireSet(c.callCtx, set) })
-	if supported(err) {
-		c.check(err, func() error { return c.tried(set, attempts, when) }, "%s.TryAcquireSet(%s)", by.name, show(set))
-	}
+	return c.tried(r.set, answer.([]dlock.Attempt), when)
 }
 
 // tried checks the answers to an attempt at a set: if one key is not acquired, all others are Free or held.
@@ -354,20 +268,12 @@ func (c *comparison) tried(set []dlock.Acquisition, attempts []dlock.Attempt, wh
 	return nil
 }
 
-// lapse lets a lease expire, unless that takes too long.
-func (c *comparison) lapse(key string) {
-	if remaining := c.model(key).most.Sub(c.slow()); remaining < 5*c.h.ttl()+c.h.grace() {
-		c.pause(remaining)
-	}
-}
-
 func (c *comparison) pause(d time.Duration) {
 	if d <= 0 {
 		return
 	}
 	pause := c.trace.begin("", "", "time passes")
 	c.sleep(d)
-	c.slept += d
 	pause.end(d, "", nil)
 }
 
@@ -376,17 +282,14 @@ func (c *comparison) pause(d time.Duration) {
 type model struct {
 	grace  time.Duration // of the store
 	holder string        // the token of the latest grant that was not released; its lease may have ended
-	least  time.Time     // the lease lasts until then at least, by the fast clock
-	most   time.Time     // and has ended then, by the slow clock
+	least  time.Time     // the lease lasts until then at least
+	most   time.Time     // and has ended then
 	fence  int64         // of the latest grant
 	grants int
 }
 
-// A span is the time in which a call took effect, on two clocks: the store's time
-// passes no faster than the one and no more slowly than the other.
-type span struct {
-	fast, slow struct{ start, end time.Time }
-}
+// A span is the time in which a call took effect.
+type span struct{ start, end time.Time }
 
 // What can be said of a key at the time of a call.
 type standing int
@@ -399,9 +302,9 @@ const (
 
 func (m *model) state(c span) standing {
 	switch {
-	case m.holder == "" || !c.slow.start.Before(m.most):
+	case m.holder == "" || !c.start.Before(m.most):
 		return isFree
-	case c.fast.end.Before(m.least):
+	case c.end.Before(m.least):
 		return isHeld
 	}
 	return isUnsure
@@ -443,8 +346,8 @@ func (m *model) grant(c span, token string, ttl time.Duration, fence int64) erro
 
 // extend has the lease end ttl from now, unless it ends later.
 func (m *model) extend(c span, ttl time.Duration) {
-	m.least = later(m.least, c.fast.start.Add(ttl))
-	m.most = later(m.most, c.slow.end.Add(ttl+m.grace+time.Millisecond))
+	m.least = later(m.least, c.start.Add(ttl))
+	m.most = later(m.most, c.end.Add(ttl+m.grace+time.Millisecond))
 }
 
 func later(a, b time.Time) time.Time {
@@ -500,10 +403,9 @@ func (m *model) inspect(c span, h dlock.Hold) error {
 	return m.reports(c, h.Token, h.Remaining)
 }
 
-// reports checks what the store reports of the present lease, if it does. That may be as
-// imprecise as its expiry.
+// reports checks what the store reports of the present lease, if it does. That may be as imprecise as its expiry.
 func (m *model) reports(c span, holder string, remaining time.Duration) error {
-	least, most := m.least.Sub(c.fast.end)-m.grace-rounding, m.most.Sub(c.slow.start)
+	least, most := m.least.Sub(c.end)-m.grace-rounding, m.most.Sub(c.start)
 	switch {
 	case holder != "" && holder != m.holder:
 		return m.disagree(c, "its holder is %s", brief(holder))
@@ -523,7 +425,7 @@ func (m *model) tell(c span) string {
 	case isFree:
 		return "nobody holds the key"
 	case isHeld:
-		rest := m.least.Sub(c.fast.end)
+		rest := m.least.Sub(c.end)
 		return fmt.Sprintf("%s holds the key for at least %v more%s", brief(m.holder), rest, hint(rest))
 	}
 	return fmt.Sprintf("%s may hold the key still", brief(m.holder))

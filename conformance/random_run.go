@@ -1,18 +1,20 @@
 package conformance
 
 import (
-	"cmp"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/history"
 )
 
@@ -23,36 +25,51 @@ type randomRun struct {
 	seed     uint64
 	recorder *history.Recorder
 	rounds   int            // of each worker, at least
-	seen     tally          // what has happened
-	want     map[string]int // how often it must, or the run proves little
+	want     map[string]int // how often things must happen, or the run proves little
+
+	mu   sync.Mutex
+	seen map[string]int // how often they have
 }
 
 func newRandomRun(s *scene, rounds int) *randomRun {
-	r := &randomRun{s: s, ttl: s.h.coreTTL(), seed: seed(), recorder: history.NewRecorder(time.Now()), rounds: s.amount(rounds)}
+	r := &randomRun{s: s, ttl: s.h.coreTTL(), seed: seed(), recorder: history.NewRecorder(time.Now()), rounds: s.amount(rounds), seen: make(map[string]int)}
 	fmt.Fprintf(s.t.Output(), "%s=%d\n", seedVariable, r.seed)
 	return r
 }
 
-// client returns a Client for one worker, whose calls are recorded.
-func (r *randomRun) client(name string, l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *history.Locker) {
-	store := r.recorder.Locker(name, l)
-	backoff := dlock.WithBackoff(func(int) time.Duration { return max(5*time.Millisecond, r.ttl/40) })
-	return dlock.New(store, dlock.WithTTL(r.ttl), backoff).With(opts...), store
+// saw counts what has happened.
+func (r *randomRun) saw(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seen[what]++
 }
 
-// goesOn is true until a worker has done its rounds and enough has happened, or enough
-// would never happen.
+// lacks says how often the wanted things have happened, or "" if each has so many times.
+func (r *randomRun) lacks() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []string
+	enough := true
+	for _, what := range slices.Sorted(maps.Keys(r.want)) {
+		all = append(all, fmt.Sprintf("%s %d times, of at least %d", what, r.seen[what], r.want[what]))
+		enough = enough && r.seen[what] >= r.want[what]
+	}
+	if enough {
+		return ""
+	}
+	return strings.Join(all, "; ")
+}
+
+// goesOn is true until a worker has done its rounds and enough has happened, or enough would never happen.
 func (r *randomRun) goesOn(n int) bool {
-	return !r.s.over() && n < 20*r.rounds && (n < r.rounds || r.seen.lacks(r.want) != "")
+	return !r.s.over() && n < 20*r.rounds && (n < r.rounds || r.lacks() != "")
 }
 
-// verdict says what is wrong with what happened: what the workers noted, or other, if one of them
-// is not nil, and the first piece of the history that was found to be impossible.
-func (r *randomRun) verdict(h *history.History, found []*history.Violation, other error) error {
-	v := append(found, nil)[0]
-	err := cmp.Or(r.s.result(), other)
+// verdict says what is wrong with what happened: what the workers noted, and the piece of the history that was found
+// to be impossible. Each may be nil.
+func (r *randomRun) verdict(h *history.History, v *history.Violation, err error) error {
 	undecided := errors.Is(err, errInconclusive) || errors.As(err, new(skipError))
-	switch lacks := r.seen.lacks(r.want); {
+	switch lacks := r.lacks(); {
 	case v != nil && (err == nil || undecided):
 		err = errors.New(v.String())
 	case v != nil:
@@ -67,8 +84,7 @@ func (r *randomRun) verdict(h *history.History, found []*history.Violation, othe
 	return &historyError{err, r.seed, h, v}
 }
 
-// A historyError says what is wrong with a random history, how to repeat it, and can
-// draw it.
+// A historyError says what is wrong with a random history, how to repeat it, and can draw it.
 type historyError struct {
 	err       error
 	seed      uint64
@@ -82,9 +98,8 @@ func (e *historyError) Error() string {
 
 func (e *historyError) Unwrap() error { return e.err }
 
-// keepPicture writes the picture of a history that failed, and says where it is.
-// With the flag -artifacts that is among the artifacts of t; otherwise it is a
-// temporary file, since those of t would be gone when the test has ended.
+// keepPicture writes the picture of a history that failed, and says where it is. With the flag -artifacts that is among the
+// artifacts of t; otherwise it is a temporary file, since those of t would be gone when the test has ended.
 func keepPicture(t *testing.T, err error) string {
 	var e *historyError
 	if !errors.As(err, &e) {
@@ -101,12 +116,10 @@ func keepPicture(t *testing.T, err error) string {
 	return "\npicture of the history: " + path
 }
 
-// coreTTL is the shortest TTL that the store keeps honestly and a Client
-// accepts.
+// coreTTL is the shortest TTL that the store keeps honestly and a Client accepts.
 func (h Harness) coreTTL() time.Duration { return max(h.ttl(), 100*time.Millisecond) }
 
-// seedVariable is the environment variable that repeats a random case with the
-// seed that its failure has printed.
+// seedVariable is the environment variable that repeats a random case with the seed that its failure has printed.
 const seedVariable = "DLOCK_CONFORMANCE_SEED"
 
 func seed() uint64 {
@@ -138,12 +151,9 @@ func newPlan(seed uint64, worker int, ttl time.Duration) *plan {
 // within draws a duration between 1 ns and d.
 func (p *plan) within(d time.Duration) time.Duration { return 1 + time.Duration(p.Int64N(int64(d))) }
 
-// once is true one time in n.
-func (p *plan) once(n int) bool { return p.IntN(n) == 0 }
-
 // rarely is 0, or up to d one time in n.
 func (p *plan) rarely(n int, d time.Duration) time.Duration {
-	if d = p.within(d); p.once(n) {
+	if d = p.within(d); p.IntN(n) == 0 {
 		return d
 	}
 	return 0

@@ -17,17 +17,16 @@ var releasingCases = []testCase{
 		clause: withSource("A backend that releases a token, for whichever client, ends its lease and all its places in the queue.")},
 }
 
-func releaseFrees(s *scene) error {
+func releaseFrees(s *scene) {
 	a, b := s.clients2()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	g = s.grant(b, g.key, s.token("next"), long)
 	s.release(a, g, true) // by any client that knows the token
 	s.free(b, g.key)
-	return s.result()
 }
 
-func releaseByStranger(s *scene) error {
+func releaseByStranger(s *scene) {
 	a, b := s.clients2()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(b, g.as(s.token("stranger")), false)
@@ -38,17 +37,15 @@ func releaseByStranger(s *scene) error {
 	g = grant{key: s.key(), token: s.token("stranger")}
 	s.release(a, g, false) // of a key that nobody holds
 	s.free(b, g.key)
-	return s.result()
 }
 
-func releaseTwice(s *scene) error {
+func releaseTwice(s *scene) {
 	a, b := s.clients2()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	s.release(a, g, false)
 	releasedInVain(s, a, b, g)
 	releasedInVain(s, a, a, g)
-	return s.result()
 }
 
 // releasedInVain has another take the key of g, which is over, and g released then.
@@ -59,7 +56,7 @@ func releasedInVain(s *scene, holder, next *client, g grant) {
 	s.release(next, n, true)
 }
 
-func releaseAfterExpiry(s *scene) error {
+func releaseAfterExpiry(s *scene) {
 	a, b := s.clients2()
 	for _, taken := range []bool{false, true} {
 		g := s.grant(a, s.key(), s.token("dead"), s.h.ttl())
@@ -71,24 +68,20 @@ func releaseAfterExpiry(s *scene) error {
 		s.free(b, g.key)
 	}
 	s.eachWay(a, b, releaseAtExpiry)
-	return s.result()
 }
 
-// releaseCrossesTakeover sends several releases of one token together, and a renewal,
-// while another client takes the key.
-func releaseCrossesTakeover(s *scene) error {
+// releaseCrossesTakeover sends several releases of one token together, and a renewal, while another client takes the key.
+func releaseCrossesTakeover(s *scene) {
 	s.crossTakeovers(func(next, holder *client, spread time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), long)
 		release, renew := s.staleRelease(holder, g), s.staleRenewals(holder, g)
 		s.release(next, s.takeDuring(next, g.key, long, spread, release, release, release, renew), true)
 	})
-	return s.result()
 }
 
-// releaseAtExpiry: a release that is on its way when the lease ends does not end
-// that of the next holder.
+// releaseAtExpiry: a release that is on its way when the lease ends does not end that of the next holder.
 func releaseAtExpiry(s *scene, next, holder *client) {
-	s.whereTimePasses(func(early time.Duration) {
+	s.atMoments(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
 		_, n := s.overtake(next, g, early, func() (bool, error) {
 			return false, errOf(holder.Release(s.ctx, g.key, g.token))
@@ -98,7 +91,7 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 }
 
 // releaseForgets releases tokens that wait more than once, or hold and wait.
-func releaseForgets(s *scene) error {
+func releaseForgets(s *scene) {
 	a, b := s.client(), s.acquirer()
 	for _, times := range []int{1, 2, 3} {
 		if !s.h.Unordered { // a wait may begin again, and be served before the others
@@ -107,12 +100,10 @@ func releaseForgets(s *scene) error {
 		}
 		forgetsLease(s, a, b, times)
 	}
-	return s.result()
 }
 
-// forgetsWaits releases a token that waits several times, between two others: what it waits
-// for goes to them. If another client releases it, its waits are still under way, and may take
-// a place again, which is behind the others.
+// forgetsWaits releases a token that waits several times, between two others: what it waits for goes to them. If another
+// client releases it, its waits are still under way, and may take a place again, which is behind the others.
 func forgetsWaits(s *scene, a, b, by *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	others := []*waiter{s.wait(b, g.key, s.token("before"), long)}

@@ -18,7 +18,7 @@ var renewingCases = []testCase{
 		clause: withSource("A backend extends only the token's own lease, even if another client takes the key between two renewals that arrive together.")},
 }
 
-func renewExtends(s *scene) error {
+func renewExtends(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), 10*ttl)
@@ -45,10 +45,9 @@ func renewExtends(s *scene) error {
 	s.sleep(4*ttl - ttl/4)
 	s.held(b, g)
 	s.release(a, g, true)
-	return s.result()
 }
 
-func renewNeverShortens(s *scene) error {
+func renewNeverShortens(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), long)
@@ -57,10 +56,9 @@ func renewNeverShortens(s *scene) error {
 	s.lapse(ttl)
 	s.held(b, g)
 	s.release(a, g, true)
-	return s.result()
 }
 
-func renewByStranger(s *scene) error {
+func renewByStranger(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	kept := s.grant(a, s.key(), s.token("holder"), long)
@@ -76,10 +74,9 @@ func renewByStranger(s *scene) error {
 	s.uses(never.key, never.token)
 	s.renew(a, never, long, false)
 	s.free(b, never.key) // not made
-	return s.result()
 }
 
-func renewAfterExpiry(s *scene) error {
+func renewAfterExpiry(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
@@ -91,13 +88,11 @@ func renewAfterExpiry(s *scene) error {
 	s.held(a, next) // not shortened
 	s.release(b, next, true)
 	s.eachWay(a, b, renewAtExpiry)
-	return s.result()
 }
 
-// renewAtExpiry: of a renewal that is on its way when the lease ends, and an attempt
-// to take the key, one succeeds.
+// renewAtExpiry: of a renewal that is on its way when the lease ends, and an attempt to take the key, one succeeds.
 func renewAtExpiry(s *scene, next, holder *client) {
-	s.whereTimePasses(func(early time.Duration) {
+	s.atMoments(func(early time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), s.h.ttl())
 		kept, n := s.overtake(next, g, early, func() (bool, error) {
 			return holder.Renew(s.ctx, g.key, g.token, long)
@@ -111,7 +106,7 @@ func renewAtExpiry(s *scene, next, holder *client) {
 
 // renewCrossesTakeover sends several renewals of one token together, and a release, while
 // another client takes the key for a short time.
-func renewCrossesTakeover(s *scene) error {
+func renewCrossesTakeover(s *scene) {
 	ttl := s.h.ttl()
 	var mu sync.Mutex
 	var taken []grant
@@ -128,5 +123,4 @@ func renewCrossesTakeover(s *scene) error {
 	for _, n := range taken {
 		s.freeAfter(c, n.key, "though the lease of "+brief(n.token)+" has expired, which took the key over while its former holder was renewing")
 	}
-	return s.result()
 }

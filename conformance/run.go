@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// Run checks every clause of the contract as a subtest. Below the subtest Forward it
-// checks most of them again, with every client wrapped in a [dlock.Forward], unless
-// Harness.SkipForward or go test -short leaves that out. A clause that does not apply to
-// the store is skipped, with the reason. At the end, Run sums these up.
+// Run checks every clause of the contract as a subtest. Below the subtest Forward it checks most of them again, with every
+// client wrapped in a [dlock.Forward], unless Harness.SkipForward or go test -short leaves that out. A clause that does not
+// apply to the store is skipped, with the reason. At the end, Run sums these up.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil && h.PerCase == nil {
@@ -61,7 +60,7 @@ func runAll(t *testing.T, h Harness, cases []testCase) {
 	all.Wait()
 }
 
-func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble || h.Advance != nil }
+func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble }
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
@@ -158,9 +157,8 @@ func (h Harness) stage(t *testing.T, f func(*testing.T) error) error {
 	return f(t)
 }
 
-// inBubble calls f in a bubble. Goroutines that f leaves behind are an error.
-// The bubble is watched from outside, because its own time stands still if f
-// hangs in something that package synctest does not know.
+// inBubble calls f in a bubble. Goroutines that f leaves behind are an error. The bubble is watched from outside, because
+// its own time stands still if f hangs in something that package synctest does not know.
 func inBubble(t *testing.T, f func(*testing.T) error) error {
 	const limit = 5 * time.Minute
 	done := make(chan error, 1)

@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -14,10 +16,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A scene is the stage of one case: clients of the store, keys that nobody else
-// uses, and a clock. Its methods call the store and compare the answer with the
-// contract. They keep the first violation in err, and do nothing after it. A check
-// therefore reads from top to bottom, and returns err at its end.
+// A scene is the stage of one case: clients of the store, keys that nobody else uses, and a clock. Its methods call the
+// store and compare the answer with the contract. The first violation ends the goroutine that has found it, like
+// testing.T.FailNow, and the next method that another goroutine calls ends that. So a check reads from top to bottom.
 type scene struct {
 	t       *testing.T
 	h       Harness
@@ -27,7 +28,6 @@ type scene struct {
 
 	mu      sync.Mutex
 	err     error
-	shift   time.Duration // how far h.Advance has moved the store's clock beyond time.Now
 	clients int
 	used    map[hold]bool        // every key and token that may be left in the store
 	until   map[string]time.Time // key → until when its lease is certain
@@ -37,16 +37,11 @@ type scene struct {
 type hold struct{ key, token string }
 
 func newScene(t *testing.T, h Harness, attempt int) *scene {
-	return &scene{
-		t: t, h: h, attempt: attempt,
-		trace: newTrace(),
-		used:  make(map[hold]bool),
-		until: make(map[string]time.Time),
-	}
+	return &scene{t: t, h: h, attempt: attempt, trace: newTrace(), used: make(map[hold]bool), until: make(map[string]time.Time)}
 }
 
 // play is run, and adds the calls that led to a violation.
-func (s *scene) play(check func(*scene) error) error {
+func (s *scene) play(check func(*scene)) error {
 	err := s.run(check)
 	var skip skipError
 	var random *historyError // a piece that is to blame shows its own calls
@@ -61,20 +56,19 @@ func (s *scene) play(check func(*scene) error) error {
 }
 
 // run runs check, no longer than the harness's limit, and then cleans up.
-func (s *scene) run(check func(*scene) error) error {
+func (s *scene) run(check func(*scene)) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s.ctx = ctx
-	done := make(chan error, 1)
+	done := make(chan struct{})
 	go func() {
-		defer close(done) // also if check calls t.FailNow or t.SkipNow
-		err := check(s)
-		s.cleanUp()
-		done <- err
+		defer close(done)
+		defer s.cleanUp()
+		check(s)
 	}()
 	select {
-	case err := <-done:
-		return err
+	case <-done:
+		return s.result()
 	case <-time.After(s.h.limit()):
 		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
 			s.h.limit(), s.trace.unanswered())
@@ -83,18 +77,21 @@ func (s *scene) run(check func(*scene) error) error {
 
 // cleanUp ends every wait and gives back whatever may be held.
 func (s *scene) cleanUp() {
-	for _, w := range s.waiters {
+	s.mu.Lock() // goroutines of a case that has failed may go on for a moment
+	waiters, used := slices.Clone(s.waiters), slices.Collect(maps.Keys(s.used))
+	s.mu.Unlock()
+	for _, w := range waiters {
 		w.cancel()
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.h.patience())
 	defer cancel()
-	if used := slices.Collect(maps.Keys(s.used)); len(used) > 0 {
+	if len(used) > 0 {
 		l := s.client().inner
 		eachOf(len(used), func(i int) {
 			_, _ = l.Release(ctx, used[i].key, used[i].token) // best effort: the TTL frees the others
 		})
 	}
-	for _, w := range s.waiters {
+	for _, w := range waiters {
 		select {
 		case <-w.done:
 		case <-ctx.Done():
@@ -105,18 +102,29 @@ func (s *scene) cleanUp() {
 	}
 }
 
-// fail notes a violation, unless there was one before.
+// fail notes a violation, unless there was one before, and ends the goroutine.
 func (s *scene) fail(format string, args ...any) {
-	if !s.over() {
-		s.stop(s.violation(fmt.Errorf(format, args...)))
-	}
+	s.goOn()
+	s.stop(s.violation(fmt.Errorf(format, args...)))
 }
 
+// stop decides the case, unless it is decided, and ends the goroutine.
 func (s *scene) stop(err error) {
+	s.decide(func(former error) error { return cmp.Or(former, err) })
+	runtime.Goexit()
+}
+
+// decide replaces what is known of the result.
+func (s *scene) decide(result func(former error) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = err
+	s.err = result(s.err)
+}
+
+// goOn ends the goroutine if the case is decided.
+func (s *scene) goOn() {
+	if s.over() {
+		runtime.Goexit()
 	}
 }
 
@@ -146,7 +154,6 @@ func (s *scene) clientOf(l dlock.Locker, source string) *client {
 	s.mu.Unlock()
 	if l == nil {
 		s.fail("%s returned nil", source)
-		l = absent{}
 	}
 	return newClient(l, name, s.trace)
 }
@@ -180,67 +187,33 @@ func (s *scene) keysUsed() []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// now is the store's time, or later: never earlier.
-func (s *scene) now() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return time.Now().Add(s.shift)
-}
-
-// sleep lets at least d pass for the store.
+// sleep lets at least d pass.
 func (s *scene) sleep(d time.Duration) {
-	if s.over() || d <= 0 {
-		return
-	}
-	if s.h.Advance == nil {
-		time.Sleep(d)
-		return
-	}
-	start := time.Now()
-	s.h.Advance(d)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.shift += max(0, d-time.Since(start))
+	s.goOn()
+	time.Sleep(d)
 }
 
 // lapse waits until a lease of ttl that was granted before has expired.
 func (s *scene) lapse(ttl time.Duration) { s.sleep(ttl + s.h.grace() + time.Millisecond) }
 
-// gap gives calls that were started in goroutines the time to reach the store. It
-// doubles with each attempt.
-func (s *scene) gap() {
-	if s.over() {
-		return
-	}
-	d := s.h.gap() << s.attempt
-	time.Sleep(d)
-	if s.h.Advance != nil {
-		s.sleep(d)
-	}
-}
+// gap gives calls that were started in goroutines the time to reach the store. It doubles with each attempt.
+func (s *scene) gap() { s.sleep(s.h.gap() << s.attempt) }
 
 // await reports whether done is closed within the harness's patience.
-func (s *scene) await(done <-chan struct{}) bool { return s.awaitFor(done, s.h.patience()) }
+func (s *scene) await(done <-chan struct{}) bool { return await(done, s.h.patience()) }
 
-func (s *scene) awaitFor(done <-chan struct{}, patience time.Duration) bool {
-	const step = 20 * time.Millisecond
-	for end := time.Now().Add(patience); ; {
-		select {
-		case <-done:
-			return true
-		case <-time.After(min(step, time.Until(end))):
-			if !time.Now().Before(end) {
-				return false
-			}
-			if s.h.Advance != nil {
-				s.sleep(step)
-			}
-		}
+func await(done <-chan struct{}, patience time.Duration) bool {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return isClosed(done)
 	}
 }
 
-// certain notes that key is held at least until then. With fresh, what was noted before
-// no longer counts.
+// certain notes that key is held at least until then. With fresh, what was noted before no longer counts.
 func (s *scene) certain(key string, then time.Time, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,30 +222,14 @@ func (s *scene) certain(key string, then time.Time, fresh bool) {
 	}
 }
 
-// mayHaveExpired reports whether the lease on key may have expired in the meantime,
-// because this machine was slow. The case is then inconclusive.
+// mayHaveExpired returns false if the lease on key is sure to last still. If it may have expired in the meantime,
+// because this machine was slow, the case is inconclusive.
 func (s *scene) mayHaveExpired(key string) bool {
 	s.mu.Lock()
 	until, ok := s.until[key]
 	s.mu.Unlock()
-	if !ok || s.now().Before(until) {
-		return false
+	if ok && !time.Now().Before(until) {
+		s.stop(errInconclusive)
 	}
-	s.stop(errInconclusive)
-	return true
+	return false
 }
-
-// absent stands for a Locker that Harness.New did not return.
-type absent struct{}
-
-var errAbsent = errors.New("conformance: no Locker")
-
-func (absent) TryAcquire(context.Context, string, string, time.Duration) (dlock.Attempt, error) {
-	return dlock.Attempt{}, errAbsent
-}
-
-func (absent) Renew(context.Context, string, string, time.Duration) (bool, error) {
-	return false, errAbsent
-}
-
-func (absent) Release(context.Context, string, string) (bool, error) { return false, errAbsent }

@@ -4,22 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
-
-// broad are the cases that use so much of a store that nearly any flaw may show.
-var broad = names{"AgreesWithModel", "AnyTTL", "ExpiresForAll", "HolderAcquiresAgain", "WaiterIsNoHolder", "ReleaseForgets", "FenceSurvivesIdleness",
-	"LeaseOutlivesContext", "LongQueue", "InspectTells", "WaitingIsCounted", "KeysAreIndependent", "KeyAndTokenApart", "TokenHoldsManyKeys", "ManyLeases", "HolderIsTold", "BatchOfAnySize", "BatchIsTheCallers", "BatchesCross",
-	"ReleaseCrossesTakeover", "RenewCrossesTakeover",
-	"History", "HistoryAcrossDataLoss", "GuardedCounter", "GuardedRegister"}
 
 func TestCorrectStorePasses(t *testing.T) {
 	for i, c := range []struct{ ttl, grace time.Duration }{
@@ -36,50 +28,6 @@ func TestCorrectStorePasses(t *testing.T) {
 
 func TestStoreWithoutExtrasPasses(t *testing.T) {
 	Run(t, harnessOf("unfenced", func(l dlock.Locker) dlock.Locker { return plain{l} }))
-}
-
-// TestNoOtherCaseFails plays the cases that have nothing to do with a flaw: a failure must
-// lead to its cause. Under the race detector this would take long, and find no more.
-func TestNoOtherCaseFails(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
-	for _, e := range exhibits() {
-		if israce.Enabled || e.Sporadic || e.Cases == nil {
-			continue
-		}
-		t.Run(e.Name, func(t *testing.T) {
-			t.Parallel()
-			for _, c := range cases {
-				if slices.Contains(slices.Concat(broad, e.Cases, e.Also), c.name) {
-					continue
-				}
-				var skip skipError
-				if err := play(t, museumHarness(e), c); err != nil && !errors.As(err, &skip) {
-					t.Errorf("%s fails: make it narrower, or add it to Also of %s, or to the list that this names: %v", c.name, e.Name, err)
-				}
-			}
-		})
-	}
-}
-
-// TestEveryCaseCatches makes sure that no case is there in vain.
-func TestEveryCaseCatches(t *testing.T) {
-	var known names
-	for _, c := range cases {
-		known = append(known, c.name)
-		assert.NotEmpty(t, c.clause, c.name)
-	}
-	catches := make(map[string]bool)
-	for _, e := range exhibits() {
-		for _, name := range slices.Concat(mustCatch(e), caughtBy(e)) {
-			catches[name] = true
-		}
-		assert.Subset(t, known, slices.Concat(broad, caughtBy(e), e.Also), "%s names a case that does not exist", e.Name)
-	}
-	for _, name := range known {
-		assert.True(t, catches[name], "no broken lock shows that %s catches anything", name)
-	}
 }
 
 // Decorators that hide nothing pass. (Those that do are in the museum.)
@@ -103,8 +51,7 @@ func TestDecorators(t *testing.T) {
 	}
 }
 
-// Errors that are marked though their call had an effect are caught each time, however near the
-// store is.
+// Errors that are marked though their call had an effect are caught each time, however near the store is.
 func TestMarksAreCaught(t *testing.T) {
 	for name, of := range map[string]func(*testing.T) Harness{
 		"museum, over TCP": func(t *testing.T) Harness {
@@ -112,7 +59,7 @@ func TestMarksAreCaught(t *testing.T) {
 			return Harness{New: func(t *testing.T) dlock.Locker { return tcp.Dial(t, tcp.Addr) }}
 		},
 		"memory, some way off": func(*testing.T) Harness {
-			store := &distant{dlock.Forward{Locker: memory.New()}, 20 * time.Microsecond}
+			store := distant(20 * time.Microsecond)(memory.New())
 			return Harness{New: func(*testing.T) dlock.Locker { return store }}
 		},
 	} {

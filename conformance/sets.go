@@ -49,10 +49,8 @@ func acquisitions(set []grant, ttls ...time.Duration) []dlock.Acquisition {
 // trySet makes an attempt at a set, and reports whether it was acquired. It was not if the store does not take it as a set this time.
 func (s *scene) trySet(c *client, set []grant, ttls ...time.Duration) (answers []grant, acquired bool) {
 	answers = slices.Clone(set)
-	if s.over() {
-		return answers, false
-	}
-	asked, start := acquisitions(set, ttls...), s.now()
+	s.goOn()
+	asked, start := acquisitions(set, ttls...), time.Now()
 	call := c.text("TryAcquireSet", asked)
 	got, err := c.TryAcquireSet(s.ctx, asked)
 	if !supported(err) {
@@ -60,7 +58,6 @@ func (s *scene) trySet(c *client, set []grant, ttls ...time.Duration) (answers [
 	}
 	if err != nil || len(got) != len(set) {
 		s.fail("%s = %d attempts, %w; want %d, and no error", call, len(got), orNone(err), len(set))
-		return answers, false
 	}
 	if !slices.Equal(asked, acquisitions(set, ttls...)) {
 		s.fail("%s changed the set that it was given, to %s", call, show(asked))
@@ -85,7 +82,7 @@ func (s *scene) trySet(c *client, set []grant, ttls ...time.Duration) (answers [
 func (s *scene) grantSet(c *client, set []grant, ttls ...time.Duration) []grant {
 	granted, ok := s.trySet(c, set, ttls...)
 	for i, a := range acquisitions(set, ttls...) {
-		if !ok && !s.over() && !s.mayHaveExpired(a.Key) {
+		if !ok && !s.mayHaveExpired(a.Key) {
 			s.fail("%s: %s; want all keys to be acquired", c.text("TryAcquireSet", acquisitions(set, ttls...)), show(granted[i].Attempt))
 		}
 		s.certain(a.Key, granted[i].start.Add(a.TTL), !set[i].Acquired)
@@ -101,9 +98,6 @@ func (s *scene) refusedSet(c *client, set []grant, ask time.Duration, held grant
 		s.fail("%s was acquired; but %s must still hold %s", call, brief(held.token), brief(held.key))
 	}
 	for i, g := range answers {
-		if s.over() {
-			return
-		}
 		if theirs := g.key == held.key; g.Free == theirs && !s.mayHaveExpired(held.key) {
 			s.fail("%s: answer %d: %s; want that %s", call, i, show(g.Attempt),
 				map[bool]string{true: "another holds the key", false: "the key is Free"}[theirs])
@@ -115,7 +109,7 @@ func (s *scene) refusedSet(c *client, set []grant, ask time.Duration, held grant
 
 // setAllOrNone has sets refused because of a key at each place of them: of the others, one is free, and one is held by the set's own
 // token. What a refusal would prolong does not end in time, and what it would shorten ends too early.
-func setAllOrNone(s *scene) error {
+func setAllOrNone(s *scene) {
 	a, c := s.client(), s.setAcquirer()
 	ttl := s.h.ttl()
 	var sets [][]grant
@@ -142,12 +136,11 @@ func setAllOrNone(s *scene) error {
 			s.release(a, g, true)
 		}
 	}
-	return s.result()
 }
 
 // setAtOneInstant has pairs of three keys come at once, and then sets come that are refused, while another takes and gives back the
 // key that comes first.
-func setAtOneInstant(s *scene) error {
+func setAtOneInstant(s *scene) {
 	clients := []*client{s.client(), s.setAcquirer()}
 	for range s.h.rounds(10) {
 		keys := s.setOf(3)
@@ -181,12 +174,11 @@ func setAtOneInstant(s *scene) error {
 			}
 		}
 	})
-	return s.result()
 }
 
 // setGrantsAsTryAcquire takes keys in every way at once, which are for a longer or a shorter time than each was held before, and then
 // looks how their leases end.
-func setGrantsAsTryAcquire(s *scene) error {
+func setGrantsAsTryAcquire(s *scene) {
 	a, c := s.client(), s.setAcquirer()
 	short := s.short()
 	set := s.setOf(5)
@@ -218,12 +210,11 @@ func setGrantsAsTryAcquire(s *scene) error {
 		s.release(a, g, true)
 		s.free(a, g.key)
 	}
-	return s.result()
 }
 
 // setOvertakesNobody has waiters served one after the other, since each holder releases the key or its lease ends, while sets with
 // this key come all the time. The first that is acquired comes after all of them.
-func setOvertakesNobody(s *scene) error {
+func setOvertakesNobody(s *scene) {
 	a, c := s.acquirer(), s.setAcquirer()
 	for _, ttl := range []time.Duration{long, 2 * s.short()} {
 		set := s.setOf(2)
@@ -234,7 +225,7 @@ func setOvertakesNobody(s *scene) error {
 		acquired := make(chan struct{})
 		go func() {
 			defer close(acquired)
-			for ok := false; !ok && !s.over(); time.Sleep(time.Millisecond) {
+			for ok := false; !ok; s.sleep(time.Millisecond) {
 				if _, ok = s.trySet(c, set, long); ok && waiting.Load() > 0 {
 					s.fail("%s was acquired, though %d tokens wait for %s", c.text("TryAcquireSet", acquisitions(set, long)), waiting.Load(), brief(g.key))
 				}
@@ -252,12 +243,10 @@ func setOvertakesNobody(s *scene) error {
 		if !s.await(acquired) {
 			s.fail("a set with %s is refused %v after the last who waited for it released it; want it to be acquired", brief(g.key), s.h.patience())
 		}
-		<-acquired
 	}
-	return s.result()
 }
 
-func setRefusesNonsense(s *scene) error {
+func setRefusesNonsense(s *scene) {
 	a, c := s.client(), s.setAcquirer()
 	set := s.setOf(2)
 	for what, spoil := range map[string]func([]dlock.Acquisition) []dlock.Acquisition{
@@ -268,9 +257,6 @@ func setRefusesNonsense(s *scene) error {
 		"has an empty token": func(set []dlock.Acquisition) []dlock.Acquisition { set[1].Token = ""; return set },
 		"has a TTL of 0":     func(set []dlock.Acquisition) []dlock.Acquisition { set[1].TTL = 0; return set },
 	} {
-		if s.over() {
-			break
-		}
 		got, err := c.TryAcquireSet(s.ctx, spoil(acquisitions(set, long)))
 		if !errors.Is(err, dlock.ErrInvalid) || !dlock.NoEffect(err) {
 			s.fail("TryAcquireSet of a set that %s = %s, %w; want an error that matches dlock.ErrInvalid, without effect", what, show(got), orNone(err))
@@ -279,5 +265,4 @@ func setRefusesNonsense(s *scene) error {
 			s.freeAfter(a, g.key, "after an attempt at a set that "+what)
 		}
 	}
-	return s.result()
 }

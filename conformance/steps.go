@@ -19,10 +19,8 @@ type grant struct {
 
 // try makes an attempt by the token of g, whatever its answer.
 func (s *scene) try(c *client, g grant, ttl time.Duration) grant {
-	g.Attempt, g.start = dlock.Attempt{}, s.now()
-	if s.over() {
-		return g
-	}
+	g.Attempt, g.start = dlock.Attempt{}, time.Now()
+	s.goOn()
 	s.uses(g.key, g.token)
 	var err error
 	g.Attempt, err = c.TryAcquire(s.ctx, g.key, g.token, ttl)
@@ -71,10 +69,8 @@ func (s *scene) free(c *client, key string) {
 
 // renew renews g and checks the answer.
 func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
-	if s.over() {
-		return
-	}
-	start := s.now()
+	s.goOn()
+	start := time.Now()
 	held, err := c.Renew(s.ctx, g.key, g.token, ttl)
 	s.answers(c.text("Renew", g.key, g.token, ttl), g.key, held, err, want, want)
 	if held && want {
@@ -85,12 +81,9 @@ func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 // release releases g and checks the answer.
 func (s *scene) release(c *client, g grant, want bool) { s.releaseUnless(c, g, want, want) }
 
-// releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key
-// may have ended in the meantime.
+// releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key may have ended in the meantime.
 func (s *scene) releaseUnless(c *client, g grant, want, late bool) {
-	if s.over() {
-		return
-	}
+	s.goOn()
 	held, err := c.Release(s.ctx, g.key, g.token)
 	s.answers(c.text("Release", g.key, g.token), g.key, held, err, want, late)
 }
@@ -116,15 +109,12 @@ type wish struct {
 
 // renewAll renews a batch and compares the results. It returns what it gave and got.
 func (s *scene) renewAll(c *client, wishes []wish) ([]dlock.Renewal, []dlock.RenewResult) {
-	if s.over() {
-		return nil, nil
-	}
-	batch, start := batchOf(wishes), s.now()
+	s.goOn()
+	batch, start := batchOf(wishes), time.Now()
 	call := c.text("RenewBatch", batch)
 	results, err := c.RenewBatch(s.ctx, batch)
 	if err != nil || len(results) != len(wishes) {
 		s.fail("%s = %d results, %w; want %d results, and no error", call, len(results), orNone(err), len(wishes))
-		return nil, nil
 	}
 	if !slices.Equal(batch, batchOf(wishes)) {
 		s.fail("%s changed the batch that it was given, to %s", call, show(batch))
@@ -158,7 +148,7 @@ func (s *scene) checkResults(c *client, wishes []wish, results []dlock.RenewResu
 
 // batch renews like renew, where the store can.
 func (s *scene) batch(c *client, g grant, ttl time.Duration, want bool) {
-	if !s.over() && s.offers(c.inner.Locker, renewBatch) {
+	if s.offers(c, renewBatch) {
 		s.renewAll(c, []wish{g.wish(ttl, want)})
 	}
 }
@@ -188,7 +178,7 @@ const numbers = 8
 
 // above checks that later has a fence of its own, above that of earlier.
 func (s *scene) above(earlier, later grant) {
-	if s.over() || earlier.Fence == 0 && later.Fence == 0 {
+	if earlier.Fence == 0 && later.Fence == 0 {
 		return
 	}
 	if later.Fence < earlier.Fence+numbers {
@@ -199,7 +189,7 @@ func (s *scene) above(earlier, later grant) {
 
 // fenced skips the case where the store has no fences.
 func (s *scene) fenced(g grant) {
-	if !s.over() && g.Fence == 0 {
+	if g.Fence == 0 {
 		s.skip("Fence is 0: the store has no fences")
 	}
 }
@@ -214,13 +204,11 @@ func (s *scene) takeFenced(c *client, key, name string) grant {
 }
 
 func (s *scene) wipe() {
-	if !s.over() {
-		s.h.Wipe(s.t)
-	}
+	s.goOn()
+	s.h.Wipe(s.t)
 }
 
-// checkRefusal compares what a refused attempt reports, if it does, with
-// what it can be.
+// checkRefusal compares what a refused attempt reports, if it does, with what it can be.
 func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
 	if a.Holder != "" && a.Holder != g.token {
 		s.fail("TryAcquire(%s) was refused with Holder %s; want %s, who holds the key, or nothing", brief(g.key), brief(a.Holder), brief(g.token))
@@ -230,7 +218,7 @@ func (s *scene) checkRefusal(a dlock.Attempt, g grant, ttl time.Duration) {
 
 // remains checks what a call reports of the time that remains of g, a lease of ttl.
 func (s *scene) remains(call string, reported time.Duration, g grant, ttl time.Duration) {
-	least := max(ttl-s.now().Sub(g.start)-rounding, 0)
+	least := max(ttl-time.Since(g.start)-rounding, 0)
 	if reported != 0 && (reported < least || reported > ttl+s.h.grace()) {
 		s.fail("%s(%s): Remaining is %v; want between %v and the %v that the holder asked for, or 0 for unknown", call, brief(g.key), reported, least, ttl)
 	}
@@ -238,9 +226,7 @@ func (s *scene) remains(call string, reported time.Duration, g grant, ttl time.D
 
 // sees inspects a key that g holds with a lease of ttl.
 func (s *scene) sees(c *client, g grant, ttl time.Duration) {
-	if s.over() {
-		return
-	}
+	s.goOn()
 	h, err := c.Inspect(s.ctx, g.key)
 	switch {
 	case err != nil:
@@ -254,9 +240,7 @@ func (s *scene) sees(c *client, g grant, ttl time.Duration) {
 
 // seesNobody inspects a key that nobody holds.
 func (s *scene) seesNobody(c *client, key, why string) {
-	if s.over() {
-		return
-	}
+	s.goOn()
 	h, err := c.Inspect(s.ctx, key)
 	if err != nil || h.Held || h.Token != "" || h.Remaining != 0 {
 		s.fail("%s = %s, %w, though %s; want it not to be held", c.text("Inspect", key), show(h), orNone(err), why)
@@ -279,11 +263,10 @@ func (s *scene) releaseMany(leases []grant, clients ...*client) {
 	})
 }
 
-// notFreedBefore has a stranger try to take the key of g, which lasts until Since+ttl, all
-// the time until it succeeds.
+// notFreedBefore has a stranger try to take the key of g, which lasts until Since+ttl, all the time until it succeeds.
 func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
 	end := cmp.Or(g.Since, g.start).Add(ttl)
-	for !s.over() && time.Now().Before(end.Add(s.h.patience())) {
+	for time.Now().Before(end.Add(s.h.patience())) {
 		if s.takeFenced(c, g.key, "stranger").Acquired {
 			if early := time.Until(end); early > 0 {
 				s.fail("%s was granted to another %v before Since+ttl of its holder %s%s", brief(g.key), early, brief(g.token), hint(early))
@@ -309,7 +292,7 @@ func (s *scene) lastingFor(a, b *client, can abilities, short, ttl time.Duration
 	leases := []longLease{{s.grant(a, s.key(), s.token("holder"), ttl), "TryAcquire", ttl}}
 	extended := func(by string, extend func(grant)) {
 		g := s.grant(a, s.key(), s.token("holder"), short)
-		g.start = s.now()
+		g.start = time.Now()
 		extend(g)
 		leases = append(leases, longLease{g, by, ttl})
 	}
@@ -330,7 +313,7 @@ func (s *scene) lastingFor(a, b *client, can abilities, short, ttl time.Duration
 func (s *scene) handedOver(a, b *client, former, ttl time.Duration) longLease {
 	g := s.grant(a, s.key(), s.token("holder"), former)
 	w := s.wait(b, g.key, s.token("waiter"), ttl)
-	start := s.now()
+	start := time.Now()
 	s.release(a, g, true)
 	next := s.served(w, "the holder released the key")
 	next.start = start
@@ -357,7 +340,7 @@ func (s *scene) lasts(c *client, l longLease) {
 	other := s.try(c, l.as(s.token("stranger")), s.h.ttl())
 	if other.Acquired {
 		s.fail("%s was acquired %v after %s had given the key to %s for %v",
-			c.text("TryAcquire", l.key, other.token, s.h.ttl()), s.now().Sub(l.start), l.by, brief(l.token), l.ttl)
+			c.text("TryAcquire", l.key, other.token, s.h.ttl()), time.Since(l.start), l.by, brief(l.token), l.ttl)
 	}
 	s.checkRefusal(other.Attempt, l.grant, l.ttl)
 }

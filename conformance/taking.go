@@ -23,7 +23,7 @@ var takingCases = []testCase{
 		clause: withSource("A backend keeps a lease when the ctx ends of the call that granted or extended it, or of an earlier wait of its token.")},
 }
 
-func exclusion(s *scene) error {
+func exclusion(s *scene) {
 	clients := []*client{s.client(), s.client(), s.client()}
 	for range 5 {
 		raceFor(s, clients, s.key())
@@ -32,13 +32,11 @@ func exclusion(s *scene) error {
 	s.lapse(s.h.ttl())
 	raceFor(s, clients, dead.key)
 	takeTurns(s, true, clients...)
-	return s.result()
 }
 
 const racers = 12
 
-// raceFor lets many goroutines make one attempt each at about the same time, for a key that
-// is free.
+// raceFor lets many goroutines make one attempt each at about the same time, for a key that is free.
 func raceFor(s *scene, clients []*client, key string) {
 	var mu sync.Mutex
 	var won []string
@@ -56,12 +54,11 @@ func raceFor(s *scene, clients []*client, key string) {
 	}
 }
 
-// takeTurns has many take and give back one key, again and again. If wait is set, and
-// the store has a queue, half of them wait for it. It returns the grants in the order in which
-// the key was held.
+// takeTurns has many take and give back one key, again and again. If wait is set, and the store has a queue, half of them
+// wait for it. It returns the grants in the order in which the key was held.
 func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 	key, rounds := s.key(), s.h.rounds(8)
-	wait = wait && !s.over() && s.offers(clients[0].inner.Locker, acquire)
+	wait = wait && s.offers(clients[0], acquire)
 	var mu sync.Mutex
 	inside := make(map[string]bool)
 	eachOf(racers, func(i int) {
@@ -79,11 +76,13 @@ func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 			}
 			mu.Lock()
 			grants = append(grants, g)
-			if inside[g.token] = true; len(inside) > 1 {
-				s.fail("%s hold %s at once, all with leases of %v; want one of them to be refused, or to wait",
-					strings.Join(slices.Sorted(maps.Keys(inside)), ", "), brief(key), long)
-			}
+			inside[g.token] = true
+			holders := slices.Sorted(maps.Keys(inside))
 			mu.Unlock()
+			if len(holders) > 1 {
+				s.fail("%s hold %s at once, all with leases of %v; want one of them to be refused, or to wait",
+					strings.Join(holders, ", "), brief(key), long)
+			}
 			time.Sleep(time.Millisecond)
 			mu.Lock()
 			delete(inside, g.token)
@@ -94,7 +93,7 @@ func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 	return grants
 }
 
-func heldIsUntouched(s *scene) error {
+func heldIsUntouched(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 
@@ -113,12 +112,10 @@ func heldIsUntouched(s *scene) error {
 	}
 	s.lapse(ttl)
 	s.free(b, g.key)
-	return s.result()
 }
 
-// holderIsTold compares all ways to learn who holds a key, and for how long: less than was
-// granted when time has passed.
-func holderIsTold(s *scene) error {
+// holderIsTold compares all ways to learn who holds a key, and for how long: less than was granted when time has passed.
+func holderIsTold(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	var leases []longLease
@@ -134,7 +131,6 @@ func holderIsTold(s *scene) error {
 		leases[i].start, leases[i].ttl = leases[i].start.Add(passed), long-passed
 	}
 	s.stillLast(a, b, leases, can)
-	return s.result()
 }
 
 func allBytes() string {
@@ -145,7 +141,7 @@ func allBytes() string {
 	return all.String()
 }
 
-func sameTokenAgain(s *scene) error {
+func sameTokenAgain(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 	kept := s.grant(a, s.key(), s.token("holder"), long)
@@ -162,7 +158,6 @@ func sameTokenAgain(s *scene) error {
 		s.free(a, g.key)
 	}
 	allAtOnce(s, a, b)
-	return s.result()
 }
 
 // allAtOnce has a holder renew its lease and try again at the same time, as it may when it
@@ -185,7 +180,7 @@ func allAtOnce(s *scene, a, b *client) {
 
 // leaseOutlivesContext ends the ctx of every call that has granted a lease or made it
 // longer. It also has tokens hold keys for which they have waited before, without success.
-func leaseOutlivesContext(s *scene) error {
+func leaseOutlivesContext(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	soon := s.h.aftermath() / 2 << s.attempt
@@ -213,11 +208,9 @@ func leaseOutlivesContext(s *scene) error {
 		s.renew(b, l.grant, long, true)
 	}
 	s.stillLast(a, b, leases, can)
-	return s.result()
 }
 
-// aftermath is how long the suite waits for what a store still does when a call has
-// returned.
+// aftermath is how long the suite waits for what a store still does when a call has returned.
 func (h Harness) aftermath() time.Duration {
 	if h.Bubble {
 		return h.patience()
@@ -229,18 +222,16 @@ func (h Harness) aftermath() time.Duration {
 // machine was slow, and the case is inconclusive.
 func (s *scene) under(ctx context.Context, f func()) {
 	former := s.ctx
+	defer func() {
+		if s.ctx = former; ctx.Err() != nil {
+			s.decide(func(error) error { return errInconclusive })
+		}
+	}()
 	s.ctx = ctx
 	f()
-	s.ctx = former
-	if ctx.Err() != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.err = errInconclusive
-	}
 }
 
-// waitedBefore has a token get a key for which it has waited before. That wait was cancelled, or ended in
-// time.
+// waitedBefore has a token get a key for which it has waited before. That wait was cancelled, or ended in time.
 func waitedBefore(s *scene, a, b *client, timely bool) grant {
 	ctx := s.ctx
 	if timely {

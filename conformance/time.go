@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"testing/synctest"
 	"time"
-
-	"github.com/dlock-go/dlock"
 )
 
 var timeCases = []testCase{
@@ -17,11 +15,11 @@ var timeCases = []testCase{
 		clause: withSource("A backend keeps a lease for the TTL asked for, from 1 ms to a year or the declared maximum, in every call: a first attempt, one by the holder, a renewal, alone or in a batch, and a wait.")},
 	{name: "ExpiresForAll", check: expiresForAll,
 		clause: withSource("A backend ends a lease for all calls at once. Until its TTL has passed, each finds it. When another token could take the key, none does: it is not renewed, shown, or released as held.")},
-	{name: "SinceIsConservative", check: sinceIsConservative, needs: needsClock,
+	{name: "SinceIsConservative", check: sinceIsConservative,
 		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not of the call.")},
 }
 
-func expiry(s *scene) error {
+func expiry(s *scene) {
 	a, b := s.clients2()
 	ttl := s.h.ttl()
 
@@ -39,7 +37,6 @@ func expiry(s *scene) error {
 		s.lapse(ttl)
 		freeSoon(s, a, g.key, fmt.Sprintf("an attempt for %v, which was given up after %v, should have expired", ttl, d))
 	})
-	return s.result()
 }
 
 func freeSoon(s *scene, c *client, key, since string) {
@@ -50,19 +47,18 @@ func freeSoon(s *scene, c *client, key, since string) {
 	s.release(c, g, true)
 }
 
-func notBefore(s *scene) error {
+func notBefore(s *scene) {
 	a, b := s.clients2()
 	uneven := s.h.ttl().Truncate(time.Second) + 1987*time.Millisecond // much is cut off by whole seconds
 	for _, ttl := range []time.Duration{s.h.ttl(), uneven} {
 		a, b = b, a // as the clock of either may be behind
 		g := s.grant(a, s.key(), s.token("holder"), ttl)
 		for _, part := range []float64{0.45, 0.6, 0.9} {
-			s.sleep(g.start.Add(time.Duration(part * float64(ttl))).Sub(s.now()))
+			s.sleep(time.Until(g.start.Add(time.Duration(part * float64(ttl)))))
 			s.refused(b, g, s.token("stranger"), ttl)
 		}
 	}
 	notBeforeAgain(s, a, b)
-	return s.result()
 }
 
 // notBeforeAgain has a key taken again, for longer, after a lease that would have ended
@@ -99,7 +95,7 @@ func hint(early time.Duration) string {
 	return " (is the clock cut to whole milliseconds?)"
 }
 
-func anyTTL(s *scene) error {
+func anyTTL(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(b)
 	s.atOnce(
@@ -107,7 +103,6 @@ func anyTTL(s *scene) error {
 		func() { oddTTLs(s, a, b, can) },
 		func() { shortTTLs(s, a, b, can) },
 	)
-	return s.result()
 }
 
 // longTTLs asks in every way for TTLs that are too long for 32 bits, of microseconds or of
@@ -131,10 +126,9 @@ func longTTLs(s *scene, a, b *client, can abilities) {
 	s.stillLast(a, b, leases, can)
 }
 
-// oddTTLs asks, in every way, for TTLs that are multiples of no unit of time, nor of a tick
-// of a clock, but of a millisecond, and looks when they end. They are just below a multiple,
-// which is what is lost if they are cut, and just above one, as they may be rounded. Where days
-// take no time, it asks for some of these as well.
+// oddTTLs asks, in every way, for TTLs that are multiples of no unit of time, nor of a tick of a clock, but of a
+// millisecond, and looks when they end. They are just below a multiple, which is what is lost if they are cut, and just
+// above one, as they may be rounded. Where days take no time, it asks for some of these as well.
 func oddTTLs(s *scene, a, b *client, can abilities) {
 	const unit = 100 * time.Millisecond
 	time.Sleep(700 * time.Microsecond) // in a bubble, the time is a whole millisecond otherwise
@@ -156,10 +150,10 @@ func oddTTLs(s *scene, a, b *client, can abilities) {
 func endsInTime(s *scene, c *client, l longLease) {
 	const before = 12300 * time.Microsecond // attempts are a millisecond apart in a bubble
 	end := l.start.Add(l.ttl)
-	s.sleep(end.Add(-before).Sub(s.now()))
-	for !s.over() && s.now().Before(end) {
+	s.sleep(time.Until(end.Add(-before)))
+	for time.Now().Before(end) {
 		next := s.takeFenced(c, l.key, "next")
-		if now := s.now(); next.Acquired && now.Before(end) {
+		if now := time.Now(); next.Acquired && now.Before(end) {
 			s.fail("%s.TryAcquire(%s, %s) was acquired at most %v after %s had given the key to %s for %v, %v too early or more%s",
 				c.name, brief(l.key), brief(next.token), now.Sub(l.start), l.by, brief(l.token), l.ttl, end.Sub(now), hint(end.Sub(now)))
 		}
@@ -188,7 +182,7 @@ func shortTTLs(s *scene, a, b *client, can abilities) {
 // expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys
 // away for the same time, lets another take the one as soon as that is possible, and then has a
 // call made for the other, which has to be over as well.
-func expiresForAll(s *scene) error {
+func expiresForAll(s *scene) {
 	a, b := s.clients2()
 	can := s.abilities(a)
 	calls := []string{"Renew", "Release"}
@@ -199,9 +193,6 @@ func expiresForAll(s *scene) error {
 		calls = append(calls, "Inspect")
 	}
 	early := []time.Duration{4500 * time.Microsecond, 2 * time.Millisecond}
-	if s.h.Advance != nil {
-		early = early[:1] // it is slow
-	}
 	s.eachWay(a, b, func(s *scene, a, b *client) {
 		var parts []func()
 		for _, call := range calls {
@@ -214,33 +205,17 @@ func expiresForAll(s *scene) error {
 			endsForAll(s, a, b, call)
 		}
 	})
-	return s.result()
 }
 
 // finds makes a call, and reports whether that finds the lease of g.
-func finds(s *scene, c *client, call string, g grant) (lasts bool) {
-	if s.over() {
-		return false
-	}
-	var err error
-	switch call {
-	case "Renew":
-		lasts, err = c.Renew(s.ctx, g.key, g.token, long)
-	case "Release":
-		lasts, err = c.Release(s.ctx, g.key, g.token)
-	case "RenewBatch":
-		var results []dlock.RenewResult
-		results, err = c.RenewBatch(s.ctx, []dlock.Renewal{{Key: g.key, Token: g.token, TTL: long}})
-		lasts = len(results) == 1 && results[0].Held
-	case "Inspect":
-		var h dlock.Hold
-		h, err = c.Inspect(s.ctx, g.key)
-		if lasts = h.Held; lasts && h.Remaining < 0 {
-			s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), h.Remaining, s.h.ttl())
-		}
-	}
+func finds(s *scene, c *client, call string, g grant) bool {
+	s.goOn()
+	a, err := c.call(s.ctx, call, g, long)
 	s.noError(err, call, g.key)
-	return lasts
+	if call == "Inspect" && a.Acquired && a.Remaining < 0 {
+		s.fail("Inspect(%s): %v remain, which stands for ever; want between 0 and %v", brief(g.key), a.Remaining, s.h.ttl())
+	}
+	return a.Acquired
 }
 
 // lastsUntil makes a call so early before the end of a lease, and again if the grant and the call
@@ -250,14 +225,14 @@ func lastsUntil(s *scene, c *client, call string, early time.Duration) {
 	ttl := s.h.ttl()
 	for range 8 {
 		g := s.grant(c, s.key(), s.token("asked"), ttl)
-		end, at := g.start.Add(ttl), s.now().Add(ttl-early)
+		end, at := g.start.Add(ttl), time.Now().Add(ttl-early)
 		if !at.Before(end) {
 			continue
 		}
-		s.sleep(at.Sub(s.now()))
+		s.sleep(time.Until(at))
 		lasts := finds(s, c, call, g)
-		left := end.Sub(s.now())
-		if s.over() || left > 0 && lasts {
+		left := time.Until(end)
+		if left > 0 && lasts {
 			return
 		}
 		if left > 0 {
@@ -277,7 +252,7 @@ func endsForAll(s *scene, a, b *client, call string) {
 	giveTaken := func() { taken = s.grant(a, s.key(), s.token("taken"), ttl) }
 	if s.h.Bubble {
 		s.atOnce(giveAsked, giveTaken)
-		s.sleep(taken.start.Add(ttl).Sub(s.now()))
+		s.sleep(time.Until(taken.start.Add(ttl)))
 		synctest.Wait() // a store may have a timer for each
 		s.atOnce(
 			func() { next = s.takeFenced(a, taken.key, "next") },
@@ -287,7 +262,7 @@ func endsForAll(s *scene, a, b *client, call string) {
 		giveAsked()
 		time.Sleep(2 * time.Millisecond) // more than what stores round
 		giveTaken()
-		s.sleep(taken.start.Add(ttl).Sub(s.now()))
+		s.sleep(time.Until(taken.start.Add(ttl)))
 		next = s.takeSoon(a, taken.key)
 		lasts = finds(s, b, call, asked)
 	}
@@ -297,7 +272,7 @@ func endsForAll(s *scene, a, b *client, call string) {
 	}
 }
 
-func sinceIsConservative(s *scene) error {
+func sinceIsConservative(s *scene) {
 	a, b := s.clients2()
 	c := s.acquirer()
 	ttl := s.h.ttl()
@@ -314,7 +289,6 @@ func sinceIsConservative(s *scene) error {
 		tellsTheGrant(s, next, released, ttl)
 		s.notFreedBefore(b, next, ttl)
 	}
-	return s.result()
 }
 
 // tellsTheGrant: after a long wait, Since is not when the wait began. It may be before the grant
@@ -326,7 +300,6 @@ func tellsTheGrant(s *scene, g grant, released time.Time, ttl time.Duration) {
 	}
 	wall := func(t time.Time) bool { return t == t.Round(0) }
 	switch before := released.Sub(since); {
-	case s.over():
 	case wall(since) && !wall(released):
 		s.fail("Since is %v, which has no monotonic reading; want an instant from time.Now", since)
 	case before < ttl/2:

@@ -11,9 +11,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A trace remembers the calls of one case: the latest that have returned, all that have
-// not, and for each key the last call that granted it, with the last that granted it to
-// another token.
+// A trace remembers the calls of one case: the latest that have returned, all that have not, and for each key the last call
+// that granted it, with the last that granted it to another token.
 type trace struct {
 	mu       sync.Mutex
 	start    time.Time

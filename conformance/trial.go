@@ -45,7 +45,7 @@ func (k kind) prolongs() bool {
 func (s *scene) can(c *client, k kind) bool {
 	for _, o := range optionalMethods {
 		if o.name == k.name {
-			return !s.over() && s.offers(c.inner.Locker, o)
+			return s.offers(c, o)
 		}
 	}
 	return true
@@ -82,7 +82,7 @@ func (s *scene) prepare(k kind, by *client, ttl time.Duration) *trial {
 
 // another is a grant of a new key to a new token, which is still to be made.
 func (s *scene) another(name string) grant {
-	g := grant{key: s.key(), token: s.token(name), start: s.now()}
+	g := grant{key: s.key(), token: s.token(name), start: time.Now()}
 	s.uses(g.key, g.token)
 	return g
 }
@@ -110,16 +110,13 @@ func (x *trial) lapse(ttl time.Duration) {
 	}
 }
 
-// hadNoEffect checks that, after a settle, and when a lease that the call would have prolonged has
-// expired.
+// hadNoEffect checks that, after a settle, and when a lease that the call would have prolonged has expired.
 func (x *trial) hadNoEffect(why string) {
 	if x.role != ofHolder || x.prolongs() {
 		x.s.freeAfter(x.by, x.key, why)
 		return
 	}
-	if x.s.over() {
-		return
-	}
+	x.s.goOn()
 	held, err := x.by.Renew(x.s.ctx, x.key, x.token, long)
 	x.s.noError(err, "Renew", x.key)
 	if err == nil && !held {

@@ -22,8 +22,7 @@ import (
 
 var errFlaky = errors.New("the store is flaky")
 
-// A crowd is 64 goroutines of three Clients that want one key, all with local turns, in all
-// the ways that a Client has.
+// A crowd is 64 goroutines of three Clients that want one key, all with local turns, in all the ways that a Client has.
 type crowd struct {
 	*testing.T
 	recorder *history.Recorder
@@ -90,10 +89,7 @@ func onRedis(t *testing.T) {
 	c := newCrowd(t, 8, 2*time.Second, false, func() dlock.Locker {
 		conn := sim.Dial(server, slow)
 		l := rediscore.New(conn)
-		t.Cleanup(func() {
-			l.Close()
-			conn.Close()
-		})
+		t.Cleanup(func() { l.Close(); conn.Close() })
 		return l
 	})
 	c.run()
@@ -111,6 +107,13 @@ func newCrowd(t *testing.T, n int, ttl time.Duration, flaky bool, dial func() dl
 	return c
 }
 
+// wrong fails the test because of an error, which only a flaky store excuses.
+func (c *crowd) wrong(err error) {
+	if err != nil && !c.flaky {
+		c.Error(err)
+	}
+}
+
 // run runs the crowd, and checks what it did. Nobody may wait for long.
 func (c *crowd) run() {
 	var all sync.WaitGroup
@@ -125,9 +128,7 @@ func (c *crowd) run() {
 	}
 	all.Wait()
 	for _, client := range c.clients {
-		if err := client.Close(); err != nil && !c.flaky {
-			c.Error(err)
-		}
+		c.wrong(client.Close())
 		require.Zero(c, client.Stats().Waiters)
 	}
 	late := func(ttl time.Duration) time.Duration { return history.Drift(ttl) + time.Second }
@@ -162,15 +163,17 @@ func (c *crowd) acquire(client int) {
 	l, err := acquire(ctx, "k")
 	waited := c.recorder.Now() - asked
 	deadline, _ := ctx.Deadline()
-	c.count(func() { c.longest = max(c.longest, waited) })
 	switch {
 	case err == nil:
 		c.hold(client, l, asked, false)
 	case waited > limit/2:
 		c.Errorf("waited for %v: %v", waited, err)
-	case !c.flaky && !errors.Is(err, dlock.ErrHeld) && time.Now().Before(deadline):
-		c.Errorf("after %v: %v", waited, err)
+	case !errors.Is(err, dlock.ErrHeld) && time.Now().Before(deadline):
+		c.wrong(fmt.Errorf("after %v: %w", waited, err))
 	}
+	c.mu.Lock()
+	c.longest = max(c.longest, waited)
+	c.mu.Unlock()
 	if err != nil { // while a store fails, no other call takes time
 		time.Sleep(rand.N(time.Millisecond))
 	}
@@ -178,12 +181,15 @@ func (c *crowd) acquire(client int) {
 
 func (c *crowd) hold(client int, l *dlock.Lease, asked time.Duration, adopted bool) {
 	h := c.recorder.Hold(fmt.Sprint(client), l, asked)
-	c.count(func() {
-		if c.holds++; c.tokens[l.Token()] && !adopted {
-			c.turns++
-		}
-		c.tokens[l.Token()] = true
-	})
+	c.mu.Lock()
+	switch c.holds++; {
+	case adopted:
+		c.detached++
+	case c.tokens[l.Token()]:
+		c.turns++
+	}
+	c.tokens[l.Token()] = true
+	c.mu.Unlock()
 	if rand.N(3) == 0 {
 		time.Sleep(rand.N(2 * time.Millisecond))
 	}
@@ -191,40 +197,24 @@ func (c *crowd) hold(client int, l *dlock.Lease, asked time.Duration, adopted bo
 	case 0:
 		time.Sleep(rand.N(min(c.ttl/2, 150*time.Millisecond)))
 	case 1, 2:
-		if err := l.Renew(context.Background()); err != nil && !c.flaky {
-			c.Error(err)
-		}
+		c.wrong(l.Renew(context.Background()))
 	case 3, 4:
-		if d, err := l.Detach(); err == nil {
+		d, err := l.Detach()
+		if err == nil {
 			c.recorder.End(h, l)
-			c.adopt(d)
+			adopter, asked := rand.N(len(c.clients)), c.recorder.Now()
+			if l, err = c.clients[adopter].Adopt(context.Background(), d); err == nil {
+				c.hold(adopter, l, asked, true)
+			}
+			c.wrong(err)
 			return
-		} else if !c.flaky && !errors.Is(err, dlock.ErrInvalid) {
-			c.Error(err)
+		}
+		if !errors.Is(err, dlock.ErrInvalid) {
+			c.wrong(err)
 		}
 	}
 	c.recorder.End(h, l)
 	for range 1 + rand.N(2) {
-		if err := l.Release(); err != nil && !c.flaky {
-			c.Error(err)
-		}
+		c.wrong(l.Release())
 	}
-}
-
-func (c *crowd) adopt(d dlock.Detached) {
-	client := rand.N(len(c.clients))
-	asked := c.recorder.Now()
-	l, err := c.clients[client].Adopt(context.Background(), d)
-	if err == nil {
-		c.count(func() { c.detached++ })
-		c.hold(client, l, asked, true)
-	} else if !c.flaky {
-		c.Error(err)
-	}
-}
-
-func (c *crowd) count(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f()
 }

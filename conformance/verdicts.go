@@ -90,8 +90,7 @@ func (v *verdicts) String() string {
 	return "skipped, and why:\n" + lines.String()
 }
 
-// names returns the cases that were skipped for a reason. One that was skipped twice, also with a
-// Forward, is named once.
+// names returns the cases that were skipped for a reason. One that was skipped twice, also with a Forward, is named once.
 func (v *verdicts) names(reason string) []string {
 	return slices.DeleteFunc(slices.Sorted(slices.Values(v.skipped[reason])), func(name string) bool {
 		plain, forward := strings.CutPrefix(name, "Forward/")
@@ -105,7 +104,7 @@ func (h Harness) hint(t *testing.T) (text string) {
 		h = h.PerCase(t)
 	}
 	_ = h.stage(t, func(t *testing.T) error {
-		return newScene(t, h, 0).play(func(s *scene) error {
+		return newScene(t, h, 0).play(func(s *scene) {
 			one, other := s.clients2()
 			g := s.grant(one, s.key(), s.token("holder"), long)
 			renewed, _ := other.Renew(s.ctx, g.key, g.token, long)
@@ -114,7 +113,6 @@ func (h Harness) hint(t *testing.T) (text string) {
 				text = fmt.Sprintf("hint: a lease belongs to its token, and any client may renew or release it, not only the one that acquired it. "+
 					"Of a lease of one client, another client's Renew said held = %v, and its Release held = %v. This makes many cases fail.\n", renewed, released)
 			}
-			return nil
 		})
 	})
 	return text

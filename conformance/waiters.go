@@ -40,11 +40,8 @@ func (s *scene) wait(c *client, key, token string, ttl time.Duration) *waiter {
 func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl time.Duration) *waiter {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &waiter{by: c, ttl: ttl, cancel: cancel, done: make(chan struct{})}
-	w.grant = grant{key: key, token: token, start: s.now()}
-	if s.over() {
-		close(w.done)
-		return w
-	}
+	w.grant = grant{key: key, token: token, start: time.Now()}
+	s.goOn()
 	s.uses(key, token)
 	s.mu.Lock()
 	s.waiters = append(s.waiters, w)
@@ -62,18 +59,15 @@ func (w *waiter) returned() bool { return isClosed(w.done) }
 
 // waits checks that w has not returned yet.
 func (s *scene) waits(w *waiter) {
-	if !s.over() && w.returned() && !s.mayHaveExpired(w.key) {
+	if w.returned() && !s.mayHaveExpired(w.key) {
 		s.fail("%v returned %s, %w, while another token held the key", w, show(w.answer), orNone(w.err))
 	}
 }
 
 // served checks that w is granted its key soon.
 func (s *scene) served(w *waiter, why string) grant {
-	if !s.over() && !s.await(w.done) {
+	if !s.await(w.done) {
 		s.fail("%v has not returned %v after %s", w, s.h.patience(), why)
-	}
-	if s.over() {
-		return w.grant
 	}
 	return s.isServed(w)
 }
@@ -81,7 +75,7 @@ func (s *scene) served(w *waiter, why string) grant {
 // servedInTheEnd is served, where that depends on calls that were given a gap to reach the store.
 // If w is not served the case is inconclusive first, as the gap may have been too short.
 func (s *scene) servedInTheEnd(w *waiter, why string) grant {
-	if !s.over() && !s.h.Bubble && s.attempt < tries-2 && !s.await(w.done) {
+	if !s.h.Bubble && s.attempt < tries-2 && !s.await(w.done) {
 		s.stop(errInconclusive)
 	}
 	return s.served(w, why)
@@ -95,37 +89,32 @@ func (s *scene) isServed(w *waiter) grant {
 	case !w.answer.Acquired:
 		s.fail("%v: %s; want it to be acquired, or an error if its ctx has ended", w, show(w.answer))
 	}
-	// Any time after the grant is meant, and this is after it by no more than
-	// the store takes to tell.
-	s.certain(w.key, s.now().Add(w.ttl-s.h.patience()), true)
+	// Any time after the grant is meant, and this is after it by no more than the store takes to tell.
+	s.certain(w.key, time.Now().Add(w.ttl-s.h.patience()), true)
 	g := w.grant
 	g.Attempt = w.answer
 	return g
 }
 
-// returns reports whether w returns soon after its ctx has ended, whatever has come of it.
-func (s *scene) returns(w *waiter) bool {
-	if !s.over() && !s.await(w.done) {
+// returns checks that w returns soon after its ctx has ended, whatever has come of it.
+func (s *scene) returns(w *waiter) {
+	if !s.await(w.done) {
 		s.fail("%v has not returned %v after its ctx had ended", w, s.h.patience())
 	}
-	return !s.over()
 }
 
 // ended checks that w returns an error soon after its ctx has ended.
 func (s *scene) ended(w *waiter) {
-	if s.returns(w) && w.err == nil && !s.mayHaveExpired(w.key) {
+	s.returns(w)
+	if w.err == nil && !s.mayHaveExpired(w.key) {
 		s.fail("%v = %s, <nil> after its ctx had ended; want an error, because another token holds the key", w, show(w.answer))
 	}
 	s.wasSent(w)
 }
 
-// wasSent checks that a wait which has stood in the queue does not say that nothing was
-// sent, or that no later call can succeed. A [dlock.NoEffectError] may be right: cases of
-// its own look at that.
+// wasSent checks that a wait which has stood in the queue does not say that nothing was sent, or that no later call can
+// succeed. A [dlock.NoEffectError] may be right: cases of its own look at that.
 func (s *scene) wasSent(w *waiter) {
-	if s.over() { // w may not have returned
-		return
-	}
 	_, marked := errors.AsType[*dlock.NoEffectError](w.err)
 	switch {
 	case errors.Is(w.err, dlock.ErrClosed):
@@ -154,8 +143,7 @@ func (s *scene) endWaits(c *client, waiting []*waiter) {
 	s.release(c, waiting[0].grant, false)
 }
 
-// first returns the index of a waiter that has returned, or -1 if none has
-// within the harness's patience.
+// first returns the index of a waiter that has returned, or -1 if none has within the harness's patience.
 func (s *scene) first(waiting []*waiter) int {
 	returned, enough := make(chan struct{}), make(chan struct{})
 	defer close(enough)
@@ -177,7 +165,7 @@ func (s *scene) first(waiting []*waiter) int {
 // each when it has been: so the key is freed for the others.
 func (s *scene) eachServed(waiting []*waiter, why string, next func(*waiter)) {
 	waiting = slices.Clone(waiting)
-	for len(waiting) > 0 && !s.over() {
+	for len(waiting) > 0 {
 		switch i := s.first(waiting); {
 		case i < 0:
 			s.fail("none of %d waiters for %s has been served %v after %s", len(waiting), brief(waiting[0].key), s.h.patience(), why)

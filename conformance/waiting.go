@@ -41,9 +41,8 @@ var waitingCases = []testCase{
 		clause: withSource("A backend serves every waiter, with and without a subscription, while others keep coming.")},
 }
 
-// holderAcquiresAgain has a token that holds a key acquire it again, in either way, while
-// others wait for it.
-func holderAcquiresAgain(s *scene) error {
+// holderAcquiresAgain has a token that holds a key acquire it again, in either way, while others wait for it.
+func holderAcquiresAgain(s *scene) {
 	a, b := s.client(), s.acquirer()
 	ttl := max(s.h.ttl(), 4*s.h.gap()<<s.attempt)
 
@@ -62,7 +61,6 @@ func holderAcquiresAgain(s *scene) error {
 	s.above(again, s.served(w, "the holder released the key, which it had asked for again"))
 	s.release(b, w.grant, true)
 	s.free(a, g.key)
-	return s.result()
 }
 
 // acquiresAgain has the holder of a key wait for it.
@@ -75,7 +73,7 @@ func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
 
 // waiterIsNoHolder has tokens that only wait do what holders do. They do not keep the lease of the
 // holder alive. Their places and TTLs are those of their waits, whatever else they call.
-func waiterIsNoHolder(s *scene) error {
+func waiterIsNoHolder(s *scene) {
 	a, b := s.client(), s.acquirer()
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
 
@@ -100,17 +98,16 @@ func waiterIsNoHolder(s *scene) error {
 	s.held(a, g)
 	s.release(a, g, true)
 	if s.h.Unordered {
-		return s.result()
+		return
 	}
 	s.served(w, "the holder released the key; the waiter, the first of two, had tried to renew it")
 	s.waits(other)
 	s.lapse(ttl)
 	s.served(other, "the lease of a waiter had expired that had tried to renew it for longer before it was served")
 	s.release(b, other.grant, true)
-	return s.result()
 }
 
-func cancelledWait(s *scene) error {
+func cancelledWait(s *scene) {
 	a, b := s.client(), s.acquirer()
 
 	for _, deadline := range []time.Duration{long, s.h.gap() / 2} {
@@ -136,7 +133,6 @@ func cancelledWait(s *scene) error {
 			}
 		})
 	})
-	return s.result()
 }
 
 // cancelWhileServed has a wait cancelled at about the moment in which it is granted its key. Either
@@ -150,9 +146,7 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 	}
 	var released sync.WaitGroup
 	race(w.cancel, func() { released.Go(func() { s.release(a, g, true) }) })
-	if !s.returns(w) {
-		return
-	}
+	s.returns(w)
 	if w.err == nil {
 		s.isServed(w)
 	}
@@ -168,7 +162,7 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 
 // oneReleaseSettles cancels waits that know who holds the key: soon after they were
 // answered, some time later, and about when the holder's lease ends and they check in.
-func oneReleaseSettles(s *scene) error {
+func oneReleaseSettles(s *scene) {
 	s.acquirer()
 	a, b := s.clients2()
 	var waits []func()
@@ -180,9 +174,7 @@ func oneReleaseSettles(s *scene) error {
 		}
 		for i := range s.h.moments() {
 			cancelled(long, rtt+rtt*time.Duration(i)/2)
-			if s.h.Advance == nil {
-				cancelled(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/4)
-			}
+			cancelled(s.h.ttl(), s.h.ttl()-rtt+rtt*time.Duration(i)/4)
 		}
 		cancelled(long, s.h.gap())
 	})
@@ -190,7 +182,6 @@ func oneReleaseSettles(s *scene) error {
 	if settled.Load() == 0 {
 		s.skip("no error of a wait that was cancelled says, beside the holder, that no request of it is on its way")
 	}
-	return s.result()
 }
 
 // settles has a wait of c cancelled, and its token and the holder's released as soon as it has ended,
@@ -199,9 +190,7 @@ func settles(s *scene, c, other *client, ttl, after time.Duration, settled *atom
 	g := s.grant(other, s.key(), s.token("holder"), ttl)
 	w := s.waitCtx(s.ctx, c, g.key, s.token("waiter"), long)
 	defer time.AfterFunc(after, w.cancel).Stop()
-	if !s.returns(w) {
-		return
-	}
+	s.returns(w)
 	for _, token := range []string{w.token, g.token} {
 		_, err := other.Release(s.ctx, g.key, token)
 		s.noError(err, "Release", g.key)
@@ -216,7 +205,7 @@ func settles(s *scene, c, other *client, ttl, after time.Duration, settled *atom
 	}
 }
 
-func waitEndsOnRelease(s *scene) error {
+func waitEndsOnRelease(s *scene) {
 	a, b := s.client(), s.acquirer()
 
 	w := s.waitCtx(s.ctx, b, s.key(), s.token("first"), long)
@@ -240,11 +229,9 @@ func waitEndsOnRelease(s *scene) error {
 	serveLine(s, a, g, joinLine(s, []*client{b}, g.key, 4, 1))
 	servedOnManyKeys(s, a, b)
 	s.eachWay(a, b, servedWhileComing)
-	return s.result()
 }
 
-// servedWhileComing: a release that a waiter meets on its way to the queue serves
-// it.
+// servedWhileComing: a release that a waiter meets on its way to the queue serves it.
 func servedWhileComing(s *scene, a, b *client) {
 	s.atMoments(func(late time.Duration) {
 		g := s.grant(a, s.key(), s.token("holder"), long)
@@ -270,11 +257,9 @@ func servedOnManyKeys(s *scene, a, b *client) {
 	}
 }
 
-func waitEndsOnExpiry(s *scene) error {
+func waitEndsOnExpiry(s *scene) {
 	a, b := s.client(), s.acquirer()
-	if s.h.Advance == nil {
-		servedSoonAfterExpiry(s, a, b)
-	}
+	servedSoonAfterExpiry(s, a, b)
 	ttl := max(s.h.ttl(), s.h.gap()<<s.attempt)
 
 	g := s.grant(a, s.key(), s.token("dead"), 2*ttl)
@@ -286,12 +271,10 @@ func waitEndsOnExpiry(s *scene) error {
 	s.served(next, "the lease of a waiter that had been served had expired")
 	s.release(b, next.grant, true)
 	waitersLeave(s, a, b)
-	return s.result()
 }
 
-// servedSoonAfterExpiry has several leases expire at times spread over a second, and takes
-// the median of how late their waiters are served. A busy machine may be late with any call: so
-// others make one at the same times.
+// servedSoonAfterExpiry has several leases expire at times spread over a second, and takes the median of how late their
+// waiters are served. A busy machine may be late with any call: so others make one at the same times.
 func servedSoonAfterExpiry(s *scene, a, b *client) {
 	const soon, several = 250 * time.Millisecond, 9
 	late, others := make([]time.Duration, several), make([]time.Duration, several)
@@ -329,9 +312,8 @@ func servedSoonAfterExpiry(s *scene, a, b *client) {
 	}
 }
 
-// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time
-// at which that was to end has passed. When the holder dies, the others are served: whoever has left
-// did not take away what was to wake them.
+// waitersLeave has some of three waiters leave, after the holder has renewed its lease and the time at which that was to end
+// has passed. When the holder dies, the others are served: whoever has left did not take away what was to wake them.
 func waitersLeave(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 2*s.h.gap()<<s.attempt)
 	leavers := [][]int{{}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}}
@@ -360,9 +342,7 @@ func waitersLeave(s *scene, a, b *client) {
 				s.ended(w)
 			}
 		}
-		if s.mayHaveExpired(holders[i].key) { // and who has left been served
-			return
-		}
+		s.mayHaveExpired(holders[i].key) // and who has left been served
 	}
 	for i, line := range staying {
 		why := fmt.Sprintf("the lease of the holder, which was renewed once, had expired; numbers %v (from 0) of 3 waiters had left", leavers[i/2])
@@ -370,7 +350,7 @@ func waitersLeave(s *scene, a, b *client) {
 	}
 }
 
-func waitEndsOnRemoval(s *scene) error {
+func waitEndsOnRemoval(s *scene) {
 	a, b := s.client(), s.acquirer()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	w := s.wait(b, g.key, s.token("waiter"), long)
@@ -379,5 +359,4 @@ func waitEndsOnRemoval(s *scene) error {
 	s.served(w, "the store lost the key")
 	s.release(b, w.grant, true)
 	s.free(a, g.key)
-	return s.result()
 }

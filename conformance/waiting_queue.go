@@ -11,12 +11,11 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-func firstComeFirstServed(s *scene) error {
+func firstComeFirstServed(s *scene) {
 	a := s.client()
 	clients := []*client{s.acquirer(), s.client(), a}
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	serveLine(s, a, g, joinLine(s, clients, g.key, 6, 6))
-	return s.result()
 }
 
 // joinLine has n tokens wait for key, by the clients in turn. They come in groups: which of two that
@@ -49,7 +48,7 @@ const (
 
 // longQueue has hundreds wait for a key, while many other keys are granted and released. Some leave,
 // from all parts of the queue; then every release serves one of the others.
-func longQueue(s *scene) error {
+func longQueue(s *scene) {
 	a := s.client()
 	clients := []*client{s.acquirer(), s.client(), s.client()}
 	g := s.grant(a, s.key(), s.token("holder"), long)
@@ -71,7 +70,6 @@ func longQueue(s *scene) error {
 	if s.h.Bubble && !s.h.Unordered {
 		rollingLine(s, a, clients[0])
 	}
-	return s.result()
 }
 
 // leaveLine has some leave, at the head, in the middle and at the tail, and returns the others.
@@ -109,13 +107,12 @@ func rollingLine(s *scene, a, b *client) {
 	serveLine(s, a, g, line)
 }
 
-func deadWaiterIsSkipped(s *scene) error {
+func deadWaiterIsSkipped(s *scene) {
 	a, b := s.client(), s.acquirer()
 	waitersDieInLine(s, a, b, 0)
 	if s.h.Bubble {
 		waitersDieInLine(s, a, b, time.Minute) // the session of the dead may end
 	}
-	return s.result()
 }
 
 // waitersDieInLine: that waiters have died is no reason to serve those behind them while the key is
@@ -145,7 +142,7 @@ func waitersDieInLine(s *scene, a, b *client, pause time.Duration) {
 	serveLine(s, a, g, alive)
 }
 
-func deadHostManyWaiters(s *scene) error {
+func deadHostManyWaiters(s *scene) {
 	const ttl = 5 * time.Second // one of them may be served while it dies
 	a, host := s.client(), s.acquirer()
 	waitersDie(s, a, host, 100, ttl, "which have died", func(dead []*waiter) {
@@ -156,34 +153,29 @@ func deadHostManyWaiters(s *scene) error {
 			s.ended(w)
 		}
 	})
-	return s.result()
 }
 
-// deadWaiterOverNetwork has waiters die that nobody cancels and nobody releases: their
-// connections end with their process, or fall silent with their host. The store knows of
-// the one, and finds out about the other: what the dead are granted then lasts for their
-// TTL, which is short therefore.
-func deadWaiterOverNetwork(s *scene) error {
+// deadWaiterOverNetwork has waiters die that nobody cancels and nobody releases: their connections end with their process,
+// or fall silent with their host. The store knows of the one, and finds out about the other: what the dead are granted then
+// lasts for their TTL, which is short therefore.
+func deadWaiterOverNetwork(s *scene) {
 	s.acquirer()
 	dying := func(n int, ttl time.Duration, how string, die func(*network)) part {
 		return func(on *network) {
-			if !on.offers(on.via.inner.Locker, acquire) {
+			if !on.offers(on.via, acquire) {
 				on.skip("the Locker over the network is no Acquirer")
 			}
 			waitersDie(on.scene, on.direct, on.via, n, ttl, how, func([]*waiter) { die(on) })
 		}
 	}
-	refuse := (*network).Refuse
-	s.overFailed(
-		dying(1, long, "whose process was killed", refuse),
-		dying(50, long, "whose process was killed", refuse),
+	s.overNetworks(
+		dying(1, long, "whose process was killed", (*network).Refuse),
+		dying(50, long, "whose process was killed", (*network).Refuse),
 		dying(1, s.h.patience()/3, "whose host fell silent", func(on *network) { on.Block(faultproxy.Both) }),
 	)
-	return s.result()
 }
 
-// waitersDie has n wait by a client on a host, and die before the key is released. Another waits
-// behind them.
+// waitersDie has n wait by a client on a host, and die before the key is released. Another waits behind them.
 func waitersDie(s *scene, a, host *client, n int, ttl time.Duration, how string, die func(dead []*waiter)) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	dead := make([]*waiter, n)
@@ -207,7 +199,7 @@ func waitersDie(s *scene, a, host *client, n int, ttl time.Duration, how string,
 
 // noStarvation has one Client compete with others that keep coming back. They are
 // Clients, since it is the core that waits where the store has no queue.
-func noStarvation(s *scene) error {
+func noStarvation(s *scene) {
 	key := s.key()
 	ctx, cancel := context.WithTimeout(s.ctx, 3*s.h.patience())
 	defer cancel()
@@ -223,10 +215,10 @@ func noStarvation(s *scene) error {
 	c := patientClient(l)
 	defer c.Close()
 	times := 2
-	if !s.over() && s.offers(l.inner.Locker, acquire) {
+	if s.offers(l, acquire) {
 		times = 8 // as a queue in disorder may be kind to those who come at the right moment
 	}
-	for i := 0; i < times && !s.over(); i++ {
+	for i := 0; i < times; i++ {
 		time.Sleep(time.Duration(i) * 700 * time.Microsecond)
 		before := served.Load()
 		lease, err := c.Acquire(ctx, key)
@@ -238,7 +230,6 @@ func noStarvation(s *scene) error {
 	}
 	stop()
 	others.Wait()
-	return s.result()
 }
 
 func patientClient(l dlock.Locker) *dlock.Client {
@@ -248,7 +239,8 @@ func patientClient(l dlock.Locker) *dlock.Client {
 // comeAgain acquires and releases key again and again until ctx ends.
 func comeAgain(s *scene, ctx context.Context, c *dlock.Client, key string, served *atomic.Int64) {
 	defer c.Close()
-	for !s.over() {
+	for {
+		s.goOn()
 		lease, err := c.Acquire(ctx, key)
 		if err != nil {
 			return

@@ -52,11 +52,6 @@ func TestVotes(t *testing.T) {
 	})
 }
 
-func BenchmarkOperations(b *testing.B) {
-	store := memory.New()
-	conformance.Bench(b, conformance.Harness{New: func(*testing.T) dlock.Locker { return store }})
-}
-
 const ttl = time.Minute
 
 func try(t *testing.T, m *memory.Locker, key, token string) dlock.Attempt {

@@ -45,8 +45,7 @@ func (m Model) Check(h *History) (*Violation, error) {
 	return nil, unchecked
 }
 
-// checkAnswers returns the fewest answers to operations on one key that cannot all be
-// right.
+// checkAnswers returns the fewest answers to operations on one key that cannot all be right.
 func (m Model) checkAnswers(operations []*Operation) (*Violation, error) {
 	c := m.checker(operations, nil)
 	wrong, _ := c.run()
@@ -71,9 +70,8 @@ func (m Model) checkAnswers(operations []*Operation) (*Violation, error) {
 	}, nil
 }
 
-// shrink returns a small part of operations, such that bad remains true if the outcomes
-// of the others are forgotten. It forgets halves first, then quarters, as delta
-// debugging does.
+// shrink returns a small part of operations, such that bad remains true if the outcomes of the others are forgotten. It
+// forgets halves first, then quarters, as delta debugging does.
 func shrink(operations []*Operation, bad func(known func(*Operation) bool) bool) []*Operation {
 	dropped := make(map[*Operation]bool)
 	known := func(o *Operation) bool { return !dropped[o] && o.Outcome != Unknown }
@@ -95,8 +93,7 @@ func shrink(operations []*Operation, bad func(known func(*Operation) bool) bool)
 	return kept()
 }
 
-// withGrants adds the latest grants of the tokens in question, which a reader wants to
-// see.
+// withGrants adds the latest grants of the tokens in question, which a reader wants to see.
 func withGrants(needed, operations []*Operation) []*Operation {
 	var all []*Operation
 	for i, o := range operations {

@@ -12,9 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The histories below are written by hand: a call of one key at from, in
-// milliseconds, that returned at to. Leases last for 100 ms, and may expire as
-// much as 50 ms late.
+// The histories below are written by hand: a call of one key at from, in milliseconds, that returned at to. Leases last for
+// 100 ms, and may expire as much as 50 ms late.
 const (
 	checkTTL  = 100 * time.Millisecond
 	checkLate = 50 * time.Millisecond

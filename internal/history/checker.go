@@ -5,17 +5,14 @@ import (
 	"time"
 )
 
-// A checker decides whether the answers to all operations on one key can be those of
-// its model. It looks for an order in which each operation takes effect at one instant
-// between its call and its return, such that every answer is right. An operation is
-// placed when it returns, together with those that must have come before it.
+// A checker decides whether the answers to all operations on one key can be those of its model. It looks for an order in
+// which each operation takes effect at one instant between its call and its return, such that every answer is right. An
+// operation is placed when it returns, together with those that must have come before it.
 //
-// A mutex with expiry is not a matter of order alone. For each state the checker knows
-// the earliest and the latest instant at which the lease may end on its own, and how
-// late it is at least.
+// A mutex with expiry is not a matter of order alone. For each state the checker knows the earliest and the latest instant
+// at which the lease may end on its own, and how late it is at least.
 //
-// An indeterminate operation is not placed. From its call on, the store may change its
-// state as the operation would.
+// An indeterminate operation is not placed. From its call on, the store may change its state as the operation would.
 type checker struct {
 	Model
 	events []event

@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// A History is what clients have done with some keys. Its instants count from its
-// beginning.
+// A History is what clients have done with some keys. Its instants count from its beginning.
 type History struct {
 	Operations []*Operation // in the order of their calls
 	Holds      []*Hold      // in no order

@@ -36,8 +36,7 @@ func (h *Hold) cutAtWipes(operations []*Operation) {
 	}
 }
 
-// Overlaps returns each certain hold that began before an earlier one of its key had ended, and
-// that one.
+// Overlaps returns each certain hold that began before an earlier one of its key had ended, and that one.
 func (h *History) Overlaps() (found []*Violation) {
 	latest := make(map[string]*Hold) // of each key: the one that ends last
 	for _, hold := range sorted(h.certain(), start) {

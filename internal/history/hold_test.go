@@ -50,8 +50,7 @@ func TestWipeEndsCertainty(t *testing.T) {
 	}
 }
 
-// A loss of data explains that a lease is lost, if it may have come after the grant, and before
-// anybody saw it.
+// A loss of data explains that a lease is lost, if it may have come after the grant, and before anybody saw it.
 func TestLosses(t *testing.T) {
 	wipes := []*Operation{{Method: Wipe, Called: 10, Returned: 20}}
 	for _, c := range []struct {

@@ -9,9 +9,8 @@ import (
 	"unicode"
 )
 
-// Picture draws h as one page of HTML, which is XML too and needs no other file: first
-// the violation, if there is one, and then all of each key, with a row for each client.
-// The page has the title, and begins with the text.
+// Picture draws h as one page of HTML, which is XML too and needs no other file: first the violation, if there is one, and
+// then all of each key, with a row for each client. The page has the title, and begins with the text.
 func Picture(h *History, v *Violation, title, text string) []byte {
 	p := &page{History: h, rows: h.clients()}
 	p.add(pageHead, escape(title), escape(text))

@@ -31,8 +31,7 @@ func (r *Recorder) Now() time.Duration { return r.At(time.Now()) }
 // At is the time from the beginning of the history to t.
 func (r *Recorder) At(t time.Time) time.Duration { return t.Sub(r.start) }
 
-// History returns what has happened until now. Certain holds end where data was lost.
-// What happens later does not change it.
+// History returns what has happened until now. Certain holds end where data was lost. What happens later does not change it.
 func (r *Recorder) History() *History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,8 +48,7 @@ func (r *Recorder) History() *History {
 	return h
 }
 
-// Hold records that a client holds a lease from now on. It is certain of that when [Recorder.End]
-// says until when.
+// Hold records that a client holds a lease from now on. It is certain of that when [Recorder.End] says until when.
 func (r *Recorder) Hold(client string, l *dlock.Lease, asked time.Duration) *Hold {
 	h := &Hold{Client: client, Key: l.Key(), Token: l.Token(), Asked: asked, Start: r.Now(), Fence: l.Fence()}
 	r.Held(h)
@@ -89,8 +87,7 @@ func (r *Recorder) begin(o Operation) *Operation {
 	return &o
 }
 
-// end records that a call has returned. A call whose error says that the store does
-// not have the method was not made.
+// end records that a call has returned. A call whose error says that the store does not have the method was not made.
 func (r *Recorder) end(o *Operation, err error, answer func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,8 +114,7 @@ func (r *Recorder) Locker(client string, l dlock.Locker) *Locker {
 	return &Locker{Forward: dlock.Forward{Locker: l}, recorder: r, client: client}
 }
 
-// Stall delays the next answer to TryAcquire or Acquire by d, as if the process had
-// been stopped just then.
+// Stall delays the next answer to TryAcquire or Acquire by d, as if the process had been stopped just then.
 func (l *Locker) Stall(d time.Duration) { l.stall.Store(int64(d)) }
 
 func (l *Locker) begin(m Method, key, token string, ttl time.Duration) *Operation {

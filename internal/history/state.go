@@ -24,21 +24,18 @@ func (s state) freed(now time.Duration) state {
 // heldBy reports whether token holds the key, and may still do so at now.
 func (s state) heldBy(token int, now time.Duration) bool { return s.holder == token && now <= s.most }
 
-// extended is s with a lease of ttl that ends between from+ttl, less the drift, and most,
-// or later than that.
+// extended is s with a lease of ttl that ends between from+ttl, less the drift, and most, or later than that.
 func (s state) extended(from, ttl, most time.Duration) state {
 	s.least, s.most = max(s.least, from+ttl-Drift(ttl)), max(s.most, most)
 	return s
 }
 
-// latest is the latest instant at which a lease can end that o granted or renewed before
-// then.
+// latest is the latest instant at which a lease can end that o granted or renewed before then.
 func (c *checker) latest(token int, o *Operation, then time.Duration) time.Duration {
 	return then + o.TTL + c.Late(o.TTL) + c.extra[token]
 }
 
-// mayChange is s after an indeterminate operation has taken effect. It reports false if
-// that changes nothing.
+// mayChange is s after an indeterminate operation has taken effect. It reports false if that changes nothing.
 func (c *checker) mayChange(s state, o indeterminate, then time.Duration) (state, bool) {
 	now := max(s.now, o.Called)
 	switch {

@@ -13,8 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A truth is a lock that takes operations at the instants at which they take effect, and
-// answers them.
+// A truth is a lock that takes operations at the instants at which they take effect, and answers them.
 type truth struct {
 	rng    *rand.Rand
 	holder string
@@ -55,8 +54,7 @@ func (l *truth) apply(o *Operation, now int) {
 	}
 }
 
-// simulate has clients make random calls, one after the other each. Some get no
-// reply, and theirs may take effect late.
+// simulate has clients make random calls, one after the other each. Some get no reply, and theirs may take effect late.
 func simulate(seed uint64, clients, rounds, ttl int, unknowns bool) []*Operation {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	type effect struct {
@@ -100,8 +98,7 @@ func simulate(seed uint64, clients, rounds, ttl int, unknowns bool) []*Operation
 	return ordered(operations)
 }
 
-// What a lock has really answered is never a violation, however its calls overlap, expire
-// and get lost.
+// What a lock has really answered is never a violation, however its calls overlap, expire and get lost.
 func TestTruthIsAccepted(t *testing.T) {
 	for seed := range uint64(1500) {
 		operations := simulate(seed, 4, 25, 60, true)
@@ -127,9 +124,8 @@ func spoil(rng *rand.Rand, operations []*Operation) *Operation {
 	return o
 }
 
-// Check agrees with porcupine, an independent implementation of the same search, about
-// histories in which leases expire, and about short ones in which replies are lost too:
-// porcupine keeps each operation of unknown outcome pending to the end.
+// Check agrees with porcupine, an independent implementation of the same search, about histories in which leases expire, and
+// about short ones in which replies are lost too: porcupine keeps each operation of unknown outcome pending to the end.
 func TestAgreesWithPorcupine(t *testing.T) {
 	for _, c := range []struct {
 		histories, rounds int
@@ -170,8 +166,7 @@ type mutexState struct {
 	now, least, most time.Duration // it is not earlier; the lease may end from least to most
 }
 
-// mutexModel is a fenced mutex with expiry. Each step is an operation, perhaps with the
-// expiry of a lease just before.
+// mutexModel is a fenced mutex with expiry. Each step is an operation, perhaps with the expiry of a lease just before.
 var mutexModel = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{mutexState{}} },
 	Step: func(s, input, _ any) (all []any) {

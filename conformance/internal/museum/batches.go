@@ -7,10 +7,8 @@ import (
 )
 
 var batches = []Exhibit{
-	// A large batch is sent in pieces of 100, and the remainder is forgotten.
-	// Seen: a trial of the suite.
-	// Harm: a lease that is held is reported as lost, and ends.
-	// Right: send the last piece as well, however small (slices.Chunk).
+	// A large batch is sent in pieces of 100, and the remainder is forgotten. Seen: a trial of the suite. Harm: a lease that is
+	// held is reported as lost, and ends.
 	{Name: "dropsTheTail", Cases: names{"BatchOfAnySize"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
 			n := len(r.Batch)
@@ -21,10 +19,8 @@ var batches = []Exhibit{
 			a.Results = append(a.Results, make([]dlock.RenewResult, n-len(r.Batch))...)
 			return a, err
 		}},
-	// The results are in a buffer of the client, which its next batch overwrites.
-	// Seen: a trial of the suite.
-	// Harm: a holder whose lease is lost goes on.
-	// Right: results that nobody else has.
+	// The results are in a buffer of the client, which its next batch overwrites. Seen: a trial of the suite. Harm: a holder
+	// whose lease is lost goes on.
 	{Name: "reusesResults", Cases: names{"BatchIsTheCallers"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: after(func(r request, a *answer, err error) {
 			note, _ := r.notes.LoadOrStore("buffer", new([]dlock.RenewResult))
@@ -32,10 +28,8 @@ var batches = []Exhibit{
 			*buffer = append((*buffer)[:0], a.Results...)
 			a.Results = *buffer
 		})},
-	// A busy store does a part of a batch. The client reports the remainder as renewed.
-	// Seen: a trial of the suite.
-	// Harm: leases end in which their holders believe.
-	// Right: send the remainder again.
+	// A busy store does a part of a batch. The client reports the remainder as renewed. Seen: a trial of the suite. Harm: leases
+	// end in which their holders believe.
 	{Name: "unprocessed", Cases: names{"BatchesCross"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
 			n := len(r.Batch)
@@ -51,15 +45,11 @@ var batches = []Exhibit{
 			}
 			return a, err
 		}},
-	// The results are in the reverse order of the batch.
-	// Harm: leases that are held are reported as lost, and lost ones as held.
-	// Right: the order of the batch.
-	{Name: "answersBackwards", Cases: names{"BatchKeepsOrder"}, Also: names{"BatchRenewsAsRenew"},
+	// The results are in the reverse order of the batch. Harm: leases that are held are reported as lost, and lost ones as held.
+	{Name: "answersBackwards", Cases: names{"BatchKeepsOrder"},
 		on: names{"RenewBatch"}, call: after(func(r request, a *answer, err error) { slices.Reverse(a.Results) })},
-	// A batch sets the TTLs of its keys, even if the leases last longer, or whoever holds them.
-	// Seen: a well-known recipe.
-	// Harm: a late batch cuts a lease in which its holder believes, or prolongs that of another, who may be dead.
-	// Right: compare the token, and set the longer of the remaining TTL and the new one, in one script.
+	// A batch sets the TTLs of its keys, even if the leases last longer, or whoever holds them. Seen: a well-known recipe. Harm:
+	// a late batch cuts a lease in which its holder believes, or prolongs that of another, who may be dead.
 	{Name: "batchShortens", Cases: names{"BatchRenewsAsRenew", "LateDuplicate"},
 		Network:      says{"LateDuplicateOverNetwork": `must still hold the key`},
 		renewInBatch: func(d *db, q question) bool { return d.holds(q) && d.pExpire(q.Key, q.TTL) }},

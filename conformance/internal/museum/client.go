@@ -153,8 +153,7 @@ func (s *Store) Serve(l net.Listener) {
 	all.Wait()
 }
 
-// serve answers the question of a connection. Only a wait ends if the client has gone: what
-// has arrived is done.
+// serve answers the question of a connection. Only a wait ends if the client has gone: what has arrived is done.
 func (s *client) serve(over context.Context, c net.Conn) {
 	defer c.Close()
 	defer context.AfterFunc(over, func() { c.Close() })()

@@ -11,11 +11,9 @@ import (
 )
 
 var clients = slices.Concat([]Exhibit{
-	// When the store says that a lease is lost, the client believes its own clock, until the lease is over.
-	// Seen: relatives: cirello-io/dynamolock#446, redisson/redisson#5698.
-	// Harm: the holder works on, beside its successor.
-	// Right: a loss is announced at once, and at the deadline at the latest.
-	{Name: "announcesLate", Cases: names{"LateDuplicate"}, Also: names{"RenewAfterExpiry"},
+	// When the store says that a lease is lost, the client believes its own clock, until the lease is over. Seen: relatives:
+	// cirello-io/dynamolock#446, redisson/redisson#5698. Harm: the holder works on, beside its successor.
+	{Name: "announcesLate", Cases: names{"LateDuplicate"},
 		on: names{"TryAcquire", "Renew", "Release"}, call: func(r request) (answer, error) {
 			a, err := r.send()
 			switch believed, ok := r.notes.Load(r.Token); {
@@ -28,11 +26,9 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, err
 		}},
-	// The release is sent with the ctx of the acquisition, which has often ended by then.
-	// Seen: blnkfinance/blnk#355.
-	// Harm: nothing is sent, and the key is held until its TTL has passed.
-	// Right: a release has a time limit of its own.
-	{Name: "releasesOnItsContext", Cases: names{"CancelledWait"}, Also: unserved,
+	// The release is sent with the ctx of the acquisition, which has often ended by then. Seen: blnkfinance/blnk#355. Harm:
+	// nothing is sent, and the key is held until its TTL has passed.
+	{Name: "releasesOnItsContext", Cases: names{"CancelledWait"},
 		on: names{"TryAcquire", "Acquire", "Release"}, call: before(func(r *request) {
 			if r.Call != "Release" {
 				r.notes.Store(r.Token, r.ctx)
@@ -40,20 +36,16 @@ var clients = slices.Concat([]Exhibit{
 				r.ctx = acquired.(context.Context)
 			}
 		})},
-	// The lock renews itself as long as its process runs.
-	// Seen: samcook/RedLock.net#68, redisson/redisson#5115.
-	// Harm: a worker that hangs, or has forgotten it, holds the lock for ever.
-	// Right: the Locker keeps a lease for its TTL; the Client renews, no longer than WithMaxHold.
-	{Name: "watchdog", Cases: names{"Expiry"}, Also: unending,
+	// The lock renews itself as long as its process runs. Seen: samcook/RedLock.net#68, redisson/redisson#5115. Harm: a worker
+	// that hangs, or has forgotten it, holds the lock for ever.
+	{Name: "watchdog", Cases: names{"Expiry"},
 		on: names{"TryAcquire"}, call: after(func(r request, a *answer, err error) {
 			if a.Acquired {
 				r.watch()
 			}
 		})},
-	// After an attempt without an answer, the next one uses the same token.
-	// Seen: retries around a lock library.
-	// Harm: the release that is owed for the first ends the lease of the second.
-	// Right: a token whose outcome is unknown is never used again.
+	// After an attempt without an answer, the next one uses the same token. Seen: retries around a lock library. Harm: the
+	// release that is owed for the first ends the lease of the second.
 	{Name: "reusesTokens", Cases: names{"LostReply"},
 		on: names{"TryAcquire", "Renew", "Release"}, call: func(r request) (answer, error) {
 			if unknown, ok := r.notes.Load(r.Key); ok {
@@ -65,10 +57,8 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, err
 		}},
-	// A decorator embeds the interface Locker, or another that lacks some methods: it has no others.
-	// Seen: decorators that embed an interface.
-	// Harm: waiters poll, leases are renewed one by one, and nobody notices.
-	// Right: embed dlock.Forward.
+	// A decorator embeds the interface Locker, or another that lacks some methods: it has no others. Seen: decorators that embed
+	// an interface. Harm: waiters poll, leases are renewed one by one, and nobody notices.
 	{Name: "hidesTheQueue", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
 		as: func(q *queue) dlock.Locker { return struct{ dlock.Locker }{q} }},
 	{Name: "hidesTheQueue behind a pointer", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
@@ -83,30 +73,24 @@ var clients = slices.Concat([]Exhibit{
 				inside inside
 			}{q.client, inside{q}}
 		}},
-	// A decorator has all methods, but one passes nothing on.
-	// Harm: what the store can do seems to be unsupported.
-	// Right: embed dlock.Forward.
+	// A decorator has all methods, but one passes nothing on. Harm: what the store can do seems to be unsupported.
 	{Name: "refusesToInspect", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
 		as: func(q *queue) dlock.Locker { return refusing{dlock.Forward{Locker: q}} }},
-	// A decorator passes on the methods that it knows, but not LongestTTL.
-	// Seen: decorators that list the optional interfaces, and were written before this one.
-	// Harm: the Client accepts a MinHold that the store does not keep, and the job runs again too early.
-	// Right: embed dlock.Forward.
+	// A decorator passes on the methods that it knows, but not LongestTTL. Seen: decorators that list the optional interfaces,
+	// and were written before this one. Harm: the Client accepts a MinHold that the store does not keep, and the job runs again
+	// too early.
 	{Name: "hidesTheLimit", Cases: names{"DecoratorHidesNothing"}, BeyondModel: true,
 		as: func(q *queue) dlock.Locker { return struct{ known }{limited{q}} }},
-	// A lease ends with the ctx under which it was acquired.
-	// Seen: leases that are tied to a request.
-	// Harm: the work goes on after the request, and another client does it too.
-	// Right: the ctx of a call ends with the call.
-	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"}, Also: unserved,
+	// A lease ends with the ctx under which it was acquired. Seen: leases that are tied to a request. Harm: the work goes on
+	// after the request, and another client does it too.
+	{Name: "endsWithItsContext", Cases: names{"LeaseOutlivesContext"},
 		on: names{"Acquire"}, call: after(func(r request, a *answer, err error) {
 			if a.Acquired {
 				context.AfterFunc(r.ctx, func() { _, _ = r.Release(context.WithoutCancel(r.ctx), r.Key, r.Token) })
 			}
 		})},
-	// A method that is not supported has sent its request when it says so.
-	// Harm: a lock that nobody holds, until its TTL has passed.
-	// Right: say so before anything is sent.
+	// A method that is not supported has sent its request when it says so. Harm: a lock that nobody holds, until its TTL has
+	// passed.
 	{Name: "triesUnsupported", Cases: names{"UnsupportedSendsNothing"},
 		on: names{"Acquire"}, call: func(r request) (answer, error) {
 			r.Call = "TryAcquire"
@@ -118,10 +102,8 @@ var clients = slices.Concat([]Exhibit{
 			_, err := r.send()
 			return answer{}, errors.Join(errors.ErrUnsupported, err)
 		}},
-	// A client has one connection, and makes no other when that is broken.
-	// Seen: a well-known recipe.
-	// Harm: after a short outage, nothing works until the program is restarted.
-	// Right: connect again.
+	// A client has one connection, and makes no other when that is broken. Seen: a well-known recipe. Harm: after a short
+	// outage, nothing works until the program is restarted.
 	{Name: "firstAndLast", Network: says{"Reconnection": `calls still fail`},
 		call: func(r request) (answer, error) {
 			if broken, ok := r.notes.Load("broken"); ok {
@@ -133,15 +115,11 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, err
 		}},
-	// The server does not notice that a waiting client has gone.
-	// Seen: a well-known recipe.
-	// Harm: everybody waits for the TTLs of all the waiters of a process that was killed.
-	// Right: a wait ends with its connection.
+	// The server does not notice that a waiting client has gone. Seen: a well-known recipe. Harm: everybody waits for the TTLs
+	// of all the waiters of a process that was killed.
 	{Name: "noticesNoDeaths", Network: says{"DeadWaiterOverNetwork": `waiters of one client whose process was killed`}, deaf: true},
-	// An error of the network is taken for the answer no, or the beginning of a reply for the whole.
-	// Seen: a well-known recipe.
+	// An error of the network is taken for the answer no, or the beginning of a reply for the whole. Seen: a well-known recipe.
 	// Harm: a lease that is held is reported as lost; a key is held by nobody, until its TTL has passed.
-	// Right: return the error.
 	{Name: "swallowsErrors", Network: says{"UnreachableStore": `returned no error`,
 		"LostReplyOverNetwork": `whose reply was lost, (answered|returned)|lease lost`},
 		call: func(r request) (answer, error) {
@@ -161,18 +139,15 @@ var clients = slices.Concat([]Exhibit{
 			_ = json.Unmarshal(line, &a)
 			return a, nil
 		}},
-	// A store that is away is taken for a mistake of the caller, or for one that was closed.
-	// Harm: nobody releases what the call may have been granted; waiters give up for good in a short outage.
-	// Right: say so only if the store, or a look at the arguments, says so.
+	// A store that is away is taken for a mistake of the caller, or for one that was closed. Harm: nobody releases what the call
+	// may have been granted; waiters give up for good in a short outage.
 	{Name: "blamesTheCaller", Network: says{"UnreachableStore": `says that the call has no effect`},
 		call: failing(func(error) error { return dlock.ErrInvalid })},
 	{Name: "givesUp", Network: says{"UnreachableStore": `no later call can succeed`},
 		call: failing(func(error) error { return dlock.ErrClosed })},
-	// A batch without an answer is no error, but each of its results is one, and marked.
-	// Seen: a trial of the suite.
-	// Harm: a lease is given up that may have been renewed.
-	// Right: mark only what was not sent.
-	{Name: "marksResults", Cases: names{"NoEffect"}, Also: names{"EndedContext"}, BeyondModel: true,
+	// A batch without an answer is no error, but each of its results is one, and marked. Seen: a trial of the suite. Harm: a
+	// lease is given up that may have been renewed.
+	{Name: "marksResults", Cases: names{"NoEffect"}, BeyondModel: true,
 		on: names{"RenewBatch"}, call: func(r request) (answer, error) {
 			a, err := marked(r)
 			if err != nil {
@@ -180,16 +155,12 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, nil
 		}},
-	// A call does not look at its ctx while it waits for the reply.
-	// Seen: a well-known recipe.
-	// Harm: a program hangs as long as the store does.
-	// Right: a deadline on the connection.
+	// A call does not look at its ctx while it waits for the reply. Seen: a well-known recipe. Harm: a program hangs as long as
+	// the store does.
 	{Name: "ignoresItsDeadline", Network: says{"UnreachableStore": `did not return`},
 		call: before(func(r *request) { r.ctx = context.WithoutCancel(r.ctx) })},
-	// A call without an answer is repeated by the client library.
-	// Seen: retries that are on by default.
-	// Harm: a release whose reply was lost is answered: the token does not hold the key.
-	// Right: return the error.
+	// A call without an answer is repeated by the client library. Seen: retries that are on by default. Harm: a release whose
+	// reply was lost is answered: the token does not hold the key.
 	{Name: "repeatsCalls",
 		Network: says{"LostReplyOverNetwork": `Release.* answered that the token does not hold the key|lease lost`},
 		call: func(r request) (answer, error) {
@@ -199,35 +170,27 @@ var clients = slices.Concat([]Exhibit{
 			}
 			return a, err
 		}},
-	// A renewal without an answer counts as done.
-	// Seen: a well-known recipe.
-	// Harm: when the network is gone, the holder works on beside its successor.
-	// Right: return the error.
+	// A renewal without an answer counts as done. Seen: a well-known recipe. Harm: when the network is gone, the holder works on
+	// beside its successor.
 	{Name: "countsOnSilence", Network: says{"BlackHole": `before the deadline of a lease`},
 		on: names{"Renew"}, call: func(r request) (answer, error) {
 			a, err := r.send()
 			return answer{Held: a.Held || err != nil}, nil
 		}},
-	// A grant is dated when it arrives.
-	// Seen: a well-known recipe.
-	// Harm: on a slow network, the holder believes in a lease that is over.
-	// Right: date it when the request was sent.
+	// A grant is dated when it arrives. Seen: a well-known recipe. Harm: on a slow network, the holder believes in a lease that
+	// is over.
 	{Name: "datesItsArrival", Network: says{"SlowNetwork": `before the deadline of a lease`},
 		on: names{"TryAcquire"}, call: after(func(r request, a *answer, err error) { a.Since = time.Now() })},
 }, perCall(
-	// A method does not look at its ctx before it sends its request.
-	// Seen: a well-known recipe.
-	// Harm: a request is sent for a caller that has gone: a lock that nobody holds, until its TTL has passed.
-	// Right: if the ctx has ended, return its error and send nothing.
-	Exhibit{Name: "detaches", Cases: names{"EndedContext"}, Also: names{"NoEffect"}, call: before(func(r *request) {
+	// A method does not look at its ctx before it sends its request. Seen: a well-known recipe. Harm: a request is sent for a
+	// caller that has gone: a lock that nobody holds, until its TTL has passed.
+	Exhibit{Name: "detaches", Cases: names{"EndedContext"}, call: before(func(r *request) {
 		if r.ctx.Err() != nil {
 			r.ctx = context.WithoutCancel(r.ctx)
 		}
 	})}, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), perCall(
-	// A method returns the cause of its ctx's end, not the ctx's error.
-	// Seen: a trial of the suite.
-	// Harm: callers that look for context.Canceled take a shutdown for a fault of the store.
-	// Right: the error of the ctx.
+	// A method returns the cause of its ctx's end, not the ctx's error. Seen: a trial of the suite. Harm: callers that look for
+	// context.Canceled take a shutdown for a fault of the store.
 	Exhibit{Name: "causeNotError", Cases: names{"EndedContext"}, call: func(r request) (answer, error) {
 		a, err := r.send()
 		if err != nil && r.ctx.Err() != nil {
@@ -235,18 +198,16 @@ var clients = slices.Concat([]Exhibit{
 		}
 		return a, err
 	}}, "TryAcquire", "TryAcquireSet", "Acquire", "Renew", "Release", "RenewBatch", "Inspect"), []Exhibit{
-	// The error of a call without an answer is marked: the call had no effect.
-	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has passed.
-	// Right: mark only what was not sent.
+	// The error of a call without an answer is marked: the call had no effect. Harm: nobody releases what it may have been
+	// granted: a lock without a holder, until its TTL has passed.
 	{Name: "marksEveryError",
 		Network: says{"UnreachableStore": `breaks off each reply, returned .*says that the call has no effect`,
 			"NoEffectOverNetwork": `after an interrupted (TryAcquire|TryAcquireSet|Release|Renew|RenewBatch|Acquire) whose error says that it has no effect`},
 		call: marked},
 	{Name: "marksItsWait", Network: says{"NoEffectOverNetwork": `after an interrupted Acquire whose error says that it has no effect`},
 		on: names{"Acquire"}, call: marked},
-	// The error of a call without an answer promises that answer, and says "held" later, though it has not come.
-	// Harm: nobody releases what it may have been granted: a lock without a holder, until its TTL has passed.
-	// Right: say what the answer says, when it has come.
+	// The error of a call without an answer promises that answer, and says "held" later, though it has not come. Harm: nobody
+	// releases what it may have been granted: a lock without a holder, until its TTL has passed.
 	{Name: "saysHeldLater", Cases: names{"NoEffect"}, BeyondModel: true, on: names{"TryAcquire"}, call: failing(func(err error) error {
 		return &dlock.UnansweredError{Err: err, Late: func(f func(dlock.Attempt, error)) { f(dlock.Attempt{Holder: "another"}, nil) }}
 	})},

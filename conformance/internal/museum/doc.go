@@ -4,11 +4,13 @@
 //
 // Start with store.go, which is right: a lock whose waiters queue, and the very small Redis
 // below it. An exhibit is a row: it names a hook of the store (museum.go), and what it does
-// there in place of what is right. There is a file for each chapter of the contract. The
-// comment above a row, or above several, says what is wrong, where it was seen, what harm it
-// does, and what is right. Without "Seen" the row was made for its case. Exhibits from "a trial
+// there in place of what is right. There is a file for each chapter of the contract, whose clauses
+// say what is right. The comment above a row, or above several, says what is wrong, where it was seen, and what harm
+// it does. Without "Seen" the row was made for its case. Exhibits from "a trial
 // of the suite" are by people who knew only the documentation of dlock.Locker: the suite missed
 // them at first, or found them by luck.
 //
-// The package is internal so that nobody takes a lock home.
+//	go test -run TestMuseum -v ./conformance
+//
+// plays the cases on each. The package is internal so that nobody takes a lock home.
 package museum

@@ -10,11 +10,9 @@ import (
 )
 
 var keys = []Exhibit{
-	// Leases are found by the name key:token, where a:b:c is a and b:c as well as a:b and c.
-	// Seen: a trial of the suite.
-	// Harm: a stranger renews the lease.
-	// Right: a pair, or a name that shows where the key ends.
-	{Name: "joined", Cases: names{"KeyAndTokenApart"}, Also: mixedUp,
+	// Leases are found by the name key:token, where a:b:c is a and b:c as well as a:b and c. Seen: a trial of the suite. Harm: a
+	// stranger renews the lease.
+	{Name: "joined", Cases: names{"KeyAndTokenApart"},
 		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			if a.Acquired {
 				d.set("lease "+q.Key+":"+q.Token, q.Key, d.pTTL(q.Key))
@@ -26,11 +24,9 @@ var keys = []Exhibit{
 			q.Token = d.get(q.Key)
 			return q.Token != "" && d.extend(q) && d.pExpire(name, d.pTTL(q.Key))
 		}},
-	// The value is always the same, or the name of the process.
-	// Seen: well-known recipes.
-	// Harm: everybody releases everybody's lock, or two goroutines of one process hold it at once.
-	// Right: a random token for each acquisition.
-	{Name: "constant", Cases: names{"ReleaseByStranger"}, Also: mixedUp,
+	// The value is always the same, or the name of the process. Seen: well-known recipes. Harm: everybody releases everybody's
+	// lock, or two goroutines of one process hold it at once.
+	{Name: "constant", Cases: names{"ReleaseByStranger"},
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = "locked" }),
 		take: func(d *db, q question) (a dlock.Attempt) {
 			if d.get(q.Key) == "" {
@@ -38,28 +34,22 @@ var keys = []Exhibit{
 			}
 			return a
 		}},
-	{Name: "processName", Cases: names{"Exclusion"}, Also: mixedUp,
+	{Name: "processName", Cases: names{"Exclusion"},
 		polls: true, on: names{"TryAcquire", "Renew", "Release"}, call: before(func(r *request) { r.Token = r.name })},
-	// A key is hashed to 32 bits: plumless and buckeroo are the same lock.
-	// Seen: advisory locks on the CRC-32 of a name.
-	// Harm: clients that lock one key wait for another, now and then.
-	// Right: the key itself, or a hash without collisions.
-	{Name: "hashedKeys", Cases: names{"KeysAreIndependent"}, Also: names{"SetRefusesNonsense"}, BeyondModel: true,
+	// A key is hashed to 32 bits: plumless and buckeroo are the same lock. Seen: advisory locks on the CRC-32 of a name. Harm:
+	// clients that lock one key wait for another, now and then.
+	{Name: "hashedKeys", Cases: names{"KeysAreIndependent"}, BeyondModel: true,
 		call: storedAs(func(key string) string { return strconv.Itoa(int(crc32.ChecksumIEEE([]byte(key)))) })},
-	// A part of the key does not count: what follows NUL, as in C; upper and lower case, as in the default
-	// collation of MySQL; space around it; or what follows 255 bytes, which the database cuts silently.
-	// Harm: two keys become one.
-	// Right: keys are bytes. Refuse a longer key, or keep all of it.
+	// A part of the key does not count: what follows NUL, as in C; upper and lower case, as in the default collation of MySQL;
+	// space around it; or what follows 255 bytes, which the database cuts silently. Harm: two keys become one.
 	{Name: "cKeys", Cases: names{"KeysAreIndependent"},
 		call: storedAs(func(key string) string { return strings.SplitN(key, "\x00", 2)[0] })},
 	{Name: "foldedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.ToLower)},
 	{Name: "trimmedKeys", Cases: names{"KeysAreIndependent"}, call: storedAs(strings.TrimSpace)},
 	{Name: "shortKeys", Cases: names{"KeysAreIndependent"},
 		call: storedAs(func(key string) string { return key[:min(len(key), 255)] })},
-	// The value is the token and a comment: only as many bytes are compared as the caller's token has.
-	// Seen: in the source of bsm/redislock, with custom tokens.
-	// Harm: user-1 takes the lock of user-10.
-	// Right: compare all of it.
+	// The value is the token and a comment: only as many bytes are compared as the caller's token has. Seen: in the source of
+	// bsm/redislock, with custom tokens. Harm: user-1 takes the lock of user-10.
 	{Name: "prefixes", Cases: names{"TokensCompareWhole"},
 		polls: true, take: func(d *db, q question) dlock.Attempt { return d.try(d.asPrefix(q)) },
 		renew:   func(d *db, q question) bool { return d.extend(d.asPrefix(q)) },

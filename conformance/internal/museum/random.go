@@ -3,11 +3,9 @@ package museum
 import "github.com/dlock-go/dlock"
 
 var random = []Exhibit{
-	// Now and then a lock is forgotten: a replica without it becomes the master.
-	// Seen: the Redis documentation, on asynchronous replication.
-	// Harm: two holders.
-	// Right: wait until the replicas have it, or use fences.
-	{Name: "failsOver", Cases: names{"History", "GuardedCounter"}, Sporadic: true,
+	// Now and then a lock is forgotten: a replica without it becomes the master. Seen: the Redis documentation, on asynchronous
+	// replication. Harm: two holders.
+	{Name: "failsOver", Cases: names{"History"}, Sporadic: true,
 		near: true, on: names{"TryAcquire", "Acquire"}, call: before(func(r *request) {
 			r.run(func(d *db) {
 				if holder := d.get(r.Key); holder != "" && holder != r.Token && d.turn(40) {
@@ -15,10 +13,8 @@ var random = []Exhibit{
 				}
 			})
 		})},
-	// Now and then an attempt reads a replica, which has not heard of the last release.
-	// Seen: asynchronous replication.
-	// Harm: a free key seems to be held.
-	// Right: check in the script that takes the key.
+	// Now and then an attempt reads a replica, which has not heard of the last release. Seen: asynchronous replication. Harm: a
+	// free key seems to be held.
 	{Name: "readsAReplica", Cases: names{"History"}, Sporadic: true,
 		take: func(d *db, q question) dlock.Attempt {
 			last := d.get("last holder of " + q.Key)
@@ -31,11 +27,9 @@ var random = []Exhibit{
 			}
 			return a
 		}},
-	// The fence is drawn when a waiter arrives, not when it is served.
-	// Seen: ticket locks.
-	// Harm: a waiter that others have overtaken has a fence below theirs, and the resource refuses it.
-	// Right: number the grant in the script that makes it.
-	{Name: "fenceOnArrival", Cases: names{"History", "GuardedRegister"}, Sporadic: true,
+	// The fence is drawn when a waiter arrives, not when it is served. Seen: ticket locks. Harm: a waiter that others have
+	// overtaken has a fence below theirs, and the resource refuses it.
+	{Name: "fenceOnArrival", Cases: names{"History"}, Sporadic: true,
 		on: names{"Acquire"}, call: func(r request) (answer, error) {
 			fence, err := eval(r, (*db).fence)
 			if err != nil {
@@ -47,14 +41,11 @@ var random = []Exhibit{
 			}
 			return a, err
 		}},
-	// Now and then a release of a lease that is held answers false.
-	// Harm: the caller believes that its lease had ended before its work did.
-	// Right: whether the token held the key.
+	// Now and then a release of a lease that is held answers false. Harm: the caller believes that its lease had ended before
+	// its work did.
 	{Name: "deniesReleases", Cases: names{"History"}, Sporadic: true,
 		release: func(d *db, q question) bool { return d.free(q) && !d.turn(25) }},
-	// When the data is lost for the third time, fences begin at 8.
-	// Harm: the resource refuses every holder.
-	// Right: at least the server's time, which goes on.
+	// When the data is lost for the third time, fences begin at 8. Harm: the resource refuses every holder.
 	{Name: "twoBackups", Cases: names{"HistoryAcrossDataLoss"}, Sporadic: true,
 		take: tried(func(d *db, q question, a *dlock.Attempt) {
 			if d.losses >= 3 {

@@ -3,38 +3,28 @@ package museum
 import "fmt"
 
 var renewing = []Exhibit{
-	// A renewal is SET XX, without comparing.
-	// Seen: a well-known recipe.
-	// Harm: a client that has lost its lease takes the lock away from its successor.
-	// Right: compare the token and set the TTL in one script.
-	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"}, Also: mixedUp,
+	// A renewal is SET XX, without comparing. Seen: a well-known recipe. Harm: a client that has lost its lease takes the lock
+	// away from its successor.
+	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired|held = true; want false`},
 		renew:   func(d *db, q question) bool { return d.get(q.Key) != "" && d.set(q.Key, q.Token, q.TTL) }},
-	// GET, compare, then PEXPIRE (here with GT, so that it shortens nothing).
-	// Seen: a well-known recipe.
-	// Harm: the lease ends between the two, and the TTL of the successor's lease is changed.
-	// Right: one script.
+	// GET, compare, then PEXPIRE (here with GT, so that it shortens nothing). Seen: a well-known recipe. Harm: the lease ends
+	// between the two, and the TTL of the successor's lease is changed.
 	{Name: "getThenExpire", Cases: names{"RenewAfterExpiry", "RenewCrossesTakeover"}, BeyondModel: true,
 		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
-	// A renewal creates the key again when it has expired.
-	// Seen: samcook/RedLock.net#93, #48.
-	// Harm: two holders: one whose lease was revived, and one that acquired the lock meanwhile.
-	// Right: a dead lease stays dead; the holder hears of it, and acquires again.
-	{Name: "revives", Cases: names{"RenewAfterExpiry", "LateDuplicate"}, Also: names{"RenewByStranger", "SetAllOrNone"},
+	// A renewal creates the key again when it has expired. Seen: samcook/RedLock.net#93, #48. Harm: two holders: one whose lease
+	// was revived, and one that acquired the lock meanwhile.
+	{Name: "revives", Cases: names{"RenewAfterExpiry", "LateDuplicate"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		renew:   func(d *db, q question) bool { return d.try(q).Acquired }},
-	// A renewal compares, and then writes the token with a new TTL. A release in between is undone.
-	// Seen: samcook/RedLock.net#64, redisson/redisson#7272.
-	// Harm: a lock that nobody holds, until its TTL has passed; or for ever, if the renewals go on.
-	// Right: one script that does not write the token; and a client that orders its calls for a lease.
-	{Name: "renewsWhatIsReleased", Cases: names{"LateDuplicate", "RenewCrossesTakeover"},
-		Also: names{"RenewAfterExpiry"}, BeyondModel: true,
+	// A renewal compares, and then writes the token with a new TTL. A release in between is undone. Seen:
+	// samcook/RedLock.net#64, redisson/redisson#7272. Harm: a lock that nobody holds, until its TTL has passed; or for ever, if
+	// the renewals go on.
+	{Name: "renewsWhatIsReleased", Cases: names{"LateDuplicate", "RenewCrossesTakeover"}, BeyondModel: true,
 		on: names{"Renew"}, call: looksFirst(func(d *db, q question) bool { return d.set(q.Key, q.Token, max(q.TTL, d.pTTL(q.Key))) })},
-	// Each renewal raises a version, and must know the last one. After a lost reply it does not.
-	// Seen: cirello-io/dynamolock#280.
-	// Harm: the holder gives up a lock that it has.
-	// Right: the token is enough, and a renewal can be repeated.
-	{Name: "versions", Cases: names{"LostReply"}, Also: names{"NotBefore", "SameTokenAgain"},
+	// Each renewal raises a version, and must know the last one. After a lost reply it does not. Seen:
+	// cirello-io/dynamolock#280. Harm: the holder gives up a lock that it has.
+	{Name: "versions", Cases: names{"LostReply"},
 		on: names{"Renew"}, call: func(r request) (a answer, err error) {
 			seen, known := r.notes.Load(r.Token)
 			version, err := eval(r, func(d *db) int64 {
@@ -48,21 +38,15 @@ var renewing = []Exhibit{
 			}
 			return a, err
 		}},
-	// A renewal sets the TTL that it was given, even if the lease lasts longer.
-	// Seen: a well-known recipe.
-	// Harm: a renewal that arrives late cuts a lease in which its holder believes.
-	// Right: the longer of the remaining TTL and the new one.
+	// A renewal sets the TTL that it was given, even if the lease lasts longer. Seen: a well-known recipe. Harm: a renewal that
+	// arrives late cuts a lease in which its holder believes.
 	{Name: "shortens", Cases: names{"RenewNeverShortens", "LateDuplicate"},
 		Network: says{"LateDuplicateOverNetwork": `must still hold the key`},
 		renew:   func(d *db, q question) bool { return d.holds(q) && d.pExpire(q.Key, q.TTL) }},
-	// A renewal asks whether the store knows the token, which it does if the token waits.
-	// Seen: a trial of the suite.
-	// Harm: a waiter believes that it holds the lock.
-	// Right: ask whether the token holds the key.
+	// A renewal asks whether the store knows the token, which it does if the token waits. Seen: a trial of the suite. Harm: a
+	// waiter believes that it holds the lock.
 	{Name: "renewsWaiters", Cases: names{"WaiterIsNoHolder"}, BeyondModel: true,
 		renew: func(d *db, q question) bool { return d.extend(q) || d.waits(q) }},
-	// A renewal compares the token, and sets no TTL.
-	// Harm: the lease ends in which its holder believes.
-	// Right: compare the token and set the TTL in one script.
-	{Name: "onlyLooks", Cases: names{"RenewExtends"}, Also: unending, renew: (*db).holds},
+	// A renewal compares the token, and sets no TTL. Harm: the lease ends in which its holder believes.
+	{Name: "onlyLooks", Cases: names{"RenewExtends"}, renew: (*db).holds},
 }

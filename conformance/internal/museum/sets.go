@@ -9,10 +9,9 @@ import (
 )
 
 var sets = []Exhibit{
-	// A script takes the keys of a set one by one, and stops at the first that is held.
-	// Harm: locks that nobody holds, until their TTLs have passed.
-	// Right: look at all keys, then take all or none.
-	{Name: "stopsHalfway", Cases: names{"SetAllOrNone"}, Also: names{"SetAtOneInstant", "SetOvertakesNobody"},
+	// A script takes the keys of a set one by one, and stops at the first that is held. Harm: locks that nobody holds, until
+	// their TTLs have passed.
+	{Name: "stopsHalfway", Cases: names{"SetAllOrNone"},
 		takeSet: func(d *db, q question) []dlock.Attempt {
 			answers := d.trySet(q)
 			for i, e := range q.Set {
@@ -23,11 +22,10 @@ var sets = []Exhibit{
 			}
 			return answers
 		}},
-	// A client takes the keys of a set by an attempt each, and gives them back when one is held.
-	// Seen: loops around a lock library.
-	// Harm: two sets refuse each other, and a key seems to be held that nobody gets; after an error, some keys stay held.
-	// Right: one script for the set.
-	{Name: "givesBack", Cases: names{"SetAtOneInstant"}, Also: names{"SetAllOrNone", "SetOvertakesNobody", "SetRefusesNonsense"}, BeyondModel: true,
+	// A client takes the keys of a set by an attempt each, and gives them back when one is held. Seen: loops around a lock
+	// library. Harm: two sets refuse each other, and a key seems to be held that nobody gets; after an error, some keys stay
+	// held.
+	{Name: "givesBack", Cases: names{"SetAtOneInstant"}, BeyondModel: true,
 		Network: says{"LostReplyOverNetwork": `has left . of them free`},
 		on:      names{"TryAcquireSet"}, call: func(r request) (answer, error) {
 			var a answer
@@ -51,19 +49,16 @@ var sets = []Exhibit{
 			}
 			return a, nil
 		}},
-	// A set is sorted by its keys, and so are the answers.
-	// Harm: the caller waits for a key that is free, while another is held.
-	// Right: sort a copy, and answer in the order of the set.
+	// A set is sorted by its keys, and so are the answers. Harm: the caller waits for a key that is free, while another is held.
 	{Name: "sortsTheAnswers", Cases: names{"SetAllOrNone"},
 		on: names{"TryAcquireSet"}, call: before(func(r *request) {
 			r.Set = slices.Clone(r.Set)
 			sortByKey(r.Set)
 		})},
-	{Name: "sortsTheSet", Cases: names{"SetAllOrNone"}, Also: names{"LostReply", "SetAtOneInstant", "SetGrantsAsTryAcquire", "SetOvertakesNobody"}, BeyondModel: true,
+	{Name: "sortsTheSet", Cases: names{"SetAllOrNone"}, BeyondModel: true,
 		on: names{"TryAcquireSet"}, call: before(func(r *request) { sortByKey(r.Set) })},
-	// A set whose own token holds a key extends that lease, even if it is refused because of another.
-	// Harm: a key that nobody wants any more is held for longer.
-	// Right: a set that is refused changes nothing.
+	// A set whose own token holds a key extends that lease, even if it is refused because of another. Harm: a key that nobody
+	// wants any more is held for longer.
 	{Name: "extendsItsOwn", Cases: names{"SetAllOrNone"},
 		takeSet: func(d *db, q question) []dlock.Attempt {
 			for _, e := range q.Set {
@@ -71,11 +66,9 @@ var sets = []Exhibit{
 			}
 			return d.trySet(q)
 		}},
-	// A set in which a key is held is refused, whoever holds it.
-	// Seen: MSETNX.
-	// Harm: a set whose reply was lost, and that is repeated, waits for itself.
-	// Right: an attempt by the token that holds already is a grant.
-	{Name: "refusesItsOwn", Cases: names{"SetGrantsAsTryAcquire", "LostReply"}, Also: names{"SetAllOrNone"},
+	// A set in which a key is held is refused, whoever holds it. Seen: MSETNX. Harm: a set whose reply was lost, and that is
+	// repeated, waits for itself.
+	{Name: "refusesItsOwn", Cases: names{"SetGrantsAsTryAcquire", "LostReply"},
 		takeSet: func(d *db, q question) []dlock.Attempt {
 			strangers := slices.Clone(q.Set)
 			for i, e := range strangers {
@@ -87,7 +80,6 @@ var sets = []Exhibit{
 		}},
 	// All leases of a set get the TTL of the first; or each its own, even if it lasts longer already; or all get the last fence.
 	// Harm: a lease ends in which its holder believes; the resource refuses a holder.
-	// Right: what each attempt alone would get.
 	{Name: "oneTTL", Cases: names{"SetGrantsAsTryAcquire"},
 		takeSet: func(d *db, q question) []dlock.Attempt {
 			q.Set = slices.Clone(q.Set)
@@ -115,9 +107,8 @@ var sets = []Exhibit{
 			}
 			return answers
 		}},
-	// A set takes a key that is free, though a waiter is about to come back for it.
-	// Harm: sets overtake those who wait, for as long as sets keep coming.
-	// Right: the first of the queue gets the key, and the set is refused.
+	// A set takes a key that is free, though a waiter is about to come back for it. Harm: sets overtake those who wait, for as
+	// long as sets keep coming.
 	{Name: "looksAtNoQueue", Cases: names{"SetOvertakesNobody"}, BeyondModel: true,
 		on: names{"TryAcquireSet"}, call: func(r request) (a answer, err error) {
 			if r.ctx.Err() == nil && !r.takeable() {
@@ -126,9 +117,7 @@ var sets = []Exhibit{
 			a.Attempts, err = eval(r, func(d *db) []dlock.Attempt { return d.trySet(r.question) })
 			return a, err
 		}},
-	// A set is sent as it is.
-	// Harm: with a key twice, the caller is told that it has two locks, and its first Release ends both.
-	// Right: refuse what is no set.
+	// A set is sent as it is. Harm: with a key twice, the caller is told that it has two locks, and its first Release ends both.
 	{Name: "takesAnySet", Cases: names{"SetRefusesNonsense"}, BeyondModel: true,
 		on: names{"TryAcquireSet"}, call: func(r request) (answer, error) { return r.ask() }},
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// The scripts of the server are right: the key holds the token of the holder, with the TTL, and each
-// call is one script, which checks and acts in one step. Whoever frees the key grants
-// it to the first waiter that lives, and tells it.
+// The scripts of the server are right: the key holds the token of the holder, with the TTL, and each call is one script,
+// which checks and acts in one step. Whoever frees the key grants it to the first waiter that lives, and tells it.
 
 // reply is what the server does when q arrives.
 func (d *db) reply(q question) (a answer) {
@@ -163,8 +162,7 @@ func (d *db) hand(w waiter) {
 	d.publish(w.Token, answer{Attempt: d.take(d, w.question), at: time.Now()})
 }
 
-// checkInPeriod is how often waiters check in, in case that a message was lost, or the
-// whole queue.
+// checkInPeriod is how often waiters check in, in case that a message was lost, or the whole queue.
 const checkInPeriod = 2 * time.Second
 
 func (a answer) checkIn() time.Duration {
@@ -174,12 +172,11 @@ func (a answer) checkIn() time.Duration {
 	return min(a.Remaining, checkInPeriod)
 }
 
-// queue subscribes before it asks for the first time, so that it misses no
-// grant. What it is granted by a message counts from the grant, not from the
-// receipt of the message: since is that instant on the client's clock, or before.
+// queue subscribes before it asks for the first time, so that it misses no grant. What it is granted by a message counts
+// from the grant, not from the receipt of the message: since is that instant on the client's clock, or before.
 //
-// A wait that ends between two questions has no request on its way, and says so. Its
-// place is left, or what it was granted at the last moment, which one release ends.
+// A wait that ends between two questions has no request on its way, and says so. Its place is left, or what it was granted
+// at the last moment, which one release ends.
 func (r request) queue() (answer, error) {
 	if r.ctx.Err() != nil {
 		return answer{}, r.ctx.Err()
@@ -257,8 +254,7 @@ func (s *Store) Stored() (n int) {
 	return n
 }
 
-// eval has the server run a script. If the ctx of the request ends meanwhile, the
-// script runs, but the reply is lost.
+// eval has the server run a script. If the ctx of the request ends meanwhile, the script runs, but the reply is lost.
 func eval[T any](r request, script func(*db) T) (reply T, err error) {
 	var none T
 	if r.ctx.Err() == nil {
@@ -311,8 +307,7 @@ func (d *db) set(key, value string, ttl time.Duration) bool {
 	return true
 }
 
-// pExpire sets the TTL of key, if that exists. One that is not positive deletes
-// it, which is a success as well.
+// pExpire sets the TTL of key, if that exists. One that is not positive deletes it, which is a success as well.
 func (d *db) pExpire(key string, ttl time.Duration) bool {
 	switch value := d.get(key); {
 	case value == "":
@@ -324,8 +319,7 @@ func (d *db) pExpire(key string, ttl time.Duration) bool {
 	}
 }
 
-// pTTL returns how long key will still be there: 0 if it is not, negative if it
-// never expires.
+// pTTL returns how long key will still be there: 0 if it is not, negative if it never expires.
 func (d *db) pTTL(key string) time.Duration {
 	switch e := d.data[key]; {
 	case d.get(key) == "":
@@ -349,8 +343,7 @@ func (d *db) incrBy(key string, by int64) int64 {
 	return n + by
 }
 
-// publish sends a message to all who listen on a channel, and returns how many they are. It takes
-// a millisecond.
+// publish sends a message to all who listen on a channel, and returns how many they are. It takes a millisecond.
 func (d *db) publish(channel string, m answer) (n int) {
 	for inbox, name := range d.subs {
 		if name == channel {

@@ -8,14 +8,12 @@ import (
 )
 
 var taking = []Exhibit{
-	// SETNX without an expiry, or with EXPIRE afterwards.
-	// Seen: the oldest recipe; a well-known one.
-	// Harm: the lock of a holder that dies, or of a client that stops between the two, is held for ever.
-	// Right: SET with NX and PX, which is one command.
-	{Name: "noExpiry", Cases: names{"Expiry", "WaitEndsOnExpiry"}, Also: unending,
+	// SETNX without an expiry, or with EXPIRE afterwards. Seen: the oldest recipe; a well-known one. Harm: the lock of a holder
+	// that dies, or of a client that stops between the two, is held for ever.
+	{Name: "noExpiry", Cases: names{"Expiry", "WaitEndsOnExpiry"},
 		Network: says{"LateDuplicateOverNetwork": `want it to be acquired`},
 		take:    lasting(func(time.Duration) time.Duration { return forever })},
-	{Name: "setThenExpire", Cases: names{"Expiry"}, Also: mixedUp,
+	{Name: "setThenExpire", Cases: names{"Expiry"},
 		polls: true, on: names{"TryAcquire"}, call: func(r request) (a answer, err error) {
 			ok, err := eval(r, func(d *db) bool { return d.get(r.Key) == "" && d.set(r.Key, r.Token, forever) })
 			if ok {
@@ -23,11 +21,8 @@ var taking = []Exhibit{
 			}
 			return a, err
 		}},
-	// GET, then SET if there was nothing.
-	// Seen: a well-known recipe.
-	// Harm: two clients find the key free, and both hold it.
-	// Right: the check is part of the command: SET with NX.
-	{Name: "getThenSet", Cases: names{"Exclusion", "History", "GuardedCounter"}, Also: unserved,
+	// GET, then SET if there was nothing. Seen: a well-known recipe. Harm: two clients find the key free, and both hold it.
+	{Name: "getThenSet", Cases: names{"Exclusion", "History"},
 		on: names{"TryAcquire", "Acquire"}, call: func(r request) (a answer, err error) {
 			if holder, err := r.get(r.Key); err != nil || holder != "" {
 				return r.send()
@@ -35,11 +30,10 @@ var taking = []Exhibit{
 			a.Acquired, err = eval(r, func(d *db) bool { return d.set(r.Key, r.Token, r.TTL) })
 			return a, err
 		}},
-	// The value is the time of expiry. When that has passed, the next client takes the key with GETSET.
-	// Seen: the Redis documentation, before SET had options.
-	// Harm: the loser's GETSET moves the winner's expiry; all clocks must agree; a late release frees the next lock.
-	// Right: the server expires keys, and the value is the token.
-	{Name: "timestamps", Cases: names{"ReleaseAfterExpiry"}, Also: mixedUp,
+	// The value is the time of expiry. When that has passed, the next client takes the key with GETSET. Seen: the Redis
+	// documentation, before SET had options. Harm: the loser's GETSET moves the winner's expiry; all clocks must agree; a late
+	// release frees the next lock.
+	{Name: "timestamps", Cases: names{"ReleaseAfterExpiry"},
 		polls: true, on: names{"TryAcquire"}, call: func(r request) (a answer, err error) {
 			passed := func(timestamp string) bool {
 				at, _ := strconv.ParseInt(timestamp, 10, 64) // 0, if there is none
@@ -56,11 +50,9 @@ var taking = []Exhibit{
 			return a, err
 		},
 		release: func(d *db, q question) bool { return d.del(q.Key) }},
-	// An attempt that is repeated because its reply was lost is refused.
-	// Seen: redis/go-redis#2985.
-	// Harm: the client waits for a lock that it holds itself, until the TTL has passed.
-	// Right: an attempt by the token that holds already is a grant.
-	{Name: "heldByOneself", Cases: names{"SameTokenAgain", "LostReply", "History"}, Also: mixedUp,
+	// An attempt that is repeated because its reply was lost is refused. Seen: redis/go-redis#2985. Harm: the client waits for a
+	// lock that it holds itself, until the TTL has passed.
+	{Name: "heldByOneself", Cases: names{"SameTokenAgain", "LostReply", "History"},
 		Network: says{"LostReplyOverNetwork": `want it to be acquired`},
 		take: func(d *db, q question) dlock.Attempt {
 			if holder := d.get(q.Key); holder != "" {
@@ -68,18 +60,14 @@ var taking = []Exhibit{
 			}
 			return d.try(q)
 		}},
-	// An attempt sets the TTL, whoever holds the key: SETNX and EXPIRE in one pipeline, or with GT.
-	// Seen: a well-known recipe.
+	// An attempt sets the TTL, whoever holds the key: SETNX and EXPIRE in one pipeline, or with GT. Seen: a well-known recipe.
 	// Harm: a refused attempt cuts the lease in which the holder believes, or prolongs that of a dead one.
-	// Right: SET with NX and PX, which is one command.
-	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"}, Also: unending,
+	{Name: "setsAnyTTL", Cases: names{"HeldIsUntouched"},
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, q.TTL) })},
-	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"}, Also: names{"SetOvertakesNobody", "WaitEndsOnExpiry"},
+	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"},
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
-	// GETSET, then a look at the old value: a refused attempt has written its token.
-	// Seen: a well-known recipe.
-	// Harm: the holder can neither renew nor release; the lock is that of a client that was refused.
-	// Right: SET with NX, which writes nothing if the key is held.
-	{Name: "getSetFirst", Cases: names{"HeldIsUntouched", "Exclusion"}, Also: mixedUp,
+	// GETSET, then a look at the old value: a refused attempt has written its token. Seen: a well-known recipe. Harm: the holder
+	// can neither renew nor release; the lock is that of a client that was refused.
+	{Name: "getSetFirst", Cases: names{"HeldIsUntouched", "Exclusion"},
 		polls: true, take: tried(func(d *db, q question, _ *dlock.Attempt) { d.set(q.Key, q.Token, d.pTTL(q.Key)) })},
 }
