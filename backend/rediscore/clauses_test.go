@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/dlock-go/dlock/backend/internal/votetest"
-	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -14,15 +13,7 @@ func TestVotes(t *testing.T) {
 	votetest.Run(t, bubble.Test, func(t *testing.T) votetest.Store {
 		s := sim.NewServer()
 		return votetest.Store{
-			New: func() votetest.Client {
-				conn := sim.Dial(s, nil)
-				l := rediscore.New(conn)
-				t.Cleanup(func() {
-					l.Close()
-					conn.Close()
-				})
-				return l
-			},
+			New:  func() votetest.Client { return lockerOn(t, sim.Dial(s, nil)) },
 			Wipe: s.FlushAll,
 		}
 	})

@@ -94,6 +94,11 @@ func (l *Locker) ScriptCall(s *Script, key string, args ...string) Call {
 	return l.call(s, key, args...)
 }
 
+// SetCall is a call of the script for a set.
+func (l *Locker) SetCall(names []string, args ...string) Call {
+	return Call{Script: setScript, Args: args, keys: l.keysOfSet(names)}
+}
+
 // Fence is the fence of a grant.
 func (h handover) Fence() int64 { return h.fence }
 

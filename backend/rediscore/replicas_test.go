@@ -121,7 +121,7 @@ func TestReplicas(t *testing.T) {
 }
 
 func (s *scene) forbidWait() {
-	s.server.SetFaults(sim.Faults{Commands: map[string]string{"WAIT": deniedWait}})
+	s.fails(sim.Faults{Commands: map[string]string{"WAIT": deniedWait}})
 }
 
 // The message of a handover is only a hint: the waiter asks, and is granted the lock when the
@@ -156,8 +156,7 @@ func TestHandoverWithoutRightToWait(t *testing.T) {
 		w := a.acquire("A")
 		s.forbidWait()
 		s.release("H")
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrInvalid)
+		w.failed(dlock.ErrInvalid)
 		require.ErrorContains(s, w.err, "'wait'")
 		require.NotEmpty(s, w.Holder)
 	})
@@ -176,8 +175,7 @@ func TestEarlyMessageIsAHint(t *testing.T) {
 		checkIn.Answer()
 		require.False(s, w.over(), "granted without the replicas")
 		s.reached(2)
-		require.True(s, w.over())
-		w.granted()
+		w.grantedNow()
 	})
 }
 

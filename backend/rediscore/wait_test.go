@@ -144,32 +144,6 @@ func TestCheckInWithoutInboxForAShortTTL(t *testing.T) {
 	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, 5*time.Second, false, 0, "H", 50_000)), rediscore.UnsubscribedPeriod)
 }
 
-// A waiter checks in at once when its inbox is opened or lost, with the address that it has then.
-func TestCheckInWhenInboxChanges(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		subscription := a.holdSubscription()
-		w := a.acquire("A")
-		require.Len(s, a.asked(0), 1)
-		require.Equal(s, []string{"A", "60000", "", ""}, a.asked(0)[0].args()[:4])
-		for range 3 {
-			n := len(a.asked(0))
-			subscription.Answer()
-			require.Len(s, a.asked(n), 1, "after the inbox was opened")
-			require.Equal(s, []string{"A", "p" + a.inbox().Channel}, a.asked(n)[0].args())
-			subscription = a.holdSubscription()
-			a.conn.Cut()
-			require.Len(s, a.asked(n), 2, "after the inbox was lost")
-			require.Equal(s, []string{"A", ""}, a.asked(n)[1].args())
-			time.Sleep(time.Second)
-		}
-		subscription.Answer()
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
 // A message that overtakes an answer is dated by it, if the grant was made later. Any other message
 // is of an earlier grant, or from another server, and only a hint to check in.
 func TestMessageBeforeAnswer(t *testing.T) {
@@ -224,48 +198,6 @@ func TestMessageBeforeAnswer(t *testing.T) {
 	}
 }
 
-// A message waits for the answer to the call in flight, not to the next one: the server's clock may
-// be set back.
-func TestMessageBeforeFailure(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		checkIn := a.holdCall(rediscore.CheckInScript, "A")
-		rediscore.ChangeInbox(a.Locker, "A")
-		checkIn.Await()
-		a.grant(88, "A")
-		s.server.SetClock(-time.Hour)
-		checkIn.Return(nil, errDown)
-		time.Sleep(time.Second)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 2)
-		require.False(s, w.over())
-	})
-}
-
-// An answer that was in flight when the inbox changed may come from another server, and does not date a
-// message. The message is only a hint, but it came: so the inbox works, and is not opened again.
-func TestClockOfAnswerUnderWay(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		first := a.holdCall(rediscore.CheckInScript, "A")
-		rediscore.ChangeInbox(a.Locker, "A")
-		first.Execute()
-		rediscore.ChangeInbox(a.Locker, "A")
-		s.server.SetClock(2 * time.Second)
-		second := a.holdCall(rediscore.CheckInScript, "A")
-		first.Answer()
-		second.Await()
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		require.False(s, w.over(), "dated by the clock of what may be another server")
-		second.Answer()
-		require.True(s, w.over())
-		require.WithinDuration(s, time.Now(), w.granted().Since, 3*time.Millisecond)
-		a.acquire("B")
-		time.Sleep(20 * time.Second)
-		require.Len(s, a.listened(), 1)
-	})
-}
-
 // A message is dated by the last answer: the time of its call, plus what the server's clock has moved
 // since, less a millisecond. A grant that a check-in finds is dated in the same way. A grant that is
 // made in the answer is dated from the time of the call. So the delay of a message or an answer is lost
@@ -306,44 +238,13 @@ func TestGrantsAreDated(t *testing.T) {
 	}
 }
 
-// A wait whose token is released ends. It does not go back into the queue: the token would be served before
-// others in the place of a wait that is over.
-func TestReleasedStaysOutOfTheQueue(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		n := a.calls(rediscore.EnqueueScript, "A")
-		require.False(s, a.release("A"))
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrReleased)
-		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
-	})
-}
-
-// While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts.
-func TestMessageOnTheWayBack(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		s.release("A")
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		time.Sleep(checkInLatest)
-		enqueue.Await()
-		a.grant(88, "A")
-		require.False(s, w.over())
-		s.release("H")
-		enqueue.Answer()
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
 // Errors are returned until the store has answered once. After that the wait goes on, with growing
 // pauses.
 func TestWaitSurvivesFailures(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		a.replies(nil, errDown)
 		w := a.acquire("A")
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, errDown)
+		w.failed(errDown)
 		require.Len(s, a.asked(0), 1)
 	})
 	inScene(t, func(s *scene, a *actor) {
@@ -367,24 +268,7 @@ func TestWaitSurvivesFailures(t *testing.T) {
 		}
 		require.False(s, w.over())
 		s.release("H")
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
-// When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer. The call
-// is limited to five seconds.
-func TestWaitEndsWithContext(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		n, answered := len(a.asked(0)), w.began
-		a.travels(sim.Fate{Reply: sim.Leg{Lost: true}})
-		time.Sleep(3 * time.Second)
-		require.Len(s, a.asked(n), 1, "calls while one hangs")
-		w.cancelled()
-		require.Equal(s, dlock.Attempt{Since: answered, Holder: "H", Remaining: time.Minute}, w.Attempt)
-		require.NoError(s, a.Close())
-		require.Equal(s, rediscore.CallLimit, time.Since(a.asked(n)[0].at))
+		w.grantedNow()
 	})
 }
 
@@ -420,24 +304,6 @@ func TestWaitTellsWhatFailed(t *testing.T) {
 			}
 		})
 	}
-}
-
-// When Close returns, nothing is in flight, so that the client can be closed: what was queued or
-// granted has been released.
-func TestCloseGivesBackFirst(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.travels(sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}})
-		w := a.acquire("A")
-		require.NoError(s, a.Close())
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrClosed)
-		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
-		require.Empty(s, s.queue(), "the token is in the queue when Close has returned")
-		n := len(a.asked(0))
-		time.Sleep(time.Hour)
-		require.Empty(s, a.asked(n), "calls after Close")
-		require.Empty(s, s.queue())
-	})
 }
 
 // A check-in found the grant, and its message comes during the release of the lease. The inbox must
@@ -487,25 +353,9 @@ func TestWaitRefusesNonsense(t *testing.T) {
 		inScene(t, func(s *scene, a *actor) {
 			a.replies(reply, nil)
 			w := a.acquire("A")
-			require.True(s, w.over(), "%v", reply)
-			require.ErrorIs(s, w.err, rediscore.ErrUnexpected, "%v", reply)
+			w.failed(rediscore.ErrUnexpected)
 		})
 	}
-}
-
-// The errors of an attempt and of a wait say that a server is too old.
-func TestTooOldAServer(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
-			"Write commands are not allowed after non deterministic commands.")
-		a.replies(nil, refusal)
-		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
-		require.ErrorIs(s, err, refusal)
-		require.ErrorContains(s, err, "before Redis 5")
-		w := a.acquire("A")
-		require.True(s, w.over())
-		require.ErrorContains(s, w.err, "before Redis 5")
-	})
 }
 
 // A waiter whose user may not check in gets an error, and does not wait forever.
@@ -519,8 +369,7 @@ func TestCheckInIsDenied(t *testing.T) {
 			w := a.acquire("A")
 			a.replies(nil, errors.New(text))
 			time.Sleep(checkInLatest)
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrInvalid)
+			w.failed(dlock.ErrInvalid)
 			require.ErrorContains(s, w.err, text)
 		})
 	}
@@ -551,9 +400,126 @@ func TestWaitsForTheStore(t *testing.T) {
 	}
 }
 
-// A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not.
-func TestWaitsWithoutInbox(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+// What waits do.
+var waitings = scenes{
+	"A waiter checks in at once when its inbox is opened or lost, with the address that it has then": func(s *scene, a *actor) {
+		subscription := a.holdSubscription()
+		w := a.acquire("A")
+		require.Len(s, a.asked(0), 1)
+		require.Equal(s, []string{"A", "60000", "", ""}, a.asked(0)[0].args()[:4])
+		for range 3 {
+			n := len(a.asked(0))
+			subscription.Answer()
+			require.Len(s, a.asked(n), 1, "after the inbox was opened")
+			require.Equal(s, []string{"A", "p" + a.inbox().Channel}, a.asked(n)[0].args())
+			subscription = a.holdSubscription()
+			a.conn.Cut()
+			require.Len(s, a.asked(n), 2, "after the inbox was lost")
+			require.Equal(s, []string{"A", ""}, a.asked(n)[1].args())
+			time.Sleep(time.Second)
+		}
+		subscription.Answer()
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		w.grantedNow()
+	},
+
+	"A message waits for the answer to the call in flight, not to the next one: the server's clock may be set back": func(s *scene, a *actor) {
+		w := a.acquire("A")
+		checkIn := a.holdCall(rediscore.CheckInScript, "A")
+		rediscore.ChangeInbox(a.Locker, "A")
+		checkIn.Await()
+		a.grant(88, "A")
+		s.server.SetClock(-time.Hour)
+		checkIn.Return(nil, errDown)
+		time.Sleep(time.Second)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 2)
+		require.False(s, w.over())
+	},
+
+	"An answer that was in flight when the inbox changed may come from another server, and does not date a message": func(s *scene, a *actor) {
+		// The message is only a hint, but it came: so the inbox works, and is not opened again.
+		w := a.acquire("A")
+		first := a.holdCall(rediscore.CheckInScript, "A")
+		rediscore.ChangeInbox(a.Locker, "A")
+		first.Execute()
+		rediscore.ChangeInbox(a.Locker, "A")
+		s.server.SetClock(2 * time.Second)
+		second := a.holdCall(rediscore.CheckInScript, "A")
+		first.Answer()
+		second.Await()
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		require.False(s, w.over(), "dated by the clock of what may be another server")
+		second.Answer()
+		require.True(s, w.over())
+		require.WithinDuration(s, time.Now(), w.granted().Since, 3*time.Millisecond)
+		a.acquire("B")
+		time.Sleep(20 * time.Second)
+		require.Len(s, a.listened(), 1)
+	},
+
+	"A wait whose token is released ends": func(s *scene, a *actor) {
+		// It does not go back into the queue: the token would be served before others in the place of a wait that is over.
+		w := a.acquire("A")
+		n := a.calls(rediscore.EnqueueScript, "A")
+		require.False(s, a.release("A"))
+		w.failed(dlock.ErrReleased)
+		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
+	},
+
+	"While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts": func(s *scene, a *actor) {
+		w := a.acquire("A")
+		s.release("A")
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		time.Sleep(checkInLatest)
+		enqueue.Await()
+		a.grant(88, "A")
+		require.False(s, w.over())
+		s.release("H")
+		enqueue.Answer()
+		w.grantedNow()
+	},
+
+	"When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer": func(s *scene, a *actor) {
+		// The call is limited to five seconds.
+		w := a.acquire("A")
+		n, answered := len(a.asked(0)), w.began
+		a.travels(sim.Fate{Reply: sim.Leg{Lost: true}})
+		time.Sleep(3 * time.Second)
+		require.Len(s, a.asked(n), 1, "calls while one hangs")
+		w.cancelled()
+		require.Equal(s, dlock.Attempt{Since: answered, Holder: "H", Remaining: time.Minute}, w.Attempt)
+		require.NoError(s, a.Close())
+		require.Equal(s, rediscore.CallLimit, time.Since(a.asked(n)[0].at))
+	},
+
+	"When Close returns, nothing is in flight, so that the client can be closed: what was queued or granted has been released": func(s *scene, a *actor) {
+		a.travels(sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}})
+		w := a.acquire("A")
+		require.NoError(s, a.Close())
+		w.failed(dlock.ErrClosed)
+		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
+		require.Empty(s, s.queue(), "the token is in the queue when Close has returned")
+		n := len(a.asked(0))
+		time.Sleep(time.Hour)
+		require.Empty(s, a.asked(n), "calls after Close")
+		require.Empty(s, s.queue())
+	},
+
+	"The errors of an attempt and of a wait say that a server is too old": func(s *scene, a *actor) {
+		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
+			"Write commands are not allowed after non deterministic commands.")
+		a.replies(nil, refusal)
+		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
+		require.ErrorIs(s, err, refusal)
+		require.ErrorContains(s, err, "before Redis 5")
+		w := a.acquire("A")
+		require.True(s, w.over())
+		require.ErrorContains(s, w.err, "before Redis 5")
+	},
+
+	"A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not": func(s *scene, a *actor) {
 		c := dlock.New(a.Locker)
 		var told []error
 		c = c.With(dlock.WithObserver(&dlock.Observer{InboxMissing: func(_ context.Context, i dlock.InboxMissingInfo) { told = append(told, i.Err) }}))
@@ -577,5 +543,7 @@ func TestWaitsWithoutInbox(t *testing.T) {
 		require.EqualValues(s, 3, c.Stats().WaitsWithoutInbox)
 		require.Equal(s, []error{errDown, errDown, errDown}, told)
 		require.NoError(s, c.Close())
-	})
+	},
 }
+
+func TestWaitings(t *testing.T) { waitings.play(t) }
