@@ -151,7 +151,7 @@ func TestNothingSent(t *testing.T) {
 			if strings.Contains(c.but, method) {
 				continue
 			}
-			err := call()
+			_, err := call()
 			require.ErrorIs(t, err, c.want, method)
 			require.ErrorContains(t, err, c.text, method)
 			require.Equal(t, noEffect, verdictOf(err), "%s: %v", method, err)
@@ -177,29 +177,35 @@ func TestNothingSent(t *testing.T) {
 	require.True(t, attempt.Acquired)
 }
 
-// methodsOf returns calls of all methods that may call the server.
-func methodsOf(ctx context.Context, l *rediscore.Locker, key, token string, ttl time.Duration) map[string]func() error {
+// methodsOf returns calls of all methods that may call the server. A call reports whether the token holds the key, or held it.
+func methodsOf(ctx context.Context, l *rediscore.Locker, key, token string, ttl time.Duration) map[string]func() (bool, error) {
 	renewal := dlock.Renewal{Key: key, Token: token, TTL: ttl}
-	return map[string]func() error{
-		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, key, token, ttl); return err },
-		"Acquire":    func() error { _, err := l.Acquire(ctx, key, token, ttl); return err },
-		"TryAcquireSet": func() error {
-			_, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
-			return err
+	attempt := func(a dlock.Attempt, err error) (bool, error) { return a.Acquired, err }
+	ballot := func(b quorum.Ballot, err error) (bool, error) { return b.Acquired, cmp.Or(err, b.Err) }
+	return map[string]func() (bool, error){
+		"TryAcquire": func() (bool, error) { return attempt(l.TryAcquire(ctx, key, token, ttl)) },
+		"Acquire":    func() (bool, error) { return attempt(l.Acquire(ctx, key, token, ttl)) },
+		"TryAcquireSet": func() (bool, error) {
+			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
+			return attempt(append(attempts, dlock.Attempt{})[0], err)
 		},
-		"Renew":       func() error { _, err := l.Renew(ctx, key, token, ttl); return err },
-		"Release":     func() error { _, err := l.Release(ctx, key, token); return err },
-		"Inspect":     func() error { _, err := l.Inspect(ctx, key); return err },
-		"Vote":        func() error { _, err := l.Vote(ctx, key, token, ttl, 0); return err },
-		"AcquireVote": func() error { _, err := l.AcquireVote(ctx, key, token, ttl, 0, 1); return err },
-		"Pass":        func() error { _, err := l.Pass(ctx, key, token, "", 0); return err },
-		"Confirm": func() error {
+		"Renew":   func() (bool, error) { return l.Renew(ctx, key, token, ttl) },
+		"Release": func() (bool, error) { return l.Release(ctx, key, token) },
+		"Inspect": func() (bool, error) {
+			hold, err := l.Inspect(ctx, key)
+			return hold.Token == token, err
+		},
+		"Vote":        func() (bool, error) { return ballot(l.Vote(ctx, key, token, ttl, 0)) },
+		"AcquireVote": func() (bool, error) { return ballot(l.AcquireVote(ctx, key, token, ttl, 0, 1)) },
+		"Pass":        func() (bool, error) { return l.Pass(ctx, key, token, "to", 0) },
+		"Confirm": func() (bool, error) {
 			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: renewal}})
-			return cmp.Or(err, append(ballots, quorum.Ballot{})[0].Err)
+			return ballot(append(ballots, quorum.Ballot{})[0], err)
 		},
-		"RenewBatch": func() error {
+		"RenewBatch": func() (bool, error) {
 			results, err := l.RenewBatch(ctx, []dlock.Renewal{renewal})
-			return cmp.Or(err, append(results, dlock.RenewResult{})[0].Err)
+			r := append(results, dlock.RenewResult{})[0]
+			return r.Held, cmp.Or(err, r.Err)
 		},
 	}
 }
@@ -337,7 +343,7 @@ func TestPanics(t *testing.T) {
 				l := rediscore.New(panickingConn{with}, append(opts, rediscore.WithInboxError(func(err error) { missing <- err }))...)
 				require.Empty(t, l.Addr())
 				for name, call := range methodsOf(t.Context(), l, "k", "t", time.Second) {
-					err := call()
+					_, err := call()
 					require.ErrorContains(t, err, "the Redis client panicked at ", name)
 					require.ErrorContains(t, err, "noeffect_test.go:", name)
 					require.Equal(t, unknown, verdictOf(err), name)

@@ -77,13 +77,7 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 // released in the background. A later acquisition of the token is refused meanwhile: that release would end its
 // lease. After it, a token may be used again for all that the Locker knows.
 func TestTokenIsUsedDuringItsRelease(t *testing.T) {
-	asSet := func(l *rediscore.Locker, ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-		attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
-		return append(attempts, dlock.Attempt{})[0], err
-	}
-	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
-		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire, asSet,
-	} {
+	for _, name := range []string{"TryAcquire", "Acquire", "TryAcquireSet"} {
 		for _, before := range []bool{false, true} {
 			inScene(t, func(s *scene, a *actor) {
 				message := a.holdMessage("A")
@@ -97,14 +91,15 @@ func TestTokenIsUsedDuringItsRelease(t *testing.T) {
 				message.Deliver()
 				giveBack.Await()
 				n := len(a.asked(0))
-				_, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				acquire := methodsOf(s.Context(), a.Locker, "k", "A", ttl)[name]
+				_, err := acquire()
 				require.ErrorIs(s, err, dlock.ErrReleased)
 				require.True(s, dlock.NoEffect(err))
 				require.Len(s, a.asked(n), 0)
 				giveBack.Answer()
-				attempt, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				acquired, err := acquire()
 				require.NoError(s, err)
-				require.True(s, attempt.Acquired)
+				require.True(s, acquired)
 				message.Deliver()
 				require.Equal(s, "A", s.holder(), "that was the message of an earlier grant")
 				s.release("A")

@@ -202,23 +202,16 @@ func TestConfirm(t *testing.T) {
 func TestVotesThatFail(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		b.vote("A", 0)
-		for name, c := range map[string]struct {
-			keys []string // that have the wrong type
-			call func() error
-		}{
-			"Vote": {[]string{b.keys.counter, b.keys.birth}, func() error { _, err := b.locker.Vote(b.Context(), "k", "A", time.Hour, 0); return err }},
-			"Pass": {[]string{b.keys.queue}, func() error { _, err := b.locker.Pass(b.Context(), "k", "A", "B", 0); return err }},
-			"Confirm": {[]string{b.keys.counter, b.keys.birth}, func() error {
-				ballots, err := b.locker.Confirm(b.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: time.Hour}, Fence: 8}})
-				require.NoError(b, err)
-				return ballots[0].Err
-			}},
+		for name, keys := range map[string][]string{ // that have the wrong type
+			"Vote": {b.keys.counter, b.keys.birth}, "Pass": {b.keys.queue}, "Confirm": {b.keys.counter, b.keys.birth},
 		} {
-			for _, key := range c.keys {
+			call := methodsOf(b.Context(), b.locker, "k", "A", time.Hour)[name]
+			for _, key := range keys {
 				b.do("DEL", key)
 				b.do("HSET", key, "wrong", "type")
 				b.do("PEXPIRE", key, 60_000)
-				require.Equal(b, noEffect, verdictOf(c.call()), "%s and %s", name, key)
+				_, err := call()
+				require.Equal(b, noEffect, verdictOf(err), "%s and %s", name, key)
 				require.Equal(b, "A", b.holder(), name)
 				require.EqualValues(b, 60_000, b.number("PTTL", "k"), name)
 				b.do("DEL", key)
@@ -229,20 +222,12 @@ func TestVotesThatFail(t *testing.T) {
 
 // A user who lacks a right is told so at once. The lock stays as it is.
 func TestMayNotVote(t *testing.T) {
-	for name, call := range map[string]func(b *bench) error{
-		"Vote":        func(b *bench) error { _, err := b.locker.Vote(b.Context(), "k", "A", ttl, 0); return err },
-		"AcquireVote": func(b *bench) error { _, err := b.locker.AcquireVote(b.Context(), "k", "A", ttl, 0, 1); return err },
-		"Confirm": func(b *bench) error {
-			ballots, err := b.locker.Confirm(b.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "H", TTL: time.Hour}}})
-			require.NoError(b, err)
-			return ballots[0].Err
-		},
-	} {
+	for _, name := range []string{"Vote", "AcquireVote", "Confirm"} {
 		atBench(t, "", "k", func(b *bench) {
 			b.hold("H")
 			b.forbid("INFO")
 			before := b.state()
-			err := call(b)
+			_, err := methodsOf(b.Context(), b.locker, "k", map[bool]string{true: "H", false: "A"}[name == "Confirm"], time.Hour)[name]()
 			require.ErrorIs(b, err, dlock.ErrInvalid, name)
 			require.ErrorContains(b, err, "to vote", name)
 			require.True(b, rediscore.Forbidden(err), "%s: %v", name, err)
