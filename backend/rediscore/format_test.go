@@ -18,6 +18,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -303,5 +304,64 @@ func TestNonsense(t *testing.T) {
 				require.False(s, dlock.NoEffect(err), "%s: %v", name, reply)
 			}
 		}
+	})
+}
+
+// The fences of a server that was promoted go on from the last that was replicated. Beside that they follow its clock,
+// as those of its former master follow the other clock.
+func TestFencesAfterAPromotion(t *testing.T) {
+	for name, c := range map[string]struct {
+		link  sim.Link
+		clock time.Duration // of the replica, from the master's
+		want  int64         // the first fence there, from the last of the former master; or from the clock if that is 0
+	}{
+		"replicated, the clock is right":  {want: 0},
+		"replicated, the clock is behind": {clock: -time.Hour, want: 8},
+		"nothing came":                    {link: sim.Link{Cut: true}},
+		"nothing came, clock ahead":       {link: sim.Link{Cut: true}, clock: time.Second},
+	} {
+		atBench(t, "", "k", func(b *bench) {
+			replica := b.server.NewReplica()
+			replica.SetLink(c.link)
+			replica.SetClock(c.clock)
+			last := b.hold("A")
+			b.release("A")
+			time.Sleep(time.Millisecond)
+			replica.Promote()
+			next := b.at(replica, b.prefix)
+			first := next.hold("B")
+			if c.want > 0 {
+				require.Equal(b, c.want, first-last, name)
+			} else {
+				require.Equal(b, next.now()+c.clock.Microseconds(), first, name)
+			}
+			require.Equal(b, b.now(), b.hold("C"), "%s: the former master grants on", name)
+		})
+	}
+}
+
+// Inspect counts the waiters in the queue, also while the lock is free. For a user without the
+// right to count, it still reports the holder.
+func TestInspectTellsHowManyWait(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		requireHold := func(want dlock.Hold) {
+			b.Helper()
+			hold, err := b.locker.Inspect(b.Context(), "k")
+			require.NoError(b, err)
+			require.Equal(b, want, hold)
+		}
+		requireHold(dlock.Hold{})
+		b.hold("H")
+		time.Sleep(5 * time.Second)
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second})
+		b.wait("A", "")
+		b.wait("B", "")
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second, Waiting: 2})
+		b.expire()
+		requireHold(dlock.Hold{Waiting: 2})
+		b.do("SET", "k", "")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond, Waiting: 2}) // the token is empty
+		b.forbid("ZCARD")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond})
 	})
 }

@@ -8,8 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -259,5 +261,16 @@ func TestBallotOfMessage(t *testing.T) {
 		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
 		want.Attempt = dlock.Attempt{Acquired: true, Fence: 88, Since: granted.Add(time.Microsecond - time.Millisecond)}
 		require.Equal(s, want, <-done)
+	})
+}
+
+// The scripts keep each clause of a Voter.
+func TestVotes(t *testing.T) {
+	votetest.Run(t, bubble.Test, func(t *testing.T) votetest.Store {
+		s := sim.NewServer()
+		return votetest.Store{
+			New:  func() votetest.Client { return lockerOn(t, sim.Dial(s, nil)) },
+			Wipe: s.FlushAll,
+		}
 	})
 }
