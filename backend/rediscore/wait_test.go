@@ -39,109 +39,73 @@ func gaps(all []noted) (gaps []time.Duration) {
 	return gaps
 }
 
-// checkIns returns the times between a waiter's check-ins in half a minute, if all have the same
-// answer.
-func checkIns(t *testing.T, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
-	t.Helper()
-	return checkInsFor(t, time.Minute, subscribed, rank, holder, rest)
-}
-
-func checkInsFor(t *testing.T, ttl time.Duration, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
-	t.Helper()
-	inScene(t, func(s *scene, a *actor) {
-		a.answersWaits(rank, holder, rest)
-		if !subscribed {
-			a.refuses(errDown)
-		}
-		w := a.acquireFor("k", "A", ttl)
-		n := len(a.asked(0)) - 1
-		for d := 10 * time.Millisecond; d < 30*time.Second && len(a.asked(n)) < 100; d *= 2 {
-			time.Sleep(d)
-		}
-		for _, call := range a.asked(n + 1) {
-			require.Equal(s, rediscore.CheckInScript, call.script())
-			require.Equal(s, "A", call.args()[0])
-		}
-		between = gaps(a.asked(n))
-		w.cancelled()
-	})
-	return between
-}
-
-// A waiter checks in about every two seconds, with jitter. It counts as alive even if one check-in
-// is lost.
-func TestCheckInPeriod(t *testing.T) {
-	const least, most = rediscore.CheckInPeriod - rediscore.CheckInJitter/2, rediscore.CheckInPeriod + rediscore.CheckInJitter/2
-	require.Less(t, 2*most, 5*time.Second, "two periods, and the limit in queue.lua")
-	for _, rest := range []int64{-1, 0, 1, 50_000} {
-		gaps := checkIns(t, true, 2, "H", rest)
-		require.GreaterOrEqual(t, slices.Min(gaps), least)
-		require.LessOrEqual(t, slices.Max(gaps), most)
-		require.Greater(t, slices.Max(gaps)-slices.Min(gaps), rediscore.CheckInJitter/4, "jitter")
-	}
-	for _, rank := range []int64{0, 1} {
-		for _, rest := range []int64{-1, 50_000} {
-			gaps := checkIns(t, true, rank, "H", rest)
-			require.GreaterOrEqual(t, slices.Min(gaps), least)
-			require.LessOrEqual(t, slices.Max(gaps), most)
-		}
-	}
-}
-
-// When a lease ends, the first waiter checks in, and then the second.
-func TestCheckInAtExpiry(t *testing.T) {
-	for _, c := range []struct {
-		rank, rest int64
-		want       time.Duration
-	}{
-		{0, 700, 701 * time.Millisecond},
-		{0, 0, time.Millisecond},
-		{1, 700, 701*time.Millisecond + rediscore.ExpiryStagger},
-	} {
-		for _, gap := range checkIns(t, true, c.rank, "H", c.rest) {
-			require.Equal(t, c.want, gap, "rank %d", c.rank)
-		}
-	}
-}
-
-// While the lock is reserved for a waiter without an inbox, the first two waiters check in more
-// often.
-func TestCheckInForFreeLock(t *testing.T) {
-	for _, rank := range []int64{0, 1} {
-		for _, gap := range checkIns(t, true, rank, "", -2) {
-			require.Equal(t, rediscore.ReservePeriod, gap)
-		}
-	}
-	require.GreaterOrEqual(t, slices.Min(checkIns(t, true, 2, "", -2)), rediscore.CheckInPeriod-rediscore.CheckInJitter/2)
-}
-
-// A waiter without an inbox checks in more often: the first waiter most often, and each often enough
-// to count as alive.
-func TestCheckInWithoutInbox(t *testing.T) {
-	const period, longest = rediscore.UnsubscribedPeriod, rediscore.MaxUnsubscribed
-	require.Less(t, 2*(longest+period), 3*time.Second)
+// A waiter checks in about every two seconds, with jitter, so that it counts as alive even if one check-in is lost. The
+// first two also do when a lease ends, one after the other, and more often while the lock is reserved for one without an
+// inbox. Without an inbox, a waiter checks in more often, the first most often, and several times in its TTL, unless that is
+// extremely short: the lock is reserved for it for no longer.
+func TestCheckIns(t *testing.T) {
+	const (
+		usual, jitter   = rediscore.CheckInPeriod - rediscore.CheckInJitter/2, rediscore.CheckInJitter
+		period, longest = rediscore.UnsubscribedPeriod, rediscore.MaxUnsubscribed
+		end             = 701 * time.Millisecond
+	)
+	require.Less(t, 2*(usual+jitter), 5*time.Second, "two periods, and the limit in queue.lua")
 	require.Less(t, longest+period, 2*time.Second, "the limit in queue.lua")
-	for rank, least := range map[int64]time.Duration{0: period, 1: 2 * period, 4: 5 * period, 9: longest, 1000: longest} {
-		gaps := checkIns(t, false, rank, "H", 50_000)
-		require.GreaterOrEqual(t, slices.Min(gaps), least, "rank %d", rank)
-		require.Less(t, slices.Max(gaps), least+period, "rank %d", rank)
-		require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
-	}
-	require.Equal(t, time.Millisecond, slices.Max(checkIns(t, false, 0, "H", 0)))
-}
-
-// The lock is reserved for a waiter without an inbox for at most its TTL. So the waiter checks in
-// several times in its TTL, whatever its place, unless the TTL is extremely short.
-func TestCheckInWithoutInboxForAShortTTL(t *testing.T) {
-	for _, ttl := range []time.Duration{40 * time.Millisecond, 200 * time.Millisecond, time.Second} {
-		for _, rank := range []int64{0, 1, 9, 1000} {
-			gaps := checkInsFor(t, ttl, false, rank, "H", 50_000)
-			require.LessOrEqual(t, slices.Max(gaps), ttl/3, "TTL %v, rank %d", ttl, rank)
-			require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
+	for _, c := range []struct {
+		inbox       bool
+		ttl         time.Duration
+		ranks       []int64
+		holder      string
+		rests       []int64
+		least, most time.Duration // between two check-ins, if all have the same answer
+	}{
+		{true, ttl, []int64{2}, "H", []int64{-1, 0, 1, 50_000}, usual, usual + jitter},
+		{true, ttl, []int64{0, 1}, "H", []int64{-1, 50_000}, usual, usual + jitter},
+		{true, ttl, []int64{2}, "", []int64{-2}, usual, usual + jitter},
+		{true, ttl, []int64{0}, "H", []int64{700}, end, end},
+		{true, ttl, []int64{0}, "H", []int64{0}, time.Millisecond, time.Millisecond},
+		{true, ttl, []int64{1}, "H", []int64{700}, end + rediscore.ExpiryStagger, end + rediscore.ExpiryStagger},
+		{true, ttl, []int64{0, 1}, "", []int64{-2}, rediscore.ReservePeriod, rediscore.ReservePeriod},
+		{false, ttl, []int64{0}, "H", []int64{50_000}, period, 2*period - 1},
+		{false, ttl, []int64{1}, "H", []int64{50_000}, 2 * period, 3*period - 1},
+		{false, ttl, []int64{4}, "H", []int64{50_000}, 5 * period, 6*period - 1},
+		{false, ttl, []int64{9, 1000}, "H", []int64{50_000}, longest, longest + period - 1},
+		{false, ttl, []int64{0}, "H", []int64{0}, time.Millisecond, time.Millisecond},
+		{false, 40 * time.Millisecond, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, 40 * time.Millisecond / 3},
+		{false, 200 * time.Millisecond, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, 200 * time.Millisecond / 3},
+		{false, time.Second, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, time.Second / 3},
+		{false, time.Millisecond, []int64{0}, "H", []int64{50_000}, rediscore.MinUnsubscribed, time.Second},
+		{false, 5 * time.Second, []int64{0}, "H", []int64{50_000}, period, time.Second},
+	} {
+		for _, rank := range c.ranks {
+			for _, rest := range c.rests {
+				inScene(t, func(s *scene, a *actor) {
+					a.answersWaits(rank, c.holder, rest)
+					if !c.inbox {
+						a.refuses(errDown)
+					}
+					w := a.acquireFor("k", "A", c.ttl)
+					n := len(a.asked(0)) - 1
+					for d := 10 * time.Millisecond; d < 30*time.Second && len(a.asked(n)) < 100; d *= 2 {
+						time.Sleep(d)
+					}
+					for _, call := range a.asked(n + 1) {
+						require.Equal(s, rediscore.CheckInScript, call.script())
+						require.Equal(s, "A", call.args()[0])
+					}
+					between := gaps(a.asked(n))
+					w.cancelled()
+					require.LessOrEqual(s, c.least, slices.Min(between), "%+v", c)
+					require.GreaterOrEqual(s, c.most, slices.Max(between), "%+v", c)
+					if c.most > c.least && c.inbox {
+						require.Greater(s, slices.Max(between)-slices.Min(between), jitter/4, "jitter, %+v", c)
+					} else if c.most > c.least {
+						require.Greater(s, slices.Max(between), slices.Min(between), "jitter, %+v", c)
+					}
+				})
+			}
 		}
 	}
-	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, time.Millisecond, false, 0, "H", 50_000)), rediscore.MinUnsubscribed)
-	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, 5*time.Second, false, 0, "H", 50_000)), rediscore.UnsubscribedPeriod)
 }
 
 // A message that overtakes an answer is dated by it, if the grant was made later. Any other message
