@@ -394,14 +394,3 @@ func (e *ear) heard() (messages []string) {
 	messages, e.unread = e.unread, nil
 	return messages
 }
-
-// requireTold fails unless exactly one message has come, for a grant to token. It returns the fence.
-func (e *ear) requireTold(token string) (fence int64) {
-	e.b.Helper()
-	messages := e.heard()
-	require.Len(e.b, messages, 1)
-	h, to, ok := rediscore.ParseHandover(messages[0])
-	require.True(e.b, ok, "%q", messages[0])
-	require.Equal(e.b, token, to)
-	return h.Fence()
-}

@@ -19,17 +19,15 @@ var (
 	SetScript     = setScript
 	RenewScript   = renewScript
 	InspectScript = inspectScript
-	VoteScript    = voteScript
 
 	ErrUnexpected = errUnexpected
 	ErrReplaced   = errReplaced
 
-	Companion     = companion
-	Decisive      = decisive
-	Forbidden     = forbidden
-	ParseHandover = parseHandover
-	Rewrite       = rewrite
-	Tags          = hashslot.Tags
+	Companion = companion
+	Decisive  = decisive
+	Forbidden = forbidden
+	Rewrite   = rewrite
+	Tags      = hashslot.Tags
 )
 
 // Scripts are all that is sent.
@@ -98,9 +96,6 @@ func (l *Locker) ScriptCall(s *Script, key string, args ...string) Call {
 func (l *Locker) SetCall(names []string, args ...string) Call {
 	return Call{Script: setScript, Args: args, keys: l.keysOfSet(names)}
 }
-
-// Fence is the fence of a grant.
-func (h handover) Fence() int64 { return h.fence }
 
 // ChangeInbox makes a waiter believe that its inbox was opened again, maybe on another server. So it
 // checks in now.

@@ -297,7 +297,12 @@ func TestNonsense(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		for name := range methodsOf(s.Context(), a.Locker, "k", "", ttl) {
 			call := methodsOf(s.Context(), a.Locker, "k", name, ttl)[name]
-			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3), int64(4)}} {
+			for _, reply := range []any{
+				nil, "1", []any{}, []any{"x"}, []any{int64(1)}, []any{int64(4)}, []any{int64(-1)}, []any{"A", "1"},
+				[]any{"A", int64(1), int64(2), int64(3), int64(4)}, []any{int64(rediscore.AnswerGranted), int64(1), int64(2)},
+				[]any{int64(rediscore.AnswerWaits), int64(1), int64(2), int64(3), "H"},
+				[]any{int64(rediscore.AnswerFound), int64(1)}, []any{int64(rediscore.AnswerUnknown), int64(1)},
+			} {
 				a.replies(reply, nil)
 				_, err := call()
 				require.ErrorIs(s, err, rediscore.ErrUnexpected, "%s: %v", name, reply)

@@ -307,21 +307,6 @@ func TestMessageDuringTheRelease(t *testing.T) {
 	}
 }
 
-func TestWaitRefusesNonsense(t *testing.T) {
-	for _, reply := range []any{
-		nil, "OK", int64(1), []any{}, []any{"x"}, []any{int64(4)}, []any{int64(-1)},
-		[]any{int64(rediscore.AnswerGranted)}, []any{int64(rediscore.AnswerGranted), int64(1), int64(2)},
-		[]any{int64(rediscore.AnswerWaits), int64(1), int64(2), int64(3), "H"},
-		[]any{int64(rediscore.AnswerFound), int64(1)}, []any{int64(rediscore.AnswerUnknown), int64(1)},
-	} {
-		inScene(t, func(s *scene, a *actor) {
-			a.replies(reply, nil)
-			w := a.acquire("A")
-			w.failed(rediscore.ErrUnexpected)
-		})
-	}
-}
-
 // A waiter whose user may not check in gets an error, and does not wait forever.
 func TestCheckInIsDenied(t *testing.T) {
 	for _, text := range []string{
