@@ -2,11 +2,14 @@ package rediscore_test
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/rediscore"
@@ -14,16 +17,27 @@ import (
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// A bench calls the scripts of one lock one by one, on a server in a bubble, and looks at what they
-// store.
+// A bench calls the scripts of one lock one by one, on a server in a bubble. Each script must reply, store and publish
+// what the reference does.
 type bench struct {
 	*testing.T
-	server *sim.Server
-	conn   *sim.Conn
-	locker *rediscore.Locker
+	*bed
 	prefix string
 	key    string
 	keys   keys
+}
+
+// A bed is a server, a client and a Locker, which the benches of several locks share.
+type bed struct {
+	server *sim.Server
+	conn   *sim.Conn
+	locker *rediscore.Locker
+	run    func(s *rediscore.Script, keys, args []string) (any, error)
+	faults sim.Faults
+	ears   []*ear
+	alone  bool            // nobody else calls the server: else nothing is compared
+	cost   sim.Cost        // of the scripts
+	ran    map[string]bool // scripts that were compared
 }
 
 const (
@@ -51,14 +65,132 @@ func atBench(t *testing.T, prefix, key string, test func(b *bench)) {
 
 // at returns a bench for the lock on another server, or with another prefix.
 func (b *bench) at(server *sim.Server, prefix string) *bench {
-	other := *b
-	other.server, other.prefix, other.conn = server, prefix, sim.Dial(server, nil)
-	other.locker = rediscore.New(other.conn, rediscore.WithPrefix(prefix))
-	b.Cleanup(func() {
-		other.locker.Close()
-		other.conn.Close()
+	other := &bench{T: b.T, prefix: prefix, bed: &bed{server: server, alone: true, cost: sim.Cost{Calls: make(map[string]int)}, ran: make(map[string]bool)}}
+	other.run = func(s *rediscore.Script, keys, args []string) (any, error) {
+		return server.Eval(s.Source, s.SHA, keys, args)
+	}
+	other.conn = sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
+		for _, call := range t.Calls[:len(t.Calls)*int(one(other.alone))] {
+			f.Results = append(f.Results, other.compared(call))
+		}
+		return f
 	})
+	other.locker = lockerOn(b.T, other.conn, rediscore.WithPrefix(prefix))
 	return other.of(b.key)
+}
+
+// lockerOn returns a Locker. In the end it is closed, and its client.
+func lockerOn(t *testing.T, conn interface {
+	rediscore.Conn
+	Close()
+}, opts ...rediscore.Option) *rediscore.Locker {
+	l := rediscore.New(conn, opts...)
+	t.Cleanup(func() {
+		l.Close()
+		conn.Close()
+	})
+	return l
+}
+
+// compared makes a call. If that fails, nothing is compared.
+func (b *bench) compared(call rediscore.Call) (r rediscore.Result) {
+	b.Helper()
+	before, known := b.stored(call)
+	for _, ear := range b.ears {
+		ear.listen()
+	}
+	cost := b.server.Cost()
+	r.Reply, r.Err = b.run(call.Script, call.Keys(), call.Args)
+	b.spent(cost)
+	if r.Err != nil || !known || !b.harmless() {
+		return r
+	}
+	var refs []*reference
+	for _, s := range before {
+		refs = append(refs, &reference{
+			store: s, id: b.replicationID(), votes: len(call.Keys()) == birthKey+1, calls: make(map[string]int64), denied: b.faults.Commands, listens: b.listens,
+		})
+	}
+	name, want := nameOf(call.Script), any(nil)
+	if call.Script == rediscore.SetScript {
+		want = acquireSet(refs, call.Args)
+	} else {
+		want = refs[0].call(name, call.Args)
+	}
+	b.ran[name] = true
+	assert.Equal(b, want, r.Reply, "reply of %s %q", name, call.Args)
+	after, _ := b.stored(call)
+	for i := range refs {
+		assert.Equal(b, refs[i].store, after[i], "what is stored after %s %q", name, call.Args)
+	}
+	for _, ear := range b.ears {
+		var messages []string
+		for _, m := range refs[0].messages {
+			if text, its := strings.CutPrefix(m, ear.inbox+" "); its {
+				messages = append(messages, text)
+			}
+		}
+		assert.Equal(b, messages, ear.listen(), "messages to %q of %s %q", ear.inbox, name, call.Args)
+	}
+	return r
+}
+
+func (b *bench) replicationID() string {
+	info, _ := b.server.Do("INFO", "replication")
+	return replicationID.FindStringSubmatch(fmt.Sprint(info))[1]
+}
+
+var replicationID = regexp.MustCompile(`master_replid:(\w+)`)
+
+func nameOf(s *rediscore.Script) string {
+	for name, script := range rediscore.Scripts {
+		if script == s {
+			return name
+		}
+	}
+	return ""
+}
+
+// harmless reports whether a script that fails in part for want of rights does what the reference does.
+func (b *bed) harmless() bool {
+	for command := range b.faults.Commands {
+		if !slices.Contains([]string{"PUBLISH", "PUBSUB", "HLEN", "HGETALL", "ZCARD", "ZRANGE"}, command) {
+			return false
+		}
+	}
+	return !b.faults.Full && b.faults.Writes == ""
+}
+
+// stored returns what the server has for each lock of a call, whatever its faults are.
+func (b *bench) stored(call rediscore.Call) (all []store, known bool) {
+	b.server.SetFaults(sim.Faults{})
+	defer b.server.SetFaults(b.faults)
+	n := len(call.Keys())
+	if call.Script == rediscore.SetScript {
+		n = waitersKey + 1
+	}
+	known = true
+	for keys := range slices.Chunk(call.Keys(), n) {
+		s, ok := storeOf(b.server, keys)
+		all, known = append(all, s), known && ok
+	}
+	return all, known
+}
+
+// spent notes what the server has done since.
+func (b *bed) spent(since sim.Cost) {
+	now := b.server.Cost()
+	b.cost.Commands += now.Commands - since.Commands
+	for name, n := range now.Calls {
+		b.cost.Calls[name] += n - since.Calls[name]
+	}
+}
+
+// listens reports whether somebody listens to an inbox.
+func (b *bed) listens(inbox string) bool {
+	command := map[bool]string{false: "NUMSUB", true: "SHARDNUMSUB"}[inbox[0] == 's']
+	reply, err := b.server.Do("PUBSUB", command, inbox[1:])
+	return err != nil || reply.([]any)[1] != int64(0)
 }
 
 // of returns a bench for another lock on the same server.
@@ -110,7 +242,13 @@ func (b *bench) forbid(commands ...string) {
 	for _, c := range commands {
 		refused[c] = "ERR The user executing the script can't run this command or subcommand"
 	}
-	b.server.SetFaults(sim.Faults{Commands: refused})
+	b.fails(sim.Faults{Commands: refused})
+}
+
+// fails sets what the server refuses.
+func (b *bed) fails(f sim.Faults) {
+	b.faults = f
+	b.server.SetFaults(f)
 }
 
 // eval calls a script until it has done its work.
@@ -212,36 +350,47 @@ func (b *bench) state() map[string]any {
 
 // An ear receives the messages to an inbox. The field inbox is its address for the scripts.
 type ear struct {
-	b     *bench
-	name  string
-	sub   *sim.Subscription
-	inbox string
+	b      *bench
+	name   string
+	shard  bool
+	sub    *sim.Subscription
+	inbox  string
+	unread []string
 }
 
-func (b *bench) listen(channel string) *ear {
+func (b *bench) listen(channel string) *ear { return b.listenTo(channel, false) }
+
+func (b *bench) listenTo(channel string, shard bool) *ear {
 	b.Helper()
-	sub, err := b.server.Subscribe(channel, false)
-	require.NoError(b, err)
-	return &ear{b, channel, sub, "p" + channel}
+	e := &ear{b: b, name: channel, shard: shard, inbox: map[bool]string{false: "p", true: "s"}[shard] + channel}
+	e.subscribe()
+	return e
 }
 
-func (e *ear) unsubscribe() { e.b.server.Unsubscribe(e.name, false, e.sub) }
+func (e *ear) subscribe() {
+	e.b.Helper()
+	sub, err := e.b.server.Subscribe(e.name, e.shard)
+	require.NoError(e.b, err)
+	e.sub, e.b.ears = sub, append(e.b.ears, e)
+}
 
-// heard returns the messages that have been published since the last call.
-func (e *ear) heard() (messages []string) {
+func (e *ear) unsubscribe() {
+	e.b.server.Unsubscribe(e.name, e.shard, e.sub)
+	e.b.ears = slices.DeleteFunc(e.b.ears, func(other *ear) bool { return other == e })
+}
+
+// listen returns the messages that have been published since the last call.
+func (e *ear) listen() (messages []string) {
 	for _, m := range e.sub.Take() {
 		messages = append(messages, m.Text)
 	}
+	e.unread = append(e.unread, messages...)
 	return messages
 }
 
-// requireTold fails unless exactly one message has come, for a grant to token. It returns the fence.
-func (e *ear) requireTold(token string) (fence int64) {
-	e.b.Helper()
-	messages := e.heard()
-	require.Len(e.b, messages, 1)
-	h, to, ok := rediscore.ParseHandover(messages[0])
-	require.True(e.b, ok, "%q", messages[0])
-	require.Equal(e.b, token, to)
-	return h.Fence()
+// heard returns the messages since the last call of it.
+func (e *ear) heard() (messages []string) {
+	e.listen()
+	messages, e.unread = e.unread, nil
+	return messages
 }

@@ -57,85 +57,6 @@ func (a *actor) releasedKeys(token string) (keys []string) {
 	return keys
 }
 
-// A token that waits for another key than before is given back there.
-func TestTokenWaitsForAnotherKey(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		for _, key := range []string{"first", "second"} {
-			require.True(s, a.acquireFor(key, "A", ttl).over())
-			held, err := a.Release(s.Context(), key, "A")
-			require.NoError(s, err)
-			require.True(s, held)
-			n := len(a.releasedKeys("A"))
-			a.tell("8 1 A")
-			require.Equal(s, []string{key}, a.releasedKeys("A")[n:])
-		}
-	})
-}
-
-// A token holds the lock that it has waited for, and is released for another key. A late message of
-// the grant is no reason to release the lock.
-func TestTokenIsReleasedForAnotherKey(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquireFor("first", "A", ttl)
-		require.True(s, w.over())
-		require.True(s, w.Acquired)
-		_, err := a.Release(s.Context(), "second", "A")
-		require.NoError(s, err)
-		a.grant(int(w.Fence), "A")
-		require.Equal(s, []string{"second"}, a.releasedKeys("A"))
-	})
-}
-
-// An inbox stays open while messages come for those who have gone away: the grants of
-// many who went together come one after the other.
-func TestInboxLingersForTheGone(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.acquire("gone").cancelled()
-		for range 3 {
-			time.Sleep(rediscore.Lingering - time.Millisecond)
-			a.tell("8 1 gone")
-			require.EqualValues(s, 1, a.opened())
-		}
-		time.Sleep(rediscore.Lingering + time.Millisecond)
-		require.Zero(s, a.opened())
-
-		next := a.acquire("next")
-		require.EqualValues(s, 1, a.opened())
-		next.cancelled()
-		require.NoError(s, a.Close())
-		require.Zero(s, a.opened())
-	})
-}
-
-// An inbox that nobody waits for is closed after a while, not at once.
-func TestInboxIsClosedWhenIdle(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		first, second := a.acquire("A"), a.acquire("B")
-		first.cancelled()
-		time.Sleep(3 * rediscore.Lingering)
-		require.EqualValues(s, 1, a.opened(), "while one waits")
-		for range 3 {
-			second.cancelled()
-			time.Sleep(rediscore.Lingering - 2*time.Millisecond)
-			second = a.acquire("C")
-		}
-		time.Sleep(3 * rediscore.Lingering)
-		rediscore.CloseIfIdle(a.Locker) // by a timer that could not be stopped
-		time.Sleep(3 * rediscore.Lingering)
-		require.Len(s, a.listened(), 1)
-		second.cancelled()
-		time.Sleep(rediscore.Lingering - time.Millisecond)
-		require.EqualValues(s, 1, a.opened())
-		time.Sleep(2 * time.Millisecond)
-		require.Zero(s, a.opened())
-		n := len(a.asked(0))
-		a.acquire("D")
-		require.Len(s, a.listened(), 2)
-		require.NotEqual(s, a.listened()[0].Channel, a.listened()[1].Channel)
-		require.NotEmpty(s, a.asked(n + 1)[0].args()[1], "the check-in of one whose inbox was opened again")
-	})
-}
-
 // A detour is a Conn that listens in another way.
 type detour struct {
 	rediscore.Conn
@@ -159,62 +80,6 @@ func (s *scene) enterBy(by func(c *sim.Conn, n int) listen, opts ...rediscore.Op
 	return a, func() int { synctest.Wait(); return int(n.Load()) }
 }
 
-// A waiter that comes while its inbox is being closed has it opened again afterwards: there are
-// never two subscriptions to one channel.
-func TestInboxIsNeededAgain(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a, times := s.enterBy(func(c *sim.Conn, _ int) listen {
-			return func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
-				defer time.Sleep(time.Second)
-				return c.Listen(ctx, channel, shard, on)
-			}
-		})
-		a.acquire("A").cancelled()
-		time.Sleep(rediscore.Lingering + 100*time.Millisecond)
-		a.acquire("B")
-		require.Equal(s, 1, times())
-		time.Sleep(time.Second)
-		require.Equal(s, 2, times())
-		require.EqualValues(s, 1, a.opened())
-	})
-}
-
-// When the library's client is closed, the inbox is not opened again, and its waiters check in at
-// once, which ends their waits.
-func TestInboxOfAClosedClient(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a, times := s.enterBy(func(c *sim.Conn, _ int) listen { return c.Listen })
-		w := a.acquire("A")
-		a.conn.Close()
-		require.True(s, w.over(), "without any time that passes")
-		require.ErrorIs(s, w.err, dlock.ErrClosed)
-		time.Sleep(time.Minute)
-		require.Equal(s, 1, times())
-	})
-}
-
-// An inbox that cannot be opened, or was lost, is opened again: soon, and ever more
-// seldom while that fails.
-func TestInboxIsOpenedAgain(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.answersWaits(3, "H", -1)
-		a.refuses(errDown)
-		a.acquire("A")
-		time.Sleep(time.Minute)
-		s.requireGrowing(a.listened())
-		a.refuses(nil)
-		time.Sleep(2*rediscore.MaxPause + rediscore.Lasting)
-		a.refuses(errDown)
-		n := len(a.listened()) - 1
-		a.conn.Cut()
-		lost := time.Now()
-		time.Sleep(time.Minute)
-		again := a.listened()[n:]
-		again[0].at = lost
-		s.requireGrowing(again)
-	})
-}
-
 func (s *scene) requireGrowing(tries []noted) {
 	s.Helper()
 	pause := rediscore.MinPause
@@ -224,20 +89,6 @@ func (s *scene) requireGrowing(tries []noted) {
 		pause = min(2*pause, rediscore.MaxPause)
 	}
 	require.Equal(s, rediscore.MaxPause, pause)
-}
-
-// Subscriptions that end at once are not repeated in haste.
-func TestInboxThatDoesNotLast(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.answersWaits(3, "H", -1)
-		a.acquire("A")
-		for range 600 {
-			a.conn.Cut()
-			time.Sleep(100 * time.Millisecond)
-		}
-		require.Less(s, len(a.listened()), 60, "subscriptions in a minute")
-		require.Greater(s, len(a.listened()), 30)
-	})
 }
 
 // An inbox that misses a message though somebody listens is opened anew. One whose
@@ -277,8 +128,7 @@ func TestDeafInboxIsOpenedAnew(t *testing.T) {
 		checkIn.Execute()
 		message.Deliver()
 		checkIn.Answer()
-		require.True(s, w.over())
-		w.granted()
+		w.grantedNow()
 		a.acquire("B")
 		time.Sleep(3 * rediscore.MessageLag)
 		require.Len(s, a.listened(), 1)
@@ -306,8 +156,7 @@ func TestDeafInboxIsOpenedAnew(t *testing.T) {
 		s.release("H")
 		message.Deliver()
 		enqueue.Answer()
-		require.True(s, w.over())
-		w.granted()
+		w.grantedNow()
 		a.acquire("B")
 		time.Sleep(3 * rediscore.MessageLag)
 		require.Len(s, a.listened(), 1)
@@ -369,67 +218,10 @@ func TestInboxFollowsTheMaster(t *testing.T) {
 	}
 }
 
-// An inbox stays where it is while the master is not known.
-func TestInboxWithoutAMaster(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		located := &locatedConn{master: "one"}
-		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { located.Conn = c; return located })
-		a.answersWaits(3, "H", -1)
-		a.acquire("A")
-		for _, master := range []any{nil, "one"} {
-			located.move(master)
-			time.Sleep(time.Hour)
-			require.Len(s, a.listened(), 1, "the master is %v", master)
-		}
-	})
-}
-
 // A clusterConn says that its server is a cluster.
 type clusterConn struct{ *sim.Conn }
 
 func (clusterConn) Cluster() bool { return true }
-
-// In a cluster there is an inbox for each slot, whose name has the slot's tag.
-func TestInboxesInACluster(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return clusterConn{c} }, rediscore.WithPrefix("p:"))
-		a.answersWaits(3, "H", -1)
-		const slots = 100
-		var first *waiting
-		used := make(map[int]bool)
-		for i := 0; len(used) < slots; i++ {
-			key := fmt.Sprint("k", i)
-			slot := rediscore.Slot("p:" + key)
-			if used[slot] {
-				continue
-			}
-			used[slot] = true
-			w := a.acquireFor(key, key, ttl)
-			if first == nil {
-				first = w
-			}
-			calls := a.asked(0)
-			address := calls[len(calls)-1].args()[1]
-			name := strings.TrimPrefix(address, "sp:{"+rediscore.Tags()[slot]+"}dlock1:inbox:")
-			require.Len(s, name, 26, "%q", address)
-			require.Len(s, a.listened(), len(used))
-			require.Equal(s, sim.Trip{Channel: address[1:], Shard: true}, sim.Trip{Channel: a.inbox().Channel, Shard: a.inbox().Shard})
-		}
-		inbox := a.listened()[0].Trip
-		a.acquireFor("k0", "same slot", ttl).cancelled()
-		require.Len(s, a.listened(), slots)
-		first.cancelled()
-		time.Sleep(rediscore.Lingering + time.Millisecond)
-		require.Zero(s, s.subscribers(inbox))
-		a.acquireFor("k0", "again", ttl)
-		require.Len(s, a.listened(), slots+1)
-		require.EqualValues(s, 1, a.opened())
-		require.NoError(s, a.Close())
-		for _, inbox := range a.listened() {
-			require.Zero(s, s.subscribers(inbox.Trip))
-		}
-	})
-}
 
 // Close ends subscriptions, also one that is about to be opened again, and what is
 // under way, and none is opened after it.
@@ -443,8 +235,7 @@ func TestCloseEndsInboxes(t *testing.T) {
 			require.NoError(s, a.Close())
 			require.NoError(s, a.Close())
 			require.Zero(s, time.Since(start))
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrClosed)
+			w.failed(dlock.ErrClosed)
 			require.Zero(s, a.opened())
 			calls := len(a.asked(0))
 			rediscore.Deliver(a.Locker, "1 1 A") // it was on its way
@@ -453,48 +244,6 @@ func TestCloseEndsInboxes(t *testing.T) {
 			require.Len(s, a.asked(0), calls)
 		})
 	}
-}
-
-// What a message may say, whoever sent it.
-func TestMessagesOfStrangers(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("t")
-		n := len(a.asked(0))
-		for _, payload := range []string{"", " ", "x", "1", "1 2", "1 t", "x 2 t", "1 x t", "1 2 T", "1 2  t", "1 2 t ", "99999999999999999999 2 t", "1 2 stranger"} {
-			a.tell(payload)
-			require.False(s, w.over(), "after %q", payload)
-		}
-		time.Sleep(time.Second)
-		require.Empty(s, a.asked(n), "calls because of such")
-	})
-}
-
-// A Locker that may not subscribe stands in the queue like the others, and is served
-// in its turn; the others wait for it, and not longer than it lives.
-func TestWithoutSubscriptionInTheQueue(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		b, c := s.enter(), s.enter()
-		b.refuses(errDown)
-		first, second, third := a.acquire("A"), b.acquire("B"), c.acquire("C")
-		s.release("H")
-		fence := first.granted().Fence
-		first.released()
-		next := second.granted().Fence
-		require.Greater(s, next, fence)
-		require.False(s, third.over())
-		second.released()
-		require.True(s, third.over())
-		require.Greater(s, third.granted().Fence, next)
-
-		b.acquire("deaf")
-		last := a.acquire("last")
-		b.conn.Close() // it dies
-		died := time.Now()
-		third.released()
-		require.Empty(s, s.holder(), "the lock is kept for one that may come")
-		last.granted()
-		require.WithinRange(s, time.Now(), died.Add(time.Second), died.Add(2*time.Second+rediscore.ReservePeriod))
-	})
 }
 
 // A waiter whose inbox is on another server counts as dead at each handover. Its inbox is opened anew,
@@ -592,9 +341,215 @@ func TestInboxIsNotHeard(t *testing.T) {
 	}
 }
 
-// What one waiter learns of the inbox, the others know, which rest meanwhile.
-func TestAllHearThatTheInboxIsDeaf(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+// What inboxes and messages do.
+var deliveries = scenes{
+	"A token that waits for another key than before is given back there": func(s *scene, a *actor) {
+		for _, key := range []string{"first", "second"} {
+			require.True(s, a.acquireFor(key, "A", ttl).over())
+			held, err := a.Release(s.Context(), key, "A")
+			require.NoError(s, err)
+			require.True(s, held)
+			n := len(a.releasedKeys("A"))
+			a.tell("8 1 A")
+			require.Equal(s, []string{key}, a.releasedKeys("A")[n:])
+		}
+	},
+
+	"A token holds the lock that it has waited for, and is released for another key": func(s *scene, a *actor) {
+		// A late message of the grant is no reason to release the lock.
+		w := a.acquireFor("first", "A", ttl)
+		require.True(s, w.over())
+		require.True(s, w.Acquired)
+		_, err := a.Release(s.Context(), "second", "A")
+		require.NoError(s, err)
+		a.grant(int(w.Fence), "A")
+		require.Equal(s, []string{"second"}, a.releasedKeys("A"))
+	},
+
+	"An inbox stays open while messages come for those who have gone away: the grants of many who went together come one after the other": func(s *scene, a *actor) {
+		a.acquire("gone").cancelled()
+		for range 3 {
+			time.Sleep(rediscore.Lingering - time.Millisecond)
+			a.tell("8 1 gone")
+			require.EqualValues(s, 1, a.opened())
+		}
+		time.Sleep(rediscore.Lingering + time.Millisecond)
+		require.Zero(s, a.opened())
+
+		next := a.acquire("next")
+		require.EqualValues(s, 1, a.opened())
+		next.cancelled()
+		require.NoError(s, a.Close())
+		require.Zero(s, a.opened())
+	},
+
+	"An inbox that nobody waits for is closed after a while, not at once": func(s *scene, a *actor) {
+		first, second := a.acquire("A"), a.acquire("B")
+		first.cancelled()
+		time.Sleep(3 * rediscore.Lingering)
+		require.EqualValues(s, 1, a.opened(), "while one waits")
+		for range 3 {
+			second.cancelled()
+			time.Sleep(rediscore.Lingering - 2*time.Millisecond)
+			second = a.acquire("C")
+		}
+		time.Sleep(3 * rediscore.Lingering)
+		rediscore.CloseIfIdle(a.Locker) // by a timer that could not be stopped
+		time.Sleep(3 * rediscore.Lingering)
+		require.Len(s, a.listened(), 1)
+		second.cancelled()
+		time.Sleep(rediscore.Lingering - time.Millisecond)
+		require.EqualValues(s, 1, a.opened())
+		time.Sleep(2 * time.Millisecond)
+		require.Zero(s, a.opened())
+		n := len(a.asked(0))
+		a.acquire("D")
+		require.Len(s, a.listened(), 2)
+		require.NotEqual(s, a.listened()[0].Channel, a.listened()[1].Channel)
+		require.NotEmpty(s, a.asked(n + 1)[0].args()[1], "the check-in of one whose inbox was opened again")
+	},
+
+	"A waiter that comes while its inbox is being closed has it opened again afterwards: there are never two subscriptions to one channel": func(s *scene, _ *actor) {
+		a, times := s.enterBy(func(c *sim.Conn, _ int) listen {
+			return func(ctx context.Context, channel string, shard bool, on func(rediscore.Event)) error {
+				defer time.Sleep(time.Second)
+				return c.Listen(ctx, channel, shard, on)
+			}
+		})
+		a.acquire("A").cancelled()
+		time.Sleep(rediscore.Lingering + 100*time.Millisecond)
+		a.acquire("B")
+		require.Equal(s, 1, times())
+		time.Sleep(time.Second)
+		require.Equal(s, 2, times())
+		require.EqualValues(s, 1, a.opened())
+	},
+
+	"When the library's client is closed, the inbox is not opened again, and its waiters check in at once, which ends their waits": func(s *scene, _ *actor) {
+		a, times := s.enterBy(func(c *sim.Conn, _ int) listen { return c.Listen })
+		w := a.acquire("A")
+		a.conn.Close()
+		w.failed(dlock.ErrClosed)
+		time.Sleep(time.Minute)
+		require.Equal(s, 1, times())
+	},
+
+	"An inbox that cannot be opened, or was lost, is opened again: soon, and ever more seldom while that fails": func(s *scene, a *actor) {
+		a.answersWaits(3, "H", -1)
+		a.refuses(errDown)
+		a.acquire("A")
+		time.Sleep(time.Minute)
+		s.requireGrowing(a.listened())
+		a.refuses(nil)
+		time.Sleep(2*rediscore.MaxPause + rediscore.Lasting)
+		a.refuses(errDown)
+		n := len(a.listened()) - 1
+		a.conn.Cut()
+		lost := time.Now()
+		time.Sleep(time.Minute)
+		again := a.listened()[n:]
+		again[0].at = lost
+		s.requireGrowing(again)
+	},
+
+	"Subscriptions that end at once are not repeated in haste": func(s *scene, a *actor) {
+		a.answersWaits(3, "H", -1)
+		a.acquire("A")
+		for range 600 {
+			a.conn.Cut()
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Less(s, len(a.listened()), 60, "subscriptions in a minute")
+		require.Greater(s, len(a.listened()), 30)
+	},
+
+	"An inbox stays where it is while the master is not known": func(s *scene, _ *actor) {
+		located := &locatedConn{master: "one"}
+		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { located.Conn = c; return located })
+		a.answersWaits(3, "H", -1)
+		a.acquire("A")
+		for _, master := range []any{nil, "one"} {
+			located.move(master)
+			time.Sleep(time.Hour)
+			require.Len(s, a.listened(), 1, "the master is %v", master)
+		}
+	},
+
+	"In a cluster there is an inbox for each slot, whose name has the slot's tag": func(s *scene, _ *actor) {
+		a := s.enterOn(func(c *sim.Conn) rediscore.Conn { return clusterConn{c} }, rediscore.WithPrefix("p:"))
+		a.answersWaits(3, "H", -1)
+		const slots = 100
+		var first *waiting
+		used := make(map[int]bool)
+		for i := 0; len(used) < slots; i++ {
+			key := fmt.Sprint("k", i)
+			slot := rediscore.Slot("p:" + key)
+			if used[slot] {
+				continue
+			}
+			used[slot] = true
+			w := a.acquireFor(key, key, ttl)
+			if first == nil {
+				first = w
+			}
+			calls := a.asked(0)
+			address := calls[len(calls)-1].args()[1]
+			name := strings.TrimPrefix(address, "sp:{"+rediscore.Tags()[slot]+"}dlock1:inbox:")
+			require.Len(s, name, 26, "%q", address)
+			require.Len(s, a.listened(), len(used))
+			require.Equal(s, sim.Trip{Channel: address[1:], Shard: true}, sim.Trip{Channel: a.inbox().Channel, Shard: a.inbox().Shard})
+		}
+		inbox := a.listened()[0].Trip
+		a.acquireFor("k0", "same slot", ttl).cancelled()
+		require.Len(s, a.listened(), slots)
+		first.cancelled()
+		time.Sleep(rediscore.Lingering + time.Millisecond)
+		require.Zero(s, s.subscribers(inbox))
+		a.acquireFor("k0", "again", ttl)
+		require.Len(s, a.listened(), slots+1)
+		require.EqualValues(s, 1, a.opened())
+		require.NoError(s, a.Close())
+		for _, inbox := range a.listened() {
+			require.Zero(s, s.subscribers(inbox.Trip))
+		}
+	},
+
+	"What a message may say, whoever sent it": func(s *scene, a *actor) {
+		w := a.acquire("t")
+		n := len(a.asked(0))
+		for _, payload := range []string{"", " ", "x", "1", "1 2", "1 t", "x 2 t", "1 x t", "1 2 T", "1 2  t", "1 2 t ", "99999999999999999999 2 t", "1 2 stranger"} {
+			a.tell(payload)
+			require.False(s, w.over(), "after %q", payload)
+		}
+		time.Sleep(time.Second)
+		require.Empty(s, a.asked(n), "calls because of such")
+	},
+
+	"A Locker that may not subscribe stands in the queue like the others, and is served in its turn; the others wait for it, and not longer than it lives": func(s *scene, a *actor) {
+		b, c := s.enter(), s.enter()
+		b.refuses(errDown)
+		first, second, third := a.acquire("A"), b.acquire("B"), c.acquire("C")
+		s.release("H")
+		fence := first.granted().Fence
+		first.released()
+		next := second.granted().Fence
+		require.Greater(s, next, fence)
+		require.False(s, third.over())
+		second.released()
+		require.True(s, third.over())
+		require.Greater(s, third.granted().Fence, next)
+
+		b.acquire("deaf")
+		last := a.acquire("last")
+		b.conn.Close() // it dies
+		died := time.Now()
+		third.released()
+		require.Empty(s, s.holder(), "the lock is kept for one that may come")
+		last.granted()
+		require.WithinRange(s, time.Now(), died.Add(time.Second), died.Add(2*time.Second+rediscore.ReservePeriod))
+	},
+
+	"What one waiter learns of the inbox, the others know, which rest meanwhile": func(s *scene, a *actor) {
 		a.answers(func(call rediscore.Call) (any, error) {
 			reply := waits(0, "H", 60_000)
 			if call.Script == rediscore.CheckInScript && call.Args[0] == "A" && call.Args[1] != "" {
@@ -613,5 +568,7 @@ func TestAllHearThatTheInboxIsDeaf(t *testing.T) {
 			}
 		}
 		require.Equal(s, map[string]string{"A": "", "B": "", "C": ""}, last)
-	})
+	},
 }
+
+func TestDeliveries(t *testing.T) { deliveries.play(t) }

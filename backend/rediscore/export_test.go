@@ -19,17 +19,15 @@ var (
 	SetScript     = setScript
 	RenewScript   = renewScript
 	InspectScript = inspectScript
-	VoteScript    = voteScript
 
 	ErrUnexpected = errUnexpected
 	ErrReplaced   = errReplaced
 
-	Companion     = companion
-	Decisive      = decisive
-	Forbidden     = forbidden
-	ParseHandover = parseHandover
-	Rewrite       = rewrite
-	Tags          = hashslot.Tags
+	Companion = companion
+	Decisive  = decisive
+	Forbidden = forbidden
+	Rewrite   = rewrite
+	Tags      = hashslot.Tags
 )
 
 // Scripts are all that is sent.
@@ -94,8 +92,10 @@ func (l *Locker) ScriptCall(s *Script, key string, args ...string) Call {
 	return l.call(s, key, args...)
 }
 
-// Fence is the fence of a grant.
-func (h handover) Fence() int64 { return h.fence }
+// SetCall is a call of the script for a set.
+func (l *Locker) SetCall(names []string, args ...string) Call {
+	return Call{Script: setScript, Args: args, keys: l.keysOfSet(names)}
+}
 
 // ChangeInbox makes a waiter believe that its inbox was opened again, maybe on another server. So it
 // checks in now.

@@ -17,8 +17,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -100,30 +100,19 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestStoredValues(t *testing.T) {
-	atBench(t, "p:", "k", func(b *bench) {
-		for _, token := range []string{"token", "a\x00\r\n{}\xff", "42"} {
-			fence := b.hold(token)
-			require.Equal(b, token, b.text("GET", "p:k"))
-			require.Equal(b, fmt.Sprint(fence), b.text("GET", b.keys.counter))
-			require.EqualValues(b, 60_000, b.number("PTTL", "p:k"))
-			require.InDelta(b, dayInMS, b.number("PTTL", b.keys.counter), 1)
-			require.EqualValues(b, 1, b.release(token))
-		}
-	})
-}
-
 // Whoever finds a lock held that was handed over learns when, until the records of its waiters expire.
 func TestTimeOfAGrant(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		b.hold("H")
 		b.wait("holder", "")
-		time.Sleep(time.Second)
 		b.release("H")
+		attempt, err := b.locker.TryAcquire(b.Context(), "k", "other", ttl)
+		require.NoError(b, err)
+		require.Equal(b, dlock.Attempt{}, attempt, "of a lock that is kept for a waiter")
 		require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("holder", "")))
 		granted := time.UnixMicro(b.now())
 		time.Sleep(time.Second)
-		attempt, err := b.locker.TryAcquire(b.Context(), "k", "other", ttl)
+		attempt, err = b.locker.TryAcquire(b.Context(), "k", "other", ttl)
 		require.NoError(b, err)
 		require.Equal(b, dlock.Attempt{Holder: "holder", HeldSince: granted, Remaining: ttl - time.Second}, attempt)
 		ballot, err := b.locker.Vote(b.Context(), "k", "other", ttl, 0)
@@ -178,15 +167,12 @@ func TestSentTTL(t *testing.T) {
 	} {
 		inScene(t, func(s *scene, a *actor) {
 			a.replies(nil, errDown)
-			renewal := dlock.Renewal{Key: "k", Token: "t", TTL: ttl}
-			_, _ = a.TryAcquire(s.Context(), "k", "t", ttl)
-			_, _ = a.TryAcquireSet(s.Context(), []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}})
-			_, _ = a.Locker.Acquire(s.Context(), "k", "t", ttl)
-			_, _ = a.Renew(s.Context(), "k", "t", ttl)
-			_, _ = a.RenewBatch(s.Context(), []dlock.Renewal{renewal})
-			_, _ = a.Vote(s.Context(), "k", "t", ttl, 0)
-			_, _ = a.AcquireVote(s.Context(), "k", "t", ttl, 0, 1)
-			_, _ = a.Confirm(s.Context(), []quorum.Confirmation{{Renewal: renewal}})
+			for name, call := range methodsOf(s.Context(), a.Locker, "k", "t", ttl) {
+				if name != "Release" && name != "Pass" && name != "Inspect" {
+					_, err := call()
+					require.ErrorIs(s, err, errDown, name)
+				}
+			}
 			scripts := make(map[*rediscore.Script]bool)
 			for i, call := range a.asked(0) {
 				if call.script() == rediscore.ReleaseScript {
@@ -228,58 +214,22 @@ func TestTags(t *testing.T) {
 	require.Equal(t, "7a054f633dfec7d4e50c354f45b12681f45794aa42bd40c49c1e897efee85454", hex.EncodeToString(sum[:]), "of all tags, one a line")
 }
 
-// A fence is the last one + 8, or the server's time if that is larger.
+// A fence is the last one + 8, or the server's time if that is larger: see the reference. Fences are exact up to 1 << 53.
 func TestFenceRule(t *testing.T) {
-	for name, c := range map[string]struct{ last, rest, want int64 }{ // the last fence and the next, from now, and the TTL of the counter
-		"none":                {-1 << 49, 1, 0},
-		"no TTL, old":         {-1000 * second, -1, 0},
-		"no TTL, now":         {0, -1, 8},
-		"no TTL, ahead":       {second, -1, second + 8},
-		"within eight":        {-5, dayInMS, 3},
-		"a millisecond ahead": {992, dayInMS, 1000},
-		"a bit more":          {993, dayInMS, 1001},
-		"eight ago":           {-8, dayInMS, 0},
-		"an hour ahead":       {3600 * second, dayInMS, 3600*second + 8},
-		"of a longer TTL":     {-11 * second, 2 * dayInMS, 0},
-		"about to be removed": {-3600 * second, 1000, 0},
-	} {
-		atBench(t, "", "k", func(b *bench) {
-			b.do("SET", b.keys.counter, b.now()+c.last)
-			if c.rest > 0 {
-				b.do("PEXPIRE", b.keys.counter, c.rest)
-			}
-			fence := b.hold("t")
-			require.Equal(b, c.want, fence-b.now(), name)
-			require.Equal(b, fence, b.fence(), name)
-			require.Equal(b, dayInMS+(c.want+999)/1000, b.number("PTTL", b.keys.counter), name)
-			time.Sleep(time.Microsecond)
-			require.Equal(b, max(fence+8, b.now()), b.hold("t"), "%s: the lock's own token", name)
-		})
-	}
-}
-
-// While the counter is ahead of the clock, it does not go on with the clock: the clock catches up.
-func TestFenceAheadOfTheClock(t *testing.T) {
-	const exact = 1 << 53 // the largest integer up to which a float64 has them all
-	atBench(t, "", "k", func(b *bench) {
-		for _, last := range []int64{b.now() + 3600*second, 1<<52 - 1, exact - 25} {
-			b.do("SET", b.keys.counter, last, "PX", 2*dayInMS) // as after the clock was set back
-			for n := range int64(3) {
-				require.Equal(b, last+8*(n+1), b.hold("t"), "fence after %d", last)
-				require.Greater(b, b.number("PTTL", b.keys.counter), int64(dayInMS), "TTL of the counter")
-				time.Sleep(12 * time.Millisecond)
-			}
+	for _, last := range []int64{-1 << 49, -3600 * second, -11 * second, -8, -5, 0, 992, 993, second, 3600 * second, 1<<53 - 25} { // from now
+		for _, rest := range []int64{-1, 1000, dayInMS, 2 * dayInMS} { // the TTL of the counter
+			atBench(t, "", "k", func(b *bench) {
+				b.do("SET", b.keys.counter, min(b.now()+last, 1<<53-25))
+				if rest > 0 {
+					b.do("PEXPIRE", b.keys.counter, rest)
+				}
+				for _, pause := range []time.Duration{0, time.Microsecond, 12 * time.Millisecond} {
+					time.Sleep(pause)
+					b.hold("t")
+				}
+			})
 		}
-		ahead := b.now()/10_000*10_000 + 50_000
-		b.do("SET", b.keys.counter, ahead, "PX", 2*dayInMS+(ahead-b.now())/1000)
-		time.Sleep(time.Duration(ahead-b.now())*time.Microsecond - time.Millisecond)
-		require.Equal(b, ahead+8, b.hold("t"))
-		require.EqualValues(b, dayInMS+2, b.number("PTTL", b.keys.counter), "a day after the clock has reached it")
-		time.Sleep(time.Millisecond)
-		require.Equal(b, ahead+16, b.hold("t"))
-		time.Sleep(100 * time.Millisecond)
-		require.Equal(b, b.now(), b.hold("t"), "the clock has caught up")
-	})
+	}
 }
 
 // A counter that is so large that fences would be equal is an error, and nothing is granted.
@@ -296,45 +246,18 @@ func TestHugeCounter(t *testing.T) {
 }
 
 // A clock was ahead, is corrected, and nobody asks for a fence for long. The counter stays until the
-// clock has reached it, whichever script wrote it last: so the next fence is still the largest.
+// clock has reached it: so the next fence is still the largest.
 func TestFencesRiseAfterAClockError(t *testing.T) {
 	const day = 24 * time.Hour
-	for name, write := range map[string]func(b *bench, last int64){
-		"acquire": func(b *bench, _ int64) { b.hold("A") },
-		"ticket":  func(b *bench, _ int64) { b.do("SET", b.keys.lock, "other"); b.wait("A", "") },
-		"release": func(b *bench, _ int64) {
-			b.hold("A")
-			b.wait("B", b.listen("inbox").inbox)
-			b.release("A")
-			require.Equal(b, "B", b.holder())
-		},
-		"vote": func(b *bench, _ int64) { b.vote("A", 0) },
-		"confirm": func(b *bench, last int64) {
-			b.do("DEL", b.keys.counter)
-			b.do("SET", b.keys.lock, "A", "PX", "60000")
-			b.confirm("A", last)
-		},
-		"pass": func(b *bench, _ int64) {
-			b.hold("A")
-			b.wait("B", b.listen("inbox").inbox)
-			require.True(b, b.pass("A", "B", 0))
-			require.Equal(b, "B", b.holder())
-		},
-	} {
-		for _, idle := range []time.Duration{day + time.Hour, 2*day + time.Hour, 3*day + 23*time.Hour} {
-			atBench(t, "", "k", func(b *bench) {
-				b.server.SetClock(3 * day)
-				first := b.hold("A")
-				b.server.SetClock(0)
-				b.expire()
-				write(b, first)
-				last := b.fence()
-				require.GreaterOrEqual(b, last, first, name)
-				time.Sleep(idle)
-				b.do("DEL", b.keys.lock)
-				require.GreaterOrEqual(b, b.hold("later"), last+8, "%s, fence %v later", name, idle)
-			})
-		}
+	for _, idle := range []time.Duration{day + time.Hour, 2*day + time.Hour, 3*day + 23*time.Hour} {
+		atBench(t, "", "k", func(b *bench) {
+			b.server.SetClock(3 * day)
+			first := b.hold("A")
+			b.server.SetClock(0)
+			b.expire()
+			time.Sleep(idle)
+			require.GreaterOrEqual(b, b.hold("later"), first+8, "%v later", idle)
+		})
 	}
 }
 
@@ -372,25 +295,78 @@ func TestCountersAreFew(t *testing.T) {
 // A reply that no script gives is an error, after which the outcome is unknown.
 func TestNonsense(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
-		for name, call := range map[string]func() error{
-			"TryAcquire":    func() error { _, err := a.TryAcquire(s.Context(), "k", "A", ttl); return err },
-			"TryAcquireSet": func() error { _, err := a.TryAcquireSet(s.Context(), setOf("k")); return err },
-			"Renew":         func() error { _, err := a.Renew(s.Context(), "k", "A", ttl); return err },
-			"Release":       func() error { _, err := a.Release(s.Context(), "k", "A"); return err },
-			"Inspect":       func() error { _, err := a.Inspect(s.Context(), "k"); return err },
-			"Vote":          func() error { _, err := a.Vote(s.Context(), "k", "A", ttl, 0); return err },
-			"Confirm": func() error {
-				ballots, err := a.Confirm(s.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: ttl}}})
-				require.NoError(s, err)
-				return ballots[0].Err
-			},
-		} {
-			for _, reply := range []any{nil, "1", []any{}, []any{int64(1)}, []any{"A", "1"}, []any{"A", int64(1), int64(2), int64(3), int64(4)}} {
+		for name := range methodsOf(s.Context(), a.Locker, "k", "", ttl) {
+			call := methodsOf(s.Context(), a.Locker, "k", name, ttl)[name]
+			for _, reply := range []any{
+				nil, "1", []any{}, []any{"x"}, []any{int64(1)}, []any{int64(4)}, []any{int64(-1)}, []any{"A", "1"},
+				[]any{"A", int64(1), int64(2), int64(3), int64(4)}, []any{int64(rediscore.AnswerGranted), int64(1), int64(2)},
+				[]any{int64(rediscore.AnswerWaits), int64(1), int64(2), int64(3), "H"},
+				[]any{int64(rediscore.AnswerFound), int64(1)}, []any{int64(rediscore.AnswerUnknown), int64(1)},
+			} {
 				a.replies(reply, nil)
-				err := call()
+				_, err := call()
 				require.ErrorIs(s, err, rediscore.ErrUnexpected, "%s: %v", name, reply)
 				require.False(s, dlock.NoEffect(err), "%s: %v", name, reply)
 			}
 		}
+	})
+}
+
+// The fences of a server that was promoted go on from the last that was replicated. Beside that they follow its clock,
+// as those of its former master follow the other clock.
+func TestFencesAfterAPromotion(t *testing.T) {
+	for name, c := range map[string]struct {
+		link  sim.Link
+		clock time.Duration // of the replica, from the master's
+		want  int64         // the first fence there, from the last of the former master; or from the clock if that is 0
+	}{
+		"replicated, the clock is right":  {want: 0},
+		"replicated, the clock is behind": {clock: -time.Hour, want: 8},
+		"nothing came":                    {link: sim.Link{Cut: true}},
+		"nothing came, clock ahead":       {link: sim.Link{Cut: true}, clock: time.Second},
+	} {
+		atBench(t, "", "k", func(b *bench) {
+			replica := b.server.NewReplica()
+			replica.SetLink(c.link)
+			replica.SetClock(c.clock)
+			last := b.hold("A")
+			b.release("A")
+			time.Sleep(time.Millisecond)
+			replica.Promote()
+			next := b.at(replica, b.prefix)
+			first := next.hold("B")
+			if c.want > 0 {
+				require.Equal(b, c.want, first-last, name)
+			} else {
+				require.Equal(b, next.now()+c.clock.Microseconds(), first, name)
+			}
+			require.Equal(b, b.now(), b.hold("C"), "%s: the former master grants on", name)
+		})
+	}
+}
+
+// Inspect counts the waiters in the queue, also while the lock is free. For a user without the
+// right to count, it still reports the holder.
+func TestInspectTellsHowManyWait(t *testing.T) {
+	atBench(t, "", "k", func(b *bench) {
+		requireHold := func(want dlock.Hold) {
+			b.Helper()
+			hold, err := b.locker.Inspect(b.Context(), "k")
+			require.NoError(b, err)
+			require.Equal(b, want, hold)
+		}
+		requireHold(dlock.Hold{})
+		b.hold("H")
+		time.Sleep(5 * time.Second)
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second})
+		b.wait("A", "")
+		b.wait("B", "")
+		requireHold(dlock.Hold{Held: true, Token: "H", Remaining: 55 * time.Second, Waiting: 2})
+		b.expire()
+		requireHold(dlock.Hold{Waiting: 2})
+		b.do("SET", "k", "")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond, Waiting: 2}) // the token is empty
+		b.forbid("ZCARD")
+		requireHold(dlock.Hold{Held: true, Remaining: -time.Millisecond})
 	})
 }

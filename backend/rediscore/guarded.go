@@ -43,61 +43,28 @@ func (g guarded) listen(ctx context.Context, channel string, sharded bool, on fu
 	return rediserr.Call(func() error { return g.conn.Listen(ctx, channel, sharded, on) })
 }
 
-func (g guarded) cluster() (is bool) {
-	_ = rediserr.Try(func() { is = g.conn.Cluster() })
-	return is
-}
+func (g guarded) cluster() bool { return ask(g, Conn.Cluster) }
 
-// master is that of a [Router]; known is false if the Conn is none.
-func (g guarded) master(ctx context.Context, call Call) (master any, known bool) {
-	r, known := g.conn.(Router)
-	if known {
-		_ = rediserr.Try(func() { master = r.Master(ctx, call) })
+// ask asks a Conn that is a T. Another one has no answer.
+func ask[T, R any](g guarded, question func(T) R) (answer R) {
+	if conn, ok := g.conn.(T); ok {
+		_ = rediserr.Try(func() { answer = question(conn) })
 	}
-	return master, known
+	return answer
 }
 
 // locate is that of a [Locator], or nil.
-func (g guarded) locate(ctx context.Context, channel string) (master any) {
-	if l, ok := g.conn.(Locator); ok {
-		_ = rediserr.Try(func() { master = l.Locate(ctx, channel) })
-	}
-	return master
-}
-
-// poolSize is that of a [Pooled], or 0.
-func (g guarded) poolSize() (n int) {
-	if p, ok := g.conn.(Pooled); ok {
-		_ = rediserr.Try(func() { n = p.PoolSize() })
-	}
-	return n
-}
-
-// addr is that of an [Addressed], or empty.
-func (g guarded) addr() (addr string) {
-	if a, ok := g.conn.(Addressed); ok {
-		_ = rediserr.Try(func() { addr = a.Addr() })
-	}
-	return addr
+func (g guarded) locate(ctx context.Context, channel string) any {
+	return ask(g, func(l Locator) any { return l.Locate(ctx, channel) })
 }
 
 // isReply reports whether an error wraps an error reply, as a [Replier] says.
-func (g guarded) isReply(err error) (is bool) {
-	r, ok := g.conn.(Replier)
-	if inner := rediserr.Innermost(err); ok && inner != nil {
-		_ = rediserr.Try(func() { is = r.IsReply(inner) })
-	}
-	return is
+func (g guarded) isReply(err error) bool {
+	inner := rediserr.Innermost(err)
+	return inner != nil && ask(g, func(r Replier) bool { return r.IsReply(inner) })
 }
 
 // unsupported reports whether an error reply speaks of a command or a script that is not allowed.
 func (g guarded) unsupported(err error) bool {
 	return err != nil && rediserr.Unsupported(rediserr.Answer(err)) && g.isReply(err)
-}
-
-// drain is that of a [Drainer].
-func (g guarded) drain(ctx context.Context) {
-	if d, ok := g.conn.(Drainer); ok {
-		_ = rediserr.Try(func() { d.Drain(ctx) })
-	}
 }

@@ -1,9 +1,11 @@
 package rediscore_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -113,69 +115,97 @@ func TestFailures(t *testing.T) {
 }
 
 // A call with bad arguments, whose ctx has ended, or of a Locker that is closed, is not sent. Its error
-// says that it had no effect.
+// says that it had no effect. The client of a Locker that is closed stays open.
 func TestNothingSent(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	server := sim.NewServer()
-	locker := func(opts ...rediscore.Option) *rediscore.Locker { return rediscore.New(sim.Dial(server, nil), opts...) }
+	conn := sim.Dial(server, nil)
+	locker := func(opts ...rediscore.Option) *rediscore.Locker { return rediscore.New(conn, opts...) }
 	closed := locker()
 	require.NoError(t, closed.Close())
+	require.NoError(t, closed.Close())
 	for _, c := range []struct {
-		ctx    context.Context
-		locker *rediscore.Locker
-		key    string
-		want   error
+		ctx        context.Context
+		locker     *rediscore.Locker
+		key, token string
+		ttl        time.Duration
+		want       error
+		text       string
+		but        string // methods that have no such argument
 	}{
-		{over, locker(), "k", context.Canceled},
-		{t.Context(), closed, "k", dlock.ErrClosed},
-		{t.Context(), rediscore.New(nil), "k", dlock.ErrInvalid},
-		{t.Context(), locker(), "", dlock.ErrInvalid},
-		{t.Context(), locker(rediscore.WithPrefix("p:dlock1:")), "k", dlock.ErrInvalid},
+		{over, locker(), "k", "t", ttl, context.Canceled, "", ""},
+		{t.Context(), closed, "k", "t", ttl, dlock.ErrClosed, "", ""},
+		{t.Context(), rediscore.New(nil), "k", "t", ttl, dlock.ErrInvalid, "client: nil", ""},
+		{t.Context(), locker([]rediscore.Option{nil}...), "k", "t", ttl, dlock.ErrInvalid, "Option 1 of 1: nil", ""},
+		{t.Context(), locker(rediscore.WithPrefix("p:dlock1:")), "k", "t", ttl, dlock.ErrInvalid, `contains "dlock1:"`, ""},
+		{t.Context(), locker(rediscore.WithPrefix(strings.Repeat("p", 1025))), "k", "t", ttl, dlock.ErrInvalid, "1025 bytes", ""},
+		{t.Context(), locker(), "", "t", ttl, dlock.ErrInvalid, "key: empty", ""},
+		{t.Context(), locker(), "dlock1:fence", "t", ttl, dlock.ErrInvalid, `key: contains "dlock1:"`, ""},
+		{t.Context(), locker(), "k", "", ttl, dlock.ErrInvalid, "token: empty", "Inspect"},
+		{t.Context(), locker(), "k", "t", 0, dlock.ErrInvalid, "TTL 0s", "Inspect Release Pass"},
+		{t.Context(), locker(), "k", "t", time.Millisecond - 1, dlock.ErrInvalid, "TTL 999.999µs", "Inspect Release Pass"},
+		{t.Context(), locker(), "k", "t", -ttl, dlock.ErrInvalid, "TTL -1m0s", "Inspect Release Pass"},
 	} {
-		for method, call := range methodsOf(c.ctx, c.locker, c.key) {
-			err := call()
+		for method, call := range methodsOf(c.ctx, c.locker, c.key, c.token, c.ttl) {
+			if strings.Contains(c.but, method) {
+				continue
+			}
+			_, err := call()
 			require.ErrorIs(t, err, c.want, method)
+			require.ErrorContains(t, err, c.text, method)
 			require.Equal(t, noEffect, verdictOf(err), "%s: %v", method, err)
 		}
 	}
-	_, err := locker(rediscore.WithQueue(false)).Acquire(t.Context(), "k", "t", time.Second)
-	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.Equal(t, noEffect, verdictOf(err))
-	_, err = locker().Acquire(t.Context(), "k", "", time.Second)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	require.Equal(t, noEffect, verdictOf(err))
-	require.Zero(t, server.Cost().Scripts)
+	_, err := closed.RenewBatch(t.Context(), nil)
+	require.ErrorIs(t, err, dlock.ErrClosed)
+	unqueued := locker(rediscore.WithQueue(false))
+	_, err = unqueued.Acquire(t.Context(), "k", "t", ttl)
+	_, err2 := unqueued.AcquireVote(t.Context(), "k", "t", ttl, 0, 1)
+	for _, err := range []error{err, err2} {
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.Equal(t, noEffect, verdictOf(err))
+	}
+	for _, place := range []int64{math.MinInt64, 0, rediscore.MaxExact + 1} {
+		_, err := locker().AcquireVote(t.Context(), "k", "t", ttl, 0, place)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.Equal(t, noEffect, verdictOf(err))
+	}
+	require.Zero(t, server.Cost().Commands)
+	attempt, err := locker().TryAcquire(t.Context(), "k", "t", ttl)
+	require.NoError(t, err)
+	require.True(t, attempt.Acquired)
 }
 
-// methodsOf returns calls of all methods that may call the server.
-func methodsOf(ctx context.Context, l *rediscore.Locker, key string) map[string]func() error {
-	return map[string]func() error{
-		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, key, "t", time.Second); return err },
-		"Acquire":    func() error { _, err := l.Acquire(ctx, key, "t", time.Second); return err },
-		"TryAcquireSet": func() error {
-			_, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: "t", TTL: time.Second}})
-			return err
+// methodsOf returns calls of all methods that may call the server. A call reports whether the token holds the key, or held it.
+func methodsOf(ctx context.Context, l *rediscore.Locker, key, token string, ttl time.Duration) map[string]func() (bool, error) {
+	renewal := dlock.Renewal{Key: key, Token: token, TTL: ttl}
+	attempt := func(a dlock.Attempt, err error) (bool, error) { return a.Acquired, err }
+	ballot := func(b quorum.Ballot, err error) (bool, error) { return b.Acquired, cmp.Or(err, b.Err) }
+	return map[string]func() (bool, error){
+		"TryAcquire": func() (bool, error) { return attempt(l.TryAcquire(ctx, key, token, ttl)) },
+		"Acquire":    func() (bool, error) { return attempt(l.Acquire(ctx, key, token, ttl)) },
+		"TryAcquireSet": func() (bool, error) {
+			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
+			return attempt(append(attempts, dlock.Attempt{})[0], err)
 		},
-		"Renew":       func() error { _, err := l.Renew(ctx, key, "t", time.Second); return err },
-		"Release":     func() error { _, err := l.Release(ctx, key, "t"); return err },
-		"Inspect":     func() error { _, err := l.Inspect(ctx, key); return err },
-		"Vote":        func() error { _, err := l.Vote(ctx, key, "t", time.Second, 0); return err },
-		"AcquireVote": func() error { _, err := l.AcquireVote(ctx, key, "t", time.Second, 0, 1); return err },
-		"Pass":        func() error { _, err := l.Pass(ctx, key, "t", "", 0); return err },
-		"Confirm": func() error {
-			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "t", TTL: time.Second}}})
-			if err == nil {
-				err = ballots[0].Err
-			}
-			return err
+		"Renew":   func() (bool, error) { return l.Renew(ctx, key, token, ttl) },
+		"Release": func() (bool, error) { return l.Release(ctx, key, token) },
+		"Inspect": func() (bool, error) {
+			hold, err := l.Inspect(ctx, key)
+			return hold.Token == token, err
 		},
-		"RenewBatch": func() error {
-			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: "t", TTL: time.Second}})
-			if err == nil {
-				err = results[0].Err
-			}
-			return err
+		"Vote":        func() (bool, error) { return ballot(l.Vote(ctx, key, token, ttl, 0)) },
+		"AcquireVote": func() (bool, error) { return ballot(l.AcquireVote(ctx, key, token, ttl, 0, 1)) },
+		"Pass":        func() (bool, error) { return l.Pass(ctx, key, token, "to", 0) },
+		"Confirm": func() (bool, error) {
+			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: renewal}})
+			return ballot(append(ballots, quorum.Ballot{})[0], err)
+		},
+		"RenewBatch": func() (bool, error) {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{renewal})
+			r := append(results, dlock.RenewResult{})[0]
+			return r.Held, cmp.Or(err, r.Err)
 		},
 	}
 }
@@ -251,57 +281,11 @@ func TestEndOfAWaitByClose(t *testing.T) {
 				a.replies(nil, errDown)
 			}
 			require.NoError(s, a.Close())
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrClosed)
+			w.failed(dlock.ErrClosed)
 			require.Equal(s, noEffect, verdictOf(w.err))
 			require.Equal(s, lost, w.Holder != "")
 		})
 	}
-}
-
-// What Close has waited for may be a grant. If its release then had no answer, the outcome of the wait is unknown.
-func TestCloseCannotReleaseAGrant(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.travels(sim.Fate{Request: sim.Leg{Delay: time.Second}})
-		a.answers(func(call rediscore.Call) (any, error) {
-			if call.Script == rediscore.ReleaseScript {
-				return nil, errDown
-			}
-			return []any{int64(0), int64(1)}, nil // granted, with a fence
-		})
-		w := a.acquire("A")
-		require.NoError(s, a.Close())
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrClosed)
-		require.Equal(s, unknown, verdictOf(w.err))
-	})
-}
-
-// The reason for a missing inbox is reported once, and again only after an inbox was open.
-func TestWithInboxError(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		told := make(chan error, 9)
-		a := s.enter(rediscore.WithInboxError(func(err error) { told <- err }))
-		a.answersWaits(3, "H", -1)
-		a.refuses(errDown)
-		for range 3 { // each has the inbox opened, which is closed between
-			w := a.acquire("A")
-			time.Sleep(time.Minute)
-			w.cancelled()
-			time.Sleep(time.Minute)
-		}
-		require.Equal(s, errDown, <-told)
-		require.Empty(s, told, "of the others")
-		a.refuses(nil)
-		a.acquire("A")
-		a.refuses(errDown)
-		a.conn.Cut()
-		synctest.Wait()
-		require.Empty(s, told, "an inbox that was open, and may be again")
-		time.Sleep(time.Minute)
-		require.Equal(s, errDown, <-told)
-		require.Empty(s, told)
-	})
 }
 
 // No lock can have the name of a companion, wherever its name is split into prefix and key.
@@ -331,28 +315,6 @@ func TestNamesBesideLocks(t *testing.T) {
 	}
 }
 
-// A release in two calls had an effect if the first was answered, even if the second is refused.
-func TestSecondReleaseRefused(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		w.cancelled()
-		require.Equal(s, unknown, verdictOf(w.err))
-		released := make(chan error, 1)
-		go func() {
-			_, err := a.Release(s.Context(), "k", "A")
-			released <- err
-		}()
-		enqueue.Execute()
-		s.server.SetFaults(sim.Faults{Calls: "LOADING Redis is loading the dataset in memory"})
-		enqueue.Answer()
-		err := <-released
-		require.Equal(s, 2, a.calls(rediscore.ReleaseScript, "A"))
-		require.ErrorContains(s, err, "LOADING")
-		require.Equal(s, unknown, verdictOf(err))
-	})
-}
-
 // A panickingConn is the Conn of a client that panics in all calls.
 type panickingConn struct{ with any }
 
@@ -380,8 +342,8 @@ func TestPanics(t *testing.T) {
 				missing := make(chan error, 1)
 				l := rediscore.New(panickingConn{with}, append(opts, rediscore.WithInboxError(func(err error) { missing <- err }))...)
 				require.Empty(t, l.Addr())
-				for name, call := range methodsOf(t.Context(), l, "k") {
-					err := call()
+				for name, call := range methodsOf(t.Context(), l, "k", "t", time.Second) {
+					_, err := call()
 					require.ErrorContains(t, err, "the Redis client panicked at ", name)
 					require.ErrorContains(t, err, "noeffect_test.go:", name)
 					require.Equal(t, unknown, verdictOf(err), name)
@@ -393,3 +355,65 @@ func TestPanics(t *testing.T) {
 		}
 	}
 }
+
+// What is said when something has ended.
+var ends = scenes{
+	"What Close has waited for may be a grant. If its release then had no answer, the outcome of the wait is unknown": func(s *scene, a *actor) {
+		a.travels(sim.Fate{Request: sim.Leg{Delay: time.Second}})
+		a.answers(func(call rediscore.Call) (any, error) {
+			if call.Script == rediscore.ReleaseScript {
+				return nil, errDown
+			}
+			return []any{int64(0), int64(1)}, nil // granted, with a fence
+		})
+		w := a.acquire("A")
+		require.NoError(s, a.Close())
+		w.failed(dlock.ErrClosed)
+		require.Equal(s, unknown, verdictOf(w.err))
+	},
+
+	"The reason for a missing inbox is reported once, and again only after an inbox was open": func(s *scene, _ *actor) {
+		told := make(chan error, 9)
+		a := s.enter(rediscore.WithInboxError(func(err error) { told <- err }))
+		a.answersWaits(3, "H", -1)
+		a.refuses(errDown)
+		for range 3 { // each has the inbox opened, which is closed between
+			w := a.acquire("A")
+			time.Sleep(time.Minute)
+			w.cancelled()
+			time.Sleep(time.Minute)
+		}
+		require.Equal(s, errDown, <-told)
+		require.Empty(s, told, "of the others")
+		a.refuses(nil)
+		a.acquire("A")
+		a.refuses(errDown)
+		a.conn.Cut()
+		synctest.Wait()
+		require.Empty(s, told, "an inbox that was open, and may be again")
+		time.Sleep(time.Minute)
+		require.Equal(s, errDown, <-told)
+		require.Empty(s, told)
+	},
+
+	"A release in two calls had an effect if the first was answered, even if the second is refused": func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		w.cancelled()
+		require.Equal(s, unknown, verdictOf(w.err))
+		released := make(chan error, 1)
+		go func() {
+			_, err := a.Release(s.Context(), "k", "A")
+			released <- err
+		}()
+		enqueue.Execute()
+		s.fails(sim.Faults{Calls: "LOADING Redis is loading the dataset in memory"})
+		enqueue.Answer()
+		err := <-released
+		require.Equal(s, 2, a.calls(rediscore.ReleaseScript, "A"))
+		require.ErrorContains(s, err, "LOADING")
+		require.Equal(s, unknown, verdictOf(err))
+	},
+}
+
+func TestEnds(t *testing.T) { ends.play(t) }

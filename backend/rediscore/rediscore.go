@@ -141,9 +141,7 @@ func invalid(format string, args ...any) error {
 
 // Addr returns the address of the server, as the Redis client knows it. It is empty for a cluster,
 // for Sentinel, and for redigo.
-func (l *Locker) Addr() string {
-	return l.conn.addr()
-}
+func (l *Locker) Addr() string { return ask(l.conn, Addressed.Addr) }
 
 // Close ends the subscriptions and the waits in progress. These waits and all later calls fail
 // with [dlock.ErrClosed]. Close returns when the waiters have left the queues and nothing more
@@ -156,7 +154,7 @@ func (l *Locker) Close() error {
 	l.lanes.Close(dlock.ErrClosed)
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
-	l.conn.drain(ctx)
+	ask(l.conn, func(d Drainer) any { d.Drain(ctx); return nil })
 	return nil
 }
 

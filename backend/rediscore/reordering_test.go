@@ -19,54 +19,10 @@ var errLost = errors.New("the answer was lost")
 // checkInLatest is the time within which each waiter checks in.
 const checkInLatest = rediscore.CheckInPeriod + rediscore.CheckInJitter
 
-// An enqueue that is delivered after the release of its token queues the token again. Its grant is
-// released at once.
-func TestEnqueueAfterRelease(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		b := s.enter()
-		a.open()
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		enqueue.Answer()
-		s.release("H")
-		w.granted()
-		w.released()
-		s.hold("H2")
-		enqueue.Execute()
-		require.Equal(s, []string{"A"}, s.queue())
-		next := b.acquire("B")
-		s.release("H2")
-		require.True(s, next.over())
-		next.granted()
-		next.released()
-		s.requireClean()
-	})
-}
-
 // open opens the inbox.
 func (a *actor) open() {
 	a.acquire("first").cancelled()
 	a.release("first")
-}
-
-// The enqueue of a cancelled wait gets no answer, and arrives after the release of its token.
-func TestEnqueueAfterCancel(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		b := s.enter()
-		a.open()
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		a.acquire("A").cancelled()
-		enqueue.Return(nil, errLost)
-		require.False(s, a.release("A"))
-		enqueue.Execute()
-		next := b.acquire("B")
-		require.Equal(s, []string{"A", "B"}, s.queue())
-		s.release("H")
-		require.True(s, next.over())
-		next.granted()
-		next.released()
-		s.requireClean()
-	})
 }
 
 // An enqueue of a cancelled wait arrives after the release of its token. When the release returns,
@@ -121,13 +77,7 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 // released in the background. A later acquisition of the token is refused meanwhile: that release would end its
 // lease. After it, a token may be used again for all that the Locker knows.
 func TestTokenIsUsedDuringItsRelease(t *testing.T) {
-	asSet := func(l *rediscore.Locker, ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-		attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: key, Token: token, TTL: ttl}})
-		return append(attempts, dlock.Attempt{})[0], err
-	}
-	for _, acquire := range []func(*rediscore.Locker, context.Context, string, string, time.Duration) (dlock.Attempt, error){
-		(*rediscore.Locker).TryAcquire, (*rediscore.Locker).Acquire, asSet,
-	} {
+	for _, name := range []string{"TryAcquire", "Acquire", "TryAcquireSet"} {
 		for _, before := range []bool{false, true} {
 			inScene(t, func(s *scene, a *actor) {
 				message := a.holdMessage("A")
@@ -141,14 +91,15 @@ func TestTokenIsUsedDuringItsRelease(t *testing.T) {
 				message.Deliver()
 				giveBack.Await()
 				n := len(a.asked(0))
-				_, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				acquire := methodsOf(s.Context(), a.Locker, "k", "A", ttl)[name]
+				_, err := acquire()
 				require.ErrorIs(s, err, dlock.ErrReleased)
 				require.True(s, dlock.NoEffect(err))
 				require.Len(s, a.asked(n), 0)
 				giveBack.Answer()
-				attempt, err := acquire(a.Locker, s.Context(), "k", "A", ttl)
+				acquired, err := acquire()
 				require.NoError(s, err)
-				require.True(s, attempt.Acquired)
+				require.True(s, acquired)
 				message.Deliver()
 				require.Equal(s, "A", s.holder(), "that was the message of an earlier grant")
 				s.release("A")
@@ -156,30 +107,6 @@ func TestTokenIsUsedDuringItsRelease(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A release that comes after one in the background was executed has found nothing, and does not claim what that
-// has found.
-func TestReleaseAfterOneInTheBackground(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		message := a.holdMessage("A")
-		w := a.acquire("A")
-		s.release("H")
-		w.granted()
-		lost := a.holdCall(rediscore.ReleaseScript, "A")
-		go a.Release(s.Context(), "k", "A")
-		lost.Await()
-		message.Deliver()
-		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
-		lost.Return(nil, errLost)
-		giveBack.Execute()
-		released := make(chan bool, 1)
-		go func() { released <- a.release("A") }()
-		time.Sleep(time.Second)
-		giveBack.Answer()
-		require.False(s, <-released)
-		s.requireClean()
-	})
 }
 
 // A waiter that has lost its place takes it again with its old ticket. If that enqueue gets no answer,
@@ -199,8 +126,7 @@ func TestPlaceIsTakenAgain(t *testing.T) {
 				require.False(s, w.over())
 			} else {
 				enqueue.Return(nil, errLost)
-				require.True(s, w.over())
-				require.ErrorIs(s, w.err, errLost)
+				w.failed(errLost)
 				require.False(s, dlock.NoEffect(w.err))
 				enqueue.Execute()
 			}
@@ -213,72 +139,12 @@ func TestPlaceIsTakenAgain(t *testing.T) {
 			}
 			s.release("H")
 			if answered {
-				w.granted()
-				w.released()
+				w.served()
 			}
-			other.granted()
-			other.released()
+			other.served()
 			s.requireClean()
 		})
 	}
-}
-
-// The inbox is open before the answer to the enqueue. The check-in waits for the answer.
-func TestInboxBeforeAnswer(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		time.Sleep(time.Second)
-		require.Zero(s, a.calls(rediscore.CheckInScript, "A"), "checks in before the token is in the queue")
-		enqueue.Answer()
-		require.Equal(s, 1, a.calls(rediscore.CheckInScript, "A"))
-		s.release("H")
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
-// A message that overtakes the answer to the enqueue is dated by that answer. There is no further
-// round trip.
-func TestMessageOvertakesAnswer(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.open()
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		enqueue.Execute()
-		message := a.holdMessage("A")
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		time.Sleep(300 * time.Millisecond) // the grant ages
-		message.Deliver()
-		require.False(s, w.over())
-		enqueue.Answer()
-		require.True(s, w.over())
-		w.granted()
-		require.Zero(s, a.calls(rediscore.CheckInScript, "A"))
-		w.released()
-		s.requireClean()
-	})
-}
-
-// The inbox was opened again, so that it may be on another server, and a message comes before any
-// answer.
-func TestMessageWithoutClock(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		checkIn, message := a.holdCall(rediscore.CheckInScript, "A"), a.holdMessage("A")
-		a.conn.Cut()
-		checkIn.Await()
-		time.Sleep(300 * time.Millisecond)
-		s.release("H")
-		time.Sleep(300 * time.Millisecond)
-		message.Deliver()
-		checkIns := a.calls(rediscore.CheckInScript, "A")
-		require.False(s, w.over())
-		checkIn.Return(nil, errLost)
-		w.granted()
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), checkIns, "it checks in when")
-	})
 }
 
 // A message that comes late does no harm to the lease of its token, or of another.
@@ -291,8 +157,7 @@ func TestLateMessage(t *testing.T) {
 		"after a check-in": {func(_ *scene, w *waiting, _ *sim.Held) { w.granted() }, 0, "A"},
 		"twice":            {func(_ *scene, w *waiting, message *sim.Held) { message.Deliver(); w.granted() }, 0, "A"},
 		"after the release": {func(s *scene, w *waiting, _ *sim.Held) { // so that it is released again
-			w.granted()
-			w.released()
+			w.served()
 			s.hold("B")
 		}, 2, "B"},
 		"after the wait": {func(s *scene, w *waiting, _ *sim.Held) { // if nobody else releases it
@@ -373,10 +238,110 @@ func TestCancelAfterGrant(t *testing.T) {
 	}
 }
 
-// A grant that is found after it has ended does not count, nor does its fence. The token is tried
-// once more, given up, and released. The wait goes on with a new token.
-func TestGrantFoundTooLate(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+// What comes late, or in another order, does no harm.
+var reorderings = scenes{
+	"An enqueue that is delivered after the release of its token queues the token again": func(s *scene, a *actor) {
+		// Its grant is released at once.
+		b := s.enter()
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		enqueue.Answer()
+		s.release("H")
+		w.served()
+		s.hold("H2")
+		enqueue.Execute()
+		require.Equal(s, []string{"A"}, s.queue())
+		next := b.acquire("B")
+		s.release("H2")
+		require.True(s, next.over())
+		next.served()
+		s.requireClean()
+	},
+
+	"The enqueue of a cancelled wait gets no answer, and arrives after the release of its token": func(s *scene, a *actor) {
+		b := s.enter()
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		a.acquire("A").cancelled()
+		enqueue.Return(nil, errLost)
+		require.False(s, a.release("A"))
+		enqueue.Execute()
+		next := b.acquire("B")
+		require.Equal(s, []string{"A", "B"}, s.queue())
+		s.release("H")
+		require.True(s, next.over())
+		next.served()
+		s.requireClean()
+	},
+
+	"A release that comes after one in the background was executed has found nothing, and does not claim what that has found": func(s *scene, a *actor) {
+		message := a.holdMessage("A")
+		w := a.acquire("A")
+		s.release("H")
+		w.granted()
+		lost := a.holdCall(rediscore.ReleaseScript, "A")
+		go a.Release(s.Context(), "k", "A")
+		lost.Await()
+		message.Deliver()
+		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+		lost.Return(nil, errLost)
+		giveBack.Execute()
+		released := make(chan bool, 1)
+		go func() { released <- a.release("A") }()
+		time.Sleep(time.Second)
+		giveBack.Answer()
+		require.False(s, <-released)
+		s.requireClean()
+	},
+
+	"The inbox is open before the answer to the enqueue. The check-in waits for the answer": func(s *scene, a *actor) {
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		time.Sleep(time.Second)
+		require.Zero(s, a.calls(rediscore.CheckInScript, "A"), "checks in before the token is in the queue")
+		enqueue.Answer()
+		require.Equal(s, 1, a.calls(rediscore.CheckInScript, "A"))
+		s.release("H")
+		w.grantedNow()
+	},
+
+	"A message that overtakes the answer to the enqueue is dated by that answer. There is no further round trip": func(s *scene, a *actor) {
+		a.open()
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		w := a.acquire("A")
+		enqueue.Execute()
+		message := a.holdMessage("A")
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		time.Sleep(300 * time.Millisecond) // the grant ages
+		message.Deliver()
+		require.False(s, w.over())
+		enqueue.Answer()
+		w.grantedNow()
+		require.Zero(s, a.calls(rediscore.CheckInScript, "A"))
+		w.released()
+		s.requireClean()
+	},
+
+	"The inbox was opened again, so that it may be on another server, and a message comes before any answer": func(s *scene, a *actor) {
+		w := a.acquire("A")
+		checkIn, message := a.holdCall(rediscore.CheckInScript, "A"), a.holdMessage("A")
+		a.conn.Cut()
+		checkIn.Await()
+		time.Sleep(300 * time.Millisecond)
+		s.release("H")
+		time.Sleep(300 * time.Millisecond)
+		message.Deliver()
+		checkIns := a.calls(rediscore.CheckInScript, "A")
+		require.False(s, w.over())
+		checkIn.Return(nil, errLost)
+		w.granted()
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), checkIns, "it checks in when")
+	},
+
+	"A grant that is found after it has ended does not count, nor does its fence": func(s *scene, a *actor) {
+		// The token is tried once more, given up, and released. The wait goes on with a new token.
 		c := dlock.New(a, dlock.WithTTL(time.Second))
 		lease := s.acquire(c)
 		token := s.queue()[0]
@@ -400,13 +365,10 @@ func TestGrantFoundTooLate(t *testing.T) {
 		require.NoError(s, got.Release())
 		require.NoError(s, c.Close())
 		s.requireClean()
-	})
-}
+	},
 
-// A release waits for the last call of its token's wait until its ctx ends. What that call is
-// granted later is released nevertheless.
-func TestReleaseUnderContext(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+	"A release waits for the last call of its token's wait until its ctx ends": func(s *scene, a *actor) {
+		// What that call is granted later is released nevertheless.
 		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
 		a.acquire("A").cancelled()
 		s.release("H")
@@ -423,5 +385,7 @@ func TestReleaseUnderContext(t *testing.T) {
 		enqueue.Answer()
 		require.Empty(s, s.holder(), "the late grant is released")
 		s.requireClean()
-	})
+	},
 }
+
+func TestReorderings(t *testing.T) { reorderings.play(t) }

@@ -3,6 +3,7 @@ package rediscore_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -39,41 +39,9 @@ const deniedWait = "NOPERM this user has no permissions to run the 'wait' comman
 // A grant, or a renewal, that too few replicas have is an error of which the outcome is unknown.
 // What is not granted needs no replicas, and a release does not wait for them.
 func TestReplicas(t *testing.T) {
-	ctx, lease := context.Background(), dlock.Renewal{Key: "k", Token: "A", TTL: ttl}
-	for name, c := range map[string]struct {
-		call    func(*actor) (bool, error)
-		renewal bool // else "no" means that another token holds the lock
-	}{
-		"TryAcquire": {func(a *actor) (bool, error) {
-			attempt, err := a.TryAcquire(ctx, "k", "A", ttl)
-			return attempt.Acquired, err
-		}, false},
-		"TryAcquireSet": {func(a *actor) (bool, error) {
-			attempts, err := a.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "A", TTL: ttl}, {Key: "l", Token: "A", TTL: ttl}})
-			return err == nil && attempts[1].Acquired, err
-		}, false},
-		"Vote": {func(a *actor) (bool, error) {
-			ballot, err := a.Vote(ctx, "k", "A", ttl, 0)
-			return ballot.Acquired, err
-		}, false},
-		"Renew": {func(a *actor) (bool, error) { return a.Renew(ctx, "k", "A", ttl) }, true},
-		"RenewBatch": {func(a *actor) (bool, error) {
-			results, err := a.RenewBatch(ctx, []dlock.Renewal{lease})
-			return results[0].Held, errors.Join(err, results[0].Err)
-		}, true},
-		"Confirm": {func(a *actor) (bool, error) {
-			ballots, err := a.Confirm(ctx, []quorum.Confirmation{{Renewal: lease}})
-			return ballots[0].Acquired, errors.Join(err, ballots[0].Err)
-		}, true},
-		"Acquire": {func(a *actor) (bool, error) {
-			attempt, err := a.Acquire(ctx, "k", "A", ttl)
-			return attempt.Acquired, err
-		}, false},
-		"AcquireVote": {func(a *actor) (bool, error) {
-			ballot, err := a.AcquireVote(ctx, "k", "A", ttl, 0, 1)
-			return ballot.Acquired, err
-		}, false},
-	} {
+	renewals := []string{"Renew", "RenewBatch", "Confirm"} // of these "no" means that the token does not hold the lock, else that another does
+	for _, name := range append(renewals, "TryAcquire", "TryAcquireSet", "Vote", "Acquire", "AcquireVote") {
+		renewal := slices.Contains(renewals, name)
 		for _, now := range []struct {
 			holder   string // or ""
 			replicas int
@@ -82,7 +50,7 @@ func TestReplicas(t *testing.T) {
 			{"A", 3, false}, {"A", 2, false}, {"A", 1, false}, {"A", 0, false}, {"A", 3, true},
 			{"", 3, false}, {"", 1, false}, {"", 0, true}, {"other", 0, false}, {"other", 0, true},
 		} {
-			yes := now.holder == "A" || now.holder == "" && !c.renewal
+			yes := now.holder == "A" || now.holder == "" && !renewal
 			if !yes && strings.HasPrefix(name, "Acquire") {
 				continue // it waits
 			}
@@ -97,7 +65,7 @@ func TestReplicas(t *testing.T) {
 					want.Got, want.Err = 0, sim.Error(deniedWait)
 					s.forbidWait()
 				}
-				ok, err := c.call(a)
+				ok, err := methodsOf(s.Context(), a.Locker, "k", "A", ttl)[name]()
 				if !yes || now.replicas >= 2 && !now.denied {
 					require.NoError(s, err, "%s, %+v", name, now)
 					require.Equal(s, yes, ok)
@@ -121,7 +89,7 @@ func TestReplicas(t *testing.T) {
 }
 
 func (s *scene) forbidWait() {
-	s.server.SetFaults(sim.Faults{Commands: map[string]string{"WAIT": deniedWait}})
+	s.fails(sim.Faults{Commands: map[string]string{"WAIT": deniedWait}})
 }
 
 // The message of a handover is only a hint: the waiter asks, and is granted the lock when the
@@ -156,8 +124,7 @@ func TestHandoverWithoutRightToWait(t *testing.T) {
 		w := a.acquire("A")
 		s.forbidWait()
 		s.release("H")
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrInvalid)
+		w.failed(dlock.ErrInvalid)
 		require.ErrorContains(s, w.err, "'wait'")
 		require.NotEmpty(s, w.Holder)
 	})
@@ -176,8 +143,7 @@ func TestEarlyMessageIsAHint(t *testing.T) {
 		checkIn.Answer()
 		require.False(s, w.over(), "granted without the replicas")
 		s.reached(2)
-		require.True(s, w.over())
-		w.granted()
+		w.grantedNow()
 	})
 }
 

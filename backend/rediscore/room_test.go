@@ -27,29 +27,6 @@ func (a *actor) acquireInOrder(n int) (all []*waiting, tokens []string) {
 	return all, tokens
 }
 
-// However many wait at rest for a key, one checks in for all, and all stay alive.
-func TestOneCallForARoom(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		const n, rest = 2000, 10 * time.Minute
-		s.do("PERSIST", s.keys.lock)
-		all, tokens := a.acquireInOrder(n)
-		before := len(a.asked(0))
-		time.Sleep(rest)
-		calls := a.asked(before)
-		require.LessOrEqual(s, len(calls), int(rest/(2*time.Second)), "calls")
-		for _, call := range calls {
-			require.Equal(s, []string{"t0", "p" + a.inbox().Channel}, call.args())
-		}
-		require.Equal(s, tokens, s.queue())
-		s.release("H")
-		for _, w := range all[:10] {
-			require.True(s, w.over())
-			w.granted()
-			w.released()
-		}
-	})
-}
-
 // When the first of a room has left, the next checks in: at the time of its next check-in, or at once if
 // a call of it was in flight or had failed.
 func TestFirstOfARoomLeaves(t *testing.T) {
@@ -85,27 +62,10 @@ func TestFirstOfARoomLeaves(t *testing.T) {
 				s.release("t0")
 				time.Sleep(10 * time.Second)
 				s.release("H")
-				require.True(s, all[1].over())
-				all[1].granted()
+				all[1].grantedNow()
 			})
 		})
 	}
-}
-
-// A wait that goes back into the queue with an old ticket is the first of its room.
-func TestFirstOfARoomReturns(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.do("PERSIST", s.keys.lock)
-		all, _ := a.acquireInOrder(2)
-		s.do("ZREM", s.keys.queue, "t0")
-		time.Sleep(checkInLatest)
-		require.Equal(s, []string{"t0", "t1"}, s.queue())
-		n, calls := a.calls(rediscore.CheckInScript, "t0"), a.calls(rediscore.CheckInScript, "t1")
-		time.Sleep(time.Minute)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "t0"), n+20)
-		require.Equal(s, calls, a.calls(rediscore.CheckInScript, "t1"))
-		all[0].cancelled()
-	})
 }
 
 // If the first of a room has lost its place, so may the others, and all ask. They return to their old places.
@@ -147,8 +107,7 @@ func TestNewsOfARoom(t *testing.T) {
 			all[0].cancelled()
 			s.release("t0")
 			s.release("H")
-			require.True(s, all[1].over())
-			all[1].granted()
+			all[1].grantedNow()
 		})
 	}
 	inScene(t, func(s *scene, a *actor) { // its own are later
@@ -159,8 +118,7 @@ func TestNewsOfARoom(t *testing.T) {
 		all[0].cancelled()
 		s.release("t0")
 		s.release("H")
-		require.True(s, all[1].over())
-		all[1].granted()
+		all[1].grantedNow()
 	})
 	inScene(t, func(s *scene, a *actor) {
 		all, _ := a.acquireInOrder(5)
@@ -185,41 +143,6 @@ func TestNewsOfARoom(t *testing.T) {
 		time.Sleep(checkInLatest + 1100*time.Millisecond)
 		all[4].cancelled()
 		require.ErrorContains(s, all[4].err, "no reply for ")
-	})
-}
-
-// News from before a change of the inbox do not date a grant: they may be of another server.
-func TestNewsOfAnotherServer(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		all, _ := a.acquireInOrder(2)
-		first := a.holdCall(rediscore.CheckInScript, "t0")
-		s.server.SetClock(-time.Hour)
-		s.do("SET", s.keys.lock, "H", "PX", 60_000)
-		a.conn.Cut()
-		first.Await()
-		time.Sleep(time.Second)
-		s.release("t0")
-		s.release("H")
-		require.True(s, all[1].over())
-		all[1].granted()
-		first.Answer()
-	})
-}
-
-// A wait at rest whose token is released ends.
-func TestReleasedAtRest(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		all, _ := a.acquireInOrder(3)
-		calls := len(a.asked(0))
-		require.False(s, a.release("t1"))
-		require.True(s, all[1].over())
-		require.ErrorIs(s, all[1].err, dlock.ErrReleased)
-		require.Len(s, a.asked(calls), 1)
-		require.False(s, all[2].over())
-		all[0].cancelled()
-		require.Equal(s, 1, rediscore.Rooms(a.Locker))
-		all[2].cancelled()
-		require.Zero(s, rediscore.Rooms(a.Locker))
 	})
 }
 
@@ -248,35 +171,6 @@ func TestFirstOfARoomLosesItsInbox(t *testing.T) {
 			all[0].cancelled()
 		})
 	}
-}
-
-// Waits of different keys, those without an inbox, and votes have no room in common.
-func TestRoomsOfOthers(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		other := s.of("other")
-		other.hold("H")
-		s.do("PERSIST", s.keys.lock)
-		s.do("PERSIST", other.keys.lock)
-		a.acquire("A")
-		a.acquireFor("other", "B", ttl)
-		time.Sleep(time.Minute)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 20)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "B"), 20)
-		a.acquireVote("D", 1)
-		a.acquireVote("E", 2)
-		time.Sleep(time.Minute)
-		require.Greater(s, a.calls(rediscore.AttendScript, "D"), 20)
-		require.Greater(s, a.calls(rediscore.AttendScript, "E"), 20)
-		a.refuses(errDown)
-		a.conn.Cut()
-		a.acquire("C")
-		for _, token := range []string{"A", "B", "C"} {
-			n := a.calls(rediscore.CheckInScript, token)
-			time.Sleep(10 * time.Second)
-			require.Greater(s, a.calls(rediscore.CheckInScript, token), n+7)
-		}
-		require.Zero(s, rediscore.Rooms(a.Locker))
-	})
 }
 
 // Waits of three processes come and go, while inboxes, messages, answers, data and time are lost. When
@@ -317,15 +211,11 @@ func TestRoomsInStorms(t *testing.T) {
 					w.actor.travels(sim.Fate{})
 					w.actor.release(w.token)
 				default:
-					a.answers(nil)
-					a.refuses(nil)
-					a.travels(sim.Fate{})
+					a.recovers()
 				}
 			}
 			for _, a := range actors {
-				a.answers(nil)
-				a.refuses(nil)
-				a.travels(sim.Fate{})
+				a.recovers()
 			}
 			time.Sleep(20 * time.Second)
 			all = slices.DeleteFunc(all, (*waiting).over)
@@ -367,8 +257,7 @@ func TestReleasedBeforeRest(t *testing.T) {
 				release.Answer()
 			}
 			time.Sleep(checkInLatest)
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrReleased)
+			w.failed(dlock.ErrReleased)
 		})
 	}
 }
@@ -397,32 +286,6 @@ func TestRoomWaitsForReplicas(t *testing.T) {
 			require.Equal(s, "A1", s.holder())
 		})
 	}
-}
-
-// The first of a room gets no answer, and none when it tries again. All are alive meanwhile.
-func TestFirstOfARoomIsSilentForLong(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.do("PERSIST", s.keys.lock)
-		all, _ := a.acquireInOrder(3)
-		a.holdCall(rediscore.CheckInScript, "t0")
-		a.holdCall(rediscore.CheckInScript, "t0")
-		time.Sleep(checkInLatest + rediscore.CallLimit + 4*time.Second)
-		s.release("H")
-		require.Equal(s, "t0", s.holder(), "it is not taken for dead")
-		require.True(s, all[0].over())
-	})
-}
-
-// While the call of the first of a room has no answer, the others know. If their ctx ends then, they say so.
-func TestRoomIsToldOfSilence(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.do("PERSIST", s.keys.lock)
-		all, _ := a.acquireInOrder(3)
-		a.holdCall(rediscore.CheckInScript, "t0")
-		time.Sleep(checkInLatest + 1200*time.Millisecond)
-		all[2].cancelled()
-		require.ErrorContains(s, all[2].err, "no reply for ")
-	})
 }
 
 // A wait that has lost its place, and is the first of its room when it returns, has the others ask, also if it was
@@ -469,8 +332,7 @@ func TestFirstOfARoomReturnsToAFreeLock(t *testing.T) {
 		all, _ := a.acquireInOrder(3)
 		s.do("DEL", s.keys.queue, s.keys.waiters, s.keys.lock)
 		rediscore.ChangeInbox(a.Locker, "t0")
-		require.True(s, all[0].over())
-		all[0].granted()
+		all[0].grantedNow()
 		time.Sleep(time.Millisecond)
 		require.Equal(s, []string{"t1", "t2"}, s.queue())
 	})
@@ -498,9 +360,8 @@ func TestLeftInTheQueue(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			s.release("H")
 			for _, w := range live {
-				require.True(s, w.over(), w.token)
-				w.granted()
-				w.released()
+				require.True(s, w.over())
+				w.served()
 			}
 			require.Empty(s, s.holder())
 			require.LessOrEqual(s, len(a.noted(func(t sim.Trip) bool { return t.Message != "" })), 2, "handovers")
@@ -508,9 +369,114 @@ func TestLeftInTheQueue(t *testing.T) {
 	}
 }
 
-// If the first of a room gets no answer, because its connection has gone silent, another shows that all are alive.
-func TestFirstOfARoomIsSilent(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+// What the waits of a room do for each other.
+var rooms = scenes{
+	"However many wait at rest for a key, one checks in for all, and all stay alive": func(s *scene, a *actor) {
+		const n, rest = 2000, 10 * time.Minute
+		s.do("PERSIST", s.keys.lock)
+		all, tokens := a.acquireInOrder(n)
+		before := len(a.asked(0))
+		time.Sleep(rest)
+		calls := a.asked(before)
+		require.LessOrEqual(s, len(calls), int(rest/(2*time.Second)), "calls")
+		for _, call := range calls {
+			require.Equal(s, []string{"t0", "p" + a.inbox().Channel}, call.args())
+		}
+		require.Equal(s, tokens, s.queue())
+		s.release("H")
+		for _, w := range all[:10] {
+			require.True(s, w.over())
+			w.served()
+		}
+	},
+
+	"A wait that goes back into the queue with an old ticket is the first of its room": func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(2)
+		s.do("ZREM", s.keys.queue, "t0")
+		time.Sleep(checkInLatest)
+		require.Equal(s, []string{"t0", "t1"}, s.queue())
+		n, calls := a.calls(rediscore.CheckInScript, "t0"), a.calls(rediscore.CheckInScript, "t1")
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "t0"), n+20)
+		require.Equal(s, calls, a.calls(rediscore.CheckInScript, "t1"))
+		all[0].cancelled()
+	},
+
+	"News from before a change of the inbox do not date a grant: they may be of another server": func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(2)
+		first := a.holdCall(rediscore.CheckInScript, "t0")
+		s.server.SetClock(-time.Hour)
+		s.do("SET", s.keys.lock, "H", "PX", 60_000)
+		a.conn.Cut()
+		first.Await()
+		time.Sleep(time.Second)
+		s.release("t0")
+		s.release("H")
+		all[1].grantedNow()
+		first.Answer()
+	},
+
+	"A wait at rest whose token is released ends": func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(3)
+		calls := len(a.asked(0))
+		require.False(s, a.release("t1"))
+		all[1].failed(dlock.ErrReleased)
+		require.Len(s, a.asked(calls), 1)
+		require.False(s, all[2].over())
+		all[0].cancelled()
+		require.Equal(s, 1, rediscore.Rooms(a.Locker))
+		all[2].cancelled()
+		require.Zero(s, rediscore.Rooms(a.Locker))
+	},
+
+	"Waits of different keys, those without an inbox, and votes have no room in common": func(s *scene, a *actor) {
+		other := s.of("other")
+		other.hold("H")
+		s.do("PERSIST", s.keys.lock)
+		s.do("PERSIST", other.keys.lock)
+		a.acquire("A")
+		a.acquireFor("other", "B", ttl)
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 20)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "B"), 20)
+		a.acquireVote("D", 1)
+		a.acquireVote("E", 2)
+		time.Sleep(time.Minute)
+		require.Greater(s, a.calls(rediscore.AttendScript, "D"), 20)
+		require.Greater(s, a.calls(rediscore.AttendScript, "E"), 20)
+		a.refuses(errDown)
+		a.conn.Cut()
+		a.acquire("C")
+		for _, token := range []string{"A", "B", "C"} {
+			n := a.calls(rediscore.CheckInScript, token)
+			time.Sleep(10 * time.Second)
+			require.Greater(s, a.calls(rediscore.CheckInScript, token), n+7)
+		}
+		require.Zero(s, rediscore.Rooms(a.Locker))
+	},
+
+	"The first of a room gets no answer, and none when it tries again. All are alive meanwhile": func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(3)
+		a.holdCall(rediscore.CheckInScript, "t0")
+		a.holdCall(rediscore.CheckInScript, "t0")
+		time.Sleep(checkInLatest + rediscore.CallLimit + 4*time.Second)
+		s.release("H")
+		require.Equal(s, "t0", s.holder(), "it is not taken for dead")
+		require.True(s, all[0].over())
+	},
+
+	"While the call of the first of a room has no answer, the others know. If their ctx ends then, they say so": func(s *scene, a *actor) {
+		s.do("PERSIST", s.keys.lock)
+		all, _ := a.acquireInOrder(3)
+		a.holdCall(rediscore.CheckInScript, "t0")
+		time.Sleep(checkInLatest + 1200*time.Millisecond)
+		all[2].cancelled()
+		require.ErrorContains(s, all[2].err, "no reply for ")
+	},
+
+	"If the first of a room gets no answer, because its connection has gone silent, another shows that all are alive": func(s *scene, a *actor) {
 		s.do("PERSIST", s.keys.lock)
 		all, _ := a.acquireInOrder(3)
 		s.enter().acquire("other")
@@ -520,7 +486,8 @@ func TestFirstOfARoomIsSilent(t *testing.T) {
 		first.Await()
 		require.Equal(s, n+1, a.calls(rediscore.CheckInScript, "t1"))
 		s.release("H")
-		require.True(s, all[0].over())
-		all[0].granted()
-	})
+		all[0].grantedNow()
+	},
 }
+
+func TestRooms(t *testing.T) { rooms.play(t) }

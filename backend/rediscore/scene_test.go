@@ -30,10 +30,20 @@ const ttl = time.Minute
 func inScene(t *testing.T, play func(s *scene, a *actor)) {
 	t.Helper()
 	atBench(t, "", "k", func(b *bench) {
+		b.alone = false
 		b.hold("H")
 		s := &scene{bench: b}
 		play(s, s.enter())
 	})
+}
+
+// Scenes are those of one subject. Each is a test.
+type scenes map[string]func(s *scene, a *actor)
+
+func (all scenes) play(t *testing.T) {
+	for name, play := range all {
+		t.Run(name, func(t *testing.T) { inScene(t, play) })
+	}
 }
 
 func (s *scene) ticket(token string) string {
@@ -135,6 +145,13 @@ func (a *actor) refuses(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refusal = err
+}
+
+// recovers undoes answers, refuses and travels.
+func (a *actor) recovers() {
+	a.answers(nil)
+	a.refuses(nil)
+	a.travels(sim.Fate{})
 }
 
 func (a *actor) noted(is func(sim.Trip) bool) (all []noted) {
@@ -298,12 +315,32 @@ func (w *waiting) granted() dlock.Attempt {
 	return w.Attempt
 }
 
+// grantedNow is granted without waiting.
+func (w *waiting) grantedNow() dlock.Attempt {
+	w.Helper()
+	require.True(w, w.over(), "wait of %q", w.token)
+	return w.granted()
+}
+
+// served waits for the grant, and releases the lock.
+func (w *waiting) served() {
+	w.Helper()
+	w.granted()
+	w.released()
+}
+
+// failed fails unless the wait has ended with an error.
+func (w *waiting) failed(want error) {
+	w.Helper()
+	require.True(w, w.over(), "wait of %q", w.token)
+	require.ErrorIs(w, w.err, want, "wait of %q", w.token)
+}
+
 // cancelled cancels the wait.
 func (w *waiting) cancelled() {
 	w.Helper()
 	w.cancel()
-	require.True(w, w.over())
-	require.ErrorIs(w, w.err, context.Canceled)
+	w.failed(context.Canceled)
 	require.False(w, w.Acquired)
 }
 

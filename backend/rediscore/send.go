@@ -55,7 +55,7 @@ func (l *Locker) laneSettings() lanes.Settings[route, Call, Result] {
 		MaxLanes:   maxLanes,
 		MaxFlights: maxFlights,
 	}
-	if size := l.conn.poolSize(); size > 0 {
+	if size := ask(l.conn, Pooled.PoolSize); size > 0 {
 		s.MaxFlights = size
 		s.MaxLanes = (s.MaxFlights + poolShare - 1) / poolShare
 	}
@@ -97,8 +97,8 @@ func (l *Locker) route(ctx context.Context, call Call, ofBatch bool) (r route) {
 	if l.replicas != nil {
 		r.kind = kinds[call.Script]
 	}
-	if master, known := l.conn.master(ctx, call); known {
-		r.master = master
+	if _, routes := l.conn.conn.(Router); routes {
+		r.master = ask(l.conn, func(r Router) any { return r.Master(ctx, call) })
 	} else if l.conn.cluster() {
 		if r.slot = int(call.keys.slot); ofBatch {
 			r.slot = severalSlots

@@ -194,99 +194,6 @@ func TestReplicaIsLeft(t *testing.T) {
 	})
 }
 
-// Where leaving does not help, four connections are left in a second. Then calls that write get the last answer, and nothing
-// is sent.
-func TestReplicaIsLeftInVain(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a, c := s.enterOnStale()
-		c.stale.Store(true)
-		for begun := time.Now(); time.Since(begun) < 3*rediscore.LeftPeriod; time.Sleep(5 * time.Millisecond) {
-			err := <-a.try(s.Context(), "A")
-			require.ErrorIs(s, err, errReadOnly)
-			require.True(s, dlock.NoEffect(err) && !dlock.Refused(err))
-		}
-		require.EqualValues(s, 12, c.left.Load())
-		require.EqualValues(s, 12, c.first.Load())
-		_, err := a.Inspect(s.Context(), "k")
-		require.NoError(s, err)
-		c.moved.Store(true)
-		time.Sleep(rediscore.LeftPeriod)
-		require.NoError(s, <-a.try(s.Context(), "A"))
-	})
-}
-
-// Calls that find no lane free go together when one is, renewals first, and otherwise as they came. Each gets
-// its own answer. The caller of the flight before returns meanwhile.
-func TestCallsTravelTogether(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		ctx := s.Context()
-		for _, key := range []string{"released", "renewed", "batch", "confirmed", "passed"} {
-			_, err := a.TryAcquire(ctx, key, key, ttl)
-			require.NoError(s, err)
-		}
-		held := a.occupy(1)
-		first := a.holdCall(rediscore.AcquireScript, "alone")
-		alone := a.try(ctx, "alone")
-		n := len(a.asked(0))
-		var calls []<-chan error
-		for _, c := range []struct {
-			want bool
-			call func() (bool, error)
-		}{
-			{true, func() (bool, error) {
-				attempt, err := a.TryAcquire(ctx, "free", "free", ttl)
-				return attempt.Acquired, err
-			}},
-			{false, func() (bool, error) {
-				attempt, err := a.TryAcquire(ctx, "k", "k", ttl)
-				return attempt.Acquired || attempt.Holder != "H", err
-			}},
-			{true, func() (bool, error) { return a.Release(ctx, "released", "released") }},
-			{true, func() (bool, error) { return a.Renew(ctx, "renewed", "renewed", ttl) }},
-			{true, func() (bool, error) {
-				hold, err := a.Inspect(ctx, "k")
-				return hold.Held, err
-			}},
-			{true, func() (bool, error) {
-				b, err := a.Vote(ctx, "vote", "vote", ttl, 0)
-				return b.Acquired, err
-			}},
-			{true, func() (bool, error) { return a.Pass(ctx, "passed", "passed", "", 0) }},
-			{true, func() (bool, error) {
-				attempt, err := a.Acquire(ctx, "waited", "waited", ttl)
-				return attempt.Acquired, err
-			}},
-			{true, func() (bool, error) {
-				results, err := a.RenewBatch(ctx, []dlock.Renewal{{Key: "batch", Token: "batch", TTL: ttl}, {Key: "k", Token: "stranger", TTL: ttl}})
-				return results[0].Held && results[0].Err == nil && !results[1].Held && results[1].Err == nil, err
-			}},
-			{true, func() (bool, error) {
-				b, err := a.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "confirmed", Token: "confirmed", TTL: ttl}}})
-				return b[0].Acquired, errors.Join(err, b[0].Err)
-			}},
-		} {
-			calls = append(calls, begin(func() error {
-				if got, err := c.call(); err != nil || got != c.want {
-					return fmt.Errorf("call %d: %v, %w", len(calls), got, err)
-				}
-				return nil
-			}))
-		}
-		require.Len(s, a.asked(n), 0)
-		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
-		first.Answer()
-		require.NoError(s, <-alone, "it does not carry the others")
-		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "released", "passed", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
-		require.Len(s, shared.Calls, 11)
-		shared.Answer()
-		for _, done := range calls {
-			require.NoError(s, <-done)
-		}
-		require.Len(s, a.asked(n), 1)
-		held[0].Answer()
-	})
-}
-
 // Releases of one lock that travel together are one call. All their tokens leave the queue before the lock is handed on,
 // and each caller gets its own answer, as if its release had come alone. If the script fails, each is made alone.
 func TestReleasesOfALockAreOneCall(t *testing.T) {
@@ -340,106 +247,6 @@ func TestReleasesOfALockAreOneCall(t *testing.T) {
 }
 
 var errHeldUntilNow = errors.New("the token held the lock")
-
-// A call for several tokens that has removed many dead waiters, and nothing else, is made again for each.
-func TestUnsweptReleasesOfALock(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		s.crowd(6000, "dead", "pgone")
-		lanes := a.occupy(2)
-		var calls []<-chan error
-		for _, token := range []string{"stranger", "H"} {
-			calls = append(calls, begin(func() error {
-				held, err := a.Release(s.Context(), "k", token)
-				if held != (token == "H") {
-					err = errors.Join(err, fmt.Errorf("%s: %v", token, held))
-				}
-				return err
-			}))
-		}
-		lanes[0].Answer()
-		for _, done := range calls {
-			require.NoError(s, <-done)
-		}
-		require.Empty(s, s.holder())
-		require.Zero(s, s.waiting())
-		lanes[1].Answer()
-	})
-}
-
-// If ctx ends before the flight, the call has no effect, now or later. If it ends during the flight, the caller
-// returns at once, and the outcome is unknown. A flight with several calls takes at most 5 s.
-func TestContextOfAFlight(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		held := a.occupy(2)
-		ctx, cancel := context.WithCancel(s.Context())
-		early, late, never := a.try(ctx, "early"), make([]<-chan error, 2), a.try(s.Context(), "never")
-		cancel()
-		err := <-early
-		require.ErrorIs(s, err, context.Canceled)
-		require.True(s, dlock.NoEffect(err))
-
-		ctx, cancel = context.WithCancel(s.Context())
-		for i := range late {
-			late[i] = a.try(ctx, fmt.Sprint("late", i))
-		}
-		flight := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
-		held[0].Answer()
-		require.Equal(s, []string{"never", "late0", "late1"}, noted{Trip: flight.Await().Trip}.tokens())
-		require.Zero(s, a.calls(rediscore.AcquireScript, "early"))
-		cancel()
-		for i := range late {
-			err := <-late[i]
-			require.ErrorIs(s, err, context.Canceled)
-			require.Equal(s, unknown, verdictOf(err))
-		}
-		begun := time.Now()
-		err = <-never
-		require.Equal(s, rediscore.CallLimit, time.Since(begun))
-		require.ErrorIs(s, err, context.DeadlineExceeded)
-		require.Equal(s, unknown, verdictOf(err))
-		held[1].Answer()
-		require.Zero(s, a.calls(rediscore.AcquireScript, "early"))
-	})
-}
-
-// Close refuses the calls that wait for a lane, and waits for flights that have no caller. Those of callers
-// go on.
-func TestCloseOfLanes(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		held := a.occupy(2)
-		flight := a.holdCall(rediscore.AcquireScript, "flies")
-		flies := a.try(s.Context(), "flies")
-		held[0].Answer()
-		flight.Await()
-		waits := a.try(s.Context(), "waits")
-		closed := begin(a.Close)
-		err := <-waits
-		require.ErrorIs(s, err, dlock.ErrClosed)
-		require.True(s, dlock.NoEffect(err))
-		require.Empty(s, closed)
-		flight.Answer()
-		require.NoError(s, <-flies)
-		require.NoError(s, <-closed)
-		require.Zero(s, a.calls(rediscore.AcquireScript, "waits"))
-		held[1].Answer()
-	})
-}
-
-// A call that must be made again, since it has only removed the dead, is not if nobody waits for it.
-func TestCallIsNotRepeatedForNobody(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a := s.enterWithPool(1, 0, 0)
-		held := a.occupy(1)
-		w := a.acquire("A")
-		flight := a.holdCall(rediscore.EnqueueScript, "A")
-		held[0].Answer()
-		flight.Await()
-		w.cancelled()
-		flight.Return(rediscore.Unswept, nil)
-		require.NoError(s, a.Close())
-		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
-	})
-}
 
 // With replicas, renewals, grants and releases do not wait for each other, and one WAIT is for all
 // calls of a flight. So no lease is lost while ten thousand attempts wait for a replica that takes a second.
@@ -556,14 +363,12 @@ func TestAskIsWithdrawn(t *testing.T) {
 		"released": func(s *scene, a *actor, w *waiting) {
 			require.False(s, a.release("B"))
 			time.Sleep(time.Minute / 2)
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrReleased)
+			w.failed(dlock.ErrReleased)
 			require.True(s, dlock.NoEffect(w.err))
 		},
 		"closed": func(s *scene, a *actor, w *waiting) {
 			require.NoError(s, a.Close())
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrClosed)
+			w.failed(dlock.ErrClosed)
 		},
 	} {
 		inScene(t, func(s *scene, _ *actor) {
@@ -577,32 +382,6 @@ func TestAskIsWithdrawn(t *testing.T) {
 			require.Zero(s, a.calls(rediscore.EnqueueScript, "B"), name)
 		})
 	}
-}
-
-// The failure of one call of a flight is that of one wait. A flight that is lost may have had all its
-// effects.
-func TestFailuresInAFlight(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a := s.enterWithPool(1, time.Second, 0)
-		a.answers(func(call rediscore.Call) (any, error) {
-			switch call.Args[0] {
-			case "refused":
-				return nil, errors.New("READONLY You can't write against a read only replica.")
-			case "lost":
-				return nil, errLost
-			}
-			return waits(3, "H", -1), nil
-		})
-		a.acquire("A")
-		refused, lost, waits := a.acquire("refused"), a.acquire("lost"), a.acquire("waits")
-		time.Sleep(2 * time.Second)
-		require.Contains(s, a.sizes(), 3)
-		require.True(s, refused.over())
-		require.Equal(s, temporary, verdictOf(refused.err))
-		require.True(s, lost.over())
-		require.Equal(s, unknown, verdictOf(lost.err))
-		require.False(s, waits.over())
-	})
 }
 
 // A master that does not answer does not hold up the calls for another, whether the Conn knows the
@@ -629,8 +408,7 @@ func TestCallsForADeadMaster(t *testing.T) {
 			require.True(s, alive.over(), "routed: %v", routed)
 			require.NoError(s, alive.err)
 			time.Sleep(rediscore.CallLimit)
-			require.True(s, dead.over())
-			require.ErrorIs(s, dead.err, context.DeadlineExceeded)
+			dead.failed(context.DeadlineExceeded)
 		})
 	}
 }
@@ -693,3 +471,199 @@ func TestLanes(t *testing.T) {
 		require.Equal(t, want, got, "pool of %d", pool)
 	}
 }
+
+// What calls do that travel.
+var flights = scenes{
+	"Where leaving does not help, four connections are left in a second": func(s *scene, _ *actor) {
+		// Then calls that write get the last answer, and nothing is sent.
+		a, c := s.enterOnStale()
+		c.stale.Store(true)
+		for begun := time.Now(); time.Since(begun) < 3*rediscore.LeftPeriod; time.Sleep(5 * time.Millisecond) {
+			err := <-a.try(s.Context(), "A")
+			require.ErrorIs(s, err, errReadOnly)
+			require.True(s, dlock.NoEffect(err) && !dlock.Refused(err))
+		}
+		require.EqualValues(s, 12, c.left.Load())
+		require.EqualValues(s, 12, c.first.Load())
+		_, err := a.Inspect(s.Context(), "k")
+		require.NoError(s, err)
+		c.moved.Store(true)
+		time.Sleep(rediscore.LeftPeriod)
+		require.NoError(s, <-a.try(s.Context(), "A"))
+	},
+
+	"Calls that find no lane free go together when one is, renewals first, and otherwise as they came": func(s *scene, a *actor) {
+		// Each gets its own answer. The caller of the flight before returns meanwhile.
+		ctx := s.Context()
+		for _, key := range []string{"released", "renewed", "batch", "confirmed", "passed"} {
+			_, err := a.TryAcquire(ctx, key, key, ttl)
+			require.NoError(s, err)
+		}
+		held := a.occupy(1)
+		first := a.holdCall(rediscore.AcquireScript, "alone")
+		alone := a.try(ctx, "alone")
+		n := len(a.asked(0))
+		var calls []<-chan error
+		for _, c := range []struct {
+			want bool
+			call func() (bool, error)
+		}{
+			{true, func() (bool, error) {
+				attempt, err := a.TryAcquire(ctx, "free", "free", ttl)
+				return attempt.Acquired, err
+			}},
+			{false, func() (bool, error) {
+				attempt, err := a.TryAcquire(ctx, "k", "k", ttl)
+				return attempt.Acquired || attempt.Holder != "H", err
+			}},
+			{true, func() (bool, error) { return a.Release(ctx, "released", "released") }},
+			{true, func() (bool, error) { return a.Renew(ctx, "renewed", "renewed", ttl) }},
+			{true, func() (bool, error) {
+				hold, err := a.Inspect(ctx, "k")
+				return hold.Held, err
+			}},
+			{true, func() (bool, error) {
+				b, err := a.Vote(ctx, "vote", "vote", ttl, 0)
+				return b.Acquired, err
+			}},
+			{true, func() (bool, error) { return a.Pass(ctx, "passed", "passed", "", 0) }},
+			{true, func() (bool, error) {
+				attempt, err := a.Acquire(ctx, "waited", "waited", ttl)
+				return attempt.Acquired, err
+			}},
+			{true, func() (bool, error) {
+				results, err := a.RenewBatch(ctx, []dlock.Renewal{{Key: "batch", Token: "batch", TTL: ttl}, {Key: "k", Token: "stranger", TTL: ttl}})
+				return results[0].Held && results[0].Err == nil && !results[1].Held && results[1].Err == nil, err
+			}},
+			{true, func() (bool, error) {
+				b, err := a.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "confirmed", Token: "confirmed", TTL: ttl}}})
+				return b[0].Acquired, errors.Join(err, b[0].Err)
+			}},
+		} {
+			calls = append(calls, begin(func() error {
+				if got, err := c.call(); err != nil || got != c.want {
+					return fmt.Errorf("call %d: %v, %w", len(calls), got, err)
+				}
+				return nil
+			}))
+		}
+		require.Len(s, a.asked(n), 0)
+		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
+		first.Answer()
+		require.NoError(s, <-alone, "it does not carry the others")
+		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "released", "passed", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
+		require.Len(s, shared.Calls, 11)
+		shared.Answer()
+		for _, done := range calls {
+			require.NoError(s, <-done)
+		}
+		require.Len(s, a.asked(n), 1)
+		held[0].Answer()
+	},
+
+	"A call for several tokens that has removed many dead waiters, and nothing else, is made again for each": func(s *scene, a *actor) {
+		s.crowd(6000, "dead", "pgone")
+		lanes := a.occupy(2)
+		var calls []<-chan error
+		for _, token := range []string{"stranger", "H"} {
+			calls = append(calls, begin(func() error {
+				held, err := a.Release(s.Context(), "k", token)
+				if held != (token == "H") {
+					err = errors.Join(err, fmt.Errorf("%s: %v", token, held))
+				}
+				return err
+			}))
+		}
+		lanes[0].Answer()
+		for _, done := range calls {
+			require.NoError(s, <-done)
+		}
+		require.Empty(s, s.holder())
+		require.Zero(s, s.waiting())
+		lanes[1].Answer()
+	},
+
+	"If ctx ends before the flight, the call has no effect, now or later": func(s *scene, a *actor) {
+		// If it ends during the flight, the caller returns at once, and the outcome is unknown. A flight with several
+		// calls takes at most 5 s.
+		held := a.occupy(2)
+		ctx, cancel := context.WithCancel(s.Context())
+		early := a.try(ctx, "early")
+		cancel()
+		err := <-early
+		require.ErrorIs(s, err, context.Canceled)
+		require.True(s, dlock.NoEffect(err))
+
+		ctx, cancel = context.WithCancel(s.Context())
+		late, never := a.try(ctx, "late"), a.try(s.Context(), "never")
+		flight := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
+		held[0].Answer()
+		require.Equal(s, []string{"late", "never"}, noted{Trip: flight.Await().Trip}.tokens())
+		cancel()
+		begun := time.Now()
+		for want, done := range map[error]<-chan error{context.Canceled: late, context.DeadlineExceeded: never} {
+			err := <-done
+			require.ErrorIs(s, err, want)
+			require.Equal(s, unknown, verdictOf(err))
+		}
+		require.Equal(s, rediscore.CallLimit, time.Since(begun))
+		held[1].Answer()
+		require.Zero(s, a.calls(rediscore.AcquireScript, "early"))
+	},
+
+	"Close refuses the calls that wait for a lane, and waits for flights that have no caller. Those of callers go on": func(s *scene, a *actor) {
+		held := a.occupy(2)
+		flight := a.holdCall(rediscore.AcquireScript, "flies")
+		flies := a.try(s.Context(), "flies")
+		held[0].Answer()
+		flight.Await()
+		waits := a.try(s.Context(), "waits")
+		closed := begin(a.Close)
+		err := <-waits
+		require.ErrorIs(s, err, dlock.ErrClosed)
+		require.True(s, dlock.NoEffect(err))
+		require.Empty(s, closed)
+		flight.Answer()
+		require.NoError(s, <-flies)
+		require.NoError(s, <-closed)
+		require.Zero(s, a.calls(rediscore.AcquireScript, "waits"))
+		held[1].Answer()
+	},
+
+	"A call that must be made again, since it has only removed the dead, is not if nobody waits for it": func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, 0, 0)
+		held := a.occupy(1)
+		w := a.acquire("A")
+		flight := a.holdCall(rediscore.EnqueueScript, "A")
+		held[0].Answer()
+		flight.Await()
+		w.cancelled()
+		flight.Return(rediscore.Unswept, nil)
+		require.NoError(s, a.Close())
+		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
+	},
+
+	"The failure of one call of a flight is that of one wait. A flight that is lost may have had all its effects": func(s *scene, _ *actor) {
+		a := s.enterWithPool(1, time.Second, 0)
+		a.answers(func(call rediscore.Call) (any, error) {
+			switch call.Args[0] {
+			case "refused":
+				return nil, errors.New("READONLY You can't write against a read only replica.")
+			case "lost":
+				return nil, errLost
+			}
+			return waits(3, "H", -1), nil
+		})
+		a.acquire("A")
+		refused, lost, waits := a.acquire("refused"), a.acquire("lost"), a.acquire("waits")
+		time.Sleep(2 * time.Second)
+		require.Contains(s, a.sizes(), 3)
+		require.True(s, refused.over())
+		require.Equal(s, temporary, verdictOf(refused.err))
+		require.True(s, lost.over())
+		require.Equal(s, unknown, verdictOf(lost.err))
+		require.False(s, waits.over())
+	},
+}
+
+func TestFlights(t *testing.T) { flights.play(t) }

@@ -86,9 +86,7 @@ func TestSlotIsMoved(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		cluster := sim.NewCluster(2, 0)
 		conn := sim.Dial(cluster.Nodes[0], nil)
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
+		l := lockerOn(t, conn)
 		requireRefused := func(err error) {
 			t.Helper()
 			require.ErrorContains(t, err, "TRYAGAIN")
@@ -167,9 +165,7 @@ func TestNodesDisagree(t *testing.T) {
 						}
 						return f
 					})
-					defer conn.Close()
-					store := rediscore.New(conn)
-					defer store.Close()
+					store := lockerOn(t, conn)
 					client := dlock.New(store)
 					defer client.Close()
 					start := time.Now()
@@ -232,13 +228,8 @@ func TestCounterOfACluster(t *testing.T) {
 					}
 					return f
 				})}
-				defer plain.Close()
-				ofCluster := sim.Dial(server, nil)
-				defer ofCluster.Close()
-				a := rediscore.New(plain, append(c.opts, rediscore.WithPrefix(c.prefix))...)
-				defer a.Close()
-				b := rediscore.New(ofCluster, rediscore.WithPrefix(c.prefix))
-				defer b.Close()
+				a := lockerOn(t, plain, append(c.opts, rediscore.WithPrefix(c.prefix))...)
+				b := lockerOn(t, sim.Dial(server, nil), rediscore.WithPrefix(c.prefix))
 				last := int64(0)
 				for i, l := range []*rediscore.Locker{a, b, a, b} {
 					attempt, err := l.TryAcquire(t.Context(), c.key, "t", time.Minute)
@@ -263,9 +254,7 @@ func TestCounterOfACluster(t *testing.T) {
 func TestServerBecomesACluster(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		conn := &single{Conn: sim.Dial(sim.NewServer(), nil)}
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
+		l := lockerOn(t, conn)
 		before, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
 		require.NoError(t, err)
 		time.Sleep(time.Millisecond)
@@ -289,9 +278,7 @@ func TestSlotsAreLearntTogether(t *testing.T) {
 			}
 			return f
 		})}
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
+		l := lockerOn(t, conn)
 		var all sync.WaitGroup
 		for i := range 20 {
 			all.Go(func() {
@@ -314,9 +301,7 @@ func TestOutageIsNoCluster(t *testing.T) {
 			}
 			return f
 		})
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
+		l := lockerOn(t, conn)
 		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
 		require.ErrorContains(t, err, "upstream failure")
 		_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)

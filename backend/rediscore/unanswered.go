@@ -44,12 +44,12 @@ func lateAttempt(r Result, read func(reply any, err error) (dlock.Attempt, error
 
 // lateAnswer is what an answer says that comes when the wait is over: what the wait has left.
 func (w *wait) lateAnswer(a answer) (dlock.Attempt, error) {
-	return lateAttempt(Result{Reply: a.reply, Err: a.err}, func(any, error) (dlock.Attempt, error) {
-		switch state, n, texts, _, err := parseAnswer(&a); {
+	return lateAttempt(Result{Reply: a.reply, Err: a.err}, func(reply any, err error) (dlock.Attempt, error) {
+		switch n, texts, _, err := parseReply(reply, err, waitReplies); {
 		case err != nil:
 			return dlock.Attempt{}, err
-		case state == answerWaits, state == answerDeaf:
-			held := refused(holdOf(texts[0], n[3], texts[1]))
+		case n[0] == answerWaits, n[0] == answerDeaf:
+			held := refused(holdOf(texts[0], n[4], texts[1]))
 			held.Since = time.Now()
 			return held, mark(context.Canceled)
 		}

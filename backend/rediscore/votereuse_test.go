@@ -1,7 +1,6 @@
 package rediscore_test
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -87,8 +86,7 @@ func TestVoteIsGivenBack(t *testing.T) {
 			giveBack.Execute()
 			refused := func() {
 				w := a.acquireVote("A", 5)
-				require.True(s, w.over())
-				require.ErrorIs(s, w.err, dlock.ErrReleased)
+				w.failed(dlock.ErrReleased)
 				require.True(s, dlock.NoEffect(w.err))
 			}
 			refused()
@@ -103,48 +101,6 @@ func TestVoteIsGivenBack(t *testing.T) {
 			s.requireClean()
 		})
 	}
-}
-
-// The message of a vote comes while the token is passed on, which finds nothing. So the vote is given back, and not
-// cast meanwhile.
-func TestVoteIsGivenBackAfterThePass(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.open()
-		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
-		a.acquireVote("A", 5).cancelled()
-		pass := a.holdCall(rediscore.PassScript, "A")
-		passed := make(chan bool, 1)
-		go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
-		pass.Execute()
-		enlist.Execute()
-		s.release("H")
-		message.Deliver()
-		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
-		pass.Answer()
-		giveBack.Await()
-		w := a.acquireVote("A", 5)
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrReleased)
-		enlist.Answer()
-		giveBack.Answer()
-		require.True(s, <-passed, "what came later is part of the pass")
-		a.acquireVote("A", 5).granted()
-		require.True(s, a.pass("A", "", 0))
-		s.requireClean()
-	})
-}
-
-// A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself.
-func TestFoundVoteIsNoSignOfLife(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquireVote("A", 5)
-		a.holdMessage("A")
-		s.release("H")
-		time.Sleep(checkInLatest)
-		require.True(s, w.over())
-		w.granted()
-		require.Empty(s, s.field("@p"+a.inbox().Channel))
-	})
 }
 
 // The message of a grant that is not newer than the last answer is only a hint.
@@ -168,12 +124,41 @@ func TestOldMessageIsAHint(t *testing.T) {
 	}
 }
 
-func TestAcquireVoteUnqueued(t *testing.T) {
-	inScene(t, func(s *scene, _ *actor) {
-		a := s.enter(rediscore.WithQueue(false))
-		_, err := a.AcquireVote(s.Context(), "k", "t", time.Minute, 0, 1)
-		require.ErrorIs(s, err, errors.ErrUnsupported)
-		require.True(s, dlock.NoEffect(err))
-		require.Empty(s, a.asked(0))
-	})
+// What votes do.
+var votings = scenes{
+	"The message of a vote comes while the token is passed on, which finds nothing": func(s *scene, a *actor) {
+		// So the vote is given back, and not cast meanwhile.
+		a.open()
+		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
+		a.acquireVote("A", 5).cancelled()
+		pass := a.holdCall(rediscore.PassScript, "A")
+		passed := make(chan bool, 1)
+		go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+		pass.Execute()
+		enlist.Execute()
+		s.release("H")
+		message.Deliver()
+		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+		pass.Answer()
+		giveBack.Await()
+		w := a.acquireVote("A", 5)
+		w.failed(dlock.ErrReleased)
+		enlist.Answer()
+		giveBack.Answer()
+		require.True(s, <-passed, "what came later is part of the pass")
+		a.acquireVote("A", 5).granted()
+		require.True(s, a.pass("A", "", 0))
+		s.requireClean()
+	},
+
+	"A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself": func(s *scene, a *actor) {
+		w := a.acquireVote("A", 5)
+		a.holdMessage("A")
+		s.release("H")
+		time.Sleep(checkInLatest)
+		w.grantedNow()
+		require.Empty(s, s.field("@p"+a.inbox().Channel))
+	},
 }
+
+func TestVotings(t *testing.T) { votings.play(t) }

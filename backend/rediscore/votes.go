@@ -102,17 +102,24 @@ func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Du
 	return w.ballot, err
 }
 
-// readVote reads the reply of a script that votes. It also checks how many numbers the reply has,
-// for each first number.
+// readVote reads the reply of a script that votes.
 func readVote(reply any, err error, wanted map[int64]int) (n []int64, texts [2]string, ballot *quorum.Ballot, _ error) {
 	if forbidden(err) && dlock.NoEffect(err) {
 		err = mark(lacksVotingRights(err))
 	}
+	n, texts, ballot, err = parseReply(reply, err, wanted)
+	if err == nil && ballot == nil {
+		err = unexpected(reply)
+	}
+	return n, texts, ballot, err
+}
+
+// parseReply reads the reply of a script for waiters or voters. It wants so many numbers, for each first number.
+func parseReply(reply any, err error, wanted map[int64]int) (n []int64, texts [2]string, ballot *quorum.Ballot, _ error) {
 	if err != nil {
 		return nil, texts, nil, err
 	}
-	n, texts, ballot = readReply(reply)
-	if ballot == nil || len(n) == 0 || len(n) != wanted[n[0]] {
+	if n, texts, ballot = readReply(reply); len(n) == 0 || len(n) != wanted[n[0]] {
 		return nil, texts, nil, unexpected(reply)
 	}
 	return n, texts, ballot, nil

@@ -8,8 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/votetest"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
@@ -43,46 +45,25 @@ func (b *bench) pass(token, to string, floor int64) bool {
 	return held
 }
 
-// A fence is the floor, but at least the time and at most a second more, or the last fence + 8.
+// A fence is the floor, but at least the time and at most a second more, or the last fence + 8: see the reference. Servers
+// whose clocks nearly agree give equal fences for a floor that is a little ahead of them.
 func TestFenceOfVote(t *testing.T) {
-	for name, ahead := range map[string]int64{
-		"none": -1 << 62, "in the past": -second, "a little ahead": second / 2, "a second ahead": second, "more": second + 1, "far ahead": 1 << 62,
-	} {
-		for how, vote := range map[string]func(b *bench, token string, floor int64) quorum.Ballot{
-			"Vote": (*bench).vote, "AcquireVote": (*bench).acquireVote,
-		} {
-			t.Run(name+", "+how, func(t *testing.T) {
-				atBench(t, "", "k", func(b *bench) {
-					fence := b.now() + min(max(ahead, 0), second)
-					want := quorum.Ballot{Attempt: dlock.Attempt{Acquired: true, Fence: fence}, Fresh: true, Clock: b.now()}
-					ballot := vote(b, "A", b.now()+ahead)
-					ballot.Store, ballot.Since = "", time.Time{}
-					require.Equal(b, want, ballot)
-					require.Equal(b, fence, b.fence())
-					require.Equal(b, dayInMS+(fence-b.now())/1000, b.number("PTTL", b.keys.counter))
-
-					attempt, err := b.locker.TryAcquire(b.Context(), "k", "A", time.Minute)
-					require.NoError(b, err)
-					require.Equal(b, fence+8, attempt.Fence, "without votes")
-					again := vote(b, "A", b.now()-second)
-					require.True(b, again.Acquired && !again.Fresh)
-					require.Equal(b, fence+16, again.Fence)
-					b.server.SetClock(-time.Hour)
-					require.Equal(b, fence+24, vote(b, "A", 0).Fence, "after a fence that is ahead of the clock")
-				})
+	for _, ahead := range []int64{-1 << 62, -second, second / 2, second, second + 1, 1 << 62} {
+		for _, vote := range []func(b *bench, token string, floor int64) quorum.Ballot{(*bench).vote, (*bench).acquireVote} {
+			atBench(t, "", "k", func(b *bench) {
+				fence := b.now() + min(max(ahead, 0), second)
+				want := quorum.Ballot{Attempt: dlock.Attempt{Acquired: true, Fence: fence}, Fresh: true, Clock: b.now()}
+				ballot := vote(b, "A", b.now()+ahead)
+				ballot.Store, ballot.Since = "", time.Time{}
+				require.Equal(b, want, ballot)
+				b.hold("A")
+				again := vote(b, "A", b.now()-second)
+				require.True(b, again.Acquired && !again.Fresh)
+				require.Equal(b, fence+16, again.Fence)
+				b.server.SetClock(-time.Hour)
+				require.Equal(b, fence+24, vote(b, "A", 0).Fence, "after a fence that is ahead of the clock")
 			})
 		}
-	}
-}
-
-// Servers whose clocks nearly agree give equal fences for a floor that is a little ahead of them.
-func TestEqualFences(t *testing.T) {
-	for _, skew := range []time.Duration{0, 400 * time.Millisecond, -400 * time.Millisecond} {
-		atBench(t, "", "k", func(b *bench) {
-			b.server.SetClock(skew)
-			floor := b.now() + second/2
-			require.Equal(b, floor, b.vote("A", floor).Fence, "clock %v ahead", skew)
-		})
 	}
 }
 
@@ -182,34 +163,21 @@ func TestPassOfAStranger(t *testing.T) {
 	})
 }
 
-// Confirm extends leases as Renew does, and raises the counter where the token holds the lock.
+// Confirm extends leases as Renew does, and raises the counter where the token holds the lock: see the reference.
 func TestConfirm(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		first := b.vote("A", 0)
-		fence := first.Fence
-		for _, c := range []struct {
-			token string
-			fence int64
-			held  bool
-			want  int64
-		}{
-			{"A", 0, true, fence}, {"A", fence - 8, true, fence}, {"B", fence + 3600*second, false, fence},
-			{"A", fence + 3600*second, true, fence + 3600*second}, {"A", rediscore.MaxExact, true, rediscore.MaxExact},
-		} {
+		for token, held := range map[string]bool{"A": true, "B": false} {
 			time.Sleep(time.Millisecond)
 			require.Equal(b, quorum.Ballot{
-				Attempt: dlock.Attempt{Acquired: c.held}, Age: time.Duration(b.now()-first.Clock) * time.Microsecond, Store: first.Store, Clock: b.now(),
-			}, b.confirm(c.token, c.fence))
-			require.Equal(b, c.want, b.fence(), "%+v", c)
+				Attempt: dlock.Attempt{Acquired: held}, Age: time.Duration(b.now()-first.Clock) * time.Microsecond, Store: first.Store, Clock: b.now(),
+			}, b.confirm(token, first.Fence-8))
 		}
-		require.Equal(b, time.Hour.Milliseconds(), b.number("PTTL", "k"))
-		b.do("SET", b.keys.counter, 1)
-		b.confirm("A", b.now()-second)
-		require.Equal(b, b.now(), b.hold("A"), "a fence is not below the time")
-		b.do("SET", b.keys.counter, 1)
-		b.confirm("A", b.now()-72*3600*second)
-		require.Equal(b, b.now(), b.vote("A", 0).Fence, "after a fence that the clock has passed long ago")
-
+		for _, fence := range []int64{b.now() - second, b.now() - 72*3600*second, b.now() + 3600*second, rediscore.MaxExact} {
+			b.do("SET", b.keys.counter, 1)
+			b.confirm("A", fence)
+			require.True(b, fence == rediscore.MaxExact || b.vote("A", 0).Fence >= b.now())
+		}
 		renewal := dlock.Renewal{Key: "k", Token: "A", TTL: time.Minute}
 		noTTL, noKey := renewal, renewal
 		noTTL.TTL, noKey.Key = 0, ""
@@ -232,47 +200,20 @@ func TestConfirm(t *testing.T) {
 	})
 }
 
-// Bad arguments are refused before anything is sent.
-func TestBadVotes(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		for _, place := range []int64{math.MinInt64, 0, rediscore.MaxExact + 1} {
-			_, err := a.AcquireVote(s.Context(), "k", "t", time.Second, 0, place)
-			require.ErrorIs(s, err, dlock.ErrInvalid)
-			require.Equal(s, noEffect, verdictOf(err))
-		}
-		for _, bad := range []dlock.Renewal{{Token: "t", TTL: time.Second}, {Key: "k", TTL: time.Second}, {Key: "k", Token: "t"}} {
-			_, err := a.AcquireVote(s.Context(), bad.Key, bad.Token, bad.TTL, 0, 1)
-			_, err2 := a.Vote(s.Context(), bad.Key, bad.Token, bad.TTL, 0)
-			for _, err := range []error{err, err2} {
-				require.ErrorIs(s, err, dlock.ErrInvalid)
-				require.Equal(s, noEffect, verdictOf(err))
-			}
-		}
-		require.Empty(s, a.asked(0))
-	})
-}
-
 // A script that fails has granted, extended and released nothing, and its error says so.
 func TestVotesThatFail(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		b.vote("A", 0)
-		for name, c := range map[string]struct {
-			keys []string // that have the wrong type
-			call func() error
-		}{
-			"Vote": {[]string{b.keys.counter, b.keys.birth}, func() error { _, err := b.locker.Vote(b.Context(), "k", "A", time.Hour, 0); return err }},
-			"Pass": {[]string{b.keys.queue}, func() error { _, err := b.locker.Pass(b.Context(), "k", "A", "B", 0); return err }},
-			"Confirm": {[]string{b.keys.counter, b.keys.birth}, func() error {
-				ballots, err := b.locker.Confirm(b.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "A", TTL: time.Hour}, Fence: 8}})
-				require.NoError(b, err)
-				return ballots[0].Err
-			}},
+		for name, keys := range map[string][]string{ // that have the wrong type
+			"Vote": {b.keys.counter, b.keys.birth}, "Pass": {b.keys.queue}, "Confirm": {b.keys.counter, b.keys.birth},
 		} {
-			for _, key := range c.keys {
+			call := methodsOf(b.Context(), b.locker, "k", "A", time.Hour)[name]
+			for _, key := range keys {
 				b.do("DEL", key)
 				b.do("HSET", key, "wrong", "type")
 				b.do("PEXPIRE", key, 60_000)
-				require.Equal(b, noEffect, verdictOf(c.call()), "%s and %s", name, key)
+				_, err := call()
+				require.Equal(b, noEffect, verdictOf(err), "%s and %s", name, key)
 				require.Equal(b, "A", b.holder(), name)
 				require.EqualValues(b, 60_000, b.number("PTTL", "k"), name)
 				b.do("DEL", key)
@@ -283,20 +224,12 @@ func TestVotesThatFail(t *testing.T) {
 
 // A user who lacks a right is told so at once. The lock stays as it is.
 func TestMayNotVote(t *testing.T) {
-	for name, call := range map[string]func(b *bench) error{
-		"Vote":        func(b *bench) error { _, err := b.locker.Vote(b.Context(), "k", "A", ttl, 0); return err },
-		"AcquireVote": func(b *bench) error { _, err := b.locker.AcquireVote(b.Context(), "k", "A", ttl, 0, 1); return err },
-		"Confirm": func(b *bench) error {
-			ballots, err := b.locker.Confirm(b.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "H", TTL: time.Hour}}})
-			require.NoError(b, err)
-			return ballots[0].Err
-		},
-	} {
+	for _, name := range []string{"Vote", "AcquireVote", "Confirm"} {
 		atBench(t, "", "k", func(b *bench) {
 			b.hold("H")
 			b.forbid("INFO")
 			before := b.state()
-			err := call(b)
+			_, err := methodsOf(b.Context(), b.locker, "k", map[bool]string{true: "H", false: "A"}[name == "Confirm"], time.Hour)[name]()
 			require.ErrorIs(b, err, dlock.ErrInvalid, name)
 			require.ErrorContains(b, err, "to vote", name)
 			require.True(b, rediscore.Forbidden(err), "%s: %v", name, err)
@@ -328,5 +261,16 @@ func TestBallotOfMessage(t *testing.T) {
 		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
 		want.Attempt = dlock.Attempt{Acquired: true, Fence: 88, Since: granted.Add(time.Microsecond - time.Millisecond)}
 		require.Equal(s, want, <-done)
+	})
+}
+
+// The scripts keep each clause of a Voter.
+func TestVotes(t *testing.T) {
+	votetest.Run(t, bubble.Test, func(t *testing.T) votetest.Store {
+		s := sim.NewServer()
+		return votetest.Store{
+			New:  func() votetest.Client { return lockerOn(t, sim.Dial(s, nil)) },
+			Wipe: s.FlushAll,
+		}
 	})
 }

@@ -333,7 +333,8 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.send()
 		return dlock.Attempt{}, nil
 	}
-	state, n, texts, ballot, err := parseAnswer(&a)
+	n, texts, ballot, err := parseReply(a.reply, a.err, waitReplies)
+	a.err = err
 	w.received(a)
 	if err != nil {
 		return w.failed(a.sent, err)
@@ -344,15 +345,15 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 	}
 	w.failures, w.failure = 0, nil
 	w.locker.post.report(w, a.sent, nil)
-	switch state {
+	switch n[0] {
 	case answerGranted:
-		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[0]}, nil
+		return dlock.Attempt{Acquired: true, Since: a.sent, Fence: n[1]}, nil
 	case answerFound:
 		if w.registered != "" && w.registered == a.address {
 			w.locker.post.found(w)
 		}
-		w.sent, w.clock = a.sent, n[2]
-		return w.grant(handover{fence: n[0], time: n[1]}), nil
+		w.sent, w.clock = a.sent, n[3]
+		return w.grant(handover{fence: n[1], time: n[2]}), nil
 	case answerUnknown:
 		if w.locker.post.isReleased(w.key, w.token) {
 			w.forgetTicket()
@@ -371,7 +372,7 @@ func (w *wait) take(a answer) (dlock.Attempt, error) {
 		w.inbox.isDeaf(w.asked)
 		fallthrough
 	default:
-		return w.stillQueued(a, n, texts), nil
+		return w.stillQueued(a, n[1:], texts), nil
 	}
 	return dlock.Attempt{}, nil
 }
@@ -466,20 +467,8 @@ const (
 	answerDeaf // as answerWaits: nobody listens to the inbox
 )
 
-// parseAnswer reads an answer of enqueue.lua, checkin.lua, enlist.lua or attend.lua. It returns the
-// first number, the others, and the holder, the last handover and the ballot if there are any.
-func parseAnswer(a *answer) (state int64, n []int64, texts [2]string, ballot *quorum.Ballot, err error) {
-	if a.err != nil {
-		return 0, nil, texts, nil, a.err
-	}
-	n, texts, ballot = readReply(a.reply)
-	wanted := map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
-	if len(n) == 0 || len(n) != wanted[n[0]] {
-		a.err = unexpected(a.reply)
-		return 0, nil, texts, nil, a.err
-	}
-	return n[0], n[1:], texts, ballot, nil
-}
+// waitReplies says how many numbers a reply of enqueue.lua, checkin.lua, enlist.lua or attend.lua has, by the first of them.
+var waitReplies = map[int64]int{answerGranted: 2, answerWaits: 5, answerFound: 4, answerUnknown: 1, answerDeaf: 5}
 
 // giveBack releases what was granted to a token that is no longer in use. If it fails, the
 // lock is freed by its TTL.

@@ -39,135 +39,73 @@ func gaps(all []noted) (gaps []time.Duration) {
 	return gaps
 }
 
-// checkIns returns the times between a waiter's check-ins in half a minute, if all have the same
-// answer.
-func checkIns(t *testing.T, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
-	t.Helper()
-	return checkInsFor(t, time.Minute, subscribed, rank, holder, rest)
-}
-
-func checkInsFor(t *testing.T, ttl time.Duration, subscribed bool, rank int64, holder string, rest int64) (between []time.Duration) {
-	t.Helper()
-	inScene(t, func(s *scene, a *actor) {
-		a.answersWaits(rank, holder, rest)
-		if !subscribed {
-			a.refuses(errDown)
-		}
-		w := a.acquireFor("k", "A", ttl)
-		n := len(a.asked(0)) - 1
-		for d := 10 * time.Millisecond; d < 30*time.Second && len(a.asked(n)) < 100; d *= 2 {
-			time.Sleep(d)
-		}
-		for _, call := range a.asked(n + 1) {
-			require.Equal(s, rediscore.CheckInScript, call.script())
-			require.Equal(s, "A", call.args()[0])
-		}
-		between = gaps(a.asked(n))
-		w.cancelled()
-	})
-	return between
-}
-
-// A waiter checks in about every two seconds, with jitter. It counts as alive even if one check-in
-// is lost.
-func TestCheckInPeriod(t *testing.T) {
-	const least, most = rediscore.CheckInPeriod - rediscore.CheckInJitter/2, rediscore.CheckInPeriod + rediscore.CheckInJitter/2
-	require.Less(t, 2*most, 5*time.Second, "two periods, and the limit in queue.lua")
-	for _, rest := range []int64{-1, 0, 1, 50_000} {
-		gaps := checkIns(t, true, 2, "H", rest)
-		require.GreaterOrEqual(t, slices.Min(gaps), least)
-		require.LessOrEqual(t, slices.Max(gaps), most)
-		require.Greater(t, slices.Max(gaps)-slices.Min(gaps), rediscore.CheckInJitter/4, "jitter")
-	}
-	for _, rank := range []int64{0, 1} {
-		for _, rest := range []int64{-1, 50_000} {
-			gaps := checkIns(t, true, rank, "H", rest)
-			require.GreaterOrEqual(t, slices.Min(gaps), least)
-			require.LessOrEqual(t, slices.Max(gaps), most)
-		}
-	}
-}
-
-// When a lease ends, the first waiter checks in, and then the second.
-func TestCheckInAtExpiry(t *testing.T) {
-	for _, c := range []struct {
-		rank, rest int64
-		want       time.Duration
-	}{
-		{0, 700, 701 * time.Millisecond},
-		{0, 0, time.Millisecond},
-		{1, 700, 701*time.Millisecond + rediscore.ExpiryStagger},
-	} {
-		for _, gap := range checkIns(t, true, c.rank, "H", c.rest) {
-			require.Equal(t, c.want, gap, "rank %d", c.rank)
-		}
-	}
-}
-
-// While the lock is reserved for a waiter without an inbox, the first two waiters check in more
-// often.
-func TestCheckInForFreeLock(t *testing.T) {
-	for _, rank := range []int64{0, 1} {
-		for _, gap := range checkIns(t, true, rank, "", -2) {
-			require.Equal(t, rediscore.ReservePeriod, gap)
-		}
-	}
-	require.GreaterOrEqual(t, slices.Min(checkIns(t, true, 2, "", -2)), rediscore.CheckInPeriod-rediscore.CheckInJitter/2)
-}
-
-// A waiter without an inbox checks in more often: the first waiter most often, and each often enough
-// to count as alive.
-func TestCheckInWithoutInbox(t *testing.T) {
-	const period, longest = rediscore.UnsubscribedPeriod, rediscore.MaxUnsubscribed
-	require.Less(t, 2*(longest+period), 3*time.Second)
+// A waiter checks in about every two seconds, with jitter, so that it counts as alive even if one check-in is lost. The
+// first two also do when a lease ends, one after the other, and more often while the lock is reserved for one without an
+// inbox. Without an inbox, a waiter checks in more often, the first most often, and several times in its TTL, unless that is
+// extremely short: the lock is reserved for it for no longer.
+func TestCheckIns(t *testing.T) {
+	const (
+		usual, jitter   = rediscore.CheckInPeriod - rediscore.CheckInJitter/2, rediscore.CheckInJitter
+		period, longest = rediscore.UnsubscribedPeriod, rediscore.MaxUnsubscribed
+		end             = 701 * time.Millisecond
+	)
+	require.Less(t, 2*(usual+jitter), 5*time.Second, "two periods, and the limit in queue.lua")
 	require.Less(t, longest+period, 2*time.Second, "the limit in queue.lua")
-	for rank, least := range map[int64]time.Duration{0: period, 1: 2 * period, 4: 5 * period, 9: longest, 1000: longest} {
-		gaps := checkIns(t, false, rank, "H", 50_000)
-		require.GreaterOrEqual(t, slices.Min(gaps), least, "rank %d", rank)
-		require.Less(t, slices.Max(gaps), least+period, "rank %d", rank)
-		require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
-	}
-	require.Equal(t, time.Millisecond, slices.Max(checkIns(t, false, 0, "H", 0)))
-}
-
-// The lock is reserved for a waiter without an inbox for at most its TTL. So the waiter checks in
-// several times in its TTL, whatever its place, unless the TTL is extremely short.
-func TestCheckInWithoutInboxForAShortTTL(t *testing.T) {
-	for _, ttl := range []time.Duration{40 * time.Millisecond, 200 * time.Millisecond, time.Second} {
-		for _, rank := range []int64{0, 1, 9, 1000} {
-			gaps := checkInsFor(t, ttl, false, rank, "H", 50_000)
-			require.LessOrEqual(t, slices.Max(gaps), ttl/3, "TTL %v, rank %d", ttl, rank)
-			require.Greater(t, slices.Max(gaps), slices.Min(gaps), "jitter")
+	for _, c := range []struct {
+		inbox       bool
+		ttl         time.Duration
+		ranks       []int64
+		holder      string
+		rests       []int64
+		least, most time.Duration // between two check-ins, if all have the same answer
+	}{
+		{true, ttl, []int64{2}, "H", []int64{-1, 0, 1, 50_000}, usual, usual + jitter},
+		{true, ttl, []int64{0, 1}, "H", []int64{-1, 50_000}, usual, usual + jitter},
+		{true, ttl, []int64{2}, "", []int64{-2}, usual, usual + jitter},
+		{true, ttl, []int64{0}, "H", []int64{700}, end, end},
+		{true, ttl, []int64{0}, "H", []int64{0}, time.Millisecond, time.Millisecond},
+		{true, ttl, []int64{1}, "H", []int64{700}, end + rediscore.ExpiryStagger, end + rediscore.ExpiryStagger},
+		{true, ttl, []int64{0, 1}, "", []int64{-2}, rediscore.ReservePeriod, rediscore.ReservePeriod},
+		{false, ttl, []int64{0}, "H", []int64{50_000}, period, 2*period - 1},
+		{false, ttl, []int64{1}, "H", []int64{50_000}, 2 * period, 3*period - 1},
+		{false, ttl, []int64{4}, "H", []int64{50_000}, 5 * period, 6*period - 1},
+		{false, ttl, []int64{9, 1000}, "H", []int64{50_000}, longest, longest + period - 1},
+		{false, ttl, []int64{0}, "H", []int64{0}, time.Millisecond, time.Millisecond},
+		{false, 40 * time.Millisecond, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, 40 * time.Millisecond / 3},
+		{false, 200 * time.Millisecond, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, 200 * time.Millisecond / 3},
+		{false, time.Second, []int64{0, 1, 9, 1000}, "H", []int64{50_000}, rediscore.MinUnsubscribed, time.Second / 3},
+		{false, time.Millisecond, []int64{0}, "H", []int64{50_000}, rediscore.MinUnsubscribed, time.Second},
+		{false, 5 * time.Second, []int64{0}, "H", []int64{50_000}, period, time.Second},
+	} {
+		for _, rank := range c.ranks {
+			for _, rest := range c.rests {
+				inScene(t, func(s *scene, a *actor) {
+					a.answersWaits(rank, c.holder, rest)
+					if !c.inbox {
+						a.refuses(errDown)
+					}
+					w := a.acquireFor("k", "A", c.ttl)
+					n := len(a.asked(0)) - 1
+					for d := 10 * time.Millisecond; d < 30*time.Second && len(a.asked(n)) < 100; d *= 2 {
+						time.Sleep(d)
+					}
+					for _, call := range a.asked(n + 1) {
+						require.Equal(s, rediscore.CheckInScript, call.script())
+						require.Equal(s, "A", call.args()[0])
+					}
+					between := gaps(a.asked(n))
+					w.cancelled()
+					require.LessOrEqual(s, c.least, slices.Min(between), "%+v", c)
+					require.GreaterOrEqual(s, c.most, slices.Max(between), "%+v", c)
+					if c.most > c.least && c.inbox {
+						require.Greater(s, slices.Max(between)-slices.Min(between), jitter/4, "jitter, %+v", c)
+					} else if c.most > c.least {
+						require.Greater(s, slices.Max(between), slices.Min(between), "jitter, %+v", c)
+					}
+				})
+			}
 		}
 	}
-	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, time.Millisecond, false, 0, "H", 50_000)), rediscore.MinUnsubscribed)
-	require.GreaterOrEqual(t, slices.Min(checkInsFor(t, 5*time.Second, false, 0, "H", 50_000)), rediscore.UnsubscribedPeriod)
-}
-
-// A waiter checks in at once when its inbox is opened or lost, with the address that it has then.
-func TestCheckInWhenInboxChanges(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		subscription := a.holdSubscription()
-		w := a.acquire("A")
-		require.Len(s, a.asked(0), 1)
-		require.Equal(s, []string{"A", "60000", "", ""}, a.asked(0)[0].args()[:4])
-		for range 3 {
-			n := len(a.asked(0))
-			subscription.Answer()
-			require.Len(s, a.asked(n), 1, "after the inbox was opened")
-			require.Equal(s, []string{"A", "p" + a.inbox().Channel}, a.asked(n)[0].args())
-			subscription = a.holdSubscription()
-			a.conn.Cut()
-			require.Len(s, a.asked(n), 2, "after the inbox was lost")
-			require.Equal(s, []string{"A", ""}, a.asked(n)[1].args())
-			time.Sleep(time.Second)
-		}
-		subscription.Answer()
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		require.True(s, w.over())
-		w.granted()
-	})
 }
 
 // A message that overtakes an answer is dated by it, if the grant was made later. Any other message
@@ -224,48 +162,6 @@ func TestMessageBeforeAnswer(t *testing.T) {
 	}
 }
 
-// A message waits for the answer to the call in flight, not to the next one: the server's clock may
-// be set back.
-func TestMessageBeforeFailure(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		checkIn := a.holdCall(rediscore.CheckInScript, "A")
-		rediscore.ChangeInbox(a.Locker, "A")
-		checkIn.Await()
-		a.grant(88, "A")
-		s.server.SetClock(-time.Hour)
-		checkIn.Return(nil, errDown)
-		time.Sleep(time.Second)
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 2)
-		require.False(s, w.over())
-	})
-}
-
-// An answer that was in flight when the inbox changed may come from another server, and does not date a
-// message. The message is only a hint, but it came: so the inbox works, and is not opened again.
-func TestClockOfAnswerUnderWay(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		first := a.holdCall(rediscore.CheckInScript, "A")
-		rediscore.ChangeInbox(a.Locker, "A")
-		first.Execute()
-		rediscore.ChangeInbox(a.Locker, "A")
-		s.server.SetClock(2 * time.Second)
-		second := a.holdCall(rediscore.CheckInScript, "A")
-		first.Answer()
-		second.Await()
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		require.False(s, w.over(), "dated by the clock of what may be another server")
-		second.Answer()
-		require.True(s, w.over())
-		require.WithinDuration(s, time.Now(), w.granted().Since, 3*time.Millisecond)
-		a.acquire("B")
-		time.Sleep(20 * time.Second)
-		require.Len(s, a.listened(), 1)
-	})
-}
-
 // A message is dated by the last answer: the time of its call, plus what the server's clock has moved
 // since, less a millisecond. A grant that a check-in finds is dated in the same way. A grant that is
 // made in the answer is dated from the time of the call. So the delay of a message or an answer is lost
@@ -306,44 +202,13 @@ func TestGrantsAreDated(t *testing.T) {
 	}
 }
 
-// A wait whose token is released ends. It does not go back into the queue: the token would be served before
-// others in the place of a wait that is over.
-func TestReleasedStaysOutOfTheQueue(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		n := a.calls(rediscore.EnqueueScript, "A")
-		require.False(s, a.release("A"))
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrReleased)
-		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
-	})
-}
-
-// While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts.
-func TestMessageOnTheWayBack(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		s.release("A")
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		time.Sleep(checkInLatest)
-		enqueue.Await()
-		a.grant(88, "A")
-		require.False(s, w.over())
-		s.release("H")
-		enqueue.Answer()
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
 // Errors are returned until the store has answered once. After that the wait goes on, with growing
 // pauses.
 func TestWaitSurvivesFailures(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		a.replies(nil, errDown)
 		w := a.acquire("A")
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, errDown)
+		w.failed(errDown)
 		require.Len(s, a.asked(0), 1)
 	})
 	inScene(t, func(s *scene, a *actor) {
@@ -367,24 +232,7 @@ func TestWaitSurvivesFailures(t *testing.T) {
 		}
 		require.False(s, w.over())
 		s.release("H")
-		require.True(s, w.over())
-		w.granted()
-	})
-}
-
-// When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer. The call
-// is limited to five seconds.
-func TestWaitEndsWithContext(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		w := a.acquire("A")
-		n, answered := len(a.asked(0)), w.began
-		a.travels(sim.Fate{Reply: sim.Leg{Lost: true}})
-		time.Sleep(3 * time.Second)
-		require.Len(s, a.asked(n), 1, "calls while one hangs")
-		w.cancelled()
-		require.Equal(s, dlock.Attempt{Since: answered, Holder: "H", Remaining: time.Minute}, w.Attempt)
-		require.NoError(s, a.Close())
-		require.Equal(s, rediscore.CallLimit, time.Since(a.asked(n)[0].at))
+		w.grantedNow()
 	})
 }
 
@@ -420,24 +268,6 @@ func TestWaitTellsWhatFailed(t *testing.T) {
 			}
 		})
 	}
-}
-
-// When Close returns, nothing is in flight, so that the client can be closed: what was queued or
-// granted has been released.
-func TestCloseGivesBackFirst(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.travels(sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}})
-		w := a.acquire("A")
-		require.NoError(s, a.Close())
-		require.True(s, w.over())
-		require.ErrorIs(s, w.err, dlock.ErrClosed)
-		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
-		require.Empty(s, s.queue(), "the token is in the queue when Close has returned")
-		n := len(a.asked(0))
-		time.Sleep(time.Hour)
-		require.Empty(s, a.asked(n), "calls after Close")
-		require.Empty(s, s.queue())
-	})
 }
 
 // A check-in found the grant, and its message comes during the release of the lease. The inbox must
@@ -477,37 +307,6 @@ func TestMessageDuringTheRelease(t *testing.T) {
 	}
 }
 
-func TestWaitRefusesNonsense(t *testing.T) {
-	for _, reply := range []any{
-		nil, "OK", int64(1), []any{}, []any{"x"}, []any{int64(4)}, []any{int64(-1)},
-		[]any{int64(rediscore.AnswerGranted)}, []any{int64(rediscore.AnswerGranted), int64(1), int64(2)},
-		[]any{int64(rediscore.AnswerWaits), int64(1), int64(2), int64(3), "H"},
-		[]any{int64(rediscore.AnswerFound), int64(1)}, []any{int64(rediscore.AnswerUnknown), int64(1)},
-	} {
-		inScene(t, func(s *scene, a *actor) {
-			a.replies(reply, nil)
-			w := a.acquire("A")
-			require.True(s, w.over(), "%v", reply)
-			require.ErrorIs(s, w.err, rediscore.ErrUnexpected, "%v", reply)
-		})
-	}
-}
-
-// The errors of an attempt and of a wait say that a server is too old.
-func TestTooOldAServer(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
-			"Write commands are not allowed after non deterministic commands.")
-		a.replies(nil, refusal)
-		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
-		require.ErrorIs(s, err, refusal)
-		require.ErrorContains(s, err, "before Redis 5")
-		w := a.acquire("A")
-		require.True(s, w.over())
-		require.ErrorContains(s, w.err, "before Redis 5")
-	})
-}
-
 // A waiter whose user may not check in gets an error, and does not wait forever.
 func TestCheckInIsDenied(t *testing.T) {
 	for _, text := range []string{
@@ -519,8 +318,7 @@ func TestCheckInIsDenied(t *testing.T) {
 			w := a.acquire("A")
 			a.replies(nil, errors.New(text))
 			time.Sleep(checkInLatest)
-			require.True(s, w.over())
-			require.ErrorIs(s, w.err, dlock.ErrInvalid)
+			w.failed(dlock.ErrInvalid)
 			require.ErrorContains(s, w.err, text)
 		})
 	}
@@ -551,9 +349,126 @@ func TestWaitsForTheStore(t *testing.T) {
 	}
 }
 
-// A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not.
-func TestWaitsWithoutInbox(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
+// What waits do.
+var waitings = scenes{
+	"A waiter checks in at once when its inbox is opened or lost, with the address that it has then": func(s *scene, a *actor) {
+		subscription := a.holdSubscription()
+		w := a.acquire("A")
+		require.Len(s, a.asked(0), 1)
+		require.Equal(s, []string{"A", "60000", "", ""}, a.asked(0)[0].args()[:4])
+		for range 3 {
+			n := len(a.asked(0))
+			subscription.Answer()
+			require.Len(s, a.asked(n), 1, "after the inbox was opened")
+			require.Equal(s, []string{"A", "p" + a.inbox().Channel}, a.asked(n)[0].args())
+			subscription = a.holdSubscription()
+			a.conn.Cut()
+			require.Len(s, a.asked(n), 2, "after the inbox was lost")
+			require.Equal(s, []string{"A", ""}, a.asked(n)[1].args())
+			time.Sleep(time.Second)
+		}
+		subscription.Answer()
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		w.grantedNow()
+	},
+
+	"A message waits for the answer to the call in flight, not to the next one: the server's clock may be set back": func(s *scene, a *actor) {
+		w := a.acquire("A")
+		checkIn := a.holdCall(rediscore.CheckInScript, "A")
+		rediscore.ChangeInbox(a.Locker, "A")
+		checkIn.Await()
+		a.grant(88, "A")
+		s.server.SetClock(-time.Hour)
+		checkIn.Return(nil, errDown)
+		time.Sleep(time.Second)
+		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 2)
+		require.False(s, w.over())
+	},
+
+	"An answer that was in flight when the inbox changed may come from another server, and does not date a message": func(s *scene, a *actor) {
+		// The message is only a hint, but it came: so the inbox works, and is not opened again.
+		w := a.acquire("A")
+		first := a.holdCall(rediscore.CheckInScript, "A")
+		rediscore.ChangeInbox(a.Locker, "A")
+		first.Execute()
+		rediscore.ChangeInbox(a.Locker, "A")
+		s.server.SetClock(2 * time.Second)
+		second := a.holdCall(rediscore.CheckInScript, "A")
+		first.Answer()
+		second.Await()
+		time.Sleep(time.Millisecond)
+		s.release("H")
+		require.False(s, w.over(), "dated by the clock of what may be another server")
+		second.Answer()
+		require.True(s, w.over())
+		require.WithinDuration(s, time.Now(), w.granted().Since, 3*time.Millisecond)
+		a.acquire("B")
+		time.Sleep(20 * time.Second)
+		require.Len(s, a.listened(), 1)
+	},
+
+	"A wait whose token is released ends": func(s *scene, a *actor) {
+		// It does not go back into the queue: the token would be served before others in the place of a wait that is over.
+		w := a.acquire("A")
+		n := a.calls(rediscore.EnqueueScript, "A")
+		require.False(s, a.release("A"))
+		w.failed(dlock.ErrReleased)
+		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
+	},
+
+	"While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts": func(s *scene, a *actor) {
+		w := a.acquire("A")
+		s.release("A")
+		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
+		time.Sleep(checkInLatest)
+		enqueue.Await()
+		a.grant(88, "A")
+		require.False(s, w.over())
+		s.release("H")
+		enqueue.Answer()
+		w.grantedNow()
+	},
+
+	"When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer": func(s *scene, a *actor) {
+		// The call is limited to five seconds.
+		w := a.acquire("A")
+		n, answered := len(a.asked(0)), w.began
+		a.travels(sim.Fate{Reply: sim.Leg{Lost: true}})
+		time.Sleep(3 * time.Second)
+		require.Len(s, a.asked(n), 1, "calls while one hangs")
+		w.cancelled()
+		require.Equal(s, dlock.Attempt{Since: answered, Holder: "H", Remaining: time.Minute}, w.Attempt)
+		require.NoError(s, a.Close())
+		require.Equal(s, rediscore.CallLimit, time.Since(a.asked(n)[0].at))
+	},
+
+	"When Close returns, nothing is in flight, so that the client can be closed: what was queued or granted has been released": func(s *scene, a *actor) {
+		a.travels(sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}})
+		w := a.acquire("A")
+		require.NoError(s, a.Close())
+		w.failed(dlock.ErrClosed)
+		require.Equal(s, 1, a.calls(rediscore.EnqueueScript, "A"))
+		require.Empty(s, s.queue(), "the token is in the queue when Close has returned")
+		n := len(a.asked(0))
+		time.Sleep(time.Hour)
+		require.Empty(s, a.asked(n), "calls after Close")
+		require.Empty(s, s.queue())
+	},
+
+	"The errors of an attempt and of a wait say that a server is too old": func(s *scene, a *actor) {
+		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
+			"Write commands are not allowed after non deterministic commands.")
+		a.replies(nil, refusal)
+		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
+		require.ErrorIs(s, err, refusal)
+		require.ErrorContains(s, err, "before Redis 5")
+		w := a.acquire("A")
+		require.True(s, w.over())
+		require.ErrorContains(s, w.err, "before Redis 5")
+	},
+
+	"A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not": func(s *scene, a *actor) {
 		c := dlock.New(a.Locker)
 		var told []error
 		c = c.With(dlock.WithObserver(&dlock.Observer{InboxMissing: func(_ context.Context, i dlock.InboxMissingInfo) { told = append(told, i.Err) }}))
@@ -577,5 +492,7 @@ func TestWaitsWithoutInbox(t *testing.T) {
 		require.EqualValues(s, 3, c.Stats().WaitsWithoutInbox)
 		require.Equal(s, []error{errDown, errDown, errDown}, told)
 		require.NoError(s, c.Close())
-	})
+	},
 }
+
+func TestWaitings(t *testing.T) { waitings.play(t) }
