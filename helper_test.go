@@ -562,6 +562,13 @@ var lockers = map[string]func(*wire) dlock.Locker{
 	"single": func(n *wire) dlock.Locker { return plain{n} },
 }
 
+// within returns a context that ends after d.
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // ended returns a context that has been cancelled.
 func ended(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -894,25 +895,25 @@ func TestPassedByAtMost(t *testing.T) {
 						places[c.token] = held
 					}
 				})
-				hold := func(c *dlock.Client, d time.Duration) {
-					l := acquire(t, c, "k")
-					mu.Lock()
-					if place, ok := places[l.Token()]; ok {
-						most = max(most, held-place)
-					} else {
-						held++
-					}
-					mu.Unlock()
-					time.Sleep(d)
-					require.NoError(t, l.Release())
+				hold := func(c *dlock.Client, d time.Duration) bool { // each wait ends, also after a failure
+					return assert.NoError(t, c.Do(within(t, time.Minute), "k", func(_ context.Context, l *dlock.Lease) error {
+						mu.Lock()
+						if place, ok := places[l.Token()]; ok {
+							most = max(most, held-place)
+						} else {
+							held++
+						}
+						mu.Unlock()
+						time.Sleep(d)
+						return nil
+					}))
 				}
 				var all sync.WaitGroup
 				end := time.Now().Add(2 * time.Second)
 				crowd := dlock.New(store, dlock.WithLocalTurns(n))
 				for i := range 3 * n {
 					all.Go(func() {
-						for time.Now().Before(end) {
-							hold(crowd, time.Duration(1+i%3)*time.Millisecond)
+						for time.Now().Before(end) && hold(crowd, time.Duration(1+i%3)*time.Millisecond) {
 						}
 					})
 				}
@@ -920,8 +921,7 @@ func TestPassedByAtMost(t *testing.T) {
 				for i := range 2 {
 					all.Go(func() {
 						time.Sleep(time.Duration(1+i) * 300 * time.Microsecond)
-						for time.Now().Before(end) {
-							hold(stranger, 0)
+						for time.Now().Before(end) && hold(stranger, 0) {
 							time.Sleep(3*time.Millisecond + time.Duration(1+i)*300*time.Microsecond)
 						}
 					})
