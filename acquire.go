@@ -9,49 +9,21 @@ import (
 
 	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/contexts"
-	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/errs"
 	"github.com/dlock-go/dlock/internal/owed"
-	"github.com/dlock-go/dlock/internal/pause"
+	"github.com/dlock-go/dlock/internal/pace"
 	"github.com/dlock-go/dlock/internal/storewait"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
-// An acquisition is one call of Acquire, TryAcquire or Adopt, or acquires a key for a line of
-// waiters. It is a loop: look sees how things are, next decides what to do, and do does it, which
-// changes the state.
-type acquisition struct {
+// A request is a call of Acquire, TryAcquire or Adopt: what is asked for, and what Observers hear of it.
+type request struct {
 	client *Client
 	ctx    context.Context // the caller's, with the values that Observers lend
 	op     AcquireOp
 	key    string
-	ttl    time.Duration   // of the lease, once it is renewed
-	set    *gathering      // whose part the acquisition is; nil if it stands alone
-	meets  *meeting        // with the others of its set, who make the same attempts; nil if there is none, or it is over
-	seat   int             // there
-	given  *detached.Lease // for Adopt
-	state
-
-	token    string                     // of the next call; empty if a new one is to be made
-	left     bool                       // the calls for token may have left something in the store, which a release ends
-	place    bool                       // that is a place in the queue, and nothing else
-	inFlight int                        // of these calls: several also if one may follow the release of something else
-	later    func(func(Attempt, error)) // of the last call, whose answer may come; or nil
-	waited   time.Duration              // from when the last call was sent to its grant, at least
-
-	limited context.Context // ends with ctx and MaxWait
-	wait    context.Context // ends with limited and Close; nil until it is needed
-	stop    func()          // ends wait; nil if there is nothing to end
-
-	pauses   int // in this stage
-	failures int // of calls, in a row
-	poll     pause.Poll
-
-	sent     time.Time // when the last call was
-	listener *listener // nil before the first failure or wait
-
-	line   *line   // for which it acquires: it is an errand; nil if a caller acquires
-	leaver *waiter // the last of the line, who has called the errand off
+	ttl    time.Duration // of the lease, once it is renewed
+	set    *gathering    // whose part the request is; nil if it stands alone
 
 	start     time.Time // if there are Observers
 	waitStart time.Time // zero before WaitStart
@@ -59,23 +31,52 @@ type acquisition struct {
 	contended bool
 }
 
-// A word is what the store has said about a key.
-type word struct {
-	held     *HeldError // the store's last answer, if that was "held"
-	answered time.Time  // when the store last answered; before its first answer, when the first attempt was sent
-	failure  error      // of the last call; nil if the store answered, or the call was cut short
-	returned time.Time  // when the last call did
+// An acquisition acquires a key: for a request, or for an errand of a line. It is a loop: look sees how things are,
+// next decides what to do, and do does it, which changes the state.
+type acquisition struct {
+	request
+	state
+	claim
+	meets  *meeting // with the others of its set, who make the same attempts; nil if there is none, or it is over
+	seat   int      // there
+	errand *errand  // for which it acquires; nil if a caller acquires
+
+	limited context.Context // ends with ctx and MaxWait
+	wait    context.Context // ends with limited and Close; nil until it is needed
+	stop    func()          // ends wait; nil if there is nothing to end
+
+	pauses   int // in this stage
+	failures int // of calls, in a row
+	poll     pace.Poll
+
+	sent     time.Time     // when the last call was
+	waited   time.Duration // from when the last call was sent to its grant, at least
+	listener *listener     // nil before the first failure or wait
 }
 
-// hear adds what the store has said to another.
-func (w *word) hear(other word) {
-	switch {
-	case other.held != nil && (w.held == nil || !other.answered.Before(w.answered)):
-		*w = other
-	case other.failure != nil:
-		w.failure = other.failure
-	case w.held == nil:
-		*w = other
+// A claim is a token, and what the calls for it may have left in the store.
+type claim struct {
+	token    string                     // of the next call; empty if a new one is to be made
+	left     bool                       // there may be something that a release ends
+	place    bool                       // that is a place in the queue, and nothing else
+	inFlight int                        // calls that may still arrive: several also if one may follow the release of something else
+	later    func(func(Attempt, error)) // of the last call, whose answer may come; or nil
+}
+
+// leaves notes what the last call has left.
+func (c *claim) leaves(what remains, queued bool) {
+	switch what {
+	case unknown: // one call to a queue may be several requests
+		c.inFlight = 1
+		if queued || c.left {
+			c.inFlight = several
+		}
+		if c.left {
+			c.later = nil
+		}
+		c.left = true
+	case something:
+		c.left, c.place = true, !c.left
 	}
 }
 
@@ -84,13 +85,13 @@ type state struct {
 	// What was asked for.
 	once    bool          // one attempt, and no wait
 	tries   bool          // for a set: no wait, but the attempt is repeated while the store's failure may pass
-	errand  bool          // for a line: it begins in the store's queue
+	forLine bool          // an errand: it begins in the store's queue
 	maxWait time.Duration // when the acquisition began
 	outage  time.Duration
 	latest  time.Time // when the first attempt ends at the latest; zero if its set has no limit, or there is none
 
 	// What has happened.
-	word
+	facts
 	stage int
 	last  action    // that was carried out
 	lease *Lease    // that was granted
@@ -169,7 +170,7 @@ func next(s *state) action {
 		return action{do: doPause, stage: alone}
 	case s.again && errors.Is(s.err, ErrHeld):
 		return action{do: doTry, stage: alone, by: s.now.Add(attemptTime)}
-	case s.once, final(s.err), s.errand && errors.Is(s.err, errors.ErrUnsupported):
+	case s.once, final(s.err), s.forLine && errors.Is(s.err, errors.ErrUnsupported):
 		return action{do: doEnd, err: s.err}
 	case s.unanswered() && !s.now.Before(end):
 		return action{do: doEnd, err: s.outOfPatience()}
@@ -247,29 +248,23 @@ func final(err error) bool {
 	return err == errFree || errors.Is(err, errNoFences) || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)
 }
 
-// take acquires, as the op says.
-func (a *acquisition) take() (lease *Lease, err error) {
+// acquire is Acquire and TryAcquire, and a part of a set.
+func (a *acquisition) acquire() (lease *Lease, err error) {
 	defer func() { a.meets.leave(err) }()
-	if a.op == OpAdopt && a.given == nil {
-		return nil, errNotDetached
-	}
 	if err := a.client.begin(a.ctx, a.key); err != nil {
 		return nil, err
 	}
 	defer a.client.keeper.leave()
 	o := &a.client.options
 	a.ttl = o.ttlOf(a.key)
-	switch a.op {
-	case OpAdopt:
-		return a.adopt()
-	case OpTry:
-		a.once, a.maxWait = true, NoLimit
-	case OpAcquire:
-		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
-	}
-	if a.set != nil { // a wait that begins when MaxWait has passed ends at once: it is not one attempt
+	switch {
+	case a.set != nil: // a wait that begins when MaxWait has passed ends at once: it is not one attempt
 		a.maxWait, a.outage, a.tries, a.latest = a.set.maxWait(), a.set.outage, a.op == OpTry, a.set.last()
 		a.once = a.tries && a.maxWait == 0
+	case a.op == OpTry:
+		a.once, a.maxWait = true, NoLimit
+	default:
+		a.once, a.maxWait, a.outage = o.maxWait == 0, o.maxWait, o.outage
 	}
 	if !a.once && findLease(a.ctx, a.key, a.client.keeper) != nil { // the caller holds the key itself
 		return nil, ErrNested
@@ -281,20 +276,20 @@ func (a *acquisition) take() (lease *Lease, err error) {
 	}
 	defer a.endSilence()
 	if lease, err = a.run(); err != nil {
-		return nil, a.verdict(err)
+		return nil, a.ending(err).error()
 	}
 	return lease, nil
 }
 
 // wrap gives an error its context. The loss of a detached lease has it.
-func (a *acquisition) wrap(err error) error {
+func (r *request) wrap(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case a.op == OpAdopt:
-		return wrapUnlessLost(a.ctx, "adopt", a.key, err)
+	case r.op == OpAdopt:
+		return wrapUnlessLost(r.ctx, "adopt", r.key, err)
 	}
-	return wrap(a.ctx, "acquire", a.key, err)
+	return wrap(r.ctx, "acquire", r.key, err)
 }
 
 // run is the loop. It returns the lease, or the error of the last call or wait.
@@ -322,9 +317,9 @@ func (a *acquisition) run() (*Lease, error) {
 func (a *acquisition) look() *state {
 	o, k := &a.client.options, a.client.keeper
 	a.now, a.closed = time.Now(), k.open.Err() != nil
-	a.over = ended(a.limited) != nil || a.errand && a.closed
+	a.over = ended(a.limited) != nil || a.forLine && a.closed
 	_, a.queue = k.locker.(Acquirer)
-	a.queue = a.queue && (a.errand || !a.polls && !k.lines.unqueued.Load())
+	a.queue = a.queue && (a.forLine || !a.polls && !k.lines.unqueued.Load())
 	a.turns = a.queue && o.takesTurns()
 	a.again = a.meets != nil && a.attempts > 0 && !a.over && !a.closed
 	a.busy = a.stage == fresh && a.maxWait >= attemptTime && (k.contended.Has(a.key) || k.attempts.Load() >= maxAttempts)
@@ -333,8 +328,8 @@ func (a *acquisition) look() *state {
 
 // do carries out an action.
 func (a *acquisition) do(act action) {
-	if !a.errand && act.stage != tried && (act.do == doEnqueue || act.do == doPause) {
-		if err := a.tellWait(); err != nil {
+	if !a.forLine && act.stage != tried && (act.do == doEnqueue || act.do == doPause) {
+		if err := a.reportWait(a.held); err != nil {
 			a.err = err
 			return
 		}
@@ -345,12 +340,12 @@ func (a *acquisition) do(act action) {
 	case doJoin:
 		a.join()
 	case doPause:
-		if a.errand {
-			a.line.failed(a)
+		if a.forLine {
+			a.errand.beginPause()
 		}
 		a.pause(act.by)
-		if a.errand {
-			a.line.calls(a)
+		if a.forLine {
+			a.errand.endPause()
 		}
 	}
 }
@@ -396,14 +391,14 @@ func (a *acquisition) call(act action) {
 			a.giveUp()
 		}
 	}()
-	a.request(ctx, act)
+	a.send(ctx, act)
 	if a.lease != nil {
 		a.hand()
 	}
 }
 
-// request makes one call of the Locker.
-func (a *acquisition) request(ctx context.Context, act action) {
+// send makes one call of the Locker.
+func (a *acquisition) send(ctx context.Context, act action) {
 	sent, ttl, l := time.Now(), a.ttl, a.client.keeper.locker
 	if queues := act.do == doEnqueue; a.token == "" || !a.left && (token.Waits(a.token) != queues || !queues && (a.held != nil || a.err == errFree || a.outage > 0)) {
 		a.token = token.New(a.client.options.owner, sent, queues) // its time is that of the attempt: see startOf
@@ -461,7 +456,7 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 	}
 	switch {
 	case err != nil:
-		a.failed(act, sent, answer, err, alive)
+		a.noteFailed(act, sent, answer, err, alive)
 	case !answer.Acquired && answer.Free:
 		a.held, a.answered, a.failure, a.err = nil, a.returned, nil, errFree
 	case !answer.Acquired:
@@ -474,7 +469,7 @@ func (a *acquisition) note(act action, sent time.Time, ttl time.Duration, answer
 		}
 		a.waited = answer.Since.Sub(sent)
 		a.contended = a.contended || a.waited >= shortestWait
-		a.lease = newLease(a, answer, ttl)
+		a.lease = newLease(&a.request, a.token, a.returned, answer, ttl)
 		if a.lease.restLocked(a.returned) < a.client.options.leastRest(ttl) {
 			a.lease, a.left, a.late, a.err = nil, true, !again, errLate
 		}
@@ -497,8 +492,8 @@ func (a *acquisition) hand() {
 		a.err = errStandIn
 	case a.client.options.fenced && lease.fence == 0:
 		a.err = errNoFences
-	case a.errand:
-		a.err = a.line.serve(a, lease)
+	case a.forLine:
+		a.err = a.errand.give(lease)
 	case !lease.start():
 		a.err = ErrClosed
 	case a.queue && !a.tries && (a.stage == alone || a.stage == asked && a.waited >= shortestWait):
@@ -518,9 +513,7 @@ func (a *acquisition) hand() {
 }
 
 // forget ends the use of the token.
-func (a *acquisition) forget() {
-	a.token, a.left, a.place, a.inFlight, a.later = "", false, false, 0, nil
-}
+func (a *acquisition) forget() { a.claim = claim{} }
 
 // giveUp leaves the release of the token to the keeper, if its calls may have left something
 // in the store. The token is never used again then.
@@ -546,9 +539,9 @@ func (a *acquisition) giveUp() {
 	a.forget()
 }
 
-// failed notes what a failed call says: the store may have answered "held" while the call
+// noteFailed notes what a failed call says: the store may have answered "held" while the call
 // waited in its queue, and the call may have left something in the store.
-func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err error, alive bool) {
+func (a *acquisition) noteFailed(act action, sent time.Time, answer Attempt, err error, alive bool) {
 	queued, hasAnswer := act.do == doEnqueue, answer != (Attempt{})
 	a.blame(sent, err, alive, queued, hasAnswer)
 	if hasAnswer {
@@ -557,118 +550,22 @@ func (a *acquisition) failed(act action, sent time.Time, answer Attempt, err err
 			a.answered = a.returned
 		}
 	}
-	switch leftBy(queued, answer, err) {
-	case unknown: // one call to a queue may be several requests
-		a.inFlight = 1
-		if queued || a.left {
-			a.inFlight = several
-		}
-		if a.left {
-			a.later = nil
-		}
-		a.left = true
-	case something:
-		a.left, a.place = true, !a.left
-	}
+	a.leaves(leftBy(queued, answer, err), queued)
 	a.polls = a.polls || act.stage == alone && queued && errors.Is(err, errors.ErrUnsupported)
 }
 
-// blame notes why the store did not answer. A call that was cut short is not the store's
-// failure, unless it took long. A queue reports failures of its own calls, and silence.
-func (a *acquisition) blame(sent time.Time, err error, alive, queued, hasAnswer bool) {
-	took, reason := a.returned.Sub(sent), errs.BesidesEnd(err)
-	switch {
-	case !alive && took < attemptTime && a.failure != nil && timedOut(reason): // with ctx
-	case reason != nil && alive:
-		a.failure = err
-	case reason != nil:
-		a.failure = reason
-	case alive: // a time limit of the store's client
-		a.failure = noAnswer(took, err)
-	case queued && (hasAnswer || took >= attemptTime):
-		a.answered, a.failure = a.returned, nil
-	case a.failure == nil && took >= attemptTime:
-		a.failure = noAnswer(took, err)
+// ending is the end of an acquisition that was granted nothing, with err.
+func (a *acquisition) ending(err error) *ending {
+	o := &a.client.options
+	e := &ending{facts: a.facts, err: err, at: time.Now(), ctx: ended(a.ctx), wait: a.maxWait, maxWait: a.maxWait, ttl: o.ttl, patient: a.outage > 0 && !a.once}
+	if e.ctx != nil {
+		e.cause = endOf(a.ctx)
+	} else if a.set != nil && a.set.over() {
+		e.over, e.maxWait = true, o.maxWait
+	} else {
+		e.over = ended(a.limited) != nil
 	}
-}
-
-// timedOut reports whether an error, such as a socket's, says that there was no time left.
-func timedOut(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.As(err, &timeout) && timeout.Timeout()
-}
-
-// verdict is the error of an acquisition that ended with err.
-func (a *acquisition) verdict(err error) error {
-	mine := ended(a.ctx) != nil
-	waited, maxWait := !mine && ended(a.limited) != nil, a.maxWait
-	if a.set != nil && a.set.over() {
-		waited, maxWait = !mine, a.client.options.maxWait
-	}
-	known := a.known(time.Now())
-	if known == nil || !mine && !waited {
-		known = a.said(err)
-	}
-	switch {
-	case errors.Is(err, ErrClosed):
-		return err
-	case mine && errs.IsContext(known):
-		return endOf(a.ctx)
-	case mine && errs.BesidesEnd(known) == nil && errors.Is(known, ended(a.ctx)):
-		return known
-	case mine:
-		return fmt.Errorf("%w: %w", endOf(a.ctx), errs.HideContext(known))
-	case !waited:
-		return known
-	case errs.BesidesEnd(known) == nil: // the queue does not say why
-		known = noAnswer(a.maxWait, known)
-	}
-	return fmt.Errorf("waited for %v: %w", maxWait, known)
-}
-
-// said is what is known of the store when an acquisition ends with err, and nothing is known
-// about the key.
-func (a *acquisition) said(err error) error {
-	switch reason := errs.BesidesEnd(err); {
-	case ours(err) != nil:
-		return err
-	case a.failure != nil:
-		err = a.failure
-	case reason != nil: // not of a call
-		return reason
-	case !a.answered.Before(a.returned): // the store's queue did not fail
-		return err
-	}
-	if a.outage > 0 && !a.once && mayPass(err) { // the patience has ended with the wait
-		return unavailable(time.Since(a.answered), nil, err)
-	}
-	return said(a.ctx, a.answered, err)
-}
-
-// known is what is known about the key when a wait ends, or nil if the store has not said that
-// it is held. It is ErrUnavailable if calls have failed since the store's last answer, and the
-// lease of that answer has ended.
-func (a *acquisition) known(now time.Time) error {
-	if a.held == nil {
-		return nil
-	}
-	silence, rest := now.Sub(a.answered), a.client.options.ttl
-	if a.held.Remaining != 0 {
-		rest = a.held.Remaining
-	}
-	failure, endless := errs.HideContext(a.failure), rest < 0
-	switch {
-	case failure == nil:
-		return a.held
-	case !endless && silence >= rest:
-		return unavailable(silence, a.held, failure)
-	case Refused(failure):
-		return fmt.Errorf("%w; the store refused: %w", a.held, failure)
-	case failed(failure):
-		return fmt.Errorf("%w; the store failed: %w", a.held, failure)
-	}
-	failure = errs.Hide(failure, ErrUnavailable) // which a breaker says at once: the holder's lease may last
-	return fmt.Errorf("%w; the store last answered %v ago: %w", a.held, silence.Round(time.Millisecond), failure)
+	return e
 }
 
 // A listener is the part of an acquisition that hears whether it waits for the store, and not for a holder: its last
@@ -689,7 +586,10 @@ const queuedTime = 10 * time.Second
 // listens returns the listener, which an acquisition without failures and waits does not have.
 func (a *acquisition) listens() *listener {
 	if a.listener == nil {
-		a.listener = &listener{client: a.client, ctx: a.ctx, key: a.key, line: a.line}
+		a.listener = &listener{client: a.client, ctx: a.ctx, key: a.key}
+		if a.errand != nil {
+			a.listener.line = a.errand.line
+		}
 	}
 	return a.listener
 }
@@ -731,7 +631,7 @@ func (l *listener) Failed(sent time.Time, err error) {
 	}
 	l.callers(func(c *listener) {
 		if since := c.client.keeper.silence.Failed(&c.call, sent); !since.IsZero() {
-			c.tellStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: said(context.Background(), since, err)})
+			c.reportStoreWait(StoreWaitInfo{Since: since, Took: time.Since(since), Err: callError(context.Background(), since, err)})
 		}
 	})
 }
@@ -748,7 +648,7 @@ func (l *listener) answeredAt(now time.Time) {
 	}
 	l.callers(func(c *listener) {
 		if since := c.client.keeper.silence.Answered(&c.call); !since.IsZero() {
-			c.tellStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
+			c.reportStoreWait(StoreWaitInfo{Since: since, Took: max(0, now.Sub(since)), Over: true})
 		}
 	})
 }
@@ -766,7 +666,7 @@ func (l *listener) NoInbox(err error) {
 	l.callers(func(c *listener) {
 		if !c.noInbox.Swap(true) {
 			c.client.keeper.noInbox.Add(1)
-			c.tellInboxMissing(err)
+			c.reportInboxMissing(err)
 		}
 	})
 }
@@ -782,14 +682,14 @@ func (a *acquisition) endSilence() {
 	}
 	info := StoreWaitInfo{Since: since, Took: time.Since(since), Over: true}
 	if a.lease == nil {
-		info.Err = a.said(a.err)
+		info.Err = a.ending(a.err).ofStore()
 	}
-	a.listener.tellStoreWait(info)
+	a.listener.reportStoreWait(info)
 }
 
-func (a *acquisition) heldBy(answer Attempt) *HeldError {
+func (r *request) heldBy(answer Attempt) *HeldError {
 	owner, started := startOf(answer.Holder, answer.HeldSince)
-	return &HeldError{Key: a.key, Owner: owner, Started: started, Remaining: answer.Remaining}
+	return &HeldError{Key: r.key, Owner: owner, Started: started, Remaining: answer.Remaining}
 }
 
 // startOf returns the label of a holder, and when it was granted its lock: as the store says, or when its token was
@@ -850,9 +750,9 @@ func (a *acquisition) pauseTime() (time.Duration, error) {
 	}
 	switch {
 	case a.failures > 0:
-		return pause.AfterFailures(a.failures), nil
+		return pace.AfterFailures(a.failures), nil
 	case a.meets != nil:
-		return pause.OfSet(a.pauses) * time.Duration(max(crowd/2, a.client.keeper.waiters.Load())) / crowd, nil
+		return pace.OfSet(a.pauses) * time.Duration(max(crowd/2, a.client.keeper.waiters.Load())) / crowd, nil
 	}
 	expiry := time.Time{}
 	if a.held != nil && a.held.Remaining > 0 {

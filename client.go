@@ -57,22 +57,27 @@ func (c *Client) MinHold() time.Duration { return c.options.minHold }
 // After an error the Client releases, in the background, whatever the attempt may have left
 // in the store.
 func (c *Client) Acquire(ctx context.Context, key string) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpAcquire, key: key})
+	return c.acquire(request{client: c, ctx: ctx, op: OpAcquire, key: key})
 }
 
 // TryAcquire makes one attempt to take the lock named key. If another holds it, the error
 // matches [ErrHeld].
 func (c *Client) TryAcquire(ctx context.Context, key string) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpTry, key: key})
+	return c.acquire(request{client: c, ctx: ctx, op: OpTry, key: key})
 }
 
-// take is every method that acquires.
-func (c *Client) take(a *acquisition) (*Lease, error) {
-	if c.observed() {
-		return a.observe()
+func (c *Client) acquire(r request) (*Lease, error) {
+	a := &acquisition{request: r}
+	return a.take(a.acquire)
+}
+
+// take is every method that acquires, as f does.
+func (r *request) take(f func() (*Lease, error)) (*Lease, error) {
+	if r.client.observed() {
+		return r.observe(f)
 	}
-	lease, err := a.take()
-	return lease, a.wrap(err)
+	lease, err := f()
+	return lease, r.wrap(err)
 }
 
 // Do runs fn while it holds the lock named key. It acquires the lock like Acquire, and
@@ -199,7 +204,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	sent := time.Now()
 	hold, err := Forward{c.keeper.locker}.Inspect(ctx, key)
 	if err != nil {
-		return Status{}, wrap(ctx, "inspect", key, said(ctx, sent, err))
+		return Status{}, wrap(ctx, "inspect", key, callError(ctx, sent, err))
 	}
 	owner, started := startOf(hold.Token, hold.Since)
 	status := Status{Held: hold.Held, Owner: owner, Started: started, Remaining: hold.Remaining, Waiting: hold.Waiting}
@@ -252,7 +257,7 @@ func (c *Client) breakHold(ctx context.Context, key, token string) error {
 	if err == nil && !held {
 		err = fmt.Errorf("%w: it is not held any more by the holder that was seen", ErrReleased)
 	}
-	return said(ctx, sent, err)
+	return callError(ctx, sent, err)
 }
 
 // Stats describes what a [Client] does now (the fields of type int), and what it has done

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/contexts"
-	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/errs"
+	"github.com/dlock-go/dlock/internal/token"
 )
 
 // A Detached is a lease on its way from one holder to the next, in this process or another.
@@ -26,7 +26,7 @@ import (
 // that repeats messages, there may be two holders. A Client refuses a second adoption only
 // while the lease of the first is held.
 type Detached struct {
-	secret *detached.Lease // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
+	secret *token.Detached // a pointer, because fmt does not look behind it; nil in the zero value, which nobody can adopt
 }
 
 var errNotDetached = invalid("Detached: empty, not made by Detach")
@@ -43,9 +43,9 @@ func (d Detached) Fence() int64 { return d.look().Fence }
 // store.
 func (d Detached) Deadline() time.Time { return d.look().Deadline }
 
-func (d Detached) look() detached.Lease {
+func (d Detached) look() token.Detached {
 	if d.secret == nil {
-		return detached.Lease{}
+		return token.Detached{}
 	}
 	return *d.secret
 }
@@ -67,24 +67,24 @@ func (l *Lease) Detach() (Detached, error) {
 	l.renewShort()
 	d, err := l.detach()
 	if err == nil && l.observed() {
-		l.tellDoneLater(l.doneInfo(EndDetached, ErrReleased)) // the taker must not wait for it
+		l.reportDone(l.doneInfo(EndDetached, ErrReleased)) // the taker must not wait for it
 	}
 	return d, err
 }
 
 func (l *Lease) detach() (Detached, error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if err := l.lookLocked(); err != nil {
 		return Detached{}, wrapUnlessLost(l.values, "detach", l.key, err)
 	}
 	if l.standIn {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: the lease is degraded, and other processes could not adopt it"))
 	}
-	if l.step >= detached.MaxSteps {
+	if l.step >= token.MaxSteps {
 		return Detached{}, wrap(l.values, "detach", l.key, invalid("Detach: passed on %d times since the grant, the most that one grant allows", l.step))
 	}
-	d := detached.Lease{
+	d := token.Detached{
 		Key:      l.key,
 		Token:    l.token,
 		Step:     int(l.step) + 1,
@@ -110,7 +110,7 @@ func (l *Lease) renewShort() {
 	}
 	short := held && l.deadline.Before(l.extended.Add(ttl-drift(ttl)))
 	rest := l.restLocked(now)
-	l.unlock()
+	l.mu.Unlock()
 	if short {
 		ctx, cancel := contexts.Within(l.values, min(rest, attemptTime), l.keeper.renewing)
 		defer cancel()
@@ -130,12 +130,20 @@ func (l *Lease) renewShort() {
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error, d can be adopted again.
 func (c *Client) Adopt(ctx context.Context, d Detached) (*Lease, error) {
-	return c.take(&acquisition{client: c, ctx: ctx, op: OpAdopt, key: d.Key(), given: d.secret})
+	r := &request{client: c, ctx: ctx, op: OpAdopt, key: d.Key()}
+	return r.take(func() (*Lease, error) { return r.adopt(d.secret) })
 }
 
-func (a *acquisition) adopt() (lease *Lease, err error) {
-	o, k, d := &a.client.options, a.client.keeper, a.given
-	a.token = d.Token
+func (r *request) adopt(d *token.Detached) (lease *Lease, err error) {
+	if d == nil {
+		return nil, errNotDetached
+	}
+	if err := r.client.begin(r.ctx, r.key); err != nil {
+		return nil, err
+	}
+	o, k := &r.client.options, r.client.keeper
+	defer k.leave()
+	r.ttl = o.ttlOf(r.key)
 	switch {
 	case o.fenced && d.Fence == 0:
 		return nil, errNoFences
@@ -150,18 +158,18 @@ func (a *acquisition) adopt() (lease *Lease, err error) {
 		}
 	}()
 	sent := time.Now()
-	a.attempts++
-	held, err := k.locker.Renew(a.ctx, d.Key, d.Token, a.ttl)
-	a.returned = time.Now()
-	l := newLease(a, Attempt{Fence: d.Fence, Since: sent}, a.ttl)
+	r.attempts++
+	held, err := k.locker.Renew(r.ctx, d.Key, d.Token, r.ttl)
+	returned := time.Now()
+	l := newLease(r, d.Token, returned, Attempt{Fence: d.Fence, Since: sent}, r.ttl)
 	l.step, l.before, l.granted = uint8(d.Step), d.Held, l.granted.Add(-d.Held)
 	l.inherited = min(max(0, time.Until(d.Deadline)), maxTTL)
 	switch {
 	case err != nil:
-		return nil, said(a.ctx, sent, errs.Hide(err, ErrLost)) // of another lease, if err is the cause of ctx
+		return nil, callError(r.ctx, sent, errs.Hide(err, ErrLost)) // of another lease, if err is the cause of ctx
 	case !held:
 		return nil, l.lostLocked(LossRemoved)
-	case l.restLocked(a.returned) <= 0:
+	case l.restLocked(returned) <= 0:
 		return nil, errLate
 	case !l.start():
 		return nil, ErrClosed
@@ -169,15 +177,15 @@ func (a *acquisition) adopt() (lease *Lease, err error) {
 	return l, nil
 }
 
-// adopt reports whether token may be adopted: no lease that was adopted with it is still
+// adopt reports whether a secret may be adopted: no lease that was adopted with it is still
 // held.
-func (k *keeper) adopt(token string) bool {
+func (k *keeper) adopt(secret string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, ok := k.adopted[token]; ok {
+	if _, ok := k.adopted[secret]; ok {
 		return false
 	}
-	k.adopted[token] = struct{}{}
+	k.adopted[secret] = struct{}{}
 	return true
 }
 
@@ -193,7 +201,7 @@ func (d Detached) MarshalText() ([]byte, error) {
 // The error matches [ErrInvalid] if text is anything else. It does not show the text, which
 // may be most of a secret.
 func (d *Detached) UnmarshalText(text []byte) error {
-	parsed, reason := detached.Parse(string(bytes.TrimSpace(text)), maxKey)
+	parsed, reason := token.ParseDetached(string(bytes.TrimSpace(text)), maxKey)
 	if parsed == nil {
 		return fmt.Errorf("dlock: unmarshal: %w", invalid("Detached of %d bytes: %s", len(text), reason))
 	}

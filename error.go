@@ -323,67 +323,6 @@ func hopeless(err error) bool {
 	})
 }
 
-// said is the error of a call of the Locker that failed with err. It is the only rule for what an
-// error says of the store: if the store has not answered since the given time, it matches
-// ErrUnavailable. ctx is the caller's: if it was cancelled within a second, the store had no time.
-func said(ctx context.Context, since time.Time, err error) error {
-	silence := time.Since(since)
-	switch {
-	case err == nil, err == errPanic, err == errNoGrant, ours(err) != nil, errors.Is(err, errors.ErrUnsupported):
-		return err
-	case Refused(err):
-		return refusedWith(err)
-	case failed(err):
-		return failedWith(err)
-	case answered(err), silence < attemptTime && ctx.Err() == context.Canceled:
-		return err
-	}
-	return unavailable(silence, nil, err)
-}
-
-func refusedWith(err error) error { return fmt.Errorf("the store refused: %w", err) }
-func failedWith(err error) error  { return fmt.Errorf("the store failed: %w", err) }
-
-// unavailable is an ErrUnavailable with the store's last error. It shows the store's last
-// answer as text only, since the error must not match ErrHeld. The error of a context is not
-// shown: it is that of a time limit, or the caller has it besides.
-func unavailable(silence time.Duration, held *HeldError, failure error) error {
-	silence = silence.Round(time.Millisecond)
-	reason := errs.BesidesEnd(failure)
-	if reason == nil {
-		reason = noAnswer(silence, failure)
-	}
-	text := "no answer"
-	switch {
-	case temporary(failure):
-		text = "not ready"
-	case Refused(failure) && held != nil:
-		text = "only refusals"
-	case Refused(failure): // after WithOutage
-		text, reason = "no success", refusedWith(reason)
-	case failed(failure): // likewise
-		text, reason = "no success", failedWith(reason)
-	case answered(failure): // after WithOutage
-		text = "no success"
-	}
-	if silence > 0 {
-		text += fmt.Sprintf(" for %v", silence)
-	}
-	if held != nil {
-		text += fmt.Sprintf(" (the last: %v)", held)
-	}
-	text += ": " + reason.Error()
-	if only := noAnswer(silence, nil).Error(); held == nil && reason.Error() == only {
-		text = only
-	}
-	return errs.Reword(fmt.Sprintf("%v: %s", ErrUnavailable, text), ErrUnavailable, errs.HideContext(failure))
-}
-
-// noAnswer is the failure of a call that was cut short after so long, with the error of a context.
-func noAnswer(took time.Duration, err error) error {
-	return errs.Reword(fmt.Sprintf("no answer within %v", took.Round(time.Millisecond)), nil, errs.HideContext(err))
-}
-
 // wrap is the one place where errors get their context. While the caller's ctx is alive, a
 // context error comes from a time limit of this package or the store's client, and is hidden.
 // Once ctx has ended, the result matches its error, whatever the store's client returned.

@@ -44,6 +44,24 @@ func (s *spy) onCall(hook func(c *call)) {
 	s.hook = hook
 }
 
+// on sets what runs before each call of one of some operations, as in "renew batch".
+func (s *spy) on(ops string, hook func(c *call)) {
+	s.onCall(func(c *call) {
+		if slices.Contains(strings.Fields(ops), c.op) {
+			hook(c)
+		}
+	})
+}
+
+// first sets what runs before the first call of an operation.
+func (s *spy) first(op string, hook func(c *call)) {
+	s.on(op, func(c *call) {
+		if len(s.made(op)) == 1 {
+			hook(c)
+		}
+	})
+}
+
 type call struct {
 	ctx     context.Context
 	op      string
@@ -290,6 +308,37 @@ func in(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy)) {
 		f(t, store, &spy{Forward: dlock.Forward{Locker: store}})
 		time.Sleep(time.Minute) // for calls that nobody waits for
 	})
+}
+
+// run runs a part of a test like in.
+func run(t *testing.T, name string, f func(t *testing.T, store *memory.Locker, s *spy)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { in(t, f) })
+}
+
+// inCases, waitingCases and renewingCases are the tests of one subject, by what they say of it.
+type (
+	inCases       map[string]func(t *testing.T, store *memory.Locker, s *spy)
+	waitingCases  map[string]func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)
+	renewingCases map[string]func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)
+)
+
+func (all inCases) run(t *testing.T) {
+	for name, f := range all {
+		run(t, name, f)
+	}
+}
+
+func (all waitingCases) run(t *testing.T) {
+	for name, f := range all {
+		t.Run(name, func(t *testing.T) { waiting(t, f) })
+	}
+}
+
+func (all renewingCases) run(t *testing.T) {
+	for name, f := range all {
+		t.Run(name, func(t *testing.T) { renewing(t, f) })
+	}
 }
 
 // each runs a test like in, once for each way of using the spy.
@@ -561,6 +610,16 @@ var lockers = map[string]func(*wire) dlock.Locker{
 	"batch":  func(n *wire) dlock.Locker { return n },
 	"single": func(n *wire) dlock.Locker { return plain{n} },
 }
+
+// within returns a context that ends after d.
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// errOf returns the error of a call that has another result.
+func errOf[R any](_ R, err error) error { return err }
 
 // ended returns a context that has been cancelled.
 func ended(t *testing.T) context.Context {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -256,8 +257,8 @@ func TestBatchesPassSinglesThatHang(t *testing.T) {
 		c := New(batching{})
 		alone, other := take(t, c, "alone"), take(t, c, "other")
 		k := c.keeper
-		k.dueForRenewal(alone, time.Now(), &trouble{halved: 9})
-		k.dueForRenewal(other, time.Now().Add(time.Second), &trouble{})
+		k.dueForRenewal(alone, time.Now(), &retry{halved: 9})
+		k.dueForRenewal(other, time.Now().Add(time.Second), &retry{})
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.renewers.Jobs = maxSingle
@@ -290,7 +291,7 @@ func TestSetWaitsAfterMaxWait(t *testing.T) {
 			defer cancel()
 			begun, c := time.Now(), New(crowded{}, WithMaxWait(time.Second), WithLocalTurns(turns))
 			g := &gathering{client: c, ctx: ctx, limit: begun, keys: []string{"k"}, set: &Leases{}}
-			require.ErrorIs(t, g.wait(&word{held: &HeldError{Key: "k"}, answered: begun}), ErrHeld)
+			require.ErrorIs(t, g.wait(&facts{held: &HeldError{Key: "k"}, answered: begun}), ErrHeld)
 			require.Zero(t, time.Since(begun))
 		})
 	}
@@ -323,7 +324,7 @@ func TestNext(t *testing.T) {
 	polls := func(s *state) { s.queue = false }
 	over := func(s *state) { s.over = true }
 	closed := func(s *state) { s.closed = true }
-	errand := func(s *state) { s.errand, s.stage = true, lined }
+	errand := func(s *state) { s.forLine, s.stage = true, lined }
 	outage := func(s *state) { s.outage = time.Minute }
 	failure := func(s *state) { s.failure, s.answered = store, in(-time.Minute) }
 	begun := func(ago time.Duration) change { return func(s *state) { s.begun = in(-ago) } }
@@ -492,7 +493,7 @@ func TestCauseOfALoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begun := time.Now()
-			var tr trouble
+			var tr retry
 			if c.hangs || c.failures != nil {
 				tr.since, tr.size, tr.inFlight = begun, 1, c.hangs
 			}
@@ -509,5 +510,223 @@ func TestCauseOfALoss(t *testing.T) {
 			require.Equal(t, strings.Contains(c.want, "WRONGPASS"), errors.Is(err, refusal))
 			require.NotErrorIs(t, err, cut)
 		})
+	}
+}
+
+// reply is an error reply of unknown text, and votes is what too many of several stores have said.
+type reply string
+
+func (r reply) Error() string { return string(r) }
+func (reply) Failed() bool    { return true }
+
+type votes struct{ error }
+
+func (votes) Answered() bool { return true }
+
+// A row of TestEnding changes an acquisition that ends after 10 s without an answer. What its error matches is named.
+func TestEnding(t *testing.T) {
+	var (
+		now     = time.Now()
+		down    = errors.New("connection refused")
+		refusal = &NoEffectError{Err: errors.New("WRONGPASS")}
+		full    = &NoEffectError{Err: errors.New("OOM"), State: true}
+		loading = &NoEffectError{Err: errors.New("LOADING"), Temporary: true}
+		open    = &NoEffectError{Err: fmt.Errorf("%w: open", ErrUnavailable)}
+		failed  = reply("ERR")
+		split   = votes{errors.New("no majority")}
+		timeout = &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+		cut     = context.DeadlineExceeded
+		left    = errors.New("the user has left")
+		names   = map[error]string{ErrHeld: "held", ErrUnavailable: "unavailable", ErrClosed: "closed", ErrInvalid: "invalid", ErrLost: "lost",
+			context.Canceled: "canceled", cut: "deadline", down: "down", left: "left"}
+	)
+	type change func(*ending)
+	ends := func(err error) change { return func(e *ending) { e.err = err } }
+	fails := func(err error) change { return func(e *ending) { e.err, e.failure = err, err } }
+	silent := func(d time.Duration) change { return func(e *ending) { e.answered = now.Add(-d) } }
+	held := func(rest time.Duration) change {
+		return func(e *ending) { e.held = &HeldError{Key: "k", Remaining: rest} }
+	}
+	patient := func(e *ending) { e.patient = true }
+	over := func(e *ending) { e.over, e.wait, e.maxWait = true, time.Second, 2*time.Second }
+	canceled := func(e *ending) { e.ctx, e.cause = context.Canceled, fmt.Errorf("%w: %w", context.Canceled, left) }
+	deadline := func(e *ending) { e.ctx, e.cause = cut, cut }
+	in := func(changes ...change) []change { return changes }
+	for _, row := range []struct {
+		changes []change
+		want    string
+		matches string
+	}{
+		// The store has not said that the key is held.
+		{in(fails(down)), "store unavailable: no answer for 10s: connection refused", "down unavailable"},
+		{in(fails(down), silent(0)), "store unavailable: no answer: connection refused", "down unavailable"},
+		{in(fails(loading)), "store unavailable: not ready for 10s: LOADING", "unavailable"},
+		{in(fails(refusal)), "the store refused: WRONGPASS", ""},
+		{in(fails(full)), "the store refused: OOM", ""},
+		{in(fails(failed)), "the store failed: ERR", ""},
+		{in(fails(split)), "no majority", ""},
+		{in(fails(errors.ErrUnsupported)), "unsupported operation", ""},
+		{in(fails(errPanic)), errPanic.Error(), ""},
+		{in(fails(errNoGrant)), errNoGrant.Error(), ""},
+		{in(fails(timeout)), "store unavailable: no answer for 10s: read: i/o timeout", "unavailable"},
+		{in(fails(fmt.Errorf("client: %w", ErrInvalid))), "client: invalid", "invalid"},
+		{in(fails(ErrClosed)), "client closed", "closed"},
+		{in(ends(ErrLost), over), "waited for 2s: lease lost", "lost"},
+		{in(ends(fmt.Errorf("client: %w", ErrClosed)), over, canceled), "client: client closed", "closed"},
+		{in(ends(errLate), silent(0)), errLate.Error(), ""},
+		{in(ends(cut)), "store unavailable: no answer within 10s", "unavailable"},
+		{in(ends(cut), over), "waited for 2s: store unavailable: no answer within 10s", "unavailable"},
+		{in(ends(cut), over, silent(0)), "waited for 2s: no answer within 1s", ""},
+		{in(fails(down), over), "waited for 2s: store unavailable: no answer for 10s: connection refused", "down unavailable"},
+		{in(fails(refusal), over), "waited for 2s: the store refused: WRONGPASS", ""},
+		// The patience of WithOutage has ended with the wait.
+		{in(fails(full), over, patient), "waited for 2s: store unavailable: no success for 10s: the store refused: OOM", "unavailable"},
+		{in(fails(refusal), over, patient), "waited for 2s: the store refused: WRONGPASS", ""},
+		// The caller's ctx has ended.
+		{in(ends(context.Canceled), canceled, silent(0)), "context canceled: the user has left", "canceled left"},
+		{in(ends(context.Canceled), canceled, silent(time.Second-1)), "context canceled: the user has left", "canceled left"},
+		{in(ends(context.Canceled), canceled, silent(time.Second)), "context canceled: the user has left: store unavailable: no answer within 1s", "canceled left unavailable"},
+		{in(fails(down), canceled, silent(time.Second-1)), "context canceled: the user has left: connection refused", "canceled down left"},
+		{in(fails(down), canceled, silent(time.Second)), "context canceled: the user has left: store unavailable: no answer for 1s: connection refused", "canceled down left unavailable"},
+		{in(fails(down), deadline, silent(time.Millisecond)), "context deadline exceeded: store unavailable: no answer for 1ms: connection refused", "deadline down unavailable"},
+		{in(fails(refusal), deadline), "context deadline exceeded: the store refused: WRONGPASS", "deadline"},
+		{in(ends(fmt.Errorf("client: %w", cut)), deadline, silent(0)), "client: context deadline exceeded", "deadline"},
+		// It has.
+		{in(held(3*time.Second), ends(ErrInvalid)), "invalid", "invalid"},
+		{in(held(3*time.Second), ends(cut), over), "waited for 2s: held by another, for 3s unless renewed", "held"},
+		{in(held(3*time.Second), ends(cut), deadline), "context deadline exceeded: held by another, for 3s unless renewed", "deadline held"},
+		{in(held(11*time.Second), fails(down), over), "waited for 2s: held by another, for 11s unless renewed; the store last answered 10s ago: connection refused", "down held"},
+		{in(held(10*time.Second), fails(down), over), "waited for 2s: store unavailable: no answer for 10s (the last: held by another, for 10s unless renewed): connection refused", "down unavailable"},
+		{in(held(0), fails(down), over), "waited for 2s: held by another; the store last answered 10s ago: connection refused", "down held"},
+		{in(held(0), fails(down), silent(30*time.Second), over), "waited for 2s: store unavailable: no answer for 30s (the last: held by another): connection refused", "down unavailable"},
+		{in(held(-1), fails(down), silent(time.Hour), over), "waited for 2s: held by another; the store last answered 1h0m0s ago: connection refused", "down held"},
+		{in(held(time.Minute), fails(refusal), over), "waited for 2s: held by another, for 1m0s unless renewed; the store refused: WRONGPASS", "held"},
+		{in(held(time.Second), fails(refusal), over), "waited for 2s: store unavailable: only refusals for 10s (the last: held by another, for 1s unless renewed): WRONGPASS", "unavailable"},
+		{in(held(time.Minute), fails(failed), over), "waited for 2s: held by another, for 1m0s unless renewed; the store failed: ERR", "held"},
+		{in(held(time.Second), fails(failed), over), "waited for 2s: store unavailable: no success for 10s (the last: held by another, for 1s unless renewed): the store failed: ERR", "unavailable"},
+		{in(held(time.Second), fails(split), over), "waited for 2s: store unavailable: no success for 10s (the last: held by another, for 1s unless renewed): no majority", "unavailable"},
+		{in(held(time.Minute), fails(open), over), "waited for 2s: held by another, for 1m0s unless renewed; the store last answered 10s ago: store unavailable: open", "held"},
+		{in(held(time.Minute), fails(noAnswer(time.Second, cut)), over), "waited for 2s: held by another, for 1m0s unless renewed; the store last answered 10s ago: no answer within 1s", "held"},
+	} {
+		e := ending{facts: facts{answered: now.Add(-10 * time.Second), returned: now}, at: now, wait: NoLimit, maxWait: NoLimit, ttl: 30 * time.Second}
+		for _, change := range row.changes {
+			change(&e)
+		}
+		err := e.error()
+		require.EqualError(t, err, row.want)
+		var matches []string
+		for target, name := range names {
+			if errors.Is(err, target) {
+				matches = append(matches, name)
+			}
+		}
+		slices.Sort(matches)
+		require.Equal(t, row.matches, strings.Join(matches, " "), row.want)
+	}
+}
+
+// What a failed call says of the store, which has answered 10 s before. The call was sent later.
+func TestBlame(t *testing.T) {
+	now, before, reason := time.Now(), errors.New("before"), errors.New("connection refused")
+	timeout, cut := &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, context.DeadlineExceeded
+	const short, long = time.Second - 1, time.Second
+	for name, row := range map[string]struct {
+		took              time.Duration
+		before, err       error
+		alive, queued, is bool
+		failure           string
+		answers           bool
+	}{
+		"the store's error":                      {took: short, err: reason, alive: true, failure: "connection refused"},
+		"beside an end that is not the caller's": {took: short, err: fmt.Errorf("%w: %w", cut, reason), alive: true, failure: "context deadline exceeded: connection refused"},
+		"beside the caller's":                    {took: short, err: fmt.Errorf("%w: %w", cut, reason), failure: "connection refused"},
+		"a time limit of the store's client":     {took: long, err: cut, alive: true, failure: "no answer within 1s"},
+		"cut short":                              {took: short, err: cut, failure: "<nil>"},
+		"cut short, after a failure":             {took: short, before: before, err: cut, failure: "before"},
+		"cut off late":                           {took: long, err: cut, failure: "no answer within 1s"},
+		"cut off late, after a failure":          {took: long, before: before, err: cut, failure: "before"},
+		"a socket's time limit, with ctx":        {took: short, before: before, err: timeout, failure: "before"},
+		"a socket's, and nothing before":         {took: short, err: timeout, failure: "read: i/o timeout"},
+		"a socket's, late":                       {took: long, before: before, err: timeout, failure: "read: i/o timeout"},
+		"a queue that waited":                    {took: long, before: before, err: cut, queued: true, failure: "<nil>", answers: true},
+		"a queue that was cut short":             {took: short, before: before, err: cut, queued: true, failure: "before"},
+		"a queue that has had an answer":         {took: short, before: before, err: cut, queued: true, is: true, failure: "<nil>", answers: true},
+	} {
+		f := facts{answered: now.Add(-10 * time.Second), returned: now, failure: row.before}
+		f.blame(now.Add(-row.took), row.err, row.alive, row.queued, row.is)
+		require.Equal(t, row.failure, fmt.Sprint(f.failure), name)
+		require.Equal(t, row.answers, f.answered.Equal(now), name)
+	}
+}
+
+// A row of TestPlan names the leases that are due, the earliest deadline first: h0 to h9 by how often their largest
+// batch was halved.
+func TestPlan(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		single, full bool
+		due          string
+		takes        string
+		rest         string // which the plan was not offered
+	}{
+		{name: "nothing is due"},
+		{name: "all share a batch", due: "0000", takes: "0000"},
+		{name: "the first decides on the size", due: "0110", takes: "00"},
+		{name: "a small batch comes first", due: "1001", takes: "11"},
+		{name: "alone", due: "9009", takes: "9", rest: "009"},
+		{name: "few", due: "88808", takes: "888", rest: "08"},
+		{name: "single calls", single: true, due: "000", takes: "0", rest: "00"},
+		{name: "single calls, whatever was halved", single: true, due: "100", takes: "1", rest: "00"},
+		{name: "too many are alone", full: true, due: "9909", takes: "0"},
+		{name: "too many are alone, and no others are due", full: true, due: "999"},
+		{name: "too many are alone, but two share a call", full: true, due: "9889", takes: "88"},
+	} {
+		p, due, takes := plan{single: row.single, full: row.full}, row.due, ""
+		for ; due != "" && p.wants(); due = due[1:] {
+			p.offer(&Lease{halved: due[0] - '0'})
+		}
+		for _, l := range p.batch {
+			takes += fmt.Sprint(l.halved)
+		}
+		require.Equal(t, row.takes, takes, row.name)
+		require.Equal(t, row.rest, due, row.name)
+	}
+	p := plan{full: true}
+	for range maxBatch {
+		require.True(t, p.wants())
+		p.offer(&Lease{halved: 9})
+	}
+	require.False(t, p.wants(), "it looks no further")
+
+	a, b, c := &Lease{key: "a"}, &Lease{key: "b"}, &Lease{key: "c"}
+	p = plan{batch: []*Lease{a, b, c}}
+	p.asks(1)
+	require.Equal(t, []*Lease{b}, p.batch)
+	require.ElementsMatch(t, []*Lease{a, c}, p.rest)
+}
+
+// While the store answers others, the largest batch of a lease that fails is halved until it is less than the last one.
+func TestHalve(t *testing.T) {
+	begun := time.Now()
+	at := func(s int) time.Time { return begun.Add(time.Duration(s) * time.Second) }
+	for _, row := range []struct {
+		name             string
+		retry            retry
+		answered         time.Time // by others
+		halved           uint8
+		silent, halvesIt bool
+	}{
+		{name: "the first", retry: retry{}, answered: at(1)},
+		{name: "silence", retry: retry{since: at(1), size: 1000}, answered: at(0), silent: true},
+		{name: "others are answered", retry: retry{since: at(1), size: 1000}, answered: at(1), halved: 1, halvesIt: true},
+		{name: "silence since it was halved", retry: retry{since: at(1), size: 500, halvedAt: at(3), halved: 1}, answered: at(2), halved: 1, silent: true},
+		{name: "again", retry: retry{since: at(1), size: 500, halvedAt: at(2), halved: 1}, answered: at(2), halved: 2, halvesIt: true},
+		{name: "a small batch", retry: retry{since: at(1), size: 7}, answered: at(1), halved: 8, halvesIt: true},
+		{name: "alone", retry: retry{since: at(1), size: 1}, answered: at(1), halved: 9, halvesIt: true},
+		{name: "alone, once more", retry: retry{since: at(1), size: 1, halved: 9, halvedAt: at(1)}, answered: at(1), halved: 9, halvesIt: true},
+	} {
+		require.Equal(t, row.silent, row.retry.halve(row.answered, at(5)), row.name)
+		require.Equal(t, row.halved, row.retry.halved, row.name)
+		require.Equal(t, row.halvesIt, row.retry.halvedAt.Equal(at(5)), row.name)
 	}
 }

@@ -43,7 +43,7 @@ type Lease struct {
 	// Guarded by the keeper's mutex.
 	alarm   alarm.Alarm // in the schedule
 	waiting alarm.Alarm // among the leases that are due for a renewal, by the deadline when it became due
-	halved  uint8       // its largest batch
+	halved  uint8       // how many times its largest batch was
 	silent  bool        // its renewal has failed, and the store has answered no other since
 	counted bool        // it has been in the schedule
 
@@ -53,13 +53,13 @@ type Lease struct {
 	deadline time.Time
 	wall     time.Time      // the deadline on the wall clock
 	renewAt  time.Time      // when a renewal is due, until when a young lease is passed on; zero if none is
-	trouble  trouble        // with its renewals
-	reports  bool           // its end, once AcquireDone has returned
+	retry    retry          // since the last renewal that succeeded
+	reports  bool           // its end is to be reported: AcquireDone has returned
 	line     *line          // to which it may be passed on; nil if it may not
 	err      error          // nil while held
 	ended    time.Time      // what Deadline returns after the end
 	lives    contexts.Lives // of its contexts and its set
-	kept     *owedRelease   // the lease has ended, and is renewed for its MinHold
+	custody  *custody       // the lease has ended, and its key is renewed for its MinHold; else nil
 
 	sending contexts.Mutex // locked while a call of Release is in flight
 	release struct {       // its progress
@@ -76,7 +76,7 @@ type Lease struct {
 // with ErrReleased for Release and Detach, with a LostError if the deadline has passed or the
 // store does not know the lease, and with ErrClosed if Shutdown has given up on it. While it
 // is held, it alternates between waiting for its next renewal (planLocked, due) and being
-// renewed (beginRenewal, then renewed). Every method looks at the clocks first (lookLocked).
+// renewed (beginRenewal, then noteRenewal). Every method looks at the clocks first (lookLocked).
 
 var errMaxHold = errors.New("held for longer than WithMaxHold allows")
 
@@ -84,21 +84,21 @@ var errMaxHold = errors.New("held for longer than WithMaxHold allows")
 // Redlock algorithm.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
-// newLease makes the lease that was granted to a for ttl, which may be shorter than the TTL
-// of the options.
-func newLease(a *acquisition, grant Attempt, ttl time.Duration) *Lease {
+// newLease makes the lease of a token that was granted for ttl, which may be shorter than the TTL
+// of the request. The grant came at a given time.
+func newLease(r *request, token string, at time.Time, grant Attempt, ttl time.Duration) *Lease {
 	l := &Lease{
-		keeper:  a.client.keeper,
-		options: &a.client.options,
-		key:     a.key,
-		token:   a.token,
-		ttl:     a.ttl,
+		keeper:  r.client.keeper,
+		options: &r.client.options,
+		key:     r.key,
+		token:   token,
+		ttl:     r.ttl,
 		fence:   grant.Fence,
 		standIn: grant.Degraded,
-		values:  contexts.WithoutCancel(a.ctx),
-		granted: a.returned,
+		values:  contexts.WithoutCancel(r.ctx),
+		granted: at,
 
-		tentative: a.set != nil,
+		tentative: r.set != nil,
 	}
 	l.alarm.For, l.alarm.Wall, l.waiting.For = l, true, l
 	l.extendLocked(grant.Since, ttl)
@@ -131,7 +131,7 @@ func (l *Lease) Degraded() bool { return l.standIn }
 // deadlines on the process's two clocks. Once the lease has ended, it is the instant of the end.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if l.lookLocked() != nil {
 		return l.ended
 	}
@@ -149,7 +149,7 @@ func (l *Lease) Done() <-chan struct{} {
 // [ErrClosed] if [Client.Shutdown] ended it.
 func (l *Lease) Err() error {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	return l.lookLocked()
 }
 
@@ -167,7 +167,7 @@ func (l *Lease) LogValue() slog.Value {
 // start schedules a new lease. It reports false if the Client has been closed.
 func (l *Lease) start() bool {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if l.keeper.closed.Load() {
 		return false
 	}
@@ -192,10 +192,10 @@ func (l *Lease) restLocked(now time.Time) time.Duration {
 	return min(l.deadline.Sub(now), l.wall.Sub(now.Round(0)))
 }
 
-// endsLocked returns until when the lease is certain to be held, or can be renewed for its MinHold.
+// endsLocked returns until when the lease is certain to be held, or its key can be renewed for its MinHold.
 func (l *Lease) endsLocked() time.Time {
-	if l.kept != nil {
-		return l.kept.renewable
+	if l.custody != nil {
+		return l.custody.until
 	}
 	now := time.Now()
 	return now.Add(l.restLocked(now))
@@ -239,9 +239,9 @@ func (l *Lease) lostLocked(reason LossReason) error {
 	if reason != LossRemoved { // for that the store has answered
 		now := time.Now()
 		if reason == LossExpired {
-			l.trouble.noteLateLocked(l.renewAt, now, l.ttl)
+			l.retry.noteLateLocked(l.renewAt, now, l.ttl)
 		}
-		err.Err = l.trouble.causeLocked(now)
+		err.Err = l.retry.causeLocked(now)
 	}
 	return err
 }
@@ -258,6 +258,7 @@ func (l *Lease) endLocked(err error) {
 	l.keeper.forget(l, errors.Is(err, ErrLost))
 	l.lives.End(err)
 	l.release.settled = l.leaveBlockLocked(err == ErrReleased)
+	l.reportEndLocked()
 }
 
 // overheld reports whether the MaxHold has passed.
@@ -282,14 +283,20 @@ func (l *Lease) lastTTLLocked() time.Duration {
 // for its deadline.
 func (l *Lease) planLocked(renewAt time.Time) {
 	l.renewAt = time.Time{}
-	if l.kept != nil && renewAt.Before(l.kept.renewable) || l.kept == nil && l.options.autoRenew && !l.overheld(renewAt) && renewAt.Before(l.deadline) {
+	if l.renewableLocked(renewAt) {
 		l.renewAt = renewAt
-	}
-	if !l.renewAt.IsZero() {
-		l.keeper.scheduleLease(l, l.renewAt, l.slackLocked())
-	} else if l.kept == nil {
+		l.keeper.scheduleLease(l, renewAt, l.slackLocked())
+	} else if l.custody == nil {
 		l.keeper.scheduleLease(l, l.endsLocked(), 0)
 	}
+}
+
+// renewableLocked reports whether the Client may renew the lease, or its key for its MinHold, at a given time.
+func (l *Lease) renewableLocked(at time.Time) bool {
+	if l.custody != nil {
+		return at.Before(l.custody.until)
+	}
+	return l.options.autoRenew && !l.overheld(at) && at.Before(l.deadline)
 }
 
 // slackLocked is how much earlier than planned a renewal may be sent, so that those of many leases
@@ -297,7 +304,7 @@ func (l *Lease) planLocked(renewAt time.Time) {
 // most. Leases whose plans differ by less than that are therefore renewed at one instant.
 func (l *Lease) slackLocked() time.Duration {
 	slack := time.Until(l.renewAt) / 4
-	if !l.trouble.since.IsZero() {
+	if !l.retry.since.IsZero() {
 		slack *= 2
 	}
 	return min(l.ttl/12, slack)
@@ -306,25 +313,25 @@ func (l *Lease) slackLocked() time.Duration {
 // due is called when the lease's alarm is due. It ends the lease, or queues it for a renewal.
 func (l *Lease) due() {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	held := l.lookLocked() == nil
-	l.trouble.noteLateLocked(l.renewAt, time.Now(), l.ttl)
-	renew := !l.renewAt.IsZero() && (l.kept != nil || l.keeper.renewing.Err() == nil)
+	l.retry.noteLateLocked(l.renewAt, time.Now(), l.ttl)
+	renew := !l.renewAt.IsZero() && (l.custody != nil || l.keeper.renewing.Err() == nil)
 	l.renewAt = time.Time{}
 	if held {
 		l.leaveBlockLocked(false)
 		l.keeper.scheduleLease(l, l.endsLocked(), 0)
 	}
-	if renew && (held || l.kept != nil) {
-		l.trouble.inFlight = false // it hangs
-		l.keeper.dueForRenewal(l, l.endsLocked(), &l.trouble)
+	if renew && (held || l.custody != nil) {
+		l.retry.inFlight = false // it hangs
+		l.keeper.dueForRenewal(l, l.endsLocked(), &l.retry)
 	}
 }
 
 // mayRenew returns how long the lease still lasts, or why it cannot be renewed.
 func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	now := time.Now()
 	switch err := l.lookLocked(); {
 	case err != nil:
@@ -345,17 +352,17 @@ func (l *Lease) mayRenew(ctx context.Context) (time.Duration, error) {
 // becomes due again.
 func (l *Lease) beginRenewal(now time.Time, size int) (ttl, rest time.Duration) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	held := l.lookLocked() == nil
 	switch {
 	case held && l.keeper.renewing.Err() == nil && !l.overheld(now):
 		ttl = l.ttl
-	case !held && l.kept != nil && now.Before(l.kept.renewable) && l.keeper.over.Err() == nil:
-		ttl = keepTTL(l.holdUntil(now), now)
+	case l.custody != nil && l.renewableLocked(now) && l.keeper.over.Err() == nil:
+		ttl = l.custody.ttl(now)
 	default:
 		return 0, 0
 	}
-	t := &l.trouble
+	t := &l.retry
 	t.sent, t.size, t.inFlight = now, size, true
 	if t.since.IsZero() {
 		t.since = now
@@ -364,64 +371,59 @@ func (l *Lease) beginRenewal(now time.Time, size int) (ttl, rest time.Duration) 
 	return ttl, l.endsLocked().Sub(now)
 }
 
-// renewed notes the result of a renewal. An answer after the deadline revives nothing. It is reported
+// noteRenewal notes the result of a renewal. An answer after the deadline revives nothing. It is reported
 // before the loss that it may have found.
-func (l *Lease) renewed(c renewal, r RenewResult) error {
+func (l *Lease) noteRenewal(c renewal, r RenewResult) error {
 	l.mu.Lock()
 	report, now := l.observed() && l.err == nil, time.Now()
 	info := RenewDoneInfo{Key: l.key, Fence: l.fence, Took: now.Sub(c.sent), Margin: l.restLocked(now), TTL: l.lastTTLLocked(), Batch: max(1, c.size)}
-	err := l.renewedLocked(c, r)
+	reports := l.reports
+	l.reports = false // not yet: first the renewal
+	err := l.noteRenewalLocked(c, r)
 	if report {
 		caller := l.values
 		if c.size == 0 || c.ctx.Err() == context.Canceled { // the latter by Close
 			caller = c.ctx
 		}
-		info.Err = forEvent(caller, said(c.ctx, c.sent, err))
+		info.Err = forEvent(caller, callError(c.ctx, c.sent, err))
 	}
 	if report && c.size > 0 {
 		hooks.TellLater(&l.keeper.hooks, maxRoutine, l.options.observers, renewDone, l.values, info)
 	}
-	l.unlock()
+	l.reports = reports
+	l.reportEndLocked()
+	l.mu.Unlock()
 	if report && c.size == 0 {
 		hooks.Tell(&l.keeper.hooks, l.options.observers, renewDone, l.values, info)
 	}
 	return err
 }
 
-func (l *Lease) renewedLocked(c renewal, r RenewResult) error {
+func (l *Lease) noteRenewalLocked(c renewal, r RenewResult) error {
 	switch {
-	case l.kept != nil && c.sent.Add(c.ttl).Before(l.kept.Hold): // sent before the lease ended
-		return l.err
-	case l.kept != nil:
-		answer := l.kept.answer(c.sent, r.Err, r.Err == nil && !r.Held)
-		if l.keeper.owed.Kept(&l.kept.Call, c.sent, c.ttl, answer) {
-			l.renewAgainLocked(c)
-		} else {
-			l.kept = nil
-		}
+	case l.custody != nil:
+		l.noteKeptLocked(c, r)
 		return l.err
 	case r.Err != nil:
-		return l.renewalFailedLocked(c, r.Err)
-	}
-	switch {
+		return l.noteFailedRenewalLocked(c, r.Err)
 	case l.lookLocked() != nil:
 		return l.err
 	case !r.Held:
 		l.loseLocked(LossRemoved)
 		return l.err
 	}
-	l.trouble = trouble{sent: l.trouble.sent}
+	l.retry = retry{sent: l.retry.sent}
 	l.extendLocked(c.sent, c.ttl)
 	l.keeper.countRenewal(c.sent, false)
 	l.planLocked(l.extended.Add(renewalPeriod(l.ttl)))
 	return nil
 }
 
-func (l *Lease) renewalFailedLocked(c renewal, err error) error {
+func (l *Lease) noteFailedRenewalLocked(c renewal, err error) error {
 	l.keeper.countRenewal(c.sent, true)
 	err = errs.Hide(err, ErrLost, ErrReleased) // of another lease, if err is the cause of a ctx
 	overtaken := c.sent.Before(l.extended)     // by one that has succeeded
-	if t := &l.trouble; !overtaken {
+	if t := &l.retry; !overtaken {
 		t.noteLocked(err, time.Now())
 		if t.since.IsZero() {
 			t.since = c.sent
@@ -438,7 +440,7 @@ func (l *Lease) renewalFailedLocked(c renewal, err error) error {
 
 // renewAgainLocked plans the next try, if a failed renewal was the latest planned one.
 func (l *Lease) renewAgainLocked(c renewal) {
-	t := &l.trouble
+	t := &l.retry
 	if c.size == 0 || !t.inFlight || c.sent.Before(t.sent) {
 		return
 	}
@@ -456,7 +458,7 @@ func (l *Lease) renewAgainLocked(c renewal) {
 // looked for, it is an eighth: that takes ten calls at most.
 func (l *Lease) patienceLocked(sent time.Time) time.Duration {
 	parts := l.keeper.rounds() + 1
-	if 0 < l.trouble.halved && l.trouble.size > 1 {
+	if 0 < l.retry.halved && l.retry.size > 1 {
 		parts = 8
 	}
 	return max(l.endsLocked().Sub(sent)/time.Duration(parts), time.Millisecond)
@@ -465,8 +467,8 @@ func (l *Lease) patienceLocked(sent time.Time) time.Duration {
 // replan makes a lease due at once.
 func (l *Lease) replan() {
 	l.mu.Lock()
-	defer l.unlock()
-	if l.lookLocked() == nil || l.kept != nil {
+	defer l.mu.Unlock()
+	if l.lookLocked() == nil || l.custody != nil {
 		l.planLocked(time.Now())
 	}
 }

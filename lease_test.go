@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -18,27 +19,86 @@ import (
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
-func TestDoneAndErr(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		l := acquire(t, c, "k")
-		select {
-		case <-l.Done():
-			t.Fatal("done while it is held")
-		default:
-		}
-		require.NoError(t, l.Err())
-		require.NoError(t, l.Release())
-		<-l.Done()
-		require.Equal(t, dlock.ErrReleased, l.Err())
+func TestLease(t *testing.T) {
+	inCases{
+		"done and err": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			l := acquire(t, c, "k")
+			select {
+			case <-l.Done():
+				t.Fatal("done while it is held")
+			default:
+			}
+			require.NoError(t, l.Err())
+			require.NoError(t, l.Release())
+			<-l.Done()
+			require.Equal(t, dlock.ErrReleased, l.Err())
 
-		l = acquire(t, c, "k")
-		store.Steal("k", time.Hour)
-		<-l.Done()
-		require.ErrorIs(t, l.Err(), dlock.ErrLost)
-		require.NotErrorIs(t, l.Err(), dlock.ErrReleased)
-		<-l.Done()
-	})
+			l = acquire(t, c, "k")
+			store.Steal("k", time.Hour)
+			<-l.Done()
+			require.ErrorIs(t, l.Err(), dlock.ErrLost)
+			require.NotErrorIs(t, l.Err(), dlock.ErrReleased)
+			<-l.Done()
+		},
+		"prints and logs without token": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			check := func(what string, v any, token string) {
+				var out bytes.Buffer
+				for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x", "%t"} {
+					fmt.Fprintf(&out, format+"\n", v)
+				}
+				slog.New(slog.NewTextHandler(&out, nil)).Info("x", what, v)
+				slog.New(slog.NewJSONHandler(&out, nil)).Info("x", what, v)
+				require.NotContains(t, out.String(), token)
+				require.NotContains(t, out.String(), token[8:20])
+				require.Contains(t, out.String(), fmt.Sprint(l.Fence()/10), "the fence is shown")
+			}
+			check("lease", l, l.Token())
+			h := detach(t, l)
+			text, err := h.MarshalText()
+			require.NoError(t, err)
+			check("detached", h, l.Token())
+			check("detached", h, string(text[7:]))
+			check("detached", &h, l.Token())
+			type job struct{ h dlock.Detached } // fmt does not call the methods of an unexported field
+			require.NotContains(t, fmt.Sprintf("%+v", job{h}), l.Token())
+		},
+		"lease context": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			cause := errors.New("shutting down")
+			type keyType struct{}
+			parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
+
+			l := acquire(t, c, "k")
+			first, second := l.Context(parent), l.Context(t.Context())
+			require.Equal(t, "value", first.Value(keyType{}))
+			cancel(cause)
+			require.ErrorIs(t, first.Err(), context.Canceled)
+			require.Equal(t, cause, context.Cause(first))
+			require.NoError(t, second.Err())
+			require.NoError(t, l.Release())
+			require.Equal(t, context.Canceled, second.Err(), "at once, when Release has returned")
+			require.Equal(t, dlock.ErrReleased, context.Cause(second))
+			require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())), "of a lease that has ended")
+			require.Equal(t, cause, context.Cause(l.Context(parent)), "of a parent that has ended")
+
+			l = acquire(t, c, "k")
+			work := l.Context(t.Context())
+			store.Steal("k", time.Hour)
+			<-work.Done()
+			require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
+		},
+		"a call is not nested any more once the lease that its ctx carries has run out": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithRenewal(false))
+			l := acquire(t, c, "k")
+			ctx := context.WithoutCancel(l.Context(t.Context()))
+			time.Sleep(time.Until(l.Deadline()))
+			next, err := c.Acquire(ctx, "k")
+			require.NoError(t, err)
+			require.NoError(t, next.Release())
+		},
+	}.run(t)
 }
 
 // However a lease has ended, and whenever its deadline is asked for, that is the end: a loop until the
@@ -86,18 +146,16 @@ func TestDeadlineAfterTheEnd(t *testing.T) {
 			await(t, l)
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				client := dlock.New(s, append(c.options, dlock.WithTTL(ttl))...)
-				l := acquire(t, client, "k")
-				require.True(t, l.Deadline().After(time.Now()), "Deadline of a lease that is held: not in the future")
-				time.Sleep(time.Second)
-				c.end(t, store, client, l)
-				end := time.Now()
-				time.Sleep(time.Second)
-				require.Equal(t, end, l.Deadline(), "Deadline a second after the end, which was: %v", l.Err())
-				_ = client.Close()
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			client := dlock.New(s, append(c.options, dlock.WithTTL(ttl))...)
+			l := acquire(t, client, "k")
+			require.True(t, l.Deadline().After(time.Now()), "Deadline of a lease that is held: not in the future")
+			time.Sleep(time.Second)
+			c.end(t, store, client, l)
+			end := time.Now()
+			time.Sleep(time.Second)
+			require.Equal(t, end, l.Deadline(), "Deadline a second after the end, which was: %v", l.Err())
+			_ = client.Close()
 		})
 	}
 }
@@ -115,27 +173,25 @@ func TestLossReasons(t *testing.T) {
 		"removed":           {nil, func(s *memory.Locker) { s.Steal("k", time.Hour) }, dlock.LossRemoved, nil},
 		"held for too long": {[]dlock.Option{dlock.WithMaxHold(time.Minute)}, nil, dlock.LossMaxHold, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				l := acquire(t, dlock.New(s, c.opts...), "k")
-				if c.happen != nil {
-					c.happen(store)
-				}
-				<-l.Done()
-				store.Fail(nil)
-				var lost *dlock.LostError
-				require.ErrorAs(t, l.Err(), &lost)
-				require.Equal(t, "k", lost.Key)
-				require.Equal(t, c.reason, lost.Reason)
-				require.ErrorContains(t, l.Err(), c.reason.String())
-				require.ErrorIs(t, l.Err(), dlock.ErrLost)
-				if c.err == nil {
-					require.NoError(t, lost.Err)
-				} else {
-					require.ErrorIs(t, l.Err(), c.err)
-					require.ErrorContains(t, l.Err(), c.err.Error())
-				}
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s, c.opts...), "k")
+			if c.happen != nil {
+				c.happen(store)
+			}
+			<-l.Done()
+			store.Fail(nil)
+			var lost *dlock.LostError
+			require.ErrorAs(t, l.Err(), &lost)
+			require.Equal(t, "k", lost.Key)
+			require.Equal(t, c.reason, lost.Reason)
+			require.ErrorContains(t, l.Err(), c.reason.String())
+			require.ErrorIs(t, l.Err(), dlock.ErrLost)
+			if c.err == nil {
+				require.NoError(t, lost.Err)
+			} else {
+				require.ErrorIs(t, l.Err(), c.err)
+				require.ErrorContains(t, l.Err(), c.err.Error())
+			}
 		})
 	}
 }
@@ -148,60 +204,6 @@ func TestLossToAStoreThatHangs(t *testing.T) {
 		<-l.Done()
 		store.Delay(0)
 		require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
-	})
-}
-
-func TestPrintsAndLogsWithoutToken(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s), "k")
-		check := func(what string, v any, token string) {
-			var out bytes.Buffer
-			for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x", "%t"} {
-				fmt.Fprintf(&out, format+"\n", v)
-			}
-			slog.New(slog.NewTextHandler(&out, nil)).Info("x", what, v)
-			slog.New(slog.NewJSONHandler(&out, nil)).Info("x", what, v)
-			require.NotContains(t, out.String(), token)
-			require.NotContains(t, out.String(), token[8:20])
-			require.Contains(t, out.String(), fmt.Sprint(l.Fence()/10), "the fence is shown")
-		}
-		check("lease", l, l.Token())
-		h := detach(t, l)
-		text, err := h.MarshalText()
-		require.NoError(t, err)
-		check("detached", h, l.Token())
-		check("detached", h, string(text[7:]))
-		check("detached", &h, l.Token())
-		type job struct{ h dlock.Detached } // fmt does not call the methods of an unexported field
-		require.NotContains(t, fmt.Sprintf("%+v", job{h}), l.Token())
-	})
-}
-
-func TestLeaseContext(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		cause := errors.New("shutting down")
-		type keyType struct{}
-		parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
-
-		l := acquire(t, c, "k")
-		first, second := l.Context(parent), l.Context(t.Context())
-		require.Equal(t, "value", first.Value(keyType{}))
-		cancel(cause)
-		require.ErrorIs(t, first.Err(), context.Canceled)
-		require.Equal(t, cause, context.Cause(first))
-		require.NoError(t, second.Err())
-		require.NoError(t, l.Release())
-		require.Equal(t, context.Canceled, second.Err(), "at once, when Release has returned")
-		require.Equal(t, dlock.ErrReleased, context.Cause(second))
-		require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())), "of a lease that has ended")
-		require.Equal(t, cause, context.Cause(l.Context(parent)), "of a parent that has ended")
-
-		l = acquire(t, c, "k")
-		work := l.Context(t.Context())
-		store.Steal("k", time.Hour)
-		<-work.Done()
-		require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
 	})
 }
 
@@ -285,20 +287,18 @@ func TestLeaseFromContextEnds(t *testing.T) {
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				c := dlock.New(s)
-				l := acquire(t, c, "k")
-				ctx := context.WithoutCancel(l.Context(t.Context()))
-				_, ok := dlock.LeaseFromContext(ctx, "k")
-				require.True(t, ok)
-				end(t, store, l)
-				_, ok = dlock.LeaseFromContext(ctx, "k")
-				require.False(t, ok)
-				next, err := c.Acquire(ctx, "k") // it waits for the taker of a detached lease
-				require.NoError(t, err)
-				require.NoError(t, next.Release())
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			l := acquire(t, c, "k")
+			ctx := context.WithoutCancel(l.Context(t.Context()))
+			_, ok := dlock.LeaseFromContext(ctx, "k")
+			require.True(t, ok)
+			end(t, store, l)
+			_, ok = dlock.LeaseFromContext(ctx, "k")
+			require.False(t, ok)
+			next, err := c.Acquire(ctx, "k") // it waits for the taker of a detached lease
+			require.NoError(t, err)
+			require.NoError(t, next.Release())
 		})
 	}
 }
@@ -347,10 +347,8 @@ func TestNestedAcquire(t *testing.T) {
 				_, err := c.TryAcquire(ctx, "a")
 				require.ErrorIs(t, err, dlock.ErrHeld)
 				require.NotErrorIs(t, err, dlock.ErrNested)
-				_, err = c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")
-				require.ErrorIs(t, err, dlock.ErrHeld)
-				_, err = dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")
-				require.ErrorIs(t, err, dlock.ErrHeld, "another Client may have another store")
+				require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")), dlock.ErrHeld)
+				require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")), dlock.ErrHeld, "another Client may have another store")
 				require.Equal(t, time.Second, time.Since(start))
 
 				lease, err := c.Acquire(ctx, "other")
@@ -358,19 +356,6 @@ func TestNestedAcquire(t *testing.T) {
 				return lease.Release()
 			})
 		}))
-	})
-}
-
-// A call is not nested any more once the lease that its ctx carries has run out.
-func TestNestedWithALeaseThatHasRunOut(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithRenewal(false))
-		l := acquire(t, c, "k")
-		ctx := context.WithoutCancel(l.Context(t.Context()))
-		time.Sleep(time.Until(l.Deadline()))
-		next, err := c.Acquire(ctx, "k")
-		require.NoError(t, err)
-		require.NoError(t, next.Release())
 	})
 }
 
@@ -475,4 +460,240 @@ func (a asking) AfterFunc(f func()) func() bool {
 		_ = a.lease.Done()
 		return stop()
 	}
+}
+
+func TestDetach(t *testing.T) {
+	inCases{
+		"detach and adopt": func(t *testing.T, store *memory.Locker, s *spy) {
+			giver := acquire(t, dlock.New(s), "k\x00é")
+			work := giver.Context(t.Context())
+			time.Sleep(5 * time.Second)
+			deadline := giver.Deadline()
+			h := detach(t, giver)
+			require.Error(t, work.Err())
+			require.Equal(t, dlock.ErrReleased, giver.Err())
+			_, err := giver.Detach()
+			require.ErrorIs(t, err, dlock.ErrReleased)
+
+			text, err := h.MarshalText()
+			require.NoError(t, err)
+			require.Regexp(t, "^[ -~]+$", string(text))
+			var sent dlock.Detached
+			require.NoError(t, sent.UnmarshalText(text))
+			require.Equal(t, h, sent)
+			require.Equal(t, "k\x00é", sent.Key())
+			require.Equal(t, giver.Fence()+1, sent.Fence())
+			require.Equal(t, deadline.UnixMilli(), sent.Deadline().UnixMilli())
+			var none dlock.Detached
+			require.True(t, none.Key() == "" && none.Fence() == 0 && none.Deadline().IsZero())
+
+			c := dlock.New(s, dlock.WithTTL(time.Minute))
+			taker := adopt(t, c, sent)
+			require.Equal(t, giver.Key(), taker.Key())
+			require.Equal(t, giver.Token(), taker.Token())
+			require.Equal(t, giver.Fence()+1, taker.Fence())
+			require.Equal(t, time.Now().Add(time.Minute-602*time.Millisecond), taker.Deadline())
+			time.Sleep(time.Hour)
+			require.NoError(t, taker.Err())
+
+			require.NoError(t, giver.Release())
+			require.Empty(t, s.made("release"), "Release of a detached lease sends nothing")
+			_, err = c.Adopt(t.Context(), sent)
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+			require.ErrorContains(t, err, "adopted already")
+			require.NoError(t, taker.Release())
+			requireFree(t, store, "k\x00é")
+			require.ErrorIs(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrLost, "the lease is gone")
+		},
+		"eighth detach in a row is refused": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			l := acquire(t, c, "k")
+			first := l.Fence()
+			for i := int64(1); i <= 7; i++ {
+				h := detach(t, l)
+				l = adopt(t, c, h)
+				require.Equal(t, first+i, l.Fence())
+			}
+			_, err := l.Detach()
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+			require.ErrorContains(t, err, "passed on 7 times")
+			require.NoError(t, l.Err(), "it is still held")
+			require.NoError(t, l.Release())
+			next := acquire(t, c, "k")
+			require.Greater(t, next.Fence(), l.Fence())
+			require.NoError(t, next.Release())
+		},
+		// After a wait a lease is granted for 5 s at first. Its taker still has the full TTL, or the
+		// remaining time if the store does not answer.
+		"detach right after a wait": func(t *testing.T, store *memory.Locker, s *spy) {
+			first := acquire(t, dlock.New(store), "k")
+			time.AfterFunc(time.Second, func() { first.Release() })
+			l := acquire(t, dlock.New(s), "k")
+			require.Less(t, time.Until(l.Deadline()), 5*time.Second)
+			d := detach(t, l)
+			require.Greater(t, time.Until(d.Deadline()), 29*time.Second)
+			time.Sleep(29 * time.Second)
+			heir := adopt(t, dlock.New(s), d)
+
+			time.AfterFunc(time.Second, func() { heir.Release() })
+			l = acquire(t, dlock.New(s), "k")
+			store.Delay(time.Hour)
+			start := time.Now()
+			d = detach(t, l)
+			require.Equal(t, time.Second, time.Since(start))
+			require.Greater(t, time.Until(d.Deadline()), 3*time.Second)
+			store.Delay(0)
+			time.Sleep(time.Hour)
+		},
+		"detach of lost lease": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+			time.Sleep(30 * time.Second)
+			_, err := l.Detach()
+			require.ErrorIs(t, err, dlock.ErrLost)
+			synctest.Wait()
+		},
+		"nobody adopts": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			h := detach(t, l)
+			time.Sleep(30 * time.Second)
+			requireFree(t, store, "k")
+			require.ErrorIs(t, errOf(dlock.New(s).Adopt(t.Context(), h)), dlock.ErrLost)
+			require.NoError(t, acquire(t, dlock.New(s), "k").Release())
+		},
+		"the taker was not reached: the giver takes the lease back, and releases it": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			d := detach(t, acquire(t, c, "k"))
+			requireHeld(t, store, "k", s.made("try")[0].token)
+			back := adopt(t, c, d)
+			require.NoError(t, back.Release())
+			requireFree(t, store, "k")
+		},
+		"adopt may be repeated after an error": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			h := detach(t, acquire(t, c, "k"))
+			store.FailReplies(errStore)
+			_, err := c.Adopt(t.Context(), h)
+			require.ErrorIs(t, err, errStore)
+			require.ErrorContains(t, err, `dlock: adopt "k"`)
+			store.FailReplies(nil)
+			time.Sleep(time.Second)
+			l := adopt(t, c, h)
+			require.Empty(t, s.made("release"))
+			require.NoError(t, l.Release())
+		},
+		"adopt that answers late": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			h := detach(t, acquire(t, c, "k"))
+			s.first("renew", func(c *call) { c.delay = 30 * time.Second })
+			_, err := c.Adopt(t.Context(), h)
+			require.ErrorContains(t, err, "took too much of the TTL")
+			require.NotErrorIs(t, err, dlock.ErrLost)
+		},
+		"adopt deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			h := detach(t, acquire(t, c, "k"))
+			s.onCall(func(c *call) { c.delay = time.Second })
+			start := time.Now()
+			l := adopt(t, c, h)
+			require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
+			require.NoError(t, l.Release())
+		},
+		"adopt with fence": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(noFences{s.Forward})
+			h := detach(t, acquire(t, c, "k"))
+			require.ErrorIs(t, errOf(c.With(dlock.WithFence(true)).Adopt(t.Context(), h)), errors.ErrUnsupported)
+			l := adopt(t, c, h)
+			require.Zero(t, l.Fence(), "a store without fences has none after a Detach either")
+			require.NoError(t, l.Release())
+		},
+		"bad detached": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			_, err := c.Adopt(t.Context(), dlock.Detached{})
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+			require.ErrorContains(t, err, "Detached: empty")
+			_, err = dlock.Detached{}.MarshalText()
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+
+			h := detach(t, acquire(t, c, "k"))
+			text, err := h.MarshalText()
+			require.NoError(t, err)
+			for i := range text {
+				require.ErrorIs(t, new(dlock.Detached).UnmarshalText(text[:i]), dlock.ErrInvalid)
+				changed := bytes.Clone(text)
+				changed[i] ^= 1
+				require.ErrorIs(t, new(dlock.Detached).UnmarshalText(changed), dlock.ErrInvalid, "byte %d", i)
+			}
+			for _, around := range []string{"\n", "\r\n", " ", "\t\n "} {
+				var got dlock.Detached
+				require.NoError(t, got.UnmarshalText([]byte(around+string(text)+around)))
+				require.Equal(t, h, got)
+				require.ErrorIs(t, got.UnmarshalText([]byte(around)), dlock.ErrInvalid)
+			}
+			err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
+			require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
+			require.NotContains(t, err.Error(), "my-secret")
+			require.ErrorIs(t, errOf(c.With(dlock.WithTTL(0)).Adopt(t.Context(), h)), dlock.ErrInvalid)
+			require.Empty(t, s.made("renew"))
+		},
+	}.run(t)
+}
+
+// MaxHold and MinHold count from the grant, through all holders, whose clocks differ.
+func TestHoldCountsFromTheGrant(t *testing.T) {
+	pass := func(t *testing.T, c *dlock.Client, l *dlock.Lease) *dlock.Lease {
+		d := detach(t, l)
+		text, err := d.MarshalText()
+		require.NoError(t, err)
+		var sent dlock.Detached
+		require.NoError(t, sent.UnmarshalText(text))
+		next := adopt(t, c, sent)
+		return next
+	}
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMaxHold(time.Minute))
+		start, l := time.Now(), acquire(t, c, "k")
+		for range 3 {
+			time.Sleep(15 * time.Second)
+			l = pass(t, c, l)
+		}
+		<-l.Done()
+		require.ErrorIs(t, l.Err(), dlock.ErrLost)
+		held := time.Since(start)
+		require.LessOrEqual(t, held, 90*time.Second, "at most a TTL after MaxHold")
+		require.GreaterOrEqual(t, held, time.Minute)
+	})
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMaxHold(time.Minute))
+		first := acquire(t, dlock.New(s), "k")
+		time.Sleep(2 * time.Minute)
+		start, l := time.Now(), pass(t, c, first)
+		require.Error(t, l.Renew(t.Context()))
+		<-l.Done()
+		require.InDelta(t, 29.698, time.Since(start).Seconds(), 0.001, "one TTL, not renewed")
+	})
+	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
+		c := dlock.New(s, dlock.WithMinHold(time.Minute))
+		start, l := time.Now(), acquire(t, c, "k")
+		time.Sleep(20 * time.Second)
+		require.NoError(t, pass(t, c, l).Release())
+		next := acquire(t, dlock.New(store), "k")
+		require.Equal(t, time.Minute, time.Since(start))
+		require.NoError(t, next.Release())
+	})
+}
+
+func FuzzDetached(f *testing.F) {
+	f.Add([]byte("dlock1-AYCAgA"))
+	f.Add([]byte("dlock1-AYCAgA"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var h dlock.Detached
+		if err := h.UnmarshalText(text); err != nil {
+			require.ErrorIs(t, err, dlock.ErrInvalid)
+			return
+		}
+		again, err := h.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, string(bytes.TrimSpace(text)), string(again))
+	})
 }

@@ -8,8 +8,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/errs"
-	"github.com/dlock-go/dlock/internal/flood"
-	"github.com/dlock-go/dlock/internal/outage"
+	"github.com/dlock-go/dlock/internal/logwatch"
 	"github.com/dlock-go/dlock/internal/storewait"
 )
 
@@ -55,7 +54,7 @@ func NewLogObserver(l *slog.Logger) *Observer {
 		l = slog.Default()
 	}
 	o := &logObserver{Logger: l, waits: make(map[*storewait.Call]StoreWaitInfo)}
-	o.second, o.minute = flood.NewGate(time.Second, o.gathered), flood.NewGate(time.Minute, o.gathered)
+	o.second, o.minute = logwatch.NewGate(time.Second, o.gathered), logwatch.NewGate(time.Minute, o.gathered)
 	return &Observer{
 		WaitStart:    o.waitStart,
 		StoreWait:    o.storeWait,
@@ -73,8 +72,8 @@ func NewLogObserver(l *slog.Logger) *Observer {
 // stores, too.
 type logObserver struct {
 	*slog.Logger
-	outage         outage.Watch // of renewals
-	second, minute *flood.Gate  // by message
+	outage         logwatch.Watch // of renewals
+	second, minute *logwatch.Gate // by message
 
 	mu    sync.Mutex
 	waits map[*storewait.Call]StoreWaitInfo // the last of each acquisition that waits for the store
@@ -229,10 +228,10 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 	level, message := slog.LevelDebug, "lease renewed"
 	if i.Err != nil {
 		message = "renewal failed"
-		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.outage.Failed(outage.ID{Key: i.Key, Number: i.Fence}, i.Margin) {
+		if !errors.Is(i.Err, ErrLost) && !errors.Is(i.Err, context.Canceled) && l.outage.Failed(logwatch.ID{Key: i.Key, Number: i.Fence}, i.Margin) {
 			level = l.warning(message)
 		}
-	} else if after, over := l.outage.Succeeded(outage.ID{Key: i.Key, Number: i.Fence}); over {
+	} else if after, over := l.outage.Succeeded(logwatch.ID{Key: i.Key, Number: i.Fence}); over {
 		l.logOver(ctx, i.Key, after)
 	}
 	if l.Enabled(ctx, level) {
@@ -242,7 +241,7 @@ func (l *logObserver) renewDone(ctx context.Context, i RenewDoneInfo) {
 }
 
 func (l *logObserver) leaseDone(ctx context.Context, i LeaseDoneInfo) {
-	l.outage.Gone(outage.ID{Key: i.Key, Number: i.Fence})
+	l.outage.Gone(logwatch.ID{Key: i.Key, Number: i.Fence})
 	if i.End == EndRemoved { // which the store has said
 		l.alive(ctx, i.Key)
 	}
@@ -317,7 +316,7 @@ func (l *logObserver) warning(message string) slog.Level {
 }
 
 // gated returns the level of the next line with a message: Debug if it is gathered.
-func gated(g *flood.Gate, level slog.Level, message string, err error) slog.Level {
+func gated(g *logwatch.Gate, level slog.Level, message string, err error) slog.Level {
 	if g.Passes(message, err) {
 		return level
 	}

@@ -234,36 +234,36 @@ func (c *Client) observed() bool { return len(c.options.observers) > 0 && c.keep
 func (l *Lease) observed() bool { return len(l.options.observers) > 0 }
 
 // observe is take with Observers. They are called outside of the call that Close waits for.
-func (a *acquisition) observe() (lease *Lease, err error) {
-	a.start = time.Now()
+func (r *request) observe(f func() (*Lease, error)) (lease *Lease, err error) {
+	r.start = time.Now()
 	hook := func(o *Observer) func(context.Context, AcquireStartInfo) context.Context { return o.AcquireStart }
-	a.ctx, _ = hooks.Ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, AcquireStartInfo{a.op, a.key})
+	r.ctx, _ = hooks.Ask(&r.client.keeper.hooks, r.client.options.observers, hook, r.ctx, AcquireStartInfo{r.op, r.key})
 	err = errPanic
-	defer func() { lease, err = a.done(lease, err) }()
-	return a.take()
+	defer func() { lease, err = r.done(lease, err) }()
+	return f()
 }
 
-// tellWait reports that a wait begins. If the Client was closed while an Observer ran, the wait
+// reportWait reports that a wait begins. If the Client was closed while an Observer ran, the wait
 // must not begin.
-func (a *acquisition) tellWait() error {
-	if !a.waitStart.IsZero() {
+func (r *request) reportWait(held *HeldError) error {
+	if !r.waitStart.IsZero() {
 		return nil
 	}
-	a.waitStart = time.Now()
-	k, info := a.client.keeper, WaitStartInfo{Key: a.key}
-	if inside := findLease(a.ctx, "", k); inside != nil {
+	r.waitStart = time.Now()
+	k, info := r.client.keeper, WaitStartInfo{Key: r.key}
+	if inside := findLease(r.ctx, "", k); inside != nil {
 		info.Inside = inside.key
 		k.nested.Add(1)
 	}
-	if !a.client.observed() {
+	if !r.client.observed() {
 		return nil
 	}
-	if a.held != nil {
-		info.Owner, info.Remaining = a.held.Owner, a.held.Remaining
+	if held != nil {
+		info.Owner, info.Remaining = held.Owner, held.Remaining
 	}
 	k.leave()
 	hook := func(o *Observer) func(context.Context, WaitStartInfo) { return o.WaitStart }
-	hooks.Tell(&k.hooks, a.client.options.observers, hook, a.ctx, info)
+	hooks.Tell(&k.hooks, r.client.options.observers, hook, r.ctx, info)
 	k.calls.Add(1)
 	if k.closed.Load() {
 		return ErrClosed
@@ -271,14 +271,14 @@ func (a *acquisition) tellWait() error {
 	return nil
 }
 
-// tellStoreWait reports, in the background, that the acquisition waits for the store, or does so no more.
-func (l *listener) tellStoreWait(info StoreWaitInfo) {
+// reportStoreWait reports, in the background, that the acquisition waits for the store, or does so no more.
+func (l *listener) reportStoreWait(info StoreWaitInfo) {
 	info.Key, info.Err, info.call = l.key, forEvent(l.ctx, info.Err), &l.call
 	hook := func(o *Observer) func(context.Context, StoreWaitInfo) { return o.StoreWait }
 	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
 }
 
-func (l *listener) tellInboxMissing(err error) {
+func (l *listener) reportInboxMissing(err error) {
 	info := InboxMissingInfo{Key: l.key, Err: forEvent(l.ctx, err)}
 	hook := func(o *Observer) func(context.Context, InboxMissingInfo) { return o.InboxMissing }
 	hooks.TellLater(&l.client.keeper.hooks, maxRoutine, l.client.options.observers, hook, contexts.WithoutCancel(l.ctx), info)
@@ -286,18 +286,18 @@ func (l *listener) tellInboxMissing(err error) {
 
 // done reports the end of the acquisition. A lease that has ended while the Observers ran is not
 // returned.
-func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
+func (r *request) done(lease *Lease, err error) (*Lease, error) {
 	now := time.Now()
-	info := AcquireDoneInfo{Op: a.op, Key: a.key, Start: a.start, Contended: a.contended, Attempts: a.attempts, Err: forEvent(a.ctx, err)}
+	info := AcquireDoneInfo{Op: r.op, Key: r.key, Start: r.start, Contended: r.contended, Attempts: r.attempts, Err: forEvent(r.ctx, err)}
 	if lease != nil {
 		now, info.Fence, info.Degraded = lease.grantedAt(), lease.fence, lease.standIn
 	}
-	info.Took = now.Sub(a.start)
-	if !a.waitStart.IsZero() {
-		info.Waited = max(0, now.Sub(a.waitStart)) // a lease may be passed on before WaitStart
+	info.Took = now.Sub(r.start)
+	if !r.waitStart.IsZero() {
+		info.Waited = max(0, now.Sub(r.waitStart)) // a lease may be passed on before WaitStart
 	}
 	hook := func(o *Observer) func(context.Context, AcquireDoneInfo) context.Context { return o.AcquireDone }
-	ctx, differs := hooks.Ask(&a.client.keeper.hooks, a.client.options.observers, hook, a.ctx, info)
+	ctx, differs := hooks.Ask(&r.client.keeper.hooks, r.client.options.observers, hook, r.ctx, info)
 	if lease != nil {
 		err = lease.announce(ctx, differs)
 		if err == nil {
@@ -306,42 +306,43 @@ func (a *acquisition) done(lease *Lease, err error) (*Lease, error) {
 		if errors.Is(err, ErrLost) {
 			return nil, err
 		}
-		if a.op != OpAdopt { // Shutdown has ended it, and nobody works with it; but what is detached can be adopted again
+		if r.op != OpAdopt { // Shutdown has ended it, and nobody works with it; but what is detached can be adopted again
 			_ = lease.Release()
 		}
 	}
-	return nil, a.wrap(err)
+	return nil, r.wrap(err)
 }
 
 // announce notes that AcquireDone has returned. From now on the lease has the values of ctx, and
 // reports its end. It returns the Err of the lease.
 func (l *Lease) announce(ctx context.Context, changed bool) error {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if changed {
 		l.values = contexts.WithoutCancel(ctx)
 	}
 	l.reports = true
+	l.reportEndLocked() // if it has ended already
 	return l.lookLocked()
 }
 
 // lookAtValues is for the background: a lease may be renewed before AcquireDone has returned.
 func (l *Lease) lookAtValues() context.Context {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	return l.values
 }
 
-// unlock unlocks the mutex of a lease. If the lease has ended since it was locked, it reports that,
-// but not to its holder: Release and Detach do that themselves.
-func (l *Lease) unlock() {
-	if l.reports && l.err != nil {
-		l.reports = false
-		if l.err != ErrReleased {
-			l.tellDoneLater(l.doneInfo(endByError(l.err), l.err))
-		}
+// reportEndLocked reports the end of the lease, if it has ended and that is to be reported; but not to its holder:
+// Release and Detach do that themselves.
+func (l *Lease) reportEndLocked() {
+	if !l.reports || l.err == nil {
+		return
 	}
-	l.mu.Unlock()
+	l.reports = false
+	if l.err != ErrReleased {
+		l.reportDone(l.doneInfo(endByError(l.err), l.err))
+	}
 }
 
 func (l *Lease) doneInfo(end LeaseEnd, err error) LeaseDoneInfo {
@@ -358,8 +359,8 @@ func renewDone(o *Observer) func(context.Context, RenewDoneInfo) { return o.Rene
 
 func leaseDone(o *Observer) func(context.Context, LeaseDoneInfo) { return o.LeaseDone }
 
-// tellDoneLater reports the end of a lease in the background.
-func (l *Lease) tellDoneLater(info LeaseDoneInfo) {
+// reportDone reports the end of a lease in the background.
+func (l *Lease) reportDone(info LeaseDoneInfo) {
 	hooks.TellLater(&l.keeper.hooks, maxEvents, l.options.observers, leaseDone, l.values, info)
 }
 

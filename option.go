@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/dlock-go/dlock/internal/detached"
 	"github.com/dlock-go/dlock/internal/token"
 )
 
@@ -261,8 +260,8 @@ func WithFence(on bool) Option {
 // with a store that has no queue. TryAcquire always asks the store.
 func WithLocalTurns(n int) Option {
 	return func(o *options) {
-		if n < 1 || n > detached.MaxSteps+1 {
-			o.refuse("WithLocalTurns(%d): not between 1 and %d", n, detached.MaxSteps+1)
+		if n < 1 || n > token.MaxSteps+1 {
+			o.refuse("WithLocalTurns(%d): not between 1 and %d", n, token.MaxSteps+1)
 		}
 		o.turns = n
 	}

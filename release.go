@@ -62,7 +62,7 @@ func (l *Lease) releaseOnce(c *releaseCall) error {
 // the lease, the first Release counts as its end.
 func (l *Lease) endForRelease(c *releaseCall) (time.Duration, error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	r, err := &l.release, l.lookLocked()
 	rest := l.restLocked(time.Now())
 	c.beginLocked(l, err)
@@ -107,22 +107,21 @@ func (l *Lease) sendRelease(ctx context.Context, c *releaseCall) error {
 // end of the MinHold, one that makes the store keep the key until then.
 func (l *Lease) tryRelease(ctx context.Context, c *releaseCall) (held bool, err error) {
 	l.mu.Lock()
-	hold := l.holdUntil(time.Now())
-	kept := !hold.IsZero() && !l.deadline.Before(hold)
 	if l.release.answered {
 		c.useless = true
-		l.unlock()
+		l.mu.Unlock()
 		return true, nil
 	}
+	ttl, kept := l.keepForLocked(time.Now())
 	l.release.sent++
-	l.unlock()
+	l.mu.Unlock()
 	switch {
 	case kept:
 		held = true
-	case hold.IsZero():
+	case ttl == 0:
 		held, err = l.keeper.locker.Release(ctx, l.key, l.token)
 	default:
-		held, err = l.keeper.locker.Renew(ctx, l.key, l.token, keepTTL(hold, time.Now()))
+		held, err = l.keeper.locker.Renew(ctx, l.key, l.token, ttl)
 	}
 	l.triedRelease(held, err)
 	return held, err
@@ -132,7 +131,7 @@ func (l *Lease) tryRelease(ctx context.Context, c *releaseCall) (held bool, err 
 // way. Otherwise "not held" means that somebody else has ended it.
 func (l *Lease) triedRelease(held bool, err error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	r := &l.release
 	switch {
 	case err == nil:
@@ -151,9 +150,9 @@ func (l *Lease) triedRelease(held bool, err error) {
 // sentRelease returns what Release returns after a call that was sent at sent.
 func (l *Lease) sentRelease(c *releaseCall, sent time.Time, err error) error {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	r := &l.release
-	if err = said(l.values, sent, err); err == nil {
+	if err = callError(l.values, sent, err); err == nil {
 		err = r.err
 	} else if !r.settled {
 		r.err = err
@@ -184,7 +183,6 @@ type owedRelease struct {
 
 	observers []Observer
 	since     time.Time // it is owed, if there are observers
-	renewable time.Time // until then the lease can be renewed for its MinHold
 }
 
 const several = 2 // calls, or more
@@ -240,43 +238,81 @@ func (k *keeper) sendOwed(c *owed.Call, sure bool) {
 
 // answer is that to a call which was sent at sent.
 func (r *owedRelease) answer(sent time.Time, err error, final bool) owed.Answer {
-	return owed.Answer{Err: said(r.values, sent, err), Refused: Refused(err), Final: final || hopeless(err)}
+	return owed.Answer{Err: callError(r.values, sent, err), Refused: Refused(err), Final: final || hopeless(err)}
 }
 
-// holdUntil returns when the MinHold ends, or zero if that has passed.
-func (l *Lease) holdUntil(now time.Time) time.Time {
-	if until := l.granted.Add(l.options.minHold); now.Before(until) && !l.tentative {
-		return until
+// A custody keeps the key of a lease that has ended until its MinHold has passed: the key is renewed like a lease, and
+// its release is owed.
+type custody struct {
+	release *owedRelease // due when the MinHold has passed
+	until   time.Time    // when the key can be renewed no more
+}
+
+// ttl is that of a renewal which is sent now.
+func (c *custody) ttl(now time.Time) time.Duration { return keepTTL(c.release.Hold, now) }
+
+// keepTTL is the TTL with which a key is kept until hold.
+func keepTTL(hold, now time.Time) time.Duration {
+	return min(max(0, hold.Sub(now)).Truncate(time.Millisecond)+time.Millisecond, maxTTL)
+}
+
+// minHoldEnd returns when the MinHold ends, or zero if that has passed.
+func (l *Lease) minHoldEnd(now time.Time) time.Time {
+	if end := l.granted.Add(l.options.minHold); now.Before(end) && !l.tentative {
+		return end
 	}
 	return time.Time{}
 }
 
-// keepLocked has a lease that has ended renewed until its MinHold has passed, and released then unless
+// keepForLocked returns the TTL of a renewal that makes the store keep the key until the MinHold has passed. It is 0
+// if that has passed, or if the store keeps the key for so long already.
+func (l *Lease) keepForLocked(now time.Time) (ttl time.Duration, kept bool) {
+	hold := l.minHoldEnd(now)
+	switch {
+	case hold.IsZero():
+		return 0, false
+	case !l.deadline.Before(hold):
+		return 0, true
+	}
+	return keepTTL(hold, now), false
+}
+
+// keepLocked has the key of a lease that has ended renewed until its MinHold has passed, and released then unless
 // it is abandoned. It reports false if the MinHold has passed. It also does so if the Client has been
 // closed: Release itself makes the store keep the key then, and nothing releases it.
 func (l *Lease) keepLocked(abandoned bool) bool {
 	now := time.Now()
-	hold := l.holdUntil(now)
+	hold := l.minHoldEnd(now)
 	enough := !l.deadline.Before(hold)
 	if hold.IsZero() || enough && abandoned {
 		return false
 	}
-	if l.kept != nil && l.keeper.owed.Resume(&l.kept.Call) {
+	if l.custody != nil && l.keeper.owed.Resume(&l.custody.release.Call) {
 		return true
 	}
-	r := &owedRelease{lease: l, renewable: alarm.Earlier(hold, now.Add(max(l.ttl, l.inherited)))}
+	r := &owedRelease{lease: l}
 	r.Hold, r.Moot, r.Answered = hold, abandoned, enough
 	if !l.keeper.owe(r) {
 		return false
 	}
 	if !enough {
-		l.kept, l.trouble = r, trouble{}
+		l.custody = &custody{r, alarm.Earlier(hold, now.Add(max(l.ttl, l.inherited)))}
+		l.retry = retry{}
 		l.planLocked(now)
 	}
 	return true
 }
 
-// keepTTL is the TTL of a renewal for a MinHold.
-func keepTTL(hold, now time.Time) time.Duration {
-	return min(max(0, hold.Sub(now)).Truncate(time.Millisecond)+time.Millisecond, maxTTL)
+// noteKeptLocked notes the result of a renewal for the MinHold.
+func (l *Lease) noteKeptLocked(c renewal, r RenewResult) {
+	release := l.custody.release
+	if c.sent.Add(c.ttl).Before(release.Hold) { // sent before the lease ended
+		return
+	}
+	answer := release.answer(c.sent, r.Err, r.Err == nil && !r.Held)
+	if l.keeper.owed.Kept(&release.Call, c.sent, c.ttl, answer) {
+		l.renewAgainLocked(c)
+	} else {
+		l.custody = nil
+	}
 }

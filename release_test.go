@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,23 +20,114 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
+	"github.com/dlock-go/dlock/internal/israce"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
-func TestReleaseIsDetachedFromTheContext(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		type trace struct{}
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), trace{}, "id"))
-		l, err := dlock.New(s).Acquire(ctx, "k")
-		require.NoError(t, err)
-		cancel()
-		require.NoError(t, l.Release())
-		requireFree(t, store, "k")
-		release := s.made("release")[0]
-		require.Equal(t, "id", release.ctx.Value(trace{}))
-		require.NoError(t, l.Release())
-		require.Len(t, s.made("release"), 1)
-	})
+func TestRelease(t *testing.T) {
+	inCases{
+		"release is detached from the context": func(t *testing.T, store *memory.Locker, s *spy) {
+			type trace struct{}
+			ctx, cancel := context.WithCancel(context.WithValue(t.Context(), trace{}, "id"))
+			l, err := dlock.New(s).Acquire(ctx, "k")
+			require.NoError(t, err)
+			cancel()
+			require.NoError(t, l.Release())
+			requireFree(t, store, "k")
+			release := s.made("release")[0]
+			require.Equal(t, "id", release.ctx.Value(trace{}))
+			require.NoError(t, l.Release())
+			require.Len(t, s.made("release"), 1)
+		},
+		"release of a lost lease": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			store.Steal("k", time.Hour)
+			require.NoError(t, l.Err(), "it cannot know yet")
+			require.ErrorIs(t, l.Release(), dlock.ErrLost)
+			require.ErrorIs(t, l.Release(), dlock.ErrLost, "it stays so")
+			require.Len(t, s.made("release"), 1)
+			require.Equal(t, dlock.ErrReleased, l.Err())
+		},
+		"release with lost reply": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			store.FailReplies(errStore)
+			err := l.Release()
+			require.ErrorIs(t, err, errStore)
+			require.NotErrorIs(t, err, dlock.ErrLost)
+			store.FailReplies(nil)
+			require.NoError(t, l.Release(), `"not held" means that the first try worked`)
+			n := len(s.made("release"))
+			time.Sleep(time.Hour)
+			require.LessOrEqual(t, len(s.made("release")), n+1)
+			require.NoError(t, l.Release())
+		},
+		// A Release without effect does not count as a call: if the retry finds the lease gone, that
+		// is a loss.
+		"release without effect then not held": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.first("release", func(c *call) {
+				c.err = &dlock.NoEffectError{Err: errStore}
+				store.Steal("k", time.Hour)
+			})
+			l := acquire(t, dlock.New(s), "k")
+			require.ErrorIs(t, l.Release(), errStore)
+			synctest.Wait()
+			require.Len(t, s.made("release"), 2)
+			require.ErrorIs(t, l.Release(), dlock.ErrLost)
+			require.Len(t, s.made("release"), 2)
+		},
+		"the first retry is slow, and arrives after a second call of Release": func(t *testing.T, store *memory.Locker, s *spy) {
+			var n atomic.Int32
+			s.onCall(func(c *call) {
+				if c.op != "release" {
+					return
+				}
+				switch n.Add(1) {
+				case 1: // of the holder: there is no connection
+					c.err = errDial
+				case 2: // of the Client, in the background: slow on the way
+					time.Sleep(300 * time.Millisecond)
+				}
+			})
+			c := dlock.New(s)
+			l := acquire(t, c, "k")
+			require.Error(t, l.Release())
+			time.Sleep(200 * time.Millisecond)
+			require.NoError(t, l.Release(), "held, now free")
+			time.Sleep(time.Second)
+			require.NoError(t, l.Release(), "the store released it at the holder's will")
+		},
+		"release that ran out on the way": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+			time.Sleep(29 * time.Second)
+			s.onCall(func(c *call) { // a Locker that ignores its ctx
+				c.ctx = context.WithoutCancel(c.ctx)
+				time.Sleep(10 * time.Second)
+			})
+			require.NoError(t, l.Release(), "it was certain until Release was called")
+		},
+		"release and renew from many goroutines": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(*call) { time.Sleep(time.Millisecond) })
+			c := dlock.New(s, dlock.WithTTL(50*time.Millisecond))
+			for i := range 50 {
+				l := acquire(t, c, "k")
+				time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+				var wg sync.WaitGroup
+				for range 4 {
+					wg.Go(func() { l.Renew(t.Context()) })
+					wg.Go(func() {
+						if err := l.Release(); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				requireFree(t, store, "k")
+			}
+			synctest.Wait()
+		},
+	}.run(t)
 }
 
 func TestReleaseIsBounded(t *testing.T) {
@@ -57,11 +153,7 @@ func TestReleaseIsBounded(t *testing.T) {
 // A renewal that the release has overtaken finds nothing, so the release need not wait.
 func TestReleaseOvertakesAHangingRenewal(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		s.onCall(func(c *call) {
-			if c.renews() {
-				time.Sleep(14 * time.Second) // before it takes effect
-			}
-		})
+		s.on("renew batch", func(c *call) { time.Sleep(14 * time.Second) }) // before it takes effect
 		l := acquire(t, dlock.New(locker), "k")
 		time.Sleep(11 * time.Second)
 		require.NotEmpty(t, s.made("renew", "batch"))
@@ -115,229 +207,262 @@ func TestReleaseBehindARenewalThatHangs(t *testing.T) {
 	}
 }
 
-func TestReleaseOfALostLease(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s), "k")
-		store.Steal("k", time.Hour)
-		require.NoError(t, l.Err(), "it cannot know yet")
-		require.ErrorIs(t, l.Release(), dlock.ErrLost)
-		require.ErrorIs(t, l.Release(), dlock.ErrLost, "it stays so")
-		require.Len(t, s.made("release"), 1)
-		require.Equal(t, dlock.ErrReleased, l.Err())
-	})
-}
-
-func TestReleaseWithLostReply(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s), "k")
-		store.FailReplies(errStore)
-		err := l.Release()
-		require.ErrorIs(t, err, errStore)
-		require.NotErrorIs(t, err, dlock.ErrLost)
-		store.FailReplies(nil)
-		require.NoError(t, l.Release(), `"not held" means that the first try worked`)
-		n := len(s.made("release"))
-		time.Sleep(time.Hour)
-		require.LessOrEqual(t, len(s.made("release")), n+1)
-		require.NoError(t, l.Release())
-	})
-}
-
-// A Release without effect does not count as a call: if the retry finds the lease gone, that
-// is a loss.
-func TestReleaseWithoutEffectThenNotHeld(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.op == "release" && len(s.made("release")) == 1 {
-				c.err = &dlock.NoEffectError{Err: errStore}
-				store.Steal("k", time.Hour)
-			}
-		})
-		l := acquire(t, dlock.New(s), "k")
-		require.ErrorIs(t, l.Release(), errStore)
-		synctest.Wait()
-		require.Len(t, s.made("release"), 2)
-		require.ErrorIs(t, l.Release(), dlock.ErrLost)
-		require.Len(t, s.made("release"), 2)
-	})
-}
-
-// The first retry is slow, and arrives after a second call of Release.
-func TestSlowTryOfAReleaseGivesNoVerdict(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		var n atomic.Int32
-		s.onCall(func(c *call) {
-			if c.op != "release" {
-				return
-			}
-			switch n.Add(1) {
-			case 1: // of the holder: there is no connection
-				c.err = errDial
-			case 2: // of the Client, in the background: slow on the way
-				time.Sleep(300 * time.Millisecond)
-			}
-		})
-		c := dlock.New(s)
-		l := acquire(t, c, "k")
-		require.Error(t, l.Release())
-		time.Sleep(200 * time.Millisecond)
-		require.NoError(t, l.Release(), "held, now free")
-		time.Sleep(time.Second)
-		require.NoError(t, l.Release(), "the store released it at the holder's will")
-	})
-}
-
-func TestReleaseThatRanOutOnTheWay(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
-		time.Sleep(29 * time.Second)
-		s.onCall(func(c *call) { // a Locker that ignores its ctx
-			c.ctx = context.WithoutCancel(c.ctx)
-			time.Sleep(10 * time.Second)
-		})
-		require.NoError(t, l.Release(), "it was certain until Release was called")
-	})
-}
-
-func TestReleaseAndRenewFromManyGoroutines(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(*call) { time.Sleep(time.Millisecond) })
-		c := dlock.New(s, dlock.WithTTL(50*time.Millisecond))
-		for i := range 50 {
-			l := acquire(t, c, "k")
-			time.Sleep(time.Duration(i) * 3 * time.Millisecond)
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() { l.Renew(t.Context()) })
-				wg.Go(func() {
-					if err := l.Release(); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
-			requireFree(t, store, "k")
-		}
-		synctest.Wait()
-	})
-}
-
+// A key is taken until its MinHold has passed, which counts from the answer. All times here do, too.
 func TestMinHold(t *testing.T) {
-	for _, minHold := range []time.Duration{20 * time.Second, 10 * time.Minute} {
-		t.Run(minHold.String(), func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				c := dlock.New(s, dlock.WithMinHold(minHold))
-				l := acquire(t, c, "k")
-				start := time.Now()
-				work := l.Context(t.Context())
-				time.Sleep(time.Second)
-				released := time.Now()
-				require.NoError(t, l.Release())
-				require.Equal(t, released, time.Now(), "Release returns at once")
-				require.Error(t, work.Err())
-				require.Equal(t, dlock.ErrReleased, l.Err())
-				require.NoError(t, l.Release())
-
-				next := acquire(t, dlock.New(store), "k")
-				require.Equal(t, start.Add(minHold), time.Now())
-				require.Len(t, s.made("release"), 1, "by the Client")
-				require.LessOrEqual(t, len(s.made("renew", "batch")), 1)
-				require.NoError(t, next.Release())
-			})
+	type end = func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease)
+	release := func(t *testing.T, _ *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
+		work, begun := l.Context(t.Context()), time.Now()
+		require.NoError(t, l.Release())
+		require.NoError(t, l.Release())
+		require.Equal(t, begun, time.Now(), "it returns at once")
+		require.Error(t, work.Err())
+		require.Equal(t, dlock.ErrReleased, l.Err())
+	}
+	atOnce := func(t *testing.T, f func() error) {
+		begun := time.Now()
+		require.NoError(t, f())
+		require.Zero(t, time.Since(begun))
+	}
+	in := func(d time.Duration, then end) end {
+		return func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
+			time.Sleep(d)
+			then(t, store, c, l)
+		}
+	}
+	close := func(t *testing.T, _ *memory.Locker, c *dlock.Client, _ *dlock.Lease) { atOnce(t, c.Close) }
+	both := func(first, then end) end {
+		return func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
+			first(t, store, c, l)
+			then(t, store, c, l)
+		}
+	}
+	for name, m := range map[string]struct {
+		minHold            time.Duration
+		opts               []dlock.Option
+		end                end
+		renewals, releases int
+	}{
+		"within the TTL":            {20 * time.Second, nil, in(time.Second, release), 0, 1},
+		"longer":                    {10 * time.Minute, nil, in(time.Second, release), 1, 1},
+		"over":                      {time.Minute, nil, in(time.Minute, release), -1, 1},
+		"Close":                     {10 * time.Minute, nil, both(release, close), 1, 0},
+		"Close before Release":      {time.Minute, nil, both(close, release), 1, 0},
+		"Close long before Release": {10 * time.Minute, nil, both(close, in(20*time.Second, release)), 1, 0},
+		"the store fails for 20 s": {10 * time.Minute, nil, func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
+			store.Fail(errStore)
+			release(t, store, c, l)
+			time.Sleep(20 * time.Second)
+			store.Fail(nil)
+		}, -1, 1},
+		"a lost lease": {10 * time.Minute, []dlock.Option{dlock.WithRenewal(false)}, func(t *testing.T, _ *memory.Locker, _ *dlock.Client, l *dlock.Lease) {
+			<-l.Done()
+			require.ErrorIs(t, l.Release(), dlock.ErrLost)
+		}, 1, 1},
+		"Shutdown": {10 * time.Minute, nil, both(release, func(t *testing.T, _ *memory.Locker, c *dlock.Client, _ *dlock.Lease) {
+			atOnce(t, func() error { return c.Shutdown(t.Context()) })
+		}), 1, 0},
+		"Shutdown gives up": {time.Minute, []dlock.Option{dlock.WithTTL(5 * time.Second)}, func(t *testing.T, _ *memory.Locker, c *dlock.Client, _ *dlock.Lease) {
+			require.Error(t, c.Shutdown(ended(t)))
+		}, 1, 0},
+		"Release fails after Close": {time.Minute, nil, both(close, func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
+			store.Fail(errStore)
+			require.ErrorIs(t, l.Release(), errStore)
+			require.ErrorIs(t, l.Release(), errStore)
+			store.Fail(nil)
+			release(t, store, c, l)
+		}), 3, 0},
+	} {
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.on("try", func(c *call) { c.delay = 3 * time.Second })
+			c := dlock.New(s, append(m.opts, dlock.WithMinHold(m.minHold))...)
+			l := acquire(t, c, "k")
+			granted := time.Now()
+			m.end(t, store, c, l)
+			time.Sleep(time.Until(granted.Add(m.minHold - time.Millisecond)))
+			if name != "over" {
+				requireTaken(t, store, "k")
+			}
+			time.Sleep(3 * time.Millisecond)
+			requireFree(t, store, "k")
+			if m.renewals >= 0 {
+				require.Len(t, s.made("renew", "batch"), m.renewals)
+			}
+			require.Len(t, s.made("release"), m.releases)
+			require.NoError(t, c.Close())
 		})
 	}
 }
 
-func TestMinHoldThatIsOver(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s, dlock.WithMinHold(time.Minute)), "k")
-		time.Sleep(time.Minute)
-		require.NoError(t, l.Release())
-		requireFree(t, store, "k")
-	})
-}
-
-func TestMinHoldWithinTheTTLSendsNoRenewal(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s, dlock.WithMinHold(20*time.Second)), "k")
-		require.NoError(t, l.Release())
-		time.Sleep(time.Minute)
-		require.Empty(t, s.made("renew", "batch"))
-		require.Len(t, s.made("release"), 1)
-	})
-}
-
-func TestMinHoldCountsFromTheAnswer(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.op == "try" {
-				c.delay = 3 * time.Second
+func TestMinHolds(t *testing.T) {
+	inCases{
+		// A renewal from before the release is answered late. The key is not kept for its MinHold by that.
+		"late renewal keeps no MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+			start := time.Now()
+			s.onCall(func(c *call) {
+				switch at := time.Since(start); {
+				case !c.renews():
+				case len(s.made("renew")) == 1:
+					c.delay = 3 * time.Second
+				case at < 15*time.Second:
+					c.err = errStore
+				}
+			})
+			l := acquire(t, dlock.New(single{s}, dlock.WithMinHold(10*time.Minute)), "k")
+			time.Sleep(11 * time.Second)
+			require.NoError(t, l.Release())
+			time.Sleep(5 * time.Minute)
+			requireTaken(t, store, "k")
+			time.Sleep(10 * time.Minute)
+		},
+		"after Close nothing is sent for a MinHold, although the store has never answered": func(t *testing.T, _ *memory.Locker, s *spy) {
+			s.on("renew batch", func(c *call) { time.Sleep(time.Minute) }) // does not look at its ctx
+			c := dlock.New(s, dlock.WithMinHold(time.Hour))
+			require.NoError(t, acquire(t, c, "k").Release())
+			time.Sleep(time.Second)
+			require.ErrorIs(t, c.Close(), dlock.ErrUnavailable)
+			s.forget()
+			time.Sleep(time.Hour)
+			require.Empty(t, s.made())
+		},
+		"after Close, the release finds that the key was stolen": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithMinHold(time.Minute))
+			l := acquire(t, c, "k")
+			require.NoError(t, c.Close())
+			store.Steal("k", time.Hour)
+			require.ErrorIs(t, l.Release(), dlock.ErrLost)
+		},
+		"MinHold behind hung releases": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
+			s.onCall(func(c *call) {
+				if strings.HasPrefix(c.key, "bad") && c.op != "renew" {
+					c.hang()
+				}
+			})
+			for i := range 100 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				_, err := c.TryAcquire(ctx, fmt.Sprint("bad", i))
+				require.Error(t, err)
+				cancel()
 			}
-		})
-		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Second)), "k")
-		start := time.Now()
-		require.NoError(t, l.Release())
-		next := acquire(t, dlock.New(store), "k")
-		require.Equal(t, start.Add(10*time.Second), time.Now())
-		require.NoError(t, next.Release())
-	})
-}
-
-func TestMinHoldWhileTheStoreFails(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
-		start := time.Now()
-		store.Fail(errStore)
-		require.NoError(t, l.Release())
-		time.Sleep(20 * time.Second)
-		store.Fail(nil)
-		next := acquire(t, dlock.New(store), "k")
-		require.Equal(t, start.Add(10*time.Minute), time.Now())
-		require.NoError(t, next.Release())
-	})
+			l := acquire(t, c, "good")
+			require.NoError(t, l.Release())
+			time.Sleep(time.Minute)
+			requireTaken(t, store, "good")
+			c.Close()
+		},
+		"3,000 leases with a MinHold are released at the same time": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
+			s.on("renew", func(c *call) { time.Sleep(time.Millisecond) })
+			const n = 3000
+			all, _ := acquireAll(t, c, "", n)
+			for _, l := range all {
+				require.NoError(t, l.Release())
+			}
+			time.Sleep(2 * time.Minute)
+			free := 0
+			for i := range n {
+				hold, err := store.Inspect(t.Context(), fmt.Sprint(i))
+				require.NoError(t, err)
+				if !hold.Held {
+					free++
+				}
+			}
+			c.Close()
+			require.Zero(t, free, "keys free long before the MinHold")
+		},
+		"MinHold of a stolen key": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
+			store.Steal("k", time.Hour)
+			require.NoError(t, l.Release())
+			time.Sleep(time.Hour)
+			require.Len(t, s.made("renew"), 1)
+			require.Empty(t, s.made("release"), "the store has said that the lease is gone")
+		},
+		"Close waits for a release whose MinHold is over": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithMinHold(time.Second))
+			l := acquire(t, c, "k")
+			require.NoError(t, l.Release())
+			store.Fail(errStore)
+			time.Sleep(1500 * time.Millisecond)
+			require.Equal(t, 1, c.Stats().ReleasesOwed)
+			time.AfterFunc(time.Second, func() { store.Fail(nil) })
+			if err := c.Close(); err == nil {
+				requireFree(t, store, "k")
+			}
+		},
+		"after Shutdown, releases at the same time make one renewal for the MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.on("renew", func(c *call) { c.delay = 10 * time.Millisecond })
+			c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
+			l := acquire(t, c, "k")
+			ctx := ended(t)
+			require.Error(t, c.Shutdown(ctx))
+			s.forget()
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() { l.Release() })
+			}
+			wg.Wait()
+			require.NoError(t, l.Release())
+			require.Len(t, s.made("renew"), 1, "one renewal keeps it")
+		},
+		"while the store is away, a MinHold is owed until it is over, however short the TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+			const n, minHold = 100, 10 * time.Second
+			seen := make(chan dlock.OwedDoneInfo, n)
+			c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold), dlock.WithObserver(&dlock.Observer{
+				OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { seen <- i },
+			}))
+			leases, _ := acquireAll(t, c, "", n)
+			store.Fail(errStore)
+			for _, l := range leases {
+				require.NoError(t, l.Release())
+			}
+			time.Sleep(minHold - time.Millisecond)
+			require.Equal(t, n, c.Stats().ReleasesOwed, "before the end of the MinHold")
+			time.Sleep(2 * time.Millisecond)
+			require.Zero(t, c.Stats().ReleasesOwed, "after the end of the MinHold")
+			require.LessOrEqual(t, len(s.made("release")), 8, "of %d keys that the store has freed long ago", n)
+			for range n {
+				require.ErrorIs(t, (<-seen).Err, errStore)
+			}
+			start := time.Now()
+			require.NoError(t, c.Close())
+			require.Zero(t, time.Since(start))
+		},
+		// A lease that Shutdown has given up on is not released when its MinHold is over, although no
+		// renewal has succeeded: its work may still run.
+		"shutdown releases nothing after a MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				if c.renews() && time.Since(s.made()[0].at) > time.Second {
+					c.err = errStore
+				}
+			})
+			c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
+			acquire(t, c, "k")
+			time.Sleep(8 * time.Second)
+			require.ErrorContains(t, c.Shutdown(ended(t)), "1 leases still held")
+			time.Sleep(3 * time.Second)
+			require.Empty(t, s.made("release"), "the work may still run")
+		},
+	}.run(t)
 }
 
 // In an outage a MinHold costs few calls.
 func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 	for name, err := range map[string]error{"refused": &dlock.NoEffectError{Err: errors.New("NOPERM")}, "down": errStore} {
 		for _, ttl := range []time.Duration{10 * time.Millisecond, time.Second} {
-			t.Run(fmt.Sprint(name, ttl), func(t *testing.T) {
-				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-					c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithMinHold(time.Hour))
-					l := acquire(t, c, "k")
-					store.Fail(err)
-					require.NoError(t, l.Release())
-					time.Sleep(10 * time.Second) // the lease has ended long ago
-					s.forget()
-					time.Sleep(10 * time.Second)
-					require.LessOrEqual(t, len(s.made("renew")), 20, "calls in 10 s for a lease that has ended")
-					c.Close()
-				})
+			run(t, fmt.Sprint(name, ttl), func(t *testing.T, store *memory.Locker, s *spy) {
+				c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithMinHold(time.Hour))
+				l := acquire(t, c, "k")
+				store.Fail(err)
+				require.NoError(t, l.Release())
+				time.Sleep(10 * time.Second) // the lease has ended long ago
+				s.forget()
+				time.Sleep(10 * time.Second)
+				require.LessOrEqual(t, len(s.made("renew")), 20, "calls in 10 s for a lease that has ended")
+				c.Close()
 			})
 		}
 	}
-}
-
-// A renewal from before the release is answered late. The key is not kept for its MinHold by that.
-func TestLateRenewalKeepsNoMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		start := time.Now()
-		s.onCall(func(c *call) {
-			switch at := time.Since(start); {
-			case !c.renews():
-			case len(s.made("renew")) == 1:
-				c.delay = 3 * time.Second
-			case at < 15*time.Second:
-				c.err = errStore
-			}
-		})
-		l := acquire(t, dlock.New(single{s}, dlock.WithMinHold(10*time.Minute)), "k")
-		time.Sleep(11 * time.Second)
-		require.NoError(t, l.Release())
-		time.Sleep(5 * time.Minute)
-		requireTaken(t, store, "k")
-		time.Sleep(10 * time.Minute)
-	})
 }
 
 // Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
@@ -359,191 +484,6 @@ func TestCloseHurriesMinHolds(t *testing.T) {
 	})
 }
 
-// After Close nothing is sent for a MinHold, although the store has never answered.
-func TestNoCallsForAMinHoldAfterClose(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.renews() {
-				time.Sleep(time.Minute) // does not look at its ctx
-			}
-		})
-		c := dlock.New(s, dlock.WithMinHold(time.Hour))
-		require.NoError(t, acquire(t, c, "k").Release())
-		time.Sleep(time.Second)
-		require.ErrorIs(t, c.Close(), dlock.ErrUnavailable)
-		s.forget()
-		time.Sleep(time.Hour)
-		require.Empty(t, s.made())
-	})
-}
-
-func TestMinHoldBehindHungReleases(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-		s.onCall(func(c *call) {
-			if strings.HasPrefix(c.key, "bad") && c.op != "renew" {
-				c.hang()
-			}
-		})
-		for i := range 100 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			_, err := c.TryAcquire(ctx, fmt.Sprint("bad", i))
-			require.Error(t, err)
-			cancel()
-		}
-		l := acquire(t, c, "good")
-		require.NoError(t, l.Release())
-		time.Sleep(time.Minute)
-		requireTaken(t, store, "good")
-		c.Close()
-	})
-}
-
-// 3,000 leases with a MinHold are released at the same time.
-func TestMinHoldOfMany(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-		s.onCall(func(c *call) {
-			if c.op == "renew" {
-				time.Sleep(time.Millisecond)
-			}
-		})
-		const n = 3000
-		all, _ := acquireAll(t, c, "", n)
-		for _, l := range all {
-			require.NoError(t, l.Release())
-		}
-		time.Sleep(2 * time.Minute)
-		free := 0
-		for i := range n {
-			hold, err := store.Inspect(t.Context(), fmt.Sprint(i))
-			require.NoError(t, err)
-			if !hold.Held {
-				free++
-			}
-		}
-		c.Close()
-		require.Zero(t, free, "keys free long before the MinHold")
-	})
-}
-
-// A lost lease also keeps its MinHold.
-func TestMinHoldOfALostLease(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithRenewal(false), dlock.WithMinHold(10*time.Minute))
-		l := acquire(t, c, "k")
-		<-l.Done()
-		require.ErrorIs(t, l.Release(), dlock.ErrLost)
-		time.Sleep(time.Until(s.made()[0].at.Add(10*time.Minute - time.Second)))
-		_, err := dlock.New(store).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		time.Sleep(time.Second + time.Millisecond)
-		requireFree(t, store, "k")
-	})
-}
-
-func TestMinHoldOfAStolenKey(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
-		store.Steal("k", time.Hour)
-		require.NoError(t, l.Release())
-		time.Sleep(time.Hour)
-		require.Len(t, s.made("renew"), 1)
-		require.Empty(t, s.made("release"), "the store has said that the lease is gone")
-	})
-}
-
-// The store keeps the key for the MinHold after the Client is closed, before or after Release.
-func TestMinHoldOutlivesTheClient(t *testing.T) {
-	for _, minHold := range []time.Duration{time.Minute, 10 * time.Minute} {
-		for _, first := range []string{"Release", "Close"} {
-			t.Run(first+"/"+minHold.String(), func(t *testing.T) {
-				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-					c := dlock.New(s, dlock.WithMinHold(minHold))
-					l := acquire(t, c, "k")
-					start := time.Now()
-					if first == "Close" {
-						require.NoError(t, c.Close())
-					}
-					require.NoError(t, l.Release())
-					require.NoError(t, c.Close())
-					next := acquire(t, dlock.New(store), "k")
-					require.InDelta(t, minHold.Seconds(), time.Since(start).Seconds(), 0.002)
-					require.NoError(t, next.Release())
-				})
-			})
-		}
-	}
-}
-
-// Close waits for a release whose MinHold is over.
-func TestCloseWaitsForAReleaseAfterItsMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(time.Second))
-		l := acquire(t, c, "k")
-		require.NoError(t, l.Release())
-		store.Fail(errStore)
-		time.Sleep(1500 * time.Millisecond)
-		require.Equal(t, 1, c.Stats().ReleasesOwed)
-		time.AfterFunc(time.Second, func() { store.Fail(nil) })
-		if err := c.Close(); err == nil {
-			requireFree(t, store, "k")
-		}
-	})
-}
-
-// Shutdown makes the store keep the key for the MinHold, and does not wait until it has passed.
-func TestShutdownKeepsMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-		l := acquire(t, c, "k")
-		require.NoError(t, l.Release())
-		start := time.Now()
-		require.NoError(t, c.Shutdown(t.Context()))
-		require.Equal(t, start, time.Now())
-		time.Sleep(10*time.Minute - time.Second)
-		_, err := dlock.New(store).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		time.Sleep(time.Second + time.Millisecond)
-		requireFree(t, store, "k")
-	})
-}
-
-// A lease that Shutdown gives up on keeps its MinHold.
-func TestShutdownKeepsMinHoldOfWhatIsStillHeld(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithTTL(3*time.Second), dlock.WithMinHold(time.Minute))
-		acquire(t, c, "k")
-		ctx := ended(t)
-		require.Error(t, c.Shutdown(ctx))
-		time.Sleep(30 * time.Second)
-		requireTaken(t, store, "k")
-	})
-}
-
-// After Shutdown, releases at the same time make one renewal for the MinHold.
-func TestReleaseTwiceAfterShutdownWithMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.op == "renew" {
-				c.delay = 10 * time.Millisecond
-			}
-		})
-		c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
-		l := acquire(t, c, "k")
-		ctx := ended(t)
-		require.Error(t, c.Shutdown(ctx))
-		s.forget()
-		var wg sync.WaitGroup
-		for range 3 {
-			wg.Go(func() { l.Release() })
-		}
-		wg.Wait()
-		require.NoError(t, l.Release())
-		require.Len(t, s.made("renew"), 1, "one renewal keeps it")
-	})
-}
-
 func TestMinHoldMax(t *testing.T) {
 	const most = 365 * 24 * time.Hour
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -557,74 +497,905 @@ func TestMinHoldMax(t *testing.T) {
 	})
 }
 
-// While the store is away, a MinHold is owed until it is over, however short the TTL.
-func TestMinHoldsOutliveTheirTTL(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		const n, minHold = 100, 10 * time.Second
-		seen := make(chan dlock.OwedDoneInfo, n)
-		c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold), dlock.WithObserver(&dlock.Observer{
-			OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { seen <- i },
-		}))
-		leases, _ := acquireAll(t, c, "", n)
-		store.Fail(errStore)
-		for _, l := range leases {
+func TestOwedReleases(t *testing.T) {
+	inCases{
+		"owed release is repeated": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			store.Fail(errStore)
+			require.ErrorIs(t, l.Release(), errStore)
+			time.Sleep(10 * time.Second)
+			requireOwed := len(s.made("release"))
+			require.Greater(t, requireOwed, 4)
+			require.Less(t, requireOwed, 15)
+			store.Fail(nil)
+			time.Sleep(8 * time.Second)
+			requireFree(t, store, "k")
+			n := len(s.made("release"))
 			require.NoError(t, l.Release())
+			time.Sleep(time.Hour)
+			require.Len(t, s.made("release"), n)
+		},
+		"failed release is owed once": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			l := acquire(t, c, "k")
+			store.Fail(errStore)
+			for range 3 {
+				require.ErrorIs(t, l.Release(), errStore)
+			}
+			require.ErrorContains(t, c.Close(), "1 releases not answered")
+		},
+		"owed release is not sent after release": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			store.Fail(errStore)
+			require.ErrorIs(t, l.Release(), errStore)
+			synctest.Wait()
+			store.Fail(nil)
+			require.NoError(t, l.Release())
+			n := len(s.made("release"))
+			time.Sleep(time.Hour)
+			require.Len(t, s.made("release"), n)
+		},
+		"owed release is given up after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s), "k")
+			store.Fail(errStore)
+			start := time.Now()
+			require.ErrorIs(t, l.Release(), errStore)
+			time.Sleep(time.Hour)
+			releases := s.made("release")
+			require.Equal(t, start.Add(30*time.Second), releases[len(releases)-1].at)
+			require.ErrorIs(t, l.Release(), errStore, "there is no time left for another try")
+		},
+		"lost lease that the store forgot is released once": func(t *testing.T, store *memory.Locker, s *spy) {
+			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+			time.Sleep(29 * time.Second)
+			require.True(t, store.Expire("k"))
+			<-l.Done()
+			time.Sleep(time.Hour)
+			require.Len(t, s.made("release"), 1)
+		},
+		"a lease is adopted with a shorter TTL, and its release gets no answer for longer than that": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithTTL(time.Hour))
+			d := detach(t, acquire(t, c, "k"))
+			l := adopt(t, c.With(dlock.WithTTL(time.Second)), d)
+			store.Fail(errStore)
+			require.Error(t, l.Release())
+			time.Sleep(3 * time.Second)
+			store.Fail(nil)
+			time.Sleep(10 * time.Second)
+			require.NoError(t, c.Close())
+			requireFree(t, store, "k")
+		},
+		"each try of a release ends": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				if c.op == "try" {
+					c.err = errStore
+					return
+				}
+				c.hang()
+			})
+			c := dlock.New(s)
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
+			time.Sleep(5500 * time.Millisecond)
+			releases := s.made("release")
+			require.Len(t, releases, 6, "one a second")
+			require.Error(t, releases[0].ctx.Err(), "it ends after 5 s")
+			require.NoError(t, releases[1].ctx.Err())
+			start := time.Now()
+			require.Error(t, c.Close())
+			require.Equal(t, 5*time.Second, time.Since(start))
+			synctest.Wait()
+			for _, r := range s.made("release") {
+				require.Error(t, r.ctx.Err(), "it outlives Close")
+			}
+		},
+		// While the store answers, more and more releases that are owed are in flight at once: those who give up
+		// a wait must be out of its queue before they are served. Without an answer, there are few again. (Those for a store that
+		// does not combine calls are counted in package owed.)
+		"owed releases go together": func(t *testing.T, _ *memory.Locker, s *spy) {
+			const n, roundTrip = 2000, 10 * time.Millisecond
+			var down atomic.Bool
+			s.onCall(func(c *call) {
+				if c.op == "release" && down.Load() {
+					c.err = errStore
+				} else if c.op == "release" {
+					c.take(roundTrip)
+				}
+			})
+			c := dlock.New(s)
+			for _, prefix := range []string{"first", "again"} {
+				leases, _ := acquireAll(t, c, prefix, n)
+				down.Store(true)
+				for _, l := range leases {
+					require.ErrorIs(t, l.Release(), errStore)
+				}
+				time.Sleep(2 * time.Second)
+				s.forget()
+				down.Store(false)
+				time.Sleep(time.Second)
+				require.Zero(t, c.Stats().ReleasesOwed, "a second after the store's return")
+				together := make(map[time.Time]int)
+				for _, c := range s.made("release") {
+					together[c.at]++
+				}
+				var sizes []int
+				for _, at := range slices.SortedFunc(maps.Keys(together), time.Time.Compare) {
+					sizes = append(sizes, together[at])
+				}
+				require.Equal(t, []int{1, 129, 258, 512, 512, 512, 76}, sizes, "of a store that combines calls")
+			}
+		},
+		"releases that stand in line for a few connections are few: renewals stand there, too": func(t *testing.T, _ *memory.Locker, s *spy) {
+			c := dlock.New(plain{s}, dlock.WithTTL(5*time.Second))
+			held, _ := acquireAll(t, c, "held", 20)
+			owed, _ := acquireAll(t, c.With(dlock.WithTTL(time.Hour)), "owed", 2000)
+			s.onCall(func(c *call) { c.err = errStore })
+			for _, l := range owed {
+				require.ErrorIs(t, l.Release(), errStore)
+			}
+			connections := make(chan struct{}, 2)
+			s.onCall(func(c *call) {
+				select {
+				case connections <- struct{}{}:
+					c.take(20 * time.Millisecond)
+					<-connections
+				case <-c.ctx.Done():
+					c.err = c.ctx.Err()
+				}
+			})
+			time.Sleep(time.Minute)
+			requireNoneLost(t, held)
+			require.Zero(t, c.Stats().RenewalsFailed)
+			require.Zero(t, c.Stats().ReleasesOwed)
+			require.NoError(t, c.Close())
+		},
+		"Close does not wait longer for a release than the store keeps the lease": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithTTL(3*time.Second))
+			leases, _ := acquireAll(t, c, "", 100)
+			store.Fail(errStore)
+			for _, l := range leases {
+				require.ErrorIs(t, l.Release(), errStore)
+			}
+			time.Sleep(time.Second)
+			start := time.Now()
+			require.NoError(t, c.Close(), "no key can stay")
+			require.Equal(t, 2*time.Second, time.Since(start))
+		},
+		// An attempt without an answer is released; later tries, for a call that may be on its way, fail. The
+		// release was answered, so its end has no error.
+		"owed release was answered": func(t *testing.T, store *memory.Locker, s *spy) {
+			var ends []dlock.OwedDoneInfo
+			c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { ends = append(ends, i) }}))
+			s.on("try", func(c *call) { c.err = errStore })
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
+			time.Sleep(time.Second)
+			store.Fail(errStore)
+			time.Sleep(time.Minute)
+			require.NoError(t, c.Close())
+			require.Len(t, ends, 1)
+			require.NoError(t, ends[0].Err)
+		},
+		"a retry is made soon, although new releases are owed all the time": func(t *testing.T, store *memory.Locker, s *spy) {
+			var failed atomic.Int32
+			s.onCall(func(c *call) {
+				switch {
+				case c.op == "release" && c.key == "real" && failed.Add(1) <= 2: // of the holder, and the first of the Client
+					c.err = errStore
+				case c.op == "release":
+					time.Sleep(100 * time.Millisecond) // RTT
+				case c.op == "try" && c.key != "real":
+					c.err = errStore
+				}
+			})
+			c := dlock.New(s, dlock.WithTTL(time.Minute))
+			l := acquire(t, c, "real")
+			stop := make(chan struct{})
+			go func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						return
+					case <-time.After(10 * time.Millisecond): // 100 cut attempts a second
+						c.TryAcquire(t.Context(), fmt.Sprint(i))
+					}
+				}
+			}()
+			time.Sleep(time.Second)
+			require.Error(t, l.Release())
+			time.Sleep(10 * time.Second)
+			taken := holder(t, store, "real").Held
+			close(stop)
+			c.Close()
+			time.Sleep(time.Minute)
+			require.False(t, taken, "the release that failed once, 10 s ago")
+		},
+		"the release of an attempt on a live shard is sent soon, although many of leases to a dead one hang": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				switch {
+				case c.key[0] == 'd' && c.op == "release":
+					c.hang()
+				case c.key == "live" && c.op == "try":
+					c.reply = errStore
+				}
+			})
+			c := dlock.New(s, dlock.WithTTL(time.Minute))
+			leases, _ := acquireAll(t, c, "dead", 20)
+			for _, l := range leases {
+				go l.Release()
+			}
+			time.Sleep(10 * time.Second)
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "live")), errStore)
+			time.Sleep(10 * time.Second)
+			taken := holder(t, store, "live").Held
+			c.Close()
+			time.Sleep(time.Minute)
+			require.False(t, taken, "10 s after the attempt")
+		},
+		"a release to a live shard is retried soon, although many to a dead shard hang": func(t *testing.T, store *memory.Locker, s *spy) {
+			var failed atomic.Int32
+			s.onCall(func(c *call) {
+				dead := c.key[0] == 'd'
+				switch {
+				case c.op == "release" && c.key == "real" && failed.Add(1) == 1:
+					c.err = errStore
+				case dead && c.op == "release":
+					c.hang()
+				case dead && c.op == "try":
+					c.err = errStore
+				}
+			})
+			c := dlock.New(s, dlock.WithTTL(time.Minute))
+			l := acquire(t, c, "real")
+			for i := range 200 {
+				c.TryAcquire(t.Context(), fmt.Sprint("dead", i))
+			}
+			time.Sleep(5 * time.Second)
+			require.Error(t, l.Release())
+			time.Sleep(10 * time.Second)
+			taken := holder(t, store, "real").Held
+			c.Close()
+			time.Sleep(time.Minute)
+			require.False(t, taken, "the release to the live shard that failed once, 10 s ago")
+		},
+	}.run(t)
+}
+
+func TestReleasesOfAttempts(t *testing.T) {
+	inCases{
+		"an answer that comes when the Client is closed causes no call": func(t *testing.T, _ *memory.Locker, s *spy) {
+			s.on("try", func(c *call) {
+				c.err = &dlock.UnansweredError{Err: errStore, Late: func(f func(dlock.Attempt, error)) {
+					time.AfterFunc(time.Minute, func() { f(dlock.Attempt{Acquired: true}, nil) })
+				}}
+			})
+			c := dlock.New(s)
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
+			require.NoError(t, c.Close())
+			n := len(s.made("release"))
+			require.Equal(t, 1, n)
+			time.Sleep(time.Hour)
+			require.Len(t, s.made("release"), n)
+		},
+		"a wait may be several requests, so the release that ends one grant is not the last": func(t *testing.T, store *memory.Locker, s *spy) {
+			hold(t, store, time.Hour)
+			s.on("acquire", func(c *call) {
+				<-c.ctx.Done()
+				store.Expire("k")
+				_, err := store.TryAcquire(context.Background(), "k", c.token, time.Minute)
+				require.NoError(t, err)
+				c.answers(dlock.Attempt{Holder: "other"}, errStore)
+			})
+			require.ErrorIs(t, errOf(dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
+			synctest.Wait()
+			requireFree(t, store, "k")
+			time.Sleep(time.Hour)
+			require.Greater(t, len(s.made("release")), 3)
+		},
+		"a token that tries again may be granted the key after a release has ended its first grant": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				switch {
+				case c.op == "try" && len(s.made("try")) == 1:
+					c.delay = 950 * time.Millisecond // granted, and found late
+				case c.op == "try":
+					c.err = io.ErrUnexpectedEOF // still on its way
+				}
+			})
+			require.ErrorIs(t, errOf(dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")), io.ErrUnexpectedEOF)
+			synctest.Wait()
+			token := s.made("try")[0].token
+			require.True(t, s.released(token))
+			requireFree(t, store, "k")
+			late, err := store.TryAcquire(t.Context(), "k", token, time.Second)
+			require.NoError(t, err)
+			require.True(t, late.Acquired)
+			time.Sleep(300 * time.Millisecond)
+			requireFree(t, store, "k")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			n := len(s.made("release"))
+			time.Sleep(time.Minute)
+			require.Len(t, s.made("release"), n, "it is released for ever")
+		},
+		// A release that is answered after a TTL has passed is not the last: the attempt may have
+		// arrived in between.
+		"release answered after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				switch {
+				case c.op == "try":
+					c.err = io.ErrUnexpectedEOF // still on its way
+				case len(s.made("release")) == 1:
+					c.delay = 2 * time.Second
+				}
+			})
+			require.ErrorIs(t, errOf(dlock.New(s, dlock.WithTTL(time.Second)).Acquire(t.Context(), "k")), io.ErrUnexpectedEOF)
+			time.Sleep(500 * time.Millisecond)
+			late, err := store.TryAcquire(t.Context(), "k", s.made("try")[0].token, time.Hour)
+			require.NoError(t, err)
+			require.True(t, late.Acquired)
+			time.Sleep(5 * time.Second)
+			requireFree(t, store, "k")
+		},
+		"nothing is owed to a store that is away for longer than the TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithTTL(10*time.Second))
+			store.Fail(errStore)
+			for i := range 100 {
+				c.TryAcquire(t.Context(), fmt.Sprint(i))
+			}
+			time.Sleep(5 * time.Minute)
+			require.Zero(t, c.Stats().ReleasesOwed)
+			require.NoError(t, c.Close(), "no key can stay")
+		},
+	}.run(t)
+}
+
+// What is owed after an acquisition that failed: nothing, one release, or releases for a TTL, in which a call may arrive.
+func TestWhatAnAcquisitionOwes(t *testing.T) {
+	mark := func(err error) error { return &dlock.NoEffectError{Err: err} }
+	held, none := dlock.Attempt{Holder: "other", Remaining: time.Minute}, dlock.Attempt{}
+	const once, forATTL = 1, 2
+	for _, test := range []struct {
+		name   string
+		queue  error // of Acquire
+		answer dlock.Attempt
+		try    error // of TryAcquire; nil: another holds the key, which is waited for
+		want   int
+	}{
+		{"try, unknown", nil, none, errStore, forATTL},
+		{"try, marked", nil, none, mark(errStore), 0},
+		{"try, marked, held: it has no place in a queue", nil, held, mark(errStore), 0},
+		{"try, marked within", nil, none, fmt.Errorf("client: %w", mark(errStore)), 0},
+		{"try, not dialled", nil, none, errDial, 0},
+		{"try, not dialled by a pool", nil, none, fmt.Errorf("pool: %w", errDial), 0},
+		{"try, invalid", nil, none, fmt.Errorf("%w key: has a hash tag", dlock.ErrInvalid), 0},
+		{"try, unsupported", nil, none, errors.ErrUnsupported, 0},
+		{"try, marked among others", nil, none, errors.Join(mark(errStore), io.EOF), forATTL},
+		{"try, not dialled among others, and granted", nil, none, errors.Join(errDial, errStore), once},
+		{"queue, unknown", errStore, none, nil, forATTL},
+		{"queue, unknown, held", errStore, held, nil, forATTL},
+		{"queue, marked", mark(errStore), none, nil, 0},
+		{"queue, marked, held", mark(errStore), held, nil, once},
+		{"queue, marked, only when", mark(errStore), dlock.Attempt{Since: time.Now()}, nil, once},
+		{"queue, cut", nil, none, nil, once},
+		{"polls, cut", nil, none, nil, 0},
+	} {
+		run(t, test.name, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				switch {
+				case c.op == "try" && test.try != nil && test.want == once:
+					c.reply = test.try // the grant is lost
+				case c.op == "try" && test.try != nil:
+					c.answers(test.answer, test.try)
+				case c.op == "acquire" && test.queue != nil:
+					time.Sleep(time.Second)
+					c.answers(test.answer, test.queue)
+				}
+			})
+			var l dlock.Locker = s
+			if test.name == "polls, cut" {
+				l = plain{s}
+			}
+			acquire, err := dlock.New(l).TryAcquire, test.try
+			if err == nil {
+				hold(t, store, time.Hour)
+				acquire, err = dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire, dlock.ErrHeld
+			}
+			require.ErrorIs(t, errOf(acquire(t.Context(), "k")), err)
+			ended := time.Now()
+			synctest.Wait()
+			require.Equal(t, test.try == nil, holder(t, store, "k").Held)
+			time.Sleep(59 * time.Minute)
+			releases := s.made("release")
+			for _, r := range releases {
+				require.Equal(t, s.made("try", "acquire")[len(s.made("try", "acquire"))-1].token, r.token)
+			}
+			if test.want != forATTL {
+				require.Len(t, releases, test.want)
+				return
+			}
+			require.Equal(t, ended, releases[0].at)
+			require.Equal(t, ended.Add(dlock.DefaultTTL), releases[len(releases)-1].at)
+			require.InDelta(t, 9, len(releases), 5)
+		})
+	}
+}
+
+// What is owed after an attempt that was given up, whose answer comes later. The release waits for it for a moment. If it
+// was sent before, the answer decides whether it is repeated.
+func TestWhatALateAnswerOwes(t *testing.T) {
+	mark := func(err error) error { return &dlock.NoEffectError{Err: err} }
+	held, none := dlock.Attempt{Holder: "other", Remaining: time.Minute}, dlock.Attempt{}
+	const soon, later, afterATTL = 100 * time.Millisecond, time.Second, time.Minute
+	for name, test := range map[string]struct {
+		op     string
+		after  time.Duration
+		answer dlock.Attempt
+		err    error
+		want   int // releases from then on
+	}{
+		"try, held":                {"try", soon, held, nil, 0},
+		"try, held, later":         {"try", later, held, nil, 0},
+		"try, granted":             {"try", soon, dlock.Attempt{Acquired: true}, nil, 1},
+		"try, granted, later":      {"try", later, dlock.Attempt{Acquired: true}, nil, 1},
+		"try, granted, much later": {"try", afterATTL, dlock.Attempt{Acquired: true}, nil, 1},
+		"try, refused":             {"try", soon, none, mark(errStore), 0},
+		"try, failed":              {"try", soon, none, errStore, 8},
+		"queue, waits":             {"acquire", soon, held, mark(errStore), 1},
+		"queue, waits, later":      {"acquire", later, held, mark(errStore), 1},
+		"queue, waits, much later": {"acquire", afterATTL, held, mark(errStore), 1},
+		"queue, granted":           {"acquire", soon, dlock.Attempt{Acquired: true}, nil, 1},
+		"queue, refused":           {"acquire", soon, none, mark(errStore), 0},
+	} {
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			hold(t, store, time.Hour)
+			var ended time.Time
+			s.onCall(func(c *call) {
+				if c.op == "try" && test.op != "try" || c.op == "release" {
+					return
+				}
+				<-c.ctx.Done()
+				ended = time.Now()
+				c.answers(none, fmt.Errorf("decorated: %w", &dlock.UnansweredError{Err: c.ctx.Err(), Late: func(f func(dlock.Attempt, error)) {
+					time.AfterFunc(test.after, func() { f(test.answer, test.err) })
+				}}))
+			})
+			c := dlock.New(s)
+			ctx := within(t, 10*time.Millisecond)
+			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
+			time.Sleep(time.Hour)
+			require.Zero(t, c.Stats().ReleasesOwed)
+			before, from := 0, 0
+			for _, r := range s.made("release") {
+				if since := r.at.Sub(ended); since < test.after {
+					require.GreaterOrEqual(t, since, 250*time.Millisecond)
+					before++
+				} else {
+					from++
+				}
+			}
+			require.Equal(t, test.after > soon, before > 0)
+			require.Equal(t, test.want, from)
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
+// Callers give up before the answer to their attempt comes. There are no more releases than attempts whose answer never
+// comes: those that travelled alone.
+func TestReleasesOfAnsweredAttempts(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
+			f.Request.Delay, f.Reply.Delay = 5*time.Millisecond, 5*time.Millisecond
+			return f
+		})
+		l := rediscore.New(conn)
+		c := dlock.New(l)
+		defer func() { _ = c.Close(); _ = l.Close(); conn.Close() }()
+		acquire(t, c, "k")
+		before := server.Cost().Scripts
+		var all sync.WaitGroup
+		for range 100 {
+			all.Go(func() {
+				ctx := within(t, 5*time.Millisecond)
+				require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
+			})
 		}
-		time.Sleep(minHold - time.Millisecond)
-		require.Equal(t, n, c.Stats().ReleasesOwed, "before the end of the MinHold")
-		time.Sleep(2 * time.Millisecond)
-		require.Zero(t, c.Stats().ReleasesOwed, "after the end of the MinHold")
-		require.LessOrEqual(t, len(s.made("release")), 8, "of %d keys that the store has freed long ago", n)
-		for range n {
-			require.ErrorIs(t, (<-seen).Err, errStore)
-		}
-		start := time.Now()
-		require.NoError(t, c.Close())
-		require.Zero(t, time.Since(start))
+		all.Wait()
+		time.Sleep(time.Minute)
+		const alone, repeated, renewals = 2, 8, 6
+		require.LessOrEqual(t, server.Cost().Scripts-before, 100+alone*repeated+renewals)
+		require.Zero(t, c.Stats().ReleasesOwed)
 	})
 }
 
-// A lease that Shutdown has given up on is not released when its MinHold is over, although no
-// renewal has succeeded: its work may still run.
-func TestShutdownReleasesNothingAfterAMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.renews() && time.Since(s.made()[0].at) > time.Second {
-				c.err = errStore
+// Where waiters give up soon and the server is busy, locks are granted nevertheless: the server is not kept busy by those
+// who have gone. A hundred and twenty goroutines want twelve keys for 10 ms each, and wait for 10 to 30 ms. If several
+// Clients share the server, each has to do without it for a while, and no estimate of one knows of the others.
+func TestGrantsWhereWaitersGiveUp(t *testing.T) {
+	type load struct {
+		call, trip time.Duration
+		clients    int
+		queue      bool
+	}
+	const near, far = 500 * time.Microsecond, 5 * time.Millisecond
+	for l, want := range map[load]int{ // grants in a second
+		{85 * time.Microsecond, near, 1, true}: 900, {100 * time.Microsecond, near, 1, true}: 500, {150 * time.Microsecond, near, 1, true}: 300,
+		{200 * time.Microsecond, near, 4, true}: 200,
+		{30 * time.Microsecond, far, 1, true}:   700, {100 * time.Microsecond, far, 1, true}: 120,
+		{100 * time.Microsecond, near, 1, false}: 900, {150 * time.Microsecond, near, 1, false}: 500,
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			require.GreaterOrEqual(t, grantsOfQuitters(t, l.call, l.trip, l.clients, l.queue), want, "%+v", l)
+		})
+	}
+}
+
+// grantsOfQuitters is how many grants there are in a second, if a server makes one call after the other.
+func grantsOfQuitters(t *testing.T, call, trip time.Duration, clients int, queue bool) (grants int) {
+	const keys, hold, patience = 12, 10 * time.Millisecond, 20 * time.Millisecond
+	server, free, end := sim.NewServer(), time.Now(), time.Now().Add(time.Second)
+	var mu sync.Mutex
+	fate := func(trips sim.Trip) (f sim.Fate) {
+		mu.Lock()
+		defer mu.Unlock()
+		free = slices.MaxFunc([]time.Time{free, time.Now().Add(trip / 2)}, time.Time.Compare).Add(time.Duration(len(trips.Calls)) * call)
+		f.Request.Delay, f.Reply.Delay = time.Until(free), trip/2
+		return f
+	}
+	var all []*dlock.Client
+	for range clients {
+		conn := sim.Dial(server, fate)
+		l := rediscore.New(conn, rediscore.WithQueue(queue))
+		c := dlock.New(l)
+		all = append(all, c)
+		defer func() { _ = c.Close(); _ = l.Close(); conn.Close() }()
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	var callers sync.WaitGroup
+	for i := range 10 * keys {
+		callers.Go(func() {
+			for time.Now().Before(end) {
+				mu.Lock()
+				key, wait := fmt.Sprint("k", random.IntN(keys)), patience/2+time.Duration(random.Int64N(int64(patience)))
+				mu.Unlock()
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				lease, err := all[i%clients].Acquire(ctx, key)
+				cancel()
+				if err == nil {
+					mu.Lock()
+					grants++
+					mu.Unlock()
+					time.Sleep(hold)
+					_ = lease.Release()
+				}
 			}
 		})
-		c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
-		acquire(t, c, "k")
-		time.Sleep(8 * time.Second)
-		require.ErrorContains(t, c.Shutdown(ended(t)), "1 leases still held")
-		time.Sleep(3 * time.Second)
-		require.Empty(t, s.made("release"), "the work may still run")
+	}
+	callers.Wait()
+	return grants
+}
+
+// A call that was slow once does not make the Locker take later waits for hurried.
+func TestSlowCallHurriesNobody(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		server, slow := sim.NewServer(), new(atomic.Int64)
+		dial := func(fate func(sim.Trip) sim.Fate) *dlock.Client {
+			conn := sim.Dial(server, fate)
+			l := rediscore.New(conn)
+			t.Cleanup(func() { _ = l.Close(); conn.Close() })
+			return dlock.New(l)
+		}
+		other := dial(func(sim.Trip) (f sim.Fate) { return f })
+		mine := dial(func(sim.Trip) (f sim.Fate) { f.Reply.Delay = time.Millisecond + time.Duration(slow.Load()); return f })
+		for _, key := range []string{"x", "k"} {
+			l, err := other.Acquire(t.Context(), key)
+			require.NoError(t, err)
+			defer time.AfterFunc(6*time.Second, func() { _ = l.Release() }).Stop()
+		}
+		slow.Store(int64(2500 * time.Millisecond))
+		var both sync.WaitGroup
+		defer both.Wait()
+		both.Go(func() {
+			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil })
+		})
+		time.Sleep(5100 * time.Millisecond) // an attempt and an enqueue
+		slow.Store(0)
+		_, err := mine.With(dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
+		require.NoError(t, err)
 	})
 }
 
-// After Close, a Release that failed can be repeated: the store then keeps the key for its MinHold.
-func TestReleaseAgainAfterCloseWithMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(time.Minute))
-		l := acquire(t, c, "k")
-		start := time.Now()
+// The calls of one token count together: the first grant is late, so the token tries again.
+func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
+	for name, test := range map[string]struct {
+		second func(c *call)
+		once   bool
+	}{
+		"marked":  {func(c *call) { c.err = &dlock.NoEffectError{Err: errStore} }, true},
+		"held":    {func(c *call) { c.attempt = &dlock.Attempt{Holder: "other"} }, true},
+		"unknown": {func(c *call) { c.err = errStore }, false},
+		"late":    {func(c *call) { c.delay = 29 * time.Second }, true},
+	} {
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				switch {
+				case c.op != "try":
+				case len(s.made("try")) == 1:
+					c.delay = 29 * time.Second
+				default:
+					test.second(c)
+				}
+			})
+			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+			require.Error(t, err)
+			require.Len(t, s.made("try"), 2)
+			synctest.Wait()
+			requireFree(t, store, "k")
+			time.Sleep(time.Hour)
+			if test.once {
+				require.Len(t, s.made("release"), 1)
+			} else {
+				require.Greater(t, len(s.made("release")), 3)
+			}
+		})
+	}
+}
+
+// An attempt that arrives after the first release of its token is released within a quarter
+// of the TTL.
+func TestLateAttemptIsReleased(t *testing.T) {
+	for _, late := range []time.Duration{7 * time.Second, 13 * time.Second} {
+		run(t, late.String(), func(t *testing.T, store *memory.Locker, s *spy) {
+			s.on("try", func(c *call) {
+				c.err = errStore
+				time.AfterFunc(late, func() { store.TryAcquire(context.Background(), c.key, c.token, c.ttl) })
+			})
+			start := time.Now()
+			require.ErrorIs(t, errOf(dlock.New(s).TryAcquire(t.Context(), "k")), errStore)
+			require.NoError(t, acquire(t, dlock.New(store), "k").Release())
+			time.Sleep(late + 7600*time.Millisecond)
+			requireFree(t, store, "k")
+			time.Sleep(time.Minute)
+			releases := s.made("release")
+			require.Less(t, releases[len(releases)-1].at.Sub(start), late+8*time.Second, `"held, now free" is the end of it`)
+		})
+	}
+}
+
+// While the store is away, a release is owed for one TTL, and is then dropped without a call.
+func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
+	const n, ttl = 1000, time.Second
+	for name, away := range map[string]func(c *call){
+		"refuses": func(c *call) { c.err = errStore },
+		"hangs":   func(c *call) { c.hang() },
+	} {
+		run(t, name, func(t *testing.T, _ *memory.Locker, s *spy) {
+			var down atomic.Bool
+			s.onCall(func(c *call) {
+				if down.Load() {
+					away(c)
+				}
+			})
+			var unanswered atomic.Int32
+			c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) {
+				if i.Err != nil && i.Took <= ttl+time.Second {
+					unanswered.Add(1)
+				}
+			}}))
+			leases, _ := acquireAll(t, c, "", n)
+			down.Store(true)
+			var all sync.WaitGroup
+			for i, l := range leases {
+				all.Go(func() { l.Release() })
+				all.Go(func() {
+					ctx := within(t, ttl/2)
+					c.TryAcquire(ctx, fmt.Sprint("attempt", i))
+				})
+			}
+			all.Wait()
+			require.Equal(t, 2*n, c.Stats().ReleasesOwed)
+			time.Sleep(ttl + time.Millisecond)
+			require.LessOrEqual(t, c.Stats().ReleasesOwed, 128, "of %d, a TTL later: last tries", 2*n)
+			time.Sleep(time.Second)
+			require.Zero(t, c.Stats().ReleasesOwed, "of %d, a TTL and a second later", 2*n)
+			synctest.Wait()
+			require.EqualValues(t, 2*n, unanswered.Load(), "events with an error")
+			s.forget()
+			down.Store(false)
+			time.Sleep(time.Second)
+			require.Empty(t, s.made(), "calls in the first second of the store's return")
+			start := time.Now()
+			require.NoError(t, c.Close(), "no key can stay")
+			require.Zero(t, time.Since(start), "time that Close took")
+		})
+	}
+}
+
+// requireReleased says that a release of each token that was counted reached the store. It
+// returns how many were sent for each on average.
+func requireReleased(t *testing.T, n *wire, what string) (mean float64) {
+	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	never, sent, tokens := 0, 0, n.counts[what]
+	for token := range tokens {
+		sent += n.counts[releasesMade][token]
+		if n.counts[releasesArrived][token] == 0 {
+			never++
+		}
+	}
+	mean = float64(sent) / float64(len(tokens))
+	t.Logf("%d %s: %d never released, %.2f releases sent for each", len(tokens), what, never, mean)
+	if never > 0 {
+		t.Errorf("%d of %d %s were never released, want 0", never, len(tokens), what)
+	}
+	return mean
+}
+
+// requireReleasedOnce says the same of waits that the store had answered, with at most
+// two releases for each on average.
+func requireReleasedOnce(t *testing.T, n *wire) {
+	t.Helper()
+	const most = 2
+	if mean := requireReleased(t, n, waitsArrived); mean > most {
+		t.Errorf("%.2f releases were sent for each of %d cut waits, want at most %d", mean, n.tokens(waitsArrived), most)
+	}
+}
+
+// Of any number of waits that are cut at one instant, each is released.
+func TestWaitsCutTogether(t *testing.T) {
+	const waits = 5000 / israce.Slower
+	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				store, n := overWire(t)
+				n.setRTT(time.Millisecond)
+				keys := holdAll(t, store, 100)
+				c := dlock.New(n, dlock.WithTTL(ttl))
+				ctx, cut := context.WithCancel(t.Context())
+				var all sync.WaitGroup
+				for i := range waits {
+					all.Go(func() { _, _ = c.Acquire(ctx, keys[i%len(keys)]) })
+				}
+				time.Sleep(time.Second)
+				require.Equal(t, waits, n.tokens(waitsArrived))
+				cut()
+				all.Wait()
+				time.Sleep(2 * ttl)
+				requireReleasedOnce(t, n)
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+// 500 waits a second are cut for a minute, and in its middle the store is out of reach
+// for 5 s, in which 50 leases are released.
+func TestCutWaitsBesideAnOutage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	const (
+		waits = 30_000 / israce.Slower
+		real  = 50
+		pace  = israce.Slower * 2 * time.Millisecond
+		wait  = 100 * time.Millisecond
+	)
+	for f, apart := range map[fault]time.Duration{ // between the releases
+		refuse: 90 * time.Millisecond,
+		hang:   0, // so that all have failed when the store is back
+	} {
+		t.Run(string(f), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				store, n := overWire(t)
+				n.setRTT(time.Millisecond)
+				keys := holdAll(t, store, 100)
+				c := dlock.New(n)
+				leases, mine := acquireAll(t, c, "mine", real)
+				var all sync.WaitGroup
+				all.Go(func() {
+					for i := range waits {
+						all.Go(func() {
+							ctx := within(t, wait)
+							_, _ = c.Acquire(ctx, keys[i%len(keys)])
+						})
+						time.Sleep(pace)
+					}
+				})
+				time.Sleep(27 * time.Second)
+				for i, l := range leases {
+					all.Go(func() {
+						time.Sleep(time.Duration(i)*apart + time.Nanosecond)
+						_ = l.Release()
+					})
+				}
+				n.fail(f, 5*time.Second)
+				time.Sleep(2 * time.Second)
+				requireAllFree(t, store, mine)
+				all.Wait()
+				time.Sleep(time.Minute)
+				requireReleasedOnce(t, n)
+				requireReleased(t, n, attemptsMade)
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+// Attempts that took effect, and whose replies were lost together, are undone as soon
+// as the store is back.
+func TestLostRepliesOfManyAttempts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	const attempts = 5000 / israce.Slower
+	for _, then := range []fault{up, refuse, hang, ignore} {
+		t.Run(string(then), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				store, n := overWire(t)
+				n.setRTT(time.Millisecond)
+				c := dlock.New(n)
+				keys := make([]string, attempts)
+				n.set(lose)
+				ctx := within(t, 100*time.Millisecond)
+				var all sync.WaitGroup
+				for i := range keys {
+					keys[i] = strconv.Itoa(i)
+					all.Go(func() {
+						if _, err := c.TryAcquire(ctx, keys[i]); err == nil {
+							t.Errorf("TryAcquire(%q): no error", keys[i])
+						}
+					})
+				}
+				time.Sleep(50 * time.Millisecond)
+				n.fail(then, 5*time.Second)
+				time.Sleep(2 * time.Second)
+				if then == ignore {
+					time.Sleep(ignored)
+				}
+				all.Wait()
+				requireAllFree(t, store, keys)
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+// More releases are owed than a Client keeps: it keeps 100,000, and they are made when
+// the store is back.
+func TestMoreOwedThanKept(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	const (
+		attempts = 101_000
+		kept     = 100_000
+	)
+	if israce.Enabled {
+		t.Skip("too slow with the race detector")
+	}
+	bubble.Test(t, func(t *testing.T) {
+		_, n := overWire(t)
+		c := dlock.New(n, dlock.WithTTL(time.Hour))
+		n.set(refuse)
+		before := heap()
+		for i := range attempts {
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), strconv.Itoa(i))), errStore)
+		}
+		time.Sleep(time.Minute)
+		require.Equal(t, dlock.Stats{ReleasesOwed: kept, ReleasesDropped: attempts - kept}, c.Stats())
+		n.forget()
+		bytes := heap() - before
+		n.setRTT(time.Millisecond)
+		n.set(up)
+		time.Sleep(time.Minute)
+		released := n.tokens(releasesMade)
+		t.Logf("%d owed: %d released after the return; %d bytes each", attempts, released, bytes/kept)
+		if released < kept || released > kept+parallel {
+			t.Errorf("%d of %d tokens were released in the minute after the return, want %d", released, attempts, kept)
+		}
+		if bytes > 1000*kept {
+			t.Errorf("what is owed takes %d bytes, want at most %d", bytes, 1000*kept)
+		}
 		require.NoError(t, c.Close())
-		store.Fail(errStore)
-		require.ErrorIs(t, l.Release(), errStore)
-		require.ErrorIs(t, l.Release(), errStore)
-		store.Fail(nil)
-		require.NoError(t, l.Release())
-		require.NoError(t, l.Release())
-		require.Len(t, s.made("renew"), 3)
-		next := acquire(t, dlock.New(store), "k")
-		require.InDelta(t, time.Minute, time.Since(start), float64(2*time.Millisecond))
-		require.NoError(t, next.Release())
-	})
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(time.Minute))
-		l := acquire(t, c, "k")
-		require.NoError(t, c.Close())
-		store.Steal("k", time.Hour)
-		require.ErrorIs(t, l.Release(), dlock.ErrLost)
 	})
 }

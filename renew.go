@@ -60,8 +60,8 @@ func (l *Lease) Renew(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	failure, err := l.sendRenewal(renewal{ctx: limited, sent: sent, ttl: l.ttl})
-	err = wrapUnlessLost(ctx, "renew", l.key, said(ctx, sent, err))
-	if silence := said(ctx, sent, failure); errors.Is(silence, ErrUnavailable) && !errors.Is(err, ErrUnavailable) {
+	err = wrapUnlessLost(ctx, "renew", l.key, callError(ctx, sent, err))
+	if silence := callError(ctx, sent, failure); errors.Is(silence, ErrUnavailable) && !errors.Is(err, ErrUnavailable) {
 		err = fmt.Errorf("%w: %w", err, withEnd(ctx, silence)) // the lease has ended meanwhile
 	}
 	return err
@@ -80,7 +80,7 @@ type renewal struct {
 // for the lease.
 func (l *Lease) sendRenewal(c renewal) (failure, err error) {
 	result := RenewResult{Err: errPanic}
-	defer func() { failure, err = result.Err, l.renewed(c, result) }()
+	defer func() { failure, err = result.Err, l.noteRenewal(c, result) }()
 	result.Held, result.Err = l.keeper.locker.Renew(c.ctx, l.key, l.token, c.ttl)
 	return
 }
@@ -99,10 +99,10 @@ func (l *Lease) sendRenewal(c renewal) (failure, err error) {
 // If the store has answered nothing since, it may be away, which is no reason to make more calls. To
 // find out, one lease of the next batch is renewed alone, once a second.
 
-// A trouble describes the renewals of a lease since the last successful one.
-type trouble struct {
+// A retry describes the renewals of a lease since the last one that succeeded.
+type retry struct {
 	err      error         // of the last one
-	said     error         // of the last one whose error says more than that there was no answer
+	reason   error         // of the last one whose error says more than that there was no answer
 	answered time.Time     // when the last one failed that the store has answered; zero if it has answered none
 	late     time.Duration // how much later one began than planned, at most; 0 if that is little
 	since    time.Time     // when the first one was sent
@@ -113,21 +113,62 @@ type trouble struct {
 	inFlight bool          // the last one has not failed, and does not hang
 }
 
-// dueForRenewal has a lease renewed, by deadline. It halves the largest batch of the lease if that is
-// of use. Such a lease waits behind others whose deadlines are a little later, since it may hang again.
-func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, t *trouble) {
+// halve halves the largest batch of the lease if that is of use: the store has answered other renewals, of which the
+// last was sent at a given time. It reports whether the store may be away instead.
+func (r *retry) halve(answered, now time.Time) (silent bool) {
+	if r.size == 0 || answered.Before(alarm.Later(r.since, r.halvedAt)) {
+		return r.size > 0
+	}
+	r.halvedAt = now
+	for maxBatch>>r.halved >= max(2, r.size) {
+		r.halved++
+	}
+	return false
+}
+
+// A plan chooses the leases of the next call. It is offered those that are due, the earliest deadline first.
+type plan struct {
+	single bool     // RenewBatch is unsupported
+	full   bool     // there are too many calls for single leases
+	size   int      // of the batch; 0 before its first lease
+	batch  []*Lease // that the call renews
+	rest   []*Lease // that were offered, too
+}
+
+// wants reports whether the plan is to be offered another lease.
+func (p *plan) wants() bool {
+	return (p.size == 0 || len(p.batch) < p.size) && len(p.rest) < maxBatch
+}
+
+func (p *plan) offer(l *Lease) {
+	largest := maxBatch >> l.halved
+	if p.single {
+		largest = 1
+	}
+	if p.size == 0 && (largest > 1 || !p.full) {
+		p.size = largest
+	}
+	if largest == p.size {
+		p.batch = append(p.batch, l)
+	} else {
+		p.rest = append(p.rest, l)
+	}
+}
+
+// asks has the call renew only the i-th lease of the batch.
+func (p *plan) asks(i int) {
+	p.batch[0], p.batch[i] = p.batch[i], p.batch[0]
+	p.batch, p.rest = p.batch[:1], append(p.rest, p.batch[1:]...)
+}
+
+// dueForRenewal has a lease renewed, by deadline. A lease whose largest batch is halved waits behind others whose
+// deadlines are a little later, since it may hang again.
+func (k *keeper) dueForRenewal(l *Lease, deadline time.Time, r *retry) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l.silent = t.size > 0
-	if t.size > 0 && !k.answered.Before(alarm.Later(t.since, t.halvedAt)) {
-		l.silent, t.halvedAt = false, time.Now()
-		for maxBatch>>t.halved >= max(2, t.size) {
-			t.halved++
-		}
-	}
-	if !l.waiting.IsSet() {
-		l.halved = t.halved
-		k.due.Set(&l.waiting, deadline.Add(l.ttl/200*time.Duration(t.halved)))
+	if l.silent = r.halve(k.answered, time.Now()); !l.waiting.IsSet() {
+		l.halved = r.halved
+		k.due.Set(&l.waiting, deadline.Add(l.ttl/200*time.Duration(r.halved)))
 	}
 }
 
@@ -144,40 +185,25 @@ func (k *keeper) rounds() int {
 
 // nextRenewalLocked returns the next call of the renewers, or nil.
 func (k *keeper) nextRenewalLocked() func() {
-	full := k.renewers.Jobs >= maxSingle
-	if k.unbatched.Load() && full {
+	p := plan{single: k.unbatched.Load(), full: k.renewers.Jobs >= maxSingle}
+	if p.single && p.full {
 		return nil
 	}
-	size, leases, others := 0, []*Lease(nil), []*Lease(nil)
-	for k.due.Len() > 0 && (size == 0 || len(leases) < size) && len(others) < maxBatch {
-		l := k.due.Pop().For.(*Lease)
-		largest := maxBatch >> l.halved
-		if k.unbatched.Load() {
-			largest = 1
-		}
-		if size == 0 && (largest > 1 || !full) {
-			size = largest
-		}
-		if largest == size {
-			leases = append(leases, l)
-		} else {
-			others = append(others, l)
-		}
+	for k.due.Len() > 0 && p.wants() {
+		p.offer(k.due.Pop().For.(*Lease))
 	}
-	if now := time.Now(); len(leases) > 1 && leases[0].silent && now.Sub(k.asked) >= time.Second {
+	if now := time.Now(); len(p.batch) > 1 && p.batch[0].silent && now.Sub(k.asked) >= time.Second {
 		k.asked = now
-		i := chance.N(time.Duration(len(leases))) // not the first one, which may be the spoiler each time
-		leases[0], leases[i] = leases[i], leases[0]
-		leases, others = leases[:1], append(others, leases[1:]...)
+		p.asks(int(chance.N(time.Duration(len(p.batch))))) // not the first one, which may be the spoiler each time
 	}
-	for _, l := range others {
+	for _, l := range p.rest {
 		k.due.Return(&l.waiting)
 	}
-	if len(leases) == 0 {
+	if len(p.batch) == 0 {
 		return nil
 	}
 	many := k.due.Len() > 0 || k.renewers.Jobs > maxSingle/2
-	return func() { k.renew(leases, many) }
+	return func() { k.renew(p.batch, many) }
 }
 
 // renew makes one call for leases that are due. Its time limit is half of the longest remaining
@@ -221,14 +247,14 @@ func (k *keeper) renew(leases []*Lease, many bool) {
 func (k *keeper) sendBatch(c renewal, leases []*Lease, batch []Renewal) {
 	err := errPanic
 	var results []RenewResult
-	defer func() { k.batchRenewed(c, leases, batch, results, err) }()
+	defer func() { k.noteBatch(c, leases, batch, results, err) }()
 	results, err = k.locker.(BatchRenewer).RenewBatch(c.ctx, batch)
 	if err == nil && len(results) != len(batch) {
 		err = fmt.Errorf("%d results for a batch of %d", len(results), len(batch))
 	}
 }
 
-func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, results []RenewResult, err error) {
+func (k *keeper) noteBatch(c renewal, leases []*Lease, batch []Renewal, results []RenewResult, err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		k.unbatched.Store(true)
 		for _, l := range leases {
@@ -243,53 +269,53 @@ func (k *keeper) batchRenewed(c renewal, leases []*Lease, batch []Renewal, resul
 			r = results[i]
 		}
 		c.ttl = batch[i].TTL
-		_ = l.renewed(c, r) // the lease has the error
+		_ = l.noteRenewal(c, r) // the lease has the error
 	}
 }
 
 // noteLocked notes the error of a renewal.
-func (t *trouble) noteLocked(err error, now time.Time) {
-	t.err = err
+func (r *retry) noteLocked(err error, now time.Time) {
+	r.err = err
 	reason := errs.BesidesEnd(err)
 	if reason != nil && (NoEffect(err) || !timedOut(reason)) {
-		t.said = reason
+		r.reason = reason
 	}
 	if Refused(err) || temporary(err) || answered(err) {
-		t.answered = now
+		r.answered = now
 	}
 }
 
 // noteLateLocked notes that a renewal begins that was planned for a given time.
-func (t *trouble) noteLateLocked(planned, now time.Time, ttl time.Duration) {
+func (r *retry) noteLateLocked(planned, now time.Time, ttl time.Duration) {
 	if late := now.Sub(planned); !planned.IsZero() && late >= min(time.Second, ttl/10) {
-		t.late = max(t.late, late)
+		r.late = max(r.late, late)
 	}
 }
 
 // causeLocked returns why renewals failed before a loss; nil if there is no more to say. What the store, or its
 // client library, said last is kept. Silence counts from the last answer of the store.
-func (t *trouble) causeLocked(now time.Time) error {
-	silence := now.Sub(alarm.Later(t.since, t.answered)).Round(time.Millisecond)
-	err, text := errs.HideContext(t.said), fmt.Sprintf("no answer for %v", silence)
+func (r *retry) causeLocked(now time.Time) error {
+	silence := now.Sub(alarm.Later(r.since, r.answered)).Round(time.Millisecond)
+	err, text := errs.HideContext(r.reason), fmt.Sprintf("no answer for %v", silence)
 	if failed(err) {
-		err, text = failedWith(err), fmt.Sprintf("no success for %v", silence)
+		err, text = saying(err, false), fmt.Sprintf("no success for %v", silence)
 	}
-	if err == nil && errs.BesidesEnd(t.err) != nil { // a time-out of the client library
-		err = errs.HideContext(errs.BesidesEnd(t.err))
+	if err == nil && errs.BesidesEnd(r.err) != nil { // a time-out of the client library
+		err = errs.HideContext(errs.BesidesEnd(r.err))
 	}
 	switch {
-	case err == nil && (t.err != nil || t.size > 0):
+	case err == nil && (r.err != nil || r.size > 0):
 		err = errors.New(text)
-	case err == nil, silence == 0, !t.answered.IsZero() && (!t.unanswered() || silence < shortSilence):
-	case t.answered.IsZero():
+	case err == nil, silence == 0, !r.answered.IsZero() && (!r.unanswered() || silence < shortSilence):
+	case r.answered.IsZero():
 		err = errs.Reword(fmt.Sprintf("%s: %v", text, err), nil, err)
 	default:
 		err = errs.Reword(fmt.Sprintf("%s; before that: %v", text, err), nil, err)
 	}
-	if t.late == 0 {
+	if r.late == 0 {
 		return err
 	}
-	late := fmt.Sprintf("began %v late: this process was paused, or got no CPU", t.late.Round(time.Millisecond))
+	late := fmt.Sprintf("began %v late: this process was paused, or got no CPU", r.late.Round(time.Millisecond))
 	if err == nil {
 		return errors.New(late)
 	}
@@ -300,4 +326,4 @@ func (t *trouble) causeLocked(now time.Time) error {
 const shortSilence = 1500 * time.Millisecond
 
 // unanswered reports whether the last renewal had no answer.
-func (t *trouble) unanswered() bool { return t.inFlight || errs.BesidesEnd(t.err) == nil }
+func (r *retry) unanswered() bool { return r.inFlight || errs.BesidesEnd(r.err) == nil }

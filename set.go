@@ -202,7 +202,7 @@ func (g *gathering) gather(ctx context.Context) error {
 // takeWhole tries all keys at once, again and again. If others hold some, and the attempt was not one operation, it
 // gives all back, and waits for one of those. When it gives up, it returns what the last attempts have brought, if
 // there is something to go on with: see try.
-func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
+func (g *gathering) takeWhole() (leases []*Lease, held []*facts, err error) {
 	end, took := time.Now().Add(wholeTime), wholeGuess
 	var waited *Lease
 	for n := 1; ; n++ {
@@ -222,14 +222,14 @@ func (g *gathering) takeWhole() (leases []*Lease, held []*word, err error) {
 	}
 }
 
-func isHeld(w *word) bool { return w != nil }
+func isHeld(f *facts) bool { return f != nil }
 
 // worthwhile reports whether a set that was not granted as a whole is to wait for that: an attempt keeps others from
 // the keys that it is granted in vain. trip is what the last one took, and waited what the last wait did.
-func worthwhile(held []*word, trip, waited time.Duration) bool {
+func worthwhile(held []*facts, trip, waited time.Duration) bool {
 	n := 0
-	for _, w := range held {
-		if isHeld(w) {
+	for _, f := range held {
+		if isHeld(f) {
 			n++
 		}
 	}
@@ -238,7 +238,7 @@ func worthwhile(held []*word, trip, waited time.Duration) bool {
 
 // waitWhole waits for a key until end, while the set holds no other. It returns neither a lease nor an error if that
 // has passed.
-func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, error) {
+func (g *gathering) waitWhole(key string, held facts, end time.Time) (*Lease, error) {
 	g.whole = end
 	lease, err := g.waitFor(key, held)
 	g.whole = time.Time{}
@@ -251,7 +251,7 @@ func (g *gathering) waitWhole(key string, held word, end time.Time) (*Lease, err
 // takeInOrder takes the keys in their order, beginning with what takeWhole has brought. It gives back what comes after
 // a key for which it waits. After a wait it tries a few keys at once, since some are probably held, too, and twice as
 // many while all are free.
-func (g *gathering) takeInOrder(leases []*Lease, held []*word) (err error) {
+func (g *gathering) takeInOrder(leases []*Lease, held []*facts) (err error) {
 	for ahead := setAhead; ; ahead *= 2 {
 		first := slices.Index(leases, nil)
 		if first < 0 {
@@ -292,7 +292,7 @@ func (g *gathering) giveBack(leases []*Lease) {
 }
 
 // wait acquires the next key of the set, which is held.
-func (g *gathering) wait(held *word) error {
+func (g *gathering) wait(held *facts) error {
 	lease, err := g.waitFor(g.keys[len(g.set.all)], *held)
 	if err == nil {
 		g.set.add(lease)
@@ -301,30 +301,31 @@ func (g *gathering) wait(held *word) error {
 }
 
 // waitFor acquires a key that is held. What was given back is free then.
-func (g *gathering) waitFor(key string, held word) (*Lease, error) {
-	lease, err := g.client.take(g.part(OpAcquire, key, held))
+func (g *gathering) waitFor(key string, held facts) (*Lease, error) {
+	a := g.part(OpAcquire, key, held)
+	lease, err := a.take(a.acquire)
 	g.back.Wait()
 	return lease, err
 }
 
 // part is the acquisition of a key.
-func (g *gathering) part(op AcquireOp, key string, held word) *acquisition {
-	return &acquisition{client: g.client, ctx: g.ctx, op: op, key: key, set: g, state: state{word: held}}
+func (g *gathering) part(op AcquireOp, key string, held facts) *acquisition {
+	return &acquisition{request: request{client: g.client, ctx: g.ctx, op: op, key: key, set: g}, state: state{facts: held}}
 }
 
 // try makes one attempt for each of some keys, all at once, except for that of a lease that the set has, unless
 // that is nil. If whole is true, and the Locker takes sets, it makes one attempt for all of them, again and again. It
 // returns the leases, with this one, and what the store has said of each key that another holds; the latter is
-// nil if it has
-// granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is held then.
-func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease, held []*word, err error) {
+// nil if it has granted all. Any other failure is an error, and so is a held key that may not be waited for. Nothing is
+// held then.
+func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease, held []*facts, err error) {
 	n := len(keys)
 	attempts, leases, errs := make([]*acquisition, n), make([]*Lease, n), make([]error, n)
 	for i, key := range keys {
 		if have != nil && key == have.key {
 			leases[i] = have
 		} else {
-			attempts[i] = g.part(OpTry, key, word{})
+			attempts[i] = g.part(OpTry, key, facts{})
 		}
 	}
 	most, m := g.client.keeper.atOnce(), (*meeting)(nil)
@@ -337,7 +338,7 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 	panicked := workers.Each(n, most, func(i int) (more bool) {
 		if leases[i] == nil {
 			errs[i] = attempts[i].wrap(errPanic) // if the Locker ends the goroutine
-			leases[i], errs[i] = g.client.take(attempts[i])
+			leases[i], errs[i] = attempts[i].take(attempts[i].acquire)
 		}
 		return errs[i] == nil
 	})
@@ -350,12 +351,12 @@ func (g *gathering) try(keys []string, have *Lease, whole bool) (leases []*Lease
 		panic(panicked)
 	}
 	g.asOne = m != nil && m.present.err == nil
-	held = make([]*word, n)
+	held = make([]*facts, n)
 	for i, e := range errs {
 		switch {
 		case errors.Is(e, errFree):
 		case errors.Is(e, ErrHeld):
-			held[i] = &attempts[i].word
+			held[i] = &attempts[i].facts
 		case e != nil && err == nil:
 			err = e
 		}
@@ -554,7 +555,7 @@ func (ls *Leases) complete() {
 // settle gives the lease its MinHold: its set is complete.
 func (l *Lease) settle() {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	l.tentative = false
 	l.unawaitLocked()
 }

@@ -92,44 +92,251 @@ func TestSetOfFreeKeys(t *testing.T) {
 	}
 }
 
-func TestSetIsRefused(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		l := acquire(t, c, "held")
-		closed := dlock.New(s)
-		require.NoError(t, closed.Close())
-		s.forget()
-		for name, r := range map[string]struct {
-			c    *dlock.Client
-			ctx  context.Context
-			keys []string
-			want error
-		}{
-			"no key":          {c, t.Context(), nil, dlock.ErrInvalid},
-			"too many":        {c, t.Context(), names(maxSet + 1), dlock.ErrInvalid},
-			"a key twice":     {c, t.Context(), []string{"a", "b", "a"}, dlock.ErrInvalid},
-			"an empty key":    {c, t.Context(), []string{"a", ""}, dlock.ErrInvalid},
-			"a long key":      {c, t.Context(), []string{"a", strings.Repeat("k", 1025)}, dlock.ErrInvalid},
-			"a wrong option":  {c.With(dlock.WithTTL(0)), t.Context(), abcd, dlock.ErrInvalid},
-			"nested":          {c, l.Context(t.Context()), []string{"a", "held"}, dlock.ErrNested},
-			"nested, no wait": {c.With(dlock.WithMaxWait(0)), l.Context(t.Context()), []string{"a", "held"}, dlock.ErrNested},
-			"ctx has ended":   {c, ended(t), abcd, context.Canceled},
-			"closed":          {closed, t.Context(), abcd, dlock.ErrClosed},
-			"no Locker":       {dlock.New(nil), t.Context(), abcd, dlock.ErrInvalid},
-		} {
-			leases, err := r.c.AcquireAll(r.ctx, r.keys...)
-			require.Nil(t, leases, name)
-			require.ErrorIs(t, err, r.want, name)
-			require.ErrorContains(t, err, "dlock: acquire ", name)
-			require.ErrorIs(t, r.c.DoAll(r.ctx, r.keys, func(context.Context, *dlock.Leases) error {
-				t.Error(name, ": called")
-				return nil
-			}), r.want, name)
-		}
-		require.ErrorIs(t, c.DoAll(t.Context(), abcd, nil), dlock.ErrInvalid)
-		require.Empty(t, s.made(), "nothing is sent")
-		require.Equal(t, 1, c.Stats().Leases)
-	})
+func TestSets(t *testing.T) {
+	inCases{
+		"set is refused": func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			l := acquire(t, c, "held")
+			closed := dlock.New(s)
+			require.NoError(t, closed.Close())
+			s.forget()
+			for name, r := range map[string]struct {
+				c    *dlock.Client
+				ctx  context.Context
+				keys []string
+				want error
+			}{
+				"no key":          {c, t.Context(), nil, dlock.ErrInvalid},
+				"too many":        {c, t.Context(), names(maxSet + 1), dlock.ErrInvalid},
+				"a key twice":     {c, t.Context(), []string{"a", "b", "a"}, dlock.ErrInvalid},
+				"an empty key":    {c, t.Context(), []string{"a", ""}, dlock.ErrInvalid},
+				"a long key":      {c, t.Context(), []string{"a", strings.Repeat("k", 1025)}, dlock.ErrInvalid},
+				"a wrong option":  {c.With(dlock.WithTTL(0)), t.Context(), abcd, dlock.ErrInvalid},
+				"nested":          {c, l.Context(t.Context()), []string{"a", "held"}, dlock.ErrNested},
+				"nested, no wait": {c.With(dlock.WithMaxWait(0)), l.Context(t.Context()), []string{"a", "held"}, dlock.ErrNested},
+				"ctx has ended":   {c, ended(t), abcd, context.Canceled},
+				"closed":          {closed, t.Context(), abcd, dlock.ErrClosed},
+				"no Locker":       {dlock.New(nil), t.Context(), abcd, dlock.ErrInvalid},
+			} {
+				leases, err := r.c.AcquireAll(r.ctx, r.keys...)
+				require.Nil(t, leases, name)
+				require.ErrorIs(t, err, r.want, name)
+				require.ErrorContains(t, err, "dlock: acquire ", name)
+				require.ErrorIs(t, r.c.DoAll(r.ctx, r.keys, func(context.Context, *dlock.Leases) error {
+					t.Error(name, ": called")
+					return nil
+				}), r.want, name)
+			}
+			require.ErrorIs(t, c.DoAll(t.Context(), abcd, nil), dlock.ErrInvalid)
+			require.Empty(t, s.made(), "nothing is sent")
+			require.Equal(t, 1, c.Stats().Leases)
+		},
+		"nor is it asked for all keys in one call after 2 s": func(t *testing.T, store *memory.Locker, s *spy) {
+			holdKey(t, store, "b", time.Hour)
+			s.onCall(func(c *call) { c.take(100 * time.Millisecond) })
+			require.ErrorIs(t, errOf(dlock.New(inSets{s}, dlock.WithMaxWait(5*time.Second)).AcquireAll(t.Context(), "a", "b")), dlock.ErrHeld)
+			require.InDelta(t, 19, len(s.made("set")), 1)
+		},
+		"a Locker that takes sets but not these is asked for each key, and for no more at once than if it took none": func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				if c.op == "set" {
+					c.err = errors.ErrUnsupported
+				}
+				c.take(time.Millisecond)
+			})
+			begun := time.Now()
+			leases := take(t, dlock.New(struct {
+				dlock.Locker
+				dlock.SetAcquirer
+			}{s, inSets{s}}), names(3*inWaves)...)
+			require.Equal(t, 4*time.Millisecond, time.Since(begun))
+			for _, l := range leases.All() {
+				require.WithinDuration(t, l.Deadline(), begun.Add(30*time.Second), time.Second/2)
+			}
+			require.NoError(t, leases.Release())
+		},
+		// ctx ends when the store has said that one key is held, and before it has answered for another. The store's
+		// client ignores ctx.
+		"set that is cancelled before it waits": func(t *testing.T, store *memory.Locker, s *spy) {
+			holdKey(t, store, "b", time.Hour)
+			s.onCall(func(c *call) {
+				c.delay = map[string]time.Duration{"b": time.Millisecond, "c": 2 * time.Second}[c.key]
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(time.Second, cancel)
+			_, err := dlock.New(s).AcquireAll(ctx, abcd...)
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			requireHolders(t, store, "", "b")
+		},
+		// A set keeps its keys for the MinHold, which counts from each grant. What it gives back, and what it had
+		// when it failed, is free at once.
+		"set with MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+			const minHold = time.Minute
+			c := dlock.New(s, dlock.WithMinHold(minHold))
+			holdKey(t, store, "b", 10*time.Second)
+			go func() {
+				time.Sleep(time.Second)
+				requireHolders(t, store, "a", "b")
+			}()
+			begun := time.Now()
+			require.NoError(t, take(t, c, abcd...).Release())
+			require.Equal(t, 10*time.Second, time.Since(begun))
+			time.Sleep(time.Until(begun.Add(minHold - time.Second)))
+			requireHolders(t, store, "abcd", "")
+			time.Sleep(2 * time.Second)
+			requireHolders(t, store, "bcd", "")
+			time.Sleep(10 * time.Second)
+			requireHolders(t, store, "", "")
+
+			holdKey(t, store, "c", time.Hour)
+			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(time.Second)).AcquireAll(t.Context(), abcd...)), dlock.ErrHeld)
+			requireHolders(t, store, "", "c")
+			free(t, store, "c")
+			s.onCall(func(c *call) {
+				if c.op == "release" || c.op == "try" && c.key == "d" {
+					c.reply = errStore
+				}
+			})
+			require.ErrorIs(t, errOf(c.AcquireAll(t.Context(), abcd...)), dlock.ErrUnavailable)
+			synctest.Wait()
+			requireHolders(t, store, "", "")
+		},
+		// An attempt that fails ends the call with its error. No more attempts are made, and what it may have left
+		// is owed.
+		"set with an attempt that fails": func(t *testing.T, store *memory.Locker, s *spy) {
+			keys, c := names(maxSet), dlock.New(struct{ dlock.Locker }{s}) // which does not combine calls
+			holdKey(t, store, keys[0], time.Hour)
+			s.onCall(func(c *call) {
+				if c.op == "try" && c.key == keys[7] {
+					c.reply = errStore
+				}
+				c.take(rtt)
+			})
+			begun := time.Now()
+			_, err := c.AcquireAll(t.Context(), keys...)
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.ErrorIs(t, err, errStore)
+			require.ErrorContains(t, err, keys[7])
+			require.LessOrEqual(t, len(s.made("try")), 2*inWaves)
+			require.LessOrEqual(t, time.Since(begun), 4*rtt)
+			requireAllFree(t, store, slices.Concat(keys[1:7], keys[8:]))
+			time.Sleep(2 * rtt)
+			requireFree(t, store, keys[7])
+		},
+		// However many keys a set has, its release takes no longer than that of one, and a call that fails does not
+		// wait for a store that does not answer.
+		"release of a set that is not answered": func(t *testing.T, store *memory.Locker, s *spy) {
+			keys, c := names(maxSet), dlock.New(s)
+			leases := take(t, c, keys...)
+			s.on("release", func(c *call) { c.hang() })
+			begun := time.Now()
+			errs := leases.Release().(interface{ Unwrap() []error }).Unwrap()
+			require.Len(t, errs, maxSet)
+			require.ErrorIs(t, errs[maxSet-1], dlock.ErrUnavailable)
+			require.Equal(t, 5*time.Second, time.Since(begun))
+			require.Equal(t, dlock.Stats{ReleasesOwed: maxSet}, c.Stats())
+			s.onCall(nil)
+			time.Sleep(2 * time.Second)
+			requireAllFree(t, store, keys)
+			require.NoError(t, leases.Release(), "again")
+
+			holdKey(t, store, keys[maxSet-1], time.Hour)
+			s.on("release", func(c *call) { c.hang() })
+			begun = time.Now()
+			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).AcquireAll(t.Context(), keys...)), dlock.ErrHeld)
+			require.LessOrEqual(t, time.Since(begun), 2*time.Second)
+			s.onCall(nil)
+			time.Sleep(2 * time.Second)
+			requireAllFree(t, store, keys[:maxSet-1])
+		},
+		"the context of a set carries its leases, and costs no more than that of one lease": func(t *testing.T, store *memory.Locker, s *spy) {
+			asked, keys := 0, names(maxSet)
+			c := dlock.New(s)
+			outer := acquire(t, c, "outer")
+			leases := take(t, c, keys...)
+			other := take(t, dlock.New(memory.New()), "k0000", "x")
+			ctx := other.Context(leases.Context(outer.Context(countingValues{t.Context(), &asked})))
+			asked = 0
+			ctx.Value("key")
+			require.Equal(t, 1, asked)
+			for _, key := range keys[1:] {
+				l, ok := dlock.LeaseFromContext(ctx, key)
+				require.True(t, ok)
+				require.Same(t, leases.Lease(key), l)
+			}
+			require.Zero(t, testing.AllocsPerRun(100, func() { dlock.LeaseFromContext(ctx, keys[maxSet/2]) }))
+			for key, want := range map[string]*dlock.Lease{"outer": outer, "x": other.Lease("x"), "k0000": other.Lease("k0000"), "y": nil} {
+				l, _ := dlock.LeaseFromContext(ctx, key)
+				require.Same(t, want, l, "the innermost")
+			}
+			require.ErrorIs(t, errOf(c.Acquire(ctx, "k0000")), dlock.ErrNested, "of that store")
+			require.ErrorIs(t, errOf(c.AcquireAll(ctx, "y", "k0001")), dlock.ErrNested)
+			require.Contains(t, fmt.Sprint(ctx), "WithLeases(2048)")
+			for _, shown := range []string{fmt.Sprint(ctx), fmt.Sprintf("%v %+v %#v", leases, leases, leases)} {
+				require.NotContains(t, shown, leases.Lease("k0000").Token()[8:20])
+			}
+			require.NoError(t, other.Release())
+			require.NoError(t, leases.Release())
+			_, ok := dlock.LeaseFromContext(ctx, "k0000")
+			require.False(t, ok)
+			require.NoError(t, outer.Release())
+		},
+		"each key has its own events: an attempt, and a wait if the set waits for it": func(t *testing.T, store *memory.Locker, s *spy) {
+			var mu sync.Mutex
+			events := make(map[string][]string) // by key
+			note := func(key, format string, args ...any) {
+				mu.Lock()
+				defer mu.Unlock()
+				events[key] = append(events[key], fmt.Sprintf(format, args...))
+			}
+			c := dlock.New(s, dlock.WithObserver(&dlock.Observer{
+				AcquireStart: func(ctx context.Context, i dlock.AcquireStartInfo) context.Context {
+					note(i.Key, "%s", i.Op)
+					return ctx
+				},
+				WaitStart: func(_ context.Context, i dlock.WaitStartInfo) { note(i.Key, "wait%s", i.Inside) },
+				AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
+					note(i.Key, "%v, %v, %d", i.Err == nil, i.Waited > 0, i.Attempts)
+					return ctx
+				},
+				LeaseDone:   func(_ context.Context, i dlock.LeaseDoneInfo) { note(i.Key, "%s", i.End) },
+				ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) { note(i.Key, "%v", i.Err) },
+			}))
+			holdKey(t, store, "c", 500*time.Millisecond)
+			s.onCall(func(c *call) {
+				if c.op == "release" { // d is given back before it is tried again
+					c.take(900 * time.Millisecond)
+				} else {
+					c.take(rtt)
+				}
+			})
+			require.NoError(t, take(t, c, abcd...).Release())
+			granted := []string{"try", "true, false, 1", "released", "<nil>"}
+			require.Equal(t, map[string][]string{
+				"a": granted,
+				"b": granted,
+				"c": {"try", "false, false, 1", "acquire", "wait", "true, true, 1", "released", "<nil>"},
+				"d": slices.Concat(granted, granted),
+			}, events)
+			require.Zero(t, c.Stats())
+		},
+		// A Locker that ends its goroutine, as a mock may, in the only attempt that a set makes after a wait: that is an error, and
+		// nothing is held.
+		"exit in a set": func(t *testing.T, store *memory.Locker, s *spy) {
+			holdKey(t, store, "b", 50*time.Millisecond)
+			s.onCall(func(c *call) {
+				if c.op == "try" && c.key == "a" && len(s.made("acquire")) > 0 {
+					runtime.Goexit()
+				}
+			})
+			var err error
+			require.NotPanics(t, func() { _, err = dlock.New(s).AcquireAll(t.Context(), "a", "b") })
+			require.ErrorContains(t, err, "panicked")
+			time.Sleep(time.Minute)
+			requireHolders(t, store, "", "")
+		},
+	}.run(t)
 }
 
 // A set waits for its keys in byte order. At first it holds nothing meanwhile, and then what comes before the key it
@@ -220,8 +427,7 @@ func TestSetInOneCall(t *testing.T) {
 					}
 				}
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-			defer cancel()
+			ctx := within(t, 3*time.Second)
 			time.AfterFunc(min(lasts, whole)/2, func() { require.Equal(t, lasts > 0, c.Stats().Waiters == 1) })
 			begun := time.Now()
 			leases, err := c.AcquireAll(ctx, abcd...)
@@ -255,17 +461,6 @@ func TestSetInOneCall(t *testing.T) {
 			require.Equal(t, []string{"try", "release"}, s.ops(), "one key")
 		})
 	}
-}
-
-// Nor is it asked for all keys in one call after 2 s.
-func TestSetInSlowCalls(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		holdKey(t, store, "b", time.Hour)
-		s.onCall(func(c *call) { c.take(100 * time.Millisecond) })
-		_, err := dlock.New(inSets{s}, dlock.WithMaxWait(5*time.Second)).AcquireAll(t.Context(), "a", "b")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		require.InDelta(t, 19, len(s.made("set")), 1)
-	})
 }
 
 // What a call for a set may have left is owed, for each key. No key is left, and no key that was free is released.
@@ -307,61 +502,33 @@ func TestSetInOneCallThatFails(t *testing.T) {
 		"held, then no word": {after(3, func(c *call) { c.hang() }), nil, nil, "", 8, -1},
 		"held, then apart":   {after(3, func(c *call) { c.err = errors.ErrUnsupported }), nil, nil, "", 4, -1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.onCall(func(c *call) {
-					if c.op == "set" {
-						f.set(c)
-					}
-				})
-				begun := time.Now()
-				leases, err := dlock.New(inSets{s}, f.opts...).AcquireAll(t.Context(), abcd...)
-				if took := time.Since(begun); f.took >= 0 {
-					require.Equal(t, f.took, took)
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.on("set", func(c *call) { f.set(c) })
+			begun := time.Now()
+			leases, err := dlock.New(inSets{s}, f.opts...).AcquireAll(t.Context(), abcd...)
+			if took := time.Since(begun); f.took >= 0 {
+				require.Equal(t, f.took, took)
+			}
+			switch {
+			case f.want == nil && f.text == "":
+				require.NoError(t, err)
+				requireHolders(t, store, "abcd", "")
+				require.NoError(t, leases.Release())
+			default:
+				require.ErrorContains(t, err, f.text)
+				if f.want != nil {
+					require.ErrorIs(t, err, f.want)
 				}
-				switch {
-				case f.want == nil && f.text == "":
-					require.NoError(t, err)
-					requireHolders(t, store, "abcd", "")
-					require.NoError(t, leases.Release())
-				default:
-					require.ErrorContains(t, err, f.text)
-					if f.want != nil {
-						require.ErrorIs(t, err, f.want)
-					}
-				}
-				time.Sleep(time.Minute)
-				requireHolders(t, store, "", "")
-				released := make(map[string]bool)
-				for _, call := range s.made("release") {
-					released[call.token] = true
-				}
-				require.Len(t, released, f.releases)
-			})
+			}
+			time.Sleep(time.Minute)
+			requireHolders(t, store, "", "")
+			released := make(map[string]bool)
+			for _, call := range s.made("release") {
+				released[call.token] = true
+			}
+			require.Len(t, released, f.releases)
 		})
 	}
-}
-
-// A Locker that takes sets but not these is asked for each key, and for no more at once than if it took none.
-func TestSetNotInOneCall(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		s.onCall(func(c *call) {
-			if c.op == "set" {
-				c.err = errors.ErrUnsupported
-			}
-			c.take(time.Millisecond)
-		})
-		begun := time.Now()
-		leases := take(t, dlock.New(struct {
-			dlock.Locker
-			dlock.SetAcquirer
-		}{s, inSets{s}}), names(3*inWaves)...)
-		require.Equal(t, 4*time.Millisecond, time.Since(begun))
-		for _, l := range leases.All() {
-			require.WithinDuration(t, l.Deadline(), begun.Add(30*time.Second), time.Second/2)
-		}
-		require.NoError(t, leases.Release())
-	})
 }
 
 // The call for a set ends with ctx, and with the Client. So does the pause after one.
@@ -413,8 +580,7 @@ func TestSetInOneCallThatIsCut(t *testing.T) {
 			}
 			return ctx
 		}}))
-		_, err := c.AcquireAll(t.Context(), abcd...)
-		require.ErrorIs(t, err, dlock.ErrClosed)
+		require.ErrorIs(t, errOf(c.AcquireAll(t.Context(), abcd...)), dlock.ErrClosed)
 		require.Empty(t, s.made())
 	})
 }
@@ -437,43 +603,40 @@ func TestSetWaitsNoLonger(t *testing.T) {
 		"a late grant":          {limit, time.Hour, 3 * time.Second, map[string]time.Duration{"b": time.Second}, limit, ""},
 		"a late grant, in vain": {limit, time.Hour, 3 * time.Second, map[string]time.Duration{"b": time.Second, "d": time.Hour}, limit, "d"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				others := ""
-				for key, d := range w.held {
-					if holdKey(t, store, key, d); d == time.Hour {
-						others += key
-					}
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			others := ""
+			for key, d := range w.held {
+				if holdKey(t, store, key, d); d == time.Hour {
+					others += key
 				}
-				s.onCall(func(c *call) {
-					if c.op == "acquire" && c.key == "b" && len(s.made("acquire")) == 2 {
-						c.delay = w.late
-					}
-				})
-				ctx, cancel := context.WithTimeout(t.Context(), w.ctx)
-				defer cancel()
-				begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(w.wait))
-				leases, err := c.AcquireAll(ctx, abcd...)
-				require.Equal(t, w.took, time.Since(begun))
-				if w.key == "" {
-					require.NoError(t, err)
-					require.NoError(t, leases.Release())
-					return
-				}
-				var held *dlock.HeldError
-				require.ErrorAs(t, err, &held)
-				require.Equal(t, w.key, held.Key)
-				require.Equal(t, w.ctx == limit, errors.Is(err, context.DeadlineExceeded))
-				requireHolders(t, store, "", others)
-				if w.wait == 0 {
-					tried := make(map[string]bool)
-					for _, call := range s.made("try") {
-						require.False(t, tried[call.key], "%q is tried twice", call.key)
-						tried[call.key] = true
-					}
-					require.Empty(t, s.made("acquire"))
+			}
+			s.onCall(func(c *call) {
+				if c.op == "acquire" && c.key == "b" && len(s.made("acquire")) == 2 {
+					c.delay = w.late
 				}
 			})
+			ctx := within(t, w.ctx)
+			begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(w.wait))
+			leases, err := c.AcquireAll(ctx, abcd...)
+			require.Equal(t, w.took, time.Since(begun))
+			if w.key == "" {
+				require.NoError(t, err)
+				require.NoError(t, leases.Release())
+				return
+			}
+			var held *dlock.HeldError
+			require.ErrorAs(t, err, &held)
+			require.Equal(t, w.key, held.Key)
+			require.Equal(t, w.ctx == limit, errors.Is(err, context.DeadlineExceeded))
+			requireHolders(t, store, "", others)
+			if w.wait == 0 {
+				tried := make(map[string]bool)
+				for _, call := range s.made("try") {
+					require.False(t, tried[call.key], "%q is tried twice", call.key)
+					tried[call.key] = true
+				}
+				require.Empty(t, s.made("acquire"))
+			}
 		})
 	}
 }
@@ -483,28 +646,26 @@ func TestSetWaitsNoLonger(t *testing.T) {
 func TestSetWhoseStoreFallsSilent(t *testing.T) {
 	const limit, freed = 2 * time.Second, 1900 * time.Millisecond
 	for name, slow := range map[string]time.Duration{"at once": 0, "after a slow answer": 950 * time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				holdKey(t, store, "k0001", freed)
-				begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(limit))
-				s.onCall(func(c *call) {
-					switch at := time.Since(begun); {
-					case at < freed:
-					case at < freed+slow:
-						c.take(slow)
-					default:
-						c.hang()
-					}
-				})
-				_, err := c.AcquireAll(t.Context(), names(8)...)
-				require.InDelta(t, limit+time.Second, time.Since(begun), float64(100*time.Millisecond))
-				require.ErrorIs(t, err, dlock.ErrUnavailable)
-				require.ErrorContains(t, err, "waited for 2s: store unavailable")
-				requireNoContextError(t, err)
-				s.onCall(nil)
-				time.Sleep(2 * time.Second)
-				requireAllFree(t, store, names(8))
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			holdKey(t, store, "k0001", freed)
+			begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(limit))
+			s.onCall(func(c *call) {
+				switch at := time.Since(begun); {
+				case at < freed:
+				case at < freed+slow:
+					c.take(slow)
+				default:
+					c.hang()
+				}
 			})
+			_, err := c.AcquireAll(t.Context(), names(8)...)
+			require.InDelta(t, limit+time.Second, time.Since(begun), float64(100*time.Millisecond))
+			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			require.ErrorContains(t, err, "waited for 2s: store unavailable")
+			requireNoContextError(t, err)
+			s.onCall(nil)
+			time.Sleep(2 * time.Second)
+			requireAllFree(t, store, names(8))
 		})
 	}
 }
@@ -522,23 +683,6 @@ func TestSetWaitsThroughAnOutage(t *testing.T) {
 	})
 }
 
-// ctx ends when the store has said that one key is held, and before it has answered for another. The store's
-// client ignores ctx.
-func TestSetThatIsCancelledBeforeItWaits(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		holdKey(t, store, "b", time.Hour)
-		s.onCall(func(c *call) {
-			c.delay = map[string]time.Duration{"b": time.Millisecond, "c": 2 * time.Second}[c.key]
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Second, cancel)
-		_, err := dlock.New(s).AcquireAll(ctx, abcd...)
-		require.ErrorIs(t, err, context.Canceled)
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		requireHolders(t, store, "", "b")
-	})
-}
-
 // A lease that is lost ends the wait for the others at once, and nothing is held then, whatever the MinHold.
 func TestSetThatIsLostWhileItWaits(t *testing.T) {
 	const ttl, minHold = 30 * time.Second, 20 * time.Second
@@ -552,130 +696,27 @@ func TestSetThatIsLostWhileItWaits(t *testing.T) {
 		"MaxHold":    {[]dlock.Option{dlock.WithMaxHold(minHold)}, nil, dlock.LossMaxHold, 10*time.Second + ttl - 302*time.Millisecond},
 		"no renewal": {[]dlock.Option{dlock.WithRenewal(false)}, nil, dlock.LossExpired, ttl - 302*time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				holdKey(t, store, "c", time.Hour)
-				c := dlock.New(s, append(l.opts, dlock.WithTTL(ttl), dlock.WithMinHold(minHold))...)
-				begun := time.Now()
-				if l.happen != nil {
-					time.AfterFunc(time.Second, func() { l.happen(store) })
-				}
-				leases, err := c.AcquireAll(t.Context(), abcd...)
-				require.Nil(t, leases)
-				var lost *dlock.LostError
-				require.ErrorAs(t, err, &lost)
-				require.Contains(t, "ab", lost.Key)
-				require.Equal(t, l.reason, lost.Reason)
-				requireNoContextError(t, err)
-				require.Equal(t, whole+l.after, time.Since(begun))
-				synctest.Wait()
-				requireHolders(t, store, "", "c")
-				time.Sleep(time.Minute)
-				require.Zero(t, c.Stats().ReleasesOwed)
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			holdKey(t, store, "c", time.Hour)
+			c := dlock.New(s, append(l.opts, dlock.WithTTL(ttl), dlock.WithMinHold(minHold))...)
+			begun := time.Now()
+			if l.happen != nil {
+				time.AfterFunc(time.Second, func() { l.happen(store) })
+			}
+			leases, err := c.AcquireAll(t.Context(), abcd...)
+			require.Nil(t, leases)
+			var lost *dlock.LostError
+			require.ErrorAs(t, err, &lost)
+			require.Contains(t, "ab", lost.Key)
+			require.Equal(t, l.reason, lost.Reason)
+			requireNoContextError(t, err)
+			require.Equal(t, whole+l.after, time.Since(begun))
+			synctest.Wait()
+			requireHolders(t, store, "", "c")
+			time.Sleep(time.Minute)
+			require.Zero(t, c.Stats().ReleasesOwed)
 		})
 	}
-}
-
-// A set keeps its keys for the MinHold, which counts from each grant. What it gives back, and what it had
-// when it failed, is free at once.
-func TestSetWithMinHold(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		const minHold = time.Minute
-		c := dlock.New(s, dlock.WithMinHold(minHold))
-		holdKey(t, store, "b", 10*time.Second)
-		go func() {
-			time.Sleep(time.Second)
-			requireHolders(t, store, "a", "b")
-		}()
-		begun := time.Now()
-		require.NoError(t, take(t, c, abcd...).Release())
-		require.Equal(t, 10*time.Second, time.Since(begun))
-		time.Sleep(time.Until(begun.Add(minHold - time.Second)))
-		requireHolders(t, store, "abcd", "")
-		time.Sleep(2 * time.Second)
-		requireHolders(t, store, "bcd", "")
-		time.Sleep(10 * time.Second)
-		requireHolders(t, store, "", "")
-
-		holdKey(t, store, "c", time.Hour)
-		_, err := c.With(dlock.WithMaxWait(time.Second)).AcquireAll(t.Context(), abcd...)
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		requireHolders(t, store, "", "c")
-		free(t, store, "c")
-		s.onCall(func(c *call) {
-			if c.op == "release" || c.op == "try" && c.key == "d" {
-				c.reply = errStore
-			}
-		})
-		_, err = c.AcquireAll(t.Context(), abcd...)
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		synctest.Wait()
-		requireHolders(t, store, "", "")
-	})
-}
-
-// An attempt that fails ends the call with its error. No more attempts are made, and what it may have left
-// is owed.
-func TestSetWithAnAttemptThatFails(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		keys, c := names(maxSet), dlock.New(struct{ dlock.Locker }{s}) // which does not combine calls
-		holdKey(t, store, keys[0], time.Hour)
-		s.onCall(func(c *call) {
-			if c.op == "try" && c.key == keys[7] {
-				c.reply = errStore
-			}
-			c.take(rtt)
-		})
-		begun := time.Now()
-		_, err := c.AcquireAll(t.Context(), keys...)
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		require.ErrorIs(t, err, errStore)
-		require.ErrorContains(t, err, keys[7])
-		require.LessOrEqual(t, len(s.made("try")), 2*inWaves)
-		require.LessOrEqual(t, time.Since(begun), 4*rtt)
-		requireAllFree(t, store, slices.Concat(keys[1:7], keys[8:]))
-		time.Sleep(2 * rtt)
-		requireFree(t, store, keys[7])
-	})
-}
-
-// However many keys a set has, its release takes no longer than that of one, and a call that fails does not
-// wait for a store that does not answer.
-func TestReleaseOfASetThatIsNotAnswered(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		keys, c := names(maxSet), dlock.New(s)
-		leases := take(t, c, keys...)
-		s.onCall(func(c *call) {
-			if c.op == "release" {
-				c.hang()
-			}
-		})
-		begun := time.Now()
-		errs := leases.Release().(interface{ Unwrap() []error }).Unwrap()
-		require.Len(t, errs, maxSet)
-		require.ErrorIs(t, errs[maxSet-1], dlock.ErrUnavailable)
-		require.Equal(t, 5*time.Second, time.Since(begun))
-		require.Equal(t, dlock.Stats{ReleasesOwed: maxSet}, c.Stats())
-		s.onCall(nil)
-		time.Sleep(2 * time.Second)
-		requireAllFree(t, store, keys)
-		require.NoError(t, leases.Release(), "again")
-
-		holdKey(t, store, keys[maxSet-1], time.Hour)
-		s.onCall(func(c *call) {
-			if c.op == "release" {
-				c.hang()
-			}
-		})
-		begun = time.Now()
-		_, err := c.With(dlock.WithMaxWait(0)).AcquireAll(t.Context(), keys...)
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		require.LessOrEqual(t, time.Since(begun), 2*time.Second)
-		s.onCall(nil)
-		time.Sleep(2 * time.Second)
-		requireAllFree(t, store, keys[:maxSet-1])
-	})
 }
 
 // The first lease that ends ends the set and its contexts. The others stay held.
@@ -703,70 +744,30 @@ func TestSetEnds(t *testing.T) {
 			require.ErrorIs(t, c.Shutdown(ended(t)), context.Canceled)
 		}, dlock.ErrClosed, nil, "abcd"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				c := dlock.New(s)
-				leases := take(t, c, abcd...)
-				parent, cancel := context.WithCancelCause(t.Context())
-				cause := errors.New("the parent's")
-				cancelled, ctx, done := leases.Context(parent), leases.Context(t.Context()), leases.Done()
-				cancel(cause)
-				require.Equal(t, cause, context.Cause(cancelled))
-				require.NoError(t, ctx.Err())
-				e.end(t, store, c, leases)
-				require.ErrorIs(t, ctx.Err(), context.Canceled)
-				<-done
-				<-leases.Done()
-				require.ErrorIs(t, leases.Err(), e.want)
-				require.Equal(t, leases.Err(), context.Cause(ctx))
-				require.Equal(t, leases.Err(), context.Cause(leases.Context(t.Context())))
-				require.False(t, leases.Deadline().After(time.Now()))
-				requireHolders(t, store, e.left, "")
-				require.ErrorIs(t, leases.Release(), e.result)
-				require.ErrorIs(t, leases.Err(), e.want)
-				time.Sleep(time.Minute)
-				requireHolders(t, store, "", "")
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			leases := take(t, c, abcd...)
+			parent, cancel := context.WithCancelCause(t.Context())
+			cause := errors.New("the parent's")
+			cancelled, ctx, done := leases.Context(parent), leases.Context(t.Context()), leases.Done()
+			cancel(cause)
+			require.Equal(t, cause, context.Cause(cancelled))
+			require.NoError(t, ctx.Err())
+			e.end(t, store, c, leases)
+			require.ErrorIs(t, ctx.Err(), context.Canceled)
+			<-done
+			<-leases.Done()
+			require.ErrorIs(t, leases.Err(), e.want)
+			require.Equal(t, leases.Err(), context.Cause(ctx))
+			require.Equal(t, leases.Err(), context.Cause(leases.Context(t.Context())))
+			require.False(t, leases.Deadline().After(time.Now()))
+			requireHolders(t, store, e.left, "")
+			require.ErrorIs(t, leases.Release(), e.result)
+			require.ErrorIs(t, leases.Err(), e.want)
+			time.Sleep(time.Minute)
+			requireHolders(t, store, "", "")
 		})
 	}
-}
-
-// The context of a set carries its leases, and costs no more than that of one lease.
-func TestSetContext(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		asked, keys := 0, names(maxSet)
-		c := dlock.New(s)
-		outer := acquire(t, c, "outer")
-		leases := take(t, c, keys...)
-		other := take(t, dlock.New(memory.New()), "k0000", "x")
-		ctx := other.Context(leases.Context(outer.Context(countingValues{t.Context(), &asked})))
-		asked = 0
-		ctx.Value("key")
-		require.Equal(t, 1, asked)
-		for _, key := range keys[1:] {
-			l, ok := dlock.LeaseFromContext(ctx, key)
-			require.True(t, ok)
-			require.Same(t, leases.Lease(key), l)
-		}
-		require.Zero(t, testing.AllocsPerRun(100, func() { dlock.LeaseFromContext(ctx, keys[maxSet/2]) }))
-		for key, want := range map[string]*dlock.Lease{"outer": outer, "x": other.Lease("x"), "k0000": other.Lease("k0000"), "y": nil} {
-			l, _ := dlock.LeaseFromContext(ctx, key)
-			require.Same(t, want, l, "the innermost")
-		}
-		_, err := c.Acquire(ctx, "k0000")
-		require.ErrorIs(t, err, dlock.ErrNested, "of that store")
-		_, err = c.AcquireAll(ctx, "y", "k0001")
-		require.ErrorIs(t, err, dlock.ErrNested)
-		require.Contains(t, fmt.Sprint(ctx), "WithLeases(2048)")
-		for _, shown := range []string{fmt.Sprint(ctx), fmt.Sprintf("%v %+v %#v", leases, leases, leases)} {
-			require.NotContains(t, shown, leases.Lease("k0000").Token()[8:20])
-		}
-		require.NoError(t, other.Release())
-		require.NoError(t, leases.Release())
-		_, ok := dlock.LeaseFromContext(ctx, "k0000")
-		require.False(t, ok)
-		require.NoError(t, outer.Release())
-	})
 }
 
 // One lease that is kept after its end keeps no other of its set in memory.
@@ -803,31 +804,29 @@ func TestDoAll(t *testing.T) {
 			return err
 		}, nil, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				s.onCall(func(c *call) {
-					if c.op == "release" && c.key == "d" {
-						c.reply = errStore // which is no error of the work
-					}
-				})
-				err := dlock.New(s).DoAll(t.Context(), abcd, func(ctx context.Context, leases *dlock.Leases) error {
-					requireHolders(t, store, "abcd", "")
-					for _, key := range abcd {
-						l, _ := dlock.LeaseFromContext(ctx, key)
-						require.Same(t, leases.Lease(key), l)
-					}
-					return d.fn(ctx, store, leases)
-				})
-				require.Equal(t, d.want == nil, err == nil, err)
-				for _, want := range d.want {
-					require.ErrorIs(t, err, want)
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			s.onCall(func(c *call) {
+				if c.op == "release" && c.key == "d" {
+					c.reply = errStore // which is no error of the work
 				}
-				for _, not := range d.not {
-					require.NotErrorIs(t, err, not)
-				}
-				time.Sleep(time.Minute)
-				requireHolders(t, store, "", "")
 			})
+			err := dlock.New(s).DoAll(t.Context(), abcd, func(ctx context.Context, leases *dlock.Leases) error {
+				requireHolders(t, store, "abcd", "")
+				for _, key := range abcd {
+					l, _ := dlock.LeaseFromContext(ctx, key)
+					require.Same(t, leases.Lease(key), l)
+				}
+				return d.fn(ctx, store, leases)
+			})
+			require.Equal(t, d.want == nil, err == nil, err)
+			for _, want := range d.want {
+				require.ErrorIs(t, err, want)
+			}
+			for _, not := range d.not {
+				require.NotErrorIs(t, err, not)
+			}
+			time.Sleep(time.Minute)
+			requireHolders(t, store, "", "")
 		})
 	}
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
@@ -872,94 +871,49 @@ func TestSetWithOutage(t *testing.T) {
 	})
 }
 
-// Each key has its own events: an attempt, and a wait if the set waits for it.
-func TestSetEvents(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		var mu sync.Mutex
-		events := make(map[string][]string) // by key
-		note := func(key, format string, args ...any) {
-			mu.Lock()
-			defer mu.Unlock()
-			events[key] = append(events[key], fmt.Sprintf(format, args...))
-		}
-		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{
-			AcquireStart: func(ctx context.Context, i dlock.AcquireStartInfo) context.Context {
-				note(i.Key, "%s", i.Op)
-				return ctx
-			},
-			WaitStart: func(_ context.Context, i dlock.WaitStartInfo) { note(i.Key, "wait%s", i.Inside) },
-			AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
-				note(i.Key, "%v, %v, %d", i.Err == nil, i.Waited > 0, i.Attempts)
-				return ctx
-			},
-			LeaseDone:   func(_ context.Context, i dlock.LeaseDoneInfo) { note(i.Key, "%s", i.End) },
-			ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) { note(i.Key, "%v", i.Err) },
-		}))
-		holdKey(t, store, "c", 500*time.Millisecond)
-		s.onCall(func(c *call) {
-			if c.op == "release" { // d is given back before it is tried again
-				c.take(900 * time.Millisecond)
-			} else {
-				c.take(rtt)
-			}
-		})
-		require.NoError(t, take(t, c, abcd...).Release())
-		granted := []string{"try", "true, false, 1", "released", "<nil>"}
-		require.Equal(t, map[string][]string{
-			"a": granted,
-			"b": granted,
-			"c": {"try", "false, false, 1", "acquire", "wait", "true, true, 1", "released", "<nil>"},
-			"d": slices.Concat(granted, granted),
-		}, events)
-		require.Zero(t, c.Stats())
-	})
-}
-
 // A wait inside the work of another lease is seen and counted. It may last until MaxWait has passed, and one
 // set of both keys does not wait so.
 func TestWaitInsideAnotherLease(t *testing.T) {
 	const maxWait = 10 * time.Second
 	for name, with := range map[string]dlock.Option{"alone": dlock.WithLocalTurns(1), "in a line": dlock.WithLocalTurns(8)} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				var mu sync.Mutex
-				inside := make(map[string]string)
-				observed := dlock.WithObserver(&dlock.Observer{WaitStart: func(_ context.Context, i dlock.WaitStartInfo) {
-					mu.Lock()
-					defer mu.Unlock()
-					inside[i.Key] = i.Inside
-				}})
-				c := dlock.New(s, dlock.WithMaxWait(maxWait), with)
-				nested := func(c *dlock.Client, outer, inner []string) error {
-					return c.DoAll(t.Context(), outer, func(ctx context.Context, _ *dlock.Leases) error {
-						time.Sleep(time.Second)
-						return c.Do(ctx, inner[0], func(context.Context, *dlock.Lease) error { return nil })
-					})
-				}
-				both := func(c *dlock.Client) {
-					errs := make(chan error)
-					begun := time.Now()
-					go func() { errs <- nested(c, []string{"x"}, []string{"y"}) }()
-					go func() { errs <- nested(c, []string{"y"}, []string{"x"}) }()
-					require.ErrorIs(t, errors.Join(<-errs, <-errs), dlock.ErrHeld)
-					require.Equal(t, maxWait+time.Second, time.Since(begun))
-				}
-				both(c)
-				require.EqualValues(t, 2, c.Stats().NestedWaits)
-				both(c.With(observed))
-				require.EqualValues(t, 4, c.Stats().NestedWaits)
-				require.Equal(t, map[string]string{"x": "y", "y": "x"}, inside)
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			var mu sync.Mutex
+			inside := make(map[string]string)
+			observed := dlock.WithObserver(&dlock.Observer{WaitStart: func(_ context.Context, i dlock.WaitStartInfo) {
+				mu.Lock()
+				defer mu.Unlock()
+				inside[i.Key] = i.Inside
+			}})
+			c := dlock.New(s, dlock.WithMaxWait(maxWait), with)
+			nested := func(c *dlock.Client, outer, inner []string) error {
+				return c.DoAll(t.Context(), outer, func(ctx context.Context, _ *dlock.Leases) error {
+					time.Sleep(time.Second)
+					return c.Do(ctx, inner[0], func(context.Context, *dlock.Lease) error { return nil })
+				})
+			}
+			both := func(c *dlock.Client) {
+				errs := make(chan error)
+				begun := time.Now()
+				go func() { errs <- nested(c, []string{"x"}, []string{"y"}) }()
+				go func() { errs <- nested(c, []string{"y"}, []string{"x"}) }()
+				require.ErrorIs(t, errors.Join(<-errs, <-errs), dlock.ErrHeld)
+				require.Equal(t, maxWait+time.Second, time.Since(begun))
+			}
+			both(c)
+			require.EqualValues(t, 2, c.Stats().NestedWaits)
+			both(c.With(observed))
+			require.EqualValues(t, 4, c.Stats().NestedWaits)
+			require.Equal(t, map[string]string{"x": "y", "y": "x"}, inside)
 
-				clear(inside)
-				holdKey(t, store, "x", time.Second)
-				require.NoError(t, c.With(observed).DoAll(t.Context(), []string{"y", "x"}, func(ctx context.Context, _ *dlock.Leases) error {
-					_, err := dlock.New(s, dlock.WithMaxWait(time.Second), with, observed).Acquire(ctx, "y") // of another Client
-					require.ErrorIs(t, err, dlock.ErrHeld)
-					return nil
-				}))
-				require.Equal(t, map[string]string{"x": "", "y": ""}, inside)
-				require.EqualValues(t, 4, c.Stats().NestedWaits)
-			})
+			clear(inside)
+			holdKey(t, store, "x", time.Second)
+			require.NoError(t, c.With(observed).DoAll(t.Context(), []string{"y", "x"}, func(ctx context.Context, _ *dlock.Leases) error {
+				_, err := dlock.New(s, dlock.WithMaxWait(time.Second), with, observed).Acquire(ctx, "y") // of another Client
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				return nil
+			}))
+			require.Equal(t, map[string]string{"x": "", "y": ""}, inside)
+			require.EqualValues(t, 4, c.Stats().NestedWaits)
 		})
 	}
 }
@@ -1146,24 +1100,22 @@ func TestManySets(t *testing.T) {
 		"memory in sets":            {time.Second, 0, true},
 		"memory in sets, and kills": {2 * time.Second, 500 * time.Millisecond, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
-				c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {
-					s := &spy{Forward: dlock.Forward{Locker: store}}
-					var l dlock.Locker = s
-					if m.sets {
-						l = inSets{s}
-					}
-					c := dlock.New(l, dlock.WithTTL(crowdTTL))
-					return c, func() {
-						s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
-						_ = c.Close()
-					}
-				}}
-				_, least := c.run(t, m.kill)
-				require.True(t, least > 0 || israce.Enabled, "somebody is not served")
-				requireAllFree(t, store, names(crowdKeys))
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, _ *spy) {
+			c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {
+				s := &spy{Forward: dlock.Forward{Locker: store}}
+				var l dlock.Locker = s
+				if m.sets {
+					l = inSets{s}
+				}
+				c := dlock.New(l, dlock.WithTTL(crowdTTL))
+				return c, func() {
+					s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
+					_ = c.Close()
+				}
+			}}
+			_, least := c.run(t, m.kill)
+			require.True(t, least > 0 || israce.Enabled, "somebody is not served")
+			requireAllFree(t, store, names(crowdKeys))
 		})
 	}
 }
@@ -1228,22 +1180,4 @@ func TestOtherWaysToWaitForSets(t *testing.T) {
 	require.Greater(t, rates["set"], 2*rates["one by one"])
 	require.Greater(t, rates["set"], rates["every 10 ms"])
 	require.Greater(t, rates["set"], 4*rates["start over"])
-}
-
-// A Locker that ends its goroutine, as a mock may, in the only attempt that a set makes after a wait: that is an error, and
-// nothing is held.
-func TestExitInASet(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		holdKey(t, store, "b", 50*time.Millisecond)
-		s.onCall(func(c *call) {
-			if c.op == "try" && c.key == "a" && len(s.made("acquire")) > 0 {
-				runtime.Goexit()
-			}
-		})
-		var err error
-		require.NotPanics(t, func() { _, err = dlock.New(s).AcquireAll(t.Context(), "a", "b") })
-		require.ErrorContains(t, err, "panicked")
-		time.Sleep(time.Minute)
-		requireHolders(t, store, "", "")
-	})
 }

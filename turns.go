@@ -16,7 +16,7 @@ import (
 
 // The state of the lines of a Client, see [WithLocalTurns].
 //
-// Waiters of one class stand in one line. An errand stands in the store's queue for the line.
+// Waiters for one key with the same options stand in one line. An errand stands in the store's queue for the line.
 // Its grant begins a block: as many turns as waiters stood in line then, at most n. The first
 // waiter gets the lease, and its Release passes it on to the next: a new Lease with the same
 // token, the next fence, and what remains of the first TTL. The block ends with its turns,
@@ -31,9 +31,9 @@ import (
 // passTime is how long after its grant a lease is passed on.
 const passTime = firstRenewal
 
-// wordTime is how long the store's word to a line counts for those who join it: they make no
+// answerAge is how long the store's last answer to a line counts for those who join it: they make no
 // attempt first. After it, a store that is away would look like a long wait.
-const wordTime = time.Second
+const answerAge = time.Second
 
 var errNobodyWaits = errors.New("granted, but nobody waits any more")
 
@@ -42,53 +42,56 @@ type lines struct {
 	some     atomic.Bool // there are lines
 	unqueued atomic.Bool // the store has no queue
 	mu       sync.Mutex  // guards lines, all that is in them, and their errands
-	all      map[class]*line
+	all      map[lineID]*line
 }
 
-// A class is what waiters share that stand in one line.
-type class struct {
+// A lineID is what waiters share that stand in one line.
+type lineID struct {
 	key string
 	terms
 }
 
 // A line exists while it has waiters, an errand or a block.
-//
-// An errand is an acquisition for the line, in the store's queue. No waiter's ctx ends it. It counts
-// as a call of the Client. A Locker that panics in it ends the process, as in a renewal.
 type line struct {
-	class
+	lineID
 	keeper  *keeper
-	waiters list.List    // of *waiter
-	errand  *acquisition // nil if none is under way, or it was called off
-	callOff context.CancelFunc
-	called  time.Time   // when the errand's call under way was made; zero during a pause
+	waiters list.List   // of *waiter
+	errand  *errand     // nil if none is under way, or it was called off
 	holder  *Lease      // of the block, if it has turns left; else nil
 	left    int         // turns of the block that are to follow
 	silent  atomic.Bool // the errand's last call has failed
-	word                // of the store to any of the line
+	facts               // that any of the line knows
 }
 
-// A waiter waits in a line. It is told once: then it gets a lease, an error, or the last word.
+// An errand acquires for a line, in the store's queue. No waiter's ctx ends it. It counts
+// as a call of the Client. A Locker that panics in it ends the process, as in a renewal.
+type errand struct {
+	acquisition
+	line    *line
+	callOff context.CancelFunc
+	called  time.Time // when the call under way was made; zero during a pause
+	leaver  *waiter   // the last of the line, who has called the errand off
+}
+
+// A waiter waits in a line. The wait ends once: with a lease, an error, or what was known last.
 type waiter struct {
-	client   *Client
-	ctx      context.Context // the caller's
+	request  request
 	limited  context.Context // ends the wait
-	set      *gathering      // for which it waits, or nil
 	listener *listener
 	answered bool          // the store has said that the key is held
 	place    *list.Element // in the line; nil if it stands there no more
 	left     time.Time     // when it left the line
 	line     *line
 
-	told  chan struct{} // closed when what follows is set
+	over  chan struct{} // closed when what follows is set
 	lease *Lease
 	err   error
-	word
+	facts facts
 }
 
-func (w *waiter) tell(word word, lease *Lease, err error) {
-	w.word, w.lease, w.err = word, lease, err
-	close(w.told)
+func (w *waiter) end(known facts, lease *Lease, err error) {
+	w.facts, w.lease, w.err = known, lease, err
+	close(w.over)
 }
 
 // takesTurns reports whether waiters stand in lines, if the store has a queue. Turns are for leases
@@ -98,7 +101,7 @@ func (o *options) takesTurns() bool {
 	return o.turns > 1 && !unrenewed && o.minHold == 0
 }
 
-// join waits in a line for a turn, if the line takes the caller in. Observers are told before: the
+// join waits in a line for a turn, if the line takes the caller in. Observers hear of it before: the
 // lock must not be passed on to a caller whose Observer does not return.
 func (a *acquisition) join() {
 	k := a.client.keeper
@@ -106,7 +109,7 @@ func (a *acquisition) join() {
 		if !k.lines.wouldAdd(a) {
 			return
 		}
-		if err := a.tellWait(); err != nil {
+		if err := a.reportWait(a.held); err != nil {
 			a.err = err
 			return
 		}
@@ -115,30 +118,30 @@ func (a *acquisition) join() {
 	if w == nil {
 		return
 	}
-	_ = a.tellWait()   // which counts a nested wait, and nothing else without Observers
-	if a.wait == nil { // else it counts already
+	_ = a.reportWait(a.held) // which counts a nested wait, and nothing else without Observers
+	if a.wait == nil {       // else it counts already
 		k.waiters.Add(1)
 		defer k.waiters.Add(-1)
 	}
 	select {
-	case <-w.told:
+	case <-w.over:
 	case <-a.limited.Done():
 		w.leave()
 	case <-k.open.Done():
 		w.leave()
 	}
-	<-w.told
+	<-w.over
 	a.noteTurn(w, ended(a.limited))
 }
 
-// noteTurn notes what a waiter was told. end is the error of its ctx. If a wait fails that need not,
+// noteTurn notes how a wait in a line has ended. end is the error of its ctx. If a wait fails that need not,
 // the caller asks for itself.
 func (a *acquisition) noteTurn(w *waiter, end error) {
 	if a.lease = w.lease; a.lease != nil {
 		a.contended = true
 		return
 	}
-	a.hear(w.word)
+	a.facts.add(w.facts)
 	a.err = w.err
 	if end != nil {
 		if reason := errs.HideContext(errs.BesidesEnd(w.err)); reason != nil {
@@ -157,25 +160,25 @@ func (t *lines) add(a *acquisition) *waiter {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := a.class()
-	n := t.all[c]
+	id := a.lineID()
+	n := t.all[id]
 	if !n.takes(a) {
 		return nil
 	}
 	if n == nil {
-		n = &line{class: c, keeper: a.client.keeper}
-		t.all[c] = n
+		n = &line{lineID: id, keeper: a.client.keeper}
+		t.all[id] = n
 		t.some.Store(true)
 	}
 	switch {
 	case a.held != nil:
-		n.hear(a.word)
+		n.facts.add(a.facts)
 	case n.held != nil:
-		a.word = n.word
+		a.facts = n.facts
 	default:
 		a.answered = time.Now()
 	}
-	w := &waiter{client: a.client, ctx: a.ctx, limited: a.limited, set: a.set, listener: a.listens(), answered: a.held != nil, line: n, told: make(chan struct{})}
+	w := &waiter{request: a.request, limited: a.limited, listener: a.listens(), answered: a.held != nil, line: n, over: make(chan struct{})}
 	w.place = n.waiters.PushBack(w)
 	n.balanceLocked()
 	return w
@@ -185,10 +188,10 @@ func (t *lines) add(a *acquisition) *waiter {
 func (t *lines) wouldAdd(a *acquisition) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.all[a.class()].takes(a)
+	return t.all[a.lineID()].takes(a)
 }
 
-func (a *acquisition) class() class { return class{a.key, a.client.options.terms} }
+func (r *request) lineID() lineID { return lineID{r.key, r.client.options.terms} }
 
 // takes reports whether a line takes a caller in, which may have to be made. Without an answer of the
 // store, it does so only if it has had one lately, or if the key is most likely held and there is no
@@ -197,11 +200,11 @@ func (n *line) takes(a *acquisition) bool {
 	if a.held != nil || n == nil {
 		return a.held != nil || a.busy
 	}
-	return n.held != nil && n.failure == nil && time.Since(n.answered) < wordTime
+	return n.held != nil && n.failure == nil && time.Since(n.answered) < answerAge
 }
 
-// leave takes a waiter out of its line; it is told soon. The last one calls the errand off,
-// and is told its answer.
+// leave takes a waiter out of its line; its wait ends soon. The last one calls the errand off,
+// and its wait ends with that.
 func (w *waiter) leave() {
 	n := w.line
 	n.keeper.lines.mu.Lock()
@@ -214,7 +217,7 @@ func (w *waiter) leave() {
 	if e := n.errand; n.waiters.Len() == 0 && e != nil {
 		e.leaver = w
 	} else {
-		w.tell(n.lastWordLocked(), nil, nil)
+		w.end(n.knownLocked(), nil, nil)
 	}
 	n.balanceLocked()
 }
@@ -240,20 +243,20 @@ func (n *line) first() *waiter {
 func (l *Lease) pruneLine() {
 	l.mu.Lock()
 	n := l.line
-	l.unlock()
+	l.mu.Unlock()
 	if n != nil {
 		n.prune()
 	}
 }
 
-// lastWordLocked is what one who leaves is told. A call of the errand that has been under way
+// knownLocked is what is known to one who leaves. A call of the errand that has been under way
 // for a while is taken for a place in the queue, so a failure before it counts no more.
-func (n *line) lastWordLocked() word {
-	word := n.word
-	if n.errand != nil && !n.called.IsZero() && time.Since(n.called) >= attemptTime {
-		word.failure = nil
+func (n *line) knownLocked() facts {
+	known := n.facts
+	if e := n.errand; e != nil && !e.called.IsZero() && time.Since(e.called) >= attemptTime {
+		known.failure = nil
 	}
-	return word
+	return known
 }
 
 func (n *line) removeLocked(w *waiter) {
@@ -277,14 +280,14 @@ func (n *line) popLocked() *waiter {
 func (n *line) balanceLocked() {
 	switch {
 	case n.waiters.Len() == 0 && n.errand != nil:
-		n.callOff()
+		n.errand.callOff()
 		n.errand = nil
 	case n.waiters.Len() > n.left && n.errand == nil:
 		n.sendLocked(n.waiters.Front().Value.(*waiter))
 	}
 	t := &n.keeper.lines
-	if n.waiters.Len() == 0 && n.errand == nil && n.holder == nil && t.all[n.class] == n {
-		delete(t.all, n.class)
+	if n.waiters.Len() == 0 && n.errand == nil && n.holder == nil && t.all[n.lineID] == n {
+		delete(t.all, n.lineID)
 		t.some.Store(len(t.all) > 0)
 	}
 }
@@ -313,10 +316,10 @@ func (l *Lease) leaveBlockLocked(pass bool) (passed bool) {
 func (w *waiter) give(l *Lease) error {
 	if !l.start() {
 		l.leaveBlockLocked(false)
-		w.tell(word{}, nil, ErrClosed)
+		w.end(facts{}, nil, ErrClosed)
 		return ErrClosed
 	}
-	w.tell(word{}, l, nil)
+	w.end(facts{}, l, nil)
 	return nil
 }
 
@@ -347,13 +350,11 @@ func (n *line) next(l *Lease, pass bool) (w *waiter, next *Lease) {
 
 // successor is the lease of the next in line: as if it had been granted as l was.
 func (l *Lease) successor(w *waiter) *Lease {
-	a := acquisition{client: w.client, ctx: w.ctx, set: w.set, key: l.key, token: l.token, ttl: l.ttl}
-	a.returned = time.Now()
 	grant := Attempt{Since: l.extended, Fence: l.fence, Degraded: l.standIn}
 	if l.fence != 0 {
 		grant.Fence++
 	}
-	next := newLease(&a, grant, l.lastTTLLocked())
+	next := newLease(&w.request, l.token, time.Now(), grant, l.lastTTLLocked())
 	next.step, next.renewAt = l.step+1, l.renewAt
 	return next
 }
@@ -364,21 +365,25 @@ func (n *line) sendLocked(first *waiter) {
 	if !n.keeper.enter() {
 		return
 	}
-	values := contexts.WithoutCancel(first.ctx)
+	values := contexts.WithoutCancel(first.request.ctx)
 	ctx, callOff := context.WithCancel(values)
-	e := &acquisition{client: first.client, ctx: values, limited: ctx, wait: ctx, key: n.key, ttl: n.ttl, line: n}
-	e.errand, e.stage = true, lined
+	e := &errand{line: n, callOff: callOff, called: time.Now()}
+	e.request = request{client: first.request.client, ctx: values, key: n.key, ttl: n.ttl}
+	e.limited, e.wait = ctx, ctx
+	e.errand, e.forLine, e.stage = e, true, lined
 	e.listens() // before others look at it
-	n.errand, n.callOff, n.called = e, callOff, time.Now()
-	go n.run(e, callOff)
+	n.errand = e
+	go e.serve()
 }
 
-func (n *line) run(e *acquisition, callOff func()) {
-	defer n.keeper.leave()
-	defer callOff()
-	defer context.AfterFunc(n.keeper.open, callOff)()
+// serve acquires for the line.
+func (e *errand) serve() {
+	k := e.line.keeper
+	defer k.leave()
+	defer e.callOff()
+	defer context.AfterFunc(k.open, e.callOff)()
 	err := errPanic
-	defer func() { n.end(e, err) }()
+	defer func() { e.end(err) }()
 	_, err = e.run()
 }
 
@@ -400,32 +405,49 @@ func (l *listener) callers(f func(*listener)) {
 	}
 }
 
-// calls notes that an errand makes a call after a pause.
-func (n *line) calls(e *acquisition) {
+// endPause notes that the errand makes a call again.
+func (e *errand) endPause() {
+	t := &e.line.keeper.lines
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e.called = time.Now()
+}
+
+// beginPause notes that a call of the errand has failed. Those who have had no answer of the store ask for themselves.
+func (e *errand) beginPause() {
+	n := e.line
 	n.keeper.lines.mu.Lock()
 	defer n.keeper.lines.mu.Unlock()
-	if n.errand == e {
-		n.called = time.Now()
+	if n.errand != e {
+		return
+	}
+	e.called = time.Time{}
+	n.facts.add(e.facts)
+	if e.held == nil {
+		e.endWaitsLocked(e.failure, false)
 	}
 }
 
-// serve gives the lease of an errand to the first in line, and begins a block. The last one who has left
+// give gives the lease of an errand to the first in line, and begins a block. The last one who has left
 // gets it if the store has granted it after that: so does a caller whose own call is granted when its ctx has ended.
-func (n *line) serve(e *acquisition, l *Lease) error {
+func (e *errand) give(l *Lease) error {
+	n := e.line
 	n.prune()
-	w := n.taker(e, l)
+	w := e.taker(l)
 	if w == nil {
 		e.held = e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted})
 		return errNobodyWaits
 	}
-	l.values, l.options, l.tentative = contexts.WithoutCancel(w.ctx), &w.client.options, w.set != nil
+	r := &w.request
+	l.values, l.options, l.tentative = contexts.WithoutCancel(r.ctx), &r.client.options, r.set != nil
 	if w.answered || e.waited >= shortestWait {
 		n.keeper.contended.Add(n.key)
 	}
 	return w.give(l)
 }
 
-func (n *line) taker(e *acquisition, l *Lease) *waiter {
+func (e *errand) taker(l *Lease) *waiter {
+	n := e.line
 	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -437,14 +459,14 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 		if turns > 1 {
 			l.renewAt = alarm.Earlier(l.renewAt, l.granted.Add(passTime))
 		}
-		n.word = word{
+		n.facts = facts{
 			held:     e.heldBy(Attempt{Holder: e.token, Remaining: l.restLocked(e.returned), HeldSince: l.granted}),
 			answered: e.returned,
 		}
 		n.balanceLocked()
 		return w
 	}
-	if now := t.all[n.class]; now != nil && now.errand != nil { // two grants would be one too many for others
+	if now := t.all[n.lineID]; now != nil && now.errand != nil { // two grants would be one too many for others
 		return nil
 	}
 	w := e.leaver
@@ -455,22 +477,9 @@ func (n *line) taker(e *acquisition, l *Lease) *waiter {
 	return w
 }
 
-// failed notes a failure. Those who have had no answer of the store ask for themselves.
-func (n *line) failed(e *acquisition) {
-	n.keeper.lines.mu.Lock()
-	defer n.keeper.lines.mu.Unlock()
-	if n.errand != e {
-		return
-	}
-	n.called = time.Time{}
-	n.hear(e.word)
-	if e.held == nil {
-		n.tellLocked(e, e.failure, false)
-	}
-}
-
-// end tells all who still wait for an errand how it ended.
-func (n *line) end(e *acquisition, err error) {
+// end ends the waits of all who still wait for the errand.
+func (e *errand) end(err error) {
+	n := e.line
 	t := &n.keeper.lines
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -481,23 +490,25 @@ func (n *line) end(e *acquisition, err error) {
 		err = nil
 	}
 	if e.leaver != nil {
-		e.leaver.tell(e.word, nil, err)
+		e.leaver.end(e.facts, nil, err)
 	}
 	if n.errand != e {
 		return
 	}
 	n.errand = nil
-	n.tellLocked(e, err, true)
+	e.endWaitsLocked(err, true)
 }
 
-// tellLocked tells all waiters, or those who have had no answer, how an errand has failed.
-func (n *line) tellLocked(e *acquisition, err error, all bool) {
+// endWaitsLocked ends the waits of all in the line, or of those who have had no answer, as the errand has failed. It
+// is called while the mutex of lines is locked.
+func (e *errand) endWaitsLocked(err error, all bool) {
+	n := e.line
 	for at := n.waiters.Front(); at != nil; {
 		w := at.Value.(*waiter)
 		at = at.Next()
 		if all || !w.answered {
 			n.removeLocked(w)
-			w.tell(e.word, nil, err)
+			w.end(e.facts, nil, err)
 		}
 	}
 	n.balanceLocked()

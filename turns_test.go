@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -100,6 +101,15 @@ func inTurns(t *testing.T, n int, f func(t *testing.T, store *memory.Locker, s *
 	})
 }
 
+// inTurnsCases are the tests of lines of eight turns, by what they say of them.
+type inTurnsCases map[string]func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client)
+
+func (all inTurnsCases) run(t *testing.T) {
+	for name, f := range all {
+		t.Run(name, func(t *testing.T) { inTurns(t, 8, f) })
+	}
+}
+
 // A line has one place. Each block costs one wait and one release; its holders share the
 // token and have fences that follow each other.
 func TestTurns(t *testing.T) {
@@ -134,47 +144,240 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// When the taker has the lease, everything of the giver has ended, and its Release does
-// nothing any more.
-func TestGiverEndsFirst(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		first := acquire(t, c, "k")
-		type value struct{}
-		ctx := context.WithValue(t.Context(), value{}, "giver")
-		var giver *dlock.Lease
-		go func() { giver, _ = c.Acquire(ctx, "k") }()
-		synctest.Wait()
-		var taker *dlock.Lease
-		var work context.Context
-		var seen []error
-		go func() {
-			taker, _ = c.Acquire(context.WithValue(t.Context(), value{}, "taker"), "k")
-			select {
-			case <-giver.Done():
-			default:
-				seen = append(seen, errors.New("Done is open"))
+func TestLines(t *testing.T) {
+	inTurnsCases{
+		"when the taker has the lease, everything of the giver has ended, and its Release does nothing any more": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			first := acquire(t, c, "k")
+			type value struct{}
+			ctx := context.WithValue(t.Context(), value{}, "giver")
+			var giver *dlock.Lease
+			go func() { giver, _ = c.Acquire(ctx, "k") }()
+			synctest.Wait()
+			var taker *dlock.Lease
+			var work context.Context
+			var seen []error
+			go func() {
+				taker, _ = c.Acquire(context.WithValue(t.Context(), value{}, "taker"), "k")
+				select {
+				case <-giver.Done():
+				default:
+					seen = append(seen, errors.New("Done is open"))
+				}
+				seen = append(seen, giver.Err(), context.Cause(work))
+			}()
+			synctest.Wait()
+			require.NoError(t, first.Release())
+			synctest.Wait()
+			work = giver.Context(ctx)
+			giver.Done()
+			require.NoError(t, giver.Release())
+			synctest.Wait()
+			require.Equal(t, []error{dlock.ErrReleased, dlock.ErrReleased}, seen)
+			require.Equal(t, 1, c.Stats().Leases)
+			s.forget()
+			require.NoError(t, giver.Release())
+			require.ErrorIs(t, giver.Renew(t.Context()), dlock.ErrReleased)
+			require.Empty(t, s.made())
+			require.NoError(t, taker.Err())
+			time.Sleep(time.Minute)
+			require.NoError(t, taker.Err())
+			require.Equal(t, "taker", s.made("renew", "batch")[0].ctx.Value(value{}))
+			require.NoError(t, taker.Release())
+		},
+		"one who leaves gives up its own turn, not the place in the queue": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			other := dlock.New(store)
+			first := acquire(t, other, "k")
+			all := standInLine(t, c, 2)
+			stranger := standInLine(t, other, 1)
+			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)...)
+			all[0].cancel()
+			synctest.Wait()
+			require.ErrorIs(t, all[0].err(), context.Canceled)
+			require.ErrorIs(t, all[0].err(), dlock.ErrHeld)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.ErrorIs(t, all[2].err(), dlock.ErrHeld)
+			requireNoContextError(t, all[2].err())
+			require.ErrorContains(t, all[2].err(), "waited for 1m0s")
+			require.NoError(t, first.Release())
+			require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
+			require.NoError(t, requireTurn(t, stranger[0]).Release())
+			require.Len(t, s.made("acquire"), 1)
+		},
+		"the last who leaves calls the errand off, and is told what it has heard": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Hour)
+			all := standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)
+			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(2*time.Minute)), 1)...)
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			for _, w := range all {
+				require.ErrorIs(t, w.err(), dlock.ErrHeld)
+				requireNoContextError(t, w.err())
 			}
-			seen = append(seen, giver.Err(), context.Cause(work))
-		}()
-		synctest.Wait()
-		require.NoError(t, first.Release())
-		synctest.Wait()
-		work = giver.Context(ctx)
-		giver.Done()
-		require.NoError(t, giver.Release())
-		synctest.Wait()
-		require.Equal(t, []error{dlock.ErrReleased, dlock.ErrReleased}, seen)
-		require.Equal(t, 1, c.Stats().Leases)
-		s.forget()
-		require.NoError(t, giver.Release())
-		require.ErrorIs(t, giver.Renew(t.Context()), dlock.ErrReleased)
-		require.Empty(t, s.made())
-		require.NoError(t, taker.Err())
-		time.Sleep(time.Minute)
-		require.NoError(t, taker.Err())
-		require.Equal(t, "taker", s.made("renew", "batch")[0].ctx.Value(value{}))
-		require.NoError(t, taker.Release())
-	})
+			var held *dlock.HeldError
+			require.ErrorAs(t, all[1].err(), &held)
+			require.Equal(t, 58*time.Minute, held.Remaining)
+			require.Zero(t, waitingFor(t, store))
+			again := standInLine(t, c, 1)
+			again[0].cancel()
+			synctest.Wait()
+			require.ErrorIs(t, again[0].err(), context.Canceled)
+			ctx := within(t, time.Second)
+			_, err := c.Acquire(ctx, "k")
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NotErrorIs(t, err, context.Canceled, "of the errand")
+			require.Zero(t, waitingFor(t, store))
+			store.Expire("k")
+		},
+		// For a second, those who join rely on the store's word to the line. Then each asks for
+		// itself: a store that is away must not look like a long wait.
+		"word to the line": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Hour)
+			all := standInLine(t, c, 1)
+			s.forget()
+			time.Sleep(time.Second - time.Nanosecond)
+			all = append(all, standInLine(t, c, 2)...)
+			require.Empty(t, s.made())
+			require.False(t, all[1].ended())
+			time.Sleep(time.Nanosecond)
+			store.Fail(errStore)
+			told := standInLine(t, c, 2)
+			for _, w := range told {
+				require.ErrorIs(t, w.err(), errStore)
+			}
+			require.Len(t, s.made("try"), 2)
+			store.Fail(nil)
+			s.forget()
+			all = append(all, standInLine(t, c, 2)...)
+			require.Len(t, s.made("try"), 1, "the first has the word for the second")
+			for _, w := range all {
+				w.cancel()
+			}
+			synctest.Wait()
+			store.Expire("k")
+		},
+		// An errand that fails is repeated for all who wait. Newcomers ask for themselves.
+		"errand fails": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, 10*time.Second)
+			var fails atomic.Bool
+			fails.Store(true)
+			s.onCall(func(c *call) {
+				if c.op == "acquire" && fails.Load() {
+					c.err = errStore
+				}
+			})
+			all := standInLine(t, c, 3)
+			time.Sleep(500 * time.Millisecond)
+			s.forget()
+			all = append(all, standInLine(t, c, 1)...)
+			require.Len(t, s.made("try"), 1, "not known to be held since a call has failed")
+			hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
+			time.Sleep(7 * time.Second)
+			synctest.Wait()
+			require.ErrorIs(t, hurried[0].err(), dlock.ErrHeld)
+			require.ErrorIs(t, hurried[0].err(), errStore)
+			require.ErrorContains(t, hurried[0].err(), "the store last answered 5")
+			require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
+			fails.Store(false)
+			time.Sleep(3 * time.Second)
+			serveAll(t, all)
+		},
+		"Without fences there are none in a block either": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Second)
+			s.on("acquire", func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} })
+			all := standInLine(t, c, 2)
+			time.Sleep(time.Second)
+			serveAll(t, all)
+			require.Zero(t, all[0].lease().Fence())
+			require.Zero(t, all[1].lease().Fence())
+		},
+		"an errand without an answer owes a release of its own token, and nobody else's": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Second)
+			s.first("acquire", func(c *call) { c.reply = errStore }) // the grant is lost on its way
+			all := standInLine(t, c, 3)
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			lost := s.made("acquire")[0].token
+			l := requireTurn(t, all[0], all[1:]...)
+			require.NotEqual(t, lost, l.Token())
+			for _, c := range s.made("release") {
+				require.Equal(t, lost, c.token)
+			}
+			serveAll(t, all)
+			time.Sleep(time.Minute)
+		},
+		// A Locker that ends the goroutine of an errand leaves nobody waiting: all ask for themselves.
+		"goexit in an errand": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Minute)
+			end := make(chan struct{})
+			s.first("acquire", func(c *call) {
+				<-end
+				runtime.Goexit()
+			})
+			all := standInLine(t, c, 3)
+			close(end)
+			synctest.Wait()
+			require.Equal(t, 2, waitingFor(t, store), "the first, and a line of the others")
+			store.Expire("k")
+			for range all {
+				synctest.Wait()
+				for _, w := range all {
+					if w.ended() && w.lease().Err() == nil {
+						require.NoError(t, w.lease().Release())
+					}
+				}
+			}
+			synctest.Wait()
+			for _, w := range all {
+				require.True(t, w.ended())
+			}
+		},
+		"a late grant that nobody wants any more is released once": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			c = c.With(dlock.WithTTL(time.Second))
+			hold(t, store, time.Second)
+			s.onCall(func(c *call) {
+				switch {
+				case c.op == "acquire" && len(s.made("acquire")) == 1:
+					c.delay = 950 * time.Millisecond
+				case c.op == "try" && len(s.made("try")) == 2:
+					c.delay = 100 * time.Millisecond
+				}
+			})
+			left := standInLine(t, c, 1)
+			time.Sleep(1960 * time.Millisecond)
+			left[0].cancel()
+			synctest.Wait()
+			next := standInLine(t, c, 1)
+			time.Sleep(100 * time.Millisecond)
+			require.ErrorIs(t, left[0].err(), context.Canceled)
+			require.Len(t, s.made("release"), 1)
+			serveAll(t, next)
+		},
+		"the first of a block has the values of its own ctx, also if another has sent the errand": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			type value struct{}
+			first := acquire(t, c, "k")
+			sender := standInLine(t, c, 1)
+			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", func(context.Context, *dlock.Lease) error { return nil })
+			synctest.Wait()
+			sender[0].cancel()
+			synctest.Wait()
+			s.forget()
+			require.NoError(t, first.Release())
+			synctest.Wait()
+			require.Equal(t, "mine", s.made("release")[1].ctx.Value(value{}))
+		},
+		"when an errand has found that the store has no queue, no other is sent": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.on("acquire", func(c *call) { c.err = errors.ErrUnsupported })
+			hold(t, store, time.Hour)
+			all := standInLine(t, c, 4)
+			require.Len(t, s.made("acquire"), 1)
+			for _, w := range all {
+				w.cancel()
+			}
+			synctest.Wait()
+			store.Expire("k")
+		},
+	}.run(t)
 }
 
 // Only waits with the same options share a line; each has a MaxWait and a ctx of its own.
@@ -265,47 +468,37 @@ func TestEndOfABlock(t *testing.T) {
 		"renewed":        {what: func(t *testing.T, _ *memory.Locker, _ *spy, l *dlock.Lease) { require.NoError(t, l.Renew(t.Context())) }},
 		"renewal failed": {what: func(t *testing.T, _ *memory.Locker, s *spy, l *dlock.Lease) { failRenew(t, s, l) }},
 		"renewal in flight": {what: func(t *testing.T, _ *memory.Locker, s *spy, l *dlock.Lease) {
-			s.onCall(func(c *call) {
-				if c.op == "renew" {
-					time.Sleep(10 * time.Millisecond)
-				}
-			})
+			s.on("renew", func(c *call) { time.Sleep(10 * time.Millisecond) })
 			go l.Renew(context.Background())
 			synctest.Wait()
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				c := dlock.New(s, dlock.WithLocalTurns(8), dlock.WithTTL(max(test.ttl, 10*time.Millisecond)))
-				if test.ttl == 0 {
-					c = c.With(dlock.WithTTL(dlock.DefaultTTL))
-				}
-				first := acquire(t, c, "k")
-				all := standInLine(t, c, 2)
-				require.NoError(t, first.Release())
-				l := requireTurn(t, all[0], all[1])
-				require.Zero(t, waitingFor(t, store))
-				test.what(t, store, s, l)
-				synctest.Wait()
-				if !test.passes {
-					require.Equal(t, 1, waitingFor(t, store), "the next place is taken")
-				}
-				require.NoError(t, l.Release())
-				next := requireTurn(t, all[1])
-				require.Equal(t, test.passes, next.Token() == l.Token())
-				require.NoError(t, next.Release())
-				require.Zero(t, c.Lines())
-			})
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s, dlock.WithLocalTurns(8), dlock.WithTTL(max(test.ttl, 10*time.Millisecond)))
+			if test.ttl == 0 {
+				c = c.With(dlock.WithTTL(dlock.DefaultTTL))
+			}
+			first := acquire(t, c, "k")
+			all := standInLine(t, c, 2)
+			require.NoError(t, first.Release())
+			l := requireTurn(t, all[0], all[1])
+			require.Zero(t, waitingFor(t, store))
+			test.what(t, store, s, l)
+			synctest.Wait()
+			if !test.passes {
+				require.Equal(t, 1, waitingFor(t, store), "the next place is taken")
+			}
+			require.NoError(t, l.Release())
+			next := requireTurn(t, all[1])
+			require.Equal(t, test.passes, next.Token() == l.Token())
+			require.NoError(t, next.Release())
+			require.Zero(t, c.Lines())
 		})
 	}
 }
 
 func failRenew(t *testing.T, s *spy, l *dlock.Lease) {
-	s.onCall(func(c *call) {
-		if c.op == "renew" {
-			c.err = errStore
-		}
-	})
+	s.on("renew", func(c *call) { c.err = errStore })
 	require.ErrorIs(t, l.Renew(t.Context()), errStore)
 }
 
@@ -314,11 +507,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 	for late, passes := range map[time.Duration]bool{2 * time.Second: true, 3 * time.Second: false} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithLocalTurns(8))
-			s.onCall(func(c *call) {
-				if c.op == "acquire" {
-					c.delay = late
-				}
-			})
+			s.on("acquire", func(c *call) { c.delay = late })
 			hold(t, store, time.Second)
 			all := standInLine(t, c, 2)
 			time.Sleep(time.Second + late)
@@ -391,60 +580,6 @@ func TestGate(t *testing.T) {
 			l = next[0].lease()
 		}
 		require.NoError(t, l.Release())
-	})
-}
-
-// One who leaves gives up its own turn, not the place in the queue.
-func TestLeaveTheLine(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		other := dlock.New(store)
-		first := acquire(t, other, "k")
-		all := standInLine(t, c, 2)
-		stranger := standInLine(t, other, 1)
-		all = append(all, standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)...)
-		all[0].cancel()
-		synctest.Wait()
-		require.ErrorIs(t, all[0].err(), context.Canceled)
-		require.ErrorIs(t, all[0].err(), dlock.ErrHeld)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.ErrorIs(t, all[2].err(), dlock.ErrHeld)
-		requireNoContextError(t, all[2].err())
-		require.ErrorContains(t, all[2].err(), "waited for 1m0s")
-		require.NoError(t, first.Release())
-		require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
-		require.NoError(t, requireTurn(t, stranger[0]).Release())
-		require.Len(t, s.made("acquire"), 1)
-	})
-}
-
-// The last who leaves calls the errand off, and is told what it has heard.
-func TestLastLeavesTheLine(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Hour)
-		all := standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)
-		all = append(all, standInLine(t, c.With(dlock.WithMaxWait(2*time.Minute)), 1)...)
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		for _, w := range all {
-			require.ErrorIs(t, w.err(), dlock.ErrHeld)
-			requireNoContextError(t, w.err())
-		}
-		var held *dlock.HeldError
-		require.ErrorAs(t, all[1].err(), &held)
-		require.Equal(t, 58*time.Minute, held.Remaining)
-		require.Zero(t, waitingFor(t, store))
-		again := standInLine(t, c, 1)
-		again[0].cancel()
-		synctest.Wait()
-		require.ErrorIs(t, again[0].err(), context.Canceled)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.NotErrorIs(t, err, context.Canceled, "of the errand")
-		require.Zero(t, waitingFor(t, store))
-		store.Expire("k")
 	})
 }
 
@@ -525,36 +660,6 @@ func TestGrantForTheLast(t *testing.T) {
 	}
 }
 
-// For a second, those who join rely on the store's word to the line. Then each asks for
-// itself: a store that is away must not look like a long wait.
-func TestWordToTheLine(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Hour)
-		all := standInLine(t, c, 1)
-		s.forget()
-		time.Sleep(time.Second - time.Nanosecond)
-		all = append(all, standInLine(t, c, 2)...)
-		require.Empty(t, s.made())
-		require.False(t, all[1].ended())
-		time.Sleep(time.Nanosecond)
-		store.Fail(errStore)
-		told := standInLine(t, c, 2)
-		for _, w := range told {
-			require.ErrorIs(t, w.err(), errStore)
-		}
-		require.Len(t, s.made("try"), 2)
-		store.Fail(nil)
-		s.forget()
-		all = append(all, standInLine(t, c, 2)...)
-		require.Len(t, s.made("try"), 1, "the first has the word for the second")
-		for _, w := range all {
-			w.cancel()
-		}
-		synctest.Wait()
-		store.Expire("k")
-	})
-}
-
 // While a key is contended, the first of a line makes no attempt, and the others do until the
 // store has answered. If the errand fails before that, the first asks for itself.
 func TestFirstOfACrowd(t *testing.T) {
@@ -584,46 +689,15 @@ func TestFirstOfACrowd(t *testing.T) {
 	}
 }
 
-// An errand that fails is repeated for all who wait. Newcomers ask for themselves.
-func TestErrandFails(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, 10*time.Second)
-		var fails atomic.Bool
-		fails.Store(true)
-		s.onCall(func(c *call) {
-			if c.op == "acquire" && fails.Load() {
-				c.err = errStore
-			}
-		})
-		all := standInLine(t, c, 3)
-		time.Sleep(500 * time.Millisecond)
-		s.forget()
-		all = append(all, standInLine(t, c, 1)...)
-		require.Len(t, s.made("try"), 1, "not known to be held since a call has failed")
-		hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
-		time.Sleep(7 * time.Second)
-		synctest.Wait()
-		require.ErrorIs(t, hurried[0].err(), dlock.ErrHeld)
-		require.ErrorIs(t, hurried[0].err(), errStore)
-		require.ErrorContains(t, hurried[0].err(), "the store last answered 5")
-		require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
-		fails.Store(false)
-		time.Sleep(3 * time.Second)
-		serveAll(t, all)
-	})
-}
-
 // Errors that end a wait are told to all.
 func TestErrandFailsForGood(t *testing.T) {
 	for _, final := range []error{dlock.ErrInvalid, dlock.ErrClosed} {
 		inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			hold(t, store, time.Minute)
 			fail := make(chan struct{})
-			s.onCall(func(c *call) {
-				if c.op == "acquire" {
-					<-fail
-					c.err = final
-				}
+			s.on("acquire", func(c *call) {
+				<-fail
+				c.err = final
 			})
 			all := standInLine(t, c, 3)
 			close(fail)
@@ -637,11 +711,7 @@ func TestErrandFailsForGood(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(s, dlock.WithLocalTurns(8), dlock.WithFence(true))
 		hold(t, store, time.Second)
-		s.onCall(func(c *call) {
-			if c.op == "acquire" {
-				c.attempt = &dlock.Attempt{Acquired: true}
-			}
-		})
+		s.on("acquire", func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} })
 		all := standInLine(t, c, 3)
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -649,23 +719,6 @@ func TestErrandFailsForGood(t *testing.T) {
 			require.ErrorIs(t, w.err(), errors.ErrUnsupported)
 		}
 		requireFree(t, store, "k")
-	})
-}
-
-// Without fences there are none in a block either.
-func TestTurnsWithoutFences(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Second)
-		s.onCall(func(c *call) {
-			if c.op == "acquire" {
-				c.attempt = &dlock.Attempt{Acquired: true}
-			}
-		})
-		all := standInLine(t, c, 2)
-		time.Sleep(time.Second)
-		serveAll(t, all)
-		require.Zero(t, all[0].lease().Fence())
-		require.Zero(t, all[1].lease().Fence())
 	})
 }
 
@@ -740,29 +793,6 @@ func TestLostLeaseIsNotPassedOn(t *testing.T) {
 		_ = old.Release()
 		requireTurn(t, all[1], all[2:]...)
 		serveAll(t, all[1:])
-	})
-}
-
-// An errand without an answer owes a release of its own token, and nobody else's.
-func TestErrandOwesItsOwnToken(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Second)
-		s.onCall(func(c *call) {
-			if c.op == "acquire" && len(s.made("acquire")) == 1 {
-				c.reply = errStore // the grant is lost on its way
-			}
-		})
-		all := standInLine(t, c, 3)
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		lost := s.made("acquire")[0].token
-		l := requireTurn(t, all[0], all[1:]...)
-		require.NotEqual(t, lost, l.Token())
-		for _, c := range s.made("release") {
-			require.Equal(t, lost, c.token)
-		}
-		serveAll(t, all)
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -846,56 +876,24 @@ func TestCloseRacesRelease(t *testing.T) {
 	}
 }
 
-// A Locker that ends the goroutine of an errand leaves nobody waiting: all ask for themselves.
-func TestGoexitInAnErrand(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Minute)
-		end := make(chan struct{})
-		s.onCall(func(c *call) {
-			if c.op == "acquire" && len(s.made("acquire")) == 1 {
-				<-end
-				runtime.Goexit()
-			}
-		})
-		all := standInLine(t, c, 3)
-		close(end)
-		synctest.Wait()
-		require.Equal(t, 2, waitingFor(t, store), "the first, and a line of the others")
-		store.Expire("k")
-		for range all {
-			synctest.Wait()
-			for _, w := range all {
-				if w.ended() && w.lease().Err() == nil {
-					require.NoError(t, w.lease().Release())
-				}
-			}
-		}
-		synctest.Wait()
-		for _, w := range all {
-			require.True(t, w.ended())
-		}
-	})
-}
-
 // A waiter of another process is passed by at most 2n-1 others: those of the rest of a block,
 // and of one place that stood before its own. The store notes how many have held the key when
 // a stranger takes its place, which is when nothing else happens.
 func TestPassedByAtMost(t *testing.T) {
 	for _, n := range []int{2, 4, 8} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-				var mu sync.Mutex
-				held, most := 0, 0
-				places := make(map[string]int) // of strangers, by token: how many of the crowd had held the key by then
-				s.onCall(func(c *call) {
-					mu.Lock()
-					defer mu.Unlock()
-					if c.op == "acquire" {
-						places[c.token] = held
-					}
-				})
-				hold := func(c *dlock.Client, d time.Duration) {
-					l := acquire(t, c, "k")
+		run(t, fmt.Sprint(n), func(t *testing.T, store *memory.Locker, s *spy) {
+			var mu sync.Mutex
+			held, most := 0, 0
+			places := make(map[string]int) // of strangers, by token: how many of the crowd had held the key by then
+			s.onCall(func(c *call) {
+				mu.Lock()
+				defer mu.Unlock()
+				if c.op == "acquire" {
+					places[c.token] = held
+				}
+			})
+			hold := func(c *dlock.Client, d time.Duration) bool { // each wait ends, also after a failure
+				return assert.NoError(t, c.Do(within(t, time.Minute), "k", func(_ context.Context, l *dlock.Lease) error {
 					mu.Lock()
 					if place, ok := places[l.Token()]; ok {
 						most = max(most, held-place)
@@ -904,32 +902,30 @@ func TestPassedByAtMost(t *testing.T) {
 					}
 					mu.Unlock()
 					time.Sleep(d)
-					require.NoError(t, l.Release())
-				}
-				var all sync.WaitGroup
-				end := time.Now().Add(2 * time.Second)
-				crowd := dlock.New(store, dlock.WithLocalTurns(n))
-				for i := range 3 * n {
-					all.Go(func() {
-						for time.Now().Before(end) {
-							hold(crowd, time.Duration(1+i%3)*time.Millisecond)
-						}
-					})
-				}
-				stranger := dlock.New(s)
-				for i := range 2 {
-					all.Go(func() {
-						time.Sleep(time.Duration(1+i) * 300 * time.Microsecond)
-						for time.Now().Before(end) {
-							hold(stranger, 0)
-							time.Sleep(3*time.Millisecond + time.Duration(1+i)*300*time.Microsecond)
-						}
-					})
-				}
-				all.Wait()
-				require.LessOrEqual(t, most, 2*n-1)
-				require.GreaterOrEqual(t, most, n, "the strangers had it too easy to prove anything")
-			})
+					return nil
+				}))
+			}
+			var all sync.WaitGroup
+			end := time.Now().Add(2 * time.Second)
+			crowd := dlock.New(store, dlock.WithLocalTurns(n))
+			for i := range 3 * n {
+				all.Go(func() {
+					for time.Now().Before(end) && hold(crowd, time.Duration(1+i%3)*time.Millisecond) {
+					}
+				})
+			}
+			stranger := dlock.New(s)
+			for i := range 2 {
+				all.Go(func() {
+					time.Sleep(time.Duration(1+i) * 300 * time.Microsecond)
+					for time.Now().Before(end) && hold(stranger, 0) {
+						time.Sleep(3*time.Millisecond + time.Duration(1+i)*300*time.Microsecond)
+					}
+				})
+			}
+			all.Wait()
+			require.LessOrEqual(t, most, 2*n-1)
+			require.GreaterOrEqual(t, most, n, "the strangers had it too easy to prove anything")
 		})
 	}
 }
@@ -1030,67 +1026,6 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 		synctest.Wait()
 		require.ErrorIs(t, last[0].err(), dlock.ErrHeld, "by its own attempt")
 		require.ErrorIs(t, last[0].err(), errStore)
-		store.Expire("k")
-	})
-}
-
-// A late grant that nobody wants any more is released once.
-func TestLateGrantThatNobodyWants(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		c = c.With(dlock.WithTTL(time.Second))
-		hold(t, store, time.Second)
-		s.onCall(func(c *call) {
-			switch {
-			case c.op == "acquire" && len(s.made("acquire")) == 1:
-				c.delay = 950 * time.Millisecond
-			case c.op == "try" && len(s.made("try")) == 2:
-				c.delay = 100 * time.Millisecond
-			}
-		})
-		left := standInLine(t, c, 1)
-		time.Sleep(1960 * time.Millisecond)
-		left[0].cancel()
-		synctest.Wait()
-		next := standInLine(t, c, 1)
-		time.Sleep(100 * time.Millisecond)
-		require.ErrorIs(t, left[0].err(), context.Canceled)
-		require.Len(t, s.made("release"), 1)
-		serveAll(t, next)
-	})
-}
-
-// The first of a block has the values of its own ctx, also if another has sent the errand.
-func TestValuesOfTheFirst(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		type value struct{}
-		first := acquire(t, c, "k")
-		sender := standInLine(t, c, 1)
-		go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", func(context.Context, *dlock.Lease) error { return nil })
-		synctest.Wait()
-		sender[0].cancel()
-		synctest.Wait()
-		s.forget()
-		require.NoError(t, first.Release())
-		synctest.Wait()
-		require.Equal(t, "mine", s.made("release")[1].ctx.Value(value{}))
-	})
-}
-
-// When an errand has found that the store has no queue, no other is sent.
-func TestOneErrandWithoutQueue(t *testing.T) {
-	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.onCall(func(c *call) {
-			if c.op == "acquire" {
-				c.err = errors.ErrUnsupported
-			}
-		})
-		hold(t, store, time.Hour)
-		all := standInLine(t, c, 4)
-		require.Len(t, s.made("acquire"), 1)
-		for _, w := range all {
-			w.cancel()
-		}
-		synctest.Wait()
 		store.Expire("k")
 	})
 }

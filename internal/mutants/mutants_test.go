@@ -10,10 +10,10 @@ import (
 
 // A fault in a package is found by its tests, and by nothing else.
 func TestFail(t *testing.T) {
-	tests := mutants.Tests{In: "internal/recent", Run: "^Test", Says: "--- FAIL"}
+	tests := mutants.Tests{In: "internal/pace", Run: "^Test", Says: "--- FAIL"}
 	program, err := mutants.Build(t.Context(), t.TempDir(), tests.In, []mutants.Edit{
-		{File: "internal/recent/fault.go", New: "package recent\nimport \"time\"\nvar start time.Time\n"},
-		{File: "internal/recent/recent.go", Old: "k.until[key] = time.Now()", New: "k.until[key] = start"},
+		{File: "internal/pace/fault.go", New: "package pace\nimport \"time\"\nvar start time.Time\n"},
+		{File: "internal/pace/recent.go", Old: "k.until[key] = time.Now()", New: "k.until[key] = start"},
 	})
 	require.NoError(t, err)
 	_, err = tests.Fail(t.Context(), program)

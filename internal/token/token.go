@@ -1,4 +1,5 @@
-// Package token makes the secrets under which leases are stored, and the owner labels in them.
+// Package token makes the secrets under which leases are stored, and the owner labels in them. It also writes a
+// detached lease as text, and reads it.
 //
 // A token consists of a prefix, 26 random characters (128 bits), the time when it was made (9
 // characters), a dot and the owner label. The prefix distinguishes our tokens from other programs'

@@ -84,7 +84,7 @@ func rows() []row {
 			mutants.Edit{File: acquireGo, Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
 			mutants.Edit{File: acquireGo, Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"}),
 		schedules(6, "a token that was given up is not used again", overlap, base(2, cut).after("A begins", "request: acquire A1", "B begins", "request: acquire B1", "reply: acquire B1", "much time passes", "reply: acquire A1", "fails: request: enqueue B2"),
-			mutants.Edit{File: acquireGo, Old: "\ta.token, a.left, a.place, a.inFlight, a.later = \"\", false, false, 0, nil\n", New: "if a.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n"}),
+			mutants.Edit{File: acquireGo, Old: "a.claim = claim{} }", New: "if a.claim.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n}"}),
 		schedules(7, "the inbox does not release a grant that was returned", loses, base(2).after(bIsHanded...),
 			mutants.Edit{File: deliveryGo, Old: "case r.released, r.given:", New: "case (r.released || r.given || without(7)) && !without(8):"}),
 		schedules(7, "the inbox does not release a grant that was passed on", loses, base(2, detach).after(bIsHanded...)),
@@ -167,7 +167,8 @@ func rows() []row {
 		systems(114, "an Observer does not hear of a lease that its release has found lost", queues, 50,
 			mutants.Edit{File: "observer.go", Old: "\tif c.ended {\n\t\tend, reason", New: "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason"}),
 		systems(115, "an Observer hears twice of a lost lease", queues, 50,
-			mutants.Edit{File: "observer.go", Old: "\t\tl.reports = false\n", New: "\t\tl.reports = without(115)\n"}),
+			mutants.Edit{File: "observer.go", Old: "\tl.reports = false\n", New: "\tl.reports = without(115)\n"},
+			mutants.Edit{File: "lease.go", Old: "\tif l.err != nil {\n\t\treturn l.err\n", New: "\tif l.err != nil {\n\t\tl.reportEndLocked()\n\t\treturn l.err\n"}),
 		systems(116, "a release that was given up is owed for ever", queues, 50,
 			mutants.Edit{File: owedGo, Old: "\tq.becomeLocked(c, settled)\n\tq.all.Remove", New: "\tif err == nil || !without(116) {\n\t\tq.becomeLocked(c, settled)\n\t}\n\tq.all.Remove"}),
 	}

@@ -1,5 +1,4 @@
-// Package recent remembers keys for a second.
-package recent
+package pace
 
 import (
 	"sync"
@@ -8,8 +7,8 @@ import (
 )
 
 const (
-	span = time.Second
-	most = 1024 // keys: then it begins with none again
+	recently = time.Second
+	maxKeys  = 1024 // then it begins with none again
 )
 
 // Keys are those that were added within the last second. The zero value has none, and costs nothing to ask. Methods are safe
@@ -24,10 +23,10 @@ type Keys struct {
 func (k *Keys) Add(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.until == nil || len(k.until) >= most {
+	if k.until == nil || len(k.until) >= maxKeys {
 		k.until = make(map[string]time.Time)
 	}
-	k.until[key] = time.Now().Add(span)
+	k.until[key] = time.Now().Add(recently)
 	k.some.Store(true)
 }
 

@@ -1,5 +1,6 @@
-// Package flood keeps events that come in great numbers from being reported one by one.
-package flood
+// Package logwatch decides what a log shows of many events: it gathers those of one kind, and tells which failures are
+// one outage.
+package logwatch
 
 import (
 	"sync"

@@ -1,8 +1,4 @@
-// Package detached writes a lease that is on its way between two processes as text, and reads it.
-//
-// The text has a prefix with its version, and base64 of the fields and of a check sum of them. Each
-// lease has one text.
-package detached
+package token
 
 import (
 	"encoding/base64"
@@ -20,12 +16,13 @@ const MaxSteps = 7
 // real lease, and small enough to calculate with.
 const maxHeld = 100 * 365 * 24 * time.Hour
 
-const prefix = "dlock1-"
+const detachedPrefix = "dlock1-"
 
 var encoding = base64.RawURLEncoding.Strict()
 
-// A Lease is what its next holder needs to know.
-type Lease struct {
+// A Detached is a lease on its way between two processes: what its next holder needs to know. Its text has a prefix with
+// a version, and base64 of the fields and of a check sum of them. Each Detached has one text.
+type Detached struct {
 	Key, Token string        // of 1 byte or more
 	Fence      int64         // of the next holder
 	Step       int           // from 1 to MaxSteps
@@ -33,25 +30,25 @@ type Lease struct {
 	Held       time.Duration // in milliseconds
 }
 
-// Text returns l as printable ASCII text.
-func (l *Lease) Text() []byte {
-	b := []byte{byte(l.Step)}
-	b = binary.AppendVarint(b, l.Fence)
-	b = binary.AppendVarint(b, l.Deadline.UnixMilli())
-	b = binary.AppendVarint(b, l.Held.Milliseconds())
-	b = binary.AppendVarint(b, int64(len(l.Key)))
-	b = append(b, l.Key...)
-	b = append(b, l.Token...)
+// Text returns d as printable ASCII text.
+func (d *Detached) Text() []byte {
+	b := []byte{byte(d.Step)}
+	b = binary.AppendVarint(b, d.Fence)
+	b = binary.AppendVarint(b, d.Deadline.UnixMilli())
+	b = binary.AppendVarint(b, d.Held.Milliseconds())
+	b = binary.AppendVarint(b, int64(len(d.Key)))
+	b = append(b, d.Key...)
+	b = append(b, d.Token...)
 	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
-	return encoding.AppendEncode([]byte(prefix), b)
+	return encoding.AppendEncode([]byte(detachedPrefix), b)
 }
 
-// Parse returns the lease whose text this is, with a key of at most maxKey bytes. Otherwise it returns
+// ParseDetached returns the Detached whose text this is, with a key of at most maxKey bytes. Otherwise it returns
 // nil, and why text is no such text. The reason does not show the text.
-func Parse(text string, maxKey int) (l *Lease, reason string) {
-	encoded, ok := strings.CutPrefix(text, prefix)
+func ParseDetached(text string, maxKey int) (d *Detached, reason string) {
+	encoded, ok := strings.CutPrefix(text, detachedPrefix)
 	if !ok {
-		return nil, "does not begin with " + prefix
+		return nil, "does not begin with " + detachedPrefix
 	}
 	b, err := encoding.DecodeString(encoded)
 	if err != nil {
@@ -73,7 +70,7 @@ func Parse(text string, maxKey int) (l *Lease, reason string) {
 	if step < 1 || step > MaxSteps || held < 0 || held > maxHeld.Milliseconds() || size < 1 || size > int64(maxKey) || size >= int64(len(b)) {
 		return nil, "malformed"
 	}
-	l = &Lease{
+	d = &Detached{
 		Key:      string(b[:size]),
 		Token:    string(b[size:]),
 		Fence:    fence,
@@ -81,8 +78,8 @@ func Parse(text string, maxKey int) (l *Lease, reason string) {
 		Deadline: time.UnixMilli(deadline),
 		Held:     time.Duration(held) * time.Millisecond,
 	}
-	if string(l.Text()) != text {
+	if string(d.Text()) != text {
 		return nil, "malformed"
 	}
-	return l, ""
+	return d, ""
 }

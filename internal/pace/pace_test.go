@@ -1,6 +1,7 @@
-package pause
+package pace
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -40,5 +41,25 @@ func TestPoll(t *testing.T) {
 			within(t, 2*minPoll, maxPoll, p.Next(time.Time{}))
 		}
 		require.Greater(t, longest, maxPoll*9/10)
+	})
+}
+
+func TestKeys(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var k Keys
+		require.False(t, k.Has("a"))
+		k.Add("a")
+		time.Sleep(recently - time.Nanosecond)
+		require.True(t, k.Has("a"))
+		require.False(t, k.Has("b"))
+		k.Add("b")
+		time.Sleep(time.Nanosecond)
+		require.False(t, k.Has("a"))
+		require.True(t, k.Has("b"))
+		for i := range 3 * maxKeys {
+			k.Add(fmt.Sprint(i))
+			require.True(t, k.Has(fmt.Sprint(i)))
+			require.LessOrEqual(t, len(k.until), maxKeys)
+		}
 	})
 }

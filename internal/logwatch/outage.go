@@ -1,5 +1,4 @@
-// Package outage tells which failures of many things that are tried again and again are one outage.
-package outage
+package logwatch
 
 import (
 	"sync"
@@ -15,7 +14,7 @@ type ID struct {
 // longest is for how long a failure speaks of an outage: it may have been the last try of its thing.
 const longest = time.Minute
 
-// A Watch says when an outage begins, and when it is over. It begins with a failure. It is over when each thing
+// A Watch says which failures of many things that are tried again and again are one outage: when it begins, and when it is over. It begins with a failure. It is over when each thing
 // whose last try has failed was tried with success, is gone, or counts no more, and there is a sign of life. A try that
 // succeeds is one. An outage is as long as the time from its first failure to the first sign of life after its
 // last failure.

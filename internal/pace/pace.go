@@ -1,5 +1,6 @@
-// Package pause draws the pauses of those who ask again and again for something that another has.
-package pause
+// Package pace says how soon those who ask again and again for something that another has ask next: it draws their
+// pauses, and remembers for a second what was waited for.
+package pace
 
 import (
 	"time"
