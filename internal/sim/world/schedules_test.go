@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/israce"
@@ -76,12 +75,11 @@ func newSchedule(c *config) *schedule {
 	s.world = newWorld(&c.setup, s)
 	s.begin()
 	for i, n := range c.actors {
-		a := &actor{process: s.processes[n], name: letter(n), left: c.rounds, command: make(chan struct{})}
+		a := &actor{process: s.processes[n], name: letter(n), left: c.rounds}
 		if j := slices.Index(c.actors, n); j < i {
 			a.name += strings.Repeat("'", i-j)
 		}
 		s.actors = append(s.actors, a)
-		go a.run()
 	}
 	return s
 }
@@ -93,7 +91,12 @@ func (s *schedule) close() {
 		p.goOn()
 	}
 	for _, a := range s.actors {
-		a.quit()
+		s.mu.Lock()
+		doing, end := a.doing, a.end
+		s.mu.Unlock()
+		if doing == asking {
+			end()
+		}
 	}
 	for _, p := range s.processes {
 		p.client.Close()
@@ -148,16 +151,14 @@ func (s *schedule) drops(p *process) bool {
 // An actor acquires the key and releases it.
 type actor struct {
 	*process
-	name    string
-	command chan struct{} // to begin
-	back    int
+	name string
+	back int
 
 	// Guarded by the world's mutex.
 	left   int // how many times it still acquires
 	doing  doing
-	over   chan struct{} // closed to end a hold
+	end    func() // ends what it does, if it asks or holds
 	detach bool
-	cancel context.CancelFunc
 }
 
 type doing int
@@ -169,55 +170,38 @@ const (
 	releasing
 )
 
-func (a *actor) run() {
-	for range a.command {
-		ctx, cancel := context.WithCancel(context.Background())
-		asked := a.recorder.Now()
-		a.does(asking, cancel)
-		lease, err := a.client.Acquire(ctx, key)
-		cancel()
-		if err == nil {
-			a.does(holding, nil)
-			a.hold(lease, asked)
-			a.mu.Lock()
-			a.left--
-			a.mu.Unlock()
-		}
-		a.does(idle, nil)
+func (a *actor) acquires() {
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := a.recorder.Now()
+	a.does(asking, cancel)
+	defer a.does(idle, nil)
+	lease, err := a.client.Acquire(ctx, key)
+	cancel()
+	if err != nil {
+		return
 	}
-}
-
-func (a *actor) hold(lease *dlock.Lease, asked time.Duration) {
-	a.certain(a.over, lease, asked)
-	if a.detach {
-		until := lease.Deadline()
+	over := make(chan struct{})
+	a.does(holding, func() { close(over) })
+	a.certain(over, lease, asked)
+	if until := lease.Deadline(); a.detach {
 		end := a.holds(lease, asked, func() time.Time { return until })
 		a.does(releasing, nil)
-		if _, err := lease.Detach(); err == nil {
-			return
+		if _, err = lease.Detach(); err != nil { // the lease is over
+			end()
 		}
-		end()
 	}
-	a.does(releasing, nil)
-	lease.Release()
-}
-
-func (a *actor) does(d doing, cancel context.CancelFunc) {
+	if a.does(releasing, nil); !a.detach || err != nil {
+		_ = lease.Release()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.doing, a.cancel, a.back = d, cancel, 0
-	a.over = make(chan struct{})
+	a.left--
 }
 
-// quit ends an actor.
-func (a *actor) quit() {
+func (a *actor) does(d doing, end func()) {
 	a.mu.Lock()
-	doing, cancel := a.doing, a.cancel
-	a.mu.Unlock()
-	if doing == asking {
-		cancel()
-	}
-	close(a.command)
+	defer a.mu.Unlock()
+	a.doing, a.end, a.back = d, end, 0
 }
 
 // A choice is something that may happen next.
@@ -259,12 +243,12 @@ func (s *schedule) next() []choice {
 	for _, a := range s.actors {
 		switch {
 		case a.doing == idle && a.left > 0:
-			add(choice{text: a.name + " begins", back: &a.back, do: func() { a.command <- struct{}{} }}, begins)
+			add(choice{text: a.name + " begins", back: &a.back, do: func() { go a.acquires() }}, begins)
 		case a.doing == holding:
-			add(choice{text: a.name + " releases", back: &a.back, do: func() { close(a.over) }}, releases)
-			fault(detach, a.name+" detaches", func() { a.detach = true; close(a.over) })
+			add(choice{text: a.name + " releases", back: &a.back, do: a.end}, releases)
+			fault(detach, a.name+" detaches", func() { a.detach = true; a.end() })
 		case a.doing == asking:
-			fault(cancel, a.name+" cancels", func() { a.left--; a.cancel() })
+			fault(cancel, a.name+" cancels", func() { a.left--; a.end() })
 		}
 	}
 	for _, p := range s.processes {

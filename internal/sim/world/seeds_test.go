@@ -3,6 +3,7 @@ package world
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -53,6 +54,7 @@ type result struct {
 func (p *plan) run(t *testing.T, log bool) (r result) {
 	defer chance.Seed(p.seed)()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	runtime.GC() // a collection that is under way would end at some time, and interrupt a goroutine
 	r.plan = p
 	defer func() {
 		if broken := recover(); broken != nil {
