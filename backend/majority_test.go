@@ -47,9 +47,8 @@ func TestMajority(t *testing.T) {
 					t.Cleanup(func() { require.NoError(t, l.Close()) })
 					return l
 				},
-				Unordered:   true,
-				SkipForward: true,                   // it is the same around nodes in memory
-				Grace:       250 * time.Millisecond, // a busy server may execute a renewal so late
+				Unordered: true,
+				Grace:     250 * time.Millisecond, // a busy server may execute a renewal so late
 			})
 		})
 	}

@@ -83,9 +83,8 @@ func TestLimits(t *testing.T) {
 						}
 						return dial(t, rediscore.WithQueue(false))
 					},
-					Wipe:        func(t *testing.T) { do(t, server, "FLUSHALL") },
-					SkipForward: true,
-					TTL:         400 * time.Millisecond, // three suites run at once
+					Wipe: func(t *testing.T) { do(t, server, "FLUSHALL") },
+					TTL:  400 * time.Millisecond, // three suites run at once
 				})
 			})
 		}

@@ -21,7 +21,7 @@ var clientsCases = []testCase{
 		clause: withSource("A backend sends nothing when it answers errors.ErrUnsupported.")},
 	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
 		clause: withSource("A backend around another Locker hides none of its optional interfaces, and takes no longer TTLs (embed dlock.Forward).")},
-	{name: "NoLeaks", check: noLeaks, once: true, alone: true,
+	{name: "NoLeaks", check: noLeaks, alone: true,
 		clause: withSource("A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.")},
 	{name: "NoEffect", check: noEffect,
 		clause: withSource("A backend claims that a call has no effect (dlock.NoEffect) only if it has none, now or later.")},

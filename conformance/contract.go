@@ -8,7 +8,6 @@ type testCase struct {
 	clause clause
 	check  func(*scene)
 	alone  bool // runs while no other case does
-	once   bool // takes long, and would find nothing more with a Forward
 	idles  bool // lets idleTimes pass
 	faults bool // makes the network faulty, so that a time-out is a result
 	needs  need

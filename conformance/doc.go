@@ -20,12 +20,9 @@
 // here (taking.go, renewing.go, releasing.go), which begins with the chapter's clauses
 // and goes on with the checks.
 //
-// Most cases run twice. The second time, below the subtest Forward, every client is
-// wrapped in a [dlock.Forward], which must not change anything.
-//
 // Cases use random keys, so they can share one store. Several run at the same time, but for those
-// that make the store lose its data, or count goroutines. go test -short leaves Forward out. Where
-// time really passes, it also halves the number of rounds of the cases that depend on chance.
+// that make the store lose its data, or count goroutines. Where time really passes, go test -short
+// halves the number of rounds of the cases that depend on chance.
 //
 // # The harness
 //
@@ -82,7 +79,6 @@
 // whole milliseconds.
 //
 //	go test -run 'TestConformance/^SameTokenAgain$'   checks one clause
-//	go test -run TestConformance -skip /Forward       checks each of them once
 //	go test -run TestConformance -v                   ends with those that were skipped, by reason
 //
 // A case that does not end names the calls that have not returned.

@@ -66,7 +66,7 @@ func TestFailureElsewhereNamesTheClause(t *testing.T) {
 // However many calls are made after the grant that a failure is about, and after the call
 // that failed, both are shown, and little else.
 func TestFailureShowsWhatItIsAbout(t *testing.T) {
-	const many = 3 * remembered
+	const many = 6000
 	busy := testCase{name: "busy", check: func(s *scene) {
 		a, b := s.clients2()
 		others := func(n int) {
@@ -77,7 +77,6 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 		_, _ = b.Release(s.ctx, g.key, s.token("stranger"))
 		others(100)
 		s.fail("B.Release(%s, …): held = true; want false", brief(g.key))
-		others(100)
 	}}
 	err := play(t, harnessOf("near"), busy)
 	require.Error(t, err)
@@ -101,7 +100,7 @@ func TestFailureShowsBothGrants(t *testing.T) {
 		}
 		key := s.key()
 		first, second := take(a, key, "first"), take(b, key, "second")
-		eachOf(3*remembered, func(int) { take(a, s.key(), "elsewhere") })
+		eachOf(6000, func(int) { take(a, s.key(), "elsewhere") })
 		s.above(second, first) // as if the first had come second
 	}})
 	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
@@ -128,10 +127,10 @@ func TestFailureShowsBothHolders(t *testing.T) {
 		tr.begin("key", token, "A.TryAcquire(%q, %q)", "key", token).end("acquired", "fence 8", nil)
 	}
 	grant("first")
-	for range 2 * remembered {
+	for range 4000 {
 		grant("second")
 	}
-	for range 5 * remembered {
+	for range 10_000 {
 		tr.begin("other", "", "A.Inspect").end("free", "", nil)
 	}
 	tr.begin("key", "third", "B.Acquire(%q, %q)", "key", "third")

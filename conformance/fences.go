@@ -8,7 +8,7 @@ import (
 var fencesCases = []testCase{
 	{name: "FenceRises", check: fenceRises,
 		clause: withSource("A backend gives each grant of a key a fence at least 8 above every earlier one: after a release, an expiry or a handover, by another client, and with many contenders.")},
-	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, once: true, idles: true, needs: needsBubble,
+	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, idles: true, needs: needsBubble,
 		clause: withSource("A backend gives a key a larger fence even after hours or days without use.")},
 	{name: "FenceSurvivesDataLoss", check: fenceSurvivesDataLoss, alone: true, needs: needsWipe,
 		clause: withSource("A backend whose fences survive data loss gives a key a larger fence after the store has lost everything.")},

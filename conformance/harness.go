@@ -41,15 +41,12 @@ type Harness struct {
 	Count func(t *testing.T) int
 
 	// PerCase returns a Harness with a store of its own for one case. Set it for stores that are quick to
-	// create: all cases then run at the same time, and all other fields but SkipForward are ignored.
+	// create: all cases then run at the same time, and all other fields are ignored.
 	PerCase func(t *testing.T) Harness
 
 	// Unordered says that the store serves waiters in any order. Where time really passes, an answer may then name as the
 	// holder one whose attempt is under way, as that of a majority of servers may.
 	Unordered bool
-
-	// SkipForward leaves out the subtest Forward, for clients that are also tested with another Harness.
-	SkipForward bool
 
 	verdicts *verdicts     // of Run, if that runs the case
 	patient  time.Duration // what patience returns, if not 0
@@ -104,19 +101,4 @@ func (h Harness) rounds(n int) int {
 		return max(1, n/2)
 	}
 	return n
-}
-
-// forwarded is h with every client wrapped in a dlock.Forward.
-func (h Harness) forwarded() Harness {
-	f := h
-	f.New = func(t *testing.T) dlock.Locker { return dlock.Forward{Locker: h.New(t)} }
-	if h.Dial != nil {
-		f.Dial = func(t *testing.T, addr string) dlock.Locker {
-			return dlock.Forward{Locker: h.Dial(t, addr)}
-		}
-	}
-	if h.PerCase != nil {
-		f.PerCase = func(t *testing.T) Harness { return h.PerCase(t).forwarded() }
-	}
-	return f
 }

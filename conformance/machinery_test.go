@@ -99,12 +99,12 @@ func runOnPurpose(harness, match, strict string) (string, error) {
 // At its end, Run tells which cases were skipped, and each reason once.
 func TestSkipsAreSummedUp(t *testing.T) {
 	output, err := runOnPurpose("bare",
-		"^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|Forward)$/^(FirstComeFirstServed|WaitEndsOnRemoval|)$", "1")
+		"^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|FirstComeFirstServed)$", "1")
 	require.NoErrorf(t, err, "%s", output)
 	assert.Contains(t, output, `
     skipped, and why:
       Harness.Unordered is set
-        Forward/FirstComeFirstServed
+        FirstComeFirstServed
       Harness.Wipe is nil
         FenceSurvivesDataLoss, WaitEndsOnRemoval
 `)
@@ -166,25 +166,17 @@ func TestTooLate(t *testing.T) {
 	})
 }
 
-// With PerCase every case has a store of its own, also below a Forward, and cases run together.
+// With PerCase every case has a store of its own, and cases run together.
 func TestEach(t *testing.T) {
-	h := Harness{PerCase: func(t *testing.T) Harness { return Harness{New: harnessOf("near").New} }}
-	for name, h := range map[string]Harness{"plain": h, "forwarded": h.forwarded()} {
-		t.Run(name, func(t *testing.T) {
-			var met sync.WaitGroup
-			met.Add(2)
-			meet := func(s *scene) {
-				c := s.client()
-				_, wrapped := c.inner.Locker.(dlock.Forward)
-				assert.Equal(t, name == "forwarded", wrapped)
-				s.grant(c, "key", "token of "+s.t.Name(), long)
-				met.Done()
-				met.Wait()
-			}
-			pair := []testCase{{name: "one", check: meet}, {name: "two", check: meet}}
-			runAll(t, h, pair)
-		})
+	var met sync.WaitGroup
+	met.Add(2)
+	meet := func(s *scene) {
+		s.grant(s.client(), "key", "token of "+s.t.Name(), long)
+		met.Done()
+		met.Wait()
 	}
+	h := Harness{PerCase: func(t *testing.T) Harness { return Harness{New: harnessOf("near").New} }}
+	runAll(t, h, []testCase{{name: "one", check: meet}, {name: "two", check: meet}})
 }
 
 // Outside of a bubble goroutines are counted, and the clock runs.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -12,20 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/conformance/internal/museum"
-	night "github.com/dlock-go/dlock/internal/long"
 )
-
-// museumRounds is how often each exhibit is caught. Once is enough to see that it is; many times show that this is no luck.
-func museumRounds(t *testing.T) int {
-	v := night.Of("museum")
-	if v == "" {
-		return 1
-	}
-	n, err := strconv.Atoi(v)
-	require.NoError(t, err)
-	require.Positive(t, n)
-	return n
-}
 
 // mustCatch returns the cases that must catch e in a bubble: none, if it takes a network.
 func mustCatch(e museum.Exhibit) names {
@@ -41,26 +27,23 @@ var byChance = names{"History", "HistoryAcrossDataLoss"}
 
 // TestMuseum demands that every broken lock is caught by the cases that it names, and by the model.
 func TestMuseum(t *testing.T) {
-	rounds := museumRounds(t)
 	for _, e := range museum.Broken {
 		t.Run(e.Name, func(t *testing.T) {
 			t.Parallel()
-			for round := range rounds {
-				for _, name := range mustCatch(e) {
-					if testing.Short() && name == "AgreesWithModel" {
-						continue // package rapid makes too few checks
-					}
-					h := museumHarness(e)
-					h.explore = time.Minute // the same sequences on a busy machine
-					err := play(t, h, caseNamed(t, name))
-					for more := 4; slices.Contains(byChance, name) && more > 0 && (err == nil || errors.Is(err, errInconclusive)); more-- {
-						err = play(t, museumHarness(e), caseNamed(t, name))
-					}
-					require.Errorf(t, err, "round %d of %d: %s does not catch it", round+1, rounds, name)
-					require.Falsef(t, isSkip(err), "%s does not try: %v", name, err)
-					require.NotErrorIs(t, err, errInconclusive)
-					showsWhatItNames(t, err)
+			for _, name := range mustCatch(e) {
+				if testing.Short() && name == "AgreesWithModel" {
+					continue // package rapid makes too few checks
 				}
+				h := museumHarness(e)
+				h.explore = time.Minute // the same sequences on a busy machine
+				err := play(t, h, caseNamed(t, name))
+				for more := 4; slices.Contains(byChance, name) && more > 0 && (err == nil || errors.Is(err, errInconclusive)); more-- {
+					err = play(t, museumHarness(e), caseNamed(t, name))
+				}
+				require.Errorf(t, err, "%s does not catch it", name)
+				require.Falsef(t, isSkip(err), "%s does not try: %v", name, err)
+				require.NotErrorIs(t, err, errInconclusive)
+				showsWhatItNames(t, err)
 			}
 		})
 	}
@@ -77,21 +60,18 @@ func TestMuseumRight(t *testing.T) {
 		"unfenced":    {"UnsupportedSendsNothing", "FenceRises", "FenceSurvivesIdleness", "FenceSurvivesDataLoss"},
 		"joinsErrors": {"OneReleaseSettles"},
 	}
-	rounds := museumRounds(t)
 	for _, e := range museum.Right {
 		t.Run(e.Name, func(t *testing.T) {
 			t.Parallel()
-			for range rounds {
-				for _, c := range cases {
-					h := museumHarness(e)
-					if e.Cases != nil && !slices.Contains(e.Cases, c.name) || needsNetwork(h) != "" && isSkip(c.needs.missing(h)) {
-						continue // there is no network
-					}
-					if err := play(t, h, c); isSkip(err) {
-						assert.Contains(t, skipped[e.Name], c.name, "%v", err)
-					} else {
-						require.NoError(t, err, c.name)
-					}
+			for _, c := range cases {
+				h := museumHarness(e)
+				if e.Cases != nil && !slices.Contains(e.Cases, c.name) || isSkip(c.needs.missing(h)) {
+					continue // there is no network
+				}
+				if err := play(t, h, c); isSkip(err) {
+					assert.Contains(t, skipped[e.Name], c.name, "%v", err)
+				} else {
+					require.NoError(t, err, c.name)
 				}
 			}
 		})

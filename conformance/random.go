@@ -19,7 +19,7 @@ import (
 var randomCases = []testCase{
 	{name: "History", check: func(s *scene) { playHistory(s, (*randomRun).work) },
 		clause: withSource("A backend produces, under load, pauses and faults, a history in which no two holders are certain of a key at once and fences follow real time.")},
-	{name: "HistoryAcrossDataLoss", check: historyAcrossDataLoss, once: true, alone: true, needs: needsWipe,
+	{name: "HistoryAcrossDataLoss", check: historyAcrossDataLoss, alone: true, needs: needsWipe,
 		clause: withSource("A backend whose fences survive data loss produces, under load, pauses and faults, a history in which fences follow real time even if the store sometimes loses everything, and no two holders are certain of a key at once if each loss ends all leases.")},
 	{name: "AgreesWithModel", whole: agreesWithModel,
 		clause: withSource("A backend answers any sequence of calls as a plain model of a lock does.")},

@@ -4,16 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// Run checks every clause of the contract as a subtest. Below the subtest Forward it checks most of them again, with every
-// client wrapped in a [dlock.Forward], unless Harness.SkipForward or go test -short leaves that out. A clause that does not
-// apply to the store is skipped, with the reason. At the end, Run sums these up.
+// Run checks every clause of the contract as a subtest. A clause that does not apply to the store is skipped, with the
+// reason. At the end, Run sums these up.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil && h.PerCase == nil {
@@ -25,12 +23,6 @@ func Run(t *testing.T, h Harness) {
 	h.verdicts = &verdicts{root: t.Name() + "/", skipped: make(map[string][]string)}
 	defer h.verdicts.printInTime(t)()
 	runAll(t, h, cases)
-	t.Run("Forward", func(t *testing.T) {
-		if h.SkipForward || testing.Short() {
-			h.verdicts.skip(t, "left out by Harness.SkipForward or -short")
-		}
-		runAll(t, h.forwarded(), slices.DeleteFunc(slices.Clone(cases), func(c testCase) bool { return c.once }))
-	})
 	if t.Failed() {
 		t.Run("Hint", func(t *testing.T) { fmt.Fprint(t.Output(), h.hint(t)) })
 	}

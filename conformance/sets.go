@@ -14,15 +14,15 @@ import (
 )
 
 var setsCases = []testCase{
-	{name: "SetAllOrNone", check: setAllOrNone, once: true,
+	{name: "SetAllOrNone", check: setAllOrNone,
 		clause: withSource("A SetAcquirer takes all keys of a set, or none if another token holds one of them. Then nothing changes, and each answer, in the order of the set, says that its key is Free, or who holds it. The set that it was given is unchanged.")},
-	{name: "SetAtOneInstant", check: setAtOneInstant, once: true,
+	{name: "SetAtOneInstant", check: setAtOneInstant,
 		clause: withSource("A SetAcquirer takes all keys of a set at one instant. Of sets that share keys and come at once to free keys, one acquires them. Nobody ever finds a key held for a set that is refused.")},
-	{name: "SetGrantsAsTryAcquire", check: setGrantsAsTryAcquire, once: true,
+	{name: "SetGrantsAsTryAcquire", check: setGrantsAsTryAcquire,
 		clause: withSource("A SetAcquirer grants each key as TryAcquire does, with a fence above that of each earlier grant of the key, and a lease with a TTL of its own, which is released and ends alone. A token that holds its key already is granted it again, and its lease is never shortened.")},
-	{name: "SetOvertakesNobody", check: setOvertakesNobody, once: true,
+	{name: "SetOvertakesNobody", check: setOvertakesNobody,
 		clause: withSource("A SetAcquirer takes no key for which another token waits in the queue, and no other key of the set either.")},
-	{name: "SetRefusesNonsense", check: setRefusesNonsense, once: true,
+	{name: "SetRefusesNonsense", check: setRefusesNonsense,
 		clause: withSource("A SetAcquirer fails with dlock.ErrInvalid, and takes no key, if the set is empty, or has a key twice, an empty key or token, or a TTL of 0.")},
 }
 

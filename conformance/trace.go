@@ -11,16 +11,13 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A trace remembers the calls of one case: the latest that have returned, all that have not, and for each key the last call
-// that granted it, with the last that granted it to another token.
+// A trace remembers the calls of one case.
 type trace struct {
 	mu       sync.Mutex
 	start    time.Time
 	begun    int
-	returned int
-	latest   []*call // in the order of their answers
+	returned []*call // in the order of their answers
 	open     map[*call]bool
-	grants   map[string][]*call
 }
 
 // A call is one that a client has made.
@@ -32,19 +29,16 @@ type call struct {
 	key    string // "" if it is about several
 	token  string
 	answer any
-	fence  string // of what it granted, in the words of fenceOf
+	fence  string // of what it granted, in the words of fenceOf, or ""
 }
 
 const (
-	remembered = 2000 // calls that have returned
-	traced     = 25   // calls that are shown, whatever they are about
-	tracedKey  = 10   // calls that are shown on each key that the failure names
-	tracedCall = 2    // calls that are shown of those that the failure names, by their text, token or fence
+	traced     = 25 // calls that are shown, whatever they are about
+	tracedKey  = 10 // calls that are shown on each key that the failure names
+	tracedCall = 2  // calls that are shown of those that the failure names, by their text, token or fence
 )
 
-func newTrace() *trace {
-	return &trace{start: time.Now(), open: make(map[*call]bool), grants: make(map[string][]*call)}
-}
+func newTrace() *trace { return &trace{start: time.Now(), open: make(map[*call]bool)} }
 
 // begin notes a call.
 func (tr *trace) begin(key, token, format string, args ...any) *call {
@@ -62,29 +56,10 @@ func (c *call) end(answer any, fence string, err error) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	delete(tr.open, c)
-	tr.returned++
-	c.n, c.answer = tr.returned, answer
-	if err != nil {
-		c.answer = err
+	tr.returned = append(tr.returned, c)
+	if c.n, c.answer, c.fence = len(tr.returned), answer, fence; err != nil {
+		c.answer, c.fence = err, ""
 	}
-	if len(tr.latest) >= 2*remembered {
-		tr.latest = slices.Clone(tr.latest[remembered:])
-	}
-	tr.latest = append(tr.latest, c)
-	if fence != "" && err == nil {
-		c.fence = fence
-		tr.grants[c.key] = append(lastOfAnother(tr.grants[c.key], c.token), c)
-	}
-}
-
-// lastOfAnother returns the last of grants that another token got, if there is one.
-func lastOfAnother(grants []*call, token string) []*call {
-	for _, c := range slices.Backward(grants) {
-		if c.token != token {
-			return []*call{c}
-		}
-	}
-	return nil
 }
 
 // hanging shows the calls that have not returned, oldest first, one a line. If they are
@@ -110,33 +85,31 @@ func (tr *trace) unanswered() string {
 	return strings.Join(tr.hanging(func(*call) bool { return false }), "\n")
 }
 
-// about shows the latest calls, and, however many there were since, what a failure is
-// about: the calls and the keys that its message names, and the last grants of these keys.
+// about shows the latest calls, and, however many there were since, what a failure is about: the calls and the keys that its
+// message names, and the last grant of each of these keys, with the last to another token.
 func (tr *trace) about(message string) string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	named := func(c *call) bool { return c.key != "" && strings.Contains(message, brief(c.key)) }
+	names := func(text string) bool { return text != "" && text != brief("") && strings.Contains(message, text) }
 	var shown []*call
-	counts := make(map[string]int) // of the calls that have a name, from the latest on
-	for i, c := range slices.Backward(tr.latest) {
-		show := len(tr.latest)-i <= traced
+	counts := make(map[string]int)        // of the calls that have a name, from the latest on
+	grantees := make(map[string][]string) // by key
+	for i, c := range slices.Backward(tr.returned) {
+		show := len(tr.returned)-i <= traced
 		for name, most := range map[string]int{brief(c.key): tracedKey, c.text: tracedCall, brief(c.token): tracedCall, c.fence: tracedCall} {
-			if name != "" && name != brief("") && strings.Contains(message, name) {
+			if names(name) {
 				counts[name]++
 				show = show || counts[name] <= most
 			}
+		}
+		if got := grantees[c.key]; c.fence != "" && names(brief(c.key)) && len(got) < 2 && !slices.Contains(got, c.token) {
+			grantees[c.key], show = append(got, c.token), true
 		}
 		if show {
 			shown = append(shown, c)
 		}
 	}
-	for _, grants := range tr.grants {
-		if named(grants[0]) {
-			shown = append(shown, grants...)
-		}
-	}
-	slices.SortFunc(shown, func(a, b *call) int { return a.n - b.n })
-	shown = slices.Compact(shown)
+	slices.Reverse(shown)
 	var lines []string
 	for i, c := range shown {
 		if others := c.n - shown[max(i-1, 0)].n - 1; others == 1 {
@@ -146,7 +119,7 @@ func (tr *trace) about(message string) string {
 		}
 		lines = append(lines, c.String())
 	}
-	return strings.Join(append(lines, tr.hanging(named)...), "\n")
+	return strings.Join(append(lines, tr.hanging(func(c *call) bool { return names(brief(c.key)) })...), "\n")
 }
 
 func (c *call) String() string {

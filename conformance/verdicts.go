@@ -79,23 +79,16 @@ func (v *verdicts) skip(t *testing.T, reason string) {
 func (v *verdicts) String() string {
 	var lines strings.Builder
 	for _, reason := range slices.Sorted(maps.Keys(v.skipped)) {
-		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(v.names(reason), ", "))
+		slices.Sort(v.skipped[reason])
+		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(v.skipped[reason], ", "))
 	}
 	if lines.Len() == 0 {
 		return ""
 	}
-	if names := v.names(tooSlow.reason); len(names) > 0 {
+	if names := v.skipped[tooSlow.reason]; len(names) > 0 {
 		fmt.Fprintf(&lines, "inconclusive cases: %d (%s)\n", len(names), strings.Join(names, ", "))
 	}
 	return "skipped, and why:\n" + lines.String()
-}
-
-// names returns the cases that were skipped for a reason. One that was skipped twice, also with a Forward, is named once.
-func (v *verdicts) names(reason string) []string {
-	return slices.DeleteFunc(slices.Sorted(slices.Values(v.skipped[reason])), func(name string) bool {
-		plain, forward := strings.CutPrefix(name, "Forward/")
-		return forward && slices.Contains(v.skipped[reason], plain)
-	})
 }
 
 // hint names a cause that explains failures of many cases, or nothing.

@@ -45,6 +45,17 @@ func harness() conformance.Harness {
 
 func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
 
+// A dlock.Forward changes nothing.
+func TestForward(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	h := harness()
+	inner := h.New
+	h.New = func(t *testing.T) dlock.Locker { return dlock.Forward{Locker: inner(t)} }
+	conformance.Run(t, h)
+}
+
 func TestVotes(t *testing.T) {
 	votetest.Run(t, bubble.Test, func(*testing.T) votetest.Store {
 		m := memory.New()

@@ -75,8 +75,6 @@ func harness(n int, client func(stores) *redlock.Locker) conformance.Harness {
 		TTL:       10 * time.Millisecond,
 		Bubble:    true,
 		Unordered: true,
-
-		SkipForward: true, // it is the same around each backend
 	}
 }
 

@@ -23,7 +23,6 @@ var parts = map[string]string{
 	"election-kills":   "100: of leaders",
 	"election-ttl":     "6s: in outages",
 	"fences":           "60s: races in databases",
-	"museum":           "40: rounds",
 	"once":             "100: periods",
 	"outages":          "all, or a time such as 1h: outages of a store while leases are renewed",
 	"run":              "170: rounds of faults under dlock run, and the same with other locks",

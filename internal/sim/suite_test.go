@@ -57,8 +57,7 @@ func TestConformance(t *testing.T) {
 					}
 					return n
 				},
-				Bubble:      true,
-				SkipForward: israce.Enabled || name != "Server",
+				Bubble: true,
 			})
 		})
 	}
@@ -77,9 +76,8 @@ func TestMajority(t *testing.T) {
 				New: func(t *testing.T) dlock.Locker { return majorityOf(t, of(t), nil) },
 				// No Wipe: these servers take no time, so split votes can draw a thousand fences in an instant, and the
 				// counters are ahead of the clock. After a loss of all data, the next fences follow the clock: they are lower.
-				Bubble:      true,
-				Unordered:   true,
-				SkipForward: true, // it is the same around nodes in memory
+				Bubble:    true,
+				Unordered: true,
 			})
 		})
 	}

@@ -198,7 +198,7 @@ func (a Adapter) onRedis(t *testing.T) {
 		suite(t, h)
 		return
 	}
-	conformance.Run(t, conformance.Harness{SkipForward: true, PerCase: func(t *testing.T) conformance.Harness {
+	conformance.Run(t, conformance.Harness{PerCase: func(t *testing.T) conformance.Harness {
 		if !slices.Contains(shortForm, path.Base(t.Name())) {
 			t.Skip("left out unless DLOCK_LONG has adapters")
 		}
