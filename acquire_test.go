@@ -44,8 +44,7 @@ func TestAcquire(t *testing.T) {
 			defer l.Release()
 			time.Sleep(3 * time.Second)
 			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
-			var held *dlock.HeldError
-			require.ErrorAs(t, err, &held)
+			held := as[*dlock.HeldError](t, err)
 			started := time.Now().Add(-3 * time.Second).Local()
 			require.Equal(t, dlock.HeldError{Key: "k", Owner: "web-7 \x00é", Started: started, Remaining: 27 * time.Second}, *held)
 			require.NotContains(t, err.Error(), l.Token())
@@ -100,7 +99,6 @@ func TestAcquire(t *testing.T) {
 			require.ErrorIs(t, errOf(c.TryAcquire(ctx, "k")), errStore)
 			synctest.Wait()
 			require.Equal(t, "id", s.made("release")[n].ctx.Value(trace{}))
-			time.Sleep(time.Hour)
 		},
 		"concurrent clients": func(t *testing.T, store *memory.Locker, _ *spy) {
 			var holders, grants atomic.Int64
@@ -842,7 +840,6 @@ func TestEndsOfWaits(t *testing.T) {
 			ctx := within(t, 100*time.Millisecond)
 			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
 			require.Equal(t, 1100*time.Millisecond, time.Since(start))
-			time.Sleep(time.Minute)
 		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -861,10 +858,8 @@ func TestEndsOfWaits(t *testing.T) {
 			}()
 			synctest.Wait()
 			_, err := dlock.New(s, dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
-			var held *dlock.HeldError
-			require.ErrorAs(t, err, &held)
+			held := as[*dlock.HeldError](t, err)
 			require.Equal(t, "second", held.Owner)
-			time.Sleep(time.Hour)
 		},
 		"a queue that breaks the contract of Acquirer counts as failed": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -1129,7 +1124,6 @@ func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
 			})
 			require.ErrorIs(t, errOf(dlock.New(s).Acquire(t.Context(), "k")), other)
 			require.Len(t, s.made("try"), 4)
-			time.Sleep(time.Minute)
 		})
 	}
 }

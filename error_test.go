@@ -92,7 +92,6 @@ func TestLossOfAnotherLeaseIsNotOfThisCall(t *testing.T) {
 				if early {
 					require.ErrorContains(t, err, `"other": lease lost`, "the cause is shown as text")
 				}
-				time.Sleep(time.Hour)
 			})
 		}
 	}
@@ -181,7 +180,6 @@ func TestErrorsOfContexts(t *testing.T) {
 			var e storeError
 			require.ErrorAs(t, err, &e)
 			store.Fail(nil)
-			time.Sleep(time.Minute)
 		},
 		"a time limit of this package or a client is not taken for the end of the caller's ctx": func(t *testing.T, _ *memory.Locker, s *spy) {
 			start := time.Now()
@@ -197,7 +195,6 @@ func TestErrorsOfContexts(t *testing.T) {
 			require.ErrorIs(t, err, context.Canceled)
 			require.NotErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			time.Sleep(time.Minute)
 		},
 	}.run(t)
 }
@@ -323,7 +320,6 @@ func TestOutageDuringAWait(t *testing.T) {
 				if !strings.Contains(strings.Join(test.texts, ""), "no answer") {
 					require.NotContains(t, err.Error(), "no answer")
 				}
-				time.Sleep(time.Hour)
 			})
 		}
 	}
@@ -404,7 +400,6 @@ func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 			requireOutage(t, err, test.unavailable)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorContains(t, err, test.text)
-			time.Sleep(time.Hour)
 		})
 	}
 }
@@ -451,7 +446,6 @@ func TestOutageThatIsOver(t *testing.T) {
 		})
 		err := waitEnds["ctx"](t.Context(), plain{s}, 15*time.Second)
 		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 3s unless renewed`)
-		time.Sleep(time.Minute)
 	})
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		start := time.Now()
@@ -465,7 +459,6 @@ func TestOutageThatIsOver(t *testing.T) {
 		ctx := within(t, 14*time.Second+30*time.Millisecond)
 		_, err := c.Acquire(ctx, "k")
 		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
-		time.Sleep(time.Minute)
 	})
 }
 

@@ -28,13 +28,105 @@ var (
 	errDial  = &net.OpError{Op: "dial", Err: errStore}
 )
 
-// A spy is a Locker that notes its calls, and changes them as the test's hook says.
+// A spy is a Locker that notes its calls, and changes them as the test's hook says. It is behind a network: a request
+// arrives after half of the round trip time, and its reply after the other half. A fault hits the calls that are under
+// way when it begins; their messages stay lost when it ends. Errors of the Locker come back at once.
 type spy struct {
 	dlock.Forward
 
-	mu    sync.Mutex
-	hook  func(c *call)
-	calls []*call
+	mu       sync.Mutex
+	hook     func(c *call)
+	calls    []*call
+	rtt      time.Duration
+	fault    fault
+	inFlight int
+}
+
+// A fault is what a network does to the messages that pass it.
+type fault string
+
+const (
+	up     fault = ""
+	refuse fault = "refuse" // the call fails at once
+	hang   fault = "hang"   // the request never arrives: the call returns when its ctx ends
+	ignore fault = "ignore" // the same, but the call ignores its ctx and fails after 3 s
+	lose   fault = "lose"   // the request arrives, the reply does not: the call returns when its ctx ends
+)
+
+const ignored = 3 * time.Second // how long a call ignores its ctx
+
+func (s *spy) busy() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inFlight
+}
+
+func (s *spy) setRTT(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rtt = d
+}
+
+func (s *spy) set(f fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault = f
+}
+
+// fail makes the network fail for d, and returns the instant at which it is up again.
+func (s *spy) fail(f fault, d time.Duration) time.Time {
+	s.set(f)
+	time.Sleep(d)
+	s.set(up)
+	return time.Now()
+}
+
+// travel takes half of a round trip, to the Locker or back.
+func (s *spy) travel(c *call, there bool) error {
+	s.mu.Lock()
+	d := s.rtt / 2
+	s.mu.Unlock()
+	if d > 0 {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			c.cut = true
+			return c.ctx.Err()
+		}
+	}
+	return s.pass(c, there)
+}
+
+// pass lets a message pass, or returns the error of its call.
+func (s *spy) pass(c *call, there bool) error {
+	s.mu.Lock()
+	f := s.fault
+	s.mu.Unlock()
+	switch {
+	case f == up, f == lose && there:
+		return nil
+	case f == refuse:
+		return errStore
+	case f == ignore:
+		time.Sleep(ignored)
+		return errStore
+	}
+	<-c.ctx.Done()
+	c.cut = true
+	return c.ctx.Err()
+}
+
+// tokens counts the calls of an operation so far, by token, that were sent before their ctx had ended.
+func (s *spy) tokens(op string, that func(c *call) bool) map[string]int {
+	counts := make(map[string]int)
+	for _, c := range s.made(op) {
+		if !c.unsent && that(c) {
+			counts[c.token]++
+		}
+	}
+	return counts
 }
 
 // onCall sets what runs before each call, in its goroutine. It may change the fields after at.
@@ -75,6 +167,11 @@ type call struct {
 	set     func([]dlock.Acquisition) []dlock.Attempt // likewise, by a set
 	reply   error                                     // returned after making the call
 	delay   time.Duration                             // of the reply
+
+	unsent  bool // ctx had ended before
+	arrived bool
+	cut     bool // it has no reply, since its ctx has ended
+	refused bool // it was an attempt, and another holds the key
 }
 
 // renews reports whether the call is a renewal.
@@ -99,19 +196,37 @@ func (c *call) take(d time.Duration) {
 }
 
 func send[R any](s *spy, c *call, f func(*call) (R, error)) (R, error) {
-	c.at = time.Now()
+	c.at, c.unsent = time.Now(), c.ctx.Err() != nil
 	s.mu.Lock()
 	s.calls = append(s.calls, c)
+	s.inFlight++
 	hook := s.hook
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.inFlight--
+	}()
 	if hook != nil {
 		hook(c)
 	}
 	var none R
+	if c.err == nil {
+		c.err = s.pass(c, true)
+	}
+	if c.err == nil {
+		c.err = s.travel(c, true)
+	}
 	if c.err != nil {
 		return none, c.err
 	}
+	c.arrived = true
 	r, err := f(c)
+	if err == nil {
+		if err := s.travel(c, false); err != nil {
+			return none, err
+		}
+	}
 	time.Sleep(c.delay)
 	if c.reply != nil {
 		return none, c.reply
@@ -141,6 +256,7 @@ func (s *spy) acquire(c *call, f func(context.Context, string, string, time.Dura
 	if c.answer != nil {
 		a = *c.answer
 	}
+	c.refused = err == nil && !a.Acquired
 	return a, err
 }
 
@@ -370,245 +486,23 @@ func renewing(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l
 	}, f)
 }
 
-// A fault is what a line does to the messages that pass it.
-type fault string
-
-const (
-	up     fault = "up"
-	refuse fault = "refuse" // the call fails at once
-	hang   fault = "hang"   // the request never arrives: the call returns when its ctx ends
-	ignore fault = "ignore" // the same, but the call ignores its ctx and fails after 3 s
-	lose   fault = "lose"   // the request arrives, the reply does not: the call returns when its ctx ends
-)
-
-const ignored = 3 * time.Second // how long a call ignores its ctx
-
-// A wire is the network between a Client and a Locker. A request arrives after half of the
-// round trip time, and its reply after the other half. A fault hits the calls that are on
-// the wire when it begins; their messages stay lost when it ends. Errors of the Locker come
-// back at once.
-type wire struct {
-	dlock.Forward
-
-	mu       sync.Mutex
-	rtt      time.Duration
-	fault    fault
-	inFlight int
-	counts   map[string]map[string]int
-	onCall   func() // if set, runs at the start of each call
-}
-
-// What a line counts: calls by operation, and calls by token.
-const (
-	callsMade       = "calls"
-	callsCut        = "cut calls"        // without a reply, since their ctx ended
-	waitsArrived    = "waits"            // calls of Acquire that arrived
-	attemptsMade    = "attempts"         // calls of TryAcquire, but for those that were refused and leave nothing
-	releasesMade    = "releases"         // calls of Release
-	releasesArrived = "arrived releases" // those that arrived
-)
-
-// overWire returns a store behind a line, both new. The test ends when no call is in flight.
-func overWire(t *testing.T) (*memory.Locker, *wire) {
+// overWire returns a store behind a spy, both new. The test ends when no call is in flight.
+func overWire(t *testing.T) (*memory.Locker, *spy) {
 	t.Helper()
 	store := memory.New()
-	n := &wire{Forward: dlock.Forward{Locker: store}, fault: up}
-	n.forget()
+	s := &spy{Forward: dlock.Forward{Locker: store}}
 	t.Cleanup(func() {
-		for synctest.Wait(); n.busy(); synctest.Wait() {
+		for synctest.Wait(); s.busy() > 0; synctest.Wait() {
 			time.Sleep(ignored)
 		}
 	})
-	return store, n
+	return store, s
 }
 
-func (n *wire) busy() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.inFlight > 0
-}
-
-func (n *wire) setRTT(d time.Duration) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.rtt = d
-}
-
-func (n *wire) set(f fault) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.fault = f
-}
-
-// fail makes the line fail for d, and returns the instant at which it is up again.
-func (n *wire) fail(f fault, d time.Duration) time.Time {
-	n.set(f)
-	time.Sleep(d)
-	n.set(up)
-	return time.Now()
-}
-
-// forget drops the counts so far.
-func (n *wire) forget() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.counts = make(map[string]map[string]int)
-	for _, what := range []string{callsMade, callsCut, waitsArrived, attemptsMade, releasesMade, releasesArrived} {
-		n.counts[what] = make(map[string]int)
-	}
-}
-
-// count adds one, unless ctx has ended: then no call is made.
-func (n *wire) count(ctx context.Context, what, of string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if ctx.Err() == nil {
-		n.counts[what][of]++
-	}
-}
-
-func (n *wire) counted(what, of string) int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.counts[what][of]
-}
-
-// made returns how many calls of some operations were made.
-func (n *wire) made(ops ...string) (made int) {
-	for _, op := range ops {
-		made += n.counted(callsMade, op)
-	}
-	return made
-}
-
-// tokens returns how many tokens have been counted.
-func (n *wire) tokens(what string) int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.counts[what])
-}
-
-func (n *wire) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	n.count(ctx, attemptsMade, token)
-	a, err := trip(ctx, n, "try", func() (dlock.Attempt, error) { return n.Forward.TryAcquire(ctx, key, token, ttl) })
-	if err == nil && !a.Acquired {
-		n.mu.Lock()
-		delete(n.counts[attemptsMade], token)
-		n.mu.Unlock()
-	}
-	return a, err
-}
-
-func (n *wire) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return trip(ctx, n, "acquire", func() (dlock.Attempt, error) {
-		n.count(ctx, waitsArrived, token)
-		return n.Forward.Acquire(ctx, key, token, ttl)
-	})
-}
-
-func (n *wire) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return trip(ctx, n, "renew", func() (bool, error) { return n.Forward.Renew(ctx, key, token, ttl) })
-}
-
-func (n *wire) Release(ctx context.Context, key, token string) (bool, error) {
-	n.count(ctx, releasesMade, token)
-	return trip(ctx, n, "release", func() (bool, error) {
-		n.count(ctx, releasesArrived, token)
-		return n.Forward.Release(ctx, key, token)
-	})
-}
-
-func (n *wire) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return trip(ctx, n, "batch", func() ([]dlock.RenewResult, error) { return n.Forward.RenewBatch(ctx, batch) })
-}
-
-// trip makes a call over the line.
-func trip[R any](ctx context.Context, n *wire, op string, f func() (R, error)) (R, error) {
-	var none R
-	if err := ctx.Err(); err != nil {
-		return none, err
-	}
-	n.enter(op)
-	defer n.leave()
-	if err := n.pass(ctx, op, true); err != nil {
-		return none, err
-	}
-	if err := n.travel(ctx, op, true); err != nil {
-		return none, err
-	}
-	r, err := f()
-	if err != nil {
-		return r, err
-	}
-	if err := n.travel(ctx, op, false); err != nil {
-		return none, err
-	}
-	return r, nil
-}
-
-func (n *wire) enter(op string) {
-	n.mu.Lock()
-	n.counts[callsMade][op]++
-	n.inFlight++
-	hook := n.onCall
-	n.mu.Unlock()
-	if hook != nil {
-		hook()
-	}
-}
-
-func (n *wire) leave() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.inFlight--
-}
-
-// travel takes half of a round trip, to the Locker or back.
-func (n *wire) travel(ctx context.Context, op string, there bool) error {
-	n.mu.Lock()
-	d := n.rtt / 2
-	n.mu.Unlock()
-	if d > 0 {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return n.wait(ctx, op)
-		}
-	}
-	return n.pass(ctx, op, there)
-}
-
-// pass lets a message pass, or returns the error of its call.
-func (n *wire) pass(ctx context.Context, op string, there bool) error {
-	n.mu.Lock()
-	f := n.fault
-	n.mu.Unlock()
-	switch {
-	case f == up, f == lose && there:
-		return nil
-	case f == refuse:
-		return errStore
-	case f == ignore:
-		time.Sleep(ignored)
-		return errStore
-	}
-	return n.wait(ctx, op)
-}
-
-func (n *wire) wait(ctx context.Context, op string) error {
-	<-ctx.Done()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.counts[callsCut][op]++
-	return ctx.Err()
-}
-
-// lockers are both ways of renewing over a line.
-var lockers = map[string]func(*wire) dlock.Locker{
-	"batch":  func(n *wire) dlock.Locker { return n },
-	"single": func(n *wire) dlock.Locker { return plain{n} },
+// lockers are both ways of renewing.
+var lockers = map[string]func(*spy) dlock.Locker{
+	"batch":  func(s *spy) dlock.Locker { return s },
+	"single": func(s *spy) dlock.Locker { return plain{s} },
 }
 
 // within returns a context that ends after d.
@@ -620,6 +514,13 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 // errOf returns the error of a call that has another result.
 func errOf[R any](_ R, err error) error { return err }
+
+// as returns the error of a type that err is.
+func as[E error](t *testing.T, err error) (e E) {
+	t.Helper()
+	require.ErrorAs(t, err, &e)
+	return e
+}
 
 // ended returns a context that has been cancelled.
 func ended(t *testing.T) context.Context {

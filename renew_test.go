@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strconv"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -335,8 +334,8 @@ func TestShortLeaseInABatch(t *testing.T) {
 			t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
 		}
 		requireNoneLost(t, long)
-		if cut := n.counted(callsCut, "batch"); cut > 0 {
-			t.Errorf("%d RenewBatch were ended before their reply came, want 0", cut)
+		for _, c := range n.made("batch") {
+			require.False(t, c.cut, "it was ended before its reply came")
 		}
 		require.NoError(t, c.Close())
 	})
@@ -401,7 +400,7 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 				all, _ := acquireAll(t, c, "k", leases)
 				n.setRTT(time.Millisecond)
 				before, peak := runtime.NumGoroutine(), atomic.Int64{}
-				n.onCall = func() { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) }
+				n.onCall(func(*call) { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) })
 				time.Sleep(8 * time.Second)
 				n.fail(f, ttl/3)
 				time.Sleep(time.Minute)
@@ -435,9 +434,7 @@ func TestRenewalCallsInFlight(t *testing.T) {
 				most := 0
 				for range 2000 { // in 50 s: no lease is lost, and so no release is owed
 					time.Sleep(25 * time.Millisecond)
-					n.mu.Lock()
-					most = max(most, n.inFlight)
-					n.mu.Unlock()
+					most = max(most, n.busy())
 				}
 				t.Log("most in flight:", most)
 				require.LessOrEqual(t, most, 512, "calls in flight")
@@ -577,13 +574,13 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 }
 
 // requireBatches says that the calls of the last minute were few.
-func requireBatches(t *testing.T, n *wire, leases int, ttl time.Duration) {
+func requireBatches(t *testing.T, n *spy, leases int, ttl time.Duration) {
 	t.Helper()
 	rounds := int(3 * time.Minute / ttl)
 	most := 4 * rounds * ((leases + perBatch - 1) / perBatch)
-	if calls := n.made("batch", "renew"); calls > most {
+	if calls := len(n.made("batch", "renew")); calls > most {
 		t.Errorf("%d RenewBatch and %d Renew in a minute for %d leases with a TTL of %v, want at most %d",
-			n.made("batch"), n.made("renew"), leases, ttl, most)
+			len(n.made("batch")), len(n.made("renew")), leases, ttl, most)
 	}
 }
 
@@ -693,7 +690,7 @@ func TestRenewalsInAnOutage(t *testing.T) {
 		leases, _ := acquireAll(t, c, "k", 2*perBatch)
 		time.Sleep(9 * time.Second)
 		n.fail(refuse, 16*time.Second)
-		require.LessOrEqual(t, n.made("batch", "renew"), 16*(2+1), "calls in an outage of 16 s")
+		require.LessOrEqual(t, len(n.made("batch", "renew")), 16*(2+1), "calls in an outage of 16 s")
 		time.Sleep(time.Minute)
 		requireNoneLost(t, leases)
 		require.NoError(t, c.Close())
@@ -790,11 +787,7 @@ const (
 )
 
 func (o outage) String() string {
-	return fmt.Sprintf("%s,length=%v,phase=%d", o.group(), o.length, o.phase)
-}
-
-func (o outage) group() string {
-	return fmt.Sprintf("ttl=%v,leases=%d,rtt=%v,%s,%s", o.ttl, o.leases, o.rtt, o.fault, o.begun)
+	return fmt.Sprintf("ttl=%v,leases=%d,rtt=%v,%s,%s,length=%v,phase=%d", o.ttl, o.leases, o.rtt, o.fault, o.begun, o.length, o.phase)
 }
 
 // needed is how long the store must be back until all leases are renewed: the round trips of
@@ -809,17 +802,25 @@ func (o outage) needed() time.Duration {
 	return needed
 }
 
-// everyOutage returns the whole sweep.
-func everyOutage() (all []outage) {
+// outages returns each outage whose number is a multiple of stride, and some that once lost leases.
+func outages(stride int, leases ...int) []outage {
 	const first, step = 500 * time.Millisecond, 100 * time.Millisecond
+	some := []outage{
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
+		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
+	}
+	n := 0
 	for _, ttl := range []time.Duration{5 * time.Second, 30 * time.Second} {
-		for _, leases := range []int{1000, 30_000} {
+		for _, leases := range leases {
 			for _, rtt := range []time.Duration{1, 25, 100} {
 				for _, f := range []fault{refuse, hang, ignore, lose} {
 					for _, begun := range []string{together, spread, mixed} {
 						for length := first; length <= ttl-first; length += step {
 							for phase := range 10 {
-								all = append(all, outage{ttl, leases, rtt * time.Millisecond, f, begun, length, phase})
+								if n++; n%stride == 1%stride {
+									some = append(some, outage{ttl, leases, rtt * time.Millisecond, f, begun, length, phase})
+								}
 							}
 						}
 					}
@@ -827,108 +828,35 @@ func everyOutage() (all []outage) {
 			}
 		}
 	}
-	return all
-}
-
-// sampleOutages returns some outages of the sweep, and those that once lost leases.
-func sampleOutages() []outage {
-	some := []outage{
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
-		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
-	}
-	small := slices.DeleteFunc(everyOutage(), func(o outage) bool { return o.leases > 1000 })
-	const stride = 1202*israce.Slower - 1 // has no factor in common with the sizes of the sweep
-	for i := 0; i < len(small); i += stride {
-		some = append(some, small[i])
-	}
 	return some
 }
 
-// No lease is lost in an outage that leaves it the time to be renewed.
-//
-// By default it is a fixed sample. The sweep, in random order:
-// DLOCK_LONG=outages=all go test -run TestOutages -timeout 0 .
-// As much of it as a time allows: DLOCK_LONG=outages=1h. One of its outages:
-// DLOCK_LONG=outages=all go test -run 'TestOutages/^ttl=…$' .
+// No lease is lost in an outage that leaves it the time to be renewed. By default it is a sample. With
+// DLOCK_LONG=outages=all it is each, in random order; with a time in place of all, as many as it allows.
 func TestOutages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	outages, end := sampleOutages(), time.Time{}
+	const stride = 1202*israce.Slower - 1 // has no factor in common with the numbers of values
+	all, end := outages(stride, 1000), time.Now().Add(time.Hour)
 	if text := long.Of("outages"); text != "" {
-		outages = everyOutage()
-		rand.Shuffle(len(outages), func(i, j int) { outages[i], outages[j] = outages[j], outages[i] })
-		if text != "all" {
-			d, err := time.ParseDuration(text)
-			require.NoError(t, err)
-			end = time.Now().Add(d)
-		}
+		d, err := time.ParseDuration(strings.Replace(text, "all", "100h", 1))
+		require.NoError(t, err)
+		all, end = outages(1, 1000, 30_000), time.Now().Add(d)
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
-	var s sweep
-	next := make(chan outage)
-	var workers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for o := range next {
-				t.Run(o.String(), func(t *testing.T) { s.run(t, o) })
-			}
-		})
-	}
-	for _, o := range outages {
-		if !end.IsZero() && time.Now().After(end) {
+	for _, o := range all {
+		if time.Now().After(end) {
 			break
 		}
-		next <- o
+		t.Run(o.String(), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				if lost := o.lost(t); lost > 0 {
+					t.Errorf("%d leases lost that had %v or more left when the store was back, want 0", lost, o.needed())
+				}
+			})
+		})
 	}
-	close(next)
-	workers.Wait()
-	s.log(t)
-}
-
-// A sweep counts lost leases by group of outages.
-type sweep struct {
-	mu     sync.Mutex
-	groups map[string]*tally
-}
-
-type tally struct{ outages, bad, lost int }
-
-func (s *sweep) run(t *testing.T, o outage) {
-	lost := 0
-	bubble.Test(t, func(t *testing.T) { lost = o.lost(t) })
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.groups == nil {
-		s.groups = make(map[string]*tally)
-	}
-	g := s.groups[o.group()]
-	if g == nil {
-		g = new(tally)
-		s.groups[o.group()] = g
-	}
-	g.outages++
-	g.lost += lost
-	if lost > 0 {
-		g.bad++
-		t.Errorf("%d leases lost that had %v or more left when the store was back, want 0", lost, o.needed())
-	}
-}
-
-func (s *sweep) log(t *testing.T) {
-	names := make([]string, 0, len(s.groups))
-	var all tally
-	for name, g := range s.groups {
-		names = append(names, name)
-		all.outages, all.bad, all.lost = all.outages+g.outages, all.bad+g.bad, all.lost+g.lost
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		if g := s.groups[name]; g.bad > 0 {
-			t.Logf("%-50s %6d outages, %6d of them lost %8d leases", name, g.outages, g.bad, g.lost)
-		}
-	}
-	t.Logf("%d outages, %d of them lost %d leases that had time left", all.outages, all.bad, all.lost)
 }
 
 // lost makes the outage happen. It returns how many leases were lost although they had enough

@@ -624,8 +624,7 @@ func TestSetWaitsNoLonger(t *testing.T) {
 				require.NoError(t, leases.Release())
 				return
 			}
-			var held *dlock.HeldError
-			require.ErrorAs(t, err, &held)
+			held := as[*dlock.HeldError](t, err)
 			require.Equal(t, w.key, held.Key)
 			require.Equal(t, w.ctx == limit, errors.Is(err, context.DeadlineExceeded))
 			requireHolders(t, store, "", others)
@@ -705,8 +704,7 @@ func TestSetThatIsLostWhileItWaits(t *testing.T) {
 			}
 			leases, err := c.AcquireAll(t.Context(), abcd...)
 			require.Nil(t, leases)
-			var lost *dlock.LostError
-			require.ErrorAs(t, err, &lost)
+			lost := as[*dlock.LostError](t, err)
 			require.Contains(t, "ab", lost.Key)
 			require.Equal(t, l.reason, lost.Reason)
 			requireNoContextError(t, err)

@@ -214,8 +214,7 @@ func TestLines(t *testing.T) {
 				require.ErrorIs(t, w.err(), dlock.ErrHeld)
 				requireNoContextError(t, w.err())
 			}
-			var held *dlock.HeldError
-			require.ErrorAs(t, all[1].err(), &held)
+			held := as[*dlock.HeldError](t, all[1].err())
 			require.Equal(t, 58*time.Minute, held.Remaining)
 			require.Zero(t, waitingFor(t, store))
 			again := standInLine(t, c, 1)
