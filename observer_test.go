@@ -483,6 +483,14 @@ func TestObserverOfAWait(t *testing.T) {
 		require.Len(t, s.made("try", "acquire"), done.Attempts)
 
 		seen.forget()
+		held := acquire(t, dlock.New(store, dlock.WithOwner("worker 7")), "k")
+		_, err := c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		wait := only[dlock.WaitStartInfo](t, seen)
+		require.Equal(t, wait.Remaining > 0, wait.Owner == "worker 7", "what is known of the holder: %+v", wait)
+		require.NoError(t, held.Release())
+
+		seen.forget()
 		hold(t, store, time.Hour)
 		ctx := within(t, time.Second)
 		require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
