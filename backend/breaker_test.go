@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -38,11 +39,11 @@ func TestBreaker(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	const load, keys = 200, 50
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			l, _ := a.connect(t, server.Addr(), "")
+			l, _ := a.Dial(t, clients.At(server.Addr()))
 			t.Cleanup(func() { l.Close() })
 			inner := &asked{Forward: dlock.Forward{Locker: l}}
 			b := breaker.New(inner, breaker.WithSlow(300*time.Millisecond), breaker.WithProbe(200*time.Millisecond))

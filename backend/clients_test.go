@@ -1,22 +1,16 @@
 package backend_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
-	"github.com/dlock-go/dlock/backend/redigo"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -32,94 +26,25 @@ const (
 	atOnce = 4 * time.Second
 )
 
-const password = "pass" // of all users
-
-// A connect function makes a Locker with a client of its own for one server. It connects as
-// user, if that is not "". It returns a function that closes the client.
-type connect func(t testing.TB, addr, user string, opts ...rediscore.Option) (l *rediscore.Locker, closeClient func())
-
-func (c connect) dial(t testing.TB, addr string, opts ...rediscore.Option) *rediscore.Locker {
-	l, _ := c(t, addr, "", opts...)
+// dial returns a Locker on one server, with a client of its own.
+func dial(t testing.TB, lib clients.Library, addr string, opts ...rediscore.Option) *rediscore.Locker {
+	t.Helper()
+	l, _ := lib.Dial(t, clients.At(addr), opts...)
 	return l
 }
 
-// adapters are the Redis adapters, each for a single server.
-var adapters = []struct {
-	name string
-	connect
-}{
-	{"goredis", connectGoRedis},
-	{"rueidis", connectRueidis},
-	{"redigo", connectRedigo},
-}
-
-func connectGoRedis(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
-	o := &goredislib.Options{Addr: addr, ContextTimeoutEnabled: true}
-	if user != "" {
-		o.Username, o.Password = user, password
-	}
-	client := goredislib.NewClient(o)
-	t.Cleanup(func() { client.Close() })
-	return goredis.New(client, opts...), func() { client.Close() }
-}
-
-func connectRueidis(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
-	o := rueidislib.ClientOption{InitAddress: []string{addr}, DisableCache: true, ForceSingleClient: true}
-	if user != "" {
-		o.Username, o.Password = user, password
-	}
-	client, err := rueidislib.NewClient(o)
-	if client == nil { // with ForceSingleClient there is one although it could not connect
-		require.NoError(t, err)
-	}
-	t.Cleanup(client.Close)
-	return rueidis.New(client, opts...), client.Close
-}
-
-func connectRedigo(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
-	var options []redigolib.DialOption
-	if user != "" {
-		options = append(options, redigolib.DialUsername(user), redigolib.DialPassword(password))
-	}
-	pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-		return redigolib.DialContext(ctx, "tcp", addr, options...)
-	}}
-	t.Cleanup(func() { pool.Close() })
-	return redigo.New(pool, opts...), func() { pool.Close() }
-}
-
-// A connectCluster function is connect for a cluster.
-type connectCluster func(t testing.TB, addrs []string, user string, opts ...rediscore.Option) (l *rediscore.Locker, closeClient func(), err error)
-
-func (c connectCluster) dial(t testing.TB, cluster *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
-	l, _, err := c(t, cluster.Addrs(), "", opts...)
-	require.NoError(t, err)
+// dialAs is dial as a user.
+func dialAs(t testing.TB, lib clients.Library, addr, user string, opts ...rediscore.Option) *rediscore.Locker {
+	t.Helper()
+	l, _ := lib.Dial(t, clients.Settings{Addrs: []string{addr}, User: user}, opts...)
 	return l
 }
 
-// clusterAdapters are those whose client libraries support Redis Cluster.
-var clusterAdapters = map[string]connectCluster{
-	"goredis": func(t testing.TB, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
-		o := &goredislib.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true}
-		if user != "" {
-			o.Username, o.Password = user, password
-		}
-		client := goredislib.NewClusterClient(o)
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client, opts...), func() { client.Close() }, nil
-	},
-	"rueidis": func(t testing.TB, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
-		o := rueidislib.ClientOption{InitAddress: addrs, DisableCache: true}
-		if user != "" {
-			o.Username, o.Password = user, password
-		}
-		client, err := rueidislib.NewClient(o)
-		if err != nil {
-			return nil, nil, err
-		}
-		t.Cleanup(client.Close)
-		return rueidis.New(client, opts...), client.Close, nil
-	},
+// dialCluster is dial for a cluster.
+func dialCluster(t testing.TB, lib clients.Library, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
+	t.Helper()
+	l, _ := lib.Dial(t, clients.Settings{Addrs: c.Addrs(), Cluster: true}, opts...)
+	return l
 }
 
 // acquire takes key for token, and returns the fence.
@@ -166,7 +91,12 @@ func do(t testing.TB, s *redistest.Server, args ...string) any {
 // cannot load slowly.
 func sinceRedis7(t testing.TB, s *redistest.Server) {
 	t.Helper()
-	if _, err := s.Do("SPUBLISH", "x", "x"); err != nil && strings.Contains(err.Error(), "unknown command") {
+	if isOld(s) {
 		t.Skip("before Redis 7.0")
 	}
+}
+
+func isOld(s *redistest.Server) bool {
+	_, err := s.Do("SPUBLISH", "x", "x")
+	return err != nil && strings.Contains(err.Error(), "unknown command")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -17,13 +18,13 @@ import (
 // with ErrClosed.
 func TestClosedClient(t *testing.T) {
 	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			l, closeClient := a.connect(t, server.Addr(), "")
+			l, closeClient := a.Dial(t, clients.At(server.Addr()))
 			// A connection that rueidis opens while it is closed stays open. So all are open when the waiter is registered.
-			requireClosed(t, l, closeClient, func() { awaitQueues(t, []*redistest.Server{server}, 1) })
+			requireClosed(t, l, closeClient, func() { awaitQueues(t, server, 1) })
 		})
 	}
 }
@@ -78,11 +79,11 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 // client is closed.
 func TestLiveClient(t *testing.T) {
 	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			l := a.dial(t, server.Addr())
+			l := dial(t, a, server.Addr())
 			acquire(t, l, "k", "H")
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()

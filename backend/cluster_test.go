@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -24,20 +25,16 @@ const slots = 16384
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
-	for name, a := range clusterAdapters {
-		replicated := func(t testing.TB, addrs []string, user string, opts ...rediscore.Option) (*rediscore.Locker, func(), error) {
-			return a(t, addrs, user, append(opts, rediscore.WithReplicas(1, 10*time.Second))...)
-		}
-		t.Run(name+"/AnyKey", func(t *testing.T) { anyKey(t, cluster, a) })
-		t.Run(name+"/ManySlots", func(t *testing.T) { manySlots(t, cluster, a) })
-		t.Run(name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, a) })
-		t.Run(name+"/MovingSlotReplicated", func(t *testing.T) { movingSlot(t, cluster, replicated) })
-		t.Run(name+"/HeldInMovingSlot", func(t *testing.T) { heldInMovingSlot(t, cluster, a) })
-		t.Run(name+"/OneReplicaIsAway", func(t *testing.T) { oneReplicaIsAway(t, cluster, a) })
-		t.Run(name+"/ClosedClient", func(t *testing.T) {
+	for _, a := range clients.Topologies {
+		t.Run(a.Name+"/AnyKey", func(t *testing.T) { anyKey(t, cluster, a) })
+		t.Run(a.Name+"/ManySlots", func(t *testing.T) { manySlots(t, cluster, a) })
+		t.Run(a.Name+"/MovingSlot", func(t *testing.T) { movingSlot(t, cluster, a) })
+		t.Run(a.Name+"/MovingSlotReplicated", func(t *testing.T) { movingSlot(t, cluster, a, rediscore.WithReplicas(1, 10*time.Second)) })
+		t.Run(a.Name+"/HeldInMovingSlot", func(t *testing.T) { heldInMovingSlot(t, cluster, a) })
+		t.Run(a.Name+"/OneReplicaIsAway", func(t *testing.T) { oneReplicaIsAway(t, cluster, a) })
+		t.Run(a.Name+"/ClosedClient", func(t *testing.T) {
 			sinceRedis7(t, cluster.Nodes[0]) // whose clusters have inboxes
-			l, closeClient, err := a(t, cluster.Addrs(), "")
-			require.NoError(t, err)
+			l, closeClient := a.Dial(t, clients.Settings{Addrs: cluster.Addrs(), Cluster: true})
 			requireClosed(t, l, closeClient, func() {
 				require.Eventually(t, func() bool { return listening(t, cluster.MasterOf(t, "k"), "") == 1 }, patient, pause)
 			})
@@ -47,13 +44,13 @@ func TestCluster(t *testing.T) {
 }
 
 // oneReplicaIsAway suspends a replica: that fails the calls for its master, and no others.
-func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
-	l := a.dial(t, cluster, rediscore.WithReplicas(1, time.Second))
+func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a clients.Library) {
+	l := dialCluster(t, a, cluster, rediscore.WithReplicas(1, time.Second))
 	batch := []dlock.Renewal{
 		{Key: keyOf(t, cluster, cluster.Nodes[0], t.Name()), Token: "t", TTL: ttl},
 		{Key: keyOf(t, cluster, cluster.Nodes[1], t.Name()), Token: "t", TTL: ttl},
 	}
-	acquireAll(t, a.dial(t, cluster), batch)
+	acquireAll(t, dialCluster(t, a, cluster), batch)
 	cluster.Nodes[3].Suspend()
 	results, err := l.RenewBatch(t.Context(), batch)
 	cluster.Nodes[3].Resume()
@@ -64,9 +61,9 @@ func oneReplicaIsAway(t *testing.T, cluster *redistest.Cluster, a connectCluster
 	require.Zero(t, few.Got)
 }
 
-func anyKey(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+func anyKey(t *testing.T, cluster *redistest.Cluster, a clients.Library) {
 	for _, prefix := range []string{"", "app:", "{app}:", "{", "}", "a}{b:", "{}", "{a", "é\x00"} {
-		l := a.dial(t, cluster, rediscore.WithPrefix(prefix))
+		l := dialCluster(t, a, cluster, rediscore.WithPrefix(prefix))
 		for _, key := range []string{
 			"order:7", "{user1}:a", "{user1}:b", "a{}b", "{", "}", "{}", "}{", "{{x}}", "{x}{y}", "{}{x}",
 			"с{é}", "\x00", "a\r\nb", " ",
@@ -145,8 +142,8 @@ func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
 }
 
 // manySlots renews leases in 512 slots in one batch.
-func manySlots(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
-	l := a.dial(t, cluster, rediscore.WithPrefix(t.Name()))
+func manySlots(t *testing.T, cluster *redistest.Cluster, a clients.Library) {
+	l := dialCluster(t, a, cluster, rediscore.WithPrefix(t.Name()))
 	batch := make([]dlock.Renewal, 512)
 	for i, found := 0, 0; found < len(batch); i++ {
 		key := strconv.Itoa(i)
@@ -193,8 +190,8 @@ func acquireAll(t *testing.T, l dlock.Locker, batch []dlock.Renewal) {
 // movingSlot uses a lock while its slot moves from one master to another, and afterwards. A free key
 // whose fence counter is on the other server is acquired, too. Redis refuses that (TRYAGAIN) until the
 // slot has moved, which is neither a grant nor "held".
-func movingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
-	l := a.dial(t, cluster)
+func movingSlot(t *testing.T, cluster *redistest.Cluster, a clients.Library, opts ...rediscore.Option) {
+	l := dialCluster(t, a, cluster, opts...)
 	key := t.Name()
 	fence := acquire(t, l, key, "mine")
 	batch := []dlock.Renewal{{Key: key, Token: "mine", TTL: ttl}}
@@ -224,13 +221,13 @@ func movingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
 
 // heldInMovingSlot uses a key without companions while its slot moves: calls for that key alone are
 // answered.
-func heldInMovingSlot(t *testing.T, cluster *redistest.Cluster, a connectCluster) {
+func heldInMovingSlot(t *testing.T, cluster *redistest.Cluster, a clients.Library) {
 	sinceRedis7(t, cluster.Nodes[0])
 	key := t.Name()
 	do(t, cluster.MasterOf(t, key), "SET", key, "H", "PX", "60000")
 	m := startMigration(t, cluster, key)
 	defer func() { m.MoveKeys(t); m.Finish(t) }()
-	l := a.dial(t, cluster)
+	l := dialCluster(t, a, cluster)
 	hold, err := l.Inspect(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, "H", hold.Token)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -34,8 +35,9 @@ func TestClusterInPart(t *testing.T) {
 // newMaster moves the slots of locks to a master that has joined the cluster after the clients have
 // read the table of slots. The master has no replicas, which shows that it was asked.
 func newMaster(t *testing.T, cluster *redistest.Cluster, master *redistest.Server) {
-	for name, a := range clusterAdapters {
-		l := a.dial(t, cluster, rediscore.WithReplicas(1, time.Millisecond))
+	for _, a := range clients.Topologies {
+		name := a.Name
+		l := dialCluster(t, a, cluster, rediscore.WithReplicas(1, time.Millisecond))
 		key := "new " + name
 		var few *rediscore.ReplicasError
 		_, err := l.TryAcquire(t.Context(), key, "t", ttl)
@@ -77,10 +79,10 @@ func join(t *testing.T, cluster *redistest.Cluster) *redistest.Server {
 // lostSlot takes the slot of a key away. The error of a cluster client says that the call had no effect.
 func lostSlot(t *testing.T, cluster *redistest.Cluster) {
 	lockers := make(map[string]*rediscore.Locker)
-	for name, a := range clusterAdapters {
-		lockers[name] = a.dial(t, cluster)
-		acquire(t, lockers[name], "lost "+name, "H") // connects
-		release(t, lockers[name], "lost "+name, "H")
+	for _, a := range clients.Topologies {
+		lockers[a.Name] = dialCluster(t, a, cluster)
+		acquire(t, lockers[a.Name], "lost "+a.Name, "H") // connects
+		release(t, lockers[a.Name], "lost "+a.Name, "H")
 	}
 	for name, l := range lockers {
 		slot := strconv.Itoa(cluster.Nodes[0].Slot(t, "lost "+name))
@@ -106,16 +108,16 @@ func deadMaster(t *testing.T, cluster *redistest.Cluster) {
 		onDead[i] = cluster.MasterOf(t, batch[i].Key) == dead
 	}
 	require.False(t, onDead[0], "the key that cold clients use")
-	clients := func(a connectCluster) map[string]dlock.BatchRenewer {
-		warm, cold := a.dial(t, cluster), a.dial(t, cluster)
+	connect := func(a clients.Library) map[string]dlock.BatchRenewer {
+		warm, cold := dialCluster(t, a, cluster), dialCluster(t, a, cluster)
 		acquireAll(t, warm, batch)
 		requireRenewed(t, warm, batch)
 		require.True(t, renew(t, cold, batch[0].Key, batch[0].Token))
 		return map[string]dlock.BatchRenewer{"Warm": warm, "Cold": cold}
 	}
 	hung, down := make(map[string]map[string]dlock.BatchRenewer), make(map[string]map[string]dlock.BatchRenewer)
-	for name, a := range clusterAdapters {
-		hung[name], down[name] = clients(a), clients(a)
+	for _, a := range clients.Topologies {
+		hung[a.Name], down[a.Name] = connect(a), connect(a)
 	}
 	dead.Suspend()
 	for name, lockers := range hung {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
@@ -81,15 +82,15 @@ func TestDecoratorsInACluster(t *testing.T) {
 		})
 	}
 	t.Run("single", func(t *testing.T) { // a client of one server at a node
-		for _, a := range adapters {
+		for _, a := range clients.All {
 			for _, node := range cluster.Nodes[:3] {
 				if node == cluster.MasterOf(t, "k") {
 					continue
 				}
-				for method, call := range calls(a.dial(t, node.Addr()), "k") {
+				for method, call := range calls(dial(t, a, node.Addr()), "k") {
 					err := call(t.Context())
-					require.ErrorContains(t, err, "locks need a client of the cluster", "%s, %s", a.name, method)
-					require.True(t, dlock.NoEffect(err) && dlock.Refused(err), "%s, %s: %v", a.name, method, err)
+					require.ErrorContains(t, err, "locks need a client of the cluster", "%s, %s", a.Name, method)
+					require.True(t, dlock.NoEffect(err) && dlock.Refused(err), "%s, %s: %v", a.Name, method, err)
 				}
 			}
 		}

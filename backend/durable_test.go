@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -29,7 +30,7 @@ func TestDurable(t *testing.T) {
 			if c.replicas > 0 {
 				redistest.StartReplica(t, server)
 			}
-			l, _ := connectGoRedis(t, server.Addr(), "", rediscore.WithReplicas(c.replicas, ttl))
+			l, _ := clients.GoRedis.Dial(t, clients.At(server.Addr()), rediscore.WithReplicas(c.replicas, ttl))
 			last := acquire(t, l, "k", "mine")
 			server.Restart()
 			var attempt dlock.Attempt

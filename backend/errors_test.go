@@ -14,15 +14,13 @@ import (
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
 	goredislib "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
-	"github.com/dlock-go/dlock/backend/redigo"
-	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -162,27 +160,6 @@ var pageFaults = []struct {
 	{name: "password", answers: true, user: "nobody", strike: func(*testing.T, *redistest.Server) {}},
 }
 
-// pageClients are the columns: the clients of the documentation's programs.
-var pageClients = []struct {
-	name string
-	connect
-}{
-	{"goredis", connectGoRedis},
-	{"rueidis", connectRueidis},
-	{"redigo", func(t testing.TB, addr, user string, opts ...rediscore.Option) (*rediscore.Locker, func()) {
-		const limit = 3 * time.Second
-		options := []redigolib.DialOption{redigolib.DialConnectTimeout(limit), redigolib.DialReadTimeout(limit), redigolib.DialWriteTimeout(limit)}
-		if user != "" {
-			options = append(options, redigolib.DialUsername(user), redigolib.DialPassword(password))
-		}
-		pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-			return redigolib.DialContext(ctx, "tcp", addr, options...)
-		}}
-		t.Cleanup(func() { pool.Close() })
-		return redigo.New(pool, opts...), func() { pool.Close() }
-	}},
-}
-
 // TestErrorsPage makes every call of docs/errors.md with a server that fails, through each client
 // library, and compares what the errors match with the tables. It prints how long the calls took, and
 // sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
@@ -221,12 +198,16 @@ func TestErrorsPage(t *testing.T) {
 					case fault.name == "killed" && call.ctx != nil && !call.waits && !all:
 						continue // on a busy machine, ctx may end first
 					}
-					cells[i] = make([]pageCell, len(pageClients))
-					for j, client := range pageClients {
-						l, _ := client.connect(t, server.Addr(), fault.user)
+					cells[i] = make([]pageCell, len(clients.All))
+					for j, lib := range clients.All { // the columns: the clients of the documentation's programs
+						s := clients.Settings{Addrs: []string{server.Addr()}, User: fault.user}
+						if lib.Name == "redigo" {
+							s.Patience = 3 * time.Second
+						}
+						l, _ := lib.Dial(t, s)
 						c := dlock.New(l)
 						t.Cleanup(func() { l.Close() })
-						key := fmt.Sprint(client.name, i)
+						key := fmt.Sprint(lib.Name, i)
 						if fault.user == "" {
 							_, err := c.Inspect(t.Context(), key) // connects
 							require.NoError(t, err)
@@ -310,7 +291,7 @@ func checkTable(t *testing.T, page, fault string, cells [][]pageCell, all bool) 
 		}
 		line := "| " + pageCalls[i].name + " |"
 		for j, cell := range row {
-			t.Logf("%s, %s, after %v: %v", pageClients[j].name, pageCalls[i].name, cell.took.Round(time.Millisecond), cell.err)
+			t.Logf("%s, %s, after %v: %v", clients.All[j].Name, pageCalls[i].name, cell.took.Round(time.Millisecond), cell.err)
 			line += fmt.Sprintf(" %s, %.1f s |", cell.says(), cell.took.Seconds())
 			requireText(t, cell)
 		}

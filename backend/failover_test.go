@@ -8,15 +8,12 @@ import (
 	"testing"
 	"time"
 
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -30,26 +27,6 @@ const (
 	recoveryLimit = 10 * time.Second
 )
 
-// failoverAdapters have clients that wait at most readTimeout for a reply.
-var failoverAdapters = map[string]func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker{
-	"goredis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
-		client := goredislib.NewClusterClient(&goredislib.ClusterOptions{
-			Addrs: c.Addrs(), ContextTimeoutEnabled: true, ReadTimeout: readTimeout,
-		})
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client, opts...)
-	},
-	"rueidis": func(t testing.TB, c *redistest.Cluster, opts ...rediscore.Option) *rediscore.Locker {
-		option := rueidislib.ClientOption{InitAddress: c.Addrs(), ConnWriteTimeout: readTimeout}
-		option.Dialer.Timeout = readTimeout
-		option.ClusterOption.ShardsRefreshInterval = time.Second // as the documentation advises
-		client, err := rueidislib.NewClient(option)
-		require.NoError(t, err)
-		t.Cleanup(client.Close)
-		return rueidis.New(client, opts...)
-	},
-}
-
 // TestClusterFailover replaces one master by its replica: it is killed. If DLOCK_LONG has adapters,
 // another has stepped down before, and a third is suspended then. Soon after each, locks can be
 // acquired, and leases are renewed.
@@ -57,8 +34,9 @@ func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	var users []*clusterUser
-	for name, dial := range failoverAdapters {
-		users = append(users, newClusterUser(t, cluster, name, dial(t, cluster)))
+	for _, a := range clients.Topologies {
+		l, _ := a.Dial(t, clients.Settings{Addrs: cluster.Addrs(), Cluster: true, Caches: true, Patience: readTimeout})
+		users = append(users, newClusterUser(t, cluster, a.Name, l))
 	}
 	for i, f := range []struct {
 		name string

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/long"
@@ -23,12 +24,12 @@ func TestMajority(t *testing.T) {
 	for _, bed := range []struct {
 		name    string
 		servers int
-		library func(node int) connect
+		library []clients.Library
 	}{
-		{"goredis", 3, func(int) connect { return connectGoRedis }},
-		{"rueidis", 3, func(int) connect { return connectRueidis }},
-		{"redigo", 5, func(int) connect { return connectRedigo }},
-		{"mixed", 5, func(node int) connect { return adapters[node%len(adapters)].connect }},
+		{"goredis", 3, []clients.Library{clients.GoRedis}},
+		{"rueidis", 3, []clients.Library{clients.Rueidis}},
+		{"redigo", 5, []clients.Library{clients.Redigo}},
+		{"mixed", 5, clients.All},
 	} {
 		t.Run(bed.name, func(t *testing.T) {
 			addrs := make([]string, bed.servers)
@@ -39,7 +40,7 @@ func TestMajority(t *testing.T) {
 				New: func(t *testing.T) dlock.Locker {
 					nodes := make([]dlock.Locker, len(addrs))
 					for i, addr := range addrs {
-						node := bed.library(i).dial(t, addr)
+						node := dial(t, bed.library[i%len(bed.library)], addr)
 						t.Cleanup(func() { require.NoError(t, node.Close()) })
 						nodes[i] = node
 					}

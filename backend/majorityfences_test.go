@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -26,7 +27,7 @@ func TestFencesOfAMajorityAfterAClockError(t *testing.T) {
 		away.Fail(errors.New("away"))
 		nodes := []dlock.Locker{away}
 		for _, s := range servers {
-			nodes = append(nodes, connect(connectGoRedis).dial(t, s.Addr()))
+			nodes = append(nodes, dial(t, clients.GoRedis, s.Addr()))
 		}
 		l := redlock.New(nodes, redlock.WithoutGuard())
 		defer l.Close()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -37,22 +38,22 @@ func TestAddressMoves(t *testing.T) {
 			do(t, master, "REPLICAOF", "127.0.0.1", "1")
 		},
 	} {
-		for _, a := range adapters {
-			t.Run(answer+"/"+a.name, func(t *testing.T) {
+		for _, a := range clients.All {
+			t.Run(answer+"/"+a.Name, func(t *testing.T) {
 				t.Parallel()
-				testMove(t, a.connect, demote)
+				testMove(t, a, demote)
 			})
 		}
 	}
 }
 
-func testMove(t *testing.T, connect connect, demote func(t *testing.T, master, successor *redistest.Server)) {
+func testMove(t *testing.T, lib clients.Library, demote func(t *testing.T, master, successor *redistest.Server)) {
 	master := redistest.Start(t)
 	successor := redistest.StartReplica(t, master)
 	proxy, err := faultproxy.New(master.Addr())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	l := connect.dial(t, proxy.Addr())
+	l := dial(t, lib, proxy.Addr())
 	client := dlock.New(l, dlock.WithTTL(movedTTL))
 	t.Cleanup(func() { client.Close(); l.Close() })
 	useAtOnce(t, client) // many connections are stale soon
@@ -116,8 +117,8 @@ func useAtOnce(t *testing.T, client *dlock.Client) {
 func TestClientOfReplica(t *testing.T) {
 	t.Parallel()
 	replica := redistest.StartReplica(t, redistest.Start(t))
-	for _, a := range adapters {
-		l := a.dial(t, replica.Addr())
+	for _, a := range clients.All {
+		l := dial(t, a, replica.Addr())
 		before, begun := connections(t, replica), time.Now()
 		var all sync.WaitGroup
 		var calls atomic.Int64
@@ -125,15 +126,15 @@ func TestClientOfReplica(t *testing.T) {
 			all.Go(func() {
 				for time.Since(begun) < 3*time.Second {
 					_, err := l.TryAcquire(t.Context(), rand.Text(), "t", ttl)
-					require.ErrorContains(t, err, "READONLY", a.name)
+					require.ErrorContains(t, err, "READONLY", a.Name)
 					calls.Add(1)
 				}
 			})
 		}
 		all.Wait()
 		made := connections(t, replica) - before - 1 // which counts them
-		t.Logf("%s: %d connections for %d calls", a.name, made, calls.Load())
-		require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds(), a.name)
+		t.Logf("%s: %d connections for %d calls", a.Name, made, calls.Load())
+		require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds(), a.Name)
 		require.NoError(t, l.Close())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -19,13 +20,13 @@ func TestNodesOfARedlock(t *testing.T) {
 	var servers []*redistest.Server
 	var nodes []dlock.Locker
 	var names []string
-	for i, a := range adapters {
+	for i, a := range clients.All {
 		servers = append(servers, redistest.Start(t))
-		node := a.dial(t, servers[i].Addr())
+		node := dial(t, a, servers[i].Addr())
 		t.Cleanup(func() { require.NoError(t, node.Close()) })
 		nodes = append(nodes, node)
 		names = append(names, servers[i].Addr())
-		if a.name == "redigo" {
+		if a.Name == "redigo" {
 			names[i] = strconv.Itoa(i)
 		}
 	}

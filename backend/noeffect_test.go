@@ -24,6 +24,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/election"
@@ -64,61 +65,61 @@ func calls(l *rediscore.Locker, key string) map[string]func(context.Context) err
 	}
 }
 
-// refusals are the reasons that servers have to refuse calls.
+// refusals are the reasons that servers have to refuse calls. If a state of the server is one, heal ends it.
 var refusals = []struct {
-	text    string
+	text    string // of the error
 	verdict string
 	args    []string
 	user    string
 	refuse  func(t *testing.T, s *redistest.Server) // after the client has connected
 	spares  string                                  // calls that are not refused
+	heal    func(t *testing.T, s *redistest.Server)
 }{
-	{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
-		do(t, s, "ACL", "SETUSER", "nobody", "-evalsha", "-eval")
-	}},
-	{text: "NOAUTH|unauthenticated", verdict: "no effect", args: []string{"--requirepass", password}},
+	{text: "NOPERM", verdict: "no effect", user: "nobody", refuse: command("ACL", "SETUSER", "nobody", "-evalsha", "-eval")},
+	{text: "NOAUTH|unauthenticated", verdict: "no effect", args: []string{"--requirepass", clients.Password}},
 	{text: "WRONGPASS", verdict: "no effect", user: "nobody", refuse: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "ACL", "SETUSER", "nobody", "resetpass", ">other")
 		_, _ = s.Do("CLIENT", "KILL", "TYPE", "normal")
 	}},
-	{text: "OOM", verdict: "no effect, in this state", spares: "Renew RenewBatch Release", refuse: fill},
-	{text: "NOREPLICAS", verdict: "no effect, in this state", refuse: func(t *testing.T, s *redistest.Server) {
-		sinceRedis7(t, s)
-		isolate(t, s)
+	{text: "OOM", verdict: "no effect, in this state", spares: "Renew RenewBatch Release", refuse: fill,
+		user: "user", heal: command("CONFIG", "SET", "maxmemory", "0")},
+	{text: "NOREPLICAS", verdict: "no effect, in this state", refuse: func(t *testing.T, s *redistest.Server) { sinceRedis7(t, s); isolate(t, s) },
+		user: "user", heal: command("CONFIG", "SET", "min-replicas-to-write", "0")},
+	{text: "MISCONF", verdict: "no effect, in this state", refuse: breakDisk, user: "user", heal: func(t *testing.T, s *redistest.Server) {
+		require.NoError(t, os.Remove(dump(t, s)))
+		do(t, s, "BGSAVE")
 	}},
-	{text: "MISCONF", verdict: "no effect, in this state", refuse: breakDisk},
 	{text: "unknown command", verdict: "no effect", args: []string{"--rename-command EVALSHA ''", "--rename-command EVAL ''"}},
 	{text: "CLUSTERDOWN", verdict: "no effect, for now", args: []string{"--cluster-enabled", "yes"}},
 	{text: "LOADING", verdict: "no effect, for now", refuse: load},
-	{text: "BUSY", verdict: "no effect, in this state", refuse: occupy},
-	{text: "READONLY.*connected to a replica", verdict: "no effect, for now", refuse: func(t *testing.T, s *redistest.Server) {
-		do(t, s, "REPLICAOF", "127.0.0.1", "1")
-	}},
-	{text: "MASTERDOWN", verdict: "no effect, for now", args: []string{"--replica-serve-stale-data", "no"},
-		refuse: func(t *testing.T, s *redistest.Server) {
-			do(t, s, "REPLICAOF", "127.0.0.1", "1")
-		}},
-	{text: "WRONGTYPE", verdict: "no effect", spares: "Acquire", refuse: func(t *testing.T, s *redistest.Server) { // inside a script
-		do(t, s, "LPUSH", "k", "x")
-	}},
+	{text: "BUSY", verdict: "no effect, in this state", refuse: occupy, user: "user", heal: command("SCRIPT", "KILL")},
+	{text: "READONLY.*connected to a replica", verdict: "no effect, for now", refuse: command("REPLICAOF", "127.0.0.1", "1")},
+	{text: "MASTERDOWN", verdict: "no effect, for now", args: []string{"--replica-serve-stale-data", "no"}, refuse: command("REPLICAOF", "127.0.0.1", "1")},
+	{text: "WRONGTYPE", verdict: "no effect", spares: "Acquire", refuse: command("LPUSH", "k", "x")}, // inside a script
 }
 
-// TestRefusedCalls makes servers refuse calls, for every reason that they have.
+func command(args ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) { t.Helper(); do(t, s, args...) }
+}
+
+// TestRefusedCalls makes servers refuse calls, for every reason that they have. Whoever has patience waits for the end of a
+// state of the server, and whoever has none fails at once. If the server then forbids the call, the wait ends.
 func TestRefusedCalls(t *testing.T) {
 	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			for _, c := range refusals {
 				t.Run(c.text, func(t *testing.T) {
 					server := redistest.Start(t, c.args...)
+					old := isOld(server)
 					if c.user != "" {
-						do(t, server, "ACL", "SETUSER", c.user, "on", ">"+password, "~*", "+@all")
+						do(t, server, "ACL", "SETUSER", c.user, "on", ">"+clients.Password, "~*", "+@all")
 						if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
 							t.Log(err)
 						}
 					}
-					l, _ := a.connect(t, server.Addr(), c.user)
+					l := dialAs(t, a, server.Addr(), c.user)
 					_, _ = l.Inspect(t.Context(), "k") // connects
 					if c.refuse != nil {
 						c.refuse(t, server)
@@ -131,41 +132,52 @@ func TestRefusedCalls(t *testing.T) {
 						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
 						require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
 					}
+					if c.heal == nil || old {
+						return
+					}
+					patient := startPatient(t, l, "a")
+					patient.requireWait(t)
+					c.heal(t, server)
+					patient.await(t, "")
+					if c.text == "OOM" {
+						c.refuse(t, server)
+						patient = startPatient(t, l, "b")
+						time.Sleep(300 * time.Millisecond)
+						do(t, server, "ACL", "SETUSER", c.user, "-evalsha", "-eval")
+						patient.await(t, "the store refused: NOPERM")
+						do(t, server, "ACL", "SETUSER", c.user, "+evalsha", "+eval")
+						c.heal(t, server)
+					}
 				})
 			}
 		})
 	}
 }
 
-// states are those in which a server refuses calls, and how they end.
-var states = map[string]func(t *testing.T, s *redistest.Server) (heal func()){
-	"OOM": func(t *testing.T, s *redistest.Server) func() {
-		fill(t, s)
-		return func() { do(t, s, "CONFIG", "SET", "maxmemory", "0") }
-	},
-	"NOREPLICAS": func(t *testing.T, s *redistest.Server) func() {
-		sinceRedis7(t, s)
-		isolate(t, s)
-		return func() { do(t, s, "CONFIG", "SET", "min-replicas-to-write", "0") }
-	},
-	"MISCONF": func(t *testing.T, s *redistest.Server) func() {
-		breakDisk(t, s)
-		return func() { require.NoError(t, os.Remove(dump(t, s))); do(t, s, "BGSAVE") }
-	},
-	"BUSY": func(t *testing.T, s *redistest.Server) func() {
-		occupy(t, s)
-		return func() { do(t, s, "SCRIPT", "KILL") }
-	},
-	"maxclients": func(t *testing.T, s *redistest.Server) func() {
-		last, err := redigolib.Dial("tcp", s.Addr())
-		require.NoError(t, err)
-		t.Cleanup(func() { last.Close() })
-		call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
-		call("CONFIG", "SET", "maxclients", "1")
-		call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-		call("CLIENT", "KILL", "TYPE", "pubsub")
-		return func() { call("CONFIG", "SET", "maxclients", "1000") }
-	},
+// A server that has no connection left is one in such a state, too.
+func TestMaxClients(t *testing.T) {
+	t.Parallel()
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			sinceRedis7(t, server)
+			l := dial(t, a, server.Addr())
+			_, err := l.Inspect(t.Context(), "k") // connects
+			require.NoError(t, err)
+			last, err := redigolib.Dial("tcp", server.Addr())
+			require.NoError(t, err)
+			t.Cleanup(func() { last.Close() })
+			call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
+			call("CONFIG", "SET", "maxclients", "1")
+			call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+			call("CLIENT", "KILL", "TYPE", "pubsub")
+			patient := startPatient(t, l, "a")
+			patient.requireWait(t)
+			call("CONFIG", "SET", "maxclients", "1000")
+			patient.await(t, "")
+		})
+	}
 }
 
 // waiters are the callers that wait for the end of such a state, by the names of their keys.
@@ -191,64 +203,46 @@ var waiters = map[string]func(ctx context.Context, c *dlock.Client, key string) 
 	},
 }
 
-// Whoever has patience waits for the end of each state, through each client. Whoever has none fails at once. If the
-// server then forbids the call, the wait ends.
-func TestStateThatPasses(t *testing.T) {
-	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
-			t.Parallel()
-			for name, strike := range states {
-				t.Run(name, func(t *testing.T) {
-					server := redistest.Start(t)
-					sinceRedis7(t, server)
-					do(t, server, "ACL", "SETUSER", "user", "on", ">"+password, "allkeys", "allchannels", "+@all")
-					l, _ := a.connect(t, server.Addr(), "user")
-					c := dlock.New(l, dlock.WithOutage(time.Minute))
-					_, err := c.Inspect(t.Context(), "k") // connects
-					require.NoError(t, err)
-					heal := strike(t, server)
-					await := startPatient(t, c, "a")
-					begun := time.Now()
-					_, err = c.TryAcquire(t.Context(), "k")
-					require.Error(t, err)
-					_, err = c.With(dlock.WithOutage(0)).Acquire(t.Context(), "k")
-					require.Error(t, err)
-					require.Less(t, time.Since(begun), time.Second)
-					time.Sleep(time.Second)
-					heal()
-					await(t, "")
-					if name == "OOM" {
-						heal = strike(t, server)
-						await = startPatient(t, c, "b")
-						time.Sleep(300 * time.Millisecond)
-						do(t, server, "ACL", "SETUSER", "user", "-evalsha", "-eval")
-						await(t, "the store refused: NOPERM")
-						do(t, server, "ACL", "SETUSER", "user", "+evalsha", "+eval")
-						heal()
-					}
-				})
-			}
-		})
+// patientWaiters are those who are patient, and have begun to wait.
+type patientWaiters struct {
+	*dlock.Client
+	begun time.Time
+	ended map[string]chan error
+}
+
+func startPatient(t *testing.T, l *rediscore.Locker, key string) *patientWaiters {
+	p := &patientWaiters{dlock.New(l, dlock.WithOutage(time.Minute)), time.Now(), make(map[string]chan error)}
+	for name, f := range waiters {
+		end := make(chan error, 1)
+		p.ended[name] = end
+		go func() { end <- f(t.Context(), p.Client, key+name) }()
+	}
+	return p
+}
+
+// requireWait fails if any has ended before a second has passed, or if those without patience do not fail at once.
+func (p *patientWaiters) requireWait(t *testing.T) {
+	t.Helper()
+	begun := time.Now()
+	_, err := p.TryAcquire(t.Context(), "free")
+	require.Error(t, err)
+	_, err = p.With(dlock.WithOutage(0)).Acquire(t.Context(), "free")
+	require.Error(t, err)
+	require.Less(t, time.Since(begun), time.Second)
+	time.Sleep(time.Until(p.begun.Add(time.Second)))
+	for name, end := range p.ended {
+		require.Empty(t, end, name)
 	}
 }
 
-// startPatient starts those who are patient. await returns when all have ended with this text of an error, or none.
-func startPatient(t *testing.T, c *dlock.Client, key string) (await func(t *testing.T, text string)) {
-	ended := make(map[string]chan error)
-	for name, f := range waiters {
-		end := make(chan error, 1)
-		ended[name] = end
-		go func() { end <- f(t.Context(), c, key+name) }()
-	}
-	return func(t *testing.T, text string) {
-		t.Helper()
-		for name, end := range ended {
-			if err := <-end; text == "" {
-				assert.NoError(t, err, name)
-			} else {
-				assert.ErrorContains(t, err, text, name)
-			}
+// await waits until all have ended with this text of an error, or none.
+func (p *patientWaiters) await(t *testing.T, text string) {
+	t.Helper()
+	for name, end := range p.ended {
+		if err := <-end; text == "" {
+			assert.NoError(t, err, name)
+		} else {
+			assert.ErrorContains(t, err, text, name)
 		}
 	}
 }
@@ -265,9 +259,9 @@ func refuse(s *miniredis.Miniredis, text string, so func(args []string) bool, co
 }
 
 // dialMini connects to a miniredis, which takes no calls over a connection that subscribes.
-func dialMini(t *testing.T, name string, dial connect, server *miniredis.Miniredis, opts ...rediscore.Option) *rediscore.Locker {
-	if name != "rueidis" {
-		return dial.dial(t, server.Addr(), opts...)
+func dialMini(t *testing.T, lib clients.Library, server *miniredis.Miniredis, opts ...rediscore.Option) *rediscore.Locker {
+	if lib.Name != "rueidis" {
+		return dial(t, lib, server.Addr(), opts...)
 	}
 	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{server.Addr()}, DisableCache: true, ForceSingleClient: true, AlwaysRESP2: true})
 	require.NoError(t, err)
@@ -278,11 +272,11 @@ func dialMini(t *testing.T, name string, dial connect, server *miniredis.Minired
 // A proxy answers for its server, in words of its own: the store has failed. Whoever has patience waits.
 func TestUnknownReplies(t *testing.T) {
 	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			server := miniredis.RunT(t)
-			l := dialMini(t, a.name, a.connect, server)
-			c := dlock.New(l, dlock.WithOutage(time.Minute))
+			l := dialMini(t, a, server)
+			c := dlock.New(l)
 			lease, err := c.TryAcquire(t.Context(), "held")
 			require.NoError(t, err)
 			refuse(server, "ERR upstream failure", nil, "EVALSHA", "EVAL")
@@ -292,7 +286,7 @@ func TestUnknownReplies(t *testing.T) {
 				require.Empty(t, verdictOf(err), method)
 				require.False(t, dlock.Refused(err), method)
 			}
-			await := startPatient(t, c, "a")
+			patient := startPatient(t, l, "a")
 			for name, call := range map[string]func() error{
 				"TryAcquire": func() error { _, err := c.TryAcquire(t.Context(), "k"); return err },
 				"Acquire":    func() error { _, err := c.With(dlock.WithOutage(0)).Acquire(t.Context(), "k"); return err },
@@ -308,7 +302,8 @@ func TestUnknownReplies(t *testing.T) {
 			require.ErrorIs(t, err, dlock.ErrUnavailable)
 			require.Regexp(t, "no success for [0-9.]+ms: the store failed: ", err)
 			server.SetError("")
-			await(t, "")
+			patient.await(t, "")
+			require.NoError(t, patient.Close())
 			require.NoError(t, c.Close())
 		})
 	}
@@ -317,24 +312,12 @@ func TestUnknownReplies(t *testing.T) {
 // A reply to the beginning of a connection says that the call was not sent.
 func TestUnknownReplyOfANewConnection(t *testing.T) {
 	t.Parallel()
-	for name, dial := range map[string]func(t *testing.T, addr string) *rediscore.Locker{
-		"goredis": func(t *testing.T, addr string) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, Username: "u", Password: password, DB: 1})
-		},
-		"rueidis": func(t *testing.T, addr string) *rediscore.Locker {
-			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, Username: "u", Password: password, SelectDB: 1,
-				DisableCache: true, ForceSingleClient: true})
-		},
-		"redigo": func(t *testing.T, addr string) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", addr,
-				redigolib.DialUsername("u"), redigolib.DialPassword(password), redigolib.DialDatabase(1))
-		},
-	} {
+	for _, a := range clients.All {
 		for refused, commands := range map[string][]string{"SELECT": {"SELECT"}, "AUTH": {"AUTH", "HELLO"}} {
-			t.Run(name+refused, func(t *testing.T) {
+			t.Run(a.Name+refused, func(t *testing.T) {
 				server := miniredis.RunT(t)
-				server.RequireUserAuth("u", password)
-				l := dial(t, server.Addr())
+				server.RequireUserAuth("u", clients.Password)
+				l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, User: "u", DB: 1}, rediscore.WithPrefix(t.Name()))
 				t.Cleanup(func() { l.Close() })
 				server.Server().SetPreHook(func(c *miniserver.Peer, cmd string, _ ...string) bool {
 					if slices.Contains(commands, cmd) {
@@ -360,16 +343,16 @@ func TestUnknownReplyOfANewConnection(t *testing.T) {
 func TestUnsupportedCommands(t *testing.T) {
 	t.Parallel()
 	manyKeys := func(args []string) bool { return args[1] > "1" }
-	for _, a := range adapters {
+	for _, a := range clients.All {
 		for _, text := range []string{
 			"ERR unknown command 'publish', with args beginning with: ",
 			"ERR This Redis command is not allowed from script",
 			"ERR command 'PUBLISH' not support in script",
 			"NOPERM User u has no permissions to run the 'publish' command",
 		} {
-			t.Run(a.name+"/"+text, func(t *testing.T) {
+			t.Run(a.Name+"/"+text, func(t *testing.T) {
 				server := miniredis.RunT(t)
-				l := dialMini(t, a.name, a.connect, server)
+				l := dialMini(t, a, server)
 				c := dlock.New(l)
 				refuse(server, text, nil, "PUBLISH", "WAIT")
 				lease, err := c.Acquire(t.Context(), "k")
@@ -378,11 +361,11 @@ func TestUnsupportedCommands(t *testing.T) {
 				require.ErrorIs(t, err, dlock.ErrInvalid)
 				require.ErrorContains(t, err, "WithQueue(false)")
 				time.AfterFunc(100*time.Millisecond, func() { lease.Release() })
-				_, err = dlock.New(dialMini(t, a.name, a.connect, server, rediscore.WithQueue(false))).Acquire(t.Context(), "k")
+				_, err = dlock.New(dialMini(t, a, server, rediscore.WithQueue(false))).Acquire(t.Context(), "k")
 				require.NoError(t, err)
 				require.NoError(t, c.Close())
 
-				c = dlock.New(dialMini(t, a.name, a.connect, server, rediscore.WithReplicas(1, time.Second)))
+				c = dlock.New(dialMini(t, a, server, rediscore.WithReplicas(1, time.Second)))
 				_, err = c.Acquire(t.Context(), "replicated")
 				require.ErrorIs(t, err, dlock.ErrInvalid)
 				require.ErrorContains(t, err, "WithReplicas")
@@ -395,9 +378,9 @@ func TestUnsupportedCommands(t *testing.T) {
 			"ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array",
 			"ERR command 'PUBLISH' not support in script",
 		} {
-			t.Run(a.name+"/all: "+text, func(t *testing.T) {
+			t.Run(a.Name+"/all: "+text, func(t *testing.T) {
 				server := miniredis.RunT(t)
-				l := dialMini(t, a.name, a.connect, server)
+				l := dialMini(t, a, server)
 				refuse(server, text, manyKeys, "EVAL", "EVALSHA")
 				_, err := l.TryAcquire(t.Context(), "k", "t", ttl)
 				require.ErrorIs(t, err, dlock.ErrInvalid)
@@ -415,7 +398,7 @@ func TestUnsupportedCommands(t *testing.T) {
 func TestFullServer(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	l := adapters[0].dial(t, server.Addr())
+	l := dial(t, clients.GoRedis, server.Addr())
 	acquire(t, l, "old", "t")
 	do(t, server, "SCRIPT", "FLUSH")
 	before := server.Keys(t)
@@ -505,13 +488,47 @@ func TestNoConnection(t *testing.T) {
 			assert.NotContains(t, server.Keys(t), t.Name()+"k", "of a wait whose call was still on its way")
 		})
 	}
+	goRedis := func(o goredislib.Options) func(*testing.T) *rediscore.Locker {
+		return func(t *testing.T) *rediscore.Locker { return newGoRedis(t, o) }
+	}
+	goRedisPool := func(timeout time.Duration, wrap func(*goredislib.Client, string) *rediscore.Locker) func(*testing.T) *rediscore.Locker {
+		return func(t *testing.T) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: timeout})
+			t.Cleanup(func() { client.Close() })
+			l := wrap(client, t.Name())
+			givesBack(t, l)
+			taken := client.Conn()
+			require.NoError(t, taken.Ping(t.Context()).Err())
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}
+	}
+	plain := func(c *goredislib.Client, prefix string) *rediscore.Locker {
+		return goredis.New(c, goredis.WithPrefix(prefix))
+	}
+	decorated := func(c *goredislib.Client, _ string) *rediscore.Locker {
+		return goredis.New(ofAny{c}, goredis.WithInside(ofSingle{c}))
+	}
+	redigoPool := func(pool *redigolib.Pool) func(*testing.T) *rediscore.Locker {
+		return func(t *testing.T) *rediscore.Locker {
+			l := newRedigo(t, pool, server.Addr())
+			givesBack(t, l)
+			taken := pool.Get()
+			t.Cleanup(func() { taken.Close() })
+			return l
+		}
+	}
+	refused := func(lib clients.Library, cluster bool) func(*testing.T) *rediscore.Locker {
+		return func(t *testing.T) *rediscore.Locker {
+			l, _ := lib.Dial(t, clients.Settings{Addrs: []string{down.Addr()}, Cluster: cluster})
+			return l
+		}
+	}
 	for name, c := range map[string]struct {
 		dial func(t *testing.T) *rediscore.Locker
 		text string
 	}{
-		"goredis/refused": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: down.Addr()})
-		}, "connection refused"},
+		"goredis/refused": {refused(clients.GoRedis, false), "connection refused"},
 		"goredis/refused in time": {func(t *testing.T) *rediscore.Locker {
 			return newGoRedis(t, goredislib.Options{Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				select {
@@ -521,11 +538,7 @@ func TestNoConnection(t *testing.T) {
 				return nil, context.DeadlineExceeded
 			}})
 		}, "context deadline exceeded"},
-		"goredis/cluster": {func(t *testing.T) *rediscore.Locker {
-			client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: []string{down.Addr()}})
-			t.Cleanup(func() { client.Close() })
-			return goredis.New(client)
-		}, "connection refused"},
+		"goredis/cluster": {refused(clients.GoRedis, true), "connection refused"},
 		"goredis/sentinel": {func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
 				MasterName: "my-master", SentinelAddrs: []string{sentinel.Addr()},
@@ -535,58 +548,14 @@ func TestNoConnection(t *testing.T) {
 		}, "do not know the name that the client asks for"},
 		"goredis/unknown-endpoint": {namelessCluster(nameless), "the cluster names no address of a node"},
 		"goredis/hostname":         {namelessCluster(nameless), "the cluster names no address of a node"},
-		"goredis/decorated pool": {func(t *testing.T) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
-			t.Cleanup(func() { client.Close() })
-			taken := client.Conn()
-			require.NoError(t, taken.Ping(t.Context()).Err())
-			t.Cleanup(func() { taken.Close() })
-			return goredis.New(ofAny{client}, goredis.WithInside(ofSingle{client}))
-		}, "pool timeout"},
-		"goredis/pool": {func(t *testing.T) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: 100 * time.Millisecond})
-			t.Cleanup(func() { client.Close() })
-			taken := client.Conn()
-			require.NoError(t, taken.Ping(t.Context()).Err())
-			t.Cleanup(func() { taken.Close() })
-			return goredis.New(client)
-		}, "pool timeout"},
-		"goredis/pool in time": {func(t *testing.T) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: time.Minute})
-			t.Cleanup(func() { client.Close() })
-			l := goredis.New(client, goredis.WithPrefix(t.Name()))
-			givesBack(t, l)
-			taken := client.Conn()
-			require.NoError(t, taken.Ping(t.Context()).Err())
-			t.Cleanup(func() { taken.Close() })
-			return l
-		}, "context deadline exceeded"},
-		"goredis/handshake": {func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond})
-		}, ""},
-		"rueidis/refused": {func(t *testing.T) *rediscore.Locker {
-			client, _ := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{down.Addr()}, ForceSingleClient: true})
-			t.Cleanup(client.Close)
-			return rueidis.New(client)
-		}, "connection refused"},
-		"redigo/refused": {func(t *testing.T) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 1}, "tcp", down.Addr())
-		}, "connection refused"},
-		"redigo/pool": {func(t *testing.T) *rediscore.Locker {
-			pool := &redigolib.Pool{MaxActive: 1}
-			l := newRedigo(t, pool, "tcp", server.Addr())
-			taken := pool.Get()
-			t.Cleanup(func() { taken.Close() })
-			return l
-		}, "exhausted"},
-		"redigo/pool in time": {func(t *testing.T) *rediscore.Locker {
-			pool := &redigolib.Pool{MaxActive: 1, Wait: true}
-			l := newRedigo(t, pool, "tcp", server.Addr())
-			givesBack(t, l)
-			taken := pool.Get()
-			t.Cleanup(func() { taken.Close() })
-			return l
-		}, "context deadline exceeded"},
+		"goredis/decorated pool":   {goRedisPool(100*time.Millisecond, decorated), "pool timeout"},
+		"goredis/pool":             {goRedisPool(100*time.Millisecond, plain), "pool timeout"},
+		"goredis/pool in time":     {goRedisPool(time.Minute, plain), "context deadline exceeded"},
+		"goredis/handshake":        {goRedis(goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond}), ""},
+		"rueidis/refused":          {refused(clients.Rueidis, false), "connection refused"},
+		"redigo/refused":           {refused(clients.Redigo, false), "connection refused"},
+		"redigo/pool":              {redigoPool(&redigolib.Pool{MaxActive: 1}), "exhausted"},
+		"redigo/pool in time":      {redigoPool(&redigolib.Pool{MaxActive: 1, Wait: true}), "context deadline exceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -607,7 +576,6 @@ func TestNoConnection(t *testing.T) {
 				require.False(t, dlock.Refused(err), "%s: no server has answered: %v", method, err)
 			}
 			require.Error(t, failsWith(t, "", all["Release"])) // of the wait
-
 		})
 	}
 }
@@ -653,12 +621,12 @@ func unanswered(t *testing.T) string {
 // unknown.
 func TestAnswerThatNeverComes(t *testing.T) {
 	t.Parallel()
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			for method := range calls(nil, "k") {
-				l := a.dial(t, server.Addr())
+				l := dial(t, a, server.Addr())
 				for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
 					require.NoError(t, calls(l, "k")[connects](t.Context()))
 				}

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -20,10 +21,10 @@ type pair struct {
 func TestAcross(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	for i, a := range adapters {
-		b := adapters[(i+1)%len(adapters)]
-		t.Run(a.name+"/"+b.name, func(t *testing.T) {
-			p := pair{server, a.dial(t, server.Addr()), b.dial(t, server.Addr()), t.Name()}
+	for i, a := range clients.All {
+		b := clients.All[(i+1)%len(clients.All)]
+		t.Run(a.Name+"/"+b.Name, func(t *testing.T) {
+			p := pair{server, dial(t, a, server.Addr()), dial(t, b, server.Addr()), t.Name()}
 			contend(t, p)
 			wait(t, p)
 			tokens(t, p)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -28,7 +29,7 @@ func TestFencesAfterPromotions(t *testing.T) {
 	replica := redistest.StartReplica(t, master)
 	lockers := make(map[*redistest.Server]*rediscore.Locker)
 	for _, s := range []*redistest.Server{master, replica} {
-		lockers[s] = connect(connectGoRedis).dial(t, s.Addr())
+		lockers[s] = dial(t, clients.GoRedis, s.Addr())
 	}
 	promotions := 2
 	if adaptertest.All() {

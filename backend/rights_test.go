@@ -12,15 +12,13 @@ import (
 	"testing"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
 	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
-	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
@@ -33,7 +31,7 @@ func rights(t *testing.T, server *redistest.Server, user string) [][]string {
 	commands := adaptertest.Rights(t, "../docs/security.md", server)
 	for _, command := range commands {
 		for i, word := range command {
-			command[i] = strings.NewReplacer("PASSWORD", password, "app:", user).Replace(word)
+			command[i] = strings.NewReplacer("PASSWORD", clients.Password, "app:", user).Replace(word)
 		}
 		command[2] = user
 	}
@@ -59,23 +57,10 @@ const (
 	votingRights   = 7
 )
 
-// overTLS has functions that connect to a server over TLS, as the user with the test's name.
-var overTLS = map[string]func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker{
-	"goredis": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
-		return newGoRedis(t, goredislib.Options{Addr: server.TLSAddr, TLSConfig: server.TLS, Username: t.Name(), Password: password})
-	},
-	"rueidis": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
-		return newRueidis(t, rueidisOverTLS(t, server, true))
-	},
-	"redigo": func(t *testing.T, server *redistest.TLSServer) *rediscore.Locker {
-		return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", server.TLSAddr, redigolib.DialUseTLS(true),
-			redigolib.DialTLSConfig(server.TLS), redigolib.DialUsername(t.Name()), redigolib.DialPassword(password))
-	},
-}
-
-func rueidisOverTLS(t *testing.T, server *redistest.TLSServer, disableCache bool) rueidislib.ClientOption {
-	return rueidislib.ClientOption{InitAddress: []string{server.TLSAddr}, TLSConfig: server.TLS,
-		Username: t.Name(), Password: password, DisableCache: disableCache, ForceSingleClient: true}
+// overTLS connects to a server over TLS, as the user with the test's name.
+func overTLS(t *testing.T, lib clients.Library, server *redistest.TLSServer) *rediscore.Locker {
+	l, _ := lib.Dial(t, clients.Settings{Addrs: []string{server.TLSAddr}, TLS: server.TLS, User: t.Name()}, rediscore.WithPrefix(t.Name()))
+	return l
 }
 
 // TestRights checks that a user with the documented rights can do everything, on a server that
@@ -85,34 +70,33 @@ func TestRights(t *testing.T) {
 	server := redistest.StartTLS(t)
 	requireStrict(t, server)
 	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, "+eval") }) // while no script is known
-	for name, dial := range overTLS {
-		t.Run(name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], "")
-			require.Empty(t, useEverything(t, server.Server, dial(t, server)))
+			require.Empty(t, useEverything(t, server.Server, overTLS(t, a, server)))
 			requireNothingForEver(t, server.Server, t.Name())
 			requireNothingRefused(t, server.Server)
 		})
 	}
 	t.Run("Plain", func(t *testing.T) {
 		setUser(t, server.Server, rights(t, server.Server, t.Name())[:1], "")
-		requireCycle(t, overTLS["goredis"](t, server), "k")
+		requireCycle(t, overTLS(t, clients.GoRedis, server), "k")
 	})
 	t.Run("Caching", func(t *testing.T) {
 		commands := rights(t, server.Server, t.Name())
 		setUser(t, server.Server, commands[:single], "")
-		client, err := rueidislib.NewClient(rueidisOverTLS(t, server, false))
-		if err == nil {
-			client.Close()
-		}
+		caches := clients.Settings{Addrs: []string{server.TLSAddr}, TLS: server.TLS, User: t.Name(), Caches: true}
+		_, _, err := clients.Rueidis.Open(caches)
 		require.ErrorContains(t, err, "NOPERM")
 		setUser(t, server.Server, commands[cachingRights:votingRights], "")
-		require.Empty(t, useEverything(t, server.Server, newRueidis(t, rueidisOverTLS(t, server, false))))
+		l, _ := clients.Rueidis.Dial(t, caches, rediscore.WithPrefix(t.Name()))
+		require.Empty(t, useEverything(t, server.Server, l))
 	})
-	for name, dial := range overTLS {
-		t.Run("Votes/"+name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run("Votes/"+a.Name, func(t *testing.T) {
 			commands := rights(t, server.Server, t.Name())
 			setUser(t, server.Server, commands[:single], "")
-			l := dial(t, server)
+			l := overTLS(t, a, server)
 			_, err := l.Vote(t.Context(), "k", "t", time.Minute, 0)
 			_, err2 := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
 			ballots, err3 := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "k", Token: "t", TTL: time.Minute}}})
@@ -170,7 +154,7 @@ var helpful = map[string]bool{"+hgetall": true, "+hlen": true, "+ping": true, "+
 
 func withoutRight(t *testing.T, server *redistest.TLSServer, right string) {
 	setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], right)
-	errs := useEverything(t, server.Server, overTLS["goredis"](t, server))
+	errs := useEverything(t, server.Server, overTLS(t, clients.GoRedis, server))
 	if helpful[right] {
 		require.Empty(t, errs)
 	} else {
@@ -275,15 +259,15 @@ func requireNothingForEver(t *testing.T, server *redistest.Server, prefix string
 func TestInboxErrorOfAUser(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	for _, a := range adapters {
-		name := a.name
+	for _, a := range clients.All {
+		name := a.Name
 		t.Run(name, func(t *testing.T) {
-			do(t, server, "ACL", "SETUSER", name, "on", ">"+password, "~*", "+@all")
+			do(t, server, "ACL", "SETUSER", name, "on", ">"+clients.Password, "~*", "+@all")
 			if _, err := server.Do("ACL", "SETUSER", name, "resetchannels"); err != nil {
 				t.Skipf("no rights to channels: %v", err)
 			}
 			told := make(chan error, 10)
-			l, _ := a.connect(t, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
+			l := dialAs(t, a, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
 			defer l.Close()
 			acquire(t, l, "k", "H")
 			ended := make(chan error, 1)
@@ -324,27 +308,23 @@ func requireNoInboxIsLogged(t *testing.T, c *dlock.Client, key string) {
 func TestRightsWithSentinel(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
-	sentinels := []string{redistest.StartSentinel(t, master, masterName, 1).Addr()}
-	t.Run("goredis", func(t *testing.T) {
-		setUser(t, master, rights(t, master, t.Name())[:single], "")
-		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{MasterName: masterName, SentinelAddrs: sentinels,
-			Username: t.Name(), Password: password, ContextTimeoutEnabled: true})
-		t.Cleanup(func() { client.Close() })
-		require.Empty(t, useEverything(t, master, goredis.New(client, goredis.WithPrefix(t.Name()))))
-		requireNothingRefused(t, master)
-	})
-	t.Run("rueidis", func(t *testing.T) {
-		o := rueidislib.ClientOption{InitAddress: sentinels, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
-			Username: t.Name(), Password: password, DisableCache: true}
-		commands := rights(t, master, t.Name())
-		setUser(t, master, commands[:single], "")
-		_, err := rueidislib.NewClient(o)
-		require.ErrorContains(t, err, "NOPERM")
-		do(t, master, "ACL", "LOG", "RESET")
-		setUser(t, master, commands[sentinelRights:sentinelRights+1], "")
-		require.Empty(t, useEverything(t, master, newRueidis(t, o)))
-		requireNothingRefused(t, master)
-	})
+	sentinel := redistest.StartSentinel(t, master, masterName, 1)
+	for _, a := range clients.Topologies {
+		t.Run(a.Name, func(t *testing.T) {
+			s := clients.Settings{Addrs: []string{sentinel.Addr()}, Master: masterName, User: t.Name()}
+			commands := rights(t, master, t.Name())
+			setUser(t, master, commands[:single], "")
+			if a.Name == "rueidis" {
+				_, _, err := a.Open(s)
+				require.ErrorContains(t, err, "NOPERM")
+				do(t, master, "ACL", "LOG", "RESET")
+				setUser(t, master, commands[sentinelRights:sentinelRights+1], "")
+			}
+			l, _ := a.Dial(t, s, rediscore.WithPrefix(t.Name()))
+			require.Empty(t, useEverything(t, master, l))
+			requireNothingRefused(t, master)
+		})
+	}
 }
 
 // TestRightsWithReplicas uses a master and its replica, with the documented rights.
@@ -352,11 +332,11 @@ func TestRightsWithReplicas(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	redistest.StartReplica(t, master)
-	for _, a := range adapters {
-		t.Run(a.name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			commands := rights(t, master, t.Name())
 			setUser(t, master, commands[:single], "")
-			l, _ := a.connect(t, master.Addr(), t.Name(), rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, ttl))
+			l := dialAs(t, a, master.Addr(), t.Name(), rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, ttl))
 			t.Cleanup(func() { l.Close() })
 			_, err := l.TryAcquire(t.Context(), "without", "t", ttl)
 			require.ErrorContains(t, err, "NOPERM")
@@ -392,9 +372,9 @@ func TestRightsInACluster(t *testing.T) {
 		{"+command", 0, 0},
 		{"+asking", always, always},
 	} {
-		for name, connect := range clusterAdapters {
-			needed := map[string]int{"goredis": c.goredis, "rueidis": c.rueidis}[name]
-			t.Run(name+c.without, func(t *testing.T) {
+		for i, a := range clients.Topologies {
+			needed := []int{c.goredis, c.rueidis}[i]
+			t.Run(a.Name+c.without, func(t *testing.T) {
 				user := t.Name()
 				for _, n := range cluster.Nodes {
 					setUser(t, n, rights(t, n, user)[:clusterRights+1], c.without)
@@ -403,7 +383,7 @@ func TestRightsInACluster(t *testing.T) {
 				if needed == always {
 					limit = time.Second
 				}
-				errs := useInCluster(t, cluster, user, limit, connect)
+				errs := useInCluster(t, cluster, user, limit, a)
 				switch {
 				case needed == oneOfTwo && len(errs) > 0:
 					broken++
@@ -421,14 +401,15 @@ func TestRightsInACluster(t *testing.T) {
 
 // useInCluster hands a lock over by a message, and then uses the lock while its slot is being
 // moved.
-func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit time.Duration, connect connectCluster) (errs []error) {
+func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit time.Duration, lib clients.Library) (errs []error) {
 	t.Helper()
 	told := make(chan error, 100)
-	l, _, err := connect(t, cluster.Addrs(), user,
+	l, closeClient, err := lib.Open(clients.Settings{Addrs: cluster.Addrs(), Cluster: true, User: user},
 		rediscore.WithPrefix(user), rediscore.WithInboxError(func(err error) { told <- err }))
 	if err != nil {
 		return []error{err}
 	}
+	t.Cleanup(closeClient)
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

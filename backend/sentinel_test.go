@@ -5,37 +5,21 @@ import (
 	"testing"
 	"time"
 
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const masterName = "mymaster"
 
-// sentinelAdapters are those whose client libraries support Redis Sentinel.
-var sentinelAdapters = map[string]func(t *testing.T, sentinels ...string) *rediscore.Locker{
-	"goredis": func(t *testing.T, sentinels ...string) *rediscore.Locker {
-		client := goredislib.NewFailoverClient(&goredislib.FailoverOptions{
-			MasterName: masterName, SentinelAddrs: sentinels, ContextTimeoutEnabled: true,
-		})
-		t.Cleanup(func() { client.Close() })
-		return goredis.New(client)
-	},
-	"rueidis": func(t *testing.T, sentinels ...string) *rediscore.Locker {
-		client, err := rueidislib.NewClient(rueidislib.ClientOption{
-			InitAddress: sentinels, Sentinel: rueidislib.SentinelOption{MasterSet: masterName},
-		})
-		require.NoError(t, err)
-		t.Cleanup(client.Close)
-		return rueidis.New(client)
-	},
+// dialSentinel is dial for the master that Sentinels watch.
+func dialSentinel(t *testing.T, lib clients.Library, sentinels ...string) *rediscore.Locker {
+	l, _ := lib.Dial(t, clients.Settings{Addrs: sentinels, Master: masterName, Caches: true})
+	return l
 }
 
 // A failover is the Client of one library, and its leases, in TestSentinel.
@@ -56,8 +40,9 @@ func TestSentinel(t *testing.T) {
 	replica := redistest.StartReplica(t, master)
 	sentinel := redistest.StartSentinel(t, master, masterName, 1)
 	failovers := make(map[string]*failover)
-	for name, dial := range sentinelAdapters {
-		f := &failover{name: name, locker: dial(t, sentinel.Addr()), granted: make(chan *dlock.Lease, 1)}
+	for _, a := range clients.Topologies {
+		name := a.Name
+		f := &failover{name: name, locker: dialSentinel(t, a, sentinel.Addr()), granted: make(chan *dlock.Lease, 1)}
 		f.client = dlock.New(f.locker, dlock.WithTTL(20*time.Second))
 		failovers[name] = f
 		t.Cleanup(func() {
@@ -135,8 +120,9 @@ func TestSentinelFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartSentinels(t, masterName)
 	lockers := make(map[string]*rediscore.Locker)
-	for name, dial := range sentinelAdapters {
-		lockers[name] = dial(t, servers.Addrs()...)
+	for _, a := range clients.Topologies {
+		name := a.Name
+		lockers[name] = dialSentinel(t, a, servers.Addrs()...)
 		t.Cleanup(func() { lockers[name].Close() })
 		acquire(t, lockers[name], name, "before")
 	}

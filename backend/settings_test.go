@@ -2,7 +2,6 @@ package backend_test
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
@@ -60,10 +60,8 @@ func newRueidis(t testing.TB, o rueidislib.ClientOption) *rediscore.Locker {
 	return rueidis.New(client, rediscore.WithPrefix(t.Name()))
 }
 
-func newRedigo(t testing.TB, pool *redigolib.Pool, network, addr string, options ...redigolib.DialOption) *rediscore.Locker {
-	pool.DialContext = func(ctx context.Context) (redigolib.Conn, error) {
-		return redigolib.DialContext(ctx, network, addr, options...)
-	}
+func newRedigo(t testing.TB, pool *redigolib.Pool, addr string) *rediscore.Locker {
+	pool.DialContext = func(ctx context.Context) (redigolib.Conn, error) { return redigolib.DialContext(ctx, "tcp", addr) }
 	t.Cleanup(func() { pool.Close() })
 	return redigo.New(pool, rediscore.WithPrefix(t.Name()))
 }
@@ -115,7 +113,7 @@ func TestSettingsOfClients(t *testing.T) {
 			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, PipelineMultiplex: -1, BlockingPoolSize: 1})
 		},
 		"redigo/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, "tcp", addr)
+			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, addr)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -204,44 +202,29 @@ func TestSocket(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
 	server := redistest.Start(t, "--unixsocket", socket)
-	for name, dial := range map[string]func(t *testing.T) *rediscore.Locker{
-		"goredis": func(t *testing.T) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Network: "unix", Addr: socket})
-		},
-		"rueidis": func(t *testing.T) *rediscore.Locker {
-			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{socket},
-				DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-					return d.DialContext(ctx, "unix", addr)
-				}})
-		},
-		"redigo": func(t *testing.T) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "unix", socket)
-		},
-	} {
-		t.Run(name, func(t *testing.T) { requireHandover(t, server, dial(t)) })
+	s := clients.Settings{Addrs: []string{socket}, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
+			l, _ := a.Dial(t, s, rediscore.WithPrefix(t.Name()))
+			requireHandover(t, server, l)
+		})
 	}
 }
 
 // TestDatabases waits for the same key in two databases, which share their channels.
 func TestDatabases(t *testing.T) {
 	t.Parallel()
-	for name, dial := range map[string]func(t *testing.T, addr string, db int) *rediscore.Locker{
-		"goredis": func(t *testing.T, addr string, db int) *rediscore.Locker {
-			return newGoRedis(t, goredislib.Options{Addr: addr, DB: db})
-		},
-		"rueidis": func(t *testing.T, addr string, db int) *rediscore.Locker {
-			return newRueidis(t, rueidislib.ClientOption{InitAddress: []string{addr}, SelectDB: db})
-		},
-		"redigo": func(t *testing.T, addr string, db int) *rediscore.Locker {
-			return newRedigo(t, &redigolib.Pool{MaxIdle: 10}, "tcp", addr, redigolib.DialDatabase(db))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, a := range clients.All {
+		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			lockers := []*rediscore.Locker{dial(t, server.Addr(), 3), dial(t, server.Addr(), 4)}
-			for _, l := range lockers {
+			var lockers []*rediscore.Locker
+			for _, db := range []int{3, 4} {
+				l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, DB: db, Caches: true}, rediscore.WithPrefix(t.Name()))
 				t.Cleanup(func() { l.Close() })
+				lockers = append(lockers, l)
 			}
 			requireByMessage(t, func() (others int64) { return handOverInTurn(t, server, lockers) })
 		})
@@ -289,18 +272,18 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 func TestIdleConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--timeout", "1")
-	careful := newRedigo(t, &redigolib.Pool{MaxIdle: 1, IdleTimeout: 500 * time.Millisecond}, "tcp", server.Addr())
+	careful := newRedigo(t, &redigolib.Pool{MaxIdle: 1, IdleTimeout: 500 * time.Millisecond}, server.Addr())
 	acquire(t, careful, "k", "t")
-	leases := make([]*dlock.Lease, len(adapters))
-	granted := make([]chan error, len(adapters))
-	for i, a := range adapters {
-		client := dlock.New(a.dial(t, server.Addr()), dlock.WithTTL(5*time.Second))
+	leases := make([]*dlock.Lease, len(clients.All))
+	granted := make([]chan error, len(clients.All))
+	for i, a := range clients.All {
+		client := dlock.New(dial(t, a, server.Addr()), dlock.WithTTL(5*time.Second))
 		t.Cleanup(func() { client.Close() })
-		lease, err := client.Acquire(t.Context(), a.name)
+		lease, err := client.Acquire(t.Context(), a.Name)
 		require.NoError(t, err)
 		leases[i], granted[i] = lease, make(chan error, 1)
 		go func() {
-			next, err := client.Acquire(t.Context(), a.name)
+			next, err := client.Acquire(t.Context(), a.Name)
 			granted[i] <- err
 			if err == nil {
 				_ = next.Release()
@@ -310,17 +293,17 @@ func TestIdleConnectionsAreCut(t *testing.T) {
 	time.Sleep(2600 * time.Millisecond) // past a renewal and an ask
 	require.True(t, renew(t, careful, "k", "t"), "redigo finds no connection that is cut")
 	for i, lease := range leases {
-		require.NoError(t, lease.Err(), adapters[i].name)
+		require.NoError(t, lease.Err(), clients.All[i].Name)
 		require.Eventually(t, func() bool { // some find out by using a connection that it is gone
 			err := lease.Release()
-			require.NotErrorIs(t, err, dlock.ErrLost, adapters[i].name)
+			require.NotErrorIs(t, err, dlock.ErrLost, clients.All[i].Name)
 			return err == nil
 		}, 5*time.Second, pause)
 		select {
 		case err := <-granted[i]:
-			require.NoError(t, err, adapters[i].name)
+			require.NoError(t, err, clients.All[i].Name)
 		case <-time.After(10 * time.Second):
-			t.Fatalf("%s: the waiter was not served", adapters[i].name)
+			t.Fatalf("%s: the waiter was not served", clients.All[i].Name)
 		}
 	}
 }

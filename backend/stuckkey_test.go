@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -25,7 +26,7 @@ func TestStuckKey(t *testing.T) {
 	require.GreaterOrEqual(t, len(commands), 4)
 
 	server := redistest.Start(t)
-	l, _ := connectGoRedis(t, server.Addr(), "", rediscore.WithPrefix("myapp:lock:"))
+	l, _ := clients.GoRedis.Dial(t, clients.At(server.Addr()), rediscore.WithPrefix("myapp:lock:"))
 	client := dlock.New(l)
 	lease, err := client.Acquire(t.Context(), "order:7")
 	require.NoError(t, err)

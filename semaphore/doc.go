@@ -56,8 +56,7 @@
 //   - It has no readers and writers.
 //
 // A counter in Redis is not a semaphore. With INCR and EXPIRE, the counter expires while permits are
-// held, and N more get in. Without EXPIRE, the permits of dead processes are lost for ever. The tests of
-// this package run both as controls.
+// held, and N more get in. Without EXPIRE, the permits of dead processes are lost for ever.
 //
 // # In the store
 //

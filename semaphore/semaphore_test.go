@@ -17,7 +17,7 @@ import (
 	"github.com/dlock-go/dlock/semaphore"
 )
 
-// Eight processes work, and about two a second are killed. What counters do then: TestProcesses.
+// Eight processes work, and about two a second are killed.
 func TestNeverMore(t *testing.T) {
 	const permits = 3
 	everywhere(t, func(w *world) {

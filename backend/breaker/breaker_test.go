@@ -1,29 +1,22 @@
 package breaker_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
-	"github.com/dlock-go/dlock/internal/bubble"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
 	var stores sync.Map
@@ -41,157 +34,46 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func all(string) bool { return true }
-
-var (
-	errStore = errors.New("i/o timeout")
-	errDial  = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-)
-
-// An away is a Locker that makes calls fail as the test says.
-type away struct {
-	dlock.Forward
-	err   error        // of every call; nil: it is made
-	hang  bool         // until ctx ends
-	calls atomic.Int64 // of TryAcquire and Acquire
-	end   error        // of every wait, when its ctx ends
-	looks atomic.Int64 // of Inspect
-	look  error        // of every Inspect; nil: as the other calls
-	renew error        // of every Renew and RenewBatch
-}
-
-func (a *away) fail(ctx context.Context) error {
-	if a.hang {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return a.err
-}
-
-func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a.calls.Add(1)
-	if err := cmp.Or(ctx.Err(), a.fail(ctx)); err != nil {
-		return dlock.Attempt{}, err
-	}
-	return a.Forward.TryAcquire(ctx, key, token, ttl)
-}
-
-func (a *away) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	a.calls.Add(1)
-	if err := cmp.Or(ctx.Err(), a.fail(ctx)); err != nil {
-		return nil, err
-	}
-	return a.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set)
-}
-
-func (a *away) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a.calls.Add(1)
-	if a.end != nil {
-		<-ctx.Done()
-		return dlock.Attempt{}, a.end
-	}
-	if err := a.fail(ctx); err != nil {
-		return dlock.Attempt{}, err
-	}
-	return a.Forward.Acquire(ctx, key, token, ttl)
-}
-
-func (a *away) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	if a.renew != nil {
-		return false, a.renew
-	}
-	return a.Forward.Renew(ctx, key, token, ttl)
-}
-
-func (a *away) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	if a.renew != nil {
-		return nil, a.renew
-	}
-	return a.Forward.RenewBatch(ctx, batch)
-}
-
-func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	a.looks.Add(1)
-	if a.look != nil {
-		return dlock.Hold{}, a.look
-	}
-	if err := a.fail(ctx); err != nil {
-		return dlock.Hold{}, err
-	}
-	return a.Forward.Inspect(ctx, key)
-}
-
-// in runs a test in virtual time, with a store and a breaker around it that notes its changes.
-func in(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker), opts ...breaker.Option) {
-	t.Helper()
-	bubble.Test(t, func(t *testing.T) {
-		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
-		f(t, s, breaker.New(s, opts...))
-		time.Sleep(time.Minute) // calls and probes that are cut off
-	})
-}
-
-func try(ctx context.Context, b *breaker.Locker) error {
-	_, err := b.TryAcquire(ctx, "k", "t", time.Minute)
-	return err
-}
-
-func open(t *testing.T, s *away, b *breaker.Locker) {
-	t.Helper()
-	s.err = errStore
-	for range 5 {
-		require.ErrorIs(t, try(t.Context(), b), errStore)
-	}
-	require.True(t, b.State().Open)
-}
-
-func trySet(ctx context.Context, l dlock.SetAcquirer, token string, keys ...string) ([]dlock.Attempt, error) {
-	var set []dlock.Acquisition
-	for _, key := range keys {
-		set = append(set, dlock.Acquisition{Key: key, Token: token, TTL: 10 * time.Second})
-	}
-	return l.TryAcquireSet(ctx, set)
-}
-
 // To the breaker a set is one attempt. That it is not supported is no answer and no failure.
 func TestSets(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		attempts, err := trySet(t.Context(), b, "t", "a", "b")
-		require.NoError(t, err)
-		require.True(t, attempts[0].Acquired && attempts[1].Acquired)
-		require.Greater(t, attempts[1].Fence, attempts[0].Fence)
-		s.err = errors.ErrUnsupported
+	in(t, func(w *bed) {
+		set := func() ([]dlock.Attempt, error) { return trySet(w.Context(), w, "t", "a", "b") }
+		attempts, err := set()
+		require.NoError(w, err)
+		require.True(w, attempts[0].Acquired && attempts[1].Acquired)
+		require.Greater(w, attempts[1].Fence, attempts[0].Fence)
+		w.s.err = errors.ErrUnsupported
 		for range 10 {
-			_, err = trySet(t.Context(), b, "t", "a", "b")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
+			_, err = set()
+			require.ErrorIs(w, err, errors.ErrUnsupported)
 		}
-		require.False(t, b.State().Open)
-		s.hang = true
+		require.False(w, w.State().Open)
+		w.s.hang = true
 		for n := range 5 {
-			require.False(t, b.State().Open, n)
+			require.False(w, w.State().Open, n)
 			begun := time.Now()
-			_, err = trySet(t.Context(), b, "t", "a", "b")
-			require.ErrorContains(t, err, "no answer within 2s")
-			require.Equal(t, 2*time.Second, time.Since(begun))
+			_, err = set()
+			require.ErrorContains(w, err, "no answer within 2s")
+			require.Equal(w, 2*time.Second, time.Since(begun))
 		}
-		calls := s.calls.Load()
-		_, err = trySet(t.Context(), b, "t", "a", "b")
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		require.True(t, dlock.NoEffect(err))
-		require.Equal(t, calls, s.calls.Load())
-		ended, cancel := context.WithCancel(t.Context())
+		calls := w.s.calls.Load()
+		_, err = set()
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
+		require.True(w, dlock.NoEffect(err))
+		require.Equal(w, calls, w.s.calls.Load())
+		ended, cancel := context.WithCancel(w.Context())
 		cancel()
-		_, err = trySet(ended, b, "t", "a", "b")
-		require.ErrorIs(t, err, context.Canceled)
+		_, err = trySet(ended, w, "t", "a", "b")
+		require.ErrorIs(w, err, context.Canceled)
 
-		s.hang, s.err = false, nil
-		back(t, s, b)
-		_, err = trySet(t.Context(), b, "t")
-		require.ErrorIs(t, err, dlock.ErrInvalid)
-		_, err = trySet(t.Context(), breaker.New(s.Forward), "t", "a")
-		require.ErrorIs(t, err, errors.ErrUnsupported, "the inner Locker has no sets")
-		_, err = trySet(t.Context(), breaker.New(short{s}), "t", "a", "b")
-		require.ErrorContains(t, err, "1 attempts for a set of 2")
+		w.s.hang = false
+		w.back()
+		_, err = trySet(w.Context(), w, "t")
+		require.ErrorIs(w, err, dlock.ErrInvalid)
+		_, err = trySet(w.Context(), breaker.New(w.s.Forward), "t", "a")
+		require.ErrorIs(w, err, errors.ErrUnsupported, "the inner Locker has no sets")
+		_, err = trySet(w.Context(), breaker.New(short{w.s}), "t", "a", "b")
+		require.ErrorContains(w, err, "1 attempts for a set of 2")
 	})
 }
 
@@ -204,51 +86,47 @@ func (s short) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dl
 
 // Failures in a row open it. Then nothing is sent, and nothing has to be released.
 func TestOpens(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		require.Equal(t, breaker.State{}, b.State())
-		open(t, s, b)
-		require.Equal(t, breaker.State{Open: true, Since: time.Now(), Err: errStore}, b.State())
+	in(t, func(w *bed) {
+		require.Equal(w, breaker.State{}, w.State())
+		w.open()
+		require.Equal(w, breaker.State{Open: true, Since: time.Now(), Err: errStore}, w.State())
 		time.Sleep(300 * time.Millisecond)
 		for range 10 {
 			var refusal *dlock.NoEffectError
-			err := try(t.Context(), b)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			require.ErrorAs(t, err, &refusal)
-			require.False(t, refusal.Temporary)
-			require.ErrorContains(t, err, "open for 300ms: i/o timeout")
-			_, err = b.Acquire(t.Context(), "k", "t", time.Minute)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			err := w.try()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.ErrorAs(w, err, &refusal)
+			require.False(w, refusal.Temporary)
+			require.ErrorContains(w, err, "open for 300ms: i/o timeout")
+			_, err = w.Acquire(w.Context(), "k", "t", time.Minute)
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
 		}
-		require.EqualValues(t, 5, s.calls.Load())
-		require.Zero(t, s.looks.Load())
+		require.EqualValues(w, 5, w.s.calls.Load())
+		require.Zero(w, w.s.looks.Load())
 	})
 }
 
 // The time-outs of others opened it. A refusal does not look like the end of the caller's ctx.
 func TestRefusalShowsNoContextError(t *testing.T) {
-	for name, call := range map[string]func(ctx context.Context, s *away, b *breaker.Locker) error{
-		"attempt": func(ctx context.Context, s *away, b *breaker.Locker) error {
-			s.hang = true
-			return try(ctx, b)
-		},
-		"queue": func(ctx context.Context, s *away, b *breaker.Locker) error {
-			s.end, s.err = fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore), errStore
-			_, err := b.Acquire(ctx, "k", "t", time.Minute)
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-				for range 5 {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-					require.ErrorIs(t, call(ctx, s, b), context.DeadlineExceeded)
-					cancel()
+	for _, queued := range []bool{false, true} {
+		in(t, func(w *bed) {
+			for range 5 {
+				ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+				var err error
+				if queued {
+					w.s.end, w.s.err = fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore), errStore
+					_, err = w.Acquire(ctx, "k", "t", time.Minute)
+				} else {
+					w.s.hang = true
+					err = try(ctx, w.Locker)
 				}
-				err := try(t.Context(), b)
-				require.ErrorIs(t, err, dlock.ErrUnavailable)
-				require.ErrorContains(t, err, "the breaker has been open for 0s: ")
-				require.NotContains(t, err.Error(), "context")
-			})
+				require.ErrorIs(w, err, context.DeadlineExceeded)
+				cancel()
+			}
+			err := w.try()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.ErrorContains(w, err, "the breaker has been open for 0s: ")
+			require.NotContains(w, err.Error(), "context")
 		})
 	}
 }
@@ -263,8 +141,17 @@ func (m majority) Answered() bool { return m.answered }
 
 // What counts as a failure.
 func TestJudges(t *testing.T) {
+	judge := func(opens bool, why any, calls int, call func(w *bed)) {
+		t.Helper()
+		in(t, func(w *bed) {
+			for range calls {
+				call(w)
+			}
+			require.Equal(w, opens, w.State().Open, "%+v", why)
+		})
+	}
 	nOPERM := mark(errors.New("NOPERM"))
-	for _, test := range []struct {
+	for _, c := range []struct {
 		err   error
 		opens bool
 	}{
@@ -285,83 +172,60 @@ func TestJudges(t *testing.T) {
 		{errors.ErrUnsupported, false},
 		{dlock.ErrClosed, false},
 	} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.err = test.err
-			for range 20 {
-				require.Error(t, try(t.Context(), b))
-			}
-			require.Equal(t, test.opens, b.State().Open, "%v", test.err)
-		})
+		judge(c.opens, c.err, 20, func(w *bed) { w.s.err = c.err; require.Error(w, w.try()) })
 	}
-	for _, answer := range []error{nil, nOPERM, majority{answered: true}} { // failures that are not in a row
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			for range 5 {
-				s.err = errStore
-				for range 4 {
-					require.Error(t, try(t.Context(), b))
-				}
-				s.err = answer
-				require.Equal(t, answer, try(t.Context(), b))
+	for _, answer := range []error{nil, nOPERM, majority{answered: true}} {
+		judge(false, "failures that are not in a row", 5, func(w *bed) {
+			w.s.err = errStore
+			for range 4 {
+				require.Error(w, w.try())
 			}
-			require.False(t, b.State().Open, "an answer between them: %v", answer)
+			w.s.err = answer
+			require.Equal(w, answer, w.try())
 		})
 	}
 	for _, end := range []struct { // calls that end with their ctx
-		after  time.Duration
-		cancel bool
-		opens  bool
+		after         time.Duration
+		cancel, opens bool
 	}{
 		{time.Second, false, true},
 		{200 * time.Millisecond, false, true},
 		{199 * time.Millisecond, false, false}, // this may be no time for an answer
 		{time.Second, true, false},             // the caller has left
 	} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.hang = true
-			for range 20 {
-				ctx, cancel := context.WithTimeout(t.Context(), end.after)
-				if end.cancel {
-					ctx, cancel = context.WithCancel(t.Context())
-					time.AfterFunc(end.after, cancel)
-				}
-				require.Error(t, try(ctx, b))
-				cancel()
+		judge(end.opens, end, 20, func(w *bed) {
+			w.s.hang = true
+			ctx, cancel := context.WithTimeout(w.Context(), end.after)
+			if end.cancel {
+				ctx, cancel = context.WithCancel(w.Context())
+				time.AfterFunc(end.after, cancel)
 			}
-			require.Equal(t, end.opens, b.State().Open, "%+v", end)
+			require.Error(w, try(ctx, w.Locker))
+			cancel()
 		})
 	}
-	in(t, func(t *testing.T, s *away, _ *breaker.Locker) { // a socket whose deadline is that of ctx times out first
-		b := breaker.New(&slowTry{Forward: s.Forward, delay: 100 * time.Millisecond, reply: errStore})
-		for range 20 {
-			require.ErrorIs(t, try(late{t.Context(), time.Now().Add(100 * time.Millisecond)}, b), errStore)
-		}
-		require.False(t, b.State().Open)
+	judge(false, "a socket whose deadline is that of ctx times out first", 20, func(w *bed) {
+		w.s.slow(100*time.Millisecond, errStore)
+		require.ErrorIs(w, try(late{w.Context(), time.Now().Add(100 * time.Millisecond)}, w.Locker), errStore)
 	})
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) { // waits that ended while the store was silent
-		silent := mark(fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore))
-		for range 5 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			s.end = silent
-			_, err := b.Acquire(ctx, "k", "t", time.Minute)
-			require.ErrorIs(t, err, errStore)
-			cancel()
-		}
-		require.True(t, b.State().Open)
+	judge(false, "callers with little time left, if the store answers", 100, func(w *bed) {
+		w.s.slow(20*time.Millisecond, nil)
+		ctx, cancel := context.WithTimeout(w.Context(), 5*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(w, try(ctx, w.Locker), context.DeadlineExceeded)
 	})
-	for _, reason := range []error{nil, nOPERM, majority{answered: true}, dlock.ErrReleased} { // other ends of waits
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.end = fmt.Errorf("%w: no second error", context.DeadlineExceeded)
-			if reason != nil {
-				s.end = mark(fmt.Errorf("%w: %w", context.DeadlineExceeded, reason))
-			}
-			for range 20 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				_, err := b.Acquire(ctx, "k", "t", time.Minute)
-				require.Equal(t, s.end, err)
-				cancel()
-			}
-			require.False(t, b.State().Open, "%v", reason)
-		})
+	wait := func(w *bed, end error) {
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		w.s.end = end
+		_, err := w.Acquire(ctx, "k", "t", time.Minute)
+		require.Equal(w, end, err)
+	}
+	ended := fmt.Errorf("%w: no second error", context.DeadlineExceeded)
+	judge(false, ended, 20, func(w *bed) { wait(w, ended) })
+	for reason, opens := range map[error]bool{errStore: true, nOPERM: false, majority{answered: true}: false, dlock.ErrReleased: false} {
+		calls := map[bool]int{true: 5, false: 20}[opens]
+		judge(opens, reason, calls, func(w *bed) { wait(w, mark(fmt.Errorf("%w: %w", context.DeadlineExceeded, reason))) })
 	}
 }
 
@@ -375,324 +239,282 @@ func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
 
 // The Client's own time limits do not hide that the store hangs.
 func TestImpatientClients(t *testing.T) {
-	for name, call := range map[string]func(*dlock.Client) error{
-		"WithMaxWait(300ms)": func(c *dlock.Client) error {
-			_, err := c.With(dlock.WithMaxWait(300*time.Millisecond)).Acquire(context.Background(), "k")
-			return err
-		},
-		"a request of 1 s": func(c *dlock.Client) error {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			_, err := c.Acquire(ctx, "k")
-			return err
-		},
-	} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.hang = true
-			locks := dlock.New(b)
+	for _, request := range []bool{false, true} {
+		in(t, func(w *bed) {
+			w.s.hang = true
+			locks := dlock.New(w.Locker)
 			for range 20 {
-				require.Error(t, call(locks))
+				ctx, cancel := w.Context(), func() {}
+				c := locks.With(dlock.WithMaxWait(300 * time.Millisecond))
+				if request {
+					c = locks
+					ctx, cancel = context.WithTimeout(context.Background(), time.Second)
+				}
+				_, err := c.Acquire(ctx, "k")
+				require.Error(w, err)
+				cancel()
 			}
-			require.True(t, b.State().Open, name)
-			require.EqualValues(t, 5, s.calls.Load(), name)
+			require.True(w, w.State().Open, "a request of 1 s: %v", request)
+			require.EqualValues(w, 5, w.s.calls.Load(), "a request of 1 s: %v", request)
 		})
 	}
 }
 
-// Callers with little time left do not open it, if the store answers.
-func TestHurriedCallers(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		slow := breaker.New(&slowTry{Forward: s.Forward, delay: 20 * time.Millisecond})
-		for range 100 {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-			_, err := slow.TryAcquire(ctx, "k", "t", time.Minute)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			cancel()
-		}
-		require.False(t, slow.State().Open)
-	})
-}
-
 // A store that hangs is noticed after WithSlow.
 func TestHang(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		s.hang = true
+	in(t, func(w *bed) {
+		w.s.hang = true
 		begun := time.Now()
 		var running sync.WaitGroup
 		for range 200 {
 			running.Go(func() {
 				for time.Since(begun) < 10*time.Second {
 					called := time.Now()
-					err := try(t.Context(), b)
+					err := w.try()
 					if !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("after %v: %v", time.Since(called), err)
+						w.Errorf("after %v: %v", time.Since(called), err)
 					}
 					if took := time.Since(called); took > 2*time.Second || took > 0 && called.After(begun) {
-						t.Errorf("a call took %v", took)
+						w.Errorf("a call took %v", took)
 					}
 					time.Sleep(100 * time.Millisecond)
 				}
 			})
 		}
 		running.Wait()
-		require.EqualValues(t, 200, s.calls.Load())
-		require.InDelta(t, 8, s.looks.Load(), 1, "probes")
+		require.EqualValues(w, 200, w.s.calls.Load())
+		require.InDelta(w, 8, w.s.looks.Load(), 1, "probes")
 	})
 }
 
 // Of many acquisitions of a Client, most join the store's queue without an attempt. They fail as the others do. A wait that
 // began before the store fell silent goes on.
 func TestHangOfACrowd(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		c := dlock.New(b)
-		held, err := c.Acquire(t.Context(), "held")
-		require.NoError(t, err)
+	in(t, func(w *bed) {
+		c := dlock.New(w.Locker)
+		held, err := c.Acquire(w.Context(), "held")
+		require.NoError(w, err)
 		early := make(chan error, 1)
-		go func() { _, err := c.Acquire(t.Context(), "held"); early <- err }()
+		go func() { _, err := c.Acquire(w.Context(), "held"); early <- err }()
 		synctest.Wait()
-		s.hang = true
+		w.s.hang = true
 		begun := time.Now()
 		var running sync.WaitGroup
 		for i := range 300 {
 			running.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 				defer cancel()
 				_, err := c.Acquire(ctx, fmt.Sprint(i))
 				if took := time.Since(begun); !errors.Is(err, dlock.ErrUnavailable) || took > 2*time.Second {
-					t.Errorf("after %v: %v", took, err)
+					w.Errorf("after %v: %v", took, err)
 				}
 			})
 		}
 		running.Wait()
-		s.hang = false
-		require.NoError(t, held.Release())
-		require.NoError(t, <-early)
-	})
-}
-
-// A call that was cut off before it was sent owes no release.
-func TestHangBeforeSending(t *testing.T) {
-	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
-		b := breaker.New(&unsent{s.Forward})
-		for range 5 {
-			err := try(t.Context(), b)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			require.True(t, dlock.NoEffect(err))
-		}
-		require.True(t, b.State().Open)
+		w.s.hang = false
+		require.NoError(w, held.Release())
+		require.NoError(w, <-early)
 	})
 }
 
 // An unsent Locker waits in vain for a connection.
 type unsent struct{ dlock.Forward }
 
-func (*unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
+func (unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
 	<-ctx.Done()
 	return dlock.Attempt{}, mark(ctx.Err())
-}
-
-// The answer to a call that was cut off is passed on when it comes.
-func TestCutOffIsAnsweredLater(t *testing.T) {
-	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
-		store := memory.New()
-		store.Delay(3 * time.Second)
-		begun := time.Now()
-		err := try(t.Context(), breaker.New(store))
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
-		require.True(t, ok)
-		answers := make(chan error)
-		unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
-		require.True(t, dlock.NoEffect(<-answers))
-		require.Equal(t, 3*time.Second, time.Since(begun))
-	})
 }
 
 // A joiner answers with the errors of two stores, of which one will answer.
 type joiner struct{ unsent }
 
-func (j *joiner) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (j joiner) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	_, err := j.unsent.TryAcquire(ctx, key, token, ttl)
 	return dlock.Attempt{}, errors.Join(errStore, &dlock.UnansweredError{Err: err})
 }
 
-// That one of several stores will answer is no answer of all.
-func TestCutOffOfSeveralStores(t *testing.T) {
-	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
-		err := try(t.Context(), breaker.New(&joiner{unsent{s.Forward}}))
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		_, ok := errors.AsType[*dlock.UnansweredError](err)
-		require.False(t, ok)
+// A call that was cut off before it was sent owes no release. The answer to one that was sent is passed on when it comes;
+// that one of several stores will answer is no answer of all.
+func TestCutOff(t *testing.T) {
+	in(t, func(w *bed) {
+		b := breaker.New(unsent{w.s.Forward})
+		for range 5 {
+			err := try(w.Context(), b)
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.True(w, dlock.NoEffect(err))
+		}
+		require.True(w, b.State().Open)
+
+		w.store.Delay(3 * time.Second)
+		begun := time.Now()
+		err := try(w.Context(), breaker.New(w.store))
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
+		unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
+		require.True(w, ok)
+		answers := make(chan error)
+		unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
+		require.True(w, dlock.NoEffect(<-answers))
+		require.Equal(w, 3*time.Second, time.Since(begun))
+
+		err = try(w.Context(), breaker.New(joiner{unsent{w.s.Forward}}))
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
+		_, ok = errors.AsType[*dlock.UnansweredError](err)
+		require.False(w, ok)
 	})
 }
 
 // It closes within two probe intervals of the store's return, if anybody calls.
 func TestCloses(t *testing.T) {
 	for _, hang := range []bool{false, true} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			open(t, s, b)
-			s.hang = hang
+		in(t, func(w *bed) {
+			w.open()
+			w.s.hang = hang
 			for range 100 {
-				require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+				require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
 				time.Sleep(100 * time.Millisecond)
 			}
 			synctest.Wait()
-			s.err, s.hang = nil, false
+			w.s.err, w.s.hang = nil, false
 			back := time.Now()
-			for try(t.Context(), b) != nil {
+			for w.try() != nil {
 				time.Sleep(100 * time.Millisecond)
 			}
-			require.LessOrEqual(t, time.Since(back), 2*time.Second)
-			require.NoError(t, b.State().Err)
-			require.False(t, b.State().Open)
-			require.InDelta(t, 10, s.looks.Load(), 2)
+			require.LessOrEqual(w, time.Since(back), 2*time.Second)
+			require.NoError(w, w.State().Err)
+			require.False(w, w.State().Open)
+			require.InDelta(w, 10, w.s.looks.Load(), 2)
 		})
 	}
 }
 
 // Nothing runs while nobody calls.
 func TestIdle(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		open(t, s, b)
+	in(t, func(w *bed) {
+		w.open()
 		time.Sleep(time.Hour)
-		require.Zero(t, s.looks.Load())
-		s.err = nil
-		require.Error(t, try(t.Context(), b), "it starts the probe")
+		require.Zero(w, w.s.looks.Load())
+		w.s.err = nil
+		require.Error(w, w.try(), "it starts the probe")
 		synctest.Wait()
-		require.NoError(t, try(t.Context(), b))
+		require.NoError(w, w.try())
 	})
 }
 
-// If the store cannot be inspected, the probe renews a lease that nobody holds.
-func TestNoInspector(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		s.look, s.renew = errors.ErrUnsupported, errStore
-		open(t, s, b)
-		for range 20 {
+// If the store cannot be inspected, the probe renews a lease that nobody holds. A store that refuses a probe has answered it.
+func TestProbes(t *testing.T) {
+	in(t, func(w *bed) {
+		probe := func(opens bool) {
+			w.Helper()
 			time.Sleep(time.Second)
-			require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
+			require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
 			synctest.Wait()
-			require.True(t, b.State().Open)
+			require.Equal(w, opens, w.State().Open)
 		}
-		require.EqualValues(t, 5, s.calls.Load(), "attempts that were sent")
-		s.err, s.renew = nil, nil
-		time.Sleep(time.Second)
-		require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
-		synctest.Wait()
-		require.False(t, b.State().Open)
-		require.NoError(t, try(t.Context(), b))
-	})
-}
+		w.s.look, w.s.renew = errors.ErrUnsupported, errStore
+		w.open()
+		for range 20 {
+			probe(true)
+		}
+		require.EqualValues(w, 5, w.s.calls.Load(), "attempts that were sent")
+		w.s.err, w.s.renew = nil, nil
+		probe(false)
+		require.NoError(w, w.try())
 
-// A store that refuses the probe has answered it.
-func TestRefusedProbe(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		s.look = mark(errors.New("NOPERM"))
-		open(t, s, b)
-		time.Sleep(time.Second)
-		require.ErrorIs(t, try(t.Context(), b), dlock.ErrUnavailable)
-		synctest.Wait()
-		require.False(t, b.State().Open)
+		w.s.look = mark(errors.New("NOPERM"))
+		w.open()
+		probe(false)
 	})
 }
 
 // The store's answers to renewals and releases start probes, and count for nothing else.
 func TestRenewalsStartProbes(t *testing.T) {
-	for name, call := range map[string]func(*breaker.Locker) error{
-		"Renew": func(b *breaker.Locker) error {
-			_, err := b.Renew(context.Background(), "held", "t", time.Minute)
+	for name, call := range map[string]func(w *bed) error{
+		"Renew": func(w *bed) error { _, err := w.Renew(w.Context(), "held", "t", time.Minute); return err },
+		"RenewBatch": func(w *bed) error {
+			_, err := w.RenewBatch(w.Context(), []dlock.Renewal{{Key: "held", Token: "t", TTL: time.Minute}})
 			return err
 		},
-		"RenewBatch": func(b *breaker.Locker) error {
-			_, err := b.RenewBatch(context.Background(), []dlock.Renewal{{Key: "held", Token: "t", TTL: time.Minute}})
-			return err
-		},
-		"Release": func(b *breaker.Locker) error {
-			_, err := b.Release(context.Background(), "held", "t")
-			return err
-		},
+		"Release": func(w *bed) error { _, err := w.Release(w.Context(), "held", "t"); return err },
 	} {
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			s.err = errStore
+		in(t, func(w *bed) {
+			w.s.err = errStore
 			for range 4 {
-				require.Error(t, try(t.Context(), b))
+				require.Error(w, w.try())
 			}
-			require.NoError(t, call(b))
-			require.Error(t, try(t.Context(), b))
-			require.True(t, b.State().Open, "%s has reset the count", name)
+			require.NoError(w, call(w))
+			require.Error(w, w.try())
+			require.True(w, w.State().Open, "%s has reset the count", name)
 			time.Sleep(time.Second)
-			require.NoError(t, call(b))
+			require.NoError(w, call(w))
 			synctest.Wait()
-			require.EqualValues(t, 1, s.looks.Load(), "probes after %s", name)
-			require.True(t, b.State().Open, "after %s, although no attempt is answered", name)
-			s.err = nil
-			require.NoError(t, call(b))
+			require.EqualValues(w, 1, w.s.looks.Load(), "probes after %s", name)
+			require.True(w, w.State().Open, "after %s, although no attempt is answered", name)
+			w.s.err = nil
+			require.NoError(w, call(w))
 			synctest.Wait()
-			require.True(t, b.State().Open, "no probe is due")
+			require.True(w, w.State().Open, "no probe is due")
 			time.Sleep(time.Second)
-			require.NoError(t, call(b))
+			require.NoError(w, call(w))
 			synctest.Wait()
-			require.False(t, b.State().Open, name)
+			require.False(w, w.State().Open, name)
 		})
 	}
 }
 
 // A call that began before a change says nothing of the store after it.
 func TestLateAnswers(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		s.hang = true
+	in(t, func(w *bed) {
+		w.s.hang = true
 		for range 20 {
-			go func() { _ = try(context.Background(), b) }()
+			go func() { _ = try(context.Background(), w.Locker) }()
 		}
 		synctest.Wait()
-		s.hang = false
-		open(t, s, b)
-		s.err = nil
+		w.s.hang = false
+		w.open()
+		w.s.err = nil
 		time.Sleep(time.Second)
-		require.Error(t, try(t.Context(), b))
+		require.Error(w, w.try())
 		synctest.Wait()
 		time.Sleep(2 * time.Second) // the first twenty are cut off
-		require.False(t, b.State().Open)
+		require.False(w, w.State().Open)
 	})
 }
 
 // Renewals and releases go through an open breaker: a lease outlives it.
 func TestLeasesGoOn(t *testing.T) {
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		locks := dlock.New(b)
-		lease, err := locks.Acquire(t.Context(), "held")
-		require.NoError(t, err)
-		open(t, s, b)
+	in(t, func(w *bed) {
+		lease, err := w.locks.Acquire(w.Context(), "held")
+		require.NoError(w, err)
+		w.open()
 		time.Sleep(10 * time.Minute)
-		require.NoError(t, lease.Err())
-		_, err = locks.Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		require.NoError(t, lease.Release())
-		require.NoError(t, locks.Close())
+		require.NoError(w, lease.Err())
+		_, err = w.locks.Acquire(w.Context(), "k")
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
+		require.NoError(w, lease.Release())
 	})
 }
 
 func TestOnChange(t *testing.T) {
 	var changes []breaker.State
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		open(t, s, b)
+	in(t, func(w *bed) {
+		w.open()
 		opened := time.Now()
-		s.err = nil
+		w.s.err = nil
 		time.Sleep(time.Second)
-		require.Error(t, try(t.Context(), b))
+		require.Error(w, w.try())
 		synctest.Wait()
-		require.Equal(t, []breaker.State{{Open: true, Since: opened, Err: errStore}, {Since: time.Now()}}, changes)
+		require.Equal(w, []breaker.State{{Open: true, Since: opened, Err: errStore}, {Since: time.Now()}}, changes)
 	}, breaker.OnChange(func(s breaker.State) { changes = append(changes, s) }))
 }
 
 // A job with a MinHold that the store would not keep could run again too early.
 func TestLongestTTL(t *testing.T) {
-	in(t, func(t *testing.T, s *away, _ *breaker.Locker) {
+	in(t, func(w *bed) {
 		quorum := redlock.New([]dlock.Locker{memory.New(), memory.New(), memory.New()}, redlock.WithLongestTTL(20*time.Second))
 		defer quorum.Close()
-		_, err := dlock.New(breaker.New(quorum), dlock.WithTTL(20*time.Second), dlock.WithMinHold(10*time.Minute)).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrInvalid)
-		require.ErrorContains(t, err, "longer than 20s")
+		_, err := dlock.New(breaker.New(quorum), dlock.WithTTL(20*time.Second), dlock.WithMinHold(10*time.Minute)).TryAcquire(w.Context(), "k")
+		require.ErrorIs(w, err, dlock.ErrInvalid)
+		require.ErrorContains(w, err, "longer than 20s")
 	})
 }
 

@@ -1,13 +1,10 @@
 package breaker_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,108 +16,79 @@ import (
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/internal/bubble"
+	"github.com/dlock-go/dlock/internal/history"
 )
-
-// degrading runs a test with a breaker that degrades keys that begin with "k" after 30 s.
-func degrading(t *testing.T, f func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client)) {
-	t.Helper()
-	in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-		locks := dlock.New(b, dlock.WithTTL(10*time.Second))
-		f(t, s, b, locks)
-		require.NoError(t, locks.Close())
-	}, breaker.WithDegradation(breaker.Degradation{
-		After: 30 * time.Second,
-		Keys:  func(key string) bool { return strings.HasPrefix(key, "k") },
-	}))
-}
-
-// back lets the store answer, and waits until the breaker is closed.
-func back(t *testing.T, s *away, b *breaker.Locker) {
-	t.Helper()
-	synctest.Wait()
-	s.err = nil
-	for b.State().Open {
-		time.Sleep(time.Second)
-		_, _ = b.TryAcquire(t.Context(), "other", "t", time.Second)
-		synctest.Wait()
-	}
-}
 
 // While the store is away, a set is granted in memory, all keys or none.
 func TestDegradesSets(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		ctx := t.Context()
-		stored := try(ctx, b) // k, for a minute
-		require.NoError(t, stored)
-		open(t, s, b)
-		_, err := trySet(ctx, b, "early", "k1", "k2")
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
+	degrading(t, func(w *bed) {
+		set := func(token string, keys ...string) ([]dlock.Attempt, error) {
+			return trySet(w.Context(), w, token, keys...)
+		}
+		require.NoError(w, w.try()) // k, for a minute, in the store
+		w.open()
+		_, err := set("early", "k1", "k2")
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
 		time.Sleep(30 * time.Second)
-		calls := s.calls.Load()
-		granted, err := trySet(ctx, b, "t", "k1", "k2")
-		require.NoError(t, err)
+		calls := w.s.calls.Load()
 		grant := dlock.Attempt{Acquired: true, Degraded: true, Since: time.Now()}
-		require.Equal(t, []dlock.Attempt{grant, grant}, granted)
-		again, err := trySet(ctx, b, "t", "k1", "k2")
-		require.NoError(t, err)
-		require.Equal(t, granted, again)
-
+		for range 2 {
+			granted, err := set("t", "k1", "k2")
+			require.NoError(w, err)
+			require.Equal(w, []dlock.Attempt{grant, grant}, granted)
+		}
 		for _, held := range []string{"k", "k2"} { // by a lease of the store, and by a degraded one
-			refused, err := trySet(ctx, b, "other", "k3", held, "k4")
-			require.NoError(t, err)
+			refused, err := set("other", "k3", held, "k4")
+			require.NoError(w, err)
 			free := dlock.Attempt{Free: true, Degraded: true}
-			require.Equal(t, []dlock.Attempt{free, free}, []dlock.Attempt{refused[0], refused[2]})
-			require.Equal(t, "t", refused[1].Holder)
-			require.True(t, refused[1].Degraded && !refused[1].Acquired && !refused[1].Free)
+			require.Equal(w, []dlock.Attempt{free, free}, []dlock.Attempt{refused[0], refused[2]})
+			require.Equal(w, "t", refused[1].Holder)
+			require.True(w, refused[1].Degraded && !refused[1].Acquired && !refused[1].Free)
 		}
 		for _, keys := range [][]string{{"k3", "money"}, {"k3", "k3"}, {"k3", ""}} {
-			_, err = trySet(ctx, b, "other", keys...)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			_, err = set("other", keys...)
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
 		}
-		_, err = trySet(ctx, b, "next", "k3", "k4")
-		require.NoError(t, err, "what was refused has left nothing")
-		require.Equal(t, calls, s.calls.Load())
+		_, err = set("next", "k3", "k4")
+		require.NoError(w, err, "what was refused has left nothing")
+		require.Equal(w, calls, w.s.calls.Load())
 
-		back(t, s, b)
-		calls = s.calls.Load()
-		_, err = trySet(ctx, b, "other", "k5", "k2")
-		require.ErrorIs(t, err, errors.ErrUnsupported, "half of it is the store's")
-		require.Equal(t, calls, s.calls.Load())
-		held, err := b.Renew(ctx, "k2", "t", 10*time.Second)
-		require.NoError(t, err)
-		require.True(t, held)
-		_, err = trySet(ctx, b, "other", "k1", "k2")
-		require.ErrorIs(t, err, errors.ErrUnsupported, "k1 is still degraded")
-		refused, err := trySet(ctx, b, "other", "k5", "k2")
-		require.NoError(t, err)
-		require.False(t, refused[1].Degraded, "it is in the store by now")
-		require.True(t, refused[0].Free)
-		released, err := b.Release(ctx, "k1", "t")
-		require.NoError(t, err)
-		require.True(t, released, "each of the set is a lease of its own")
+		w.back()
+		calls = w.s.calls.Load()
+		_, err = set("other", "k5", "k2")
+		require.ErrorIs(w, err, errors.ErrUnsupported, "half of it is the store's")
+		require.Equal(w, calls, w.s.calls.Load())
+		held, err := w.Renew(w.Context(), "k2", "t", 10*time.Second)
+		require.True(w, held && err == nil, err)
+		_, err = set("other", "k1", "k2")
+		require.ErrorIs(w, err, errors.ErrUnsupported, "k1 is still degraded")
+		refused, err := set("other", "k5", "k2")
+		require.NoError(w, err)
+		require.False(w, refused[1].Degraded, "it is in the store by now")
+		require.True(w, refused[0].Free)
+		released, err := w.Release(w.Context(), "k1", "t")
+		require.True(w, released && err == nil, "each of the set is a lease of its own: %v", err)
 	})
 }
 
 // A set that the store grants is of no use if another lease was granted in memory meanwhile.
 func TestSetMeetsADegradedLease(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		arrives := make(chan struct{})
-		slow := breaker.New(slowSet{s, arrives}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
-		done := make(chan error)
+	in(t, func(w *bed) {
+		arrives, done := make(chan struct{}), make(chan error)
+		b := breaker.New(slowSet{w.s, arrives}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
 		go func() {
-			_, err := trySet(t.Context(), slow, "set", "a", "k", "b")
+			_, err := trySet(w.Context(), b, "set", "a", "k", "b")
 			done <- err
 		}()
 		synctest.Wait()
-		open(t, s, slow)
+		w.Locker = b
+		w.open()
 		time.Sleep(time.Second)
-		a, err := slow.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
-		require.True(t, a.Degraded)
+		require.True(w, w.take("k", "t", time.Minute).Degraded)
 		synctest.Wait()
-		s.err = nil
+		w.s.err = nil
 		close(arrives)
-		require.ErrorIs(t, <-done, dlock.ErrUnavailable)
+		require.ErrorIs(w, <-done, dlock.ErrUnavailable)
 	})
 }
 
@@ -136,190 +104,129 @@ func (s slowSet) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]
 }
 
 func TestDegrades(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		open(t, s, b)
+	degrading(t, func(w *bed) {
+		refused := func(c *dlock.Client, key, why string) {
+			_, err := c.TryAcquire(w.Context(), key)
+			require.ErrorIs(w, err, dlock.ErrUnavailable, why)
+		}
+		w.open()
 		time.Sleep(29 * time.Second)
-		_, err := locks.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrUnavailable, "too early")
+		refused(w.locks, "k", "too early")
 		time.Sleep(time.Second)
-		_, err = locks.TryAcquire(t.Context(), "money")
-		require.ErrorIs(t, err, dlock.ErrUnavailable, "not this key")
-		_, err = locks.With(dlock.WithFence(true)).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrUnavailable, "not with fences")
+		refused(w.locks, "money", "not this key")
+		refused(w.locks.With(dlock.WithFence(true)), "k", "not with fences")
 
-		sent := s.calls.Load() + 1 // the attempt whose ctx has ended is passed on
-		lease, err := locks.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.True(t, lease.Degraded())
-		require.Zero(t, lease.Fence())
-		_, err = locks.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		ended, cancel := context.WithCancel(t.Context())
+		sent := w.s.calls.Load() + 1 // the attempt whose ctx has ended is passed on
+		lease := w.degraded("k")
+		require.Zero(w, lease.Fence())
+		w.requireHeld("k", "")
+		ended, cancel := context.WithCancel(w.Context())
 		cancel()
-		_, err = b.TryAcquire(ended, "k", "t", time.Second)
-		require.ErrorIs(t, err, context.Canceled)
+		_, err := w.TryAcquire(ended, "k", "t", time.Second)
+		require.ErrorIs(w, err, context.Canceled)
 		time.AfterFunc(time.Minute, func() { _ = lease.Release() })
-		next, err := locks.Acquire(t.Context(), "k") // a wait
-		require.NoError(t, err)
-		require.ErrorIs(t, lease.Err(), dlock.ErrReleased, "it was renewed until then")
-		require.True(t, next.Degraded())
-		require.NoError(t, next.Release())
-		require.Equal(t, sent, s.calls.Load())
-		require.Zero(t, locks.Stats().ReleasesOwed)
+		next, err := w.locks.Acquire(w.Context(), "k") // a wait
+		require.NoError(w, err)
+		require.ErrorIs(w, lease.Err(), dlock.ErrReleased, "it was renewed until then")
+		require.True(w, next.Degraded())
+		require.NoError(w, next.Release())
+		require.Equal(w, sent, w.s.calls.Load())
+		require.Zero(w, w.locks.Stats().ReleasesOwed)
 	})
 }
 
 // A lease that the store has granted blocks its key until its deadline.
 func TestGrantedLeaseBlocks(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		lease, err := locks.With(dlock.WithTTL(time.Minute), dlock.WithRenewal(false)).Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		open(t, s, b)
+	degrading(t, func(w *bed) {
+		lease, err := w.locks.With(dlock.WithTTL(time.Minute), dlock.WithRenewal(false)).Acquire(w.Context(), "k")
+		require.NoError(w, err)
+		w.open()
 		time.Sleep(40 * time.Second)
-		_, err = locks.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		next, err := locks.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.ErrorIs(t, lease.Err(), dlock.ErrLost)
-		require.True(t, next.Degraded())
-		require.NoError(t, next.Release())
+		w.requireHeld("k", "")
+		next, err := w.locks.Acquire(w.Context(), "k")
+		require.NoError(w, err)
+		require.ErrorIs(w, lease.Err(), dlock.ErrLost)
+		require.True(w, next.Degraded())
+		require.NoError(w, next.Release())
 	})
 }
 
 // Renewals go through an open breaker, and keep the key blocked.
 func TestRenewedLeaseBlocks(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		lease, err := locks.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+	degrading(t, func(w *bed) {
+		lease, err := w.locks.Acquire(w.Context(), "k")
+		require.NoError(w, err)
 		for i := range 10 { // so many are renewed in a batch
-			_, err := locks.Acquire(t.Context(), "kb"+strconv.Itoa(i))
-			require.NoError(t, err)
+			_, err := w.locks.Acquire(w.Context(), "kb"+strconv.Itoa(i))
+			require.NoError(w, err)
 		}
-		_, err = b.TryAcquire(t.Context(), "k2", "t", 10*time.Second)
-		require.NoError(t, err)
-		open(t, s, b)
+		w.take("k2", "t", 10*time.Second)
+		w.open()
 		for range 20 {
 			time.Sleep(5 * time.Second)
-			held, err := b.Renew(t.Context(), "k2", "t", 10*time.Second)
-			require.NoError(t, err)
-			require.True(t, held)
+			held, err := w.Renew(w.Context(), "k2", "t", 10*time.Second)
+			require.True(w, held && err == nil, err)
 		}
 		for _, key := range []string{"k", "k2", "kb0", "kb9"} {
-			_, err = locks.TryAcquire(t.Context(), key)
-			require.ErrorIs(t, err, dlock.ErrHeld)
+			w.requireHeld(key, key)
 		}
-		require.NoError(t, lease.Release())
-		lease, err = locks.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.True(t, lease.Degraded())
+		require.NoError(w, lease.Release())
+		w.degraded("k")
 	})
 }
 
 // A grant of the store that comes late, to a wait that began before the breaker opened, is of
 // no use while a degraded lease holds the key.
 func TestLateGrant(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		store := s.Forward.Locker.(*memory.Locker)
-		_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
-		require.NoError(t, err)
+	degrading(t, func(w *bed) {
+		w.other("k")
 		late := make(chan error)
 		go func() {
-			_, err := b.Acquire(t.Context(), "k", "late", time.Minute)
+			_, err := w.Acquire(w.Context(), "k", "late", time.Minute)
 			late <- err
 		}()
 		synctest.Wait()
-		open(t, s, b)
-		time.Sleep(30 * time.Second)
-		lease, err := locks.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		_, err = store.Release(t.Context(), "k", "of another process")
-		require.NoError(t, err)
+		w.down()
+		lease := w.degraded("k")
+		_, err := w.store.Release(w.Context(), "k", "of another process")
+		require.NoError(w, err)
 		err = <-late
-		require.ErrorIs(t, err, dlock.ErrUnavailable)
-		require.False(t, errors.As(err, new(*dlock.NoEffectError)), "it has to be released")
-		require.NoError(t, lease.Err())
+		require.ErrorIs(w, err, dlock.ErrUnavailable)
+		require.False(w, errors.As(err, new(*dlock.NoEffectError)), "it has to be released")
+		require.NoError(w, lease.Err())
 	})
 }
 
-// When the store is back, the next renewal takes the key there.
+// When the store is back, the next renewal takes the key there: also that of a process that holds a degraded lease, and
+// acquires nothing else.
 func TestStoreIsBack(t *testing.T) {
 	for _, other := range []bool{false, true} {
-		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-			open(t, s, b)
-			time.Sleep(30 * time.Second)
-			lease, err := locks.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
-			store := s.Forward.Locker.(*memory.Locker)
-			if other {
-				_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
-				require.NoError(t, err)
-			}
-			back(t, s, b)
-			_, err = locks.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld, "by the degraded lease")
-			time.Sleep(10 * time.Second)
-			hold, err := store.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			if other {
-				require.ErrorIs(t, lease.Err(), dlock.ErrLost)
-				require.Equal(t, "of another process", hold.Token)
-				return
-			}
-			require.NoError(t, lease.Err())
-			require.Equal(t, lease.Token(), hold.Token)
-			require.NoError(t, lease.Release())
-			hold, err = store.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			require.False(t, hold.Held)
-		})
-	}
-}
-
-// down makes the store fail, and waits until degraded leases are granted.
-func down(t *testing.T, s *away, b *breaker.Locker) {
-	t.Helper()
-	open(t, s, b)
-	time.Sleep(30 * time.Second)
-}
-
-// up lets the store answer. It locks the breaker, so that other goroutines see this.
-func up(s *away, b *breaker.Locker) {
-	synctest.Wait()
-	s.err, s.hang = nil, false
-	b.State()
-}
-
-// degraded acquires a degraded lease.
-func degraded(t *testing.T, locks *dlock.Client, key string) *dlock.Lease {
-	t.Helper()
-	lease, err := locks.TryAcquire(t.Context(), key)
-	require.NoError(t, err)
-	require.True(t, lease.Degraded())
-	return lease
-}
-
-// A process that holds a degraded lease, and acquires nothing else, notices that the store is back.
-func TestLeaderAlone(t *testing.T) {
-	for _, other := range []bool{false, true} {
-		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-			down(t, s, b)
-			leader := degraded(t, locks, "k")
-			store := s.Forward.Locker.(*memory.Locker)
-			if other {
-				_, err := store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
-				require.NoError(t, err)
-			}
-			up(s, b)
-			time.Sleep(20 * time.Second)
-			hold, err := store.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			if other {
-				require.ErrorIs(t, leader.Err(), dlock.ErrLost)
-			} else {
-				require.NoError(t, leader.Err())
-				require.Equal(t, leader.Token(), hold.Token, "the leader is that of the store")
-			}
-		})
+		for _, alone := range []bool{false, true} {
+			degrading(t, func(w *bed) {
+				w.down()
+				lease := w.degraded("k")
+				if other {
+					w.other("k")
+				}
+				if alone {
+					w.up()
+					time.Sleep(10 * time.Second)
+				} else {
+					w.back()
+					w.requireHeld("k", "by the degraded lease")
+				}
+				time.Sleep(10 * time.Second)
+				if other {
+					require.ErrorIs(w, lease.Err(), dlock.ErrLost)
+					require.Equal(w, "of another process", w.stored("k").Token)
+					return
+				}
+				require.NoError(w, lease.Err())
+				require.Equal(w, lease.Token(), w.stored("k").Token)
+				require.NoError(w, lease.Release())
+				require.False(w, w.stored("k").Held)
+			})
+		}
 	}
 }
 
@@ -327,41 +234,39 @@ func TestLeaderAlone(t *testing.T) {
 func TestIdleBreaker(t *testing.T) {
 	for _, idle := range []time.Duration{5 * time.Second, time.Hour} {
 		for _, queued := range []bool{false, true} {
-			degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-				attempt := b.TryAcquire
+			degrading(t, func(w *bed) {
+				attempt := w.TryAcquire
 				if queued {
-					attempt = b.Acquire
+					attempt = w.Acquire
 				}
-				down(t, s, b)
-				require.NoError(t, degraded(t, locks, "k").Release())
+				granted := func(key string, degraded bool, after time.Duration, why string) {
+					w.Helper()
+					begun := time.Now()
+					a, err := attempt(w.Context(), key, "t", 10*time.Second)
+					require.NoError(w, err)
+					require.True(w, a.Acquired)
+					require.Equal(w, degraded, a.Degraded, why)
+					require.Equal(w, after, time.Since(begun), why)
+				}
+				w.down()
+				require.NoError(w, w.degraded("k").Release())
 				time.Sleep(idle)
-				s.hang = true
-				begun := time.Now()
-				a, err := attempt(t.Context(), "k", "t", 10*time.Second)
-				require.NoError(t, err)
-				require.True(t, a.Degraded, "the store is still away")
-				require.Equal(t, time.Second, time.Since(begun), "for the probe")
+				w.s.hang = true
+				granted("k", true, time.Second, "for the probe: the store is still away")
 				synctest.Wait()
-				begun = time.Now()
-				a, err = attempt(t.Context(), "k2", "t", 10*time.Second)
-				require.NoError(t, err)
-				require.True(t, a.Degraded)
-				require.Zero(t, time.Since(begun), "the evidence is new")
+				granted("k2", true, 0, "the evidence is new")
 				time.Sleep(idle)
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				ctx, cancel := context.WithTimeout(w.Context(), 300*time.Millisecond)
 				defer cancel()
-				_, err = attempt(ctx, "k3", "t", 10*time.Second)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorIs(t, err, dlock.ErrUnavailable)
-				require.True(t, dlock.NoEffect(err))
+				_, err := attempt(ctx, "k3", "t", 10*time.Second)
+				require.ErrorIs(w, err, context.DeadlineExceeded)
+				require.ErrorIs(w, err, dlock.ErrUnavailable)
+				require.True(w, dlock.NoEffect(err))
 
-				up(s, b)
+				w.up()
 				time.Sleep(idle)
-				a, err = attempt(t.Context(), "k4", "t", 10*time.Second)
-				require.NoError(t, err)
-				require.True(t, a.Acquired)
-				require.False(t, a.Degraded, "the store is back")
-				require.False(t, b.State().Open)
+				granted("k4", false, 0, "the store is back")
+				require.False(w, w.State().Open)
 			})
 		}
 	}
@@ -370,122 +275,107 @@ func TestIdleBreaker(t *testing.T) {
 // A lease that was lost to another process is forgotten at once.
 func TestLostDegradedLease(t *testing.T) {
 	for _, batch := range []bool{false, true} {
-		degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-			down(t, s, b)
-			a, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
-			require.NoError(t, err)
-			require.True(t, a.Degraded)
-			store := s.Forward.Locker.(*memory.Locker)
-			_, err = store.TryAcquire(t.Context(), "k", "of another process", time.Hour)
-			require.NoError(t, err)
-			back(t, s, b)
-			held := true
+		degrading(t, func(w *bed) {
+			w.down()
+			require.True(w, w.take("k", "t", time.Hour).Degraded)
+			w.other("k")
+			w.back()
+			held, err := true, error(nil)
 			if batch {
-				results, err := b.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}})
-				require.NoError(t, err)
-				require.NoError(t, results[0].Err)
+				var results []dlock.RenewResult
+				results, err = w.RenewBatch(w.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}})
+				require.NoError(w, results[0].Err)
 				held = results[0].Held
 			} else {
-				held, err = b.Renew(t.Context(), "k", "t", time.Hour)
-				require.NoError(t, err)
+				held, err = w.Renew(w.Context(), "k", "t", time.Hour)
 			}
-			require.False(t, held)
-			require.Zero(t, b.Remembered(), "keys that are remembered")
-			_, err = store.Release(t.Context(), "k", "of another process")
-			require.NoError(t, err)
-			lease, err := locks.TryAcquire(t.Context(), "k")
-			require.NoError(t, err, "the key is free in the store")
-			require.False(t, lease.Degraded())
-			require.NoError(t, lease.Release())
+			require.NoError(w, err)
+			require.False(w, held)
+			require.Zero(w, w.Remembered(), "keys that are remembered")
+			_, err = w.store.Release(w.Context(), "k", "of another process")
+			require.NoError(w, err)
+			lease, err := w.locks.TryAcquire(w.Context(), "k")
+			require.NoError(w, err, "the key is free in the store")
+			require.False(w, lease.Degraded())
+			require.NoError(w, lease.Release())
 		})
 	}
 }
 
 // Keys of leases that have ended are not remembered for ever.
 func TestForgets(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
+	degrading(t, func(w *bed) {
 		for i := range 1000 {
-			_, err := b.TryAcquire(t.Context(), "k"+strconv.Itoa(i), "t", time.Second)
-			require.NoError(t, err)
+			w.take("k"+strconv.Itoa(i), "t", time.Second)
 		}
-		down(t, s, b)
+		w.down()
 		for i := range 1000 {
-			_, err := b.TryAcquire(t.Context(), "kd"+strconv.Itoa(i), "t", time.Second)
-			require.NoError(t, err)
+			w.take("kd"+strconv.Itoa(i), "t", time.Second)
 		}
-		back(t, s, b)
+		w.back()
 		for i := range 2000 {
-			_, err := b.TryAcquire(t.Context(), "k", strconv.Itoa(i), 2*time.Millisecond)
-			require.NoError(t, err)
+			w.take("k", strconv.Itoa(i), 2*time.Millisecond)
 			time.Sleep(2 * time.Millisecond)
 		}
-		require.Less(t, b.Remembered(), 10)
+		require.Less(w, w.Remembered(), 10)
 	})
 }
 
 // A renewal that takes the key in the store does not shorten the lease.
 func TestRenewalNeverShortens(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		down(t, s, b)
-		_, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
-		require.NoError(t, err)
-		back(t, s, b)
-		held, err := b.Renew(t.Context(), "k", "t", time.Second)
-		require.NoError(t, err)
-		require.True(t, held)
+	degrading(t, func(w *bed) {
+		w.down()
+		w.take("k", "t", time.Hour)
+		w.back()
+		held, err := w.Renew(w.Context(), "k", "t", time.Second)
+		require.True(w, held && err == nil, err)
 		time.Sleep(time.Minute)
-		_, err = locks.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
+		w.requireHeld("k", "")
 	})
 }
 
 // Of two renewals of a degraded lease, the second waits for the first, which has no answer and
 // extends the lease in memory. Then it takes the key in the store, for no less.
 func TestCrossingRenewals(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, _ *breaker.Locker, _ *dlock.Client) {
-		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
-		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
-		down(t, s, b)
-		_, err := b.TryAcquire(t.Context(), "k", "t", 10*time.Second)
-		require.NoError(t, err)
-		back(t, s, b)
-		slow.set(100*time.Millisecond, errStore)
+	degrading(t, func(w *bed) {
+		w.down()
+		w.take("k", "t", 10*time.Second)
+		w.back()
+		w.s.slow(100*time.Millisecond, errStore)
 		go func() {
-			held, err := b.Renew(t.Context(), "k", "t", time.Hour)
-			require.True(t, held && err == nil, "the first renewal: %v, %v", held, err)
-			slow.set(0, nil)
+			held, err := w.Renew(w.Context(), "k", "t", time.Hour)
+			require.True(w, held && err == nil, "the first renewal: %v, %v", held, err)
+			w.s.slow(0, nil)
 		}()
 		synctest.Wait()
-		held, err := b.Renew(t.Context(), "k", "t", 10*time.Second)
-		require.True(t, held && err == nil, "the second renewal: %v, %v", held, err)
-		hold, err := s.Forward.Locker.(*memory.Locker).Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Equal(t, "t", hold.Token)
-		require.Greater(t, hold.Remaining, 59*time.Minute)
+		held, err := w.Renew(w.Context(), "k", "t", 10*time.Second)
+		require.True(w, held && err == nil, "the second renewal: %v, %v", held, err)
+		require.Equal(w, "t", w.stored("k").Token)
+		require.Greater(w, w.stored("k").Remaining, 59*time.Minute)
 	})
 }
 
 // Leases of the store and degraded ones in a batch are renewed independently.
 func TestMixedBatch(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		_, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
-		require.NoError(t, err)
-		down(t, s, b)
-		a, err := b.TryAcquire(t.Context(), "kd", "t", time.Hour)
-		require.NoError(t, err)
-		require.True(t, a.Degraded)
-		batch := []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}, {Key: "kd", Token: "t", TTL: time.Hour}}
-		s.renew = errStore
-		results, err := b.RenewBatch(t.Context(), batch)
-		require.NoError(t, err)
-		require.Equal(t, []dlock.RenewResult{{Err: errStore}, {Held: true}}, results)
-		s.renew = errors.ErrUnsupported
-		_, err = b.RenewBatch(t.Context(), batch)
-		require.ErrorIs(t, err, errors.ErrUnsupported)
-		s.renew = nil
-		results, err = b.RenewBatch(t.Context(), batch)
-		require.NoError(t, err)
-		require.Equal(t, []dlock.RenewResult{{Held: true}, {Held: true}}, results)
+	degrading(t, func(w *bed) {
+		w.take("k", "t", time.Hour)
+		w.down()
+		require.True(w, w.take("kd", "t", time.Hour).Degraded)
+		for _, c := range []struct {
+			fails, err error
+			of         dlock.RenewResult
+		}{
+			{errStore, nil, dlock.RenewResult{Err: errStore}},
+			{errors.ErrUnsupported, errors.ErrUnsupported, dlock.RenewResult{}},
+			{nil, nil, dlock.RenewResult{Held: true}},
+		} {
+			w.s.renew = c.fails
+			results, err := w.RenewBatch(w.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Hour}, {Key: "kd", Token: "t", TTL: time.Hour}})
+			require.ErrorIs(w, err, c.err)
+			if c.err == nil {
+				require.Equal(w, []dlock.RenewResult{c.of, {Held: true}}, results)
+			}
+		}
 	})
 }
 
@@ -493,96 +383,93 @@ func TestMixedBatch(t *testing.T) {
 // bounded number of calls takes their keys in the store.
 func TestRenewalsOfMany(t *testing.T) {
 	const leases = 5000
-	bubble.Test(t, func(t *testing.T) {
-		s := &away{Forward: dlock.Forward{Locker: memory.New()}}
-		slow := &slowTry{Forward: dlock.Forward{Locker: s}}
-		b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
-		locks := dlock.New(b)
-		down(t, s, b)
+	in(t, func(w *bed) {
+		locks := w.locks
+		w.locks = dlock.New(w.Locker)
+		w.down()
 		for i := range leases {
-			degraded(t, locks, strconv.Itoa(i))
+			w.degraded(strconv.Itoa(i))
 		}
-		sent := s.calls.Load()
+		sent := w.s.calls.Load()
 		time.Sleep(15 * time.Second) // one renewal of each
-		require.Equal(t, sent, s.calls.Load(), "attempts while the breaker was open")
-		require.Equal(t, leases, locks.Stats().Leases)
-		back(t, s, b)
-		slow.set(5*time.Millisecond, nil)
+		require.Equal(w, sent, w.s.calls.Load(), "attempts while the breaker was open")
+		require.Equal(w, leases, w.locks.Stats().Leases)
+		w.back()
+		w.s.slow(5*time.Millisecond, nil)
 		time.Sleep(15 * time.Second) // one renewal of each
-		require.Equal(t, leases, locks.Stats().Leases)
-		require.GreaterOrEqual(t, s.calls.Load(), sent+leases)
-		require.LessOrEqual(t, slow.most, 64, "calls at the same time")
-		slow.set(0, nil)
-		ended, cancel := context.WithCancel(t.Context())
+		require.Equal(w, leases, w.locks.Stats().Leases)
+		require.GreaterOrEqual(w, w.s.calls.Load(), sent+leases)
+		require.LessOrEqual(w, w.s.most, 64, "calls at the same time")
+		w.s.slow(0, nil)
+		ended, cancel := context.WithCancel(w.Context())
 		cancel()
-		require.Error(t, locks.Shutdown(ended))
-	})
+		require.Error(w, w.locks.Shutdown(ended))
+		w.locks = locks
+	}, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
 }
 
 // A degraded lease cannot be adopted by another process.
 func TestDetachOfADegradedLease(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		down(t, s, b)
-		lease := degraded(t, locks, "k")
+	degrading(t, func(w *bed) {
+		w.down()
+		lease := w.degraded("k")
 		_, err := lease.Detach()
-		require.ErrorIs(t, err, dlock.ErrInvalid)
-		require.ErrorContains(t, err, "degraded")
-		require.NoError(t, lease.Err(), "it is still held")
-		require.NoError(t, lease.Release())
+		require.ErrorIs(w, err, dlock.ErrInvalid)
+		require.ErrorContains(w, err, "degraded")
+		require.NoError(w, lease.Err(), "it is still held")
+		require.NoError(w, lease.Release())
 		_, err = lease.Detach()
-		require.ErrorIs(t, err, dlock.ErrReleased)
+		require.ErrorIs(w, err, dlock.ErrReleased)
 	})
 }
 
 // The end of a wait behind a degraded lease says that the key is held.
 func TestWaitBehindADegradedLease(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		down(t, s, b)
-		lease := degraded(t, locks, "k")
+	degrading(t, func(w *bed) {
+		w.down()
+		lease := w.degraded("k")
 		waits := func(wait time.Duration) {
-			t.Helper()
+			w.Helper()
 			begun := time.Now()
-			_, err := locks.With(dlock.WithMaxWait(wait)).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.NotErrorIs(t, err, dlock.ErrUnavailable)
-			require.Equal(t, wait, time.Since(begun))
-			require.Zero(t, locks.Stats().ReleasesOwed, "nothing was sent")
+			_, err := w.locks.With(dlock.WithMaxWait(wait)).Acquire(w.Context(), "k")
+			require.ErrorIs(w, err, dlock.ErrHeld)
+			require.NotErrorIs(w, err, dlock.ErrUnavailable)
+			require.Equal(w, wait, time.Since(begun))
+			require.Zero(w, w.locks.Stats().ReleasesOwed, "nothing was sent")
 		}
 		waits(time.Second)
 		waits(time.Minute) // longer than the TTL
 		time.AfterFunc(2*time.Second, func() { _ = lease.Release() })
 		begun := time.Now()
-		lease, err := locks.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.Equal(t, 2*time.Second, time.Since(begun))
+		lease, err := w.locks.Acquire(w.Context(), "k")
+		require.NoError(w, err)
+		require.Equal(w, 2*time.Second, time.Since(begun))
 		waits(time.Minute) // its key has just been contended, so it begins without an attempt
-		require.NoError(t, lease.Release())
+		require.NoError(w, lease.Release())
 	})
 }
 
 // A waiter behind a degraded lease joins the queue of the store once the key is taken there.
 func TestWaitBecomesOneOfTheStore(t *testing.T) {
-	degrading(t, func(t *testing.T, s *away, b *breaker.Locker, locks *dlock.Client) {
-		down(t, s, b)
-		lease := degraded(t, locks, "k")
+	degrading(t, func(w *bed) {
+		w.down()
+		lease := w.degraded("k")
 		done := make(chan *dlock.Lease)
 		go func() {
-			next, err := locks.Acquire(t.Context(), "k")
+			next, err := w.locks.Acquire(w.Context(), "k")
 			if err != nil {
-				t.Error(err)
+				w.Error(err)
 			}
 			done <- next
 		}()
-		up(s, b)
+		w.up()
 		time.Sleep(20 * time.Second)
-		hold, err := s.Forward.Locker.(*memory.Locker).Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Equal(t, lease.Token(), hold.Token)
-		require.Equal(t, 1, hold.Waiting)
-		require.NoError(t, lease.Release())
+		require.Equal(w, lease.Token(), w.stored("k").Token)
+		require.Equal(w, 1, w.stored("k").Waiting)
+		require.NoError(w, lease.Release())
 		next := <-done
-		require.False(t, next.Degraded())
-		require.NoError(t, next.Release())
+		require.False(w, next.Degraded())
+		require.NoError(w, next.Release())
 	})
 }
 
@@ -590,129 +477,144 @@ func TestWaitBecomesOneOfTheStore(t *testing.T) {
 func TestFickleKeys(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		degrades := first
-		in(t, func(t *testing.T, s *away, b *breaker.Locker) {
-			locks := dlock.New(b, dlock.WithTTL(time.Minute))
+		in(t, func(w *bed) {
+			w.locks = dlock.New(w.Locker, dlock.WithTTL(time.Minute))
 			if first { // then the lease is degraded, else it is one of the store
-				down(t, s, b)
+				w.down()
 			}
-			lease, err := locks.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
-			require.Equal(t, first, lease.Degraded())
+			lease, err := w.locks.TryAcquire(w.Context(), "k")
+			require.NoError(w, err)
+			require.Equal(w, first, lease.Degraded())
 			if first {
-				back(t, s, b)
+				w.back()
 			} else {
-				down(t, s, b)
+				w.down()
 			}
 			degrades = !first
-			_, err = locks.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.NoError(t, lease.Err())
-			require.NoError(t, lease.Release())
-			s.err = nil
-			require.NoError(t, locks.Close())
+			w.requireHeld("k", "")
+			require.NoError(w, lease.Err())
+			require.NoError(w, lease.Release())
+			w.s.err = nil
 		}, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: func(string) bool { return degrades }}))
 	}
 }
 
 // A degraded lease leaves nothing in the store, even if it was released while the store was
-// asked for it, or if the answer was lost.
+// asked for it, or if the answer was lost. The release waits for the answer.
 func TestReleaseOfALeaseThatWasAsked(t *testing.T) {
-	for _, test := range []struct {
-		delay time.Duration // of the question
-		lost  error         // in place of the answer
-	}{{time.Second, nil}, {time.Second, errStore}, {0, errStore}} {
-		bubble.Test(t, func(t *testing.T) {
-			store := memory.New()
-			s := &away{Forward: dlock.Forward{Locker: store}}
-			slow := &slowTry{Forward: dlock.Forward{Locker: s}}
-			b := breaker.New(slow, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
-			open(t, s, b)
-			time.Sleep(time.Second)
-			a, err := b.TryAcquire(t.Context(), "k", "t", time.Hour)
-			require.NoError(t, err)
-			require.True(t, a.Degraded)
-			back(t, s, b)
-			slow.set(test.delay, test.lost)
-			go func() { _, _ = b.Renew(t.Context(), "k", "t", time.Hour) }()
+	for _, c := range []struct {
+		delay  time.Duration // of the question
+		lost   error         // in place of the answer
+		client bool          // the calls are those of a Client
+	}{{time.Second, nil, false}, {time.Second, errStore, false}, {0, errStore, false}, {time.Second, nil, true}} {
+		degrading(t, func(w *bed) {
+			w.down()
+			renew := func() { _, _ = w.Renew(w.Context(), "k", "t", time.Hour) }
+			release := func() (bool, error) { return w.Release(w.Context(), "k", "t") }
+			if c.client {
+				lease := w.degraded("k")
+				renew = func() { _ = lease.Renew(w.Context()) }
+				release = func() (bool, error) { return true, lease.Release() }
+			} else {
+				require.True(w, w.take("k", "t", time.Hour).Degraded)
+			}
+			w.back()
+			w.s.slow(c.delay, c.lost)
+			go renew()
 			synctest.Wait()
-			held, err := b.Release(t.Context(), "k", "t")
-			require.NoError(t, err)
-			require.True(t, held)
+			held, err := release()
+			require.True(w, held && err == nil, err)
 			time.Sleep(10 * time.Second)
-			hold, err := store.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			require.False(t, hold.Held)
+			require.False(w, w.stored("k").Held)
 		})
 	}
 }
 
-// A slowTry delays attempts, may lose their answers, and counts those in flight.
-type slowTry struct {
-	dlock.Forward
-	mu             sync.Mutex
-	delay          time.Duration
-	reply          error
-	inFlight, most int
+// The release of a degraded lease that the store may have is not "no effect" if only the store's
+// part failed: the next release that is answered would take the lease for lost.
+func TestReleaseOfALeaseThatTheStoreMayHave(t *testing.T) {
+	degrading(t, func(w *bed) {
+		w.down()
+		lease := w.degraded("k")
+		w.back()
+		w.store.Fail(errDial)                        // away again
+		require.NoError(w, lease.Renew(w.Context())) // asks the store
+		require.Error(w, lease.Release())
+		w.store.Fail(nil)
+		require.NoError(w, lease.Release(), "nobody else has held the key")
+		require.Zero(w, w.locks.Stats().Lost)
+	})
 }
 
-func (s *slowTry) set(delay time.Duration, reply error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.delay, s.reply = delay, reply
-}
-
-func (s *slowTry) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	s.mu.Lock()
-	s.inFlight++
-	s.most = max(s.most, s.inFlight)
-	pause := time.After(s.delay)
-	s.mu.Unlock()
-	select {
-	case <-ctx.Done():
-	case <-pause:
-	}
-	s.mu.Lock()
-	s.inFlight--
-	reply := s.reply
-	s.mu.Unlock()
-	a, err := s.Forward.TryAcquire(ctx, key, token, ttl)
-	return a, cmp.Or(err, reply)
+// The reply of a renewal, overtaken by the Release of the same lease, must not replace what the
+// breaker knows of the next holder.
+func TestOvertakenRenewal(t *testing.T) {
+	in(t, func(w *bed) {
+		w.locks = dlock.New(w.Locker, dlock.WithTTL(3*time.Second))
+		second := dlock.New(w.Locker, dlock.WithTTL(30*time.Second), dlock.WithRenewal(false))
+		l1, err := w.locks.Acquire(w.Context(), "k")
+		require.NoError(w, err)
+		got := make(chan *dlock.Lease, 1)
+		go func() {
+			l, err := second.Acquire(w.Context(), "k")
+			require.NoError(w, err)
+			got <- l
+		}()
+		time.Sleep(time.Second)
+		w.open()
+		time.Sleep(35 * time.Second)
+		_, _ = w.TryAcquire(w.Context(), "other", "t", time.Second)
+		require.NoError(w, l1.Err())
+		w.s.mu.Lock()
+		w.s.renewed = 500 * time.Millisecond
+		w.s.mu.Unlock()
+		done := make(chan error, 1)
+		go func() { done <- l1.Renew(w.Context()) }()
+		time.Sleep(10 * time.Millisecond)
+		require.NoError(w, l1.Release())
+		l2 := <-got
+		require.False(w, l2.Degraded())
+		<-done
+		time.Sleep(4 * time.Second)
+		require.NoError(w, l2.Err())
+		w.requireHeld("k", l2.String())
+		synctest.Wait()
+		w.s.err = nil
+		require.NoError(w, l2.Release())
+		require.NoError(w, second.Close())
+	}, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: all}))
 }
 
 // Holds of one process never overlap, whatever the store does: neither those in memory, nor
 // those in the store, nor one with the other.
 func TestHistoryOfDegradation(t *testing.T) {
-	type hold struct {
-		key        string
-		begun, end time.Time
-		degraded   bool
-	}
-	var kinds [2]int
+	kinds := make(map[bool]int) // of holds: degraded, and others
 	for seed := range uint64(20) {
 		bubble.Test(t, func(t *testing.T) {
 			var mu sync.Mutex
 			away, random := false, rand.New(rand.NewPCG(seed, 0))
-			chance := func(n int) bool { mu.Lock(); defer mu.Unlock(); return random.IntN(n) == 0 }
 			between := func(d time.Duration) time.Duration {
 				mu.Lock()
 				defer mu.Unlock()
 				return time.Duration(random.Int64N(int64(d)))
 			}
-			fails := func(string) error {
-				time.Sleep(between(50 * time.Millisecond))
+			set := func(to func(bool) bool) bool {
 				mu.Lock()
 				defer mu.Unlock()
-				if away {
+				away = to(away)
+				return away
+			}
+			stays := func(now bool) bool { return now }
+			store := &flaky{dlock.Forward{Locker: memory.New()}, func() error {
+				if time.Sleep(between(50 * time.Millisecond)); set(stays) {
 					return errStore
 				}
 				return nil
-			}
-			store := &hooked{dlock.Forward{Locker: memory.New()}, fails, fails}
-			fickle := func(string) bool { return chance(2) }
+			}}
+			fickle := func(string) bool { return between(2) == 0 }
 			b := breaker.New(store, breaker.WithDegradation(breaker.Degradation{After: 5 * time.Second, Keys: fickle}))
 			locks := dlock.New(b, dlock.WithTTL(4*time.Second), dlock.WithMaxWait(3*time.Second))
-			var holds []hold
-			begun := time.Now()
+			r, begun := history.NewRecorder(time.Now()), time.Now()
 			var workers sync.WaitGroup
 			for range 8 {
 				workers.Go(func() {
@@ -723,100 +625,85 @@ func TestHistoryOfDegradation(t *testing.T) {
 							time.Sleep(between(200 * time.Millisecond))
 							continue
 						}
-						begun := time.Now()
+						var holds []*history.Hold
+						for _, lease := range set.All() {
+							holds = append(holds, r.Hold("", lease, 0))
+						}
 						d := between(time.Second)
-						if chance(10) {
+						if between(10) == 0 {
 							d *= 10
 						}
 						select {
 						case <-time.After(d):
 						case <-set.Done():
 						}
-						mu.Lock()
-						for _, lease := range set.All() {
-							h := hold{key: lease.Key(), begun: begun, end: time.Now(), degraded: lease.Degraded()}
-							if deadline := lease.Deadline(); deadline.Before(h.end) {
-								h.end = deadline
-							}
-							holds = append(holds, h)
+						for i, lease := range set.All() {
+							r.End(holds[i], lease)
+							mu.Lock()
+							kinds[lease.Degraded()]++
+							mu.Unlock()
 						}
-						mu.Unlock()
 						_ = set.Release()
 					}
 				})
 			}
 			for time.Since(begun) < 2*time.Minute {
 				time.Sleep(between(20 * time.Second))
-				mu.Lock()
-				away = !away
-				mu.Unlock()
+				set(func(now bool) bool { return !now })
 			}
-			mu.Lock()
-			away = false
-			mu.Unlock()
+			set(func(bool) bool { return false })
 			workers.Wait()
 			require.NoError(t, locks.Close())
 			time.Sleep(time.Minute)
-			slices.SortFunc(holds, func(a, b hold) int { return cmp.Or(cmp.Compare(a.key, b.key), a.begun.Compare(b.begun)) })
-			for i, h := range holds {
-				if h.degraded {
-					kinds[0]++
-				} else {
-					kinds[1]++
-				}
-				if i > 0 && holds[i-1].key == h.key && h.begun.Before(holds[i-1].end) {
-					t.Errorf("%+v overlaps %+v", holds[i-1], h)
-				}
-			}
+			require.Empty(t, r.History().Overlaps())
 		})
 	}
-	require.Greater(t, kinds[0], 100, "degraded holds")
-	require.Greater(t, kinds[1], 100, "other holds")
+	require.Greater(t, kinds[true], 100, "degraded holds")
+	require.Greater(t, kinds[false], 100, "other holds")
 }
 
-// A hooked Locker calls a function before and after each call, with its name. An error takes the place of
-// the call, or of its answer.
-type hooked struct {
+// A flaky Locker may fail before each call, which then is not made, and after it, so that its answer is lost.
+type flaky struct {
 	dlock.Forward
-	before, after func(op string) error
+	fails func() error
 }
 
-func through[R any](h *hooked, op string, call func() (R, error)) (R, error) {
+func through[R any](f *flaky, call func() (R, error)) (R, error) {
 	var none R
-	if err := h.before(op); err != nil {
+	if err := f.fails(); err != nil {
 		return none, err
 	}
 	r, err := call()
-	if lost := h.after(op); lost != nil {
+	if lost := f.fails(); lost != nil {
 		return none, errors.Join(lost, err)
 	}
 	return r, err
 }
 
-func (h *hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return through(h, "try", func() (dlock.Attempt, error) { return h.Forward.TryAcquire(ctx, key, token, ttl) })
+func (f *flaky) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(f, func() (dlock.Attempt, error) { return f.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
-func (h *hooked) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	return through(h, "try", func() ([]dlock.Attempt, error) { return h.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set) })
+func (f *flaky) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	return through(f, func() ([]dlock.Attempt, error) { return f.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set) })
 }
 
-func (h *hooked) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	return through(h, "acquire", func() (dlock.Attempt, error) { return h.Forward.Acquire(ctx, key, token, ttl) })
+func (f *flaky) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(f, func() (dlock.Attempt, error) { return f.Forward.Acquire(ctx, key, token, ttl) })
 }
 
-func (h *hooked) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	return through(h, "renew", func() (bool, error) { return h.Forward.Renew(ctx, key, token, ttl) })
+func (f *flaky) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	return through(f, func() (bool, error) { return f.Forward.Renew(ctx, key, token, ttl) })
 }
 
-func (h *hooked) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	return through(h, "batch", func() ([]dlock.RenewResult, error) { return h.Forward.RenewBatch(ctx, batch) })
+func (f *flaky) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
+	return through(f, func() ([]dlock.RenewResult, error) { return f.Forward.RenewBatch(ctx, batch) })
 }
 
-func (h *hooked) Release(ctx context.Context, key, token string) (bool, error) {
-	return through(h, "release", func() (bool, error) { return h.Forward.Release(ctx, key, token) })
+func (f *flaky) Release(ctx context.Context, key, token string) (bool, error) {
+	return through(f, func() (bool, error) { return f.Forward.Release(ctx, key, token) })
 }
 
-func (h *hooked) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	return through(h, "inspect", func() (dlock.Hold, error) { return h.Forward.Inspect(ctx, key) })
+func (f *flaky) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
+	return through(f, func() (dlock.Hold, error) { return f.Forward.Inspect(ctx, key) })
 }

@@ -177,6 +177,29 @@ func TestGuardCountsSubscriptions(t *testing.T) {
 	})
 }
 
+// rueidis panics if a server refuses the PING behind an UNSUBSCRIBE, as one does that cannot save. None is sent there.
+func TestNoUnsubscribeWhereAPingIsRefused(t *testing.T) {
+	for text, calls := range map[string]int{
+		"": 2, "NOPERM User u has no permissions to run the 'ping' command": 2,
+		"MISCONF Errors writing to the RDB file": 1, "MASTERDOWN Link with MASTER is down": 1,
+	} {
+		wire, made := &hungClient{answers: make(chan error, 2)}, 0
+		wire.began = func() { made++ }
+		var refusal error
+		if text != "" {
+			refusal = errors.New(text)
+		}
+		wire.answers <- refusal
+		wire.answers <- nil
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		s := &subscription{ctx: ended, guard: newGuard(wire), unsubscribe: func() rueidis.Completed { return ping }}
+		require.Equal(t, context.Canceled, s.ending(context.Canceled, wire))
+		s.leaving.Wait()
+		require.Equal(t, calls, made, "calls: %q", text)
+	}
+}
+
 // A call that ends with its context all the same is not left behind: its own error says more.
 func TestGuardAwaitsTheLastWord(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -151,8 +152,9 @@ func (s *subscription) subscribed(now rueidis.PubSubSubscription) {
 // ending is called when a subscription has failed or ended. rueidis follows redirections, and would
 // subscribe again after a lost connection, which ending prevents. It ends a subscription that the
 // server still has, over the connection that this is on. It cannot wait for the answer, because
-// rueidis reads no more until it has returned. rueidis sends a PING behind UNSUBSCRIBE, and panics if a server
-// answers that with MASTERDOWN. So nothing is sent then: the messages are read, and dropped.
+// rueidis reads no more until it has returned. rueidis (as of 1.0.79) sends a PING behind UNSUBSCRIBE, and panics if the server
+// refuses that, but for want of the right to it: with MASTERDOWN, or with MISCONF when it cannot save. So nothing is sent to a
+// server that refuses a PING before: the messages are read, and dropped.
 func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 	if _, reply := rueidis.IsRedisErr(err); reply {
 		return err
@@ -168,7 +170,8 @@ func (s *subscription) ending(err error, wire rueidis.CommandClient) error {
 		ctx, cancel := context.WithTimeout(context.Background(), unsubscribeLimit)
 		defer cancel()
 		_ = rediserr.Try(func() {
-			if !unserving(wire.Do(ctx, s.guard.B().Ping().Build())) {
+			err := wire.Do(ctx, s.guard.B().Ping().Build()).Error()
+			if err == nil || strings.Contains(err.Error(), "'ping'") {
 				wire.Do(ctx, s.unsubscribe())
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -23,23 +24,76 @@ type chaos struct {
 	on      context.Context // faults end with it
 	group   func(process string) *workerGroup
 	wg      sync.WaitGroup
-	late    <-chan struct{} // closed when the round gives up
+	late    context.Context // ends when the round gives up
 	crashes int
+}
+
+// faults are what can happen. Each happens as often in a deck as the table says.
+var faults = []struct {
+	what   string // added to the journal when it has happened; "": the function adds it
+	times  int
+	strike func(c *chaos)
+}{
+	{"", 1, func(c *chaos) { c.wipe("FLUSHALL", func() { c.do("FLUSHALL") }) }},
+	{"", 1, func(c *chaos) {
+		c.add("handed over by script", c.published())
+		c.wipe("restart", c.server.Restart)
+	}},
+	{"scripts forgotten", 1, func(c *chaos) { c.do("SCRIPT", "FLUSH") }},
+	{"server suspended", 1, func(c *chaos) {
+		c.server.Suspend()
+		c.sleep(c.below(400 * time.Millisecond))
+		c.server.Resume()
+		c.fault("server resumed")
+	}},
+	{"server paused", 1, func(c *chaos) {
+		c.do("CLIENT", "PAUSE", fmt.Sprint(c.below(200*time.Millisecond).Milliseconds()), "ALL")
+	}},
+	{"", 2, func(c *chaos) { c.kill("normal") }},
+	{"", 3, func(c *chaos) { c.kill("pubsub") }},
+	{"connections cut", 2, func(c *chaos) { c.proxy().Cut() }},
+	{"network blocked", 2, func(c *chaos) {
+		c.bad(1500*time.Millisecond, func(p *faultproxy.Proxy) {
+			p.Block([]faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both}[c.rng.IntN(3)])
+		})
+	}},
+	{"connections refused", 1, func(c *chaos) { c.bad(700*time.Millisecond, (*faultproxy.Proxy).Refuse) }},
+	{"network slow", 4, func(c *chaos) { // each connection by a time of its own, so that replies overtake messages, and messages replies
+		c.bad(1500*time.Millisecond, func(p *faultproxy.Proxy) {
+			p.Slow(faultproxy.Both, faultproxy.Pace{Jitter: 1 + c.below(300*time.Millisecond)})
+		})
+	}},
+	{"", 2, func(c *chaos) {
+		c.meet("reply lost", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(c.match(), c.ending()) })
+	}},
+	{"", 1, func(c *chaos) {
+		c.meet("request lost", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropRequest(c.match(), c.ending()) })
+	}},
+	{"", 1, func(c *chaos) {
+		c.meet("reply cut", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.CutReply(c.match()) })
+	}},
+	{"", 3, (*chaos).delay},
+	{"", 1, (*chaos).crash},
+	{"", 1, (*chaos).burst},
 }
 
 // run injects faults of all kinds until c.on ends: each kind once quickly, then at the
 // pace of the round.
 func (c *chaos) run() {
 	for pace := 20 * time.Millisecond; c.on.Err() == nil; pace = c.pace {
-		deck := []func(){
-			c.flush, c.restart, c.forgetScripts, c.suspend, c.pause, c.killNormal, c.killPubsub,
-			c.cut, c.block, c.refuse, c.slow, c.loseReply, c.loseRequest, c.cutReply, c.delay,
-			c.cut, c.block, c.loseReply, c.delay, c.delay, c.slow, c.slow, c.slow, c.killNormal, c.killPubsub, c.killPubsub,
-			c.crash, c.burst,
+		var deck []int
+		for i, f := range faults {
+			deck = append(deck, slices.Repeat([]int{i}, f.times)...)
 		}
 		c.rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
-		for _, fault := range deck {
-			fault()
+		for _, i := range deck {
+			if f := faults[i]; f.what != "" {
+				c.fault("%s", f.what)
+				f.strike(c)
+				c.add(f.what, 1)
+			} else {
+				f.strike(c)
+			}
 			c.sleep(c.below(pace))
 		}
 	}
@@ -53,19 +107,11 @@ func (c *chaos) below(d time.Duration) time.Duration { return time.Duration(c.rn
 
 func (c *chaos) proxy() *faultproxy.Proxy { return c.proxies[c.rng.IntN(len(c.proxies))] }
 
-func (c *chaos) sleep(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-c.on.Done():
-	}
-}
+func (c *chaos) sleep(d time.Duration) { sleep(c.on, d) }
 
-// later calls f after d, or when the chaos ends.
-func (c *chaos) later(d time.Duration, f func()) {
-	c.wg.Go(func() {
-		c.sleep(d)
-		f()
-	})
+func (c *chaos) do(args ...string) any {
+	reply, _ := c.server.Do(args...)
+	return reply
 }
 
 // wipe calls f, which makes the server lose all data.
@@ -76,47 +122,14 @@ func (c *chaos) wipe(what string, f func()) {
 	c.add(what, 1)
 }
 
-func (c *chaos) flush() { c.wipe("FLUSHALL", func() { _, _ = c.server.Do("FLUSHALL") }) }
-
-func (c *chaos) restart() {
-	c.add("handed over by script", c.published())
-	c.wipe("restart", c.server.Restart)
-}
-
 // published returns how many messages the server has published since it started.
-func (c *chaos) published() int {
-	reply, _ := c.server.Do("INFO", "commandstats")
-	text, _ := reply.(string)
-	var n int
+func (c *chaos) published() (n int) {
+	text, _ := c.do("INFO", "commandstats").(string)
 	for line := range lines(text) {
 		_, _ = fmt.Sscanf(line, "cmdstat_publish:calls=%d", &n)
 	}
 	return n
 }
-
-func (c *chaos) forgetScripts() {
-	_, _ = c.server.Do("SCRIPT", "FLUSH")
-	c.add("scripts forgotten", 1)
-}
-
-func (c *chaos) suspend() {
-	c.server.Suspend()
-	c.fault("server suspended")
-	c.sleep(c.below(400 * time.Millisecond))
-	c.server.Resume()
-	c.fault("server resumed")
-	c.add("server suspended", 1)
-}
-
-func (c *chaos) pause() {
-	d := c.below(200 * time.Millisecond)
-	_, _ = c.server.Do("CLIENT", "PAUSE", fmt.Sprint(d.Milliseconds()), "ALL")
-	c.fault("CLIENT PAUSE for %v", d)
-	c.add("server paused", 1)
-}
-
-func (c *chaos) killNormal() { c.kill("normal") }
-func (c *chaos) killPubsub() { c.kill("pubsub") }
 
 func (c *chaos) kill(kind string) {
 	if n, ok := c.do("CLIENT", "KILL", "TYPE", kind).(int64); ok && n > 0 {
@@ -125,50 +138,20 @@ func (c *chaos) kill(kind string) {
 	}
 }
 
-func (c *chaos) do(args ...string) any {
-	reply, _ := c.server.Do(args...)
-	return reply
-}
-
-func (c *chaos) cut() {
-	c.proxy().Cut()
-	c.fault("connections cut")
-	c.add("connections cut", 1)
-}
-
-func (c *chaos) block() {
-	p, d := c.proxy(), c.below(1500*time.Millisecond)
-	p.Block([]faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both}[c.rng.IntN(3)])
-	c.fault("network blocked for %v", d)
-	c.heal(p, d)
-	c.add("network blocked", 1)
-}
-
-func (c *chaos) heal(p *faultproxy.Proxy, after time.Duration) {
-	c.later(after, func() { c.healed(p) })
+// bad makes a network bad for less than the given time.
+func (c *chaos) bad(below time.Duration, spoil func(*faultproxy.Proxy)) {
+	p, d := c.proxy(), c.below(below)
+	spoil(p)
+	c.wg.Go(func() {
+		c.sleep(d)
+		c.healed(p)
+	})
 }
 
 func (c *chaos) healed(p *faultproxy.Proxy) {
 	if err := p.Heal(); err != nil {
 		c.note("", event{Kind: broken, Who: "the test", At: now(), Text: err.Error()})
 	}
-}
-
-func (c *chaos) refuse() {
-	p, d := c.proxy(), c.below(700*time.Millisecond)
-	p.Refuse()
-	c.fault("connections refused for %v", d)
-	c.heal(p, d)
-	c.add("connections refused", 1)
-}
-
-// slow delays each connection by a time of its own, so that replies overtake messages,
-// and messages replies.
-func (c *chaos) slow() {
-	p, d := c.proxy(), c.below(1500*time.Millisecond)
-	p.Slow(faultproxy.Both, faultproxy.Pace{Jitter: 1 + c.below(300*time.Millisecond)})
-	c.heal(p, d)
-	c.add("network slow", 1)
 }
 
 // match matches calls of scripts, or, one time in five, any command.
@@ -183,23 +166,10 @@ func (c *chaos) ending() faultproxy.Ending {
 	return []faultproxy.Ending{faultproxy.Cut, faultproxy.Stall}[c.rng.IntN(2)]
 }
 
-func (c *chaos) loseReply() {
+// meet waits until a fault has met a request, or lifts it at the end.
+func (c *chaos) meet(what string, lie func(*faultproxy.Proxy) *faultproxy.Fault) {
 	p := c.proxy()
-	c.strike("reply lost", p, p.DropReply(c.match(), c.ending()))
-}
-
-func (c *chaos) loseRequest() {
-	p := c.proxy()
-	c.strike("request lost", p, p.DropRequest(c.match(), c.ending()))
-}
-
-func (c *chaos) cutReply() {
-	p := c.proxy()
-	c.strike("reply cut", p, p.CutReply(c.match()))
-}
-
-// strike waits until a fault has met a request, or lifts it at the end.
-func (c *chaos) strike(what string, p *faultproxy.Proxy, f *faultproxy.Fault) {
+	f := lie(p)
 	c.wg.Go(func() {
 		select {
 		case <-f.Struck():
@@ -238,7 +208,7 @@ func (c *chaos) delay() {
 // hold and wait: to the server, a process has died.
 func (c *chaos) crash() {
 	c.crashes++
-	process, library, d := fmt.Sprintf("crash%d", c.crashes), c.rng.IntN(len(libraries)), c.below(500*time.Millisecond)
+	process, library, d := fmt.Sprintf("crash%d", c.crashes), c.rng.IntN(len(clients.All)), c.below(500*time.Millisecond)
 	c.wg.Go(func() {
 		p, err := faultproxy.New(c.server.Addr())
 		if err != nil {
@@ -251,7 +221,7 @@ func (c *chaos) crash() {
 		group.limit, giveUp = context.WithCancel(group.limit)
 		group.stop = group.limit
 		defer giveUp()
-		if group.start("crash", library, p.Addr(), 4) != nil {
+		if _, err := group.start("crash/"+clients.All[library].Name, openAt(library, p.Addr()), 4, (*worker).anything); err != nil {
 			return
 		}
 		c.sleep(d)
@@ -264,9 +234,9 @@ func (c *chaos) crash() {
 
 // burst starts a hundred waits for one lock, and cancels them together.
 func (c *chaos) burst() {
-	library, p, d := c.rng.IntN(len(libraries)), c.proxy(), c.below(300*time.Millisecond)
+	library, p, d := c.rng.IntN(len(clients.All)), c.proxy(), c.below(300*time.Millisecond)
 	c.wg.Go(func() {
-		locker, closeClient, err := dialPatiently(c.on, library, p.Addr())
+		locker, closeClient, err := patiently(c.on, openAt(library, p.Addr()))
 		if err != nil {
 			return
 		}
@@ -292,7 +262,7 @@ func (c *chaos) burst() {
 // wantedKinds are the things of which each must have happened before a round may end.
 var wantedKinds = slices.Concat(childKinds, []string{
 	"found held", "served from the queue", "cancelled in the queue", "MaxWait over", "expired", "abandoned",
-	"lost early", "not answered", "detached", "server checked", "handed over by script", "crashed", "bursts",
+	"lost early", "not answered", "detached", "server checked", "led", "permit taken", "handed over by script", "crashed", "bursts",
 	"FLUSHALL", "restart", "scripts forgotten", "server suspended", "server paused",
 	"connections killed: normal", "connections killed: pubsub", "connections cut", "connections refused",
 	"network blocked", "network slow", "reply lost", "request lost", "reply cut", "request late",

@@ -1,19 +1,22 @@
 package stress
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
-	"runtime"
+	"math/rand/v2"
+	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/backend/internal/clients"
+	"github.com/dlock-go/dlock/internal/proctest"
+	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // childKinds are what must have happened to child processes.
@@ -22,182 +25,211 @@ var childKinds = []string{
 	"stopped while waiting", "stopped while holding", "killed while waiting", "killed while holding",
 }
 
-const (
-	envChild  = "DLOCK_STRESS_CHILD"
-	eventMark = "@event "
-	childPoll = 20 * time.Millisecond // between two checks whether a process is busy
-)
+const childPoll = 20 * time.Millisecond // between two checks whether a process is busy
 
 // An order tells a child process what to do.
 type order struct {
-	Addr string
-	Keys []string
-	Seed uint64
+	Addrs   []string
+	Keys    []string
+	TTLs    []time.Duration
+	Seed    uint64
+	Library int // the only one, with sets; else three workers of each do anything
+	Sets    bool
 }
 
-// TestStressChild is the main function of a child process of TestStress. It works until
-// its standard input ends.
-func TestStressChild(t *testing.T) {
-	text := os.Getenv(envChild)
-	if text == "" {
-		t.Skip("a part of TestStress")
-	}
+// TestChild is the main function of a child process. It works until it gets a SIGTERM, and ends when its workers have
+// been served.
+func TestChild(t *testing.T) {
 	var o order
-	if err := json.Unmarshal([]byte(text), &o); err != nil {
-		t.Fatal(err)
-	}
-	stop, cancel := context.WithCancel(context.Background())
+	require.NoError(t, json.Unmarshal([]byte(proctest.Args(t)[0]), &o))
+	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer cancel()
 	defer watchGoroutines(t)()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
-	g := &workerGroup{keys: o.Keys, seed: o.Seed, note: reporter(), stop: stop, limit: context.Background()}
-	for i := range libraries {
-		if err := g.start("child", i, o.Addr, 3); err != nil {
-			break
-		}
+	g := &workerGroup{keys: o.Keys, ttls: o.TTLs, seed: o.Seed, stop: stop, limit: context.Background(), note: func(e event) {
+		text, _ := json.Marshal(e)
+		proctest.Say(string(text))
+	}}
+	defer g.close()
+	if o.Sets {
+		_, _ = g.start("child/"+clients.All[o.Library].Name, openAt(o.Library, o.Addrs...), perClient, (*worker).set)
+		return
 	}
-	g.close()
-}
-
-// reporter returns a function that reports events to the parent, each with one write.
-func reporter() func(event) {
-	var mu sync.Mutex
-	return func(e event) {
-		line, _ := json.Marshal(e)
-		mu.Lock()
-		defer mu.Unlock()
-		fmt.Fprintf(os.Stdout, "\n%s%s\n", eventMark, line)
+	for i, lib := range clients.All {
+		_, _ = g.start("child/"+lib.Name, openAt(i, o.Addrs...), 3, (*worker).anything)
 	}
 }
 
-// A child is a process that runs TestStressChild.
-type child struct {
-	name  string
-	cmd   *exec.Cmd
-	input io.Closer
-	ended chan error
-	out   bytes.Buffer // what is not an event; to be read after ended, as err
-	err   bytes.Buffer
+// A family is some child processes, whose events are recorded.
+type family struct {
+	*proctest.Group
+	*journal
 }
 
-// startChild starts a process. The process dies with the thread that started it, so that
-// thread waits for it.
-func startChild(name string, o order, note func(event)) (*child, error) {
-	text, _ := json.Marshal(o)
-	cmd := exec.Command(os.Args[0], "-test.run=^TestStressChild$", "-test.timeout=0")
-	cmd.Env = append(os.Environ(), envChild+"="+string(text))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	c := &child{name: name, cmd: cmd, ended: make(chan error, 1)}
-	cmd.Stderr = &c.err
-	input, err1 := cmd.StdinPipe()
-	output, err2 := cmd.StdoutPipe()
-	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%v, %v", err1, err2)
-	}
-	c.input = input
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			c.read(output, note)
-			c.ended <- cmd.Wait()
-		}
-	}()
-	return c, <-started
-}
-
-// read passes the events on until the process has ended.
-func (c *child) read(output io.Reader, note func(event)) {
-	for lines := bufio.NewScanner(output); lines.Scan(); {
-		text, ok := bytes.CutPrefix(lines.Bytes(), []byte(eventMark))
+func newFamily(t *testing.T, j *journal) *family {
+	f := &family{proctest.New(t), j}
+	f.Hear(func(l proctest.Line) {
 		var e event
-		if ok && json.Unmarshal(text, &e) == nil {
-			note(e)
-		} else {
-			c.out.Write(append(lines.Bytes(), '\n'))
+		if json.Unmarshal([]byte(l.Word), &e) == nil {
+			name := f.name(l.PID)
+			e.Who = name + "/" + e.Who
+			f.note(name, e)
 		}
-	}
+	})
+	return f
 }
 
-func (c *child) said() string { return c.out.String() + c.err.String() }
+func (f *family) name(pid int) string { return fmt.Sprint("child", pid) }
 
-func (c *child) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) }
-
-// runChildren runs one process after the other until the chaos is over. Each is stopped and
-// continued, and then killed (if n is even) or asked to end (if n is odd). It returns the
-// error of a process that failed.
-func (c *chaos) runChildren(name string, n int, o order) error {
-	for ; c.on.Err() == nil; n++ {
-		o.Seed++
-		process := fmt.Sprintf("%s.%d", name, n)
-		note := func(e event) {
-			e.Who = process + "/" + e.Who
-			c.note(process, e)
-		}
-		child, err := startChild(process, o, note)
-		if err != nil {
-			return err
-		}
-		if err := c.disturb(child, n); err != nil {
-			return err
-		}
-	}
-	return nil
+func (f *family) start(o order) (pid int) {
+	text, _ := json.Marshal(o)
+	return f.Start("TestChild", string(text))
 }
 
-// disturb stops a process and continues it, and then kills it or asks it to end.
-func (c *chaos) disturb(p *child, n int) error {
-	if c.awaitBusy(p) {
-		c.stop(p, time.Duration(n%4+1)*200*time.Millisecond)
-	}
-	if c.awaitBusy(p) && n%2 == 0 {
-		at := c.Now()
-		p.signal(syscall.SIGKILL)
-		<-p.ended
-		c.died(p.name, at)
-		c.fault("%s killed", p.name)
-		c.add("process killed", 1)
-		return nil
-	}
-	p.input.Close()
-	select {
-	case err := <-p.ended:
-		c.add("process ended", 1)
-		if err != nil {
-			return fmt.Errorf("%s: %w\n%s", p.name, err, p.said())
-		}
-		return nil
-	case <-c.late:
-		p.signal(syscall.SIGQUIT) // shows its goroutines
-		<-p.ended
-		return fmt.Errorf("%s did not end:\n%s", p.name, p.said())
-	}
+func (f *family) kill(pid int) {
+	at := f.Now()
+	f.Signal(pid, syscall.SIGKILL)
+	f.died(f.name(pid), at)
+	f.fault("%s killed", f.name(pid))
+	f.add("process killed", 1)
 }
 
-// awaitBusy waits until the process holds one lock and waits for another. It returns
+// end asks a process to end, and waits until it has.
+func (f *family) end(pid int, late context.Context) {
+	f.Signal(pid, syscall.SIGTERM)
+	defer context.AfterFunc(late, func() { _ = syscall.Kill(pid, syscall.SIGQUIT) })() // shows its goroutines
+	f.Wait(pid)
+	f.add("process ended", 1)
+}
+
+// startChildren keeps two processes running, one after the other each, until the chaos is over. Each is stopped and
+// continued, and then killed or asked to end, in turn.
+func (c *chaos) startChildren(t *testing.T, o order) (await func()) {
+	var all sync.WaitGroup
+	for i := range 2 {
+		f := newFamily(t, c.journal)
+		all.Go(func() {
+			o := o
+			o.Seed += uint64(i) << 32
+			for n := i; c.on.Err() == nil; n++ {
+				o.Seed++
+				pid := f.start(o)
+				if c.awaitBusy(f.name(pid)) {
+					at := c.Now()
+					f.Signal(pid, syscall.SIGSTOP)
+					c.fault("%s stopped", f.name(pid))
+					c.sleep(time.Duration(n%4+1) * 200 * time.Millisecond)
+					c.interrupted(f.name(pid), "stopped", at)
+					f.Signal(pid, syscall.SIGCONT)
+					c.fault("%s continued", f.name(pid))
+					c.add("process stopped", 1)
+				}
+				if c.awaitBusy(f.name(pid)) && n%2 == 0 {
+					f.kill(pid)
+				} else {
+					f.end(pid, c.late)
+				}
+			}
+		})
+	}
+	return all.Wait
+}
+
+// awaitBusy waits until a process holds one lock and waits for another. It returns
 // false if the chaos ended first.
-func (c *chaos) awaitBusy(p *child) bool {
+func (c *chaos) awaitBusy(process string) bool {
 	for c.on.Err() == nil {
 		c.sleep(childPoll)
-		if c.busy(p.name) {
+		if c.busy(process) {
 			return true
 		}
 	}
 	return false
 }
 
-func (c *chaos) stop(p *child, d time.Duration) {
-	at := c.Now()
-	p.signal(syscall.SIGSTOP)
-	c.fault("%s stopped for %v", p.name, d)
-	c.sleep(d)
-	c.interrupted(p.name, "stopped", at)
-	p.signal(syscall.SIGCONT)
-	c.fault("%s continued", p.name)
-	c.add("process stopped", 1)
+// TestSets has 32 workers hold random sets of 8 of 64 keys, with each client library, on a server and on a
+// cluster whose slots move. After half of the time processes are killed. See the package documentation.
+func TestSets(t *testing.T) {
+	redistest.Real(t)
+	var keys []string
+	for i := range 64 {
+		keys = append(keys, "key"+strconv.Itoa(i))
+	}
+	server, moving := redistest.Start(t), redistest.StartCluster(t, 3, 0)
+	for i, lib := range clients.All {
+		o := order{Keys: keys, TTLs: []time.Duration{time.Second}, Library: i, Sets: true}
+		t.Run(lib.Name, func(t *testing.T) {
+			o.Addrs = []string{server.Addr()}
+			runSets(t, o, func() { time.Sleep(pause) })
+		})
+		if i < len(clients.Topologies) {
+			t.Run("Cluster/"+lib.Name, func(t *testing.T) {
+				o.Addrs = moving.Addrs()
+				moves := 0
+				runSets(t, o, func() {
+					m := moving.StartMigration(t, keys[rand.IntN(len(keys))])
+					m.MoveKeys(t)
+					m.Finish(t)
+					moves++
+				})
+				t.Logf("%d slots were moved", moves)
+			})
+		}
+	}
+}
+
+// runSets runs eight processes. It kills one in each TTL of the second half of the time, and calls meanwhile for as long as
+// that lasts.
+func runSets(t *testing.T, o order, meanwhile func()) {
+	d, ttl := lasts(t, "stress", shortStress), o.TTLs[0]
+	j := newJournal()
+	f, begun, end := newFamily(t, j), time.Now(), time.Now().Add(d)
+	start := func() int {
+		o.Seed = rand.Uint64()
+		return f.start(o)
+	}
+	var pids [8]int
+	for i := range pids {
+		pids[i] = start()
+	}
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		for time.Now().Before(end) {
+			meanwhile()
+		}
+	})
+	sets, kills := 0, 0
+	for next := begun.Add(d / 2); next.Before(end); next = next.Add(ttl) {
+		time.Sleep(time.Until(next))
+		if kills++; kills == 1 {
+			sets = j.count("sets")
+		}
+		i := rand.IntN(len(pids))
+		f.kill(pids[i])
+		pids[i] = start()
+	}
+	time.Sleep(time.Until(end))
+	busy.Wait()
+	late, cancel := context.WithTimeout(t.Context(), calmLimit)
+	defer cancel()
+	for _, pid := range pids {
+		f.end(pid, late)
+	}
+	time.Sleep(ttl)
+	locker, closeClient := clients.All[o.Library].Dial(t, clients.Settings{Addrs: o.Addrs, Cluster: len(o.Addrs) > 1})
+	defer closeClient()
+	defer locker.Close()
+	for _, key := range o.Keys {
+		hold, err := locker.Inspect(t.Context(), key)
+		require.NoError(t, err)
+		require.Empty(t, hold.Token, "%q is still held", key)
+	}
+	t.Logf("%d sets in the calm half; %s; longest wait %v", sets, j.summary(), j.longestWait().Round(time.Millisecond))
+	require.Greater(t, j.count("sets"), sets, "sets while processes were killed")
+	_, violations := j.judged(8)
+	for _, v := range violations[:min(3, len(violations))] {
+		t.Errorf("%v\n%s", v, j.around(v.Key, v.Holds[0].End))
+	}
+	for _, e := range j.errors {
+		t.Error(e)
+	}
 }

@@ -2,13 +2,18 @@
 
 package stress
 
+import (
+	"testing"
+	"time"
+)
+
 // Child processes are started on Linux only.
 var childKinds []string
 
 type order struct {
-	Addr string
-	Keys []string
-	Seed uint64
+	Addrs, Keys []string
+	TTLs        []time.Duration
+	Seed        uint64
 }
 
-func (c *chaos) runChildren(string, int, order) error { return nil }
+func (c *chaos) startChildren(*testing.T, order) (await func()) { return func() {} }

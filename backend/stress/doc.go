@@ -3,7 +3,8 @@
 //
 // TestStress runs one round after the other. In a round, about thirty workers use six locks on
 // one server, through all three client libraries, in this process and in child processes.
-// They acquire, cancel, let leases expire, abandon them, and detach them. Meanwhile the test
+// They acquire, cancel, let leases expire, abandon them, detach them, lead (package election) and take permits
+// (package semaphore). Meanwhile the test
 //
 //   - cuts, blocks and slows connections, and loses or delays single requests and replies
 //     (package faultproxy),
@@ -88,6 +89,4 @@
 //
 // TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
 // TestBrokenLocksAreFound shows what they see of locks in memory that are broken.
-//
-// DLOCK_STRESS_CHILD is set by the test for its child processes.
 package stress

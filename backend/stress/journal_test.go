@@ -3,6 +3,7 @@ package stress
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -62,61 +63,75 @@ type intervalID struct {
 // A journal records what happened in a round. Its instants count from its beginning.
 type journal struct {
 	*history.Recorder // of all holds, and of all losses of data
+	begun             time.Time
 
-	mu      sync.Mutex
-	waits   map[intervalID]*wait         // in progress
-	going   map[intervalID]*history.Hold // in progress
-	known   map[intervalID]*history.Hold // all
-	seen    map[string]int
-	faults  map[time.Duration]string
-	errors  []string
-	offset  int64 // of the wall clock against the monotonic one, at the last look
-	stepped bool  // the wall clock was set during the round
+	mu       sync.Mutex
+	waits    map[intervalID]*wait // in progress
+	waited   []wait
+	going    map[intervalID]*history.Hold // in progress
+	known    map[intervalID]*history.Hold // all
+	seen     map[string]int
+	failures map[string]int // errors of waits that went on, without addresses and times
+	faults   map[time.Duration]string
+	errors   []string
+	offset   time.Duration // of the wall clock against the monotonic one, at the last look
+	stepped  bool          // the wall clock was set during the round
 }
 
 func newJournal() *journal {
+	begun := time.Now()
 	return &journal{
-		Recorder: history.NewRecorder(time.Now().Round(0)),
+		Recorder: history.NewRecorder(begun.Round(0)),
+		begun:    begun,
 		waits:    make(map[intervalID]*wait),
 		going:    make(map[intervalID]*history.Hold),
 		known:    make(map[intervalID]*history.Hold),
 		seen:     make(map[string]int),
+		failures: make(map[string]int),
 		faults:   make(map[time.Duration]string),
 	}
 }
 
-// at is when an event happened.
-func (j *journal) at(ns int64) time.Duration { return j.At(time.Unix(0, ns)) }
+// by returns the note of the workers of a process.
+func (j *journal) by(process string) func(event) { return func(e event) { j.note(process, e) } }
+
+var address = regexp.MustCompile(`127\.0\.0\.1:\d+|"[^"]*"|\b\d[\d.]*[nµm]?s\b|: node \d+: .*`)
 
 // note records an event of a process.
 func (j *journal) note(process string, e event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	id, at := intervalID{process, e.ID}, j.at(e.At)
+	at := func(ns int64) time.Duration { return j.At(time.Unix(0, ns)) }
+	id, then := intervalID{process, e.ID}, at(e.At)
 	switch e.Kind {
 	case waitBegins:
-		j.waits[id] = &wait{who: e.Who, key: e.Key, from: at}
+		j.waits[id] = &wait{who: e.Who, key: e.Key, from: then}
 	case waitFailed:
 		if w := j.waits[id]; w != nil { // the error may be of another call
 			w.failed = e.Text
 		}
+		j.failures[address.ReplaceAllString(e.Text, "…")]++
 	case waitEnds:
+		if w := j.waits[id]; w != nil {
+			w.to = then
+			j.waited = append(j.waited, *w)
+		}
 		delete(j.waits, id)
 	case holdBegins:
-		h := &history.Hold{Client: e.Who, Key: e.Key, Asked: j.at(e.Asked), Start: at, End: j.at(e.Until), Fence: e.Fence}
+		h := &history.Hold{Client: e.Who, Key: e.Key, Asked: at(e.Asked), Start: then, End: at(e.Until), Fence: e.Fence}
 		j.going[id], j.known[id] = h, h
 		j.Held(h)
 	case holdLost:
 		h := j.known[id]
-		h.Lost = at
-		j.faults[at] = fmt.Sprintf("%s: %s", h.Client, e.Text)
+		h.Lost = then
+		j.faults[then] = fmt.Sprintf("%s: %s", h.Client, e.Text)
 	case holdEnds:
-		j.known[id].End = at
+		j.known[id].End = then
 		delete(j.going, id)
 	case happened:
 		j.seen[e.Text]++
 	case broken:
-		j.errors = append(j.errors, line(at, "%s: %s: %s", e.Who, e.Key, e.Text))
+		j.errors = append(j.errors, line(then, "%s: %s: %s", e.Who, e.Key, e.Text))
 	}
 }
 
@@ -156,20 +171,29 @@ func (j *journal) died(process string, at time.Duration) {
 func (j *journal) busy(process string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	waits, holds := false, false
-	for id := range j.waits {
-		waits = waits || id.process == process
-	}
-	for id := range j.going {
-		holds = holds || id.process == process
-	}
-	return waits && holds
+	of := func(id intervalID) bool { return id.process == process }
+	return slices.ContainsFunc(slices.Collect(maps.Keys(j.waits)), of) && slices.ContainsFunc(slices.Collect(maps.Keys(j.going)), of)
 }
 
 func (j *journal) add(what string, n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.seen[what] += n
+}
+
+func (j *journal) count(what string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.seen[what]
+}
+
+func (j *journal) longestWait() (longest time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, w := range j.waited {
+		longest = max(longest, w.to-w.from)
+	}
+	return longest
 }
 
 // fault records a fault that the test injected.
@@ -181,15 +205,13 @@ func (j *journal) fault(format string, args ...any) {
 
 // look compares the wall clock with the monotonic one. If the wall clock was set, the times
 // of events cannot be compared.
-func (j *journal) look(start time.Time) {
+func (j *journal) look() {
 	t := time.Now()
-	offset := t.Round(0).Sub(start.Round(0)) - t.Sub(start)
+	offset := t.Round(0).Sub(j.begun.Round(0)) - t.Sub(j.begun)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if d := time.Duration(j.offset) - offset; d.Abs() > time.Millisecond {
-		j.stepped = true
-	}
-	j.offset = int64(offset)
+	j.stepped = j.stepped || (j.offset-offset).Abs() > time.Millisecond
+	j.offset = offset
 }
 
 func (j *journal) waiting() []string {
@@ -213,25 +235,26 @@ func (j *journal) missing(kinds []string) []string {
 func (j *journal) summary() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	parts := []string{fmt.Sprintf("%d holds", len(j.known))}
+	parts := []string{fmt.Sprintf("%v: %d holds", time.Since(j.begun).Round(time.Millisecond), len(j.known))}
 	for _, what := range slices.Sorted(maps.Keys(j.seen)) {
 		parts = append(parts, fmt.Sprintf("%s %d", what, j.seen[what]))
 	}
 	return strings.Join(parts, ", ")
 }
 
-// judged returns what has happened until now, and what must not have happened.
-func (j *journal) judged() (h *history.History, violations []*history.Violation) {
+// judged returns what has happened until now, and what must not have happened. A fence is higher by at least
+// step than the one before.
+func (j *journal) judged(step int64) (h *history.History, violations []*history.Violation) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	h = j.History()
-	return h, slices.Concat(h.Losses(), h.Overlaps(), h.Disorders(1))
+	return h, slices.Concat(h.Losses(), h.Overlaps(), h.Disorders(step))
 }
 
 // around returns the holds of a key around an instant, and the faults injected then.
 func (j *journal) around(key string, at time.Duration) string {
 	const near = 3 * time.Second
-	h, _ := j.judged()
+	h, _ := j.judged(1)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var lines []string

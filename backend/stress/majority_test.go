@@ -10,15 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/faultproxy"
-	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const (
-	byMajority = "redlock" // in place of a library's name: all work on the same keys
-
 	// majorityTTL is the TTL of all leases, and the longest TTL.
 	majorityTTL = loadTTL
 	// young is how long an emptied server does not vote, with a little more.
@@ -56,6 +54,7 @@ func (m *majority) MasterOf(testing.TB, string) *redistest.Server { return m.ser
 // Faults returns what can happen to one server, to as many as a majority can do without, and to all.
 func (m *majority) Faults() (all []redistest.Fault) {
 	n := len(m.servers)
+	slow := func(i int, by time.Duration) { m.proxies[i].Slow(faultproxy.Both, faultproxy.Pace{Latency: by}) }
 	for _, kind := range []struct {
 		name         string
 		begin, end   func(i int)
@@ -64,9 +63,7 @@ func (m *majority) Faults() (all []redistest.Fault) {
 		{"killed", func(i int) { m.servers[i].Kill() }, func(i int) { m.servers[i].Restart() }, 0, young},
 		{"restarted", func(i int) { m.servers[i].Restart() }, func(int) {}, 0, young},
 		{"suspended", func(i int) { m.servers[i].Suspend() }, func(i int) { m.servers[i].Resume() }, majorityTTL * 3 / 2, 0},
-		{"delayed", func(i int) {
-			m.proxies[i].Slow(faultproxy.Both, faultproxy.Pace{Latency: 250 * time.Millisecond})
-		}, func(i int) { m.proxies[i].Slow(faultproxy.Both, faultproxy.Pace{}) }, majorityTTL, 0},
+		{"delayed", func(i int) { slow(i, 250*time.Millisecond) }, func(i int) { slow(i, 0) }, majorityTTL, 0},
 	} {
 		for _, struck := range slices.Compact([]int{1, (n - 1) / 2, n}) {
 			all = append(all, redistest.Fault{Name: fmt.Sprint(struck, " ", kind.name), Strike: func(testing.TB) time.Duration {
@@ -93,88 +90,52 @@ func (m *majority) Faults() (all []redistest.Fault) {
 	return all
 }
 
-// dial returns a Locker that decides by the majority, as one process has it.
-func (m *majority) dial(t *testing.T, library int, opts ...redlock.Option) (l *redlock.Locker, closeAll func()) {
-	var nodes []dlock.Locker
-	var closers []func()
-	for _, addr := range m.Addrs() {
-		node, closeClient, err := libraries[library].dial(addr, patience)
-		require.NoError(t, err)
-		nodes = append(nodes, node)
-		closers = append(closers, func() {
-			node.Close()
-			closeClient()
-		})
-	}
-	return redlock.New(nodes, opts...), func() {
-		for _, f := range closers {
-			f()
+// open opens a Locker that decides by the majority, as one process has it.
+func (m *majority) open(lib clients.Library, opt redlock.Option) opener {
+	return func() (closer, func(), error) {
+		var nodes []dlock.Locker
+		var closers []func()
+		for _, addr := range m.Addrs() {
+			node, closeClient, err := lib.Open(clients.Settings{Addrs: []string{addr}, Patience: patience, Caches: true})
+			if err != nil {
+				return nil, nil, err
+			}
+			nodes = append(nodes, node)
+			closers = append(closers, func() { node.Close(); closeClient() })
 		}
+		return redlock.New(nodes, opt), func() {
+			for _, f := range closers {
+				f()
+			}
+		}, nil
 	}
 }
 
 // TestMajority strikes beds of independent servers with faults under load. See the package
 // documentation.
 func TestMajority(t *testing.T) {
-	text := long.Of("majority")
-	if text == "" {
-		t.Skip("set DLOCK_LONG=majority=2m")
-	}
-	d, err := time.ParseDuration(text)
-	require.NoError(t, err)
-	awaitGoroutines := watchGoroutines(t)
-	t.Run("Beds", func(t *testing.T) {
-		for _, bed := range []struct {
-			name  string
-			n     int
-			apart time.Duration
-		}{
-			{"3", 3, 0},
-			{"5", 5, 0},
-			{"5, clocks apart", 5, time.Hour},
-		} {
-			t.Run(bed.name, func(t *testing.T) {
-				t.Parallel()
-				var servers []*redistest.Server
-				for i := range bed.n {
-					if bed.apart == 0 {
-						servers = append(servers, redistest.Start(t))
-						continue
-					}
-					// Fences follow real time if servers with clocks that differ do not lose them.
-					servers = append(servers, redistest.StartAhead(t, time.Duration(i-bed.n/2)*bed.apart, "--appendonly", "yes", "--appendfsync", "always"))
+	on := func(n int, apart time.Duration) func(*testing.T) *load {
+		return func(t *testing.T) *load {
+			var servers []*redistest.Server
+			for i := range n {
+				if apart == 0 {
+					servers = append(servers, redistest.Start(t))
+					continue
 				}
-				m := newMajority(t, servers...)
-				l := newLoad(t, m)
-				m.served = func() { l.awaitHolds(20) }
-				for library := range libraries { // each like a process
-					locker, closeAll := m.dial(t, library, redlock.WithLongestTTL(majorityTTL))
-					l.start(byMajority, locker, closeAll)
-				}
-				l.awaitHolds(1)
-				l.strike(d)
-				l.settle()
-				l.report()
-			})
+				// Fences follow real time if servers with clocks that differ do not lose them.
+				servers = append(servers, redistest.StartAhead(t, time.Duration(i-n/2)*apart, "--appendonly", "yes", "--appendfsync", "always"))
+			}
+			m := newMajority(t, servers...)
+			l := newLoad(t, m)
+			m.served = func() { l.awaitHolds(20) }
+			for _, lib := range clients.All { // each like a process
+				l.start(byMajority, m.open(lib, redlock.WithLongestTTL(majorityTTL)))
+			}
+			l.awaitHolds(1)
+			return l
 		}
-	})
-	awaitGoroutines()
-}
-
-// awaitHolds waits until n more holds have begun.
-func (l *load) awaitHolds(n int) {
-	count := func() int {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return len(l.known)
 	}
-	before := count()
-	awaitNil(l.t, "holds while a minority is away", func() error {
-		if now := count(); now < before+n {
-			return fmt.Errorf("%d, and before %d", now, before)
-		}
-		return nil
-	})
+	onBeds(t, "majority", map[string]func(*testing.T) *load{"3": on(3, 0), "5": on(5, 0), "5, clocks apart": on(5, time.Hour)})
 }
 
 // TestEarlyRestart: two of three servers forget a lease. Without the guard, they grant the lock again
@@ -195,29 +156,21 @@ func TestEarlyRestart(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			m := newMajority(t, redistest.Start(t), redistest.Start(t), redistest.Start(t))
-			j := newJournal()
-			hold := func(id int64) {
-				l, closeAll := m.dial(t, 0, test.opt)
-				t.Cleanup(closeAll)
-				t.Cleanup(func() { l.Close() })
-				c := dlock.New(l, dlock.WithTTL(test.ttl), dlock.WithRenewal(false), dlock.WithFence(true))
-				t.Cleanup(func() { c.Close() })
-				var lease *dlock.Lease
-				var asked int64
-				awaitNil(t, "a majority", func() (err error) {
-					asked = now()
-					lease, err = c.Acquire(t.Context(), "k")
-					return err
-				})
-				until := lease.Deadline().UnixNano()
-				j.note("", event{Kind: holdBegins, ID: id, Key: "k", Asked: asked, At: now(), Until: until, Fence: lease.Fence()})
-				j.note("", event{Kind: holdEnds, ID: id, At: until}) // it is never released
+			l := newLoad(t, m)
+			defer l.workers.close()
+			for i := range 2 {
+				c, err := l.workers.connect(byMajority, m.open(clients.GoRedis, test.opt))
+				require.NoError(t, err)
+				w := l.workers.worker(byMajority, 0, c)
+				w.client = c.With(dlock.WithTTL(test.ttl), dlock.WithRenewal(false))
+				w.abandon(w.acquire(t.Context(), w.client, "k"))
+				if i == 0 {
+					m.servers[0].Restart()
+					m.servers[1].Restart()
+				}
 			}
-			hold(1)
-			m.servers[0].Restart()
-			m.servers[1].Restart()
-			hold(2)
-			h, _ := j.judged()
+			h, _ := l.judged(1)
+			require.Len(t, h.Holds, 2)
 			require.Equal(t, test.known, len(h.Overlaps()) > 0, "%v", h.Holds)
 		})
 	}

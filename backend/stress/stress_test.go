@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -25,21 +26,29 @@ const (
 	longRound   = 15 * time.Second
 	mixLimit    = 3 * time.Minute // until each of wantedKinds has happened
 	calmLimit   = 2 * time.Minute // until all are served when the faults have ended
-	perClient   = 4               // workers that share a Client
 )
 
-var lockKeys = []string{"key0", "key1", "key2", "key3", "{key4}", "key\n5"}
+var (
+	lockKeys = []string{"key0", "key1", "key2", "key3", "{key4}", "key\n5"}
+	lockTTLs = []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second}
+)
+
+// lasts returns how long a part of DLOCK_LONG lasts.
+func lasts(t *testing.T, part string, otherwise time.Duration) time.Duration {
+	t.Helper()
+	text := long.Of(part)
+	if text == "" {
+		return otherwise
+	}
+	d, err := time.ParseDuration(text)
+	require.NoError(t, err, part)
+	return d
+}
 
 // TestStress runs rounds until stress of DLOCK_LONG has passed. See the package documentation.
 func TestStress(t *testing.T) {
 	redistest.Real(t)
-	d := shortStress
-	if text := long.Of("stress"); text != "" {
-		var err error
-		d, err = time.ParseDuration(text)
-		require.NoError(t, err)
-	}
-	seed := rand.Uint64()
+	d, seed := lasts(t, "stress", shortStress), rand.Uint64()
 	if text := long.Of("stress-seed"); text != "" {
 		var err error
 		seed, err = strconv.ParseUint(text, 10, 64)
@@ -60,7 +69,6 @@ func TestStress(t *testing.T) {
 // A round is one run of workers and faults, with a server of its own.
 type round struct {
 	t      *testing.T
-	start  time.Time
 	server *redistest.Server
 	*journal
 	chaos   *chaos
@@ -72,7 +80,7 @@ type round struct {
 }
 
 func runRound(t *testing.T, seed uint64, d time.Duration) {
-	r := &round{t: t, start: time.Now(), server: redistest.Start(t), journal: newJournal()}
+	r := &round{t: t, server: redistest.Start(t), journal: newJournal()}
 	awaitGoroutines := watchGoroutines(t)
 	r.limit, r.end = context.WithCancel(t.Context())
 	r.stop, r.endWork = context.WithCancel(r.limit)
@@ -85,28 +93,25 @@ func runRound(t *testing.T, seed uint64, d time.Duration) {
 }
 
 // watchGoroutines returns a function that waits until all goroutines that were started in
-// between have ended, but for those that attend a server.
+// between have ended, but for those that attend a server or read what processes say.
 func watchGoroutines(t *testing.T) (await func()) {
 	ignored := []goleak.Option{
 		goleak.IgnoreCurrent(),
 		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend"),
+		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/proctest.New.func1"),
 	}
 	return func() { awaitNil(t, "goroutines to end", func() error { return goleak.Find(ignored...) }) }
 }
 
 // newGroup returns a group whose events are recorded as those of a process.
 func (r *round) newGroup(process string, seed uint64) *workerGroup {
-	return &workerGroup{
-		keys: lockKeys, seed: seed, stop: r.stop, limit: r.limit, peek: r.peek,
-		note: func(e event) { r.note(process, e) },
+	return &workerGroup{keys: lockKeys, ttls: lockTTLs, seed: seed, stop: r.stop, limit: r.limit, note: r.by(process),
+		peek: func(key string) (string, error) { // the holder of a lock that the server has
+			reply, err := r.server.Do("GET", key)
+			token, _ := reply.(string)
+			return token, err
+		},
 	}
-}
-
-// peek returns the holder of a lock that the server has.
-func (r *round) peek(key string) (string, error) {
-	reply, err := r.server.Do("GET", key)
-	token, _ := reply.(string)
-	return token, err
 }
 
 // work runs the workers and the faults, for at least d.
@@ -115,24 +120,22 @@ func (r *round) work(seed uint64, d time.Duration) {
 	on, calm := context.WithCancel(r.limit)
 	defer calm()
 	r.chaos = &chaos{
-		journal: r.journal, server: r.server, on: on, late: r.limit.Done(),
+		journal: r.journal, server: r.server, on: on, late: r.limit,
 		rng:   rand.New(rand.NewPCG(seed, 0)),
 		pace:  min(d/50, []time.Duration{20, 60, 200, 600}[seed%4]*time.Millisecond),
 		group: func(process string) *workerGroup { return r.newGroup(process, seed) },
 	}
-	for i := range libraries {
+	for i, lib := range clients.All {
 		p, err := faultproxy.New(r.server.Addr())
 		require.NoError(r.t, err)
 		r.t.Cleanup(p.Close)
 		r.chaos.proxies = append(r.chaos.proxies, p)
-		require.NoError(r.t, r.workers.start("proxied", i, p.Addr(), perClient))
-		require.NoError(r.t, r.workers.start("direct", i, r.server.Addr(), perClient))
+		for path, addr := range map[string]string{"proxied/": p.Addr(), "direct/": r.server.Addr()} {
+			_, err := r.workers.start(path+lib.Name, openAt(i, addr), perClient, (*worker).anything)
+			require.NoError(r.t, err)
+		}
 	}
-	children := make(chan error, 2)
-	for i := range cap(children) {
-		o := order{r.server.Addr(), lockKeys, seed + uint64(i)<<32}
-		go func() { children <- r.chaos.runChildren(fmt.Sprintf("child%d", i), i, o) }()
-	}
+	awaitChildren := r.chaos.startChildren(r.t, order{Addrs: []string{r.server.Addr()}, Keys: lockKeys, TTLs: lockTTLs, Seed: seed})
 	faults := make(chan struct{})
 	go func() {
 		defer close(faults)
@@ -147,11 +150,7 @@ func (r *round) work(seed uint64, d time.Duration) {
 	late := time.AfterFunc(calmLimit, r.tooLate)
 	defer late.Stop()
 	calmed := time.Now()
-	for range cap(children) {
-		if err := <-children; err != nil {
-			r.t.Error(err)
-		}
-	}
+	awaitChildren()
 	r.workers.wg.Wait()
 	r.t.Logf("all were served within %v of the last fault", time.Since(calmed).Round(time.Millisecond))
 }
@@ -160,10 +159,9 @@ func (r *round) work(seed uint64, d time.Duration) {
 // queue up.
 func (r *round) abandonAll() {
 	for i, key := range lockKeys {
-		library := i % len(libraries)
-		client, err := r.workers.connect("abandoner", library, r.server.Addr())
+		c, err := r.workers.connect("abandoner", openAt(i%len(clients.All), r.server.Addr()))
 		require.NoError(r.t, err)
-		w := r.workers.worker("abandoner", library, i, client.With(dlock.WithRenewal(false)))
+		w := r.workers.worker(fmt.Sprint("abandoner/", i), i, c.With(dlock.WithRenewal(false)))
 		r.workers.wg.Go(func() { w.abandon(w.acquire(r.limit, w.client, key)) })
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -173,8 +171,8 @@ func (r *round) abandonAll() {
 func (r *round) awaitMix(d time.Duration) {
 	for {
 		time.Sleep(10 * time.Millisecond)
-		r.look(r.start)
-		missing, age := r.missing(wantedKinds), time.Since(r.start)
+		r.look()
+		missing, age := r.missing(wantedKinds), time.Since(r.begun)
 		switch {
 		case age > mixLimit:
 			r.t.Errorf("never happened: %q", missing)
@@ -197,7 +195,7 @@ func (r *round) tooLate() {
 // state describes what the server has stored for a lock.
 func (r *round) state(key string) string {
 	text := fmt.Sprintf("%q: %v, PTTL %v", key, r.chaos.do("GET", key), r.chaos.do("PTTL", key))
-	for _, name := range r.keys() {
+	for _, name := range r.server.Keys(r.t) {
 		switch {
 		case strings.HasSuffix(name, "dlock1:queue:"+key):
 			text += fmt.Sprintf("\n  %q: %q", name, r.chaos.do("ZRANGE", name, "0", "-1", "WITHSCORES"))
@@ -208,22 +206,13 @@ func (r *round) state(key string) string {
 	return text + fmt.Sprintf("\n  channels %q", r.chaos.do("PUBSUB", "CHANNELS"))
 }
 
-func (r *round) keys() []string {
-	list, _ := r.chaos.do("KEYS", "*").([]any)
-	names := make([]string, len(list))
-	for i, name := range list {
-		names[i] = name.(string)
-	}
-	return names
-}
-
 // settle waits until the queues hold no waiters but dead ones.
 func (r *round) settle() {
 	if r.t.Failed() {
 		return
 	}
 	awaitNil(r.t, "queues to be empty", func() error {
-		for _, name := range r.keys() {
+		for _, name := range r.server.Keys(r.t) {
 			if !strings.Contains(name, "dlock1:queue:") {
 				continue
 			}
@@ -246,7 +235,7 @@ func (r *round) closeAll() {
 	if r.t.Failed() {
 		return
 	}
-	for i := range libraries {
+	for i := range clients.All {
 		r.serveAll(i)
 	}
 	awaitNil(r.t, "keys to go", func() error { return left(r.server, "KEYS", "*") })
@@ -266,7 +255,7 @@ func (r *round) closeAll() {
 func (r *round) serveAll(library int) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), calmLimit)
 	defer cancel()
-	locker, closeClient, err := dialPatiently(ctx, library, r.server.Addr())
+	locker, closeClient, err := patiently(ctx, openAt(library, r.server.Addr()))
 	require.NoError(r.t, err)
 	defer closeClient()
 	defer locker.Close()
@@ -301,19 +290,26 @@ func left(server *redistest.Server, args ...string) error {
 
 // report logs a summary, and fails the test for each violation.
 func (r *round) report() {
-	r.t.Logf("%v: %s", time.Since(r.start).Round(time.Millisecond), r.summary())
-	r.look(r.start)
-	if r.stepped {
-		r.t.Log("inconclusive: the clock of this machine was set during the round")
+	r.t.Log(r.summary())
+	if r.inconclusive(r.t) {
 		return
 	}
-	_, violations := r.judged()
+	_, violations := r.judged(1)
 	for _, v := range violations[:min(3, len(violations))] {
 		r.t.Errorf("%v\n%s\n%s", v, r.state(v.Key), r.around(v.Key, v.Holds[0].End))
 	}
 	for _, e := range r.errors {
 		r.t.Error(e)
 	}
+}
+
+// inconclusive reports whether the events of a round cannot be compared.
+func (j *journal) inconclusive(t *testing.T) bool {
+	j.look()
+	if j.stepped {
+		t.Log("inconclusive: the clock of this machine was set during the round")
+	}
+	return j.stepped
 }
 
 // awaitNil waits until f returns nil.

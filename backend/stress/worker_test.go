@@ -5,122 +5,102 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	redigolib "github.com/gomodule/redigo/redis"
-	goredislib "github.com/redis/go-redis/v9"
-	rueidislib "github.com/redis/rueidis"
-
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/redigo"
-	"github.com/dlock-go/dlock/backend/rediscore"
-	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/backend/internal/clients"
+	"github.com/dlock-go/dlock/election"
+	"github.com/dlock-go/dlock/semaphore"
 )
 
 const (
-	patience = time.Second      // of the clients, for one call
-	pause    = time.Millisecond // between two tries to connect
+	patience  = time.Second      // of the clients, for one call
+	pause     = time.Millisecond // between two tries to connect
+	perClient = 4                // workers that share a Client
+	setSize   = 8                // of all keys
 )
 
-// libraries make a Locker whose calls end after patience, and a function that closes its
-// client.
-var libraries = []struct {
-	name string
-	dial func(addr string, patience time.Duration) (*rediscore.Locker, func(), error)
-}{
-	{"goredis", func(addr string, patience time.Duration) (*rediscore.Locker, func(), error) {
-		client := goredislib.NewClient(&goredislib.Options{
-			Addr:                  addr,
-			ContextTimeoutEnabled: true,
-			DialTimeout:           patience,
-			ReadTimeout:           patience,
-			PoolSize:              50,
-		})
-		return goredis.New(client), func() { client.Close() }, nil
-	}},
-	{"rueidis", func(addr string, patience time.Duration) (*rediscore.Locker, func(), error) {
-		client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}, ConnWriteTimeout: patience})
-		if err != nil {
-			return nil, nil, err
+// A closer is a backend with goroutines of its own.
+type closer interface {
+	dlock.Locker
+	Close() error
+}
+
+// An opener returns a Locker whose calls end after patience, and a function that closes its client.
+type opener func() (l closer, closeClient func(), err error)
+
+// openAt opens a client of a server, or of a cluster if there are several addresses.
+func openAt(library int, addrs ...string) opener {
+	s := clients.Settings{Addrs: addrs, Cluster: len(addrs) > 1, Patience: patience, Caches: true}
+	return func() (closer, func(), error) { return clients.All[library].Open(s) }
+}
+
+// patiently opens until that succeeds, or ctx ends.
+func patiently(ctx context.Context, open opener) (l closer, closeClient func(), err error) {
+	for ctx.Err() == nil {
+		if l, closeClient, err = open(); err == nil {
+			return l, closeClient, nil
 		}
-		return rueidis.New(client), client.Close, nil
-	}},
-	{"redigo", func(addr string, patience time.Duration) (*rediscore.Locker, func(), error) {
-		pool := &redigolib.Pool{
-			MaxIdle: 10,
-			DialContext: func(ctx context.Context) (redigolib.Conn, error) {
-				return redigolib.DialContext(ctx, "tcp", addr,
-					redigolib.DialConnectTimeout(patience),
-					redigolib.DialReadTimeout(patience),
-					redigolib.DialWriteTimeout(patience))
-			},
-		}
-		return redigo.New(pool), func() { pool.Close() }, nil
-	}},
+		time.Sleep(pause)
+	}
+	return nil, nil, ctx.Err()
 }
 
 // A workerGroup holds the workers of one process.
 type workerGroup struct {
 	keys    []string
 	seed    uint64
+	ttls    []time.Duration // of the workers, in turn
 	note    func(event)
 	stop    context.Context                  // when it ends, workers finish their last action
 	limit   context.Context                  // when it ends, they give it up
 	peek    func(key string) (string, error) // the holder that the server has; may be nil
+	lossy   bool                             // the store may forget a lease
 	ids     atomic.Int64
 	wg      sync.WaitGroup
 	closers []func()
 }
 
-// connect returns a Client whose connections go to addr.
-func (g *workerGroup) connect(name string, library int, addr string) (*dlock.Client, error) {
-	locker, closeClient, err := dialPatiently(g.stop, library, addr)
+// connect returns a Client, which is closed with the group.
+func (g *workerGroup) connect(owner string, open opener) (*dlock.Client, error) {
+	locker, closeClient, err := patiently(g.stop, open)
 	if err != nil {
 		return nil, err
 	}
-	client := dlock.New(&queued{dlock.Forward{Locker: locker}, g}, dlock.WithFence(true), dlock.WithOwner(name))
+	c := dlock.New(&queued{dlock.Forward{Locker: locker}, g}, dlock.WithFence(true), dlock.WithOwner(owner))
 	g.closers = append(g.closers, func() {
-		client.Close()
+		c.Close()
 		locker.Close()
 		closeClient()
 	})
-	return client, nil
+	return c, nil
 }
 
-// start starts workers that share a Client.
-func (g *workerGroup) start(name string, library int, addr string, workers int) error {
-	client, err := g.connect(name, library, addr)
+// start starts workers that share a Client, and act like this.
+func (g *workerGroup) start(who string, open opener, workers int, act func(*worker)) (*dlock.Client, error) {
+	owner, _, _ := strings.Cut(who, "/")
+	c, err := g.connect(owner, open)
 	for i := range workers {
 		if err == nil {
-			w := g.worker(name, library, i, client)
-			g.wg.Go(w.work)
+			w := g.worker(fmt.Sprint(who, "/", i), i, c)
+			g.wg.Go(func() {
+				for w.stop.Err() == nil {
+					act(w)
+				}
+			})
 		}
 	}
-	return err
+	return c, err
 }
 
-func (g *workerGroup) worker(name string, library, i int, client *dlock.Client) *worker {
-	who := fmt.Sprintf("%s/%s/%d", name, libraries[library].name, i)
-	return &worker{
-		workerGroup: g,
-		who:         who,
-		rng:         rand.New(rand.NewPCG(g.seed, hash(who))),
-		client:      client.With(dlock.WithTTL([]time.Duration{300, 800, 2000}[i%3] * time.Millisecond)),
+func (g *workerGroup) worker(who string, i int, c *dlock.Client) *worker {
+	if len(g.ttls) > 0 {
+		c = c.With(dlock.WithTTL(g.ttls[i%len(g.ttls)]))
 	}
-}
-
-// dialPatiently tries until it has reached the server, or ctx ends.
-func dialPatiently(ctx context.Context, library int, addr string) (locker *rediscore.Locker, closeClient func(), err error) {
-	for ctx.Err() == nil {
-		if locker, closeClient, err = libraries[library].dial(addr, patience); err == nil {
-			return locker, closeClient, nil
-		}
-		time.Sleep(pause)
-	}
-	return nil, nil, ctx.Err()
+	return &worker{workerGroup: g, who: who, rng: rand.New(rand.NewPCG(g.seed, hash(who))), client: c}
 }
 
 func hash(s string) (h uint64) {
@@ -168,45 +148,49 @@ type worker struct {
 	asked  int64 // when it called Acquire for its last lease
 }
 
-func (w *worker) work() {
-	for w.stop.Err() == nil {
-		w.act(w.keys[min(w.rng.IntN(2*len(w.keys)), len(w.keys)-1)])
-		w.sleep(w.below(5 * time.Millisecond))
-	}
-}
-
 func (w *worker) below(d time.Duration) time.Duration { return time.Duration(w.rng.Int64N(int64(d))) }
 
-// sleep returns early when limit ends.
-func (w *worker) sleep(d time.Duration) {
+// sleep returns early when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-w.limit.Done():
+	case <-ctx.Done():
 	}
 }
 
-func (w *worker) act(key string) {
+// anything is one action with one of the keys.
+func (w *worker) anything() {
+	key := w.keys[min(w.rng.IntN(2*len(w.keys)), len(w.keys)-1)]
 	unrenewed := w.client.With(dlock.WithRenewal(false), dlock.WithTTL(200*time.Millisecond))
 	switch n := w.rng.IntN(100); {
 	case n < 15:
-		w.hold(w.try(key), w.below(5*time.Millisecond))
+		w.hold(w.try(key), 5*time.Millisecond)
 	case n < 30:
-		w.hold(w.cancelled(key), w.below(5*time.Millisecond))
+		w.hold(w.cancelled(key), 5*time.Millisecond)
 	case n < 40:
-		w.hold(w.briefly(key), w.below(5*time.Millisecond))
+		w.hold(w.briefly(key), 5*time.Millisecond)
 	case n < 42:
 		w.outlive(w.acquire(w.limit, unrenewed, key))
 	case n < 44:
 		w.abandon(w.acquire(w.limit, unrenewed, key))
 	case n < 46:
-		w.hold(w.acquire(w.limit, w.client, key), w.below(700*time.Millisecond))
+		w.acquireAndHold(key, 700*time.Millisecond)
 	case n < 55:
 		w.handOff(w.acquire(w.limit, w.client, key))
+	case n < 57:
+		w.lead()
+	case n < 62:
+		w.permit()
 	default:
-		w.hold(w.acquire(w.limit, w.client, key), w.below(10*time.Millisecond))
+		w.acquireAndHold(key, 10*time.Millisecond)
 	}
+	sleep(w.limit, w.below(5*time.Millisecond))
+}
+
+func (w *worker) acquireAndHold(key string, below time.Duration) {
+	w.hold(w.acquire(w.limit, w.client, key), below)
 }
 
 func (w *worker) try(key string) *dlock.Lease {
@@ -256,7 +240,7 @@ func (w *worker) acquire(ctx context.Context, c *dlock.Client, key string) *dloc
 		}
 		w.failed(key, err)
 		w.note(event{Kind: waitFailed, ID: id, Text: err.Error()})
-		w.sleep(w.below(20 * time.Millisecond))
+		sleep(w.limit, w.below(20*time.Millisecond))
 	}
 	return nil
 }
@@ -271,28 +255,37 @@ func (w *worker) failed(key string, err error) {
 	}
 }
 
-// begin reports that a hold begins. A fence of Redis is the time of the grant in microseconds, or less, but
-// for grants within the same microsecond, as in virtual time.
-func (w *worker) begin(l *dlock.Lease) (id int64) {
+// begin reports that a hold begins.
+func (w *worker) begin(l *dlock.Lease, asked int64) (id int64) {
 	id = w.ids.Add(1)
-	asked := max(w.asked, min(l.Fence()*1000, now()))
 	w.note(event{Kind: holdBegins, ID: id, Who: w.who, Key: l.Key(), Asked: asked, At: now(), Until: l.Deadline().UnixNano(), Fence: l.Fence()})
 	return id
 }
 
-// end reports that a hold ends now, or ended at its deadline.
-func (w *worker) end(id int64, l *dlock.Lease) {
-	at := min(now(), l.Deadline().UnixNano())
-	w.note(event{Kind: holdEnds, ID: id, At: at})
+// beginOne is begin for the last lease. A fence of Redis is the time of the grant in microseconds, or less, but
+// for grants within the same microsecond, as in virtual time.
+func (w *worker) beginOne(l *dlock.Lease) (id int64) {
+	return w.begin(l, max(w.asked, min(l.Fence()*1000, now())))
 }
 
-// hold keeps a lease for d and releases it.
-func (w *worker) hold(l *dlock.Lease, d time.Duration) {
+// end reports that a hold ends now, or ended at its deadline.
+func (w *worker) end(id int64, l *dlock.Lease) {
+	w.note(event{Kind: holdEnds, ID: id, At: min(now(), l.Deadline().UnixNano())})
+}
+
+// hold keeps a lease for less than the given time and releases it.
+func (w *worker) hold(l *dlock.Lease, below time.Duration) {
 	if l == nil {
 		return
 	}
-	id := w.begin(l)
-	w.sleep(d)
+	id := w.beginOne(l)
+	held := time.NewTimer(w.below(below))
+	defer held.Stop()
+	select {
+	case <-held.C:
+	case <-l.Done():
+	case <-w.limit.Done():
+	}
 	if w.peek != nil && w.rng.IntN(10) == 0 {
 		w.check(id, l)
 	}
@@ -307,7 +300,9 @@ func (w *worker) release(id int64, l *dlock.Lease) {
 	case !errors.Is(err, dlock.ErrLost):
 	case time.Now().Before(deadline):
 		w.happened("lost early")
-		w.note(event{Kind: holdLost, ID: id, At: now(), Text: "Release, before the deadline: " + err.Error()})
+		if !w.lossy {
+			w.note(event{Kind: holdLost, ID: id, At: now(), Text: "Release, before the deadline: " + err.Error()})
+		}
 	default:
 		w.happened("expired")
 	}
@@ -326,9 +321,13 @@ func (w *worker) check(id int64, l *dlock.Lease) {
 
 // outlive holds a lease beyond its end, like a process that was stopped.
 func (w *worker) outlive(l *dlock.Lease) {
-	if l != nil {
-		w.hold(l, time.Until(l.Deadline())+w.below(200*time.Millisecond))
+	if l == nil {
+		return
 	}
+	id := w.beginOne(l)
+	sleep(w.limit, time.Until(l.Deadline())+w.below(200*time.Millisecond))
+	w.end(id, l)
+	w.release(id, l)
 }
 
 // abandon never releases a lease, like a process that crashed.
@@ -336,7 +335,7 @@ func (w *worker) abandon(l *dlock.Lease) {
 	if l == nil {
 		return
 	}
-	id := w.begin(l)
+	id := w.beginOne(l)
 	w.note(event{Kind: holdEnds, ID: id, At: l.Deadline().UnixNano()})
 	w.happened("abandoned")
 }
@@ -346,8 +345,8 @@ func (w *worker) handOff(l *dlock.Lease) {
 	if l == nil {
 		return
 	}
-	id := w.begin(l)
-	w.sleep(w.below(5 * time.Millisecond))
+	id := w.beginOne(l)
+	sleep(w.limit, w.below(5*time.Millisecond))
 	w.end(id, l)
 	h, err := l.Detach()
 	for err == nil && w.limit.Err() == nil {
@@ -355,12 +354,82 @@ func (w *worker) handOff(l *dlock.Lease) {
 		next, failure := w.client.Adopt(w.limit, h)
 		if failure == nil {
 			w.happened("detached")
-			w.hold(next, w.below(5*time.Millisecond))
+			w.hold(next, 5*time.Millisecond)
 			return
 		}
 		if errors.Is(failure, dlock.ErrLost) {
 			return
 		}
-		w.sleep(w.below(20 * time.Millisecond))
+		sleep(w.limit, w.below(20*time.Millisecond))
+	}
+}
+
+// lead stands in an election for a while. It holds the lock until the Election says for the last time that it leads.
+func (w *worker) lead() {
+	ctx, cancel := context.WithTimeout(w.limit, w.below(2*time.Second))
+	defer cancel()
+	e, asked := election.New(w.client, "leader"), now()
+	err := e.Run(ctx, func(ctx context.Context, l *dlock.Lease) error {
+		id, last, end := w.begin(l, asked), now(), now()+int64(w.below(100*time.Millisecond))
+		for at := last; at < end && ctx.Err() == nil; at = now() {
+			if e.IsLeader(ctx) == nil {
+				last = at
+			}
+			time.Sleep(time.Millisecond)
+		}
+		w.note(event{Kind: holdEnds, ID: id, At: last})
+		w.happened("led")
+		return nil
+	})
+	if err != nil && !errors.Is(err, dlock.ErrLost) {
+		w.failed("leader", err)
+	}
+}
+
+// permit holds a permit of a semaphore, which nobody else has.
+func (w *worker) permit() {
+	ctx, cancel := context.WithTimeout(w.limit, time.Second)
+	defer cancel()
+	asked := now()
+	l, _, err := semaphore.New(w.client, "permit", 2).Acquire(ctx)
+	if err != nil {
+		w.happened("no permit")
+		return
+	}
+	w.asked = asked
+	w.happened("permit taken")
+	w.hold(l, 20*time.Millisecond)
+}
+
+// set holds a random set of keys for a moment.
+func (w *worker) set() {
+	var keys []string
+	for _, k := range w.rng.Perm(len(w.keys))[:setSize] {
+		keys = append(keys, w.keys[k])
+	}
+	wait, asked := w.ids.Add(1), now()
+	w.note(event{Kind: waitBegins, ID: wait, Who: w.who, At: asked})
+	err := w.client.DoAll(w.limit, keys, func(ctx context.Context, leases *dlock.Leases) error {
+		w.note(event{Kind: waitEnds, ID: wait, At: now()})
+		var ids []int64
+		for _, l := range leases.All() {
+			ids = append(ids, w.begin(l, asked))
+		}
+		time.Sleep(time.Millisecond)
+		for i, l := range leases.All() {
+			w.end(ids[i], l)
+		}
+		w.happened("sets")
+		if err := context.Cause(ctx); err != nil && !errors.Is(err, dlock.ErrLost) {
+			return err
+		}
+		return nil
+	})
+	var lost *dlock.LostError
+	switch {
+	case errors.As(err, &lost) && lost.Reason == dlock.LossExpired: // on a busy machine
+		w.happened("lost")
+	case err != nil:
+		w.note(event{Kind: broken, Who: w.who, At: now(), Text: err.Error()})
 	}
 }

@@ -65,8 +65,10 @@ type Group struct {
 	t         *testing.T
 	processes map[int]*process // by PID
 	journal   *os.File
+	read      chan struct{} // gets an element when all has been read that was in the journal
 	mu        sync.Mutex
 	lines     []Line
+	hear      func(Line)
 }
 
 type process struct {
@@ -81,18 +83,25 @@ func New(t *testing.T) *Group {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Group{t: t, processes: map[int]*process{}, journal: w}
-	read := make(chan struct{})
+	g := &Group{t: t, processes: map[int]*process{}, journal: w, read: make(chan struct{})}
 	go func() {
-		defer close(read)
+		defer close(g.read)
 		for lines := json.NewDecoder(r); ; {
 			var l Line
 			if lines.Decode(&l) != nil {
 				return
 			}
+			if l.PID == 0 { // of Wait
+				g.read <- struct{}{}
+				continue
+			}
 			g.mu.Lock()
 			g.lines = append(g.lines, l)
+			hear := g.hear
 			g.mu.Unlock()
+			if hear != nil {
+				hear(l)
+			}
 		}
 	}()
 	t.Cleanup(func() {
@@ -101,7 +110,7 @@ func New(t *testing.T) *Group {
 			g.Wait(pid)
 		}
 		w.Close()
-		<-read
+		<-g.read
 		r.Close()
 	})
 	return g
@@ -135,6 +144,13 @@ func (g *Group) Start(test string, args ...string) (pid int) {
 	return p.Process.Pid
 }
 
+// Hear calls f with each line of processes that are started later, one after the other.
+func (g *Group) Hear(f func(Line)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hear = f
+}
+
 // Signal sends a signal to a process. After SIGKILL, Signal also waits until the process has ended.
 func (g *Group) Signal(pid int, s syscall.Signal) {
 	g.t.Helper()
@@ -150,12 +166,17 @@ func (g *Group) Signal(pid int, s syscall.Signal) {
 	}
 }
 
-// Wait waits until a process has ended. The test fails if the process has exited with a failure.
+// Wait waits until a process has ended, and all that it has said was read. The test fails if the process has exited with a failure.
 func (g *Group) Wait(pid int) {
 	g.t.Helper()
 	p := g.processes[pid]
 	<-p.ended
 	delete(g.processes, pid)
+	line, _ := json.Marshal(Line{})
+	if _, err := g.journal.Write(append(line, '\n')); err != nil {
+		g.t.Fatal(err)
+	}
+	<-g.read
 	if p.ProcessState.ExitCode() > 0 { // -1 after a signal
 		g.t.Errorf("process %d: %v", pid, p.ProcessState)
 	}
