@@ -69,6 +69,6 @@
 //     an attempt with an unknown outcome gets no release any more, once the caller waits for the late answers:
 //     see [dlock.UnansweredError].
 //
-// The rules 1 and 3 to 8 are those of the model in internal/redlockmodel, which shows for each
-// of them what breaks without it.
+// The page docs/redlock.md splits the rules 1 and 3 to 8 into 19, and says what each of these
+// prevents.
 package redlock

@@ -91,6 +91,9 @@ func (w *world) check() {
 	certain := make(map[string]bool)
 	for _, h := range held {
 		still := time.Until(h.deadline())
+		if still > 0 && !h.isDead() {
+			w.checkVotes(h)
+		}
 		if still <= 0 || h.isDead() || h.mayBeLost(h.asked) {
 			continue
 		}

@@ -38,6 +38,8 @@ type job struct {
 	Renews   bool
 	Detaches bool // another client adopts the lease after a half of the hold
 	Set      bool // of all keys that jobs want
+	Repeats  bool // the holder repeats its attempt
+	Late     bool // it is adopted when it may have ended
 
 	Outage, MinHold, MaxHold time.Duration
 }
@@ -122,6 +124,9 @@ func newPlan(seed uint64) *plan {
 		p.jobs[i].Set = sets.IntN(6) == 0
 	}
 	p.terms(p.draws("terms"))
+	if p.kind == majority {
+		p.drawBoard(p.draws("board"))
+	}
 	return p
 }
 

@@ -21,6 +21,7 @@ type process struct {
 	conns        []*conn // to each server
 	lockers      []*rediscore.Locker
 	majority     *redlock.Locker // or nil
+	locker       *watched        // of the client
 	client       *dlock.Client
 	dead         chan struct{} // closed when it was killed
 
@@ -38,8 +39,8 @@ func (w *world) newProcess(number, life int) *process {
 	p := &process{world: w, number: number, life: life, dead: make(chan struct{})}
 	p.name = letter(number) + strings.Repeat("+", life)
 	var nodes []dlock.Locker
-	for i, server := range w.servers {
-		c := &conn{process: p, store: i, server: server}
+	for i := range w.servers {
+		c := &conn{process: p, store: i, server: w.servers[w.store(p.name, i)]}
 		opts := []rediscore.Option{rediscore.WithQueue(w.kind != polls || number == 0)}
 		if w.kind == replicas {
 			opts = append(opts, rediscore.WithReplicas(w.kind.replicas(), time.Second))
@@ -56,7 +57,8 @@ func (w *world) newProcess(number, life int) *process {
 	if n := w.turns[number]; n > 0 {
 		opts = append(opts, dlock.WithLocalTurns(n))
 	}
-	p.client = dlock.New(&watched{dlock.Forward{Locker: w.recorder.Locker(p.name, locker)}, p}, opts...)
+	p.locker = &watched{dlock.Forward{Locker: w.recorder.Locker(p.name, locker)}, p}
+	p.client = dlock.New(p.locker, opts...)
 	return p
 }
 

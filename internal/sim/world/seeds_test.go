@@ -32,6 +32,7 @@ type seeds struct {
 	fails  bool                   // a failover is under way
 	last   time.Time              // of the last promotion
 	kept   []kept
+	slowed map[int]slowed // servers of a majority
 }
 
 // A kept is a lease whose key is kept for a MinHold.
@@ -98,11 +99,20 @@ func (s *seeds) run() {
 	watch.Go(func() { s.watch(over) })
 	s.sleep(s.plan.end())
 	faults.Wait()
-	s.settle()
+	if s.brief {
+		for _, p := range s.processes {
+			p.kill(s.plan.keys())
+		}
+		time.Sleep(10 * time.Second) // what has begun ends
+	} else {
+		s.settle()
+	}
 	work.Wait()
 	close(over)
 	watch.Wait()
-	s.clean()
+	if !s.brief {
+		s.clean()
+	}
 	s.judgeAll()
 }
 
@@ -209,7 +219,7 @@ func (s *seeds) fateLocked(l *leg) (d time.Duration, arrives bool) {
 	if l.stage == news {
 		return upTo(r, time.Millisecond), true
 	}
-	d, l.trip.reply = s.plan.leg(r), s.plan.leg(r)
+	d, l.trip.reply = s.plan.leg(r)+s.slownessLocked(l.store), s.plan.leg(r)
 	m, listed := s.plan.mishaps[l.trip.name]
 	if s.plan.mishaps == nil && s.plan.stormy(s.now()) {
 		m = s.plan.mishap(r)
@@ -273,12 +283,14 @@ func (s *seeds) strike(f fault) {
 			s.sleep(f.At + min(f.Lasts, time.Second))
 			server.SetFaults(sim.Faults{})
 		}
-		s.lose()
+		s.forgets(f.Store)
 		if s.kind == majority { // the others have the data
 			wipe()
 		} else {
 			s.recorder.Wipe(wipe)
 		}
+	case hangs, slows, returns:
+		s.trouble(f)
 	case fails:
 		if s.kind == replicas {
 			s.failOver(f)
@@ -403,6 +415,9 @@ func (s *seeds) hold(p *process, over <-chan struct{}, lease *dlock.Lease, asked
 		s.mu.Unlock()
 		time.AfterFunc(time.Until(s.moment(j.MinHold+time.Second)), p.rely(lease.Token()))
 	}
+	if j.Repeats && over != nil {
+		over = p.repeat(s, over, lease)
+	}
 	begun := time.Now()
 	p.hold(over, lease, asked)
 	if held := alarm.Earlier(time.Now(), lease.Deadline()).Sub(begun); j.MaxHold > 0 && held > j.MaxHold+s.ttl {
@@ -419,6 +434,9 @@ func (p *process) handOn(s *seeds, j job, lease *dlock.Lease, asked time.Duratio
 		end()
 		_ = lease.Release()
 		return
+	}
+	if j.Late {
+		s.sleep(s.now() + 2*s.ttl)
 	}
 	other := p.process((p.number + 1) % len(p.turns))
 	asked = p.recorder.Now()

@@ -35,6 +35,7 @@ func (s *seeds) watch(over <-chan struct{}) {
 		case <-timer.C:
 		}
 		s.mu.Lock()
+		s.setClocksLocked()
 		calm := !s.plan.stormy(s.now())
 		for _, key := range keys {
 			token, _ := s.holder(key)
@@ -65,6 +66,7 @@ func (s *seeds) watch(over <-chan struct{}) {
 // settle demands that everybody gets each key soon, now that there are no faults: at once when they have
 // just ended; at the pace of handovers some time later; and while a minority is away.
 func (s *seeds) settle() {
+	s.mend()
 	keys, most := s.plan.keys(), s.ttl+5*time.Second
 	each := slices.Collect(slices.Chunk(keys, 1))
 	first, times, away := most+s.plan.keeps, 3, most
@@ -91,6 +93,9 @@ func (s *seeds) settle() {
 	s.cutOff(lonely, time.Time{})
 	s.round("since another is back", others, 1, most, each)
 	last.Wait()
+	if s.kind == majority {
+		s.cutOffWaiter()
+	}
 }
 
 // quick is how long all take at most to hand a key on in calm weather.

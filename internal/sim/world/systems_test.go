@@ -21,6 +21,7 @@ import (
 var (
 	howMany   = flag.Uint64("systems", 50, "how many systems; with -rows: for each CPU")
 	from      = flag.Uint64("from", 0, "the first seed; 0: those from 1, in several processes if they are many")
+	onlyKind  = flag.String("kind", "", "only systems of that kind, such as redlock")
 	forTime   = flag.Duration("for", 0, "for how long seeds are tried that nobody has tried, instead of -systems")
 	large     = flag.Bool("large", false, "more schedules")
 	rowsToo   = flag.String("rows", "", "plant faults, and find them by what is known to do so, or by fresh seeds and schedules; record notes those that do")
@@ -46,6 +47,9 @@ func TestSystems(t *testing.T) {
 	defer oneAtATime()()
 	done, jobs, holds, calls, single := 0, 0, 0, 0, n == 1
 	for begun, seed := time.Now(), max(first, 1); n > 0 && (*forTime == 0 || time.Since(begun) < *forTime); seed++ {
+		if *onlyKind != "" && string(newPlan(seed).kind) != *onlyKind {
+			continue
+		}
 		n--
 		r := newPlan(seed).run(t, single)
 		fmt.Print(r.journal)
@@ -66,7 +70,7 @@ func divide(t *testing.T, from, n uint64) {
 		t.Run(fmt.Sprint("from ", from+i*share), func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(os.Args[0], "-test.run=^TestSystems$", "-test.v", "-test.timeout=0",
-				fmt.Sprint("-from=", from+i*share), fmt.Sprint("-systems=", share), fmt.Sprint("-for=", *forTime))
+				fmt.Sprint("-from=", from+i*share), fmt.Sprint("-systems=", share), fmt.Sprint("-for=", *forTime), "-kind="+*onlyKind)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			t.Logf("%s", out)

@@ -21,6 +21,8 @@ type setup struct {
 	lag    time.Duration // of replicas
 	outage time.Duration
 	only   property // that is looked at; "" for all
+	brief  bool     // it ends with the last storm
+	board
 }
 
 // A kind is what the Clients use.
@@ -69,16 +71,17 @@ type world struct {
 	resources map[string]*resource // by key
 	lost      time.Duration        // when a server last lost leases; 0 if none has
 	failures  []failure
-	journal   *journal // nil if nobody wants it
+	forgot    map[int]time.Time // when a server of a majority has lost data
+	journal   *journal          // nil if nobody wants it
 }
 
 func newWorld(s *setup, d driver) *world {
 	w := &world{
 		setup: s, driver: d, start: time.Now(),
 		names: make(map[string]string), relied: make(map[string]int), of: make(map[string]*process),
-		resources: make(map[string]*resource),
+		resources: make(map[string]*resource), forgot: make(map[int]time.Time),
 	}
-	for range s.kind.stores() {
+	for range s.stores() {
 		w.servers = append(w.servers, sim.NewServer())
 	}
 	for range s.kind.replicas() {
@@ -86,6 +89,7 @@ func newWorld(s *setup, d driver) *world {
 	}
 	if s.kind == majority { // whose servers have to be old enough
 		w.start = w.start.Add(s.ttl + 2*time.Second)
+		w.setClocksLocked()
 	}
 	w.recorder = history.NewRecorder(w.start)
 	return w
