@@ -2,7 +2,12 @@ package redlock_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,40 +19,10 @@ import (
 	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/conformance"
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const longest = time.Hour // TTL of guarded nodes
-
-// stores are the nodes in memory of a test.
-type stores []*memory.Locker
-
-func newStores(n int) stores {
-	s := make(stores, n)
-	for i := range s {
-		s[i] = memory.New()
-		s[i].SetAge(2 * longest)
-	}
-	return s
-}
-
-func (s stores) nodes() []dlock.Locker {
-	nodes := make([]dlock.Locker, len(s))
-	for i := range s {
-		nodes[i] = s[i]
-	}
-	return nodes
-}
-
-// forwarded are the nodes without the methods of a Voter.
-func (s stores) forwarded() []dlock.Locker {
-	nodes := s.nodes()
-	for i := range nodes {
-		nodes[i] = dlock.Forward{Locker: nodes[i]}
-	}
-	return nodes
-}
 
 // harness keeps n nodes for each test, and makes clients of them.
 func harness(n int, client func(stores) *redlock.Locker) conformance.Harness {
@@ -111,15 +86,340 @@ func TestMinHold(t *testing.T) {
 	}
 }
 
-// A mute node renews without a result.
-type mute struct{ *memory.Locker }
+const longest = time.Hour // TTL of guarded nodes
 
-func (mute) Confirm(context.Context, []quorum.Confirmation) ([]quorum.Ballot, error) { return nil, nil }
+var (
+	errDial   = &net.OpError{Op: "dial", Err: errors.New("refused")}
+	errReset  = errors.New("connection reset")
+	errRights = none(fmt.Errorf("%w: no right to do so", dlock.ErrInvalid))
+)
 
-func TestRenewalWithoutResults(t *testing.T) {
-	s := newStores(3)
-	l := redlock.New([]dlock.Locker{mute{s[0]}, mute{s[1]}, s[2]})
-	defer l.Close()
-	_, err := l.Renew(t.Context(), "key", "token", time.Second)
-	require.ErrorContains(t, err, "0 results for 1 renewals")
+func none(err error) error { return &dlock.NoEffectError{Err: err} }
+
+// stores are the nodes in memory of a test.
+type stores []*memory.Locker
+
+func newStores(n int) stores {
+	s := make(stores, n)
+	for i := range s {
+		s[i] = memory.New()
+		s[i].SetAge(2 * longest)
+	}
+	return s
+}
+
+func (s stores) nodes() []dlock.Locker {
+	nodes := make([]dlock.Locker, len(s))
+	for i := range s {
+		nodes[i] = s[i]
+	}
+	return nodes
+}
+
+// forwarded are the nodes without the methods of a Voter.
+func (s stores) forwarded() []dlock.Locker {
+	nodes := s.nodes()
+	for i := range nodes {
+		nodes[i] = dlock.Forward{Locker: nodes[i]}
+	}
+	return nodes
+}
+
+// each does something to all stores.
+func (s stores) each(do func(*memory.Locker)) {
+	for _, n := range s {
+		do(n)
+	}
+}
+
+func delay(d time.Duration) func(*memory.Locker) { return func(n *memory.Locker) { n.Delay(d) } }
+func fail(err error) func(*memory.Locker)        { return func(n *memory.Locker) { n.Fail(err) } }
+
+// A bench is that of a test in virtual time: three stores, and a Locker that is closed in the end.
+type bench struct {
+	*testing.T
+	stores
+	*redlock.Locker
+}
+
+// scenes runs each scene on a bench of its own.
+func scenes(t *testing.T, all map[string]func(*bench)) {
+	cases(t, all, func(b *bench, scene func(*bench)) { scene(b) })
+}
+
+// cases does something with each case, on a bench of its own.
+func cases[C any](t *testing.T, all map[string]C, do func(*bench, C)) {
+	for name, c := range all {
+		t.Run(name, func(t *testing.T) { onBench(t, func(b *bench) { do(b, c) }) })
+	}
+}
+
+func onBench(t *testing.T, do func(*bench)) {
+	bubble.Test(t, func(t *testing.T) { do(&bench{T: t, stores: newStores(3)}) })
+}
+
+// open makes the Locker.
+func (b *bench) open(nodes []dlock.Locker, opts ...redlock.Option) {
+	l := redlock.New(nodes, opts...)
+	b.Cleanup(func() { l.Close() })
+	b.Locker = l
+}
+
+// client makes a Client of the Locker.
+func (b *bench) client(opts ...dlock.Option) *dlock.Client {
+	c := dlock.New(b.Locker, opts...)
+	b.Cleanup(func() { c.Close() })
+	return c
+}
+
+// tries makes an attempt.
+func (b *bench) tries(token string, ttl time.Duration) (dlock.Attempt, error) {
+	return b.TryAcquire(b.Context(), "key", token, ttl)
+}
+
+// takes makes an attempt that must be granted.
+func (b *bench) takes(token string, ttl time.Duration) dlock.Attempt {
+	b.Helper()
+	a, err := b.tries(token, ttl)
+	require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
+	return a
+}
+
+// fails makes an attempt that must not be granted.
+func (b *bench) fails(token string, ttl time.Duration, why string) {
+	b.Helper()
+	a, err := b.tries(token, ttl)
+	require.False(b, a.Acquired && err == nil, why)
+}
+
+// finds makes an attempt that must name the holder.
+func (b *bench) finds(token, holder string, ttl time.Duration) {
+	b.Helper()
+	a, err := b.tries(token, ttl)
+	require.NoError(b, err)
+	require.Equal(b, holder, a.Holder)
+}
+
+// waits makes a wait that must be granted.
+func (b *bench) waits(token string, ttl time.Duration) {
+	b.Helper()
+	a, err := b.Acquire(b.Context(), "key", token, ttl)
+	require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
+}
+
+// waitsFor makes a wait that must end with its ctx.
+func (b *bench) waitsFor(patience time.Duration, token string, ttl time.Duration) (dlock.Attempt, error) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), patience)
+	defer cancel()
+	a, err := b.Acquire(ctx, "key", token, ttl)
+	require.ErrorIs(b, err, context.DeadlineExceeded)
+	return a, err
+}
+
+func (b *bench) renews(token string, ttl time.Duration) {
+	b.Helper()
+	held, err := b.Renew(b.Context(), "key", token, ttl)
+	require.True(b, held && err == nil, "%v, %v", held, err)
+}
+
+func (b *bench) releases(token string) {
+	b.Helper()
+	held, err := b.Release(b.Context(), "key", token)
+	require.True(b, held && err == nil, "%v, %v", held, err)
+}
+
+// by has these nodes vote for a token, for so long.
+func (b *bench) by(token string, ttl time.Duration, nodes ...int) {
+	b.Helper()
+	for _, i := range nodes {
+		_, err := b.stores[i].Vote(b.Context(), "key", token, ttl, 0)
+		require.NoError(b, err)
+	}
+}
+
+// hold is who holds the key at a node.
+func (b *bench) hold(node int) dlock.Hold {
+	b.Helper()
+	hold, err := b.stores[node].Inspect(b.Context(), "key")
+	require.NoError(b, err)
+	return hold
+}
+
+// free fails if a node has a vote, or a waiter.
+func (b *bench) free(format string, args ...any) {
+	b.Helper()
+	for i := range b.stores {
+		require.Equal(b, dlock.Hold{}, b.hold(i), "node %d, %s", i, fmt.Sprintf(format, args...))
+	}
+}
+
+// A tap is on the way to a node. It may make, delay, lose, repeat, change or refuse each request.
+type tap func(*request) error
+
+// A request is one to a node. A tap may change where it goes, its TTLs, and its ballots.
+type request struct {
+	ctx        context.Context
+	method     string // of Voter, or Inspect
+	key, token string // "" for Inspect
+	to         *memory.Locker
+	ttl        time.Duration // of Vote and AcquireVote
+	batch      []quorum.Confirmation
+	ballot     quorum.Ballot   // of Vote and AcquireVote
+	ballots    []quorum.Ballot // of Confirm
+	call       func(*request, context.Context) error
+}
+
+// make makes a request.
+func (r *request) make(ctx context.Context) error { return r.call(r, ctx) }
+
+// A tapped node is reached through a tap.
+type tapped struct {
+	*memory.Locker
+	tap
+}
+
+func (n tapped) Vote(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
+	r := request{ctx: ctx, method: "Vote", key: key, token: token, to: n.Locker, ttl: ttl, call: func(r *request, ctx context.Context) (err error) {
+		r.ballot, err = r.to.Vote(ctx, key, token, r.ttl, floor)
+		return err
+	}}
+	err := n.tap(&r)
+	return r.ballot, err
+}
+
+func (n tapped) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
+	r := request{ctx: ctx, method: "AcquireVote", key: key, token: token, to: n.Locker, ttl: ttl, call: func(r *request, ctx context.Context) (err error) {
+		r.ballot, err = r.to.AcquireVote(ctx, key, token, r.ttl, floor, place)
+		return err
+	}}
+	err := n.tap(&r)
+	return r.ballot, err
+}
+
+func (n tapped) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
+	r := request{ctx: ctx, method: "Confirm", key: batch[0].Key, token: batch[0].Token, to: n.Locker, batch: slices.Clone(batch), call: func(r *request, ctx context.Context) (err error) {
+		r.ballots, err = r.to.Confirm(ctx, r.batch)
+		return err
+	}}
+	err := n.tap(&r)
+	return r.ballots, err
+}
+
+func (n tapped) Pass(ctx context.Context, key, token, to string, floor int64) (held bool, err error) {
+	err = n.tap(&request{ctx: ctx, method: "Pass", key: key, token: token, to: n.Locker, call: func(r *request, ctx context.Context) (err error) {
+		held, err = r.to.Pass(ctx, key, token, to, floor)
+		return err
+	}})
+	return held, err
+}
+
+func (n tapped) Inspect(ctx context.Context, key string) (hold dlock.Hold, err error) {
+	err = n.tap(&request{ctx: ctx, method: "Inspect", to: n.Locker, call: func(r *request, ctx context.Context) (err error) {
+		hold, err = r.to.Inspect(ctx, key)
+		return err
+	}})
+	return hold, err
+}
+
+// tapped are the nodes that are all reached through taps.
+func (s stores) tapped(of func(node int) tap) []dlock.Locker {
+	nodes := s.nodes()
+	for i := range nodes {
+		nodes[i] = tapped{s[i], of(i)}
+	}
+	return nodes
+}
+
+// all are the nodes that are all reached through the same tap.
+func (s stores) all(t tap) []dlock.Locker { return s.tapped(func(int) tap { return t }) }
+
+// on is a node where requests of one method meet something.
+func on(s *memory.Locker, method string, meet tap) tapped {
+	return tapped{s, func(r *request) error {
+		if r.method == method {
+			return meet(r)
+		}
+		return r.make(r.ctx)
+	}}
+}
+
+// firstOn is on for the first of these requests.
+func firstOn(s *memory.Locker, method string, meet tap) tapped {
+	var met atomic.Bool
+	return on(s, method, func(r *request) error {
+		if met.Swap(true) {
+			return r.make(r.ctx)
+		}
+		return meet(r)
+	})
+}
+
+// loses makes a request, and loses the answer.
+func loses(r *request) error {
+	_ = r.make(r.ctx)
+	r.ballot, r.ballots = quorum.Ballot{}, nil
+	return errReset
+}
+
+// refuses is a request that is answered with an error.
+func refuses(err error) tap { return func(*request) error { return err } }
+
+// lasts is how long a request takes.
+func lasts(d time.Duration) tap {
+	return func(r *request) error {
+		time.Sleep(d)
+		return r.make(r.ctx)
+	}
+}
+
+// hangs is a request that never comes.
+func hangs(r *request) error {
+	<-r.ctx.Done()
+	return r.ctx.Err()
+}
+
+// remote is a node to which messages take a while, each way.
+func remote(s *memory.Locker, pause func() time.Duration) tapped {
+	return tapped{s, func(r *request) error {
+		time.Sleep(pause())
+		defer func() { time.Sleep(pause()) }()
+		return r.make(r.ctx)
+	}}
+}
+
+// remotes are nodes to which messages take as long as pause says, each way.
+func (s stores) remotes(pause func() time.Duration) []dlock.Locker {
+	return s.tapped(func(i int) tap { return remote(s[i], pause).tap })
+}
+
+// farFrom is a node whose votes take longer for one token than for others.
+func farFrom(s *memory.Locker, token string) tapped {
+	return on(s, "Vote", func(r *request) error {
+		if r.token == token {
+			time.Sleep(time.Millisecond)
+		}
+		return r.make(r.ctx)
+	})
+}
+
+// lossy is a node that grants a vote, loses the answer and is away then.
+func lossy(s *memory.Locker) tapped {
+	var voted atomic.Bool
+	return on(s, "Vote", func(r *request) error {
+		if voted.Swap(true) {
+			return errDial
+		}
+		return loses(r)
+	})
+}
+
+// counted counts the requests of one method.
+func counted(n *atomic.Int64, method string) tap {
+	return func(r *request) error {
+		if r.method == method {
+			n.Add(1)
+		}
+		return r.make(r.ctx)
+	}
 }

@@ -5,8 +5,11 @@ package votetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,6 +71,7 @@ const (
 	tries   = 5                      // of a clause, while the machine is too slow to tell
 	patient = 30 * time.Second       // for what must happen soon
 	short   = 200 * time.Millisecond // a TTL that ends within the check
+	lapse   = 2 * short              // after which it has ended
 	long    = 10 * time.Minute       // a TTL that does not
 )
 
@@ -75,26 +79,6 @@ const (
 type clause struct {
 	name, text string
 	check      func(*scene)
-}
-
-var clauses = []clause{
-	{"VoteIsTryAcquire", "A Voter grants and refuses as TryAcquire does, never shortens a lease, and heeds ctx as EndedContext says.", voteIsTryAcquire},
-	{"FreshVotes", "A Voter calls a grant Fresh exactly if token did not hold key before.", freshVotes},
-	{"FloorsGiveEqualFences", "A Voter makes the floor the fence if it is at most a second after the store's clock and at least 8 above the last fence.", floorsGiveEqualFences},
-	{"FloorIsClamped", "A Voter gives no fence before the store's clock or more than a second after it, whatever the floor, unless it must exceed an earlier one.", floorIsClamped},
-	{"AgeGrows", "A Voter measures Age on the store's clock: it grows by the time between two votes.", ageGrows},
-	{"AgeAfterDataLoss", "A Voter whose store has lost everything has an Age of at most the time since then.", ageAfterDataLoss},
-	{"SameStore", "A Voter names the same Store in all ballots on a key, for all clients and answers.", sameStore},
-	{"ConfirmRenews", "A Voter renews in Confirm as RenewBatch does. Its ballots are in the order of the batch, with only Acquired, Age, Store and Clock set.", confirmRenews},
-	{"ConfirmRaisesFences", "A Voter gives later grants fences above the Fence that the holder was confirmed with.", confirmRaisesFences},
-	{"ConfirmRaisesNothingElse", "A Voter raises no fence for a Confirmation whose Token does not hold its Key, or whose Fence is lower than the last.", confirmRaisesNothingElse},
-	{"PassIsRelease", "A Voter releases in Pass as Release does: token's lease or place ends, and the first in the queue gets the key if to does not wait.", passIsRelease},
-	{"PassToOne", "A Voter grants a key that is passed to a waiter to that one before all others.", passToOne},
-	{"PassCarriesFloor", "A Voter gives a waiter that gets the key by Pass the floor as its fence, as in Vote.", passCarriesFloor},
-	{"PlacesOrderWaiters", "A Voter that is a VoteAcquirer serves waiters in the order of their places, whenever they came, or of their tokens if places are equal.", placesOrderWaiters},
-	{"PlaceIsBehindAll", "A Voter that is a VoteAcquirer gives those it refuses a Place behind all who wait, and not before Clock.", placeIsBehindAll},
-	{"PlaceMoves", "A Voter that is a VoteAcquirer moves a token that waits again to the new place.", placeMoves},
-	{"PassedTokenQueuesAgain", "A Voter that is a VoteAcquirer lets a token that passed its vote on wait again with the same place, as often as it likes.", passedTokenQueuesAgain},
 }
 
 // play checks c, and reports whether the machine was too slow to tell right from wrong.
@@ -107,4 +91,204 @@ func (c clause) play(t require.TestingT, store Store, try int) (slow bool) {
 	defer cancel()
 	c.check(s)
 	return s.slow
+}
+
+// A scene is the stage of one clause: two clients of a store, and keys. Its methods call the store, and
+// fail unless the answer is right.
+type scene struct {
+	require.TestingT
+	Store
+	a, b   Client
+	ctx    context.Context // ends with the check
+	prefix string          // of keys
+	keys   int
+	try    int  // how often the machine was too slow before
+	slow   bool // the machine was too slow to tell right from wrong
+	waits  sync.WaitGroup
+}
+
+// key returns one that was not used before.
+func (s *scene) key() string {
+	s.keys++
+	return fmt.Sprint(s.prefix, " ", s.keys)
+}
+
+// A way is Vote, or an AcquireVote that need not wait.
+type way func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error)
+
+func (s *scene) ways() []way {
+	return []way{s.a.Vote, func(ctx context.Context, key, token string, ttl time.Duration, floor int64) (quorum.Ballot, error) {
+		return s.a.AcquireVote(ctx, key, token, ttl, floor, 1)
+	}}
+}
+
+// elect makes a vote that must be granted.
+func (s *scene) elect(vote way, key, token string, ttl time.Duration, floor int64) quorum.Ballot {
+	b, err := vote(s.ctx, key, token, ttl, floor)
+	require.NoError(s, err, "a vote for %s", token)
+	require.True(s, b.Acquired, "a vote for %s: %+v; want it to be granted", token, b)
+	require.False(s, b.Since.After(time.Now()), "a vote for %s has a Since that is after its answer: %+v", token, b)
+	return b
+}
+
+// heldKey returns a key that "holder" holds.
+func (s *scene) heldKey() string {
+	key := s.key()
+	s.grant(key, "holder")
+	return key
+}
+
+// grant votes for token, for long.
+func (s *scene) grant(key, token string) quorum.Ballot { return s.elect(s.a.Vote, key, token, long, 0) }
+
+// refuse makes a vote of a stranger by c that must be refused, since token holds key.
+func (s *scene) refuse(c Client, key, token string) quorum.Ballot {
+	b, err := c.Vote(s.ctx, key, "stranger", long, 0)
+	require.NoError(s, err, "a vote for a key that another holds")
+	require.False(s, b.Acquired, "a vote for a key that %s holds: %+v", token, b)
+	require.Equal(s, token, b.Holder, "Holder of a vote that is refused")
+	require.GreaterOrEqual(s, b.Place, b.Clock, "Place of a vote that is refused")
+	return b
+}
+
+// held checks that token holds key.
+func (s *scene) held(key, token string) {
+	s.refuse(s.b, key, token)
+	a, err := s.b.TryAcquire(s.ctx, key, "stranger", long)
+	require.NoError(s, err, "TryAcquire")
+	require.False(s, a.Acquired, "TryAcquire of a key that %s holds: %+v", token, a)
+}
+
+// pass passes key on, and must answer want.
+func (s *scene) pass(key, token, to string, floor int64, want bool) {
+	held, err := s.a.Pass(s.ctx, key, token, to, floor)
+	require.NoError(s, err, "Pass of %s to %q", token, to)
+	require.Equal(s, want, held, "Pass of %s to %q", token, to)
+}
+
+// confirm confirms a batch whose elements must have these answers, and nothing else in their ballots.
+func (s *scene) confirm(batch []quorum.Confirmation, want ...bool) {
+	ballots, err := s.a.Confirm(s.ctx, batch)
+	s.confirmed(batch, ballots, err, want...)
+}
+
+func (s *scene) confirmed(batch []quorum.Confirmation, ballots []quorum.Ballot, err error, want ...bool) {
+	require.NoError(s, err, "Confirm")
+	require.Len(s, ballots, len(want), "ballots of a batch")
+	for i, b := range ballots {
+		bare := quorum.Ballot{Age: b.Age, Store: b.Store, Clock: b.Clock}
+		bare.Acquired = want[i]
+		require.Equal(s, bare, b, "ballot %d, of %+v", i, batch[i])
+	}
+}
+
+func confirmation(key, token string, ttl time.Duration, fence int64) quorum.Confirmation {
+	return quorum.Confirmation{Renewal: dlock.Renewal{Key: key, Token: token, TTL: ttl}, Fence: fence}
+}
+
+// above checks the fences of two grants that follow each other.
+func (s *scene) above(earlier, later int64) {
+	require.GreaterOrEqual(s, later, earlier+numbers, "the fence of a later grant")
+}
+
+const (
+	numbers = 8 // that a fence is larger than the last
+	second  = int64(time.Second / time.Microsecond)
+	ahead   = 9 * second / 10 // how far floors are after the clock
+)
+
+// settled returns the store's clock when the fences of key are not ahead of it.
+func (s *scene) settled(key string) int64 {
+	for {
+		b := s.grant(key, "settles")
+		s.pass(key, "settles", "", 0, true)
+		if b.Fence <= b.Clock {
+			return b.Clock
+		}
+		time.Sleep(time.Duration(b.Fence-b.Clock)*time.Microsecond + time.Millisecond)
+	}
+}
+
+// hasFloor checks the fence of a grant that was made when the store's clock was that, or before.
+func (s *scene) hasFloor(fence, floor, clock int64) {
+	if clock > floor {
+		s.slow = true
+		return
+	}
+	require.Equal(s, floor, fence, "the fence of a grant with a floor, when the store's clock was %d", clock)
+}
+
+// A waiter is an AcquireVote or an Acquire in a goroutine.
+type waiter struct {
+	token  string
+	cancel context.CancelFunc
+	over   atomic.Bool // it has returned
+	ballot quorum.Ballot
+	err    error
+}
+
+// waitWith starts a wait by call, which ends with ctx, and returns when n wait for key.
+func (s *scene) waitWith(ctx context.Context, key, token string, n int, call func(context.Context) (quorum.Ballot, error)) *waiter {
+	w := &waiter{token: token}
+	ctx, w.cancel = context.WithCancel(ctx)
+	s.waits.Go(func() {
+		defer w.over.Store(true)
+		defer w.cancel()
+		w.ballot, w.err = call(ctx)
+	})
+	s.until(fmt.Sprintf("%d wait", n), func() bool {
+		hold, err := s.a.Inspect(s.ctx, key)
+		return err == nil && hold.Waiting >= n || w.over.Load()
+	})
+	return w
+}
+
+// wait starts an Acquire.
+func (s *scene) wait(key, token string, n int) *waiter {
+	return s.waitWith(s.ctx, key, token, n, func(ctx context.Context) (b quorum.Ballot, err error) {
+		b.Attempt, err = s.a.Acquire(ctx, key, token, long)
+		return b, err
+	})
+}
+
+// waitAt starts an AcquireVote by c.
+func (s *scene) waitAt(c Client, key, token string, place int64, n int) *waiter {
+	return s.waitWith(s.ctx, key, token, n, func(ctx context.Context) (quorum.Ballot, error) {
+		return c.AcquireVote(ctx, key, token, long, 0, place)
+	})
+}
+
+// until waits for a condition, which what describes.
+func (s *scene) until(what string, condition func() bool) {
+	for end := time.Now().Add(patient); !condition(); time.Sleep(time.Millisecond) {
+		require.True(s, time.Now().Before(end), "within %v: %s", patient, what)
+	}
+}
+
+// served checks that w is granted the key, and that the others are not.
+func (s *scene) served(w *waiter, others ...*waiter) int64 {
+	s.until(w.token+" is served, to whom the key was passed", w.over.Load)
+	require.NoError(s, w.err, "the wait of %s", w.token)
+	require.True(s, w.ballot.Acquired, "the wait of %s: %+v", w.token, w.ballot)
+	for _, o := range others {
+		require.False(s, o.over.Load() && o.err == nil, "%s was granted the key; want it to be granted to %s", o.token, w.token)
+	}
+	return w.ballot.Fence
+}
+
+// servedInTurn checks that waiting are served in this order, when token releases key, and each after it.
+func (s *scene) servedInTurn(key, token string, waiting ...*waiter) {
+	for i, w := range waiting {
+		s.pass(key, token, "", 0, true)
+		s.served(w, waiting[i+1:]...)
+		token = w.token
+	}
+}
+
+var errCause = errors.New("the cause of an end")
+
+// heeds checks the error of a call whose ctx has ended.
+func (s *scene) heeds(ctx context.Context, call string, err error) {
+	require.ErrorIs(s, err, ctx.Err(), "%s, whose ctx has ended", call)
+	require.NotErrorIs(s, err, errCause, "%s, whose ctx has ended", call)
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock/backend/memory"
 )
 
 // The package documentation of quorum lists the clauses.
@@ -19,32 +17,6 @@ func TestClausesAreDocumented(t *testing.T) {
 	require.Equal(t, len(clauses), strings.Count(doc, " - "), "clauses of the list")
 	for _, c := range clauses {
 		require.Contains(t, doc, " - "+c.name+": "+c.text)
-	}
-}
-
-// Each broken Voter breaks the clauses that it names, and no other.
-func TestFlaws(t *testing.T) {
-	broken := make(map[string]bool)
-	for _, f := range flaws {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
-			var found []string
-			for _, c := range clauses {
-				if Fails(t, func(_ *testing.T, o require.TestingT) {
-					m := memory.New()
-					c.play(o, Store{New: func() Client { return &voter{Locker: m, hook: f.hook} }, Wipe: m.Wipe}, tries-1)
-				}) {
-					found = append(found, c.name)
-				}
-			}
-			require.Equal(t, f.breaks, found, "%s %s", f.wrong, f.harm)
-		})
-		for _, name := range f.breaks {
-			broken[name] = true
-		}
-	}
-	for _, c := range clauses {
-		require.True(t, broken[c.name], "no broken Voter shows that the check of %s finds anything", c.name)
 	}
 }
 
