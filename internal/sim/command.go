@@ -63,9 +63,6 @@ const (
 	errSyntax     = Error("ERR syntax error")
 )
 
-// unknown is the error of a command that a client sends, and errUnknown that of a script's.
-func unknown(name string) error { return Error(fmt.Sprintf("ERR unknown command '%s'", name)) }
-
 // execute executes a command, unless the server refuses it.
 func (s *Server) execute(args []string) (any, error) {
 	s.cost.Commands++
@@ -73,7 +70,7 @@ func (s *Server) execute(args []string) (any, error) {
 	s.cost.Calls[name]++
 	c, known := commands[name]
 	switch args = args[1:]; {
-	case !known, name == "SPUBLISH" && s.faults.NoShards:
+	case !known:
 		return nil, errUnknown
 	case len(args) < c.least:
 		return nil, errArguments
@@ -421,7 +418,7 @@ func (s *Server) publish(args []string, shard bool) (any, error) {
 
 func (s *Server) pubSub(args []string) (any, error) {
 	shard := strings.EqualFold(args[0], "SHARDNUMSUB")
-	if !shard && !strings.EqualFold(args[0], "NUMSUB") || shard && s.faults.NoShards {
+	if !shard && !strings.EqualFold(args[0], "NUMSUB") {
 		return nil, Error(fmt.Sprintf("ERR Unknown PUBSUB subcommand or wrong number of arguments for '%s'", args[0]))
 	}
 	all := []any{}

@@ -25,7 +25,6 @@ type Conn struct {
 	over   bool
 	cuts   chan struct{} // closed by Cut
 	left   chan struct{} // closed by Follow
-	trips  int
 	holds  []*Held
 }
 
@@ -38,7 +37,6 @@ var (
 
 // A Trip is a script or a message that goes through the network.
 type Trip struct {
-	N       int              // the how manieth of the Conn
 	To      *Server          // or from, of a message
 	Calls   []rediscore.Call // that travel together; nil for a message or a subscription
 	Channel string           // of a message or a subscription
@@ -53,9 +51,6 @@ type Trip struct {
 // A Fate is what becomes of a [Trip]. The zero value is a network that takes no time.
 type Fate struct {
 	Request, Reply Leg // a message has no request
-	Again          Leg // of the second copy of a request
-	Twice          bool
-	Notice         time.Duration // from a cut of the connection until the call fails
 
 	// What the caller gets, if not nil, when the request would arrive. The server does not get it. Of
 	// a subscription, only the error of the first counts.
@@ -132,8 +127,6 @@ func (c *Conn) begin(t Trip) (f Fate, cut, left <-chan struct{}, ok bool) {
 	if c.over {
 		return Fate{}, nil, nil, false
 	}
-	c.trips++
-	t.N = c.trips
 	c.under.Add(1)
 	return c.fateLocked(t), c.cuts, c.left, true
 }
@@ -245,13 +238,6 @@ func (c *Conn) send(ctx context.Context, t Trip, results []rediscore.Result) {
 	answered := make(chan []rediscore.Result, 1)
 	go func() {
 		defer c.under.Done()
-		if f.Twice {
-			c.under.Go(func() {
-				if travel(f.Again, c.closed) {
-					t.Execute(ctx, c.closed)
-				}
-			})
-		}
 		if travel(f.Request, c.closed) {
 			done := f.Results
 			if done == nil {
@@ -268,10 +254,8 @@ func (c *Conn) send(ctx context.Context, t Trip, results []rediscore.Result) {
 	case <-ctx.Done():
 		fail(ctx.Err())
 	case <-cut:
-		travel(Leg{Delay: f.Notice}, c.closed)
 		fail(errCut)
 	case <-left:
-		travel(Leg{Delay: f.Notice}, c.closed)
 		fail(errCut)
 	case <-c.closed:
 		fail(rediscore.ClientClosed(errCut))
@@ -330,7 +314,6 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 	go func() {
 		select {
 		case <-cut:
-			travel(Leg{Delay: f.Notice}, ctx.Done())
 			end(errCut)
 		case <-c.closed:
 			end(rediscore.ClientClosed(errCut))
@@ -360,7 +343,6 @@ func (c *Conn) Listen(ctx context.Context, name string, shard bool, on func(redi
 				c.deliver(ctx, Trip{To: to, Channel: name, Shard: shard, Message: m.Text}, m.At, on)
 			}
 		case <-sub.Ended:
-			travel(Leg{Delay: f.Notice}, ctx.Done())
 			end(errCut)
 		case <-ctx.Done():
 		}

@@ -32,10 +32,9 @@ type Server struct {
 
 // Faults are what a server refuses. An empty text refuses nothing.
 type Faults struct {
-	Calls    string // the error of each call, such as "LOADING …", "NOAUTH …" or "BUSY …"
-	Writes   string // the error of each command that writes, such as "READONLY …"
-	Full     bool   // commands that take memory fail with OOM, unless the script has written before
-	NoShards bool   // there are no shard channels, as before Redis 7
+	Calls  string // the error of each call, such as "LOADING …", "NOAUTH …" or "BUSY …"
+	Writes string // the error of each command that writes, such as "READONLY …"
+	Full   bool   // commands that take memory fail with OOM, unless the script has written before
 
 	Commands map[string]string // the error of each command that the user may not use
 }
@@ -221,9 +220,6 @@ func (s *Server) Subscribe(name string, shard bool) (*Subscription, error) {
 	defer s.unlock()
 	if s.faults.Calls != "" {
 		return nil, Error(s.faults.Calls)
-	}
-	if shard && s.faults.NoShards {
-		return nil, unknown("SSUBSCRIBE")
 	}
 	if shard {
 		if err := s.refuses(name); err != nil {
