@@ -30,7 +30,7 @@ const (
 )
 
 // historyAcrossDataLoss has the store lose everything now and then.
-func historyAcrossDataLoss(s *scene) {
+func historyAcrossDataLoss(s *scene, a, b *client) {
 	playHistory(s, func(r *randomRun, workers []*worker) {
 		r.want[dataLost] = s.amount(4)
 		done := make(chan struct{})
