@@ -8,20 +8,14 @@ import (
 )
 
 var batchesCases = []testCase{
-	{name: "BatchKeepsOrder", check: batchKeepsOrder,
-		clause: withSource("A BatchRenewer returns one result for each renewal, in the order of the batch, also for duplicates, strangers and ended leases. For an empty batch it returns none.")},
-	{name: "BatchRenewsAsRenew", check: batchRenewsAsRenew,
-		clause: withSource("A BatchRenewer does for each element exactly what Renew does, independently of the others.")},
-	{name: "BatchOfAnySize", check: batchOfAnySize,
-		clause: withSource("A BatchRenewer renews batches of any size, to the last element.")},
-	{name: "BatchIsTheCallers", check: batchIsTheCallers,
-		clause: withSource("A BatchRenewer never changes batches that it was given or results that it has returned, whatever is called later or meanwhile.")},
-	{name: "BatchesCross", check: batchesCross,
-		clause: withSource("A BatchRenewer renews concurrent batches that share leases in different orders. None fails, and none waits long for another.")},
+	is("BatchKeepsOrder", batchKeepsOrder, "A BatchRenewer returns one result for each renewal, in the order of the batch, also for duplicates, strangers and ended leases. For an empty batch it returns none.").with(renewBatch),
+	is("BatchRenewsAsRenew", batchRenewsAsRenew, "A BatchRenewer does for each element exactly what Renew does, independently of the others.").with(renewBatch),
+	is("BatchOfAnySize", batchOfAnySize, "A BatchRenewer renews batches of any size, to the last element.").with(renewBatch),
+	is("BatchIsTheCallers", batchIsTheCallers, "A BatchRenewer never changes batches that it was given or results that it has returned, whatever is called later or meanwhile.").with(renewBatch),
+	is("BatchesCross", batchesCross, "A BatchRenewer renews concurrent batches that share leases in different orders. None fails, and none waits long for another.").with(renewBatch),
 }
 
-func batchKeepsOrder(s *scene) {
-	a, c := s.client(), s.batchRenewer()
+func batchKeepsOrder(s *scene, a, c *client) {
 	s.renewAll(c, nil)
 
 	held := s.grant(a, s.key(), s.token("holder"), long)
@@ -66,8 +60,7 @@ func amongStrangers(leases []grant) (wishes []wish) {
 
 // batchRenewsAsRenew has several elements of one batch renew the same lease, with others
 // between them: the longest counts, wherever it stands, and what strangers ask for does not.
-func batchRenewsAsRenew(s *scene) {
-	a, c := s.client(), s.batchRenewer()
+func batchRenewsAsRenew(s *scene, a, c *client) {
 	ttl := s.h.ttl()
 	dead := s.grant(a, s.key(), s.token("dead"), ttl)
 	s.lapse(ttl)
@@ -116,8 +109,7 @@ var batchSizes = []int{1, 2, 100, 101, 257, 1001}
 // edges are elements with which pieces of a large batch may begin or end.
 var edges = []int{0, 1, 49, 50, 63, 64, 99, 100, 101, 127, 128, 199, 200, 255, 256, 499, 500, 511, 512, 999, 1000}
 
-func batchOfAnySize(s *scene) {
-	a, c := s.client(), s.batchRenewer()
+func batchOfAnySize(s *scene, a, c *client) {
 	leases := s.takeMany(many, long, a, c)
 	for _, n := range batchSizes {
 		s.renewAll(c, amongStrangers(leases[:min(n, len(leases))]))
@@ -142,8 +134,8 @@ func batchOfAnySize(s *scene) {
 }
 
 // batchIsTheCallers keeps results while other batches are renewed, and writes over what it has given and got.
-func batchIsTheCallers(s *scene) {
-	a, c, d := s.client(), s.batchRenewer(), s.client()
+func batchIsTheCallers(s *scene, a, c *client) {
+	d := s.client()
 	held, other := s.grant(a, s.key(), s.token("held"), long), s.grant(a, s.key(), s.token("other"), long)
 	yes, no := held.wish(long, true), other.as("stranger").wish(long, false)
 	rounds := s.h.rounds(10)
@@ -168,8 +160,8 @@ func batchIsTheCallers(s *scene) {
 }
 
 // batchesCross renews the same leases in different orders at the same time.
-func batchesCross(s *scene) {
-	a, c, d := s.client(), s.batchRenewer(), s.client()
+func batchesCross(s *scene, a, c *client) {
+	d := s.client()
 	rounds := s.h.rounds(10)
 	leases := s.takeMany(12, long, a)
 	forwards := amongStrangers(leases)

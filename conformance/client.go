@@ -230,24 +230,14 @@ func (s *scene) abilities(c *client) abilities {
 // supported reports whether an optional method is there.
 func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
 
-// acquirer, batchRenewer, setAcquirer and inspector return one more client, and skip the case if it lacks the method.
-func (s *scene) acquirer() *client { return s.clientThat(acquire) }
-
-func (s *scene) batchRenewer() *client { return s.clientThat(renewBatch) }
-
-func (s *scene) setAcquirer() *client { return s.clientThat(acquireSet) }
-
-func (s *scene) inspector() *client { return s.clientThat(inspect) }
-
-func (s *scene) clientThat(o optionalMethod) *client {
-	c := s.client()
+// requires skips the case if c lacks the method.
+func (s *scene) requires(c *client, o optionalMethod) {
 	switch {
 	case !o.implemented(c.inner.Locker):
 		s.skip("the Locker is no %s", o.iface.Name())
 	case !s.offers(c, o):
 		s.skip("%s answers errors.ErrUnsupported", o.name)
 	}
-	return c
 }
 
 func isErr(err, target error) bool { return errors.Is(err, target) }

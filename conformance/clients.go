@@ -15,37 +15,25 @@ import (
 )
 
 var clientsCases = []testCase{
-	{name: "EndedContext", check: endedContext,
-		clause: withSource("A backend sends nothing if ctx has already ended, and returns ctx.Err(), not its cause. If ctx ends a wait, it returns that too, and a holder and remaining time that come with it are true.")},
-	{name: "UnsupportedSendsNothing", check: unsupportedSendsNothing,
-		clause: withSource("A backend sends nothing when it answers errors.ErrUnsupported.")},
-	{name: "DecoratorHidesNothing", check: decoratorHidesNothing,
-		clause: withSource("A backend around another Locker hides none of its optional interfaces, and takes no longer TTLs (embed dlock.Forward).")},
-	{name: "NoLeaks", check: noLeaks, alone: true,
-		clause: withSource("A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.")},
-	{name: "NoEffect", check: noEffect,
-		clause: withSource("A backend claims that a call has no effect (dlock.NoEffect) only if it has none, now or later.")},
-	{name: "NoEffectOverNetwork", check: func(s *scene) { s.overClearNetworks(append(parts(markedCalls, onNetwork), checkInInFlight)...) }, faults: true, needs: needsNetwork,
-		clause: withSource("A backend claims that a call has no effect only if none of its requests can still be on its way.")},
-	{name: "LostReply", check: lostReply,
-		clause: withSource("A backend lets a caller repeat a token's acquire, renewal or release whose reply was lost, without harm, and a Client ends in a state that it knows.")},
-	{name: "LostReplyOverNetwork", check: func(s *scene) { s.overClearNetworks(parts(lostReplies, onNetwork)...) }, faults: true, needs: needsNetwork,
-		clause: withSource("A backend lets a caller repeat a call whose reply the network lost, as LostReply says.")},
-	{name: "LateDuplicate", check: lateDuplicate,
-		clause: withSource("A backend survives a call that comes after later ones. It shortens nothing, revives nothing, and takes no key for longer than its TTL.")},
-	{name: "LateDuplicateOverNetwork", check: func(s *scene) { s.overClearNetworks(parts(lateCalls, onNetwork)...) }, faults: true, needs: needsNetwork,
-		clause: withSource("A backend survives a request that the network delivers late, as LateDuplicate says.")},
-	{name: "UnreachableStore", check: unreachableStore, faults: true, needs: needsNetwork,
-		clause: withSource("A backend that cannot reach its store returns an error that means neither \"held\" nor \"not held\", within the ctx or the client's own read timeout, whichever it can honour.")},
-	{name: "BlackHole", check: blackHole, faults: true, needs: needsNetwork,
-		clause: withSource("A backend whose requests or replies vanish never makes a holder certain of more than the store keeps. The holder learns of the loss at the deadline, and nobody gets the key before.")},
-	{name: "SlowNetwork", check: func(s *scene) { s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers) }, faults: true, needs: needsNetwork,
-		clause: withSource("A backend over a slow network keeps each lease until the deadline that its holder believes in. No two holders are certain of a key at once.")},
-	{name: "Reconnection", check: reconnection, faults: true, needs: needsNetwork,
-		clause: withSource("A backend works again when the network does, with the same Locker. Calls succeed, waiters are served, and leases that outlast the outage stay.")},
+	is("EndedContext", endedContext, "A backend sends nothing if ctx has already ended, and returns ctx.Err(), not its cause. If ctx ends a wait, it returns that too, and a holder and remaining time that come with it are true."),
+	is("UnsupportedSendsNothing", unsupportedSendsNothing, "A backend sends nothing when it answers errors.ErrUnsupported."),
+	is("DecoratorHidesNothing", decoratorHidesNothing, "A backend around another Locker hides none of its optional interfaces, and takes no longer TTLs (embed dlock.Forward)."),
+	is("NoLeaks", noLeaks, "A backend leaves no goroutine, connection, timer or key behind once it is closed and its leases have expired.").single(),
+	is("NoEffect", noEffect, "A backend claims that a call has no effect (dlock.NoEffect) only if it has none, now or later."),
+	is("NoEffectOverNetwork", func(s *scene, _, _ *client) {
+		s.overClearNetworks(append(parts(markedCalls, onNetwork), checkInInFlight)...)
+	}, "A backend claims that a call has no effect only if none of its requests can still be on its way.").faulty().needing(needsNetwork),
+	is("LostReply", lostReply, "A backend lets a caller repeat a token's acquire, renewal or release whose reply was lost, without harm, and a Client ends in a state that it knows."),
+	is("LostReplyOverNetwork", func(s *scene, _, _ *client) { s.overClearNetworks(parts(lostReplies, onNetwork)...) }, "A backend lets a caller repeat a call whose reply the network lost, as LostReply says.").faulty().needing(needsNetwork),
+	is("LateDuplicate", lateDuplicate, "A backend survives a call that comes after later ones. It shortens nothing, revives nothing, and takes no key for longer than its TTL."),
+	is("LateDuplicateOverNetwork", func(s *scene, _, _ *client) { s.overClearNetworks(parts(lateCalls, onNetwork)...) }, "A backend survives a request that the network delivers late, as LateDuplicate says.").faulty().needing(needsNetwork),
+	is("UnreachableStore", unreachableStore, "A backend that cannot reach its store returns an error that means neither \"held\" nor \"not held\", within the ctx or the client's own read timeout, whichever it can honour.").faulty().needing(needsNetwork),
+	is("BlackHole", blackHole, "A backend whose requests or replies vanish never makes a holder certain of more than the store keeps. The holder learns of the loss at the deadline, and nobody gets the key before.").faulty().needing(needsNetwork),
+	is("SlowNetwork", func(s *scene, _, _ *client) { s.overNetworks(endOnTime, endOnTime, servedAfterSlowAnswers) }, "A backend over a slow network keeps each lease until the deadline that its holder believes in. No two holders are certain of a key at once.").faulty().needing(needsNetwork),
+	is("Reconnection", reconnection, "A backend works again when the network does, with the same Locker. Calls succeed, waiters are served, and leases that outlast the outage stay.").faulty().needing(needsNetwork),
 }
 
-func endedContext(s *scene) {
+func endedContext(s *scene, a, b *client) {
 	ended, cancel := context.WithCancel(s.ctx)
 	cancel()
 	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
@@ -61,7 +49,6 @@ func endedContext(s *scene) {
 			checks = append(checks, func() { underEnded(s, ctx, k, a, b) })
 		}
 	}
-	a, b := s.clients2()
 	if s.abilities(b).wait {
 		checks = append(checks, func() {
 			g := s.grant(a, s.key(), s.token("holder"), long)
@@ -141,8 +128,7 @@ func besideTheEnd(s *scene, w *waiter, g grant) {
 
 // unsupportedSendsNothing calls the optional methods that are not there, though
 // the interfaces are, and looks for their effects.
-func unsupportedSendsNothing(s *scene) {
-	a, b := s.clients2()
+func unsupportedSendsNothing(s *scene, a, b *client) {
 	n := 0
 	for _, o := range optionalMethods {
 		if !o.implemented(a.inner.Locker) || supported(s.probe(o, a, s.key(), s.token("probe"))) {
@@ -168,8 +154,7 @@ func unsupportedSendsNothing(s *scene) {
 // Of a Locker below an unexported field only the type can be seen: which interfaces that has, but
 // neither whether a method answers errors.ErrUnsupported, nor the longest TTL. One that a decorator
 // keeps as another type, or in a slice, a map or a function, is not found.
-func decoratorHidesNothing(s *scene) {
-	c := s.client()
+func decoratorHidesNothing(s *scene, c, _ *client) {
 	if n := hidesNothing(s, reflect.ValueOf(c.inner.Locker), 0); n == 0 {
 		s.skip("the Locker is not built around another: no field of it holds a dlock.Locker")
 	}
@@ -260,10 +245,9 @@ func addLockers(found map[string]reflect.Value, v reflect.Value, path string) {
 // noLeaks uses the store in every way, and looks for keys that are left. In a bubble the goroutines that are left behind are
 // found when it ends. Elsewhere the store is used again and again, with new clients each time, and the number of goroutines
 // must not rise with the rounds.
-func noLeaks(s *scene) {
+func noLeaks(s *scene, a, b *client) {
 	keepsNothing(s)
 	ctx, end := goingOn()
-	a, b := s.clients2()
 	if s.h.Bubble { // where it never ends
 		callsUnder(s, ctx, a, b)
 		useEverything(s)

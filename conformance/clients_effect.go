@@ -15,8 +15,7 @@ import (
 
 // noEffect ends the ctx of each call at many moments, from before it is sent until after
 // it is answered, and believes what the error says, also later.
-func noEffect(s *scene) {
-	a, b := s.clients2()
+func noEffect(s *scene, a, b *client) {
 	var ways []*interruptions
 	s.eachWay(a, b, func(s *scene, c, other *client) {
 		ways = append(ways, &interruptions{scene: s, c: c, other: other, kinds: s.kindsOf(c), rtt: s.roundTrip(c), unknown: make(map[kind]bool)})

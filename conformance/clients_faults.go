@@ -36,16 +36,14 @@ var (
 	}
 )
 
-func lostReply(s *scene) {
-	a, b := s.clients2()
+func lostReply(s *scene, a, b *client) {
 	givenUpOwesNoMore(s, a, b)
 	givenUpIsRepeated(s, a, b)
 	s.overLossy(lostReplies)
 }
 
-func lateDuplicate(s *scene) {
+func lateDuplicate(s *scene, a, b *client) {
 	s.overLossy(lateCalls)
-	a, b := s.clients2()
 	s.eachWay(a, b, renewAtRelease)
 }
 

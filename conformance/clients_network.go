@@ -11,7 +11,7 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-func unreachableStore(s *scene) {
+func unreachableStore(s *scene, a, b *client) {
 	s.overNetworks(
 		unreachable("is silent", func(n *network) { n.Block(faultproxy.Both) }),
 		unreachable("does not hear", func(n *network) { n.Block(faultproxy.ToStore) }),
@@ -84,7 +84,7 @@ func endsWithError(n *network, name string, sent bool, call func(context.Context
 	}
 }
 
-func blackHole(s *scene) {
+func blackHole(s *scene, a, b *client) {
 	var parts []part
 	for _, d := range []faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both} {
 		parts = append(parts, func(n *network) { swallow(n, d) })
@@ -160,7 +160,7 @@ func servedAfterSlowAnswers(n *network) {
 	n.notFreedBefore(n.direct, n.served(w, "the holder released the key"), ttl)
 }
 
-func reconnection(s *scene) {
+func reconnection(s *scene, a, b *client) {
 	s.overClearNetworks(
 		func(n *network) { outage(n, n.Cut) },
 		func(n *network) { outage(n, n.Refuse) },

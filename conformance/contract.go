@@ -1,18 +1,43 @@
 package conformance
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+)
 
 // A testCase checks one clause. Its check finds what is wrong: the call, its answer, and what the contract wants.
 type testCase struct {
 	name   string
 	clause clause
-	check  func(*scene)
-	alone  bool // runs while no other case does
-	idles  bool // lets idleTimes pass
-	faults bool // makes the network faulty, so that a time-out is a result
+	check  func(s *scene, a, b *client)
+	method optionalMethod // which b has, if not zero
+	alone  bool           // runs while no other case does
+	idles  bool           // lets idleTimes pass
+	faults bool           // makes the network faulty, so that a time-out is a result
 	needs  need
 
 	whole func(*testing.T, Harness) error // in place of check: makes its own scenes
+}
+
+// is returns a case. Its clause is the line that calls it.
+func is(name string, check func(s *scene, a, b *client), text string) testCase {
+	_, file, line, _ := runtime.Caller(1)
+	return testCase{name: name, check: check, clause: clause{place{file, line}, text}}
+}
+
+func (c testCase) with(m optionalMethod) testCase { c.method = m; return c }
+func (c testCase) needing(n need) testCase        { c.needs = n; return c }
+func (c testCase) single() testCase               { c.alone = true; return c }
+func (c testCase) idle() testCase                 { c.idles = true; return c }
+func (c testCase) faulty() testCase               { c.faults = true; return c }
+
+// play plays the case in a scene.
+func (c testCase) play(s *scene) {
+	a, b := s.clients2()
+	if c.method.name != "" {
+		s.requires(b, c.method)
+	}
+	c.check(s, a, b)
 }
 
 // A need is what a case wants of the harness: it returns the reason why the harness does not have it, or "".

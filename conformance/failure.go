@@ -26,12 +26,6 @@ type clause struct {
 	text string
 }
 
-// withSource returns the clause of the line that calls it.
-func withSource(text string) clause {
-	_, file, line, _ := runtime.Caller(1)
-	return clause{place{file, line}, text}
-}
-
 // A violation is what a case found wrong, with the calls that show it.
 type violation struct {
 	err   error

@@ -67,8 +67,7 @@ func TestFailureElsewhereNamesTheClause(t *testing.T) {
 // that failed, both are shown, and little else.
 func TestFailureShowsWhatItIsAbout(t *testing.T) {
 	const many = 6000
-	busy := testCase{name: "busy", check: func(s *scene) {
-		a, b := s.clients2()
+	busy := testCase{name: "busy", check: func(s *scene, a, b *client) {
 		others := func(n int) {
 			eachOf(n, func(int) { s.release(b, s.grant(b, s.key(), s.token("elsewhere"), long), true) })
 		}
@@ -91,8 +90,7 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 
 // The two grants whose fences fall may be followed by many others.
 func TestFailureShowsBothGrants(t *testing.T) {
-	err := play(t, harnessOf("near"), testCase{name: "long ago", check: func(s *scene) {
-		a, b := s.clients2()
+	err := play(t, harnessOf("near"), testCase{name: "long ago", check: func(s *scene, a, b *client) {
 		take := func(c *client, key, name string) grant {
 			g := s.grant(c, key, s.token(name), long)
 			s.release(c, g, true)

@@ -6,16 +6,12 @@ import (
 )
 
 var fencesCases = []testCase{
-	{name: "FenceRises", check: fenceRises,
-		clause: withSource("A backend gives each grant of a key a fence at least 8 above every earlier one: after a release, an expiry or a handover, by another client, and with many contenders.")},
-	{name: "FenceSurvivesIdleness", check: fenceSurvivesIdleness, idles: true, needs: needsBubble,
-		clause: withSource("A backend gives a key a larger fence even after hours or days without use.")},
-	{name: "FenceSurvivesDataLoss", check: fenceSurvivesDataLoss, alone: true, needs: needsWipe,
-		clause: withSource("A backend whose fences survive data loss gives a key a larger fence after the store has lost everything.")},
+	is("FenceRises", fenceRises, "A backend gives each grant of a key a fence at least 8 above every earlier one: after a release, an expiry or a handover, by another client, and with many contenders."),
+	is("FenceSurvivesIdleness", fenceSurvivesIdleness, "A backend gives a key a larger fence even after hours or days without use.").idle().needing(needsBubble),
+	is("FenceSurvivesDataLoss", fenceSurvivesDataLoss, "A backend whose fences survive data loss gives a key a larger fence after the store has lost everything.").single().needing(needsWipe),
 }
 
-func fenceRises(s *scene) {
-	a, b := s.clients2()
+func fenceRises(s *scene, a, b *client) {
 	key, ttl := s.key(), s.h.ttl()
 	first := s.grant(a, key, s.token("first"), long)
 	s.fenced(first)
@@ -71,8 +67,7 @@ func fenceAtExpiry(s *scene, next, slow *client) {
 // idleTimes are longer than what companions of a lock, or rows that are used no more, are kept for.
 var idleTimes = []time.Duration{90 * time.Minute, 25 * time.Hour, 8 * 24 * time.Hour}
 
-func fenceSurvivesIdleness(s *scene) {
-	a, b := s.clients2()
+func fenceSurvivesIdleness(s *scene, a, b *client) {
 	last := s.grant(a, s.key(), s.token("first"), long)
 	s.fenced(last)
 	s.release(a, last, true)
@@ -86,8 +81,7 @@ func fenceSurvivesIdleness(s *scene) {
 	}
 }
 
-func fenceSurvivesDataLoss(s *scene) {
-	c := s.client()
+func fenceSurvivesDataLoss(s *scene, c, _ *client) {
 	key := s.key()
 	var last grant
 	for range 300 { // quickly: numbers that run ahead of a clock are still ahead of it later

@@ -7,18 +7,13 @@ import (
 )
 
 var inspectingCases = []testCase{
-	{name: "InspectTells", check: inspectTells,
-		clause: withSource("An Inspector reports the holder and the remaining time, and nobody after a release or an expiry. It is right even while the key changes hands.")},
-	{name: "InspectChangesNothing", check: inspectChangesNothing,
-		clause: withSource("An Inspector changes nothing: not the holder, the TTL, or a free key.")},
-	{name: "HeldSinceTheGrant", check: heldSinceTheGrant,
-		clause: withSource("An Inspector and a refusal that say since when the holder has had the key mean the grant, and not the begin of its wait.")},
-	{name: "WaitingIsCounted", check: waitingIsCounted,
-		clause: withSource("An Inspector counts the waiters in its queue: not the holder, nor those who were served, or left and were released, nor, eventually, the dead. Without a queue it reports 0.")},
+	is("InspectTells", inspectTells, "An Inspector reports the holder and the remaining time, and nobody after a release or an expiry. It is right even while the key changes hands.").with(inspect),
+	is("InspectChangesNothing", inspectChangesNothing, "An Inspector changes nothing: not the holder, the TTL, or a free key.").with(inspect),
+	is("HeldSinceTheGrant", heldSinceTheGrant, "An Inspector and a refusal that say since when the holder has had the key mean the grant, and not the begin of its wait."),
+	is("WaitingIsCounted", waitingIsCounted, "An Inspector counts the waiters in its queue: not the holder, nor those who were served, or left and were released, nor, eventually, the dead. Without a queue it reports 0.").with(inspect),
 }
 
-func inspectTells(s *scene) {
-	a, c := s.client(), s.inspector()
+func inspectTells(s *scene, a, c *client) {
 	ttl := s.h.ttl()
 	key := s.key()
 	s.seesNobody(c, key, "it was never held")
@@ -35,7 +30,7 @@ func inspectTells(s *scene) {
 	seesWhilePassing(s, a, c)
 }
 
-func heldSinceTheGrant(s *scene) {
+func heldSinceTheGrant(s *scene, a, b *client) {
 	wait := 2 * s.h.ttl()
 	short, _ := s.sinceAfterWait(0)
 	if long, told := s.sinceAfterWait(wait); told && short-long > wait/2 {
@@ -133,8 +128,7 @@ func seesEither(s *scene, c *client, former grant, asked time.Time, passed <-cha
 	}
 }
 
-func inspectChangesNothing(s *scene) {
-	a, c := s.client(), s.inspector()
+func inspectChangesNothing(s *scene, a, c *client) {
 	ttl := s.h.ttl()
 	key := s.key()
 	inspects(s, c, key)
@@ -160,9 +154,8 @@ func inspects(s *scene, c *client, key string) {
 }
 
 // waitingIsCounted compares what Inspect says of the queue of a key with those who wait.
-func waitingIsCounted(s *scene) {
-	c := s.inspector()
-	a, b := s.clients2()
+func waitingIsCounted(s *scene, a, c *client) {
+	b := s.client()
 	key := s.key()
 	seesWaiting(s, c, key, 0, "nobody has ever used it")
 	g := s.grant(a, key, s.token("holder"), long)

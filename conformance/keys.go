@@ -8,16 +8,11 @@ import (
 )
 
 var keysCases = []testCase{
-	{name: "KeysAreIndependent", check: keysAreIndependent,
-		clause: withSource("A backend keeps any two keys apart: of 1 kB, with Unicode, spaces, braces, newlines or NUL, a prefix or a pattern of the other, or of the same hash.")},
-	{name: "KeyAndTokenApart", check: keyAndTokenApart,
-		clause: withSource("A backend keeps key and token apart: key a:b with token c is not key a with token b:c.")},
-	{name: "TokenHoldsManyKeys", check: tokenHoldsManyKeys,
-		clause: withSource("A backend renews, releases and ends each of a token's leases on several keys separately.")},
-	{name: "ManyLeases", check: manyLeases,
-		clause: withSource("A backend keeps each lease to its end, as last extended, among a thousand others that come and go.")},
-	{name: "TokensCompareWhole", check: tokensCompareWhole,
-		clause: withSource("A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and tokens may be binary.")},
+	is("KeysAreIndependent", keysAreIndependent, "A backend keeps any two keys apart: of 1 kB, with Unicode, spaces, braces, newlines or NUL, a prefix or a pattern of the other, or of the same hash."),
+	is("KeyAndTokenApart", keyAndTokenApart, "A backend keeps key and token apart: key a:b with token c is not key a with token b:c."),
+	is("TokenHoldsManyKeys", tokenHoldsManyKeys, "A backend renews, releases and ends each of a token's leases on several keys separately."),
+	is("ManyLeases", manyLeases, "A backend keeps each lease to its end, as last extended, among a thousand others that come and go."),
+	is("TokensCompareWhole", tokensCompareWhole, "A backend compares tokens whole, byte by byte: `user-1` is not `user-10`, and tokens may be binary."),
 }
 
 // alike are tokens, and ends of keys. Encodings change them, patterns match them, or a store
@@ -31,8 +26,7 @@ var alike = []string{
 	"null", "NULL", "nil", "(nil)", "OK",
 }
 
-func keysAreIndependent(s *scene) {
-	a, b := s.clients2()
+func keysAreIndependent(s *scene, a, b *client) {
 	can := s.abilities(b)
 	var leases []longLease
 	for i, key := range differentKeys(s.key()) {
@@ -108,8 +102,7 @@ func twins(s *scene) (pairs [][2]grant) {
 	return pairs
 }
 
-func keyAndTokenApart(s *scene) {
-	a, b := s.clients2()
+func keyAndTokenApart(s *scene, a, b *client) {
 	can := s.abilities(b)
 	for _, pair := range twins(s) {
 		leasesApart(s, a, b, can, pair[0], pair[1])
@@ -178,8 +171,7 @@ func waitsApart(s *scene, a, b *client) {
 }
 
 // tokenHoldsManyKeys has one token hold several keys, which it got from attempts or waits.
-func tokenHoldsManyKeys(s *scene) {
-	a, b := s.clients2()
+func tokenHoldsManyKeys(s *scene, a, b *client) {
 	token := s.token("holder")
 	endApart(s, a, b, func(ttl time.Duration) grant { return s.grant(a, s.key(), token, ttl) })
 	if s.abilities(b).wait {
@@ -214,8 +206,7 @@ const many = 1001
 
 // manyLeases has a thousand other keys come and go while a few leases last, which were made in every way, and are older than
 // the TTL that their keys were first held for. The fences of a key that nobody used in the meantime rise all the same.
-func manyLeases(s *scene) {
-	a, b := s.clients2()
+func manyLeases(s *scene, a, b *client) {
 	can := s.abilities(b)
 	short := s.short()
 	leases := s.lastingFor(a, b, can, short, long)
@@ -255,8 +246,7 @@ func likeTokens() (pairs [][2]string) {
 	return pairs
 }
 
-func tokensCompareWhole(s *scene) {
-	c := s.client()
+func tokensCompareWhole(s *scene, c, _ *client) {
 	for _, like := range likeTokens() {
 		tokensApart(s, c, like[0], like[1])
 		tokensApart(s, c, like[1], like[0])

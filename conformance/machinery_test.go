@@ -137,7 +137,7 @@ func TestInconclusiveCases(t *testing.T) {
 }
 
 func TestSlowMachineIsNoViolation(t *testing.T) {
-	slow := testCase{name: "slow", check: func(s *scene) {
+	slow := testCase{name: "slow", check: func(s *scene, a, b *client) {
 		g := s.grant(s.client(), s.key(), s.token("holder"), s.h.ttl())
 		s.lapse(s.h.ttl())
 		s.held(s.client(), g)
@@ -170,7 +170,7 @@ func TestTooLate(t *testing.T) {
 func TestEach(t *testing.T) {
 	var met sync.WaitGroup
 	met.Add(2)
-	meet := func(s *scene) {
+	meet := func(s *scene, a, b *client) {
 		s.grant(s.client(), "key", "token of "+s.t.Name(), long)
 		met.Done()
 		met.Wait()

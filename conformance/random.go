@@ -17,12 +17,9 @@ import (
 )
 
 var randomCases = []testCase{
-	{name: "History", check: func(s *scene) { playHistory(s, (*randomRun).work) },
-		clause: withSource("A backend produces, under load, pauses and faults, a history in which no two holders are certain of a key at once and fences follow real time.")},
-	{name: "HistoryAcrossDataLoss", check: historyAcrossDataLoss, alone: true, needs: needsWipe,
-		clause: withSource("A backend whose fences survive data loss produces, under load, pauses and faults, a history in which fences follow real time even if the store sometimes loses everything, and no two holders are certain of a key at once if each loss ends all leases.")},
-	{name: "AgreesWithModel", whole: agreesWithModel,
-		clause: withSource("A backend answers any sequence of calls as a plain model of a lock does.")},
+	is("History", func(s *scene, _, _ *client) { playHistory(s, (*randomRun).work) }, "A backend produces, under load, pauses and faults, a history in which no two holders are certain of a key at once and fences follow real time."),
+	is("HistoryAcrossDataLoss", historyAcrossDataLoss, "A backend whose fences survive data loss produces, under load, pauses and faults, a history in which fences follow real time even if the store sometimes loses everything, and no two holders are certain of a key at once if each loss ends all leases.").single().needing(needsWipe),
+	{name: "AgreesWithModel", whole: agreesWithModel, clause: is("", nil, "A backend answers any sequence of calls as a plain model of a lock does.").clause},
 }
 
 // agreesWithModel makes random calls, one after the other, and compares the answers with

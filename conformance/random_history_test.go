@@ -29,7 +29,7 @@ func TestSeedIsRepeated(t *testing.T) {
 }
 
 func TestTooLittleFails(t *testing.T) {
-	idle := testCase{name: "idle", check: func(s *scene) {
+	idle := testCase{name: "idle", check: func(s *scene, a, b *client) {
 		playHistory(s, func(*randomRun, []*worker) {})
 	}}
 	assert.ErrorContains(t, play(t, harnessOf("near"), idle), "too little happened to prove anything: a key was found held 0 times")
@@ -65,7 +65,7 @@ func unreliable() func(dlock.Locker) dlock.Locker {
 
 // A correct store is not blamed for what it answers while replies are lost and requests come late; a broken one still is.
 func TestHistoryWithLostReplies(t *testing.T) {
-	lossy := testCase{name: "lossy", check: func(s *scene) {
+	lossy := testCase{name: "lossy", check: func(s *scene, a, b *client) {
 		playHistory(s, func(r *randomRun, workers []*worker) {
 			for _, w := range workers {
 				w.faulty = true

@@ -3,22 +3,15 @@ package conformance
 import "time"
 
 var releasingCases = []testCase{
-	{name: "ReleaseFrees", check: releaseFrees,
-		clause: withSource("A backend frees a key at once when its holder releases it.")},
-	{name: "ReleaseByStranger", check: releaseByStranger,
-		clause: withSource("A backend answers false, and changes nothing, when a token releases a key that it does not hold.")},
-	{name: "ReleaseTwice", check: releaseTwice,
-		clause: withSource("A backend answers false, and changes nothing, when a token releases again, even if another holds the key by then.")},
-	{name: "ReleaseAfterExpiry", check: releaseAfterExpiry,
-		clause: withSource("A backend answers false, and changes nothing, when a lease is released that has ended, even if another token holds the key by then.")},
-	{name: "ReleaseCrossesTakeover", check: releaseCrossesTakeover,
-		clause: withSource("A backend ends only the token's own lease, even if another client takes the key between two releases that arrive together.")},
-	{name: "ReleaseForgets", check: releaseForgets,
-		clause: withSource("A backend that releases a token, for whichever client, ends its lease and all its places in the queue.")},
+	is("ReleaseFrees", releaseFrees, "A backend frees a key at once when its holder releases it."),
+	is("ReleaseByStranger", releaseByStranger, "A backend answers false, and changes nothing, when a token releases a key that it does not hold."),
+	is("ReleaseTwice", releaseTwice, "A backend answers false, and changes nothing, when a token releases again, even if another holds the key by then."),
+	is("ReleaseAfterExpiry", releaseAfterExpiry, "A backend answers false, and changes nothing, when a lease is released that has ended, even if another token holds the key by then."),
+	is("ReleaseCrossesTakeover", releaseCrossesTakeover, "A backend ends only the token's own lease, even if another client takes the key between two releases that arrive together."),
+	is("ReleaseForgets", releaseForgets, "A backend that releases a token, for whichever client, ends its lease and all its places in the queue.").with(acquire),
 }
 
-func releaseFrees(s *scene) {
-	a, b := s.clients2()
+func releaseFrees(s *scene, a, b *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	g = s.grant(b, g.key, s.token("next"), long)
@@ -26,8 +19,7 @@ func releaseFrees(s *scene) {
 	s.free(b, g.key)
 }
 
-func releaseByStranger(s *scene) {
-	a, b := s.clients2()
+func releaseByStranger(s *scene, a, b *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(b, g.as(s.token("stranger")), false)
 	s.release(a, g.as(s.token("stranger")), false)
@@ -39,8 +31,7 @@ func releaseByStranger(s *scene) {
 	s.free(b, g.key)
 }
 
-func releaseTwice(s *scene) {
-	a, b := s.clients2()
+func releaseTwice(s *scene, a, b *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.release(a, g, true)
 	s.release(a, g, false)
@@ -56,8 +47,7 @@ func releasedInVain(s *scene, holder, next *client, g grant) {
 	s.release(next, n, true)
 }
 
-func releaseAfterExpiry(s *scene) {
-	a, b := s.clients2()
+func releaseAfterExpiry(s *scene, a, b *client) {
 	for _, taken := range []bool{false, true} {
 		g := s.grant(a, s.key(), s.token("dead"), s.h.ttl())
 		s.lapse(s.h.ttl())
@@ -71,7 +61,7 @@ func releaseAfterExpiry(s *scene) {
 }
 
 // releaseCrossesTakeover sends several releases of one token together, and a renewal, while another client takes the key.
-func releaseCrossesTakeover(s *scene) {
+func releaseCrossesTakeover(s *scene, a, b *client) {
 	s.crossTakeovers(func(next, holder *client, spread time.Duration) {
 		g := s.grant(holder, s.key(), s.token("holder"), long)
 		release, renew := s.staleRelease(holder, g), s.staleRenewals(holder, g)
@@ -91,8 +81,7 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 }
 
 // releaseForgets releases tokens that wait more than once, or hold and wait.
-func releaseForgets(s *scene) {
-	a, b := s.client(), s.acquirer()
+func releaseForgets(s *scene, a, b *client) {
 	for _, times := range []int{1, 2, 3} {
 		if !s.h.Unordered { // a wait may begin again, and be served before the others
 			forgetsWaits(s, a, b, b, times)

@@ -6,20 +6,14 @@ import (
 )
 
 var renewingCases = []testCase{
-	{name: "RenewExtends", check: renewExtends,
-		clause: withSource("A backend extends a renewed lease to ttl from now, unless it ends later anyway.")},
-	{name: "RenewNeverShortens", check: renewNeverShortens,
-		clause: withSource("A backend never shortens a lease when its holder renews it, so a late duplicate does no harm.")},
-	{name: "RenewByStranger", check: renewByStranger,
-		clause: withSource("A backend answers false, and changes nothing, when a token renews a key that it does not hold.")},
-	{name: "RenewAfterExpiry", check: renewAfterExpiry,
-		clause: withSource("A backend answers false, and changes nothing, when a lease is renewed that has ended. It never revives it.")},
-	{name: "RenewCrossesTakeover", check: renewCrossesTakeover,
-		clause: withSource("A backend extends only the token's own lease, even if another client takes the key between two renewals that arrive together.")},
+	is("RenewExtends", renewExtends, "A backend extends a renewed lease to ttl from now, unless it ends later anyway."),
+	is("RenewNeverShortens", renewNeverShortens, "A backend never shortens a lease when its holder renews it, so a late duplicate does no harm."),
+	is("RenewByStranger", renewByStranger, "A backend answers false, and changes nothing, when a token renews a key that it does not hold."),
+	is("RenewAfterExpiry", renewAfterExpiry, "A backend answers false, and changes nothing, when a lease is renewed that has ended. It never revives it."),
+	is("RenewCrossesTakeover", renewCrossesTakeover, "A backend extends only the token's own lease, even if another client takes the key between two renewals that arrive together."),
 }
 
-func renewExtends(s *scene) {
-	a, b := s.clients2()
+func renewExtends(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), 10*ttl)
 	for range 300 { // however often
@@ -47,8 +41,7 @@ func renewExtends(s *scene) {
 	s.release(a, g, true)
 }
 
-func renewNeverShortens(s *scene) {
-	a, b := s.clients2()
+func renewNeverShortens(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	s.renew(a, g, ttl, true)
@@ -58,8 +51,7 @@ func renewNeverShortens(s *scene) {
 	s.release(a, g, true)
 }
 
-func renewByStranger(s *scene) {
-	a, b := s.clients2()
+func renewByStranger(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	kept := s.grant(a, s.key(), s.token("holder"), long)
 	ends := s.grant(a, s.key(), s.token("holder"), ttl)
@@ -76,8 +68,7 @@ func renewByStranger(s *scene) {
 	s.free(b, never.key) // not made
 }
 
-func renewAfterExpiry(s *scene) {
-	a, b := s.clients2()
+func renewAfterExpiry(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
 	s.lapse(ttl)
@@ -106,7 +97,7 @@ func renewAtExpiry(s *scene, next, holder *client) {
 
 // renewCrossesTakeover sends several renewals of one token together, and a release, while
 // another client takes the key for a short time.
-func renewCrossesTakeover(s *scene) {
+func renewCrossesTakeover(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	var mu sync.Mutex
 	var taken []grant

@@ -101,7 +101,7 @@ func play(t *testing.T, h Harness, c testCase) error {
 	}
 	for attempt := range tries {
 		err = h.stage(t, func(t *testing.T) error {
-			return newScene(t, h, attempt).play(c.check)
+			return newScene(t, h, attempt).play(c.play)
 		})
 		if !errors.Is(err, errInconclusive) && (c.faults || !timedOut(err)) {
 			return err

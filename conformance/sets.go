@@ -14,16 +14,11 @@ import (
 )
 
 var setsCases = []testCase{
-	{name: "SetAllOrNone", check: setAllOrNone,
-		clause: withSource("A SetAcquirer takes all keys of a set, or none if another token holds one of them. Then nothing changes, and each answer, in the order of the set, says that its key is Free, or who holds it. The set that it was given is unchanged.")},
-	{name: "SetAtOneInstant", check: setAtOneInstant,
-		clause: withSource("A SetAcquirer takes all keys of a set at one instant. Of sets that share keys and come at once to free keys, one acquires them. Nobody ever finds a key held for a set that is refused.")},
-	{name: "SetGrantsAsTryAcquire", check: setGrantsAsTryAcquire,
-		clause: withSource("A SetAcquirer grants each key as TryAcquire does, with a fence above that of each earlier grant of the key, and a lease with a TTL of its own, which is released and ends alone. A token that holds its key already is granted it again, and its lease is never shortened.")},
-	{name: "SetOvertakesNobody", check: setOvertakesNobody,
-		clause: withSource("A SetAcquirer takes no key for which another token waits in the queue, and no other key of the set either.")},
-	{name: "SetRefusesNonsense", check: setRefusesNonsense,
-		clause: withSource("A SetAcquirer fails with dlock.ErrInvalid, and takes no key, if the set is empty, or has a key twice, an empty key or token, or a TTL of 0.")},
+	is("SetAllOrNone", setAllOrNone, "A SetAcquirer takes all keys of a set, or none if another token holds one of them. Then nothing changes, and each answer, in the order of the set, says that its key is Free, or who holds it. The set that it was given is unchanged.").with(acquireSet),
+	is("SetAtOneInstant", setAtOneInstant, "A SetAcquirer takes all keys of a set at one instant. Of sets that share keys and come at once to free keys, one acquires them. Nobody ever finds a key held for a set that is refused.").with(acquireSet),
+	is("SetGrantsAsTryAcquire", setGrantsAsTryAcquire, "A SetAcquirer grants each key as TryAcquire does, with a fence above that of each earlier grant of the key, and a lease with a TTL of its own, which is released and ends alone. A token that holds its key already is granted it again, and its lease is never shortened.").with(acquireSet),
+	is("SetOvertakesNobody", setOvertakesNobody, "A SetAcquirer takes no key for which another token waits in the queue, and no other key of the set either.").with(acquireSet),
+	is("SetRefusesNonsense", setRefusesNonsense, "A SetAcquirer fails with dlock.ErrInvalid, and takes no key, if the set is empty, or has a key twice, an empty key or token, or a TTL of 0.").with(acquireSet),
 }
 
 // setOf returns n elements with keys and tokens that nobody else uses. The keys are in no order, and have the same hash tag, for a
@@ -109,8 +104,7 @@ func (s *scene) refusedSet(c *client, set []grant, ask time.Duration, held grant
 
 // setAllOrNone has sets refused because of a key at each place of them: of the others, one is free, and one is held by the set's own
 // token. What a refusal would prolong does not end in time, and what it would shorten ends too early.
-func setAllOrNone(s *scene) {
-	a, c := s.client(), s.setAcquirer()
+func setAllOrNone(s *scene, a, c *client) {
 	ttl := s.h.ttl()
 	var sets [][]grant
 	var held, own []grant
@@ -140,8 +134,8 @@ func setAllOrNone(s *scene) {
 
 // setAtOneInstant has pairs of three keys come at once, and then sets come that are refused, while another takes and gives back the
 // key that comes first.
-func setAtOneInstant(s *scene) {
-	clients := []*client{s.client(), s.setAcquirer()}
+func setAtOneInstant(s *scene, a, c *client) {
+	clients := []*client{a, c}
 	for range s.h.rounds(10) {
 		keys := s.setOf(3)
 		var mu sync.Mutex
@@ -178,8 +172,7 @@ func setAtOneInstant(s *scene) {
 
 // setGrantsAsTryAcquire takes keys in every way at once, which are for a longer or a shorter time than each was held before, and then
 // looks how their leases end.
-func setGrantsAsTryAcquire(s *scene) {
-	a, c := s.client(), s.setAcquirer()
+func setGrantsAsTryAcquire(s *scene, a, c *client) {
 	short := s.short()
 	set := s.setOf(5)
 	set[4].token = set[3].token // one token may hold several keys
@@ -214,8 +207,8 @@ func setGrantsAsTryAcquire(s *scene) {
 
 // setOvertakesNobody has waiters served one after the other, since each holder releases the key or its lease ends, while sets with
 // this key come all the time. The first that is acquired comes after all of them.
-func setOvertakesNobody(s *scene) {
-	a, c := s.acquirer(), s.setAcquirer()
+func setOvertakesNobody(s *scene, a, c *client) {
+	s.requires(a, acquire)
 	for _, ttl := range []time.Duration{long, 2 * s.short()} {
 		set := s.setOf(2)
 		g := s.grant(a, set[1].key, s.token("holder"), ttl)
@@ -246,8 +239,7 @@ func setOvertakesNobody(s *scene) {
 	}
 }
 
-func setRefusesNonsense(s *scene) {
-	a, c := s.client(), s.setAcquirer()
+func setRefusesNonsense(s *scene, a, c *client) {
 	set := s.setOf(2)
 	for what, spoil := range map[string]func([]dlock.Acquisition) []dlock.Acquisition{
 		"is empty":           func(set []dlock.Acquisition) []dlock.Acquisition { return nil },

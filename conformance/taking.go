@@ -11,20 +11,15 @@ import (
 )
 
 var takingCases = []testCase{
-	{name: "Exclusion", check: exclusion,
-		clause: withSource("A backend lets at most one token hold a key at a time, however many goroutines and clients try.")},
-	{name: "HeldIsUntouched", check: heldIsUntouched,
-		clause: withSource("A backend refuses a key that another token holds, and changes neither holder, TTL nor fence.")},
-	{name: "HolderIsTold", check: holderIsTold,
-		clause: withSource("A backend that reports the holder reports its exact token, byte by byte, and the time that remains now, not the TTL that was granted.")},
-	{name: "SameTokenAgain", check: sameTokenAgain,
-		clause: withSource("A backend grants an attempt by the holder, with a new fence. It extends the lease to at least ttl from now, and never shortens it.")},
-	{name: "LeaseOutlivesContext", check: leaseOutlivesContext,
-		clause: withSource("A backend keeps a lease when the ctx ends of the call that granted or extended it, or of an earlier wait of its token.")},
+	is("Exclusion", exclusion, "A backend lets at most one token hold a key at a time, however many goroutines and clients try."),
+	is("HeldIsUntouched", heldIsUntouched, "A backend refuses a key that another token holds, and changes neither holder, TTL nor fence."),
+	is("HolderIsTold", holderIsTold, "A backend that reports the holder reports its exact token, byte by byte, and the time that remains now, not the TTL that was granted."),
+	is("SameTokenAgain", sameTokenAgain, "A backend grants an attempt by the holder, with a new fence. It extends the lease to at least ttl from now, and never shortens it."),
+	is("LeaseOutlivesContext", leaseOutlivesContext, "A backend keeps a lease when the ctx ends of the call that granted or extended it, or of an earlier wait of its token."),
 }
 
-func exclusion(s *scene) {
-	clients := []*client{s.client(), s.client(), s.client()}
+func exclusion(s *scene, a, b *client) {
+	clients := []*client{a, b, s.client()}
 	for range 5 {
 		raceFor(s, clients, s.key())
 	}
@@ -93,8 +88,7 @@ func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 	return grants
 }
 
-func heldIsUntouched(s *scene) {
-	a, b := s.clients2()
+func heldIsUntouched(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 
 	g := s.grant(a, s.key(), s.token("holder"), long)
@@ -115,8 +109,7 @@ func heldIsUntouched(s *scene) {
 }
 
 // holderIsTold compares all ways to learn who holds a key, and for how long: less than was granted when time has passed.
-func holderIsTold(s *scene) {
-	a, b := s.clients2()
+func holderIsTold(s *scene, a, b *client) {
 	can := s.abilities(b)
 	var leases []longLease
 	for _, token := range slices.Concat(alike, []string{allBytes(), strings.Repeat("t", 4096)}) {
@@ -141,8 +134,7 @@ func allBytes() string {
 	return all.String()
 }
 
-func sameTokenAgain(s *scene) {
-	a, b := s.clients2()
+func sameTokenAgain(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 	kept := s.grant(a, s.key(), s.token("holder"), long)
 	extended := s.grant(a, s.key(), s.token("holder"), ttl)
@@ -180,8 +172,7 @@ func allAtOnce(s *scene, a, b *client) {
 
 // leaseOutlivesContext ends the ctx of every call that has granted a lease or made it
 // longer. It also has tokens hold keys for which they have waited before, without success.
-func leaseOutlivesContext(s *scene) {
-	a, b := s.clients2()
+func leaseOutlivesContext(s *scene, a, b *client) {
 	can := s.abilities(b)
 	soon := s.h.aftermath() / 2 << s.attempt
 	cancelled, cancel := context.WithCancel(s.ctx)

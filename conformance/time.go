@@ -7,20 +7,14 @@ import (
 )
 
 var timeCases = []testCase{
-	{name: "Expiry", check: expiry,
-		clause: withSource("A backend frees a key when its TTL has passed, at most the declared grace later.")},
-	{name: "NotBefore", check: notBefore,
-		clause: withSource("A backend never frees a key before its TTL has passed. It does not cut the TTL to seconds, and a client's clock that lags does no harm.")},
-	{name: "AnyTTL", check: anyTTL, idles: true,
-		clause: withSource("A backend keeps a lease for the TTL asked for, from 1 ms to a year or the declared maximum, in every call: a first attempt, one by the holder, a renewal, alone or in a batch, and a wait.")},
-	{name: "ExpiresForAll", check: expiresForAll,
-		clause: withSource("A backend ends a lease for all calls at once. Until its TTL has passed, each finds it. When another token could take the key, none does: it is not renewed, shown, or released as held.")},
-	{name: "SinceIsConservative", check: sinceIsConservative,
-		clause: withSource("A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not of the call.")},
+	is("Expiry", expiry, "A backend frees a key when its TTL has passed, at most the declared grace later."),
+	is("NotBefore", notBefore, "A backend never frees a key before its TTL has passed. It does not cut the TTL to seconds, and a client's clock that lags does no harm."),
+	is("AnyTTL", anyTTL, "A backend keeps a lease for the TTL asked for, from 1 ms to a year or the declared maximum, in every call: a first attempt, one by the holder, a renewal, alone or in a batch, and a wait.").idle(),
+	is("ExpiresForAll", expiresForAll, "A backend ends a lease for all calls at once. Until its TTL has passed, each finds it. When another token could take the key, none does: it is not renewed, shown, or released as held."),
+	is("SinceIsConservative", sinceIsConservative, "A backend never frees a key before Since+ttl, even if the waiter was stopped before it read its grant. After a wait, Since is the time of the grant, not of the call.").with(acquire),
 }
 
-func expiry(s *scene) {
-	a, b := s.clients2()
+func expiry(s *scene, a, b *client) {
 	ttl := s.h.ttl()
 
 	g := s.grant(a, s.key(), s.token("holder"), ttl)
@@ -47,8 +41,7 @@ func freeSoon(s *scene, c *client, key, since string) {
 	s.release(c, g, true)
 }
 
-func notBefore(s *scene) {
-	a, b := s.clients2()
+func notBefore(s *scene, a, b *client) {
 	uneven := s.h.ttl().Truncate(time.Second) + 1987*time.Millisecond // much is cut off by whole seconds
 	for _, ttl := range []time.Duration{s.h.ttl(), uneven} {
 		a, b = b, a // as the clock of either may be behind
@@ -95,8 +88,7 @@ func hint(early time.Duration) string {
 	return " (is the clock cut to whole milliseconds?)"
 }
 
-func anyTTL(s *scene) {
-	a, b := s.clients2()
+func anyTTL(s *scene, a, b *client) {
 	can := s.abilities(b)
 	s.atOnce(
 		func() { longTTLs(s, a, b, can) },
@@ -182,8 +174,7 @@ func shortTTLs(s *scene, a, b *client, can abilities) {
 // expiresForAll makes calls until a lease ends, all of which must find it. It also gives two keys
 // away for the same time, lets another take the one as soon as that is possible, and then has a
 // call made for the other, which has to be over as well.
-func expiresForAll(s *scene) {
-	a, b := s.clients2()
+func expiresForAll(s *scene, a, b *client) {
 	can := s.abilities(a)
 	calls := []string{"Renew", "Release"}
 	if can.batch {
@@ -272,9 +263,8 @@ func endsForAll(s *scene, a, b *client, call string) {
 	}
 }
 
-func sinceIsConservative(s *scene) {
-	a, b := s.clients2()
-	c := s.acquirer()
+func sinceIsConservative(s *scene, a, c *client) {
+	b := s.client()
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), ttl)
 	s.notFreedBefore(b, g, ttl)

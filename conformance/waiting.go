@@ -13,37 +13,23 @@ import (
 )
 
 var waitingCases = []testCase{
-	{name: "HolderAcquiresAgain", check: holderAcquiresAgain,
-		clause: withSource("A backend grants Acquire to the holder at once, as it grants TryAcquire, even while others wait.")},
-	{name: "WaiterIsNoHolder", check: waiterIsNoHolder,
-		clause: withSource("A backend answers a token that only waits as it answers any stranger. The token keeps its place and its TTL.")},
-	{name: "CancelledWait", check: cancelledWait,
-		clause: withSource("A backend returns from Acquire soon after its ctx ends. A Release then leaves neither a place in the queue nor a lease.")},
-	{name: "OneReleaseSettles", check: oneReleaseSettles,
-		clause: withSource("A backend may return a NoEffectError and the holder from a cancelled wait. After one answered Release, neither place nor lease comes back.")},
-	{name: "WaitEndsOnRelease", check: waitEndsOnRelease,
-		clause: withSource("A backend serves a waiter when the holder releases the key.")},
-	{name: "WaitEndsOnExpiry", check: waitEndsOnExpiry,
-		clause: withSource("A backend serves a waiter at most 250 ms, plus the declared grace, after the holder's lease ends, unless the machine pauses.")},
-	{name: "WaitEndsOnRemoval", check: waitEndsOnRemoval, alone: true, needs: needsWipe,
-		clause: withSource("A backend serves a waiter within one check-in period if the key vanishes without a release or an expiry.")},
-	{name: "FirstComeFirstServed", check: firstComeFirstServed, needs: needsOrder,
-		clause: withSource("A backend that queues in order serves waiters in the order in which they came to the store.")},
-	{name: "LongQueue", check: longQueue,
-		clause: withSource("A backend forgets nobody in a queue of hundreds, and keeps its order if it has one, however many waited before and whoever leaves: at head, middle or tail.")},
-	{name: "DeadWaiterIsSkipped", check: deadWaiterIsSkipped,
-		clause: withSource("A backend is held up for at most a few seconds by a dead waiter.")},
-	{name: "DeadHostManyWaiters", check: deadHostManyWaiters,
-		clause: withSource("A backend is held up for at most a few seconds by a hundred waiters of one stopped process.")},
-	{name: "DeadWaiterOverNetwork", check: deadWaiterOverNetwork, faults: true, needs: needsNetwork,
-		clause: withSource("A backend is held up for at most a few seconds by waiters whose process was killed or whose host fell silent.")},
-	{name: "NoStarvation", check: noStarvation,
-		clause: withSource("A backend serves every waiter, with and without a subscription, while others keep coming.")},
+	is("HolderAcquiresAgain", holderAcquiresAgain, "A backend grants Acquire to the holder at once, as it grants TryAcquire, even while others wait.").with(acquire),
+	is("WaiterIsNoHolder", waiterIsNoHolder, "A backend answers a token that only waits as it answers any stranger. The token keeps its place and its TTL.").with(acquire),
+	is("CancelledWait", cancelledWait, "A backend returns from Acquire soon after its ctx ends. A Release then leaves neither a place in the queue nor a lease.").with(acquire),
+	is("OneReleaseSettles", oneReleaseSettles, "A backend may return a NoEffectError and the holder from a cancelled wait. After one answered Release, neither place nor lease comes back.").with(acquire),
+	is("WaitEndsOnRelease", waitEndsOnRelease, "A backend serves a waiter when the holder releases the key.").with(acquire),
+	is("WaitEndsOnExpiry", waitEndsOnExpiry, "A backend serves a waiter at most 250 ms, plus the declared grace, after the holder's lease ends, unless the machine pauses.").with(acquire),
+	is("WaitEndsOnRemoval", waitEndsOnRemoval, "A backend serves a waiter within one check-in period if the key vanishes without a release or an expiry.").with(acquire).single().needing(needsWipe),
+	is("FirstComeFirstServed", firstComeFirstServed, "A backend that queues in order serves waiters in the order in which they came to the store.").with(acquire).needing(needsOrder),
+	is("LongQueue", longQueue, "A backend forgets nobody in a queue of hundreds, and keeps its order if it has one, however many waited before and whoever leaves: at head, middle or tail.").with(acquire),
+	is("DeadWaiterIsSkipped", deadWaiterIsSkipped, "A backend is held up for at most a few seconds by a dead waiter.").with(acquire),
+	is("DeadHostManyWaiters", deadHostManyWaiters, "A backend is held up for at most a few seconds by a hundred waiters of one stopped process.").with(acquire),
+	is("DeadWaiterOverNetwork", deadWaiterOverNetwork, "A backend is held up for at most a few seconds by waiters whose process was killed or whose host fell silent.").with(acquire).faulty().needing(needsNetwork),
+	is("NoStarvation", noStarvation, "A backend serves every waiter, with and without a subscription, while others keep coming."),
 }
 
 // holderAcquiresAgain has a token that holds a key acquire it again, in either way, while others wait for it.
-func holderAcquiresAgain(s *scene) {
-	a, b := s.client(), s.acquirer()
+func holderAcquiresAgain(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 4*s.h.gap()<<s.attempt)
 
 	g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
@@ -73,8 +59,7 @@ func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
 
 // waiterIsNoHolder has tokens that only wait do what holders do. They do not keep the lease of the
 // holder alive. Their places and TTLs are those of their waits, whatever else they call.
-func waiterIsNoHolder(s *scene) {
-	a, b := s.client(), s.acquirer()
+func waiterIsNoHolder(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
 
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
@@ -107,9 +92,7 @@ func waiterIsNoHolder(s *scene) {
 	s.release(b, other.grant, true)
 }
 
-func cancelledWait(s *scene) {
-	a, b := s.client(), s.acquirer()
-
+func cancelledWait(s *scene, a, b *client) {
 	for _, deadline := range []time.Duration{long, s.h.gap() / 2} {
 		g := s.grant(a, s.key(), s.token("holder"), long)
 		ctx, cancel := context.WithTimeout(s.ctx, deadline)
@@ -162,9 +145,7 @@ func cancelWhileServed(s *scene, a, b *client, behind bool, race func(cancel, re
 
 // oneReleaseSettles cancels waits that know who holds the key: soon after they were
 // answered, some time later, and about when the holder's lease ends and they check in.
-func oneReleaseSettles(s *scene) {
-	s.acquirer()
-	a, b := s.clients2()
+func oneReleaseSettles(s *scene, a, b *client) {
 	var waits []func()
 	var settled atomic.Int64
 	s.eachWay(a, b, func(s *scene, c, other *client) {
@@ -205,9 +186,7 @@ func settles(s *scene, c, other *client, ttl, after time.Duration, settled *atom
 	}
 }
 
-func waitEndsOnRelease(s *scene) {
-	a, b := s.client(), s.acquirer()
-
+func waitEndsOnRelease(s *scene, a, b *client) {
 	w := s.waitCtx(s.ctx, b, s.key(), s.token("first"), long)
 	s.served(w, "it was called, though nobody held the key")
 	s.release(b, w.grant, true)
@@ -257,8 +236,7 @@ func servedOnManyKeys(s *scene, a, b *client) {
 	}
 }
 
-func waitEndsOnExpiry(s *scene) {
-	a, b := s.client(), s.acquirer()
+func waitEndsOnExpiry(s *scene, a, b *client) {
 	servedSoonAfterExpiry(s, a, b)
 	ttl := max(s.h.ttl(), s.h.gap()<<s.attempt)
 
@@ -350,8 +328,7 @@ func waitersLeave(s *scene, a, b *client) {
 	}
 }
 
-func waitEndsOnRemoval(s *scene) {
-	a, b := s.client(), s.acquirer()
+func waitEndsOnRemoval(s *scene, a, b *client) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	w := s.wait(b, g.key, s.token("waiter"), long)
 	s.waits(w)

@@ -11,9 +11,8 @@ import (
 	"github.com/dlock-go/dlock/internal/faultproxy"
 )
 
-func firstComeFirstServed(s *scene) {
-	a := s.client()
-	clients := []*client{s.acquirer(), s.client(), a}
+func firstComeFirstServed(s *scene, a, b *client) {
+	clients := []*client{b, s.client(), a}
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	serveLine(s, a, g, joinLine(s, clients, g.key, 6, 6))
 }
@@ -48,9 +47,8 @@ const (
 
 // longQueue has hundreds wait for a key, while many other keys are granted and released. Some leave,
 // from all parts of the queue; then every release serves one of the others.
-func longQueue(s *scene) {
-	a := s.client()
-	clients := []*client{s.acquirer(), s.client(), s.client()}
+func longQueue(s *scene, a, b *client) {
+	clients := []*client{b, s.client(), s.client()}
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	groups := 6
 	if s.h.Bubble {
@@ -107,8 +105,7 @@ func rollingLine(s *scene, a, b *client) {
 	serveLine(s, a, g, line)
 }
 
-func deadWaiterIsSkipped(s *scene) {
-	a, b := s.client(), s.acquirer()
+func deadWaiterIsSkipped(s *scene, a, b *client) {
 	waitersDieInLine(s, a, b, 0)
 	if s.h.Bubble {
 		waitersDieInLine(s, a, b, time.Minute) // the session of the dead may end
@@ -142,9 +139,8 @@ func waitersDieInLine(s *scene, a, b *client, pause time.Duration) {
 	serveLine(s, a, g, alive)
 }
 
-func deadHostManyWaiters(s *scene) {
+func deadHostManyWaiters(s *scene, a, host *client) {
 	const ttl = 5 * time.Second // one of them may be served while it dies
-	a, host := s.client(), s.acquirer()
 	waitersDie(s, a, host, 100, ttl, "which have died", func(dead []*waiter) {
 		for _, w := range dead {
 			w.cancel()
@@ -158,8 +154,7 @@ func deadHostManyWaiters(s *scene) {
 // deadWaiterOverNetwork has waiters die that nobody cancels and nobody releases: their connections end with their process,
 // or fall silent with their host. The store knows of the one, and finds out about the other: what the dead are granted then
 // lasts for their TTL, which is short therefore.
-func deadWaiterOverNetwork(s *scene) {
-	s.acquirer()
+func deadWaiterOverNetwork(s *scene, _, _ *client) {
 	dying := func(n int, ttl time.Duration, how string, die func(*network)) part {
 		return func(on *network) {
 			if !on.offers(on.via, acquire) {
@@ -199,7 +194,7 @@ func waitersDie(s *scene, a, host *client, n int, ttl time.Duration, how string,
 
 // noStarvation has one Client compete with others that keep coming back. They are
 // Clients, since it is the core that waits where the store has no queue.
-func noStarvation(s *scene) {
+func noStarvation(s *scene, a, b *client) {
 	key := s.key()
 	ctx, cancel := context.WithTimeout(s.ctx, 3*s.h.patience())
 	defer cancel()
