@@ -862,7 +862,6 @@ func TestShutdown(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			requireFree(t, store, "stuck")
 		},
-		// After Shutdown, a Release that comes after the deadline reports the loss.
 		// The holder releases while Shutdown, which has given up on it, makes the store keep the key for its MinHold.
 		"release during shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			const minHold = 2 * time.Minute

@@ -278,6 +278,9 @@ func TestOutageDuringAWait(t *testing.T) {
 	hang := func(c *call) { c.hang() }
 	full := func(c *call) { c.err = errOOM }
 	fails := func(c *call) { c.err = errReply }
+	opens := func(c *call) {
+		c.err = &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)}
+	}
 	for _, test := range []struct {
 		name        string
 		fail        func(c *call)
@@ -297,6 +300,13 @@ func TestOutageDuringAWait(t *testing.T) {
 		{"refuses the call for long", full, time.Second, 15 * time.Second, 3 * time.Second, true, []string{"store unavailable: only refusals for ", "held by another", ": OOM"}},
 		{"fails", fails, time.Second, 15 * time.Second, time.Hour, false, []string{"held by another", "; the store failed: ERR upstream"}},
 		{"fails for long", fails, time.Second, 15 * time.Second, 3 * time.Second, true, []string{"store unavailable: no success for ", "held by another", ": the store failed: ERR upstream"}},
+		{"its breaker opens", opens, time.Second, 15 * time.Second, time.Hour, false, []string{"held by another", "the breaker is open"}},
+		{"its breaker opens for long", opens, time.Second, 15 * time.Second, 3 * time.Second, true, []string{"no answer for ", "the breaker is open"}},
+		{"is back", func(c *call) {
+			if c.at.Second() < 9 {
+				c.err = errStore
+			}
+		}, time.Second, 15 * time.Second, 3 * time.Second, false, []string{"held by another, for 3s unless renewed"}},
 		{"hangs from the start", hang, 0, 2 * time.Second, 0, true, []string{"no answer within 2s"}},
 	} {
 		for name, end := range waitEnds {
@@ -314,7 +324,7 @@ func TestOutageDuringAWait(t *testing.T) {
 				for _, text := range test.texts {
 					require.ErrorContains(t, err, text)
 				}
-				if test.fail == nil {
+				if test.fail == nil || test.name == "is back" {
 					require.NotContains(t, err.Error(), "last answered")
 				}
 				if !strings.Contains(strings.Join(test.texts, ""), "no answer") {
@@ -322,30 +332,6 @@ func TestOutageDuringAWait(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// A breaker calls the store unavailable at once. While the holder's lease may last, the key is held all
-// the same.
-func TestBreakerOpensDuringAWait(t *testing.T) {
-	for rest, unavailable := range map[time.Duration]bool{time.Hour: false, 3 * time.Second: true} {
-		waiting(t, func(t *testing.T, _ *memory.Locker, s *spy, l dlock.Locker) {
-			for name, end := range waitEnds {
-				start := time.Now()
-				s.onCall(func(c *call) {
-					c.attempt = &dlock.Attempt{Holder: "other", Remaining: rest}
-					if time.Since(start) >= time.Second {
-						c.err = &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)}
-					} else if c.op == "acquire" {
-						c.answers(*c.attempt, errStore)
-					}
-				})
-				err := end(t.Context(), l, 15*time.Second)
-				t.Log(name, err)
-				requireOutage(t, err, unavailable)
-				require.ErrorContains(t, err, "the breaker is open")
-			}
-		})
 	}
 }
 
@@ -376,6 +362,8 @@ func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 		{"has failed", 5 * time.Second, held, failed, true, "deadline exceeded: store unavailable: no answer for 5s (the last: held by another, for 3s unless renewed): store: connection refused"},
 		{"has just failed", 2 * time.Second, held, failed, false, "deadline exceeded: held by another, for 3s unless renewed; the store last answered 2s ago: store: connection refused"},
 		{"has failed, and is marked", 5 * time.Second, held, marked(failed), true, "store unavailable: no answer for 5s"},
+		{"its breaker is open", 5 * time.Second, held, open, true, "store unavailable: no answer for 5s (the last: held by another, for 3s unless renewed): store unavailable: the breaker is open"},
+		{"its breaker has just opened", 2 * time.Second, held, open, false, "held by another, for 3s unless renewed; the store last answered 2s ago: store unavailable: the breaker is open"},
 		{"is marked", 5 * time.Second, held, marked(nil), false, "deadline exceeded: held by another, for 3s unless renewed"},
 		{"failed from the start", -1, dlock.Attempt{}, failed, true, "deadline exceeded: store unavailable: no answer for 1m0s (the last: held by another, for 30s unless renewed): store: connection refused"},
 		{"answer in the future", -5 * time.Second, held, failed, false, "the store last answered 0s ago"},
@@ -402,6 +390,10 @@ func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 			require.ErrorContains(t, err, test.text)
 		})
 	}
+}
+
+func open(end error) error {
+	return &dlock.NoEffectError{Err: fmt.Errorf("%w: %w", end, fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable))}
 }
 
 func failed(end error) error { return fmt.Errorf("%w: %w", end, errStore) }
@@ -433,20 +425,8 @@ func TestOutageOfMemory(t *testing.T) {
 	}
 }
 
-// A store that has answered again has not failed, and neither has one whose last call
-// was cut short by the end of the wait.
-func TestOutageThatIsOver(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		start := time.Now()
-		s.onCall(func(c *call) {
-			c.attempt = &dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
-			if d := time.Since(start); d > time.Second && d < 9*time.Second {
-				c.err = errStore
-			}
-		})
-		err := waitEnds["ctx"](t.Context(), plain{s}, 15*time.Second)
-		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 3s unless renewed`)
-	})
+// A store has not failed whose last call was cut short by the end of the wait.
+func TestCallThatIsCutShortDuringAWait(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		start := time.Now()
 		s.onCall(func(c *call) {

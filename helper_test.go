@@ -157,6 +157,7 @@ func (s *spy) first(op string, hook func(c *call)) {
 type call struct {
 	ctx     context.Context
 	op      string
+	size    int // of a batch
 	key     string
 	token   string
 	ttl     time.Duration
@@ -273,7 +274,7 @@ func (s *spy) Release(ctx context.Context, key, token string) (bool, error) {
 }
 
 func (s *spy) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	c := &call{ctx: ctx, op: "batch", key: batch[0].Key, token: batch[0].Token, ttl: batch[0].TTL}
+	c := &call{ctx: ctx, op: "batch", size: len(batch), key: batch[0].Key, token: batch[0].Token, ttl: batch[0].TTL}
 	return send(s, c, func(*call) ([]dlock.RenewResult, error) { return s.Forward.RenewBatch(ctx, batch) })
 }
 

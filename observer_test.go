@@ -752,22 +752,6 @@ func TestObserverThatDelaysALease(t *testing.T) {
 	})
 }
 
-// countingRenewals counts how many leases were renewed.
-type countingRenewals struct {
-	dlock.Forward
-	leases atomic.Int64
-}
-
-func (c *countingRenewals) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	c.leases.Add(1)
-	return c.Forward.Renew(ctx, key, token, ttl)
-}
-
-func (c *countingRenewals) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	c.leases.Add(int64(len(batch)))
-	return c.Forward.RenewBatch(ctx, batch)
-}
-
 // An Observer of the background that blocks for ever loses no lease, and does not keep Close or
 // Shutdown from ending. What it does not take is counted.
 func TestObserverThatBlocks(t *testing.T) {
@@ -779,8 +763,7 @@ func TestObserverThatBlocks(t *testing.T) {
 			over := make(chan struct{})
 			defer close(over)
 			var called, done atomic.Int64
-			counted := &countingRenewals{Forward: dlock.Forward{Locker: s}}
-			c := dlock.New(counted, dlock.WithTTL(3*time.Second), dlock.WithObserver(&dlock.Observer{
+			c := dlock.New(s, dlock.WithTTL(3*time.Second), dlock.WithObserver(&dlock.Observer{
 				RenewDone:   func(context.Context, dlock.RenewDoneInfo) { called.Add(1); <-over },
 				ReleaseDone: func(context.Context, dlock.ReleaseDoneInfo) { done.Add(1) },
 			}))
@@ -789,8 +772,12 @@ func TestObserverThatBlocks(t *testing.T) {
 			synctest.Wait()
 			requireNoneLost(t, leases)
 			require.Equal(t, int64(1), called.Load())
-			require.Greater(t, counted.leases.Load(), int64(4096))
-			require.Equal(t, uint64(counted.leases.Load()-2048-1), c.Stats().EventsDropped)
+			renewals := 0
+			for _, c := range s.made("renew", "batch") {
+				renewals += max(1, c.size)
+			}
+			require.Greater(t, renewals, 4096)
+			require.EqualValues(t, renewals-2048-1, c.Stats().EventsDropped)
 			for _, l := range leases {
 				require.NoError(t, l.Release())
 			}
@@ -1227,6 +1214,12 @@ func (b *logbook) observer(options *slog.HandlerOptions) dlock.Option {
 	return dlock.WithObserver(dlock.NewLogObserver(slog.New(slog.NewJSONHandler(b, options))))
 }
 
+// logging returns a Client that logs.
+func logging(l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *logbook) {
+	out := new(logbook)
+	return dlock.New(l, append(opts, out.observer(nil))...), out
+}
+
 // text returns all that was written since the last call.
 func (b *logbook) text() string {
 	b.mu.Lock()
@@ -1358,9 +1351,8 @@ func TestLogObserver(t *testing.T) {
 // An outage has one warning, with what is left of the lease, and one line when it is over.
 func TestLogObserverOfAnOutage(t *testing.T) {
 	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		var out logbook
 		away := awayWhen(s)
-		c := dlock.New(locker, out.observer(nil))
+		c, out := logging(locker)
 		leases, _ := acquireAll(t, c, "k", 20)
 		for range 2 {
 			time.Sleep(20 * time.Second)
@@ -1404,8 +1396,7 @@ func TestLogObserverOfAPartialOutage(t *testing.T) {
 			return &spoiled{Forward: dlock.Forward{Locker: s}, alone: failIf("bad"), batch: failIf("bad")}
 		},
 	}, func(t *testing.T, _ *memory.Locker, _ *spy, locker dlock.Locker) {
-		var out logbook
-		c := dlock.New(locker, out.observer(nil))
+		c, out := logging(locker)
 		others, _ := acquireAll(t, c, "k", 20)
 		acquireAll(t, c, "bad", 3)
 		released := acquire(t, c, "bad, but not for ever")
@@ -1425,9 +1416,8 @@ func TestLogObserverOfAPartialOutage(t *testing.T) {
 func TestLogObserverOf(t *testing.T) {
 	inCases{
 		"an outage has one warning, also if all leases that have failed are lost before the next one fails": func(t *testing.T, _ *memory.Locker, s *spy) {
-			var out logbook
 			away := awayWhen(s)
-			c := dlock.New(s, out.observer(nil))
+			c, out := logging(s)
 			acquire(t, c.With(dlock.WithTTL(3*time.Second)), "short")
 			acquire(t, c, "long")
 			away.Store(true)
@@ -1475,9 +1465,8 @@ func TestLogObserverOf(t *testing.T) {
 			}
 		},
 		"the next outage is seen although the last one has ended with the leases, not with a renewal": func(t *testing.T, store *memory.Locker, s *spy) {
-			var out logbook
 			away := awayWhen(s)
-			c := dlock.New(s, out.observer(nil))
+			c, out := logging(s)
 			for range 2 {
 				acquireAll(t, c, "k", 3)
 				away.Store(true)
@@ -1497,8 +1486,7 @@ func TestLogObserverOf(t *testing.T) {
 			}())
 		},
 		"a renewal that its caller has given up, and one that finds a loss, are no outage": func(t *testing.T, store *memory.Locker, s *spy) {
-			var out logbook
-			c := dlock.New(s, out.observer(nil), dlock.WithRenewal(false))
+			c, out := logging(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			s.onCall(func(c *call) { c.hang() })
 			ctx, cancel := context.WithCancel(t.Context())
@@ -1562,8 +1550,7 @@ func TestLogObserverOf(t *testing.T) {
 			require.Zero(t, c.Stats().StoreWaiters)
 		},
 		"a store that does not answer an attempt of a poller is waited for, although no call has failed": func(t *testing.T, store *memory.Locker, s *spy) {
-			var out logbook
-			c := dlock.New(plain{s}, out.observer(nil))
+			c, out := logging(plain{s})
 			holdKey(t, store, "k", time.Minute)
 			ctx := within(t, time.Hour)
 			time.AfterFunc(10*time.Second, func() { s.onCall((*call).hang) })
@@ -1573,8 +1560,7 @@ func TestLogObserverOf(t *testing.T) {
 		},
 		// Failed acquisitions are logged: ten in a minute, and then how many there were, with the last error.
 		"log observer of failed acquisitions": func(t *testing.T, store *memory.Locker, s *spy) {
-			var out logbook
-			c := dlock.New(s, out.observer(nil))
+			c, out := logging(s)
 			holdKey(t, store, "k", time.Second)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -1597,9 +1583,8 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock not acquired", Count: 140, Error: "the store refused: NOPERM"}}, out.lines(t)["WARN"])
 		},
 		"an outage of renewals is over with the first answer of any kind, and is as long as it was": func(t *testing.T, _ *memory.Locker, s *spy) {
-			var out logbook
 			away := awayWhen(s)
-			c := dlock.New(s, out.observer(nil), dlock.WithTTL(10*time.Second))
+			c, out := logging(s, dlock.WithTTL(10*time.Second))
 			acquire(t, c, "k")
 			away.Store(true)
 			time.Sleep(20 * time.Second)
