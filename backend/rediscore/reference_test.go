@@ -691,8 +691,9 @@ func (b *bench) happens(r *rand.Rand, one func(...string) string, tokens []strin
 		b.do("PERSIST", b.keys.lock)
 	case 11: // calls with many inboxes have come for long
 		fields := []any{"HSET", b.keys.waiters, "pulse", fmt.Sprint(now, " ", now-70e6)}
+		prefix := one("@i", "@z")
 		for i := range 1500 {
-			fields = append(fields, fmt.Sprint("@i", i), fmt.Sprint(now-80e6))
+			fields = append(fields, fmt.Sprint(prefix, i), fmt.Sprint(now-80e6))
 		}
 		b.do(fields...)
 	case 12: // a crowd of waiters, nearly all of which are dead

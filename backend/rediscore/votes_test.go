@@ -45,28 +45,6 @@ func (b *bench) pass(token, to string, floor int64) bool {
 	return held
 }
 
-// A fence is the floor, but at least the time and at most a second more, or the last fence + 8: see the reference. Servers
-// whose clocks nearly agree give equal fences for a floor that is a little ahead of them.
-func TestFenceOfVote(t *testing.T) {
-	for _, ahead := range []int64{-1 << 62, -second, second / 2, second, second + 1, 1 << 62} {
-		for _, vote := range []func(b *bench, token string, floor int64) quorum.Ballot{(*bench).vote, (*bench).acquireVote} {
-			atBench(t, "", "k", func(b *bench) {
-				fence := b.now() + min(max(ahead, 0), second)
-				want := quorum.Ballot{Attempt: dlock.Attempt{Acquired: true, Fence: fence}, Fresh: true, Clock: b.now()}
-				ballot := vote(b, "A", b.now()+ahead)
-				ballot.Store, ballot.Since = "", time.Time{}
-				require.Equal(b, want, ballot)
-				b.hold("A")
-				again := vote(b, "A", b.now()-second)
-				require.True(b, again.Acquired && !again.Fresh)
-				require.Equal(b, fence+16, again.Fence)
-				b.server.SetClock(-time.Hour)
-				require.Equal(b, fence+24, vote(b, "A", 0).Fence, "after a fence that is ahead of the clock")
-			})
-		}
-	}
-}
-
 // The age of a store begins again whenever it may have forgotten something.
 func TestAge(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -110,74 +88,10 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// Waiters are granted the lock by their places, and by their tokens if these are equal. A vote is
-// told a place behind all.
-func TestPlaces(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		ballot := s.vote("X", 0)
-		require.Equal(s, dlock.Attempt{Holder: "H", Remaining: time.Minute}, ballot.Attempt)
-		require.Equal(s, ballot.Clock, ballot.Place)
-
-		last := s.now() + 3600*second
-		all := map[string]*waiting{}
-		for token, place := range map[string]int64{"d": last, "b": 7, "c": 7, "a": 8, "moves": 1} {
-			all[token] = a.acquireVote(token, place)
-		}
-		require.Equal(s, last+1, s.vote("X", 0).Place)
-		all["moves"].cancelled()
-		require.Equal(s, "H", all["moves"].Holder, "the holder, beside the error")
-		require.Equal(s, "moves", s.queue()[0])
-		all["moves"] = a.acquireVote("moves", 9)
-		require.Equal(s, []string{"b", "c", "a", "moves", "d"}, s.queue())
-
-		s.expire()
-		require.Equal(s, "b", s.vote("X", 0).Holder, "one who votes does not jump the queue")
-		for _, c := range []struct{ holder, to, next string }{
-			{"b", "d", "d"}, {"d", "", "c"}, {"c", "moves", "moves"}, {"moves", "gone", "a"},
-		} {
-			all[c.holder].granted()
-			require.True(s, all[c.holder].Fresh)
-			time.Sleep(time.Second)
-			floor := s.now() + second/2
-			require.True(s, s.pass(c.holder, c.to, floor))
-			require.Equal(s, floor, all[c.next].granted().Fence)
-		}
-		require.False(s, s.pass("X", "", 0))
-		require.Equal(s, "a", s.holder())
-		require.True(s, s.pass("a", "X", 0))
-		require.Empty(s, s.holder())
-	})
-}
-
-// Pass of a token that does not hold the lock leaves the queue as it is, but for that token.
-func TestPassOfAStranger(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		for place, token := range []string{"a", "b", "c"} {
-			a.acquireVote(token, int64(place+1))
-		}
-		require.False(s, s.pass("a", "c", 0))
-		require.Equal(s, []string{"b", "c"}, s.queue())
-		s.expire()
-		require.False(s, s.pass("X", "c", 0))
-		require.Equal(s, "c", s.holder(), "of a lock that is free")
-	})
-}
-
-// Confirm extends leases as Renew does, and raises the counter where the token holds the lock: see the reference.
-func TestConfirm(t *testing.T) {
+// Confirm refuses what cannot be meant, and confirms the others of its batch.
+func TestConfirmInPart(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
-		first := b.vote("A", 0)
-		for token, held := range map[string]bool{"A": true, "B": false} {
-			time.Sleep(time.Millisecond)
-			require.Equal(b, quorum.Ballot{
-				Attempt: dlock.Attempt{Acquired: held}, Age: time.Duration(b.now()-first.Clock) * time.Microsecond, Store: first.Store, Clock: b.now(),
-			}, b.confirm(token, first.Fence-8))
-		}
-		for _, fence := range []int64{b.now() - second, b.now() - 72*3600*second, b.now() + 3600*second, rediscore.MaxExact} {
-			b.do("SET", b.keys.counter, 1)
-			b.confirm("A", fence)
-			require.True(b, fence == rediscore.MaxExact || b.vote("A", 0).Fence >= b.now())
-		}
+		b.hold("A")
 		renewal := dlock.Renewal{Key: "k", Token: "A", TTL: time.Minute}
 		noTTL, noKey := renewal, renewal
 		noTTL.TTL, noKey.Key = 0, ""
