@@ -78,6 +78,7 @@ func TestAge(t *testing.T) {
 						require.Equal(b, first.Store, ballot.Store)
 					}
 					if i == 0 {
+						require.Equal(b, b.now(), waited.Clock)
 						b = b.at(c.strike(b), "")
 					}
 				}
