@@ -305,6 +305,27 @@ func TestDeadWaitersOfAHeldLock(t *testing.T) {
 	}
 }
 
+// A queue that is never empty does not keep what processes that have gone leave behind, unless the user lacks a right.
+func TestInboxesThatAreGone(t *testing.T) {
+	for _, lacking := range []string{"", "HLEN", "HGETALL"} {
+		atBench(t, "", "k", func(b *bench) {
+			b.do("SET", b.keys.lock, "H")
+			b.wait("A", "pinbox")
+			for i := range 1500 {
+				b.do("HSET", b.keys.waiters, fmt.Sprint("@p", i), b.now())
+			}
+			b.attend(time.Minute, "pinbox", "A")
+			time.Sleep(time.Second)
+			if lacking != "" {
+				b.forbid(lacking)
+			}
+			b.checkIn("A", "pinbox")
+			b.forbid()
+			require.Equal(b, lacking == "", b.number("HLEN", b.keys.waiters) < 1010, lacking)
+		})
+	}
+}
+
 // What is known of living inboxes is not read, however many there are.
 func TestCostOfInboxes(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
