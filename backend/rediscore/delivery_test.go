@@ -246,56 +246,6 @@ func TestCloseEndsInboxes(t *testing.T) {
 	}
 }
 
-// A waiter whose inbox is on another server counts as dead at each handover. Its inbox is opened anew,
-// and it is served even if that does not help, while others keep coming.
-func TestInboxOfAnotherServer(t *testing.T) {
-	for _, elsewhere := range []int{1, 1000} { // so often it subscribes on a former master, say
-		inScene(t, func(s *scene, _ *actor) {
-			other := sim.Dial(sim.NewServer(), nil)
-			defer other.Close()
-			a, times := s.enterBy(func(c *sim.Conn, n int) listen {
-				if n <= elsewhere {
-					c = other
-				}
-				return c.Listen
-			})
-			defer a.Close()
-			w := a.acquire("A")
-			others := dlock.New(s.enter())
-			ctx, cancel := context.WithCancel(s.Context())
-			var working sync.WaitGroup
-			for range 3 {
-				working.Go(func() {
-					for ctx.Err() == nil {
-						_ = others.Do(ctx, "k", func(context.Context, *dlock.Lease) error {
-							time.Sleep(20 * time.Millisecond)
-							return nil
-						})
-					}
-				})
-			}
-			time.Sleep(time.Millisecond)
-			require.Len(s, s.queue(), 4)
-			s.release("H")
-			for i := range 2 {
-				select {
-				case <-w.done:
-				case <-time.After(10 * time.Second):
-					require.FailNow(s, "nobody serves it")
-				}
-				require.NoError(s, w.err)
-				w.released()
-				w = a.acquire(fmt.Sprint("A", i))
-			}
-			time.Sleep(time.Second)
-			require.Equal(s, 2, times(), "it is opened anew, and not at each handover")
-			cancel()
-			working.Wait()
-			require.NoError(s, others.Close())
-		})
-	}
-}
-
 // A Locker whose inbox is on another server than its scripts learns so from its first check-in. It says why, opens the
 // inbox anew, and checks in often while that does not help. Each of its waiters is served soon, in its turn.
 func TestInboxIsNotHeard(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -495,9 +494,8 @@ var flights = scenes{
 	"Calls that find no lane free go together when one is, renewals first, and otherwise as they came": func(s *scene, a *actor) {
 		// Each gets its own answer. The caller of the flight before returns meanwhile.
 		ctx := s.Context()
-		for _, key := range []string{"released", "renewed", "batch", "confirmed", "passed"} {
-			_, err := a.TryAcquire(ctx, key, key, ttl)
-			require.NoError(s, err)
+		for _, key := range []string{"Release", "Renew", "RenewBatch", "Confirm", "Pass"} {
+			require.NoError(s, <-a.try(ctx, key))
 		}
 		held := a.occupy(1)
 		first := a.holdCall(rediscore.AcquireScript, "alone")
@@ -505,44 +503,16 @@ var flights = scenes{
 		n := len(a.asked(0))
 		var calls []<-chan error
 		for _, c := range []struct {
-			want bool
-			call func() (bool, error)
+			method, key string
+			want        bool
 		}{
-			{true, func() (bool, error) {
-				attempt, err := a.TryAcquire(ctx, "free", "free", ttl)
-				return attempt.Acquired, err
-			}},
-			{false, func() (bool, error) {
-				attempt, err := a.TryAcquire(ctx, "k", "k", ttl)
-				return attempt.Acquired || attempt.Holder != "H", err
-			}},
-			{true, func() (bool, error) { return a.Release(ctx, "released", "released") }},
-			{true, func() (bool, error) { return a.Renew(ctx, "renewed", "renewed", ttl) }},
-			{true, func() (bool, error) {
-				hold, err := a.Inspect(ctx, "k")
-				return hold.Held, err
-			}},
-			{true, func() (bool, error) {
-				b, err := a.Vote(ctx, "vote", "vote", ttl, 0)
-				return b.Acquired, err
-			}},
-			{true, func() (bool, error) { return a.Pass(ctx, "passed", "passed", "", 0) }},
-			{true, func() (bool, error) {
-				attempt, err := a.Acquire(ctx, "waited", "waited", ttl)
-				return attempt.Acquired, err
-			}},
-			{true, func() (bool, error) {
-				results, err := a.RenewBatch(ctx, []dlock.Renewal{{Key: "batch", Token: "batch", TTL: ttl}, {Key: "k", Token: "stranger", TTL: ttl}})
-				return results[0].Held && results[0].Err == nil && !results[1].Held && results[1].Err == nil, err
-			}},
-			{true, func() (bool, error) {
-				b, err := a.Confirm(ctx, []quorum.Confirmation{{Renewal: dlock.Renewal{Key: "confirmed", Token: "confirmed", TTL: ttl}}})
-				return b[0].Acquired, errors.Join(err, b[0].Err)
-			}},
+			{"TryAcquire", "free", true}, {"TryAcquire", "k", false}, {"Release", "Release", true}, {"Renew", "Renew", true}, {"Inspect", "k", false},
+			{"Vote", "Vote", true}, {"Pass", "Pass", true}, {"Acquire", "Acquire", true}, {"RenewBatch", "RenewBatch", true}, {"RenewBatch", "k", false},
+			{"Confirm", "Confirm", true},
 		} {
 			calls = append(calls, begin(func() error {
-				if got, err := c.call(); err != nil || got != c.want {
-					return fmt.Errorf("call %d: %v, %w", len(calls), got, err)
+				if got, err := methodsOf(ctx, a.Locker, c.key, c.key, ttl)[c.method](); err != nil || got != c.want {
+					return fmt.Errorf("%v: %v, %w", c, got, err)
 				}
 				return nil
 			}))
@@ -551,7 +521,7 @@ var flights = scenes{
 		shared := a.conn.Hold(s, func(t sim.Trip) bool { return len(t.Calls) > 1 })
 		first.Answer()
 		require.NoError(s, <-alone, "it does not carry the others")
-		require.Equal(s, []string{"renewed", "batch", "stranger", "confirmed", "released", "passed", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
+		require.Equal(s, []string{"Renew", "RenewBatch", "k", "Confirm", "Release", "Pass", "free"}, noted{Trip: shared.Await().Trip}.tokens()[:7])
 		require.Len(s, shared.Calls, 11)
 		shared.Answer()
 		for _, done := range calls {

@@ -1,6 +1,7 @@
 package rediscore_test
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -45,28 +46,6 @@ func (b *bench) pass(token, to string, floor int64) bool {
 	return held
 }
 
-// A fence is the floor, but at least the time and at most a second more, or the last fence + 8: see the reference. Servers
-// whose clocks nearly agree give equal fences for a floor that is a little ahead of them.
-func TestFenceOfVote(t *testing.T) {
-	for _, ahead := range []int64{-1 << 62, -second, second / 2, second, second + 1, 1 << 62} {
-		for _, vote := range []func(b *bench, token string, floor int64) quorum.Ballot{(*bench).vote, (*bench).acquireVote} {
-			atBench(t, "", "k", func(b *bench) {
-				fence := b.now() + min(max(ahead, 0), second)
-				want := quorum.Ballot{Attempt: dlock.Attempt{Acquired: true, Fence: fence}, Fresh: true, Clock: b.now()}
-				ballot := vote(b, "A", b.now()+ahead)
-				ballot.Store, ballot.Since = "", time.Time{}
-				require.Equal(b, want, ballot)
-				b.hold("A")
-				again := vote(b, "A", b.now()-second)
-				require.True(b, again.Acquired && !again.Fresh)
-				require.Equal(b, fence+16, again.Fence)
-				b.server.SetClock(-time.Hour)
-				require.Equal(b, fence+24, vote(b, "A", 0).Fence, "after a fence that is ahead of the clock")
-			})
-		}
-	}
-}
-
 // The age of a store begins again whenever it may have forgotten something.
 func TestAge(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -100,6 +79,7 @@ func TestAge(t *testing.T) {
 						require.Equal(b, first.Store, ballot.Store)
 					}
 					if i == 0 {
+						require.Equal(b, b.now(), waited.Clock)
 						b = b.at(c.strike(b), "")
 					}
 				}
@@ -110,74 +90,10 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// Waiters are granted the lock by their places, and by their tokens if these are equal. A vote is
-// told a place behind all.
-func TestPlaces(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		ballot := s.vote("X", 0)
-		require.Equal(s, dlock.Attempt{Holder: "H", Remaining: time.Minute}, ballot.Attempt)
-		require.Equal(s, ballot.Clock, ballot.Place)
-
-		last := s.now() + 3600*second
-		all := map[string]*waiting{}
-		for token, place := range map[string]int64{"d": last, "b": 7, "c": 7, "a": 8, "moves": 1} {
-			all[token] = a.acquireVote(token, place)
-		}
-		require.Equal(s, last+1, s.vote("X", 0).Place)
-		all["moves"].cancelled()
-		require.Equal(s, "H", all["moves"].Holder, "the holder, beside the error")
-		require.Equal(s, "moves", s.queue()[0])
-		all["moves"] = a.acquireVote("moves", 9)
-		require.Equal(s, []string{"b", "c", "a", "moves", "d"}, s.queue())
-
-		s.expire()
-		require.Equal(s, "b", s.vote("X", 0).Holder, "one who votes does not jump the queue")
-		for _, c := range []struct{ holder, to, next string }{
-			{"b", "d", "d"}, {"d", "", "c"}, {"c", "moves", "moves"}, {"moves", "gone", "a"},
-		} {
-			all[c.holder].granted()
-			require.True(s, all[c.holder].Fresh)
-			time.Sleep(time.Second)
-			floor := s.now() + second/2
-			require.True(s, s.pass(c.holder, c.to, floor))
-			require.Equal(s, floor, all[c.next].granted().Fence)
-		}
-		require.False(s, s.pass("X", "", 0))
-		require.Equal(s, "a", s.holder())
-		require.True(s, s.pass("a", "X", 0))
-		require.Empty(s, s.holder())
-	})
-}
-
-// Pass of a token that does not hold the lock leaves the queue as it is, but for that token.
-func TestPassOfAStranger(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		for place, token := range []string{"a", "b", "c"} {
-			a.acquireVote(token, int64(place+1))
-		}
-		require.False(s, s.pass("a", "c", 0))
-		require.Equal(s, []string{"b", "c"}, s.queue())
-		s.expire()
-		require.False(s, s.pass("X", "c", 0))
-		require.Equal(s, "c", s.holder(), "of a lock that is free")
-	})
-}
-
-// Confirm extends leases as Renew does, and raises the counter where the token holds the lock: see the reference.
-func TestConfirm(t *testing.T) {
+// Confirm refuses what cannot be meant, and confirms the others of its batch.
+func TestConfirmInPart(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
-		first := b.vote("A", 0)
-		for token, held := range map[string]bool{"A": true, "B": false} {
-			time.Sleep(time.Millisecond)
-			require.Equal(b, quorum.Ballot{
-				Attempt: dlock.Attempt{Acquired: held}, Age: time.Duration(b.now()-first.Clock) * time.Microsecond, Store: first.Store, Clock: b.now(),
-			}, b.confirm(token, first.Fence-8))
-		}
-		for _, fence := range []int64{b.now() - second, b.now() - 72*3600*second, b.now() + 3600*second, rediscore.MaxExact} {
-			b.do("SET", b.keys.counter, 1)
-			b.confirm("A", fence)
-			require.True(b, fence == rediscore.MaxExact || b.vote("A", 0).Fence >= b.now())
-		}
+		b.hold("A")
 		renewal := dlock.Renewal{Key: "k", Token: "A", TTL: time.Minute}
 		noTTL, noKey := renewal, renewal
 		noTTL.TTL, noKey.Key = 0, ""
@@ -274,3 +190,155 @@ func TestVotes(t *testing.T) {
 		}
 	})
 }
+
+// A token is granted the lock, passes it on, and waits again, again and again. The message of the
+// first grant comes late, at any point of the second round, and does nothing.
+func TestVoteIsCastAgain(t *testing.T) {
+	for _, late := range []string{"never", "during the pass", "after the pass", "before the answer", "while it waits", "when granted"} {
+		t.Run(late, func(t *testing.T) {
+			inScene(t, func(s *scene, a *actor) {
+				b := s.enter()
+				w := a.acquireVote("A", 5)
+				message := a.holdMessage("A")
+				s.release("H")
+				rediscore.ChangeInbox(a.Locker, "A")
+				w.granted()
+				deliver := func(when string) {
+					if when == late {
+						message.Deliver()
+					}
+				}
+
+				next := b.acquireVote("B", 6)
+				passing := a.holdCall(rediscore.PassScript, "A")
+				passed := make(chan bool, 1)
+				go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+				passing.Execute()
+				deliver("during the pass")
+				passing.Answer()
+				require.True(s, <-passed)
+				next.granted()
+
+				deliver("after the pass")
+				enlist := a.holdCall(rediscore.EnlistScript, "A")
+				w = a.acquireVote("A", 5)
+				enlist.Execute()
+				calls := a.calls(rediscore.AttendScript, "A")
+				deliver("before the answer")
+				enlist.Answer()
+				deliver("while it waits")
+				if late == "while it waits" || late == "before the answer" {
+					require.Greater(s, a.calls(rediscore.AttendScript, "A"), calls, "it asks")
+				}
+				require.False(s, w.over())
+				require.Equal(s, []string{"A"}, s.queue())
+				next.released()
+				w.granted()
+				require.True(s, w.Fresh)
+				deliver("when granted")
+				for range 3 {
+					next = b.acquireVote("B", 6)
+					require.Equal(s, "A", s.holder())
+					require.True(s, a.pass("A", "", 0))
+					next.granted()
+					w = a.acquireVote("A", 5)
+					next.released()
+					w.granted()
+				}
+				require.True(s, a.pass("A", "", 0))
+				s.requireClean()
+				require.Zero(s, a.calls(rediscore.ReleaseScript, "A"))
+			})
+		})
+	}
+}
+
+// A vote comes when its wait was given up, and is given back, since its caller may have died. If it is cast again
+// meanwhile, it is refused: that release might end the new one. So it is if that had no answer.
+func TestVoteIsGivenBack(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		inScene(t, func(s *scene, a *actor) {
+			a.acquireVote("A", 5).cancelled()
+			message := a.holdMessage("A")
+			s.release("H")
+			giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+			message.Deliver()
+			giveBack.Execute()
+			refused := func() {
+				w := a.acquireVote("A", 5)
+				w.failed(dlock.ErrReleased)
+				require.True(s, dlock.NoEffect(w.err))
+			}
+			refused()
+			if lost {
+				giveBack.Return(nil, errLost)
+				refused()
+			} else {
+				giveBack.Answer()
+				a.acquireVote("A", 5).granted()
+				require.True(s, a.pass("A", "", 0))
+			}
+			s.requireClean()
+		})
+	}
+}
+
+// The message of a grant that is not newer than the last answer is only a hint.
+func TestOldMessageIsAHint(t *testing.T) {
+	for newer, granted := range map[int64]bool{-1: false, 0: false, 1: true} {
+		inScene(t, func(s *scene, a *actor) {
+			a.answersWaits(0, "H", 60_000)
+			w := a.acquire("A")
+			rediscore.ChangeInbox(a.Locker, "A") // since the inbox has opened after the first
+			require.False(s, w.over())
+			clock := s.now()
+			time.Sleep(time.Second)
+			n := len(a.asked(0))
+			a.tell(fmt.Sprint(88, " ", clock+newer, " A"))
+			require.Equal(s, granted, w.over())
+			if !granted {
+				require.Len(s, a.asked(n), 1, "it asks")
+				w.cancelled()
+			}
+		})
+	}
+}
+
+// What votes do.
+var votings = scenes{
+	"The message of a vote comes while the token is passed on, which finds nothing": func(s *scene, a *actor) {
+		// So the vote is given back, and not cast meanwhile.
+		a.open()
+		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
+		a.acquireVote("A", 5).cancelled()
+		pass := a.holdCall(rediscore.PassScript, "A")
+		passed := make(chan bool, 1)
+		go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+		pass.Execute()
+		enlist.Execute()
+		s.release("H")
+		message.Deliver()
+		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
+		pass.Answer()
+		giveBack.Await()
+		w := a.acquireVote("A", 5)
+		w.failed(dlock.ErrReleased)
+		enlist.Answer()
+		giveBack.Answer()
+		require.True(s, <-passed, "what came later is part of the pass")
+		a.acquireVote("A", 5).granted()
+		require.True(s, a.pass("A", "", 0))
+		s.requireClean()
+	},
+
+	"A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself": func(s *scene, a *actor) {
+		w := a.acquireVote("A", 5)
+		a.holdMessage("A")
+		s.release("H")
+		time.Sleep(checkInLatest)
+		w.grantedNow()
+		require.Empty(s, s.field("@p"+a.inbox().Channel))
+	},
+}
+
+func TestVotings(t *testing.T) { votings.play(t) }
