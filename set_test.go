@@ -1093,10 +1093,10 @@ func TestManySets(t *testing.T) {
 		lasts, kill time.Duration
 		sets        bool
 	}{
-		"memory":                    {time.Second, 0, false},
-		"memory and kills":          {2 * time.Second, 500 * time.Millisecond, false},
-		"memory in sets":            {time.Second, 0, true},
-		"memory in sets, and kills": {2 * time.Second, 500 * time.Millisecond, true},
+		"memory":                    {500 * time.Millisecond, 0, false},
+		"memory and kills":          {time.Second, 250 * time.Millisecond, false},
+		"memory in sets":            {500 * time.Millisecond, 0, true},
+		"memory in sets, and kills": {time.Second, 250 * time.Millisecond, true},
 	} {
 		run(t, name, func(t *testing.T, store *memory.Locker, _ *spy) {
 			c := crowd{each: 8, lasts: m.lasts, share: 1, way: doAll, dial: func() (*dlock.Client, func()) {

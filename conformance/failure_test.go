@@ -155,11 +155,12 @@ func showsWhatItNames(t *testing.T, err error) {
 
 var nameable = regexp.MustCompile(`("[\w-]+-[A-Z2-7]{12}")|fences? (\d+)|and (\d{3,});|\b(TryAcquire|Acquire|Renew|Release|RenewBatch|Inspect|Vote|AcquireVote|Confirm|Pass)\b[(:=]`)
 
-const failOnPurpose = "DLOCK_FAIL_ON_PURPOSE"
+// onPurpose is set where a test runs another in a process of its own.
+const onPurpose = "DLOCK_ON_PURPOSE"
 
 // TestFailsOnPurpose is for TestDocShowsAFailure.
 func TestFailsOnPurpose(t *testing.T) {
-	if os.Getenv(failOnPurpose) == "" {
+	if os.Getenv(onPurpose) == "" {
 		t.Skip("this test is run by another")
 	}
 	runCase(t, harnessOf("trueForEver"), caseNamed(t, "ReleaseAfterExpiry"))
@@ -169,7 +170,7 @@ func TestFailsOnPurpose(t *testing.T) {
 // but for what is different each time.
 func TestDocShowsAFailure(t *testing.T) {
 	test := exec.Command(os.Args[0], "-test.run=^TestFailsOnPurpose$")
-	test.Env = append(os.Environ(), failOnPurpose+"=1")
+	test.Env = append(os.Environ(), onPurpose+"=1")
 	output, err := test.Output()
 	require.Error(t, err, "the test must fail")
 	_, failure, ok := strings.Cut(string(output), "    --- FAIL: TestFailsOnPurpose")

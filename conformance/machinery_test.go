@@ -73,11 +73,9 @@ func TestSkipsNameTheReason(t *testing.T) {
 	}
 }
 
-const skipOnPurpose = "DLOCK_SKIP_ON_PURPOSE"
-
 // TestSkipsOnPurpose is for the tests of what Run says in the end.
 func TestSkipsOnPurpose(t *testing.T) {
-	switch os.Getenv(skipOnPurpose) {
+	switch os.Getenv(onPurpose) {
 	case "":
 		t.Skip("this test is run by others")
 	case "bare":
@@ -91,7 +89,7 @@ func TestSkipsOnPurpose(t *testing.T) {
 // runOnPurpose runs the subtests of TestSkipsOnPurpose that match, in a process of their own.
 func runOnPurpose(harness, match, strict string) (string, error) {
 	test := exec.Command(os.Args[0], "-test.v", "-test.run=^TestSkipsOnPurpose$/"+match)
-	test.Env = append(os.Environ(), skipOnPurpose+"="+harness, strictVariable+"="+strict)
+	test.Env = append(os.Environ(), onPurpose+"="+harness, strictVariable+"="+strict)
 	output, err := test.CombinedOutput()
 	return string(output), err
 }

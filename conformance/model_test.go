@@ -60,11 +60,9 @@ func TestModelShrinks(t *testing.T) {
 	}
 }
 
-const modelFails = "DLOCK_MODEL_FAILS"
-
 // TestModelFails is for TestModelLeavesNoFiles.
 func TestModelFails(t *testing.T) {
-	if os.Getenv(modelFails) == "" {
+	if os.Getenv(onPurpose) == "" {
 		t.Skip("this test is run by another")
 	}
 	assert.Error(t, agreesWithModel(t, harnessOf("plainDelete")))
@@ -82,7 +80,7 @@ func TestModelLeavesNoFiles(t *testing.T) {
 		t.Run(c.asked, func(t *testing.T) {
 			t.Parallel()
 			test := exec.Command(os.Args[0], "-test.run=^TestModelFails$")
-			test.Dir, test.Env = t.TempDir(), append(os.Environ(), modelFails+"=1")
+			test.Dir, test.Env = t.TempDir(), append(os.Environ(), onPurpose+"=1")
 			if strings.HasPrefix(c.flag, "-") {
 				test.Args = append(test.Args, c.flag)
 			} else {

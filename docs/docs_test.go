@@ -101,6 +101,24 @@ func TestPagesQuoteExamples(t *testing.T) {
 	}
 }
 
+var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)\n```")
+
+// TestQuotes: what pages quote is in the code that is tested. The value is what has such a mark on a page.
+func TestQuotes(t *testing.T) {
+	for page, marked := range map[string]string{"coming-from-redsync.md": "```go", "coming-from-redislock.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		found := quoted.FindAllStringSubmatch(string(text), -1)
+		require.Len(t, found, strings.Count(string(text), marked), page)
+		require.NotEmpty(t, found)
+		for _, m := range found {
+			source, err := os.ReadFile(m[1])
+			require.NoError(t, err)
+			require.Contains(t, string(source), m[2], "%s quotes what is not in %s", page, m[1])
+		}
+	}
+}
+
 // TestListsOfRedlock looks, for each change of a list of nodes that the page has, for two majorities
 // that share no node.
 func TestListsOfRedlock(t *testing.T) {

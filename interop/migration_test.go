@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"regexp"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -180,23 +177,4 @@ func TestMigrationTellsOfALoss(t *testing.T) {
 		return ctx.Err()
 	})
 	require.ErrorIs(t, err, dlock.ErrLost)
-}
-
-var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)```")
-
-// TestDocumentationQuotesTheCode: each block of Go in the documents is in the code that the
-// tests here run.
-func TestDocumentationQuotesTheCode(t *testing.T) {
-	for _, page := range []string{"../docs/coming-from-redsync.md", "../docs/coming-from-redislock.md"} {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		found := quoted.FindAllStringSubmatch(string(text), -1)
-		require.Len(t, found, strings.Count(string(text), "```go"), "blocks of Go that are marked as quoted")
-		require.NotEmpty(t, found)
-		for _, m := range found {
-			source, err := os.ReadFile(m[1])
-			require.NoError(t, err)
-			require.Contains(t, string(source), m[2], "%s quotes what is not in %s", page, m[1])
-		}
-	}
 }

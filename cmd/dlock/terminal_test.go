@@ -63,10 +63,14 @@ func newScreen(s *shell) *screen {
 	return c
 }
 
-// enter types a text.
-func (c *screen) enter(text string) {
+// do types a text, and waits for others.
+func (c *screen) do(text string, seen ...string) {
+	c.Helper()
 	_, err := c.master.WriteString(text)
 	require.NoError(c, err)
+	for _, text := range seen {
+		c.see(text)
+	}
 }
 
 // see waits for a text, and forgets what was before its end.
@@ -100,85 +104,49 @@ func TestTerminal(t *testing.T) {
 	c := newScreen(s)
 	run := self + " run --ttl 3s --grace 500ms k -- "
 
-	c.enter(run + "sh -c 'echo up; exec cat'\n")
-	c.see("cat'\r\nup\r\n")
-	c.enter("hello\n")
-	c.see("hello\r\nhello\r\n") // the terminal's echo, and cat's
-	c.enter("\x1a")             // Ctrl-Z
-	c.see("The lock is kept until")
-	c.see("Stopped")
-	c.see("ready> ")
-	c.enter("echo the shell $((40+2))\n")
-	c.see("the shell 42")
-	c.enter("fg\n")
-	c.see("cat'\r\n")
-	c.enter("again\n")
-	c.see("again\r\nagain\r\n")
-	c.enter("\x03") // Ctrl-C
-	c.see("ready> ")
-	c.enter("echo code $?\n")
-	c.see("code 130")
+	c.do(run+"sh -c 'echo up; exec cat'\n", "cat'\r\nup\r\n")
+	c.do("hello\n", "hello\r\nhello\r\n")                        // the terminal's echo, and cat's
+	c.do("\x1a", "The lock is kept until", "Stopped", "ready> ") // Ctrl-Z
+	c.do("echo the shell $((40+2))\n", "the shell 42")
+	c.do("fg\n", "cat'\r\n")
+	c.do("again\n", "again\r\nagain\r\n")
+	c.do("\x03", "ready> ") // Ctrl-C
+	c.do("echo code $?\n", "code 130")
 
 	// Standard input need not be the terminal.
-	c.enter(run + "sh -c 'echo up; exec sleep 60' </dev/null\n")
-	c.see("</dev/null\r\nup")
-	c.enter("\x1a")
-	c.see("The lock is kept until")
-	c.see("Stopped")
-	c.enter("kill -TERM %%; fg\n")
-	c.see("sleep 60")
-	c.see("ready> ")
-	c.enter("echo code $?\n")
-	c.see("code 143")
+	c.do(run+"sh -c 'echo up; exec sleep 60' </dev/null\n", "</dev/null\r\nup")
+	c.do("\x1a", "The lock is kept until", "Stopped")
+	c.do("kill -TERM %%; fg\n", "sleep 60", "ready> ")
+	c.do("echo code $?\n", "code 143")
 
 	// A job in the background stops when it wants to read, and reads in the foreground.
-	c.enter(run + "sh -c 'read line; echo got $line' &\n")
-	c.see("The lock is kept until")
-	c.enter("while [ -z \"$(jobs -s)\" ]; do sleep 0.01; done\n")
-	c.see("Stopped")
-	c.enter("fg\n")
-	c.see("got $line'")
-	c.enter("this\n")
-	c.see("got this")
-	c.see("ready> ")
+	c.do(run+"sh -c 'read line; echo got $line' &\n", "The lock is kept until")
+	c.do("while [ -z \"$(jobs -s)\" ]; do sleep 0.01; done\n", "Stopped")
+	c.do("fg\n", "got $line'")
+	c.do("this\n", "got this", "ready> ")
 
 	// A pager needs the terminal, unless the program wants it.
-	c.enter(run + "sh -c 'echo a page; sleep 1' | (read page; echo top; read line </dev/tty; echo $page $line $((40+3)))\n")
-	c.see("+3)))\r\ntop")
-	c.enter("quit\n")
-	c.see("a page quit 43")
-	c.see("ready> ")
-	c.enter(run + "sh -c 'echo up; read line; echo got $line' | cat\n")
-	c.see("| cat\r\nup")
-	c.enter("that\n")
-	c.see("got that")
-	c.see("ready> ")
+	c.do(run+"sh -c 'echo a page; sleep 1' | (read page; echo top; read line </dev/tty; echo $page $line $((40+3)))\n", "+3)))\r\ntop")
+	c.do("quit\n", "a page quit 43", "ready> ")
+	c.do(run+"sh -c 'echo up; read line; echo got $line' | cat\n", "| cat\r\nup")
+	c.do("that\n", "got that", "ready> ")
 
 	// A program that stays stopped is ended before its lease.
-	c.enter(run + "sh -c 'echo up; exec sleep 60'\n")
-	c.see("sleep 60'\r\nup")
-	c.enter("\x1a")
-	c.see("Stopped")
-	c.see("ready> ")
+	c.do(run+"sh -c 'echo up; exec sleep 60'\n", "sleep 60'\r\nup")
+	c.do("\x1a", "Stopped", "ready> ")
 	next, done := s.start("run", "k", "true")
 	<-done
 	require.Zero(t, next.ProcessState.ExitCode())
-	c.enter("fg\n")
-	c.see("the lease of k ")
-	c.see("ready> ")
-	c.enter("echo code $?\n")
-	c.see("code 79")
+	c.do("fg\n", "the lease of k ", "ready> ")
+	c.do("echo code $?\n", "code 79")
 
 	// dlock is in the background, where some terminals stop what writes to them.
-	c.enter("stty tostop; " + run + "sh -c 'echo up; exec sleep 60'\n")
-	c.see("sleep 60'\r\nup")
+	c.do("stty tostop; "+run+"sh -c 'echo up; exec sleep 60'\n", "sleep 60'\r\nup")
 	command(t, s.server, "DEL", "k")
 	c.see("dlock: the lease of k is lost")
 	c.see("ready> ")
-	c.enter("echo code $?\n")
-	c.see("code 79")
+	c.do("echo code $?\n", "code 79")
 
 	// Nobody continues the leader of a session, so that it does not stop.
-	c.enter("exec " + run + "sh -c 'kill -STOP $$; echo went $((40+2))'\n")
-	c.see("went 42")
+	c.do("exec "+run+"sh -c 'kill -STOP $$; echo went $((40+2))'\n", "went 42")
 }

@@ -123,6 +123,13 @@ func (c *caller) send(text string) {
 	require.NoError(c.t, err)
 }
 
+// gets sends a text, and checks what comes next.
+func (c *caller) gets(text, reply string) {
+	c.t.Helper()
+	c.send(text)
+	c.reads(reply)
+}
+
 // reads checks that the next bytes are those of text.
 func (c *caller) reads(text string) {
 	c.t.Helper()
@@ -202,11 +209,9 @@ func inAllDialects(t *testing.T, test func(t *testing.T, say func(string) string
 func TestPassesOn(t *testing.T) {
 	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		watch := p.Watch(Contains("two"))
-		c.send(say("one"))
-		c.reads("+ONE\r\n")
+		c.gets(say("one"), "+ONE\r\n")
 		require.True(t, open(watch.Struck()))
-		c.send(say("two"))
-		c.reads("+TWO\r\n")
+		c.gets(say("two"), "+TWO\r\n")
 		await(t, watch.Struck())
 		await(t, watch.Answered())
 	})
@@ -222,8 +227,7 @@ func TestDrop(t *testing.T) {
 				drop = p.DropReply
 			}
 			fault := drop(Contains("two"), ending)
-			c.send(say("one"))
-			c.reads("+ONE\r\n")
+			c.gets(say("one"), "+ONE\r\n")
 			require.Equal(t, "one", f.next())
 			c.send(say("two"))
 			await(t, fault.Struck())
@@ -239,8 +243,7 @@ func TestDrop(t *testing.T) {
 			} else {
 				c.hearsNothing()
 			}
-			other.send(say("two"))
-			other.reads("+TWO\r\n")
+			other.gets(say("two"), "+TWO\r\n")
 			require.Equal(t, "two", f.next())
 			f.nothing()
 		}
@@ -255,8 +258,7 @@ func TestHold(t *testing.T) {
 		c.send(say("two"))
 		await(t, hold.Struck())
 		c.send(say("three"))
-		other.send(say("later"))
-		other.reads("+LATER\r\n")
+		other.gets(say("later"), "+LATER\r\n")
 		require.Equal(t, "later", f.next())
 		c.hearsNothing()
 		f.nothing()
@@ -279,8 +281,7 @@ func TestHoldOutlivesTheClient(t *testing.T) {
 	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, _ *caller) {
 		for name, end := range ends {
 			c := dial(t, p.Addr())
-			c.send(say("select"))
-			c.reads("+SELECT\r\n")
+			c.gets(say("select"), "+SELECT\r\n")
 			require.Equal(t, "select", f.next())
 			hold := p.Hold(Contains("two"), Stall)
 			c.send(say("two"))
@@ -358,8 +359,7 @@ func TestLift(t *testing.T) {
 	drop := p.DropReply(Any, Cut)
 	require.True(t, p.Lift(drop))
 	require.False(t, p.Lift(drop))
-	c.send("one\r\n")
-	c.reads("+ONE\r\n")
+	c.gets("one\r\n", "+ONE\r\n")
 }
 
 func TestFaultsStrikeInTurn(t *testing.T) {
@@ -367,8 +367,7 @@ func TestFaultsStrikeInTurn(t *testing.T) {
 	p := start(t, f.addr)
 	first, second := p.Watch(Any), p.DropReply(Any, Stall)
 	c := dial(t, p.Addr())
-	c.send("one\r\n")
-	c.reads("+ONE\r\n")
+	c.gets("one\r\n", "+ONE\r\n")
 	await(t, first.Struck())
 	c.send("two\r\n")
 	await(t, second.Struck())
@@ -378,8 +377,7 @@ func TestBlock(t *testing.T) {
 	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, _ *caller) {
 		for _, d := range []Direction{ToStore, ToClient, Both} {
 			c := dial(t, p.Addr())
-			c.send(say("one"))
-			c.reads("+ONE\r\n")
+			c.gets(say("one"), "+ONE\r\n")
 			f.next()
 			p.Block(d)
 			c.send(say("two"))
@@ -423,8 +421,7 @@ func TestCutDropsWhatIsBlocked(t *testing.T) {
 	c.ends()
 	require.NoError(t, p.Heal())
 	c = dial(t, p.Addr())
-	c.send("two\r\n")
-	c.reads("+TWO\r\n")
+	c.gets("two\r\n", "+TWO\r\n")
 	require.Equal(t, "two", f.next())
 }
 
@@ -452,8 +449,7 @@ func TestRefuse(t *testing.T) {
 	p := start(t, f.addr)
 	for range 3 {
 		c := dial(t, p.Addr())
-		c.send("one\r\n")
-		c.reads("+ONE\r\n")
+		c.gets("one\r\n", "+ONE\r\n")
 		p.Refuse()
 		c.ends()
 		_, err := net.Dial("tcp", p.Addr())
@@ -472,8 +468,7 @@ func TestReject(t *testing.T) {
 		}
 		return ""
 	})
-	c.send(resp("one") + resp("two") + resp("three"))
-	c.reads("+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
+	c.gets(resp("one") + resp("two") + resp("three"), "+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
 }
 
 // New connections lead to the new address, and those that are open to the old one.
@@ -528,8 +523,7 @@ func TestSlow(t *testing.T) {
 		const latency = 20 * time.Millisecond
 		p.Slow(Both, Pace{Latency: latency, Jitter: latency})
 		begin := time.Now()
-		c.send(say("one"))
-		c.reads("+ONE\r\n")
+		c.gets(say("one"), "+ONE\r\n")
 		require.GreaterOrEqual(t, time.Since(begin), 2*latency)
 		for i := range 20 {
 			c.send(say(fmt.Sprint("n", i)))
@@ -540,8 +534,7 @@ func TestSlow(t *testing.T) {
 		p.Slow(Both, Pace{})
 		begin = time.Now()
 		p.Slow(ToClient, Pace{BytesPerSecond: 100})
-		c.send(say("12345678"))
-		c.reads("+12345678\r\n")
+		c.gets(say("12345678"), "+12345678\r\n")
 		require.GreaterOrEqual(t, time.Since(begin), 100*time.Millisecond) // all but the last of 11 bytes
 		require.NoError(t, p.Heal())
 		require.Zero(t, p.pace(ToClient))
@@ -554,8 +547,7 @@ func TestLatencyIsSharedByAPipeline(t *testing.T) {
 	p.Slow(ToStore, Pace{Latency: 200 * time.Millisecond})
 	begin := time.Now()
 	const n = 100
-	c.send(strings.Repeat(resp("x"), n))
-	c.reads(strings.Repeat("+X\r\n", n))
+	c.gets(strings.Repeat(resp("x"), n), strings.Repeat("+X\r\n", n))
 	took := time.Since(begin)
 	require.GreaterOrEqual(t, took, 200*time.Millisecond)
 	require.Less(t, took, n*200*time.Millisecond/2)

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -133,43 +131,26 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// follow runs s. It shows how it goes on a terminal in one line that changes, and elsewhere with a
-// line every now and then.
+// follow runs s, and writes every now and then how it goes.
 func (s *sale) follow(ctx context.Context, out io.Writer) error {
-	every, terminal := 500*time.Millisecond, false
-	if f, ok := out.(*os.File); ok {
-		info, err := f.Stat()
-		terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
-	}
-	if terminal {
-		every = 50 * time.Millisecond
-		defer fmt.Fprintln(out)
-	}
 	done := make(chan error, 1)
 	go func() { done <- s.run(ctx) }()
 	for {
 		select {
-		case <-time.After(every):
-			fmt.Fprint(out, s.progress(terminal))
+		case <-time.After(500 * time.Millisecond):
+			s.progress(out)
 		case err := <-done:
-			fmt.Fprint(out, s.progress(terminal))
+			s.progress(out)
 			return err
 		}
 	}
 }
 
-func (s *sale) progress(terminal bool) string {
+func (s *sale) progress(out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := s.config.Stock
-	width := len(fmt.Sprint(all))
-	line := fmt.Sprintf("%-14s  %*d left  %*d sold", s.name, width, s.left, width+1, s.sold)
-	if !terminal {
-		return line + "\n"
-	}
-	const length = 30
-	full := min(max((all-s.left)*length/all, 0), length)
-	return "\r" + line + "  [" + strings.Repeat("#", full) + strings.Repeat(".", length-full) + "]\x1b[K"
+	width := len(fmt.Sprint(s.config.Stock))
+	fmt.Fprintf(out, "%-14s  %*d left  %*d sold\n", s.name, width, s.left, width+1, s.sold)
 }
 
 // report writes what came of both sales, worker by worker.

@@ -1,8 +1,6 @@
 package sell
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,15 +9,6 @@ import (
 
 	"github.com/dlock-go/dlock/backend/memory"
 )
-
-func TestProgressOnATerminalKeepsToOneLine(t *testing.T) {
-	s := newSale("test", Config{Stock: 4})
-	for left, full := range map[int]int{5: 0, 4: 0, 2: 15, 0: 30, -1: 30} {
-		s.left = left
-		require.Equal(t, fmt.Sprintf("\rtest            %d left   0 sold  [%s%s]\x1b[K", left,
-			strings.Repeat("#", full), strings.Repeat(".", 30-full)), s.progress(true))
-	}
-}
 
 // Leases are stolen in the middle of sales, and what is sold is exactly the stock all the same.
 func TestSaleSurvivesLostLeases(t *testing.T) {
