@@ -39,10 +39,7 @@ func TestAddressMoves(t *testing.T) {
 		},
 	} {
 		for _, a := range clients.All {
-			t.Run(answer+"/"+a.Name, func(t *testing.T) {
-				t.Parallel()
-				testMove(t, a, demote)
-			})
+			t.Run(answer+"/"+a.Name, func(t *testing.T) { t.Parallel(); testMove(t, a, demote) })
 		}
 	}
 }

@@ -44,10 +44,7 @@ func TestSentinel(t *testing.T) {
 		f := &failover{name: name, locker: dialSentinel(t, a, sentinel.Addr()), granted: make(chan *dlock.Lease, 1)}
 		f.client = dlock.New(f.locker, dlock.WithTTL(20*time.Second))
 		failovers[name] = f
-		t.Cleanup(func() {
-			f.client.Close()
-			f.locker.Close()
-		})
+		t.Cleanup(func() { f.client.Close(); f.locker.Close() })
 		var err error
 		f.known, err = f.client.Acquire(t.Context(), name)
 		require.NoError(t, err)

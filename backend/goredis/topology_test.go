@@ -36,10 +36,7 @@ func TestClusterClientOfOneMaster(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
 	require.NoError(t, err)
 	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", time.Minute); granted <- err }()
 	require.Eventually(t, func() bool {
 		channels, err := server.Do("PUBSUB", "CHANNELS")
 		return err == nil && len(channels.([]any)) == 1

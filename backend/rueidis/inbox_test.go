@@ -36,10 +36,7 @@ func TestInboxOnAReplica(t *testing.T) {
 	c.masters.ranges = []slotRange{{0, 16383, replica.Addr()}}
 	c.masters.since = time.Now().Add(time.Second) // they stay for so long
 	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", time.Minute); granted <- err }()
 	for _, s := range []*redistest.Server{replica, master} {
 		require.Eventually(t, func() bool {
 			channels, err := s.Do("PUBSUB", "SHARDCHANNELS")

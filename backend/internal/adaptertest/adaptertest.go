@@ -65,10 +65,7 @@ func Run(t *testing.T, a Adapter) {
 		"Scan":                        scan,
 		"ListenEndsWithTheConnection": listenEndsWithTheConnection,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, a)
-		})
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, a) })
 	}
 }
 
@@ -125,10 +122,7 @@ type call struct {
 func calls(t testing.TB, l *rediscore.Locker) []call {
 	ctx := t.Context()
 	return []call{
-		{"TryAcquire", func() (bool, error) {
-			a, err := l.TryAcquire(ctx, "k", "t", ttl)
-			return a.Acquired, err
-		}},
+		{"TryAcquire", func() (bool, error) { a, err := l.TryAcquire(ctx, "k", "t", ttl); return a.Acquired, err }},
 		{"TryAcquireSet", func() (bool, error) {
 			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}, {Key: "l", Token: "t", TTL: ttl}})
 			return err == nil && attempts[1].Acquired, err
@@ -141,10 +135,7 @@ func calls(t testing.TB, l *rediscore.Locker) []call {
 			}
 			return results[0].Held, results[0].Err
 		}},
-		{"Inspect", func() (bool, error) {
-			h, err := l.Inspect(ctx, "k")
-			return h.Held, err
-		}},
+		{"Inspect", func() (bool, error) { h, err := l.Inspect(ctx, "k"); return h.Held, err }},
 		{"Release", func() (bool, error) { return l.Release(ctx, "k", "t") }},
 	}
 }
@@ -166,10 +157,7 @@ func (a Adapter) onMiniredis(t *testing.T) {
 	requireCalls(t, l, func() {})
 	take(t, l, "k", "holder")
 	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", ttl)
-		granted <- err
-	}()
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", ttl); granted <- err }()
 	require.Eventually(t, func() bool { return len(server.PubSubChannels("*")) == 1 }, patient, time.Millisecond)
 	held, err := l.Release(t.Context(), "k", "holder")
 	require.NoError(t, err)
