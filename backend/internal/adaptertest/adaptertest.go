@@ -111,6 +111,21 @@ func take(t testing.TB, l *rediscore.Locker, key, token string) dlock.Attempt {
 	return attempt
 }
 
+// HandOver has a token wait for the key "k", which another holds, until each condition has become true. Then it is released.
+func HandOver(t *testing.T, l *rediscore.Locker, until ...func() bool) {
+	t.Helper()
+	take(t, l, "k", "holder")
+	granted := make(chan error, 1)
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", ttl); granted <- err }()
+	for n, condition := range until {
+		require.Eventually(t, condition, patient, time.Millisecond, "condition %d", n)
+	}
+	held, err := l.Release(t.Context(), "k", "holder")
+	require.NoError(t, err)
+	require.True(t, held)
+	require.NoError(t, <-granted)
+}
+
 // A call is a call of a Locker, with key "k" and token "t". It reports whether the token holds the key, or
 // has held it until then.
 type call struct {
@@ -155,14 +170,7 @@ func (a Adapter) onMiniredis(t *testing.T) {
 	l := rediscore.New(a.Dial.must(t, Settings{Addrs: []string{server.Addr()}, Timeout: patient}))
 	requireCalls(t, l, func() {}) // EVALSHA, and EVAL where the script is not known
 	requireCalls(t, l, func() {})
-	take(t, l, "k", "holder")
-	granted := make(chan error, 1)
-	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", ttl); granted <- err }()
-	require.Eventually(t, func() bool { return len(server.PubSubChannels("*")) == 1 }, patient, time.Millisecond)
-	held, err := l.Release(t.Context(), "k", "holder")
-	require.NoError(t, err)
-	require.True(t, held)
-	require.NoError(t, <-granted)
+	HandOver(t, l, func() bool { return len(server.PubSubChannels("*")) == 1 })
 	require.NoError(t, l.Close())
 }
 
