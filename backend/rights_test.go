@@ -253,6 +253,7 @@ func TestInboxErrorOfAUser(t *testing.T) {
 	for _, a := range clients.All {
 		name := a.Name
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			do(t, server, "ACL", "SETUSER", name, "on", ">"+clients.Password, "~*", "+@all")
 			if _, err := server.Do("ACL", "SETUSER", name, "resetchannels"); err != nil {
 				t.Skipf("no rights to channels: %v", err)
