@@ -46,10 +46,7 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 	lease, err := client.Acquire(t.Context(), "mine")
 	require.NoError(t, err)
 	ended := make(chan error, 1)
-	go func() {
-		_, err := client.Acquire(t.Context(), "k")
-		ended <- err
-	}()
+	go func() { _, err := client.Acquire(t.Context(), "k"); ended <- err }()
 	listening()
 	closeClient()
 	select {
@@ -88,10 +85,7 @@ func TestLiveClient(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
 			ended := make(chan error)
-			go func() {
-				_, err := l.Acquire(ctx, "k", "w", ttl)
-				ended <- err
-			}()
+			go func() { _, err := l.Acquire(ctx, "k", "w", ttl); ended <- err }()
 			for method, call := range calls(l, "other") {
 				if method == "Acquire" {
 					continue

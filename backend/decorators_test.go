@@ -225,10 +225,7 @@ func TestClientsThatPanic(t *testing.T) {
 			l := dial(t, server.Addr(), c)
 			acquire(t, l, "held", "H")
 			granted := make(chan error, 1)
-			go func() {
-				_, err := l.Acquire(t.Context(), "held", "w", ttl)
-				granted <- err
-			}()
+			go func() { _, err := l.Acquire(t.Context(), "held", "w", ttl); granted <- err }()
 			require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 1 }, patient, pause)
 			reasons := make(chan error, 1)
 			without := dial(t, server.Addr(), c, rediscore.WithInboxError(func(err error) { reasons <- err }))

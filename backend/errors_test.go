@@ -41,9 +41,7 @@ type pageCall struct {
 }
 
 func within(d time.Duration) func() (context.Context, context.CancelFunc) {
-	return func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.Background(), d)
-	}
+	return func() (context.Context, context.CancelFunc) { return context.WithTimeout(context.Background(), d) }
 }
 
 func cancelledAfter(d time.Duration) func() (context.Context, context.CancelFunc) {

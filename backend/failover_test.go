@@ -94,10 +94,7 @@ type clusterUser struct {
 
 func newClusterUser(t *testing.T, cluster *redistest.Cluster, name string, l *rediscore.Locker) *clusterUser {
 	u := &clusterUser{t: t, name: name, locker: l, client: dlock.New(l, dlock.WithTTL(failoverTTL))}
-	t.Cleanup(func() {
-		u.client.Close()
-		l.Close()
-	})
+	t.Cleanup(func() { u.client.Close(); l.Close() })
 	for i := range 3 {
 		u.keys = append(u.keys, keyOf(t, cluster, cluster.Nodes[i], name))
 		lease, err := u.client.Acquire(t.Context(), u.keys[i])

@@ -39,10 +39,7 @@ func TestAddressMoves(t *testing.T) {
 		},
 	} {
 		for _, a := range clients.All {
-			t.Run(answer+"/"+a.Name, func(t *testing.T) {
-				t.Parallel()
-				testMove(t, a, demote)
-			})
+			t.Run(answer+"/"+a.Name, func(t *testing.T) { t.Parallel(); testMove(t, a, demote) })
 		}
 	}
 }
@@ -116,26 +113,29 @@ func useAtOnce(t *testing.T, client *dlock.Client) {
 // TestClientOfReplica has clients that are given the address of a replica. They make at most ten connections a second.
 func TestClientOfReplica(t *testing.T) {
 	t.Parallel()
-	replica := redistest.StartReplica(t, redistest.Start(t))
 	for _, a := range clients.All {
-		l := dial(t, a, replica.Addr())
-		before, begun := connections(t, replica), time.Now()
-		var all sync.WaitGroup
-		var calls atomic.Int64
-		for range 8 {
-			all.Go(func() {
-				for time.Since(begun) < 3*time.Second {
-					_, err := l.TryAcquire(t.Context(), rand.Text(), "t", ttl)
-					require.ErrorContains(t, err, "READONLY", a.Name)
-					calls.Add(1)
-				}
-			})
-		}
-		all.Wait()
-		made := connections(t, replica) - before - 1 // which counts them
-		t.Logf("%s: %d connections for %d calls", a.Name, made, calls.Load())
-		require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds(), a.Name)
-		require.NoError(t, l.Close())
+		t.Run(a.Name, func(t *testing.T) {
+			t.Parallel()
+			replica := redistest.StartReplica(t, redistest.Start(t))
+			l := dial(t, a, replica.Addr())
+			before, begun := connections(t, replica), time.Now()
+			var all sync.WaitGroup
+			var calls atomic.Int64
+			for range 8 {
+				all.Go(func() {
+					for time.Since(begun) < 3*time.Second {
+						_, err := l.TryAcquire(t.Context(), rand.Text(), "t", ttl)
+						require.ErrorContains(t, err, "READONLY")
+						calls.Add(1)
+					}
+				})
+			}
+			all.Wait()
+			made := connections(t, replica) - before - 1 // which counts them
+			t.Logf("%d connections for %d calls", made, calls.Load())
+			require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds())
+			require.NoError(t, l.Close())
+		})
 	}
 }
 

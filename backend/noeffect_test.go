@@ -475,6 +475,7 @@ func TestNoConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
+	t.Parallel()
 	server := redistest.Start(t)
 	down := redistest.Start(t)
 	down.Stop()

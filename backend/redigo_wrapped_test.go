@@ -35,9 +35,7 @@ func TestWrappedConnections(t *testing.T) {
 	}
 	pool := wrap(redigolib.DialReadTimeout(2 * time.Second))
 	t.Cleanup(func() { pool.Close() })
-	t.Run("Handover", func(t *testing.T) {
-		requireHandover(t, server, redigo.New(pool, redigo.WithPrefix(t.Name())))
-	})
+	t.Run("Handover", func(t *testing.T) { requireHandover(t, server, redigo.New(pool, redigo.WithPrefix(t.Name()))) })
 	t.Run("Lease", func(t *testing.T) {
 		const ttl = 2 * time.Second
 		client := dlock.New(redigo.New(pool), dlock.WithTTL(ttl))

@@ -112,10 +112,7 @@ func TestRights(t *testing.T) {
 	for _, command := range rights(t, server.Server, t.Name())[:single] {
 		for _, word := range command {
 			if word[0] == '+' && word != "+eval" {
-				t.Run(word, func(t *testing.T) {
-					t.Parallel()
-					withoutRight(t, server, word)
-				})
+				t.Run(word, func(t *testing.T) { t.Parallel(); withoutRight(t, server, word) })
 			}
 		}
 	}
@@ -203,10 +200,7 @@ func useEverything(t *testing.T, server *redistest.Server, l *rediscore.Locker) 
 
 	try("acquire, for long", "a", 10*rest)
 	waited := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(ctx, key, "b", 10*rest)
-		waited <- err
-	}()
+	go func() { _, err := l.Acquire(ctx, key, "b", 10*rest); waited <- err }()
 	for len(waited) == 0 && !isQueued(t, server, t.Name(), "b") {
 		time.Sleep(pause)
 	}
@@ -219,10 +213,7 @@ func useEverything(t *testing.T, server *redistest.Server, l *rediscore.Locker) 
 
 	cancelled, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() {
-		_, err := l.Acquire(cancelled, key, "c", rest)
-		waited <- err
-	}()
+	go func() { _, err := l.Acquire(cancelled, key, "c", rest); waited <- err }()
 	for len(waited) == 0 && !isQueued(t, server, t.Name(), "c") {
 		time.Sleep(pause)
 	}
@@ -262,6 +253,7 @@ func TestInboxErrorOfAUser(t *testing.T) {
 	for _, a := range clients.All {
 		name := a.Name
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			do(t, server, "ACL", "SETUSER", name, "on", ">"+clients.Password, "~*", "+@all")
 			if _, err := server.Do("ACL", "SETUSER", name, "resetchannels"); err != nil {
 				t.Skipf("no rights to channels: %v", err)
@@ -271,10 +263,7 @@ func TestInboxErrorOfAUser(t *testing.T) {
 			defer l.Close()
 			acquire(t, l, "k", "H")
 			ended := make(chan error, 1)
-			go func() {
-				_, err := l.Acquire(t.Context(), "k", "w", ttl)
-				ended <- err
-			}()
+			go func() { _, err := l.Acquire(t.Context(), "k", "w", ttl); ended <- err }()
 			require.Eventually(t, func() bool { return len(told) > 0 }, patient, pause)
 			require.ErrorContains(t, <-told, "NOPERM")
 			release(t, l, "k", "H")
@@ -417,10 +406,7 @@ func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit t
 		return []error{err}
 	}
 	waited := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(ctx, "k", "b", ttl)
-		waited <- err
-	}()
+	go func() { _, err := l.Acquire(ctx, "k", "b", ttl); waited <- err }()
 	server := cluster.MasterOf(t, user+"k")
 	for len(waited) == 0 && len(told) == 0 && listening(t, server, user) == 0 {
 		time.Sleep(pause)

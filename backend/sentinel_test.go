@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -45,10 +44,7 @@ func TestSentinel(t *testing.T) {
 		f := &failover{name: name, locker: dialSentinel(t, a, sentinel.Addr()), granted: make(chan *dlock.Lease, 1)}
 		f.client = dlock.New(f.locker, dlock.WithTTL(20*time.Second))
 		failovers[name] = f
-		t.Cleanup(func() {
-			f.client.Close()
-			f.locker.Close()
-		})
+		t.Cleanup(func() { f.client.Close(); f.locker.Close() })
 		var err error
 		f.known, err = f.client.Acquire(t.Context(), name)
 		require.NoError(t, err)
@@ -109,45 +105,4 @@ func (f *failover) require(t *testing.T, master *redistest.Server) {
 	require.NoError(t, err, f.name)
 	require.Greater(t, again.Fence(), f.unknown.Fence(), f.name)
 	require.NoError(t, again.Release(), f.name)
-}
-
-// TestSentinelFailover kills one master, and makes the next step down. Soon after each, locks
-// can be acquired. TestSentinel is the short form.
-func TestSentinelFailover(t *testing.T) {
-	if !adaptertest.All() {
-		t.Skip("left out unless DLOCK_LONG has adapters")
-	}
-	t.Parallel()
-	servers := redistest.StartSentinels(t, masterName)
-	lockers := make(map[string]*rediscore.Locker)
-	for _, a := range clients.Topologies {
-		name := a.Name
-		lockers[name] = dialSentinel(t, a, servers.Addrs()...)
-		t.Cleanup(func() { lockers[name].Close() })
-		acquire(t, lockers[name], name, "before")
-	}
-	for how, failover := range map[string]func(){
-		"killed": func() {
-			master := servers.MasterOf(t, "")
-			master.Kill()
-			servers.AwaitFailover(t, master)
-		},
-		"stepped down": func() {
-			master := servers.MasterOf(t, "")
-			servers.StepDown(t, master)
-			servers.AwaitFailover(t, master)
-		},
-	} {
-		failover()
-		promoted := time.Now()
-		for name, l := range lockers {
-			require.Eventually(t, func() bool {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				attempt, err := l.TryAcquire(ctx, name+how, "after", ttl)
-				return err == nil && attempt.Acquired
-			}, 30*time.Second, 10*time.Millisecond, "%s, master %s", name, how)
-			t.Logf("%s, master %s: a lock was taken %v after the promotion", name, how, time.Since(promoted).Round(time.Millisecond))
-		}
-	}
 }

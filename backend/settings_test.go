@@ -97,10 +97,7 @@ func TestSettingsOfClients(t *testing.T) {
 			client := goredislib.NewClient(&goredislib.Options{Addr: addr})
 			h := new(hook)
 			client.AddHook(h)
-			t.Cleanup(func() {
-				client.Close()
-				require.NotZero(t, h.calls.Load())
-			})
+			t.Cleanup(func() { client.Close(); require.NotZero(t, h.calls.Load()) })
 			return goredis.New(client, rediscore.WithPrefix(t.Name()))
 		},
 		"rueidis/RESP2": func(t *testing.T, addr string) *rediscore.Locker {
@@ -241,10 +238,7 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 	for db, l := range lockers {
 		granted[db] = make(chan error, 1)
 		acquire(t, l, key, "holder")
-		go func() {
-			_, err := l.Acquire(t.Context(), key, waiter(db), ttl)
-			granted[db] <- err
-		}()
+		go func() { _, err := l.Acquire(t.Context(), key, waiter(db), ttl); granted[db] <- err }()
 	}
 	require.Eventually(t, func() bool {
 		inboxes := do(t, server, "PUBSUB", "CHANNELS", t.Name()+"dlock1:inbox:*").([]any)

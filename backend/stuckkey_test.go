@@ -31,10 +31,7 @@ func TestStuckKey(t *testing.T) {
 	lease, err := client.Acquire(t.Context(), "order:7")
 	require.NoError(t, err)
 	waited := make(chan struct{})
-	go func() {
-		defer close(waited)
-		_, _ = client.Acquire(t.Context(), "order:7")
-	}()
+	go func() { defer close(waited); _, _ = client.Acquire(t.Context(), "order:7") }()
 	require.Eventually(t, func() bool { return listening(t, server, "myapp:lock:") == 1 }, patient, pause)
 	var tag string
 	for _, c := range commands {

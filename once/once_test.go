@@ -78,10 +78,7 @@ func failed(minute int, err error) result {
 
 func (b *bed) start(j *Job, due time.Time, fn function) <-chan result {
 	done := make(chan result, 1)
-	go func() {
-		ran, err := j.Do(b.Context(), due, fn)
-		done <- result{ran, err}
-	}()
+	go func() { ran, err := j.Do(b.Context(), due, fn); done <- result{ran, err} }()
 	return done
 }
 
@@ -484,10 +481,7 @@ func TestOutageBeforeTheRun(t *testing.T) {
 	for _, length := range []time.Duration{time.Second, 3 * ttl, 50 * time.Second, 2 * time.Minute} {
 		for _, granted := range []bool{false, true} {
 			inBubble(t, time.Minute, func(b *bed) {
-				outage := func() {
-					b.store.Fail(errAway)
-					time.AfterFunc(length, func() { b.store.Fail(nil) })
-				}
+				outage := func() { b.store.Fail(errAway); time.AfterFunc(length, func() { b.store.Fail(nil) }) }
 				if b.faulty.inspect = sync.OnceFunc(outage); !granted {
 					b.faulty.inspect()
 				}

@@ -186,9 +186,7 @@ func TestLostGate(t *testing.T) {
 			leases := w.fill(p, 2)
 			begun := time.Now()
 			waiter := p.start(w.Context())
-			waiting := func() [2]int {
-				return [2]int{w.status(p, slot(0)).Waiting, w.status(p, slot(1)).Waiting}
-			}
+			waiting := func() [2]int { return [2]int{w.status(p, slot(0)).Waiting, w.status(p, slot(1)).Waiting} }
 			time.Sleep(10 * time.Second)
 			require.Equal(w, [2]int{1, 1}, waiting())
 			if stolen == 0 {

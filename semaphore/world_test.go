@@ -141,10 +141,7 @@ type acquired struct {
 
 func (p *process) start(ctx context.Context) <-chan acquired {
 	done := make(chan acquired, 1)
-	go func() {
-		lease, permit, err := p.Acquire(ctx)
-		done <- acquired{lease, permit, err, time.Now()}
-	}()
+	go func() { lease, permit, err := p.Acquire(ctx); done <- acquired{lease, permit, err, time.Now()} }()
 	return done
 }
 

@@ -536,9 +536,7 @@ func TestInvalid(t *testing.T) {
 }
 
 func Example() {
-	store := breaker.New(memory.New(), breaker.OnChange(func(s breaker.State) {
-		fmt.Println("open:", s.Open, s.Err)
-	}))
+	store := breaker.New(memory.New(), breaker.OnChange(func(s breaker.State) { fmt.Println("open:", s.Open, s.Err) }))
 	locks := dlock.New(store)
 	defer locks.Close()
 	lease, err := locks.Acquire(context.Background(), "invoice:7")

@@ -76,10 +76,7 @@ func TestSetMeetsADegradedLease(t *testing.T) {
 	in(t, func(w *bed) {
 		arrives, done := make(chan struct{}), make(chan error)
 		b := breaker.New(slowSet{w.s, arrives}, breaker.WithDegradation(breaker.Degradation{After: time.Second, Keys: all}))
-		go func() {
-			_, err := trySet(w.Context(), b, "set", "a", "k", "b")
-			done <- err
-		}()
+		go func() { _, err := trySet(w.Context(), b, "set", "a", "k", "b"); done <- err }()
 		synctest.Wait()
 		w.Locker = b
 		w.open()
@@ -181,10 +178,7 @@ func TestLateGrant(t *testing.T) {
 	degrading(t, func(w *bed) {
 		w.other("k")
 		late := make(chan error)
-		go func() {
-			_, err := w.Acquire(w.Context(), "k", "late", time.Minute)
-			late <- err
-		}()
+		go func() { _, err := w.Acquire(w.Context(), "k", "late", time.Minute); late <- err }()
 		synctest.Wait()
 		w.down()
 		lease := w.degraded("k")
@@ -555,11 +549,7 @@ func TestOvertakenRenewal(t *testing.T) {
 		l1, err := w.locks.Acquire(w.Context(), "k")
 		require.NoError(w, err)
 		got := make(chan *dlock.Lease, 1)
-		go func() {
-			l, err := second.Acquire(w.Context(), "k")
-			require.NoError(w, err)
-			got <- l
-		}()
+		go func() { l, err := second.Acquire(w.Context(), "k"); require.NoError(w, err); got <- l }()
 		time.Sleep(time.Second)
 		w.open()
 		time.Sleep(35 * time.Second)

@@ -69,7 +69,8 @@ func (l lone) Process(ctx context.Context, cmd redis.Cmder) error { return l.con
 
 func (l lone) Pipeline() redis.Pipeliner { return l.conn.Pipeline() }
 
-// drop closes the connection. By itself, go-redis does so after READONLY, and if it cannot write a command.
+// drop closes the connection. By itself, go-redis does so after READONLY, and if it cannot write a command. As of 9.23, a user
+// has no other way to have one connection closed.
 func (l lone) drop(ctx context.Context) {
 	cmd := new(command)
 	cmd.Cmd = *redis.NewCmd(ctx, "ping", unwritable{})

@@ -33,10 +33,7 @@ func TestInboxOnAReplica(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
 	require.NoError(t, err)
 	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", time.Minute); granted <- err }()
 	for _, s := range []*redistest.Server{master, replica, master} {
 		addr.Store(s.Addr())
 		client.ReloadState(t.Context())

@@ -34,9 +34,7 @@ func TestListenersOnOneConnection(t *testing.T) {
 	listen := func(channel string) listening {
 		ctx, cancel := context.WithCancel(t.Context())
 		l := listening{make(chan rediscore.Event, 10), make(chan error, 1), cancel}
-		go func() {
-			l.ended <- c.Listen(ctx, channel, false, func(e rediscore.Event) { l.events <- e })
-		}()
+		go func() { l.ended <- c.Listen(ctx, channel, false, func(e rediscore.Event) { l.events <- e }) }()
 		return l
 	}
 	within := func(what string, done func() bool) {

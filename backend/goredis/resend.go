@@ -7,7 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// knowsNoRetry reports whether go-redis asks a command whether it may be repeated: it does from 9.19 on.
+// knowsNoRetry reports whether go-redis asks a command whether it may be repeated: it does from 9.19 on. When go.mod requires
+// that, knowsNoRetry, withoutRetries and mayRepeat may go.
 var knowsNoRetry = func() bool {
 	_, ok := any(new(redis.Cmd)).(interface{ NoRetry() bool })
 	return ok

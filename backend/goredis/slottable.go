@@ -113,8 +113,8 @@ func (t *slotTable) node(ctx context.Context, address string) (*redis.Client, er
 	return nil, cmp.Or(err, rediscore.ErrNoMaster)
 }
 
-// refresh uses ForEachMaster, which fetches the table within ctx. ReloadState has no limit, and
-// does not start again while it waits for a dead node.
+// refresh uses ForEachMaster, which fetches the table within ctx. ReloadState has no limit (as of 9.23), and
+// does not start again while it waits for a dead node. With a limit there, refresh may use it.
 func (t *slotTable) refresh() {
 	ctx, cancel := context.WithTimeout(context.Background(), refreshLimit)
 	defer cancel()

@@ -3,7 +3,6 @@ package goredis
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -33,20 +32,10 @@ func TestClusterClientOfOneMaster(t *testing.T) {
 	require.False(t, newConn(client).Cluster())
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
-	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
-	require.NoError(t, err)
-	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
-	require.Eventually(t, func() bool {
+	adaptertest.HandOver(t, l, func() bool {
 		channels, err := server.Do("PUBSUB", "CHANNELS")
 		return err == nil && len(channels.([]any)) == 1
-	}, 30*time.Second, time.Millisecond, "the waiter's inbox")
-	_, err = l.Release(t.Context(), "k", "holder")
-	require.NoError(t, err)
-	require.NoError(t, <-granted)
+	})
 }
 
 // One whose masters share the slots uses shard channels.

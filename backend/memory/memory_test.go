@@ -125,10 +125,7 @@ func TestExpireServesTheNext(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := memory.New()
 		try(t, m, "k", "a")
-		go func() {
-			time.Sleep(time.Second)
-			m.Expire("k")
-		}()
+		go func() { time.Sleep(time.Second); m.Expire("k") }()
 		start := time.Now()
 		a, err := m.Acquire(t.Context(), "k", "b", ttl)
 		require.NoError(t, err)
@@ -142,10 +139,7 @@ func TestSteal(t *testing.T) {
 		m := memory.New()
 		first := try(t, m, "k", "a")
 		result := make(chan dlock.Attempt)
-		go func() {
-			a, _ := m.Acquire(t.Context(), "k", "waits", ttl)
-			result <- a
-		}()
+		go func() { a, _ := m.Acquire(t.Context(), "k", "waits", ttl); result <- a }()
 		synctest.Wait()
 		require.True(t, m.Steal("k", time.Second))
 		require.False(t, m.Steal("free", time.Second), "there was no lease")
@@ -270,10 +264,7 @@ func TestReleaseEndsAWait(t *testing.T) {
 		m := memory.New()
 		try(t, m, "k", "a")
 		result := make(chan error)
-		go func() {
-			_, err := m.Acquire(t.Context(), "k", "b", ttl)
-			result <- err
-		}()
+		go func() { _, err := m.Acquire(t.Context(), "k", "b", ttl); result <- err }()
 		synctest.Wait()
 		held, err := m.Release(t.Context(), "k", "b")
 		require.NoError(t, err)

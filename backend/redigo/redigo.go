@@ -79,8 +79,8 @@ func (c conn) get(ctx context.Context) (pooled, error) {
 // closedPool is the text of the error of a closed pool. redigo has no variable for it.
 const closedPool = "redigo: get on closed pool"
 
-// getContext is pool.GetContext without its panic: if ctx ends while the call waits, redigo sends
-// to a channel that Close of the pool closes. It holds no lock then.
+// getContext is pool.GetContext without its panic: if ctx ends while the call waits, redigo (as of 1.9.3) sends
+// to a channel that Close of the pool closes. It holds no lock then. With a redigo that does not, getContext may go.
 func getContext(ctx context.Context, pool *redis.Pool) (conn redis.Conn, err error) {
 	defer func() {
 		if ctx.Err() == nil {

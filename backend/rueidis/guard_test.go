@@ -225,10 +225,7 @@ func TestCloseAwaitsCallsLeftBehind(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				cancel()
 				c.client.Do(ctx, ping)
-				go func() {
-					time.Sleep(hangs)
-					client.answers <- nil
-				}()
+				go func() { time.Sleep(hangs); client.answers <- nil }()
 				synctest.Wait()
 				start := time.Now()
 				require.NoError(t, rediscore.New(c).Close())
@@ -278,10 +275,7 @@ var allCalls = map[string]lockCall{
 		_, err := l.Release(ctx, "k", "Release")
 		return err
 	},
-	"Inspect": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Inspect(ctx, "k")
-		return err
-	},
+	"Inspect": func(ctx context.Context, l *rediscore.Locker) error { _, err := l.Inspect(ctx, "k"); return err },
 	"Vote": func(ctx context.Context, l *rediscore.Locker) error {
 		_, err := l.Vote(ctx, "k", "Vote", time.Minute, 0)
 		return err
@@ -426,9 +420,6 @@ func patientLocker(t *testing.T, opts ...Option) (*redistest.Server, *wires, *re
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	l := New(client, opts...)
-	t.Cleanup(func() {
-		server.Resume()
-		l.Close()
-	})
+	t.Cleanup(func() { server.Resume(); l.Close() })
 	return server, w, l
 }

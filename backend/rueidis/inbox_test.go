@@ -7,6 +7,7 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -31,23 +32,13 @@ func TestInboxOnAReplica(t *testing.T) {
 	c := newConn(client)
 	l := rediscore.New(c)
 	defer l.Close()
-	_, err = l.TryAcquire(t.Context(), "k", "holder", time.Minute)
-	require.NoError(t, err)
 	c.masters.ranges = []slotRange{{0, 16383, replica.Addr()}}
 	c.masters.since = time.Now().Add(time.Second) // they stay for so long
-	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
-	for _, s := range []*redistest.Server{replica, master} {
-		require.Eventually(t, func() bool {
+	inbox := func(s *redistest.Server) func() bool {
+		return func() bool {
 			channels, err := s.Do("PUBSUB", "SHARDCHANNELS")
 			return err == nil && len(channels.([]any)) == 1
-		}, 30*time.Second, time.Millisecond, "no inbox on %s", s.Addr())
+		}
 	}
-	require.Equal(t, master.Addr(), c.Locate(t.Context(), "k"))
-	_, err = l.Release(t.Context(), "k", "holder")
-	require.NoError(t, err)
-	require.NoError(t, <-granted)
+	adaptertest.HandOver(t, l, inbox(replica), inbox(master), func() bool { return c.Locate(t.Context(), "k") == master.Addr() })
 }

@@ -102,10 +102,7 @@ func newLocker(t *testing.T, option rueidis.ClientOption) *rediscore.Locker {
 func begin(t *testing.T, l *rediscore.Locker, limit time.Duration, call lockCall) <-chan error {
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	go func() {
-		defer cancel()
-		ended <- call(ctx, l)
-	}()
+	go func() { defer cancel(); ended <- call(ctx, l) }()
 	return ended
 }
 

@@ -61,9 +61,7 @@ func TestListenLeavesTheBlockingPool(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	blocked := make(chan error, 1)
-	go func() {
-		blocked <- client.Do(t.Context(), client.B().Blpop().Key("list").Timeout(0).Build()).Error()
-	}()
+	go func() { blocked <- client.Do(t.Context(), client.B().Blpop().Key("list").Timeout(0).Build()).Error() }()
 	require.Eventually(t, func() bool {
 		reply, err := server.Do("INFO", "clients")
 		return err == nil && strings.Contains(reply.(string), "blocked_clients:1")
@@ -122,10 +120,7 @@ func TestDetour(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, attempt.Acquired)
 	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", time.Minute)
-		granted <- err
-	}()
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", time.Minute); granted <- err }()
 	require.Eventually(t, func() bool {
 		reply, err := master.Do("PUBSUB", "CHANNELS")
 		return err == nil && len(reply.([]any)) == 1

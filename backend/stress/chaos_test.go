@@ -35,10 +35,7 @@ var faults = []struct {
 	strike func(c *chaos)
 }{
 	{"", 1, func(c *chaos) { c.wipe("FLUSHALL", func() { c.do("FLUSHALL") }) }},
-	{"", 1, func(c *chaos) {
-		c.add("handed over by script", c.published())
-		c.wipe("restart", c.server.Restart)
-	}},
+	{"", 1, func(c *chaos) { c.add("handed over by script", c.published()); c.wipe("restart", c.server.Restart) }},
 	{"scripts forgotten", 1, func(c *chaos) { c.do("SCRIPT", "FLUSH") }},
 	{"server suspended", 1, func(c *chaos) {
 		c.server.Suspend()
@@ -142,10 +139,7 @@ func (c *chaos) kill(kind string) {
 func (c *chaos) bad(below time.Duration, spoil func(*faultproxy.Proxy)) {
 	p, d := c.proxy(), c.below(below)
 	spoil(p)
-	c.wg.Go(func() {
-		c.sleep(d)
-		c.healed(p)
-	})
+	c.wg.Go(func() { c.sleep(d); c.healed(p) })
 }
 
 func (c *chaos) healed(p *faultproxy.Proxy) {

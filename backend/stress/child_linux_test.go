@@ -157,10 +157,7 @@ func TestSets(t *testing.T) {
 	server, moving := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	for i, lib := range clients.All {
 		o := order{Keys: keys, TTLs: []time.Duration{time.Second}, Library: i, Sets: true}
-		t.Run(lib.Name, func(t *testing.T) {
-			o.Addrs = []string{server.Addr()}
-			runSets(t, o, func() { time.Sleep(pause) })
-		})
+		t.Run(lib.Name, func(t *testing.T) { o.Addrs = []string{server.Addr()}; runSets(t, o, func() { time.Sleep(pause) }) })
 		if i < len(clients.Topologies) {
 			t.Run("Cluster/"+lib.Name, func(t *testing.T) {
 				o.Addrs = moving.Addrs()
@@ -183,10 +180,7 @@ func runSets(t *testing.T, o order, meanwhile func()) {
 	d, ttl := lasts(t, "stress", shortStress), o.TTLs[0]
 	j := newJournal()
 	f, begun, end := newFamily(t, j), time.Now(), time.Now().Add(d)
-	start := func() int {
-		o.Seed = rand.Uint64()
-		return f.start(o)
-	}
+	start := func() int { o.Seed = rand.Uint64(); return f.start(o) }
 	var pids [8]int
 	for i := range pids {
 		pids[i] = start()

@@ -87,6 +87,5 @@
 //
 //	DLOCK_REDIS=1 DLOCK_LONG=majority=2m go test -v -timeout 0 -run TestMajority ./backend/stress
 //
-// TestEarlyRestart shows that the checks see it when servers forget a lease and grant the lock again.
-// TestBrokenLocksAreFound shows what they see of locks in memory that are broken.
+// TestBrokenLocksAreFound shows what the checks see of locks in memory that are broken.
 package stress

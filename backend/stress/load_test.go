@@ -176,10 +176,7 @@ func (l *load) strike(d time.Duration) {
 // settle ends the workers and all that they have left.
 func (l *load) settle() {
 	l.endWork()
-	late := time.AfterFunc(calmLimit, func() {
-		l.t.Errorf("not served:\n%s", strings.Join(l.waiting(), "\n"))
-		l.giveUp()
-	})
+	late := time.AfterFunc(calmLimit, func() { l.t.Errorf("not served:\n%s", strings.Join(l.waiting(), "\n")); l.giveUp() })
 	l.workers.wg.Wait()
 	late.Stop()
 	l.giveUp()
@@ -323,10 +320,7 @@ func (l *load) startNightly() (check func()) {
 			c = c.With(dlock.WithOutage(30*time.Second), dlock.WithTTL(dlock.DefaultTTL), dlock.WithMinHold(10*time.Minute))
 			replicas.Go(func() {
 				sleep(ctx, rand.N(time.Second))
-				err := c.Do(ctx, key, func(context.Context, *dlock.Lease) error {
-					runs.Add(1)
-					return nil
-				})
+				err := c.Do(ctx, key, func(context.Context, *dlock.Lease) error { runs.Add(1); return nil })
 				if err != nil {
 					mu.Lock()
 					defer mu.Unlock()

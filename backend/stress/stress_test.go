@@ -137,10 +137,7 @@ func (r *round) work(seed uint64, d time.Duration) {
 	}
 	awaitChildren := r.chaos.startChildren(r.t, order{Addrs: []string{r.server.Addr()}, Keys: lockKeys, TTLs: lockTTLs, Seed: seed})
 	faults := make(chan struct{})
-	go func() {
-		defer close(faults)
-		r.chaos.run()
-	}()
+	go func() { defer close(faults); r.chaos.run() }()
 	r.awaitMix(d)
 	calm()
 	<-faults

@@ -71,11 +71,7 @@ func (g *workerGroup) connect(owner string, open opener) (*dlock.Client, error) 
 		return nil, err
 	}
 	c := dlock.New(&queued{dlock.Forward{Locker: locker}, g}, dlock.WithFence(true), dlock.WithOwner(owner))
-	g.closers = append(g.closers, func() {
-		c.Close()
-		locker.Close()
-		closeClient()
-	})
+	g.closers = append(g.closers, func() { c.Close(); locker.Close(); closeClient() })
 	return c, nil
 }
 

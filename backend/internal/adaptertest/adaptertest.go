@@ -65,10 +65,7 @@ func Run(t *testing.T, a Adapter) {
 		"Scan":                        scan,
 		"ListenEndsWithTheConnection": listenEndsWithTheConnection,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, a)
-		})
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, a) })
 	}
 }
 
@@ -114,6 +111,21 @@ func take(t testing.TB, l *rediscore.Locker, key, token string) dlock.Attempt {
 	return attempt
 }
 
+// HandOver has a token wait for the key "k", which another holds, until each condition has become true. Then it is released.
+func HandOver(t *testing.T, l *rediscore.Locker, until ...func() bool) {
+	t.Helper()
+	take(t, l, "k", "holder")
+	granted := make(chan error, 1)
+	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", ttl); granted <- err }()
+	for n, condition := range until {
+		require.Eventually(t, condition, patient, time.Millisecond, "condition %d", n)
+	}
+	held, err := l.Release(t.Context(), "k", "holder")
+	require.NoError(t, err)
+	require.True(t, held)
+	require.NoError(t, <-granted)
+}
+
 // A call is a call of a Locker, with key "k" and token "t". It reports whether the token holds the key, or
 // has held it until then.
 type call struct {
@@ -125,10 +137,7 @@ type call struct {
 func calls(t testing.TB, l *rediscore.Locker) []call {
 	ctx := t.Context()
 	return []call{
-		{"TryAcquire", func() (bool, error) {
-			a, err := l.TryAcquire(ctx, "k", "t", ttl)
-			return a.Acquired, err
-		}},
+		{"TryAcquire", func() (bool, error) { a, err := l.TryAcquire(ctx, "k", "t", ttl); return a.Acquired, err }},
 		{"TryAcquireSet", func() (bool, error) {
 			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}, {Key: "l", Token: "t", TTL: ttl}})
 			return err == nil && attempts[1].Acquired, err
@@ -141,10 +150,7 @@ func calls(t testing.TB, l *rediscore.Locker) []call {
 			}
 			return results[0].Held, results[0].Err
 		}},
-		{"Inspect", func() (bool, error) {
-			h, err := l.Inspect(ctx, "k")
-			return h.Held, err
-		}},
+		{"Inspect", func() (bool, error) { h, err := l.Inspect(ctx, "k"); return h.Held, err }},
 		{"Release", func() (bool, error) { return l.Release(ctx, "k", "t") }},
 	}
 }
@@ -164,17 +170,7 @@ func (a Adapter) onMiniredis(t *testing.T) {
 	l := rediscore.New(a.Dial.must(t, Settings{Addrs: []string{server.Addr()}, Timeout: patient}))
 	requireCalls(t, l, func() {}) // EVALSHA, and EVAL where the script is not known
 	requireCalls(t, l, func() {})
-	take(t, l, "k", "holder")
-	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "k", "waiter", ttl)
-		granted <- err
-	}()
-	require.Eventually(t, func() bool { return len(server.PubSubChannels("*")) == 1 }, patient, time.Millisecond)
-	held, err := l.Release(t.Context(), "k", "holder")
-	require.NoError(t, err)
-	require.True(t, held)
-	require.NoError(t, <-granted)
+	HandOver(t, l, func() bool { return len(server.PubSubChannels("*")) == 1 })
 	require.NoError(t, l.Close())
 }
 

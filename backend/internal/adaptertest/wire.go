@@ -183,9 +183,7 @@ func start(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inb
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inbox{t, cancel, make(chan rediscore.Event, 10), make(chan error, 1)}
 	t.Cleanup(cancel)
-	go func() {
-		i.ended <- conn.Listen(ctx, channel, sharded, func(e rediscore.Event) { i.events <- e })
-	}()
+	go func() { i.ended <- conn.Listen(ctx, channel, sharded, func(e rediscore.Event) { i.events <- e }) }()
 	return i
 }
 
