@@ -50,7 +50,7 @@
 // # When a job is due
 //
 // Replicas do not start a job at the same instant, and their clocks differ. So each run is for an
-// instant of the schedule, its due, which all of them know. The replica whose clock is ahead runs a
+// instant of the schedule: its due time, which all replicas agree on. The replica whose clock is ahead runs a
 // period first, and the others find it done. Clocks may differ by half a period, or by 8 minutes if
 // the period is at most two minutes: the mark is still there when the last replica asks.
 //
