@@ -113,8 +113,8 @@ type Acquirer interface {
 	Acquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 }
 
-// A BatchRenewer is a [Locker] that renews many leases in one round trip. It is taken to combine other
-// calls that are in flight at the same time, too: [Client.AcquireAll] makes all of its calls at once.
+// A BatchRenewer is a [Locker] that renews many leases in one round trip. The Client assumes
+// that it also combines other calls that are in flight at the same time: [Client.AcquireAll] makes all of its calls at once.
 type BatchRenewer interface {
 	// RenewBatch does what Renew does for each element of batch, independently of the others,
 	// and returns the results in the order of the batch. If a lease appears twice, the

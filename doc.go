@@ -1,10 +1,93 @@
 // Package dlock is a distributed lock: one holder at a time among any number of processes.
 // The processes share a store, such as a Redis server, that keeps the lock.
 //
-//	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner())) // or another backend
-//	err := client.Do(ctx, "order:1234", func(ctx context.Context, lease *dlock.Lease) error {
-//		return handle(ctx, order)
+//	locks := dlock.New(goredis.New(rdb), dlock.WithMaxWait(2*time.Second)) // one for each process
+//	err := locks.Do(ctx, "order:1234", func(ctx context.Context, lease *dlock.Lease) error {
+//		return handle(ctx, order) // ctx ends when the lock is lost
 //	})
+//	switch {
+//	case errors.Is(err, dlock.ErrHeld): // another has the lock
+//	case errors.Is(err, dlock.ErrLost): // the work began, and another may have begun it too
+//	case err != nil: // the store or the work failed
+//	}
+//
+// [Client.Do] waits for the lock, renews its lease while the function runs, and releases it.
+// [Client.Acquire], [Lease.Context] and [Lease.Release] do the same for work that does not fit into a
+// function. [Client.TryAcquire] does not wait, and [Client.DoAll] takes several keys.
+//
+// While the store keeps its data, nobody else is granted the lock before the holder's deadline, and the
+// holder learns of a loss by then. A process that was paused may still write later: if two holders at
+// once would cost money, write in transactions of package fence. The backends are the packages below
+// backend: goredis, rueidis, redigo, redlock, and memory for tests.
+//
+// # Options
+//
+// All options are for [New] and [Client.With]. The defaults suit background work: Acquire waits without
+// a limit, and the lease is renewed until its release.
+//
+//	option          default   use it for
+//	WithTTL         30 s      how long the key of a dead holder stays taken, such as that of a leader,
+//	                          and how long an outage a lease survives: two thirds of it
+//	WithMaxWait     no limit  a request of a user: 2 s [Http]; 0 is one attempt
+//	WithOutage      0         work that must not be skipped: longer than a failover
+//	WithOwner       none      every service: WithOwner(HostOwner()) shows others who holds a key
+//	WithObserver    none      every service: metrics, traces, logs [NewLogObserver]
+//	WithFence       false     writes that cost money if done twice [Fence]
+//	WithMaxHold     0: none   work that may hang; an operator calls Break [Client.Break]
+//	WithMinHold     0         a job that several machines start, and one does; a form that is sent twice [Form]
+//	WithRenewal     true      false: work of known length, which must end within the TTL
+//	WithTTLFrom     none      the same, with a TTL for each key [package learn]
+//	WithLocalTurns  1         8: many goroutines of a process, one key
+//	WithBackoff     50–250 ms a store without a queue, where each poll costs money
+//
+// Some jobs need more than an option. The examples in brackets, here and above, show how.
+//
+//	the job                                 what to use
+//	a scheduled job, on several machines    package once
+//	a leader                                package election
+//	at most N callers at a time             package semaphore
+//	several keys at once                    DoAll or AcquireAll [Client.DoAll]
+//	one computes, the others use its result Do, and a second look [Stampede]
+//	a later process continues the work      Lease.Detach and Client.Adopt [Successor]
+//	requests during an outage               a breaker around the backend [package breaker]
+//	leases that survive a failover          rediscore.WithReplicas
+//	a program in a shell or in cron         the command dlock run
+//	a test that loses its lock              memory.Locker.Steal [Loss]
+//
+// # Errors
+//
+// Test for them with [errors.Is], in this order.
+//
+//	the error matches     what has happened                          what to do
+//	the error of ctx      ctx has ended; the text says more          nothing: nobody listens any more
+//	ErrHeld               another holds the key                      answer 409, or try later
+//	ErrUnavailable        the store did not answer                   answer 503; the outcome is unknown
+//	ErrLost               the lease has ended, perhaps in the work   stop; if a fenced write was accepted,
+//	                                                                 it is done: do not repeat it
+//	ErrNested             the caller holds the key already           correct the program
+//	ErrInvalid            an argument, an option or a right          correct it: the text names it
+//	ErrReleased           the lease was released or detached         correct the order of the calls
+//	ErrClosed             the Client or its backend is closed        see "What to close"
+//	none of them          the store refused (wrong password, no      answer 503; look up the text in
+//	                      memory) or failed, or the work failed      docs/operations.md
+//
+// To find a wrong password at the start of a service, inspect any key [Start].
+//
+// # What to close
+//
+// Close in this order, and only what the process has made. Each needs what comes after it.
+//
+//	the work, such as an HTTP server    with its own Shutdown: it waits for requests under way
+//	the Client                          Shutdown or Close; this closes those made by With, too
+//	the Locker of package redlock       Close
+//	the Lockers of Redis                Close
+//	the client library of Redis         with its own Close, if nobody else uses it
+//
+// There is nothing to close in the packages memory, breaker and learn, nor in an Observer. A
+// registration of RegisterStats in observe/otel is unregistered. A process that ends after one job
+// also closes its Client: otherwise the releases that are owed are not sent, and [WithMinHold] may
+// not be kept. See the example Close of package goredis for a program, and its example Shutdown for
+// a service.
 //
 // # Terms
 //
@@ -63,17 +146,22 @@
 //     [ErrLost].
 //   - [Lease.Fence] rises with each grant of a key, if the store has fences.
 //   - [errors.Is] distinguishes a lock that is held, a lease that was lost, a call that
-//     was cancelled or invalid, and a store that did not answer ([ErrUnavailable]). To find a
-//     wrong password at the start of a service, inspect any key: see the example Start.
+//     was cancelled or invalid, and a store that did not answer ([ErrUnavailable]).
 //
 // # Limits
 //
 // A holder may be paused at any instant, by its garbage collector, its machine or its network.
 // When it continues, its lease may have been lost long ago, and it may write before it checks. A
 // write that it had already sent may arrive late. A store may also forget a lock: a server may
-// crash before it saves, or a replica may be promoted without the last writes. If two holders at
-// once would be costly, write in transactions that package fence begins. The database then
-// refuses a smaller fence, and an equal fence of another lease. See [WithFence] and the example Fence.
+// crash before it saves, or a replica may be promoted without the last writes. Without fences, a lock
+// makes double work rare, not impossible.
+//
+// If two holders at once would cost money, write in transactions that package fence begins, on PostgreSQL,
+// MySQL, MariaDB or SQLite. A table remembers the fence of the last holder and a hash of its token. The
+// database refuses a smaller fence, and an equal fence of another lease: then another process has had the
+// lock. Its answer counts, also after [ErrLost]: a write that it has accepted is done, and a second try
+// would do it twice. Once a holder's successor has written, the holder's late writes are refused, however
+// long it was paused. See [WithFence] and the example Fence.
 //
 // While a master is replaced, some stores let two masters grant the same key. Redis with Sentinel or in a
 // cluster is such a store, unless leases wait for replicas. The fences of its new master are larger, so its
@@ -94,6 +182,12 @@
 // later than the end of the lease in the store. To allow for clocks that run at different
 // speeds, 1 % of the TTL and 2 ms are subtracted. Requests contain durations, not times of
 // day, so clocks need not be synchronized.
+//
+// A lease is renewed when a third of its TTL has passed. So two thirds remain when an outage begins, and the
+// lease survives if the store is back in time for one renewal. With renewals at half of the TTL, it would
+// survive only half a TTL. Two renewals for each TTL instead of three would save little, since renewals travel
+// in batches. After a wait, the first TTL is at most 5 s, or the MinHold if that is longer, and the first renewal follows
+// 0.1 s after the grant: if the waiter has died unnoticed, the key is soon free.
 //
 // A process has two clocks. The wall clock shows the date, and can be set. The monotonic
 // clock cannot be set, and stops while the machine is suspended. A lease ends when either
@@ -138,53 +232,6 @@
 // [Client.Stats] says how many leases and waiters there are now, and how many calls wait for the store.
 // Waiting for the store is never silent: see [StoreWaitInfo]. Do not count events for that: some
 // may be dropped.
-//
-// # Options for a job
-//
-// The defaults suit background work: Acquire waits without a limit, and the lease is renewed until
-// its release. Each job changes a few of them. The examples in brackets show how.
-//
-//	the job                             what to use
-//	a request of a user                 WithMaxWait(2*time.Second) [Http]
-//	a job by the clock, on several      package once
-//	machines
-//	other work that several machines    WithMinHold, longer than the time between their starts
-//	start, and one does
-//	other work that must not be         WithOutage, longer than a failover
-//	skipped in a failover
-//	a limited number of workers         package semaphore
-//	a leader                            WithTTL: how long a dead leader blocks [package election]
-//	one attempt                         TryAcquire, or WithMaxWait(0) for Do [Client.TryAcquire]
-//	writes that cost money if           WithFence(true), and package fence for each write [Fence];
-//	done twice                          on Redis with replicas also rediscore.WithReplicas
-//	work that may hang                  WithMaxHold; an operator calls Break [Client.Break]
-//	work that a successor continues     Lease.Detach and Client.Adopt [Successor]
-//	work of known length                WithRenewal(false), WithTTL, WithTTLFrom [package learn]
-//	several keys at once                DoAll or AcquireAll [Client.AcquireAll]
-//	many goroutines, one key            WithLocalTurns(8)
-//	a store without a queue, where      WithBackoff
-//	each poll costs money
-//	requests during an outage           a breaker around the backend [package breaker]
-//	every service                       WithOwner(HostOwner()), WithObserver [NewLogObserver]
-//
-// [WithTTL] decides two things: how long the key of a dead holder stays taken, and how long an
-// outage a lease survives, which is two thirds of it.
-//
-// # What to close
-//
-// Close in this order, and only what the process has made. Each needs what comes after it.
-//
-//	the work, such as an HTTP server    with its own Shutdown: it waits for requests under way
-//	the Client                          Shutdown or Close; this closes those made by With, too
-//	the Locker of package redlock       Close
-//	the Lockers of Redis                Close
-//	the client library of Redis         with its own Close, if nobody else uses it
-//
-// There is nothing to close in the packages memory, breaker and learn, nor in an Observer. A
-// registration of RegisterStats in observe/otel is unregistered. A process that ends after one job
-// also closes its Client: otherwise the releases that are owed are not sent, and [WithMinHold] may
-// not be kept. See the example Close of package goredis for a program, and its example Shutdown for
-// a service.
 //
 // # For authors of backends
 //

@@ -417,3 +417,82 @@ func ExampleClient_Stats() {
 	// {"Leases":1,"Waiters":0,"StoreWaiters":0,"ReleasesOwed":0,"ReleasesDropped":0,"NestedWaits":0,"WaitsWithoutInbox":0,"Lost":0,"RenewalsFailed":0,"EventsDropped":0}
 	// leases after the release: 0
 }
+
+// A form is sent twice: by a double click, and again when the first request has long been answered. The lock
+// keeps requests apart that come at the same time. The number of the form, stored with the result,
+// recognizes those that come later.
+func Example_form() {
+	locks := dlock.New(memory.New(), dlock.WithMaxWait(2*time.Second))
+	defer locks.Close()
+	ctx := context.Background()
+	results := make(map[string]string) // stands for a table whose primary key is the number of the form
+	// submit gets the number that the form was shown with, in a hidden field.
+	submit := func(ctx context.Context, id string) (result string, err error) {
+		err = locks.Do(ctx, "form:"+id, func(ctx context.Context, _ *dlock.Lease) error {
+			if result = results[id]; result != "" {
+				return nil // sent before: the answer is the same
+			}
+			fmt.Println("booking")
+			result = "seat 12"
+			results[id] = result // in the transaction that books
+			return ctx.Err()
+		})
+		return result, err
+	}
+	var clicks sync.WaitGroup
+	for range 2 {
+		clicks.Go(func() { _, _ = submit(ctx, "f81d4fae") })
+	}
+	clicks.Wait()
+	fmt.Println(submit(ctx, "f81d4fae"))
+
+	// Where nothing can store a result, as for a mail, MinHold keeps the key for a minute after the grant.
+	once := locks.With(dlock.WithMinHold(time.Minute), dlock.WithMaxWait(0))
+	for range 2 {
+		err := once.Do(ctx, "mail:f81d4fae", func(context.Context, *dlock.Lease) error {
+			fmt.Println("sending the mail")
+			return nil
+		})
+		fmt.Println("sent before:", errors.Is(err, dlock.ErrHeld))
+	}
+	// Output:
+	// booking
+	// seat 12 <nil>
+	// sending the mail
+	// sent before: false
+	// sent before: true
+}
+
+// Many requests need a value that takes long to compute. One computes it, and the others wait for its result:
+// each looks into the cache a second time when it has the lock.
+func Example_stampede() {
+	locks := dlock.New(memory.New(), dlock.WithLocalTurns(8))
+	defer locks.Close()
+	var cache sync.Map // stands for a cache that all processes share
+	price := func(ctx context.Context, item string) (value any, err error) {
+		if value, ok := cache.Load(item); ok {
+			return value, nil
+		}
+		err = locks.Do(ctx, "price:"+item, func(ctx context.Context, _ *dlock.Lease) error {
+			if cached, ok := cache.Load(item); ok { // computed while this caller waited
+				value = cached
+				return nil
+			}
+			fmt.Println("computing")
+			value = 42
+			cache.Store(item, value)
+			return ctx.Err()
+		})
+		return value, err
+	}
+	var requests sync.WaitGroup
+	for range 20 {
+		requests.Go(func() {
+			if value, err := price(context.Background(), "tea"); value != 42 || err != nil {
+				fmt.Println(value, err)
+			}
+		})
+	}
+	requests.Wait()
+	// Output: computing
+}

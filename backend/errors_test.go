@@ -24,11 +24,11 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-const errorsPage = "../docs/errors.md"
+const errorsPage = "../docs/operations.md"
 
-var writeErrors = flag.Bool("write-errors", false, "TestErrorsPage writes the tables of docs/errors.md")
+var writeErrors = flag.Bool("write-errors", false, "TestErrorsPage writes the table of docs/operations.md")
 
-// A pageCall is a call of the tables: a row. It is prepared while the store answers. Each has a key
+// A pageCall is a call of the table. It is prepared while the store answers. Each has a key
 // of its own.
 type pageCall struct {
 	name    string
@@ -140,28 +140,28 @@ func adoptIt(t *testing.T, c *dlock.Client, key string) func(context.Context) er
 	return func(ctx context.Context) error { _, err := c.Adopt(ctx, d); return err }
 }
 
-// pageFaults are what happens to a server: a table for each.
+// pageFaults are what happens to a server.
 var pageFaults = []struct {
 	name    string
-	table   string // if not that of the name
+	server  string // what the table says of it
 	answers bool   // it refuses calls; the others give no answer
 	since7  bool   // older servers do not do it
 	user    string
 	strike  func(t *testing.T, s *redistest.Server)
 }{
-	{name: "stopped", strike: func(_ *testing.T, s *redistest.Server) { s.Suspend() }},
-	{name: "killed", strike: func(_ *testing.T, s *redistest.Server) { s.Kill() }},
-	{name: "full", answers: true, strike: fill},
-	{name: "replicas", answers: true, since7: true, strike: isolate},
-	{name: "disk", table: "replicas", answers: true, strike: breakDisk},
-	{name: "busy", answers: true, strike: occupy},
-	{name: "password", answers: true, user: "nobody", strike: func(*testing.T, *redistest.Server) {}},
+	{name: "stopped", server: "hangs", strike: func(_ *testing.T, s *redistest.Server) { s.Suspend() }},
+	{name: "killed", server: "is away", strike: func(_ *testing.T, s *redistest.Server) { s.Kill() }},
+	{name: "full", server: "is full", answers: true, strike: fill},
+	{name: "replicas", server: "takes no writes", answers: true, since7: true, strike: isolate},
+	{name: "disk", server: "takes no writes", answers: true, strike: breakDisk},
+	{name: "busy", server: "is busy", answers: true, strike: occupy},
+	{name: "password", server: "refuses the password", answers: true, user: "nobody", strike: func(*testing.T, *redistest.Server) {}},
 }
 
-// TestErrorsPage makes every call of docs/errors.md with a server that fails, through each client
-// library, and compares what the errors match with the tables. It prints how long the calls took, and
+// TestErrorsPage makes every call of the table in docs/operations.md with a server that fails, through each client
+// library, and compares what the errors match with the table. It prints how long the calls took, and
 // sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
-// if DLOCK_LONG has adapters. To write the tables again, with go-redis 9.17 or newer:
+// if DLOCK_LONG has adapters. To write the table again, with go-redis 9.17 or newer:
 //
 //	DLOCK_REDIS=1 go test ./backend -run TestErrorsPage -write-errors
 func TestErrorsPage(t *testing.T) {
@@ -242,7 +242,7 @@ func TestErrorsPage(t *testing.T) {
 				done.Wait()
 				mu.Lock()
 				defer mu.Unlock()
-				text = checkTable(t, text, cmp.Or(fault.table, fault.name), cells, all)
+				text = checkTable(t, text, fault.server, cells, all)
 			})
 		}
 	})
@@ -280,39 +280,63 @@ func (c pageCell) says() string {
 	return "another error"
 }
 
-// checkTable compares a table of the page with what was found, and returns the page with that.
-func checkTable(t *testing.T, page, fault string, cells [][]pageCell, all bool) string {
-	var lines []string
+// others are the calls that share a line with many.
+const others = "all other calls"
+
+// checkTable compares the lines of the table about a fault with what was found, and returns the page with that. Calls
+// that end alike share a line.
+func checkTable(t *testing.T, page, server string, cells [][]pageCell, all bool) string {
+	head, rest, begins := strings.Cut(page, "<!-- calls -->\n")
+	table, tail, ends := strings.Cut(rest, "<!-- end -->")
+	require.True(t, begins && ends, "the page has no table of calls")
+	old := make(map[string]string) // how calls end
+	for _, line := range regexp.MustCompile(`(?m)^\| `+server+` \| (.*?) (\|.*)$`).FindAllStringSubmatch(table, -1) {
+		for _, call := range strings.Split(line[1], "; ") {
+			old[call] = line[2]
+		}
+	}
+	var order []string
+	calls := make(map[string][]string) // by how they end
 	for i, row := range cells {
 		if row == nil {
 			continue
 		}
-		line := "| " + pageCalls[i].name + " |"
+		name, end := pageCalls[i].name, "|"
 		for j, cell := range row {
-			t.Logf("%s, %s, after %v: %v", clients.All[j].Name, pageCalls[i].name, cell.took.Round(time.Millisecond), cell.err)
-			line += fmt.Sprintf(" %s, %.1f s |", cell.says(), cell.took.Seconds())
+			t.Logf("%s, %s, after %v: %v", clients.All[j].Name, name, cell.took.Round(time.Millisecond), cell.err)
+			end += fmt.Sprintf(" %s, %.1f s |", cell.says(), cell.took.Seconds())
 			requireText(t, cell)
 		}
-		lines = append(lines, line)
+		if calls[end] == nil {
+			order = append(order, end)
+		}
+		calls[end] = append(calls[end], name)
+		if !*writeErrors {
+			assert.Equal(t, withoutTimes(cmp.Or(old[name], old[others])), withoutTimes(end), "%s while the server %s: see TestErrorsPage", name, server)
+		}
+		delete(old, name)
 	}
-	begin, end := "<!-- "+fault+" -->\n", "<!-- end -->"
-	head, rest, found := strings.Cut(page, begin)
-	require.True(t, found, "the page has no %s", begin)
-	old, tail, found := strings.Cut(rest, end)
-	require.True(t, found)
-	if *writeErrors {
-		header := strings.Join(strings.SplitAfterN(old, "\n", 3)[:2], "")
-		return head + begin + header + strings.Join(lines, "\n") + "\n" + end + tail
+	delete(old, others)
+	if !*writeErrors {
+		assert.False(t, all && len(old) > 0, "the table has calls that were not made while the server %s: %v", server, old)
+		return page
 	}
-	times := regexp.MustCompile(`, [0-9.]+ s \|`)
-	old = times.ReplaceAllString(old, " |")
-	for _, line := range lines {
-		assert.Contains(t, old, times.ReplaceAllString(line, " |")+"\n", "the table of %s in docs/errors.md; see TestErrorsPage", fault)
+	lines := regexp.MustCompile(`(?m)(^\| ` + server + ` \| .*\n)+`)
+	var found string
+	for _, end := range order {
+		names := strings.Join(calls[end], "; ")
+		if len(calls[end]) > 2*len(order) {
+			names = others
+		}
+		found += "| " + server + " | " + names + " " + end + "\n"
 	}
-	if all {
-		assert.Equal(t, len(lines)+2, strings.Count(old, "\n"), "lines of the table of %s in docs/errors.md", fault)
-	}
-	return page
+	require.Len(t, lines.FindAllString(table, -1), 1, "the table has no lines, or lines in two places, of a server that %s", server)
+	table = lines.ReplaceAllLiteralString(table, found)
+	return head + "<!-- calls -->\n" + table + "<!-- end -->" + tail
+}
+
+func withoutTimes(cells string) string {
+	return regexp.MustCompile(`, [0-9.]+ s \|`).ReplaceAllString(cells, " |")
 }
 
 // requireText checks what every error says.

@@ -34,6 +34,11 @@ const contractIntroduction = `# The contract of a Locker
 What a backend promises. The case of that name in the [conformance suite](../conformance) checks each
 clause. The [package documentation](../doc.go) explains the words.
 
+**The short path.** These clauses make a lock, and a new backend makes them pass first: Exclusion, HeldIsUntouched and
+SameTokenAgain; RenewExtends, RenewNeverShortens, RenewByStranger and RenewAfterExpiry; ReleaseFrees, ReleaseByStranger
+and ReleaseAfterExpiry; Expiry and NotBefore. Then come FenceRises, NoEffect and LostReply: what a holder may rely on when
+something fails. The others follow.
+
 A backend may lack a queue, fences (each is 0), BatchRenewer, SetAcquirer or Inspector. The suite finds out, or the
 Harness says so, and it skips these cases with the reason. Nothing else is optional.
 

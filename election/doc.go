@@ -58,7 +58,7 @@
 // as well if they would cost money.
 //
 // End the process if lead is still at work a tenth of a second after the deadline, or after a loss
-// that the store has told. With a TTL of 10 s or more nobody else leads so soon after a deadline,
+// that the store has reported. With a TTL of 10 s or more nobody else leads so soon after a deadline,
 // since it lies a hundredth of the TTL before the end of the lease. This goes first into lead:
 //
 //	returned := make(chan struct{})

@@ -2,7 +2,7 @@
 //
 // A process can be stopped for longer than its lease lasts, by its garbage collector, its machine or
 // its network. When it goes on, another process has the lock, and the first does not know yet. Its
-// writes arrive all the same. Only the resource that it writes to can refuse them. So each write
+// writes still arrive. Only the resource that it writes to can refuse them. So each write
 // carries a [Stamp] of its lease, and the resource remembers the latest Stamp that it has accepted.
 //
 // # A fenced write

@@ -20,7 +20,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// The steps of docs/coming-from-redsync.md, which quotes them. A stepN works under the lock
+// The steps of docs/coming-from.md, which quotes them. A stepN works under the lock
 // of an order, as one version of a service does.
 
 func newRedsync(rdb *redis.Client) *redsync.Redsync {

@@ -16,7 +16,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// What docs/coming-from-redislock.md quotes: a service with redislock or rueidislock. The steps
+// What docs/coming-from.md quotes: a service with redislock or rueidislock. The steps
 // after them are those of migration_test.go.
 
 func newRedislock(rdb *redis.Client) *redislock.Client {

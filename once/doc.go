@@ -40,9 +40,10 @@
 // A period is run at least once, if the store is there and a replica succeeds. It is run twice only
 // if a run was interrupted before it was marked as done (its process died, it lost its lease, or
 // the store was away after the work, for longer than 10 s and the rest of the lease, or full until
-// the end of the period), or if the store has forgotten the mark. With [AtMostOnce] the mark comes before the work. No
-// package offers exactly once. If a second run would be costly, fence the writes: send
-// [dlock.Lease.Fence] along. It rises from run to run.
+// the end of the period), or if the store has forgotten the mark. If the store loses its data while a
+// job runs, two runs may overlap for up to a third of the TTL. A period is missed if the store is away
+// for all of it. With [AtMostOnce] the mark comes before the work. No package offers exactly once. If a
+// second run would be costly, fence the writes: send [dlock.Lease.Fence] along. It rises from run to run.
 //
 // A job succeeds if it returns nil, and only then. When its ctx ends, it must stop, and return an
 // error if there was work left.
@@ -50,7 +51,7 @@
 // # When a job is due
 //
 // Replicas do not start a job at the same instant, and their clocks differ. So each run is for an
-// instant of the schedule, its due, which all of them know. The replica whose clock is ahead runs a
+// instant of the schedule: its due time, which all replicas agree on. The replica whose clock is ahead runs a
 // period first, and the others find it done. Clocks may differ by half a period, or by 8 minutes if
 // the period is at most two minutes: the mark is still there when the last replica asks.
 //

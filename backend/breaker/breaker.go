@@ -1,7 +1,15 @@
 // Package breaker is a circuit breaker around a [dlock.Locker]: while the store is away,
 // acquisitions fail at once instead of hanging.
 //
-//	locks := dlock.New(breaker.New(goredis.New(client)))
+//	store := breaker.New(goredis.New(rdb), breaker.OnChange(func(s breaker.State) {
+//		slog.Warn("locks", "open", s.Open, "error", s.Err)
+//	}))
+//	locks := dlock.New(store, dlock.WithMaxWait(2*time.Second))
+//
+// A service that answers requests needs it: without a breaker, each acquisition during an outage waits until the
+// Redis client gives up, and requests pile up. Work that must not be skipped uses [dlock.WithOutage] instead, which
+// keeps trying while a breaker is open. One service can have both, with two Clients on one breaker. There is
+// nothing to close.
 //
 // The breaker opens after five failures in a row (see [WithFailures]). While it is open,
 // TryAcquire, TryAcquireSet and Acquire return an error that matches [dlock.ErrUnavailable]. Nothing is sent,
@@ -26,7 +34,8 @@
 // off. When its ctx ends, it is a failure if it reports that the store was silent by then.
 //
 // One breaker judges one store. In a cluster, a breaker around the whole opens when all of it
-// is away; a single master that is away does not open it while the others answer.
+// is away; a single master that is away does not open it while the others answer. With package redlock, put the
+// breaker around the whole, not around a node.
 //
 // [WithDegradation] grants certain keys in memory while the store is away for long.
 //

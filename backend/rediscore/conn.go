@@ -32,7 +32,7 @@ type Conn interface {
 
 	// EvalAll does the same for several independent calls, in as few round trips as the
 	// library can. The calls may be for different masters; if one of these does not
-	// answer, the calls to the others succeed all the same. EvalAll sets Reply or Err of
+	// answer, the calls to the others succeed anyway. EvalAll sets Reply or Err of
 	// each result; results is as long as calls.
 	EvalAll(ctx context.Context, calls []Call, results []Result)
 

@@ -65,7 +65,7 @@ func TestDelay(t *testing.T) {
 func TestPage(t *testing.T) {
 	all, err := files()
 	require.NoError(t, err)
-	require.Len(t, tables.FindAllString(all["performance.md"], -1), 13)
+	require.Len(t, tables.FindAllString(all["performance.md"], -1), 11)
 	for name, want := range all {
 		if strings.HasSuffix(name, ".svg") {
 			require.NoError(t, xml.Unmarshal([]byte(want), new(struct{})), name)

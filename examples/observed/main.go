@@ -1,5 +1,4 @@
 // Observed is a service that is under load and shows what its locks do: metrics for Prometheus, and spans.
-// See README.md.
 //
 // Usage (in examples/observed of a clone of the repository: this module is not released):
 //
@@ -9,6 +8,16 @@
 //
 //	/metrics  for Prometheus: see dashboard.json for Grafana, and observe/otel/alerts.yml
 //	/spans    the last 200 spans, as JSON; with -spans all are printed, too
+//
+// A few leases of import:all are lost all the time: they are short and not renewed, which is what the alert DlockOverrun is for.
+// dlock watch shows the locks on Redis as they are taken and released.
+//
+// To try an outage: start redis-server --port 6400 --save "" in the background, run this with -backend goredis -redis
+// localhost:6400, and kill the server (every attempt fails at once) or stop it with SIGSTOP (every attempt fails after its
+// time limit). Calls that wait when the server dies go on waiting: those of report:0 and report:1 have no WithMaxWait.
+//
+// For a service of your own, read service.go: a Client with metrics and traces. backends.go has the
+// Redis clients, one of them instrumented without secrets in its spans, and load.go the workers.
 package main
 
 import (

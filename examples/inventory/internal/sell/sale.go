@@ -214,7 +214,7 @@ A holder stopped for longer than its lease of %v, and then went on to write.
 first    fence %d: read the stock, stopped
 second   fence %d: granted when that lease had run out, read the stock
 first    %v
-         wrote all the same
+         wrote anyway
 shop     %s
 second   wrote
 `, ttl, stale.Fence, fresh.Fence, first.Err(), answer)
