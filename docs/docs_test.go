@@ -138,7 +138,7 @@ var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)\n``
 
 // TestQuotes: what pages quote is in the code that is tested. The value is what has such a mark on a page.
 func TestQuotes(t *testing.T) {
-	for page, marked := range map[string]string{"coming-from-redsync.md": "```go", "coming-from-redislock.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
+	for page, marked := range map[string]string{"coming-from.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		found := quoted.FindAllStringSubmatch(string(text), -1)

@@ -468,7 +468,7 @@ func TestReject(t *testing.T) {
 		}
 		return ""
 	})
-	c.gets(resp("one") + resp("two") + resp("three"), "+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
+	c.gets(resp("one")+resp("two")+resp("three"), "+ONE\r\n+EVAL RETURN {ERR = ARGV[1]} 0 ERR NO TWO\r\n+THREE\r\n")
 }
 
 // New connections lead to the new address, and those that are open to the old one.

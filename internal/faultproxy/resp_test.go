@@ -50,7 +50,7 @@ func TestCommandMatches(t *testing.T) {
 func TestSegments(t *testing.T) {
 	f, p, c := rig(t)
 	drop := p.DropReply(Command("get", "two"), Cut)
-	c.gets(resp("GET", "one") + resp("GET", "1") + resp("GET", "two")[:7], "+GET ONE\r\n+GET 1\r\n")
+	c.gets(resp("GET", "one")+resp("GET", "1")+resp("GET", "two")[:7], "+GET ONE\r\n+GET 1\r\n")
 	c.send(resp("GET", "two")[7:] + resp("GET", "three"))
 	await(t, drop.Struck())
 	c.ends()
@@ -62,7 +62,7 @@ func TestSegments(t *testing.T) {
 func TestHoldInAPipeline(t *testing.T) {
 	f, p, c := rig(t)
 	hold := p.Hold(Command("GET", "two"), Stall)
-	c.gets(resp("GET", "one") + resp("GET", "two") + resp("GET", "three"), "+GET ONE\r\n")
+	c.gets(resp("GET", "one")+resp("GET", "two")+resp("GET", "three"), "+GET ONE\r\n")
 	await(t, hold.Struck())
 	require.Equal(t, "GET one", f.next())
 	f.nothing()
@@ -156,7 +156,7 @@ func TestRedis(t *testing.T) {
 	p := start(t, server.Addr())
 	login := func() *caller {
 		c := dial(t, p.Addr())
-		c.gets(resp("AUTH", "secret") + resp("SELECT", "3"), "+OK\r\n+OK\r\n")
+		c.gets(resp("AUTH", "secret")+resp("SELECT", "3"), "+OK\r\n+OK\r\n")
 		return c
 	}
 	get := func(key string) string {
