@@ -1,6 +1,10 @@
 package world
 
-import "github.com/dlock-go/dlock/internal/mutants"
+import (
+	"time"
+
+	"github.com/dlock-go/dlock/internal/mutants"
+)
 
 const (
 	redlockGo = "backend/redlock/redlock.go"
@@ -21,11 +25,44 @@ const aside = `func (v *voting) aside(i int, call func(context.Context, *node)) 
 
 `
 
+// shapes are of plans in which rules show soon that seldom do in others.
+var shapes = map[int]func(*plan){
+	14: func(p *plan) { // leases are adopted when they have ended
+		p.late = false
+		for i := range p.jobs {
+			j := &p.jobs[i]
+			j.Detaches, j.Late, j.Set, j.MinHold = i%2 == 0, i%2 == 0, false, 0
+		}
+	},
+	17: unequalFences,
+	18: func(p *plan) { // votes end before a client knows that its node is away
+		p.ttl = 4 * time.Second
+		r := p.draws("cuts")
+		for _, s := range p.storms {
+			for range 20 {
+				p.faults = append(p.faults, fault{At: s.from + upTo(r, s.to-s.from), Lasts: 7 * time.Second, What: cutsOff, Process: r.IntN(len(p.turns)), Store: r.IntN(p.servers)})
+			}
+		}
+	},
+	15: unequalFences,
+}
+
+// unequalFences lets many requests have no answer, while servers give fences that have to be raised.
+func unequalFences(p *plan) {
+	p.lost = 0.3
+	for i := range p.clocks {
+		p.clocks[i] = time.Duration(i%3) * 1500 * time.Millisecond
+	}
+}
+
 // majorityRows take the rules of docs/redlock.md out: 201 is the first.
 func majorityRows() []row {
 	rule := func(number int, text string, edits ...mutants.Edit) row {
 		r := systems(200+number, text, majority, 200, edits...)
-		r.brief = true
+		r.shape = func(p *plan) { p.brief = true }
+		if shape := shapes[number]; shape != nil {
+			r.shape = func(p *plan) { p.brief = true; shape(p) }
+		}
 		return r
 	}
 	return []row{

@@ -31,8 +31,8 @@ type row struct {
 	seeds  int // of that kind, within which it must be found
 	broken property
 	config *config
-	brief  bool   // it shows in storms
-	clause string // the folder, the test and the name of its check
+	shape  func(*plan) // makes plans like those in which it shows; or nil
+	clause string      // the folder, the test and the name of its check
 }
 
 // A find is what has found a fault: a seed, or the deviations of a schedule.
@@ -411,7 +411,9 @@ func (row) found(t *testing.T, f find) {
 // fails reports whether a system fails.
 func (r row) fails(t *testing.T, seed uint64) bool {
 	p := newPlan(seed)
-	p.brief = r.brief
+	if r.shape != nil {
+		r.shape(p)
+	}
 	result := p.run(t, false)
 	for _, f := range result.failures {
 		t.Logf("seed %d: %s: %s", seed, f.property, f.text)
