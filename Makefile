@@ -26,6 +26,6 @@ release: ## tries the release at the top of the changelog
 check: ## everything that a change must pass (Linux; installs servers with apt)
 	.ci/run
 
-nightly: ## what takes hours, or some of it: make nightly PARTS="stress models"
+nightly: ## what takes hours, or some of it: make nightly PARTS="stress schedules"
 	.ci/setup nightly
 	.ci/nightly $(PARTS)

@@ -16,7 +16,7 @@ var (
 	notCode  = regexp.MustCompile(`(?m)^[ \t]*(//.*|--.*)?$`)
 	typeName = regexp.MustCompile(`(?m)^type \w+|^\t\w+ (struct|interface) \{`)
 	steers   = regexp.MustCompile(`"DLOCK_[A-Z_]+"`)
-	shows    = regexp.MustCompile(`(^|/)(conformance|examples?|benchmarks|interop|internal/(sim|history|faultproxy|mutants|bubble|\w*test|freeport|\w*model|modelcheck|release)|backend/internal/\w+test)(/|_)`)
+	shows    = regexp.MustCompile(`(^|/)(conformance|examples?|benchmarks|interop|internal/(sim|history|faultproxy|mutants|bubble|\w*test|freeport|release)|backend/internal/\w+test)(/|_)`)
 )
 
 // sizes returns for each folder the code of the product, and of what tests or shows it, without blank lines and
