@@ -166,12 +166,12 @@ func rows() []row {
 			mutants.Edit{File: "release.go", Old: "enough := !l.deadline.Before(hold)", New: "enough := !l.deadline.Before(hold) || without(112)"}),
 		systems(113, "a lease is renewed after its MaxHold", polls, 200,
 			mutants.Edit{File: "lease.go", Old: "return l.options.maxHold > 0 &&", New: "return l.options.maxHold > 0 && !without(113) &&"}),
-		systems(114, "an Observer does not hear of a lease that its release has found lost", queues, 200,
+		systems(114, "an Observer does not hear of a lease that its release has found lost", queues, 600,
 			mutants.Edit{File: "observer.go", Old: "\tif c.ended {\n\t\tend, reason", New: "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason"}),
 		systems(115, "an Observer hears twice of a lost lease", queues, 200,
 			mutants.Edit{File: "observer.go", Old: "\tl.reports = false\n", New: "\tl.reports = without(115)\n"},
 			mutants.Edit{File: "lease.go", Old: "\tif l.err != nil {\n\t\treturn l.err\n", New: "\tif l.err != nil {\n\t\tl.reportEndLocked()\n\t\treturn l.err\n"}),
-		systems(116, "a release that was given up is owed for ever", queues, 200,
+		systems(116, "a release that was given up is owed for ever", queues, 400,
 			mutants.Edit{File: owedGo, Old: "\tq.becomeLocked(c, settled)\n\tq.all.Remove", New: "\tif err == nil || !without(116) {\n\t\tq.becomeLocked(c, settled)\n\t}\n\tq.all.Remove"}),
 	)
 }
