@@ -31,15 +31,12 @@ func TestSlotMoves(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := sim.NewCluster(3, 0)
 		var trips []*sim.Server
-		conn := sim.Dial(c.Nodes[0], func(trip sim.Trip) sim.Fate {
+		l, _ := dialWith(t, c.Nodes[0], func(trip sim.Trip) sim.Fate {
 			if trip.Calls != nil {
 				trips = append(trips, trip.To)
 			}
 			return sim.Fate{}
 		})
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
 		from, to := c.MasterOf("k"), other(c, "k")
 		reaches := func(want ...*sim.Server) {
 			t.Helper()
@@ -83,12 +80,9 @@ func TestSlotMoves(t *testing.T) {
 func TestBatchOnCluster(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := sim.NewCluster(3, 0)
-		conn := sim.Dial(c.Nodes[0], func(trip sim.Trip) sim.Fate {
+		l, _ := dialWith(t, c.Nodes[0], func(trip sim.Trip) sim.Fate {
 			return sim.Fate{Request: sim.Leg{Delay: time.Duration(1+slices.Index(c.Nodes, trip.To)) * ms}}
 		})
-		defer conn.Close()
-		l := rediscore.New(conn)
-		defer l.Close()
 		var batch []dlock.Renewal
 		for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
 			batch = append(batch, dlock.Renewal{Key: key, Token: "A", TTL: time.Minute})

@@ -39,7 +39,7 @@ func inNetwork(t *testing.T, test func(n *network)) {
 
 // client returns one more client. It is closed when the test ends.
 func (n *network) client() (*rediscore.Locker, *sim.Conn) {
-	conn := sim.Dial(n.server, func(trip sim.Trip) sim.Fate {
+	return dialWith(n.T, n.server, func(trip sim.Trip) sim.Fate {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if n.fate == nil {
@@ -47,12 +47,6 @@ func (n *network) client() (*rediscore.Locker, *sim.Conn) {
 		}
 		return n.fate(trip)
 	})
-	l := rediscore.New(conn)
-	n.Cleanup(func() {
-		l.Close()
-		conn.Close()
-	})
-	return l, conn
 }
 
 func (n *network) holder(key string) string {

@@ -21,7 +21,11 @@ const ms = time.Millisecond
 
 // dial returns one more client, with a network that takes no time.
 func dial(t *testing.T, s *sim.Server, opts ...rediscore.Option) (*rediscore.Locker, *sim.Conn) {
-	conn := sim.Dial(s, nil)
+	return dialWith(t, s, nil, opts...)
+}
+
+func dialWith(t *testing.T, s *sim.Server, fate func(sim.Trip) sim.Fate, opts ...rediscore.Option) (*rediscore.Locker, *sim.Conn) {
+	conn := sim.Dial(s, fate)
 	l := rediscore.New(conn, opts...)
 	t.Cleanup(func() {
 		l.Close()

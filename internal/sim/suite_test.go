@@ -166,10 +166,8 @@ func servers(n int) []*sim.Server {
 func majorityOf(t *testing.T, servers []*sim.Server, fate func(sim.Trip) sim.Fate, opts ...rediscore.Option) dlock.Locker {
 	var nodes []dlock.Locker
 	for _, s := range servers {
-		conn := sim.Dial(s, fate)
-		node := rediscore.New(conn, opts...)
+		node, _ := dialWith(t, s, fate, opts...)
 		nodes = append(nodes, node)
-		t.Cleanup(func() { node.Close(); conn.Close() })
 	}
 	if len(nodes) == 1 {
 		return nodes[0]

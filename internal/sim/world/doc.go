@@ -17,9 +17,8 @@
 //	go test ./internal/sim/world -run Rows -rows=known              each planted fault, by a seed or a schedule that is
 //	                                                                known to find it; fresh finds others, record notes them
 //
-// Most seeds repeat their run: all that happens is the same, byte by byte. Of 1,000 seeds 996 did when the program was
-// compiled with a Go runtime that does nothing at random (see exact, and TestExact, which -rows runs), and 128 of
-// 150 with the usual one. Why the other four do not is not known.
+// A seed repeats its run, byte by byte, when the program is compiled with a Go runtime that does nothing at random, or by
+// real time: see exact, and TestExact, which -rows runs. With the usual runtime 128 of 150 did.
 //
 // The package has only tests.
 package world

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,13 +13,12 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/alarm"
 	"github.com/dlock-go/dlock/internal/chance"
-	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // seeds is the driver of a world whose plan a seed has drawn. Each thing happens at an instant of its own.
 type seeds struct {
-	plan *plan
+	plan *plan // in the end, with all mishaps
 	*world
 
 	// Guarded by the world's mutex.
@@ -42,42 +40,34 @@ type kept struct {
 	minHold time.Duration
 }
 
-// A result is what a plan has led to.
-type result struct {
-	failures []failure
-	plan     *plan  // with all mishaps
-	journal  string // all that has happened
-	history  *history.History
-	scripts  int
-}
-
-// run carries a plan out. If log is set, the result has a journal.
-func (p *plan) run(t *testing.T, log bool) (r result) {
+// run carries a plan out. If log is set, there is a journal.
+func (p *plan) run(t *testing.T, log bool) (s *seeds) {
 	defer chance.Seed(p.seed)()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.GC() // a collection that is under way would end at some time, and interrupt a goroutine
-	r.plan = p
+	s = &seeds{
+		plan: p, taken: make(map[time.Time]struct{}), trips: make(map[string]int),
+		mishap: make(map[string]mishap), away: make(map[*conn]time.Time),
+	}
 	defer func() {
 		if broken := recover(); broken != nil {
-			r.failures = append(r.failures, failure{property: stuck, text: fmt.Sprint(broken)})
+			s.failures = append(s.failures, failure{property: stuck, text: fmt.Sprint(broken)})
 		}
 	}()
 	synctest.Test(t, func(*testing.T) {
-		s := &seeds{
-			plan: p, taken: make(map[time.Time]struct{}), trips: make(map[string]int),
-			mishap: make(map[string]mishap), away: make(map[*conn]time.Time),
-		}
 		s.world = newWorld(&p.setup, s)
-		var b strings.Builder
 		if log {
-			s.journal = &journal{log: func(line string) { b.WriteString(line) }}
+			s.journal = &journal{}
 		}
 		s.begin()
 		s.run()
-		r = s.result()
-		r.journal = b.String()
+		full := *p
+		full.mishaps = s.mishap
+		if s.plan = &full; log {
+			s.journal.flush()
+		}
 	})
-	return r
+	return s
 }
 
 func (s *seeds) run() {
@@ -114,21 +104,6 @@ func (s *seeds) run() {
 		s.clean()
 	}
 	s.judgeAll()
-}
-
-func (s *seeds) result() result {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	full := *s.plan
-	full.mishaps = s.mishap
-	if s.journal != nil {
-		s.journal.flush()
-	}
-	r := result{failures: s.failures, plan: &full, history: s.recorder.History()}
-	for _, server := range s.servers {
-		r.scripts += server.Cost().Scripts
-	}
-	return r
 }
 
 // moment returns an instant after d, at which nothing else happens: what happens at the same instant would happen

@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -193,7 +194,7 @@ func (w *world) collect() {
 type journal struct {
 	at    time.Duration
 	lines []string // at one instant: they have no order
-	log   func(line string)
+	text  strings.Builder
 }
 
 // note writes a line of the journal.
@@ -217,7 +218,7 @@ func (w *world) noteLocked(format string, args ...any) {
 func (j *journal) flush() {
 	slices.Sort(j.lines)
 	for _, line := range j.lines {
-		j.log(fmt.Sprintf("%14.6fms  %s\n", float64(j.at)/1e6, line))
+		fmt.Fprintf(&j.text, "%14.6fms  %s\n", float64(j.at)/1e6, line)
 	}
 	j.lines = j.lines[:0]
 }
