@@ -81,6 +81,13 @@ func (s *spy) fail(f fault, d time.Duration) time.Time {
 	return time.Now()
 }
 
+// note sets what is true of a call now.
+func (s *spy) note(what *bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*what = true
+}
+
 // travel takes half of a round trip, to the Locker or back.
 func (s *spy) travel(c *call, there bool) error {
 	s.mu.Lock()
@@ -92,7 +99,7 @@ func (s *spy) travel(c *call, there bool) error {
 		select {
 		case <-timer.C:
 		case <-c.ctx.Done():
-			c.cut = true
+			s.note(&c.cut)
 			return c.ctx.Err()
 		}
 	}
@@ -114,15 +121,17 @@ func (s *spy) pass(c *call, there bool) error {
 		return errStore
 	}
 	<-c.ctx.Done()
-	c.cut = true
+	s.note(&c.cut)
 	return c.ctx.Err()
 }
 
 // tokens counts the calls of an operation so far, by token, that were sent before their ctx had ended.
 func (s *spy) tokens(op string, that func(c *call) bool) map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	counts := make(map[string]int)
-	for _, c := range s.made(op) {
-		if !c.unsent && that(c) {
+	for _, c := range s.calls {
+		if c.op == op && !c.unsent && that(c) {
 			counts[c.token]++
 		}
 	}
@@ -221,7 +230,7 @@ func send[R any](s *spy, c *call, f func(*call) (R, error)) (R, error) {
 	if c.err != nil {
 		return none, c.err
 	}
-	c.arrived = true
+	s.note(&c.arrived)
 	r, err := f(c)
 	if err == nil {
 		if err := s.travel(c, false); err != nil {
@@ -257,7 +266,9 @@ func (s *spy) acquire(c *call, f func(context.Context, string, string, time.Dura
 	if c.answer != nil {
 		a = *c.answer
 	}
-	c.refused = err == nil && !a.Acquired
+	if err == nil && !a.Acquired {
+		s.note(&c.refused)
+	}
 	return a, err
 }
 
