@@ -49,11 +49,7 @@ func (u user) lifts(s service, root, version string) (err error) {
 
 // tidied gets modules, and returns the versions of all that a program with the given imports is then built with.
 func (u user) tidied(get, imports []string) (map[string]string, error) {
-	program := "package main\n"
-	for _, path := range imports {
-		program += fmt.Sprintf("import _ %q\n", path)
-	}
-	if err := os.WriteFile(filepath.Join(u.dir, "main.go"), []byte(program+"func main() {}\n"), 0o600); err != nil {
+	if err := u.program(imports); err != nil {
 		return nil, err
 	}
 	env := append(u.env, "GOSUMDB=off") // the sums are compared where go.sum has them

@@ -76,12 +76,10 @@ func (u user) install(m mod, version string) error {
 	}
 	packages := slices.DeleteFunc(strings.Fields(list), func(p string) bool { return strings.Contains(p, "/internal/") })
 	get := []string{"go", "get"}
-	program := "package main\n"
 	for _, p := range packages {
 		get = append(get, p+"@"+version)
-		program += fmt.Sprintf("import _ %q\n", p)
 	}
-	if err := os.WriteFile(filepath.Join(u.dir, "main.go"), []byte(program+"func main() {}\n"), 0o600); err != nil {
+	if err := u.program(packages); err != nil {
 		return err
 	}
 	if _, err := command(u.dir, u.env, get...); err != nil {
@@ -89,6 +87,15 @@ func (u user) install(m mod, version string) error {
 	}
 	_, err = command(u.dir, u.env, "go", "run", ".")
 	return err
+}
+
+// program writes a program that imports packages.
+func (u user) program(imports []string) error {
+	text := "package main\n"
+	for _, path := range imports {
+		text += fmt.Sprintf("import _ %q\n", path)
+	}
+	return os.WriteFile(filepath.Join(u.dir, "main.go"), []byte(text+"func main() {}\n"), 0o600)
 }
 
 // compareWithLatest prints how the API of m, which u has installed, differs from the latest of the
