@@ -199,6 +199,7 @@ func (w *bed) stored(key string) dlock.Hold {
 // open makes the store fail until the breaker opens.
 func (w *bed) open() {
 	w.Helper()
+	synctest.Wait() // others may be about to read
 	w.s.err = errStore
 	for range 5 {
 		require.ErrorIs(w, w.try(), errStore)
