@@ -1,6 +1,7 @@
 package world
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock/internal/mutants"
@@ -27,6 +28,7 @@ const aside = `func (v *voting) aside(i int, call func(context.Context, *node)) 
 
 // shapes are of plans in which rules show soon that seldom do in others.
 var shapes = map[int]func(*plan){
+	8: shortVotes,
 	14: func(p *plan) { // leases are adopted when they have ended
 		p.late = false
 		for i := range p.jobs {
@@ -34,26 +36,21 @@ var shapes = map[int]func(*plan){
 			j.Detaches, j.Late, j.Set, j.MinHold = i%2 == 0, i%2 == 0, false, 0
 		}
 	},
-	17: unequalFences,
-	18: func(p *plan) { // votes end before a client knows that its node is away
-		p.ttl = 4 * time.Second
-		r := p.draws("cuts")
-		for _, s := range p.storms {
-			for range 20 {
-				p.faults = append(p.faults, fault{At: s.from + upTo(r, s.to-s.from), Lasts: 7 * time.Second, What: cutsOff, Process: r.IntN(len(p.turns)), Store: r.IntN(p.servers)})
-			}
+	15: func(p *plan) { // calls take longer than a vote lasts, and come twice
+		p.ttl, p.late, p.lost = time.Second, true, 0.4
+	},
+	17: func(p *plan) { // fences have to be raised, and many requests have no answer
+		p.lost = 0.3
+		p.faults = slices.DeleteFunc(p.faults, func(f fault) bool { return f.What == restarts || f.What == returns })
+		for i := range p.clocks {
+			p.clocks[i] = time.Duration(i%3) * time.Hour
 		}
 	},
-	15: unequalFences,
+	18: shortVotes,
 }
 
-// unequalFences lets many requests have no answer, while servers give fences that have to be raised.
-func unequalFences(p *plan) {
-	p.lost = 0.3
-	for i := range p.clocks {
-		p.clocks[i] = time.Duration(i%3) * 1500 * time.Millisecond
-	}
-}
+// shortVotes are votes that are confirmed often, and end while a call has no answer yet.
+func shortVotes(p *plan) { p.ttl, p.lost = 1500*time.Millisecond, 0.3 }
 
 // majorityRows take the rules of docs/redlock.md out: 201 is the first.
 func majorityRows() []row {
