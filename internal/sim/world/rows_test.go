@@ -142,7 +142,7 @@ func rows() []row {
 			mutants.Edit{File: "error.go", Old: "case err != nil && !NoEffect(err):", New: "case err != nil && !NoEffect(err) && !(queued && without(102)):"},
 			mutants.Edit{File: "error.go", Old: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", New: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded && !without(102):"},
 			mutants.Edit{File: deliveryGo, Old: "p.giveBackLocked(r, token)", New: "if !without(102) {\np.giveBackLocked(r, token)\n}"}),
-		systems(103, "redlock: a split line does not settle", majority, 30,
+		systems(103, "redlock: a split line does not settle", majority, 200,
 			mutants.Edit{File: "backend/redlock/wait.go", Old: "w.giveTo(leader, false)", New: "if !without(103) {\nw.giveTo(leader, false)\n}"}),
 		schedules(104, "a release is forgotten after a lost reply", left, base(2, cut),
 			mutants.Edit{File: owedGo, Old: "case c.trying > 0:\n\t\treturn\n\t}", New: "case without(104):\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\tcase c.trying > 0:\n\t\treturn\n\t}"},
@@ -192,8 +192,13 @@ func base(depth int, faults ...wrong) *config {
 func (c *config) long() *config                   { c.ttl, c.tick = 10*time.Second, 2500*time.Millisecond; return c }
 func (c *config) lasting(d time.Duration) *config { c.ttl = d; return c }
 func (c *config) again() *config                  { c.rounds = 2; return c }
-func (c *config) on(k kind) *config               { c.kind = k; return c }
-func (c *config) crowd() *config                  { c.actors = []int{0, 1, 1}; return c }
+func (c *config) on(k kind) *config {
+	if c.kind = k; k == failover { // two masters grant, and nothing else holds
+		c.only = mixed
+	}
+	return c
+}
+func (c *config) crowd() *config { c.actors = []int{0, 1, 1}; return c }
 func (c *config) lines() *config {
 	c.actors, c.turns = []int{1, 0, 0}, []int{2}
 	return c.after("B begins", "request: acquire B1", "reply: acquire B1", "A begins", "A' begins")
