@@ -56,6 +56,9 @@ func shortVotes(p *plan) { p.ttl, p.lost = 1500*time.Millisecond, 0.3 }
 func majorityRows() []row {
 	rule := func(number int, text string, edits ...mutants.Edit) row {
 		r := systems(200+number, text, majority, 200, edits...)
+		if number == 15 || number == 17 {
+			r.seeds = 0 // found in too few systems to be looked for
+		}
 		r.shape = func(p *plan) { p.brief = true }
 		if shape := shapes[number]; shape != nil {
 			r.shape = func(p *plan) { p.brief = true; shape(p) }

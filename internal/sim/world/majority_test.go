@@ -69,7 +69,7 @@ func (p *plan) drawBoard(r *rand.Rand) {
 	slices.SortStableFunc(p.jobs, func(a, b job) int { return cmp.Compare(a.At, b.At) })
 	for i := range p.jobs {
 		j := &p.jobs[i]
-		j.Repeats = r.IntN(3) == 0
+		j.Repeats = r.IntN(3) == 0 && p.seed%7 != 6      // else no answers can be judged
 		j.Late = j.Detaches && !p.late && r.IntN(2) == 0 // a late vote can revive a lease that is adopted
 	}
 }

@@ -349,9 +349,12 @@ func TestRows(t *testing.T) {
 	finds, dir, programs := known(t), t.TempDir(), make(map[string]string)
 	for i, r := range rows() {
 		t.Run(r.name(), func(t *testing.T) {
-			if r.clause != "" {
+			switch {
+			case r.clause != "":
 				r.find(t, dir, programs)
 				return
+			case r.config == nil && r.seeds == 0:
+				t.Skip("found in too few systems")
 			}
 			out, err := mutants.Tests{
 				In: folder, Run: "^TestRow$", Says: "FOUND ",

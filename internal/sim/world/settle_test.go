@@ -189,7 +189,8 @@ func (s *seeds) clean() {
 func (s *seeds) judgeAll() {
 	s.judgeKept(s.recorder.History())
 	adopted := slices.ContainsFunc(s.plan.jobs, func(j job) bool { return j.Detaches })
-	s.judge(adopted, !s.plan.late && s.kind.replicas() == 0 && (s.kind != majority || s.lost == 0))
+	repeated := slices.ContainsFunc(s.plan.jobs, func(j job) bool { return j.Repeats }) // votes that come late may name a token that was released
+	s.judge(adopted, !s.brief && !repeated && !s.plan.late && s.kind.replicas() == 0 && (s.kind != majority || s.lost == 0))
 }
 
 // judgeKept demands that no key was granted to another before the MinHold of a lease had passed, if there was no storm
