@@ -30,7 +30,8 @@ type Locker interface {
 	// TryAcquire makes one attempt to take key for token until ttl has passed. If another
 	// token holds key, nothing changes. If token itself holds it, that is a grant like any
 	// other, with its own fence; the lease is extended to at least ttl from now, and never
-	// shortened.
+	// shortened. If key is empty, nothing changes, and the error matches [ErrInvalid]; the same
+	// holds for [Acquirer].
 	TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (Attempt, error)
 
 	// Renew extends the lease to at least ttl from now, and never shortens it. It reports

@@ -2,12 +2,15 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/dlock-go/dlock"
 )
 
 var takingCases = []testCase{
@@ -16,6 +19,7 @@ var takingCases = []testCase{
 	is("HolderIsTold", holderIsTold, "A backend that reports the holder reports its exact token, byte by byte, and the time that remains now, not the TTL that was granted."),
 	is("SameTokenAgain", sameTokenAgain, "A backend grants an attempt by the holder, with a new fence. It extends the lease to at least ttl from now, and never shortens it."),
 	is("LeaseOutlivesContext", leaseOutlivesContext, "A backend keeps a lease when the ctx ends of the call that granted or extended it, or of an earlier wait of its token."),
+	is("EmptyKey", emptyKey, "A backend fails with dlock.ErrInvalid, and grants nothing, if the key of an attempt or a wait is empty."),
 }
 
 func exclusion(s *scene, a, b *client) {
@@ -238,4 +242,21 @@ func waitedBefore(s *scene, a, b *client, timely bool) grant {
 	again := s.wait(b, w.key, w.token, long)
 	s.release(a, g, true)
 	return s.served(again, "the holder released the key")
+}
+
+func emptyKey(s *scene, a, b *client) {
+	for _, c := range []*client{a, b} {
+		calls := []string{"TryAcquire"}
+		if s.offers(c, acquire) {
+			calls = append(calls, acquire.name)
+		}
+		for _, call := range calls {
+			s.goOn()
+			g := grant{token: s.token("holder")}
+			answer, err := c.call(s.ctx, call, g, s.h.ttl())
+			if answer.Acquired || !errors.Is(err, dlock.ErrInvalid) || !dlock.NoEffect(err) {
+				s.fail("%s = %s, %w; want an error that matches dlock.ErrInvalid, without effect", c.text(call, g.key, g.token, s.h.ttl()), show(answer), orNone(err))
+			}
+		}
+	}
 }

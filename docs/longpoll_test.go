@@ -281,7 +281,10 @@ func (l *poller) begin(ctx context.Context, method, key, token string, ttl time.
 // call sends one request. It is a POST, which package net/http does not repeat once a part of it was
 // sent. If ctx ends, the error is that of ctx.
 func (l *poller) call(ctx context.Context, method, key, token string, ttl time.Duration, id string) (a answer, err error) {
-	if ctx.Err() != nil {
+	switch {
+	case key == "":
+		return a, fmt.Errorf("%w key: empty", dlock.ErrInvalid)
+	case ctx.Err() != nil:
 		return a, ctx.Err() // nothing is sent
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, pollTime+5*time.Second, errors.New("no answer"))

@@ -68,7 +68,7 @@ func (r request) send() (answer, error) {
 	switch {
 	case r.ctx.Err() != nil:
 		return answer{}, r.ctx.Err()
-	case r.Call == "TryAcquireSet" && !r.takeable():
+	case r.Call == "TryAcquireSet" && !r.takeable(), r.Key == "" && (r.Call == "TryAcquire" || r.Call == "Acquire"):
 		return answer{}, dlock.ErrInvalid
 	case r.wire != nil:
 		a, err := r.wire.ask(r.ctx, r.question)

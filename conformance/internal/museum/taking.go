@@ -66,6 +66,9 @@ var taking = []Exhibit{
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, q.TTL) })},
 	{Name: "expiresAnyway", Cases: names{"HeldIsUntouched"},
 		take: tried(func(d *db, q question, _ *dlock.Attempt) { d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key))) })},
+	// A key is sent as it is. Harm: all whose key was left empty by mistake, as from a missing field, share one lock.
+	{Name: "takesEmptyKey", Cases: names{"EmptyKey"}, BeyondModel: true, polls: true,
+		on: names{"TryAcquire"}, call: func(r request) (answer, error) { return r.ask() }},
 	// GETSET, then a look at the old value: a refused attempt has written its token. Seen: a well-known recipe. Harm: the holder
 	// can neither renew nor release; the lock is that of a client that was refused.
 	{Name: "getSetFirst", Cases: names{"HeldIsUntouched", "Exclusion"},
