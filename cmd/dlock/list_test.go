@@ -70,7 +70,7 @@ func TestList(t *testing.T) {
 		{"list --json bad", 0, []string{`{"key":"bad\u001b\u007f\u009b\u202e\udb40\udc41","held":true,"owner":"web\u001b\u009b"`}, "\u009b"},
 		{"list bad", 0, []string{`"bad\x1b\x7f\u009b\u202e\U000e0041" "web\x1b\u009b"`}, "\u009b"},
 		{"break --owner x " + bad, 75, []string{`dlock: "bad\x1b\x7f\u009b\u202e\U000e0041" is held by "web\x1b\u009b"`}, "\u009b"},
-		{"run -v --owner x -n " + bad + " true", 75, []string{`"bad\x1b\x7f\u009b\u202e\U000e0041"`}, "\u009b"},
+		{"run -v --owner x -w 3s " + bad + " true", 75, []string{`"bad\x1b\x7f\u009b\u202e\U000e0041"`}, "\u009b"},
 		{"run -v new" + bad + " true", 0, []string{`dlock: "newbad\x1b\x7f\u009b\u202e\U000e0041" is held, with fence `}, "\u009b"},
 		{"show --prefix " + bad + " free", 0, []string{`there is no key "bad\x1b\x7f\u009b\u202e\U000e0041free"`}, "\u009b"},
 		{"list --prefix order:", 0, []string{"KEY", "1 ", "2 "}, "order:"},
