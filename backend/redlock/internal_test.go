@@ -269,6 +269,21 @@ func TestWhatANodeOwes(t *testing.T) {
 	require.True(t, answer(reply{request: repeated}), "repeated")
 }
 
+// A request for a vote waits for its turn at a node, while the others decide the call. The release of the token comes first, and
+// the vote is not asked for after it.
+func TestNoVoteIsAskedForAfterTheRelease(t *testing.T) {
+	l, stores := open(t, 1)
+	v := l.newVoting(t.Context(), "key", "x", time.Second)
+	held, err := l.Release(t.Context(), "key", "x")
+	require.True(t, !held && err == nil, "%v", err)
+	v.vote(0, 0)
+	require.ErrorIs(t, (<-v.answers).err, dlock.ErrReleased)
+	v.end(isKept)
+	hold, err := stores[0].Inspect(t.Context(), "key")
+	require.NoError(t, err)
+	require.False(t, hold.Held)
+}
+
 // spyListener notes what a wait reports.
 type spyListener struct{ heard []string }
 
