@@ -260,9 +260,9 @@ func TestWhatANodeOwes(t *testing.T) {
 	require.False(t, answer(reply{}), "refused")
 	require.True(t, answer(granted), "granted")
 	require.True(t, answer(reply{}), "refused, but granted before")
-	l.released(c, 0, request{err: errPending})
+	l.released(c, 0, request{err: errPending}, false)
 	require.False(t, l.claims.owesNothing(c, 0, true), "a release without an answer")
-	l.released(c, 0, request{})
+	l.released(c, 0, request{}, false)
 	require.True(t, l.claims.owesNothing(c, 0, true), "released")
 	repeated := request{unknown: true}
 	repeated.fail(&dlock.UnansweredError{Err: context.Canceled, Late: func(f func(dlock.Attempt, error)) { f(dlock.Attempt{}, nil) }}, time.Second)

@@ -143,8 +143,10 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 	}
 	l.spawn(func() {
 		defer l.claims.put(held)
+		due := false
 		if kind == passed {
 			s.lockForRelease()
+			_, due = l.claims.due(held, i)
 		} else {
 			s.mu.Lock()
 		}
@@ -172,7 +174,7 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 		if votes {
 			l.voted(held, i, &e)
 		} else if kind == passed {
-			if l.released(held, i, e.request); e.err != nil {
+			if l.released(held, i, e.request, due); e.err != nil {
 				l.owe(held, i, s.uses)
 			}
 		}
@@ -226,12 +228,8 @@ func (e *reply) queued() bool {
 
 // giveBack releases a vote. The caller holds s.mu.
 func (l *Locker) giveBack(c *claim, node int, s *nodeClaim) {
-	held := false
-	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) (err error) {
-		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
-		return err
-	})
-	if late := l.released(c, node, r); r.err != nil || late && !held { // it may be on its way
+	held, r, late := l.release(context.Background(), c, node, minLimit, never, l.floor())
+	if r.err != nil || late && !held { // it may be on its way
 		l.owe(c, node, s.uses)
 	}
 }
