@@ -35,9 +35,11 @@ type nodeClaim struct {
 	queued atomic.Pointer[queuedRequest] // or nil
 
 	// Guarded by claims.mu:
-	late int     // requests for a vote without an answer, which may arrive later than a release
-	lost bool    // one of them will never have one
-	has  remains // by the answers
+	late int           // requests for a vote without an answer, which may arrive later than a release
+	lost bool          // one of them will never have one
+	due  int           // how many of their answers are expected
+	came chan struct{} // closed when the last of these has come
+	has  remains       // by the answers
 }
 
 // A remains is what the calls of a token have left at a node, or at any.
@@ -234,6 +236,31 @@ func (c *claims) owesNothing(of *claim, node int, answered bool) bool {
 	defer c.mu.Unlock()
 	s := &of.nodes[node]
 	return s.late == 0 && s.has == nothing && (of.asked || answered)
+}
+
+// due reports whether a node may get a vote of a token later, and whether it is expected to say so.
+func (c *claims) due(of *claim, node int) (late, due bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &of.nodes[node]
+	return s.late > 0, s.late > 0 && s.due > 0
+}
+
+// await waits until the answers that are expected of a node have come, or ctx ends. It returns what they say.
+func (c *claims) await(ctx context.Context, of *claim, node int) (has remains, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &of.nodes[node]
+	if came := s.came; s.due > 0 {
+		c.mu.Unlock()
+		select {
+		case <-came:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		c.mu.Lock()
+	}
+	return s.has, err
 }
 
 // worthLocked reports whether an unused claim has anything to remember.

@@ -260,13 +260,28 @@ func TestWhatANodeOwes(t *testing.T) {
 	require.False(t, answer(reply{}), "refused")
 	require.True(t, answer(granted), "granted")
 	require.True(t, answer(reply{}), "refused, but granted before")
-	l.released(c, 0, request{err: errPending})
+	l.released(c, 0, request{err: errPending}, false)
 	require.False(t, l.claims.owesNothing(c, 0, true), "a release without an answer")
-	l.released(c, 0, request{})
+	l.released(c, 0, request{}, false)
 	require.True(t, l.claims.owesNothing(c, 0, true), "released")
 	repeated := request{unknown: true}
 	repeated.fail(&dlock.UnansweredError{Err: context.Canceled, Late: func(f func(dlock.Attempt, error)) { f(dlock.Attempt{}, nil) }}, time.Second)
 	require.True(t, answer(reply{request: repeated}), "repeated")
+}
+
+// A request for a vote waits for its turn at a node, while the others decide the call. The release of the token comes first, and
+// the vote is not asked for after it.
+func TestNoVoteIsAskedForAfterTheRelease(t *testing.T) {
+	l, stores := open(t, 1)
+	v := l.newVoting(t.Context(), "key", "x", time.Second)
+	held, err := l.Release(t.Context(), "key", "x")
+	require.True(t, !held && err == nil, "%v", err)
+	v.vote(0, 0)
+	require.ErrorIs(t, (<-v.answers).err, dlock.ErrReleased)
+	v.end(isKept)
+	hold, err := stores[0].Inspect(t.Context(), "key")
+	require.NoError(t, err)
+	require.False(t, hold.Held)
 }
 
 // spyListener notes what a wait reports.

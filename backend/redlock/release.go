@@ -10,7 +10,8 @@ import (
 
 // Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
 // repeated in the background at nodes that have not answered. Until it has arrived there, it also
-// ends a vote that the token got through another Locker meanwhile; so tokens are used once. After a call of
+// ends a vote that the token got through another Locker meanwhile; so tokens are used once. A node may have been asked for a
+// vote by a call that was given up: if its answer to that will come, Release waits for it, and ends that vote, too. After a call of
 // [dlock.UnansweredError].Late, Release leaves out nodes that have said that they keep nothing of the token.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
@@ -30,6 +31,11 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	held, decided := false, false
 	late, uses := make([]bool, len(l.nodes)), make([]int, len(l.nodes))
 	sent := context.WithoutCancel(ctx) // a request that is cut short may still arrive
+	release := func(i int, decided func() bool) (held bool, r request) {
+		held, r, late[i] = l.release(sent, c, i, l.requestLimit(), decided, floor)
+		uses[i] = c.nodes[i].uses
+		return held, r
+	}
 	answers := poll(ctx, l, l.limit, longGrace, func(_ context.Context, i int, decided func() bool) (held bool, r request) {
 		s := &c.nodes[i]
 		s.lockForRelease()
@@ -38,11 +44,19 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 		if l.claims.owesNothing(c, i, false) {
 			return false, request{}
 		}
-		r = l.try(sent, i, l.requestLimit(), decided, func(ctx context.Context) (err error) {
-			held, err = l.nodes[i].pass(ctx, key, token, "", floor)
-			return err
-		})
-		late[i], uses[i] = l.released(c, i, r), s.uses
+		if held, r = release(i, decided); held || r.err != nil || !late[i] {
+			return held, r
+		}
+		before := r.unknown
+		limit, cancel := context.WithTimeout(l.open, l.requestLimit())
+		defer cancel()
+		switch has, err := l.claims.await(limit, c, i); {
+		case err != nil:
+			r.unknown = true // what comes is given back later
+		case has == something:
+			held, r = release(i, never)
+			r.unknown = r.unknown || before
+		}
 		return held, r
 	}, func(answers []answer[bool]) bool {
 		held, decided = l.tally(answers)
@@ -89,17 +103,26 @@ func unsure(a *answer[bool]) error {
 	return nil
 }
 
-// released notes the outcome of a release at a node, and returns whether a vote may arrive there later. The caller holds
-// nodeClaim.mu.
-func (l *Locker) released(c *claim, node int, r request) (late bool) {
+// release gives back what a token has at a node, and returns whether a vote may come later than that: of one whose answer came
+// meanwhile, nobody knows. The caller holds nodeClaim.mu.
+func (l *Locker) release(ctx context.Context, c *claim, node int, limit time.Duration, decided func() bool, floor int64) (held bool, r request, late bool) {
+	late, due := l.claims.due(c, node)
+	r = l.try(ctx, node, limit, decided, func(ctx context.Context) (err error) {
+		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", floor)
+		return err
+	})
+	l.released(c, node, r, due)
+	return held, r, late
+}
+
+// released notes the outcome of a release at a node. If the answer to a request for a vote was due when it was sent, that says
+// what is left. The caller holds nodeClaim.mu.
+func (l *Locker) released(c *claim, node int, r request, due bool) {
 	s := &c.nodes[node]
 	s.spoilt = s.spoilt || r.unknown || r.err != nil
-	l.claims.change(c, func() {
-		if late = s.late > 0; r.err == nil {
-			s.has = nothing
-		}
-	})
-	return late
+	if r.err == nil && !due {
+		l.claims.change(c, func() { s.has = nothing })
+	}
 }
 
 // voted notes the outcome of a request for a vote; and once more, when its answer comes late. A vote that comes after the
@@ -107,7 +130,13 @@ func (l *Locker) released(c *claim, node int, r request) (late bool) {
 func (l *Locker) voted(c *claim, node int, e *reply) {
 	s := &c.nodes[node]
 	uses := s.uses
-	l.claims.change(c, func() { s.noteLocked(e) })
+	l.claims.change(c, func() {
+		if s.noteLocked(e); e.late != nil {
+			if s.due++; s.due == 1 {
+				s.came = make(chan struct{})
+			}
+		}
+	})
 	if e.late == nil {
 		return
 	}
@@ -116,6 +145,11 @@ func (l *Locker) voted(c *claim, node int, e *reply) {
 		l.claims.change(c, func() {
 			s.noteLocked(&reply{request: request{err: err}, kind: e.kind, ballot: quorum.Ballot{Attempt: a}})
 			has = s.has
+		})
+		defer l.claims.change(c, func() { // when it is owed: else the claim might be forgotten between
+			if s.due--; s.due == 0 {
+				close(s.came)
+			}
 		})
 		if has == something && c.releases.Load() > 0 && l.begin(context.Background()) == nil {
 			defer l.work.Done()
@@ -148,11 +182,7 @@ func (l *Locker) owe(c *claim, i, uses int) {
 			s.mu.Lock()
 			over := s.uses != uses || l.claims.owesNothing(c, i, !s.spoilt)
 			if !over {
-				r := l.try(l.open, i, l.limit, never, func(ctx context.Context) error {
-					_, err := l.nodes[i].pass(ctx, c.key, c.token, "", l.floor())
-					return err
-				})
-				late := l.released(c, i, r)
+				_, r, late := l.release(l.open, c, i, l.limit, never, l.floor())
 				over = r.err == nil && !late
 			}
 			s.mu.Unlock()

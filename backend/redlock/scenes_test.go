@@ -703,6 +703,45 @@ func TestWhatANodeHasAnsweredIsNotOwed(t *testing.T) {
 	})
 }
 
+// A wait is given up while all nodes are asked for a vote, which they get after the release of the holder, and that of the
+// token. When the latter has been answered, no node votes for the token any more, whichever answer came first.
+func TestReleaseOvertakesAVote(t *testing.T) {
+	for _, answer := range []time.Duration{0, 10 * soon} { // to the release
+		for _, after := range []time.Duration{0, 3 * soon, time.Minute} {
+			onBench(t, func(b *bench) {
+				b.by("holder", time.Hour, 0, 1, 2)
+				b.open(b.all(func(r *request) error {
+					if r.method == "Pass" {
+						defer time.Sleep(answer)
+					}
+					if r.method != "Vote" || r.token != "x" {
+						return r.make(r.ctx)
+					}
+					vote, executed := *r, make(chan error, 1)
+					time.AfterFunc(4*soon, func() { executed <- vote.make(context.Background()) })
+					<-r.ctx.Done()
+					return &dlock.UnansweredError{Err: r.ctx.Err(), Late: func(f func(dlock.Attempt, error)) {
+						go func() {
+							err := <-executed
+							f(vote.ballot.Attempt, err)
+						}()
+					}}
+				}), redlock.WithoutGuard())
+				_, _ = b.waitsFor(soon, "x", time.Hour)
+				b.each(func(n *memory.Locker) { n.Expire("key") })
+				_, err := b.Release(b.Context(), "key", "x")
+				require.NoError(b, err)
+				time.Sleep(after)
+				a, err := b.tries("y", time.Hour)
+				require.True(b, a.Acquired && err == nil, "%v after a release that was answered within %v: %+v, %v", after, answer, a, err)
+				b.releases("y")
+				time.Sleep(time.Second) // it reaches the last node later
+				b.free("after all was released")
+			})
+		}
+	}
+}
+
 // A vote that comes when the Locker is closed is not released.
 func TestALateVoteAfterClose(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

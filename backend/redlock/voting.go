@@ -14,15 +14,16 @@ import (
 // A voting collects the votes of the nodes for one token, in one call. All fields but those that
 // mu guards belong to the goroutine of the call.
 type voting struct {
-	l       *Locker
-	ctx     context.Context // the caller's
-	claim   *claim
-	ttl     time.Duration
-	seats   []seat
-	flying  int
-	unsure  bool       // the call may have had an effect, or may still have one
-	waits   bool       // the call ends with a grant or an error
-	answers chan reply // each node has at most one request in flight
+	l        *Locker
+	ctx      context.Context // the caller's
+	claim    *claim
+	releases int64 // claim.releases at the begin
+	ttl      time.Duration
+	seats    []seat
+	flying   int
+	unsure   bool       // the call may have had an effect, or may still have one
+	waits    bool       // the call ends with a grant or an error
+	answers  chan reply // each node has at most one request in flight
 
 	requests context.Context // of the requests: it ends with the caller's until the call is decided
 	cancel   context.CancelFunc
@@ -108,6 +109,7 @@ func (l *Locker) newVoting(ctx context.Context, key, token string, ttl time.Dura
 		seats:   make([]seat, len(l.nodes)),
 		answers: make(chan reply, len(l.nodes)),
 	}
+	v.releases = v.claim.releases.Load()
 	v.requests, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	v.decided = context.AfterFunc(ctx, v.cancel)
 	return v
@@ -127,6 +129,9 @@ func (v *voting) meet(f fate) {
 	v.fate, v.mine = f, mine
 }
 
+// isReleased reports whether a release of the token has begun since the call.
+func (v *voting) isReleased() bool { return v.claim.releases.Load() != v.releases }
+
 // ask makes a request to a node in the background.
 func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot, error)) {
 	v.seats[i].flying = true
@@ -138,14 +143,18 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 	}
 	l.spawn(func() {
 		defer l.claims.put(held)
+		due := false
 		if kind == passed {
 			s.lockForRelease()
+			_, due = l.claims.due(held, i)
 		} else {
 			s.mu.Lock()
 		}
 		defer s.mu.Unlock()
 		e := reply{node: i, kind: kind}
 		switch {
+		case kind == voted && v.isReleased(): // by a release that came first, and would not end the vote
+			e.err = &dlock.NoEffectError{Err: dlock.ErrReleased}
 		case kind != passed && !s.useLocked():
 			e.err = errSpoilt
 		case kind == enqueued:
@@ -165,7 +174,7 @@ func (v *voting) ask(i int, kind kind, call func(context.Context) (quorum.Ballot
 		if votes {
 			l.voted(held, i, &e)
 		} else if kind == passed {
-			if l.released(held, i, e.request); e.err != nil {
+			if l.released(held, i, e.request, due); e.err != nil {
 				l.owe(held, i, s.uses)
 			}
 		}
@@ -219,12 +228,8 @@ func (e *reply) queued() bool {
 
 // giveBack releases a vote. The caller holds s.mu.
 func (l *Locker) giveBack(c *claim, node int, s *nodeClaim) {
-	held := false
-	r := l.try(context.Background(), node, minLimit, never, func(ctx context.Context) (err error) {
-		held, err = l.nodes[node].pass(ctx, c.key, c.token, "", l.floor())
-		return err
-	})
-	if late := l.released(c, node, r); r.err != nil || late && !held { // it may be on its way
+	held, r, late := l.release(context.Background(), c, node, minLimit, never, l.floor())
+	if r.err != nil || late && !held { // it may be on its way
 		l.owe(c, node, s.uses)
 	}
 }

@@ -37,7 +37,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	}
 	w := &wait{voting: l.newVoting(ctx, key, token, ttl), surveys: make(chan []string, 1), passedOver: make(map[string]bool)}
 	w.heard = &heard{Listener: storewait.Of(ctx), of: l, nodes: make([]word, len(l.nodes))}
-	w.waits, w.released = true, w.claim.releases.Load()
+	w.waits = true
 	w.queues, w.stop = context.WithCancel(context.Background())
 	a, err := w.run()
 	if err != nil {
@@ -53,11 +53,10 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 // A wait is a voting that goes on until a majority has voted for the token.
 type wait struct {
 	*voting
-	heard    *heard
-	place    int64
-	queues   context.Context // of the requests that wait
-	stop     context.CancelFunc
-	released int64 // claim.releases at the begin
+	heard  *heard
+	place  int64
+	queues context.Context // of the requests that wait
+	stop   context.CancelFunc
 
 	surveys    chan []string // the holder at each node, "" if unknown; nil if no majority has answered
 	surveying  bool
@@ -79,7 +78,9 @@ func (w *wait) run() (dlock.Attempt, error) {
 		return dlock.Attempt{}, err
 	}
 	if w.number(func(s *seat) bool { return s.granted && s.young.IsZero() }) < w.l.quorum {
-		if err := w.lack(); err != nil {
+		if err := w.lack(); err != nil && w.isReleased() {
+			return dlock.Attempt{}, dlock.ErrReleased
+		} else if err != nil {
 			return dlock.Attempt{}, err
 		}
 	}
@@ -179,7 +180,7 @@ func (w *wait) enter(i int, floor int64) {
 		defer cancel()
 		defer context.AfterFunc(waits, cancel)()
 		ctx = storewait.With(ctx, seatHeard{w.heard, i})
-		if w.claim.releases.Load() != w.released {
+		if w.isReleased() {
 			cancel()
 		}
 		return w.l.nodes[i].enqueue(ctx, w.claim.key, w.claim.token, w.ttl, floor, w.place)
@@ -218,7 +219,7 @@ func (w *wait) hear(e reply) error {
 		}
 		return nil
 	}
-	if w.claim.releases.Load() != w.released {
+	if w.isReleased() {
 		return dlock.ErrReleased
 	}
 	if pointless(e.err) && w.number(func(s *seat) bool { return s.err != nil && pointless(s.err) }) > len(w.seats)-w.l.quorum {
