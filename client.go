@@ -266,8 +266,8 @@ type Stats struct {
 	Leases  int // leases held
 	Waiters int // calls that wait for a key
 
-	// StoreWaiters counts the calls that wait for the store, and not for a holder: their last request
-	// to the store has failed, and they go on. It is 0 once the store has served them.
+	// StoreWaiters counts the calls that wait for the store, not for a holder: their last request to
+	// it has failed, and they go on trying. It is 0 once the store has served them.
 	StoreWaiters int
 
 	// ReleasesOwed counts the releases that are owed, answered or not: see "Unknown outcomes"
@@ -280,8 +280,8 @@ type Stats struct {
 	// 100,000. Their keys stay taken for up to one TTL.
 	ReleasesDropped uint64
 
-	// NestedWaits counts waits for a key inside the work of another lease. Two of them can wait for
-	// each other: see [Client.AcquireAll].
+	// NestedWaits counts waits for a key inside the work of another lease. Two of them can
+	// deadlock: see [Client.AcquireAll].
 	NestedWaits uint64
 
 	// WaitsWithoutInbox counts waits in the store's queue to which the store could send no message: see
@@ -290,7 +290,7 @@ type Stats struct {
 
 	Lost           uint64 // leases lost, including those whose Release discovered the loss
 	RenewalsFailed uint64 // failed renewals; one for each lease of a failed batch
-	EventsDropped  uint64 // because an [Observer] is slower than the events of the background
+	EventsDropped  uint64 // because an [Observer] was too slow
 }
 
 // Stats returns the figures of c and all Clients that are related to it by [Client.With].

@@ -51,8 +51,8 @@ func (d Detached) look() token.Detached {
 }
 
 // Detach ends the lease with [ErrReleased] without releasing the lock, so that another can
-// adopt it. The contexts of the lease end. The lease is not renewed any more: the taker has
-// until the Deadline to adopt it. The taker's fence is one higher.
+// adopt it. The contexts of the lease end. The lease is no longer renewed: the taker has until
+// the Deadline to adopt it. The taker's fence is one higher.
 //
 // A lease that has ended cannot be detached. A grant can be passed on seven times, turns
 // in a line included (see [WithLocalTurns]); the eighth Detach fails with [ErrInvalid], and
@@ -123,9 +123,9 @@ func (l *Lease) renewShort() {
 // between a Detach and its Adopt. A lease that was held for longer than MaxHold can be adopted, but
 // is not renewed.
 //
-// Others who find the key held still see the giver's [WithOwner], which is part of what is
-// stored. A Client that is shutting down adopts nothing: to be able to take leases back,
-// detach them before [Client.Shutdown].
+// Others who find the key held still see the giver's owner label, which is part of what is
+// stored. A Client that is shutting down adopts nothing: detach leases before
+// [Client.Shutdown], so that you can take back one that cannot be sent.
 //
 // The error matches [ErrLost] if the lease has run out, and [ErrInvalid] if d cannot be
 // adopted. After any other error, d can be adopted again.

@@ -20,10 +20,10 @@ import (
 // already done, nothing is sent and ctx.Err() is returned, not its cause. An error means that
 // the outcome is unknown: the operation may have taken effect, or may do so later. A
 // [NoEffectError] says that it has not, and will not; [NoEffect] names other errors that say the
-// same. An [UnansweredError] says that it may be known later. An error that matches [ErrClosed]
-// says that no later call can succeed.
+// same. An [UnansweredError] says that the outcome may become known later. An error that matches
+// [ErrClosed] says that no later call can succeed.
 //
-// The package conformance tests all of this.
+// Package conformance tests all of this.
 //
 // A Locker that takes only shorter TTLs is a [TTLLimiter].
 type Locker interface {
@@ -68,22 +68,22 @@ type Attempt struct {
 	// queue. See package backend/breaker.
 	Degraded bool
 
-	// Free says that the key was not acquired though no other token holds it or is to get it: another key of its
-	// set was held. See [SetAcquirer].
+	// Free says that the key was not acquired though no other token holds it or is next for it: another key of
+	// its set was held. See [SetAcquirer].
 	Free bool
 
-	// Holder is the exact token of the present holder, if the key was not acquired and the
+	// Holder is the exact token of the current holder, if the key was not acquired and the
 	// store reports it. A nonzero Attempt may come with an error: the store had already
 	// answered "held".
 	Holder string
 
-	// Remaining is the remaining time of the present holder's lease, if the key was not
+	// Remaining is the remaining time of the current holder's lease, if the key was not
 	// acquired: 0 if unknown, negative if the lease never ends.
 	Remaining time.Duration
 
-	// HeldSince is when the present holder was granted the key, if the key was not acquired: on the clock of the
+	// HeldSince is when the current holder was granted the key, if the key was not acquired: on the clock of the
 	// store, or on that of the holder. A later grant to the same token does not change it. It is zero if unknown. The
-	// Client then shows when the Holder's token was made, unless that has waited in the store's queue.
+	// Client then shows when the Holder's token was made, unless that token waited in the store's queue.
 	HeldSince time.Time
 }
 
@@ -91,17 +91,17 @@ type Attempt struct {
 // all optional interfaces of this package, it is found by a type assertion. A method that
 // returns [errors.ErrUnsupported] is treated as missing.
 type Acquirer interface {
-	// Acquire takes key for token, waiting until it is free or ctx ends. It returns an error,
-	// or an Attempt that is Acquired, with the Since of the grant: the lease begins then. If
-	// token itself holds key, it is granted at once, as by TryAcquire, even if others wait.
-	// Other methods treat a waiting token as not holding key. While a token waits, the caller
-	// must not use it for another key or another wait. A token that has waited for key and was
-	// released is not used for key again, but Release may be repeated: a store may release whatever it
-	// is granted from then on, and may refuse it with [ErrReleased].
+	// Acquire takes key for token, waiting until it is free or ctx ends. It returns an error, or an
+	// Attempt that is Acquired, with the Since of the grant: the lease begins then. If token itself
+	// holds key, it is granted at once, as by TryAcquire, even if others wait. Other methods treat a
+	// waiting token as not holding key. While a token waits, the caller must not use it for another
+	// key or another wait. A token that has waited for key and was released is not used for key again,
+	// but Release may be repeated: from then on a store may release whatever the token is granted, or
+	// refuse the token with [ErrReleased].
 	//
 	// Acquire need not clean up: after an error the caller releases token, unless the error
-	// says that nothing is left. But if the caller has died, what its waits left behind may
-	// delay others by a few seconds at most.
+	// says that nothing is left. If the caller has died, what its waits left behind delays
+	// others by a few seconds at most.
 	//
 	// If ctx ends the wait, Acquire returns the error of ctx, and an Attempt with the Holder,
 	// Remaining and Since of the store's last answer. If the wait's last call failed, or had
@@ -146,9 +146,10 @@ type SetAcquirer interface {
 	// token holds one of the keys, or waits in the queue for it, nothing changes: each Attempt says that its key is
 	// Free, or who holds it. A key that a token of set holds itself is granted, as by TryAcquire.
 	//
-	// A set has at least one element, and no key twice: else the error matches [ErrInvalid]. TryAcquireSet does not
-	// change set. An error says that the outcome of all elements is unknown. It returns [errors.ErrUnsupported], and
-	// nothing changes, if it cannot take these keys in one operation: then the Client makes one attempt for each.
+	// A set has at least one element, and no key twice: otherwise the error matches [ErrInvalid]. TryAcquireSet does
+	// not change set. An error says that the outcome of all elements is unknown. It returns [errors.ErrUnsupported],
+	// and nothing changes, if it cannot take these keys in one operation: then the Client makes one attempt for
+	// each.
 	//
 	// [Forward] does not pass it on: a decorator of TryAcquire would not see these attempts.
 	TryAcquireSet(ctx context.Context, set []Acquisition) ([]Attempt, error)
@@ -162,7 +163,7 @@ type Acquisition struct {
 
 // An Inspector is a [Locker] that can say who holds a key.
 type Inspector interface {
-	// Inspect returns the present holder of key and its remaining time, and changes nothing.
+	// Inspect returns the current holder of key and its remaining time, and changes nothing.
 	Inspect(ctx context.Context, key string) (Hold, error)
 }
 
@@ -175,16 +176,17 @@ type Hold struct {
 	Waiting   int           // in the store's queue; 0 if it has none
 }
 
-// A TTLLimiter is a [Locker] that does not take TTLs up to 365 days. It fails with [ErrInvalid]
-// for a longer one. The Client refuses a longer [WithMinHold], which the store would not keep.
+// A TTLLimiter is a [Locker] whose longest TTL is less than 365 days. It fails with
+// [ErrInvalid] for a longer one. The Client refuses a longer [WithMinHold], which the store
+// would not keep.
 type TTLLimiter interface {
 	// LongestTTL returns the longest TTL that the Locker takes.
 	LongestTTL() time.Duration
 }
 
-// Forward is embedded by a Locker around another Locker. It passes on every method, including
-// the optional ones but for TryAcquireSet, so a decorator that changes one method hides no other. Without
-// TryAcquireSet, [Client.AcquireAll] makes an attempt for each key, and the decorator's TryAcquire sees each:
+// Forward is embedded by a Locker around another Locker. It passes on every method, even the optional ones
+// except TryAcquireSet, so a decorator that changes one hides no other. Without TryAcquireSet,
+// [Client.AcquireAll] makes an attempt for each key, and the decorator's TryAcquire sees each:
 //
 //	type counting struct {
 //		dlock.Forward

@@ -26,18 +26,18 @@
 // a limit, and the lease is renewed until its release.
 //
 //	option          default   use it for
-//	WithTTL         30 s      how long the key of a dead holder stays taken, such as that of a leader,
-//	                          and how long an outage a lease survives: two thirds of it
-//	WithMaxWait     no limit  a request of a user: 2 s [Http]; 0 is one attempt
+//	WithTTL         30 s      how long a dead holder's key stays taken, such as a leader's; a lease
+//	                          survives an outage of up to two thirds of it
+//	WithMaxWait     no limit  a user's request: 2 s [Http]; 0 makes one attempt
 //	WithOutage      0         work that must not be skipped: longer than a failover
 //	WithOwner       none      every service: WithOwner(HostOwner()) shows others who holds a key
 //	WithObserver    none      every service: metrics, traces, logs [NewLogObserver]
 //	WithFence       false     writes that cost money if done twice [Fence]
 //	WithMaxHold     0: none   work that may hang; an operator calls Break [Client.Break]
-//	WithMinHold     0         a job that several machines start, and one does; a form that is sent twice [Form]
+//	WithMinHold     0         a job that several machines start, and one must do; a form that is sent twice [Form]
 //	WithRenewal     true      false: work of known length, which must end within the TTL
 //	WithTTLFrom     none      the same, with a TTL for each key [package learn]
-//	WithLocalTurns  1         8: many goroutines of a process, one key
+//	WithLocalTurns  1         8: many goroutines of a process want one key
 //	WithBackoff     50–250 ms a store without a queue, where each poll costs money
 //
 // Some jobs need more than an option. The examples in brackets, here and above, show how.
@@ -56,13 +56,13 @@
 //
 // # Errors
 //
-// Test for them with [errors.Is], in this order.
+// Test for errors with [errors.Is], in this order.
 //
 //	the error matches     what has happened                          what to do
-//	the error of ctx      ctx has ended; the text says more          nothing: nobody listens any more
+//	the error of ctx      ctx has ended; the text says more          nothing: nobody is listening
 //	ErrHeld               another holds the key                      answer 409, or try later
 //	ErrUnavailable        the store did not answer                   answer 503; the outcome is unknown
-//	ErrLost               the lease has ended, perhaps in the work   stop; if a fenced write was accepted,
+//	ErrLost               the lease has ended, perhaps during work   stop; if a fenced write was accepted,
 //	                                                                 it is done: do not repeat it
 //	ErrNested             the caller holds the key already           correct the program
 //	ErrInvalid            an argument, an option or a right          correct it: the text names it
@@ -71,7 +71,7 @@
 //	none of them          the store refused (wrong password, no      answer 503; look up the text in
 //	                      memory) or failed, or the work failed      docs/operations.md
 //
-// To find a wrong password at the start of a service, inspect any key [Start].
+// To find a wrong password when a service starts, inspect any key [Start].
 //
 // # What to close
 //
@@ -83,11 +83,10 @@
 //	the Lockers of Redis                Close
 //	the client library of Redis         with its own Close, if nobody else uses it
 //
-// There is nothing to close in the packages memory, breaker and learn, nor in an Observer. A
-// registration of RegisterStats in observe/otel is unregistered. A process that ends after one job
-// also closes its Client: otherwise the releases that are owed are not sent, and [WithMinHold] may
-// not be kept. See the example Close of package goredis for a program, and its example Shutdown for
-// a service.
+// There is nothing to close in the packages memory, breaker and learn, nor in an Observer.
+// Unregister what RegisterStats of observe/otel has returned. A process that ends after one job
+// also closes its Client: otherwise owed releases are not sent, and [WithMinHold] may not be kept.
+// See the example Close of package goredis for a program, and its example Shutdown for a service.
 //
 // # Terms
 //
@@ -98,10 +97,10 @@
 // holds it. A grant makes the caller the holder, with a [Lease].
 //
 // A lease lasts for the TTL (time to live). The Client renews it in the background: each
-// renewal extends it to a full TTL from then on. A batch is one request that renews many
-// leases. The deadline is the instant, on the holder's own clock, until which the lease is
-// certain. A lease is lost if it ends without a call of its holder: the deadline has passed,
-// or the store does not know the lease any more.
+// renewal extends it to a full TTL from then. A batch is one request that renews many leases.
+// The deadline is the instant, on the holder's own clock, until which the lease is certain. A
+// lease is lost if it ends without a call of its holder: the deadline has passed, or the store
+// no longer knows the lease.
 //
 // A token is the secret of one acquisition, stored under the key. Only the holder knows it, so
 // only the holder can renew or release the lease. With [WithLocalTurns], the holders that pass a
@@ -117,8 +116,8 @@
 // waiter. The store sends that waiter a message, to its inbox. Without a queue a waiter polls: it makes
 // attempts, with pauses between them.
 //
-// A call waits for the store, and not for a holder, while its last request to the store has failed and the
-// call goes on.
+// A call waits for the store, not for a holder, if its last request to the store has failed and it goes
+// on trying.
 //
 // The outcome of a request is unknown if no answer came: the request may have taken effect, may do
 // so later, or never will. A release is owed while the Client still has to complete it in the
@@ -156,21 +155,21 @@
 // crash before it saves, or a replica may be promoted without the last writes. Without fences, a lock
 // makes double work rare, not impossible.
 //
-// If two holders at once would cost money, write in transactions that package fence begins, on PostgreSQL,
-// MySQL, MariaDB or SQLite. A table remembers the fence of the last holder and a hash of its token. The
-// database refuses a smaller fence, and an equal fence of another lease: then another process has had the
-// lock. Its answer counts, also after [ErrLost]: a write that it has accepted is done, and a second try
-// would do it twice. Once a holder's successor has written, the holder's late writes are refused, however
-// long it was paused. See [WithFence] and the example Fence.
+// If two holders at once would cost money, write in transactions that package fence begins, on
+// PostgreSQL, MySQL, MariaDB or SQLite. A table remembers the fence of the last holder and a hash of
+// its token. The database refuses a smaller fence, and an equal fence of another lease: both show that
+// another process has had the lock. The database's answer counts, even after [ErrLost]: a write that it
+// has accepted is done, and a second try would do it twice. Once a holder's successor has written, the
+// holder's late writes are refused, however long it was paused. See [WithFence] and the example Fence.
 //
-// While a master is replaced, some stores let two masters grant the same key. Redis with Sentinel or in a
-// cluster is such a store, unless leases wait for replicas. The fences of its new master are larger, so its
-// holders win, unless its former master grants on for more than 10 s. After that they can be equal: then only the
-// holder that writes first can write. They can also be in the wrong order: then a late write with the larger fence
-// is accepted.
+// While a master is replaced, some stores let two masters grant the same key. Redis with Sentinel or in a cluster
+// is such a store, unless leases wait for replicas. The new master's fences are larger, so its holders win, unless
+// the former master goes on granting for more than 10 s. After that, two fences can be equal: then only the holder
+// that writes first can write. They can also be in the wrong order: then a late write with the larger fence is
+// accepted.
 //
-// Locks that are taken one inside the other can wait for each other. [Client.AcquireAll] takes several
-// keys without that.
+// Callers that take one lock inside another can deadlock. [Client.AcquireAll] takes several keys
+// without that risk.
 //
 // Locks are not reentrant: acquiring a key that you already hold blocks, or fails with
 // [ErrNested] if ctx carries the lease. A goroutine that outlives the work needs a ctx
@@ -183,11 +182,11 @@
 // speeds, 1 % of the TTL and 2 ms are subtracted. Requests contain durations, not times of
 // day, so clocks need not be synchronized.
 //
-// A lease is renewed when a third of its TTL has passed. So two thirds remain when an outage begins, and the
-// lease survives if the store is back in time for one renewal. With renewals at half of the TTL, it would
-// survive only half a TTL. Two renewals for each TTL instead of three would save little, since renewals travel
-// in batches. After a wait, the first TTL is at most 5 s, or the MinHold if that is longer, and the first renewal follows
-// 0.1 s after the grant: if the waiter has died unnoticed, the key is soon free.
+// A lease is renewed when a third of its TTL has passed. So at least two thirds remain when an outage begins, and the
+// lease survives if the store is back in time for one renewal. Renewals at half of the TTL would leave only half, and
+// would save little, since renewals travel in batches. After a wait, the first TTL is at most 5 s, or the MinHold if
+// that is longer, and the first renewal follows 0.1 s after the grant: if the waiter has died unnoticed, the key is
+// soon free.
 //
 // A process has two clocks. The wall clock shows the date, and can be set. The monotonic
 // clock cannot be set, and stops while the machine is suspended. A lease ends when either
@@ -206,42 +205,42 @@
 // has ended the lease itself. Nothing is owed if the backend says that the call did not and
 // will not take effect.
 //
-// If ctx ends an attempt whose answer is still on its way, the backend may say so with an [UnansweredError]. The release
-// then waits for that answer for up to 250 ms. If the answer says that the attempt has left nothing, nothing is owed. If
-// it has left a lease or a place in the queue, one release that is answered is enough. Otherwise, and without the
-// answer, the release is owed as above. A lease that an answer reports after its release was given up is released, too,
-// unless the Client is closed.
+// If ctx ends an attempt whose answer is still on its way, the backend may say so with an [UnansweredError]. The
+// release then waits for that answer for up to 250 ms. If the answer says that the attempt has left nothing, nothing
+// is owed. If it has left a lease or a place in the queue, one release that is answered is enough. Otherwise, and
+// without the answer, the release is owed as above. If the answer comes after the release was given up, and reports a
+// lease, that is released too, unless the Client is closed.
 //
 // An owed release without an answer is retried after 0.1 s. The pauses then double up to 1 s, and
 // are at most a quarter of the TTL. After eight tries in a row without an answer, the Client
 // treats the store as unreachable. It then tries a single owed release every half second. Once one
-// is answered, the others follow at once. If the store refuses a release, because its user lacks a
-// right, the next try follows after 2 s, and later ones after longer and longer pauses. A Client
+// is answered, the others follow at once. If the store refuses a release, for example because its
+// user lacks a right, the pauses begin at 2 s and double, up to a quarter of the TTL. A Client
 // keeps up to 100,000 owed releases, not counting those of WithMinHold. Beyond that it drops
 // answered ones first, then the oldest. [Client.Stats] counts owed releases and dropped ones.
 //
-// A renewal that fails or hangs is retried until the deadline. Where a backend can prevent it, the
-// store's own client library retries nothing: its retries would hide unknown outcomes, and send
+// A renewal that fails or hangs is retried until the deadline. Backends turn off the retries of
+// the store's client library where they can: retries would hide unknown outcomes, and send
 // outdated requests.
 //
 // # Events
 //
-// An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It
-// is for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What
-// matters most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
+// An [Observer] sees what happens in a Client: acquisitions, waits, renewals, losses, releases. It is
+// for metrics, traces and logs: see [WithObserver], and [NewLogObserver] for log/slog. What matters
+// most is the overrun of [ReleaseDoneInfo]: for that long, somebody worked without the lock.
 // [Client.Stats] says how many leases and waiters there are now, and how many calls wait for the store.
-// Waiting for the store is never silent: see [StoreWaitInfo]. Do not count events for that: some
-// may be dropped.
+// Do not count events for that: some may be dropped. Waiting for the store is never silent: see
+// [StoreWaitInfo].
 //
 // # For authors of backends
 //
-// Users of locks can stop reading here. They need [New] and the methods of [Client] and
-// [Lease], and neither call nor implement the types below.
+// Users of locks can stop reading here. They need only [New] and the methods of [Client] and
+// [Lease].
 //
-// A backend implements [Locker], and returns an [Attempt] for each attempt to acquire a key.
-// If its store can do more, it also implements [Acquirer], [BatchRenewer] (with [Renewal]
-// and [RenewResult]), [SetAcquirer] (with [Acquisition]) and [Inspector] (with [Hold]). If it takes only
-// short TTLs, it implements [TTLLimiter]. It marks errors of calls that had no effect with [NoEffectError].
-// A decorator is a Locker around another one, for example to count its calls; it embeds [Forward], which passes
-// on all but the sets. [NoEffect] and [Refused] tell it what an error of the other one says. The package conformance tests a backend.
+// A backend implements [Locker], and returns an [Attempt] for each attempt to acquire a key. If its store can do
+// more, it also implements [Acquirer], [BatchRenewer] (with [Renewal] and [RenewResult]), [SetAcquirer] (with
+// [Acquisition]) and [Inspector] (with [Hold]). If it takes only short TTLs, it implements [TTLLimiter]. It marks
+// errors of calls that had no effect with [NoEffectError]. A decorator is a Locker around another one, for example to
+// count its calls; it embeds [Forward], which passes on all but the sets. [NoEffect] and [Refused] tell it what an
+// error of the inner one says. Package conformance tests a backend.
 package dlock

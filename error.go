@@ -10,12 +10,11 @@ import (
 	"github.com/dlock-go/dlock/internal/errs"
 )
 
-// The errors of this package, to be tested with [errors.Is]. Any other error is either a
-// context's, or the store's, as its client library returned it: the store has answered, and
-// refused, for example for lack of memory or because of a wrong password, or it has failed with a reply that this
-// module does not know. Its text says so. Two
-// match nothing: a grant whose answer took too much of the TTL (see [WithRenewal]), and a Renew that
-// [WithMaxHold] does not allow.
+// The errors of this package, to be tested with [errors.Is]. Any other error is either a context's, or the
+// store's, as its client library returned it: the store has answered, and refused, for example for lack of memory
+// or because of a wrong password, or it has failed with a reply that this module does not know. The text says
+// which. Two errors match nothing: a grant whose answer took too much of the TTL (see [WithRenewal]), and a Renew
+// that [WithMaxHold] does not allow.
 //
 // The cause of a ctx may be one of these errors, from another lease or Client. An error of
 // this package shows such a cause as text, and does not match it.
@@ -28,8 +27,8 @@ var (
 	// ErrUnavailable says that the store is away: a call of a Client or a Lease got no answer,
 	// because it timed out, or because the connection was refused or broken. The error shows
 	// the length of the silence. It also matches the store's error and, if ctx has ended, that
-	// of ctx. It says nothing of the outcome: the store may have done what it was asked. A ctx
-	// that is cancelled within the first second of silence gives the store too little time:
+	// of ctx. It says nothing about the outcome: the store may have done what it was asked. A
+	// ctx that is cancelled within the first second of silence gives the store too little time:
 	// the error then matches that of ctx, and not ErrUnavailable.
 	//
 	// If the store had said during a wait that the key is held, the error matches [ErrHeld]
@@ -37,9 +36,9 @@ var (
 	// known holder's lease must have ended unless it was renewed: nobody knows then whether
 	// the key is held.
 	//
-	// A store that says it will soon be ready is unavailable, too. After [WithOutage],
-	// ErrUnavailable says that no attempt succeeded for so long. A breaker (package
-	// backend/breaker) says with it that the store is away, and that nothing was sent.
+	// A store that says it will soon be ready is unavailable, too. With [WithOutage], the error
+	// says that no attempt succeeded for that long. From a breaker (package backend/breaker),
+	// it says that the store is away, and that nothing was sent.
 	ErrUnavailable = errors.New("store unavailable")
 
 	// ErrNested says that the caller's ctx carries a lease of the same key (see
@@ -54,9 +53,9 @@ var (
 	// that the holder no longer holds the lock.
 	ErrReleased = errors.New("lease released")
 
-	// ErrInvalid says that an argument or an option is out of range, or that the store, a proxy
-	// or the rights of the store's user do not allow what an option needs. The error names it. No lock was acquired, and a lease
-	// stays as it was. If the store may have done a part of the call, the Client releases that in the background.
+	// ErrInvalid says that an argument or an option is out of range, or that the store, a proxy or the rights of the
+	// store's user do not allow what an option needs. The error names it. No lock was acquired, and a lease stays as
+	// it was. If the call may have left anything in the store, the Client releases it in the background.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrClosed says that the Client has been closed, or the backend or store's client that
@@ -100,8 +99,8 @@ type LostError struct {
 	Reason LossReason
 
 	// Err says why renewals have failed; nil if there is nothing to say. It is what the store, or its client library,
-	// said last, and shows for how long there was no answer since the store's last one. It also shows if a
-	// renewal began late, because this process was paused or got no CPU.
+	// said last, with the time since the store's last answer. It also shows if a renewal began late, because this
+	// process was paused or got no CPU.
 	Err error
 }
 
@@ -186,10 +185,10 @@ func (e *NoEffectError) Unwrap() error { return e.Err }
 type UnansweredError struct {
 	Err error
 
-	// Late has f called once, when every request of the call has been answered and none was repeated, with what the call
-	// returns in this case. That is an Attempt; or an error that [NoEffect] knows, with an Attempt as Acquire returns it. If
-	// that can never be said, f is called with another error, or not at all. f does not wait. It may be called
-	// before Late returns.
+	// Late calls f once, when every request of the call has been answered and none was repeated. f gets what the call
+	// would have returned: an Attempt, or an error that [NoEffect] knows, with an Attempt as Acquire returns it. If
+	// that can never be said, f gets another error, or is not called. f does not wait, and may be called before Late
+	// returns.
 	Late func(f func(Attempt, error))
 }
 
@@ -235,7 +234,7 @@ func leftBy(queued bool, answer Attempt, err error) remains {
 // and never will: it is a [NoEffectError], it matches [errors.ErrUnsupported] or [ErrInvalid], or
 // it is a [net.OpError] whose Op is "dial". Otherwise, the outcome of a failed call is unknown.
 // NoEffect follows what err wraps, but does not look into errors that are joined (Unwrap()
-// []error): each may be about another request. It is the only rule for this in the module.
+// []error): each may be about another request. No other rule in the module decides this.
 func NoEffect(err error) bool {
 	return errs.InChain(err, func(err error) bool {
 		_, marked := err.(*NoEffectError)
@@ -254,7 +253,7 @@ func NoEffect(err error) bool {
 // If that returns false, too few of them have answered, and Refused returns false.
 //
 // An error with a method Failed() bool that returns true is an answer, too, but the store has refused nothing: the
-// answer, such as that of a proxy, does not say what has become of the call. A Client does not call that silence. The
+// answer, such as that of a proxy, does not say what became of the call. A Client does not call that silence. The
 // method says nothing about the effect.
 func Refused(err error) bool {
 	refused := false

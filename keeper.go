@@ -165,15 +165,15 @@ var errPanic = errors.New("the Locker panicked")
 
 const closeTimeout = 5 * time.Second // for all that is owed when a Client is closed
 
-// Close ends all waits with [ErrClosed], and all renewal. Leases that are still held are lost at
-// their deadlines; until then they can be released. Close waits up to 5 s for calls in flight to
-// end, for the store to answer owed releases, for it to keep the keys of [WithMinHold], and for
-// Observers. It does not wait for releases that the store refuses.
+// Close ends all waits with [ErrClosed], and stops all renewal. Leases that are still held are
+// lost at their deadlines; until then they can be released. Close waits up to 5 s for calls in
+// flight to end, for the store to answer owed releases and the renewals of [WithMinHold], and
+// for Observers. It does not wait for releases that the store refuses.
 //
-// If some releases were not answered it returns an error that matches [ErrUnavailable]: their keys may
-// stay for up to one TTL. So may the key of a release that was given up within the last TTL, because
-// the store refuses it, or the Locker or the store's client was closed first. Close then returns that
-// error. [Stats] counts releases that were dropped since there were too many.
+// If some releases were not answered, it returns an error that matches [ErrUnavailable]: their keys
+// may stay for up to one TTL. So may the key of a release that was given up within the last TTL,
+// because the store refuses it, or the Locker or the store's client was closed first: Close returns
+// its error. [Stats] counts releases that were dropped because there were too many.
 //
 // Close does not close the Locker. Closing a closed Client does nothing.
 //
@@ -196,9 +196,9 @@ func (c *Client) Close() error {
 // stay until their TTL and their [WithMinHold] have passed. Then Shutdown does what Close
 // does, for up to 5 s more.
 //
-// It returns nil if everything was released, as far as keys may still be taken. If leases were still held, it returns an error
-// that matches that of ctx; otherwise it returns the error of Close. After Close or Shutdown,
-// a call of either does nothing and returns nil at once.
+// It returns nil if nothing is left to release. If leases were still held, it returns an error that matches that of
+// ctx; otherwise it returns the error of Close. After Close or Shutdown, a call of either does nothing and returns
+// nil at once.
 func (c *Client) Shutdown(ctx context.Context) error {
 	k := c.keeper
 	if k == nil || k.closed.Swap(true) {

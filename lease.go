@@ -17,8 +17,8 @@ import (
 )
 
 // A Lease is a lock that is held. Until its [Lease.Deadline] nobody else is granted the lock.
-// The Client moves the deadline on in the background for as long as the lease is held. Its
-// methods are safe for concurrent use.
+// The Client renews the lease in the background for as long as it is held. Its methods are safe
+// for concurrent use.
 //
 // A lease ends once: when it is released, detached or lost, or when [Client.Shutdown] ends
 // it. Then its contexts end, Done is closed, and Err says why. Printed or logged, a Lease
@@ -121,14 +121,14 @@ func (l *Lease) Token() string { return l.token }
 // that, and also refuses an equal fence of another lease.
 func (l *Lease) Fence() int64 { return l.fence }
 
-// Degraded reports whether the store was away when the lease was granted, and a stand-in in
-// this process has granted it: other processes may hold the key, too. It needs a backend that
-// does this, such as a breaker with WithDegradation. The fence is 0 then.
+// Degraded reports whether a stand-in in this process granted the lease, since the store was
+// away: other processes may hold the key, too. Only some backends do this, such as a breaker
+// with WithDegradation. The fence is 0 then.
 func (l *Lease) Degraded() bool { return l.standIn }
 
-// Deadline returns the instant, on this process's clock, until which the lease is certain to
-// be held, unless the store loses data. Renewals move it on. It is the earlier of the
-// deadlines on the process's two clocks. Once the lease has ended, it is the instant of the end.
+// Deadline returns the instant, on this process's clock, until which the lease is certain to be
+// held, unless the store loses data. Renewals extend it. It is the earlier of the deadlines on
+// the process's two clocks. Once the lease has ended, it is the instant of the end.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -495,10 +495,9 @@ func nameOf(owner any) string {
 // that lease was released, detached or lost. If ctx carries leases of key from Clients of several
 // stores, it returns the one that was put there last.
 //
-// A goroutine that outlives the work needs a ctx from before Do or Lease.Context. A ctx of
-// the work carries the lease, even through [context.WithoutCancel]. While the lease is held,
-// the goroutine would take it for its own, and its Acquire of the same key would fail with
-// [ErrNested] instead of waiting.
+// A goroutine that outlives the work needs a ctx from before Do or Lease.Context. A ctx of the
+// work carries the lease, even through [context.WithoutCancel]. While the lease is held, an
+// Acquire of the same key in that goroutine would fail with [ErrNested] instead of waiting.
 func LeaseFromContext(ctx context.Context, key string) (*Lease, bool) {
 	l := findLease(ctx, key, nil)
 	return l, l != nil

@@ -22,11 +22,11 @@ import (
 //   - [slog.LevelDebug]: the rest, such as the further failures of an outage.
 //
 // The warning of a failed renewal shows how much time is left of the lease ("left") and of how much
-// ("ttl"): unless a later renewal succeeds, the lease is lost when that time has passed. An outage
-// begins with a failed renewal. It is over when each lease whose renewal has failed in the last
-// minute was renewed or has ended, and the store answers: it renews a lease, or answers an acquisition
-// or an owed release. "after" is the time from the first failure to the first such answer after the last
-// failure. A renewal that its caller or Close has cancelled, and one that finds its lease lost, begin none.
+// ("ttl"): unless a later renewal succeeds, the lease is lost when that time has passed. An outage begins
+// with a failed renewal. It is over when each lease whose renewal has failed in the last minute was renewed
+// or has ended, and the store answers: it renews a lease, or answers an acquisition or an owed release.
+// "after" is the time from the first failure to the first such answer after the last failure. A renewal
+// that its caller or Close has cancelled, and one that finds its lease lost, begin no outage.
 //
 // An acquisition waits for the store when its last request has failed and it goes on (see [StoreWaitInfo]). Its
 // first failure is logged at once. While any acquisition waits for the store, a line each minute shows the one that
@@ -36,14 +36,13 @@ import (
 // A failed acquisition is one whose error matches neither [ErrHeld] nor that of a ctx, or matches
 // [ErrUnavailable].
 //
-// Clients that share the Observer share the outage, also if they have different stores. To see when
+// Clients that share the Observer share the outage, even if they have different stores. To see when
 // each store is back, make an Observer for each.
 //
-// More than ten warnings of one kind in a second, as after FLUSHALL, are gathered: the first ten are
-// logged one by one, and those of the next second as one line with the attribute "count" and without
-// a key. For lines about acquisitions the time is a minute, and the line of those that were gathered shows the
-// last error. Each of these is logged at [slog.LevelDebug] too, with its key. A process that ends before
-// the count is due does not log it.
+// More than ten warnings of one kind in a second, as after FLUSHALL, are gathered: the first ten are logged
+// one by one, and the others, for a second, as one line with the attribute "count" and without a key. For
+// lines about acquisitions the time is a minute, and that line shows the last error. Each gathered one is
+// logged at [slog.LevelDebug], with its key. A process that ends before the count is due does not log it.
 //
 // Tokens are never logged. Keys are, as the attribute "key", and nowhere else. If keys are
 // personal data, let the handler of l replace that attribute: see

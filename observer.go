@@ -23,35 +23,33 @@ import (
 // whatever happens. Each lease that such a call was granted has one LeaseDone, after that
 // AcquireDone. Holders that pass a lease on (see [WithLocalTurns], [Lease.Detach]) have one each.
 //
-// Functions are called without a mutex. They may call methods of the Client:
+// No mutex is held while functions run. They may call methods of the Client:
 //
 //   - What a caller does is reported in its goroutine, before its call returns; for a set, in
 //     several goroutines at once. These are the functions for acquiring and releasing, the
 //     LeaseDone of Release, the RenewDone of [Lease.Renew], and BreakDone.
-//   - What happens in the background is reported in one goroutine, in order: losses, renewals,
-//     owed releases, StoreWait and InboxMissing. So is the LeaseDone of Detach, since the taker must not wait for it. If
-//     the goroutine falls behind by 4,096 events (2,048 for all except losses), further
-//     ones are dropped, and counted in [Stats]. Close and Shutdown wait for it for up to 5 s.
+//   - Losses, renewals, owed releases, StoreWait and InboxMissing come from the background: one goroutine reports
+//     them in order. It also reports the LeaseDone of Detach, since the taker must not wait for that. If it falls
+//     behind by 4,096 events (2,048 for all except losses), further ones are dropped, and counted in [Stats]. Close
+//     and Shutdown wait for it for up to 5 s.
 //
-// A function that is slow delays its caller only. But the lock is held while AcquireDone runs, so
-// whoever wants the key waits for it, too. An Acquire of the same key in AcquireDone waits for its
-// own caller, and so does a Shutdown. While a set is acquired, so does a Close, for 5 s.
+// A slow function delays only its caller. But the lock is held while AcquireDone runs, so whoever
+// wants the key waits for it, too. An Acquire of the same key in AcquireDone waits for its own
+// caller, and so does a Shutdown. While a set is acquired, so does a Close, for 5 s.
 //
 // A function may panic: the panic is recovered, and the first one is logged with [slog.Default].
 // It must not call [runtime.Goexit].
 //
-// The ctx that a function returns lends its values, and nothing else: cancellation and deadline
-// stay those of the caller, and a value that it does not have is the caller's. Leases in it are
-// not lent: see [LeaseFromContext]. If it is nil, nothing changes. The ctx of AcquireStart is that
-// of the acquisition. The ctx of AcquireDone is that of the lease: its later events have these
-// values, and no longer only those of the caller, and so do its renewals and its release if they are
-// sent alone. So a tracer can keep them out of a span that has ended.
+// Of the ctx that a function returns, only the values are used: cancellation, deadline and any value
+// that it lacks stay the caller's. Leases in it are not used: see [LeaseFromContext]. If it is nil,
+// nothing changes. The ctx of AcquireStart is that of the acquisition. The ctx of AcquireDone is
+// that of the lease: its later events have these values, as do its renewals and its release if they
+// are sent alone. So a tracer can keep them out of a span that has ended.
 //
-// If a lease was lost before AcquireDone returned, Acquire does not return it, but the loss.
-// AcquireDone has reported the grant by then, and LeaseDone reports the loss.
+// If a lease was lost before AcquireDone returned, Acquire returns the loss instead of the
+// lease. AcquireDone has reported the grant by then, and LeaseDone reports the loss.
 //
-// The errors of events do not show keys; the key of the call is beside them. The tokens of leases
-// are never in an event.
+// The errors of events do not show keys: the event has the key. Tokens are never in an event.
 type Observer struct {
 	AcquireStart func(context.Context, AcquireStartInfo) context.Context
 	WaitStart    func(context.Context, WaitStartInfo) // at most once for each acquisition
@@ -108,18 +106,19 @@ type WaitStartInfo struct {
 	Owner     string
 	Remaining time.Duration
 
-	// Inside is a key that the caller holds meanwhile: its ctx carries the lease, of the same Client
-	// or one that is related to it by With. It is empty if there is none. Two callers that hold what
-	// the other waits for do so until WithMaxWait or ctx ends the wait of one: see [Client.AcquireAll].
+	// Inside is a key that the caller holds meanwhile: its ctx carries the lease, of the same Client or
+	// one that is related to it by With. It is empty if there is none. If each of two callers holds
+	// what the other waits for, they wait until WithMaxWait or ctx ends one wait: see
+	// [Client.AcquireAll].
 	Inside string
 }
 
-// A StoreWaitInfo describes an acquisition that waits for the store, and not for a holder: its last request to
-// the store has failed, and it goes on. It is reported after each such request, and once when the wait for the
-// store is over. [Stats] counts the calls that wait for the store now.
+// A StoreWaitInfo describes an acquisition that waits for the store, not for a holder: its last request to the
+// store has failed, and it goes on trying. It is reported after each such request, and once when the wait for
+// the store is over. [Stats] counts the calls that wait for the store now.
 type StoreWaitInfo struct {
 	Key   string
-	Since time.Time     // when the first request was sent of those that have failed in a row
+	Since time.Time     // when the first of the requests that failed in a row was sent
 	Took  time.Duration // since then
 	Over  bool
 	Err   error // of the last request. If Over: nil if the store has answered; else why the acquisition has ended
@@ -128,7 +127,7 @@ type StoreWaitInfo struct {
 }
 
 // An InboxMissingInfo describes a wait in the store's queue to which the store can send no message when it grants
-// the lock, for example because its user has no right to subscribe. The wait asks more often instead: it is
+// the lock, for example because its user has no right to subscribe. The waiter polls more often instead, and is
 // served more slowly.
 type InboxMissingInfo struct {
 	Key string
@@ -140,15 +139,15 @@ type AcquireDoneInfo struct {
 	Op        AcquireOp
 	Key       string
 	Start     time.Time
-	Took      time.Duration // until the lease was granted, or the acquisition has failed
-	Waited    time.Duration // the part of it after WaitStart; 0 if there was none
+	Took      time.Duration // until the lease was granted, or the acquisition failed
+	Waited    time.Duration // the part of Took after WaitStart; 0 if there was none
 	Contended bool          // another held the key, or the acquisition waited for at least 1 ms in the store's queue
 	Attempts  int           // calls to the store; 0 if the lease was passed on inside the process. A call for a set counts for each key
 	Fence     int64         // of the lease
 	Degraded  bool          // see [Lease.Degraded]
 
-	// Err is nil if a lease was granted. If the store takes a set as a whole, and this key was free while another key of
-	// the set was held, Err matches [ErrHeld], it is no [*HeldError], and Contended is false.
+	// Err is nil if a lease was granted. If the store takes a set as a whole, and this key was free while another key
+	// of the set was held, Err matches [ErrHeld] but is no [*HeldError], and Contended is false.
 	Err error
 }
 
@@ -185,7 +184,7 @@ type LeaseDoneInfo struct {
 	At    time.Time     // of its end; the deadline, if that has passed
 	Held  time.Duration // by this holder, until At
 	End   LeaseEnd
-	Err   error // as that of [Lease.Err]. If its release found out that the lease was lost before, it matches ErrLost
+	Err   error // as from [Lease.Err]. If its release found out that the lease was lost before, it matches ErrLost
 }
 
 // A ReleaseDoneInfo describes a call of [Lease.Release]. Calls that do nothing are not reported.
@@ -195,8 +194,8 @@ type ReleaseDoneInfo struct {
 	Took time.Duration
 
 	// Overrun is the time from the loss of the lease to the first call of Release: work that was
-	// done without the lock. It is 0 if the lease was not lost, or if only its release has found
-	// the loss, so that nobody knows when that was.
+	// done without the lock. It is 0 if the lease was not lost, or if only its release found the
+	// loss: nobody knows when that was.
 	Overrun time.Duration
 
 	Owed bool // the Client completes the release in the background
@@ -207,11 +206,11 @@ type ReleaseDoneInfo struct {
 // unknown outcome.
 type OwedDoneInfo struct {
 	Key  string
-	Took time.Duration // since it is owed
+	Took time.Duration // since it was owed
 
 	// Err is nil if the store has answered the release, or kept the key for its MinHold. If the
-	// lease has ended by itself before that, Err is that of the last call. Otherwise it says why the
-	// Client has given the release up.
+	// lease ended by itself before that, Err is that of the last call. Otherwise it says why the
+	// Client gave up.
 	Err error
 }
 

@@ -83,10 +83,9 @@ func WithTTL(ttl time.Duration) Option {
 // renewed lease lasts as long as the work. Its TTL is how long a dead holder blocks the key, and
 // says nothing about the work.)
 //
-// The limits are yours: the TTL is at most that of [WithTTL], which is also used if f returns 0 or
-// less. It is at least 10 ms, and is cut to whole milliseconds. [Lease.Renew] extends a lease to
-// its own TTL again. f is called in the caller's goroutine; for a set, in several at once. Nil, the
-// default, means WithTTL.
+// The TTL is at most that of [WithTTL], which is also used if f returns 0 or less. It is at least
+// 10 ms, and is cut to whole milliseconds. [Lease.Renew] extends a lease to its own TTL again. f is
+// called in the caller's goroutine; for a set, in several at once. Nil, the default, means WithTTL.
 func WithTTLFrom(f func(key string) time.Duration) Option {
 	return func(o *options) { o.ttlFrom = f }
 }
@@ -131,15 +130,16 @@ func WithMaxWait(d time.Duration) Option {
 
 // WithOutage gives Acquire patience with a store that cannot be reached, does not answer, or
 // refuses because of its own state: it has no memory, for example, or too few replicas. Acquire
-// repeats its first attempt for up to d, instead of failing at once. Use it for work that
-// must not be skipped because of a failover, such as a nightly job. The patience is part of
-// the wait: it ends with ctx and with [WithMaxWait], and TryAcquire has none. When d has
-// passed, the error matches [ErrUnavailable], and shows for how long there was no success, and
-// the last failure. An error that would come again, such as a wrong password, is returned at
-// once, also in the middle of an outage. The default is 0.
+// repeats its first attempt for up to d, instead of failing at once. Use it for work that must
+// not be skipped because of a failover, such as a nightly job. The patience is part of the
+// wait: it ends with ctx and with [WithMaxWait], and TryAcquire has none. When d has passed,
+// the error matches [ErrUnavailable], and shows how long nothing succeeded, and the last
+// failure. An error that would come again, such as a wrong password, is returned at once, even
+// in the middle of an outage. The default is 0.
 //
-// With it, each acquisition begins with an attempt. Without it, one for a key that was waited for
-// within the last second joins the store's queue at once. So does one beside 128 others.
+// With it, each acquisition begins with an attempt. Without it, an acquisition joins the store's
+// queue at once if its key was waited for within the last second, or if the Client is making 128
+// attempts.
 //
 // Each attempt whose outcome is unknown is released as soon as the store is back.
 func WithOutage(d time.Duration) Option {
@@ -151,11 +151,11 @@ func WithOutage(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold stops the renewal of a lease when d has passed since the grant, so that work
-// that hangs does not keep its key forever. Nothing is released early: the lease is lost when
-// its TTL runs out, at most one TTL later, and [Lease.Renew] refuses until then. When a lease
-// is adopted, the taker's limit applies, and counts from the grant. A limit below
-// [WithMinHold] is refused. The default, 0, means no limit.
+// WithMaxHold stops the renewal of a lease when d has passed since the grant, so that work that
+// hangs does not keep its key forever. Nothing is released early: the lease is lost when its
+// TTL runs out, at most one TTL later, and until then [Lease.Renew] fails. When a lease is
+// adopted, the taker's limit applies, and counts from the grant. A limit below [WithMinHold] is
+// refused. The default, 0, means no limit.
 func WithMaxHold(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -170,9 +170,9 @@ func WithMaxHold(d time.Duration) Option {
 // it takes 50 ms. With a MinHold longer than the time between the first start and the last,
 // the job runs once.
 //
-// Release still returns at once. If the TTL ends before d, the Client sends one renewal in
-// the background, which makes the store keep the key until d has passed. The Client releases
-// the key then. If the process ends after that renewal, the store frees the key at the same
+// Release still returns at once. If the TTL ends before d, the Client sends one renewal in the
+// background, which makes the store keep the key until d has passed. The Client releases the
+// key then. If the process ends after that renewal, the store itself frees the key at that
 // time. If the process ends before it, the store frees the key when the TTL has passed.
 //
 // A lease that is lost at its deadline, or because the wall clock was set forward, is kept in
@@ -194,10 +194,10 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithRenewal(false) turns off the renewal of leases in the background. A lease is then lost
-// when its TTL has passed, unless its holder calls [Lease.Renew]. A new lease has at least half of
-// its TTL left: if the store's answer takes too long for that, the attempt is repeated once, and
-// then fails. (A lease from [Client.Adopt] may have less.) The default is true.
+// WithRenewal(false) turns off the renewal of leases in the background. A lease is then lost when
+// its TTL has passed, unless its holder calls [Lease.Renew]. A new lease has at least half of its
+// TTL left: if the store's answer takes too long for that, the attempt is repeated once, and fails
+// if that is slow, too. (A lease from [Client.Adopt] may have less.) The default is true.
 func WithRenewal(on bool) Option {
 	return func(o *options) { o.autoRenew = on }
 }
@@ -236,8 +236,8 @@ func WithFence(on bool) Option {
 // What changes:
 //
 //   - Places in the store's queue are served in order, each for up to n goroutines of its
-//     process. So a goroutine of another process that waits already may be passed by up to
-//     2n-1 later ones. Within a line the order is that of arrival.
+//     process. So up to 2n-1 later goroutines may pass one of another process that is already
+//     waiting. Within a line the order is that of arrival.
 //   - The holders of one grant share its [Lease.Token], and what [Client.Inspect] and
 //     [HeldError] show. Each has its own fence.
 //   - A grant has 8 fences, for turns and for [Lease.Detach] together. The last of n holders
@@ -251,7 +251,7 @@ func WithFence(on bool) Option {
 //     line. If the store has been away since, the error may match [ErrHeld] where a wait of its
 //     own would find [ErrUnavailable].
 //
-// The function of [WithBackoff] is called in a goroutine of the Client then, so a panic in it
+// With n > 1, the function of [WithBackoff] runs in a goroutine of the Client: a panic in it
 // ends the process.
 //
 // [WithMaxHold] counts for each holder. n is between 1 and 8. The default, 1, turns this off.

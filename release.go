@@ -20,10 +20,10 @@ var errUnsent = fmt.Errorf("%w: not sent, since others of its set took too long"
 // Locker gets the values of Acquire's ctx. A backend that sends several calls together, such as those
 // on Redis, then sends them without the values of any caller.
 //
-// Release returns nil if the lease was certain to be held until Release was called. It
-// returns an error that matches [ErrLost] if another may have held the lock meanwhile. After
-// any other error the key may stay locked for up to one TTL, and the release is owed: the
-// Client repeats it in the background, until it is closed.
+// If Release returns nil, the lease was certain to be held until Release was called. The error
+// matches [ErrLost] if another may have held the lock before that. After any other error the
+// key may stay locked for up to one TTL, and the release is owed: the Client repeats it in the
+// background, until it is closed.
 //
 // If you defer Release and drop its result, end the work with return lease.Err(), so that a
 // loss is not overlooked; or use [Client.Do].

@@ -44,12 +44,12 @@ func (o *options) firstTTL() time.Duration {
 	return min(o.ttl, max(waitTTL, o.minHold))
 }
 
-// Renew moves the deadline to a full TTL from now. It is needed for leases of a Client with
+// Renew extends the lease to a full TTL from now. It is needed for leases of a Client with
 // [WithRenewal](false), and works for any lease; renewal in the background continues.
 //
-// The error matches [ErrLost] if the lease was lost before, or if the store does not know it
-// any more. It matches [ErrReleased] after Release or Detach. After any other error the lease
-// is still held until its deadline. Renew refuses a lease that has been held for longer than
+// The error matches [ErrLost] if the lease was lost before, or if the store no longer knows it.
+// It matches [ErrReleased] after Release or Detach. After any other error the lease is still
+// held until its deadline. Renew refuses a lease that has been held for longer than
 // [WithMaxHold] allows.
 func (l *Lease) Renew(ctx context.Context) error {
 	rest, err := l.mayRenew(ctx)

@@ -41,18 +41,18 @@ type Leases struct {
 	lives contexts.Lives    // end with the first lease that ends
 }
 
-// AcquireAll takes the locks of all keys, in whatever order they are named, and up to 2,048 of them.
-// Two calls of AcquireAll never wait for each other for ever, whatever keys they share.
+// AcquireAll takes the locks of up to 2,048 keys, named in any order. Two calls of AcquireAll
+// never deadlock with each other, whatever keys they share.
 //
-// It asks for all keys in one operation where the store can take them so (see [SetAcquirer]): the store takes all keys
-// or none. If others hold some, the set holds nothing, pauses, and asks again: up to 200 times within 2 s. The pauses are
-// between 1 and 15 ms unless [WithBackoff] sets them. They become shorter, so that those who have waited for long
-// come first, and they are longer if more than 64 calls of the Client wait.
+// If the store can take a set (see [SetAcquirer]), AcquireAll asks for all keys in one operation: the store takes all
+// or none. If others hold some, the call holds nothing, pauses, and asks again: up to 200 times within 2 s. The
+// pauses are between 1 and 15 ms unless [WithBackoff] sets them. They become shorter, so that the call that has
+// waited longest comes first, and they are longer if more than 64 calls of the Client wait.
 //
 // Elsewhere it makes one attempt for each key, all at once. If others hold one or two of them, it gives the rest
-// back, waits for one that is held like [Client.Acquire], and tries the others again, all at once. It
-// does so for at most 200 ms, at most 20 times, and only while attempts are fast: their round trip is at
-// most 2.5 ms at first, and a quarter of the last wait later.
+// back, waits like [Client.Acquire] for one that is held, and tries the others again, all at once. It does so
+// for at most 200 ms, at most 20 times, and only while attempts are fast: their round trip is at most 2.5 ms at
+// first, and a quarter of the last wait later.
 //
 // After that it takes the keys in byte order, with one attempt for each. It keeps those that come before the first
 // that is held, gives the others back, and waits for that key. Then it goes on in the same way with the keys that
@@ -61,12 +61,12 @@ type Leases struct {
 //
 // [WithMaxWait] and ctx limit the whole call; but each attempt has 1 s for its answer, unless ctx ends
 // sooner. If the store falls silent, the call ends about 1 s after MaxWait has passed. With
-// WithMaxWait(0) it asks once. If that finds keys held, the error is the
-// [*HeldError] of the first in byte order. If an attempt fails in another way before the store has said
-// that a key is held, the call ends with that error. Later it repeats such an attempt until the wait
-// ends, as Acquire does. If a lease is lost before all keys are held, the call ends at once with that
-// [*LostError]. After an error nothing is held: what had been granted is released whatever the
-// [WithMinHold], and what the store does not answer within a second is owed.
+// WithMaxWait(0) it asks once. If that finds keys held, the error is the [*HeldError] of the first in
+// byte order. If an attempt fails in another way before the store has said that a key is held, the call
+// ends with that error. Later it repeats such an attempt until the wait ends, as Acquire does. If a
+// lease is lost before all keys are held, the call ends at once with that [*LostError]. After an error
+// nothing is held: what was granted is released, whatever the [WithMinHold]. A release that the store
+// does not answer within a second is owed.
 //
 // The options apply to each lease, from its own grant on, so [WithMaxHold] includes the waits for the
 // keys that follow. So does the TTL of a Client with [WithRenewal](false): a wait of one TTL ends with
@@ -75,12 +75,12 @@ type Leases struct {
 // The error matches [ErrInvalid] if there is no key, if there are more than 2,048, or if a key is named
 // twice. It matches [ErrNested] if ctx carries the lease of one of the keys. Nothing is sent then.
 //
-// Locks that are taken one inside the other can wait for each other: one caller holds a and waits for b,
-// another holds b and waits for a. Name both in one set instead. If the inner keys are known only later,
-// let each inner key come after all outer keys in byte order, or use WithMaxWait. An [Observer] sees such
-// waits (see [WaitStartInfo]), and [Stats] counts them.
+// Callers that take one lock inside another can deadlock: one holds a and waits for b, another holds b
+// and waits for a. Name both in one set instead. If the inner keys are known only later, let each inner
+// key come after all outer keys in byte order, or use WithMaxWait. An [Observer] sees such waits (see
+// [WaitStartInfo]), and [Stats] counts them.
 //
-// Few keys and short work suit a set: one that waits for long holds keys that others wait for.
+// Use a set for few keys and short work: while it waits, it may hold keys that others want.
 func (c *Client) AcquireAll(ctx context.Context, keys ...string) (*Leases, error) {
 	keys = slices.Sorted(slices.Values(keys))
 	if key, err := c.checkAll(ctx, keys); err != nil {
@@ -599,7 +599,7 @@ func (ls *Leases) Deadline() time.Time {
 }
 
 // Release releases all leases, at once, and returns the errors of those that failed, joined: see
-// [Lease.Release]. It takes at most 5 s. The releases that have no answer then are owed.
+// [Lease.Release]. It takes at most 5 s. Releases that have no answer by then are owed.
 func (ls *Leases) Release() error { return errors.Join(ls.release(releaseTimeout)...) }
 
 func (ls *Leases) release(limit time.Duration) []error {

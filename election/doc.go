@@ -17,7 +17,7 @@
 //
 // Every process runs this, with the same key. The function, which this page calls lead, runs in the
 // process that leads, once for each term. The package is [dlock.Client.Do] in a loop, with rules.
-// Let lead log its begin and its end: an Observer logs the grant of a lock only for debugging.
+// Let lead log its start and its end: an Observer logs the grant of a lock only for debugging.
 //
 // # Rules for lead
 //
@@ -26,8 +26,8 @@
 // it has started. Pass ctx to every call that can wait.
 //
 // Do not return before ctx has ended, unless Run is to return: a process whose lead returns, with
-// an error or with nil, stands no more. To let another lead, call [Election.Resign]. To go on after
-// an error of the work, handle it in lead.
+// an error or with nil, no longer stands. To let another process lead, call [Election.Resign]. To
+// go on after an error of the work, handle it in lead.
 //
 // [context.Cause] says why ctx has ended. It matches [dlock.ErrLost] after a loss, and
 // [ErrResigned] after Resign. Otherwise it is the cause of Run's ctx.
@@ -44,10 +44,10 @@
 // The first row needs a store with a queue, such as Redis or memory. Without one the others
 // notice within a quarter of a second.
 //
-// So [dlock.WithTTL] is a choice. A dead leader blocks the lead for at most one TTL. A living one
-// survives an outage of two thirds of the TTL less a second, which is about 18 s with the default of
-// 30 s. (If the TTL is below 4 s, a quarter of the TTL is subtracted instead of a second.) With a TTL
-// of a second or less, a short pause of the process or of the store may end a term.
+// So [dlock.WithTTL] is a trade-off. A dead leader keeps others from leading for at most one TTL. A
+// living one survives an outage of two thirds of the TTL less a second, which is about 18 s with the
+// default of 30 s. (If the TTL is below 4 s, a quarter of the TTL is subtracted instead of a second.)
+// With a TTL of a second or less, a short pause of the process or of the store may end a term.
 //
 // # Two leaders
 //
@@ -58,8 +58,8 @@
 // as well if they would cost money.
 //
 // End the process if lead is still at work a tenth of a second after the deadline, or after a loss
-// that the store has reported. With a TTL of 10 s or more nobody else leads so soon after a deadline,
-// since it lies a hundredth of the TTL before the end of the lease. This goes first into lead:
+// that the store has reported. With a TTL of 10 s or more nobody else leads so soon, since the lease
+// ends a hundredth of the TTL after its deadline. Put this first in lead:
 //
 //	returned := make(chan struct{})
 //	defer close(returned)
@@ -71,11 +71,11 @@
 //		}
 //	})
 //
-// Fence the writes: let the resource refuse those with a smaller fence (package fence). A process
-// that was stopped for longer than its TTL may write when it goes on: ctx ends by a timer, which
-// fires late then. [dlock.Lease.Err] and [Election.IsLeader] look at the clocks, so ask one right before a
-// write. The time between the answer and the write remains, and only a fence helps there. See
-// [dlock.WithFence], which makes Run fail if the store has no fences.
+// Fence the writes: let the resource refuse those with a smaller fence (package fence). A process that
+// was stopped for longer than its TTL may write when it resumes: the timer that ends ctx then fires
+// late. [dlock.Lease.Err] and [Election.IsLeader] look at the clocks, so call one right before a write.
+// A gap between the answer and the write remains, and only a fence helps there. See [dlock.WithFence],
+// which makes Run fail if the store has no fences.
 //
 // If the store loses its data (FLUSHALL, a restart without persistence), another leads at once, and the
 // old leader goes on until its next renewal, for at most a third of the TTL. Fences tell the two apart.
@@ -83,12 +83,13 @@
 // Watch the Overrun of [dlock.ReleaseDoneInfo]: for that long, lead went on after the loss, or its
 // process stood still.
 //
-// A breaker WithDegradation grants locks in the memory of each process while the store is away. Each
-// process would lead. With WithFence(true) such grants are refused, and Run waits for the store.
+// A breaker WithDegradation grants locks in the memory of each process while the store is away. Then
+// each process would lead. With WithFence(true) such grants are refused, and Run waits for the
+// store.
 //
 // # In an outage
 //
-// Run waits for the store, however long that takes, also if the store is away when Run begins. It
+// Run waits for the store, however long that takes, even if the store is away when Run begins. It
 // makes an attempt about once a second, or every four seconds if requests hang. The leader goes on
 // until a second before its deadline. From then on nobody leads. Work that must go on without the
 // store cannot depend on an election.
@@ -101,18 +102,18 @@
 //
 // # At the end of the process
 //
-// End Run's ctx, and wait until Run has returned: it has released the lead then, or tried to for 5 s
-// if the store is away. After that, close the Client, which tries again. If Run does not return,
+// End Run's ctx, and wait until Run has returned: by then it has released the lock, or tried to for
+// 5 s if the store is away. After that, close the Client, which tries again. If Run does not return,
 // because lead hangs, [dlock.Client.Shutdown] with a time limit ends lead's ctx with
 // [dlock.ErrClosed].
 //
 // # Beside lead
 //
-// Some code wants to ask instead of being called, such as gocron, whose Elector an [Election] is:
+// Some code asks who leads instead of being called. For gocron, an [Election] is an Elector:
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithDistributedElector(leader))
 //
 // Such a program needs Run too, with a lead that waits for the end of its ctx. [Election.IsLeader]
-// says that this process leads as long as lead's ctx has not ended. A job that has begun when the
-// term ends is not interrupted by it. [Election.Leader] says which process leads, for people.
+// says that this process leads as long as lead's ctx has not ended. The end of the term does not
+// interrupt a job that has begun. [Election.Leader] says which process leads, for people.
 package election

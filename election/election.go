@@ -52,10 +52,9 @@ func New(c *dlock.Client, key string) *Election {
 //
 //   - with ctx;
 //   - after [Election.Resign], with the cause [ErrResigned];
-//   - if the lease is not renewed: a second before its deadline, or a quarter of what the lease
-//     lasted at most if that is shorter. The cause matches [dlock.ErrLost]. The term stays over if a
-//     renewal succeeds later;
-//   - if the store does not know the lease any more, with a cause that matches [dlock.ErrLost];
+//   - if the lease is not renewed: a second before its deadline, or a quarter of the TTL if that is
+//     shorter. The cause matches [dlock.ErrLost]. The term stays over if a renewal succeeds later;
+//   - if the store no longer knows the lease, with a cause that matches [dlock.ErrLost];
 //   - if lead releases or detaches the lease, with the cause [dlock.ErrReleased].
 //
 // If lead returns before its ctx has ended, Run returns what [dlock.Client.Do] returns: the error
@@ -132,10 +131,10 @@ func (e *Election) Leader(ctx context.Context) (dlock.Status, error) {
 	return e.client.Inspect(ctx, e.key)
 }
 
-// Resign ends the present term: lead's ctx ends with [ErrResigned]. When lead has returned, the next
+// Resign ends the current term: lead's ctx ends with [ErrResigned]. When lead has returned, the next
 // process in the queue leads. This process stands again 0.3 s later, at the end of the queue. If no
-// other process stands, it leads again. Resign does not wait. While this process does not lead, it
-// does nothing.
+// other process stands, it leads again. Resign does not wait, and does nothing unless this process
+// leads.
 func (e *Election) Resign() {
 	if t := e.term.Load(); t != nil {
 		t.stop(ErrResigned)

@@ -1,9 +1,9 @@
 // Package fence lets a database refuse the late writes of a process that has lost its lock.
 //
 // A process can be stopped for longer than its lease lasts, by its garbage collector, its machine or
-// its network. When it goes on, another process has the lock, and the first does not know yet. Its
-// writes still arrive. Only the resource that it writes to can refuse them. So each write
-// carries a [Stamp] of its lease, and the resource remembers the latest Stamp that it has accepted.
+// its network. When it resumes, another process has the lock, and the first does not know yet. Its
+// writes still arrive. Only the resource that it writes to can refuse them. So each write carries a
+// [Stamp] of its lease, and the resource remembers the latest Stamp that it has accepted.
 //
 // # A fenced write
 //
@@ -39,8 +39,8 @@
 //	case err != nil: // as for each transaction
 //	}
 //
-// To see a late writer refused, take the locks from package memory in a test, and its Expire for
-// a process that is stopped: see the example of [Stamp.Admits].
+// To see a late writer refused, use package memory in a test, and its Expire in place of a
+// stopped process: see the example of [Stamp.Admits].
 //
 // What holds then:
 //
@@ -54,15 +54,15 @@
 //     transaction: if it was written, a repetition finds it.
 //   - If the database ends a transaction because of a conflict, begin another one with the same Stamp. The
 //     codes are below. Begin does so by itself while it checks. [Table.Check] returns [ErrRetry] then.
-//   - An earlier holder is refused once a later one has committed a transaction that checks. So commit also
+//   - An earlier holder is refused once a later one has committed a transaction that checks. So commit even
 //     if the work ends without a write, because of what was read.
 //   - A transaction sees what all earlier holders have written, if it reads after Begin. What was read
 //     before is outdated.
 //
 // The check guards what the transaction writes, and nothing else. Send mail, or charge a card, with an
-// idempotency key. A key guards only those writers that check it: each writer of the data must.
+// idempotency key. The check stops only writers that make it: each writer of the data must.
 //
-// With a transaction that somebody else has begun, call [Table.Check] first. A transaction with
+// In a transaction that other code has begun, call [Table.Check] first. A transaction with
 // several locks, such as a transfer, gives all Stamps to one call:
 //
 //	err := client.DoAll(ctx, []string{from, to}, func(ctx context.Context, leases *dlock.Leases) error {
@@ -84,7 +84,7 @@
 //
 //   - Larger, unless the clocks differ by more than the time between the grants.
 //     When the new holder has written, the old one's writes are refused.
-//   - Equal. The holder that writes first is obeyed. The other one gets ErrStale.
+//   - Equal. The holder that writes first wins. The other one gets ErrStale.
 //   - Smaller. If the old holder has written, the new one gets ErrStale, and so does each later one
 //     until the fences are larger: acquire again. If it has not, both holders write, and the late
 //     writes of the old one are accepted: the table cannot know which lease is the later one.
@@ -93,13 +93,13 @@
 //
 // The driver is pgx, through database/sql or by itself. No parameter is needed, and those for a pooler
 // (default_query_exec_mode) do no harm. The user needs the rights SELECT, INSERT and UPDATE on the
-// table. Transactions of one lease run side by side.
+// table. Transactions of one lease run concurrently.
 //
 // All isolation levels work. Above READ COMMITTED, the first transaction of each lease takes two
 // more round trips. The codes of conflicts are 40001, which is for these levels, and 40P01, a deadlock.
 //
-// A process that is stopped inside a transaction keeps its row locked, so its successor waits, and its
-// lease does not help. Set a limit that is shorter than the TTL, in the URL of the connection or for the user:
+// A process that is stopped inside a transaction keeps its row locked, so its successor waits even when the
+// lease has ended. Set a limit that is shorter than the TTL, in the URL of the connection or for the user:
 //
 //	ALTER ROLE shop SET idle_in_transaction_session_timeout = '10s'
 //
@@ -126,10 +126,10 @@
 // # MySQL and MariaDB
 //
 // The driver is go-sql-driver/mysql. Set interpolateParams=true: the check then takes two round trips, and
-// otherwise four. clientFoundRows may be either way. All isolation levels work: REPEATABLE READ, the default,
-// and READ COMMITTED too. Tables must be InnoDB's. A key has at most 1,024 bytes. Transactions of one lease
-// run one after the other. The codes of conflicts are 1213, a deadlock, and 1205, a lock that was not had in
-// time.
+// otherwise four. clientFoundRows may be true or false. All isolation levels work: REPEATABLE READ, the
+// default, and READ COMMITTED too. Tables must be InnoDB's. A key has at most 1,024 bytes. Transactions of
+// one lease run one after the other. The codes of conflicts are 1213, a deadlock, and 1205, a lock wait
+// that timed out.
 //
 // Against a process that is stopped inside a transaction, set idle_transaction_timeout=10 in the DSN
 // for MariaDB. MySQL has only wait_timeout, which counts for all idle connections. A transaction that waits
@@ -137,11 +137,11 @@
 //
 // # SQLite
 //
-// The driver is modernc.org/sqlite, or another one with SQLite 3.35. SQLite lets one transaction write at a
-// time, so a fenced transaction waits for all others that write. Set a busy_timeout, or the driver returns an
-// error instead: for this driver, ?_pragma=busy_timeout(5000). The code of a conflict is 5, SQLITE_BUSY. BEGIN
-// IMMEDIATE is not needed, because the check comes first, and writes. With :memory: each connection has a
-// database of its own: use a file, or SetMaxOpenConns(1).
+// The driver is modernc.org/sqlite, or another with SQLite 3.35 or newer. SQLite lets one transaction write at
+// a time, so a fenced transaction waits for all others that write. Set a busy_timeout, or the driver returns
+// an error instead: for this driver, ?_pragma=busy_timeout(5000). The code of a conflict is 5, SQLITE_BUSY.
+// BEGIN IMMEDIATE is not needed, because the check writes, and comes first. With :memory: each connection has
+// a database of its own: use a file, or SetMaxOpenConns(1).
 //
 // A process that is stopped inside a transaction keeps the database locked until it goes on or is killed. If
 // it goes on, its transaction may commit: nobody has written since.
@@ -163,9 +163,9 @@
 //
 // # Redis
 //
-// Data in Redis is written by a script that begins with this prologue. KEYS[1] is the register, a
-// key of its own. It needs the hash tag of the data ("{account:7}:fence"), must not expire or be evicted,
-// and goes when the data goes. ARGV[1] and ARGV[2] are the Stamp's Fence and Holder.
+// Data in Redis is written by a script that begins with this prologue. KEYS[1] is the register, a key
+// of its own. It needs the hash tag of the data ("{account:7}:fence"), must not expire or be evicted,
+// and is deleted with the data. ARGV[1] and ARGV[2] are the Stamp's Fence and Holder.
 //
 //	local last = redis.call('HMGET', KEYS[1], 'fence', 'holder')
 //	local old, new = last[1] or '0', ARGV[1]

@@ -52,10 +52,10 @@ func OfAll(ls *dlock.Leases) ([]Stamp, error) {
 	return stamps, nil
 }
 
-// Admits reports whether a resource that has accepted s last accepts next: a larger fence of the
-// same key, or the same fence and holder. The zero Stamp stands for a resource that has accepted
-// none. Admits is for resources that are kept in Go. [Table.Check] follows the same rule in a
-// database.
+// Admits reports whether a resource that accepted s most recently accepts next: a larger fence
+// of the same key, or the same fence and holder. The zero Stamp stands for a resource that has
+// accepted none. Admits is for resources that are kept in Go. [Table.Check] follows the same
+// rule in a database.
 func (s Stamp) Admits(next Stamp) bool {
 	switch {
 	case next.valid() != nil:

@@ -130,9 +130,9 @@ func (t Table) Begin(ctx context.Context, db *sql.DB, options *sql.TxOptions, st
 // ends, so no later holder can write before. Otherwise it returns [ErrStale], or [ErrRetry].
 //
 // Check must be the first call of each transaction: what has been read before it may be outdated.
-// All Stamps of a transaction belong into one Check, which locks their rows in the order of
-// their keys. Two Checks in a transaction can wait for those of another for ever. A key that appears
-// twice is [dlock.ErrInvalid].
+// All Stamps of a transaction belong in one Check, which locks their rows in the order of their
+// keys. Two Checks in a transaction can deadlock with those of another. A key that appears twice is
+// [dlock.ErrInvalid].
 func (t Table) Check(ctx context.Context, tx *sql.Tx, stamps ...Stamp) error {
 	ordered, err := t.inOrder(stamps)
 	if err != nil {
@@ -208,13 +208,13 @@ func conflict(err error) bool {
 }
 
 // Query returns the check of one Stamp as a query, to be sent in one batch with the statements that
-// follow it. It spares a round trip. If the query returns no row, the Stamp is refused, and the
-// batch must be rolled back. So the batch must be in a transaction that is committed after a
-// look at the row. Several Stamps are queried in the order of their keys.
+// follow it. That saves a round trip. If the query returns no row, the Stamp is refused, and the
+// batch must be rolled back. So the batch must be in a transaction that is committed after a look
+// at the row. Several Stamps are queried in the order of their keys.
 //
-// On PostgreSQL the transaction must be at READ COMMITTED, which is the default. Above, the query
-// returns no row until a [Table.Begin] of the same lease has been committed. On MySQL there is no
-// such query, and the error matches [errors.ErrUnsupported].
+// On PostgreSQL the transaction must be at READ COMMITTED, which is the default. Above that
+// level, the query returns no row until a [Table.Begin] of the same lease has been committed. On
+// MySQL there is no such query, and the error matches [errors.ErrUnsupported].
 func (t Table) Query(s Stamp) (query string, args []any, err error) {
 	if _, err := t.inOrder([]Stamp{s}); err != nil {
 		return "", nil, err

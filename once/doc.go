@@ -1,7 +1,7 @@
 // Package once runs a job once in each period, although every replica of a service starts it.
 //
-// Each replica has the same lines, and a scheduler that calls the job. This is a nightly job at
-// 03:00 UTC:
+// Each replica runs the same lines, and a scheduler that calls the job. This is a nightly job
+// at 03:00 UTC:
 //
 //	client := dlock.New(goredis.New(rdb), dlock.WithOwner(dlock.HostOwner()), dlock.WithTTL(10*time.Second))
 //	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
@@ -13,7 +13,7 @@
 //	scheduler.Start()
 //
 //	func report(ctx context.Context, lease *dlock.Lease) error {
-//		night, _ := once.DueFromContext(ctx) // 03:00 of that night, also if the run is late
+//		night, _ := once.DueFromContext(ctx) // 03:00 of that night, even if the run is late
 //		…
 //	}
 //
@@ -22,14 +22,14 @@
 //
 // # What a job gets
 //
-//   - A success is seen by all replicas, also by those whose clocks are late.
+//   - All replicas see a success, even those whose clocks are slow.
 //   - After a failure, a panic or a lost lease, the next replica runs the job. Each replica tries at
 //     most once in a period.
 //   - A death costs one TTL. Choose [dlock.WithTTL] so that the TTL and the job together take less
 //     than the period: the other replicas wait for one period.
-//   - Two runs of a job never overlap, also across periods. A job that takes longer than its period
+//   - Two runs of a job never overlap, even across periods. A job that takes longer than its period
 //     makes the next run late. A replica that still waits when the period is over gets
-//     [dlock.ErrHeld], and skips it. The limits of each lock apply: a holder that was stopped for
+//     [dlock.ErrHeld], and skips it. The limits of any lock apply: a holder that was stopped for
 //     longer than its TTL, or a store that has forgotten the lock.
 //   - If the store is away when a period begins, all replicas wait until it is back, for one period
 //     at most. Then one of them runs the job. They wait in the same way for a store that refuses
@@ -37,16 +37,16 @@
 //     clients. If it refuses for another reason, a Job to which it has granted nothing yet gets the
 //     refusal at once: the password may be wrong. Other Jobs wait.
 //
-// A period is run at least once, if the store is there and a replica succeeds. It is run twice only
-// if a run was interrupted before it was marked as done (its process died, it lost its lease, or
-// the store was away after the work, for longer than 10 s and the rest of the lease, or full until
-// the end of the period), or if the store has forgotten the mark. If the store loses its data while a
-// job runs, two runs may overlap for up to a third of the TTL. A period is missed if the store is away
-// for all of it. With [AtMostOnce] the mark comes before the work. No package offers exactly once. If a
-// second run would be costly, fence the writes: send [dlock.Lease.Fence] along. It rises from run to run.
+// A period is run at least once, if the store answers and a replica succeeds. It is run twice only if
+// the store has forgotten the mark, or if a run was interrupted before it was marked as done: its
+// process died, it lost its lease, or after the work the store was away for longer than 10 s and the
+// rest of the lease, or full until the end of the period. If the store loses its data while a job runs,
+// two runs may overlap for up to a third of the TTL. A period is missed if the store is away for all of
+// it. With [AtMostOnce] the mark comes before the work. No package offers exactly once. If a second run
+// would be costly, fence the writes: send [dlock.Lease.Fence] along. It rises from run to run.
 //
 // A job succeeds if it returns nil, and only then. When its ctx ends, it must stop, and return an
-// error if there was work left.
+// error if work is left.
 //
 // # When a job is due
 //
@@ -55,10 +55,10 @@
 // period first, and the others find it done. Clocks may differ by half a period, or by 8 minutes if
 // the period is at most two minutes: the mark is still there when the last replica asks.
 //
-// The job finds its due with [DueFromContext]. It must not ask the clock: another replica takes over
-// after a death, perhaps when the next period is nearer.
+// The job gets its due time from [DueFromContext], and must not ask the clock: another replica takes
+// over after a death, perhaps when the next period is nearer.
 //
-//	the schedule                            how to find the due
+//	the schedule                            how to find the due time
 //	every minute, each hour at :00          New alone
 //	each hour at :30                        Phase(30*time.Minute)
 //	each day at 12:00 UTC                   Phase(12*time.Hour)
@@ -67,17 +67,17 @@
 //	any other schedule of gocron            Schedule, or Do with an instant that you compute
 //	a process that cron has started         Do, with time.Now().Truncate(time.Hour), see its example
 //
-// [Job.Func] and [Job.Task] take the due that is nearest to the start. In the middle between two, a
-// millisecond would decide. They refuse a start there with [dlock.ErrInvalid], and name the Phase
-// that helps.
+// [Job.Func] and [Job.Task] take the due time that is nearest to the start. Halfway between two, a
+// millisecond would decide. They refuse a start near there with [dlock.ErrInvalid], and name the
+// Phase that helps.
 //
 // Schedules such as robfig's "@every 1h" and gocron's DurationJob count from the start of the
-// process. With them each due is still run once, but not at a certain time. The first replica
+// process. With them each period is still run once, but not at a fixed time. The first replica
 // that starts runs it. Prefer a cron expression.
 //
 // # Schedulers
 //
-// For robfig/cron, Func returns what AddFunc takes. If the schedule is not the multiples of a
+// For robfig/cron, Func returns what AddFunc takes. If the due times are not multiples of a
 // period, ask the scheduler for the instant, before anything else:
 //
 //	var id cron.EntryID
@@ -89,9 +89,8 @@
 //
 // The period of New is then the shortest time between two instants, here 28*24*time.Hour.
 //
-// For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector. The location
-// is UTC, because gocron's default is local time. gocron tells nobody of the errors that a task returns, unless the job
-// has a listener:
+// For gocron, Task returns what NewTask takes. It needs neither a Locker nor an Elector. The location is UTC, because
+// gocron's default is local time. gocron reports the errors of a task only to a listener:
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC))
 //	_, err = scheduler.NewJob(gocron.CronJob("0 3 * * *", false), gocron.NewTask(job.Task(report)),
@@ -101,13 +100,13 @@
 //
 // Module integrate/gocron has examples of both schedulers that run.
 //
-// A scheduler should start a job although the last run has not ended: the new one waits. With
+// A scheduler should start a job even if the last run has not ended: the new one waits. With
 // gocron's singleton mode, or robfig's SkipIfStillRunning, this replica skips the period instead.
 //
 // # Stopping
 //
-// Stop the scheduler first, and wait for its jobs. Then close the Client: one that is closed cannot
-// mark a period any more.
+// Stop the scheduler first, and wait for its jobs. Then close the Client: a closed one cannot mark
+// a period.
 //
 //	<-scheduler.Stop().Done() // robfig/cron; the jobs go on until they end
 //	client.Shutdown(ctx)
@@ -118,20 +117,19 @@
 // # In the store
 //
 // The key name is locked while a run works. The key name@2026-11-23T03:00:00.000Z, the mark, says
-// that this period is done. It lives for two periods after the success, and at least for 10
-// minutes. Each replica sends about 4 requests in each period. [dlock.Client.Inspect] shows both
-// keys: who runs the job, and who has run it. Observers see both.
+// that this period is done. It lasts for two periods after the success, and at least 10 minutes.
+// Each replica sends about 4 requests in each period. [dlock.Client.Inspect] shows both keys: who
+// runs the job, and who has run it. Observers see both.
 //
-//   - A job that must run again in the same period needs its mark removed. Inspect the mark's key,
-//     and pass the [dlock.Status] to [dlock.Client.Break].
+//   - To run a job again in the same period, remove its mark: Inspect the mark's key, and pass the
+//     [dlock.Status] to [dlock.Client.Break].
 //   - If the store forgets a mark (a restart without data, a failover), a replica that comes later
 //     runs the period again.
-//   - The store must implement [dlock.Inspector], as all backends of this module do. For another one
-//     each run fails with [errors.ErrUnsupported].
+//   - The store must implement [dlock.Inspector], as all backends of this module do. With any other
+//     store each run fails with [errors.ErrUnsupported].
 //   - The grants of a stand-in (see package backend/breaker) count for nothing: the job waits for the
 //     store.
 //   - On a majority (package backend/redlock), WithLongestTTL must be at least two periods, and 10
-//     minutes. A node that has restarted does not count for as long. For long periods, use one
-//     server.
+//     minutes. A restarted node does not count for that time. For long periods, use one server.
 //   - The user of the store needs no more rights than for locks.
 package once

@@ -43,15 +43,15 @@ type Job struct {
 type Option func(*Job)
 
 // AtMostOnce marks a period before the work begins, not after it has succeeded. A failure or a
-// death then loses the period: no other replica runs it. So does an outage or a lost lease in the
+// death then loses the period: no other replica runs it. So does an outage or a lost lease at the
 // moment of marking. Use it for work that is worse done twice than not at all.
 func AtMostOnce() Option { return func(j *Job) { j.first = true } }
 
 // Phase shifts the schedule by d. A job that starts each day at 12:00 UTC has a Phase of 12 hours.
 func Phase(d time.Duration) Option { return func(j *Job) { j.phase = d } }
 
-// Schedule replaces the schedule of New by one of the calendar. nearest returns the instant of the
-// schedule that is nearest to now, and the same instant on all replicas. The period of New is
+// Schedule replaces the schedule of New with one of the calendar. nearest returns the instant of
+// the schedule that is nearest to now, and the same instant on all replicas. The period of New is
 // then the shortest time between two instants. Nil, the default, means the schedule of New.
 func Schedule(nearest func(now time.Time) time.Time) Option {
 	return func(j *Job) { j.nearest = nearest }
@@ -59,11 +59,10 @@ func Schedule(nearest func(now time.Time) time.Time) Option {
 
 // New returns a job that all replicas call by the same name. It is due at each multiple of every,
 // counted as by [time.Time.Round]: a period of an hour begins with each full hour of UTC. The
-// period is between 100 ms and half a year; for another one, every run fails with
-// [dlock.ErrInvalid]. All replicas use the same name, period and options.
+// period is between 100 ms and half a year; otherwise every run fails with [dlock.ErrInvalid].
+// All replicas use the same name, period and options.
 //
-// The TTL and the owner label are those of c, and so is everything else that is not about waiting:
-// MaxWait, Outage and MinHold are set by the job.
+// The lease has the options of c, except MaxWait, Outage and MinHold, which the job sets.
 func New(c *dlock.Client, name string, every time.Duration, opts ...Option) *Job {
 	j := &Job{name: name, every: every, keep: max(2*every, shortestMark), now: time.Now}
 	for i, opt := range opts {
@@ -88,15 +87,15 @@ func (j *Job) Due(now time.Time) time.Time {
 	return now.Add(-j.phase).Round(j.every).Add(j.phase)
 }
 
-// Do runs fn, unless the period of due is done, and reports whether it has called fn. It waits
-// until due + every for other runs of the job to end, and for a store that cannot be reached, that
-// refuses because of its own state, such as one that is full, or that refuses what it has granted
-// this Job before. If that instant has passed, Do makes a single attempt.
+// Do runs fn, unless the period of due is done, and reports whether it has called fn. Until due +
+// every, it waits for other runs of the job to end. It also waits for a store that cannot be
+// reached, that refuses because of its own state, such as a full one, or that refuses what it has
+// granted this Job before. If that instant has passed, Do makes a single attempt.
 //
 // due is an instant of the replica's schedule, not the time of the start. To the millisecond, it
 // is the name of the period, so it must be the same on all replicas.
 //
-// The lease is that of the job's name. Its fence rises from run to run, also across periods. The
+// The lease is that of the job's name. Its fence rises from run to run, even across periods. The
 // ctx of fn ends with ctx, or when the lease is lost, and has due: see [DueFromContext]. An fn that
 // returns nil has done the work of the period: if it stops early, it must return an error.
 //
@@ -110,7 +109,7 @@ func (j *Job) Due(now time.Time) time.Time {
 //   - [dlock.ErrLost]: the lease was lost, and another replica may run the period. If the text says
 //     "is marked", the period is done, and another may have run it, too.
 //   - [dlock.ErrInvalid] or [errors.ErrUnsupported]: fn was not called, and never will be.
-//   - that of ctx, or what the store refuses, such as a wrong password.
+//   - the error of ctx, or of a store that refuses, such as for a wrong password.
 func (j *Job) Do(ctx context.Context, due time.Time, fn func(context.Context, *dlock.Lease) error) (ran bool, err error) {
 	r := &run{Job: j, due: due, mark: j.name + "@" + due.UTC().Format("2006-01-02T15:04:05.000Z"), fn: fn}
 	r.end = time.Now().Add(due.Add(j.every).Sub(j.now()))
@@ -126,7 +125,7 @@ func (j *Job) Do(ctx context.Context, due time.Time, fn func(context.Context, *d
 type dueKey struct{}
 
 // DueFromContext returns the instant of the schedule for which a job runs, from the ctx that the job
-// gets. It is not [Job.Due] of the present time, which is of another period if the run is late.
+// gets. It is not [Job.Due] of the current time, which may be of another period if the run is late.
 func DueFromContext(ctx context.Context) (due time.Time, ok bool) {
 	due, ok = ctx.Value(dueKey{}).(time.Time)
 	return due, ok
@@ -134,7 +133,7 @@ func DueFromContext(ctx context.Context) (due time.Time, ok bool) {
 
 // Func returns a function for a scheduler such as robfig/cron, which calls it when the job is due.
 // The function passes errors to report, which may be nil. It reports [dlock.ErrInvalid] if it is
-// called near the middle between two instants of the schedule.
+// called about halfway between two instants of the schedule.
 func (j *Job) Func(ctx context.Context, fn func(context.Context, *dlock.Lease) error, report func(error)) func() {
 	task := j.Task(fn)
 	return func() {
@@ -145,7 +144,7 @@ func (j *Job) Func(ctx context.Context, fn func(context.Context, *dlock.Lease) e
 }
 
 // Task returns a function for a scheduler such as gocron, which passes a ctx and takes an error. It
-// fails with [dlock.ErrInvalid] if it is called near the middle between two instants of the schedule.
+// fails with [dlock.ErrInvalid] if it is called about halfway between two instants of the schedule.
 func (j *Job) Task(fn func(context.Context, *dlock.Lease) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now := j.now()

@@ -8,14 +8,14 @@
 //
 // # What a caller gets
 //
-//   - Never more than N callers hold a permit, as far as never more than one holds a lock: see
-//     "Guarantees" and "Limits" of package dlock. If processes name different numbers, the largest
-//     is N. To make it smaller, change all processes.
+//   - At most N callers hold a permit, as surely as at most one holds a lock: see "Guarantees" and
+//     "Limits" of package dlock. If processes name different numbers, the largest is N. To make it
+//     smaller, change all processes.
 //   - Each permit is a lock with a lease of its own: it has its own TTL, and is renewed. If a process
 //     dies, its permits are free when their TTLs have passed. The permits of others stay as they are.
 //   - Callers that wait are served in the order of their arrival, if the store has a queue. On a
-//     majority of stores, one that comes when the gate is released may get it before the first.
-//     [Semaphore.TryAcquire] does not wait, and may get a permit before them.
+//     majority of stores, a caller that comes just as the gate is released may get it first.
+//     [Semaphore.TryAcquire] does not wait, and may get a permit before those that do.
 //   - A permit has a number from 0 to N-1, which nobody else has at the same time. Use it as the number
 //     of a worker, a port or a directory. Package fence protects what belongs to it: the key of the lease
 //     contains the number.
@@ -39,8 +39,8 @@
 //
 // A semaphore is for N up to 64, and for work that takes longer than 2.5 round trips times N, such as jobs,
 // uploads and calls of slow services. The queue gives out one permit in about 2.5 round trips, which is 400 a
-// second at 1 ms. So with shorter work the queue is the limit, and not N. With N = 4, work of 40 ms and a
-// round trip of 2 ms, a semaphore reaches 0.96 of N / (work + 1 round trip).
+// second at 1 ms. With shorter work the queue is the limit, not N. With N = 4, work of 40 ms and a round trip
+// of 2 ms, a semaphore reaches 0.96 of N / (work + 1 round trip).
 //
 // Acquire makes three requests if most permits are free. If it has to wait, it makes 4N, and on Redis N more
 // about every two seconds while it is the first. TryAcquire makes up to N, one after the other. On a store
@@ -48,22 +48,22 @@
 //
 // # What it is not
 //
-//   - It limits how many work at the same time, not how many begin in a second: it is no rate limiter.
-//     Callers that need 10 ms each get through a semaphore of 5 up to 500 times a second. If a provider
-//     allows 100 calls in a minute, use a token bucket.
+//   - It limits how many callers work at the same time, not how many begin in a second: it is not a
+//     rate limiter. Callers that need 10 ms each get through a semaphore of 5 up to 500 times a second.
+//     If a provider allows 100 calls in a minute, use a token bucket.
 //   - It has no weights: a caller has one permit. An Acquire within the work of a permit fails with
-//     [dlock.ErrNested]: callers that hold one each, and wait for another, wait for each other.
+//     [dlock.ErrNested]: callers that each hold one and wait for another could deadlock.
 //   - It has no readers and writers.
 //
 // A counter in Redis is not a semaphore. With INCR and EXPIRE, the counter expires while permits are
-// held, and N more get in. Without EXPIRE, the permits of dead processes are lost for ever.
+// held, and N more get in. Without EXPIRE, the permits of dead processes are lost forever.
 //
 // # In the store
 //
 // Permit 3 of the semaphore "llm" is the lock with the key "llm#3". The lock with the key "llm" is the gate:
-// who holds it waits for a permit, and everybody else waits for the gate. So no other lock may have these
-// keys. [dlock.Client.Inspect] and [dlock.Client.Break] work with each of them. Nothing else is stored, and
-// the user of the store needs no more rights than for locks.
+// its holder waits for a permit, and everybody else waits for the gate. No other lock may have these keys.
+// [dlock.Client.Inspect] and [dlock.Client.Break] work with each of them. Nothing else is stored, and the
+// user of the store needs no more rights than for locks.
 //
 // Observers see the acquisition of the gate and of each permit. Those that are given up, because another
 // permit was free, end with [context.Canceled]. On a majority (package backend/redlock), [dlock.Stats]

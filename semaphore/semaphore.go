@@ -31,8 +31,8 @@ type Semaphore struct {
 }
 
 // New returns the semaphore of all processes that use name in the store of c. It sends nothing.
-// There are 1 to 64 permits. With another number, every call fails with [dlock.ErrInvalid]. So it
-// does with [dlock.WithMinHold], because a permit is free when it is released.
+// There are 1 to 64 permits. With another number, every call fails with [dlock.ErrInvalid]. The
+// same holds for [dlock.WithMinHold], because a permit is free when it is released.
 //
 // Permits have the options of c. [dlock.WithMaxWait] limits a whole call of Acquire or Do. If it is
 // 0, they do what TryAcquire does. [dlock.WithLocalTurns] applies to the gate only.
@@ -64,12 +64,12 @@ func New(c *dlock.Client, name string, permits int) *Semaphore {
 //
 // If all are held, Acquire waits behind those who came before, until a permit is free, ctx ends, or
 // WithMaxWait has passed. What [dlock.Client.Acquire] says of its errors holds here, too. The
-// [dlock.HeldError] then is about one of the permits, or about the gate: its holder is the first who
-// waits. Once the store has let the caller look for a permit, an outage does not end the wait, nor does
-// a refusal because of the state of the store.
+// [dlock.HeldError] then is about one of the permits, or about the gate, which the first waiter holds.
+// Once the store has let the caller look for a permit, an outage does not end the wait, nor does a
+// refusal because of the state of the store.
 //
 // If ctx carries a permit of a semaphore of this name, Acquire fails with [dlock.ErrNested]: callers
-// that hold a permit each and wait for another would wait for each other.
+// that each hold a permit and wait for another could deadlock.
 func (s *Semaphore) Acquire(ctx context.Context) (*dlock.Lease, int, error) {
 	if s.maxWait == 0 {
 		return s.TryAcquire(ctx)

@@ -22,20 +22,19 @@
 // cannot be inspected, the probe is a renewal of a lease that nobody has.
 //
 // A failure is an attempt that could not reach the store, or whose outcome is unknown. An answer
-// to an attempt ends the row of failures: a grant, a key that is held, or a refusal, such as a
+// to an attempt ends the run of failures: a grant, a key that is held, or a refusal, such as a
 // missing right. An argument that is out of range, or a store's client that is closed, counts
-// neither way. Renewals and releases count neither way as well: a store may answer only some
-// calls.
+// neither way. Nor do renewals and releases count: a store may answer only some calls.
 //
 // TryAcquire and TryAcquireSet are cut off after two seconds (see [WithSlow]), which is a failure. If the deadline of
-// its ctx comes first, that is a failure only if the call has lasted for a tenth of this time. A
-// call that its caller has cancelled counts neither way. A wait in the store's queue is cut off when
-// the breaker opens, if it began after the first of the attempts that have failed. No other wait is cut
-// off. When its ctx ends, it is a failure if it reports that the store was silent by then.
+// ctx comes first, that is a failure only if the call has lasted for a tenth of this time. A call that its caller has
+// cancelled counts neither way. A wait in the store's queue is cut off when the breaker opens, if it began after the
+// first of the attempts that have failed. No other wait is cut off. A wait that its ctx ends is a failure if it
+// reports that the store was silent by then.
 //
-// One breaker judges one store. In a cluster, a breaker around the whole opens when all of it
-// is away; a single master that is away does not open it while the others answer. With package redlock, put the
-// breaker around the whole, not around a node.
+// One breaker judges one store. A breaker around a cluster opens when all of the cluster is away, not when one
+// master is away and the others answer. With package redlock, put the breaker around the whole, not around a
+// node.
 //
 // [WithDegradation] grants certain keys in memory while the store is away for long.
 //
@@ -88,7 +87,7 @@ var (
 	_ dlock.TTLLimiter   = (*Locker)(nil)
 )
 
-// A State is that of a breaker. The zero value is that of a new one.
+// A State is the state of a breaker. The zero State is that of a new breaker.
 type State struct {
 	Open  bool
 	Since time.Time // of the last change
@@ -111,7 +110,7 @@ func WithFailures(n int) Option {
 }
 
 // WithSlow sets how long TryAcquire may take before it is cut off. The default is 2 s. If the
-// deadline of its ctx comes first, the call is a failure if it has lasted for a tenth of this.
+// deadline of ctx comes first, the call is a failure if it has lasted for a tenth of this.
 func WithSlow(d time.Duration) Option {
 	return func(b *Locker) {
 		if d <= 0 {
@@ -135,8 +134,8 @@ func WithProbe(d time.Duration) Option {
 }
 
 // OnChange sets a function that is called when the breaker opens or closes, for a log or a
-// metric. It is called by the goroutine that noticed, and must not block. Calls may overlap:
-// [State].Since tells their order.
+// metric. It is called by the goroutine that noticed the change, and must not block. Calls may
+// overlap: [State].Since tells their order.
 func OnChange(f func(State)) Option {
 	return func(b *Locker) { b.onChange = f }
 }
@@ -192,9 +191,10 @@ func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	return one(b.attempt(ctx, only(key, token, ttl), b.tryOne, false))
 }
 
-// TryAcquireSet implements [dlock.SetAcquirer], if the inner Locker does: to the breaker it is one call, like TryAcquire. While the
-// breaker is open, a set of which all keys may be degraded is granted in memory, all keys or none. While it is closed, a
-// set with a key that is held by a degraded lease is not supported: its other keys are the store's.
+// TryAcquireSet implements [dlock.SetAcquirer], if the inner Locker does: to the breaker it is one call, like
+// TryAcquire. While the breaker is open, a set whose keys may all be degraded is granted in memory, all keys or none.
+// While it is closed, a set with a key that is held by a degraded lease is not supported: its other keys are the
+// store's.
 func (b *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
 	inner, ok := b.Forward.Locker.(dlock.SetAcquirer)
 	switch {

@@ -12,7 +12,7 @@ import (
 )
 
 // A Degradation lets a process go on with locks of its own while the store is away. It is for
-// locks that only save work, such as that of a cache which is filled once. It is unsound
+// locks that only save work, such as one that lets a single process fill a cache. It is unsound
 // across processes: each has its own locks then.
 //
 // When the breaker has been open for After, attempts on certain keys are granted in memory.
@@ -26,15 +26,15 @@ import (
 // Within the process nothing overlaps, even if Keys changes its mind. A lease that the store has
 // granted blocks degraded leases of its key until it is released or has ended. A degraded lease
 // blocks its key for attempts at the store, too: they find it held. Acquire waits for such a key
-// in the process, in no order.
+// in the process, in no particular order.
 //
-// While the breaker is open, a degraded lease is renewed in memory, and its renewals start
-// probes. When the breaker has closed, the next renewal takes the key in the store: if another
-// holds it there, the lease is lost. At most 32 leases of a batch do so at the same time. A release
-// waits until that has been decided.
+// While the breaker is open, a degraded lease is renewed in memory, and its renewals start probes.
+// When the breaker has closed, the next renewal takes the key in the store: if another holds it
+// there, the lease is lost. At most 32 leases of a batch do so at the same time. A release waits
+// for the outcome.
 type Degradation struct {
-	// After is how long the breaker must have been open. It is at least the longest TTL of all
-	// processes: if the store is away for all of them, their leases have ended then.
+	// After is how long the breaker must have been open. Set at least the longest TTL of all
+	// processes: if the store is away for all of them, their leases have ended by then.
 	After time.Duration
 
 	// Keys reports whether a key may be degraded. It must not block.
@@ -308,7 +308,7 @@ func (b *Locker) lost(key, token string) {
 }
 
 // RenewBatch implements [dlock.BatchRenewer]. It renews degraded leases one by one, beside the
-// others. If the call for these fails, its error is in their results.
+// others. If the call for the others fails, its error is in their results.
 func (b *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
 	var stored []dlock.Renewal
 	var others, degraded []int // in batch
@@ -391,8 +391,8 @@ func (b *Locker) renewStored(ctx context.Context, batch []dlock.Renewal) ([]dloc
 	return results, nil
 }
 
-// Release implements [dlock.Locker]. It goes through an open breaker, unless the store was
-// never asked for the lease.
+// Release implements [dlock.Locker]. It goes through an open breaker if the store was ever
+// asked for the lease.
 func (b *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if ctx.Err() != nil {
 		return b.Forward.Release(ctx, key, token)
