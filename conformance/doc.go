@@ -20,15 +20,15 @@
 // here (taking.go, renewing.go, releasing.go), which begins with the chapter's clauses
 // and goes on with the checks.
 //
-// Cases use random keys, so they can share one store. Several run at the same time, but for those
-// that make the store lose its data, or count goroutines. Where time really passes, go test -short
+// Cases use random keys, so they can share one store. Several run at the same time, except those
+// that make the store lose its data or count goroutines. Where time really passes, go test -short
 // halves the number of rounds of the cases that depend on chance.
 //
 // # The harness
 //
-// Only Harness.New is needed. It returns one more client of the same store. A case calls
-// it several times, as a store is used by several processes, and cases call it at the
-// same time. The other fields of the [Harness] tell the suite more about the store.
+// Only Harness.New is needed. It returns one more client of the same store. A case calls it several
+// times, as a store is used by several processes. Cases may call it concurrently. The other fields
+// of the [Harness] tell the suite more about the store.
 //
 // With Harness.Dial and Addr, the suite stands between a client and its server, and makes the network
 // faulty. It loses, holds back, delays and cuts what is sent, whatever the protocol. To find a
@@ -97,17 +97,17 @@
 //	     466.500ms to    466.500ms  client 3  Release("dloc…A4UX") = true
 //	     466.976ms to    466.976ms  client 3  Renew("dloc…A4UX", 200ms) = true
 //
-// The failure also names a file with a picture of the whole history, in which these
-// calls are red. It is a page of HTML. With go test -artifacts it is among the artifacts
-// of the test, otherwise in the directory for temporary files.
+// The failure also names a file with a picture of the whole history, in which these calls are red.
+// The file is an HTML page. With go test -artifacts it is among the artifacts of the test,
+// otherwise in the directory for temporary files.
 //
-// AgreesWithModel makes random calls, one after the other, and compares the answers with those
-// of a model of a few lines. It uses package [pgregory.net/rapid], which shortens a sequence of
-// calls that fails, usually to two or three calls. The flags of rapid apply. With -rapid.checks
-// 10000 it tries more than 100 sequences, though for no longer than a few seconds where time
-// really passes. With -rapid.nofailfile=false, rapid leaves a file in testdata/rapid, and the next run
-// begins with the sequence that failed. Otherwise this package sets -rapid.nofailfile when the case
-// fails, also for tests of your own that use rapid in the same process.
+// AgreesWithModel makes random calls, one after the other, and compares the answers with those of a
+// short model. It uses package [pgregory.net/rapid], which shortens a sequence of calls that fails,
+// usually to two or three calls. The flags of rapid apply. With -rapid.checks 10000 it tries more than
+// 100 sequences, though for no longer than a few seconds where time really passes. With
+// -rapid.nofailfile=false, rapid leaves a file in testdata/rapid, and the next run begins with the
+// sequence that failed. Otherwise this package sets -rapid.nofailfile when the case fails, also for
+// tests of your own that use rapid in the same process.
 //
 // # What is not tested
 //

@@ -18,7 +18,7 @@ type Harness struct {
 	// that counts in seconds. 0 means 200 ms.
 	TTL time.Duration
 
-	// Grace is how late the store may end a lease: never too early. 0 means 50 ms.
+	// Grace is how late the store may end a lease. It must never end one early. 0 means 50 ms.
 	Grace time.Duration
 
 	// Bubble says that the store lives in this process and reads time only from package time. Every
@@ -27,25 +27,25 @@ type Harness struct {
 	Bubble bool
 
 	// Dial returns a client of a network store that listens at addr. Set it for every store on a
-	// network: the suite then stands between the two, at an address of its own, and makes faults.
+	// network: the suite then stands between the two, at an address of its own, and causes faults.
 	Dial func(t *testing.T, addr string) dlock.Locker
 	Addr string // where the store of Dial really is: host and port
 
 	// Wipe makes the store lose all data. Set it if fences survive this. It is also called from other
-	// goroutines than that of t, and while calls are in flight, which must not fail because of it.
-	// Nobody else may use the store, and cases that call it run alone.
+	// goroutines than that of t. Calls in flight must not fail because of it. Nobody else may use the
+	// store. Cases that call it run alone.
 	Wipe func(t *testing.T)
 
-	// Count returns how many keys, rows or records the store keeps, but for what has a limit. NoLeaks
-	// then finds what is never removed. Nobody else may use the store.
+	// Count returns how many keys, rows or records the store keeps, not counting kinds whose number
+	// is limited. NoLeaks then finds what is never removed. Nobody else may use the store.
 	Count func(t *testing.T) int
 
 	// PerCase returns a Harness with a store of its own for one case. Set it for stores that are quick to
 	// create: all cases then run at the same time, and all other fields are ignored.
 	PerCase func(t *testing.T) Harness
 
-	// Unordered says that the store serves waiters in any order. Where time really passes, an answer may then name as the
-	// holder one whose attempt is under way, as that of a majority of servers may.
+	// Unordered says that the store serves waiters in any order. Where time really passes, an answer may then name a
+	// holder whose attempt is still under way, as with a majority of servers.
 	Unordered bool
 
 	verdicts *verdicts     // of Run, if that runs the case

@@ -16,9 +16,9 @@ import (
 	"github.com/dlock-go/dlock/backend/rediscore"
 )
 
-// New returns a Locker that keeps its leases on client's server. It never closes the client, and
-// leaves nothing on it. If client is nil or a [redis.Ring], or hides that it is for several servers (see [WithInside]), all
-// methods of the Locker fail with [dlock.ErrInvalid].
+// New returns a Locker that keeps its leases on client's server. It never closes the client, and leaves no hooks on it. If
+// client is nil or a [redis.Ring], or hides that it is for several servers (see [WithInside]), all methods of the Locker
+// fail with [dlock.ErrInvalid].
 func New(client redis.UniversalClient, opts ...Option) *rediscore.Locker {
 	if isNil(client) {
 		return rediscore.New(nil, opts...)

@@ -97,9 +97,9 @@ func refused(format string, args ...any) error {
 // keys then. Two clients that decide differently could hold the same lock.
 var errRing = refused("a ring, whose clients need not agree on which server has a key")
 
-// WithInside names the client of go-redis inside a decorator that hides its methods, such as a struct with an embedded
-// [redis.UniversalClient]. Scripts still go through the decorator, but for batches in a cluster. All clients of a lock must
-// reach the same servers.
+// WithInside names the client of go-redis inside a decorator that hides its methods, such as a struct that embeds a
+// [redis.UniversalClient]. Scripts still go through the decorator, except batches in a cluster. Both must reach the same
+// servers.
 func WithInside(client redis.UniversalClient) Option {
 	return rediscore.WithConn(func(c rediscore.Conn) (rediscore.Conn, error) {
 		outer, ok := c.(conn)

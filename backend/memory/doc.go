@@ -3,7 +3,7 @@
 //
 //	client := dlock.New(memory.New())
 //
-// It keeps the whole contract of [dlock.Locker] and implements all the optional interfaces.
+// It keeps the whole contract of [dlock.Locker] and has all optional methods but LongestTTL.
 // Waiters are served in the order of arrival, and the call that frees a key hands it over. The
 // package starts no goroutines. It works inside a [testing/synctest] bubble, where leases of any
 // length expire in no real time.
@@ -17,7 +17,7 @@
 //   - [Locker.Fail] makes calls fail. [Locker.FailReplies] makes them take effect and fail.
 //     [Locker.Delay] makes them slow.
 //   - [Locker.Wipe] makes the store lose all data.
-//   - [Locker.SetClock] makes its clock wrong, and [Locker.SetAge] makes it older.
+//   - [Locker.SetClock] makes the store's clock wrong, and [Locker.SetAge] makes the store older.
 //
 // This test checks that a service stops working when its lease is lost:
 //

@@ -64,10 +64,9 @@ func (m *Locker) FailReplies(err error) {
 	m.faults.replies = err
 }
 
-// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before that
-// has no effect. Its error, a [dlock.UnansweredError], says so when d is over. If it is a wait, and was delayed for a second
-// or longer, the error also says that there was no reply, as [dlock.Acquirer] demands. Waits in
-// progress go on. Delay(0) ends the fault.
+// Delay makes all later calls wait for d before they take effect. A call whose ctx ends before that has no effect. When d is
+// over, its error, a [dlock.UnansweredError], says so. If it is a wait, and was delayed for a second or longer, the error
+// also says that there was no reply, as [dlock.Acquirer] demands. Waits in progress go on. Delay(0) ends the fault.
 func (m *Locker) Delay(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,9 +86,9 @@ func (m *Locker) Expire(key string) bool {
 	return true
 }
 
-// Steal ends the lease on key, if there is one, and grants the key to a stranger for ttl, ahead of
-// all waiters. A holder that was suspended until its lease had expired finds the same. It reports whether there
-// was a lease: false may mean that the name of the key is wrong.
+// Steal ends the lease on key, if there is one, and grants the key to a stranger for ttl, ahead of all waiters.
+// A holder that was suspended until its lease had expired finds the same. Steal reports whether there was a
+// lease: false may mean that the name of the key is wrong.
 func (m *Locker) Steal(key string, ttl time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 )
 
 // A Locker keeps leases in the memory of one process. It implements [dlock.Locker] and every
-// optional interface. All methods are safe for concurrent use. The zero value is an empty
-// store.
+// optional interface but [dlock.TTLLimiter]. All methods are safe for concurrent use. The zero
+// value is an empty store.
 type Locker struct {
 	mu      sync.Mutex // guards all fields, and what they point to; functions named …Locked need it
 	locks   map[string]*lock

@@ -1,11 +1,11 @@
-// Package quorum has what a majority of independent stores asks of each: votes. It is for authors of
-// backends that package redlock uses as nodes. Applications need nothing of it.
+// Package quorum defines votes, which package redlock asks of independent stores. It is for authors
+// of backends that redlock uses as nodes. Applications do not need it.
 //
 // # The contract of a Voter
 //
 // A Voter keeps the [contract of a Locker], which package conformance checks, and these clauses. The
 // stores of this module that vote, backend/memory and backend/rediscore, are tested for each of them by
-// backend/internal/votetest, which shows how.
+// backend/internal/votetest.
 //
 //   - VoteIsTryAcquire: A Voter grants and refuses as TryAcquire does, never shortens a lease, and
 //     heeds ctx as EndedContext says.
@@ -52,8 +52,8 @@ import (
 // about the store, which is called a node there.
 //
 // A Voter is found by a type assertion. [dlock.Forward] does not pass it on: a decorator that rewrites
-// keys or refuses calls would be bypassed. A decorator that wants to be a Voter has its methods
-// itself.
+// keys or refuses calls would be bypassed. A decorator that wants to be a Voter must implement its
+// methods itself.
 type Voter interface {
 	dlock.Locker
 
@@ -113,8 +113,7 @@ type Ballot struct {
 	// Clock is the time of the store's clock in microseconds, as in its fences.
 	Clock int64
 
-	// Place is a place behind all who wait for the key now, and not before Clock, if the key
-	// was not acquired.
+	// If the key was not acquired, Place is behind all who wait for it now, and not before Clock.
 	Place int64
 
 	// Err is the error of this element of a batch, or nil.

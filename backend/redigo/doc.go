@@ -20,25 +20,24 @@
 // # Settings of the pool
 //
 // Set DialReadTimeout and DialWriteTimeout: by default redigo has no limits. A call whose context
-// has a deadline within the next 5 s ends at that deadline, and not earlier if the context is
-// cancelled. Any other call ends when its context ends; it uses a goroutine.
+// has a deadline within the next 5 s ends at that deadline, even if the context is cancelled
+// earlier. Any other call ends when its context ends; it uses a goroutine.
 //
-// Set MaxIdle to the number of concurrent calls, or calls open new connections. If you set
-// MaxActive, set Wait too, or calls fail with [redis.ErrPoolExhausted]. If the server closes idle
-// connections (its timeout is not 0), set IdleTimeout to less, or a call on such a connection
-// fails with EOF. TestOnBorrow is not needed, and costs a round trip. After a failover the old master is a
-// replica, and may keep its connections open. This package leaves a connection that is answered with READONLY,
-// MASTERDOWN or LOADING: it dials a new one, at most ten times a second if that does not help, and makes the call
-// there. If the server of the new one serves, the idle connections are closed, and others when they
-// are refused.
+// Set MaxIdle to the number of concurrent calls: further calls open new connections. If you set MaxActive, set
+// Wait too, or calls fail with [redis.ErrPoolExhausted]. If the server closes idle connections (its timeout is
+// not 0), set IdleTimeout to less, or a call on such a connection fails with EOF. TestOnBorrow is not needed, and
+// costs a round trip. After a failover the old master is a replica, and may keep its connections open. If a call
+// is answered with READONLY, MASTERDOWN or LOADING, this package dials a new connection and makes the call there.
+// While that does not help, it dials at most four times a second. If it helps, all idle connections are closed,
+// and others when they get such an answer.
 //
-// One connection outside of the pool receives the messages for all waiters. The server does not
-// close it while it is idle. Calls that are in flight at the same time travel together, in pipelines. They
-// use two connections at a time, or up to half of MaxActive if the network is slow: see package rediscore.
-// With a MaxActive of one or two they use one, and a call of yours may have to wait for a pipeline.
+// One connection outside of the pool receives the messages for all waiters. The server does not close it
+// while it is idle. Concurrent calls travel together in pipelines. The pipelines use two connections at a
+// time, or up to half of MaxActive if the network is slow: see package rediscore. With a MaxActive of one
+// or two they use one, and a call of yours may have to wait for a pipeline.
 //
-// The pool may wrap its connections in a type that has only the methods of [redis.Conn]. A call
-// on such a connection also ends with its context, and uses a goroutine. But the pool gets the
-// connection back only when the server answers or DialReadTimeout ends the call. That
-// DialReadTimeout must be more than a second, or waiters get no messages.
+// The pool may wrap its connections in a type that has only the methods of [redis.Conn]. A call on
+// such a connection also ends with its context, and uses a goroutine. But the pool gets the
+// connection back only when the server answers or DialReadTimeout ends the call. DialReadTimeout
+// must then be more than a second, or waiters get no messages.
 package redigo

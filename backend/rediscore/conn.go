@@ -13,9 +13,9 @@ import (
 // the outcome of the first try is unknown. It follows redirections of Redis Cluster, because
 // the server that redirects has not executed the call.
 //
-// A Conn returns the library's errors, wrapped or not. The Locker decides by [dlock.NoEffect], and
-// by the text of the innermost error, whether the call had no effect: if the server has answered,
-// that text is its answer. Joined errors (Unwrap() []error) never say so. A Conn should be a [Replier],
+// A Conn returns the library's errors, wrapped or not. The Locker decides by [dlock.NoEffect], and by
+// the text of the innermost error, whether the call had no effect: if the server has answered, that
+// text is its answer. Joined errors (Unwrap() []error) never mean that. A Conn should be a [Replier],
 // which says that an error is an answer although the Locker does not know its text.
 //
 // A Conn returns a [dlock.NoEffectError] if it is certain that the call was not sent and will
@@ -57,8 +57,8 @@ type Conn interface {
 // A Router is a [Conn] of a Redis Cluster that knows the masters. Calls for one master then travel
 // together. Otherwise only those for one slot do.
 type Router interface {
-	// Master returns a comparable value that stands for the master that has the keys of a call,
-	// or nil if that is not known. It does not wait for a server if it can help it.
+	// Master returns a comparable value that stands for the master that has the keys of a call, or
+	// nil if that is not known. It avoids waiting for a server.
 	Master(ctx context.Context, call Call) any
 }
 

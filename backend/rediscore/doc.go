@@ -22,10 +22,10 @@
 // needs none of these rights. If the user may not subscribe, waiters queue but get no messages,
 // and are served more slowly: [WithInboxError] reports why.
 //
-// The scripts run on Lua 5.1 to 5.4. Some proxies refuse scripts by their text: a key must be literally KEYS[1] and so on, the
-// name of a command must be a literal, and PUBLISH is not allowed. What is sent with [WithQueue](false) keeps these rules, but for
-// a set of keys: where its script is refused, the Locker sends no other, and each key gets an attempt of its own. With the
-// queue, the error matches [dlock.ErrInvalid] and names that option.
+// The scripts run on Lua 5.1 to 5.4. Some proxies refuse scripts by their text: a key must be literally KEYS[1] and so on,
+// the name of a command must be a literal, and PUBLISH is not allowed. With [WithQueue](false), every script keeps these
+// rules except the one for a set of keys: if it is refused, the Locker does not send it again, and each key gets an attempt
+// of its own. With the queue, the error matches [dlock.ErrInvalid] and names that option.
 //
 // # What is stored
 //
@@ -41,21 +41,20 @@
 // the clock, a day after the clock has reached it. Keys and prefixes that contain "dlock1:" are refused,
 // because they could be such names.
 //
-// Which counter it is, the server decides. A cluster refuses a script whose keys are in two slots, as those of a lock and the
-// common counter always are. A Locker that hears this uses the counter of the slot from then on, so all
-// clients of a server agree. [WithCounterBySlot] is for servers that refuse no slots, while some clients are those of a
-// cluster.
+// The server decides which counter a lock uses. A cluster refuses a script whose keys are in two slots, as those of a lock
+// and the common counter always are. A Locker that gets this refusal uses the counter of the slot from then on, so all
+// clients of a server agree. [WithCounterBySlot] is for servers that do not refuse this, when some clients are cluster
+// clients.
 //
-// While a lock is waited for, it has two more keys: prefix{tag}dlock1:queue: followed by the
-// key, and prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace,
-// the tag comes first here too. They are removed with the last waiter, a minute after the last
-// check-in, or, if nobody has checked in for so long, ten seconds after the last waiter came.
+// While a lock has waiters, it has two more keys: prefix{tag}dlock1:queue: followed by the key, and
+// prefix{tag}dlock1:waiters: followed by the key. For a prefix with an opening brace, the tag comes
+// first here too. Both are removed with the last waiter. Otherwise they expire a minute after the
+// last check-in or ten seconds after the last waiter came, whichever is later.
 //
-// All programs must split the name of a lock into prefix and key at the same place. Prefix
-// "a:" with key "b:1" stores the same lock as prefix "a:b:" with key "1", and the two exclude
-// each other. But each has its own fence counter and its own queue: a fence of one can be
-// smaller than an earlier fence of the other, and the waiters of one are passed over by those
-// of the other.
+// All programs must split the name of a lock into prefix and key at the same place. Prefix "a:"
+// with key "b:1" stores the same lock as prefix "a:b:" with key "1", and the two exclude each
+// other. But each has its own fence counter and its own queue: a fence of one can be smaller than
+// an earlier fence of the other, and each hands the lock over to its own waiters only.
 //
 // In a cluster, keys that are unique per use (an order number, a random part) can end up using every one of
 // the 16,384 slots, and leave a counter in each for a day. If that is too much, a common hash
@@ -72,49 +71,48 @@
 // The fence of a grant is the last fence of its counter + 8, or the server's clock in microseconds
 // if that is larger. The clock is read at each grant.
 //
-// So fences rise as long as the server has its data, also if its clock is set back, unless it had been set forward by more
-// than a day, which ends the counter. They also rise when the server has lost its
-// data (FLUSHALL, a restart without persistence, a failover that lost writes), because time has
-// moved on, under two conditions: the clock of the new server is behind the old one's by less than the outage lasted; and
-// there were fewer than 125,000 grants a second.
+// So fences rise as long as the server has its data, even if its clock is set back. The exception is a clock that had been
+// set forward by more than a day, which ends the counter. Fences also rise when the server has lost its data (FLUSHALL, a
+// restart without persistence, a failover that lost writes), because time has moved on, under two conditions: the clock of
+// the new server is behind the old one's by less than the outage lasted; and there were fewer than 125,000 grants a
+// second.
 //
-// Without [WithReplicas], two masters may grant the same lock, because the network is split or Sentinel was
-// asked for a failover. Their fences then follow the two clocks: the holder at the server whose clock is ahead has the larger
-// fence, also against later grants of the other server, until the other clock has got as far. Fences are equal only
-// if both servers grant the lock in the same microsecond of their clocks, or if the clock of the promoted one is behind the
-// last fence that it knows.
+// Without [WithReplicas], two masters may grant the same lock if the network is split or Sentinel was asked for a failover.
+// Their fences then follow the two clocks: the holder at the server whose clock is ahead has the larger fence, even than
+// later grants of the other server, until the other clock catches up. Fences are equal only if both servers grant the lock
+// in the same microsecond of their clocks, or if the clock of the promoted one is behind the last fence that it knows.
 //
-// So a resource should compare the whole Stamp of package fence: then it obeys only one of two
+// So a resource should compare the whole Stamp of package fence: then it accepts only one of two
 // equal fences.
 //
 // A fence fits exactly into a float64, and so into a JavaScript number, until the year 2255.
 //
 // # Sets
 //
-// [Locker.TryAcquireSet] takes up to 256 keys in one call of a script, or none of them. A script has one fence counter. So on a single
-// server, a set with keys in the slot of the common counter (one key in 16,384) and others is not one call. In a cluster, the keys
-// must have one slot: give them a common hash tag, such as "{user1}:a" and "{user1}:b". Other sets, those that meet waiters
-// in the queue of a key that is free, and those in a slot that moves, get an attempt for each key.
+// [Locker.TryAcquireSet] takes up to 256 keys in one call of a script, or none of them. A script has one fence counter. So
+// on a single server, keys in the slot of the common counter (one in 16,384) and other keys cannot share a call. In a
+// cluster, the keys must have one slot: give them a common hash tag, such as "{user1}:a" and "{user1}:b". Each key gets an
+// attempt of its own in all other sets, if a free key has waiters, or while the slot is being moved.
 //
 // # Connections
 //
-// Calls that are in flight at the same time travel together. A call that is alone is sent at once, in the
-// goroutine of its caller. While two flights to a master are under way, further calls wait. They are sent in
-// one pipeline when one of the two is back: renewals first, the others in the order in which they
-// came. So a thousand goroutines need no more connections than ten. A flight has at most 64 calls, or up to
-// 500 if the round trip is larger.
+// Concurrent calls travel together. A call that is alone is sent at once, in the goroutine of its caller.
+// While two flights to a master are under way, further calls wait. They are sent in one pipeline when one of
+// the two is back: renewals first, the others in the order in which they came. So a thousand goroutines need
+// no more connections than ten. A flight has at most 64 calls, plus one for each 50 µs of the round trip,
+// and never more than 500.
 //
-// If a round trip takes more than a millisecond, or none has been measured yet, more flights may be under way: at most half of the
-// connections of the client's pool, rounded up. A pool of one or two connections has one flight at a time.
-// With [WithReplicas], renewals, grants and all other calls have flights of their own: one each, and at most a
-// sixth of the pool each if that is more. One WAIT is for all calls of a flight.
+// If a round trip takes more than a millisecond, or none has been measured yet, more flights may be under way: at most half
+// of the connections of the client's pool, rounded up. A pool of one or two connections has one flight at a time. With
+// [WithReplicas], renewals, grants and all other calls have flights of their own: one each, or up to a sixth of the pool
+// each if that is more. One WAIT is for all calls of a flight.
 //
 // A flight that takes ten times as long as the fastest, and 50 ms more, may be on a dead connection: the next
 // one does not wait for it, as long as the pool has a connection.
 //
 // A call whose ctx ends while it waits is not sent: it has no effect. If ctx ends later, the call returns, and its
-// outcome is unknown. A flight with several calls has a time limit of its own: 5 s, and the time-out of
-// WithReplicas besides. The context that the client library gets then has the values of no caller.
+// outcome is unknown. A flight with several calls has a time limit of its own: 5 s plus the time-out of
+// WithReplicas. Its context has no caller's values.
 //
 // # Waiting
 //
@@ -124,29 +122,28 @@
 // refused, even if the lock is free: nobody jumps the queue.
 //
 // Messages come through an inbox: a channel that the Locker subscribes to. A Locker opens its inbox
-// when a wait begins, and closes it when there was no wait for a second. In a cluster, there is an
-// inbox for each slot that is waited for, a shard channel. All inboxes of a Locker on one master
-// share one connection, which is not one of the pool of the client library.
+// when a wait begins, and closes it a second after the last wait. In a cluster, there is an inbox
+// for each slot that is waited for, a shard channel. All inboxes of a Locker on one master share
+// one connection, which is not one of the pool of the client library.
 //
-// Messages can be lost. So waiters check in with the server about every two seconds, to
-// find out whether they were granted the lock and to show that they are alive. One checks in for all waits
-// of its Locker for a key: the first of them in the queue. So ten thousand goroutines that wait for a key
-// cost one call in two seconds. If one of the first two waiters in the queue checks in, it also does so when
-// the holder's lease ends. A waiter whose Locker has not checked in for five seconds, or whose inbox has no
-// subscriber, counts as dead and is passed over. If it was alive after all, it returns to its old place with
-// its next check-in.
+// Messages can be lost. So waiters check in with the server about every two seconds, to find out whether
+// they were granted the lock and to show that they are alive. For each key, the first waiter of a Locker
+// checks in for all others of that Locker. So ten thousand goroutines that wait for a key cost one call in
+// two seconds. A waiter that checks in, and is first or second in the queue, also does so when the
+// holder's lease ends. A waiter whose Locker has not checked in for five seconds, or whose inbox has no
+// subscriber, counts as dead and is passed over. If it was alive after all, it returns to its old place
+// with its next check-in.
 //
-// While the lock is held, check-ins remove the waiters that have been silent for a minute. So do waiters
-// that come, two once a second, and two each while they find some: the queue cannot grow while waiters die
+// While the lock is held, check-ins remove the waiters that have been silent for a minute. New waiters also
+// remove two dead ones once a second, or two each while they find some: the queue cannot grow if waiters die
 // before their first check-in. One call of a script removes at most about 5,000 dead waiters, in 10 ms or less.
 // If there are more, the Locker repeats the call, and the server can serve others in between.
 //
-// A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support
-// it, the cluster may be older than Redis 7, or the client may subscribe on another server than the one that runs the
-// scripts, such as a replica, which a check-in finds out. Such waiters queue too, and check in more often:
-// the first one five to ten times a second, the others about once a second or more often, and
-// each at least three times in its TTL. The lock is reserved for the first waiter for at most
-// 2 s after its last check-in, or for its TTL if that is shorter.
+// A waiter may have no inbox: the user may have no right to subscribe, a proxy may not support it, the cluster may be
+// older than Redis 7, or the client may subscribe on another server than the one that runs the scripts, such as a
+// replica (a check-in detects this). Such waiters queue too, and check in more often: the first one five to ten times
+// a second, the others about once a second or more often, and each at least three times in its TTL. The lock is
+// reserved for the first waiter for at most 2 s after its last check-in, or for its TTL if that is shorter.
 //
 // Programs with other libraries do not queue. They do not get a lock that dlock's waiters pass
 // on among themselves, and when they free a lock, no waiter gets a message. While both are in
@@ -157,10 +154,10 @@
 // # Votes
 //
 // A Locker is a [quorum.VoteAcquirer]. The Store of a [quorum.Ballot] is the replication ID of the
-// master, and the marker has the ID and the time of the first vote under it. A restart, with its
-// data or without, and a promotion give a master another ID. FLUSHALL removes the marker. Age begins
-// at 0 in each case, and so it does for each new prefix and, in a cluster, for each new slot. It also
-// does if the clock is set back to before the time of the marker.
+// master, and the marker has the ID and the time of the first vote under it. A restart, with its data
+// or without, and a promotion give a master another ID. FLUSHALL removes the marker. Age begins at 0
+// in each case. It also does for each new prefix, for each new slot of a cluster, and if the clock is
+// set back to before the time of the marker.
 //
 // A master also takes another ID when its first replica connects, and when it has had no replica
 // for repl-backlog-ttl (an hour). Age then begins again, although nothing was lost.
@@ -171,8 +168,8 @@
 //
 // While a slot is moved from one server of a cluster to another, the keys of a lock may be on
 // different servers. A free lock cannot be acquired then: attempts fail with TRYAGAIN, and the
-// Client repeats them for up to 10 s. A held lock can be renewed and released. It is not handed
-// over then: the waiters find out with their next check-in.
+// Client repeats them for up to 10 s. A held lock can be renewed and released. But a release then
+// hands it to nobody: a waiter gets it at a later check-in.
 //
 // Leases are as durable as the server's data. A server that restarts without its data, or a
 // replica that is promoted without the last writes, has lost leases: use fences where that

@@ -37,7 +37,7 @@ func around(prefix string) (before, behind string) {
 // QueuePattern is a pattern for SCAN. The names of all queues match it.
 const QueuePattern = "*" + queueSuffix + "*"
 
-// ParseQueue returns the prefix and the key of the lock whose queue has a name.
+// ParseQueue returns the prefix and the key of the lock whose queue has this name.
 func ParseQueue(name string) (prefix, key string, ok bool) {
 	beside, key, marked := strings.Cut(name, queueSuffix)
 	prefix, rest, tagged := strings.Cut(beside, "{")

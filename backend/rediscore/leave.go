@@ -10,18 +10,16 @@ import (
 	"github.com/dlock-go/dlock/backend/internal/rediserr"
 )
 
-// A Leaver is a [Conn] that can make calls where the address of its server leads now. Its connections may be
-// open and lead to a server that is a replica now, and refuses all that writes: after a failover behind a DNS
-// name, a Service or a proxy.
+// A Leaver is a [Conn] that can make calls over another connection. After a failover behind a DNS name, a
+// Service or a proxy, open connections may lead to a server that is now a replica and refuses all writes.
 type Leaver interface {
 	// EvalAnew makes calls as EvalAll does or, if wait is not nil, as EvalReplicated, on another connection than
-	// the last ones. An error for which [dlock.NoEffect] holds says that there was none. It returns how many
-	// connections were closed since these calls were first made because their server does not serve.
+	// the last ones. If there was none, it sets an error for which [dlock.NoEffect] holds. It returns how many
+	// connections were closed, since these calls were first made, because their server does not serve.
 	EvalAnew(ctx context.Context, calls []Call, results []Result, wait *Replication) (closed int)
 }
 
-// Unserving reports whether a result is the answer of a server that serves no locks as long as it has its present role:
-// that of a replica.
+// Unserving reports whether a result is the answer of a server that serves no locks now, such as a replica.
 func Unserving(results ...Result) bool {
 	return slices.ContainsFunc(results, func(r Result) bool { return r.Err != nil && rediserr.Unserving(rediserr.Answer(r.Err)) })
 }
@@ -31,8 +29,8 @@ func Serves(results []Result) bool {
 	return !Unserving(results...) && slices.ContainsFunc(results, func(r Result) bool { return r.Err == nil })
 }
 
-// Trial returns a call for the same server as another that changes nothing, and that only a server that serves answers without
-// an error.
+// Trial returns a call that goes to the same server as call and changes nothing. Only a server that serves answers it
+// without an error.
 func Trial(call Call) Call {
 	return Call{Script: renewScript, Args: []string{"-", "1"}, keys: call.keys}
 }

@@ -12,7 +12,7 @@ import (
 const maxRedirections = 3
 
 // EvalByMaster makes calls in a cluster: those for one master together, and for several masters at
-// the same time. A call that is redirected follows. It is for the methods of a [Conn].
+// the same time. A redirected call is sent to the new node. It is for the methods of a [Conn].
 //
 // The function master returns the master of a call or, if address is not empty, the node that a
 // redirection names. The function eval makes the calls with the given indices on a node. If asking

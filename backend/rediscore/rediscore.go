@@ -17,12 +17,11 @@ import (
 // A Locker keeps leases on Redis. It implements [dlock.Locker], [dlock.Acquirer],
 // [dlock.BatchRenewer], [dlock.SetAcquirer], [dlock.Inspector] and [quorum.VoteAcquirer]. All methods are safe for concurrent use.
 //
-// If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or
-// the server refused the call before its script had granted, renewed or released anything. It is
-// a temporary [dlock.NoEffectError] if the server said LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN
-// or READONLY, or the client of a cluster has followed too many redirections (MOVED, ASK). After any
-// other error the outcome of the call is unknown. So it is if the client library panicked, or a hook or decorator of it: the
-// call then has an error with the line of code, and the process goes on.
+// If a call had no effect, [dlock.NoEffect] says so of its error: nothing was sent, or the server refused the call before
+// its script had granted, renewed or released anything. The error is a temporary [dlock.NoEffectError] if the server said
+// LOADING, TRYAGAIN, CLUSTERDOWN, MASTERDOWN or READONLY, or the client of a cluster has followed too many redirections
+// (MOVED, ASK). After any other error the outcome of the call is unknown. The same holds if the client library, a hook or a
+// decorator panicked: the call then fails with an error that names the line of code, and the process goes on.
 type Locker struct {
 	// No two mutexes of this package are ever held together, and none during a call of a
 	// method of conn or of inboxErr. Functions named …Locked need the mutex of their type.
@@ -82,22 +81,22 @@ const maxPrefix = 1024
 // programs do not queue, so they would not get the lock while a waiter of dlock is queued.
 func WithQueue(on bool) Option { return func(l *Locker) { l.unqueued = !on } }
 
-// WithCounterBySlot sets whether there is a fence counter for each hash slot, in place of one for the prefix. It is so anyway
-// with the client of a cluster, and with other clients of a server that refuses scripts with keys of several slots, as each
-// node of a cluster does. Use WithCounterBySlot(true) if some programs have a client of a cluster and others have not, and
-// the server refuses no slots: all programs that share a lock must use the same counter. The default is false.
+// WithCounterBySlot sets whether there is a fence counter for each hash slot, in place of one for the prefix. The client of
+// a cluster always does this, and so does any client of a server that refuses scripts with keys of several slots, as each
+// node of a cluster does. Use WithCounterBySlot(true) if only some programs have a client of a cluster, and the server
+// refuses no slots: all programs that share a lock must use the same counter. The default is false.
 func WithCounterBySlot(on bool) Option { return func(l *Locker) { l.bySlot.Store(on) } }
 
-// WithInboxError sets a function that is called with the reason when the Locker cannot open
-// an inbox, or when the server that runs the scripts says that nobody listens to it. Waiters get no messages then, and
-// check in more often instead. The usual reasons are that the Redis user has no right to subscribe to the channels under
-// the prefix (see the package documentation), and that the client subscribes on a replica. An
-// Observer sees such waits, too: see [dlock.InboxMissingInfo]. f is called once, and again
-// only after an inbox has been open and heard. It should return soon, because Close waits for it.
+// WithInboxError sets a function that is called with the reason when the Locker cannot open an inbox, or when the server
+// that runs the scripts says that the inbox has no subscriber. Waiters get no messages then, and check in more often
+// instead. The usual reasons are that the Redis user has no right to subscribe to the channels under the prefix (see the
+// package documentation), and that the client subscribes on a replica. An Observer sees such waits, too: see
+// [dlock.InboxMissingInfo]. f is called once, and again only after an inbox has worked. It should return soon, because
+// Close waits for it.
 func WithInboxError(f func(error)) Option { return func(l *Locker) { l.inboxErr = f } }
 
-// WithConn lets f replace the [Conn], or refuse it: then all methods of the Locker fail with [dlock.ErrInvalid] and the text
-// of f's error. It is for the options of adapters.
+// WithConn lets f replace the [Conn] or refuse it. If it refuses, all methods of the Locker fail with [dlock.ErrInvalid] and
+// the text of its error. It is for the options of adapters.
 func WithConn(f func(Conn) (Conn, error)) Option {
 	return func(l *Locker) {
 		conn, err := f(l.conn.conn)
@@ -158,8 +157,8 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [dlock.Locker] in one round trip. It fails with [dlock.ErrReleased] if a call is in
-// flight that may release what it grants: token has waited, and was released.
+// TryAcquire implements [dlock.Locker] in one round trip. It fails with [dlock.ErrReleased] if token has
+// waited and was released, and a call in flight may still release the grant.
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err

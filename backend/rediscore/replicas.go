@@ -15,12 +15,12 @@ import (
 // error whose outcome is unknown (a [dlock.Client] does so), and one that was to be renewed keeps
 // its old deadline. Releases do not wait for replicas.
 //
-// With n = all replicas of a master, a failover loses no lease that somebody relies on. (WAIT also
+// With n = all replicas of a master, a failover loses no lease that a client relies on. (WAIT also
 // counts replicas that cannot be promoted, so n must count them too.) But as long as one of them is
 // away, nothing is granted or renewed. With a smaller n, a replica without the lease may be
-// promoted, and an old master with n replicas may go on granting. A call takes the round trip from
-// the master to the replicas longer, and a handover one from the waiter to the master besides: the
-// message is only a hint then, and the waiter asks.
+// promoted, and an old master with n replicas may go on granting. A call takes longer by the round
+// trip from the master to the replicas. A handover also takes one from the waiter to the master:
+// its message is only a hint then, and the waiter asks.
 //
 // The replicas' clocks decide when a lease expires after a failover, so they must be as good as
 // the master's. The timeout should be shorter than the time that the client library gives a
@@ -59,8 +59,8 @@ type Replication struct {
 	Timeout  time.Duration
 }
 
-// Milliseconds returns the time-out that WAIT is to have: less than Timeout if ctx ends before,
-// and at least 1, since 0 means to wait for ever.
+// Milliseconds returns the time-out for WAIT: less than Timeout if ctx ends before, and at least 1,
+// since 0 means to wait for ever.
 func (r Replication) Milliseconds(ctx context.Context) int64 {
 	timeout := r.Timeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -85,8 +85,8 @@ func (e *ReplicasError) Error() string {
 	return fmt.Sprintf("the master has the lease, and %d of %d replicas have it within %v", e.Got, e.Want, e.Timeout)
 }
 
-// Unwrap returns the error of WAIT among several, if there is one: it says nothing about the
-// effect of the call.
+// Unwrap returns the error of WAIT, if any, as one of several: it says nothing about the effect of
+// the call.
 func (e *ReplicasError) Unwrap() []error {
 	if e.Err == nil {
 		return nil

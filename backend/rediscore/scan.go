@@ -13,14 +13,14 @@ import (
 
 // A Scanner is a [Conn] that finds keys.
 type Scanner interface {
-	// Scan goes through the strings of all masters with SCAN, and passes on the names that match a
-	// pattern of the server, in batches of about ScanCount or fewer. It may repeat names. It ends with the
-	// error of found, if that returns one. Calls of found do not overlap.
+	// Scan goes through the strings of all masters with SCAN, and passes on the names that match pattern,
+	// in batches of about ScanCount or fewer. It may repeat names. It ends with the error of found, if
+	// that returns one. Calls of found do not overlap.
 	Scan(ctx context.Context, pattern string, found func(names []string) error) error
 }
 
-// ScanCount is the COUNT of a Scanner's SCAN: so many keys the server looks at in one go, within about
-// half a millisecond.
+// ScanCount is the COUNT of a Scanner's SCAN: the server looks at that many keys at a time, within
+// about half a millisecond.
 const ScanCount = 1000
 
 // scanParts is how many holders Scan asks for at once, so that the server serves others between.
@@ -32,10 +32,10 @@ type Entry struct {
 	dlock.Hold // Waiting is 0
 }
 
-// Scan returns the keys under the Locker's prefix that begin with a text, each with what holds it. It looks
+// Scan returns the keys under the Locker's prefix that start with beginning, each with its holder. It looks
 // at all keys of the database, ScanCount at a time, and never uses KEYS. Keys of other programs are among
-// them: their Token is any text. A key that is there from the beginning to the end is found, at least once.
-// Others may be. An error is the last element. It is [errors.ErrUnsupported] if the [Conn] is no [Scanner].
+// them: their Token is any text. A key that exists during the whole scan is found at least once. Others may
+// be found. An error is the last element. It is [errors.ErrUnsupported] if the [Conn] is no [Scanner].
 func (l *Locker) Scan(ctx context.Context, beginning string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		err := l.ready(ctx)
@@ -94,7 +94,7 @@ func (l *Locker) scanned(ctx context.Context, names []string, yield func(Entry) 
 	return nil
 }
 
-// Literally returns the pattern for SCAN that matches a text only.
+// Literally returns the pattern for SCAN that matches only text.
 func Literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
 }

@@ -18,7 +18,8 @@ const maxSet = 256
 //   - Elsewhere, the keys use both counters of the prefix: see "What is stored" in the package documentation.
 //   - A key is free, but waiters are queued for it, alive or dead. An attempt for each key serves them.
 //   - A key is not that of a lock, or its slot moves.
-//   - The server or a proxy refuses the script, which has keys in a loop, also with [WithQueue](false). The Locker sends no other.
+//   - The server or a proxy refuses the script, which has keys in a loop, even with [WithQueue](false). The Locker does not
+//     send it again.
 func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
 	names, args, err := l.checkSet(ctx, set)
 	if err != nil {

@@ -77,10 +77,10 @@ func (l *Locker) Pass(ctx context.Context, key, token, to string, floor int64) (
 	return l.end(ctx, passScript, key, token, to, strconv.FormatInt(floor, 10))
 }
 
-// AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a
-// message brings is that of the last answer before it. If AcquireVote fails, a call may still be in flight:
-// the caller passes the vote on, or releases it, until nothing of token can arrive any more. A vote that comes when
-// the wait was given up is released in the background. Until that is answered, AcquireVote, and Vote too, fail with
+// AcquireVote implements [quorum.VoteAcquirer]. It waits as Acquire does. The Age of a grant that a message brings
+// is that of the last answer before it. If AcquireVote fails, a call may still be in flight: the caller passes the
+// vote on, or releases it, until nothing of token can arrive any more. A vote that comes after the wait was given
+// up is released in the background. Until this release is answered, AcquireVote and Vote fail with
 // [dlock.ErrReleased], without effect.
 func (l *Locker) AcquireVote(ctx context.Context, key, token string, ttl time.Duration, floor, place int64) (quorum.Ballot, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {

@@ -40,11 +40,11 @@ const (
 // the lock, such as a former master. The inbox is opened again, and until then the waiter goes on without it.
 const maxPassedOver = 2
 
-// Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release
-// hands the lock to it and sends the waiter a message. Because the message can be lost, the
-// waiter also checks in with the server about every two seconds, and when the holder's lease
-// ends. If the token is released through the same Locker during the wait, the wait ends with
-// [dlock.ErrReleased]. So it does if a call is in flight that may release what it is granted.
+// Acquire implements [dlock.Acquirer]. The token is in the queue of the lock until a release hands
+// the lock to it and sends the waiter a message. Because the message can be lost, the waiter also
+// checks in with the server about every two seconds, and when the holder's lease ends. If the token
+// is released through the same Locker during the wait, the wait ends with [dlock.ErrReleased]. So
+// does a wait whose grant a call in flight may still release.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.check(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err

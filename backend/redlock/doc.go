@@ -1,7 +1,7 @@
-// Package redlock is a lock on a majority of independent stores: a [dlock.Locker] made of N
-// others, of which more than half decide. It goes on while a minority of them is down, slow or
-// has lost its data, and no failover can lose a grant. One server with fences is simpler and
-// cheaper, and the better choice where its outage can be waited for; docs/redlock.md compares.
+// Package redlock is a lock on a majority of independent stores: a [dlock.Locker] made of N others,
+// of which more than half decide. It goes on while a minority of them is down, slow or has lost its
+// data, and no failover can lose a grant. One server with fences is simpler and cheaper, and the
+// better choice if you can wait out its outage; docs/redlock.md compares.
 //
 //	nodes := []dlock.Locker{goredis.New(a), goredis.New(b), goredis.New(c)}
 //	client := dlock.New(redlock.New(nodes))
@@ -13,19 +13,20 @@
 // # The guard
 //
 // A node that restarts empty would vote for a second holder. So a node that has forgotten what it
-// knew, or may have, is young, and does not count until the longest TTL has passed: all leases that
-// it may have forgotten have ended then. This is also so after the first start of the nodes: until
-// a majority is old enough, attempts fail with a [MajorityError] that says how long that takes.
+// knew, or may have, is young, and does not count until the longest TTL plus 1 % and 1 s have
+// passed: all leases that it may have forgotten have ended then. The same holds after the first
+// start of the nodes: until a majority is old enough, attempts fail with a [MajorityError] that
+// says how long that takes.
 //
 // # What is guaranteed
 //
-// No two clients are certain of the same lease at the same time, and fences rise from one lease
-// to the next, as long as clocks run at the same rate to within 1 %. Their times may differ; but if
-// a node forgets its data, the order of fences needs clocks of the nodes that agree to within the
-// longest TTL. A paused process may still act after its lease has ended: fences are for that.
+// No two clients are certain of the same key at the same time, and fences rise from one lease to
+// the next, as long as clocks run at the same rate to within 1 %. Their times may differ; but if a
+// node forgets its data, fences rise only if the nodes' clocks agree to within the longest TTL. A
+// paused process may still act after its lease has ended: fences are for that.
 //
-// The TTL is at least five round trips to the slowest node of the fastest majority. With a shorter one,
-// releases and renewals may have no answer before the lease ends.
+// Set a TTL of at least five round trips to the slowest node of the fastest majority. With a shorter
+// one, the lease may end before releases and renewals are answered.
 //
 // # Watching the nodes
 //
@@ -37,10 +38,9 @@
 //	}))
 //
 // [Locker.Nodes] returns the state of all nodes at any time, and RegisterNodes of package
-// observe/otel makes a metric of it. All three tell what the calls of this Locker have found:
-// nothing is sent for it, so a node that dies while nobody calls is seen at the next call, or at the
-// next renewal of a lease. A node that is hung is down when a request had no answer for 5 s (see
-// [WithNodeLimit]).
+// observe/otel makes a metric of it. All three show what the calls of this Locker have found, and
+// send nothing. So a node that dies while nobody calls is noticed at the next call or renewal. A
+// hung node is down after at most 5 s without an answer (see [WithNodeLimit]).
 //
 // Errors name the nodes, too. [WithNames] gives names; the default is the address that the Redis
 // client knows, as goredis and rueidis do for a single server, or else the index.
@@ -53,21 +53,20 @@
 //  3. A lease is dated by the oldest vote of the majority.
 //  4. A token has one request at a time at a node. After a release without an answer, the token
 //     has no vote at that node any more: the release may still arrive.
-//  5. An attempt that has failed gives back only the votes that it was given itself, unless the
-//     token can have no lease: so many nodes that count did not have one that the others are no
-//     majority.
+//  5. An attempt that has failed gives back only its own votes, unless the token can have no lease:
+//     so many of the nodes that count lacked it that the others are no majority.
 //  6. The guard holds for attempts and for renewals. In an attempt, a young node counts like one
 //     that does not answer.
 //  7. A renewal needs a majority that held the lease before it. A node that has lacked the lease
-//     for a quarter of the TTL gets it again, which counts from the next renewal on.
+//     for a quarter of the TTL gets it again. Its vote counts from the next renewal on.
 //  8. The fence is the largest of a majority, and counts when a majority's counters have reached
 //     it while the token held the key there.
 //  9. If votes are split, the holder of the first node that answers, in an order that depends on
 //     the key, keeps its votes, and the others give theirs back. A wait for which rule 4 leaves no
 //     majority of the nodes that are up fails.
 //  10. A release that a minority did not answer is repeated there. A node that has answered all votes and releases of
-//     an attempt with an unknown outcome gets no release any more, once the caller waits for the late answers:
-//     see [dlock.UnansweredError].
+//     an attempt with an unknown outcome gets no further release once the caller waits for the late answers: see
+//     [dlock.UnansweredError].
 //
 // The page docs/redlock.md splits the rules 1 and 3 to 8 into 19, and says what each of these
 // prevents.

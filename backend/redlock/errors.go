@@ -65,8 +65,8 @@ func (e *MajorityError) Unwrap() error { return e.cause }
 // the call (see [dlock.Refused]), has forgotten its leases, or decided for another token.
 func (e *MajorityError) Answered() bool { return e.count(hasAnswered) >= e.Quorum }
 
-// Failed reports whether a majority of the nodes answered the call, but too many of them with an error that does not say
-// what has become of it.
+// Failed reports whether a majority of the nodes answered the call, but too many of them with an error that leaves its
+// outcome unknown.
 func (e *MajorityError) Failed() bool {
 	replied := func(err error) bool {
 		var failed interface{ Failed() bool }

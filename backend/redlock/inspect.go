@@ -8,9 +8,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// Inspect implements [dlock.Inspector] in one round trip to a majority of the nodes, if as many
-// are Inspectors. A token that a majority of the nodes names is the holder. Waiting is a number that
-// as many nodes reach, or may reach if they have not answered.
+// Inspect implements [dlock.Inspector] in one round trip to a majority of the nodes, if a majority
+// are Inspectors. The holder is the token that a majority of the nodes names. Waiting is the
+// largest number that a majority reaches if the nodes without an answer do.
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	if err := l.beginFor(ctx, key, "-", time.Millisecond); err != nil {
 		return dlock.Hold{}, err

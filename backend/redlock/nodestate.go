@@ -12,8 +12,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A NodeState is how a node is, as far as the requests to it have shown. [Locker.Nodes] returns
-// those of all nodes, and [OnNodeChange] reports each change.
+// A NodeState is the state of a node, as far as the requests to it have shown. [Locker.Nodes]
+// returns those of all nodes, and [OnNodeChange] reports each change.
 type NodeState struct {
 	Node   string // its name: see WithNames
 	Status NodeStatus
@@ -21,7 +21,7 @@ type NodeState struct {
 	Err    error     // why the node is slow, young or down; nil otherwise
 }
 
-// A NodeStatus is how a node is, in a word.
+// A NodeStatus is the state of a node in one word.
 type NodeStatus string
 
 // The statuses of nodes.
@@ -54,8 +54,8 @@ const (
 // overlap: [NodeState].Since tells their order.
 func OnNodeChange(f func(NodeState)) Option { return func(l *Locker) { l.onChange = f } }
 
-// Nodes returns how the nodes are, in the order of New. Nothing is sent: the states are those that
-// the calls so far have shown. A service that makes few calls can inspect any key before.
+// Nodes returns the states of the nodes, in the order of New. Nothing is sent: the states are those
+// that the calls so far have shown. A service that makes few calls can Inspect any key first.
 func (l *Locker) Nodes() []NodeState {
 	states := make([]NodeState, len(l.nodes))
 	for i, n := range l.nodes {

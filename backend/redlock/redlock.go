@@ -18,10 +18,10 @@ import (
 // [quorum.VoteAcquirer]s. All methods are safe for concurrent use.
 //
 // A call returns when a majority of the nodes has decided it. If none does, it fails with a
-// [MajorityError]. What a call leaves to do is done in the background, until Close.
+// [MajorityError]. What a call leaves undone is done in the background, until Close.
 //
 // Nodes keep a vote for whole milliseconds, and for at least 50. So the key of a shorter lease is
-// free after 50 ms.
+// free only after 50 ms.
 type Locker struct {
 	nodes    []*node
 	names    []string // of nodes
@@ -63,9 +63,9 @@ const (
 	maxDefault = 365 * 24 * time.Hour // the longest TTL without the guard, as everywhere
 )
 
-// WithLongestTTL sets the longest TTL that the Locker grants. It is for so long that a node
-// which has forgotten its leases does not count. Longer TTLs fail with [dlock.ErrInvalid]. All
-// clients must have the same. The default is 30 s.
+// WithLongestTTL sets the longest TTL that the Locker grants. A node that has forgotten its leases
+// does not count for that long plus 1 % and 1 s. Longer TTLs fail with [dlock.ErrInvalid]. All
+// clients must set the same. The default is 30 s.
 func WithLongestTTL(d time.Duration) Option {
 	return func(l *Locker) {
 		if d < time.Millisecond || d > maxDefault {
@@ -76,13 +76,12 @@ func WithLongestTTL(d time.Duration) Option {
 }
 
 // WithoutGuard lets nodes count that have just forgotten their leases, and allows any TTL. The
-// operator must keep a node that has crashed away until the longest lease has ended; else two
-// clients can be certain of the same lease.
+// operator must keep a node that has crashed away until the longest lease has ended. Otherwise, two
+// clients can be certain of the same key.
 func WithoutGuard() Option { return func(l *Locker) { l.guarded = false } }
 
-// WithNodeLimit sets how long a call waits for the answer of a node. The default is 5 s; but if
-// a majority has answered, and has not decided the call, only a tenth of the TTL, and at least
-// 50 ms.
+// WithNodeLimit sets how long a call waits for the answer of a node. The default is 5 s; but if a
+// majority has answered without deciding the call, it is a tenth of the TTL, and at least 50 ms.
 func WithNodeLimit(d time.Duration) Option {
 	return func(l *Locker) {
 		if d < time.Millisecond {
@@ -93,7 +92,7 @@ func WithNodeLimit(d time.Duration) Option {
 }
 
 // WithNames names the nodes, in the order of New. All names must differ. The default is the address of
-// the node, if its Locker has a method Addr() string that returns one no other node has; else its
+// the node, if its Locker has a method Addr() string that returns one no other node has; otherwise its
 // index.
 func WithNames(names ...string) Option {
 	return func(l *Locker) {
@@ -136,10 +135,10 @@ func isNil(n dlock.Locker) bool {
 }
 
 // New returns a Locker that keeps its leases on a majority of nodes. There must be one, or at least
-// three, and they must be different stores: else all methods fail with [dlock.ErrInvalid]. If only
-// the answers of the nodes show it, attempts, waits and renewals do. An even number tolerates no
-// more failures than one node less. New keeps no reference to the slice, and the Locker never
-// closes a node.
+// three, and they must be different stores: otherwise all methods fail with [dlock.ErrInvalid]. If
+// only the nodes' answers show that two are one store, attempts, waits and renewals fail. An even
+// number tolerates no more failures than one node less. New keeps no reference to the slice, and
+// the Locker never closes a node.
 func New(nodes []dlock.Locker, opts ...Option) *Locker {
 	l := &Locker{quorum: len(nodes)/2 + 1, longest: longestTTL, limit: maxLimit, guarded: true, voters: true, queues: true, made: time.Now()}
 	l.open, l.close = context.WithCancel(context.Background())

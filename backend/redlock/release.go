@@ -8,11 +8,11 @@ import (
 	"github.com/dlock-go/dlock/backend/quorum"
 )
 
-// Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is
-// repeated in the background at nodes that have not answered. Until it has arrived there, it also
-// ends a vote that the token got through another Locker meanwhile; so tokens are used once. A node may have been asked for a
-// vote by a call that was given up: if its answer to that will come, Release waits for it, and ends that vote, too. After a call of
-// [dlock.UnansweredError].Late, Release leaves out nodes that have said that they keep nothing of the token.
+// Release implements [dlock.Locker] in one round trip to a majority of the nodes. The release is repeated in the background
+// at nodes that have not answered. Until it has arrived there, it also ends a vote that the token got through another Locker
+// meanwhile; so tokens are used once. If a call that was given up asked a node for a vote, Release waits for its answer if
+// that will come, and ends that vote, too. After a call of [dlock.UnansweredError].Late, Release skips nodes that have said
+// that they keep nothing of the token.
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.beginFor(ctx, key, token, time.Millisecond); err != nil {
 		return false, err

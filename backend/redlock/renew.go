@@ -25,7 +25,7 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 }
 
 // RenewBatch implements [dlock.BatchRenewer], with one batch to each node. Each element is decided
-// for itself.
+// separately.
 func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, err

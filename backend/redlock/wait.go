@@ -25,8 +25,8 @@ const (
 // the queues of all nodes at once, with the same place in each, so that all have the same order.
 // A release then hands the votes of all nodes to one waiter, in one round trip.
 //
-// A node that does not answer when a vote of token is given back can vote for token no more. If the other
-// nodes that are up are no majority then, Acquire fails. A wait of another token may succeed.
+// A node that does not answer when a vote of token is given back can no longer vote for token. If the
+// other nodes that are up are then no majority, Acquire fails. A wait of another token may succeed.
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	if err := l.beginFor(ctx, key, token, ttl); err != nil {
 		return dlock.Attempt{}, err

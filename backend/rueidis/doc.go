@@ -16,18 +16,19 @@
 // Dialer.Timeout (5 s by default).
 //
 // Messages for waiters come over the connection that carries the commands, so a Locker needs no
-// connection of its own, and none of the blocking pool. With AlwaysRESP2 there is one more
+// connection of its own, nor one of the blocking pool. With AlwaysRESP2 there is one more
 // connection to each master. Set AlwaysRESP2 if the server says that it speaks RESP3, but takes no
 // other commands on a connection that has subscribed, as miniredis does.
 //
-// With SendToReplicas, rueidis takes a subscription for a read. This package subscribes on the node whose ROLE is master. If
-// the user has no right to ROLE, and rueidis subscribes on a replica, waiters get no messages: [WithInboxError] says so.
+// With SendToReplicas, rueidis treats a subscription as a read. This package therefore subscribes on the node whose ROLE is
+// master. If the user has no right to ROLE, and rueidis subscribes on a replica, waiters get no messages: [WithInboxError]
+// says so.
 //
 // After a failover behind an address (a DNS name, a Service, a proxy), the shared connections may stay open and lead to
-// the old master, which refuses lock commands with READONLY, MASTERDOWN or LOADING. rueidis keeps them. Lock commands
-// and messages then use one connection of the blocking pool, which all share. Once a second, the Locker tries
-// the shared ones, and returns to them when they lead to a master. Commands of the application are not affected: they
-// reach the old master until its connections are closed.
+// the old master, which refuses lock commands with READONLY, MASTERDOWN or LOADING. rueidis keeps them. All lock
+// commands and messages then share one connection of the blocking pool. Once a second, the Locker tries the shared
+// ones, and returns to them when they lead to a master. Commands of the application are not affected: they reach the
+// old master until its connections are closed.
 //
 // With ConnLifetime, rueidis also closes the connection that a subscription is on, at random ages. The subscription
 // is made again within 0.3 s. A lock that is released meanwhile is granted when its waiter checks in, 0.1 to 0.2 s later than by
@@ -51,28 +52,28 @@
 //
 // # A server that hangs
 //
-// A call ends when its context ends, also while the server does not answer. Its outcome is unknown
-// then. A call without a deadline ends when rueidis' own pings go unanswered (after ConnWriteTimeout,
-// 10 s by default).
+// A call ends when its context ends, even if the server does not answer. Its outcome is unknown then.
+// A call without a deadline ends when rueidis' own pings go unanswered (after ConnWriteTimeout, 10 s
+// by default).
 //
-// Without help, rueidis lets a call wait for the connection that another call makes, past the deadline
-// of its own context. Therefore a call runs in a goroutine of its own if the last call of the client
-// has failed (in a cluster: one of the last 10 s), or if other calls are in flight and none has been
-// answered for 100 ms. When its context ends, the goroutine stays until rueidis has finished the call:
-// by default for at most 10 s (Dialer.Timeout or ConnWriteTimeout). There are at most 1,024 of these
-// goroutines. Beyond that, a call waits for one of them to end. If the contexts of all 1,024 calls have
-// ended, it fails at once with a [dlock.NoEffectError] that matches [dlock.ErrUnavailable]. Close of the
-// Locker waits for the goroutines for at most 5 s.
+// By itself, rueidis lets a call wait past its deadline for a connection that another call is making.
+// Therefore a call runs in a goroutine of its own if the last call of the client has failed (in a
+// cluster: one of the last 10 s), or if other calls are in flight and none has been answered for 100 ms.
+// When its context ends, the goroutine stays until rueidis has finished the call: by default for at most
+// 10 s (Dialer.Timeout or ConnWriteTimeout). There are at most 1,024 of these goroutines. Beyond that, a
+// call waits for one of them to end. If the contexts of all 1,024 calls have ended, it fails at once
+// with a [dlock.NoEffectError] that matches [dlock.ErrUnavailable]. Close of the Locker waits for the
+// goroutines for at most 5 s.
 //
-// A call that began before can outlast its context:
+// Calls without such a goroutine can outlast their contexts:
 //
 //   - A call that is alone on its connection ends at its deadline, but not when its context is
 //     cancelled. With [WithReplicas], every call is alone on its connection.
-//   - A call that begins less than 100 ms after the last answer, while another call makes a new connection,
-//     waits for that: by default for at most 5 s (Dialer.Timeout).
+//   - A call that begins less than 100 ms after the last answer, while another call is making a connection,
+//     waits for it: by default for at most 5 s (Dialer.Timeout).
 //   - A call behind 1,024 others on its connection (RingScaleEachConn) waits for one of them to end.
-//   - In a cluster whose other masters answer, the first calls to a master that hangs can wait for the
-//     connection that another call makes to it, until one of them has failed.
+//   - In a cluster whose other masters answer, the first calls to a master that hangs wait for the
+//     connection that one of them is making, until one has failed.
 //
 // # Closing
 //

@@ -3,9 +3,9 @@
 //	dlock run --redis redis://localhost nightly-report -- make report
 //
 // The page docs/command.md has the exit codes, and says what is guaranteed: the process group of the program is dead
-// before its lease ends, unless both dlock and its guard, a process between dlock and the program, are killed, or the
-// program becomes a user whose processes dlock may not end. So fence writes that must not be late: the program finds the
-// fence in DLOCK_FENCE.
+// before its lease ends. It can outlive the lease only if both dlock and its guard, a process between dlock and the
+// program, are killed; if one of them runs late and the program ignores TERM; or if the program becomes a user whose
+// processes dlock may not end. So fence writes that must not be late: the program finds the fence in DLOCK_FENCE.
 package main
 
 import (

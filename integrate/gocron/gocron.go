@@ -6,7 +6,7 @@
 // # Prefer the task of package once
 //
 // gocron asks a Locker or an Elector before each start of a job, and never again. The Task of package
-// [github.com/dlock-go/dlock/once] is around the work, and needs neither:
+// [github.com/dlock-go/dlock/once] wraps the work, and needs neither:
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithLocation(time.UTC)) // the default is local time
 //	job := once.New(client, "nightly-report", 24*time.Hour, once.Phase(3*time.Hour))
@@ -15,7 +15,7 @@
 //			slog.Error("a job has failed", "name", name, "err", err)
 //		})))
 //
-// Without such a listener, nobody hears of the errors that a task returns.
+// Without such a listener, nobody sees the errors that a task returns.
 //
 // The three differ when something goes wrong:
 //
@@ -26,9 +26,9 @@
 //	a start is late    still one run                a second, beyond minHold   still one run
 //	the store is away  the job waits for it         no run                     no run after the term
 //
-// With a Locker, gocron's event listener AfterLockError gets "another process has it" and "the store is
-// away" alike. Use errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable]. Without it, a night in which no process
-// reached the store looks like one in which another process ran the job:
+// With a Locker, gocron's event listener AfterLockError gets "another process has it" and "the store is away" alike.
+// Tell them apart by errors.Is with [dlock.ErrHeld] and [dlock.ErrUnavailable]. Otherwise, a night in which no
+// process reached the store looks like one in which another process ran the job:
 //
 //	gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, name string, err error) {
 //		if !errors.Is(err, dlock.ErrHeld) {
@@ -36,8 +36,8 @@
 //		}
 //	}))
 //
-// An Elector is for jobs that must all run on the same process. An election is one. The examples show
-// all lines:
+// An Elector is for jobs that must all run on the same process. An election is one. The examples are
+// complete:
 //
 //	gocron.WithDistributedElector(election.New(client, "scheduler"))
 package dlockgocron
@@ -53,9 +53,10 @@ import (
 )
 
 // NewLocker returns a Locker whose keys are the names of the jobs: see gocron.WithName. A key stays
-// taken for minHold, also if the job ends earlier, so that another process whose clock or timer is
-// late finds it taken. It is longer than the starts of one run lie apart, and shorter than the time
-// between two runs. If it is not positive, every Lock fails with [dlock.ErrInvalid].
+// taken for minHold, even if the job ends earlier, so that another process whose clock or timer is
+// late finds it taken. Set minHold longer than the processes' starts of one run lie apart, and
+// shorter than the time between two runs. If it is not positive, every Lock fails with
+// [dlock.ErrInvalid].
 //
 // Lock makes one attempt. It fails with [dlock.ErrHeld] if another process has the key. The lease is
 // renewed while the job runs. TTL and owner are those of c.

@@ -20,17 +20,17 @@
 //	}
 //	defer registration.Unregister()
 //
-// The README lists every metric and every span, and seven alerts worth having.
+// The README lists every metric, span and alert.
 //
 // # Traces
 //
 // An acquisition is a span "dlock acquire", and its lease a span "dlock hold". They are siblings
-// under the caller's span. What an instrumented Redis client does for the acquisition or the lease
-// becomes a child of these spans while the caller's span is open, for a minute at most. After that
-// it goes to traces of their own, each for up to a minute, whose root "dlock background" is linked
-// to the span. So the trace of a request ends with the request, and that of a leader does not grow
-// for as long as it leads. Renewals of several leases in one call belong to no lease: their spans
-// are traces of their own without a link.
+// under the caller's span. Spans of an instrumented Redis client for the acquisition or the lease
+// are children of these while the caller's span is open, for a minute at most. Later ones are in
+// traces of their own, each for up to a minute. Their root "dlock background" is linked to the
+// span. So the trace of a request ends with the request, and that of a leader does not grow for as
+// long as it leads. Renewals of several leases in one call belong to no lease: their spans are
+// traces of their own without a link.
 //
 // A failed renewal, the loss of a lease and a late release are events of the span "dlock hold"
 // while that is younger than a minute. Later they are root spans that are linked to it: they are

@@ -9,7 +9,7 @@ import (
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
-// RegisterNodes has the metric dlock.node.status read from the Nodes of l, until the Registration is
+// RegisterNodes reports the Nodes of l as the metric dlock.node.status, until the Registration is
 // unregistered. It sends nothing to them. There are five series for each node, and their attribute
 // dlock.node is its name: see [redlock.WithNames]. [WithClass] and [WithKeys] have no effect.
 func RegisterNodes(l *redlock.Locker, opts ...Option) (metric.Registration, error) {

@@ -10,7 +10,7 @@ import (
 
 const scope = "github.com/dlock-go/dlock/observe/otel"
 
-// An Option changes what [New] or [RegisterStats] makes.
+// An Option configures [New], [RegisterStats] or [RegisterNodes].
 type Option func(*config)
 
 type config struct {
@@ -59,7 +59,7 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 // as "order" for "order:4711". Return few values, and no personal data. The first 100 values are
 // kept; all others become "other". By default the class of every key is "all".
 //
-// f is called for each event, in the goroutine of the caller or in that of the background's events.
+// f is called for each event, in the caller's goroutine or in that of background events.
 func WithClass(f func(key string) string) Option { return func(c *config) { c.class = f } }
 
 // WithKeys(true) adds the key to spans, as the attribute dlock.key. Keys never become attributes of

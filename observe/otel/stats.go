@@ -9,9 +9,9 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// RegisterStats has the metrics dlock.leases, dlock.waiters, dlock.store.waiters, dlock.waits.without_inbox and
-// dlock.releases.owed read from the Stats of c, which are those of all Clients related to it by [dlock.Client.With], until the
-// Registration is unregistered. [WithClass] and [WithKeys] have no effect.
+// RegisterStats reports the metrics dlock.leases, dlock.waiters, dlock.store.waiters, dlock.waits.without_inbox and
+// dlock.releases.owed from the Stats of c, until the Registration is unregistered. These cover all Clients related to c by
+// [dlock.Client.With]. [WithClass] and [WithKeys] have no effect.
 func RegisterStats(c *dlock.Client, opts ...Option) (metric.Registration, error) {
 	if c == nil {
 		return nil, errors.New("dlock/observe/otel: Client: nil")
