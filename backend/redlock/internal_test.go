@@ -52,6 +52,16 @@ func TestNumbers(t *testing.T) {
 	require.Zero(t, l.rest(rests{0, 0, 0}, 0), "unknown, and not for ever")
 }
 
+// The floor of fences is ahead of the fastest of the nodes' clocks by more than a request takes.
+func TestFloor(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		l, _ := open(t, 3)
+		l.nodes[1].ahead.Store(7e6)
+		l.trip.Store(int64(time.Millisecond))
+		require.Equal(t, time.Now().Add(9*time.Millisecond).UnixMicro()+7e6, l.floor())
+	})
+}
+
 // A vote does not count from the moment it is given back, not only when that is answered.
 func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
