@@ -81,15 +81,16 @@ func TestAVoteThatIsGivenBackDoesNotCount(t *testing.T) {
 	})
 }
 
-// Nodes whose confirmations came too late have answered all the same: the attempt goes on.
+// A confirmation that came too late dates no vote. Its node has answered all the same: the attempt goes on.
 func TestLapsedVotesAreNoFailure(t *testing.T) {
 	l, _ := open(t, 3, WithoutGuard())
 	v := l.newVoting(t.Context(), "key", "token", time.Second)
 	for i := range v.seats {
 		v.seats[i] = seat{granted: true, since: time.Now().Add(-time.Minute)}
 		v.flying++
-		v.note(reply{node: i, kind: confirmed, ballot: quorum.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
+		v.note(reply{request: request{sent: time.Now()}, node: i, kind: confirmed, ballot: quorum.Ballot{Attempt: dlock.Attempt{Acquired: true}}})
 	}
+	require.Zero(t, v.counted(), "a confirmation dates a vote only while that is in date")
 	require.NoError(t, v.lack())
 	v.end(isKept)
 }

@@ -15,7 +15,7 @@ import (
 type Exhibit struct {
 	Name        string // and what tells it from others with the same comment
 	Cases       names  // of the conformance suite, each of which must catch it
-	BeyondModel bool   // AgreesWithModel need not catch it: no call has a wrong answer by itself
+	BeyondModel bool   // AgreesWithModel need not catch it: no call has a wrong answer by itself, or the model makes no such call
 	Sporadic    bool   // it shows by chance: it may fail any case, and AgreesWithModel need not catch it
 	Network     says   // cases that must catch it over a network, and what they say
 
