@@ -6,8 +6,9 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // Run checks every clause of the contract as a subtest. A clause that does not apply to the store is skipped, with the
@@ -157,7 +158,7 @@ func inBubble(t *testing.T, f func(*testing.T) error) error {
 	go func() {
 		var err error
 		defer func() { done <- errors.Join(err, leftBehind(recover())) }()
-		synctest.Test(t, func(t *testing.T) { err = f(t) })
+		bubble.Run(t, func(t *testing.T) { err = f(t) })
 	}()
 	select {
 	case err := <-done:

@@ -5,9 +5,12 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/dlock-go/dlock/internal/israce"
 )
 
 // Test is [synctest.Test], but a test that leaves goroutines blocked in its bubble fails, and the other tests run. With
@@ -29,7 +32,7 @@ func Test(t *testing.T, f func(t *testing.T)) {
 		}
 		t.FailNow()
 	}()
-	synctest.Test(t, func(t *testing.T) {
+	Run(t, func(t *testing.T) {
 		t.Cleanup(func() {
 			if t.Failed() {
 				time.Sleep(time.Nanosecond) // the end of t.Context has woken others, who may fail the test, too
@@ -37,6 +40,43 @@ func Test(t *testing.T, f func(t *testing.T)) {
 		})
 		f(t)
 	})
+}
+
+// Run is [synctest.Test], but with the race detector the process uses one CPU meanwhile. In Go 1.26, a timer of a bubble
+// that is set to the past runs at once, in a context of the detector that the whole bubble has: two at the same time end
+// the process with a SIGSEGV.
+func Run(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	if israce.Enabled {
+		cpus.limit()
+		defer cpus.restore()
+	}
+	synctest.Test(t, f)
+}
+
+var cpus limiter
+
+// A limiter limits the process to one CPU while there are bubbles.
+type limiter struct {
+	mu      sync.Mutex
+	bubbles int
+	before  int
+}
+
+func (l *limiter) limit() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.bubbles++; l.bubbles == 1 {
+		l.before = runtime.GOMAXPROCS(1)
+	}
+}
+
+func (l *limiter) restore() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.bubbles--; l.bubbles == 0 {
+		runtime.GOMAXPROCS(l.before)
+	}
 }
 
 var header = regexp.MustCompile(`^goroutine \d+ .*\[.*synctest bubble`)

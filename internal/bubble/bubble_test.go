@@ -4,12 +4,29 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/internal/bubble"
+	"github.com/dlock-go/dlock/internal/israce"
 )
+
+func TestOneCPUWithTheRaceDetector(t *testing.T) {
+	cpus := runtime.GOMAXPROCS(0)
+	within := cpus
+	if israce.Enabled {
+		within = 1
+	}
+	for range 2 {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			bubble.Test(t, func(t *testing.T) { require.Equal(t, within, runtime.GOMAXPROCS(0)) })
+		})
+	}
+	t.Cleanup(func() { require.Equal(t, cpus, runtime.GOMAXPROCS(0)) })
+}
 
 // A test that fails while another goroutine waits does not end the program, nor does one whose other goroutine fails
 // afterwards, one that has not failed, and one that waits itself.

@@ -7,11 +7,11 @@ import (
 	"runtime/debug"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/internal/alarm"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/chance"
 	"github.com/dlock-go/dlock/internal/sim"
 )
@@ -54,7 +54,7 @@ func (p *plan) run(t *testing.T, log bool) (s *seeds) {
 			s.failures = append(s.failures, failure{property: stuck, text: fmt.Sprint(broken)})
 		}
 	}()
-	synctest.Test(t, func(*testing.T) {
+	bubble.Run(t, func(*testing.T) {
 		s.world = newWorld(&p.setup, s)
 		if log {
 			s.journal = &journal{}
