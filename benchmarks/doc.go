@@ -1,5 +1,5 @@
-// Package benchmarks compares the backends of dlock with each other and with the
-// least that each of them could cost. The module in peers compares them with other libraries.
+// Package benchmarks compares the backends of dlock with each other. The module in peers compares them with the least that
+// each of them could cost, and with other libraries.
 //
 //	DLOCK_REDIS=1 go test -bench . ./benchmarks
 //

@@ -62,7 +62,7 @@ func still(err error, lost ...error) (bool, error) {
 
 func libraries(client *redis.Client) []library {
 	often := dlock.WithBackoff(func(int) time.Duration { return pause })
-	return []library{ours(client, often), redsyncs(client, redsync.WithRetryDelay(pause)), redislocks(client)}
+	return []library{ours(client, often), redsyncs(client, redsync.WithRetryDelay(pause)), redislocks(client, ttl)}
 }
 
 // ours polls at the default pace, unless opts say otherwise.
@@ -110,7 +110,7 @@ func redsyncs(rdb *redis.Client, opts ...redsync.Option) library {
 	return library{"redsync", of((*redsync.Mutex).TryLockContext), of((*redsync.Mutex).LockContext)}
 }
 
-func redislocks(rdb *redis.Client) library {
+func redislocks(rdb *redis.Client, ttl time.Duration) library {
 	client := redislock.New(rdb)
 	of := func(retry redislock.RetryStrategy) func(context.Context, string) (lock, error) {
 		return func(ctx context.Context, key string) (lock, error) {
@@ -147,13 +147,13 @@ func TestTwoLibraries(t *testing.T) {
 
 // exclude lets b try in vain while a holds the key, and then wait for it.
 func exclude(t *testing.T, a, b library) {
-	held, err := a.try(t.Context(), "order:7")
+	held, err := a.try(t.Context(), key)
 	require.NoError(t, err, a.name)
-	_, err = b.try(t.Context(), "order:7")
+	_, err = b.try(t.Context(), key)
 	require.ErrorIs(t, err, errHeld, "%s takes what %s holds", b.name, a.name)
 	requireDone(t, true, held.extend, "%s cannot extend its lock", a.name)
 	requireDone(t, true, held.release, "%s cannot release its lock", a.name)
-	next, err := b.wait(t.Context(), "order:7")
+	next, err := b.wait(t.Context(), key)
 	require.NoError(t, err, "%s after %s", b.name, a.name)
 	requireDone(t, true, next.release, "%s cannot release its lock", b.name)
 }
@@ -164,14 +164,14 @@ func takeOver(t *testing.T, server *redistest.Server, a, b library) {
 		"extended": func(l lock) func(context.Context) (bool, error) { return l.extend },
 		"released": func(l lock) func(context.Context) (bool, error) { return l.release },
 	} {
-		stale, err := a.try(t.Context(), "order:7")
+		stale, err := a.try(t.Context(), key)
 		require.NoError(t, err)
-		_, err = server.Do("DEL", "order:7") // in place of its expiry
+		_, err = server.Do("DEL", key) // in place of its expiry
 		require.NoError(t, err)
-		held, err := b.try(t.Context(), "order:7")
+		held, err := b.try(t.Context(), key)
 		require.NoError(t, err)
 		requireDone(t, false, of(stale), "%s %s the lock of %s", a.name, what, b.name)
-		_, err = a.try(t.Context(), "order:7")
+		_, err = a.try(t.Context(), key)
 		require.ErrorIs(t, err, errHeld, "the lock of %s is gone", b.name)
 		requireDone(t, true, held.extend, "%s cannot extend its lock", b.name)
 		requireDone(t, true, held.release, "%s cannot release its lock", b.name)

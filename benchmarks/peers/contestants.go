@@ -1,8 +1,7 @@
-package main
+package peers
 
 import (
 	"context"
-	"crypto/rand"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"github.com/dlock-go/dlock/backend/goredis"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rueidis"
-	"github.com/dlock-go/dlock/benchmarks/internal/bare"
 )
 
 // A contestant is a library on one client. The page says with which settings, and why.
@@ -43,7 +41,6 @@ type acquire func(ctx context.Context, key string) (held, error)
 type held struct {
 	release func() bool
 	renew   func() error
-	second  bool // the grant needed a second round
 }
 
 const (
@@ -70,12 +67,9 @@ var contestants = []contestant{
 
 // alone are the bare clients, and the contestants that have something to do where nobody waits: local turns have not.
 var alone = slices.Concat([]contestant{
-	{name: "bare", client: "go-redis", open: openBare(func(addr string) (bare.Lock, error) { return bare.OnGoredis(dialGoredis(addr)), nil })},
-	{name: "bare", client: "redigo", open: openBare(func(addr string) (bare.Lock, error) { return bare.OnRedigo(dialRedigo(addr)), nil })},
-	{name: "bare", client: "rueidis", open: openBare(func(addr string) (bare.Lock, error) {
-		client, err := dialRueidis(addr)
-		return bare.OnRueidis(client), err
-	})},
+	{name: "bare", client: "go-redis", open: openBare(bareGoredis)},
+	{name: "bare", client: "redigo", open: openBare(bareRedigo)},
+	{name: "bare", client: "rueidis", open: openBare(bareRueidis)},
 }, contestants[:len(contestants)-3])
 
 // peer reports whether a contestant is another lock library.
@@ -116,16 +110,6 @@ func dialRueidis(addr string) (rueidislib.Client, error) {
 	return rueidislib.NewClient(rueidislib.ClientOption{InitAddress: []string{addr}})
 }
 
-func openBare(dial func(addr string) (bare.Lock, error)) func(job) (acquire, error) {
-	return func(j job) (acquire, error) {
-		lock, err := dial(j.Addrs[0])
-		return func(ctx context.Context, key string) (held, error) {
-			token := rand.Text()
-			return held{release: func() bool { return lock.Free(ctx, key, token) == nil }}, lock.Take(ctx, key, token, j.TTL)
-		}, err
-	}
-}
-
 func redsyncOnGoredis(addr string) redsyncredis.Pool {
 	return redsyncgoredis.NewPool(dialGoredis(addr))
 }
@@ -138,10 +122,7 @@ func openRedsync(dial func(addr string) redsyncredis.Pool, opts ...redsync.Optio
 			pools = append(pools, dial(addr))
 		}
 		all := redsync.New(pools...)
-		opts := append(slices.Clip(opts), redsync.WithExpiry(j.TTL), redsync.WithTries(1<<30))
-		if !j.Patient {
-			opts = append(opts, redsync.WithRetryDelay(poll))
-		}
+		opts := append(slices.Clip(opts), redsync.WithExpiry(j.TTL), redsync.WithTries(1<<30), redsync.WithRetryDelay(poll))
 		return func(ctx context.Context, key string) (held, error) {
 			m := all.NewMutex(key, opts...)
 			return held{
@@ -198,10 +179,13 @@ func openDlock(dial func(addr string) (dlock.Locker, error), opts ...dlock.Optio
 		if err != nil {
 			return nil, err
 		}
-		all := dlock.New(store, append(opts, dlock.WithTTL(j.TTL))...)
-		return func(ctx context.Context, key string) (held, error) {
-			l, err := all.Acquire(ctx, key)
-			return held{release: func() bool { return l.Release() == nil }}, err
-		}, nil
+		return taking(dlock.New(store, append(opts, dlock.WithTTL(j.TTL))...)), nil
+	}
+}
+
+func taking(all *dlock.Client) acquire {
+	return func(ctx context.Context, key string) (held, error) {
+		l, err := all.Acquire(ctx, key)
+		return held{release: func() bool { return l.Release() == nil }}, err
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 type tenure struct {
 	Who, Key         int32
 	Asked, Got, Done int64 // Done is just before the release
-	Second           bool  // the grant needed a second round
 }
 
 // contend judges the tenures of waiters that wanted one key in the time from from until until. It returns
@@ -39,20 +38,6 @@ func contend(all []tenure, waiters int, from, until int64) (served []float64, ga
 		last = i
 	}
 	return served, gaps, waits
-}
-
-// seconds is the percentage of grants that needed a second round.
-func seconds(all []tenure) float64 {
-	grants, second := 0.0, 0.0
-	for _, t := range all {
-		if t.Got > 0 {
-			grants++
-		}
-		if t.Second {
-			second++
-		}
-	}
-	return 100 * second / max(grants, 1)
 }
 
 // cycle is the median time from one request of the only worker to its next.

@@ -1,17 +1,14 @@
-package main
+package peers
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
-	"github.com/dlock-go/dlock/backend/quorum"
-	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -20,31 +17,17 @@ import (
 // request was a little longer ago.
 const longest = 5 * time.Second
 
-// A noted node notes the tokens whose grants need a second round, in which nodes raise their fences.
-type noted struct {
-	*rediscore.Locker
-	second *sync.Map
-}
-
-func (n noted) Confirm(ctx context.Context, batch []quorum.Confirmation) ([]quorum.Ballot, error) {
-	for _, c := range batch {
-		n.second.Store(c.Token, true)
-	}
-	return n.Locker.Confirm(ctx, batch)
-}
-
-// dialNodes returns a Locker that decides by the majority of nodes, and the tokens that they note.
-func dialNodes(addrs []string, opt redlock.Option) (l *redlock.Locker, second *sync.Map, end func()) {
-	second = new(sync.Map)
+// dialNodes returns a Locker that decides by the majority of nodes.
+func dialNodes(addrs []string, opt redlock.Option) (l *redlock.Locker, end func()) {
 	var nodes []dlock.Locker
 	var closers []io.Closer
 	for _, addr := range addrs {
 		client := dialGoredis(addr)
 		node := goredis.New(client)
-		nodes, closers = append(nodes, noted{node, second}), append(closers, node, client)
+		nodes, closers = append(nodes, node), append(closers, node, client)
 	}
 	l = redlock.New(nodes, opt)
-	return l, second, func() {
+	return l, func() {
 		l.Close()
 		for _, c := range closers {
 			c.Close()
@@ -53,16 +36,8 @@ func dialNodes(addrs []string, opt redlock.Option) (l *redlock.Locker, second *s
 }
 
 func openRedlock(j job) (acquire, error) {
-	nodes, second, _ := dialNodes(j.Addrs, redlock.WithLongestTTL(longest))
-	all := dlock.New(nodes, dlock.WithTTL(j.TTL), dlock.WithFence(true))
-	return func(ctx context.Context, key string) (held, error) {
-		l, err := all.Acquire(ctx, key)
-		if err != nil {
-			return held{}, err
-		}
-		_, again := second.LoadAndDelete(l.Token())
-		return held{release: func() bool { return l.Release() == nil }, second: again}, nil
-	}, nil
+	nodes, _ := dialNodes(j.Addrs, redlock.WithLongestTTL(longest))
+	return taking(dlock.New(nodes, dlock.WithTTL(j.TTL), dlock.WithFence(true))), nil
 }
 
 // awaitVotes waits until servers vote.
@@ -71,7 +46,7 @@ func awaitVotes(servers []*redistest.Server) error {
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr())
 	}
-	l, _, end := dialNodes(addrs, redlock.WithLongestTTL(longest))
+	l, end := dialNodes(addrs, redlock.WithLongestTTL(longest))
 	defer end()
 	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		_, err := l.TryAcquire(context.Background(), "first", "nobody", longest)
@@ -83,7 +58,7 @@ func awaitVotes(servers []*redistest.Server) error {
 
 // renewals measures how long one renewal of n leases takes.
 func (t *turn) renewals(ctx context.Context) {
-	l, _, end := dialNodes(t.addrs, redlock.WithoutGuard())
+	l, end := dialNodes(t.addrs, redlock.WithoutGuard())
 	defer end()
 	batch := make([]dlock.Renewal, t.n)
 	for i := range batch {

@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"encoding/json"
@@ -15,13 +15,6 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// The files of the last measurements.
-const (
-	orders         = "orders.json"
-	oneServer      = "data.json"
-	severalServers = "majority.json"
-)
-
 // A measurement is a whole run.
 type measurement struct {
 	Date, Took, Command        string
@@ -34,9 +27,8 @@ type measurement struct {
 type result struct {
 	Scenario, Contestant string
 	Figures              map[string][]float64 // one of each turn
-	Waits                []float64            `json:",omitempty"` // in ms: the quantiles 0, 1 %, 2 % … 100 % of all turns
 
-	waits []time.Duration
+	waits []time.Duration // of all turns, for a lock that others want
 }
 
 // describe says where and of what the run is.
@@ -92,16 +84,18 @@ func (m *measurement) of(scenario, contestant string) *result {
 	return r
 }
 
-// finish turns waits into quantiles.
+// finish turns waits into quantiles, and leaves no more digits than a run repeats.
 func (m *measurement) finish() {
 	for _, r := range m.Results {
 		slices.Sort(r.waits)
-		for i := 0; len(r.waits) > 0 && i <= 100; i++ {
-			r.Waits = append(r.Waits, round(milliseconds(quantile(r.waits, float64(i)/100)), 4))
+		for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99, "longest": 1} {
+			if len(r.waits) > 0 {
+				r.Figures[name] = []float64{milliseconds(quantile(r.waits, q))}
+			}
 		}
 		for _, all := range r.Figures {
 			for i, x := range all {
-				all[i] = round(x, 4) // more than a run repeats
+				all[i] = round(x, 4)
 			}
 		}
 	}
@@ -132,19 +126,12 @@ func readMeasurement(file string) (*measurement, error) {
 	return m, json.Unmarshal(text, m)
 }
 
-// figure is the median of all turns, or a quantile of all waits. Without any, it is not a number.
+// figure is the median of all turns. Without any, it is not a number.
 func (r *result) figure(name string) float64 {
-	if r == nil { // there was no turn
+	if r == nil || len(r.Figures[name]) == 0 {
 		return math.NaN()
 	}
-	if percent, ok := map[string]int{"p50": 50, "p99": 99, "longest": 100}[name]; ok && len(r.Waits) > 0 {
-		return r.Waits[percent]
-	}
-	all := slices.Clone(r.Figures[name])
-	if len(all) == 0 {
-		return math.NaN()
-	}
-	return median(all)
+	return median(slices.Clone(r.Figures[name]))
 }
 
 // human writes two digits, and all of those before the point, with commas. Less than nothing is

@@ -1,7 +1,6 @@
-package main
+package peers
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -11,47 +10,32 @@ import (
 	"strings"
 )
 
-const docs = "../../docs/"
+const performance = "../../docs/performance.md"
 
 // The page is written by hand, but for its tables of figures. Each follows a comment that names its file, its scenarios
-// and its columns: see Table. One without scenarios says where and of what the measurement is.
+// and its columns: see table. One without scenarios says where and of what the measurement is.
 var (
-	tables = regexp.MustCompile(`(?m)^<!-- (\w+\.json)( ".*)? -->\n((?:\|.*\n)+)`)
+	tables = regexp.MustCompile(`(?m)^<!-- (\w+)\.json( ".*)? -->\n((?:\|.*\n)+)`)
 	quoted = regexp.MustCompile(`"([^"]*)"`)
 )
 
-// redraw writes the tables of the page and the charts of the last measurements. It prints the tables of one file.
-func redraw(file string) error {
-	all, err := files()
-	for _, found := range tables.FindAllStringSubmatch(all["performance.md"], -1) {
-		if found[1] == file {
-			fmt.Println(found[3])
-		}
-	}
-	for name, content := range all {
-		err = errors.Join(err, os.WriteFile(docs+name, []byte(content), 0o644))
-	}
-	return err
-}
-
-// files returns the page and the charts of the last measurements, by their names below docs.
-func files() (map[string]string, error) {
-	measured := make(map[string]*measurement)
-	for _, file := range []string{orders, oneServer, severalServers} {
-		m, err := readMeasurement(file)
-		if err != nil {
-			return nil, err
-		}
-		measured[file] = m
-	}
-	page, err := os.ReadFile(docs + "performance.md")
-	all := charts(measured[oneServer], measured[severalServers])
-	all["performance.md"] = tables.ReplaceAllStringFunc(string(page), func(found string) string {
+// redrawn returns the page with the tables of the last measurements. It prints those of one.
+func redrawn(measured string) (page string, err error) {
+	text, err := os.ReadFile(performance)
+	return tables.ReplaceAllStringFunc(string(text), func(found string) string {
 		mark, _, _ := strings.Cut(found, "\n")
 		parts := tables.FindStringSubmatch(found)
-		return mark + "\n" + measured[parts[1]].marked(parts[2]) + "\n"
-	})
-	return all, err
+		m, failed := readMeasurement(parts[1] + ".json")
+		if failed != nil {
+			err = failed
+			return found
+		}
+		table := m.marked(parts[2]) + "\n"
+		if parts[1] == measured {
+			fmt.Println(table)
+		}
+		return mark + "\n" + table
+	}), err
 }
 
 // marked returns the table of the rest of a mark.

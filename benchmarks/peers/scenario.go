@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"context"
@@ -20,7 +20,6 @@ type scenario struct {
 	settle time.Duration // before the window
 	hold   time.Duration // of a process in a crowd
 	nodes  int           // servers of which a majority decides; 0: there is one
-	apart  bool          // their clocks are
 	faulty int           // of the nodes, the last ones
 	fault  fault
 	usual  bool          // go-redis has a pool of its default size
@@ -85,23 +84,15 @@ func onNodes() (all []scenario) {
 	base.rounds, base.window = 1, 3*time.Second
 	add("alone, 1 of 5 slow", func(s *scenario) { s.faulty, s.fault = 1, late })
 	base.among = inMajority[:1]
-	add("clocks apart, alone", func(s *scenario) { s.apart = true })
-	crowd := func(s *scenario) { s.run, s.n, s.hold, s.settle = (*turn).crowd, 16, time.Millisecond, 4*time.Second }
-	add("clocks apart, contended", func(s *scenario) { crowd(s); s.apart = true })
 	add("renewals", func(s *scenario) { s.run, s.n = (*turn).renewals, 5_000 })
 	add("renewals, 1 of 5 hung", func(s *scenario) {
 		s.run, s.n, s.faulty, s.fault = (*turn).renewals, 5_000, 1, hung
 	})
 	base.among = inMajority
 	add("idle, 5 servers", func(s *scenario) { s.run, s.n, s.window = (*turn).idle, 16, 5*time.Second })
-	crowd(&base)
-	add("16, hold 10 ms", func(s *scenario) { s.hold = 10 * time.Millisecond })
-	for _, n := range []int{16, 64} {
-		for lost := range 3 {
-			add(fmt.Sprintf("%d, %d of 5 down", n, lost), func(s *scenario) {
-				s.n, s.faulty, s.fault, s.window = n, lost, down, 3*time.Second+time.Duration(n)*100*time.Millisecond
-			})
-		}
+	base.run, base.n, base.hold, base.settle, base.window = (*turn).crowd, 16, time.Millisecond, 4*time.Second, 4600*time.Millisecond
+	for lost := range 3 {
+		add(fmt.Sprintf("16, %d of 5 down", lost), func(s *scenario) { s.faulty, s.fault = lost, down })
 	}
 	return all
 }

@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"context"
@@ -30,6 +30,16 @@ type turn struct {
 	ping    *goredislib.Client
 	workers workers // that have been started
 	err     error   // the first
+}
+
+// A bench is the servers that contestants are measured on: one, and those of which a majority decides.
+type bench struct{ one, nodes []*redistest.Server }
+
+func (b bench) servers(s scenario) []*redistest.Server {
+	if s.nodes > 0 {
+		return b.nodes[:s.nodes]
+	}
+	return b.one
 }
 
 // A worker is a process of this program.
@@ -162,7 +172,6 @@ func (all workers) stop() {
 type load struct {
 	from, until int64 // on the clock of tenures
 	commands    float64
-	requests    float64 // of clients: what a server reads at once
 	cpu         time.Duration
 	rtt         time.Duration
 }
@@ -182,12 +191,9 @@ func (t *turn) watch(ctx context.Context) load {
 	}
 	until := time.Now()
 	after := t.used()
-	// The first INFO of each server is one command, and two reads: it, and the end of its connection.
-	own, pings := float64(len(t.servers)), float64(len(trips))
 	return load{
 		from: from.UnixNano(), until: until.UnixNano(), rtt: median(trips), cpu: after.cpu - before.cpu,
-		commands: after.commands - before.commands - pings - own,
-		requests: after.requests - before.requests - pings - 3*own,
+		commands: after.commands - before.commands - float64(len(trips)+len(t.servers)), // without those of this function
 	}
 }
 
@@ -204,7 +210,6 @@ func (t *turn) used() (l load) {
 			return x
 		}
 		l.commands += number("total_commands_processed")
-		l.requests += number("total_reads_processed")
 		l.cpu += time.Duration((number("used_cpu_user:") + number("used_cpu_sys:")) * float64(time.Second))
 	}
 	return l
@@ -218,9 +223,6 @@ func (t *turn) together(ctx context.Context, jobs ...job) (report, load) {
 	l := t.watch(ctx)
 	workers.stop()
 	r := t.report(workers)
-	if t.nodes > 0 {
-		t.note("second", seconds(r.Tenures))
-	}
 	return r, l
 }
 
@@ -264,7 +266,7 @@ func (t *turn) threads(ctx context.Context) {
 func (t *turn) crowd(ctx context.Context) {
 	jobs := make([]job, t.n)
 	for i := range jobs {
-		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: t.hold, Patient: t.nodes > 0 && t.n > 16}
+		jobs[i] = job{Keys: 1, Workers: 1, First: i, Pause: t.hold}
 	}
 	t.contended(ctx, jobs...)
 }
@@ -273,16 +275,10 @@ func (t *turn) contended(ctx context.Context, jobs ...job) {
 	r, l := t.together(ctx, jobs...)
 	served, gaps, waits := contend(r.Tenures, t.n, l.from, l.until)
 	t.result.waits = append(t.result.waits, waits...)
-	handovers, starved := float64(len(gaps)), 0.0
-	for _, n := range served {
-		if n == 0 {
-			starved++
-		}
-	}
+	handovers := float64(len(gaps))
 	average := max(total(served), 1) / float64(t.n)
 	t.note("rate", handovers/l.seconds())
 	t.note("fairness", jain(served))
-	t.note("starved", starved)
 	t.note("least", 100*slices.Min(served)/average)
 	t.note("most", 100*slices.Max(served)/average)
 	if handovers > 0 {
@@ -312,7 +308,6 @@ func (t *turn) idle(ctx context.Context) {
 	time.Sleep(t.window / 5) // until all wait
 	l := t.watch(ctx)
 	t.note("commands", l.commands/l.seconds()/float64(t.n))
-	t.note("requests", l.requests/l.seconds()/float64(t.n))
 }
 
 // takeover kills a process that holds n locks, each of which a goroutine of another waits for.

@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"context"
@@ -38,7 +38,6 @@ type job struct {
 	Pause      time.Duration // that a worker holds a lock
 	Once       bool          // each worker takes one lock
 	Every      time.Duration // between two orders that arrive, whatever becomes of those before; 0: workers take one after another
-	Patient    bool          // redsync polls after its default delay, 50 to 250 ms
 	UsualPool  bool          // go-redis has a pool of its default size
 }
 
@@ -199,7 +198,7 @@ func (j job) cycle(ctx context.Context, take acquire, t tenure) tenure {
 	if err != nil {
 		return t
 	}
-	t.Got, t.Second = time.Now().UnixNano(), h.second
+	t.Got = time.Now().UnixNano()
 	if j.Pause > 0 {
 		time.Sleep(j.Pause)
 	}

@@ -5,12 +5,13 @@ package sqllock_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
@@ -100,16 +101,12 @@ func TestWithdraw(t *testing.T) {
 			locks := dlock.New(l, dlock.WithFence(true))
 			defer locks.Close()
 			for range 5 {
-				if err := withdraw(ctx, db, locks, "savings", 3); err != nil {
-					t.Errorf("withdraw: %v", err)
-				}
+				assert.NoError(t, withdraw(ctx, db, locks, "savings", 3))
 			}
 		})
 	}
 	wg.Wait()
-	if n := number(t, db, "SELECT balance FROM account"); n != 40 {
-		t.Errorf("100, and 20 times 3 withdrawn: the balance is %d; want 40", n)
-	}
+	assert.Equal(t, 40, number(t, db, "SELECT balance FROM account"))
 }
 
 // A holder that is stopped before it writes comes back too late.
@@ -120,21 +117,11 @@ func TestWithdrawTooLate(t *testing.T) {
 	locks := dlock.New(l, dlock.WithFence(true))
 	defer locks.Close()
 	stopped, err := locks.Acquire(ctx, "account:savings")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	stamp, err := fence.Of(stopped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	do(t, db, "UPDATE dlock SET expires = 'epoch'") // as if long had passed
-	if err := withdraw(ctx, db, locks, "savings", 30); err != nil {
-		t.Fatal(err)
-	}
-	if err := withdrawStamped(ctx, db, stamp, "savings", 50); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("the late write: %v; want %v", err, fence.ErrStale)
-	}
-	if n := number(t, db, "SELECT balance FROM account"); n != 70 {
-		t.Errorf("the balance is %d; want 70", n)
-	}
+	require.NoError(t, withdraw(ctx, db, locks, "savings", 30))
+	assert.ErrorIs(t, withdrawStamped(ctx, db, stamp, "savings", 50), fence.ErrStale, "the late write")
+	assert.Equal(t, 70, number(t, db, "SELECT balance FROM account"))
 }

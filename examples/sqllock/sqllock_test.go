@@ -9,6 +9,7 @@ import (
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/conformance"
@@ -16,9 +17,7 @@ import (
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
-func TestConformance(t *testing.T) {
-	conformance.Run(t, harness(t))
-}
+func TestConformance(t *testing.T) { conformance.Run(t, harness(t)) }
 
 func BenchmarkLocker(b *testing.B) {
 	server := sqltest.Postgres(b)
@@ -26,12 +25,12 @@ func BenchmarkLocker(b *testing.B) {
 	makeSchema(b, db)
 	l := sqllock.New(db)
 	for b.Loop() {
-		if a, err := l.TryAcquire(b.Context(), "key", "token", time.Minute); err != nil || !a.Acquired {
-			b.Fatal(a, err)
-		}
-		if held, err := l.Release(b.Context(), "key", "token"); err != nil || !held {
-			b.Fatal(held, err)
-		}
+		a, err := l.TryAcquire(b.Context(), "key", "token", time.Minute)
+		require.NoError(b, err)
+		require.True(b, a.Acquired)
+		held, err := l.Release(b.Context(), "key", "token")
+		require.NoError(b, err)
+		require.True(b, held)
 	}
 }
 
@@ -65,14 +64,11 @@ func makeSchema(t testing.TB, db *sql.DB) {
 	t.Helper()
 	do(t, db, "DROP SCHEMA public CASCADE")
 	do(t, db, "CREATE SCHEMA public")
-	if err := sqllock.New(db).CreateTable(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, sqllock.New(db).CreateTable(context.Background()))
 }
 
 func do(t testing.TB, db *sql.DB, stmt string, args ...any) {
 	t.Helper()
-	if _, err := db.Exec(stmt, args...); err != nil {
-		t.Fatalf("%s: %v", stmt, err)
-	}
+	_, err := db.Exec(stmt, args...)
+	require.NoError(t, err, stmt)
 }

@@ -7,14 +7,17 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/examples/sqllock"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
@@ -35,13 +38,10 @@ func fresh(t *testing.T, settings ...string) (*sqllock.Locker, *sql.DB) {
 func lock(t *testing.T, db *sql.DB, key string) (unlock func()) {
 	t.Helper()
 	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { tx.Rollback() })
-	if _, err := tx.Exec("SELECT FROM dlock WHERE key = $1 FOR UPDATE", []byte(key)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = tx.Exec("SELECT FROM dlock WHERE key = $1 FOR UPDATE", []byte(key))
+	require.NoError(t, err)
 	return func() { tx.Rollback() }
 }
 
@@ -53,38 +53,49 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
+// acquire takes a key, without waiting for a row.
 func acquire(t *testing.T, l dlock.Locker, key, token string, ttl time.Duration) dlock.Attempt {
 	t.Helper()
-	a, err := l.TryAcquire(t.Context(), key, token, ttl)
-	if err != nil || !a.Acquired {
-		t.Fatalf("TryAcquire(%q, %q, %v) = %+v, %v; want it to be acquired", key, token, ttl, a, err)
-	}
+	a, err := l.TryAcquire(soon(t), key, token, ttl)
+	require.NoError(t, err)
+	require.True(t, a.Acquired, "TryAcquire(%q, %q, %v) = %+v", key, token, ttl, a)
 	return a
+}
+
+// refused asks for a key that is held, without waiting for a row.
+func refused(t *testing.T, l dlock.Locker, key string) {
+	t.Helper()
+	a, err := l.TryAcquire(soon(t), key, "stranger", long)
+	require.NoError(t, err)
+	require.False(t, a.Acquired)
+	require.Equal(t, "holder", a.Holder)
 }
 
 // A call is one of those that change something.
 type call struct {
 	name string
-	do   func() error
+	do   func() (held bool, err error)
 }
 
 func calls(ctx context.Context, l *sqllock.Locker, key, token string) []call {
-	batch := []dlock.Renewal{{Key: key, Token: token, TTL: long}}
 	return []call{
-		{"TryAcquire", func() error { _, err := l.TryAcquire(ctx, key, token, long); return err }},
-		{"Renew", func() error { _, err := l.Renew(ctx, key, token, long); return err }},
-		{"RenewBatch", func() error { _, err := l.RenewBatch(ctx, batch); return err }},
-		{"Release", func() error { _, err := l.Release(ctx, key, token); return err }},
+		{"TryAcquire", func() (bool, error) { a, err := l.TryAcquire(ctx, key, token, long); return a.Acquired, err }},
+		{"Renew", func() (bool, error) { return l.Renew(ctx, key, token, long) }},
+		{"RenewBatch", func() (bool, error) {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: key, Token: token, TTL: long}})
+			return err == nil && results[0].Held, err
+		}},
+		{"Release", func() (bool, error) { return l.Release(ctx, key, token) }},
 	}
 }
 
-func number(t *testing.T, db *sql.DB, query string, args ...any) (n int64) {
+func number(t *testing.T, db *sql.DB, query string, args ...any) (n int) {
 	t.Helper()
-	if err := db.QueryRow(query, args...).Scan(&n); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
+	require.NoError(t, db.QueryRow(query, args...).Scan(&n), query)
 	return n
 }
+
+const rows = "SELECT count(*) FROM dlock"
 
 // A row is kept while it may be needed, and not for ever.
 func TestOldRowsAreDeleted(t *testing.T) {
@@ -92,31 +103,21 @@ func TestOldRowsAreDeleted(t *testing.T) {
 	for i := range 5 {
 		key := fmt.Sprint("old", i)
 		acquire(t, l, key, "holder", long)
-		if held, err := l.Release(t.Context(), key, "holder"); !held || err != nil {
-			t.Fatalf("Release(%q) = %v, %v; want true", key, held, err)
-		}
+		held, err := l.Release(t.Context(), key, "holder")
+		require.NoError(t, err)
+		require.True(t, held)
 	}
 	do(t, db, "UPDATE dlock SET expires = expires - interval '23 hours'")
 	acquire(t, l, "a", "holder", long)
-	if n := number(t, db, "SELECT count(*) FROM dlock"); n != 6 {
-		t.Errorf("%d rows after the grant of a 6th key; want 6, because none is a day old", n)
-	}
+	assert.Equal(t, 6, number(t, db, rows), "none is a day old")
 	do(t, db, "UPDATE dlock SET expires = expires - interval '1 hour' WHERE key <> 'a'")
-	if a, err := l.TryAcquire(t.Context(), "a", "stranger", long); err != nil || a.Acquired {
-		t.Fatalf("TryAcquire of a held key = %+v, %v; want it to be refused", a, err)
-	}
-	if n := number(t, db, "SELECT count(*) FROM dlock"); n != 6 {
-		t.Errorf("%d rows after a refusal; want 6, because it writes nothing", n)
-	}
-	for i, want := range []int64{5, 4, 4} { // one is added, up to two are deleted
+	refused(t, l, "a")
+	assert.Equal(t, 6, number(t, db, rows), "a refusal writes nothing")
+	for i, want := range []int{5, 4, 4} { // one is added, up to two are deleted
 		acquire(t, l, fmt.Sprint("new", i), "holder", long)
-		if n := number(t, db, "SELECT count(*) FROM dlock"); n != want {
-			t.Errorf("%d rows after grant %d; want %d", n, i, want)
-		}
+		assert.Equal(t, want, number(t, db, rows), "after grant %d", i)
 	}
-	if n := number(t, db, "SELECT count(*) FROM dlock WHERE convert_from(key, 'UTF8') LIKE 'old%'"); n != 0 {
-		t.Errorf("%d old rows are left after three grants; want 0", n)
-	}
+	assert.Zero(t, number(t, db, rows+" WHERE convert_from(key, 'UTF8') LIKE 'old%'"))
 }
 
 // An old row that another session is using just now is not waited for.
@@ -125,12 +126,8 @@ func TestLockedRowsAreNotWaitedFor(t *testing.T) {
 	acquire(t, l, "old", "holder", long)
 	do(t, db, "UPDATE dlock SET expires = expires - interval '2 days'")
 	lock(t, db, "old")
-	if a, err := l.TryAcquire(soon(t), "new", "holder", long); err != nil || !a.Acquired {
-		t.Errorf("TryAcquire of another key = %+v, %v; want it to be acquired", a, err)
-	}
-	if n := number(t, db, "SELECT count(*) FROM dlock"); n != 2 {
-		t.Errorf("%d rows; want 2, because the old one is locked", n)
-	}
+	acquire(t, l, "new", "holder", long)
+	assert.Equal(t, 2, number(t, db, rows), "the old one is locked")
 }
 
 // A refusal locks no row: those who ask do not stand in each other's way, nor in the
@@ -139,33 +136,25 @@ func TestRefusalLocksNothing(t *testing.T) {
 	l, db := fresh(t)
 	acquire(t, l, "key", "holder", long)
 	lock(t, db, "key")
-	if a, err := l.TryAcquire(soon(t), "key", "stranger", long); err != nil || a.Acquired || a.Holder != "holder" {
-		t.Errorf("TryAcquire = %+v, %v; want it to be refused, because of the holder", a, err)
-	}
+	refused(t, l, "key")
 }
 
 // A statement that has waited for its row decides by the time at which it got it.
 func TestTimeGoesOnWhileAStatementWaits(t *testing.T) {
-	for name, call := range map[string]func(l *sqllock.Locker) (held bool, err error){
-		"Renew":   func(l *sqllock.Locker) (bool, error) { return l.Renew(soon(t), "key", "holder", long) },
-		"Release": func(l *sqllock.Locker) (bool, error) { return l.Release(soon(t), "key", "holder") },
-		"RenewBatch": func(l *sqllock.Locker) (bool, error) {
-			results, err := l.RenewBatch(soon(t), []dlock.Renewal{{Key: "key", Token: "holder", TTL: long}})
-			return err == nil && results[0].Held, err
-		},
-	} {
+	for i, name := range []string{"Renew", "RenewBatch", "Release"} {
 		t.Run(name, func(t *testing.T) {
 			l, db := fresh(t)
 			acquire(t, l, "key", "holder", time.Second)
 			unlock := lock(t, db, "key")
-			done := make(chan struct{})
-			var held bool
-			var err error
-			go func() {
-				defer close(done)
-				held, err = call(l)
-			}()
-			const waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+			c := calls(soon(t), l, "key", "holder")[i+1]
+			require.Equal(t, name, c.name)
+			var call sync.WaitGroup
+			call.Go(func() {
+				held, err := c.do()
+				assert.NoError(t, err)
+				assert.False(t, held, "it has waited for the row until the lease had expired")
+			})
+			const waiting, alive = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", rows + " WHERE expires > clock_timestamp()"
 			for number(t, db, waiting) == 0 && number(t, db, alive) == 1 {
 				time.Sleep(5 * time.Millisecond)
 			}
@@ -173,25 +162,17 @@ func TestTimeGoesOnWhileAStatementWaits(t *testing.T) {
 				time.Sleep(5 * time.Millisecond)
 			}
 			unlock()
-			<-done
-			if held || err != nil {
-				t.Errorf("%s, which waited for the row until the lease had expired: %v, %v; want false", name, held, err)
-			}
+			call.Wait()
 		})
 	}
 }
-
-const alive = "SELECT count(*) FROM dlock WHERE expires > clock_timestamp()"
 
 // The fence rises above the key's last one though the clock does not.
 func TestFenceRisesWithoutTheClock(t *testing.T) {
 	l, db := fresh(t)
 	first := acquire(t, l, "key", "first", long)
 	do(t, db, "UPDATE dlock SET fence = fence + 3600e6") // the clock is set back by an hour
-	second := acquire(t, l, "key", "first", long)
-	if want := first.Fence + 3600e6 + 8; second.Fence != want {
-		t.Errorf("the fence after %d is %d; want %d", want-8, second.Fence, want)
-	}
+	assert.Equal(t, first.Fence+3600e6+8, acquire(t, l, "key", "first", long).Fence)
 }
 
 // A server that cannot write does not say "not held".
@@ -201,9 +182,8 @@ func TestReadOnlyServer(t *testing.T) {
 	for _, key := range []string{"held", "free"} {
 		for _, token := range []string{"holder", "stranger"} {
 			for _, c := range calls(t.Context(), l, key, token) {
-				if err := c.do(); err == nil || !strings.Contains(err.Error(), "25006") {
-					t.Errorf("%s of the key %q by %s: %v; want the error 25006, read_only_sql_transaction", c.name, key, token, err)
-				}
+				_, err := c.do()
+				assert.ErrorContains(t, err, "25006", "read_only_sql_transaction: %s of the key %q by %s", c.name, key, token)
 			}
 		}
 	}
@@ -229,23 +209,20 @@ func TestNoDeadlocks(t *testing.T) {
 					mine[j] = batch[(j*(2*i+1)+n)%keys]
 				}
 				results, err := l.RenewBatch(ctx, mine)
-				if err != nil || slices.Contains(results, dlock.RenewResult{}) {
-					t.Errorf("RenewBatch of leases that are all held: %v, %v", results, err)
-				}
-				if held, err := l.Renew(ctx, mine[n].Key, "holder", long); err != nil || !held {
-					t.Errorf("Renew of a lease that is held: %v, %v", held, err)
-				}
+				assert.NoError(t, err)
+				assert.NotContains(t, results, dlock.RenewResult{}, "all are held")
+				held, err := l.Renew(ctx, mine[n].Key, "holder", long)
+				assert.NoError(t, err)
+				assert.True(t, held)
 			}
 		})
 		wg.Go(func() {
 			for n := range rounds {
 				old := fmt.Sprint("old", (n+i)%5)
-				if _, err := l.TryAcquire(ctx, old, fmt.Sprint("holder", i), time.Millisecond); err != nil {
-					t.Errorf("TryAcquire: %v", err)
-				}
-				if _, err := db.Exec("UPDATE dlock SET expires = 'epoch' WHERE key = $1", []byte(old)); err != nil {
-					t.Errorf("making %s old: %v", old, err)
-				}
+				_, err := l.TryAcquire(ctx, old, fmt.Sprint("holder", i), time.Millisecond)
+				assert.NoError(t, err)
+				_, err = db.Exec("UPDATE dlock SET expires = 'epoch' WHERE key = $1", []byte(old))
+				assert.NoError(t, err)
 			}
 		})
 	}
@@ -261,16 +238,38 @@ func TestConnectionsAreGivenBack(t *testing.T) {
 	acquire(t, l, "key", "holder", long)
 	for _, token := range []string{"stranger", "holder"} {
 		for _, key := range []string{"key", "other"} {
-			inspect := call{"Inspect", func() error { _, err := l.Inspect(ctx, key); return err }}
+			inspect := call{"Inspect", func() (bool, error) { h, err := l.Inspect(ctx, key); return h.Held, err }}
 			for _, c := range append(calls(ctx, l, key, token), inspect) {
-				if err := c.do(); err != nil {
-					t.Errorf("%s of the key %q by %s: %v", c.name, key, token, err)
-				}
-				if n := db.Stats().InUse; n != 0 {
-					t.Fatalf("%s of the key %q by %s has kept its connection", c.name, key, token)
-				}
+				_, err := c.do()
+				assert.NoError(t, err, "%s of the key %q by %s", c.name, key, token)
+				require.Zero(t, db.Stats().InUse, "%s of the key %q by %s has kept its connection", c.name, key, token)
 			}
 		}
+	}
+}
+
+// A statement whose reply is lost with its connection is not sent again by the driver
+// or by database/sql: the caller must hear that the outcome is unknown.
+func TestNothingIsSentTwice(t *testing.T) {
+	_, db := fresh(t)
+	do(t, db, "CREATE TABLE writes (n bigint)")
+	do(t, db, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN INSERT INTO writes VALUES (NEW.fence); RETURN NULL; END $$`)
+	do(t, db, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
+	p, err := faultproxy.New(sqltest.Postgres(t))
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	l := sqllock.New(sqltest.Open(t, p.Addr()))
+	for _, c := range calls(soon(t), l, "key", "holder") {
+		acquire(t, l, "key", "holder", time.Minute)
+		_, err := c.do() // prepares the statement
+		require.NoError(t, err, c.name)
+		acquire(t, l, "key", "holder", time.Minute)
+		before := number(t, db, "SELECT count(*) FROM writes")
+		p.DropReply(faultproxy.Any, faultproxy.Cut)
+		_, err = c.do()
+		assert.Error(t, err, "%s, whose reply was lost", c.name)
+		assert.Equal(t, before+1, number(t, db, "SELECT count(*) FROM writes"), "writes of %s", c.name)
 	}
 }
 
@@ -280,69 +279,57 @@ func TestCreateTableAtOnce(t *testing.T) {
 	l := sqllock.New(db, sqllock.WithTable("public."+name))
 	var wg sync.WaitGroup
 	for range 10 {
-		wg.Go(func() {
-			if err := l.CreateTable(t.Context()); err != nil {
-				t.Errorf("CreateTable: %v", err)
-			}
-		})
+		wg.Go(func() { assert.NoError(t, l.CreateTable(t.Context())) })
 	}
 	wg.Wait()
 	acquire(t, l, "key", "holder", long)
-	if n := number(t, db, "SELECT count(*) FROM pg_indexes WHERE tablename = $1", name); n != 2 {
-		t.Errorf("the table has %d indexes; want 2: of the key, and of the end of the lease", n)
-	}
+	assert.Equal(t, 2, number(t, db, "SELECT count(*) FROM pg_indexes WHERE tablename = $1", name), "indexes: of the key, and of the end of the lease")
 }
 
 func TestBadArguments(t *testing.T) {
 	var none *sql.DB
 	db := sqltest.Open(t, "127.0.0.1:1") // nothing is sent
+	try := func(l dlock.Locker, key, token string, ttl time.Duration) error {
+		_, err := l.TryAcquire(t.Context(), key, token, ttl)
+		return err
+	}
+	table := func(name string) error { return try(sqllock.New(db, sqllock.WithTable(name)), "key", "token", long) }
 	good := sqllock.New(db)
 	for name, err := range map[string]error{
-		"nil db":        tryAcquire(sqllock.New(none), "key", "token", long),
-		"empty table":   tryAcquire(sqllock.New(db, sqllock.WithTable("")), "key", "token", long),
-		"NUL in table":  tryAcquire(sqllock.New(db, sqllock.WithTable("a\x00b")), "key", "token", long),
-		"three parts":   tryAcquire(sqllock.New(db, sqllock.WithTable("a.b.c")), "key", "token", long),
-		"a long table":  tryAcquire(sqllock.New(db, sqllock.WithTable(strings.Repeat("x", 64))), "key", "token", long),
-		"empty key":     tryAcquire(good, "", "token", long),
-		"empty token":   tryAcquire(good, "key", "", long),
-		"TTL too short": tryAcquire(good, "key", "token", time.Microsecond),
-		"CreateTable":   sqllock.New(none).CreateTable(context.Background()),
+		"nil db":        try(sqllock.New(none), "key", "token", long),
+		"empty table":   table(""),
+		"NUL in table":  table("a\x00b"),
+		"three parts":   table("a.b.c"),
+		"a long table":  table(strings.Repeat("x", 64)),
+		"empty key":     try(good, "", "token", long),
+		"empty token":   try(good, "key", "", long),
+		"TTL too short": try(good, "key", "token", time.Microsecond),
+		"CreateTable":   sqllock.New(none).CreateTable(t.Context()),
 	} {
-		if !errors.Is(err, dlock.ErrInvalid) {
-			t.Errorf("%s: %v; want dlock.ErrInvalid", name, err)
-		}
+		assert.ErrorIs(t, err, dlock.ErrInvalid, name)
 	}
 }
 
 // Whoever was refused, or had no connection, owes nothing, so that a Client closes at once.
 func TestNothingIsOwedAfterARefusal(t *testing.T) {
 	server := sqltest.Postgres(t)
-	db := sqltest.Open(t, server)
-	makeSchema(t, db)
+	makeSchema(t, sqltest.Open(t, server))
 	for name, l := range map[string]*sqllock.Locker{
 		"no server":        sqllock.New(sqltest.Open(t, "127.0.0.1:1")),
-		"no such table":    sqllock.New(db, sqllock.WithTable("absent")),
+		"no such table":    sqllock.New(sqltest.Open(t, server), sqllock.WithTable("absent")),
 		"no such role":     sqllock.New(sqltest.Open(t, server, "user=nobody")),
 		"no such database": sqllock.New(sqltest.Open(t, server, "database=absent")),
 		"read-only":        sqllock.New(sqltest.Open(t, server, "default_transaction_read_only=on")),
 	} {
-		var mark *dlock.NoEffectError
 		for _, c := range calls(t.Context(), l, "key", "token") {
-			if err := c.do(); !errors.As(err, &mark) || mark.Temporary {
-				t.Errorf("%s: %s: %v; want an error that is marked, and not temporary", name, c.name, err)
-			}
+			_, err := c.do()
+			mark, ok := errors.AsType[*dlock.NoEffectError](err)
+			assert.True(t, ok && !mark.Temporary, "%s: %s: %v; want an error that is marked, and not temporary", name, c.name, err)
 		}
 		client := dlock.New(l)
-		if _, err := client.TryAcquire(t.Context(), "key"); err == nil || errors.Is(err, dlock.ErrHeld) {
-			t.Errorf("TryAcquire, with %s: %v; want the refusal", name, err)
-		}
-		if err := client.Close(); err != nil {
-			t.Errorf("Close, with %s: %v; want nil, because nothing is owed", name, err)
-		}
+		_, err := client.TryAcquire(t.Context(), "key")
+		assert.Error(t, err, name)
+		assert.NotErrorIs(t, err, dlock.ErrHeld, name)
+		assert.NoError(t, client.Close(), "%s: nothing is owed", name)
 	}
-}
-
-func tryAcquire(l dlock.Locker, key, token string, ttl time.Duration) error {
-	_, err := l.TryAcquire(context.Background(), key, token, ttl)
-	return err
 }

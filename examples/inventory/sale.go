@@ -1,4 +1,4 @@
-package sell
+package main
 
 import (
 	"context"
@@ -49,20 +49,17 @@ func (s *shop) write(stamp fence.Stamp, left int) error {
 
 // A sale is the selling of a whole stock by all workers at once.
 type sale struct {
-	name    string
-	config  Config
-	locks   *Locks // nil if anybody sells at any time
-	workers []worker
+	name   string
+	config config
+	locks  *dlock.Client // nil if anybody sells at any time
 	shop
+
+	waitsMu sync.Mutex
+	waits   []time.Duration // for the lock
 }
 
-type worker struct {
-	sold  int
-	waits []time.Duration // for the lock
-}
-
-func newSale(name string, cfg Config) *sale {
-	return &sale{name: name, config: cfg, workers: make([]worker, cfg.Workers), shop: shop{left: cfg.Stock}}
+func newSale(name string, cfg config, locks *dlock.Client) *sale {
+	return &sale{name: name, config: cfg, locks: locks, shop: shop{left: cfg.stock}}
 }
 
 // run returns when everything is sold, with the first error of a worker, or with the cause of ctx.
@@ -71,11 +68,11 @@ func (s *sale) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var all sync.WaitGroup
-	for i := range s.workers {
+	for range s.config.workers {
 		all.Go(func() {
 			var err error
 			for err == nil || errors.Is(err, dlock.ErrLost) {
-				err = s.sellOne(ctx, &s.workers[i])
+				err = s.sellOne(ctx)
 			}
 			if !errors.Is(err, errSoldOut) {
 				cancel(err)
@@ -86,24 +83,26 @@ func (s *sale) run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-func (s *sale) sellOne(ctx context.Context, w *worker) error {
+func (s *sale) sellOne(ctx context.Context) error {
 	if s.locks == nil {
-		return s.sell(ctx, w, fence.Stamp{})
+		return s.sell(ctx, fence.Stamp{})
 	}
 	asked := time.Now()
-	return s.locks.Do(ctx, s.locks.Key, func(ctx context.Context, lease *dlock.Lease) error {
-		w.waits = append(w.waits, time.Since(asked))
+	return s.locks.Do(ctx, key, func(ctx context.Context, lease *dlock.Lease) error {
+		s.waitsMu.Lock()
+		s.waits = append(s.waits, time.Since(asked))
+		s.waitsMu.Unlock()
 		stamp, err := fence.Of(lease)
 		if err != nil {
 			return err
 		}
-		return s.sell(ctx, w, stamp)
+		return s.sell(ctx, stamp)
 	})
 }
 
 // sell reads the stock, takes its time, and writes what is left. That is right as long as nobody
 // else does so at the same time.
-func (s *sale) sell(ctx context.Context, w *worker, stamp fence.Stamp) error {
+func (s *sale) sell(ctx context.Context, stamp fence.Stamp) error {
 	left, err := s.read(stamp)
 	switch {
 	case err != nil:
@@ -111,64 +110,25 @@ func (s *sale) sell(ctx context.Context, w *worker, stamp fence.Stamp) error {
 	case left <= 0:
 		return errSoldOut
 	}
-	if err := Sleep(ctx, s.config.Hold); err != nil {
-		return err
-	}
-	if err := s.write(stamp, left-1); err != nil {
-		return err
-	}
-	w.sold++
-	return nil
-}
-
-// Sleep returns after d, or with the cause of ctx when that ends first.
-func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
+	case <-time.After(s.config.hold):
+		return s.write(stamp, left-1)
 	}
 }
 
-// follow runs s, and writes every now and then how it goes.
-func (s *sale) follow(ctx context.Context, out io.Writer) error {
-	done := make(chan error, 1)
-	go func() { done <- s.run(ctx) }()
-	for {
-		select {
-		case <-time.After(500 * time.Millisecond):
-			s.progress(out)
-		case err := <-done:
-			s.progress(out)
-			return err
-		}
-	}
-}
-
-func (s *sale) progress(out io.Writer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	width := len(fmt.Sprint(s.config.Stock))
-	fmt.Fprintf(out, "%-14s  %*d left  %*d sold\n", s.name, width, s.left, width+1, s.sold)
-}
-
-// report writes what came of both sales, worker by worker.
+// report writes what came of both sales.
 func report(out io.Writer, without, with *sale) error {
+	slices.Sort(with.waits)
+	stock := with.config.stock
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprint(table, "\n\twithout a lock\twith a lock\t\nworker\tsold\tsold\twaited p50\twaited p99\t\n")
-	row := func(name any, without, with int, waits []time.Duration) {
-		slices.Sort(waits)
-		fmt.Fprintf(table, "%v\t%d\t%d\t%v\t%v\t\n", name, without, with, percentile(waits, 50), percentile(waits, 99))
-	}
-	var waits []time.Duration
-	for i, w := range with.workers {
-		row(i+1, without.workers[i].sold, w.sold, w.waits)
-		waits = append(waits, w.waits...)
-	}
-	row("all", without.sold, with.sold, waits)
-	stock := with.config.Stock
-	fmt.Fprintf(table, "stock\t%d\t%d\t\noversold by\t%d\t%d\t\n", stock, stock, without.sold-stock, with.sold-stock)
+	fmt.Fprintf(table, `
+	without a lock	with a lock	waited p50	waited p99	
+sold	%d	%d	%v	%v	
+stock	%d	%d	
+oversold by	%d	%d	
+`, without.sold, with.sold, percentile(with.waits, 50), percentile(with.waits, 99), stock, stock, without.sold-stock, with.sold-stock)
 	return table.Flush()
 }
 
@@ -182,10 +142,10 @@ func percentile(waits []time.Duration, p int) time.Duration {
 
 // comeLate lets two holders sell the last item. The first stops for longer than its lease lasts, as in
 // a long garbage collection or on a suspended machine, and then goes on as if nothing had happened.
-func comeLate(ctx context.Context, locks *Locks, out io.Writer) error {
+func comeLate(ctx context.Context, locks *dlock.Client, out io.Writer) error {
 	last := &shop{left: 1}
 	take := func(client *dlock.Client) (*dlock.Lease, fence.Stamp, error) {
-		lease, err := client.Acquire(ctx, locks.Key)
+		lease, err := client.Acquire(ctx, key)
 		if err != nil {
 			return nil, fence.Stamp{}, err
 		}
@@ -200,7 +160,7 @@ func comeLate(ctx context.Context, locks *Locks, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	second, fresh, err := take(locks.Client)
+	second, fresh, err := take(locks)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,82 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/internal/redistest"
+)
+
+// TestMain is also the process that a turn starts.
+func TestMain(m *testing.M) {
+	if !isWorker() {
+		os.Exit(m.Run())
+	}
+}
+
+var measure = flag.String("measure", "", "measure `what`: orders, several, majority or sets")
+
+// TestMeasure measures in earnest.
+func TestMeasure(t *testing.T) {
+	if *measure == "" {
+		t.Skip("nothing is measured without -measure")
+	}
+	all, ok := map[string]func() []scenario{"orders": loads, "several": onOneServer, "majority": onNodes, "sets": setsOf}[*measure]
+	require.True(t, ok, "-measure %s", *measure)
+	m, failed := run(t.Context(), t, all())
+	m.Command = "go test -C benchmarks/peers -timeout 1h -run TestMeasure -measure " + *measure
+	if *measure == "sets" {
+		fmt.Println(m.table("sets; sets, 5 ms", "sets a second|rate", "median of the waits, ms|p50 ms", "p99, ms|p99 ms", "the longest, ms|longest ms", "commands for a set|commands"))
+	} else {
+		require.NoError(t, m.save(*measure+".json"))
+		page, err := redrawn(*measure)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(performance, []byte(page), 0o644))
+	}
+	require.NoError(t, failed)
+}
+
+// run measures all contestants in all scenarios, in rounds. The error says which turns failed.
+func run(ctx context.Context, t testing.TB, all []scenario) (m *measurement, failed error) {
+	b := startBench(t, all)
+	m = describe(b.one[0])
+	begun := time.Now()
+	for round := range 3 {
+		for _, s := range all {
+			if round >= s.rounds {
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), s.name)
+			for i := range s.among {
+				c := s.among[(i+round)%len(s.among)]
+				if err := b.measure(ctx, s, c, m.of(s.name, c.id())); err != nil {
+					failed = errors.Join(failed, fmt.Errorf("%s of %s: %w", s.name, c.id(), err))
+				}
+			}
+		}
+	}
+	m.Took = time.Since(begun).Round(time.Second).String()
+	m.finish()
+	return m, failed
+}
+
+// startBench starts the servers of some scenarios, and waits until nodes vote.
+func startBench(t testing.TB, all []scenario) (b bench) {
+	b.one = []*redistest.Server{redistest.Start(t)}
+	if all[0].nodes > 0 {
+		logging.Disable() // of go-redis, that a server is down
+		for range 5 {
+			b.nodes = append(b.nodes, redistest.Start(t))
+		}
+		require.NoError(t, awaitVotes(b.nodes))
+	}
+	return b
+}
