@@ -68,15 +68,13 @@ func TestAcquire(t *testing.T) {
 				<-c.ctx.Done()
 				c.err = errStore // a client that has its own error for that
 			})
-			ctx := within(t, time.Second)
-			_, err := dlock.New(s).TryAcquire(ctx, "k")
+			_, err := dlock.New(s).TryAcquire(within(t, time.Second), "k")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, errStore)
 			time.Sleep(time.Minute)
 
 			ended := ended(t)
-			_, err = dlock.New(s).TryAcquire(ended, "k")
-			require.EqualError(t, err, `dlock: acquire "k": context canceled`)
+			require.EqualError(t, errOf(dlock.New(s).TryAcquire(ended, "k")), `dlock: acquire "k": context canceled`)
 		},
 		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.first("release", func(c *call) { c.err = errStore })
@@ -129,17 +127,13 @@ func TestAcquire(t *testing.T) {
 		"while many first attempts are in flight, others join the queue at once": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			s.onCall(func(*call) { time.Sleep(time.Second) })
-			var all sync.WaitGroup
-			for i := range 200 {
-				all.Go(func() {
-					lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
-					if err == nil {
-						err = lease.Release()
-					}
-					require.NoError(t, err)
-				})
-			}
-			all.Wait()
+			together(200, func(i int) {
+				lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
+				if err == nil {
+					err = lease.Release()
+				}
+				require.NoError(t, err)
+			})
 			ops := make(map[string]int)
 			for _, op := range s.ops() {
 				ops[op]++
@@ -173,7 +167,7 @@ func TestAcquire(t *testing.T) {
 }
 
 func TestWaits(t *testing.T) {
-	waitingCases{
+	waiting.cases(t, map[string]test{
 		"error before the first answer is returned": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			store.Fail(errStore)
 			_, err := dlock.New(l).Acquire(t.Context(), "k")
@@ -261,11 +255,7 @@ func TestWaits(t *testing.T) {
 		},
 		"MaxWait ends while store fails": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
-			s.onCall(func(c *call) {
-				if time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1 {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1, errStore) })
 			_, err := dlock.New(l, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, errStore)
 			require.ErrorIs(t, err, dlock.ErrHeld)
@@ -305,11 +295,7 @@ func TestWaits(t *testing.T) {
 		"a key that is held when the store is back is waited for, however long": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			hold(t, store, 10*time.Second)
 			start := time.Now()
-			s.onCall(func(c *call) {
-				if time.Since(start) < 2*time.Second {
-					c.err = errDial
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(time.Since(start) < 2*time.Second, errDial) })
 			lease := acquire(t, dlock.New(l, dlock.WithOutage(3*time.Second)), "k")
 			require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
 			require.NoError(t, lease.Release())
@@ -317,26 +303,18 @@ func TestWaits(t *testing.T) {
 		"once the store is ready, the wait is like any other": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			hold(t, store, 10*time.Second)
 			start := time.Now()
-			s.onCall(func(c *call) {
-				if time.Since(start) < 3*time.Second {
-					c.err = errLoading
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(time.Since(start) < 3*time.Second, errLoading) })
 			lease := acquire(t, dlock.New(l), "k")
 			require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
 			require.NoError(t, lease.Release())
 		},
-	}.run(t)
+	})
 }
 
 func TestGrants(t *testing.T) {
 	inCases{
 		"a grant whose answer comes when the deadline has passed": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if len(s.made("try")) == 1 {
-					c.delay = time.Minute
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(len(s.made("try")) == 1, time.Minute) })
 			l := acquire(t, dlock.New(s), "k")
 			tries := s.made("try")
 			require.Len(t, tries, 2)
@@ -416,11 +394,7 @@ func TestGrants(t *testing.T) {
 		},
 		"late grants after held are not held": func(t *testing.T, store *memory.Locker, s *spy) {
 			hold(t, store, time.Second)
-			s.onCall(func(c *call) {
-				if c.op == "try" && len(s.made("try")) > 1 {
-					c.delay = 99 * time.Millisecond
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(c.op == "try" && len(s.made("try")) > 1, 99*time.Millisecond) })
 			c := dlock.New(plain{s}, dlock.WithTTL(100*time.Millisecond), dlock.WithMaxWait(5*time.Second))
 			_, err := c.Acquire(t.Context(), "k")
 			requireNoContextError(t, err)
@@ -444,11 +418,7 @@ func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
 		{false, 15 * time.Second, 2},
 	} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if len(s.made("try")) == 1 {
-					c.delay = test.delay
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(len(s.made("try")) == 1, test.delay) })
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(test.renewal)), "k")
 			require.Len(t, s.made("try"), test.tries, "renewal %v, answer after %v", test.renewal, test.delay)
 			require.NoError(t, l.Release())
@@ -604,11 +574,7 @@ func TestKeyStaysContended(t *testing.T) {
 func TestContendedKeyFails(t *testing.T) {
 	t.Run("store down", func(t *testing.T) {
 		contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.onCall(func(c *call) {
-				if c.op != "release" {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(c.op != "release", errStore) })
 			begin := time.Now()
 			_, err := c.Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, errStore)
@@ -660,8 +626,7 @@ func TestContendedKeyFails(t *testing.T) {
 func TestContendedKeyEnds(t *testing.T) {
 	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
 		hold(t, store, time.Minute)
-		ctx := within(t, time.Second)
-		_, err := c.Acquire(ctx, "k")
+		_, err := c.Acquire(within(t, time.Second), "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, dlock.ErrHeld)
 	})
@@ -780,12 +745,10 @@ func TestPollAtTheEndOfTheLease(t *testing.T) {
 
 func TestFinalErrorsEndTheWait(t *testing.T) {
 	for _, final := range []error{dlock.ErrInvalid, dlock.ErrClosed} {
-		waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) {
-				if c.op != "release" && len(s.made("try", "acquire")) > 1 {
-					c.err = fmt.Errorf("locker: %w", final)
-				}
+				c.failIf(c.op != "release" && len(s.made("try", "acquire")) > 1, fmt.Errorf("locker: %w", final))
 			})
 			require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Minute)).Acquire(t.Context(), "k")), final)
 			require.Len(t, s.made("try", "acquire"), 2, "it is not retried")
@@ -810,11 +773,7 @@ func TestEndsOfWaits(t *testing.T) {
 		},
 		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
-			s.onCall(func(c *call) {
-				if len(s.made("try")) > 1 {
-					c.hang()
-				}
-			})
+			s.onCall(func(c *call) { c.hangIf(len(s.made("try")) > 1) })
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
 			_, err := c.Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, dlock.ErrHeld, "the last answer was that")
@@ -837,8 +796,7 @@ func TestEndsOfWaits(t *testing.T) {
 			requireNoContextError(t, err)
 			require.NotErrorIs(t, err, dlock.ErrHeld)
 			require.Equal(t, time.Second, time.Since(start))
-			ctx := within(t, 100*time.Millisecond)
-			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
+			require.ErrorIs(t, errOf(c.Acquire(within(t, 100*time.Millisecond), "k")), context.DeadlineExceeded)
 			require.Equal(t, 1100*time.Millisecond, time.Since(start))
 		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -935,7 +893,7 @@ func TestEndsOfAWaitForTheStore(t *testing.T) {
 		"state":     {errOOM, []dlock.Option{dlock.WithOutage(time.Minute)}, "the store refused: OOM command not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				store.Fail(test.err)
 				c, start := dlock.New(l, test.opts...), time.Now()
 				for d, text := range map[time.Duration]string{-1: "", 0: "", 2 * time.Second: "waited for 2s: store unavailable: no success for 2s: "} {
@@ -1013,7 +971,7 @@ func TestWithOutage(t *testing.T) {
 		{"not ready, bad backoff", pauses(0), loading, 3 * time.Second, 0, 0, dlock.ErrInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				start := time.Now()
 				s.onCall(func(c *call) {
 					if c.op != "release" && time.Since(start) < test.back {
@@ -1079,11 +1037,7 @@ func TestOutageBeginsWithAnAttempt(t *testing.T) {
 		} {
 			run(t, fmt.Sprint(name, ", turns ", turns), func(t *testing.T, store *memory.Locker, s *spy) {
 				var away atomic.Bool
-				s.onCall(func(c *call) {
-					if away.Load() && c.op != "release" {
-						c.hang()
-					}
-				})
+				s.onCall(func(c *call) { c.hangIf(away.Load() && c.op != "release") })
 				c := dlock.New(s, dlock.WithLocalTurns(turns))
 				test.before(t, store, c)
 				away.Store(true)

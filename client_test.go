@@ -150,17 +150,15 @@ func TestOperators(t *testing.T) {
 	inCases{
 		"inspect": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithOwner("web-7"))
-			holder, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			holder := inspect(t, c)
 			require.Zero(t, holder)
 			defer acquire(t, c, "k").Release()
-			holder, err = c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			holder = inspect(t, c)
 			require.True(t, holder.Held)
 			require.Equal(t, "web-7", holder.Owner)
 			require.Equal(t, time.Now().Local(), holder.Started)
 			require.Equal(t, 30*time.Second, holder.Remaining)
-			_, err = dlock.New(plain{s}).Inspect(t.Context(), "k")
+			_, err := dlock.New(plain{s}).Inspect(t.Context(), "k")
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.Contains(t, err.Error(), `dlock: inspect "k"`)
 			store.Fail(errStore)
@@ -173,8 +171,7 @@ func TestOperators(t *testing.T) {
 				go c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
 			}
 			synctest.Wait()
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.Equal(t, 7, status.Waiting)
 		},
 		"Break releases only the holder that was seen, and hands the lock over": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -224,8 +221,7 @@ func TestOperators(t *testing.T) {
 			require.Len(t, s.made(), n, "nothing was sent")
 			ctx := ended(t)
 			l := acquire(t, c, "k")
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.ErrorIs(t, c.Break(ctx, status), context.Canceled)
 			require.NoError(t, l.Err())
 		},
@@ -233,8 +229,7 @@ func TestOperators(t *testing.T) {
 			c := dlock.New(s, dlock.WithMinHold(time.Hour))
 			require.NoError(t, acquire(t, c, "k").Release())
 			synctest.Wait()
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.True(t, status.Held)
 			require.NoError(t, c.Break(t.Context(), status))
 			requireFree(t, store, "k")
@@ -276,15 +271,12 @@ func TestOperators(t *testing.T) {
 func TestForeignValueIsNotShown(t *testing.T) {
 	for _, foreign := range []string{"s3cret", "dlock1.s3cret.s3cret", "dlock1.", "dlock1.abcdefghijklmnopqrstuvwxyz.s3cret", "dlock1.ABCDEFGHIJKLMNOPQRSTUVWXYZ.s3cret"} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			_, err := store.TryAcquire(t.Context(), "k", foreign, time.Minute)
-			require.NoError(t, err)
+			require.NoError(t, errOf(store.TryAcquire(t.Context(), "k", foreign, time.Minute)))
 			c := dlock.New(s)
-			_, err = c.TryAcquire(t.Context(), "k")
+			_, err := c.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, dlock.ErrHeld)
 			require.NotContains(t, err.Error(), "s3cret")
-			holder, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, holder)
+			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, inspect(t, c))
 		})
 	}
 }
@@ -297,8 +289,7 @@ func TestPanicInTheLocker(t *testing.T) {
 				if c.op == op {
 					s.onCall(nil)
 					if op == "try" {
-						_, err := store.TryAcquire(c.ctx, c.key, c.token, c.ttl)
-						require.NoError(t, err)
+						require.NoError(t, errOf(store.TryAcquire(c.ctx, c.key, c.token, c.ttl)))
 					}
 					panic(op)
 				}
@@ -417,8 +408,7 @@ func TestOptions(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			require.NoError(t, l.Err())
 			var held *dlock.HeldError
-			_, err := c.TryAcquire(t.Context(), "k")
-			require.ErrorAs(t, err, &held)
+			require.ErrorAs(t, errOf(c.TryAcquire(t.Context(), "k")), &held)
 			require.Empty(t, held.Owner)
 			require.NoError(t, d.Close())
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
@@ -483,8 +473,7 @@ func TestForward(t *testing.T) {
 		"forward": func(t *testing.T, _ *memory.Locker, s *spy) {
 			f := dlock.Forward{Locker: plain{s}}
 			require.ErrorIs(t, errOf(f.Acquire(t.Context(), "k", "t", time.Second)), errors.ErrUnsupported)
-			_, err := f.RenewBatch(t.Context(), nil)
-			require.ErrorIs(t, err, errors.ErrUnsupported)
+			require.ErrorIs(t, errOf(f.RenewBatch(t.Context(), nil)), errors.ErrUnsupported)
 			require.ErrorIs(t, errOf(f.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 			require.Empty(t, s.made())
 		},
@@ -531,7 +520,7 @@ type limited struct{ dlock.Locker }
 func (limited) LongestTTL() time.Duration { return time.Minute }
 
 func TestClose(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(l)
 		held, lost := acquire(t, c, "k"), acquire(t, c, "lost")
 		wait := make(chan error)
@@ -675,7 +664,7 @@ func TestCloseWaitsForASet(t *testing.T) {
 		"Shutdown": func(t *testing.T, c *dlock.Client) { require.Error(t, c.Shutdown(ended(t))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				s.on("release", func(c *call) { c.take(10 * time.Millisecond) })
 				for _, turns := range []int{1, 8} {
 					holdKey(t, store, "a", time.Second)
@@ -772,7 +761,7 @@ func TestCloseAfterAReleaseWasGivenUp(t *testing.T) {
 }
 
 func TestCloseEndsRenewalsInFlight(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		s.onCall(func(c *call) {
 			switch c.op {
 			case "renew", "batch":
@@ -817,8 +806,7 @@ func TestShutdown(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- c.Shutdown(t.Context()) }()
 			require.ErrorIs(t, <-waiter, dlock.ErrClosed)
-			_, err := c.TryAcquire(t.Context(), "other")
-			require.ErrorIs(t, err, dlock.ErrClosed)
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 
 			time.Sleep(5 * time.Minute)
 			require.NoError(t, l.Err(), "renewed while Shutdown waits")
@@ -881,8 +869,7 @@ func TestShutdown(t *testing.T) {
 		"release long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			l := acquire(t, c, "k")
-			ctx := ended(t)
-			require.Error(t, c.Shutdown(ctx))
+			require.Error(t, c.Shutdown(ended(t)))
 			time.Sleep(time.Minute)
 			other := acquire(t, dlock.New(store), "k") // works at the same time
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
@@ -898,8 +885,7 @@ func TestShutdown(t *testing.T) {
 				})
 			}()
 			synctest.Wait()
-			ctx := within(t, time.Second)
-			require.Error(t, c.Shutdown(ctx))
+			require.Error(t, c.Shutdown(within(t, time.Second)))
 			err := <-done
 			require.ErrorIs(t, err, dlock.ErrClosed)
 			requireNoContextError(t, err)
@@ -907,8 +893,7 @@ func TestShutdown(t *testing.T) {
 		"do long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			err := c.Do(t.Context(), "k", func(_ context.Context, l *dlock.Lease) error {
-				ctx := ended(t)
-				require.Error(t, c.Shutdown(ctx))
+				require.Error(t, c.Shutdown(ended(t)))
 				time.Sleep(time.Minute)
 				return nil
 			})

@@ -99,7 +99,7 @@ func TestLossOfAnotherLeaseIsNotOfThisCall(t *testing.T) {
 
 // The error of a wait that such a context ends still matches ErrHeld, and shows the cause.
 func TestWaitCutByTheLossOfAnotherLease(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		defer acquire(t, dlock.New(store), "k").Release()
 		for _, ours := range ours {
 			for _, cause := range []error{ours, fmt.Errorf("of another: %w", ours)} {
@@ -436,8 +436,7 @@ func TestCallThatIsCutShortDuringAWait(t *testing.T) {
 			}
 		})
 		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
-		ctx := within(t, 14*time.Second+30*time.Millisecond)
-		_, err := c.Acquire(ctx, "k")
+		_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
 		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
 	})
 }
@@ -509,8 +508,7 @@ var shapes = []shape{
 	}},
 	{name: "Break", keeps: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
 		acquire(t, c, "k")
-		s, err := c.Inspect(t.Context(), "k")
-		require.NoError(t, err)
+		s := inspect(t, c)
 		return func(ctx context.Context) error { return c.Break(ctx, s) }
 	}},
 	{name: "Release", own: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
@@ -769,11 +767,7 @@ func TestAnswersAreNoSilence(t *testing.T) {
 			}
 			run(t, shape.name+"/"+name, func(t *testing.T, store *memory.Locker, s *spy) {
 				var refuses atomic.Bool
-				s.onCall(func(c *call) {
-					if refuses.Load() {
-						c.err = answer.err
-					}
-				})
+				s.onCall(func(c *call) { c.failIf(refuses.Load(), answer.err) })
 				call := shape.prepare(t, dlock.New(s))
 				refuses.Store(true)
 				err := call(t.Context())

@@ -25,7 +25,7 @@ import (
 const drift = 302 * time.Millisecond
 
 func TestRenewals(t *testing.T) {
-	renewingCases{
+	renewing.cases(t, map[string]test{
 		"renewal keeps the lease": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 			l := acquire(t, dlock.New(locker), "k")
 			time.Sleep(time.Hour - time.Second) // when no renewal is due
@@ -88,7 +88,7 @@ func TestRenewals(t *testing.T) {
 			require.ErrorContains(t, l.Err(), "WithMaxHold")
 			synctest.Wait()
 		},
-	}.run(t)
+	})
 }
 
 func TestRenew(t *testing.T) {
@@ -138,9 +138,7 @@ func TestRenew(t *testing.T) {
 					}
 				}
 			}
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 			time.Sleep(time.Minute) // for the renewals
 		},
 		"renew by hand": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -234,9 +232,7 @@ func TestRenew(t *testing.T) {
 			leases, _ := acquireAll(t, c, "", 1000)
 			time.Sleep(time.Minute)
 			require.EqualValues(t, 32, most.Load())
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 		},
 	}.run(t)
 }
@@ -248,7 +244,7 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 		"fail":               func(c *call) { c.err = errStore },
 	} {
 		t.Run(name, func(t *testing.T) {
-			renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+			renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 				s.on("renew batch", func(c *call) { hook(c) })
 				start := time.Now()
 				l := acquire(t, dlock.New(locker), "k")
@@ -274,25 +270,22 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 // A Renew whose request is lost does not keep the background from renewing.
 func TestRenewThatHangs(t *testing.T) {
 	for name, wrap := range lockers {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				n.setRTT(time.Millisecond)
-				c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
-				l := acquire(t, c, "k")
-				ctx := within(t, time.Minute)
-				ended := make(chan error, 1)
-				n.set(hang)
-				go func() { ended <- l.Renew(ctx) }()
-				synctest.Wait()
-				n.set(up)
-				time.Sleep(2 * time.Minute)
-				t.Logf("Renew: %v", <-ended)
-				if err := l.Err(); err != nil {
-					t.Errorf("after a Renew of which the request was lost: %v, want the lease held", err)
-				}
-				require.NoError(t, c.Close())
-			})
+		run(t, name, func(t *testing.T, _ *memory.Locker, n *spy) {
+			n.setRTT(time.Millisecond)
+			c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
+			l := acquire(t, c, "k")
+			ctx := within(t, time.Minute)
+			ended := make(chan error, 1)
+			n.set(hang)
+			go func() { ended <- l.Renew(ctx) }()
+			synctest.Wait()
+			n.set(up)
+			time.Sleep(2 * time.Minute)
+			t.Logf("Renew: %v", <-ended)
+			if err := l.Err(); err != nil {
+				t.Errorf("after a Renew of which the request was lost: %v, want the lease held", err)
+			}
+			require.NoError(t, c.Close())
 		})
 	}
 }
@@ -303,8 +296,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 		leases = 10_000 / israce.Slower
 		rtt    = 10 * time.Millisecond
 	)
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(plain{n})
 		long, _ := acquireAll(t, c, "long", leases)
 		n.setRTT(rtt)
@@ -322,8 +314,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 // The remaining time of a short lease does not limit its whole batch.
 func TestShortLeaseInABatch(t *testing.T) {
 	const rtt = 400 * time.Millisecond
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n)
 		long, _ := acquireAll(t, c, "long", 100)
 		n.setRTT(rtt)
@@ -393,27 +384,24 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 		ttl    = 30 * time.Second
 	)
 	for _, f := range []fault{hang, ignore, lose} {
-		t.Run(string(f), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				c := dlock.New(plain{n}, dlock.WithTTL(ttl))
-				all, _ := acquireAll(t, c, "k", leases)
-				n.setRTT(time.Millisecond)
-				before, peak := runtime.NumGoroutine(), atomic.Int64{}
-				n.onCall(func(*call) { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) })
-				time.Sleep(8 * time.Second)
-				n.fail(f, ttl/3)
-				time.Sleep(time.Minute)
-				requireNoneLost(t, all)
-				n.fail(f, time.Minute) // of which no lease survives
-				if lost := lostOf(all); lost != leases {
-					t.Errorf("%d of %d leases were lost in an outage of twice their TTL, want all", lost, leases)
-				}
-				if peak.Load() > most {
-					t.Errorf("%d goroutines more than before, with %d leases; want at most %d", peak.Load(), leases, most)
-				}
-				_ = c.Close()
-			})
+		run(t, string(f), func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(plain{n}, dlock.WithTTL(ttl))
+			all, _ := acquireAll(t, c, "k", leases)
+			n.setRTT(time.Millisecond)
+			before, peak := runtime.NumGoroutine(), atomic.Int64{}
+			n.onCall(func(*call) { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) })
+			time.Sleep(8 * time.Second)
+			n.fail(f, ttl/3)
+			time.Sleep(time.Minute)
+			requireNoneLost(t, all)
+			n.fail(f, time.Minute) // of which no lease survives
+			if lost := lostOf(all); lost != leases {
+				t.Errorf("%d of %d leases were lost in an outage of twice their TTL, want all", lost, leases)
+			}
+			if peak.Load() > most {
+				t.Errorf("%d goroutines more than before, with %d leases; want at most %d", peak.Load(), leases, most)
+			}
+			_ = c.Close()
 		})
 	}
 }
@@ -421,28 +409,23 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 // However many renewals hang, at most 512 calls for them are in flight, with those for MinHolds.
 func TestRenewalCallsInFlight(t *testing.T) {
 	for name, locker := range lockers {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
-				acquireAll(t, c, "held", 600)
-				kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
-				n.set(ignore)
-				for _, l := range kept {
-					require.NoError(t, l.Release())
-				}
-				most := 0
-				for range 2000 { // in 50 s: no lease is lost, and so no release is owed
-					time.Sleep(25 * time.Millisecond)
-					most = max(most, n.busy())
-				}
-				t.Log("most in flight:", most)
-				require.LessOrEqual(t, most, 512, "calls in flight")
-				if name == "single" {
-					require.Greater(t, most, 32, "calls in flight")
-				}
-				c.Close()
-			})
+		run(t, name, func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
+			acquireAll(t, c, "held", 600)
+			kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
+			n.set(ignore)
+			releaseAll(t, kept)
+			most := 0
+			for range 2000 { // in 50 s: no lease is lost, and so no release is owed
+				time.Sleep(25 * time.Millisecond)
+				most = max(most, n.busy())
+			}
+			t.Log("most in flight:", most)
+			require.LessOrEqual(t, most, 512, "calls in flight")
+			if name == "single" {
+				require.Greater(t, most, 32, "calls in flight")
+			}
+			c.Close()
 		})
 	}
 }
@@ -554,20 +537,17 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 	const ttl = 30 * time.Second
 	for _, leases := range []int{10, 5000 / israce.Slower} {
 		for _, f := range []fault{refuse, hang, ignore, lose} {
-			t.Run(fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T) {
-				bubble.Test(t, func(t *testing.T) {
-					_, n := overWire(t)
-					c := dlock.New(n, dlock.WithTTL(ttl))
-					all, _ := acquireAll(t, c, "k", leases)
-					n.setRTT(25 * time.Millisecond)
-					time.Sleep(8 * time.Second)
-					n.fail(f, 15*time.Second)
-					n.forget()
-					time.Sleep(time.Minute)
-					requireNoneLost(t, all)
-					requireBatches(t, n, leases, ttl)
-					require.NoError(t, c.Close())
-				})
+			run(t, fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T, _ *memory.Locker, n *spy) {
+				c := dlock.New(n, dlock.WithTTL(ttl))
+				all, _ := acquireAll(t, c, "k", leases)
+				n.setRTT(25 * time.Millisecond)
+				time.Sleep(8 * time.Second)
+				n.fail(f, 15*time.Second)
+				n.forget()
+				time.Sleep(time.Minute)
+				requireNoneLost(t, all)
+				requireBatches(t, n, leases, ttl)
+				require.NoError(t, c.Close())
 			})
 		}
 	}
@@ -601,43 +581,40 @@ func TestPoisonedBatch(t *testing.T) {
 		for _, alone := range []bool{false, true} { // the key fails also by itself
 			for name, fails := range map[string]func(context.Context, string) error{"hangs": hangIf("poison"), "fails": failIf("poison")} {
 				for _, outage := range []time.Duration{0, 6 * time.Second, 15 * time.Second} {
-					t.Run(fmt.Sprintf("leases=%d,fails alone=%v,%s,outage=%v", leases, alone, name, outage), func(t *testing.T) {
-						bubble.Test(t, func(t *testing.T) {
-							var poisonous atomic.Bool
-							poison := func(ctx context.Context, key string) error {
-								if !poisonous.Load() {
-									return nil
-								}
-								return fails(ctx, key)
+					run(t, fmt.Sprintf("leases=%d,fails alone=%v,%s,outage=%v", leases, alone, name, outage), func(t *testing.T, _ *memory.Locker, n *spy) {
+						var poisonous atomic.Bool
+						poison := func(ctx context.Context, key string) error {
+							if !poisonous.Load() {
+								return nil
 							}
-							_, n := overWire(t)
-							p := &spoiled{Forward: dlock.Forward{Locker: n}, batch: poison, alone: func(ctx context.Context, key string) error {
-								if !alone {
-									return nil
-								}
-								return poison(ctx, key)
-							}}
-							c := dlock.New(p, dlock.WithTTL(ttl))
-							others, _ := acquireAll(t, c, "good", leases-1)
-							bad := acquire(t, c, "poison")
-							n.setRTT(time.Millisecond)
-							time.Sleep(8 * time.Second)
-							n.fail(refuse, outage)
-							poisonous.Store(true)
+							return fails(ctx, key)
+						}
+						p := &spoiled{Forward: dlock.Forward{Locker: n}, batch: poison, alone: func(ctx context.Context, key string) error {
+							if !alone {
+								return nil
+							}
+							return poison(ctx, key)
+						}}
+						c := dlock.New(p, dlock.WithTTL(ttl))
+						others, _ := acquireAll(t, c, "good", leases-1)
+						bad := acquire(t, c, "poison")
+						n.setRTT(time.Millisecond)
+						time.Sleep(8 * time.Second)
+						n.fail(refuse, outage)
+						poisonous.Store(true)
 
-							time.Sleep(5 * time.Minute)
-							requireNoneLost(t, others)
-							if err := bad.Err(); !alone && err != nil {
-								t.Errorf("the poisonous lease, which can be renewed alone: %v, want it held", err)
-							}
-							poisonous.Store(false)
-							time.Sleep(2 * time.Minute)
-							n.forget()
-							time.Sleep(time.Minute)
-							requireNoneLost(t, others)
-							requireBatches(t, n, leases, ttl)
-							require.NoError(t, c.Close())
-						})
+						time.Sleep(5 * time.Minute)
+						requireNoneLost(t, others)
+						if err := bad.Err(); !alone && err != nil {
+							t.Errorf("the poisonous lease, which can be renewed alone: %v, want it held", err)
+						}
+						poisonous.Store(false)
+						time.Sleep(2 * time.Minute)
+						n.forget()
+						time.Sleep(time.Minute)
+						requireNoneLost(t, others)
+						requireBatches(t, n, leases, ttl)
+						require.NoError(t, c.Close())
 					})
 				}
 			}
@@ -684,8 +661,7 @@ func TestStepsToASpoiler(t *testing.T) {
 
 // While the store refuses, all leases are asked for once a second, in batches, and one alone.
 func TestRenewalsInAnOutage(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n)
 		leases, _ := acquireAll(t, c, "k", 2*perBatch)
 		time.Sleep(9 * time.Second)
@@ -708,9 +684,7 @@ func TestMinHoldsThatHang(t *testing.T) {
 			kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 1000)
 			held, _ := acquireAll(t, c, "held", 300)
 			time.Sleep(9 * time.Second)
-			for _, l := range kept {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, kept)
 			time.Sleep(5 * time.Minute)
 			requireNoneLost(t, held)
 			_ = c.Close()
@@ -781,9 +755,9 @@ type outage struct {
 
 // How the leases were acquired.
 const (
-	together = "together" // at one instant
-	spread   = "spread"   // over a renewal period, so that deadlines differ
-	mixed    = "mixed"    // at one instant, with TTLs of one, two and three thirds
+	atOnce = "together" // at one instant
+	spread = "spread"   // over a renewal period, so that deadlines differ
+	mixed  = "mixed"    // at one instant, with TTLs of one, two and three thirds
 )
 
 func (o outage) String() string {
@@ -806,16 +780,16 @@ func (o outage) needed() time.Duration {
 func outages(stride int, leases ...int) []outage {
 	const first, step = 500 * time.Millisecond, 100 * time.Millisecond
 	some := []outage{
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
-		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 6 * time.Second, 6},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 6 * time.Second, 9},
+		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 2700 * time.Millisecond, 5},
 	}
 	n := 0
 	for _, ttl := range []time.Duration{5 * time.Second, 30 * time.Second} {
 		for _, leases := range leases {
 			for _, rtt := range []time.Duration{1, 25, 100} {
 				for _, f := range []fault{refuse, hang, ignore, lose} {
-					for _, begun := range []string{together, spread, mixed} {
+					for _, begun := range []string{atOnce, spread, mixed} {
 						for length := first; length <= ttl-first; length += step {
 							for phase := range 10 {
 								if n++; n%stride == 1%stride {
@@ -849,20 +823,15 @@ func TestOutages(t *testing.T) {
 		if time.Now().After(end) {
 			break
 		}
-		t.Run(o.String(), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				if lost := o.lost(t); lost > 0 {
-					t.Errorf("%d leases lost that had %v or more left when the store was back, want 0", lost, o.needed())
-				}
-			})
+		run(t, o.String(), func(t *testing.T, _ *memory.Locker, s *spy) {
+			require.Zero(t, o.lost(t, s), "leases lost that had %v or more left when the store was back", o.needed())
 		})
 	}
 }
 
 // lost makes the outage happen. It returns how many leases were lost although they had enough
 // time when it was over.
-func (o outage) lost(t *testing.T) (lost int) {
-	_, n := overWire(t)
+func (o outage) lost(t *testing.T, n *spy) (lost int) {
 	c := dlock.New(n, dlock.WithTTL(o.ttl))
 	leases := o.acquire(t, c)
 	n.setRTT(o.rtt)

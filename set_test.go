@@ -342,7 +342,7 @@ func TestSets(t *testing.T) {
 // A set waits for its keys in byte order. At first it holds nothing meanwhile, and then what comes before the key it
 // waits for.
 func TestSetWaitsInOrder(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		holdKey(t, store, "b", time.Hour)
 		holdKey(t, store, "d", time.Hour)
 		c := dlock.New(l)
@@ -385,7 +385,7 @@ func TestSetWaitsInOrder(t *testing.T) {
 // than two are held, it takes them in order at once.
 func TestSetTakesAllKeysAtOnce(t *testing.T) {
 	for held, holds := range map[string]string{"b": "", "bd": "", "bcd": "a"} {
-		waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			for _, key := range held {
 				holdKey(t, store, string(key), 90*time.Millisecond)
 			}
@@ -555,11 +555,7 @@ func TestSetInOneCallThatIsCut(t *testing.T) {
 					if e.close {
 						ctx = t.Context()
 					}
-					s.onCall(func(c *call) {
-						if inCall && c.op == "set" && time.Since(begun) > time.Second/2 {
-							c.hang()
-						}
-					})
+					s.onCall(func(c *call) { c.hangIf(inCall && c.op == "set" && time.Since(begun) > time.Second/2) })
 					_, err := c.AcquireAll(ctx, abcd...)
 					require.Equal(t, time.Second, time.Since(begun))
 					for _, want := range e.want {
@@ -610,11 +606,7 @@ func TestSetWaitsNoLonger(t *testing.T) {
 					others += key
 				}
 			}
-			s.onCall(func(c *call) {
-				if c.op == "acquire" && c.key == "b" && len(s.made("acquire")) == 2 {
-					c.delay = w.late
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(c.op == "acquire" && c.key == "b" && len(s.made("acquire")) == 2, w.late) })
 			ctx := within(t, w.ctx)
 			begun, c := time.Now(), dlock.New(s, dlock.WithMaxWait(w.wait))
 			leases, err := c.AcquireAll(ctx, abcd...)
@@ -671,7 +663,7 @@ func TestSetWhoseStoreFallsSilent(t *testing.T) {
 
 // An outage that begins while a set waits does not end the call.
 func TestSetWaitsThroughAnOutage(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		holdKey(t, store, "b", time.Hour)
 		time.AfterFunc(whole/2, func() { s.onCall(func(c *call) { c.err = errStore }) })
 		time.AfterFunc(10*time.Second, func() { s.onCall(nil) })
@@ -837,10 +829,10 @@ func TestDoAll(t *testing.T) {
 
 // A Locker that panics does so in the goroutine of the caller, who holds nothing then.
 func TestPanicInASet(t *testing.T) {
-	each(t, map[string]func(*spy) dlock.Locker{
+	ways{
 		"c":    func(s *spy) dlock.Locker { return s },
 		"abcd": func(s *spy) dlock.Locker { return inSets{s} },
-	}, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	}.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(l)
 		s.onCall(func(c *call) {
 			if strings.HasSuffix(t.Name(), "/"+c.key) {
@@ -857,8 +849,7 @@ func TestPanicInASet(t *testing.T) {
 
 // Each attempt of a set with WithOutage is repeated.
 func TestSetWithOutage(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n, dlock.WithOutage(10*time.Second))
 		begun := time.Now()
 		go n.fail(refuse, 5*time.Second)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // An inLine is a goroutine that acquires the key k.
@@ -221,8 +220,7 @@ func TestLines(t *testing.T) {
 			again[0].cancel()
 			synctest.Wait()
 			require.ErrorIs(t, again[0].err(), context.Canceled)
-			ctx := within(t, time.Second)
-			_, err := c.Acquire(ctx, "k")
+			_, err := c.Acquire(within(t, time.Second), "k")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.NotErrorIs(t, err, context.Canceled, "of the errand")
 			require.Zero(t, waitingFor(t, store))
@@ -260,11 +258,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, 10*time.Second)
 			var fails atomic.Bool
 			fails.Store(true)
-			s.onCall(func(c *call) {
-				if c.op == "acquire" && fails.Load() {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(c.op == "acquire" && fails.Load(), errStore) })
 			all := standInLine(t, c, 3)
 			time.Sleep(500 * time.Millisecond)
 			s.forget()
@@ -938,8 +932,7 @@ func TestPassedByAtMost(t *testing.T) {
 // Leases of each TTL are passed on, and none is lost.
 func TestTurnsWithShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{10 * time.Millisecond, 35 * time.Millisecond, 150 * time.Millisecond, time.Second, 6 * time.Second} {
-		bubble.Test(t, func(t *testing.T) {
-			_, n := overWire(t)
+		in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 			n.setRTT(time.Millisecond)
 			c := dlock.New(n, dlock.WithLocalTurns(8), dlock.WithTTL(ttl))
 			var all sync.WaitGroup
@@ -975,21 +968,17 @@ func TestTurnsWithShortTTLs(t *testing.T) {
 func TestTurnsOfManyKeys(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(store, dlock.WithLocalTurns(8))
-		var all sync.WaitGroup
-		for i := range 3000 {
-			all.Go(func() {
-				l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				time.Sleep(time.Millisecond)
-				if err := l.Release(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
+		together(3000, func(i int) {
+			l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+			if err := l.Release(); err != nil {
+				t.Error(err)
+			}
+		})
 		require.Zero(t, c.Lines())
 	})
 }
