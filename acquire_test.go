@@ -788,17 +788,6 @@ func TestEndsOfWaits(t *testing.T) {
 			require.NotErrorIs(t, err, dlock.ErrHeld)
 			require.Error(t, c.Close(), "the release is owed, and goes unanswered too")
 		},
-		"however short MaxWait is, the first attempt has a second, or ends with ctx": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.on("try", func(c *call) { c.hang() })
-			c := dlock.New(s, dlock.WithMaxWait(time.Millisecond))
-			start := time.Now()
-			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
-			require.Equal(t, time.Second, time.Since(start))
-			require.ErrorIs(t, errOf(c.Acquire(within(t, 100*time.Millisecond), "k")), context.DeadlineExceeded)
-			require.Equal(t, 1100*time.Millisecond, time.Since(start))
-		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) { c.delay = 2 * time.Second }) // a Locker that ignores its ctx
