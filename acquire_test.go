@@ -68,9 +68,7 @@ func TestAcquire(t *testing.T) {
 				<-c.ctx.Done()
 				c.err = errStore // a client that has its own error for that
 			})
-			_, err := dlock.New(s).TryAcquire(within(t, time.Second), "k")
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, errStore)
+			requireErr(t, errOf(dlock.New(s).TryAcquire(within(t, time.Second), "k")), context.DeadlineExceeded, errStore)
 			time.Sleep(time.Minute)
 
 			ended := ended(t)
@@ -171,8 +169,7 @@ func TestWaits(t *testing.T) {
 		"error before the first answer is returned": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			store.Fail(errStore)
 			_, err := dlock.New(l).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, err, errStore, not{dlock.ErrHeld})
 			require.Equal(t, `dlock: acquire "k": store unavailable: no answer: store: connection refused`, err.Error())
 		},
 		"tokens are used once": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
@@ -234,10 +231,7 @@ func TestWaits(t *testing.T) {
 			start := time.Now()
 			_, err := dlock.New(l).Acquire(ctx, "k")
 			require.Equal(t, time.Second, time.Since(start))
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, cause)
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.Contains(t, err.Error(), "web-7")
+			requireErr(t, err, context.Canceled, cause, dlock.ErrHeld, "web-7")
 		},
 		"MaxWait": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -245,8 +239,7 @@ func TestWaits(t *testing.T) {
 			start := time.Now()
 			_, err := c.Acquire(t.Context(), "k")
 			require.Equal(t, 2*time.Second, time.Since(start))
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrHeld, noContext)
 
 			before := len(s.made("try", "acquire"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")), dlock.ErrHeld)
@@ -257,10 +250,8 @@ func TestWaits(t *testing.T) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) { c.failIf(time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1, errStore) })
 			_, err := dlock.New(l, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.ErrorContains(t, err, "for 30s unless renewed; the store last answered 5s ago: store: connection refused")
-			requireNoContextError(t, err)
+			requireErr(t, err, errStore, dlock.ErrHeld, "for 30s unless renewed; the store last answered 5s ago: store: connection refused")
+			requireErr(t, err, noContext)
 		},
 		"NoLimit overrides a MaxWait": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			hold(t, store, 24*time.Hour)
@@ -397,7 +388,7 @@ func TestGrants(t *testing.T) {
 			s.onCall(func(c *call) { c.delayIf(c.op == "try" && len(s.made("try")) > 1, 99*time.Millisecond) })
 			c := dlock.New(plain{s}, dlock.WithTTL(100*time.Millisecond), dlock.WithMaxWait(5*time.Second))
 			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
+			requireErr(t, err, noContext)
 			require.NotErrorIs(t, err, dlock.ErrHeld, "the last answers were grants")
 			time.Sleep(time.Second)
 		},
@@ -576,9 +567,7 @@ func TestContendedKeyFails(t *testing.T) {
 		contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.onCall(func(c *call) { c.failIf(c.op != "release", errStore) })
 			begin := time.Now()
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), errStore, not{dlock.ErrHeld})
 			require.Equal(t, begin, time.Now())
 			tries := s.made("try", "acquire")
 			require.Len(t, tries, 2)
@@ -626,15 +615,11 @@ func TestContendedKeyFails(t *testing.T) {
 func TestContendedKeyEnds(t *testing.T) {
 	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
 		hold(t, store, time.Minute)
-		_, err := c.Acquire(within(t, time.Second), "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, err, dlock.ErrHeld)
+		requireErr(t, errOf(c.Acquire(within(t, time.Second), "k")), context.DeadlineExceeded, dlock.ErrHeld)
 	})
 	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
 		hold(t, store, time.Minute)
-		_, err := c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		requireErr(t, errOf(c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld, not{context.DeadlineExceeded})
 	})
 	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
 		hold(t, store, time.Minute)
@@ -712,9 +697,7 @@ func TestPolling(t *testing.T) {
 				attempts = append(attempts, attempt)
 				return time.Duration(4-attempt) * time.Second
 			}))
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.Contains(t, err.Error(), "0s for attempt 4")
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "0s for attempt 4")
 			require.Equal(t, []int{1, 2, 3, 4}, attempts)
 			require.Len(t, s.made("try"), 4)
 
@@ -767,8 +750,7 @@ func TestEndsOfWaits(t *testing.T) {
 			ctx := within(t, 10*time.Second)
 			time.AfterFunc(time.Second, func() { store.Fail(errStore) })
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, errStore)
+			requireErr(t, err, context.DeadlineExceeded, errStore)
 			require.ErrorIs(t, err, dlock.ErrHeld, "the lease of the last answer may last for 30 s")
 		},
 		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -777,15 +759,13 @@ func TestEndsOfWaits(t *testing.T) {
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
 			_, err := c.Acquire(t.Context(), "k")
 			require.ErrorIs(t, err, dlock.ErrHeld, "the last answer was that")
-			requireNoContextError(t, err)
+			requireErr(t, err, noContext)
 			c.Close()
 		},
 		"MaxWait without an answer": func(t *testing.T, store *memory.Locker, s *spy) {
 			store.Delay(time.Hour)
 			c := dlock.New(s, dlock.WithMaxWait(2*time.Second))
-			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), noContext, not{dlock.ErrHeld})
 			require.Error(t, c.Close(), "the release is owed, and goes unanswered too")
 		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -813,9 +793,8 @@ func TestEndsOfWaits(t *testing.T) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.on("acquire", func(c *call) { c.answers(dlock.Attempt{}, nil) })
 			_, err := dlock.New(s, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
-			require.ErrorContains(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			requireNoContextError(t, err)
+			requireErr(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error", dlock.ErrHeld)
+			requireErr(t, err, noContext)
 		},
 		// The last attempt is cut off with the patience. The socket's error says less than the answer before.
 		"patience that cuts an attempt": func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -851,9 +830,7 @@ func TestMaxWaitShorterThanARoundTrip(t *testing.T) {
 				l, err := short.Acquire(t.Context(), "k")
 				require.NoError(t, err, "the key is free")
 				start := time.Now()
-				_, err = short.Acquire(t.Context(), "k")
-				require.ErrorIs(t, err, dlock.ErrHeld)
-				requireNoContextError(t, err)
+				requireErr(t, errOf(short.Acquire(t.Context(), "k")), dlock.ErrHeld, noContext)
 				require.Equal(t, 700*time.Millisecond, time.Since(start), "it does not wait")
 				require.NoError(t, l.Release())
 			})
@@ -898,9 +875,7 @@ func TestEndsOfAWaitForTheStore(t *testing.T) {
 					}
 				}
 				_, err := c.Acquire(within(t, 2*time.Second), "k")
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorIs(t, err, dlock.ErrUnavailable)
-				require.ErrorIs(t, err, test.err)
+				requireErr(t, err, context.DeadlineExceeded, dlock.ErrUnavailable, test.err)
 				require.ErrorContains(t, err, test.text)
 				time.AfterFunc(time.Second, func() { c.Close() })
 				require.ErrorIs(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrClosed)
@@ -986,7 +961,7 @@ func TestWithOutage(t *testing.T) {
 					require.True(t, !ready || len(s.made("release")) == 1)
 					return
 				}
-				requireNoContextError(t, err)
+				requireErr(t, err, noContext)
 				if test.want != nil {
 					require.ErrorIs(t, err, test.want)
 				}

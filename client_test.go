@@ -41,8 +41,7 @@ func TestDo(t *testing.T) {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, dlock.ErrLost)
+			requireErr(t, err, context.DeadlineExceeded, not{dlock.ErrLost})
 			requireFree(t, store, "k")
 		},
 		"do releases on panic": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -135,9 +134,7 @@ func TestDoPrintsALossOnce(t *testing.T) {
 				loss = context.Cause(ctx)
 				return fn(ctx, l)
 			})
-			require.ErrorIs(t, err, dlock.ErrLost)
-			require.ErrorIs(t, err, loss)
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrLost, loss, noContext)
 			require.Equal(t, 1, strings.Count(err.Error(), "lease lost"), err)
 			if name == "other" {
 				require.ErrorIs(t, err, other)
@@ -158,9 +155,7 @@ func TestOperators(t *testing.T) {
 			require.Equal(t, "web-7", holder.Owner)
 			require.Equal(t, time.Now().Local(), holder.Started)
 			require.Equal(t, 30*time.Second, holder.Remaining)
-			_, err := dlock.New(plain{s}).Inspect(t.Context(), "k")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
-			require.Contains(t, err.Error(), `dlock: inspect "k"`)
+			requireErr(t, errOf(dlock.New(plain{s}).Inspect(t.Context(), "k")), errors.ErrUnsupported, `dlock: inspect "k"`)
 			store.Fail(errStore)
 			require.ErrorIs(t, errOf(c.Inspect(t.Context(), "k")), errStore)
 		},
@@ -273,9 +268,7 @@ func TestForeignValueIsNotShown(t *testing.T) {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			require.NoError(t, errOf(store.TryAcquire(t.Context(), "k", foreign, time.Minute)))
 			c := dlock.New(s)
-			_, err := c.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.NotContains(t, err.Error(), "s3cret")
+			requireErr(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld, without("s3cret"))
 			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, inspect(t, c))
 		})
 	}
@@ -365,9 +358,7 @@ func TestBadInput(t *testing.T) {
 
 func TestMaxHoldShorterThanMinHoldIsRefused(t *testing.T) {
 	c := dlock.New(memory.New(), dlock.WithMaxHold(time.Second), dlock.WithMinHold(time.Minute))
-	_, err := c.TryAcquire(t.Context(), "k")
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	require.ErrorContains(t, err, "WithMaxHold(1s): less than WithMinHold(1m0s)")
+	requireErr(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrInvalid, "WithMaxHold(1s): less than WithMinHold(1m0s)")
 	l, err := c.With(dlock.WithMinHold(0)).TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, l.Release())
@@ -458,9 +449,7 @@ func TestOptions(t *testing.T) {
 		},
 		"TTL from is for leases without renewal": func(t *testing.T, _ *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "WithTTLFrom: needs WithRenewal(false)")
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "WithTTLFrom: needs WithRenewal(false)")
 			require.NoError(t, acquire(t, c.With(dlock.WithTTLFrom(nil)), "k").Release())
 			require.NoError(t, acquire(t, c.With(dlock.WithRenewal(false)), "k").Release())
 			require.Empty(t, s.made("renew"))
@@ -480,8 +469,7 @@ func TestForward(t *testing.T) {
 		"around a store that does not take every TTL, a decorator lets the Client refuse a longer MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
 			l := dlock.Forward{Locker: dlock.Forward{Locker: limited{s}}}
 			_, err := dlock.New(l, dlock.WithMinHold(time.Minute+1)).TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "longer than 1m0s, the longest TTL of the Locker")
+			requireErr(t, err, dlock.ErrInvalid, "longer than 1m0s, the longest TTL of the Locker")
 			require.NoError(t, acquire(t, dlock.New(l, dlock.WithMinHold(time.Minute)), "k").Release())
 			require.NoError(t, acquire(t, dlock.New(dlock.Forward{Locker: s}, dlock.WithMinHold(365*24*time.Hour)), "long").Release())
 		},
@@ -829,15 +817,12 @@ func TestShutdown(t *testing.T) {
 			work := stuck.Context(t.Context())
 			ctx := within(t, 3*time.Second)
 			start := time.Now()
-			err := c.Shutdown(ctx)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorContains(t, err, "2 leases still held")
+			requireErr(t, c.Shutdown(ctx), context.DeadlineExceeded, "2 leases still held")
 			require.Equal(t, 3*time.Second, time.Since(start))
 			<-work.Done()
 			<-stuck.Done()
 			require.ErrorIs(t, context.Cause(work), dlock.ErrClosed)
-			require.ErrorIs(t, stuck.Err(), dlock.ErrClosed)
-			require.NotErrorIs(t, stuck.Err(), dlock.ErrLost)
+			requireErr(t, stuck.Err(), dlock.ErrClosed, not{dlock.ErrLost})
 			require.False(t, time.Now().Before(stuck.Deadline()))
 			require.ErrorIs(t, stuck.Renew(t.Context()), dlock.ErrClosed)
 			require.Empty(t, s.made("release"), "the work may still run")
@@ -887,8 +872,7 @@ func TestShutdown(t *testing.T) {
 			synctest.Wait()
 			require.Error(t, c.Shutdown(within(t, time.Second)))
 			err := <-done
-			require.ErrorIs(t, err, dlock.ErrClosed)
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrClosed, noContext)
 		},
 		"do long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))

@@ -79,8 +79,7 @@ func TestWaitCutByTheLossOfAnotherLease(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Second, func() { cancel(cause) })
 				_, err := dlock.New(l).Acquire(ctx, "k")
-				require.ErrorIs(t, err, context.Canceled)
-				require.ErrorIs(t, err, dlock.ErrHeld)
+				requireErr(t, err, context.Canceled, dlock.ErrHeld)
 				if ours != dlock.ErrHeld {
 					require.NotErrorIs(t, err, ours)
 				}
@@ -97,8 +96,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			d := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) })
 			_, err := c.Adopt(t.Context(), d)
-			require.NotErrorIs(t, err, dlock.ErrLost)
-			require.EqualError(t, err, `dlock: adopt "k": store unavailable: no answer: client: lease lost`)
+			requireErr(t, err, not{dlock.ErrLost}, exactly(`dlock: adopt "k": store unavailable: no answer: client: lease lost`))
 			s.onCall(nil)
 			require.NoError(t, adopt(t, c, d).Release())
 		},
@@ -137,8 +135,7 @@ func TestErrorsOfContexts(t *testing.T) {
 		"hidden context error shows the rest": func(t *testing.T, store *memory.Locker, s *spy) {
 			store.Fail(storeError{context.DeadlineExceeded})
 			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.ErrorIs(t, err, errStore)
+			requireErr(t, err, noContext, errStore)
 			require.ErrorAs(t, err, new(storeError))
 		},
 		"a time limit of this package or a client is not taken for the end of the caller's ctx": func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -152,9 +149,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(10*time.Second, cancel)
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.Canceled)
-			require.NotErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			requireErr(t, err, context.Canceled, not{context.DeadlineExceeded}, dlock.ErrUnavailable)
 		},
 	}.run(t)
 }
@@ -587,11 +582,9 @@ func TestSilence(t *testing.T) {
 			for name, err := range map[string]error{"renewal": renewal, "owed release": owed} {
 				require.ErrorIs(t, err, dlock.ErrUnavailable, name)
 				require.ErrorContains(t, err, "no answer within", name)
-				requireNoContextError(t, err)
+				requireErr(t, err, noContext)
 			}
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.NotErrorIs(t, l.Err(), dlock.ErrUnavailable)
-			require.ErrorContains(t, l.Err(), "no answer for 3.")
+			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrUnavailable}, "no answer for 3.")
 		},
 		"a loss says for how long there was no answer, also if only its holder has renewed the lease": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(6*time.Second), dlock.WithRenewal(false))
@@ -619,9 +612,7 @@ func TestSilence(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(100*time.Millisecond, func() { cancel(left) })
 			_, err := dlock.New(s).Acquire(ctx, "k")
-			require.EqualError(t, err, `dlock: acquire "k": context canceled: the user has left`)
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, left)
+			requireErr(t, err, exactly(`dlock: acquire "k": context canceled: the user has left`), context.Canceled, left)
 			store.Delay(0)
 		},
 	}.run(t)
@@ -723,10 +714,7 @@ func TestShortMaxWaitGivesAStoreASecond(t *testing.T) {
 			start, c := time.Now(), dlock.New(s, dlock.WithMaxWait(d))
 			_, err := c.Acquire(t.Context(), "k")
 			require.Equal(t, time.Second, time.Since(start), "MaxWait %v", d)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
-			require.ErrorContains(t, err, "no answer within 1s")
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrUnavailable, not{dlock.ErrHeld}, "no answer within 1s", noContext)
 			require.ErrorIs(t, errOf(c.Acquire(within(t, 100*time.Millisecond), "k")), context.DeadlineExceeded)
 			require.Equal(t, 1100*time.Millisecond, time.Since(start))
 			store.Delay(900 * time.Millisecond)

@@ -655,11 +655,37 @@ func requireAllFree(t *testing.T, store dlock.Locker, keys []string) {
 	}
 }
 
-func requireNoContextError(t *testing.T, err error) {
+// What an error must not match, what its text is, and what is not in it, for requireErr.
+type (
+	not     struct{ error }
+	exactly string
+	without string
+)
+
+const noContext = -1 // it matches no error of a context
+
+// requireErr demands of an error that it matches errors, that it says texts, and more.
+func requireErr(t *testing.T, err error, all ...any) {
 	t.Helper()
 	require.Error(t, err)
-	require.NotErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	for _, what := range all {
+		switch what := what.(type) {
+		case not:
+			require.NotErrorIs(t, err, what.error)
+		case error:
+			require.ErrorIs(t, err, what)
+		case string:
+			require.ErrorContains(t, err, what)
+		case exactly:
+			require.EqualError(t, err, string(what))
+		case without:
+			require.NotContains(t, err.Error(), string(what))
+		case int:
+			requireErr(t, err, not{context.Canceled}, not{context.DeadlineExceeded})
+		default:
+			t.Fatalf("%T", what)
+		}
+	}
 }
 
 // heap returns how many bytes are in use.

@@ -36,8 +36,7 @@ func TestLease(t *testing.T) {
 			l = acquire(t, c, "k")
 			store.Steal("k", time.Hour)
 			<-l.Done()
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.NotErrorIs(t, l.Err(), dlock.ErrReleased)
+			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrReleased})
 			<-l.Done()
 		},
 		"prints and logs without token": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -336,15 +335,12 @@ func TestNestedAcquire(t *testing.T) {
 					for _, key := range []string{"a", "b"} {
 						err := f(key)
 						require.ErrorIs(t, err, dlock.ErrNested, name)
-						require.NotErrorIs(t, err, dlock.ErrHeld)
-						require.EqualError(t, err, fmt.Sprintf("dlock: acquire %q: already held by the caller", key))
+						requireErr(t, err, not{dlock.ErrHeld}, exactly(fmt.Sprintf("dlock: acquire %q: already held by the caller", key)))
 					}
 				}
 				require.Empty(t, s.made())
 
-				_, err := c.TryAcquire(ctx, "a")
-				require.ErrorIs(t, err, dlock.ErrHeld)
-				require.NotErrorIs(t, err, dlock.ErrNested)
+				requireErr(t, errOf(c.TryAcquire(ctx, "a")), dlock.ErrHeld, not{dlock.ErrNested})
 				require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")), dlock.ErrHeld)
 				require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")), dlock.ErrHeld, "another Client may have another store")
 				require.Equal(t, time.Second, time.Since(start))
@@ -495,9 +491,7 @@ func TestDetach(t *testing.T) {
 
 			require.NoError(t, giver.Release())
 			require.Empty(t, s.made("release"), "Release of a detached lease sends nothing")
-			_, err = c.Adopt(t.Context(), sent)
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "adopted already")
+			requireErr(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrInvalid, "adopted already")
 			require.NoError(t, taker.Release())
 			requireFree(t, store, "k\x00é")
 			require.ErrorIs(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrLost, "the lease is gone")
@@ -511,9 +505,7 @@ func TestDetach(t *testing.T) {
 				l = adopt(t, c, h)
 				require.Equal(t, first+i, l.Fence())
 			}
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "passed on 7 times")
+			requireErr(t, errOf(l.Detach()), dlock.ErrInvalid, "passed on 7 times")
 			require.NoError(t, l.Err(), "it is still held")
 			require.NoError(t, l.Release())
 			next := acquire(t, c, "k")
@@ -566,9 +558,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			h := detach(t, acquire(t, c, "k"))
 			store.FailReplies(errStore)
-			_, err := c.Adopt(t.Context(), h)
-			require.ErrorIs(t, err, errStore)
-			require.ErrorContains(t, err, `dlock: adopt "k"`)
+			requireErr(t, errOf(c.Adopt(t.Context(), h)), errStore, `dlock: adopt "k"`)
 			store.FailReplies(nil)
 			time.Sleep(time.Second)
 			l := adopt(t, c, h)
@@ -579,9 +569,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			h := detach(t, acquire(t, c, "k"))
 			s.first("renew", func(c *call) { c.delay = 30 * time.Second })
-			_, err := c.Adopt(t.Context(), h)
-			require.ErrorContains(t, err, "took too much of the TTL")
-			require.NotErrorIs(t, err, dlock.ErrLost)
+			requireErr(t, errOf(c.Adopt(t.Context(), h)), "took too much of the TTL", not{dlock.ErrLost})
 		},
 		"adopt deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
@@ -602,9 +590,7 @@ func TestDetach(t *testing.T) {
 		},
 		"bad detached": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
-			_, err := c.Adopt(t.Context(), dlock.Detached{})
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "Detached: empty")
+			requireErr(t, errOf(c.Adopt(t.Context(), dlock.Detached{})), dlock.ErrInvalid, "Detached: empty")
 			require.ErrorIs(t, errOf(dlock.Detached{}.MarshalText()), dlock.ErrInvalid)
 
 			h := detach(t, acquire(t, c, "k"))
@@ -623,8 +609,7 @@ func TestDetach(t *testing.T) {
 				require.ErrorIs(t, got.UnmarshalText([]byte(around)), dlock.ErrInvalid)
 			}
 			err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
-			require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
-			require.NotContains(t, err.Error(), "my-secret")
+			requireErr(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-", without("my-secret"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithTTL(0)).Adopt(t.Context(), h)), dlock.ErrInvalid)
 			require.Empty(t, s.made("renew"))
 		},

@@ -84,8 +84,7 @@ func TestRenewals(t *testing.T) {
 			<-l.Done()
 			require.Equal(t, before, time.Now())
 			require.LessOrEqual(t, time.Since(start), 5*time.Minute+30*time.Second)
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.ErrorContains(t, l.Err(), "WithMaxHold")
+			requireErr(t, l.Err(), dlock.ErrLost, "WithMaxHold")
 			synctest.Wait()
 		},
 	})
@@ -170,8 +169,7 @@ func TestRenew(t *testing.T) {
 
 			l = acquire(t, c, "k3")
 			require.NoError(t, l.Release())
-			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrReleased)
-			require.ErrorContains(t, l.Renew(t.Context()), `dlock: renew "k3": lease released`)
+			requireErr(t, l.Renew(t.Context()), dlock.ErrReleased, `dlock: renew "k3": lease released`)
 			time.Sleep(time.Hour)
 		},
 		"renew does not wait for one that hangs": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -252,9 +250,8 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 				<-work.Done()
 				require.Equal(t, start.Add(30*time.Second-drift), time.Now())
 				require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
-				require.ErrorIs(t, l.Release(), dlock.ErrLost)
-				require.ErrorIs(t, l.Release(), dlock.ErrLost)
-				requireNoContextError(t, l.Err())
+				requireErr(t, l.Release(), dlock.ErrLost, dlock.ErrLost)
+				requireErr(t, l.Err(), noContext)
 				if name == "fail" {
 					require.ErrorIs(t, l.Err(), errStore, "the error has the cause")
 				}

@@ -191,13 +191,10 @@ func TestLines(t *testing.T) {
 			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)...)
 			all[0].cancel()
 			synctest.Wait()
-			require.ErrorIs(t, all[0].err(), context.Canceled)
-			require.ErrorIs(t, all[0].err(), dlock.ErrHeld)
+			requireErr(t, all[0].err(), context.Canceled, dlock.ErrHeld)
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			require.ErrorIs(t, all[2].err(), dlock.ErrHeld)
-			requireNoContextError(t, all[2].err())
-			require.ErrorContains(t, all[2].err(), "waited for 1m0s")
+			requireErr(t, all[2].err(), dlock.ErrHeld, noContext, "waited for 1m0s")
 			require.NoError(t, first.Release())
 			require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
 			require.NoError(t, requireTurn(t, stranger[0]).Release())
@@ -210,8 +207,7 @@ func TestLines(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			for _, w := range all {
-				require.ErrorIs(t, w.err(), dlock.ErrHeld)
-				requireNoContextError(t, w.err())
+				requireErr(t, w.err(), dlock.ErrHeld, noContext)
 			}
 			held := as[*dlock.HeldError](t, all[1].err())
 			require.Equal(t, 58*time.Minute, held.Remaining)
@@ -267,9 +263,7 @@ func TestLines(t *testing.T) {
 			hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
 			time.Sleep(7 * time.Second)
 			synctest.Wait()
-			require.ErrorIs(t, hurried[0].err(), dlock.ErrHeld)
-			require.ErrorIs(t, hurried[0].err(), errStore)
-			require.ErrorContains(t, hurried[0].err(), "the store last answered 5")
+			requireErr(t, hurried[0].err(), dlock.ErrHeld, errStore, "the store last answered 5")
 			require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
 			fails.Store(false)
 			time.Sleep(3 * time.Second)
@@ -599,8 +593,7 @@ func TestEndedWaitGetsNoLease(t *testing.T) {
 						require.NoError(t, requireTurn(t, w).Release())
 						continue
 					}
-					require.ErrorIs(t, w.err(), context.Canceled)
-					require.ErrorIs(t, w.err(), dlock.ErrHeld)
+					requireErr(t, w.err(), context.Canceled, dlock.ErrHeld)
 				}
 				requireFree(t, store, "k")
 			}
@@ -735,9 +728,7 @@ func TestDetachAfterTurns(t *testing.T) {
 				fence++
 				require.Equal(t, fence, l.Fence())
 			}
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "passed on 7 times")
+			requireErr(t, errOf(l.Detach()), dlock.ErrInvalid, "passed on 7 times")
 			require.NoError(t, l.Err())
 			require.NoError(t, l.Release())
 			require.NoError(t, requireTurn(t, all[n]).Release())
