@@ -52,7 +52,7 @@ func TestDo(t *testing.T) {
 		},
 		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.on("release", func(c *call) { c.err = errStore })
-			require.NoError(t, dlock.New(s).Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
+			require.NoError(t, dlock.New(s).Do(t.Context(), "k", noWork))
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
 		},
@@ -116,7 +116,7 @@ func TestDoWithLostLease(t *testing.T) {
 func TestDoPrintsALossOnce(t *testing.T) {
 	other := errors.New("row 7")
 	for name, fn := range map[string]func(ctx context.Context, l *dlock.Lease) error{
-		"nothing": func(context.Context, *dlock.Lease) error { return nil },
+		"nothing": noWork,
 		"Err":     func(_ context.Context, l *dlock.Lease) error { return l.Err() },
 		"cause":   func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %w", context.Cause(ctx)) },
 		"text":    func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %v", context.Cause(ctx)) },
@@ -340,7 +340,7 @@ func TestBadInput(t *testing.T) {
 				"TryAcquire": func() error { _, err := bad.client.TryAcquire(t.Context(), bad.key); return err },
 				"Inspect":    func() error { _, err := bad.client.Inspect(t.Context(), bad.key); return err },
 				"Do": func() error {
-					return bad.client.Do(t.Context(), bad.key, func(context.Context, *dlock.Lease) error { return nil })
+					return bad.client.Do(t.Context(), bad.key, noWork)
 				},
 			} {
 				err := f()

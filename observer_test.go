@@ -1525,7 +1525,7 @@ func TestLogObserverOf(t *testing.T) {
 				if i == 149 {
 					s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("NOPERM")} })
 				}
-				require.Error(t, c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
+				require.Error(t, c.Do(t.Context(), "k", noWork))
 			}
 			lines := out.lines(t)["WARN"]
 			require.Len(t, lines, 10)

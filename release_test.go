@@ -1055,7 +1055,7 @@ func TestSlowCallHurriesNobody(t *testing.T) {
 		var both sync.WaitGroup
 		defer both.Wait()
 		both.Go(func() {
-			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil })
+			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", noWork)
 		})
 		time.Sleep(5100 * time.Millisecond) // an attempt and an enqueue
 		slow.Store(0)

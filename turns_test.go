@@ -344,7 +344,7 @@ func TestLines(t *testing.T) {
 			type value struct{}
 			first := acquire(t, c, "k")
 			sender := standInLine(t, c, 1)
-			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", func(context.Context, *dlock.Lease) error { return nil })
+			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", noWork)
 			synctest.Wait()
 			sender[0].cancel()
 			synctest.Wait()
