@@ -66,7 +66,6 @@ func TestAcquire(t *testing.T) {
 			})
 			requireErr(t, errOf(dlock.New(s).TryAcquire(within(t, time.Second), "k")), context.DeadlineExceeded, errStore)
 			time.Sleep(time.Minute)
-
 			require.EqualError(t, errOf(dlock.New(s).TryAcquire(ended(t), "k")), `dlock: acquire "k": context canceled`)
 		},
 		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -185,13 +184,11 @@ func TestWaits(t *testing.T) {
 			fenced := c.With(dlock.WithFence(true))
 			require.ErrorIs(t, errOf(fenced.TryAcquire(t.Context(), "k")), errors.ErrUnsupported)
 			requireFree(t, store, "k")
-
 			lease := acquire(t, c, "k")
 			require.Zero(t, lease.Fence())
 			time.AfterFunc(time.Second, func() { lease.Release() })
 			require.ErrorIs(t, errOf(fenced.Acquire(t.Context(), "k")), errors.ErrUnsupported)
 			requireFree(t, store, "k")
-
 			lease = acquire(t, dlock.New(s, dlock.WithFence(true)), "k")
 			require.NotZero(t, lease.Fence())
 			require.NoError(t, lease.Release())
@@ -224,7 +221,6 @@ func TestWaits(t *testing.T) {
 			_, err := c.Acquire(t.Context(), "k")
 			require.Equal(t, 2*time.Second, time.Since(start))
 			requireErr(t, err, dlock.ErrHeld, noContext)
-
 			before := len(s.made("try", "acquire"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 			require.Len(t, s.made("try", "acquire"), before+1)
@@ -378,8 +374,7 @@ func TestGrants(t *testing.T) {
 	}.run(t)
 }
 
-// A renewal may still save a lease that has little time left. Without renewal, the work would have
-// only that.
+// A renewal may still save a lease that has little time left. Without renewal, the work would have only that.
 func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
 	for _, test := range []struct {
 		renewal bool
@@ -629,7 +624,6 @@ func TestPolling(t *testing.T) {
 			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "0s for attempt 4")
 			require.Equal(t, []int{1, 2, 3, 4}, attempts)
 			require.Len(t, s.made("try"), 4)
-
 			require.ErrorIs(t, errOf(c.With(dlock.WithBackoff(nil)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 		},
 		"a lease may last for as long as a Duration can be": func(t *testing.T, _ *memory.Locker, s *spy) {

@@ -111,8 +111,7 @@ func TestDoWithLostLease(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded, "that is the work's own")
 }
 
-// A loss is printed once, whether fn's error is the loss, wraps it, follows from it, or is
-// another one.
+// A loss is printed once, whether fn's error is the loss, wraps it, follows from it, or is another one.
 func TestDoPrintsALossOnce(t *testing.T) {
 	other := errors.New("row 7")
 	for name, fn := range map[string]func(ctx context.Context, l *dlock.Lease) error{
@@ -189,7 +188,6 @@ func TestOperators(t *testing.T) {
 			for _, shown := range []string{fmt.Sprintf("%v %+v %#v", status, status, status), string(text)} {
 				require.NotContains(t, shown, l.Token())
 			}
-
 			require.NoError(t, operator.Break(t.Context(), status))
 			heir := <-next
 			require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrReleased)
@@ -372,7 +370,6 @@ func TestOptions(t *testing.T) {
 			l := acquire(t, c, strings.Repeat("k", 1024))
 			time.Sleep(time.Minute)
 			require.NoError(t, l.Release())
-
 			year := c.With(dlock.WithTTL(365*24*time.Hour), dlock.WithMinHold(0))
 			require.NoError(t, acquire(t, year, "k").Release())
 		},
@@ -435,7 +432,6 @@ func TestOptions(t *testing.T) {
 				}
 				require.NoError(t, l.Release())
 			}
-
 			asked = 0
 			holdKey(t, store, "short", time.Minute)
 			l := acquire(t, c, "short")
@@ -517,12 +513,10 @@ func TestClose(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.ErrorIs(t, <-wait, dlock.ErrClosed)
 		require.NoError(t, c.Close())
-
 		require.ErrorIs(t, errOf(c.Acquire(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, errOf(c.With(dlock.WithTTL(time.Second)).TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, errOf(c.Inspect(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, held.Renew(t.Context()), dlock.ErrClosed)
-
 		require.NoError(t, held.Err(), "it may be used until its deadline")
 		require.NoError(t, held.Release())
 		requireFree(t, store, "k")
@@ -780,8 +774,7 @@ func TestCloseEndsRenewalsInFlight(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	inCases{
-		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new
-		// calls are refused.
+		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new calls are refused.
 		"shutdown waits for holders": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			l := acquire(t, c, "k")
@@ -795,7 +788,6 @@ func TestShutdown(t *testing.T) {
 			go func() { done <- c.Shutdown(t.Context()) }()
 			require.ErrorIs(t, <-waiter, dlock.ErrClosed)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
-
 			time.Sleep(5 * time.Minute)
 			require.NoError(t, l.Err(), "renewed while Shutdown waits")
 			select {
@@ -827,7 +819,6 @@ func TestShutdown(t *testing.T) {
 			require.ErrorIs(t, stuck.Renew(t.Context()), dlock.ErrClosed)
 			require.Empty(t, s.made("release"), "the work may still run")
 			require.Zero(t, c.Stats().Leases)
-
 			require.NoError(t, late.Release(), "its work has ended")
 			requireFree(t, store, "late")
 			time.Sleep(20 * time.Second)

@@ -298,8 +298,7 @@ func requireOutage(t *testing.T, err error, unavailable bool) {
 	require.Equal(t, !unavailable, errors.As(err, &held), "%v", err)
 }
 
-// When a wait ends, a queue reports when the store last answered, and why the last call
-// failed.
+// When a wait ends, a queue reports when the store last answered, and why the last call failed.
 func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 	held := dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
 	for _, test := range []struct {

@@ -350,8 +350,7 @@ func (s *spy) forget() {
 	s.calls = nil
 }
 
-// plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one
-// by one.
+// plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one by one.
 type plain struct{ dlock.Locker }
 
 // single hides only RenewBatch: each renewal is a call of Renew.

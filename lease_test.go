@@ -32,7 +32,6 @@ func TestLease(t *testing.T) {
 			require.NoError(t, l.Release())
 			<-l.Done()
 			require.Equal(t, dlock.ErrReleased, l.Err())
-
 			l = acquire(t, c, "k")
 			store.Steal("k", time.Hour)
 			<-l.Done()
@@ -67,7 +66,6 @@ func TestLease(t *testing.T) {
 			cause := errors.New("shutting down")
 			type keyType struct{}
 			parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
-
 			l := acquire(t, c, "k")
 			first, second := l.Context(parent), l.Context(t.Context())
 			require.Equal(t, "value", first.Value(keyType{}))
@@ -80,7 +78,6 @@ func TestLease(t *testing.T) {
 			require.Equal(t, dlock.ErrReleased, context.Cause(second))
 			require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())), "of a lease that has ended")
 			require.Equal(t, cause, context.Cause(l.Context(parent)), "of a parent that has ended")
-
 			l = acquire(t, c, "k")
 			work := l.Context(t.Context())
 			store.Steal("k", time.Hour)
@@ -339,12 +336,10 @@ func TestNestedAcquire(t *testing.T) {
 					}
 				}
 				require.Empty(t, s.made())
-
 				requireErr(t, errOf(c.TryAcquire(ctx, "a")), dlock.ErrHeld, not{dlock.ErrNested})
 				require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")), dlock.ErrHeld)
 				require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")), dlock.ErrHeld, "another Client may have another store")
 				require.Equal(t, time.Second, time.Since(start))
-
 				lease, err := c.Acquire(ctx, "other")
 				require.NoError(t, err)
 				return lease.Release()
@@ -353,8 +348,7 @@ func TestNestedAcquire(t *testing.T) {
 	})
 }
 
-// Package context treats the context of a lease like its own, and it has the values of its
-// parent.
+// Package context treats the context of a lease like its own, and it has the values of its parent.
 func TestLeaseContextIsWhole(t *testing.T) {
 	type key struct{}
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -373,7 +367,6 @@ func TestLeaseContextIsWhole(t *testing.T) {
 		require.Equal(t, cause, context.Cause(child))
 		require.Equal(t, cause, context.Cause(one))
 		require.NoError(t, l.Err())
-
 		below := l.Context(t.Context())
 		require.NoError(t, l.Release())
 		<-below.Done()
@@ -467,7 +460,6 @@ func TestDetach(t *testing.T) {
 			require.Error(t, work.Err())
 			require.Equal(t, dlock.ErrReleased, giver.Err())
 			require.ErrorIs(t, errOf(giver.Detach()), dlock.ErrReleased)
-
 			text, err := h.MarshalText()
 			require.NoError(t, err)
 			require.Regexp(t, "^[ -~]+$", string(text))
@@ -479,7 +471,6 @@ func TestDetach(t *testing.T) {
 			require.Equal(t, deadline.UnixMilli(), sent.Deadline().UnixMilli())
 			var none dlock.Detached
 			require.True(t, none.Key() == "" && none.Fence() == 0 && none.Deadline().IsZero())
-
 			c := dlock.New(s, dlock.WithTTL(time.Minute))
 			taker := adopt(t, c, sent)
 			require.Equal(t, giver.Key(), taker.Key())
@@ -488,7 +479,6 @@ func TestDetach(t *testing.T) {
 			require.Equal(t, time.Now().Add(time.Minute-602*time.Millisecond), taker.Deadline())
 			time.Sleep(time.Hour)
 			require.NoError(t, taker.Err())
-
 			require.NoError(t, giver.Release())
 			require.Empty(t, s.made("release"), "Release of a detached lease sends nothing")
 			requireErr(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrInvalid, "adopted already")
@@ -523,7 +513,6 @@ func TestDetach(t *testing.T) {
 			require.Greater(t, time.Until(d.Deadline()), 29*time.Second)
 			time.Sleep(29 * time.Second)
 			heir := adopt(t, dlock.New(s), d)
-
 			time.AfterFunc(time.Second, func() { heir.Release() })
 			l = acquire(t, dlock.New(s), "k")
 			store.Delay(time.Hour)
@@ -592,7 +581,6 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			requireErr(t, errOf(c.Adopt(t.Context(), dlock.Detached{})), dlock.ErrInvalid, "Detached: empty")
 			require.ErrorIs(t, errOf(dlock.Detached{}.MarshalText()), dlock.ErrInvalid)
-
 			h := detach(t, acquire(t, c, "k"))
 			text, err := h.MarshalText()
 			require.NoError(t, err)

@@ -144,7 +144,6 @@ func TestObserver(t *testing.T) {
 			loss := of[dlock.AcquireDoneInfo](seen)[1].Err
 			requireErr(t, loss, context.Canceled, dlock.ErrHeld, not{dlock.ErrLost})
 			requireErr(t, loss, "lease lost: the store does not know it any more: held by another", without("secret"))
-
 			seen.forget()
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(fmt.Errorf("the other call: %w", errOf(c.TryAcquire(t.Context(), "secret"))))
@@ -185,7 +184,6 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, deadline, done.At)
 			require.Equal(t, deadline.Sub(granted), done.Held)
 			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err, "the store may keep the lease a little longer")
-
 			called := time.Now()
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 			r := only[dlock.ReleaseDoneInfo](t, seen)
@@ -196,7 +194,6 @@ func TestObserver(t *testing.T) {
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 			only[dlock.ReleaseDoneInfo](t, seen)
 			only[dlock.LeaseDoneInfo](t, seen)
-
 			// Only the release finds the loss.
 			seen.forget()
 			l = acquire(t, c, "k")
@@ -205,7 +202,6 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, dlock.EndRemoved, only[dlock.LeaseDoneInfo](t, seen).End)
 			require.Zero(t, only[dlock.ReleaseDoneInfo](t, seen).Overrun)
 			require.Equal(t, uint64(2), c.Stats().Lost)
-
 			// A release of a lease whose loss nobody has noticed yet.
 			seen.forget()
 			l = acquire(t, c, "soon")
@@ -246,7 +242,6 @@ func TestObserver(t *testing.T) {
 			s.set(refuse)
 			require.ErrorIs(t, l.Renew(t.Context()), errStore)
 			require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[1].Err, errStore)
-
 			s.on("renew", func(c *call) { c.hang() })
 			require.ErrorIs(t, l.Renew(within(t, time.Second)), context.DeadlineExceeded)
 			require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[2].Err, context.DeadlineExceeded, "as Renew says")
@@ -266,7 +261,6 @@ func TestObserver(t *testing.T) {
 			require.NoError(t, owed.Err)
 			require.InDelta(t, 5*time.Second, owed.Took, float64(2*time.Second))
 			requireFree(t, store, "k")
-
 			// The caller repeats the release first.
 			l = acquire(t, c, "k")
 			s.set(refuse)
@@ -277,14 +271,12 @@ func TestObserver(t *testing.T) {
 			require.False(t, only[dlock.ReleaseDoneInfo](t, seen).Owed)
 			time.Sleep(time.Second)
 			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err)
-
 			// An attempt with an unknown outcome, given up after a TTL.
 			seen.forget()
 			s.set(refuse)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(time.Minute)
 			require.ErrorIs(t, only[dlock.OwedDoneInfo](t, seen).Err, errStore)
-
 			// Given up by Close.
 			seen.forget()
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
@@ -322,7 +314,6 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, dlock.EndDetached, done.End)
 			require.Equal(t, 2*time.Second, done.Held)
 			require.Empty(t, of[dlock.ReleaseDoneInfo](seen))
-
 			seen.forget()
 			next := adopt(t, c, d)
 			acquired := only[dlock.AcquireDoneInfo](t, seen)
@@ -332,7 +323,6 @@ func TestObserver(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, next.Release())
 			require.Equal(t, time.Second, only[dlock.LeaseDoneInfo](t, seen).Held, "by this holder")
-
 			seen.forget()
 			require.ErrorIs(t, errOf(c.Adopt(t.Context(), d)), dlock.ErrLost)
 			require.ErrorIs(t, only[dlock.AcquireDoneInfo](t, seen).Err, dlock.ErrLost)
@@ -375,7 +365,6 @@ func TestObserver(t *testing.T) {
 			only[dlock.LeaseDoneInfo](t, seen)
 			require.Zero(t, only[dlock.ReleaseDoneInfo](t, seen).Overrun)
 			requireFree(t, store, "k")
-
 			c, seen = watched(s)
 			l = acquire(t, c, "k")
 			require.Error(t, c.Shutdown(ended(t)))
@@ -453,14 +442,12 @@ func TestObserverOfAWait(t *testing.T) {
 		require.Equal(t, took, done.Took)
 		require.Equal(t, took, done.Waited)
 		require.Len(t, s.made("try", "acquire"), done.Attempts)
-
 		seen.forget()
 		held := acquire(t, dlock.New(store, dlock.WithOwner("worker 7")), "k")
 		require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 		wait := only[dlock.WaitStartInfo](t, seen)
 		require.Equal(t, wait.Remaining > 0, wait.Owner == "worker 7", "what is known of the holder: %+v", wait)
 		require.NoError(t, held.Release())
-
 		seen.forget()
 		hold(t, store, time.Hour)
 		require.ErrorIs(t, errOf(c.Acquire(within(t, time.Second), "k")), context.DeadlineExceeded)
@@ -468,7 +455,6 @@ func TestObserverOfAWait(t *testing.T) {
 		requireErr(t, done.Err, context.DeadlineExceeded, dlock.ErrHeld)
 		require.True(t, done.Contended)
 		require.NotContains(t, done.Err.Error(), `"k"`)
-
 		seen.forget()
 		require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
 		done = only[dlock.AcquireDoneInfo](t, seen)
@@ -549,7 +535,6 @@ func TestObserversOfAClient(t *testing.T) {
 			before, all := []any{"caller", "start"}, []any{"caller", "start", "done"}
 			require.Equal(t, map[string][]any{"try": before, "acquire": before, "AcquireDone": all, "renew": all, "RenewDone": all,
 				"release": all, "LeaseDone": all, "ReleaseDone": all}, seen)
-
 			// The cancellation of the caller, and its cause, arrive.
 			hold(t, store, time.Hour)
 			ctx, cancel = context.WithCancelCause(t.Context())
@@ -680,7 +665,6 @@ func TestObserverThatDelaysALease(t *testing.T) {
 			require.NoError(t, ok(), "it is renewed meanwhile")
 		}
 		require.Zero(t, c.Stats().Lost)
-
 		seen.forget()
 		c = c.With(dlock.WithRenewal(false))
 		start := time.Now()
@@ -1211,8 +1195,7 @@ func messages(lines []lineOfLog) (all []string) {
 	return all
 }
 
-// logged makes every event happen to a Client that logs, and returns the messages by level, and all
-// that was written.
+// logged makes every event happen to a Client that logs, and returns the messages by level, and all that was written.
 func logged(t *testing.T, options *slog.HandlerOptions) (byLevel map[string][]string, all string) {
 	t.Helper()
 	var out logbook
@@ -1251,27 +1234,23 @@ func everything(t *testing.T, c *dlock.Client, store *memory.Locker, s *spy) {
 	require.NoError(t, err)
 	require.NoError(t, c.Break(t.Context(), status))
 	require.ErrorIs(t, l.Release(), dlock.ErrLost)
-
 	l = acquire(t, c, key)
 	s.set(refuse)
 	require.Error(t, l.Release())
 	time.Sleep(time.Second)
 	s.set(up)
 	time.Sleep(time.Second)
-
 	l = acquire(t, c, key)
 	s.set(refuse)
 	time.Sleep(12 * time.Second)
 	s.set(up)
 	time.Sleep(2 * time.Second)
 	require.NoError(t, l.Release())
-
 	l = acquire(t, c, key)
 	s.set(refuse)
 	require.Error(t, l.Release())
 	time.Sleep(2 * time.Minute)
 	s.set(up)
-
 	l = acquire(t, c, key)
 	s.set(refuse)
 	time.Sleep(time.Minute)
@@ -1299,7 +1278,6 @@ func TestLogObserver(t *testing.T) {
 			"lease lost", "work went on after its lease was lost"}, line.Msg)
 		require.Equal(t, fails, line.Error != "" && line.Error != dlock.ErrReleased.Error(), "%+v", line)
 	}
-
 	byLevel, _ = logged(t, nil)
 	require.Equal(t, map[string][]string{"WARN": warnings, "INFO": {"renewals succeed again"}}, byLevel)
 }
@@ -1451,8 +1429,7 @@ func TestLogObserverOf(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, []string{"lease lost"}, messages(out.lines(t)["WARN"]))
 		},
-		// After FLUSHALL, ten losses are logged one by one, and the others as one line. Each is there for
-		// those who debug.
+		// After FLUSHALL, ten losses are logged one by one, and the others as one line. Each is there for those who debug.
 		"log observer of a flood": func(t *testing.T, store *memory.Locker, s *spy) {
 			const flood = 150
 			var out, warnings logbook
@@ -1470,7 +1447,6 @@ func TestLogObserverOf(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lease lost", Count: flood - 10}}, warnings.lines(t)["WARN"])
-
 				lines := out.lines(t)
 				require.Equal(t, 11, len(lines["WARN"]))
 				seen := make(map[string]bool)

@@ -61,8 +61,7 @@ func TestRelease(t *testing.T) {
 			require.LessOrEqual(t, len(s.made("release")), n+1)
 			require.NoError(t, l.Release())
 		},
-		// A Release without effect does not count as a call: if the retry finds the lease gone, that
-		// is a loss.
+		// A Release without effect does not count as a call: if the retry finds the lease gone, that is a loss.
 		"release without effect then not held": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.first("release", func(c *call) {
 				c.err = &dlock.NoEffectError{Err: errStore}
@@ -785,8 +784,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Len(t, s.made("release"), n, "it is released for ever")
 		},
-		// A release that is answered after a TTL has passed is not the last: the attempt may have
-		// arrived in between.
+		// A release that is answered after a TTL has passed is not the last: the attempt may have arrived in between.
 		"release answered after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.onCall(func(c *call) {
 				switch {
@@ -1098,8 +1096,7 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 	}
 }
 
-// An attempt that arrives after the first release of its token is released within a quarter
-// of the TTL.
+// An attempt that arrives after the first release of its token is released within a quarter of the TTL.
 func TestLateAttemptIsReleased(t *testing.T) {
 	for _, late := range []time.Duration{7 * time.Second, 13 * time.Second} {
 		run(t, late.String(), func(t *testing.T, store *memory.Locker, s *spy) {
@@ -1169,8 +1166,7 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 
 func arrived(c *call) bool { return c.arrived }
 
-// requireReleased says that a release of each token reached the store. It returns how many were sent for each on
-// average.
+// requireReleased says that a release of each token reached the store. It returns how many were sent for each on average.
 func requireReleased(t *testing.T, s *spy, tokens map[string]int) (mean float64) {
 	t.Helper()
 	never, sent := 0, 0
@@ -1187,8 +1183,7 @@ func requireReleased(t *testing.T, s *spy, tokens map[string]int) (mean float64)
 	return mean
 }
 
-// requireReleasedOnce says the same of waits that the store had answered, with at most
-// two releases for each on average.
+// requireReleasedOnce says the same of waits that the store had answered, with at most two releases for each on average.
 func requireReleasedOnce(t *testing.T, s *spy) {
 	t.Helper()
 	require.LessOrEqual(t, requireReleased(t, s, s.tokens("acquire", arrived)), 2.0, "releases for each cut wait")
@@ -1267,8 +1262,7 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 	}
 }
 
-// Attempts that took effect, and whose replies were lost together, are undone as soon
-// as the store is back.
+// Attempts that took effect, and whose replies were lost together, are undone as soon as the store is back.
 func TestLostRepliesOfManyAttempts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
@@ -1303,8 +1297,7 @@ func TestLostRepliesOfManyAttempts(t *testing.T) {
 	}
 }
 
-// More releases are owed than a Client keeps: it keeps 100,000, and they are made when
-// the store is back.
+// More releases are owed than a Client keeps: it keeps 100,000, and they are made when the store is back.
 func TestMoreOwedThanKept(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")

@@ -146,12 +146,10 @@ func TestRenew(t *testing.T) {
 			ended := ended(t)
 			require.ErrorIs(t, l.Renew(ended), context.Canceled)
 			require.Empty(t, s.made("renew"))
-
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Renew(t.Context()), errStore)
 			require.NoError(t, l.Err(), "it is held until the deadline")
 			store.Fail(nil)
-
 			short, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			store.Delay(time.Minute)
@@ -161,12 +159,10 @@ func TestRenew(t *testing.T) {
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 			require.Equal(t, deadline, time.Now())
 			store.Delay(0)
-
 			l = acquire(t, c, "k2")
 			store.Steal("k2", time.Hour)
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-
 			l = acquire(t, c, "k3")
 			require.NoError(t, l.Release())
 			requireErr(t, l.Renew(t.Context()), dlock.ErrReleased, `dlock: renew "k3": lease released`)
@@ -567,8 +563,7 @@ func (shortBatch) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewRes
 	return []dlock.RenewResult{}, nil
 }
 
-// A key that makes every batch fail costs no other its lease. When batches succeed
-// again, leases are renewed in batches.
+// A key that makes every batch fail costs no other its lease. When batches succeed again, leases are renewed in batches.
 func TestPoisonedBatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
@@ -599,7 +594,6 @@ func TestPoisonedBatch(t *testing.T) {
 						time.Sleep(8 * time.Second)
 						n.fail(refuse, outage)
 						poisonous.Store(true)
-
 						time.Sleep(5 * time.Minute)
 						requireNoneLost(t, others)
 						if err := bad.Err(); !alone && err != nil {
@@ -761,9 +755,8 @@ func (o outage) String() string {
 	return fmt.Sprintf("ttl=%v,leases=%d,rtt=%v,%s,%s,length=%v,phase=%d", o.ttl, o.leases, o.rtt, o.fault, o.begun, o.length, o.phase)
 }
 
-// needed is how long the store must be back until all leases are renewed: the round trips of
-// the batches, and one for a call in flight. Calls that ignore their ctx occupy all workers
-// until they return.
+// needed is how long the store must be back until all leases are renewed: the round trips of the batches, and one for a call
+// in flight. Calls that ignore their ctx occupy all workers until they return.
 func (o outage) needed() time.Duration {
 	batches := (o.leases + perBatch - 1) / perBatch
 	needed := time.Duration((batches+parallel-1)/parallel+1)*o.rtt + 2*time.Millisecond
@@ -826,15 +819,13 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// lost makes the outage happen. It returns how many leases were lost although they had enough
-// time when it was over.
+// lost makes the outage happen. It returns how many leases were lost although they had enough time when it was over.
 func (o outage) lost(t *testing.T, n *spy) (lost int) {
 	c := dlock.New(n, dlock.WithTTL(o.ttl))
 	leases := o.acquire(t, c)
 	n.setRTT(o.rtt)
 	time.Sleep(o.ttl / 30 * time.Duration(o.phase))
 	back := n.fail(o.fault, o.length)
-
 	deadlines := make([]time.Time, len(leases))
 	for i, l := range leases {
 		deadlines[i] = l.Deadline()

@@ -186,7 +186,6 @@ func TestSets(t *testing.T) {
 			requireHolders(t, store, "bcd", "")
 			time.Sleep(10 * time.Second)
 			requireHolders(t, store, "", "")
-
 			holdKey(t, store, "c", time.Hour)
 			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(time.Second)).AcquireAll(t.Context(), abcd...)), dlock.ErrHeld)
 			requireHolders(t, store, "", "c")
@@ -200,8 +199,7 @@ func TestSets(t *testing.T) {
 			synctest.Wait()
 			requireHolders(t, store, "", "")
 		},
-		// An attempt that fails ends the call with its error. No more attempts are made, and what it may have left
-		// is owed.
+		// An attempt that fails ends the call with its error. No more attempts are made, and what it may have left is owed.
 		"set with an attempt that fails": func(t *testing.T, store *memory.Locker, s *spy) {
 			keys, c := names(maxSet), dlock.New(struct{ dlock.Locker }{s}) // which does not combine calls
 			holdKey(t, store, keys[0], time.Hour)
@@ -237,7 +235,6 @@ func TestSets(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			requireAllFree(t, store, keys)
 			require.NoError(t, leases.Release(), "again")
-
 			holdKey(t, store, keys[maxSet-1], time.Hour)
 			s.on("release", func(c *call) { c.hang() })
 			begun = time.Now()
@@ -888,7 +885,6 @@ func TestWaitInsideAnotherLease(t *testing.T) {
 			both(c.With(observed))
 			require.EqualValues(t, 4, c.Stats().NestedWaits)
 			require.Equal(t, map[string]string{"x": "y", "y": "x"}, inside)
-
 			clear(inside)
 			holdKey(t, store, "x", time.Second)
 			require.NoError(t, c.With(observed).DoAll(t.Context(), []string{"y", "x"}, func(ctx context.Context, _ *dlock.Leases) error {

@@ -509,8 +509,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 	}
 }
 
-// The taker has what remains of the giver's first TTL, and the giver's first renewal. A
-// MaxHold is each holder's own.
+// The taker has what remains of the giver's first TTL, and the giver's first renewal. A MaxHold is each holder's own.
 func TestTurnInheritsTheFirstTTL(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(single{s}, dlock.WithLocalTurns(8), dlock.WithMaxHold(20*time.Second))
@@ -827,8 +826,7 @@ func TestCloseWaitsForTheErrand(t *testing.T) {
 	})
 }
 
-// Close at the same time as Release: each waiter gets a lease or ErrClosed, and no lease is
-// left in the store.
+// Close at the same time as Release: each waiter gets a lease or ErrClosed, and no lease is left in the store.
 func TestCloseRacesRelease(t *testing.T) {
 	for range 300 {
 		store := memory.New()
