@@ -8,12 +8,12 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -51,15 +51,11 @@ func TestAcquire(t *testing.T) {
 			require.EqualError(t, err, fmt.Sprintf(`dlock: acquire "k": held by %q since %s, for 27s unless renewed`, "web-7 \x00é", started.UTC().Format(time.RFC3339)))
 		},
 		"ended context sends nothing": func(t *testing.T, _ *memory.Locker, s *spy) {
-			ctx := ended(t)
-			c := dlock.New(s)
-			for name, f := range map[string]func() error{
-				"Acquire":    func() error { _, err := c.Acquire(ctx, "k"); return err },
-				"TryAcquire": func() error { _, err := c.TryAcquire(ctx, "k"); return err },
-				"Inspect":    func() error { _, err := c.Inspect(ctx, "k"); return err },
-				"Do":         func() error { return c.Do(ctx, "k", func(context.Context, *dlock.Lease) error { return nil }) },
+			ctx, c := ended(t), dlock.New(s)
+			for name, err := range map[string]error{
+				"Acquire": errOf(c.Acquire(ctx, "k")), "TryAcquire": errOf(c.TryAcquire(ctx, "k")), "Inspect": errOf(c.Inspect(ctx, "k")), "Do": c.Do(ctx, "k", noWork),
 			} {
-				require.ErrorIs(t, f(), context.Canceled, name)
+				require.ErrorIs(t, err, context.Canceled, name)
 			}
 			require.Empty(t, s.made())
 		},
@@ -68,15 +64,9 @@ func TestAcquire(t *testing.T) {
 				<-c.ctx.Done()
 				c.err = errStore // a client that has its own error for that
 			})
-			ctx := within(t, time.Second)
-			_, err := dlock.New(s).TryAcquire(ctx, "k")
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, errStore)
+			requireErr(t, errOf(dlock.New(s).TryAcquire(within(t, time.Second), "k")), context.DeadlineExceeded, errStore)
 			time.Sleep(time.Minute)
-
-			ended := ended(t)
-			_, err = dlock.New(s).TryAcquire(ended, "k")
-			require.EqualError(t, err, `dlock: acquire "k": context canceled`)
+			require.EqualError(t, errOf(dlock.New(s).TryAcquire(ended(t), "k")), `dlock: acquire "k": context canceled`)
 		},
 		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.first("release", func(c *call) { c.err = errStore })
@@ -102,44 +92,31 @@ func TestAcquire(t *testing.T) {
 		},
 		"concurrent clients": func(t *testing.T, store *memory.Locker, _ *spy) {
 			var holders, grants atomic.Int64
-			done := make(chan struct{})
-			for range 20 {
+			together(20, func(int) {
 				c := dlock.New(store, dlock.WithTTL(100*time.Millisecond))
-				go func() {
-					defer func() { done <- struct{}{} }()
-					for range 20 {
-						l, err := c.Acquire(t.Context(), "k")
-						if err != nil || holders.Add(1) != 1 {
-							t.Errorf("%d holders, %v", holders.Load(), err)
-						}
-						time.Sleep(150 * time.Millisecond)
-						holders.Add(-1)
-						grants.Add(1)
-						if err := l.Release(); err != nil {
-							t.Error(err)
-						}
+				for range 20 {
+					l, err := c.Acquire(t.Context(), "k")
+					if err != nil || holders.Add(1) != 1 {
+						t.Errorf("%d holders, %v", holders.Load(), err)
 					}
-				}()
-			}
-			for range 20 {
-				<-done
-			}
+					time.Sleep(150 * time.Millisecond)
+					holders.Add(-1)
+					grants.Add(1)
+					assert.NoError(t, l.Release())
+				}
+			})
 			require.EqualValues(t, 400, grants.Load())
 		},
 		"while many first attempts are in flight, others join the queue at once": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			s.onCall(func(*call) { time.Sleep(time.Second) })
-			var all sync.WaitGroup
-			for i := range 200 {
-				all.Go(func() {
-					lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
-					if err == nil {
-						err = lease.Release()
-					}
-					require.NoError(t, err)
-				})
-			}
-			all.Wait()
+			together(200, func(i int) {
+				lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
+				if err == nil {
+					err = lease.Release()
+				}
+				require.NoError(t, err)
+			})
 			ops := make(map[string]int)
 			for _, op := range s.ops() {
 				ops[op]++
@@ -164,8 +141,7 @@ func TestAcquire(t *testing.T) {
 		},
 		"unsupported queue is not there": func(t *testing.T, store *memory.Locker, s *spy) {
 			hold(t, store, time.Second)
-			l := acquire(t, dlock.New(dlock.Forward{Locker: plain{s}}), "k")
-			require.NoError(t, l.Release())
+			require.NoError(t, acquire(t, dlock.New(dlock.Forward{Locker: plain{s}}), "k").Release())
 			require.Empty(t, s.made("acquire"))
 			require.Len(t, s.made("release"), 1, "nothing was sent, so nothing is owed")
 		},
@@ -173,12 +149,11 @@ func TestAcquire(t *testing.T) {
 }
 
 func TestWaits(t *testing.T) {
-	waitingCases{
+	waiting.cases(t, map[string]test{
 		"error before the first answer is returned": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			store.Fail(errStore)
 			_, err := dlock.New(l).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, err, errStore, not{dlock.ErrHeld})
 			require.Equal(t, `dlock: acquire "k": store unavailable: no answer: store: connection refused`, err.Error())
 		},
 		"tokens are used once": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
@@ -209,13 +184,11 @@ func TestWaits(t *testing.T) {
 			fenced := c.With(dlock.WithFence(true))
 			require.ErrorIs(t, errOf(fenced.TryAcquire(t.Context(), "k")), errors.ErrUnsupported)
 			requireFree(t, store, "k")
-
 			lease := acquire(t, c, "k")
 			require.Zero(t, lease.Fence())
 			time.AfterFunc(time.Second, func() { lease.Release() })
 			require.ErrorIs(t, errOf(fenced.Acquire(t.Context(), "k")), errors.ErrUnsupported)
 			requireFree(t, store, "k")
-
 			lease = acquire(t, dlock.New(s, dlock.WithFence(true)), "k")
 			require.NotZero(t, lease.Fence())
 			require.NoError(t, lease.Release())
@@ -228,8 +201,7 @@ func TestWaits(t *testing.T) {
 					c.err = errStore
 				}
 			})
-			waiter := acquire(t, dlock.New(l), "k")
-			require.NoError(t, waiter.Release())
+			require.NoError(t, acquire(t, dlock.New(l), "k").Release())
 			require.Greater(t, len(s.made("try", "acquire")), 5)
 		},
 		"wait cut by context": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
@@ -240,10 +212,7 @@ func TestWaits(t *testing.T) {
 			start := time.Now()
 			_, err := dlock.New(l).Acquire(ctx, "k")
 			require.Equal(t, time.Second, time.Since(start))
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, cause)
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.Contains(t, err.Error(), "web-7")
+			requireErr(t, err, context.Canceled, cause, dlock.ErrHeld, "web-7")
 		},
 		"MaxWait": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -251,9 +220,7 @@ func TestWaits(t *testing.T) {
 			start := time.Now()
 			_, err := c.Acquire(t.Context(), "k")
 			require.Equal(t, 2*time.Second, time.Since(start))
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			requireNoContextError(t, err)
-
+			requireErr(t, err, dlock.ErrHeld, noContext)
 			before := len(s.made("try", "acquire"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 			require.Len(t, s.made("try", "acquire"), before+1)
@@ -261,22 +228,15 @@ func TestWaits(t *testing.T) {
 		},
 		"MaxWait ends while store fails": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
-			s.onCall(func(c *call) {
-				if time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1 {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(time.Since(c.at) == 0 && len(s.made("try", "acquire")) > 1, errStore) })
 			_, err := dlock.New(l, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.ErrorContains(t, err, "for 30s unless renewed; the store last answered 5s ago: store: connection refused")
-			requireNoContextError(t, err)
+			requireErr(t, err, errStore, dlock.ErrHeld, "for 30s unless renewed; the store last answered 5s ago: store: connection refused")
+			requireErr(t, err, noContext)
 		},
 		"NoLimit overrides a MaxWait": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			hold(t, store, 24*time.Hour)
+			hold(t, store, time.Hour)
 			c := dlock.New(l, dlock.WithMaxWait(time.Second))
-			lease := acquire(t, c.With(dlock.WithMaxWait(dlock.NoLimit)), "k")
-			require.NoError(t, lease.Release())
+			require.NoError(t, acquire(t, c.With(dlock.WithMaxWait(dlock.NoLimit)), "k").Release())
 		},
 		// Started is when the holder was granted the key, however long it has waited. If the store does not say so, it is when
 		// the holder's last attempt was made, unless the holder may have waited in a queue.
@@ -286,13 +246,9 @@ func TestWaits(t *testing.T) {
 			granted := time.Now().Truncate(time.Millisecond)
 			time.Sleep(time.Minute)
 			started := func(l dlock.Locker) time.Time {
-				_, err := dlock.New(l).TryAcquire(t.Context(), "k")
-				held, ok := errors.AsType[*dlock.HeldError](err)
-				require.True(t, ok, "%v", err)
-				return held.Started
+				return as[*dlock.HeldError](t, errOf(dlock.New(l).TryAcquire(t.Context(), "k"))).Started
 			}
-			holder, err := dlock.New(store).Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			holder := inspect(t, dlock.New(store))
 			for _, at := range []time.Time{holder.Started, started(l), started(dlock.Forward{Locker: store})} {
 				require.True(t, granted.Equal(at), "%v, granted %v", at, granted)
 			}
@@ -303,49 +259,29 @@ func TestWaits(t *testing.T) {
 			require.NoError(t, waiter.Release())
 		},
 		"a key that is held when the store is back is waited for, however long": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			hold(t, store, 10*time.Second)
-			start := time.Now()
-			s.onCall(func(c *call) {
-				if time.Since(start) < 2*time.Second {
-					c.err = errDial
-				}
-			})
-			lease := acquire(t, dlock.New(l, dlock.WithOutage(3*time.Second)), "k")
-			require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
-			require.NoError(t, lease.Release())
+			for away, outage := range map[error]time.Duration{errDial: 3 * time.Second, errLoading: 0} {
+				hold(t, store, 10*time.Second)
+				start := time.Now()
+				s.onCall(func(c *call) { c.failIf(time.Since(start) < 2*time.Second, away) })
+				lease := acquire(t, dlock.New(l, dlock.WithOutage(outage)), "k")
+				require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
+				require.NoError(t, lease.Release())
+			}
 		},
-		"once the store is ready, the wait is like any other": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			hold(t, store, 10*time.Second)
-			start := time.Now()
-			s.onCall(func(c *call) {
-				if time.Since(start) < 3*time.Second {
-					c.err = errLoading
-				}
-			})
-			lease := acquire(t, dlock.New(l), "k")
-			require.InDelta(t, 10, time.Since(start).Seconds(), 0.01)
-			require.NoError(t, lease.Release())
-		},
-	}.run(t)
+	})
 }
 
 func TestGrants(t *testing.T) {
 	inCases{
 		"a grant whose answer comes when the deadline has passed": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if len(s.made("try")) == 1 {
-					c.delay = time.Minute
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(len(s.made("try")) == 1, time.Minute) })
 			l := acquire(t, dlock.New(s), "k")
 			tries := s.made("try")
 			require.Len(t, tries, 2)
 			require.Equal(t, tries[0].token, tries[1].token)
 			require.Equal(t, tries[1].token, l.Token())
 			require.Equal(t, time.Now().Add(30*time.Second-302*time.Millisecond), l.Deadline())
-			hold, err := store.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			require.Equal(t, 30*time.Second, hold.Remaining)
+			require.Equal(t, 30*time.Second, holder(t, store, "k").Remaining)
 			require.Equal(t, time.Now().UnixMicro(), l.Fence(), "the fence of the second answer")
 			require.NoError(t, l.Release())
 		},
@@ -414,24 +350,31 @@ func TestGrants(t *testing.T) {
 			require.Len(t, s.made("renew"), 1)
 			require.Empty(t, s.made("batch"))
 		},
+		"a Since that is zero or in the future is not believed: the lease counts from the call": func(t *testing.T, _ *memory.Locker, s *spy) {
+			for since, ahead := range map[bool]time.Duration{false: 0, true: time.Hour} {
+				s.onCall(func(c *call) {
+					c.attempt, c.delay = &dlock.Attempt{Acquired: true, Fence: 8}, time.Second
+					if since {
+						c.attempt.Since = c.at.Add(ahead)
+					}
+				})
+				start := time.Now()
+				l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
+				require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
+				s.onCall(nil)
+				require.NoError(t, l.Release())
+			}
+		},
 		"late grants after held are not held": func(t *testing.T, store *memory.Locker, s *spy) {
 			hold(t, store, time.Second)
-			s.onCall(func(c *call) {
-				if c.op == "try" && len(s.made("try")) > 1 {
-					c.delay = 99 * time.Millisecond
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(c.op == "try" && len(s.made("try")) > 1, 99*time.Millisecond) })
 			c := dlock.New(plain{s}, dlock.WithTTL(100*time.Millisecond), dlock.WithMaxWait(5*time.Second))
-			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrHeld, "the last answers were grants")
-			time.Sleep(time.Second)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), noContext, not{dlock.ErrHeld}) // the last answers were grants
 		},
 	}.run(t)
 }
 
-// A renewal may still save a lease that has little time left. Without renewal, the work would have
-// only that.
+// A renewal may still save a lease that has little time left. Without renewal, the work would have only that.
 func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
 	for _, test := range []struct {
 		renewal bool
@@ -444,11 +387,7 @@ func TestGrantFoundNearlyTooLateIsNotBelieved(t *testing.T) {
 		{false, 15 * time.Second, 2},
 	} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if len(s.made("try")) == 1 {
-					c.delay = test.delay
-				}
-			})
+			s.onCall(func(c *call) { c.delayIf(len(s.made("try")) == 1, test.delay) })
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(test.renewal)), "k")
 			require.Len(t, s.made("try"), test.tries, "renewal %v, answer after %v", test.renewal, test.delay)
 			require.NoError(t, l.Release())
@@ -501,26 +440,6 @@ func TestAnswersAlwaysTooLate(t *testing.T) {
 	}
 }
 
-// If Since is zero or in the future, the lease counts from the call.
-func TestSinceThatIsNotBelieved(t *testing.T) {
-	for name, since := range map[string]func(c *call) time.Time{
-		"zero":          func(*call) time.Time { return time.Time{} },
-		"in the future": func(c *call) time.Time { return c.at.Add(time.Hour) },
-	} {
-		run(t, name, func(t *testing.T, _ *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				c.attempt = &dlock.Attempt{Acquired: true, Fence: 8, Since: since(c)}
-				c.delay = time.Second
-			})
-			start := time.Now()
-			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
-			require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
-			s.onCall(nil)
-			require.NoError(t, l.Release())
-		})
-	}
-}
-
 // A Since without a monotonic reading would move with the wall clock, so the lease counts
 // from the call. (In a bubble no time has a monotonic reading.)
 func TestSinceOnTheWallIsNotBelieved(t *testing.T) {
@@ -534,155 +453,110 @@ func TestSinceOnTheWallIsNotBelieved(t *testing.T) {
 	require.NoError(t, l.Release())
 }
 
-// contended runs a test with a Client that has just waited for the key k in the queue of
-// the store, and released it.
-func contended(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client)) {
-	t.Helper()
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		hold(t, store, 100*time.Millisecond)
-		require.NoError(t, acquire(t, c, "k").Release())
-		require.Equal(t, []string{"try", "acquire", "release"}, s.ops())
-		s.forget()
-		f(t, store, s, c)
-		require.NoError(t, c.Close())
-	})
-}
-
-// For a second after a wait, the next acquisition of the key joins the queue at once,
-// held or free, and others do not.
+// For a second after a wait in the queue of the store, the next acquisition of the key joins the queue at once, held or free,
+// and others do not. A wait that began so ends like any other. If the queue fails, an attempt decides the acquisition.
 func TestContendedKey(t *testing.T) {
-	for _, free := range []bool{true, false} {
-		t.Run(fmt.Sprint("free ", free), func(t *testing.T) {
-			contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-				time.Sleep(time.Second - 2*time.Millisecond)
-				if !free {
-					hold(t, store, 500*time.Microsecond) // too short to be a new wait
-				}
-				require.NoError(t, acquire(t, c.With(dlock.WithMaxWait(time.Minute)), "k").Release())
-				require.Equal(t, []string{"acquire", "release"}, s.ops())
-				s.forget()
-				time.Sleep(2 * time.Millisecond)
-				require.NoError(t, acquire(t, c, "k").Release())
-				require.Equal(t, []string{"try", "release"}, s.ops())
-			})
-		})
+	soon := func(held time.Duration) func(*testing.T, *memory.Locker, *spy, *dlock.Client) {
+		return func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			time.Sleep(time.Second - 2*time.Millisecond)
+			if held > 0 {
+				hold(t, store, held)
+			}
+			require.NoError(t, acquire(t, c.With(dlock.WithMaxWait(time.Minute)), "k").Release())
+			require.Equal(t, []string{"acquire", "release"}, s.ops())
+			s.forget()
+			time.Sleep(2 * time.Millisecond)
+			require.NoError(t, acquire(t, c, "k").Release())
+			require.Equal(t, []string{"try", "release"}, s.ops())
+		}
 	}
-	contended(t, func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
-		require.NoError(t, acquire(t, c, "other").Release())
-		require.Equal(t, []string{"try", "release"}, s.ops())
-	})
-	contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		hold(t, store, time.Minute)
-		require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
-		require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")), dlock.ErrHeld)
-		require.Equal(t, []string{"try", "try"}, s.ops())
-	})
-}
-
-// A key stays contended for as long as calls wait for it. A grant at once does not
-// prolong that.
-func TestKeyStaysContended(t *testing.T) {
-	contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.onCall(func(c *call) { time.Sleep(10 * time.Microsecond) })
-		for range 5 {
-			time.Sleep(600 * time.Millisecond)
-			hold(t, store, 5*time.Millisecond)
+	failsOnce := func(failure error) func(*testing.T, *memory.Locker, *spy, *dlock.Client) {
+		return func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.first("acquire", func(c *call) { c.err = failure })
+			hold(t, store, time.Second)
 			require.NoError(t, acquire(t, c, "k").Release())
+			require.Equal(t, "acquire", s.ops()[0])
+			require.Len(t, s.made("try"), 1)
 		}
-		require.Empty(t, s.made("try"))
-		for range 2 {
-			time.Sleep(600 * time.Millisecond)
-			require.NoError(t, acquire(t, c, "k").Release())
-		}
-		require.Len(t, s.made("try"), 1)
-	})
-}
-
-// If the queue fails, an attempt decides the acquisition: an error of
-// the store is returned at once, and a key that is held is waited for.
-func TestContendedKeyFails(t *testing.T) {
-	t.Run("store down", func(t *testing.T) {
-		contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.onCall(func(c *call) {
-				if c.op != "release" {
-					c.err = errStore
-				}
-			})
+	}
+	for name, f := range map[string]func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client){
+		"free":                           soon(0),
+		"held, too short for a new wait": soon(500 * time.Microsecond),
+		"the queue is lost":              failsOnce(errStore),
+		"the queue is gone":              failsOnce(errors.ErrUnsupported),
+		"another key": func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
+			require.NoError(t, acquire(t, c, "other").Release())
+			require.Equal(t, []string{"try", "release"}, s.ops())
+		},
+		"one attempt": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			hold(t, store, time.Minute)
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
+			require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(t.Context(), "k")), dlock.ErrHeld)
+			require.Equal(t, []string{"try", "try"}, s.ops())
+		},
+		"it stays so while calls wait for it, and a grant at once does not prolong that": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.onCall(func(c *call) { time.Sleep(10 * time.Microsecond) })
+			for range 5 {
+				time.Sleep(600 * time.Millisecond)
+				hold(t, store, 5*time.Millisecond)
+				require.NoError(t, acquire(t, c, "k").Release())
+			}
+			require.Empty(t, s.made("try"))
+			for range 2 {
+				time.Sleep(600 * time.Millisecond)
+				require.NoError(t, acquire(t, c, "k").Release())
+			}
+			require.Len(t, s.made("try"), 1)
+		},
+		"the store is down": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.onCall(func(c *call) { c.failIf(c.op != "release", errStore) })
 			begin := time.Now()
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errStore)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), errStore, not{dlock.ErrHeld})
 			require.Equal(t, begin, time.Now())
 			tries := s.made("try", "acquire")
 			require.Len(t, tries, 2)
 			require.NotEqual(t, tries[0].token, tries[1].token, "the first may have been granted")
 			time.Sleep(time.Minute)
-			require.True(t, s.released(tries[0].token))
-			require.True(t, s.released(tries[1].token))
+			require.True(t, s.released(tries[0].token) && s.released(tries[1].token))
 			requireFree(t, store, "k")
-		})
-	})
-	for name, failure := range map[string]error{"queue lost": errStore, "queue gone": errors.ErrUnsupported} {
-		t.Run(name, func(t *testing.T) {
-			contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-				failed := false
-				s.onCall(func(c *call) {
-					if c.op == "acquire" && !failed {
-						failed, c.err = true, failure
-					}
-				})
-				hold(t, store, time.Second)
-				require.NoError(t, acquire(t, c, "k").Release())
-				require.Equal(t, "acquire", s.ops()[0])
-				require.Len(t, s.made("try"), 1)
+		},
+		"the queue says held, then fails": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.onCall(func(c *call) {
+				if c.op == "acquire" && len(s.made("acquire")) <= 3 {
+					c.answers(dlock.Attempt{Holder: "other", Remaining: time.Second}, errStore)
+				}
 			})
+			hold(t, store, time.Second)
+			require.NoError(t, acquire(t, c, "k").Release())
+			require.Empty(t, s.made("try"), "it was known to be held")
+			require.Len(t, s.made("acquire"), 4)
+		},
+		"the wait ends": func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
+			hold(t, store, time.Minute)
+			requireErr(t, errOf(c.Acquire(within(t, time.Second), "k")), context.DeadlineExceeded, dlock.ErrHeld)
+			hasty := c.With(dlock.WithMaxWait(time.Second))
+			requireErr(t, errOf(hasty.Acquire(t.Context(), "k")), dlock.ErrHeld, not{context.DeadlineExceeded})
+			time.AfterFunc(time.Second, func() { c.Close() })
+			begin := time.Now()
+			require.ErrorIs(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrClosed)
+			require.Equal(t, time.Second, time.Since(begin))
+		},
+		"granted without a fence": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			s.onCall(func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} })
+			require.ErrorIs(t, errOf(c.With(dlock.WithFence(true)).Acquire(t.Context(), "k")), errors.ErrUnsupported)
+			require.Equal(t, []string{"acquire", "release"}, s.ops())
+		},
+	} {
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
+			c := dlock.New(s)
+			hold(t, store, 100*time.Millisecond)
+			require.NoError(t, acquire(t, c, "k").Release())
+			require.Equal(t, []string{"try", "acquire", "release"}, s.ops())
+			s.forget()
+			f(t, store, s, c)
+			require.NoError(t, c.Close())
 		})
 	}
-	run(t, "the queue says held, then fails", func(t *testing.T, store *memory.Locker, s *spy) {
-		hold(t, store, time.Second)
-		c := dlock.New(s)
-		require.NoError(t, acquire(t, c, "k").Release())
-		s.forget()
-		s.onCall(func(c *call) {
-			if c.op == "acquire" && len(s.made("acquire")) <= 3 {
-				c.answers(dlock.Attempt{Holder: "other", Remaining: time.Second}, errStore)
-			}
-		})
-		hold(t, store, time.Second)
-		require.NoError(t, acquire(t, c, "k").Release())
-		require.Empty(t, s.made("try"), "it was known to be held")
-		require.Len(t, s.made("acquire"), 4)
-	})
-}
-
-// A wait that joined the queue at once ends like any other.
-func TestContendedKeyEnds(t *testing.T) {
-	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
-		hold(t, store, time.Minute)
-		ctx := within(t, time.Second)
-		_, err := c.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, err, dlock.ErrHeld)
-	})
-	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
-		hold(t, store, time.Minute)
-		_, err := c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		require.NotErrorIs(t, err, context.DeadlineExceeded)
-	})
-	contended(t, func(t *testing.T, store *memory.Locker, _ *spy, c *dlock.Client) {
-		hold(t, store, time.Minute)
-		time.AfterFunc(time.Second, func() { c.Close() })
-		begin := time.Now()
-		require.ErrorIs(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrClosed)
-		require.Equal(t, time.Second, time.Since(begin))
-	})
-	contended(t, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		s.onCall(func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} }) // without a fence
-		require.ErrorIs(t, errOf(c.With(dlock.WithFence(true)).Acquire(t.Context(), "k")), errors.ErrUnsupported)
-		require.Equal(t, []string{"acquire", "release"}, s.ops())
-	})
 }
 
 func TestPollingPace(t *testing.T) {
@@ -747,12 +621,9 @@ func TestPolling(t *testing.T) {
 				attempts = append(attempts, attempt)
 				return time.Duration(4-attempt) * time.Second
 			}))
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.Contains(t, err.Error(), "0s for attempt 4")
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "0s for attempt 4")
 			require.Equal(t, []int{1, 2, 3, 4}, attempts)
 			require.Len(t, s.made("try"), 4)
-
 			require.ErrorIs(t, errOf(c.With(dlock.WithBackoff(nil)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 		},
 		"a lease may last for as long as a Duration can be": func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -780,12 +651,10 @@ func TestPollAtTheEndOfTheLease(t *testing.T) {
 
 func TestFinalErrorsEndTheWait(t *testing.T) {
 	for _, final := range []error{dlock.ErrInvalid, dlock.ErrClosed} {
-		waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+		waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) {
-				if c.op != "release" && len(s.made("try", "acquire")) > 1 {
-					c.err = fmt.Errorf("locker: %w", final)
-				}
+				c.failIf(c.op != "release" && len(s.made("try", "acquire")) > 1, fmt.Errorf("locker: %w", final))
 			})
 			require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Minute)).Acquire(t.Context(), "k")), final)
 			require.Len(t, s.made("try", "acquire"), 2, "it is not retried")
@@ -804,42 +673,21 @@ func TestEndsOfWaits(t *testing.T) {
 			ctx := within(t, 10*time.Second)
 			time.AfterFunc(time.Second, func() { store.Fail(errStore) })
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, errStore)
+			requireErr(t, err, context.DeadlineExceeded, errStore)
 			require.ErrorIs(t, err, dlock.ErrHeld, "the lease of the last answer may last for 30 s")
 		},
 		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
-			s.onCall(func(c *call) {
-				if len(s.made("try")) > 1 {
-					c.hang()
-				}
-			})
+			s.onCall(func(c *call) { c.hangIf(len(s.made("try")) > 1) })
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld, "the last answer was that")
-			requireNoContextError(t, err)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrHeld, noContext)
 			c.Close()
 		},
 		"MaxWait without an answer": func(t *testing.T, store *memory.Locker, s *spy) {
 			store.Delay(time.Hour)
 			c := dlock.New(s, dlock.WithMaxWait(2*time.Second))
-			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), noContext, not{dlock.ErrHeld})
 			require.Error(t, c.Close(), "the release is owed, and goes unanswered too")
-		},
-		"however short MaxWait is, the first attempt has a second, or ends with ctx": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.on("try", func(c *call) { c.hang() })
-			c := dlock.New(s, dlock.WithMaxWait(time.Millisecond))
-			start := time.Now()
-			_, err := c.Acquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
-			require.Equal(t, time.Second, time.Since(start))
-			ctx := within(t, 100*time.Millisecond)
-			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
-			require.Equal(t, 1100*time.Millisecond, time.Since(start))
 		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -858,17 +706,14 @@ func TestEndsOfWaits(t *testing.T) {
 			}()
 			synctest.Wait()
 			_, err := dlock.New(s, dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
-			held := as[*dlock.HeldError](t, err)
-			require.Equal(t, "second", held.Owner)
+			require.Equal(t, "second", as[*dlock.HeldError](t, err).Owner)
 			time.Sleep(time.Hour) // for the second holder
 		},
 		"a queue that breaks the contract of Acquirer counts as failed": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.on("acquire", func(c *call) { c.answers(dlock.Attempt{}, nil) })
 			_, err := dlock.New(s, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
-			require.ErrorContains(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			requireNoContextError(t, err)
+			requireErr(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error", dlock.ErrHeld, noContext)
 		},
 		// The last attempt is cut off with the patience. The socket's error says less than the answer before.
 		"patience that cuts an attempt": func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -879,10 +724,10 @@ func TestEndsOfWaits(t *testing.T) {
 					c.err = &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
 				}
 			})
-			_, err := dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
-			require.ErrorContains(t, err, "store unavailable: no success for 1.8s: the store refused: OOM")
-			_, err = dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
-			require.ErrorContains(t, err, "store unavailable: no answer for 1.8s: read: i/o timeout")
+			for _, text := range []string{"no success for 1.8s: the store refused: OOM", "no answer for 1.8s: read: i/o timeout"} {
+				_, err := dlock.New(s, dlock.WithOutage(1800*time.Millisecond)).Acquire(t.Context(), "k")
+				require.ErrorContains(t, err, "store unavailable: "+text)
+			}
 		},
 	}.run(t)
 }
@@ -897,16 +742,12 @@ func TestMaxWaitShorterThanARoundTrip(t *testing.T) {
 					hold(t, store, 100*time.Millisecond)
 					require.NoError(t, acquire(t, c, "k").Release())
 				}
-				s.onCall(func(c *call) {
-					c.take(700 * time.Millisecond)
-				})
+				s.onCall(func(c *call) { c.take(700 * time.Millisecond) })
 				short := c.With(dlock.WithMaxWait(wait))
 				l, err := short.Acquire(t.Context(), "k")
 				require.NoError(t, err, "the key is free")
 				start := time.Now()
-				_, err = short.Acquire(t.Context(), "k")
-				require.ErrorIs(t, err, dlock.ErrHeld)
-				requireNoContextError(t, err)
+				requireErr(t, errOf(short.Acquire(t.Context(), "k")), dlock.ErrHeld, noContext)
 				require.Equal(t, 700*time.Millisecond, time.Since(start), "it does not wait")
 				require.NoError(t, l.Release())
 			})
@@ -935,7 +776,7 @@ func TestEndsOfAWaitForTheStore(t *testing.T) {
 		"state":     {errOOM, []dlock.Option{dlock.WithOutage(time.Minute)}, "the store refused: OOM command not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				store.Fail(test.err)
 				c, start := dlock.New(l, test.opts...), time.Now()
 				for d, text := range map[time.Duration]string{-1: "", 0: "", 2 * time.Second: "waited for 2s: store unavailable: no success for 2s: "} {
@@ -951,9 +792,7 @@ func TestEndsOfAWaitForTheStore(t *testing.T) {
 					}
 				}
 				_, err := c.Acquire(within(t, 2*time.Second), "k")
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorIs(t, err, dlock.ErrUnavailable)
-				require.ErrorIs(t, err, test.err)
+				requireErr(t, err, context.DeadlineExceeded, dlock.ErrUnavailable, test.err)
 				require.ErrorContains(t, err, test.text)
 				time.AfterFunc(time.Second, func() { c.Close() })
 				require.ErrorIs(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrClosed)
@@ -1013,7 +852,7 @@ func TestWithOutage(t *testing.T) {
 		{"not ready, bad backoff", pauses(0), loading, 3 * time.Second, 0, 0, dlock.ErrInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				start := time.Now()
 				s.onCall(func(c *call) {
 					if c.op != "release" && time.Since(start) < test.back {
@@ -1039,7 +878,7 @@ func TestWithOutage(t *testing.T) {
 					require.True(t, !ready || len(s.made("release")) == 1)
 					return
 				}
-				requireNoContextError(t, err)
+				requireErr(t, err, noContext)
 				if test.want != nil {
 					require.ErrorIs(t, err, test.want)
 				}
@@ -1079,30 +918,18 @@ func TestOutageBeginsWithAnAttempt(t *testing.T) {
 		} {
 			run(t, fmt.Sprint(name, ", turns ", turns), func(t *testing.T, store *memory.Locker, s *spy) {
 				var away atomic.Bool
-				s.onCall(func(c *call) {
-					if away.Load() && c.op != "release" {
-						c.hang()
-					}
-				})
+				s.onCall(func(c *call) { c.hangIf(away.Load() && c.op != "release") })
 				c := dlock.New(s, dlock.WithLocalTurns(turns))
 				test.before(t, store, c)
 				away.Store(true)
 				c = c.With(dlock.WithOutage(outage), dlock.WithMaxWait(7*time.Second))
 				start, late := time.Now(), atomic.Int32{}
-				var all sync.WaitGroup
-				for i := range test.calls {
-					key := "k"
-					if i > 0 {
-						key = fmt.Sprint("k", i)
+				together(test.calls, func(i int) {
+					_, err := c.Acquire(t.Context(), []string{"k", fmt.Sprint("k", i)}[min(i, 1)])
+					if !errors.Is(err, dlock.ErrUnavailable) || time.Since(start) > outage {
+						late.Add(1)
 					}
-					all.Go(func() {
-						_, err := c.Acquire(t.Context(), key)
-						if !errors.Is(err, dlock.ErrUnavailable) || time.Since(start) > outage {
-							late.Add(1)
-						}
-					})
-				}
-				all.Wait()
+				})
 				require.Zero(t, late.Load(), "calls, of %d, that did not fail with ErrUnavailable within %v; the last took %v", test.calls, outage, time.Since(start))
 				away.Store(false)
 				c.Close()
@@ -1133,12 +960,11 @@ func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
 // an outage. What the user may not do ends the patience at once.
 func TestStateOfTheStore(t *testing.T) {
 	ways := map[string]func(c *dlock.Client, ctx context.Context) error{
-		"Acquire":    func(c *dlock.Client, ctx context.Context) error { _, err := c.Acquire(ctx, "k"); return err },
+		"Acquire":    func(c *dlock.Client, ctx context.Context) error { return errOf(c.Acquire(ctx, "k")) },
 		"Do":         func(c *dlock.Client, ctx context.Context) error { return c.Do(ctx, "k", noWork) },
-		"AcquireAll": func(c *dlock.Client, ctx context.Context) error { _, err := c.AcquireAll(ctx, "k", "l"); return err },
+		"AcquireAll": func(c *dlock.Client, ctx context.Context) error { return errOf(c.AcquireAll(ctx, "k", "l")) },
 		"turns": func(c *dlock.Client, ctx context.Context) error {
-			_, err := c.With(dlock.WithLocalTurns(8)).Acquire(ctx, "k")
-			return err
+			return errOf(c.With(dlock.WithLocalTurns(8)).Acquire(ctx, "k"))
 		},
 	}
 	for name, way := range ways {

@@ -41,8 +41,7 @@ func TestDo(t *testing.T) {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, dlock.ErrLost)
+			requireErr(t, err, context.DeadlineExceeded, not{dlock.ErrLost})
 			requireFree(t, store, "k")
 		},
 		"do releases on panic": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -53,7 +52,7 @@ func TestDo(t *testing.T) {
 		},
 		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.on("release", func(c *call) { c.err = errStore })
-			require.NoError(t, dlock.New(s).Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
+			require.NoError(t, dlock.New(s).Do(t.Context(), "k", noWork))
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
 		},
@@ -112,12 +111,11 @@ func TestDoWithLostLease(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded, "that is the work's own")
 }
 
-// A loss is printed once, whether fn's error is the loss, wraps it, follows from it, or is
-// another one.
+// A loss is printed once, whether fn's error is the loss, wraps it, follows from it, or is another one.
 func TestDoPrintsALossOnce(t *testing.T) {
 	other := errors.New("row 7")
 	for name, fn := range map[string]func(ctx context.Context, l *dlock.Lease) error{
-		"nothing": func(context.Context, *dlock.Lease) error { return nil },
+		"nothing": noWork,
 		"Err":     func(_ context.Context, l *dlock.Lease) error { return l.Err() },
 		"cause":   func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %w", context.Cause(ctx)) },
 		"text":    func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %v", context.Cause(ctx)) },
@@ -135,9 +133,7 @@ func TestDoPrintsALossOnce(t *testing.T) {
 				loss = context.Cause(ctx)
 				return fn(ctx, l)
 			})
-			require.ErrorIs(t, err, dlock.ErrLost)
-			require.ErrorIs(t, err, loss)
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrLost, loss, noContext)
 			require.Equal(t, 1, strings.Count(err.Error(), "lease lost"), err)
 			if name == "other" {
 				require.ErrorIs(t, err, other)
@@ -150,19 +146,15 @@ func TestOperators(t *testing.T) {
 	inCases{
 		"inspect": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithOwner("web-7"))
-			holder, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			holder := inspect(t, c)
 			require.Zero(t, holder)
 			defer acquire(t, c, "k").Release()
-			holder, err = c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			holder = inspect(t, c)
 			require.True(t, holder.Held)
 			require.Equal(t, "web-7", holder.Owner)
 			require.Equal(t, time.Now().Local(), holder.Started)
 			require.Equal(t, 30*time.Second, holder.Remaining)
-			_, err = dlock.New(plain{s}).Inspect(t.Context(), "k")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
-			require.Contains(t, err.Error(), `dlock: inspect "k"`)
+			requireErr(t, errOf(dlock.New(plain{s}).Inspect(t.Context(), "k")), errors.ErrUnsupported, `dlock: inspect "k"`)
 			store.Fail(errStore)
 			require.ErrorIs(t, errOf(c.Inspect(t.Context(), "k")), errStore)
 		},
@@ -173,8 +165,7 @@ func TestOperators(t *testing.T) {
 				go c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
 			}
 			synctest.Wait()
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.Equal(t, 7, status.Waiting)
 		},
 		"Break releases only the holder that was seen, and hands the lock over": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -197,7 +188,6 @@ func TestOperators(t *testing.T) {
 			for _, shown := range []string{fmt.Sprintf("%v %+v %#v", status, status, status), string(text)} {
 				require.NotContains(t, shown, l.Token())
 			}
-
 			require.NoError(t, operator.Break(t.Context(), status))
 			heir := <-next
 			require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrReleased)
@@ -224,8 +214,7 @@ func TestOperators(t *testing.T) {
 			require.Len(t, s.made(), n, "nothing was sent")
 			ctx := ended(t)
 			l := acquire(t, c, "k")
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.ErrorIs(t, c.Break(ctx, status), context.Canceled)
 			require.NoError(t, l.Err())
 		},
@@ -233,8 +222,7 @@ func TestOperators(t *testing.T) {
 			c := dlock.New(s, dlock.WithMinHold(time.Hour))
 			require.NoError(t, acquire(t, c, "k").Release())
 			synctest.Wait()
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.True(t, status.Held)
 			require.NoError(t, c.Break(t.Context(), status))
 			requireFree(t, store, "k")
@@ -276,15 +264,10 @@ func TestOperators(t *testing.T) {
 func TestForeignValueIsNotShown(t *testing.T) {
 	for _, foreign := range []string{"s3cret", "dlock1.s3cret.s3cret", "dlock1.", "dlock1.abcdefghijklmnopqrstuvwxyz.s3cret", "dlock1.ABCDEFGHIJKLMNOPQRSTUVWXYZ.s3cret"} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			_, err := store.TryAcquire(t.Context(), "k", foreign, time.Minute)
-			require.NoError(t, err)
+			require.NoError(t, errOf(store.TryAcquire(t.Context(), "k", foreign, time.Minute)))
 			c := dlock.New(s)
-			_, err = c.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.NotContains(t, err.Error(), "s3cret")
-			holder, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, holder)
+			requireErr(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld, without("s3cret"))
+			require.Equal(t, dlock.Status{Held: true, Remaining: time.Minute}, inspect(t, c))
 		})
 	}
 }
@@ -297,8 +280,7 @@ func TestPanicInTheLocker(t *testing.T) {
 				if c.op == op {
 					s.onCall(nil)
 					if op == "try" {
-						_, err := store.TryAcquire(c.ctx, c.key, c.token, c.ttl)
-						require.NoError(t, err)
+						require.NoError(t, errOf(store.TryAcquire(c.ctx, c.key, c.token, c.ttl)))
 					}
 					panic(op)
 				}
@@ -356,7 +338,7 @@ func TestBadInput(t *testing.T) {
 				"TryAcquire": func() error { _, err := bad.client.TryAcquire(t.Context(), bad.key); return err },
 				"Inspect":    func() error { _, err := bad.client.Inspect(t.Context(), bad.key); return err },
 				"Do": func() error {
-					return bad.client.Do(t.Context(), bad.key, func(context.Context, *dlock.Lease) error { return nil })
+					return bad.client.Do(t.Context(), bad.key, noWork)
 				},
 			} {
 				err := f()
@@ -374,9 +356,7 @@ func TestBadInput(t *testing.T) {
 
 func TestMaxHoldShorterThanMinHoldIsRefused(t *testing.T) {
 	c := dlock.New(memory.New(), dlock.WithMaxHold(time.Second), dlock.WithMinHold(time.Minute))
-	_, err := c.TryAcquire(t.Context(), "k")
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	require.ErrorContains(t, err, "WithMaxHold(1s): less than WithMinHold(1m0s)")
+	requireErr(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrInvalid, "WithMaxHold(1s): less than WithMinHold(1m0s)")
 	l, err := c.With(dlock.WithMinHold(0)).TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, l.Release())
@@ -390,7 +370,6 @@ func TestOptions(t *testing.T) {
 			l := acquire(t, c, strings.Repeat("k", 1024))
 			time.Sleep(time.Minute)
 			require.NoError(t, l.Release())
-
 			year := c.With(dlock.WithTTL(365*24*time.Hour), dlock.WithMinHold(0))
 			require.NoError(t, acquire(t, year, "k").Release())
 		},
@@ -417,8 +396,7 @@ func TestOptions(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			require.NoError(t, l.Err())
 			var held *dlock.HeldError
-			_, err := c.TryAcquire(t.Context(), "k")
-			require.ErrorAs(t, err, &held)
+			require.ErrorAs(t, errOf(c.TryAcquire(t.Context(), "k")), &held)
 			require.Empty(t, held.Owner)
 			require.NoError(t, d.Close())
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
@@ -454,7 +432,6 @@ func TestOptions(t *testing.T) {
 				}
 				require.NoError(t, l.Release())
 			}
-
 			asked = 0
 			holdKey(t, store, "short", time.Minute)
 			l := acquire(t, c, "short")
@@ -468,9 +445,7 @@ func TestOptions(t *testing.T) {
 		},
 		"TTL from is for leases without renewal": func(t *testing.T, _ *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
-			_, err := c.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "WithTTLFrom: needs WithRenewal(false)")
+			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "WithTTLFrom: needs WithRenewal(false)")
 			require.NoError(t, acquire(t, c.With(dlock.WithTTLFrom(nil)), "k").Release())
 			require.NoError(t, acquire(t, c.With(dlock.WithRenewal(false)), "k").Release())
 			require.Empty(t, s.made("renew"))
@@ -483,16 +458,14 @@ func TestForward(t *testing.T) {
 		"forward": func(t *testing.T, _ *memory.Locker, s *spy) {
 			f := dlock.Forward{Locker: plain{s}}
 			require.ErrorIs(t, errOf(f.Acquire(t.Context(), "k", "t", time.Second)), errors.ErrUnsupported)
-			_, err := f.RenewBatch(t.Context(), nil)
-			require.ErrorIs(t, err, errors.ErrUnsupported)
+			require.ErrorIs(t, errOf(f.RenewBatch(t.Context(), nil)), errors.ErrUnsupported)
 			require.ErrorIs(t, errOf(f.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 			require.Empty(t, s.made())
 		},
 		"around a store that does not take every TTL, a decorator lets the Client refuse a longer MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
 			l := dlock.Forward{Locker: dlock.Forward{Locker: limited{s}}}
 			_, err := dlock.New(l, dlock.WithMinHold(time.Minute+1)).TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "longer than 1m0s, the longest TTL of the Locker")
+			requireErr(t, err, dlock.ErrInvalid, "longer than 1m0s, the longest TTL of the Locker")
 			require.NoError(t, acquire(t, dlock.New(l, dlock.WithMinHold(time.Minute)), "k").Release())
 			require.NoError(t, acquire(t, dlock.New(dlock.Forward{Locker: s}, dlock.WithMinHold(365*24*time.Hour)), "long").Release())
 		},
@@ -531,7 +504,7 @@ type limited struct{ dlock.Locker }
 func (limited) LongestTTL() time.Duration { return time.Minute }
 
 func TestClose(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(l)
 		held, lost := acquire(t, c, "k"), acquire(t, c, "lost")
 		wait := make(chan error)
@@ -540,12 +513,10 @@ func TestClose(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.ErrorIs(t, <-wait, dlock.ErrClosed)
 		require.NoError(t, c.Close())
-
 		require.ErrorIs(t, errOf(c.Acquire(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, errOf(c.With(dlock.WithTTL(time.Second)).TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, errOf(c.Inspect(t.Context(), "other")), dlock.ErrClosed)
 		require.ErrorIs(t, held.Renew(t.Context()), dlock.ErrClosed)
-
 		require.NoError(t, held.Err(), "it may be used until its deadline")
 		require.NoError(t, held.Release())
 		requireFree(t, store, "k")
@@ -675,7 +646,7 @@ func TestCloseWaitsForASet(t *testing.T) {
 		"Shutdown": func(t *testing.T, c *dlock.Client) { require.Error(t, c.Shutdown(ended(t))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+			waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 				s.on("release", func(c *call) { c.take(10 * time.Millisecond) })
 				for _, turns := range []int{1, 8} {
 					holdKey(t, store, "a", time.Second)
@@ -772,7 +743,7 @@ func TestCloseAfterAReleaseWasGivenUp(t *testing.T) {
 }
 
 func TestCloseEndsRenewalsInFlight(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		s.onCall(func(c *call) {
 			switch c.op {
 			case "renew", "batch":
@@ -803,8 +774,7 @@ func TestCloseEndsRenewalsInFlight(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	inCases{
-		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new
-		// calls are refused.
+		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new calls are refused.
 		"shutdown waits for holders": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			l := acquire(t, c, "k")
@@ -817,9 +787,7 @@ func TestShutdown(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- c.Shutdown(t.Context()) }()
 			require.ErrorIs(t, <-waiter, dlock.ErrClosed)
-			_, err := c.TryAcquire(t.Context(), "other")
-			require.ErrorIs(t, err, dlock.ErrClosed)
-
+			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 			time.Sleep(5 * time.Minute)
 			require.NoError(t, l.Err(), "renewed while Shutdown waits")
 			select {
@@ -841,20 +809,16 @@ func TestShutdown(t *testing.T) {
 			work := stuck.Context(t.Context())
 			ctx := within(t, 3*time.Second)
 			start := time.Now()
-			err := c.Shutdown(ctx)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorContains(t, err, "2 leases still held")
+			requireErr(t, c.Shutdown(ctx), context.DeadlineExceeded, "2 leases still held")
 			require.Equal(t, 3*time.Second, time.Since(start))
 			<-work.Done()
 			<-stuck.Done()
 			require.ErrorIs(t, context.Cause(work), dlock.ErrClosed)
-			require.ErrorIs(t, stuck.Err(), dlock.ErrClosed)
-			require.NotErrorIs(t, stuck.Err(), dlock.ErrLost)
+			requireErr(t, stuck.Err(), dlock.ErrClosed, not{dlock.ErrLost})
 			require.False(t, time.Now().Before(stuck.Deadline()))
 			require.ErrorIs(t, stuck.Renew(t.Context()), dlock.ErrClosed)
 			require.Empty(t, s.made("release"), "the work may still run")
 			require.Zero(t, c.Stats().Leases)
-
 			require.NoError(t, late.Release(), "its work has ended")
 			requireFree(t, store, "late")
 			time.Sleep(20 * time.Second)
@@ -881,8 +845,7 @@ func TestShutdown(t *testing.T) {
 		"release long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			l := acquire(t, c, "k")
-			ctx := ended(t)
-			require.Error(t, c.Shutdown(ctx))
+			require.Error(t, c.Shutdown(ended(t)))
 			time.Sleep(time.Minute)
 			other := acquire(t, dlock.New(store), "k") // works at the same time
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
@@ -898,17 +861,14 @@ func TestShutdown(t *testing.T) {
 				})
 			}()
 			synctest.Wait()
-			ctx := within(t, time.Second)
-			require.Error(t, c.Shutdown(ctx))
+			require.Error(t, c.Shutdown(within(t, time.Second)))
 			err := <-done
-			require.ErrorIs(t, err, dlock.ErrClosed)
-			requireNoContextError(t, err)
+			requireErr(t, err, dlock.ErrClosed, noContext)
 		},
 		"do long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			err := c.Do(t.Context(), "k", func(_ context.Context, l *dlock.Lease) error {
-				ctx := ended(t)
-				require.Error(t, c.Shutdown(ctx))
+				require.Error(t, c.Shutdown(ended(t)))
 				time.Sleep(time.Minute)
 				return nil
 			})

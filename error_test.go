@@ -24,19 +24,16 @@ import (
 // which is about another lease or Client.
 var ours = []error{dlock.ErrHeld, dlock.ErrUnavailable, dlock.ErrNested, dlock.ErrLost, dlock.ErrReleased, dlock.ErrInvalid, dlock.ErrClosed}
 
-// lostContext returns a context that ends with the loss of another lease at once, or at
-// the next call to the store.
+// lostContext returns a context that ends with the loss of another lease at once, or at the next call to the store.
 func lostContext(t *testing.T, s *spy, early bool) context.Context {
-	t.Helper()
 	store := memory.New()
 	l := acquire(t, dlock.New(store), "other")
-	ctx := l.Context(t.Context())
 	lose := func() {
 		store.Expire("other")
 		require.ErrorIs(t, l.Renew(context.Background()), dlock.ErrLost)
 	}
 	if early {
-		lose()
+		defer lose()
 	} else {
 		s.onCall(func(c *call) {
 			s.onCall(nil)
@@ -44,53 +41,29 @@ func lostContext(t *testing.T, s *spy, early bool) context.Context {
 			c.hang()
 		})
 	}
-	return ctx
+	return l.Context(t.Context())
 }
 
 func TestLossOfAnotherLeaseIsNotOfThisCall(t *testing.T) {
-	c := func(s *spy) *dlock.Client { return dlock.New(single{s}) }
-	calls := map[string]func(t *testing.T, s *spy, ctx func() context.Context) error{
-		"Acquire": func(_ *testing.T, s *spy, ctx func() context.Context) error {
-			_, err := c(s).Acquire(ctx(), "k")
-			return err
-		},
-		"TryAcquire": func(_ *testing.T, s *spy, ctx func() context.Context) error {
-			_, err := c(s).TryAcquire(ctx(), "k")
-			return err
-		},
-		"Inspect": func(_ *testing.T, s *spy, ctx func() context.Context) error {
-			_, err := c(s).Inspect(ctx(), "k")
-			return err
-		},
-		"Do": func(_ *testing.T, s *spy, ctx func() context.Context) error {
-			return c(s).Do(ctx(), "k", func(context.Context, *dlock.Lease) error { return nil })
-		},
-		"Renew": func(t *testing.T, s *spy, ctx func() context.Context) error {
-			l := acquire(t, c(s), "k")
-			err := l.Renew(ctx())
-			require.NoError(t, l.Err(), "it is held")
-			require.NoError(t, l.Release())
-			return err
-		},
-		"Adopt": func(t *testing.T, s *spy, ctx func() context.Context) error {
-			d := detach(t, acquire(t, c(s), "k"))
-			_, err := c(s).Adopt(ctx(), d)
-			l, again := c(s).Adopt(t.Context(), d)
-			require.NoError(t, again, "it is good")
-			require.NoError(t, l.Release())
-			return err
-		},
-	}
-	for name, f := range calls {
+	for _, shape := range shapes {
 		for _, early := range []bool{true, false} {
-			run(t, fmt.Sprintf("%s/early=%v", name, early), func(t *testing.T, _ *memory.Locker, s *spy) {
-				err := f(t, s, func() context.Context { return lostContext(t, s, early) })
+			if shape.own {
+				continue
+			}
+			run(t, fmt.Sprintf("%s/early=%v", shape.name, early), func(t *testing.T, store *memory.Locker, s *spy) {
+				call := shape.prepare(t, dlock.New(single{s}))
+				err := call(lostContext(t, s, early))
 				require.ErrorIs(t, err, context.Canceled)
 				for _, our := range ours {
 					require.NotErrorIs(t, err, our)
 				}
 				if early {
 					require.ErrorContains(t, err, `"other": lease lost`, "the cause is shown as text")
+				}
+				if shape.name == "Renew" {
+					requireTaken(t, store, "k")
+				} else if shape.name == "Adopt" {
+					require.NoError(t, call(t.Context()), "it is good")
 				}
 			})
 		}
@@ -99,15 +72,14 @@ func TestLossOfAnotherLeaseIsNotOfThisCall(t *testing.T) {
 
 // The error of a wait that such a context ends still matches ErrHeld, and shows the cause.
 func TestWaitCutByTheLossOfAnotherLease(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		defer acquire(t, dlock.New(store), "k").Release()
 		for _, ours := range ours {
 			for _, cause := range []error{ours, fmt.Errorf("of another: %w", ours)} {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Second, func() { cancel(cause) })
 				_, err := dlock.New(l).Acquire(ctx, "k")
-				require.ErrorIs(t, err, context.Canceled)
-				require.ErrorIs(t, err, dlock.ErrHeld)
+				requireErr(t, err, context.Canceled, dlock.ErrHeld)
 				if ours != dlock.ErrHeld {
 					require.NotErrorIs(t, err, ours)
 				}
@@ -124,11 +96,9 @@ func TestErrorsOfContexts(t *testing.T) {
 			d := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) })
 			_, err := c.Adopt(t.Context(), d)
-			require.NotErrorIs(t, err, dlock.ErrLost)
-			require.EqualError(t, err, `dlock: adopt "k": store unavailable: no answer: client: lease lost`)
+			requireErr(t, err, not{dlock.ErrLost}, exactly(`dlock: adopt "k": store unavailable: no answer: client: lease lost`))
 			s.onCall(nil)
-			l := adopt(t, c, d)
-			require.NoError(t, l.Release())
+			require.NoError(t, adopt(t, c, d).Release())
 		},
 		"Renew with a Locker that returns the cause of its ctx, which another lease ended": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(single{s}, dlock.WithTTL(30*time.Second))
@@ -158,28 +128,15 @@ func TestErrorsOfContexts(t *testing.T) {
 				<-c.ctx.Done()
 				c.err = errors.New("read tcp: i/o timeout") // what a client library may say
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			err := l.Renew(ctx)
-			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Error("Renew: not the ctx's error")
-			}
-			ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			_, err = c.Adopt(ctx, h)
-			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Error("Adopt: not the ctx's error")
-			}
+			require.ErrorIs(t, l.Renew(within(t, time.Second)), context.DeadlineExceeded)
+			require.ErrorIs(t, errOf(c.Adopt(within(t, time.Second), h)), context.DeadlineExceeded)
 			require.NoError(t, l.Release())
 		},
 		"hidden context error shows the rest": func(t *testing.T, store *memory.Locker, s *spy) {
 			store.Fail(storeError{context.DeadlineExceeded})
 			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
-			requireNoContextError(t, err)
-			require.ErrorIs(t, err, errStore)
-			var e storeError
-			require.ErrorAs(t, err, &e)
-			store.Fail(nil)
+			requireErr(t, err, noContext, errStore)
+			require.ErrorAs(t, err, new(storeError))
 		},
 		"a time limit of this package or a client is not taken for the end of the caller's ctx": func(t *testing.T, _ *memory.Locker, s *spy) {
 			start := time.Now()
@@ -192,9 +149,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(10*time.Second, cancel)
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.Canceled)
-			require.NotErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
+			requireErr(t, err, context.Canceled, not{context.DeadlineExceeded}, dlock.ErrUnavailable)
 		},
 	}.run(t)
 }
@@ -343,8 +298,7 @@ func requireOutage(t *testing.T, err error, unavailable bool) {
 	require.Equal(t, !unavailable, errors.As(err, &held), "%v", err)
 }
 
-// When a wait ends, a queue reports when the store last answered, and why the last call
-// failed.
+// When a wait ends, a queue reports when the store last answered, and why the last call failed.
 func TestOutageDuringAWaitInTheQueue(t *testing.T) {
 	held := dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
 	for _, test := range []struct {
@@ -436,8 +390,7 @@ func TestCallThatIsCutShortDuringAWait(t *testing.T) {
 			}
 		})
 		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
-		ctx := within(t, 14*time.Second+30*time.Millisecond)
-		_, err := c.Acquire(ctx, "k")
+		_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
 		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
 	})
 }
@@ -452,10 +405,20 @@ type shape struct {
 
 func acquires(opts ...dlock.Option) func(*testing.T, *dlock.Client) func(context.Context) error {
 	return func(_ *testing.T, c *dlock.Client) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := c.With(opts...).Acquire(ctx, "k")
-			return err
-		}
+		return func(ctx context.Context) error { return errOf(c.With(opts...).Acquire(ctx, "k")) }
+	}
+}
+
+func contends(opts ...dlock.Option) func(*testing.T, *dlock.Client) func(context.Context) error {
+	return func(t *testing.T, c *dlock.Client) func(context.Context) error {
+		contend(t, c)
+		return acquires(opts...)(t, c)
+	}
+}
+
+func renews(opts ...dlock.Option) func(*testing.T, *dlock.Client) func(context.Context) error {
+	return func(t *testing.T, c *dlock.Client) func(context.Context) error {
+		return acquire(t, c.With(opts...), "k").Renew
 	}
 }
 
@@ -466,51 +429,27 @@ var shapes = []shape{
 	{name: "Acquire, MaxWait 100ms", prepare: acquires(dlock.WithMaxWait(100 * time.Millisecond))},
 	{name: "Acquire, MaxWait 2s", prepare: acquires(dlock.WithMaxWait(2 * time.Second))},
 	{name: "Acquire, Outage 2s", prepare: acquires(dlock.WithOutage(2 * time.Second))},
-	{name: "Acquire, contended", prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
-		contend(t, c)
-		return acquires()(t, c)
-	}},
+	{name: "Acquire, contended", prepare: contends()},
 	{name: "Acquire, turns", prepare: acquires(dlock.WithLocalTurns(8))},
-	{name: "Acquire, turns, contended", prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
-		contend(t, c)
-		return acquires(dlock.WithLocalTurns(8))(t, c)
-	}},
+	{name: "Acquire, turns, contended", prepare: contends(dlock.WithLocalTurns(8))},
 	{name: "TryAcquire", prepare: func(_ *testing.T, c *dlock.Client) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := c.TryAcquire(ctx, "k")
-			return err
-		}
+		return func(ctx context.Context) error { return errOf(c.TryAcquire(ctx, "k")) }
 	}},
 	{name: "Do", prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return c.Do(ctx, "k", func(context.Context, *dlock.Lease) error { return nil })
-		}
+		return func(ctx context.Context) error { return c.Do(ctx, "k", noWork) }
 	}},
-	{name: "Renew", keeps: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
-		l := acquire(t, c.With(dlock.WithTTL(time.Minute)), "k")
-		return l.Renew
-	}},
-	{name: "Renew, until the deadline", keeps: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
-		l := acquire(t, c.With(dlock.WithTTL(1600*time.Millisecond), dlock.WithRenewal(false)), "k")
-		return l.Renew
-	}},
+	{name: "Renew", keeps: true, prepare: renews(dlock.WithTTL(time.Minute))},
+	{name: "Renew, until the deadline", keeps: true, prepare: renews(dlock.WithTTL(1600*time.Millisecond), dlock.WithRenewal(false))},
 	{name: "Adopt", prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
 		d := detach(t, acquire(t, c, "k"))
-		return func(ctx context.Context) error {
-			_, err := c.Adopt(ctx, d)
-			return err
-		}
+		return func(ctx context.Context) error { return errOf(c.Adopt(ctx, d)) }
 	}},
 	{name: "Inspect", prepare: func(_ *testing.T, c *dlock.Client) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := c.Inspect(ctx, "k")
-			return err
-		}
+		return func(ctx context.Context) error { return errOf(c.Inspect(ctx, "k")) }
 	}},
 	{name: "Break", keeps: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
 		acquire(t, c, "k")
-		s, err := c.Inspect(t.Context(), "k")
-		require.NoError(t, err)
+		s := inspect(t, c)
 		return func(ctx context.Context) error { return c.Break(ctx, s) }
 	}},
 	{name: "Release", own: true, prepare: func(t *testing.T, c *dlock.Client) func(context.Context) error {
@@ -554,30 +493,37 @@ type reply string
 func (r reply) Error() string { return string(r) }
 func (reply) Failed() bool    { return true }
 
-// silences are the ways in which a store gives no answer. The error is what the store's client said;
-// nil if that says nothing but that a context has ended.
-var silences = map[string]struct {
+// faults are the ways in which a store gives no answer, or one that is no success: then text says what is said of it. The
+// error is what the store's client said; nil if that says nothing but that a context has ended.
+var faults = map[string]struct {
 	fail func(c *call)
 	err  error
+	text string
 }{
-	"hangs":            {func(c *call) { c.take(3 * time.Second); c.failIfAlive(os.ErrDeadlineExceeded) }, nil},
-	"refuses":          {func(c *call) { c.err = errDial }, errDial},
-	"refuses in time":  {func(c *call) { c.take(300 * time.Millisecond); c.failIfAlive(errDial) }, nil},
-	"breaks":           {func(c *call) { c.take(10 * time.Millisecond); c.failIfAlive(io.ErrUnexpectedEOF) }, io.ErrUnexpectedEOF},
-	"client times out": {func(c *call) { c.take(200 * time.Millisecond); c.failIfAlive(context.DeadlineExceeded) }, nil},
+	"hangs":            {func(c *call) { c.failsAfter(3*time.Second, os.ErrDeadlineExceeded) }, nil, ""},
+	"refuses":          {func(c *call) { c.err = errDial }, errDial, ""},
+	"refuses in time":  {func(c *call) { c.failsAfter(300*time.Millisecond, errDial) }, nil, ""},
+	"breaks":           {func(c *call) { c.failsAfter(10*time.Millisecond, io.ErrUnexpectedEOF) }, io.ErrUnexpectedEOF, ""},
+	"client times out": {func(c *call) { c.failsAfter(200*time.Millisecond, context.DeadlineExceeded) }, nil, ""},
 	"dialing times out": {func(c *call) {
-		c.take(700 * time.Millisecond)
-		c.failIfAlive(context.DeadlineExceeded)
+		c.failsAfter(700*time.Millisecond, context.DeadlineExceeded)
 		c.err = &net.OpError{Op: "dial", Err: c.err}
-	}, new(net.OpError)},
-	"few nodes answer": {func(c *call) { c.err = majority{answered: false} }, majority{}},
+	}, new(net.OpError), ""},
+	"few nodes answer":  {func(c *call) { c.err = majority{answered: false} }, majority{}, ""},
+	"OOM":               {nil, errOOM, "the store refused: OOM"},
+	"NOPERM":            {nil, errNoRight, "the store refused: NOPERM"},
+	"wrapped OOM":       {nil, wrapped{errOOM}, "the store refused: client: OOM"},
+	"majority answered": {nil, majority{answered: true}, "no majority"},
+	"unknown reply":     {nil, errReply, "the store failed: ERR upstream failure"},
+	"invalid":           {nil, wrapped{dlock.ErrInvalid}, "client: invalid"},
+	"closed":            {nil, &dlock.NoEffectError{Err: dlock.ErrClosed}, "client closed"},
+	"unsupported":       {nil, errors.ErrUnsupported, "unsupported"},
 }
 
-// failIfAlive sets the error of a call whose ctx has not ended.
-func (c *call) failIfAlive(err error) {
-	if c.err == nil {
-		c.err = err
-	}
+// failsAfter makes the call last for d, or until its ctx ends.
+func (c *call) failsAfter(d time.Duration, err error) {
+	c.take(d)
+	c.failIf(c.err == nil, err)
 }
 
 // reportSilence does what a queue does when it had no reply for a second.
@@ -588,26 +534,24 @@ func (c *call) reportSilence() {
 }
 
 // ends are the ways in which the caller's ctx ends.
-var ends = map[string]func(t *testing.T) (context.Context, context.CancelFunc, error){
-	"no end":         func(t *testing.T) (context.Context, context.CancelFunc, error) { return t.Context(), func() {}, nil },
+var ends = map[string]func(t *testing.T) (context.Context, error){
+	"no end":         func(t *testing.T) (context.Context, error) { return t.Context(), nil },
+	"before":         deadline(-time.Second),
 	"deadline 0.25s": deadline(250 * time.Millisecond),
 	"deadline 1.5s":  deadline(1500 * time.Millisecond),
 	"cancel 0.25s":   cancels(250 * time.Millisecond),
 	"cancel 1.5s":    cancels(1500 * time.Millisecond),
 }
 
-func deadline(d time.Duration) func(t *testing.T) (context.Context, context.CancelFunc, error) {
-	return func(t *testing.T) (context.Context, context.CancelFunc, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), d)
-		return ctx, cancel, context.DeadlineExceeded
-	}
+func deadline(d time.Duration) func(t *testing.T) (context.Context, error) {
+	return func(t *testing.T) (context.Context, error) { return within(t, d), context.DeadlineExceeded }
 }
 
-func cancels(d time.Duration) func(t *testing.T) (context.Context, context.CancelFunc, error) {
-	return func(t *testing.T) (context.Context, context.CancelFunc, error) {
+func cancels(d time.Duration) func(t *testing.T) (context.Context, error) {
+	return func(t *testing.T) (context.Context, error) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(d, cancel)
-		return ctx, cancel, context.Canceled
+		return ctx, context.Canceled
 	}
 }
 
@@ -616,7 +560,7 @@ func TestSilence(t *testing.T) {
 		"the time in a line counts as silence, too, if the store did not answer there": func(t *testing.T, _ *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithLocalTurns(8))
 			contend(t, c)
-			s.onCall(func(c *call) { c.take(2 * time.Second); c.failIfAlive(io.ErrUnexpectedEOF) })
+			s.onCall(func(c *call) { c.failsAfter(2*time.Second, io.ErrUnexpectedEOF) })
 			_, err := c.Acquire(t.Context(), "k")
 			require.EqualError(t, err, `dlock: acquire "k": store unavailable: no answer for 4s: unexpected EOF`)
 		},
@@ -637,11 +581,9 @@ func TestSilence(t *testing.T) {
 			for name, err := range map[string]error{"renewal": renewal, "owed release": owed} {
 				require.ErrorIs(t, err, dlock.ErrUnavailable, name)
 				require.ErrorContains(t, err, "no answer within", name)
-				requireNoContextError(t, err)
+				requireErr(t, err, noContext)
 			}
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.NotErrorIs(t, l.Err(), dlock.ErrUnavailable)
-			require.ErrorContains(t, l.Err(), "no answer for 3.")
+			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrUnavailable}, "no answer for 3.")
 		},
 		"a loss says for how long there was no answer, also if only its holder has renewed the lease": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(6*time.Second), dlock.WithRenewal(false))
@@ -669,64 +611,75 @@ func TestSilence(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(100*time.Millisecond, func() { cancel(left) })
 			_, err := dlock.New(s).Acquire(ctx, "k")
-			require.EqualError(t, err, `dlock: acquire "k": context canceled: the user has left`)
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, left)
+			requireErr(t, err, exactly(`dlock: acquire "k": context canceled: the user has left`), context.Canceled, left)
 			store.Delay(0)
 		},
 	}.run(t)
 }
 
-// Each call that gets no answer fails with ErrUnavailable, and with the error of ctx if that has
-// ended; but a caller that leaves within a second has given the store no time.
-func TestSilenceOfTheStore(t *testing.T) {
+// A call that gets no answer fails with ErrUnavailable, and with the error of ctx if that has ended; but a caller that leaves
+// within a second has given the store no time, and a call that is not sent finds no silence. An answer is no silence, and an
+// error of the call itself is neither.
+func TestFaultsOfTheStore(t *testing.T) {
 	for _, shape := range shapes {
-		for name, silent := range silences {
+		for name, fault := range faults {
 			for when, end := range ends {
-				if shape.own && when != "no end" {
+				answers := fault.text != ""
+				if shape.own && when != "no end" || answers && (when != "no end" || shape.name == "Close") { // which does not wait for a store that refuses
 					continue
 				}
 				run(t, shape.name+"/"+name+"/"+when, func(t *testing.T, store *memory.Locker, s *spy) {
 					var away atomic.Bool
 					s.onCall(func(c *call) {
-						if away.Load() {
-							silent.fail(c)
+						if away.Load() && answers {
+							c.err = fault.err
+						} else if away.Load() {
+							fault.fail(c)
 							c.reportSilence()
 						}
 					})
 					call := shape.prepare(t, dlock.New(s))
+					ctx, ofCtx := end(t)
 					away.Store(true)
-					ctx, cancel, ofCtx := end(t)
-					defer cancel()
 					start := time.Now()
 					err := call(ctx)
 					took := time.Since(start)
 					t.Logf("after %v: %v", took, err)
 					away.Store(false)
 					require.Error(t, err)
+					require.Regexp(t, `^dlock: (`+regexp.QuoteMeta(verb(shape.name))+` )?`, err.Error())
+					require.NotErrorIs(t, err, dlock.ErrHeld)
+					if answers {
+						require.ErrorIs(t, err, fault.err)
+						// Patience has its own promise: after it, the store counts as away.
+						mayPass := name == "majority answered" || name == "unknown reply" || errors.Is(fault.err, errOOM)
+						require.Equal(t, mayPass && strings.Contains(shape.name, "Outage"), errors.Is(err, dlock.ErrUnavailable))
+						require.ErrorContains(t, err, fault.text)
+						require.NotContains(t, err.Error(), "no answer")
+						require.Equal(t, strings.HasPrefix(fault.text, "the store refused"), strings.Contains(err.Error(), "the store refused"))
+						return
+					}
 					if ctx.Err() == nil {
 						ofCtx = nil
 					}
-					require.Equal(t, ofCtx != context.Canceled || took >= time.Second, errors.Is(err, dlock.ErrUnavailable))
+					require.Equal(t, when != "before" && (ofCtx != context.Canceled || took >= time.Second), errors.Is(err, dlock.ErrUnavailable))
 					for _, e := range []error{context.Canceled, context.DeadlineExceeded} {
 						require.Equal(t, e == ofCtx, errors.Is(err, e), "%v", e)
 						require.Equal(t, e == ofCtx, strings.Contains(err.Error(), e.Error()), "text: %v", e)
 					}
-					require.NotErrorIs(t, err, dlock.ErrHeld)
-					switch silent.err.(type) {
+					switch fault.err.(type) {
 					case *net.OpError:
-						if !strings.Contains(shape.name, "turns") { // where it was the errand's, and says only that its ctx has ended
+						if when != "before" && !strings.Contains(shape.name, "turns") { // where it was the errand's, and says only that its ctx has ended
 							require.ErrorAs(t, err, new(*net.OpError))
 						}
 					case majority:
-						require.ErrorAs(t, err, new(majority))
+						require.True(t, when == "before" || errors.As(err, new(majority)))
 					case error:
-						require.ErrorIs(t, err, silent.err)
+						require.True(t, when == "before" || errors.Is(err, fault.err))
 					}
 					if errors.Is(err, dlock.ErrUnavailable) {
 						require.Regexp(t, `no answer( for [0-9.]+m?s| within [0-9.]+m?s|: )|[0-9]+ releases not answered`, err.Error())
 					}
-					require.Regexp(t, `^dlock: (`+regexp.QuoteMeta(verb(shape.name))+` )?`, err.Error())
 					if !shape.keeps {
 						time.Sleep(time.Minute)
 						requireFree(t, store, "k")
@@ -747,88 +700,24 @@ func verb(shape string) string {
 	return verb
 }
 
-// An answer is no silence, and an error of the call itself is neither.
-func TestAnswersAreNoSilence(t *testing.T) {
-	answers := map[string]struct {
-		err  error
-		text string
-	}{
-		"OOM":               {errOOM, "the store refused: OOM"},
-		"NOPERM":            {errNoRight, "the store refused: NOPERM"},
-		"wrapped OOM":       {wrapped{errOOM}, "the store refused: client: OOM"},
-		"majority answered": {majority{answered: true}, "no majority"},
-		"unknown reply":     {errReply, "the store failed: ERR upstream failure"},
-		"invalid":           {wrapped{dlock.ErrInvalid}, "client: invalid"},
-		"closed":            {&dlock.NoEffectError{Err: dlock.ErrClosed}, "client closed"},
-		"unsupported":       {errors.ErrUnsupported, "unsupported"},
-	}
-	for _, shape := range shapes {
-		for name, answer := range answers {
-			if shape.name == "Close" {
-				continue // it does not wait for a store that refuses
-			}
-			run(t, shape.name+"/"+name, func(t *testing.T, store *memory.Locker, s *spy) {
-				var refuses atomic.Bool
-				s.onCall(func(c *call) {
-					if refuses.Load() {
-						c.err = answer.err
-					}
-				})
-				call := shape.prepare(t, dlock.New(s))
-				refuses.Store(true)
-				err := call(t.Context())
-				refuses.Store(false)
-				t.Log(err)
-				require.ErrorIs(t, err, answer.err)
-				// Patience has its own promise: after it, the store counts as away.
-				mayPass := name == "majority answered" || name == "unknown reply" || errors.Is(answer.err, errOOM)
-				require.Equal(t, mayPass && strings.Contains(shape.name, "Outage"), errors.Is(err, dlock.ErrUnavailable))
-				assert.ErrorContains(t, err, answer.text)
-				assert.NotContains(t, err.Error(), "no answer")
-				if !strings.HasPrefix(answer.text, "the store refused") {
-					assert.NotContains(t, err.Error(), "the store refused")
-				}
-			})
-		}
-	}
-}
-
 type wrapped struct{ error }
 
 func (w wrapped) Error() string { return "client: " + w.error.Error() }
 func (w wrapped) Unwrap() error { return w.error }
 
-// A call that is not sent has no silence to report.
-func TestCallThatIsNotSentFindsNoSilence(t *testing.T) {
-	for _, shape := range shapes {
-		if shape.own {
-			continue
-		}
-		run(t, shape.name, func(t *testing.T, _ *memory.Locker, s *spy) {
-			c := dlock.New(s)
-			defer c.Close()
-			call := shape.prepare(t, c)
-			ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
-			defer cancel()
-			err := call(ctx)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, dlock.ErrUnavailable)
-		})
-	}
-}
-
-// However short MaxWait is, the attempt has a second, and no more.
+// However short MaxWait is, the attempt has a second, and no more, or ends with ctx.
 func TestShortMaxWaitGivesAStoreASecond(t *testing.T) {
 	for _, d := range []time.Duration{0, time.Millisecond, 999 * time.Millisecond} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			store.Delay(time.Hour)
-			start := time.Now()
-			_, err := dlock.New(s, dlock.WithMaxWait(d)).Acquire(t.Context(), "k")
+			start, c := time.Now(), dlock.New(s, dlock.WithMaxWait(d))
+			_, err := c.Acquire(t.Context(), "k")
 			require.Equal(t, time.Second, time.Since(start), "MaxWait %v", d)
-			require.ErrorIs(t, err, dlock.ErrUnavailable)
-			require.ErrorContains(t, err, "no answer within 1s")
+			requireErr(t, err, dlock.ErrUnavailable, not{dlock.ErrHeld}, "no answer within 1s", noContext)
+			require.ErrorIs(t, errOf(c.Acquire(within(t, 100*time.Millisecond), "k")), context.DeadlineExceeded)
+			require.Equal(t, 1100*time.Millisecond, time.Since(start))
 			store.Delay(900 * time.Millisecond)
-			require.NoError(t, acquire(t, dlock.New(s, dlock.WithMaxWait(d)), "other").Release())
+			require.NoError(t, acquire(t, c, "other").Release())
 			store.Delay(0)
 		})
 	}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -187,6 +186,26 @@ type call struct {
 // renews reports whether the call is a renewal.
 func (c *call) renews() bool { return c.op == "renew" || c.op == "batch" }
 
+// failIf makes the call return an error instead of being made, if that is so; delayIf delays its reply.
+func (c *call) failIf(that bool, err error) {
+	if that {
+		c.err = err
+	}
+}
+
+func (c *call) delayIf(that bool, d time.Duration) {
+	if that {
+		c.delay = d
+	}
+}
+
+// hangIf makes the call wait until its ctx ends, if that is so.
+func (c *call) hangIf(that bool) {
+	if that {
+		c.hang()
+	}
+}
+
 // answers makes the call return a and err instead of being made.
 func (c *call) answers(a dlock.Attempt, err error) { c.answer, c.err = &a, err }
 
@@ -331,8 +350,7 @@ func (s *spy) forget() {
 	s.calls = nil
 }
 
-// plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one
-// by one.
+// plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one by one.
 type plain struct{ dlock.Locker }
 
 // single hides only RenewBatch: each renewal is a call of Renew.
@@ -433,7 +451,8 @@ func in(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
 		store := memory.New()
-		f(t, store, &spy{Forward: dlock.Forward{Locker: store}})
+		s := &spy{Forward: dlock.Forward{Locker: store}}
+		f(t, store, s)
 		time.Sleep(time.Minute) // for calls that nobody waits for
 	})
 }
@@ -444,12 +463,8 @@ func run(t *testing.T, name string, f func(t *testing.T, store *memory.Locker, s
 	t.Run(name, func(t *testing.T) { in(t, f) })
 }
 
-// inCases, waitingCases and renewingCases are the tests of one subject, by what they say of it.
-type (
-	inCases       map[string]func(t *testing.T, store *memory.Locker, s *spy)
-	waitingCases  map[string]func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)
-	renewingCases map[string]func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)
-)
+// inCases are the tests of one subject, by what they say of it.
+type inCases map[string]func(t *testing.T, store *memory.Locker, s *spy)
 
 func (all inCases) run(t *testing.T) {
 	for name, f := range all {
@@ -457,64 +472,41 @@ func (all inCases) run(t *testing.T) {
 	}
 }
 
-func (all waitingCases) run(t *testing.T) {
+// ways are ways of using a spy, by name. run runs a test like in, once for each.
+type ways map[string]func(*spy) dlock.Locker
+
+type test = func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)
+
+func (w ways) run(t *testing.T, f test) {
+	t.Helper()
+	for name, way := range w {
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, way(s)) })
+	}
+}
+
+func (w ways) cases(t *testing.T, all map[string]test) {
 	for name, f := range all {
-		t.Run(name, func(t *testing.T) { waiting(t, f) })
+		t.Run(name, func(t *testing.T) { w.run(t, f) })
 	}
 }
 
-func (all renewingCases) run(t *testing.T) {
-	for name, f := range all {
-		t.Run(name, func(t *testing.T) { renewing(t, f) })
+func direct(s *spy) dlock.Locker  { return s }
+func isPlain(s *spy) dlock.Locker { return plain{s} }
+
+// The ways of waiting and of renewing.
+var (
+	waiting  = ways{"queue": direct, "poll": isPlain}
+	lockers  = ways{"batch": direct, "single": isPlain}
+	renewing = ways{"batch": direct, "single": isPlain, "unsupported": func(s *spy) dlock.Locker { return single{s} }}
+)
+
+// together runs f in n goroutines, and waits for them.
+func together(n int, f func(i int)) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { f(i) })
 	}
-}
-
-// each runs a test like in, once for each way of using the spy.
-func each(t *testing.T, ways map[string]func(*spy) dlock.Locker, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
-	t.Helper()
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, way(s)) })
-		})
-	}
-}
-
-// waiting runs a test with both ways of waiting.
-func waiting(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
-	t.Helper()
-	each(t, map[string]func(*spy) dlock.Locker{
-		"queue": func(s *spy) dlock.Locker { return s },
-		"poll":  func(s *spy) dlock.Locker { return plain{s} },
-	}, f)
-}
-
-// renewing runs a test with all ways of renewing.
-func renewing(t *testing.T, f func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker)) {
-	t.Helper()
-	each(t, map[string]func(*spy) dlock.Locker{
-		"batch":       func(s *spy) dlock.Locker { return s },
-		"single":      func(s *spy) dlock.Locker { return plain{s} },
-		"unsupported": func(s *spy) dlock.Locker { return single{s} },
-	}, f)
-}
-
-// overWire returns a store behind a spy, both new. The test ends when no call is in flight.
-func overWire(t *testing.T) (*memory.Locker, *spy) {
-	t.Helper()
-	store := memory.New()
-	s := &spy{Forward: dlock.Forward{Locker: store}}
-	t.Cleanup(func() {
-		for synctest.Wait(); s.busy() > 0; synctest.Wait() {
-			time.Sleep(ignored)
-		}
-	})
-	return store, s
-}
-
-// lockers are both ways of renewing.
-var lockers = map[string]func(*spy) dlock.Locker{
-	"batch":  func(s *spy) dlock.Locker { return s },
-	"single": func(s *spy) dlock.Locker { return plain{s} },
+	all.Wait()
 }
 
 // within returns a context that ends after d.
@@ -539,6 +531,21 @@ func ended(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+// inspect returns what the store says of the key k.
+func inspect(t *testing.T, c *dlock.Client) dlock.Status {
+	t.Helper()
+	status, err := c.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	return status
+}
+
+func releaseAll(t *testing.T, leases []*dlock.Lease) {
+	t.Helper()
+	for _, l := range leases {
+		require.NoError(t, l.Release())
+	}
 }
 
 func acquire(t *testing.T, c *dlock.Client, key string) *dlock.Lease {
@@ -647,11 +654,37 @@ func requireAllFree(t *testing.T, store dlock.Locker, keys []string) {
 	}
 }
 
-func requireNoContextError(t *testing.T, err error) {
+// What an error must not match, what its text is, and what is not in it, for requireErr.
+type (
+	not     struct{ error }
+	exactly string
+	without string
+)
+
+const noContext = -1 // it matches no error of a context
+
+// requireErr demands of an error that it matches errors, that it says texts, and more.
+func requireErr(t *testing.T, err error, all ...any) {
 	t.Helper()
 	require.Error(t, err)
-	require.NotErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	for _, what := range all {
+		switch what := what.(type) {
+		case not:
+			require.NotErrorIs(t, err, what.error)
+		case error:
+			require.ErrorIs(t, err, what)
+		case string:
+			require.ErrorContains(t, err, what)
+		case exactly:
+			require.EqualError(t, err, string(what))
+		case without:
+			require.NotContains(t, err.Error(), string(what))
+		case int:
+			requireErr(t, err, not{context.Canceled}, not{context.DeadlineExceeded})
+		default:
+			t.Fatalf("%T", what)
+		}
+	}
 }
 
 // heap returns how many bytes are in use.

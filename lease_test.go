@@ -32,12 +32,10 @@ func TestLease(t *testing.T) {
 			require.NoError(t, l.Release())
 			<-l.Done()
 			require.Equal(t, dlock.ErrReleased, l.Err())
-
 			l = acquire(t, c, "k")
 			store.Steal("k", time.Hour)
 			<-l.Done()
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.NotErrorIs(t, l.Err(), dlock.ErrReleased)
+			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrReleased})
 			<-l.Done()
 		},
 		"prints and logs without token": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -68,7 +66,6 @@ func TestLease(t *testing.T) {
 			cause := errors.New("shutting down")
 			type keyType struct{}
 			parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
-
 			l := acquire(t, c, "k")
 			first, second := l.Context(parent), l.Context(t.Context())
 			require.Equal(t, "value", first.Value(keyType{}))
@@ -81,7 +78,6 @@ func TestLease(t *testing.T) {
 			require.Equal(t, dlock.ErrReleased, context.Cause(second))
 			require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())), "of a lease that has ended")
 			require.Equal(t, cause, context.Cause(l.Context(parent)), "of a parent that has ended")
-
 			l = acquire(t, c, "k")
 			work := l.Context(t.Context())
 			store.Steal("k", time.Hour)
@@ -196,7 +192,7 @@ func TestLossReasons(t *testing.T) {
 
 // The error of a lease that is lost to a store that hangs says for how long there was no answer.
 func TestLossToAStoreThatHangs(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
 		store.Delay(time.Hour)
 		<-l.Done()
@@ -317,7 +313,7 @@ func TestLeaseFromContextIsCheap(t *testing.T) {
 
 // An Acquire that would wait for its own caller fails at once, and sends nothing.
 func TestNestedAcquire(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(l)
 		require.NoError(t, c.Do(t.Context(), "a", func(ctx context.Context, _ *dlock.Lease) error {
 			return c.Do(ctx, "b", func(ctx context.Context, _ *dlock.Lease) error {
@@ -336,19 +332,14 @@ func TestNestedAcquire(t *testing.T) {
 					for _, key := range []string{"a", "b"} {
 						err := f(key)
 						require.ErrorIs(t, err, dlock.ErrNested, name)
-						require.NotErrorIs(t, err, dlock.ErrHeld)
-						require.EqualError(t, err, fmt.Sprintf("dlock: acquire %q: already held by the caller", key))
+						requireErr(t, err, not{dlock.ErrHeld}, exactly(fmt.Sprintf("dlock: acquire %q: already held by the caller", key)))
 					}
 				}
 				require.Empty(t, s.made())
-
-				_, err := c.TryAcquire(ctx, "a")
-				require.ErrorIs(t, err, dlock.ErrHeld)
-				require.NotErrorIs(t, err, dlock.ErrNested)
+				requireErr(t, errOf(c.TryAcquire(ctx, "a")), dlock.ErrHeld, not{dlock.ErrNested})
 				require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(0)).Acquire(ctx, "a")), dlock.ErrHeld)
 				require.ErrorIs(t, errOf(dlock.New(l, dlock.WithMaxWait(time.Second)).Acquire(ctx, "a")), dlock.ErrHeld, "another Client may have another store")
 				require.Equal(t, time.Second, time.Since(start))
-
 				lease, err := c.Acquire(ctx, "other")
 				require.NoError(t, err)
 				return lease.Release()
@@ -357,8 +348,7 @@ func TestNestedAcquire(t *testing.T) {
 	})
 }
 
-// Package context treats the context of a lease like its own, and it has the values of its
-// parent.
+// Package context treats the context of a lease like its own, and it has the values of its parent.
 func TestLeaseContextIsWhole(t *testing.T) {
 	type key struct{}
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
@@ -377,7 +367,6 @@ func TestLeaseContextIsWhole(t *testing.T) {
 		require.Equal(t, cause, context.Cause(child))
 		require.Equal(t, cause, context.Cause(one))
 		require.NoError(t, l.Err())
-
 		below := l.Context(t.Context())
 		require.NoError(t, l.Release())
 		<-below.Done()
@@ -470,9 +459,7 @@ func TestDetach(t *testing.T) {
 			h := detach(t, giver)
 			require.Error(t, work.Err())
 			require.Equal(t, dlock.ErrReleased, giver.Err())
-			_, err := giver.Detach()
-			require.ErrorIs(t, err, dlock.ErrReleased)
-
+			require.ErrorIs(t, errOf(giver.Detach()), dlock.ErrReleased)
 			text, err := h.MarshalText()
 			require.NoError(t, err)
 			require.Regexp(t, "^[ -~]+$", string(text))
@@ -484,7 +471,6 @@ func TestDetach(t *testing.T) {
 			require.Equal(t, deadline.UnixMilli(), sent.Deadline().UnixMilli())
 			var none dlock.Detached
 			require.True(t, none.Key() == "" && none.Fence() == 0 && none.Deadline().IsZero())
-
 			c := dlock.New(s, dlock.WithTTL(time.Minute))
 			taker := adopt(t, c, sent)
 			require.Equal(t, giver.Key(), taker.Key())
@@ -493,12 +479,9 @@ func TestDetach(t *testing.T) {
 			require.Equal(t, time.Now().Add(time.Minute-602*time.Millisecond), taker.Deadline())
 			time.Sleep(time.Hour)
 			require.NoError(t, taker.Err())
-
 			require.NoError(t, giver.Release())
 			require.Empty(t, s.made("release"), "Release of a detached lease sends nothing")
-			_, err = c.Adopt(t.Context(), sent)
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "adopted already")
+			requireErr(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrInvalid, "adopted already")
 			require.NoError(t, taker.Release())
 			requireFree(t, store, "k\x00é")
 			require.ErrorIs(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrLost, "the lease is gone")
@@ -512,9 +495,7 @@ func TestDetach(t *testing.T) {
 				l = adopt(t, c, h)
 				require.Equal(t, first+i, l.Fence())
 			}
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "passed on 7 times")
+			requireErr(t, errOf(l.Detach()), dlock.ErrInvalid, "passed on 7 times")
 			require.NoError(t, l.Err(), "it is still held")
 			require.NoError(t, l.Release())
 			next := acquire(t, c, "k")
@@ -532,7 +513,6 @@ func TestDetach(t *testing.T) {
 			require.Greater(t, time.Until(d.Deadline()), 29*time.Second)
 			time.Sleep(29 * time.Second)
 			heir := adopt(t, dlock.New(s), d)
-
 			time.AfterFunc(time.Second, func() { heir.Release() })
 			l = acquire(t, dlock.New(s), "k")
 			store.Delay(time.Hour)
@@ -545,8 +525,7 @@ func TestDetach(t *testing.T) {
 		"detach of lost lease": func(t *testing.T, store *memory.Locker, s *spy) {
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 			time.Sleep(30 * time.Second)
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrLost)
+			require.ErrorIs(t, errOf(l.Detach()), dlock.ErrLost)
 		},
 		"nobody adopts": func(t *testing.T, store *memory.Locker, s *spy) {
 			l := acquire(t, dlock.New(s), "k")
@@ -568,9 +547,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			h := detach(t, acquire(t, c, "k"))
 			store.FailReplies(errStore)
-			_, err := c.Adopt(t.Context(), h)
-			require.ErrorIs(t, err, errStore)
-			require.ErrorContains(t, err, `dlock: adopt "k"`)
+			requireErr(t, errOf(c.Adopt(t.Context(), h)), errStore, `dlock: adopt "k"`)
 			store.FailReplies(nil)
 			time.Sleep(time.Second)
 			l := adopt(t, c, h)
@@ -581,9 +558,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			h := detach(t, acquire(t, c, "k"))
 			s.first("renew", func(c *call) { c.delay = 30 * time.Second })
-			_, err := c.Adopt(t.Context(), h)
-			require.ErrorContains(t, err, "took too much of the TTL")
-			require.NotErrorIs(t, err, dlock.ErrLost)
+			requireErr(t, errOf(c.Adopt(t.Context(), h)), "took too much of the TTL", not{dlock.ErrLost})
 		},
 		"adopt deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
@@ -604,12 +579,8 @@ func TestDetach(t *testing.T) {
 		},
 		"bad detached": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
-			_, err := c.Adopt(t.Context(), dlock.Detached{})
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "Detached: empty")
-			_, err = dlock.Detached{}.MarshalText()
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-
+			requireErr(t, errOf(c.Adopt(t.Context(), dlock.Detached{})), dlock.ErrInvalid, "Detached: empty")
+			require.ErrorIs(t, errOf(dlock.Detached{}.MarshalText()), dlock.ErrInvalid)
 			h := detach(t, acquire(t, c, "k"))
 			text, err := h.MarshalText()
 			require.NoError(t, err)
@@ -626,8 +597,7 @@ func TestDetach(t *testing.T) {
 				require.ErrorIs(t, got.UnmarshalText([]byte(around)), dlock.ErrInvalid)
 			}
 			err = new(dlock.Detached).UnmarshalText([]byte("my-secret"))
-			require.ErrorContains(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-")
-			require.NotContains(t, err.Error(), "my-secret")
+			requireErr(t, err, "invalid Detached of 9 bytes: does not begin with dlock1-", without("my-secret"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithTTL(0)).Adopt(t.Context(), h)), dlock.ErrInvalid)
 			require.Empty(t, s.made("renew"))
 		},

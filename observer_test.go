@@ -100,17 +100,6 @@ func watched(l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *ledger) {
 	return dlock.New(l, append(opts, dlock.WithObserver(seen.observer()))...), seen
 }
 
-// awayWhen returns what makes all calls of a spy fail.
-func awayWhen(s *spy) *atomic.Bool {
-	var away atomic.Bool
-	s.onCall(func(c *call) {
-		if away.Load() {
-			c.err = errStore
-		}
-	})
-	return &away
-}
-
 func TestObserver(t *testing.T) {
 	inCases{
 		"observer": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -151,24 +140,16 @@ func TestObserver(t *testing.T) {
 			hold(t, store, time.Hour)
 			l := acquire(t, c, "secret")
 			time.AfterFunc(time.Second, func() { store.Steal("secret", time.Hour) })
-			_, err := c.Acquire(l.Context(t.Context()), "k")
-			require.ErrorContains(t, err, "secret")
+			require.ErrorContains(t, errOf(c.Acquire(l.Context(t.Context()), "k")), "secret")
 			loss := of[dlock.AcquireDoneInfo](seen)[1].Err
-			require.ErrorIs(t, loss, context.Canceled)
-			require.ErrorIs(t, loss, dlock.ErrHeld)
-			require.NotErrorIs(t, loss, dlock.ErrLost)
-			require.ErrorContains(t, loss, "lease lost: the store does not know it any more: held by another")
-			require.NotContains(t, loss.Error(), "secret")
-
+			requireErr(t, loss, context.Canceled, dlock.ErrHeld, not{dlock.ErrLost})
+			requireErr(t, loss, "lease lost: the store does not know it any more: held by another", without("secret"))
 			seen.forget()
-			_, err = c.TryAcquire(t.Context(), "secret")
 			ctx, cancel := context.WithCancelCause(t.Context())
-			cancel(fmt.Errorf("the other call: %w", err))
-			_, err = c.Acquire(ctx, "k")
-			require.ErrorContains(t, err, "secret")
+			cancel(fmt.Errorf("the other call: %w", errOf(c.TryAcquire(t.Context(), "secret"))))
+			require.ErrorContains(t, errOf(c.Acquire(ctx, "k")), "secret")
 			held := of[dlock.AcquireDoneInfo](seen)[1].Err
-			require.ErrorIs(t, held, context.Canceled)
-			require.EqualError(t, held, "context canceled: held by another")
+			requireErr(t, held, context.Canceled, exactly("context canceled: held by another"))
 		},
 		"each call that acquires has one start and one end, also if nothing was sent": func(t *testing.T, store *memory.Locker, s *spy) {
 			c, seen := watched(s)
@@ -203,7 +184,6 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, deadline, done.At)
 			require.Equal(t, deadline.Sub(granted), done.Held)
 			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err, "the store may keep the lease a little longer")
-
 			called := time.Now()
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 			r := only[dlock.ReleaseDoneInfo](t, seen)
@@ -214,7 +194,6 @@ func TestObserver(t *testing.T) {
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 			only[dlock.ReleaseDoneInfo](t, seen)
 			only[dlock.LeaseDoneInfo](t, seen)
-
 			// Only the release finds the loss.
 			seen.forget()
 			l = acquire(t, c, "k")
@@ -223,7 +202,6 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, dlock.EndRemoved, only[dlock.LeaseDoneInfo](t, seen).End)
 			require.Zero(t, only[dlock.ReleaseDoneInfo](t, seen).Overrun)
 			require.Equal(t, uint64(2), c.Stats().Lost)
-
 			// A release of a lease whose loss nobody has noticed yet.
 			seen.forget()
 			l = acquire(t, c, "soon")
@@ -234,7 +212,6 @@ func TestObserver(t *testing.T) {
 			only[dlock.ReleaseDoneInfo](t, seen)
 		},
 		"observer of batches": func(t *testing.T, _ *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, seen := watched(s)
 			leases, _ := acquireAll(t, c, "k", 20)
 			time.Sleep(12 * time.Second)
@@ -244,7 +221,7 @@ func TestObserver(t *testing.T) {
 				require.Equal(t, 20, r.Batch)
 			}
 			seen.forget()
-			away.Store(true)
+			s.set(refuse)
 			time.Sleep(9 * time.Second)
 			renewals = of[dlock.RenewDoneInfo](seen)
 			require.NotEmpty(t, renewals)
@@ -257,56 +234,49 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, 20, lostOf(leases))
 		},
 		"observer of renew by the holder": func(t *testing.T, _ *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, seen := watched(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			time.Sleep(time.Second)
 			require.NoError(t, l.Renew(t.Context()))
 			require.Len(t, of[dlock.RenewDoneInfo](seen), 1, "before Renew returns")
-			away.Store(true)
+			s.set(refuse)
 			require.ErrorIs(t, l.Renew(t.Context()), errStore)
 			require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[1].Err, errStore)
-
 			s.on("renew", func(c *call) { c.hang() })
-			ctx := within(t, time.Second)
-			require.ErrorIs(t, l.Renew(ctx), context.DeadlineExceeded)
+			require.ErrorIs(t, l.Renew(within(t, time.Second)), context.DeadlineExceeded)
 			require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[2].Err, context.DeadlineExceeded, "as Renew says")
 		},
 		"observer of owed releases": func(t *testing.T, store *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
-			away.Store(true)
+			s.set(refuse)
 			require.ErrorIs(t, l.Release(), errStore)
 			require.True(t, only[dlock.ReleaseDoneInfo](t, seen).Owed)
 			require.Equal(t, dlock.EndReleased, only[dlock.LeaseDoneInfo](t, seen).End)
 			require.Empty(t, of[dlock.OwedDoneInfo](seen))
 			time.Sleep(5 * time.Second)
-			away.Store(false)
+			s.set(up)
 			time.Sleep(5 * time.Second)
 			owed := only[dlock.OwedDoneInfo](t, seen)
 			require.NoError(t, owed.Err)
 			require.InDelta(t, 5*time.Second, owed.Took, float64(2*time.Second))
 			requireFree(t, store, "k")
-
 			// The caller repeats the release first.
 			l = acquire(t, c, "k")
-			away.Store(true)
+			s.set(refuse)
 			require.ErrorIs(t, l.Release(), errStore)
-			away.Store(false)
+			s.set(up)
 			seen.forget()
 			require.NoError(t, l.Release())
 			require.False(t, only[dlock.ReleaseDoneInfo](t, seen).Owed)
 			time.Sleep(time.Second)
 			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err)
-
 			// An attempt with an unknown outcome, given up after a TTL.
 			seen.forget()
-			away.Store(true)
+			s.set(refuse)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(time.Minute)
 			require.ErrorIs(t, only[dlock.OwedDoneInfo](t, seen).Err, errStore)
-
 			// Given up by Close.
 			seen.forget()
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
@@ -318,11 +288,7 @@ func TestObserver(t *testing.T) {
 			s.onCall(func(c *call) { c.delay = time.Second })
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
-			var wg sync.WaitGroup
-			for range 2 {
-				wg.Go(func() { require.NoError(t, l.Release()) })
-			}
-			wg.Wait()
+			together(2, func(int) { require.NoError(t, l.Release()) })
 			only[dlock.ReleaseDoneInfo](t, seen)
 			only[dlock.LeaseDoneInfo](t, seen)
 		},
@@ -341,15 +307,13 @@ func TestObserver(t *testing.T) {
 			l := acquire(t, c, "k")
 			time.Sleep(2 * time.Second)
 			d := detach(t, l)
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrReleased)
+			require.ErrorIs(t, errOf(l.Detach()), dlock.ErrReleased)
 			require.NoError(t, l.Release(), "does nothing")
 			synctest.Wait()
 			done := only[dlock.LeaseDoneInfo](t, seen)
 			require.Equal(t, dlock.EndDetached, done.End)
 			require.Equal(t, 2*time.Second, done.Held)
 			require.Empty(t, of[dlock.ReleaseDoneInfo](seen))
-
 			seen.forget()
 			next := adopt(t, c, d)
 			acquired := only[dlock.AcquireDoneInfo](t, seen)
@@ -359,7 +323,6 @@ func TestObserver(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, next.Release())
 			require.Equal(t, time.Second, only[dlock.LeaseDoneInfo](t, seen).Held, "by this holder")
-
 			seen.forget()
 			require.ErrorIs(t, errOf(c.Adopt(t.Context(), d)), dlock.ErrLost)
 			require.ErrorIs(t, only[dlock.AcquireDoneInfo](t, seen).Err, dlock.ErrLost)
@@ -383,8 +346,7 @@ func TestObserver(t *testing.T) {
 		"observer of break": func(t *testing.T, _ *memory.Locker, s *spy) {
 			c, seen := watched(s, dlock.WithOwner("me"))
 			acquire(t, c, "k")
-			status, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err)
+			status := inspect(t, c)
 			require.NoError(t, c.Break(t.Context(), status))
 			require.Equal(t, dlock.BreakDoneInfo{Key: "k", Owner: "me"}, only[dlock.BreakDoneInfo](t, seen))
 			require.ErrorIs(t, c.Break(t.Context(), status), dlock.ErrReleased)
@@ -403,7 +365,6 @@ func TestObserver(t *testing.T) {
 			only[dlock.LeaseDoneInfo](t, seen)
 			require.Zero(t, only[dlock.ReleaseDoneInfo](t, seen).Overrun)
 			requireFree(t, store, "k")
-
 			c, seen = watched(s)
 			l = acquire(t, c, "k")
 			require.Error(t, c.Shutdown(ended(t)))
@@ -469,7 +430,7 @@ func TestObserver(t *testing.T) {
 }
 
 func TestObserverOfAWait(t *testing.T) {
-	waiting(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		hold(t, store, 10*time.Second)
 		c, seen := watched(l)
 		start := time.Now()
@@ -481,25 +442,19 @@ func TestObserverOfAWait(t *testing.T) {
 		require.Equal(t, took, done.Took)
 		require.Equal(t, took, done.Waited)
 		require.Len(t, s.made("try", "acquire"), done.Attempts)
-
 		seen.forget()
 		held := acquire(t, dlock.New(store, dlock.WithOwner("worker 7")), "k")
-		_, err := c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.ErrorIs(t, errOf(c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 		wait := only[dlock.WaitStartInfo](t, seen)
 		require.Equal(t, wait.Remaining > 0, wait.Owner == "worker 7", "what is known of the holder: %+v", wait)
 		require.NoError(t, held.Release())
-
 		seen.forget()
 		hold(t, store, time.Hour)
-		ctx := within(t, time.Second)
-		require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
+		require.ErrorIs(t, errOf(c.Acquire(within(t, time.Second), "k")), context.DeadlineExceeded)
 		done = only[dlock.AcquireDoneInfo](t, seen)
-		require.ErrorIs(t, done.Err, context.DeadlineExceeded)
-		require.ErrorIs(t, done.Err, dlock.ErrHeld)
+		requireErr(t, done.Err, context.DeadlineExceeded, dlock.ErrHeld)
 		require.True(t, done.Contended)
 		require.NotContains(t, done.Err.Error(), `"k"`)
-
 		seen.forget()
 		require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
 		done = only[dlock.AcquireDoneInfo](t, seen)
@@ -513,7 +468,7 @@ func TestObserverOfAWait(t *testing.T) {
 
 // A renewal that finds a loss is reported before it.
 func TestObserverOfALossThatARenewalFinds(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c, seen := watched(l)
 		acquire(t, c, "k")
 		store.Steal("k", time.Minute)
@@ -537,9 +492,7 @@ func TestObserversOfAClient(t *testing.T) {
 				require.NoError(t, acquire(t, c, "k").Release())
 			}
 			require.Equal(t, []string{"1", "2", "3", "1", "2", "3", "b", "1", "2", "3", "c"}, order)
-			_, err := base.With(dlock.WithObserver(nil)).Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "WithObserver: nil")
+			requireErr(t, errOf(base.With(dlock.WithObserver(nil)).Acquire(t.Context(), "k")), dlock.ErrInvalid, "WithObserver: nil")
 		},
 		"a ctx that an Observer returns lends its values to later calls and events, never its cancellation": func(t *testing.T, store *memory.Locker, s *spy) {
 			values := func(ctx context.Context) (found []any) {
@@ -582,14 +535,11 @@ func TestObserversOfAClient(t *testing.T) {
 			before, all := []any{"caller", "start"}, []any{"caller", "start", "done"}
 			require.Equal(t, map[string][]any{"try": before, "acquire": before, "AcquireDone": all, "renew": all, "RenewDone": all,
 				"release": all, "LeaseDone": all, "ReleaseDone": all}, seen)
-
 			// The cancellation of the caller, and its cause, arrive.
 			hold(t, store, time.Hour)
 			ctx, cancel = context.WithCancelCause(t.Context())
 			time.AfterFunc(time.Second, func() { cancel(cause) })
-			_, err = c.Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, cause)
+			requireErr(t, errOf(c.Acquire(ctx, "k")), context.Canceled, cause)
 			ctx, stop := context.WithTimeout(t.Context(), time.Second)
 			defer stop()
 			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
@@ -636,7 +586,6 @@ func TestObserversOfAClient(t *testing.T) {
 		"renewals do not crowd out losses": func(t *testing.T, store *memory.Locker, s *spy) {
 			over := make(chan struct{})
 			var lost atomic.Int64
-			away := awayWhen(s)
 			c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithObserver(&dlock.Observer{
 				RenewDone: func(context.Context, dlock.RenewDoneInfo) { <-over },
 				LeaseDone: func(context.Context, dlock.LeaseDoneInfo) { lost.Add(1) },
@@ -644,7 +593,7 @@ func TestObserversOfAClient(t *testing.T) {
 			acquireAll(t, c, "k", 100)
 			time.Sleep(time.Minute)
 			require.NotZero(t, c.Stats().EventsDropped)
-			away.Store(true)
+			s.set(refuse)
 			time.Sleep(time.Minute)
 			require.Zero(t, lost.Load())
 			close(over)
@@ -716,7 +665,6 @@ func TestObserverThatDelaysALease(t *testing.T) {
 			require.NoError(t, ok(), "it is renewed meanwhile")
 		}
 		require.Zero(t, c.Stats().Lost)
-
 		seen.forget()
 		c = c.With(dlock.WithRenewal(false))
 		start := time.Now()
@@ -778,9 +726,7 @@ func TestObserverThatBlocks(t *testing.T) {
 			}
 			require.Greater(t, renewals, 4096)
 			require.EqualValues(t, renewals-2048-1, c.Stats().EventsDropped)
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 			require.Equal(t, int64(100), done.Load())
 			start := time.Now()
 			require.NoError(t, end(c))
@@ -802,15 +748,14 @@ func TestCloseWaitsForObservers(t *testing.T) {
 		require.Equal(t, int64(3), reported.Load())
 	})
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		away := awayWhen(s)
 		var reported atomic.Int64
 		c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(context.Context, dlock.OwedDoneInfo) {
 			time.Sleep(time.Second)
 			reported.Add(1)
 		}}))
-		away.Store(true)
+		s.set(refuse)
 		require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
-		away.Store(false)
+		s.set(up)
 		time.Sleep(time.Second)
 		require.Equal(t, 1, c.Stats().ReleasesOwed, "it was answered, and the attempt may still arrive")
 		require.NoError(t, c.Close())
@@ -890,7 +835,6 @@ func TestObserverThatCallsTheClient(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		var c *dlock.Client
 		var inside atomic.Bool
-		away := awayWhen(s)
 		calls := make(map[string]int)
 		var mu sync.Mutex
 		count := func(name string) {
@@ -906,8 +850,7 @@ func TestObserverThatCallsTheClient(t *testing.T) {
 			defer inside.Store(false)
 			count(name)
 			c.Stats()
-			_, err := c.Inspect(t.Context(), "k")
-			require.NoError(t, err, name)
+			require.NoError(t, errOf(c.Inspect(t.Context(), "k")), name)
 			l, err := c.TryAcquire(t.Context(), "of "+name)
 			require.NoError(t, err, name)
 			require.NoError(t, l.Renew(t.Context()), name)
@@ -925,9 +868,9 @@ func TestObserverThatCallsTheClient(t *testing.T) {
 			func(l *dlock.Lease) { detach(t, l) },
 			func(l *dlock.Lease) {
 				inside.Store(true)
-				away.Store(true)
+				s.set(refuse)
 				require.Error(t, l.Release())
-				away.Store(false)
+				s.set(up)
 				inside.Store(false)
 			},
 		} {
@@ -1070,15 +1013,14 @@ func (c *census) end(l *dlock.Lease) {
 func TestEveryAcquisitionAndLeaseEndsOnce(t *testing.T) {
 	for seed := range uint64(200 / israce.Slower) {
 		for _, turns := range []int{1, 8} {
-			t.Run(fmt.Sprintf("seed=%d,turns=%d", seed, turns), func(t *testing.T) {
-				bubble.Test(t, func(t *testing.T) { endsOnce(t, seed, turns) })
+			run(t, fmt.Sprintf("seed=%d,turns=%d", seed, turns), func(t *testing.T, store *memory.Locker, line *spy) {
+				endsOnce(t, store, line, seed, turns)
 			})
 		}
 	}
 }
 
-func endsOnce(t *testing.T, seed uint64, turns int) {
-	store, line := overWire(t)
+func endsOnce(t *testing.T, store *memory.Locker, line *spy, seed uint64, turns int) {
 	line.setRTT(2 * time.Millisecond)
 	rng := rand.New(rand.NewPCG(seed, uint64(turns)))
 	seen, did := new(ledger), &census{granted: make(map[int64]bool)}
@@ -1108,8 +1050,7 @@ func endsOnce(t *testing.T, seed uint64, turns int) {
 	})
 	if seed%2 == 0 {
 		time.Sleep(15 * time.Second)
-		ctx := within(t, 200*time.Millisecond)
-		_ = c.Shutdown(ctx)
+		_ = c.Shutdown(within(t, 200*time.Millisecond))
 	}
 	wg.Wait()
 	_ = c.Close()
@@ -1254,8 +1195,7 @@ func messages(lines []lineOfLog) (all []string) {
 	return all
 }
 
-// logged makes every event happen to a Client that logs, and returns the messages by level, and all
-// that was written.
+// logged makes every event happen to a Client that logs, and returns the messages by level, and all that was written.
 func logged(t *testing.T, options *slog.HandlerOptions) (byLevel map[string][]string, all string) {
 	t.Helper()
 	var out logbook
@@ -1278,7 +1218,6 @@ func logged(t *testing.T, options *slog.HandlerOptions) (byLevel map[string][]st
 
 func everything(t *testing.T, c *dlock.Client, store *memory.Locker, s *spy) {
 	const key = "secret-key"
-	away := awayWhen(s)
 	holdKey(t, store, key, time.Second)
 	require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), key)), dlock.ErrHeld)
 	l := acquire(t, c, key)
@@ -1295,31 +1234,27 @@ func everything(t *testing.T, c *dlock.Client, store *memory.Locker, s *spy) {
 	require.NoError(t, err)
 	require.NoError(t, c.Break(t.Context(), status))
 	require.ErrorIs(t, l.Release(), dlock.ErrLost)
-
 	l = acquire(t, c, key)
-	away.Store(true)
+	s.set(refuse)
 	require.Error(t, l.Release())
 	time.Sleep(time.Second)
-	away.Store(false)
+	s.set(up)
 	time.Sleep(time.Second)
-
 	l = acquire(t, c, key)
-	away.Store(true)
+	s.set(refuse)
 	time.Sleep(12 * time.Second)
-	away.Store(false)
+	s.set(up)
 	time.Sleep(2 * time.Second)
 	require.NoError(t, l.Release())
-
 	l = acquire(t, c, key)
-	away.Store(true)
+	s.set(refuse)
 	require.Error(t, l.Release())
 	time.Sleep(2 * time.Minute)
-	away.Store(false)
-
+	s.set(up)
 	l = acquire(t, c, key)
-	away.Store(true)
+	s.set(refuse)
 	time.Sleep(time.Minute)
-	away.Store(false)
+	s.set(up)
 	require.ErrorIs(t, l.Release(), dlock.ErrLost)
 	synctest.Wait()
 }
@@ -1343,21 +1278,19 @@ func TestLogObserver(t *testing.T) {
 			"lease lost", "work went on after its lease was lost"}, line.Msg)
 		require.Equal(t, fails, line.Error != "" && line.Error != dlock.ErrReleased.Error(), "%+v", line)
 	}
-
 	byLevel, _ = logged(t, nil)
 	require.Equal(t, map[string][]string{"WARN": warnings, "INFO": {"renewals succeed again"}}, byLevel)
 }
 
 // An outage has one warning, with what is left of the lease, and one line when it is over.
 func TestLogObserverOfAnOutage(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		away := awayWhen(s)
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		c, out := logging(locker)
 		leases, _ := acquireAll(t, c, "k", 20)
 		for range 2 {
 			time.Sleep(20 * time.Second)
 			require.Empty(t, out.lines(t))
-			away.Store(true)
+			s.set(refuse)
 			begun := time.Now()
 			time.Sleep(13 * time.Second)
 			synctest.Wait()
@@ -1371,7 +1304,7 @@ func TestLogObserverOfAnOutage(t *testing.T) {
 			require.InDelta(t, 19*time.Second, warning.Left, float64(2*time.Second))
 			require.Error(t, leases[0].Release())
 			leases = leases[1:]
-			away.Store(false)
+			s.set(up)
 			time.Sleep(5 * time.Second)
 			lines = out.lines(t)
 			require.Len(t, lines["INFO"], 1)
@@ -1387,7 +1320,7 @@ func TestLogObserverOfAnOutage(t *testing.T) {
 // While some renewals fail and others succeed, there is one warning. It is over when the leases
 // that could not be renewed have ended, and another renewal succeeds.
 func TestLogObserverOfAPartialOutage(t *testing.T) {
-	each(t, map[string]func(*spy) dlock.Locker{
+	ways{
 		"single": func(s *spy) dlock.Locker {
 			return plain{&spoiled{Forward: dlock.Forward{Locker: s}, alone: failIf("bad")}}
 		},
@@ -1395,7 +1328,7 @@ func TestLogObserverOfAPartialOutage(t *testing.T) {
 		"batch": func(s *spy) dlock.Locker {
 			return &spoiled{Forward: dlock.Forward{Locker: s}, alone: failIf("bad"), batch: failIf("bad")}
 		},
-	}, func(t *testing.T, _ *memory.Locker, _ *spy, locker dlock.Locker) {
+	}.run(t, func(t *testing.T, _ *memory.Locker, _ *spy, locker dlock.Locker) {
 		c, out := logging(locker)
 		others, _ := acquireAll(t, c, "k", 20)
 		acquireAll(t, c, "bad", 3)
@@ -1416,14 +1349,13 @@ func TestLogObserverOfAPartialOutage(t *testing.T) {
 func TestLogObserverOf(t *testing.T) {
 	inCases{
 		"an outage has one warning, also if all leases that have failed are lost before the next one fails": func(t *testing.T, _ *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, out := logging(s)
 			acquire(t, c.With(dlock.WithTTL(3*time.Second)), "short")
 			acquire(t, c, "long")
-			away.Store(true)
+			s.set(refuse)
 			time.Sleep(20 * time.Second)
 			require.Equal(t, []string{"renewal failed", "lease lost"}, messages(out.lines(t)["WARN"]))
-			away.Store(false)
+			s.set(up)
 			time.Sleep(20 * time.Second)
 			lines := out.lines(t)
 			require.Equal(t, []string{"renewals succeed again"}, messages(lines["INFO"]))
@@ -1434,30 +1366,29 @@ func TestLogObserverOf(t *testing.T) {
 		// of the other succeed.
 		"log observer of two stores": func(t *testing.T, _ *memory.Locker, s *spy) {
 			var out logbook
-			away, o := awayWhen(s), out.observer(nil)
+			o := out.observer(nil)
 			acquire(t, dlock.New(s, o), "k")
 			time.Sleep(time.Second)
 			acquire(t, dlock.New(memory.New(), o), "k")
 			time.Sleep(8 * time.Second)
-			away.Store(true)
+			s.set(refuse)
 			time.Sleep(20 * time.Second)
 			require.Equal(t, []string{"renewal failed"}, messages(out.lines(t)["WARN"]))
 		},
 		// A caller's renewal of a long lease fails, and is never tried again. The outage ends all the same.
 		"log observer of a long lease": func(t *testing.T, _ *memory.Locker, s *spy) {
 			var out logbook
-			away := awayWhen(s)
 			o := out.observer(nil)
 			a, b := dlock.New(s, o, dlock.WithTTL(24*time.Hour), dlock.WithRenewal(false)), dlock.New(s, o)
 			lease := acquire(t, a, "a")
 			acquire(t, b, "b")
 			for range 2 {
-				away.Store(true)
+				s.set(refuse)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				require.Error(t, lease.Renew(ctx))
 				cancel()
 				time.Sleep(15 * time.Second)
-				away.Store(false)
+				s.set(up)
 				time.Sleep(2 * time.Minute)
 				lines := out.lines(t)
 				require.Equal(t, []string{"renewal failed"}, messages(lines["WARN"]))
@@ -1465,14 +1396,13 @@ func TestLogObserverOf(t *testing.T) {
 			}
 		},
 		"the next outage is seen although the last one has ended with the leases, not with a renewal": func(t *testing.T, store *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, out := logging(s)
 			for range 2 {
 				acquireAll(t, c, "k", 3)
-				away.Store(true)
+				s.set(refuse)
 				time.Sleep(time.Minute)
 				require.Equal(t, []string{"renewal failed", "lease lost", "lease lost", "lease lost"}, messages(out.lines(t)["WARN"]))
-				away.Store(false)
+				s.set(up)
 				time.Sleep(time.Minute)
 			}
 			acquireAll(t, c, "k", 3)
@@ -1499,8 +1429,7 @@ func TestLogObserverOf(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, []string{"lease lost"}, messages(out.lines(t)["WARN"]))
 		},
-		// After FLUSHALL, ten losses are logged one by one, and the others as one line. Each is there for
-		// those who debug.
+		// After FLUSHALL, ten losses are logged one by one, and the others as one line. Each is there for those who debug.
 		"log observer of a flood": func(t *testing.T, store *memory.Locker, s *spy) {
 			const flood = 150
 			var out, warnings logbook
@@ -1518,7 +1447,6 @@ func TestLogObserverOf(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lease lost", Count: flood - 10}}, warnings.lines(t)["WARN"])
-
 				lines := out.lines(t)
 				require.Equal(t, 11, len(lines["WARN"]))
 				seen := make(map[string]bool)
@@ -1539,7 +1467,7 @@ func TestLogObserverOf(t *testing.T) {
 		},
 		"a wait for the store that ends without an answer has a line with its time, too": func(t *testing.T, _ *memory.Locker, s *spy) {
 			var out logbook
-			awayWhen(s).Store(true)
+			s.set(refuse)
 			c := dlock.New(s, out.observer(nil), dlock.WithOutage(90*time.Second))
 			require.ErrorIs(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrUnavailable)
 			synctest.Wait()
@@ -1573,7 +1501,7 @@ func TestLogObserverOf(t *testing.T) {
 				if i == 149 {
 					s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("NOPERM")} })
 				}
-				require.Error(t, c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { return nil }))
+				require.Error(t, c.Do(t.Context(), "k", noWork))
 			}
 			lines := out.lines(t)["WARN"]
 			require.Len(t, lines, 10)
@@ -1583,12 +1511,11 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock not acquired", Count: 140, Error: "the store refused: NOPERM"}}, out.lines(t)["WARN"])
 		},
 		"an outage of renewals is over with the first answer of any kind, and is as long as it was": func(t *testing.T, _ *memory.Locker, s *spy) {
-			away := awayWhen(s)
 			c, out := logging(s, dlock.WithTTL(10*time.Second))
 			acquire(t, c, "k")
-			away.Store(true)
+			s.set(refuse)
 			time.Sleep(20 * time.Second)
-			away.Store(false)
+			s.set(up)
 			for range 3600 {
 				l := acquire(t, c, "other")
 				time.Sleep(time.Second)
@@ -1603,7 +1530,7 @@ func TestLogObserverOf(t *testing.T) {
 
 // Close cuts renewals off. That is no outage.
 func TestLogObserverOfRenewalsThatCloseEnds(t *testing.T) {
-	renewing(t, func(t *testing.T, _ *memory.Locker, s *spy, locker dlock.Locker) {
+	renewing.run(t, func(t *testing.T, _ *memory.Locker, s *spy, locker dlock.Locker) {
 		var out logbook
 		sent := make(chan struct{}, 3)
 		s.on("renew batch", func(c *call) {
@@ -1718,19 +1645,20 @@ func TestLogObserverOfWaitsForTheStore(t *testing.T) {
 			if c.polls {
 				locker = plain{s}
 			}
-			failing := awayWhen(s)
 			client := dlock.New(locker, out.observer(nil))
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if name == "lines" || c.polls {
 				holdKey(t, store, "held", time.Minute)
 			}
-			failing.Store(!c.polls)
+			if !c.polls {
+				s.set(refuse)
+			}
 			for range c.calls {
 				go c.call(ctx, client)
 			}
 			time.Sleep(time.Second)
-			failing.Store(true)
+			s.set(refuse)
 			time.Sleep(time.Second)
 			warnings := out.lines(t)["WARN"]
 			require.Len(t, warnings, min(c.calls, 10))
@@ -1748,7 +1676,7 @@ func TestLogObserverOfWaitsForTheStore(t *testing.T) {
 				require.Equal(t, c.calls, l.Waiting)
 				require.InDelta(t, time.Duration(i+1)*time.Minute, l.For, float64(time.Second))
 			}
-			failing.Store(false)
+			s.set(up)
 			time.Sleep(2 * time.Second)
 			require.Zero(t, client.Stats().StoreWaiters)
 			lines = out.lines(t)

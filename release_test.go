@@ -53,9 +53,7 @@ func TestRelease(t *testing.T) {
 		"release with lost reply": func(t *testing.T, store *memory.Locker, s *spy) {
 			l := acquire(t, dlock.New(s), "k")
 			store.FailReplies(errStore)
-			err := l.Release()
-			require.ErrorIs(t, err, errStore)
-			require.NotErrorIs(t, err, dlock.ErrLost)
+			requireErr(t, l.Release(), errStore, not{dlock.ErrLost})
 			store.FailReplies(nil)
 			require.NoError(t, l.Release(), `"not held" means that the first try worked`)
 			n := len(s.made("release"))
@@ -63,8 +61,7 @@ func TestRelease(t *testing.T) {
 			require.LessOrEqual(t, len(s.made("release")), n+1)
 			require.NoError(t, l.Release())
 		},
-		// A Release without effect does not count as a call: if the retry finds the lease gone, that
-		// is a loss.
+		// A Release without effect does not count as a call: if the retry finds the lease gone, that is a loss.
 		"release without effect then not held": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.first("release", func(c *call) {
 				c.err = &dlock.NoEffectError{Err: errStore}
@@ -140,9 +137,7 @@ func TestReleaseIsBounded(t *testing.T) {
 			start := time.Now()
 			err := l.Release()
 			require.Equal(t, want, time.Since(start))
-			requireNoContextError(t, err)
-			require.NotErrorIs(t, err, dlock.ErrLost)
-			require.ErrorContains(t, err, `dlock: release "k"`)
+			requireErr(t, err, noContext, not{dlock.ErrLost}, `dlock: release "k"`)
 			require.Equal(t, dlock.ErrReleased, l.Err())
 		})
 	}
@@ -150,7 +145,7 @@ func TestReleaseIsBounded(t *testing.T) {
 
 // A renewal that the release has overtaken finds nothing, so the release need not wait.
 func TestReleaseOvertakesAHangingRenewal(t *testing.T) {
-	renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 		s.on("renew batch", func(c *call) { time.Sleep(14 * time.Second) }) // before it takes effect
 		l := acquire(t, dlock.New(locker), "k")
 		time.Sleep(11 * time.Second)
@@ -173,32 +168,29 @@ func TestReleaseBehindARenewalThatHangs(t *testing.T) {
 	for name, wrap := range lockers {
 		for _, f := range []fault{hang, ignore, lose} {
 			for _, manual := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s,%s,manual=%v", name, f, manual), func(t *testing.T) {
-					bubble.Test(t, func(t *testing.T) {
-						store, n := overWire(t)
-						n.setRTT(rtt)
-						c := dlock.New(wrap(n))
-						l := acquire(t, c, "k")
-						acquire(t, c, "k2")
-						n.set(f)
-						if manual {
-							go l.Renew(t.Context())
-						}
-						for len(n.made("renew", "batch")) == 0 {
-							time.Sleep(rtt)
-						}
+				run(t, fmt.Sprintf("%s,%s,manual=%v", name, f, manual), func(t *testing.T, store *memory.Locker, n *spy) {
+					n.setRTT(rtt)
+					c := dlock.New(wrap(n))
+					l := acquire(t, c, "k")
+					acquire(t, c, "k2")
+					n.set(f)
+					if manual {
+						go l.Renew(t.Context())
+					}
+					for len(n.made("renew", "batch")) == 0 {
 						time.Sleep(rtt)
-						n.set(up)
-						begin := time.Now()
-						err := l.Release()
-						if d := time.Since(begin); err != nil || d > rtt {
-							t.Errorf("Release behind a renewal that hangs: %v after %v, want no error after %v", err, d, rtt)
-						}
-						requireFree(t, store, "k")
-						time.Sleep(time.Minute)
-						requireFree(t, store, "k")
-						require.NoError(t, c.Close())
-					})
+					}
+					time.Sleep(rtt)
+					n.set(up)
+					begin := time.Now()
+					err := l.Release()
+					if d := time.Since(begin); err != nil || d > rtt {
+						t.Errorf("Release behind a renewal that hangs: %v after %v, want no error after %v", err, d, rtt)
+					}
+					requireFree(t, store, "k")
+					time.Sleep(time.Minute)
+					requireFree(t, store, "k")
+					require.NoError(t, c.Close())
 				})
 			}
 		}
@@ -264,8 +256,7 @@ func TestMinHold(t *testing.T) {
 		}, 1, 0},
 		"Release fails after Close": {time.Minute, nil, both(close, func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
 			store.Fail(errStore)
-			require.ErrorIs(t, l.Release(), errStore)
-			require.ErrorIs(t, l.Release(), errStore)
+			requireErr(t, l.Release(), errStore, errStore)
 			store.Fail(nil)
 			release(t, store, c, l)
 		}), 3, 0},
@@ -331,15 +322,10 @@ func TestMinHolds(t *testing.T) {
 		},
 		"MinHold behind hung releases": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
-			s.onCall(func(c *call) {
-				if strings.HasPrefix(c.key, "bad") && c.op != "renew" {
-					c.hang()
-				}
-			})
+			s.onCall(func(c *call) { c.hangIf(strings.HasPrefix(c.key, "bad") && c.op != "renew") })
 			for i := range 100 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				_, err := c.TryAcquire(ctx, fmt.Sprint("bad", i))
-				require.Error(t, err)
+				require.Error(t, errOf(c.TryAcquire(ctx, fmt.Sprint("bad", i))))
 				cancel()
 			}
 			l := acquire(t, c, "good")
@@ -353,9 +339,7 @@ func TestMinHolds(t *testing.T) {
 			s.on("renew", func(c *call) { time.Sleep(time.Millisecond) })
 			const n = 3000
 			all, _ := acquireAll(t, c, "", n)
-			for _, l := range all {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, all)
 			time.Sleep(2 * time.Minute)
 			free := 0
 			for i := range n {
@@ -392,14 +376,9 @@ func TestMinHolds(t *testing.T) {
 			s.on("renew", func(c *call) { c.delay = 10 * time.Millisecond })
 			c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
 			l := acquire(t, c, "k")
-			ctx := ended(t)
-			require.Error(t, c.Shutdown(ctx))
+			require.Error(t, c.Shutdown(ended(t)))
 			s.forget()
-			var wg sync.WaitGroup
-			for range 3 {
-				wg.Go(func() { l.Release() })
-			}
-			wg.Wait()
+			together(3, func(int) { l.Release() })
 			require.NoError(t, l.Release())
 			require.Len(t, s.made("renew"), 1, "one renewal keeps it")
 		},
@@ -411,9 +390,7 @@ func TestMinHolds(t *testing.T) {
 			}))
 			leases, _ := acquireAll(t, c, "", n)
 			store.Fail(errStore)
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 			time.Sleep(minHold - time.Millisecond)
 			require.Equal(t, n, c.Stats().ReleasesOwed, "before the end of the MinHold")
 			time.Sleep(2 * time.Millisecond)
@@ -429,11 +406,7 @@ func TestMinHolds(t *testing.T) {
 		// A lease that Shutdown has given up on is not released when its MinHold is over, although no
 		// renewal has succeeded: its work may still run.
 		"shutdown releases nothing after a MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if c.renews() && time.Since(s.made()[0].at) > time.Second {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(c.renews() && time.Since(s.made()[0].at) > time.Second, errStore) })
 			c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
 			acquire(t, c, "k")
 			time.Sleep(8 * time.Second)
@@ -465,8 +438,7 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 
 // Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
 func TestCloseHurriesMinHolds(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		store, n := overWire(t)
+	in(t, func(t *testing.T, store *memory.Locker, n *spy) {
 		n.setRTT(10 * time.Millisecond)
 		c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
 		l := acquire(t, c, "k")
@@ -778,8 +750,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			s.on("acquire", func(c *call) {
 				<-c.ctx.Done()
 				store.Expire("k")
-				_, err := store.TryAcquire(context.Background(), "k", c.token, time.Minute)
-				require.NoError(t, err)
+				require.NoError(t, errOf(store.TryAcquire(context.Background(), "k", c.token, time.Minute)))
 				c.answers(dlock.Attempt{Holder: "other"}, errStore)
 			})
 			require.ErrorIs(t, errOf(dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
@@ -813,8 +784,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Len(t, s.made("release"), n, "it is released for ever")
 		},
-		// A release that is answered after a TTL has passed is not the last: the attempt may have
-		// arrived in between.
+		// A release that is answered after a TTL has passed is not the last: the attempt may have arrived in between.
 		"release answered after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.onCall(func(c *call) {
 				switch {
@@ -956,8 +926,7 @@ func TestWhatALateAnswerOwes(t *testing.T) {
 				}}))
 			})
 			c := dlock.New(s)
-			ctx := within(t, 10*time.Millisecond)
-			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
+			require.ErrorIs(t, errOf(c.Acquire(within(t, 10*time.Millisecond), "k")), context.DeadlineExceeded)
 			time.Sleep(time.Hour)
 			require.Zero(t, c.Stats().ReleasesOwed)
 			before, from := 0, 0
@@ -990,14 +959,9 @@ func TestReleasesOfAnsweredAttempts(t *testing.T) {
 		defer func() { _ = c.Close(); _ = l.Close(); conn.Close() }()
 		acquire(t, c, "k")
 		before := server.Cost().Scripts
-		var all sync.WaitGroup
-		for range 100 {
-			all.Go(func() {
-				ctx := within(t, 5*time.Millisecond)
-				require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
-			})
-		}
-		all.Wait()
+		together(100, func(int) {
+			require.ErrorIs(t, errOf(c.Acquire(within(t, 5*time.Millisecond), "k")), context.DeadlineExceeded)
+		})
 		time.Sleep(time.Minute)
 		const alone, repeated, renewals = 2, 8, 6
 		require.LessOrEqual(t, server.Cost().Scripts-before, 100+alone*repeated+renewals)
@@ -1048,27 +1012,23 @@ func grantsOfQuitters(t *testing.T, call, trip time.Duration, clients int, queue
 		defer func() { _ = c.Close(); _ = l.Close(); conn.Close() }()
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	var callers sync.WaitGroup
-	for i := range 10 * keys {
-		callers.Go(func() {
-			for time.Now().Before(end) {
+	together(10*keys, func(i int) {
+		for time.Now().Before(end) {
+			mu.Lock()
+			key, wait := fmt.Sprint("k", random.IntN(keys)), patience/2+time.Duration(random.Int64N(int64(patience)))
+			mu.Unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			lease, err := all[i%clients].Acquire(ctx, key)
+			cancel()
+			if err == nil {
 				mu.Lock()
-				key, wait := fmt.Sprint("k", random.IntN(keys)), patience/2+time.Duration(random.Int64N(int64(patience)))
+				grants++
 				mu.Unlock()
-				ctx, cancel := context.WithTimeout(t.Context(), wait)
-				lease, err := all[i%clients].Acquire(ctx, key)
-				cancel()
-				if err == nil {
-					mu.Lock()
-					grants++
-					mu.Unlock()
-					time.Sleep(hold)
-					_ = lease.Release()
-				}
+				time.Sleep(hold)
+				_ = lease.Release()
 			}
-		})
-	}
-	callers.Wait()
+		}
+	})
 	return grants
 }
 
@@ -1093,12 +1053,11 @@ func TestSlowCallHurriesNobody(t *testing.T) {
 		var both sync.WaitGroup
 		defer both.Wait()
 		both.Go(func() {
-			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", func(context.Context, *dlock.Lease) error { return nil })
+			_ = mine.With(dlock.WithMaxWait(20*time.Second)).Do(t.Context(), "x", noWork)
 		})
 		time.Sleep(5100 * time.Millisecond) // an attempt and an enqueue
 		slow.Store(0)
-		_, err := mine.With(dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		require.NoError(t, errOf(mine.With(dlock.WithMaxWait(2*time.Second)).Acquire(t.Context(), "k")))
 	})
 }
 
@@ -1123,8 +1082,7 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 					test.second(c)
 				}
 			})
-			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
-			require.Error(t, err)
+			require.Error(t, errOf(dlock.New(s).TryAcquire(t.Context(), "k")))
 			require.Len(t, s.made("try"), 2)
 			synctest.Wait()
 			requireFree(t, store, "k")
@@ -1138,8 +1096,7 @@ func TestWhatATokenOwesAfterALateGrant(t *testing.T) {
 	}
 }
 
-// An attempt that arrives after the first release of its token is released within a quarter
-// of the TTL.
+// An attempt that arrives after the first release of its token is released within a quarter of the TTL.
 func TestLateAttemptIsReleased(t *testing.T) {
 	for _, late := range []time.Duration{7 * time.Second, 13 * time.Second} {
 		run(t, late.String(), func(t *testing.T, store *memory.Locker, s *spy) {
@@ -1185,8 +1142,7 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 			for i, l := range leases {
 				all.Go(func() { l.Release() })
 				all.Go(func() {
-					ctx := within(t, ttl/2)
-					c.TryAcquire(ctx, fmt.Sprint("attempt", i))
+					c.TryAcquire(within(t, ttl/2), fmt.Sprint("attempt", i))
 				})
 			}
 			all.Wait()
@@ -1210,8 +1166,7 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 
 func arrived(c *call) bool { return c.arrived }
 
-// requireReleased says that a release of each token reached the store. It returns how many were sent for each on
-// average.
+// requireReleased says that a release of each token reached the store. It returns how many were sent for each on average.
 func requireReleased(t *testing.T, s *spy, tokens map[string]int) (mean float64) {
 	t.Helper()
 	never, sent := 0, 0
@@ -1228,8 +1183,7 @@ func requireReleased(t *testing.T, s *spy, tokens map[string]int) (mean float64)
 	return mean
 }
 
-// requireReleasedOnce says the same of waits that the store had answered, with at most
-// two releases for each on average.
+// requireReleasedOnce says the same of waits that the store had answered, with at most two releases for each on average.
 func requireReleasedOnce(t *testing.T, s *spy) {
 	t.Helper()
 	require.LessOrEqual(t, requireReleased(t, s, s.tokens("acquire", arrived)), 2.0, "releases for each cut wait")
@@ -1239,25 +1193,22 @@ func requireReleasedOnce(t *testing.T, s *spy) {
 func TestWaitsCutTogether(t *testing.T) {
 	const waits = 5000 / israce.Slower
 	for _, ttl := range []time.Duration{30 * time.Second, time.Hour} {
-		t.Run(ttl.String(), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				store, n := overWire(t)
-				n.setRTT(time.Millisecond)
-				keys := holdAll(t, store, 100)
-				c := dlock.New(n, dlock.WithTTL(ttl))
-				ctx, cut := context.WithCancel(t.Context())
-				var all sync.WaitGroup
-				for i := range waits {
-					all.Go(func() { _, _ = c.Acquire(ctx, keys[i%len(keys)]) })
-				}
-				time.Sleep(time.Second)
-				require.Len(t, n.tokens("acquire", arrived), waits)
-				cut()
-				all.Wait()
-				time.Sleep(2 * ttl)
-				requireReleasedOnce(t, n)
-				require.NoError(t, c.Close())
-			})
+		run(t, ttl.String(), func(t *testing.T, store *memory.Locker, n *spy) {
+			n.setRTT(time.Millisecond)
+			keys := holdAll(t, store, 100)
+			c := dlock.New(n, dlock.WithTTL(ttl))
+			ctx, cut := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for i := range waits {
+				all.Go(func() { _, _ = c.Acquire(ctx, keys[i%len(keys)]) })
+			}
+			time.Sleep(time.Second)
+			require.Len(t, n.tokens("acquire", arrived), waits)
+			cut()
+			all.Wait()
+			time.Sleep(2 * ttl)
+			requireReleasedOnce(t, n)
+			require.NoError(t, c.Close())
 		})
 	}
 }
@@ -1278,84 +1229,75 @@ func TestCutWaitsBesideAnOutage(t *testing.T) {
 		refuse: 90 * time.Millisecond,
 		hang:   0, // so that all have failed when the store is back
 	} {
-		t.Run(string(f), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				store, n := overWire(t)
-				n.setRTT(time.Millisecond)
-				keys := holdAll(t, store, 100)
-				c := dlock.New(n)
-				leases, mine := acquireAll(t, c, "mine", real)
-				var all sync.WaitGroup
-				all.Go(func() {
-					for i := range waits {
-						all.Go(func() {
-							ctx := within(t, wait)
-							_, _ = c.Acquire(ctx, keys[i%len(keys)])
-						})
-						time.Sleep(pace)
-					}
-				})
-				time.Sleep(27 * time.Second)
-				for i, l := range leases {
+		run(t, string(f), func(t *testing.T, store *memory.Locker, n *spy) {
+			n.setRTT(time.Millisecond)
+			keys := holdAll(t, store, 100)
+			c := dlock.New(n)
+			leases, mine := acquireAll(t, c, "mine", real)
+			var all sync.WaitGroup
+			all.Go(func() {
+				for i := range waits {
 					all.Go(func() {
-						time.Sleep(time.Duration(i)*apart + time.Nanosecond)
-						_ = l.Release()
+						_, _ = c.Acquire(within(t, wait), keys[i%len(keys)])
 					})
+					time.Sleep(pace)
 				}
-				n.fail(f, 5*time.Second)
-				time.Sleep(2 * time.Second)
-				requireAllFree(t, store, mine)
-				all.Wait()
-				time.Sleep(time.Minute)
-				requireReleasedOnce(t, n)
-				requireReleased(t, n, n.tokens("try", func(c *call) bool { return !c.refused }))
-				require.NoError(t, c.Close())
 			})
+			time.Sleep(27 * time.Second)
+			for i, l := range leases {
+				all.Go(func() {
+					time.Sleep(time.Duration(i)*apart + time.Nanosecond)
+					_ = l.Release()
+				})
+			}
+			n.fail(f, 5*time.Second)
+			time.Sleep(2 * time.Second)
+			requireAllFree(t, store, mine)
+			all.Wait()
+			time.Sleep(time.Minute)
+			requireReleasedOnce(t, n)
+			requireReleased(t, n, n.tokens("try", func(c *call) bool { return !c.refused }))
+			require.NoError(t, c.Close())
 		})
 	}
 }
 
-// Attempts that took effect, and whose replies were lost together, are undone as soon
-// as the store is back.
+// Attempts that took effect, and whose replies were lost together, are undone as soon as the store is back.
 func TestLostRepliesOfManyAttempts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
 	const attempts = 5000 / israce.Slower
 	for _, then := range []fault{up, refuse, hang, ignore} {
-		t.Run(string(then), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				store, n := overWire(t)
-				n.setRTT(time.Millisecond)
-				c := dlock.New(n)
-				keys := make([]string, attempts)
-				n.set(lose)
-				ctx := within(t, 100*time.Millisecond)
-				var all sync.WaitGroup
-				for i := range keys {
-					keys[i] = strconv.Itoa(i)
-					all.Go(func() {
-						if _, err := c.TryAcquire(ctx, keys[i]); err == nil {
-							t.Errorf("TryAcquire(%q): no error", keys[i])
-						}
-					})
-				}
-				time.Sleep(50 * time.Millisecond)
-				n.fail(then, 5*time.Second)
-				time.Sleep(2 * time.Second)
-				if then == ignore {
-					time.Sleep(ignored)
-				}
-				all.Wait()
-				requireAllFree(t, store, keys)
-				require.NoError(t, c.Close())
-			})
+		run(t, string(then), func(t *testing.T, store *memory.Locker, n *spy) {
+			n.setRTT(time.Millisecond)
+			c := dlock.New(n)
+			keys := make([]string, attempts)
+			n.set(lose)
+			ctx := within(t, 100*time.Millisecond)
+			var all sync.WaitGroup
+			for i := range keys {
+				keys[i] = strconv.Itoa(i)
+				all.Go(func() {
+					if _, err := c.TryAcquire(ctx, keys[i]); err == nil {
+						t.Errorf("TryAcquire(%q): no error", keys[i])
+					}
+				})
+			}
+			time.Sleep(50 * time.Millisecond)
+			n.fail(then, 5*time.Second)
+			time.Sleep(2 * time.Second)
+			if then == ignore {
+				time.Sleep(ignored)
+			}
+			all.Wait()
+			requireAllFree(t, store, keys)
+			require.NoError(t, c.Close())
 		})
 	}
 }
 
-// More releases are owed than a Client keeps: it keeps 100,000, and they are made when
-// the store is back.
+// More releases are owed than a Client keeps: it keeps 100,000, and they are made when the store is back.
 func TestMoreOwedThanKept(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
@@ -1367,8 +1309,7 @@ func TestMoreOwedThanKept(t *testing.T) {
 	if israce.Enabled {
 		t.Skip("too slow with the race detector")
 	}
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n, dlock.WithTTL(time.Hour))
 		n.set(refuse)
 		before := heap()

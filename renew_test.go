@@ -25,7 +25,7 @@ import (
 const drift = 302 * time.Millisecond
 
 func TestRenewals(t *testing.T) {
-	renewingCases{
+	renewing.cases(t, map[string]test{
 		"renewal keeps the lease": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 			l := acquire(t, dlock.New(locker), "k")
 			time.Sleep(time.Hour - time.Second) // when no renewal is due
@@ -84,11 +84,10 @@ func TestRenewals(t *testing.T) {
 			<-l.Done()
 			require.Equal(t, before, time.Now())
 			require.LessOrEqual(t, time.Since(start), 5*time.Minute+30*time.Second)
-			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-			require.ErrorContains(t, l.Err(), "WithMaxHold")
+			requireErr(t, l.Err(), dlock.ErrLost, "WithMaxHold")
 			synctest.Wait()
 		},
-	}.run(t)
+	})
 }
 
 func TestRenew(t *testing.T) {
@@ -138,9 +137,7 @@ func TestRenew(t *testing.T) {
 					}
 				}
 			}
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 			time.Sleep(time.Minute) // for the renewals
 		},
 		"renew by hand": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -149,12 +146,10 @@ func TestRenew(t *testing.T) {
 			ended := ended(t)
 			require.ErrorIs(t, l.Renew(ended), context.Canceled)
 			require.Empty(t, s.made("renew"))
-
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Renew(t.Context()), errStore)
 			require.NoError(t, l.Err(), "it is held until the deadline")
 			store.Fail(nil)
-
 			short, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			store.Delay(time.Minute)
@@ -164,16 +159,13 @@ func TestRenew(t *testing.T) {
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 			require.Equal(t, deadline, time.Now())
 			store.Delay(0)
-
 			l = acquire(t, c, "k2")
 			store.Steal("k2", time.Hour)
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 			require.ErrorIs(t, l.Err(), dlock.ErrLost)
-
 			l = acquire(t, c, "k3")
 			require.NoError(t, l.Release())
-			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrReleased)
-			require.ErrorContains(t, l.Renew(t.Context()), `dlock: renew "k3": lease released`)
+			requireErr(t, l.Renew(t.Context()), dlock.ErrReleased, `dlock: renew "k3": lease released`)
 			time.Sleep(time.Hour)
 		},
 		"renew does not wait for one that hangs": func(t *testing.T, store *memory.Locker, s *spy) {
@@ -234,9 +226,7 @@ func TestRenew(t *testing.T) {
 			leases, _ := acquireAll(t, c, "", 1000)
 			time.Sleep(time.Minute)
 			require.EqualValues(t, 32, most.Load())
-			for _, l := range leases {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, leases)
 		},
 	}.run(t)
 }
@@ -248,7 +238,7 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 		"fail":               func(c *call) { c.err = errStore },
 	} {
 		t.Run(name, func(t *testing.T) {
-			renewing(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+			renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 				s.on("renew batch", func(c *call) { hook(c) })
 				start := time.Now()
 				l := acquire(t, dlock.New(locker), "k")
@@ -256,9 +246,8 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 				<-work.Done()
 				require.Equal(t, start.Add(30*time.Second-drift), time.Now())
 				require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
-				require.ErrorIs(t, l.Release(), dlock.ErrLost)
-				require.ErrorIs(t, l.Release(), dlock.ErrLost)
-				requireNoContextError(t, l.Err())
+				requireErr(t, l.Release(), dlock.ErrLost, dlock.ErrLost)
+				requireErr(t, l.Err(), noContext)
 				if name == "fail" {
 					require.ErrorIs(t, l.Err(), errStore, "the error has the cause")
 				}
@@ -274,25 +263,22 @@ func TestLossIsAnnouncedOnTheDeadline(t *testing.T) {
 // A Renew whose request is lost does not keep the background from renewing.
 func TestRenewThatHangs(t *testing.T) {
 	for name, wrap := range lockers {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				n.setRTT(time.Millisecond)
-				c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
-				l := acquire(t, c, "k")
-				ctx := within(t, time.Minute)
-				ended := make(chan error, 1)
-				n.set(hang)
-				go func() { ended <- l.Renew(ctx) }()
-				synctest.Wait()
-				n.set(up)
-				time.Sleep(2 * time.Minute)
-				t.Logf("Renew: %v", <-ended)
-				if err := l.Err(); err != nil {
-					t.Errorf("after a Renew of which the request was lost: %v, want the lease held", err)
-				}
-				require.NoError(t, c.Close())
-			})
+		run(t, name, func(t *testing.T, _ *memory.Locker, n *spy) {
+			n.setRTT(time.Millisecond)
+			c := dlock.New(wrap(n), dlock.WithTTL(3*time.Second))
+			l := acquire(t, c, "k")
+			ctx := within(t, time.Minute)
+			ended := make(chan error, 1)
+			n.set(hang)
+			go func() { ended <- l.Renew(ctx) }()
+			synctest.Wait()
+			n.set(up)
+			time.Sleep(2 * time.Minute)
+			t.Logf("Renew: %v", <-ended)
+			if err := l.Err(); err != nil {
+				t.Errorf("after a Renew of which the request was lost: %v, want the lease held", err)
+			}
+			require.NoError(t, c.Close())
 		})
 	}
 }
@@ -303,8 +289,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 		leases = 10_000 / israce.Slower
 		rtt    = 10 * time.Millisecond
 	)
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(plain{n})
 		long, _ := acquireAll(t, c, "long", leases)
 		n.setRTT(rtt)
@@ -322,8 +307,7 @@ func TestShortLeaseBehindLongOnes(t *testing.T) {
 // The remaining time of a short lease does not limit its whole batch.
 func TestShortLeaseInABatch(t *testing.T) {
 	const rtt = 400 * time.Millisecond
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n)
 		long, _ := acquireAll(t, c, "long", 100)
 		n.setRTT(rtt)
@@ -393,27 +377,24 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 		ttl    = 30 * time.Second
 	)
 	for _, f := range []fault{hang, ignore, lose} {
-		t.Run(string(f), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				c := dlock.New(plain{n}, dlock.WithTTL(ttl))
-				all, _ := acquireAll(t, c, "k", leases)
-				n.setRTT(time.Millisecond)
-				before, peak := runtime.NumGoroutine(), atomic.Int64{}
-				n.onCall(func(*call) { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) })
-				time.Sleep(8 * time.Second)
-				n.fail(f, ttl/3)
-				time.Sleep(time.Minute)
-				requireNoneLost(t, all)
-				n.fail(f, time.Minute) // of which no lease survives
-				if lost := lostOf(all); lost != leases {
-					t.Errorf("%d of %d leases were lost in an outage of twice their TTL, want all", lost, leases)
-				}
-				if peak.Load() > most {
-					t.Errorf("%d goroutines more than before, with %d leases; want at most %d", peak.Load(), leases, most)
-				}
-				_ = c.Close()
-			})
+		run(t, string(f), func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(plain{n}, dlock.WithTTL(ttl))
+			all, _ := acquireAll(t, c, "k", leases)
+			n.setRTT(time.Millisecond)
+			before, peak := runtime.NumGoroutine(), atomic.Int64{}
+			n.onCall(func(*call) { peak.Store(max(peak.Load(), int64(runtime.NumGoroutine()-before))) })
+			time.Sleep(8 * time.Second)
+			n.fail(f, ttl/3)
+			time.Sleep(time.Minute)
+			requireNoneLost(t, all)
+			n.fail(f, time.Minute) // of which no lease survives
+			if lost := lostOf(all); lost != leases {
+				t.Errorf("%d of %d leases were lost in an outage of twice their TTL, want all", lost, leases)
+			}
+			if peak.Load() > most {
+				t.Errorf("%d goroutines more than before, with %d leases; want at most %d", peak.Load(), leases, most)
+			}
+			_ = c.Close()
 		})
 	}
 }
@@ -421,28 +402,23 @@ func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
 // However many renewals hang, at most 512 calls for them are in flight, with those for MinHolds.
 func TestRenewalCallsInFlight(t *testing.T) {
 	for name, locker := range lockers {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				_, n := overWire(t)
-				c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
-				acquireAll(t, c, "held", 600)
-				kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
-				n.set(ignore)
-				for _, l := range kept {
-					require.NoError(t, l.Release())
-				}
-				most := 0
-				for range 2000 { // in 50 s: no lease is lost, and so no release is owed
-					time.Sleep(25 * time.Millisecond)
-					most = max(most, n.busy())
-				}
-				t.Log("most in flight:", most)
-				require.LessOrEqual(t, most, 512, "calls in flight")
-				if name == "single" {
-					require.Greater(t, most, 32, "calls in flight")
-				}
-				c.Close()
-			})
+		run(t, name, func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(locker(n), dlock.WithTTL(time.Minute))
+			acquireAll(t, c, "held", 600)
+			kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 600)
+			n.set(ignore)
+			releaseAll(t, kept)
+			most := 0
+			for range 2000 { // in 50 s: no lease is lost, and so no release is owed
+				time.Sleep(25 * time.Millisecond)
+				most = max(most, n.busy())
+			}
+			t.Log("most in flight:", most)
+			require.LessOrEqual(t, most, 512, "calls in flight")
+			if name == "single" {
+				require.Greater(t, most, 32, "calls in flight")
+			}
+			c.Close()
 		})
 	}
 }
@@ -554,20 +530,17 @@ func TestBatchesAfterAnOutage(t *testing.T) {
 	const ttl = 30 * time.Second
 	for _, leases := range []int{10, 5000 / israce.Slower} {
 		for _, f := range []fault{refuse, hang, ignore, lose} {
-			t.Run(fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T) {
-				bubble.Test(t, func(t *testing.T) {
-					_, n := overWire(t)
-					c := dlock.New(n, dlock.WithTTL(ttl))
-					all, _ := acquireAll(t, c, "k", leases)
-					n.setRTT(25 * time.Millisecond)
-					time.Sleep(8 * time.Second)
-					n.fail(f, 15*time.Second)
-					n.forget()
-					time.Sleep(time.Minute)
-					requireNoneLost(t, all)
-					requireBatches(t, n, leases, ttl)
-					require.NoError(t, c.Close())
-				})
+			run(t, fmt.Sprintf("leases=%d,%s", leases, f), func(t *testing.T, _ *memory.Locker, n *spy) {
+				c := dlock.New(n, dlock.WithTTL(ttl))
+				all, _ := acquireAll(t, c, "k", leases)
+				n.setRTT(25 * time.Millisecond)
+				time.Sleep(8 * time.Second)
+				n.fail(f, 15*time.Second)
+				n.forget()
+				time.Sleep(time.Minute)
+				requireNoneLost(t, all)
+				requireBatches(t, n, leases, ttl)
+				require.NoError(t, c.Close())
 			})
 		}
 	}
@@ -590,8 +563,7 @@ func (shortBatch) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewRes
 	return []dlock.RenewResult{}, nil
 }
 
-// A key that makes every batch fail costs no other its lease. When batches succeed
-// again, leases are renewed in batches.
+// A key that makes every batch fail costs no other its lease. When batches succeed again, leases are renewed in batches.
 func TestPoisonedBatch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
@@ -601,43 +573,39 @@ func TestPoisonedBatch(t *testing.T) {
 		for _, alone := range []bool{false, true} { // the key fails also by itself
 			for name, fails := range map[string]func(context.Context, string) error{"hangs": hangIf("poison"), "fails": failIf("poison")} {
 				for _, outage := range []time.Duration{0, 6 * time.Second, 15 * time.Second} {
-					t.Run(fmt.Sprintf("leases=%d,fails alone=%v,%s,outage=%v", leases, alone, name, outage), func(t *testing.T) {
-						bubble.Test(t, func(t *testing.T) {
-							var poisonous atomic.Bool
-							poison := func(ctx context.Context, key string) error {
-								if !poisonous.Load() {
-									return nil
-								}
-								return fails(ctx, key)
+					run(t, fmt.Sprintf("leases=%d,fails alone=%v,%s,outage=%v", leases, alone, name, outage), func(t *testing.T, _ *memory.Locker, n *spy) {
+						var poisonous atomic.Bool
+						poison := func(ctx context.Context, key string) error {
+							if !poisonous.Load() {
+								return nil
 							}
-							_, n := overWire(t)
-							p := &spoiled{Forward: dlock.Forward{Locker: n}, batch: poison, alone: func(ctx context.Context, key string) error {
-								if !alone {
-									return nil
-								}
-								return poison(ctx, key)
-							}}
-							c := dlock.New(p, dlock.WithTTL(ttl))
-							others, _ := acquireAll(t, c, "good", leases-1)
-							bad := acquire(t, c, "poison")
-							n.setRTT(time.Millisecond)
-							time.Sleep(8 * time.Second)
-							n.fail(refuse, outage)
-							poisonous.Store(true)
-
-							time.Sleep(5 * time.Minute)
-							requireNoneLost(t, others)
-							if err := bad.Err(); !alone && err != nil {
-								t.Errorf("the poisonous lease, which can be renewed alone: %v, want it held", err)
+							return fails(ctx, key)
+						}
+						p := &spoiled{Forward: dlock.Forward{Locker: n}, batch: poison, alone: func(ctx context.Context, key string) error {
+							if !alone {
+								return nil
 							}
-							poisonous.Store(false)
-							time.Sleep(2 * time.Minute)
-							n.forget()
-							time.Sleep(time.Minute)
-							requireNoneLost(t, others)
-							requireBatches(t, n, leases, ttl)
-							require.NoError(t, c.Close())
-						})
+							return poison(ctx, key)
+						}}
+						c := dlock.New(p, dlock.WithTTL(ttl))
+						others, _ := acquireAll(t, c, "good", leases-1)
+						bad := acquire(t, c, "poison")
+						n.setRTT(time.Millisecond)
+						time.Sleep(8 * time.Second)
+						n.fail(refuse, outage)
+						poisonous.Store(true)
+						time.Sleep(5 * time.Minute)
+						requireNoneLost(t, others)
+						if err := bad.Err(); !alone && err != nil {
+							t.Errorf("the poisonous lease, which can be renewed alone: %v, want it held", err)
+						}
+						poisonous.Store(false)
+						time.Sleep(2 * time.Minute)
+						n.forget()
+						time.Sleep(time.Minute)
+						requireNoneLost(t, others)
+						requireBatches(t, n, leases, ttl)
+						require.NoError(t, c.Close())
 					})
 				}
 			}
@@ -684,8 +652,7 @@ func TestStepsToASpoiler(t *testing.T) {
 
 // While the store refuses, all leases are asked for once a second, in batches, and one alone.
 func TestRenewalsInAnOutage(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		_, n := overWire(t)
+	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 		c := dlock.New(n)
 		leases, _ := acquireAll(t, c, "k", 2*perBatch)
 		time.Sleep(9 * time.Second)
@@ -708,9 +675,7 @@ func TestMinHoldsThatHang(t *testing.T) {
 			kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 1000)
 			held, _ := acquireAll(t, c, "held", 300)
 			time.Sleep(9 * time.Second)
-			for _, l := range kept {
-				require.NoError(t, l.Release())
-			}
+			releaseAll(t, kept)
 			time.Sleep(5 * time.Minute)
 			requireNoneLost(t, held)
 			_ = c.Close()
@@ -781,18 +746,17 @@ type outage struct {
 
 // How the leases were acquired.
 const (
-	together = "together" // at one instant
-	spread   = "spread"   // over a renewal period, so that deadlines differ
-	mixed    = "mixed"    // at one instant, with TTLs of one, two and three thirds
+	atOnce = "together" // at one instant
+	spread = "spread"   // over a renewal period, so that deadlines differ
+	mixed  = "mixed"    // at one instant, with TTLs of one, two and three thirds
 )
 
 func (o outage) String() string {
 	return fmt.Sprintf("ttl=%v,leases=%d,rtt=%v,%s,%s,length=%v,phase=%d", o.ttl, o.leases, o.rtt, o.fault, o.begun, o.length, o.phase)
 }
 
-// needed is how long the store must be back until all leases are renewed: the round trips of
-// the batches, and one for a call in flight. Calls that ignore their ctx occupy all workers
-// until they return.
+// needed is how long the store must be back until all leases are renewed: the round trips of the batches, and one for a call
+// in flight. Calls that ignore their ctx occupy all workers until they return.
 func (o outage) needed() time.Duration {
 	batches := (o.leases + perBatch - 1) / perBatch
 	needed := time.Duration((batches+parallel-1)/parallel+1)*o.rtt + 2*time.Millisecond
@@ -806,16 +770,16 @@ func (o outage) needed() time.Duration {
 func outages(stride int, leases ...int) []outage {
 	const first, step = 500 * time.Millisecond, 100 * time.Millisecond
 	some := []outage{
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 6},
-		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, together, 6 * time.Second, 9},
-		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, together, 2700 * time.Millisecond, 5},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 6 * time.Second, 6},
+		{30 * time.Second, 30_000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 6 * time.Second, 9},
+		{5 * time.Second, 5000 / israce.Slower, 25 * time.Millisecond, refuse, atOnce, 2700 * time.Millisecond, 5},
 	}
 	n := 0
 	for _, ttl := range []time.Duration{5 * time.Second, 30 * time.Second} {
 		for _, leases := range leases {
 			for _, rtt := range []time.Duration{1, 25, 100} {
 				for _, f := range []fault{refuse, hang, ignore, lose} {
-					for _, begun := range []string{together, spread, mixed} {
+					for _, begun := range []string{atOnce, spread, mixed} {
 						for length := first; length <= ttl-first; length += step {
 							for phase := range 10 {
 								if n++; n%stride == 1%stride {
@@ -849,26 +813,19 @@ func TestOutages(t *testing.T) {
 		if time.Now().After(end) {
 			break
 		}
-		t.Run(o.String(), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				if lost := o.lost(t); lost > 0 {
-					t.Errorf("%d leases lost that had %v or more left when the store was back, want 0", lost, o.needed())
-				}
-			})
+		run(t, o.String(), func(t *testing.T, _ *memory.Locker, s *spy) {
+			require.Zero(t, o.lost(t, s), "leases lost that had %v or more left when the store was back", o.needed())
 		})
 	}
 }
 
-// lost makes the outage happen. It returns how many leases were lost although they had enough
-// time when it was over.
-func (o outage) lost(t *testing.T) (lost int) {
-	_, n := overWire(t)
+// lost makes the outage happen. It returns how many leases were lost although they had enough time when it was over.
+func (o outage) lost(t *testing.T, n *spy) (lost int) {
 	c := dlock.New(n, dlock.WithTTL(o.ttl))
 	leases := o.acquire(t, c)
 	n.setRTT(o.rtt)
 	time.Sleep(o.ttl / 30 * time.Duration(o.phase))
 	back := n.fail(o.fault, o.length)
-
 	deadlines := make([]time.Time, len(leases))
 	for i, l := range leases {
 		deadlines[i] = l.Deadline()

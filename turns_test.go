@@ -16,7 +16,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 // An inLine is a goroutine that acquires the key k.
@@ -192,13 +191,10 @@ func TestLines(t *testing.T) {
 			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)...)
 			all[0].cancel()
 			synctest.Wait()
-			require.ErrorIs(t, all[0].err(), context.Canceled)
-			require.ErrorIs(t, all[0].err(), dlock.ErrHeld)
+			requireErr(t, all[0].err(), context.Canceled, dlock.ErrHeld)
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			require.ErrorIs(t, all[2].err(), dlock.ErrHeld)
-			requireNoContextError(t, all[2].err())
-			require.ErrorContains(t, all[2].err(), "waited for 1m0s")
+			requireErr(t, all[2].err(), dlock.ErrHeld, noContext, "waited for 1m0s")
 			require.NoError(t, first.Release())
 			require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
 			require.NoError(t, requireTurn(t, stranger[0]).Release())
@@ -211,8 +207,7 @@ func TestLines(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			for _, w := range all {
-				require.ErrorIs(t, w.err(), dlock.ErrHeld)
-				requireNoContextError(t, w.err())
+				requireErr(t, w.err(), dlock.ErrHeld, noContext)
 			}
 			held := as[*dlock.HeldError](t, all[1].err())
 			require.Equal(t, 58*time.Minute, held.Remaining)
@@ -221,8 +216,7 @@ func TestLines(t *testing.T) {
 			again[0].cancel()
 			synctest.Wait()
 			require.ErrorIs(t, again[0].err(), context.Canceled)
-			ctx := within(t, time.Second)
-			_, err := c.Acquire(ctx, "k")
+			_, err := c.Acquire(within(t, time.Second), "k")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.NotErrorIs(t, err, context.Canceled, "of the errand")
 			require.Zero(t, waitingFor(t, store))
@@ -260,11 +254,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, 10*time.Second)
 			var fails atomic.Bool
 			fails.Store(true)
-			s.onCall(func(c *call) {
-				if c.op == "acquire" && fails.Load() {
-					c.err = errStore
-				}
-			})
+			s.onCall(func(c *call) { c.failIf(c.op == "acquire" && fails.Load(), errStore) })
 			all := standInLine(t, c, 3)
 			time.Sleep(500 * time.Millisecond)
 			s.forget()
@@ -273,9 +263,7 @@ func TestLines(t *testing.T) {
 			hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
 			time.Sleep(7 * time.Second)
 			synctest.Wait()
-			require.ErrorIs(t, hurried[0].err(), dlock.ErrHeld)
-			require.ErrorIs(t, hurried[0].err(), errStore)
-			require.ErrorContains(t, hurried[0].err(), "the store last answered 5")
+			requireErr(t, hurried[0].err(), dlock.ErrHeld, errStore, "the store last answered 5")
 			require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
 			fails.Store(false)
 			time.Sleep(3 * time.Second)
@@ -356,7 +344,7 @@ func TestLines(t *testing.T) {
 			type value struct{}
 			first := acquire(t, c, "k")
 			sender := standInLine(t, c, 1)
-			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", func(context.Context, *dlock.Lease) error { return nil })
+			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", noWork)
 			synctest.Wait()
 			sender[0].cancel()
 			synctest.Wait()
@@ -521,8 +509,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 	}
 }
 
-// The taker has what remains of the giver's first TTL, and the giver's first renewal. A
-// MaxHold is each holder's own.
+// The taker has what remains of the giver's first TTL, and the giver's first renewal. A MaxHold is each holder's own.
 func TestTurnInheritsTheFirstTTL(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(single{s}, dlock.WithLocalTurns(8), dlock.WithMaxHold(20*time.Second))
@@ -605,8 +592,7 @@ func TestEndedWaitGetsNoLease(t *testing.T) {
 						require.NoError(t, requireTurn(t, w).Release())
 						continue
 					}
-					require.ErrorIs(t, w.err(), context.Canceled)
-					require.ErrorIs(t, w.err(), dlock.ErrHeld)
+					requireErr(t, w.err(), context.Canceled, dlock.ErrHeld)
 				}
 				requireFree(t, store, "k")
 			}
@@ -741,9 +727,7 @@ func TestDetachAfterTurns(t *testing.T) {
 				fence++
 				require.Equal(t, fence, l.Fence())
 			}
-			_, err := l.Detach()
-			require.ErrorIs(t, err, dlock.ErrInvalid)
-			require.ErrorContains(t, err, "passed on 7 times")
+			requireErr(t, errOf(l.Detach()), dlock.ErrInvalid, "passed on 7 times")
 			require.NoError(t, l.Err())
 			require.NoError(t, l.Release())
 			require.NoError(t, requireTurn(t, all[n]).Release())
@@ -842,8 +826,7 @@ func TestCloseWaitsForTheErrand(t *testing.T) {
 	})
 }
 
-// Close at the same time as Release: each waiter gets a lease or ErrClosed, and no lease is
-// left in the store.
+// Close at the same time as Release: each waiter gets a lease or ErrClosed, and no lease is left in the store.
 func TestCloseRacesRelease(t *testing.T) {
 	for range 300 {
 		store := memory.New()
@@ -938,8 +921,7 @@ func TestPassedByAtMost(t *testing.T) {
 // Leases of each TTL are passed on, and none is lost.
 func TestTurnsWithShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{10 * time.Millisecond, 35 * time.Millisecond, 150 * time.Millisecond, time.Second, 6 * time.Second} {
-		bubble.Test(t, func(t *testing.T) {
-			_, n := overWire(t)
+		in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
 			n.setRTT(time.Millisecond)
 			c := dlock.New(n, dlock.WithLocalTurns(8), dlock.WithTTL(ttl))
 			var all sync.WaitGroup
@@ -975,21 +957,17 @@ func TestTurnsWithShortTTLs(t *testing.T) {
 func TestTurnsOfManyKeys(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(store, dlock.WithLocalTurns(8))
-		var all sync.WaitGroup
-		for i := range 3000 {
-			all.Go(func() {
-				l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				time.Sleep(time.Millisecond)
-				if err := l.Release(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
+		together(3000, func(i int) {
+			l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+			if err := l.Release(); err != nil {
+				t.Error(err)
+			}
+		})
 		require.Zero(t, c.Lines())
 	})
 }
