@@ -186,10 +186,11 @@ func (b *bench) takes(token string, ttl time.Duration) dlock.Attempt {
 }
 
 // fails makes an attempt that must not be granted.
-func (b *bench) fails(token string, ttl time.Duration, why string) {
+func (b *bench) fails(token string, ttl time.Duration, why string) (dlock.Attempt, error) {
 	b.Helper()
 	a, err := b.tries(token, ttl)
 	require.False(b, a.Acquired && err == nil, why)
+	return a, err
 }
 
 // finds makes an attempt that must name the holder.
