@@ -23,8 +23,6 @@ import (
 
 const long = 10 * time.Second // a TTL that does not end
 
-var someKeys = []string{"a", "b", "c", "d", "e", "f"} // with any arbiter
-
 func upTo10ms() time.Duration { return time.Duration(rand.N(10)) * time.Millisecond }
 
 func TestAttempts(t *testing.T) {
@@ -228,8 +226,7 @@ func TestAttempts(t *testing.T) {
 				}
 				return r.make(r.ctx)
 			})})
-			a, err := b.tries("x", long)
-			require.True(b, !a.Acquired && err == nil, "%+v, %v", a, err)
+			b.finds("x", "y", long)
 			time.Sleep(50 * time.Millisecond)
 			lost.Store(false) // the release is repeated, and answered
 			time.Sleep(5 * time.Second)
@@ -310,42 +307,38 @@ func (b *bench) lateVote(answer time.Duration) {
 	require.False(b, b.hold(2).Held, "3s after the attempt")
 }
 
-// The first vote of an attempt ends before the second one comes, since another holds that node. The attempt is not granted by
-// a vote that has ended.
-func TestVotesOfAGrantAreInDate(t *testing.T) {
+func TestAttemptsWithAnyArbiter(t *testing.T) {
 	const ttl = 100 * time.Millisecond
-	for _, key := range someKeys {
-		onBench(t, func(b *bench) {
+	withAnyArbiter(t, map[string]func(*bench){
+		// The first vote ends before the second one comes, since another holds that node.
+		"no attempt is granted by a vote that has ended": func(b *bench) {
 			b.each(delay(time.Millisecond))
 			b.stores[0].SetClock(time.Minute) // its fence is the largest, and needs no second round there
 			b.stores[1].Fail(errDial)
-			b.stores[2].Steal(key, 3*ttl)
+			b.stores[2].Steal(b.key, 3*ttl)
 			b.open(b.nodes())
-			a, err := b.TryAcquire(b.Context(), key, "x", ttl)
-			require.NoError(b, err)
-			require.True(b, a.Acquired)
-			require.Positive(b, time.Until(a.Since.Add(ttl)))
-		})
-	}
-}
-
-// A holder makes an attempt again, which is not decided. The votes of its lease stay.
-func TestUndecidedAttemptOfAHolderKeepsItsLease(t *testing.T) {
-	for _, key := range someKeys {
-		onBench(t, func(b *bench) {
+			require.Positive(b, time.Until(b.takes("x", ttl).Since.Add(ttl)))
+		},
+		"an undecided attempt of a holder keeps its lease": func(b *bench) {
 			b.each(delay(10 * time.Millisecond)) // so that it asks them less often
 			b.open(b.nodes())
-			_, err := b.TryAcquire(b.Context(), key, "x", 30*time.Second)
-			require.NoError(b, err)
+			b.takes("x", 30*time.Second)
 			b.stores[1].Fail(errDial)
-			b.stores[2].Steal(key, time.Hour)
-			_, err = b.TryAcquire(b.Context(), key, "x", 30*time.Second)
+			b.stores[2].Steal(b.key, time.Hour)
+			_, err := b.tries("x", 30*time.Second)
 			require.Error(b, err)
-			hold, err := b.stores[0].Inspect(b.Context(), key)
-			require.NoError(b, err)
-			require.Equal(b, "x", hold.Token)
-		})
-	}
+			require.Equal(b, "x", b.hold(0).Token)
+		},
+		// Another token has two votes, one of them by the young node.
+		"a young node names no holder": func(b *bench) {
+			b.stores[1].Wipe()
+			b.by("y", time.Hour, 1, 2)
+			b.each(delay(10 * time.Millisecond)) // so that it asks them less often
+			b.open(b.nodes())
+			a, err := b.tries("x", long)
+			require.Error(b, err, "%+v", a)
+		},
+	})
 }
 
 // A node counts 1 % and 1 s after the longest TTL, and not before.
