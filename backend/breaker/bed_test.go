@@ -28,14 +28,15 @@ var (
 	errDial  = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 )
 
-// An away is a Locker that makes calls fail as the test says.
+// An away is in front of the store, and makes calls fail as the test says.
 type away struct {
 	dlock.Forward
-	err   error // of every attempt and Inspect; nil: it is made
-	hang  bool  // until ctx ends
-	end   error // of every wait, when its ctx ends
-	look  error // of every Inspect; nil: as the other calls
-	renew error // of every Renew and RenewBatch
+	err     error             // of every attempt and Inspect; nil: it is made
+	hang    func(error) error // of these: they last until ctx ends, and this makes their error; nil: they are made
+	look    error             // of every Inspect; nil: as the other calls
+	renew   error             // of every Renew and RenewBatch
+	arrives chan struct{}     // sets arrive when it is closed; nil: at once
+	fate    func() error      // of each call, before it is made, and of its answer; or nil
 
 	calls, looks atomic.Int64 // of TryAcquire, TryAcquireSet and Acquire; of Inspect
 
@@ -43,16 +44,10 @@ type away struct {
 	delay          time.Duration // of TryAcquire, until ctx ends
 	reply          error         // in place of its answer
 	renewed        time.Duration // delays the answer of Renew
-	inFlight, most int           // calls of TryAcquire
+	inFlight, most int           // calls
 }
 
-func (a *away) fail(ctx context.Context) error {
-	if a.hang {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return a.err
-}
+func hangs(err error) error { return err }
 
 // slow delays attempts from now on, and loses their answers if reply is not nil.
 func (a *away) slow(delay time.Duration, reply error) {
@@ -61,78 +56,110 @@ func (a *away) slow(delay time.Duration, reply error) {
 	a.delay, a.reply = delay, reply
 }
 
-func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+func (a *away) flies(n int) {
 	a.mu.Lock()
-	a.inFlight++
+	defer a.mu.Unlock()
+	a.inFlight += n
 	a.most = max(a.most, a.inFlight)
+}
+
+// before returns the error of a call that is not made.
+func (a *away) before(ctx context.Context, method string) error {
+	switch method {
+	case "TryAcquire", "TryAcquireSet", "Acquire":
+		a.calls.Add(1)
+	case "Inspect":
+		if a.looks.Add(1); a.look != nil {
+			return a.look
+		}
+	case "Renew", "RenewBatch":
+		return a.renew
+	case "Release":
+		return nil
+	}
+	a.mu.Lock()
 	delay := a.delay
 	a.mu.Unlock()
-	if delay > 0 {
+	switch {
+	case method == "TryAcquire" && delay > 0:
 		select {
 		case <-ctx.Done():
 		case <-time.After(delay):
 		}
+	case method == "TryAcquireSet" && a.arrives != nil:
+		<-a.arrives
 	}
+	switch hang := a.hang; {
+	case hang != nil:
+		<-ctx.Done()
+		return hang(ctx.Err())
+	case a.err != nil:
+		return cmp.Or(ctx.Err(), a.err)
+	}
+	return nil
+}
+
+// after returns the error of a call whose answer is lost.
+func (a *away) after(method string) error {
 	a.mu.Lock()
-	a.inFlight--
-	reply := a.reply
+	late, reply := a.renewed, a.reply
 	a.mu.Unlock()
-	a.calls.Add(1)
-	if err := a.fail(ctx); err != nil {
-		return dlock.Attempt{}, cmp.Or(ctx.Err(), err)
+	switch method {
+	case "TryAcquire":
+		return reply
+	case "Renew":
+		time.Sleep(late)
 	}
-	attempt, err := a.Forward.TryAcquire(ctx, key, token, ttl)
-	return attempt, cmp.Or(err, reply)
+	return nil
+}
+
+func through[R any](ctx context.Context, a *away, method string, call func() (R, error)) (none R, err error) {
+	a.flies(1)
+	defer a.flies(-1)
+	err = a.before(ctx, method)
+	if err == nil && a.fate != nil {
+		err = a.fate()
+	}
+	if err != nil {
+		return none, err
+	}
+	r, err := call()
+	lost := a.after(method)
+	if lost == nil && a.fate != nil {
+		lost = a.fate()
+	}
+	if lost != nil {
+		return none, errors.Join(lost, err)
+	}
+	return r, err
+}
+
+func (a *away) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
+	return through(ctx, a, "TryAcquire", func() (dlock.Attempt, error) { return a.Forward.TryAcquire(ctx, key, token, ttl) })
 }
 
 func (a *away) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	a.calls.Add(1)
-	if err := cmp.Or(ctx.Err(), a.fail(ctx)); err != nil {
-		return nil, err
-	}
-	return a.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set)
+	return through(ctx, a, "TryAcquireSet", func() ([]dlock.Attempt, error) { return a.Locker.(dlock.SetAcquirer).TryAcquireSet(ctx, set) })
 }
 
 func (a *away) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	a.calls.Add(1)
-	if a.end != nil {
-		<-ctx.Done()
-		return dlock.Attempt{}, a.end
-	}
-	if err := a.fail(ctx); err != nil {
-		return dlock.Attempt{}, err
-	}
-	return a.Forward.Acquire(ctx, key, token, ttl)
+	return through(ctx, a, "Acquire", func() (dlock.Attempt, error) { return a.Forward.Acquire(ctx, key, token, ttl) })
 }
 
 func (a *away) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	if a.renew != nil {
-		return false, a.renew
-	}
-	held, err := a.Forward.Renew(ctx, key, token, ttl)
-	a.mu.Lock()
-	late := a.renewed
-	a.mu.Unlock()
-	time.Sleep(late)
-	return held, err
+	return through(ctx, a, "Renew", func() (bool, error) { return a.Forward.Renew(ctx, key, token, ttl) })
 }
 
 func (a *away) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock.RenewResult, error) {
-	if a.renew != nil {
-		return nil, a.renew
-	}
-	return a.Forward.RenewBatch(ctx, batch)
+	return through(ctx, a, "RenewBatch", func() ([]dlock.RenewResult, error) { return a.Forward.RenewBatch(ctx, batch) })
+}
+
+func (a *away) Release(ctx context.Context, key, token string) (bool, error) {
+	return through(ctx, a, "Release", func() (bool, error) { return a.Forward.Release(ctx, key, token) })
 }
 
 func (a *away) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
-	a.looks.Add(1)
-	if a.look != nil {
-		return dlock.Hold{}, a.look
-	}
-	if err := a.fail(ctx); err != nil {
-		return dlock.Hold{}, err
-	}
-	return a.Forward.Inspect(ctx, key)
+	return through(ctx, a, "Inspect", func() (dlock.Hold, error) { return a.Forward.Inspect(ctx, key) })
 }
 
 // A bed is a breaker around a store in virtual time.
@@ -157,11 +184,20 @@ func in(t *testing.T, f func(*bed), opts ...breaker.Option) {
 	})
 }
 
-// degrading runs a test with a breaker that degrades keys that begin with "k" after 30 s.
-func degrading(t *testing.T, f func(*bed)) {
-	t.Helper()
-	in(t, f, breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: func(key string) bool { return strings.HasPrefix(key, "k") }}))
+// scenes runs each scene on a bed of its own.
+func scenes(t *testing.T, all map[string]func(*bed), opts ...breaker.Option) {
+	for name, scene := range all {
+		t.Run(name, func(t *testing.T) { in(t, scene, opts...) })
+	}
 }
+
+// degrading degrades certain keys after 30 s.
+func degrading(keys func(key string) bool) breaker.Option {
+	return breaker.WithDegradation(breaker.Degradation{After: 30 * time.Second, Keys: keys})
+}
+
+// withK is which keys are degraded in most tests.
+func withK(key string) bool { return strings.HasPrefix(key, "k") }
 
 func all(string) bool { return true }
 
@@ -196,6 +232,13 @@ func (w *bed) stored(key string) dlock.Hold {
 	return hold
 }
 
+// renews makes a renewal that must succeed.
+func (w *bed) renews(key, token string, ttl time.Duration) {
+	w.Helper()
+	held, err := w.Renew(w.Context(), key, token, ttl)
+	require.True(w, held && err == nil, "%v, %v", held, err)
+}
+
 // open makes the store fail until the breaker opens.
 func (w *bed) open() {
 	w.Helper()
@@ -217,7 +260,7 @@ func (w *bed) down() {
 // up lets the store answer. It locks the breaker, so that other goroutines see this.
 func (w *bed) up() {
 	synctest.Wait()
-	w.s.err, w.s.hang = nil, false
+	w.s.err, w.s.hang = nil, nil
 	w.State()
 }
 

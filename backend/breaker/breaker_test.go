@@ -34,101 +34,11 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// To the breaker a set is one attempt. That it is not supported is no answer and no failure.
-func TestSets(t *testing.T) {
-	in(t, func(w *bed) {
-		set := func() ([]dlock.Attempt, error) { return trySet(w.Context(), w, "t", "a", "b") }
-		attempts, err := set()
-		require.NoError(w, err)
-		require.True(w, attempts[0].Acquired && attempts[1].Acquired)
-		require.Greater(w, attempts[1].Fence, attempts[0].Fence)
-		w.s.err = errors.ErrUnsupported
-		for range 10 {
-			_, err = set()
-			require.ErrorIs(w, err, errors.ErrUnsupported)
-		}
-		require.False(w, w.State().Open)
-		w.s.hang = true
-		for n := range 5 {
-			require.False(w, w.State().Open, n)
-			begun := time.Now()
-			_, err = set()
-			require.ErrorContains(w, err, "no answer within 2s")
-			require.Equal(w, 2*time.Second, time.Since(begun))
-		}
-		calls := w.s.calls.Load()
-		_, err = set()
-		require.ErrorIs(w, err, dlock.ErrUnavailable)
-		require.True(w, dlock.NoEffect(err))
-		require.Equal(w, calls, w.s.calls.Load())
-		ended, cancel := context.WithCancel(w.Context())
-		cancel()
-		_, err = trySet(ended, w, "t", "a", "b")
-		require.ErrorIs(w, err, context.Canceled)
-
-		w.s.hang = false
-		w.back()
-		_, err = trySet(w.Context(), w, "t")
-		require.ErrorIs(w, err, dlock.ErrInvalid)
-		_, err = trySet(w.Context(), breaker.New(w.s.Forward), "t", "a")
-		require.ErrorIs(w, err, errors.ErrUnsupported, "the inner Locker has no sets")
-		_, err = trySet(w.Context(), breaker.New(short{w.s}), "t", "a", "b")
-		require.ErrorContains(w, err, "1 attempts for a set of 2")
-	})
-}
-
 // A short Locker forgets the last answer of a set.
 type short struct{ *away }
 
 func (s short) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
 	return s.away.TryAcquireSet(ctx, set[1:])
-}
-
-// Failures in a row open it. Then nothing is sent, and nothing has to be released.
-func TestOpens(t *testing.T) {
-	in(t, func(w *bed) {
-		require.Equal(w, breaker.State{}, w.State())
-		w.open()
-		require.Equal(w, breaker.State{Open: true, Since: time.Now(), Err: errStore}, w.State())
-		time.Sleep(300 * time.Millisecond)
-		for range 10 {
-			var refusal *dlock.NoEffectError
-			err := w.try()
-			require.ErrorIs(w, err, dlock.ErrUnavailable)
-			require.ErrorAs(w, err, &refusal)
-			require.False(w, refusal.Temporary)
-			require.ErrorContains(w, err, "open for 300ms: i/o timeout")
-			_, err = w.Acquire(w.Context(), "k", "t", time.Minute)
-			require.ErrorIs(w, err, dlock.ErrUnavailable)
-		}
-		require.EqualValues(w, 5, w.s.calls.Load())
-		require.Zero(w, w.s.looks.Load())
-	})
-}
-
-// The time-outs of others opened it. A refusal does not look like the end of the caller's ctx.
-func TestRefusalShowsNoContextError(t *testing.T) {
-	for _, queued := range []bool{false, true} {
-		in(t, func(w *bed) {
-			for range 5 {
-				ctx, cancel := context.WithTimeout(w.Context(), time.Second)
-				var err error
-				if queued {
-					w.s.end, w.s.err = fmt.Errorf("%w: %w", context.DeadlineExceeded, errStore), errStore
-					_, err = w.Acquire(ctx, "k", "t", time.Minute)
-				} else {
-					w.s.hang = true
-					err = try(ctx, w.Locker)
-				}
-				require.ErrorIs(w, err, context.DeadlineExceeded)
-				cancel()
-			}
-			err := w.try()
-			require.ErrorIs(w, err, dlock.ErrUnavailable)
-			require.ErrorContains(w, err, "the breaker has been open for 0s: ")
-			require.NotContains(w, err.Error(), "context")
-		})
-	}
 }
 
 func mark(err error) error { return &dlock.NoEffectError{Err: err} }
@@ -194,7 +104,7 @@ func TestJudges(t *testing.T) {
 		{time.Second, true, false},             // the caller has left
 	} {
 		judge(end.opens, end, 20, func(w *bed) {
-			w.s.hang = true
+			w.s.hang = hangs
 			ctx, cancel := context.WithTimeout(w.Context(), end.after)
 			if end.cancel {
 				ctx, cancel = context.WithCancel(w.Context())
@@ -217,7 +127,7 @@ func TestJudges(t *testing.T) {
 	wait := func(w *bed, end error) {
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
-		w.s.end = end
+		w.s.hang = func(error) error { return end }
 		_, err := w.Acquire(ctx, "k", "t", time.Minute)
 		require.Equal(w, end, err)
 	}
@@ -237,11 +147,261 @@ type late struct {
 
 func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
 
+func TestStates(t *testing.T) {
+	scenes(t, map[string]func(*bed){
+		// Then nothing is sent, and nothing has to be released.
+		"failures in a row open it": func(w *bed) {
+			require.Equal(w, breaker.State{}, w.State())
+			w.open()
+			require.Equal(w, breaker.State{Open: true, Since: time.Now(), Err: errStore}, w.State())
+			time.Sleep(300 * time.Millisecond)
+			for range 10 {
+				var refusal *dlock.NoEffectError
+				err := w.try()
+				require.ErrorIs(w, err, dlock.ErrUnavailable)
+				require.ErrorAs(w, err, &refusal)
+				require.False(w, refusal.Temporary)
+				require.ErrorContains(w, err, "open for 300ms: i/o timeout")
+				_, err = w.Acquire(w.Context(), "k", "t", time.Minute)
+				require.ErrorIs(w, err, dlock.ErrUnavailable)
+			}
+			require.EqualValues(w, 5, w.s.calls.Load())
+			require.Zero(w, w.s.looks.Load())
+		},
+		// That it is not supported is no answer and no failure.
+		"a set is one attempt": func(w *bed) {
+			set := func() ([]dlock.Attempt, error) { return trySet(w.Context(), w, "t", "a", "b") }
+			attempts, err := set()
+			require.NoError(w, err)
+			require.True(w, attempts[0].Acquired && attempts[1].Acquired)
+			require.Greater(w, attempts[1].Fence, attempts[0].Fence)
+			w.s.err = errors.ErrUnsupported
+			for range 10 {
+				_, err = set()
+				require.ErrorIs(w, err, errors.ErrUnsupported)
+			}
+			require.False(w, w.State().Open)
+			w.s.hang = hangs
+			for n := range 5 {
+				require.False(w, w.State().Open, n)
+				begun := time.Now()
+				_, err = set()
+				require.ErrorContains(w, err, "no answer within 2s")
+				require.Equal(w, 2*time.Second, time.Since(begun))
+			}
+			calls := w.s.calls.Load()
+			_, err = set()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.True(w, dlock.NoEffect(err))
+			require.Equal(w, calls, w.s.calls.Load())
+			ended, cancel := context.WithCancel(w.Context())
+			cancel()
+			_, err = trySet(ended, w, "t", "a", "b")
+			require.ErrorIs(w, err, context.Canceled)
+
+			w.s.hang = nil
+			w.back()
+			_, err = trySet(w.Context(), w, "t")
+			require.ErrorIs(w, err, dlock.ErrInvalid)
+			_, err = trySet(w.Context(), breaker.New(w.s.Forward), "t", "a")
+			require.ErrorIs(w, err, errors.ErrUnsupported, "the inner Locker has no sets")
+			_, err = trySet(w.Context(), breaker.New(short{w.s}), "t", "a", "b")
+			require.ErrorContains(w, err, "1 attempts for a set of 2")
+		},
+		"a store that hangs is noticed after WithSlow": func(w *bed) {
+			w.s.hang = hangs
+			begun := time.Now()
+			var running sync.WaitGroup
+			for range 200 {
+				running.Go(func() {
+					for time.Since(begun) < 10*time.Second {
+						called := time.Now()
+						err := w.try()
+						if !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+							w.Errorf("after %v: %v", time.Since(called), err)
+						}
+						if took := time.Since(called); took > 2*time.Second || took > 0 && called.After(begun) {
+							w.Errorf("a call took %v", took)
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+				})
+			}
+			running.Wait()
+			require.EqualValues(w, 200, w.s.calls.Load())
+			require.InDelta(w, 8, w.s.looks.Load(), 1, "probes")
+		},
+		// Of many acquisitions of a Client, most join the store's queue without an attempt. They fail as the others do. A wait
+		// that began before the store fell silent goes on.
+		"a store hangs for a crowd": func(w *bed) {
+			c := dlock.New(w.Locker)
+			held, err := c.Acquire(w.Context(), "held")
+			require.NoError(w, err)
+			early := make(chan error, 1)
+			go func() { _, err := c.Acquire(w.Context(), "held"); early <- err }()
+			synctest.Wait()
+			w.s.hang = hangs
+			begun := time.Now()
+			var running sync.WaitGroup
+			for i := range 300 {
+				running.Go(func() {
+					ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+					defer cancel()
+					_, err := c.Acquire(ctx, fmt.Sprint(i))
+					if took := time.Since(begun); !errors.Is(err, dlock.ErrUnavailable) || took > 2*time.Second {
+						w.Errorf("after %v: %v", took, err)
+					}
+				})
+			}
+			running.Wait()
+			w.s.hang = nil
+			require.NoError(w, held.Release())
+			require.NoError(w, <-early)
+		},
+		"a call that was cut off before it was sent owes no release": func(w *bed) {
+			w.s.hang = mark
+			for range 5 {
+				err := w.try()
+				require.ErrorIs(w, err, dlock.ErrUnavailable)
+				require.True(w, dlock.NoEffect(err))
+			}
+			require.True(w, w.State().Open)
+		},
+		// That one of several stores will answer is no answer of all.
+		"the answer to a call that was cut off is passed on when it comes": func(w *bed) {
+			w.store.Delay(3 * time.Second)
+			begun := time.Now()
+			err := w.try()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
+			require.True(w, ok)
+			answers := make(chan error)
+			unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
+			require.True(w, dlock.NoEffect(<-answers))
+			require.Equal(w, 3*time.Second, time.Since(begun))
+
+			w.s.hang = func(err error) error { return errors.Join(errStore, &dlock.UnansweredError{Err: mark(err)}) }
+			err = w.try()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			_, ok = errors.AsType[*dlock.UnansweredError](err)
+			require.False(w, ok)
+		},
+		"nothing runs while nobody calls": func(w *bed) {
+			w.open()
+			time.Sleep(time.Hour)
+			require.Zero(w, w.s.looks.Load())
+			w.s.err = nil
+			require.Error(w, w.try(), "it starts the probe")
+			synctest.Wait()
+			require.NoError(w, w.try())
+		},
+		// A store that refuses a probe has answered it.
+		"if the store cannot be inspected, the probe renews a lease that nobody holds": func(w *bed) {
+			probe := func(opens bool) {
+				w.Helper()
+				time.Sleep(time.Second)
+				require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
+				synctest.Wait()
+				require.Equal(w, opens, w.State().Open)
+			}
+			w.s.look, w.s.renew = errors.ErrUnsupported, errStore
+			w.open()
+			for range 20 {
+				probe(true)
+			}
+			require.EqualValues(w, 5, w.s.calls.Load(), "attempts that were sent")
+			w.s.err, w.s.renew = nil, nil
+			probe(false)
+			require.NoError(w, w.try())
+
+			w.s.look = mark(errors.New("NOPERM"))
+			w.open()
+			probe(false)
+		},
+		"a call that began before a change says nothing of the store after it": func(w *bed) {
+			w.s.hang = hangs
+			for range 20 {
+				go func() { _ = try(context.Background(), w.Locker) }()
+			}
+			synctest.Wait()
+			w.s.hang = nil
+			w.open()
+			w.s.err = nil
+			time.Sleep(time.Second)
+			require.Error(w, w.try())
+			synctest.Wait()
+			time.Sleep(2 * time.Second) // the first twenty are cut off
+			require.False(w, w.State().Open)
+		},
+		// Renewals and releases go through an open breaker.
+		"a lease outlives an open breaker": func(w *bed) {
+			lease, err := w.locks.Acquire(w.Context(), "held")
+			require.NoError(w, err)
+			w.open()
+			time.Sleep(10 * time.Minute)
+			require.NoError(w, lease.Err())
+			_, err = w.locks.Acquire(w.Context(), "k")
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.NoError(w, lease.Release())
+		},
+		// It could run again too early.
+		"a job with a MinHold that the store would not keep": func(w *bed) {
+			quorum := redlock.New([]dlock.Locker{memory.New(), memory.New(), memory.New()}, redlock.WithLongestTTL(20*time.Second))
+			defer quorum.Close()
+			_, err := dlock.New(breaker.New(quorum), dlock.WithTTL(20*time.Second), dlock.WithMinHold(10*time.Minute)).TryAcquire(w.Context(), "k")
+			require.ErrorIs(w, err, dlock.ErrInvalid)
+			require.ErrorContains(w, err, "longer than 20s")
+		},
+	})
+	for _, hang := range []func(error) error{nil, hangs} {
+		in(t, func(w *bed) { // it closes within two probe intervals of the store's return, if anybody calls
+			w.open()
+			w.s.hang = hang
+			for range 100 {
+				require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
+				time.Sleep(100 * time.Millisecond)
+			}
+			synctest.Wait()
+			w.s.err, w.s.hang = nil, nil
+			back := time.Now()
+			for w.try() != nil {
+				time.Sleep(100 * time.Millisecond)
+			}
+			require.LessOrEqual(w, time.Since(back), 2*time.Second)
+			require.NoError(w, w.State().Err)
+			require.False(w, w.State().Open)
+			require.InDelta(w, 10, w.s.looks.Load(), 2)
+		})
+	}
+}
+
+// The time-outs of others opened it. A refusal does not look like the end of the caller's ctx.
+func TestRefusalShowsNoContextError(t *testing.T) {
+	for _, queued := range []bool{false, true} {
+		in(t, func(w *bed) {
+			for range 5 {
+				ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+				attempt := w.TryAcquire
+				if w.s.hang = hangs; queued {
+					w.s.hang, attempt = func(err error) error { return fmt.Errorf("%w: %w", err, errStore) }, w.Acquire
+				}
+				_, err := attempt(ctx, "k", "t", time.Minute)
+				require.ErrorIs(w, err, context.DeadlineExceeded)
+				cancel()
+			}
+			err := w.try()
+			require.ErrorIs(w, err, dlock.ErrUnavailable)
+			require.ErrorContains(w, err, "the breaker has been open for 0s: ")
+			require.NotContains(w, err.Error(), "context")
+		})
+	}
+}
+
 // The Client's own time limits do not hide that the store hangs.
 func TestImpatientClients(t *testing.T) {
 	for _, request := range []bool{false, true} {
 		in(t, func(w *bed) {
-			w.s.hang = true
+			w.s.hang = hangs
 			locks := dlock.New(w.Locker)
 			for range 20 {
 				ctx, cancel := w.Context(), func() {}
@@ -258,172 +418,6 @@ func TestImpatientClients(t *testing.T) {
 			require.EqualValues(w, 5, w.s.calls.Load(), "a request of 1 s: %v", request)
 		})
 	}
-}
-
-// A store that hangs is noticed after WithSlow.
-func TestHang(t *testing.T) {
-	in(t, func(w *bed) {
-		w.s.hang = true
-		begun := time.Now()
-		var running sync.WaitGroup
-		for range 200 {
-			running.Go(func() {
-				for time.Since(begun) < 10*time.Second {
-					called := time.Now()
-					err := w.try()
-					if !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-						w.Errorf("after %v: %v", time.Since(called), err)
-					}
-					if took := time.Since(called); took > 2*time.Second || took > 0 && called.After(begun) {
-						w.Errorf("a call took %v", took)
-					}
-					time.Sleep(100 * time.Millisecond)
-				}
-			})
-		}
-		running.Wait()
-		require.EqualValues(w, 200, w.s.calls.Load())
-		require.InDelta(w, 8, w.s.looks.Load(), 1, "probes")
-	})
-}
-
-// Of many acquisitions of a Client, most join the store's queue without an attempt. They fail as the others do. A wait that
-// began before the store fell silent goes on.
-func TestHangOfACrowd(t *testing.T) {
-	in(t, func(w *bed) {
-		c := dlock.New(w.Locker)
-		held, err := c.Acquire(w.Context(), "held")
-		require.NoError(w, err)
-		early := make(chan error, 1)
-		go func() { _, err := c.Acquire(w.Context(), "held"); early <- err }()
-		synctest.Wait()
-		w.s.hang = true
-		begun := time.Now()
-		var running sync.WaitGroup
-		for i := range 300 {
-			running.Go(func() {
-				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
-				defer cancel()
-				_, err := c.Acquire(ctx, fmt.Sprint(i))
-				if took := time.Since(begun); !errors.Is(err, dlock.ErrUnavailable) || took > 2*time.Second {
-					w.Errorf("after %v: %v", took, err)
-				}
-			})
-		}
-		running.Wait()
-		w.s.hang = false
-		require.NoError(w, held.Release())
-		require.NoError(w, <-early)
-	})
-}
-
-// An unsent Locker waits in vain for a connection.
-type unsent struct{ dlock.Forward }
-
-func (unsent) TryAcquire(ctx context.Context, _, _ string, _ time.Duration) (dlock.Attempt, error) {
-	<-ctx.Done()
-	return dlock.Attempt{}, mark(ctx.Err())
-}
-
-// A joiner answers with the errors of two stores, of which one will answer.
-type joiner struct{ unsent }
-
-func (j joiner) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	_, err := j.unsent.TryAcquire(ctx, key, token, ttl)
-	return dlock.Attempt{}, errors.Join(errStore, &dlock.UnansweredError{Err: err})
-}
-
-// A call that was cut off before it was sent owes no release. The answer to one that was sent is passed on when it comes;
-// that one of several stores will answer is no answer of all.
-func TestCutOff(t *testing.T) {
-	in(t, func(w *bed) {
-		b := breaker.New(unsent{w.s.Forward})
-		for range 5 {
-			err := try(w.Context(), b)
-			require.ErrorIs(w, err, dlock.ErrUnavailable)
-			require.True(w, dlock.NoEffect(err))
-		}
-		require.True(w, b.State().Open)
-
-		w.store.Delay(3 * time.Second)
-		begun := time.Now()
-		err := try(w.Context(), breaker.New(w.store))
-		require.ErrorIs(w, err, dlock.ErrUnavailable)
-		unanswered, ok := errors.AsType[*dlock.UnansweredError](err)
-		require.True(w, ok)
-		answers := make(chan error)
-		unanswered.Late(func(_ dlock.Attempt, err error) { answers <- err })
-		require.True(w, dlock.NoEffect(<-answers))
-		require.Equal(w, 3*time.Second, time.Since(begun))
-
-		err = try(w.Context(), breaker.New(joiner{unsent{w.s.Forward}}))
-		require.ErrorIs(w, err, dlock.ErrUnavailable)
-		_, ok = errors.AsType[*dlock.UnansweredError](err)
-		require.False(w, ok)
-	})
-}
-
-// It closes within two probe intervals of the store's return, if anybody calls.
-func TestCloses(t *testing.T) {
-	for _, hang := range []bool{false, true} {
-		in(t, func(w *bed) {
-			w.open()
-			w.s.hang = hang
-			for range 100 {
-				require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
-				time.Sleep(100 * time.Millisecond)
-			}
-			synctest.Wait()
-			w.s.err, w.s.hang = nil, false
-			back := time.Now()
-			for w.try() != nil {
-				time.Sleep(100 * time.Millisecond)
-			}
-			require.LessOrEqual(w, time.Since(back), 2*time.Second)
-			require.NoError(w, w.State().Err)
-			require.False(w, w.State().Open)
-			require.InDelta(w, 10, w.s.looks.Load(), 2)
-		})
-	}
-}
-
-// Nothing runs while nobody calls.
-func TestIdle(t *testing.T) {
-	in(t, func(w *bed) {
-		w.open()
-		time.Sleep(time.Hour)
-		require.Zero(w, w.s.looks.Load())
-		w.s.err = nil
-		require.Error(w, w.try(), "it starts the probe")
-		synctest.Wait()
-		require.NoError(w, w.try())
-	})
-}
-
-// If the store cannot be inspected, the probe renews a lease that nobody holds. A store that refuses a probe has answered it.
-func TestProbes(t *testing.T) {
-	in(t, func(w *bed) {
-		probe := func(opens bool) {
-			w.Helper()
-			time.Sleep(time.Second)
-			require.ErrorIs(w, w.try(), dlock.ErrUnavailable)
-			synctest.Wait()
-			require.Equal(w, opens, w.State().Open)
-		}
-		w.s.look, w.s.renew = errors.ErrUnsupported, errStore
-		w.open()
-		for range 20 {
-			probe(true)
-		}
-		require.EqualValues(w, 5, w.s.calls.Load(), "attempts that were sent")
-		w.s.err, w.s.renew = nil, nil
-		probe(false)
-		require.NoError(w, w.try())
-
-		w.s.look = mark(errors.New("NOPERM"))
-		w.open()
-		probe(false)
-	})
 }
 
 // The store's answers to renewals and releases start probes, and count for nothing else.
@@ -461,39 +455,6 @@ func TestRenewalsStartProbes(t *testing.T) {
 	}
 }
 
-// A call that began before a change says nothing of the store after it.
-func TestLateAnswers(t *testing.T) {
-	in(t, func(w *bed) {
-		w.s.hang = true
-		for range 20 {
-			go func() { _ = try(context.Background(), w.Locker) }()
-		}
-		synctest.Wait()
-		w.s.hang = false
-		w.open()
-		w.s.err = nil
-		time.Sleep(time.Second)
-		require.Error(w, w.try())
-		synctest.Wait()
-		time.Sleep(2 * time.Second) // the first twenty are cut off
-		require.False(w, w.State().Open)
-	})
-}
-
-// Renewals and releases go through an open breaker: a lease outlives it.
-func TestLeasesGoOn(t *testing.T) {
-	in(t, func(w *bed) {
-		lease, err := w.locks.Acquire(w.Context(), "held")
-		require.NoError(w, err)
-		w.open()
-		time.Sleep(10 * time.Minute)
-		require.NoError(w, lease.Err())
-		_, err = w.locks.Acquire(w.Context(), "k")
-		require.ErrorIs(w, err, dlock.ErrUnavailable)
-		require.NoError(w, lease.Release())
-	})
-}
-
 func TestOnChange(t *testing.T) {
 	var changes []breaker.State
 	in(t, func(w *bed) {
@@ -505,17 +466,6 @@ func TestOnChange(t *testing.T) {
 		synctest.Wait()
 		require.Equal(w, []breaker.State{{Open: true, Since: opened, Err: errStore}, {Since: time.Now()}}, changes)
 	}, breaker.OnChange(func(s breaker.State) { changes = append(changes, s) }))
-}
-
-// A job with a MinHold that the store would not keep could run again too early.
-func TestLongestTTL(t *testing.T) {
-	in(t, func(w *bed) {
-		quorum := redlock.New([]dlock.Locker{memory.New(), memory.New(), memory.New()}, redlock.WithLongestTTL(20*time.Second))
-		defer quorum.Close()
-		_, err := dlock.New(breaker.New(quorum), dlock.WithTTL(20*time.Second), dlock.WithMinHold(10*time.Minute)).TryAcquire(w.Context(), "k")
-		require.ErrorIs(w, err, dlock.ErrInvalid)
-		require.ErrorContains(w, err, "longer than 20s")
-	})
 }
 
 func TestInvalid(t *testing.T) {

@@ -32,9 +32,7 @@ func (r *repeats) tries(pool *redis.PoolStats) int {
 func (c conn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) (closed int) {
 	client, ok := c.sender().(interface{ Conn() *redis.Conn })
 	if !ok || c.slots != nil {
-		for i := range results {
-			results[i].Err = rediscore.ErrNoMaster
-		}
+		rediscore.Fail(results, rediscore.ErrNoMaster)
 		return 0
 	}
 	numbers := make([]int, len(calls))

@@ -112,9 +112,12 @@ func Example_shutdown() {
 	fmt.Println("the request that was under way:", <-status)
 	fmt.Println("stopped:", err)
 	fmt.Println("locks left behind:", redisServer.Exists("shop:/orders/1"), redisServer.Exists("shop:cleanup"))
+	_, err = s.locks.TryAcquire(context.Background(), "/orders/1")
+	fmt.Println("closed for good:", errors.Is(err, dlock.ErrClosed))
 	// Output:
 	// the background work stops, its lease: <nil>
 	// the request that was under way: 200 OK
 	// stopped: <nil>
 	// locks left behind: false false
+	// closed for good: true
 }

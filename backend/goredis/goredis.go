@@ -92,18 +92,12 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 		c.evalAll(ctx, calls, results, &wait)
 		return
 	}
-	fail(results, refused("a %T, which hides whether WithReplicas can use it: name the client inside by WithInside", c.client))
-}
-
-func fail(results []rediscore.Result, err error) {
-	for i := range results {
-		results[i].Err = err
-	}
+	rediscore.Fail(results, refused("a %T, which hides whether WithReplicas can use it: name the client inside by WithInside", c.client))
 }
 
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	if err := c.hidden.refusal(ctx); err != nil {
-		fail(results, err)
+		rediscore.Fail(results, err)
 		return
 	}
 	if c.cluster != nil {

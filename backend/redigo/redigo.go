@@ -108,17 +108,11 @@ func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, result
 func (c conn) evalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {
 	conn, err := c.get(ctx)
 	if err != nil {
-		fail(results, err)
+		rediscore.Fail(results, err)
 		return
 	}
 	c.evalOn(ctx, &conn, calls, results, wait)
 	c.stale.put(&conn, results...)
-}
-
-func fail(results []rediscore.Result, err error) {
-	for i := range results {
-		results[i].Err = err
-	}
 }
 
 func (c conn) evalOn(ctx context.Context, conn *pooled, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) {

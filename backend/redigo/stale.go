@@ -53,7 +53,7 @@ func (s *stale) put(conn *pooled, results ...rediscore.Result) {
 func (c conn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait *rediscore.Replication) (closed int) {
 	fresh, err := c.dial(ctx)
 	if err != nil {
-		fail(results, &dlock.NoEffectError{Err: err})
+		rediscore.Fail(results, &dlock.NoEffectError{Err: err})
 		return 0
 	}
 	conn := pooled{Conn: fresh}

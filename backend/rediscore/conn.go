@@ -142,6 +142,13 @@ type Result struct {
 	NoWait   error // why that is not known, or nil
 }
 
+// Fail gives all results the same error.
+func Fail(results []Result, err error) {
+	for i := range results {
+		results[i].Err = err
+	}
+}
+
 // An Event is something that happened to a subscription.
 type Event struct {
 	Kind    EventKind

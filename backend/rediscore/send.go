@@ -205,9 +205,7 @@ func (l *Locker) fly(ctx context.Context, calls []Call, results []Result) {
 	held := l.leaving.answer()
 	switch wait := l.replication(calls); {
 	case held != nil && !slices.ContainsFunc(calls, reads):
-		for i := range results {
-			results[i].Err = held
-		}
+		Fail(results, held)
 	case wait != nil:
 		l.conn.evalReplicated(ctx, slices.Clone(calls), results, *wait) // it may keep them
 		l.count(calls, results)

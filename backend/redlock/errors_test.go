@@ -90,38 +90,55 @@ func TestNoConnectionAfterAnEffect(t *testing.T) {
 	}
 }
 
-// A wait ends while its requests are on their way. A release that is answered before they arrive does not end their places in
-// the queues, but is repeated.
-func TestJoinedErrorsOfWaits(t *testing.T) {
-	onBench(t, func(b *bench) {
-		outrun := func(r *request) error { // it answers that the wait is over, while a request of it is still on its way
-			if r.method != "AcquireVote" {
-				return r.make(r.ctx)
+func TestOwedReleases(t *testing.T) {
+	scenes(t, map[string]func(*bench){
+		// A release that is answered before they arrive does not end their places in the queues, but is repeated.
+		"a wait ends while its requests are on their way": func(b *bench) {
+			outrun := func(r *request) error { // it answers that the wait is over, while a request of it is still on its way
+				if r.method != "AcquireVote" {
+					return r.make(r.ctx)
+				}
+				hold, err := r.to.Inspect(r.ctx, r.key)
+				if err != nil {
+					return err
+				}
+				<-r.ctx.Done()
+				late := *r
+				time.AfterFunc(100*time.Millisecond, func() {
+					patient, cancel := context.WithTimeout(context.Background(), time.Hour)
+					defer cancel()
+					_ = late.make(patient)
+				})
+				r.ballot.Attempt = dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining, Since: time.Now()}
+				return fmt.Errorf("%w: %w", r.ctx.Err(), none(errors.New("refused")))
 			}
-			hold, err := r.to.Inspect(r.ctx, r.key)
-			if err != nil {
-				return err
+			b.open(b.all(outrun))
+			b.takes("holder", 30*time.Second)
+			_, err := b.waitsFor(time.Second, "waiter", 30*time.Second)
+			require.False(b, dlock.NoEffect(err), "NoEffect(%v)", err)
+			_, err = b.Release(b.Context(), "key", "waiter")
+			require.NoError(b, err)
+			time.Sleep(5 * time.Second)
+			for i := range b.stores {
+				require.Equal(b, 0, b.hold(i).Waiting, "waiters of node %d after a release that was answered", i)
 			}
-			<-r.ctx.Done()
-			late := *r
-			time.AfterFunc(100*time.Millisecond, func() {
-				patient, cancel := context.WithTimeout(context.Background(), time.Hour)
-				defer cancel()
-				_ = late.make(patient)
-			})
-			r.ballot.Attempt = dlock.Attempt{Holder: hold.Token, Remaining: hold.Remaining, Since: time.Now()}
-			return fmt.Errorf("%w: %w", r.ctx.Err(), none(errors.New("refused")))
-		}
-		b.open(b.all(outrun))
-		b.takes("holder", 30*time.Second)
-		_, err := b.waitsFor(time.Second, "waiter", 30*time.Second)
-		require.False(b, dlock.NoEffect(err), "NoEffect(%v)", err)
-		_, err = b.Release(b.Context(), "key", "waiter")
-		require.NoError(b, err)
-		time.Sleep(5 * time.Second)
-		for i := range b.stores {
-			require.Equal(b, 0, b.hold(i).Waiting, "waiters of node %d after a release that was answered", i)
-		}
+		},
+		// The release stays owed meanwhile.
+		"two nodes may not release for a while": func(b *bench) {
+			b.open(b.nodes(), redlock.WithLongestTTL(longest/2))
+			c := b.client(dlock.WithTTL(longest / 2))
+			lease, err := c.TryAcquire(b.Context(), "key")
+			require.NoError(b, err)
+			b.stores[0].Fail(errRights)
+			b.stores[1].Fail(errRights)
+			require.ErrorIs(b, lease.Release(), dlock.ErrInvalid)
+			time.Sleep(time.Minute)
+			require.EqualValues(b, 1, c.Stats().ReleasesOwed)
+			b.each(fail(nil))
+			time.Sleep(10 * time.Second)
+			b.free("10 s after they may be released")
+			require.EqualValues(b, 0, c.Stats().ReleasesOwed)
+		},
 	})
 }
 
@@ -159,25 +176,6 @@ func TestVotesOfInvalidCalls(t *testing.T) {
 			b.free("a second after %v", err)
 		})
 	}
-}
-
-// Two nodes may not release for a while. The release stays owed meanwhile.
-func TestInvalidReleaseIsOwed(t *testing.T) {
-	onBench(t, func(b *bench) {
-		b.open(b.nodes(), redlock.WithLongestTTL(longest/2))
-		c := b.client(dlock.WithTTL(longest / 2))
-		lease, err := c.TryAcquire(b.Context(), "key")
-		require.NoError(b, err)
-		b.stores[0].Fail(errRights)
-		b.stores[1].Fail(errRights)
-		require.ErrorIs(b, lease.Release(), dlock.ErrInvalid)
-		time.Sleep(time.Minute)
-		require.EqualValues(b, 1, c.Stats().ReleasesOwed)
-		b.each(fail(nil))
-		time.Sleep(10 * time.Second)
-		b.free("10 s after they may be released")
-		require.EqualValues(b, 0, c.Stats().ReleasesOwed)
-	})
 }
 
 // Nodes that cannot be reached have refused nothing. A Client that may wait for the store does so.

@@ -44,46 +44,76 @@ func TestTries(t *testing.T) {
 	}
 }
 
-// A token has one request at a time at a node, whatever its clients do at the same time.
-func TestOneRequestOfATokenAtATime(t *testing.T) {
-	onBench(t, func(b *bench) {
-		const ttl = 100 * time.Millisecond
-		b.open(b.tapped(func(node int) tap {
-			var flying atomic.Int64
-			return func(r *request) error {
-				if r.method != "AcquireVote" && r.method != "Inspect" {
-					assert.EqualValues(b, 1, flying.Add(1), "requests at node %d, with %s", node, r.method)
-					time.Sleep(time.Millisecond)
-					defer flying.Add(-1)
-				}
-				return r.make(r.ctx)
-			}
-		}), redlock.WithoutGuard())
-		ctx, stop := context.WithTimeout(b.Context(), 4*time.Second)
-		defer stop()
-		var all sync.WaitGroup
-		for range 6 {
-			all.Go(func() {
-				for ctx.Err() == nil {
-					short, cancel := context.WithTimeout(ctx, rand.N(2*ttl))
-					switch rand.N(6) {
-					case 0:
-						_, _ = b.TryAcquire(short, "key", "x", ttl)
-					case 1:
-						_, _ = b.Acquire(short, "key", "x", ttl)
-					case 2:
-						_, _ = b.Release(short, "key", "x")
-					case 3:
-						b.stores[rand.N(len(b.stores))].Expire("key")
-					default:
-						_, _ = b.Renew(short, "key", "x", ttl)
+func TestRequests(t *testing.T) {
+	scenes(t, map[string]func(*bench){
+		"a token has one request at a time at a node, whatever its clients do at the same time": func(b *bench) {
+			const ttl = 100 * time.Millisecond
+			b.open(b.tapped(func(node int) tap {
+				var flying atomic.Int64
+				return func(r *request) error {
+					if r.method != "AcquireVote" && r.method != "Inspect" {
+						assert.EqualValues(b, 1, flying.Add(1), "requests at node %d, with %s", node, r.method)
+						time.Sleep(time.Millisecond)
+						defer flying.Add(-1)
 					}
-					cancel()
-					time.Sleep(rand.N(ttl / 5))
+					return r.make(r.ctx)
 				}
-			})
-		}
-		all.Wait()
+			}), redlock.WithoutGuard())
+			ctx, stop := context.WithTimeout(b.Context(), 4*time.Second)
+			defer stop()
+			var all sync.WaitGroup
+			for range 6 {
+				all.Go(func() {
+					for ctx.Err() == nil {
+						short, cancel := context.WithTimeout(ctx, rand.N(2*ttl))
+						switch rand.N(6) {
+						case 0:
+							_, _ = b.TryAcquire(short, "key", "x", ttl)
+						case 1:
+							_, _ = b.Acquire(short, "key", "x", ttl)
+						case 2:
+							_, _ = b.Release(short, "key", "x")
+						case 3:
+							b.stores[rand.N(len(b.stores))].Expire("key")
+						default:
+							_, _ = b.Renew(short, "key", "x", ttl)
+						}
+						cancel()
+						time.Sleep(rand.N(ttl / 5))
+					}
+				})
+			}
+			all.Wait()
+		},
+		"a TTL beyond all limits is the node's to refuse, and does not become a short one": func(b *bench) {
+			b.open(b.nodes(), redlock.WithoutGuard())
+			b.takes("x", math.MaxInt64)
+			require.Greater(b, b.hold(0).Remaining, 365*24*time.Hour)
+		},
+		// The lease is then kept by one store, twice; so it is not renewed, but its votes can be released.
+		"the name of a node leads to the store of another one for a while": func(b *bench) {
+			var leads atomic.Pointer[memory.Locker]
+			leads.Store(b.stores[2])
+			b.open([]dlock.Locker{b.stores[0], named(&leads), b.stores[1]})
+			b.takes("x", 30*time.Second)
+			time.Sleep(time.Second)
+			leads.Store(b.stores[0])
+			b.stores[1].Expire("key")
+			_, err := b.Renew(b.Context(), "key", "x", 30*time.Second)
+			require.ErrorIs(b, err, dlock.ErrInvalid, "Renew, by two answers of one store")
+			require.False(b, dlock.NoEffect(err), "NoEffect(%v)", err)
+			leads.Store(b.stores[2])
+			b.renews("x", 30*time.Second)
+			hold, err := b.Inspect(b.Context(), "key")
+			require.NoError(b, err)
+			require.Equal(b, "x", hold.Token)
+			leads.Store(b.stores[0])
+			_, err = b.Renew(b.Context(), "key", "x", 30*time.Second)
+			require.ErrorIs(b, err, dlock.ErrInvalid)
+			held, err := b.Release(b.Context(), "key", "x")
+			require.NoError(b, err)
+			require.False(b, b.stores[0].Expire("key"), "%v", held)
+		},
 	})
 }
 
@@ -261,15 +291,6 @@ func TestFractionsOfMilliseconds(t *testing.T) {
 	})
 }
 
-// A TTL beyond all limits is the node's to refuse, and does not become a short one.
-func TestTheLongestDuration(t *testing.T) {
-	onBench(t, func(b *bench) {
-		b.open(b.nodes(), redlock.WithoutGuard())
-		b.takes("x", math.MaxInt64)
-		require.Greater(b, b.hold(0).Remaining, 365*24*time.Hour)
-	})
-}
-
 // Nodes that are 600 ms away, on the other side of the world, serve four processes without an error if the TTL is at least
 // five round trips.
 func TestFarNodes(t *testing.T) {
@@ -372,34 +393,6 @@ func TestAStoreIsNotCountedTwice(t *testing.T) {
 		require.False(b, a.Acquired, "by one store")
 		require.ErrorIs(b, err, dlock.ErrInvalid)
 		require.Less(b, time.Since(begun), time.Second)
-	})
-}
-
-// The name of a node leads to the store of another one for a while. The lease is then kept by one store, twice; so it is not
-// renewed, but its votes can be released.
-func TestANameLeadsElsewhere(t *testing.T) {
-	onBench(t, func(b *bench) {
-		var leads atomic.Pointer[memory.Locker]
-		leads.Store(b.stores[2])
-		b.open([]dlock.Locker{b.stores[0], named(&leads), b.stores[1]})
-		b.takes("x", 30*time.Second)
-		time.Sleep(time.Second)
-		leads.Store(b.stores[0])
-		b.stores[1].Expire("key")
-		_, err := b.Renew(b.Context(), "key", "x", 30*time.Second)
-		require.ErrorIs(b, err, dlock.ErrInvalid, "Renew, by two answers of one store")
-		require.False(b, dlock.NoEffect(err), "NoEffect(%v)", err)
-		leads.Store(b.stores[2])
-		b.renews("x", 30*time.Second)
-		hold, err := b.Inspect(b.Context(), "key")
-		require.NoError(b, err)
-		require.Equal(b, "x", hold.Token)
-		leads.Store(b.stores[0])
-		_, err = b.Renew(b.Context(), "key", "x", 30*time.Second)
-		require.ErrorIs(b, err, dlock.ErrInvalid)
-		held, err := b.Release(b.Context(), "key", "x")
-		require.NoError(b, err)
-		require.False(b, b.stores[0].Expire("key"), "%v", held)
 	})
 }
 

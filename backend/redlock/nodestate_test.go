@@ -535,80 +535,51 @@ func (b *bench) keepsNode0() {
 func TestRepeatedAttemptAfterAWipe(t *testing.T) {
 	const ttl = 20 * time.Second
 	for name, repeat := range acquires {
-		t.Run(name, func(t *testing.T) {
-			twice := 0
-			for _, key := range someKeys {
-				onBench(t, func(b *bench) {
-					b.open(b.nodes())
-					other := b.Locker
-					b.open(b.nodes())
-					b.stores[2].Fail(errDial)
-					a, err := b.TryAcquire(b.Context(), key, "x", ttl)
-					require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
-					b.stores[2].Fail(nil)
-					certain, cancel := context.WithDeadline(b.Context(), a.Since.Add(ttl))
-					defer cancel()
-					b.each(delay(10 * time.Millisecond)) // so that they are asked less often
-					time.AfterFunc(time.Second, b.stores[1].Wipe)
-					time.AfterFunc(2*time.Second, func() {
-						ctx, cancel := context.WithTimeout(certain, 5*time.Second)
-						defer cancel()
-						_, _ = repeat(b.Locker, ctx, key, "x", ttl)
-					})
-					if a, err := other.Acquire(certain, key, "y", ttl); a.Acquired && err == nil {
-						twice++
-					}
-				})
-			}
-			if twice > 0 {
-				t.Errorf("two held %d of %d keys", twice, len(someKeys))
-			}
-		})
-	}
-}
-
-// Another token has two votes, one of them by a young node. It is no holder.
-func TestAYoungNodeNamesNoHolder(t *testing.T) {
-	for _, key := range someKeys {
-		onBench(t, func(b *bench) {
-			b.stores[1].Wipe()
-			for _, n := range b.stores[1:] {
-				_, err := n.Vote(b.Context(), key, "y", time.Hour, 0)
-				require.NoError(b, err)
-			}
-			b.each(delay(10 * time.Millisecond)) // so that it asks them less often
+		withAnyArbiter(t, map[string]func(*bench){name: func(b *bench) {
 			b.open(b.nodes())
-			a, err := b.TryAcquire(b.Context(), key, "x", long)
-			require.Error(b, err, "%+v", a)
-		})
+			other := b.Locker
+			b.open(b.nodes())
+			b.stores[2].Fail(errDial)
+			a := b.takes("x", ttl)
+			b.stores[2].Fail(nil)
+			certain, cancel := context.WithDeadline(b.Context(), a.Since.Add(ttl))
+			defer cancel()
+			b.each(delay(10 * time.Millisecond)) // so that they are asked less often
+			time.AfterFunc(time.Second, b.stores[1].Wipe)
+			time.AfterFunc(2*time.Second, func() {
+				ctx, cancel := context.WithTimeout(certain, 5*time.Second)
+				defer cancel()
+				_, _ = repeat(b.Locker, ctx, b.key, "x", ttl)
+			})
+			a, err := other.Acquire(certain, b.key, "y", ttl)
+			require.False(b, a.Acquired && err == nil, "two hold the key")
+		}})
 	}
 }
 
 // Two have a vote each, and one of them that of the young node as well. Both must agree who of them passes its vote on.
 func TestAYoungNodeLeadsNobody(t *testing.T) {
 	for name, acquire := range acquires {
-		for _, key := range someKeys {
-			onBench(t, func(b *bench) {
-				b.stores[1].Wipe()
-				b.open([]dlock.Locker{farFrom(b.stores[0], "y"), farFrom(b.stores[1], "y"), farFrom(b.stores[2], "x")})
-				begun := time.Now()
-				var both sync.WaitGroup
-				var granted atomic.Int64
-				for _, token := range []string{"x", "y"} {
-					both.Go(func() {
-						a, err := acquire(b.Locker, b.Context(), key, token, long)
-						require.NoError(b, err)
-						if a.Acquired {
-							granted.Add(1)
-							_, _ = b.Release(b.Context(), key, token)
-						}
-					})
-				}
-				both.Wait()
-				require.Positive(b, granted.Load(), "%s: nobody was granted the key", name)
-				require.Less(b, time.Since(begun), 40*time.Millisecond, "until both were answered")
-			})
-		}
+		withAnyArbiter(t, map[string]func(*bench){name: func(b *bench) {
+			b.stores[1].Wipe()
+			b.open([]dlock.Locker{farFrom(b.stores[0], "y"), farFrom(b.stores[1], "y"), farFrom(b.stores[2], "x")})
+			begun := time.Now()
+			var both sync.WaitGroup
+			var granted atomic.Int64
+			for _, token := range []string{"x", "y"} {
+				both.Go(func() {
+					a, err := acquire(b.Locker, b.Context(), b.key, token, long)
+					require.NoError(b, err)
+					if a.Acquired {
+						granted.Add(1)
+						_, _ = b.Release(b.Context(), b.key, token)
+					}
+				})
+			}
+			both.Wait()
+			require.Positive(b, granted.Load(), "nobody was granted the key")
+			require.Less(b, time.Since(begun), 40*time.Millisecond, "until both were answered")
+		}})
 	}
 }
 
@@ -626,11 +597,9 @@ func TestAllCallsWithYoungNodes(t *testing.T) {
 				slow := (first + n/2) % n
 				nodes[slow] = remote(b.stores[slow], func() time.Duration { return 20 * time.Millisecond })
 				b.open(nodes)
-				for _, acquire := range []func(context.Context, string, string, time.Duration) (dlock.Attempt, error){b.TryAcquire, b.Acquire} {
-					a, err := acquire(b.Context(), "key", "x", ttl)
-					require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
-					again, err := acquire(b.Context(), "key", "x", ttl)
-					require.True(b, again.Acquired && err == nil && again.Fence > a.Fence, "%+v, %v", a, err)
+				for _, acquire := range acquires {
+					a := b.granted(acquire(b.Locker, b.Context(), "key", "x", ttl))
+					require.Greater(b, b.granted(acquire(b.Locker, b.Context(), "key", "x", ttl)).Fence, a.Fence)
 					hold, err := b.Inspect(b.Context(), "key")
 					require.NoError(b, err)
 					require.Equal(b, "x", hold.Token)
@@ -643,18 +612,12 @@ func TestAllCallsWithYoungNodes(t *testing.T) {
 					require.Equal(b, "x", refused.Holder)
 					_, err = b.Release(b.Context(), "key", "y2")
 					require.NoError(b, err)
-					done := make(chan error)
-					go func() {
-						c, err := b.Acquire(b.Context(), "key", "z", ttl)
-						if !c.Acquired && err == nil {
-							err = context.Canceled
-						}
-						done <- err
-					}()
+					var next sync.WaitGroup
+					next.Go(func() { b.waits("z", ttl) })
 					time.Sleep(3 * time.Second)
 					b.releases("x")
 					begun := time.Now()
-					require.NoError(b, <-done)
+					next.Wait()
 					require.Less(b, time.Since(begun), time.Second)
 					b.releases("z")
 					time.Sleep(time.Second)

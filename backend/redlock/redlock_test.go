@@ -135,11 +135,12 @@ func (s stores) each(do func(*memory.Locker)) {
 func delay(d time.Duration) func(*memory.Locker) { return func(n *memory.Locker) { n.Delay(d) } }
 func fail(err error) func(*memory.Locker)        { return func(n *memory.Locker) { n.Fail(err) } }
 
-// A bench is that of a test in virtual time: three stores, and a Locker that is closed in the end.
+// A bench is that of a test in virtual time: three stores, a Locker that is closed in the end, and the key that it is asked for.
 type bench struct {
 	*testing.T
 	stores
 	*redlock.Locker
+	key string
 }
 
 // scenes runs each scene on a bench of its own.
@@ -154,8 +155,19 @@ func cases[C any](t *testing.T, all map[string]C, do func(*bench, C)) {
 	}
 }
 
-func onBench(t *testing.T, do func(*bench)) {
-	bubble.Test(t, func(t *testing.T) { do(&bench{T: t, stores: newStores(3)}) })
+func onBench(t *testing.T, do func(*bench)) { onBenchFor(t, "key", do) }
+
+func onBenchFor(t *testing.T, key string, do func(*bench)) {
+	bubble.Test(t, func(t *testing.T) { do(&bench{T: t, stores: newStores(3), key: key}) })
+}
+
+// withAnyArbiter runs each scene with keys that have different arbiters.
+func withAnyArbiter(t *testing.T, all map[string]func(*bench)) {
+	for name, scene := range all {
+		for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+			t.Run(name+"/"+key, func(t *testing.T) { onBenchFor(t, key, scene) })
+		}
+	}
 }
 
 // open makes the Locker.
@@ -174,22 +186,28 @@ func (b *bench) client(opts ...dlock.Option) *dlock.Client {
 
 // tries makes an attempt.
 func (b *bench) tries(token string, ttl time.Duration) (dlock.Attempt, error) {
-	return b.TryAcquire(b.Context(), "key", token, ttl)
+	return b.TryAcquire(b.Context(), b.key, token, ttl)
 }
 
 // takes makes an attempt that must be granted.
 func (b *bench) takes(token string, ttl time.Duration) dlock.Attempt {
 	b.Helper()
-	a, err := b.tries(token, ttl)
+	return b.granted(b.tries(token, ttl))
+}
+
+// granted is the answer of a call that must be a grant.
+func (b *bench) granted(a dlock.Attempt, err error) dlock.Attempt {
+	b.Helper()
 	require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
 	return a
 }
 
 // fails makes an attempt that must not be granted.
-func (b *bench) fails(token string, ttl time.Duration, why string) {
+func (b *bench) fails(token string, ttl time.Duration, why string) (dlock.Attempt, error) {
 	b.Helper()
 	a, err := b.tries(token, ttl)
 	require.False(b, a.Acquired && err == nil, why)
+	return a, err
 }
 
 // finds makes an attempt that must name the holder.
@@ -203,8 +221,7 @@ func (b *bench) finds(token, holder string, ttl time.Duration) {
 // waits makes a wait that must be granted.
 func (b *bench) waits(token string, ttl time.Duration) {
 	b.Helper()
-	a, err := b.Acquire(b.Context(), "key", token, ttl)
-	require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
+	b.granted(b.Acquire(b.Context(), b.key, token, ttl))
 }
 
 // waitsFor makes a wait that must end with its ctx.
@@ -212,20 +229,20 @@ func (b *bench) waitsFor(patience time.Duration, token string, ttl time.Duration
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
-	a, err := b.Acquire(ctx, "key", token, ttl)
+	a, err := b.Acquire(ctx, b.key, token, ttl)
 	require.ErrorIs(b, err, context.DeadlineExceeded)
 	return a, err
 }
 
 func (b *bench) renews(token string, ttl time.Duration) {
 	b.Helper()
-	held, err := b.Renew(b.Context(), "key", token, ttl)
+	held, err := b.Renew(b.Context(), b.key, token, ttl)
 	require.True(b, held && err == nil, "%v, %v", held, err)
 }
 
 func (b *bench) releases(token string) {
 	b.Helper()
-	held, err := b.Release(b.Context(), "key", token)
+	held, err := b.Release(b.Context(), b.key, token)
 	require.True(b, held && err == nil, "%v, %v", held, err)
 }
 
@@ -233,7 +250,7 @@ func (b *bench) releases(token string) {
 func (b *bench) by(token string, ttl time.Duration, nodes ...int) {
 	b.Helper()
 	for _, i := range nodes {
-		_, err := b.stores[i].Vote(b.Context(), "key", token, ttl, 0)
+		_, err := b.stores[i].Vote(b.Context(), b.key, token, ttl, 0)
 		require.NoError(b, err)
 	}
 }
@@ -241,7 +258,7 @@ func (b *bench) by(token string, ttl time.Duration, nodes ...int) {
 // hold is who holds the key at a node.
 func (b *bench) hold(node int) dlock.Hold {
 	b.Helper()
-	hold, err := b.stores[node].Inspect(b.Context(), "key")
+	hold, err := b.stores[node].Inspect(b.Context(), b.key)
 	require.NoError(b, err)
 	return hold
 }

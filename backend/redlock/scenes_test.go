@@ -18,12 +18,9 @@ import (
 	"github.com/dlock-go/dlock/backend/breaker"
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/backend/redlock"
-	"github.com/dlock-go/dlock/internal/bubble"
 )
 
 const long = 10 * time.Second // a TTL that does not end
-
-var someKeys = []string{"a", "b", "c", "d", "e", "f"} // with any arbiter
 
 func upTo10ms() time.Duration { return time.Duration(rand.N(10)) * time.Millisecond }
 
@@ -228,8 +225,7 @@ func TestAttempts(t *testing.T) {
 				}
 				return r.make(r.ctx)
 			})})
-			a, err := b.tries("x", long)
-			require.True(b, !a.Acquired && err == nil, "%+v, %v", a, err)
+			b.finds("x", "y", long)
 			time.Sleep(50 * time.Millisecond)
 			lost.Store(false) // the release is repeated, and answered
 			time.Sleep(5 * time.Second)
@@ -310,42 +306,38 @@ func (b *bench) lateVote(answer time.Duration) {
 	require.False(b, b.hold(2).Held, "3s after the attempt")
 }
 
-// The first vote of an attempt ends before the second one comes, since another holds that node. The attempt is not granted by
-// a vote that has ended.
-func TestVotesOfAGrantAreInDate(t *testing.T) {
+func TestAttemptsWithAnyArbiter(t *testing.T) {
 	const ttl = 100 * time.Millisecond
-	for _, key := range someKeys {
-		onBench(t, func(b *bench) {
+	withAnyArbiter(t, map[string]func(*bench){
+		// The first vote ends before the second one comes, since another holds that node.
+		"no attempt is granted by a vote that has ended": func(b *bench) {
 			b.each(delay(time.Millisecond))
 			b.stores[0].SetClock(time.Minute) // its fence is the largest, and needs no second round there
 			b.stores[1].Fail(errDial)
-			b.stores[2].Steal(key, 3*ttl)
+			b.stores[2].Steal(b.key, 3*ttl)
 			b.open(b.nodes())
-			a, err := b.TryAcquire(b.Context(), key, "x", ttl)
-			require.NoError(b, err)
-			require.True(b, a.Acquired)
-			require.Positive(b, time.Until(a.Since.Add(ttl)))
-		})
-	}
-}
-
-// A holder makes an attempt again, which is not decided. The votes of its lease stay.
-func TestUndecidedAttemptOfAHolderKeepsItsLease(t *testing.T) {
-	for _, key := range someKeys {
-		onBench(t, func(b *bench) {
+			require.Positive(b, time.Until(b.takes("x", ttl).Since.Add(ttl)))
+		},
+		"an undecided attempt of a holder keeps its lease": func(b *bench) {
 			b.each(delay(10 * time.Millisecond)) // so that it asks them less often
 			b.open(b.nodes())
-			_, err := b.TryAcquire(b.Context(), key, "x", 30*time.Second)
-			require.NoError(b, err)
+			b.takes("x", 30*time.Second)
 			b.stores[1].Fail(errDial)
-			b.stores[2].Steal(key, time.Hour)
-			_, err = b.TryAcquire(b.Context(), key, "x", 30*time.Second)
+			b.stores[2].Steal(b.key, time.Hour)
+			_, err := b.tries("x", 30*time.Second)
 			require.Error(b, err)
-			hold, err := b.stores[0].Inspect(b.Context(), key)
-			require.NoError(b, err)
-			require.Equal(b, "x", hold.Token)
-		})
-	}
+			require.Equal(b, "x", b.hold(0).Token)
+		},
+		// Another token has two votes, one of them by the young node.
+		"a young node names no holder": func(b *bench) {
+			b.stores[1].Wipe()
+			b.by("y", time.Hour, 1, 2)
+			b.each(delay(10 * time.Millisecond)) // so that it asks them less often
+			b.open(b.nodes())
+			a, err := b.tries("x", long)
+			require.Error(b, err, "%+v", a)
+		},
+	})
 }
 
 // A node counts 1 % and 1 s after the longest TTL, and not before.
@@ -623,9 +615,9 @@ const (
 	never = time.Hour
 )
 
-// A lateNode executes a vote at once, and answers after a while. If ctx ends before that, the answer comes late, or never.
-// A wait has a place in the queue then. The node counts its releases, before and after the answer of the first node.
-func lateNode(s *memory.Locker, after time.Duration, releases *[2]atomic.Int64, first time.Time) tapped {
+// lateNode executes a vote at once, and answers after a while. If ctx ends before that, the answer comes late, or never.
+// A wait has a place in the queue then. It counts its releases, before and after the answer of the first node.
+func lateNode(after time.Duration, releases *[2]atomic.Int64, first time.Time) tap {
 	ask := func(r *request, after time.Duration, late error) error {
 		b, err := r.to.Vote(r.ctx, r.key, r.token, r.ttl, 0)
 		timer := time.NewTimer(after)
@@ -647,7 +639,7 @@ func lateNode(s *memory.Locker, after time.Duration, releases *[2]atomic.Int64, 
 		}
 		return err
 	}
-	return tapped{s, func(r *request) error {
+	return func(r *request) error {
 		switch r.method {
 		case "Vote":
 			return ask(r, after, nil)
@@ -661,7 +653,7 @@ func lateNode(s *memory.Locker, after time.Duration, releases *[2]atomic.Int64, 
 			}
 		}
 		return r.make(r.ctx)
-	}}
+	}
 }
 
 // What a node has answered is not owed there, whatever the other nodes do. The answer of the first node comes as soon as
@@ -673,32 +665,70 @@ func TestWhatANodeHasAnsweredIsNotOwed(t *testing.T) {
 		after  time.Duration // the first node answers
 		free   []int         // these nodes vote for the attempts
 		want   [3][2]int     // releases of an attempt at the first, the second and the third node: before that answer, and after it
+		closed bool          // the Locker is, before it
 	}
 	cases(t, map[string]test{
-		"held":                             {false, soon, nil, [3][2]int{}},
-		"one votes":                        {false, soon, []int{0}, [3][2]int{{0, 1}}},
-		"two vote":                         {false, soon, []int{0, 1}, [3][2]int{{0, 1}, {0, 1}}},
-		"all wait":                         {true, soon, nil, [3][2]int{{0, 1}, {0, 1}, {0, 1}}},
-		"late":                             {false, later, nil, [3][2]int{{many, 0}}},
-		"late, and it votes":               {false, later, []int{0}, [3][2]int{{many, 1}}},
-		"late, and another votes":          {false, later, []int{1}, [3][2]int{{many, 0}, {1, 0}}},
-		"late, and two vote":               {false, later, []int{0, 1}, [3][2]int{{many, 1}, {1, 0}}},
-		"late, and all wait":               {true, later, nil, [3][2]int{{many, 0}, {1, 0}, {1, 0}}},
-		"after the releases, and it votes": {false, time.Minute, []int{0}, [3][2]int{{many, 1}}},
-		"after the releases, and two vote": {false, time.Minute, []int{0, 1}, [3][2]int{{many, 1}, {1, 0}}},
-		"after the releases, and all wait": {true, time.Minute, nil, [3][2]int{{many, 0}, {1, 0}, {1, 0}}},
-		"never":                            {false, never, nil, [3][2]int{{many, 0}}},
-		"never, and another votes":         {false, never, []int{1}, [3][2]int{{many, 0}, {1, 0}}},
+		"held":                             {false, soon, nil, [3][2]int{}, false},
+		"one votes":                        {false, soon, []int{0}, [3][2]int{{0, 1}}, false},
+		"two vote":                         {false, soon, []int{0, 1}, [3][2]int{{0, 1}, {0, 1}}, false},
+		"all wait":                         {true, soon, nil, [3][2]int{{0, 1}, {0, 1}, {0, 1}}, false},
+		"late":                             {false, later, nil, [3][2]int{{many, 0}}, false},
+		"late, and it votes":               {false, later, []int{0}, [3][2]int{{many, 1}}, false},
+		"late, and another votes":          {false, later, []int{1}, [3][2]int{{many, 0}, {1, 0}}, false},
+		"late, and two vote":               {false, later, []int{0, 1}, [3][2]int{{many, 1}, {1, 0}}, false},
+		"late, and all wait":               {true, later, nil, [3][2]int{{many, 0}, {1, 0}, {1, 0}}, false},
+		"after the releases, and it votes": {false, time.Minute, []int{0}, [3][2]int{{many, 1}}, false},
+		"after the releases, and two vote": {false, time.Minute, []int{0, 1}, [3][2]int{{many, 1}, {1, 0}}, false},
+		"after the releases, and all wait": {true, time.Minute, nil, [3][2]int{{many, 0}, {1, 0}, {1, 0}}, false},
+		"after Close, and it votes":        {false, time.Minute, []int{0}, [3][2]int{{many, 0}}, true},
+		"never":                            {false, never, nil, [3][2]int{{many, 0}}, false},
+		"never, and another votes":         {false, never, []int{1}, [3][2]int{{many, 0}, {1, 0}}, false},
 	}, func(b *bench, test test) {
 		for _, n := range []int{3, 5} {
-			const attempts = 100
-			releases := giveUp(b.T, n, attempts, test.queued, test.after, func(c *dlock.Client, _ *redlock.Locker) { time.Sleep(never) }, test.free...)
+			const attempts = 20
+			b.stores = newStores(n)
+			releases, first := make([][2]atomic.Int64, n), time.Now().Add(test.after)
+			b.open(b.tapped(func(node int) tap {
+				if node == 0 {
+					return lateNode(test.after, &releases[0], first)
+				}
+				return lateNode(soon, &releases[node], first)
+			}))
+			c := dlock.New(breaker.New(b.Locker), dlock.WithTTL(20*time.Second))
+			patience, call := soon/2, c.TryAcquire
+			if test.queued {
+				patience, call = 15*soon, c.Acquire
+			}
+			var all sync.WaitGroup
+			for k := range attempts {
+				key := fmt.Sprint("k", k)
+				for i := range b.stores {
+					if !slices.Contains(test.free, i) {
+						_, _ = b.stores[i].TryAcquire(b.Context(), key, "holder", 24*time.Hour)
+					}
+				}
+				all.Go(func() {
+					ctx, cancel := context.WithTimeout(b.Context(), patience)
+					defer cancel()
+					_, err := call(ctx, key)
+					require.ErrorIs(b, err, context.DeadlineExceeded)
+				})
+			}
+			all.Wait()
+			time.Sleep(time.Second)
+			if test.closed {
+				_ = c.Close()
+				require.NoError(b, b.Close())
+			}
+			time.Sleep(never)
+			require.Zero(b, c.Stats().ReleasesOwed)
 			for i := range releases {
 				for k, want := range test.want[min(i, 2)] {
 					got := int(releases[i][k].Load())
 					require.True(b, got == want*attempts || want == many && got > attempts, "node %d of %d: %d releases, want %d for each attempt", i, n, got, want)
 				}
 			}
+			_ = c.Close()
 		}
 	})
 }
@@ -740,53 +770,4 @@ func TestReleaseOvertakesAVote(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A vote that comes when the Locker is closed is not released.
-func TestALateVoteAfterClose(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		releases := giveUp(t, 3, 1, false, time.Minute, func(c *dlock.Client, l *redlock.Locker) {
-			_ = c.Close()
-			require.NoError(t, l.Close())
-			time.Sleep(never)
-		}, 0)
-		require.Zero(t, releases[0][1].Load())
-	})
-}
-
-// giveUp makes attempts that are given up, and returns the releases at each node.
-func giveUp(t *testing.T, n, attempts int, queued bool, after time.Duration, then func(*dlock.Client, *redlock.Locker), free ...int) [][2]atomic.Int64 {
-	s, releases := newStores(n), make([][2]atomic.Int64, n)
-	nodes := s.nodes()
-	for i := range nodes {
-		nodes[i] = lateNode(s[i], soon, &releases[i], time.Now().Add(after))
-	}
-	nodes[0] = lateNode(s[0], after, &releases[0], time.Now().Add(after))
-	l := redlock.New(nodes)
-	c := dlock.New(breaker.New(l), dlock.WithTTL(20*time.Second))
-	defer func() { _, _ = c.Close(), l.Close() }()
-	patience, call := soon/2, c.TryAcquire
-	if queued {
-		patience, call = 15*soon, c.Acquire
-	}
-	var all sync.WaitGroup
-	for k := range attempts {
-		key := fmt.Sprint("k", k)
-		for i := range s {
-			if !slices.Contains(free, i) {
-				_, _ = s[i].TryAcquire(t.Context(), key, "holder", 24*time.Hour)
-			}
-		}
-		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			_, err := call(ctx, key)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-		})
-	}
-	all.Wait()
-	time.Sleep(time.Second)
-	then(c, l)
-	require.Zero(t, c.Stats().ReleasesOwed)
-	return releases
 }

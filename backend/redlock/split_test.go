@@ -31,24 +31,134 @@ func between(least, most time.Duration) func() time.Duration {
 	return func() time.Duration { return least + rand.N(most-least) }
 }
 
-// Two waiters get a vote each with their first requests, and the third node is down. No other vote comes that would make them
-// look.
-func TestFirstVotesOfWaitersAreSplit(t *testing.T) {
-	onBench(t, func(b *bench) {
-		b.stores[1].Fail(errDial)
-		b.open([]dlock.Locker{farFrom(b.stores[0], "x"), b.stores[1], farFrom(b.stores[2], "y")}, redlock.WithoutGuard())
-		ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
-		defer cancel()
-		var waiters sync.WaitGroup
-		for _, token := range []string{"x", "y"} {
-			waiters.Go(func() {
-				if a, err := b.Acquire(ctx, "key", token, 3*time.Second); assert.True(b, a.Acquired && err == nil, "Acquire of %s: %+v, %v", token, a, err) {
-					held, err := b.Release(ctx, "key", token)
-					assert.True(b, held && err == nil, "Release of %s: %v, %v", token, held, err)
+func TestSplits(t *testing.T) {
+	scenes(t, map[string]func(*bench){
+		// No other vote comes that would make them look.
+		"two waiters get a vote each with their first requests, and the third node is down": func(b *bench) {
+			b.stores[1].Fail(errDial)
+			b.open([]dlock.Locker{farFrom(b.stores[0], "x"), b.stores[1], farFrom(b.stores[2], "y")}, redlock.WithoutGuard())
+			ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
+			defer cancel()
+			var waiters sync.WaitGroup
+			for _, token := range []string{"x", "y"} {
+				waiters.Go(func() {
+					if a, err := b.Acquire(ctx, "key", token, 3*time.Second); assert.True(b, a.Acquired && err == nil, "Acquire of %s: %+v, %v", token, a, err) {
+						held, err := b.Release(ctx, "key", token)
+						assert.True(b, held && err == nil, "Release of %s: %v, %v", token, held, err)
+					}
+				})
+			}
+			waiters.Wait()
+		},
+		// A survey takes as long as it must. Without what the others hold, each would think that it leads.
+		"a round trip takes far longer than any before": func(b *bench) {
+			const contenders, oneWay, lasting, ttl = 6, 20 * time.Millisecond, 30 * time.Second, 200 * time.Millisecond
+			ctx, stop := context.WithTimeout(b.Context(), lasting)
+			defer stop()
+			var grants atomic.Int64
+			var all sync.WaitGroup
+			for range contenders {
+				l := b.another(between(oneWay, 2*oneWay))
+				all.Go(func() {
+					for i := 0; ctx.Err() == nil; i++ {
+						token := fmt.Sprintf("%p %d", l, i)
+						if a, err := l.Acquire(ctx, "key", token, ttl); err == nil && a.Acquired {
+							grants.Add(1)
+						}
+						_, _ = l.Release(context.WithoutCancel(ctx), "key", token)
+					}
+				})
+			}
+			all.Wait()
+			require.GreaterOrEqual(b, grants.Load(), int64(lasting/(4*3*oneWay)), "grants in %v", lasting)
+		},
+		// Each node that comes back is a vote for the holder again, before the next one goes. The holder waits for the vote then: a release
+		// ends that, too.
+		"one node after the other loses its data, while a lease is kept and others wait for it": func(b *bench) {
+			const ttl, between = 3 * time.Second, 20 * time.Second
+			b.stores = newStores(5)
+			b.open(b.nodes(), redlock.WithoutGuard())
+			b.takes("holder", ttl)
+			ctx, stop := context.WithCancel(b.Context())
+			var waiters sync.WaitGroup
+			var granted atomic.Int64
+			for i := range 3 {
+				other := redlock.New(b.nodes(), redlock.WithoutGuard())
+				defer other.Close()
+				waiters.Go(func() {
+					if a, err := other.Acquire(ctx, "key", fmt.Sprint("waiter ", i), time.Hour); a.Acquired && err == nil {
+						granted.Add(1)
+					}
+				})
+			}
+			renew := func(d time.Duration) {
+				for range d / (ttl / 3) {
+					time.Sleep(ttl / 3)
+					b.renews("holder", ttl)
 				}
+			}
+			for i := range b.stores {
+				b.stores[i].Wipe()
+				renew(between)
+				require.Equal(b, "holder", b.hold(i).Token, "at node %d, %v after it was wiped", i, between)
+			}
+			b.stores[0].Wipe()
+			renew(ttl)
+			require.NotEqual(b, "holder", b.hold(0).Token)
+			b.releases("holder")
+			time.Sleep(100 * time.Millisecond)
+			require.EqualValues(b, 1, granted.Load())
+			time.Sleep(2 * ttl)
+			for i := range b.stores {
+				require.Regexp(b, "^waiter", b.hold(i).Token, "at node %d", i)
+			}
+			stop()
+			waiters.Wait()
+		},
+		// With those of the others it would have a majority that it cannot know of, and that looks to all others like a holder.
+		"a waiter loses its connections to three of five nodes, one of which it has the vote of": func(b *bench) {
+			const own = 1
+			b.stores = newStores(5)
+			whole, cut := context.WithCancel(b.Context())
+			cable := func(r *request) error { // what waits there ends when it is cut
+				ctx, cancel := context.WithCancel(r.ctx)
+				defer cancel()
+				defer context.AfterFunc(whole, cancel)()
+				if whole.Err() == nil {
+					if err := r.make(ctx); whole.Err() == nil {
+						return err
+					}
+				}
+				r.ballot, r.ballots = quorum.Ballot{}, nil
+				return errDial
+			}
+			b.by("holder", time.Hour, 0, 2, 3, 4)
+			var waiters sync.WaitGroup
+			defer waiters.Wait()
+			ctx, stop := context.WithCancel(b.Context())
+			defer stop()
+			b.open(slices.Concat(b.all(cable)[:3], b.nodes()[3:]), redlock.WithoutGuard())
+			lonely := b.Locker
+			waiters.Go(func() { _, _ = lonely.Acquire(ctx, "key", "cut off", time.Hour) })
+			time.Sleep(100 * time.Millisecond)
+			require.Equal(b, "cut off", b.hold(own).Token)
+			b.open(b.nodes(), redlock.WithoutGuard())
+			served := make(chan error, 1)
+			waiters.Go(func() {
+				_, err := b.Acquire(ctx, "key", "alive", time.Hour)
+				served <- err
 			})
-		}
-		waiters.Wait()
+			time.Sleep(100 * time.Millisecond)
+			cut()
+			time.Sleep(100 * time.Millisecond)
+			b.releases("holder")
+			select {
+			case err := <-served:
+				require.NoError(b, err)
+			case <-time.After(5 * time.Second):
+				b.Error("the key is not passed on")
+			}
+		},
 	})
 }
 
@@ -100,32 +210,6 @@ func TestALineSettlesAfterSplits(t *testing.T) {
 			all.Wait()
 		})
 	}
-}
-
-// Clients for which a round trip takes far longer than any before settle a split, too: a survey takes as long as it must.
-// Without what the others hold, each would think that it leads.
-func TestASplitSettlesFarAway(t *testing.T) {
-	onBench(t, func(b *bench) {
-		const contenders, oneWay, lasting, ttl = 6, 20 * time.Millisecond, 30 * time.Second, 200 * time.Millisecond
-		ctx, stop := context.WithTimeout(b.Context(), lasting)
-		defer stop()
-		var grants atomic.Int64
-		var all sync.WaitGroup
-		for range contenders {
-			l := b.another(between(oneWay, 2*oneWay))
-			all.Go(func() {
-				for i := 0; ctx.Err() == nil; i++ {
-					token := fmt.Sprintf("%p %d", l, i)
-					if a, err := l.Acquire(ctx, "key", token, ttl); err == nil && a.Acquired {
-						grants.Add(1)
-					}
-					_, _ = l.Release(context.WithoutCancel(ctx), "key", token)
-				}
-			})
-		}
-		all.Wait()
-		require.GreaterOrEqual(b, grants.Load(), int64(lasting/(4*3*oneWay)), "grants in %v", lasting)
-	})
 }
 
 // Waiters have the votes of five nodes. Their messages take so long that a vote is nearly always being confirmed, or that all
@@ -194,52 +278,6 @@ func TestALeaderFarAwayIsNotPassedOver(t *testing.T) {
 	}
 }
 
-// One node after the other loses its data, while a lease is kept and others wait for it. Each node that comes back is a vote
-// for the holder again, before the next one goes. The holder waits for the vote then: a release ends that, too.
-func TestRollingRestartBesideWaiters(t *testing.T) {
-	onBench(t, func(b *bench) {
-		const ttl, between = 3 * time.Second, 20 * time.Second
-		b.stores = newStores(5)
-		b.open(b.nodes(), redlock.WithoutGuard())
-		b.takes("holder", ttl)
-		ctx, stop := context.WithCancel(b.Context())
-		var waiters sync.WaitGroup
-		var granted atomic.Int64
-		for i := range 3 {
-			other := redlock.New(b.nodes(), redlock.WithoutGuard())
-			defer other.Close()
-			waiters.Go(func() {
-				if a, err := other.Acquire(ctx, "key", fmt.Sprint("waiter ", i), time.Hour); a.Acquired && err == nil {
-					granted.Add(1)
-				}
-			})
-		}
-		renew := func(d time.Duration) {
-			for range d / (ttl / 3) {
-				time.Sleep(ttl / 3)
-				b.renews("holder", ttl)
-			}
-		}
-		for i := range b.stores {
-			b.stores[i].Wipe()
-			renew(between)
-			require.Equal(b, "holder", b.hold(i).Token, "at node %d, %v after it was wiped", i, between)
-		}
-		b.stores[0].Wipe()
-		renew(ttl)
-		require.NotEqual(b, "holder", b.hold(0).Token)
-		b.releases("holder")
-		time.Sleep(100 * time.Millisecond)
-		require.EqualValues(b, 1, granted.Load())
-		time.Sleep(2 * ttl)
-		for i := range b.stores {
-			require.Regexp(b, "^waiter", b.hold(i).Token, "at node %d", i)
-		}
-		stop()
-		waiters.Wait()
-	})
-}
-
 // A holder with three of five votes does not wait for the others, which go round in vain. That costs a waiter no more than a
 // request to each node and another one each second.
 func TestVotesOfferedInVain(t *testing.T) {
@@ -267,54 +305,6 @@ func TestVotesOfferedInVain(t *testing.T) {
 			all.Wait()
 		})
 	}
-}
-
-// A waiter loses its connections to three of five nodes, one of which it has the vote of. With those of the others it would
-// have a majority that it cannot know of, and that looks to all others like a holder.
-func TestWaiterCutOffFromAMajority(t *testing.T) {
-	onBench(t, func(b *bench) {
-		const own = 1
-		b.stores = newStores(5)
-		whole, cut := context.WithCancel(b.Context())
-		cable := func(r *request) error { // what waits there ends when it is cut
-			ctx, cancel := context.WithCancel(r.ctx)
-			defer cancel()
-			defer context.AfterFunc(whole, cancel)()
-			if whole.Err() == nil {
-				if err := r.make(ctx); whole.Err() == nil {
-					return err
-				}
-			}
-			r.ballot, r.ballots = quorum.Ballot{}, nil
-			return errDial
-		}
-		b.by("holder", time.Hour, 0, 2, 3, 4)
-		var waiters sync.WaitGroup
-		defer waiters.Wait()
-		ctx, stop := context.WithCancel(b.Context())
-		defer stop()
-		b.open(slices.Concat(b.all(cable)[:3], b.nodes()[3:]), redlock.WithoutGuard())
-		lonely := b.Locker
-		waiters.Go(func() { _, _ = lonely.Acquire(ctx, "key", "cut off", time.Hour) })
-		time.Sleep(100 * time.Millisecond)
-		require.Equal(b, "cut off", b.hold(own).Token)
-		b.open(b.nodes(), redlock.WithoutGuard())
-		served := make(chan error, 1)
-		waiters.Go(func() {
-			_, err := b.Acquire(ctx, "key", "alive", time.Hour)
-			served <- err
-		})
-		time.Sleep(100 * time.Millisecond)
-		cut()
-		time.Sleep(100 * time.Millisecond)
-		b.releases("holder")
-		select {
-		case err := <-served:
-			require.NoError(b, err)
-		case <-time.After(5 * time.Second):
-			b.Error("the key is not passed on")
-		}
-	})
 }
 
 // Node 0 is away when a waiter gives its vote back, and can vote for that token no more. When nodes 0 and 1 are a majority
@@ -351,14 +341,13 @@ func TestWaiterThatCanGetNoMajority(t *testing.T) {
 		defer cancel()
 		a, err := b.Acquire(ctx, "key", "x", long)
 		if c.served {
-			require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
+			b.granted(a, err)
 			return
 		}
 		require.ErrorContains(b, err, "node 0: a release of this token had no answer")
 		require.NoError(b, ctx.Err())
 		_, _ = b.Release(ctx, "key", "x")
-		a, err = b.Acquire(ctx, "key", "y", long)
-		require.True(b, a.Acquired && err == nil, "%+v, %v", a, err)
+		b.granted(b.Acquire(ctx, "key", "y", long))
 	})
 }
 

@@ -249,9 +249,7 @@ func (c conn) EvalAnew(ctx context.Context, calls []rediscore.Call, results []re
 		}
 		switch {
 		case err != nil:
-			for i := range results {
-				results[i].Err = err
-			}
+			rediscore.Fail(results, err)
 		case wait != nil:
 			c.EvalReplicated(ctx, calls, results, *wait)
 		default:

@@ -17,9 +17,7 @@ const replicatedLimit = 5 * time.Second
 // a connection of its blocking pool for it and the calls before it.
 func (c conn) EvalReplicated(ctx context.Context, calls []rediscore.Call, results []rediscore.Result, wait rediscore.Replication) {
 	if err := c.closing.before(); err != nil {
-		for i := range results {
-			results[i].Err = err
-		}
+		rediscore.Fail(results, err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(wait.Timeout, wait.Timeout+replicatedLimit)) // the sum may overflow

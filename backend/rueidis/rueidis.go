@@ -78,9 +78,7 @@ func (c conn) do(ctx context.Context, name, script string, call rediscore.Call) 
 
 func (c conn) EvalAll(ctx context.Context, calls []rediscore.Call, results []rediscore.Result) {
 	if err := c.closing.before(); err != nil {
-		for i := range results {
-			results[i].Err = err
-		}
+		rediscore.Fail(results, err)
 		return
 	}
 	c.tryShared(calls[0])
