@@ -31,7 +31,7 @@ func TestFailureNamesItsLine(t *testing.T) {
 		{"trueForEver", "ReleaseByStranger", "releasing.go", "s.release("},
 		{"trueForEver", "LateDuplicate", "clients_faults.go", "n.release("},
 		{"wholeSeconds", "NotBefore", "time.go", "s.refused("},
-		{"wholeSeconds", "AgreesWithModel", "random_model.go", "c.fail("},
+		{"wholeSeconds", "AgreesWithModel", "random.go", "c.fail("},
 		{"lastComeFirst", "FirstComeFirstServed", "waiting_queue.go", "s.eachServed("},
 	} {
 		c := caseNamed(t, f.name)

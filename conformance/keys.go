@@ -84,8 +84,7 @@ func differentKeys(base string) []string {
 	for _, c := range collisions {
 		keys = append(keys, c.one+base, c.other+base)
 	}
-	return append(keys,
-		" "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
+	return append(keys, " "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
 }
 
 // seams are what stores put between a key and a token, or a token and a key, where they make one name of both.

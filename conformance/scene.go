@@ -70,8 +70,7 @@ func (s *scene) run(check func(*scene)) error {
 	case <-done:
 		return s.result()
 	case <-time.After(s.h.limit()):
-		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
-			s.h.limit(), s.trace.unanswered())
+		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s", s.h.limit(), s.trace.unanswered())
 	}
 }
 
@@ -138,14 +137,10 @@ func (s *scene) result() error {
 }
 
 // skip ends the case, because it does not apply to the store.
-func (s *scene) skip(format string, args ...any) {
-	s.stop(skipError{fmt.Sprintf(format, args...)})
-}
+func (s *scene) skip(format string, args ...any) { s.stop(skipError{fmt.Sprintf(format, args...)}) }
 
 // client returns one more client of the store.
-func (s *scene) client() *client {
-	return s.clientOf(s.h.New(s.t), "Harness.New")
-}
+func (s *scene) client() *client { return s.clientOf(s.h.New(s.t), "Harness.New") }
 
 func (s *scene) clientOf(l dlock.Locker, source string) *client {
 	s.mu.Lock()
