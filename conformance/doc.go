@@ -89,7 +89,7 @@
 //	     466.500ms to    466.500ms  client 3  Release("dloc…A4UX") = true
 //	     466.976ms to    466.976ms  client 3  Renew("dloc…A4UX", 200ms) = true
 //
-// The failure also names a file with a picture of the whole history, in which these calls are red. The file is an HTML page.
+// The failure also names a file with the whole history, in which these calls are marked.
 // With go test -artifacts it is among the artifacts of the test, otherwise in the directory for temporary files.
 //
 // AgreesWithModel makes random calls, one after the other, and compares the answers with those of a

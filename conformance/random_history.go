@@ -418,7 +418,7 @@ func (r *randomRun) verdict(h *history.History, v *history.Violation, err error)
 	return &historyError{err, r.seed, h, v}
 }
 
-// A historyError says what is wrong with a random history, how to repeat it, and can draw it.
+// A historyError says what is wrong with a random history, and how to repeat it.
 type historyError struct {
 	err       error
 	seed      uint64
@@ -432,9 +432,9 @@ func (e *historyError) Error() string {
 
 func (e *historyError) Unwrap() error { return e.err }
 
-// keepPicture writes the picture of a history that failed, and says where it is. With the flag -artifacts that is among the
+// keepHistory writes a history that failed to a file, and says where that is. With the flag -artifacts it is among the
 // artifacts of t; otherwise it is a temporary file, since those of t would be gone when the test has ended.
-func keepPicture(t *testing.T, err error) string {
+func keepHistory(t *testing.T, err error) string {
 	var e *historyError
 	if !errors.As(err, &e) {
 		return ""
@@ -443,11 +443,12 @@ func keepPicture(t *testing.T, err error) string {
 	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
 		dir = t.ArtifactDir()
 	}
-	path := filepath.Join(dir, fmt.Sprintf("dlock-history-%d.html", e.seed))
-	if err := os.WriteFile(path, history.Picture(e.history, e.violation, t.Name(), e.Error()), 0o600); err != nil {
-		return fmt.Sprintf("\nno picture of the history: %v", err)
+	path := filepath.Join(dir, fmt.Sprintf("dlock-history-%d.txt", e.seed))
+	text := fmt.Sprintf("%s\n%v\n\n%s", t.Name(), e, e.history.Listing(e.violation))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return fmt.Sprintf("\nthe history was not kept: %v", err)
 	}
-	return "\npicture of the history: " + path
+	return "\nthe whole history: " + path
 }
 
 // coreTTL is the shortest TTL that the store keeps honestly and a Client accepts.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"html"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,42 +129,40 @@ func TestHistoryThatEndedEarlyIsPrinted(t *testing.T) {
 	require.Regexp(t, `the latest calls:\n.*TryAcquire\(.*disk full`, err.Error())
 }
 
-func TestPictureIsKept(t *testing.T) {
+func TestHistoryIsKept(t *testing.T) {
+	assert.Empty(t, keepHistory(t, errors.New("of another case")))
 	e := failedHistory(t, "fenceInTheLock")
 	dir := flag.Lookup("test.outputdir").Value.String() // where artifacts are, in the process below
 	if flag.Lookup("test.artifacts").Value.String() != "true" {
 		dir = t.TempDir()
 		t.Setenv("TMPDIR", dir)
 	}
-	printed := keepPicture(t, fmt.Errorf("wrapped: %w", e))
-	path := strings.TrimPrefix(printed, "\npicture of the history: ")
+	printed := keepHistory(t, fmt.Errorf("wrapped: %w", e))
+	path := strings.TrimPrefix(printed, "\nthe whole history: ")
 	text, err := os.ReadFile(path)
 	require.NoError(t, err, printed)
-	assert.Contains(t, string(text), "</html>")
-	assert.Contains(t, string(text), html.EscapeString(e.Error()))
+	assert.Contains(t, string(text), e.Error())
+	assert.Contains(t, string(text), e.history.Listing(e.violation))
 	assert.Contains(t, path, fmt.Sprint(e.seed))
 	assert.True(t, strings.HasPrefix(path, dir), "%s is not in %s", path, dir)
+	if dir != flag.Lookup("test.outputdir").Value.String() {
+		t.Setenv("TMPDIR", "/nowhere")
+		assert.Contains(t, keepHistory(t, e), "the history was not kept")
+	}
 }
 
-func TestPictureIsAnArtifact(t *testing.T) {
+func TestHistoryIsAnArtifact(t *testing.T) {
 	dir := t.TempDir()
-	out, err := exec.Command(os.Args[0], "-test.run=^TestPictureIsKept$", "-test.artifacts", "-test.outputdir="+dir).CombinedOutput()
+	out, err := exec.Command(os.Args[0], "-test.run=^TestHistoryIsKept$", "-test.artifacts", "-test.outputdir="+dir).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	var kept []string
 	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
-		if filepath.Ext(path) == ".html" {
+		if filepath.Ext(path) == ".txt" {
 			kept = append(kept, path)
 		}
 		return err
 	}))
 	assert.Len(t, kept, 1, "%s", out)
-}
-
-func TestNoPicture(t *testing.T) {
-	assert.Empty(t, keepPicture(t, errors.New("of another case")))
-	e := failedHistory(t, "fenceInTheLock")
-	t.Setenv("TMPDIR", "/nowhere")
-	assert.Contains(t, keepPicture(t, e), "no picture of the history")
 }
 
 func TestSameSeedSameSteps(t *testing.T) {

@@ -79,7 +79,7 @@ func (h Harness) report(t *testing.T, c testCase, err error) {
 	case errors.As(err, &skip):
 		h.verdicts.skip(t, skip.reason)
 	default:
-		text := fmt.Sprintf("%s%s\n", message(c, err), keepPicture(t, err))
+		text := fmt.Sprintf("%s%s\n", message(c, err), keepHistory(t, err))
 		h.verdicts.fail(t.Name() + ": " + text)
 		fmt.Fprint(t.Output(), text)
 		t.Fail()

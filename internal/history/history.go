@@ -31,40 +31,43 @@ func (h *History) of(key string) []*Operation {
 	return slices.DeleteFunc(slices.Clone(h.Operations), func(o *Operation) bool { return o.Key != key && o.Method != Wipe })
 }
 
-// clients returns the names of the clients.
-func (h *History) clients() []string {
-	var names []string
-	for _, o := range h.Operations {
-		if o.Method != Wipe {
-			names = append(names, o.Client)
+// Listing has a line for each call and each certain hold of h, key by key and in the order of time. Those of what is to
+// blame, if that is not nil, are marked.
+func (h *History) Listing(blame *Violation) string {
+	var text strings.Builder
+	var marked []string
+	if blame != nil {
+		marked = blame.lines()
+	}
+	for _, key := range h.keys() {
+		fmt.Fprintf(&text, "all that happened to %q:\n", key)
+		part := History{
+			slices.DeleteFunc(slices.Clone(h.Operations), func(o *Operation) bool { return o.Key != key && o.Key != "" }),
+			slices.DeleteFunc(h.certain(), func(h *Hold) bool { return h.Key != key }),
+		}
+		for _, line := range part.lines() {
+			mark := ' '
+			if slices.Contains(marked, line) {
+				mark = '>'
+			}
+			fmt.Fprintf(&text, "%c %s\n", mark, line)
 		}
 	}
-	for _, hold := range h.Holds {
-		names = append(names, hold.Client)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return text.String()
 }
 
-// span is the time that h takes: a violation is a short history.
-func (h *History) span() (from, to time.Duration) {
-	from = 1 << 62
-	for _, hold := range h.Holds {
-		from, to = min(from, hold.Start), max(to, hold.End)
+// lines has a line for each hold and each operation, in the order of time.
+func (h *History) lines() []string {
+	lines := make(map[string]time.Duration)
+	for _, h := range h.Holds {
+		lines[h.String()] = h.Start
 	}
 	for _, o := range h.Operations {
-		from, to = min(from, o.Called), max(to, o.Called, o.Returned)
+		lines[o.line()] = o.Called
 	}
-	return from, to
-}
-
-// ttl is the longest TTL of an operation.
-func (h *History) ttl() time.Duration {
-	ttl := time.Duration(1)
-	for _, o := range h.Operations {
-		ttl = max(ttl, o.TTL)
-	}
-	return ttl
+	return slices.SortedFunc(maps.Keys(lines), func(a, b string) int {
+		return cmp.Or(cmp.Compare(lines[a], lines[b]), cmp.Compare(a, b))
+	})
 }
 
 // An Operation is one call of a Locker for one key.
@@ -174,17 +177,7 @@ type Violation struct {
 
 // String is the piece, one line each, in the order of time.
 func (v *Violation) String() string {
-	lines := make(map[string]time.Duration)
-	for _, h := range v.Holds {
-		lines[h.String()] = h.Start
-	}
-	for _, o := range v.Operations {
-		lines[o.line()] = o.Called
-	}
-	inOrder := slices.SortedFunc(maps.Keys(lines), func(a, b string) int {
-		return cmp.Or(cmp.Compare(lines[a], lines[b]), cmp.Compare(a, b))
-	})
-	return fmt.Sprintf("%s, on %q:\n%s", v.What, v.Key, strings.Join(inOrder, "\n"))
+	return fmt.Sprintf("%s, on %q:\n%s", v.What, v.Key, strings.Join(v.lines(), "\n"))
 }
 
 func (o *Operation) line() string { return line(o.Called, o.Returned, o.Client, o.String()) }

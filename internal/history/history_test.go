@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,7 +138,32 @@ func TestRecorder(t *testing.T) {
 	assert.Equal(t, granted.Returned, granted.Since, "Since is later than the return")
 	assert.Equal(t, "client 3", granted.Client)
 	assert.Equal(t, []string{"k", "l"}, h.keys())
-	assert.Equal(t, []string{"", "client 3", "client 4"}, h.clients())
+}
+
+// A listing has all calls and certain holds of each key, and marks those of the violation.
+func TestListing(t *testing.T) {
+	bad := []*Hold{
+		{Client: "a", Key: "k", Token: "first", End: 5 * time.Millisecond, Fence: 8},
+		{Client: "b", Key: "k", Token: "second", Start: 4 * time.Millisecond, End: 9 * time.Millisecond, Fence: 16},
+	}
+	elsewhere := &Hold{Client: "c", Key: "l", Token: "third", Start: 1, End: 2}
+	h := &History{Holds: append(bad, elsewhere), Operations: ordered([]*Operation{
+		gets(0, 1, "first", 8), wiped(20, 21), {Method: Outage, Begin: 300, End: 301}, {Key: "l", Begin: 400, End: Never}})}
+	v, err := testModel.Check(h)
+	require.NoError(t, err)
+	whole, other, _ := strings.Cut(h.Listing(v), "all that happened to \"l\":\n")
+	assert.True(t, strings.HasPrefix(whole, "all that happened to \"k\":\n"), whole)
+	for _, hold := range bad {
+		assert.Contains(t, whole, "\n> "+hold.String())
+	}
+	for _, o := range h.Operations[:3] {
+		assert.Contains(t, whole, "\n  "+o.line())
+	}
+	assert.Equal(t, 1, strings.Count(other, h.Operations[2].line()), "an outage is one of each key")
+	assert.Contains(t, other, "  "+elsewhere.String())
+	assert.Contains(t, other, "has not returned")
+	assert.NotContains(t, other, ">")
+	assert.NotContains(t, h.Listing(nil), ">")
 }
 
 func TestStall(t *testing.T) {
