@@ -424,7 +424,6 @@ func noEffect(s *scene, a, b *client) {
 	}
 }
 
-// interrupted is what is said of a call that had an effect all the same.
 func (x *trial) interrupted() string {
 	return fmt.Sprintf("after an interrupted %s whose error says that it has no effect; a dlock.NoEffectError, or one that means the same, is right only where nothing was sent, where the store has refused the call, where each request of a wait was answered, or as the answer that a dlock.UnansweredError promises", x.name)
 }
@@ -432,7 +431,6 @@ func (x *trial) interrupted() string {
 // tellsHolder reports whether the Attempt beside an error says that the store had answered "held".
 func tellsHolder(a dlock.Attempt) bool { return a.Holder != "" || a.Remaining != 0 }
 
-// moments is how many moments of a call are tried.
 func (h Harness) moments() int { return h.rounds(8) }
 
 // Interruptions are calls of c whose ctx ends in their course.

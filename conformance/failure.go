@@ -24,7 +24,6 @@ type trace struct {
 	open     map[*call]bool
 }
 
-// A call is one that a client has made.
 type call struct {
 	trace  *trace
 	n      int           // it is the nth that was made, and the nth that has returned when it has
@@ -44,7 +43,6 @@ const (
 
 func newTrace() *trace { return &trace{start: time.Now(), open: make(map[*call]bool)} }
 
-// begin notes a call.
 func (tr *trace) begin(key, token, format string, args ...any) *call {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -82,7 +80,6 @@ func (tr *trace) hanging(named func(*call) bool) []string {
 	return lines
 }
 
-// unanswered shows the calls that have not returned.
 func (tr *trace) unanswered() string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

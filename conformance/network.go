@@ -241,7 +241,6 @@ func (n *network) reconnect() {
 	}
 }
 
-// core returns a Client over the network.
 func (n *network) core(opts ...dlock.Option) *dlock.Client {
 	return dlock.New(n.via, append([]dlock.Option{dlock.WithTTL(long)}, opts...)...)
 }
@@ -323,7 +322,6 @@ func (k kind) prolongs() bool {
 	return k.role == ofHolder && k.name != "Release" && k.name != "Inspect"
 }
 
-// can reports whether c offers the call.
 func (s *scene) can(c *client, k kind) bool {
 	for _, o := range optionalMethods {
 		if o.name == k.name {
@@ -333,7 +331,6 @@ func (s *scene) can(c *client, k kind) bool {
 	return true
 }
 
-// kindsOf returns the kinds that c offers.
 func (s *scene) kindsOf(c *client) []kind {
 	return slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !s.can(c, k) })
 }

@@ -432,7 +432,6 @@ type model struct {
 	grants int
 }
 
-// A span is the time in which a call took effect.
 type span struct{ start, end time.Time }
 
 // What can be said of a key at the time of a call.

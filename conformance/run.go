@@ -23,7 +23,7 @@ func Run(t *testing.T, h Harness) {
 	if _, err := strict(); err != nil {
 		t.Fatal(err)
 	}
-	h.verdicts = &verdicts{root: t.Name() + "/", skipped: make(map[string][]string)}
+	h.verdicts = newVerdicts(t.Name() + "/")
 	defer h.verdicts.printInTime(t)()
 	runAll(t, h, cases)
 	if t.Failed() {
@@ -59,7 +59,8 @@ func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble }
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		defer h.verdicts.begin(c.name)()
+		h.verdicts.note(func() { h.verdicts.running[c.name] = true })
+		defer h.verdicts.note(func() { delete(h.verdicts.running, c.name) })
 		own := h
 		if h.PerCase != nil {
 			own = h.PerCase(t)
@@ -77,10 +78,13 @@ func (h Harness) report(t *testing.T, c testCase, err error) {
 	switch {
 	case err == nil:
 	case errors.As(err, &skip):
-		h.verdicts.skip(t, skip.reason)
+		name := strings.TrimPrefix(t.Name(), h.verdicts.root)
+		h.verdicts.note(func() { h.verdicts.skipped[skip.reason] = append(h.verdicts.skipped[skip.reason], name) })
+		fmt.Fprintln(t.Output(), skip.reason) // a call of Skip would name this file, which is of no interest
+		t.SkipNow()
 	default:
 		text := fmt.Sprintf("%s%s\n", message(c, err), keepHistory(t, err))
-		h.verdicts.fail(t.Name() + ": " + text)
+		h.verdicts.note(func() { h.verdicts.failed = append(h.verdicts.failed, t.Name()+": "+text) })
 		fmt.Fprint(t.Output(), text)
 		t.Fail()
 	}
@@ -189,37 +193,23 @@ type skipError struct{ reason string }
 
 func (e skipError) Error() string { return "skipped: " + e.reason }
 
-// The verdicts are what Run knows of its cases. A nil one keeps nothing.
+// The verdicts are what Run knows of its cases.
 type verdicts struct {
 	root    string // of their names
 	mu      sync.Mutex
 	skipped map[string][]string // by their reasons
 	failed  []string            // with all that is said
-	running []string
+	running map[string]bool
 }
 
-// begin notes that a case runs, until end is called.
-func (v *verdicts) begin(name string) (end func()) {
-	if v == nil {
-		return func() {}
-	}
+func newVerdicts(root string) *verdicts {
+	return &verdicts{root: root, skipped: make(map[string][]string), running: make(map[string]bool)}
+}
+
+func (v *verdicts) note(change func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.running = append(v.running, name)
-	return func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		i := slices.Index(v.running, name)
-		v.running = slices.Delete(v.running, i, i+1)
-	}
-}
-
-func (v *verdicts) fail(message string) {
-	if v != nil {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.failed = append(v.failed, message)
-	}
+	change()
 }
 
 // printInTime prints what is known shortly before go test -timeout ends the process, which would print only where its
@@ -234,23 +224,11 @@ func (v *verdicts) printInTime(t *testing.T) (stop func()) {
 	return func() { timer.Stop() }
 }
 
-// soFar says which cases have failed, and which still run.
 func (v *verdicts) soFar() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return fmt.Sprintf("go test -timeout is about to end %s\nstill running: %s\nfailed so far: %d\n%s",
-		strings.TrimSuffix(v.root, "/"), strings.Join(v.running, ", "), len(v.failed), strings.Join(v.failed, ""))
-}
-
-// skip skips t, and says why in no line of this file, which need not interest anybody.
-func (v *verdicts) skip(t *testing.T, reason string) {
-	if v != nil {
-		v.mu.Lock()
-		v.skipped[reason] = append(v.skipped[reason], strings.TrimPrefix(t.Name(), v.root))
-		v.mu.Unlock()
-	}
-	fmt.Fprintln(t.Output(), reason)
-	t.SkipNow()
+		strings.TrimSuffix(v.root, "/"), strings.Join(slices.Sorted(maps.Keys(v.running)), ", "), len(v.failed), strings.Join(v.failed, ""))
 }
 
 // String lists the reasons, each with its cases, and counts those that were inconclusive.

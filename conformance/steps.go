@@ -32,7 +32,6 @@ func (s *scene) try(c *client, g grant, ttl time.Duration) grant {
 	return g
 }
 
-// grant makes an attempt that must succeed.
 func (s *scene) grant(c *client, key, token string, ttl time.Duration) grant {
 	g := s.try(c, grant{key: key, token: token}, ttl)
 	if !g.Acquired {
@@ -42,7 +41,6 @@ func (s *scene) grant(c *client, key, token string, ttl time.Duration) grant {
 	return g
 }
 
-// again makes an attempt by the token that holds already.
 func (s *scene) again(c *client, g grant, ttl time.Duration) grant {
 	g = s.try(c, g, ttl)
 	if !g.Acquired && !s.mayHaveExpired(g.key) {
@@ -52,7 +50,6 @@ func (s *scene) again(c *client, g grant, ttl time.Duration) grant {
 	return g
 }
 
-// refused makes an attempt on a key that another token holds.
 func (s *scene) refused(c *client, g grant, token string, ttl time.Duration) dlock.Attempt {
 	other := s.try(c, g.as(token), ttl)
 	if other.Acquired && !s.mayHaveExpired(g.key) {
@@ -69,7 +66,6 @@ func (s *scene) free(c *client, key string) {
 	s.release(c, s.grant(c, key, s.token("next"), long), true)
 }
 
-// renew renews g and checks the answer.
 func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 	s.goOn()
 	start := time.Now()
@@ -80,7 +76,6 @@ func (s *scene) renew(c *client, g grant, ttl time.Duration, want bool) {
 	}
 }
 
-// release releases g and checks the answer.
 func (s *scene) release(c *client, g grant, want bool) { s.releaseUnless(c, g, want, want) }
 
 // releaseUnless excuses a wrong answer, if late is set, where the latest lease on the key may have ended in the meantime.
@@ -100,7 +95,6 @@ func (s *scene) answers(call, key string, held bool, err error, want, late bool)
 	}
 }
 
-// as is g in the name of another token.
 func (g grant) as(token string) grant { g.token = token; return g }
 
 // A wish is an element of a batch and what is to become of it.
@@ -226,7 +220,6 @@ func (s *scene) remains(call string, reported time.Duration, g grant, ttl time.D
 	}
 }
 
-// sees inspects a key that g holds with a lease of ttl.
 func (s *scene) sees(c *client, g grant, ttl time.Duration) {
 	s.goOn()
 	h, err := c.Inspect(s.ctx, g.key)
@@ -240,7 +233,6 @@ func (s *scene) sees(c *client, g grant, ttl time.Duration) {
 	s.remains("Inspect", h.Remaining, g, ttl)
 }
 
-// seesNobody inspects a key that nobody holds.
 func (s *scene) seesNobody(c *client, key, why string) {
 	s.goOn()
 	h, err := c.Inspect(s.ctx, key)
@@ -249,7 +241,6 @@ func (s *scene) seesNobody(c *client, key, why string) {
 	}
 }
 
-// takeMany takes n keys, several at the same time.
 func (s *scene) takeMany(n int, ttl time.Duration, clients ...*client) []grant {
 	leases := make([]grant, n)
 	eachOf(n, func(i int) {
@@ -277,7 +268,6 @@ func (s *scene) notFreedBefore(c *client, g grant, ttl time.Duration) {
 	}
 }
 
-// short is a TTL that lasts while a few calls are made, some of them in goroutines.
 func (s *scene) short() time.Duration { return max(2*s.h.ttl(), 3*s.h.gap()<<s.attempt) }
 
 // A longLease was given a TTL by one call or another.
@@ -320,7 +310,6 @@ func (s *scene) handedOver(a, b *client, former, ttl time.Duration) longLease {
 	return longLease{next, "Acquire", ttl}
 }
 
-// stillLast looks at all of leases, and ends them.
 func (s *scene) stillLast(a, b *client, leases []longLease, can abilities) {
 	for _, l := range leases {
 		s.lasts(b, l)
@@ -335,7 +324,6 @@ func (s *scene) stillLast(a, b *client, leases []longLease, can abilities) {
 	}
 }
 
-// lasts checks that a long lease is still there.
 func (s *scene) lasts(c *client, l longLease) {
 	other := s.try(c, l.as(s.token("stranger")), s.h.ttl())
 	if other.Acquired {
@@ -359,7 +347,6 @@ type waiter struct {
 	early  bool // it returned before its ctx ended
 }
 
-// String is the call, as a trace shows it.
 func (w *waiter) String() string {
 	return fmt.Sprintf("%s.Acquire(%s, %s, %v)", w.by.name, brief(w.key), brief(w.token), w.ttl)
 }
@@ -391,14 +378,12 @@ func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl t
 
 func (w *waiter) returned() bool { return isClosed(w.done) }
 
-// waits checks that w has not returned yet.
 func (s *scene) waits(w *waiter) {
 	if w.returned() && !s.mayHaveExpired(w.key) {
 		s.fail("%v returned %s, %w, while another token held the key", w, show(w.answer), orNone(w.err))
 	}
 }
 
-// served checks that w is granted its key soon.
 func (s *scene) served(w *waiter, why string) grant {
 	if !s.await(w.done) {
 		s.fail("%v has not returned %v after %s", w, s.h.patience(), why)

@@ -173,7 +173,6 @@ type asked struct {
 	parts int    // how many confirmations answer it, if it (un)subscribes
 }
 
-// push adds a request that is passed on to the store.
 func (q *pending) push(args []string, f *Fault) {
 	switch {
 	case q.resp && len(args) == 0: // an empty line, which is not answered
@@ -189,7 +188,6 @@ func (q *pending) push(args []string, f *Fault) {
 	}
 }
 
-// pop removes the oldest request, and returns its fault.
 func (q *pending) pop() *Fault {
 	if len(q.asked) == 0 {
 		return nil

@@ -253,7 +253,6 @@ type state struct {
 	done   uint64        // which of the pending operations have taken effect
 }
 
-// freed is s after the key became free.
 func (s state) freed(now time.Duration) state {
 	s.holder, s.now, s.least, s.most = free, now, 0, 0
 	return s

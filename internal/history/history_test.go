@@ -121,7 +121,6 @@ func TestRecorder(t *testing.T) {
 	r.Wipe(func() {})
 	r.Outage("client 4", func() {})
 	open := r.begin(Operation{Key: "k"})
-
 	h := r.History()
 	r.end(open, nil, func() { open.Outcome = Granted })
 	var got []Outcome
