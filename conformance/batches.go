@@ -17,7 +17,6 @@ var batchesCases = []testCase{
 
 func batchKeepsOrder(s *scene, a, c *client) {
 	s.renewAll(c, nil)
-
 	held := s.grant(a, s.key(), s.token("holder"), long)
 	other := s.grant(a, s.key(), s.token("other"), long)
 	dead := s.grant(a, s.key(), s.token("dead"), s.h.ttl())
@@ -159,7 +158,6 @@ func batchIsTheCallers(s *scene, a, c *client) {
 	s.release(a, other, true)
 }
 
-// batchesCross renews the same leases in different orders at the same time.
 func batchesCross(s *scene, a, c *client) {
 	d := s.client()
 	rounds := s.h.rounds(10)
@@ -168,7 +166,6 @@ func batchesCross(s *scene, a, c *client) {
 	backwards := slices.Clone(forwards)
 	slices.Reverse(backwards)
 	orders := [][]wish{forwards, backwards, slices.Concat(forwards[6:], forwards[:6]), slices.Concat(backwards, forwards)}
-
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

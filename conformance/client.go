@@ -21,7 +21,6 @@ type request struct {
 	set        []dlock.Acquisition
 }
 
-// request is a call in the name of g.
 func (g grant) request(name string, ttl time.Duration) request {
 	r := g.wish(ttl, true).renewal
 	return request{name, g.key, g.token, ttl, []dlock.Renewal{r}, []dlock.Acquisition{dlock.Acquisition(r)}}
@@ -65,7 +64,6 @@ func (r request) String() string {
 	return callText(r.name, r.key, r.token, r.ttl)
 }
 
-// callText is a call as failures and traces show it.
 func callText(method string, args ...any) string {
 	shown := make([]string, len(args))
 	for i, arg := range args {
@@ -80,13 +78,7 @@ type hooked struct {
 	hook func(context.Context, request) (answer any, err error)
 }
 
-var (
-	_ dlock.Locker       = hooked{}
-	_ dlock.Acquirer     = hooked{}
-	_ dlock.BatchRenewer = hooked{}
-	_ dlock.SetAcquirer  = hooked{}
-	_ dlock.Inspector    = hooked{}
-)
+var _ = []any{dlock.Acquirer(hooked{}), dlock.BatchRenewer(hooked{}), dlock.SetAcquirer(hooked{}), dlock.Inspector(hooked{})}
 
 func (h hooked) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
 	return ask[dlock.Attempt](ctx, h, request{name: "TryAcquire", key: key, token: token, ttl: ttl})
@@ -143,7 +135,6 @@ func (c *client) traced(ctx context.Context, r request) (any, error) {
 	return answer, err
 }
 
-// text is a call of c as failures name it.
 func (c *client) text(method string, args ...any) string {
 	return c.name + "." + callText(method, args...)
 }
@@ -171,7 +162,6 @@ func (c *client) call(ctx context.Context, name string, g grant, ttl time.Durati
 	return a, err
 }
 
-// renewBy renews g with Renew or RenewBatch.
 func (c *client) renewBy(ctx context.Context, call string, g grant) error {
 	return errOf(c.call(ctx, call, g, long))
 }
@@ -220,17 +210,14 @@ func (s *scene) hasMethod(l dlock.Locker, o optionalMethod) bool {
 	return o.implemented(l) && supported(s.probe(o, l, s.key(), s.token("probe")))
 }
 
-// Abilities are the optional methods that a Locker has.
 type abilities struct{ wait, batch, inspect bool }
 
 func (s *scene) abilities(c *client) abilities {
 	return abilities{s.offers(c, acquire), s.offers(c, renewBatch), s.offers(c, inspect)}
 }
 
-// supported reports whether an optional method is there.
 func supported(err error) bool { return !errors.Is(err, errors.ErrUnsupported) }
 
-// requires skips the case if c lacks the method.
 func (s *scene) requires(c *client, o optionalMethod) {
 	switch {
 	case !o.implemented(c.inner.Locker):

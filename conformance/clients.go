@@ -72,7 +72,6 @@ func underEnded(s *scene, ctx context.Context, k kind, a, b *client) {
 	x.hadNoEffect("after a " + k.name + " under a ctx that had ended")
 }
 
-// refusedWith checks what a call under an ended ctx returned.
 func refusedWith(s *scene, ctx context.Context, err error, call string) {
 	if err != nil && !supported(err) {
 		return
@@ -379,7 +378,6 @@ func useKey(s *scene, a, b *client, way int) {
 	}
 }
 
-// waitsInVain has a token wait for some time.
 func waitsInVain(s *scene, c *client, g grant, d time.Duration) {
 	ctx, cancel := context.WithTimeout(s.ctx, d)
 	defer cancel()
@@ -417,7 +415,6 @@ func useClients(s *scene) {
 	useClient(s, b)
 }
 
-// useClient uses the store through a Client, and closes it.
 func useClient(s *scene, c *client) {
 	d := dlock.New(c, dlock.WithTTL(s.h.coreTTL()))
 	defer d.Close()

@@ -211,7 +211,6 @@ func startWait(n *network, c *dlock.Client, key string) (ended <-chan error) {
 	return w
 }
 
-// succeeds checks that a wait succeeds.
 func succeeds(n *network, ended <-chan error) {
 	n.goOn()
 	if err := <-ended; err != nil {

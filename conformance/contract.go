@@ -31,7 +31,6 @@ func (c testCase) single() testCase               { c.alone = true; return c }
 func (c testCase) idle() testCase                 { c.idles = true; return c }
 func (c testCase) faulty() testCase               { c.faults = true; return c }
 
-// play plays the case in a scene.
 func (c testCase) play(s *scene) {
 	a, b := s.clients2()
 	if c.method.name != "" {
@@ -40,40 +39,27 @@ func (c testCase) play(s *scene) {
 	c.check(s, a, b)
 }
 
-// A need is what a case wants of the harness: it returns the reason why the harness does not have it, or "".
-type need func(Harness) string
+// A need is what a case wants of the harness, and what is said where that is not there.
+type need struct {
+	met    func(Harness) bool
+	reason string
+}
 
 func (n need) missing(h Harness) error {
-	if n == nil {
+	if n.met == nil || n.met(h) {
 		return nil
 	}
-	if reason := n(h); reason != "" {
-		return skipError{reason}
-	}
-	return nil
+	return skipError{n.reason}
 }
 
-// unless is a reason, unless ok.
-func unless(ok bool, reason string) string {
-	if ok {
-		return ""
-	}
-	return reason
-}
+var (
+	needsWipe    = need{func(h Harness) bool { return h.Wipe != nil }, "Harness.Wipe is nil"}
+	needsOrder   = need{func(h Harness) bool { return !h.Unordered }, "Harness.Unordered is set"}
+	needsBubble  = need{func(h Harness) bool { return h.Bubble }, "Harness.Bubble is not set: it would take days"}
+	needsNetwork = need{func(h Harness) bool { return h.Dial != nil && h.Addr != "" },
+		"Harness.Dial or Harness.Addr is not set: there is no network to make faulty"}
+)
 
-func needsWipe(h Harness) string { return unless(h.Wipe != nil, "Harness.Wipe is nil") }
-
-func needsOrder(h Harness) string { return unless(!h.Unordered, "Harness.Unordered is set") }
-
-func needsBubble(h Harness) string {
-	return unless(h.Bubble, "Harness.Bubble is not set: it would take days")
-}
-
-func needsNetwork(h Harness) string {
-	return unless(h.Dial != nil && h.Addr != "", "Harness.Dial or Harness.Addr is not set: there is no network to make faulty")
-}
-
-// A chapter is a part of the contract.
 type chapter struct {
 	title string
 	cases []testCase
@@ -82,7 +68,6 @@ type chapter struct {
 // file is where its table stands.
 func (c chapter) file() string { return c.cases[0].clause.file() }
 
-// chapters is the contract.
 var chapters = []chapter{
 	{"Taking", takingCases},
 	{"Renewing", renewingCases},
@@ -98,7 +83,6 @@ var chapters = []chapter{
 	{"Random histories", randomCases},
 }
 
-// cases are those of all chapters.
 var cases = allCases()
 
 func allCases() (all []testCase) {

@@ -10,15 +10,13 @@
 //		})
 //	}
 //
-// docs/writing-a-backend.md shows how to write a backend that passes, with one on
-// PostgreSQL as the example.
+// docs/writing-a-backend.md shows how to write a backend that passes, with one on PostgreSQL as the example.
 //
 // # The cases
 //
-// Each clause of the contract is a subtest with a name of its own. docs/contract.md
-// lists them in chapters: Taking, Renewing, Releasing and so on. Each chapter is a file
-// here (taking.go, renewing.go, releasing.go), which begins with the chapter's clauses
-// and goes on with the checks.
+// Each clause of the contract is a subtest with a name of its own. docs/contract.md lists them in chapters: Taking, Renewing,
+// Releasing and so on. Each chapter is a file here (taking.go, renewing.go, releasing.go), which begins with the chapter's
+// clauses and goes on with the checks.
 //
 // Cases use random keys, so they can share one store. Several run at the same time, except those
 // that make the store lose its data or count goroutines. Where time really passes, go test -short
@@ -30,12 +28,11 @@
 // times, as a store is used by several processes. Cases may call it concurrently. The other fields
 // of the [Harness] tell the suite more about the store.
 //
-// With Harness.Dial and Addr, the suite stands between a client and its server, and makes the network
-// faulty. It loses, holds back, delays and cuts what is sent, whatever the protocol. To find a
-// request, it looks for the key or the token in what is sent. UnreachableStore (in part),
-// NoEffectOverNetwork, LostReplyOverNetwork, LateDuplicateOverNetwork and Reconnection therefore need
-// a client that does not encrypt, compress or encode these. If a client does not end a call when its
-// ctx ends, give it time-outs of about a second in Dial: cases wait for them.
+// With Harness.Dial and Addr, the suite stands between a client and its server, and makes the network faulty. It loses, holds
+// back, delays and cuts what is sent, whatever the protocol. To find a request, it looks for the key or the token in what is
+// sent. UnreachableStore (in part), NoEffectOverNetwork, LostReplyOverNetwork, LateDuplicateOverNetwork and Reconnection
+// therefore need a client that does not encrypt, compress or encode these. If a client does not end a call when its ctx ends,
+// give it time-outs of about a second in Dial: cases wait for them.
 //
 // With Harness.Bubble, a store that lives in this process is tested in virtual time, within
 // milliseconds. Nothing that was made in one bubble may be used in another. All calls of New and Wipe
@@ -63,20 +60,16 @@
 //	         251ms  A.Release("conformance-P6IAVBY6QMUN", "dead-KEPGGZ6L7ASK") = true
 //	    clause (/go/pkg/mod/github.com/dlock-go/dlock@v0.1.0/conformance/releasing.go:17): A backend answers false, and changes nothing, when a lease is released that has ended, even if another token holds the key by then.
 //
-// The first line names the line of the check, the call, its answer, and what the
-// contract wants. The last line is the clause, with its place in the table of the
-// chapter. The paths open wherever the suite is run, unless -trimpath shortens them.
+// The first line names the line of the check, the call, its answer, and what the contract wants. The last line is the clause,
+// with its place in the table of the chapter. The paths open wherever the suite is run, unless -trimpath shortens them.
 //
-// In between are the calls that led to the failure. Each line gives the time at which the call
-// began, counted from the beginning of the case, then the client (A, B, …), the call and the
-// answer. A token's name says what it does in the case. Calls stand in the order of their
-// answers: where several run at once, a call that began earlier can stand below one that began
-// later. The list ends with the calls that have not returned. It always contains the calls, tokens
-// and fences that the first line names, and the latest grants of its key. If other calls are left out,
-// it says how many.
+// In between are the calls that led to the failure. Each line gives the time at which the call began, counted from the
+// beginning of the case, then the client (A, B, …), the call and the answer. A token's name says what it does in the case.
+// Calls stand in the order of their answers: where several run at once, a call that began earlier can stand below one that
+// began later. The list ends with the calls that have not returned. It always contains the calls, tokens and fences that the
+// first line names, and the latest grants of its key. If other calls are left out, it says how many.
 //
-// If a lease ended less than a millisecond early, the first line asks whether the clock is cut to
-// whole milliseconds.
+// If a lease ended less than a millisecond early, the first line asks whether the clock is cut to whole milliseconds.
 //
 //	go test -run 'TestConformance/^SameTokenAgain$'   checks one clause
 //	go test -run TestConformance -v                   ends with those that were skipped, by reason
@@ -85,9 +78,8 @@
 //
 // # Random cases
 //
-// History and HistoryAcrossDataLoss are random. A failure prints its seed. Set the environment
-// variable DLOCK_CONFORMANCE_SEED to it, and the clients make the same choices again, though in
-// real time not at the same instants.
+// History and HistoryAcrossDataLoss are random. A failure prints its seed. Set the environment variable
+// DLOCK_CONFORMANCE_SEED to it, and the clients make the same choices again, though in real time not at the same instants.
 //
 // A history fails with the few calls that contradict each other. Each line gives the
 // times of call and return since the beginning, and the client. Tokens are shortened:
@@ -97,9 +89,8 @@
 //	     466.500ms to    466.500ms  client 3  Release("dloc…A4UX") = true
 //	     466.976ms to    466.976ms  client 3  Renew("dloc…A4UX", 200ms) = true
 //
-// The failure also names a file with a picture of the whole history, in which these calls are red.
-// The file is an HTML page. With go test -artifacts it is among the artifacts of the test,
-// otherwise in the directory for temporary files.
+// The failure also names a file with the whole history, in which these calls are marked.
+// With go test -artifacts it is among the artifacts of the test, otherwise in the directory for temporary files.
 //
 // AgreesWithModel makes random calls, one after the other, and compares the answers with those of a
 // short model. It uses package [pgregory.net/rapid], which shortens a sequence of calls that fails,
@@ -111,19 +102,16 @@
 //
 // # What is not tested
 //
-// FenceSurvivesIdleness lets days pass, and AnyTTL asks for leases of months. Where time
-// really passes, FenceSurvivesIdleness is skipped, and AnyTTL looks only at the beginning
-// of the leases. Fences after a day, and the end of a lease after a month, are then not
-// tested.
+// FenceSurvivesIdleness lets days pass, and AnyTTL asks for leases of months. Where time really passes, FenceSurvivesIdleness
+// is skipped, and AnyTTL looks only at the beginning of the leases. Fences after a day, and the end of a lease after a month,
+// are then not tested.
 //
-// No case fails because the machine is slow. If a lease may have expired in the meantime,
-// the case starts again. After five times it is inconclusive: it is skipped, and counted in the
-// summary of Run. If the environment variable DLOCK_CONFORMANCE_STRICT is 1, it fails instead.
-// A case also starts again after a time-out of the client, unless it makes the network faulty.
-// After five such times it fails.
+// No case fails because the machine is slow. If a lease may have expired in the meantime, the case starts again. After five
+// times it is inconclusive: it is skipped, and counted in the summary of Run. If the environment variable
+// DLOCK_CONFORMANCE_STRICT is 1, it fails instead. A case also starts again after a time-out of the client, unless it makes
+// the network faulty. After five such times it fails.
 //
-// A case is skipped, with the reason, if an optional interface is not implemented or its method
-// answers [errors.ErrUnsupported], if fences are 0, or if it needs a field of the Harness that
-// is not set. OneReleaseSettles is skipped if no error of a wait says that one release is
-// enough. No backend has to say so. Nothing else is optional.
+// A case is skipped, with the reason, if an optional interface is not implemented or its method answers
+// [errors.ErrUnsupported], if fences are 0, or if it needs a field of the Harness that is not set. OneReleaseSettles is
+// skipped if no error of a wait says that one release is enough. No backend has to say so. Nothing else is optional.
 package conformance

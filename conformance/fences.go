@@ -15,18 +15,15 @@ func fenceRises(s *scene, a, b *client) {
 	key, ttl := s.key(), s.h.ttl()
 	first := s.grant(a, key, s.token("first"), long)
 	s.fenced(first)
-
 	s.release(a, first, true)
 	second := s.grant(b, key, s.token("second"), ttl)
 	s.above(first, second) // after release, by another client
-
 	s.lapse(ttl)
 	again := s.grant(a, key, second.token, ttl)
 	s.above(second, again) // by the token that has lost it
 	s.lapse(ttl)
 	third := s.grant(a, key, s.token("third"), long)
 	s.above(again, third) // after expiry
-
 	s.above(third, handover(s, a, b, third))
 	grants := takeTurns(s, false, a, b)
 	for i := 1; i < len(grants); i++ {

@@ -63,17 +63,12 @@ const (
 	long = 10 * time.Minute
 )
 
-func (h Harness) ttl() time.Duration {
-	return cmp.Or(h.TTL.Truncate(time.Millisecond), defaultTTL)
-}
+func (h Harness) ttl() time.Duration { return cmp.Or(h.TTL.Truncate(time.Millisecond), defaultTTL) }
 
 func (h Harness) grace() time.Duration { return cmp.Or(h.Grace, defaultGrace) }
 
-// patience is how long the suite waits for what must happen soon: several times the
-// check-in period of waiters.
-func (h Harness) patience() time.Duration {
-	return cmp.Or(h.patient, 15*time.Second+10*h.grace())
-}
+// patience is how long the suite waits for what must happen soon: several times the check-in period of waiters.
+func (h Harness) patience() time.Duration { return cmp.Or(h.patient, 15*time.Second+10*h.grace()) }
 
 // limit is how long a case may take altogether.
 func (h Harness) limit() time.Duration {

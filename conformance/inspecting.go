@@ -136,13 +136,11 @@ func inspectChangesNothing(s *scene, a, c *client) {
 	key := s.key()
 	inspects(s, c, key)
 	s.free(a, key)
-
 	g := s.grant(a, key, s.token("holder"), long)
 	inspects(s, c, key)
 	s.lapse(ttl)
 	s.held(a, g)
 	s.release(a, g, true)
-
 	s.grant(a, key, s.token("dead"), 2*ttl)
 	s.sleep(ttl)
 	inspects(s, c, key)
@@ -156,7 +154,6 @@ func inspects(s *scene, c *client, key string) {
 	s.noError(errOf(c.Inspect(s.ctx, key)), "Inspect", key)
 }
 
-// waitingIsCounted compares what Inspect says of the queue of a key with those who wait.
 func waitingIsCounted(s *scene, a, c *client) {
 	b := s.client()
 	key := s.key()
@@ -188,7 +185,6 @@ func countsTheQueue(s *scene, a, b, c *client, g grant) {
 	s.release(a, waiting[2].grant, false)
 	seesWaiting(s, c, g.key, 3, "of 5 waiters two have left, the second by a release alone")
 	s.endWaits(b, waiting[2:3])
-
 	staying := []*waiter{waiting[0], waiting[3], waiting[4]}
 	left := len(staying)
 	s.release(a, g, true)
@@ -218,7 +214,6 @@ func countsNoneOfTheDead(s *scene, a, b, c *client) {
 	s.release(b, alive.grant, true)
 }
 
-// seesWaiting checks that Inspect says that n wait for key.
 func seesWaiting(s *scene, c *client, key string, n int, why string) {
 	countsWithin(s, 0, c, key, n, why)
 }

@@ -84,8 +84,7 @@ func differentKeys(base string) []string {
 	for _, c := range collisions {
 		keys = append(keys, c.one+base, c.other+base)
 	}
-	return append(keys,
-		" "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
+	return append(keys, " "+base, strings.ToUpper(base), "{"+base+"}", "{"+base+"}a", "a{"+base+"}", base[:len(base)-1])
 }
 
 // seams are what stores put between a key and a token, or a token and a key, where they make one name of both.
@@ -181,7 +180,6 @@ func tokenHoldsManyKeys(s *scene, a, b *client) {
 	}
 }
 
-// endApart has leases end in different ways.
 func endApart(s *scene, a, b *client, take func(ttl time.Duration) grant) {
 	short := s.short()
 	dead, renewed, again, kept, released := take(short), take(short), take(short), take(long), take(long)
@@ -236,7 +234,6 @@ func manyEnd(s *scene, a, b *client, ttl time.Duration) {
 	}
 }
 
-// likeTokens returns pairs of tokens that a store might take for the same.
 func likeTokens() (pairs [][2]string) {
 	kb := strings.Repeat("t", 600)
 	tokens := slices.Concat(alike, []string{kb, kb + "1", kb + "2", "1" + kb, "2" + kb})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/conformance/internal/museum"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestHangingCallIsNamed(t *testing.T) {
@@ -33,13 +34,6 @@ func TestHangingCallIsNamed(t *testing.T) {
 	assert.ErrorContains(t, err, "did not end within")
 	assert.ErrorContains(t, err, "B.Renew(")
 	assert.ErrorContains(t, err, "has not returned")
-}
-
-func TestFailureShowsTheCalls(t *testing.T) {
-	err := play(t, harnessOf("plainDelete"), caseNamed(t, "ReleaseByStranger"))
-	assert.ErrorContains(t, err, "held = true; want false")
-	assert.ErrorContains(t, err, "the latest calls:")
-	assert.ErrorContains(t, err, "A.TryAcquire(")
 }
 
 func TestSkipsNameTheReason(t *testing.T) {
@@ -96,8 +90,7 @@ func runOnPurpose(harness, match, strict string) (string, error) {
 
 // At its end, Run tells which cases were skipped, and each reason once.
 func TestSkipsAreSummedUp(t *testing.T) {
-	output, err := runOnPurpose("bare",
-		"^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|FirstComeFirstServed)$", "1")
+	output, err := runOnPurpose("bare", "^(FenceSurvivesDataLoss|FenceRises|WaitEndsOnRemoval|FirstComeFirstServed)$", "1")
 	require.NoErrorf(t, err, "%s", output)
 	assert.Contains(t, output, `
     skipped, and why:
@@ -127,7 +120,6 @@ func TestInconclusiveCases(t *testing.T) {
 	assert.Regexp(t, "--- FAIL: TestSkipsOnPurpose/NotBefore ", output)
 	assert.Contains(t, output, tooSlow+", which DLOCK_CONFORMANCE_STRICT=1 makes a failure: raise Harness.TTL")
 	assert.NotContains(t, output, "skipped, and why")
-
 	output, err = runOnPurpose("slow", cases, "yes")
 	require.Errorf(t, err, "%s", output)
 	assert.Contains(t, output, `conformance: DLOCK_CONFORMANCE_STRICT is "yes"; want 1, 0 or nothing`)
@@ -173,8 +165,9 @@ func TestEach(t *testing.T) {
 		met.Done()
 		met.Wait()
 	}
-	h := Harness{PerCase: func(t *testing.T) Harness { return Harness{New: harnessOf("near").New} }}
+	h := Harness{verdicts: newVerdicts(""), PerCase: func(t *testing.T) Harness { return Harness{New: harnessOf("near").New} }}
 	runAll(t, h, []testCase{{name: "one", check: meet}, {name: "two", check: meet}})
+	assert.Empty(t, h.verdicts.running)
 }
 
 // Outside of a bubble goroutines are counted, and the clock runs.
@@ -247,9 +240,78 @@ func TestHint(t *testing.T) {
 
 // What is known is printed before go test ends the process.
 func TestVerdictsSoFar(t *testing.T) {
-	v := &verdicts{root: "TestLock/"}
-	v.begin("Quick")()
-	v.begin("Endless")
-	v.fail("TestLock/Fences: wrong\n")
+	v := newVerdicts("TestLock/")
+	v.running["Endless"] = true
+	v.failed = []string{"TestLock/Fences: wrong\n"}
 	assert.Equal(t, "go test -timeout is about to end TestLock\nstill running: Endless\nfailed so far: 1\nTestLock/Fences: wrong\n", v.soFar())
+}
+
+func TestCorrectStorePasses(t *testing.T) {
+	for _, c := range []struct{ ttl, grace time.Duration }{
+		{}, {10 * time.Millisecond, 0}, {10 * time.Millisecond, time.Millisecond}, {time.Second, 3 * time.Second}, {3 * time.Second, time.Millisecond},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			h := harnessOf("near")
+			h.TTL, h.Grace = c.ttl, c.grace
+			Run(t, h)
+		})
+	}
+}
+
+func TestStoreWithoutExtrasPasses(t *testing.T) {
+	bare := func(l dlock.Locker) dlock.Locker { return plain{l} }
+	Run(t, harnessOf("unfenced", bare))
+	t.Run("Forward", func(t *testing.T) { // which has all methods
+		Run(t, harnessOf("unfenced", bare, func(l dlock.Locker) dlock.Locker { return dlock.Forward{Locker: l} }))
+	})
+}
+
+// Decorators that hide nothing pass. (Those that do are in the museum.)
+func TestDecorators(t *testing.T) {
+	for name, around := range map[string]func(dlock.Locker) dlock.Locker{
+		"the store itself":        func(l dlock.Locker) dlock.Locker { return l },
+		"Forward":                 func(l dlock.Locker) dlock.Locker { return dlock.Forward{Locker: l} },
+		"embeds Forward":          func(l dlock.Locker) dlock.Locker { return &struct{ dlock.Forward }{dlock.Forward{Locker: l}} },
+		"Forward, around a Voter": func(dlock.Locker) dlock.Locker { return dlock.Forward{Locker: memory.New()} },
+		"embeds the store":        func(dlock.Locker) dlock.Locker { return struct{ *memory.Locker }{memory.New()} },
+		"many stores":             func(l dlock.Locker) dlock.Locker { return &manyStores{plain{l}, []dlock.Locker{l}} },
+		"an unexported Forward around a store without extras": func(l dlock.Locker) dlock.Locker {
+			return struct {
+				plain
+				inner dlock.Forward
+			}{plain{l}, dlock.Forward{Locker: plain{l}}}
+		},
+	} {
+		err := play(t, harnessOf("near", around), caseNamed(t, "DecoratorHidesNothing"))
+		assert.True(t, err == nil || isSkip(err), "%s: %v", name, err)
+	}
+}
+
+// Errors that are marked though their call had an effect are caught each time, however near the store is.
+func TestMarksAreCaught(t *testing.T) {
+	for name, of := range map[string]func(*testing.T) Harness{
+		"museum, over TCP": func(t *testing.T) Harness {
+			tcp := networkHarness(t, exhibit("marksEveryError"))
+			return Harness{New: func(t *testing.T) dlock.Locker { return tcp.Dial(t, tcp.Addr) }}
+		},
+		"memory, some way off": func(*testing.T) Harness {
+			store := distant(20 * time.Microsecond)(memory.New())
+			return Harness{New: func(*testing.T) dlock.Locker { return store }}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := of(t)
+			require.ErrorContains(t, play(t, h, caseNamed(t, "NoEffect")), "whose error says that it has no effect")
+		})
+	}
+}
+
+// A joined error says nothing of the effect of its call, over a network either.
+func TestJoinedErrorsClaimNothing(t *testing.T) {
+	n := &network{scene: newScene(t, Harness{}, 0)}
+	n.unansweredBy(errors.Join(io.EOF, dlock.ErrInvalid, &dlock.NoEffectError{Err: io.EOF}), "a call")
+	assert.NoError(t, n.result())
+	for _, name := range []string{"NoEffectOverNetwork", "UnreachableStore"} {
+		assert.NoError(t, play(t, networkHarness(t, exhibit("joinsErrors")), caseNamed(t, name)), name)
+	}
 }

@@ -24,7 +24,6 @@ func (s *scene) eachWay(a, b *client, f func(s *scene, a, b *client)) {
 	f(s, b, a)
 }
 
-// atOnce calls all functions at the same time.
 func (s *scene) atOnce(fs ...func()) {
 	var wg sync.WaitGroup
 	for _, f := range fs {

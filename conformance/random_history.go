@@ -37,7 +37,6 @@ const (
 	dataLost   = "the data was lost"
 )
 
-// historyAcrossDataLoss has the store lose everything now and then.
 func historyAcrossDataLoss(s *scene, a, b *client) {
 	playHistory(s, func(r *randomRun, workers []*worker) {
 		r.want[dataLost] = s.amount(4)
@@ -121,7 +120,7 @@ type worker struct {
 func (r *randomRun) worker(id int, keys []string) *worker {
 	w := &worker{randomRun: r, name: fmt.Sprint("client ", id), keys: keys, plan: newPlan(r.seed, id, r.ttl)}
 	var l *client
-	if id%2 == 1 && needsNetwork(r.s.h) == "" {
+	if id%2 == 1 && needsNetwork.met(r.s.h) {
 		var err error
 		if w.net, err = faultproxy.New(r.s.h.Addr); err == nil {
 			l = r.s.clientOf(r.s.h.Dial(r.s.t, w.net.Addr()), "Harness.Dial")
@@ -205,7 +204,6 @@ func tooLate(err error) bool {
 	return errors.Is(err, dlock.ErrLost) || strings.Contains(err.Error(), "took too much of the TTL")
 }
 
-// hold keeps a lease for a while, and releases it.
 func (w *worker) hold(s step, c *dlock.Client, patience time.Duration) {
 	if l := w.acquire(s, c, patience); l != nil {
 		w.release(s, l)
@@ -230,13 +228,11 @@ func (w *worker) lost(l *workerLease, deadline time.Time, err error) {
 	}
 }
 
-// outlast holds the key for longer than a TTL.
 func (w *worker) outlast(s step) {
 	s.hold += w.ttl + w.ttl/2
 	w.hold(s, w.kept, long)
 }
 
-// extend renews a lease once, by hand.
 func (w *worker) extend(s step) {
 	l := w.acquire(s, w.left, long)
 	if l == nil {
@@ -311,7 +307,6 @@ func (w *worker) seize(s step) *history.Hold {
 	return nil
 }
 
-// A task is what a worker does in one step.
 type task func(*worker, step)
 
 // tasks are the tasks, and the share of each in 100 steps.
@@ -371,7 +366,6 @@ type randomRun struct {
 	seen map[string]int // how often they have
 }
 
-// saw counts what has happened.
 func (r *randomRun) saw(what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -418,7 +412,7 @@ func (r *randomRun) verdict(h *history.History, v *history.Violation, err error)
 	return &historyError{err, r.seed, h, v}
 }
 
-// A historyError says what is wrong with a random history, how to repeat it, and can draw it.
+// A historyError says what is wrong with a random history, and how to repeat it.
 type historyError struct {
 	err       error
 	seed      uint64
@@ -432,9 +426,9 @@ func (e *historyError) Error() string {
 
 func (e *historyError) Unwrap() error { return e.err }
 
-// keepPicture writes the picture of a history that failed, and says where it is. With the flag -artifacts that is among the
+// keepHistory writes a history that failed to a file, and says where that is. With the flag -artifacts it is among the
 // artifacts of t; otherwise it is a temporary file, since those of t would be gone when the test has ended.
-func keepPicture(t *testing.T, err error) string {
+func keepHistory(t *testing.T, err error) string {
 	var e *historyError
 	if !errors.As(err, &e) {
 		return ""
@@ -443,11 +437,12 @@ func keepPicture(t *testing.T, err error) string {
 	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
 		dir = t.ArtifactDir()
 	}
-	path := filepath.Join(dir, fmt.Sprintf("dlock-history-%d.html", e.seed))
-	if err := os.WriteFile(path, history.Picture(e.history, e.violation, t.Name(), e.Error()), 0o600); err != nil {
-		return fmt.Sprintf("\nno picture of the history: %v", err)
+	path := filepath.Join(dir, fmt.Sprintf("dlock-history-%d.txt", e.seed))
+	text := fmt.Sprintf("%s\n%v\n\n%s", t.Name(), e, e.history.Listing(e.violation))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return fmt.Sprintf("\nthe history was not kept: %v", err)
 	}
-	return "\npicture of the history: " + path
+	return "\nthe whole history: " + path
 }
 
 // coreTTL is the shortest TTL that the store keeps honestly and a Client accepts.
@@ -482,7 +477,6 @@ func newPlan(seed uint64, worker int, ttl time.Duration) *plan {
 	return &plan{rand.New(rand.NewPCG(seed, uint64(worker))), ttl}
 }
 
-// within draws a duration between 1 ns and d.
 func (p *plan) within(d time.Duration) time.Duration { return 1 + time.Duration(p.Int64N(int64(d))) }
 
 // rarely is 0, or up to d one time in n.

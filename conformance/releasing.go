@@ -25,7 +25,6 @@ func releaseByStranger(s *scene, a, b *client) {
 	s.release(a, g.as(s.token("stranger")), false)
 	s.held(b, g)
 	s.release(a, g, true)
-
 	g = grant{key: s.key(), token: s.token("stranger")}
 	s.release(a, g, false) // of a key that nobody holds
 	s.free(b, g.key)
@@ -80,7 +79,6 @@ func releaseAtExpiry(s *scene, next, holder *client) {
 	})
 }
 
-// releaseForgets releases tokens that wait more than once, or hold and wait.
 func releaseForgets(s *scene, a, b *client) {
 	for _, times := range []int{1, 2, 3} {
 		if !s.h.Unordered { // a wait may begin again, and be served before the others
@@ -108,7 +106,6 @@ func forgetsWaits(s *scene, a, b, by *client, times int) {
 	s.free(a, g.key)
 }
 
-// forgetsLease releases a token that was served, and waits elsewhere still.
 func forgetsLease(s *scene, a, b *client, times int) {
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	waiting := waitTimes(s, b, g.key, times)
@@ -127,7 +124,6 @@ func forgetsLease(s *scene, a, b *client, times int) {
 	s.free(b, g.key)
 }
 
-// waitTimes has one token wait several times.
 func waitTimes(s *scene, c *client, key string, times int) []*waiter {
 	token := s.token("waiter")
 	waiting := make([]*waiter, times)

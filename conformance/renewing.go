@@ -25,13 +25,11 @@ func renewExtends(s *scene, a, b *client) {
 	s.renew(a, g, long, true)
 	s.release(a, g, true)
 	s.free(b, g.key)
-
 	g = s.grant(a, s.key(), s.token("holder"), 4*ttl)
 	s.sleep(3 * ttl)
 	s.renew(b, g, 2*ttl, true)
 	s.lapse(2 * ttl) // not for as long as it was granted
 	s.free(a, g.key)
-
 	g = s.grant(a, s.key(), s.token("holder"), 4*ttl)
 	s.renew(a, g, 4*ttl, true)
 	s.sleep(ttl / 2)
@@ -61,7 +59,6 @@ func renewByStranger(s *scene, a, b *client) {
 	s.held(b, kept) // not shortened
 	s.release(a, kept, true)
 	s.free(b, ends.key) // not extended
-
 	never := grant{key: s.key(), token: s.token("stranger")}
 	s.uses(never.key, never.token)
 	s.renew(a, never, long, false)

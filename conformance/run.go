@@ -3,7 +3,10 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,7 +24,7 @@ func Run(t *testing.T, h Harness) {
 	if _, err := strict(); err != nil {
 		t.Fatal(err)
 	}
-	h.verdicts = &verdicts{root: t.Name() + "/", skipped: make(map[string][]string)}
+	h.verdicts = newVerdicts(t.Name() + "/")
 	defer h.verdicts.printInTime(t)()
 	runAll(t, h, cases)
 	if t.Failed() {
@@ -57,7 +60,8 @@ func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble }
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		defer h.verdicts.begin(c.name)()
+		h.verdicts.note(func() { h.verdicts.running[c.name] = true })
+		defer h.verdicts.note(func() { delete(h.verdicts.running, c.name) })
 		own := h
 		if h.PerCase != nil {
 			own = h.PerCase(t)
@@ -75,10 +79,13 @@ func (h Harness) report(t *testing.T, c testCase, err error) {
 	switch {
 	case err == nil:
 	case errors.As(err, &skip):
-		h.verdicts.skip(t, skip.reason)
+		name := strings.TrimPrefix(t.Name(), h.verdicts.root)
+		h.verdicts.note(func() { h.verdicts.skipped[skip.reason] = append(h.verdicts.skipped[skip.reason], name) })
+		fmt.Fprintln(t.Output(), skip.reason) // a call of Skip would name this file, which is of no interest
+		t.SkipNow()
 	default:
-		text := fmt.Sprintf("%s%s\n", message(c, err), keepPicture(t, err))
-		h.verdicts.fail(t.Name() + ": " + text)
+		text := fmt.Sprintf("%s%s\n", message(c, err), keepHistory(t, err))
+		h.verdicts.note(func() { h.verdicts.failed = append(h.verdicts.failed, t.Name()+": "+text) })
 		fmt.Fprint(t.Output(), text)
 		t.Fail()
 	}
@@ -101,9 +108,7 @@ func play(t *testing.T, h Harness, c testCase) error {
 		return err
 	}
 	for attempt := range tries {
-		err = h.stage(t, func(t *testing.T) error {
-			return newScene(t, h, attempt).play(c.play)
-		})
+		err = h.stage(t, func(t *testing.T) error { return newScene(t, h, attempt).play(c.play) })
 		if !errors.Is(err, errInconclusive) && (c.faults || !timedOut(err)) {
 			return err
 		}
@@ -188,3 +193,77 @@ var errInconclusive = errors.New("the machine was too slow to tell")
 type skipError struct{ reason string }
 
 func (e skipError) Error() string { return "skipped: " + e.reason }
+
+// The verdicts are what Run knows of its cases.
+type verdicts struct {
+	root    string // of their names
+	mu      sync.Mutex
+	skipped map[string][]string // by their reasons
+	failed  []string            // with all that is said
+	running map[string]bool
+}
+
+func newVerdicts(root string) *verdicts {
+	return &verdicts{root: root, skipped: make(map[string][]string), running: make(map[string]bool)}
+}
+
+func (v *verdicts) note(change func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	change()
+}
+
+// printInTime prints what is known shortly before go test -timeout ends the process, which would print only where its
+// goroutines are. The caller calls stop when all cases have ended.
+func (v *verdicts) printInTime(t *testing.T) (stop func()) {
+	deadline, limited := t.Deadline()
+	if !limited {
+		return func() {}
+	}
+	left := time.Until(deadline)
+	timer := time.AfterFunc(left-min(5*time.Second, left/10), func() { fmt.Fprint(os.Stderr, v.soFar()) })
+	return func() { timer.Stop() }
+}
+
+func (v *verdicts) soFar() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return fmt.Sprintf("go test -timeout is about to end %s\nstill running: %s\nfailed so far: %d\n%s",
+		strings.TrimSuffix(v.root, "/"), strings.Join(slices.Sorted(maps.Keys(v.running)), ", "), len(v.failed), strings.Join(v.failed, ""))
+}
+
+// String lists the reasons, each with its cases, and counts those that were inconclusive.
+func (v *verdicts) String() string {
+	var lines strings.Builder
+	for _, reason := range slices.Sorted(maps.Keys(v.skipped)) {
+		slices.Sort(v.skipped[reason])
+		fmt.Fprintf(&lines, "  %s\n    %s\n", reason, strings.Join(v.skipped[reason], ", "))
+	}
+	if lines.Len() == 0 {
+		return ""
+	}
+	if names := v.skipped[tooSlow.reason]; len(names) > 0 {
+		fmt.Fprintf(&lines, "inconclusive cases: %d (%s)\n", len(names), strings.Join(names, ", "))
+	}
+	return "skipped, and why:\n" + lines.String()
+}
+
+// hint names a cause that explains failures of many cases, or nothing.
+func (h Harness) hint(t *testing.T) (text string) {
+	if h.PerCase != nil {
+		h = h.PerCase(t)
+	}
+	_ = h.stage(t, func(t *testing.T) error {
+		return newScene(t, h, 0).play(func(s *scene) {
+			one, other := s.clients2()
+			g := s.grant(one, s.key(), s.token("holder"), long)
+			renewed, _ := other.Renew(s.ctx, g.key, g.token, long)
+			released, _ := other.Release(s.ctx, g.key, g.token)
+			if g.Acquired && !(renewed && released) {
+				text = fmt.Sprintf("hint: a lease belongs to its token, and any client may renew or release it, not only the one that acquired it. "+
+					"Of a lease of one client, another client's Renew said held = %v, and its Release held = %v. This makes many cases fail.\n", renewed, released)
+			}
+		})
+	})
+	return text
+}

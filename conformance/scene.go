@@ -70,8 +70,7 @@ func (s *scene) run(check func(*scene)) error {
 	case <-done:
 		return s.result()
 	case <-time.After(s.h.limit()):
-		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s",
-			s.h.limit(), s.trace.unanswered())
+		return fmt.Errorf("the case did not end within %v; calls that have not returned:\n%s", s.h.limit(), s.trace.unanswered())
 	}
 }
 
@@ -114,7 +113,6 @@ func (s *scene) stop(err error) {
 	runtime.Goexit()
 }
 
-// decide replaces what is known of the result.
 func (s *scene) decide(result func(former error) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +126,6 @@ func (s *scene) goOn() {
 	}
 }
 
-// over reports whether the case is decided.
 func (s *scene) over() bool { return s.result() != nil }
 
 func (s *scene) result() error {
@@ -138,14 +135,9 @@ func (s *scene) result() error {
 }
 
 // skip ends the case, because it does not apply to the store.
-func (s *scene) skip(format string, args ...any) {
-	s.stop(skipError{fmt.Sprintf(format, args...)})
-}
+func (s *scene) skip(format string, args ...any) { s.stop(skipError{fmt.Sprintf(format, args...)}) }
 
-// client returns one more client of the store.
-func (s *scene) client() *client {
-	return s.clientOf(s.h.New(s.t), "Harness.New")
-}
+func (s *scene) client() *client { return s.clientOf(s.h.New(s.t), "Harness.New") }
 
 func (s *scene) clientOf(l dlock.Locker, source string) *client {
 	s.mu.Lock()
@@ -160,23 +152,19 @@ func (s *scene) clientOf(l dlock.Locker, source string) *client {
 
 func (s *scene) clients2() (a, b *client) { return s.client(), s.client() }
 
-// key returns a key that nobody else uses.
 func (s *scene) key() string { return anyKey + rand.Text()[:12] }
 
 // anyKey is the beginning of each of these.
 const anyKey = "conformance-"
 
-// token returns a token that nobody else uses.
 func (s *scene) token(name string) string { return name + "-" + rand.Text()[:12] }
 
-// uses makes sure that key and token are cleaned up.
 func (s *scene) uses(key, token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.used[hold{key, token}] = true
 }
 
-// keysUsed returns the keys that the case has used so far.
 func (s *scene) keysUsed() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +181,6 @@ func (s *scene) sleep(d time.Duration) {
 	time.Sleep(d)
 }
 
-// lapse waits until a lease of ttl that was granted before has expired.
 func (s *scene) lapse(ttl time.Duration) { s.sleep(ttl + s.h.grace() + time.Millisecond) }
 
 // gap gives calls that were started in goroutines the time to reach the store. It doubles with each attempt.

@@ -94,7 +94,6 @@ func takeTurns(s *scene, wait bool, clients ...*client) (grants []grant) {
 
 func heldIsUntouched(s *scene, a, b *client) {
 	ttl := s.h.ttl()
-
 	g := s.grant(a, s.key(), s.token("holder"), long)
 	for _, ask := range []time.Duration{time.Millisecond, ttl, 2 * long} {
 		s.checkRefusal(s.refused(b, g, s.token("stranger"), ask), g, long)
@@ -102,7 +101,6 @@ func heldIsUntouched(s *scene, a, b *client) {
 	s.lapse(ttl) // a lease cut to the TTL of a stranger's attempt would end
 	s.held(b, g)
 	s.release(a, g, true)
-
 	g = s.grant(a, s.key(), s.token("holder"), 3*ttl)
 	for range 4 { // a lease that strangers' attempts prolong would not end
 		s.sleep(ttl / 2)
@@ -120,7 +118,6 @@ func holderIsTold(s *scene, a, b *client) {
 		leases = append(leases, longLease{s.grant(a, s.key(), token, long), "TryAcquire", long})
 	}
 	s.stillLast(a, b, leases, can)
-
 	leases = s.lastingFor(a, b, can, s.short(), long)
 	passed := s.h.ttl() + s.h.grace()
 	s.sleep(passed)

@@ -16,16 +16,13 @@ var timeCases = []testCase{
 
 func expiry(s *scene, a, b *client) {
 	ttl := s.h.ttl()
-
 	g := s.grant(a, s.key(), s.token("holder"), ttl)
 	s.lapse(ttl)
 	s.free(b, g.key)
-
 	g = s.grant(a, s.key(), s.token("holder"), ttl)
 	s.renew(a, g, ttl+ttl/2, true)
 	s.lapse(ttl + ttl/2)
 	s.free(b, g.key)
-
 	s.atMoments(func(d time.Duration) {
 		g := s.giveUp(b, s.key(), ttl, d) // what it has acquired, if it did, expires likewise
 		s.lapse(ttl)
@@ -268,7 +265,6 @@ func sinceIsConservative(s *scene, a, c *client) {
 	ttl := s.h.ttl()
 	g := s.grant(a, s.key(), s.token("holder"), ttl)
 	s.notFreedBefore(b, g, ttl)
-
 	for _, waits := range []time.Duration{ttl / 3, ttl / 3, 2 * ttl} {
 		g := s.grant(a, s.key(), s.token("holder"), long)
 		w := s.wait(c, g.key, s.token("waiter"), ttl)

@@ -31,7 +31,6 @@ var waitingCases = []testCase{
 // holderAcquiresAgain has a token that holds a key acquire it again, in either way, while others wait for it.
 func holderAcquiresAgain(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 4*s.h.gap()<<s.attempt)
-
 	g := s.grant(a, s.key(), s.token("holder"), 2*ttl)
 	acquiresAgain(s, a, g, ttl) // nobody waits
 	w := s.wait(b, g.key, s.token("waiter"), long)
@@ -61,7 +60,6 @@ func acquiresAgain(s *scene, c *client, g grant, ttl time.Duration) grant {
 // holder alive. Their places and TTLs are those of their waits, whatever else they call.
 func waiterIsNoHolder(s *scene, a, b *client) {
 	ttl := max(s.h.ttl(), 3*s.h.gap()<<s.attempt)
-
 	g := s.grant(a, s.key(), s.token("dead"), ttl)
 	w := s.wait(b, g.key, s.token("waiter"), long)
 	_ = a.renewBy(s.ctx, "Renew", w.grant) // on a slow machine, the waiter may have been served
@@ -70,7 +68,6 @@ func waiterIsNoHolder(s *scene, a, b *client) {
 	s.served(w, "the holder's lease had expired, which a waiter had tried to renew")
 	s.release(b, w.grant, true)
 	s.free(a, g.key)
-
 	g = s.grant(a, s.key(), s.token("holder"), long)
 	w = s.wait(b, g.key, s.token("waiter"), ttl)
 	other := s.wait(b, g.key, s.token("other"), long)
@@ -190,7 +187,6 @@ func waitEndsOnRelease(s *scene, a, b *client) {
 	w := s.waitCtx(s.ctx, b, s.key(), s.token("first"), long)
 	s.served(w, "it was called, though nobody held the key")
 	s.release(b, w.grant, true)
-
 	for by, far := range map[*client]time.Duration{ // too many milliseconds for 32 bits, or nanoseconds for 64
 		a: (1<<31 + 1000) * time.Millisecond, b: (1<<32 + 1000) * time.Millisecond, s.client(): math.MaxInt64,
 	} {
@@ -239,7 +235,6 @@ func servedOnManyKeys(s *scene, a, b *client) {
 func waitEndsOnExpiry(s *scene, a, b *client) {
 	servedSoonAfterExpiry(s, a, b)
 	ttl := max(s.h.ttl(), s.h.gap()<<s.attempt)
-
 	g := s.grant(a, s.key(), s.token("dead"), 2*ttl)
 	w := s.waitCtx(s.ctx, b, g.key, s.token("waiter"), ttl)
 	s.lapse(2 * ttl)

@@ -27,8 +27,7 @@ func Contains(text string) Match {
 	return func(r Request) bool { return bytes.Contains(r.Raw, []byte(text)) }
 }
 
-// Command selects the RESP commands with a name, in upper or lower case, whose arguments include
-// all of args.
+// Command selects the RESP commands with a name, in upper or lower case, whose arguments include all of args.
 func Command(name string, args ...string) Match {
 	return func(r Request) bool {
 		if len(r.Args) == 0 || !strings.EqualFold(r.Args[0], name) {
@@ -49,8 +48,7 @@ type Ending int
 const (
 	// Cut closes the client's connection.
 	Cut Ending = iota
-	// Stall leaves the client's connection open, but the client receives nothing more
-	// on it.
+	// Stall leaves the client's connection open, but the client receives nothing more on it.
 	Stall
 )
 
@@ -82,8 +80,7 @@ const (
 // and Answered when the reply comes.
 func (p *Proxy) Watch(m Match) *Fault { return p.fault(watch, m, Stall) }
 
-// DropRequest drops a request, and everything after it on the same connection. The store does not
-// receive it.
+// DropRequest drops a request, and everything after it on the same connection. The store does not receive it.
 func (p *Proxy) DropRequest(m Match, e Ending) *Fault { return p.fault(dropRequest, m, e) }
 
 // DropReply drops the reply to a request, and everything after it on the same connection. It
@@ -94,9 +91,8 @@ func (p *Proxy) DropReply(m Match, e Ending) *Fault { return p.fault(dropReply, 
 // byte. It strikes when the reply comes from the store.
 func (p *Proxy) CutReply(m Match) *Fault { return p.fault(cutReply, m, Cut) }
 
-// Hold holds a request back, and what the client sends after it on the same connection, until
-// Deliver is called. The request can be delivered although the client's connection is closed,
-// which it always is with Cut.
+// Hold holds a request back, and what the client sends after it on the same connection, until Deliver is called. The
+// request can be delivered although the client's connection is closed, which it always is with Cut.
 func (p *Proxy) Hold(m Match, e Ending) *Fault { return p.fault(hold, m, e) }
 
 func (p *Proxy) fault(k kind, m Match, e Ending) *Fault {

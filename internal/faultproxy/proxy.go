@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -70,8 +71,7 @@ func New(store string) (*Proxy, error) {
 // Addr returns the host and port that clients connect to. They never change.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Close closes all connections, and drops what is held back. It returns when all goroutines of the
-// Proxy have ended.
+// Close closes all connections, and drops what is held back. It returns when all goroutines of the Proxy have ended.
 func (p *Proxy) Close() {
 	p.end()
 	p.refuse((*link).close)
@@ -230,8 +230,7 @@ func reset(conn net.Conn) {
 	conn.Close()
 }
 
-// blocks reports whether direction d is blocked, and returns a channel that is closed when that
-// may have changed.
+// blocks reports whether direction d is blocked, and returns a channel that is closed when that may have changed.
 func (p *Proxy) blocks(d Direction) (bool, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -261,3 +260,27 @@ func (p *Proxy) pace(d Direction) Pace {
 
 // due returns when what is read now may be passed on in direction d.
 func (p *Proxy) due(d Direction) time.Time { return time.Now().Add(p.pace(d).delay()) }
+
+// A Pace says how slow a network is in one direction. A zero field has no effect.
+type Pace struct {
+	Latency        time.Duration // of everything
+	Jitter         time.Duration // a random extra latency, up to this; the order is kept
+	BytesPerSecond int           // on each connection
+}
+
+func (p Pace) delay() time.Duration {
+	if p.Jitter <= 0 {
+		return p.Latency
+	}
+	return p.Latency + rand.N(p.Jitter)
+}
+
+// piece returns how many of n bytes to write at once, and how long to wait then.
+func (p Pace) piece(n int) (int, time.Duration) {
+	if p.BytesPerSecond <= 0 {
+		return n, 0
+	}
+	const perSecond = 100
+	n = min(n, max(1, p.BytesPerSecond/perSecond))
+	return n, time.Duration(n) * time.Second / time.Duration(p.BytesPerSecond)
+}

@@ -399,8 +399,7 @@ func TestBlock(t *testing.T) {
 	})
 }
 
-// What was sent into a black hole arrives when that has gone, as with TCP, though who
-// has sent it has gone too.
+// What was sent into a black hole arrives when that has gone, as with TCP, though who has sent it has gone too.
 func TestBlockedRequestArrivesLate(t *testing.T) {
 	inAllDialects(t, func(t *testing.T, say func(string) string, f *fake, p *Proxy, c *caller) {
 		p.Block(Both)

@@ -173,13 +173,11 @@ func TestRedis(t *testing.T) {
 		c.send(resp("SET", lost, "v"))
 		await(t, drop.Struck())
 		require.Equal(t, "$1", get(lost))
-
 		c = login()
 		drop = p.DropRequest(Command("SET", dropped), e)
 		c.send(resp("SET", dropped, "v"))
 		await(t, drop.Struck())
 		require.Equal(t, "$-1", get(dropped))
-
 		c = login()
 		hold := p.Hold(Command("SET", held), e)
 		c.send(resp("SET", held, "v"))

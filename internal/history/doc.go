@@ -5,7 +5,7 @@
 // [dlock.Locker], with the instants of call and return, and the answer. A certain [Hold] is the
 // time in which a client could rely on its lease: it begins when the acquisition returns, and ends
 // with the call of Release, the lease's deadline or a loss of all data. A [Recorder] makes a
-// History, [Model.Check] looks for a [Violation], and [Picture] draws it.
+// History, and [Model.Check] looks for a [Violation].
 //
 // What is checked, for each key:
 //

@@ -77,7 +77,6 @@ func (r *Recorder) happen(m Method, client string, f func()) {
 	r.end(o, nil, func() { o.Outcome = Happened })
 }
 
-// begin records a call, before it is made.
 func (r *Recorder) begin(o Operation) *Operation {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -53,7 +53,6 @@ type request struct {
 	question
 }
 
-// do makes a call.
 func (c *client) do(ctx context.Context, q question) (answer, error) {
 	r := request{c, ctx, q}
 	if c.on != nil && !slices.Contains(c.on, q.Call) {
@@ -96,7 +95,6 @@ func (r request) ask() (answer, error) {
 	return eval(r, func(d *db) answer { return d.reply(r.question) })
 }
 
-// get is GET, sent on its own.
 func (r request) get(key string) (string, error) {
 	return eval(r, func(d *db) string { return d.get(key) })
 }

@@ -221,7 +221,6 @@ type db struct {
 	losses int // of all data
 }
 
-// run executes a script.
 func (s *Store) run(script func(*db)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,7 +286,6 @@ type entry struct {
 // forever is the TTL of a key that never expires.
 const forever = 0
 
-// get returns the value of key, or "" if there is none.
 func (d *db) get(key string) string {
 	e := d.data[key]
 	if !e.until.IsZero() && !time.Now().Before(e.until) {

@@ -167,9 +167,9 @@ func report(t *testing.T, s *seeds) {
 			violation = f.violation
 		}
 	}
-	picture := filepath.Join(os.TempDir(), fmt.Sprintf("dlock-system-%d.html", seed))
-	if err := os.WriteFile(picture, history.Picture(s.recorder.History(), violation, fmt.Sprint("seed ", seed), b.String()), 0o600); err == nil {
-		fmt.Fprintf(&b, "picture of the history: %s\n", picture)
+	listing := filepath.Join(os.TempDir(), fmt.Sprintf("dlock-system-%d.txt", seed))
+	if err := os.WriteFile(listing, []byte(s.recorder.History().Listing(violation)), 0o600); err == nil {
+		fmt.Fprintf(&b, "the whole history: %s\n", listing)
 	}
 	t.Errorf("%s-from=%d -systems=1 repeats it", b.String(), seed)
 }
